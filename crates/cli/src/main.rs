@@ -1,0 +1,3 @@
+//! The `seikan` command.
+#![forbid(unsafe_code)]
+fn main() {}
