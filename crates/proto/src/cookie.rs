@@ -283,3 +283,6 @@ impl fmt::Debug for CookieJar {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests;
