@@ -18,12 +18,24 @@ pub struct AllowedIps {
     v4: PrefixMap<(u32, u8), PeerId>,
     v6: PrefixMap<(u128, u8), PeerId>,
     by_peer: BTreeMap<PeerId, BTreeSet<IpNet>>,
+    /// Counts changes, so that a [`LookupCache`] knows when it is stale.
+    generation: u64,
+}
+
+/// The answer to the last lookup. One per table and direction.
+///
+/// A bundle of small packets asks for the same address many times; at 10,000 prefixes a search
+/// costs about 25 ns (IPv4) to 95 ns (IPv6), more than opening the packet's share of the record.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LookupCache {
+    last: Option<(u64, IpAddr, Option<PeerId>)>,
 }
 
 impl AllowedIps {
     /// Gives the prefix to `peer`, whatever bits follow it, and returns the peer that had it
     /// before, if another: a prefix has one owner, the last, as with `wg set`.
     pub fn insert(&mut self, prefix: IpNet, peer: PeerId) -> Option<PeerId> {
+        self.generation += 1;
         let prefix = prefix.trunc();
         let previous = match prefix {
             IpNet::V4(net) => self
@@ -49,6 +61,7 @@ impl AllowedIps {
             .get(&peer)
             .is_some_and(|prefixes| prefixes.contains(&prefix));
         if had {
+            self.generation += 1;
             self.unlink(prefix);
             self.forget(prefix, peer);
         }
@@ -57,6 +70,7 @@ impl AllowedIps {
 
     /// Takes all prefixes from `peer`.
     pub fn remove_peer(&mut self, peer: PeerId) {
+        self.generation += 1;
         for prefix in self.by_peer.remove(&peer).unwrap_or_default() {
             self.unlink(prefix);
         }
@@ -74,6 +88,21 @@ impl AllowedIps {
                 .v6
                 .get_lpm(&(address.to_bits(), 128))
                 .map(|(_, peer)| *peer),
+        }
+    }
+
+    /// As [`lookup`](Self::lookup), remembering the answer in `cache`.
+    #[inline]
+    pub fn lookup_cached(&self, address: IpAddr, cache: &mut LookupCache) -> Option<PeerId> {
+        match cache.last {
+            Some((generation, last, peer)) if last == address && generation == self.generation => {
+                peer
+            }
+            _ => {
+                let peer = self.lookup(address);
+                cache.last = Some((self.generation, address, peer));
+                peer
+            }
         }
     }
 
@@ -222,6 +251,7 @@ mod tests {
         Remove(IpNet, PeerId),
         RemovePeer(PeerId),
         Lookup(IpAddr),
+        LookupCached(IpAddr),
     }
 
     fn step() -> impl Strategy<Value = Step> {
@@ -230,7 +260,9 @@ mod tests {
             6 => (prefix(), peer()).prop_map(|(prefix, peer)| Step::Insert(prefix, peer)),
             1 => (prefix(), peer()).prop_map(|(prefix, peer)| Step::Remove(prefix, peer)),
             1 => peer().prop_map(Step::RemovePeer),
-            8 => address().prop_map(Step::Lookup),
+            4 => address().prop_map(Step::Lookup),
+            // Few addresses, so that the cache is hit.
+            8 => (0..2u32).prop_map(|bits| Step::LookupCached(Ipv4Addr::from_bits(bits).into())),
         ]
     }
 
@@ -239,6 +271,7 @@ mod tests {
         fn agrees_with_a_linear_search(steps in prop::collection::vec(step(), 1..200)) {
             let mut ips = AllowedIps::default();
             let mut model = Model::default();
+            let mut cache = LookupCache::default();
             for step in steps {
                 match step {
                     Step::Insert(prefix, peer) => {
@@ -255,6 +288,10 @@ mod tests {
                     }
                     Step::Lookup(address) => {
                         prop_assert_eq!(ips.lookup(address), model.lookup(address), "{}", address);
+                    }
+                    Step::LookupCached(address) => {
+                        let found = ips.lookup_cached(address, &mut cache);
+                        prop_assert_eq!(found, model.lookup(address), "{}", address);
                     }
                 }
                 prop_assert_eq!(ips.len(), model.0.len());
@@ -295,6 +332,16 @@ mod tests {
             let nanos = start.elapsed().as_nanos() as f64 / f64::from(ROUNDS);
             eprintln!("{name}: {nanos:.1} ns per lookup");
         };
+        let one = black_box(IpAddr::V6(Ipv6Addr::from_bits((0xfd << 120) | 7)));
+        let mut cache = LookupCache::default();
+        let start = std::time::Instant::now();
+        (0..4_000_000).for_each(|_| {
+            black_box(ips.lookup_cached(black_box(one), &mut cache));
+        });
+        eprintln!(
+            "IPv6, one flow, cached: {:.1} ns",
+            start.elapsed().as_nanos() as f64 / 4e6
+        );
         let scatter = |i: u32| i.wrapping_mul(2_654_435_761) % 10_000;
         let v4 = |i: u32| IpAddr::V4(Ipv4Addr::from_bits(10 << 24 | i << 8 | 7));
         let v6 = |i: u32| IpAddr::V6(Ipv6Addr::from_bits(0xfd << 120 | u128::from(i) << 64 | 7));

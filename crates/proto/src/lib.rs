@@ -4,6 +4,7 @@
 pub mod allowed_ips;
 pub mod capabilities;
 pub mod constants;
+pub mod construction;
 pub mod cookie;
 pub mod indices;
 pub mod keys;
