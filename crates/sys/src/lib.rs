@@ -13,3 +13,4 @@ pub mod signal;
 #[cfg(test)]
 mod testing;
 pub mod tun;
+pub mod udp;

@@ -224,7 +224,13 @@ mod tests {
     #[test]
     fn a_timeout_below_a_millisecond_does_not_take_one() {
         let mut epoll = Epoll::new(1).expect("epoll");
-        assert_eq!(epoll.wait(Some(Duration::from_nanos(1))).expect("wait").len(), 0);
+        assert_eq!(
+            epoll
+                .wait(Some(Duration::from_nanos(1)))
+                .expect("wait")
+                .len(),
+            0
+        );
         if !epoll.nanoseconds {
             return crate::testing::skip("no epoll_pwait2");
         }

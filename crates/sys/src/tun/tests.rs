@@ -570,7 +570,7 @@ fn tcp_super_packets_pass_whole_and_intact() {
     in_namespace(|| {
         let near = configured(&options("tun-a"), !0);
         let (far, listener) = far_host();
-        let sent: Vec<u8> = (0..4_000_000u32).map(|i| (i * 31 >> 3) as u8).collect();
+        let sent: Vec<u8> = (0..4_000_000u32).map(|i| ((i * 31) >> 3) as u8).collect();
         std::thread::scope(|scope| {
             let client = scope.spawn(|| {
                 let mut stream = TcpStream::connect((THERE, 7)).expect("connect");
