@@ -130,16 +130,17 @@ impl Epoll {
     }
 
     fn wait_nanoseconds(&mut self, timeout: Option<Duration>) -> nix::Result<usize> {
-        let timeout = timeout.map(|timeout| libc::timespec {
-            tv_sec: libc::time_t::try_from(timeout.as_secs()).unwrap_or(libc::time_t::MAX),
-            tv_nsec: libc::c_long::from(timeout.subsec_nanos().cast_signed()),
+        let timeout = timeout.map(|timeout| KernelTimespec {
+            seconds: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
+            nanoseconds: timeout.subsec_nanos().into(),
         });
         let timeout = timeout
             .as_ref()
             .map_or(std::ptr::null(), std::ptr::from_ref);
         let capacity = self.events.len().min(libc::c_int::MAX as usize);
         // SAFETY: `events` is exclusively borrowed and `capacity` long, EpollEvent is a transparent
-        // epoll_event; `timeout` is null or points to a timespec that outlives the call; a null
+        // epoll_event; `timeout` is null or points to a
+        // __kernel_timespec that outlives the call; a null
         // signal mask makes the last argument unused.
         let ready = unsafe {
             libc::syscall(
@@ -163,6 +164,13 @@ impl Epoll {
         });
         self.epoll.wait(&mut self.events, timeout)
     }
+}
+
+/// `struct __kernel_timespec`: 64 bits also where the C library's `timespec` has 32.
+#[repr(C)]
+struct KernelTimespec {
+    seconds: i64,
+    nanoseconds: i64,
 }
 
 #[cfg(test)]

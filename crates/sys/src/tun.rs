@@ -9,7 +9,7 @@
 //! Needs CAP_NET_ADMIN in the user namespace that owns the network namespace. The interface belongs
 //! to the network namespace of the thread that creates it, and vanishes with its last queue.
 
-mod ioctl;
+pub(crate) mod ioctl;
 #[cfg(test)]
 mod tests;
 

@@ -10,13 +10,13 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 use nix::sys::stat::Mode;
 
 /// Opens the clone device: non-blocking, close-on-exec.
-pub(super) fn open() -> nix::Result<File> {
+pub(crate) fn open() -> nix::Result<File> {
     let flags = OFlag::O_RDWR | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
     nix::fcntl::open("/dev/net/tun", flags, Mode::empty()).map(File::from)
 }
 
 /// TUNGETFEATURES: the `IFF_*` flags that this kernel knows.
-pub(super) fn features(file: &File) -> nix::Result<u32> {
+pub(crate) fn features(file: &File) -> nix::Result<u32> {
     let mut features: libc::c_uint = 0;
     // SAFETY: TUNGETFEATURES writes one unsigned int, and `features` outlives the call.
     let outcome = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNGETFEATURES, &raw mut features) };
@@ -24,7 +24,7 @@ pub(super) fn features(file: &File) -> nix::Result<u32> {
 }
 
 /// TUNSETIFF: makes `file` a queue of interface `name`.
-pub(super) fn attach(file: &File, name: &str, flags: c_int) -> nix::Result<()> {
+pub(crate) fn attach(file: &File, name: &str, flags: c_int) -> nix::Result<()> {
     let mut request = request(name);
     // IFF_TUN_EXCL is the sign bit of the 16-bit field.
     request.ifr_ifru.ifru_flags = flags as c_short;
@@ -34,7 +34,7 @@ pub(super) fn attach(file: &File, name: &str, flags: c_int) -> nix::Result<()> {
 }
 
 /// TUNSETVNETHDRSZ, and TUNSETVNETLE so that the header does not depend on the machine.
-pub(super) fn set_header(file: &File, length: usize) -> nix::Result<()> {
+pub(crate) fn set_header(file: &File, length: usize) -> nix::Result<()> {
     let length = length as c_int;
     let little_endian: c_int = 1;
     // SAFETY: TUNSETVNETHDRSZ reads one int, and `length` outlives the call.
@@ -53,7 +53,7 @@ pub(super) fn set_header(file: &File, length: usize) -> nix::Result<()> {
 }
 
 /// TUNSETOFFLOAD: exactly the offloads in `bits` (`TUN_F_*`), or an error and no change.
-pub(super) fn set_offload(file: &File, bits: u32) -> nix::Result<()> {
+pub(crate) fn set_offload(file: &File, bits: u32) -> nix::Result<()> {
     let bits = libc::c_ulong::from(bits);
     // SAFETY: TUNSETOFFLOAD takes its argument by value.
     let outcome = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETOFFLOAD, bits) };
@@ -61,7 +61,7 @@ pub(super) fn set_offload(file: &File, bits: u32) -> nix::Result<()> {
 }
 
 /// SIOCSIFMTU, in the network namespace of the calling thread.
-pub(super) fn set_mtu(name: &str, mtu: u32) -> nix::Result<()> {
+pub(crate) fn set_mtu(name: &str, mtu: u32) -> nix::Result<()> {
     let socket: OwnedFd = socket(
         AddressFamily::Inet,
         SockType::Datagram,

@@ -401,6 +401,31 @@ fn a_written_udp_super_packet_arrives_as_its_datagrams() {
 }
 
 #[test]
+fn a_udp_super_packet_is_read_whole() {
+    use crate::udp::{Transmit, UdpOptions, UdpSocket};
+    in_namespace(|| {
+        let tun = configured(&options("tun-a"), !0);
+        let socket = UdpSocket::bind((HERE, 0).into(), &UdpOptions::default()).expect("bind");
+        if let Some(reason) = tun.capabilities().uso4.reason() {
+            return skip(reason);
+        }
+        let transmit = Transmit {
+            destination: (THERE, 9).into(),
+            source: None,
+            traffic_class: 0,
+            segment_size: Some(1000),
+            payload: &[7; 20_500],
+        };
+        socket.send(&transmit).expect("send");
+        let mut buf = vec![0; READ_BUFFER_LEN];
+        let length = read_ipv4(&tun.queues()[0], &mut buf);
+        assert_eq!(length, VNET_HEADER_LEN + 28 + 20_500);
+        assert_eq!((buf[0] & NEEDS_CSUM, buf[1]), (NEEDS_CSUM, GSO_UDP_L4));
+        assert_eq!(buf[4..6], 1000u16.to_le_bytes());
+    });
+}
+
+#[test]
 fn a_wrong_super_packet_header_is_invalid_input() {
     in_namespace(|| {
         let tun = configured(&options("tun-a"), !0);

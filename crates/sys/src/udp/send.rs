@@ -67,7 +67,8 @@ pub struct SendError {
     /// How many bytes of that one are out, in whole datagrams: where to go on.
     pub bytes: usize,
     /// `WouldBlock`: the send buffer is full. EMSGSIZE: a datagram exceeds the MTU of the device.
-    /// ENOBUFS: no memory. EPERM: a firewall. EINVAL: `source` is no longer our address.
+    /// ENOBUFS: no memory. EPERM: a firewall. EINVAL (IPv6) or ENETUNREACH (IPv4): `source` is no
+    /// longer our address.
     pub error: io::Error,
 }
 

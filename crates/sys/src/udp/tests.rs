@@ -3,9 +3,9 @@
 use super::send::{refuses_gso, unit_lengths};
 use super::*;
 use crate::testing::{in_namespace, set_address, set_mtu, set_up, skip};
-use crate::tun::{Tun, TunOptions, VNET_HEADER_LEN};
+use crate::tun::ioctl;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use std::io::IoSlice;
+use std::io::{IoSlice, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 const LOOPBACKS: [IpAddr; 2] = [
@@ -145,7 +145,7 @@ fn units_tile_every_load_within_the_limits() {
                 let lengths = unit_lengths(length, Some(size), gso);
                 assert_eq!(lengths.iter().sum::<usize>(), length);
                 let (last, others) = lengths.split_last().expect("at least one unit");
-                let whole = |unit: &usize| unit % usize::from(size) == 0;
+                let whole = |unit: &usize| unit.is_multiple_of(usize::from(size));
                 assert!(others.iter().all(whole), "{length} by {size}");
                 for unit in others.iter().chain([last]) {
                     let segments = unit.div_ceil(size.into());
@@ -301,35 +301,55 @@ fn emsgsize_names_the_transmit_and_does_not_cost_the_offload() {
     });
 }
 
+/// A TAP interface with 10.78.0.1/24: an Ethernet where nobody answers ARP unless we do, so that
+/// what is sent waits, charged to its socket. (A TUN does not do: it disowns what it holds.)
+fn silent_ethernet() -> std::fs::File {
+    let tap = ioctl::open().expect("/dev/net/tun");
+    ioctl::attach(&tap, "tap-u", libc::IFF_TAP | libc::IFF_NO_PI).expect("TAP device");
+    set_address(
+        "tap-u",
+        Ipv4Addr::new(10, 78, 0, 1),
+        Ipv4Addr::new(255, 255, 255, 0),
+    );
+    set_up("tap-u");
+    tap
+}
+
+/// Answers the waiting ARP request (RFC 826) with a made-up address; all UDP payloads that follow.
+fn answer_and_collect(mut tap: &std::fs::File) -> Vec<u8> {
+    let mut payloads = Vec::new();
+    let mut frame = [0; 2000];
+    let mut fds = [PollFd::new(tap.as_fd(), PollFlags::POLLIN)];
+    while poll(&mut fds, PollTimeout::from(500u16)).expect("poll") == 1 {
+        let length = tap.read(&mut frame).expect("read");
+        if frame[12..14] == [0x08, 0x06] {
+            let (sender, target) = (frame[22..32].to_vec(), frame[38..42].to_vec());
+            let mut reply = [&sender[..6], &[2, 0, 0, 0, 0, 2], &frame[12..20], &[0, 2]].concat();
+            reply.extend([&[2, 0, 0, 0, 0, 2], &target[..], &sender[..]].concat());
+            tap.write_all(&reply).expect("write");
+        } else if frame[12..14] == [0x08, 0x00] {
+            payloads.extend_from_slice(&frame[14 + 28..length]);
+        }
+    }
+    payloads
+}
+
 #[test]
 fn a_full_send_buffer_says_how_far_it_came() {
     in_namespace(|| {
-        let options = TunOptions {
-            name: "tun-u".into(),
-            mtu: 1500,
-            queues: 1,
-            offload: false,
-        };
-        let tun = Tun::create(&options).expect("TUN device");
-        set_address(
-            "tun-u",
-            Ipv4Addr::new(10, 78, 0, 1),
-            Ipv4Addr::new(255, 255, 255, 0),
-        );
-        set_up("tun-u");
-        // Nobody reads the TUN, so that what is sent stays charged to the socket.
+        let tap = silent_ethernet();
         let small = UdpOptions {
             send_buffer: 20_000,
             ..plain()
         };
         let sender = socket_with(Ipv4Addr::UNSPECIFIED.into(), &small);
-        let payload = pattern(300_000);
+        let payload = pattern(102_000);
         let transmit = Transmit {
             destination: (Ipv4Addr::new(10, 78, 0, 2), 9).into(),
             source: None,
             traffic_class: 0,
             segment_size: Some(1000),
-            payload: &payload[..100_000],
+            payload: &payload[2000..],
         };
         let batch = [
             Transmit {
@@ -341,15 +361,8 @@ fn a_full_send_buffer_says_how_far_it_came() {
         let error = sender.send_batch(&batch).expect_err("a full buffer");
         assert_eq!(error.error.kind(), io::ErrorKind::WouldBlock);
         assert_eq!((error.transmits, error.bytes % 1000), (1, 0));
-        let mut sent = Vec::new();
-        let mut buf = [0; 2000];
-        while let Ok(length) = tun.queues()[0].read(&mut buf) {
-            if buf[VNET_HEADER_LEN] >> 4 == 4 {
-                sent.extend_from_slice(&buf[VNET_HEADER_LEN + 28..length]);
-            }
-        }
         assert!(error.bytes > 0, "no datagram of the second transmit");
-        assert!(sent == [&payload[..2000], &payload[..error.bytes]].concat());
+        assert!(answer_and_collect(&tap) == payload[..2000 + error.bytes]);
     });
 }
 
@@ -478,16 +491,25 @@ fn traffic_class_and_addresses_pass_with_every_segment() {
 #[test]
 fn a_foreign_source_is_an_error_and_does_not_cost_the_offload() {
     in_namespace(|| {
-        let (sender, receiver) = (socket(LOOPBACKS[0]), socket(LOOPBACKS[0]));
-        let payload = pattern(3000);
-        let source = Some(Ipv4Addr::new(192, 0, 2, 1).into());
-        let transmit = Transmit {
-            source,
-            ..to(&receiver, Some(1000), &payload)
-        };
-        let error = sender.send(&transmit).expect_err("not our address");
-        assert_eq!(error.error.raw_os_error(), Some(libc::EINVAL));
-        assert_eq!(sender.gso_fallbacks(), 0);
+        let foreign: [(IpAddr, i32); 2] = [
+            (Ipv4Addr::new(192, 0, 2, 1).into(), libc::ENETUNREACH),
+            // The same errno as a kernel without UDP_SEGMENT gives.
+            (
+                Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into(),
+                libc::EINVAL,
+            ),
+        ];
+        for (ip, (source, errno)) in LOOPBACKS.into_iter().zip(foreign) {
+            let (sender, receiver) = (socket(ip), socket(ip));
+            let payload = pattern(3000);
+            let transmit = Transmit {
+                source: Some(source),
+                ..to(&receiver, Some(1000), &payload)
+            };
+            let error = sender.send(&transmit).expect_err("not our address");
+            assert_eq!(error.error.raw_os_error(), Some(errno));
+            assert_eq!(sender.gso_fallbacks(), 0);
+        }
     });
 }
 
