@@ -139,9 +139,8 @@ impl Epoll {
             .map_or(std::ptr::null(), std::ptr::from_ref);
         let capacity = self.events.len().min(libc::c_int::MAX as usize);
         // SAFETY: `events` is exclusively borrowed and `capacity` long, EpollEvent is a transparent
-        // epoll_event; `timeout` is null or points to a
-        // __kernel_timespec that outlives the call; a null
-        // signal mask makes the last argument unused.
+        // epoll_event; `timeout` is null or points to a __kernel_timespec that outlives the call; a
+        // null signal mask makes the last argument unused.
         let ready = unsafe {
             libc::syscall(
                 libc::SYS_epoll_pwait2,

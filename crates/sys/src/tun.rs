@@ -220,30 +220,12 @@ impl Tun {
             flags |= libc::IFF_MULTI_QUEUE;
         }
 
-        // Exclusive for the first queue only: the others are to find the interface there.
-        ioctl::attach(&first, name, flags | libc::IFF_TUN_EXCL).map_err(|errno| match errno {
-            Errno::EBUSY | Errno::EEXIST => TunError::Exists {
-                name: name.to_owned(),
-            },
-            Errno::EPERM => TunError::NotPermitted {
-                name: name.to_owned(),
-            },
-            errno => system("TUNSETIFF")(errno),
-        })?;
-        let emulated = !vnet_header.is_present();
-        let mut queues = vec![TunQueue {
-            file: first,
-            emulated,
-        }];
-        if multi_queue.is_present() {
-            while queues.len() < options.queues {
-                let file = ioctl::open().map_err(open_error)?;
-                ioctl::attach(&file, name, flags)
-                    .map_err(system("TUNSETIFF of a further queue"))?;
-                queues.push(TunQueue { file, emulated });
-            }
-        }
-
+        let count = if multi_queue.is_present() {
+            options.queues
+        } else {
+            1
+        };
+        let queues = attach_queues(first, name, flags, count)?;
         let file = &queues[0].file;
         if vnet_header.is_present() {
             ioctl::set_header(file, VNET_HEADER_LEN).map_err(system("TUNSETVNETHDRSZ"))?;
@@ -400,6 +382,40 @@ impl AsFd for TunQueue {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
+}
+
+/// Makes `first`, and as many further descriptors as it takes, the queues of a new interface.
+fn attach_queues(
+    first: File,
+    name: &str,
+    flags: libc::c_int,
+    count: usize,
+) -> Result<Vec<TunQueue>, TunError> {
+    let name = || name.to_owned();
+    let refused = |operation| {
+        move |errno| match errno {
+            Errno::EBUSY | Errno::EEXIST => TunError::Exists { name: name() },
+            Errno::EPERM => TunError::NotPermitted { name: name() },
+            errno => TunError::System {
+                name: name(),
+                operation,
+                source: errno.into(),
+            },
+        }
+    };
+    let emulated = flags & libc::IFF_VNET_HDR == 0;
+    // Exclusive for the first queue only: the others are to find the interface there.
+    ioctl::attach(&first, &name(), flags | libc::IFF_TUN_EXCL).map_err(refused("TUNSETIFF"))?;
+    let mut queues = vec![TunQueue {
+        file: first,
+        emulated,
+    }];
+    while queues.len() < count {
+        let file = ioctl::open().map_err(open_error)?;
+        ioctl::attach(&file, &name(), flags).map_err(refused("TUNSETIFF of a further queue"))?;
+        queues.push(TunQueue { file, emulated });
+    }
+    Ok(queues)
 }
 
 /// The rules of `dev_valid_name` (net/core/dev.c), and no `%`, which would be a template.
