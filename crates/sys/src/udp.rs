@@ -1,9 +1,9 @@
 //! UDP sockets that move batches: UDP_SEGMENT and sendmmsg(2) out, UDP_GRO and recvmmsg(2) in.
 //!
 //! [`UdpSocket::bind`] sets the socket up for a tunnel's outer side: never blocking, never
-//! fragmented, with the local address and traffic class of every datagram. [`send`](mod@send) puts
+//! fragmented, with the local address and traffic class of every datagram. [`UdpSocket::send`] puts
 //! whole batches out and replays them datagram by datagram where segmentation offload is refused.
-//! [`receive`](mod@receive) fills one contiguous arena. What was granted is in [`UdpCapabilities`].
+//! [`UdpSocket::receive`] fills one contiguous arena. What was granted is in [`UdpCapabilities`].
 //!
 //! A node binds one socket for IPv4 and one for IPv6 to the same port: the IPv6 one is `V6ONLY`.
 

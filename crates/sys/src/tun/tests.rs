@@ -1,5 +1,6 @@
 //! Against the running kernel, in namespaces; refusals of older kernels are played.
 
+use super::capabilities::TUN_F_TSO_ECN;
 use super::*;
 use crate::testing::{in_namespace, set_address, set_up, skip};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
