@@ -1,1 +1,16 @@
-//! TODO
+//! Everything that talks to the kernel: all system calls and all `unsafe` code of the workspace.
+//!
+//! A packet leaves by [`tun`] (one read gives a whole super-packet) and [`udp`] (one call sends a
+//! batch of datagrams); it enters by [`udp`] (one call receives a batch) and [`tun`]. [`poll`] says
+//! when, [`clock`] says at what time. What the kernel can do is found out by trying and kept as
+//! [`ability::Ability`], each absence with its reason.
+
+pub mod ability;
+pub mod clock;
+pub mod poll;
+pub mod random;
+pub mod signal;
+#[cfg(test)]
+mod testing;
+pub mod tun;
+pub mod udp;
