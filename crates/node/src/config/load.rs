@@ -51,6 +51,8 @@ pub struct Parsed {
     pub config: Option<Config>,
     /// Everything that was found, in the order of the lines.
     pub diagnostics: Diagnostics,
+    /// The file that was read, if one was found.
+    pub path: Option<PathBuf>,
     /// The text itself holds a private or preshared key.
     holds_secret: bool,
 }
@@ -67,11 +69,11 @@ pub type ReadKey<'a> = dyn Fn(&Path) -> io::Result<Zeroizing<String>> + 'a;
 pub fn load(target: &str, overrides: &Overrides) -> Parsed {
     let path = match locate(target) {
         Ok(path) => path,
-        Err(finding) => return Parsed::failed(finding),
+        Err(findings) => return Parsed::failed(findings),
     };
     let (source, mode) = match read(&path) {
         Ok(read) => read,
-        Err(finding) => return Parsed::failed(finding),
+        Err(findings) => return Parsed::failed(findings),
     };
     let folder = path.parent().unwrap_or(Path::new("")).to_owned();
     let open_keys = RefCell::new(Vec::new());
@@ -84,7 +86,7 @@ pub fn load(target: &str, overrides: &Overrides) -> Parsed {
         read_text(&mut file, MAX_KEY_FILE)
     });
     if parsed.holds_secret && mode & OTHERS != 0 {
-        open_keys.borrow_mut().insert(0, path);
+        open_keys.borrow_mut().insert(0, path.clone());
     }
     for path in open_keys.into_inner() {
         let path = path.display();
@@ -94,6 +96,7 @@ pub fn load(target: &str, overrides: &Overrides) -> Parsed {
         parsed.diagnostics.push(finding);
     }
     parsed.diagnostics.sort();
+    parsed.path = Some(path);
     parsed
 }
 
@@ -117,6 +120,7 @@ pub fn parse(source: &Source, overrides: &Overrides, read_key: &ReadKey<'_>) -> 
     Parsed {
         config: config.filter(|_| !diagnostics.has_errors()),
         diagnostics,
+        path: None,
         holds_secret,
     }
 }
@@ -240,6 +244,7 @@ impl Parsed {
         Self {
             config: None,
             diagnostics,
+            path: None,
             holds_secret: false,
         }
     }

@@ -82,6 +82,20 @@ impl<'a> Reporter<'a> {
         self.diagnostics.push(finding);
     }
 
+    /// A key that does not exist. The line is shown as one of the key that is nearest, so that its secret stays one.
+    fn unknown_key(
+        &mut self,
+        line: usize,
+        name: &str,
+        near: Option<Field>,
+        message: &str,
+        help: String,
+    ) {
+        let mut finding = self.finding(Severity::Error, line, near, message, help);
+        finding.key = Some(word(name).to_owned());
+        self.diagnostics.push(finding);
+    }
+
     fn add(
         &mut self,
         severity: Severity,
@@ -90,9 +104,21 @@ impl<'a> Reporter<'a> {
         message: &str,
         help: impl Into<String>,
     ) {
+        let mut finding = self.finding(severity, line, key, message, help);
+        finding.key = key.map(|key| self.name(key).to_owned());
+        self.diagnostics.push(finding);
+    }
+
+    fn finding(
+        &self,
+        severity: Severity,
+        line: usize,
+        key: Option<Field>,
+        message: &str,
+        help: impl Into<String>,
+    ) -> Diagnostic {
         let mut finding = Diagnostic::new(severity, self.file, shown(message)).with_help(help);
         finding.line = Some(line);
-        finding.key = key.map(|key| self.name(key).to_owned());
         finding.excerpt = line
             .checked_sub(1)
             .and_then(|index| self.lines.get(index))
@@ -100,7 +126,7 @@ impl<'a> Reporter<'a> {
                 true => MASK.to_owned(),
                 false => excerpt(text, key),
             });
-        self.diagnostics.push(finding);
+        finding
     }
 }
 
@@ -244,8 +270,9 @@ pub(super) fn unknown_key(
         .map(|spec| spec.name(syntax))
         .collect();
     let otherwise = format!("known keys: {}", known.join(", "));
-    let help = did_you_mean(schema::nearest(name, section, syntax), &otherwise);
-    reporter.error(line, None, &message, help);
+    let near = schema::nearest(name, section);
+    let help = did_you_mean(near.map(|spec| spec.name(syntax)), &otherwise);
+    reporter.unknown_key(line, name, near.map(|spec| spec.key), &message, help);
 }
 
 #[cfg(test)]

@@ -162,7 +162,7 @@ pub(super) fn find(name: &str, syntax: Syntax) -> Option<&'static FieldSpec> {
 }
 
 /// The key whose name is nearest, those of the section first, if any is near enough to be what was meant.
-pub(super) fn nearest(name: &str, section: SectionKind, syntax: Syntax) -> Option<&'static str> {
+pub(super) fn nearest(name: &str, section: SectionKind) -> Option<&'static FieldSpec> {
     let plain = |text: &str| text.replace(['-', '_', ' '], "").to_ascii_lowercase();
     let given = plain(name);
     KEYS.iter()
@@ -173,7 +173,7 @@ pub(super) fn nearest(name: &str, section: SectionKind, syntax: Syntax) -> Optio
         })
         .filter(|(_, distance, enough)| distance <= enough)
         .min_by_key(|(spec, distance, _)| (*distance, spec.section != section))
-        .map(|(spec, ..)| spec.name(syntax))
+        .map(|(spec, ..)| spec)
 }
 
 /// A file, split.
@@ -216,12 +216,11 @@ mod tests {
 
     #[test]
     fn a_misspelt_key_finds_its_neighbour() {
-        let near = |name| nearest(name, SectionKind::Peer, Syntax::Ini);
+        let near = |name| nearest(name, SectionKind::Peer).map(|spec| spec.ini);
         assert_eq!(near("AllowedIP"), Some("AllowedIPs"));
         assert_eq!(near("Adress"), Some("Address"));
         assert_eq!(near("PersistantKeepAlive"), Some("PersistentKeepalive"));
         assert_eq!(near("Colour"), None);
-        let toml = nearest("listen_port", SectionKind::Interface, Syntax::Toml);
-        assert_eq!(toml, Some("listen-port"));
+        assert_eq!(near("listen_port"), Some("ListenPort"));
     }
 }
