@@ -69,7 +69,7 @@ fn check_name(
 }
 
 fn check_private_key(interface: &InterfaceDraft, reporter: &mut Reporter<'_>) {
-    if interface.private_key_seen {
+    if interface.given.has(Field::PrivateKey) || interface.given.has(Field::PrivateKeyFile) {
         return;
     }
     let name = reporter.name(Field::PrivateKey);
@@ -95,7 +95,7 @@ fn check_private_key(interface: &InterfaceDraft, reporter: &mut Reporter<'_>) {
 
 fn check_addresses(interface: &InterfaceDraft, reporter: &mut Reporter<'_>) {
     let name = reporter.name(Field::Address);
-    if interface.line.is_some() && !interface.addresses_seen {
+    if interface.line.is_some() && !interface.given.has(Field::Address) {
         let message = format!("the interface has no `{name}`");
         let help = match reporter.syntax {
             Syntax::Ini => "add the interface's own address, such as `Address = 10.0.0.1/24`",
@@ -189,7 +189,7 @@ fn check_identities(interface: &InterfaceDraft, peers: &[PeerDraft], reporter: &
     let mut seen: HashMap<PublicKey, &PeerDraft> = HashMap::new();
     for peer in peers {
         let Some(At { value: key, line }) = peer.public_key else {
-            if !peer.public_key_seen {
+            if !peer.given.has(Field::PublicKey) {
                 let message = format!("this peer has no `{name}`");
                 let help = "add the key that `seikan pubkey < private.key` prints on the peer";
                 reporter.error(peer.line, None, &message, help);
@@ -219,7 +219,7 @@ fn check_allowed_ips(interface: &InterfaceDraft, peers: &[PeerDraft], reporter: 
     let name = reporter.name(Field::AllowedIps);
     let mut owners: HashMap<IpNet, (usize, usize)> = HashMap::new();
     for (index, peer) in peers.iter().enumerate() {
-        if !peer.allowed_ips_seen {
+        if !peer.given.has(Field::AllowedIps) {
             let message =
                 format!("this peer has no `{name}`: nothing is sent to it or taken from it");
             let help = "add the addresses behind the peer, such as `10.0.0.2/32`";
@@ -272,8 +272,12 @@ fn check_reach(interface: &InterfaceDraft, peers: &[PeerDraft], reporter: &mut R
     }
     let endpoint = reporter.name(Field::Endpoint);
     let port = reporter.name(Field::ListenPort);
-    let nobody = peers.iter().all(|peer| peer.endpoint.is_none());
-    if !peers.is_empty() && nobody && interface.listen_port.unwrap_or(0) == 0 {
+    let nobody = peers.iter().all(|peer| !peer.given.has(Field::Endpoint));
+    let no_port = match interface.listen_port {
+        Some(port) => port == 0,
+        None => !interface.given.has(Field::ListenPort),
+    };
+    if !peers.is_empty() && nobody && no_port {
         let message = format!(
             "no peer has an `{endpoint}` and there is no `{port}`: neither side can find the other"
         );

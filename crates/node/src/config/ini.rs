@@ -8,81 +8,72 @@ use zeroize::Zeroizing;
 use super::report::{Reporter, did_you_mean, unknown_key, word};
 use super::schema::{self, Document, Entry, Item, Section, SectionKind, Shape};
 
-/// Where the line under the cursor belongs.
-enum Place {
-    /// Before any section.
-    Nowhere,
-    /// In the last section of the document.
-    Known(SectionKind),
-    /// In a section that was reported: its keys are passed over.
-    Unknown,
-}
+/// Longest name of a section, in bytes, that can be a slip of a known one.
+const MAX_HEADER: usize = 16;
 
 /// Splits a text into sections and entries; reports what it cannot split.
 pub(super) fn split(text: &str, reporter: &mut Reporter<'_>) -> Document {
     let mut document = Document::default();
-    let mut place = Place::Nowhere;
+    // False in a section that was reported and that no other can stand for: its keys are passed over.
+    let mut known = true;
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     for (index, raw) in text.lines().enumerate() {
         let line = index + 1;
-        let content = raw.split_once('#').map_or(raw, |(before, _)| before).trim();
+        let content = raw.split_once('#').map_or(raw, |(before, _)| before);
+        let content = content.trim();
         if content.is_empty() {
             continue;
         }
         if content.starts_with('[') {
-            place = match header(content, line, reporter) {
-                Some(kind) => {
-                    document.sections.push(Section {
-                        kind,
-                        line,
-                        entries: Vec::new(),
-                    });
-                    Place::Known(kind)
-                }
-                None => Place::Unknown,
-            };
+            let kind = header(content, line, reporter);
+            known = kind.is_some();
+            document
+                .sections
+                .extend(kind.map(|kind| Section::new(kind, line)));
             continue;
         }
-        match place {
-            Place::Known(kind) => {
-                if let (Some(entry), Some(section)) = (
-                    entry(content, kind, line, reporter),
-                    document.sections.last_mut(),
-                ) {
-                    section.entries.push(entry);
-                }
-            }
-            Place::Nowhere => {
-                let help = "start with `[Interface]`, then a `[Peer]` for every peer";
-                reporter.error(line, None, "there is no section above this line", help);
-                place = Place::Unknown;
-            }
-            Place::Unknown => {}
+        if !known {
+            continue;
+        }
+        if document.sections.is_empty() {
+            let help = "start with `[Interface]`, then a `[Peer]` for every peer";
+            reporter.error(line, None, "there is no section above this line", help);
+            // Most likely the header is what was forgotten.
+            document
+                .sections
+                .push(Section::new(SectionKind::Interface, line));
+        }
+        if let Some(section) = document.sections.last_mut() {
+            let entry = entry(content, section.kind, line, reporter);
+            section.entries.extend(entry);
         }
     }
     document
 }
 
-/// Reads a section's header.
+/// Reads a section's header. One that is almost right is reported, and taken for what was meant.
 fn header(content: &str, line: usize, reporter: &mut Reporter<'_>) -> Option<SectionKind> {
     let name: String = content.chars().filter(|c| !c.is_whitespace()).collect();
-    match name.to_ascii_lowercase().as_str() {
-        "[interface]" => return Some(SectionKind::Interface),
-        "[peer]" => return Some(SectionKind::Peer),
-        _ => {}
-    }
     let plain = name.trim_matches(['[', ']']).to_ascii_lowercase();
-    let near = ["Interface", "Peer"]
-        .into_iter()
-        .find(|known| strsim::damerau_levenshtein(&plain, &known.to_ascii_lowercase()) <= 2)
-        .map(|known| format!("[{known}]"));
+    let sections = [
+        ("interface", "[Interface]", SectionKind::Interface),
+        ("peer", "[Peer]", SectionKind::Peer),
+    ];
+    let near = sections.into_iter().find(|(known, ..)| {
+        plain.len() <= MAX_HEADER && strsim::damerau_levenshtein(&plain, known) <= 2
+    });
+    if let Some((_, header, kind)) = near
+        && header.eq_ignore_ascii_case(&name)
+    {
+        return Some(kind);
+    }
     let help = did_you_mean(
-        near.as_deref(),
+        near.map(|(_, header, _)| header),
         "there are two kinds of sections: `[Interface]` and `[Peer]`",
     );
     let message = format!("unknown section `{}`", word(&name));
     reporter.error(line, None, &message, help);
-    None
+    near.map(|(.., kind)| kind)
 }
 
 /// Reads one `Key = value`.
@@ -92,18 +83,26 @@ fn entry(
     line: usize,
     reporter: &mut Reporter<'_>,
 ) -> Option<Entry> {
-    let Some((name, value)) = content.split_once('=') else {
-        let help = "write `Key = value`; comments begin with `#`";
-        reporter.error(line, None, "this line has no `=`", help);
-        return None;
+    let name_like = |name: &str| {
+        !name.is_empty()
+            && name
+                .chars()
+                .all(|c| c.is_ascii_alphanumeric() || "-_".contains(c))
     };
-    let (name, value) = (name.trim(), value.trim());
+    let parts = content
+        .split_once('=')
+        .map(|(name, value)| (name.trim(), value.trim()));
+    // A line without `=` can still have one: at the end of a key.
+    let Some((name, value)) = parts.filter(|(name, _)| name_like(name)) else {
+        let help = "write `Key = value`; comments begin with `#`";
+        reporter.error(line, None, "this line is not `Key = value`", help);
+        let first = content.split_whitespace().next().unwrap_or_default();
+        let meant = schema::find(first.trim_end_matches(':'), reporter.syntax)?;
+        return (meant.section == section).then(|| Entry::spoilt(meant.key, line));
+    };
     let spec = match schema::find(name, reporter.syntax) {
         Some(spec) if spec.section == section => spec,
-        _ => {
-            unknown_key(reporter, name, section, line);
-            return None;
-        }
+        _ => return unknown_key(reporter, name, section, line),
     };
     let item = |text: &str| Item {
         text: Zeroizing::new(text.to_owned()),
@@ -114,10 +113,11 @@ fn entry(
             let message = format!("`{}` has no value", spec.name(reporter.syntax));
             let help = "write a value after the `=`, or take the line out";
             reporter.error(line, Some(spec.key), &message, help);
-            return None;
+            Vec::new()
         }
+        // An empty list is as good as none.
+        Shape::List | Shape::Lines if value.is_empty() => return None,
         Shape::One => vec![item(value)],
-        Shape::Lines if value.is_empty() => Vec::new(),
         Shape::Lines => vec![item(value)],
         Shape::List => list(value).map(item).collect(),
     };

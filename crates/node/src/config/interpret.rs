@@ -2,7 +2,7 @@
 //!
 //! What is wrong with a single value is found here; what is wrong with the whole is the business of `check`.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::path::Path;
 
 use ipnet::IpNet;
@@ -29,17 +29,19 @@ pub(super) struct Draft {
     pub peers: Vec<PeerDraft>,
 }
 
+/// The keys that a section has, well or badly.
+#[derive(Default)]
+pub(super) struct Given(HashMap<Field, usize>);
+
 /// `[Interface]` so far.
 #[derive(Default)]
 pub(super) struct InterfaceDraft {
     /// Line of the section's header; `None` where there was none.
     pub line: Option<usize>,
+    pub given: Given,
     pub private_key: Option<At<PrivateKey>>,
-    /// A private key was given, well or badly.
-    pub private_key_seen: bool,
     pub listen_port: Option<u16>,
     pub addresses: Vec<At<IpNet>>,
-    pub addresses_seen: bool,
     pub mtu: Option<At<u32>>,
     pub dns: Vec<DnsItem>,
     pub table: Option<Table>,
@@ -63,14 +65,12 @@ pub(super) struct NativeDraft {
 pub(super) struct PeerDraft {
     /// Line of the section's header.
     pub line: usize,
+    pub given: Given,
     pub name: Option<String>,
     pub public_key: Option<At<PublicKey>>,
-    pub public_key_seen: bool,
     pub preshared_key: Option<PresharedKey>,
     /// With their host bits.
     pub allowed_ips: Vec<At<IpNet>>,
-    /// Allowed IPs were given, well or badly.
-    pub allowed_ips_seen: bool,
     pub endpoint: Option<Endpoint>,
     pub persistent_keepalive: Option<u16>,
 }
@@ -82,7 +82,6 @@ pub(super) fn interpret(
     reporter: &mut Reporter<'_>,
 ) -> Draft {
     let mut draft = Draft::default();
-    let mut given = HashSet::new();
     for section in document.sections {
         match section.kind {
             SectionKind::Interface => {
@@ -92,7 +91,7 @@ pub(super) fn interpret(
                 }
                 draft.interface.line.get_or_insert(section.line);
                 let mut context = Context { read_key, reporter };
-                context.interface(section, &mut draft.interface, &mut given);
+                context.interface(section, &mut draft.interface);
             }
             SectionKind::Peer => {
                 let mut context = Context { read_key, reporter };
@@ -103,6 +102,13 @@ pub(super) fn interpret(
     draft
 }
 
+impl Given {
+    /// Whether the section has the key.
+    pub fn has(&self, key: Field) -> bool {
+        self.0.contains_key(&key)
+    }
+}
+
 /// What the reading of a section needs at hand.
 struct Context<'a, 'r, 's> {
     read_key: &'a ReadKey<'a>,
@@ -110,25 +116,18 @@ struct Context<'a, 'r, 's> {
 }
 
 impl Context<'_, '_, '_> {
-    fn interface(
-        &mut self,
-        section: Section,
-        draft: &mut InterfaceDraft,
-        given: &mut HashSet<Field>,
-    ) {
+    fn interface(&mut self, section: Section, draft: &mut InterfaceDraft) {
         for entry in section.entries {
-            self.note_repetition(&entry, given);
+            self.note_repetition(&entry, &mut draft.given);
             match entry.key {
                 Field::PrivateKey | Field::PrivateKeyFile => {
-                    self.note_two_sources(entry.key, entry.line, given);
-                    draft.private_key_seen = true;
+                    self.note_two_sources(entry.key, entry.line, &draft.given);
                     draft.private_key = self
                         .key(&entry, values::private_key)
                         .or(draft.private_key.take());
                 }
                 Field::ListenPort => self.set(&entry, values::port, &mut draft.listen_port),
                 Field::Address => {
-                    draft.addresses_seen |= !entry.items.is_empty();
                     draft.addresses.extend(self.all(&entry, values::prefix));
                 }
                 Field::Mtu => self.set_at(&entry, values::mtu, &mut draft.mtu),
@@ -170,23 +169,20 @@ impl Context<'_, '_, '_> {
             line: section.line,
             ..PeerDraft::default()
         };
-        let mut given = HashSet::new();
         for entry in section.entries {
-            self.note_repetition(&entry, &mut given);
+            self.note_repetition(&entry, &mut draft.given);
             match entry.key {
                 Field::Name => self.set(&entry, values::name, &mut draft.name),
                 Field::PublicKey => {
-                    draft.public_key_seen = true;
                     self.set_at(&entry, values::public_key, &mut draft.public_key);
                 }
                 Field::PresharedKey | Field::PresharedKeyFile => {
-                    self.note_two_sources(entry.key, entry.line, &given);
+                    self.note_two_sources(entry.key, entry.line, &draft.given);
                     if let Some(key) = self.key(&entry, values::preshared_key) {
                         draft.preshared_key = key.value;
                     }
                 }
                 Field::AllowedIps => {
-                    draft.allowed_ips_seen |= !entry.items.is_empty();
                     draft.allowed_ips.extend(self.all(&entry, values::prefix));
                 }
                 Field::Endpoint => self.set(&entry, values::endpoint, &mut draft.endpoint),
@@ -201,8 +197,10 @@ impl Context<'_, '_, '_> {
     }
 
     /// Warns where a key that takes one value comes again in its section.
-    fn note_repetition(&mut self, entry: &Entry, given: &mut HashSet<Field>) {
-        let again = !given.insert(entry.key);
+    fn note_repetition(&mut self, entry: &Entry, given: &mut Given) {
+        let values = given.0.entry(entry.key).or_default();
+        let again = *values > 0 && !entry.items.is_empty();
+        *values += entry.items.len();
         if again && entry.key.spec().shape == Shape::One {
             let name = self.reporter.name(entry.key);
             let message = format!("`{name}` is given again: only the last one counts");
@@ -213,14 +211,14 @@ impl Context<'_, '_, '_> {
     }
 
     /// Reports a key given both in the file and by the path of another.
-    fn note_two_sources(&mut self, key: Field, line: usize, given: &HashSet<Field>) {
+    fn note_two_sources(&mut self, key: Field, line: usize, given: &Given) {
         let other = match key {
             Field::PrivateKey => Field::PrivateKeyFile,
             Field::PrivateKeyFile => Field::PrivateKey,
             Field::PresharedKey => Field::PresharedKeyFile,
             _ => Field::PresharedKey,
         };
-        if given.contains(&other) {
+        if given.has(other) {
             let (name, other) = (self.reporter.name(key), self.reporter.name(other));
             let message = format!("`{name}` and `{other}` are both given");
             self.reporter

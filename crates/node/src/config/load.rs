@@ -88,14 +88,16 @@ pub fn load(target: &str, overrides: &Overrides) -> Parsed {
     if parsed.holds_secret && mode & OTHERS != 0 {
         open_keys.borrow_mut().insert(0, path.clone());
     }
+    let mut about_files = Diagnostics::default();
     for path in open_keys.into_inner() {
         let path = path.display();
         let message = "holds a secret, and others than its owner may read or change it";
         let finding = Diagnostic::new(Severity::Warning, path.to_string(), message)
             .with_help(format!("chmod 600 {path}"));
-        parsed.diagnostics.push(finding);
+        about_files.push(finding);
     }
-    parsed.diagnostics.sort();
+    about_files.append(parsed.diagnostics);
+    parsed.diagnostics = about_files;
     parsed.path = Some(path);
     parsed
 }
@@ -104,19 +106,18 @@ pub fn load(target: &str, overrides: &Overrides) -> Parsed {
 pub fn parse(source: &Source, overrides: &Overrides, read_key: &ReadKey<'_>) -> Parsed {
     let mut reporter = Reporter::new(source);
     let document = match source.syntax {
-        Syntax::Ini => ini::split(&source.text, &mut reporter),
+        Syntax::Ini => Some(ini::split(&source.text, &mut reporter)),
         Syntax::Toml => toml::split(&source.text, &mut reporter),
     };
-    let holds_secret = document
-        .sections
-        .iter()
-        .flat_map(|section| &section.entries)
-        .any(|entry| entry.key.is_secret());
-    let draft = interpret::interpret(document, read_key, &mut reporter);
-    let name = interface_name_of(Path::new(&source.file));
-    let config = check::check(draft, name, overrides, &mut reporter);
-    let mut diagnostics = reporter.diagnostics;
-    diagnostics.sort();
+    let mut holds_secret = false;
+    let config = document.and_then(|document| {
+        let mut entries = document.sections.iter().flat_map(|s| &s.entries);
+        holds_secret = entries.any(|entry| entry.key.is_secret());
+        let draft = interpret::interpret(document, read_key, &mut reporter);
+        let name = interface_name_of(Path::new(&source.file));
+        check::check(draft, name, overrides, &mut reporter)
+    });
+    let diagnostics = reporter.finish();
     Parsed {
         config: config.filter(|_| !diagnostics.has_errors()),
         diagnostics,

@@ -7,7 +7,7 @@ use std::collections::HashSet;
 
 use super::diagnostic::{Diagnostic, Diagnostics, Severity};
 use super::load::{Source, Syntax};
-use super::schema::{self, Field};
+use super::schema::{self, Entry, Field};
 use super::values::Problem;
 
 /// What stands in for a secret.
@@ -18,6 +18,8 @@ const KEY_LIKE: usize = 40;
 const EXCERPT: usize = 120;
 /// Longest unknown word that is repeated to the reader; anything longer may be a secret out of place.
 const WORD: usize = 24;
+/// Most findings that are kept: nobody reads more, and a file that is no configuration at all has one for every line.
+const MAX_FINDINGS: usize = 500;
 
 /// Collects the findings of one file.
 pub(super) struct Reporter<'a> {
@@ -25,7 +27,9 @@ pub(super) struct Reporter<'a> {
     file: &'a str,
     lines: Vec<&'a str>,
     hidden: HashSet<usize>,
-    pub diagnostics: Diagnostics,
+    /// Findings that were not kept, by severity.
+    left_out: (usize, usize),
+    diagnostics: Diagnostics,
 }
 
 impl<'a> Reporter<'a> {
@@ -35,6 +39,7 @@ impl<'a> Reporter<'a> {
             file: &source.file,
             lines: source.text.lines().collect(),
             hidden: HashSet::new(),
+            left_out: (0, 0),
             diagnostics: Diagnostics::default(),
         }
     }
@@ -79,7 +84,7 @@ impl<'a> Reporter<'a> {
     /// A finding about the file as a whole.
     pub fn whole(&mut self, severity: Severity, message: &str, help: impl Into<String>) {
         let finding = Diagnostic::new(severity, self.file, shown(message)).with_help(help);
-        self.diagnostics.push(finding);
+        self.keep(finding);
     }
 
     /// A key that does not exist. The line is shown as one of the key that is nearest, so that its secret stays one.
@@ -93,7 +98,7 @@ impl<'a> Reporter<'a> {
     ) {
         let mut finding = self.finding(Severity::Error, line, near, message, help);
         finding.key = Some(word(name).to_owned());
-        self.diagnostics.push(finding);
+        self.keep(finding);
     }
 
     fn add(
@@ -106,7 +111,34 @@ impl<'a> Reporter<'a> {
     ) {
         let mut finding = self.finding(severity, line, key, message, help);
         finding.key = key.map(|key| self.name(key).to_owned());
-        self.diagnostics.push(finding);
+        self.keep(finding);
+    }
+
+    fn keep(&mut self, finding: Diagnostic) {
+        if self.diagnostics.iter().len() < MAX_FINDINGS {
+            self.diagnostics.push(finding);
+            return;
+        }
+        match finding.severity {
+            Severity::Error => self.left_out.0 += 1,
+            Severity::Warning => self.left_out.1 += 1,
+        }
+    }
+
+    /// Everything that was found, in the order of the lines.
+    pub fn finish(mut self) -> Diagnostics {
+        self.diagnostics.sort();
+        let severity = match self.left_out {
+            (0, 0) => return self.diagnostics,
+            (0, _) => Severity::Warning,
+            _ => Severity::Error,
+        };
+        let (errors, warnings) = self.left_out;
+        let message = format!("{errors} more errors and {warnings} more warnings are not shown");
+        let finding = Diagnostic::new(severity, self.file, message);
+        self.diagnostics
+            .push(finding.with_help("put the first ones right, then check again"));
+        self.diagnostics
     }
 
     fn finding(
@@ -151,9 +183,8 @@ fn excerpt(line: &str, key: Option<Field>) -> String {
     let masked = match (secret_from(&line), key) {
         (Some(end), _) => format!("{} = {MASK}", line[..end].trim_start()),
         (None, Some(Field::PublicKey)) => mask_all_but_first_run(&line),
-        (None, Some(key)) if key.is_secret() => MASK.to_owned(),
-        (None, Some(_)) => mask_runs(&line),
-        (None, None) => unknown_line(&line),
+        (None, Some(key)) if !key.is_secret() => mask_runs(&line),
+        (None, _) => unknown_line(&line),
     };
     if masked.chars().count() <= EXCERPT {
         return masked;
@@ -248,22 +279,22 @@ pub(super) fn did_you_mean(nearest: Option<&str>, otherwise: &str) -> String {
     }
 }
 
-/// Reports a key that does not exist, or not in this section.
+/// Reports a key that does not exist, or not in this section; gives the key of this section that was meant, if that is clear.
 pub(super) fn unknown_key(
     reporter: &mut Reporter<'_>,
     name: &str,
     section: schema::SectionKind,
     line: usize,
-) {
+) -> Option<Entry> {
     let syntax = reporter.syntax;
     if let Some(spec) = schema::find(name, syntax) {
         let known = spec.name(syntax);
-        let message = format!("`{known}` does not belong in {}", section.name(syntax));
-        let help = format!("`{known}` belongs in {}", spec.section.name(syntax));
+        let message = format!("`{known}` does not belong {}", section.place(syntax));
+        let help = format!("`{known}` belongs {}", spec.section.place(syntax));
         reporter.error(line, Some(spec.key), &message, help);
-        return;
+        return None;
     }
-    let message = format!("unknown key `{}` in {}", word(name), section.name(syntax));
+    let message = format!("unknown key `{}` {}", word(name), section.place(syntax));
     let known: Vec<_> = schema::KEYS
         .iter()
         .filter(|spec| spec.section == section)
@@ -273,6 +304,8 @@ pub(super) fn unknown_key(
     let near = schema::nearest(name, section);
     let help = did_you_mean(near.map(|spec| spec.name(syntax)), &otherwise);
     reporter.unknown_key(line, name, near.map(|spec| spec.key), &message, help);
+    near.filter(|spec| spec.section == section)
+        .map(|spec| Entry::spoilt(spec.key, line))
 }
 
 #[cfg(test)]

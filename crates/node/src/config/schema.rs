@@ -142,13 +142,13 @@ impl FieldSpec {
 }
 
 impl SectionKind {
-    /// The section's header, or the place of its keys, as the syntax has it.
-    pub fn name(self, syntax: Syntax) -> &'static str {
+    /// Where the section's keys are, as the syntax has it.
+    pub fn place(self, syntax: Syntax) -> &'static str {
         match (self, syntax) {
-            (Self::Interface, Syntax::Ini) => "[Interface]",
-            (Self::Peer, Syntax::Ini) => "[Peer]",
-            (Self::Interface, Syntax::Toml) => "the top of the file",
-            (Self::Peer, Syntax::Toml) => "[[peer]]",
+            (Self::Interface, Syntax::Ini) => "in [Interface]",
+            (Self::Peer, Syntax::Ini) => "in [Peer]",
+            (Self::Interface, Syntax::Toml) => "at the top of the file",
+            (Self::Peer, Syntax::Toml) => "in [[peer]]",
         }
     }
 }
@@ -161,11 +161,19 @@ pub(super) fn find(name: &str, syntax: Syntax) -> Option<&'static FieldSpec> {
     })
 }
 
+/// Longest word in bytes that can be a slip of a key.
+const LONGEST_SLIP: usize = 32;
+
 /// The key whose name is nearest, those of the section first, if any is near enough to be what was meant.
 pub(super) fn nearest(name: &str, section: SectionKind) -> Option<&'static FieldSpec> {
     let plain = |text: &str| text.replace(['-', '_', ' '], "").to_ascii_lowercase();
+    // The distance takes time and memory by the product of the lengths.
+    if name.len() > LONGEST_SLIP {
+        return None;
+    }
     let given = plain(name);
-    KEYS.iter()
+    let by_distance = KEYS
+        .iter()
         .map(|spec| {
             let known = plain(spec.ini);
             let distance = strsim::damerau_levenshtein(&given, &known);
@@ -173,7 +181,15 @@ pub(super) fn nearest(name: &str, section: SectionKind) -> Option<&'static Field
         })
         .filter(|(_, distance, enough)| distance <= enough)
         .min_by_key(|(spec, distance, _)| (*distance, spec.section != section))
-        .map(|(spec, ..)| spec)
+        .map(|(spec, ..)| spec);
+    // "keepalive" is far from "PersistentKeepalive" by its letters, yet clear.
+    by_distance.or_else(|| {
+        let part_of = |spec: &&FieldSpec| given.len() >= 4 && plain(spec.ini).contains(&given);
+        let mut all = KEYS.iter().filter(part_of);
+        all.clone()
+            .find(|spec| spec.section == section)
+            .or_else(|| all.next())
+    })
 }
 
 /// A file, split.
@@ -190,11 +206,34 @@ pub(super) struct Section {
     pub entries: Vec<Entry>,
 }
 
-/// One key with what it was given.
+impl Section {
+    /// A section without entries.
+    pub fn new(kind: SectionKind, line: usize) -> Self {
+        Self {
+            kind,
+            line,
+            entries: Vec::new(),
+        }
+    }
+}
+
+/// One key with what it was given. Without items it was given, but nothing can be made of it (and that was reported):
+/// it is not missing.
 pub(super) struct Entry {
     pub key: Field,
     pub line: usize,
     pub items: Vec<Item>,
+}
+
+impl Entry {
+    /// A key of which nothing can be made.
+    pub fn spoilt(key: Field, line: usize) -> Self {
+        Self {
+            key,
+            line,
+            items: Vec::new(),
+        }
+    }
 }
 
 /// One value as text.
@@ -220,6 +259,7 @@ mod tests {
         assert_eq!(near("AllowedIP"), Some("AllowedIPs"));
         assert_eq!(near("Adress"), Some("Address"));
         assert_eq!(near("PersistantKeepAlive"), Some("PersistentKeepalive"));
+        assert_eq!(near("keepalive"), Some("PersistentKeepalive"));
         assert_eq!(near("Colour"), None);
         assert_eq!(near("listen_port"), Some("ListenPort"));
     }

@@ -13,25 +13,36 @@ use super::ini;
 use super::report::{Reporter, unknown_key};
 use super::schema::{self, Document, Entry, FieldSpec, Item, Section, SectionKind, Shape};
 
-/// Splits a text into sections and entries; reports what it cannot split.
-pub(super) fn split(text: &str, reporter: &mut Reporter<'_>) -> Document {
+/// Splits a text into sections and entries; reports what it cannot split. `None` if the text is not TOML: what the
+/// library makes of such a text is a guess, and findings about a guess would mislead.
+pub(super) fn split(text: &str, reporter: &mut Reporter<'_>) -> Option<Document> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let lines = Lines::new(text);
     let (table, errors) = DeTable::parse_recoverable(text);
-    for error in errors {
+    let mut last = 0;
+    for error in &errors {
         let line = error.span().map_or(1, |span| lines.of(&span));
-        let message = format!("not TOML: {}", error.message());
-        reporter.error(line, None, &message, "see https://toml.io for the syntax");
+        // The first fault of a line brings the others with it.
+        if line != last {
+            let message = format!("not TOML: {}", error.message());
+            reporter.error(line, None, &message, "see https://toml.io for the syntax");
+        }
+        last = line;
+    }
+    if !errors.is_empty() {
+        return None;
     }
     let mut document = Document::default();
-    let mut interface = Section {
-        kind: SectionKind::Interface,
-        line: 1,
-        entries: Vec::new(),
-    };
+    let mut interface = Section::new(SectionKind::Interface, 1);
     for (key, value) in table.get_ref() {
+        let is_table = matches!(value.get_ref(), DeValue::Table(_));
         if key.get_ref() == "peer" {
             peers(value, &lines, &mut document, reporter);
+        } else if is_table && key.get_ref().eq_ignore_ascii_case("interface") {
+            let message = "there is no table for the interface";
+            let help =
+                "write the interface's keys at the top of the file, above the first `[[peer]]`";
+            reporter.error(lines.of(&key.span()), None, message, help);
         } else {
             entry(key, value, &lines, &mut interface, reporter);
         }
@@ -40,7 +51,7 @@ pub(super) fn split(text: &str, reporter: &mut Reporter<'_>) -> Document {
     interface.entries.sort_by_key(|entry| entry.line);
     document.sections.sort_by_key(|section| section.line);
     document.sections.insert(0, interface);
-    document
+    Some(document)
 }
 
 /// Carries over every `[[peer]]`.
@@ -62,11 +73,7 @@ fn peers(
             reporter.error(line, None, not_a_list, help);
             continue;
         };
-        let mut section = Section {
-            kind: SectionKind::Peer,
-            line,
-            entries: Vec::new(),
-        };
+        let mut section = Section::new(SectionKind::Peer, line);
         for (key, value) in table {
             entry(key, value, lines, &mut section, reporter);
         }
@@ -87,11 +94,14 @@ fn entry(
     let spec = match schema::find(key.get_ref(), reporter.syntax) {
         Some(spec) if spec.section == section.kind => spec,
         _ => {
-            unknown_key(reporter, key.get_ref(), section.kind, line);
+            let meant = unknown_key(reporter, key.get_ref(), section.kind, line);
+            section.entries.extend(meant);
             return;
         }
     };
     match items(spec, value, lines) {
+        // An empty list is as good as none.
+        Some(items) if items.is_empty() => {}
         Some(items) => section.entries.push(Entry {
             key: spec.key,
             line,
@@ -107,6 +117,7 @@ fn entry(
                 Shape::List | Shape::Lines => "write a text in quotes, or a list of them in `[ ]`",
             };
             reporter.error(line, Some(spec.key), &message, help);
+            section.entries.push(Entry::spoilt(spec.key, line));
         }
     }
 }
