@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use proptest::prelude::*;
 use seikan_node::config::{
-    CipherPreference, Config, Endpoint, Hooks, Host, Overrides, Parsed, PeerConfig, PresharedKey,
-    PrivateKey, Protocol, PublicKey, Source, Syntax, Table, parse,
+    CipherPreference, Config, Endpoint, Hooks, Host, InterfaceName, Overrides, Parsed, PeerConfig,
+    PresharedKey, PrivateKey, Protocol, PublicKey, Source, Syntax, Table, parse,
 };
 use zeroize::Zeroizing;
 
@@ -173,6 +173,35 @@ fn toml_says_the_same() {
         "192.0.2.1:51820"
     );
     assert_eq!(peer.persistent_keepalive, Some(25));
+}
+
+/// The key of the schema that each line of the packaged example shows, in comments too.
+#[test]
+fn the_example_has_every_key_and_no_fault() {
+    let text = include_str!("../../../packaging/examples/office.toml");
+    let parsed = parse_text(Syntax::Toml, text, &Overrides::default());
+    assert!(parsed.config.is_some(), "{}", parsed.diagnostics);
+    assert!(parsed.diagnostics.is_empty(), "{}", parsed.diagnostics);
+    // The help for a key that is not near to any lists all of a section.
+    let probe = "zzzzzzzz = 1\n[[peer]]\nzzzzzzzz = 1\n";
+    let probed = parse_text(Syntax::Toml, probe, &Overrides::default());
+    let lists = probed.diagnostics.iter().filter_map(|d| d.help.as_ref());
+    let lists = lists.filter_map(|help| help.strip_prefix("known keys: "));
+    let known: Vec<_> = lists.flat_map(|list| list.split(", ")).collect();
+    assert_eq!(known.len(), 24);
+    for key in known {
+        let line = |line: &str| {
+            line.trim_start_matches("# ")
+                .starts_with(&format!("{key} = "))
+        };
+        assert!(text.lines().any(line), "{key}");
+    }
+}
+
+#[test]
+fn a_hook_is_told_the_interface() {
+    let name: InterfaceName = "wg0".parse().unwrap();
+    assert_eq!(name.fill_in("up %i %i"), "up wg0 wg0");
 }
 
 #[test]

@@ -181,7 +181,7 @@ fn shown(text: &str) -> String {
 fn excerpt(line: &str, key: Option<Field>) -> String {
     let line = printable(line.trim_end());
     let masked = match (secret_from(&line), key) {
-        (Some(end), _) => format!("{} = {MASK}", line[..end].trim_start()),
+        (Some(end), _) => mask_from(&line, end),
         (None, Some(Field::PublicKey)) => mask_all_but_first_run(&line),
         (None, Some(key)) if !key.is_secret() => mask_runs(&line),
         (None, _) => unknown_line(&line),
@@ -204,6 +204,17 @@ fn unknown_line(line: &str) -> String {
         };
     };
     format!("{} = {MASK}", word(name.trim()))
+}
+
+/// The line up to the secret that follows its name, if anything does.
+fn mask_from(line: &str, end: usize) -> String {
+    let value = line[end..].trim_start_matches([' ', '=', ':', '"', '\'']);
+    let shown = &line[..line.len() - value.len()];
+    if value.is_empty() {
+        shown.to_owned()
+    } else {
+        format!("{shown}{MASK}")
+    }
 }
 
 /// Where a secret key's name ends in the line, if there is one.

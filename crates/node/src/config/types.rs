@@ -163,6 +163,12 @@ impl InterfaceName {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+
+    /// A hook's command with this name for every `%i`, as `wg-quick` runs it. The name has no character that a shell
+    /// takes for its own.
+    pub fn fill_in(&self, command: &str) -> String {
+        command.replace("%i", &self.0)
+    }
 }
 
 impl FromStr for InterfaceName {
