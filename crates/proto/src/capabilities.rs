@@ -10,7 +10,7 @@
 //! | 0x8001 version | u8, from 1 |
 //! | 0x8002 ciphers | u8 each, best first: 1 AES-256-GCM, 2 ChaCha20-Poly1305; unknown ones skipped; a choice has one |
 //! | 0x0003 max lanes | u8, from 1; 1 if absent |
-//! | 0x0004 inner MTU | u16 bytes, from 1280; 1420 if absent |
+//! | 0x0004 inner MTU | u16 bytes, from 576; 1420 if absent |
 //! | 0x0005 features | u64 of flag bits; 0 if absent |
 //!
 //! Payloads travel encrypted and enter the handshake hash, so neither offer nor choice can be
@@ -22,8 +22,10 @@ use crate::constants::MAX_PAYLOAD_LEN;
 pub const VERSION: u8 = 1;
 /// Inner MTU of a peer that does not say, in bytes: WireGuard's customary one.
 pub const DEFAULT_INNER_MTU: u16 = 1420;
-/// Least inner MTU, in bytes: that of IPv6 (RFC 8200, section 5).
-pub const MIN_INNER_MTU: u16 = 1280;
+/// Least inner MTU, in bytes: what every IPv4 host takes (RFC 1122, section 3.3.2).
+pub const MIN_INNER_MTU: u16 = 576;
+/// Feature: takes TCP slices, and packets whose transport checksum is left to the receiver.
+pub const FEATURE_OFFLOAD: u64 = 1;
 
 const MANDATORY: u16 = 0x8000;
 const TYPE_VERSION: u16 = MANDATORY | 1;
@@ -43,6 +45,14 @@ pub enum Cipher {
 }
 
 impl Cipher {
+    /// The usual name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Cipher::Aes256Gcm => "AES-256-GCM",
+            Cipher::ChaCha20Poly1305 => "ChaCha20-Poly1305",
+        }
+    }
+
     fn from_wire(code: u8) -> Option<Self> {
         match code {
             1 => Some(Cipher::Aes256Gcm),
@@ -115,6 +125,11 @@ pub enum CapabilityError {
 }
 
 impl Capabilities {
+    /// Takes slices and partial checksums.
+    pub fn offload(&self) -> bool {
+        self.features & FEATURE_OFFLOAD != 0
+    }
+
     /// The payload that says this.
     pub fn encode(&self) -> Vec<u8> {
         let mut payload = Vec::with_capacity(64);
@@ -367,7 +382,7 @@ mod tests {
         for (tail, kind) in [
             (&[0x03, 0, 1, 0, 0][..], 3),
             (&[0x03, 0, 2, 0, 1, 1], 3),
-            (&[0x04, 0, 2, 0, 0xff, 0x04], 4),
+            (&[0x04, 0, 2, 0, 0x3f, 0x02], 4),
             (&[0x04, 0, 1, 0, 5], 4),
             (&[0x05, 0, 4, 0, 0, 0, 0, 0], 5),
         ] {
