@@ -34,6 +34,20 @@ impl DirectionCounters {
     }
 }
 
+impl DirectionCounters {
+    /// Adds the counts of `other`.
+    pub fn add(&mut self, other: &DirectionCounters) {
+        self.packets_in += other.packets_in;
+        self.packets_out += other.packets_out;
+        self.bytes_out += other.bytes_out;
+        self.consumed += other.consumed;
+        self.held += other.held;
+        for (reason, packets) in other.drops.nonzero() {
+            self.drops.add(reason, packets);
+        }
+    }
+}
+
 /// Handshakes of a peer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Handshakes {
@@ -58,6 +72,19 @@ pub struct PeerCounters {
     pub received_bytes: u64,
     /// Handshakes.
     pub handshakes: Handshakes,
+}
+
+impl PeerCounters {
+    /// Adds the counts of `other`.
+    pub fn add(&mut self, other: &PeerCounters) {
+        self.outbound.add(&other.outbound);
+        self.inbound.add(&other.inbound);
+        self.sent_bytes += other.sent_bytes;
+        self.received_bytes += other.received_bytes;
+        self.handshakes.initiations_sent += other.handshakes.initiations_sent;
+        self.handshakes.initiations_received += other.handshakes.initiations_received;
+        self.handshakes.completed += other.handshakes.completed;
+    }
 }
 
 /// What is counted for the interface as a whole; a packet that belongs to a peer is counted in

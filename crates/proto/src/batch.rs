@@ -39,7 +39,9 @@ impl PacketBatch {
     pub fn commit(&mut self, length: usize) {
         self.packets.push(self.used..self.used + length);
         // The next read starts on a cache line: copies to aligned places are cheaper.
-        self.used = (self.used + length).next_multiple_of(64).min(self.arena.len());
+        self.used = (self.used + length)
+            .next_multiple_of(64)
+            .min(self.arena.len());
     }
 
     /// Number of reads held.

@@ -20,8 +20,9 @@ use chacha20poly1305::{AeadInPlace, KeyInit, XChaCha20Poly1305, XNonce};
 use zeroize::Zeroizing;
 
 use crate::constants::*;
+use crate::construction::Construction;
 use crate::keys::{Identity, PublicKey};
-use crate::noise::{Construction, get_u32, put_u32};
+use crate::noise::{get_u32, put_u32};
 use crate::rate_limiter::RateLimiter;
 use crate::rng::Rng;
 use crate::time::Instant;
@@ -283,3 +284,6 @@ impl fmt::Debug for CookieJar {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests;

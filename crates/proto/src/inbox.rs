@@ -9,7 +9,7 @@
 //! which does not close its flow's write: data that follows may pass it, as cumulative
 //! acknowledgement makes its place irrelevant.
 
-use crate::allowed_ips::PeerId;
+use crate::indices::PeerId;
 use crate::segment::{self, Place, Transport};
 use seikan_wire::ip::{self, IpPacket, PROTO_TCP, PROTO_UDP};
 use seikan_wire::{GsoType, VNET_HDR_LEN, VnetHdr, checksum, tcp, udp};
@@ -82,7 +82,7 @@ pub struct Write {
 impl Write {
     fn empty() -> Write {
         Write {
-            peer: PeerId::default(),
+            peer: PeerId(0),
             packets: 0,
             bytes: 0,
             flow: None,
@@ -102,7 +102,11 @@ impl Write {
     }
 
     /// The parts to hand to one vectored write, first to last; returns how many there are.
-    pub fn parts<'a>(&'a self, arena: &'a [u8], parts: &mut [IoSlice<'a>; MAX_PIECES + 2]) -> usize {
+    pub fn parts<'a>(
+        &'a self,
+        arena: &'a [u8],
+        parts: &mut [IoSlice<'a>; MAX_PIECES + 2],
+    ) -> usize {
         parts[0] = IoSlice::new(&self.head[..self.head_len]);
         let mut n = 1;
         if !self.owned.is_empty() {
@@ -138,12 +142,24 @@ pub struct Slice {
     pub chunk: Range<usize>,
 }
 
+impl Slice {
+    /// Segments of the super-packet whose last byte is in this slice: over all slices they add up
+    /// to the segments of the whole.
+    pub fn segments(&self) -> u64 {
+        let end = self.offset + self.chunk.len();
+        let tail = end == self.total && !self.total.is_multiple_of(self.gso_size);
+        (end / self.gso_size - self.offset / self.gso_size + usize::from(tail)) as u64
+    }
+}
+
 /// The batch of writes.
 #[derive(Debug, Default)]
 pub struct Inbox {
     /// Kept between batches so that nothing is allocated; the first `live` are in use.
     writes: Vec<Write>,
     live: usize,
+    /// Writes before this one have their headers and grow no more.
+    finished: usize,
     udp_gso: bool,
     tcp_gso: bool,
 }
@@ -151,13 +167,26 @@ pub struct Inbox {
 impl Inbox {
     /// An empty batch; TCP and UDP super-packets are built only if the device takes them.
     pub fn new(tcp_gso: bool, udp_gso: bool) -> Inbox {
-        Inbox { writes: Vec::new(), live: 0, tcp_gso, udp_gso }
+        Inbox {
+            writes: Vec::new(),
+            live: 0,
+            finished: 0,
+            tcp_gso,
+            udp_gso,
+        }
     }
 
     /// Adds the packet at `range` of the arena; `ip` is its parsed header.
     ///
     /// `partial` says that its transport checksum holds the pseudo-header's sum only.
-    pub fn packet(&mut self, arena: &[u8], range: Range<usize>, ip: &IpPacket, peer: PeerId, partial: bool) {
+    pub fn packet(
+        &mut self,
+        arena: &[u8],
+        range: Range<usize>,
+        ip: &IpPacket,
+        peer: PeerId,
+        partial: bool,
+    ) {
         let range = range.start..range.start + ip.total_len;
         let bytes = &arena[range.clone()];
         let Some((flow, kind, header_len)) = flow_of(bytes, ip, peer) else {
@@ -168,7 +197,8 @@ impl Inbox {
             && !ip.extended
             && match kind {
                 Transport::Tcp => {
-                    self.tcp_gso && tcp::flags(&bytes[ip.header_len..]) & !(tcp::PSH | tcp::ACK) == 0
+                    self.tcp_gso
+                        && tcp::flags(&bytes[ip.header_len..]) & !(tcp::PSH | tcp::ACK) == 0
                 }
                 Transport::Udp => self.udp_gso,
             }
@@ -185,7 +215,8 @@ impl Inbox {
             && write.partial == partial
             && write.accepts(arena, bytes, kind, header_len)
         {
-            let push = kind == Transport::Tcp && tcp::flags(&bytes[ip.header_len..]) & tcp::PSH != 0;
+            let push =
+                kind == Transport::Tcp && tcp::flags(&bytes[ip.header_len..]) & tcp::PSH != 0;
             write.push |= push;
             if push || payload < write.gso_size {
                 write.growth = Growth::Closed;
@@ -199,7 +230,11 @@ impl Inbox {
         let push = kind == Transport::Tcp && tcp::flags(&bytes[ip.header_len..]) & tcp::PSH != 0;
         let write = self.open(peer, 1, bytes.len() as u64);
         write.flow = Some(flow);
-        write.growth = if push { Growth::Closed } else { Growth::Segments(kind) };
+        write.growth = if push {
+            Growth::Closed
+        } else {
+            Growth::Segments(kind)
+        };
         write.partial = partial;
         write.header_len = header_len;
         write.gso_size = payload;
@@ -211,7 +246,7 @@ impl Inbox {
     /// Adds a slice, to the newest write if it continues there.
     pub fn slice(&mut self, arena: &[u8], slice: &Slice, peer: PeerId) {
         let length = slice.chunk.len();
-        if let Some(write) = self.writes[..self.live].last_mut()
+        if let Some(write) = self.writes[self.finished..self.live].last_mut()
             && write.growth == (Growth::Slices { id: slice.id, next: slice.offset, total: slice.total })
             && write.peer == peer
             && write.pieces.len() < MAX_PIECES
@@ -219,14 +254,27 @@ impl Inbox {
             // The marking may change from slice to slice: congestion on the way (RFC 6040).
             && ip::traffic_class(&write.head[VNET_HDR_LEN..]) == ip::traffic_class(&arena[slice.header.clone()])
         {
-            write.growth = Growth::Slices { id: slice.id, next: slice.offset + length, total: slice.total };
+            write.growth = Growth::Slices {
+                id: slice.id,
+                next: slice.offset + length,
+                total: slice.total,
+            };
             write.payload += length;
+            write.packets += slice.segments();
             write.pieces.push(slice.chunk.clone());
             return;
         }
-        let write = self.open(peer, 0, 0);
-        write.flow = Some(Flow { ip: slice.ip, peer, ports: [0; 4] });
-        write.growth = Growth::Slices { id: slice.id, next: slice.offset + length, total: slice.total };
+        let write = self.open(peer, slice.segments(), 0);
+        write.flow = Some(Flow {
+            ip: slice.ip,
+            peer,
+            ports: [0; 4],
+        });
+        write.growth = Growth::Slices {
+            id: slice.id,
+            next: slice.offset + length,
+            total: slice.total,
+        };
         write.header_len = slice.header.len();
         write.gso_size = slice.gso_size;
         write.offset = slice.offset;
@@ -248,13 +296,14 @@ impl Inbox {
 
     /// Builds the headers of merged packets; call before [`Self::writes`].
     pub fn finish(&mut self, arena: &[u8]) {
-        for write in &mut self.writes[..self.live] {
+        for write in &mut self.writes[self.finished..self.live] {
             match write.growth {
                 Growth::Slices { next, total, .. } => write.finish_slices(next == total),
                 _ if write.packets > 1 => write.finish_segments(arena),
                 _ => {}
             }
         }
+        self.finished = self.live;
     }
 
     /// The writes, in the order in which they go to the device.
@@ -265,6 +314,7 @@ impl Inbox {
     /// Forgets all writes; their memory stays for the next batch.
     pub fn clear(&mut self) {
         self.live = 0;
+        self.finished = 0;
     }
 
     fn open(&mut self, peer: PeerId, packets: u64, bytes: u64) -> &mut Write {
@@ -288,7 +338,14 @@ impl Inbox {
         write
     }
 
-    fn single(&mut self, range: Range<usize>, ip: &IpPacket, peer: PeerId, partial: bool, flow: Option<Flow>) {
+    fn single(
+        &mut self,
+        range: Range<usize>,
+        ip: &IpPacket,
+        peer: PeerId,
+        partial: bool,
+        flow: Option<Flow>,
+    ) {
         let write = self.open(peer, 1, range.len() as u64);
         write.flow = flow;
         write.partial = partial;
@@ -297,7 +354,7 @@ impl Inbox {
     }
 
     fn newest_of(&mut self, flow: &Flow) -> Option<&mut Write> {
-        let from = self.live.saturating_sub(SEARCH);
+        let from = self.live.saturating_sub(SEARCH).max(self.finished);
         self.writes[from..self.live]
             .iter_mut()
             .rev()
@@ -365,12 +422,26 @@ impl Write {
 
     fn finish_segments(&mut self, arena: &[u8]) {
         let Some(flow) = self.flow else { return };
-        let kind = if flow.ip.protocol == PROTO_TCP { Transport::Tcp } else { Transport::Udp };
+        let kind = if flow.ip.protocol == PROTO_TCP {
+            Transport::Tcp
+        } else {
+            Transport::Udp
+        };
         let first = self.pieces[0].clone();
         let header = &mut self.head[VNET_HDR_LEN..VNET_HDR_LEN + self.header_len];
         header.copy_from_slice(&arena[first.start..first.start + self.header_len]);
         let length = self.header_len + self.payload;
-        segment::rewrite_header(header, &flow.ip, kind, Place { offset: 0, index: 0, length, last: true });
+        segment::rewrite_header(
+            header,
+            &flow.ip,
+            kind,
+            Place {
+                offset: 0,
+                index: 0,
+                length,
+                last: true,
+            },
+        );
         if self.push {
             header[flow.ip.header_len + 13] |= tcp::PSH;
         }
@@ -381,7 +452,6 @@ impl Write {
     /// Headers for the contiguous slices held: the whole super-packet, or a run of it.
     fn finish_slices(&mut self, to_the_end: bool) {
         let Some(flow) = self.flow else { return };
-        self.packets = self.payload.div_ceil(self.gso_size) as u64;
         self.bytes = (self.payload + self.packets as usize * self.header_len) as u64;
         let header = &mut self.head[VNET_HDR_LEN..VNET_HDR_LEN + self.header_len];
         let place = Place {
@@ -424,7 +494,9 @@ fn flow_of(bytes: &[u8], ip: &IpPacket, peer: PeerId) -> Option<(Flow, Transport
     let transport = &bytes[ip.header_len..];
     let (kind, length) = match ip.protocol {
         PROTO_TCP => (Transport::Tcp, tcp::header_len(transport)?),
-        PROTO_UDP if transport.len() >= udp::HEADER_LEN && udp::length(transport) == transport.len() => {
+        PROTO_UDP
+            if transport.len() >= udp::HEADER_LEN && udp::length(transport) == transport.len() =>
+        {
             (Transport::Udp, udp::HEADER_LEN)
         }
         _ => return None,
@@ -434,7 +506,15 @@ fn flow_of(bytes: &[u8], ip: &IpPacket, peer: PeerId) -> Option<(Flow, Transport
         return None;
     }
     let ports = *transport.first_chunk()?;
-    Some((Flow { ip: *ip, peer, ports }, kind, header_len))
+    Some((
+        Flow {
+            ip: *ip,
+            peer,
+            ports,
+        },
+        kind,
+        header_len,
+    ))
 }
 
 /// A complete checksum is verified before merging hides it behind a new one. An absent one (UDP

@@ -10,8 +10,8 @@ use x25519_dalek::StaticSecret;
 use zeroize::{Zeroize, ZeroizeOnDrop};
 
 use crate::constants::KEY_LEN;
+use crate::construction::Construction;
 use crate::cookie::{self, MacKey};
-use crate::noise::Construction;
 use crate::rng::Rng;
 
 /// A peer's static X25519 public key; its identity.

@@ -20,108 +20,23 @@
 
 use std::fmt;
 use std::ops::RangeInclusive;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
-use snow::params::{CipherChoice, DHChoice, HashChoice, NoiseParams};
-use snow::resolvers::{CryptoResolver, DefaultResolver};
-use snow::types::{Cipher, Dh, Hash, Random};
-use snow::{Builder, HandshakeState};
-use x25519_dalek::StaticSecret;
+use snow::HandshakeState;
 use zeroize::Zeroizing;
 
 use crate::constants::*;
+pub use crate::construction::Construction;
 use crate::cookie;
 pub use crate::keys::{Identity, PresharedKey, PrivateKey, PublicKey};
 use crate::rng::Rng;
 use crate::tai64n::Tai64n;
 
+use self::resolver::EphemeralSeed;
+
+mod resolver;
+
 /// The Noise protocol name, the paper's CONSTRUCTION.
 pub const PROTOCOL_NAME: &str = "Noise_IKpsk2_25519_ChaChaPoly_BLAKE2s";
-
-/// Which of the two protocols a handshake belongs to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Construction {
-    /// WireGuard, bit for bit.
-    WireGuard,
-    /// Seikan's own: the same handshake under another name, with a payload of capabilities.
-    Native,
-}
-
-impl Construction {
-    /// The Noise prologue, the paper's IDENTIFIER.
-    pub const fn identifier(self) -> &'static [u8] {
-        match self {
-            Construction::WireGuard => b"WireGuard v1 zx2c4 Jason@zx2c4.com",
-            Construction::Native => b"Seikan v1 native tunnel handshake",
-        }
-    }
-
-    /// The label of the mac1 key, the paper's LABEL_MAC1.
-    pub const fn mac1_label(self) -> &'static [u8; 8] {
-        match self {
-            Construction::WireGuard => b"mac1----",
-            Construction::Native => b"skn-mac1",
-        }
-    }
-
-    /// The label of the cookie encryption key, the paper's LABEL_COOKIE.
-    pub const fn cookie_label(self) -> &'static [u8; 8] {
-        match self {
-            Construction::WireGuard => b"cookie--",
-            Construction::Native => b"skn-cook",
-        }
-    }
-
-    /// Message type of an initiation.
-    pub const fn initiation_type(self) -> u8 {
-        match self {
-            Construction::WireGuard => WIREGUARD_INITIATION,
-            Construction::Native => NATIVE_INITIATION,
-        }
-    }
-
-    /// Message type of a response.
-    pub const fn response_type(self) -> u8 {
-        match self {
-            Construction::WireGuard => WIREGUARD_RESPONSE,
-            Construction::Native => NATIVE_RESPONSE,
-        }
-    }
-
-    /// Message type of a cookie reply.
-    pub const fn cookie_reply_type(self) -> u8 {
-        match self {
-            Construction::WireGuard => WIREGUARD_COOKIE_REPLY,
-            Construction::Native => NATIVE_COOKIE_REPLY,
-        }
-    }
-
-    /// Message type of transport data.
-    pub const fn data_type(self) -> u8 {
-        match self {
-            Construction::WireGuard => WIREGUARD_DATA,
-            Construction::Native => NATIVE_DATA,
-        }
-    }
-
-    /// Largest payload of capabilities, in bytes: WireGuard has none.
-    pub const fn max_payload(self) -> usize {
-        match self {
-            Construction::WireGuard => 0,
-            Construction::Native => MAX_PAYLOAD_LEN,
-        }
-    }
-
-    /// Sizes that an initiation can have, in bytes.
-    pub const fn initiation_len(self) -> RangeInclusive<usize> {
-        INITIATION_LEN..=INITIATION_LEN + self.max_payload()
-    }
-
-    /// Sizes that a response can have, in bytes.
-    pub const fn response_len(self) -> RangeInclusive<usize> {
-        RESPONSE_LEN..=RESPONSE_LEN + self.max_payload()
-    }
-}
 
 /// Why a handshake message was not made or not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -491,123 +406,6 @@ pub(crate) fn get_u32(message: &[u8], offset: usize) -> u32 {
 
 pub(crate) fn put_u32(message: &mut [u8], offset: usize, value: u32) {
     message[offset..offset + 4].copy_from_slice(&value.to_le_bytes());
-}
-
-/// The ephemeral private key to come, shared with the random source inside `snow`, which is built
-/// before the caller's source is at hand. Taken once: a second draw fails rather than repeats.
-#[derive(Clone, Default)]
-struct EphemeralSeed(Arc<Mutex<Option<Zeroizing<[u8; KEY_LEN]>>>>);
-
-impl EphemeralSeed {
-    fn builder<'a>(
-        &self,
-        construction: Construction,
-        identity: &'a Identity,
-    ) -> Result<Builder<'a>, snow::Error> {
-        static PARAMS: LazyLock<NoiseParams> =
-            LazyLock::new(|| PROTOCOL_NAME.parse().expect("a pattern that snow knows"));
-        Builder::with_resolver(PARAMS.clone(), Box::new(Resolver(self.clone())))
-            .prologue(construction.identifier())?
-            .local_private_key(identity.private().as_bytes())
-    }
-
-    fn refill(&self, rng: &mut dyn Rng) {
-        let mut seed = Zeroizing::new([0; KEY_LEN]);
-        rng.fill(&mut *seed);
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(seed);
-    }
-}
-
-impl Random for EphemeralSeed {
-    fn try_fill_bytes(&mut self, destination: &mut [u8]) -> Result<(), snow::Error> {
-        let seed = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        match seed {
-            Some(seed) if destination.len() == KEY_LEN => {
-                destination.copy_from_slice(&*seed);
-                Ok(())
-            }
-            _ => Err(snow::Error::Rng),
-        }
-    }
-}
-
-/// Gives `snow` our ephemeral keys and Diffie-Hellman, and its own hash and cipher.
-struct Resolver(EphemeralSeed);
-
-impl CryptoResolver for Resolver {
-    fn resolve_rng(&self) -> Option<Box<dyn Random>> {
-        Some(Box::new(self.0.clone()))
-    }
-
-    fn resolve_dh(&self, choice: &DHChoice) -> Option<Box<dyn Dh>> {
-        match choice {
-            DHChoice::Curve25519 => Some(Box::<X25519>::default()),
-            _ => None,
-        }
-    }
-
-    fn resolve_hash(&self, choice: &HashChoice) -> Option<Box<dyn Hash>> {
-        DefaultResolver.resolve_hash(choice)
-    }
-
-    fn resolve_cipher(&self, choice: &CipherChoice) -> Option<Box<dyn Cipher>> {
-        DefaultResolver.resolve_cipher(choice)
-    }
-}
-
-/// X25519 for `snow`. Its own keeps private keys in memory after use and lets a public key of low
-/// order through; the kernel's WireGuard refuses such keys, and so does this.
-#[derive(Default)]
-struct X25519 {
-    private: Zeroizing<[u8; KEY_LEN]>,
-    public: [u8; KEY_LEN],
-}
-
-impl Dh for X25519 {
-    fn name(&self) -> &'static str {
-        "25519"
-    }
-
-    fn pub_len(&self) -> usize {
-        KEY_LEN
-    }
-
-    fn priv_len(&self) -> usize {
-        KEY_LEN
-    }
-
-    fn set(&mut self, private: &[u8]) {
-        self.private.copy_from_slice(private);
-        self.public = x25519_dalek::PublicKey::from(&StaticSecret::from(*self.private)).to_bytes();
-    }
-
-    fn generate(&mut self, rng: &mut dyn Random) -> Result<(), snow::Error> {
-        let mut private = Zeroizing::new([0; KEY_LEN]);
-        rng.try_fill_bytes(&mut *private)?;
-        self.set(&*private);
-        Ok(())
-    }
-
-    fn pubkey(&self) -> &[u8] {
-        &self.public
-    }
-
-    fn privkey(&self) -> &[u8] {
-        &*self.private
-    }
-
-    fn dh(&self, public: &[u8], out: &mut [u8]) -> Result<(), snow::Error> {
-        let public = public.first_chunk().ok_or(snow::Error::Dh)?;
-        let secret = StaticSecret::from(*self.private)
-            .diffie_hellman(&x25519_dalek::PublicKey::from(*public));
-        if !secret.was_contributory() {
-            return Err(snow::Error::Dh);
-        }
-        out.get_mut(..KEY_LEN)
-            .ok_or(snow::Error::Dh)?
-            .copy_from_slice(secret.as_bytes());
-        Ok(())
-    }
 }
 
 #[cfg(test)]

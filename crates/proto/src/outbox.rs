@@ -5,7 +5,7 @@
 //! same traffic class form a [`Run`] as long as `UDP_SEGMENT` can carry them: all of one size, only
 //! the last one shorter.
 
-use crate::allowed_ips::PeerId;
+use crate::indices::PeerId;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 
@@ -67,7 +67,12 @@ pub struct Outbox {
 impl Outbox {
     /// An empty batch with room for `capacity` bytes of datagrams.
     pub fn new(capacity: usize) -> Outbox {
-        Outbox { buffer: vec![0; capacity].into(), used: 0, runs: Vec::with_capacity(64), gso: true }
+        Outbox {
+            buffer: vec![0; capacity].into(),
+            used: 0,
+            runs: Vec::with_capacity(64),
+            gso: true,
+        }
     }
 
     /// With `false`, every datagram is a run of its own: the socket cannot segment.
@@ -85,7 +90,11 @@ impl Outbox {
         if self.room() < length {
             return None;
         }
-        Some(Slot { start: self.used, length, outbox: self })
+        Some(Slot {
+            start: self.used,
+            length,
+            outbox: self,
+        })
     }
 
     /// The free bytes at the end, `length` of them, to be written before they are reserved.
@@ -145,13 +154,22 @@ impl Slot<'_> {
 
     /// Keeps the first `length` bytes as one datagram that carries `packets` inner packets of
     /// `bytes` in all.
-    pub fn commit(self, length: usize, to: &Destination, peer: Option<PeerId>, packets: u64, bytes: u64) {
+    pub fn commit(
+        self,
+        length: usize,
+        to: &Destination,
+        peer: Option<PeerId>,
+        packets: u64,
+        bytes: u64,
+    ) {
         debug_assert!(length <= self.length);
         let outbox = self.outbox;
         let end = self.start + length;
         outbox.used = end;
         match outbox.runs.last_mut() {
-            Some(run) if outbox.gso && run.range.end == self.start && run.accepts(to, peer, length) => {
+            Some(run)
+                if outbox.gso && run.range.end == self.start && run.accepts(to, peer, length) =>
+            {
                 run.range.end = end;
                 run.segments += 1;
                 run.packets += packets;
@@ -175,7 +193,11 @@ mod tests {
     use super::*;
 
     fn to(port: u16, ecn: u8) -> Destination {
-        Destination { address: ([192, 0, 2, 1], port).into(), source: None, traffic_class: ecn }
+        Destination {
+            address: ([192, 0, 2, 1], port).into(),
+            source: None,
+            traffic_class: ecn,
+        }
     }
 
     fn put(outbox: &mut Outbox, to: &Destination, length: usize) {
@@ -188,7 +210,11 @@ mod tests {
         for length in [1000, 1000, 400, 400, 1000] {
             put(&mut o, &to(1, 0), length);
         }
-        let sizes: Vec<_> = o.runs().iter().map(|r| (r.segment_size, r.segments, r.range.len())).collect();
+        let sizes: Vec<_> = o
+            .runs()
+            .iter()
+            .map(|r| (r.segment_size, r.segments, r.range.len()))
+            .collect();
         assert_eq!(sizes, [(1000, 3, 2400), (400, 1, 400), (1000, 1, 1000)]);
     }
 
@@ -206,7 +232,11 @@ mod tests {
         let mut o = Outbox::new(400_000);
         (0..130).for_each(|_| put(&mut o, &to(1, 0), 100));
         (0..130).for_each(|_| put(&mut o, &to(2, 0), 1472));
-        assert!(o.runs().iter().all(|r| r.segments <= 64 && r.range.len() <= MAX_RUN_BYTES));
+        assert!(
+            o.runs()
+                .iter()
+                .all(|r| r.segments <= 64 && r.range.len() <= MAX_RUN_BYTES)
+        );
         assert_eq!(o.runs()[0].segments, 64);
         assert_eq!(o.runs()[3].segments, 65_487 / 1472);
     }

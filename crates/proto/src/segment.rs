@@ -20,6 +20,8 @@ pub struct SuperPacket<'a> {
     pub partial: bool,
     /// TCP or UDP super-packet, or `None` for an ordinary packet.
     pub kind: Option<Transport>,
+    /// The super-packet has CWR set (`VIRTIO_NET_HDR_GSO_ECN`).
+    pub ecn: bool,
     /// Bytes of IP and transport headers.
     pub header_len: usize,
     /// Payload bytes per segment; for an ordinary packet all of them.
@@ -67,6 +69,7 @@ impl<'a> SuperPacket<'a> {
             ip,
             partial: vnet.needs_csum,
             kind: None,
+            ecn: vnet.gso_ecn,
             header_len: ip.header_len,
             gso_size: bytes.len() - ip.header_len,
         };
@@ -91,7 +94,9 @@ impl<'a> SuperPacket<'a> {
         };
         let transport = match kind {
             Transport::Tcp => tcp::header_len(&bytes[ip.header_len..]),
-            Transport::Udp => (bytes.len() - ip.header_len > udp::HEADER_LEN).then_some(udp::HEADER_LEN),
+            Transport::Udp => {
+                (bytes.len() - ip.header_len > udp::HEADER_LEN).then_some(udp::HEADER_LEN)
+            }
         };
         packet.header_len += transport.ok_or(DropReason::BadOffload)?;
         let payload = bytes.len() - packet.header_len;
@@ -125,7 +130,9 @@ impl<'a> SuperPacket<'a> {
     pub fn segment_len(&self, i: usize) -> usize {
         match self.kind {
             None => self.bytes.len(),
-            Some(_) => self.header_len + self.gso_size.min(self.payload().len() - i * self.gso_size),
+            Some(_) => {
+                self.header_len + self.gso_size.min(self.payload().len() - i * self.gso_size)
+            }
         }
     }
 
@@ -147,7 +154,17 @@ impl<'a> SuperPacket<'a> {
         let header = &mut out[..self.header_len];
         header.copy_from_slice(&self.bytes[..self.header_len]);
         let last = i + 1 == self.segments();
-        rewrite_header(header, &self.ip, kind, Place { offset: from, index: i as u16, length, last });
+        rewrite_header(
+            header,
+            &self.ip,
+            kind,
+            Place {
+                offset: from,
+                index: i as u16,
+                length,
+                last,
+            },
+        );
         if !partial {
             complete_checksum(out, &self.ip);
         }
@@ -174,11 +191,19 @@ pub struct Place {
 /// identification counts on, as the kernel's segmentation does.
 pub fn rewrite_header(header: &mut [u8], packet: &IpPacket, kind: Transport, place: Place) {
     let id = u16::from_be_bytes([header[4], header[5]]).wrapping_add(place.index);
-    ip::set_length(header, packet.header_len, place.length, Some(id).filter(|_| !packet.is_v6()));
+    ip::set_length(
+        header,
+        packet.header_len,
+        place.length,
+        Some(id).filter(|_| !packet.is_v6()),
+    );
     let (_, transport) = header.split_at_mut(packet.header_len);
     let protocol = match kind {
         Transport::Tcp => {
-            tcp::set_seq(transport, tcp::seq(transport).wrapping_add(place.offset as u32));
+            tcp::set_seq(
+                transport,
+                tcp::seq(transport).wrapping_add(place.offset as u32),
+            );
             if place.offset != 0 {
                 transport[13] &= !tcp::CWR;
             }
@@ -201,14 +226,14 @@ pub fn rewrite_header(header: &mut [u8], packet: &IpPacket, kind: Transport, pla
 
 /// Completes the transport checksum of a packet whose field holds the pseudo-header's sum.
 ///
-/// Packets of other protocols than TCP and UDP have none to complete and stay as they are.
+/// The packet ends where `packet` ends. Packets of other protocols than TCP and UDP have none to complete and stay as they are.
 pub fn complete_checksum(packet: &mut [u8], ip: &IpPacket) {
     let at = match ip.protocol {
         PROTO_TCP => tcp::CHECKSUM_AT,
         PROTO_UDP => udp::CHECKSUM_AT,
         _ => return,
     };
-    let Some(transport) = packet.get_mut(ip.header_len..ip.total_len.max(ip.header_len)) else {
+    let Some(transport) = packet.get_mut(ip.header_len..) else {
         return;
     };
     if transport.len() < at + 2 {
@@ -256,7 +281,8 @@ mod tests {
 
     fn tcp_checksum_ok(packet: &[u8]) -> bool {
         let ip = IpPacket::parse(packet).unwrap();
-        let pseudo = checksum::pseudo_header(ip.src, ip.dst, ip.protocol, ip.total_len - ip.header_len);
+        let pseudo =
+            checksum::pseudo_header(ip.src, ip.dst, ip.protocol, ip.total_len - ip.header_len);
         checksum::fold(pseudo + checksum::sum(&packet[ip.header_len..])) == 0
     }
 
@@ -272,8 +298,14 @@ mod tests {
             let ip = IpPacket::parse(&out).unwrap();
             assert_eq!(ip.total_len, [1040, 1040, 540][i]);
             assert_eq!(out[4..6], (100 + i as u16).to_be_bytes());
-            assert_eq!(tcp::seq(&out[20..]), (u32::MAX - 999).wrapping_add(1000 * i as u32));
-            assert_eq!(out[40..], read[10 + 40 + 1000 * i..10 + ip.total_len + 1000 * i]);
+            assert_eq!(
+                tcp::seq(&out[20..]),
+                (u32::MAX - 999).wrapping_add(1000 * i as u32)
+            );
+            assert_eq!(
+                out[40..],
+                read[10 + 40 + 1000 * i..10 + ip.total_len + 1000 * i]
+            );
             assert_eq!(checksum::fold(checksum::sum(&out[..20])), 0);
             assert!(tcp_checksum_ok(&out));
             flags.push(tcp::flags(&out[20..]));
@@ -290,7 +322,9 @@ mod tests {
         let pseudo = checksum::pseudo_header(sp.ip.src, sp.ip.dst, 6, 720);
         read[10 + 36..10 + 38].copy_from_slice(&checksum::add_carries(pseudo).to_be_bytes());
         let mut out = vec![0; 740];
-        SuperPacket::parse(&read).unwrap().segment(0, false, &mut out);
+        SuperPacket::parse(&read)
+            .unwrap()
+            .segment(0, false, &mut out);
         assert!(tcp_checksum_ok(&out));
     }
 

@@ -1,31 +1,14 @@
 //! One pair of keys: sealing with a counter, opening with a replay window.
 
+use crate::capabilities::Cipher;
 use crate::noise::Established;
 use crate::replay::ReplayWindow;
 use crate::time::Instant;
+use crate::timers::SessionAge;
 use aws_lc_rs::aead::{AES_256_GCM, Aad, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};
 use seikan_observe::DropReason;
 use seikan_wire::message::{DATA_HEADER_LEN, DataHeader, TAG_LEN, TYPE_DATA_NATIVE};
 use std::ops::Range;
-
-/// The AEAD of a session.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cipher {
-    /// AES-256-GCM (NIST SP 800-38D), for machines with AES instructions.
-    Aes256Gcm,
-    /// ChaCha20-Poly1305 (RFC 8439); the only one in WireGuard.
-    ChaCha20Poly1305,
-}
-
-impl Cipher {
-    /// The usual name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Cipher::Aes256Gcm => "AES-256-GCM",
-            Cipher::ChaCha20Poly1305 => "ChaCha20-Poly1305",
-        }
-    }
-}
 
 /// A transport session (WireGuard whitepaper, 5.4.5 and 5.4.6).
 pub struct Session {
@@ -53,7 +36,9 @@ impl Session {
             Cipher::ChaCha20Poly1305 => &CHACHA20_POLY1305,
         };
         let key = |bytes: &[u8; 32]| {
-            LessSafeKey::new(UnboundKey::new(algorithm, bytes).expect("both AEADs take 32-byte keys"))
+            LessSafeKey::new(
+                UnboundKey::new(algorithm, bytes).expect("both AEADs take 32-byte keys"),
+            )
         };
         Session {
             local_index: keys.local_index,
@@ -65,6 +50,15 @@ impl Session {
             open: key(&keys.receive),
             next_counter: 0,
             replay: ReplayWindow::default(),
+        }
+    }
+
+    /// What the timers judge it by.
+    pub fn age(&self) -> SessionAge {
+        SessionAge {
+            derived: self.created,
+            is_initiator: self.initiator,
+            sent: self.next_counter,
         }
     }
 
@@ -86,7 +80,11 @@ impl Session {
         let (text, tag_room) = rest.split_at_mut(rest.len() - TAG_LEN);
         let tag = self
             .seal
-            .seal_in_place_separate_tag(nonce(header.counter), Aad::from(additional(&header, head)), text)
+            .seal_in_place_separate_tag(
+                nonce(header.counter),
+                Aad::from(additional(&header, head)),
+                text,
+            )
             .expect("datagrams are far below the AEAD's length limit");
         tag_room.copy_from_slice(tag.as_ref());
     }
@@ -95,15 +93,23 @@ impl Session {
     ///
     /// Authentication comes first, the replay check behind it (RFC 6479), so that a forged counter
     /// moves no window.
-    pub fn open(&mut self, header: &DataHeader, datagram: &mut [u8]) -> Result<Range<usize>, DropReason> {
+    pub fn open(
+        &mut self,
+        header: &DataHeader,
+        datagram: &mut [u8],
+    ) -> Result<Range<usize>, DropReason> {
         let end = datagram.len() - TAG_LEN;
         let (head, sealed) = datagram.split_at_mut(DATA_HEADER_LEN);
         self.open
-            .open_in_place(nonce(header.counter), Aad::from(additional(header, head)), sealed)
+            .open_in_place(
+                nonce(header.counter),
+                Aad::from(additional(header, head)),
+                sealed,
+            )
             .map_err(|_| DropReason::BadTag)?;
-        if !self.replay.update(header.counter) {
-            return Err(DropReason::Replayed);
-        }
+        self.replay
+            .update(header.counter)
+            .map_err(|_| DropReason::Replayed)?;
         Ok(DATA_HEADER_LEN..end)
     }
 }
@@ -119,7 +125,11 @@ impl std::fmt::Debug for Session {
 }
 
 fn additional<'a>(header: &DataHeader, bytes: &'a [u8]) -> &'a [u8] {
-    if header.kind == TYPE_DATA_NATIVE { bytes } else { &[] }
+    if header.kind == TYPE_DATA_NATIVE {
+        bytes
+    } else {
+        &[]
+    }
 }
 
 /// 32 zero bits, then the counter, little endian (WireGuard whitepaper, 5.4.6).

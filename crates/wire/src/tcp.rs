@@ -84,7 +84,7 @@ fn lower_mss_at(segment: &mut [u8], at: usize, limit: u16, partial: bool) -> boo
     if !partial {
         let mut check = u16::from_be_bytes([segment[CHECKSUM_AT], segment[CHECKSUM_AT + 1]]);
         // An option may start at an odd offset: then each byte lies in another 16-bit word.
-        if at % 2 == 0 {
+        if at.is_multiple_of(2) {
             check = checksum::update(check, old, limit);
         } else {
             check = checksum::update(check, old.swap_bytes(), limit.swap_bytes());

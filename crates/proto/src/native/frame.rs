@@ -103,7 +103,10 @@ impl Frames {
     /// The frames at `plaintext`; `ce` says that the datagram arrived marked CE, which is copied
     /// to each inner packet before it is parsed (RFC 6040 section 4.2).
     pub fn new(plaintext: Range<usize>, ce: bool) -> Frames {
-        Frames { rest: plaintext, ce }
+        Frames {
+            rest: plaintext,
+            ce,
+        }
     }
 
     /// The next frame; `None` at the end. After an error the rest of the record is given up.
@@ -139,9 +142,14 @@ impl Frames {
             PACKET => self.packet(arena, body, partial).map(Some),
             SLICE => self.slice(arena, body, first & FLAG_ECN != 0).map(Some),
             FRAGMENT => fragment(arena, body, partial).map(Some),
-            HEALTH => Report::read(&arena[body]).map(Frame::Health).ok_or(DropReason::BadFrame).map(Some),
+            HEALTH => Report::read(&arena[body])
+                .map(Frame::Health)
+                .ok_or(DropReason::BadFrame)
+                .map(Some),
             PROBE => match arena[body] {
-                [a, b, ..] => Ok(Some(Frame::Probe { id: u16::from_le_bytes([a, b]) })),
+                [a, b, ..] => Ok(Some(Frame::Probe {
+                    id: u16::from_le_bytes([a, b]),
+                })),
                 _ => Err(DropReason::BadFrame),
             },
             PROBE_ACK => match arena[body] {
@@ -155,7 +163,12 @@ impl Frames {
         }
     }
 
-    fn packet(&self, arena: &mut [u8], range: Range<usize>, partial: bool) -> Result<Frame, DropReason> {
+    fn packet(
+        &self,
+        arena: &mut [u8],
+        range: Range<usize>,
+        partial: bool,
+    ) -> Result<Frame, DropReason> {
         if self.ce {
             decapsulate_ce(&mut arena[range.clone()])?;
         }
@@ -191,7 +204,16 @@ impl Frames {
         if !valid {
             return Err(DropReason::BadFrame);
         }
-        Ok(Frame::Slice(Slice { id, offset, total, gso_size, ecn, ip, header, chunk }))
+        Ok(Frame::Slice(Slice {
+            id,
+            offset,
+            total,
+            gso_size,
+            ecn,
+            ip,
+            header,
+            chunk,
+        }))
     }
 }
 
@@ -219,7 +241,8 @@ fn fragment(arena: &[u8], body: Range<usize>, partial: bool) -> Result<Frame, Dr
         partial,
         chunk: body.start + 6..body.end,
     };
-    if fragment.chunk.is_empty() || fragment.offset + fragment.chunk.len() > fragment.total {
+    let length = fragment.chunk.len();
+    if length == 0 || length == fragment.total || fragment.offset + length > fragment.total {
         return Err(DropReason::BadFrame);
     }
     Ok(Frame::Fragment(fragment))
@@ -259,7 +282,11 @@ pub struct SliceHead {
 
 /// Writes a SLICE's head; `length` is that of headers and chunk.
 pub fn write_slice(out: &mut [u8], slice: &SliceHead, length: usize) {
-    head(out, SLICE | if slice.ecn { FLAG_ECN } else { 0 }, 8 + length);
+    head(
+        out,
+        SLICE | if slice.ecn { FLAG_ECN } else { 0 },
+        8 + length,
+    );
     out[3..5].copy_from_slice(&slice.id.to_le_bytes());
     out[5..7].copy_from_slice(&(slice.offset as u16).to_le_bytes());
     out[7..9].copy_from_slice(&(slice.total as u16).to_le_bytes());
@@ -267,8 +294,19 @@ pub fn write_slice(out: &mut [u8], slice: &SliceHead, length: usize) {
 }
 
 /// Writes a FRAGMENT's head.
-pub fn write_fragment(out: &mut [u8], id: u16, offset: usize, total: usize, length: usize, partial: bool) {
-    head(out, FRAGMENT | if partial { FLAG_PARTIAL } else { 0 }, 6 + length);
+pub fn write_fragment(
+    out: &mut [u8],
+    id: u16,
+    offset: usize,
+    total: usize,
+    length: usize,
+    partial: bool,
+) {
+    head(
+        out,
+        FRAGMENT | if partial { FLAG_PARTIAL } else { 0 },
+        6 + length,
+    );
     out[3..5].copy_from_slice(&id.to_le_bytes());
     out[5..7].copy_from_slice(&(offset as u16).to_le_bytes());
     out[7..9].copy_from_slice(&(total as u16).to_le_bytes());

@@ -146,7 +146,11 @@ impl Receiver {
             // The whole window leaves, and what lies between never entered it.
             let unseen: u32 = self.window.iter().map(|w| w.count_zeros()).sum();
             let skipped = (steps - HORIZON).min(u64::from(u32::MAX)) as u32;
-            self.report.lost = self.report.lost.saturating_add(unseen).saturating_add(skipped);
+            self.report.lost = self
+                .report
+                .lost
+                .saturating_add(unseen)
+                .saturating_add(skipped);
             self.window = [0; (HORIZON / 64) as usize];
         } else {
             for c in self.next..=counter {
@@ -178,7 +182,9 @@ impl Receiver {
             Some(_) => self.transit + i64::from(transit.wrapping_sub(self.last_transit) as i16),
         };
         self.last_transit = transit;
-        let base = self.delay_base.map_or(self.transit, |b| b.min(self.transit));
+        let base = self
+            .delay_base
+            .map_or(self.transit, |b| b.min(self.transit));
         self.delay_base = Some(base);
         // 1/65536 s = 15.26 microseconds.
         self.delay_sum += ((self.transit - base) as u64 * 15_259) / 1000;
@@ -196,7 +202,13 @@ mod tests {
     use super::*;
 
     fn header(counter: u64, position: u8, stamp: u16) -> DataHeader {
-        DataHeader { kind: 0x14, position, stamp, receiver: 1, counter }
+        DataHeader {
+            kind: 0x14,
+            position,
+            stamp,
+            receiver: 1,
+            counter,
+        }
     }
 
     fn at(ms: u64) -> Instant {
@@ -233,7 +245,10 @@ mod tests {
             r.datagram(&header(i, 0, sent), false, at(i * 11));
         }
         let report = r.due(at(2000)).unwrap();
-        assert!((4_900..5_100).contains(&report.queueing_delay), "{report:?}"); // mean of 0..=10 ms
+        assert!(
+            (4_900..5_100).contains(&report.queueing_delay),
+            "{report:?}"
+        ); // mean of 0..=10 ms
     }
 
     #[test]
@@ -253,7 +268,14 @@ mod tests {
 
     #[test]
     fn reports_survive_the_wire() {
-        let r = Report { received: 1, lost: 2, lost_first: 3, reordering: 4, congestion_marks: 5, queueing_delay: 6 };
+        let r = Report {
+            received: 1,
+            lost: 2,
+            lost_first: 3,
+            reordering: 4,
+            congestion_marks: 5,
+            queueing_delay: 6,
+        };
         assert_eq!(Report::read(&r.to_bytes()), Some(r));
         assert_eq!(Report::read(&[0; 21]), None);
     }

@@ -93,7 +93,12 @@ impl PathMtu {
             None => self.rest(now)?,
         };
         self.next_id = self.next_id.wrapping_add(1);
-        self.probe = Some(Probe { id: self.next_id, size, sent: 1, deadline: now + PROBE_TIMER });
+        self.probe = Some(Probe {
+            id: self.next_id,
+            size,
+            sent: 1,
+            deadline: now + PROBE_TIMER,
+        });
         Some((self.next_id, usize::from(size)))
     }
 
@@ -129,7 +134,11 @@ impl PathMtu {
         self.probe = None;
         if size <= self.confirmed {
             // A black hole: what passed does not pass any more.
-            *self = PathMtu { refused: size.max(BASE + 1), next_id: self.next_id, ..PathMtu::new(self.overhead == 48) };
+            *self = PathMtu {
+                refused: size.max(BASE + 1),
+                next_id: self.next_id,
+                ..PathMtu::new(self.overhead == 48)
+            };
         } else {
             self.refused = size;
         }
@@ -150,7 +159,8 @@ impl PathMtu {
         };
         next.or_else(|| {
             let middle = self.confirmed + (self.refused - self.confirmed) / 2;
-            (self.refused - self.confirmed > GRANULARITY && middle > self.confirmed).then_some(middle)
+            (self.refused - self.confirmed > GRANULARITY && middle > self.confirmed)
+                .then_some(middle)
         })
     }
 
@@ -198,12 +208,17 @@ mod tests {
 
     #[test]
     fn the_search_ends_within_the_granularity_of_the_truth() {
-        for limit in [1232, 1233, 1300, 1392, 1440, 1452, 1464, 1472, 1473, 4068, 8973, 65_506] {
+        for limit in [
+            1232, 1233, 1300, 1392, 1440, 1452, 1464, 1472, 1473, 4068, 8973, 65_506,
+        ] {
             for v6 in [false, true] {
                 let mut path = PathMtu::new(v6);
                 search(&mut path, 0, 120, limit);
                 let found = path.size();
-                assert!(found <= limit && found + usize::from(GRANULARITY) >= limit, "{limit}: {found}");
+                assert!(
+                    found <= limit && found + usize::from(GRANULARITY) >= limit,
+                    "{limit}: {found}"
+                );
             }
         }
     }

@@ -47,11 +47,15 @@ pub enum Outcome {
 impl Reassembly {
     /// Places the fragment, whose bytes are `chunk`.
     pub fn fragment(&mut self, fragment: &Fragment, chunk: &[u8], now: Instant) -> Outcome {
-        let found = self.open.iter().position(|o| o.id == fragment.id && o.packet.len() == fragment.total);
+        let found = self
+            .open
+            .iter()
+            .position(|o| o.id == fragment.id && o.packet.len() == fragment.total);
         let (at, opened) = match found {
             Some(at) => (at, None),
             None => {
-                let evicted = u64::from(self.open.len() == MAX_OPEN && self.open.pop_front().is_some());
+                let evicted =
+                    u64::from(self.open.len() == MAX_OPEN && self.open.pop_front().is_some());
                 self.open.push_back(Open {
                     id: fragment.id,
                     since: now,
@@ -64,7 +68,10 @@ impl Reassembly {
         };
         let open = &mut self.open[at];
         let span = (fragment.offset, fragment.offset + chunk.len());
-        let overlaps = open.received.iter().any(|(from, to)| span.0 < *to && *from < span.1);
+        let overlaps = open
+            .received
+            .iter()
+            .any(|(from, to)| span.0 < *to && *from < span.1);
         if overlaps || open.partial != fragment.partial {
             return Outcome::Contradiction;
         }
@@ -105,17 +112,37 @@ mod tests {
     use super::*;
 
     fn fragment(id: u16, offset: usize, total: usize, length: usize) -> Fragment {
-        Fragment { id, offset, total, partial: false, chunk: 0..length }
+        Fragment {
+            id,
+            offset,
+            total,
+            partial: false,
+            chunk: 0..length,
+        }
     }
 
     #[test]
     fn fragments_in_any_order_make_the_packet() {
         let whole: Vec<u8> = (0..3000u32).map(|i| i as u8).collect();
         let mut r = Reassembly::default();
-        assert_eq!(r.fragment(&fragment(7, 2000, 3000, 1000), &whole[2000..], Instant::BOOT), Outcome::Opened { evicted: 0 });
-        assert_eq!(r.fragment(&fragment(7, 0, 3000, 1000), &whole[..1000], Instant::BOOT), Outcome::Joined);
         assert_eq!(
-            r.fragment(&fragment(7, 1000, 3000, 1000), &whole[1000..2000], Instant::BOOT),
+            r.fragment(
+                &fragment(7, 2000, 3000, 1000),
+                &whole[2000..],
+                Instant::BOOT
+            ),
+            Outcome::Opened { evicted: 0 }
+        );
+        assert_eq!(
+            r.fragment(&fragment(7, 0, 3000, 1000), &whole[..1000], Instant::BOOT),
+            Outcome::Joined
+        );
+        assert_eq!(
+            r.fragment(
+                &fragment(7, 1000, 3000, 1000),
+                &whole[1000..2000],
+                Instant::BOOT
+            ),
             Outcome::Complete(whole, false)
         );
         assert_eq!(r.held(), 0);
@@ -125,7 +152,10 @@ mod tests {
     fn overlapping_fragments_are_refused() {
         let mut r = Reassembly::default();
         r.fragment(&fragment(1, 0, 3000, 1000), &[1; 1000], Instant::BOOT);
-        assert_eq!(r.fragment(&fragment(1, 999, 3000, 1000), &[2; 1000], Instant::BOOT), Outcome::Contradiction);
+        assert_eq!(
+            r.fragment(&fragment(1, 999, 3000, 1000), &[2; 1000], Instant::BOOT),
+            Outcome::Contradiction
+        );
     }
 
     #[test]
@@ -133,7 +163,9 @@ mod tests {
         let mut r = Reassembly::default();
         let mut evicted_in_all = 0;
         for id in 0..20 {
-            if let Outcome::Opened { evicted } = r.fragment(&fragment(id, 0, 60_000, 10), &[0; 10], Instant::BOOT) {
+            if let Outcome::Opened { evicted } =
+                r.fragment(&fragment(id, 0, 60_000, 10), &[0; 10], Instant::BOOT)
+            {
                 evicted_in_all += evicted;
             }
         }

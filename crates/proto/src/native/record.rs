@@ -5,7 +5,7 @@
 //! packets are never held back for a fuller record. The tail of one super-packet and the head of
 //! the next share a record, which keeps all datagrams of a batch the same size.
 
-use crate::allowed_ips::PeerId;
+use crate::indices::PeerId;
 use crate::native::frame::{
     self, FRAGMENT_OVERHEAD, PACKET_OVERHEAD, PROBE_ACK_LEN, PROBE_LEN, SLICE_OVERHEAD, SliceHead,
 };
@@ -16,7 +16,7 @@ use crate::session::Session;
 use seikan_observe::DropReason;
 use seikan_wire::ip::PROTO_TCP;
 use seikan_wire::message::{DATA_HEADER_LEN, DataHeader, TAG_LEN, TYPE_DATA_NATIVE};
-use seikan_wire::{VnetHdr, tcp};
+use seikan_wire::tcp;
 
 /// Header and tag of a record.
 pub const RECORD_OVERHEAD: usize = DATA_HEADER_LEN + TAG_LEN;
@@ -62,7 +62,15 @@ impl<'a> RecordWriter<'a> {
         next_id: &'a mut u16,
         envelope: Envelope,
     ) -> RecordWriter<'a> {
-        RecordWriter { outbox, session, envelope, next_id, used: DATA_HEADER_LEN, packets: 0, bytes: 0 }
+        RecordWriter {
+            outbox,
+            session,
+            envelope,
+            next_id,
+            used: DATA_HEADER_LEN,
+            packets: 0,
+            bytes: 0,
+        }
     }
 
     /// Changes the marking of what follows; what is open is sealed first.
@@ -75,15 +83,13 @@ impl<'a> RecordWriter<'a> {
     }
 
     /// Adds one read of the TUN device: whole, in slices or in fragments.
-    ///
-    /// Returns its packets and bytes as the ledger counts them.
-    pub fn super_packet(&mut self, read: &[u8], packet: &SuperPacket<'_>) -> Result<(u64, u64), DropReason> {
-        let before = (self.packets, self.bytes);
+    pub fn super_packet(&mut self, packet: &SuperPacket<'_>) -> Result<(), DropReason> {
         let segments = packet.segments() as u64;
-        let bytes = (0..packet.segments()).map(|i| packet.segment_len(i) as u64).sum();
+        let bytes: u64 = (0..packet.segments())
+            .map(|i| packet.segment_len(i) as u64)
+            .sum();
         if packet.kind == Some(Transport::Tcp) && self.envelope.offload {
-            let ecn = VnetHdr::read(read).is_ok_and(|h| h.gso_ecn);
-            self.slices(packet, packet.header_len, packet.gso_size, ecn)?;
+            self.slices(packet, packet.header_len, packet.gso_size, packet.ecn)?;
         } else if packet.kind.is_none()
             && PACKET_OVERHEAD + packet.bytes.len() > self.capacity()
             && self.envelope.offload
@@ -91,19 +97,19 @@ impl<'a> RecordWriter<'a> {
             && packet.ip.protocol == PROTO_TCP
         {
             // One large TCP segment: any part of it is of use to the receiver, so slices again.
-            let tcp_len = tcp::header_len(&packet.bytes[packet.ip.header_len..]).ok_or(DropReason::BadOffload)?;
+            let tcp_len = tcp::header_len(&packet.bytes[packet.ip.header_len..])
+                .ok_or(DropReason::BadOffload)?;
             let header_len = packet.ip.header_len + tcp_len;
             self.slices(packet, header_len, packet.bytes.len() - header_len, false)?;
         } else {
             for i in 0..packet.segments() {
                 self.segment(packet, i)?;
             }
-            return Ok((segments, bytes));
+            return Ok(());
         }
         self.packets += segments;
         self.bytes += bytes;
-        debug_assert!(self.packets >= before.0.min(segments));
-        Ok((segments, bytes))
+        Ok(())
     }
 
     fn capacity(&self) -> usize {
@@ -152,7 +158,13 @@ impl<'a> RecordWriter<'a> {
             let length = rest.min(self.left() - fixed);
             let used = self.used;
             let out = &mut self.room()?[used..];
-            let head = SliceHead { id, offset, total: payload.len(), gso_size, ecn };
+            let head = SliceHead {
+                id,
+                offset,
+                total: payload.len(),
+                gso_size,
+                ecn,
+            };
             frame::write_slice(out, &head, header_len + length);
             out[SLICE_OVERHEAD..fixed].copy_from_slice(header);
             out[fixed..fixed + length].copy_from_slice(&payload[offset..offset + length]);
@@ -162,7 +174,13 @@ impl<'a> RecordWriter<'a> {
         Ok(())
     }
 
-    fn fragments(&mut self, packet: &SuperPacket<'_>, i: usize, length: usize, partial: bool) -> Result<(), DropReason> {
+    fn fragments(
+        &mut self,
+        packet: &SuperPacket<'_>,
+        i: usize,
+        length: usize,
+        partial: bool,
+    ) -> Result<(), DropReason> {
         let mut whole = vec![0; length];
         packet.segment(i, partial, &mut whole);
         let id = self.take_id();
@@ -176,7 +194,8 @@ impl<'a> RecordWriter<'a> {
             let used = self.used;
             let out = &mut self.room()?[used..];
             frame::write_fragment(out, id, offset, length, chunk, partial);
-            out[FRAGMENT_OVERHEAD..FRAGMENT_OVERHEAD + chunk].copy_from_slice(&whole[offset..offset + chunk]);
+            out[FRAGMENT_OVERHEAD..FRAGMENT_OVERHEAD + chunk]
+                .copy_from_slice(&whole[offset..offset + chunk]);
             self.used += FRAGMENT_OVERHEAD + chunk;
             offset += chunk;
         }
@@ -223,9 +242,9 @@ impl<'a> RecordWriter<'a> {
         self.seal()
     }
 
-    /// Seals what is open.
-    pub fn finish(mut self) -> Result<(), DropReason> {
-        self.close(false)
+    /// Seals what is open. When there is no room for it, says how many packets are lost with it.
+    pub fn finish(mut self) -> Result<(), u64> {
+        self.close(false).map_err(|_| self.packets)
     }
 
     fn take_id(&mut self) -> u16 {
@@ -247,7 +266,9 @@ impl<'a> RecordWriter<'a> {
         }
         if more {
             let length = self.used + TAG_LEN;
-            let wanted = self.outbox.run_size(&self.envelope.destination, Some(self.envelope.peer));
+            let wanted = self
+                .outbox
+                .run_size(&self.envelope.destination, Some(self.envelope.peer));
             if let Some(wanted) = wanted
                 && length < wanted
                 && wanted - length <= MAX_PADDING
@@ -268,9 +289,20 @@ impl<'a> RecordWriter<'a> {
 
     fn seal(&mut self) -> Result<(), DropReason> {
         let length = self.used + TAG_LEN;
-        let Envelope { destination, peer, stamp, .. } = self.envelope;
+        let Envelope {
+            destination,
+            peer,
+            stamp,
+            ..
+        } = self.envelope;
         let position = self.outbox.next_position(&destination, Some(peer), length);
-        let header = DataHeader { kind: TYPE_DATA_NATIVE, position, stamp, receiver: 0, counter: 0 };
+        let header = DataHeader {
+            kind: TYPE_DATA_NATIVE,
+            position,
+            stamp,
+            receiver: 0,
+            counter: 0,
+        };
         let mut slot = self.outbox.reserve(length).ok_or(DropReason::OutboxFull)?;
         self.session.seal(header, slot.bytes());
         slot.commit(length, &destination, Some(peer), self.packets, self.bytes);
@@ -280,4 +312,3 @@ impl<'a> RecordWriter<'a> {
         Ok(())
     }
 }
-

@@ -2,7 +2,9 @@
 
 use boringtun::noise::{Tunn, TunnResult};
 use proptest::prelude::*;
+use snow::Builder;
 
+use super::resolver::Resolver;
 use super::*;
 use crate::rng::testing::{Scripted, Seeded};
 use std::time::Duration;
