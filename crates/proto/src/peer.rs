@@ -277,6 +277,17 @@ impl Peer {
         }
     }
 
+    /// Sessions, confirmed or not, and initiations that wait for a response: what each has a
+    /// receiver index for.
+    pub fn indices(&self) -> usize {
+        let sessions = &self.sessions;
+        [&sessions.current, &sessions.previous, &sessions.next]
+            .iter()
+            .filter(|s| s.is_some())
+            .count()
+            + usize::from(self.handshake.initiator.is_some())
+    }
+
     /// The AEAD of the current session.
     pub fn cipher(&self) -> Option<crate::capabilities::Cipher> {
         self.sessions.current.as_ref().map(|s| s.cipher)

@@ -269,6 +269,12 @@ impl Tunnel {
         sum
     }
 
+    /// Receiver indices in use: one for each session and each initiation that waits for its
+    /// response, so at most four for each peer.
+    pub fn indices_in_use(&self) -> usize {
+        self.indices.len()
+    }
+
     /// Reports what became of a run: `Ok`, or why the kernel refused it.
     pub fn sent(&mut self, run: &Run, result: Result<(), DropReason>) {
         let peer = run

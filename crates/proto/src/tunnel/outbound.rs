@@ -153,8 +153,8 @@ impl Tunnel {
         let Some(peer) = self.peers.get_mut(id.0 as usize).and_then(Option::as_mut) else {
             return false;
         };
-        let usable = |s: &Box<Session>| may_send(s, now.mono);
-        if peer.stash.is_empty() || !peer.sessions.current.as_ref().is_some_and(usable) {
+        let session = peer.sessions.current.as_ref();
+        if peer.stash.is_empty() || !session.is_some_and(|s| may_send(s, now.mono)) {
             return false;
         }
         let mut batch = PacketBatch::new(2 * crate::batch::MAX_READ, 64);
