@@ -10,6 +10,7 @@ use seikan_proto::outbox::Outbox;
 use seikan_proto::rng::Rng;
 use seikan_proto::time::Instant;
 use seikan_proto::tunnel::{Now, Tunnel, TunnelConfig};
+use seikan_sys::netlink::Netlink;
 use seikan_sys::tun::{Tun, TunError, TunOptions};
 use seikan_sys::udp::{UdpError, UdpOptions, UdpSocket};
 use seikan_sys::{clock, random};
@@ -20,6 +21,11 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 pub const DEFAULT_MTU: u32 = 1420;
 /// Room of a send batch: what two read batches can grow to, headers and tags included.
 const OUTBOX_BYTES: usize = 2 << 20;
+
+/// Bytes of a super-packet: 44 records for a 1500-byte path, as many as fit one GSO send, carry 44 x
+/// 1377 bytes of TCP payload behind their slice heads and inner headers; the kernel keeps some 320
+/// bytes of the limit for headers.
+const GSO_MAX_SIZE: u32 = 44 * 1377 + 320;
 
 /// Why a node cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -150,6 +156,7 @@ impl Node {
             queues: 1,
             offload: config.offload,
         })?;
+        limit_super_packets(&tun);
         let options = UdpOptions {
             fwmark: config.fwmark,
             gso: config.offload,
@@ -190,6 +197,14 @@ impl Node {
             outbox,
             inbox: Inbox::new(tcp_gso, udp_gso),
         })
+    }
+}
+
+/// Asks the kernel for super-packets that one GSO send can carry, records and all; larger ones would
+/// cost a second call each. Only speed depends on it, so a refusal is not an error.
+fn limit_super_packets(tun: &Tun) {
+    if let Ok(netlink) = Netlink::open() {
+        let _ = netlink.set_gso_max(tun.index(), GSO_MAX_SIZE, 64, GSO_MAX_SIZE);
     }
 }
 

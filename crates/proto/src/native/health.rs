@@ -5,8 +5,8 @@
 //! one-way delay grows. [`Receiver`] watches; a [`Report`] goes back in a HEALTH frame once a
 //! second while data arrives; the sender keeps the latest.
 
+use crate::native::frame::Stamp;
 use crate::time::Instant;
-use seikan_wire::message::DataHeader;
 use std::time::Duration;
 
 /// How often a report is sent while data arrives.
@@ -104,20 +104,20 @@ impl Default for Receiver {
 
 impl Receiver {
     /// Notes an authenticated, fresh datagram.
-    pub fn datagram(&mut self, header: &DataHeader, ce: bool, now: Instant) {
+    pub fn datagram(&mut self, counter: u64, stamp: Stamp, ce: bool, now: Instant) {
         self.since.get_or_insert(now);
         self.report.received = self.report.received.saturating_add(1);
         self.report.congestion_marks = self.report.congestion_marks.saturating_add(u32::from(ce));
-        if header.counter >= self.next {
-            self.advance(header);
+        if counter >= self.next {
+            self.advance(counter, stamp.position);
         } else {
-            let late = self.next - 1 - header.counter;
+            let late = self.next - 1 - counter;
             self.report.reordering = self.report.reordering.max(late.min(65_535) as u16);
             if late < HORIZON {
-                self.window[(header.counter % HORIZON / 64) as usize] |= 1 << (header.counter % 64);
+                self.window[(counter % HORIZON / 64) as usize] |= 1 << (counter % 64);
             }
         }
-        self.delay(header.stamp, now);
+        self.delay(stamp.time, now);
     }
 
     /// The report that is due, if one is.
@@ -138,9 +138,8 @@ impl Receiver {
         Some(self.since? + REPORT_INTERVAL)
     }
 
-    /// Moves the window's upper end to `header.counter`; what leaves it unseen was lost.
-    fn advance(&mut self, header: &DataHeader) {
-        let counter = header.counter;
+    /// Moves the window's upper end to `counter`; what leaves it unseen was lost.
+    fn advance(&mut self, counter: u64, position: u8) {
         let steps = counter + 1 - self.next;
         if steps > HORIZON {
             // The whole window leaves, and what lies between never entered it.
@@ -164,8 +163,8 @@ impl Receiver {
         }
         // The first of this datagram's batch was passed over for good once later ones are here;
         // counted when the batch is first seen.
-        let first = counter - u64::from(header.position).min(counter);
-        if header.position > 0 && first >= self.next {
+        let first = counter - u64::from(position).min(counter);
+        if position > 0 && first >= self.next {
             self.report.lost_first = self.report.lost_first.saturating_add(1);
         }
         self.window[(counter % HORIZON / 64) as usize] |= 1 << (counter % 64);
@@ -201,14 +200,8 @@ pub fn stamp_of(now: Instant) -> u16 {
 mod tests {
     use super::*;
 
-    fn header(counter: u64, position: u8, stamp: u16) -> DataHeader {
-        DataHeader {
-            kind: 0x14,
-            position,
-            stamp,
-            receiver: 1,
-            counter,
-        }
+    fn stamp(position: u8, time: u16) -> Stamp {
+        Stamp { position, time }
     }
 
     fn at(ms: u64) -> Instant {
@@ -219,7 +212,7 @@ mod tests {
     fn a_passed_over_counter_is_lost_once_it_leaves_the_horizon() {
         let mut r = Receiver::default();
         for c in (0..3000).filter(|c| c % 100 != 50) {
-            r.datagram(&header(c, 0, 0), false, at(0));
+            r.datagram(c, stamp(0, 0), false, at(0));
         }
         let report = r.due(at(1000)).unwrap();
         // 50, 150, ... 1950 have left a horizon of 1,024 below 3,000.
@@ -230,7 +223,7 @@ mod tests {
     fn a_late_datagram_is_reordering_and_not_loss() {
         let mut r = Receiver::default();
         for c in (0..10).chain(11..40).chain([10]).chain(40..4000) {
-            r.datagram(&header(c, 0, 0), false, at(0));
+            r.datagram(c, stamp(0, 0), false, at(0));
         }
         let report = r.due(at(1000)).unwrap();
         assert_eq!((report.lost, report.reordering), (0, 29));
@@ -242,7 +235,7 @@ mod tests {
         // Sent every 10 ms, arriving 0, 1, 2, ... 10 ms later than before; another clock's epoch.
         for i in 0..11u64 {
             let sent = stamp_of(at(700 + i * 10));
-            r.datagram(&header(i, 0, sent), false, at(i * 11));
+            r.datagram(i, stamp(0, sent), false, at(i * 11));
         }
         let report = r.due(at(2000)).unwrap();
         assert!(
@@ -255,13 +248,13 @@ mod tests {
     fn losing_all_but_the_first_of_each_batch_is_mangled_gso() {
         let mut r = Receiver::default();
         for batch in 0..200u64 {
-            r.datagram(&header(batch * 40, 0, 0), false, at(0));
+            r.datagram(batch * 40, stamp(0, 0), false, at(0));
         }
         assert!(r.due(at(1000)).unwrap().gso_is_mangled());
         let mut r = Receiver::default();
         // A random-like path: every third datagram goes, wherever it stands.
         for c in (0..8000u64).filter(|c| c % 3 == 0) {
-            r.datagram(&header(c, (c % 40) as u8, 0), false, at(0));
+            r.datagram(c, stamp((c % 40) as u8, 0), false, at(0));
         }
         assert!(!r.due(at(1000)).unwrap().gso_is_mangled());
     }

@@ -6,7 +6,7 @@ use crate::allowed_ips::{AllowedIps, LookupCache};
 use crate::constants::*;
 use crate::inbox::Inbox;
 use crate::indices::PeerId;
-use crate::native::frame::{self, Frame, Frames};
+use crate::native::frame::{self, Frame, Frames, STAMP_LEN, Stamp};
 use crate::native::reassembly::Outcome;
 use crate::native::record::RecordWriter;
 use crate::noise::Construction;
@@ -103,11 +103,6 @@ impl Tunnel {
             return self.handshake_message(now, bytes, arrival.from, outbox);
         }
         let header = DataHeader::read(bytes).ok_or(DropReason::Truncated)?;
-        if self.construction == Construction::WireGuard
-            && (header.position != 0 || header.stamp != 0)
-        {
-            return Err(DropReason::UnknownType);
-        }
         let id = *self
             .indices
             .get(header.receiver)
@@ -140,7 +135,14 @@ impl Tunnel {
         }
         let plaintext = arrival.range.start + plaintext.start..arrival.range.start + plaintext.end;
         self.opened(
-            now, id, &header, plaintext, arrival.ce, arena, inbox, outbox,
+            now,
+            id,
+            header.counter,
+            plaintext,
+            arrival.ce,
+            arena,
+            inbox,
+            outbox,
         );
         Ok(id)
     }
@@ -170,7 +172,7 @@ impl Tunnel {
         &mut self,
         now: Now,
         id: PeerId,
-        header: &DataHeader,
+        counter: u64,
         plaintext: Range<usize>,
         ce: bool,
         arena: &mut [u8],
@@ -185,7 +187,11 @@ impl Tunnel {
             allowed_ips: &self.allowed_ips,
             cache: &mut self.scratch.source,
         };
-        if plaintext.is_empty() {
+        let keepalive = match sending.construction {
+            Construction::WireGuard => 0,
+            Construction::Native => STAMP_LEN,
+        };
+        if plaintext.len() == keepalive {
             peer.counters.inbound.packets_in += 1;
             peer.counters.inbound.consumed += 1;
             return;
@@ -203,8 +209,13 @@ impl Tunnel {
                 }
             }
             Construction::Native => {
-                peer.path.health.datagram(header, ce, now.mono);
-                let mut frames = Frames::new(plaintext.clone(), ce);
+                let Some(stamp) = Stamp::read(&arena[plaintext.clone()]) else {
+                    peer.counters.inbound.packets_in += 1;
+                    peer.counters.inbound.drops.add(DropReason::BadFrame, 1);
+                    return;
+                };
+                peer.path.health.datagram(counter, stamp, ce, now.mono);
+                let mut frames = Frames::new(plaintext.start + STAMP_LEN..plaintext.end, ce);
                 while let Some(frame) = frames.next(arena) {
                     let size = plaintext.len() + DATA_HEADER_LEN + TAG_LEN;
                     native_frame(
