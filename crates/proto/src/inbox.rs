@@ -22,6 +22,8 @@ pub const MAX_PIECES: usize = 64;
 pub const MAX_HEADER: usize = 128;
 /// How many of the newest writes are searched for a packet's flow.
 const SEARCH: usize = 16;
+/// Writes whose memory is kept between batches.
+const KEPT: usize = 1024;
 /// The largest IP packet.
 const MAX_PACKET: usize = 65_535;
 
@@ -94,7 +96,7 @@ impl Write {
             ecn: false,
             payload: 0,
             push: false,
-            pieces: Vec::with_capacity(MAX_PIECES),
+            pieces: Vec::new(),
             owned: Vec::new(),
             head: [0; VNET_HDR_LEN + MAX_HEADER],
             head_len: VNET_HDR_LEN,
@@ -264,11 +266,12 @@ impl Inbox {
             write.pieces.push(slice.chunk.clone());
             return;
         }
+        let ports = arena[slice.header.start + slice.ip.header_len..].first_chunk();
         let write = self.open(peer, slice.segments(), 0);
         write.flow = Some(Flow {
             ip: slice.ip,
             peer,
-            ports: [0; 4],
+            ports: ports.copied().unwrap_or_default(),
         });
         write.growth = Growth::Slices {
             id: slice.id,
@@ -288,7 +291,10 @@ impl Inbox {
 
     /// Adds a packet that lies in no arena: an ICMP error, a reassembled packet.
     pub fn owned(&mut self, packet: Vec<u8>, ip: &IpPacket, peer: PeerId, partial: bool) {
+        let flow = flow_of(&packet, ip, peer).map(|(flow, _, _)| flow);
         let write = self.open(peer, 1, packet.len() as u64);
+        // What follows in its flow must not join a write before it.
+        write.flow = flow;
         write.owned = packet;
         write.partial = partial;
         write.set_plain_head(ip);
@@ -311,8 +317,10 @@ impl Inbox {
         &self.writes[..self.live]
     }
 
-    /// Forgets all writes; their memory stays for the next batch.
+    /// Forgets all writes; their memory stays for the next batch, but not that of a flood of tiny
+    /// packets.
     pub fn clear(&mut self) {
+        self.writes.truncate(KEPT);
         self.live = 0;
         self.finished = 0;
     }

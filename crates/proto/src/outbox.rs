@@ -174,13 +174,30 @@ impl Slot<'_> {
         packets: u64,
         bytes: u64,
     ) {
+        let gso = self.outbox.gso;
+        self.commit_to_run(length, to, peer, packets, bytes, gso);
+    }
+
+    /// As [`Self::commit`], in a run of its own unless `gso`.
+    pub fn commit_to_run(
+        self,
+        length: usize,
+        to: &Destination,
+        peer: Option<PeerId>,
+        packets: u64,
+        bytes: u64,
+        gso: bool,
+    ) {
         debug_assert!(length <= self.length);
         let outbox = self.outbox;
         let end = self.start + length;
         outbox.used = end;
         match outbox.runs.last_mut() {
             Some(run)
-                if outbox.gso && run.range.end == self.start && run.accepts(to, peer, length) =>
+                if gso
+                    && outbox.gso
+                    && run.range.end == self.start
+                    && run.accepts(to, peer, length) =>
             {
                 run.range.end = end;
                 run.segments += 1;

@@ -18,6 +18,8 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+/// Reports in a row without what followed the first of a batch, from which GSO counts as mangled.
+const MANGLED_REPORTS: u8 = 2;
 /// Packets that wait for a handshake, at most (kernel: `MAX_STAGED_PACKETS` is 128).
 const STASH_PACKETS: usize = 128;
 /// Bytes that wait for a handshake, at most.
@@ -46,7 +48,7 @@ pub struct Peer {
     pub(crate) timers: Timers,
     pub(crate) stash: Stash,
     pub(crate) reassembly: Reassembly,
-    /// The earliest entry for this peer in the tunnel's wake-up queue.
+    /// This peer's entry in the tunnel's wake-up queue.
     pub(crate) scheduled: Option<Instant>,
 }
 
@@ -80,6 +82,10 @@ pub struct Path {
     pub(crate) next_id: u16,
     /// Probing goes on until then; moved by sending data.
     pub(crate) active_until: Instant,
+    /// Datagrams sent behind the first of their GSO batch since the latest report.
+    pub(crate) sent_later: u32,
+    /// Reports in a row that missed them.
+    missed: u8,
 }
 
 impl Path {
@@ -93,7 +99,20 @@ impl Path {
             health: Receiver::default(),
             next_id: 0,
             active_until: Instant::BOOT,
+            sent_later: 0,
+            missed: 0,
         }
+    }
+
+    /// Takes in what the peer saw of our datagrams.
+    pub(crate) fn reported(&mut self, report: Report) {
+        if report.misses_batches(std::mem::take(&mut self.sent_later)) {
+            self.missed += 1;
+            self.gso &= self.missed < MANGLED_REPORTS;
+        } else if report.received_later > 0 {
+            self.missed = 0;
+        }
+        self.report = Some(report);
     }
 
     /// Sends to `endpoint` from now on; a path that is another one is measured anew.
@@ -105,6 +124,7 @@ impl Path {
                 next_id,
                 health,
                 active_until: self.active_until,
+                mtu: self.mtu.moved(endpoint.is_ipv6()),
                 ..Path::new(Some(endpoint))
             };
         }
@@ -255,6 +275,17 @@ impl Peer {
             reassembly: Reassembly::default(),
             scheduled: None,
         }
+    }
+
+    /// Sessions, confirmed or not, and initiations that wait for a response: what each has a
+    /// receiver index for.
+    pub fn indices(&self) -> usize {
+        let sessions = &self.sessions;
+        [&sessions.current, &sessions.previous, &sessions.next]
+            .iter()
+            .filter(|s| s.is_some())
+            .count()
+            + usize::from(self.handshake.initiator.is_some())
     }
 
     /// The AEAD of the current session.

@@ -87,6 +87,11 @@ impl Session {
         tag_room.copy_from_slice(tag.as_ref());
     }
 
+    /// No datagram with a higher counter has been accepted.
+    pub fn is_newest(&self, counter: u64) -> bool {
+        self.replay.next_counter() == counter + 1
+    }
+
     /// Opens a received datagram in place and says where its plaintext lies.
     ///
     /// Authentication comes first, the replay check behind it (RFC 6479), so that a forged counter

@@ -159,6 +159,11 @@ impl Timers {
         }
     }
 
+    /// The initiations sent are void: the next reason for one need not wait for their pause.
+    pub fn forget_initiation(&mut self) {
+        self.last_initiation = None;
+    }
+
     /// Stops every timer, as when the peer is removed or the interface goes down.
     pub fn stop(&mut self) {
         let persistent_interval = self.persistent_interval;

@@ -36,8 +36,7 @@ use crate::tai64n::Tai64nClock;
 use crate::time::Instant;
 use ipnet::IpNet;
 use seikan_observe::{DirectionCounters, DropReason, PeerCounters};
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -83,7 +82,8 @@ pub struct Tunnel {
     defence: Defence,
     clock: Tai64nClock,
     rng: Box<dyn Rng + Send>,
-    wakeups: BinaryHeap<Reverse<(Instant, PeerId)>>,
+    /// When to poll for which peer; one entry each at most ([`Peer::scheduled`]).
+    wakeups: BTreeSet<(Instant, PeerId)>,
     scratch: Scratch,
     /// What belongs to no peer, and what belonged to peers that were removed.
     stray: PeerCounters,
@@ -123,7 +123,7 @@ impl Tunnel {
             indices: IndexTable::with_capacity(MAX_INDICES),
             clock: Tai64nClock::default(),
             rng: config.rng,
-            wakeups: BinaryHeap::new(),
+            wakeups: BTreeSet::new(),
             scratch: Scratch::default(),
             stray: PeerCounters::default(),
         }
@@ -149,6 +149,10 @@ impl Tunnel {
         }
         for id in self.by_key.values().copied().collect::<Vec<_>>() {
             self.forget_sessions(id);
+            if let Some(peer) = self.peer_mut(id) {
+                // The next initiation is by another identity: no reason to wait with it.
+                peer.timers.forget_initiation();
+            }
         }
     }
 
@@ -205,6 +209,9 @@ impl Tunnel {
         let Some(mut peer) = self.peers.get_mut(id.0 as usize).and_then(Option::take) else {
             return;
         };
+        if let Some(at) = peer.scheduled {
+            self.wakeups.remove(&(at, id));
+        }
         peer.drop_stash(DropReason::PeerRemoved);
         let held = std::mem::take(&mut peer.counters.inbound.held);
         peer.counters
@@ -262,25 +269,33 @@ impl Tunnel {
         sum
     }
 
+    /// Receiver indices in use: one for each session and each initiation that waits for its
+    /// response, so at most four for each peer.
+    pub fn indices_in_use(&self) -> usize {
+        self.indices.len()
+    }
+
     /// Reports what became of a run: `Ok`, or why the kernel refused it.
     pub fn sent(&mut self, run: &Run, result: Result<(), DropReason>) {
         let peer = run
             .peer
             .and_then(|id| self.peers.get_mut(id.0 as usize)?.as_mut());
-        let counters = match peer {
+        let mut nobody = 0;
+        let (counters, sent_later) = match peer {
             Some(peer) => {
                 if result == Err(DropReason::SendTooLarge) {
                     peer.path.mtu.too_large(run.segment_size);
                 }
-                &mut peer.counters
+                (&mut peer.counters, &mut peer.path.sent_later)
             }
-            None => &mut self.stray,
+            None => (&mut self.stray, &mut nobody),
         };
         match result {
             Ok(()) => {
                 counters.outbound.packets_out += run.packets;
                 counters.outbound.bytes_out += run.bytes;
                 counters.sent_bytes += run.range.len() as u64;
+                *sent_later = sent_later.saturating_add(run.segments as u32 - 1);
             }
             Err(reason) => counters.outbound.drops.add(reason, run.packets),
         }

@@ -1,47 +1,40 @@
-//! Two tunnels back to back, without a network between them: the first packets of a life.
+//! Two tunnels on a good path: the first packets of a life.
 
 mod sim;
 
 use seikan_proto::noise::Construction;
-use sim::{Pair, tcp_super_packet, udp_packet};
+use sim::World;
+use sim::packets::Flow;
+use std::time::Duration;
+
+const BOTH: [Construction; 2] = [Construction::WireGuard, Construction::Native];
 
 #[test]
 fn packets_cross_in_both_protocols_and_both_directions() {
-    for construction in [Construction::WireGuard, Construction::Native] {
-        let mut pair = Pair::new(construction, 1);
-        pair.send(0, &[udp_packet(0, 1, 100, 7)]);
-        pair.settle();
-        let at_b = pair.take_delivered(1);
-        assert_eq!(
-            at_b,
-            [udp_packet(0, 1, 100, 7)[10..].to_vec()],
-            "{construction:?}"
-        );
-        pair.send(1, &[udp_packet(1, 0, 100, 8)]);
-        pair.settle();
-        assert_eq!(
-            pair.take_delivered(0),
-            [udp_packet(1, 0, 100, 8)[10..].to_vec()],
-            "{construction:?}"
-        );
-        pair.assert_ledgers_close();
+    for construction in BOTH {
+        for from in [0, 1] {
+            let mut world = World::new(construction, 1);
+            for flow in [Flow::udp(from), Flow::udp(from).v6()] {
+                world.send(from, &[flow.datagram(1, 100)]);
+                world.run(Duration::from_secs(1));
+                assert_eq!(world.take_delivered(1 - from), [flow.datagram(1, 100)]);
+            }
+            world.check_nothing_held();
+        }
     }
 }
 
 #[test]
 fn a_tcp_super_packet_arrives_as_one_write_with_the_same_payload() {
-    for construction in [Construction::WireGuard, Construction::Native] {
-        let mut pair = Pair::new(construction, 2);
-        pair.send(0, &[udp_packet(0, 1, 10, 0)]);
-        pair.settle();
-        pair.take_delivered(1);
-        let read = tcp_super_packet(0, 1, 40_000, 1368, 1000);
-        pair.send(0, &[read.clone()]);
-        pair.settle();
-        let delivered = pair.take_delivered(1);
-        let payload: Vec<u8> = delivered.iter().flat_map(|p| p[40..].to_vec()).collect();
-        assert!(payload == read[50..], "{construction:?}");
-        assert_eq!(delivered.len(), 1, "{construction:?}");
-        pair.assert_ledgers_close();
+    for construction in BOTH {
+        for flow in [Flow::tcp(0), Flow::tcp(0).v6()] {
+            let mut world = World::new(construction, 2);
+            world.establish();
+            let read = flow.segments(0, 40_000, 1348);
+            world.send(0, std::slice::from_ref(&read));
+            world.run(Duration::from_secs(1));
+            assert_eq!(world.take_delivered(1), [read], "{construction:?} {flow:?}");
+            world.check_nothing_held();
+        }
     }
 }

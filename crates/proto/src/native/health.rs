@@ -3,16 +3,20 @@
 //! Counter, batch position and send stamp of every authenticated datagram are enough to tell: how
 //! many were lost and where in their GSO batch, how far they were reordered, and whether the
 //! one-way delay grows. [`Receiver`] watches; a [`Report`] goes back in a HEALTH frame once a
-//! second while data arrives; the sender keeps the latest.
+//! second while packets arrive (not while only reports do, or two idle peers would never stop
+//! reporting on each other's reports); the sender keeps the latest.
 
 use crate::native::frame::Stamp;
 use crate::time::Instant;
+use seikan_wire::message::DataHeader;
 use std::time::Duration;
 
 /// How often a report is sent while data arrives.
 pub const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 /// Reordering further than this is counted as loss.
 const HORIZON: u64 = 1024;
+/// Datagrams sent behind the first of their batch, from which on their absence means something.
+const MANGLED_SAMPLE: u32 = 32;
 
 /// What the far end saw since its previous report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,11 +33,13 @@ pub struct Report {
     pub congestion_marks: u32,
     /// One-way delay above the lowest seen in this session, in microseconds (median-free mean).
     pub queueing_delay: u32,
+    /// Of those received, how many were not the first of their GSO batch.
+    pub received_later: u32,
 }
 
 impl Report {
     /// Length of the encoded report.
-    pub const LEN: usize = 22;
+    pub const LEN: usize = 26;
 
     /// Parses a HEALTH frame's body; longer ones are from later versions and are read as far as
     /// known.
@@ -47,6 +53,7 @@ impl Report {
             congestion_marks: u32_at(12),
             queueing_delay: u32_at(16),
             reordering: u16::from_le_bytes([b[20], b[21]]),
+            received_later: u32_at(22),
         })
     }
 
@@ -59,23 +66,29 @@ impl Report {
         b[12..16].copy_from_slice(&self.congestion_marks.to_le_bytes());
         b[16..20].copy_from_slice(&self.queueing_delay.to_le_bytes());
         b[20..22].copy_from_slice(&self.reordering.to_le_bytes());
+        b[22..26].copy_from_slice(&self.received_later.to_le_bytes());
         b
     }
 
-    /// GSO is mangled on this path: batches arrive with their first datagram only.
+    /// Batches arrive with their first datagram only, of the `sent_later` datagrams that were sent
+    /// behind one since the previous report hardly any.
     ///
-    /// True when much is lost although hardly any first-of-batch is: a path that drops at random
-    /// loses firsts like all others.
-    pub fn gso_is_mangled(&self) -> bool {
-        self.lost >= 64 && self.lost > self.received / 2 && self.lost_first * 50 < self.lost
+    /// A path that loses at random, or drops the tails of bursts, lets more of them through. What
+    /// was still on its way when the report was made was sent but not received: only the same
+    /// answer twice in a row proves that the path mangles GSO.
+    pub fn misses_batches(&self, sent_later: u32) -> bool {
+        sent_later >= MANGLED_SAMPLE && u64::from(self.received_later) * 50 < u64::from(sent_later)
     }
 }
 
-/// Watches the datagrams of one session.
+/// Watches the datagrams of the newest session.
 #[derive(Debug)]
 pub struct Receiver {
     report: Report,
+    /// When the first packet came that no report has told of.
     since: Option<Instant>,
+    /// The session whose counters are followed: our index, and when its keys were derived.
+    session: Option<(u32, Instant)>,
     /// Next counter expected: one above the highest seen.
     next: u64,
     /// Bit `i` is counter `next - 1 - i`: seen. Those that leave the window unseen are lost.
@@ -91,6 +104,7 @@ impl Default for Receiver {
         Receiver {
             report: Report::default(),
             since: None,
+            session: None,
             next: 0,
             // Before the first datagram nothing is missing.
             window: [u64::MAX; (HORIZON / 64) as usize],
@@ -103,11 +117,35 @@ impl Default for Receiver {
 }
 
 impl Receiver {
-    /// Notes an authenticated, fresh datagram.
-    pub fn datagram(&mut self, counter: u64, stamp: Stamp, ce: bool, now: Instant) {
-        self.since.get_or_insert(now);
-        self.report.received = self.report.received.saturating_add(1);
-        self.report.congestion_marks = self.report.congestion_marks.saturating_add(u32::from(ce));
+    /// Notes an authenticated, fresh datagram of the session whose keys were `derived` then.
+    pub fn datagram(
+        &mut self,
+        header: &DataHeader,
+        stamp: Stamp,
+        derived: Instant,
+        ce: bool,
+        now: Instant,
+    ) {
+        let report = &mut self.report;
+        report.received = report.received.saturating_add(1);
+        report.congestion_marks = report.congestion_marks.saturating_add(u32::from(ce));
+        let later = u32::from(stamp.position > 0);
+        report.received_later = report.received_later.saturating_add(later);
+        match self.session {
+            Some((index, _)) if index == header.receiver => {}
+            // A straggler of a session that has been replaced: its counters mean nothing here.
+            Some((_, newest)) if derived <= newest => return,
+            _ => {
+                *self = Receiver {
+                    report: self.report,
+                    since: self.since,
+                    session: Some((header.receiver, derived)),
+                    delay_sum: self.delay_sum,
+                    ..Receiver::default()
+                }
+            }
+        }
+        let counter = header.counter;
         if counter >= self.next {
             self.advance(counter, stamp.position);
         } else {
@@ -118,6 +156,11 @@ impl Receiver {
             }
         }
         self.delay(stamp.time, now);
+    }
+
+    /// Packets came, which are worth a report.
+    pub fn packets(&mut self, now: Instant) {
+        self.since.get_or_insert(now);
     }
 
     /// The report that is due, if one is.
@@ -200,6 +243,14 @@ pub fn stamp_of(now: Instant) -> u16 {
 mod tests {
     use super::*;
 
+    fn header(counter: u64) -> DataHeader {
+        DataHeader {
+            kind: 0x14,
+            receiver: 1,
+            counter,
+        }
+    }
+
     fn stamp(position: u8, time: u16) -> Stamp {
         Stamp { position, time }
     }
@@ -208,11 +259,16 @@ mod tests {
         Instant::from_nanos(ms * 1_000_000)
     }
 
+    fn note(r: &mut Receiver, header: &DataHeader, stamp: Stamp, now: Instant) {
+        r.datagram(header, stamp, at(0), false, now);
+        r.packets(now);
+    }
+
     #[test]
     fn a_passed_over_counter_is_lost_once_it_leaves_the_horizon() {
         let mut r = Receiver::default();
         for c in (0..3000).filter(|c| c % 100 != 50) {
-            r.datagram(c, stamp(0, 0), false, at(0));
+            note(&mut r, &header(c), stamp(0, 0), at(0));
         }
         let report = r.due(at(1000)).unwrap();
         // 50, 150, ... 1950 have left a horizon of 1,024 below 3,000.
@@ -223,7 +279,7 @@ mod tests {
     fn a_late_datagram_is_reordering_and_not_loss() {
         let mut r = Receiver::default();
         for c in (0..10).chain(11..40).chain([10]).chain(40..4000) {
-            r.datagram(c, stamp(0, 0), false, at(0));
+            note(&mut r, &header(c), stamp(0, 0), at(0));
         }
         let report = r.due(at(1000)).unwrap();
         assert_eq!((report.lost, report.reordering), (0, 29));
@@ -235,7 +291,7 @@ mod tests {
         // Sent every 10 ms, arriving 0, 1, 2, ... 10 ms later than before; another clock's epoch.
         for i in 0..11u64 {
             let sent = stamp_of(at(700 + i * 10));
-            r.datagram(i, stamp(0, sent), false, at(i * 11));
+            note(&mut r, &header(i), stamp(0, sent), at(i * 11));
         }
         let report = r.due(at(2000)).unwrap();
         assert!(
@@ -248,15 +304,55 @@ mod tests {
     fn losing_all_but_the_first_of_each_batch_is_mangled_gso() {
         let mut r = Receiver::default();
         for batch in 0..200u64 {
-            r.datagram(batch * 40, stamp(0, 0), false, at(0));
+            note(&mut r, &header(batch * 40), stamp(0, 0), at(0));
         }
-        assert!(r.due(at(1000)).unwrap().gso_is_mangled());
+        assert!(r.due(at(1000)).unwrap().misses_batches(200 * 39));
         let mut r = Receiver::default();
-        // A random-like path: every third datagram goes, wherever it stands.
+        // A random-like path: every third datagram comes, wherever it stands.
         for c in (0..8000u64).filter(|c| c % 3 == 0) {
-            r.datagram(c, stamp((c % 40) as u8, 0), false, at(0));
+            note(&mut r, &header(c), stamp((c % 40) as u8, 0), at(0));
         }
-        assert!(!r.due(at(1000)).unwrap().gso_is_mangled());
+        assert!(!r.due(at(1000)).unwrap().misses_batches(200 * 39));
+        // A short queue takes the first three of every batch and drops the rest.
+        let mut r = Receiver::default();
+        for c in (0..8000u64).filter(|c| c % 40 < 3) {
+            note(&mut r, &header(c), stamp((c % 40) as u8, 0), at(0));
+        }
+        assert!(!r.due(at(1000)).unwrap().misses_batches(200 * 39));
+    }
+
+    #[test]
+    fn a_straggler_of_the_previous_session_is_no_loss_in_the_new_one() {
+        let mut r = Receiver::default();
+        let old = DataHeader {
+            receiver: 9,
+            ..header(0)
+        };
+        r.datagram(&old, stamp(0, 0), at(0), false, at(0));
+        for c in 0..10 {
+            r.datagram(&header(c), stamp(0, 0), at(5), false, at(5));
+        }
+        let late = DataHeader {
+            counter: 90_000,
+            ..old
+        };
+        r.datagram(&late, stamp(0, 0), at(0), false, at(6));
+        for c in 10..3000 {
+            r.datagram(&header(c), stamp(0, 0), at(5), false, at(7));
+        }
+        r.packets(at(7));
+        let report = r.due(at(2000)).unwrap();
+        assert_eq!(
+            (report.received, report.lost, report.reordering),
+            (3002, 0, 0)
+        );
+    }
+
+    #[test]
+    fn reports_and_keepalives_alone_are_not_reported_on() {
+        let mut r = Receiver::default();
+        r.datagram(&header(0), stamp(0, 0), at(0), false, at(0));
+        assert_eq!((r.next_report(), r.due(at(5000))), (None, None));
     }
 
     #[test]
@@ -268,8 +364,9 @@ mod tests {
             reordering: 4,
             congestion_marks: 5,
             queueing_delay: 6,
+            received_later: 7,
         };
         assert_eq!(Report::read(&r.to_bytes()), Some(r));
-        assert_eq!(Report::read(&[0; 21]), None);
+        assert_eq!(Report::read(&[0; 25]), None);
     }
 }

@@ -4,7 +4,9 @@
 //! in this direction. ICMP is not believed. Search: the sizes that networks really have, largest
 //! first that was not refused, then bisection to within [`GRANULARITY`]. A confirmed size is
 //! confirmed anew every [`CONFIRM_INTERVAL`] while data flows; when [`MAX_PROBES`] confirmations in
-//! a row fail, the path has become a black hole for it and the search starts over from the base.
+//! a row fail, the path has become a black hole for it, or is down. Then the base is used, and
+//! probed until it passes: an outage must not make every size look refused. After that the search
+//! starts over.
 
 use crate::time::Instant;
 use std::time::Duration;
@@ -35,6 +37,8 @@ pub struct PathMtu {
     confirmed: u16,
     /// Smallest size believed not to pass.
     refused: u16,
+    /// The path may be down: nothing is known until the base passes.
+    base_unsure: bool,
     probe: Option<Probe>,
     next_id: u16,
     /// When to confirm or raise.
@@ -57,10 +61,20 @@ impl PathMtu {
             overhead: if v6 { 48 } else { 28 },
             confirmed: BASE,
             refused: MAX,
+            base_unsure: false,
             probe: None,
             next_id: 0,
             idle_until: None,
             raise_at: None,
+        }
+    }
+
+    /// Another path to the same peer, of which nothing is known either. Acknowledgements of probes
+    /// on this one do not fit its probes.
+    pub fn moved(&self, v6: bool) -> PathMtu {
+        PathMtu {
+            next_id: self.next_id,
+            ..PathMtu::new(v6)
         }
     }
 
@@ -113,6 +127,7 @@ impl PathMtu {
             return;
         };
         self.probe = None;
+        self.base_unsure = false;
         self.confirmed = self.confirmed.max(probe.size);
         self.refused = self.refused.max(self.confirmed.saturating_add(1));
     }
@@ -120,7 +135,8 @@ impl PathMtu {
     /// The kernel refused a datagram of `size` bytes (EMSGSIZE): the first link is smaller.
     pub fn too_large(&mut self, size: usize) {
         let size = size.min(usize::from(MAX)) as u16;
-        if self.probe.is_some_and(|p| p.size >= size) {
+        // The base is probed at its own pace: there is nothing smaller to try.
+        if self.probe.is_some_and(|p| p.size >= size && p.size > BASE) {
             self.probe = None;
         }
         if size <= self.confirmed {
@@ -135,9 +151,8 @@ impl PathMtu {
         if size <= self.confirmed {
             // A black hole: what passed does not pass any more.
             *self = PathMtu {
-                refused: size.max(BASE + 1),
-                next_id: self.next_id,
-                ..PathMtu::new(self.overhead == 48)
+                base_unsure: true,
+                ..self.moved(self.overhead == 48)
             };
         } else {
             self.refused = size;
@@ -146,6 +161,9 @@ impl PathMtu {
 
     /// The next size of the search, or `None` when it is over.
     fn candidate(&self) -> Option<u16> {
+        if self.base_unsure {
+            return Some(BASE);
+        }
         let open = |size: &u16| *size > self.confirmed && *size < self.refused;
         let common = COMMON.iter().map(|mtu| (mtu - self.overhead).min(MAX - 1));
         // Upwards: Ethernet's size first, since most paths have it; then on from what is confirmed.
@@ -239,6 +257,16 @@ mod tests {
         assert_eq!(path.size(), 1472);
         search(&mut path, 60, 180, 1372);
         assert!((1364..=1372).contains(&path.size()), "{}", path.size());
+    }
+
+    #[test]
+    fn an_outage_does_not_shrink_the_path_for_long() {
+        let mut path = PathMtu::new(false);
+        search(&mut path, 0, 60, 1472);
+        search(&mut path, 60, 120, 0);
+        assert_eq!(path.size(), usize::from(BASE));
+        search(&mut path, 120, 130, 1472);
+        assert_eq!(path.size(), 1472);
     }
 
     #[test]

@@ -1,7 +1,9 @@
 //! Packets too large for one record, put together from their fragments.
 //!
 //! Only a few can be open for each peer; the oldest gives way, with its fragments counted. Every
-//! fragment is placed once: the replay window has already refused repeated records.
+//! fragment is placed once: the replay window has already refused repeated records. Identifiers
+//! wrap within a second at high rates and start over with the peer, so fragments must also come in
+//! records of one session and close to each other (RFC 4963 tells what happens otherwise).
 
 use crate::native::frame::Fragment;
 use crate::time::Instant;
@@ -19,11 +21,38 @@ pub struct Reassembly {
     open: VecDeque<Open>,
 }
 
+/// Records between the fragments of one packet, at most: 64 KiB take 60 of the smallest.
+const MAX_DISTANCE: u64 = 256;
+
+/// The record that a fragment came in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// Our index of its session.
+    pub session: u32,
+    /// Its counter.
+    pub counter: u64,
+    /// Its datagram arrived marked CE.
+    pub ce: bool,
+}
+
+/// A packet put together.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Reassembled {
+    /// Its bytes.
+    pub packet: Vec<u8>,
+    /// The flag [`Fragment::partial`].
+    pub partial: bool,
+    /// One of its fragments arrived marked CE: the packet counts as marked (RFC 3168 section 5.3).
+    pub ce: bool,
+}
+
 #[derive(Debug)]
 struct Open {
     id: u16,
+    first: Record,
     since: Instant,
     partial: bool,
+    ce: bool,
     packet: Vec<u8>,
     received: Vec<(usize, usize)>,
 }
@@ -38,19 +67,27 @@ pub enum Outcome {
     },
     /// It joined a packet that is held.
     Joined,
-    /// It completed the packet; the flag is [`Fragment::partial`].
-    Complete(Vec<u8>, bool),
+    /// It completed the packet.
+    Complete(Reassembled),
     /// It contradicts the packet's other fragments.
     Contradiction,
 }
 
 impl Reassembly {
-    /// Places the fragment, whose bytes are `chunk`.
-    pub fn fragment(&mut self, fragment: &Fragment, chunk: &[u8], now: Instant) -> Outcome {
-        let found = self
-            .open
-            .iter()
-            .position(|o| o.id == fragment.id && o.packet.len() == fragment.total);
+    /// Places the fragment, which came in `record` and whose bytes are `chunk`.
+    pub fn fragment(
+        &mut self,
+        fragment: &Fragment,
+        record: Record,
+        chunk: &[u8],
+        now: Instant,
+    ) -> Outcome {
+        let found = self.open.iter().position(|o| {
+            o.id == fragment.id
+                && o.packet.len() == fragment.total
+                && o.first.session == record.session
+                && o.first.counter.abs_diff(record.counter) <= MAX_DISTANCE
+        });
         let (at, opened) = match found {
             Some(at) => (at, None),
             None => {
@@ -58,8 +95,10 @@ impl Reassembly {
                     u64::from(self.open.len() == MAX_OPEN && self.open.pop_front().is_some());
                 self.open.push_back(Open {
                     id: fragment.id,
+                    first: record,
                     since: now,
                     partial: fragment.partial,
+                    ce: false,
                     packet: vec![0; fragment.total],
                     received: Vec::new(),
                 });
@@ -77,11 +116,16 @@ impl Reassembly {
         }
         open.packet[span.0..span.1].copy_from_slice(chunk);
         open.received.push(span);
+        open.ce |= record.ce;
         let received: usize = open.received.iter().map(|(from, to)| to - from).sum();
         if received == open.packet.len()
             && let Some(whole) = self.open.remove(at)
         {
-            return Outcome::Complete(whole.packet, whole.partial);
+            return Outcome::Complete(Reassembled {
+                packet: whole.packet,
+                partial: whole.partial,
+                ce: whole.ce,
+            });
         }
         match opened {
             Some(evicted) => Outcome::Opened { evicted },
@@ -128,32 +172,83 @@ mod tests {
         assert_eq!(
             r.fragment(
                 &fragment(7, 2000, 3000, 1000),
+                record(3),
                 &whole[2000..],
                 Instant::BOOT
             ),
             Outcome::Opened { evicted: 0 }
         );
         assert_eq!(
-            r.fragment(&fragment(7, 0, 3000, 1000), &whole[..1000], Instant::BOOT),
+            r.fragment(
+                &fragment(7, 0, 3000, 1000),
+                record(1),
+                &whole[..1000],
+                Instant::BOOT
+            ),
             Outcome::Joined
         );
         assert_eq!(
             r.fragment(
                 &fragment(7, 1000, 3000, 1000),
+                Record {
+                    ce: true,
+                    ..record(2)
+                },
                 &whole[1000..2000],
                 Instant::BOOT
             ),
-            Outcome::Complete(whole, false)
+            Outcome::Complete(Reassembled {
+                packet: whole,
+                partial: false,
+                ce: true
+            })
         );
         assert_eq!(r.held(), 0);
+    }
+
+    fn record(counter: u64) -> Record {
+        Record {
+            session: 1,
+            counter,
+            ce: false,
+        }
+    }
+
+    /// The identifier has come round, or the peer has restarted: other packets.
+    #[test]
+    fn fragments_from_far_apart_or_another_session_do_not_mix() {
+        for other in [
+            record(65_536),
+            Record {
+                session: 2,
+                ..record(1)
+            },
+        ] {
+            let mut r = Reassembly::default();
+            let first = fragment(1, 0, 2000, 1000);
+            let last = fragment(1, 1000, 2000, 1000);
+            r.fragment(&first, record(0), &[1; 1000], Instant::BOOT);
+            let outcome = r.fragment(&last, other, &[2; 1000], Instant::BOOT);
+            assert_eq!(outcome, Outcome::Opened { evicted: 0 });
+        }
     }
 
     #[test]
     fn overlapping_fragments_are_refused() {
         let mut r = Reassembly::default();
-        r.fragment(&fragment(1, 0, 3000, 1000), &[1; 1000], Instant::BOOT);
+        r.fragment(
+            &fragment(1, 0, 3000, 1000),
+            record(0),
+            &[1; 1000],
+            Instant::BOOT,
+        );
         assert_eq!(
-            r.fragment(&fragment(1, 999, 3000, 1000), &[2; 1000], Instant::BOOT),
+            r.fragment(
+                &fragment(1, 999, 3000, 1000),
+                record(1),
+                &[2; 1000],
+                Instant::BOOT
+            ),
             Outcome::Contradiction
         );
     }
@@ -163,9 +258,12 @@ mod tests {
         let mut r = Reassembly::default();
         let mut evicted_in_all = 0;
         for id in 0..20 {
-            if let Outcome::Opened { evicted } =
-                r.fragment(&fragment(id, 0, 60_000, 10), &[0; 10], Instant::BOOT)
-            {
+            if let Outcome::Opened { evicted } = r.fragment(
+                &fragment(id, 0, 60_000, 10),
+                record(u64::from(id)),
+                &[0; 10],
+                Instant::BOOT,
+            ) {
                 evicted_in_all += evicted;
             }
         }

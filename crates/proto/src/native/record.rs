@@ -6,6 +6,7 @@
 //! the next share a record, which keeps all datagrams of a batch the same size.
 
 use crate::constants::NATIVE_DATA;
+use crate::inbox::MAX_HEADER;
 use crate::indices::PeerId;
 use crate::native::frame::{
     self, FRAGMENT_OVERHEAD, PACKET_OVERHEAD, PROBE_ACK_LEN, PROBE_LEN, SLICE_OVERHEAD, STAMP_LEN,
@@ -42,6 +43,8 @@ pub struct Envelope {
     pub stamp: u16,
     /// The peer takes slices and partial checksums.
     pub offload: bool,
+    /// The path carries GSO batches.
+    pub gso: bool,
 }
 
 /// Packs frames for one peer into sealed records.
@@ -86,34 +89,48 @@ impl<'a> RecordWriter<'a> {
         Ok(())
     }
 
-    /// Adds one read of the TUN device: whole, in slices or in fragments.
-    pub fn super_packet(&mut self, packet: &SuperPacket<'_>) -> Result<(), DropReason> {
-        let segments = packet.segments() as u64;
-        let bytes: u64 = (0..packet.segments())
-            .map(|i| packet.segment_len(i) as u64)
-            .sum();
-        if packet.kind == Some(Transport::Tcp) && self.envelope.offload {
-            self.slices(packet, packet.header_len, packet.gso_size, packet.ecn)?;
-        } else if packet.kind.is_none()
-            && PACKET_OVERHEAD + packet.bytes.len() > self.capacity()
-            && self.envelope.offload
-            && packet.partial
-            && packet.ip.protocol == PROTO_TCP
-        {
-            // One large TCP segment: any part of it is of use to the receiver, so slices again.
-            let tcp_len = tcp::header_len(&packet.bytes[packet.ip.header_len..])
-                .ok_or(DropReason::BadOffload)?;
-            let header_len = packet.ip.header_len + tcp_len;
-            self.slices(packet, header_len, packet.bytes.len() - header_len, false)?;
-        } else {
-            for i in 0..packet.segments() {
-                self.segment(packet, i)?;
-            }
+    /// Adds one read of the TUN device: whole, in slices or in fragments. An error says how many of
+    /// its packets are lost; the others were taken.
+    pub fn super_packet(&mut self, packet: &SuperPacket<'_>) -> Result<(), (DropReason, u64)> {
+        let segments = packet.segments();
+        if let Some((header_len, gso_size)) = self.sliceable(packet) {
+            // Counted with the last slice: the receiver may use any part, but all were one read.
+            self.slices(packet, header_len, gso_size, packet.ecn)
+                .map_err(|reason| (reason, segments as u64))?;
+            self.packets += segments as u64;
+            self.bytes += (0..segments)
+                .map(|i| packet.segment_len(i) as u64)
+                .sum::<u64>();
             return Ok(());
         }
-        self.packets += segments;
-        self.bytes += bytes;
+        for i in 0..segments {
+            self.segment(packet, i)
+                .map_err(|reason| (reason, (segments - i) as u64))?;
+        }
         Ok(())
+    }
+
+    /// The length of the headers and the segment size, if the packet is to go in slices: a TCP
+    /// super-packet, or one large TCP segment, any part of which is of use to the receiver too.
+    fn sliceable(&self, packet: &SuperPacket<'_>) -> Option<(usize, usize)> {
+        if !self.envelope.offload || !packet.partial || packet.ip.protocol != PROTO_TCP {
+            return None;
+        }
+        let (header_len, gso_size) = match packet.kind {
+            Some(Transport::Tcp) => (packet.header_len, packet.gso_size),
+            None if PACKET_OVERHEAD + packet.bytes.len() > self.capacity()
+                && !packet.ip.fragment =>
+            {
+                let transport = &packet.bytes[packet.ip.header_len..];
+                let length = packet.ip.header_len + tcp::header_len(transport)?;
+                // What SYN, RST and URG say is not said of any part.
+                let whole = tcp::flags(transport) & (tcp::SYN | tcp::RST | tcp::URG) != 0;
+                let payload = packet.bytes.len() - length;
+                (payload > 0 && !whole).then_some((length, payload))?
+            }
+            _ => return None,
+        };
+        (header_len <= MAX_HEADER).then_some((header_len, gso_size))
     }
 
     fn capacity(&self) -> usize {
@@ -283,6 +300,7 @@ impl<'a> RecordWriter<'a> {
                 .outbox
                 .run_size(&self.envelope.destination, Some(self.envelope.peer));
             if let Some(wanted) = wanted
+                && self.envelope.gso
                 && length < wanted
                 && wanted - length <= MAX_PADDING
                 && wanted <= self.envelope.size
@@ -306,9 +324,14 @@ impl<'a> RecordWriter<'a> {
             destination,
             peer,
             stamp,
+            gso,
             ..
         } = self.envelope;
-        let position = self.outbox.next_position(&destination, Some(peer), length);
+        let position = if gso {
+            self.outbox.next_position(&destination, Some(peer), length)
+        } else {
+            0
+        };
         let mut slot = self.outbox.reserve(length).ok_or(DropReason::OutboxFull)?;
         let record = slot.bytes();
         let stamp = Stamp {
@@ -317,7 +340,14 @@ impl<'a> RecordWriter<'a> {
         };
         record[DATA_HEADER_LEN..FRAMES_AT].copy_from_slice(&stamp.to_bytes());
         self.session.seal(NATIVE_DATA, record);
-        slot.commit(length, &destination, Some(peer), self.packets, self.bytes);
+        slot.commit_to_run(
+            length,
+            &destination,
+            Some(peer),
+            self.packets,
+            self.bytes,
+            gso,
+        );
         self.used = FRAMES_AT;
         self.packets = 0;
         self.bytes = 0;

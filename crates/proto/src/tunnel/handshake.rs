@@ -209,15 +209,15 @@ impl Tunnel {
                 }
             },
         };
+        let index = self
+            .indices
+            .insert(id, &mut *self.rng)
+            .map_err(|_| DropReason::RateLimited)?;
         peer.handshake.last_timestamp = Some(received.timestamp);
         peer.handshake.last_received = Some(now.mono);
         peer.counters.handshakes.initiations_received += 1;
         peer.counters.inbound.packets_in += 1;
         peer.counters.inbound.consumed += 1;
-        let index = self
-            .indices
-            .insert(id, &mut *self.rng)
-            .map_err(|_| DropReason::RateLimited)?;
         let mut reply = [0; MAX_HANDSHAKE_LEN];
         let made = received.create_response(
             &peer.preshared_key,
@@ -309,7 +309,6 @@ impl Tunnel {
         peer.counters.handshakes.completed += 1;
         peer.last_handshake = Some(now.wall);
         peer.path.move_to(from.source, from.destination);
-        peer.path.health = Default::default();
         peer.path.active_until = now.mono + KEEPALIVE_TIMEOUT;
         peer.timers.any_authenticated_packet_received(now.mono);
         peer.timers.handshake_complete();

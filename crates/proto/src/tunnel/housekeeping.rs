@@ -10,7 +10,6 @@ use crate::peer::Peer;
 use crate::time::Instant;
 use crate::timers::{self, Action};
 use seikan_observe::DropReason;
-use std::cmp::Reverse;
 use std::time::Duration;
 
 /// Pause before something that was due but could not be done is tried again.
@@ -34,7 +33,7 @@ pub enum WakeReason {
 impl Tunnel {
     /// When to call [`Tunnel::poll`], and for which peer.
     pub fn next_wakeup(&self) -> Option<(Instant, PeerId)> {
-        self.wakeups.peek().map(|Reverse(entry)| *entry)
+        self.wakeups.first().copied()
     }
 
     /// Why the peer wants to be woken, and when.
@@ -44,7 +43,7 @@ impl Tunnel {
 
     /// Does what is due; true if there is more to do once the boxes are emptied.
     pub fn poll(&mut self, now: Now, outbox: &mut Outbox, inbox: &mut Inbox) -> bool {
-        while let Some(Reverse((at, id))) = self.wakeups.peek().copied() {
+        while let Some((at, id)) = self.wakeups.first().copied() {
             if at > now.mono {
                 return false;
             }
@@ -52,11 +51,8 @@ impl Tunnel {
             if outbox.room() < 4 * crate::batch::MAX_READ {
                 return true;
             }
-            self.wakeups.pop();
-            let Some(peer) = self.peer_mut(id) else {
-                continue;
-            };
-            if peer.scheduled == Some(at) {
+            self.wakeups.pop_first();
+            if let Some(peer) = self.peer_mut(id) {
                 peer.scheduled = None;
                 self.due(now, id, outbox, inbox);
                 // What could not be done now is not tried again in the same instant.
@@ -96,6 +92,7 @@ impl Tunnel {
                 {
                     self.initiate_handshake(now, id, outbox);
                 }
+                self.rekey_after_sending(now, id, outbox);
             }
             Action::ZeroKeys => self.forget_sessions(id),
             Action::GiveUp => {
@@ -103,6 +100,17 @@ impl Tunnel {
                     peer.drop_stash(DropReason::HandshakeTimeout);
                 }
             }
+        }
+    }
+
+    /// A keepalive renews an old session as data does (kernel `send.c`, `keep_key_fresh`).
+    fn rekey_after_sending(&mut self, now: Now, id: PeerId, outbox: &mut Outbox) {
+        let due = self.peer_mut(id).is_some_and(|peer| {
+            let age = peer.sessions.current.as_ref().map(|s| s.age());
+            age.is_some_and(|age| peer.timers.rekey_on_send(&age, now.mono))
+        });
+        if due {
+            self.initiate_handshake(now, id, outbox);
         }
     }
 
@@ -176,8 +184,13 @@ impl Tunnel {
             return;
         };
         let at = at.max(earliest);
-        if peer.scheduled.is_none_or(|scheduled| at < scheduled) {
-            self.wakeups.push(Reverse((at, id)));
+        let scheduled = peer.scheduled;
+        if scheduled.is_none_or(|scheduled| at < scheduled) {
+            // One entry for each peer: those that came too late would pile up.
+            if let Some(scheduled) = scheduled {
+                self.wakeups.remove(&(scheduled, id));
+            }
+            self.wakeups.insert((at, id));
             if let Some(peer) = self.peer_mut(id) {
                 peer.scheduled = Some(at);
             }

@@ -7,7 +7,7 @@ use crate::constants::*;
 use crate::inbox::Inbox;
 use crate::indices::PeerId;
 use crate::native::frame::{self, Frame, Frames, STAMP_LEN, Stamp};
-use crate::native::reassembly::Outcome;
+use crate::native::reassembly::{Outcome, Reassembled, Record};
 use crate::native::record::RecordWriter;
 use crate::noise::Construction;
 use crate::outbox::Outbox;
@@ -56,6 +56,9 @@ impl Tunnel {
         let mut touched = std::mem::take(&mut self.scratch.touched);
         for datagram in datagrams {
             let size = datagram.segment_size.max(1);
+            if datagram.range.is_empty() {
+                self.drop_datagram(DropReason::Truncated);
+            }
             for start in datagram.range.clone().step_by(size) {
                 let range = start..(start + size).min(datagram.range.end);
                 let ce = datagram.traffic_class & 3 == ip::ECN_CE;
@@ -121,10 +124,13 @@ impl Tunnel {
         }
         let plaintext = session.open(&header, bytes)?;
         peer.counters.received_bytes += bytes.len() as u64;
-        // The kernel moves the endpoint on every authenticated datagram; with reordering across a
-        // move the newest wins soon enough.
-        if peer.path.endpoint != Some(arrival.from.source)
-            || peer.path.source != arrival.from.destination
+        // Stricter than the kernel, which lets any authentic datagram move the endpoint: one that
+        // was overtaken, or held back by somebody, says where the peer was and not where it is.
+        let newest = session.is_newest(header.counter);
+        let derived = session.created;
+        if newest
+            && (peer.path.endpoint != Some(arrival.from.source)
+                || peer.path.source != arrival.from.destination)
         {
             peer.path
                 .move_to(arrival.from.source, arrival.from.destination);
@@ -134,16 +140,31 @@ impl Tunnel {
             self.confirm_session(now, id);
         }
         let plaintext = arrival.range.start + plaintext.start..arrival.range.start + plaintext.end;
-        self.opened(
-            now,
-            id,
-            header.counter,
-            plaintext,
-            arrival.ce,
-            arena,
-            inbox,
-            outbox,
-        );
+        if self.construction == Construction::Native
+            && let Some(peer) = self.peer_mut(id)
+        {
+            let Some(stamp) = Stamp::read(&arena[plaintext.clone()]) else {
+                peer.counters.inbound.packets_in += 1;
+                peer.counters.inbound.drops.add(DropReason::BadFrame, 1);
+                return Ok(id);
+            };
+            // Keepalives too, or their counters would pass for lost.
+            let health = &mut peer.path.health;
+            health.datagram(&header, stamp, derived, arrival.ce, now.mono);
+        }
+        let rekey = self.peers[id.0 as usize].as_mut().is_some_and(|peer| {
+            let age = peer.sessions.current.as_ref().map(|s| s.age());
+            age.is_some_and(|age| peer.timers.rekey_on_receive(&age, now.mono))
+        });
+        let record = Record {
+            session: header.receiver,
+            counter: header.counter,
+            ce: arrival.ce,
+        };
+        self.opened(now, id, record, plaintext, arena, inbox, outbox);
+        if rekey {
+            self.initiate_handshake(now, id, outbox);
+        }
         Ok(id)
     }
 
@@ -156,7 +177,6 @@ impl Tunnel {
         peer.timers.handshake_complete();
         peer.counters.handshakes.completed += 1;
         peer.last_handshake = Some(now.wall);
-        peer.path.health = Default::default();
         peer.path.active_until = now.mono + KEEPALIVE_TIMEOUT;
         if let Some(index) = ended {
             self.indices.remove(index);
@@ -172,9 +192,8 @@ impl Tunnel {
         &mut self,
         now: Now,
         id: PeerId,
-        counter: u64,
+        record: Record,
         plaintext: Range<usize>,
-        ce: bool,
         arena: &mut [u8],
         inbox: &mut Inbox,
         outbox: &mut Outbox,
@@ -196,26 +215,18 @@ impl Tunnel {
             peer.counters.inbound.consumed += 1;
             return;
         }
-        let age = peer.sessions.current.as_ref().map(|s| s.age());
-        let rekey = age.is_some_and(|age| peer.timers.rekey_on_receive(&age, now.mono));
         match sending.construction {
             Construction::WireGuard => {
                 peer.timers.data_received(now.mono);
                 peer.counters.inbound.packets_in += 1;
                 if let Err(reason) =
-                    wireguard_packet(peer, &mut sources, plaintext, ce, arena, inbox)
+                    wireguard_packet(peer, &mut sources, plaintext, record.ce, arena, inbox)
                 {
                     peer.counters.inbound.drops.add(reason, 1);
                 }
             }
             Construction::Native => {
-                let Some(stamp) = Stamp::read(&arena[plaintext.clone()]) else {
-                    peer.counters.inbound.packets_in += 1;
-                    peer.counters.inbound.drops.add(DropReason::BadFrame, 1);
-                    return;
-                };
-                peer.path.health.datagram(counter, stamp, ce, now.mono);
-                let mut frames = Frames::new(plaintext.start + STAMP_LEN..plaintext.end, ce);
+                let mut frames = Frames::new(plaintext.start + STAMP_LEN..plaintext.end, record.ce);
                 while let Some(frame) = frames.next(arena) {
                     let size = plaintext.len() + DATA_HEADER_LEN + TAG_LEN;
                     native_frame(
@@ -223,16 +234,13 @@ impl Tunnel {
                         &mut sources,
                         &sending,
                         frame,
-                        size,
+                        (record, size),
                         arena,
                         inbox,
                         outbox,
                     );
                 }
             }
-        }
-        if rekey {
-            self.initiate_handshake(now, id, outbox);
         }
     }
 }
@@ -278,12 +286,20 @@ fn native_frame(
     sources: &mut Sources<'_>,
     sending: &super::outbound::Sending,
     frame: Result<Frame, DropReason>,
-    size: usize,
+    (record, size): (Record, usize),
     arena: &mut [u8],
     inbox: &mut Inbox,
     outbox: &mut Outbox,
 ) {
     let now = sending.now.mono;
+    if matches!(
+        frame,
+        Ok(Frame::Packet { .. } | Frame::Slice(_) | Frame::Fragment(_))
+    ) {
+        peer.timers.data_received(now);
+        peer.path.health.packets(now);
+    }
+    let frame = frame.and_then(|frame| accept_offload(frame, sending.offload));
     let counters = &mut peer.counters.inbound;
     let taken = match frame {
         Err(reason) => {
@@ -292,30 +308,29 @@ fn native_frame(
         }
         Ok(Frame::Packet { range, ip, partial }) => {
             counters.packets_in += 1;
-            peer.timers.data_received(now);
             sources
                 .check(ip.src, peer.id)
                 .map_err(|reason| (reason, 1))
                 .map(|()| {
-                    clamp_syn(&mut arena[range.clone()], sending.inner_mtu as usize);
+                    clamp_syn(
+                        &mut arena[range.clone()],
+                        sending.inner_mtu as usize,
+                        partial,
+                    );
                     inbox.packet(arena, range, &ip, peer.id, partial);
                 })
         }
         Ok(Frame::Slice(slice)) => {
             let packets = slice.segments();
             counters.packets_in += packets;
-            peer.timers.data_received(now);
             sources
                 .check(slice.ip.src, peer.id)
                 .map_err(|reason| (reason, packets))
                 .map(|()| inbox.slice(arena, &slice, peer.id))
         }
         Ok(Frame::Fragment(fragment)) => {
-            peer.timers.data_received(now);
-            match peer
-                .reassembly
-                .fragment(&fragment, &arena[fragment.chunk.clone()], now)
-            {
+            let chunk = &arena[fragment.chunk.clone()];
+            match peer.reassembly.fragment(&fragment, record, chunk, now) {
                 Outcome::Opened { evicted } => {
                     counters.packets_in += 1;
                     counters.held += 1;
@@ -324,9 +339,9 @@ fn native_frame(
                     Ok(())
                 }
                 Outcome::Joined => Ok(()),
-                Outcome::Complete(packet, partial) => {
+                Outcome::Complete(whole) => {
                     counters.held -= 1;
-                    reassembled(peer, sources, packet, partial, inbox).map_err(|reason| (reason, 1))
+                    reassembled(peer, sources, whole, inbox).map_err(|reason| (reason, 1))
                 }
                 Outcome::Contradiction => {
                     counters.packets_in += 1;
@@ -346,13 +361,32 @@ fn native_frame(
     }
 }
 
+/// What needs a device with offload is refused without one: the peer was told (capabilities), and a
+/// checksum that nobody completes would go astray.
+fn accept_offload(frame: Frame, offload: bool) -> Result<Frame, DropReason> {
+    match frame {
+        Frame::Packet { partial: true, .. } | Frame::Slice(_) if !offload => {
+            Err(DropReason::BadFrame)
+        }
+        Frame::Fragment(fragment) if fragment.partial && !offload => Err(DropReason::BadFrame),
+        frame => Ok(frame),
+    }
+}
+
 fn reassembled(
     peer: &Peer,
     sources: &mut Sources<'_>,
-    mut packet: Vec<u8>,
-    partial: bool,
+    whole: Reassembled,
     inbox: &mut Inbox,
 ) -> Result<(), DropReason> {
+    let Reassembled {
+        mut packet,
+        partial,
+        ce,
+    } = whole;
+    if ce {
+        frame::decapsulate_ce(&mut packet)?;
+    }
     let ip = IpPacket::parse(&packet).map_err(|_| DropReason::NotIp)?;
     sources.check(ip.src, peer.id)?;
     packet.truncate(ip.total_len);
@@ -369,17 +403,15 @@ fn control_frame(
 ) {
     match frame {
         Frame::Health(report) => {
-            if report.gso_is_mangled() {
-                peer.path.gso = false;
-            }
-            peer.path.report = Some(report);
+            peer.path.reported(report);
         }
         Frame::ProbeAck { id, size } => peer.path.mtu.acknowledged(id, size),
         Frame::Probe { id } => {
             let Some(envelope) = super::outbound::envelope(peer, sending, 0) else {
                 return;
             };
-            let Some(mut session) = peer.sessions.current.take() else {
+            let may_send = |s: &mut Box<_>| super::outbound::may_send(s, sending.now.mono);
+            let Some(mut session) = peer.sessions.current.take_if(may_send) else {
                 return;
             };
             let mut writer =

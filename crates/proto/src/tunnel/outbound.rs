@@ -29,6 +29,7 @@ pub(super) struct Sending {
     pub now: Now,
     pub construction: Construction,
     pub inner_mtu: u32,
+    pub offload: bool,
 }
 
 impl Tunnel {
@@ -101,6 +102,8 @@ impl Tunnel {
         inbox: &mut Inbox,
     ) {
         let sending = self.sending(now);
+        // What waited longer goes first, or a flow would be reordered.
+        let waiting = self.send_stash(now, id, outbox, inbox);
         let Some(peer) = self.peers[id.0 as usize].as_mut() else {
             return;
         };
@@ -111,6 +114,9 @@ impl Tunnel {
             .is_some_and(|s| may_send(s, now.mono));
         let want_handshake = if peer.path.endpoint.is_none() {
             reads.for_each(|i| drop_read(peer, batch.packet(i), DropReason::NoEndpoint));
+            false
+        } else if waiting {
+            reads.for_each(|i| stash_read(peer, batch.packet(i)));
             false
         } else if usable {
             send_reads(peer, &sending, reads, batch, outbox, inbox);
@@ -131,6 +137,7 @@ impl Tunnel {
             now,
             construction: self.construction,
             inner_mtu: self.inner_mtu,
+            offload: self.offload,
         }
     }
 
@@ -146,12 +153,8 @@ impl Tunnel {
         let Some(peer) = self.peers.get_mut(id.0 as usize).and_then(Option::as_mut) else {
             return false;
         };
-        if !peer
-            .sessions
-            .current
-            .as_ref()
-            .is_some_and(|s| may_send(s, now.mono))
-        {
+        let session = peer.sessions.current.as_ref();
+        if peer.stash.is_empty() || !session.is_some_and(|s| may_send(s, now.mono)) {
             return false;
         }
         let mut batch = PacketBatch::new(2 * crate::batch::MAX_READ, 64);
@@ -259,7 +262,8 @@ fn native_reads(
     let counters = &mut peer.counters.outbound;
     for i in reads {
         let read = batch.packet(i);
-        clamp_syn(&mut read[VNET_HDR_LEN..], mtu);
+        let partial = VnetHdr::read(read).is_ok_and(|vnet| vnet.needs_csum);
+        clamp_syn(&mut read[VNET_HDR_LEN..], mtu, partial);
         let packet = match SuperPacket::parse(read) {
             Ok(packet) => packet,
             Err(reason) => {
@@ -284,9 +288,10 @@ fn native_reads(
         // The outer header gets the inner ECN field (RFC 6040, normal mode), no DSCP.
         let sealed = writer
             .set_traffic_class(ip::ecn(packet.bytes))
+            .map_err(|reason| (reason, packets))
             .and_then(|()| writer.super_packet(&packet));
-        if let Err(reason) = sealed {
-            counters.drops.add(reason, packets);
+        if let Err((reason, lost)) = sealed {
+            counters.drops.add(reason, lost);
         }
     }
     if let Err(lost) = writer.finish() {
@@ -302,6 +307,7 @@ pub(super) fn envelope(peer: &Peer, sending: &Sending, traffic_class: u8) -> Opt
         size: peer.path.mtu.size(),
         stamp: stamp_of(sending.now.mono),
         offload: peer.capabilities.as_ref().is_some_and(|c| c.offload()),
+        gso: peer.path.gso,
     })
 }
 
@@ -410,7 +416,9 @@ fn destination(read: &[u8]) -> Option<IpAddr> {
 }
 
 /// Lowers the MSS of a SYN so that segments fit an inner MTU of `mtu` at both ends.
-pub(super) fn clamp_syn(packet: &mut [u8], mtu: usize) {
+///
+/// A complete checksum is updated; one that is `partial` does not cover the option.
+pub(super) fn clamp_syn(packet: &mut [u8], mtu: usize, partial: bool) {
     let Ok(ip) = IpPacket::parse(packet) else {
         return;
     };
@@ -420,14 +428,9 @@ pub(super) fn clamp_syn(packet: &mut [u8], mtu: usize) {
     let limit = mtu
         .saturating_sub(if ip.is_v6() { 60 } else { 40 })
         .min(65_535) as u16;
-    // With a complete checksum the change is applied to it as well; a partial one does not cover
-    // options, and updating it alike would break it. SYNs from the local stack are partial, those
-    // that are forwarded are complete: the sum tells which.
     let segment = &mut packet[ip.header_len..ip.total_len];
     if segment.len() < 20 || tcp::flags(segment) & tcp::SYN == 0 {
         return;
     }
-    let pseudo = seikan_wire::checksum::pseudo_header(ip.src, ip.dst, PROTO_TCP, segment.len());
-    let complete = seikan_wire::checksum::fold(pseudo + seikan_wire::checksum::sum(segment)) == 0;
-    tcp::clamp_mss(segment, limit, !complete);
+    tcp::clamp_mss(segment, limit, partial);
 }

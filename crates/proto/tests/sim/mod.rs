@@ -1,24 +1,47 @@
-//! Two tunnels and what lies between them, all of it seeded: no clock, no socket.
+//! Two tunnels and the network between them, all of it seeded: no clock, no socket.
+//!
+//! [`World`] moves time from event to event: a datagram arrives, a tunnel wants to be polled. After
+//! every step it checks what must hold at all times; [`Checker`] checks what is delivered.
 #![allow(dead_code, reason = "every test file uses its part of the harness")]
 
+pub mod network;
+pub mod packets;
+
+use network::{Link, Parcel, Path};
+use packets::Checker;
 use rand::{RngCore, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use seikan_observe::{DropReason, PeerCounters};
 use seikan_proto::batch::PacketBatch;
 use seikan_proto::capabilities::Cipher;
 use seikan_proto::inbox::{Inbox, MAX_PIECES};
-use seikan_proto::keys::{PrivateKey, PublicKey};
+use seikan_proto::indices::PeerId;
+use seikan_proto::keys::{PresharedKey, PrivateKey};
 use seikan_proto::noise::Construction;
 use seikan_proto::outbox::Outbox;
+use seikan_proto::peer::Peer;
 use seikan_proto::rng::Rng;
 use seikan_proto::time::Instant;
 use seikan_proto::tunnel::{Datagram, Now, Tunnel, TunnelConfig};
-use seikan_wire::{GsoType, VNET_HDR_LEN, VnetHdr, checksum, ip, tcp};
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hasher};
 use std::io::IoSlice;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+pub const SECOND: u64 = 1_000_000_000;
+pub const MILLISECOND: u64 = 1_000_000;
+/// World time zero on the monotonic clock.
+const EPOCH: u64 = 1 << 42;
+
 /// A seeded random source.
 pub struct Seeded(pub ChaCha8Rng);
+
+impl Seeded {
+    pub fn new(seed: u64) -> Seeded {
+        Seeded(ChaCha8Rng::seed_from_u64(seed))
+    }
+}
 
 impl Rng for Seeded {
     fn fill(&mut self, destination: &mut [u8]) {
@@ -26,140 +49,284 @@ impl Rng for Seeded {
     }
 }
 
-/// One side: a tunnel and what it has delivered.
+/// How a side is set up; kept over restarts.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    pub construction: Construction,
+    pub offload: bool,
+    pub inner_mtu: u32,
+    pub ciphers: Vec<Cipher>,
+    pub psk: [u8; 32],
+    pub keepalive: Option<Duration>,
+    /// Whether it knows where the other side is.
+    pub knows_endpoint: bool,
+    pub v6: bool,
+}
+
+impl Setup {
+    pub fn new(construction: Construction) -> Setup {
+        Setup {
+            construction,
+            offload: true,
+            inner_mtu: 1420,
+            ciphers: vec![Cipher::Aes256Gcm, Cipher::ChaCha20Poly1305],
+            psk: [0; 32],
+            keepalive: None,
+            knows_endpoint: true,
+            v6: false,
+        }
+    }
+}
+
+/// One side.
 pub struct Side {
     pub tunnel: Tunnel,
+    pub setup: Setup,
+    pub peer: PeerId,
     pub address: SocketAddr,
+    /// Added to world time on this side's monotonic clock.
+    pub slept: u64,
+    /// Added to the wall clock, in seconds.
+    pub wall_skew: i64,
+    /// Writes to the TUN device, virtio-net header first.
     pub delivered: Vec<Vec<u8>>,
+    /// Every so many writes the device refuses one; 0 for never.
+    pub refuse_every: u64,
+    writes: u64,
+    restarts: u64,
     outbox: Outbox,
     inbox: Inbox,
 }
 
-/// A datagram batch under way.
-#[derive(Clone)]
-pub struct Flying {
-    pub to: usize,
-    pub source: SocketAddr,
-    pub traffic_class: u8,
-    pub segment_size: usize,
-    pub bytes: Vec<u8>,
-}
-
-/// Two sides and a perfect wire.
-pub struct Pair {
+/// Two sides and the paths from each to the other.
+pub struct World {
     pub sides: [Side; 2],
-    pub now: Now,
-    pub wire: Vec<Flying>,
+    /// `links[i]` carries what side `i` sends.
+    pub links: [Link; 2],
+    pub checkers: [Checker; 2],
+    /// World time in nanoseconds.
+    pub time: u64,
+    /// Every datagram sent, when kept.
+    pub sent: Option<Vec<(usize, Parcel)>>,
+    /// Receives are merged as UDP_GRO does.
+    pub gro: bool,
+    pub trace: DefaultHasher,
+    keys: [[u8; 32]; 2],
+    seed: u64,
+    rng: ChaCha8Rng,
+    flying: BTreeMap<(u64, u64), (usize, Parcel)>,
+    order: u64,
 }
 
-impl Pair {
-    pub fn new(construction: Construction, seed: u64) -> Pair {
-        let mut rng = Seeded(ChaCha8Rng::seed_from_u64(seed));
-        let keys = [
-            PrivateKey::generate(&mut rng),
-            PrivateKey::generate(&mut rng),
-        ];
-        let public = [keys[0].public(), keys[1].public()];
-        let mut index = 0;
-        let sides = keys.map(|key| {
-            let side = Side::new(
-                construction,
-                key,
-                public[1 - index],
-                index,
-                seed * 2 + index as u64,
-            );
-            index += 1;
-            side
-        });
-        let now = Now {
-            mono: Instant::from_nanos(1 << 40),
-            wall: Duration::from_secs(1_800_000_000),
-        };
-        Pair {
+pub fn address(side: usize, v6: bool) -> SocketAddr {
+    if v6 {
+        SocketAddr::from(([0x2001, 0xdb8, 0, 0, 0, 0, 0, side as u16 + 1], 51820))
+    } else {
+        SocketAddr::from(([192, 0, 2, side as u8 + 1], 51820))
+    }
+}
+
+impl World {
+    /// Two sides alike and good paths.
+    pub fn new(construction: Construction, seed: u64) -> World {
+        World::with(
+            [Setup::new(construction), Setup::new(construction)],
+            [Path::default(), Path::default()],
+            seed,
+        )
+    }
+
+    pub fn with(setups: [Setup; 2], paths: [Path; 2], seed: u64) -> World {
+        let mut rng = Seeded::new(seed);
+        let mut keys = [[0; 32]; 2];
+        keys.iter_mut().for_each(|key| rng.fill(key));
+        let [a, b] = setups;
+        let in_order = paths.each_ref().map(Path::keeps_order);
+        let sides = [(0, a), (1, b)].map(|(i, setup)| Side::new(i, setup, keys, seed, 0));
+        World {
             sides,
-            now,
-            wire: Vec::new(),
+            links: paths.map(Link::new),
+            checkers: [Checker::new(in_order[1]), Checker::new(in_order[0])],
+            time: 0,
+            sent: None,
+            gro: true,
+            trace: DefaultHasher::new(),
+            keys,
+            seed,
+            rng: rng.0,
+            flying: BTreeMap::new(),
+            order: 0,
         }
     }
 
-    /// Hands reads to a side's tunnel.
-    pub fn send(&mut self, from: usize, reads: &[Vec<u8>]) {
-        let mut batch = PacketBatch::new(1 << 20, 256);
+    /// What side `i` reads from its clocks.
+    pub fn now(&self, i: usize) -> Now {
+        let side = &self.sides[i];
+        let wall = 1_800_000_000 + side.wall_skew;
+        Now {
+            mono: Instant::from_nanos(EPOCH + self.time + side.slept),
+            wall: Duration::from_secs(wall.max(0) as u64)
+                + Duration::from_nanos(self.time + side.slept),
+        }
+    }
+
+    pub fn peer(&self, i: usize) -> &Peer {
+        let side = &self.sides[i];
+        side.tunnel.peer(side.peer).expect("the one peer")
+    }
+
+    pub fn totals(&self, i: usize) -> PeerCounters {
+        self.sides[i].tunnel.totals()
+    }
+
+    /// Side `i` dies with all it knew, and comes back.
+    pub fn restart(&mut self, i: usize) {
+        let old = &self.sides[i];
+        let mut fresh = Side::new(i, old.setup.clone(), self.keys, self.seed, old.restarts + 1);
+        fresh.address = old.address;
+        fresh.slept = old.slept;
+        fresh.wall_skew = old.wall_skew;
+        fresh.refuse_every = old.refuse_every;
+        self.sides[i] = fresh;
+        let now = self.now(i).mono;
+        let side = &mut self.sides[i];
+        if let Some(interval) = side.setup.keepalive {
+            side.tunnel
+                .set_persistent_keepalive(side.peer, interval, now);
+        }
+    }
+
+    /// The NAT before side 0 gives it another address; the old one is nobody's.
+    pub fn rebind(&mut self, address: SocketAddr) {
+        self.sides[0].address = address;
+    }
+
+    /// Hands reads of the TUN device to side `i`, in one batch.
+    pub fn send(&mut self, i: usize, reads: &[Vec<u8>]) {
+        let mut batch = PacketBatch::new(4 << 20, 512);
         for read in reads {
             batch.space().expect("a batch of test packets fits")[..read.len()]
                 .copy_from_slice(read);
             batch.commit(read.len());
         }
-        let side = &mut self.sides[from];
-        side.tunnel
-            .outbound(self.now, &mut batch, &mut side.outbox, &mut side.inbox);
-        self.flush(from, &[]);
-    }
-
-    /// Moves datagrams until none are under way.
-    pub fn settle(&mut self) {
-        loop {
-            for i in 0..2 {
-                self.poll(i);
-            }
-            if self.wire.is_empty() {
-                break;
-            }
-            for flying in std::mem::take(&mut self.wire) {
-                self.receive(flying);
-            }
-        }
-    }
-
-    /// Lets time pass in steps, polling both sides.
-    pub fn advance(&mut self, by: Duration) {
-        let end = self.now.mono + by;
-        loop {
-            let next = (0..2)
-                .filter_map(|i| self.sides[i].tunnel.next_wakeup())
-                .map(|w| w.0)
-                .min();
-            let Some(next) = next.filter(|n| *n <= end) else {
-                break;
-            };
-            let step = next.duration_since(self.now.mono);
-            self.now.mono = self.now.mono.max(next);
-            self.now.wall += step;
-            self.settle();
-        }
-        self.now.wall += end.duration_since(self.now.mono);
-        self.now.mono = end;
-        self.settle();
-    }
-
-    pub fn poll(&mut self, i: usize) {
+        let now = self.now(i);
         let side = &mut self.sides[i];
-        while side
-            .tunnel
-            .poll(self.now, &mut side.outbox, &mut side.inbox)
-        {
-            self.flush(i, &[]);
-            return self.poll(i);
-        }
+        side.tunnel
+            .outbound(now, &mut batch, &mut side.outbox, &mut side.inbox);
         self.flush(i, &[]);
     }
 
-    pub fn receive(&mut self, flying: Flying) {
-        let i = flying.to;
+    /// Moves time on by `by`, doing all that falls due.
+    pub fn run(&mut self, by: Duration) {
+        self.run_until(self.time + by.as_nanos() as u64);
+    }
+
+    pub fn run_until(&mut self, end: u64) {
+        let mut stalled = 0;
+        loop {
+            let wake = (0..2).filter_map(|i| self.wakeup(i)).min();
+            let arrival = self.flying.first_key_value().map(|(key, _)| key.0);
+            let Some(next) = wake.into_iter().chain(arrival).min().filter(|n| *n <= end) else {
+                break;
+            };
+            stalled = if next <= self.time { stalled + 1 } else { 0 };
+            assert!(
+                stalled < 100,
+                "seed {}: time stands still at {}",
+                self.seed,
+                self.time
+            );
+            self.time = self.time.max(next);
+            for i in 0..2 {
+                if self.wakeup(i).is_some_and(|at| at <= self.time) {
+                    self.poll(i);
+                }
+            }
+            self.arrivals();
+            self.check();
+        }
+        self.time = self.time.max(end);
+    }
+
+    /// When side `i` wants to be polled, in world time.
+    fn wakeup(&self, i: usize) -> Option<u64> {
+        let side = &self.sides[i];
+        let (at, id) = side.tunnel.next_wakeup()?;
+        assert!(side.tunnel.wake_reason(id).is_some() || side.tunnel.peer(id).is_some());
+        Some(at.as_nanos().saturating_sub(EPOCH + side.slept))
+    }
+
+    fn poll(&mut self, i: usize) {
+        let now = self.now(i);
+        for _ in 0..100 {
+            let side = &mut self.sides[i];
+            let more = side.tunnel.poll(now, &mut side.outbox, &mut side.inbox);
+            self.flush(i, &[]);
+            if !more {
+                let next = self.sides[i].tunnel.next_wakeup();
+                assert!(
+                    next.is_none_or(|(at, _)| at > now.mono),
+                    "nothing came of the poll"
+                );
+                return;
+            }
+        }
+        panic!("seed {}: poll has no end", self.seed);
+    }
+
+    fn arrivals(&mut self) {
+        let later = self.flying.split_off(&(self.time + 1, 0));
+        let here = std::mem::replace(&mut self.flying, later);
+        for i in 0..2 {
+            let address = self.sides[i].address;
+            let mine = here.values().filter(|(to, p)| *to == i && p.to == address);
+            let parcels: Vec<Parcel> = mine.map(|(_, parcel)| parcel.clone()).collect();
+            self.receive(i, &parcels);
+        }
+    }
+
+    /// Hands datagrams to side `i` as one batch of receives.
+    pub fn receive(&mut self, i: usize, parcels: &[Parcel]) {
+        if parcels.is_empty() {
+            return;
+        }
+        let mut arena = Vec::new();
+        let mut datagrams: Vec<Datagram> = Vec::new();
+        let mut closed = true;
+        for parcel in parcels {
+            let length = parcel.bytes.len();
+            let range = arena.len()..arena.len() + length;
+            arena.extend(&parcel.bytes);
+            match datagrams.last_mut() {
+                Some(last)
+                    if self.gro
+                        && !closed
+                        && last.source == parcel.from
+                        && last.traffic_class == parcel.traffic_class
+                        && length <= last.segment_size
+                        && last.range.len() + length <= 65_535 =>
+                {
+                    last.range.end = range.end;
+                    closed = length < last.segment_size;
+                }
+                _ => {
+                    closed = length == 0;
+                    datagrams.push(Datagram {
+                        source: parcel.from,
+                        destination: Some(parcel.to.ip()),
+                        traffic_class: parcel.traffic_class,
+                        range,
+                        segment_size: length,
+                        truncated: false,
+                    });
+                }
+            }
+        }
+        let now = self.now(i);
         let side = &mut self.sides[i];
-        let mut arena = flying.bytes;
-        let datagram = Datagram {
-            source: flying.source,
-            destination: Some(side.address.ip()),
-            traffic_class: flying.traffic_class,
-            range: 0..arena.len(),
-            segment_size: flying.segment_size,
-            truncated: false,
-        };
         side.tunnel.inbound(
-            self.now,
-            [datagram].into_iter(),
+            now,
+            datagrams.into_iter(),
             &mut arena,
             &mut side.inbox,
             &mut side.outbox,
@@ -167,146 +334,156 @@ impl Pair {
         self.flush(i, &arena);
     }
 
-    pub fn take_delivered(&mut self, i: usize) -> Vec<Vec<u8>> {
-        std::mem::take(&mut self.sides[i].delivered)
-    }
-
-    pub fn assert_ledgers_close(&self) {
-        for side in &self.sides {
-            let totals = side.tunnel.totals();
-            assert_eq!(
-                totals.outbound.unaccounted(),
-                0,
-                "outbound {:?}",
-                totals.outbound
-            );
-            assert_eq!(
-                totals.inbound.unaccounted(),
-                0,
-                "inbound {:?}",
-                totals.inbound
-            );
-        }
-    }
-
-    fn flush(&mut self, i: usize, arena: &[u8]) {
-        let side = &mut self.sides[i];
+    /// Sends the outbox of side `i` and writes its inbox, as the daemon does.
+    pub fn flush(&mut self, i: usize, arena: &[u8]) {
+        let World { sides, links, .. } = self;
+        let (side, link) = (&mut sides[i], &mut links[i]);
         for run in side.outbox.runs() {
-            self.wire.push(Flying {
-                to: 1 - i,
-                source: side.address,
-                traffic_class: run.destination.traffic_class,
-                segment_size: run.segment_size,
-                bytes: side.outbox.bytes(run).to_vec(),
-            });
+            let bytes = side.outbox.bytes(run);
+            self.trace.write(bytes);
+            let overhead = if run.destination.address.is_ipv6() {
+                48
+            } else {
+                28
+            };
+            if link.path.local && run.segment_size + overhead > link.path.mtu {
+                side.tunnel.sent(run, Err(DropReason::SendTooLarge));
+                continue;
+            }
+            assert_eq!(bytes.chunks(run.segment_size).len(), run.segments);
+            for (position, datagram) in bytes.chunks(run.segment_size).enumerate() {
+                let parcel = Parcel {
+                    from: side.address,
+                    to: run.destination.address,
+                    traffic_class: run.destination.traffic_class,
+                    bytes: datagram.to_vec(),
+                };
+                if let Some(sent) = &mut self.sent {
+                    sent.push((i, parcel.clone()));
+                }
+                for (at, parcel) in link.send(self.time, position, parcel, &mut self.rng) {
+                    self.order += 1;
+                    self.flying.insert((at, self.order), (1 - i, parcel));
+                }
+            }
             side.tunnel.sent(run, Ok(()));
         }
         side.outbox.clear();
         for write in side.inbox.writes() {
             let mut parts = [IoSlice::new(&[]); MAX_PIECES + 2];
             let n = write.parts(arena, &mut parts);
-            let bytes: Vec<u8> = parts[..n].iter().flat_map(|p| p.to_vec()).collect();
-            side.delivered.push(bytes[VNET_HDR_LEN..].to_vec());
+            let bytes: Vec<u8> = parts[..n].iter().flat_map(|p| p.iter().copied()).collect();
+            side.writes += 1;
+            if side.refuse_every > 0 && side.writes % side.refuse_every == 0 {
+                side.tunnel
+                    .delivered(write, Err(DropReason::TunWriteRefused));
+                continue;
+            }
+            self.trace.write(&self.time.to_le_bytes());
+            self.trace.write(&bytes);
+            self.checkers[i].write(i, &bytes);
+            if !side.setup.offload {
+                assert!(
+                    bytes[..10].iter().all(|b| *b == 0),
+                    "offload without a device for it"
+                );
+            }
+            side.delivered.push(bytes);
             side.tunnel.delivered(write, Ok(()));
         }
         side.inbox.clear();
     }
+
+    /// What must hold at all times.
+    pub fn check(&self) {
+        for side in &self.sides {
+            let totals = side.tunnel.totals();
+            for direction in [&totals.outbound, &totals.inbound] {
+                assert_eq!(
+                    direction.unaccounted(),
+                    0,
+                    "seed {}: {direction:?}",
+                    self.seed
+                );
+            }
+            let known: usize = side.tunnel.peers().map(Peer::indices).sum();
+            assert_eq!(
+                side.tunnel.indices_in_use(),
+                known,
+                "seed {}: index leak",
+                self.seed
+            );
+            // 128 reads of 64 segments each, and eight packets in fragments.
+            assert!(totals.outbound.held <= 128 * 64 && totals.inbound.held <= 8);
+        }
+    }
+
+    /// After all timeouts nothing may be held any more.
+    pub fn check_nothing_held(&mut self) {
+        self.run(Duration::from_secs(100));
+        self.check();
+        for i in 0..2 {
+            let totals = self.totals(i);
+            assert_eq!(
+                (totals.outbound.held, totals.inbound.held),
+                (0, 0),
+                "seed {}",
+                self.seed
+            );
+        }
+    }
+
+    pub fn take_delivered(&mut self, i: usize) -> Vec<Vec<u8>> {
+        std::mem::take(&mut self.sides[i].delivered)
+    }
+
+    /// A session in both directions, and nothing under way.
+    pub fn establish(&mut self) {
+        let hello = packets::Flow {
+            number: 250,
+            ..packets::Flow::udp(0)
+        };
+        self.send(0, &[hello.datagram(1, 50)]);
+        self.run(Duration::from_secs(2));
+        assert_eq!(self.take_delivered(1).len(), 1, "a session");
+    }
 }
 
 impl Side {
-    fn new(
-        construction: Construction,
-        key: PrivateKey,
-        peer: PublicKey,
-        index: usize,
-        seed: u64,
-    ) -> Side {
-        let address = |i: usize| SocketAddr::from(([192, 0, 2, i as u8 + 1], 51820));
+    fn new(i: usize, setup: Setup, keys: [[u8; 32]; 2], seed: u64, restarts: u64) -> Side {
         let mut tunnel = Tunnel::new(TunnelConfig {
-            construction,
-            private_key: key,
-            inner_mtu: 1420,
-            offload: true,
-            ciphers: vec![Cipher::Aes256Gcm, Cipher::ChaCha20Poly1305],
-            rng: Box::new(Seeded(ChaCha8Rng::seed_from_u64(seed))),
+            construction: setup.construction,
+            private_key: PrivateKey::from_bytes(keys[i]),
+            inner_mtu: setup.inner_mtu,
+            offload: setup.offload,
+            ciphers: setup.ciphers.clone(),
+            rng: Box::new(Seeded::new(seed ^ (restarts << 32 | 1 << 16 | i as u64))),
         });
-        let id = tunnel.add_peer(peer).expect("two different keys");
-        tunnel.set_endpoint(id, address(1 - index));
-        let prefix = format!("10.0.0.{}/32", 2 - index)
-            .parse()
-            .expect("a prefix");
-        tunnel.add_allowed_ip(id, prefix);
+        let other = PrivateKey::from_bytes(keys[1 - i]).public();
+        let peer = tunnel.add_peer(other).expect("two different keys");
+        tunnel.set_preshared_key(peer, PresharedKey::from_bytes(setup.psk));
+        if setup.knows_endpoint {
+            tunnel.set_endpoint(peer, address(1 - i, setup.v6));
+        }
+        for prefix in [
+            format!("10.0.0.{}/32", 2 - i),
+            format!("fd00::{}/128", 2 - i),
+        ] {
+            tunnel.add_allowed_ip(peer, prefix.parse().expect("a prefix"));
+        }
         Side {
             tunnel,
-            address: address(index),
+            peer,
+            address: address(i, setup.v6),
+            slept: 0,
+            wall_skew: 0,
             delivered: Vec::new(),
+            refuse_every: 0,
+            writes: 0,
+            restarts,
             outbox: Outbox::new(4 << 20),
-            inbox: Inbox::new(true, true),
+            inbox: Inbox::new(setup.offload, setup.offload),
+            setup,
         }
     }
-}
-
-fn ipv4(from: usize, to: usize, protocol: u8, body: &[u8]) -> Vec<u8> {
-    let mut p = vec![0; 20];
-    p[0] = 0x45;
-    p[6] = 0x40;
-    p[8] = 64;
-    p[9] = protocol;
-    p[12..20].copy_from_slice(&[10, 0, 0, from as u8 + 1, 10, 0, 0, to as u8 + 1]);
-    p.extend(body);
-    let total = p.len();
-    ip::set_length(&mut p, 20, total, None);
-    p
-}
-
-/// A read of the TUN device: a complete UDP packet with `payload` bytes derived from `tag`.
-pub fn udp_packet(from: usize, to: usize, payload: usize, tag: u32) -> Vec<u8> {
-    let mut u = vec![0; 8 + payload];
-    u[0..4].copy_from_slice(&[0x30, 0x39, 0xd4, 0x31]);
-    u[4..6].copy_from_slice(&((8 + payload) as u16).to_be_bytes());
-    for (i, b) in u[8..].iter_mut().enumerate() {
-        *b = (tag as usize * 31 + i * 7) as u8;
-    }
-    if payload >= 4 {
-        u[8..12].copy_from_slice(&tag.to_be_bytes());
-    }
-    let mut p = ipv4(from, to, 17, &u);
-    let parsed = seikan_wire::IpPacket::parse(&p).expect("a packet");
-    let pseudo = checksum::pseudo_header(parsed.src, parsed.dst, 17, 8 + payload);
-    let check = checksum::fold(pseudo + checksum::sum(&p[20..]));
-    p[26..28].copy_from_slice(&seikan_wire::udp::on_wire(check).to_be_bytes());
-    [VnetHdr::default().to_bytes().to_vec(), p].concat()
-}
-
-/// A read of the TUN device: a TCP super-packet.
-pub fn tcp_super_packet(
-    from: usize,
-    to: usize,
-    payload: usize,
-    gso_size: u16,
-    seq: u32,
-) -> Vec<u8> {
-    let mut t = vec![0; 20 + payload];
-    t[0..4].copy_from_slice(&[0x30, 0x39, 0x14, 0x51]);
-    tcp::set_seq(&mut t, seq);
-    t[12] = 0x50;
-    t[13] = tcp::ACK;
-    for (i, b) in t[20..].iter_mut().enumerate() {
-        *b = ((seq as usize + i) * 13 / 7) as u8;
-    }
-    let mut p = ipv4(from, to, 6, &t);
-    let parsed = seikan_wire::IpPacket::parse(&p).expect("a packet");
-    let pseudo = checksum::pseudo_header(parsed.src, parsed.dst, 6, 20 + payload);
-    p[36..38].copy_from_slice(&checksum::add_carries(pseudo).to_be_bytes());
-    let gso = payload > usize::from(gso_size);
-    let vnet = VnetHdr {
-        needs_csum: true,
-        gso_type: if gso { GsoType::Tcp4 } else { GsoType::None },
-        hdr_len: 40,
-        gso_size: if gso { gso_size } else { 0 },
-        csum_start: 20,
-        csum_offset: 16,
-        gso_ecn: false,
-    };
-    [vnet.to_bytes().to_vec(), p].concat()
 }

@@ -1,0 +1,160 @@
+//! One direction of a network path, seeded: what it does to datagrams.
+
+use rand::Rng;
+use rand_chacha::ChaCha8Rng;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// A datagram on its way.
+#[derive(Clone, Debug)]
+pub struct Parcel {
+    pub from: SocketAddr,
+    pub to: SocketAddr,
+    pub traffic_class: u8,
+    pub bytes: Vec<u8>,
+}
+
+/// What a path does.
+#[derive(Clone, Debug)]
+pub struct Path {
+    pub latency: Duration,
+    pub jitter: Duration,
+    pub loss: f64,
+    /// Share of datagrams that take up to ten times the latency more.
+    pub reordering: f64,
+    pub duplication: f64,
+    /// Share of datagrams of which a bit is turned.
+    pub corruption: f64,
+    /// Share of ECN-capable datagrams that are marked CE.
+    pub marking: f64,
+    /// Largest IP packet.
+    pub mtu: usize,
+    /// The kernel knows `mtu`, and refuses what is larger (EMSGSIZE).
+    pub local: bool,
+    /// Bytes per second.
+    pub rate: Option<u64>,
+    /// Bytes that wait for the rate, at most.
+    pub queue: u64,
+    /// Only the first datagram of a batch survives.
+    pub mangles_gso: bool,
+    /// Nothing passes.
+    pub down: bool,
+}
+
+impl Default for Path {
+    fn default() -> Path {
+        Path {
+            latency: Duration::from_millis(10),
+            jitter: Duration::ZERO,
+            loss: 0.0,
+            reordering: 0.0,
+            duplication: 0.0,
+            corruption: 0.0,
+            marking: 0.0,
+            mtu: 1500,
+            local: false,
+            rate: None,
+            queue: 200_000,
+            mangles_gso: false,
+            down: false,
+        }
+    }
+}
+
+impl Path {
+    pub fn keeps_order(&self) -> bool {
+        self.jitter.is_zero() && self.reordering == 0.0
+    }
+
+    pub fn ip_size(parcel: &Parcel) -> usize {
+        parcel.bytes.len() + if parcel.to.is_ipv6() { 48 } else { 28 }
+    }
+}
+
+/// What became of datagrams.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    pub sent: u64,
+    pub batches: u64,
+    /// Sent behind the first of their batch.
+    pub later: u64,
+    pub lost: u64,
+    pub too_big: u64,
+    pub arrived: u64,
+    pub marked: u64,
+}
+
+/// One direction.
+#[derive(Debug)]
+pub struct Link {
+    pub path: Path,
+    pub counts: Counts,
+    /// Until when what waits for the rate keeps the link busy, in nanoseconds.
+    busy_until: u64,
+}
+
+impl Link {
+    pub fn new(path: Path) -> Link {
+        Link {
+            path,
+            counts: Counts::default(),
+            busy_until: 0,
+        }
+    }
+
+    /// Sends datagram `position` of a batch at `now`; returns when which bytes arrive.
+    pub fn send(
+        &mut self,
+        now: u64,
+        position: usize,
+        mut parcel: Parcel,
+        rng: &mut ChaCha8Rng,
+    ) -> Vec<(u64, Parcel)> {
+        let path = &self.path;
+        self.counts.sent += 1;
+        self.counts.batches += u64::from(position == 0);
+        self.counts.later += u64::from(position > 0);
+        if Path::ip_size(&parcel) > path.mtu {
+            self.counts.too_big += 1;
+            return Vec::new();
+        }
+        let mut leaves = now;
+        let mut full = false;
+        if let Some(rate) = path.rate {
+            let wait = self.busy_until.saturating_sub(now);
+            full = u128::from(wait) * u128::from(rate) / 1_000_000_000 > u128::from(path.queue);
+            if !full {
+                let size = Path::ip_size(&parcel) as u64;
+                self.busy_until = now + wait + size * 1_000_000_000 / rate;
+                leaves = self.busy_until;
+            }
+        }
+        let mangled = path.mangles_gso && position > 0;
+        if full || mangled || path.down || rng.random_bool(path.loss) {
+            self.counts.lost += 1;
+            return Vec::new();
+        }
+        if path.corruption > 0.0 && rng.random_bool(path.corruption) && !parcel.bytes.is_empty() {
+            let at = rng.random_range(0..parcel.bytes.len());
+            parcel.bytes[at] ^= 1 << rng.random_range(0..8);
+        }
+        if parcel.traffic_class & 3 != 0 && path.marking > 0.0 && rng.random_bool(path.marking) {
+            parcel.traffic_class |= 3;
+            self.counts.marked += 1;
+        }
+        let copies = 1 + usize::from(path.duplication > 0.0 && rng.random_bool(path.duplication));
+        self.counts.arrived += copies as u64;
+        (0..copies)
+            .map(|_| {
+                let mut at = leaves + path.latency.as_nanos() as u64;
+                if !path.jitter.is_zero() {
+                    at += rng.random_range(0..path.jitter.as_nanos() as u64);
+                }
+                if path.reordering > 0.0 && rng.random_bool(path.reordering) {
+                    at += rng.random_range(0..10 * path.latency.as_nanos() as u64 + 1);
+                }
+                (at, parcel.clone())
+            })
+            .collect()
+    }
+}
