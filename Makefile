@@ -1,0 +1,82 @@
+# `make help` lists the targets. Everything CI checks is in `make test`.
+
+# Tools and other people's tunnels are built once per machine and version, not once per clone.
+TOOLS ?= $(if $(CARGO_HOME),$(CARGO_HOME),$(HOME)/.cargo)/seikan-tools
+PEERS ?= $(TOOLS)/peers
+export TOOLS PEERS
+export PATH := $(TOOLS)/bin:$(PATH)
+
+# Tests that need root or a kernel ability skip loudly; as root nothing may be skipped.
+SEIKAN_REQUIRE_ALL ?= $(if $(filter 0,$(shell id -u)),1,0)
+export SEIKAN_REQUIRE_ALL
+
+# For `make fuzz`: seconds for each target, and a single TARGET to run instead of all.
+SECONDS ?= 600
+TARGET ?=
+
+.PHONY: help test deps peers fmt-check house deny clippy doc unit interop fuzz-ci fuzz \
+	build release demo bench soak interop-kernel clean
+
+help: ## this list
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' Makefile | column -t -s '|'
+
+test: ## everything CI checks, with the time each step took (about 15 minutes from cold on two cores)
+	@scripts/test.sh deps fmt-check house deny clippy doc unit peers interop fuzz-ci
+
+deps: ## install what the checks need and what is missing
+	@scripts/install-deps.sh
+
+peers: ## install the other WireGuard implementations the interop tests talk to
+	@scripts/install-peers.sh "$(PEERS)" wireguard-go boringtun
+
+fmt-check: ## formatting
+	@cargo fmt --all --check
+
+house: ## the rules of the house: arrows between crates, where unsafe code may live
+	@scripts/check_house.py --self-test
+	@scripts/check_house.py
+
+deny: ## licences, bans and sources of dependencies; advisories where their database can be reached
+	@cargo deny --all-features check --hide-inclusion-graph licenses bans sources
+	@scripts/advisories.sh
+
+clippy: ## lints, warnings denied
+	@cargo clippy --workspace --all-targets --locked -- -D warnings
+
+doc: ## documentation, warnings denied
+	@RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
+
+unit: ## every test of the workspace but interop
+	@cargo test --workspace --exclude seikan-interop --locked
+
+interop: peers ## our binary against other people's WireGuard in namespaces (root)
+	@cargo build --locked -p seikan
+	@SEIKAN_PEERS="$(PEERS)" cargo test --locked -p seikan-interop -- --test-threads 8
+
+fuzz-ci: ## one minute of fuzzing over all targets
+	@scripts/fuzz.sh --total 60
+
+fuzz: ## SECONDS=600 of fuzzing for each target, or for TARGET=name only
+	@scripts/fuzz.sh --each $(SECONDS) $(TARGET)
+
+build: ## the command, for debugging
+	@cargo build --locked -p seikan
+
+release: ## the command, optimised: target/release/seikan
+	@cargo build --locked --release -p seikan
+
+demo: release ## two hosts in namespaces, a tunnel, load, a picture: under a minute
+	@"$${CARGO_TARGET_DIR:-target}/release/seikan" demo
+
+bench: release ## side by side with the tunnels found in $(PEERS) and on PATH
+	@scripts/install-peers.sh "$(PEERS)"
+	@PATH="$(PEERS):$$PATH" "$${CARGO_TARGET_DIR:-target}/release/seikan" lab bench
+
+soak: release peers ## ten minutes in both protocols: no leak, no stall, every byte checksummed (root)
+	@SEIKAN_SOAK=1 SEIKAN_PEERS="$(PEERS)" cargo test --locked --release -p seikan-interop --test soak -- --nocapture
+
+interop-kernel: ## our binary against the kernel's WireGuard, in a virtual machine (installs QEMU)
+	@scripts/interop-kernel.sh
+
+clean: ## what cargo built; tools and peers stay in $(TOOLS)
+	@cargo clean

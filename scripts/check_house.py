@@ -1,0 +1,120 @@
+#!/usr/bin/env python3
+"""The rules of the house that no compiler checks.
+
+    scripts/check_house.py               judges the workspace; exit 1 and one line per fault
+    scripts/check_house.py --self-test   breaks each rule on invented data and expects the fault
+
+1. Arrows: which crate of the workspace may use which (docs/ARCHITECTURE.md), in normal and build dependencies.
+2. Unsafe code lives in one crate: every other library and binary forbids it, and no other target contains it.
+"""
+
+import json
+import pathlib
+import re
+import subprocess
+import sys
+
+# `wire` and `observe` are the vocabulary of every room above them.
+VOCABULARY = {"seikan-wire", "seikan-observe"}
+ARROWS = {
+    "seikan-wire": set(),
+    "seikan-observe": set(),
+    "seikan-proto": VOCABULARY,
+    "seikan-sys": VOCABULARY,
+    "seikan-node": VOCABULARY | {"seikan-proto", "seikan-sys"},
+    "seikan-coordinator": VOCABULARY | {"seikan-proto", "seikan-sys"},
+    "seikan-diagnose": {"seikan-observe"},
+    "seikan-lab": VOCABULARY | {"seikan-sys", "seikan-diagnose"},
+    "seikan": VOCABULARY
+    | {"seikan-proto", "seikan-sys", "seikan-node", "seikan-coordinator", "seikan-diagnose", "seikan-lab"},
+    "seikan-interop": {"seikan-sys"},
+}
+UNSAFE_LIVES_IN = "seikan-sys"
+FORBID = re.compile(r"^#!\[forbid\((?:[\w:]+,\s*)*unsafe_code\b", re.MULTILINE)
+UNSAFE = re.compile(r"\bunsafe\s*(?:\{|fn\b|impl\b|extern\b|trait\b)|\bunsafe\s*\(no_mangle")
+COMMENT = re.compile(r"//[^\n]*")
+
+
+def arrow_faults(packages):
+    """Faults against ARROWS in `packages` as `cargo metadata --no-deps` lists them."""
+    ours = {p["name"] for p in packages}
+    faults = []
+    for p in packages:
+        allowed = ARROWS.get(p["name"])
+        if allowed is None:
+            faults.append(f"{p['name']}: no arrows are written down for this crate; add it to ARROWS and to docs/ARCHITECTURE.md")
+            continue
+        for d in p["dependencies"]:
+            # A dev-dependency joins rooms for a test only; cargo itself refuses a cycle of normal ones.
+            if d["kind"] != "dev" and d["name"] in ours and d["name"] not in allowed:
+                faults.append(f"{p['name']} -> {d['name']}: this arrow is not allowed; allowed: {sorted(allowed) or 'none'}")
+    return faults
+
+
+def unsafe_faults(name, kind, path, text):
+    """Faults of one source file; `kind` is "root" for the root of a library or binary, "file" for any other."""
+    if name == UNSAFE_LIVES_IN:
+        return []
+    faults = []
+    if kind == "root" and not FORBID.search(text):
+        faults.append(f"{path}: lacks #![forbid(unsafe_code)]; unsafe code lives in {UNSAFE_LIVES_IN} only")
+    if UNSAFE.search(COMMENT.sub("", text)):
+        faults.append(f"{path}: contains unsafe code; it lives in {UNSAFE_LIVES_IN} only")
+    return faults
+
+
+def judge(packages):
+    faults = arrow_faults(packages)
+    for p in packages:
+        roots = {t["src_path"] for t in p["targets"] if {"lib", "bin", "proc-macro"} & set(t["kind"])}
+        home = pathlib.Path(p["manifest_path"]).parent
+        for file in sorted(home.rglob("*.rs")):
+            if "target" not in file.relative_to(home).parts:
+                kind = "root" if str(file) in roots else "file"
+                faults += unsafe_faults(p["name"], kind, file, file.read_text())
+    return faults
+
+
+def self_test():
+    def package(name, *deps):
+        return {"name": name, "dependencies": [{"name": n, "kind": k} for n, k in deps]}
+
+    wire, sys_, proto = package("seikan-wire"), package("seikan-sys"), package("seikan-proto")
+    cases = [
+        ("a clean tree", [], arrow_faults([wire, package("seikan-proto", ("seikan-wire", None), ("libc", None))])),
+        ("proto uses sys", ["seikan-proto -> seikan-sys"], arrow_faults([sys_, package("seikan-proto", ("seikan-sys", None))])),
+        ("proto builds with sys", ["seikan-proto -> seikan-sys"], arrow_faults([sys_, package("seikan-proto", ("seikan-sys", "build"))])),
+        ("proto tests with sys", [], arrow_faults([sys_, package("seikan-proto", ("seikan-sys", "dev"))])),
+        ("wire uses proto", ["seikan-wire -> seikan-proto"], arrow_faults([proto, package("seikan-wire", ("seikan-proto", None))])),
+        ("lab uses the command", ["seikan-lab -> seikan"], arrow_faults([package("seikan"), package("seikan-lab", ("seikan", None))])),
+        ("a room nobody planned", ["seikan-attic"], arrow_faults([package("seikan-attic")])),
+        ("a root without forbid", ["x.rs: lacks"], unsafe_faults("seikan-wire", "root", "x.rs", "//! Docs.\n")),
+        ("a root with forbid", [], unsafe_faults("seikan-wire", "root", "x.rs", "//! Docs.\n#![forbid(unsafe_code)]\n")),
+        ("forbid in a comment", ["x.rs: lacks"], unsafe_faults("seikan-wire", "root", "x.rs", "// #![forbid(unsafe_code)]\n")),
+        ("an unsafe block in a test", ["x.rs: contains"], unsafe_faults("seikan-wire", "file", "x.rs", "fn f() { unsafe { g() } }")),
+        ("the word in a comment", [], unsafe_faults("seikan-wire", "file", "x.rs", "// an unsafe { } block\n")),
+        ("unsafe code where it lives", [], unsafe_faults("seikan-sys", "root", "x.rs", "fn f() { unsafe { g() } }")),
+    ]
+    failed = 0
+    for title, expected, got in cases:
+        if len(expected) != len(got) or any(not g.startswith(e) for e, g in zip(expected, got)):
+            print(f"self-test: {title}: expected {expected}, got {got}", file=sys.stderr)
+            failed += 1
+    print(f"check_house: self-test: {len(cases) - failed} passed, {failed} failed")
+    return failed
+
+
+def main():
+    if "--self-test" in sys.argv[1:]:
+        sys.exit(1 if self_test() else 0)
+    out = subprocess.run(["cargo", "metadata", "--no-deps", "--format-version", "1"], check=True, capture_output=True).stdout
+    packages = json.loads(out)["packages"]
+    faults = judge(packages)
+    for fault in faults:
+        print(fault, file=sys.stderr)
+    print(f"check_house: {len(packages)} crates, {len(faults)} faults")
+    sys.exit(1 if faults else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# Installs what `make test` needs and what is missing: Debian packages, Rust components, cargo-deny and cargo-fuzz.
+# The Rust toolchain itself has to be there. Tools of cargo go to $TOOLS/bin, once per version.
+set -euo pipefail
+
+# command:package
+needs=(cc:gcc c++:g++ git:git ip:iproute2 ping:iputils-ping wg:wireguard-tools column:bsdextrautils)
+command -v go >/dev/null || needs+=(go:golang-go)
+
+missing=()
+for need in "${needs[@]}"; do
+    PATH=$PATH:/usr/sbin:/sbin command -v "${need%%:*}" >/dev/null || missing+=("${need##*:}")
+done
+if [ ${#missing[@]} -gt 0 ]; then
+    sudo=()
+    if [ "$(id -u)" != 0 ]; then
+        command -v sudo >/dev/null || { echo "missing: ${missing[*]}; install them as root, then run this again" >&2; exit 1; }
+        sudo=(sudo)
+    fi
+    echo "installing ${missing[*]}"
+    "${sudo[@]}" apt-get update -q >/dev/null
+    "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${missing[@]}" >/dev/null
+fi
+
+command -v cargo >/dev/null || { echo "missing: cargo; install a Rust toolchain (rustup)" >&2; exit 1; }
+for component in rustfmt clippy; do
+    cargo "${component/rustfmt/fmt}" --version >/dev/null 2>&1 || rustup component add "$component"
+done
+
+# cargo_tool NAME VERSION SHA256: the published x86-64 wheel with this checksum where pip is there, else from source (minutes).
+cargo_tool() {
+    local name=$1 version=$2 sum=$3 dir
+    [ "$("$TOOLS/bin/$name" --version 2>/dev/null)" != "$name $version" ] || return 0
+    echo "installing $name $version"
+    mkdir -p "$TOOLS/bin"
+    dir=$(mktemp -d)
+    if [ "$(uname -m)" = x86_64 ] && echo "astral-dev-toolchain-$name==$version --hash=sha256:$sum" >"$dir/requirements" &&
+        python3 -m pip download -q --disable-pip-version-check --no-deps --only-binary :all: --require-hashes \
+            -d "$dir" -r "$dir/requirements" 2>/dev/null &&
+        python3 -m zipfile -e "$dir"/*.whl "$dir/wheel"; then
+        install -m 755 "$dir/wheel/"*.data/scripts/"$name" "$TOOLS/bin/"
+    else
+        cargo install -q --locked --debug --root "$TOOLS" "$name@$version"
+    fi
+    rm -rf "$dir"
+}
+: "${TOOLS:=${CARGO_HOME:-$HOME/.cargo}/seikan-tools}"
+cargo_tool cargo-deny 0.20.2 ae708f458c23ce1eecfd8f169befbb47424bdc21ecf0965e36db3b1d98400fee
+cargo_tool cargo-fuzz 0.13.2 612108f626b6ee0e5d63b1a0e257c89c13abffbd8fff539ccbffb7205b33093f

@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Runs make targets one after the other and stops at the first that fails.
+#
+#   scripts/test.sh STEP...
+#
+# Closes with the time of each step, what was left out and why, and the number of tests that passed and failed.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+log=$(mktemp -d)
+trap 'rm -rf "$log"' EXIT
+export STEP_NOTES=$log/notes CARGO_TERM_COLOR=${CARGO_TERM_COLOR:-never}
+: >"$STEP_NOTES"
+times=() failed=""
+start=$SECONDS
+
+for step in "$@"; do
+    printf '\n== %s\n' "$step"
+    begin=$SECONDS
+    make --no-print-directory "$step" </dev/null 2>&1 | tee -a "$log/out" || failed=$step
+    times+=("$(printf '%-12s %2d:%02d' "$step" $(((SECONDS - begin) / 60)) $(((SECONDS - begin) % 60)))")
+    [ -z "$failed" ] || break
+done
+
+printf '\n== minutes\n'
+printf '%s\n' "${times[@]}"
+printf '%-12s %2d:%02d\n' total $(((SECONDS - start) / 60)) $(((SECONDS - start) % 60))
+sort -u "$STEP_NOTES"
+[ -z "$failed" ] || printf 'FAILED: make %s\n' "$failed"
+
+# The sum over every runner's closing line: "test result: ok. 3 passed; 0 failed; 1 ignored; ..." and "...: 3 passed, 0 failed".
+sed -nE 's/.*: .*\b([0-9]+) passed[;,] ([0-9]+) failed(; ([0-9]+) ignored)?.*/\1 \2 \4/p' "$log/out" |
+    awk -v broken="${failed:+1}" '{ p += $1; f += $2; s += $3 } END { if (broken && !f) f = 1; printf "%d passed, %d failed, %d skipped\n", p, f, s }'
+[ -z "$failed" ]
