@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# Installs other people's tunnels at pinned versions into a folder, skipping those that are there.
+#
+#   scripts/install-peers.sh [DIR] [PEER...]     DIR: target/peers; PEER: all of those below
+set -euo pipefail
+cd "$(dirname "$0")/.."
+out=$(realpath -m "${1:-target/peers}")
+shift || true
+peers=("$@")
+[ ${#peers[@]} -gt 0 ] || peers=(wireguard-go wireguard-go-tailscale boringtun gotatun nebula openvpn)
+
+# go_tool BINARY MODULE@VERSION
+go_tool() {
+    [ ! -x "$out/$1" ] || return 0
+    echo "installing $2"
+    GOBIN=$out GOFLAGS=-mod=mod go install "$2"
+}
+
+# cargo_tool BINARY CRATE@VERSION; a target folder of its own that is removed, as these trees share nothing with ours.
+cargo_tool() {
+    [ ! -x "$out/$1" ] || return 0
+    echo "installing $2"
+    local build
+    build=$(mktemp -d)
+    CARGO_TARGET_DIR=$build/target cargo install -q --locked --root "$build" "$2"
+    mv "$build/bin/$1" "$out/"
+    rm -rf "$build"
+}
+
+mkdir -p "$out"
+for peer in "${peers[@]}"; do
+    case $peer in
+    wireguard-go) go_tool wireguard golang.zx2c4.com/wireguard@v0.0.0-20250521234502-f333402bd9cb ;;
+    wireguard-go-tailscale) go_tool wireguard-go github.com/tailscale/wireguard-go@v0.0.0-20260622165914-65d8d42c9a5a ;;
+    boringtun) cargo_tool boringtun-cli boringtun-cli@0.7.1 ;;
+    gotatun) cargo_tool gotatun gotatun-cli@0.7.0 ;;
+    nebula) for tool in nebula nebula-cert; do go_tool $tool "github.com/slackhq/nebula/cmd/$tool@v1.11.0"; done ;;
+    openvpn)
+        if ! PATH=$PATH:/usr/sbin command -v openvpn >/dev/null; then
+            DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends openvpn >/dev/null
+        fi
+        ;;
+    *) echo "unknown peer $peer" >&2 && exit 2 ;;
+    esac
+done
