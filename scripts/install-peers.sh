@@ -30,10 +30,10 @@ cargo_tool() {
 mkdir -p "$out"
 for peer in "${peers[@]}"; do
     case $peer in
-    wireguard-go) go_tool wireguard golang.zx2c4.com/wireguard@v0.0.0-20250521234502-f333402bd9cb ;;
+    wireguard-go) go_tool wireguard golang.zx2c4.com/wireguard@v0.0.0-20260522210424-ecfc5a8d5446 ;;
     wireguard-go-tailscale) go_tool wireguard-go github.com/tailscale/wireguard-go@v0.0.0-20260622165914-65d8d42c9a5a ;;
     boringtun) cargo_tool boringtun-cli boringtun-cli@0.7.1 ;;
-    gotatun) cargo_tool gotatun gotatun-cli@0.7.0 ;;
+    gotatun) cargo_tool gotatun gotatun-cli@0.10.2 ;;
     nebula) for tool in nebula nebula-cert; do go_tool $tool "github.com/slackhq/nebula/cmd/$tool@v1.11.0"; done ;;
     openvpn)
         if ! PATH=$PATH:/usr/sbin command -v openvpn >/dev/null; then
