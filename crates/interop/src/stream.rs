@@ -1,0 +1,104 @@
+//! A TCP stream whose every byte is known beforehand.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, ensure};
+
+use crate::side::Side;
+use crate::tunnel::Tunnel;
+
+const CHUNK: usize = 16 * 1024;
+/// A stream that stands still for this long has failed.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A stream under way.
+#[derive(Debug)]
+pub struct Stream {
+    sender: JoinHandle<Result<u64>>,
+    receiver: JoinHandle<Result<Report>>,
+}
+
+/// What arrived, in order and unchanged, or the stream would have failed.
+#[derive(Clone, Copy, Debug)]
+pub struct Report {
+    /// Bytes received.
+    pub bytes: u64,
+    /// The longest time in which no byte arrived.
+    pub longest_gap: Duration,
+}
+
+impl Stream {
+    /// Starts sending to `to` from the other end: `rate` bytes per second (as fast as it goes if `None`) for `duration`.
+    pub fn start(tunnel: &Tunnel, to: &Side, v6: bool, rate: Option<u64>, duration: Duration) -> Result<Stream> {
+        let address = to.inner[usize::from(v6)].addr();
+        let listener = to.host.run(|| TcpListener::bind((address, 0)))??;
+        let target = listener.local_addr()?;
+        let from = tunnel.other(to);
+        let outgoing = from.host.run(|| TcpStream::connect_timeout(&target, PATIENCE))?.with_context(|| tunnel.logs())?;
+        let (incoming, _) = listener.accept()?;
+        outgoing.set_write_timeout(Some(PATIENCE))?;
+        incoming.set_read_timeout(Some(PATIENCE))?;
+        Ok(Stream {
+            sender: thread::spawn(move || send(outgoing, rate, duration)),
+            receiver: thread::spawn(move || receive(incoming)),
+        })
+    }
+
+    /// Waits for the end and checks that what was sent has arrived.
+    pub fn finish(self) -> Result<Report> {
+        let sent = self.sender.join().map_err(|_| anyhow!("the sender panicked"))?.context("sending")?;
+        let report = self.receiver.join().map_err(|_| anyhow!("the receiver panicked"))?.context("receiving")?;
+        ensure!(sent == report.bytes, "sent {sent} bytes, {} arrived", report.bytes);
+        Ok(report)
+    }
+}
+
+/// The eight bytes at position `8 * word`: an odd multiplier makes each its own, so that a shift, a repetition or a swap shows.
+fn pattern(word: u64) -> [u8; 8] {
+    word.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()
+}
+
+fn send(mut stream: TcpStream, rate: Option<u64>, duration: Duration) -> Result<u64> {
+    let begin = Instant::now();
+    let mut sent = 0;
+    let mut chunk = [0; CHUNK];
+    while begin.elapsed() < duration {
+        for (word, bytes) in (sent / 8..).zip(chunk.as_chunks_mut::<8>().0) {
+            *bytes = pattern(word);
+        }
+        stream.write_all(&chunk)?;
+        sent += CHUNK as u64;
+        if let Some(rate) = rate {
+            let due = Duration::from_micros(sent * 1_000_000 / rate);
+            thread::sleep(due.saturating_sub(begin.elapsed()));
+        }
+    }
+    Ok(sent)
+}
+
+fn receive(mut stream: TcpStream) -> Result<Report> {
+    let mut report = Report { bytes: 0, longest_gap: Duration::ZERO };
+    let mut buffer = [0; 4 * CHUNK];
+    let mut pending = 0;
+    let mut last = Instant::now();
+    loop {
+        let length = stream.read(&mut buffer[pending..])?;
+        report.longest_gap = report.longest_gap.max(last.elapsed());
+        last = Instant::now();
+        if length == 0 {
+            ensure!(pending == 0, "the stream ends inside a word");
+            return Ok(report);
+        }
+        let filled = pending + length;
+        let whole = filled / 8 * 8;
+        for bytes in buffer[..whole].as_chunks::<8>().0 {
+            ensure!(*bytes == pattern(report.bytes / 8), "wrong content at byte {}", report.bytes);
+            report.bytes += 8;
+        }
+        buffer.copy_within(whole..filled, 0);
+        pending = filled - whole;
+    }
+}
