@@ -51,7 +51,7 @@ unit: ## every test of the workspace but interop
 
 interop: peers ## our binary against other people's WireGuard in namespaces (root)
 	@cargo build --locked -p seikan
-	@SEIKAN_PEERS="$(PEERS)" cargo test --locked -p seikan-interop -- --test-threads 8
+	@SEIKAN_PEERS="$(PEERS)" cargo test --locked -p seikan-interop -- --test-threads 32
 
 fuzz-ci: ## one minute of fuzzing over all targets
 	@scripts/fuzz.sh --total 60

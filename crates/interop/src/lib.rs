@@ -24,7 +24,10 @@ use std::path::PathBuf;
 
 /// Says that a test cannot run and why; where everything is required (`SEIKAN_REQUIRE_ALL=1`) that is a failure.
 pub fn skip(reason: &str) {
-    assert!(std::env::var("SEIKAN_REQUIRE_ALL").as_deref() != Ok("1"), "may not be skipped here: {reason}");
+    assert!(
+        std::env::var("SEIKAN_REQUIRE_ALL").as_deref() != Ok("1"),
+        "may not be skipped here: {reason}"
+    );
     eprintln!("SKIPPED: {reason}");
 }
 
@@ -32,6 +35,11 @@ pub fn skip(reason: &str) {
 pub fn find_program(name: &str) -> Option<PathBuf> {
     let peers = std::env::var_os("SEIKAN_PEERS").unwrap_or_default();
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let folders: Vec<PathBuf> = std::env::split_paths(&peers).chain(std::env::split_paths(&path)).collect();
-    folders.into_iter().map(|folder| folder.join(name)).find(|file| file.is_file())
+    let folders: Vec<PathBuf> = std::env::split_paths(&peers)
+        .chain(std::env::split_paths(&path))
+        .collect();
+    folders
+        .into_iter()
+        .map(|folder| folder.join(name))
+        .find(|file| file.is_file())
 }

@@ -7,7 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
 use ipnet::IpNet;
@@ -18,6 +18,12 @@ use seikan_sys::netns::NetNs;
 pub(crate) const UPLINK: &str = "uplink";
 /// The inner MTU that leaves room for WireGuard over IPv6 on an Ethernet.
 const INNER_MTU: u32 = 1420;
+/// No wait for IPv6's duplicate address detection.
+pub(crate) const USABLE_AT_ONCE: AddressOptions = AddressOptions {
+    no_dad: true,
+    no_prefix_route: false,
+    replace: false,
+};
 /// How long a daemon may take to make its interface and its socket.
 const START_LIMIT: Duration = Duration::from_secs(20);
 
@@ -55,7 +61,8 @@ impl Implementation {
             Implementation::Boringtun => "boringtun-cli",
             Implementation::Gotatun => "gotatun",
         };
-        crate::find_program(name).with_context(|| format!("{name} is not in $SEIKAN_PEERS nor on PATH (make peers)"))
+        crate::find_program(name)
+            .with_context(|| format!("{name} is not in $SEIKAN_PEERS nor on PATH (make peers)"))
     }
 
     /// Takes a configuration file; the others are set up through their sockets.
@@ -66,13 +73,21 @@ impl Implementation {
     fn command(self, interface: &str, config: &Path) -> Result<Command> {
         let mut command = Command::new(self.program()?);
         match self {
-            Implementation::Seikan => command.arg("up").arg(config).args(["--protocol", "wireguard"]),
-            Implementation::SeikanNative => command.arg("up").arg(config).args(["--protocol", "native"]),
+            Implementation::Seikan => command
+                .arg("up")
+                .arg(config)
+                .args(["--protocol", "wireguard"]),
+            Implementation::SeikanNative => {
+                command.arg("up").arg(config).args(["--protocol", "native"])
+            }
             Implementation::WireguardGo => command.args(["-f", interface]),
             // Without connected sockets, as a connected one cannot follow a change of its own address.
-            Implementation::Boringtun => {
-                command.args(["-f", "--disable-drop-privileges", "--disable-connected-udp", interface])
-            }
+            Implementation::Boringtun => command.args([
+                "-f",
+                "--disable-drop-privileges",
+                "--disable-connected-udp",
+                interface,
+            ]),
             Implementation::Gotatun => command.args(["-f", "--disable-drop-privileges", interface]),
         };
         Ok(command)
@@ -88,21 +103,28 @@ fn our_program() -> Result<PathBuf> {
         }
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let mut build = Command::new(cargo);
-        build.args(["build", "--quiet", "--locked", "--package", "seikan"]).current_dir(env!("CARGO_MANIFEST_DIR"));
+        build
+            .args(["build", "--quiet", "--locked", "--package", "seikan"])
+            .current_dir(env!("CARGO_MANIFEST_DIR"));
         if !cfg!(debug_assertions) {
             build.arg("--release");
         }
         ensure!(build.status()?.success(), "the command does not build");
         // This test is target/PROFILE/deps/NAME.
         let test = std::env::current_exe()?;
-        let profile = test.ancestors().nth(2).context("the test is not in a target folder")?;
+        let profile = test
+            .ancestors()
+            .nth(2)
+            .context("the test is not in a target folder")?;
         Ok(profile.join("seikan"))
     };
-    PROGRAM.get_or_init(|| build().map_err(|error| format!("{error:#}"))).clone().map_err(anyhow::Error::msg)
+    PROGRAM
+        .get_or_init(|| build().map_err(|error| format!("{error:#}")))
+        .clone()
+        .map_err(anyhow::Error::msg)
 }
 
 /// One end: a host with its implementation, running or not.
-#[derive(Debug)]
 pub struct Side {
     /// The host.
     pub host: NetNs,
@@ -117,14 +139,12 @@ pub struct Side {
     /// UDP port.
     pub port: u16,
     pub(crate) private_key: String,
-    pub(crate) public_key: String,
     pub(crate) peer: Peer,
     pub(crate) folder: PathBuf,
-    daemon: Option<Child>,
+    pub(crate) daemon: Option<Child>,
 }
 
 /// What one end is told of the other.
-#[derive(Clone, Debug)]
 pub(crate) struct Peer {
     pub public_key: String,
     pub preshared_key: Option<String>,
@@ -134,39 +154,18 @@ pub(crate) struct Peer {
 }
 
 impl Side {
-    #[allow(clippy::too_many_arguments)]
-    pub(crate) fn new(
-        host: NetNs,
-        implementation: Implementation,
-        interface: String,
-        inner: [IpNet; 2],
-        outer: IpAddr,
-        keys: (String, String),
-        peer: Peer,
-        folder: PathBuf,
-    ) -> Side {
-        let (private_key, public_key) = keys;
-        Side {
-            host,
-            implementation,
-            interface,
-            inner,
-            outer,
-            port: 51820,
-            private_key,
-            public_key,
-            peer,
-            folder,
-            daemon: None,
-        }
-    }
-
     /// Starts the daemon, configures it and its interface, and returns once it can carry traffic.
     pub fn start(&mut self) -> Result<()> {
         let config = self.write_config()?;
-        let log = fs::File::options().append(true).create(true).open(self.log())?;
+        let log = fs::File::options()
+            .append(true)
+            .create(true)
+            .open(self.log())?;
         let mut command = self.implementation.command(&self.interface, &config)?;
-        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        command
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log);
         self.daemon = Some(self.host.spawn_command(&mut command)?);
         self.wait_for_interface()?;
         if !self.implementation.reads_file() {
@@ -188,8 +187,9 @@ impl Side {
     pub fn roam(&mut self, address: IpAddr, port: u16) -> Result<()> {
         let netlink = self.host.netlink()?;
         let uplink = netlink.link(UPLINK)?.index;
-        netlink.add_address_with(uplink, underlay_net(address)?, AddressOptions { no_dad: true, ..Default::default() })?;
+        // In this order: the kernel removes a network's later addresses with its first.
         netlink.delete_address(uplink, underlay_net(self.outer)?)?;
+        netlink.add_address_with(uplink, underlay_net(address)?, USABLE_AT_ONCE)?;
         self.outer = address;
         self.port = port;
         self.wg(&["set", &self.interface, "listen-port", &port.to_string()])?;
@@ -204,13 +204,27 @@ impl Side {
     /// A column of `wg show INTERFACE WHAT` for the only peer.
     pub fn show(&self, what: &str) -> Result<String> {
         let printed = self.wg(&["show", &self.interface, what])?;
-        let value = printed.trim_end().split_once('\t').context("the interface has no peer")?.1;
+        let value = printed
+            .trim_end()
+            .split_once('\t')
+            .context("the interface has no peer")?
+            .1;
         Ok(value.to_owned())
     }
 
-    /// When this end last completed a handshake, in seconds of the Unix epoch; 0 for never.
-    pub fn latest_handshake(&self) -> Result<u64> {
-        Ok(self.show("latest-handshakes")?.parse()?)
+    /// How long ago this end last completed a handshake; `None` if it never has.
+    pub fn handshake_age(&self) -> Result<Option<Duration>> {
+        let seconds = Duration::from_secs(self.show("latest-handshakes")?.parse()?);
+        Ok(match self.implementation {
+            _ if seconds.is_zero() => None,
+            // It reports the age itself where the interface asks for the time.
+            Implementation::Boringtun => Some(seconds),
+            _ => Some(
+                SystemTime::now()
+                    .duration_since(UNIX_EPOCH)?
+                    .saturating_sub(seconds),
+            ),
+        })
     }
 
     /// The highest amount of memory the daemon had resident so far, and what it has now, in KiB.
@@ -218,8 +232,15 @@ impl Side {
         let id = self.daemon.as_ref().context("not running")?.id();
         let status = fs::read_to_string(format!("/proc/{id}/status"))?;
         let field = |name: &str| -> Result<u64> {
-            let line = status.lines().find(|line| line.starts_with(name)).context("no such field")?;
-            Ok(line.split_whitespace().nth(1).context("no value")?.parse()?)
+            let line = status
+                .lines()
+                .find(|line| line.starts_with(name))
+                .context("no such field")?;
+            Ok(line
+                .split_whitespace()
+                .nth(1)
+                .context("no value")?
+                .parse()?)
         };
         Ok((field("VmHWM:")?, field("VmRSS:")?))
     }
@@ -231,9 +252,15 @@ impl Side {
 
     /// The configuration in wg-quick's form, or without the address in that of `wg setconf`.
     pub fn config_text(&self) -> String {
-        let mut text = format!("[Interface]\nPrivateKey = {}\nListenPort = {}\n", self.private_key, self.port);
+        let mut text = format!(
+            "[Interface]\nPrivateKey = {}\nListenPort = {}\n",
+            self.private_key, self.port
+        );
         if self.implementation.reads_file() {
-            text += &format!("Address = {}, {}\nMTU = {INNER_MTU}\n", self.inner[0], self.inner[1]);
+            text += &format!(
+                "Address = {}, {}\nMTU = {INNER_MTU}\n",
+                self.inner[0], self.inner[1]
+            );
         }
         let peer = &self.peer;
         text += &format!(
@@ -252,7 +279,12 @@ impl Side {
     fn write_config(&self) -> Result<PathBuf> {
         let file = self.folder.join(format!("{}.conf", self.interface));
         let mut options = fs::File::options();
-        let mut open = options.write(true).create(true).truncate(true).mode(0o600).open(&file)?;
+        let mut open = options
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&file)?;
         open.write_all(self.config_text().as_bytes())?;
         Ok(file)
     }
@@ -262,18 +294,29 @@ impl Side {
         let netlink = self.host.netlink()?;
         loop {
             if let Some(status) = self.daemon.as_mut().context("not running")?.try_wait()? {
-                bail!("{:?} ended with {status}:\n{}", self.implementation, self.log_text());
+                bail!(
+                    "{:?} ended with {status}:\n{}",
+                    self.implementation,
+                    self.log_text()
+                );
             }
             let made = match netlink.link_index(&self.interface)? {
                 // Who reads a file also sets the address; the last of it is the IPv6 one.
-                Some(index) if self.implementation.reads_file() => netlink.addresses(index)?.len() >= 2,
+                Some(index) if self.implementation.reads_file() => {
+                    netlink.addresses(index)?.len() >= 2
+                }
                 Some(_) => true,
                 None => false,
             };
             if made && self.answers() {
                 return Ok(());
             }
-            ensure!(Instant::now() < deadline, "{:?} made no interface:\n{}", self.implementation, self.log_text());
+            ensure!(
+                Instant::now() < deadline,
+                "{:?} made no interface:\n{}",
+                self.implementation,
+                self.log_text()
+            );
             std::thread::sleep(Duration::from_millis(50));
         }
     }
@@ -289,7 +332,7 @@ impl Side {
         let index = netlink.link(&self.interface)?.index;
         netlink.set_mtu(index, INNER_MTU)?;
         for address in self.inner {
-            netlink.add_address_with(index, address, AddressOptions { no_dad: true, ..Default::default() })?;
+            netlink.add_address_with(index, address, USABLE_AT_ONCE)?;
         }
         netlink.set_up(index)?;
         Ok(())
@@ -315,12 +358,25 @@ impl Drop for Side {
 
 /// Runs a program on a host to its end; what it printed, or the error it died with.
 pub(crate) fn run(host: &NetNs, command: &mut Command) -> Result<String> {
-    let child = host.spawn_command(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()))?;
+    let child = host.spawn_command(
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped()),
+    )?;
     let output = child.wait_with_output()?;
-    ensure!(output.status.success(), "{command:?}: {}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    ensure!(
+        output.status.success(),
+        "{command:?}: {}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
     Ok(String::from_utf8(output.stdout)?)
 }
 
 pub(crate) fn underlay_net(address: IpAddr) -> Result<IpNet> {
-    Ok(IpNet::new(address, if address.is_ipv4() { 24 } else { 64 })?)
+    Ok(IpNet::new(
+        address,
+        if address.is_ipv4() { 24 } else { 64 },
+    )?)
 }

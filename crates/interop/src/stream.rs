@@ -32,12 +32,21 @@ pub struct Report {
 
 impl Stream {
     /// Starts sending to `to` from the other end: `rate` bytes per second (as fast as it goes if `None`) for `duration`.
-    pub fn start(tunnel: &Tunnel, to: &Side, v6: bool, rate: Option<u64>, duration: Duration) -> Result<Stream> {
+    pub fn start(
+        tunnel: &Tunnel,
+        to: &Side,
+        v6: bool,
+        rate: Option<u64>,
+        duration: Duration,
+    ) -> Result<Stream> {
         let address = to.inner[usize::from(v6)].addr();
         let listener = to.host.run(|| TcpListener::bind((address, 0)))??;
         let target = listener.local_addr()?;
         let from = tunnel.other(to);
-        let outgoing = from.host.run(|| TcpStream::connect_timeout(&target, PATIENCE))?.with_context(|| tunnel.logs())?;
+        let outgoing = from
+            .host
+            .run(|| TcpStream::connect_timeout(&target, PATIENCE))?
+            .with_context(|| tunnel.logs())?;
         let (incoming, _) = listener.accept()?;
         outgoing.set_write_timeout(Some(PATIENCE))?;
         incoming.set_read_timeout(Some(PATIENCE))?;
@@ -49,16 +58,30 @@ impl Stream {
 
     /// Waits for the end and checks that what was sent has arrived.
     pub fn finish(self) -> Result<Report> {
-        let sent = self.sender.join().map_err(|_| anyhow!("the sender panicked"))?.context("sending")?;
-        let report = self.receiver.join().map_err(|_| anyhow!("the receiver panicked"))?.context("receiving")?;
-        ensure!(sent == report.bytes, "sent {sent} bytes, {} arrived", report.bytes);
+        let sent = self
+            .sender
+            .join()
+            .map_err(|_| anyhow!("the sender panicked"))?
+            .context("sending")?;
+        let report = self
+            .receiver
+            .join()
+            .map_err(|_| anyhow!("the receiver panicked"))?
+            .context("receiving")?;
+        ensure!(
+            sent == report.bytes,
+            "sent {sent} bytes, {} arrived",
+            report.bytes
+        );
         Ok(report)
     }
 }
 
 /// The eight bytes at position `8 * word`: an odd multiplier makes each its own, so that a shift, a repetition or a swap shows.
 fn pattern(word: u64) -> [u8; 8] {
-    word.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()
+    word.wrapping_add(1)
+        .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+        .to_le_bytes()
 }
 
 fn send(mut stream: TcpStream, rate: Option<u64>, duration: Duration) -> Result<u64> {
@@ -80,7 +103,10 @@ fn send(mut stream: TcpStream, rate: Option<u64>, duration: Duration) -> Result<
 }
 
 fn receive(mut stream: TcpStream) -> Result<Report> {
-    let mut report = Report { bytes: 0, longest_gap: Duration::ZERO };
+    let mut report = Report {
+        bytes: 0,
+        longest_gap: Duration::ZERO,
+    };
     let mut buffer = [0; 4 * CHUNK];
     let mut pending = 0;
     let mut last = Instant::now();
@@ -95,7 +121,11 @@ fn receive(mut stream: TcpStream) -> Result<Report> {
         let filled = pending + length;
         let whole = filled / 8 * 8;
         for bytes in buffer[..whole].as_chunks::<8>().0 {
-            ensure!(*bytes == pattern(report.bytes / 8), "wrong content at byte {}", report.bytes);
+            ensure!(
+                *bytes == pattern(report.bytes / 8),
+                "wrong content at byte {}",
+                report.bytes
+            );
             report.bytes += 8;
         }
         buffer.copy_within(whole..filled, 0);

@@ -8,11 +8,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use ipnet::IpNet;
-use seikan_sys::netlink::AddressOptions;
 use seikan_sys::netns::NetNs;
 use tempfile::TempDir;
 
-use crate::side::{Implementation, Peer, Side, UPLINK, run, underlay_net};
+use crate::side::{Implementation, Peer, Side, UPLINK, USABLE_AT_ONCE, run, underlay_net};
+
+/// The UDP port of either end until it roams.
+const PORT: u16 = 51820;
 
 /// Which end has the other's endpoint in its configuration, and so speaks first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,12 +56,18 @@ pub struct Setup {
 impl Setup {
     /// `a` initiates to `b` over IPv4, with neither a preshared key nor keepalives.
     pub fn new(a: Implementation, b: Implementation) -> Setup {
-        Setup { a, b, knows: Knows::A, underlay: Underlay::V4, preshared_key: false, keepalive: 0 }
+        Setup {
+            a,
+            b,
+            knows: Knows::A,
+            underlay: Underlay::V4,
+            preshared_key: false,
+            keepalive: 0,
+        }
     }
 }
 
 /// Two hosts with a WireGuard implementation running on each.
-#[derive(Debug)]
 pub struct Tunnel {
     /// Host a.
     pub a: Side,
@@ -71,6 +79,22 @@ pub struct Tunnel {
 impl Tunnel {
     /// Brings both ends up. `None`, said loudly, where this machine lacks what it takes.
     pub fn up(setup: Setup) -> Result<Option<Tunnel>> {
+        Tunnel::up_changed(setup, |_| Ok(()))
+    }
+
+    /// The same, except that `b` is told another preshared key than `a`.
+    pub fn up_with_unequal_preshared_keys(setup: Setup) -> Result<Option<Tunnel>> {
+        Tunnel::up_changed(setup, |tunnel| {
+            tunnel.a.peer.preshared_key = Some(generate(&tunnel.a.host, "genpsk")?);
+            tunnel.b.peer.preshared_key = Some(generate(&tunnel.b.host, "genpsk")?);
+            Ok(())
+        })
+    }
+
+    fn up_changed(
+        setup: Setup,
+        change: impl FnOnce(&mut Tunnel) -> Result<()>,
+    ) -> Result<Option<Tunnel>> {
         let host_a = match NetNs::create() {
             Ok(host) => host,
             Err(error) => {
@@ -89,6 +113,7 @@ impl Tunnel {
             }
         }
         let mut tunnel = Tunnel::make(setup, host_a)?;
+        change(&mut tunnel)?;
         // The end that waits comes first, so that the first initiation finds it.
         tunnel.b.start()?;
         tunnel.a.start()?;
@@ -108,26 +133,58 @@ impl Tunnel {
             })
         };
         let inner = |side: u8| -> Result<[IpNet; 2]> {
-            Ok([format!("10.67.0.{side}/24").parse()?, format!("fd67::{side}/64").parse()?])
+            Ok([
+                format!("10.67.0.{side}/24").parse()?,
+                format!("fd67::{side}/64").parse()?,
+            ])
         };
-        let preshared_key = if setup.preshared_key { Some(run(&host_a, Command::new("wg").arg("genpsk"))?.trim().to_owned()) } else { None };
+        let preshared_key = if setup.preshared_key {
+            Some(generate(&host_a, "genpsk")?)
+        } else {
+            None
+        };
         let (keys_a, keys_b) = (key_pair(&host_a)?, key_pair(&host_a)?);
         let peer = |side: u8, public_key: &str, known: bool| -> Result<Peer> {
             Ok(Peer {
                 public_key: public_key.to_owned(),
                 preshared_key: preshared_key.clone(),
-                endpoint: if known { Some(SocketAddr::new(outer(side)?, 51820)) } else { None },
+                endpoint: if known {
+                    Some(SocketAddr::new(outer(side)?, PORT))
+                } else {
+                    None
+                },
                 allowed_ips: inner(side)?.map(|net| IpNet::from(net.addr())),
                 keepalive: setup.keepalive,
             })
         };
-        let (peer_a, peer_b) = (peer(1, &keys_a.1, setup.knows != Knows::A)?, peer(2, &keys_b.1, setup.knows != Knows::B)?);
-        let folder = tempfile::Builder::new().prefix("seikan-interop.").tempdir()?;
-        let path = folder.path().to_owned();
-        let name = |side: char| format!("sk{:x}{side}{number}", std::process::id());
+        let (peer_a, peer_b) = (
+            peer(1, &keys_a.1, setup.knows != Knows::A)?,
+            peer(2, &keys_b.1, setup.knows != Knows::B)?,
+        );
+        let folder = tempfile::Builder::new()
+            .prefix("seikan-interop.")
+            .tempdir()?;
+        let make = |number_of: u8, host, implementation, private_key, peer| -> Result<Side> {
+            Ok(Side {
+                host,
+                implementation,
+                interface: format!(
+                    "sk{:x}i{}",
+                    std::process::id(),
+                    2 * number + u32::from(number_of) - 1
+                ),
+                inner: inner(number_of)?,
+                outer: outer(number_of)?,
+                port: PORT,
+                private_key,
+                peer,
+                folder: folder.path().to_owned(),
+                daemon: None,
+            })
+        };
         Ok(Tunnel {
-            a: Side::new(host_a, setup.a, name('a'), inner(1)?, outer(1)?, keys_a, peer_b, path.clone()),
-            b: Side::new(host_b, setup.b, name('b'), inner(2)?, outer(2)?, keys_b, peer_a, path),
+            a: make(1, host_a, setup.a, keys_a.0, peer_b)?,
+            b: make(2, host_b, setup.b, keys_b.0, peer_a)?,
             _folder: folder,
         })
     }
@@ -137,15 +194,24 @@ impl Tunnel {
         let from = self.other(to);
         let target = to.inner[usize::from(v6)].addr().to_string();
         let (count, size) = (count.to_string(), size.to_string());
-        let arguments = ["-q", "-n", "-c", &count, "-i", "0.2", "-w", "20", "-s", &size, "-M", "do", &target];
-        run(&from.host, Command::new("ping").args(arguments)).map(|_| ()).with_context(|| self.logs())
+        let arguments = [
+            "-q", "-n", "-c", &count, "-i", "0.2", "-w", "20", "-s", &size, "-M", "do", &target,
+        ];
+        run(&from.host, Command::new("ping").args(arguments))
+            .map(|_| ())
+            .with_context(|| self.logs())
     }
 
     /// Sends a datagram every 50 ms from the other end to `to`, which echoes them, and tells how long the first
     /// answer took from now. Both ends may be restarted meanwhile.
     pub fn time_to_answer(&self, to: &Side, limit: Duration) -> Result<Duration> {
         let from = self.other(to);
-        let bind = || UdpSocket::bind(("0.0.0.0", 7)).and_then(|s| s.set_read_timeout(Some(Duration::from_millis(50))).map(|()| s));
+        let bind = || {
+            UdpSocket::bind(("0.0.0.0", 7)).and_then(|s| {
+                s.set_read_timeout(Some(Duration::from_millis(50)))
+                    .map(|()| s)
+            })
+        };
         let (server, client) = (to.host.run(bind)??, from.host.run(bind)??);
         let target = SocketAddr::new(to.inner[0].addr(), 7);
         let stop = AtomicBool::new(false);
@@ -182,35 +248,62 @@ impl Tunnel {
 
     /// What both daemons wrote, for the message of a failure.
     pub fn logs(&self) -> String {
-        let one = |side: &Side| format!("-- {:?}, {}:\n{}", side.implementation, side.interface, side.log_text());
+        let one = |side: &Side| {
+            format!(
+                "-- {:?}, {}:\n{}",
+                side.implementation,
+                side.interface,
+                side.log_text()
+            )
+        };
         format!("{}\n{}", one(&self.a), one(&self.b))
     }
 
     /// The end that is not `side`.
     pub fn other(&self, side: &Side) -> &Side {
-        if side.interface == self.a.interface { &self.b } else { &self.a }
+        if side.interface == self.a.interface {
+            &self.b
+        } else {
+            &self.a
+        }
     }
 }
 
 /// Joins two hosts by a veth pair with addresses of both families.
 fn join(a: &NetNs, b: &NetNs) -> Result<()> {
-    a.netlink()?.create_veth(UPLINK, UPLINK, Some(std::os::fd::AsFd::as_fd(b)))?;
+    a.netlink()?
+        .create_veth(UPLINK, UPLINK, Some(std::os::fd::AsFd::as_fd(b)))?;
     for (host, number) in [(a, 1), (b, 2)] {
         let netlink = host.netlink()?;
         let uplink = netlink.link(UPLINK)?.index;
         for address in [format!("10.66.0.{number}"), format!("fd66::{number}")] {
-            netlink.add_address_with(uplink, underlay_net(address.parse()?)?, AddressOptions { no_dad: true, ..Default::default() })?;
+            netlink.add_address_with(uplink, underlay_net(address.parse()?)?, USABLE_AT_ONCE)?;
         }
         netlink.set_up(uplink)?;
     }
     Ok(())
 }
 
+/// A key of the kind that this command of `wg` makes.
+fn generate(host: &NetNs, kind: &str) -> Result<String> {
+    Ok(run(host, Command::new("wg").arg(kind))?.trim().to_owned())
+}
+
 /// A private key and its public one, made by `wg`.
 fn key_pair(host: &NetNs) -> Result<(String, String)> {
-    let private = run(host, Command::new("wg").arg("genkey"))?.trim().to_owned();
-    let mut child = Command::new("wg").arg("pubkey").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
-    child.stdin.take().context("wg pubkey has no input")?.write_all(private.as_bytes())?;
-    let public = String::from_utf8(child.wait_with_output()?.stdout)?.trim().to_owned();
+    let private = generate(host, "genkey")?;
+    let mut child = Command::new("wg")
+        .arg("pubkey")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    child
+        .stdin
+        .take()
+        .context("wg pubkey has no input")?
+        .write_all(private.as_bytes())?;
+    let public = String::from_utf8(child.wait_with_output()?.stdout)?
+        .trim()
+        .to_owned();
     Ok((private, public))
 }

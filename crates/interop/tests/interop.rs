@@ -1,0 +1,238 @@
+//! Our WireGuard against other people's, each test in namespaces of its own.
+//!
+//! `a` is ours wherever it matters; the roles change by who knows whose endpoint.
+#![forbid(unsafe_code)]
+
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use seikan_interop::{Implementation, Knows, Setup, Side, Stream, Tunnel, Underlay};
+
+/// Bytes per second that leave two cores room for the other tests.
+const CALM: u64 = 2_000_000;
+/// `REKEY_AFTER_TIME` of the WireGuard paper, section 6.1.
+const REKEY_AFTER_TIME: Duration = Duration::from_secs(120);
+/// `KEEPALIVE_TIMEOUT` + `REKEY_TIMEOUT`: after this long without an answer a peer starts a new handshake (section 6.5).
+const NEW_HANDSHAKE: Duration = Duration::from_secs(15);
+
+/// The same tests against each of the others.
+macro_rules! against {
+    ($($module:ident: $implementation:expr;)*) => {$(
+        mod $module {
+            use super::*;
+            const OTHER: Implementation = $implementation;
+
+            #[test]
+            fn we_initiate() -> Result<()> {
+                carries_everything(Setup::new(Implementation::ours(), OTHER))
+            }
+
+            #[test]
+            fn they_initiate() -> Result<()> {
+                carries_everything(Setup { knows: Knows::B, ..Setup::new(Implementation::ours(), OTHER) })
+            }
+
+            #[test]
+            fn we_initiate_over_ipv6_with_a_preshared_key() -> Result<()> {
+                let setup = Setup::new(Implementation::ours(), OTHER);
+                carries_everything(Setup { underlay: Underlay::V6, preshared_key: true, ..setup })
+            }
+
+            #[test]
+            fn they_initiate_over_ipv6_with_a_preshared_key() -> Result<()> {
+                let setup = Setup { knows: Knows::B, ..Setup::new(Implementation::ours(), OTHER) };
+                carries_everything(Setup { underlay: Underlay::V6, preshared_key: true, ..setup })
+            }
+
+            #[test]
+            fn a_wrong_preshared_key_carries_nothing() -> Result<()> {
+                without_the_right_preshared_key(Setup::new(Implementation::ours(), OTHER))
+            }
+
+            #[test]
+            fn we_roam() -> Result<()> {
+                roams(Setup::new(Implementation::ours(), OTHER), |tunnel| &mut tunnel.a)
+            }
+
+            #[test]
+            fn they_roam() -> Result<()> {
+                roams(Setup { knows: Knows::B, ..Setup::new(Implementation::ours(), OTHER) }, |tunnel| &mut tunnel.b)
+            }
+
+            #[test]
+            fn we_are_killed_and_restarted() -> Result<()> {
+                survives_a_kill(Setup { knows: Knows::Both, ..Setup::new(Implementation::ours(), OTHER) }, |tunnel| &mut tunnel.a)
+            }
+
+            #[test]
+            fn they_are_killed_and_restarted() -> Result<()> {
+                survives_a_kill(Setup { knows: Knows::Both, ..Setup::new(Implementation::ours(), OTHER) }, |tunnel| &mut tunnel.b)
+            }
+
+            #[test]
+            fn we_rekey_under_load() -> Result<()> {
+                rekeys_under_load(Setup::new(Implementation::ours(), OTHER))
+            }
+
+            #[test]
+            fn they_rekey_under_load() -> Result<()> {
+                rekeys_under_load(Setup { knows: Knows::B, ..Setup::new(Implementation::ours(), OTHER) })
+            }
+        }
+    )*};
+}
+
+against! {
+    wireguard_go: Implementation::WireguardGo;
+    boringtun: Implementation::Boringtun;
+}
+
+/// Both inner families, both directions, small and full-sized packets, a stream whose bytes are checked.
+fn carries_everything(setup: Setup) -> Result<()> {
+    let Some(tunnel) = Tunnel::up(setup)? else {
+        return Ok(());
+    };
+    // Who knows the endpoint speaks first.
+    let (first, second) = if setup.knows == Knows::B {
+        (&tunnel.b, &tunnel.a)
+    } else {
+        (&tunnel.a, &tunnel.b)
+    };
+    tunnel.ping(second, false, 3, 56)?;
+    tunnel.ping(first, true, 3, 56)?;
+    // 1420 bytes of inner MTU less the IPv4 and ICMP headers.
+    tunnel.ping(second, false, 2, 1420 - 28)?;
+    for (to, v6) in [(&tunnel.a, false), (&tunnel.b, true)] {
+        let report = Stream::start(&tunnel, to, v6, None, Duration::from_secs(1))?
+            .finish()
+            .with_context(|| tunnel.logs())?;
+        ensure!(
+            report.bytes > 1_000_000,
+            "only {} bytes in a second",
+            report.bytes
+        );
+    }
+    ensure!(tunnel.b.handshake_age()?.is_some());
+    Ok(())
+}
+
+fn without_the_right_preshared_key(setup: Setup) -> Result<()> {
+    let Some(tunnel) = Tunnel::up(Setup {
+        preshared_key: true,
+        ..setup
+    })?
+    else {
+        return Ok(());
+    };
+    tunnel.ping(&tunnel.b, false, 1, 56)?;
+    let Some(other) = Tunnel::up_with_unequal_preshared_keys(setup)? else {
+        return Ok(());
+    };
+    ensure!(
+        other
+            .time_to_answer(&other.b, Duration::from_secs(7))
+            .is_err(),
+        "an answer came through"
+    );
+    ensure!(other.b.handshake_age()?.is_none() && other.a.handshake_age()?.is_none());
+    Ok(())
+}
+
+/// A stream goes on while one end changes its address and port, and the other end follows.
+fn roams(setup: Setup, who: fn(&mut Tunnel) -> &mut Side) -> Result<()> {
+    let Some(mut tunnel) = Tunnel::up(setup)? else {
+        return Ok(());
+    };
+    let mover = who(&mut tunnel).interface.clone();
+    let still = if tunnel.a.interface == mover {
+        &tunnel.b
+    } else {
+        &tunnel.a
+    };
+    tunnel.ping(still, false, 1, 56)?;
+    let stream = Stream::start(&tunnel, still, false, Some(CALM), Duration::from_secs(8))?;
+    thread::sleep(Duration::from_secs(2));
+    who(&mut tunnel).roam("10.66.0.77".parse()?, 40404)?;
+    let report = stream.finish().with_context(|| tunnel.logs())?;
+    ensure!(
+        report.longest_gap < Duration::from_secs(5),
+        "stood still for {:?}",
+        report.longest_gap
+    );
+    let still = if tunnel.a.interface == mover {
+        &tunnel.b
+    } else {
+        &tunnel.a
+    };
+    let seen = still.show("endpoints")?;
+    ensure!(
+        seen == "10.66.0.77:40404",
+        "the end that stayed sends to {seen}"
+    );
+    Ok(())
+}
+
+/// One end dies without a farewell and comes back with nothing but its configuration.
+fn survives_a_kill(setup: Setup, who: fn(&mut Tunnel) -> &mut Side) -> Result<()> {
+    let Some(mut tunnel) = Tunnel::up(setup)? else {
+        return Ok(());
+    };
+    let victim = who(&mut tunnel).interface.clone();
+    let is_a = tunnel.a.interface == victim;
+    let before = tunnel.time_to_answer(
+        if is_a { &tunnel.a } else { &tunnel.b },
+        Duration::from_secs(10),
+    )?;
+    ensure!(
+        before < Duration::from_secs(6),
+        "the first handshake took {before:?}"
+    );
+    who(&mut tunnel).kill()?;
+    who(&mut tunnel).start()?;
+    // Only the end that stayed has something to say: it has to find out that its session is dead.
+    let time = tunnel.time_to_answer(
+        if is_a { &tunnel.a } else { &tunnel.b },
+        Duration::from_secs(60),
+    )?;
+    ensure!(
+        time < NEW_HANDSHAKE + Duration::from_secs(6),
+        "recovered only after {time:?}"
+    );
+    Ok(())
+}
+
+/// A stream outlives its first session; a lost rekey would stop it for `REKEY_TIMEOUT`, five seconds.
+fn rekeys_under_load(setup: Setup) -> Result<()> {
+    let Some(tunnel) = Tunnel::up(setup)? else {
+        return Ok(());
+    };
+    let (initiator, responder) = if setup.knows == Knows::B {
+        (&tunnel.b, &tunnel.a)
+    } else {
+        (&tunnel.a, &tunnel.b)
+    };
+    tunnel.ping(responder, false, 1, 56)?;
+    let stream = Stream::start(
+        &tunnel,
+        responder,
+        false,
+        Some(CALM),
+        REKEY_AFTER_TIME + Duration::from_secs(10),
+    )?;
+    let report = stream.finish().with_context(|| tunnel.logs())?;
+    ensure!(
+        report.longest_gap < Duration::from_secs(2),
+        "stood still for {:?}",
+        report.longest_gap
+    );
+    for side in [initiator, responder] {
+        let age = side.handshake_age()?.context("no handshake")?;
+        ensure!(
+            age < Duration::from_secs(30),
+            "{:?} has not completed another handshake",
+            side.implementation
+        );
+    }
+    Ok(())
+}
