@@ -72,8 +72,8 @@ bench: release ## side by side with the tunnels found in $(PEERS) and on PATH
 	@scripts/install-peers.sh "$(PEERS)"
 	@PATH="$(PEERS):$$PATH" "$${CARGO_TARGET_DIR:-target}/release/seikan" lab bench
 
-soak: release peers ## ten minutes in both protocols: no leak, no stall, every byte checksummed (root)
-	@SEIKAN_SOAK=1 SEIKAN_PEERS="$(PEERS)" cargo test --locked --release -p seikan-interop --test soak -- --nocapture
+soak: release ## ten minutes in both protocols: no leak, no stall, every byte checksummed (root)
+	@SEIKAN_SOAK=$(SECONDS) cargo test --locked --release -p seikan-interop --test soak -- --nocapture --test-threads 1
 
 interop-kernel: ## our binary against the kernel's WireGuard, in a virtual machine (installs QEMU)
 	@scripts/interop-kernel.sh

@@ -1,9 +1,10 @@
 //! One host of the pair and the WireGuard implementation that runs on it.
 
 use std::fs;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
@@ -227,22 +228,37 @@ impl Side {
         })
     }
 
-    /// The highest amount of memory the daemon had resident so far, and what it has now, in KiB.
-    pub fn memory(&self) -> Result<(u64, u64)> {
+    /// Sends a request to the configuration socket as it is and returns the answer.
+    pub fn uapi(&self, request: &str) -> Result<String> {
+        let mut socket = UnixStream::connect(self.socket())?;
+        socket.set_read_timeout(Some(START_LIMIT))?;
+        socket.write_all(request.as_bytes())?;
+        let mut answer = String::new();
+        // An answer ends with an empty line; the socket stays open for the next request.
+        while !answer.ends_with("\n\n") {
+            let mut part = [0; 4096];
+            let length = socket.read(&mut part)?;
+            if length == 0 {
+                break;
+            }
+            answer.push_str(std::str::from_utf8(&part[..length])?);
+        }
+        Ok(answer)
+    }
+
+    /// The memory that the daemon has resident, in KiB.
+    pub fn memory(&self) -> Result<u64> {
         let id = self.daemon.as_ref().context("not running")?.id();
         let status = fs::read_to_string(format!("/proc/{id}/status"))?;
-        let field = |name: &str| -> Result<u64> {
-            let line = status
-                .lines()
-                .find(|line| line.starts_with(name))
-                .context("no such field")?;
-            Ok(line
-                .split_whitespace()
-                .nth(1)
-                .context("no value")?
-                .parse()?)
-        };
-        Ok((field("VmHWM:")?, field("VmRSS:")?))
+        let line = status
+            .lines()
+            .find(|line| line.starts_with("VmRSS:"))
+            .context("no VmRSS")?;
+        Ok(line
+            .split_whitespace()
+            .nth(1)
+            .context("no value")?
+            .parse()?)
     }
 
     /// What the daemon has written so far.
@@ -324,7 +340,7 @@ impl Side {
     /// Its socket is served, not a left-over of a predecessor. The native protocol need not have one.
     fn answers(&self) -> bool {
         self.implementation == Implementation::SeikanNative
-            || std::os::unix::net::UnixStream::connect(self.socket()).is_ok()
+            || UnixStream::connect(self.socket()).is_ok()
     }
 
     fn configure_interface(&self) -> Result<()> {

@@ -1,0 +1,67 @@
+//! Ten minutes at full speed through our own tunnel (`make soak`): no leak, no stall, every byte checked, several rekeys.
+#![forbid(unsafe_code)]
+
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use seikan_interop::{Implementation, Knows, Setup, Stream, Tunnel};
+
+/// After this long every buffer has reached its size.
+const WARM: Duration = Duration::from_secs(60);
+/// What memory may grow by after that, in KiB.
+const GROWTH: u64 = 2048;
+
+fn soak(ours: Implementation) -> Result<()> {
+    let Ok(seconds) = std::env::var("SEIKAN_SOAK") else {
+        eprintln!("SKIPPED: only where SEIKAN_SOAK names the seconds to run (make soak)");
+        return Ok(());
+    };
+    let duration = Duration::from_secs(seconds.parse().context("SEIKAN_SOAK")?);
+    let Some(tunnel) = Tunnel::up(Setup {
+        knows: Knows::Both,
+        ..Setup::new(ours, ours)
+    })?
+    else {
+        return Ok(());
+    };
+    tunnel.ping(&tunnel.b, false, 1, 56)?;
+    let forth = Stream::start(&tunnel, &tunnel.b, false, None, duration)?;
+    let back = Stream::start(&tunnel, &tunnel.a, true, None, duration)?;
+    let memory = || -> Result<[u64; 2]> { Ok([tunnel.a.memory()?, tunnel.b.memory()?]) };
+    thread::sleep(WARM.min(duration / 2));
+    let warm = memory()?;
+    let reports =
+        [forth.finish(), back.finish()].map(|report| report.with_context(|| tunnel.logs()));
+    for (warm, now) in warm.into_iter().zip(memory()?) {
+        println!("{ours:?}: {warm} KiB resident when warm, {now} KiB at the end");
+        ensure!(
+            now < warm + GROWTH,
+            "resident memory grew from {warm} to {now} KiB"
+        );
+    }
+    for report in reports {
+        let report = report?;
+        let rate = report.bytes as f64 * 8.0 / 1e9 / duration.as_secs_f64();
+        println!(
+            "{ours:?}: {rate:.2} Gbit/s, longest gap {:?}",
+            report.longest_gap
+        );
+        ensure!(
+            report.longest_gap < Duration::from_secs(1),
+            "stood still for {:?}",
+            report.longest_gap
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn wireguard() -> Result<()> {
+    soak(Implementation::ours())
+}
+
+#[test]
+fn native() -> Result<()> {
+    soak(Implementation::SeikanNative)
+}
