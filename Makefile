@@ -31,6 +31,7 @@ peers: ## install the other WireGuard implementations the interop tests talk to
 
 fmt-check: ## formatting
 	@cargo fmt --all --check
+	@cargo fmt --manifest-path fuzz/Cargo.toml --check
 
 house: ## the rules of the house: arrows between crates, where unsafe code may live
 	@scripts/check_house.py --self-test
