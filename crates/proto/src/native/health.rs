@@ -67,7 +67,9 @@ impl Report {
     /// True when much is lost although hardly any first-of-batch is: a path that drops at random
     /// loses firsts like all others.
     pub fn gso_is_mangled(&self) -> bool {
-        self.lost >= 64 && self.lost > self.received / 2 && self.lost_first * 50 < self.lost
+        self.lost >= 64
+            && self.lost > self.received / 2
+            && u64::from(self.lost_first) * 50 < u64::from(self.lost)
     }
 }
 
