@@ -1,0 +1,515 @@
+//! `seikan lab bench`: our tunnels beside others, in one run.
+//!
+//! Rounds are interleaved (every tunnel once per round, in new hosts), so that a drift of the machine's speed touches
+//! all of them. Figures are medians over rounds; ratios are to the raw link of the same run. A tunnel that fails in a
+//! round is reported with the reason and does not stop the others.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::Progress;
+use crate::error::{LabError, Result};
+use crate::interrupt::Interrupt;
+use crate::link::Link;
+use crate::load::{
+    Direction, Ends, LatencyOptions, LatencyReport, TcpOptions, TcpReport, UdpOptions, UdpReport,
+    ping, tcp_bulk, udp_flood,
+};
+use crate::machine::{Machine, utc_now};
+use crate::stats::{Spread, ratio};
+use crate::tunnel::{self, Running, Tunnel};
+
+/// Rest after a tunnel answers, before it is measured, and between loads.
+const SETTLE: Duration = Duration::from_millis(300);
+/// Name of the tunnel that ratios refer to.
+const YARDSTICK: &str = "raw";
+/// Rough time that starting and stopping a tunnel takes, for the progress bar only, in seconds.
+const START_SECONDS: f64 = 1.5;
+
+/// A kind of load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Load {
+    /// TCP, one stream.
+    Tcp1,
+    /// TCP, four streams.
+    Tcp4,
+    /// TCP, 128 streams.
+    Tcp128,
+    /// TCP, one stream, server to client.
+    Rev,
+    /// TCP, one stream each way at once; the sum.
+    Bidir,
+    /// UDP flood, 1200 bytes per datagram; what was received.
+    Udp,
+}
+
+impl Load {
+    /// All kinds, in the order of reports.
+    pub const ALL: [Self; 6] = [
+        Self::Tcp1,
+        Self::Tcp4,
+        Self::Tcp128,
+        Self::Rev,
+        Self::Bidir,
+        Self::Udp,
+    ];
+
+    /// Its name in options and JSON.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Tcp1 => "tcp1",
+            Self::Tcp4 => "tcp4",
+            Self::Tcp128 => "tcp128",
+            Self::Rev => "rev",
+            Self::Bidir => "bidir",
+            Self::Udp => "udp",
+        }
+    }
+
+    /// Its name for people.
+    #[must_use]
+    pub const fn title(self) -> &'static str {
+        match self {
+            Self::Tcp1 => "TCP, 1 stream",
+            Self::Tcp4 => "TCP, 4 streams",
+            Self::Tcp128 => "TCP, 128 streams",
+            Self::Rev => "TCP, 1 stream, the other way",
+            Self::Bidir => "TCP, both ways at once, sum",
+            Self::Udp => "UDP flood of 1200 byte datagrams, received",
+        }
+    }
+
+    fn tcp(self, seconds: f64) -> Option<TcpOptions> {
+        let (streams, direction) = match self {
+            Self::Tcp1 => (1, Direction::Forward),
+            Self::Tcp4 => (4, Direction::Forward),
+            Self::Tcp128 => (128, Direction::Forward),
+            Self::Rev => (1, Direction::Reverse),
+            Self::Bidir => (1, Direction::Both),
+            Self::Udp => return None,
+        };
+        let duration = Duration::from_secs_f64(seconds);
+        Some(TcpOptions {
+            streams,
+            direction,
+            duration,
+            ..TcpOptions::default()
+        })
+    }
+}
+
+impl std::str::FromStr for Load {
+    type Err = LabError;
+
+    fn from_str(name: &str) -> Result<Self> {
+        Self::ALL
+            .into_iter()
+            .find(|l| l.name() == name)
+            .ok_or_else(|| {
+                let known: Vec<&str> = Self::ALL.iter().map(|l| l.name()).collect();
+                LabError::Usage(format!(
+                    "there is no load `{name}`; known are {}",
+                    known.join(", ")
+                ))
+            })
+    }
+}
+
+/// What to compare, and how long.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BenchOptions {
+    /// Measured seconds per load.
+    pub seconds: f64,
+    /// Rounds over all tunnels.
+    pub rounds: u32,
+    /// Only the tunnels of these names; `None` takes all that are available.
+    pub only: Option<Vec<String>>,
+    /// Loads to run.
+    pub loads: Vec<Load>,
+    /// The link: its MTU, and whether it keeps its offloads.
+    pub mtu: u32,
+    /// See [`Link::offload`].
+    pub offload: bool,
+}
+
+impl Default for BenchOptions {
+    fn default() -> Self {
+        Self {
+            seconds: 4.0,
+            rounds: 3,
+            only: None,
+            loads: vec![Load::Tcp1, Load::Tcp4, Load::Rev, Load::Udp],
+            mtu: 1500,
+            offload: true,
+        }
+    }
+}
+
+/// One figure of one load.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Measured {
+    /// A TCP load.
+    Tcp(TcpReport),
+    /// The UDP flood.
+    Udp(UdpReport),
+    /// It failed, and why.
+    Failed(String),
+}
+
+impl Measured {
+    /// Received, in Gbit/s.
+    #[must_use]
+    pub fn gbit_per_second(&self) -> Option<f64> {
+        match self {
+            Self::Tcp(r) => Some(r.gbit_per_second),
+            Self::Udp(r) => Some(r.gbit_per_second),
+            Self::Failed(_) => None,
+        }
+    }
+
+    /// Busy CPU seconds of the whole machine per Gbit.
+    #[must_use]
+    pub fn cpu_seconds_per_gbit(&self) -> Option<f64> {
+        match self {
+            Self::Tcp(r) => r.cpu_seconds_per_gbit,
+            Self::Udp(r) => r.cpu_seconds_per_gbit,
+            Self::Failed(_) => None,
+        }
+    }
+}
+
+/// A load's figure in a round.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct RoundLoad {
+    /// Which load.
+    pub load: Load,
+    /// What was measured.
+    pub measured: Measured,
+}
+
+/// One tunnel in one round.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Round {
+    /// Idle round trips.
+    pub latency: Option<LatencyReport>,
+    /// Its loads, in order.
+    pub loads: Vec<RoundLoad>,
+    /// Largest resident memory of a process of the tunnel, in bytes.
+    pub peak_rss: Option<u64>,
+    /// Why the tunnel did not start, or broke.
+    pub error: Option<String>,
+}
+
+/// A load over all rounds.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct LoadSummary {
+    /// Which load.
+    pub load: Load,
+    /// Received, in Gbit/s.
+    pub gbit_per_second: Spread,
+    /// Busy CPU seconds of the whole machine per Gbit.
+    pub cpu_seconds_per_gbit: Option<Spread>,
+    /// Median throughput divided by the raw link's.
+    pub ratio_to_raw: Option<f64>,
+}
+
+/// One tunnel over all rounds.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct TunnelReport {
+    /// Its name.
+    pub name: String,
+    /// Whether it is ours.
+    pub own: bool,
+    /// What its program says about itself.
+    pub version: Option<String>,
+    /// Per load; loads that failed in every round are absent.
+    pub loads: Vec<LoadSummary>,
+    /// Mean idle round trip, in microseconds.
+    pub ping_us: Option<Spread>,
+    /// Largest resident memory of a process of the tunnel, in bytes.
+    pub peak_rss: Option<u64>,
+    /// What went wrong, one line each.
+    pub errors: Vec<String>,
+    /// Everything measured.
+    pub rounds: Vec<Round>,
+}
+
+impl TunnelReport {
+    /// The summary of `load`.
+    #[must_use]
+    pub fn load(&self, load: Load) -> Option<&LoadSummary> {
+        self.loads.iter().find(|l| l.load == load)
+    }
+}
+
+/// A tunnel that cannot run here.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Absent {
+    /// Its name.
+    pub name: String,
+    /// The reason.
+    pub reason: String,
+}
+
+/// The whole comparison.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct BenchReport {
+    /// When it ended, UTC.
+    pub date: String,
+    /// Where it ran.
+    pub machine: Machine,
+    /// What was asked for.
+    pub options: BenchOptions,
+    /// The tunnels that ran.
+    pub tunnels: Vec<TunnelReport>,
+    /// The tunnels that could not.
+    pub absent: Vec<Absent>,
+}
+
+impl BenchReport {
+    /// Whether anything failed; a tunnel that is absent has not.
+    #[must_use]
+    pub fn failed(&self) -> bool {
+        self.tunnels.iter().any(|t| !t.errors.is_empty())
+    }
+}
+
+/// Compares tunnels; calls `progress` before every step.
+///
+/// # Errors
+/// Options without meaning; [`LabError::Interrupted`]; hosts that cannot be made. A tunnel's own failure is in the report.
+pub fn bench(
+    options: &BenchOptions,
+    interrupt: &Interrupt,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<BenchReport> {
+    check(options)?;
+    let (present, absent) = choose(tunnel::all(), options.only.as_deref())?;
+    let mut rounds: Vec<Vec<Round>> = present.iter().map(|_| Vec::new()).collect();
+    let per_tunnel = START_SECONDS + options.loads.len() as f64 * (options.seconds + 1.0);
+    let total = per_tunnel * present.len() as f64 * f64::from(options.rounds);
+    let mut done = 0.0;
+    for round in 1..=options.rounds {
+        for (tunnel, rounds) in present.iter().zip(&mut rounds) {
+            let mut step = |within: f64, what: &str| {
+                let what = format!(
+                    "round {round}/{}  {}  {what}",
+                    options.rounds,
+                    tunnel.name()
+                );
+                progress(Progress {
+                    fraction: ((done + within) / total).min(1.0),
+                    what,
+                });
+            };
+            rounds.push(measure(tunnel.as_ref(), options, interrupt, &mut step)?);
+            done += per_tunnel;
+        }
+    }
+    let tunnels = present
+        .iter()
+        .zip(rounds)
+        .map(|(t, rounds)| summarise(t.as_ref(), rounds))
+        .collect();
+    Ok(BenchReport {
+        date: utc_now(),
+        machine: Machine::this(),
+        options: options.clone(),
+        tunnels: with_ratios(tunnels),
+        absent,
+    })
+}
+
+fn check(options: &BenchOptions) -> Result<()> {
+    if options.rounds == 0 || options.loads.is_empty() {
+        return Err(LabError::Usage(
+            "nothing to measure: at least one round and one load are needed".into(),
+        ));
+    }
+    if !options.seconds.is_finite() || !(0.1..=3600.0).contains(&options.seconds) {
+        return Err(LabError::Usage(format!(
+            "{} s per load: 0.1 to 3600 are possible",
+            options.seconds
+        )));
+    }
+    if !(576..=65_535).contains(&options.mtu) {
+        return Err(LabError::Usage(format!(
+            "a link MTU of {} bytes: 576 to 65535 are possible",
+            options.mtu
+        )));
+    }
+    Ok(())
+}
+
+/// The tunnels asked for that can run, and those that cannot.
+fn choose(
+    all: Vec<Box<dyn Tunnel>>,
+    only: Option<&[String]>,
+) -> Result<(Vec<Box<dyn Tunnel>>, Vec<Absent>)> {
+    let known: Vec<String> = all.iter().map(|t| t.name().to_owned()).collect();
+    if let Some(unknown) = only.unwrap_or_default().iter().find(|n| !known.contains(n)) {
+        return Err(LabError::Usage(format!(
+            "there is no tunnel `{unknown}`; known are {}",
+            known.join(", ")
+        )));
+    }
+    let (mut present, mut absent) = (Vec::new(), Vec::new());
+    for tunnel in all {
+        if only.is_some_and(|names| !names.iter().any(|n| n == tunnel.name())) {
+            continue;
+        }
+        match tunnel.availability() {
+            Ok(()) => present.push(tunnel),
+            Err(reason) => absent.push(Absent {
+                name: tunnel.name().to_owned(),
+                reason,
+            }),
+        }
+    }
+    if present.is_empty() {
+        let reasons: Vec<String> = absent
+            .iter()
+            .map(|a| format!("{}: {}", a.name, a.reason))
+            .collect();
+        return Err(LabError::Setup(format!(
+            "no tunnel can run here: {}",
+            reasons.join("; ")
+        )));
+    }
+    Ok((present, absent))
+}
+
+/// One tunnel in one round. Only an interruption ends the run.
+fn measure(
+    tunnel: &dyn Tunnel,
+    options: &BenchOptions,
+    interrupt: &Interrupt,
+    step: &mut dyn FnMut(f64, &str),
+) -> Result<Round> {
+    step(0.0, "starting");
+    let mut round = Round::default();
+    let link = Link {
+        mtu: options.mtu,
+        offload: options.offload,
+    };
+    let outcome = tunnel::start(tunnel, link, interrupt).and_then(|mut running| {
+        run_loads(tunnel, &mut running, &mut round, options, interrupt, step)
+    });
+    match outcome {
+        Err(LabError::Interrupted) => return Err(LabError::Interrupted),
+        Err(error) => round.error = Some(error.to_string()),
+        Ok(()) => {}
+    }
+    Ok(round)
+}
+
+fn run_loads(
+    tunnel: &dyn Tunnel,
+    running: &mut Running,
+    round: &mut Round,
+    options: &BenchOptions,
+    interrupt: &Interrupt,
+    step: &mut dyn FnMut(f64, &str),
+) -> Result<()> {
+    interrupt.sleep(SETTLE)?;
+    step(START_SECONDS / 2.0, "ping");
+    round.latency = Some(ping(
+        &tunnel.ends(&running.hosts),
+        &LatencyOptions::default(),
+        interrupt,
+    )?);
+    for (index, &load) in options.loads.iter().enumerate() {
+        step(
+            START_SECONDS + index as f64 * (options.seconds + 1.0),
+            load.title(),
+        );
+        let measured = match run_load(
+            &tunnel.ends(&running.hosts),
+            load,
+            options.seconds,
+            interrupt,
+        ) {
+            Err(LabError::Interrupted) => return Err(LabError::Interrupted),
+            Err(error) => Measured::Failed(error.to_string()),
+            Ok(measured) => measured,
+        };
+        round.loads.push(RoundLoad { load, measured });
+        round.peak_rss = running.peak_rss();
+        running.check_alive()?;
+        interrupt.sleep(SETTLE)?;
+    }
+    Ok(())
+}
+
+fn run_load(ends: &Ends<'_>, load: Load, seconds: f64, interrupt: &Interrupt) -> Result<Measured> {
+    match load.tcp(seconds) {
+        Some(tcp) => tcp_bulk(ends, &tcp, interrupt).map(Measured::Tcp),
+        None => {
+            let udp = UdpOptions {
+                duration: Duration::from_secs_f64(seconds),
+                ..UdpOptions::default()
+            };
+            udp_flood(ends, &udp, interrupt).map(Measured::Udp)
+        }
+    }
+}
+
+fn summarise(tunnel: &dyn Tunnel, rounds: Vec<Round>) -> TunnelReport {
+    let figures = |load: Load, figure: fn(&Measured) -> Option<f64>| -> Vec<f64> {
+        let all = rounds
+            .iter()
+            .flat_map(|r| &r.loads)
+            .filter(|l| l.load == load);
+        all.filter_map(|l| figure(&l.measured)).collect()
+    };
+    let loads = Load::ALL.into_iter().filter_map(|load| {
+        Some(LoadSummary {
+            load,
+            gbit_per_second: Spread::of(&figures(load, Measured::gbit_per_second))?,
+            cpu_seconds_per_gbit: Spread::of(&figures(load, Measured::cpu_seconds_per_gbit)),
+            ratio_to_raw: None,
+        })
+    });
+    let answered = rounds
+        .iter()
+        .filter_map(|r| r.latency)
+        .filter(|l| l.received > 0);
+    let pings: Vec<f64> = answered.map(|l| l.mean_us).collect();
+    let mut errors = Vec::new();
+    for (number, round) in (1..).zip(&rounds) {
+        errors.extend(round.error.iter().map(|e| format!("round {number}: {e}")));
+        errors.extend(round.loads.iter().filter_map(|l| match &l.measured {
+            Measured::Failed(e) => Some(format!("round {number}, {}: {e}", l.load.name())),
+            _ => None,
+        }));
+    }
+    TunnelReport {
+        name: tunnel.name().to_owned(),
+        own: tunnel.is_own(),
+        version: tunnel.version(),
+        loads: loads.collect(),
+        ping_us: Spread::of(&pings),
+        peak_rss: rounds.iter().filter_map(|r| r.peak_rss).max(),
+        errors,
+        rounds,
+    }
+}
+
+/// Fills in the ratios, when the raw link was measured.
+fn with_ratios(mut tunnels: Vec<TunnelReport>) -> Vec<TunnelReport> {
+    let raw: Vec<LoadSummary> = tunnels
+        .iter()
+        .find(|t| t.name == YARDSTICK)
+        .map(|t| t.loads.clone())
+        .unwrap_or_default();
+    for load in tunnels.iter_mut().flat_map(|t| &mut t.loads) {
+        let base = raw.iter().find(|r| r.load == load.load);
+        load.ratio_to_raw =
+            base.and_then(|b| ratio(load.gbit_per_second.median, b.gbit_per_second.median));
+    }
+    tunnels
+}
