@@ -1,0 +1,165 @@
+//! Policy routing rules, as far as a tunnel needs them to carry the default route without carrying
+//! its own packets: those bear a firewall mark, everything without it goes to the tunnel's table
+//! ([`Rule::unless_marked`]), and routes of the main table that are more specific than a default
+//! route keep working ([`Rule::suppress_default`]). The rules are those of wg-quick(8).
+
+use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL, NlasIterator, Parseable};
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleFlags, RuleHeader, RuleMessage};
+
+use super::{Family, Netlink, NetlinkError, TABLE_MAIN};
+
+/// `struct fib_rule_hdr`.
+const RULE_HEADER_SIZE: usize = 12;
+
+/// A rule that sends packets to a routing table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rule {
+    /// For which packets.
+    pub family: Family,
+    /// Its place: rules are tried from the lowest number on. `None` puts it before all that follow
+    /// the local table.
+    pub priority: Option<u32>,
+    /// Only packets with this firewall mark.
+    pub fwmark: Option<u32>,
+    /// Which bits of the mark count; `None`: all.
+    pub fwmask: Option<u32>,
+    /// The condition is turned around: only packets that do not match.
+    pub invert: bool,
+    /// The table to look up.
+    pub table: u32,
+    /// Pass over routes whose prefix is this long or shorter, and go on with the next rule.
+    pub suppress_prefix_length: Option<u32>,
+}
+
+impl Rule {
+    /// Packets without `mark` look up `table`.
+    pub fn unless_marked(family: Family, mark: u32, table: u32) -> Self {
+        Self {
+            family,
+            priority: None,
+            fwmark: Some(mark),
+            fwmask: None,
+            invert: true,
+            table,
+            suppress_prefix_length: None,
+        }
+    }
+
+    /// All packets look up the main table, but not its default route.
+    pub fn suppress_default(family: Family) -> Self {
+        Self {
+            family,
+            priority: None,
+            fwmark: None,
+            fwmask: None,
+            invert: false,
+            table: TABLE_MAIN,
+            suppress_prefix_length: Some(0),
+        }
+    }
+
+    fn message(&self) -> RuleMessage {
+        let mut message = RuleMessage::default();
+        message.header = RuleHeader {
+            family: self.family.into(),
+            table: u8::try_from(self.table).unwrap_or(0),
+            action: RuleAction::ToTable,
+            flags: if self.invert {
+                RuleFlags::Invert
+            } else {
+                RuleFlags::empty()
+            },
+            ..RuleHeader::default()
+        };
+        let attributes = &mut message.attributes;
+        attributes.push(RuleAttribute::Table(self.table));
+        attributes.extend(self.priority.map(RuleAttribute::Priority));
+        attributes.extend(self.fwmark.map(RuleAttribute::FwMark));
+        attributes.extend(self.fwmask.map(RuleAttribute::FwMask));
+        attributes.extend(
+            self.suppress_prefix_length
+                .map(RuleAttribute::SuppressPrefixLen),
+        );
+        message
+    }
+}
+
+impl std::fmt::Display for Rule {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} rule ", self.family)?;
+        if let Some(mark) = self.fwmark {
+            write!(
+                f,
+                "{}fwmark {mark:#x} ",
+                if self.invert { "not " } else { "" }
+            )?;
+        }
+        write!(f, "lookup {}", self.table)?;
+        if let Some(length) = self.suppress_prefix_length {
+            write!(f, " suppress_prefixlength {length}")?;
+        }
+        Ok(())
+    }
+}
+
+impl Netlink {
+    /// Add a rule; an equal one must not be there.
+    pub fn add_rule(&self, rule: &Rule) -> Result<(), NetlinkError> {
+        self.change(
+            RouteNetlinkMessage::NewRule(rule.message()),
+            NLM_F_CREATE | NLM_F_EXCL,
+            |_| format!("add the {rule}"),
+        )
+    }
+
+    /// Remove the first rule that agrees in all that is given.
+    pub fn delete_rule(&self, rule: &Rule) -> Result<(), NetlinkError> {
+        self.change(RouteNetlinkMessage::DelRule(rule.message()), 0, |_| {
+            format!("remove the {rule}")
+        })
+    }
+
+    /// The rules of a family that look up a table, in the order in which the kernel tries them.
+    pub fn rules(&self, family: Family) -> Result<Vec<Rule>, NetlinkError> {
+        let mut message = RuleMessage::default();
+        message.header.family = family.into();
+        let mut rules = self.dump(
+            RouteNetlinkMessage::GetRule(message),
+            |_, payload| parse_rule(family, payload),
+            |_| format!("list the {family} rules"),
+        )?;
+        rules.sort_by_key(|rule| rule.priority);
+        Ok(rules)
+    }
+}
+
+fn parse_rule(family: Family, payload: &[u8]) -> Option<Rule> {
+    let header = RuleHeader::parse(payload).ok()?;
+    if header.action != RuleAction::ToTable {
+        return None;
+    }
+    let mut rule = Rule {
+        family,
+        priority: Some(0), // the kernel leaves out a zero
+        fwmark: None,
+        fwmask: None,
+        invert: header.flags.contains(RuleFlags::Invert),
+        table: header.table.into(),
+        suppress_prefix_length: None,
+    };
+    for nla in NlasIterator::new(payload.get(RULE_HEADER_SIZE..)?).map_while(Result::ok) {
+        match RuleAttribute::parse(&nla) {
+            Ok(RuleAttribute::Priority(priority)) => rule.priority = Some(priority),
+            Ok(RuleAttribute::FwMark(mark)) => rule.fwmark = Some(mark),
+            Ok(RuleAttribute::FwMask(mask)) if mask != u32::MAX => rule.fwmask = Some(mask),
+            Ok(RuleAttribute::Table(table)) => rule.table = table,
+            // The kernel reports -1 for "none".
+            Ok(RuleAttribute::SuppressPrefixLen(length)) if length != u32::MAX => {
+                rule.suppress_prefix_length = Some(length);
+            }
+            _ => {}
+        }
+    }
+    Some(rule)
+}

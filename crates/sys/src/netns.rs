@@ -1,0 +1,370 @@
+//! Network namespaces that cannot be left behind.
+//!
+//! A [`NetNs`] is a file descriptor: the kernel removes the namespace, with every virtual interface
+//! in it, when the last descriptor is closed and the last process has left, however this process
+//! ends. A thread enters it with setns(2) for the length of a closure ([`NetNs::run`]), a child
+//! between fork and exec ([`NetNs::spawn_command`]). Only [`NetNs::create_named`] makes a name under
+//! `/run/netns`, for people who want to look in with `ip netns exec`.
+//!
+//! [`unshare_user`] gives a process without privileges a world of its own in which it is root.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::sync::{Mutex, OnceLock, mpsc};
+use std::thread;
+
+use nix::errno::Errno;
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sched::{CloneFlags, setns, unshare};
+
+use crate::netlink::{Netlink, NetlinkError};
+
+/// Where iproute2 keeps named namespaces.
+const NAMED_DIR: &str = "/run/netns";
+/// The calling thread's own namespace; `/proc/self` would be that of the main thread.
+const OWN_NAMESPACE: &str = "/proc/thread-self/ns/net";
+
+/// Why a namespace could not be made or entered.
+#[derive(Debug, thiserror::Error)]
+pub enum NetNsError {
+    /// unshare(2) was refused.
+    #[error(
+        "cannot create a network namespace: {errno}; it needs root (CAP_SYS_ADMIN), or a user namespace"
+    )]
+    Create {
+        /// The kernel's error number.
+        errno: Errno,
+    },
+    /// The file of a namespace could not be opened.
+    #[error("cannot open the network namespace {}: {source}", path.display())]
+    Open {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// setns(2) was refused.
+    #[error("cannot enter the network namespace: {errno}; it needs root (CAP_SYS_ADMIN)")]
+    Enter {
+        /// The kernel's error number.
+        errno: Errno,
+    },
+    /// The name cannot be made, or is taken.
+    #[error("cannot give the network namespace the name {}: {source}; a left-over goes away with `ip netns delete`", path.display())]
+    Name {
+        /// The file of the name.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A thread could not be started.
+    #[error("cannot start a thread for the network namespace: {source}")]
+    Thread {
+        /// Why.
+        source: io::Error,
+    },
+    /// The loopback interface of the new namespace could not be set up.
+    #[error("the new network namespace has no loopback: {0}")]
+    Loopback(#[from] NetlinkError),
+    /// The user namespace could not be made.
+    #[error("cannot create a user namespace ({step}): {source}; {remedy}")]
+    User {
+        /// Which step failed.
+        step: &'static str,
+        /// Why.
+        source: io::Error,
+        /// What to do.
+        remedy: &'static str,
+    },
+}
+
+/// A network namespace, held open.
+#[derive(Debug)]
+pub struct NetNs {
+    fd: OwnedFd,
+    name: Option<NamedMount>,
+}
+
+impl NetNs {
+    /// A new, empty namespace without a name, with the loopback interface up.
+    pub fn create() -> Result<Self, NetNsError> {
+        // The thread that moves into the new namespace ends with it, so that nobody else moves.
+        let fd = on_thread(|| {
+            unshare(CloneFlags::CLONE_NEWNET).map_err(|errno| NetNsError::Create { errno })?;
+            set_loopback_up()?;
+            open_namespace(Path::new(OWN_NAMESPACE))
+        })??;
+        Ok(Self { fd, name: None })
+    }
+
+    /// A new namespace that `ip netns exec NAME` can enter. Dropping it removes the name; a process
+    /// killed before that leaves it behind.
+    pub fn create_named(name: &str) -> Result<Self, NetNsError> {
+        let mut namespace = Self::create()?;
+        namespace.name = Some(NamedMount::create(name, &namespace)?);
+        Ok(namespace)
+    }
+
+    /// The calling thread's namespace.
+    pub fn current() -> Result<Self, NetNsError> {
+        Self::open(Path::new(OWN_NAMESPACE))
+    }
+
+    /// The namespace behind a file such as `/run/netns/NAME` or `/proc/PID/ns/net`.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, NetNsError> {
+        Ok(Self {
+            fd: open_namespace(path.as_ref())?,
+            name: None,
+        })
+    }
+
+    /// Another handle on the same namespace. The name, if any, stays with the first.
+    pub fn try_clone(&self) -> io::Result<Self> {
+        Ok(Self {
+            fd: self.fd.try_clone()?,
+            name: None,
+        })
+    }
+
+    /// The inode number that identifies the namespace on this machine.
+    pub fn id(&self) -> io::Result<u64> {
+        Ok(nix::sys::stat::fstat(&self.fd)?.st_ino)
+    }
+
+    /// Move the calling thread into the namespace, for good.
+    pub fn enter(&self) -> Result<(), NetNsError> {
+        setns(&self.fd, CloneFlags::CLONE_NEWNET).map_err(|errno| NetNsError::Enter { errno })
+    }
+
+    /// Run a closure on a thread inside the namespace and wait for it. A panic in it goes on in the
+    /// caller. Sockets opened inside stay in the namespace wherever they are used.
+    pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, NetNsError> {
+        on_thread(|| self.enter().map(|()| work()))?
+    }
+
+    /// Start a thread that lives in the namespace.
+    pub fn spawn_thread<T: Send + 'static>(
+        &self,
+        name: &str,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<thread::JoinHandle<T>, NetNsError> {
+        // A thread starts in the namespace of the one that starts it.
+        on_thread(|| {
+            self.enter()?;
+            thread::Builder::new()
+                .name(name.into())
+                .spawn(work)
+                .map_err(|source| NetNsError::Thread { source })
+        })?
+    }
+
+    /// A netlink socket in the namespace.
+    pub fn netlink(&self) -> Result<Netlink, NetNsError> {
+        Ok(self.run(Netlink::open)??)
+    }
+
+    /// Start a program in the namespace, as `ip netns exec` would, but without its private mounts.
+    /// The kernel kills the child when this process ends in any way (`PR_SET_PDEATHSIG`). It is
+    /// forked by a thread that lives as long as the process, because the death that counts is that
+    /// of the parent *thread*; CPU affinity and scheduling are that thread's.
+    pub fn spawn_command(&self, command: &mut Command) -> io::Result<Child> {
+        let namespace = self.fd.try_clone()?;
+        let parent = nix::unistd::getpid();
+        let enter = move || {
+            // Runs between fork and exec: only system calls, no allocation.
+            setns(&namespace, CloneFlags::CLONE_NEWNET)?;
+            nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL)?;
+            // The parent may have died before the line above.
+            if nix::unistd::getppid() == parent {
+                Ok(())
+            } else {
+                Err(io::Error::from_raw_os_error(libc::ESRCH))
+            }
+        };
+        // SAFETY: the closure makes only the async-signal-safe system calls setns, prctl and
+        // getppid, neither allocates nor locks, and owns the descriptor it uses.
+        unsafe { command.pre_exec(enter) };
+        spawn_on_keeper(command)
+    }
+}
+
+impl AsFd for NetNs {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Move this process, which must be single-threaded, into new user, network and mount namespaces
+/// in which its user is root: it may then create interfaces, namespaces and tunnels of its own
+/// without any privilege outside. The loopback interface is up. There is no way back.
+pub fn unshare_user() -> Result<(), NetNsError> {
+    let (uid, gid) = (nix::unistd::geteuid(), nix::unistd::getegid());
+    let flags = CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS;
+    unshare(flags).map_err(|errno| NetNsError::User {
+        step: "unshare",
+        source: errno.into(),
+        remedy: match errno {
+            Errno::EINVAL => "it has to happen before the process starts a second thread",
+            Errno::ENOSPC => "sysctl user.max_user_namespaces is too low",
+            Errno::EPERM => {
+                "unprivileged user namespaces are switched off \
+                 (sysctl kernel.unprivileged_userns_clone=1, \
+                 kernel.apparmor_restrict_unprivileged_userns=0); or run as root"
+            }
+            _ => "run as root instead",
+        },
+    })?;
+    // Order and "deny": user_namespaces(7), "Defining user and group ID mappings".
+    let files = [
+        ("/proc/self/setgroups", "deny".to_owned()),
+        ("/proc/self/uid_map", format!("0 {uid} 1")),
+        ("/proc/self/gid_map", format!("0 {gid} 1")),
+    ];
+    for (path, content) in files {
+        fs::write(path, content).map_err(|source| NetNsError::User {
+            step: path,
+            source,
+            remedy: "is /proc mounted and AppArmor or SELinux content? or run as root",
+        })?;
+    }
+    let none: Option<&str> = None;
+    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).map_err(|errno| {
+        NetNsError::User {
+            step: "private mounts",
+            source: errno.into(),
+            remedy: "run as root",
+        }
+    })?;
+    Ok(set_loopback_up()?)
+}
+
+fn set_loopback_up() -> Result<(), NetlinkError> {
+    let netlink = Netlink::open()?;
+    netlink.set_up(netlink.link("lo")?.index)
+}
+
+fn open_namespace(path: &Path) -> Result<OwnedFd, NetNsError> {
+    File::open(path)
+        .map(OwnedFd::from)
+        .map_err(|source| NetNsError::Open {
+            path: path.into(),
+            source,
+        })
+}
+
+/// Run a closure on a thread of its own and wait for it.
+fn on_thread<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, NetNsError> {
+    thread::scope(|scope| {
+        let thread = thread::Builder::new()
+            .name("netns".into())
+            .spawn_scoped(scope, work)
+            .map_err(|source| NetNsError::Thread { source })?;
+        thread
+            .join()
+            .map_err(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// Fork the command on the thread that is the parent of all such children.
+fn spawn_on_keeper(command: &mut Command) -> io::Result<Child> {
+    static KEEPER: OnceLock<Mutex<mpsc::Sender<Job>>> = OnceLock::new();
+    let gone = || io::Error::other("the thread that starts programs is gone");
+    let keeper = KEEPER.get_or_init(|| {
+        let (jobs, queue) = mpsc::channel::<Job>();
+        // If no thread can be had the queue is dropped, and sending below says so.
+        let _ = thread::Builder::new()
+            .name("children".into())
+            .spawn(move || queue.into_iter().for_each(|job| job()));
+        Mutex::new(jobs)
+    });
+    let (answer, answered) = mpsc::sync_channel(1);
+    let mut owned = std::mem::replace(command, Command::new(""));
+    let job: Job = Box::new(move || {
+        let outcome = owned.spawn();
+        let _ = answer.send((owned, outcome));
+    });
+    keeper
+        .lock()
+        .map_err(|_| gone())?
+        .send(job)
+        .map_err(|_| gone())?;
+    let (owned, outcome) = answered.recv().map_err(|_| gone())?;
+    *command = owned;
+    outcome
+}
+
+/// A bind mount of a namespace's file under `/run/netns`, as iproute2 makes it (ip-netns(8)).
+#[derive(Debug)]
+struct NamedMount(PathBuf);
+
+impl NamedMount {
+    fn create(name: &str, namespace: &NetNs) -> Result<Self, NetNsError> {
+        let path = Path::new(NAMED_DIR).join(name);
+        let fail = |source: io::Error| NetNsError::Name {
+            path: path.clone(),
+            source,
+        };
+        if name.is_empty() || name.contains(['/', '\0']) || name == "." || name == ".." {
+            return Err(fail(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "not a file name",
+            )));
+        }
+        share_named_dir().map_err(fail)?;
+        File::create_new(&path).map_err(fail)?;
+        let source = format!("/proc/self/fd/{}", namespace.fd.as_raw_fd());
+        let none: Option<&str> = None;
+        let mounted = mount(Some(source.as_str()), &path, none, MsFlags::MS_BIND, none);
+        if let Err(errno) = mounted {
+            let _ = fs::remove_file(&path);
+            return Err(fail(errno.into()));
+        }
+        Ok(Self(path))
+    }
+}
+
+impl Drop for NamedMount {
+    fn drop(&mut self) {
+        let _ = umount2(&self.0, MntFlags::MNT_DETACH);
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+/// Make `/run/netns` a shared mount point, so that a name removed here also goes away in other
+/// mount namespaces, which would otherwise keep the network namespace alive.
+fn share_named_dir() -> io::Result<()> {
+    fs::create_dir_all(NAMED_DIR)?;
+    let none: Option<&str> = None;
+    let share = || {
+        mount(
+            none,
+            NAMED_DIR,
+            none,
+            MsFlags::MS_SHARED | MsFlags::MS_REC,
+            none,
+        )
+    };
+    match share() {
+        Err(Errno::EINVAL) => {
+            // Not a mount point yet.
+            mount(
+                Some(NAMED_DIR),
+                NAMED_DIR,
+                none,
+                MsFlags::MS_BIND | MsFlags::MS_REC,
+                none,
+            )?;
+            Ok(share()?)
+        }
+        other => Ok(other?),
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;
