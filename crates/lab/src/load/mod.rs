@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 pub use latency::{LatencyOptions, LatencyReport, ping, wait_reachable};
 pub use pattern::Pattern;
-pub use tcp::{Direction, Interval, TcpOptions, TcpReport, tcp_bulk};
+pub use tcp::{Direction, Interval, TcpOptions, TcpReport, tcp_bulk, verify_stream};
 pub use udp::{UdpOptions, UdpReport, udp_flood};
 
 use crate::error::{LabError, Result};

@@ -267,28 +267,25 @@ fn send_stream(stream: &Stream, verify: bool, stop: &AtomicBool) -> Result<()> {
 /// Reads to the end of the stream, or until nothing comes any more after the stop.
 fn receive_stream(stream: &Stream, verify: bool, stop: &AtomicBool) -> Result<()> {
     let mut block = vec![0_u8; BLOCK];
-    let (mut received, mut verified) = (0_u64, 0_u64);
     let patience = if verify { DRAIN_VERIFY } else { DRAIN };
     let mut drain: Option<Instant> = None;
+    let mut check = Check {
+        stream: stream.number,
+        pattern: stream.pattern,
+        whole: verify,
+        received: 0,
+        verified: 0,
+    };
     let ended = loop {
         match (&stream.rx).read(&mut block) {
             Ok(0) => break true,
             Ok(n) => {
-                let head = CHECKED_HEAD.saturating_sub(received as usize);
-                let check = if verify { n } else { n.min(head) };
-                if check > 0 {
-                    if let Some(at) = stream.pattern.first_mismatch(received, &block[..check]) {
-                        // Unblocks the writer.
-                        let _ = stream.rx.shutdown(Shutdown::Both);
-                        return Err(LabError::Corrupt {
-                            stream: stream.number,
-                            offset: received + at as u64,
-                        });
-                    }
-                    verified += check as u64;
+                if let Err(corrupt) = check.take(&block[..n]) {
+                    // Unblocks the writer.
+                    let _ = stream.rx.shutdown(Shutdown::Both);
+                    return Err(corrupt);
                 }
-                received += n as u64;
-                stream.received.store(received, Ordering::Relaxed);
+                stream.received.store(check.received, Ordering::Relaxed);
             }
             Err(e) if is_timeout(&e) => {}
             Err(e) => {
@@ -303,9 +300,9 @@ fn receive_stream(stream: &Stream, verify: bool, stop: &AtomicBool) -> Result<()
             break false;
         }
     };
-    stream.verified.store(verified, Ordering::Relaxed);
+    stream.verified.store(check.verified, Ordering::Relaxed);
     // The writer stored its count before it ended the stream.
-    let sent = stream.sent.load(Ordering::Acquire);
+    let (sent, received) = (stream.sent.load(Ordering::Acquire), check.received);
     if ended && sent != received {
         return Err(LabError::Truncated {
             stream: stream.number,
@@ -314,6 +311,60 @@ fn receive_stream(stream: &Stream, verify: bool, stop: &AtomicBool) -> Result<()
         });
     }
     Ok(())
+}
+
+/// Reads `source` to its end and compares every byte with `pattern`; returns how many there were.
+///
+/// # Errors
+/// [`LabError::Corrupt`] at the first byte that differs, naming it as one of `stream`; an unreadable source.
+pub fn verify_stream(source: &mut impl Read, stream: usize, pattern: Pattern) -> Result<u64> {
+    let mut block = vec![0_u8; BLOCK];
+    let mut check = Check {
+        stream,
+        pattern,
+        whole: true,
+        received: 0,
+        verified: 0,
+    };
+    loop {
+        match source
+            .read(&mut block)
+            .map_err(LabError::io(format!("read from stream {stream}")))?
+        {
+            0 => return Ok(check.received),
+            n => check.take(&block[..n])?,
+        }
+    }
+}
+
+/// Compares a stream with its pattern as it comes in: all of it, or the head only.
+struct Check {
+    stream: usize,
+    pattern: Pattern,
+    whole: bool,
+    received: u64,
+    verified: u64,
+}
+
+impl Check {
+    fn take(&mut self, bytes: &[u8]) -> Result<()> {
+        let head =
+            CHECKED_HEAD.saturating_sub(usize::try_from(self.received).unwrap_or(usize::MAX));
+        let length = if self.whole {
+            bytes.len()
+        } else {
+            bytes.len().min(head)
+        };
+        if let Some(at) = self.pattern.first_mismatch(self.received, &bytes[..length]) {
+            return Err(LabError::Corrupt {
+                stream: self.stream,
+                offset: self.received + at as u64,
+            });
+        }
+        self.verified += length as u64;
+        self.received += bytes.len() as u64;
+        Ok(())
+    }
 }
 
 fn is_timeout(error: &std::io::Error) -> bool {
