@@ -351,7 +351,11 @@ fn choose(
     only: Option<&[String]>,
 ) -> Result<(Vec<Box<dyn Tunnel>>, Vec<Absent>)> {
     let known: Vec<String> = all.iter().map(|t| t.name().to_owned()).collect();
-    if let Some(unknown) = only.unwrap_or_default().iter().find(|n| !known.contains(n)) {
+    if let Some(unknown) = only
+        .unwrap_or_default()
+        .iter()
+        .find(|n| !known.iter().any(|k| means(n, k)))
+    {
         return Err(LabError::Usage(format!(
             "there is no tunnel `{unknown}`; known are {}",
             known.join(", ")
@@ -359,7 +363,7 @@ fn choose(
     }
     let (mut present, mut absent) = (Vec::new(), Vec::new());
     for tunnel in all {
-        if only.is_some_and(|names| !names.iter().any(|n| n == tunnel.name())) {
+        if only.is_some_and(|names| !names.iter().any(|n| means(n, tunnel.name()))) {
             continue;
         }
         match tunnel.availability() {
@@ -381,6 +385,11 @@ fn choose(
         )));
     }
     Ok((present, absent))
+}
+
+/// Whether somebody who says `said` means the tunnel `name`: ours may go by the protocol alone.
+fn means(said: &str, name: &str) -> bool {
+    said == name || name.strip_prefix("seikan-") == Some(said)
 }
 
 /// One tunnel in one round. Only an interruption ends the run.
@@ -512,4 +521,85 @@ fn with_ratios(mut tunnels: Vec<TunnelReport>) -> Vec<TunnelReport> {
             base.and_then(|b| ratio(load.gbit_per_second.median, b.gbit_per_second.median));
     }
     tunnels
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tunnel(name: &str, gbit: &[f64]) -> TunnelReport {
+        let gbit_per_second = Spread::of(gbit).expect("values");
+        let load = LoadSummary {
+            load: Load::Tcp1,
+            gbit_per_second,
+            cpu_seconds_per_gbit: None,
+            ratio_to_raw: None,
+        };
+        TunnelReport {
+            name: name.to_owned(),
+            own: false,
+            version: None,
+            loads: vec![load],
+            ping_us: None,
+            peak_rss: None,
+            errors: Vec::new(),
+            rounds: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn ratios_are_of_medians_to_the_raw_link() {
+        let tunnels = with_ratios(vec![
+            tunnel("raw", &[10.0, 30.0, 20.0]),
+            tunnel("slow", &[1.0, 5.0, 9.0]),
+        ]);
+        let ratios: Vec<Option<f64>> = tunnels.iter().map(|t| t.loads[0].ratio_to_raw).collect();
+        assert_eq!(ratios, [Some(1.0), Some(0.25)]);
+    }
+
+    #[test]
+    fn without_the_raw_link_there_are_no_ratios() {
+        let tunnels = with_ratios(vec![tunnel("slow", &[1.0])]);
+        assert_eq!(tunnels[0].loads[0].ratio_to_raw, None);
+    }
+
+    #[test]
+    fn an_unknown_tunnel_is_named_with_those_that_are_known() {
+        let Err(error) = choose(tunnel::all(), Some(&["wireguard-og".to_owned()])) else {
+            panic!("accepted")
+        };
+        let text = error.to_string();
+        assert!(
+            text.contains("`wireguard-og`") && text.contains("wireguard-go"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn our_tunnels_may_go_by_their_protocol() {
+        assert!(means("native", "seikan-native"));
+        assert!(means("seikan-native", "seikan-native"));
+        assert!(!means("go", "wireguard-go"));
+    }
+
+    #[test]
+    fn load_names_read_back() {
+        for load in Load::ALL {
+            assert_eq!(load.name().parse::<Load>().expect("known"), load);
+        }
+    }
+
+    #[test]
+    fn nothing_to_measure_is_refused() {
+        let options = BenchOptions {
+            rounds: 0,
+            ..BenchOptions::default()
+        };
+        assert!(matches!(check(&options), Err(LabError::Usage(_))));
+        let options = BenchOptions {
+            seconds: f64::NAN,
+            ..BenchOptions::default()
+        };
+        assert!(matches!(check(&options), Err(LabError::Usage(_))));
+    }
 }

@@ -7,6 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::process::{Child, Command};
 
 use ipnet::IpNet;
+use seikan_sys::ethtool::{Ethtool, Feature};
 use seikan_sys::netlink::{AddressOptions, Netlink};
 use seikan_sys::netns::NetNs;
 
@@ -139,12 +140,29 @@ impl Host {
         netlink.set_up(index).map_err(refuse)
     }
 
-    /// Switches the offloads of the interface on the link.
+    /// Takes segmentation, receive and transmit checksum offload away from the interface on the link, or gives them
+    /// back; as `ethtool -K DEVICE tso off gso off gro off tx off` does.
     ///
     /// # Errors
     /// When the kernel refuses.
-    pub fn set_offload(&self, _on: bool) -> Result<()> {
-        Err(LabError::Setup("not yet".into()))
+    pub fn set_offload(&self, on: bool) -> Result<()> {
+        // TSO depends on transmit checksums: last to go, first to come back.
+        let mut features = [
+            Feature::Tso,
+            Feature::Gso,
+            Feature::Gro,
+            Feature::TxChecksum,
+        ];
+        if on {
+            features.reverse();
+        }
+        let ethtool = self
+            .run(Ethtool::open)?
+            .map_err(LabError::io("open a socket for offload settings"))?;
+        features
+            .into_iter()
+            .try_for_each(|feature| ethtool.set_feature(&self.device, feature, on))
+            .map_err(|e| LabError::Setup(format!("host {}: {e}", self.name)))
     }
 }
 

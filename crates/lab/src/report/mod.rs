@@ -123,8 +123,17 @@ impl From<&DemoReport> for Sheet {
 }
 
 impl Panel {
-    /// Largest end of a bar.
-    fn max(&self) -> f64 {
+    /// The longest bar.
+    fn longest(&self) -> f64 {
+        self.bars
+            .iter()
+            .filter_map(|b| b.value)
+            .map(|v| v.median)
+            .fold(0.0, f64::max)
+    }
+
+    /// The far end of the bars and their ranges.
+    fn end(&self) -> f64 {
         self.bars
             .iter()
             .filter_map(|b| b.value)
@@ -132,9 +141,9 @@ impl Panel {
             .fold(0.0, f64::max)
     }
 
-    /// Digits after the point that three significant digits of the largest bar need, at least two.
+    /// Digits after the point: more when everything is below one.
     fn decimals(&self) -> usize {
-        if self.max() < 1.0 { 3 } else { 2 }
+        if self.longest() < 1.0 { 3 } else { 2 }
     }
 
     /// A value of this panel as text.
@@ -188,3 +197,6 @@ fn machine_facts(machine: &Machine) -> Vec<(String, String)> {
     }
     facts
 }
+
+#[cfg(test)]
+mod tests;

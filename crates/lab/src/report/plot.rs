@@ -74,7 +74,7 @@ fn draw_panel(root: &Area<'_>, panel: &Panel, top: i32) -> Result<()> {
         FAINT,
         false,
     )?;
-    let (first, max) = (top + HEAD, panel.max());
+    let (first, max) = (top + HEAD, panel.end());
     let bottom = first + ROW * panel.bars.len() as i32;
     root.draw(&PathElement::new([(LEFT, first - 4), (LEFT, bottom)], LINE))
         .map_err(render)?;

@@ -157,7 +157,7 @@ fn draw_panel(panel: &Panel, style: Style, lines: &mut Vec<String>) {
         lines.push(format!(
             "{INDENT}{}{GAP}{}{GAP}{}",
             ink.apply_to(left(&bar.label, labels)),
-            ink.apply_to(left(&blocks(bar, panel.max(), room), room)),
+            ink.apply_to(left(&blocks(bar, panel.longest(), room), room)),
             ink.apply_to(columns(value, &bar.cells)),
         ));
     }
