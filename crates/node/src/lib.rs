@@ -1,2 +1,4 @@
-//! TODO
+//! The daemon: configuration, the worker loop, the control sockets.
 #![forbid(unsafe_code)]
+
+pub mod config;

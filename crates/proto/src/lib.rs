@@ -1,2 +1,31 @@
-//! TODO
+//! The protocol without I/O: handshake, sessions, batches, paths.
+//!
+//! Nothing here reads a clock, a socket or a random source that it was not given. [`tunnel::Tunnel`]
+//! ties it together; its module states the drive contract. Files by their place in a packet's way:
+//! [`batch`] and [`segment`] (what the TUN device hands up), [`tunnel`] (whose it is), [`session`]
+//! (keys), [`native`] (frames in records), [`outbox`] (datagrams for the socket); back in:
+//! [`inbox`] (packets for the TUN device). Handshakes: [`noise`], [`cookie`], [`timers`].
 #![forbid(unsafe_code)]
+
+pub mod allowed_ips;
+pub mod batch;
+pub mod capabilities;
+pub mod constants;
+pub mod construction;
+pub mod cookie;
+pub mod inbox;
+pub mod indices;
+pub mod keys;
+pub mod native;
+pub mod noise;
+pub mod outbox;
+pub mod peer;
+pub mod rate_limiter;
+pub mod replay;
+pub mod rng;
+pub mod segment;
+pub mod session;
+pub mod tai64n;
+pub mod time;
+pub mod timers;
+pub mod tunnel;

@@ -14,13 +14,14 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
-use std::sync::{Mutex, OnceLock, mpsc};
+use std::sync::{Mutex, mpsc};
 use std::thread;
 
 use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, setns, unshare};
 
+use crate::ethtool::Ethtool;
 use crate::netlink::{Netlink, NetlinkError};
 
 /// Where iproute2 keeps named namespaces.
@@ -70,6 +71,12 @@ pub enum NetNsError {
     /// The loopback interface of the new namespace could not be set up.
     #[error("the new network namespace has no loopback: {0}")]
     Loopback(#[from] NetlinkError),
+    /// No socket for the offload settings.
+    #[error("cannot open a socket in the network namespace: {source}")]
+    Ethtool {
+        /// Why.
+        source: io::Error,
+    },
     /// The user namespace could not be made.
     #[error("cannot create a user namespace ({step}): {source}; {remedy}")]
     User {
@@ -165,6 +172,12 @@ impl NetNs {
     /// A netlink socket in the namespace.
     pub fn netlink(&self) -> Result<Netlink, NetNsError> {
         Ok(self.run(Netlink::open)??)
+    }
+
+    /// A handle on the offloads of the namespace's interfaces.
+    pub fn ethtool(&self) -> Result<Ethtool, NetNsError> {
+        self.run(Ethtool::open)?
+            .map_err(|source| NetNsError::Ethtool { source })
     }
 
     /// Start a program in the namespace, as `ip netns exec` would, but without its private mounts.
@@ -273,27 +286,30 @@ type Job = Box<dyn FnOnce() + Send>;
 
 /// Fork the command on the thread that is the parent of all such children.
 fn spawn_on_keeper(command: &mut Command) -> io::Result<Child> {
-    static KEEPER: OnceLock<Mutex<mpsc::Sender<Job>>> = OnceLock::new();
+    // With the process it belongs to: a fork has a copy of this, but not the thread.
+    static KEEPER: Mutex<Option<(u32, mpsc::Sender<Job>)>> = Mutex::new(None);
     let gone = || io::Error::other("the thread that starts programs is gone");
-    let keeper = KEEPER.get_or_init(|| {
-        let (jobs, queue) = mpsc::channel::<Job>();
-        // If no thread can be had the queue is dropped, and sending below says so.
-        let _ = thread::Builder::new()
-            .name("children".into())
-            .spawn(move || queue.into_iter().for_each(|job| job()));
-        Mutex::new(jobs)
-    });
+    let process = std::process::id();
+    let mut keeper = KEEPER.lock().map_err(|_| gone())?;
+    let jobs = match &*keeper {
+        Some((owner, jobs)) if *owner == process => jobs.clone(),
+        _ => {
+            let (jobs, queue) = mpsc::channel::<Job>();
+            thread::Builder::new()
+                .name("children".into())
+                .spawn(move || queue.into_iter().for_each(|job| job()))?;
+            *keeper = Some((process, jobs.clone()));
+            jobs
+        }
+    };
+    drop(keeper);
     let (answer, answered) = mpsc::sync_channel(1);
     let mut owned = std::mem::replace(command, Command::new(""));
     let job: Job = Box::new(move || {
         let outcome = owned.spawn();
         let _ = answer.send((owned, outcome));
     });
-    keeper
-        .lock()
-        .map_err(|_| gone())?
-        .send(job)
-        .map_err(|_| gone())?;
+    jobs.send(job).map_err(|_| gone())?;
     let (owned, outcome) = answered.recv().map_err(|_| gone())?;
     *command = owned;
     outcome

@@ -1,2 +1,17 @@
-//! TODO
+//! Packets and messages as types, over bytes that somebody else owns.
+//!
+//! Nothing here performs I/O or allocates by a number read from the network. Each file holds one
+//! format: parse first ([`IpPacket::parse`], [`VnetHdr::read`]), then the pieces that change a
+//! packet in place ([`ip::set_ecn`], [`tcp::clamp_mss`]).
 #![forbid(unsafe_code)]
+
+pub mod checksum;
+pub mod icmp;
+pub mod ip;
+pub mod message;
+pub mod tcp;
+pub mod udp;
+pub mod vnet;
+
+pub use ip::{IpPacket, ParseError};
+pub use vnet::{GsoType, VNET_HDR_LEN, VnetHdr};

@@ -329,7 +329,7 @@ pub fn check_name(name: &str) -> Result<(), NetlinkError> {
         "it is longer than 15 bytes"
     } else if name == "." || name == ".." {
         "it is a directory's name"
-    } else if name.contains(|c: char| c == '/' || c == ':' || c == '%' || c == '\0')
+    } else if name.contains(['/', ':', '%', '\0'])
         || name.contains(|c: char| c.is_ascii_whitespace() || c == '\x0b')
     {
         "it contains a space, '/', ':', '%' or a zero byte"

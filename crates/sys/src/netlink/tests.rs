@@ -453,12 +453,11 @@ fn add_route_appears_in_proc() {
         .find(|line| line.contains("000200C0"))
         .expect(&table);
     let fields: Vec<_> = line.split_whitespace().collect();
-    // Interface, destination, gateway, flags, use counts, metric, mask, MTU.
+    // Interface, destination, gateway, flags, use counts, metric, mask.
     assert_eq!(
         (fields[0], fields[2], fields[6], fields[7]),
         ("v0", "0200000A", "7", "00FFFFFF")
     );
-    assert_eq!(fields[8], "1300");
 }
 
 #[test]
@@ -508,7 +507,14 @@ fn route_get_names_interface_source_gateway_and_mtu() {
     assert_eq!(lookup.device, a.device);
     assert_eq!(lookup.source, Some(ip("10.0.0.1")));
     assert_eq!(lookup.gateway, Some(ip("10.0.0.2")));
-    assert_eq!(lookup.mtu, 1300);
+    // The path MTU that a socket sees (ip(7), IP_MTU).
+    let socket = a
+        .namespace
+        .run(|| UdpSocket::bind("0.0.0.0:0").unwrap())
+        .unwrap();
+    socket.connect("192.0.2.9:9").unwrap();
+    let path_mtu = nix::sys::socket::getsockopt(&socket, nix::sys::socket::sockopt::IpMtu).unwrap();
+    assert_eq!((lookup.mtu, path_mtu), (1300, 1300));
 }
 
 #[test]

@@ -24,9 +24,10 @@ pub(crate) fn in_child(check: impl FnOnce() -> Result<(), String>) {
     // leaves by _exit, never returning into the test harness.
     match unsafe { nix::unistd::fork() }.unwrap() {
         nix::unistd::ForkResult::Child => {
+            nix::unistd::alarm::set(60); // a child that hangs is killed, and says nothing
             let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(check));
             let text = match outcome {
-                Ok(Ok(())) => String::new(),
+                Ok(Ok(())) => "passed".into(),
                 Ok(Err(text)) => text,
                 Err(_) => "panicked".into(),
             };
@@ -39,7 +40,7 @@ pub(crate) fn in_child(check: impl FnOnce() -> Result<(), String>) {
             let mut text = String::new();
             reader.read_to_string(&mut text).unwrap();
             nix::sys::wait::waitpid(child, None).unwrap();
-            assert_eq!(text, "");
+            assert_eq!(text, "passed");
         }
     }
 }
@@ -190,9 +191,8 @@ fn a_command_dies_with_its_process() {
                 .spawn_command(Command::new("sleep").arg("60"))
                 .unwrap();
             let _ = writer.write_all(&child.id().to_ne_bytes());
-            loop {
-                nix::unistd::pause();
-            }
+            let _ = child.wait_with_output(); // killed before it comes back
+            std::process::abort()
         }
         nix::unistd::ForkResult::Parent { child } => child,
     };

@@ -1,0 +1,34 @@
+//! What people read: errors and findings on standard error, in colour where it is wanted.
+
+use std::io::{self, Write};
+
+use anstream::{AutoStream, ColorChoice};
+use seikan_node::config::Diagnostics;
+
+/// Whether standard error takes colours: a terminal, and `NO_COLOR` is not set.
+fn colours() -> bool {
+    AutoStream::choice(&io::stderr()) != ColorChoice::Never
+}
+
+/// Says why the command failed. Nothing can be done about a standard error that is closed.
+pub fn error(error: &anyhow::Error) {
+    let label = if colours() {
+        "\x1b[1;31merror\x1b[0m"
+    } else {
+        "error"
+    };
+    let _ = writeln!(io::stderr(), "{label}: {error:#}");
+}
+
+/// Shows findings about a configuration.
+pub fn diagnostics(diagnostics: &Diagnostics) {
+    if !diagnostics.is_empty() {
+        let _ = writeln!(io::stderr(), "{}", diagnostics.render(colours()));
+    }
+}
+
+/// "1 error", "2 errors".
+pub fn counted(count: usize, noun: &str) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} {noun}{plural}")
+}

@@ -1,0 +1,32 @@
+//! One file for every verb: its `Arguments` with their help, and `run`.
+
+pub mod check;
+pub mod demo;
+pub mod down;
+pub mod generate;
+pub mod genkey;
+pub mod genpsk;
+pub mod lab;
+pub mod pubkey;
+pub mod status;
+pub mod up;
+
+use std::process::ExitCode;
+
+use crate::cli::Verb;
+
+/// Does what was asked for.
+pub fn run(verb: Verb) -> anyhow::Result<ExitCode> {
+    match verb {
+        Verb::Demo(arguments) => demo::run(&arguments),
+        Verb::Up(arguments) => up::run(&arguments),
+        Verb::Down(arguments) => down::run(&arguments),
+        Verb::Status(arguments) => status::run(&arguments),
+        Verb::Genkey(arguments) => genkey::run(&arguments),
+        Verb::Pubkey(arguments) => pubkey::run(&arguments),
+        Verb::Genpsk(arguments) => genpsk::run(&arguments),
+        Verb::Check(arguments) => check::run(&arguments),
+        Verb::Lab(arguments) => lab::run(&arguments),
+        Verb::Generate(arguments) => generate::run(&arguments),
+    }
+}

@@ -1,0 +1,354 @@
+//! From a draft to a configuration: what must be there, and what does not go together.
+//!
+//! Order: the interface's own keys, then each peer, then peers against each other. Nothing stops at the first fault.
+
+use std::collections::HashMap;
+
+use ipnet::IpNet;
+
+use super::diagnostic::Severity;
+use super::interpret::{At, Draft, InterfaceDraft, PeerDraft};
+use super::key::{PrivateKey, PublicKey};
+use super::load::Syntax;
+use super::overrides::Overrides;
+use super::report::Reporter;
+use super::schema::Field;
+use super::types::{
+    CipherPreference, Config, InterfaceName, InterfaceNameError, PeerConfig, Protocol,
+};
+use super::values::DnsItem;
+
+/// Smallest MTU in bytes that IPv4 hosts must take (RFC 791: 576-byte datagrams).
+const MIN_MTU: u32 = 576;
+/// Smallest MTU in bytes that IPv6 allows (RFC 8200, section 5).
+const MIN_MTU_V6: u32 = 1280;
+/// Largest IP packet in bytes.
+const MAX_MTU_NATIVE: u32 = 65535;
+/// Largest multiple of 16 (the padding) that, with 32 bytes of header and tag, fits a UDP datagram over IPv4
+/// (65535 - 20 - 8 bytes).
+const MAX_MTU_WIREGUARD: u32 = 65472;
+
+/// Completes a draft; `None` where something is missing. What is found goes to the reporter.
+pub(super) fn check(
+    draft: Draft,
+    name: Result<InterfaceName, InterfaceNameError>,
+    overrides: &Overrides,
+    reporter: &mut Reporter<'_>,
+) -> Option<Config> {
+    let Draft { interface, peers } = draft;
+    let name = check_name(name, reporter);
+    let protocol =
+        overrides
+            .protocol
+            .or(interface.native.protocol)
+            .unwrap_or(match reporter.syntax {
+                Syntax::Ini => Protocol::Wireguard,
+                Syntax::Toml => Protocol::Native,
+            });
+    check_private_key(&interface, reporter);
+    check_addresses(&interface, reporter);
+    check_mtu(&interface, protocol, overrides.mtu, reporter);
+    check_native(&interface, protocol, overrides, reporter);
+    check_identities(&interface, &peers, reporter);
+    check_allowed_ips(&interface, &peers, reporter);
+    check_reach(&interface, &peers, reporter);
+    let peers = peers.into_iter().filter_map(complete_peer).collect();
+    complete(interface, name?, protocol, overrides, peers)
+}
+
+fn check_name(
+    name: Result<InterfaceName, InterfaceNameError>,
+    reporter: &mut Reporter<'_>,
+) -> Option<InterfaceName> {
+    name.inspect_err(|error| {
+        let message = format!("the file's name cannot name its interface: {error}");
+        let help = "the interface is called as the file without its ending, such as `wg0` for `wg0.conf`: rename the file";
+        reporter.whole(Severity::Error, &message, help);
+    })
+    .ok()
+}
+
+fn check_private_key(interface: &InterfaceDraft, reporter: &mut Reporter<'_>) {
+    if interface.given.has(Field::PrivateKey) || interface.given.has(Field::PrivateKeyFile) {
+        return;
+    }
+    let name = reporter.name(Field::PrivateKey);
+    let file = reporter.name(Field::PrivateKeyFile);
+    let help = format!(
+        "add `{name} = ...` with a key from `seikan genkey`, or `{file} = ...` with the path of a file that holds one"
+    );
+    match (interface.line, reporter.syntax) {
+        (Some(line), Syntax::Ini) => {
+            let message = format!("[Interface] has no `{name}`");
+            reporter.error(line, None, &message, help);
+        }
+        (None, Syntax::Ini) => {
+            let message = format!("there is no [Interface] section, and so no `{name}`");
+            reporter.whole(Severity::Error, &message, help);
+        }
+        (_, Syntax::Toml) => {
+            let message = format!("there is no `{name}`");
+            reporter.whole(Severity::Error, &message, help);
+        }
+    }
+}
+
+fn check_addresses(interface: &InterfaceDraft, reporter: &mut Reporter<'_>) {
+    let name = reporter.name(Field::Address);
+    if interface.line.is_some() && !interface.given.has(Field::Address) {
+        let message = format!("the interface has no `{name}`");
+        let help = match reporter.syntax {
+            Syntax::Ini => "add the interface's own address, such as `Address = 10.0.0.1/24`",
+            Syntax::Toml => "add the interface's own address, such as `address = \"10.0.0.1/24\"`",
+        };
+        reporter.whole(Severity::Warning, &message, help);
+    }
+    let mut seen = HashMap::new();
+    for address in &interface.addresses {
+        if let Some(first) = seen.insert(address.value.addr(), address.line) {
+            let message = format!(
+                "`{name}` has `{}` twice, first in line {first}",
+                address.value.addr()
+            );
+            let help = "take one of them out";
+            reporter.warn(address.line, Some(Field::Address), &message, help);
+        }
+    }
+}
+
+fn check_mtu(
+    interface: &InterfaceDraft,
+    protocol: Protocol,
+    over: Option<u32>,
+    reporter: &mut Reporter<'_>,
+) {
+    let Some(mtu) = over.or(interface.mtu.as_ref().map(|mtu| mtu.value)) else {
+        return;
+    };
+    let has_v6 = interface.addresses.iter().any(|a| a.value.addr().is_ipv6());
+    let (least, why) = if has_v6 {
+        (MIN_MTU_V6, "the least that IPv6 allows")
+    } else {
+        (MIN_MTU, "the least that every IPv4 host takes")
+    };
+    let most = match protocol {
+        Protocol::Native => MAX_MTU_NATIVE,
+        Protocol::Wireguard => MAX_MTU_WIREGUARD,
+    };
+    let name = reporter.name(Field::Mtu);
+    let message = if mtu < least {
+        format!("`{name}` is {mtu}, less than {least}, {why}")
+    } else if mtu > most {
+        format!(
+            "`{name}` is {mtu}, more than {most}, the most that the {protocol} protocol carries"
+        )
+    } else {
+        return;
+    };
+    let help = format!("write a number of bytes from {least} to {most}");
+    match (&interface.mtu, over) {
+        (Some(mtu), None) => reporter.error(mtu.line, Some(Field::Mtu), &message, help),
+        _ => reporter.whole(Severity::Error, &message, help),
+    }
+}
+
+fn check_native(
+    interface: &InterfaceDraft,
+    protocol: Protocol,
+    overrides: &Overrides,
+    reporter: &mut Reporter<'_>,
+) {
+    let native = &interface.native;
+    if let (Some(cipher), Protocol::Wireguard) = (&native.cipher, protocol) {
+        let name = reporter.name(Field::Cipher);
+        let message = format!("`{name}` has no effect: WireGuard knows ChaCha20-Poly1305 only");
+        let help = "take it out, or use the native protocol";
+        reporter.warn(cipher.line, Some(Field::Cipher), &message, help);
+    }
+    let name = reporter.name(Field::Metrics);
+    let message = |address| {
+        format!("`{name}` is {address}: whoever reaches it can read who talks to whom, and when")
+    };
+    let help = "listen on loopback, such as `127.0.0.1:9586`";
+    match (overrides.metrics, &native.metrics) {
+        (Some(address), _) if !address.ip().is_loopback() => {
+            reporter.whole(Severity::Warning, &message(address), help);
+        }
+        (None, Some(At { value, line })) if !value.ip().is_loopback() => {
+            reporter.warn(*line, Some(Field::Metrics), &message(*value), help);
+        }
+        _ => {}
+    }
+}
+
+/// Missing keys, one's own key, one peer twice.
+fn check_identities(interface: &InterfaceDraft, peers: &[PeerDraft], reporter: &mut Reporter<'_>) {
+    let name = reporter.name(Field::PublicKey);
+    let own = interface.private_key.as_ref().map(|key| &key.value);
+    let own_public = own.map(PrivateKey::public);
+    let mut seen: HashMap<PublicKey, &PeerDraft> = HashMap::new();
+    for peer in peers {
+        let Some(At { value: key, line }) = peer.public_key else {
+            if !peer.given.has(Field::PublicKey) {
+                let message = format!("this peer has no `{name}`");
+                let help = "add the key that `seikan pubkey < private.key` prints on the peer";
+                reporter.error(peer.line, None, &message, help);
+            }
+            continue;
+        };
+        if own.is_some_and(|own| own.as_bytes() == key.as_bytes()) {
+            reporter.hide_line(line);
+            let message = format!("`{name}` is this interface's own private key");
+            let help = "make a new private key, for this one may have been seen, and write the peer's public key here";
+            reporter.error(line, Some(Field::PublicKey), &message, help);
+        } else if own_public == Some(key) {
+            let message = format!("`{name}` is this interface's own public key");
+            let help = "write the peer's public key: the peer prints it with `seikan pubkey < private.key`";
+            reporter.error(line, Some(Field::PublicKey), &message, help);
+        }
+        if let Some(first) = seen.insert(key, peer) {
+            let message = format!("this is the same peer as {}", first.described());
+            let help = "put what both say into one section, or correct the key of one of them";
+            reporter.error(line, Some(Field::PublicKey), &message, help);
+        }
+    }
+}
+
+/// Prefixes without a peer, with host bits, or at two peers.
+fn check_allowed_ips(interface: &InterfaceDraft, peers: &[PeerDraft], reporter: &mut Reporter<'_>) {
+    let name = reporter.name(Field::AllowedIps);
+    let mut owners: HashMap<IpNet, (usize, usize)> = HashMap::new();
+    for (index, peer) in peers.iter().enumerate() {
+        if !peer.given.has(Field::AllowedIps) {
+            let message =
+                format!("this peer has no `{name}`: nothing is sent to it or taken from it");
+            let help = "add the addresses behind the peer, such as `10.0.0.2/32`";
+            reporter.warn(peer.line, None, &message, help);
+        }
+        for At { value, line } in &peer.allowed_ips {
+            let masked = value.trunc();
+            if masked != *value {
+                let message = format!("`{name}` has `{value}`, which is taken as `{masked}`");
+                let help = format!(
+                    "write `{masked}` for the whole network, or `{}` for the one address",
+                    IpNet::from(value.addr())
+                );
+                reporter.warn(*line, Some(Field::AllowedIps), &message, help);
+            }
+            match owners.insert(masked, (index, *line)) {
+                Some((owner, first)) if owner == index => {
+                    let message = format!("`{name}` has `{masked}` twice, first in line {first}");
+                    reporter.warn(
+                        *line,
+                        Some(Field::AllowedIps),
+                        &message,
+                        "take one of them out",
+                    );
+                }
+                Some((owner, first)) => {
+                    let message = format!(
+                        "`{name}` has `{masked}`, which {} has already, in line {first}",
+                        peers[owner].described()
+                    );
+                    let help = "a prefix belongs to one peer only; a longer prefix inside it may belong to another";
+                    reporter.error(*line, Some(Field::AllowedIps), &message, help);
+                }
+                None => {}
+            }
+            let own = |address: &At<IpNet>| IpNet::from(address.value.addr()) == masked;
+            if interface.addresses.iter().any(own) {
+                let message = format!("`{name}` has `{masked}`, this interface's own address");
+                let help = "write the peer's address";
+                reporter.warn(*line, Some(Field::AllowedIps), &message, help);
+            }
+        }
+    }
+}
+
+/// Whether anybody can begin to talk.
+fn check_reach(interface: &InterfaceDraft, peers: &[PeerDraft], reporter: &mut Reporter<'_>) {
+    if interface.line.is_none() {
+        return;
+    }
+    let endpoint = reporter.name(Field::Endpoint);
+    let port = reporter.name(Field::ListenPort);
+    let nobody = peers.iter().all(|peer| !peer.given.has(Field::Endpoint));
+    let no_port = match interface.listen_port {
+        Some(port) => port == 0,
+        None => !interface.given.has(Field::ListenPort),
+    };
+    if !peers.is_empty() && nobody && no_port {
+        let message = format!(
+            "no peer has an `{endpoint}` and there is no `{port}`: neither side can find the other"
+        );
+        let help = format!("add an `{endpoint}` to a peer, or a fixed `{port}`");
+        reporter.whole(Severity::Warning, &message, help);
+    }
+}
+
+/// A peer with all that it needs.
+fn complete_peer(draft: PeerDraft) -> Option<PeerConfig> {
+    let mut allowed_ips: Vec<IpNet> = Vec::with_capacity(draft.allowed_ips.len());
+    let mut seen = std::collections::HashSet::new();
+    for prefix in draft.allowed_ips {
+        let masked = prefix.value.trunc();
+        if seen.insert(masked) {
+            allowed_ips.push(masked);
+        }
+    }
+    Some(PeerConfig {
+        name: draft.name,
+        public_key: draft.public_key?.value,
+        preshared_key: draft.preshared_key,
+        allowed_ips,
+        endpoint: draft.endpoint,
+        persistent_keepalive: draft.persistent_keepalive,
+    })
+}
+
+fn complete(
+    interface: InterfaceDraft,
+    name: InterfaceName,
+    protocol: Protocol,
+    overrides: &Overrides,
+    peers: Vec<PeerConfig>,
+) -> Option<Config> {
+    let (mut dns, mut dns_search) = (Vec::new(), Vec::new());
+    for item in interface.dns {
+        match item {
+            DnsItem::Server(address) => dns.push(address),
+            DnsItem::Search(domain) => dns_search.push(domain),
+        }
+    }
+    let native = interface.native;
+    Some(Config {
+        name,
+        protocol,
+        private_key: interface.private_key?.value,
+        listen_port: interface.listen_port,
+        addresses: interface.addresses.into_iter().map(|a| a.value).collect(),
+        mtu: overrides.mtu.or(interface.mtu.map(|mtu| mtu.value)),
+        dns,
+        dns_search,
+        table: interface.table.unwrap_or_default(),
+        fwmark: interface.fwmark,
+        hooks: interface.hooks,
+        save_config: interface.save_config,
+        offload: overrides.offload.or(native.offload).unwrap_or(true),
+        metrics: overrides.metrics.or(native.metrics.map(|m| m.value)),
+        cipher: native
+            .cipher
+            .map_or(CipherPreference::Auto, |cipher| cipher.value),
+        peers,
+    })
+}
+
+impl PeerDraft {
+    /// The peer as a sentence calls it.
+    fn described(&self) -> String {
+        match &self.name {
+            Some(name) => format!("the peer `{name}`"),
+            None => format!("the peer in line {}", self.line),
+        }
+    }
+}

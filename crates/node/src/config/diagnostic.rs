@@ -1,0 +1,201 @@
+//! What is wrong with a configuration, and how to put it right.
+//!
+//! A [`Diagnostic`] names file, line and key and says what the right form is. [`Diagnostics`] keeps all of one
+//! file, in the order of its lines. The line shown has been masked before it got here (`report`):
+//! neither text nor JSON ever holds a secret.
+
+use std::fmt::{self, Write as _};
+
+use serde::Serialize;
+
+/// How bad it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// The file cannot be used.
+    Error,
+    /// The file can be used, but probably does not say what was meant.
+    Warning,
+}
+
+/// One finding.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Diagnostic {
+    /// How bad it is.
+    pub severity: Severity,
+    /// The file, as it was named; or where else the value came from (an environment variable).
+    pub file: String,
+    /// The line, counted from 1.
+    pub line: Option<usize>,
+    /// The key, as the file's syntax spells it.
+    pub key: Option<String>,
+    /// What is wrong.
+    pub message: String,
+    /// What would be right.
+    pub help: Option<String>,
+    /// The line's text, secrets masked.
+    #[serde(skip)]
+    pub(super) excerpt: Option<String>,
+}
+
+/// All findings of one file.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub struct Diagnostics(Vec<Diagnostic>);
+
+impl Diagnostic {
+    /// A finding about a file (or a variable) as a whole.
+    pub fn new(severity: Severity, file: impl Into<String>, message: impl Into<String>) -> Self {
+        Self {
+            severity,
+            file: file.into(),
+            line: None,
+            key: None,
+            message: message.into(),
+            help: None,
+            excerpt: None,
+        }
+    }
+
+    /// Adds what would be right.
+    pub fn with_help(mut self, help: impl Into<String>) -> Self {
+        self.help = Some(help.into());
+        self
+    }
+
+    /// The finding as text of a few lines, in the manner of rustc:
+    ///
+    /// ```text
+    /// error: `MTU` is 100, less than 576
+    ///  --> wg0.conf:4
+    ///   |
+    /// 4 | MTU = 100
+    ///   = help: ...
+    /// ```
+    pub fn render(&self, colours: bool) -> String {
+        let paint = Paint(colours);
+        let (label, style) = match self.severity {
+            Severity::Error => ("error", Paint::RED),
+            Severity::Warning => ("warning", Paint::YELLOW),
+        };
+        let number = self.line.map(|n| n.to_string()).unwrap_or_default();
+        let gutter = " ".repeat(number.len().max(1));
+        let bar = paint.with(Paint::BLUE, "|");
+        let mut out = String::new();
+        // Writing to a String cannot fail.
+        let _ = writeln!(
+            out,
+            "{}{}",
+            paint.with(style, label),
+            paint.with(Paint::BOLD, &format!(": {}", self.message))
+        );
+        let arrow = paint.with(Paint::BLUE, "-->");
+        let _ = match self.line {
+            Some(line) => writeln!(out, "{gutter}{arrow} {}:{line}", self.file),
+            None => writeln!(out, "{gutter}{arrow} {}", self.file),
+        };
+        if let Some(excerpt) = &self.excerpt {
+            let _ = writeln!(out, "{gutter} {bar}");
+            let _ = writeln!(out, "{} {bar} {excerpt}", paint.with(Paint::BLUE, &number));
+        }
+        if let Some(help) = &self.help {
+            let _ = writeln!(
+                out,
+                "{gutter} {} help: {help}",
+                paint.with(Paint::BLUE, "=")
+            );
+        }
+        out
+    }
+}
+
+impl Diagnostics {
+    /// Adds a finding.
+    pub fn push(&mut self, diagnostic: Diagnostic) {
+        self.0.push(diagnostic);
+    }
+
+    /// Adds the findings of another.
+    pub fn append(&mut self, mut other: Diagnostics) {
+        self.0.append(&mut other.0);
+    }
+
+    /// Puts the findings in the order of their lines, those about the whole file first.
+    pub(super) fn sort(&mut self) {
+        self.0.sort_by_key(|d| d.line);
+    }
+
+    /// Replaces the text shown of a line.
+    pub(super) fn hide_line(&mut self, line: usize, by: &str) {
+        for diagnostic in &mut self.0 {
+            if diagnostic.line == Some(line) && diagnostic.excerpt.is_some() {
+                diagnostic.excerpt = Some(by.to_owned());
+            }
+        }
+    }
+
+    /// Whether nothing was found.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The findings.
+    pub fn iter(&self) -> std::slice::Iter<'_, Diagnostic> {
+        self.0.iter()
+    }
+
+    /// How many findings are of this severity.
+    pub fn count(&self, severity: Severity) -> usize {
+        self.0.iter().filter(|d| d.severity == severity).count()
+    }
+
+    /// Whether the file cannot be used.
+    pub fn has_errors(&self) -> bool {
+        self.count(Severity::Error) > 0
+    }
+
+    /// All findings as text, an empty line between them.
+    pub fn render(&self, colours: bool) -> String {
+        let parts: Vec<_> = self.0.iter().map(|d| d.render(colours)).collect();
+        parts.join("\n")
+    }
+}
+
+impl<'a> IntoIterator for &'a Diagnostics {
+    type Item = &'a Diagnostic;
+    type IntoIter = std::slice::Iter<'a, Diagnostic>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}
+
+impl From<Diagnostic> for Diagnostics {
+    fn from(diagnostic: Diagnostic) -> Self {
+        Self(vec![diagnostic])
+    }
+}
+
+impl fmt::Display for Diagnostics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.render(false).trim_end())
+    }
+}
+
+/// ANSI styles, or none.
+struct Paint(bool);
+
+impl Paint {
+    const BOLD: &'static str = "\x1b[1m";
+    const RED: &'static str = "\x1b[1;31m";
+    const YELLOW: &'static str = "\x1b[1;33m";
+    const BLUE: &'static str = "\x1b[1;34m";
+
+    fn with(&self, style: &str, text: &str) -> String {
+        if self.0 {
+            format!("{style}{text}\x1b[0m")
+        } else {
+            text.to_owned()
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! The wg-quick syntax: `[Section]`, `Key = value`, `#` to the end of the line.
+//!
+//! Sections and keys in any case; a key may come again (its values add up, or the last one counts); values with commas or
+//! spaces are lists. All of it as `wg` and `wg-quick` read it.
+
+use zeroize::Zeroizing;
+
+use super::report::{Reporter, did_you_mean, unknown_key, word};
+use super::schema::{self, Document, Entry, Item, Section, SectionKind, Shape};
+
+/// Longest name of a section, in bytes, that can be a slip of a known one.
+const MAX_HEADER: usize = 16;
+
+/// Splits a text into sections and entries; reports what it cannot split.
+pub(super) fn split(text: &str, reporter: &mut Reporter<'_>) -> Document {
+    let mut document = Document::default();
+    // False in a section that was reported and that no other can stand for: its keys are passed over.
+    let mut known = true;
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    for (index, raw) in text.lines().enumerate() {
+        let line = index + 1;
+        let content = raw.split_once('#').map_or(raw, |(before, _)| before);
+        let content = content.trim();
+        if content.is_empty() {
+            continue;
+        }
+        if content.starts_with('[') {
+            let kind = header(content, line, reporter);
+            known = kind.is_some();
+            document
+                .sections
+                .extend(kind.map(|kind| Section::new(kind, line)));
+            continue;
+        }
+        if !known {
+            continue;
+        }
+        if document.sections.is_empty() {
+            let help = "start with `[Interface]`, then a `[Peer]` for every peer";
+            reporter.error(line, None, "there is no section above this line", help);
+            // Most likely the header is what was forgotten.
+            document
+                .sections
+                .push(Section::new(SectionKind::Interface, line));
+        }
+        if let Some(section) = document.sections.last_mut() {
+            let entry = entry(content, section.kind, line, reporter);
+            section.entries.extend(entry);
+        }
+    }
+    document
+}
+
+/// Reads a section's header. One that is almost right is reported, and taken for what was meant.
+fn header(content: &str, line: usize, reporter: &mut Reporter<'_>) -> Option<SectionKind> {
+    let name: String = content.chars().filter(|c| !c.is_whitespace()).collect();
+    let plain = name.trim_matches(['[', ']']).to_ascii_lowercase();
+    let sections = [
+        ("interface", "[Interface]", SectionKind::Interface),
+        ("peer", "[Peer]", SectionKind::Peer),
+    ];
+    let near = sections.into_iter().find(|(known, ..)| {
+        plain.len() <= MAX_HEADER && strsim::damerau_levenshtein(&plain, known) <= 2
+    });
+    if let Some((_, header, kind)) = near
+        && header.eq_ignore_ascii_case(&name)
+    {
+        return Some(kind);
+    }
+    let help = did_you_mean(
+        near.map(|(_, header, _)| header),
+        "there are two kinds of sections: `[Interface]` and `[Peer]`",
+    );
+    let message = format!("unknown section `{}`", word(&name));
+    reporter.error(line, None, &message, help);
+    near.map(|(.., kind)| kind)
+}
+
+/// Reads one `Key = value`.
+fn entry(
+    content: &str,
+    section: SectionKind,
+    line: usize,
+    reporter: &mut Reporter<'_>,
+) -> Option<Entry> {
+    let name_like = |name: &str| {
+        !name.is_empty()
+            && name
+                .chars()
+                .all(|c| c.is_ascii_alphanumeric() || "-_".contains(c))
+    };
+    let parts = content
+        .split_once('=')
+        .map(|(name, value)| (name.trim(), value.trim()));
+    // A line without `=` can still have one: at the end of a key.
+    let Some((name, value)) = parts.filter(|(name, _)| name_like(name)) else {
+        let help = "write `Key = value`; comments begin with `#`";
+        reporter.error(line, None, "this line is not `Key = value`", help);
+        let first = content.split_whitespace().next().unwrap_or_default();
+        let meant = schema::find(first.trim_end_matches(':'), reporter.syntax)?;
+        return (meant.section == section).then(|| Entry::spoilt(meant.key, line));
+    };
+    let spec = match schema::find(name, reporter.syntax) {
+        Some(spec) if spec.section == section => spec,
+        _ => return unknown_key(reporter, name, section, line),
+    };
+    let item = |text: &str| Item {
+        text: Zeroizing::new(text.to_owned()),
+        line,
+    };
+    let items = match spec.shape {
+        Shape::One if value.is_empty() => {
+            let message = format!("`{}` has no value", spec.name(reporter.syntax));
+            let help = "write a value after the `=`, or take the line out";
+            reporter.error(line, Some(spec.key), &message, help);
+            Vec::new()
+        }
+        // An empty list is as good as none.
+        Shape::List | Shape::Lines if value.is_empty() => return None,
+        Shape::One => vec![item(value)],
+        Shape::Lines => vec![item(value)],
+        Shape::List => list(value).map(item).collect(),
+    };
+    Some(Entry {
+        key: spec.key,
+        line,
+        items,
+    })
+}
+
+/// The parts of a list: commas and spaces separate, empty parts do not count.
+pub(super) fn list(value: &str) -> impl Iterator<Item = &str> {
+    value
+        .split([',', ' ', '\t'])
+        .map(str::trim)
+        .filter(|part| !part.is_empty())
+}

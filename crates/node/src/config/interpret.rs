@@ -1,0 +1,350 @@
+//! From sections of texts to a [`Draft`]: every value typed, nothing yet required.
+//!
+//! What is wrong with a single value is found here; what is wrong with the whole is the business of `check`.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use ipnet::IpNet;
+use zeroize::Zeroizing;
+
+use super::key::{PresharedKey, PrivateKey, PublicKey};
+use super::load::ReadKey;
+use super::report::Reporter;
+use super::schema::{Document, Entry, Field, Item, Section, SectionKind, Shape};
+use super::types::{CipherPreference, Endpoint, Hooks, Protocol, Table};
+use super::values::{self, DnsItem, Problem};
+
+/// A value and the line it came from.
+#[derive(Debug, Clone)]
+pub(super) struct At<T> {
+    pub value: T,
+    pub line: usize,
+}
+
+/// A configuration that may lack things.
+#[derive(Default)]
+pub(super) struct Draft {
+    pub interface: InterfaceDraft,
+    pub peers: Vec<PeerDraft>,
+}
+
+/// The keys that a section has, well or badly.
+#[derive(Default)]
+pub(super) struct Given(HashMap<Field, usize>);
+
+/// `[Interface]` so far.
+#[derive(Default)]
+pub(super) struct InterfaceDraft {
+    /// Line of the section's header; `None` where there was none.
+    pub line: Option<usize>,
+    pub given: Given,
+    pub private_key: Option<At<PrivateKey>>,
+    pub listen_port: Option<u16>,
+    pub addresses: Vec<At<IpNet>>,
+    pub mtu: Option<At<u32>>,
+    pub dns: Vec<DnsItem>,
+    pub table: Option<Table>,
+    pub fwmark: Option<u32>,
+    pub hooks: Hooks,
+    pub save_config: bool,
+    pub native: NativeDraft,
+}
+
+/// What only Seikan knows.
+#[derive(Default)]
+pub(super) struct NativeDraft {
+    pub protocol: Option<Protocol>,
+    pub offload: Option<bool>,
+    pub metrics: Option<At<std::net::SocketAddr>>,
+    pub cipher: Option<At<CipherPreference>>,
+}
+
+/// One `[Peer]` so far.
+#[derive(Default)]
+pub(super) struct PeerDraft {
+    /// Line of the section's header.
+    pub line: usize,
+    pub given: Given,
+    pub name: Option<String>,
+    pub public_key: Option<At<PublicKey>>,
+    pub preshared_key: Option<PresharedKey>,
+    /// With their host bits.
+    pub allowed_ips: Vec<At<IpNet>>,
+    pub endpoint: Option<Endpoint>,
+    pub persistent_keepalive: Option<u16>,
+}
+
+/// Gives every value its type.
+pub(super) fn interpret(
+    document: Document,
+    read_key: &ReadKey<'_>,
+    reporter: &mut Reporter<'_>,
+) -> Draft {
+    let mut draft = Draft::default();
+    for section in document.sections {
+        match section.kind {
+            SectionKind::Interface => {
+                if draft.interface.line.is_some() {
+                    let help = "put the keys of both into one section";
+                    reporter.warn(section.line, None, "a second [Interface] section", help);
+                }
+                draft.interface.line.get_or_insert(section.line);
+                let mut context = Context { read_key, reporter };
+                context.interface(section, &mut draft.interface);
+            }
+            SectionKind::Peer => {
+                let mut context = Context { read_key, reporter };
+                draft.peers.push(context.peer(section));
+            }
+        }
+    }
+    draft
+}
+
+impl Given {
+    /// Whether the section has the key.
+    pub fn has(&self, key: Field) -> bool {
+        self.0.contains_key(&key)
+    }
+}
+
+/// What the reading of a section needs at hand.
+struct Context<'a, 'r, 's> {
+    read_key: &'a ReadKey<'a>,
+    reporter: &'r mut Reporter<'s>,
+}
+
+impl Context<'_, '_, '_> {
+    fn interface(&mut self, section: Section, draft: &mut InterfaceDraft) {
+        for entry in section.entries {
+            self.note_repetition(&entry, &mut draft.given);
+            match entry.key {
+                Field::PrivateKey | Field::PrivateKeyFile => {
+                    self.note_two_sources(entry.key, entry.line, &draft.given);
+                    draft.private_key = self
+                        .key(&entry, values::private_key)
+                        .or(draft.private_key.take());
+                }
+                Field::ListenPort => self.set(&entry, values::port, &mut draft.listen_port),
+                Field::Address => {
+                    draft.addresses.extend(self.all(&entry, values::prefix));
+                }
+                Field::Mtu => self.set_at(&entry, values::mtu, &mut draft.mtu),
+                Field::Dns => {
+                    let items = self.all(&entry, values::dns);
+                    draft.dns.extend(items.map(|item| item.value));
+                }
+                Field::Table => self.set(&entry, values::table, &mut draft.table),
+                Field::FwMark => self.set_option(&entry, values::fwmark, &mut draft.fwmark),
+                Field::PreUp => draft.hooks.pre_up.extend(texts(&entry)),
+                Field::PostUp => draft.hooks.post_up.extend(texts(&entry)),
+                Field::PreDown => draft.hooks.pre_down.extend(texts(&entry)),
+                Field::PostDown => draft.hooks.post_down.extend(texts(&entry)),
+                Field::SaveConfig => {
+                    draft.save_config = self
+                        .one(&entry, values::boolean)
+                        .unwrap_or(draft.save_config);
+                }
+                Field::Protocol => {
+                    self.set(&entry, values::protocol, &mut draft.native.protocol);
+                }
+                Field::Offload => self.set(&entry, values::boolean, &mut draft.native.offload),
+                Field::Metrics => self.set_at(&entry, values::socket, &mut draft.native.metrics),
+                Field::Cipher => self.set_at(&entry, values::cipher, &mut draft.native.cipher),
+                // The splitters let only an interface's keys into its section.
+                Field::Name
+                | Field::PublicKey
+                | Field::PresharedKey
+                | Field::PresharedKeyFile
+                | Field::AllowedIps
+                | Field::Endpoint
+                | Field::PersistentKeepalive => {}
+            }
+        }
+    }
+
+    fn peer(&mut self, section: Section) -> PeerDraft {
+        let mut draft = PeerDraft {
+            line: section.line,
+            ..PeerDraft::default()
+        };
+        for entry in section.entries {
+            self.note_repetition(&entry, &mut draft.given);
+            match entry.key {
+                Field::Name => self.set(&entry, values::name, &mut draft.name),
+                Field::PublicKey => {
+                    self.set_at(&entry, values::public_key, &mut draft.public_key);
+                }
+                Field::PresharedKey | Field::PresharedKeyFile => {
+                    self.note_two_sources(entry.key, entry.line, &draft.given);
+                    if let Some(key) = self.key(&entry, values::preshared_key) {
+                        draft.preshared_key = key.value;
+                    }
+                }
+                Field::AllowedIps => {
+                    draft.allowed_ips.extend(self.all(&entry, values::prefix));
+                }
+                Field::Endpoint => self.set(&entry, values::endpoint, &mut draft.endpoint),
+                Field::PersistentKeepalive => {
+                    self.set_option(&entry, values::keepalive, &mut draft.persistent_keepalive)
+                }
+                // The splitters let only a peer's keys into its section.
+                _ => {}
+            }
+        }
+        draft
+    }
+
+    /// Warns where a key that takes one value comes again in its section.
+    fn note_repetition(&mut self, entry: &Entry, given: &mut Given) {
+        let values = given.0.entry(entry.key).or_default();
+        let again = *values > 0 && !entry.items.is_empty();
+        *values += entry.items.len();
+        if again && entry.key.spec().shape == Shape::One {
+            let name = self.reporter.name(entry.key);
+            let message = format!("`{name}` is given again: only the last one counts");
+            let help = "take the others out";
+            self.reporter
+                .warn(entry.line, Some(entry.key), &message, help);
+        }
+    }
+
+    /// Reports a key given both in the file and by the path of another.
+    fn note_two_sources(&mut self, key: Field, line: usize, given: &Given) {
+        let other = match key {
+            Field::PrivateKey => Field::PrivateKeyFile,
+            Field::PrivateKeyFile => Field::PrivateKey,
+            Field::PresharedKey => Field::PresharedKeyFile,
+            _ => Field::PresharedKey,
+        };
+        if given.has(other) {
+            let (name, other) = (self.reporter.name(key), self.reporter.name(other));
+            let message = format!("`{name}` and `{other}` are both given");
+            self.reporter
+                .error(line, Some(key), &message, "keep one of them");
+        }
+    }
+
+    /// A key from the file itself, or from the file whose path is given.
+    fn key<T>(&mut self, entry: &Entry, parse: fn(&str) -> Result<T, Problem>) -> Option<At<T>> {
+        let item = entry.items.first()?;
+        let is_path = matches!(entry.key, Field::PrivateKeyFile | Field::PresharedKeyFile);
+        let text = if is_path {
+            self.read_key_file(entry.key, item)?
+        } else {
+            item.text.clone()
+        };
+        match parse(text.trim()) {
+            Ok(value) => Some(At {
+                value,
+                line: entry.line,
+            }),
+            Err(mut problem) => {
+                if is_path {
+                    problem.message = format!(
+                        "names a file that {}",
+                        problem
+                            .message
+                            .replacen("is ", "holds something that is ", 1)
+                    );
+                }
+                self.reporter.problem(entry.key, entry.line, problem);
+                None
+            }
+        }
+    }
+
+    fn read_key_file(&mut self, key: Field, item: &Item) -> Option<Zeroizing<String>> {
+        match (self.read_key)(Path::new(item.text.as_str())) {
+            Ok(text) => Some(text),
+            Err(error) => {
+                let message = format!("names `{}`: {error}", item.text.as_str());
+                let help = "write the path of a file with one key, from the root or from this file's folder";
+                let problem = Problem {
+                    message,
+                    help: help.to_owned(),
+                };
+                self.reporter.problem(key, item.line, problem);
+                None
+            }
+        }
+    }
+
+    /// The one value of an entry, typed.
+    fn one<T>(&mut self, entry: &Entry, parse: fn(&str) -> Result<T, Problem>) -> Option<T> {
+        let item = entry.items.first()?;
+        match parse(&item.text) {
+            Ok(value) => Some(value),
+            Err(problem) => {
+                self.reporter.problem(entry.key, item.line, problem);
+                None
+            }
+        }
+    }
+
+    fn set<T>(
+        &mut self,
+        entry: &Entry,
+        parse: fn(&str) -> Result<T, Problem>,
+        slot: &mut Option<T>,
+    ) {
+        if let Some(value) = self.one(entry, parse) {
+            *slot = Some(value);
+        }
+    }
+
+    /// For values whose own text may say "none".
+    fn set_option<T>(
+        &mut self,
+        entry: &Entry,
+        parse: fn(&str) -> Result<Option<T>, Problem>,
+        slot: &mut Option<T>,
+    ) {
+        if let Some(value) = self.one(entry, parse) {
+            *slot = value;
+        }
+    }
+
+    fn set_at<T>(
+        &mut self,
+        entry: &Entry,
+        parse: fn(&str) -> Result<T, Problem>,
+        slot: &mut Option<At<T>>,
+    ) {
+        if let Some(value) = self.one(entry, parse) {
+            *slot = Some(At {
+                value,
+                line: entry.line,
+            });
+        }
+    }
+
+    /// The values of an entry that are right; the others are reported.
+    fn all<T>(
+        &mut self,
+        entry: &Entry,
+        parse: fn(&str) -> Result<T, Problem>,
+    ) -> impl Iterator<Item = At<T>> + use<T> {
+        let mut all = Vec::with_capacity(entry.items.len());
+        for item in &entry.items {
+            match parse(&item.text) {
+                Ok(value) => all.push(At {
+                    value,
+                    line: item.line,
+                }),
+                Err(problem) => self.reporter.problem(entry.key, item.line, problem),
+            }
+        }
+        all.into_iter()
+    }
+}
+
+/// The values of an entry as they are.
+fn texts(entry: &Entry) -> impl Iterator<Item = String> {
+    let full = entry
+        .items
+        .iter()
+        .filter(|item| !item.text.trim().is_empty());
+    full.map(|item| item.text.trim().to_owned())
+}

@@ -1,0 +1,358 @@
+//! From a path or an interface's name to a configuration.
+//!
+//! [`locate`] -> read -> [`Source`] -> [`parse`] -> [`Parsed`]. Only [`load`] touches the file system; [`parse`] takes what it
+//! needs and works on any text, so that tests and fuzzers can feed it anything.
+
+use std::cell::RefCell;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use zeroize::Zeroizing;
+
+use super::diagnostic::{Diagnostic, Diagnostics, Severity};
+use super::overrides::Overrides;
+use super::report::Reporter;
+use super::types::{Config, InterfaceName, InterfaceNameError};
+use super::{check, ini, interpret, toml};
+
+/// Largest file that is read, in bytes: room for some fifty thousand peers.
+const MAX_FILE: u64 = 16 << 20;
+/// Largest key file that is read, in bytes.
+const MAX_KEY_FILE: u64 = 4096;
+/// Bits of a file's mode that let others than its owner in.
+const OTHERS: u32 = 0o077;
+
+/// How a file is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Syntax {
+    /// wg-quick's: `.conf`, and whatever is not `.toml`.
+    Ini,
+    /// TOML: `.toml`.
+    Toml,
+}
+
+/// A file's text, with its name.
+#[derive(Debug, Clone)]
+pub struct Source {
+    /// The file, as findings name it.
+    pub file: String,
+    /// How it is written.
+    pub syntax: Syntax,
+    /// What it says; wiped when dropped.
+    pub text: Zeroizing<String>,
+}
+
+/// What came of a file.
+#[derive(Debug)]
+pub struct Parsed {
+    /// The configuration, if there was no error.
+    pub config: Option<Config>,
+    /// Everything that was found, in the order of the lines.
+    pub diagnostics: Diagnostics,
+    /// The file that was read, if one was found.
+    pub path: Option<PathBuf>,
+    /// The text itself holds a private or preshared key.
+    holds_secret: bool,
+}
+
+/// A configuration that cannot be used; shows every finding.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct ConfigError(pub Diagnostics);
+
+/// Reads the file of a `private-key-file` or `preshared-key-file`.
+pub type ReadKey<'a> = dyn Fn(&Path) -> io::Result<Zeroizing<String>> + 'a;
+
+/// Finds, reads and checks the configuration that `target` (a path, or an interface's name) means.
+pub fn load(target: &str, overrides: &Overrides) -> Parsed {
+    let path = match locate(target) {
+        Ok(path) => path,
+        Err(findings) => return Parsed::failed(findings),
+    };
+    let (source, mode) = match read(&path) {
+        Ok(read) => read,
+        Err(findings) => return Parsed::failed(findings),
+    };
+    let folder = path.parent().unwrap_or(Path::new("")).to_owned();
+    let open_keys = RefCell::new(Vec::new());
+    let mut parsed = parse(&source, overrides, &|key: &Path| {
+        let key = folder.join(key);
+        let mut file = File::open(&key)?;
+        if file.metadata()?.permissions().mode() & OTHERS != 0 {
+            open_keys.borrow_mut().push(key.clone());
+        }
+        read_text(&mut file, MAX_KEY_FILE)
+    });
+    if parsed.holds_secret && mode & OTHERS != 0 {
+        open_keys.borrow_mut().insert(0, path.clone());
+    }
+    let mut about_files = Diagnostics::default();
+    for path in open_keys.into_inner() {
+        let path = path.display();
+        let message = "holds a secret, and others than its owner may read or change it";
+        let finding = Diagnostic::new(Severity::Warning, path.to_string(), message)
+            .with_help(format!("chmod 600 {path}"));
+        about_files.push(finding);
+    }
+    about_files.append(parsed.diagnostics);
+    parsed.diagnostics = about_files;
+    parsed.path = Some(path);
+    parsed
+}
+
+/// The way from a text to a configuration, without the file system.
+pub fn parse(source: &Source, overrides: &Overrides, read_key: &ReadKey<'_>) -> Parsed {
+    let mut reporter = Reporter::new(source);
+    let document = match source.syntax {
+        Syntax::Ini => Some(ini::split(&source.text, &mut reporter)),
+        Syntax::Toml => toml::split(&source.text, &mut reporter),
+    };
+    let mut holds_secret = false;
+    let config = document.and_then(|document| {
+        let mut entries = document.sections.iter().flat_map(|s| &s.entries);
+        holds_secret = entries.any(|entry| entry.key.is_secret());
+        let draft = interpret::interpret(document, read_key, &mut reporter);
+        let name = interface_name_of(Path::new(&source.file));
+        check::check(draft, name, overrides, &mut reporter)
+    });
+    let diagnostics = reporter.finish();
+    Parsed {
+        config: config.filter(|_| !diagnostics.has_errors()),
+        diagnostics,
+        path: None,
+        holds_secret,
+    }
+}
+
+/// The file that `target` means: itself if it is a path (it has a `/`, or ends in `.conf` or `.toml`), else, as an interface's
+/// name, the first there is of `/etc/seikan/NAME.toml`, `/etc/seikan/NAME.conf` and `/etc/wireguard/NAME.conf`.
+pub fn locate(target: &str) -> Result<PathBuf, Diagnostics> {
+    locate_in(target, Path::new("/etc"))
+}
+
+fn locate_in(target: &str, etc: &Path) -> Result<PathBuf, Diagnostics> {
+    if is_path(target) {
+        return Ok(PathBuf::from(target));
+    }
+    let not_found = |help: String| {
+        let message = format!("there is no configuration for `{target}`");
+        Diagnostics::from(Diagnostic::new(Severity::Error, target, message).with_help(help))
+    };
+    if let Err(error) = target.parse::<InterfaceName>() {
+        return Err(not_found(format!(
+            "give a path, or an interface's name: {error}"
+        )));
+    }
+    let places = [
+        etc.join(format!("seikan/{target}.toml")),
+        etc.join(format!("seikan/{target}.conf")),
+        etc.join(format!("wireguard/{target}.conf")),
+    ];
+    // A file that cannot be looked at is still the one meant: reading it gives the reason.
+    let there = |path: &&PathBuf| path.try_exists().unwrap_or(true);
+    if let Some(path) = places.iter().find(there) {
+        return Ok(path.clone());
+    }
+    let looked: Vec<_> = places.iter().map(|p| p.display().to_string()).collect();
+    let mut help = format!("looked for {}", looked.join(", "));
+    if Path::new(target).exists() {
+        help.push_str(&format!("; write ./{target} for the file in this folder"));
+    }
+    Err(not_found(help))
+}
+
+fn is_path(target: &str) -> bool {
+    target.contains('/') || target.ends_with(".conf") || target.ends_with(".toml")
+}
+
+/// The interface that `target` (a path, or an interface's name) means; the file need not exist.
+pub fn interface_name(target: &str) -> Result<InterfaceName, InterfaceNameError> {
+    if is_path(target) {
+        interface_name_of(Path::new(target))
+    } else {
+        target.parse()
+    }
+}
+
+/// The interface that a file is for: its name without `.conf` or `.toml`.
+fn interface_name_of(path: &Path) -> Result<InterfaceName, InterfaceNameError> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let stem = [".conf", ".toml"]
+        .iter()
+        .find_map(|ending| name.strip_suffix(ending));
+    stem.unwrap_or(&name).parse()
+}
+
+/// Reads a file; gives its text and its mode.
+fn read(path: &Path) -> Result<(Source, u32), Diagnostics> {
+    let name = path.display().to_string();
+    let failed = |error: io::Error| {
+        let help = match error.kind() {
+            io::ErrorKind::NotFound => {
+                "check the path; an interface's name is looked up in /etc/seikan and /etc/wireguard"
+            }
+            io::ErrorKind::PermissionDenied => "run as the file's owner, usually root",
+            io::ErrorKind::IsADirectory => "give the path of a file",
+            _ => "give the path of a text file",
+        };
+        let message = format!("cannot read the file: {error}");
+        Diagnostics::from(Diagnostic::new(Severity::Error, &name, message).with_help(help))
+    };
+    let mut file = File::open(path).map_err(failed)?;
+    let mode = file.metadata().map_err(failed)?.permissions().mode();
+    let text = read_text(&mut file, MAX_FILE).map_err(failed)?;
+    let source = Source {
+        syntax: Syntax::of(path),
+        text,
+        file: name.clone(),
+    };
+    Ok((source, mode))
+}
+
+/// Reads UTF-8 of at most `max` bytes.
+fn read_text(file: &mut File, max: u64) -> io::Result<Zeroizing<String>> {
+    let mut bytes = Zeroizing::new(Vec::new());
+    file.take(max + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > max {
+        let message = format!("it has more than {max} bytes");
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, message));
+    }
+    match std::str::from_utf8(&bytes) {
+        Ok(text) => Ok(Zeroizing::new(text.to_owned())),
+        Err(error) => {
+            let before = &bytes[..error.valid_up_to()];
+            let line = before.iter().filter(|b| **b == b'\n').count() + 1;
+            let message = format!("line {line} is not UTF-8 text");
+            Err(io::Error::new(io::ErrorKind::InvalidData, message))
+        }
+    }
+}
+
+impl Syntax {
+    /// The syntax of a file, by its ending.
+    pub fn of(path: &Path) -> Self {
+        match path.extension() {
+            Some(ending) if ending == "toml" => Self::Toml,
+            _ => Self::Ini,
+        }
+    }
+}
+
+impl Parsed {
+    fn failed(diagnostics: Diagnostics) -> Self {
+        Self {
+            config: None,
+            diagnostics,
+            path: None,
+            holds_secret: false,
+        }
+    }
+
+    /// The configuration with its warnings, or everything that keeps it from being used.
+    pub fn into_result(self) -> Result<(Config, Diagnostics), ConfigError> {
+        match self.config {
+            Some(config) => Ok((config, self.diagnostics)),
+            None => Err(ConfigError(self.diagnostics)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::key::encode_key;
+    use super::*;
+
+    fn etc_with(files: &[&str]) -> tempfile::TempDir {
+        let etc = tempfile::tempdir().unwrap();
+        for folder in ["seikan", "wireguard"] {
+            std::fs::create_dir(etc.path().join(folder)).unwrap();
+        }
+        for file in files {
+            std::fs::write(etc.path().join(file), "").unwrap();
+        }
+        etc
+    }
+
+    #[test]
+    fn a_name_is_looked_up_toml_first_and_wireguard_last() {
+        let all = ["seikan/wg0.toml", "seikan/wg0.conf", "wireguard/wg0.conf"];
+        for from in 0..all.len() {
+            let etc = etc_with(&all[from..]);
+            let found = locate_in("wg0", etc.path()).unwrap();
+            assert_eq!(found, etc.path().join(all[from]));
+        }
+    }
+
+    #[test]
+    fn what_looks_like_a_path_is_one() {
+        let etc = etc_with(&["seikan/wg0.conf"]);
+        for path in ["wg0.conf", "./wg0", "/tmp/wg0", "wg0.toml"] {
+            assert_eq!(locate_in(path, etc.path()).unwrap(), PathBuf::from(path));
+        }
+    }
+
+    #[test]
+    fn a_name_that_is_nowhere_says_where_it_was_looked_for() {
+        let etc = etc_with(&[]);
+        let help = locate_in("wg0", etc.path()).unwrap_err().to_string();
+        assert!(help.contains("seikan/wg0.toml"), "{help}");
+        assert!(help.contains("wireguard/wg0.conf"), "{help}");
+    }
+
+    #[test]
+    fn the_interface_is_named_by_the_file() {
+        assert_eq!(
+            interface_name("/etc/wireguard/wg0.conf").unwrap().as_str(),
+            "wg0"
+        );
+        assert_eq!(interface_name("office.toml").unwrap().as_str(), "office");
+        assert_eq!(interface_name("wg0").unwrap().as_str(), "wg0");
+        assert!(interface_name("a name.conf").is_err());
+        assert!(interface_name("sixteen-letters-.conf").is_err());
+    }
+
+    #[test]
+    fn a_secret_that_others_can_read_is_warned_of() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("wg0.conf");
+        let key = encode_key(&[0x40; 32]);
+        let text = format!(
+            "[Interface]\nPrivateKey = {}\nAddress = 10.0.0.1/24\nListenPort = 1\n",
+            *key
+        );
+        std::fs::write(&path, text).unwrap();
+        for (mode, warned) in [(0o600, false), (0o640, true), (0o604, true)] {
+            std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
+            let parsed = load(path.to_str().unwrap(), &Overrides::default());
+            assert!(parsed.config.is_some());
+            let found = parsed
+                .diagnostics
+                .iter()
+                .any(|d| d.message.contains("secret"));
+            assert_eq!(found, warned, "{mode:o}");
+        }
+    }
+
+    #[test]
+    fn a_private_key_may_live_in_a_file_beside() {
+        let folder = tempfile::tempdir().unwrap();
+        let key = encode_key(&[0x40; 32]);
+        std::fs::write(folder.path().join("wg0.key"), format!("{}\n", *key)).unwrap();
+        let path = folder.path().join("wg0.toml");
+        std::fs::write(&path, "private-key-file = \"wg0.key\"\n").unwrap();
+        let parsed = load(path.to_str().unwrap(), &Overrides::default());
+        assert_eq!(parsed.config.unwrap().private_key.as_bytes(), &[0x40; 32]);
+    }
+
+    #[test]
+    fn a_file_that_is_no_text_names_the_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("wg0.conf");
+        std::fs::write(&path, b"[Interface]\n\xff\n").unwrap();
+        let parsed = load(path.to_str().unwrap(), &Overrides::default());
+        let message = &parsed.diagnostics.iter().next().unwrap().message;
+        assert!(message.contains("line 2"), "{message}");
+    }
+}

@@ -1,0 +1,37 @@
+//! Configuration of one interface: one schema, two syntaxes.
+//!
+//! The way of a file:
+//! 1. [`locate`] turns a path or an interface name into a path;
+//! 2. `ini` or `toml` splits the text into sections and entries that know their line;
+//! 3. `interpret` gives each entry its type by the one table of keys in `schema`;
+//! 4. `check` looks at the whole: keys used twice, prefixes that overlap, MTU, what is missing;
+//! 5. the result is a [`Config`] and every [`Diagnostic`] found on the way, not only the first.
+//!
+//! [`Config::to_ini`] and [`Config::to_toml`] go the way back.
+
+mod check;
+mod diagnostic;
+mod ini;
+mod interpret;
+mod key;
+mod load;
+mod overrides;
+mod report;
+mod schema;
+mod toml;
+mod types;
+mod values;
+mod write;
+
+pub use diagnostic::{Diagnostic, Diagnostics, Severity};
+pub use key::{
+    KEY_BASE64_LEN, KEY_LEN, KeyError, PresharedKey, PrivateKey, PublicKey, encode_key,
+    parse_preshared_key, parse_private_key, parse_public_key,
+};
+pub use load::{ConfigError, Parsed, ReadKey, Source, Syntax, interface_name, load, locate, parse};
+pub use overrides::Overrides;
+pub use types::{
+    CipherPreference, Config, Endpoint, Hooks, Host, InterfaceName, InterfaceNameError, PeerConfig,
+    Protocol, Table, UnknownValue,
+};
+pub use write::NotInIni;

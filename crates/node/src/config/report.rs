@@ -1,0 +1,373 @@
+//! From a place in a file to a [`Diagnostic`], with nothing secret on the way.
+//!
+//! Whatever is shown of a file passes one of two filters here: [`excerpt`] for the line, [`shown`] for words inside a
+//! message. Both hide what is or may be a key, and control characters (they could steer a terminal).
+
+use std::collections::HashSet;
+
+use super::diagnostic::{Diagnostic, Diagnostics, Severity};
+use super::load::{Source, Syntax};
+use super::schema::{self, Entry, Field};
+use super::values::Problem;
+
+/// What stands in for a secret.
+const MASK: &str = "********";
+/// Shortest run of base64 that is taken for a key; a whole one has 43 characters before its padding.
+const KEY_LIKE: usize = 40;
+/// Longest excerpt in characters.
+const EXCERPT: usize = 120;
+/// Longest unknown word that is repeated to the reader; anything longer may be a secret out of place.
+const WORD: usize = 24;
+/// Most findings that are kept: nobody reads more, and a file that is no configuration at all has one for every line.
+const MAX_FINDINGS: usize = 500;
+
+/// Collects the findings of one file.
+pub(super) struct Reporter<'a> {
+    pub syntax: Syntax,
+    file: &'a str,
+    lines: Vec<&'a str>,
+    hidden: HashSet<usize>,
+    /// Findings that were not kept, by severity.
+    left_out: (usize, usize),
+    diagnostics: Diagnostics,
+}
+
+impl<'a> Reporter<'a> {
+    pub fn new(source: &'a Source) -> Self {
+        Self {
+            syntax: source.syntax,
+            file: &source.file,
+            lines: source.text.lines().collect(),
+            hidden: HashSet::new(),
+            left_out: (0, 0),
+            diagnostics: Diagnostics::default(),
+        }
+    }
+
+    /// The key as the file spells it.
+    pub fn name(&self, key: Field) -> &'static str {
+        key.name(self.syntax)
+    }
+
+    /// A value that is wrong: "`Key` is ...".
+    pub fn problem(&mut self, key: Field, line: usize, problem: Problem) {
+        let message = format!("`{}` {}", self.name(key), problem.message);
+        self.add(Severity::Error, line, Some(key), &message, problem.help);
+    }
+
+    pub fn error(
+        &mut self,
+        line: usize,
+        key: Option<Field>,
+        message: &str,
+        help: impl Into<String>,
+    ) {
+        self.add(Severity::Error, line, key, message, help);
+    }
+
+    pub fn warn(
+        &mut self,
+        line: usize,
+        key: Option<Field>,
+        message: &str,
+        help: impl Into<String>,
+    ) {
+        self.add(Severity::Warning, line, key, message, help);
+    }
+
+    /// Keeps the text of a line out of every finding, those already made too: it holds a secret under a wrong name.
+    pub fn hide_line(&mut self, line: usize) {
+        self.hidden.insert(line);
+        self.diagnostics.hide_line(line, MASK);
+    }
+
+    /// A finding about the file as a whole.
+    pub fn whole(&mut self, severity: Severity, message: &str, help: impl Into<String>) {
+        let finding = Diagnostic::new(severity, self.file, shown(message)).with_help(help);
+        self.keep(finding);
+    }
+
+    /// A key that does not exist. The line is shown as one of the key that is nearest, so that its secret stays one.
+    fn unknown_key(
+        &mut self,
+        line: usize,
+        name: &str,
+        near: Option<Field>,
+        message: &str,
+        help: String,
+    ) {
+        let mut finding = self.finding(Severity::Error, line, near, message, help);
+        finding.key = Some(word(name).to_owned());
+        self.keep(finding);
+    }
+
+    fn add(
+        &mut self,
+        severity: Severity,
+        line: usize,
+        key: Option<Field>,
+        message: &str,
+        help: impl Into<String>,
+    ) {
+        let mut finding = self.finding(severity, line, key, message, help);
+        finding.key = key.map(|key| self.name(key).to_owned());
+        self.keep(finding);
+    }
+
+    fn keep(&mut self, finding: Diagnostic) {
+        if self.diagnostics.iter().len() < MAX_FINDINGS {
+            self.diagnostics.push(finding);
+            return;
+        }
+        match finding.severity {
+            Severity::Error => self.left_out.0 += 1,
+            Severity::Warning => self.left_out.1 += 1,
+        }
+    }
+
+    /// Everything that was found, in the order of the lines.
+    pub fn finish(mut self) -> Diagnostics {
+        self.diagnostics.sort();
+        let severity = match self.left_out {
+            (0, 0) => return self.diagnostics,
+            (0, _) => Severity::Warning,
+            _ => Severity::Error,
+        };
+        let (errors, warnings) = self.left_out;
+        let message = format!("{errors} more errors and {warnings} more warnings are not shown");
+        let finding = Diagnostic::new(severity, self.file, message);
+        self.diagnostics
+            .push(finding.with_help("put the first ones right, then check again"));
+        self.diagnostics
+    }
+
+    fn finding(
+        &self,
+        severity: Severity,
+        line: usize,
+        key: Option<Field>,
+        message: &str,
+        help: impl Into<String>,
+    ) -> Diagnostic {
+        let mut finding = Diagnostic::new(severity, self.file, shown(message)).with_help(help);
+        finding.line = Some(line);
+        finding.excerpt = line
+            .checked_sub(1)
+            .and_then(|index| self.lines.get(index))
+            .map(|text| match self.hidden.contains(&line) {
+                true => MASK.to_owned(),
+                false => excerpt(text, key),
+            });
+        finding
+    }
+}
+
+/// A word from the file as a message may repeat it.
+pub(super) fn word(text: &str) -> &str {
+    let harmless = |c: char| c.is_ascii_alphanumeric() || "-_. []".contains(c);
+    if text.len() <= WORD && text.chars().all(harmless) {
+        text
+    } else {
+        MASK
+    }
+}
+
+/// A message with everything hidden that looks like a key.
+fn shown(text: &str) -> String {
+    mask_runs(&printable(text))
+}
+
+/// A line as it may be shown. `key` is what the line is known to be about.
+fn excerpt(line: &str, key: Option<Field>) -> String {
+    let line = printable(line.trim_end());
+    let masked = match (secret_from(&line), key) {
+        (Some(end), _) => mask_from(&line, end),
+        (None, Some(Field::PublicKey)) => mask_all_but_first_run(&line),
+        (None, Some(key)) if !key.is_secret() => mask_runs(&line),
+        (None, _) => unknown_line(&line),
+    };
+    if masked.chars().count() <= EXCERPT {
+        return masked;
+    }
+    let cut: String = masked.chars().take(EXCERPT).collect();
+    format!("{cut}...")
+}
+
+/// A line that was not understood: the name it starts with at most.
+fn unknown_line(line: &str) -> String {
+    let Some((name, _)) = line.split_once('=') else {
+        let plain = line.trim();
+        return if plain.starts_with('[') && word(plain) == plain {
+            plain.to_owned()
+        } else {
+            MASK.to_owned()
+        };
+    };
+    format!("{} = {MASK}", word(name.trim()))
+}
+
+/// The line up to the secret that follows its name, if anything does.
+fn mask_from(line: &str, end: usize) -> String {
+    let value = line[end..].trim_start_matches([' ', '=', ':', '"', '\'']);
+    let shown = &line[..line.len() - value.len()];
+    if value.is_empty() {
+        shown.to_owned()
+    } else {
+        format!("{shown}{MASK}")
+    }
+}
+
+/// Where a secret key's name ends in the line, if there is one.
+fn secret_from(line: &str) -> Option<usize> {
+    // The names differ from syntax to syntax by case and hyphens only; underscores are a common slip.
+    let lower = line.to_ascii_lowercase();
+    let names = [
+        "privatekey",
+        "private-key",
+        "private_key",
+        "presharedkey",
+        "preshared-key",
+        "preshared_key",
+    ];
+    let ends = names.iter().flat_map(|name| {
+        let found = lower.match_indices(name);
+        found.map(|(at, name)| at + name.len())
+    });
+    let is_file = |end: usize| {
+        let rest = lower[end..].trim_start_matches(['-', '_']);
+        rest.starts_with("file")
+    };
+    ends.filter(|end| !is_file(*end)).min()
+}
+
+/// Control characters made harmless.
+fn printable(text: &str) -> String {
+    let plain = |c: char| match c {
+        '\t' => ' ',
+        c if c.is_control() => '\u{fffd}',
+        c => c,
+    };
+    text.chars().map(plain).collect()
+}
+
+/// Hides every run of base64 that is long enough to be a key.
+fn mask_runs(text: &str) -> String {
+    mask_runs_after(text, 0)
+}
+
+/// The same, but for the first such run: the value of a public key.
+fn mask_all_but_first_run(line: &str) -> String {
+    mask_runs_after(line, 1)
+}
+
+fn mask_runs_after(text: &str, keep: usize) -> String {
+    let base64 = |c: char| c.is_ascii_alphanumeric() || c == '+' || c == '/';
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    let mut seen = 0;
+    while let Some(start) = rest.find(base64) {
+        let (before, from) = rest.split_at(start);
+        let end = from.find(|c| !base64(c)).unwrap_or(from.len());
+        let (run, after) = from.split_at(end);
+        out.push_str(before);
+        if run.len() >= KEY_LIKE {
+            out.push_str(if seen < keep { run } else { MASK });
+            seen += 1;
+        } else {
+            out.push_str(run);
+        }
+        rest = after;
+    }
+    out.push_str(rest);
+    out
+}
+
+/// The known key that is nearest, as a sentence.
+pub(super) fn did_you_mean(nearest: Option<&str>, otherwise: &str) -> String {
+    match nearest {
+        Some(name) => format!("did you mean `{name}`?"),
+        None => otherwise.to_owned(),
+    }
+}
+
+/// Reports a key that does not exist, or not in this section; gives the key of this section that was meant, if that is clear.
+pub(super) fn unknown_key(
+    reporter: &mut Reporter<'_>,
+    name: &str,
+    section: schema::SectionKind,
+    line: usize,
+) -> Option<Entry> {
+    let syntax = reporter.syntax;
+    if let Some(spec) = schema::find(name, syntax) {
+        let known = spec.name(syntax);
+        let message = format!("`{known}` does not belong {}", section.place(syntax));
+        let help = format!("`{known}` belongs {}", spec.section.place(syntax));
+        reporter.error(line, Some(spec.key), &message, help);
+        return None;
+    }
+    let message = format!("unknown key `{}` {}", word(name), section.place(syntax));
+    let known: Vec<_> = schema::KEYS
+        .iter()
+        .filter(|spec| spec.section == section)
+        .map(|spec| spec.name(syntax))
+        .collect();
+    let otherwise = format!("known keys: {}", known.join(", "));
+    let near = schema::nearest(name, section);
+    let help = did_you_mean(near.map(|spec| spec.name(syntax)), &otherwise);
+    reporter.unknown_key(line, name, near.map(|spec| spec.key), &message, help);
+    near.filter(|spec| spec.section == section)
+        .map(|spec| Entry::spoilt(spec.key, line))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECRET: &str = "yAnz5TF+lXXJte14tji3zlMNq+hd2rYUIgJBgB3fBmk=";
+
+    #[test]
+    fn no_line_shows_a_secret() {
+        for (line, key) in [
+            (format!("PrivateKey = {SECRET}"), Some(Field::PrivateKey)),
+            (format!("privatekey={SECRET}"), None),
+            (
+                format!("PrivateKey = {}", &SECRET[..20]),
+                Some(Field::PrivateKey),
+            ),
+            (format!("PrivteKey = {SECRET}"), None),
+            (format!("PrivteKey = {}", &SECRET[..20]), None),
+            (SECRET.to_owned(), None),
+            (format!("ListenPort = {SECRET}"), Some(Field::ListenPort)),
+            (
+                format!("Address = 10.0.0.1 # {SECRET}"),
+                Some(Field::Address),
+            ),
+            (
+                format!("peer = [{{ public-key = \"x\", preshared-key = \"{SECRET}\" }}]"),
+                Some(Field::PublicKey),
+            ),
+            (
+                format!("PublicKey = {} # {SECRET}", SECRET.replace('y', "z")),
+                Some(Field::PublicKey),
+            ),
+        ] {
+            let shown = excerpt(&line, key);
+            assert!(!shown.contains(&SECRET[..20]), "{line} -> {shown}");
+            assert!(shown.contains(MASK), "{line} -> {shown}");
+        }
+    }
+
+    #[test]
+    fn the_path_of_a_key_file_is_no_secret() {
+        let line = "private-key-file = \"/etc/seikan/wg0.key\"";
+        assert_eq!(excerpt(line, Some(Field::PrivateKeyFile)), line);
+    }
+
+    #[test]
+    fn a_terminal_is_not_steered() {
+        assert_eq!(
+            excerpt("MTU = \x1b[2J", Some(Field::Mtu)),
+            "MTU = \u{fffd}[2J"
+        );
+    }
+}

@@ -1,0 +1,266 @@
+//! The one table of keys, and a parsed file before its values have types.
+//!
+//! Both syntaxes end in a [`Document`]: sections of entries, each value a text with its line. What a key is called in
+//! each syntax, where it belongs and whether it is secret is said once, in [`KEYS`].
+
+use zeroize::Zeroizing;
+
+use super::load::Syntax;
+
+/// Every key there is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Field {
+    PrivateKey,
+    PrivateKeyFile,
+    ListenPort,
+    Address,
+    Mtu,
+    Dns,
+    Table,
+    FwMark,
+    PreUp,
+    PostUp,
+    PreDown,
+    PostDown,
+    SaveConfig,
+    Protocol,
+    Offload,
+    Metrics,
+    Cipher,
+    Name,
+    PublicKey,
+    PresharedKey,
+    PresharedKeyFile,
+    AllowedIps,
+    Endpoint,
+    PersistentKeepalive,
+}
+
+/// The two kinds of sections.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum SectionKind {
+    Interface,
+    Peer,
+}
+
+/// How many values a key takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Shape {
+    /// One.
+    One,
+    /// Any number, separated by commas or given again.
+    List,
+    /// Any number, each a whole line.
+    Lines,
+}
+
+/// What is known about a key.
+#[derive(Debug)]
+pub(super) struct FieldSpec {
+    pub key: Field,
+    pub section: SectionKind,
+    pub shape: Shape,
+    ini: &'static str,
+    toml: &'static str,
+}
+
+const fn spec(
+    key: Field,
+    section: SectionKind,
+    shape: Shape,
+    ini: &'static str,
+    toml: &'static str,
+) -> FieldSpec {
+    FieldSpec {
+        key,
+        section,
+        shape,
+        ini,
+        toml,
+    }
+}
+
+/// The schema.
+#[rustfmt::skip]
+pub(super) static KEYS: [FieldSpec; 24] = {
+    use SectionKind::{Interface, Peer};
+    use Shape::{Lines, List, One};
+    [
+        spec(Field::PrivateKey, Interface, One, "PrivateKey", "private-key"),
+        spec(Field::PrivateKeyFile, Interface, One, "PrivateKeyFile", "private-key-file"),
+        spec(Field::ListenPort, Interface, One, "ListenPort", "listen-port"),
+        spec(Field::Address, Interface, List, "Address", "address"),
+        spec(Field::Mtu, Interface, One, "MTU", "mtu"),
+        spec(Field::Dns, Interface, List, "DNS", "dns"),
+        spec(Field::Table, Interface, One, "Table", "table"),
+        spec(Field::FwMark, Interface, One, "FwMark", "fwmark"),
+        spec(Field::PreUp, Interface, Lines, "PreUp", "pre-up"),
+        spec(Field::PostUp, Interface, Lines, "PostUp", "post-up"),
+        spec(Field::PreDown, Interface, Lines, "PreDown", "pre-down"),
+        spec(Field::PostDown, Interface, Lines, "PostDown", "post-down"),
+        spec(Field::SaveConfig, Interface, One, "SaveConfig", "save-config"),
+        spec(Field::Protocol, Interface, One, "Protocol", "protocol"),
+        spec(Field::Offload, Interface, One, "Offload", "offload"),
+        spec(Field::Metrics, Interface, One, "Metrics", "metrics"),
+        spec(Field::Cipher, Interface, One, "Cipher", "cipher"),
+        spec(Field::Name, Peer, One, "Name", "name"),
+        spec(Field::PublicKey, Peer, One, "PublicKey", "public-key"),
+        spec(Field::PresharedKey, Peer, One, "PresharedKey", "preshared-key"),
+        spec(Field::PresharedKeyFile, Peer, One, "PresharedKeyFile", "preshared-key-file"),
+        spec(Field::AllowedIps, Peer, List, "AllowedIPs", "allowed-ips"),
+        spec(Field::Endpoint, Peer, One, "Endpoint", "endpoint"),
+        spec(Field::PersistentKeepalive, Peer, One, "PersistentKeepalive", "persistent-keepalive"),
+    ]
+};
+
+impl Field {
+    /// What is known about the key.
+    pub fn spec(self) -> &'static FieldSpec {
+        // KEYS is in the order of the enum (tested below).
+        &KEYS[self as usize]
+    }
+
+    /// The key as the syntax spells it.
+    pub fn name(self, syntax: Syntax) -> &'static str {
+        self.spec().name(syntax)
+    }
+
+    /// Whether the value must never be shown.
+    pub fn is_secret(self) -> bool {
+        matches!(self, Self::PrivateKey | Self::PresharedKey)
+    }
+}
+
+impl FieldSpec {
+    /// The key as the syntax spells it.
+    pub fn name(&self, syntax: Syntax) -> &'static str {
+        match syntax {
+            Syntax::Ini => self.ini,
+            Syntax::Toml => self.toml,
+        }
+    }
+}
+
+impl SectionKind {
+    /// Where the section's keys are, as the syntax has it.
+    pub fn place(self, syntax: Syntax) -> &'static str {
+        match (self, syntax) {
+            (Self::Interface, Syntax::Ini) => "in [Interface]",
+            (Self::Peer, Syntax::Ini) => "in [Peer]",
+            (Self::Interface, Syntax::Toml) => "at the top of the file",
+            (Self::Peer, Syntax::Toml) => "in [[peer]]",
+        }
+    }
+}
+
+/// The key that a syntax spells so (INI: in any case).
+pub(super) fn find(name: &str, syntax: Syntax) -> Option<&'static FieldSpec> {
+    KEYS.iter().find(|spec| match syntax {
+        Syntax::Ini => spec.ini.eq_ignore_ascii_case(name),
+        Syntax::Toml => spec.toml == name,
+    })
+}
+
+/// Longest word in bytes that can be a slip of a key.
+const LONGEST_SLIP: usize = 32;
+
+/// The key whose name is nearest, those of the section first, if any is near enough to be what was meant.
+pub(super) fn nearest(name: &str, section: SectionKind) -> Option<&'static FieldSpec> {
+    let plain = |text: &str| text.replace(['-', '_', ' '], "").to_ascii_lowercase();
+    // The distance takes time and memory by the product of the lengths.
+    if name.len() > LONGEST_SLIP {
+        return None;
+    }
+    let given = plain(name);
+    let by_distance = KEYS
+        .iter()
+        .map(|spec| {
+            let known = plain(spec.ini);
+            let distance = strsim::damerau_levenshtein(&given, &known);
+            (spec, distance, (known.len() / 3).max(1))
+        })
+        .filter(|(_, distance, enough)| distance <= enough)
+        .min_by_key(|(spec, distance, _)| (*distance, spec.section != section))
+        .map(|(spec, ..)| spec);
+    // "keepalive" is far from "PersistentKeepalive" by its letters, yet clear.
+    by_distance.or_else(|| {
+        let part_of = |spec: &&FieldSpec| given.len() >= 4 && plain(spec.ini).contains(&given);
+        let mut all = KEYS.iter().filter(part_of);
+        all.clone()
+            .find(|spec| spec.section == section)
+            .or_else(|| all.next())
+    })
+}
+
+/// A file, split.
+#[derive(Default)]
+pub(super) struct Document {
+    pub sections: Vec<Section>,
+}
+
+/// One section.
+pub(super) struct Section {
+    pub kind: SectionKind,
+    /// Line of its header (1 where there is none).
+    pub line: usize,
+    pub entries: Vec<Entry>,
+}
+
+impl Section {
+    /// A section without entries.
+    pub fn new(kind: SectionKind, line: usize) -> Self {
+        Self {
+            kind,
+            line,
+            entries: Vec::new(),
+        }
+    }
+}
+
+/// One key with what it was given. Without items it was given, but nothing can be made of it (and that was reported):
+/// it is not missing.
+pub(super) struct Entry {
+    pub key: Field,
+    pub line: usize,
+    pub items: Vec<Item>,
+}
+
+impl Entry {
+    /// A key of which nothing can be made.
+    pub fn spoilt(key: Field, line: usize) -> Self {
+        Self {
+            key,
+            line,
+            items: Vec::new(),
+        }
+    }
+}
+
+/// One value as text.
+pub(super) struct Item {
+    pub text: Zeroizing<String>,
+    pub line: usize,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_is_in_the_order_of_the_enum() {
+        for (index, spec) in KEYS.iter().enumerate() {
+            assert_eq!(spec.key as usize, index);
+        }
+    }
+
+    #[test]
+    fn a_misspelt_key_finds_its_neighbour() {
+        let near = |name| nearest(name, SectionKind::Peer).map(|spec| spec.ini);
+        assert_eq!(near("AllowedIP"), Some("AllowedIPs"));
+        assert_eq!(near("Adress"), Some("Address"));
+        assert_eq!(near("PersistantKeepAlive"), Some("PersistentKeepalive"));
+        assert_eq!(near("keepalive"), Some("PersistentKeepalive"));
+        assert_eq!(near("Colour"), None);
+        assert_eq!(near("listen_port"), Some("ListenPort"));
+    }
+}

@@ -1,0 +1,171 @@
+//! The TOML syntax: the interface's keys at the top, a `[[peer]]` for every peer.
+//!
+//! The library parses (and goes on after an error); this file only carries the tree over into a [`Document`], so that
+//! every value keeps its line and the rules are those of the other syntax.
+
+use std::ops::Range;
+
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+use zeroize::Zeroizing;
+
+use super::ini;
+use super::report::{Reporter, unknown_key};
+use super::schema::{self, Document, Entry, FieldSpec, Item, Section, SectionKind, Shape};
+
+/// Splits a text into sections and entries; reports what it cannot split. `None` if the text is not TOML: what the
+/// library makes of such a text is a guess, and findings about a guess would mislead.
+pub(super) fn split(text: &str, reporter: &mut Reporter<'_>) -> Option<Document> {
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    let lines = Lines::new(text);
+    let (table, errors) = DeTable::parse_recoverable(text);
+    let mut last = 0;
+    for error in &errors {
+        let line = error.span().map_or(1, |span| lines.of(&span));
+        // The first fault of a line brings the others with it.
+        if line != last {
+            let message = format!("not TOML: {}", error.message());
+            reporter.error(line, None, &message, "see https://toml.io for the syntax");
+        }
+        last = line;
+    }
+    if !errors.is_empty() {
+        return None;
+    }
+    let mut document = Document::default();
+    let mut interface = Section::new(SectionKind::Interface, 1);
+    for (key, value) in table.get_ref() {
+        let is_table = matches!(value.get_ref(), DeValue::Table(_));
+        if key.get_ref() == "peer" {
+            peers(value, &lines, &mut document, reporter);
+        } else if is_table && key.get_ref().eq_ignore_ascii_case("interface") {
+            let message = "there is no table for the interface";
+            let help =
+                "write the interface's keys at the top of the file, above the first `[[peer]]`";
+            reporter.error(lines.of(&key.span()), None, message, help);
+        } else {
+            entry(key, value, &lines, &mut interface, reporter);
+        }
+    }
+    // The library hands out tables in the order of their keys; the reader's order is that of the lines.
+    interface.entries.sort_by_key(|entry| entry.line);
+    document.sections.sort_by_key(|section| section.line);
+    document.sections.insert(0, interface);
+    Some(document)
+}
+
+/// Carries over every `[[peer]]`.
+fn peers(
+    value: &Spanned<DeValue<'_>>,
+    lines: &Lines,
+    document: &mut Document,
+    reporter: &mut Reporter<'_>,
+) {
+    let not_a_list = "`peer` is not a list of tables";
+    let help = "begin each peer with a line `[[peer]]`";
+    let DeValue::Array(array) = value.get_ref() else {
+        reporter.error(lines.of(&value.span()), None, not_a_list, help);
+        return;
+    };
+    for element in array {
+        let line = lines.of(&element.span());
+        let DeValue::Table(table) = element.get_ref() else {
+            reporter.error(line, None, not_a_list, help);
+            continue;
+        };
+        let mut section = Section::new(SectionKind::Peer, line);
+        for (key, value) in table {
+            entry(key, value, lines, &mut section, reporter);
+        }
+        section.entries.sort_by_key(|entry| entry.line);
+        document.sections.push(section);
+    }
+}
+
+/// Carries over one key.
+fn entry(
+    key: &Spanned<std::borrow::Cow<'_, str>>,
+    value: &Spanned<DeValue<'_>>,
+    lines: &Lines,
+    section: &mut Section,
+    reporter: &mut Reporter<'_>,
+) {
+    let line = lines.of(&key.span());
+    let spec = match schema::find(key.get_ref(), reporter.syntax) {
+        Some(spec) if spec.section == section.kind => spec,
+        _ => {
+            let meant = unknown_key(reporter, key.get_ref(), section.kind, line);
+            section.entries.extend(meant);
+            return;
+        }
+    };
+    match items(spec, value, lines) {
+        // An empty list is as good as none.
+        Some(items) if items.is_empty() => {}
+        Some(items) => section.entries.push(Entry {
+            key: spec.key,
+            line,
+            items,
+        }),
+        None => {
+            let message = format!(
+                "`{}` has a value of the wrong kind",
+                spec.name(reporter.syntax)
+            );
+            let help = match spec.shape {
+                Shape::One => "write one text in quotes, a whole number, `true` or `false`",
+                Shape::List | Shape::Lines => "write a text in quotes, or a list of them in `[ ]`",
+            };
+            reporter.error(line, Some(spec.key), &message, help);
+            section.entries.push(Entry::spoilt(spec.key, line));
+        }
+    }
+}
+
+/// The value as texts, or `None` for a kind that no key takes.
+fn items(spec: &FieldSpec, value: &Spanned<DeValue<'_>>, lines: &Lines) -> Option<Vec<Item>> {
+    let line = lines.of(&value.span());
+    let item = |text: &str| Item {
+        text: Zeroizing::new(text.to_owned()),
+        line,
+    };
+    match (value.get_ref(), spec.shape) {
+        (DeValue::String(text), Shape::One) => Some(vec![item(text.trim())]),
+        (DeValue::String(text), Shape::Lines) => Some(vec![item(text)]),
+        (DeValue::String(text), Shape::List) => Some(ini::list(text).map(item).collect()),
+        (DeValue::Integer(number), Shape::One) => {
+            // Decimal, for the rules to read; too large for i128 is too large for every key.
+            let text = i128::from_str_radix(number.as_str(), number.radix())
+                .map_or_else(|_| number.to_string(), |value| value.to_string());
+            Some(vec![item(&text)])
+        }
+        (DeValue::Boolean(value), Shape::One) => Some(vec![item(&value.to_string())]),
+        (DeValue::Array(array), Shape::List | Shape::Lines) => {
+            let mut all = Vec::new();
+            for element in array {
+                // A list holds texts only: a list inside a list means something else.
+                let DeValue::String(_) = element.get_ref() else {
+                    return None;
+                };
+                all.extend(items(spec, element, lines)?);
+            }
+            Some(all)
+        }
+        _ => None,
+    }
+}
+
+/// Where the lines of a text begin.
+struct Lines(Vec<usize>);
+
+impl Lines {
+    fn new(text: &str) -> Self {
+        let ends = text.match_indices('\n').map(|(at, _)| at + 1);
+        Self(std::iter::once(0).chain(ends).collect())
+    }
+
+    /// The line, counted from 1, in which a span begins.
+    fn of(&self, span: &Range<usize>) -> usize {
+        self.0.partition_point(|start| *start <= span.start)
+    }
+}

@@ -1,0 +1,422 @@
+//! One value from its text: each function takes a trimmed text and gives the value, or a [`Problem`] that finishes
+//! the sentence "`Key` ..." and names the right form.
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::str::FromStr;
+
+use ipnet::IpNet;
+
+use super::key::{self, KeyError, PresharedKey, PrivateKey, PublicKey};
+use super::types::{CipherPreference, Endpoint, Host, Protocol, Table};
+
+/// Why a value is wrong, and what would be right.
+#[derive(Debug)]
+pub(super) struct Problem {
+    /// Goes on after the key's name: "is `x`, not a port".
+    pub message: String,
+    pub help: String,
+}
+
+/// A name server or a search domain.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum DnsItem {
+    Server(IpAddr),
+    Search(String),
+}
+
+fn problem(message: impl Into<String>, help: impl Into<String>) -> Problem {
+    Problem {
+        message: message.into(),
+        help: help.into(),
+    }
+}
+
+/// `true` or `false`.
+pub(super) fn boolean(text: &str) -> Result<bool, Problem> {
+    match text.to_ascii_lowercase().as_str() {
+        "true" => Ok(true),
+        "false" => Ok(false),
+        _ => Err(problem(
+            format!("is `{text}`, neither true nor false"),
+            "write `true` or `false`",
+        )),
+    }
+}
+
+/// A UDP port to listen on; 0 lets the kernel choose.
+pub(super) fn port(text: &str) -> Result<u16, Problem> {
+    decimal(text).ok_or_else(|| {
+        problem(
+            format!("is `{text}`, not a port"),
+            "write a number from 0 (any free port) to 65535, such as `51820`",
+        )
+    })
+}
+
+/// Seconds between keepalives, or `off`.
+pub(super) fn keepalive(text: &str) -> Result<Option<u16>, Problem> {
+    if text.eq_ignore_ascii_case("off") {
+        return Ok(None);
+    }
+    match decimal::<u16>(text) {
+        Some(0) => Ok(None),
+        Some(seconds) => Ok(Some(seconds)),
+        None => Err(problem(
+            format!("is `{text}`, not a number of seconds"),
+            "write `off` or a number of seconds from 1 to 65535, such as `25`",
+        )),
+    }
+}
+
+/// A firewall mark, or `off`.
+pub(super) fn fwmark(text: &str) -> Result<Option<u32>, Problem> {
+    if text.eq_ignore_ascii_case("off") {
+        return Ok(None);
+    }
+    match decimal_or_hex(text) {
+        Some(0) => Ok(None),
+        Some(mark) => Ok(Some(mark)),
+        None => Err(problem(
+            format!("is `{text}`, not a mark"),
+            "write `off` or a 32-bit number, decimal or hexadecimal, such as `0xca6c`",
+        )),
+    }
+}
+
+/// A routing table. The names are those that every iproute2 has in `rt_tables`.
+pub(super) fn table(text: &str) -> Result<Table, Problem> {
+    match text.to_ascii_lowercase().as_str() {
+        "auto" => return Ok(Table::Auto),
+        "off" => return Ok(Table::Off),
+        "default" => return Ok(Table::Number(253)),
+        "main" => return Ok(Table::Number(254)),
+        "local" => return Ok(Table::Number(255)),
+        _ => {}
+    }
+    match decimal_or_hex(text) {
+        Some(number) if number != 0 => Ok(Table::Number(number)),
+        _ => Err(problem(
+            format!("is `{text}`, not a routing table"),
+            "write `auto`, `off`, `main` or the number of a table, such as `51820`",
+        )),
+    }
+}
+
+/// An MTU; its range depends on the rest of the file.
+pub(super) fn mtu(text: &str) -> Result<u32, Problem> {
+    decimal(text).ok_or_else(|| {
+        problem(
+            format!("is `{text}`, not a number of bytes"),
+            "write a number of bytes, such as `1420`",
+        )
+    })
+}
+
+/// An address with or without its prefix length, host bits kept.
+pub(super) fn prefix(text: &str) -> Result<IpNet, Problem> {
+    let right = "write an address with its prefix length, such as `10.0.0.1/24` or `fd00::1/64`";
+    let Some((address, length)) = text.split_once('/') else {
+        return IpAddr::from_str(text)
+            .map(IpNet::from)
+            .map_err(|_| problem(format!("has `{text}`, not an IP address"), right));
+    };
+    let Ok(address) = IpAddr::from_str(address) else {
+        let message = format!("has `{text}`: `{address}` is not an IP address");
+        return Err(problem(message, right));
+    };
+    let (longest, usual) = if address.is_ipv4() {
+        (32, 24)
+    } else {
+        (128, 64)
+    };
+    match decimal::<u8>(length) {
+        Some(length) if length <= longest => {
+            IpNet::new(address, length).map_err(|_| problem(format!("has `{text}`"), right))
+        }
+        _ => Err(problem(
+            format!("has `{text}`: `/{length}` is not a prefix length"),
+            format!("write a length from 0 to {longest}, such as `{address}/{usual}`"),
+        )),
+    }
+}
+
+/// `host:port` or `[IPv6]:port`.
+pub(super) fn endpoint(text: &str) -> Result<Endpoint, Problem> {
+    let right = "write `host:port`, such as `vpn.example.com:51820`, `192.0.2.1:51820` or `[2001:db8::1]:51820`";
+    let bad = |why: String| problem(format!("is `{text}`: {why}"), right);
+    let (host, port) = match text.strip_prefix('[') {
+        Some(rest) => {
+            let Some((host, port)) = rest.split_once("]:") else {
+                return Err(bad("`]:port` is missing".into()));
+            };
+            (
+                bracketed(host).ok_or_else(|| bad(format!("`{host}` is not an IPv6 address")))?,
+                port,
+            )
+        }
+        None => {
+            if Ipv6Addr::from_str(text).is_ok() {
+                return Err(bad("an IPv6 address needs brackets and a port".into()));
+            }
+            let Some((host, port)) = text.rsplit_once(':') else {
+                return Err(bad("the port is missing".into()));
+            };
+            (
+                plain_host(host).ok_or_else(|| bad(format!("`{host}` is not a host")))?,
+                port,
+            )
+        }
+    };
+    match decimal::<u16>(port) {
+        Some(port) if port != 0 => Ok(Endpoint { host, port }),
+        _ => Err(bad(format!("`{port}` is not a port from 1 to 65535"))),
+    }
+}
+
+/// An IPv6 address as it stands in brackets, with or without a scope.
+fn bracketed(text: &str) -> Option<Host> {
+    if let Ok(address) = Ipv6Addr::from_str(text) {
+        return Some(Host::Address(IpAddr::V6(address)));
+    }
+    let (address, scope) = text.split_once('%')?;
+    let scope_is_name = !scope.is_empty() && scope.chars().all(host_char);
+    (Ipv6Addr::from_str(address).is_ok() && scope_is_name).then(|| Host::Name(text.to_owned()))
+}
+
+/// An IPv4 address or a host name.
+fn plain_host(text: &str) -> Option<Host> {
+    if let Ok(address) = IpAddr::from_str(text) {
+        return address.is_ipv4().then_some(Host::Address(address));
+    }
+    // A text of digits and dots that is no address is a mistyped one, not a name.
+    let mistyped = text.chars().all(|c| c.is_ascii_digit() || c == '.');
+    let name = !text.is_empty() && text.len() <= 253 && text.chars().all(host_char);
+    (name && !mistyped).then(|| Host::Name(text.to_owned()))
+}
+
+fn host_char(c: char) -> bool {
+    c.is_alphanumeric() || matches!(c, '-' | '_' | '.')
+}
+
+/// A name server's address or a search domain, told apart as wg-quick does.
+pub(super) fn dns(text: &str) -> Result<DnsItem, Problem> {
+    if let Ok(address) = IpAddr::from_str(text) {
+        return Ok(DnsItem::Server(address));
+    }
+    match plain_host(text) {
+        Some(Host::Name(name)) => Ok(DnsItem::Search(name)),
+        _ => Err(problem(
+            format!("has `{text}`, neither an IP address nor a domain"),
+            "write addresses of name servers and search domains, such as `10.0.0.53, example.com`",
+        )),
+    }
+}
+
+/// `address:port`.
+pub(super) fn socket(text: &str) -> Result<SocketAddr, Problem> {
+    SocketAddr::from_str(text).map_err(|_| {
+        problem(
+            format!("is `{text}`, not an address and a port"),
+            "write `address:port`, such as `127.0.0.1:9586`",
+        )
+    })
+}
+
+/// A protocol's name.
+pub(super) fn protocol(text: &str) -> Result<Protocol, Problem> {
+    Protocol::from_str(text).map_err(|_| {
+        problem(
+            format!("is `{text}`, not a protocol"),
+            format!("write one of {}", Protocol::CHOICES),
+        )
+    })
+}
+
+/// A cipher's name.
+pub(super) fn cipher(text: &str) -> Result<CipherPreference, Problem> {
+    CipherPreference::from_str(text).map_err(|_| {
+        problem(
+            format!("is `{text}`, not a cipher"),
+            format!("write one of {}", CipherPreference::CHOICES),
+        )
+    })
+}
+
+/// A name for people: printable, one line.
+pub(super) fn name(text: &str) -> Result<String, Problem> {
+    if text.chars().any(char::is_control) || text.chars().count() > 64 {
+        return Err(problem(
+            "has control characters, or more than 64",
+            "write a short name on one line",
+        ));
+    }
+    Ok(text.to_owned())
+}
+
+/// A private key. All zeros is no key (`wg` takes it as "remove the key").
+pub(super) fn private_key(text: &str) -> Result<PrivateKey, Problem> {
+    if is_zero(text) {
+        return Err(problem("is all zeros, which is no key", MAKE_PRIVATE));
+    }
+    key::parse_private_key(text).map_err(|e| key_problem(e, MAKE_PRIVATE))
+}
+
+/// A public key.
+pub(super) fn public_key(text: &str) -> Result<PublicKey, Problem> {
+    let right = "a public key is 44 characters of base64, ending in `=`: the peer prints its own with `seikan pubkey < private.key`";
+    if is_zero(text) {
+        return Err(problem("is all zeros, which is no key", right));
+    }
+    key::parse_public_key(text).map_err(|e| key_problem(e, right))
+}
+
+/// A preshared key. All zeros is the protocol's "none".
+pub(super) fn preshared_key(text: &str) -> Result<Option<PresharedKey>, Problem> {
+    let right = "a preshared key is 44 characters of base64, ending in `=`: make one with `seikan genpsk` and give it to both ends";
+    if is_zero(text) {
+        return Ok(None);
+    }
+    key::parse_preshared_key(text)
+        .map(Some)
+        .map_err(|e| key_problem(e, right))
+}
+
+const MAKE_PRIVATE: &str =
+    "a private key is 44 characters of base64, ending in `=`: make one with `seikan genkey`";
+
+fn key_problem(error: KeyError, help: &str) -> Problem {
+    problem(format!("is not a key: it {error}"), help)
+}
+
+/// Whether the text is the base64 of 32 zero bytes.
+fn is_zero(text: &str) -> bool {
+    key::parse_public_key(text).is_ok_and(|key| key.as_bytes().iter().all(|b| *b == 0))
+}
+
+/// Digits only: `FromStr` of the integers would take a sign as well.
+fn decimal<T: FromStr>(text: &str) -> Option<T> {
+    let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    digits.then(|| text.parse().ok()).flatten()
+}
+
+fn decimal_or_hex(text: &str) -> Option<u32> {
+    let hex = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X"));
+    match hex {
+        Some(digits) if digits.bytes().all(|b| b.is_ascii_hexdigit()) => {
+            u32::from_str_radix(digits, 16).ok()
+        }
+        Some(_) => None,
+        None => decimal(text),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_endpoint_is_a_host_and_a_port() {
+        let shown = |text: &str| endpoint(text).unwrap().to_string();
+        for text in [
+            "192.0.2.1:51820",
+            "[2001:db8::1]:51820",
+            "vpn.example.com:1",
+            "[fe80::1%eth0]:65535",
+            "bücher.example:5",
+        ] {
+            assert_eq!(shown(text), text);
+        }
+        for text in [
+            "",
+            ":",
+            "host",
+            "host:",
+            "host:0",
+            "host:65536",
+            "host:+5",
+            ":51820",
+            "2001:db8::1",
+            "2001:db8::1:51820",
+            "[2001:db8::1]",
+            "[192.0.2.1]:5",
+            "[]:5",
+            "192.0.2:5",
+            "192.0.2.1.1:5",
+            "a b:5",
+            "[fe80::1%]:5",
+            "[fe80::1%e/0]:5",
+        ] {
+            assert!(endpoint(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_mark_is_decimal_or_hexadecimal_or_off() {
+        assert_eq!(fwmark("51820").unwrap(), Some(51820));
+        assert_eq!(fwmark("0xca6c").unwrap(), Some(0xca6c));
+        assert_eq!(fwmark("0xFFFFFFFF").unwrap(), Some(u32::MAX));
+        assert_eq!(fwmark("off").unwrap(), None);
+        assert_eq!(fwmark("0").unwrap(), None);
+        for text in [
+            "",
+            "0x",
+            "0x100000000",
+            "4294967296",
+            "-1",
+            "+1",
+            "0x+1",
+            "x",
+        ] {
+            assert!(fwmark(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_table_is_off_auto_a_name_or_a_number() {
+        assert_eq!(table("off").unwrap(), Table::Off);
+        assert_eq!(table("AUTO").unwrap(), Table::Auto);
+        assert_eq!(table("main").unwrap(), Table::Number(254));
+        assert_eq!(table("1234").unwrap(), Table::Number(1234));
+        assert!(table("0").is_err());
+        assert!(table("vpn").is_err());
+    }
+
+    #[test]
+    fn a_prefix_may_leave_out_its_length() {
+        assert_eq!(prefix("10.0.0.1").unwrap().to_string(), "10.0.0.1/32");
+        assert_eq!(prefix("fd00::1").unwrap().to_string(), "fd00::1/128");
+        assert_eq!(prefix("10.0.0.1/24").unwrap().to_string(), "10.0.0.1/24");
+        for text in [
+            "10.0.0.1/33",
+            "10.0.0/8",
+            "fd00::/129",
+            "10.0.0.1/",
+            "/8",
+            "10.0.0.1/+8",
+        ] {
+            assert!(prefix(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn dns_tells_servers_from_domains() {
+        assert_eq!(
+            dns("10.0.0.53").unwrap(),
+            DnsItem::Server([10, 0, 0, 53].into())
+        );
+        assert_eq!(
+            dns("corp.example").unwrap(),
+            DnsItem::Search("corp.example".into())
+        );
+        assert!(dns("10.0.0").is_err());
+        assert!(dns("fd00::x").is_err());
+    }
+
+    #[test]
+    fn keepalive_off_and_zero_are_none() {
+        assert_eq!(keepalive("off").unwrap(), None);
+        assert_eq!(keepalive("0").unwrap(), None);
+        assert_eq!(keepalive("25").unwrap(), Some(25));
+        assert!(keepalive("65536").is_err());
+    }
+}

@@ -1,0 +1,220 @@
+//! A configuration as text again, in either syntax, for `SaveConfig` and for tests of the way there.
+//!
+//! Both forms go through one list of `(key, values)`; only what differs from the default is written. The text holds the
+//! keys: it is wiped when dropped.
+
+use zeroize::Zeroizing;
+
+use super::key::encode_key;
+use super::load::Syntax;
+use super::schema::{Field, Shape};
+use super::types::{CipherPreference, Config, PeerConfig, Protocol, Table};
+
+/// A value that the wg-quick syntax has no way to write.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "`{key}` has a `#` or a line break, which a .conf file cannot hold: keep this configuration in a .toml file"
+)]
+pub struct NotInIni {
+    key: &'static str,
+}
+
+/// Text under construction: wiped when dropped, as is what it grows out of.
+struct Text {
+    syntax: Syntax,
+    out: Zeroizing<String>,
+}
+
+impl Config {
+    /// The configuration in wg-quick's syntax.
+    pub fn to_ini(&self) -> Result<Zeroizing<String>, NotInIni> {
+        let hooks = &self.hooks;
+        let lists = [
+            (Field::PreUp, &hooks.pre_up),
+            (Field::PostUp, &hooks.post_up),
+            (Field::PreDown, &hooks.pre_down),
+            (Field::PostDown, &hooks.post_down),
+        ];
+        let hooks = lists
+            .iter()
+            .flat_map(|(key, all)| all.iter().map(|c| (*key, c)));
+        let names = self.peers.iter().filter_map(|p| p.name.as_ref());
+        let names = names.map(|name| (Field::Name, name));
+        for (key, text) in hooks.chain(names) {
+            if text.contains(['#', '\n', '\r']) {
+                let key = key.name(Syntax::Ini);
+                return Err(NotInIni { key });
+            }
+        }
+        Ok(self.to_text(Syntax::Ini))
+    }
+
+    /// The configuration in TOML.
+    pub fn to_toml(&self) -> Zeroizing<String> {
+        self.to_text(Syntax::Toml)
+    }
+
+    fn to_text(&self, syntax: Syntax) -> Zeroizing<String> {
+        // Room for everything: growing would leave copies of the keys behind in freed memory.
+        let hooks = &self.hooks;
+        let hooks = [
+            &hooks.pre_up,
+            &hooks.post_up,
+            &hooks.pre_down,
+            &hooks.post_down,
+        ];
+        let hooks: usize = hooks.into_iter().flatten().map(|c| 32 + 8 * c.len()).sum();
+        let peers: usize = self
+            .peers
+            .iter()
+            .map(|p| 1024 + 64 * p.allowed_ips.len())
+            .sum();
+        let lists = 64 * (self.addresses.len() + self.dns.len()) + 272 * self.dns_search.len();
+        let mut text = Text {
+            syntax,
+            out: Zeroizing::new(String::with_capacity(1024 + hooks + lists + peers)),
+        };
+        text.interface(self);
+        for peer in &self.peers {
+            text.peer(peer);
+        }
+        text.out
+    }
+}
+
+impl Text {
+    fn interface(&mut self, config: &Config) {
+        if self.syntax == Syntax::Ini {
+            self.out.push_str("[Interface]\n");
+        }
+        let default = match self.syntax {
+            Syntax::Ini => Protocol::Wireguard,
+            Syntax::Toml => Protocol::Native,
+        };
+        if config.protocol != default {
+            self.one(Field::Protocol, &config.protocol.to_string());
+        }
+        self.one(
+            Field::PrivateKey,
+            &encode_key(config.private_key.as_bytes()),
+        );
+        self.option(Field::ListenPort, config.listen_port);
+        self.list(
+            Field::Address,
+            config.addresses.iter().map(ToString::to_string),
+        );
+        self.option(Field::Mtu, config.mtu);
+        let servers = config.dns.iter().map(ToString::to_string);
+        self.list(Field::Dns, servers.chain(config.dns_search.iter().cloned()));
+        if config.table != Table::Auto {
+            self.one(Field::Table, &config.table.to_string());
+        }
+        let mark = config.fwmark.map(|mark| format!("{mark:#x}"));
+        self.option(Field::FwMark, mark);
+        self.list(Field::PreUp, config.hooks.pre_up.iter().cloned());
+        self.list(Field::PostUp, config.hooks.post_up.iter().cloned());
+        self.list(Field::PreDown, config.hooks.pre_down.iter().cloned());
+        self.list(Field::PostDown, config.hooks.post_down.iter().cloned());
+        if config.save_config {
+            self.one(Field::SaveConfig, "true");
+        }
+        if !config.offload {
+            self.one(Field::Offload, "false");
+        }
+        self.option(Field::Metrics, config.metrics);
+        if config.cipher != CipherPreference::Auto {
+            self.one(Field::Cipher, &config.cipher.to_string());
+        }
+    }
+
+    fn peer(&mut self, peer: &PeerConfig) {
+        self.out.push_str(match self.syntax {
+            Syntax::Ini => "\n[Peer]\n",
+            Syntax::Toml => "\n[[peer]]\n",
+        });
+        self.option(Field::Name, peer.name.as_deref());
+        self.one(Field::PublicKey, &encode_key(peer.public_key.as_bytes()));
+        if let Some(key) = &peer.preshared_key {
+            self.one(Field::PresharedKey, &encode_key(key.as_bytes()));
+        }
+        let prefixes = peer.allowed_ips.iter().map(ToString::to_string);
+        self.list(Field::AllowedIps, prefixes);
+        self.option(Field::Endpoint, peer.endpoint.as_ref());
+        self.option(Field::PersistentKeepalive, peer.persistent_keepalive);
+    }
+
+    fn option(&mut self, key: Field, value: Option<impl ToString>) {
+        if let Some(value) = value {
+            self.one(key, &value.to_string());
+        }
+    }
+
+    /// `key = value`; in TOML every value as a string but for numbers and truths.
+    fn one(&mut self, key: Field, value: &str) {
+        self.name(key);
+        let plain = matches!(
+            key,
+            Field::ListenPort
+                | Field::Mtu
+                | Field::FwMark
+                | Field::PersistentKeepalive
+                | Field::SaveConfig
+                | Field::Offload
+        );
+        if plain || self.syntax == Syntax::Ini {
+            self.out.push_str(value);
+        } else {
+            self.quoted(value);
+        }
+        self.out.push('\n');
+    }
+
+    /// Many values of one key: in INI one line, but a line each for commands; in TOML an array.
+    fn list(&mut self, key: Field, values: impl Iterator<Item = String>) {
+        let mut values = values.peekable();
+        if values.peek().is_none() {
+            return;
+        }
+        if self.syntax == Syntax::Ini && key.spec().shape == Shape::Lines {
+            for value in values {
+                self.one(key, &value);
+            }
+            return;
+        }
+        self.name(key);
+        let (open, close) = match self.syntax {
+            Syntax::Ini => ("", "\n"),
+            Syntax::Toml => ("[", "]\n"),
+        };
+        self.out.push_str(open);
+        for (index, value) in values.enumerate() {
+            if index > 0 {
+                self.out.push_str(", ");
+            }
+            match self.syntax {
+                Syntax::Ini => self.out.push_str(&value),
+                Syntax::Toml => self.quoted(&value),
+            }
+        }
+        self.out.push_str(close);
+    }
+
+    fn name(&mut self, key: Field) {
+        self.out.push_str(key.name(self.syntax));
+        self.out.push_str(" = ");
+    }
+
+    /// A basic string of TOML (v1.0.0, "String"). By hand, so that no copy of a key is left behind.
+    fn quoted(&mut self, value: &str) {
+        self.out.push('"');
+        for c in value.chars() {
+            match c {
+                '"' => self.out.push_str("\\\""),
+                '\\' => self.out.push_str("\\\\"),
+                c if c.is_control() => self.out.push_str(&format!("\\u{:04X}", u32::from(c))),
+                c => self.out.push(c),
+            }
+        }
+        self.out.push('"');
+    }
+}

@@ -1,0 +1,428 @@
+//! What the two syntaxes mean: files as people write them, and the way to text and back.
+#![forbid(unsafe_code)]
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use proptest::prelude::*;
+use seikan_node::config::{
+    CipherPreference, Config, Endpoint, Hooks, Host, InterfaceName, Overrides, Parsed, PeerConfig,
+    PresharedKey, PrivateKey, Protocol, PublicKey, Source, Syntax, Table, parse,
+};
+use zeroize::Zeroizing;
+
+const OWN: &str = "yAnz5TF+lXXJte14tji3zlMNq+hd2rYUIgJBgB3fBmk=";
+const PEER: &str = "8kfUEz8qhR7BQ5TjDIo3G07Wy+gE18QueE0wzU1MNSE=";
+const PEER_2: &str = "xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg=";
+
+fn parse_text(syntax: Syntax, text: &str, overrides: &Overrides) -> Parsed {
+    let file = match syntax {
+        Syntax::Ini => "wg0.conf",
+        Syntax::Toml => "wg0.toml",
+    };
+    let source = Source {
+        file: file.to_owned(),
+        syntax,
+        text: Zeroizing::new(text.to_owned()),
+    };
+    parse(&source, overrides, &|_| {
+        Err(std::io::ErrorKind::NotFound.into())
+    })
+}
+
+fn config(syntax: Syntax, text: &str) -> Config {
+    let parsed = parse_text(syntax, text, &Overrides::default());
+    match parsed.into_result() {
+        Ok((config, _)) => config,
+        Err(error) => panic!("{error}\nin:\n{text}"),
+    }
+}
+
+fn nets(texts: &[&str]) -> Vec<IpNet> {
+    texts.iter().map(|text| text.parse().unwrap()).collect()
+}
+
+fn address(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+#[test]
+fn a_wg_quick_file_of_a_client_is_taken_unchanged() {
+    let text = format!(
+        "# office\n\
+         [interface]\n\
+         privatekey={OWN}   # made by hand\n\
+         ADDRESS = 10.8.0.2/24,fd42::2/64\n\
+         Address = 192.168.7.7\n\
+         DNS = 10.8.0.1, fd42::1 corp.example\n\
+         MTU = 1380\n\
+         Table = 1234\n\
+         FwMark = 0xCA6C\n\
+         PreUp = echo one; echo %i\n\
+         PostUp = iptables -A FORWARD -i %i -j ACCEPT\n\
+         PostUp = sysctl net.ipv4.ip_forward=1\n\
+         PreDown = true\n\
+         PostDown = iptables -D FORWARD -i %i -j ACCEPT\n\
+         SaveConfig = true\n\
+         \n\
+         [PEER]\n\
+         PublicKey = {PEER}\n\
+         PresharedKey = {PEER_2}\n\
+         AllowedIPs = 0.0.0.0/0\n\
+         AllowedIPs = ::/0\n\
+         Endpoint = vpn.example.com:51820\n\
+         PersistentKeepalive = 25\n"
+    );
+    let config = config(Syntax::Ini, &text);
+    assert_eq!(config.name.as_str(), "wg0");
+    assert_eq!(config.protocol, Protocol::Wireguard);
+    assert_eq!(config.listen_port, None);
+    let addresses = nets(&["10.8.0.2/24", "fd42::2/64", "192.168.7.7/32"]);
+    assert_eq!(config.addresses, addresses);
+    assert_eq!(config.dns, [address("10.8.0.1"), address("fd42::1")]);
+    assert_eq!(config.dns_search, ["corp.example"]);
+    assert_eq!(config.mtu, Some(1380));
+    assert_eq!(config.table, Table::Number(1234));
+    assert_eq!(config.fwmark, Some(0xca6c));
+    let hooks = Hooks {
+        pre_up: vec!["echo one; echo %i".into()],
+        post_up: vec![
+            "iptables -A FORWARD -i %i -j ACCEPT".into(),
+            "sysctl net.ipv4.ip_forward=1".into(),
+        ],
+        pre_down: vec!["true".into()],
+        post_down: vec!["iptables -D FORWARD -i %i -j ACCEPT".into()],
+    };
+    assert_eq!(config.hooks, hooks);
+    assert!(config.save_config);
+    assert!(config.offload);
+    let [peer] = config.peers.as_slice() else {
+        panic!("one peer")
+    };
+    assert_eq!(peer.public_key.to_string(), PEER);
+    assert!(peer.preshared_key.is_some());
+    assert_eq!(peer.allowed_ips, nets(&["0.0.0.0/0", "::/0"]));
+    let endpoint = Endpoint {
+        host: Host::Name("vpn.example.com".into()),
+        port: 51820,
+    };
+    assert_eq!(peer.endpoint, Some(endpoint));
+    assert_eq!(peer.persistent_keepalive, Some(25));
+}
+
+#[test]
+fn a_wg_quick_file_of_a_hub_is_taken_unchanged() {
+    // Carriage returns and a byte order mark, as editors elsewhere leave them.
+    let text = format!(
+        "\u{feff}[Interface]\r\nPrivateKey = {OWN}\r\nListenPort = 51820\r\nFwMark = off\r\nTable = off\r\n\
+         [Peer]\r\nPublicKey = {PEER}\r\nAllowedIPs = 10.0.0.2/32, fd00::2\r\nEndpoint = [2001:db8::2]:7\r\n\
+         PersistentKeepalive = off\r\n[Peer]\r\nPublicKey = {PEER_2}\r\nAllowedIPs = 10.0.0.7/30"
+    );
+    let config = config(Syntax::Ini, &text);
+    assert_eq!(config.listen_port, Some(51820));
+    assert_eq!((config.fwmark, config.table), (None, Table::Off));
+    let allowed: Vec<_> = config.peers.iter().map(|p| p.allowed_ips.clone()).collect();
+    // The last prefix loses its host bits, as in the kernel.
+    let expected = [
+        nets(&["10.0.0.2/32", "fd00::2/128"]),
+        nets(&["10.0.0.4/30"]),
+    ];
+    assert_eq!(allowed, expected);
+    let endpoint = config.peers[0].endpoint.as_ref().unwrap();
+    assert_eq!(endpoint.host, Host::Address(address("2001:db8::2")));
+    assert_eq!(config.peers[0].persistent_keepalive, None);
+}
+
+#[test]
+fn toml_says_the_same() {
+    let text = format!(
+        "private-key = \"{OWN}\"\n\
+         address = [\"10.8.0.2/24\", \"fd42::2/64\"]\n\
+         listen-port = 51820\n\
+         mtu = 65535\n\
+         dns = \"10.8.0.1\"\n\
+         table = \"off\"\n\
+         fwmark = 0xca6c\n\
+         post-up = \"echo '# %i'\"\n\
+         offload = false\n\
+         metrics = \"127.0.0.1:9586\"\n\
+         cipher = \"chacha20-poly1305\"\n\
+         [[peer]]\n\
+         name = \"Gebäude 3\"\n\
+         public-key = \"{PEER}\"\n\
+         allowed-ips = [\"10.8.0.1/32\"]\n\
+         endpoint = \"192.0.2.1:51820\"\n\
+         persistent-keepalive = 25\n"
+    );
+    let config = config(Syntax::Toml, &text);
+    assert_eq!(config.protocol, Protocol::Native);
+    assert_eq!(config.addresses, nets(&["10.8.0.2/24", "fd42::2/64"]));
+    assert_eq!(config.listen_port, Some(51820));
+    assert_eq!(config.mtu, Some(65535));
+    assert_eq!(config.fwmark, Some(0xca6c));
+    assert_eq!(config.hooks.post_up, ["echo '# %i'"]);
+    assert!(!config.offload);
+    assert_eq!(config.metrics.unwrap().to_string(), "127.0.0.1:9586");
+    assert_eq!(config.cipher, CipherPreference::ChaCha20Poly1305);
+    let [peer] = config.peers.as_slice() else {
+        panic!("one peer")
+    };
+    assert_eq!(peer.name.as_deref(), Some("Gebäude 3"));
+    assert_eq!(
+        peer.endpoint.as_ref().unwrap().to_string(),
+        "192.0.2.1:51820"
+    );
+    assert_eq!(peer.persistent_keepalive, Some(25));
+}
+
+/// The key of the schema that each line of the packaged example shows, in comments too.
+#[test]
+fn the_example_has_every_key_and_no_fault() {
+    let text = include_str!("../../../packaging/examples/office.toml");
+    let parsed = parse_text(Syntax::Toml, text, &Overrides::default());
+    assert!(parsed.config.is_some(), "{}", parsed.diagnostics);
+    assert!(parsed.diagnostics.is_empty(), "{}", parsed.diagnostics);
+    // The help for a key that is not near to any lists all of a section.
+    let probe = "zzzzzzzz = 1\n[[peer]]\nzzzzzzzz = 1\n";
+    let probed = parse_text(Syntax::Toml, probe, &Overrides::default());
+    let lists = probed.diagnostics.iter().filter_map(|d| d.help.as_ref());
+    let lists = lists.filter_map(|help| help.strip_prefix("known keys: "));
+    let known: Vec<_> = lists.flat_map(|list| list.split(", ")).collect();
+    assert_eq!(known.len(), 24);
+    for key in known {
+        let line = |line: &str| {
+            line.trim_start_matches("# ")
+                .starts_with(&format!("{key} = "))
+        };
+        assert!(text.lines().any(line), "{key}");
+    }
+}
+
+#[test]
+fn a_hook_is_told_the_interface() {
+    let name: InterfaceName = "wg0".parse().unwrap();
+    assert_eq!(name.fill_in("up %i %i"), "up wg0 wg0");
+}
+
+#[test]
+fn what_lies_over_the_file_wins() {
+    let text = format!("[Interface]\nPrivateKey = {OWN}\nMTU = 100\nProtocol = wireguard\n");
+    let overrides = Overrides {
+        protocol: Some(Protocol::Native),
+        offload: Some(false),
+        mtu: Some(9000),
+        metrics: Some("127.0.0.1:1".parse().unwrap()),
+    };
+    let config = parse_text(Syntax::Ini, &text, &overrides).config.unwrap();
+    assert_eq!(config.protocol, Protocol::Native);
+    assert_eq!(config.mtu, Some(9000));
+    assert!(!config.offload);
+    assert!(config.metrics.is_some());
+}
+
+#[test]
+fn a_comment_that_ini_cannot_hold_is_refused() {
+    let text = format!("private-key = \"{OWN}\"\npost-up = \"echo a # b\"\n");
+    assert!(config(Syntax::Toml, &text).to_ini().is_err());
+}
+
+#[test]
+fn ten_thousand_peers_are_read_in_no_time() {
+    let mut text = format!("[Interface]\nPrivateKey = {OWN}\nListenPort = 1\n");
+    for n in 0..10_000u32 {
+        let mut key = [7; 32];
+        key[..4].copy_from_slice(&n.to_le_bytes());
+        let key = PublicKey::from_bytes(key);
+        let ip = std::net::Ipv4Addr::from(0x0a00_0000 + n);
+        text.push_str(&format!(
+            "[Peer]\nPublicKey = {key}\nAllowedIPs = {ip}/32\n"
+        ));
+    }
+    let start = std::time::Instant::now();
+    assert_eq!(config(Syntax::Ini, &text).peers.len(), 10_000);
+    // A quadratic search takes tens of seconds.
+    assert!(start.elapsed().as_secs() < 5, "{:?}", start.elapsed());
+}
+
+/// Everything a configuration says, secrets too, for comparing two.
+fn told(config: &Config) -> String {
+    let secrets: Vec<_> = config
+        .peers
+        .iter()
+        .map(|peer| peer.preshared_key.as_ref().map(|key| *key.as_bytes()))
+        .collect();
+    let keys: Vec<_> = config
+        .peers
+        .iter()
+        .map(|peer| peer.public_key.to_string())
+        .collect();
+    let own = config.private_key.as_bytes();
+    format!("{config:?}\n{own:?}\n{secrets:?}\n{keys:?}")
+}
+
+prop_compose! {
+    fn network()(v6 in any::<bool>(), bits in any::<u128>(), length in 0u8..=128) -> IpNet {
+        let address = match v6 {
+            true => IpAddr::V6(bits.into()),
+            false => IpAddr::V4((bits as u32).into()),
+        };
+        let longest = if v6 { 128 } else { 32 };
+        IpNet::new(address, length.min(longest)).unwrap()
+    }
+}
+
+prop_compose! {
+    fn endpoint()(
+        host in prop_oneof![
+            network().prop_map(|net| Host::Address(net.addr())),
+            "[a-z][a-z0-9-]{0,20}(\\.[a-z]{2,5})?".prop_map(Host::Name),
+            Just(Host::Name("fe80::1%eth0".into())),
+        ],
+        port in 1u16..,
+    ) -> Endpoint {
+        Endpoint { host, port }
+    }
+}
+
+/// One line without anything that a .conf file cannot hold.
+fn line() -> impl Strategy<Value = String> {
+    "[a-zA-Z0-9%][^#\\p{C}\\p{Z}]{0,20}( [a-z=,;|&\"'\\\\]{1,5})?"
+}
+
+prop_compose! {
+    fn peer()(
+        name in proptest::option::of(line()),
+        key in any::<[u8; 32]>(),
+        preshared_key in proptest::option::of(any::<[u8; 32]>()),
+        endpoint in proptest::option::of(endpoint()),
+        persistent_keepalive in proptest::option::of(1u16..),
+    ) -> PeerConfig {
+        PeerConfig {
+            name,
+            public_key: PublicKey::from_bytes(key),
+            preshared_key: preshared_key.map(PresharedKey::from_bytes),
+            allowed_ips: Vec::new(),
+            endpoint,
+            persistent_keepalive,
+        }
+    }
+}
+
+prop_compose! {
+    fn hooks()(
+        pre_up in proptest::collection::vec(line(), 0..3),
+        post_up in proptest::collection::vec(line(), 0..3),
+        pre_down in proptest::collection::vec(line(), 0..3),
+        post_down in proptest::collection::vec(line(), 0..3),
+    ) -> Hooks {
+        Hooks { pre_up, post_up, pre_down, post_down }
+    }
+}
+
+prop_compose! {
+    fn any_config()(
+        words in (any::<[u8; 32]>(), any::<bool>(), any::<bool>(), any::<bool>()),
+        numbers in (
+            proptest::option::of(any::<u16>()),
+            proptest::option::of(1280u32..65472),
+            proptest::option::of(1u32..),
+            proptest::option::of(1u16..),
+        ),
+        cipher in 0usize..3,
+        table in prop_oneof![
+            Just(Table::Auto), Just(Table::Off), (1u32..).prop_map(Table::Number)
+        ],
+        addresses in proptest::collection::hash_set(network(), 0..4),
+        allowed in proptest::collection::hash_set(network().prop_map(|net| net.trunc()), 0..8),
+        dns in proptest::collection::vec(network().prop_map(|net| net.addr()), 0..3),
+        dns_search in proptest::collection::vec("[a-z]{1,8}\\.[a-z]{2,4}", 0..3),
+        hooks in hooks(),
+        mut peers in proptest::collection::vec(peer(), 0..4),
+    ) -> Config {
+        let (mut own, native, offload, save_config) = words;
+        own[0] &= 248;
+        own[31] = own[31] & 127 | 64;
+        let (listen_port, mtu, fwmark, metrics) = numbers;
+        for (index, prefix) in allowed.into_iter().enumerate() {
+            let count = peers.len().max(1);
+            if let Some(peer) = peers.get_mut(index % count) {
+                peer.allowed_ips.push(prefix);
+            }
+        }
+        Config {
+            name: "wg0".parse().unwrap(),
+            protocol: if native { Protocol::Native } else { Protocol::Wireguard },
+            private_key: PrivateKey::from_bytes(own),
+            listen_port,
+            addresses: addresses.into_iter().collect(),
+            mtu,
+            dns,
+            dns_search,
+            table,
+            fwmark,
+            hooks,
+            save_config,
+            offload,
+            metrics: metrics.map(|port| ([127, 0, 0, 1], port).into()),
+            cipher: [
+                CipherPreference::Auto,
+                CipherPreference::Aes256Gcm,
+                CipherPreference::ChaCha20Poly1305,
+            ][cipher],
+            peers,
+        }
+    }
+}
+
+/// Lines that come near to meaning something.
+fn nearly_a_file() -> impl Strategy<Value = String> {
+    let word = prop_oneof![
+        Just("[Interface]\n".to_owned()),
+        Just("[Peer]\n".to_owned()),
+        Just("[[peer]]\n".to_owned()),
+        Just(format!("PrivateKey = {OWN}\n")),
+        Just(format!("public-key = \"{PEER}\"\n")),
+        "(address|AllowedIPs|endpoint|MTU|FwMark|Table|dns|peer) ?= ?[\"\\[]?[0-9a-fx:./%,\\[\\]]{0,20}[\"\\]]?\n",
+        "[a-zA-Z-]{0,12}[ =.#\"'\\[\\]{}\n]{1,3}",
+        "\\PC{0,8}\n",
+    ];
+    proptest::collection::vec(word, 0..20).prop_map(|words| words.concat())
+}
+
+proptest! {
+    #[test]
+    fn ini_holds_a_whole_configuration(config in any_config()) {
+        let text = config.to_ini().unwrap();
+        let parsed = parse_text(Syntax::Ini, &text, &Overrides::default());
+        prop_assert!(parsed.config.is_some(), "{}\n{}", parsed.diagnostics, *text);
+        let again = parsed.config.unwrap();
+        prop_assert_eq!(told(&again), told(&config));
+        prop_assert_eq!(again.to_ini().unwrap(), text);
+    }
+
+    #[test]
+    fn toml_holds_a_whole_configuration(config in any_config()) {
+        let text = config.to_toml();
+        let parsed = parse_text(Syntax::Toml, &text, &Overrides::default());
+        prop_assert!(parsed.config.is_some(), "{}\n{}", parsed.diagnostics, *text);
+        prop_assert_eq!(told(&parsed.config.unwrap()), told(&config));
+    }
+
+    #[test]
+    fn no_bytes_make_a_parser_panic(bytes in any::<Vec<u8>>()) {
+        let text = String::from_utf8_lossy(&bytes);
+        for syntax in [Syntax::Ini, Syntax::Toml] {
+            let _ = parse_text(syntax, &text, &Overrides::default()).diagnostics.to_string();
+        }
+    }
+
+    #[test]
+    fn no_words_make_a_parser_panic(text in nearly_a_file()) {
+        for syntax in [Syntax::Ini, Syntax::Toml] {
+            let parsed = parse_text(syntax, &text, &Overrides::default());
+            let shown = parsed.diagnostics.to_string();
+            prop_assert!(!shown.contains(OWN), "{}", shown);
+            prop_assert_eq!(parsed.config.is_none(), parsed.diagnostics.has_errors());
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! Every way in which a packet can end inside Seikan, by name.
+
+use serde::ser::{Serialize, SerializeMap, Serializer};
+
+macro_rules! drop_reasons {
+    ($($(#[doc = $doc:literal])+ $variant:ident = $name:literal,)+) => {
+        /// Why a packet went no further. Closed: each value indexes [`DropCounts`].
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[repr(u8)]
+        pub enum DropReason { $($(#[doc = $doc])+ $variant,)+ }
+
+        impl DropReason {
+            /// All reasons, in the order of the table.
+            pub const ALL: &'static [DropReason] = &[$(DropReason::$variant,)+];
+
+            /// The stable name, used in JSON and as a Prometheus label.
+            pub fn name(self) -> &'static str {
+                match self { $(DropReason::$variant => $name,)+ }
+            }
+
+            /// One sentence for people.
+            pub fn describe(self) -> &'static str {
+                match self { $(DropReason::$variant => concat!($($doc,)+).trim_ascii(),)+ }
+            }
+        }
+    };
+}
+
+drop_reasons! {
+    /// The bytes from the TUN device or inside a record are no IP packet.
+    NotIp = "not_ip",
+    /// The virtio-net header contradicts the packet behind it.
+    BadOffload = "bad_offload",
+    /// No peer's allowed IPs cover the destination.
+    NoRoute = "no_route",
+    /// The peer has no endpoint to send to yet.
+    NoEndpoint = "no_endpoint",
+    /// The queue of packets waiting for a handshake was full; the oldest went.
+    HandshakeQueueFull = "handshake_queue_full",
+    /// No handshake succeeded within REKEY_ATTEMPT_TIME; waiting packets were given up.
+    HandshakeTimeout = "handshake_timeout",
+    /// The packet exceeds what the far interface takes; an ICMP "too big" was returned.
+    TooBig = "too_big",
+    /// The session's keys have reached REJECT_AFTER_TIME or REJECT_AFTER_MESSAGES.
+    KeyExpired = "key_expired",
+    /// The send batch had no room left.
+    OutboxFull = "outbox_full",
+    /// The kernel refused the datagram as larger than the path allows (EMSGSIZE).
+    SendTooLarge = "send_too_large",
+    /// The kernel refused the datagram: no route, unreachable, blocked by a filter.
+    SendRefused = "send_refused",
+    /// The kernel had no buffer space for the datagram (ENOBUFS).
+    SendNoBuffers = "send_no_buffers",
+    /// The datagram is shorter than its type, or was cut by the receive buffer.
+    Truncated = "truncated",
+    /// No message type of this protocol.
+    UnknownType = "unknown_type",
+    /// No session has this receiver index.
+    UnknownIndex = "unknown_index",
+    /// A handshake message whose first MAC is not by somebody who knows our public key.
+    BadMac1 = "bad_mac1",
+    /// Under load: a handshake message without a valid cookie; a cookie reply was sent.
+    CookieRequired = "cookie_required",
+    /// Under load: this source sends more handshakes than its share.
+    RateLimited = "rate_limited",
+    /// A handshake message that does not decrypt, or is answered too late.
+    BadHandshake = "bad_handshake",
+    /// A handshake by a key that is no peer here.
+    UnknownPeer = "unknown_peer",
+    /// A handshake initiation with a timestamp not newer than the last one.
+    ReplayedHandshake = "replayed_handshake",
+    /// The peer demands a capability that this version does not have.
+    UnsupportedCapability = "unsupported_capability",
+    /// The record does not authenticate.
+    BadTag = "bad_tag",
+    /// The record's counter was seen before or is behind the replay window.
+    Replayed = "replayed",
+    /// The inner source address is not among the peer's allowed IPs.
+    SourceNotAllowed = "source_not_allowed",
+    /// An authenticated record holds something that is no frame.
+    BadFrame = "bad_frame",
+    /// A packet in slices never became whole in time; its slices were given up.
+    ReassemblyTimeout = "reassembly_timeout",
+    /// The outer packet carries CE but the inner one cannot (RFC 6040 section 4.2).
+    EcnNotCapable = "ecn_not_capable",
+    /// The TUN device refused the packet.
+    TunWriteRefused = "tun_write_refused",
+    /// Shutting down or the peer was removed while the packet was held.
+    PeerRemoved = "peer_removed",
+}
+
+/// One counter for each [`DropReason`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DropCounts([u64; DropReason::ALL.len()]);
+
+impl Default for DropCounts {
+    fn default() -> Self {
+        DropCounts([0; DropReason::ALL.len()])
+    }
+}
+
+impl DropCounts {
+    /// Counts `packets` more for `reason`.
+    pub fn add(&mut self, reason: DropReason, packets: u64) {
+        self.0[reason as usize] += packets;
+    }
+
+    /// The count for `reason`.
+    pub fn get(&self, reason: DropReason) -> u64 {
+        self.0[reason as usize]
+    }
+
+    /// All drops.
+    pub fn total(&self) -> u64 {
+        self.0.iter().sum()
+    }
+
+    /// The reasons that have occurred, with their counts.
+    pub fn nonzero(&self) -> impl Iterator<Item = (DropReason, u64)> {
+        DropReason::ALL
+            .iter()
+            .map(|r| (*r, self.get(*r)))
+            .filter(|(_, n)| *n > 0)
+    }
+}
+
+impl Serialize for DropCounts {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        for (reason, count) in self.nonzero() {
+            map.serialize_entry(reason.name(), &count)?;
+        }
+        map.end()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_indexes_dense() {
+        let mut names: Vec<_> = DropReason::ALL.iter().map(|r| r.name()).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), DropReason::ALL.len());
+        for (i, reason) in DropReason::ALL.iter().enumerate() {
+            assert_eq!(*reason as usize, i);
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! Where packets went: counters per direction, per peer and for the whole interface.
+//!
+//! Packets are inner IP packets: a super-packet counts as the segments it stands for, so that both
+//! ends count alike whatever offloads they use.
+
+use crate::{DropCounts, Histogram};
+use serde::Serialize;
+
+/// One direction of one peer or interface.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct DirectionCounters {
+    /// Inner packets that entered.
+    pub packets_in: u64,
+    /// Inner packets that left.
+    pub packets_out: u64,
+    /// Inner bytes that left.
+    pub bytes_out: u64,
+    /// Packets that ended here as intended (keepalives, probes, reports, handshakes).
+    pub consumed: u64,
+    /// Packets that are held now (waiting for a handshake or for missing slices).
+    pub held: u64,
+    /// Packets dropped, by reason.
+    pub drops: DropCounts,
+}
+
+impl DirectionCounters {
+    /// `in - out - consumed - held - drops`: zero when every packet is accounted for.
+    pub fn unaccounted(&self) -> i128 {
+        i128::from(self.packets_in)
+            - i128::from(self.packets_out)
+            - i128::from(self.consumed)
+            - i128::from(self.held)
+            - i128::from(self.drops.total())
+    }
+}
+
+impl DirectionCounters {
+    /// Adds the counts of `other`.
+    pub fn add(&mut self, other: &DirectionCounters) {
+        self.packets_in += other.packets_in;
+        self.packets_out += other.packets_out;
+        self.bytes_out += other.bytes_out;
+        self.consumed += other.consumed;
+        self.held += other.held;
+        for (reason, packets) in other.drops.nonzero() {
+            self.drops.add(reason, packets);
+        }
+    }
+}
+
+/// Handshakes of a peer.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Handshakes {
+    /// Initiations sent.
+    pub initiations_sent: u64,
+    /// Valid initiations received.
+    pub initiations_received: u64,
+    /// Sessions established.
+    pub completed: u64,
+}
+
+/// What is counted for each peer.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PeerCounters {
+    /// From the TUN device to the peer.
+    pub outbound: DirectionCounters,
+    /// From the peer to the TUN device.
+    pub inbound: DirectionCounters,
+    /// Outer bytes sent, UDP payload.
+    pub sent_bytes: u64,
+    /// Outer bytes received and authenticated, UDP payload.
+    pub received_bytes: u64,
+    /// Handshakes.
+    pub handshakes: Handshakes,
+}
+
+impl PeerCounters {
+    /// Adds the counts of `other`.
+    pub fn add(&mut self, other: &PeerCounters) {
+        self.outbound.add(&other.outbound);
+        self.inbound.add(&other.inbound);
+        self.sent_bytes += other.sent_bytes;
+        self.received_bytes += other.received_bytes;
+        self.handshakes.initiations_sent += other.handshakes.initiations_sent;
+        self.handshakes.initiations_received += other.handshakes.initiations_received;
+        self.handshakes.completed += other.handshakes.completed;
+    }
+}
+
+/// What is counted for the interface as a whole; a packet that belongs to a peer is counted in
+/// both places.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Ledger {
+    /// From the TUN device to the network: inner packets.
+    pub outbound: DirectionCounters,
+    /// From the network to the TUN device. A datagram that does not authenticate counts as one
+    /// packet; an authenticated record counts as the packets in it.
+    pub inbound: DirectionCounters,
+    /// Inner packets per read of the TUN device.
+    pub packets_per_read: Histogram,
+    /// Datagrams per send call.
+    pub datagrams_per_send: Histogram,
+    /// Datagrams per receive call.
+    pub datagrams_per_receive: Histogram,
+    /// Inner packets per write to the TUN device.
+    pub packets_per_write: Histogram,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::DropReason;
+
+    #[test]
+    fn the_ledger_closes_when_every_packet_has_a_fate() {
+        let mut c = DirectionCounters {
+            packets_in: 10,
+            packets_out: 6,
+            consumed: 1,
+            held: 1,
+            ..Default::default()
+        };
+        c.drops.add(DropReason::BadTag, 1);
+        assert_eq!(c.unaccounted(), 1);
+        c.drops.add(DropReason::NoRoute, 1);
+        assert_eq!(c.unaccounted(), 0);
+    }
+}

@@ -1,0 +1,67 @@
+//! Packets read from the TUN device, waiting to be sent: one arena, filled by consecutive reads.
+
+use seikan_wire::VNET_HDR_LEN;
+use std::ops::Range;
+
+/// The longest read: a virtio-net header and a packet of 64 KiB.
+pub const MAX_READ: usize = VNET_HDR_LEN + 65_536;
+
+/// A batch of reads. Each holds a virtio-net header and an IP packet.
+#[derive(Debug)]
+pub struct PacketBatch {
+    arena: Box<[u8]>,
+    used: usize,
+    packets: Vec<Range<usize>>,
+    max_packets: usize,
+}
+
+impl PacketBatch {
+    /// A batch that takes reads until `max_packets` are there or fewer than [`MAX_READ`] of
+    /// `bytes` are left.
+    pub fn new(bytes: usize, max_packets: usize) -> PacketBatch {
+        PacketBatch {
+            arena: vec![0; bytes.max(MAX_READ)].into(),
+            used: 0,
+            packets: Vec::with_capacity(max_packets),
+            max_packets,
+        }
+    }
+
+    /// Where the next read goes; `None` when the batch is full.
+    pub fn space(&mut self) -> Option<&mut [u8]> {
+        if self.packets.len() == self.max_packets || self.arena.len() - self.used < MAX_READ {
+            return None;
+        }
+        Some(&mut self.arena[self.used..self.used + MAX_READ])
+    }
+
+    /// Keeps `length` bytes that were written to [`Self::space`].
+    pub fn commit(&mut self, length: usize) {
+        self.packets.push(self.used..self.used + length);
+        // The next read starts on a cache line: copies to aligned places are cheaper.
+        self.used = (self.used + length)
+            .next_multiple_of(64)
+            .min(self.arena.len());
+    }
+
+    /// Number of reads held.
+    pub fn len(&self) -> usize {
+        self.packets.len()
+    }
+
+    /// True when nothing is held.
+    pub fn is_empty(&self) -> bool {
+        self.packets.is_empty()
+    }
+
+    /// The `i`-th read.
+    pub fn packet(&mut self, i: usize) -> &mut [u8] {
+        &mut self.arena[self.packets[i].clone()]
+    }
+
+    /// Forgets all reads.
+    pub fn clear(&mut self) {
+        self.packets.clear();
+        self.used = 0;
+    }
+}

@@ -1,0 +1,497 @@
+//! What a native peer can do: the payload of its initiation (an offer) and response (a choice).
+//!
+//! ```text
+//! payload = TLV*      TLV = type u16 | length u16 | value of `length` bytes   (all little-endian)
+//! type bit 15: mandatory. A receiver that does not know the type refuses the handshake, if the
+//! bit is set, or else ignores the TLV. The other 15 bits name the type and rise strictly.
+//! ```
+//! | type | value |
+//! |---|---|
+//! | 0x8001 version | u8, from 1 |
+//! | 0x8002 ciphers | u8 each, best first: 1 AES-256-GCM, 2 ChaCha20-Poly1305; unknown ones skipped; a choice has one |
+//! | 0x0003 max lanes | u8, from 1; 1 if absent |
+//! | 0x0004 inner MTU | u16 bytes, from 576; 1420 if absent |
+//! | 0x0005 features | u64 of flag bits; 0 if absent |
+//!
+//! Payloads travel encrypted and enter the handshake hash, so neither offer nor choice can be
+//! altered on the way: there is no downgrade.
+
+use crate::constants::MAX_PAYLOAD_LEN;
+
+/// Version of the native protocol that this implementation speaks.
+pub const VERSION: u8 = 1;
+/// Inner MTU of a peer that does not say, in bytes: WireGuard's customary one.
+pub const DEFAULT_INNER_MTU: u16 = 1420;
+/// Least inner MTU, in bytes: what every IPv4 host takes (RFC 1122, section 3.3.2).
+pub const MIN_INNER_MTU: u16 = 576;
+/// Feature: takes TCP slices, and packets whose transport checksum is left to the receiver.
+pub const FEATURE_OFFLOAD: u64 = 1;
+
+const MANDATORY: u16 = 0x8000;
+const TYPE_VERSION: u16 = MANDATORY | 1;
+const TYPE_CIPHERS: u16 = MANDATORY | 2;
+const TYPE_MAX_LANES: u16 = 3;
+const TYPE_INNER_MTU: u16 = 4;
+const TYPE_FEATURES: u16 = 5;
+
+/// An AEAD for transport data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Cipher {
+    /// AES-256-GCM (NIST SP 800-38D); the faster where the processor has AES instructions.
+    Aes256Gcm = 1,
+    /// ChaCha20-Poly1305 (RFC 8439); WireGuard's, fast everywhere.
+    ChaCha20Poly1305 = 2,
+}
+
+impl Cipher {
+    /// The usual name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Cipher::Aes256Gcm => "AES-256-GCM",
+            Cipher::ChaCha20Poly1305 => "ChaCha20-Poly1305",
+        }
+    }
+
+    fn from_wire(code: u8) -> Option<Self> {
+        match code {
+            1 => Some(Cipher::Aes256Gcm),
+            2 => Some(Cipher::ChaCha20Poly1305),
+            _ => None,
+        }
+    }
+}
+
+/// What one end offers, or chose from an offer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Version of the native protocol, from 1.
+    pub version: u8,
+    /// Ciphers, best first. Who has no AES instructions puts AES-256-GCM last or leaves it out.
+    pub ciphers: Vec<Cipher>,
+    /// Most lanes (UDP 4-tuples) at once, from 1.
+    pub max_lanes: u8,
+    /// Largest inner packet this end takes, in bytes.
+    pub inner_mtu: u16,
+    /// Flags of further abilities.
+    pub features: u64,
+}
+
+/// What both ends will do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Agreed {
+    /// The lower version.
+    pub version: u8,
+    /// The responder's choice.
+    pub cipher: Cipher,
+    /// The lower number of lanes.
+    pub max_lanes: u8,
+    /// Largest inner packet the peer takes, in bytes.
+    pub remote_inner_mtu: u16,
+    /// The flags that both ends have set.
+    pub features: u64,
+}
+
+/// Why capabilities were not understood or not agreed on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CapabilityError {
+    /// The payload ends within a TLV.
+    #[error("capabilities are truncated")]
+    Truncated,
+    /// The payload is longer than a handshake message carries.
+    #[error("capabilities of {0} bytes, more than {MAX_PAYLOAD_LEN}")]
+    TooLong(usize),
+    /// A type repeats or is out of order.
+    #[error("capability {0:#06x} is repeated or out of order")]
+    Order(u16),
+    /// The peer insists on something unknown here.
+    #[error(
+        "the peer requires capability {0:#06x}, which this version does not know: upgrade this \
+         end or turn the feature off at the peer"
+    )]
+    UnknownMandatory(u16),
+    /// A known type with a value it cannot have.
+    #[error("capability {0:#06x} has an impossible value")]
+    Malformed(u16),
+    /// A type that must be there is not.
+    #[error("capability {0:#06x} is missing")]
+    Missing(u16),
+    /// Nothing that both ends can encrypt with.
+    #[error("no cipher in common: allow another cipher at one of the ends")]
+    NoCommonCipher,
+    /// The responder chose what was not offered, or not exactly one cipher.
+    #[error("the peer's choice of cipher is not one of those offered to it")]
+    NotOffered,
+}
+
+impl Capabilities {
+    /// Takes slices and partial checksums.
+    pub fn offload(&self) -> bool {
+        self.features & FEATURE_OFFLOAD != 0
+    }
+
+    /// The payload that says this.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut payload = Vec::with_capacity(64);
+        let mut put = |kind: u16, value: &[u8]| {
+            payload.extend(kind.to_le_bytes());
+            payload.extend((value.len() as u16).to_le_bytes());
+            payload.extend(value);
+        };
+        let ciphers: Vec<u8> = self.ciphers.iter().map(|&cipher| cipher as u8).collect();
+        put(TYPE_VERSION, &[self.version]);
+        put(TYPE_CIPHERS, &ciphers);
+        put(TYPE_MAX_LANES, &[self.max_lanes]);
+        put(TYPE_INNER_MTU, &self.inner_mtu.to_le_bytes());
+        put(TYPE_FEATURES, &self.features.to_le_bytes());
+        payload
+    }
+
+    /// What a payload says.
+    pub fn parse(payload: &[u8]) -> Result<Self, CapabilityError> {
+        if payload.len() > MAX_PAYLOAD_LEN {
+            return Err(CapabilityError::TooLong(payload.len()));
+        }
+        let (mut version, mut ciphers) = (None, None);
+        let (mut max_lanes, mut inner_mtu, mut features) = (1, DEFAULT_INNER_MTU, 0);
+        let mut rest = payload;
+        let mut previous = None;
+        while !rest.is_empty() {
+            let (kind, value, tail) = split_tlv(rest)?;
+            rest = tail;
+            let number = kind & !MANDATORY;
+            if previous.is_some_and(|previous| number <= previous) {
+                return Err(CapabilityError::Order(kind));
+            }
+            previous = Some(number);
+            let malformed = CapabilityError::Malformed(kind);
+            match number | MANDATORY {
+                TYPE_VERSION => {
+                    version = Some(number_u8(value).filter(|&v| v >= 1).ok_or(malformed)?);
+                }
+                TYPE_CIPHERS => {
+                    let mut known = Vec::new();
+                    for cipher in value.iter().filter_map(|&code| Cipher::from_wire(code)) {
+                        if known.contains(&cipher) {
+                            return Err(malformed);
+                        }
+                        known.push(cipher);
+                    }
+                    ciphers = Some(known);
+                }
+                LANES => max_lanes = number_u8(value).filter(|&n| n >= 1).ok_or(malformed)?,
+                MTU => {
+                    let mtu = value
+                        .try_into()
+                        .map(u16::from_le_bytes)
+                        .map_err(|_| malformed)?;
+                    inner_mtu = Some(mtu)
+                        .filter(|&mtu| mtu >= MIN_INNER_MTU)
+                        .ok_or(malformed)?;
+                }
+                FEATURES => {
+                    features = value
+                        .try_into()
+                        .map(u64::from_le_bytes)
+                        .map_err(|_| malformed)?;
+                }
+                _ if kind & MANDATORY != 0 => return Err(CapabilityError::UnknownMandatory(kind)),
+                _ => {}
+            }
+        }
+        Ok(Capabilities {
+            version: version.ok_or(CapabilityError::Missing(TYPE_VERSION))?,
+            ciphers: ciphers.ok_or(CapabilityError::Missing(TYPE_CIPHERS))?,
+            max_lanes,
+            inner_mtu,
+            features,
+        })
+    }
+
+    /// The responder's part: what to answer to `offer`, and what is thereby agreed.
+    ///
+    /// The cipher is the one both ends like best; where they differ, ChaCha20-Poly1305, since then
+    /// one end has no AES instructions; else any that both have.
+    pub fn choose(&self, offer: &Capabilities) -> Result<(Capabilities, Agreed), CapabilityError> {
+        let common = || {
+            offer
+                .ciphers
+                .iter()
+                .copied()
+                .filter(|cipher| self.ciphers.contains(cipher))
+        };
+        let cipher = match (offer.ciphers.first(), self.ciphers.first()) {
+            (Some(theirs), Some(ours)) if theirs == ours => Some(*ours),
+            _ => common()
+                .find(|&cipher| cipher == Cipher::ChaCha20Poly1305)
+                .or(common().next()),
+        };
+        let cipher = cipher.ok_or(CapabilityError::NoCommonCipher)?;
+        let agreed = self.agree(offer, cipher);
+        let answer = Capabilities {
+            version: agreed.version,
+            ciphers: vec![cipher],
+            ..self.clone()
+        };
+        Ok((answer, agreed))
+    }
+
+    /// The initiator's part: what is agreed when this offer met the peer's `choice`.
+    pub fn accept(&self, choice: &Capabilities) -> Result<Agreed, CapabilityError> {
+        match choice.ciphers[..] {
+            [cipher] if self.ciphers.contains(&cipher) && choice.version <= self.version => {
+                Ok(self.agree(choice, cipher))
+            }
+            _ => Err(CapabilityError::NotOffered),
+        }
+    }
+
+    fn agree(&self, peer: &Capabilities, cipher: Cipher) -> Agreed {
+        Agreed {
+            version: self.version.min(peer.version),
+            cipher,
+            max_lanes: self.max_lanes.min(peer.max_lanes),
+            remote_inner_mtu: peer.inner_mtu,
+            features: self.features & peer.features,
+        }
+    }
+}
+
+// The mandatory bit belongs to the sender's intent, not to the type: known types are recognised
+// with or without it.
+const LANES: u16 = TYPE_MAX_LANES | MANDATORY;
+const MTU: u16 = TYPE_INNER_MTU | MANDATORY;
+const FEATURES: u16 = TYPE_FEATURES | MANDATORY;
+
+/// The first TLV and what follows it.
+fn split_tlv(bytes: &[u8]) -> Result<(u16, &[u8], &[u8]), CapabilityError> {
+    let (&[a, b, c, d], rest) = bytes
+        .split_first_chunk()
+        .ok_or(CapabilityError::Truncated)?;
+    let len = usize::from(u16::from_le_bytes([c, d]));
+    let (value, rest) = rest
+        .split_at_checked(len)
+        .ok_or(CapabilityError::Truncated)?;
+    Ok((u16::from_le_bytes([a, b]), value, rest))
+}
+
+fn number_u8(value: &[u8]) -> Option<u8> {
+    match *value {
+        [number] => Some(number),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Cipher::*;
+    use super::*;
+    use proptest::prelude::*;
+
+    fn capabilities(ciphers: &[Cipher]) -> Capabilities {
+        Capabilities {
+            version: 1,
+            ciphers: ciphers.to_vec(),
+            max_lanes: 4,
+            inner_mtu: 65535,
+            features: 0b101,
+        }
+    }
+
+    /// Version 1 and both ciphers, written out by hand.
+    const MINIMAL: [u8; 11] = [0x01, 0x80, 1, 0, 1, 0x02, 0x80, 2, 0, 1, 2];
+
+    fn with(tail: &[u8]) -> Result<Capabilities, CapabilityError> {
+        Capabilities::parse(&[&MINIMAL[..], tail].concat())
+    }
+
+    #[test]
+    fn the_encoding_is_the_documented_one() {
+        let expected = [
+            &MINIMAL[..],
+            &[0x03, 0, 1, 0, 4],
+            &[0x04, 0, 2, 0, 0xff, 0xff],
+            &[0x05, 0, 8, 0, 0b101, 0, 0, 0, 0, 0, 0, 0],
+        ];
+        assert_eq!(
+            capabilities(&[Aes256Gcm, ChaCha20Poly1305]).encode(),
+            expected.concat()
+        );
+    }
+
+    #[test]
+    fn what_is_absent_has_its_default() {
+        let parsed = Capabilities::parse(&MINIMAL).unwrap();
+        assert_eq!(
+            (parsed.max_lanes, parsed.inner_mtu, parsed.features),
+            (1, 1420, 0)
+        );
+    }
+
+    #[test]
+    fn unknown_optional_types_are_ignored() {
+        assert_eq!(
+            with(&[0x77, 0x01, 3, 0, 9, 9, 9]),
+            Capabilities::parse(&MINIMAL)
+        );
+    }
+
+    #[test]
+    fn unknown_mandatory_types_are_named() {
+        let error = with(&[0x77, 0x81, 0, 0]).unwrap_err();
+        assert_eq!(error, CapabilityError::UnknownMandatory(0x8177));
+        assert!(error.to_string().contains("0x8177"), "{error}");
+    }
+
+    #[test]
+    fn known_types_are_known_with_the_mandatory_bit() {
+        assert_eq!(with(&[0x03, 0x80, 1, 0, 9]).unwrap().max_lanes, 9);
+    }
+
+    #[test]
+    fn repeated_and_disordered_types_are_refused() {
+        let lanes = [0x03, 0, 1, 0, 4];
+        assert_eq!(
+            with(&[lanes, lanes].concat()),
+            Err(CapabilityError::Order(3))
+        );
+        // Twice the same number, once with the mandatory bit.
+        assert_eq!(with(&[0x02, 0, 1, 0, 1]), Err(CapabilityError::Order(2)));
+        let unknown = [0x77, 0, 0, 0];
+        assert_eq!(
+            with(&[unknown, unknown].concat()),
+            Err(CapabilityError::Order(0x77))
+        );
+    }
+
+    #[test]
+    fn every_truncation_is_refused() {
+        let whole = capabilities(&[Aes256Gcm]).encode();
+        for len in 0..whole.len() {
+            match Capabilities::parse(&whole[..len]) {
+                // Cut between two TLVs.
+                Ok(_) => assert!([10, 15, 21].contains(&len), "{len}"),
+                Err(CapabilityError::Missing(_)) => assert!([0, 5].contains(&len), "{len}"),
+                Err(error) => assert_eq!(error, CapabilityError::Truncated),
+            }
+        }
+    }
+
+    #[test]
+    fn impossible_values_are_refused() {
+        for (tail, kind) in [
+            (&[0x03, 0, 1, 0, 0][..], 3),
+            (&[0x03, 0, 2, 0, 1, 1], 3),
+            (&[0x04, 0, 2, 0, 0x3f, 0x02], 4),
+            (&[0x04, 0, 1, 0, 5], 4),
+            (&[0x05, 0, 4, 0, 0, 0, 0, 0], 5),
+        ] {
+            assert_eq!(
+                with(tail),
+                Err(CapabilityError::Malformed(kind)),
+                "{tail:?}"
+            );
+        }
+        let twice = [0x01, 0x80, 1, 0, 1, 0x02, 0x80, 2, 0, 1, 1];
+        assert_eq!(
+            Capabilities::parse(&twice),
+            Err(CapabilityError::Malformed(0x8002))
+        );
+    }
+
+    #[test]
+    fn ciphers_to_come_are_skipped() {
+        let payload = [0x01, 0x80, 1, 0, 1, 0x02, 0x80, 3, 0, 77, 2, 1];
+        let parsed = Capabilities::parse(&payload).unwrap();
+        assert_eq!(parsed.ciphers, [ChaCha20Poly1305, Aes256Gcm]);
+    }
+
+    #[test]
+    fn the_cipher_is_aes_only_where_both_prefer_it() {
+        let (aes, chacha) = (
+            &[Aes256Gcm, ChaCha20Poly1305][..],
+            &[ChaCha20Poly1305, Aes256Gcm][..],
+        );
+        for (offer, ours, expected) in [
+            (aes, aes, Some(Aes256Gcm)),
+            (aes, chacha, Some(ChaCha20Poly1305)),
+            (chacha, aes, Some(ChaCha20Poly1305)),
+            (chacha, chacha, Some(ChaCha20Poly1305)),
+            (aes, &[ChaCha20Poly1305], Some(ChaCha20Poly1305)),
+            (chacha, &[Aes256Gcm], Some(Aes256Gcm)),
+            (&[Aes256Gcm], &[ChaCha20Poly1305], None),
+            (&[], aes, None),
+        ] {
+            let chosen = capabilities(ours).choose(&capabilities(offer));
+            assert_eq!(
+                chosen.ok().map(|(_, agreed)| agreed.cipher),
+                expected,
+                "{offer:?} {ours:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn both_ends_agree_on_the_lesser_of_each() {
+        let initiator = capabilities(&[Aes256Gcm, ChaCha20Poly1305]);
+        let responder = Capabilities {
+            max_lanes: 2,
+            inner_mtu: 9000,
+            features: 0b110,
+            ..initiator.clone()
+        };
+        let (answer, theirs) = responder.choose(&initiator).unwrap();
+        let ours = initiator
+            .accept(&Capabilities::parse(&answer.encode()).unwrap())
+            .unwrap();
+        assert_eq!(
+            (ours.max_lanes, ours.remote_inner_mtu, ours.features),
+            (2, 9000, 0b100)
+        );
+        assert_eq!(
+            theirs,
+            Agreed {
+                remote_inner_mtu: 65535,
+                ..ours
+            }
+        );
+    }
+
+    #[test]
+    fn a_choice_outside_the_offer_is_refused() {
+        let offer = capabilities(&[ChaCha20Poly1305]);
+        for choice in [&[][..], &[Aes256Gcm], &[ChaCha20Poly1305, Aes256Gcm]] {
+            let refused = offer.accept(&capabilities(choice));
+            assert_eq!(refused, Err(CapabilityError::NotOffered), "{choice:?}");
+        }
+        let newer = Capabilities {
+            version: 2,
+            ..offer.clone()
+        };
+        assert_eq!(offer.accept(&newer), Err(CapabilityError::NotOffered));
+    }
+
+    proptest! {
+        #[test]
+        fn garbage_never_panics(payload in prop::collection::vec(any::<u8>(), 0..300)) {
+            let _ = Capabilities::parse(&payload);
+        }
+
+        #[test]
+        fn what_is_said_is_understood(
+            version in 1u8..,
+            order in 0usize..5,
+            max_lanes in 1u8..,
+            inner_mtu in MIN_INNER_MTU..,
+            features: u64,
+        ) {
+            let orders = [
+                &[][..], &[Aes256Gcm], &[ChaCha20Poly1305],
+                &[Aes256Gcm, ChaCha20Poly1305], &[ChaCha20Poly1305, Aes256Gcm],
+            ];
+            let ciphers = orders[order].to_vec();
+            let said = Capabilities { version, ciphers, max_lanes, inner_mtu, features };
+            prop_assert_eq!(Capabilities::parse(&said.encode()), Ok(said));
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! Denial-of-service defence of the handshake: mac1, mac2 and cookies (paper 5.3, 5.4.4, 5.4.7).
+//!
+//! mac1 proves that the sender knows whom it talks to; without it nothing is answered. Under load
+//! a message also needs mac2, which proves that the sender receives at its claimed address: it is
+//! keyed with a cookie that only a [`CookieChecker::create_reply`] to that address carries.
+//!
+//! ```text
+//! sender: create_*, CookieJar::stamp  --->  CookieChecker::admit, under load, no mac2: NeedsCookie
+//! CookieJar::consume_reply            <---  CookieChecker::create_reply
+//! sender: create_*, CookieJar::stamp  --->  CookieChecker::admit: Process, at a limited rate
+//! ```
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+
+use blake2::digest::consts::U16;
+use blake2::digest::{Digest, FixedOutput, Mac, Update};
+use blake2::{Blake2s256, Blake2sMac};
+use chacha20poly1305::{AeadInPlace, KeyInit, XChaCha20Poly1305, XNonce};
+use zeroize::Zeroizing;
+
+use crate::constants::*;
+use crate::construction::Construction;
+use crate::keys::{Identity, PublicKey};
+use crate::noise::{get_u32, put_u32};
+use crate::rate_limiter::RateLimiter;
+use crate::rng::Rng;
+use crate::time::Instant;
+
+/// Key of the mac1 in messages to one host; known to all who know its public key.
+#[derive(Clone, Copy, Debug)]
+pub struct MacKey([u8; 32]);
+
+/// The key of mac1 in messages to the holder of `receiver`: HASH(LABEL_MAC1 || public key).
+pub fn mac1_key(construction: Construction, receiver: &PublicKey) -> MacKey {
+    MacKey(hash(construction.mac1_label(), receiver))
+}
+
+/// Fills in mac1 of a handshake message whose other fields are complete. The message has at least
+/// [`MACS_LEN`] bytes.
+pub(crate) fn write_mac1(key: &MacKey, message: &mut [u8]) {
+    let mac1_at = message.len() - MACS_LEN;
+    let mac = keyed(&key.0, &[&message[..mac1_at]]).finalize_fixed();
+    message[mac1_at..mac1_at + MAC_LEN].copy_from_slice(&mac);
+}
+
+/// Whether mac1 of a handshake message is right, in constant time; false for one that is too short
+/// to have it.
+pub fn verify_mac1(key: &MacKey, message: &[u8]) -> bool {
+    let Some(mac1_at) = message.len().checked_sub(MACS_LEN) else {
+        return false;
+    };
+    keyed(&key.0, &[&message[..mac1_at]])
+        .verify_slice(&message[mac1_at..mac1_at + MAC_LEN])
+        .is_ok()
+}
+
+fn hash(label: &[u8; 8], key: &PublicKey) -> [u8; 32] {
+    Blake2s256::new_with_prefix(label)
+        .chain_update(key.as_bytes())
+        .finalize()
+        .into()
+}
+
+/// Keyed BLAKE2s with 16 bytes of output, the paper's MAC.
+fn keyed(key: &[u8], parts: &[&[u8]]) -> Blake2sMac<U16> {
+    let mut mac =
+        <Blake2sMac<U16> as Mac>::new_from_slice(key).expect("keys here have 16 or 32 bytes");
+    parts.iter().for_each(|part| Update::update(&mut mac, part));
+    mac
+}
+
+/// What is to be done with a received handshake message before any Diffie-Hellman.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Admission {
+    /// Process it.
+    Process,
+    /// Answer with a cookie reply, then drop it: under load, and its mac2 is missing or stale.
+    NeedsCookie,
+    /// Drop it unanswered: mac1 is wrong, or it is no handshake message.
+    InvalidMac1,
+    /// Drop it unanswered: under load, and its source has used up its share.
+    RateLimited,
+}
+
+/// The receiver's side: judges incoming handshake messages and hands out cookies.
+pub struct CookieChecker {
+    construction: Construction,
+    mac1_key: MacKey,
+    cookie_key: Zeroizing<[u8; 32]>,
+    /// The paper's R_m, replaced when older than [`COOKIE_REFRESH_TIME`].
+    secret: Option<(Zeroizing<[u8; 32]>, Instant)>,
+    limiter: RateLimiter,
+}
+
+impl CookieChecker {
+    /// The checker for messages to `identity`.
+    pub fn new(construction: Construction, identity: &Identity) -> Self {
+        CookieChecker {
+            construction,
+            mac1_key: *identity.mac1_key(construction),
+            cookie_key: Zeroizing::new(hash(construction.cookie_label(), identity.public())),
+            secret: None,
+            limiter: RateLimiter::default(),
+        }
+    }
+
+    /// Judges an initiation or a response that came from `source`. The caller says whether it is
+    /// under load; see [`crate::rate_limiter::LoadMeter`].
+    pub fn admit(
+        &mut self,
+        message: &[u8],
+        source: SocketAddr,
+        under_load: bool,
+        now: Instant,
+        rng: &mut dyn Rng,
+    ) -> Admission {
+        if message.len() < RESPONSE_LEN || !verify_mac1(&self.mac1_key, message) {
+            return Admission::InvalidMac1;
+        }
+        if !under_load {
+            return Admission::Process;
+        }
+        let (covered, mac2) = message.split_at(message.len() - MAC_LEN);
+        let cookie = self.cookie(source, now, rng);
+        if keyed(&*cookie, &[covered]).verify_slice(mac2).is_err() {
+            return Admission::NeedsCookie;
+        }
+        if self.limiter.allow(source.ip(), now) {
+            Admission::Process
+        } else {
+            Admission::RateLimited
+        }
+    }
+
+    /// The cookie reply to a message that [`admit`](Self::admit) said needs one.
+    pub fn create_reply(
+        &mut self,
+        message: &[u8],
+        source: SocketAddr,
+        now: Instant,
+        rng: &mut dyn Rng,
+    ) -> Option<[u8; COOKIE_REPLY_LEN]> {
+        let mac1_at = message.len().checked_sub(MACS_LEN).filter(|&at| at >= 8)?;
+        let mac1 = &message[mac1_at..mac1_at + MAC_LEN];
+        let cookie = self.cookie(source, now, rng);
+
+        let mut reply = [0; COOKIE_REPLY_LEN];
+        put_u32(
+            &mut reply,
+            0,
+            u32::from(self.construction.cookie_reply_type()),
+        );
+        put_u32(
+            &mut reply,
+            RECEIVER_INDEX_OFFSET,
+            get_u32(message, SENDER_INDEX_OFFSET),
+        );
+        let (nonce, sealed) = reply[8..].split_at_mut(COOKIE_NONCE_LEN);
+        rng.fill(nonce);
+        let (text, tag) = sealed.split_at_mut(MAC_LEN);
+        text.copy_from_slice(&*cookie);
+        let computed = XChaCha20Poly1305::new((&*self.cookie_key).into())
+            .encrypt_in_place_detached(XNonce::from_slice(nonce), mac1, text)
+            .ok()?;
+        tag.copy_from_slice(&computed);
+        Some(reply)
+    }
+
+    /// The cookie of `source`: MAC(secret, address || port). A v4-mapped address is the v4 one.
+    fn cookie(
+        &mut self,
+        source: SocketAddr,
+        now: Instant,
+        rng: &mut dyn Rng,
+    ) -> Zeroizing<[u8; MAC_LEN]> {
+        let expired = |birth: Instant| birth.has_expired(COOKIE_REFRESH_TIME, now);
+        let secret = match &mut self.secret {
+            Some((secret, birth)) if !expired(*birth) => secret,
+            stale => {
+                let mut fresh = Zeroizing::new([0; 32]);
+                rng.fill(&mut *fresh);
+                &mut stale.insert((fresh, now)).0
+            }
+        };
+        let port = source.port().to_be_bytes();
+        let mac = match source.ip().to_canonical() {
+            IpAddr::V4(address) => keyed(&**secret, &[&address.octets(), &port]),
+            IpAddr::V6(address) => keyed(&**secret, &[&address.octets(), &port]),
+        };
+        Zeroizing::new(mac.finalize_fixed().into())
+    }
+}
+
+impl fmt::Debug for CookieChecker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CookieChecker")
+            .field("construction", &self.construction)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why a cookie reply was not accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CookieError {
+    /// Not a cookie reply of this construction.
+    #[error("not a cookie reply: wrong size or message type")]
+    NotACookieReply,
+    /// No message of ours waits for one.
+    #[error("cookie reply without a handshake message that it could answer")]
+    Unsolicited,
+    /// It does not authenticate against the last mac1 sent.
+    #[error("cookie reply does not answer the last handshake message sent")]
+    Authentication,
+}
+
+/// The sender's side, one per peer: keeps the cookie that the peer gave us.
+pub struct CookieJar {
+    construction: Construction,
+    cookie_key: Zeroizing<[u8; 32]>,
+    /// mac1 of the last message sent, which a cookie reply must answer; taken by the first reply.
+    last_mac1: Option<[u8; MAC_LEN]>,
+    cookie: Option<(Zeroizing<[u8; MAC_LEN]>, Instant)>,
+}
+
+impl CookieJar {
+    /// The jar for messages to `remote`.
+    pub fn new(construction: Construction, remote: &PublicKey) -> Self {
+        CookieJar {
+            construction,
+            cookie_key: Zeroizing::new(hash(construction.cookie_label(), remote)),
+            last_mac1: None,
+            cookie: None,
+        }
+    }
+
+    /// Completes an initiation or a response that is about to be sent: fills in mac2 if there is a
+    /// fresh cookie, and remembers mac1. To be called once per message, after `create_*`.
+    pub fn stamp(&mut self, message: &mut [u8], now: Instant) {
+        let Some(mac1_at) = message.len().checked_sub(MACS_LEN) else {
+            return;
+        };
+        let mut mac1 = [0; MAC_LEN];
+        mac1.copy_from_slice(&message[mac1_at..mac1_at + MAC_LEN]);
+        self.last_mac1 = Some(mac1);
+
+        let lifetime = COOKIE_REFRESH_TIME - COOKIE_LATENCY;
+        self.cookie = self
+            .cookie
+            .take()
+            .filter(|(_, birth)| !birth.has_expired(lifetime, now));
+        if let Some((cookie, _)) = &self.cookie {
+            let (covered, mac2) = message.split_at_mut(mac1_at + MAC_LEN);
+            mac2.copy_from_slice(&keyed(&**cookie, &[covered]).finalize_fixed());
+        }
+    }
+
+    /// Takes the cookie out of a reply. The next message to the peer will carry mac2; there is no
+    /// retransmission before its time because of a cookie (paper 6.6).
+    pub fn consume_reply(&mut self, message: &[u8], now: Instant) -> Result<(), CookieError> {
+        let expected = u32::from(self.construction.cookie_reply_type());
+        if message.len() != COOKIE_REPLY_LEN || get_u32(message, 0) != expected {
+            return Err(CookieError::NotACookieReply);
+        }
+        let mac1 = self.last_mac1.ok_or(CookieError::Unsolicited)?;
+        let (nonce, sealed) = message[8..].split_at(COOKIE_NONCE_LEN);
+        let (text, tag) = sealed.split_at(MAC_LEN);
+        let mut cookie = Zeroizing::new([0; MAC_LEN]);
+        cookie.copy_from_slice(text);
+        XChaCha20Poly1305::new((&*self.cookie_key).into())
+            .decrypt_in_place_detached(XNonce::from_slice(nonce), &mac1, &mut *cookie, tag.into())
+            .map_err(|_| CookieError::Authentication)?;
+        self.last_mac1 = None;
+        self.cookie = Some((cookie, now));
+        Ok(())
+    }
+}
+
+impl fmt::Debug for CookieJar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CookieJar")
+            .field("construction", &self.construction)
+            .field("has_cookie", &self.cookie.is_some())
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,529 @@
+//! Opened packets on their way to the TUN device, merged so that one write carries many.
+//!
+//! Packets stay where they were decrypted, in the receive arena; a [`Write`] is a virtio-net
+//! header, sometimes a rewritten packet header, and pieces of the arena. Three things are merged:
+//! slices of one native super-packet ([`Inbox::slice`]), consecutive TCP segments of one flow, and
+//! equal-sized UDP datagrams of one flow ([`Inbox::packet`]); rules as in the kernel's
+//! `tcp_gro_receive` and `udp_gro_receive`. Order within a flow is never changed: a packet joins
+//! the newest write of its flow or opens a new one behind it. The one exception is a bare ACK,
+//! which does not close its flow's write: data that follows may pass it, as cumulative
+//! acknowledgement makes its place irrelevant.
+
+use crate::indices::PeerId;
+use crate::segment::{self, Place, Transport};
+use seikan_wire::ip::{self, IpPacket, PROTO_TCP, PROTO_UDP};
+use seikan_wire::{GsoType, VNET_HDR_LEN, VnetHdr, checksum, tcp, udp};
+use std::io::IoSlice;
+use std::ops::Range;
+
+/// Pieces in one write at most: what `UDP_MAX_SEGMENTS` allows, and enough slices for 64 KiB.
+pub const MAX_PIECES: usize = 64;
+/// The longest headers of a merged packet: IPv6 or IPv4 with options, TCP with options.
+pub const MAX_HEADER: usize = 128;
+/// How many of the newest writes are searched for a packet's flow.
+const SEARCH: usize = 16;
+/// The largest IP packet.
+const MAX_PACKET: usize = 65_535;
+
+/// What identifies a flow, beyond what merging compares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Flow {
+    ip: IpPacket,
+    peer: PeerId,
+    ports: [u8; 4],
+}
+
+impl Flow {
+    fn same(&self, other: &Flow) -> bool {
+        self.ports == other.ports
+            && self.peer == other.peer
+            && self.ip.protocol == other.ip.protocol
+            && self.ip.src == other.ip.src
+            && self.ip.dst == other.ip.dst
+    }
+}
+
+/// How a write may grow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Growth {
+    /// Not at all, but its flow is known.
+    Closed,
+    /// By segments or datagrams of `flow`.
+    Segments(Transport),
+    /// By the slice of super-packet `id` that starts at `next`.
+    Slices { id: u16, next: usize, total: usize },
+}
+
+/// One packet or super-packet for the TUN device.
+#[derive(Debug)]
+pub struct Write {
+    /// The peer that it came from.
+    pub peer: PeerId,
+    /// Packets it stands for.
+    pub packets: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    flow: Option<Flow>,
+    growth: Growth,
+    partial: bool,
+    header_len: usize,
+    gso_size: usize,
+    /// Payload offset in the super-packet that the first byte has (slices).
+    offset: usize,
+    ecn: bool,
+    payload: usize,
+    push: bool,
+    pieces: Vec<Range<usize>>,
+    owned: Vec<u8>,
+    head: [u8; VNET_HDR_LEN + MAX_HEADER],
+    head_len: usize,
+}
+
+impl Write {
+    fn empty() -> Write {
+        Write {
+            peer: PeerId(0),
+            packets: 0,
+            bytes: 0,
+            flow: None,
+            growth: Growth::Closed,
+            partial: false,
+            header_len: 0,
+            gso_size: 0,
+            offset: 0,
+            ecn: false,
+            payload: 0,
+            push: false,
+            pieces: Vec::with_capacity(MAX_PIECES),
+            owned: Vec::new(),
+            head: [0; VNET_HDR_LEN + MAX_HEADER],
+            head_len: VNET_HDR_LEN,
+        }
+    }
+
+    /// The parts to hand to one vectored write, first to last; returns how many there are.
+    pub fn parts<'a>(
+        &'a self,
+        arena: &'a [u8],
+        parts: &mut [IoSlice<'a>; MAX_PIECES + 2],
+    ) -> usize {
+        parts[0] = IoSlice::new(&self.head[..self.head_len]);
+        let mut n = 1;
+        if !self.owned.is_empty() {
+            parts[n] = IoSlice::new(&self.owned);
+            n += 1;
+        }
+        for piece in &self.pieces {
+            parts[n] = IoSlice::new(&arena[piece.clone()]);
+            n += 1;
+        }
+        n
+    }
+}
+
+/// A slice of a native TCP super-packet, parsed and checked.
+#[derive(Clone, Debug)]
+pub struct Slice {
+    /// Which super-packet of the peer.
+    pub id: u16,
+    /// Payload bytes before this slice.
+    pub offset: usize,
+    /// Payload bytes in all.
+    pub total: usize,
+    /// Payload bytes per segment.
+    pub gso_size: usize,
+    /// The super-packet has CWR set (`VIRTIO_NET_HDR_GSO_ECN`).
+    pub ecn: bool,
+    /// The inner packet's header, as parsed from this slice.
+    pub ip: IpPacket,
+    /// Where IP and TCP headers lie in the arena.
+    pub header: Range<usize>,
+    /// Where the payload lies in the arena.
+    pub chunk: Range<usize>,
+}
+
+impl Slice {
+    /// Segments of the super-packet whose last byte is in this slice: over all slices they add up
+    /// to the segments of the whole.
+    pub fn segments(&self) -> u64 {
+        let end = self.offset + self.chunk.len();
+        let tail = end == self.total && !self.total.is_multiple_of(self.gso_size);
+        (end / self.gso_size - self.offset / self.gso_size + usize::from(tail)) as u64
+    }
+}
+
+/// The batch of writes.
+#[derive(Debug, Default)]
+pub struct Inbox {
+    /// Kept between batches so that nothing is allocated; the first `live` are in use.
+    writes: Vec<Write>,
+    live: usize,
+    /// Writes before this one have their headers and grow no more.
+    finished: usize,
+    udp_gso: bool,
+    tcp_gso: bool,
+}
+
+impl Inbox {
+    /// An empty batch; TCP and UDP super-packets are built only if the device takes them.
+    pub fn new(tcp_gso: bool, udp_gso: bool) -> Inbox {
+        Inbox {
+            writes: Vec::new(),
+            live: 0,
+            finished: 0,
+            tcp_gso,
+            udp_gso,
+        }
+    }
+
+    /// Adds the packet at `range` of the arena; `ip` is its parsed header.
+    ///
+    /// `partial` says that its transport checksum holds the pseudo-header's sum only.
+    pub fn packet(
+        &mut self,
+        arena: &[u8],
+        range: Range<usize>,
+        ip: &IpPacket,
+        peer: PeerId,
+        partial: bool,
+    ) {
+        let range = range.start..range.start + ip.total_len;
+        let bytes = &arena[range.clone()];
+        let Some((flow, kind, header_len)) = flow_of(bytes, ip, peer) else {
+            return self.single(range, ip, peer, partial, None);
+        };
+        let payload = bytes.len() - header_len;
+        let mergeable = payload > 0
+            && !ip.extended
+            && match kind {
+                Transport::Tcp => {
+                    self.tcp_gso
+                        && tcp::flags(&bytes[ip.header_len..]) & !(tcp::PSH | tcp::ACK) == 0
+                }
+                Transport::Udp => self.udp_gso,
+            }
+            && (partial || checksum_ok(bytes, ip, kind));
+        if !mergeable {
+            // A bare ACK leaves its flow's write open: see the module's header.
+            let bare_ack = kind == Transport::Tcp
+                && payload == 0
+                && tcp::flags(&bytes[ip.header_len..]) == tcp::ACK;
+            return self.single(range, ip, peer, partial, (!bare_ack).then_some(flow));
+        }
+        if let Some(write) = self.newest_of(&flow)
+            && write.growth == Growth::Segments(kind)
+            && write.partial == partial
+            && write.accepts(arena, bytes, kind, header_len)
+        {
+            let push =
+                kind == Transport::Tcp && tcp::flags(&bytes[ip.header_len..]) & tcp::PSH != 0;
+            write.push |= push;
+            if push || payload < write.gso_size {
+                write.growth = Growth::Closed;
+            }
+            write.payload += payload;
+            write.packets += 1;
+            write.bytes += bytes.len() as u64;
+            write.pieces.push(range.start + header_len..range.end);
+            return;
+        }
+        let push = kind == Transport::Tcp && tcp::flags(&bytes[ip.header_len..]) & tcp::PSH != 0;
+        let write = self.open(peer, 1, bytes.len() as u64);
+        write.flow = Some(flow);
+        write.growth = if push {
+            Growth::Closed
+        } else {
+            Growth::Segments(kind)
+        };
+        write.partial = partial;
+        write.header_len = header_len;
+        write.gso_size = payload;
+        write.payload = payload;
+        write.set_plain_head(ip);
+        write.pieces.push(range);
+    }
+
+    /// Adds a slice, to the newest write if it continues there.
+    pub fn slice(&mut self, arena: &[u8], slice: &Slice, peer: PeerId) {
+        let length = slice.chunk.len();
+        if let Some(write) = self.writes[self.finished..self.live].last_mut()
+            && write.growth == (Growth::Slices { id: slice.id, next: slice.offset, total: slice.total })
+            && write.peer == peer
+            && write.pieces.len() < MAX_PIECES
+            && write.header_len == slice.header.len()
+            // The marking may change from slice to slice: congestion on the way (RFC 6040).
+            && ip::traffic_class(&write.head[VNET_HDR_LEN..]) == ip::traffic_class(&arena[slice.header.clone()])
+        {
+            write.growth = Growth::Slices {
+                id: slice.id,
+                next: slice.offset + length,
+                total: slice.total,
+            };
+            write.payload += length;
+            write.packets += slice.segments();
+            write.pieces.push(slice.chunk.clone());
+            return;
+        }
+        let write = self.open(peer, slice.segments(), 0);
+        write.flow = Some(Flow {
+            ip: slice.ip,
+            peer,
+            ports: [0; 4],
+        });
+        write.growth = Growth::Slices {
+            id: slice.id,
+            next: slice.offset + length,
+            total: slice.total,
+        };
+        write.header_len = slice.header.len();
+        write.gso_size = slice.gso_size;
+        write.offset = slice.offset;
+        write.ecn = slice.ecn;
+        write.partial = true;
+        write.payload = length;
+        write.head[VNET_HDR_LEN..VNET_HDR_LEN + slice.header.len()]
+            .copy_from_slice(&arena[slice.header.clone()]);
+        write.pieces.push(slice.chunk.clone());
+    }
+
+    /// Adds a packet that lies in no arena: an ICMP error, a reassembled packet.
+    pub fn owned(&mut self, packet: Vec<u8>, ip: &IpPacket, peer: PeerId, partial: bool) {
+        let write = self.open(peer, 1, packet.len() as u64);
+        write.owned = packet;
+        write.partial = partial;
+        write.set_plain_head(ip);
+    }
+
+    /// Builds the headers of merged packets; call before [`Self::writes`].
+    pub fn finish(&mut self, arena: &[u8]) {
+        for write in &mut self.writes[self.finished..self.live] {
+            match write.growth {
+                Growth::Slices { next, total, .. } => write.finish_slices(next == total),
+                _ if write.packets > 1 => write.finish_segments(arena),
+                _ => {}
+            }
+        }
+        self.finished = self.live;
+    }
+
+    /// The writes, in the order in which they go to the device.
+    pub fn writes(&self) -> &[Write] {
+        &self.writes[..self.live]
+    }
+
+    /// Forgets all writes; their memory stays for the next batch.
+    pub fn clear(&mut self) {
+        self.live = 0;
+        self.finished = 0;
+    }
+
+    fn open(&mut self, peer: PeerId, packets: u64, bytes: u64) -> &mut Write {
+        if self.live == self.writes.len() {
+            self.writes.push(Write::empty());
+        }
+        let write = &mut self.writes[self.live];
+        self.live += 1;
+        write.pieces.clear();
+        write.owned = Vec::new();
+        write.peer = peer;
+        write.packets = packets;
+        write.bytes = bytes;
+        write.flow = None;
+        write.growth = Growth::Closed;
+        write.head_len = VNET_HDR_LEN;
+        write.head[..VNET_HDR_LEN].fill(0);
+        write.push = false;
+        write.offset = 0;
+        write.ecn = false;
+        write
+    }
+
+    fn single(
+        &mut self,
+        range: Range<usize>,
+        ip: &IpPacket,
+        peer: PeerId,
+        partial: bool,
+        flow: Option<Flow>,
+    ) {
+        let write = self.open(peer, 1, range.len() as u64);
+        write.flow = flow;
+        write.partial = partial;
+        write.set_plain_head(ip);
+        write.pieces.push(range);
+    }
+
+    fn newest_of(&mut self, flow: &Flow) -> Option<&mut Write> {
+        let from = self.live.saturating_sub(SEARCH).max(self.finished);
+        self.writes[from..self.live]
+            .iter_mut()
+            .rev()
+            .find(|w| w.flow.as_ref().is_some_and(|f| f.same(flow)))
+    }
+}
+
+impl Write {
+    fn set_plain_head(&mut self, ip: &IpPacket) {
+        let at = match ip.protocol {
+            PROTO_TCP => tcp::CHECKSUM_AT,
+            PROTO_UDP => udp::CHECKSUM_AT,
+            _ => return,
+        };
+        if self.partial {
+            let vnet = VnetHdr {
+                needs_csum: true,
+                csum_start: ip.header_len as u16,
+                csum_offset: at as u16,
+                ..VnetHdr::default()
+            };
+            self.head[..VNET_HDR_LEN].copy_from_slice(&vnet.to_bytes());
+        }
+    }
+
+    /// Whether `bytes` continues this write: everything but what must differ is compared.
+    fn accepts(&self, arena: &[u8], bytes: &[u8], kind: Transport, header_len: usize) -> bool {
+        let Some(flow) = self.flow else { return false };
+        let payload = bytes.len() - header_len;
+        if self.pieces.len() >= MAX_PIECES
+            || payload > self.gso_size
+            || self.header_len != header_len
+            || self.payload + payload + header_len > MAX_PACKET
+        {
+            return false;
+        }
+        let first = &arena[self.pieces[0].clone()];
+        let (ours, theirs) = (&first[..header_len], &bytes[..header_len]);
+        let ip_len = flow.ip.header_len;
+        // IPv4: version, TOS; flags and offset, TTL. IPv6: all but the length.
+        let ip_same = if flow.ip.is_v6() {
+            ours[..4] == theirs[..4] && ours[7] == theirs[7]
+        } else {
+            ours[..2] == theirs[..2] && ours[6..9] == theirs[6..9] && self.next_id(ours, theirs)
+        };
+        let (ours, theirs) = (&ours[ip_len..], &theirs[ip_len..]);
+        ip_same
+            && match kind {
+                Transport::Udp => (udp::checksum(ours) == 0) == (udp::checksum(theirs) == 0),
+                Transport::Tcp => {
+                    tcp::seq(theirs) == tcp::seq(ours).wrapping_add(self.payload as u32)
+                        && ours[8..13] == theirs[8..13]
+                        && (ours[13] | tcp::PSH) == (theirs[13] | tcp::PSH)
+                        && ours[14..16] == theirs[14..16]
+                        && ours[18..] == theirs[18..]
+                }
+            }
+    }
+
+    /// IPv4 identification: counts on, or means nothing because DF is set (RFC 6864).
+    fn next_id(&self, ours: &[u8], theirs: &[u8]) -> bool {
+        let id = |h: &[u8]| u16::from_be_bytes([h[4], h[5]]);
+        ours[6] & 0x40 != 0 || id(theirs) == id(ours).wrapping_add(self.packets as u16)
+    }
+
+    fn finish_segments(&mut self, arena: &[u8]) {
+        let Some(flow) = self.flow else { return };
+        let kind = if flow.ip.protocol == PROTO_TCP {
+            Transport::Tcp
+        } else {
+            Transport::Udp
+        };
+        let first = self.pieces[0].clone();
+        let header = &mut self.head[VNET_HDR_LEN..VNET_HDR_LEN + self.header_len];
+        header.copy_from_slice(&arena[first.start..first.start + self.header_len]);
+        let length = self.header_len + self.payload;
+        segment::rewrite_header(
+            header,
+            &flow.ip,
+            kind,
+            Place {
+                offset: 0,
+                index: 0,
+                length,
+                last: true,
+            },
+        );
+        if self.push {
+            header[flow.ip.header_len + 13] |= tcp::PSH;
+        }
+        self.pieces[0].start += self.header_len;
+        self.set_gso_head(&flow.ip, kind);
+    }
+
+    /// Headers for the contiguous slices held: the whole super-packet, or a run of it.
+    fn finish_slices(&mut self, to_the_end: bool) {
+        let Some(flow) = self.flow else { return };
+        self.bytes = (self.payload + self.packets as usize * self.header_len) as u64;
+        let header = &mut self.head[VNET_HDR_LEN..VNET_HDR_LEN + self.header_len];
+        let place = Place {
+            offset: self.offset,
+            index: (self.offset / self.gso_size) as u16,
+            length: self.header_len + self.payload,
+            last: to_the_end,
+        };
+        segment::rewrite_header(header, &flow.ip, Transport::Tcp, place);
+        self.set_gso_head(&flow.ip, Transport::Tcp);
+    }
+
+    fn set_gso_head(&mut self, ip: &IpPacket, kind: Transport) {
+        let gso = self.payload > self.gso_size;
+        let vnet = VnetHdr {
+            needs_csum: true,
+            gso_type: match kind {
+                _ if !gso => GsoType::None,
+                Transport::Udp => GsoType::UdpL4,
+                Transport::Tcp if ip.is_v6() => GsoType::Tcp6,
+                Transport::Tcp => GsoType::Tcp4,
+            },
+            gso_ecn: gso && self.ecn && self.offset == 0,
+            // Filled truly: the kernel sizes the linear part of its buffer by it.
+            hdr_len: self.header_len as u16,
+            gso_size: if gso { self.gso_size as u16 } else { 0 },
+            csum_start: ip.header_len as u16,
+            csum_offset: kind.checksum_at() as u16,
+        };
+        self.head[..VNET_HDR_LEN].copy_from_slice(&vnet.to_bytes());
+        self.head_len = VNET_HDR_LEN + self.header_len;
+    }
+}
+
+/// The flow of a TCP or UDP packet and the length of its headers; `None` for everything else.
+fn flow_of(bytes: &[u8], ip: &IpPacket, peer: PeerId) -> Option<(Flow, Transport, usize)> {
+    if ip.fragment {
+        return None;
+    }
+    let transport = &bytes[ip.header_len..];
+    let (kind, length) = match ip.protocol {
+        PROTO_TCP => (Transport::Tcp, tcp::header_len(transport)?),
+        PROTO_UDP
+            if transport.len() >= udp::HEADER_LEN && udp::length(transport) == transport.len() =>
+        {
+            (Transport::Udp, udp::HEADER_LEN)
+        }
+        _ => return None,
+    };
+    let header_len = ip.header_len + length;
+    if header_len > MAX_HEADER {
+        return None;
+    }
+    let ports = *transport.first_chunk()?;
+    Some((
+        Flow {
+            ip: *ip,
+            peer,
+            ports,
+        },
+        kind,
+        header_len,
+    ))
+}
+
+/// A complete checksum is verified before merging hides it behind a new one. An absent one (UDP
+/// over IPv4, zero) cannot be, and must stay absent.
+fn checksum_ok(bytes: &[u8], ip: &IpPacket, kind: Transport) -> bool {
+    let transport = &bytes[ip.header_len..];
+    if kind == Transport::Udp && udp::checksum(transport) == 0 {
+        return false;
+    }
+    let pseudo = checksum::pseudo_header(ip.src, ip.dst, ip.protocol, transport.len());
+    checksum::fold(pseudo + checksum::sum(transport)) == 0
+}

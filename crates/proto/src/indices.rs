@@ -1,0 +1,202 @@
+//! Receiver indexes: which session a datagram belongs to, looked up for every datagram.
+//!
+//! A table of a power of two of slots, where an entry lives in the slot that the low bits of its
+//! index name. Indexes are ours to choose, so a random one whose slot is taken is drawn again:
+//! a lookup is one array access and one comparison, without hashing, probing or collisions, and
+//! nobody else can steer entries into one place. The order of iteration is that of the slots.
+
+use crate::rng::Rng;
+
+/// A peer by its place in the tunnel's table of peers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PeerId(pub u32);
+
+/// Slots of a new table.
+const INITIAL_SLOTS: usize = 16;
+
+/// The table is at its bound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no receiver index left: {capacity} sessions and handshakes are pending at once")]
+pub struct TableFull {
+    /// Entries the table may hold.
+    pub capacity: usize,
+}
+
+/// Random 32-bit indexes and what each stands for, such as a peer and one of its session slots.
+#[derive(Clone, Debug)]
+pub struct IndexTable<T> {
+    slots: Vec<Option<(u32, T)>>,
+    len: usize,
+    capacity: usize,
+}
+
+impl<T> IndexTable<T> {
+    /// A table for at most `capacity` entries, of at most 2^30. It grows as it fills.
+    pub fn with_capacity(capacity: usize) -> Self {
+        let slots = std::iter::repeat_with(|| None)
+            .take(INITIAL_SLOTS)
+            .collect();
+        IndexTable {
+            slots,
+            len: 0,
+            capacity: capacity.min(1 << 30),
+        }
+    }
+
+    /// Enters `value` under a new random index.
+    pub fn insert(&mut self, value: T, rng: &mut dyn Rng) -> Result<u32, TableFull> {
+        if self.len >= self.capacity {
+            return Err(TableFull {
+                capacity: self.capacity,
+            });
+        }
+        // At most half full: two draws on average.
+        if 2 * (self.len + 1) > self.slots.len() {
+            self.grow();
+        }
+        loop {
+            let index = rng.next_u32();
+            let slot = self.slot(index);
+            if self.slots[slot].is_none() {
+                self.slots[slot] = Some((index, value));
+                self.len += 1;
+                return Ok(index);
+            }
+        }
+    }
+
+    /// What `index` stands for.
+    #[inline]
+    pub fn get(&self, index: u32) -> Option<&T> {
+        match &self.slots[self.slot(index)] {
+            Some((found, value)) if *found == index => Some(value),
+            _ => None,
+        }
+    }
+
+    /// What `index` stands for, to be changed: a handshake's index becomes its session's.
+    #[inline]
+    pub fn get_mut(&mut self, index: u32) -> Option<&mut T> {
+        let slot = self.slot(index);
+        match &mut self.slots[slot] {
+            Some((found, value)) if *found == index => Some(value),
+            _ => None,
+        }
+    }
+
+    /// Removes `index` and returns what it stood for.
+    pub fn remove(&mut self, index: u32) -> Option<T> {
+        let slot = self.slot(index);
+        let (_, value) = self.slots[slot].take_if(|(found, _)| *found == index)?;
+        self.len -= 1;
+        Some(value)
+    }
+
+    /// All entries, in an order that depends on their indexes alone.
+    pub fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
+        self.slots
+            .iter()
+            .flatten()
+            .map(|(index, value)| (*index, value))
+    }
+
+    /// Entries in the table.
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether the table is empty.
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    #[inline]
+    fn slot(&self, index: u32) -> usize {
+        index as usize & (self.slots.len() - 1)
+    }
+
+    /// Doubles the slots. Entries cannot collide: their indexes differ in the bits used before.
+    fn grow(&mut self) {
+        let doubled = std::iter::repeat_with(|| None)
+            .take(2 * self.slots.len())
+            .collect();
+        for entry in std::mem::replace(&mut self.slots, doubled)
+            .into_iter()
+            .flatten()
+        {
+            let slot = self.slot(entry.0);
+            self.slots[slot] = Some(entry);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rng::testing::{Scripted, Seeded};
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    #[test]
+    fn an_index_whose_slot_is_taken_is_drawn_again() {
+        let mut rng = Scripted(
+            [5u32, 5, 21, 6]
+                .iter()
+                .flat_map(|i| i.to_le_bytes())
+                .collect(),
+        );
+        let mut table = IndexTable::with_capacity(100);
+        assert_eq!(table.insert('a', &mut rng), Ok(5));
+        assert_eq!(table.insert('b', &mut rng), Ok(6));
+    }
+
+    #[test]
+    fn an_index_that_only_shares_a_slot_finds_nothing() {
+        let mut table = IndexTable::with_capacity(100);
+        table
+            .insert('a', &mut Scripted(5u32.to_le_bytes().to_vec()))
+            .unwrap();
+        assert_eq!(table.get(5), Some(&'a'));
+        assert_eq!(table.get(5 + INITIAL_SLOTS as u32), None);
+        assert_eq!(table.get_mut(5 + INITIAL_SLOTS as u32), None);
+        assert_eq!(table.remove(5 + INITIAL_SLOTS as u32), None);
+    }
+
+    #[test]
+    fn the_table_is_bounded() {
+        let mut table = IndexTable::with_capacity(1000);
+        let mut rng = Seeded::new(1);
+        let indexes: Vec<u32> = (0..1000)
+            .map(|i| table.insert(i, &mut rng).unwrap())
+            .collect();
+        assert_eq!(table.insert(0, &mut rng), Err(TableFull { capacity: 1000 }));
+        table.remove(indexes[0]);
+        assert!(table.insert(0, &mut rng).is_ok());
+    }
+
+    proptest! {
+        #[test]
+        fn agrees_with_a_map(steps in prop::collection::vec((0..3u8, any::<prop::sample::Index>()), 1..300)) {
+            let mut rng = Seeded::new(7);
+            let mut table = IndexTable::with_capacity(1 << 16);
+            let mut model = BTreeMap::new();
+            for (number, (step, choice)) in steps.into_iter().enumerate() {
+                if step < 2 || model.is_empty() {
+                    let index = table.insert(number, &mut rng).unwrap();
+                    prop_assert_eq!(model.insert(index, number), None);
+                } else {
+                    let index = *choice.get(&model.keys().copied().collect::<Vec<_>>());
+                    prop_assert_eq!(table.remove(index), model.remove(&index));
+                    prop_assert_eq!(table.get(index), None);
+                }
+                prop_assert_eq!(table.len(), model.len());
+            }
+            for (index, value) in &model {
+                prop_assert_eq!(table.get(*index), Some(value));
+            }
+            let mut entries: Vec<_> = table.iter().map(|(index, value)| (index, *value)).collect();
+            entries.sort_unstable();
+            prop_assert_eq!(entries, model.into_iter().collect::<Vec<_>>());
+        }
+    }
+}

@@ -1,0 +1,339 @@
+//! What the plaintext of a native record consists of: frames, one behind the other.
+//!
+//! Every frame starts with a byte: kind in the low four bits, flags in the high four; then, but for
+//! padding, a `u16` length of what follows. Integers are little endian.
+//!
+//! ```text
+//! PADDING   0x00, to the end of the record
+//! PACKET    kind 1 | length | IP packet                                   flag PARTIAL
+//! SLICE     kind 2 | length | id u16 | offset u16 | total u16 | gso u16 | IP and TCP header | chunk
+//!                                                                         flag ECN
+//! FRAGMENT  kind 3 | length | id u16 | offset u16 | total u16 | chunk     flag PARTIAL
+//! HEALTH    kind 4 | length | see native/health.rs
+//! PROBE     kind 5 | length | id u16, then padding up to the probed size
+//! PROBE_ACK kind 6 | length | id u16 | size u16
+//! ```
+//! A kind that is not known is skipped by its length, so that later ones need no new version.
+
+use crate::inbox::{MAX_HEADER, Slice};
+use crate::native::health::Report;
+use seikan_observe::DropReason;
+use seikan_wire::ip::{self, IpPacket, PROTO_TCP};
+use seikan_wire::tcp;
+use std::ops::Range;
+
+/// Bytes before a PACKET's packet.
+pub const PACKET_OVERHEAD: usize = 3;
+/// Bytes before a SLICE's headers.
+pub const SLICE_OVERHEAD: usize = 3 + 8;
+/// Bytes before a FRAGMENT's chunk.
+pub const FRAGMENT_OVERHEAD: usize = 3 + 6;
+/// Bytes of a PROBE before its padding.
+pub const PROBE_LEN: usize = 3 + 2;
+/// Bytes of a PROBE_ACK.
+pub const PROBE_ACK_LEN: usize = 3 + 4;
+
+const PADDING: u8 = 0;
+const PACKET: u8 = 1;
+const SLICE: u8 = 2;
+const FRAGMENT: u8 = 3;
+const HEALTH: u8 = 4;
+const PROBE: u8 = 5;
+const PROBE_ACK: u8 = 6;
+/// The transport checksum holds the pseudo-header's sum only (PACKET, FRAGMENT).
+const FLAG_PARTIAL: u8 = 0x10;
+/// The super-packet has CWR set (SLICE).
+const FLAG_ECN: u8 = 0x20;
+
+/// A parsed frame; ranges are places in the arena.
+#[derive(Clone, Debug)]
+pub enum Frame {
+    /// A whole IP packet.
+    Packet {
+        /// Its place.
+        range: Range<usize>,
+        /// Its header.
+        ip: IpPacket,
+        /// Its transport checksum holds the pseudo-header's sum only.
+        partial: bool,
+    },
+    /// A slice of a TCP super-packet.
+    Slice(Slice),
+    /// A part of a packet that does not fit a record.
+    Fragment(Fragment),
+    /// What the far end saw of our datagrams.
+    Health(Report),
+    /// Answer with a [`Frame::ProbeAck`].
+    Probe {
+        /// Which probe.
+        id: u16,
+    },
+    /// A probe arrived.
+    ProbeAck {
+        /// Which probe.
+        id: u16,
+        /// UDP payload bytes of the probe.
+        size: u16,
+    },
+}
+
+/// A part of a packet that does not fit a record.
+#[derive(Clone, Debug)]
+pub struct Fragment {
+    /// Which packet of the peer.
+    pub id: u16,
+    /// Where the chunk belongs.
+    pub offset: usize,
+    /// The packet's length.
+    pub total: usize,
+    /// The packet's transport checksum holds the pseudo-header's sum only.
+    pub partial: bool,
+    /// The chunk's place in the arena.
+    pub chunk: Range<usize>,
+}
+
+/// Walks the frames of a plaintext that lies at a range of the arena.
+#[derive(Debug)]
+pub struct Frames {
+    rest: Range<usize>,
+    ce: bool,
+}
+
+impl Frames {
+    /// The frames at `plaintext`; `ce` says that the datagram arrived marked CE, which is copied
+    /// to each inner packet before it is parsed (RFC 6040 section 4.2).
+    pub fn new(plaintext: Range<usize>, ce: bool) -> Frames {
+        Frames {
+            rest: plaintext,
+            ce,
+        }
+    }
+
+    /// The next frame; `None` at the end. After an error the rest of the record is given up.
+    pub fn next(&mut self, arena: &mut [u8]) -> Option<Result<Frame, DropReason>> {
+        loop {
+            if self.rest.is_empty() || arena[self.rest.start] & 0x0f == PADDING {
+                return None;
+            }
+            let frame = self.take(arena);
+            match frame {
+                Ok(None) => {}
+                Ok(Some(frame)) => return Some(Ok(frame)),
+                Err(reason) => return Some(Err(reason)),
+            }
+        }
+    }
+
+    /// One frame off the front; `Ok(None)` for a kind that is not known.
+    fn take(&mut self, arena: &mut [u8]) -> Result<Option<Frame>, DropReason> {
+        let start = self.rest.start;
+        let Some(&[first, l0, l1]) = arena[self.rest.clone()].first_chunk() else {
+            self.rest.start = self.rest.end;
+            return Err(DropReason::BadFrame);
+        };
+        let body = start + 3..start + 3 + usize::from(u16::from_le_bytes([l0, l1]));
+        if body.end > self.rest.end {
+            self.rest.start = self.rest.end;
+            return Err(DropReason::BadFrame);
+        }
+        self.rest.start = body.end;
+        let partial = first & FLAG_PARTIAL != 0;
+        match first & 0x0f {
+            PACKET => self.packet(arena, body, partial).map(Some),
+            SLICE => self.slice(arena, body, first & FLAG_ECN != 0).map(Some),
+            FRAGMENT => fragment(arena, body, partial).map(Some),
+            HEALTH => Report::read(&arena[body])
+                .map(Frame::Health)
+                .ok_or(DropReason::BadFrame)
+                .map(Some),
+            PROBE => match arena[body] {
+                [a, b, ..] => Ok(Some(Frame::Probe {
+                    id: u16::from_le_bytes([a, b]),
+                })),
+                _ => Err(DropReason::BadFrame),
+            },
+            PROBE_ACK => match arena[body] {
+                [a, b, c, d, ..] => Ok(Some(Frame::ProbeAck {
+                    id: u16::from_le_bytes([a, b]),
+                    size: u16::from_le_bytes([c, d]),
+                })),
+                _ => Err(DropReason::BadFrame),
+            },
+            _ => Ok(None),
+        }
+    }
+
+    fn packet(
+        &self,
+        arena: &mut [u8],
+        range: Range<usize>,
+        partial: bool,
+    ) -> Result<Frame, DropReason> {
+        if self.ce {
+            decapsulate_ce(&mut arena[range.clone()])?;
+        }
+        let ip = IpPacket::parse(&arena[range.clone()]).map_err(|_| DropReason::NotIp)?;
+        Ok(Frame::Packet { range, ip, partial })
+    }
+
+    fn slice(&self, arena: &mut [u8], body: Range<usize>, ecn: bool) -> Result<Frame, DropReason> {
+        let Some(&[i0, i1, o0, o1, t0, t1, g0, g1]) = arena[body.clone()].first_chunk() else {
+            return Err(DropReason::BadFrame);
+        };
+        let id = u16::from_le_bytes([i0, i1]);
+        let offset = usize::from(u16::from_le_bytes([o0, o1]));
+        let total = usize::from(u16::from_le_bytes([t0, t1]));
+        let gso_size = usize::from(u16::from_le_bytes([g0, g1]));
+        let packet = body.start + 8..body.end;
+        if self.ce {
+            decapsulate_ce(&mut arena[packet.clone()])?;
+        }
+        let ip = slice_ip(&arena[packet.clone()])?;
+        let transport = &arena[packet.start + ip.header_len..packet.end];
+        let tcp_len = tcp::header_len(transport).ok_or(DropReason::BadFrame)?;
+        let header_len = ip.header_len + tcp_len;
+        let header = packet.start..packet.start + header_len;
+        let chunk = header.end..packet.end;
+        let valid = ip.protocol == PROTO_TCP
+            && !ip.fragment
+            && header_len <= MAX_HEADER
+            && gso_size > 0
+            && !chunk.is_empty()
+            && offset + chunk.len() <= total
+            && header_len + total <= 65_535;
+        if !valid {
+            return Err(DropReason::BadFrame);
+        }
+        Ok(Frame::Slice(Slice {
+            id,
+            offset,
+            total,
+            gso_size,
+            ecn,
+            ip,
+            header,
+            chunk,
+        }))
+    }
+}
+
+/// Parses the IP header of a slice, whose length field speaks of the whole super-packet.
+fn slice_ip(bytes: &[u8]) -> Result<IpPacket, DropReason> {
+    let mut head = [0u8; MAX_HEADER];
+    let n = bytes.len().min(MAX_HEADER);
+    head[..n].copy_from_slice(&bytes[..n]);
+    match head[0] >> 4 {
+        4 => head[2..4].copy_from_slice(&(n as u16).to_be_bytes()),
+        6 if n >= 40 => head[4..6].copy_from_slice(&(n as u16 - 40).to_be_bytes()),
+        _ => return Err(DropReason::BadFrame),
+    }
+    IpPacket::parse(&head[..n]).map_err(|_| DropReason::BadFrame)
+}
+
+fn fragment(arena: &[u8], body: Range<usize>, partial: bool) -> Result<Frame, DropReason> {
+    let Some(&[i0, i1, o0, o1, t0, t1]) = arena[body.clone()].first_chunk() else {
+        return Err(DropReason::BadFrame);
+    };
+    let fragment = Fragment {
+        id: u16::from_le_bytes([i0, i1]),
+        offset: usize::from(u16::from_le_bytes([o0, o1])),
+        total: usize::from(u16::from_le_bytes([t0, t1])),
+        partial,
+        chunk: body.start + 6..body.end,
+    };
+    let length = fragment.chunk.len();
+    if length == 0 || length == fragment.total || fragment.offset + length > fragment.total {
+        return Err(DropReason::BadFrame);
+    }
+    Ok(Frame::Fragment(fragment))
+}
+
+/// The datagram was marked CE on its way: the packet inside must say so, or go (RFC 6040, 4.2).
+pub fn decapsulate_ce(packet: &mut [u8]) -> Result<(), DropReason> {
+    match ip::ecn(packet) {
+        ip::ECN_NOT_ECT => Err(DropReason::EcnNotCapable),
+        ip::ECN_CE => Ok(()),
+        _ => {
+            ip::set_ecn(packet, ip::ECN_CE);
+            Ok(())
+        }
+    }
+}
+
+/// Writes a PACKET's head.
+pub fn write_packet(out: &mut [u8], length: usize, partial: bool) {
+    head(out, PACKET | if partial { FLAG_PARTIAL } else { 0 }, length);
+}
+
+/// What a SLICE says about itself before its headers and chunk.
+#[derive(Clone, Copy, Debug)]
+pub struct SliceHead {
+    /// Which super-packet.
+    pub id: u16,
+    /// Payload bytes before the slice.
+    pub offset: usize,
+    /// Payload bytes in all.
+    pub total: usize,
+    /// Payload bytes per segment.
+    pub gso_size: usize,
+    /// The super-packet has CWR set.
+    pub ecn: bool,
+}
+
+/// Writes a SLICE's head; `length` is that of headers and chunk.
+pub fn write_slice(out: &mut [u8], slice: &SliceHead, length: usize) {
+    head(
+        out,
+        SLICE | if slice.ecn { FLAG_ECN } else { 0 },
+        8 + length,
+    );
+    out[3..5].copy_from_slice(&slice.id.to_le_bytes());
+    out[5..7].copy_from_slice(&(slice.offset as u16).to_le_bytes());
+    out[7..9].copy_from_slice(&(slice.total as u16).to_le_bytes());
+    out[9..11].copy_from_slice(&(slice.gso_size as u16).to_le_bytes());
+}
+
+/// Writes a FRAGMENT's head.
+pub fn write_fragment(
+    out: &mut [u8],
+    id: u16,
+    offset: usize,
+    total: usize,
+    length: usize,
+    partial: bool,
+) {
+    head(
+        out,
+        FRAGMENT | if partial { FLAG_PARTIAL } else { 0 },
+        6 + length,
+    );
+    out[3..5].copy_from_slice(&id.to_le_bytes());
+    out[5..7].copy_from_slice(&(offset as u16).to_le_bytes());
+    out[7..9].copy_from_slice(&(total as u16).to_le_bytes());
+}
+
+/// Writes a HEALTH frame and returns its length.
+pub fn write_health(out: &mut [u8], report: &Report) -> usize {
+    let body = report.to_bytes();
+    head(out, HEALTH, body.len());
+    out[3..3 + body.len()].copy_from_slice(&body);
+    3 + body.len()
+}
+
+/// Writes a PROBE; the caller pads the record.
+pub fn write_probe(out: &mut [u8], id: u16) {
+    head(out, PROBE, 2);
+    out[3..5].copy_from_slice(&id.to_le_bytes());
+}
+
+/// Writes a PROBE_ACK.
+pub fn write_probe_ack(out: &mut [u8], id: u16, size: u16) {
+    head(out, PROBE_ACK, 4);
+    out[3..5].copy_from_slice(&id.to_le_bytes());
+    out[5..7].copy_from_slice(&size.to_le_bytes());
+}
+
+fn head(out: &mut [u8], first: u8, length: usize) {
+    out[0] = first;
+    out[1..3].copy_from_slice(&(length as u16).to_le_bytes());
+}

@@ -1,0 +1,260 @@
+//! Path MTU by probing: datagram packetization layer path MTU discovery (RFC 8899).
+//!
+//! A probe is a padded record of a candidate size; its acknowledgement proves that the size passes
+//! in this direction. ICMP is not believed. Search: the sizes that networks really have, largest
+//! first that was not refused, then bisection to within [`GRANULARITY`]. A confirmed size is
+//! confirmed anew every [`CONFIRM_INTERVAL`] while data flows; when [`MAX_PROBES`] confirmations in
+//! a row fail, the path has become a black hole for it and the search starts over from the base.
+
+use crate::time::Instant;
+use std::time::Duration;
+
+/// UDP payload that every path carries: IPv6's minimum MTU less IPv6 and UDP headers (BASE_PLPMTU).
+pub const BASE: u16 = 1280 - 48;
+/// The largest UDP payload.
+pub const MAX: u16 = 65_507;
+/// Probes of one size before it counts as refused (MAX_PROBES of RFC 8899).
+const MAX_PROBES: u8 = 3;
+/// Time for an acknowledgement (PROBE_TIMER; RFC 8899 asks for at least one RTT, here generous).
+const PROBE_TIMER: Duration = Duration::from_secs(1);
+/// How often the confirmed size is confirmed anew.
+const CONFIRM_INTERVAL: Duration = Duration::from_secs(5);
+/// How often larger sizes are tried again (PMTU_RAISE_TIMER is 600 s).
+const RAISE_INTERVAL: Duration = Duration::from_secs(600);
+/// Bisection ends when the bounds are this close.
+const GRANULARITY: u16 = 8;
+/// MTUs met in practice, as IP packet sizes: minimum IPv6, tunnels, PPPoE, Ethernet, clouds, jumbo.
+const COMMON: [u16; 9] = [1280, 1360, 1420, 1460, 1492, 1500, 4096, 9001, 65_535];
+
+/// The state of one direction of one path.
+#[derive(Clone, Debug)]
+pub struct PathMtu {
+    /// IP and UDP header bytes.
+    overhead: u16,
+    /// Largest size known to pass.
+    confirmed: u16,
+    /// Smallest size believed not to pass.
+    refused: u16,
+    probe: Option<Probe>,
+    next_id: u16,
+    /// When to confirm or raise.
+    idle_until: Option<Instant>,
+    raise_at: Option<Instant>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Probe {
+    id: u16,
+    size: u16,
+    sent: u8,
+    deadline: Instant,
+}
+
+impl PathMtu {
+    /// A path of which nothing is known; `v6` says how large its headers are.
+    pub fn new(v6: bool) -> PathMtu {
+        PathMtu {
+            overhead: if v6 { 48 } else { 28 },
+            confirmed: BASE,
+            refused: MAX,
+            probe: None,
+            next_id: 0,
+            idle_until: None,
+            raise_at: None,
+        }
+    }
+
+    /// UDP payload bytes that pass.
+    pub fn size(&self) -> usize {
+        usize::from(self.confirmed)
+    }
+
+    /// The same as an IP packet's size: what people call the path MTU.
+    pub fn mtu(&self) -> usize {
+        self.size() + usize::from(self.overhead)
+    }
+
+    /// The probe to send now, if one is due: its id and its UDP payload size.
+    pub fn poll(&mut self, now: Instant) -> Option<(u16, usize)> {
+        if let Some(probe) = &mut self.probe {
+            if now < probe.deadline {
+                return None;
+            }
+            if probe.sent < MAX_PROBES {
+                probe.sent += 1;
+                probe.deadline = now + PROBE_TIMER;
+                return Some((probe.id, usize::from(probe.size)));
+            }
+            let size = probe.size;
+            self.failed(size);
+        }
+        let size = match self.candidate() {
+            Some(size) => size,
+            None => self.rest(now)?,
+        };
+        self.next_id = self.next_id.wrapping_add(1);
+        self.probe = Some(Probe {
+            id: self.next_id,
+            size,
+            sent: 1,
+            deadline: now + PROBE_TIMER,
+        });
+        Some((self.next_id, usize::from(size)))
+    }
+
+    /// When [`Self::poll`] will want to act.
+    pub fn next_wakeup(&self) -> Option<Instant> {
+        self.probe.map(|p| p.deadline).or(self.idle_until)
+    }
+
+    /// A probe was acknowledged.
+    pub fn acknowledged(&mut self, id: u16, size: u16) {
+        let Some(probe) = self.probe.filter(|p| p.id == id && p.size == size) else {
+            return;
+        };
+        self.probe = None;
+        self.confirmed = self.confirmed.max(probe.size);
+        self.refused = self.refused.max(self.confirmed.saturating_add(1));
+    }
+
+    /// The kernel refused a datagram of `size` bytes (EMSGSIZE): the first link is smaller.
+    pub fn too_large(&mut self, size: usize) {
+        let size = size.min(usize::from(MAX)) as u16;
+        if self.probe.is_some_and(|p| p.size >= size) {
+            self.probe = None;
+        }
+        if size <= self.confirmed {
+            self.confirmed = BASE;
+        }
+        self.refused = size.max(BASE + 1);
+        self.idle_until = None;
+    }
+
+    fn failed(&mut self, size: u16) {
+        self.probe = None;
+        if size <= self.confirmed {
+            // A black hole: what passed does not pass any more.
+            *self = PathMtu {
+                refused: size.max(BASE + 1),
+                next_id: self.next_id,
+                ..PathMtu::new(self.overhead == 48)
+            };
+        } else {
+            self.refused = size;
+        }
+    }
+
+    /// The next size of the search, or `None` when it is over.
+    fn candidate(&self) -> Option<u16> {
+        let open = |size: &u16| *size > self.confirmed && *size < self.refused;
+        let common = COMMON.iter().map(|mtu| (mtu - self.overhead).min(MAX - 1));
+        // Upwards: Ethernet's size first, since most paths have it; then on from what is confirmed.
+        let ethernet = 1500 - self.overhead;
+        let next = if open(&ethernet) && self.confirmed == BASE {
+            Some(ethernet)
+        } else if self.confirmed < ethernet {
+            common.rev().find(open)
+        } else {
+            common.into_iter().find(open)
+        };
+        next.or_else(|| {
+            let middle = self.confirmed + (self.refused - self.confirmed) / 2;
+            (self.refused - self.confirmed > GRANULARITY && middle > self.confirmed)
+                .then_some(middle)
+        })
+    }
+
+    /// The search is over: confirm from time to time, and rarely look for more.
+    fn rest(&mut self, now: Instant) -> Option<u16> {
+        let raise_at = *self.raise_at.get_or_insert(now + RAISE_INTERVAL);
+        if now >= raise_at {
+            self.raise_at = None;
+            self.refused = MAX;
+            self.idle_until = None;
+            return self.candidate();
+        }
+        match self.idle_until {
+            Some(until) if now >= until => {
+                self.idle_until = Some(now + CONFIRM_INTERVAL);
+                Some(self.confirmed)
+            }
+            Some(_) => None,
+            None => {
+                self.idle_until = Some(now + CONFIRM_INTERVAL);
+                None
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs the search over a path that carries `limit` bytes of UDP payload until `end` seconds.
+    fn search(path: &mut PathMtu, from: u64, end: u64, limit: usize) -> usize {
+        let mut probes = 0;
+        for ms in from * 1000..end * 1000 {
+            let now = Instant::from_nanos(ms * 1_000_000);
+            if let Some((id, size)) = path.poll(now) {
+                probes += 1;
+                if size <= limit {
+                    path.acknowledged(id, size as u16);
+                }
+            }
+        }
+        probes
+    }
+
+    #[test]
+    fn the_search_ends_within_the_granularity_of_the_truth() {
+        for limit in [
+            1232, 1233, 1300, 1392, 1440, 1452, 1464, 1472, 1473, 4068, 8973, 65_506,
+        ] {
+            for v6 in [false, true] {
+                let mut path = PathMtu::new(v6);
+                search(&mut path, 0, 120, limit);
+                let found = path.size();
+                assert!(
+                    found <= limit && found + usize::from(GRANULARITY) >= limit,
+                    "{limit}: {found}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn ethernet_is_found_by_the_first_probe() {
+        let mut path = PathMtu::new(false);
+        let (id, size) = path.poll(Instant::BOOT).unwrap();
+        assert_eq!(size, 1472);
+        path.acknowledged(id, 1472);
+        assert_eq!(path.mtu(), 1500);
+    }
+
+    #[test]
+    fn a_black_hole_is_left_and_the_new_size_found() {
+        let mut path = PathMtu::new(false);
+        search(&mut path, 0, 60, 1472);
+        assert_eq!(path.size(), 1472);
+        search(&mut path, 60, 180, 1372);
+        assert!((1364..=1372).contains(&path.size()), "{}", path.size());
+    }
+
+    #[test]
+    fn a_wider_path_is_found_after_the_raise_timer() {
+        let mut path = PathMtu::new(false);
+        search(&mut path, 0, 60, 1472);
+        search(&mut path, 60, 800, 8972);
+        assert!(path.size() > 8900);
+    }
+
+    #[test]
+    fn an_acknowledgement_for_another_probe_proves_nothing() {
+        let mut path = PathMtu::new(false);
+        let (id, _) = path.poll(Instant::BOOT).unwrap();
+        path.acknowledged(id.wrapping_add(1), 1472);
+        path.acknowledged(id, 65_000);
+        assert_eq!(path.size(), usize::from(BASE));
+    }
+}

@@ -1,0 +1,314 @@
+//! Packs frames into records: full ones while there is more, so that one GSO call sends them all.
+//!
+//! A [`RecordWriter`] lives for one batch to one peer. It fills the reserved tail of the
+//! [`Outbox`], seals a record when it is full, and the last one in [`RecordWriter::finish`]: small
+//! packets are never held back for a fuller record. The tail of one super-packet and the head of
+//! the next share a record, which keeps all datagrams of a batch the same size.
+
+use crate::indices::PeerId;
+use crate::native::frame::{
+    self, FRAGMENT_OVERHEAD, PACKET_OVERHEAD, PROBE_ACK_LEN, PROBE_LEN, SLICE_OVERHEAD, SliceHead,
+};
+use crate::native::health::Report;
+use crate::outbox::{Destination, Outbox};
+use crate::segment::{SuperPacket, Transport};
+use crate::session::Session;
+use seikan_observe::DropReason;
+use seikan_wire::ip::PROTO_TCP;
+use seikan_wire::message::{DATA_HEADER_LEN, DataHeader, TAG_LEN, TYPE_DATA_NATIVE};
+use seikan_wire::tcp;
+
+/// Header and tag of a record.
+pub const RECORD_OVERHEAD: usize = DATA_HEADER_LEN + TAG_LEN;
+/// A slice is not started in less room than this; the record is closed instead.
+const MIN_CHUNK: usize = 256;
+/// A record at most this much shorter than its run's datagrams is padded to keep the run going.
+const MAX_PADDING: usize = 400;
+
+/// What the records of one batch have in common.
+#[derive(Clone, Copy, Debug)]
+pub struct Envelope {
+    /// Where to, and how marked.
+    pub destination: Destination,
+    /// The peer.
+    pub peer: PeerId,
+    /// UDP payload bytes that the path carries.
+    pub size: usize,
+    /// Send stamp: fraction of a second in 1/65536.
+    pub stamp: u16,
+    /// The peer takes slices and partial checksums.
+    pub offload: bool,
+}
+
+/// Packs frames for one peer into sealed records.
+#[derive(Debug)]
+pub struct RecordWriter<'a> {
+    outbox: &'a mut Outbox,
+    session: &'a mut Session,
+    envelope: Envelope,
+    /// Identifies sliced packets; counts on over batches.
+    next_id: &'a mut u16,
+    /// Bytes of the open record written, header included.
+    used: usize,
+    packets: u64,
+    bytes: u64,
+}
+
+impl<'a> RecordWriter<'a> {
+    /// A writer without an open record.
+    pub fn new(
+        outbox: &'a mut Outbox,
+        session: &'a mut Session,
+        next_id: &'a mut u16,
+        envelope: Envelope,
+    ) -> RecordWriter<'a> {
+        RecordWriter {
+            outbox,
+            session,
+            envelope,
+            next_id,
+            used: DATA_HEADER_LEN,
+            packets: 0,
+            bytes: 0,
+        }
+    }
+
+    /// Changes the marking of what follows; what is open is sealed first.
+    pub fn set_traffic_class(&mut self, traffic_class: u8) -> Result<(), DropReason> {
+        if self.envelope.destination.traffic_class != traffic_class {
+            self.close(false)?;
+            self.envelope.destination.traffic_class = traffic_class;
+        }
+        Ok(())
+    }
+
+    /// Adds one read of the TUN device: whole, in slices or in fragments.
+    pub fn super_packet(&mut self, packet: &SuperPacket<'_>) -> Result<(), DropReason> {
+        let segments = packet.segments() as u64;
+        let bytes: u64 = (0..packet.segments())
+            .map(|i| packet.segment_len(i) as u64)
+            .sum();
+        if packet.kind == Some(Transport::Tcp) && self.envelope.offload {
+            self.slices(packet, packet.header_len, packet.gso_size, packet.ecn)?;
+        } else if packet.kind.is_none()
+            && PACKET_OVERHEAD + packet.bytes.len() > self.capacity()
+            && self.envelope.offload
+            && packet.partial
+            && packet.ip.protocol == PROTO_TCP
+        {
+            // One large TCP segment: any part of it is of use to the receiver, so slices again.
+            let tcp_len = tcp::header_len(&packet.bytes[packet.ip.header_len..])
+                .ok_or(DropReason::BadOffload)?;
+            let header_len = packet.ip.header_len + tcp_len;
+            self.slices(packet, header_len, packet.bytes.len() - header_len, false)?;
+        } else {
+            for i in 0..packet.segments() {
+                self.segment(packet, i)?;
+            }
+            return Ok(());
+        }
+        self.packets += segments;
+        self.bytes += bytes;
+        Ok(())
+    }
+
+    fn capacity(&self) -> usize {
+        self.envelope.size - RECORD_OVERHEAD
+    }
+
+    fn left(&self) -> usize {
+        self.envelope.size - TAG_LEN - self.used
+    }
+
+    fn segment(&mut self, packet: &SuperPacket<'_>, i: usize) -> Result<(), DropReason> {
+        let length = packet.segment_len(i);
+        let partial = self.envelope.offload && packet.partial;
+        if PACKET_OVERHEAD + length > self.capacity() {
+            return self.fragments(packet, i, length, partial);
+        }
+        if PACKET_OVERHEAD + length > self.left() {
+            self.close(true)?;
+        }
+        let used = self.used;
+        let out = &mut self.room()?[used..];
+        frame::write_packet(out, length, partial);
+        packet.segment(i, partial, &mut out[PACKET_OVERHEAD..]);
+        self.used += PACKET_OVERHEAD + length;
+        self.packets += 1;
+        self.bytes += length as u64;
+        Ok(())
+    }
+
+    fn slices(
+        &mut self,
+        packet: &SuperPacket<'_>,
+        header_len: usize,
+        gso_size: usize,
+        ecn: bool,
+    ) -> Result<(), DropReason> {
+        let (header, payload) = packet.bytes.split_at(header_len);
+        let id = self.take_id();
+        let fixed = SLICE_OVERHEAD + header_len;
+        let mut offset = 0;
+        while offset < payload.len() {
+            let rest = payload.len() - offset;
+            if self.left() < fixed + rest.min(MIN_CHUNK) {
+                self.close(true)?;
+            }
+            let length = rest.min(self.left() - fixed);
+            let used = self.used;
+            let out = &mut self.room()?[used..];
+            let head = SliceHead {
+                id,
+                offset,
+                total: payload.len(),
+                gso_size,
+                ecn,
+            };
+            frame::write_slice(out, &head, header_len + length);
+            out[SLICE_OVERHEAD..fixed].copy_from_slice(header);
+            out[fixed..fixed + length].copy_from_slice(&payload[offset..offset + length]);
+            self.used += fixed + length;
+            offset += length;
+        }
+        Ok(())
+    }
+
+    fn fragments(
+        &mut self,
+        packet: &SuperPacket<'_>,
+        i: usize,
+        length: usize,
+        partial: bool,
+    ) -> Result<(), DropReason> {
+        let mut whole = vec![0; length];
+        packet.segment(i, partial, &mut whole);
+        let id = self.take_id();
+        let mut offset = 0;
+        while offset < length {
+            let rest = length - offset;
+            if self.left() < FRAGMENT_OVERHEAD + rest.min(MIN_CHUNK) {
+                self.close(true)?;
+            }
+            let chunk = rest.min(self.left() - FRAGMENT_OVERHEAD);
+            let used = self.used;
+            let out = &mut self.room()?[used..];
+            frame::write_fragment(out, id, offset, length, chunk, partial);
+            out[FRAGMENT_OVERHEAD..FRAGMENT_OVERHEAD + chunk]
+                .copy_from_slice(&whole[offset..offset + chunk]);
+            self.used += FRAGMENT_OVERHEAD + chunk;
+            offset += chunk;
+        }
+        self.packets += 1;
+        self.bytes += length as u64;
+        Ok(())
+    }
+
+    /// Adds a health report.
+    pub fn health(&mut self, report: &Report) -> Result<(), DropReason> {
+        if self.left() < 3 + Report::LEN {
+            self.close(true)?;
+        }
+        let used = self.used;
+        self.used += frame::write_health(&mut self.room()?[used..], report);
+        Ok(())
+    }
+
+    /// Adds the answer to a probe of `size` bytes.
+    pub fn probe_ack(&mut self, id: u16, size: u16) -> Result<(), DropReason> {
+        if self.left() < PROBE_ACK_LEN {
+            self.close(true)?;
+        }
+        let used = self.used;
+        frame::write_probe_ack(&mut self.room()?[used..], id, size);
+        self.used += PROBE_ACK_LEN;
+        Ok(())
+    }
+
+    /// Seals a record of exactly `size` bytes that asks whether it arrives.
+    pub fn probe(&mut self, id: u16, size: usize) -> Result<(), DropReason> {
+        self.close(false)?;
+        self.envelope.size = size;
+        let used = self.used;
+        frame::write_probe(&mut self.room()?[used..], id);
+        self.used += PROBE_LEN;
+        self.pad_to(size)?;
+        self.seal()
+    }
+
+    /// Seals an empty record: a keepalive.
+    pub fn keepalive(&mut self) -> Result<(), DropReason> {
+        self.close(false)?;
+        self.seal()
+    }
+
+    /// Seals what is open. When there is no room for it, says how many packets are lost with it.
+    pub fn finish(mut self) -> Result<(), u64> {
+        self.close(false).map_err(|_| self.packets)
+    }
+
+    fn take_id(&mut self) -> u16 {
+        let id = *self.next_id;
+        *self.next_id = id.wrapping_add(1);
+        id
+    }
+
+    /// The reserved record; not committed before [`Self::seal`].
+    fn room(&mut self) -> Result<&mut [u8], DropReason> {
+        let size = self.envelope.size;
+        // The slot is given back at once: reserving again yields the same bytes until a commit.
+        self.outbox.tail(size).ok_or(DropReason::OutboxFull)
+    }
+
+    fn close(&mut self, more: bool) -> Result<(), DropReason> {
+        if self.used == DATA_HEADER_LEN {
+            return Ok(());
+        }
+        if more {
+            let length = self.used + TAG_LEN;
+            let wanted = self
+                .outbox
+                .run_size(&self.envelope.destination, Some(self.envelope.peer));
+            if let Some(wanted) = wanted
+                && length < wanted
+                && wanted - length <= MAX_PADDING
+                && wanted <= self.envelope.size
+            {
+                self.pad_to(wanted)?;
+            }
+        }
+        self.seal()
+    }
+
+    fn pad_to(&mut self, size: usize) -> Result<(), DropReason> {
+        let used = self.used;
+        self.room()?[used..size - TAG_LEN].fill(0);
+        self.used = size - TAG_LEN;
+        Ok(())
+    }
+
+    fn seal(&mut self) -> Result<(), DropReason> {
+        let length = self.used + TAG_LEN;
+        let Envelope {
+            destination,
+            peer,
+            stamp,
+            ..
+        } = self.envelope;
+        let position = self.outbox.next_position(&destination, Some(peer), length);
+        let header = DataHeader {
+            kind: TYPE_DATA_NATIVE,
+            position,
+            stamp,
+            receiver: 0,
+            counter: 0,
+        };
+        let mut slot = self.outbox.reserve(length).ok_or(DropReason::OutboxFull)?;
+        self.session.seal(header, slot.bytes());
+        slot.commit(length, &destination, Some(peer), self.packets, self.bytes);
+        self.used = DATA_HEADER_LEN;
+        self.packets = 0;
+        self.bytes = 0;
+        Ok(())
+    }
+}

@@ -1,0 +1,412 @@
+//! The handshake: Noise_IKpsk2_25519_ChaChaPoly_BLAKE2s, in WireGuard's dress or in our own.
+//!
+//! ```text
+//! initiator                                   responder
+//! create_initiation  --- initiation --->  consume_initiation   (who? which stamp? which offer?)
+//! Initiator                               ReceivedInitiation
+//! consume_response   <--- response ----   create_response      (psk, chosen capabilities)
+//! Established                             Established          (mirrored keys)
+//! ```
+//!
+//! Both [`Construction`]s take one path; they differ in prologue, mac labels, message types, and in
+//! the payload, which WireGuard does not have. Initiation: `type, 0, 0, 0, sender index (LE),
+//! ephemeral, sealed static, sealed (TAI64N, payload), mac1, mac2`. Response: `type, 0, 0, 0,
+//! sender index, receiver index, ephemeral, sealed payload, mac1, mac2`.
+//!
+//! What is not here: whether the static key is a known peer's, whether the stamp is newer than the
+//! last one (the caller knows), cookies and load (`cookie`). The cryptography is `snow`'s; ours is
+//! the resolver that feeds it ephemeral keys from the caller's random source and an X25519 that
+//! refuses points of low order and erases its private keys.
+
+use std::fmt;
+use std::ops::RangeInclusive;
+
+use snow::HandshakeState;
+use zeroize::Zeroizing;
+
+use crate::constants::*;
+pub use crate::construction::Construction;
+use crate::cookie;
+pub use crate::keys::{Identity, PresharedKey, PrivateKey, PublicKey};
+use crate::rng::Rng;
+use crate::tai64n::Tai64n;
+
+use self::resolver::EphemeralSeed;
+
+mod resolver;
+
+/// The Noise protocol name, the paper's CONSTRUCTION.
+pub const PROTOCOL_NAME: &str = "Noise_IKpsk2_25519_ChaChaPoly_BLAKE2s";
+
+/// Why a handshake message was not made or not accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HandshakeError {
+    /// Not the expected message: another type, or reserved bytes that are not zero.
+    #[error("message header {found:#010x} where {expected:#04x} was expected")]
+    UnexpectedType {
+        /// The first four bytes, little-endian.
+        found: u32,
+        /// The type that was expected.
+        expected: u8,
+    },
+    /// A size that this message cannot have.
+    #[error("handshake message of {found} bytes: truncated, oversized, or another protocol")]
+    Length {
+        /// Size of the message in bytes.
+        found: usize,
+    },
+    /// mac1 is not the one for this host's public key.
+    #[error("mac1 does not match: the sender expects another public key here")]
+    Mac1,
+    /// A response to an initiation that is not this one.
+    #[error("response to index {found:#010x}, which is not this handshake's")]
+    ReceiverIndex {
+        /// The receiver index in the message.
+        found: u32,
+    },
+    /// The AEAD did not verify: altered, for another key, or with another preshared key.
+    #[error(
+        "handshake message does not authenticate: altered on the way, or the keys (preshared key \
+         included) differ between the ends"
+    )]
+    Authentication,
+    /// A Diffie-Hellman result was zero.
+    #[error("public key of low order: no secret can be agreed with it")]
+    LowOrderPoint,
+    /// The payload exceeds what this construction carries.
+    #[error("handshake payload of {found} bytes, more than {maximum}")]
+    PayloadTooLong {
+        /// Size of the payload in bytes.
+        found: usize,
+        /// Largest size allowed.
+        maximum: usize,
+    },
+    /// The buffer given for the message is too small.
+    #[error("buffer of {found} bytes for a handshake message of {needed}")]
+    BufferTooSmall {
+        /// Size of the buffer in bytes.
+        found: usize,
+        /// Size of the message.
+        needed: usize,
+    },
+    /// This initiation has been answered already.
+    #[error("a response to this initiation was accepted before")]
+    AlreadyComplete,
+    /// The Noise library refused for a reason that no message can cause.
+    #[error("the Noise library refused: a defect of this program, please report it")]
+    Library,
+}
+
+impl From<snow::Error> for HandshakeError {
+    fn from(error: snow::Error) -> Self {
+        match error {
+            snow::Error::Decrypt => HandshakeError::Authentication,
+            snow::Error::Dh => HandshakeError::LowOrderPoint,
+            _ => HandshakeError::Library,
+        }
+    }
+}
+
+/// What a finished handshake leaves to the session.
+pub struct Established {
+    /// Index the peer puts on what it sends here.
+    pub local_index: u32,
+    /// Index to put on what is sent to the peer.
+    pub remote_index: u32,
+    /// Key of what is sent.
+    pub send: Zeroizing<[u8; KEY_LEN]>,
+    /// Key of what is received.
+    pub receive: Zeroizing<[u8; KEY_LEN]>,
+    /// Noise handshake hash: the same at both ends, over all that was said; binds to the channel.
+    pub handshake_hash: [u8; 32],
+    /// The peer's payload: its offer at the responder, its choice at the initiator.
+    pub payload: Vec<u8>,
+}
+
+impl fmt::Debug for Established {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Established")
+            .field("local_index", &self.local_index)
+            .field("remote_index", &self.remote_index)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Writes an initiation to `remote` into `out` and returns its size; mac2 is left zero for
+/// [`cookie::CookieJar::stamp`] to fill in.
+///
+/// `timestamp` must be greater than in any initiation before. `payload` must be empty for WireGuard.
+#[allow(clippy::too_many_arguments)]
+pub fn create_initiation(
+    construction: Construction,
+    identity: &Identity,
+    remote: &PublicKey,
+    psk: &PresharedKey,
+    sender_index: u32,
+    timestamp: Tai64n,
+    payload: &[u8],
+    rng: &mut dyn Rng,
+    out: &mut [u8],
+) -> Result<(Initiator, usize), HandshakeError> {
+    let len = INITIATION_LEN + payload.len();
+    let out = message_buffer(construction, payload, len, out)?;
+    out[..4].copy_from_slice(&u32::from(construction.initiation_type()).to_le_bytes());
+    put_u32(out, SENDER_INDEX_OFFSET, sender_index);
+
+    let ephemeral = EphemeralSeed::default();
+    let mut state = ephemeral
+        .builder(construction, identity)?
+        .remote_public_key(remote.as_bytes())?
+        .psk(2, psk.as_bytes())?
+        .build_initiator()?;
+    ephemeral.refill(rng);
+    let mut plaintext = [0; TAI64N_LEN + MAX_PAYLOAD_LEN];
+    plaintext[..TAI64N_LEN].copy_from_slice(timestamp.as_bytes());
+    plaintext[TAI64N_LEN..][..payload.len()].copy_from_slice(payload);
+    let noise = &mut out[INITIATION_NOISE_OFFSET..len - MACS_LEN];
+    state.write_message(&plaintext[..TAI64N_LEN + payload.len()], noise)?;
+    cookie::write_mac1(&cookie::mac1_key(construction, remote), out);
+
+    let initiator = Initiator {
+        construction,
+        local_index: sender_index,
+        mac1_key: *identity.mac1_key(construction),
+        state: Box::new(state),
+    };
+    Ok((initiator, len))
+}
+
+/// An initiation that was sent and waits for its response.
+pub struct Initiator {
+    construction: Construction,
+    local_index: u32,
+    mac1_key: cookie::MacKey,
+    state: Box<HandshakeState>,
+}
+
+impl Initiator {
+    /// The index the response must name as its receiver.
+    pub const fn local_index(&self) -> u32 {
+        self.local_index
+    }
+
+    /// Completes the handshake with a response. A message that is refused changes nothing: the
+    /// true response may still come.
+    pub fn consume_response(&mut self, message: &[u8]) -> Result<Established, HandshakeError> {
+        let construction = self.construction;
+        check_header(
+            message,
+            construction.response_type(),
+            &construction.response_len(),
+        )?;
+        let receiver = get_u32(message, RESPONSE_RECEIVER_OFFSET);
+        if receiver != self.local_index {
+            return Err(HandshakeError::ReceiverIndex { found: receiver });
+        }
+        if !cookie::verify_mac1(&self.mac1_key, message) {
+            return Err(HandshakeError::Mac1);
+        }
+        if self.state.is_handshake_finished() {
+            return Err(HandshakeError::AlreadyComplete);
+        }
+        let mut payload = [0; MAX_PAYLOAD_LEN];
+        let noise = &message[RESPONSE_NOISE_OFFSET..message.len() - MACS_LEN];
+        let len = self.state.read_message(noise, &mut payload)?;
+        Ok(established(
+            &mut self.state,
+            self.local_index,
+            get_u32(message, SENDER_INDEX_OFFSET),
+            payload[..len].to_vec(),
+        ))
+    }
+}
+
+impl fmt::Debug for Initiator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Initiator")
+            .field("local_index", &self.local_index)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Reads an initiation. Success proves only that someone with the private key of
+/// [`remote`](ReceivedInitiation::remote) made it once for this host: the caller still has to know
+/// that key as a peer's and to find the stamp greater than that peer's last.
+pub fn consume_initiation(
+    construction: Construction,
+    identity: &Identity,
+    message: &[u8],
+) -> Result<ReceivedInitiation, HandshakeError> {
+    check_header(
+        message,
+        construction.initiation_type(),
+        &construction.initiation_len(),
+    )?;
+    if !cookie::verify_mac1(identity.mac1_key(construction), message) {
+        return Err(HandshakeError::Mac1);
+    }
+    let ephemeral = EphemeralSeed::default();
+    let mut state = ephemeral
+        .builder(construction, identity)?
+        .build_responder()?;
+    let mut plaintext = [0; TAI64N_LEN + MAX_PAYLOAD_LEN];
+    let noise = &message[INITIATION_NOISE_OFFSET..message.len() - MACS_LEN];
+    let len = state.read_message(noise, &mut plaintext)?;
+
+    let remote = state
+        .get_remote_static()
+        .and_then(|key| key.try_into().ok());
+    let (timestamp, payload) = plaintext[..len]
+        .split_first_chunk()
+        .ok_or(HandshakeError::Library)?;
+    Ok(ReceivedInitiation {
+        construction,
+        remote: PublicKey::from_bytes(remote.ok_or(HandshakeError::Library)?),
+        timestamp: Tai64n::from_bytes(*timestamp),
+        payload: payload.to_vec(),
+        sender_index: get_u32(message, SENDER_INDEX_OFFSET),
+        ephemeral,
+        state: Box::new(state),
+    })
+}
+
+/// An initiation that authenticates and waits for the caller's judgement.
+pub struct ReceivedInitiation {
+    /// Whom it is from.
+    pub remote: PublicKey,
+    /// When it was made, by the sender's account.
+    pub timestamp: Tai64n,
+    /// The sender's capabilities; empty for WireGuard.
+    pub payload: Vec<u8>,
+    /// The sender's index.
+    pub sender_index: u32,
+    construction: Construction,
+    ephemeral: EphemeralSeed,
+    state: Box<HandshakeState>,
+}
+
+impl ReceivedInitiation {
+    /// Writes the response into `out` and returns the session with the response's size; mac2 is
+    /// left zero for [`cookie::CookieJar::stamp`]. `payload` must be empty for WireGuard.
+    ///
+    /// The session must not send data before it has received some: the response may be lost, and
+    /// an initiation whose response is lost may be one replayed to us.
+    pub fn create_response(
+        mut self,
+        psk: &PresharedKey,
+        local_index: u32,
+        payload: &[u8],
+        rng: &mut dyn Rng,
+        out: &mut [u8],
+    ) -> Result<(Established, usize), HandshakeError> {
+        let len = RESPONSE_LEN + payload.len();
+        let out = message_buffer(self.construction, payload, len, out)?;
+        out[..4].copy_from_slice(&u32::from(self.construction.response_type()).to_le_bytes());
+        put_u32(out, SENDER_INDEX_OFFSET, local_index);
+        put_u32(out, RESPONSE_RECEIVER_OFFSET, self.sender_index);
+
+        self.state.set_psk(2, psk.as_bytes())?;
+        self.ephemeral.refill(rng);
+        let noise = &mut out[RESPONSE_NOISE_OFFSET..len - MACS_LEN];
+        self.state.write_message(payload, noise)?;
+        cookie::write_mac1(&cookie::mac1_key(self.construction, &self.remote), out);
+        let session = established(
+            &mut self.state,
+            local_index,
+            self.sender_index,
+            self.payload,
+        );
+        Ok((session, len))
+    }
+}
+
+impl fmt::Debug for ReceivedInitiation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReceivedInitiation")
+            .field("remote", &self.remote)
+            .field("timestamp", &self.timestamp)
+            .field("sender_index", &self.sender_index)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Takes the transport keys out of a finished handshake.
+fn established(
+    state: &mut HandshakeState,
+    local_index: u32,
+    remote_index: u32,
+    payload: Vec<u8>,
+) -> Established {
+    let (from_initiator, from_responder) = state.dangerously_get_raw_split();
+    let (from_initiator, from_responder) = (
+        Zeroizing::new(from_initiator),
+        Zeroizing::new(from_responder),
+    );
+    let (send, receive) = if state.is_initiator() {
+        (from_initiator, from_responder)
+    } else {
+        (from_responder, from_initiator)
+    };
+    let mut handshake_hash = [0; 32];
+    handshake_hash.copy_from_slice(state.get_handshake_hash());
+    Established {
+        local_index,
+        remote_index,
+        send,
+        receive,
+        handshake_hash,
+        payload,
+    }
+}
+
+/// The first `len` bytes of `out`, zeroed, if payload and buffer are within bounds.
+fn message_buffer<'a>(
+    construction: Construction,
+    payload: &[u8],
+    len: usize,
+    out: &'a mut [u8],
+) -> Result<&'a mut [u8], HandshakeError> {
+    let maximum = construction.max_payload();
+    if payload.len() > maximum {
+        return Err(HandshakeError::PayloadTooLong {
+            found: payload.len(),
+            maximum,
+        });
+    }
+    let found = out.len();
+    let out = out
+        .get_mut(..len)
+        .ok_or(HandshakeError::BufferTooSmall { found, needed: len })?;
+    out.fill(0);
+    Ok(out)
+}
+
+fn check_header(
+    message: &[u8],
+    expected: u8,
+    sizes: &RangeInclusive<usize>,
+) -> Result<(), HandshakeError> {
+    if !sizes.contains(&message.len()) {
+        return Err(HandshakeError::Length {
+            found: message.len(),
+        });
+    }
+    match get_u32(message, 0) {
+        found if found == u32::from(expected) => Ok(()),
+        found => Err(HandshakeError::UnexpectedType { found, expected }),
+    }
+}
+
+/// The little-endian number at `offset`, which must lie within `message`.
+pub(crate) fn get_u32(message: &[u8], offset: usize) -> u32 {
+    let mut bytes = [0; 4];
+    bytes.copy_from_slice(&message[offset..offset + 4]);
+    u32::from_le_bytes(bytes)
+}
+
+pub(crate) fn put_u32(message: &mut [u8], offset: usize, value: u32) {
+    message[offset..offset + 4].copy_from_slice(&value.to_le_bytes());
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,259 @@
+//! Sealed datagrams on their way to the socket, grouped so that one GSO call sends many.
+//!
+//! A sender asks for a [`Slot`], writes and seals in it, and commits its length; a slot that is
+//! dropped instead rolls back and leaves no trace. Committed datagrams to the same place with the
+//! same traffic class form a [`Run`] as long as `UDP_SEGMENT` can carry them: all of one size, only
+//! the last one shorter.
+
+use crate::indices::PeerId;
+use std::net::{IpAddr, SocketAddr};
+use std::ops::Range;
+
+/// `UDP_MAX_SEGMENTS` of kernels before 6.9; later ones allow 128.
+pub const MAX_SEGMENTS: usize = 64;
+/// The most bytes one GSO send may carry: an IP packet less the larger headers.
+pub const MAX_RUN_BYTES: usize = 65_535 - 8 - 40;
+
+/// Where datagrams go and how they are marked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Destination {
+    /// The peer's endpoint.
+    pub address: SocketAddr,
+    /// The local address to send from, once a datagram from the peer has arrived there.
+    pub source: Option<IpAddr>,
+    /// The outer IP header's DSCP and ECN byte.
+    pub traffic_class: u8,
+}
+
+/// Datagrams that one send call carries.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// Where to, and how marked.
+    pub destination: Destination,
+    /// The peer to blame when the kernel refuses the run.
+    pub peer: Option<PeerId>,
+    /// Size in bytes of every datagram but the last, which may be shorter.
+    pub segment_size: usize,
+    /// Number of datagrams.
+    pub segments: usize,
+    /// Inner packets carried, for the ledger when the run is refused.
+    pub packets: u64,
+    /// Inner bytes carried, likewise.
+    pub bytes: u64,
+    /// Where the datagrams lie in [`Outbox::bytes`].
+    pub range: Range<usize>,
+}
+
+impl Run {
+    fn accepts(&self, to: &Destination, peer: Option<PeerId>, length: usize) -> bool {
+        self.destination == *to
+            && self.peer == peer
+            && self.segments < MAX_SEGMENTS
+            && length <= self.segment_size
+            && self.range.len() == self.segments * self.segment_size
+            && self.range.len() + length <= MAX_RUN_BYTES
+    }
+}
+
+/// The send batch: one contiguous buffer and the runs in it.
+#[derive(Debug)]
+pub struct Outbox {
+    buffer: Box<[u8]>,
+    used: usize,
+    runs: Vec<Run>,
+    gso: bool,
+}
+
+impl Outbox {
+    /// An empty batch with room for `capacity` bytes of datagrams.
+    pub fn new(capacity: usize) -> Outbox {
+        Outbox {
+            buffer: vec![0; capacity].into(),
+            used: 0,
+            runs: Vec::with_capacity(64),
+            gso: true,
+        }
+    }
+
+    /// With `false`, every datagram is a run of its own: the socket cannot segment.
+    pub fn set_gso(&mut self, gso: bool) {
+        self.gso = gso;
+    }
+
+    /// Bytes that still fit.
+    pub fn room(&self) -> usize {
+        self.buffer.len() - self.used
+    }
+
+    /// Reserves `length` bytes; `None` when they do not fit.
+    pub fn reserve(&mut self, length: usize) -> Option<Slot<'_>> {
+        if self.room() < length {
+            return None;
+        }
+        Some(Slot {
+            start: self.used,
+            length,
+            outbox: self,
+        })
+    }
+
+    /// The free bytes at the end, `length` of them, to be written before they are reserved.
+    pub fn tail(&mut self, length: usize) -> Option<&mut [u8]> {
+        self.buffer.get_mut(self.used..self.used + length)
+    }
+
+    /// The datagram size with which the newest run goes on, if it goes on at all.
+    pub fn run_size(&self, to: &Destination, peer: Option<PeerId>) -> Option<usize> {
+        let run = self.runs.last()?;
+        (self.gso && run.accepts(to, peer, run.segment_size)).then_some(run.segment_size)
+    }
+
+    /// Position, in its GSO batch, of the next datagram of `length` bytes to this destination.
+    pub fn next_position(&self, to: &Destination, peer: Option<PeerId>, length: usize) -> u8 {
+        match self.runs.last() {
+            Some(run) if self.gso && run.accepts(to, peer, length) => run.segments as u8,
+            _ => 0,
+        }
+    }
+
+    /// The runs to send, oldest first.
+    pub fn runs(&self) -> &[Run] {
+        &self.runs
+    }
+
+    /// The bytes of a run.
+    pub fn bytes(&self, run: &Run) -> &[u8] {
+        &self.buffer[run.range.clone()]
+    }
+
+    /// True when nothing waits to be sent.
+    pub fn is_empty(&self) -> bool {
+        self.runs.is_empty()
+    }
+
+    /// Forgets everything, once sent or given up.
+    pub fn clear(&mut self) {
+        self.runs.clear();
+        self.used = 0;
+    }
+}
+
+/// A reserved piece of an [`Outbox`], given back unless committed.
+#[derive(Debug)]
+pub struct Slot<'a> {
+    outbox: &'a mut Outbox,
+    start: usize,
+    length: usize,
+}
+
+impl Slot<'_> {
+    /// The reserved bytes; they hold whatever an earlier batch left.
+    pub fn bytes(&mut self) -> &mut [u8] {
+        &mut self.outbox.buffer[self.start..self.start + self.length]
+    }
+
+    /// Keeps the first `length` bytes as one datagram that carries `packets` inner packets of
+    /// `bytes` in all.
+    pub fn commit(
+        self,
+        length: usize,
+        to: &Destination,
+        peer: Option<PeerId>,
+        packets: u64,
+        bytes: u64,
+    ) {
+        debug_assert!(length <= self.length);
+        let outbox = self.outbox;
+        let end = self.start + length;
+        outbox.used = end;
+        match outbox.runs.last_mut() {
+            Some(run)
+                if outbox.gso && run.range.end == self.start && run.accepts(to, peer, length) =>
+            {
+                run.range.end = end;
+                run.segments += 1;
+                run.packets += packets;
+                run.bytes += bytes;
+            }
+            _ => outbox.runs.push(Run {
+                destination: *to,
+                peer,
+                segment_size: length,
+                segments: 1,
+                packets,
+                bytes,
+                range: self.start..end,
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn to(port: u16, ecn: u8) -> Destination {
+        Destination {
+            address: ([192, 0, 2, 1], port).into(),
+            source: None,
+            traffic_class: ecn,
+        }
+    }
+
+    fn put(outbox: &mut Outbox, to: &Destination, length: usize) {
+        outbox.reserve(2000).unwrap().commit(length, to, None, 1, 1);
+    }
+
+    #[test]
+    fn a_run_ends_behind_a_short_datagram() {
+        let mut o = Outbox::new(100_000);
+        for length in [1000, 1000, 400, 400, 1000] {
+            put(&mut o, &to(1, 0), length);
+        }
+        let sizes: Vec<_> = o
+            .runs()
+            .iter()
+            .map(|r| (r.segment_size, r.segments, r.range.len()))
+            .collect();
+        assert_eq!(sizes, [(1000, 3, 2400), (400, 1, 400), (1000, 1, 1000)]);
+    }
+
+    #[test]
+    fn a_run_has_one_destination_and_one_marking() {
+        let mut o = Outbox::new(100_000);
+        for d in [to(1, 0), to(2, 0), to(2, 2)] {
+            put(&mut o, &d, 100);
+        }
+        assert_eq!(o.runs().len(), 3);
+    }
+
+    #[test]
+    fn a_run_stays_within_what_one_gso_call_carries() {
+        let mut o = Outbox::new(400_000);
+        (0..130).for_each(|_| put(&mut o, &to(1, 0), 100));
+        (0..130).for_each(|_| put(&mut o, &to(2, 0), 1472));
+        assert!(
+            o.runs()
+                .iter()
+                .all(|r| r.segments <= 64 && r.range.len() <= MAX_RUN_BYTES)
+        );
+        assert_eq!(o.runs()[0].segments, 64);
+        assert_eq!(o.runs()[3].segments, 65_487 / 1472);
+    }
+
+    #[test]
+    fn a_dropped_slot_leaves_no_trace() {
+        let mut o = Outbox::new(3000);
+        o.reserve(2000).unwrap().bytes().fill(7);
+        assert!(o.is_empty() && o.room() == 3000);
+        assert!(o.reserve(3001).is_none());
+    }
+
+    #[test]
+    fn without_gso_every_datagram_is_sent_alone() {
+        let mut o = Outbox::new(10_000);
+        o.set_gso(false);
+        (0..3).for_each(|_| put(&mut o, &to(1, 0), 100));
+        assert_eq!(o.runs().len(), 3);
+    }
+}

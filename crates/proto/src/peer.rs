@@ -1,0 +1,272 @@
+//! A peer: its keys, its sessions, the path to it and what was counted.
+
+use crate::capabilities::Capabilities;
+use crate::cookie::CookieJar;
+use crate::indices::PeerId;
+use crate::keys::{PresharedKey, PublicKey};
+use crate::native::health::{Receiver, Report};
+use crate::native::path_mtu::PathMtu;
+use crate::native::reassembly::Reassembly;
+use crate::noise::{Construction, Initiator};
+use crate::outbox::Destination;
+use crate::session::Session;
+use crate::tai64n::Tai64n;
+use crate::time::Instant;
+use crate::timers::Timers;
+use seikan_observe::{DropReason, PeerCounters};
+use std::collections::VecDeque;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+/// Packets that wait for a handshake, at most (kernel: `MAX_STAGED_PACKETS` is 128).
+const STASH_PACKETS: usize = 128;
+/// Bytes that wait for a handshake, at most.
+pub(crate) const STASH_BYTES: usize = 256 * 1024;
+
+/// Everything about one peer.
+pub struct Peer {
+    /// Its number in this tunnel.
+    pub id: PeerId,
+    /// Its identity.
+    pub public_key: PublicKey,
+    /// Mixed into the handshake; all zero when none is set.
+    pub preshared_key: PresharedKey,
+    /// Where it is.
+    pub path: Path,
+    /// What was counted.
+    pub counters: PeerCounters,
+    /// When the newest session was established, since the Unix epoch.
+    pub last_handshake: Option<Duration>,
+    /// What the far end said it can do (native).
+    pub capabilities: Option<Capabilities>,
+    /// Why the far end's last handshake was refused, for the operator.
+    pub refusal: Option<String>,
+    pub(crate) sessions: Sessions,
+    pub(crate) handshake: Handshake,
+    pub(crate) timers: Timers,
+    pub(crate) stash: Stash,
+    pub(crate) reassembly: Reassembly,
+    /// The earliest entry for this peer in the tunnel's wake-up queue.
+    pub(crate) scheduled: Option<Instant>,
+}
+
+/// The state of handshakes with one peer.
+pub(crate) struct Handshake {
+    /// The initiation that waits for its response.
+    pub initiator: Option<Initiator>,
+    pub cookie: CookieJar,
+    /// The newest timestamp of an initiation from the peer.
+    pub last_timestamp: Option<Tai64n>,
+    /// When the last initiation from the peer was processed.
+    pub last_received: Option<Instant>,
+}
+
+/// The way to a peer.
+#[derive(Debug)]
+pub struct Path {
+    /// Where to send.
+    pub endpoint: Option<SocketAddr>,
+    /// Our address that the peer last sent to.
+    pub source: Option<IpAddr>,
+    /// What the path carries (native).
+    pub mtu: PathMtu,
+    /// The peer's latest report about what we send (native).
+    pub report: Option<Report>,
+    /// Cleared when the path turned out to mangle GSO batches.
+    pub gso: bool,
+    /// What we see of what the peer sends (native).
+    pub(crate) health: Receiver,
+    /// Identifies sliced packets.
+    pub(crate) next_id: u16,
+    /// Probing goes on until then; moved by sending data.
+    pub(crate) active_until: Instant,
+}
+
+impl Path {
+    fn new(endpoint: Option<SocketAddr>) -> Path {
+        Path {
+            endpoint,
+            source: None,
+            mtu: PathMtu::new(endpoint.is_some_and(|e| e.is_ipv6())),
+            report: None,
+            gso: true,
+            health: Receiver::default(),
+            next_id: 0,
+            active_until: Instant::BOOT,
+        }
+    }
+
+    /// Sends to `endpoint` from now on; a path that is another one is measured anew.
+    pub(crate) fn move_to(&mut self, endpoint: SocketAddr, source: Option<IpAddr>) {
+        if self.endpoint != Some(endpoint) {
+            let next_id = self.next_id;
+            let health = std::mem::take(&mut self.health);
+            *self = Path {
+                next_id,
+                health,
+                active_until: self.active_until,
+                ..Path::new(Some(endpoint))
+            };
+        }
+        self.source = source;
+    }
+
+    /// The address to send to, with the given marking.
+    pub(crate) fn destination(&self, traffic_class: u8) -> Option<Destination> {
+        Some(Destination {
+            address: self.endpoint?,
+            source: self.source,
+            traffic_class,
+        })
+    }
+}
+
+/// The key pairs of a peer (whitepaper section 6.3 and kernel `noise.c`).
+#[derive(Debug, Default)]
+pub(crate) struct Sessions {
+    pub current: Option<Box<Session>>,
+    pub previous: Option<Box<Session>>,
+    /// Derived as responder; confirmed by the first datagram that uses it.
+    pub next: Option<Box<Session>>,
+}
+
+impl Sessions {
+    /// Takes in a session derived as initiator, which may be used at once. Returns the local
+    /// indices of sessions that end by it.
+    pub fn establish_initiated(&mut self, session: Session) -> [Option<u32>; 2] {
+        let next = self.next.take();
+        let ended = [
+            index(&self.previous),
+            next.as_ref().and_then(|_| index(&self.current)),
+        ];
+        self.previous = if next.is_some() {
+            next
+        } else {
+            self.current.take()
+        };
+        self.current = Some(Box::new(session));
+        ended
+    }
+
+    /// Takes in a session derived as responder, which waits for its first datagram.
+    pub fn establish_responded(&mut self, session: Session) -> [Option<u32>; 2] {
+        let ended = [index(&self.next), index(&self.previous)];
+        self.previous = None;
+        self.next = Some(Box::new(session));
+        ended
+    }
+
+    /// The first datagram under `next` has come: it becomes current. Returns the local index of
+    /// the session that ends by it.
+    pub fn confirm_next(&mut self) -> Option<u32> {
+        let ended = index(&self.previous);
+        self.previous = self.current.take();
+        self.current = self.next.take();
+        ended
+    }
+
+    /// The session that receives under `local_index`, and whether it is the unconfirmed one.
+    pub fn by_index(&mut self, local_index: u32) -> Option<(&mut Session, bool)> {
+        let is =
+            |s: &Option<Box<Session>>| s.as_ref().is_some_and(|s| s.local_index == local_index);
+        if is(&self.current) {
+            self.current.as_deref_mut().map(|s| (s, false))
+        } else if is(&self.previous) {
+            self.previous.as_deref_mut().map(|s| (s, false))
+        } else if is(&self.next) {
+            self.next.as_deref_mut().map(|s| (s, true))
+        } else {
+            None
+        }
+    }
+
+    /// Forgets all keys; returns the local indices that become free.
+    pub fn clear(&mut self) -> [Option<u32>; 3] {
+        let Sessions {
+            current,
+            previous,
+            next,
+        } = std::mem::take(self);
+        [index(&current), index(&previous), index(&next)]
+    }
+}
+
+fn index(session: &Option<Box<Session>>) -> Option<u32> {
+    session.as_ref().map(|s| s.local_index)
+}
+
+/// Reads of the TUN device that wait for a session; bounded, dropped at the head.
+#[derive(Debug, Default)]
+pub(crate) struct Stash {
+    reads: VecDeque<(Box<[u8]>, u64)>,
+    bytes: usize,
+}
+
+impl Stash {
+    /// Keeps a read that stands for `packets`; returns how many packets had to go for it.
+    pub fn push(&mut self, read: &[u8], packets: u64) -> u64 {
+        let mut dropped = 0;
+        while self.reads.len() >= STASH_PACKETS || self.bytes + read.len() > STASH_BYTES {
+            match self.reads.pop_front() {
+                Some((old, packets)) => {
+                    self.bytes -= old.len();
+                    dropped += packets;
+                }
+                None => break,
+            }
+        }
+        self.bytes += read.len();
+        self.reads.push_back((read.into(), packets));
+        dropped
+    }
+
+    /// The oldest read.
+    pub fn pop(&mut self) -> Option<(Box<[u8]>, u64)> {
+        let (read, packets) = self.reads.pop_front()?;
+        self.bytes -= read.len();
+        Some((read, packets))
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.reads.is_empty()
+    }
+}
+
+impl Peer {
+    pub(crate) fn new(id: PeerId, construction: Construction, public_key: PublicKey) -> Peer {
+        Peer {
+            id,
+            public_key,
+            preshared_key: PresharedKey::from_bytes([0; 32]),
+            path: Path::new(None),
+            counters: PeerCounters::default(),
+            last_handshake: None,
+            capabilities: None,
+            refusal: None,
+            sessions: Sessions::default(),
+            handshake: Handshake {
+                initiator: None,
+                cookie: CookieJar::new(construction, &public_key),
+                last_timestamp: None,
+                last_received: None,
+            },
+            timers: Timers::default(),
+            stash: Stash::default(),
+            reassembly: Reassembly::default(),
+            scheduled: None,
+        }
+    }
+
+    /// The AEAD of the current session.
+    pub fn cipher(&self) -> Option<crate::capabilities::Cipher> {
+        self.sessions.current.as_ref().map(|s| s.cipher)
+    }
+
+    /// Gives up everything that waits for a handshake.
+    pub(crate) fn drop_stash(&mut self, reason: DropReason) {
+        while let Some((_, packets)) = self.stash.pop() {
+            self.counters.outbound.held -= packets;
+            self.counters.outbound.drops.add(reason, packets);
+        }
+    }
+}

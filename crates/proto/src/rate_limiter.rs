@@ -1,0 +1,184 @@
+//! How much handshake a source may have while we are under load: a token bucket per IPv4 address
+//! or IPv6 /64, with the constants of the kernel's `ratelimiter.c`.
+//!
+//! Only sources that proved their address with mac2 get a bucket, so the table cannot be filled
+//! with forged ones; it is bounded all the same, and who finds it full is refused.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use crate::constants::*;
+use crate::time::Instant;
+
+/// What one message costs: the time in which a bucket gains it.
+const COST: Duration = Duration::from_nanos(1_000_000_000 / RATE_LIMIT_PACKETS_PER_SECOND as u64);
+/// What a full bucket holds.
+const FULL: Duration = Duration::from_nanos(COST.as_nanos() as u64 * RATE_LIMIT_BURST as u64);
+/// Buckets untouched for this long, and therefore long full, are forgotten.
+const FORGET_AFTER: Duration = Duration::from_secs(1);
+
+/// Unit of accounting; a tree, not a hash table, because sources are chosen by strangers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Source {
+    V4(u32),
+    V6Slash64(u64),
+}
+
+impl From<IpAddr> for Source {
+    fn from(address: IpAddr) -> Self {
+        match address.to_canonical() {
+            IpAddr::V4(address) => Source::V4(address.to_bits()),
+            IpAddr::V6(address) => Source::V6Slash64((address.to_bits() >> 64) as u64),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Bucket {
+    tokens: Duration,
+    last: Instant,
+}
+
+/// Token buckets by source.
+#[derive(Clone, Debug, Default)]
+pub struct RateLimiter {
+    buckets: BTreeMap<Source, Bucket>,
+    last_sweep: Instant,
+}
+
+impl RateLimiter {
+    /// Whether `source` may have one more message processed at `now`.
+    pub fn allow(&mut self, source: IpAddr, now: Instant) -> bool {
+        self.sweep(now);
+        let source = Source::from(source);
+        if self.buckets.len() >= RATE_LIMIT_SOURCES && !self.buckets.contains_key(&source) {
+            return false;
+        }
+        let bucket = self.buckets.entry(source).or_insert(Bucket {
+            tokens: FULL,
+            last: now,
+        });
+        bucket.tokens = FULL.min(bucket.tokens + now.duration_since(bucket.last));
+        bucket.last = now;
+        match bucket.tokens.checked_sub(COST) {
+            Some(rest) => {
+                bucket.tokens = rest;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Sources remembered at present; at most [`RATE_LIMIT_SOURCES`].
+    pub fn len(&self) -> usize {
+        self.buckets.len()
+    }
+
+    /// Whether no source is remembered.
+    pub fn is_empty(&self) -> bool {
+        self.buckets.is_empty()
+    }
+
+    fn sweep(&mut self, now: Instant) {
+        if self.last_sweep.has_expired(FORGET_AFTER, now) {
+            self.last_sweep = now;
+            self.buckets
+                .retain(|_, bucket| !bucket.last.has_expired(FORGET_AFTER, now));
+        }
+    }
+}
+
+/// Remembers for [`UNDER_LOAD_HOLD`] that there was load, so that the defence does not flap between
+/// two messages of one flood (kernel `receive.c`).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LoadMeter {
+    last: Option<Instant>,
+}
+
+impl LoadMeter {
+    /// Whether to act as under load, given whether the caller is busy at `now`.
+    pub fn observe(&mut self, busy: bool, now: Instant) -> bool {
+        if busy {
+            self.last = Some(now);
+        }
+        self.last
+            .is_some_and(|last| !last.has_expired(UNDER_LOAD_HOLD, now))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{Ipv4Addr, Ipv6Addr};
+
+    const START: Instant = Instant::from_nanos(1 << 40);
+    const HOST: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
+
+    fn allowed(limiter: &mut RateLimiter, source: IpAddr, now: Instant, tries: usize) -> usize {
+        (0..tries).filter(|_| limiter.allow(source, now)).count()
+    }
+
+    #[test]
+    fn a_burst_of_five_then_one_per_fiftieth_of_a_second() {
+        let mut limiter = RateLimiter::default();
+        assert_eq!(allowed(&mut limiter, HOST, START, 20), 5);
+        assert_eq!(
+            allowed(&mut limiter, HOST, START + Duration::from_millis(49), 1),
+            0
+        );
+        assert_eq!(
+            allowed(&mut limiter, HOST, START + Duration::from_millis(50), 2),
+            1
+        );
+    }
+
+    #[test]
+    fn a_second_of_flood_gives_the_rate_and_the_burst() {
+        let mut limiter = RateLimiter::default();
+        let allowed = (0..1000)
+            .filter(|&ms| limiter.allow(HOST, START + Duration::from_millis(ms)))
+            .count();
+        assert_eq!(allowed, 5 + 19);
+    }
+
+    #[test]
+    fn ipv6_is_counted_by_its_64_bit_prefix() {
+        let mut limiter = RateLimiter::default();
+        let host =
+            |prefix, host| IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, prefix, 0, 0, 0, host));
+        let in_one: usize = (0..20)
+            .map(|i| allowed(&mut limiter, host(1, i), START, 1))
+            .sum();
+        assert_eq!(in_one, 5);
+        assert!(limiter.allow(host(2, 0), START));
+    }
+
+    #[test]
+    fn a_mapped_address_shares_the_bucket_of_its_ipv4_form() {
+        let mut limiter = RateLimiter::default();
+        allowed(&mut limiter, HOST, START, 5);
+        let mapped = Ipv4Addr::new(192, 0, 2, 1).to_ipv6_mapped();
+        assert!(!limiter.allow(IpAddr::V6(mapped), START));
+    }
+
+    #[test]
+    fn the_table_is_bounded_and_forgets() {
+        let mut limiter = RateLimiter::default();
+        for i in 0..RATE_LIMIT_SOURCES as u32 + 100 {
+            limiter.allow(IpAddr::V4(Ipv4Addr::from_bits(i)), START);
+        }
+        assert_eq!(limiter.len(), RATE_LIMIT_SOURCES);
+        assert!(limiter.allow(HOST, START + FORGET_AFTER));
+        assert_eq!(limiter.len(), 1);
+    }
+
+    #[test]
+    fn load_is_remembered_for_a_second() {
+        let mut meter = LoadMeter::default();
+        assert!(!meter.observe(false, START));
+        assert!(meter.observe(true, START));
+        assert!(meter.observe(false, START + Duration::from_millis(999)));
+        assert!(!meter.observe(false, START + Duration::from_millis(1000)));
+    }
+}

@@ -1,0 +1,92 @@
+//! Randomness as the protocol sees it: a source its caller hands in.
+
+use std::time::Duration;
+
+/// A cryptographically strong random source.
+///
+/// The daemon passes the system's, the simulation a seeded one; `proto` has none of its own.
+pub trait Rng {
+    /// Fills `destination` with random bytes. A source that cannot must not return.
+    fn fill(&mut self, destination: &mut [u8]);
+
+    /// A random 32-bit number.
+    fn next_u32(&mut self) -> u32 {
+        let mut bytes = [0; 4];
+        self.fill(&mut bytes);
+        u32::from_le_bytes(bytes)
+    }
+
+    /// A random 64-bit number.
+    fn next_u64(&mut self) -> u64 {
+        let mut bytes = [0; 8];
+        self.fill(&mut bytes);
+        u64::from_le_bytes(bytes)
+    }
+
+    /// A random duration in `[0, bound)`; zero if `bound` is zero.
+    ///
+    /// Fit for jitter, not for keys: the multiplication is biased by at most `bound` / 2^64.
+    fn duration_below(&mut self, bound: Duration) -> Duration {
+        let bound = bound.as_nanos().min(u128::from(u64::MAX));
+        // Lossless: (2^64 - 1) * bound / 2^64 < bound <= 2^64 - 1.
+        Duration::from_nanos(((u128::from(self.next_u64()) * bound) >> 64) as u64)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod testing {
+    //! A seeded source for the tests of this crate.
+    use super::Rng;
+    use rand::{RngCore, SeedableRng};
+
+    pub struct Seeded(rand_chacha::ChaCha8Rng);
+
+    impl Seeded {
+        pub fn new(seed: u64) -> Self {
+            Seeded(rand_chacha::ChaCha8Rng::seed_from_u64(seed))
+        }
+    }
+
+    impl Rng for Seeded {
+        fn fill(&mut self, destination: &mut [u8]) {
+            self.0.fill_bytes(destination);
+        }
+    }
+
+    /// Hands out given bytes once, in order; for published vectors.
+    pub struct Scripted(pub Vec<u8>);
+
+    impl Rng for Scripted {
+        fn fill(&mut self, destination: &mut [u8]) {
+            let rest = self.0.split_off(destination.len());
+            destination.copy_from_slice(&self.0);
+            self.0 = rest;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Constant(u8);
+    impl Rng for Constant {
+        fn fill(&mut self, destination: &mut [u8]) {
+            destination.fill(self.0);
+        }
+    }
+
+    #[test]
+    fn duration_stays_below_its_bound() {
+        let bound = Duration::from_millis(333);
+        assert_eq!(Constant(0).duration_below(bound), Duration::ZERO);
+        assert_eq!(
+            Constant(0xff).duration_below(bound),
+            bound - Duration::from_nanos(1)
+        );
+        assert_eq!(
+            Constant(0xff).duration_below(Duration::ZERO),
+            Duration::ZERO
+        );
+    }
+}

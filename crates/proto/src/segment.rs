@@ -1,0 +1,347 @@
+//! Super-packets apart: what the kernel's own segmentation would have put on the wire.
+//!
+//! The TUN device hands up TCP and UDP super-packets with a virtio-net header (TSO, USO). A
+//! [`SuperPacket`] is such a read, checked; [`SuperPacket::segment`] writes any one of the packets
+//! it stands for. Rules: Linux `net/ipv4/tcp_offload.c` (`tcp_gso_segment`) and
+//! `net/ipv4/udp_offload.c` (`__udp_gso_segment`).
+
+use seikan_observe::DropReason;
+use seikan_wire::ip::{self, IpPacket, PROTO_TCP, PROTO_UDP};
+use seikan_wire::{GsoType, VNET_HDR_LEN, VnetHdr, checksum, tcp, udp};
+
+/// A checked read from the TUN device: one packet, or the segments of a super-packet.
+#[derive(Clone, Copy, Debug)]
+pub struct SuperPacket<'a> {
+    /// The IP packet, trimmed to its length field.
+    pub bytes: &'a [u8],
+    /// Its parsed header.
+    pub ip: IpPacket,
+    /// The transport checksum holds only the pseudo-header's sum.
+    pub partial: bool,
+    /// TCP or UDP super-packet, or `None` for an ordinary packet.
+    pub kind: Option<Transport>,
+    /// The super-packet has CWR set (`VIRTIO_NET_HDR_GSO_ECN`).
+    pub ecn: bool,
+    /// Bytes of IP and transport headers.
+    pub header_len: usize,
+    /// Payload bytes per segment; for an ordinary packet all of them.
+    pub gso_size: usize,
+}
+
+/// The transports that have super-packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// TSO.
+    Tcp,
+    /// USO.
+    Udp,
+}
+
+impl Transport {
+    /// Offset of the checksum field in the transport header.
+    pub fn checksum_at(self) -> usize {
+        match self {
+            Transport::Tcp => tcp::CHECKSUM_AT,
+            Transport::Udp => udp::CHECKSUM_AT,
+        }
+    }
+}
+
+impl<'a> SuperPacket<'a> {
+    /// Checks a read of the TUN device: virtio-net header, then packet.
+    ///
+    /// The kernel is trusted to mean well but its header fields are not believed: `hdr_len` is not
+    /// always filled, so the headers themselves are parsed.
+    pub fn parse(read: &'a [u8]) -> Result<SuperPacket<'a>, DropReason> {
+        let vnet = VnetHdr::read(read).map_err(|_| DropReason::BadOffload)?;
+        let bytes = &read[VNET_HDR_LEN..];
+        let ip = IpPacket::parse(bytes).map_err(|_| DropReason::NotIp)?;
+        let bytes = &bytes[..ip.total_len];
+        let kind = match vnet.gso_type {
+            GsoType::None => None,
+            GsoType::Tcp4 if ip.protocol == PROTO_TCP && !ip.is_v6() => Some(Transport::Tcp),
+            GsoType::Tcp6 if ip.protocol == PROTO_TCP && ip.is_v6() => Some(Transport::Tcp),
+            GsoType::UdpL4 if ip.protocol == PROTO_UDP => Some(Transport::Udp),
+            _ => return Err(DropReason::BadOffload),
+        };
+        let mut packet = SuperPacket {
+            bytes,
+            ip,
+            partial: vnet.needs_csum,
+            kind: None,
+            ecn: vnet.gso_ecn,
+            header_len: ip.header_len,
+            gso_size: bytes.len() - ip.header_len,
+        };
+        if vnet.needs_csum {
+            // A checksum to complete must be where the transport keeps it, or segments and slices
+            // could not derive its place from the headers.
+            let at = match ip.protocol {
+                PROTO_TCP => tcp::CHECKSUM_AT,
+                PROTO_UDP => udp::CHECKSUM_AT,
+                _ => return Err(DropReason::BadOffload),
+            };
+            let start = usize::from(vnet.csum_start);
+            if start != ip.header_len
+                || usize::from(vnet.csum_offset) != at
+                || start + at + 2 > bytes.len()
+            {
+                return Err(DropReason::BadOffload);
+            }
+        }
+        let Some(kind) = kind else {
+            return Ok(packet);
+        };
+        let transport = match kind {
+            Transport::Tcp => tcp::header_len(&bytes[ip.header_len..]),
+            Transport::Udp => {
+                (bytes.len() - ip.header_len > udp::HEADER_LEN).then_some(udp::HEADER_LEN)
+            }
+        };
+        packet.header_len += transport.ok_or(DropReason::BadOffload)?;
+        let payload = bytes.len() - packet.header_len;
+        let gso_size = usize::from(vnet.gso_size);
+        if gso_size == 0 || ip.fragment || !vnet.needs_csum {
+            return Err(DropReason::BadOffload);
+        }
+        if payload > gso_size {
+            packet.kind = Some(kind);
+            packet.gso_size = gso_size;
+        } else {
+            packet.header_len = ip.header_len;
+        }
+        Ok(packet)
+    }
+
+    /// The payload behind the headers.
+    pub fn payload(&self) -> &'a [u8] {
+        &self.bytes[self.header_len..]
+    }
+
+    /// How many packets this stands for.
+    pub fn segments(&self) -> usize {
+        match self.kind {
+            None => 1,
+            Some(_) => self.payload().len().div_ceil(self.gso_size),
+        }
+    }
+
+    /// Length in bytes of segment `i`.
+    pub fn segment_len(&self, i: usize) -> usize {
+        match self.kind {
+            None => self.bytes.len(),
+            Some(_) => {
+                self.header_len + self.gso_size.min(self.payload().len() - i * self.gso_size)
+            }
+        }
+    }
+
+    /// Writes segment `i` to `out[..segment_len(i)]`; its transport checksum is complete, or, with
+    /// `partial`, holds the pseudo-header's sum only.
+    pub fn segment(&self, i: usize, partial: bool, out: &mut [u8]) {
+        let length = self.segment_len(i);
+        let out = &mut out[..length];
+        let Some(kind) = self.kind else {
+            out.copy_from_slice(self.bytes);
+            if self.partial && !partial {
+                complete_checksum(out, &self.ip);
+            }
+            return;
+        };
+        let from = i * self.gso_size;
+        let payload = &self.payload()[from..from + length - self.header_len];
+        out[self.header_len..].copy_from_slice(payload);
+        let header = &mut out[..self.header_len];
+        header.copy_from_slice(&self.bytes[..self.header_len]);
+        let last = i + 1 == self.segments();
+        rewrite_header(
+            header,
+            &self.ip,
+            kind,
+            Place {
+                offset: from,
+                index: i as u16,
+                length,
+                last,
+            },
+        );
+        if !partial {
+            complete_checksum(out, &self.ip);
+        }
+    }
+}
+
+/// Where a segment or a run of segments lies in its super-packet.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    /// Payload bytes before it.
+    pub offset: usize,
+    /// Segments before it.
+    pub index: u16,
+    /// Its own length, headers included.
+    pub length: usize,
+    /// The super-packet's last byte is in it.
+    pub last: bool,
+}
+
+/// Turns the headers of a super-packet into those of one part of it, with the pseudo-header's sum
+/// in the checksum field.
+///
+/// FIN and PSH belong to the last segment, CWR to the first (RFC 3168 section 6.1.2). The IPv4
+/// identification counts on, as the kernel's segmentation does.
+pub fn rewrite_header(header: &mut [u8], packet: &IpPacket, kind: Transport, place: Place) {
+    let id = u16::from_be_bytes([header[4], header[5]]).wrapping_add(place.index);
+    ip::set_length(
+        header,
+        packet.header_len,
+        place.length,
+        Some(id).filter(|_| !packet.is_v6()),
+    );
+    let (_, transport) = header.split_at_mut(packet.header_len);
+    let protocol = match kind {
+        Transport::Tcp => {
+            tcp::set_seq(
+                transport,
+                tcp::seq(transport).wrapping_add(place.offset as u32),
+            );
+            if place.offset != 0 {
+                transport[13] &= !tcp::CWR;
+            }
+            if !place.last {
+                transport[13] &= !(tcp::FIN | tcp::PSH);
+            }
+            PROTO_TCP
+        }
+        Transport::Udp => {
+            let length = (place.length - packet.header_len) as u16;
+            transport[4..6].copy_from_slice(&length.to_be_bytes());
+            PROTO_UDP
+        }
+    };
+    let length = place.length - packet.header_len;
+    let pseudo = checksum::pseudo_header(packet.src, packet.dst, protocol, length);
+    let at = kind.checksum_at();
+    transport[at..at + 2].copy_from_slice(&checksum::add_carries(pseudo).to_be_bytes());
+}
+
+/// Completes the transport checksum of a packet whose field holds the pseudo-header's sum.
+///
+/// The packet ends where `packet` ends. Packets of other protocols than TCP and UDP have none to complete and stay as they are.
+pub fn complete_checksum(packet: &mut [u8], ip: &IpPacket) {
+    let at = match ip.protocol {
+        PROTO_TCP => tcp::CHECKSUM_AT,
+        PROTO_UDP => udp::CHECKSUM_AT,
+        _ => return,
+    };
+    let Some(transport) = packet.get_mut(ip.header_len..) else {
+        return;
+    };
+    if transport.len() < at + 2 {
+        return;
+    }
+    let mut check = checksum::fold(checksum::sum(transport));
+    if ip.protocol == PROTO_UDP {
+        check = udp::on_wire(check);
+    }
+    transport[at..at + 2].copy_from_slice(&check.to_be_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A TCP/IPv4 super-packet as the kernel hands it up: FIN|PSH|ACK|CWR, pseudo-header sum only.
+    pub(crate) fn tso4(payload: usize, gso_size: u16) -> Vec<u8> {
+        let mut p = vec![0; 40 + payload];
+        p[0] = 0x45;
+        p[4..6].copy_from_slice(&100u16.to_be_bytes());
+        p[6] = 0x40;
+        p[8] = 64;
+        p[9] = 6;
+        p[12..20].copy_from_slice(&[10, 0, 0, 1, 10, 0, 0, 2]);
+        p[20..24].copy_from_slice(&[0x1f, 0x90, 0x00, 0x50]);
+        tcp::set_seq(&mut p[20..], u32::MAX - 999);
+        p[32] = 0x50;
+        p[33] = tcp::FIN | tcp::PSH | tcp::ACK | tcp::CWR;
+        for (i, b) in p[40..].iter_mut().enumerate() {
+            *b = (i * 7) as u8;
+        }
+        ip::set_length(&mut p, 20, 40 + payload, None);
+        let vnet = VnetHdr {
+            needs_csum: true,
+            gso_type: GsoType::Tcp4,
+            gso_ecn: true,
+            hdr_len: 40,
+            gso_size,
+            csum_start: 20,
+            csum_offset: 16,
+        };
+        [vnet.to_bytes().to_vec(), p].concat()
+    }
+
+    fn tcp_checksum_ok(packet: &[u8]) -> bool {
+        let ip = IpPacket::parse(packet).unwrap();
+        let pseudo =
+            checksum::pseudo_header(ip.src, ip.dst, ip.protocol, ip.total_len - ip.header_len);
+        checksum::fold(pseudo + checksum::sum(&packet[ip.header_len..])) == 0
+    }
+
+    #[test]
+    fn tcp_segments_are_what_the_kernel_would_send() {
+        let read = tso4(2500, 1000);
+        let sp = SuperPacket::parse(&read).unwrap();
+        assert_eq!(sp.segments(), 3);
+        let mut flags = Vec::new();
+        for i in 0..3 {
+            let mut out = vec![0; sp.segment_len(i)];
+            sp.segment(i, false, &mut out);
+            let ip = IpPacket::parse(&out).unwrap();
+            assert_eq!(ip.total_len, [1040, 1040, 540][i]);
+            assert_eq!(out[4..6], (100 + i as u16).to_be_bytes());
+            assert_eq!(
+                tcp::seq(&out[20..]),
+                (u32::MAX - 999).wrapping_add(1000 * i as u32)
+            );
+            assert_eq!(
+                out[40..],
+                read[10 + 40 + 1000 * i..10 + ip.total_len + 1000 * i]
+            );
+            assert_eq!(checksum::fold(checksum::sum(&out[..20])), 0);
+            assert!(tcp_checksum_ok(&out));
+            flags.push(tcp::flags(&out[20..]));
+        }
+        let ack = tcp::ACK;
+        assert_eq!(flags, [ack | tcp::CWR, ack, ack | tcp::FIN | tcp::PSH]);
+    }
+
+    #[test]
+    fn an_ordinary_packet_gets_its_checksum_completed() {
+        let mut read = tso4(700, 1000);
+        let sp = SuperPacket::parse(&read).unwrap();
+        assert_eq!((sp.segments(), sp.kind), (1, None));
+        let pseudo = checksum::pseudo_header(sp.ip.src, sp.ip.dst, 6, 720);
+        read[10 + 36..10 + 38].copy_from_slice(&checksum::add_carries(pseudo).to_be_bytes());
+        let mut out = vec![0; 740];
+        SuperPacket::parse(&read)
+            .unwrap()
+            .segment(0, false, &mut out);
+        assert!(tcp_checksum_ok(&out));
+    }
+
+    #[test]
+    fn headers_that_contradict_the_packet_are_refused() {
+        let good = tso4(2500, 1000);
+        let refused = |change: fn(&mut Vec<u8>)| {
+            let mut read = good.clone();
+            change(&mut read);
+            SuperPacket::parse(&read).err()
+        };
+        assert_eq!(refused(|r| r[4..6].fill(0)), Some(DropReason::BadOffload)); // gso_size 0
+        assert_eq!(refused(|r| r[1] = 4), Some(DropReason::BadOffload)); // TCPv6 over IPv4
+        assert_eq!(refused(|r| r[6] = 21), Some(DropReason::BadOffload)); // csum_start
+        assert_eq!(refused(|r| r[10 + 32] = 0xf0), None); // 60-byte TCP header: fits
+        assert_eq!(refused(|r| r[10 + 32] = 0x40), Some(DropReason::BadOffload));
+        assert_eq!(refused(|r| r[10] = 0x00), Some(DropReason::NotIp));
+        assert_eq!(refused(|r| r.truncate(9)), Some(DropReason::BadOffload));
+    }
+}

@@ -1,0 +1,140 @@
+//! One pair of keys: sealing with a counter, opening with a replay window.
+
+use crate::capabilities::Cipher;
+use crate::noise::Established;
+use crate::replay::ReplayWindow;
+use crate::time::Instant;
+use crate::timers::SessionAge;
+use aws_lc_rs::aead::{AES_256_GCM, Aad, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};
+use seikan_observe::DropReason;
+use seikan_wire::message::{DATA_HEADER_LEN, DataHeader, TAG_LEN, TYPE_DATA_NATIVE};
+use std::ops::Range;
+
+/// A transport session (WireGuard whitepaper, 5.4.5 and 5.4.6).
+pub struct Session {
+    /// Our index: the receiver field of datagrams to us.
+    pub local_index: u32,
+    /// Their index: the receiver field of datagrams to them.
+    pub remote_index: u32,
+    /// When the handshake completed.
+    pub created: Instant,
+    /// We sent the initiation.
+    pub initiator: bool,
+    /// The AEAD in use.
+    pub cipher: Cipher,
+    seal: LessSafeKey,
+    open: LessSafeKey,
+    next_counter: u64,
+    replay: ReplayWindow,
+}
+
+impl Session {
+    /// A session over freshly derived keys.
+    pub fn new(keys: &Established, cipher: Cipher, initiator: bool, now: Instant) -> Session {
+        let algorithm = match cipher {
+            Cipher::Aes256Gcm => &AES_256_GCM,
+            Cipher::ChaCha20Poly1305 => &CHACHA20_POLY1305,
+        };
+        let key = |bytes: &[u8; 32]| {
+            LessSafeKey::new(
+                UnboundKey::new(algorithm, bytes).expect("both AEADs take 32-byte keys"),
+            )
+        };
+        Session {
+            local_index: keys.local_index,
+            remote_index: keys.remote_index,
+            created: now,
+            initiator,
+            cipher,
+            seal: key(&keys.send),
+            open: key(&keys.receive),
+            next_counter: 0,
+            replay: ReplayWindow::default(),
+        }
+    }
+
+    /// What the timers judge it by.
+    pub fn age(&self) -> SessionAge {
+        SessionAge {
+            derived: self.created,
+            is_initiator: self.initiator,
+            sent: self.next_counter,
+        }
+    }
+
+    /// The counter that the next sealed datagram gets: also how many were sealed.
+    pub fn counter(&self) -> u64 {
+        self.next_counter
+    }
+
+    /// Seals `datagram[16..length - 16]` in place, writing header and tag around it.
+    ///
+    /// `datagram` is the whole message: header, plaintext, room for the tag. The header's receiver
+    /// and counter are filled in here. In the native protocol the header is authenticated.
+    pub fn seal(&mut self, mut header: DataHeader, datagram: &mut [u8]) {
+        header.receiver = self.remote_index;
+        header.counter = self.next_counter;
+        self.next_counter += 1;
+        let (head, rest) = datagram.split_at_mut(DATA_HEADER_LEN);
+        head.copy_from_slice(&header.to_bytes());
+        let (text, tag_room) = rest.split_at_mut(rest.len() - TAG_LEN);
+        let tag = self
+            .seal
+            .seal_in_place_separate_tag(
+                nonce(header.counter),
+                Aad::from(additional(&header, head)),
+                text,
+            )
+            .expect("datagrams are far below the AEAD's length limit");
+        tag_room.copy_from_slice(tag.as_ref());
+    }
+
+    /// Opens a received datagram in place and says where its plaintext lies.
+    ///
+    /// Authentication comes first, the replay check behind it (RFC 6479), so that a forged counter
+    /// moves no window.
+    pub fn open(
+        &mut self,
+        header: &DataHeader,
+        datagram: &mut [u8],
+    ) -> Result<Range<usize>, DropReason> {
+        let end = datagram.len() - TAG_LEN;
+        let (head, sealed) = datagram.split_at_mut(DATA_HEADER_LEN);
+        self.open
+            .open_in_place(
+                nonce(header.counter),
+                Aad::from(additional(header, head)),
+                sealed,
+            )
+            .map_err(|_| DropReason::BadTag)?;
+        self.replay
+            .update(header.counter)
+            .map_err(|_| DropReason::Replayed)?;
+        Ok(DATA_HEADER_LEN..end)
+    }
+}
+
+impl std::fmt::Debug for Session {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Session")
+            .field("local_index", &self.local_index)
+            .field("remote_index", &self.remote_index)
+            .field("cipher", &self.cipher)
+            .finish_non_exhaustive()
+    }
+}
+
+fn additional<'a>(header: &DataHeader, bytes: &'a [u8]) -> &'a [u8] {
+    if header.kind == TYPE_DATA_NATIVE {
+        bytes
+    } else {
+        &[]
+    }
+}
+
+/// 32 zero bits, then the counter, little endian (WireGuard whitepaper, 5.4.6).
+fn nonce(counter: u64) -> Nonce {
+    let mut bytes = [0; 12];
+    bytes[4..].copy_from_slice(&counter.to_le_bytes());
+    Nonce::assume_unique_for_key(bytes)
+}

@@ -1,0 +1,276 @@
+//! The timers of one peer, after the kernel's `timers.c` and the paper's section 6.
+//!
+//! - **Retransmit handshake**: an initiation unanswered for `REKEY_TIMEOUT` plus up to a third of a
+//!   second is sent again, until `REKEY_ATTEMPT_TIME` has gone by; then the peer is given up and
+//!   what waits for it is dropped. New traffic starts over.
+//! - **Send keepalive**: data was received and nothing authenticated was sent for
+//!   `KEEPALIVE_TIMEOUT`: an empty packet tells the peer that its data arrives.
+//! - **New handshake**: data was sent and nothing authenticated was received for
+//!   `KEEPALIVE_TIMEOUT + REKEY_TIMEOUT`: the session may be dead, so a new one is asked for.
+//! - **Zero keys**: no new session for three times `REJECT_AFTER_TIME`: every key is erased.
+//! - **Persistent keepalive**: nothing authenticated in either direction for the configured
+//!   interval: an empty packet keeps the state of middle boxes alive.
+//!
+//! A pure state machine: events in (each named as in the kernel), [`Timers::next`] for when to call
+//! again and why, [`Timers::expire`] for what to do then. A session's age is no timer: whoever uses
+//! one asks [`Timers::rekey_on_send`] and [`Timers::rekey_on_receive`].
+
+use std::time::Duration;
+
+use crate::constants::*;
+use crate::rng::Rng;
+use crate::time::Instant;
+
+/// Why a peer wants to be woken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum WakeReason {
+    /// An initiation may be unanswered.
+    RetransmitHandshake,
+    /// An empty packet may be due to a peer that sends.
+    SendKeepalive,
+    /// A peer may have stopped answering.
+    NewHandshake,
+    /// Keys may have to be erased.
+    ZeroKeys,
+    /// A persistent keepalive may be due.
+    PersistentKeepalive,
+}
+
+use WakeReason::*;
+
+const ALL: [WakeReason; 5] = [
+    RetransmitHandshake,
+    SendKeepalive,
+    NewHandshake,
+    ZeroKeys,
+    PersistentKeepalive,
+];
+
+/// What an expired timer asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Erase the keys of all sessions and of a pending handshake.
+    ZeroKeys,
+    /// Drop what is queued for the peer: it does not answer.
+    GiveUp,
+    /// Send an initiation, from whatever source address the route has now, and report it by
+    /// [`Timers::handshake_initiated`] even if the socket refused it, or there will be no retry.
+    SendInitiation {
+        /// Whether it repeats one that was not answered.
+        retry: bool,
+    },
+    /// Send an empty packet; without a session, ask [`Timers::want_handshake`] instead.
+    SendKeepalive,
+}
+
+/// What [`Timers`] has to know of a session to judge its age.
+#[derive(Clone, Copy, Debug)]
+pub struct SessionAge {
+    /// When its keys were derived.
+    pub derived: Instant,
+    /// Whether this end initiated the handshake: only the initiator renews a session by its age.
+    pub is_initiator: bool,
+    /// Messages sent in it.
+    pub sent: u64,
+}
+
+/// The timers of one peer.
+#[derive(Clone, Debug, Default)]
+pub struct Timers {
+    /// When each timer fires, by [`WakeReason`]; `None` if it is not running.
+    due: [Option<Instant>; ALL.len()],
+    persistent_interval: Option<Duration>,
+    last_initiation: Option<Instant>,
+    /// Initiations repeated since the last reason to send one.
+    retries: u32,
+    /// A session is being renewed because data came near its end; once per session suffices.
+    sent_lastminute_handshake: bool,
+}
+
+/// Events.
+impl Timers {
+    /// Data, not only a keepalive, was sent.
+    pub fn data_sent(&mut self, now: Instant, rng: &mut dyn Rng) {
+        if self.due[NewHandshake as usize].is_none() {
+            self.arm(
+                NewHandshake,
+                now + KEEPALIVE_TIMEOUT + REKEY_TIMEOUT + jitter(rng),
+            );
+        }
+    }
+
+    /// Data, not only a keepalive, was received and authenticated.
+    ///
+    /// The kernel also notes that data came while the timer ran, against a race of its receive and
+    /// timer contexts. Here both are one: the keepalive answers all that came before it.
+    pub fn data_received(&mut self, now: Instant) {
+        if self.due[SendKeepalive as usize].is_none() {
+            self.arm(SendKeepalive, now + KEEPALIVE_TIMEOUT);
+        }
+    }
+
+    /// Anything was sent that the peer can authenticate: data, a keepalive or a handshake message.
+    pub fn any_authenticated_packet_sent(&mut self, now: Instant) {
+        self.disarm(SendKeepalive);
+        self.traversal(now);
+    }
+
+    /// Anything was received and authenticated: data, a keepalive or a handshake message.
+    pub fn any_authenticated_packet_received(&mut self, now: Instant) {
+        self.disarm(NewHandshake);
+        self.traversal(now);
+    }
+
+    /// An initiation was sent, or at least tried.
+    pub fn handshake_initiated(&mut self, now: Instant, rng: &mut dyn Rng) {
+        self.last_initiation = Some(now);
+        self.arm(RetransmitHandshake, now + REKEY_TIMEOUT + jitter(rng));
+    }
+
+    /// The handshake is confirmed: a response was accepted, or the first data came in the session
+    /// that a response of ours made.
+    pub fn handshake_complete(&mut self) {
+        self.disarm(RetransmitHandshake);
+        self.retries = 0;
+        self.sent_lastminute_handshake = false;
+    }
+
+    /// Keys of a new session exist, confirmed or not.
+    pub fn session_derived(&mut self, now: Instant) {
+        self.arm(ZeroKeys, now + ZERO_KEYS_AFTER);
+    }
+
+    /// Sets or clears the persistent keepalive; a new one is due at once (as when `wg` sets it).
+    pub fn set_persistent_keepalive(&mut self, interval: Option<Duration>, now: Instant) {
+        let interval = interval.filter(|interval| !interval.is_zero());
+        match (interval, self.persistent_interval) {
+            (None, _) => self.disarm(PersistentKeepalive),
+            (Some(_), None) => self.arm(PersistentKeepalive, now),
+            // Kept until the next packet starts the new interval.
+            (Some(_), Some(_)) => {}
+        }
+        self.persistent_interval = interval;
+    }
+
+    /// The interface comes up: a persistent keepalive is due at once.
+    pub fn start(&mut self, now: Instant) {
+        if self.persistent_interval.is_some() {
+            self.arm(PersistentKeepalive, now);
+        }
+    }
+
+    /// Stops every timer, as when the peer is removed or the interface goes down.
+    pub fn stop(&mut self) {
+        let persistent_interval = self.persistent_interval;
+        *self = Timers {
+            persistent_interval,
+            ..Timers::default()
+        };
+    }
+}
+
+/// Questions about handshakes.
+impl Timers {
+    /// There is a fresh reason for a handshake, such as data without a session. Whether to send
+    /// the initiation now: not if one was sent less than `REKEY_TIMEOUT` ago, which the retransmit
+    /// timer will repeat if need be.
+    pub fn want_handshake(&mut self, now: Instant) -> bool {
+        self.retries = 0;
+        self.last_initiation
+            .is_none_or(|last| last.has_expired(REKEY_TIMEOUT, now))
+    }
+
+    /// Whether to send an initiation because `session`, in which something was just sent, is
+    /// getting old or is nearly used up.
+    pub fn rekey_on_send(&mut self, session: &SessionAge, now: Instant) -> bool {
+        let used_up = session.sent > REKEY_AFTER_MESSAGES;
+        let old = session.is_initiator && session.derived.has_expired(REKEY_AFTER_TIME, now);
+        (used_up || old) && self.want_handshake(now)
+    }
+
+    /// Whether to send an initiation because `session`, in which something was just received, will
+    /// soon die and this end may have nothing to send that would renew it.
+    pub fn rekey_on_receive(&mut self, session: &SessionAge, now: Instant) -> bool {
+        let old = session.is_initiator && session.derived.has_expired(REKEY_ON_RECEIVE_AFTER, now);
+        if self.sent_lastminute_handshake || !old {
+            return false;
+        }
+        self.sent_lastminute_handshake = true;
+        self.want_handshake(now)
+    }
+}
+
+/// The passing of time.
+impl Timers {
+    /// When to call [`expire`](Self::expire), and why; `None` while nothing is pending.
+    pub fn next(&self) -> Option<(Instant, WakeReason)> {
+        ALL.iter()
+            .filter_map(|&reason| Some((self.due[reason as usize]?, reason)))
+            .min()
+    }
+
+    /// What the timers due at `now` ask for, in the order in which to do it; each at most once.
+    pub fn expire(&mut self, now: Instant) -> impl Iterator<Item = Action> + use<> {
+        let zero_keys = self.take_due(ZeroKeys, now).then_some(Action::ZeroKeys);
+        let (give_up, initiation) = self.expire_handshake(now);
+        let keepalive = self.expire_keepalives(now).then_some(Action::SendKeepalive);
+        [zero_keys, give_up, initiation, keepalive]
+            .into_iter()
+            .flatten()
+    }
+
+    fn expire_handshake(&mut self, now: Instant) -> (Option<Action>, Option<Action>) {
+        let fresh = self.take_due(NewHandshake, now) && self.want_handshake(now);
+        if !self.take_due(RetransmitHandshake, now) {
+            return (
+                None,
+                fresh.then_some(Action::SendInitiation { retry: false }),
+            );
+        }
+        if self.retries + 1 < MAX_HANDSHAKE_ATTEMPTS {
+            self.retries += 1;
+            return (None, Some(Action::SendInitiation { retry: true }));
+        }
+        self.disarm(SendKeepalive);
+        // A partial handshake may have left key material behind.
+        if self.due[ZeroKeys as usize].is_none() {
+            self.arm(ZeroKeys, now + ZERO_KEYS_AFTER);
+        }
+        (Some(Action::GiveUp), None)
+    }
+
+    fn expire_keepalives(&mut self, now: Instant) -> bool {
+        let passive = self.take_due(SendKeepalive, now);
+        let persistent = self.take_due(PersistentKeepalive, now);
+        if persistent {
+            // Also without a session to send it in, so that a lost peer is tried again for ever.
+            self.traversal(now);
+        }
+        passive || persistent
+    }
+
+    fn traversal(&mut self, now: Instant) {
+        if let Some(interval) = self.persistent_interval {
+            self.arm(PersistentKeepalive, now + interval);
+        }
+    }
+
+    fn arm(&mut self, timer: WakeReason, at: Instant) {
+        self.due[timer as usize] = Some(at);
+    }
+
+    fn disarm(&mut self, timer: WakeReason) {
+        self.due[timer as usize] = None;
+    }
+
+    fn take_due(&mut self, timer: WakeReason, now: Instant) -> bool {
+        self.due[timer as usize].take_if(|at| *at <= now).is_some()
+    }
+}
+
+fn jitter(rng: &mut dyn Rng) -> Duration {
+    rng.duration_below(REKEY_TIMEOUT_JITTER_MAX)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,331 @@
+//! A tunnel: one identity, its peers, and the drive contract that the daemon and the simulation
+//! share.
+//!
+//! # Drive contract
+//!
+//! A tunnel performs no I/O and reads no clock. Its driver repeats:
+//!
+//! 1. [`Tunnel::outbound`] with a batch of reads of the TUN device;
+//! 2. [`Tunnel::inbound`] with a batch of received datagrams and the arena they lie in;
+//! 3. [`Tunnel::poll`] when [`Tunnel::next_wakeup`] has come, again while it says there is more;
+//! 4. after each of these: sends the [`Outbox`]'s runs and reports each by [`Tunnel::sent`], writes
+//!    the [`Inbox`]'s writes and reports each by [`Tunnel::delivered`], clears both.
+//!
+//! The same calls with the same arguments and the same random source give the same bytes.
+
+mod handshake;
+mod housekeeping;
+mod inbound;
+mod outbound;
+
+pub use housekeeping::WakeReason;
+pub use inbound::Datagram;
+
+use crate::allowed_ips::{AllowedIps, LookupCache};
+use crate::capabilities::Cipher;
+use crate::cookie::CookieChecker;
+use crate::inbox::Write;
+use crate::indices::{IndexTable, PeerId};
+use crate::keys::{Identity, PresharedKey, PrivateKey, PublicKey};
+use crate::noise::Construction;
+use crate::outbox::Run;
+use crate::peer::Peer;
+use crate::rate_limiter::LoadMeter;
+use crate::rng::Rng;
+use crate::tai64n::Tai64nClock;
+use crate::time::Instant;
+use ipnet::IpNet;
+use seikan_observe::{DirectionCounters, DropReason, PeerCounters};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// Sessions and handshakes at a time; each peer needs at most four indices.
+const MAX_INDICES: usize = 1 << 20;
+
+/// The time, as the driver read it.
+#[derive(Clone, Copy, Debug)]
+pub struct Now {
+    /// Since boot, suspended time included.
+    pub mono: Instant,
+    /// Since the Unix epoch, for handshake timestamps only.
+    pub wall: Duration,
+}
+
+/// What a tunnel is made with.
+pub struct TunnelConfig {
+    /// WireGuard or native.
+    pub construction: Construction,
+    /// Our static key.
+    pub private_key: PrivateKey,
+    /// MTU of the TUN device.
+    pub inner_mtu: u32,
+    /// The TUN device takes super-packets and partial checksums.
+    pub offload: bool,
+    /// AEADs in order of preference (native).
+    pub ciphers: Vec<Cipher>,
+    /// Where randomness comes from.
+    pub rng: Box<dyn Rng + Send>,
+}
+
+/// One tunnel.
+pub struct Tunnel {
+    construction: Construction,
+    identity: Identity,
+    inner_mtu: u32,
+    offload: bool,
+    ciphers: Vec<Cipher>,
+    peers: Vec<Option<Peer>>,
+    by_key: BTreeMap<PublicKey, PeerId>,
+    allowed_ips: AllowedIps,
+    indices: IndexTable<PeerId>,
+    defence: Defence,
+    clock: Tai64nClock,
+    rng: Box<dyn Rng + Send>,
+    wakeups: BinaryHeap<Reverse<(Instant, PeerId)>>,
+    scratch: Scratch,
+    /// What belongs to no peer, and what belonged to peers that were removed.
+    stray: PeerCounters,
+}
+
+/// Against floods of handshakes.
+struct Defence {
+    cookies: CookieChecker,
+    load: LoadMeter,
+    /// Handshake messages that arrived within the second that began at the instant.
+    recent: (Instant, u32),
+}
+
+/// Memory that lives between batches, so that nothing is allocated for one.
+#[derive(Default)]
+struct Scratch {
+    routed: Vec<(PeerId, u32)>,
+    touched: Vec<PeerId>,
+    source: LookupCache,
+    destination: LookupCache,
+}
+
+impl Tunnel {
+    /// A tunnel without peers.
+    pub fn new(config: TunnelConfig) -> Tunnel {
+        let identity = Identity::new(config.private_key);
+        Tunnel {
+            construction: config.construction,
+            defence: Defence::new(config.construction, &identity),
+            identity,
+            inner_mtu: config.inner_mtu,
+            offload: config.offload,
+            ciphers: config.ciphers,
+            peers: Vec::new(),
+            by_key: BTreeMap::new(),
+            allowed_ips: AllowedIps::default(),
+            indices: IndexTable::with_capacity(MAX_INDICES),
+            clock: Tai64nClock::default(),
+            rng: config.rng,
+            wakeups: BinaryHeap::new(),
+            scratch: Scratch::default(),
+            stray: PeerCounters::default(),
+        }
+    }
+
+    /// WireGuard or native.
+    pub fn construction(&self) -> Construction {
+        self.construction
+    }
+
+    /// Our key pair.
+    pub fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// Takes on another identity: every session and pending handshake ends. A peer that has the
+    /// new key is removed, as nobody is their own peer.
+    pub fn set_private_key(&mut self, private_key: PrivateKey) {
+        self.identity = Identity::new(private_key);
+        self.defence = Defence::new(self.construction, &self.identity);
+        if let Some(own) = self.peer_by_key(self.identity.public()) {
+            self.remove_peer(own);
+        }
+        for id in self.by_key.values().copied().collect::<Vec<_>>() {
+            self.forget_sessions(id);
+        }
+    }
+
+    /// Tells the MTU of the TUN device after it changed.
+    pub fn set_inner_mtu(&mut self, mtu: u32) {
+        self.inner_mtu = mtu;
+    }
+
+    /// All peers, ordered by key.
+    pub fn peers(&self) -> impl Iterator<Item = &Peer> {
+        self.by_key.values().filter_map(|id| self.peer(*id))
+    }
+
+    /// The peer with this number.
+    pub fn peer(&self, id: PeerId) -> Option<&Peer> {
+        self.peers.get(id.0 as usize)?.as_ref()
+    }
+
+    /// The peer with this key.
+    pub fn peer_by_key(&self, key: &PublicKey) -> Option<PeerId> {
+        self.by_key.get(key).copied()
+    }
+
+    /// The prefixes that belong to a peer.
+    pub fn allowed_ips(&self, peer: PeerId) -> impl Iterator<Item = IpNet> {
+        self.allowed_ips.iter_peer(peer)
+    }
+
+    /// Adds a peer, or finds the one that has this key. `None` for our own key.
+    pub fn add_peer(&mut self, key: PublicKey) -> Option<PeerId> {
+        if key == *self.identity.public() {
+            return None;
+        }
+        if let Some(id) = self.peer_by_key(&key) {
+            return Some(id);
+        }
+        let free = self
+            .peers
+            .iter()
+            .position(Option::is_none)
+            .unwrap_or(self.peers.len());
+        let id = PeerId(u32::try_from(free).ok()?);
+        if free == self.peers.len() {
+            self.peers.push(None);
+        }
+        self.peers[free] = Some(Peer::new(id, self.construction, key));
+        self.by_key.insert(key, id);
+        Some(id)
+    }
+
+    /// Removes a peer with all that belongs to it; its counts stay in the tunnel's sum.
+    pub fn remove_peer(&mut self, id: PeerId) {
+        self.forget_sessions(id);
+        let Some(mut peer) = self.peers.get_mut(id.0 as usize).and_then(Option::take) else {
+            return;
+        };
+        peer.drop_stash(DropReason::PeerRemoved);
+        let held = std::mem::take(&mut peer.counters.inbound.held);
+        peer.counters
+            .inbound
+            .drops
+            .add(DropReason::PeerRemoved, held);
+        self.stray.add(&peer.counters);
+        self.by_key.remove(&peer.public_key);
+        self.allowed_ips.remove_peer(id);
+    }
+
+    /// Sets the preshared key; all zero means none. It takes effect with the next handshake.
+    pub fn set_preshared_key(&mut self, id: PeerId, key: PresharedKey) {
+        if let Some(peer) = self.peer_mut(id) {
+            peer.preshared_key = key;
+        }
+    }
+
+    /// Sets where the peer is.
+    pub fn set_endpoint(&mut self, id: PeerId, endpoint: SocketAddr) {
+        if let Some(peer) = self.peer_mut(id) {
+            peer.path.move_to(endpoint, None);
+        }
+    }
+
+    /// Sets the persistent keepalive interval; zero turns it off.
+    pub fn set_persistent_keepalive(&mut self, id: PeerId, interval: Duration, now: Instant) {
+        if let Some(peer) = self.peer_mut(id) {
+            peer.timers.set_persistent_keepalive(Some(interval), now);
+        }
+        self.reschedule(id, now, now);
+    }
+
+    /// Gives a prefix to a peer, taking it from whoever had it.
+    pub fn add_allowed_ip(&mut self, id: PeerId, prefix: IpNet) {
+        self.allowed_ips.insert(prefix, id);
+    }
+
+    /// Takes a prefix from a peer, if it is the peer's.
+    pub fn remove_allowed_ip(&mut self, id: PeerId, prefix: IpNet) {
+        self.allowed_ips.remove(prefix, id);
+    }
+
+    /// Takes all prefixes from a peer.
+    pub fn clear_allowed_ips(&mut self, id: PeerId) {
+        self.allowed_ips.remove_peer(id);
+    }
+
+    /// The sum over all peers, past ones included, and what belonged to none.
+    pub fn totals(&self) -> PeerCounters {
+        let mut sum = self.stray.clone();
+        for peer in self.peers.iter().flatten() {
+            sum.add(&peer.counters);
+        }
+        sum
+    }
+
+    /// Reports what became of a run: `Ok`, or why the kernel refused it.
+    pub fn sent(&mut self, run: &Run, result: Result<(), DropReason>) {
+        let peer = run
+            .peer
+            .and_then(|id| self.peers.get_mut(id.0 as usize)?.as_mut());
+        let counters = match peer {
+            Some(peer) => {
+                if result == Err(DropReason::SendTooLarge) {
+                    peer.path.mtu.too_large(run.segment_size);
+                }
+                &mut peer.counters
+            }
+            None => &mut self.stray,
+        };
+        match result {
+            Ok(()) => {
+                counters.outbound.packets_out += run.packets;
+                counters.outbound.bytes_out += run.bytes;
+                counters.sent_bytes += run.range.len() as u64;
+            }
+            Err(reason) => counters.outbound.drops.add(reason, run.packets),
+        }
+    }
+
+    /// Reports what became of a write to the TUN device.
+    pub fn delivered(&mut self, write: &Write, result: Result<(), DropReason>) {
+        let counters = self.inbound_of(write.peer);
+        match result {
+            Ok(()) => {
+                counters.packets_out += write.packets;
+                counters.bytes_out += write.bytes;
+            }
+            Err(reason) => counters.drops.add(reason, write.packets),
+        }
+    }
+
+    fn inbound_of(&mut self, id: PeerId) -> &mut DirectionCounters {
+        match self.peers.get_mut(id.0 as usize).and_then(Option::as_mut) {
+            Some(peer) => &mut peer.counters.inbound,
+            None => &mut self.stray.inbound,
+        }
+    }
+
+    fn peer_mut(&mut self, id: PeerId) -> Option<&mut Peer> {
+        self.peers.get_mut(id.0 as usize)?.as_mut()
+    }
+
+    fn forget_sessions(&mut self, id: PeerId) {
+        let Some(peer) = self.peers.get_mut(id.0 as usize).and_then(Option::as_mut) else {
+            return;
+        };
+        let pending = peer.handshake.initiator.take().map(|i| i.local_index());
+        for index in peer.sessions.clear().into_iter().flatten().chain(pending) {
+            self.indices.remove(index);
+        }
+    }
+}
+
+impl Defence {
+    fn new(construction: Construction, identity: &Identity) -> Defence {
+        Defence {
+            cookies: CookieChecker::new(construction, identity),
+            load: LoadMeter::default(),
+            recent: (Instant::BOOT, 0),
+        }
+    }
+}

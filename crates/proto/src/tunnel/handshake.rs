@@ -1,0 +1,370 @@
+//! Handshakes: ours to start, theirs to answer, cookies under load.
+
+use super::inbound::Datagram;
+use super::{Now, Tunnel};
+use crate::capabilities::{self, Capabilities, CapabilityError, Cipher};
+use crate::constants::*;
+use crate::cookie::Admission;
+use crate::indices::PeerId;
+use crate::noise::{self, Construction, HandshakeError};
+use crate::outbox::{Destination, Outbox};
+use crate::session::Session;
+use crate::time::Instant;
+use seikan_observe::DropReason;
+use std::time::Duration;
+
+/// Handshake messages per second from which on cookies are demanded: each costs several
+/// Diffie-Hellman computations, some 200 microseconds.
+const LOAD_THRESHOLD: u32 = 100;
+/// DSCP of handshake messages: AF41, as the kernel's (`HANDSHAKE_DSCP` 0x88).
+const HANDSHAKE_TRAFFIC_CLASS: u8 = 0x88;
+
+impl Tunnel {
+    /// Sends an initiation, once the timers have said that it is time for one.
+    pub(super) fn initiate_handshake(&mut self, now: Now, id: PeerId, outbox: &mut Outbox) {
+        let Some(peer) = self.peers[id.0 as usize].as_mut() else {
+            return;
+        };
+        let Some(destination) = peer.path.destination(HANDSHAKE_TRAFFIC_CLASS) else {
+            return peer.drop_stash(DropReason::NoEndpoint);
+        };
+        if let Some(old) = peer.handshake.initiator.take() {
+            self.indices.remove(old.local_index());
+        }
+        let Ok(index) = self.indices.insert(id, &mut *self.rng) else {
+            return;
+        };
+        let payload = match self.construction {
+            Construction::WireGuard => Vec::new(),
+            Construction::Native => self.capabilities().encode(),
+        };
+        let Some(peer) = self.peers[id.0 as usize].as_mut() else {
+            return;
+        };
+        let stamp = self.clock.stamp(now.wall);
+        let mut message = [0; MAX_HANDSHAKE_LEN];
+        let made = noise::create_initiation(
+            self.construction,
+            &self.identity,
+            &peer.public_key,
+            &peer.preshared_key,
+            index,
+            stamp,
+            &payload,
+            &mut *self.rng,
+            &mut message,
+        );
+        match made {
+            Ok((initiator, length)) => {
+                peer.handshake.initiator = Some(initiator);
+                peer.handshake
+                    .cookie
+                    .stamp(&mut message[..length], now.mono);
+                peer.counters.handshakes.initiations_sent += 1;
+                peer.timers.any_authenticated_packet_sent(now.mono);
+                post(outbox, &destination, Some(id), &message[..length]);
+            }
+            // A key of low order: this peer can never be reached.
+            Err(error) => {
+                peer.refusal = Some(error.to_string());
+                self.indices.remove(index);
+            }
+        }
+        peer.timers.handshake_initiated(now.mono, &mut *self.rng);
+        self.reschedule(id, now.mono, now.mono);
+    }
+
+    /// What we can do, for a native handshake.
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            version: capabilities::VERSION,
+            ciphers: self.ciphers.clone(),
+            max_lanes: 1,
+            inner_mtu: self
+                .inner_mtu
+                .clamp(u32::from(capabilities::MIN_INNER_MTU), 65_535)
+                as u16,
+            features: if self.offload {
+                capabilities::FEATURE_OFFLOAD
+            } else {
+                0
+            },
+        }
+    }
+
+    /// Any message that is not data.
+    pub(super) fn handshake_message(
+        &mut self,
+        now: Now,
+        message: &[u8],
+        from: &Datagram,
+        outbox: &mut Outbox,
+    ) -> Result<PeerId, DropReason> {
+        let kind = message[0];
+        let c = self.construction;
+        let reply_to = Destination {
+            address: from.source,
+            source: from.destination,
+            traffic_class: HANDSHAKE_TRAFFIC_CLASS,
+        };
+        if kind == c.cookie_reply_type() {
+            return self.cookie_reply(now, message);
+        }
+        if kind != c.initiation_type() && kind != c.response_type() {
+            return Err(DropReason::UnknownType);
+        }
+        let busy = self.defence.busy(now.mono);
+        let under_load = self.defence.load.observe(busy, now.mono);
+        match self
+            .defence
+            .cookies
+            .admit(message, from.source, under_load, now.mono, &mut *self.rng)
+        {
+            Admission::Process => {}
+            Admission::InvalidMac1 => return Err(DropReason::BadMac1),
+            Admission::RateLimited => return Err(DropReason::RateLimited),
+            Admission::NeedsCookie => {
+                let reply = self.defence.cookies.create_reply(
+                    message,
+                    from.source,
+                    now.mono,
+                    &mut *self.rng,
+                );
+                if let Some(reply) = reply {
+                    post(outbox, &reply_to, None, &reply);
+                }
+                return Err(DropReason::CookieRequired);
+            }
+        }
+        if kind == c.initiation_type() {
+            self.initiation(now, message, &reply_to, outbox)
+        } else {
+            self.response(now, message, from, outbox)
+        }
+    }
+
+    fn cookie_reply(&mut self, now: Now, message: &[u8]) -> Result<PeerId, DropReason> {
+        let receiver = message
+            .get(4..8)
+            .and_then(|b| b.first_chunk())
+            .ok_or(DropReason::Truncated)?;
+        let id = *self
+            .indices
+            .get(u32::from_le_bytes(*receiver))
+            .ok_or(DropReason::UnknownIndex)?;
+        let peer = self.peers[id.0 as usize]
+            .as_mut()
+            .ok_or(DropReason::UnknownIndex)?;
+        peer.handshake
+            .cookie
+            .consume_reply(message, now.mono)
+            .map_err(|_| DropReason::BadHandshake)?;
+        peer.counters.inbound.packets_in += 1;
+        peer.counters.inbound.consumed += 1;
+        Ok(id)
+    }
+
+    /// We are the responder.
+    fn initiation(
+        &mut self,
+        now: Now,
+        message: &[u8],
+        reply_to: &Destination,
+        outbox: &mut Outbox,
+    ) -> Result<PeerId, DropReason> {
+        let received = noise::consume_initiation(self.construction, &self.identity, message)
+            .map_err(|e| drop_reason(&e))?;
+        let id = self
+            .peer_by_key(&received.remote)
+            .ok_or(DropReason::UnknownPeer)?;
+        let ours = self.capabilities();
+        let Some(peer) = self.peers[id.0 as usize].as_mut() else {
+            return Err(DropReason::UnknownPeer);
+        };
+        // Replayed, or a flood by somebody who has the peer's key (kernel `noise.c`).
+        let replayed = peer
+            .handshake
+            .last_timestamp
+            .is_some_and(|last| received.timestamp <= last);
+        let flood = peer.handshake.last_received.is_some_and(|last| {
+            now.mono.duration_since(last) < Duration::from_secs(1) / INITIATIONS_PER_SECOND
+        });
+        if replayed {
+            return Err(DropReason::ReplayedHandshake);
+        }
+        if flood {
+            return Err(DropReason::RateLimited);
+        }
+        let (cipher, payload) = match self.construction {
+            Construction::WireGuard => (Cipher::ChaCha20Poly1305, Vec::new()),
+            Construction::Native => match answer(&ours, &received.payload) {
+                Ok((theirs, choice, cipher)) => {
+                    peer.capabilities = Some(theirs);
+                    peer.refusal = None;
+                    (cipher, choice.encode())
+                }
+                Err(error) => {
+                    peer.refusal = Some(error.to_string());
+                    return Err(DropReason::UnsupportedCapability);
+                }
+            },
+        };
+        peer.handshake.last_timestamp = Some(received.timestamp);
+        peer.handshake.last_received = Some(now.mono);
+        peer.counters.handshakes.initiations_received += 1;
+        peer.counters.inbound.packets_in += 1;
+        peer.counters.inbound.consumed += 1;
+        let index = self
+            .indices
+            .insert(id, &mut *self.rng)
+            .map_err(|_| DropReason::RateLimited)?;
+        let mut reply = [0; MAX_HANDSHAKE_LEN];
+        let made = received.create_response(
+            &peer.preshared_key,
+            index,
+            &payload,
+            &mut *self.rng,
+            &mut reply,
+        );
+        let Ok((established, length)) = made else {
+            self.indices.remove(index);
+            return Ok(id);
+        };
+        let session = Session::new(&established, cipher, false, now.mono);
+        for ended in peer
+            .sessions
+            .establish_responded(session)
+            .into_iter()
+            .flatten()
+        {
+            self.indices.remove(ended);
+        }
+        peer.path.move_to(reply_to.address, reply_to.source);
+        peer.timers.any_authenticated_packet_received(now.mono);
+        peer.timers.session_derived(now.mono);
+        peer.timers.any_authenticated_packet_sent(now.mono);
+        peer.handshake.cookie.stamp(&mut reply[..length], now.mono);
+        post(outbox, reply_to, Some(id), &reply[..length]);
+        Ok(id)
+    }
+
+    /// We are the initiator.
+    fn response(
+        &mut self,
+        now: Now,
+        message: &[u8],
+        from: &Datagram,
+        outbox: &mut Outbox,
+    ) -> Result<PeerId, DropReason> {
+        let receiver = message
+            .get(8..12)
+            .and_then(|b| b.first_chunk())
+            .ok_or(DropReason::Truncated)?;
+        let id = *self
+            .indices
+            .get(u32::from_le_bytes(*receiver))
+            .ok_or(DropReason::UnknownIndex)?;
+        let ours = self.capabilities();
+        let peer = self.peers[id.0 as usize]
+            .as_mut()
+            .ok_or(DropReason::UnknownIndex)?;
+        let initiator = peer
+            .handshake
+            .initiator
+            .as_mut()
+            .ok_or(DropReason::UnknownIndex)?;
+        let established = initiator
+            .consume_response(message)
+            .map_err(|e| drop_reason(&e))?;
+        peer.handshake.initiator = None;
+        let cipher = match self.construction {
+            Construction::WireGuard => Some(Cipher::ChaCha20Poly1305),
+            Construction::Native => match accept(&ours, &established.payload) {
+                Ok((theirs, cipher)) => {
+                    peer.capabilities = Some(theirs);
+                    peer.refusal = None;
+                    Some(cipher)
+                }
+                Err(error) => {
+                    peer.refusal = Some(error.to_string());
+                    None
+                }
+            },
+        };
+        let Some(cipher) = cipher else {
+            self.indices.remove(established.local_index);
+            return Err(DropReason::UnsupportedCapability);
+        };
+        let session = Session::new(&established, cipher, true, now.mono);
+        for ended in peer
+            .sessions
+            .establish_initiated(session)
+            .into_iter()
+            .flatten()
+        {
+            self.indices.remove(ended);
+        }
+        peer.counters.inbound.packets_in += 1;
+        peer.counters.inbound.consumed += 1;
+        peer.counters.handshakes.completed += 1;
+        peer.last_handshake = Some(now.wall);
+        peer.path.move_to(from.source, from.destination);
+        peer.path.health = Default::default();
+        peer.path.active_until = now.mono + KEEPALIVE_TIMEOUT;
+        peer.timers.any_authenticated_packet_received(now.mono);
+        peer.timers.handshake_complete();
+        peer.timers.session_derived(now.mono);
+        // The responder may not send before it has received something (whitepaper 5.1).
+        if peer.stash.is_empty() {
+            self.send_keepalive(now, id, outbox);
+        }
+        Ok(id)
+    }
+}
+
+/// The responder's part of the negotiation.
+fn answer(
+    ours: &Capabilities,
+    offer: &[u8],
+) -> Result<(Capabilities, Capabilities, Cipher), CapabilityError> {
+    let theirs = Capabilities::parse(offer)?;
+    let (choice, agreed) = ours.choose(&theirs)?;
+    Ok((theirs, choice, agreed.cipher))
+}
+
+/// The initiator's part.
+fn accept(ours: &Capabilities, choice: &[u8]) -> Result<(Capabilities, Cipher), CapabilityError> {
+    let theirs = Capabilities::parse(choice)?;
+    let agreed = ours.accept(&theirs)?;
+    Ok((theirs, agreed.cipher))
+}
+
+impl super::Defence {
+    /// Counts a handshake message and says whether there are too many.
+    fn busy(&mut self, now: Instant) -> bool {
+        if now.duration_since(self.recent.0) >= Duration::from_secs(1) {
+            self.recent = (now, 0);
+        }
+        self.recent.1 += 1;
+        self.recent.1 > LOAD_THRESHOLD
+    }
+}
+
+/// Puts a message that is not data into the outbox. Without room it is lost, as on any network;
+/// the timers repeat it.
+fn post(outbox: &mut Outbox, to: &Destination, peer: Option<PeerId>, message: &[u8]) {
+    if let Some(mut slot) = outbox.reserve(message.len()) {
+        slot.bytes().copy_from_slice(message);
+        slot.commit(message.len(), to, peer, 0, 0);
+    }
+}
+
+fn drop_reason(error: &HandshakeError) -> DropReason {
+    match error {
+        HandshakeError::Length { .. } => DropReason::Truncated,
+        HandshakeError::UnexpectedType { .. } => DropReason::UnknownType,
+        HandshakeError::Mac1 => DropReason::BadMac1,
+        HandshakeError::ReceiverIndex { .. } => DropReason::UnknownIndex,
+        _ => DropReason::BadHandshake,
+    }
+}

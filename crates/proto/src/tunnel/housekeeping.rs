@@ -1,0 +1,186 @@
+//! What happens by the clock: timers, probes, reports, and what waited for a handshake.
+
+use super::{Now, Tunnel};
+use crate::inbox::Inbox;
+use crate::indices::PeerId;
+use crate::native::record::RecordWriter;
+use crate::noise::Construction;
+use crate::outbox::Outbox;
+use crate::peer::Peer;
+use crate::time::Instant;
+use crate::timers::{self, Action};
+use seikan_observe::DropReason;
+use std::cmp::Reverse;
+use std::time::Duration;
+
+/// Pause before something that was due but could not be done is tried again.
+const RETRY: Duration = Duration::from_millis(1);
+
+/// Why the tunnel wants to be polled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WakeReason {
+    /// A timer of the handshake protocol.
+    Timer(timers::WakeReason),
+    /// The path's MTU is to be probed.
+    PathProbe,
+    /// A health report is due.
+    HealthReport,
+    /// Fragments have waited too long.
+    Reassembly,
+    /// Packets wait that may be sent now.
+    Stash,
+}
+
+impl Tunnel {
+    /// When to call [`Tunnel::poll`], and for which peer.
+    pub fn next_wakeup(&self) -> Option<(Instant, PeerId)> {
+        self.wakeups.peek().map(|Reverse(entry)| *entry)
+    }
+
+    /// Why the peer wants to be woken, and when.
+    pub fn wake_reason(&self, id: PeerId) -> Option<(Instant, WakeReason)> {
+        self.deadline(self.peer(id)?, Instant::BOOT)
+    }
+
+    /// Does what is due; true if there is more to do once the boxes are emptied.
+    pub fn poll(&mut self, now: Now, outbox: &mut Outbox, inbox: &mut Inbox) -> bool {
+        while let Some(Reverse((at, id))) = self.wakeups.peek().copied() {
+            if at > now.mono {
+                return false;
+            }
+            // One peer at a time, and only if what it may send is sure to fit.
+            if outbox.room() < 4 * crate::batch::MAX_READ {
+                return true;
+            }
+            self.wakeups.pop();
+            let Some(peer) = self.peer_mut(id) else {
+                continue;
+            };
+            if peer.scheduled == Some(at) {
+                peer.scheduled = None;
+                self.due(now, id, outbox, inbox);
+                // What could not be done now is not tried again in the same instant.
+                self.reschedule(id, now.mono, now.mono + RETRY);
+            }
+        }
+        false
+    }
+
+    fn due(&mut self, now: Now, id: PeerId, outbox: &mut Outbox, inbox: &mut Inbox) {
+        let Some(peer) = self.peer_mut(id) else {
+            return;
+        };
+        let given_up = peer.reassembly.expire(now.mono);
+        peer.counters.inbound.held -= given_up;
+        peer.counters
+            .inbound
+            .drops
+            .add(DropReason::ReassemblyTimeout, given_up);
+        for action in peer.timers.expire(now.mono) {
+            self.act(now, id, action, outbox);
+        }
+        self.send_stash(now, id, outbox, inbox);
+        if self.construction == Construction::Native {
+            self.probe_and_report(now, id, outbox);
+        }
+    }
+
+    fn act(&mut self, now: Now, id: PeerId, action: Action, outbox: &mut Outbox) {
+        match action {
+            Action::SendInitiation { .. } => self.initiate_handshake(now, id, outbox),
+            Action::SendKeepalive => {
+                if !self.send_keepalive(now, id, outbox)
+                    && self
+                        .peer_mut(id)
+                        .is_some_and(|p| p.timers.want_handshake(now.mono))
+                {
+                    self.initiate_handshake(now, id, outbox);
+                }
+            }
+            Action::ZeroKeys => self.forget_sessions(id),
+            Action::GiveUp => {
+                if let Some(peer) = self.peer_mut(id) {
+                    peer.drop_stash(DropReason::HandshakeTimeout);
+                }
+            }
+        }
+    }
+
+    fn probe_and_report(&mut self, now: Now, id: PeerId, outbox: &mut Outbox) {
+        let sending = self.sending(now);
+        let Some(peer) = self.peer_mut(id) else {
+            return;
+        };
+        let Some(envelope) = super::outbound::envelope(peer, &sending, 0) else {
+            return;
+        };
+        let Some(mut session) = peer
+            .sessions
+            .current
+            .take_if(|s| super::outbound::may_send(s, now.mono))
+        else {
+            return;
+        };
+        let report = peer.path.health.due(now.mono);
+        let probe = (now.mono < peer.path.active_until)
+            .then(|| peer.path.mtu.poll(now.mono))
+            .flatten();
+        if report.is_some() || probe.is_some() {
+            let mut writer =
+                RecordWriter::new(outbox, &mut session, &mut peer.path.next_id, envelope);
+            // There is room (see `poll`); were there none, the next interval brings another.
+            let reported = report.is_none_or(|r| writer.health(&r).is_ok());
+            let probed = probe.is_none_or(|(id, size)| writer.probe(id, size).is_ok());
+            if writer.finish().is_ok() && reported && probed {
+                peer.timers.any_authenticated_packet_sent(now.mono);
+            }
+        }
+        peer.sessions.current = Some(session);
+    }
+
+    /// The earliest thing this peer waits for.
+    fn deadline(&self, peer: &Peer, now: Instant) -> Option<(Instant, WakeReason)> {
+        let has_session = peer
+            .sessions
+            .current
+            .as_ref()
+            .is_some_and(|s| super::outbound::may_send(s, now));
+        let native = has_session && self.construction == Construction::Native;
+        let stash = has_session && !peer.stash.is_empty();
+        let probe = peer.path.mtu.next_wakeup().unwrap_or(Instant::BOOT);
+        [
+            peer.timers
+                .next()
+                .map(|(at, why)| (at, WakeReason::Timer(why))),
+            (native && probe < peer.path.active_until).then_some((probe, WakeReason::PathProbe)),
+            peer.path
+                .health
+                .next_report()
+                .filter(|_| native)
+                .map(|at| (at, WakeReason::HealthReport)),
+            peer.reassembly
+                .next_expiry()
+                .map(|at| (at, WakeReason::Reassembly)),
+            stash.then_some((Instant::BOOT, WakeReason::Stash)),
+        ]
+        .into_iter()
+        .flatten()
+        .min_by_key(|(at, _)| *at)
+    }
+
+    /// Enters the peer's next deadline, if it is earlier than the one entered already; `earliest`
+    /// bounds it from below.
+    pub(super) fn reschedule(&mut self, id: PeerId, now: Instant, earliest: Instant) {
+        let Some(peer) = self.peer(id) else { return };
+        let Some((at, _)) = self.deadline(peer, now) else {
+            return;
+        };
+        let at = at.max(earliest);
+        if peer.scheduled.is_none_or(|scheduled| at < scheduled) {
+            self.wakeups.push(Reverse((at, id)));
+            if let Some(peer) = self.peer_mut(id) {
+                peer.scheduled = Some(at);
+            }
+        }
+    }
+}

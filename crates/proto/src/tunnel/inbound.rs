@@ -1,0 +1,386 @@
+//! From the network to the TUN device: find the session, open in place, check, hand on.
+
+use super::outbound::clamp_syn;
+use super::{Now, Tunnel};
+use crate::allowed_ips::{AllowedIps, LookupCache};
+use crate::constants::*;
+use crate::inbox::Inbox;
+use crate::indices::PeerId;
+use crate::native::frame::{self, Frame, Frames};
+use crate::native::reassembly::Outcome;
+use crate::native::record::RecordWriter;
+use crate::noise::Construction;
+use crate::outbox::Outbox;
+use crate::peer::Peer;
+use seikan_observe::DropReason;
+use seikan_wire::ip::{self, IpPacket};
+use seikan_wire::message::{DATA_HEADER_LEN, DataHeader, TAG_LEN};
+use std::net::{IpAddr, SocketAddr};
+use std::ops::Range;
+
+/// What one receive call returned: one datagram, or several of one size that GRO merged.
+#[derive(Clone, Debug)]
+pub struct Datagram {
+    /// Who sent it.
+    pub source: SocketAddr,
+    /// Which of our addresses it was sent to.
+    pub destination: Option<IpAddr>,
+    /// The outer header's DSCP and ECN byte.
+    pub traffic_class: u8,
+    /// Where it lies in the arena.
+    pub range: Range<usize>,
+    /// Size of each datagram but the last.
+    pub segment_size: usize,
+    /// The receive buffer was too small: the end is missing.
+    pub truncated: bool,
+}
+
+/// One datagram of a receive, on its way.
+struct Arrival<'a> {
+    from: &'a Datagram,
+    range: Range<usize>,
+    ce: bool,
+}
+
+impl Tunnel {
+    /// Takes in received datagrams, whose bytes lie in `arena`, where they are decrypted in place.
+    /// Packets go to `inbox`, answers to `outbox`.
+    pub fn inbound(
+        &mut self,
+        now: Now,
+        datagrams: impl Iterator<Item = Datagram>,
+        arena: &mut [u8],
+        inbox: &mut Inbox,
+        outbox: &mut Outbox,
+    ) {
+        let mut touched = std::mem::take(&mut self.scratch.touched);
+        for datagram in datagrams {
+            let size = datagram.segment_size.max(1);
+            for start in datagram.range.clone().step_by(size) {
+                let range = start..(start + size).min(datagram.range.end);
+                let ce = datagram.traffic_class & 3 == ip::ECN_CE;
+                let arrival = Arrival {
+                    from: &datagram,
+                    range,
+                    ce,
+                };
+                match self.datagram(now, &arrival, arena, inbox, outbox) {
+                    Ok(id) if touched.last() != Some(&id) => touched.push(id),
+                    Ok(_) => {}
+                    Err(reason) => self.drop_datagram(reason),
+                }
+            }
+        }
+        inbox.finish(arena);
+        touched.sort_unstable();
+        touched.dedup();
+        for id in touched.drain(..) {
+            self.reschedule(id, now.mono, now.mono);
+        }
+        self.scratch.touched = touched;
+    }
+
+    fn drop_datagram(&mut self, reason: DropReason) {
+        self.stray.inbound.packets_in += 1;
+        self.stray.inbound.drops.add(reason, 1);
+    }
+
+    /// One datagram. An error is for those that no peer can be charged with.
+    fn datagram(
+        &mut self,
+        now: Now,
+        arrival: &Arrival<'_>,
+        arena: &mut [u8],
+        inbox: &mut Inbox,
+        outbox: &mut Outbox,
+    ) -> Result<PeerId, DropReason> {
+        if arrival.from.truncated {
+            return Err(DropReason::Truncated);
+        }
+        let bytes = &mut arena[arrival.range.clone()];
+        let kind = *bytes.first().ok_or(DropReason::Truncated)?;
+        if kind != self.construction.data_type() {
+            return self.handshake_message(now, bytes, arrival.from, outbox);
+        }
+        let header = DataHeader::read(bytes).ok_or(DropReason::Truncated)?;
+        if self.construction == Construction::WireGuard
+            && (header.position != 0 || header.stamp != 0)
+        {
+            return Err(DropReason::UnknownType);
+        }
+        let id = *self
+            .indices
+            .get(header.receiver)
+            .ok_or(DropReason::UnknownIndex)?;
+        let peer = self.peers[id.0 as usize]
+            .as_mut()
+            .ok_or(DropReason::UnknownIndex)?;
+        let (session, unconfirmed) = peer
+            .sessions
+            .by_index(header.receiver)
+            .ok_or(DropReason::UnknownIndex)?;
+        if session.created.has_expired(REJECT_AFTER_TIME, now.mono)
+            || header.counter >= REJECT_AFTER_MESSAGES
+        {
+            return Err(DropReason::KeyExpired);
+        }
+        let plaintext = session.open(&header, bytes)?;
+        peer.counters.received_bytes += bytes.len() as u64;
+        // The kernel moves the endpoint on every authenticated datagram; with reordering across a
+        // move the newest wins soon enough.
+        if peer.path.endpoint != Some(arrival.from.source)
+            || peer.path.source != arrival.from.destination
+        {
+            peer.path
+                .move_to(arrival.from.source, arrival.from.destination);
+        }
+        peer.timers.any_authenticated_packet_received(now.mono);
+        if unconfirmed {
+            self.confirm_session(now, id);
+        }
+        let plaintext = arrival.range.start + plaintext.start..arrival.range.start + plaintext.end;
+        self.opened(
+            now, id, &header, plaintext, arrival.ce, arena, inbox, outbox,
+        );
+        Ok(id)
+    }
+
+    /// The first datagram under a session that we derived as responder.
+    fn confirm_session(&mut self, now: Now, id: PeerId) {
+        let Some(peer) = self.peers[id.0 as usize].as_mut() else {
+            return;
+        };
+        let ended = peer.sessions.confirm_next();
+        peer.timers.handshake_complete();
+        peer.counters.handshakes.completed += 1;
+        peer.last_handshake = Some(now.wall);
+        peer.path.health = Default::default();
+        peer.path.active_until = now.mono + KEEPALIVE_TIMEOUT;
+        if let Some(index) = ended {
+            self.indices.remove(index);
+        }
+    }
+
+    /// What an authentic, fresh datagram carries.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the batch's four parts, and one datagram"
+    )]
+    fn opened(
+        &mut self,
+        now: Now,
+        id: PeerId,
+        header: &DataHeader,
+        plaintext: Range<usize>,
+        ce: bool,
+        arena: &mut [u8],
+        inbox: &mut Inbox,
+        outbox: &mut Outbox,
+    ) {
+        let sending = self.sending(now);
+        let Some(peer) = self.peers[id.0 as usize].as_mut() else {
+            return;
+        };
+        let mut sources = Sources {
+            allowed_ips: &self.allowed_ips,
+            cache: &mut self.scratch.source,
+        };
+        if plaintext.is_empty() {
+            peer.counters.inbound.packets_in += 1;
+            peer.counters.inbound.consumed += 1;
+            return;
+        }
+        let age = peer.sessions.current.as_ref().map(|s| s.age());
+        let rekey = age.is_some_and(|age| peer.timers.rekey_on_receive(&age, now.mono));
+        match sending.construction {
+            Construction::WireGuard => {
+                peer.timers.data_received(now.mono);
+                peer.counters.inbound.packets_in += 1;
+                if let Err(reason) =
+                    wireguard_packet(peer, &mut sources, plaintext, ce, arena, inbox)
+                {
+                    peer.counters.inbound.drops.add(reason, 1);
+                }
+            }
+            Construction::Native => {
+                peer.path.health.datagram(header, ce, now.mono);
+                let mut frames = Frames::new(plaintext.clone(), ce);
+                while let Some(frame) = frames.next(arena) {
+                    let size = plaintext.len() + DATA_HEADER_LEN + TAG_LEN;
+                    native_frame(
+                        peer,
+                        &mut sources,
+                        &sending,
+                        frame,
+                        size,
+                        arena,
+                        inbox,
+                        outbox,
+                    );
+                }
+            }
+        }
+        if rekey {
+            self.initiate_handshake(now, id, outbox);
+        }
+    }
+}
+
+/// Checks inner source addresses against the peer's allowed IPs.
+struct Sources<'a> {
+    allowed_ips: &'a AllowedIps,
+    cache: &'a mut LookupCache,
+}
+
+impl Sources<'_> {
+    fn check(&mut self, source: IpAddr, peer: PeerId) -> Result<(), DropReason> {
+        match self.allowed_ips.lookup_cached(source, self.cache) {
+            Some(owner) if owner == peer => Ok(()),
+            _ => Err(DropReason::SourceNotAllowed),
+        }
+    }
+}
+
+fn wireguard_packet(
+    peer: &mut Peer,
+    sources: &mut Sources<'_>,
+    range: Range<usize>,
+    ce: bool,
+    arena: &mut [u8],
+    inbox: &mut Inbox,
+) -> Result<(), DropReason> {
+    let ip = IpPacket::parse(&arena[range.clone()]).map_err(|_| DropReason::NotIp)?;
+    sources.check(ip.src, peer.id)?;
+    if ce {
+        frame::decapsulate_ce(&mut arena[range.clone()])?;
+    }
+    inbox.packet(arena, range, &ip, peer.id, false);
+    Ok(())
+}
+
+#[expect(
+    clippy::too_many_arguments,
+    reason = "the batch's four parts, and one frame"
+)]
+fn native_frame(
+    peer: &mut Peer,
+    sources: &mut Sources<'_>,
+    sending: &super::outbound::Sending,
+    frame: Result<Frame, DropReason>,
+    size: usize,
+    arena: &mut [u8],
+    inbox: &mut Inbox,
+    outbox: &mut Outbox,
+) {
+    let now = sending.now.mono;
+    let counters = &mut peer.counters.inbound;
+    let taken = match frame {
+        Err(reason) => {
+            counters.packets_in += 1;
+            Err((reason, 1))
+        }
+        Ok(Frame::Packet { range, ip, partial }) => {
+            counters.packets_in += 1;
+            peer.timers.data_received(now);
+            sources
+                .check(ip.src, peer.id)
+                .map_err(|reason| (reason, 1))
+                .map(|()| {
+                    clamp_syn(&mut arena[range.clone()], sending.inner_mtu as usize);
+                    inbox.packet(arena, range, &ip, peer.id, partial);
+                })
+        }
+        Ok(Frame::Slice(slice)) => {
+            let packets = slice.segments();
+            counters.packets_in += packets;
+            peer.timers.data_received(now);
+            sources
+                .check(slice.ip.src, peer.id)
+                .map_err(|reason| (reason, packets))
+                .map(|()| inbox.slice(arena, &slice, peer.id))
+        }
+        Ok(Frame::Fragment(fragment)) => {
+            peer.timers.data_received(now);
+            match peer
+                .reassembly
+                .fragment(&fragment, &arena[fragment.chunk.clone()], now)
+            {
+                Outcome::Opened { evicted } => {
+                    counters.packets_in += 1;
+                    counters.held += 1;
+                    counters.held -= evicted;
+                    counters.drops.add(DropReason::ReassemblyTimeout, evicted);
+                    Ok(())
+                }
+                Outcome::Joined => Ok(()),
+                Outcome::Complete(packet, partial) => {
+                    counters.held -= 1;
+                    reassembled(peer, sources, packet, partial, inbox).map_err(|reason| (reason, 1))
+                }
+                Outcome::Contradiction => {
+                    counters.packets_in += 1;
+                    Err((DropReason::BadFrame, 1))
+                }
+            }
+        }
+        Ok(control) => {
+            counters.packets_in += 1;
+            counters.consumed += 1;
+            control_frame(peer, sending, control, size, outbox);
+            Ok(())
+        }
+    };
+    if let Err((reason, packets)) = taken {
+        peer.counters.inbound.drops.add(reason, packets);
+    }
+}
+
+fn reassembled(
+    peer: &Peer,
+    sources: &mut Sources<'_>,
+    mut packet: Vec<u8>,
+    partial: bool,
+    inbox: &mut Inbox,
+) -> Result<(), DropReason> {
+    let ip = IpPacket::parse(&packet).map_err(|_| DropReason::NotIp)?;
+    sources.check(ip.src, peer.id)?;
+    packet.truncate(ip.total_len);
+    inbox.owned(packet, &ip, peer.id, partial);
+    Ok(())
+}
+
+fn control_frame(
+    peer: &mut Peer,
+    sending: &super::outbound::Sending,
+    frame: Frame,
+    size: usize,
+    outbox: &mut Outbox,
+) {
+    match frame {
+        Frame::Health(report) => {
+            if report.gso_is_mangled() {
+                peer.path.gso = false;
+            }
+            peer.path.report = Some(report);
+        }
+        Frame::ProbeAck { id, size } => peer.path.mtu.acknowledged(id, size),
+        Frame::Probe { id } => {
+            let Some(envelope) = super::outbound::envelope(peer, sending, 0) else {
+                return;
+            };
+            let Some(mut session) = peer.sessions.current.take() else {
+                return;
+            };
+            let mut writer =
+                RecordWriter::new(outbox, &mut session, &mut peer.path.next_id, envelope);
+            // Without room the probe goes unanswered and is sent again.
+            let answered =
+                writer.probe_ack(id, size.min(65_535) as u16).is_ok() && writer.finish().is_ok();
+            peer.sessions.current = Some(session);
+            if answered {
+                peer.timers.any_authenticated_packet_sent(sending.now.mono);
+            }
+        }
+        Frame::Packet { .. } | Frame::Slice(_) | Frame::Fragment(_) => {}
+    }
+}

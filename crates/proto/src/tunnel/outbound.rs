@@ -1,0 +1,440 @@
+//! From the TUN device to the network: route, pick the session, seal into the outbox.
+
+use super::{Now, Tunnel};
+use crate::batch::PacketBatch;
+use crate::constants::*;
+use crate::inbox::Inbox;
+use crate::indices::PeerId;
+use crate::native::health::stamp_of;
+use crate::native::record::{Envelope, RecordWriter};
+use crate::noise::Construction;
+use crate::outbox::Outbox;
+use crate::peer::Peer;
+use crate::segment::SuperPacket;
+use crate::session::Session;
+use crate::time::Instant;
+use seikan_observe::DropReason;
+use seikan_wire::ip::{self, IpPacket, PROTO_TCP};
+use seikan_wire::message::{DATA_HEADER_LEN, DataHeader, TAG_LEN, TYPE_DATA_WIREGUARD};
+use seikan_wire::{VNET_HDR_LEN, VnetHdr, icmp, tcp};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
+
+/// How long after the last packet sent the path is still probed.
+const PROBE_WHILE_ACTIVE: Duration = Duration::from_secs(15);
+
+/// What sending to one peer needs to know of the tunnel.
+#[derive(Clone, Copy)]
+pub(super) struct Sending {
+    pub now: Now,
+    pub construction: Construction,
+    pub inner_mtu: u32,
+}
+
+impl Tunnel {
+    /// Seals a batch of reads into `outbox`, grouped by peer. Answers to packets that are too big
+    /// go to `inbox`.
+    pub fn outbound(
+        &mut self,
+        now: Now,
+        batch: &mut PacketBatch,
+        outbox: &mut Outbox,
+        inbox: &mut Inbox,
+    ) {
+        self.route(batch);
+        let routed = std::mem::take(&mut self.scratch.routed);
+        for group in routed.chunk_by(|a, b| a.0 == b.0) {
+            let id = group[0].0;
+            self.send_group(
+                now,
+                id,
+                group.iter().map(|(_, i)| *i as usize),
+                batch,
+                outbox,
+                inbox,
+            );
+            self.reschedule(id, now.mono, now.mono);
+        }
+        self.scratch.routed = routed;
+    }
+
+    /// Finds the peer of every read and sorts by it, keeping the order within each.
+    fn route(&mut self, batch: &mut PacketBatch) {
+        let mut routed = std::mem::take(&mut self.scratch.routed);
+        routed.clear();
+        let mut sorted = true;
+        for i in 0..batch.len() {
+            let read = batch.packet(i);
+            match self.peer_for(read) {
+                Ok(id) => {
+                    sorted &= routed.last().is_none_or(|(last, _)| *last <= id);
+                    routed.push((id, i as u32));
+                }
+                Err(reason) => {
+                    let packets = SuperPacket::parse(read).map_or(1, |p| p.segments() as u64);
+                    self.stray.outbound.packets_in += packets;
+                    self.stray.outbound.drops.add(reason, packets);
+                }
+            }
+        }
+        if !sorted {
+            routed.sort_by_key(|(id, _)| *id);
+        }
+        self.scratch.routed = routed;
+    }
+
+    fn peer_for(&mut self, read: &[u8]) -> Result<PeerId, DropReason> {
+        let destination = destination(read).ok_or(DropReason::NotIp)?;
+        let cache = &mut self.scratch.destination;
+        self.allowed_ips
+            .lookup_cached(destination, cache)
+            .ok_or(DropReason::NoRoute)
+    }
+
+    fn send_group(
+        &mut self,
+        now: Now,
+        id: PeerId,
+        reads: impl Iterator<Item = usize>,
+        batch: &mut PacketBatch,
+        outbox: &mut Outbox,
+        inbox: &mut Inbox,
+    ) {
+        let sending = self.sending(now);
+        let Some(peer) = self.peers[id.0 as usize].as_mut() else {
+            return;
+        };
+        let usable = peer
+            .sessions
+            .current
+            .as_ref()
+            .is_some_and(|s| may_send(s, now.mono));
+        let want_handshake = if peer.path.endpoint.is_none() {
+            reads.for_each(|i| drop_read(peer, batch.packet(i), DropReason::NoEndpoint));
+            false
+        } else if usable {
+            send_reads(peer, &sending, reads, batch, outbox, inbox);
+            peer.timers.data_sent(now.mono, &mut *self.rng);
+            let age = peer.sessions.current.as_ref().map(|s| s.age());
+            age.is_some_and(|age| peer.timers.rekey_on_send(&age, now.mono))
+        } else {
+            reads.for_each(|i| stash_read(peer, batch.packet(i)));
+            peer.timers.want_handshake(now.mono)
+        };
+        if want_handshake {
+            self.initiate_handshake(now, id, outbox);
+        }
+    }
+
+    pub(super) fn sending(&self, now: Now) -> Sending {
+        Sending {
+            now,
+            construction: self.construction,
+            inner_mtu: self.inner_mtu,
+        }
+    }
+
+    /// Sends what waited for a session, as far as there is room; true if more waits.
+    pub(super) fn send_stash(
+        &mut self,
+        now: Now,
+        id: PeerId,
+        outbox: &mut Outbox,
+        inbox: &mut Inbox,
+    ) -> bool {
+        let sending = self.sending(now);
+        let Some(peer) = self.peers.get_mut(id.0 as usize).and_then(Option::as_mut) else {
+            return false;
+        };
+        if !peer
+            .sessions
+            .current
+            .as_ref()
+            .is_some_and(|s| may_send(s, now.mono))
+        {
+            return false;
+        }
+        let mut batch = PacketBatch::new(2 * crate::batch::MAX_READ, 64);
+        while !peer.stash.is_empty() {
+            // Twice the arena covers headers, tags and padding of whatever it holds.
+            if outbox.room() < 4 * crate::batch::MAX_READ {
+                return true;
+            }
+            batch.clear();
+            while let Some(space) = batch.space()
+                && let Some((read, packets)) = peer.stash.pop()
+            {
+                peer.counters.outbound.held -= packets;
+                peer.counters.outbound.packets_in -= packets;
+                space[..read.len()].copy_from_slice(&read);
+                batch.commit(read.len());
+            }
+            send_reads(peer, &sending, 0..batch.len(), &mut batch, outbox, inbox);
+            peer.timers.data_sent(now.mono, &mut *self.rng);
+        }
+        false
+    }
+
+    /// Seals an empty datagram: a keepalive. False without a session to send it in.
+    pub(super) fn send_keepalive(&mut self, now: Now, id: PeerId, outbox: &mut Outbox) -> bool {
+        let sending = self.sending(now);
+        let Some(peer) = self.peer_mut(id) else {
+            return false;
+        };
+        let Some(mut session) = peer.sessions.current.take_if(|s| may_send(s, now.mono)) else {
+            return false;
+        };
+        let sent = match sending.construction {
+            Construction::WireGuard => {
+                wireguard_record(peer, &mut session, outbox, 0, 0, |_| {}, 0, 0)
+            }
+            Construction::Native => match envelope(peer, &sending, 0) {
+                Some(envelope) => {
+                    RecordWriter::new(outbox, &mut session, &mut peer.path.next_id, envelope)
+                        .keepalive()
+                }
+                None => Err(DropReason::NoEndpoint),
+            },
+        };
+        peer.sessions.current = Some(session);
+        if sent.is_ok() {
+            peer.timers.any_authenticated_packet_sent(now.mono);
+        }
+        sent.is_ok()
+    }
+}
+
+/// Sends through the peer's current session, which there must be.
+pub(super) fn send_reads(
+    peer: &mut Peer,
+    sending: &Sending,
+    reads: impl Iterator<Item = usize>,
+    batch: &mut PacketBatch,
+    outbox: &mut Outbox,
+    inbox: &mut Inbox,
+) {
+    let Some(mut session) = peer.sessions.current.take() else {
+        return;
+    };
+    let now = sending.now.mono;
+    match sending.construction {
+        Construction::WireGuard => {
+            for i in reads {
+                let read = batch.packet(i);
+                let packets = segments(read);
+                peer.counters.outbound.packets_in += packets;
+                if let Err((reason, left)) =
+                    wireguard_read(peer, &mut session, sending, read, outbox)
+                {
+                    peer.counters.outbound.drops.add(reason, left);
+                }
+            }
+        }
+        Construction::Native => {
+            native_reads(peer, &mut session, sending, reads, batch, outbox, inbox)
+        }
+    }
+    peer.timers.any_authenticated_packet_sent(now);
+    peer.path.active_until = now + PROBE_WHILE_ACTIVE;
+    peer.sessions.current = Some(session);
+}
+
+fn native_reads(
+    peer: &mut Peer,
+    session: &mut Session,
+    sending: &Sending,
+    reads: impl Iterator<Item = usize>,
+    batch: &mut PacketBatch,
+    outbox: &mut Outbox,
+    inbox: &mut Inbox,
+) {
+    let Some(envelope) = envelope(peer, sending, 0) else {
+        return reads.for_each(|i| drop_read(peer, batch.packet(i), DropReason::NoEndpoint));
+    };
+    let mtu = peer
+        .capabilities
+        .as_ref()
+        .map_or(sending.inner_mtu, |c| u32::from(c.inner_mtu)) as usize;
+    let mut writer = RecordWriter::new(outbox, session, &mut peer.path.next_id, envelope);
+    let counters = &mut peer.counters.outbound;
+    for i in reads {
+        let read = batch.packet(i);
+        clamp_syn(&mut read[VNET_HDR_LEN..], mtu);
+        let packet = match SuperPacket::parse(read) {
+            Ok(packet) => packet,
+            Err(reason) => {
+                counters.packets_in += 1;
+                counters.drops.add(reason, 1);
+                continue;
+            }
+        };
+        let packets = packet.segments() as u64;
+        counters.packets_in += packets;
+        if packet.segment_len(0) > mtu {
+            counters.drops.add(DropReason::TooBig, packets);
+            if let Some(answer) = icmp::too_big(packet.bytes, mtu as u32)
+                && let Ok(ip) = IpPacket::parse(&answer)
+            {
+                // It originates here: it enters the inbound direction and leaves it by the TUN.
+                peer.counters.inbound.packets_in += 1;
+                inbox.owned(answer, &ip, peer.id, false);
+            }
+            continue;
+        }
+        // The outer header gets the inner ECN field (RFC 6040, normal mode), no DSCP.
+        let sealed = writer
+            .set_traffic_class(ip::ecn(packet.bytes))
+            .and_then(|()| writer.super_packet(&packet));
+        if let Err(reason) = sealed {
+            counters.drops.add(reason, packets);
+        }
+    }
+    if let Err(lost) = writer.finish() {
+        counters.drops.add(DropReason::OutboxFull, lost);
+    }
+}
+
+/// What the records to `peer` have in common; `None` without an endpoint.
+pub(super) fn envelope(peer: &Peer, sending: &Sending, traffic_class: u8) -> Option<Envelope> {
+    Some(Envelope {
+        destination: peer.path.destination(traffic_class)?,
+        peer: peer.id,
+        size: peer.path.mtu.size(),
+        stamp: stamp_of(sending.now.mono),
+        offload: peer.capabilities.as_ref().is_some_and(|c| c.offload()),
+    })
+}
+
+/// Seals every packet of a read in a datagram of its own. An error says how many packets of the
+/// read it cost.
+fn wireguard_read(
+    peer: &Peer,
+    session: &mut Session,
+    sending: &Sending,
+    read: &[u8],
+    outbox: &mut Outbox,
+) -> Result<(), (DropReason, u64)> {
+    let packet = SuperPacket::parse(read).map_err(|reason| (reason, 1))?;
+    let count = packet.segments();
+    let ecn = ip::ecn(packet.bytes);
+    for i in 0..count {
+        let length = packet.segment_len(i);
+        // Padded to 16 bytes but not beyond the MTU (kernel `send.c`, `calculate_skb_padding`).
+        let padded = length
+            .next_multiple_of(16)
+            .min((sending.inner_mtu as usize).max(length));
+        let fill = |out: &mut [u8]| {
+            packet.segment(i, false, out);
+            out[length..].fill(0);
+        };
+        wireguard_record(peer, session, outbox, ecn, padded, fill, 1, length as u64)
+            .map_err(|reason| (reason, (count - i) as u64))?;
+    }
+    Ok(())
+}
+
+/// Seals one datagram whose plaintext of `length` bytes `fill` writes.
+#[expect(
+    clippy::too_many_arguments,
+    reason = "all of it describes one datagram"
+)]
+fn wireguard_record(
+    peer: &Peer,
+    session: &mut Session,
+    outbox: &mut Outbox,
+    traffic_class: u8,
+    length: usize,
+    fill: impl FnOnce(&mut [u8]),
+    packets: u64,
+    bytes: u64,
+) -> Result<(), DropReason> {
+    let destination = peer
+        .path
+        .destination(traffic_class)
+        .ok_or(DropReason::NoEndpoint)?;
+    let total = DATA_HEADER_LEN + length + TAG_LEN;
+    let mut slot = outbox.reserve(total).ok_or(DropReason::OutboxFull)?;
+    let out = slot.bytes();
+    fill(&mut out[DATA_HEADER_LEN..DATA_HEADER_LEN + length]);
+    let header = DataHeader {
+        kind: TYPE_DATA_WIREGUARD,
+        position: 0,
+        stamp: 0,
+        receiver: 0,
+        counter: 0,
+    };
+    session.seal(header, out);
+    slot.commit(total, &destination, Some(peer.id), packets, bytes);
+    Ok(())
+}
+
+/// The session is young enough and has counters left to send in.
+pub(super) fn may_send(session: &Session, now: Instant) -> bool {
+    !session.created.has_expired(REJECT_AFTER_TIME, now)
+        && session.counter() < REJECT_AFTER_MESSAGES
+}
+
+fn stash_read(peer: &mut Peer, read: &[u8]) {
+    let packets = segments(read);
+    peer.counters.outbound.packets_in += packets;
+    peer.counters.outbound.held += packets;
+    let dropped = peer.stash.push(read, packets);
+    peer.counters.outbound.held -= dropped;
+    peer.counters
+        .outbound
+        .drops
+        .add(DropReason::HandshakeQueueFull, dropped);
+}
+
+fn drop_read(peer: &mut Peer, read: &[u8], reason: DropReason) {
+    let packets = segments(read);
+    peer.counters.outbound.packets_in += packets;
+    peer.counters.outbound.drops.add(reason, packets);
+}
+
+/// Packets that a read stands for; one if it is not to be understood.
+fn segments(read: &[u8]) -> u64 {
+    match VnetHdr::read(read) {
+        Ok(vnet) if vnet.gso_type == seikan_wire::GsoType::None => 1,
+        _ => SuperPacket::parse(read).map_or(1, |p| p.segments() as u64),
+    }
+}
+
+/// The inner destination address, read without looking at anything else.
+fn destination(read: &[u8]) -> Option<IpAddr> {
+    let packet = read.get(VNET_HDR_LEN..)?;
+    match packet.first()? >> 4 {
+        4 => {
+            let octets: [u8; 4] = *packet.get(16..20)?.first_chunk()?;
+            Some(Ipv4Addr::from(octets).into())
+        }
+        6 => {
+            let octets: [u8; 16] = *packet.get(24..40)?.first_chunk()?;
+            Some(Ipv6Addr::from(octets).into())
+        }
+        _ => None,
+    }
+}
+
+/// Lowers the MSS of a SYN so that segments fit an inner MTU of `mtu` at both ends.
+pub(super) fn clamp_syn(packet: &mut [u8], mtu: usize) {
+    let Ok(ip) = IpPacket::parse(packet) else {
+        return;
+    };
+    if ip.protocol != PROTO_TCP || ip.fragment {
+        return;
+    }
+    let limit = mtu
+        .saturating_sub(if ip.is_v6() { 60 } else { 40 })
+        .min(65_535) as u16;
+    // With a complete checksum the change is applied to it as well; a partial one does not cover
+    // options, and updating it alike would break it. SYNs from the local stack are partial, those
+    // that are forwarded are complete: the sum tells which.
+    let segment = &mut packet[ip.header_len..ip.total_len];
+    if segment.len() < 20 || tcp::flags(segment) & tcp::SYN == 0 {
+        return;
+    }
+    let pseudo = seikan_wire::checksum::pseudo_header(ip.src, ip.dst, PROTO_TCP, segment.len());
+    let complete = seikan_wire::checksum::fold(pseudo + seikan_wire::checksum::sum(segment)) == 0;
+    tcp::clamp_mss(segment, limit, !complete);
+}

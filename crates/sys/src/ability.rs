@@ -1,0 +1,83 @@
+//! What the kernel can do, found out by trying at run time and never by its version.
+
+use std::fmt;
+use std::io;
+
+/// One ability of the kernel or the device, and why it is missing if it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ability {
+    /// The kernel accepted it when asked.
+    Present,
+    /// Not to be had; the reason, for people.
+    Absent(String),
+}
+
+impl Ability {
+    /// Whether it can be used.
+    pub fn is_present(&self) -> bool {
+        matches!(self, Ability::Present)
+    }
+
+    /// Why it is missing; `None` when it is there.
+    pub fn reason(&self) -> Option<&str> {
+        match self {
+            Ability::Present => None,
+            Ability::Absent(reason) => Some(reason),
+        }
+    }
+
+    /// Absent because the operator asked for that.
+    pub(crate) fn turned_off() -> Self {
+        Ability::Absent("turned off by configuration".into())
+    }
+
+    /// Absent because the kernel refused `what`.
+    pub(crate) fn refused(what: &str, error: &io::Error) -> Self {
+        Ability::Absent(format!("the kernel refused {what}: {error}"))
+    }
+
+    /// From the outcome of asking for `what`.
+    pub(crate) fn from_outcome<T>(what: &str, outcome: nix::Result<T>) -> Self {
+        match outcome {
+            Ok(_) => Ability::Present,
+            Err(errno) => Ability::refused(what, &errno.into()),
+        }
+    }
+}
+
+impl fmt::Display for Ability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Ability::Present => f.write_str("yes"),
+            Ability::Absent(reason) => write!(f, "no ({reason})"),
+        }
+    }
+}
+
+/// Writes `name: ability` pairs separated by commas, for the `Display` of capability tables.
+pub(crate) fn write_table(
+    f: &mut fmt::Formatter<'_>,
+    table: &[(&'static str, &Ability)],
+) -> fmt::Result {
+    for (position, (name, ability)) in table.iter().enumerate() {
+        let separator = if position == 0 { "" } else { ", " };
+        write!(f, "{separator}{name}: {ability}")?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn absence_shows_its_reason() {
+        let outcome: nix::Result<()> = Err(nix::errno::Errno::EINVAL);
+        let ability = Ability::from_outcome("TUN_F_USO4", outcome);
+        assert!(
+            ability
+                .to_string()
+                .starts_with("no (the kernel refused TUN_F_USO4: Invalid argument")
+        );
+    }
+}

@@ -1,0 +1,427 @@
+//! Offloads of an interface, read and switched as ethtool(8) does: `ioctl(SIOCETHTOOL)` with
+//! `ETHTOOL_GFEATURES` and `ETHTOOL_SFEATURES` (include/uapi/linux/ethtool.h). The kernel names its
+//! feature bits itself (`ETH_SS_FEATURES`); a [`Feature`] is the group of names that ethtool's short
+//! options (`tso`, `tx` ...) stand for.
+
+use std::io;
+use std::net::UdpSocket;
+use std::os::fd::AsRawFd;
+
+use crate::netlink::link::check_name;
+
+const ETHTOOL_GSTRINGS: u32 = 0x1b;
+const ETHTOOL_GSSET_INFO: u32 = 0x37;
+const ETHTOOL_GFEATURES: u32 = 0x3a;
+const ETHTOOL_SFEATURES: u32 = 0x3b;
+const ETH_SS_FEATURES: u32 = 4;
+/// `ETH_GSTRING_LEN`, in 32-bit words.
+const STRING_WORDS: usize = 32 / 4;
+/// More feature bits than any kernel has: 64 when this was written.
+const FEATURES_MAX: usize = 1024;
+
+/// A group of offloads, as ethtool(8) switches them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Feature {
+    /// `rx`: received checksums are verified by the device.
+    RxChecksum,
+    /// `tx`: checksums are filled in by the device. TSO and UDP segmentation need it.
+    TxChecksum,
+    /// `sg`: packets in several pieces.
+    ScatterGather,
+    /// `tso`: TCP segmentation.
+    Tso,
+    /// `gso`: segmentation by the kernel, just before the driver.
+    Gso,
+    /// `gro`: receive aggregation by the kernel.
+    Gro,
+    /// `tx-udp-segmentation`.
+    UdpSegmentation,
+}
+
+impl Feature {
+    fn names(self) -> &'static [&'static str] {
+        match self {
+            Self::RxChecksum => &["rx-checksum"],
+            Self::TxChecksum => &[
+                "tx-checksum-ipv4",
+                "tx-checksum-ip-generic",
+                "tx-checksum-ipv6",
+                "tx-checksum-fcoe-crc",
+                "tx-checksum-sctp",
+            ],
+            Self::ScatterGather => &["tx-scatter-gather"],
+            Self::Tso => &[
+                "tx-tcp-segmentation",
+                "tx-tcp-ecn-segmentation",
+                "tx-tcp-mangleid-segmentation",
+                "tx-tcp6-segmentation",
+            ],
+            Self::Gso => &["tx-generic-segmentation"],
+            Self::Gro => &["rx-gro"],
+            Self::UdpSegmentation => &["tx-udp-segmentation"],
+        }
+    }
+}
+
+/// One feature bit of an interface.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FeatureState {
+    /// The kernel's name of it, as `ethtool -k` shows it.
+    pub name: String,
+    /// In force.
+    pub active: bool,
+    /// Asked for; not in force while something it needs is off.
+    pub requested: bool,
+    /// Can be switched.
+    pub changeable: bool,
+}
+
+/// Why an offload could not be read or switched.
+#[derive(Debug, thiserror::Error)]
+pub enum EthtoolError {
+    /// The kernel refused.
+    #[error("cannot {action} of interface {interface}: {source}{}", remedy(source))]
+    Refused {
+        /// What was attempted.
+        action: &'static str,
+        /// To which interface.
+        interface: String,
+        /// The kernel's error.
+        source: io::Error,
+    },
+    /// The name cannot be that of an interface.
+    #[error("`{interface}` cannot be an interface name")]
+    InvalidName {
+        /// The name as given.
+        interface: String,
+    },
+    /// The driver does not let the offload be switched.
+    #[error("interface {interface} has {feature:?} fixed: its driver does not let it be switched {}", on_off(*on))]
+    Fixed {
+        /// Which interface.
+        interface: String,
+        /// Which offload.
+        feature: Feature,
+        /// Wanted state.
+        on: bool,
+    },
+    /// The kernel took the request but left the state.
+    #[error("interface {interface} keeps {feature:?} {}: another offload it depends on has to be switched first", on_off(!*on))]
+    Kept {
+        /// Which interface.
+        interface: String,
+        /// Which offload.
+        feature: Feature,
+        /// Wanted state.
+        on: bool,
+    },
+}
+
+fn remedy(source: &io::Error) -> &'static str {
+    match source.raw_os_error() {
+        Some(libc::EPERM) => "; run as root or give the process CAP_NET_ADMIN",
+        Some(libc::ENODEV) => "; `ip link` lists the interfaces there are",
+        Some(libc::EOPNOTSUPP) => "; its driver has no offload settings",
+        _ => "",
+    }
+}
+
+fn on_off(on: bool) -> &'static str {
+    if on { "on" } else { "off" }
+}
+
+/// A handle on the offloads of one network namespace.
+#[derive(Debug)]
+pub struct Ethtool {
+    socket: UdpSocket,
+}
+
+/// The ioctl's argument: `struct ifreq` with `ifr_data`.
+#[repr(C)]
+struct Request {
+    name: [libc::c_char; libc::IFNAMSIZ],
+    data: *mut u32,
+    /// The rest of the union in `struct ifreq`, of which the kernel copies all.
+    rest: [u8; 24 - size_of::<*mut u32>()],
+}
+
+impl Ethtool {
+    /// For the calling thread's network namespace. Reading needs no privilege.
+    pub fn open() -> io::Result<Self> {
+        // Any socket carries the ioctl; an unbound one neither sends nor receives.
+        Ok(Self {
+            socket: UdpSocket::bind("[::]:0").or_else(|_| UdpSocket::bind("0.0.0.0:0"))?,
+        })
+    }
+
+    /// All feature bits that the kernel knows, and their state on an interface.
+    pub fn features(&self, interface: &str) -> Result<Vec<FeatureState>, EthtoolError> {
+        let names = self.feature_names(interface)?;
+        let blocks = names.len().div_ceil(32);
+        let mut data = vec![0u32; 2 + 4 * blocks];
+        data[..2].copy_from_slice(&[ETHTOOL_GFEATURES, blocks as u32]);
+        self.call(interface, &mut data, "read the offloads")?;
+        let bit = |index: usize, column: usize| {
+            data[2 + 4 * (index / 32) + column] & (1 << (index % 32)) != 0
+        };
+        Ok(names
+            .into_iter()
+            .enumerate()
+            .map(|(index, name)| FeatureState {
+                name,
+                active: bit(index, 2),
+                requested: bit(index, 1),
+                changeable: bit(index, 0) && !bit(index, 3),
+            })
+            .collect())
+    }
+
+    /// Whether any bit of the group is in force on an interface.
+    pub fn feature(&self, interface: &str, feature: Feature) -> Result<bool, EthtoolError> {
+        let states = self.features(interface)?;
+        Ok(states
+            .iter()
+            .any(|state| state.active && feature.names().contains(&&*state.name)))
+    }
+
+    /// Switch a group of offloads. What cannot be switched within the group is left alone; it is
+    /// an error if nothing can, or if the kernel leaves the group as it was.
+    pub fn set_feature(
+        &self,
+        interface: &str,
+        feature: Feature,
+        on: bool,
+    ) -> Result<(), EthtoolError> {
+        let states = self.features(interface)?;
+        let blocks = states.len().div_ceil(32);
+        let mut data = vec![0u32; 2 + 2 * blocks];
+        data[..2].copy_from_slice(&[ETHTOOL_SFEATURES, blocks as u32]);
+        let (mut known, mut changeable) = (false, false);
+        for (index, state) in states.iter().enumerate() {
+            if !feature.names().contains(&&*state.name) {
+                continue;
+            }
+            known |= state.active;
+            if state.changeable {
+                changeable = true;
+                let (block, mask) = (2 + 2 * (index / 32), 1 << (index % 32));
+                data[block] |= mask;
+                data[block + 1] |= if on { mask } else { 0 };
+            }
+        }
+        if !changeable {
+            let interface = interface.into();
+            let as_wished = known == on;
+            return if as_wished {
+                Ok(())
+            } else {
+                Err(EthtoolError::Fixed {
+                    interface,
+                    feature,
+                    on,
+                })
+            };
+        }
+        self.call(interface, &mut data, "switch the offloads")?;
+        if self.feature(interface, feature)? == on {
+            Ok(())
+        } else {
+            Err(EthtoolError::Kept {
+                interface: interface.into(),
+                feature,
+                on,
+            })
+        }
+    }
+
+    fn feature_names(&self, interface: &str) -> Result<Vec<String>, EthtoolError> {
+        let action = "read the names of the offloads";
+        // struct ethtool_sset_info: a 64-bit mask of sets, then the length of each set asked for.
+        let mask = (1u64 << ETH_SS_FEATURES).to_ne_bytes();
+        let half =
+            |at: usize| u32::from_ne_bytes([mask[at], mask[at + 1], mask[at + 2], mask[at + 3]]);
+        let mut info = [ETHTOOL_GSSET_INFO, 0, half(0), half(4), 0];
+        self.call(interface, &mut info, action)?;
+        let count = (info[4] as usize).min(FEATURES_MAX);
+
+        let mut data = vec![0u32; 3 + count * STRING_WORDS];
+        data[..3].copy_from_slice(&[ETHTOOL_GSTRINGS, ETH_SS_FEATURES, count as u32]);
+        self.call(interface, &mut data, action)?;
+        Ok(data[3..]
+            .chunks_exact(STRING_WORDS)
+            .map(|words| {
+                let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+                let length = bytes
+                    .iter()
+                    .position(|&byte| byte == 0)
+                    .unwrap_or(bytes.len());
+                String::from_utf8_lossy(&bytes[..length]).into_owned()
+            })
+            .collect())
+    }
+
+    /// `data` begins with the command and must be as long as the command's structure says.
+    fn call(
+        &self,
+        interface: &str,
+        data: &mut [u32],
+        action: &'static str,
+    ) -> Result<(), EthtoolError> {
+        check_name(interface).map_err(|_| EthtoolError::InvalidName {
+            interface: interface.into(),
+        })?;
+        let mut request = Request {
+            name: [0; libc::IFNAMSIZ],
+            data: data.as_mut_ptr(),
+            rest: [0; 24 - size_of::<*mut u32>()],
+        };
+        for (to, from) in request.name.iter_mut().zip(interface.bytes()) {
+            *to = from as libc::c_char;
+        }
+        // SAFETY: `request` is laid out and sized as struct ifreq, its name ends in zero (at most
+        // 15 bytes were written), and `data` outlives the call and is as long as the count in it
+        // says, which bounds what the kernel reads and writes.
+        let outcome = unsafe {
+            libc::ioctl(
+                self.socket.as_raw_fd(),
+                libc::SIOCETHTOOL as _,
+                &raw mut request,
+            )
+        };
+        // ETHTOOL_SFEATURES answers with a positive set of flags; the state is read back instead.
+        if outcome >= 0 {
+            return Ok(());
+        }
+        let source = io::Error::last_os_error();
+        Err(EthtoolError::Refused {
+            action,
+            interface: interface.into(),
+            source,
+        })
+    }
+}
+
+const _: () = assert!(size_of::<Request>() == size_of::<libc::ifreq>());
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::netns::NetNs;
+    use crate::netns::tests::{in_child, namespace};
+
+    /// A namespace with the veth pair `v0` and `v1`.
+    fn pair() -> Option<(NetNs, Ethtool)> {
+        let namespace = namespace()?;
+        namespace
+            .netlink()
+            .unwrap()
+            .create_veth("v0", "v1", None)
+            .unwrap();
+        let ethtool = namespace.ethtool().unwrap();
+        Some((namespace, ethtool))
+    }
+
+    #[test]
+    fn every_offload_of_a_veth_can_be_switched_off_and_on() {
+        let Some((_namespace, ethtool)) = pair() else {
+            return;
+        };
+        for feature in [
+            Feature::Gro,
+            Feature::Gso,
+            Feature::Tso,
+            Feature::TxChecksum,
+        ] {
+            for on in [false, true] {
+                ethtool.set_feature("v0", feature, on).unwrap();
+                assert_eq!(ethtool.feature("v0", feature).unwrap(), on, "{feature:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_other_interface_keeps_its_offloads() {
+        let Some((_namespace, ethtool)) = pair() else {
+            return;
+        };
+        ethtool.set_feature("v0", Feature::Tso, false).unwrap();
+        assert!(ethtool.feature("v1", Feature::Tso).unwrap());
+    }
+
+    #[test]
+    fn segmentation_goes_with_the_checksum_it_needs() {
+        // netdev_fix_features(), net/core/dev.c.
+        let Some((_namespace, ethtool)) = pair() else {
+            return;
+        };
+        ethtool
+            .set_feature("v0", Feature::TxChecksum, false)
+            .unwrap();
+        assert!(!ethtool.feature("v0", Feature::Tso).unwrap());
+        let error = ethtool.set_feature("v0", Feature::Tso, true).unwrap_err();
+        assert!(matches!(error, EthtoolError::Kept { .. }), "{error}");
+    }
+
+    #[test]
+    fn switching_the_receive_aggregation_off_is_seen_by_the_legacy_command() {
+        // ETHTOOL_GGRO, an older command with its own path in the kernel.
+        const ETHTOOL_GGRO: u32 = 0x2b;
+        let Some((_namespace, ethtool)) = pair() else {
+            return;
+        };
+        for on in [true, false] {
+            ethtool.set_feature("v0", Feature::Gro, on).unwrap();
+            let mut value = [ETHTOOL_GGRO, 7];
+            ethtool.call("v0", &mut value, "read").unwrap();
+            assert_eq!(value[1], u32::from(on));
+        }
+    }
+
+    #[test]
+    fn a_fixed_offload_says_so() {
+        let Some((_namespace, ethtool)) = pair() else {
+            return;
+        };
+        let error = ethtool
+            .set_feature("lo", Feature::TxChecksum, false)
+            .unwrap_err();
+        assert!(matches!(error, EthtoolError::Fixed { .. }), "{error}");
+        ethtool
+            .set_feature("lo", Feature::TxChecksum, true)
+            .unwrap();
+    }
+
+    #[test]
+    fn an_absent_interface_is_named() {
+        let Some((_namespace, ethtool)) = pair() else {
+            return;
+        };
+        let text = ethtool.features("absent").unwrap_err().to_string();
+        assert!(
+            text.contains("absent") && text.contains("ip link"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn an_overlong_name_never_reaches_the_kernel() {
+        let ethtool = Ethtool::open().unwrap();
+        let error = ethtool.features("a-name-of-16-byt").unwrap_err();
+        assert!(matches!(error, EthtoolError::InvalidName { .. }), "{error}");
+    }
+
+    #[test]
+    fn without_the_capability_it_can_be_read_but_not_switched() {
+        let Some((_namespace, ethtool)) = pair() else {
+            return;
+        };
+        in_child(|| {
+            caps::clear(None, caps::CapSet::Effective).map_err(|e| e.to_string())?;
+            ethtool.features("v0").map_err(|e| e.to_string())?;
+            match ethtool.set_feature("v0", Feature::Gro, true) {
+                Err(error) if error.to_string().contains("CAP_NET_ADMIN") => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
+        });
+    }
+}

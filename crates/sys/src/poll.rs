@@ -1,0 +1,253 @@
+//! Waiting: epoll with timeouts in nanoseconds.
+//!
+//! Register descriptors with a token of your own, wait, look at the events. Level-triggered, so
+//! that a loop that spends its budget on one descriptor is told again about what it left.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::sys::epoll::{self, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+
+/// What to wait for on a descriptor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Interest {
+    /// Something to read.
+    Read,
+    /// Room to write.
+    Write,
+    /// Either.
+    ReadWrite,
+}
+
+impl Interest {
+    fn flags(self) -> EpollFlags {
+        match self {
+            Interest::Read => EpollFlags::EPOLLIN,
+            Interest::Write => EpollFlags::EPOLLOUT,
+            Interest::ReadWrite => EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT,
+        }
+    }
+}
+
+/// One ready descriptor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Event {
+    /// The token given when the descriptor was added.
+    pub token: u64,
+    /// There is something to read.
+    pub readable: bool,
+    /// There is room to write.
+    pub writable: bool,
+    /// EPOLLERR or EPOLLHUP: the next read or write says what it is.
+    pub failed: bool,
+}
+
+/// An epoll instance and its buffer of events.
+#[derive(Debug)]
+pub struct Epoll {
+    epoll: epoll::Epoll,
+    events: Vec<EpollEvent>,
+    /// epoll_pwait2(2), Linux 5.11; without it timeouts round up to whole milliseconds.
+    nanoseconds: bool,
+}
+
+impl Epoll {
+    /// A new instance that reports at most `capacity` (at least 1) descriptors per wait.
+    ///
+    /// # Errors
+    /// What epoll_create1(2) says: out of descriptors or memory.
+    pub fn new(capacity: usize) -> io::Result<Self> {
+        Ok(Epoll {
+            epoll: epoll::Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
+            events: vec![EpollEvent::empty(); capacity.max(1)],
+            nanoseconds: true,
+        })
+    }
+
+    /// Watches `fd`; its events carry `token`. Closing the last duplicate of `fd` removes it.
+    ///
+    /// # Errors
+    /// What epoll_ctl(2) says: `AlreadyExists` when it is watched already.
+    pub fn add(&self, fd: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
+        Ok(self
+            .epoll
+            .add(fd, EpollEvent::new(interest.flags(), token))?)
+    }
+
+    /// Changes what is waited for on `fd`.
+    ///
+    /// # Errors
+    /// What epoll_ctl(2) says: `NotFound` when it is not watched.
+    pub fn modify(&self, fd: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
+        Ok(self
+            .epoll
+            .modify(fd, &mut EpollEvent::new(interest.flags(), token))?)
+    }
+
+    /// Stops watching `fd`.
+    ///
+    /// # Errors
+    /// What epoll_ctl(2) says: `NotFound` when it is not watched.
+    pub fn delete(&self, fd: impl AsFd) -> io::Result<()> {
+        Ok(self.epoll.delete(fd)?)
+    }
+
+    /// Waits until a descriptor is ready or `timeout` is over (`None`: without end), then gives the
+    /// ready ones: none after a timeout or a signal handler. Never returns before the timeout
+    /// without reason, so a timer is due when its wait ends empty.
+    ///
+    /// # Errors
+    /// What epoll_pwait2(2) says, other than EINTR.
+    pub fn wait(
+        &mut self,
+        timeout: Option<Duration>,
+    ) -> io::Result<impl ExactSizeIterator<Item = Event> + '_> {
+        let mut outcome = match self.nanoseconds {
+            true => self.wait_nanoseconds(timeout),
+            false => self.wait_milliseconds(timeout),
+        };
+        // ENOSYS before Linux 5.11; EPERM from seccomp profiles older than the call.
+        if self.nanoseconds && matches!(outcome, Err(Errno::ENOSYS | Errno::EPERM)) {
+            self.nanoseconds = false;
+            outcome = self.wait_milliseconds(timeout);
+        }
+        let ready = match outcome {
+            Ok(ready) => ready,
+            Err(Errno::EINTR) => 0,
+            Err(errno) => return Err(errno.into()),
+        };
+        Ok(self.events[..ready].iter().map(|event| {
+            let flags = event.events();
+            Event {
+                token: event.data(),
+                readable: flags.contains(EpollFlags::EPOLLIN),
+                writable: flags.contains(EpollFlags::EPOLLOUT),
+                failed: flags.intersects(EpollFlags::EPOLLERR | EpollFlags::EPOLLHUP),
+            }
+        }))
+    }
+
+    fn wait_nanoseconds(&mut self, timeout: Option<Duration>) -> nix::Result<usize> {
+        let timeout = timeout.map(|timeout| KernelTimespec {
+            seconds: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
+            nanoseconds: timeout.subsec_nanos().into(),
+        });
+        let timeout = timeout
+            .as_ref()
+            .map_or(std::ptr::null(), std::ptr::from_ref);
+        let capacity = self.events.len().min(libc::c_int::MAX as usize);
+        // SAFETY: `events` is exclusively borrowed and `capacity` long, EpollEvent is a transparent
+        // epoll_event; `timeout` is null or points to a __kernel_timespec that outlives the call; a
+        // null signal mask makes the last argument unused.
+        let ready = unsafe {
+            libc::syscall(
+                libc::SYS_epoll_pwait2,
+                self.epoll.0.as_raw_fd(),
+                self.events.as_mut_ptr(),
+                capacity as libc::c_int,
+                timeout,
+                std::ptr::null::<libc::sigset_t>(),
+                0usize,
+            )
+        };
+        Errno::result(ready).map(|ready| ready as usize)
+    }
+
+    fn wait_milliseconds(&mut self, timeout: Option<Duration>) -> nix::Result<usize> {
+        // Rounded up: waking early would spin until the timer is due.
+        let timeout = timeout.map_or(EpollTimeout::NONE, |timeout| {
+            let milliseconds = timeout.as_nanos().div_ceil(1_000_000);
+            EpollTimeout::try_from(milliseconds).unwrap_or(EpollTimeout::MAX)
+        });
+        self.epoll.wait(&mut self.events, timeout)
+    }
+}
+
+/// `struct __kernel_timespec`: 64 bits also where the C library's `timespec` has 32.
+#[repr(C)]
+struct KernelTimespec {
+    seconds: i64,
+    nanoseconds: i64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::sys::eventfd::EventFd;
+    use std::time::Instant;
+
+    fn both_kinds() -> [Epoll; 2] {
+        let mut coarse = Epoll::new(4).expect("epoll");
+        coarse.nanoseconds = false;
+        [Epoll::new(4).expect("epoll"), coarse]
+    }
+
+    #[test]
+    fn a_ready_descriptor_comes_with_its_token() {
+        for mut epoll in both_kinds() {
+            let event = EventFd::new().expect("eventfd");
+            epoll
+                .add(&event, 0x1234_5678_9abc_def0, Interest::Read)
+                .expect("add");
+            assert_eq!(epoll.wait(Some(Duration::ZERO)).expect("wait").len(), 0);
+            event.write(1).expect("write");
+            let events: Vec<Event> = epoll.wait(None).expect("wait").collect();
+            let expected = Event {
+                token: 0x1234_5678_9abc_def0,
+                readable: true,
+                writable: false,
+                failed: false,
+            };
+            assert_eq!(events, [expected]);
+        }
+    }
+
+    #[test]
+    fn interest_can_be_changed_and_withdrawn() {
+        let mut epoll = Epoll::new(4).expect("epoll");
+        let event = EventFd::new().expect("eventfd");
+        epoll.add(&event, 1, Interest::Read).expect("add");
+        epoll
+            .modify(&event, 2, Interest::ReadWrite)
+            .expect("modify");
+        let events: Vec<Event> = epoll.wait(None).expect("wait").collect();
+        assert_eq!((events[0].token, events[0].writable), (2, true));
+        epoll.delete(&event).expect("delete");
+        assert_eq!(epoll.wait(Some(Duration::ZERO)).expect("wait").len(), 0);
+    }
+
+    #[test]
+    fn a_timeout_is_never_early() {
+        for mut epoll in both_kinds() {
+            let timeout = Duration::from_micros(1_300);
+            let start = Instant::now();
+            assert_eq!(epoll.wait(Some(timeout)).expect("wait").len(), 0);
+            assert!(start.elapsed() >= timeout);
+        }
+    }
+
+    #[test]
+    fn a_timeout_below_a_millisecond_does_not_take_one() {
+        let mut epoll = Epoll::new(1).expect("epoll");
+        assert_eq!(
+            epoll
+                .wait(Some(Duration::from_nanos(1)))
+                .expect("wait")
+                .len(),
+            0
+        );
+        if !epoll.nanoseconds {
+            return crate::testing::skip("no epoll_pwait2");
+        }
+        let best = (0..50)
+            .map(|_| {
+                let start = Instant::now();
+                drop(epoll.wait(Some(Duration::from_micros(50))).expect("wait"));
+                start.elapsed()
+            })
+            .min();
+        assert!(best < Some(Duration::from_millis(1)), "{best:?}");
+    }
+}

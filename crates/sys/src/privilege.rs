@@ -1,0 +1,330 @@
+//! Give up privileges: a daemon that faces the network keeps `CAP_NET_ADMIN` and no more.
+//!
+//! The order in a daemon's life:
+//! 1. As root: open files that only root may read, bind a port below 1024, make the TUN interface,
+//!    run the `PreUp` and `PostUp` hooks, start a [`crate::hooks::HookRunner`] for the hooks that
+//!    come at the end.
+//! 2. [`drop_to`], while there is still one thread: capabilities belong to threads, and those
+//!    started later inherit what is left.
+//! 3. Face the network. Addresses, routes, rules, marks and forced socket buffers need only
+//!    `CAP_NET_ADMIN`.
+//!
+//! What a program started after step 2 may do: the user id stays, so files of root remain open to
+//! it, but it gets no capability beyond those kept, whatever its file says
+//! (`PR_SET_NO_NEW_PRIVS`). That is enough for `ip` and `wg`; `iptables` needs `CAP_NET_RAW`, too,
+//! and `sysctl` outside of `net.` will not work. This is why `PreDown` and `PostDown` go through
+//! the hook runner, which keeps the privileges and takes no input but the number of a command that
+//! was fixed in step 1.
+
+use std::collections::HashSet;
+use std::io;
+
+use caps::{CapSet, CapsHashSet};
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::unistd::Pid;
+
+pub use caps::Capability;
+
+/// Why privileges could not be changed.
+#[derive(Debug, thiserror::Error)]
+pub enum PrivilegeError {
+    /// A capability to be kept is not there.
+    #[error(
+        "this process lacks {capability}; run it as root, or let systemd grant it (AmbientCapabilities={capability})"
+    )]
+    Missing {
+        /// Which one.
+        capability: Capability,
+    },
+    /// Other threads would keep everything.
+    #[error(
+        "{count} threads are running: privileges must be dropped before a second thread starts, which would keep them"
+    )]
+    Threads {
+        /// How many, this one included.
+        count: usize,
+    },
+    /// A system call failed.
+    #[error("cannot {action}: {source}")]
+    System {
+        /// What was attempted.
+        action: &'static str,
+        /// The kernel's error.
+        source: io::Error,
+    },
+}
+
+fn system(action: &'static str) -> impl Fn(io::Error) -> PrivilegeError {
+    move |source| PrivilegeError::System { action, source }
+}
+
+fn from_caps(action: &'static str) -> impl Fn(caps::errors::CapsError) -> PrivilegeError {
+    move |error| system(action)(io::Error::other(error.to_string()))
+}
+
+/// Whether the calling thread may administer its network namespace's interfaces now.
+///
+/// It says nothing about a namespace owned by another user namespace.
+pub fn has_net_admin() -> bool {
+    caps::has_cap(None, CapSet::Effective, Capability::CAP_NET_ADMIN).unwrap_or(false)
+}
+
+/// Keep `CAP_NET_ADMIN` and the named capabilities (say, `CAP_NET_BIND_SERVICE` for a port below
+/// 1024 that is bound anew later), give up all others, for good. The process must have one thread.
+pub fn drop_to(also: &[Capability]) -> Result<(), PrivilegeError> {
+    let tasks = std::fs::read_dir("/proc/self/task").map_err(system("count the threads"))?;
+    match tasks.count() {
+        1 => drop_thread_to(also),
+        count => Err(PrivilegeError::Threads { count }),
+    }
+}
+
+/// As [`drop_to`], for the calling thread and those it starts; other threads keep what they have.
+pub fn drop_thread_to(also: &[Capability]) -> Result<(), PrivilegeError> {
+    let mut keep: CapsHashSet = also.iter().copied().collect();
+    keep.insert(Capability::CAP_NET_ADMIN);
+    let permitted =
+        caps::read(None, CapSet::Permitted).map_err(from_caps("read the capabilities"))?;
+    if let Some(&capability) = keep
+        .iter()
+        .find(|capability| !permitted.contains(capability))
+    {
+        return Err(PrivilegeError::Missing { capability });
+    }
+
+    // First, so that nothing started below or later can win back what is given up.
+    nix::sys::prctl::set_no_new_privs()
+        .map_err(|errno| system("forbid new privileges")(errno.into()))?;
+    caps::clear(None, CapSet::Ambient).map_err(from_caps("clear the ambient capabilities"))?;
+    // The bounding set limits what exec could add. It takes CAP_SETPCAP; without that there is
+    // nothing to fear, because of no_new_privs.
+    if permitted.contains(&Capability::CAP_SETPCAP) {
+        let action = "shrink the bounding capabilities";
+        let bounding = caps::read(None, CapSet::Bounding).map_err(from_caps(action))?;
+        for &capability in bounding.difference(&keep) {
+            caps::drop(None, CapSet::Bounding, capability).map_err(from_caps(action))?;
+        }
+    }
+    let set = |kind, value: &HashSet<Capability>| {
+        caps::set(None, kind, value).map_err(from_caps("drop the capabilities"))
+    };
+    set(CapSet::Inheritable, &CapsHashSet::new())?;
+    set(CapSet::Effective, &keep)?; // before the permitted, of which it must be a part
+    set(CapSet::Permitted, &keep)
+}
+
+/// Set the calling thread's nice value, from -20 (first) to 19. Below the current one it needs
+/// `CAP_SYS_NICE`.
+pub fn set_nice(nice: i32) -> Result<(), PrivilegeError> {
+    // SAFETY: takes and returns integers only. On Linux 0 means the calling thread.
+    let outcome = unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice) };
+    if outcome == 0 {
+        Ok(())
+    } else {
+        Err(system("set the nice value")(io::Error::last_os_error()))
+    }
+}
+
+/// How the kernel chooses when a thread runs (sched(7)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scheduler {
+    /// `SCHED_OTHER`: fair, by nice value.
+    Other,
+    /// `SCHED_BATCH`: fair, and taken to be busy with computing.
+    Batch,
+    /// `SCHED_FIFO` with a priority from 1 to 99: before all fair threads, until it sleeps.
+    Fifo(u8),
+}
+
+/// Set the calling thread's scheduler. [`Scheduler::Fifo`] needs `CAP_SYS_NICE`.
+pub fn set_scheduler(scheduler: Scheduler) -> Result<(), PrivilegeError> {
+    let (policy, priority) = match scheduler {
+        Scheduler::Other => (libc::SCHED_OTHER, 0),
+        Scheduler::Batch => (libc::SCHED_BATCH, 0),
+        Scheduler::Fifo(priority) => (libc::SCHED_FIFO, priority.into()),
+    };
+    let parameters = libc::sched_param {
+        sched_priority: priority,
+    };
+    // SAFETY: the pointer is to a local that outlives the call; 0 means the calling thread.
+    let outcome = unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) };
+    if outcome == 0 {
+        Ok(())
+    } else {
+        Err(system("set the scheduler")(io::Error::last_os_error()))
+    }
+}
+
+/// Let the calling thread run on one processor only, counted from 0.
+pub fn pin_to_cpu(cpu: usize) -> Result<(), PrivilegeError> {
+    let pin = || {
+        let mut set = CpuSet::new();
+        set.set(cpu)?;
+        sched_setaffinity(Pid::from_raw(0), &set)
+    };
+    pin().map_err(|errno| system("pin the thread to the processor")(errno.into()))
+}
+
+/// The processors on which the calling thread may run, in ascending order.
+pub fn allowed_cpus() -> Result<Vec<usize>, PrivilegeError> {
+    let set = nix::sched::sched_getaffinity(Pid::from_raw(0))
+        .map_err(|errno| system("read the processor affinity")(errno.into()))?;
+    Ok((0..CpuSet::count())
+        .filter(|&cpu| set.is_set(cpu).unwrap_or(false))
+        .collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+    use crate::netns::tests::{in_child, namespace};
+
+    /// The line of /proc/thread-self/status, as a number.
+    fn status(key: &str) -> u64 {
+        let text = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix(key))
+            .unwrap();
+        u64::from_str_radix(line.trim(), 16).unwrap()
+    }
+
+    fn privileged() -> bool {
+        namespace().is_some()
+    }
+
+    const NET_ADMIN: u64 = 1 << 12; // include/uapi/linux/capability.h
+    const NET_BIND_SERVICE: u64 = 1 << 10;
+
+    #[test]
+    fn only_what_is_kept_remains_in_every_set() {
+        if !privileged() {
+            return;
+        }
+        std::thread::spawn(|| {
+            drop_thread_to(&[Capability::CAP_NET_BIND_SERVICE]).unwrap();
+            let keep = NET_ADMIN | NET_BIND_SERVICE;
+            assert_eq!(
+                ["CapPrm:", "CapEff:", "CapBnd:", "CapInh:", "CapAmb:"].map(status),
+                [keep, keep, keep, 0, 0]
+            );
+            assert_eq!(status("NoNewPrivs:"), 1);
+        })
+        .join()
+        .unwrap();
+    }
+
+    #[test]
+    fn a_program_started_afterwards_gains_nothing() {
+        if !privileged() {
+            return;
+        }
+        let effective = std::thread::spawn(|| {
+            drop_thread_to(&[]).unwrap();
+            let output = Command::new("grep")
+                .args(["CapEff:", "/proc/self/status"])
+                .output()
+                .unwrap();
+            String::from_utf8(output.stdout).unwrap()
+        })
+        .join()
+        .unwrap();
+        let effective = effective.trim_start_matches("CapEff:").trim();
+        assert_eq!(u64::from_str_radix(effective, 16).unwrap(), NET_ADMIN);
+    }
+
+    #[test]
+    fn afterwards_interfaces_can_be_changed_but_no_namespace_made() {
+        let Some(namespace) = namespace() else { return };
+        namespace
+            .run(|| {
+                let netlink = crate::netlink::Netlink::open().unwrap();
+                let device = netlink.create_veth("v0", "v1", None).unwrap();
+                drop_thread_to(&[]).unwrap();
+                assert!(has_net_admin());
+                netlink.set_mtu(device, 1400).unwrap();
+                assert!(matches!(
+                    crate::netns::NetNs::create(),
+                    Err(crate::netns::NetNsError::Create { .. })
+                ));
+            })
+            .unwrap();
+    }
+
+    #[test]
+    fn a_process_with_threads_is_refused() {
+        let (stop, stopped) = std::sync::mpsc::channel::<()>();
+        let other = std::thread::spawn(move || stopped.recv());
+        assert!(matches!(drop_to(&[]), Err(PrivilegeError::Threads { .. })));
+        drop(stop);
+        let _ = other.join();
+    }
+
+    #[test]
+    fn a_process_with_one_thread_drops_them() {
+        if !privileged() {
+            return;
+        }
+        in_child(|| {
+            drop_to(&[]).map_err(|error| error.to_string())?;
+            let left = status("CapEff:");
+            if left == NET_ADMIN {
+                Ok(())
+            } else {
+                Err(format!("{left:x}"))
+            }
+        });
+    }
+
+    #[test]
+    fn without_the_capability_it_says_which_is_missing() {
+        std::thread::spawn(|| {
+            caps::clear(None, CapSet::Effective).unwrap();
+            caps::clear(None, CapSet::Permitted).unwrap();
+            assert!(!has_net_admin());
+            let error = drop_thread_to(&[]).unwrap_err();
+            assert!(error.to_string().contains("CAP_NET_ADMIN"), "{error}");
+        })
+        .join()
+        .unwrap();
+    }
+
+    #[test]
+    fn nice_and_scheduler_are_those_of_the_thread() {
+        std::thread::spawn(|| {
+            set_nice(7).unwrap();
+            set_scheduler(Scheduler::Batch).unwrap();
+            let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
+            let fields: Vec<_> = stat
+                .rsplit(')')
+                .next()
+                .unwrap()
+                .split_whitespace()
+                .map(str::to_owned)
+                .collect();
+            // proc_pid_stat(5): fields 19 (nice) and 41 (policy), here counted from field 3.
+            assert_eq!((fields[16].as_str(), fields[38].as_str()), ("7", "3"));
+        })
+        .join()
+        .unwrap();
+    }
+
+    #[test]
+    fn a_pinned_thread_runs_there() {
+        std::thread::spawn(|| {
+            let last = *allowed_cpus().unwrap().last().unwrap();
+            pin_to_cpu(last).unwrap();
+            let stat = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+            let list = stat
+                .lines()
+                .find_map(|l| l.strip_prefix("Cpus_allowed_list:"))
+                .unwrap();
+            assert_eq!(list.trim(), last.to_string());
+            assert_eq!(nix::sched::sched_getcpu().unwrap(), last);
+        })
+        .join()
+        .unwrap();
+    }
+}

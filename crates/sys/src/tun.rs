@@ -1,0 +1,397 @@
+//! TUN devices: whole super-packets in and out of the kernel's IP stack.
+//!
+//! [`Tun::create`] makes the interface, asks for every offload, and keeps what it got in
+//! [`TunCapabilities`]. Then each [`TunQueue`] reads and writes one packet per call: a virtio-net
+//! header of [`VNET_HEADER_LEN`] bytes (little-endian, `linux/virtio_net.h`), then the IP packet,
+//! which may be a TCP or UDP super-packet of up to 64 KiB. The header is always there, also when
+//! nothing is offloaded and when the kernel has no such header: callers see one framing.
+//!
+//! Needs CAP_NET_ADMIN in the user namespace that owns the network namespace. The interface belongs
+//! to the network namespace of the thread that creates it, and vanishes with its last queue.
+
+mod capabilities;
+pub(crate) mod ioctl;
+#[cfg(test)]
+mod tests;
+
+use std::fs::File;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::{AsFd, BorrowedFd};
+
+use nix::errno::Errno;
+
+use crate::ability::Ability;
+use capabilities::{feature, negotiate_offload, without_offload};
+
+pub use capabilities::TunCapabilities;
+
+/// Bytes of `struct virtio_net_hdr` before every packet; all little-endian.
+pub const VNET_HEADER_LEN: usize = 10;
+
+/// A read buffer of this size is never too small: the header, and the largest super-packet
+/// (`GSO_LEGACY_MAX_SIZE`, 65536). The kernel cuts off silently what does not fit a buffer.
+pub const READ_BUFFER_LEN: usize = VNET_HEADER_LEN + 65536;
+
+/// `VIRTIO_NET_HDR_F_NEEDS_CSUM`.
+const NEEDS_CSUM: u8 = 1;
+
+/// What to create.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TunOptions {
+    /// Name of the interface: 1 to 15 bytes, no `/`, `:`, `%` or white space.
+    pub name: String,
+    /// MTU in bytes, 68 to 65535.
+    pub mtu: u32,
+    /// Number of queues, 1 to 256. The kernel keeps a flow on the queue that last wrote to it.
+    pub queues: usize,
+    /// Whether to ask for checksum and segmentation offload.
+    pub offload: bool,
+}
+
+/// Why there is no TUN device.
+#[derive(Debug, thiserror::Error)]
+pub enum TunError {
+    /// /dev/net/tun does not exist or has no driver behind it.
+    #[error(
+        "no TUN driver: cannot open /dev/net/tun: {source}; load it with `modprobe tun`, \
+         or pass the device into the container (--device /dev/net/tun)"
+    )]
+    NoDriver {
+        /// What open(2) said.
+        source: io::Error,
+    },
+    /// /dev/net/tun is there, but may not be opened.
+    #[error(
+        "no access to /dev/net/tun: {source}; run as root, or give this user read and write \
+         access to the device"
+    )]
+    NoAccess {
+        /// What open(2) said.
+        source: io::Error,
+    },
+    /// The process lacks CAP_NET_ADMIN.
+    #[error(
+        "not permitted to create interface {name}: it takes CAP_NET_ADMIN; run as root, or \
+         `setcap cap_net_admin+ep` on the binary"
+    )]
+    NotPermitted {
+        /// The interface.
+        name: String,
+    },
+    /// There is an interface of that name.
+    #[error(
+        "interface {name} exists already; choose another name, or stop what made it \
+         (`ip link delete {name}` if nothing uses it)"
+    )]
+    Exists {
+        /// The interface.
+        name: String,
+    },
+    /// The kernel takes no such name.
+    #[error("{name:?} cannot name an interface: {reason}")]
+    Name {
+        /// The name asked for.
+        name: String,
+        /// Which rule it breaks.
+        reason: &'static str,
+    },
+    /// The MTU was refused.
+    #[error("interface {name} cannot have MTU {mtu}: {source}; use 68 to 65535")]
+    Mtu {
+        /// The interface.
+        name: String,
+        /// The MTU asked for.
+        mtu: u32,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// A number of queues outside 1 to 256.
+    #[error("a TUN interface cannot have {queues} queues; use 1 to 256")]
+    Queues {
+        /// The number asked for.
+        queues: usize,
+    },
+    /// Anything else.
+    #[error("cannot create interface {name}: {operation}: {source}")]
+    System {
+        /// The interface.
+        name: String,
+        /// What was being done.
+        operation: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+/// A TUN interface and its queues. Dropping it deletes the interface.
+#[derive(Debug)]
+pub struct Tun {
+    queues: Vec<TunQueue>,
+    name: String,
+    index: u32,
+    capabilities: TunCapabilities,
+}
+
+impl Tun {
+    /// Creates the interface, down and without addresses.
+    ///
+    /// # Errors
+    /// See [`TunError`]. Nothing is left behind.
+    pub fn create(options: &TunOptions) -> Result<Tun, TunError> {
+        Tun::create_on(options, !0)
+    }
+
+    /// [`Tun::create`] on a kernel that knows only `features` (`IFF_*` of TUNGETFEATURES).
+    fn create_on(options: &TunOptions, features: u32) -> Result<Tun, TunError> {
+        let name = options.name.as_str();
+        check_name(name)?;
+        if !(1..=256).contains(&options.queues) {
+            return Err(TunError::Queues {
+                queues: options.queues,
+            });
+        }
+        let system = |operation| {
+            let name = name.to_owned();
+            move |errno: Errno| TunError::System {
+                name,
+                operation,
+                source: errno.into(),
+            }
+        };
+
+        let first = ioctl::open().map_err(open_error)?;
+        let features = features & ioctl::features(&first).map_err(system("TUNGETFEATURES"))?;
+        let vnet_header = feature(features, libc::IFF_VNET_HDR, "IFF_VNET_HDR");
+        let multi_queue = match options.queues {
+            1 => Ability::Absent("one queue was asked for".into()),
+            _ => feature(features, libc::IFF_MULTI_QUEUE, "IFF_MULTI_QUEUE"),
+        };
+        let mut flags = libc::IFF_TUN | libc::IFF_NO_PI;
+        if vnet_header.is_present() {
+            flags |= libc::IFF_VNET_HDR;
+        }
+        if multi_queue.is_present() {
+            flags |= libc::IFF_MULTI_QUEUE;
+        }
+
+        let count = if multi_queue.is_present() {
+            options.queues
+        } else {
+            1
+        };
+        let queues = attach_queues(first, name, flags, count)?;
+        let file = &queues[0].file;
+        if vnet_header.is_present() {
+            ioctl::set_header(file, VNET_HEADER_LEN).map_err(system("TUNSETVNETHDRSZ"))?;
+        }
+        let capabilities = match (&vnet_header, options.offload) {
+            (Ability::Absent(reason), _) => without_offload(
+                vnet_header.clone(),
+                multi_queue,
+                &Ability::Absent(reason.clone()),
+            ),
+            (Ability::Present, false) => {
+                ioctl::set_offload(file, 0).map_err(system("TUNSETOFFLOAD"))?;
+                without_offload(vnet_header, multi_queue, &Ability::turned_off())
+            }
+            (Ability::Present, true) => negotiate_offload(vnet_header, multi_queue, |bits| {
+                ioctl::set_offload(file, bits)
+            }),
+        };
+        ioctl::set_mtu(name, options.mtu).map_err(|errno| TunError::Mtu {
+            name: name.to_owned(),
+            mtu: options.mtu,
+            source: errno.into(),
+        })?;
+        let index = nix::net::if_::if_nametoindex(name).map_err(system("its index"))?;
+        Ok(Tun {
+            queues,
+            name: name.to_owned(),
+            index,
+            capabilities,
+        })
+    }
+
+    /// The queues: as many as asked for, or one where the kernel has no more.
+    pub fn queues(&self) -> &[TunQueue] {
+        &self.queues
+    }
+
+    /// Name of the interface at creation; an administrator may rename it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Index of the interface, which stays when it is renamed.
+    pub fn index(&self) -> u32 {
+        self.index
+    }
+
+    /// What it can do, and why not more.
+    pub fn capabilities(&self) -> &TunCapabilities {
+        &self.capabilities
+    }
+}
+
+/// One queue of a TUN interface: one packet per call, never blocking, never allocating.
+///
+/// Errors common to reads and writes: EIO while the interface is down (writes), EBADFD once it was
+/// deleted.
+#[derive(Debug)]
+pub struct TunQueue {
+    file: File,
+    /// The kernel has no virtio-net header: a zero one is added on reading and taken off on writing.
+    emulated: bool,
+}
+
+impl TunQueue {
+    /// Reads header and packet; the total length.
+    ///
+    /// What does not fit is lost without a sign: use [`READ_BUFFER_LEN`]. The queue in front of us
+    /// (`txqueuelen`, 500 packets by default) drops silently, too; the interface's `tx_dropped`
+    /// counts that.
+    ///
+    /// # Errors
+    /// `WouldBlock` when nothing is waiting; `InvalidInput` when `buf` cannot hold a header.
+    #[inline]
+    pub fn read(&self, buf: &mut [u8]) -> io::Result<usize> {
+        if !self.emulated {
+            return Ok(nix::unistd::read(&self.file, buf)?);
+        }
+        let Some((header, packet)) = buf.split_at_mut_checked(VNET_HEADER_LEN) else {
+            return Err(io::ErrorKind::InvalidInput.into());
+        };
+        let length = nix::unistd::read(&self.file, packet)?;
+        header.fill(0);
+        Ok(VNET_HEADER_LEN + length)
+    }
+
+    /// As [`TunQueue::read`], scattered over `bufs` (at most 1024).
+    ///
+    /// # Errors
+    /// As [`TunQueue::read`].
+    #[inline]
+    pub fn read_vectored(&self, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        if !self.emulated {
+            return Ok(nix::sys::uio::readv(&self.file, bufs)?);
+        }
+        self.read_vectored_emulated(bufs)
+    }
+
+    /// Writes one packet, header first, gathered from `bufs` (at most 1024); the length written,
+    /// which is always all.
+    ///
+    /// The kernel's receive path runs inside this call, up to the socket's queue.
+    ///
+    /// # Errors
+    /// `InvalidInput` (EINVAL) when the kernel rejects the header or the packet: Linux 6.6.44 and
+    /// 6.10.3 do so for correct super-packets, so cut the packet up and write it again before
+    /// counting it as dropped. ENOBUFS or ENOMEM under memory pressure.
+    #[inline]
+    pub fn write_vectored(&self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
+        if !self.emulated {
+            return Ok(nix::sys::uio::writev(&self.file, bufs)?);
+        }
+        self.write_vectored_emulated(bufs)
+    }
+
+    #[cold]
+    fn read_vectored_emulated(&self, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        let mut missing = VNET_HEADER_LEN;
+        let mut packet: Vec<IoSliceMut<'_>> = Vec::with_capacity(bufs.len());
+        for buf in bufs.iter_mut() {
+            let split = missing.min(buf.len());
+            let (header, rest) = buf.split_at_mut(split);
+            missing -= header.len();
+            header.fill(0);
+            packet.push(IoSliceMut::new(rest));
+        }
+        if missing > 0 {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        Ok(VNET_HEADER_LEN + nix::sys::uio::readv(&self.file, &mut packet)?)
+    }
+
+    #[cold]
+    fn write_vectored_emulated(&self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
+        let mut header = [0; VNET_HEADER_LEN];
+        let mut found = 0;
+        let mut packet: Vec<IoSlice<'_>> = Vec::with_capacity(bufs.len());
+        for buf in bufs {
+            let (head, rest) = buf.split_at((VNET_HEADER_LEN - found).min(buf.len()));
+            header[found..found + head.len()].copy_from_slice(head);
+            found += head.len();
+            packet.push(IoSlice::new(rest));
+        }
+        // A request that nobody would carry out: a wrong checksum or an oversized packet.
+        let [flags, gso_type, ..] = header;
+        if found < VNET_HEADER_LEN || flags & NEEDS_CSUM != 0 || gso_type != 0 {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        Ok(VNET_HEADER_LEN + nix::sys::uio::writev(&self.file, &packet)?)
+    }
+}
+
+impl AsFd for TunQueue {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+/// Makes `first`, and as many further descriptors as it takes, the queues of a new interface.
+fn attach_queues(
+    first: File,
+    name: &str,
+    flags: libc::c_int,
+    count: usize,
+) -> Result<Vec<TunQueue>, TunError> {
+    let name = || name.to_owned();
+    let refused = |operation| {
+        move |errno| match errno {
+            Errno::EBUSY | Errno::EEXIST => TunError::Exists { name: name() },
+            Errno::EPERM => TunError::NotPermitted { name: name() },
+            errno => TunError::System {
+                name: name(),
+                operation,
+                source: errno.into(),
+            },
+        }
+    };
+    let emulated = flags & libc::IFF_VNET_HDR == 0;
+    // Exclusive for the first queue only: the others are to find the interface there.
+    ioctl::attach(&first, &name(), flags | libc::IFF_TUN_EXCL).map_err(refused("TUNSETIFF"))?;
+    let mut queues = vec![TunQueue {
+        file: first,
+        emulated,
+    }];
+    while queues.len() < count {
+        let file = ioctl::open().map_err(open_error)?;
+        ioctl::attach(&file, &name(), flags).map_err(refused("TUNSETIFF of a further queue"))?;
+        queues.push(TunQueue { file, emulated });
+    }
+    Ok(queues)
+}
+
+/// The rules of `dev_valid_name` (net/core/dev.c), and no `%`, which would be a template.
+fn check_name(name: &str) -> Result<(), TunError> {
+    let forbidden = |c: char| matches!(c, '/' | ':' | '%' | '\0') || c.is_whitespace();
+    let reason = match name {
+        "" => "it is empty",
+        "." | ".." => "it is a directory in /sys",
+        _ if name.len() >= libc::IFNAMSIZ => "it is longer than 15 bytes",
+        _ if name.contains(forbidden) => "it contains '/', ':', '%', NUL or white space",
+        _ => return Ok(()),
+    };
+    Err(TunError::Name {
+        name: name.to_owned(),
+        reason,
+    })
+}
+
+fn open_error(errno: Errno) -> TunError {
+    let source = errno.into();
+    match errno {
+        Errno::EACCES | Errno::EPERM => TunError::NoAccess { source },
+        _ => TunError::NoDriver { source },
+    }
+}

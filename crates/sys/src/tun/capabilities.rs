@@ -1,0 +1,125 @@
+//! Which offloads a TUN device has: asked for one by one, each absence with its reason.
+
+use std::fmt;
+
+use crate::ability::{Ability, write_table};
+
+/// `TUN_F_TSO_ECN` of `linux/if_tun.h`.
+pub(super) const TUN_F_TSO_ECN: u32 = 0x08;
+
+/// What this device and kernel can do. "Reads" are packets that the kernel hands to us.
+///
+/// The offloads name what reads may contain. Writes may carry the same header types whether or not
+/// reads have them turned on, except for USO, which a kernel must know (Linux 6.2).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TunCapabilities {
+    /// The kernel's own virtio-net header (else emulated, and no offload is possible).
+    pub vnet_header: Ability,
+    /// Reads may need a checksum; writes may ask for one.
+    pub checksum: Ability,
+    /// Reads may be TCP super-packets over IPv4.
+    pub tso4: Ability,
+    /// Reads may be TCP super-packets over IPv6.
+    pub tso6: Ability,
+    /// TCP super-packets may carry CWR: bit 0x80 of `gso_type`, to be masked off.
+    pub tso_ecn: Ability,
+    /// Reads may be UDP super-packets over IPv4.
+    pub uso4: Ability,
+    /// Reads may be UDP super-packets over IPv6.
+    pub uso6: Ability,
+    /// More than one queue.
+    pub multi_queue: Ability,
+}
+
+impl TunCapabilities {
+    /// Name and ability, in the order in which they build on each other.
+    pub fn table(&self) -> [(&'static str, &Ability); 8] {
+        [
+            ("vnet_header", &self.vnet_header),
+            ("checksum", &self.checksum),
+            ("tso4", &self.tso4),
+            ("tso6", &self.tso6),
+            ("tso_ecn", &self.tso_ecn),
+            ("uso4", &self.uso4),
+            ("uso6", &self.uso6),
+            ("multi_queue", &self.multi_queue),
+        ]
+    }
+}
+
+impl fmt::Display for TunCapabilities {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_table(f, &self.table())
+    }
+}
+
+/// Whether TUNGETFEATURES listed `flag`.
+pub(super) fn feature(features: u32, flag: libc::c_int, name: &str) -> Ability {
+    match features & flag.cast_unsigned() {
+        0 => Ability::Absent(format!("TUNGETFEATURES does not list {name}")),
+        _ => Ability::Present,
+    }
+}
+
+/// All offloads absent, for the reason in `absent`.
+pub(super) fn without_offload(
+    vnet_header: Ability,
+    multi_queue: Ability,
+    absent: &Ability,
+) -> TunCapabilities {
+    TunCapabilities {
+        vnet_header,
+        checksum: absent.clone(),
+        tso4: absent.clone(),
+        tso6: absent.clone(),
+        tso_ecn: absent.clone(),
+        uso4: absent.clone(),
+        uso6: absent.clone(),
+        multi_queue,
+    }
+}
+
+/// Asks for one offload after the other, keeping what is granted.
+///
+/// TUNSETOFFLOAD takes the whole set or changes nothing, and knows no order but this: segmentation
+/// needs checksums, ECN needs TSO, and USO comes for both families or not at all (`set_offload` in
+/// drivers/net/tun.c). A refusal leaves the virtio-net header in place, so framing does not change.
+pub(super) fn negotiate_offload(
+    vnet_header: Ability,
+    multi_queue: Ability,
+    mut set: impl FnMut(u32) -> nix::Result<()>,
+) -> TunCapabilities {
+    let mut granted = 0;
+    let mut ask = |bits: u32, what: &str, needs: u32, needed: &str| {
+        if granted & needs != needs {
+            return Ability::Absent(format!("{what} needs {needed}, which is absent"));
+        }
+        let outcome = set(granted | bits);
+        if outcome.is_ok() {
+            granted |= bits;
+        }
+        Ability::from_outcome(what, outcome)
+    };
+    let csum = libc::TUN_F_CSUM;
+    let checksum = ask(csum, "TUN_F_CSUM", 0, "");
+    let tso4 = ask(libc::TUN_F_TSO4, "TUN_F_TSO4", csum, "TUN_F_CSUM");
+    let tso6 = ask(libc::TUN_F_TSO6, "TUN_F_TSO6", csum, "TUN_F_CSUM");
+    let tso_ecn = ask(TUN_F_TSO_ECN, "TUN_F_TSO_ECN", csum, "TUN_F_CSUM");
+    let uso = libc::TUN_F_USO4 | libc::TUN_F_USO6;
+    let uso = ask(
+        uso,
+        "TUN_F_USO4 | TUN_F_USO6 (Linux 6.2)",
+        csum,
+        "TUN_F_CSUM",
+    );
+    TunCapabilities {
+        vnet_header,
+        checksum,
+        tso4,
+        tso6,
+        tso_ecn,
+        uso4: uso.clone(),
+        uso6: uso,
+        multi_queue,
+    }
+}

@@ -1,0 +1,684 @@
+//! Over loopback in a namespace; refusals are the kernel's own.
+
+use super::send::{refuses_gso, unit_lengths};
+use super::*;
+use crate::testing::{in_namespace, set_address, set_mtu, set_up, skip};
+use crate::tun::ioctl;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use std::io::{IoSlice, Read, Write};
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+const LOOPBACKS: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::LOCALHOST),
+    IpAddr::V6(Ipv6Addr::LOCALHOST),
+];
+
+fn socket(ip: IpAddr) -> UdpSocket {
+    socket_with(ip, &UdpOptions::default())
+}
+
+fn socket_with(ip: IpAddr, options: &UdpOptions) -> UdpSocket {
+    UdpSocket::bind((ip, 0).into(), options).expect("UDP socket")
+}
+
+fn plain() -> UdpOptions {
+    UdpOptions {
+        gso: false,
+        gro: false,
+        ..UdpOptions::default()
+    }
+}
+
+fn to<'a>(socket: &UdpSocket, segment_size: Option<u16>, payload: &'a [u8]) -> Transmit<'a> {
+    let destination = socket.local_addr().expect("address");
+    Transmit {
+        destination,
+        source: None,
+        traffic_class: 0,
+        segment_size,
+        payload,
+    }
+}
+
+fn pattern(length: usize) -> Vec<u8> {
+    (0..length).map(|i| (i * 7 + i / 251) as u8).collect()
+}
+
+fn readable(socket: &UdpSocket, milliseconds: u16) -> bool {
+    let mut fds = [PollFd::new(socket.as_fd(), PollFlags::POLLIN)];
+    poll(&mut fds, PollTimeout::from(milliseconds)).expect("poll") == 1
+}
+
+/// Everything that came, buffer by buffer, as datagrams.
+fn receive_buffers(socket: &UdpSocket) -> Vec<(ReceiveMeta, Vec<Vec<u8>>)> {
+    let mut batch = ReceiveBatch::new(32, 65536);
+    let mut buffers = Vec::new();
+    let mut wait = 2000;
+    while readable(socket, wait) {
+        wait = 0;
+        socket.receive(&mut batch).expect("receive");
+        let (metas, arena) = batch.parts_mut();
+        for meta in metas {
+            let datagrams = meta.segments().map(|range| arena[range].to_vec()).collect();
+            buffers.push((*meta, datagrams));
+        }
+    }
+    buffers
+}
+
+fn receive_datagrams(socket: &UdpSocket) -> Vec<Vec<u8>> {
+    receive_buffers(socket)
+        .into_iter()
+        .flat_map(|(_, datagrams)| datagrams)
+        .collect()
+}
+
+fn chunks(bytes: &[u8], size: usize) -> Vec<Vec<u8>> {
+    bytes.chunks(size).map(<[u8]>::to_vec).collect()
+}
+
+/// Makes the kernel refuse UDP_SEGMENT on this socket with EINVAL: it cannot cut up what has no
+/// checksum (`udp_send_skb`, `sk_no_check_tx`).
+fn refuse_gso(socket: &UdpSocket) {
+    control::set_int(socket.as_fd(), libc::SOL_SOCKET, libc::SO_NO_CHECK, 1).expect("SO_NO_CHECK");
+}
+
+#[test]
+fn one_send_arrives_as_one_buffer_of_many_datagrams() {
+    in_namespace(|| {
+        for ip in LOOPBACKS {
+            let (sender, receiver) = (socket(ip), socket(ip));
+            if !sender.gso() || !receiver.capabilities().gro.is_present() {
+                return skip("no UDP_SEGMENT or no UDP_GRO");
+            }
+            let payload = pattern(10_300);
+            sender
+                .send(&to(&receiver, Some(1000), &payload))
+                .expect("send");
+            let buffers = receive_buffers(&receiver);
+            assert_eq!(buffers.len(), 1, "{ip}");
+            let (meta, datagrams) = &buffers[0];
+            assert_eq!(
+                (meta.segment_size, meta.length, meta.truncated),
+                (1000, 10_300, false)
+            );
+            assert_eq!(datagrams, &chunks(&payload, 1000));
+            assert_eq!(sender.gso_fallbacks(), 0);
+        }
+    });
+}
+
+#[test]
+fn limits_of_one_call_are_kept_by_several() {
+    in_namespace(|| {
+        let (sender, receiver) = (socket(LOOPBACKS[0]), socket(LOOPBACKS[0]));
+        for (length, size) in [
+            (20_050, 100),
+            (300_000, 1400),
+            (200_000, 40_000),
+            (65_487 * 2, 1),
+        ] {
+            let payload = pattern(length);
+            sender
+                .send(&to(&receiver, Some(size), &payload))
+                .expect("send");
+            let received = receive_datagrams(&receiver);
+            assert!(
+                received == chunks(&payload, size.into()),
+                "{length} bytes by {size}"
+            );
+        }
+        assert_eq!(
+            (sender.gso_fallbacks(), receiver.receive_queue_drops()),
+            (0, 0)
+        );
+    });
+}
+
+#[test]
+fn units_tile_every_load_within_the_limits() {
+    for gso in [false, true] {
+        for size in [
+            1u16, 2, 9, 1000, 1023, 1024, 1400, 9000, 32_743, 32_744, 65_487, 65_535,
+        ] {
+            for length in [0usize, 1, 999, 1000, 1001, 64_000, 65_487, 65_488, 1 << 20] {
+                let lengths = unit_lengths(length, Some(size), gso);
+                assert_eq!(lengths.iter().sum::<usize>(), length);
+                let (last, others) = lengths.split_last().expect("at least one unit");
+                let whole = |unit: &usize| unit.is_multiple_of(usize::from(size));
+                assert!(others.iter().all(whole), "{length} by {size}");
+                for unit in others.iter().chain([last]) {
+                    let segments = unit.div_ceil(size.into());
+                    assert!(segments <= if gso { MAX_GSO_SEGMENTS } else { 1 });
+                    assert!(segments <= 1 || *unit <= MAX_GSO_BYTES);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn without_offload_every_datagram_arrives_by_itself() {
+    in_namespace(|| {
+        for ip in LOOPBACKS {
+            let (sender, receiver) = (socket_with(ip, &plain()), socket_with(ip, &plain()));
+            assert_eq!(sender.capabilities().gso, Ability::turned_off());
+            let payload = pattern(100_500);
+            sender
+                .send(&to(&receiver, Some(1000), &payload))
+                .expect("send");
+            let buffers = receive_buffers(&receiver);
+            assert_eq!(buffers.len(), 101);
+            assert!(
+                buffers
+                    .iter()
+                    .all(|(meta, _)| meta.segment_size == meta.length)
+            );
+            let received: Vec<u8> = buffers.into_iter().flat_map(|(_, d)| d.concat()).collect();
+            assert!(received == payload);
+        }
+    });
+}
+
+#[test]
+fn a_refused_batch_is_replayed_in_order_and_whole() {
+    in_namespace(|| {
+        let (sender, receiver) = (socket(LOOPBACKS[0]), socket(LOOPBACKS[0]));
+        if !sender.gso() {
+            return skip("no UDP_SEGMENT");
+        }
+        refuse_gso(&sender);
+        let payload = pattern(150_500);
+        let batch = [
+            to(&receiver, None, &payload[..900]),
+            to(&receiver, Some(1000), &payload[900..140_400]),
+            to(&receiver, Some(500), &payload[140_400..150_000]),
+            to(&receiver, None, &payload[150_000..]),
+        ];
+        sender.send_batch(&batch).expect("send");
+        let received = receive_datagrams(&receiver);
+        let mut expected = chunks(batch[0].payload, 900);
+        expected.extend(chunks(batch[1].payload, 1000));
+        expected.extend(chunks(batch[2].payload, 500));
+        expected.extend(chunks(batch[3].payload, 500));
+        assert!(received == expected);
+        assert_eq!(sender.gso_fallbacks(), 1, "asked once, then remembered");
+        assert!(sender.gso(), "other destinations keep it");
+    });
+}
+
+#[test]
+fn a_refusal_is_forgotten_on_request() {
+    in_namespace(|| {
+        let (sender, receiver) = (socket(LOOPBACKS[0]), socket(LOOPBACKS[0]));
+        if !sender.gso() {
+            return skip("no UDP_SEGMENT");
+        }
+        refuse_gso(&sender);
+        let payload = pattern(3000);
+        for fallbacks in [1, 2] {
+            sender
+                .send(&to(&receiver, Some(1000), &payload))
+                .expect("send");
+            assert_eq!(sender.gso_fallbacks(), fallbacks);
+            sender.set_gso(true);
+        }
+        sender.set_gso(false);
+        sender
+            .send(&to(&receiver, Some(1000), &payload))
+            .expect("send");
+        assert_eq!(sender.gso_fallbacks(), 2);
+        assert_eq!(receive_datagrams(&receiver).len(), 9);
+    });
+}
+
+#[test]
+fn refusals_are_kept_by_destination_up_to_a_limit() {
+    let gso = GsoState {
+        on: AtomicBool::new(true),
+        refused: Mutex::new(Vec::new()),
+        refused_count: AtomicUsize::new(0),
+        fallbacks: AtomicU64::new(0),
+    };
+    let address = |i: usize| IpAddr::from(Ipv4Addr::from(0x0a00_0000 + i as u32));
+    for i in 0..MAX_REFUSED {
+        gso.refuse(address(i));
+        gso.refuse(address(i));
+    }
+    assert!(!gso.allowed(address(0)) && gso.allowed(address(MAX_REFUSED)));
+    gso.refuse(address(MAX_REFUSED));
+    assert!(!gso.allowed(address(MAX_REFUSED + 1)));
+}
+
+#[test]
+fn eio_of_an_egress_without_checksum_offload_is_a_refusal() {
+    // Linux before 6.11 says so for a device without checksum offload, later ones for IPsec only;
+    // the replay itself is tested above with EINVAL.
+    assert!(refuses_gso(Errno::EIO));
+    assert!(!refuses_gso(Errno::EAGAIN) && !refuses_gso(Errno::EMSGSIZE));
+}
+
+#[test]
+fn a_datagram_over_the_mtu_is_emsgsize_and_not_fragmented() {
+    in_namespace(|| {
+        set_mtu("lo", 1500);
+        for (ip, headers) in [(LOOPBACKS[0], 28), (LOOPBACKS[1], 48)] {
+            let (sender, receiver) = (socket(ip), socket(ip));
+            let payload = pattern(1501 - headers);
+            sender
+                .send(&to(&receiver, None, &payload[1..]))
+                .expect("exactly the MTU");
+            let error = sender
+                .send(&to(&receiver, None, &payload))
+                .expect_err("one byte more");
+            assert_eq!(error.error.raw_os_error(), Some(libc::EMSGSIZE), "{ip}");
+        }
+    });
+}
+
+#[test]
+fn emsgsize_names_the_transmit_and_does_not_cost_the_offload() {
+    in_namespace(|| {
+        set_mtu("lo", 1500);
+        let (sender, receiver) = (socket(LOOPBACKS[0]), socket(LOOPBACKS[0]));
+        let payload = pattern(6000);
+        let batch = [
+            to(&receiver, Some(1000), &payload),
+            to(&receiver, Some(1473), &payload),
+            to(&receiver, Some(1000), &payload),
+        ];
+        let error = sender
+            .send_batch(&batch)
+            .expect_err("segments over the MTU");
+        assert_eq!(error.error.raw_os_error(), Some(libc::EMSGSIZE));
+        assert_eq!((error.transmits, error.bytes), (1, 0));
+        assert_eq!(sender.gso_fallbacks(), 0);
+        sender.send_batch(&batch[2..]).expect("going on behind it");
+        assert_eq!(
+            receive_datagrams(&receiver).concat(),
+            [&payload[..], &payload[..]].concat()
+        );
+    });
+}
+
+/// A TAP interface with 10.78.0.1/24: an Ethernet where nobody answers ARP unless we do, so that
+/// what is sent waits, charged to its socket. (A TUN does not do: it disowns what it holds.)
+fn silent_ethernet() -> std::fs::File {
+    let tap = ioctl::open().expect("/dev/net/tun");
+    ioctl::attach(&tap, "tap-u", libc::IFF_TAP | libc::IFF_NO_PI).expect("TAP device");
+    set_address(
+        "tap-u",
+        Ipv4Addr::new(10, 78, 0, 1),
+        Ipv4Addr::new(255, 255, 255, 0),
+    );
+    set_up("tap-u");
+    tap
+}
+
+/// Answers the waiting ARP request (RFC 826) with a made-up address; all UDP payloads that follow.
+fn answer_and_collect(mut tap: &std::fs::File) -> Vec<u8> {
+    let mut payloads = Vec::new();
+    let mut frame = [0; 2000];
+    let mut fds = [PollFd::new(tap.as_fd(), PollFlags::POLLIN)];
+    while poll(&mut fds, PollTimeout::from(500u16)).expect("poll") == 1 {
+        let length = tap.read(&mut frame).expect("read");
+        if frame[12..14] == [0x08, 0x06] {
+            let (sender, target) = (frame[22..32].to_vec(), frame[38..42].to_vec());
+            let mut reply = [&sender[..6], &[2, 0, 0, 0, 0, 2], &frame[12..20], &[0, 2]].concat();
+            reply.extend([&[2, 0, 0, 0, 0, 2], &target[..], &sender[..]].concat());
+            tap.write_all(&reply).expect("write");
+        } else if frame[12..14] == [0x08, 0x00] {
+            payloads.extend_from_slice(&frame[14 + 28..length]);
+        }
+    }
+    payloads
+}
+
+#[test]
+fn a_full_send_buffer_says_how_far_it_came() {
+    in_namespace(|| {
+        let tap = silent_ethernet();
+        let small = UdpOptions {
+            send_buffer: 20_000,
+            ..plain()
+        };
+        let sender = socket_with(Ipv4Addr::UNSPECIFIED.into(), &small);
+        let payload = pattern(102_000);
+        let transmit = Transmit {
+            destination: (Ipv4Addr::new(10, 78, 0, 2), 9).into(),
+            source: None,
+            traffic_class: 0,
+            segment_size: Some(1000),
+            payload: &payload[2000..],
+        };
+        let batch = [
+            Transmit {
+                payload: &payload[..2000],
+                ..transmit
+            },
+            transmit,
+        ];
+        let error = sender.send_batch(&batch).expect_err("a full buffer");
+        assert_eq!(error.error.kind(), io::ErrorKind::WouldBlock);
+        assert_eq!((error.transmits, error.bytes % 1000), (1, 0));
+        assert!(error.bytes > 0, "no datagram of the second transmit");
+        assert!(answer_and_collect(&tap) == payload[..2000 + error.bytes]);
+    });
+}
+
+#[test]
+fn pieces_need_not_end_where_datagrams_do() {
+    in_namespace(|| {
+        for options in [UdpOptions::default(), plain()] {
+            let sender = socket_with(LOOPBACKS[0], &options);
+            let receiver = socket_with(
+                LOOPBACKS[0],
+                &UdpOptions {
+                    gso: true,
+                    ..options
+                },
+            );
+            let payload = pattern(30_000);
+            // 3000 pieces are too many for one message; 37 and 500 bytes cross every border.
+            for (piece, size) in [
+                (37, 1000),
+                (500, 1472),
+                (10, 1000),
+                (30_000, 999),
+                (1000, 1000),
+            ] {
+                let pieces: Vec<IoSlice<'_>> = payload.chunks(piece).map(IoSlice::new).collect();
+                let envelope = Envelope {
+                    destination: receiver.local_addr().expect("address"),
+                    source: None,
+                    traffic_class: 0,
+                    segment_size: Some(size),
+                };
+                sender.send_vectored(&envelope, &pieces).expect("send");
+                let received = receive_datagrams(&receiver);
+                assert!(
+                    received == chunks(&payload, size.into()),
+                    "{piece} by {size}"
+                );
+            }
+        }
+    });
+}
+
+#[test]
+fn a_datagram_of_too_many_pieces_is_an_error() {
+    in_namespace(|| {
+        let (sender, receiver) = (socket(LOOPBACKS[0]), socket(LOOPBACKS[0]));
+        let payload = pattern(1025);
+        let pieces: Vec<IoSlice<'_>> = payload.chunks(1).map(IoSlice::new).collect();
+        let destination = receiver.local_addr().expect("address");
+        let envelope = Envelope {
+            destination,
+            source: None,
+            traffic_class: 0,
+            segment_size: None,
+        };
+        let error = sender
+            .send_vectored(&envelope, &pieces)
+            .expect_err("1025 pieces");
+        assert_eq!(error.error.kind(), io::ErrorKind::InvalidInput);
+        sender
+            .send_vectored(&envelope, &pieces[1..])
+            .expect("1024 pieces");
+    });
+}
+
+#[test]
+fn an_empty_datagram_is_sent_and_received() {
+    in_namespace(|| {
+        let (sender, receiver) = (socket(LOOPBACKS[0]), socket(LOOPBACKS[0]));
+        sender
+            .send_batch(&[to(&receiver, Some(10), b""), to(&receiver, None, b"x")])
+            .expect("send");
+        let buffers = receive_buffers(&receiver);
+        assert_eq!(
+            buffers
+                .iter()
+                .map(|(meta, _)| meta.length)
+                .collect::<Vec<_>>(),
+            [0, 1]
+        );
+    });
+}
+
+#[test]
+fn traffic_class_and_addresses_pass_with_every_segment() {
+    in_namespace(|| {
+        let cases: [(IpAddr, IpAddr); 2] = [
+            (
+                Ipv4Addr::new(127, 0, 0, 5).into(),
+                Ipv4Addr::new(127, 0, 0, 6).into(),
+            ),
+            (Ipv6Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()),
+        ];
+        for (here, there) in cases {
+            let any: IpAddr = match here {
+                IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+                IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+            };
+            let (sender, receiver) = (socket(any), socket(any));
+            let payload = pattern(3000);
+            let port = receiver.local_addr().expect("address").port();
+            for (class, segment_size) in [(0xb9, Some(1000)), (0x02, None), (0, Some(1000))] {
+                let transmit = Transmit {
+                    destination: (there, port).into(),
+                    source: Some(here),
+                    traffic_class: class,
+                    segment_size,
+                    payload: &payload,
+                };
+                sender.send(&transmit).expect("send");
+                for (meta, _) in receive_buffers(&receiver) {
+                    assert_eq!(meta.traffic_class, class);
+                    assert_eq!(meta.destination, Some(there));
+                    assert_eq!(meta.source.ip(), here);
+                    assert_eq!(
+                        meta.source.port(),
+                        sender.local_addr().expect("address").port()
+                    );
+                    assert_eq!(Ok(meta.interface), nix::net::if_::if_nametoindex("lo"));
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn a_foreign_source_is_an_error_and_does_not_cost_the_offload() {
+    in_namespace(|| {
+        let foreign: [(IpAddr, i32); 2] = [
+            (Ipv4Addr::new(192, 0, 2, 1).into(), libc::ENETUNREACH),
+            // The same errno as a kernel without UDP_SEGMENT gives.
+            (
+                Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into(),
+                libc::EINVAL,
+            ),
+        ];
+        for (ip, (source, errno)) in LOOPBACKS.into_iter().zip(foreign) {
+            let (sender, receiver) = (socket(ip), socket(ip));
+            let payload = pattern(3000);
+            let transmit = Transmit {
+                source: Some(source),
+                ..to(&receiver, Some(1000), &payload)
+            };
+            let error = sender.send(&transmit).expect_err("not our address");
+            assert_eq!(error.error.raw_os_error(), Some(errno));
+            assert_eq!(sender.gso_fallbacks(), 0);
+        }
+    });
+}
+
+#[test]
+fn what_overflows_the_receive_buffer_is_counted() {
+    in_namespace(|| {
+        let small = UdpOptions {
+            receive_buffer: 20_000,
+            ..plain()
+        };
+        let (sender, receiver) = (socket(LOOPBACKS[0]), socket_with(LOOPBACKS[0], &small));
+        let payload = pattern(300_000);
+        sender
+            .send(&to(&receiver, Some(1000), &payload))
+            .expect("send");
+        let first = receive_datagrams(&receiver).len();
+        assert!(first < 300, "nothing overflowed");
+        // The stamp of the next datagram alone must say it, too.
+        sender.send(&to(&receiver, None, b"next")).expect("send");
+        assert_eq!(receive_datagrams(&receiver).len(), 1);
+        assert_eq!(receiver.drops.load(Ordering::Relaxed), 300 - first as u64);
+        sender
+            .send(&to(&receiver, Some(1000), &payload))
+            .expect("send");
+        let second = receive_datagrams(&receiver).len();
+        assert_eq!(
+            receiver.receive_queue_drops(),
+            600 - (first + second) as u64
+        );
+    });
+}
+
+#[test]
+fn the_drop_counter_goes_on_where_32_bits_wrap() {
+    in_namespace(|| {
+        let socket = socket(LOOPBACKS[0]);
+        for counter in [5, 0x7000_0000, 0xd000_0000, 0xffff_ffff, 3] {
+            socket.note_drops(counter);
+        }
+        // An older stamp changes nothing.
+        socket.note_drops(0xffff_fff0);
+        assert_eq!(socket.drops.load(Ordering::Relaxed), 0x1_0000_0003);
+    });
+}
+
+#[test]
+fn what_does_not_fit_the_buffer_is_flagged() {
+    in_namespace(|| {
+        let (sender, receiver) = (socket(LOOPBACKS[0]), socket(LOOPBACKS[0]));
+        let payload = pattern(101);
+        sender.send(&to(&receiver, None, &payload)).expect("send");
+        sender
+            .send(&to(&receiver, None, &payload[..100]))
+            .expect("send");
+        let mut batch = ReceiveBatch::new(4, 100);
+        assert!(readable(&receiver, 2000));
+        assert_eq!(receiver.receive(&mut batch).expect("receive"), 2);
+        let seen = |index: usize| (batch.meta(index).truncated, batch.meta(index).length);
+        assert_eq!([seen(0), seen(1)], [(true, 100), (false, 100)]);
+        assert_eq!(batch.meta(1).offset, 100);
+        assert_eq!(batch.arena_mut()[100..200], payload[..100]);
+    });
+}
+
+#[test]
+fn a_batch_is_reusable_and_forgets_the_last_receive() {
+    in_namespace(|| {
+        let (sender, receiver) = (socket(LOOPBACKS[0]), socket(LOOPBACKS[0]));
+        let mut batch = ReceiveBatch::new(3, 2000);
+        for round in 0..5u8 {
+            let payloads = [[round; 10], [round + 100; 10]];
+            let transmits = payloads
+                .each_ref()
+                .map(|payload| to(&receiver, None, payload));
+            sender.send_batch(&transmits).expect("send");
+            assert!(readable(&receiver, 2000));
+            assert_eq!(receiver.receive(&mut batch).expect("receive"), 2);
+            let (metas, arena) = batch.parts_mut();
+            let bytes = |meta: &ReceiveMeta| arena[meta.segments().next().expect("one")].to_vec();
+            assert_eq!(metas.iter().map(bytes).collect::<Vec<_>>(), payloads);
+        }
+        let error = receiver.receive(&mut batch).expect_err("nothing more");
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+        assert!(batch.is_empty());
+    });
+}
+
+#[test]
+fn a_port_in_use_is_an_error_of_its_own() {
+    in_namespace(|| {
+        let first = socket(LOOPBACKS[0]);
+        let address = first.local_addr().expect("address");
+        let outcome = UdpSocket::bind(address, &UdpOptions::default());
+        assert!(matches!(outcome, Err(UdpError::PortInUse { address: a }) if a == address));
+    });
+}
+
+#[test]
+fn both_families_bind_the_same_port() {
+    in_namespace(|| {
+        let v6 = socket(Ipv6Addr::UNSPECIFIED.into());
+        let port = v6.local_addr().expect("address").port();
+        let address = (Ipv4Addr::UNSPECIFIED, port).into();
+        UdpSocket::bind(address, &UdpOptions::default()).expect("the IPv4 socket beside it");
+    });
+}
+
+#[test]
+fn a_foreign_address_is_an_error_of_its_own() {
+    in_namespace(|| {
+        let outcome = UdpSocket::bind(([192, 0, 2, 1], 0).into(), &UdpOptions::default());
+        assert!(
+            matches!(outcome, Err(UdpError::AddressNotAvailable { .. })),
+            "{outcome:?}"
+        );
+    });
+}
+
+#[test]
+fn privilege_reaches_the_buffers_asked_for() {
+    in_namespace(|| {
+        let socket = socket(LOOPBACKS[0]);
+        assert_eq!(socket.buffers().expect("sizes"), (7 << 20, 7 << 20));
+        assert_eq!(socket.capabilities().receive_buffer, Ability::Present);
+    });
+}
+
+#[test]
+fn without_privilege_the_buffers_are_smaller_with_a_reason_and_a_mark_is_an_error() {
+    in_namespace(|| {
+        for capability in [
+            caps::Capability::CAP_NET_ADMIN,
+            caps::Capability::CAP_NET_RAW,
+        ] {
+            caps::drop(None, caps::CapSet::Effective, capability).expect("drop");
+        }
+        let huge = UdpOptions {
+            receive_buffer: 1 << 30,
+            ..UdpOptions::default()
+        };
+        let socket = socket_with(LOOPBACKS[0], &huge);
+        let reason = socket
+            .capabilities()
+            .receive_buffer
+            .reason()
+            .expect("a reason");
+        assert!(reason.contains("net.core.rmem_max"), "{reason}");
+        let marked = UdpOptions {
+            fwmark: Some(7),
+            ..UdpOptions::default()
+        };
+        let outcome = UdpSocket::bind((LOOPBACKS[0], 0).into(), &marked);
+        assert!(
+            matches!(outcome, Err(UdpError::Mark { mark: 7, .. })),
+            "{outcome:?}"
+        );
+    });
+}
+
+#[test]
+fn the_firewall_mark_is_set() {
+    in_namespace(|| {
+        let marked = UdpOptions {
+            fwmark: Some(0xca6c),
+            ..UdpOptions::default()
+        };
+        let socket = socket_with(LOOPBACKS[0], &marked);
+        assert_eq!(sockopt::Mark.get(&socket), Ok(0xca6c));
+        socket.set_fwmark(0).expect("mark");
+        assert_eq!(sockopt::Mark.get(&socket), Ok(0));
+    });
+}

@@ -1,0 +1,259 @@
+//! IPv4 (RFC 791) and IPv6 (RFC 8200) headers: where everything is, and in-place changes.
+
+use crate::checksum;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// IANA protocol number of TCP.
+pub const PROTO_TCP: u8 = 6;
+/// IANA protocol number of UDP.
+pub const PROTO_UDP: u8 = 17;
+/// IANA protocol number of ICMP.
+pub const PROTO_ICMP: u8 = 1;
+/// IANA protocol number of ICMPv6.
+pub const PROTO_ICMPV6: u8 = 58;
+
+/// Not-ECT (RFC 3168 section 5).
+pub const ECN_NOT_ECT: u8 = 0;
+/// ECT(1).
+pub const ECN_ECT1: u8 = 1;
+/// ECT(0).
+pub const ECN_ECT0: u8 = 2;
+/// Congestion experienced.
+pub const ECN_CE: u8 = 3;
+
+/// At most this many bytes of IPv6 extension headers are walked; a longer chain is treated as
+/// having no transport header that we understand. It bounds the work a stranger can ask for.
+const MAX_EXTENSION_BYTES: usize = 256;
+
+/// Why bytes are not an IP packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ParseError {
+    /// Too short for the header it claims.
+    #[error("packet cut short")]
+    Truncated,
+    /// Neither version 4 nor 6.
+    #[error("IP version {0}")]
+    Version(u8),
+    /// A length field that contradicts itself or the buffer.
+    #[error("IP length field wrong")]
+    Length,
+}
+
+/// The facts about one IP packet that routing, segmentation and coalescing need.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IpPacket {
+    /// Source address.
+    pub src: IpAddr,
+    /// Destination address.
+    pub dst: IpAddr,
+    /// Transport protocol, after IPv6 extension headers.
+    pub protocol: u8,
+    /// Bytes before the transport header (IPv4 options and IPv6 extension headers included).
+    pub header_len: usize,
+    /// Total length of the packet according to its header, at most the buffer's.
+    pub total_len: usize,
+    /// A fragment: its transport header may be missing and its length is not the datagram's.
+    pub fragment: bool,
+    /// IPv4 options or IPv6 extension headers are there.
+    pub extended: bool,
+}
+
+impl IpPacket {
+    /// Parses the packet at the start of `bytes`; bytes behind its total length are ignored
+    /// (WireGuard pads packets).
+    pub fn parse(bytes: &[u8]) -> Result<IpPacket, ParseError> {
+        match bytes.first().map(|b| b >> 4) {
+            Some(4) => parse4(bytes),
+            Some(6) => parse6(bytes),
+            Some(other) => Err(ParseError::Version(other)),
+            None => Err(ParseError::Truncated),
+        }
+    }
+
+    /// True for IPv6.
+    pub fn is_v6(&self) -> bool {
+        self.src.is_ipv6()
+    }
+}
+
+fn parse4(bytes: &[u8]) -> Result<IpPacket, ParseError> {
+    let header: &[u8; 20] = bytes.first_chunk().ok_or(ParseError::Truncated)?;
+    let header_len = usize::from(header[0] & 0x0f) * 4;
+    let total_len = usize::from(u16::from_be_bytes([header[2], header[3]]));
+    if header_len < 20 || total_len < header_len {
+        return Err(ParseError::Length);
+    }
+    if total_len > bytes.len() {
+        return Err(ParseError::Truncated);
+    }
+    let fragment_field = u16::from_be_bytes([header[6], header[7]]);
+    Ok(IpPacket {
+        src: Ipv4Addr::new(header[12], header[13], header[14], header[15]).into(),
+        dst: Ipv4Addr::new(header[16], header[17], header[18], header[19]).into(),
+        protocol: header[9],
+        header_len,
+        total_len,
+        fragment: fragment_field & 0x3fff != 0,
+        extended: header_len > 20,
+    })
+}
+
+fn parse6(bytes: &[u8]) -> Result<IpPacket, ParseError> {
+    let header: &[u8; 40] = bytes.first_chunk().ok_or(ParseError::Truncated)?;
+    let total_len = 40 + usize::from(u16::from_be_bytes([header[4], header[5]]));
+    if total_len > bytes.len() {
+        return Err(ParseError::Truncated);
+    }
+    let address = |at: usize| {
+        let mut octets = [0; 16];
+        octets.copy_from_slice(&header[at..at + 16]);
+        IpAddr::V6(Ipv6Addr::from(octets))
+    };
+    let mut packet = IpPacket {
+        src: address(8),
+        dst: address(24),
+        protocol: header[6],
+        header_len: 40,
+        total_len,
+        fragment: false,
+        extended: false,
+    };
+    // Hop-by-hop 0, routing 43, fragment 44, destination options 60 (RFC 8200 section 4).
+    while matches!(packet.protocol, 0 | 43 | 44 | 60) {
+        packet.extended = true;
+        let at = packet.header_len;
+        let Some(&[next, length, ..]) = bytes[..total_len].get(at..at + 8) else {
+            return Err(ParseError::Truncated);
+        };
+        let size = if packet.protocol == 44 {
+            packet.fragment = true;
+            8
+        } else {
+            (usize::from(length) + 1) * 8
+        };
+        packet.protocol = next;
+        packet.header_len += size;
+        if packet.header_len > total_len {
+            return Err(ParseError::Truncated);
+        }
+        if packet.fragment || packet.header_len > 40 + MAX_EXTENSION_BYTES {
+            break;
+        }
+    }
+    Ok(packet)
+}
+
+/// The two ECN bits of the packet; `packet` must be one that [`IpPacket::parse`] accepted.
+pub fn ecn(packet: &[u8]) -> u8 {
+    traffic_class(packet) & 3
+}
+
+/// The DSCP and ECN byte (IPv4 TOS, IPv6 traffic class); 0 for bytes that are no IP packet.
+pub fn traffic_class(packet: &[u8]) -> u8 {
+    match packet {
+        [first, second, ..] if first >> 4 == 4 => *second,
+        [first, second, ..] if first >> 4 == 6 => first << 4 | second >> 4,
+        _ => 0,
+    }
+}
+
+/// Sets the two ECN bits, keeping an IPv4 header checksum right (RFC 1624).
+pub fn set_ecn(packet: &mut [u8], ecn: u8) {
+    let ecn = ecn & 3;
+    match packet.first().map(|b| b >> 4) {
+        Some(4) if packet.len() >= 20 => {
+            let old = u16::from_be_bytes([packet[0], packet[1]]);
+            packet[1] = packet[1] & !3 | ecn;
+            let new = u16::from_be_bytes([packet[0], packet[1]]);
+            let check = u16::from_be_bytes([packet[10], packet[11]]);
+            let check = checksum::update(check, old, new);
+            packet[10..12].copy_from_slice(&check.to_be_bytes());
+        }
+        Some(6) if packet.len() >= 40 => packet[1] = packet[1] & 0xcf | ecn << 4,
+        _ => {}
+    }
+}
+
+/// Writes the length field for a packet of `total_len` bytes and, for IPv4, the header checksum.
+///
+/// `header` holds the IP header at its start; the IPv4 identification is set when given.
+pub fn set_length(header: &mut [u8], header_len: usize, total_len: usize, id: Option<u16>) {
+    if header[0] >> 4 == 4 {
+        header[2..4].copy_from_slice(&(total_len as u16).to_be_bytes());
+        if let Some(id) = id {
+            header[4..6].copy_from_slice(&id.to_be_bytes());
+        }
+        header[10..12].fill(0);
+        let check = checksum::fold(checksum::sum(&header[..header_len]));
+        header[10..12].copy_from_slice(&check.to_be_bytes());
+    } else {
+        header[4..6].copy_from_slice(&((total_len - 40) as u16).to_be_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The header of the worked example in many texts, checksum b861 (e.g. RFC 1071 walk-throughs).
+    const V4: [u8; 20] = [
+        0x45, 0x00, 0x00, 0x14, 0x00, 0x00, 0x40, 0x00, 0x40, 0x11, 0xb9, 0xc0, 0xc0, 0xa8, 0x00,
+        0x01, 0xc0, 0xa8, 0x00, 0xc7,
+    ];
+
+    #[test]
+    fn an_ipv4_header_is_read_field_by_field() {
+        let p = IpPacket::parse(&V4).unwrap();
+        assert_eq!(p.src, "192.168.0.1".parse::<IpAddr>().unwrap());
+        assert_eq!(p.dst, "192.168.0.199".parse::<IpAddr>().unwrap());
+        assert_eq!((p.protocol, p.header_len, p.total_len), (17, 20, 20));
+        assert!(!p.fragment && !p.extended);
+    }
+
+    #[test]
+    fn set_ecn_keeps_the_header_checksum_valid() {
+        let mut header = V4;
+        set_length(&mut header, 20, 20, None);
+        assert_eq!(checksum::fold(checksum::sum(&header)), 0);
+        set_ecn(&mut header, ECN_CE);
+        assert_eq!(ecn(&header), ECN_CE);
+        assert_eq!(checksum::fold(checksum::sum(&header)), 0);
+    }
+
+    #[test]
+    fn ipv6_extension_headers_end_the_walk_at_the_transport() {
+        let mut p = vec![0x60, 0, 0, 0, 0, 16 + 8, 0, 64];
+        p.extend([0; 32]);
+        p.extend([60, 0, 0, 0, 0, 0, 0, 0]); // hop-by-hop, 8 bytes, next: destination options
+        p.extend([17, 0, 0, 0, 0, 0, 0, 0]); // destination options, next: UDP
+        p.extend([0; 8]);
+        let parsed = IpPacket::parse(&p).unwrap();
+        assert_eq!((parsed.protocol, parsed.header_len), (17, 56));
+        assert!(parsed.extended);
+    }
+
+    /// 32 hop-by-hop headers of 2,048 bytes would wrap a small counter; the walk just ends.
+    #[test]
+    fn ipv6_extension_chains_are_bounded() {
+        let mut p = vec![0x60, 0, 0, 0, 0xff, 0xff, 0, 64];
+        p.resize(40 + 65_535, 0);
+        for at in (40..p.len() - 2048).step_by(2048) {
+            p[at] = 0;
+            p[at + 1] = 255;
+        }
+        assert!(IpPacket::parse(&p).unwrap().header_len <= 40 + 2048);
+    }
+
+    #[test]
+    fn wrong_lengths_are_errors() {
+        assert_eq!(IpPacket::parse(&[]), Err(ParseError::Truncated));
+        assert_eq!(IpPacket::parse(&V4[..19]), Err(ParseError::Truncated));
+        let mut long = V4;
+        long[3] = 21;
+        assert_eq!(IpPacket::parse(&long), Err(ParseError::Truncated));
+        let mut small = V4;
+        small[0] = 0x44;
+        assert_eq!(IpPacket::parse(&small), Err(ParseError::Length));
+        assert_eq!(IpPacket::parse(&[0x50; 40]), Err(ParseError::Version(5)));
+    }
+}
