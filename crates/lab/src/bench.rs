@@ -345,11 +345,10 @@ fn check(options: &BenchOptions) -> Result<()> {
     Ok(())
 }
 
+type Tunnels = Vec<Box<dyn Tunnel>>;
+
 /// The tunnels asked for that can run, and those that cannot.
-fn choose(
-    all: Vec<Box<dyn Tunnel>>,
-    only: Option<&[String]>,
-) -> Result<(Vec<Box<dyn Tunnel>>, Vec<Absent>)> {
+fn choose(all: Tunnels, only: Option<&[String]>) -> Result<(Tunnels, Vec<Absent>)> {
     let known: Vec<String> = all.iter().map(|t| t.name().to_owned()).collect();
     if let Some(unknown) = only
         .unwrap_or_default()

@@ -1,12 +1,14 @@
-//! The machine a measurement ran on: CPU time used, memory of a process, versions for the report.
+//! The machine a measurement ran on: CPU time used, kernel counters, versions for the report.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use seikan_sys::process::machine_time;
+
 use crate::error::{LabError, Result};
 
-/// Busy CPU time of the whole machine since boot, from `/proc/stat` (proc_stat(5)): everything but idle and iowait.
+/// Busy CPU time of the whole machine since boot: everything but idle and waiting for a disk.
 #[derive(Clone, Copy, Debug)]
 pub struct CpuClock {
     seconds: f64,
@@ -18,12 +20,9 @@ impl CpuClock {
     /// # Errors
     /// When `/proc/stat` cannot be read.
     pub fn now() -> Result<Self> {
-        let stat = read("/proc/stat")?;
-        let busy = busy_ticks(&stat).ok_or_else(|| {
-            LabError::Setup("/proc/stat does not begin with a `cpu` line as in proc_stat(5)".into())
-        })?;
+        let time = machine_time().map_err(|e| LabError::Setup(e.to_string()))?;
         Ok(Self {
-            seconds: busy as f64 / ticks_per_second(),
+            seconds: time.busy.as_secs_f64(),
         })
     }
 
@@ -32,34 +31,6 @@ impl CpuClock {
     pub fn since(self, earlier: Self) -> f64 {
         (self.seconds - earlier.seconds).max(0.0)
     }
-}
-
-/// The first line's user, nice, system, irq, softirq and steal; guest time is in user already.
-fn busy_ticks(stat: &str) -> Option<u64> {
-    let line = stat.lines().next()?.strip_prefix("cpu ")?;
-    let fields: Vec<u64> = line
-        .split_whitespace()
-        .map_while(|f| f.parse().ok())
-        .take(8)
-        .collect();
-    let idle = fields.get(3)? + fields.get(4)?;
-    Some(fields.iter().sum::<u64>() - idle)
-}
-
-fn ticks_per_second() -> f64 {
-    match nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK) {
-        Ok(Some(ticks)) if ticks > 0 => ticks as f64,
-        _ => 100.0,
-    }
-}
-
-/// Largest resident memory of process `pid` so far, in bytes (`VmHWM`); `None` when it has ended.
-#[must_use]
-pub fn peak_rss(pid: u32) -> Option<u64> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kib * 1024)
 }
 
 /// TCP segments sent again in the calling thread's network namespace (`RetransSegs`, RFC 4022).
@@ -171,10 +142,6 @@ fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     })
 }
 
-fn read(path: &str) -> Result<String> {
-    std::fs::read_to_string(path).map_err(LabError::io(format!("read {path}")))
-}
-
 /// Today's date and time in UTC, `YYYY-MM-DD HH:MM`.
 #[must_use]
 pub fn utc_now() -> String {
@@ -213,12 +180,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn busy_is_all_but_idle_and_iowait() {
-        let stat = "cpu  10 20 30 1000 500 1 2 3 40 50\ncpu0 1 1 1 1 1 1 1 1\n";
-        assert_eq!(busy_ticks(stat), Some(10 + 20 + 30 + 1 + 2 + 3));
-    }
-
-    #[test]
     fn cpu_time_goes_up_while_this_thread_spins() {
         let before = CpuClock::now().expect("clock");
         let start = std::time::Instant::now();
@@ -237,11 +198,6 @@ mod tests {
             listed_value("Udp6RcvbufErrors   \t12\n", "Udp6RcvbufErrors"),
             Some(12)
         );
-    }
-
-    #[test]
-    fn own_peak_memory_is_known() {
-        assert!(peak_rss(std::process::id()).expect("this process runs") > 100_000);
     }
 
     #[test]

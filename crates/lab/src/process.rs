@@ -11,7 +11,6 @@ use nix::unistd::Pid;
 
 use crate::error::{LabError, Result};
 use crate::link::Host;
-use crate::machine::peak_rss;
 
 /// How long a program may take to end after SIGTERM.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -60,7 +59,9 @@ impl Process {
     /// Largest resident memory so far, in bytes.
     #[must_use]
     pub fn peak_rss(&self) -> Option<u64> {
-        peak_rss(self.pid())
+        seikan_sys::process::memory(self.pid())
+            .ok()
+            .map(|memory| memory.peak)
     }
 
     /// An error with the end of its log if the program has ended.

@@ -10,7 +10,6 @@ mod raw;
 mod seikan;
 mod wireguard;
 
-use std::ffi::OsString;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -80,7 +79,7 @@ pub struct Started {
 
 /// Files to remove at the end.
 #[derive(Debug, Default)]
-pub struct Leftovers(Vec<PathBuf>);
+pub struct Leftovers(pub Vec<PathBuf>);
 
 impl Drop for Leftovers {
     fn drop(&mut self) {
@@ -203,7 +202,7 @@ pub fn all() -> Vec<Box<dyn Tunnel>> {
 
 /// The executable `name`, from `$SEIKAN_PEERS` or `PATH`.
 fn find_program(name: &str) -> Option<PathBuf> {
-    let paths = |variable: &str| std::env::var_os(variable).unwrap_or_else(OsString::new);
+    let paths = |variable: &str| std::env::var_os(variable).unwrap_or_default();
     let (peers, path) = (paths("SEIKAN_PEERS"), paths("PATH"));
     std::env::split_paths(&peers)
         .chain(std::env::split_paths(&path))
@@ -271,8 +270,7 @@ struct KeyPair {
 impl KeyPair {
     fn generate() -> Result<Self> {
         let mut bytes = [0_u8; 32];
-        aws_lc_rs::rand::fill(&mut bytes)
-            .map_err(|_| LabError::Setup("the system's random generator failed".into()))?;
+        seikan_sys::random::fill(&mut bytes).map_err(LabError::io("get random bytes for keys"))?;
         let private = StaticSecret::from(bytes);
         let public = PublicKey::from(&private);
         Ok(Self { private, public })
