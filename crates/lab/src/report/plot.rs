@@ -30,8 +30,8 @@ const INK: RGBColor = RGBColor(0x1f, 0x23, 0x28);
 const FAINT: RGBColor = RGBColor(0x59, 0x63, 0x6e);
 const LINE: RGBColor = RGBColor(0xd0, 0xd7, 0xde);
 const OWN: RGBColor = RGBColor(0x0f, 0x8b, 0x8d);
-const OTHER: RGBColor = RGBColor(0x9a, 0xa5, 0xb1);
-const RAW: RGBColor = RGBColor(0x5f, 0x6b, 0x7a);
+const OTHER: RGBColor = RGBColor(0x8f, 0x9a, 0xa6);
+const RAW: RGBColor = RGBColor(0xc8, 0xcf, 0xd7);
 
 /// Draws all panels, one below the other.
 ///
@@ -165,8 +165,8 @@ fn with_style_sheet(text: &str) -> String {
         "<style>.seikan-plot text{{font-variant-numeric:tabular-nums}}@media (prefers-color-scheme:dark){{\
          .seikan-plot [fill=\"{ink}\"]{{fill:#e6edf3}}.seikan-plot [stroke=\"{ink}\"]{{stroke:#e6edf3}}\
          .seikan-plot [fill=\"{faint}\"]{{fill:#9aa4af}}.seikan-plot [stroke=\"{line}\"]{{stroke:#3d444d}}\
-         .seikan-plot [fill=\"{own}\"]{{fill:#2bb5b0}}.seikan-plot [fill=\"{other}\"]{{fill:#56606c}}\
-         .seikan-plot [fill=\"{raw}\"]{{fill:#8b98a7}}}}</style>\n",
+         .seikan-plot [fill=\"{own}\"]{{fill:#2bb5b0}}.seikan-plot [fill=\"{other}\"]{{fill:#7d8996}}\
+         .seikan-plot [fill=\"{raw}\"]{{fill:#4a535e}}}}</style>\n",
         ink = hex(INK),
         faint = hex(FAINT),
         line = hex(LINE),

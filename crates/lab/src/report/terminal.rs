@@ -55,9 +55,10 @@ pub fn terminal(sheet: &Sheet, style: Style) -> String {
         style.ink().bold().apply_to(&sheet.title).to_string(),
         style.ink().dim().apply_to(&sheet.subtitle).to_string(),
     ];
+    let columns = Columns::of(&sheet.panels, style.width);
     for panel in &sheet.panels {
         lines.push(String::new());
-        draw_panel(panel, style, &mut lines);
+        draw_panel(panel, &columns, style, &mut lines);
     }
     for table in &sheet.tables {
         lines.push(String::new());
@@ -101,64 +102,78 @@ fn left(text: &str, width: usize) -> String {
     pad_str(text, width, Alignment::Left, None).into_owned()
 }
 
-fn draw_panel(panel: &Panel, style: Style, lines: &mut Vec<String>) {
-    let labels = widest(panel.bars.iter().map(|b| b.label.as_str()));
-    let numbers: Vec<String> = panel
-        .bars
-        .iter()
-        .map(|b| panel.number(b.value.map(|v| v.median)))
-        .collect();
-    let number = widest(
-        numbers
-            .iter()
-            .map(String::as_str)
-            .chain([panel.unit.as_str()]),
-    );
-    let cells: Vec<usize> = panel
-        .columns
-        .iter()
-        .enumerate()
-        .map(|(i, name)| {
-            widest(
-                panel
-                    .bars
-                    .iter()
-                    .map(|b| b.cells[i].as_str())
-                    .chain([name.as_str()]),
-            )
-        })
-        .collect();
-    let fixed = INDENT.len()
-        + labels
-        + GAP.len() * 2
-        + number
-        + cells.iter().map(|w| GAP.len() + w).sum::<usize>();
-    let room = style.width.saturating_sub(fixed).max(MIN_BAR);
-    let columns = |first: &str, rest: &[String]| {
-        let mut text = right(first, number);
-        for (cell, width) in rest.iter().zip(&cells) {
-            text = text + GAP + &right(cell, *width);
+/// Widths of columns, the same in all panels of a sheet, so that figures stand below each other.
+struct Columns {
+    label: usize,
+    bar: usize,
+    value: usize,
+    cells: Vec<usize>,
+}
+
+impl Columns {
+    fn of(panels: &[Panel], width: usize) -> Self {
+        let bars = || {
+            panels
+                .iter()
+                .flat_map(|p| p.bars.iter().map(move |b| (p, b)))
+        };
+        let label = widest(bars().map(|(_, b)| b.label.as_str()));
+        let values: Vec<String> = bars().map(|(p, b)| p.text(b)).collect();
+        let units = panels.iter().map(|p| p.unit.as_str());
+        let value = widest(values.iter().map(String::as_str).chain(units));
+        let count = panels.iter().map(|p| p.columns.len()).max().unwrap_or(0);
+        let cells: Vec<usize> = (0..count)
+            .map(|i| {
+                let names = panels.iter().filter_map(|p| p.columns.get(i));
+                widest(
+                    bars()
+                        .filter_map(|(_, b)| b.cells.get(i))
+                        .chain(names)
+                        .map(String::as_str),
+                )
+            })
+            .collect();
+        let figures = value + cells.iter().map(|w| GAP.len() + w).sum::<usize>();
+        let fixed = INDENT.len() + label + GAP.len() * 2 + figures;
+        Self {
+            label,
+            bar: width.saturating_sub(fixed).max(MIN_BAR),
+            value,
+            cells,
         }
-        text
-    };
-    let title = style.ink().bold().apply_to(left(
-        &panel.title,
-        INDENT.len() + labels + GAP.len() + room + GAP.len(),
-    ));
+    }
+
+    /// The right-hand columns of a line.
+    fn figures(&self, value: &str, cells: &[String]) -> String {
+        cells
+            .iter()
+            .zip(&self.cells)
+            .fold(right(value, self.value), |text, (cell, width)| {
+                text + GAP + &right(cell, *width)
+            })
+    }
+}
+
+fn draw_panel(panel: &Panel, columns: &Columns, style: Style, lines: &mut Vec<String>) {
+    let before = INDENT.len() + columns.label + GAP.len() + columns.bar + GAP.len();
     lines.push(format!(
-        "{title}{}",
+        "{}{}",
+        style.ink().bold().apply_to(left(&panel.title, before)),
         style
             .ink()
             .dim()
-            .apply_to(columns(&panel.unit, &panel.columns))
+            .apply_to(columns.figures(&panel.unit, &panel.columns)),
     ));
-    for (bar, value) in panel.bars.iter().zip(&numbers) {
+    for bar in &panel.bars {
         let ink = style.of(bar.kind);
         lines.push(format!(
             "{INDENT}{}{GAP}{}{GAP}{}",
-            ink.apply_to(left(&bar.label, labels)),
-            ink.apply_to(left(&blocks(bar, panel.longest(), room), room)),
-            ink.apply_to(columns(value, &bar.cells)),
+            ink.apply_to(left(&bar.label, columns.label)),
+            ink.apply_to(left(
+                &blocks(bar, panel.longest(), columns.bar),
+                columns.bar
+            )),
+            ink.apply_to(columns.figures(&panel.text(bar), &bar.cells)),
         ));
     }
 }
