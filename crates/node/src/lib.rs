@@ -2,3 +2,6 @@
 #![forbid(unsafe_code)]
 
 pub mod config;
+pub mod node;
+pub mod up;
+pub mod worker;

@@ -25,8 +25,11 @@ fn parse_text(syntax: Syntax, text: &str, overrides: &Overrides) -> Parsed {
         syntax,
         text: Zeroizing::new(text.to_owned()),
     };
-    parse(&source, overrides, &|_| {
-        Err(std::io::ErrorKind::NotFound.into())
+    parse(&source, overrides, &|path| match path.to_str() {
+        Some("office.key") => Ok(Zeroizing::new(format!("{OWN}\n"))),
+        Some("short.key") => Ok(Zeroizing::new(OWN[..43].to_owned())),
+        Some("branch.psk") => Ok(Zeroizing::new(format!("{PEER_2}\n"))),
+        _ => Err(std::io::ErrorKind::NotFound.into()),
     })
 }
 
@@ -218,6 +221,20 @@ fn what_lies_over_the_file_wins() {
     assert_eq!(config.mtu, Some(9000));
     assert!(!config.offload);
     assert!(config.metrics.is_some());
+}
+
+#[test]
+fn a_key_file_that_holds_no_key_is_named() {
+    let of = |file: &str| {
+        let text = format!("private-key-file = \"{file}\"\n");
+        let parsed = parse_text(Syntax::Toml, &text, &Overrides::default());
+        parsed.diagnostics.to_string()
+    };
+    assert!(of("none.key").contains("`private-key-file` names `none.key`: "));
+    let short = of("short.key");
+    let expected = "`private-key-file` names `short.key`, and what that holds is not a key: it has 43 characters";
+    assert!(short.contains(expected), "{short}");
+    assert!(!short.contains(&OWN[..16]), "{short}");
 }
 
 #[test]

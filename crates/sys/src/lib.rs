@@ -9,6 +9,7 @@
 
 pub mod ability;
 pub mod clock;
+pub mod cpu;
 pub mod dns;
 pub mod ethtool;
 pub mod hooks;

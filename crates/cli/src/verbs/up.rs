@@ -49,8 +49,6 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 /// Runs the node until it is told to stop; with `daemon`, until it carries traffic. `path` is where `SaveConfig` writes.
 fn start(config: Config, path: PathBuf, daemon: bool) -> anyhow::Result<()> {
     let _ = (path, daemon);
-    anyhow::bail!(
-        "cannot start `{}`: this build has no data path yet",
-        config.name
-    )
+    seikan_node::up::up(&config)?;
+    Ok(())
 }

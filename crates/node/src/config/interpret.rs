@@ -242,12 +242,9 @@ impl Context<'_, '_, '_> {
             }),
             Err(mut problem) => {
                 if is_path {
-                    problem.message = format!(
-                        "names a file that {}",
-                        problem
-                            .message
-                            .replacen("is ", "holds something that is ", 1)
-                    );
+                    let path = item.text.as_str();
+                    problem.message =
+                        format!("names `{path}`, and what that holds {}", problem.message);
                 }
                 self.reporter.problem(entry.key, entry.line, problem);
                 None

@@ -1,0 +1,250 @@
+//! A running tunnel: the protocol, the TUN device, the sockets, and what is counted around them.
+
+use crate::config::{CipherPreference, Config, Host, Protocol};
+use seikan_observe::Histogram;
+use seikan_proto::capabilities::Cipher;
+use seikan_proto::inbox::Inbox;
+use seikan_proto::indices::PeerId;
+use seikan_proto::noise::Construction;
+use seikan_proto::outbox::Outbox;
+use seikan_proto::rng::Rng;
+use seikan_proto::time::Instant;
+use seikan_proto::tunnel::{Now, Tunnel, TunnelConfig};
+use seikan_sys::tun::{Tun, TunError, TunOptions};
+use seikan_sys::udp::{UdpError, UdpOptions, UdpSocket};
+use seikan_sys::{clock, random};
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+
+/// MTU of the TUN device unless configured: a 1500-byte path less WireGuard's largest overhead.
+pub const DEFAULT_MTU: u32 = 1420;
+/// Room of a send batch: what two read batches can grow to, headers and tags included.
+const OUTBOX_BYTES: usize = 2 << 20;
+
+/// Why a node cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum NodeError {
+    /// The TUN device.
+    #[error(transparent)]
+    Tun(#[from] TunError),
+    /// A socket.
+    #[error(transparent)]
+    Udp(#[from] UdpError),
+    /// A peer's endpoint cannot be resolved.
+    #[error(
+        "cannot resolve the endpoint `{host}`: {error}; use an address, or see to the name server"
+    )]
+    Resolve {
+        /// The host name.
+        host: String,
+        /// What the resolver said.
+        error: io::Error,
+    },
+    /// Something else of the system.
+    #[error("{what}: {error}")]
+    System {
+        /// What was attempted.
+        what: &'static str,
+        /// The system's answer.
+        error: io::Error,
+    },
+}
+
+/// The system's random source.
+pub struct SystemRandom;
+
+impl Rng for SystemRandom {
+    fn fill(&mut self, destination: &mut [u8]) {
+        // getrandom(2) fails only before the pool is initialised or for bad arguments; without
+        // randomness there is no secrecy, so there is no going on either.
+        random::fill(destination).expect("the kernel's random source works");
+    }
+}
+
+/// The two sockets on one port.
+#[derive(Debug)]
+pub struct Sockets {
+    /// IPv4.
+    pub v4: Option<UdpSocket>,
+    /// IPv6.
+    pub v6: Option<UdpSocket>,
+    options: UdpOptions,
+}
+
+impl Sockets {
+    /// Binds both families to `port`; 0 lets the kernel choose one for both. One family may be
+    /// absent from the host.
+    pub fn bind(port: u16, options: UdpOptions) -> Result<Sockets, UdpError> {
+        let v4 = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port).into(), &options);
+        let v4 = match v4 {
+            Err(UdpError::NoFamily { .. }) => None,
+            other => Some(other?),
+        };
+        let chosen = v4
+            .as_ref()
+            .and_then(|s| s.local_addr().ok())
+            .map_or(port, |a| a.port());
+        let v6 = match UdpSocket::bind((Ipv6Addr::UNSPECIFIED, chosen).into(), &options) {
+            Err(error) if v4.is_none() => return Err(error),
+            Err(UdpError::NoFamily { .. } | UdpError::AddressNotAvailable { .. }) => None,
+            other => Some(other?),
+        };
+        Ok(Sockets { v4, v6, options })
+    }
+
+    /// The port of both.
+    pub fn port(&self) -> u16 {
+        let any = self.v4.as_ref().or(self.v6.as_ref());
+        any.and_then(|s| s.local_addr().ok())
+            .map_or(0, |a| a.port())
+    }
+
+    /// The firewall mark of everything sent.
+    pub fn fwmark(&self) -> Option<u32> {
+        self.options.fwmark
+    }
+
+    /// The sockets that there are.
+    pub fn iter(&self) -> impl Iterator<Item = &UdpSocket> {
+        self.v4.iter().chain(&self.v6)
+    }
+}
+
+/// How many packets or datagrams each call moved.
+#[derive(Clone, Debug, Default, serde::Serialize)]
+pub struct BatchSizes {
+    /// Reads of the TUN device per batch.
+    pub packets_per_read: Histogram,
+    /// Datagrams per send call.
+    pub datagrams_per_send: Histogram,
+    /// Datagrams per receive call.
+    pub datagrams_per_receive: Histogram,
+    /// Packets per write to the TUN device.
+    pub packets_per_write: Histogram,
+}
+
+/// A tunnel with its device and sockets.
+pub struct Node {
+    /// The protocol.
+    pub tunnel: Tunnel,
+    /// The device.
+    pub tun: Tun,
+    /// The sockets.
+    pub sockets: Sockets,
+    /// How large the batches are.
+    pub batches: BatchSizes,
+    /// When it started.
+    pub started: Instant,
+    pub(crate) outbox: Outbox,
+    pub(crate) inbox: Inbox,
+}
+
+impl Node {
+    /// Creates device and sockets and tells the tunnel of its peers. Addresses and routes are not
+    /// set here.
+    pub fn create(config: &Config) -> Result<Node, NodeError> {
+        let mtu = config.mtu.unwrap_or(DEFAULT_MTU);
+        let tun = Tun::create(&TunOptions {
+            name: config.name.to_string(),
+            mtu,
+            queues: 1,
+            offload: config.offload,
+        })?;
+        let options = UdpOptions {
+            fwmark: config.fwmark,
+            gso: config.offload,
+            gro: config.offload,
+            ..UdpOptions::default()
+        };
+        let sockets = Sockets::bind(config.listen_port.unwrap_or(0), options)?;
+        let able = tun.capabilities();
+        let tcp_gso = config.offload && able.vnet_header.is_present();
+        let udp_gso = tcp_gso && able.uso4.is_present() && able.uso6.is_present();
+        let mut tunnel = Tunnel::new(TunnelConfig {
+            construction: match config.protocol {
+                Protocol::Wireguard => Construction::WireGuard,
+                Protocol::Native => Construction::Native,
+            },
+            private_key: config.private_key.clone(),
+            inner_mtu: mtu,
+            offload: tcp_gso,
+            ciphers: ciphers(config.cipher),
+            rng: Box::new(SystemRandom),
+        });
+        let now = now();
+        for peer in &config.peers {
+            // Our own key as a peer is an error of the configuration, found there.
+            let Some(id) = tunnel.add_peer(peer.public_key) else {
+                continue;
+            };
+            add_peer(&mut tunnel, id, peer, now.mono)?;
+        }
+        let mut outbox = Outbox::new(OUTBOX_BYTES);
+        outbox.set_gso(sockets.iter().any(|s| s.gso()));
+        Ok(Node {
+            tunnel,
+            tun,
+            sockets,
+            batches: BatchSizes::default(),
+            started: now.mono,
+            outbox,
+            inbox: Inbox::new(tcp_gso, udp_gso),
+        })
+    }
+}
+
+fn add_peer(
+    tunnel: &mut Tunnel,
+    id: PeerId,
+    peer: &crate::config::PeerConfig,
+    now: Instant,
+) -> Result<(), NodeError> {
+    if let Some(key) = &peer.preshared_key {
+        tunnel.set_preshared_key(id, key.clone());
+    }
+    for prefix in &peer.allowed_ips {
+        tunnel.add_allowed_ip(id, *prefix);
+    }
+    if let Some(endpoint) = &peer.endpoint {
+        tunnel.set_endpoint(id, resolve(&endpoint.host, endpoint.port)?);
+    }
+    let keepalive = u64::from(peer.persistent_keepalive.unwrap_or(0));
+    tunnel.set_persistent_keepalive(id, std::time::Duration::from_secs(keepalive), now);
+    Ok(())
+}
+
+/// Finds the address of an endpoint.
+pub fn resolve(host: &Host, port: u16) -> Result<SocketAddr, NodeError> {
+    match host {
+        Host::Address(address) => Ok(SocketAddr::new(*address, port)),
+        Host::Name(name) => {
+            let failed = |error| NodeError::Resolve {
+                host: name.clone(),
+                error,
+            };
+            let mut found = (name.as_str(), port).to_socket_addrs().map_err(failed)?;
+            found
+                .next()
+                .ok_or_else(|| failed(io::Error::from(io::ErrorKind::NotFound)))
+        }
+    }
+}
+
+/// What the kernel's clocks say.
+pub fn now() -> Now {
+    Now {
+        mono: Instant::from_nanos(clock::monotonic().as_nanos() as u64),
+        wall: clock::wall(),
+    }
+}
+
+/// AEADs in order of preference: AES-256-GCM first where the processor has instructions for it.
+fn ciphers(preference: CipherPreference) -> Vec<Cipher> {
+    use Cipher::{Aes256Gcm, ChaCha20Poly1305};
+    match preference {
+        CipherPreference::Aes256Gcm => vec![Aes256Gcm],
+        CipherPreference::ChaCha20Poly1305 => vec![ChaCha20Poly1305],
+        CipherPreference::Auto if seikan_sys::cpu::has_aes() => vec![Aes256Gcm, ChaCha20Poly1305],
+        CipherPreference::Auto => vec![ChaCha20Poly1305, Aes256Gcm],
+    }
+}

@@ -1,0 +1,334 @@
+//! The worker: one loop, run to completion, no queue between its steps.
+//!
+//! Each turn, in this order: receive what the sockets have (within a budget), write it to the
+//! TUN device, send the answers; read a batch from the TUN device, seal it, send it; let timers
+//! act; serve the control sockets. Receiving comes first because its packets hold the
+//! acknowledgements on which the sending side waits.
+
+use crate::node::{Node, NodeError, now};
+use seikan_observe::DropReason;
+use seikan_proto::batch::PacketBatch;
+use seikan_proto::inbox::{MAX_PIECES, Write};
+use seikan_proto::outbox::Run;
+use seikan_proto::segment::SuperPacket;
+use seikan_proto::tunnel::Datagram;
+use seikan_sys::poll::{Epoll, Interest};
+use seikan_sys::signal::{Signal, Signals};
+use seikan_sys::tun::TunQueue;
+use seikan_sys::udp::{ReceiveBatch, ReceiveMeta, SendError, Transmit, UdpSocket};
+use std::io::{self, IoSlice};
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+/// Bytes read from the TUN device before they are sent: enough for two super-packets, so that the
+/// second piles up while the first is handled, and still within the second-level cache.
+const READ_BYTES: usize = 3 * 65_536;
+/// Reads of small packets per batch.
+const READ_PACKETS: usize = 128;
+/// Receive buffers, each for what GRO merges; `recvmmsg` gains little beyond eight.
+const RECEIVE_BUFFERS: usize = 8;
+/// How long a full send buffer is waited for before the datagrams are dropped.
+const SEND_PATIENCE: Duration = Duration::from_millis(100);
+
+const TOKEN_V4: u64 = 0;
+const TOKEN_V6: u64 = 1;
+const TOKEN_TUN: u64 = 2;
+const TOKEN_SIGNAL: u64 = 3;
+/// Tokens from here on are the service's.
+pub const FIRST_SERVICE_TOKEN: u64 = 16;
+
+/// What runs beside the data path in the same loop: control sockets, metrics.
+pub trait Service {
+    /// Registers descriptors, with tokens from [`FIRST_SERVICE_TOKEN`] on.
+    fn start(&mut self, epoll: &Epoll) -> io::Result<()>;
+    /// A descriptor is ready. Must not block.
+    fn ready(&mut self, token: u64, epoll: &Epoll, node: &mut Node) -> Verdict;
+}
+
+/// Whether the loop goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It does.
+    Continue,
+    /// The sockets were replaced (another port): register the new ones.
+    SocketsChanged,
+    /// Stop, in order.
+    Stop,
+}
+
+/// Why the loop ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// A signal or the control socket asked for it.
+    Asked,
+    /// The interface was deleted under us.
+    InterfaceGone,
+}
+
+struct Buffers {
+    read: PacketBatch,
+    receive: ReceiveBatch,
+}
+
+/// Runs the tunnel until it is told to stop.
+pub fn run(
+    node: &mut Node,
+    signals: &Signals,
+    service: &mut dyn Service,
+) -> Result<Ended, NodeError> {
+    let failed = |what| move |error| NodeError::System { what, error };
+    let mut epoll = Epoll::new(64).map_err(failed("cannot create an epoll instance"))?;
+    let register = |epoll: &Epoll, node: &Node| -> io::Result<()> {
+        for (socket, token) in [(&node.sockets.v4, TOKEN_V4), (&node.sockets.v6, TOKEN_V6)] {
+            if let Some(socket) = socket {
+                epoll.add(socket, token, Interest::Read)?;
+            }
+        }
+        Ok(())
+    };
+    register(&epoll, node).map_err(failed("cannot watch the sockets"))?;
+    epoll
+        .add(&node.tun.queues()[0], TOKEN_TUN, Interest::Read)
+        .and_then(|()| epoll.add(signals.as_fd(), TOKEN_SIGNAL, Interest::Read))
+        .and_then(|()| service.start(&epoll))
+        .map_err(failed("cannot watch the descriptors"))?;
+    let mut buffers = Buffers {
+        read: PacketBatch::new(READ_BYTES, READ_PACKETS),
+        receive: ReceiveBatch::new(RECEIVE_BUFFERS, 65_536),
+    };
+    let mut served = Vec::new();
+    loop {
+        let timeout = node
+            .tunnel
+            .next_wakeup()
+            .map(|(at, _)| at.duration_since(now().mono));
+        let (mut receive, mut read, mut gone) = ([false; 2], false, false);
+        served.clear();
+        for event in epoll
+            .wait(timeout)
+            .map_err(failed("cannot wait for events"))?
+        {
+            match event.token {
+                TOKEN_V4 | TOKEN_V6 => receive[event.token as usize] = true,
+                TOKEN_TUN => {
+                    read = true;
+                    gone = event.failed && !event.readable;
+                }
+                token => served.push(token),
+            }
+        }
+        if receive[0] {
+            node.receive_from(TOKEN_V4, &mut buffers);
+        }
+        if receive[1] {
+            node.receive_from(TOKEN_V6, &mut buffers);
+        }
+        if read {
+            gone |= node.read_from_tun(&mut buffers.read);
+        }
+        if gone {
+            return Ok(Ended::InterfaceGone);
+        }
+        node.poll_timers();
+        for token in served.drain(..) {
+            let verdict = match token {
+                TOKEN_SIGNAL => match signals.next() {
+                    Ok(Some(Signal::Interrupt | Signal::Terminate)) => Verdict::Stop,
+                    _ => Verdict::Continue,
+                },
+                token => service.ready(token, &epoll, node),
+            };
+            match verdict {
+                Verdict::Continue => {}
+                Verdict::Stop => return Ok(Ended::Asked),
+                Verdict::SocketsChanged => {
+                    register(&epoll, node).map_err(failed("cannot watch the sockets"))?
+                }
+            }
+        }
+    }
+}
+
+impl Node {
+    /// Receives once from a socket and delivers.
+    fn receive_from(&mut self, token: u64, buffers: &mut Buffers) {
+        let socket = if token == TOKEN_V4 {
+            &self.sockets.v4
+        } else {
+            &self.sockets.v6
+        };
+        let Some(socket) = socket else { return };
+        // An error belongs to an earlier send (unreachable, refused) and was counted there.
+        let Ok(received) = socket.receive(&mut buffers.receive) else {
+            return;
+        };
+        let (metas, arena) = buffers.receive.parts_mut();
+        let metas = &metas[..received];
+        let datagrams: usize = metas
+            .iter()
+            .map(|m| m.length.div_ceil(m.segment_size.max(1)))
+            .sum();
+        self.batches.datagrams_per_receive.record(datagrams as u64);
+        let arrived = metas.iter().map(datagram);
+        self.tunnel
+            .inbound(now(), arrived, arena, &mut self.inbox, &mut self.outbox);
+        self.deliver(arena);
+        self.transmit();
+    }
+
+    /// Reads a batch from the TUN device and sends it. True if the device is gone.
+    fn read_from_tun(&mut self, batch: &mut PacketBatch) -> bool {
+        let mut gone = false;
+        while let Some(space) = batch.space() {
+            match self.tun.queues()[0].read(space) {
+                Ok(length) => batch.commit(length),
+                Err(error) => {
+                    // EBADFD: the device was deleted (Linux drivers/net/tun.c).
+                    gone = error.raw_os_error() == Some(EBADFD);
+                    break;
+                }
+            }
+        }
+        if !batch.is_empty() {
+            self.batches.packets_per_read.record(batch.len() as u64);
+            self.tunnel
+                .outbound(now(), batch, &mut self.outbox, &mut self.inbox);
+            batch.clear();
+            self.transmit();
+            self.deliver(&[]);
+        }
+        gone
+    }
+
+    fn poll_timers(&mut self) {
+        let now = now();
+        if self
+            .tunnel
+            .next_wakeup()
+            .is_none_or(|(at, _)| at > now.mono)
+        {
+            return;
+        }
+        loop {
+            let more = self.tunnel.poll(now, &mut self.outbox, &mut self.inbox);
+            self.transmit();
+            self.deliver(&[]);
+            if !more {
+                break;
+            }
+        }
+    }
+
+    /// Sends all runs.
+    fn transmit(&mut self) {
+        for run in self.outbox.runs() {
+            let socket = if run.destination.address.is_ipv4() {
+                &self.sockets.v4
+            } else {
+                &self.sockets.v6
+            };
+            let result = match socket {
+                Some(socket) => send(socket, run, self.outbox.bytes(run)),
+                None => Err(DropReason::SendRefused),
+            };
+            self.batches.datagrams_per_send.record(run.segments as u64);
+            self.tunnel.sent(run, result);
+        }
+        self.outbox.clear();
+    }
+
+    /// Writes everything in the inbox to the TUN device.
+    fn deliver(&mut self, arena: &[u8]) {
+        let queue = &self.tun.queues()[0];
+        for write in self.inbox.writes() {
+            let result = deliver_one(queue, write, arena);
+            self.batches.packets_per_write.record(write.packets);
+            self.tunnel.delivered(write, result);
+        }
+        self.inbox.clear();
+    }
+}
+
+/// `EBADFD` of Linux: file descriptor in bad state.
+const EBADFD: i32 = 77;
+/// `EMSGSIZE` of Linux.
+const EMSGSIZE: i32 = 90;
+/// `ENOBUFS` of Linux.
+const ENOBUFS: i32 = 105;
+
+fn datagram(meta: &ReceiveMeta) -> Datagram {
+    Datagram {
+        source: meta.source,
+        destination: meta.destination,
+        traffic_class: meta.traffic_class,
+        range: meta.offset..meta.offset + meta.length,
+        segment_size: meta.segment_size,
+        truncated: meta.truncated,
+    }
+}
+
+/// Sends a run, waiting for a full buffer, and without its source address when the kernel no longer
+/// has it.
+fn send(socket: &UdpSocket, run: &Run, bytes: &[u8]) -> Result<(), DropReason> {
+    let mut transmit = Transmit {
+        destination: run.destination.address,
+        source: run.destination.source,
+        traffic_class: run.destination.traffic_class,
+        segment_size: (run.segments > 1).then_some(run.segment_size as u16),
+        payload: bytes,
+    };
+    loop {
+        let Err(SendError { bytes, error, .. }) = socket.send(&transmit) else {
+            return Ok(());
+        };
+        transmit.payload = &transmit.payload[bytes..];
+        match error.raw_os_error() {
+            _ if error.kind() == io::ErrorKind::WouldBlock => {
+                if !wait_writable(socket) {
+                    return Err(DropReason::SendNoBuffers);
+                }
+            }
+            Some(ENOBUFS) => return Err(DropReason::SendNoBuffers),
+            Some(EMSGSIZE) => return Err(DropReason::SendTooLarge),
+            _ if transmit.source.is_some() => transmit.source = None,
+            _ => return Err(DropReason::SendRefused),
+        }
+    }
+}
+
+/// Waits for room in the send buffer; false when it takes too long. Meanwhile arrivals queue in the
+/// receive buffer and packets in the TUN device: the pressure goes where it comes from.
+fn wait_writable(socket: &UdpSocket) -> bool {
+    let Ok(mut epoll) = Epoll::new(1) else {
+        return false;
+    };
+    epoll.add(socket, 0, Interest::Write).is_ok()
+        && epoll
+            .wait(Some(SEND_PATIENCE))
+            .is_ok_and(|ready| ready.len() > 0)
+}
+
+/// Writes one packet or super-packet. A super-packet that the device refuses is cut up and written
+/// packet by packet (kernels 6.6.44 and 6.10.3 refuse good ones).
+fn deliver_one(queue: &TunQueue, write: &Write, arena: &[u8]) -> Result<(), DropReason> {
+    let mut parts = [IoSlice::new(&[]); MAX_PIECES + 2];
+    let n = write.parts(arena, &mut parts);
+    match queue.write_vectored(&parts[..n]) {
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput && write.packets > 1 => {
+            let whole: Vec<u8> = parts[..n].iter().flat_map(|p| p.iter().copied()).collect();
+            let packet = SuperPacket::parse(&whole)?;
+            let mut out = vec![0; seikan_wire::VNET_HDR_LEN + packet.segment_len(0)];
+            for i in 0..packet.segments() {
+                let length = packet.segment_len(i);
+                packet.segment(i, false, &mut out[seikan_wire::VNET_HDR_LEN..]);
+                let one = &out[..seikan_wire::VNET_HDR_LEN + length];
+                queue
+                    .write_vectored(&[IoSlice::new(one)])
+                    .map_err(|_| DropReason::TunWriteRefused)?;
+            }
+            Ok(())
+        }
+        Err(_) => Err(DropReason::TunWriteRefused),
+    }
+}
