@@ -9,6 +9,8 @@ export PATH := $(TOOLS)/bin:$(PATH)
 # Tests that need root or a kernel ability skip loudly; as root nothing may be skipped.
 SEIKAN_REQUIRE_ALL ?= $(if $(filter 0,$(shell id -u)),1,0)
 export SEIKAN_REQUIRE_ALL
+# Where something may be skipped, what passing tests print has to be seen.
+SHOW := $(if $(filter 1,$(SEIKAN_REQUIRE_ALL)),,--show-output)
 
 # For `make fuzz`: seconds for each target, and a single TARGET to run instead of all.
 SECONDS ?= 600
@@ -31,6 +33,7 @@ peers: ## install the other WireGuard implementations the interop tests talk to
 
 fmt-check: ## formatting
 	@cargo fmt --all --check
+	@cargo fmt --manifest-path fuzz/Cargo.toml --check
 
 house: ## the rules of the house: arrows between crates, where unsafe code may live
 	@scripts/check_house.py --self-test
@@ -44,14 +47,14 @@ clippy: ## lints, warnings denied
 	@cargo clippy --workspace --all-targets --locked -- -D warnings
 
 doc: ## documentation, warnings denied
-	@RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
+	@RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items --locked
 
 unit: ## every test of the workspace but interop
-	@cargo test --workspace --exclude seikan-interop --locked
+	@cargo test --workspace --exclude seikan-interop --locked -- $(SHOW)
 
 interop: peers ## our binary against other people's WireGuard in namespaces (root)
 	@cargo build --locked -p seikan
-	@SEIKAN_PEERS="$(PEERS)" cargo test --locked -p seikan-interop -- --test-threads 32
+	@SEIKAN_PEERS="$(PEERS)" cargo test --locked -p seikan-interop -- --test-threads 32 $(SHOW)
 
 fuzz-ci: ## one minute of fuzzing over all targets
 	@scripts/fuzz.sh --total 60

@@ -31,7 +31,7 @@ one() {
     local target=$1 found=$CARGO_TARGET_DIR/corpus/$1 log=$CARGO_TARGET_DIR/$1.log
     mkdir -p "$found" "fuzz/corpus/$target" "fuzz/artifacts/$target"
     if "$CARGO_TARGET_DIR/$(rustc -vV | sed -n 's/^host: //p')/release/$target" "$found" "fuzz/corpus/$target" \
-        -artifact_prefix="fuzz/artifacts/$target/" -max_total_time="$seconds" -max_len=9000 -rss_limit_mb=1024 -timeout=10 \
+        -artifact_prefix="fuzz/artifacts/$target/" -max_total_time="$seconds" -max_len=9000 -rss_limit_mb=1024 -timeout=30 \
         -print_final_stats=1 >"$log" 2>&1; then
         printf '%-22s %s\n' "$target" "$(sed -nE 's/^#([0-9]+)\s+DONE +(cov: [0-9]+) .*/\1 runs, \2/p' "$log")"
     else

@@ -16,7 +16,10 @@ fuzz_target!(|bytes: &[u8]| {
     for ecn in [ip::ECN_CE, ip::ECN_ECT0, ip::ecn(bytes)] {
         ip::set_ecn(&mut changed, ecn);
         assert_eq!(ip::ecn(&changed), ecn);
-        assert_eq!(ip::traffic_class(&changed) >> 2, ip::traffic_class(bytes) >> 2);
+        assert_eq!(
+            ip::traffic_class(&changed) >> 2,
+            ip::traffic_class(bytes) >> 2
+        );
         assert_eq!(IpPacket::parse(&changed), Ok(packet));
     }
 

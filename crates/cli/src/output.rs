@@ -1,8 +1,10 @@
 //! What people read: errors and findings on standard error, in colour where it is wanted.
 
 use std::io::{self, Write};
+use std::path::Path;
 
 use anstream::{AutoStream, ColorChoice};
+use anyhow::Context;
 use seikan_node::config::Diagnostics;
 
 /// Whether standard error takes colours: a terminal, and `NO_COLOR` is not set.
@@ -31,4 +33,9 @@ pub fn diagnostics(diagnostics: &Diagnostics) {
 pub fn counted(count: usize, noun: &str) -> String {
     let plural = if count == 1 { "" } else { "s" };
     format!("{count} {noun}{plural}")
+}
+
+/// Writes a result to a file of the user's choice.
+pub fn write_file(file: &Path, content: &str) -> anyhow::Result<()> {
+    std::fs::write(file, content).with_context(|| format!("cannot write {}", file.display()))
 }

@@ -1,2 +1,35 @@
-//! TODO
+//! The test bench of Seikan: hosts in network namespaces, a link between them, tunnels over the link, load through
+//! the tunnels, and reports of what was measured. It needs neither iproute2 nor iperf3.
+//!
+//! [`link`] makes two hosts; [`tunnel`] starts a tunnel between them; [`load`] loads it; [`bench`](mod@bench)
+//! compares tunnels and [`demo`](mod@demo) shows our own; [`report`] draws the result for a terminal, as SVG or HTML.
+//!
+//! Nothing is left behind: namespaces have no name and end with the process, children die with it
+//! (`PR_SET_PDEATHSIG`), directories are removed by their guards, and every wait watches [`Interrupt`].
 #![forbid(unsafe_code)]
+
+pub mod bench;
+pub mod demo;
+mod error;
+mod interrupt;
+pub mod link;
+pub mod load;
+pub mod machine;
+pub mod process;
+pub mod report;
+pub mod stats;
+pub mod tunnel;
+
+pub use bench::{BenchOptions, BenchReport, bench};
+pub use demo::{DemoOptions, DemoReport, demo};
+pub use error::{LabError, Result};
+pub use interrupt::{Interrupt, SignalGuard};
+
+/// One step of a long run, for a progress bar.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Progress {
+    /// Work done so far, 0 to 1.
+    pub fraction: f64,
+    /// What happens next, a few words.
+    pub what: String,
+}

@@ -10,6 +10,7 @@ use seikan_proto::outbox::Outbox;
 use seikan_proto::rng::Rng;
 use seikan_proto::time::Instant;
 use seikan_proto::tunnel::{Now, Tunnel, TunnelConfig};
+use seikan_sys::netlink::Netlink;
 use seikan_sys::tun::{Tun, TunError, TunOptions};
 use seikan_sys::udp::{UdpError, UdpOptions, UdpSocket};
 use seikan_sys::{clock, random};
@@ -20,6 +21,11 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 pub const DEFAULT_MTU: u32 = 1420;
 /// Room of a send batch: what two read batches can grow to, headers and tags included.
 const OUTBOX_BYTES: usize = 2 << 20;
+
+/// Bytes of a super-packet: 44 records for a 1500-byte path, as many as fit one GSO send, carry 44 x
+/// 1377 bytes of TCP payload behind their slice heads and inner headers; the kernel keeps some 320
+/// bytes of the limit for headers.
+const GSO_MAX_SIZE: u32 = 44 * 1377 + 320;
 
 /// Why a node cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -69,6 +75,17 @@ pub struct Sockets {
     /// IPv6.
     pub v6: Option<UdpSocket>,
     options: UdpOptions,
+    /// What sockets counted that have been replaced since.
+    replaced: SocketCounts,
+}
+
+/// What the sockets count.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SocketCounts {
+    /// Datagrams that found the receive buffer full; joined ones count once.
+    pub receive_queue_drops: u64,
+    /// Sends that were refused with segmentation offload and replayed without.
+    pub gso_fallbacks: u64,
 }
 
 impl Sockets {
@@ -89,7 +106,42 @@ impl Sockets {
             Err(UdpError::NoFamily { .. } | UdpError::AddressNotAvailable { .. }) => None,
             other => Some(other?),
         };
-        Ok(Sockets { v4, v6, options })
+        Ok(Sockets {
+            v4,
+            v6,
+            options,
+            replaced: SocketCounts::default(),
+        })
+    }
+
+    /// Moves to another port; 0 lets the kernel choose. The old sockets are closed once the new
+    /// ones are bound: after an error everything is as before.
+    pub fn rebind(&mut self, port: u16) -> Result<(), UdpError> {
+        let replaced = self.counts();
+        *self = Sockets {
+            replaced,
+            ..Sockets::bind(port, self.options.clone())?
+        };
+        Ok(())
+    }
+
+    /// Sets the firewall mark of everything sent from now on; 0 is none.
+    pub fn set_fwmark(&mut self, mark: u32) -> Result<(), UdpError> {
+        for socket in self.iter() {
+            socket.set_fwmark(mark)?;
+        }
+        self.options.fwmark = Some(mark).filter(|mark| *mark != 0);
+        Ok(())
+    }
+
+    /// What was counted, by earlier sockets too.
+    pub fn counts(&self) -> SocketCounts {
+        let mut sum = self.replaced;
+        for socket in self.iter() {
+            sum.receive_queue_drops += socket.receive_queue_drops();
+            sum.gso_fallbacks += socket.gso_fallbacks();
+        }
+        sum
     }
 
     /// The port of both.
@@ -150,6 +202,7 @@ impl Node {
             queues: 1,
             offload: config.offload,
         })?;
+        limit_super_packets(&tun);
         let options = UdpOptions {
             fwmark: config.fwmark,
             gso: config.offload,
@@ -190,6 +243,14 @@ impl Node {
             outbox,
             inbox: Inbox::new(tcp_gso, udp_gso),
         })
+    }
+}
+
+/// Asks the kernel for super-packets that one GSO send can carry, records and all; larger ones would
+/// cost a second call each. Only speed depends on it, so a refusal is not an error.
+fn limit_super_packets(tun: &Tun) {
+    if let Ok(netlink) = Netlink::open() {
+        let _ = netlink.set_gso_max(tun.index(), GSO_MAX_SIZE, 64, GSO_MAX_SIZE);
     }
 }
 

@@ -25,8 +25,12 @@ use std::time::Duration;
 const READ_BYTES: usize = 3 * 65_536;
 /// Reads of small packets per batch.
 const READ_PACKETS: usize = 128;
-/// Receive buffers, each for what GRO merges; `recvmmsg` gains little beyond eight.
-const RECEIVE_BUFFERS: usize = 8;
+/// Receive buffers, each for what GRO merges. All are used while datagrams come one by one.
+const RECEIVE_BUFFERS: usize = 64;
+/// Buffers used while GRO fills them: half a megabyte at a time stays within the cache.
+const RECEIVE_BUFFERS_MERGED: usize = 8;
+/// Mean bytes per buffer from which on GRO is at work.
+const MERGED_BYTES: usize = 4096;
 /// How long a full send buffer is waited for before the datagrams are dropped.
 const SEND_PATIENCE: Duration = Duration::from_millis(100);
 
@@ -169,11 +173,18 @@ impl Node {
             .map(|m| m.length.div_ceil(m.segment_size.max(1)))
             .sum();
         self.batches.datagrams_per_receive.record(datagrams as u64);
+        let bytes: usize = metas.iter().map(|m| m.length).sum();
+        let merged = bytes > received * MERGED_BYTES;
         let arrived = metas.iter().map(datagram);
         self.tunnel
             .inbound(now(), arrived, arena, &mut self.inbox, &mut self.outbox);
         self.deliver(arena);
         self.transmit();
+        buffers.receive.set_limit(if merged {
+            RECEIVE_BUFFERS_MERGED
+        } else {
+            RECEIVE_BUFFERS
+        });
     }
 
     /// Reads a batch from the TUN device and sends it. True if the device is gone.

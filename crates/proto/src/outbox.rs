@@ -108,6 +108,18 @@ impl Outbox {
         (self.gso && run.accepts(to, peer, run.segment_size)).then_some(run.segment_size)
     }
 
+    /// Whether the newest run to this destination takes `datagrams` more of its size; true as well
+    /// when there is none to go on with, since a new one takes them.
+    pub fn run_takes(&self, to: &Destination, peer: Option<PeerId>, datagrams: usize) -> bool {
+        match self.runs.last() {
+            Some(run) if self.gso && run.accepts(to, peer, run.segment_size) => {
+                run.segments + datagrams <= MAX_SEGMENTS
+                    && run.range.len() + datagrams * run.segment_size <= MAX_RUN_BYTES
+            }
+            _ => true,
+        }
+    }
+
     /// Position, in its GSO batch, of the next datagram of `length` bytes to this destination.
     pub fn next_position(&self, to: &Destination, peer: Option<PeerId>, length: usize) -> u8 {
         match self.runs.last() {

@@ -7,7 +7,7 @@ use crate::time::Instant;
 use crate::timers::SessionAge;
 use aws_lc_rs::aead::{AES_256_GCM, Aad, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};
 use seikan_observe::DropReason;
-use seikan_wire::message::{DATA_HEADER_LEN, DataHeader, TAG_LEN, TYPE_DATA_NATIVE};
+use seikan_wire::message::{DATA_HEADER_LEN, DataHeader, TAG_LEN};
 use std::ops::Range;
 
 /// A transport session (WireGuard whitepaper, 5.4.5 and 5.4.6).
@@ -67,24 +67,22 @@ impl Session {
         self.next_counter
     }
 
-    /// Seals `datagram[16..length - 16]` in place, writing header and tag around it.
-    ///
-    /// `datagram` is the whole message: header, plaintext, room for the tag. The header's receiver
-    /// and counter are filled in here. In the native protocol the header is authenticated.
-    pub fn seal(&mut self, mut header: DataHeader, datagram: &mut [u8]) {
-        header.receiver = self.remote_index;
-        header.counter = self.next_counter;
+    /// Seals a data message in place: `datagram` is room for the header, the plaintext from byte 16
+    /// on, and room for the tag.
+    pub fn seal(&mut self, kind: u8, datagram: &mut [u8]) {
+        let counter = self.next_counter;
         self.next_counter += 1;
+        let header = DataHeader {
+            kind,
+            receiver: self.remote_index,
+            counter,
+        };
         let (head, rest) = datagram.split_at_mut(DATA_HEADER_LEN);
         head.copy_from_slice(&header.to_bytes());
         let (text, tag_room) = rest.split_at_mut(rest.len() - TAG_LEN);
         let tag = self
             .seal
-            .seal_in_place_separate_tag(
-                nonce(header.counter),
-                Aad::from(additional(&header, head)),
-                text,
-            )
+            .seal_in_place_separate_tag(nonce(counter), Aad::empty(), text)
             .expect("datagrams are far below the AEAD's length limit");
         tag_room.copy_from_slice(tag.as_ref());
     }
@@ -104,13 +102,9 @@ impl Session {
         datagram: &mut [u8],
     ) -> Result<Range<usize>, DropReason> {
         let end = datagram.len() - TAG_LEN;
-        let (head, sealed) = datagram.split_at_mut(DATA_HEADER_LEN);
+        let sealed = &mut datagram[DATA_HEADER_LEN..];
         self.open
-            .open_in_place(
-                nonce(header.counter),
-                Aad::from(additional(header, head)),
-                sealed,
-            )
+            .open_in_place(nonce(header.counter), Aad::empty(), sealed)
             .map_err(|_| DropReason::BadTag)?;
         self.replay
             .update(header.counter)
@@ -126,14 +120,6 @@ impl std::fmt::Debug for Session {
             .field("remote_index", &self.remote_index)
             .field("cipher", &self.cipher)
             .finish_non_exhaustive()
-    }
-}
-
-fn additional<'a>(header: &DataHeader, bytes: &'a [u8]) -> &'a [u8] {
-    if header.kind == TYPE_DATA_NATIVE {
-        bytes
-    } else {
-        &[]
     }
 }
 

@@ -1,35 +1,25 @@
 //! The first sixteen bytes of a data message, the same in both protocols.
 //!
 //! ```text
-//! WireGuard (whitepaper 5.4.6)        native
-//! 0  type = 4                         0  type = 0x14
-//! 1  reserved, zero                   1  position in the sender's GSO batch
-//! 2  reserved, zero                   2  send stamp, u16, units of 2^-16 s (wraps every second)
-//! 4  receiver index, u32              4  receiver index, u32
-//! 8  counter, u64                     8  counter, u64
-//! 16 sealed packet                    16 sealed frames
+//! 0  type, u8: 4 (WireGuard, whitepaper 5.4.6), 0x14 (native)
+//! 1  reserved, zero
+//! 4  receiver index, u32
+//! 8  counter, u64
+//! 16 sealed packet (WireGuard) or sealed record (native), and the AEAD's tag
 //! ```
-//! Integers are little endian. In the native protocol the sixteen bytes are the AEAD's additional
-//! data; in WireGuard it has none.
+//! Integers are little endian. There is no additional data: a wrong type or receiver finds no key,
+//! and a wrong counter is a wrong nonce.
 
 /// Length of the header of a data message.
 pub const DATA_HEADER_LEN: usize = 16;
 /// Length of the AEAD tag behind the sealed part.
 pub const TAG_LEN: usize = 16;
-/// WireGuard's data message.
-pub const TYPE_DATA_WIREGUARD: u8 = 4;
-/// The native data message.
-pub const TYPE_DATA_NATIVE: u8 = 0x14;
 
 /// A parsed data header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DataHeader {
-    /// Message type byte.
+    /// Message type.
     pub kind: u8,
-    /// Native: the datagram's position in its GSO batch. WireGuard: zero.
-    pub position: u8,
-    /// Native: the fractional second at which the batch was sealed, in 1/65536 s. WireGuard: zero.
-    pub stamp: u16,
     /// The receiver's session index.
     pub receiver: u32,
     /// Nonce counter.
@@ -37,17 +27,18 @@ pub struct DataHeader {
 }
 
 impl DataHeader {
-    /// Reads the header; `None` when there is no room for it and a tag.
+    /// Reads the header; `None` when there is no room for it and a tag, or a reserved byte is set.
     pub fn read(datagram: &[u8]) -> Option<DataHeader> {
         if datagram.len() < DATA_HEADER_LEN + TAG_LEN {
             return None;
         }
-        let &[kind, position, t0, t1, r0, r1, r2, r3, ref counter @ ..] =
-            datagram.first_chunk::<DATA_HEADER_LEN>()?;
+        let &[kind, 0, 0, 0, r0, r1, r2, r3, ref counter @ ..] =
+            datagram.first_chunk::<DATA_HEADER_LEN>()?
+        else {
+            return None;
+        };
         Some(DataHeader {
             kind,
-            position,
-            stamp: u16::from_le_bytes([t0, t1]),
             receiver: u32::from_le_bytes([r0, r1, r2, r3]),
             counter: u64::from_le_bytes(*counter.first_chunk()?),
         })
@@ -57,10 +48,30 @@ impl DataHeader {
     pub fn to_bytes(self) -> [u8; DATA_HEADER_LEN] {
         let mut b = [0; DATA_HEADER_LEN];
         b[0] = self.kind;
-        b[1] = self.position;
-        b[2..4].copy_from_slice(&self.stamp.to_le_bytes());
         b[4..8].copy_from_slice(&self.receiver.to_le_bytes());
         b[8..].copy_from_slice(&self.counter.to_le_bytes());
         b
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_set_reserved_byte_or_a_missing_tag_is_no_header() {
+        let mut datagram = [0; 32];
+        datagram[0] = 4;
+        datagram[4..8].copy_from_slice(&[1, 2, 3, 4]);
+        datagram[8] = 5;
+        let header = DataHeader::read(&datagram).unwrap();
+        assert_eq!(
+            (header.kind, header.receiver, header.counter),
+            (4, 0x0403_0201, 5)
+        );
+        assert_eq!(header.to_bytes(), datagram[..16]);
+        assert_eq!(DataHeader::read(&datagram[..31]), None);
+        datagram[2] = 1;
+        assert_eq!(DataHeader::read(&datagram), None);
     }
 }

@@ -1,9 +1,15 @@
 //! `seikan demo`: the whole product on one machine.
 
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use anyhow::Context;
 use clap::{Args, ValueHint};
+use seikan_lab::report::{ProgressBar, Sheet, Style, html, terminal};
+use seikan_lab::{DemoOptions, Interrupt, demo};
+
+use crate::output;
 
 /// What `demo` is told.
 #[derive(Debug, Args)]
@@ -23,8 +29,31 @@ pub struct Arguments {
     pub seconds: u32,
 }
 
-/// Runs the demo.
+/// Runs the demo, shows what it measured, and writes the page.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let _ = (&arguments.html, arguments.json, arguments.seconds);
-    anyhow::bail!("cannot run the demo: this build has no data path yet")
+    // Before anything starts a thread: a process with threads cannot enter a user namespace.
+    demo::enter_sandbox().context("cannot run the demo")?;
+    let interrupt = Interrupt::new();
+    let _signals = interrupt.catch_signals()?;
+    let bar = ProgressBar::new();
+    let options = DemoOptions {
+        seconds: f64::from(arguments.seconds),
+    };
+    let outcome = demo::demo(&options, &interrupt, &mut |step| bar.show(step));
+    drop(bar);
+    let report = outcome?;
+    let sheet = Sheet::from(&report);
+    if let Some(file) = &arguments.html {
+        output::write_file(file, &html(&sheet)?)?;
+    }
+    if arguments.json {
+        writeln!(io::stdout(), "{}", serde_json::to_string_pretty(&report)?)?;
+    } else {
+        write!(io::stdout(), "{}", terminal(&sheet, Style::of_stdout()))?;
+    }
+    Ok(if report.failed() {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    })
 }

@@ -1,9 +1,14 @@
 //! `seikan lab`: the test bench.
 
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand, ValueEnum, ValueHint};
+use seikan_lab::report::{ProgressBar, Sheet, Style, html, svg, terminal};
+use seikan_lab::{BenchOptions, Interrupt, LabError};
+
+use crate::output;
 
 /// What `lab` is told.
 #[derive(Debug, Args)]
@@ -36,7 +41,7 @@ pub struct BenchArguments {
     /// Only these tunnels; all that are found if left out
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     pub only: Vec<String>,
-    /// Only these loads; all of them if left out
+    /// Only these loads; tcp1, tcp4, rev and udp if left out
     #[arg(long, value_name = "LOAD,...", value_delimiter = ',')]
     pub loads: Vec<Load>,
     /// Take the offloads away from the link, as on a plain card
@@ -60,10 +65,27 @@ pub enum Load {
     Tcp1,
     /// Four TCP streams
     Tcp4,
+    /// 128 TCP streams
+    Tcp128,
     /// One TCP stream the other way
     Rev,
+    /// One TCP stream each way at once
+    Bidir,
     /// UDP, as much as goes
     Udp,
+}
+
+impl From<Load> for seikan_lab::bench::Load {
+    fn from(load: Load) -> Self {
+        match load {
+            Load::Tcp1 => Self::Tcp1,
+            Load::Tcp4 => Self::Tcp4,
+            Load::Tcp128 => Self::Tcp128,
+            Load::Rev => Self::Rev,
+            Load::Bidir => Self::Bidir,
+            Load::Udp => Self::Udp,
+        }
+    }
 }
 
 /// Runs what was asked for.
@@ -73,10 +95,53 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Runs the side-by-side measurement.
+/// Runs the side-by-side measurement, shows it, and writes what was asked for.
 fn bench(arguments: &BenchArguments) -> anyhow::Result<ExitCode> {
-    let _ = (arguments.seconds, arguments.rounds, arguments.no_offload);
-    let _ = (&arguments.only, &arguments.loads);
-    let _ = (&arguments.json, &arguments.plot, &arguments.html);
-    anyhow::bail!("cannot measure: this build has no test bench yet")
+    let interrupt = Interrupt::new();
+    let _signals = interrupt.catch_signals()?;
+    let bar = ProgressBar::new();
+    let outcome = seikan_lab::bench(&options(arguments), &interrupt, &mut |step| bar.show(step));
+    drop(bar);
+    let report = match outcome {
+        Err(error @ LabError::Usage(_)) => {
+            output::error(&error.into());
+            return Ok(ExitCode::from(2));
+        }
+        outcome => outcome?,
+    };
+    let sheet = Sheet::from(&report);
+    if let Some(file) = &arguments.json {
+        output::write_file(file, &(serde_json::to_string_pretty(&report)? + "\n"))?;
+    }
+    if let Some(file) = &arguments.plot {
+        output::write_file(file, &svg(&sheet)?)?;
+    }
+    if let Some(file) = &arguments.html {
+        output::write_file(file, &html(&sheet)?)?;
+    }
+    write!(io::stdout(), "{}", terminal(&sheet, Style::of_stdout()))?;
+    Ok(if report.failed() {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    })
+}
+
+/// The lab's options for ours.
+fn options(arguments: &BenchArguments) -> BenchOptions {
+    let defaults = BenchOptions::default();
+    let loads: Vec<seikan_lab::bench::Load> =
+        arguments.loads.iter().map(|&load| load.into()).collect();
+    BenchOptions {
+        seconds: f64::from(arguments.seconds),
+        rounds: arguments.rounds,
+        only: (!arguments.only.is_empty()).then(|| arguments.only.clone()),
+        loads: if loads.is_empty() {
+            defaults.loads
+        } else {
+            loads
+        },
+        offload: !arguments.no_offload,
+        ..defaults
+    }
 }

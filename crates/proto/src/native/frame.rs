@@ -1,4 +1,7 @@
-//! What the plaintext of a native record consists of: frames, one behind the other.
+//! What the plaintext of a native record consists of: a stamp, then frames, one behind the other.
+//!
+//! The stamp is the record's position in its GSO batch, `u8`, and the fraction of the second at which
+//! it was sealed, `u16` in 1/65536 s. A record without frames is a keepalive.
 //!
 //! Every frame starts with a byte: kind in the low four bits, flags in the high four; then, but for
 //! padding, a `u16` length of what follows. Integers are little endian.
@@ -44,6 +47,35 @@ const PROBE_ACK: u8 = 6;
 const FLAG_PARTIAL: u8 = 0x10;
 /// The super-packet has CWR set (SLICE).
 const FLAG_ECN: u8 = 0x20;
+
+/// Length of the stamp at the start of every record.
+pub const STAMP_LEN: usize = 3;
+
+/// When and where in its batch a record was sealed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stamp {
+    /// Position in the sender's GSO batch, from 0.
+    pub position: u8,
+    /// Fraction of the second, in 1/65536 s.
+    pub time: u16,
+}
+
+impl Stamp {
+    /// Reads the start of a record's plaintext.
+    pub fn read(plaintext: &[u8]) -> Option<Stamp> {
+        let &[position, t0, t1] = plaintext.first_chunk()?;
+        Some(Stamp {
+            position,
+            time: u16::from_le_bytes([t0, t1]),
+        })
+    }
+
+    /// The stamp as bytes.
+    pub fn to_bytes(self) -> [u8; STAMP_LEN] {
+        let [t0, t1] = self.time.to_le_bytes();
+        [self.position, t0, t1]
+    }
+}
 
 /// A parsed frame; ranges are places in the arena.
 #[derive(Clone, Debug)]
@@ -100,7 +132,7 @@ pub struct Frames {
 }
 
 impl Frames {
-    /// The frames at `plaintext`; `ce` says that the datagram arrived marked CE, which is copied
+    /// The frames at `plaintext`, behind the stamp; `ce` says that the datagram arrived marked CE, which is copied
     /// to each inner packet before it is parsed (RFC 6040 section 4.2).
     pub fn new(plaintext: Range<usize>, ce: bool) -> Frames {
         Frames {

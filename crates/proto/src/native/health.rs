@@ -6,6 +6,7 @@
 //! second while packets arrive (not while only reports do, or two idle peers would never stop
 //! reporting on each other's reports); the sender keeps the latest.
 
+use crate::native::frame::Stamp;
 use crate::time::Instant;
 use seikan_wire::message::DataHeader;
 use std::time::Duration;
@@ -117,11 +118,18 @@ impl Default for Receiver {
 
 impl Receiver {
     /// Notes an authenticated, fresh datagram of the session whose keys were `derived` then.
-    pub fn datagram(&mut self, header: &DataHeader, derived: Instant, ce: bool, now: Instant) {
+    pub fn datagram(
+        &mut self,
+        header: &DataHeader,
+        stamp: Stamp,
+        derived: Instant,
+        ce: bool,
+        now: Instant,
+    ) {
         let report = &mut self.report;
         report.received = report.received.saturating_add(1);
         report.congestion_marks = report.congestion_marks.saturating_add(u32::from(ce));
-        let later = u32::from(header.position > 0);
+        let later = u32::from(stamp.position > 0);
         report.received_later = report.received_later.saturating_add(later);
         match self.session {
             Some((index, _)) if index == header.receiver => {}
@@ -137,16 +145,17 @@ impl Receiver {
                 }
             }
         }
-        if header.counter >= self.next {
-            self.advance(header);
+        let counter = header.counter;
+        if counter >= self.next {
+            self.advance(counter, stamp.position);
         } else {
-            let late = self.next - 1 - header.counter;
+            let late = self.next - 1 - counter;
             self.report.reordering = self.report.reordering.max(late.min(65_535) as u16);
             if late < HORIZON {
-                self.window[(header.counter % HORIZON / 64) as usize] |= 1 << (header.counter % 64);
+                self.window[(counter % HORIZON / 64) as usize] |= 1 << (counter % 64);
             }
         }
-        self.delay(header.stamp, now);
+        self.delay(stamp.time, now);
     }
 
     /// Packets came, which are worth a report.
@@ -172,9 +181,8 @@ impl Receiver {
         Some(self.since? + REPORT_INTERVAL)
     }
 
-    /// Moves the window's upper end to `header.counter`; what leaves it unseen was lost.
-    fn advance(&mut self, header: &DataHeader) {
-        let counter = header.counter;
+    /// Moves the window's upper end to `counter`; what leaves it unseen was lost.
+    fn advance(&mut self, counter: u64, position: u8) {
         let steps = counter + 1 - self.next;
         if steps > HORIZON {
             // The whole window leaves, and what lies between never entered it.
@@ -198,8 +206,8 @@ impl Receiver {
         }
         // The first of this datagram's batch was passed over for good once later ones are here;
         // counted when the batch is first seen.
-        let first = counter - u64::from(header.position).min(counter);
-        if header.position > 0 && first >= self.next {
+        let first = counter - u64::from(position).min(counter);
+        if position > 0 && first >= self.next {
             self.report.lost_first = self.report.lost_first.saturating_add(1);
         }
         self.window[(counter % HORIZON / 64) as usize] |= 1 << (counter % 64);
@@ -235,22 +243,24 @@ pub fn stamp_of(now: Instant) -> u16 {
 mod tests {
     use super::*;
 
-    fn header(counter: u64, position: u8, stamp: u16) -> DataHeader {
+    fn header(counter: u64) -> DataHeader {
         DataHeader {
             kind: 0x14,
-            position,
-            stamp,
             receiver: 1,
             counter,
         }
+    }
+
+    fn stamp(position: u8, time: u16) -> Stamp {
+        Stamp { position, time }
     }
 
     fn at(ms: u64) -> Instant {
         Instant::from_nanos(ms * 1_000_000)
     }
 
-    fn note(r: &mut Receiver, header: &DataHeader, now: Instant) {
-        r.datagram(header, at(0), false, now);
+    fn note(r: &mut Receiver, header: &DataHeader, stamp: Stamp, now: Instant) {
+        r.datagram(header, stamp, at(0), false, now);
         r.packets(now);
     }
 
@@ -258,7 +268,7 @@ mod tests {
     fn a_passed_over_counter_is_lost_once_it_leaves_the_horizon() {
         let mut r = Receiver::default();
         for c in (0..3000).filter(|c| c % 100 != 50) {
-            note(&mut r, &header(c, 0, 0), at(0));
+            note(&mut r, &header(c), stamp(0, 0), at(0));
         }
         let report = r.due(at(1000)).unwrap();
         // 50, 150, ... 1950 have left a horizon of 1,024 below 3,000.
@@ -269,7 +279,7 @@ mod tests {
     fn a_late_datagram_is_reordering_and_not_loss() {
         let mut r = Receiver::default();
         for c in (0..10).chain(11..40).chain([10]).chain(40..4000) {
-            note(&mut r, &header(c, 0, 0), at(0));
+            note(&mut r, &header(c), stamp(0, 0), at(0));
         }
         let report = r.due(at(1000)).unwrap();
         assert_eq!((report.lost, report.reordering), (0, 29));
@@ -281,7 +291,7 @@ mod tests {
         // Sent every 10 ms, arriving 0, 1, 2, ... 10 ms later than before; another clock's epoch.
         for i in 0..11u64 {
             let sent = stamp_of(at(700 + i * 10));
-            note(&mut r, &header(i, 0, sent), at(i * 11));
+            note(&mut r, &header(i), stamp(0, sent), at(i * 11));
         }
         let report = r.due(at(2000)).unwrap();
         assert!(
@@ -294,19 +304,19 @@ mod tests {
     fn losing_all_but_the_first_of_each_batch_is_mangled_gso() {
         let mut r = Receiver::default();
         for batch in 0..200u64 {
-            note(&mut r, &header(batch * 40, 0, 0), at(0));
+            note(&mut r, &header(batch * 40), stamp(0, 0), at(0));
         }
         assert!(r.due(at(1000)).unwrap().misses_batches(200 * 39));
         let mut r = Receiver::default();
         // A random-like path: every third datagram comes, wherever it stands.
         for c in (0..8000u64).filter(|c| c % 3 == 0) {
-            note(&mut r, &header(c, (c % 40) as u8, 0), at(0));
+            note(&mut r, &header(c), stamp((c % 40) as u8, 0), at(0));
         }
         assert!(!r.due(at(1000)).unwrap().misses_batches(200 * 39));
         // A short queue takes the first three of every batch and drops the rest.
         let mut r = Receiver::default();
         for c in (0..8000u64).filter(|c| c % 40 < 3) {
-            note(&mut r, &header(c, (c % 40) as u8, 0), at(0));
+            note(&mut r, &header(c), stamp((c % 40) as u8, 0), at(0));
         }
         assert!(!r.due(at(1000)).unwrap().misses_batches(200 * 39));
     }
@@ -316,19 +326,19 @@ mod tests {
         let mut r = Receiver::default();
         let old = DataHeader {
             receiver: 9,
-            ..header(0, 0, 0)
+            ..header(0)
         };
-        r.datagram(&old, at(0), false, at(0));
+        r.datagram(&old, stamp(0, 0), at(0), false, at(0));
         for c in 0..10 {
-            r.datagram(&header(c, 0, 0), at(5), false, at(5));
+            r.datagram(&header(c), stamp(0, 0), at(5), false, at(5));
         }
         let late = DataHeader {
             counter: 90_000,
             ..old
         };
-        r.datagram(&late, at(0), false, at(6));
+        r.datagram(&late, stamp(0, 0), at(0), false, at(6));
         for c in 10..3000 {
-            r.datagram(&header(c, 0, 0), at(5), false, at(7));
+            r.datagram(&header(c), stamp(0, 0), at(5), false, at(7));
         }
         r.packets(at(7));
         let report = r.due(at(2000)).unwrap();
@@ -341,7 +351,7 @@ mod tests {
     #[test]
     fn reports_and_keepalives_alone_are_not_reported_on() {
         let mut r = Receiver::default();
-        r.datagram(&header(0, 0, 0), at(0), false, at(0));
+        r.datagram(&header(0), stamp(0, 0), at(0), false, at(0));
         assert_eq!((r.next_report(), r.due(at(5000))), (None, None));
     }
 

@@ -5,22 +5,26 @@
 //! packets are never held back for a fuller record. The tail of one super-packet and the head of
 //! the next share a record, which keeps all datagrams of a batch the same size.
 
+use crate::constants::NATIVE_DATA;
 use crate::inbox::MAX_HEADER;
 use crate::indices::PeerId;
 use crate::native::frame::{
-    self, FRAGMENT_OVERHEAD, PACKET_OVERHEAD, PROBE_ACK_LEN, PROBE_LEN, SLICE_OVERHEAD, SliceHead,
+    self, FRAGMENT_OVERHEAD, PACKET_OVERHEAD, PROBE_ACK_LEN, PROBE_LEN, SLICE_OVERHEAD, STAMP_LEN,
+    SliceHead, Stamp,
 };
 use crate::native::health::Report;
-use crate::outbox::{Destination, Outbox};
+use crate::outbox::{Destination, MAX_SEGMENTS, Outbox};
 use crate::segment::{SuperPacket, Transport};
 use crate::session::Session;
 use seikan_observe::DropReason;
 use seikan_wire::ip::PROTO_TCP;
-use seikan_wire::message::{DATA_HEADER_LEN, DataHeader, TAG_LEN, TYPE_DATA_NATIVE};
+use seikan_wire::message::{DATA_HEADER_LEN, TAG_LEN};
 use seikan_wire::tcp;
 
-/// Header and tag of a record.
-pub const RECORD_OVERHEAD: usize = DATA_HEADER_LEN + TAG_LEN;
+/// Header, stamp and tag of a record.
+pub const RECORD_OVERHEAD: usize = FRAMES_AT + TAG_LEN;
+/// Where the frames of a record start.
+const FRAMES_AT: usize = DATA_HEADER_LEN + STAMP_LEN;
 /// A slice is not started in less room than this; the record is closed instead.
 const MIN_CHUNK: usize = 256;
 /// A record at most this much shorter than its run's datagrams is padded to keep the run going.
@@ -70,7 +74,7 @@ impl<'a> RecordWriter<'a> {
             session,
             envelope,
             next_id,
-            used: DATA_HEADER_LEN,
+            used: FRAMES_AT,
             packets: 0,
             bytes: 0,
         }
@@ -166,6 +170,15 @@ impl<'a> RecordWriter<'a> {
         let (header, payload) = packet.bytes.split_at(header_len);
         let id = self.take_id();
         let fixed = SLICE_OVERHEAD + header_len;
+        // A super-packet that starts where the run has no room for all of it would arrive in two
+        // receives and cost two writes to the far device: it starts a run of its own instead.
+        let Envelope {
+            destination, peer, ..
+        } = self.envelope;
+        let records = payload.len().div_ceil(self.capacity() - fixed);
+        if records <= MAX_SEGMENTS && !self.outbox.run_takes(&destination, Some(peer), records) {
+            self.close(false)?;
+        }
         let mut offset = 0;
         while offset < payload.len() {
             let rest = payload.len() - offset;
@@ -278,7 +291,7 @@ impl<'a> RecordWriter<'a> {
     }
 
     fn close(&mut self, more: bool) -> Result<(), DropReason> {
-        if self.used == DATA_HEADER_LEN {
+        if self.used == FRAMES_AT {
             return Ok(());
         }
         if more {
@@ -319,15 +332,14 @@ impl<'a> RecordWriter<'a> {
         } else {
             0
         };
-        let header = DataHeader {
-            kind: TYPE_DATA_NATIVE,
-            position,
-            stamp,
-            receiver: 0,
-            counter: 0,
-        };
         let mut slot = self.outbox.reserve(length).ok_or(DropReason::OutboxFull)?;
-        self.session.seal(header, slot.bytes());
+        let record = slot.bytes();
+        let stamp = Stamp {
+            position,
+            time: stamp,
+        };
+        record[DATA_HEADER_LEN..FRAMES_AT].copy_from_slice(&stamp.to_bytes());
+        self.session.seal(NATIVE_DATA, record);
         slot.commit_to_run(
             length,
             &destination,
@@ -336,7 +348,7 @@ impl<'a> RecordWriter<'a> {
             self.bytes,
             gso,
         );
-        self.used = DATA_HEADER_LEN;
+        self.used = FRAMES_AT;
         self.packets = 0;
         self.bytes = 0;
         Ok(())

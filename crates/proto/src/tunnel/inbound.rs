@@ -6,7 +6,7 @@ use crate::allowed_ips::{AllowedIps, LookupCache};
 use crate::constants::*;
 use crate::inbox::Inbox;
 use crate::indices::PeerId;
-use crate::native::frame::{self, Frame, Frames};
+use crate::native::frame::{self, Frame, Frames, STAMP_LEN, Stamp};
 use crate::native::reassembly::{Outcome, Reassembled, Record};
 use crate::native::record::RecordWriter;
 use crate::noise::Construction;
@@ -106,11 +106,6 @@ impl Tunnel {
             return self.handshake_message(now, bytes, arrival.from, outbox);
         }
         let header = DataHeader::read(bytes).ok_or(DropReason::Truncated)?;
-        if self.construction == Construction::WireGuard
-            && (header.position != 0 || header.stamp != 0)
-        {
-            return Err(DropReason::UnknownType);
-        }
         let id = *self
             .indices
             .get(header.receiver)
@@ -148,9 +143,14 @@ impl Tunnel {
         if self.construction == Construction::Native
             && let Some(peer) = self.peer_mut(id)
         {
+            let Some(stamp) = Stamp::read(&arena[plaintext.clone()]) else {
+                peer.counters.inbound.packets_in += 1;
+                peer.counters.inbound.drops.add(DropReason::BadFrame, 1);
+                return Ok(id);
+            };
             // Keepalives too, or their counters would pass for lost.
             let health = &mut peer.path.health;
-            health.datagram(&header, derived, arrival.ce, now.mono);
+            health.datagram(&header, stamp, derived, arrival.ce, now.mono);
         }
         let rekey = self.peers[id.0 as usize].as_mut().is_some_and(|peer| {
             let age = peer.sessions.current.as_ref().map(|s| s.age());
@@ -206,7 +206,11 @@ impl Tunnel {
             allowed_ips: &self.allowed_ips,
             cache: &mut self.scratch.source,
         };
-        if plaintext.is_empty() {
+        let keepalive = match sending.construction {
+            Construction::WireGuard => 0,
+            Construction::Native => STAMP_LEN,
+        };
+        if plaintext.len() == keepalive {
             peer.counters.inbound.packets_in += 1;
             peer.counters.inbound.consumed += 1;
             return;
@@ -222,7 +226,7 @@ impl Tunnel {
                 }
             }
             Construction::Native => {
-                let mut frames = Frames::new(plaintext.clone(), record.ce);
+                let mut frames = Frames::new(plaintext.start + STAMP_LEN..plaintext.end, record.ce);
                 while let Some(frame) = frames.next(arena) {
                     let size = plaintext.len() + DATA_HEADER_LEN + TAG_LEN;
                     native_frame(

@@ -15,7 +15,7 @@ use crate::session::Session;
 use crate::time::Instant;
 use seikan_observe::DropReason;
 use seikan_wire::ip::{self, IpPacket, PROTO_TCP};
-use seikan_wire::message::{DATA_HEADER_LEN, DataHeader, TAG_LEN, TYPE_DATA_WIREGUARD};
+use seikan_wire::message::{DATA_HEADER_LEN, TAG_LEN};
 use seikan_wire::{VNET_HDR_LEN, VnetHdr, icmp, tcp};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
@@ -362,14 +362,7 @@ fn wireguard_record(
     let mut slot = outbox.reserve(total).ok_or(DropReason::OutboxFull)?;
     let out = slot.bytes();
     fill(&mut out[DATA_HEADER_LEN..DATA_HEADER_LEN + length]);
-    let header = DataHeader {
-        kind: TYPE_DATA_WIREGUARD,
-        position: 0,
-        stamp: 0,
-        receiver: 0,
-        counter: 0,
-    };
-    session.seal(header, out);
+    session.seal(WIREGUARD_DATA, out);
     slot.commit(total, &destination, Some(peer.id), packets, bytes);
     Ok(())
 }

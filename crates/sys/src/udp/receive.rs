@@ -58,6 +58,8 @@ pub struct ReceiveBatch {
     metas: Box<[ReceiveMeta]>,
     /// How many buffers the last receive filled.
     filled: usize,
+    /// How many buffers the next receive may fill.
+    limit: usize,
     /// How many headers the kernel may have written to since they were last reset.
     dirty: usize,
     buffer_len: usize,
@@ -116,9 +118,15 @@ impl ReceiveBatch {
             headers,
             metas,
             filled: 0,
+            limit: buffers,
             dirty: buffers,
             buffer_len,
         }
+    }
+
+    /// Lets the next receives fill at most `buffers`, at least 1 and no more than there are.
+    pub fn set_limit(&mut self, buffers: usize) {
+        self.limit = buffers.clamp(1, self.metas.len());
     }
 
     /// How many buffers the last receive filled.
@@ -223,8 +231,8 @@ impl UdpSocket {
     #[inline]
     pub fn receive(&self, batch: &mut ReceiveBatch) -> io::Result<usize> {
         batch.reset();
-        let buffers = batch.metas.len();
-        // SAFETY: there are `buffers` headers; each points to an address, control and data buffer
+        let buffers = batch.limit;
+        // SAFETY: there are at least `buffers` headers; each points to an address, control and data buffer
         // of the stated lengths, owned by `batch`, which is exclusively borrowed. A null timeout is
         // none.
         let filled = unsafe {

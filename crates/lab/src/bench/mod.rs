@@ -1,0 +1,383 @@
+//! `seikan lab bench`: our tunnels beside others, in one run.
+//!
+//! Rounds are interleaved (every tunnel once per round, in new hosts), so that a drift of the machine's speed touches
+//! all of them. Figures are medians over rounds; ratios are to the raw link of the same run. A tunnel that fails in a
+//! round is reported with the reason and does not stop the others.
+
+mod figures;
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::Progress;
+use crate::error::{LabError, Result};
+use crate::interrupt::Interrupt;
+use crate::link::Link;
+use crate::load::{
+    Direction, Ends, LatencyOptions, TcpOptions, UdpOptions, ping, tcp_bulk, udp_flood,
+};
+use crate::machine::{Machine, utc_now};
+use crate::tunnel::{self, Running, Tunnel};
+
+pub use figures::{Absent, BenchReport, LoadSummary, Measured, Round, RoundLoad, TunnelReport};
+use figures::{summarise, with_ratios};
+
+/// Rest after a tunnel answers, before it is measured, and between loads.
+const SETTLE: Duration = Duration::from_millis(300);
+/// Rough time that starting and stopping a tunnel takes, for the progress bar only, in seconds.
+const START_SECONDS: f64 = 1.5;
+
+/// A kind of load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Load {
+    /// TCP, one stream.
+    Tcp1,
+    /// TCP, four streams.
+    Tcp4,
+    /// TCP, 128 streams.
+    Tcp128,
+    /// TCP, one stream, server to client.
+    Rev,
+    /// TCP, one stream each way at once; the sum.
+    Bidir,
+    /// UDP flood, 1200 bytes per datagram; what was received.
+    Udp,
+}
+
+impl Load {
+    /// All kinds, in the order of reports.
+    pub const ALL: [Self; 6] = [
+        Self::Tcp1,
+        Self::Tcp4,
+        Self::Tcp128,
+        Self::Rev,
+        Self::Bidir,
+        Self::Udp,
+    ];
+
+    /// Its name in options and JSON.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Tcp1 => "tcp1",
+            Self::Tcp4 => "tcp4",
+            Self::Tcp128 => "tcp128",
+            Self::Rev => "rev",
+            Self::Bidir => "bidir",
+            Self::Udp => "udp",
+        }
+    }
+
+    /// Its name for people.
+    #[must_use]
+    pub const fn title(self) -> &'static str {
+        match self {
+            Self::Tcp1 => "TCP, 1 stream",
+            Self::Tcp4 => "TCP, 4 streams",
+            Self::Tcp128 => "TCP, 128 streams",
+            Self::Rev => "TCP, 1 stream, the other way",
+            Self::Bidir => "TCP, both ways at once, sum",
+            Self::Udp => "UDP flood of 1200 byte datagrams, received",
+        }
+    }
+
+    fn tcp(self, seconds: f64) -> Option<TcpOptions> {
+        let (streams, direction) = match self {
+            Self::Tcp1 => (1, Direction::Forward),
+            Self::Tcp4 => (4, Direction::Forward),
+            Self::Tcp128 => (128, Direction::Forward),
+            Self::Rev => (1, Direction::Reverse),
+            Self::Bidir => (1, Direction::Both),
+            Self::Udp => return None,
+        };
+        let duration = Duration::from_secs_f64(seconds);
+        Some(TcpOptions {
+            streams,
+            direction,
+            duration,
+            ..TcpOptions::default()
+        })
+    }
+}
+
+impl std::str::FromStr for Load {
+    type Err = LabError;
+
+    fn from_str(name: &str) -> Result<Self> {
+        Self::ALL
+            .into_iter()
+            .find(|l| l.name() == name)
+            .ok_or_else(|| {
+                let known: Vec<&str> = Self::ALL.iter().map(|l| l.name()).collect();
+                LabError::Usage(format!(
+                    "there is no load `{name}`; known are {}",
+                    known.join(", ")
+                ))
+            })
+    }
+}
+
+/// What to compare, and how long.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BenchOptions {
+    /// Measured seconds per load.
+    pub seconds: f64,
+    /// Rounds over all tunnels.
+    pub rounds: u32,
+    /// Only the tunnels of these names; `None` takes all that are available.
+    pub only: Option<Vec<String>>,
+    /// Loads to run.
+    pub loads: Vec<Load>,
+    /// The link: its MTU, and whether it keeps its offloads.
+    pub mtu: u32,
+    /// See [`Link::offload`].
+    pub offload: bool,
+}
+
+impl Default for BenchOptions {
+    fn default() -> Self {
+        Self {
+            seconds: 4.0,
+            rounds: 3,
+            only: None,
+            loads: vec![Load::Tcp1, Load::Tcp4, Load::Rev, Load::Udp],
+            mtu: 1500,
+            offload: true,
+        }
+    }
+}
+
+/// Compares tunnels; calls `progress` before every step.
+///
+/// # Errors
+/// Options without meaning; [`LabError::Interrupted`]; hosts that cannot be made. A tunnel's own failure is in the report.
+pub fn bench(
+    options: &BenchOptions,
+    interrupt: &Interrupt,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<BenchReport> {
+    check(options)?;
+    let (present, absent) = choose(tunnel::all(), options.only.as_deref())?;
+    let mut rounds: Vec<Vec<Round>> = present.iter().map(|_| Vec::new()).collect();
+    let per_tunnel = START_SECONDS + options.loads.len() as f64 * (options.seconds + 1.0);
+    let total = per_tunnel * present.len() as f64 * f64::from(options.rounds);
+    let mut done = 0.0;
+    for round in 1..=options.rounds {
+        for (tunnel, rounds) in present.iter().zip(&mut rounds) {
+            let mut step = |within: f64, what: &str| {
+                let what = format!(
+                    "round {round}/{}  {}  {what}",
+                    options.rounds,
+                    tunnel.name()
+                );
+                progress(Progress {
+                    fraction: ((done + within) / total).min(1.0),
+                    what,
+                });
+            };
+            rounds.push(measure(tunnel.as_ref(), options, interrupt, &mut step)?);
+            done += per_tunnel;
+        }
+    }
+    let tunnels = present
+        .iter()
+        .zip(rounds)
+        .map(|(t, rounds)| summarise(t.as_ref(), rounds))
+        .collect();
+    Ok(BenchReport {
+        date: utc_now(),
+        machine: Machine::this(),
+        options: options.clone(),
+        tunnels: with_ratios(tunnels),
+        absent,
+    })
+}
+
+fn check(options: &BenchOptions) -> Result<()> {
+    if options.rounds == 0 || options.loads.is_empty() {
+        return Err(LabError::Usage(
+            "nothing to measure: at least one round and one load are needed".into(),
+        ));
+    }
+    if !options.seconds.is_finite() || !(0.1..=3600.0).contains(&options.seconds) {
+        return Err(LabError::Usage(format!(
+            "{} s per load: 0.1 to 3600 are possible",
+            options.seconds
+        )));
+    }
+    if !(576..=65_535).contains(&options.mtu) {
+        return Err(LabError::Usage(format!(
+            "a link MTU of {} bytes: 576 to 65535 are possible",
+            options.mtu
+        )));
+    }
+    Ok(())
+}
+
+type Tunnels = Vec<Box<dyn Tunnel>>;
+
+/// The tunnels asked for that can run, and those that cannot.
+fn choose(all: Tunnels, only: Option<&[String]>) -> Result<(Tunnels, Vec<Absent>)> {
+    let known: Vec<String> = all.iter().map(|t| t.name().to_owned()).collect();
+    if let Some(unknown) = only
+        .unwrap_or_default()
+        .iter()
+        .find(|n| !known.iter().any(|k| means(n, k)))
+    {
+        return Err(LabError::Usage(format!(
+            "there is no tunnel `{unknown}`; known are {}",
+            known.join(", ")
+        )));
+    }
+    let (mut present, mut absent) = (Vec::new(), Vec::new());
+    for tunnel in all {
+        if only.is_some_and(|names| !names.iter().any(|n| means(n, tunnel.name()))) {
+            continue;
+        }
+        match tunnel.availability() {
+            Ok(()) => present.push(tunnel),
+            Err(reason) => absent.push(Absent {
+                name: tunnel.name().to_owned(),
+                reason,
+            }),
+        }
+    }
+    if present.is_empty() {
+        let reasons: Vec<String> = absent
+            .iter()
+            .map(|a| format!("{}: {}", a.name, a.reason))
+            .collect();
+        return Err(LabError::Setup(format!(
+            "no tunnel can run here: {}",
+            reasons.join("; ")
+        )));
+    }
+    Ok((present, absent))
+}
+
+/// Whether somebody who says `said` means the tunnel `name`: ours may go by the protocol alone.
+fn means(said: &str, name: &str) -> bool {
+    said == name || name.strip_prefix("seikan-") == Some(said)
+}
+
+/// One tunnel in one round. Only an interruption ends the run.
+fn measure(
+    tunnel: &dyn Tunnel,
+    options: &BenchOptions,
+    interrupt: &Interrupt,
+    step: &mut dyn FnMut(f64, &str),
+) -> Result<Round> {
+    step(0.0, "starting");
+    let mut round = Round::default();
+    let link = Link {
+        mtu: options.mtu,
+        offload: options.offload,
+    };
+    let outcome = tunnel::start(tunnel, link, interrupt).and_then(|mut running| {
+        run_loads(tunnel, &mut running, &mut round, options, interrupt, step)
+    });
+    match outcome {
+        Err(LabError::Interrupted) => return Err(LabError::Interrupted),
+        Err(error) => round.error = Some(error.to_string()),
+        Ok(()) => {}
+    }
+    Ok(round)
+}
+
+fn run_loads(
+    tunnel: &dyn Tunnel,
+    running: &mut Running,
+    round: &mut Round,
+    options: &BenchOptions,
+    interrupt: &Interrupt,
+    step: &mut dyn FnMut(f64, &str),
+) -> Result<()> {
+    interrupt.sleep(SETTLE)?;
+    step(START_SECONDS / 2.0, "ping");
+    round.latency = Some(ping(
+        &tunnel.ends(&running.hosts),
+        &LatencyOptions::default(),
+        interrupt,
+    )?);
+    for (index, &load) in options.loads.iter().enumerate() {
+        step(
+            START_SECONDS + index as f64 * (options.seconds + 1.0),
+            load.title(),
+        );
+        let measured = match run_load(
+            &tunnel.ends(&running.hosts),
+            load,
+            options.seconds,
+            interrupt,
+        ) {
+            Err(LabError::Interrupted) => return Err(LabError::Interrupted),
+            Err(error) => Measured::Failed(error.to_string()),
+            Ok(measured) => measured,
+        };
+        round.loads.push(RoundLoad { load, measured });
+        round.peak_rss = running.peak_rss();
+        running.check_alive()?;
+        interrupt.sleep(SETTLE)?;
+    }
+    Ok(())
+}
+
+fn run_load(ends: &Ends<'_>, load: Load, seconds: f64, interrupt: &Interrupt) -> Result<Measured> {
+    match load.tcp(seconds) {
+        Some(tcp) => tcp_bulk(ends, &tcp, interrupt).map(Measured::Tcp),
+        None => {
+            let udp = UdpOptions {
+                duration: Duration::from_secs_f64(seconds),
+                ..UdpOptions::default()
+            };
+            udp_flood(ends, &udp, interrupt).map(Measured::Udp)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_tunnel_is_named_with_those_that_are_known() {
+        let Err(error) = choose(tunnel::all(), Some(&["wireguard-og".to_owned()])) else {
+            panic!("accepted")
+        };
+        let text = error.to_string();
+        assert!(
+            text.contains("`wireguard-og`") && text.contains("wireguard-go"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn our_tunnels_may_go_by_their_protocol() {
+        assert!(means("native", "seikan-native"));
+        assert!(means("seikan-native", "seikan-native"));
+        assert!(!means("go", "wireguard-go"));
+    }
+
+    #[test]
+    fn load_names_read_back() {
+        for load in Load::ALL {
+            assert_eq!(load.name().parse::<Load>().expect("known"), load);
+        }
+    }
+
+    #[test]
+    fn nothing_to_measure_is_refused() {
+        let options = BenchOptions {
+            rounds: 0,
+            ..BenchOptions::default()
+        };
+        assert!(matches!(check(&options), Err(LabError::Usage(_))));
+        let options = BenchOptions {
+            seconds: f64::NAN,
+            ..BenchOptions::default()
+        };
+        assert!(matches!(check(&options), Err(LabError::Usage(_))));
+    }
+}

@@ -1,0 +1,221 @@
+//! `seikan demo`: the product in one command on one machine.
+//!
+//! Two hosts and a link; the raw link, then our tunnel in both protocols: TCP each way, a UDP flood, latency idle and
+//! under load. Everything is gone afterwards. Under a minute with the default options.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::Progress;
+use crate::error::{LabError, Result};
+use crate::interrupt::Interrupt;
+use crate::link::Link;
+use crate::load::{
+    Direction, LatencyOptions, LatencyReport, TcpOptions, UdpOptions, UdpReport, loaded_latency,
+    ping, tcp_bulk, udp_flood,
+};
+use crate::machine::{Machine, utc_now};
+use crate::stats::ratio;
+use crate::tunnel::{self, Running, Tunnel};
+
+/// The tunnels shown; the first is the yardstick.
+const SHOWN: [&str; 3] = ["raw", "seikan-native", "seikan-wireguard"];
+/// Time between latency probes under load: rare enough not to be load itself.
+const PROBE_INTERVAL: Duration = Duration::from_millis(10);
+const WARMUP: Duration = Duration::from_millis(500);
+/// Steps per tunnel, for the progress bar.
+const STEPS: usize = 4;
+
+/// How long to measure.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DemoOptions {
+    /// Measured seconds per TCP load; UDP takes half of it.
+    pub seconds: f64,
+}
+
+impl Default for DemoOptions {
+    fn default() -> Self {
+        Self { seconds: 3.0 }
+    }
+}
+
+/// What was measured through one tunnel, or over the raw link.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct DemoRow {
+    /// Name of the tunnel.
+    pub name: String,
+    /// TCP, one stream from A to B, in Gbit/s.
+    pub forward_gbit_per_second: Option<f64>,
+    /// TCP, one stream from B to A, in Gbit/s.
+    pub reverse_gbit_per_second: Option<f64>,
+    /// Forward throughput divided by the raw link's.
+    pub ratio_to_raw: Option<f64>,
+    /// Busy CPU seconds of the whole machine per Gbit, B to A.
+    pub cpu_seconds_per_gbit: Option<f64>,
+    /// UDP flood.
+    pub udp: Option<UdpReport>,
+    /// Round trips without load.
+    pub idle: Option<LatencyReport>,
+    /// Round trips during the transfer from A to B.
+    pub loaded: Option<LatencyReport>,
+    /// Time from the start of the tunnel to the first answer through it, in milliseconds.
+    pub ready_ms: Option<f64>,
+    /// Largest resident memory of a process of the tunnel, in bytes.
+    pub peak_rss: Option<u64>,
+    /// What went wrong.
+    pub error: Option<String>,
+}
+
+/// The demonstration's result.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct DemoReport {
+    /// When it ended, UTC.
+    pub date: String,
+    /// Where it ran.
+    pub machine: Machine,
+    /// What was asked for.
+    pub options: DemoOptions,
+    /// The raw link, then our tunnel in each protocol.
+    pub rows: Vec<DemoRow>,
+}
+
+impl DemoReport {
+    /// Whether anything failed.
+    #[must_use]
+    pub fn failed(&self) -> bool {
+        self.rows.iter().any(|r| r.error.is_some())
+    }
+}
+
+/// Prepares a process without privileges: enters a user namespace in which it may make hosts. Does nothing for root.
+/// Must be called before the process starts a second thread.
+///
+/// # Errors
+/// No user namespaces, or no `/dev/net/tun`; the text says what to do.
+pub fn enter_sandbox() -> Result<()> {
+    if !nix::unistd::geteuid().is_root() {
+        seikan_sys::netns::unshare_user().map_err(|e| {
+            LabError::Setup(format!(
+                "without root this needs a user namespace, which failed: {e}"
+            ))
+        })?;
+    }
+    tunnel::need_tun().map_err(LabError::Setup)
+}
+
+/// Runs the demonstration; calls `progress` before every step.
+///
+/// # Errors
+/// [`LabError::Interrupted`]; hosts that cannot be made; a raw link that does not work. What goes wrong in a tunnel is in
+/// the report.
+pub fn demo(
+    options: &DemoOptions,
+    interrupt: &Interrupt,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<DemoReport> {
+    if !options.seconds.is_finite() || !(0.1..=600.0).contains(&options.seconds) {
+        return Err(LabError::Usage(format!(
+            "{} s per load: 0.1 to 600 are possible",
+            options.seconds
+        )));
+    }
+    let mut rows: Vec<DemoRow> = Vec::new();
+    let shown = tunnel::all()
+        .into_iter()
+        .filter(|t| SHOWN.contains(&t.name()));
+    for (number, tunnel) in shown.enumerate() {
+        let mut step = |within: usize, what: &str| {
+            let fraction = (number * STEPS + within) as f64 / (SHOWN.len() * STEPS) as f64;
+            progress(Progress {
+                fraction,
+                what: format!("{}  {what}", tunnel.name()),
+            });
+        };
+        let mut row = DemoRow {
+            name: tunnel.name().to_owned(),
+            ..DemoRow::default()
+        };
+        match show(tunnel.as_ref(), options, &mut row, interrupt, &mut step) {
+            Ok(()) => {}
+            Err(LabError::Interrupted) => return Err(LabError::Interrupted),
+            Err(error) if number == 0 => return Err(error),
+            Err(error) => row.error = Some(error.to_string()),
+        }
+        rows.push(row);
+    }
+    let raw = rows.first().and_then(|r| r.forward_gbit_per_second);
+    for row in &mut rows {
+        row.ratio_to_raw = row
+            .forward_gbit_per_second
+            .zip(raw)
+            .and_then(|(value, base)| ratio(value, base));
+    }
+    Ok(DemoReport {
+        date: utc_now(),
+        machine: Machine::this(),
+        options: *options,
+        rows,
+    })
+}
+
+/// One row.
+fn show(
+    tunnel: &dyn Tunnel,
+    options: &DemoOptions,
+    row: &mut DemoRow,
+    interrupt: &Interrupt,
+    step: &mut dyn FnMut(usize, &str),
+) -> Result<()> {
+    step(0, "starting");
+    tunnel.availability().map_err(LabError::Setup)?;
+    let mut running = tunnel::start(tunnel, Link::default(), interrupt)?;
+    let outcome = measure(tunnel, options, &running, row, interrupt, step);
+    row.peak_rss = running.peak_rss();
+    // A tunnel that died explains the load that failed.
+    running.check_alive().and(outcome)
+}
+
+fn measure(
+    tunnel: &dyn Tunnel,
+    options: &DemoOptions,
+    running: &Running,
+    row: &mut DemoRow,
+    interrupt: &Interrupt,
+    step: &mut dyn FnMut(usize, &str),
+) -> Result<()> {
+    let ends = tunnel.ends(&running.hosts);
+    let duration = Duration::from_secs_f64(options.seconds);
+    let tcp = TcpOptions {
+        warmup: WARMUP,
+        duration,
+        ..TcpOptions::default()
+    };
+    row.ready_ms = running
+        .peak_rss()
+        .map(|_| running.ready_after.as_secs_f64() * 1e3);
+    step(0, "idle latency");
+    row.idle = Some(ping(&ends, &LatencyOptions::default(), interrupt)?);
+    step(1, "TCP from A to B, and latency meanwhile");
+    let forward = loaded_latency(&ends, &tcp, PROBE_INTERVAL, interrupt)?;
+    row.forward_gbit_per_second = Some(forward.gbit_per_second);
+    row.loaded = Some(forward.latency);
+    step(2, "TCP from B to A");
+    let reverse = tcp_bulk(
+        &ends,
+        &TcpOptions {
+            direction: Direction::Reverse,
+            ..tcp
+        },
+        interrupt,
+    )?;
+    row.reverse_gbit_per_second = Some(reverse.gbit_per_second);
+    row.cpu_seconds_per_gbit = reverse.cpu_seconds_per_gbit;
+    step(3, "UDP flood from A to B");
+    let udp = UdpOptions {
+        duration: duration / 2,
+        ..UdpOptions::default()
+    };
+    row.udp = Some(udp_flood(&ends, &udp, interrupt)?);
+    Ok(())
+}

@@ -1,0 +1,224 @@
+//! Two hosts and the link between them.
+//!
+//! A host is a network namespace without a name: it ends with the last descriptor and process that holds it. The
+//! link is a veth pair.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::process::{Child, Command};
+
+use ipnet::IpNet;
+use seikan_sys::ethtool::{Ethtool, Feature};
+use seikan_sys::netlink::{AddressOptions, Netlink};
+use seikan_sys::netns::NetNs;
+
+use crate::error::{LabError, Result};
+use crate::load::Ends;
+
+/// Length of the prefix of the hosts' IPv4 networks.
+const PREFIX4: u8 = 24;
+/// Length of the prefix of the hosts' IPv6 networks.
+const PREFIX6: u8 = 64;
+
+/// Properties of the link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// MTU of both ends, in bytes.
+    pub mtu: u32,
+    /// Whether the ends keep segmentation, receive and checksum offload. A veth with all of them hands 64 KiB
+    /// packets over by reference, which flatters everyone; without them it is nearer to a plain network card.
+    pub offload: bool,
+}
+
+impl Default for Link {
+    fn default() -> Self {
+        Self {
+            mtu: 1500,
+            offload: true,
+        }
+    }
+}
+
+/// A host: a network namespace with one interface on the link.
+#[derive(Debug)]
+pub struct Host {
+    /// `A` or `B`.
+    pub name: &'static str,
+    /// Name of the interface on the link.
+    pub device: String,
+    /// Address on the link (IPv4).
+    pub address: IpAddr,
+    /// Address on the link (IPv6).
+    pub address6: IpAddr,
+    /// Address inside a tunnel (IPv4), for tunnels to configure.
+    pub inner: IpAddr,
+    /// Address inside a tunnel (IPv6).
+    pub inner6: IpAddr,
+    netns: NetNs,
+}
+
+impl Host {
+    /// A host without an interface but loopback. `number` makes its addresses.
+    ///
+    /// # Errors
+    /// When the kernel refuses a namespace.
+    pub fn create(name: &'static str, number: u8) -> Result<Self> {
+        let netns = NetNs::create().map_err(|e| LabError::Setup(e.to_string()))?;
+        let v6 = |net: u16| IpAddr::V6(Ipv6Addr::new(net, 0, 0, 0, 0, 0, 0, u16::from(number)));
+        Ok(Self {
+            name,
+            device: format!("link{name}"),
+            address: Ipv4Addr::new(10, 77, 0, number).into(),
+            address6: v6(0xfd77),
+            inner: Ipv4Addr::new(10, 78, 0, number).into(),
+            inner6: v6(0xfd78),
+            netns,
+        })
+    }
+
+    /// Runs `work` in a thread inside the host; sockets opened there belong to the host for good.
+    ///
+    /// # Errors
+    /// When the namespace cannot be entered.
+    pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T> {
+        self.netns
+            .run(work)
+            .map_err(|e| LabError::Setup(e.to_string()))
+    }
+
+    /// Starts a program inside the host. The kernel kills it when this process ends.
+    ///
+    /// # Errors
+    /// When the program cannot be started.
+    pub fn spawn(&self, command: &mut Command) -> std::io::Result<Child> {
+        self.netns.spawn_command(command)
+    }
+
+    /// The namespace, for what this type does not offer.
+    #[must_use]
+    pub fn netns(&self) -> &NetNs {
+        &self.netns
+    }
+
+    /// A netlink socket inside the host.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn netlink(&self) -> Result<Netlink> {
+        self.netns
+            .netlink()
+            .map_err(|e| LabError::Setup(e.to_string()))
+    }
+
+    /// Gives `device` the host's tunnel addresses and an MTU, and sets it up.
+    ///
+    /// # Errors
+    /// When there is no such device or the kernel refuses.
+    pub fn configure_tunnel(&self, device: &str, mtu: u32) -> Result<()> {
+        self.configure(device, mtu, self.inner, self.inner6)
+    }
+
+    fn configure(&self, device: &str, mtu: u32, v4: IpAddr, v6: IpAddr) -> Result<()> {
+        let netlink = self.netlink()?;
+        let refuse = |e: seikan_sys::netlink::NetlinkError| {
+            LabError::Setup(format!("host {}: {e}", self.name))
+        };
+        let index = netlink.link(device).map_err(refuse)?.index;
+        netlink.set_mtu(index, mtu).map_err(refuse)?;
+        netlink
+            .add_address(index, net(v4, PREFIX4)?)
+            .map_err(refuse)?;
+        // A kernel booted with ipv6.disable=1 has no IPv6; nothing here depends on it unless asked for.
+        let options = AddressOptions {
+            no_dad: true,
+            ..AddressOptions::default()
+        };
+        if let Err(error) = netlink.add_address_with(index, net(v6, PREFIX6)?, options)
+            && std::path::Path::new("/proc/sys/net/ipv6").exists()
+        {
+            return Err(refuse(error));
+        }
+        netlink.set_up(index).map_err(refuse)
+    }
+
+    /// Takes segmentation, receive and transmit checksum offload away from the interface on the link, or gives them
+    /// back; as `ethtool -K DEVICE tso off gso off gro off tx off` does.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn set_offload(&self, on: bool) -> Result<()> {
+        // TSO depends on transmit checksums: last to go, first to come back.
+        let mut features = [
+            Feature::Tso,
+            Feature::Gso,
+            Feature::Gro,
+            Feature::TxChecksum,
+        ];
+        if on {
+            features.reverse();
+        }
+        let ethtool = self
+            .run(Ethtool::open)?
+            .map_err(LabError::io("open a socket for offload settings"))?;
+        features
+            .into_iter()
+            .try_for_each(|feature| ethtool.set_feature(&self.device, feature, on))
+            .map_err(|e| LabError::Setup(format!("host {}: {e}", self.name)))
+    }
+}
+
+fn net(address: IpAddr, prefix: u8) -> Result<IpNet> {
+    IpNet::new(address, prefix).map_err(|e| LabError::Setup(format!("{address}/{prefix}: {e}")))
+}
+
+/// Host A and host B, joined by a link.
+#[derive(Debug)]
+pub struct Hosts {
+    /// The client side: 10.77.0.1, inside a tunnel 10.78.0.1.
+    pub a: Host,
+    /// The server side: 10.77.0.2, inside a tunnel 10.78.0.2.
+    pub b: Host,
+    /// How they are joined.
+    pub link: Link,
+}
+
+impl Hosts {
+    /// Makes the hosts and the link.
+    ///
+    /// # Errors
+    /// No privilege to make namespaces, or anything else the kernel refuses.
+    pub fn create(link: Link) -> Result<Self> {
+        let (a, b) = (Host::create("A", 1)?, Host::create("B", 2)?);
+        let netlink = a.netlink()?;
+        let peer = std::os::fd::AsFd::as_fd(b.netns());
+        netlink
+            .create_veth(&a.device, &b.device, Some(peer))
+            .map_err(|e| LabError::Setup(e.to_string()))?;
+        for host in [&a, &b] {
+            host.configure(&host.device, link.mtu, host.address, host.address6)?;
+            if !link.offload {
+                host.set_offload(false)?;
+            }
+        }
+        Ok(Self { a, b, link })
+    }
+
+    /// Load from A to B over the link itself.
+    #[must_use]
+    pub fn over_link(&self) -> Ends<'_> {
+        Ends {
+            client: &self.a,
+            server: &self.b,
+            target: self.b.address,
+        }
+    }
+
+    /// Load from A to B through a tunnel.
+    #[must_use]
+    pub fn through_tunnel(&self) -> Ends<'_> {
+        Ends {
+            client: &self.a,
+            server: &self.b,
+            target: self.b.inner,
+        }
+    }
+}

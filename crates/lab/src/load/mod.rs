@@ -1,0 +1,99 @@
+//! The built-in load generator: TCP bulk, UDP flood, latency.
+//!
+//! Both ends run in threads of this process. Sockets are opened inside their host's namespace and stay there
+//! whichever thread uses them. Everything is bounded in time and looks at the [`Interrupt`] flag.
+//! Rates are what the receiver's application read during the measured window, never what was offered.
+
+mod latency;
+mod pattern;
+mod tcp;
+mod udp;
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+pub use latency::{LatencyOptions, LatencyReport, ping, wait_reachable};
+pub use pattern::Pattern;
+pub use tcp::{Direction, Interval, TcpOptions, TcpReport, tcp_bulk, verify_stream};
+pub use udp::{UdpOptions, UdpReport, udp_flood};
+
+use crate::error::{LabError, Result};
+use crate::interrupt::Interrupt;
+use crate::link::Host;
+
+/// Who loads whom: `client` reaches `server` at `target`.
+#[derive(Clone, Copy, Debug)]
+pub struct Ends<'a> {
+    /// The side that connects, and sends unless the load is reversed.
+    pub client: &'a Host,
+    /// The side that listens.
+    pub server: &'a Host,
+    /// The server's address as the client sees it: on the link, or inside a tunnel.
+    pub target: IpAddr,
+}
+
+impl Ends<'_> {
+    /// Any address and port of the target's family, to bind to.
+    fn any(&self) -> SocketAddr {
+        match self.target {
+            IpAddr::V4(_) => SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0),
+            IpAddr::V6(_) => SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0),
+        }
+    }
+}
+
+/// Bulk transfer and latency probe at once, the probe over the measured window of the transfer.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct LoadedLatency {
+    /// Throughput meanwhile, in Gbit/s.
+    pub gbit_per_second: f64,
+    /// Round trips under that load.
+    pub latency: LatencyReport,
+}
+
+/// Measures latency while TCP bulk traffic runs.
+///
+/// # Errors
+/// What the load or the probe reports, or [`LabError::Interrupted`].
+pub fn loaded_latency(
+    ends: &Ends<'_>,
+    tcp: &TcpOptions,
+    interval: Duration,
+    interrupt: &Interrupt,
+) -> Result<LoadedLatency> {
+    let count = (tcp.duration.as_secs_f64() / interval.as_secs_f64()).floor() as u32;
+    let probe = LatencyOptions {
+        count: count.max(1),
+        interval,
+        ..LatencyOptions::default()
+    };
+    std::thread::scope(|scope| {
+        let load = scope.spawn(|| tcp_bulk(ends, tcp, interrupt));
+        let latency = interrupt
+            .sleep(tcp.warmup)
+            .and_then(|()| ping(ends, &probe, interrupt));
+        let load = join(load)?;
+        Ok(LoadedLatency {
+            gbit_per_second: load?.gbit_per_second,
+            latency: latency?,
+        })
+    })
+}
+
+/// The result of a scoped thread; a panic in it becomes an error here.
+fn join<T>(thread: std::thread::ScopedJoinHandle<'_, T>) -> Result<T> {
+    thread.join().map_err(|_| {
+        LabError::Setup("a thread of the load generator panicked: this is a bug".into())
+    })
+}
+
+/// Bytes in `seconds` as Gbit/s (10^9 bits).
+fn gbit_per_second(bytes: u64, seconds: f64) -> f64 {
+    if seconds > 0.0 {
+        bytes as f64 * 8.0 / 1e9 / seconds
+    } else {
+        0.0
+    }
+}

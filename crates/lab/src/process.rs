@@ -1,0 +1,134 @@
+//! Programs run inside a host: their log, their memory, their end.
+
+use std::fs::File;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+
+use crate::error::{LabError, Result};
+use crate::link::Host;
+
+/// How long a program may take to end after SIGTERM.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// How much of a log an error quotes.
+const QUOTED_LINES: usize = 8;
+
+/// A program running inside a host. It is stopped when this is dropped.
+#[derive(Debug)]
+pub struct Process {
+    name: String,
+    child: Child,
+    log: PathBuf,
+}
+
+impl Process {
+    /// Starts `command` inside `host`; its output goes to `NAME.log` in `dir`.
+    ///
+    /// # Errors
+    /// When the program cannot be started.
+    pub fn start(host: &Host, name: &str, mut command: Command, dir: &Path) -> Result<Self> {
+        let name = format!("{name} on host {}", host.name);
+        let log = dir.join(format!("{}.log", name.replace(' ', "-")));
+        let file = File::create(&log).map_err(LabError::io(format!("create {}", log.display())))?;
+        let other = file
+            .try_clone()
+            .map_err(LabError::io("duplicate the log's descriptor"))?;
+        // A group of its own: Ctrl-C goes to us alone, and we stop our children in order.
+        command
+            .stdin(Stdio::null())
+            .stdout(file)
+            .stderr(other)
+            .process_group(0);
+        let child = host.spawn(&mut command).map_err(LabError::io(format!(
+            "start {}",
+            command.get_program().to_string_lossy()
+        )))?;
+        Ok(Self { name, child, log })
+    }
+
+    /// Process id.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Largest resident memory so far, in bytes.
+    #[must_use]
+    pub fn peak_rss(&self) -> Option<u64> {
+        seikan_sys::process::memory(self.pid())
+            .ok()
+            .map(|memory| memory.peak)
+    }
+
+    /// An error with the end of its log if the program has ended.
+    ///
+    /// # Errors
+    /// [`LabError::ChildExited`].
+    pub fn check_alive(&mut self) -> Result<()> {
+        match self.child.try_wait() {
+            Ok(None) => Ok(()),
+            Ok(Some(status)) => Err(LabError::ChildExited {
+                name: self.name.clone(),
+                status: status.to_string(),
+                log: self.last_words(),
+            }),
+            Err(e) => Err(LabError::io(format!("wait for {}", self.name))(e)),
+        }
+    }
+
+    /// The last lines of the log.
+    #[must_use]
+    pub fn last_words(&self) -> String {
+        let bytes = std::fs::read(&self.log).unwrap_or_default();
+        let text = String::from_utf8_lossy(&bytes);
+        let lines: Vec<&str> = text.lines().collect();
+        lines[lines.len().saturating_sub(QUOTED_LINES)..].join("\n")
+    }
+
+    /// Asks the program to end; [`Process::wait`] makes sure.
+    fn terminate(&mut self) {
+        // Not once it has been waited for: its number may be another's by then.
+        if !matches!(self.child.try_wait(), Ok(None)) {
+            return;
+        }
+        // Fails only when the group has gone already.
+        let _ = killpg(Pid::from_raw(self.pid() as i32), Signal::SIGTERM);
+    }
+
+    /// Waits for the end, and forces it.
+    fn wait(&mut self) {
+        let deadline = Instant::now() + PATIENCE;
+        while Instant::now() < deadline {
+            match self.child.try_wait() {
+                Ok(None) => std::thread::sleep(Duration::from_millis(5)),
+                _ => return,
+            }
+        }
+        let _ = killpg(Pid::from_raw(self.pid() as i32), Signal::SIGKILL);
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.terminate();
+        self.wait();
+    }
+}
+
+/// Programs that end together.
+#[derive(Debug, Default)]
+pub struct Processes(pub Vec<Process>);
+
+impl Drop for Processes {
+    fn drop(&mut self) {
+        // Both ends of a tunnel say goodbye to each other: ask all before waiting for any.
+        for process in &mut self.0 {
+            process.terminate();
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! What people see of a result: for a terminal, as SVG, as one HTML page.
+//!
+//! A [`BenchReport`] or [`DemoReport`] becomes a [`Sheet`] (headlines, bar panels, tables, the machine, the method);
+//! [`terminal`], [`svg`] and [`html`] draw any sheet. JSON is the report itself, by serde.
+
+mod bench;
+mod demo;
+mod html;
+mod plot;
+mod progress;
+mod terminal;
+
+use serde::Serialize;
+
+pub use html::html;
+pub use plot::svg;
+pub use progress::ProgressBar;
+pub use terminal::{Style, terminal};
+
+use crate::bench::BenchReport;
+use crate::demo::DemoReport;
+use crate::machine::Machine;
+use crate::stats::Spread;
+
+/// A result, ready to be drawn.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Sheet {
+    /// What was done.
+    pub title: String,
+    /// When and where, one line.
+    pub subtitle: String,
+    /// The answer in a sentence or two.
+    pub headlines: Vec<String>,
+    /// Bars.
+    pub panels: Vec<Panel>,
+    /// Figures that are not bars.
+    pub tables: Vec<Table>,
+    /// What went wrong.
+    pub problems: Vec<String>,
+    /// The machine and the versions.
+    pub facts: Vec<(String, String)>,
+    /// How it was measured.
+    pub method: Vec<String>,
+}
+
+/// Horizontal bars of one quantity, one per tunnel, more is better.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Panel {
+    /// The quantity.
+    pub title: String,
+    /// Its unit.
+    pub unit: String,
+    /// Headings of [`Bar::cells`].
+    pub columns: Vec<String>,
+    /// The bars, in order.
+    pub bars: Vec<Bar>,
+}
+
+/// One bar.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Bar {
+    /// The tunnel.
+    pub label: String,
+    /// Whose it is.
+    pub kind: Kind,
+    /// Its length and range; `None` when it failed.
+    pub value: Option<Spread>,
+    /// Further figures of the same tunnel.
+    pub cells: Vec<String>,
+}
+
+/// How a bar or row stands out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum Kind {
+    /// The raw link: the yardstick.
+    Raw,
+    /// Ours.
+    Own,
+    /// Somebody else's.
+    Other,
+}
+
+impl Kind {
+    fn of(name: &str, own: bool) -> Self {
+        match name {
+            _ if own => Self::Own,
+            "raw" | "raw-no-offload" => Self::Raw,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// Rows of text.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Table {
+    /// What it shows.
+    pub title: String,
+    /// Column headings; the first column is text, the others are numbers.
+    pub columns: Vec<String>,
+    /// Its rows.
+    pub rows: Vec<Row>,
+}
+
+/// A row of a [`Table`].
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Row {
+    /// Whose it is.
+    pub kind: Kind,
+    /// One per column.
+    pub cells: Vec<String>,
+}
+
+impl From<&BenchReport> for Sheet {
+    fn from(report: &BenchReport) -> Self {
+        bench::sheet(report)
+    }
+}
+
+impl From<&DemoReport> for Sheet {
+    fn from(report: &DemoReport) -> Self {
+        demo::sheet(report)
+    }
+}
+
+impl Panel {
+    /// The longest bar.
+    fn longest(&self) -> f64 {
+        self.bars
+            .iter()
+            .filter_map(|b| b.value)
+            .map(|v| v.median)
+            .fold(0.0, f64::max)
+    }
+
+    /// The far end of the bars and their ranges.
+    fn end(&self) -> f64 {
+        self.bars
+            .iter()
+            .filter_map(|b| b.value)
+            .map(|v| v.max)
+            .fold(0.0, f64::max)
+    }
+
+    /// Digits after the point: more when everything is below one.
+    fn decimals(&self) -> usize {
+        if self.longest() < 1.0 { 3 } else { 2 }
+    }
+
+    /// A value of this panel as text.
+    fn number(&self, value: Option<f64>) -> String {
+        value.map_or_else(
+            || "failed".to_owned(),
+            |v| format!("{v:.*}", self.decimals()),
+        )
+    }
+
+    /// The value of one of its bars as text.
+    fn text(&self, bar: &Bar) -> String {
+        self.number(bar.value.map(|v| v.median))
+    }
+}
+
+/// What stands for a figure that is not there.
+const NONE: &str = "–";
+
+fn or_none(value: Option<f64>, decimals: usize) -> String {
+    value.map_or_else(|| NONE.to_owned(), |v| format!("{v:.decimals$}"))
+}
+
+fn mebibytes(bytes: Option<u64>) -> String {
+    or_none(bytes.map(|b| b as f64 / 1024.0 / 1024.0), 1)
+}
+
+/// The machine as name and value.
+fn machine_facts(machine: &Machine) -> Vec<(String, String)> {
+    let cores = if machine.cores == 1 {
+        "1 core".to_owned()
+    } else {
+        format!("{} cores", machine.cores)
+    };
+    let mut facts = vec![
+        (
+            "CPU".to_owned(),
+            format!("{}, {cores} for both hosts, tunnels and load", machine.cpu),
+        ),
+        (
+            "Kernel".to_owned(),
+            format!("Linux {} {}", machine.kernel, machine.arch),
+        ),
+        (
+            "Memory".to_owned(),
+            format!("{:.1} GiB", machine.memory as f64 / f64::from(1 << 30)),
+        ),
+    ];
+    if !machine.features.is_empty() {
+        facts.push(("Instructions".to_owned(), machine.features.join(" ")));
+    }
+    facts
+}
+
+#[cfg(test)]
+mod tests;

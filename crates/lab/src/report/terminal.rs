@@ -1,0 +1,264 @@
+//! A sheet as text: aligned columns, bars of eighth blocks, colours only where they are wanted.
+
+use console::{Alignment, Style as Ink, Term, measure_text_width, pad_str};
+
+use crate::report::{Bar, Kind, Panel, Row, Sheet, Table};
+
+/// Widest output; longer bars say no more.
+const MAX_WIDTH: usize = 100;
+/// Bars are never shorter than this.
+const MIN_BAR: usize = 10;
+const INDENT: &str = "  ";
+const GAP: &str = "  ";
+
+/// How to write to a terminal, or to a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Style {
+    /// Columns to use.
+    pub width: usize,
+    /// Whether to colour.
+    pub color: bool,
+}
+
+impl Style {
+    /// What standard output is: its width, and colours unless it is piped or `NO_COLOR` is set.
+    #[must_use]
+    pub fn of_stdout() -> Self {
+        let term = Term::stdout();
+        let width = term
+            .size_checked()
+            .map_or(MAX_WIDTH, |(_, columns)| usize::from(columns));
+        let silent = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
+        Self {
+            width: width.clamp(60, MAX_WIDTH),
+            color: term.is_term() && !silent,
+        }
+    }
+
+    fn ink(self) -> Ink {
+        Ink::new().force_styling(self.color)
+    }
+
+    fn of(self, kind: Kind) -> Ink {
+        match kind {
+            Kind::Own => self.ink().cyan().bold(),
+            Kind::Raw => self.ink().dim(),
+            Kind::Other => self.ink(),
+        }
+    }
+}
+
+/// Draws the sheet, ending with a line feed.
+#[must_use]
+pub fn terminal(sheet: &Sheet, style: Style) -> String {
+    let mut lines = vec![
+        style.ink().bold().apply_to(&sheet.title).to_string(),
+        style.ink().dim().apply_to(&sheet.subtitle).to_string(),
+    ];
+    let columns = Columns::of(&sheet.panels, style.width);
+    for panel in &sheet.panels {
+        lines.push(String::new());
+        draw_panel(panel, &columns, style, &mut lines);
+    }
+    for table in &sheet.tables {
+        lines.push(String::new());
+        draw_table(table, style, &mut lines);
+    }
+    if !sheet.headlines.is_empty() {
+        lines.push(String::new());
+        for headline in &sheet.headlines {
+            lines.extend(
+                wrap(headline, style.width, "")
+                    .iter()
+                    .map(|l| style.ink().bold().apply_to(l).to_string()),
+            );
+        }
+    }
+    if !sheet.problems.is_empty() {
+        lines.push(String::new());
+        lines.push(style.ink().red().bold().apply_to("Problems").to_string());
+        for problem in &sheet.problems {
+            lines.extend(wrap(problem, style.width, INDENT));
+        }
+    }
+    let mut text = String::new();
+    for line in lines {
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+/// Width of the widest of `texts`.
+fn widest<'a>(texts: impl Iterator<Item = &'a str>) -> usize {
+    texts.map(measure_text_width).max().unwrap_or(0)
+}
+
+fn right(text: &str, width: usize) -> String {
+    pad_str(text, width, Alignment::Right, None).into_owned()
+}
+
+fn left(text: &str, width: usize) -> String {
+    pad_str(text, width, Alignment::Left, None).into_owned()
+}
+
+/// Widths of columns, the same in all panels of a sheet, so that figures stand below each other.
+struct Columns {
+    label: usize,
+    bar: usize,
+    value: usize,
+    cells: Vec<usize>,
+}
+
+impl Columns {
+    fn of(panels: &[Panel], width: usize) -> Self {
+        let bars = || {
+            panels
+                .iter()
+                .flat_map(|p| p.bars.iter().map(move |b| (p, b)))
+        };
+        let label = widest(bars().map(|(_, b)| b.label.as_str()));
+        let values: Vec<String> = bars().map(|(p, b)| p.text(b)).collect();
+        let units = panels.iter().map(|p| p.unit.as_str());
+        let value = widest(values.iter().map(String::as_str).chain(units));
+        let count = panels.iter().map(|p| p.columns.len()).max().unwrap_or(0);
+        let cells: Vec<usize> = (0..count)
+            .map(|i| {
+                let names = panels.iter().filter_map(|p| p.columns.get(i));
+                widest(
+                    bars()
+                        .filter_map(|(_, b)| b.cells.get(i))
+                        .chain(names)
+                        .map(String::as_str),
+                )
+            })
+            .collect();
+        let figures = value + cells.iter().map(|w| GAP.len() + w).sum::<usize>();
+        let fixed = INDENT.len() + label + GAP.len() * 2 + figures;
+        Self {
+            label,
+            bar: width.saturating_sub(fixed).max(MIN_BAR),
+            value,
+            cells,
+        }
+    }
+
+    /// The right-hand columns of a line.
+    fn figures(&self, value: &str, cells: &[String]) -> String {
+        cells
+            .iter()
+            .zip(&self.cells)
+            .fold(right(value, self.value), |text, (cell, width)| {
+                text + GAP + &right(cell, *width)
+            })
+    }
+}
+
+fn draw_panel(panel: &Panel, columns: &Columns, style: Style, lines: &mut Vec<String>) {
+    let before = INDENT.len() + columns.label + GAP.len() + columns.bar + GAP.len();
+    lines.push(format!(
+        "{}{}",
+        style.ink().bold().apply_to(left(&panel.title, before)),
+        style
+            .ink()
+            .dim()
+            .apply_to(columns.figures(&panel.unit, &panel.columns)),
+    ));
+    for bar in &panel.bars {
+        let ink = style.of(bar.kind);
+        lines.push(format!(
+            "{INDENT}{}{GAP}{}{GAP}{}",
+            ink.apply_to(left(&bar.label, columns.label)),
+            ink.apply_to(left(
+                &blocks(bar, panel.longest(), columns.bar),
+                columns.bar
+            )),
+            ink.apply_to(columns.figures(&panel.text(bar), &bar.cells)),
+        ));
+    }
+}
+
+/// A bar of `room` columns for the panel's largest value, in eighths of a column.
+fn blocks(bar: &Bar, max: f64, room: usize) -> String {
+    const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
+    let Some(value) = bar.value.filter(|_| max > 0.0) else {
+        return String::new();
+    };
+    // Something that is not nothing stays visible.
+    let eighths = ((value.median / max * room as f64 * 8.0).round() as usize).clamp(1, room * 8);
+    "█".repeat(eighths / 8) + EIGHTHS[eighths % 8]
+}
+
+fn draw_table(table: &Table, style: Style, lines: &mut Vec<String>) {
+    let widths: Vec<usize> = table
+        .columns
+        .iter()
+        .enumerate()
+        .map(|(i, name)| {
+            widest(
+                table
+                    .rows
+                    .iter()
+                    .map(|r| r.cells[i].as_str())
+                    .chain([name.as_str()]),
+            )
+        })
+        .collect();
+    // A text column at the end is not a number: it is left-aligned, and wraps.
+    let prose = table.columns.len() == 2;
+    let line = |cells: &[String]| {
+        let mut text = INDENT.to_owned() + &left(&cells[0], widths[0]);
+        for (cell, width) in cells.iter().zip(&widths).skip(1) {
+            text = text
+                + GAP
+                + &if prose {
+                    cell.clone()
+                } else {
+                    right(cell, *width)
+                };
+        }
+        text
+    };
+    lines.push(style.ink().bold().apply_to(&table.title).to_string());
+    if !prose {
+        lines.push(style.ink().dim().apply_to(line(&table.columns)).to_string());
+    }
+    for Row { kind, cells } in &table.rows {
+        let ink = if prose {
+            style.ink().dim()
+        } else {
+            style.of(*kind)
+        };
+        let hang = " ".repeat(INDENT.len() + widths[0] + GAP.len());
+        let text = line(cells);
+        let wrapped = if prose {
+            wrap_hanging(&text, style.width, &hang)
+        } else {
+            vec![text]
+        };
+        lines.extend(wrapped.iter().map(|l| ink.apply_to(l).to_string()));
+    }
+}
+
+/// Breaks `text` into lines of at most `width` columns that begin with `indent`.
+fn wrap(text: &str, width: usize, indent: &str) -> Vec<String> {
+    text.lines()
+        .flat_map(|line| wrap_hanging(&format!("{indent}{line}"), width, indent))
+        .collect()
+}
+
+/// Breaks one line between words; the lines after the first begin with `hang`.
+fn wrap_hanging(line: &str, width: usize, hang: &str) -> Vec<String> {
+    let mut lines = Vec::new();
+    let mut current = String::new();
+    // Keeps runs of blanks within a line: they align columns.
+    for word in line.split_inclusive(' ') {
+        let fits = measure_text_width(&current) + measure_text_width(word.trim_end()) <= width;
+        if !fits && !current.trim().is_empty() {
+            lines.push(std::mem::replace(&mut current, hang.to_owned()));
+        }
+        current.push_str(word);
+    }
+    lines.push(current);
+    lines
+}

@@ -1,0 +1,318 @@
+//! Tunnels between two hosts: nothing at all (the raw link), our own in both protocols, and other people's.
+//!
+//! A [`Tunnel`] says whether it can run here and why not; [`start`] brings it up in fresh hosts and waits until the
+//! far end answers through it. Programs are looked up in the directories of `$SEIKAN_PEERS` (colon separated), then
+//! on `PATH`. One file per program family.
+
+mod nebula;
+mod openvpn;
+mod raw;
+mod seikan;
+mod wireguard;
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use x25519_dalek::{PublicKey, StaticSecret};
+
+use crate::error::{LabError, Result};
+use crate::interrupt::Interrupt;
+use crate::link::{Host, Hosts, Link};
+use crate::load::{Ends, wait_reachable};
+use crate::process::Processes;
+
+/// How long a tunnel may take until its far end answers.
+const READY_PATIENCE: Duration = Duration::from_secs(15);
+/// UDP port the tunnels listen on.
+const PORT: u16 = 51820;
+
+/// A way to carry packets from host A to host B.
+pub trait Tunnel: Sync {
+    /// Its name in reports and in `--only`.
+    fn name(&self) -> &str;
+
+    /// Whether it is ours; reports set it apart.
+    fn is_own(&self) -> bool {
+        false
+    }
+
+    /// Whether it can run here; if not, the reason, for people.
+    ///
+    /// # Errors
+    /// The reason.
+    fn availability(&self) -> std::result::Result<(), String>;
+
+    /// The program's version, one line; `None` when it has none or does not say.
+    fn version(&self) -> Option<String> {
+        None
+    }
+
+    /// The link it wants, given the one asked for.
+    fn link(&self, asked: Link) -> Link {
+        asked
+    }
+
+    /// Starts it in both hosts. Files go to `dir`, which only we can read.
+    ///
+    /// # Errors
+    /// Whatever stops it from starting.
+    fn up(&self, hosts: &Hosts, dir: &Path, interrupt: &Interrupt) -> Result<Started>;
+
+    /// From where to where load goes through it.
+    fn ends<'a>(&self, hosts: &'a Hosts) -> Ends<'a> {
+        hosts.through_tunnel()
+    }
+}
+
+/// What [`Tunnel::up`] leaves running. Dropping it stops the programs, then removes the files.
+#[derive(Debug, Default)]
+pub struct Started {
+    /// Programs of the tunnel.
+    pub processes: Processes,
+    /// Files that outlive the programs, such as control sockets.
+    pub leftovers: Leftovers,
+}
+
+/// Files to remove at the end.
+#[derive(Debug, Default)]
+pub struct Leftovers(pub Vec<PathBuf>);
+
+impl Drop for Leftovers {
+    fn drop(&mut self) {
+        for file in &self.0 {
+            // Most programs remove theirs.
+            let _ = std::fs::remove_file(file);
+        }
+    }
+}
+
+/// A tunnel that answers, with its hosts. Fields drop in this order: programs, hosts, directory.
+#[derive(Debug)]
+pub struct Running {
+    started: Started,
+    /// The hosts at its ends.
+    pub hosts: Hosts,
+    /// Time from the start until the first answer.
+    pub ready_after: Duration,
+    _dir: tempfile::TempDir,
+}
+
+impl Running {
+    /// An error if a program of the tunnel has ended.
+    ///
+    /// # Errors
+    /// [`LabError::ChildExited`].
+    pub fn check_alive(&mut self) -> Result<()> {
+        self.started
+            .processes
+            .0
+            .iter_mut()
+            .try_for_each(crate::process::Process::check_alive)
+    }
+
+    /// Largest resident memory of any of its programs so far, in bytes; `None` without programs.
+    #[must_use]
+    pub fn peak_rss(&self) -> Option<u64> {
+        self.started
+            .processes
+            .0
+            .iter()
+            .filter_map(crate::process::Process::peak_rss)
+            .max()
+    }
+}
+
+/// Brings `tunnel` up between two new hosts and waits for an answer through it.
+///
+/// # Errors
+/// Whatever stops it, with the end of its log; [`LabError::Timeout`] when the far end does not answer.
+pub fn start(tunnel: &dyn Tunnel, link: Link, interrupt: &Interrupt) -> Result<Running> {
+    let hosts = Hosts::create(tunnel.link(link))?;
+    // Mode 0700: the directory holds private keys.
+    let dir = tempfile::Builder::new()
+        .prefix("seikan-lab.")
+        .permissions(std::fs::Permissions::from_mode(0o700))
+        .tempdir()
+        .map_err(LabError::io("make a temporary directory"))?;
+    let begin = Instant::now();
+    let started = tunnel.up(&hosts, dir.path(), interrupt)?;
+    let mut running = Running {
+        started,
+        hosts,
+        ready_after: Duration::ZERO,
+        _dir: dir,
+    };
+    let Running { started, hosts, .. } = &mut running;
+    let alive = || {
+        started
+            .processes
+            .0
+            .iter_mut()
+            .try_for_each(crate::process::Process::check_alive)
+    };
+    wait_reachable(&tunnel.ends(hosts), READY_PATIENCE, interrupt, alive)
+        .map_err(|e| explain(e, started))?;
+    running.ready_after = begin.elapsed();
+    Ok(running)
+}
+
+/// A time-out alone says little: adds what the programs said.
+fn explain(error: LabError, started: &Started) -> LabError {
+    let LabError::Timeout { .. } = error else {
+        return error;
+    };
+    let words: Vec<String> = started
+        .processes
+        .0
+        .iter()
+        .map(crate::process::Process::last_words)
+        .collect();
+    LabError::Setup(format!(
+        "{error}; the programs' last words:\n{}",
+        words.join("\n")
+    ))
+}
+
+/// All tunnels known, in the order of reports: raw link, ours, others.
+#[must_use]
+pub fn all() -> Vec<Box<dyn Tunnel>> {
+    let mut all: Vec<Box<dyn Tunnel>> = vec![
+        Box::new(raw::Raw),
+        Box::new(raw::RawNoOffload),
+        Box::new(seikan::Seikan::new("native")),
+        Box::new(seikan::Seikan::new("wireguard")),
+    ];
+    all.extend(
+        wireguard::all()
+            .into_iter()
+            .map(|t| Box::new(t) as Box<dyn Tunnel>),
+    );
+    all.extend(
+        openvpn::all()
+            .into_iter()
+            .map(|t| Box::new(t) as Box<dyn Tunnel>),
+    );
+    all.push(Box::new(nebula::Nebula));
+    all
+}
+
+/// The executable `name`, from `$SEIKAN_PEERS` or `PATH`.
+fn find_program(name: &str) -> Option<PathBuf> {
+    let paths = |variable: &str| std::env::var_os(variable).unwrap_or_default();
+    let (peers, path) = (paths("SEIKAN_PEERS"), paths("PATH"));
+    std::env::split_paths(&peers)
+        .chain(std::env::split_paths(&path))
+        // Debian keeps daemons where only root's PATH looks.
+        .chain(["/usr/sbin".into(), "/usr/local/sbin".into()])
+        .filter(|dir| !dir.as_os_str().is_empty())
+        .map(|dir| dir.join(name))
+        .find(|file| is_executable(file))
+}
+
+fn is_executable(file: &Path) -> bool {
+    file.metadata()
+        .is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
+}
+
+fn need_program(name: &str) -> std::result::Result<PathBuf, String> {
+    find_program(name).ok_or_else(|| format!("no program `{name}` on PATH or in $SEIKAN_PEERS"))
+}
+
+/// Whether tunnel devices can be had, by opening the file that makes them.
+pub(crate) fn need_tun() -> std::result::Result<(), String> {
+    match std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/net/tun")
+    {
+        Ok(_) => Ok(()),
+        Err(e) => Err(format!(
+            "/dev/net/tun cannot be opened ({e}): load the module `tun`, or give this user or container the device"
+        )),
+    }
+}
+
+/// The first line that `program ARGUMENT` prints about itself.
+fn version_line(program: &Path, argument: &str) -> Option<String> {
+    let output = Command::new(program)
+        .arg(argument)
+        .stdin(Stdio::null())
+        .output()
+        .ok()?;
+    let text = if output.stdout.is_empty() {
+        output.stderr
+    } else {
+        output.stdout
+    };
+    let line = String::from_utf8_lossy(&text)
+        .lines()
+        .find(|l| !l.trim().is_empty())?
+        .trim()
+        .to_owned();
+    Some(line.chars().take(60).collect())
+}
+
+/// Interface name of a tunnel's end: unique per lab process, because control sockets carry it too.
+fn device_name(host: &Host) -> String {
+    format!("sk{}{}", std::process::id(), host.name.to_ascii_lowercase())
+}
+
+/// A fresh X25519 key pair for one end of a WireGuard-like tunnel.
+struct KeyPair {
+    private: StaticSecret,
+    public: PublicKey,
+}
+
+impl KeyPair {
+    fn generate() -> Result<Self> {
+        let mut bytes = [0_u8; 32];
+        seikan_sys::random::fill(&mut bytes).map_err(LabError::io("get random bytes for keys"))?;
+        let private = StaticSecret::from(bytes);
+        let public = PublicKey::from(&private);
+        Ok(Self { private, public })
+    }
+
+    /// As wg(8) writes keys.
+    fn private_base64(&self) -> String {
+        STANDARD.encode(self.private.as_bytes())
+    }
+
+    fn public_base64(&self) -> String {
+        STANDARD.encode(self.public.as_bytes())
+    }
+}
+
+/// Writes a file that only we can read.
+fn write_private(file: &Path, content: &str) -> Result<()> {
+    use std::io::Write;
+    use std::os::unix::fs::OpenOptionsExt;
+    std::fs::OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(file)
+        .and_then(|mut f| f.write_all(content.as_bytes()))
+        .map_err(LabError::io(format!("write {}", file.display())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique() {
+        let all = all();
+        let names: std::collections::BTreeSet<&str> = all.iter().map(|t| t.name()).collect();
+        assert_eq!(names.len(), all.len());
+    }
+
+    #[test]
+    fn device_names_fit_the_kernel() {
+        // The largest process id is 2^22 (proc_sys_kernel(5)); IFNAMSIZ is 16 with its NUL.
+        assert!("sk4194304a".len() < 16);
+    }
+}

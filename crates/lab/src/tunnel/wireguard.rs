@@ -1,0 +1,175 @@
+//! Other user-space WireGuards: started in the foreground, configured through their control socket with the
+//! cross-platform userspace configuration protocol (wireguard.com/xplatform), so that no `wg` is needed.
+
+use std::fmt::Write as _;
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use crate::error::{LabError, Result};
+use crate::interrupt::Interrupt;
+use crate::link::{Host, Hosts};
+use crate::process::Process;
+use crate::tunnel::{
+    KeyPair, PORT, Started, Tunnel, device_name, need_program, need_tun, version_line,
+};
+
+/// Where the protocol puts control sockets.
+const SOCKET_DIR: &str = "/var/run/wireguard";
+/// How long a program may take until its control socket answers.
+const SOCKET_PATIENCE: Duration = Duration::from_secs(5);
+/// What fits into 1500 bytes over IPv6: the default of wg-quick(8).
+const MTU: u32 = 1420;
+
+/// One of the programs.
+pub(super) struct WireGuard {
+    name: &'static str,
+    program: &'static str,
+    /// Arguments before the interface's name.
+    arguments: &'static [&'static str],
+}
+
+/// Those worth comparing with.
+pub(super) fn all() -> Vec<WireGuard> {
+    const RUST: &[&str] = &["-f", "--disable-drop-privileges"];
+    vec![
+        WireGuard {
+            name: "wireguard-go",
+            program: "wireguard",
+            arguments: &["-f"],
+        },
+        WireGuard {
+            name: "ts-wireguard-go",
+            program: "wireguard-go",
+            arguments: &["-f"],
+        },
+        WireGuard {
+            name: "boringtun",
+            program: "boringtun-cli",
+            arguments: RUST,
+        },
+        WireGuard {
+            name: "gotatun",
+            program: "gotatun",
+            arguments: RUST,
+        },
+    ]
+}
+
+impl Tunnel for WireGuard {
+    fn name(&self) -> &str {
+        self.name
+    }
+
+    fn availability(&self) -> std::result::Result<(), String> {
+        need_program(self.program)?;
+        need_tun()?;
+        std::fs::create_dir_all(SOCKET_DIR)
+            .and_then(|()| tempfile::tempfile_in(SOCKET_DIR).map(drop))
+            .map_err(|e| format!("its control socket goes to {SOCKET_DIR}, which cannot be written ({e}): run as root"))
+    }
+
+    fn version(&self) -> Option<String> {
+        version_line(&need_program(self.program).ok()?, "--version")
+    }
+
+    fn up(&self, hosts: &Hosts, dir: &Path, interrupt: &Interrupt) -> Result<Started> {
+        let program = need_program(self.program).map_err(LabError::Setup)?;
+        let (a, b) = (KeyPair::generate()?, KeyPair::generate()?);
+        let mut started = Started::default();
+        for host in [&hosts.b, &hosts.a] {
+            let mut command = Command::new(&program);
+            command.args(self.arguments).arg(device_name(host));
+            started.leftovers.0.push(socket_of(host));
+            started
+                .processes
+                .0
+                .push(Process::start(host, self.name, command, dir)?);
+        }
+        let ends = [(&hosts.b, &hosts.a, &b, &a), (&hosts.a, &hosts.b, &a, &b)];
+        for (process, (host, other, own, peer)) in started.processes.0.iter_mut().zip(ends) {
+            let socket = wait_for_socket(host, process, interrupt)?;
+            configure(socket, own, peer, other)?;
+            host.configure_tunnel(&device_name(host), MTU)?;
+        }
+        Ok(started)
+    }
+}
+
+fn socket_of(host: &Host) -> PathBuf {
+    Path::new(SOCKET_DIR).join(format!("{}.sock", device_name(host)))
+}
+
+/// Connects to the control socket as soon as it is there.
+fn wait_for_socket(
+    host: &Host,
+    process: &mut Process,
+    interrupt: &Interrupt,
+) -> Result<UnixStream> {
+    let path = socket_of(host);
+    let start = Instant::now();
+    loop {
+        if let Ok(stream) = UnixStream::connect(&path) {
+            return Ok(stream);
+        }
+        process.check_alive()?;
+        if start.elapsed() > SOCKET_PATIENCE {
+            let what = format!("the control socket {}", path.display());
+            return Err(LabError::Timeout {
+                what,
+                seconds: SOCKET_PATIENCE.as_secs_f64(),
+            });
+        }
+        interrupt.sleep(Duration::from_millis(20))?;
+    }
+}
+
+/// Sends one `set` request and reads its `errno`.
+fn configure(mut socket: UnixStream, own: &KeyPair, peer: &KeyPair, other: &Host) -> Result<()> {
+    let request = format!(
+        "set=1\nprivate_key={}\nlisten_port={PORT}\nreplace_peers=true\npublic_key={}\nendpoint={}:{PORT}\n\
+         persistent_keepalive_interval=5\nreplace_allowed_ips=true\nallowed_ip={}/32\nallowed_ip={}/128\n\n",
+        hex(own.private.as_bytes()),
+        hex(peer.public.as_bytes()),
+        other.address,
+        other.inner,
+        other.inner6,
+    );
+    let mut answer = String::new();
+    socket
+        .set_read_timeout(Some(SOCKET_PATIENCE))
+        .and_then(|()| socket.write_all(request.as_bytes()))
+        .and_then(|()| socket.shutdown(Shutdown::Write))
+        .and_then(|()| socket.read_to_string(&mut answer))
+        .map_err(LabError::io(
+            "configure the tunnel through its control socket",
+        ))?;
+    if answer.lines().any(|l| l == "errno=0") {
+        return Ok(());
+    }
+    Err(LabError::Setup(format!(
+        "the tunnel refuses its configuration: {}",
+        answer.trim()
+    )))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        // Writing to a String cannot fail.
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hex_has_two_digits_per_byte() {
+        assert_eq!(hex(&[0x00, 0x0f, 0xa0, 0xff]), "000fa0ff");
+    }
+}

@@ -1,0 +1,23 @@
+//! What the tests share.
+
+use seikan_lab::link::Host;
+
+/// A host of its own, or `None` (loudly) where this process may not make one.
+pub fn host() -> Option<Host> {
+    match Host::create("A", 1) {
+        Ok(host) => Some(host),
+        Err(error) => {
+            skip(&error.to_string());
+            None
+        }
+    }
+}
+
+/// Says why a test does not run; fails instead when everything is required.
+pub fn skip(reason: &str) {
+    assert!(
+        std::env::var_os("SEIKAN_REQUIRE_ALL").is_none_or(|v| v != "1"),
+        "required, but: {reason}"
+    );
+    eprintln!("SKIPPED: {reason}");
+}

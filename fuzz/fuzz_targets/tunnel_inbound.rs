@@ -1,0 +1,89 @@
+//! The whole receive path of a tunnel: a stranger's bytes, and those of a peer that has a session and keeps no rule.
+//!
+//! The input is a script: an operation, two bytes for it, a length of two bytes, and as many bytes.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use seikan_fuzz::Peer;
+use seikan_proto::construction::Construction;
+use std::time::Duration;
+
+fuzz_target!(|script: &[u8]| {
+    let Some((protocol, mut rest)) = script.split_first() else {
+        return;
+    };
+    let construction = if protocol & 1 == 0 {
+        Construction::Native
+    } else {
+        Construction::WireGuard
+    };
+    let mut peer = Peer::new(construction);
+    while let Some((&[operation, a, b, l0, l1], tail)) = rest.split_first_chunk() {
+        let length = usize::from(u16::from_le_bytes([l0, l1])).min(tail.len());
+        let (bytes, tail) = tail.split_at(length);
+        rest = tail;
+        match operation % 7 {
+            // An authentic record of any content.
+            0 => {
+                let stamp = if construction == Construction::Native {
+                    u16::from(b) << 8
+                } else {
+                    0
+                };
+                let position = if construction == Construction::Native {
+                    a
+                } else {
+                    0
+                };
+                let message = peer.seal(bytes, position, stamp);
+                let size = message.len();
+                peer.deliver(message, size, b);
+            }
+            // Several of one size in one receive, as GRO merges them.
+            1 => {
+                let size = (usize::from(a) * 8).max(1);
+                let messages: Vec<Vec<u8>> = bytes
+                    .chunks(size)
+                    .take(64)
+                    .map(|part| peer.seal(part, 0, 0))
+                    .collect();
+                if let Some(first) = messages.first() {
+                    let size = first.len();
+                    peer.deliver(messages.concat(), size, b);
+                }
+            }
+            // A stranger.
+            2 => peer.deliver(bytes.to_vec(), usize::from(a).max(1) * 64, b),
+            // The peer's handshake, offering anything.
+            3 => {
+                let message = peer.initiate(bytes);
+                let size = message.len();
+                peer.deliver(message, size, b);
+            }
+            // An authentic message with a byte changed.
+            4 => {
+                let mut message = if b & 1 == 0 {
+                    peer.initiate(&[])
+                } else {
+                    peer.seal(bytes, 0, 0)
+                };
+                let at = usize::from(a) % message.len();
+                message[at] ^= b | 2;
+                let size = message.len();
+                peer.deliver(message, size, 0);
+            }
+            // What the tunnel sent last, back to it.
+            5 => {
+                if let Some(answer) = peer.last_answer().map(<[u8]>::to_vec) {
+                    let size = answer.len();
+                    peer.deliver(answer, size, b);
+                }
+            }
+            // From a millisecond to four minutes.
+            _ => peer.wait(Duration::from_millis(
+                1 + 1000 * u64::from(a) + u64::from(b),
+            )),
+        }
+    }
+    peer.assert_ledger_closes();
+});
