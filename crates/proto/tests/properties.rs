@@ -233,6 +233,7 @@ fn live(seed: u64) -> u64 {
     let s = scenario(&mut rng);
     let mut world = World::with(s.setups.clone(), [s.path.clone(), s.path.clone()], seed);
     world.gro = s.gro;
+    world.sent = None;
     let mut traffic = [Traffic::default(), Traffic::default()];
     for i in 0..2 {
         world.sides[i].refuse_every = s.refuse_every;
