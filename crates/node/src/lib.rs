@@ -2,6 +2,10 @@
 #![forbid(unsafe_code)]
 
 pub mod config;
+pub mod control;
+pub mod metrics;
 pub mod node;
+pub mod status;
+pub mod uapi;
 pub mod up;
 pub mod worker;

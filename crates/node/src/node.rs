@@ -75,6 +75,17 @@ pub struct Sockets {
     /// IPv6.
     pub v6: Option<UdpSocket>,
     options: UdpOptions,
+    /// What sockets counted that have been replaced since.
+    replaced: SocketCounts,
+}
+
+/// What the sockets count.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SocketCounts {
+    /// Datagrams that found the receive buffer full; joined ones count once.
+    pub receive_queue_drops: u64,
+    /// Sends that were refused with segmentation offload and replayed without.
+    pub gso_fallbacks: u64,
 }
 
 impl Sockets {
@@ -95,7 +106,42 @@ impl Sockets {
             Err(UdpError::NoFamily { .. } | UdpError::AddressNotAvailable { .. }) => None,
             other => Some(other?),
         };
-        Ok(Sockets { v4, v6, options })
+        Ok(Sockets {
+            v4,
+            v6,
+            options,
+            replaced: SocketCounts::default(),
+        })
+    }
+
+    /// Moves to another port; 0 lets the kernel choose. The old sockets are closed once the new
+    /// ones are bound: after an error everything is as before.
+    pub fn rebind(&mut self, port: u16) -> Result<(), UdpError> {
+        let replaced = self.counts();
+        *self = Sockets {
+            replaced,
+            ..Sockets::bind(port, self.options.clone())?
+        };
+        Ok(())
+    }
+
+    /// Sets the firewall mark of everything sent from now on; 0 is none.
+    pub fn set_fwmark(&mut self, mark: u32) -> Result<(), UdpError> {
+        for socket in self.iter() {
+            socket.set_fwmark(mark)?;
+        }
+        self.options.fwmark = Some(mark).filter(|mark| *mark != 0);
+        Ok(())
+    }
+
+    /// What was counted, by earlier sockets too.
+    pub fn counts(&self) -> SocketCounts {
+        let mut sum = self.replaced;
+        for socket in self.iter() {
+            sum.receive_queue_drops += socket.receive_queue_drops();
+            sum.gso_fallbacks += socket.gso_fallbacks();
+        }
+        sum
     }
 
     /// The port of both.

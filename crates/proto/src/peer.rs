@@ -293,6 +293,11 @@ impl Peer {
         self.sessions.current.as_ref().map(|s| s.cipher)
     }
 
+    /// The persistent keepalive interval, if there is one.
+    pub fn persistent_keepalive(&self) -> Option<Duration> {
+        self.timers.persistent_keepalive()
+    }
+
     /// Gives up everything that waits for a handshake.
     pub(crate) fn drop_stash(&mut self, reason: DropReason) {
         while let Some((_, packets)) = self.stash.pop() {

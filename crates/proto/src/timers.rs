@@ -152,6 +152,11 @@ impl Timers {
         self.persistent_interval = interval;
     }
 
+    /// The persistent keepalive interval, if there is one.
+    pub fn persistent_keepalive(&self) -> Option<Duration> {
+        self.persistent_interval
+    }
+
     /// The interface comes up: a persistent keepalive is due at once.
     pub fn start(&mut self, now: Instant) {
         if self.persistent_interval.is_some() {

@@ -20,6 +20,7 @@ pub mod privilege;
 pub mod process;
 pub mod random;
 pub mod signal;
+pub mod timer;
 pub mod tun;
 pub mod udp;
 

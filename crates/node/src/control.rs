@@ -1,0 +1,267 @@
+//! The control sockets, served from the worker's loop between packets: `wg`'s ([`crate::uapi`]),
+//! Seikan's own ([`json`]) and, where it is asked for, metrics ([`crate::metrics`]).
+//!
+//! [`Control::new`] takes the interface's name on this host and binds everything; what is wrong
+//! comes out there, before any device exists. As a [`Service`] it then accepts clients, gives each
+//! a bounded turn whenever it is ready ([`client::Client::turn`]) and lets slow ones go. Nothing
+//! here blocks. Dropping it removes the sockets and, last, gives the name back: so it is to be the
+//! last thing that goes. [`ask`] is the other end.
+
+pub mod ask;
+pub mod client;
+pub mod json;
+pub mod output;
+pub mod socket;
+pub mod subject;
+
+use crate::config::Config;
+use crate::node::{Node, now};
+use crate::worker::{FIRST_SERVICE_TOKEN, Service, Verdict};
+use crate::{metrics, uapi};
+use client::{Client, Dialogue, Fate, Stream};
+use seikan_proto::time::Instant;
+use seikan_sys::netlink::Netlink;
+use seikan_sys::poll::{Epoll, Interest};
+use seikan_sys::timer::Timer;
+pub use socket::{ControlError, Places};
+use socket::{Listener, Lock};
+use std::collections::BTreeMap;
+use std::io;
+use std::net::TcpListener;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+use subject::{Record, Subject};
+
+/// Clients at a time over both local sockets.
+const MAX_LOCAL: usize = 32;
+/// Scrapes at a time.
+const MAX_METRICS: usize = 8;
+/// Pause after a client could not be accepted for want of descriptors or memory.
+const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
+
+const TOKEN_TIMER: u64 = FIRST_SERVICE_TOKEN;
+const TOKEN_DOORS: u64 = FIRST_SERVICE_TOKEN + 1;
+/// Clients' tokens from here on; none is used twice, so that a late event finds nobody.
+const TOKEN_CLIENTS: u64 = FIRST_SERVICE_TOKEN + 16;
+
+/// The control sockets of one instance.
+pub struct Control {
+    /// By token, from [`TOKEN_DOORS`] on.
+    doors: Vec<Door>,
+    clients: BTreeMap<u64, Client>,
+    next_token: u64,
+    timer: Timer,
+    /// Doors are closed until then.
+    paused_until: Option<Instant>,
+    record: Record,
+    // Goes last, as fields go in their order.
+    lock: Lock,
+}
+
+/// Where clients come in.
+enum Door {
+    Uapi(Listener),
+    Json(Listener),
+    Metrics(TcpListener),
+}
+
+impl Control {
+    /// Takes the name of the interface on this host and binds the sockets; metrics, where `config`
+    /// asks for them.
+    ///
+    /// # Errors
+    /// Another instance runs under the name, on this host and in whatever namespace; a folder or
+    /// socket cannot be made; the metrics' address cannot be had. That `wg`'s folder may not be
+    /// written to is no error, but told by `status`.
+    pub fn new(config: &Config) -> Result<Control, ControlError> {
+        Control::at(&Places::default(), config)
+    }
+
+    /// The same, with the sockets in other places.
+    ///
+    /// # Errors
+    /// As [`Control::new`].
+    pub fn at(places: &Places, config: &Config) -> Result<Control, ControlError> {
+        let name = config.name.as_str();
+        let lock = Lock::take(places, name)?;
+        let uapi = socket::bind_uapi(places, name)?;
+        let mut doors = vec![Door::Json(Listener::bind(&places.control(name))?)];
+        if let Some(address) = config.metrics {
+            let metrics = TcpListener::bind(address).and_then(|listener| {
+                listener.set_nonblocking(true)?;
+                Ok(listener)
+            });
+            doors.push(Door::Metrics(
+                metrics.map_err(|error| ControlError::Metrics { address, error })?,
+            ));
+        }
+        let without_uapi = match uapi {
+            Ok(listener) => {
+                doors.push(Door::Uapi(listener));
+                None
+            }
+            Err(reason) => Some(reason),
+        };
+        let named = config.peers.iter();
+        let named = named.filter_map(|peer| Some((peer.public_key, peer.name.clone()?)));
+        Ok(Control {
+            doors,
+            clients: BTreeMap::new(),
+            next_token: TOKEN_CLIENTS,
+            timer: Timer::new().map_err(|error| ControlError::System {
+                what: "cannot create a timer",
+                error,
+            })?,
+            paused_until: None,
+            record: Record {
+                name: name.into(),
+                names: named.collect(),
+                keyless: false,
+                netlink: None,
+                without_uapi,
+            },
+            lock,
+        })
+    }
+
+    /// Notes the process id again, after a fork.
+    ///
+    /// # Errors
+    /// What writing the file says.
+    pub fn forked(&mut self) -> io::Result<()> {
+        self.lock.write_pid()
+    }
+
+    /// Takes in everybody who waits at a door.
+    fn accept(&mut self, door: usize, epoll: &Epoll) {
+        while let Some(door) = self.doors.get(door) {
+            let accepted = match door {
+                Door::Uapi(listener) | Door::Json(listener) => {
+                    listener.socket.accept().and_then(|(stream, _)| {
+                        stream.set_nonblocking(true)?;
+                        Ok(Stream::Unix(stream))
+                    })
+                }
+                Door::Metrics(listener) => listener.accept().and_then(|(stream, _)| {
+                    stream.set_nonblocking(true)?;
+                    Ok(Stream::Tcp(stream))
+                }),
+            };
+            let dialogue: Box<dyn Dialogue> = match door {
+                Door::Uapi(_) => Box::<uapi::Dialogue>::default(),
+                Door::Json(_) => Box::<json::Dialogue>::default(),
+                Door::Metrics(_) => Box::<metrics::Dialogue>::default(),
+            };
+            match accepted {
+                Ok(stream) => self.admit(Client::new(stream, dialogue, now().mono), epoll),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                // Somebody who came and went.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+                Err(_) => return self.pause(epoll),
+            }
+        }
+    }
+
+    fn admit(&mut self, client: Client, epoll: &Epoll) {
+        let local = |client: &Client| matches!(client.stream, Stream::Unix(_));
+        let alike = |other: &&Client| local(other) == local(&client);
+        let most = if local(&client) {
+            MAX_LOCAL
+        } else {
+            MAX_METRICS
+        };
+        // Too many: the new one goes at once.
+        if self.clients.values().filter(alike).count() < most
+            && epoll
+                .add(&client.stream, self.next_token, client.interest)
+                .is_ok()
+        {
+            self.clients.insert(self.next_token, client);
+            self.next_token += 1;
+        }
+    }
+
+    /// Without descriptors, whoever waits would wake the loop again and again.
+    fn pause(&mut self, epoll: &Epoll) {
+        for door in &self.doors {
+            let _ = epoll.delete(door);
+        }
+        self.paused_until = Some(now().mono + ACCEPT_PAUSE);
+    }
+
+    fn open_doors(&self, epoll: &Epoll) -> io::Result<()> {
+        for (token, door) in (TOKEN_DOORS..).zip(&self.doors) {
+            epoll.add(door, token, Interest::Read)?;
+        }
+        Ok(())
+    }
+
+    /// Lets slow clients go, and opens the doors again when it is time.
+    fn expire(&mut self, epoll: &Epoll) {
+        let now = now().mono;
+        self.clients.retain(|_, client| client.deadline > now);
+        if self.paused_until.is_some_and(|until| until <= now) {
+            self.paused_until = self.open_doors(epoll).err().map(|_| now + ACCEPT_PAUSE);
+        }
+    }
+
+    /// Sets the timer to the next thing that is due.
+    fn arm(&self) {
+        let deadlines = self.clients.values().map(|client| client.deadline);
+        let next = deadlines.chain(self.paused_until).min();
+        // Failing to set a timer delays letting a client go, no more.
+        let _ = match next {
+            Some(next) => self.timer.set(next.duration_since(now().mono)),
+            None => self.timer.stop(),
+        };
+    }
+
+    fn serve(&mut self, token: u64, epoll: &Epoll, node: &mut Node) -> Verdict {
+        let Some(client) = self.clients.get_mut(&token) else {
+            return Verdict::Continue;
+        };
+        let mut subject = Subject {
+            node,
+            record: &mut self.record,
+            verdict: Verdict::Continue,
+        };
+        let before = client.interest;
+        let fate = client.turn(&mut subject);
+        let verdict = subject.verdict;
+        let stays = fate == Fate::Stays
+            && (client.interest == before
+                || epoll.modify(&client.stream, token, client.interest).is_ok());
+        if !stays {
+            self.clients.remove(&token);
+        }
+        verdict
+    }
+}
+
+impl Service for Control {
+    fn start(&mut self, epoll: &Epoll) -> io::Result<()> {
+        self.record.netlink = Netlink::open().ok();
+        epoll.add(&self.timer, TOKEN_TIMER, Interest::Read)?;
+        self.open_doors(epoll)
+    }
+
+    fn ready(&mut self, token: u64, epoll: &Epoll, node: &mut Node) -> Verdict {
+        let mut verdict = Verdict::Continue;
+        match token {
+            TOKEN_TIMER => self.expire(epoll),
+            TOKEN_DOORS..TOKEN_CLIENTS => self.accept((token - TOKEN_DOORS) as usize, epoll),
+            client => verdict = self.serve(client, epoll, node),
+        }
+        self.arm();
+        verdict
+    }
+}
+
+impl AsFd for Door {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Door::Uapi(listener) | Door::Json(listener) => listener.socket.as_fd(),
+            Door::Metrics(listener) => listener.as_fd(),
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! The asking end of the control socket, for the command line.
+
+use super::json::{Reply, Request};
+use super::socket::Places;
+use crate::status::Status;
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// How long an answer is waited for.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How often it is looked whether an instance has ended.
+const INTERVAL: Duration = Duration::from_millis(20);
+
+/// Why an instance could not be asked.
+#[derive(Debug, thiserror::Error)]
+pub enum AskError {
+    /// Nobody is there.
+    #[error("`{0}` is not running; `seikan status` lists what is")]
+    NotRunning(String),
+    /// We are not its owner.
+    #[error(
+        "may not reach {}: permission denied; run as the user that runs it, usually root",
+        path.display()
+    )]
+    Forbidden {
+        /// Its socket or folder.
+        path: PathBuf,
+    },
+    /// It does not answer.
+    #[error(
+        "`{name}` does not answer at {}: {error}; it hangs or is being started. Try again, or end \
+         its process (its id is in {})",
+        path.display(),
+        lock.display()
+    )]
+    Silent {
+        /// The interface.
+        name: String,
+        /// Its socket.
+        path: PathBuf,
+        /// Its lock.
+        lock: PathBuf,
+        /// What was wrong.
+        error: io::Error,
+    },
+    /// It will not.
+    #[error("`{name}` refuses: {reason}")]
+    Refused {
+        /// The interface.
+        name: String,
+        /// Its words.
+        reason: String,
+    },
+    /// It has not ended in time.
+    #[error(
+        "`{name}` was told to stop but still runs after {} s{}: a hook may be at work; wait, or end \
+         it by `kill -9`, after which its interface is gone but addresses of name servers and \
+         rules may stay",
+        waited.as_secs(),
+        pid.map_or_else(String::new, |pid| format!(" as process {pid}"))
+    )]
+    StillRunning {
+        /// The interface.
+        name: String,
+        /// The process.
+        pid: Option<u32>,
+        /// How long it was waited for.
+        waited: Duration,
+    },
+}
+
+/// Instances that run here, by name.
+///
+/// # Errors
+/// The run folder may not be read.
+pub fn running(places: &Places) -> Result<Vec<String>, AskError> {
+    let forbidden = |_| AskError::Forbidden {
+        path: places.run.clone(),
+    };
+    let mut names = places.names().map_err(forbidden)?;
+    // What cannot be looked at is asked, and then says why not.
+    names.retain(|name| places.is_running(name).unwrap_or(true));
+    Ok(names)
+}
+
+/// Asks an instance how it is going.
+///
+/// # Errors
+/// See [`AskError`].
+pub fn status(places: &Places, name: &str) -> Result<Status, AskError> {
+    let (reply, _) = ask(places, name, Request::Status)?;
+    reply
+        .status
+        .ok_or_else(|| silent(places, name, io::ErrorKind::InvalidData.into()))
+}
+
+/// Asks an instance to stop and waits until it has, at most `patience`.
+///
+/// # Errors
+/// See [`AskError`].
+pub fn stop(places: &Places, name: &str, patience: Duration) -> Result<(), AskError> {
+    let begun = Instant::now();
+    let (reply, _connection) = ask(places, name, Request::Stop)?;
+    while places.is_running(name).unwrap_or(false) {
+        if begun.elapsed() >= patience {
+            return Err(AskError::StillRunning {
+                name: name.into(),
+                pid: reply.pid,
+                waited: patience,
+            });
+        }
+        std::thread::sleep(INTERVAL);
+    }
+    Ok(())
+}
+
+fn ask(places: &Places, name: &str, request: Request) -> Result<(Reply, UnixStream), AskError> {
+    let path = places.control(name);
+    let stream = UnixStream::connect(&path).map_err(|error| match error.kind() {
+        io::ErrorKind::PermissionDenied => AskError::Forbidden { path: path.clone() },
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
+            if !places.is_running(name).unwrap_or(false) =>
+        {
+            AskError::NotRunning(name.into())
+        }
+        _ => silent(places, name, error),
+    })?;
+    let exchange = || -> io::Result<Reply> {
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        let mut line = serde_json::to_vec(&request)?;
+        line.push(b'\n');
+        (&stream).write_all(&line)?;
+        let mut reply = String::new();
+        BufReader::new(&stream).read_line(&mut reply)?;
+        Ok(serde_json::from_str(&reply)?)
+    };
+    let reply = exchange().map_err(|error| silent(places, name, error))?;
+    if !reply.ok {
+        return Err(AskError::Refused {
+            name: name.into(),
+            reason: reply.error.unwrap_or_default(),
+        });
+    }
+    Ok((reply, stream))
+}
+
+fn silent(places: &Places, name: &str, error: io::Error) -> AskError {
+    AskError::Silent {
+        name: name.into(),
+        path: places.control(name),
+        lock: places.lock(name),
+        error,
+    }
+}

@@ -1,0 +1,163 @@
+//! Metrics for Prometheus: `GET /metrics` on a socket of our own, in the OpenMetrics text format.
+//!
+//! [`Dialogue`] is one scrape: a request of bounded length, then one family of metrics after the
+//! other, each taken from the node when its turn comes, so that packets go on between them even
+//! with many peers. The connection ends with the reply.
+
+mod families;
+
+use crate::control::client::{self, Phase};
+use crate::control::output::Output;
+use crate::control::subject::Subject;
+use families::FAMILIES;
+use prometheus_client::encoding::text;
+use prometheus_client::registry::Registry;
+use std::fmt::Write;
+
+/// Longest request in bytes, headers included.
+const MAX_REQUEST: usize = 8192;
+/// Most header lines.
+const MAX_HEADERS: usize = 64;
+/// Of every name.
+const PREFIX: &str = "seikan";
+
+/// One scrape.
+#[derive(Debug, Default)]
+pub struct Dialogue {
+    state: State,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+enum State {
+    #[default]
+    Waiting,
+    /// The next family.
+    Replying(usize),
+    Over,
+}
+
+/// What a request asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wish {
+    /// The metrics.
+    Metrics,
+    /// Their header only.
+    Head,
+    /// What there is not.
+    Other(&'static str),
+    /// Not all there yet.
+    Unfinished,
+}
+
+impl client::Dialogue for Dialogue {
+    fn take(&mut self, input: &[u8], _: &mut Subject<'_>, output: &mut Output) -> usize {
+        if !matches!(self.state, State::Waiting) {
+            return 0;
+        }
+        let (status, next) = match parse(input) {
+            Wish::Unfinished => return 0,
+            Wish::Metrics => ("200 OK", State::Replying(0)),
+            Wish::Head => ("200 OK", State::Over),
+            Wish::Other(status) => (status, State::Over),
+        };
+        let good = status.starts_with("200");
+        let kind = if good {
+            "application/openmetrics-text; version=1.0.0; charset=utf-8"
+        } else {
+            "text/plain; charset=utf-8"
+        };
+        let _ = write!(
+            output,
+            "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nConnection: close\r\n"
+        );
+        output.push(match status.starts_with("405") {
+            true => b"Allow: GET, HEAD\r\n\r\n",
+            false => b"\r\n",
+        });
+        if !good {
+            let _ = writeln!(output, "{status}: metrics are at /metrics");
+        }
+        self.state = next;
+        // Nothing that follows is looked at: the connection ends with the reply.
+        input.len()
+    }
+
+    fn give(&mut self, subject: &Subject<'_>, output: &mut Output) {
+        let State::Replying(next) = self.state else {
+            return;
+        };
+        self.state = match FAMILIES.get(next) {
+            Some(family) => {
+                let interface = ("interface".into(), subject.record.name.clone().into());
+                let mut registry =
+                    Registry::with_prefix_and_labels(PREFIX, [interface].into_iter());
+                registry.register_collector(Box::new(family.collect(subject)));
+                // Writing to memory does not fail.
+                let _ = text::encode_registry(output, &registry);
+                State::Replying(next + 1)
+            }
+            None => {
+                let _ = text::encode_eof(output);
+                State::Over
+            }
+        };
+    }
+
+    fn phase(&self) -> Phase {
+        match self.state {
+            State::Waiting => Phase::Idle,
+            State::Replying(_) => Phase::Replying,
+            State::Over => Phase::Over,
+        }
+    }
+}
+
+fn parse(input: &[u8]) -> Wish {
+    let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
+    let mut request = httparse::Request::new(&mut headers);
+    match request.parse(input) {
+        Err(httparse::Error::TooManyHeaders) => Wish::Other("431 Request Header Fields Too Large"),
+        Err(_) => Wish::Other("400 Bad Request"),
+        Ok(httparse::Status::Partial) if input.len() >= MAX_REQUEST => {
+            Wish::Other("431 Request Header Fields Too Large")
+        }
+        Ok(httparse::Status::Partial) => Wish::Unfinished,
+        Ok(httparse::Status::Complete(_)) => {
+            let path = request.path.unwrap_or_default();
+            match (request.method, path.split('?').next()) {
+                (Some("GET"), Some("/metrics")) => Wish::Metrics,
+                (Some("HEAD"), Some("/metrics")) => Wish::Head,
+                (Some("GET" | "HEAD"), _) => Wish::Other("404 Not Found"),
+                _ => Wish::Other("405 Method Not Allowed"),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_understood_or_refused() {
+        let get = |path: &str| format!("GET {path} HTTP/1.1\r\nHost: a\r\n\r\n").into_bytes();
+        assert_eq!(parse(&get("/metrics")), Wish::Metrics);
+        assert_eq!(parse(&get("/metrics?a=b")), Wish::Metrics);
+        assert_eq!(parse(&get("/")), Wish::Other("404 Not Found"));
+        assert_eq!(parse(b"HEAD /metrics HTTP/1.0\r\n\r\n"), Wish::Head);
+        let post = parse(b"POST /metrics HTTP/1.1\r\n\r\n");
+        assert_eq!(post, Wish::Other("405 Method Not Allowed"));
+        assert_eq!(parse(b"\x16\x03\x01\x02"), Wish::Other("400 Bad Request"));
+    }
+
+    #[test]
+    fn a_request_may_come_in_pieces_but_not_without_end() {
+        assert_eq!(parse(b"GET /metrics HTTP/1.1\r\nHost"), Wish::Unfinished);
+        let mut endless = b"GET /metrics HTTP/1.1\r\nHost: ".to_vec();
+        endless.resize(MAX_REQUEST, b'a');
+        let refused = Wish::Other("431 Request Header Fields Too Large");
+        assert_eq!(parse(&endless), refused);
+        let many = format!("GET /metrics HTTP/1.1\r\n{}", "a: b\r\n".repeat(65));
+        assert_eq!(parse(many.as_bytes()), refused);
+    }
+}

@@ -1,0 +1,409 @@
+//! The families of metrics: name, help, and where the samples come from.
+
+use crate::control::subject::Subject;
+use crate::node::now;
+use crate::uapi::Device;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+use seikan_observe::{DirectionCounters, Histogram, PeerCounters};
+use seikan_proto::noise::Construction;
+use seikan_proto::peer::Peer;
+use std::fmt;
+
+/// A family: what is told of one thing, for every label.
+pub struct Family {
+    name: &'static str,
+    help: &'static str,
+    kind: MetricType,
+    sample: fn(&Subject<'_>, &mut Vec<Sample>),
+}
+
+type Labels = Vec<(&'static str, String)>;
+
+#[derive(Debug)]
+struct Sample {
+    labels: Labels,
+    value: Value,
+}
+
+#[derive(Debug)]
+enum Value {
+    Count(u64),
+    Gauge(f64),
+    Info,
+    Histogram(Histogram),
+}
+
+/// A family's samples at one moment.
+#[derive(Debug)]
+pub struct Collected {
+    name: &'static str,
+    help: &'static str,
+    kind: MetricType,
+    samples: Vec<Sample>,
+}
+
+impl Family {
+    /// Takes the samples.
+    pub fn collect(&self, subject: &Subject<'_>) -> Collected {
+        let mut samples = Vec::new();
+        (self.sample)(subject, &mut samples);
+        Collected {
+            name: self.name,
+            help: self.help,
+            kind: self.kind,
+            samples,
+        }
+    }
+}
+
+impl Collector for Collected {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        if self.samples.is_empty() {
+            return Ok(());
+        }
+        let mut family = encoder.encode_descriptor(self.name, self.help, None, self.kind)?;
+        for sample in &self.samples {
+            match &sample.value {
+                Value::Info => family.encode_info(&sample.labels)?,
+                value if sample.labels.is_empty() => encode(value, &mut family)?,
+                value => encode(value, &mut family.encode_family(&sample.labels)?)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+fn encode(value: &Value, encoder: &mut MetricEncoder<'_>) -> fmt::Result {
+    match value {
+        Value::Count(count) => encoder.encode_counter::<NoLabelSet, u64, f64>(count, None),
+        Value::Gauge(value) => encoder.encode_gauge(value),
+        Value::Histogram(histogram) => {
+            // Buckets are known by their largest value; the last has none.
+            let bounds = histogram.buckets().map(|(low, count)| {
+                let largest = if low == 0 { 1 } else { 2 * low - 1 };
+                (largest as f64, count)
+            });
+            let mut bounds: Vec<_> = bounds.collect();
+            if let Some(last) = bounds.last_mut() {
+                last.0 = f64::INFINITY;
+            }
+            let (sum, count) = (histogram.sum() as f64, histogram.count());
+            encoder.encode_histogram::<NoLabelSet>(sum, count, &bounds, None)
+        }
+        Value::Info => Ok(()),
+    }
+}
+
+macro_rules! family {
+    ($kind:ident, $name:literal, $help:literal, $sample:expr) => {
+        Family {
+            name: $name,
+            help: $help,
+            kind: MetricType::$kind,
+            sample: $sample,
+        }
+    };
+}
+
+/// All families, in the order of the reply.
+pub const FAMILIES: &[Family] = &[
+    family!(Info, "interface", "What the interface is.", |s, out| {
+        let protocol = match s.tunnel().construction() {
+            Construction::WireGuard => "wireguard",
+            Construction::Native => "native",
+        };
+        let mut labels = vec![
+            ("protocol", protocol.to_owned()),
+            ("version", env!("CARGO_PKG_VERSION").to_owned()),
+        ];
+        if !s.record.keyless {
+            let key = s.tunnel().identity().public().to_string();
+            labels.push(("public_key", key));
+        }
+        out.push(Sample {
+            labels,
+            value: Value::Info,
+        });
+    }),
+    family!(
+        Gauge,
+        "uptime_seconds",
+        "Time since the start.",
+        |s, out| {
+            let uptime = now().mono.duration_since(s.node.started);
+            push(out, vec![], Value::Gauge(uptime.as_secs_f64()));
+        }
+    ),
+    family!(Gauge, "peers", "Configured peers.", |s, out| {
+        let peers = s.tunnel().peers().count();
+        push(out, vec![], Value::Gauge(peers as f64));
+    }),
+    family!(Counter, "sent_bytes", "Outer bytes sent.", |s, out| {
+        total(s, out, |c| c.sent_bytes);
+    }),
+    family!(
+        Counter,
+        "received_bytes",
+        "Outer bytes received and authenticated.",
+        |s, out| total(s, out, |c| c.received_bytes)
+    ),
+    family!(
+        Counter,
+        "packets_in",
+        "Inner packets that entered.",
+        |s, out| totals(s, out, |d| d.packets_in)
+    ),
+    family!(
+        Counter,
+        "packets_out",
+        "Inner packets that left.",
+        |s, out| totals(s, out, |d| d.packets_out)
+    ),
+    family!(
+        Counter,
+        "payload_bytes",
+        "Inner bytes that left.",
+        |s, out| totals(s, out, |d| d.bytes_out)
+    ),
+    family!(
+        Counter,
+        "consumed_packets",
+        "Packets that ended here as intended.",
+        |s, out| totals(s, out, |d| d.consumed)
+    ),
+    family!(
+        Gauge,
+        "held_packets",
+        "Packets that wait for a handshake or for missing parts.",
+        |s, out| {
+            let sum = s.tunnel().totals();
+            for (name, direction) in directions(&sum) {
+                let labels = vec![("direction", name.into())];
+                push(out, labels, Value::Gauge(direction.held as f64));
+            }
+        }
+    ),
+    family!(
+        Counter,
+        "dropped_packets",
+        "Packets dropped, by reason.",
+        |s, out| dropped(&s.tunnel().totals(), &[], out)
+    ),
+    family!(
+        Counter,
+        "device_dropped_packets",
+        "Packets the kernel dropped before us (tun_queue) or after us (stack), and faulty ones.",
+        |s, out| {
+            let index = s.node.tun.index();
+            let netlink = s.record.netlink.as_ref();
+            if let Some(stats) = netlink.and_then(|n| n.link_stats(index).ok()) {
+                for (place, count) in [
+                    ("tun_queue", stats.tx_dropped),
+                    ("tun_queue_error", stats.tx_errors),
+                    ("stack", stats.rx_dropped),
+                    ("stack_error", stats.rx_errors),
+                ] {
+                    push(out, vec![("place", place.into())], Value::Count(count));
+                }
+            }
+        }
+    ),
+    family!(
+        Counter,
+        "receive_queue_dropped_datagrams",
+        "Datagrams dropped by the kernel because the receive buffer was full.",
+        |s, out| {
+            let drops = s.node.sockets.counts().receive_queue_drops;
+            push(out, vec![], Value::Count(drops));
+        }
+    ),
+    family!(
+        Counter,
+        "gso_fallbacks",
+        "Sends refused with segmentation offload and repeated without.",
+        |s, out| {
+            let fallbacks = s.node.sockets.counts().gso_fallbacks;
+            push(out, vec![], Value::Count(fallbacks));
+        }
+    ),
+    family!(
+        Histogram,
+        "batch_size",
+        "Packets or datagrams moved by one call.",
+        |s, out| {
+            let batches = &s.node.batches;
+            for (call, sizes) in [
+                ("tun_read", &batches.packets_per_read),
+                ("udp_send", &batches.datagrams_per_send),
+                ("udp_receive", &batches.datagrams_per_receive),
+                ("tun_write", &batches.packets_per_write),
+            ] {
+                let labels = vec![("call", call.into())];
+                push(out, labels, Value::Histogram(sizes.clone()));
+            }
+        }
+    ),
+    family!(Info, "peer", "A peer.", |s, out| {
+        peers(s, |labels, peer| {
+            if let Some(name) = s.record.names.get(&peer.public_key) {
+                labels.push(("name", name.clone()));
+            }
+            out.push(Sample {
+                labels: std::mem::take(labels),
+                value: Value::Info,
+            });
+        });
+    }),
+    family!(
+        Gauge,
+        "peer_latest_handshake_timestamp_seconds",
+        "When the newest session was established, since the Unix epoch.",
+        |s, out| gauge(s, out, |p| p.last_handshake.map(|at| at.as_secs_f64()))
+    ),
+    family!(
+        Counter,
+        "peer_handshakes",
+        "Handshake messages and sessions.",
+        |s, out| peers(s, |labels, peer| {
+            let handshakes = &peer.counters.handshakes;
+            for (event, count) in [
+                ("initiation_sent", handshakes.initiations_sent),
+                ("initiation_received", handshakes.initiations_received),
+                ("completed", handshakes.completed),
+            ] {
+                let mut labels = labels.clone();
+                labels.push(("event", event.into()));
+                push(out, labels, Value::Count(count));
+            }
+        })
+    ),
+    family!(
+        Counter,
+        "peer_sent_bytes",
+        "Outer bytes sent to the peer.",
+        |s, out| counter(s, out, |c| c.sent_bytes)
+    ),
+    family!(
+        Counter,
+        "peer_received_bytes",
+        "Outer bytes received from the peer and authenticated.",
+        |s, out| counter(s, out, |c| c.received_bytes)
+    ),
+    family!(
+        Counter,
+        "peer_packets_in",
+        "Inner packets of the peer that entered.",
+        |s, out| counters(s, out, |d| d.packets_in)
+    ),
+    family!(
+        Counter,
+        "peer_packets_out",
+        "Inner packets of the peer that left.",
+        |s, out| counters(s, out, |d| d.packets_out)
+    ),
+    family!(
+        Counter,
+        "peer_dropped_packets",
+        "Packets of the peer dropped, by reason.",
+        |s, out| peers(s, |labels, peer| dropped(&peer.counters, labels, out))
+    ),
+    family!(
+        Gauge,
+        "peer_path_mtu_bytes",
+        "Largest outer packet known to reach the peer.",
+        |s, out| {
+            if s.tunnel().construction() == Construction::Native {
+                gauge(s, out, |p| Some(p.path.mtu.mtu() as f64));
+            }
+        }
+    ),
+    family!(
+        Gauge,
+        "peer_loss_ratio",
+        "Share of what we sent that was lost, by the peer's latest report.",
+        |s, out| gauge(s, out, |p| {
+            let report = p.path.report.as_ref()?;
+            let sent = f64::from(report.received) + f64::from(report.lost);
+            (sent > 0.0).then(|| f64::from(report.lost) / sent)
+        })
+    ),
+    family!(
+        Gauge,
+        "peer_queueing_delay_seconds",
+        "One-way delay above the least, by the peer's latest report.",
+        |s, out| gauge(s, out, |p| {
+            let report = p.path.report.as_ref()?;
+            Some(f64::from(report.queueing_delay) / 1e6)
+        })
+    ),
+];
+
+fn push(out: &mut Vec<Sample>, labels: Labels, value: Value) {
+    out.push(Sample { labels, value });
+}
+
+fn directions(counters: &PeerCounters) -> [(&'static str, &DirectionCounters); 2] {
+    [
+        ("outbound", &counters.outbound),
+        ("inbound", &counters.inbound),
+    ]
+}
+
+fn total(s: &Subject<'_>, out: &mut Vec<Sample>, of: fn(&PeerCounters) -> u64) {
+    push(out, vec![], Value::Count(of(&s.tunnel().totals())));
+}
+
+fn totals(s: &Subject<'_>, out: &mut Vec<Sample>, of: fn(&DirectionCounters) -> u64) {
+    for (name, direction) in directions(&s.tunnel().totals()) {
+        let labels = vec![("direction", name.into())];
+        push(out, labels, Value::Count(of(direction)));
+    }
+}
+
+/// Calls `tell` for every peer, with its label.
+fn peers(s: &Subject<'_>, mut tell: impl FnMut(&mut Labels, &Peer)) {
+    for peer in s.tunnel().peers() {
+        tell(&mut vec![("peer", peer.public_key.to_string())], peer);
+    }
+}
+
+fn counter(s: &Subject<'_>, out: &mut Vec<Sample>, of: fn(&PeerCounters) -> u64) {
+    peers(s, |labels, peer| {
+        push(
+            out,
+            std::mem::take(labels),
+            Value::Count(of(&peer.counters)),
+        );
+    });
+}
+
+fn counters(s: &Subject<'_>, out: &mut Vec<Sample>, of: fn(&DirectionCounters) -> u64) {
+    peers(s, |labels, peer| {
+        for (name, direction) in directions(&peer.counters) {
+            let mut labels = labels.clone();
+            labels.push(("direction", name.into()));
+            push(out, labels, Value::Count(of(direction)));
+        }
+    });
+}
+
+fn gauge(s: &Subject<'_>, out: &mut Vec<Sample>, of: fn(&Peer) -> Option<f64>) {
+    peers(s, |labels, peer| {
+        if let Some(value) = of(peer) {
+            push(out, std::mem::take(labels), Value::Gauge(value));
+        }
+    });
+}
+
+fn dropped(counters: &PeerCounters, labels: &[(&'static str, String)], out: &mut Vec<Sample>) {
+    for (name, direction) in directions(counters) {
+        for (reason, count) in direction.drops.nonzero() {
+            let mut labels = labels.to_vec();
+            labels.push(("direction", name.into()));
+            labels.push(("reason", reason.name().into()));
+            push(out, labels, Value::Count(count));
+        }
+    }
+}

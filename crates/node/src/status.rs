@@ -1,0 +1,417 @@
+//! What a node tells about itself: [`Status`], which is also the JSON of `seikan status --json`.
+//!
+//! That JSON is a stable interface: fields are added but keep their names and meaning as long as
+//! [`Status::version`] stays. Keys in it are public ones only.
+
+use crate::control::subject::Record;
+use crate::node::{Node, now};
+use seikan_observe::{DirectionCounters, DropCounts, Histogram, PeerCounters};
+use seikan_proto::noise::Construction;
+use seikan_proto::peer::Peer;
+use seikan_proto::tunnel::Now;
+use seikan_sys::ability::Ability;
+use seikan_sys::udp::UdpSocket;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+/// Version of the interface; another one breaks readers of this one.
+pub const VERSION: u32 = 1;
+
+/// A running tunnel.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// [`VERSION`].
+    pub version: u32,
+    /// The process.
+    pub pid: u32,
+    /// The interface.
+    pub interface: Interface,
+    /// The TUN device and the kernel's counts of it.
+    pub device: Device,
+    /// The UDP sockets, one for each address family.
+    pub sockets: Vec<Socket>,
+    /// Datagrams that the kernel dropped because the receive buffer was full; what it had joined
+    /// counts once.
+    pub receive_queue_drops: u64,
+    /// Sends that were refused with segmentation offload and repeated without.
+    pub gso_fallbacks: u64,
+    /// All peers together, past ones and what belonged to none included.
+    pub totals: Traffic,
+    /// How many packets each system call moved.
+    pub batches: Batches,
+    /// The peers, ordered by key.
+    pub peers: Vec<PeerStatus>,
+}
+
+/// What the interface is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Interface {
+    /// Its name.
+    pub name: String,
+    /// `wireguard` or `native`.
+    pub protocol: String,
+    /// Our public key; absent after a client took the private one away.
+    pub public_key: Option<String>,
+    /// UDP port.
+    pub listen_port: u16,
+    /// Mark on what we send, if any.
+    pub fwmark: Option<u32>,
+    /// Seconds since the start, time asleep included.
+    pub uptime_s: f64,
+    /// Why `wg` cannot reach this instance, if so.
+    pub without_uapi: Option<String>,
+}
+
+/// The TUN device.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Device {
+    /// MTU inside the tunnel in bytes.
+    pub mtu: Option<u32>,
+    /// Packets that wait for us at most; what comes then is dropped before we see it.
+    pub queue_length: Option<u32>,
+    /// The kernel's counts.
+    pub kernel: Option<KernelCounters>,
+    /// What the device can do.
+    pub capabilities: BTreeMap<String, Capability>,
+}
+
+/// The kernel's counts of the TUN device, seen from the kernel: it transmits to us.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KernelCounters {
+    /// Packets handed to us; a super-packet counts once.
+    pub tx_packets: u64,
+    /// Packets dropped before us: the queue was full, or nobody read.
+    pub tx_dropped: u64,
+    /// Packets that could not be handed to us.
+    pub tx_errors: u64,
+    /// Packets taken from us; a super-packet counts once.
+    pub rx_packets: u64,
+    /// Packets of ours that the kernel's stack dropped.
+    pub rx_dropped: u64,
+    /// Packets of ours that the kernel found faulty.
+    pub rx_errors: u64,
+}
+
+/// Something that the kernel may or may not be able to do.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Capability {
+    /// Whether it can.
+    pub present: bool,
+    /// Why not.
+    pub reason: Option<String>,
+}
+
+/// A UDP socket.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Socket {
+    /// Where it listens.
+    pub address: Option<SocketAddr>,
+    /// Receive buffer in bytes, as granted.
+    pub receive_buffer: Option<usize>,
+    /// Send buffer in bytes, as granted.
+    pub send_buffer: Option<usize>,
+    /// Segmentation offload is in use.
+    pub gso: bool,
+    /// What the socket can do.
+    pub capabilities: BTreeMap<String, Capability>,
+}
+
+/// Both directions and the handshakes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Traffic {
+    /// Outer bytes sent: the payload of UDP.
+    pub sent_bytes: u64,
+    /// Outer bytes received and authenticated.
+    pub received_bytes: u64,
+    /// From the TUN device to the network.
+    pub outbound: Direction,
+    /// From the network to the TUN device.
+    pub inbound: Direction,
+    /// Handshakes.
+    pub handshakes: Handshakes,
+}
+
+/// One direction. `packets_in = packets_out + consumed + held + drops + unaccounted`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Direction {
+    /// Inner packets that entered; a super-packet counts as those it stands for.
+    pub packets_in: u64,
+    /// Inner packets that left.
+    pub packets_out: u64,
+    /// Inner bytes that left.
+    pub bytes_out: u64,
+    /// Packets that ended here as intended: keepalives, probes, reports, handshakes.
+    pub consumed: u64,
+    /// Packets that wait for a handshake or for missing parts.
+    pub held: u64,
+    /// Packets whose fate is unknown. Anything but 0 is a fault of Seikan.
+    pub unaccounted: i64,
+    /// Packets dropped, by the reason's name; reasons that never occurred are left out.
+    pub drops: BTreeMap<String, u64>,
+}
+
+/// Handshakes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Handshakes {
+    /// Initiations sent.
+    pub initiations_sent: u64,
+    /// Valid initiations received.
+    pub initiations_received: u64,
+    /// Sessions established.
+    pub completed: u64,
+}
+
+/// How many packets or datagrams each system call moved.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Batches {
+    /// Reads of the TUN device handled together; each may be a super-packet.
+    pub packets_per_read: Distribution,
+    /// Datagrams per send.
+    pub datagrams_per_send: Distribution,
+    /// Datagrams per receive.
+    pub datagrams_per_receive: Distribution,
+    /// Packets per write to the TUN device.
+    pub packets_per_write: Distribution,
+}
+
+/// A distribution of sizes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Distribution {
+    /// How many batches.
+    pub count: u64,
+    /// Arithmetic mean of their sizes; 0 without batches.
+    pub mean: f64,
+    /// How many had which size; empty classes are left out.
+    pub buckets: Vec<Bucket>,
+}
+
+/// Sizes from a power of two up to the next.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Bucket {
+    /// Least size.
+    pub from: u64,
+    /// How many had this size or more, up to twice as much.
+    pub count: u64,
+}
+
+/// A peer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PeerStatus {
+    /// Its name in the configuration.
+    pub name: Option<String>,
+    /// Its identity.
+    pub public_key: String,
+    /// Whether there is a preshared key; never which.
+    pub has_preshared_key: bool,
+    /// Prefixes routed to it and accepted from it.
+    pub allowed_ips: Vec<String>,
+    /// Seconds between persistent keepalives, if any.
+    pub persistent_keepalive_s: Option<u64>,
+    /// The newest session.
+    pub latest_handshake: Option<LatestHandshake>,
+    /// AEAD of the current session.
+    pub cipher: Option<String>,
+    /// Why its latest handshake was refused.
+    pub refusal: Option<String>,
+    /// The way to it.
+    pub path: Path,
+    /// What was counted.
+    pub traffic: Traffic,
+}
+
+/// When a session was established.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LatestHandshake {
+    /// Seconds since the Unix epoch.
+    pub unix_s: u64,
+    /// Seconds ago.
+    pub age_s: u64,
+}
+
+/// The way to a peer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Path {
+    /// Where the peer is.
+    pub endpoint: Option<SocketAddr>,
+    /// Largest outer IP packet that is known to get through, in bytes (native).
+    pub mtu: Option<usize>,
+    /// Segmentation offload is used; not where it turned out to lose datagrams.
+    pub gso: bool,
+    /// What the far end says about what we send (native).
+    pub report: Option<Report>,
+}
+
+/// The far end's latest report: of about a second.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Report {
+    /// Datagrams received.
+    pub received: u32,
+    /// Datagrams missing.
+    pub lost: u32,
+    /// Of those, the first of their batch.
+    pub lost_first: u32,
+    /// Largest distance by which one came late, in datagrams.
+    pub reordering: u16,
+    /// Datagrams marked by a congested router.
+    pub congestion_marks: u32,
+    /// Mean delay above the least, in microseconds.
+    pub queueing_delay_us: u32,
+}
+
+/// Everything but the peers, who may be many and are told of one by one.
+pub fn without_peers(node: &Node, record: &Record) -> Status {
+    let counts = node.sockets.counts();
+    Status {
+        version: VERSION,
+        pid: std::process::id(),
+        interface: interface(node, record),
+        device: device(node, record),
+        sockets: node.sockets.iter().map(socket).collect(),
+        receive_queue_drops: counts.receive_queue_drops,
+        gso_fallbacks: counts.gso_fallbacks,
+        totals: traffic(&node.tunnel.totals()),
+        batches: Batches {
+            packets_per_read: distribution(&node.batches.packets_per_read),
+            datagrams_per_send: distribution(&node.batches.datagrams_per_send),
+            datagrams_per_receive: distribution(&node.batches.datagrams_per_receive),
+            packets_per_write: distribution(&node.batches.packets_per_write),
+        },
+        peers: Vec::new(),
+    }
+}
+
+/// One peer.
+pub fn peer(node: &Node, record: &Record, peer: &Peer, now: Now) -> PeerStatus {
+    let native = node.tunnel.construction() == Construction::Native;
+    PeerStatus {
+        name: record.names.get(&peer.public_key).cloned(),
+        public_key: peer.public_key.to_string(),
+        has_preshared_key: peer.preshared_key.is_set(),
+        allowed_ips: node
+            .tunnel
+            .allowed_ips(peer.id)
+            .map(|prefix| prefix.to_string())
+            .collect(),
+        persistent_keepalive_s: peer.persistent_keepalive().map(|i| i.as_secs()),
+        latest_handshake: peer.last_handshake.map(|at| LatestHandshake {
+            unix_s: at.as_secs(),
+            age_s: now.wall.saturating_sub(at).as_secs(),
+        }),
+        cipher: peer.cipher().map(|cipher| cipher.name().to_owned()),
+        refusal: peer.refusal.clone(),
+        path: Path {
+            endpoint: peer.path.endpoint,
+            mtu: native.then(|| peer.path.mtu.mtu()),
+            gso: peer.path.gso,
+            report: peer.path.report.as_ref().map(|report| Report {
+                received: report.received,
+                lost: report.lost,
+                lost_first: report.lost_first,
+                reordering: report.reordering,
+                congestion_marks: report.congestion_marks,
+                queueing_delay_us: report.queueing_delay,
+            }),
+        },
+        traffic: traffic(&peer.counters),
+    }
+}
+
+fn interface(node: &Node, record: &Record) -> Interface {
+    let key = node.tunnel.identity().public();
+    let uptime = now().mono.duration_since(node.started);
+    Interface {
+        name: record.name.clone(),
+        protocol: match node.tunnel.construction() {
+            Construction::WireGuard => "wireguard".into(),
+            Construction::Native => "native".into(),
+        },
+        public_key: (!record.keyless).then(|| key.to_string()),
+        listen_port: node.sockets.port(),
+        fwmark: node.sockets.fwmark(),
+        uptime_s: uptime.as_millis() as f64 / 1000.0,
+        without_uapi: record.without_uapi.clone(),
+    }
+}
+
+fn device(node: &Node, record: &Record) -> Device {
+    let index = node.tun.index();
+    let netlink = record.netlink.as_ref();
+    let link = netlink.and_then(|netlink| netlink.link_by_index(index).ok());
+    let stats = netlink.and_then(|netlink| netlink.link_stats(index).ok());
+    Device {
+        mtu: link.as_ref().map(|link| link.mtu),
+        queue_length: link.as_ref().map(|link| link.tx_queue_len),
+        kernel: stats.map(|stats| KernelCounters {
+            tx_packets: stats.tx_packets,
+            tx_dropped: stats.tx_dropped,
+            tx_errors: stats.tx_errors,
+            rx_packets: stats.rx_packets,
+            rx_dropped: stats.rx_dropped,
+            rx_errors: stats.rx_errors,
+        }),
+        capabilities: capabilities(&node.tun.capabilities().table()),
+    }
+}
+
+fn socket(socket: &UdpSocket) -> Socket {
+    let buffers = socket.buffers().ok();
+    Socket {
+        address: socket.local_addr().ok(),
+        receive_buffer: buffers.map(|(receive, _)| receive),
+        send_buffer: buffers.map(|(_, send)| send),
+        gso: socket.gso(),
+        capabilities: capabilities(&socket.capabilities().table()),
+    }
+}
+
+fn capabilities(table: &[(&'static str, &Ability)]) -> BTreeMap<String, Capability> {
+    let entry = |(name, ability): &(&'static str, &Ability)| {
+        let capability = Capability {
+            present: ability.is_present(),
+            reason: ability.reason().map(str::to_owned),
+        };
+        ((*name).to_owned(), capability)
+    };
+    table.iter().map(entry).collect()
+}
+
+fn traffic(counters: &PeerCounters) -> Traffic {
+    Traffic {
+        sent_bytes: counters.sent_bytes,
+        received_bytes: counters.received_bytes,
+        outbound: direction(&counters.outbound),
+        inbound: direction(&counters.inbound),
+        handshakes: Handshakes {
+            initiations_sent: counters.handshakes.initiations_sent,
+            initiations_received: counters.handshakes.initiations_received,
+            completed: counters.handshakes.completed,
+        },
+    }
+}
+
+fn direction(counters: &DirectionCounters) -> Direction {
+    Direction {
+        packets_in: counters.packets_in,
+        packets_out: counters.packets_out,
+        bytes_out: counters.bytes_out,
+        consumed: counters.consumed,
+        held: counters.held,
+        unaccounted: i64::try_from(counters.unaccounted()).unwrap_or(i64::MAX),
+        drops: drops(&counters.drops),
+    }
+}
+
+fn drops(counts: &DropCounts) -> BTreeMap<String, u64> {
+    let named = counts.nonzero();
+    named.map(|(r, n)| (r.name().to_owned(), n)).collect()
+}
+
+fn distribution(histogram: &Histogram) -> Distribution {
+    let filled = histogram.buckets().filter(|(_, count)| *count > 0);
+    Distribution {
+        count: histogram.count(),
+        mean: histogram.mean(),
+        buckets: filled.map(|(from, count)| Bucket { from, count }).collect(),
+    }
+}
