@@ -51,11 +51,15 @@ impl Screen {
         let _ = writeln!(self.0, "  {BOLD}{label}{RESET}: {text}");
     }
 
+    fn heading(&mut self, label: &str) {
+        let _ = writeln!(self.0, "  {BOLD}{label}{RESET}:");
+    }
+
     /// A count with the sentence behind it.
     fn drop(&mut self, count: u64, direction: &str, sentence: &str) {
         let _ = writeln!(
             self.0,
-            "    {RED}{:>9}{RESET} {direction:<3} {sentence}",
+            "    {RED}{:>9}{RESET} {direction:<3}  {sentence}",
             number(count)
         );
     }
@@ -107,21 +111,17 @@ fn interface(status: &Status, out: &mut Screen) {
 fn interface_drops(status: &Status, out: &mut Screen) {
     let mut drops = Vec::new();
     if let Some(kernel) = &status.device.kernel {
-        drops.push((
-            kernel.tx_dropped,
-            "out",
-            "dropped in the TUN queue before us.",
-        ));
-        drops.push((
-            kernel.rx_dropped,
-            "in",
-            "dropped by the kernel's stack after us.",
-        ));
+        let (queue, stack) = (
+            "The queue of the TUN device was full, or closed; the kernel dropped it before us.",
+            "The kernel's network stack dropped what we handed over.",
+        );
+        drops.push((kernel.tx_dropped, "out", queue));
+        drops.push((kernel.rx_dropped, "in", stack));
     }
     drops.push((
         status.receive_queue_drops,
         "in",
-        "dropped in the full receive buffer before us.",
+        "The receive buffer of a socket was full; the kernel dropped it before us.",
     ));
     let of_peers = |pick: fn(&Traffic) -> &Direction, name: &str| -> u64 {
         let all = status.peers.iter();
@@ -136,7 +136,7 @@ fn interface_drops(status: &Status, out: &mut Screen) {
     }
     let happened = drops.iter().any(|(count, ..)| *count > 0);
     if happened || stray.iter().any(|(count, ..)| *count > 0) {
-        out.line("dropped elsewhere", "");
+        out.heading("dropped elsewhere");
     }
     for (count, direction, sentence) in drops {
         if count > 0 {
@@ -195,6 +195,10 @@ fn peer(peer: &PeerStatus, out: &mut Screen) {
     if let Some(path) = path(&peer.path) {
         out.line("path", path);
     }
+    if !peer.path.gso {
+        let text = "off, the path loses by place in the batch";
+        out.line("segmentation offload", format!("{YELLOW}{text}{RESET}"));
+    }
     traffic(&peer.traffic, out);
     peer_drops(&peer.traffic, out);
 }
@@ -218,7 +222,7 @@ fn traffic(traffic: &Traffic, out: &mut Screen) {
 fn peer_drops(traffic: &Traffic, out: &mut Screen) {
     let directions = DIRECTIONS.map(|(label, pick)| (label, &pick(traffic).drops));
     if directions.iter().any(|(_, drops)| !drops.is_empty()) {
-        out.line("dropped", "");
+        out.heading("dropped");
     }
     for (label, drops) in directions {
         for (name, count) in drops {
@@ -306,11 +310,6 @@ fn path(path: &Path) -> Option<String> {
     }
     if let Some(report) = &path.report {
         parts.push(self::report(report));
-    }
-    if !path.gso {
-        parts.push(format!(
-            "{YELLOW}sent without segmentation offload: the path loses by place in the batch{RESET}"
-        ));
     }
     (!parts.is_empty()).then(|| parts.join(", "))
 }
@@ -422,6 +421,13 @@ mod tests {
             assert_eq!(sentence(reason.name()), reason.describe());
         }
         assert_eq!(sentence("from_the_future"), "from_the_future");
+    }
+
+    #[test]
+    fn a_screen_has_everything_and_tells_it_once() {
+        let json = include_str!("../../../../node/testdata/status.json");
+        let screen = plain(&render(&serde_json::from_str(json).unwrap()));
+        assert_eq!(screen, include_str!("screen.txt"));
     }
 
     #[test]
