@@ -24,6 +24,13 @@ use std::time::Duration;
 /// A source that repeats itself with every run.
 pub struct Counter(u64);
 
+impl Counter {
+    /// The source that starts with `seed`.
+    pub fn new(seed: u64) -> Counter {
+        Counter(seed)
+    }
+}
+
 impl Rng for Counter {
     fn fill(&mut self, destination: &mut [u8]) {
         for chunk in destination.chunks_mut(8) {
