@@ -1,4 +1,7 @@
 //! Latency: ICMP echo (RFC 792, RFC 4443), answered by the far kernel, so that only the path is measured.
+//!
+//! Times are from program to program, on the monotonic clock: what `ping -U` shows, some microseconds above the time that
+//! `ping` takes from the kernel's receive stamp.
 
 use std::io::{ErrorKind, Read};
 use std::net::{IpAddr, SocketAddr};

@@ -172,6 +172,6 @@ fn method(report: &BenchReport) -> Vec<String> {
             o.seconds
         ),
         "TCP: 128 KiB writes for a warm-up of 1 s and the measured time; bytes read by the receiving program. UDP: one system call per datagram, as fast as the sender can; datagrams received once.".to_owned(),
-        "CPU s/Gbit: busy CPU seconds of the whole machine, load generator included, per Gbit received. Memory: largest resident size of a process of the tunnel. Ping: mean of 200 ICMP echoes, 2 ms apart, median over rounds.".to_owned(),
+        "CPU s/Gbit: busy CPU seconds of the whole machine, load generator included, per Gbit received. Memory: largest resident size of a process of the tunnel. Ping: mean of 200 ICMP echoes, 2 ms apart, from program to program as `ping -U`, median over rounds.".to_owned(),
     ]
 }
