@@ -25,17 +25,7 @@ fuzz_target!(|script: &[u8]| {
         match operation % 7 {
             // An authentic record of any content.
             0 => {
-                let stamp = if construction == Construction::Native {
-                    u16::from(b) << 8
-                } else {
-                    0
-                };
-                let position = if construction == Construction::Native {
-                    a
-                } else {
-                    0
-                };
-                let message = peer.seal(bytes, position, stamp);
+                let message = peer.seal(bytes);
                 let size = message.len();
                 peer.deliver(message, size, b);
             }
@@ -45,7 +35,7 @@ fuzz_target!(|script: &[u8]| {
                 let messages: Vec<Vec<u8>> = bytes
                     .chunks(size)
                     .take(64)
-                    .map(|part| peer.seal(part, 0, 0))
+                    .map(|part| peer.seal(part))
                     .collect();
                 if let Some(first) = messages.first() {
                     let size = first.len();
@@ -65,7 +55,7 @@ fuzz_target!(|script: &[u8]| {
                 let mut message = if b & 1 == 0 {
                     peer.initiate(&[])
                 } else {
-                    peer.seal(bytes, 0, 0)
+                    peer.seal(bytes)
                 };
                 let at = usize::from(a) % message.len();
                 message[at] ^= b | 2;

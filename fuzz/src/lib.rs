@@ -15,7 +15,7 @@ use seikan_proto::session::Session;
 use seikan_proto::tai64n::Tai64nClock;
 use seikan_proto::time::Instant;
 use seikan_proto::tunnel::{Datagram, Now, Tunnel, TunnelConfig};
-use seikan_wire::message::{DATA_HEADER_LEN, DataHeader, TAG_LEN};
+use seikan_wire::message::{DATA_HEADER_LEN, TAG_LEN};
 use seikan_wire::{IpPacket, VNET_HDR_LEN, VnetHdr};
 use std::io::IoSlice;
 use std::net::{IpAddr, SocketAddr};
@@ -23,6 +23,13 @@ use std::time::Duration;
 
 /// A source that repeats itself with every run.
 pub struct Counter(u64);
+
+impl Counter {
+    /// The source that starts with `seed`.
+    pub fn new(seed: u64) -> Counter {
+        Counter(seed)
+    }
+}
 
 impl Rng for Counter {
     fn fill(&mut self, destination: &mut [u8]) {
@@ -141,20 +148,11 @@ impl Peer {
     }
 
     /// Seals `plaintext` under the session.
-    pub fn seal(&mut self, plaintext: &[u8], position: u8, stamp: u16) -> Vec<u8> {
+    pub fn seal(&mut self, plaintext: &[u8]) -> Vec<u8> {
         let mut message = vec![0; DATA_HEADER_LEN + plaintext.len() + TAG_LEN];
         message[DATA_HEADER_LEN..][..plaintext.len()].copy_from_slice(plaintext);
-        let kind = self.construction.data_type();
-        self.session.seal(
-            DataHeader {
-                kind,
-                position,
-                stamp,
-                receiver: 0,
-                counter: 0,
-            },
-            &mut message,
-        );
+        self.session
+            .seal(self.construction.data_type(), &mut message);
         message
     }
 

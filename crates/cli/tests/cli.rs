@@ -362,3 +362,32 @@ fn every_verb_has_a_man_page() {
     }
     assert!(directory.join("seikan.1").exists());
 }
+
+/// `seikan` that looks for instances in an empty folder.
+fn without_instances(args: &[&str]) -> Output {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = seikan();
+    command.args(args).env("SEIKAN_RUN_DIR", folder.path());
+    command.output().unwrap()
+}
+
+#[test]
+fn status_without_a_tunnel_says_so() {
+    let output = without_instances(&["status"]);
+    assert_eq!(output.status.code(), Some(0));
+    assert!(stderr(&output).contains("No tunnel is running"));
+    let output = without_instances(&["status", "--json"]);
+    assert_eq!(output.stdout, b"[]\n");
+}
+
+#[test]
+fn status_and_down_of_what_does_not_run_fail() {
+    for verb in ["status", "down"] {
+        let output = without_instances(&[verb, "nothere0"]);
+        assert_eq!(output.status.code(), Some(1), "{verb}");
+        assert!(
+            stderr(&output).contains("`nothere0` is not running"),
+            "{verb}"
+        );
+    }
+}

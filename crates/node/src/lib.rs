@@ -3,8 +3,12 @@
 
 pub mod config;
 pub mod control;
+pub mod life;
 pub mod metrics;
 pub mod node;
+pub mod save;
+pub mod setup;
+pub mod state;
 pub mod status;
 pub mod uapi;
 pub mod up;

@@ -415,3 +415,28 @@ fn distribution(histogram: &Histogram) -> Distribution {
         buckets: filled.map(|(from, count)| Bucket { from, count }).collect(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::Value;
+
+    /// The stable interface, with every field that there is.
+    const GOLDEN: &str = include_str!("../testdata/status.json");
+
+    #[test]
+    fn the_json_has_the_fields_it_is_known_for() {
+        let known: Value = serde_json::from_str(GOLDEN).unwrap();
+        let status: Status = serde_json::from_str(GOLDEN).unwrap();
+        assert_eq!(status.version, VERSION);
+        assert_eq!(serde_json::to_value(&status).unwrap(), known);
+    }
+
+    #[test]
+    fn peers_come_last_so_that_they_can_follow_in_pieces() {
+        let mut status: Status = serde_json::from_str(GOLDEN).unwrap();
+        status.peers.clear();
+        let text = serde_json::to_string(&status).unwrap();
+        assert!(text.ends_with("\"peers\":[]}"), "{text}");
+    }
+}

@@ -1,16 +1,41 @@
 //! From a configuration to a running tunnel, and back to nothing.
+//!
+//! Up, in this order: is anything in the way ([`in_the_way`]); the journal and what a killed
+//! instance left; the hook process; `PreUp`; the plan of routes; the interface with its sockets;
+//! addresses, MTU, up; name servers; routes, rules, firewall; `PostUp`. Then privileges are dropped
+//! to `CAP_NET_ADMIN`, and the worker runs. Down in reverse: `PreDown`, `SaveConfig`, the interface,
+//! everything in the journal, `PostDown`. A failure or a signal half way goes down from there.
+//!
+//! # Privileges
+//!
+//! What has to be done at the end needs no more than what is kept: rules, `net.` sysctls and
+//! nftables ask for `CAP_NET_ADMIN`; resolvconf(8) and the file that `SaveConfig` writes belong to
+//! root, which the daemon's user still is, without being able to override permissions. Hooks may
+//! need anything, so the process that was forked for them before keeps everything; it takes no
+//! input but the number of a command that was fixed at the start. `CAP_DAC_OVERRIDE` is kept only if
+//! `SaveConfig` has to write into a folder that is not its user's.
 
-use crate::config::Config;
-use crate::node::{Node, NodeError};
-use crate::worker::{self, Service, Verdict};
+use crate::config::{Config, Diagnostic, Host, Severity};
+use crate::life::{Life, LifeError};
+use crate::node::{Node, NodeError, resolve};
+use crate::save;
+use crate::setup::hooks::{HookError, Hooks, Moment};
+use crate::setup::{self, Change, firewall, mtu, occupied, routes};
+use crate::state::{self, Journal, STATE_DIRECTORY, StateError};
+use crate::worker::{self, Ended, Service, Verdict};
+use seikan_sys::dns::DnsError;
 use seikan_sys::netlink::{Netlink, NetlinkError};
 use seikan_sys::poll::Epoll;
-use seikan_sys::signal::Signals;
+use seikan_sys::privilege::{self, Capability, PrivilegeError};
+use seikan_sys::signal::{Signal, Signals};
+use seikan_sys::tun::TunError;
+use seikan_sys::udp::UdpError;
+use std::io;
+use std::net::IpAddr;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
-/// Packets that the TUN device queues for us; the kernel's 500 overflow in a burst of small ones.
-const TX_QUEUE_LEN: u32 = 1000;
-
-/// Why `up` failed.
+/// Why `up` failed. Everything made until then was taken back.
 #[derive(Debug, thiserror::Error)]
 pub enum UpError {
     /// The node.
@@ -21,30 +46,408 @@ pub enum UpError {
     Netlink(#[from] NetlinkError),
     /// Signals.
     #[error("cannot block signals: {0}")]
-    Signals(std::io::Error),
+    Signals(io::Error),
+    /// Another instance runs.
+    #[error(transparent)]
+    State(#[from] StateError),
+    /// A command of the configuration.
+    #[error(transparent)]
+    Hook(#[from] HookError),
+    /// Name servers.
+    #[error(transparent)]
+    Dns(#[from] DnsError),
+    /// Privileges.
+    #[error(transparent)]
+    Privilege(#[from] PrivilegeError),
+    /// The network cannot be watched.
+    #[error(transparent)]
+    Life(#[from] LifeError),
+    /// The process may not do it.
+    #[error(
+        "bringing up interface {interface} takes CAP_NET_ADMIN, which this process lacks: run it \
+         with sudo, or once `setcap cap_net_admin+ep` on the program"
+    )]
+    NotPermitted {
+        /// Which interface.
+        interface: String,
+    },
+    /// The name is taken.
+    #[error("interface {interface} exists already: {what}")]
+    InterfaceExists {
+        /// Which interface.
+        interface: String,
+        /// What it is, and what to do.
+        what: String,
+    },
+    /// The port is taken.
+    #[error(
+        "UDP port {port} is in use by {holder}: choose another `ListenPort`, or stop that first"
+    )]
+    PortInUse {
+        /// Which port.
+        port: u16,
+        /// By whom.
+        holder: String,
+    },
+    /// The interface vanished while the tunnel ran.
+    #[error(
+        "interface {interface} was deleted under the tunnel, which ended; start it again, and see \
+         who deleted it"
+    )]
+    InterfaceGone {
+        /// Which interface.
+        interface: String,
+    },
 }
 
-struct Nothing;
-impl Service for Nothing {
-    fn start(&mut self, _: &Epoll) -> std::io::Result<()> {
-        Ok(())
-    }
-    fn ready(&mut self, _: u64, _: &Epoll, _: &mut Node) -> Verdict {
-        Verdict::Continue
+/// What a tunnel is when it is up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UpSummary {
+    /// The interface.
+    pub interface: String,
+    /// The wire protocol.
+    pub protocol: crate::config::Protocol,
+    /// The UDP port of both families.
+    pub port: u16,
+    /// The MTU inside the tunnel.
+    pub mtu: u32,
+}
+
+/// Told how things go.
+pub trait Observer {
+    /// Something is odd, but the tunnel goes on.
+    fn warn(&mut self, warning: Diagnostic);
+    /// The interface carries traffic. With an error the tunnel ends again: nobody knows of it.
+    fn is_up(&mut self, summary: &UpSummary) -> io::Result<()>;
+    /// The tunnel was asked to end.
+    fn is_stopping(&mut self);
+}
+
+/// What `up` needs to know beside the configuration.
+#[derive(Debug, Clone)]
+pub struct UpOptions {
+    /// Where `SaveConfig` writes.
+    pub config_file: Option<PathBuf>,
+    /// Where the journal is kept.
+    pub state_directory: PathBuf,
+    /// Give up all privileges but `CAP_NET_ADMIN` once everything is set up.
+    pub drop_privileges: bool,
+}
+
+impl Default for UpOptions {
+    fn default() -> Self {
+        UpOptions {
+            config_file: None,
+            state_directory: STATE_DIRECTORY.into(),
+            drop_privileges: true,
+        }
     }
 }
 
 /// Brings the interface up and runs until told to stop.
-pub fn up(config: &Config) -> Result<(), UpError> {
+///
+/// The process must still have one thread: one that has more, such as a test, can have no hooks and
+/// has to keep its privileges.
+pub fn up(
+    config: &Config,
+    options: &UpOptions,
+    observer: &mut dyn Observer,
+) -> Result<(), UpError> {
     let signals = Signals::block().map_err(UpError::Signals)?;
-    let mut node = Node::create(config)?;
     let netlink = Netlink::open()?;
-    let index = node.tun.index();
-    netlink.set_tx_queue_len(index, TX_QUEUE_LEN)?;
-    for address in &config.addresses {
-        netlink.add_address(index, *address)?;
+    let journal = open_journal(config, options, observer)?;
+    in_the_way(config, &netlink)?;
+    let hooks = Hooks::start(config, journal.path().map(Path::to_owned))?;
+    let mut work = Work {
+        config,
+        options,
+        observer,
+        signals: &signals,
+        netlink,
+        journal,
+        hooks,
+        node: None,
+        reached: None,
+    };
+    let outcome = work.bring_up().and_then(|()| work.run());
+    work.tear_down();
+    match outcome? {
+        Ended::Asked => Ok(()),
+        Ended::InterfaceGone => Err(UpError::InterfaceGone {
+            interface: config.name.to_string(),
+        }),
     }
-    netlink.set_up(index)?;
-    worker::run(&mut node, &signals, &mut Nothing)?;
-    Ok(())
+}
+
+/// Takes the lock, and takes back what a killed instance left.
+fn open_journal(
+    config: &Config,
+    options: &UpOptions,
+    observer: &mut dyn Observer,
+) -> Result<Journal, UpError> {
+    let (journal, left) = match Journal::open(&options.state_directory, &config.name) {
+        Ok(opened) => opened,
+        Err(error @ StateError::Running { .. }) => return Err(error.into()),
+        Err(error) => {
+            observer.warn(setup::without_journal(&error.to_string()));
+            (Journal::in_memory(), Vec::new())
+        }
+    };
+    if !left.is_empty() {
+        let name = config.name.as_str();
+        let message = "an earlier tunnel of this name was killed; what it left was taken back";
+        let mut warning = Diagnostic::new(Severity::Warning, name, message);
+        if left.contains(&Change::Hooks) {
+            warning = warning.with_help(
+                "but for its hooks: see whether its PreDown and PostDown commands have to be run",
+            );
+        }
+        observer.warn(warning);
+        for failure in state::take_back(left) {
+            observer.warn(Diagnostic::new(Severity::Warning, name, failure));
+        }
+    }
+    Ok(journal)
+}
+
+/// What can be known to be in the way before any hook has run.
+fn in_the_way(config: &Config, netlink: &Netlink) -> Result<(), UpError> {
+    let interface = config.name.to_string();
+    if !privilege::has_net_admin() {
+        return Err(UpError::NotPermitted { interface });
+    }
+    let Some(index) = netlink.link_index(&interface)? else {
+        return Ok(());
+    };
+    let kind = netlink.link_by_index(index).map(|link| link.kind);
+    let what = match (
+        occupied::tun_holder(&interface),
+        kind.unwrap_or_default().as_str(),
+    ) {
+        (Some(holder), _) => {
+            format!("{holder} runs it; stop that first, or name the configuration's file otherwise")
+        }
+        (None, "tun") => format!(
+            "a TUN device that no process holds; if it is a left-over, remove it with \
+             `ip link delete {interface}`"
+        ),
+        (None, "wireguard") => format!(
+            "the kernel's WireGuard runs it; stop that first with `wg-quick down {interface}` or \
+             `ip link delete {interface}`"
+        ),
+        (None, kind) => format!(
+            "it is {}; name the configuration's file otherwise",
+            if kind.is_empty() {
+                "a network card".to_owned()
+            } else {
+                format!("a {kind} device")
+            }
+        ),
+    };
+    Err(UpError::InterfaceExists { interface, what })
+}
+
+/// A tunnel on its way up or down. The journal comes before the hooks: should this process panic,
+/// its lock is free when the hook process, which is then waited for, wants to clean up.
+struct Work<'a> {
+    config: &'a Config,
+    options: &'a UpOptions,
+    observer: &'a mut dyn Observer,
+    signals: &'a Signals,
+    netlink: Netlink,
+    journal: Journal,
+    node: Option<Node>,
+    /// How far the hooks have come on the way up.
+    reached: Option<Moment>,
+    hooks: Hooks,
+}
+
+impl Work<'_> {
+    /// All of the way up; leaves early, without a node, if a signal says so.
+    fn bring_up(&mut self) -> Result<(), UpError> {
+        if !self.hooks.is_empty() {
+            let observer = &mut *self.observer;
+            setup::note(&mut self.journal, Change::Hooks, &mut |w| observer.warn(w));
+        }
+        self.reached = Some(Moment::PreUp);
+        self.hooks.run(Moment::PreUp)?;
+        if self.is_interrupted() {
+            return Ok(());
+        }
+        let (mut config, endpoints) = self.resolved();
+        let plan = routes::plan(&config, &endpoints, &self.netlink)?;
+        config.fwmark = plan.mark;
+        config.mtu = Some(mtu::inner_mtu(
+            &config,
+            &endpoints,
+            plan.mark,
+            &self.netlink,
+        ));
+        let node = Node::create(&config).map_err(|error| self.explain(error))?;
+        let index = node.tun.index();
+        self.node = Some(node);
+        setup::set_up_interface(&config, index, &self.netlink)?;
+        let observer = &mut *self.observer;
+        let mut warn = |warning| observer.warn(warning);
+        setup::set_dns(&config, &mut self.journal, &mut warn)?;
+        setup::set_routes(&plan, index, &self.netlink, &mut self.journal, &mut warn)?;
+        if let Some(mark) = plan.own_table() {
+            firewall::apply(&config, mark, &mut self.journal, &mut warn);
+        }
+        if self.is_interrupted() {
+            return Ok(());
+        }
+        self.reached = Some(Moment::PostUp);
+        self.hooks.run(Moment::PostUp)?;
+        Ok(())
+    }
+
+    /// The worker's life, unless a signal came before it.
+    fn run(&mut self) -> Result<Ended, UpError> {
+        let interrupted = self.is_interrupted();
+        let Some(node) = self.node.as_mut().filter(|_| !interrupted) else {
+            return Ok(Ended::Asked);
+        };
+        if self.options.drop_privileges {
+            match privilege::drop_to(&kept(self.config, self.options)) {
+                // What is not there cannot be kept, and is not needed for the tunnel itself.
+                Err(PrivilegeError::Missing { .. }) => privilege::drop_to(&[])?,
+                other => other?,
+            }
+        }
+        let mut services = Services {
+            life: Life::new(self.config, node)?,
+        };
+        let summary = UpSummary {
+            interface: self.config.name.to_string(),
+            protocol: self.config.protocol,
+            port: node.sockets.port(),
+            mtu: self.netlink.link_by_index(node.tun.index())?.mtu,
+        };
+        if self.observer.is_up(&summary).is_err() {
+            return Ok(Ended::Asked);
+        }
+        let ended = worker::run(node, self.signals, &mut services)?;
+        self.observer.is_stopping();
+        Ok(ended)
+    }
+
+    /// All of the way down, from wherever the way up ended. Failures are told and passed over.
+    fn tear_down(&mut self) {
+        let mut failures = Vec::new();
+        let hooks = |moment, hooks: &mut Hooks| hooks.run(moment).map_err(|e| e.to_string());
+        if self.reached == Some(Moment::PostUp) {
+            failures.extend(hooks(Moment::PreDown, &mut self.hooks).err());
+        }
+        if let (Some(node), Some(file)) = (&self.node, &self.options.config_file)
+            && self.config.save_config
+        {
+            let saved = save::save(&save::running(self.config, node), file);
+            failures.extend(saved.err().map(|error| error.to_string()));
+        }
+        self.node = None; // the interface, its addresses and its routes go with it
+        failures.extend(self.journal.take_back());
+        if self.reached.is_some() {
+            failures.extend(hooks(Moment::PostDown, &mut self.hooks).err());
+        }
+        for failure in failures {
+            let name = self.config.name.as_str();
+            self.observer
+                .warn(Diagnostic::new(Severity::Warning, name, failure));
+        }
+    }
+
+    /// The configuration with addresses for names. A name that cannot be resolved now, as when the
+    /// host is booting, is tried again while the tunnel runs.
+    fn resolved(&mut self) -> (Config, Vec<IpAddr>) {
+        let mut config = self.config.clone();
+        let mut endpoints = Vec::new();
+        for peer in &mut config.peers {
+            let Some(endpoint) = &mut peer.endpoint else {
+                continue;
+            };
+            match resolve(&endpoint.host, endpoint.port) {
+                Ok(address) => {
+                    // A link-local address keeps its name: only that has the scope.
+                    if !matches!(address, std::net::SocketAddr::V6(v6) if v6.scope_id() != 0) {
+                        endpoint.host = Host::Address(address.ip());
+                    }
+                    endpoints.push(address.ip());
+                }
+                Err(error) => {
+                    let warning = Diagnostic::new(
+                        Severity::Warning,
+                        self.config.name.as_str(),
+                        error.to_string(),
+                    );
+                    let help = "the tunnel goes up without this peer's address, and asks again \
+                                every few seconds";
+                    self.observer.warn(warning.with_help(help));
+                    peer.endpoint = None;
+                }
+            }
+        }
+        (config, endpoints)
+    }
+
+    fn is_interrupted(&mut self) -> bool {
+        matches!(
+            self.signals.next(),
+            Ok(Some(Signal::Interrupt | Signal::Terminate))
+        )
+    }
+
+    /// Adds what procfs knows.
+    fn explain(&self, error: NodeError) -> UpError {
+        match error {
+            NodeError::Udp(UdpError::PortInUse { address }) => UpError::PortInUse {
+                port: address.port(),
+                holder: occupied::port_holder(address.port()),
+            },
+            NodeError::Tun(TunError::Exists { .. }) => in_the_way(self.config, &self.netlink)
+                .err()
+                .unwrap_or(UpError::Node(error)),
+            error => UpError::Node(error),
+        }
+    }
+}
+
+/// What is kept beside `CAP_NET_ADMIN`.
+fn kept(config: &Config, options: &UpOptions) -> Vec<Capability> {
+    let mut kept = Vec::new();
+    if config
+        .listen_port
+        .is_some_and(|port| (1..1024).contains(&port))
+    {
+        kept.push(Capability::CAP_NET_BIND_SERVICE); // `wg set` may move it and back
+    }
+    if config.save_config && !options.config_file.as_deref().is_none_or(is_writable) {
+        kept.push(Capability::CAP_DAC_OVERRIDE);
+    }
+    kept
+}
+
+/// Whether the file's folder belongs to this process's user, who may then write to it.
+fn is_writable(file: &Path) -> bool {
+    let user = std::fs::metadata("/proc/self").map(|own| own.uid());
+    let folder = file.canonicalize().ok();
+    let folder = folder.as_deref().and_then(Path::parent);
+    folder
+        .and_then(|folder| std::fs::metadata(folder).ok())
+        .is_none_or(|folder| user.is_ok_and(|user| folder.uid() == user))
+}
+
+/// Everything that shares the worker's loop.
+struct Services {
+    life: Life,
+}
+
+impl Service for Services {
+    fn start(&mut self, epoll: &Epoll) -> io::Result<()> {
+        self.life.start(epoll)
+    }
+
+    fn ready(&mut self, token: u64, epoll: &Epoll, node: &mut Node) -> Verdict {
+        self.life.ready(token, epoll, node)
+    }
 }

@@ -309,6 +309,7 @@ mod tests {
     /// --nocapture`.
     #[test]
     #[ignore = "a measurement"]
+    #[expect(clippy::disallowed_methods, reason = "a measurement reads the clock")]
     fn lookup_cost_with_ten_thousand_prefixes() {
         let mut ips = AllowedIps::default();
         for i in 0..10_000u32 {

@@ -119,7 +119,24 @@ pub fn apply(interface: &str, settings: &DnsSettings) -> Result<AppliedDns, DnsE
     Ok(applied)
 }
 
+/// Take back what another process, or this one after [`AppliedDns::keep`], has put in force for an
+/// interface. Without a resolver to ask there is nothing to take back.
+pub fn revert(interface: &str) -> Result<(), DnsError> {
+    check(interface, &DnsSettings::default())?;
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let order = std::fs::read_to_string(INTERFACE_ORDER).unwrap_or_default();
+    match Resolver::find(&path, Path::new(RESOLVED_STATE).exists(), &order) {
+        Some(resolver) => resolver.undo(interface).run(),
+        None => Ok(()),
+    }
+}
+
 impl AppliedDns {
+    /// Leave the settings in force; [`revert`] takes them back.
+    pub fn keep(mut self) {
+        self.undone = true;
+    }
+
     /// Take the settings back.
     pub fn undo(mut self) -> Result<(), DnsError> {
         self.undone = true;

@@ -28,16 +28,23 @@ impl HookRunner {
     /// process must still have one thread only. The child keeps none of its open files but the
     /// standard ones.
     pub fn start(commands: Vec<String>) -> io::Result<Self> {
+        Self::start_with(commands, || ())
+    }
+
+    /// As [`HookRunner::start`]; `epilogue` runs in the child once this process has dropped the
+    /// runner or is gone, however it ended: with the privileges of now, to clean up after a daemon
+    /// that was killed.
+    pub fn start_with(commands: Vec<String>, epilogue: impl FnOnce()) -> io::Result<Self> {
         let threads = std::fs::read_dir("/proc/self/task")?.count();
         if threads != 1 {
             return Err(io::Error::other(format!(
                 "{threads} threads are running: the hook runner must be started before the second"
             )));
         }
-        Self::fork(commands)
+        Self::fork(commands, epilogue)
     }
 
-    fn fork(commands: Vec<String>) -> io::Result<Self> {
+    fn fork(commands: Vec<String>, epilogue: impl FnOnce()) -> io::Result<Self> {
         let (ours, theirs) = UnixStream::pair()?;
         // SAFETY: the process has one thread (checked by `start`), so no lock is held by another
         // and the child may go on as usual; it never returns from this function.
@@ -50,6 +57,7 @@ impl HookRunner {
             ForkResult::Child => {
                 drop(ours);
                 let code = i32::from(serve(theirs, &commands).is_err());
+                epilogue();
                 // SAFETY: ends the child without running the parent's destructors and exit hooks.
                 unsafe { libc::_exit(code) }
             }
@@ -247,6 +255,31 @@ mod tests {
                 other => Err(format!("{other:?}")),
             }
         });
+    }
+
+    #[test]
+    fn the_epilogue_runs_when_the_caller_is_killed() {
+        let folder = tempfile::tempdir().unwrap();
+        let mark = folder.path().join("mark");
+        // SAFETY: the child only forks, waits in a system call and is killed; it never returns.
+        let ForkResult::Parent { child } = unsafe { fork() }.unwrap() else {
+            let runner = HookRunner::fork(vec!["true".into()], || {
+                let _ = std::fs::write(&mark, "");
+            });
+            let _ = runner.and_then(|mut runner| {
+                runner.run(0)?; // it is there now
+                nix::sys::signal::raise(Signal::SIGKILL)?;
+                Ok(())
+            });
+            // SAFETY: as above; not reached unless something failed.
+            unsafe { libc::_exit(1) }
+        };
+        waitpid(child, None).unwrap();
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(5);
+        while !mark.exists() {
+            assert!(std::time::Instant::now() < until, "no epilogue");
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
     }
 
     #[test]

@@ -37,6 +37,13 @@ fn gone(source: &io::Error) -> &'static str {
     }
 }
 
+/// Leave the terminal: become the leader of a session without one (setsid(2)), so that neither its
+/// keys nor its end reach this process. Fails for a leader of a process group.
+pub fn new_session() -> io::Result<()> {
+    nix::unistd::setsid()?;
+    Ok(())
+}
+
 /// Processor time spent by a process, all threads together, and not by its children.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CpuTime {

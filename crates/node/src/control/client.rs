@@ -66,7 +66,7 @@ pub enum Phase {
 }
 
 /// What a client speaks.
-pub trait Dialogue {
+pub trait Dialogue: Send {
     /// Takes what a client sent; returns how many bytes were used up. The rest is offered again,
     /// together with what comes after it.
     fn take(&mut self, input: &[u8], subject: &mut Subject<'_>, output: &mut Output) -> usize;

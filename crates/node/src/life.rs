@@ -1,0 +1,271 @@
+//! What happens to the network around a tunnel while it runs.
+//!
+//! - An address or a route of the host changed, a link came up: the source addresses that peers
+//!   were last answered from are forgotten, so that the kernel chooses anew, and a peer with a
+//!   keepalive is told at once where we are now.
+//! - A peer that was given by name does not answer handshakes: the name is resolved again, by a
+//!   thread of its own, for a resolver may take half a minute. One name is in its hands at a time.
+//!
+//! [`Life`] is a [`Service`] of the worker's loop; the thread wakes the loop through a socket pair.
+
+use crate::config::{Config, Host};
+use crate::node::{Node, now, resolve};
+use crate::worker::{Service, Verdict};
+use seikan_proto::keys::PublicKey;
+use seikan_sys::netlink::{Event, Group, Netlink, NetlinkError, Subscription};
+use seikan_sys::poll::{Epoll, Interest};
+use std::io::{self, Read, Write};
+use std::net::SocketAddr;
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::time::Duration;
+
+/// Tokens of the descriptors, far from other services'.
+const TOKEN_NETWORK: u64 = 1 << 32;
+const TOKEN_NAMES: u64 = TOKEN_NETWORK + 1;
+/// How often peers with names are looked after: about once a handshake's retry
+/// (`REKEY_TIMEOUT`, 5 s).
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+/// Initiations without an answer before a name is resolved again.
+const UNANSWERED: u64 = 2;
+
+/// Watches the network for one node.
+pub struct Life {
+    network: Subscription,
+    /// Our own interface, whose changes are not the underlay's.
+    own: u32,
+    names: Vec<Named>,
+    resolver: Option<Resolver>,
+}
+
+/// A peer that was given by name.
+struct Named {
+    key: PublicKey,
+    host: Host,
+    port: u16,
+    /// Initiations sent and handshakes completed when its name was last asked for.
+    seen: (u64, u64),
+    /// What its name stood for.
+    resolved: Option<SocketAddr>,
+    /// To be resolved although nothing is known to be wrong.
+    wanted: bool,
+    /// It did not answer when its name was asked for.
+    lost: bool,
+}
+
+/// The thread that resolves.
+struct Resolver {
+    wake: UnixStream,
+    questions: SyncSender<Question>,
+    answers: Receiver<Answer>,
+    /// It has a question.
+    busy: bool,
+}
+
+type Question = (PublicKey, Host, u16);
+type Answer = (PublicKey, Option<SocketAddr>);
+
+impl Life {
+    /// Watches from now on. Call it after privileges were dropped: it starts a thread where a peer
+    /// was given by name.
+    pub fn new(config: &Config, node: &Node) -> Result<Life, LifeError> {
+        let at = |key: &PublicKey| {
+            let peer = node.tunnel.peer(node.tunnel.peer_by_key(key)?)?;
+            peer.path.endpoint
+        };
+        let network = Netlink::subscribe(&[Group::Link, Group::Address, Group::Route])?;
+        let named = config.peers.iter().filter_map(|peer| {
+            let endpoint = peer.endpoint.as_ref()?;
+            matches!(endpoint.host, Host::Name(_)).then(|| Named {
+                key: peer.public_key,
+                host: endpoint.host.clone(),
+                port: endpoint.port,
+                seen: (0, 0),
+                resolved: at(&peer.public_key),
+                wanted: false,
+                lost: false,
+            })
+        });
+        let names: Vec<Named> = named.collect();
+        let resolver = match names.is_empty() {
+            true => None,
+            false => Some(Resolver::start().map_err(LifeError::Thread)?),
+        };
+        Ok(Life {
+            network,
+            own: node.tun.index(),
+            names,
+            resolver,
+        })
+    }
+
+    /// Reads all events; true if the way to a peer may have changed.
+    fn network_changed(&mut self) -> bool {
+        let mut changed = false;
+        // An error of the socket is no event; the next is.
+        while let Ok(Some(event)) = self.network.next_event() {
+            changed |= match event {
+                Event::Link(link) => link.index != self.own && link.up,
+                Event::LinkRemoved(link) => link.index != self.own,
+                Event::Address(address) | Event::AddressRemoved(address) => {
+                    address.index != self.own
+                }
+                Event::Route(route) | Event::RouteRemoved(route) => route.device != Some(self.own),
+                Event::Lost => true,
+            };
+        }
+        changed
+    }
+
+    /// Asks for the address of the first peer that does not answer, or for which it is wanted.
+    fn look_after_names(&mut self, node: &Node) {
+        let Some(resolver) = &mut self.resolver else {
+            return;
+        };
+        for named in &mut self.names {
+            let peer = node.tunnel.peer_by_key(&named.key);
+            let Some(peer) = peer.and_then(|id| node.tunnel.peer(id)) else {
+                continue;
+            };
+            let counts = &peer.counters.handshakes;
+            let now = (counts.initiations_sent, counts.completed);
+            if now.1 > named.seen.1 {
+                named.seen = now;
+            }
+            let lost = peer.path.endpoint.is_none() || now.0 - named.seen.0 >= UNANSWERED;
+            if (lost || named.wanted) && !resolver.busy {
+                let question = (named.key, named.host.clone(), named.port);
+                resolver.busy = resolver.questions.try_send(question).is_ok();
+                (named.seen, named.wanted, named.lost) = (now, false, lost);
+            }
+        }
+    }
+
+    /// Moves peers to where their names say. One that answers, if from elsewhere than its name says,
+    /// has roamed there and is let be, unless its name changed.
+    fn take_answers(&mut self, node: &mut Node) {
+        let Some(resolver) = &mut self.resolver else {
+            return;
+        };
+        let mut drain = [0; 64];
+        while matches!(resolver.wake.read(&mut drain), Ok(n) if n > 0) {}
+        while let Ok((key, address)) = resolver.answers.try_recv() {
+            resolver.busy = false;
+            let id = node.tunnel.peer_by_key(&key);
+            let named = self.names.iter_mut().find(|named| named.key == key);
+            let (Some(id), Some(named), Some(address)) = (id, named, address) else {
+                continue;
+            };
+            let changed = named.resolved.replace(address) != Some(address);
+            let before = node.tunnel.peer(id).and_then(|peer| peer.path.endpoint);
+            if before != Some(address) && (changed || named.lost) {
+                node.tunnel.set_endpoint(id, address);
+                announce(node, id);
+            }
+        }
+    }
+}
+
+/// Lets the kernel choose the source address anew for every peer.
+fn forget_sources(node: &mut Node) {
+    let peers = node.tunnel.peers();
+    let known: Vec<_> = peers
+        .filter_map(|peer| Some((peer.id, peer.path.endpoint?)))
+        .collect();
+    for (id, endpoint) in known {
+        node.tunnel.set_endpoint(id, endpoint);
+        announce(node, id);
+    }
+}
+
+/// A keepalive at once, for a peer that gets such.
+fn announce(node: &mut Node, id: seikan_proto::indices::PeerId) {
+    let interval = node.tunnel.peer(id).and_then(|p| p.persistent_keepalive());
+    if let Some(interval) = interval.filter(|interval| !interval.is_zero()) {
+        let now = now().mono;
+        node.tunnel
+            .set_persistent_keepalive(id, Duration::ZERO, now);
+        node.tunnel.set_persistent_keepalive(id, interval, now);
+    }
+}
+
+impl Service for Life {
+    fn start(&mut self, epoll: &Epoll) -> io::Result<()> {
+        epoll.add(&self.network, TOKEN_NETWORK, Interest::Read)?;
+        match &self.resolver {
+            Some(resolver) => epoll.add(&resolver.wake, TOKEN_NAMES, Interest::Read),
+            None => Ok(()),
+        }
+    }
+
+    fn ready(&mut self, token: u64, _: &Epoll, node: &mut Node) -> Verdict {
+        match token {
+            TOKEN_NETWORK if self.network_changed() => {
+                forget_sources(node);
+                self.names.iter_mut().for_each(|named| named.wanted = true);
+                self.look_after_names(node);
+            }
+            TOKEN_NAMES => {
+                self.take_answers(node);
+                self.look_after_names(node);
+            }
+            _ => {}
+        }
+        Verdict::Continue
+    }
+}
+
+impl Life {
+    /// Whether an event is for this service.
+    pub fn owns(token: u64) -> bool {
+        matches!(token, TOKEN_NETWORK | TOKEN_NAMES)
+    }
+}
+
+impl Resolver {
+    fn start() -> io::Result<Resolver> {
+        let (ours, theirs) = UnixStream::pair()?;
+        ours.set_nonblocking(true)?;
+        theirs.set_nonblocking(true)?;
+        let (questions, asked) = sync_channel(1);
+        let (answer, answers) = sync_channel(1);
+        std::thread::Builder::new()
+            .name("names".into())
+            .spawn(move || serve(theirs, &asked, &answer))?;
+        Ok(Resolver {
+            wake: ours,
+            questions,
+            answers,
+            busy: false,
+        })
+    }
+}
+
+/// The thread's life: resolves, and wakes the loop when it has, or when it is time to look. Ends with
+/// the other side.
+fn serve(mut wake: UnixStream, asked: &Receiver<Question>, answer: &SyncSender<Answer>) {
+    loop {
+        match asked.recv_timeout(LOOK_EVERY) {
+            Ok((key, host, port)) => {
+                if answer.send((key, resolve(&host, port).ok())).is_err() {
+                    return;
+                }
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+        // A full pair wakes the loop anyway.
+        let _ = wake.write(&[0]);
+    }
+}
+
+/// Why the network cannot be watched.
+#[derive(Debug, thiserror::Error)]
+pub enum LifeError {
+    /// No subscription.
+    #[error(transparent)]
+    Netlink(#[from] NetlinkError),
+    /// No thread.
+    #[error("cannot start the thread that resolves names: {0}")]
+    Thread(io::Error),
+}

@@ -1,0 +1,228 @@
+//! Everything of the system that a tunnel needs changed, and taking it back.
+//!
+//! In the order in which [`crate::up`] makes them: hooks ([`hooks`]), the interface's addresses and
+//! MTU ([`mtu`]), name servers, routes and rules ([`routes`]), firewall ([`firewall`]). What does
+//! not go away with the interface is a [`Change`]: noted in the [`Journal`] before it is made.
+
+pub mod firewall;
+pub mod hooks;
+pub mod mtu;
+pub mod occupied;
+pub mod routes;
+
+use crate::config::{Config, Diagnostic, Severity};
+use crate::state::Journal;
+use seikan_sys::dns::{self, DnsError, DnsSettings};
+use seikan_sys::netlink::{Family, Netlink, NetlinkError, Route, Rule};
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Packets that the TUN device queues for us. The kernel's 500 overflow in a burst of small ones:
+/// 1000 hold what a gigabit brings in 12 ms of 1500-byte packets, longer than the worker is ever
+/// away, and little enough that a full queue does not add delay that one would notice.
+const TX_QUEUE_LEN: u32 = 1000;
+/// Whether a packet's source is checked with the packet's mark (Documentation/networking/ip-sysctl).
+const SOURCE_VALID_MARK: &str = "/proc/sys/net/ipv4/conf/all/src_valid_mark";
+
+/// A change that outlives the interface, with what it takes to take it back.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Change {
+    /// Hooks were run which the hooks of the other end make good.
+    Hooks,
+    /// A sysctl was set.
+    Sysctl {
+        /// Its file.
+        path: PathBuf,
+        /// What it said before.
+        before: String,
+    },
+    /// A policy rule was added.
+    Rule {
+        /// For IPv6 rather than IPv4.
+        v6: bool,
+        /// Its place.
+        priority: u32,
+        /// The table it looks up.
+        table: u32,
+        /// Not for packets with this mark.
+        unless_mark: Option<u32>,
+        /// Passes over prefixes as short as this.
+        suppress: Option<u32>,
+    },
+    /// The resolver was told of the interface's name servers.
+    Dns {
+        /// Which interface's.
+        interface: String,
+    },
+    /// A table was given to nftables.
+    Firewall {
+        /// Its name.
+        table: String,
+    },
+}
+
+impl Change {
+    fn of_rule(rule: &Rule) -> Change {
+        Change::Rule {
+            v6: rule.family == Family::V6,
+            priority: rule.priority.unwrap_or(0),
+            table: rule.table,
+            unless_mark: rule.fwmark,
+            suppress: rule.suppress_prefix_length,
+        }
+    }
+
+    /// Takes the change back. What is gone already is no failure.
+    pub fn take_back(self) -> Result<(), String> {
+        match self {
+            Change::Hooks => Ok(()),
+            Change::Sysctl { path, before } => restore(&path, &before),
+            Change::Rule {
+                v6,
+                priority,
+                table,
+                unless_mark,
+                suppress,
+            } => {
+                let rule = Rule {
+                    family: if v6 { Family::V6 } else { Family::V4 },
+                    priority: Some(priority),
+                    fwmark: unless_mark,
+                    fwmask: None,
+                    invert: unless_mark.is_some(),
+                    table,
+                    suppress_prefix_length: suppress,
+                };
+                match Netlink::open().and_then(|netlink| netlink.delete_rule(&rule)) {
+                    Err(error) if !error.is_not_found() => Err(error.to_string()),
+                    _ => Ok(()),
+                }
+            }
+            Change::Dns { interface } => dns::revert(&interface).map_err(|e| e.to_string()),
+            Change::Firewall { table } => firewall::remove(&table).map_err(|e| e.to_string()),
+        }
+    }
+}
+
+/// Writes a sysctl's old value, unless another tunnel's rules rely on the new one.
+fn restore(path: &Path, before: &str) -> Result<(), String> {
+    if path == Path::new(SOURCE_VALID_MARK) && marks_are_in_use() {
+        return Ok(());
+    }
+    fs::write(path, before).map_err(|error| {
+        format!(
+            "cannot set {} back to {before}: {error}; do it by hand",
+            path.display()
+        )
+    })
+}
+
+fn marks_are_in_use() -> bool {
+    let rules = Netlink::open().and_then(|netlink| netlink.rules(Family::V4));
+    rules.is_ok_and(|rules| {
+        rules
+            .iter()
+            .any(|rule| rule.invert && rule.fwmark.is_some())
+    })
+}
+
+/// Gives the interface its addresses and sets it up.
+pub fn set_up_interface(
+    config: &Config,
+    index: u32,
+    netlink: &Netlink,
+) -> Result<(), NetlinkError> {
+    // No link-local address: the kernel would send router solicitations and multicast reports into
+    // the tunnel, which are no peer's. 1 is IN6_ADDR_GEN_MODE_NONE; a host without IPv6 has no such
+    // file.
+    let mode = format!("/proc/sys/net/ipv6/conf/{}/addr_gen_mode", config.name);
+    let _ = fs::write(mode, "1");
+    netlink.set_tx_queue_len(index, TX_QUEUE_LEN)?;
+    for address in &config.addresses {
+        netlink.add_address(index, *address)?;
+    }
+    netlink.set_up(index)
+}
+
+/// Tells the resolver, if there is anything to tell.
+pub fn set_dns(
+    config: &Config,
+    journal: &mut Journal,
+    warn: &mut dyn FnMut(Diagnostic),
+) -> Result<(), DnsError> {
+    // As wg-quick, search domains alone change nothing.
+    if config.dns.is_empty() {
+        return Ok(());
+    }
+    let interface = config.name.to_string();
+    note(
+        journal,
+        Change::Dns {
+            interface: interface.clone(),
+        },
+        warn,
+    );
+    let settings = DnsSettings {
+        servers: config.dns.clone(),
+        search: config.dns_search.clone(),
+    };
+    dns::apply(&interface, &settings)?.keep();
+    Ok(())
+}
+
+/// Makes routes and rules.
+pub fn set_routes(
+    plan: &routes::Plan,
+    index: u32,
+    netlink: &Netlink,
+    journal: &mut Journal,
+    warn: &mut dyn FnMut(Diagnostic),
+) -> Result<(), NetlinkError> {
+    for (prefix, table) in &plan.routes {
+        netlink.add_route(&Route::to(*prefix).device(index).table(*table))?;
+    }
+    if plan.marks_ipv4() {
+        set_source_valid_mark(journal, warn);
+    }
+    for rule in &plan.rules {
+        note(journal, Change::of_rule(rule), warn);
+        netlink.add_rule(rule)?;
+    }
+    Ok(())
+}
+
+fn set_source_valid_mark(journal: &mut Journal, warn: &mut dyn FnMut(Diagnostic)) {
+    let before = match fs::read_to_string(SOURCE_VALID_MARK) {
+        Ok(text) if text.trim() == "1" => return,
+        Ok(text) => text.trim().to_owned(),
+        Err(_) => "0".to_owned(),
+    };
+    let change = Change::Sysctl {
+        path: SOURCE_VALID_MARK.into(),
+        before,
+    };
+    note(journal, change, warn);
+    if let Err(error) = fs::write(SOURCE_VALID_MARK, "1") {
+        let message = format!("cannot set {SOURCE_VALID_MARK} to 1: {error}");
+        let help = "where net.ipv4.conf.*.rp_filter is 1, what the peers send is dropped: run \
+                    `sysctl net.ipv4.conf.all.src_valid_mark=1`";
+        warn(Diagnostic::new(Severity::Warning, "sysctl", message).with_help(help));
+    }
+}
+
+/// Notes a change; a journal that cannot be written costs only what it is for.
+pub(crate) fn note(journal: &mut Journal, change: Change, warn: &mut dyn FnMut(Diagnostic)) {
+    if let Err(error) = journal.will_do(change) {
+        warn(without_journal(&error.to_string()));
+    }
+}
+
+/// The warning that there is no journal.
+pub(crate) fn without_journal(error: &str) -> Diagnostic {
+    Diagnostic::new(Severity::Warning, "journal", error).with_help(
+        "the tunnel works, and takes its changes back at the end; but after a kill -9 its rules \
+         and name servers would stay",
+    )
+}

@@ -1,0 +1,71 @@
+//! The MTU inside the tunnel, where the configuration does not say.
+
+use crate::config::{Config, Protocol};
+use crate::node::DEFAULT_MTU;
+use seikan_sys::netlink::{Family, Netlink, TABLE_MAIN};
+use std::net::IpAddr;
+
+/// What WireGuard adds to a packet at most: IPv6 and UDP header, message header, padding, tag
+/// (40 + 8 + 16 + 16); also wg-quick's figure.
+const OVERHEAD: u32 = 80;
+/// The least that IPv6 works with (RFC 8200, section 5).
+const MIN_IPV6: u32 = 1280;
+/// The least that every IPv4 host takes (RFC 791).
+const MIN_IPV4: u32 = 576;
+
+/// The configured MTU; else [`DEFAULT_MTU`], or less where a path to a peer carries less.
+///
+/// The native protocol cuts packets into what the path takes and needs no such care. `mark` is that
+/// of the tunnel's datagrams.
+pub fn inner_mtu(
+    config: &Config,
+    endpoints: &[IpAddr],
+    mark: Option<u32>,
+    netlink: &Netlink,
+) -> u32 {
+    if let Some(mtu) = config.mtu {
+        return mtu;
+    }
+    if config.protocol == Protocol::Native {
+        return DEFAULT_MTU;
+    }
+    let paths = endpoints
+        .iter()
+        .filter_map(|ip| netlink.route_get(*ip, mark).ok())
+        .map(|route| route.mtu);
+    let path = paths.min().or_else(|| default_route(netlink));
+    let ipv6 = config.addresses.iter().any(|net| net.addr().is_ipv6());
+    fitting(path, ipv6)
+}
+
+fn fitting(path: Option<u32>, ipv6: bool) -> u32 {
+    let least = if ipv6 { MIN_IPV6 } else { MIN_IPV4 };
+    path.map_or(DEFAULT_MTU, |path| {
+        path.saturating_sub(OVERHEAD).clamp(least, DEFAULT_MTU)
+    })
+}
+
+/// The MTU of the default route, for a host that waits for its peers.
+fn default_route(netlink: &Netlink) -> Option<u32> {
+    let routes = [Family::V4, Family::V6].map(|family| netlink.routes(family, TABLE_MAIN));
+    let mut routes = routes.into_iter().flatten().flatten();
+    let route = routes.find(|route| route.destination.prefix_len() == 0)?;
+    route
+        .mtu
+        .or_else(|| Some(netlink.link_by_index(route.device?).ok()?.mtu))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_fits_the_path_and_no_less_than_ip_needs() {
+        assert_eq!(fitting(None, true), 1420);
+        assert_eq!(fitting(Some(1500), true), 1420); // wg-quick's figure for Ethernet
+        assert_eq!(fitting(Some(1492), true), 1412); // and for PPPoE
+        assert_eq!(fitting(Some(9000), false), 1420);
+        assert_eq!(fitting(Some(1300), true), 1280);
+        assert_eq!(fitting(Some(600), false), 576);
+    }
+}

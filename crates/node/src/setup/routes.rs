@@ -1,0 +1,310 @@
+//! Which routes lead into the tunnel, and how its own datagrams stay out of it.
+//!
+//! As wg-quick(8): a route for every allowed prefix that the interface's addresses do not cover
+//! already. A default route must not carry the tunnel's own datagrams: those bear a firewall mark;
+//! the default route lies in a table of its own, which only packets without the mark look up, and
+//! only after all of the main table but its default route.
+//!
+//! Unlike wg-quick, the same is done with any other prefix that would swallow a peer's endpoint
+//! (`AllowedIPs = 0.0.0.0/1, 128.0.0.0/1`, or a site's network that contains its own gateway): a
+//! mark follows the peer when it roams and the host when its default route changes, which a host
+//! route to the endpoint would not.
+
+use crate::config::{Config, Table};
+use ipnet::IpNet;
+use seikan_sys::netlink::{Family, Netlink, NetlinkError, Route, Rule, TABLE_MAIN};
+use std::net::IpAddr;
+
+/// The first table, and mark, that is tried: WireGuard's port, as wg-quick has it.
+const FIRST_TABLE: u32 = 51820;
+/// The kernel's rules for the main and the default table come last, the tunnel's before them.
+const LOWEST_KERNEL_RULE: u32 = 32766;
+
+/// What is to be made.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// Prefixes, each with the table for it, longest prefix first.
+    pub routes: Vec<(IpNet, u32)>,
+    /// Rules, in the order in which to add them.
+    pub rules: Vec<Rule>,
+    /// What all datagrams of the tunnel are marked with.
+    pub mark: Option<u32>,
+}
+
+impl Plan {
+    /// Whether IPv4 packets without a mark go through the tunnel's own table: what arrives must
+    /// then be checked with the mark it would be answered with.
+    pub fn marks_ipv4(&self) -> bool {
+        self.rules.iter().any(|rule| rule.family == Family::V4)
+    }
+
+    /// The table and mark of the tunnel's own routes, if it has such.
+    pub fn own_table(&self) -> Option<u32> {
+        self.mark.filter(|_| !self.rules.is_empty())
+    }
+}
+
+/// Looks at the kernel's tables and makes a plan. `endpoints` are where the peers are.
+pub fn plan(
+    config: &Config,
+    endpoints: &[IpAddr],
+    netlink: &Netlink,
+) -> Result<Plan, NetlinkError> {
+    let mut main = netlink.routes(Family::V4, TABLE_MAIN)?;
+    main.extend(netlink.routes(Family::V6, TABLE_MAIN)?);
+    let swallows = swallowed(endpoints, &main);
+    let mut rules = netlink.rules(Family::V4)?;
+    rules.extend(netlink.rules(Family::V6)?);
+    let mut table = None;
+    if config.fwmark.filter(|mark| *mark != 0).is_none() && needs_table(config, &swallows) {
+        table = Some(free_table(netlink, &rules)?);
+    }
+    Ok(make(config, table, &swallows, &rules))
+}
+
+/// For each endpoint, the length of the prefix that leads there now.
+fn swallowed(endpoints: &[IpAddr], main: &[Route]) -> Vec<(IpAddr, Option<u8>)> {
+    let best = |endpoint: &IpAddr| {
+        main.iter()
+            .filter(|route| route.destination.contains(endpoint))
+            .map(|route| route.destination.prefix_len())
+            .max()
+    };
+    endpoints.iter().map(|ip| (*ip, best(ip))).collect()
+}
+
+/// Whether a route to this prefix would lead datagrams to a peer into the tunnel.
+fn needs_mark(prefix: &IpNet, endpoints: &[(IpAddr, Option<u8>)]) -> bool {
+    let swallows = |(endpoint, best): &(IpAddr, Option<u8>)| {
+        prefix.contains(endpoint) && best.is_none_or(|best| prefix.prefix_len() > best)
+    };
+    prefix.prefix_len() == 0 || endpoints.iter().any(swallows)
+}
+
+fn needs_table(config: &Config, endpoints: &[(IpAddr, Option<u8>)]) -> bool {
+    let mut prefixes = config.peers.iter().flat_map(|peer| &peer.allowed_ips);
+    config.table == Table::Auto && prefixes.any(|prefix| needs_mark(prefix, endpoints))
+}
+
+/// The first number that no route and no rule uses.
+fn free_table(netlink: &Netlink, rules: &[Rule]) -> Result<u32, NetlinkError> {
+    for table in FIRST_TABLE.. {
+        let used = rules
+            .iter()
+            .any(|rule| rule.table == table || rule.fwmark == Some(table));
+        if !used
+            && netlink.routes(Family::V4, table)?.is_empty()
+            && netlink.routes(Family::V6, table)?.is_empty()
+        {
+            return Ok(table);
+        }
+    }
+    Ok(FIRST_TABLE) // not reached: there are four billion tables
+}
+
+fn make(
+    config: &Config,
+    own: Option<u32>,
+    endpoints: &[(IpAddr, Option<u8>)],
+    rules: &[Rule],
+) -> Plan {
+    let mark = config.fwmark.filter(|mark| *mark != 0).or(own);
+    let mut prefixes: Vec<IpNet> = config
+        .peers
+        .iter()
+        .flat_map(|peer| peer.allowed_ips.iter().copied())
+        .collect();
+    prefixes.sort_by_key(|prefix| (std::cmp::Reverse(prefix.prefix_len()), *prefix));
+    prefixes.dedup();
+    let mut plan = Plan {
+        mark,
+        ..Plan::default()
+    };
+    // The shortest prefix of each family that is in the tunnel's own table.
+    let mut shortest = [(Family::V4, None), (Family::V6, None)];
+    for prefix in prefixes {
+        let table = match (config.table, mark) {
+            (Table::Off, _) => continue,
+            (Table::Number(table), _) => table,
+            (Table::Auto, Some(mark)) if needs_mark(&prefix, endpoints) => {
+                for (family, length) in &mut shortest {
+                    if *family == Family::of(prefix.addr()) {
+                        *length = Some(prefix.prefix_len());
+                    }
+                }
+                mark
+            }
+            (Table::Auto, _) if is_covered(&prefix, &config.addresses) => continue,
+            (Table::Auto, _) => TABLE_MAIN,
+        };
+        plan.routes.push((prefix, table));
+    }
+    if let Some(mark) = mark {
+        for (family, length) in shortest {
+            if let Some(length) = length {
+                let place = free_place(family, rules);
+                plan.rules.extend(rules_for(family, mark, length, place));
+            }
+        }
+    }
+    plan
+}
+
+/// Whether the kernel's own route to an address's network leads there already.
+fn is_covered(prefix: &IpNet, addresses: &[IpNet]) -> bool {
+    addresses.iter().any(|net| net.trunc().contains(prefix))
+}
+
+/// The place of the last of two rules that come before all others but the local table's.
+fn free_place(family: Family, rules: &[Rule]) -> u32 {
+    let taken = rules.iter().filter(|rule| rule.family == family);
+    let first = taken.filter_map(|rule| rule.priority.filter(|place| *place > 0));
+    first.min().unwrap_or(LOWEST_KERNEL_RULE).saturating_sub(1)
+}
+
+/// First the main table, as far as it is more specific than the tunnel's routes; then the tunnel's
+/// table, but not for what the tunnel itself sends.
+fn rules_for(family: Family, mark: u32, shortest: u8, place: u32) -> [Rule; 2] {
+    let tunnel = Rule {
+        priority: Some(place),
+        ..Rule::unless_marked(family, mark, mark)
+    };
+    let main = Rule {
+        priority: Some(place.saturating_sub(1)),
+        suppress_prefix_length: Some(u32::from(shortest.saturating_sub(1))),
+        ..Rule::suppress_default(family)
+    };
+    [tunnel, main]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Overrides, Source, Syntax, parse};
+    use zeroize::Zeroizing;
+
+    /// A configuration with these lines in `[Interface]` and these allowed IPs.
+    fn config(interface: &str, allowed: &str) -> Config {
+        let text = format!(
+            "[Interface]\nPrivateKey = yAnz5TF+lXXJte14tji3zlMNq+hd2rYUIgJBgB3fBmk=\n{interface}\n\
+             [Peer]\nPublicKey = xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg=\n\
+             AllowedIPs = {allowed}\nEndpoint = 192.0.2.1:51820\n"
+        );
+        let source = Source {
+            file: "wg0.conf".into(),
+            syntax: Syntax::Ini,
+            text: Zeroizing::new(text),
+        };
+        let parsed = parse(&source, &Overrides::default(), &|_| unreachable!());
+        parsed
+            .config
+            .unwrap_or_else(|| panic!("{}", parsed.diagnostics.render(false)))
+    }
+
+    fn net(text: &str) -> IpNet {
+        text.parse().expect("a prefix")
+    }
+
+    fn route(text: &str) -> Route {
+        Route::to(net(text))
+    }
+
+    /// Where the endpoint 192.0.2.1 is reached by the host's default route.
+    fn plan_for(interface: &str, allowed: &str) -> Plan {
+        let endpoints = swallowed(&["192.0.2.1".parse().expect("ip")], &[route("0.0.0.0/0")]);
+        let config = config(interface, allowed);
+        let own = needs_table(&config, &endpoints).then_some(FIRST_TABLE);
+        make(&config, own, &endpoints, &[])
+    }
+
+    #[test]
+    fn networks_of_the_interface_need_no_route_of_their_own() {
+        let plan = plan_for(
+            "Address = 10.0.0.2/24",
+            "10.0.0.1/32, 10.1.0.0/16, fd00::/64",
+        );
+        let expected = [
+            (net("fd00::/64"), TABLE_MAIN),
+            (net("10.1.0.0/16"), TABLE_MAIN),
+        ];
+        assert_eq!(plan.routes, expected);
+        assert_eq!((plan.rules, plan.mark), (vec![], None));
+    }
+
+    #[test]
+    fn a_default_route_gets_a_table_and_rules_as_wg_quick_makes_them() {
+        let plan = plan_for("Address = 10.0.0.2/24", "0.0.0.0/0, 10.1.0.0/16");
+        assert_eq!(
+            plan.routes,
+            [
+                (net("10.1.0.0/16"), TABLE_MAIN),
+                (net("0.0.0.0/0"), FIRST_TABLE)
+            ]
+        );
+        assert_eq!(plan.mark, Some(FIRST_TABLE));
+        let texts: Vec<String> = plan.rules.iter().map(Rule::to_string).collect();
+        assert_eq!(
+            texts,
+            [
+                "IPv4 rule not fwmark 0xca6c lookup 51820",
+                "IPv4 rule lookup 254 suppress_prefixlength 0"
+            ]
+        );
+        assert!(plan.rules[1].priority < plan.rules[0].priority);
+    }
+
+    #[test]
+    fn both_families_get_their_rules() {
+        let plan = plan_for("", "0.0.0.0/0, ::/0");
+        let families: Vec<_> = plan.rules.iter().map(|rule| rule.family).collect();
+        assert_eq!(families, [Family::V4, Family::V4, Family::V6, Family::V6]);
+    }
+
+    #[test]
+    fn a_mark_of_the_users_is_the_table_too() {
+        let plan = plan_for("FwMark = 0x1234", "0.0.0.0/0");
+        assert_eq!(plan.routes, [(net("0.0.0.0/0"), 0x1234)]);
+        assert_eq!(plan.own_table(), Some(0x1234));
+    }
+
+    #[test]
+    fn halves_of_the_internet_do_not_swallow_the_endpoint() {
+        let plan = plan_for("", "0.0.0.0/1, 128.0.0.0/1");
+        assert_eq!(
+            plan.routes,
+            [
+                (net("0.0.0.0/1"), TABLE_MAIN),
+                (net("128.0.0.0/1"), FIRST_TABLE)
+            ]
+        );
+        assert_eq!(plan.rules[1].suppress_prefix_length, Some(0));
+    }
+
+    #[test]
+    fn an_endpoint_on_a_more_specific_network_needs_no_mark() {
+        let endpoints = swallowed(
+            &["192.0.2.1".parse().expect("ip")],
+            &[route("0.0.0.0/0"), route("192.0.2.0/24")],
+        );
+        assert!(!needs_mark(&net("192.0.0.0/16"), &endpoints));
+        assert!(needs_mark(&net("192.0.2.0/25"), &endpoints));
+    }
+
+    #[test]
+    fn off_makes_nothing_and_a_number_makes_routes_only() {
+        assert_eq!(plan_for("Table = off", "0.0.0.0/0"), Plan::default());
+        let plan = plan_for("Table = 1000", "0.0.0.0/0, 10.0.0.0/8");
+        assert_eq!(
+            plan.routes,
+            [(net("10.0.0.0/8"), 1000), (net("0.0.0.0/0"), 1000)]
+        );
+        assert!(plan.rules.is_empty());
+    }
+
+    #[test]
+    fn rules_go_before_those_of_other_tunnels() {
+        let others = rules_for(Family::V4, 7, 0, 32765);
+        assert_eq!(free_place(Family::V4, &others), 32763);
+        assert_eq!(free_place(Family::V6, &others), 32765);
+    }
+}

@@ -1,0 +1,331 @@
+//! What has to be taken back, kept where it survives the daemon.
+//!
+//! The interface goes with the daemon, and its addresses and routes go with the interface. Rules,
+//! sysctls, name servers and firewall tables do not. Each is written to `/run/seikan` *before* it is
+//! made ([`Journal::will_do`]) and the file is removed once all are taken back
+//! ([`Journal::take_back`]). A daemon that was killed leaves the file behind: the process that runs
+//! its hooks takes everything back at once ([`clean_up_after`]), and if that was killed, too, the
+//! next `up` of the interface does ([`Journal::open`]).
+//!
+//! The file is also the lock that keeps a second instance away: the kernel releases it with the
+//! process, however that ends. Its name has the number of the network namespace in it, so that
+//! hosts made of namespaces, which share `/run`, may use the same interface names.
+
+use crate::config::InterfaceName;
+use crate::setup::Change;
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Where the files are, unless told otherwise.
+pub const STATE_DIRECTORY: &str = "/run/seikan";
+/// How long a clean-up after a killed daemon is waited for.
+const CLEAN_UP_PATIENCE: Duration = Duration::from_secs(5);
+/// Pause between two looks at a lock that somebody holds.
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
+
+/// Why there is no journal.
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    /// A second instance.
+    #[error(
+        "interface {interface} is run by another seikan{}: stop it with `seikan down {interface}`",
+        pid.map(|pid| format!(" (process {pid})")).unwrap_or_default()
+    )]
+    Running {
+        /// The interface.
+        interface: String,
+        /// The other instance, if it says.
+        pid: Option<u32>,
+    },
+    /// The file cannot be made or written.
+    #[error("cannot keep a journal in {}: {source}; {}", path.display(), remedy(source))]
+    File {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+fn remedy(source: &io::Error) -> &'static str {
+    match source.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            "make room in that file system"
+        }
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+            "make the folder writable for the user who runs the tunnel"
+        }
+        _ => "see to that folder",
+    }
+}
+
+/// The changes in force that outlive the interface.
+#[derive(Debug)]
+pub struct Journal {
+    /// Locked; `None` where no file can be kept.
+    file: Option<(File, PathBuf)>,
+    changes: Vec<Change>,
+}
+
+/// Where the journal of an interface in the current network namespace is.
+pub fn journal_path(directory: &Path, interface: &InterfaceName) -> PathBuf {
+    let namespace = fs::metadata("/proc/thread-self/ns/net").map_or(0, |file| file.ino());
+    directory.join(format!("{interface}@{namespace}.journal"))
+}
+
+impl Journal {
+    /// Takes the lock. What an instance that was killed had not taken back comes as the second
+    /// value; the caller takes it back.
+    ///
+    /// # Errors
+    /// [`StateError::Running`] while another instance lives; [`StateError::File`] where no file can
+    /// be kept, without which one can go on ([`Journal::in_memory`]).
+    pub fn open(
+        directory: &Path,
+        interface: &InterfaceName,
+    ) -> Result<(Journal, Vec<Change>), StateError> {
+        let path = journal_path(directory, interface);
+        let failed = |source| StateError::File {
+            path: path.clone(),
+            source,
+        };
+        if !directory.exists() {
+            let mut builder = fs::DirBuilder::new();
+            builder.recursive(true).mode(0o700);
+            builder.create(directory).map_err(failed)?;
+        }
+        let mut file = lock(&path, CLEAN_UP_PATIENCE)
+            .map_err(failed)?
+            .ok_or_else(|| StateError::Running {
+                interface: interface.to_string(),
+                pid: owner(&path),
+            })?;
+        let (_, left) = read(&mut file).map_err(failed)?;
+        write_owner(&mut file).map_err(failed)?;
+        let journal = Journal {
+            file: Some((file, path)),
+            changes: Vec::new(),
+        };
+        Ok((journal, left))
+    }
+
+    /// A journal that does not survive the process.
+    pub fn in_memory() -> Journal {
+        Journal {
+            file: None,
+            changes: Vec::new(),
+        }
+    }
+
+    /// Where it is, if anywhere.
+    pub fn path(&self) -> Option<&Path> {
+        self.file.as_ref().map(|(_, path)| path.as_path())
+    }
+
+    /// Notes a change that is about to be made. It will be taken back even if the note cannot be
+    /// written down, unless the process is killed before.
+    pub fn will_do(&mut self, change: Change) -> Result<(), StateError> {
+        let written = match &mut self.file {
+            Some((file, path)) => append(file, &change).map_err(|source| StateError::File {
+                path: path.clone(),
+                source,
+            }),
+            None => Ok(()),
+        };
+        self.changes.push(change);
+        written
+    }
+
+    /// Takes all changes back, the last first, and removes the file. Goes on after a failure and
+    /// returns every one.
+    pub fn take_back(&mut self) -> Vec<String> {
+        let failures = take_back(std::mem::take(&mut self.changes));
+        if let Some((file, path)) = self.file.take() {
+            // Before the lock goes, so that nobody locks a file that is about to vanish unseen.
+            let _ = fs::remove_file(path);
+            drop(file);
+        }
+        failures
+    }
+}
+
+/// Takes changes back, the last first.
+pub fn take_back(changes: Vec<Change>) -> Vec<String> {
+    let undone = changes.into_iter().rev().map(|change| change.take_back());
+    undone.filter_map(Result::err).collect()
+}
+
+/// In the process that outlives the daemon `pid`: takes back what it had not. `hooks` runs first, if
+/// the daemon had run hooks that it did not come to undo. Nothing happens after a clean end.
+pub fn clean_up_after(pid: u32, path: &Path, hooks: impl FnOnce()) -> Vec<String> {
+    if !path.exists() {
+        return Vec::new();
+    }
+    let Ok(Some(mut file)) = lock(path, CLEAN_UP_PATIENCE) else {
+        return Vec::new();
+    };
+    let failures = match read(&mut file) {
+        Ok((Some(owner), changes)) if owner == pid => {
+            if changes.contains(&Change::Hooks) {
+                hooks();
+            }
+            take_back(changes)
+        }
+        // Another instance was faster.
+        _ => return Vec::new(),
+    };
+    let _ = fs::remove_file(path);
+    failures
+}
+
+/// Opens and locks the file at `path`; `None` if its holder lives, or is still there after
+/// `patience`.
+fn lock(path: &Path, patience: Duration) -> io::Result<Option<File>> {
+    let until = Instant::now() + patience;
+    loop {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(path)?;
+        match file.try_lock() {
+            // The one who held it may have removed it in between: then this is no longer the file.
+            Ok(()) => match fs::metadata(path) {
+                Ok(there) if there.ino() == file.metadata()?.ino() => return Ok(Some(file)),
+                _ => continue,
+            },
+            Err(TryLockError::WouldBlock) => {}
+            Err(TryLockError::Error(error)) => return Err(error),
+        }
+        if owner(path).is_some_and(is_alive) || Instant::now() > until {
+            return Ok(None);
+        }
+        std::thread::sleep(LOCK_PAUSE);
+    }
+}
+
+fn is_alive(pid: u32) -> bool {
+    pid != std::process::id() && Path::new(&format!("/proc/{pid}")).exists()
+}
+
+/// The process that holds the file, by its own word.
+fn owner(path: &Path) -> Option<u32> {
+    let text = fs::read_to_string(path).ok()?;
+    text.lines().next()?.parse().ok()
+}
+
+fn write_owner(file: &mut File) -> io::Result<()> {
+    file.set_len(0)?;
+    file.seek(SeekFrom::Start(0))?;
+    file.write_all(format!("{}\n", std::process::id()).as_bytes())
+}
+
+/// One line for each change; a line that was cut off by a full disk is passed over.
+fn read(file: &mut File) -> io::Result<(Option<u32>, Vec<Change>)> {
+    file.seek(SeekFrom::Start(0))?;
+    let mut lines = BufReader::new(file).lines();
+    let owner = lines.next().transpose()?.and_then(|line| line.parse().ok());
+    let mut changes = Vec::new();
+    for line in lines {
+        changes.extend(serde_json::from_str::<Change>(&line?));
+    }
+    Ok((owner, changes))
+}
+
+fn append(file: &mut File, change: &Change) -> io::Result<()> {
+    let mut line = serde_json::to_vec(change)?;
+    line.push(b'\n');
+    file.seek(SeekFrom::End(0))?;
+    file.write_all(&line)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn interface() -> InterfaceName {
+        "wg0".parse().expect("a name")
+    }
+
+    fn sysctl(path: &Path) -> Change {
+        Change::Sysctl {
+            path: path.into(),
+            before: "0".into(),
+        }
+    }
+
+    #[test]
+    fn what_was_changed_is_taken_back_and_the_file_goes() {
+        let folder = tempfile::tempdir().expect("folder");
+        let switch = folder.path().join("switch");
+        fs::write(&switch, "1").expect("write");
+        let (mut journal, left) = Journal::open(folder.path(), &interface()).expect("open");
+        assert!(left.is_empty());
+        journal.will_do(sysctl(&switch)).expect("note");
+        let path = journal.path().expect("a file").to_owned();
+        assert_eq!(journal.take_back(), Vec::<String>::new());
+        assert_eq!(fs::read_to_string(&switch).expect("read"), "0");
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn the_next_instance_is_told_what_a_killed_one_left() {
+        let folder = tempfile::tempdir().expect("folder");
+        let switch = folder.path().join("switch");
+        let (mut journal, _) = Journal::open(folder.path(), &interface()).expect("open");
+        journal.will_do(sysctl(&switch)).expect("note");
+        drop(journal); // as the kernel closes the files of a killed process
+        let (_, left) = Journal::open(folder.path(), &interface()).expect("open");
+        assert_eq!(left, [sysctl(&switch)]);
+    }
+
+    #[test]
+    fn a_living_instance_keeps_others_away_and_is_named() {
+        let folder = tempfile::tempdir().expect("folder");
+        // The lock belongs to the open file, so this process can be its own rival.
+        let (mut journal, _) = Journal::open(folder.path(), &interface()).expect("open");
+        let (file, _) = journal.file.as_mut().expect("a file");
+        file.set_len(0).expect("truncate");
+        file.seek(SeekFrom::Start(0)).expect("seek");
+        file.write_all(b"1\n").expect("write"); // process 1 always lives
+        let error = Journal::open(folder.path(), &interface()).expect_err("locked");
+        assert_eq!(
+            error.to_string(),
+            "interface wg0 is run by another seikan (process 1): stop it with `seikan down wg0`"
+        );
+    }
+
+    #[test]
+    fn the_clean_up_leaves_another_instance_alone() {
+        let folder = tempfile::tempdir().expect("folder");
+        let switch = folder.path().join("switch");
+        fs::write(&switch, "1").expect("write");
+        let (mut journal, _) = Journal::open(folder.path(), &interface()).expect("open");
+        journal.will_do(sysctl(&switch)).expect("note");
+        let path = journal.path().expect("a file").to_owned();
+        drop(journal);
+        let pid = std::process::id();
+        clean_up_after(pid + 1, &path, || panic!("no hooks"));
+        assert_eq!(fs::read_to_string(&switch).expect("read"), "1");
+        clean_up_after(pid, &path, || panic!("no hooks"));
+        assert_eq!(fs::read_to_string(&switch).expect("read"), "0");
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn hooks_are_made_good_only_if_they_were_run() {
+        let folder = tempfile::tempdir().expect("folder");
+        let (mut journal, _) = Journal::open(folder.path(), &interface()).expect("open");
+        journal.will_do(Change::Hooks).expect("note");
+        let path = journal.path().expect("a file").to_owned();
+        drop(journal);
+        let mut ran = false;
+        clean_up_after(std::process::id(), &path, || ran = true);
+        assert!(ran);
+    }
+}
