@@ -97,14 +97,14 @@ fn a_silent_receiver_answers_with_one_keepalive_after_keepalive_timeout() {
         world.send(0, &[Flow::udp(0).datagram(1, 100)]);
         world.run(seconds(9));
         let early = world.take_sent(1).len();
+        world.run(seconds(2));
+        let due = world.take_sent(1).len();
+        match construction {
+            Construction::WireGuard => assert_eq!((early, due), (0, 1)),
+            // The native protocol reports on what came after a second, and thereby answers.
+            Construction::Native => assert!(early >= 1),
+        }
         world.run(seconds(20));
-        let late = world.take_sent(1).len();
-        // The native protocol reports on what came after a second, and thereby answers.
-        let expected = match construction {
-            Construction::WireGuard => (0, 1),
-            Construction::Native => (early, 0),
-        };
-        assert_eq!((early, late), expected, "{construction:?}");
         assert_eq!(handshakes(&world, 0).0, 1, "nobody took the other for dead");
     }
 }
