@@ -535,3 +535,25 @@ fn a_peer_that_is_removed_while_packets_wait_leaves_a_closed_ledger() {
     assert_eq!(world.sides[0].tunnel.next_wakeup(), None);
     assert_eq!(world.sides[0].tunnel.indices_in_use(), 0);
 }
+
+/// A packet joins the newest write of its flow or none: not one that a super-packet came after.
+#[test]
+fn a_segment_does_not_pass_a_super_packet_of_its_flow() {
+    let mut world = World::new(NATIVE, 1);
+    world.establish();
+    world.checkers[1].in_order = false;
+    let t = Flow::tcp(0);
+    let reads = [
+        t.segments(0, 500, 500),
+        t.segments(1000, 20_000, 1300),
+        t.segments(500, 500, 500),
+    ];
+    world.send(0, &reads);
+    world.run(seconds(1));
+    let starts: Vec<u32> = world
+        .take_delivered(1)
+        .iter()
+        .map(|w| tcp::seq(&w[VNET_HDR_LEN + 20..]).wrapping_sub(sim::packets::ISN))
+        .collect();
+    assert_eq!(starts, [0, 1000, 500]);
+}
