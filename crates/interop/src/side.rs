@@ -337,10 +337,9 @@ impl Side {
         }
     }
 
-    /// Its socket is served, not a left-over of a predecessor. The native protocol need not have one.
+    /// Can be configured: has read its file, or serves its socket, which may be there as a left-over of a predecessor.
     fn answers(&self) -> bool {
-        self.implementation == Implementation::SeikanNative
-            || UnixStream::connect(self.socket()).is_ok()
+        self.implementation.reads_file() || UnixStream::connect(self.socket()).is_ok()
     }
 
     fn configure_interface(&self) -> Result<()> {

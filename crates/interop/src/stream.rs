@@ -28,6 +28,20 @@ pub struct Report {
     pub bytes: u64,
     /// The longest time in which no byte arrived.
     pub longest_gap: Duration,
+    /// When that began, from the start of the stream.
+    pub gap_at: Duration,
+}
+
+impl Report {
+    /// Fails if the stream stood still for `limit`.
+    pub fn no_gap_of(&self, limit: Duration) -> Result<()> {
+        let (gap, at) = (self.longest_gap, self.gap_at);
+        ensure!(
+            gap < limit,
+            "stood still for {gap:.2?}, {at:.2?} after the start"
+        );
+        Ok(())
+    }
 }
 
 impl Stream {
@@ -106,13 +120,18 @@ fn receive(mut stream: TcpStream) -> Result<Report> {
     let mut report = Report {
         bytes: 0,
         longest_gap: Duration::ZERO,
+        gap_at: Duration::ZERO,
     };
     let mut buffer = [0; 4 * CHUNK];
     let mut pending = 0;
-    let mut last = Instant::now();
+    let begin = Instant::now();
+    let mut last = begin;
     loop {
         let length = stream.read(&mut buffer[pending..])?;
-        report.longest_gap = report.longest_gap.max(last.elapsed());
+        let gap = last.elapsed();
+        if gap > report.longest_gap {
+            (report.longest_gap, report.gap_at) = (gap, last - begin);
+        }
         last = Instant::now();
         if length == 0 {
             ensure!(pending == 0, "the stream ends inside a word");

@@ -20,8 +20,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::Duration;
 
-/// Tokens of the descriptors, far from other services'.
-const TOKEN_NETWORK: u64 = 1 << 32;
+/// Tokens of the descriptors, far from the control sockets', which count up.
+const TOKEN_NETWORK: u64 = 1 << 62;
 const TOKEN_NAMES: u64 = TOKEN_NETWORK + 1;
 /// How often peers with names are looked after: about once a handshake's retry
 /// (`REKEY_TIMEOUT`, 5 s).

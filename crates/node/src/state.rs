@@ -7,9 +7,9 @@
 //! its hooks takes everything back at once ([`clean_up_after`]), and if that was killed, too, the
 //! next `up` of the interface does ([`Journal::open`]).
 //!
-//! The file is also the lock that keeps a second instance away: the kernel releases it with the
-//! process, however that ends. Its name has the number of the network namespace in it, so that
-//! hosts made of namespaces, which share `/run`, may use the same interface names.
+//! The file is locked by whoever may take back what is in it, so that only one does; the kernel lets
+//! go of the lock with the process, however that ends. (That there is no second instance is seen to
+//! by the control sockets' lock.)
 
 use crate::config::InterfaceName;
 use crate::setup::Change;
@@ -19,8 +19,6 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Where the files are, unless told otherwise.
-pub const STATE_DIRECTORY: &str = "/run/seikan";
 /// How long a clean-up after a killed daemon is waited for.
 const CLEAN_UP_PATIENCE: Duration = Duration::from_secs(5);
 /// Pause between two looks at a lock that somebody holds.
@@ -29,15 +27,16 @@ const LOCK_PAUSE: Duration = Duration::from_millis(20);
 /// Why there is no journal.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
-    /// A second instance.
+    /// Somebody else is at it.
     #[error(
-        "interface {interface} is run by another seikan{}: stop it with `seikan down {interface}`",
-        pid.map(|pid| format!(" (process {pid})")).unwrap_or_default()
+        "what an earlier tunnel on {interface} left is being taken back by another process{}; \
+         wait for that, and try again",
+        pid.map(|pid| format!(" (of {pid})")).unwrap_or_default()
     )]
-    Running {
+    Locked {
         /// The interface.
         interface: String,
-        /// The other instance, if it says.
+        /// Whose journal it is, if it says.
         pid: Option<u32>,
     },
     /// The file cannot be made or written.
@@ -70,10 +69,9 @@ pub struct Journal {
     changes: Vec<Change>,
 }
 
-/// Where the journal of an interface in the current network namespace is.
-pub fn journal_path(directory: &Path, interface: &InterfaceName) -> PathBuf {
-    let namespace = fs::metadata("/proc/thread-self/ns/net").map_or(0, |file| file.ino());
-    directory.join(format!("{interface}@{namespace}.journal"))
+/// Where the journal of an interface is.
+fn journal_path(directory: &Path, interface: &InterfaceName) -> PathBuf {
+    directory.join(format!("{interface}.journal"))
 }
 
 impl Journal {
@@ -81,7 +79,7 @@ impl Journal {
     /// value; the caller takes it back.
     ///
     /// # Errors
-    /// [`StateError::Running`] while another instance lives; [`StateError::File`] where no file can
+    /// [`StateError::Locked`] while another process has it; [`StateError::File`] where no file can
     /// be kept, without which one can go on ([`Journal::in_memory`]).
     pub fn open(
         directory: &Path,
@@ -99,7 +97,7 @@ impl Journal {
         }
         let mut file = lock(&path, CLEAN_UP_PATIENCE)
             .map_err(failed)?
-            .ok_or_else(|| StateError::Running {
+            .ok_or_else(|| StateError::Locked {
                 interface: interface.to_string(),
                 pid: owner(&path),
             })?;
@@ -285,19 +283,16 @@ mod tests {
     }
 
     #[test]
-    fn a_living_instance_keeps_others_away_and_is_named() {
+    fn only_one_at_a_time_takes_back() {
         let folder = tempfile::tempdir().expect("folder");
         // The lock belongs to the open file, so this process can be its own rival.
         let (mut journal, _) = Journal::open(folder.path(), &interface()).expect("open");
         let (file, _) = journal.file.as_mut().expect("a file");
         file.set_len(0).expect("truncate");
         file.seek(SeekFrom::Start(0)).expect("seek");
-        file.write_all(b"1\n").expect("write"); // process 1 always lives
+        file.write_all(b"1\n").expect("write"); // process 1 always lives: no use waiting
         let error = Journal::open(folder.path(), &interface()).expect_err("locked");
-        assert_eq!(
-            error.to_string(),
-            "interface wg0 is run by another seikan (process 1): stop it with `seikan down wg0`"
-        );
+        assert!(matches!(error, StateError::Locked { pid: Some(1), .. }));
     }
 
     #[test]

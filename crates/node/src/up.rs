@@ -1,7 +1,7 @@
 //! From a configuration to a running tunnel, and back to nothing.
 //!
-//! Up, in this order: is anything in the way ([`in_the_way`]); the journal and what a killed
-//! instance left; the hook process; `PreUp`; the plan of routes; the interface with its sockets;
+//! Up, in this order: the control sockets, and with them the name; the journal and what a killed
+//! instance left; is anything in the way ([`in_the_way`]); the hook process; `PreUp`; the plan of routes; the interface with its sockets;
 //! addresses, MTU, up; name servers; routes, rules, firewall; `PostUp`. Then privileges are dropped
 //! to `CAP_NET_ADMIN`, and the worker runs. Down in reverse: `PreDown`, `SaveConfig`, the interface,
 //! everything in the journal, `PostDown`. A failure or a signal half way goes down from there.
@@ -16,12 +16,13 @@
 //! `SaveConfig` has to write into a folder that is not its user's.
 
 use crate::config::{Config, Diagnostic, Host, Severity};
+use crate::control::{Control, ControlError, Places};
 use crate::life::{Life, LifeError};
 use crate::node::{Node, NodeError, resolve};
 use crate::save;
 use crate::setup::hooks::{HookError, Hooks, Moment};
 use crate::setup::{self, Change, firewall, mtu, occupied, routes};
-use crate::state::{self, Journal, STATE_DIRECTORY, StateError};
+use crate::state::{self, Journal, StateError};
 use crate::worker::{self, Ended, Service, Verdict};
 use seikan_sys::dns::DnsError;
 use seikan_sys::netlink::{Netlink, NetlinkError};
@@ -47,7 +48,10 @@ pub enum UpError {
     /// Signals.
     #[error("cannot block signals: {0}")]
     Signals(io::Error),
-    /// Another instance runs.
+    /// Another instance runs, or there can be no control socket.
+    #[error(transparent)]
+    Control(#[from] ControlError),
+    /// What an earlier instance left is in the way.
     #[error(transparent)]
     State(#[from] StateError),
     /// A command of the configuration.
@@ -128,8 +132,8 @@ pub trait Observer {
 pub struct UpOptions {
     /// Where `SaveConfig` writes.
     pub config_file: Option<PathBuf>,
-    /// Where the journal is kept.
-    pub state_directory: PathBuf,
+    /// Where the control sockets and the journal are.
+    pub places: Places,
     /// Give up all privileges but `CAP_NET_ADMIN` once everything is set up.
     pub drop_privileges: bool,
 }
@@ -138,7 +142,7 @@ impl Default for UpOptions {
     fn default() -> Self {
         UpOptions {
             config_file: None,
-            state_directory: STATE_DIRECTORY.into(),
+            places: Places::default(),
             drop_privileges: true,
         }
     }
@@ -155,9 +159,20 @@ pub fn up(
 ) -> Result<(), UpError> {
     let signals = Signals::block().map_err(UpError::Signals)?;
     let netlink = Netlink::open()?;
+    if !privilege::has_net_admin() {
+        return Err(UpError::NotPermitted {
+            interface: config.name.to_string(),
+        });
+    }
+    // Declared first, so that it goes last: until then the name is taken.
+    let control = Control::at(&options.places, config)?;
     let journal = open_journal(config, options, observer)?;
     in_the_way(config, &netlink)?;
     let hooks = Hooks::start(config, journal.path().map(Path::to_owned))?;
+    let mut services = Services {
+        control,
+        life: None,
+    };
     let mut work = Work {
         config,
         options,
@@ -169,8 +184,9 @@ pub fn up(
         node: None,
         reached: None,
     };
-    let outcome = work.bring_up().and_then(|()| work.run());
+    let outcome = work.bring_up().and_then(|()| work.run(&mut services));
     work.tear_down();
+    drop(work);
     match outcome? {
         Ended::Asked => Ok(()),
         Ended::InterfaceGone => Err(UpError::InterfaceGone {
@@ -185,9 +201,9 @@ fn open_journal(
     options: &UpOptions,
     observer: &mut dyn Observer,
 ) -> Result<Journal, UpError> {
-    let (journal, left) = match Journal::open(&options.state_directory, &config.name) {
+    let (journal, left) = match Journal::open(&options.places.run, &config.name) {
         Ok(opened) => opened,
-        Err(error @ StateError::Running { .. }) => return Err(error.into()),
+        Err(error @ StateError::Locked { .. }) => return Err(error.into()),
         Err(error) => {
             observer.warn(setup::without_journal(&error.to_string()));
             (Journal::in_memory(), Vec::new())
@@ -213,9 +229,6 @@ fn open_journal(
 /// What can be known to be in the way before any hook has run.
 fn in_the_way(config: &Config, netlink: &Netlink) -> Result<(), UpError> {
     let interface = config.name.to_string();
-    if !privilege::has_net_admin() {
-        return Err(UpError::NotPermitted { interface });
-    }
     let Some(index) = netlink.link_index(&interface)? else {
         return Ok(());
     };
@@ -303,7 +316,7 @@ impl Work<'_> {
     }
 
     /// The worker's life, unless a signal came before it.
-    fn run(&mut self) -> Result<Ended, UpError> {
+    fn run(&mut self, services: &mut Services) -> Result<Ended, UpError> {
         let interrupted = self.is_interrupted();
         let Some(node) = self.node.as_mut().filter(|_| !interrupted) else {
             return Ok(Ended::Asked);
@@ -315,9 +328,7 @@ impl Work<'_> {
                 other => other?,
             }
         }
-        let mut services = Services {
-            life: Life::new(self.config, node)?,
-        };
+        services.life = Some(Life::new(self.config, node)?);
         let summary = UpSummary {
             interface: self.config.name.to_string(),
             protocol: self.config.protocol,
@@ -327,7 +338,7 @@ impl Work<'_> {
         if self.observer.is_up(&summary).is_err() {
             return Ok(Ended::Asked);
         }
-        let ended = worker::run(node, self.signals, &mut services)?;
+        let ended = worker::run(node, self.signals, services)?;
         self.observer.is_stopping();
         Ok(ended)
     }
@@ -439,15 +450,20 @@ fn is_writable(file: &Path) -> bool {
 
 /// Everything that shares the worker's loop.
 struct Services {
-    life: Life,
+    control: Control,
+    life: Option<Life>,
 }
 
 impl Service for Services {
     fn start(&mut self, epoll: &Epoll) -> io::Result<()> {
-        self.life.start(epoll)
+        self.control.start(epoll)?;
+        self.life.iter_mut().try_for_each(|life| life.start(epoll))
     }
 
     fn ready(&mut self, token: u64, epoll: &Epoll, node: &mut Node) -> Verdict {
-        self.life.ready(token, epoll, node)
+        match &mut self.life {
+            Some(life) if Life::owns(token) => life.ready(token, epoll, node),
+            _ => self.control.ready(token, epoll, node),
+        }
     }
 }

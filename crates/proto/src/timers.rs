@@ -140,6 +140,11 @@ impl Timers {
         self.arm(ZeroKeys, now + ZERO_KEYS_AFTER);
     }
 
+    /// An initiation was sent a moment ago and waits for its response.
+    pub fn handshake_pending(&self) -> bool {
+        self.due[RetransmitHandshake as usize].is_some()
+    }
+
     /// Sets or clears the persistent keepalive; a new one is due at once (as when `wg` sets it).
     pub fn set_persistent_keepalive(&mut self, interval: Option<Duration>, now: Instant) {
         let interval = interval.filter(|interval| !interval.is_zero());

@@ -21,8 +21,8 @@
 use crate::inbox::{MAX_HEADER, Slice};
 use crate::native::health::Report;
 use seikan_observe::DropReason;
-use seikan_wire::ip::{self, IpPacket, PROTO_TCP};
-use seikan_wire::tcp;
+use seikan_wire::ip::{self, IpPacket, PROTO_TCP, PROTO_UDP};
+use seikan_wire::{tcp, udp};
 use std::ops::Range;
 
 /// Bytes before a PACKET's packet.
@@ -205,6 +205,9 @@ impl Frames {
             decapsulate_ce(&mut arena[range.clone()])?;
         }
         let ip = IpPacket::parse(&arena[range.clone()]).map_err(|_| DropReason::NotIp)?;
+        if partial && !has_checksum(&ip) {
+            return Err(DropReason::BadFrame);
+        }
         Ok(Frame::Packet { range, ip, partial })
     }
 
@@ -247,6 +250,16 @@ impl Frames {
             chunk,
         }))
     }
+}
+
+/// Whether the packet has a transport checksum that could be partial.
+pub fn has_checksum(ip: &IpPacket) -> bool {
+    let at = match ip.protocol {
+        PROTO_TCP => tcp::CHECKSUM_AT,
+        PROTO_UDP => udp::CHECKSUM_AT,
+        _ => return false,
+    };
+    !ip.fragment && ip.total_len >= ip.header_len + at + 2
 }
 
 /// Parses the IP header of a slice, whose length field speaks of the whole super-packet.

@@ -94,12 +94,26 @@ impl Tunnel {
                 }
                 self.rekey_after_sending(now, id, outbox);
             }
-            Action::ZeroKeys => self.forget_sessions(id),
+            Action::ZeroKeys => self.zero_keys(id),
             Action::GiveUp => {
                 if let Some(peer) = self.peer_mut(id) {
                     peer.drop_stash(DropReason::HandshakeTimeout);
                 }
             }
+        }
+    }
+
+    /// Erases what is old. After a long sleep the timer may find a handshake that was begun just now,
+    /// for the first packet after it: that one goes on.
+    fn zero_keys(&mut self, id: PeerId) {
+        let Some(peer) = self.peer_mut(id) else {
+            return;
+        };
+        let pending = peer.timers.handshake_pending();
+        let begun = pending.then(|| peer.handshake.initiator.take()).flatten();
+        self.forget_sessions(id);
+        if let Some(peer) = self.peer_mut(id) {
+            peer.handshake.initiator = begun;
         }
     }
 

@@ -388,6 +388,9 @@ fn reassembled(
         frame::decapsulate_ce(&mut packet)?;
     }
     let ip = IpPacket::parse(&packet).map_err(|_| DropReason::NotIp)?;
+    if partial && !frame::has_checksum(&ip) {
+        return Err(DropReason::BadFrame);
+    }
     sources.check(ip.src, peer.id)?;
     packet.truncate(ip.total_len);
     inbox.owned(packet, &ip, peer.id, partial);

@@ -94,7 +94,7 @@ pub struct Side {
     pub refuse_every: u64,
     writes: u64,
     restarts: u64,
-    outbox: Outbox,
+    pub outbox: Outbox,
     inbox: Inbox,
 }
 
@@ -148,7 +148,7 @@ impl World {
             links: paths.map(Link::new),
             checkers: [Checker::new(in_order[1]), Checker::new(in_order[0])],
             time: 0,
-            sent: None,
+            sent: Some(Vec::new()),
             gro: true,
             trace: DefaultHasher::new(),
             keys,
@@ -194,6 +194,19 @@ impl World {
             side.tunnel
                 .set_persistent_keepalive(side.peer, interval, now);
         }
+    }
+
+    /// The private key of side `i`, for messages that it would not send.
+    pub fn private_key(&self, i: usize) -> PrivateKey {
+        PrivateKey::from_bytes(self.keys[i])
+    }
+
+    /// The datagrams that side `i` has sent since this was last asked.
+    pub fn take_sent(&mut self, i: usize) -> Vec<Parcel> {
+        let sent = self.sent.get_or_insert_default();
+        let (mine, others) = std::mem::take(sent).into_iter().partition(|s| s.0 == i);
+        *sent = others;
+        mine.into_iter().map(|(_, parcel)| parcel).collect()
     }
 
     /// The NAT before side 0 gives it another address; the old one is nobody's.
@@ -420,7 +433,7 @@ impl World {
 
     /// After all timeouts nothing may be held any more.
     pub fn check_nothing_held(&mut self) {
-        self.run(Duration::from_secs(100));
+        self.run(Duration::from_secs(120));
         self.check();
         for i in 0..2 {
             let totals = self.totals(i);
