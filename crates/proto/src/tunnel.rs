@@ -299,6 +299,12 @@ impl Tunnel {
             }
             Err(reason) => counters.outbound.drops.add(reason, run.packets),
         }
+        if result == Err(DropReason::SendTooLarge)
+            && let Some(id) = run.peer
+        {
+            // The search for the size that fits goes on at once.
+            self.reschedule(id, Instant::BOOT, Instant::BOOT);
+        }
     }
 
     /// Reports what became of a write to the TUN device.

@@ -2,8 +2,9 @@
 //!
 //! A probe is a padded record of a candidate size; its acknowledgement proves that the size passes
 //! in this direction. ICMP is not believed. Search: the sizes that networks really have, largest
-//! first that was not refused, then bisection to within [`GRANULARITY`]. A confirmed size is
-//! confirmed anew every [`CONFIRM_INTERVAL`] while data flows; when [`MAX_PROBES`] confirmations in
+//! first that was not refused, then bisection to within [`GRANULARITY`]. The confirmed size is
+//! confirmed anew after every size that was refused, and when the search is over
+//! every [`CONFIRM_INTERVAL`] while data flows; when [`MAX_PROBES`] confirmations in
 //! a row fail, the path has become a black hole for it, or is down. Then the base is used, and
 //! probed until it passes: an outage must not make every size look refused. After that the search
 //! starts over.
@@ -39,6 +40,8 @@ pub struct PathMtu {
     refused: u16,
     /// The path may be down: nothing is known until the base passes.
     base_unsure: bool,
+    /// A larger size failed: see whether the confirmed one still passes before the next is tried.
+    doubtful: bool,
     probe: Option<Probe>,
     next_id: u16,
     /// When to confirm or raise.
@@ -62,6 +65,7 @@ impl PathMtu {
             confirmed: BASE,
             refused: MAX,
             base_unsure: false,
+            doubtful: false,
             probe: None,
             next_id: 0,
             idle_until: None,
@@ -103,9 +107,11 @@ impl PathMtu {
             self.failed(size);
         }
         let size = match self.candidate() {
+            _ if self.doubtful => self.confirmed,
             Some(size) => size,
             None => self.rest(now)?,
         };
+        self.doubtful = false;
         self.next_id = self.next_id.wrapping_add(1);
         self.probe = Some(Probe {
             id: self.next_id,
@@ -141,6 +147,7 @@ impl PathMtu {
         }
         if size <= self.confirmed {
             self.confirmed = BASE;
+            self.doubtful = false;
         }
         self.refused = size.max(BASE + 1);
         self.idle_until = None;
@@ -156,6 +163,7 @@ impl PathMtu {
             };
         } else {
             self.refused = size;
+            self.doubtful = self.confirmed > BASE;
         }
     }
 
@@ -257,6 +265,21 @@ mod tests {
         assert_eq!(path.size(), 1472);
         search(&mut path, 60, 180, 1372);
         assert!((1364..=1372).contains(&path.size()), "{}", path.size());
+    }
+
+    #[test]
+    fn a_black_hole_during_the_search_is_left_as_soon() {
+        for shrinks_after in 3..40 {
+            let mut path = PathMtu::new(false);
+            search(&mut path, 0, shrinks_after, 1472);
+            assert_eq!(path.size(), 1472);
+            search(&mut path, shrinks_after, shrinks_after + 10, 1300);
+            assert!(
+                path.size() <= 1300,
+                "after {shrinks_after} s: {}",
+                path.size()
+            );
+        }
     }
 
     #[test]

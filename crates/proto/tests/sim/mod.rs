@@ -274,9 +274,9 @@ impl World {
         for _ in 0..100 {
             let side = &mut self.sides[i];
             let more = side.tunnel.poll(now, &mut side.outbox, &mut side.inbox);
+            let next = side.tunnel.next_wakeup();
             self.flush(i, &[]);
             if !more {
-                let next = self.sides[i].tunnel.next_wakeup();
                 assert!(
                     next.is_none_or(|(at, _)| at > now.mono),
                     "nothing came of the poll"

@@ -1,0 +1,511 @@
+//! What lies between the two sides: its MTU, its marks, its losses, and what is told about them.
+
+mod sim;
+
+use seikan_observe::DropReason;
+use seikan_proto::native::health::Report;
+use seikan_proto::noise::Construction;
+use seikan_wire::ip::{ECN_CE, ECN_ECT0, ECN_ECT1, ECN_NOT_ECT, traffic_class};
+use seikan_wire::{IpPacket, VNET_HDR_LEN, VnetHdr, checksum, tcp};
+use sim::network::Path;
+use sim::packets::{Flow, packets_of};
+use sim::{Setup, World};
+use std::time::Duration;
+
+const NATIVE: Construction = Construction::Native;
+
+fn seconds(n: u64) -> Duration {
+    Duration::from_secs(n)
+}
+
+fn with_path(path: Path) -> World {
+    World::with(
+        [Setup::new(NATIVE), Setup::new(NATIVE)],
+        [path.clone(), path],
+        1,
+    )
+}
+
+/// Sends one full-sized datagram of a flow each `every`, from `seq` on; returns the next number.
+fn load(world: &mut World, flow: Flow, mut seq: u32, time: Duration, every: Duration) -> u32 {
+    let end = world.time + time.as_nanos() as u64;
+    while world.time < end {
+        world.send(flow.from, &[flow.datagram(seq, 1392)]);
+        seq += 1;
+        world.run(every);
+    }
+    seq
+}
+
+#[test]
+fn the_mtu_of_the_path_is_found_in_both_directions() {
+    for mtu in [1280, 1320, 1400, 1492, 1500, 4096, 8000, 9001] {
+        for v6 in [false, true] {
+            let setup = Setup {
+                v6,
+                ..Setup::new(NATIVE)
+            };
+            let path = Path {
+                mtu,
+                ..Path::default()
+            };
+            let mut world = World::with([setup.clone(), setup], [path.clone(), path], 1);
+            let flow = Flow::udp(0);
+            for seq in 0..600 {
+                world.send(0, &[flow.datagram(seq, 100)]);
+                world.send(1, &[Flow::udp(1).datagram(seq, 100)]);
+                world.run(Duration::from_millis(100));
+            }
+            for i in [0, 1] {
+                let found = world.peer(i).path.mtu.mtu();
+                assert!(
+                    found <= mtu && found + 8 > mtu,
+                    "side {i}, IPv6 {v6}: {found} of {mtu}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_link_that_refuses_large_datagrams_is_learnt_at_once() {
+    let mut world = with_path(Path {
+        mtu: 1400,
+        local: true,
+        ..Path::default()
+    });
+    world.establish();
+    world.run(seconds(1));
+    assert!(
+        world.peer(0).path.mtu.mtu() > 1392,
+        "{}",
+        world.peer(0).path.mtu.mtu()
+    );
+    world.check();
+}
+
+#[test]
+fn a_black_hole_is_left_within_ten_seconds_in_either_direction() {
+    for shrunk in [0, 1] {
+        let mut world = World::new(NATIVE, 1);
+        // Only side 0 sends; what comes back are reports and acknowledgements.
+        let flow = Flow::udp(0);
+        let seq = load(&mut world, flow, 0, seconds(20), Duration::from_millis(20));
+        assert_eq!(world.peer(0).path.mtu.mtu(), 1500);
+        world.links[shrunk].path.mtu = 1300;
+        let seq = load(
+            &mut world,
+            flow,
+            seq,
+            seconds(10),
+            Duration::from_millis(20),
+        );
+        let before = world.checkers[1].datagrams(flow);
+        load(&mut world, flow, seq, seconds(5), Duration::from_millis(20));
+        world.run(seconds(1));
+        let passed = world.checkers[1].datagrams(flow) - before;
+        assert_eq!(passed, 250, "direction {shrunk}");
+    }
+}
+
+#[test]
+fn after_an_outage_the_path_is_as_wide_as_before() {
+    let mut world = World::new(NATIVE, 1);
+    let flow = Flow::udp(0);
+    let mut seq = load(&mut world, flow, 0, seconds(20), Duration::from_millis(50));
+    world.links.iter_mut().for_each(|l| l.path.down = true);
+    seq = load(
+        &mut world,
+        flow,
+        seq,
+        seconds(30),
+        Duration::from_millis(50),
+    );
+    world.links.iter_mut().for_each(|l| l.path.down = false);
+    load(
+        &mut world,
+        flow,
+        seq,
+        seconds(20),
+        Duration::from_millis(50),
+    );
+    assert_eq!(world.peer(0).path.mtu.mtu(), 1500);
+}
+
+#[test]
+fn another_path_is_measured_anew() {
+    let mut world = World::new(NATIVE, 1);
+    load(
+        &mut world,
+        Flow::udp(1),
+        0,
+        seconds(20),
+        Duration::from_millis(50),
+    );
+    assert_eq!(world.peer(1).path.mtu.mtu(), 1500);
+    world.links.iter_mut().for_each(|l| l.path.mtu = 1300);
+    world.rebind(std::net::SocketAddr::from(([203, 0, 113, 5], 4000)));
+    world.send(0, &[Flow::udp(0).datagram(1, 100)]);
+    world.run(Duration::from_millis(100));
+    assert!(world.peer(1).path.mtu.mtu() <= 1300);
+}
+
+#[test]
+fn a_packet_that_the_far_interface_does_not_take_is_answered_with_its_mtu() {
+    let mut setups = [Setup::new(NATIVE), Setup::new(NATIVE)];
+    setups[0].inner_mtu = 9000;
+    setups[1].inner_mtu = 1300;
+    let mut world = World::with(setups, [Path::default(), Path::default()], 1);
+    world.establish();
+    for (v6, offset, kind) in [(false, 20, [3, 4]), (true, 40, [2, 0])] {
+        let flow = Flow { v6, ..Flow::udp(0) };
+        world.send(0, &[flow.datagram(1, 1400)]);
+        let answers = world.take_delivered(0);
+        assert_eq!(answers.len(), 1, "IPv6 {v6}");
+        let answer = &answers[0][VNET_HDR_LEN..];
+        assert_eq!(answer[offset..offset + 2], kind);
+        let mtu = if v6 {
+            u32::from_be_bytes(answer[44..48].try_into().expect("four"))
+        } else {
+            u32::from(u16::from_be_bytes([answer[26], answer[27]]))
+        };
+        assert_eq!(mtu, 1300, "IPv6 {v6}");
+        let parsed = IpPacket::parse(answer).expect("a packet");
+        let sent = flow.datagram(1, 1400);
+        let offending = IpPacket::parse(&sent[VNET_HDR_LEN..]).expect("a packet");
+        assert_eq!((parsed.src, parsed.dst), (offending.dst, offending.src));
+    }
+    let out = world.totals(0).outbound;
+    assert_eq!(out.drops.get(DropReason::TooBig), 2);
+    world.send(0, &[Flow::udp(0).datagram(3, 1272)]);
+    world.run(seconds(1));
+    assert_eq!(
+        world.checkers[1].datagrams(Flow::udp(0)),
+        1,
+        "1300 bytes fit"
+    );
+    world.check_nothing_held();
+}
+
+/// A SYN with an MSS option, with a complete checksum or a partial one.
+fn syn(v6: bool, mss: u16, partial: bool) -> Vec<u8> {
+    let flow = Flow { v6, ..Flow::tcp(0) };
+    let mut read = flow.segments_with(0, 0, 1000, tcp::SYN, ECN_NOT_ECT, partial);
+    let at = VNET_HDR_LEN + flow.ip_len();
+    read[at + 20..at + 24].copy_from_slice(&[2, 4, (mss >> 8) as u8, mss as u8]);
+    if !partial {
+        let parsed = IpPacket::parse(&read[VNET_HDR_LEN..]).expect("a packet");
+        read[at + 16..at + 18].fill(0);
+        let pseudo = checksum::pseudo_header(parsed.src, parsed.dst, 6, read.len() - at);
+        let check = checksum::fold(pseudo + checksum::sum(&read[at..]));
+        read[at + 16..at + 18].copy_from_slice(&check.to_be_bytes());
+    }
+    read
+}
+
+#[test]
+fn the_mss_of_a_syn_fits_the_smaller_inner_mtu() {
+    for (ours, theirs, wanted) in [(1420, 1300, 1300), (1300, 1420, 1300), (1420, 1420, 1420)] {
+        for v6 in [false, true] {
+            for partial in [false, true] {
+                let mut setups = [Setup::new(NATIVE), Setup::new(NATIVE)];
+                setups[0].inner_mtu = ours;
+                setups[1].inner_mtu = theirs;
+                let mut world = World::with(setups, [Path::default(), Path::default()], 1);
+                world.establish();
+                // Both ways: side 1 clamps what comes in to its own MTU, side 0 what goes out.
+                world.send(0, &[syn(v6, 9000, partial)]);
+                world.run(seconds(1));
+                let delivered = world.take_delivered(1);
+                // Also checks the checksum, complete or partial.
+                let packet = packets_of(&delivered[0])[0].clone();
+                let at = if v6 { 40 } else { 20 };
+                let mss = u16::from_be_bytes([packet[at + 22], packet[at + 23]]);
+                let limit = wanted - if v6 { 60 } else { 40 };
+                let theirs_only = theirs - if v6 { 60 } else { 40 };
+                assert!(
+                    u32::from(mss) == limit || u32::from(mss) == theirs_only,
+                    "{mss} for {ours} and {theirs}, IPv6 {v6}, partial {partial}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn the_marking_of_the_inner_packet_goes_out_and_that_of_the_path_comes_in() {
+    for construction in [Construction::WireGuard, NATIVE] {
+        for (inner, on_the_way, expected) in [
+            (ECN_NOT_ECT, ECN_NOT_ECT, Some(ECN_NOT_ECT)),
+            (ECN_ECT0, ECN_ECT0, Some(ECN_ECT0)),
+            (ECN_ECT1, ECN_ECT1, Some(ECN_ECT1)),
+            (ECN_ECT0, ECN_CE, Some(ECN_CE)),
+            (ECN_ECT1, ECN_CE, Some(ECN_CE)),
+            (ECN_CE, ECN_CE, Some(ECN_CE)),
+            // RFC 6040, figure 4: CE on what is not capable of it is dropped.
+            (ECN_NOT_ECT, ECN_CE, None),
+        ] {
+            for v6 in [false, true] {
+                let mut world = World::new(construction, 1);
+                world.establish();
+                world.take_sent(0);
+                let flow = Flow { v6, ..Flow::udp(0) };
+                world.links[0].path.down = true;
+                world.send(0, &[flow.datagrams(1, &[200], true, inner)]);
+                let mut sent = world.take_sent(0);
+                assert_eq!(sent[0].traffic_class, inner, "RFC 6040, normal mode");
+                sent[0].traffic_class = on_the_way;
+                world.receive(1, &sent);
+                let delivered = world.take_delivered(1);
+                let marks: Vec<u8> = delivered
+                    .iter()
+                    .map(|w| traffic_class(&w[VNET_HDR_LEN..]) & 3)
+                    .collect();
+                assert_eq!(
+                    marks.first().copied(),
+                    expected,
+                    "{construction:?} {inner} {on_the_way}"
+                );
+                world.check();
+            }
+        }
+    }
+}
+
+#[test]
+fn a_mark_on_one_slice_stays_with_its_bytes() {
+    let mut world = World::new(NATIVE, 1);
+    world.establish();
+    world.take_sent(0);
+    world.links[0].path.down = true;
+    let flow = Flow::tcp(0);
+    world.send(
+        0,
+        &[flow.segments_with(0, 20_000, 1348, tcp::ACK, ECN_ECT0, true)],
+    );
+    let mut sent = world.take_sent(0);
+    sent[5].traffic_class = ECN_CE;
+    world.receive(1, &sent);
+    let delivered = world.take_delivered(1);
+    let marks: Vec<u8> = delivered
+        .iter()
+        .map(|w| traffic_class(&w[VNET_HDR_LEN..]) & 3)
+        .collect();
+    assert_eq!(marks, [ECN_ECT0, ECN_CE, ECN_ECT0]);
+    assert_eq!(world.checkers[1].bytes(flow), 20_000);
+    world.check();
+}
+
+#[test]
+fn a_mark_on_one_fragment_marks_the_packet() {
+    let setup = Setup {
+        inner_mtu: 9000,
+        ..Setup::new(NATIVE)
+    };
+    for (ecn, expected) in [(ECN_ECT0, 1), (ECN_NOT_ECT, 0)] {
+        let mut world = World::with(
+            [setup.clone(), setup.clone()],
+            [Path::default(), Path::default()],
+            1,
+        );
+        world.establish();
+        world.take_sent(0);
+        world.links[0].path.down = true;
+        world.send(0, &[Flow::udp(0).datagrams(1, &[6000], true, ecn)]);
+        let mut sent = world.take_sent(0);
+        sent[2].traffic_class = ECN_CE;
+        world.receive(1, &sent);
+        let delivered = world.take_delivered(1);
+        assert_eq!(delivered.len(), expected);
+        assert!(
+            delivered
+                .iter()
+                .all(|w| traffic_class(&w[VNET_HDR_LEN..]) & 3 == ECN_CE)
+        );
+        world.check_nothing_held();
+    }
+}
+
+/// All reports that side 0 gets while it sends `count` datagrams, one each millisecond, of which the
+/// network does what `spoil` says to its path.
+fn reports(world: &mut World, count: u32) -> Vec<Report> {
+    let mut reports = Vec::new();
+    let mut latest = world.peer(0).path.report;
+    for seq in 0..count {
+        world.send(0, &[Flow::udp(0).datagrams(seq, &[500], true, ECN_ECT0)]);
+        world.run(Duration::from_millis(1));
+        let report = world.peer(0).path.report;
+        if report != latest {
+            reports.extend(report);
+            latest = report;
+        }
+    }
+    reports
+}
+
+#[test]
+fn the_health_reports_count_what_the_network_really_did() {
+    let mut world = World::new(NATIVE, 3);
+    // First the search for the MTU, whose probes of what is too large are lost as well.
+    for seq in 0..600 {
+        world.send(0, &[Flow::udp(0).v6().datagram(seq, 100)]);
+        world.run(Duration::from_millis(100));
+    }
+    // They leave the horizon behind so many datagrams, and are reported.
+    for seq in 600..1800 {
+        world.send(0, &[Flow::udp(0).v6().datagram(seq, 100)]);
+        world.run(Duration::from_millis(1));
+    }
+    world.run(seconds(30));
+    world.links[0].counts = Default::default();
+    world.checkers[1].in_order = false;
+    world.links[0].path.loss = 0.1;
+    world.links[0].path.marking = 0.05;
+    let mut all = reports(&mut world, 6000);
+    let lost = world.links[0].counts.lost;
+    // Nothing is lost any more: all that was lost leaves the receiver's horizon.
+    world.links[0].path.loss = 0.0;
+    world.links[0].path.marking = 0.0;
+    let marked = world.links[0].counts.marked;
+    for seq in 6000..8500 {
+        world.send(0, &[Flow::udp(0).datagrams(seq, &[500], true, ECN_ECT0)]);
+        world.run(Duration::from_millis(1));
+        let report = world.peer(0).path.report.expect("reports");
+        if all.last() != Some(&report) {
+            all.push(report);
+        }
+    }
+    let counts = world.links[0].counts;
+    let sum = |field: fn(&Report) -> u32| all.iter().map(|r| u64::from(field(r))).sum::<u64>();
+    assert!(lost > 400, "{lost}");
+    assert_eq!(sum(|r| r.lost), lost);
+    assert_eq!(sum(|r| r.congestion_marks), marked);
+    assert_eq!(sum(|r| u32::from(r.reordering)), 0);
+    // The last second is not reported yet.
+    let received = sum(|r| r.received);
+    assert!(
+        received <= counts.arrived && received + 1100 > counts.arrived,
+        "{received}"
+    );
+    assert!(
+        all.iter().all(|r| r.queueing_delay < 100),
+        "no queue on this path"
+    );
+}
+
+#[test]
+fn reports_tell_of_reordering_and_queues() {
+    let mut world = World::new(NATIVE, 3);
+    world.establish();
+    world.checkers[1].in_order = false;
+    world.links[0].path.reordering = 0.05;
+    let all = reports(&mut world, 3000);
+    // Up to 100 ms later, at one datagram each millisecond.
+    assert!(
+        all.iter().any(|r| (30..=101).contains(&r.reordering)),
+        "{all:?}"
+    );
+    world.links[0].path.reordering = 0.0;
+    world.run(seconds(2));
+    // 500 KB/s into a path of 400 KB/s fills its queue of 40 KB: 100 ms.
+    world.links[0].path.rate = Some(400_000);
+    world.links[0].path.queue = 40_000;
+    world.run(seconds(1));
+    let mut world2 = world;
+    for seq in 10_000..13_000 {
+        world2.send(0, &[Flow::udp(0).datagram(seq, 500)]);
+        world2.run(Duration::from_millis(1));
+    }
+    let delay = world2.peer(0).path.report.expect("a report").queueing_delay;
+    assert!((80_000..120_000).contains(&delay), "{delay} us");
+}
+
+#[test]
+fn a_path_that_mangles_gso_is_found_out_and_gets_single_datagrams() {
+    let mut world = World::new(NATIVE, 1);
+    world.links[0].path.mangles_gso = true;
+    world.establish();
+    let flow = Flow::tcp(0);
+    let mut position = 0;
+    let send = |world: &mut World, position: &mut u64| {
+        world.send(0, &[flow.segments(*position, 13_480, 1348)]);
+        *position += 13_480;
+        world.run(Duration::from_millis(20));
+    };
+    for _ in 0..200 {
+        send(&mut world, &mut position);
+    }
+    assert!(!world.peer(0).path.gso, "found out within four seconds");
+    world.links[0].counts = Default::default();
+    let before = world.checkers[1].bytes(flow);
+    for _ in 0..50 {
+        send(&mut world, &mut position);
+    }
+    world.run(seconds(1));
+    let counts = world.links[0].counts;
+    assert_eq!((counts.later, counts.lost), (0, 0));
+    assert_eq!(world.checkers[1].bytes(flow) - before, 50 * 13_480);
+    // Another path may be better.
+    world.links[0].path.mangles_gso = false;
+    world.links[0].counts = Default::default();
+    let elsewhere = std::net::SocketAddr::from(([203, 0, 113, 5], 4000));
+    let side = &mut world.sides[0];
+    side.tunnel.set_endpoint(side.peer, elsewhere);
+    assert!(world.peer(0).path.gso);
+}
+
+#[test]
+fn loss_and_short_queues_are_not_taken_for_mangled_gso() {
+    for path in [
+        Path {
+            loss: 0.3,
+            ..Path::default()
+        },
+        // Room for some six datagrams of a batch of ten.
+        Path {
+            rate: Some(1_000_000),
+            queue: 9_000,
+            ..Path::default()
+        },
+    ] {
+        let mut world = World::with(
+            [Setup::new(NATIVE), Setup::new(NATIVE)],
+            [path, Path::default()],
+            1,
+        );
+        world.send(0, &[Flow::udp(0).datagram(0, 100)]);
+        world.run(seconds(6));
+        for n in 0..300 {
+            world.send(0, &[Flow::tcp(0).segments(n * 13_480, 13_480, 1348)]);
+            world.run(Duration::from_millis(20));
+        }
+        let counts = world.links[0].counts;
+        assert!(
+            counts.lost > counts.sent / 5 && counts.later > 1000,
+            "{counts:?}"
+        );
+        assert!(world.peer(0).path.gso);
+    }
+}
+
+/// The vnet header says what the packet is: see `packets_of`; here only that a write is there.
+#[test]
+fn marked_and_unmarked_packets_of_one_batch_do_not_share_a_datagram() {
+    let mut world = World::new(NATIVE, 1);
+    world.establish();
+    world.take_sent(0);
+    let reads: Vec<_> = (0..6)
+        .map(|n| Flow::udp(0).datagrams(n, &[100], true, [ECN_NOT_ECT, ECN_ECT0][n as usize % 2]))
+        .collect();
+    world.send(0, &reads);
+    let classes: Vec<u8> = world.take_sent(0).iter().map(|p| p.traffic_class).collect();
+    assert_eq!(classes, [0, 2, 0, 2, 0, 2]);
+    world.run(seconds(1));
+    assert!(
+        world
+            .take_delivered(1)
+            .iter()
+            .all(|w| VnetHdr::read(w).is_ok())
+    );
+    assert_eq!(world.checkers[1].datagrams(Flow::udp(0)), 6);
+}
