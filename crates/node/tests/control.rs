@@ -138,7 +138,7 @@ fn parse(name: &str, text: &str) -> Config {
             Syntax::Ini
         },
         text: text.to_owned().into(),
-        file: format!("{name}.conf").into(),
+        file: format!("{name}.conf"),
     };
     let read = |_: &Path| Err(std::io::ErrorKind::NotFound.into());
     let parsed = config::parse(&source, &Overrides::default(), &read);
