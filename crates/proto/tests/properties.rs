@@ -339,22 +339,22 @@ fn recover(world: &mut World) {
     }
 }
 
-/// A path that shrank is known by now: packets larger than it pass, in pieces.
+/// A path that shrank is known by now: packets larger than it pass, in pieces. Not always the first:
+/// a side that has slept takes the session for dead before the other does.
 fn large_packets_pass(world: &mut World) {
+    let mtu = world.sides.iter().map(|s| s.setup.inner_mtu).min();
+    let size = mtu.unwrap_or(0) as usize - 28;
     for from in [0, 1] {
         let flow = Flow {
             number: 201,
             ..Flow::udp(from)
         };
-        let mtu = world.sides.iter().map(|s| s.setup.inner_mtu).min();
-        let size = mtu.unwrap_or(0) as usize - 28;
-        world.send(from, &[flow.datagram(0, size)]);
-        world.run(Duration::from_secs(1));
-        assert_eq!(
-            world.checkers[1 - from].datagrams(flow),
-            1,
-            "{size} bytes from {from}"
-        );
+        let passed = (0..20).any(|seq| {
+            world.send(from, &[flow.datagram(seq, size)]);
+            world.run(Duration::from_secs(1));
+            world.checkers[1 - from].datagrams(flow) > 0
+        });
+        assert!(passed, "{size} bytes from {from}");
     }
 }
 
