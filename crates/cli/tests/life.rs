@@ -16,7 +16,7 @@ use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use seikan_sys::netlink::{Family, Netlink};
+use seikan_sys::netlink::{Family, Netlink, Route};
 use seikan_sys::netns::NetNs;
 
 const ECHO_PORT: u16 = 7;
@@ -245,6 +245,15 @@ impl Host {
         let address = address.parse().expect("address");
         self.netlink.add_address(index, address).expect("address");
         self.netlink.set_up(index).expect("up");
+    }
+
+    /// Makes a default route the only way to the other host.
+    fn know_the_right_by_default_only(&self) {
+        self.remove_address("192.0.2.1/24");
+        self.add_address("192.0.2.1/32");
+        let link = self.netlink.link("under").expect("link").index;
+        let route = Route::to("0.0.0.0/0".parse().expect("prefix")).device(link);
+        self.netlink.add_route(&route).expect("route");
     }
 
     fn remove_address(&self, address: &str) {
@@ -506,13 +515,21 @@ fn a_default_route_does_not_swallow_the_tunnel_and_is_taken_back() {
 fn half_of_the_internet_does_not_swallow_the_endpoint() {
     let halves = "AllowedIPs = 0.0.0.0/1, 128.0.0.0/1\nPersistentKeepalive = 1";
     in_world(["", halves], |world| {
-        // The endpoint is reached by a default route only.
-        world.left.remove_address("192.0.2.1/24");
-        world.left.add_address("192.0.2.1/32");
-        let link = world.left.netlink.link("under").expect("link").index;
-        let all = "0.0.0.0/0".parse().expect("prefix");
-        let default = seikan_sys::netlink::Route::to(all).device(link);
-        world.left.netlink.add_route(&default).expect("route");
+        world.left.know_the_right_by_default_only();
+        let _tunnels = world.both_up();
+    });
+}
+
+#[test]
+fn what_peers_send_passes_a_strict_check_of_its_source() {
+    in_world(["", DEFAULT_ROUTE], |world| {
+        if Command::new("nft").arg("--version").output().is_err() {
+            return skip("no `nft`: install nftables");
+        }
+        world.left.know_the_right_by_default_only();
+        let strict = || fs::write("/proc/sys/net/ipv4/conf/all/rp_filter", "1");
+        let set = world.left.namespace.run(strict).expect("namespace");
+        set.expect("sysctl");
         let _tunnels = world.both_up();
     });
 }
