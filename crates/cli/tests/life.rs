@@ -593,6 +593,37 @@ fn hooks_run_in_order_and_with_the_interfaces_name() {
 }
 
 #[test]
+fn the_resolver_is_told_of_name_servers_and_of_their_end() {
+    in_world(["DNS = 10.80.0.2, corp.example", ""], |world| {
+        let (programs, record) = (
+            world.folder.path().join("bin"),
+            world.folder.path().join("dns"),
+        );
+        fs::create_dir(&programs).expect("folder");
+        let resolvconf = programs.join("resolvconf");
+        let script = format!(
+            "#!/bin/sh\n{{ echo \"$1 ${{2##*.}}\"; cat; }} >> {}\n",
+            record.display()
+        );
+        fs::write(&resolvconf, script).expect("write");
+        fs::set_permissions(&resolvconf, fs::Permissions::from_mode(0o755)).expect("mode");
+        let path = std::env::var("PATH").expect("PATH");
+        let mut command = world.seikan(&["up", world.left.config()]);
+        command.env("PATH", format!("{}:{path}", programs.display()));
+        let mut left = world.start(&world.left, &mut command);
+        let mut line = String::new();
+        left.stdout.read_line(&mut line).expect("read");
+        let name = &world.left.interface;
+        let told = format!("-a {name}\nnameserver 10.80.0.2\nsearch corp.example\n");
+        assert_eq!(fs::read_to_string(&record).expect("record"), told, "{line}");
+        left.signal("TERM");
+        assert_eq!(left.ended(), (Some(0), String::new()));
+        let told = format!("{told}-d {name}\n");
+        assert_eq!(fs::read_to_string(&record).expect("record"), told);
+    });
+}
+
+#[test]
 fn a_port_in_use_is_told_with_its_holder_and_nothing_stays() {
     in_world(["", DEFAULT_ROUTE], |world| {
         let bind = || UdpSocket::bind(("0.0.0.0", TUNNEL_PORT));
