@@ -16,7 +16,7 @@ use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use seikan_sys::netlink::{Family, Netlink};
+use seikan_sys::netlink::{Family, Netlink, Route};
 use seikan_sys::netns::NetNs;
 
 const ECHO_PORT: u16 = 7;
@@ -245,6 +245,15 @@ impl Host {
         let address = address.parse().expect("address");
         self.netlink.add_address(index, address).expect("address");
         self.netlink.set_up(index).expect("up");
+    }
+
+    /// Makes a default route the only way to the other host.
+    fn know_the_right_by_default_only(&self) {
+        self.remove_address("192.0.2.1/24");
+        self.add_address("192.0.2.1/32");
+        let link = self.netlink.link("under").expect("link").index;
+        let route = Route::to("0.0.0.0/0".parse().expect("prefix")).device(link);
+        self.netlink.add_route(&route).expect("route");
     }
 
     fn remove_address(&self, address: &str) {
@@ -506,13 +515,21 @@ fn a_default_route_does_not_swallow_the_tunnel_and_is_taken_back() {
 fn half_of_the_internet_does_not_swallow_the_endpoint() {
     let halves = "AllowedIPs = 0.0.0.0/1, 128.0.0.0/1\nPersistentKeepalive = 1";
     in_world(["", halves], |world| {
-        // The endpoint is reached by a default route only.
-        world.left.remove_address("192.0.2.1/24");
-        world.left.add_address("192.0.2.1/32");
-        let link = world.left.netlink.link("under").expect("link").index;
-        let all = "0.0.0.0/0".parse().expect("prefix");
-        let default = seikan_sys::netlink::Route::to(all).device(link);
-        world.left.netlink.add_route(&default).expect("route");
+        world.left.know_the_right_by_default_only();
+        let _tunnels = world.both_up();
+    });
+}
+
+#[test]
+fn what_peers_send_passes_a_strict_check_of_its_source() {
+    in_world(["", DEFAULT_ROUTE], |world| {
+        if Command::new("nft").arg("--version").output().is_err() {
+            return skip("no `nft`: install nftables");
+        }
+        world.left.know_the_right_by_default_only();
+        let strict = || fs::write("/proc/sys/net/ipv4/conf/all/rp_filter", "1");
+        let set = world.left.namespace.run(strict).expect("namespace");
+        set.expect("sysctl");
         let _tunnels = world.both_up();
     });
 }
@@ -572,6 +589,37 @@ fn hooks_run_in_order_and_with_the_interfaces_name() {
         let expected =
             format!("PreUp {name} 0\nPostUp {name} 1\nPreDown {name} 1\nPostDown {name} 0\n");
         assert_eq!(fs::read_to_string(&log).expect("log"), expected);
+    });
+}
+
+#[test]
+fn the_resolver_is_told_of_name_servers_and_of_their_end() {
+    in_world(["DNS = 10.80.0.2, corp.example", ""], |world| {
+        let (programs, record) = (
+            world.folder.path().join("bin"),
+            world.folder.path().join("dns"),
+        );
+        fs::create_dir(&programs).expect("folder");
+        let resolvconf = programs.join("resolvconf");
+        let script = format!(
+            "#!/bin/sh\n{{ echo \"$1 ${{2##*.}}\"; cat; }} >> {}\n",
+            record.display()
+        );
+        fs::write(&resolvconf, script).expect("write");
+        fs::set_permissions(&resolvconf, fs::Permissions::from_mode(0o755)).expect("mode");
+        let path = std::env::var("PATH").expect("PATH");
+        let mut command = world.seikan(&["up", world.left.config()]);
+        command.env("PATH", format!("{}:{path}", programs.display()));
+        let mut left = world.start(&world.left, &mut command);
+        let mut line = String::new();
+        left.stdout.read_line(&mut line).expect("read");
+        let name = &world.left.interface;
+        let told = format!("-a {name}\nnameserver 10.80.0.2\nsearch corp.example\n");
+        assert_eq!(fs::read_to_string(&record).expect("record"), told, "{line}");
+        left.signal("TERM");
+        assert_eq!(left.ended(), (Some(0), String::new()));
+        let told = format!("{told}-d {name}\n");
+        assert_eq!(fs::read_to_string(&record).expect("record"), told);
     });
 }
 

@@ -150,6 +150,16 @@ impl Journal {
     }
 }
 
+impl Drop for Journal {
+    /// A journal with nothing in it is of no use to anybody; one with changes is what the process
+    /// that cleans up reads.
+    fn drop(&mut self) {
+        if self.changes.is_empty() {
+            self.take_back();
+        }
+    }
+}
+
 /// Takes changes back, the last first.
 pub fn take_back(changes: Vec<Change>) -> Vec<String> {
     let undone = changes.into_iter().rev().map(|change| change.take_back());
@@ -276,6 +286,13 @@ mod tests {
         drop(journal); // as the kernel closes the files of a killed process
         let (_, left) = Journal::open(folder.path(), &interface()).expect("open");
         assert_eq!(left, [sysctl(&switch)]);
+    }
+
+    #[test]
+    fn an_empty_journal_leaves_no_file() {
+        let folder = tempfile::tempdir().expect("folder");
+        drop(Journal::open(folder.path(), &interface()).expect("open"));
+        assert_eq!(fs::read_dir(folder.path()).expect("list").count(), 0);
     }
 
     #[test]
