@@ -257,9 +257,9 @@ fn live(seed: u64) -> u64 {
             world.links.iter_mut().for_each(|l| l.path.down = false);
         }
         world.run_until(until.max(world.time));
-        for i in 0..2 {
+        for (i, traffic) in traffic.iter_mut().enumerate() {
             let reads: Vec<_> = (0..rng.random_range(0..6))
-                .map(|_| traffic[i].read(i, &s.setups[i], &mut rng))
+                .map(|_| traffic.read(i, &s.setups[i], &mut rng))
                 .collect();
             world.send(i, &reads);
         }
