@@ -1,0 +1,53 @@
+//! Any plaintext as the frames of a record, in the middle of an arena: nothing outside is read or changed, and the walk
+//! ends.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use seikan_proto::native::frame::{Frame, Frames};
+use std::ops::Range;
+
+/// Bytes before and behind the plaintext, which are nobody's business.
+const MARGIN: usize = 64;
+
+fuzz_target!(|input: &[u8]| {
+    let Some((first, plaintext)) = input.split_first() else {
+        return;
+    };
+    let mut arena = vec![0x11; MARGIN];
+    arena.extend(plaintext);
+    arena.extend([0x11; MARGIN]);
+    let inside = MARGIN..MARGIN + plaintext.len();
+    let mut frames = Frames::new(inside.clone(), first & 1 == 1);
+    let within = |part: &Range<usize>| part.start >= inside.start && part.end <= inside.end;
+    let mut count = 0;
+    while let Some(frame) = frames.next(&mut arena) {
+        count += 1;
+        assert!(
+            count <= plaintext.len(),
+            "every frame takes a byte at least"
+        );
+        match frame {
+            Ok(Frame::Packet { range, ip, .. }) => {
+                assert!(within(&range) && ip.total_len <= range.len());
+            }
+            Ok(Frame::Slice(slice)) => {
+                assert!(within(&slice.header) && within(&slice.chunk));
+                assert!(slice.offset + slice.chunk.len() <= slice.total && slice.gso_size > 0);
+                // The segments of the parts never add up to more than those of the whole.
+                let most = slice.total.div_ceil(slice.gso_size) as u64;
+                assert!(slice.segments() <= most);
+            }
+            Ok(Frame::Fragment(fragment)) => {
+                assert!(within(&fragment.chunk));
+                assert!(fragment.offset + fragment.chunk.len() <= fragment.total);
+            }
+            Ok(_) | Err(_) => {}
+        }
+    }
+    assert!(
+        arena[..MARGIN]
+            .iter()
+            .chain(&arena[inside.end..])
+            .all(|b| *b == 0x11)
+    );
+});

@@ -1,0 +1,103 @@
+//! Any bytes as an initiation, a response or a cookie reply, with or without a true mac1; and true ones with a part
+//! replaced: none is taken for genuine.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use seikan_fuzz::Counter;
+use seikan_proto::constants::MAX_HANDSHAKE_LEN;
+use seikan_proto::cookie::{CookieChecker, CookieJar};
+use seikan_proto::keys::{Identity, PresharedKey, PrivateKey};
+use seikan_proto::noise::{Construction, Initiator, consume_initiation, create_initiation};
+use seikan_proto::tai64n::Tai64n;
+use seikan_proto::time::Instant;
+use std::net::SocketAddr;
+
+fuzz_target!(|input: &[u8]| {
+    let Some((&[mode, at], bytes)) = input.split_first_chunk() else {
+        return;
+    };
+    let construction = if mode & 1 == 0 {
+        Construction::Native
+    } else {
+        Construction::WireGuard
+    };
+    let [ours, theirs] = [[1; 32], [2; 32]].map(|key| Identity::new(PrivateKey::from_bytes(key)));
+    let mut rng = Counter::new(1);
+    let mut message = [0; MAX_HANDSHAKE_LEN];
+    let (mut initiator, length) = create_initiation(
+        construction,
+        &ours,
+        theirs.public(),
+        &PresharedKey::default(),
+        7,
+        Tai64n::default(),
+        &[],
+        &mut rng,
+        &mut message,
+    )
+    .expect("room for an initiation");
+    let mut jar = CookieJar::new(construction, theirs.public());
+    jar.stamp(&mut message[..length], Instant::BOOT);
+    let genuine = message[..length].to_vec();
+    let spoilt = spoil(&genuine, bytes, at);
+    let source = SocketAddr::from(([192, 0, 2, 1], 1));
+    let mut checker = CookieChecker::new(construction, &theirs);
+    match mode >> 1 & 3 {
+        0 => {
+            let taken = consume_initiation(construction, &theirs, &spoilt).is_ok();
+            // mac2 is not looked at without load.
+            let covered = genuine.len() - 16;
+            let same = spoilt.len() == genuine.len() && spoilt[..covered] == genuine[..covered];
+            assert_eq!(taken, same);
+        }
+        1 => assert!(initiator.consume_response(bytes).is_err()),
+        2 => assert!(jar.consume_reply(bytes, Instant::BOOT).is_err()),
+        _ => {
+            checker.admit(bytes, source, true, Instant::BOOT, &mut rng);
+            checker.create_reply(bytes, source, Instant::BOOT, &mut rng);
+            response(
+                construction,
+                &theirs,
+                &genuine,
+                bytes,
+                at,
+                &mut initiator,
+                &mut rng,
+            );
+        }
+    }
+});
+
+/// A true response with a part replaced.
+fn response(
+    construction: Construction,
+    responder: &Identity,
+    initiation: &[u8],
+    bytes: &[u8],
+    at: u8,
+    initiator: &mut Initiator,
+    rng: &mut Counter,
+) {
+    let mut reply = [0; MAX_HANDSHAKE_LEN];
+    let (_, length) = consume_initiation(construction, responder, initiation)
+        .expect("a true initiation")
+        .create_response(&PresharedKey::default(), 9, &[], rng, &mut reply)
+        .expect("room for a response");
+    let genuine = &reply[..length];
+    let spoilt = spoil(genuine, bytes, at);
+    let covered = genuine.len() - 16;
+    let same = spoilt.len() == genuine.len() && spoilt[..covered] == genuine[..covered];
+    assert_eq!(initiator.consume_response(&spoilt).is_ok(), same);
+}
+
+/// The message with `bytes` written over it from `at` on, as far as they go, and longer if they go further.
+fn spoil(message: &[u8], bytes: &[u8], at: u8) -> Vec<u8> {
+    let mut spoilt = message.to_vec();
+    let at = usize::from(at).min(spoilt.len());
+    let end = at + bytes.len();
+    if spoilt.len() < end {
+        spoilt.resize(end, 0);
+    }
+    spoilt[at..end].copy_from_slice(bytes);
+    spoilt
+}
