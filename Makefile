@@ -47,7 +47,7 @@ clippy: ## lints, warnings denied
 	@cargo clippy --workspace --all-targets --locked -- -D warnings
 
 doc: ## documentation, warnings denied
-	@RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items --locked
+	@RUSTDOCFLAGS="-D warnings -A rustdoc::private-intra-doc-links" cargo doc --workspace --no-deps --document-private-items --locked
 
 unit: ## every test of the workspace but interop
 	@cargo test --workspace --exclude seikan-interop --locked -- $(SHOW)
