@@ -22,7 +22,7 @@ TARGET ?=
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' Makefile | column -t -s '|'
 
-test: ## everything CI checks, with the time each step took (about 15 minutes from cold on two cores)
+test: ## everything CI checks, with the time each step took (under half an hour from cold on two cores)
 	@scripts/test.sh deps fmt-check house deny clippy doc unit peers interop fuzz-ci
 
 deps: ## install what the checks need and what is missing
@@ -47,7 +47,7 @@ clippy: ## lints, warnings denied
 	@cargo clippy --workspace --all-targets --locked -- -D warnings
 
 doc: ## documentation, warnings denied
-	@RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items --locked
+	@RUSTDOCFLAGS="-D warnings -A rustdoc::private-intra-doc-links" cargo doc --workspace --no-deps --document-private-items --locked
 
 unit: ## every test of the workspace but interop
 	@cargo test --workspace --exclude seikan-interop --locked -- $(SHOW)

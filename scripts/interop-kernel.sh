@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Our binary against the WireGuard of a stock Debian kernel, in a virtual machine.
 #
-#   scripts/interop-kernel.sh                  both roles, with and without a preshared key
+#   scripts/interop-kernel.sh                  both roles, with and without a preshared key; $SEIKAN_BIN or a release build
 #   scripts/interop-kernel.sh --kernel-only    the kernel at both ends: proves the harness, needs no binary
 #
 # Installs QEMU and a kernel from Debian's packages and virtme-ng into target/; the machine sees this one's files
@@ -14,9 +14,10 @@ ends="seikan kernel
 kernel seikan"
 if [ "${1:-}" = --kernel-only ]; then
     ends="kernel kernel"
-else
+elif [ -z "${SEIKAN_BIN:-}" ]; then
     cargo build --locked --release -p seikan
 fi
+binary=${SEIKAN_BIN:-$target/release/seikan}
 
 packages=()
 command -v qemu-system-x86_64 >/dev/null || packages+=(qemu-system-x86)
@@ -38,5 +39,5 @@ log=$target/interop-kernel.log
 : >"$log"
 echo "kernel: $kernel"
 PATH=$target/vng/bin:$PATH timeout 900 vng --disable-kvm -r "$kernel" --cpus 2 --memory 2G --user root --overlay-rwdir /run --overlay-rwdir /var \
-    -- "SEIKAN='$target/release/seikan' ENDS='${ends//$'\n'/,}' '$PWD/scripts/interop-kernel-guest.sh'" </dev/null 2>&1 | tee "$log"
+    -- "SEIKAN='$binary' ENDS='${ends//$'\n'/,}' '$PWD/scripts/interop-kernel-guest.sh'" </dev/null 2>&1 | tee "$log"
 grep -qx 'interop-kernel: passed' "$log"

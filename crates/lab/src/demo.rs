@@ -63,6 +63,9 @@ pub struct DemoRow {
     pub ready_ms: Option<f64>,
     /// Largest resident memory of a process of the tunnel, in bytes.
     pub peak_rss: Option<u64>,
+    /// What both ends of the tunnel counted (`seikan status --json`), host A first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub status: Vec<serde_json::Value>,
     /// What went wrong.
     pub error: Option<String>,
 }
@@ -172,6 +175,7 @@ fn show(
     let mut running = tunnel::start(tunnel, Link::default(), interrupt)?;
     let outcome = measure(tunnel, options, &running, row, interrupt, step);
     row.peak_rss = running.peak_rss();
+    row.status = running.status(tunnel);
     // A tunnel that died explains the load that failed.
     running.check_alive().and(outcome)
 }

@@ -6,6 +6,9 @@
 //! - A peer that was given by name does not answer handshakes: the name is resolved again, by a
 //!   thread of its own, for a resolver may take half a minute. One name is in its hands at a time.
 //!
+//! Changes come in bursts, an address before its routes; so the tunnel reacts once a burst has had
+//! time to settle, and a host with a busy routing table costs it next to nothing.
+//!
 //! [`Life`] is a [`Service`] of the worker's loop; the thread wakes the loop through a socket pair.
 
 use crate::config::{Config, Host};
@@ -14,6 +17,7 @@ use crate::worker::{Service, Verdict};
 use seikan_proto::keys::PublicKey;
 use seikan_sys::netlink::{Event, Group, Netlink, NetlinkError, Subscription};
 use seikan_sys::poll::{Epoll, Interest};
+use seikan_sys::timer::Timer;
 use std::io::{self, Read, Write};
 use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
@@ -23,6 +27,11 @@ use std::time::Duration;
 /// Tokens of the descriptors, far from the control sockets', which count up.
 const TOKEN_NETWORK: u64 = 1 << 62;
 const TOKEN_NAMES: u64 = TOKEN_NETWORK + 1;
+const TOKEN_SETTLED: u64 = TOKEN_NETWORK + 2;
+/// From the first event of a burst until it is acted upon.
+const SETTLE: Duration = Duration::from_millis(200);
+/// Events read before packets get their turn.
+const EVENTS_PER_TURN: usize = 64;
 /// How often peers with names are looked after: about once a handshake's retry
 /// (`REKEY_TIMEOUT`, 5 s).
 const LOOK_EVERY: Duration = Duration::from_secs(5);
@@ -34,6 +43,9 @@ pub struct Life {
     network: Subscription,
     /// Our own interface, whose changes are not the underlay's.
     own: u32,
+    /// Runs while a burst settles.
+    settled: Timer,
+    settling: bool,
     names: Vec<Named>,
     resolver: Option<Resolver>,
 }
@@ -94,16 +106,21 @@ impl Life {
         Ok(Life {
             network,
             own: node.tun.index(),
+            settled: Timer::new().map_err(LifeError::Timer)?,
+            settling: false,
             names,
             resolver,
         })
     }
 
-    /// Reads all events; true if the way to a peer may have changed.
+    /// Reads events; true if the way to a peer may have changed.
     fn network_changed(&mut self) -> bool {
         let mut changed = false;
-        // An error of the socket is no event; the next is.
-        while let Ok(Some(event)) = self.network.next_event() {
+        for _ in 0..EVENTS_PER_TURN {
+            // An error of the socket is no event; the next is.
+            let Ok(Some(event)) = self.network.next_event() else {
+                break;
+            };
             changed |= match event {
                 Event::Link(link) => link.index != self.own && link.up,
                 Event::LinkRemoved(link) => link.index != self.own,
@@ -192,6 +209,7 @@ fn announce(node: &mut Node, id: seikan_proto::indices::PeerId) {
 impl Service for Life {
     fn start(&mut self, epoll: &Epoll) -> io::Result<()> {
         epoll.add(&self.network, TOKEN_NETWORK, Interest::Read)?;
+        epoll.add(&self.settled, TOKEN_SETTLED, Interest::Read)?;
         match &self.resolver {
             Some(resolver) => epoll.add(&resolver.wake, TOKEN_NAMES, Interest::Read),
             None => Ok(()),
@@ -200,7 +218,12 @@ impl Service for Life {
 
     fn ready(&mut self, token: u64, _: &Epoll, node: &mut Node) -> Verdict {
         match token {
-            TOKEN_NETWORK if self.network_changed() => {
+            TOKEN_NETWORK if self.network_changed() && !self.settling => {
+                self.settling = self.settled.set(SETTLE).is_ok();
+            }
+            TOKEN_SETTLED => {
+                self.settling = false;
+                let _ = self.settled.stop();
                 forget_sources(node);
                 self.names.iter_mut().for_each(|named| named.wanted = true);
                 self.look_after_names(node);
@@ -218,7 +241,7 @@ impl Service for Life {
 impl Life {
     /// Whether an event is for this service.
     pub fn owns(token: u64) -> bool {
-        matches!(token, TOKEN_NETWORK | TOKEN_NAMES)
+        matches!(token, TOKEN_NETWORK | TOKEN_NAMES | TOKEN_SETTLED)
     }
 }
 
@@ -265,6 +288,9 @@ pub enum LifeError {
     /// No subscription.
     #[error(transparent)]
     Netlink(#[from] NetlinkError),
+    /// No timer.
+    #[error("cannot create a timer: {0}")]
+    Timer(io::Error),
     /// No thread.
     #[error("cannot start the thread that resolves names: {0}")]
     Thread(io::Error),

@@ -3,6 +3,8 @@
 //! `cargo bench -p seikan-proto --bench aead`. Prints GB/s, the median of several runs; the ways are
 //! interleaved so that a drift of the machine's speed touches all of them.
 
+#![expect(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
+
 use aws_lc_rs::aead::{
     AES_256_GCM, Aad, Algorithm, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey,
 };

@@ -21,7 +21,7 @@ use crate::output;
     With --json: an object for IFACE, an array without. Its fields keep their names and meaning as\n\
     long as `version` stays the same.\n\
     Exit status: 0 if all was shown (also if nothing runs), 1 if an interface is not running or\n\
-    does not answer.")]
+    does not answer. SEIKAN_RUN_DIR says where instances are looked for, if not in /run/seikan.")]
 pub struct Arguments {
     /// Interface; all of them if left out
     #[arg(value_name = "IFACE")]

@@ -1,5 +1,9 @@
 //! The sheet of the demonstration.
 
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
 use crate::demo::{DemoReport, DemoRow};
 use crate::load::UdpReport;
 use crate::report::{Bar, Kind, Panel, Row, Sheet, Table, machine_facts, mebibytes, or_none};
@@ -39,7 +43,10 @@ pub(super) fn sheet(report: &DemoReport) -> Sheet {
                 },
             ),
         ],
-        tables: vec![latency(rows)],
+        tables: [Some(latency(rows)), ledger(rows)]
+            .into_iter()
+            .flatten()
+            .collect(),
         problems: rows
             .iter()
             .filter_map(|r| Some(format!("{}: {}", label(r), r.error.as_ref()?)))
@@ -132,10 +139,118 @@ fn latency(rows: &[DemoRow]) -> Table {
     }
 }
 
+/// Where every packet went: the sum over both ends and both directions.
+fn ledger(rows: &[DemoRow]) -> Option<Table> {
+    let rows: Vec<Row> = rows
+        .iter()
+        .filter(|row| !row.status.is_empty())
+        .map(|row| Row {
+            kind: kind(row),
+            cells: vec![label(row).to_owned(), ledger_line(&row.status)],
+        })
+        .collect();
+    (!rows.is_empty()).then(|| Table {
+        title: "What the tunnel counted, both ends".to_owned(),
+        columns: vec!["protocol".to_owned(), "packets".to_owned()],
+        rows,
+    })
+}
+
+fn ledger_line(status: &[Value]) -> String {
+    let ways = || {
+        let totals = status.iter().filter_map(|s| s.get("totals"));
+        totals.flat_map(|t| ["outbound", "inbound"].map(|way| &t[way]))
+    };
+    let sum = |name: &str| ways().filter_map(|w| w[name].as_i64()).sum::<i64>();
+    let mut drops: BTreeMap<&str, u64> = BTreeMap::new();
+    for (reason, count) in ways().filter_map(|w| w["drops"].as_object()).flatten() {
+        *drops.entry(reason).or_default() += count.as_u64().unwrap_or(0);
+    }
+    let at_device: u64 = status
+        .iter()
+        .filter_map(|s| s["device"]["kernel"]["tx_dropped"].as_u64())
+        .sum();
+    let at_socket: u64 = status
+        .iter()
+        .filter_map(|s| s["receive_queue_drops"].as_u64())
+        .sum();
+    let mut text = format!(
+        "{} in, {} out, {} consumed, {} dropped",
+        grouped(sum("packets_in")),
+        grouped(sum("packets_out")),
+        grouped(sum("consumed")),
+        grouped(drops.values().map(|&n| n as i64).sum()),
+    );
+    if !drops.is_empty() {
+        let reasons: Vec<String> = drops
+            .iter()
+            .map(|(r, n)| format!("{r} {}", grouped(*n as i64)))
+            .collect();
+        text += &format!(" ({})", reasons.join(", "));
+    }
+    text += &format!(
+        ", {} unaccounted; before it, the kernel dropped {} at the full device queue and {} at the full socket",
+        grouped(sum("unaccounted")),
+        grouped(at_device as i64),
+        grouped(at_socket as i64),
+    );
+    text
+}
+
+/// A number with its thousands apart.
+fn grouped(number: i64) -> String {
+    let digits = number.unsigned_abs().to_string();
+    let mut text = if number < 0 {
+        "-".to_owned()
+    } else {
+        String::new()
+    };
+    for (position, digit) in digits.chars().enumerate() {
+        if position > 0 && (digits.len() - position).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
 fn method(report: &DemoReport) -> Vec<String> {
     vec![
         "Hosts A and B are network namespaces of this machine, joined by a veth pair with an MTU of 1500 bytes and all of its offloads; both ends of the tunnel and of the load share its cores.".to_owned(),
         format!("TCP: one stream for {} s after 0.5 s of warm-up, bytes read by the receiving program. UDP: half that time. Latency: ICMP echo, idle and during the transfer from A to B.", report.options.seconds),
         "One run only: `seikan lab bench` repeats, interleaves and compares with other tunnels.".to_owned(),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn thousands_stand_apart() {
+        let numbers = [0, 999, 1000, -1_234_567].map(grouped);
+        assert_eq!(numbers, ["0", "999", "1,000", "-1,234,567"]);
+    }
+
+    #[test]
+    fn the_ledger_adds_both_ends_and_both_ways() {
+        let end = serde_json::json!({
+            "receive_queue_drops": 2,
+            "device": {"kernel": {"tx_dropped": 1}},
+            "totals": {
+                "outbound": {"packets_in": 100, "packets_out": 90, "consumed": 1, "unaccounted": 0, "drops": {"no_route": 9}},
+                "inbound": {"packets_in": 10, "packets_out": 10, "consumed": 0, "unaccounted": 0, "drops": {}},
+            },
+        });
+        assert_eq!(
+            ledger_line(&[end.clone(), end]),
+            "220 in, 200 out, 2 consumed, 18 dropped (no_route 18), 0 unaccounted; before it, the kernel dropped 2 at \
+             the full device queue and 4 at the full socket"
+        );
+    }
+
+    #[test]
+    fn a_status_without_these_fields_does_no_harm() {
+        assert!(ledger_line(&[serde_json::json!({}), serde_json::json!(7)]).starts_with("0 in"));
+    }
 }

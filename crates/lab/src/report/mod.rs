@@ -1,7 +1,7 @@
 //! What people see of a result: for a terminal, as SVG, as one HTML page.
 //!
 //! A [`BenchReport`] or [`DemoReport`] becomes a [`Sheet`] (headlines, bar panels, tables, the machine, the method);
-//! [`terminal`], [`svg`] and [`html`] draw any sheet. JSON is the report itself, by serde.
+//! [`mod@terminal`], [`svg`] and [`mod@html`] draw any sheet. JSON is the report itself, by serde.
 
 mod bench;
 mod demo;

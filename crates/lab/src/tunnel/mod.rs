@@ -62,6 +62,11 @@ pub trait Tunnel: Sync {
     /// Whatever stops it from starting.
     fn up(&self, hosts: &Hosts, dir: &Path, interrupt: &Interrupt) -> Result<Started>;
 
+    /// What its end in `host` says of itself, as JSON; `None` when it cannot be asked. `dir` is that of [`Tunnel::up`].
+    fn status(&self, _host: &Host, _dir: &Path) -> Option<serde_json::Value> {
+        None
+    }
+
     /// From where to where load goes through it.
     fn ends<'a>(&self, hosts: &'a Hosts) -> Ends<'a> {
         hosts.through_tunnel()
@@ -98,7 +103,7 @@ pub struct Running {
     pub hosts: Hosts,
     /// Time from the start until the first answer.
     pub ready_after: Duration,
-    _dir: tempfile::TempDir,
+    dir: tempfile::TempDir,
 }
 
 impl Running {
@@ -112,6 +117,16 @@ impl Running {
             .0
             .iter_mut()
             .try_for_each(crate::process::Process::check_alive)
+    }
+
+    /// What both ends say of themselves, host A first; empty when they cannot be asked.
+    #[must_use]
+    pub fn status(&self, tunnel: &dyn Tunnel) -> Vec<serde_json::Value> {
+        let hosts = [&self.hosts.a, &self.hosts.b];
+        hosts
+            .into_iter()
+            .filter_map(|host| tunnel.status(host, self.dir.path()))
+            .collect()
     }
 
     /// Largest resident memory of any of its programs so far, in bytes; `None` without programs.
@@ -144,7 +159,7 @@ pub fn start(tunnel: &dyn Tunnel, link: Link, interrupt: &Interrupt) -> Result<R
         started,
         hosts,
         ready_after: Duration::ZERO,
-        _dir: dir,
+        dir,
     };
     let Running { started, hosts, .. } = &mut running;
     let alive = || {

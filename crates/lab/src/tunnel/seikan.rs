@@ -1,16 +1,20 @@
 //! Our own tunnel, run as anybody would: `seikan up FILE --protocol P`, in the foreground, inside each host.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use crate::error::{LabError, Result};
 use crate::interrupt::Interrupt;
-use crate::link::Hosts;
+use crate::link::{Host, Hosts};
 use crate::process::Process;
 use crate::tunnel::{
     KeyPair, PORT, Started, Tunnel, device_name, find_program, is_executable, need_tun,
     version_line, write_private,
 };
+
+/// Tells Seikan where its control socket goes: not to the system's directory, which others use and which a user namespace
+/// cannot write.
+const RUN_DIR: &str = "SEIKAN_RUN_DIR";
 
 /// Seikan in one of its protocols.
 pub(super) struct Seikan {
@@ -74,12 +78,23 @@ impl Tunnel for Seikan {
                 .arg("up")
                 .arg(&file)
                 .args(["--protocol", self.protocol]);
+            command.env(RUN_DIR, dir);
             started
                 .processes
                 .0
                 .push(Process::start(host, &self.name, command, dir)?);
         }
         Ok(started)
+    }
+
+    fn status(&self, host: &Host, dir: &Path) -> Option<serde_json::Value> {
+        let output = Command::new(program()?)
+            .args(["status", &device_name(host), "--json"])
+            .env(RUN_DIR, dir)
+            .stdin(Stdio::null())
+            .output()
+            .ok()?;
+        serde_json::from_slice(&output.stdout).ok()
     }
 }
 

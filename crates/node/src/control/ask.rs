@@ -148,6 +148,14 @@ fn ask(places: &Places, name: &str, request: Request) -> Result<(Reply, UnixStre
 }
 
 fn silent(places: &Places, name: &str, error: io::Error) -> AskError {
+    let error = match error.kind() {
+        // What a timeout of a socket reads as.
+        io::ErrorKind::WouldBlock => {
+            let text = format!("nothing came within {} s", PATIENCE.as_secs());
+            io::Error::new(io::ErrorKind::TimedOut, text)
+        }
+        _ => error,
+    };
     AskError::Silent {
         name: name.into(),
         path: places.control(name),

@@ -141,7 +141,8 @@ impl Frames {
         }
     }
 
-    /// The next frame; `None` at the end. After an error the rest of the record is given up.
+    /// The next frame; `None` at the end. An error costs the frame, or, when its length is wrong, the
+    /// rest of the record.
     pub fn next(&mut self, arena: &mut [u8]) -> Option<Result<Frame, DropReason>> {
         loop {
             if self.rest.is_empty() || arena[self.rest.start] & 0x0f == PADDING {

@@ -160,6 +160,7 @@ impl Tunnel {
             .consume_reply(message, now.mono)
             .map_err(|_| DropReason::BadHandshake)?;
         peer.counters.inbound.packets_in += 1;
+        peer.counters.received_bytes += message.len() as u64;
         peer.counters.inbound.consumed += 1;
         Ok(id)
     }
@@ -217,6 +218,7 @@ impl Tunnel {
         peer.handshake.last_received = Some(now.mono);
         peer.counters.handshakes.initiations_received += 1;
         peer.counters.inbound.packets_in += 1;
+        peer.counters.received_bytes += message.len() as u64;
         peer.counters.inbound.consumed += 1;
         let mut reply = [0; MAX_HANDSHAKE_LEN];
         let made = received.create_response(
@@ -305,6 +307,7 @@ impl Tunnel {
             self.indices.remove(ended);
         }
         peer.counters.inbound.packets_in += 1;
+        peer.counters.received_bytes += message.len() as u64;
         peer.counters.inbound.consumed += 1;
         peer.counters.handshakes.completed += 1;
         peer.last_handshake = Some(now.wall);

@@ -178,7 +178,9 @@ impl Tunnel {
         peer.counters.handshakes.completed += 1;
         peer.last_handshake = Some(now.wall);
         peer.path.active_until = now.mono + KEEPALIVE_TIMEOUT;
-        let _ = ended;
+        if let Some(index) = ended {
+            self.indices.remove(index);
+        }
     }
 
     /// What an authentic, fresh datagram carries.
