@@ -387,13 +387,21 @@ fn a_full_outbox_drops_with_a_count_and_nothing_twice() {
 #[test]
 fn a_source_that_is_not_the_peers_is_dropped() {
     for construction in BOTH {
+        // Native packets that are too large for the path come in fragments.
+        let large = if construction == NATIVE { 8000 } else { 1300 };
         for read in [
+            Flow::udp(0).datagrams(0, &[large], true, ECN_NOT_ECT),
             Flow::udp(0).datagram(1, 100),
             Flow::udp(0).v6().datagram(1, 100),
             Flow::tcp(0).segments(0, 10_000, 1300),
-            Flow::udp(0).datagrams(0, &[1380], true, ECN_NOT_ECT),
+            Flow::udp(0).datagrams(0, &[1350], true, ECN_NOT_ECT),
         ] {
-            let mut world = World::new(construction, 1);
+            let setup = Setup {
+                inner_mtu: 9000,
+                ..Setup::new(construction)
+            };
+            let paths = [Path::default(), Path::default()];
+            let mut world = World::with([setup.clone(), setup], paths, 1);
             world.establish();
             let side = &mut world.sides[1];
             side.tunnel.clear_allowed_ips(side.peer);
@@ -526,4 +534,26 @@ fn a_peer_that_is_removed_while_packets_wait_leaves_a_closed_ledger() {
     assert_eq!(totals.outbound.drops.get(DropReason::PeerRemoved), 1);
     assert_eq!(world.sides[0].tunnel.next_wakeup(), None);
     assert_eq!(world.sides[0].tunnel.indices_in_use(), 0);
+}
+
+/// A packet joins the newest write of its flow or none: not one that a super-packet came after.
+#[test]
+fn a_segment_does_not_pass_a_super_packet_of_its_flow() {
+    let mut world = World::new(NATIVE, 1);
+    world.establish();
+    world.checkers[1].in_order = false;
+    let t = Flow::tcp(0);
+    let reads = [
+        t.segments(0, 500, 500),
+        t.segments(1000, 20_000, 1300),
+        t.segments(500, 500, 500),
+    ];
+    world.send(0, &reads);
+    world.run(seconds(1));
+    let starts: Vec<u32> = world
+        .take_delivered(1)
+        .iter()
+        .map(|w| tcp::seq(&w[VNET_HDR_LEN + 20..]).wrapping_sub(sim::packets::ISN))
+        .collect();
+    assert_eq!(starts, [0, 1000, 500]);
 }

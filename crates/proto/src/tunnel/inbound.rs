@@ -178,9 +178,7 @@ impl Tunnel {
         peer.counters.handshakes.completed += 1;
         peer.last_handshake = Some(now.wall);
         peer.path.active_until = now.mono + KEEPALIVE_TIMEOUT;
-        if let Some(index) = ended {
-            self.indices.remove(index);
-        }
+        let _ = ended;
     }
 
     /// What an authentic, fresh datagram carries.

@@ -263,7 +263,8 @@ fn native_reads(
     for i in reads {
         let read = batch.packet(i);
         let partial = VnetHdr::read(read).is_ok_and(|vnet| vnet.needs_csum);
-        clamp_syn(&mut read[VNET_HDR_LEN..], mtu, partial);
+        let smaller = mtu.min(sending.inner_mtu as usize);
+        clamp_syn(&mut read[VNET_HDR_LEN..], smaller, partial);
         let packet = match SuperPacket::parse(read) {
             Ok(packet) => packet,
             Err(reason) => {
