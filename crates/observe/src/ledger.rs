@@ -3,7 +3,7 @@
 //! Packets are inner IP packets: a super-packet counts as the segments it stands for, so that both
 //! ends count alike whatever offloads they use.
 
-use crate::{DropCounts, Histogram};
+use crate::DropCounts;
 use serde::Serialize;
 
 /// One direction of one peer or interface.
@@ -85,25 +85,6 @@ impl PeerCounters {
         self.handshakes.initiations_received += other.handshakes.initiations_received;
         self.handshakes.completed += other.handshakes.completed;
     }
-}
-
-/// What is counted for the interface as a whole; a packet that belongs to a peer is counted in
-/// both places.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Ledger {
-    /// From the TUN device to the network: inner packets.
-    pub outbound: DirectionCounters,
-    /// From the network to the TUN device. A datagram that does not authenticate counts as one
-    /// packet; an authenticated record counts as the packets in it.
-    pub inbound: DirectionCounters,
-    /// Inner packets per read of the TUN device.
-    pub packets_per_read: Histogram,
-    /// Datagrams per send call.
-    pub datagrams_per_send: Histogram,
-    /// Datagrams per receive call.
-    pub datagrams_per_receive: Histogram,
-    /// Inner packets per write to the TUN device.
-    pub packets_per_write: Histogram,
 }
 
 #[cfg(test)]

@@ -10,4 +10,4 @@ mod ledger;
 
 pub use drops::{DropCounts, DropReason};
 pub use histogram::Histogram;
-pub use ledger::{DirectionCounters, Handshakes, Ledger, PeerCounters};
+pub use ledger::{DirectionCounters, Handshakes, PeerCounters};
