@@ -31,7 +31,7 @@ pub struct Report {
     pub reordering: u16,
     /// Datagrams that arrived marked CE.
     pub congestion_marks: u32,
-    /// One-way delay above the lowest seen in this session, in microseconds (median-free mean).
+    /// One-way delay above the lowest seen in this session, in microseconds: the mean.
     pub queueing_delay: u32,
     /// Of those received, how many were not the first of their GSO batch.
     pub received_later: u32,
