@@ -3,6 +3,7 @@
 
 pub mod config;
 pub mod control;
+mod intake;
 pub mod life;
 pub mod metrics;
 pub mod node;

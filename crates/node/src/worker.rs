@@ -5,9 +5,9 @@
 //! act; serve the control sockets. Receiving comes first because its packets hold the
 //! acknowledgements on which the sending side waits.
 
+use crate::intake::Intake;
 use crate::node::{Node, NodeError, now};
 use seikan_observe::DropReason;
-use seikan_proto::batch::PacketBatch;
 use seikan_proto::inbox::{MAX_PIECES, Write};
 use seikan_proto::outbox::Run;
 use seikan_proto::segment::SuperPacket;
@@ -20,11 +20,6 @@ use std::io::{self, IoSlice};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-/// Bytes read from the TUN device before they are sent: enough for two super-packets, so that the
-/// second piles up while the first is handled, and still within the second-level cache.
-const READ_BYTES: usize = 3 * 65_536;
-/// Reads of small packets per batch.
-const READ_PACKETS: usize = 128;
 /// Receive buffers, each for what GRO merges. All are used while datagrams come one by one.
 const RECEIVE_BUFFERS: usize = 64;
 /// Buffers used while GRO fills them: half a megabyte at a time stays within the cache.
@@ -70,7 +65,7 @@ pub enum Ended {
 }
 
 struct Buffers {
-    read: PacketBatch,
+    intake: Intake,
     receive: ReceiveBatch,
 }
 
@@ -97,15 +92,15 @@ pub fn run(
         .and_then(|()| service.start(&epoll))
         .map_err(failed("cannot watch the descriptors"))?;
     let mut buffers = Buffers {
-        read: PacketBatch::new(READ_BYTES, READ_PACKETS),
+        intake: Intake::default(),
         receive: ReceiveBatch::new(RECEIVE_BUFFERS, 65_536),
     };
     let mut served = Vec::new();
     loop {
-        let timeout = node
-            .tunnel
-            .next_wakeup()
-            .map(|(at, _)| at.duration_since(now().mono));
+        let timeout = match node.tunnel.next_wakeup() {
+            _ if buffers.intake.waits() => Some(Duration::ZERO),
+            next => next.map(|(at, _)| at.duration_since(now().mono)),
+        };
         let (mut receive, mut read, mut gone) = ([false; 2], false, false);
         served.clear();
         for event in epoll
@@ -129,8 +124,8 @@ pub fn run(
         }
         // What was just written may have been answered at once, as the local stack runs within the
         // write: looking costs less than waiting to be told, and halves a round trip.
-        if read || receive[0] || receive[1] {
-            gone |= node.read_from_tun(&mut buffers.read);
+        if read || receive[0] || receive[1] || buffers.intake.waits() {
+            gone |= node.read_from_tun(&mut buffers.intake);
         }
         if gone {
             return Ok(Ended::InterfaceGone);
@@ -189,24 +184,15 @@ impl Node {
         });
     }
 
-    /// Reads a batch from the TUN device and sends it. True if the device is gone.
-    fn read_from_tun(&mut self, batch: &mut PacketBatch) -> bool {
-        let mut gone = false;
-        while let Some(space) = batch.space() {
-            match self.tun.queues()[0].read(space) {
-                Ok(length) => batch.commit(length),
-                Err(error) => {
-                    // EBADFD: the device was deleted (Linux drivers/net/tun.c).
-                    gone = error.raw_os_error() == Some(EBADFD);
-                    break;
-                }
-            }
-        }
+    /// Sends a batch of what the TUN device holds. True if the device is gone.
+    fn read_from_tun(&mut self, intake: &mut Intake) -> bool {
+        let now = now();
+        let queue = &self.tun.queues()[0];
+        let (batch, gone) = intake.next(|space| queue.read(space), now.mono);
         if !batch.is_empty() {
             self.batches.packets_per_read.record(batch.len() as u64);
             self.tunnel
-                .outbound(now(), batch, &mut self.outbox, &mut self.inbox);
-            batch.clear();
+                .outbound(now, batch, &mut self.outbox, &mut self.inbox);
             self.transmit();
             self.deliver(&[]);
         }
@@ -262,8 +248,6 @@ impl Node {
     }
 }
 
-/// `EBADFD` of Linux: file descriptor in bad state.
-const EBADFD: i32 = 77;
 /// `EMSGSIZE` of Linux.
 const EMSGSIZE: i32 = 90;
 /// `ENOBUFS` of Linux.

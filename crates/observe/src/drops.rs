@@ -37,6 +37,8 @@ drop_reasons! {
     NoEndpoint = "no_endpoint",
     /// The queue of packets waiting for a handshake was full; the oldest went.
     HandshakeQueueFull = "handshake_queue_full",
+    /// The TUN device's queue has stood for too long and the packet does not take part in ECN (RFC 8289).
+    QueueDelay = "queue_delay",
     /// No handshake succeeded within REKEY_ATTEMPT_TIME; waiting packets were given up.
     HandshakeTimeout = "handshake_timeout",
     /// The packet exceeds what the far interface takes; an ICMP "too big" was returned.

@@ -13,6 +13,7 @@ pub struct PacketBatch {
     used: usize,
     packets: Vec<Range<usize>>,
     max_packets: usize,
+    congested: bool,
 }
 
 impl PacketBatch {
@@ -24,6 +25,7 @@ impl PacketBatch {
             used: 0,
             packets: Vec::with_capacity(max_packets),
             max_packets,
+            congested: false,
         }
     }
 
@@ -54,6 +56,21 @@ impl PacketBatch {
         self.packets.is_empty()
     }
 
+    /// The first packet has waited for too long: it is to be marked or dropped, see [`crate::codel`].
+    pub fn set_congested(&mut self) {
+        self.congested = true;
+    }
+
+    /// Whether [`Self::set_congested`] was called.
+    pub fn is_congested(&self) -> bool {
+        self.congested
+    }
+
+    /// What [`Self::set_congested`] said, once.
+    pub(crate) fn take_congested(&mut self) -> bool {
+        std::mem::take(&mut self.congested)
+    }
+
     /// The `i`-th read.
     pub fn packet(&mut self, i: usize) -> &mut [u8] {
         &mut self.arena[self.packets[i].clone()]
@@ -63,5 +80,6 @@ impl PacketBatch {
     pub fn clear(&mut self) {
         self.packets.clear();
         self.used = 0;
+        self.congested = false;
     }
 }

@@ -10,6 +10,7 @@
 pub mod allowed_ips;
 pub mod batch;
 pub mod capabilities;
+pub mod codel;
 pub mod constants;
 pub mod construction;
 pub mod cookie;

@@ -5,7 +5,7 @@ mod sim;
 use seikan_observe::DropReason;
 use seikan_proto::noise::Construction;
 use seikan_proto::outbox::Outbox;
-use seikan_wire::ip::{ECN_ECT0, ECN_NOT_ECT};
+use seikan_wire::ip::{self, ECN_CE, ECN_ECT0, ECN_NOT_ECT};
 use seikan_wire::{GsoType, IpPacket, VNET_HDR_LEN, VnetHdr, tcp};
 use sim::network::{Parcel, Path};
 use sim::packets::{Flow, packets_of};
@@ -379,6 +379,42 @@ fn a_full_outbox_drops_with_a_count_and_nothing_twice() {
                 world.sides[0].outbox = Outbox::new(4 << 20);
                 world.run(seconds(1));
                 world.check_nothing_held();
+            }
+        }
+    }
+}
+
+#[test]
+fn what_has_waited_for_too_long_is_marked_or_goes_first() {
+    for construction in BOTH {
+        for v6 in FAMILIES {
+            for (ecn, marked) in [
+                (ECN_NOT_ECT, None),
+                (ECN_ECT0, Some(ECN_CE)),
+                (ECN_CE, Some(ECN_CE)),
+            ] {
+                let mut world = World::new(construction, 1);
+                world.establish();
+                world.take_delivered(1);
+                let t = flow(v6, true);
+                let reads =
+                    [0, 3900].map(|at| t.segments_with(at, 3900, 1300, tcp::ACK, ecn, true));
+                world.send_batch(0, &reads, true);
+                world.run(Duration::from_millis(100));
+                let marks: Vec<u8> = world
+                    .take_delivered(1)
+                    .iter()
+                    .flat_map(|write| packets_of(write))
+                    .map(|packet| ip::ecn(&packet))
+                    .collect();
+                let expected = [marked; 3].into_iter().flatten().chain([ecn; 3]);
+                assert!(
+                    marks.iter().copied().eq(expected),
+                    "{construction:?} {ecn}: {marks:?}"
+                );
+                let dropped = world.totals(0).outbound.drops.get(DropReason::QueueDelay);
+                assert_eq!(dropped, if marked.is_none() { 3 } else { 0 });
+                world.check();
             }
         }
     }

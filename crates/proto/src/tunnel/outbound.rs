@@ -64,9 +64,16 @@ impl Tunnel {
         let mut routed = std::mem::take(&mut self.scratch.routed);
         routed.clear();
         let mut sorted = true;
+        let mut congested = batch.take_congested();
         for i in 0..batch.len() {
             let read = batch.packet(i);
+            let relieve = std::mem::take(&mut congested) && !mark_congestion(read);
             match self.peer_for(read) {
+                Ok(id) if relieve => {
+                    if let Some(peer) = self.peer_mut(id) {
+                        drop_read(peer, read, DropReason::QueueDelay);
+                    }
+                }
                 Ok(id) => {
                     sorted &= routed.last().is_none_or(|(last, _)| *last <= id);
                     routed.push((id, i as u32));
@@ -372,6 +379,20 @@ fn wireguard_record(
 pub(super) fn may_send(session: &Session, now: Instant) -> bool {
     !session.created.has_expired(REJECT_AFTER_TIME, now)
         && session.counter() < REJECT_AFTER_MESSAGES
+}
+
+/// Marks a packet CE if it takes part in ECN (RFC 3168); false if it does not.
+fn mark_congestion(read: &mut [u8]) -> bool {
+    let Some(packet) = read.get_mut(VNET_HDR_LEN..) else {
+        return false;
+    };
+    match ip::ecn(packet) {
+        ip::ECN_NOT_ECT => false,
+        _ => {
+            ip::set_ecn(packet, ip::ECN_CE);
+            true
+        }
+    }
 }
 
 fn stash_read(peer: &mut Peer, read: &[u8]) {

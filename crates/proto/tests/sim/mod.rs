@@ -216,11 +216,19 @@ impl World {
 
     /// Hands reads of the TUN device to side `i`, in one batch.
     pub fn send(&mut self, i: usize, reads: &[Vec<u8>]) {
+        self.send_batch(i, reads, false);
+    }
+
+    /// As [`Self::send`]; `congested` says that the first one has waited for too long.
+    pub fn send_batch(&mut self, i: usize, reads: &[Vec<u8>], congested: bool) {
         let mut batch = PacketBatch::new(4 << 20, 512);
         for read in reads {
             batch.space().expect("a batch of test packets fits")[..read.len()]
                 .copy_from_slice(read);
             batch.commit(read.len());
+        }
+        if congested {
+            batch.set_congested();
         }
         let now = self.now(i);
         let side = &mut self.sides[i];

@@ -1,0 +1,192 @@
+//! Reading the TUN device, batch by batch, with an eye on how long its queue has stood.
+//!
+//! A batch is small, so that what is read is still in the cache when it is sealed; the rest waits
+//! in the device's queue. When that queue has not been empty for a while ([`Codel`]), all it holds
+//! is taken out at once, up to [`BACKLOG_BATCHES`], and sent in its order: the time that takes is
+//! what the packets at its end have waited, at least.
+
+use seikan_proto::batch::PacketBatch;
+use seikan_proto::codel::Codel;
+use seikan_proto::time::Instant;
+use std::io;
+
+/// Bytes read from the TUN device before they are sent: enough for two super-packets, so that the
+/// second piles up while the first is handled, and still within the second-level cache.
+const READ_BYTES: usize = 3 * 65_536;
+/// Reads of small packets per batch.
+const READ_PACKETS: usize = 128;
+/// Batches taken out of the queue to measure its delay: 8 MB, more than the target delay at 12 Gbit/s.
+const BACKLOG_BATCHES: usize = 42;
+
+/// `EBADFD` of Linux: file descriptor in bad state.
+const EBADFD: i32 = 77;
+
+/// Batches between the TUN device and the tunnel.
+#[derive(Debug, Default)]
+pub(crate) struct Intake {
+    /// The first `filled` hold reads, and those before `next` have been handed out.
+    batches: Vec<PacketBatch>,
+    filled: usize,
+    next: usize,
+    /// When the backlog was taken out.
+    taken: Instant,
+    codel: Codel,
+}
+
+/// Why reading ended.
+#[derive(PartialEq)]
+enum Stop {
+    Full,
+    Empty,
+    Gone,
+}
+
+impl Intake {
+    /// Whether something has been read that was not handed out yet.
+    pub fn waits(&self) -> bool {
+        self.next < self.filled
+    }
+
+    /// The next batch, got by `read` if need be, and whether the device is gone.
+    pub fn next(
+        &mut self,
+        read: impl FnMut(&mut [u8]) -> io::Result<usize>,
+        now: Instant,
+    ) -> (&mut PacketBatch, bool) {
+        let gone = !self.waits() && self.take(read, now) == Stop::Gone;
+        let last_of_many = self.filled > 1 && self.next + 1 == self.filled;
+        let batch = &mut self.batches[self.next];
+        self.next += 1;
+        if last_of_many && self.codel.measured(now.duration_since(self.taken), now) {
+            batch.set_congested();
+        }
+        (batch, gone)
+    }
+
+    /// Fills the first batch, or as many as the backlog takes when its delay is to be known.
+    fn take(&mut self, mut read: impl FnMut(&mut [u8]) -> io::Result<usize>, now: Instant) -> Stop {
+        let most = match self.codel.is_due(now) {
+            true => BACKLOG_BATCHES,
+            false => 1,
+        };
+        (self.filled, self.next, self.taken) = (0, 0, now);
+        let mut stop = Stop::Full;
+        while stop == Stop::Full && self.filled < most {
+            if self.filled == self.batches.len() {
+                let batch = PacketBatch::new(READ_BYTES, READ_PACKETS);
+                self.batches.push(batch);
+            }
+            let batch = &mut self.batches[self.filled];
+            batch.clear();
+            stop = fill(batch, &mut read);
+            // The first may be empty, which says that there is nothing.
+            if self.filled == 0 || !batch.is_empty() {
+                self.filled += 1;
+            }
+        }
+        if stop == Stop::Empty && self.filled == 1 {
+            self.codel.emptied(now);
+        }
+        stop
+    }
+}
+
+/// Reads until the batch is full or the queue is empty.
+fn fill(batch: &mut PacketBatch, read: &mut impl FnMut(&mut [u8]) -> io::Result<usize>) -> Stop {
+    while let Some(space) = batch.space() {
+        match read(space) {
+            Ok(length) => batch.commit(length),
+            // The device was deleted (Linux drivers/net/tun.c).
+            Err(error) if error.raw_os_error() == Some(EBADFD) => return Stop::Gone,
+            Err(_) => return Stop::Empty,
+        }
+    }
+    Stop::Full
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    /// A queue that holds `left` packets of 100 bytes.
+    fn queue(left: &mut usize) -> impl FnMut(&mut [u8]) -> io::Result<usize> {
+        |_| match left.checked_sub(1) {
+            Some(rest) => {
+                *left = rest;
+                Ok(100)
+            }
+            None => Err(io::ErrorKind::WouldBlock.into()),
+        }
+    }
+
+    fn at(ms: u64) -> Instant {
+        Instant::from_nanos(1 << 40) + Duration::from_millis(ms)
+    }
+
+    /// Hands out a backlog of 300 packets at 200 ms and each further batch `step` ms later; the
+    /// sizes of the batches, and which were congested.
+    fn backlog(intake: &mut Intake, step: u64) -> Vec<(usize, bool)> {
+        let (mut left, mut found) = (300, Vec::new());
+        for i in 0..3 {
+            let (batch, gone) = intake.next(queue(&mut left), at(200 + i * step));
+            found.push((batch.len(), batch.is_congested()));
+            assert!(!gone);
+        }
+        assert!(!intake.waits());
+        found
+    }
+
+    #[test]
+    fn the_end_of_a_backlog_that_took_too_long_is_congested() {
+        let mut intake = Intake::default();
+        intake.next(queue(&mut 0), at(0));
+        let found = backlog(&mut intake, 3);
+        assert_eq!(found, [(128, false), (128, false), (44, true)]);
+    }
+
+    #[test]
+    fn a_backlog_that_is_soon_sent_is_not() {
+        let mut intake = Intake::default();
+        intake.next(queue(&mut 0), at(0));
+        let found = backlog(&mut intake, 2);
+        assert_eq!(found, [(128, false), (128, false), (44, false)]);
+    }
+
+    #[test]
+    fn a_queue_seen_empty_lately_is_left_where_it_is() {
+        let mut intake = Intake::default();
+        intake.next(queue(&mut 0), at(150));
+        let mut left = 300;
+        let (batch, _) = intake.next(queue(&mut left), at(200));
+        assert_eq!(batch.len(), 128);
+        assert!(!intake.waits());
+        assert_eq!(left, 172);
+    }
+
+    #[test]
+    fn a_backlog_has_an_end() {
+        let mut intake = Intake::default();
+        let mut left = 1_000_000;
+        intake.next(queue(&mut left), at(200));
+        assert_eq!(left, 1_000_000 - BACKLOG_BATCHES * READ_PACKETS);
+    }
+
+    #[test]
+    fn a_deleted_device_is_told_behind_what_it_held() {
+        let mut intake = Intake::default();
+        let mut reads = 0;
+        let (batch, gone) = intake.next(
+            |_| {
+                reads += 1;
+                if reads == 1 {
+                    Ok(100)
+                } else {
+                    Err(io::Error::from_raw_os_error(EBADFD))
+                }
+            },
+            at(0),
+        );
+        assert_eq!((batch.len(), gone), (1, true));
+    }
+}

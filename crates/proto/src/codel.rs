@@ -1,0 +1,129 @@
+//! When to relieve a standing queue: the control law of CoDel (RFC 8289) over sampled delays.
+//!
+//! The queue watched is the TUN device's. It tells nobody how long a packet has been in it, but a
+//! reader that finds it empty knows that none has. So the delay is measured only where it could
+//! matter: once the queue has not been empty for [`INTERVAL`], the reader takes out all it holds
+//! and sees how long that lasts. The law then is the RFC's: one packet goes, or is marked, as long
+//! as the delay is [`TARGET`] or more, at intervals that shrink with the square root of their
+//! number, until the queue empties or is short.
+
+use crate::time::Instant;
+use std::time::Duration;
+
+/// Delay that a queue may keep up (RFC 8289 section 4.2).
+pub const TARGET: Duration = Duration::from_millis(5);
+/// How long it must be kept up before it counts as standing (RFC 8289 section 4.3).
+pub const INTERVAL: Duration = Duration::from_millis(100);
+
+/// The state of one queue.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Codel {
+    /// When the queue was last seen empty or short.
+    good: Instant,
+    /// Signals given since the delay has been too long; 0 while it is not.
+    count: u32,
+    /// When the last signal was given, and the count it made.
+    last: Option<(Instant, u32)>,
+}
+
+impl Codel {
+    /// The queue was found empty.
+    pub fn emptied(&mut self, now: Instant) {
+        self.good = now;
+        self.count = 0;
+    }
+
+    /// Whether the delay is to be measured: the queue has stood for an interval, or the time since
+    /// the last signal is over.
+    pub fn is_due(&self, now: Instant) -> bool {
+        match self.last {
+            Some((at, count)) if self.count > 0 => at.has_expired(spacing(count), now),
+            _ => self.good.has_expired(INTERVAL, now),
+        }
+    }
+
+    /// A packet has waited for `delay`, or longer. True: it is to be marked or dropped.
+    pub fn measured(&mut self, delay: Duration, now: Instant) -> bool {
+        if delay < TARGET {
+            self.emptied(now);
+            return false;
+        }
+        self.count = match self.last {
+            // Soon after the last time the rate found then is nearly right (RFC 8289 section 5.4).
+            Some((at, count)) if self.count == 0 && !at.has_expired(16 * INTERVAL, now) => {
+                count.saturating_sub(2).max(1)
+            }
+            _ => self.count.saturating_add(1),
+        };
+        self.last = Some((now, self.count));
+        true
+    }
+}
+
+/// From one signal to the next.
+fn spacing(count: u32) -> Duration {
+    INTERVAL.div_f64(f64::from(count).sqrt())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(ms: f64) -> Instant {
+        Instant::BOOT + Duration::from_secs_f64(ms / 1000.0)
+    }
+
+    /// When, in ms, a queue of constant `delay` that is asked every 0.1 ms between two times gets a signal.
+    fn signals(codel: &mut Codel, delay: Duration, from: u32, to: u32) -> Vec<f64> {
+        (from * 10..to * 10)
+            .map(|t| f64::from(t) / 10.0)
+            .filter(|t| codel.is_due(at(*t)) && codel.measured(delay, at(*t)))
+            .collect()
+    }
+
+    #[test]
+    fn signals_come_at_intervals_over_the_square_root_of_their_number() {
+        let mut codel = Codel::default();
+        codel.emptied(at(0.0));
+        let signals = signals(&mut codel, TARGET, 0, 400);
+        // 100, + 100, + 100/sqrt(2), + 100/sqrt(3), + 100/2: each up to the next tenth.
+        let expected = [100.0, 200.0, 270.8, 328.6, 378.6];
+        assert_eq!(signals.len(), expected.len(), "{signals:?}");
+        for (signal, expected) in signals.iter().zip(expected) {
+            assert!((signal - expected).abs() < 0.2, "{signals:?}");
+        }
+    }
+
+    #[test]
+    fn a_queue_that_empties_or_is_short_gets_none() {
+        let mut codel = Codel::default();
+        for ms in 0..1000 {
+            codel.emptied(at(f64::from(ms)));
+            assert!(!codel.is_due(at(f64::from(ms) + 99.0)));
+        }
+        let short = TARGET - Duration::from_nanos(1);
+        assert!(signals(&mut codel, short, 1000, 3000).is_empty());
+    }
+
+    #[test]
+    fn a_queue_that_soon_stands_again_gets_them_at_nearly_the_rate_found_before() {
+        let mut codel = Codel::default();
+        codel.emptied(at(0.0));
+        assert_eq!(signals(&mut codel, TARGET, 0, 400).len(), 5);
+        codel.emptied(at(400.0));
+        let again = signals(&mut codel, TARGET, 400, 600);
+        // 5 - 2 = 3: the next one 100/sqrt(3) = 57.7 ms behind the first.
+        assert!((again[0] - 500.0).abs() < 0.2, "{again:?}");
+        assert!((again[1] - 557.8).abs() < 0.2, "{again:?}");
+    }
+
+    #[test]
+    fn a_queue_that_stands_again_much_later_starts_anew() {
+        let mut codel = Codel::default();
+        codel.emptied(at(0.0));
+        signals(&mut codel, TARGET, 0, 400);
+        codel.emptied(at(5000.0));
+        let again = signals(&mut codel, TARGET, 5000, 5250);
+        assert_eq!(again.len(), 2, "{again:?}");
+    }
+}
