@@ -233,7 +233,11 @@ fn choose(all: Tunnels, only: Option<&[String]>) -> Result<(Tunnels, Vec<Absent>
     }
     let (mut present, mut absent) = (Vec::new(), Vec::new());
     for tunnel in all {
-        if only.is_some_and(|names| !names.iter().any(|n| means(n, tunnel.name()))) {
+        let wanted = match only {
+            Some(names) => names.iter().any(|n| means(n, tunnel.name())),
+            None => tunnel.by_default(),
+        };
+        if !wanted {
             continue;
         }
         match tunnel.availability() {

@@ -4,6 +4,7 @@
 //! far end answers through it. Programs are looked up in the directories of `$SEIKAN_PEERS` (colon separated), then
 //! on `PATH`. One file per program family.
 
+mod mixed;
 mod nebula;
 mod openvpn;
 mod raw;
@@ -38,6 +39,11 @@ pub trait Tunnel: Sync {
     /// Whether it is ours; reports set it apart.
     fn is_own(&self) -> bool {
         false
+    }
+
+    /// Whether it is compared when no names are given.
+    fn by_default(&self) -> bool {
+        true
     }
 
     /// Whether it can run here; if not, the reason, for people.
@@ -192,7 +198,7 @@ fn explain(error: LabError, started: &Started) -> LabError {
     ))
 }
 
-/// All tunnels known, in the order of reports: raw link, ours, others.
+/// All tunnels known, in the order of reports: raw link, ours, others, ours with others.
 #[must_use]
 pub fn all() -> Vec<Box<dyn Tunnel>> {
     let mut all: Vec<Box<dyn Tunnel>> = vec![
@@ -212,6 +218,11 @@ pub fn all() -> Vec<Box<dyn Tunnel>> {
             .map(|t| Box::new(t) as Box<dyn Tunnel>),
     );
     all.push(Box::new(nebula::Nebula));
+    all.extend(
+        wireguard::all()
+            .into_iter()
+            .map(|t| Box::new(mixed::Mixed::new(t)) as Box<dyn Tunnel>),
+    );
     all
 }
 

@@ -31,6 +31,42 @@ impl Seikan {
     }
 }
 
+impl Seikan {
+    /// Starts the end in `host`, for a peer that is `other`.
+    pub(super) fn start_end(
+        &self,
+        host: &Host,
+        other: &Host,
+        own: &KeyPair,
+        peer: &KeyPair,
+        dir: &Path,
+    ) -> Result<Process> {
+        let program = program()
+            .ok_or_else(|| LabError::Setup("no program `seikan`: set $SEIKAN_BIN to it".into()))?;
+        // The interface is named after the file.
+        let file = dir.join(format!("{}.conf", device_name(host)));
+        let config = format!(
+            "[Interface]\nPrivateKey = {}\nListenPort = {PORT}\nAddress = {}/24, {}/64\n\n\
+             [Peer]\nPublicKey = {}\nAllowedIPs = {}/32, {}/128\nEndpoint = {}:{PORT}\nPersistentKeepalive = 5\n",
+            own.private_base64(),
+            host.inner,
+            host.inner6,
+            peer.public_base64(),
+            other.inner,
+            other.inner6,
+            other.address,
+        );
+        write_private(&file, &config)?;
+        let mut command = Command::new(&program);
+        command
+            .arg("up")
+            .arg(&file)
+            .args(["--protocol", self.protocol]);
+        command.env(RUN_DIR, dir);
+        Process::start(host, &self.name, command, dir)
+    }
+}
+
 impl Tunnel for Seikan {
     fn name(&self) -> &str {
         &self.name
@@ -52,37 +88,13 @@ impl Tunnel for Seikan {
     }
 
     fn up(&self, hosts: &Hosts, dir: &Path, interrupt: &Interrupt) -> Result<Started> {
-        let program = program()
-            .ok_or_else(|| LabError::Setup("no program `seikan`: set $SEIKAN_BIN to it".into()))?;
         let (a, b) = (KeyPair::generate()?, KeyPair::generate()?);
         let mut started = Started::default();
         for (host, other, own, peer) in [(&hosts.b, &hosts.a, &b, &a), (&hosts.a, &hosts.b, &a, &b)]
         {
             interrupt.check()?;
-            // The interface is named after the file.
-            let file = dir.join(format!("{}.conf", device_name(host)));
-            let config = format!(
-                "[Interface]\nPrivateKey = {}\nListenPort = {PORT}\nAddress = {}/24, {}/64\n\n\
-                 [Peer]\nPublicKey = {}\nAllowedIPs = {}/32, {}/128\nEndpoint = {}:{PORT}\nPersistentKeepalive = 5\n",
-                own.private_base64(),
-                host.inner,
-                host.inner6,
-                peer.public_base64(),
-                other.inner,
-                other.inner6,
-                other.address,
-            );
-            write_private(&file, &config)?;
-            let mut command = Command::new(&program);
-            command
-                .arg("up")
-                .arg(&file)
-                .args(["--protocol", self.protocol]);
-            command.env(RUN_DIR, dir);
-            started
-                .processes
-                .0
-                .push(Process::start(host, &self.name, command, dir)?);
+            let process = self.start_end(host, other, own, peer, dir)?;
+            started.processes.0.push(process);
         }
         Ok(started)
     }

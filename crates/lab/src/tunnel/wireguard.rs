@@ -77,25 +77,41 @@ impl Tunnel for WireGuard {
     }
 
     fn up(&self, hosts: &Hosts, dir: &Path, interrupt: &Interrupt) -> Result<Started> {
-        let program = need_program(self.program).map_err(LabError::Setup)?;
         let (a, b) = (KeyPair::generate()?, KeyPair::generate()?);
         let mut started = Started::default();
-        for host in [&hosts.b, &hosts.a] {
-            let mut command = Command::new(&program);
-            command.args(self.arguments).arg(device_name(host));
-            started.leftovers.0.push(socket_of(host));
-            started
-                .processes
-                .0
-                .push(Process::start(host, self.name, command, dir)?);
-        }
-        let ends = [(&hosts.b, &hosts.a, &b, &a), (&hosts.a, &hosts.b, &a, &b)];
-        for (process, (host, other, own, peer)) in started.processes.0.iter_mut().zip(ends) {
-            let socket = wait_for_socket(host, process, interrupt)?;
-            configure(socket, own, peer, other)?;
-            host.configure_tunnel(&device_name(host), MTU)?;
+        for (host, other, own, peer) in [(&hosts.b, &hosts.a, &b, &a), (&hosts.a, &hosts.b, &a, &b)]
+        {
+            self.start_end(host, other, own, peer, dir, interrupt, &mut started)?;
         }
         Ok(started)
+    }
+}
+
+impl WireGuard {
+    /// Starts the end in `host`, for a peer that is `other`.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "two ends with their keys, and where to"
+    )]
+    pub(super) fn start_end(
+        &self,
+        host: &Host,
+        other: &Host,
+        own: &KeyPair,
+        peer: &KeyPair,
+        dir: &Path,
+        interrupt: &Interrupt,
+        started: &mut Started,
+    ) -> Result<()> {
+        let program = need_program(self.program).map_err(LabError::Setup)?;
+        let mut command = Command::new(&program);
+        command.args(self.arguments).arg(device_name(host));
+        started.leftovers.0.push(socket_of(host));
+        let mut process = Process::start(host, self.name, command, dir)?;
+        let socket = wait_for_socket(host, &mut process, interrupt);
+        started.processes.0.push(process);
+        configure(socket?, own, peer, other)?;
+        host.configure_tunnel(&device_name(host), MTU)
     }
 }
 

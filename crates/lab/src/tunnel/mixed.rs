@@ -1,0 +1,63 @@
+//! Our tunnel at host A, somebody else's WireGuard at host B: what each of them is held up by the other.
+
+use std::path::Path;
+
+use crate::error::Result;
+use crate::interrupt::Interrupt;
+use crate::link::Hosts;
+use crate::tunnel::seikan::Seikan;
+use crate::tunnel::wireguard::WireGuard;
+use crate::tunnel::{KeyPair, Started, Tunnel};
+
+/// Two programs, one at each end.
+pub(super) struct Mixed {
+    ours: Seikan,
+    theirs: WireGuard,
+    name: String,
+}
+
+impl Mixed {
+    pub(super) fn new(theirs: WireGuard) -> Self {
+        Self {
+            ours: Seikan::new("wireguard"),
+            name: format!("seikan+{}", theirs.name()),
+            theirs,
+        }
+    }
+}
+
+impl Tunnel for Mixed {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn is_own(&self) -> bool {
+        true
+    }
+
+    fn by_default(&self) -> bool {
+        false
+    }
+
+    fn availability(&self) -> std::result::Result<(), String> {
+        self.ours.availability()?;
+        self.theirs.availability()
+    }
+
+    fn version(&self) -> Option<String> {
+        self.theirs.version()
+    }
+
+    fn up(&self, hosts: &Hosts, dir: &Path, interrupt: &Interrupt) -> Result<Started> {
+        let (a, b) = (KeyPair::generate()?, KeyPair::generate()?);
+        let Hosts {
+            a: here, b: there, ..
+        } = hosts;
+        let mut started = Started::default();
+        self.theirs
+            .start_end(there, here, &b, &a, dir, interrupt, &mut started)?;
+        let process = self.ours.start_end(here, there, &a, &b, dir)?;
+        started.processes.0.push(process);
+        Ok(started)
+    }
+}
