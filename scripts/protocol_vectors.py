@@ -618,6 +618,7 @@ def record_vectors():
     small = ip_packet(I4, R4, 17, udp(20))
     other = ip_packet(I6, R6, 17, udp(30, (1001, 2000)), partial=True)
     ect0 = ip_packet(I4, R4, 17, udp(20), ecn=2)
+    ect1 = ip_packet(I4, R4, 17, udp(20), ecn=1)
     ce = ip_packet(I4, R4, 17, udp(20), ecn=3)
     header = ip_packet(I4, R4, 6, tcp(0, 0x10), partial=True)
     chunk = payload_bytes(100)
@@ -668,6 +669,10 @@ def record_vectors():
         ("slice that would be too large a packet", slice_of(total=65_500), {"drops": bad}),
         ("slice with headers cut off", frame(2, bytes(8) + header[:39]), {"drops": bad}),
         ("slice shorter than its fields", frame(2, bytes(7)), {"drops": bad}),
+        ("ECT(1) over ECT(0)", packet_frame(ect0), {"outer_ecn": 1, "writes": [plain_write(ect1)]}),
+        ("ECT(1) over CE", packet_frame(ce), {"outer_ecn": 1, "writes": [plain_write(ce)]}),
+        ("ECT(0) over ECT(1)", packet_frame(ect1), {"outer_ecn": 2, "writes": [plain_write(ect1)]}),
+        ("ECT(1) over Not-ECT", packet_frame(small), {"outer_ecn": 1, "writes": [plain_write(small)]}),
     ]
     records = []
     for counter, (name, frames, extra) in enumerate(cases):

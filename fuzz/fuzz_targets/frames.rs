@@ -17,7 +17,7 @@ fuzz_target!(|input: &[u8]| {
     arena.extend(plaintext);
     arena.extend([0x11; MARGIN]);
     let inside = MARGIN..MARGIN + plaintext.len();
-    let mut frames = Frames::new(inside.clone(), first & 1 == 1);
+    let mut frames = Frames::new(inside.clone(), first & 3);
     let within = |part: &Range<usize>| part.start >= inside.start && part.end <= inside.end;
     let mut count = 0;
     while let Some(frame) = frames.next(&mut arena) {

@@ -238,19 +238,44 @@ fn delivered_mss(world: &mut World, v6: bool) -> u16 {
     u16::from_be_bytes([packet[at + 22], packet[at + 23]])
 }
 
+/// RFC 6040, figure 4: the inner field, and for each outer one (Not-ECT, ECT(0), ECT(1), CE) the field that the
+/// packet goes on with, if it does.
+const DECAPSULATION: [(u8, [Option<u8>; 4]); 4] = [
+    (
+        ECN_NOT_ECT,
+        [
+            Some(ECN_NOT_ECT),
+            Some(ECN_NOT_ECT),
+            Some(ECN_NOT_ECT),
+            None,
+        ],
+    ),
+    (
+        ECN_ECT0,
+        [Some(ECN_ECT0), Some(ECN_ECT0), Some(ECN_ECT1), Some(ECN_CE)],
+    ),
+    (
+        ECN_ECT1,
+        [Some(ECN_ECT1), Some(ECN_ECT1), Some(ECN_ECT1), Some(ECN_CE)],
+    ),
+    (
+        ECN_CE,
+        [Some(ECN_CE), Some(ECN_CE), Some(ECN_CE), Some(ECN_CE)],
+    ),
+];
+
+/// The cells of [`DECAPSULATION`]: inner, outer, result.
+fn decapsulations() -> impl Iterator<Item = (u8, u8, Option<u8>)> {
+    let outers = [ECN_NOT_ECT, ECN_ECT0, ECN_ECT1, ECN_CE];
+    DECAPSULATION.into_iter().flat_map(move |(inner, row)| {
+        (0..4).map(move |column| (inner, outers[column], row[column]))
+    })
+}
+
 #[test]
 fn the_marking_of_the_inner_packet_goes_out_and_that_of_the_path_comes_in() {
     for construction in [Construction::WireGuard, NATIVE] {
-        for (inner, on_the_way, expected) in [
-            (ECN_NOT_ECT, ECN_NOT_ECT, Some(ECN_NOT_ECT)),
-            (ECN_ECT0, ECN_ECT0, Some(ECN_ECT0)),
-            (ECN_ECT1, ECN_ECT1, Some(ECN_ECT1)),
-            (ECN_ECT0, ECN_CE, Some(ECN_CE)),
-            (ECN_ECT1, ECN_CE, Some(ECN_CE)),
-            (ECN_CE, ECN_CE, Some(ECN_CE)),
-            // RFC 6040, figure 4: CE on what is not capable of it is dropped.
-            (ECN_NOT_ECT, ECN_CE, None),
-        ] {
+        for (inner, on_the_way, expected) in decapsulations() {
             for v6 in [false, true] {
                 let mut world = World::new(construction, 1);
                 world.establish();
@@ -303,12 +328,33 @@ fn a_mark_on_one_slice_stays_with_its_bytes() {
 }
 
 #[test]
+fn slices_take_the_marking_of_the_path() {
+    for (inner, on_the_way, expected) in decapsulations() {
+        let mut world = World::new(NATIVE, 1);
+        world.establish();
+        world.take_sent(0);
+        world.links[0].path.down = true;
+        let read = Flow::tcp(0).segments_with(0, 20_000, 1348, tcp::ACK, inner, true);
+        world.send(0, &[read]);
+        let mut sent = world.take_sent(0);
+        sent.iter_mut().for_each(|p| p.traffic_class = on_the_way);
+        world.receive(1, &sent);
+        let delivered = world.take_delivered(1);
+        let mark = delivered
+            .first()
+            .map(|w| traffic_class(&w[VNET_HDR_LEN..]) & 3);
+        assert_eq!(mark, expected, "{inner} {on_the_way}");
+        world.check();
+    }
+}
+
+#[test]
 fn a_mark_on_one_fragment_marks_the_packet() {
     let setup = Setup {
         inner_mtu: 9000,
         ..Setup::new(NATIVE)
     };
-    for (ecn, expected) in [(ECN_ECT0, 1), (ECN_NOT_ECT, 0)] {
+    for (inner, on_the_way, expected) in decapsulations() {
         let mut world = World::with(
             [setup.clone(), setup.clone()],
             [Path::default(), Path::default()],
@@ -317,19 +363,70 @@ fn a_mark_on_one_fragment_marks_the_packet() {
         world.establish();
         world.take_sent(0);
         world.links[0].path.down = true;
-        world.send(0, &[Flow::udp(0).datagrams(1, &[6000], true, ecn)]);
+        world.send(0, &[Flow::udp(0).datagrams(1, &[6000], true, inner)]);
         let mut sent = world.take_sent(0);
-        sent[2].traffic_class = ECN_CE;
+        sent[2].traffic_class = on_the_way;
         world.receive(1, &sent);
         let delivered = world.take_delivered(1);
-        assert_eq!(delivered.len(), expected);
-        assert!(
-            delivered
-                .iter()
-                .all(|w| traffic_class(&w[VNET_HDR_LEN..]) & 3 == ECN_CE)
-        );
+        let mark = delivered
+            .first()
+            .map(|w| traffic_class(&w[VNET_HDR_LEN..]) & 3);
+        assert_eq!(mark, expected, "{inner} {on_the_way}");
         world.check_nothing_held();
     }
+}
+
+/// RFC 3168 section 5.3: reassembly loses no mark; RFC 6040 section 4.2 has ECT(1) between ECT(0) and CE.
+#[test]
+fn of_different_marks_on_fragments_the_most_severe_counts() {
+    let setup = Setup {
+        inner_mtu: 9000,
+        ..Setup::new(NATIVE)
+    };
+    for (marks, expected) in [
+        ([ECN_ECT0, ECN_ECT1], ECN_ECT1),
+        ([ECN_ECT1, ECN_ECT0], ECN_ECT1),
+        ([ECN_CE, ECN_ECT1], ECN_CE),
+        ([ECN_ECT1, ECN_CE], ECN_CE),
+        ([ECN_NOT_ECT, ECN_CE], ECN_CE),
+    ] {
+        let mut world = World::with(
+            [setup.clone(), setup.clone()],
+            [Path::default(), Path::default()],
+            1,
+        );
+        world.establish();
+        world.take_sent(0);
+        world.links[0].path.down = true;
+        world.send(0, &[Flow::udp(0).datagrams(1, &[6000], true, ECN_ECT0)]);
+        let mut sent = world.take_sent(0);
+        [sent[1].traffic_class, sent[3].traffic_class] = marks;
+        world.receive(1, &sent);
+        let delivered = world.take_delivered(1);
+        let mark = traffic_class(&delivered[0][VNET_HDR_LEN..]) & 3;
+        assert_eq!(mark, expected, "{marks:?}");
+    }
+}
+
+#[test]
+fn only_ce_is_reported_as_congestion() {
+    let mut world = World::new(NATIVE, 1);
+    world.establish();
+    world.take_sent(0);
+    world.links[0].path.down = true;
+    let reads: Vec<_> = (0..4)
+        .map(|seq| Flow::udp(0).datagrams(seq, &[1200], true, ECN_ECT0))
+        .collect();
+    world.send(0, &reads);
+    let mut sent = world.take_sent(0);
+    let marks = [ECN_NOT_ECT, ECN_ECT0, ECN_ECT1, ECN_CE];
+    for (parcel, mark) in sent.iter_mut().zip(marks) {
+        parcel.traffic_class = mark;
+    }
+    world.receive(1, &sent);
+    world.run(seconds(2));
+    let report = world.peer(0).path.report.expect("a report");
+    assert_eq!(report.congestion_marks, 1);
 }
 
 /// All reports that side 0 gets while it sends `count` datagrams, one each millisecond, of which the

@@ -128,16 +128,16 @@ pub struct Fragment {
 #[derive(Debug)]
 pub struct Frames {
     rest: Range<usize>,
-    ce: bool,
+    ecn: u8,
 }
 
 impl Frames {
-    /// The frames at `plaintext`, behind the stamp; `ce` says that the datagram arrived marked CE, which is copied
-    /// to each inner packet before it is parsed (RFC 6040 section 4.2).
-    pub fn new(plaintext: Range<usize>, ce: bool) -> Frames {
+    /// The frames at `plaintext`, behind the stamp; `ecn` is the ECN field that the datagram arrived with, which
+    /// passes to each inner packet before it is parsed ([`decapsulate_ecn`]).
+    pub fn new(plaintext: Range<usize>, ecn: u8) -> Frames {
         Frames {
             rest: plaintext,
-            ce,
+            ecn,
         }
     }
 
@@ -202,9 +202,7 @@ impl Frames {
         range: Range<usize>,
         partial: bool,
     ) -> Result<Frame, DropReason> {
-        if self.ce {
-            decapsulate_ce(&mut arena[range.clone()])?;
-        }
+        decapsulate_ecn(&mut arena[range.clone()], self.ecn)?;
         let ip = IpPacket::parse(&arena[range.clone()]).map_err(|_| DropReason::NotIp)?;
         if partial && !has_checksum(&ip) {
             return Err(DropReason::BadFrame);
@@ -221,9 +219,7 @@ impl Frames {
         let total = usize::from(u16::from_le_bytes([t0, t1]));
         let gso_size = usize::from(u16::from_le_bytes([g0, g1]));
         let packet = body.start + 8..body.end;
-        if self.ce {
-            decapsulate_ce(&mut arena[packet.clone()])?;
-        }
+        decapsulate_ecn(&mut arena[packet.clone()], self.ecn)?;
         let ip = slice_ip(&arena[packet.clone()])?;
         let transport = &arena[packet.start + ip.header_len..packet.end];
         let tcp_len = tcp::header_len(transport).ok_or(DropReason::BadFrame)?;
@@ -294,16 +290,33 @@ fn fragment(arena: &[u8], body: Range<usize>, partial: bool) -> Result<Frame, Dr
     Ok(Frame::Fragment(fragment))
 }
 
-/// The datagram was marked CE on its way: the packet inside must say so, or go (RFC 6040, 4.2).
-pub fn decapsulate_ce(packet: &mut [u8]) -> Result<(), DropReason> {
-    match ip::ecn(packet) {
-        ip::ECN_NOT_ECT => Err(DropReason::EcnNotCapable),
-        ip::ECN_CE => Ok(()),
-        _ => {
-            ip::set_ecn(packet, ip::ECN_CE);
-            Ok(())
-        }
+/// Gives the packet the ECN field that it leaves the tunnel with when its datagram arrived with `outer`: the more
+/// severe of the two, or the packet has to go (RFC 6040 section 4.2, figure 4).
+#[inline]
+pub fn decapsulate_ecn(packet: &mut [u8], outer: u8) -> Result<(), DropReason> {
+    if !changes_inner(outer) {
+        return Ok(());
     }
+    match (ip::ecn(packet), outer) {
+        (ip::ECN_NOT_ECT, ip::ECN_CE) => return Err(DropReason::EcnNotCapable),
+        (ip::ECN_ECT0 | ip::ECN_ECT1, ip::ECN_CE) => ip::set_ecn(packet, ip::ECN_CE),
+        (ip::ECN_ECT0, ip::ECN_ECT1) => ip::set_ecn(packet, ip::ECN_ECT1),
+        _ => {}
+    }
+    Ok(())
+}
+
+/// The outer ECN field that stands for two fragments of one packet. RFC 3168 section 5.3: no mark is lost; RFC 6040
+/// section 4.2: ECT(1) is more severe than ECT(0) and less than CE. Not-ECT and ECT(0) change nothing inside, so
+/// either stands for both.
+pub fn most_severe(a: u8, b: u8) -> u8 {
+    let severity = |outer| if changes_inner(outer) { outer } else { 0 };
+    severity(a).max(severity(b))
+}
+
+/// Only ECT(1) and CE can change the inner field; both have the low bit.
+fn changes_inner(outer: u8) -> bool {
+    outer & ip::ECN_ECT1 != 0
 }
 
 /// Writes a PACKET's head.

@@ -5,7 +5,7 @@
 //! wrap within a second at high rates and start over with the peer, so fragments must also come in
 //! records of one session and close to each other (RFC 4963 tells what happens otherwise).
 
-use crate::native::frame::Fragment;
+use crate::native::frame::{self, Fragment};
 use crate::time::Instant;
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -31,8 +31,8 @@ pub struct Record {
     pub session: u32,
     /// Its counter.
     pub counter: u64,
-    /// Its datagram arrived marked CE.
-    pub ce: bool,
+    /// The ECN field that its datagram arrived with.
+    pub ecn: u8,
 }
 
 /// A packet put together.
@@ -42,8 +42,8 @@ pub struct Reassembled {
     pub packet: Vec<u8>,
     /// The flag [`Fragment::partial`].
     pub partial: bool,
-    /// One of its fragments arrived marked CE: the packet counts as marked (RFC 3168 section 5.3).
-    pub ce: bool,
+    /// The most severe ECN field that a fragment's datagram arrived with ([`frame::most_severe`]).
+    pub ecn: u8,
 }
 
 #[derive(Debug)]
@@ -52,7 +52,7 @@ struct Open {
     first: Record,
     since: Instant,
     partial: bool,
-    ce: bool,
+    ecn: u8,
     packet: Vec<u8>,
     received: Vec<(usize, usize)>,
 }
@@ -98,7 +98,7 @@ impl Reassembly {
                     first: record,
                     since: now,
                     partial: fragment.partial,
-                    ce: false,
+                    ecn: 0,
                     packet: vec![0; fragment.total],
                     received: Vec::new(),
                 });
@@ -116,7 +116,7 @@ impl Reassembly {
         }
         open.packet[span.0..span.1].copy_from_slice(chunk);
         open.received.push(span);
-        open.ce |= record.ce;
+        open.ecn = frame::most_severe(open.ecn, record.ecn);
         let received: usize = open.received.iter().map(|(from, to)| to - from).sum();
         if received == open.packet.len()
             && let Some(whole) = self.open.remove(at)
@@ -124,7 +124,7 @@ impl Reassembly {
             return Outcome::Complete(Reassembled {
                 packet: whole.packet,
                 partial: whole.partial,
-                ce: whole.ce,
+                ecn: whole.ecn,
             });
         }
         match opened {
@@ -191,7 +191,7 @@ mod tests {
             r.fragment(
                 &fragment(7, 1000, 3000, 1000),
                 Record {
-                    ce: true,
+                    ecn: 3,
                     ..record(2)
                 },
                 &whole[1000..2000],
@@ -200,7 +200,7 @@ mod tests {
             Outcome::Complete(Reassembled {
                 packet: whole,
                 partial: false,
-                ce: true
+                ecn: 3
             })
         );
         assert_eq!(r.held(), 0);
@@ -210,7 +210,7 @@ mod tests {
         Record {
             session: 1,
             counter,
-            ce: false,
+            ecn: 0,
         }
     }
 

@@ -39,7 +39,13 @@ pub struct Datagram {
 struct Arrival<'a> {
     from: &'a Datagram,
     range: Range<usize>,
-    ce: bool,
+}
+
+impl Arrival<'_> {
+    /// The outer header's ECN field.
+    fn ecn(&self) -> u8 {
+        self.from.traffic_class & 3
+    }
 }
 
 impl Tunnel {
@@ -61,11 +67,9 @@ impl Tunnel {
             }
             for start in datagram.range.clone().step_by(size) {
                 let range = start..(start + size).min(datagram.range.end);
-                let ce = datagram.traffic_class & 3 == ip::ECN_CE;
                 let arrival = Arrival {
                     from: &datagram,
                     range,
-                    ce,
                 };
                 match self.datagram(now, &arrival, arena, inbox, outbox) {
                     Ok(id) if touched.last() != Some(&id) => touched.push(id),
@@ -150,7 +154,8 @@ impl Tunnel {
             };
             // Keepalives too, or their counters would pass for lost.
             let health = &mut peer.path.health;
-            health.datagram(&header, stamp, derived, arrival.ce, now.mono);
+            let marked = arrival.ecn() == ip::ECN_CE;
+            health.datagram(&header, stamp, derived, marked, now.mono);
         }
         let rekey = self.peers[id.0 as usize].as_mut().is_some_and(|peer| {
             let age = peer.sessions.current.as_ref().map(|s| s.age());
@@ -159,7 +164,7 @@ impl Tunnel {
         let record = Record {
             session: header.receiver,
             counter: header.counter,
-            ce: arrival.ce,
+            ecn: arrival.ecn(),
         };
         self.opened(now, id, record, plaintext, arena, inbox, outbox);
         if rekey {
@@ -220,13 +225,14 @@ impl Tunnel {
                 peer.timers.data_received(now.mono);
                 peer.counters.inbound.packets_in += 1;
                 if let Err(reason) =
-                    wireguard_packet(peer, &mut sources, plaintext, record.ce, arena, inbox)
+                    wireguard_packet(peer, &mut sources, plaintext, record.ecn, arena, inbox)
                 {
                     peer.counters.inbound.drops.add(reason, 1);
                 }
             }
             Construction::Native => {
-                let mut frames = Frames::new(plaintext.start + STAMP_LEN..plaintext.end, record.ce);
+                let mut frames =
+                    Frames::new(plaintext.start + STAMP_LEN..plaintext.end, record.ecn);
                 while let Some(frame) = frames.next(arena) {
                     let size = plaintext.len() + DATA_HEADER_LEN + TAG_LEN;
                     native_frame(
@@ -264,15 +270,13 @@ fn wireguard_packet(
     peer: &mut Peer,
     sources: &mut Sources<'_>,
     range: Range<usize>,
-    ce: bool,
+    ecn: u8,
     arena: &mut [u8],
     inbox: &mut Inbox,
 ) -> Result<(), DropReason> {
     let ip = IpPacket::parse(&arena[range.clone()]).map_err(|_| DropReason::NotIp)?;
     sources.check(ip.src, peer.id)?;
-    if ce {
-        frame::decapsulate_ce(&mut arena[range.clone()])?;
-    }
+    frame::decapsulate_ecn(&mut arena[range.clone()], ecn)?;
     inbox.packet(arena, range, &ip, peer.id, false);
     Ok(())
 }
@@ -382,11 +386,9 @@ fn reassembled(
     let Reassembled {
         mut packet,
         partial,
-        ce,
+        ecn,
     } = whole;
-    if ce {
-        frame::decapsulate_ce(&mut packet)?;
-    }
+    frame::decapsulate_ecn(&mut packet, ecn)?;
     let ip = IpPacket::parse(&packet).map_err(|_| DropReason::NotIp)?;
     if partial && !frame::has_checksum(&ip) {
         return Err(DropReason::BadFrame);
