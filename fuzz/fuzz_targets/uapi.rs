@@ -29,6 +29,7 @@ impl Paper {
             inner_mtu: 1420,
             offload: false,
             ciphers: vec![],
+            copy_dscp: false,
             rng: Box::new(Counter::new(1)),
         });
         Paper {

@@ -78,6 +78,7 @@ impl Peer {
             inner_mtu: 1420,
             offload: true,
             ciphers: vec![Cipher::Aes256Gcm, Cipher::ChaCha20Poly1305],
+            copy_dscp: false,
             rng: Box::new(Counter(2)),
         });
         let id = tunnel

@@ -222,6 +222,7 @@ impl Node {
             inner_mtu: mtu,
             offload: tcp_gso,
             ciphers: ciphers(config.cipher),
+            copy_dscp: config.copy_dscp,
             rng: Box::new(SystemRandom),
         });
         let now = now();

@@ -137,6 +137,16 @@ fn a_wg_quick_file_of_a_hub_is_taken_unchanged() {
 }
 
 #[test]
+fn the_traffic_class_is_shown_to_the_path_only_if_told_so() {
+    let ini = format!("[Interface]\nPrivateKey = {OWN}\n");
+    let toml = format!("private-key = \"{OWN}\"\n");
+    assert!(!config(Syntax::Ini, &ini).copy_dscp);
+    assert!(!config(Syntax::Toml, &toml).copy_dscp);
+    assert!(config(Syntax::Ini, &format!("{ini}CopyDSCP = true\n")).copy_dscp);
+    assert!(config(Syntax::Toml, &format!("{toml}copy-dscp = true\n")).copy_dscp);
+}
+
+#[test]
 fn toml_says_the_same() {
     let text = format!(
         "private-key = \"{OWN}\"\n\
@@ -191,7 +201,7 @@ fn the_example_has_every_key_and_no_fault() {
     let lists = probed.diagnostics.iter().filter_map(|d| d.help.as_ref());
     let lists = lists.filter_map(|help| help.strip_prefix("known keys: "));
     let known: Vec<_> = lists.flat_map(|list| list.split(", ")).collect();
-    assert_eq!(known.len(), 24);
+    assert_eq!(known.len(), 25);
     for key in known {
         let line = |line: &str| {
             line.trim_start_matches("# ")
@@ -338,7 +348,7 @@ prop_compose! {
 
 prop_compose! {
     fn any_config()(
-        words in (any::<[u8; 32]>(), any::<bool>(), any::<bool>(), any::<bool>()),
+        words in (any::<[u8; 32]>(), any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>()),
         numbers in (
             proptest::option::of(any::<u16>()),
             proptest::option::of(1280u32..65472),
@@ -356,7 +366,7 @@ prop_compose! {
         hooks in hooks(),
         mut peers in proptest::collection::vec(peer(), 0..4),
     ) -> Config {
-        let (mut own, native, offload, save_config) = words;
+        let (mut own, native, offload, save_config, copy_dscp) = words;
         own[0] &= 248;
         own[31] = own[31] & 127 | 64;
         let (listen_port, mtu, fwmark, metrics) = numbers;
@@ -386,6 +396,7 @@ prop_compose! {
                 CipherPreference::Aes256Gcm,
                 CipherPreference::ChaCha20Poly1305,
             ][cipher],
+            copy_dscp,
             peers,
         }
     }

@@ -36,6 +36,7 @@ use crate::tai64n::Tai64nClock;
 use crate::time::Instant;
 use ipnet::IpNet;
 use seikan_observe::{DirectionCounters, DropReason, PeerCounters};
+use seikan_wire::ip;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -64,6 +65,9 @@ pub struct TunnelConfig {
     pub offload: bool,
     /// AEADs in order of preference (native).
     pub ciphers: Vec<Cipher>,
+    /// The outer header gets the DSCP of the inner packet (RFC 2983, uniform model), which shows the path what kind of
+    /// traffic it carries; otherwise data has DSCP 0 (pipe model).
+    pub copy_dscp: bool,
     /// Where randomness comes from.
     pub rng: Box<dyn Rng + Send>,
 }
@@ -75,6 +79,8 @@ pub struct Tunnel {
     inner_mtu: u32,
     offload: bool,
     ciphers: Vec<Cipher>,
+    /// What of the inner packet's traffic class goes into the outer header.
+    class_mask: u8,
     peers: Vec<Option<Peer>>,
     by_key: BTreeMap<PublicKey, PeerId>,
     allowed_ips: AllowedIps,
@@ -117,6 +123,7 @@ impl Tunnel {
             inner_mtu: config.inner_mtu,
             offload: config.offload,
             ciphers: config.ciphers,
+            class_mask: if config.copy_dscp { 0xff } else { ip::ECN_CE },
             peers: Vec::new(),
             by_key: BTreeMap::new(),
             allowed_ips: AllowedIps::default(),

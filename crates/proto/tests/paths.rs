@@ -327,6 +327,53 @@ fn a_mark_on_one_slice_stays_with_its_bytes() {
     world.check();
 }
 
+/// RFC 2983: by default the pipe model (section 3.1), the inner DSCP being nobody's business on the way; with
+/// `copy_dscp` the path sees it. What the path makes of the outer one changes nothing inside.
+#[test]
+fn the_dscp_goes_out_if_told_so_and_none_comes_in() {
+    /// Expedited forwarding (RFC 3246), CS1 (RFC 2474) and their traffic classes.
+    const INNER: u8 = 46 << 2 | ECN_ECT0;
+    const CHANGED: u8 = 8 << 2 | ECN_ECT0;
+    for construction in [Construction::WireGuard, NATIVE] {
+        for (copy_dscp, outer) in [(false, ECN_ECT0), (true, INNER)] {
+            for v6 in [false, true] {
+                let setup = Setup {
+                    copy_dscp,
+                    ..Setup::new(construction)
+                };
+                let mut world = World::with(
+                    [setup.clone(), setup],
+                    [Path::default(), Path::default()],
+                    1,
+                );
+                world.establish();
+                world.take_sent(0);
+                world.links[0].path.down = true;
+                let flow = Flow { v6, ..Flow::udp(0) };
+                let reads: Vec<_> = (1..)
+                    .zip([INNER, INNER, ECN_ECT0])
+                    .map(|(seq, class)| flow.datagrams(seq, &[1200], true, class))
+                    .collect();
+                world.send(0, &reads);
+                let mut sent = world.take_sent(0);
+                let classes: Vec<u8> = sent.iter().map(|p| p.traffic_class).collect();
+                assert_eq!(classes, [outer, outer, ECN_ECT0], "{construction:?}");
+                sent[0].traffic_class = CHANGED;
+                world.receive(1, &sent);
+                let inner: Vec<u8> = packets_of_all(&world.take_delivered(1))
+                    .iter()
+                    .map(|packet| traffic_class(packet))
+                    .collect();
+                assert_eq!(inner, [INNER, INNER, ECN_ECT0]);
+            }
+        }
+    }
+}
+
+fn packets_of_all(writes: &[Vec<u8>]) -> Vec<Vec<u8>> {
+    writes.iter().flat_map(|write| packets_of(write)).collect()
+}
+
 #[test]
 fn slices_take_the_marking_of_the_path() {
     for (inner, on_the_way, expected) in decapsulations() {

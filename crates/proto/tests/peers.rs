@@ -23,6 +23,7 @@ fn tunnel() -> Tunnel {
         inner_mtu: 1420,
         offload: true,
         ciphers: vec![Cipher::ChaCha20Poly1305],
+        copy_dscp: false,
         rng: Box::new(Seeded::new(1)),
     })
 }

@@ -87,6 +87,7 @@ fn scenario(rng: &mut ChaCha8Rng) -> Scenario {
         keepalive: rng.random_bool(0.3).then_some(Duration::from_secs(25)),
         knows_endpoint: true,
         v6,
+        copy_dscp: false,
     };
     let setups = [setup(), setup()];
     let ordered = rng.random_bool(0.4);

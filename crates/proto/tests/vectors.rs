@@ -424,6 +424,7 @@ impl End {
             inner_mtu: 1420,
             offload: true,
             ciphers: ciphers(&VECTORS["responder"]["ciphers"]),
+            copy_dscp: false,
             rng: Box::new(Scripted(drawn.concat())),
         });
         let public = PublicKey::from_bytes(key(&VECTORS[other]["public"]));

@@ -339,6 +339,7 @@ fn complete(
         cipher: native
             .cipher
             .map_or(CipherPreference::Auto, |cipher| cipher.value),
+        copy_dscp: native.copy_dscp.unwrap_or(false),
         peers,
     })
 }

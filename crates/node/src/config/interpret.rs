@@ -58,6 +58,7 @@ pub(super) struct NativeDraft {
     pub offload: Option<bool>,
     pub metrics: Option<At<std::net::SocketAddr>>,
     pub cipher: Option<At<CipherPreference>>,
+    pub copy_dscp: Option<bool>,
 }
 
 /// One `[Peer]` so far.
@@ -152,6 +153,7 @@ impl Context<'_, '_, '_> {
                 Field::Offload => self.set(&entry, values::boolean, &mut draft.native.offload),
                 Field::Metrics => self.set_at(&entry, values::socket, &mut draft.native.metrics),
                 Field::Cipher => self.set_at(&entry, values::cipher, &mut draft.native.cipher),
+                Field::CopyDscp => self.set(&entry, values::boolean, &mut draft.native.copy_dscp),
                 // The splitters let only an interface's keys into its section.
                 Field::Name
                 | Field::PublicKey

@@ -27,6 +27,7 @@ pub(super) enum Field {
     Offload,
     Metrics,
     Cipher,
+    CopyDscp,
     Name,
     PublicKey,
     PresharedKey,
@@ -82,7 +83,7 @@ const fn spec(
 
 /// The schema.
 #[rustfmt::skip]
-pub(super) static KEYS: [FieldSpec; 24] = {
+pub(super) static KEYS: [FieldSpec; 25] = {
     use SectionKind::{Interface, Peer};
     use Shape::{Lines, List, One};
     [
@@ -103,6 +104,7 @@ pub(super) static KEYS: [FieldSpec; 24] = {
         spec(Field::Offload, Interface, One, "Offload", "offload"),
         spec(Field::Metrics, Interface, One, "Metrics", "metrics"),
         spec(Field::Cipher, Interface, One, "Cipher", "cipher"),
+        spec(Field::CopyDscp, Interface, One, "CopyDSCP", "copy-dscp"),
         spec(Field::Name, Peer, One, "Name", "name"),
         spec(Field::PublicKey, Peer, One, "PublicKey", "public-key"),
         spec(Field::PresharedKey, Peer, One, "PresharedKey", "preshared-key"),

@@ -41,6 +41,8 @@ pub struct Config {
     pub metrics: Option<SocketAddr>,
     /// Which AEAD to prefer (native protocol only).
     pub cipher: CipherPreference,
+    /// Show the path the traffic class of the packets inside: the outer header gets their DSCP.
+    pub copy_dscp: bool,
     /// The peers, in the order of the file.
     pub peers: Vec<PeerConfig>,
 }

@@ -125,6 +125,9 @@ impl Text {
         if config.cipher != CipherPreference::Auto {
             self.one(Field::Cipher, &config.cipher.to_string());
         }
+        if config.copy_dscp {
+            self.one(Field::CopyDscp, "true");
+        }
     }
 
     fn peer(&mut self, peer: &PeerConfig) {
@@ -160,6 +163,7 @@ impl Text {
                 | Field::PersistentKeepalive
                 | Field::SaveConfig
                 | Field::Offload
+                | Field::CopyDscp
         );
         if plain || self.syntax == Syntax::Ini {
             self.out.push_str(value);

@@ -32,6 +32,7 @@ impl Fake {
                 inner_mtu: 1420,
                 offload: false,
                 ciphers: vec![Cipher::ChaCha20Poly1305],
+                copy_dscp: false,
                 rng: Box::new(Fixed),
             }),
             keyless: false,

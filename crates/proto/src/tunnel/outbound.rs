@@ -30,6 +30,8 @@ pub(super) struct Sending {
     pub construction: Construction,
     pub inner_mtu: u32,
     pub offload: bool,
+    /// What of the inner packet's traffic class goes into the outer header.
+    pub class_mask: u8,
 }
 
 impl Tunnel {
@@ -145,6 +147,7 @@ impl Tunnel {
             construction: self.construction,
             inner_mtu: self.inner_mtu,
             offload: self.offload,
+            class_mask: self.class_mask,
         }
     }
 
@@ -293,9 +296,9 @@ fn native_reads(
             }
             continue;
         }
-        // The outer header gets the inner ECN field (RFC 6040, normal mode), no DSCP.
+        // The outer header gets the inner ECN field (RFC 6040, normal mode), and the DSCP if told so.
         let sealed = writer
-            .set_traffic_class(ip::ecn(packet.bytes))
+            .set_traffic_class(ip::traffic_class(packet.bytes) & sending.class_mask)
             .map_err(|reason| (reason, packets))
             .and_then(|()| writer.super_packet(&packet));
         if let Err((reason, lost)) = sealed {
@@ -330,7 +333,7 @@ fn wireguard_read(
 ) -> Result<(), (DropReason, u64)> {
     let packet = SuperPacket::parse(read).map_err(|reason| (reason, 1))?;
     let count = packet.segments();
-    let ecn = ip::ecn(packet.bytes);
+    let class = ip::traffic_class(packet.bytes) & sending.class_mask;
     for i in 0..count {
         let length = packet.segment_len(i);
         // Padded to 16 bytes but not beyond the MTU (kernel `send.c`, `calculate_skb_padding`).
@@ -341,7 +344,7 @@ fn wireguard_read(
             packet.segment(i, false, out);
             out[length..].fill(0);
         };
-        wireguard_record(peer, session, outbox, ecn, padded, fill, 1, length as u64)
+        wireguard_record(peer, session, outbox, class, padded, fill, 1, length as u64)
             .map_err(|reason| (reason, (count - i) as u64))?;
     }
     Ok(())

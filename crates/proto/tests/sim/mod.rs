@@ -61,6 +61,7 @@ pub struct Setup {
     /// Whether it knows where the other side is.
     pub knows_endpoint: bool,
     pub v6: bool,
+    pub copy_dscp: bool,
 }
 
 impl Setup {
@@ -74,6 +75,7 @@ impl Setup {
             keepalive: None,
             knows_endpoint: true,
             v6: false,
+            copy_dscp: false,
         }
     }
 }
@@ -478,6 +480,7 @@ impl Side {
             inner_mtu: setup.inner_mtu,
             offload: setup.offload,
             ciphers: setup.ciphers.clone(),
+            copy_dscp: setup.copy_dscp,
             rng: Box::new(Seeded::new(seed ^ (restarts << 32 | 1 << 16 | i as u64))),
         });
         let other = PrivateKey::from_bytes(keys[1 - i]).public();

@@ -59,13 +59,13 @@ impl Flow {
         if self.v6 { 40 } else { 20 }
     }
 
-    fn ip_header(self, length: usize, ecn: u8) -> Vec<u8> {
+    fn ip_header(self, length: usize, class: u8) -> Vec<u8> {
         let (from, to) = (self.from as u8 + 1, 2 - self.from as u8);
         let protocol = if self.tcp { PROTO_TCP } else { PROTO_UDP };
         let mut p = vec![0; self.ip_len()];
         if self.v6 {
-            p[0] = 0x60;
-            p[1] = ecn << 4;
+            p[0] = 0x60 | class >> 4;
+            p[1] = class << 4;
             p[6] = protocol;
             p[7] = 64;
             p[8..10].copy_from_slice(&[0xfd, 0]);
@@ -74,7 +74,7 @@ impl Flow {
             p[39] = to;
         } else {
             p[0] = 0x45;
-            p[1] = ecn;
+            p[1] = class;
             p[6] = 0x40;
             p[8] = 64;
             p[9] = protocol;
@@ -99,8 +99,8 @@ impl Flow {
     }
 
     /// A read: datagrams of which all but the last have the same length, as a super-packet if there
-    /// are several; `partial` leaves the checksum to be completed.
-    pub fn datagrams(self, seq: u32, lengths: &[usize], partial: bool, ecn: u8) -> Vec<u8> {
+    /// are several; `partial` leaves the checksum to be completed. `class` is the DSCP and ECN byte.
+    pub fn datagrams(self, seq: u32, lengths: &[usize], partial: bool, class: u8) -> Vec<u8> {
         let payload: Vec<u8> = (seq..)
             .zip(lengths)
             .flat_map(|(seq, length)| self.udp_payload(seq, *length))
@@ -111,7 +111,7 @@ impl Flow {
         u[4..6].copy_from_slice(&((8 + payload.len()) as u16).to_be_bytes());
         u.extend(payload);
         let gso = (lengths.len() > 1).then(|| (GsoType::UdpL4, lengths[0] as u16));
-        self.read(u, udp::CHECKSUM_AT, gso, partial || gso.is_some(), ecn, 8)
+        self.read(u, udp::CHECKSUM_AT, gso, partial || gso.is_some(), class, 8)
     }
 
     /// A read: `length` bytes of the stream from `position` on, in segments of `gso_size`.
@@ -155,10 +155,10 @@ impl Flow {
         at: usize,
         gso: Option<(GsoType, u16)>,
         partial: bool,
-        ecn: u8,
+        class: u8,
         transport_len: usize,
     ) -> Vec<u8> {
-        let mut p = self.ip_header(transport.len(), ecn);
+        let mut p = self.ip_header(transport.len(), class);
         let parsed = header_of(&p);
         let pseudo =
             checksum::pseudo_header(parsed.src, parsed.dst, parsed.protocol, transport.len());
