@@ -72,7 +72,7 @@ pub struct Path {
     pub source: Option<IpAddr>,
     /// What the path carries (native).
     pub mtu: PathMtu,
-    /// The peer's latest report about what we send (native).
+    /// The peer's latest report about what we send (native), without the probes that were lost for being too large.
     pub report: Option<Report>,
     /// Cleared when the path turned out to mangle GSO batches.
     pub gso: bool,
@@ -104,15 +104,18 @@ impl Path {
         }
     }
 
-    /// Takes in what the peer saw of our datagrams.
-    pub(crate) fn reported(&mut self, report: Report) {
+    /// Takes in what the peer saw of our datagrams while `session` was our index of the current session.
+    pub(crate) fn reported(&mut self, report: Report, session: u32) {
         if report.misses_batches(std::mem::take(&mut self.sent_later)) {
             self.missed += 1;
             self.gso &= self.missed < MANGLED_REPORTS;
         } else if report.received_later > 0 {
             self.missed = 0;
         }
-        self.report = Some(report);
+        self.report = Some(Report {
+            lost: self.mtu.excuse(report.lost, session),
+            ..report
+        });
     }
 
     /// Sends to `endpoint` from now on; a path that is another one is measured anew.

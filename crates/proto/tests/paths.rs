@@ -10,6 +10,7 @@ use seikan_wire::{IpPacket, VNET_HDR_LEN, VnetHdr, checksum, tcp};
 use sim::network::Path;
 use sim::packets::{Flow, packets_of};
 use sim::{Setup, World};
+use std::ops::Range;
 use std::time::Duration;
 
 const NATIVE: Construction = Construction::Native;
@@ -479,11 +480,16 @@ fn only_ce_is_reported_as_congestion() {
 /// All reports that side 0 gets while it sends `count` datagrams, one each millisecond, of which the
 /// network does what `spoil` says to its path.
 fn reports(world: &mut World, count: u32) -> Vec<Report> {
+    reports_of(world, 0..count, Duration::from_millis(1))
+}
+
+/// The same with these datagrams and a pause behind each.
+fn reports_of(world: &mut World, seqs: Range<u32>, pause: Duration) -> Vec<Report> {
     let mut reports = Vec::new();
     let mut latest = world.peer(0).path.report;
-    for seq in 0..count {
+    for seq in seqs {
         world.send(0, &[Flow::udp(0).datagrams(seq, &[500], true, ECN_ECT0)]);
-        world.run(Duration::from_millis(1));
+        world.run(pause);
         let report = world.peer(0).path.report;
         if report != latest {
             reports.extend(report);
@@ -541,6 +547,49 @@ fn the_health_reports_count_what_the_network_really_did() {
         all.iter().all(|r| r.queueing_delay < 100),
         "no queue on this path"
     );
+}
+
+/// All reports of the search for the MTU and after it, until what was lost in it has left the receiver's horizon.
+fn losses_during_the_search(world: &mut World, count: u32) -> u64 {
+    world.checkers[1].in_order = false;
+    // No two reports tell of the same delay, or the second would be overlooked.
+    world.links[0].path.jitter = Duration::from_micros(500);
+    let mut all = reports_of(world, 0..count, Duration::from_millis(5));
+    let loss = std::mem::take(&mut world.links[0].path.loss);
+    all.extend(reports_of(
+        world,
+        count..count + 3000,
+        Duration::from_millis(1),
+    ));
+    world.links[0].path.loss = loss;
+    all.iter().map(|r| u64::from(r.lost)).sum()
+}
+
+#[test]
+fn a_clean_path_has_no_loss_from_the_start() {
+    for local in [false, true] {
+        let path = Path {
+            local,
+            ..Path::default()
+        };
+        let setup = Setup::new(NATIVE);
+        let mut world = World::with([setup.clone(), setup], [path, Path::default()], 3);
+        world.establish();
+        assert_eq!(losses_during_the_search(&mut world, 9000), 0, "{local}");
+        assert_eq!(world.peer(0).path.mtu.mtu(), 1500);
+        assert_eq!(world.links[0].counts.lost, 0);
+        assert!(local || world.links[0].counts.too_big > 20);
+    }
+}
+
+#[test]
+fn the_search_hides_no_loss_of_others() {
+    let mut world = World::new(NATIVE, 3);
+    world.establish();
+    world.links[0].path.loss = 0.01;
+    let reported = losses_during_the_search(&mut world, 9000);
+    assert!(world.links[0].counts.lost > 60);
+    assert_eq!(reported, world.links[0].counts.lost);
 }
 
 #[test]

@@ -341,7 +341,7 @@ fn the_path_is_searched() {
         let mut probes = Vec::new();
         // 60 seconds are enough for three probes of every size and too few for the raise timer.
         for ms in 0..60_000 {
-            let Some((id, size)) = path.poll(Instant::from_nanos(ms * 1_000_000)) else {
+            let Some((id, size)) = path.poll(Instant::from_nanos(ms * 1_000_000), 0) else {
                 continue;
             };
             // Neither repetitions nor confirmations.

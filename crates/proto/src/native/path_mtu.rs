@@ -8,6 +8,9 @@
 //! a row fail, the path has become a black hole for it, or is down. Then the base is used, and
 //! probed until it passes: an outage must not make every size look refused. After that the search
 //! starts over.
+//!
+//! A probe that was too large leaves a gap in the counters, which the far end reports as a loss. It is none: what the
+//! search lost by itself is taken off the report ([`PathMtu::excuse`]).
 
 use crate::time::Instant;
 use std::time::Duration;
@@ -47,6 +50,16 @@ pub struct PathMtu {
     /// When to confirm or raise.
     idle_until: Option<Instant>,
     raise_at: Option<Instant>,
+    unanswered: Unanswered,
+}
+
+/// Transmissions of probes beyond the confirmed size, in one session, that may be reported as lost.
+#[derive(Clone, Copy, Debug, Default)]
+struct Unanswered {
+    /// Our index of the session that they were sent in.
+    session: u32,
+    /// Those that no acknowledgement answered, less those excused; below zero when what was excused arrived.
+    balance: i32,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -70,14 +83,16 @@ impl PathMtu {
             next_id: 0,
             idle_until: None,
             raise_at: None,
+            unanswered: Unanswered::default(),
         }
     }
 
     /// Another path to the same peer, of which nothing is known either. Acknowledgements of probes
-    /// on this one do not fit its probes.
+    /// on this one do not fit its probes; what it lost of them may still be reported.
     pub fn moved(&self, v6: bool) -> PathMtu {
         PathMtu {
             next_id: self.next_id,
+            unanswered: self.unanswered,
             ..PathMtu::new(v6)
         }
     }
@@ -92,8 +107,17 @@ impl PathMtu {
         self.size() + usize::from(self.overhead)
     }
 
-    /// The probe to send now, if one is due: its id and its UDP payload size.
-    pub fn poll(&mut self, now: Instant) -> Option<(u16, usize)> {
+    /// The probe to send now, in the session of this local index, if one is due: its id and its UDP payload size.
+    pub fn poll(&mut self, now: Instant, session: u32) -> Option<(u16, usize)> {
+        let (id, size) = self.due(now)?;
+        if size > self.confirmed {
+            self.unanswered.follow(session);
+            self.unanswered.balance += 1;
+        }
+        Some((id, usize::from(size)))
+    }
+
+    fn due(&mut self, now: Instant) -> Option<(u16, u16)> {
         if let Some(probe) = &mut self.probe {
             if now < probe.deadline {
                 return None;
@@ -101,7 +125,7 @@ impl PathMtu {
             if probe.sent < MAX_PROBES {
                 probe.sent += 1;
                 probe.deadline = now + PROBE_TIMER;
-                return Some((probe.id, usize::from(probe.size)));
+                return Some((probe.id, probe.size));
             }
             let size = probe.size;
             self.failed(size);
@@ -119,7 +143,7 @@ impl PathMtu {
             sent: 1,
             deadline: now + PROBE_TIMER,
         });
-        Some((self.next_id, usize::from(size)))
+        Some((self.next_id, size))
     }
 
     /// When [`Self::poll`] will want to act.
@@ -134,8 +158,25 @@ impl PathMtu {
         };
         self.probe = None;
         self.base_unsure = false;
+        if probe.size > self.confirmed {
+            // The size passes: one that did not arrive was lost as anything else is.
+            self.unanswered.balance -= i32::from(probe.sent);
+        }
         self.confirmed = self.confirmed.max(probe.size);
         self.refused = self.refused.max(self.confirmed.saturating_add(1));
+    }
+
+    /// What of `lost` datagrams, as the far end reports while `session` is the current one, was not lost by the search.
+    ///
+    /// A probe may be reported before it is given up. It is excused until its acknowledgement comes; then the next
+    /// report has one more.
+    pub fn excuse(&mut self, lost: u32, session: u32) -> u32 {
+        let excused = i64::from(lost).min(self.unanswered.balance.into());
+        // Within the range of the balance and no further from zero: fits.
+        self.unanswered.balance -= excused as i32;
+        // What is missing when a session is replaced is not reported any more.
+        self.unanswered.follow(session);
+        (i64::from(lost) - excused).min(u32::MAX.into()) as u32
     }
 
     /// The kernel refused a datagram of `size` bytes (EMSGSIZE): the first link is smaller.
@@ -213,16 +254,31 @@ impl PathMtu {
     }
 }
 
+impl Unanswered {
+    /// Starts over when the session is another.
+    fn follow(&mut self, session: u32) {
+        if self.session != session {
+            *self = Unanswered {
+                session,
+                balance: 0,
+            };
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The session that the tests probe in.
+    const SESSION: u32 = 7;
 
     /// Runs the search over a path that carries `limit` bytes of UDP payload until `end` seconds.
     fn search(path: &mut PathMtu, from: u64, end: u64, limit: usize) -> usize {
         let mut probes = 0;
         for ms in from * 1000..end * 1000 {
             let now = Instant::from_nanos(ms * 1_000_000);
-            if let Some((id, size)) = path.poll(now) {
+            if let Some((id, size)) = path.poll(now, SESSION) {
                 probes += 1;
                 if size <= limit {
                     path.acknowledged(id, size as u16);
@@ -252,7 +308,7 @@ mod tests {
     #[test]
     fn ethernet_is_found_by_the_first_probe() {
         let mut path = PathMtu::new(false);
-        let (id, size) = path.poll(Instant::BOOT).unwrap();
+        let (id, size) = path.poll(Instant::BOOT, SESSION).unwrap();
         assert_eq!(size, 1472);
         path.acknowledged(id, 1472);
         assert_eq!(path.mtu(), 1500);
@@ -303,9 +359,51 @@ mod tests {
     #[test]
     fn an_acknowledgement_for_another_probe_proves_nothing() {
         let mut path = PathMtu::new(false);
-        let (id, _) = path.poll(Instant::BOOT).unwrap();
+        let (id, _) = path.poll(Instant::BOOT, SESSION).unwrap();
         path.acknowledged(id.wrapping_add(1), 1472);
         path.acknowledged(id, 65_000);
         assert_eq!(path.size(), usize::from(BASE));
+    }
+
+    #[test]
+    fn what_the_search_lost_is_taken_off_the_reports_once() {
+        let mut path = PathMtu::new(false);
+        let sent = search(&mut path, 0, 5, 1232);
+        assert_eq!(sent, 5, "too large each time");
+        assert_eq!(path.excuse(3, SESSION), 0);
+        assert_eq!(path.excuse(3, SESSION), 1);
+        assert_eq!(path.excuse(3, SESSION), 3);
+    }
+
+    #[test]
+    fn a_probe_that_arrived_in_the_end_excuses_nothing() {
+        let mut path = PathMtu::new(false);
+        let (id, _) = path.poll(at(0), SESSION).unwrap();
+        assert_eq!(path.excuse(1, SESSION), 0, "it may be the probe");
+        assert_eq!(path.poll(at(1), SESSION), Some((id, 1472)));
+        path.acknowledged(id, 1472);
+        assert_eq!(path.excuse(0, SESSION), 1, "it was not, or was lost");
+        assert_eq!(path.excuse(5, SESSION), 5);
+    }
+
+    #[test]
+    fn a_lost_confirmation_is_a_loss() {
+        let mut path = PathMtu::new(false);
+        search(&mut path, 0, 60, 1472);
+        path.excuse(1000, SESSION);
+        search(&mut path, 60, 66, 0);
+        assert_eq!(path.excuse(1, SESSION), 1);
+    }
+
+    #[test]
+    fn what_was_lost_in_a_session_that_has_been_replaced_excuses_nothing_later() {
+        let mut path = PathMtu::new(false);
+        search(&mut path, 0, 5, 1232);
+        assert_eq!(path.excuse(1, SESSION + 1), 0, "reported a moment late");
+        assert_eq!(path.excuse(1, SESSION + 1), 1);
+    }
+
+    fn at(seconds: u64) -> Instant {
+        Instant::from_nanos(seconds * 1_000_000_000)
     }
 }

@@ -145,7 +145,7 @@ impl Tunnel {
         };
         let report = peer.path.health.due(now.mono);
         let probe = (now.mono < peer.path.active_until)
-            .then(|| peer.path.mtu.poll(now.mono))
+            .then(|| peer.path.mtu.poll(now.mono, session.local_index))
             .flatten();
         if report.is_some() || probe.is_some() {
             let mut writer =

@@ -408,7 +408,9 @@ fn control_frame(
 ) {
     match frame {
         Frame::Health(report) => {
-            peer.path.reported(report);
+            let current = peer.sessions.current.as_ref();
+            let session = current.map_or(0, |s| s.local_index);
+            peer.path.reported(report, session);
         }
         Frame::ProbeAck { id, size } => peer.path.mtu.acknowledged(id, size),
         Frame::Probe { id } => {
