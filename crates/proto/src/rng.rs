@@ -33,6 +33,53 @@ pub trait Rng {
     }
 }
 
+/// Randomness drawn ahead, so that what is drawn often does not cost a system call each time.
+///
+/// Fit for jitter, not for keys: it lies in memory before it is used and after.
+#[derive(Debug)]
+pub struct Ahead {
+    bytes: [u8; 256],
+    used: usize,
+}
+
+impl Default for Ahead {
+    fn default() -> Ahead {
+        Ahead {
+            bytes: [0; 256],
+            used: 256,
+        }
+    }
+}
+
+impl Ahead {
+    /// What was drawn ahead, and again from `source` when it is used up.
+    pub fn of<'a>(&'a mut self, source: &'a mut dyn Rng) -> impl Rng + 'a {
+        Replenished {
+            ahead: self,
+            source,
+        }
+    }
+}
+
+struct Replenished<'a> {
+    ahead: &'a mut Ahead,
+    source: &'a mut dyn Rng,
+}
+
+impl Rng for Replenished<'_> {
+    fn fill(&mut self, destination: &mut [u8]) {
+        let Ahead { bytes, used } = &mut *self.ahead;
+        for part in destination.chunks_mut(bytes.len()) {
+            if part.len() > bytes.len() - *used {
+                self.source.fill(bytes);
+                *used = 0;
+            }
+            part.copy_from_slice(&bytes[*used..*used + part.len()]);
+            *used += part.len();
+        }
+    }
+}
+
 #[cfg(test)]
 pub(crate) mod testing {
     //! A seeded source for the tests of this crate.
@@ -74,6 +121,26 @@ mod tests {
         fn fill(&mut self, destination: &mut [u8]) {
             destination.fill(self.0);
         }
+    }
+
+    #[test]
+    fn what_is_drawn_ahead_is_drawn_seldom_and_handed_out_once() {
+        /// Every byte is the number of the fill.
+        struct Fills(u8);
+        impl Rng for Fills {
+            fn fill(&mut self, destination: &mut [u8]) {
+                self.0 += 1;
+                destination.fill(self.0);
+            }
+        }
+        let (mut ahead, mut source) = (Ahead::default(), Fills(0));
+        let drawn: Vec<u64> = (0..65).map(|_| ahead.of(&mut source).next_u64()).collect();
+        assert_eq!(drawn[..32], [0x0101_0101_0101_0101; 32]);
+        assert_eq!(drawn[32..64], [0x0202_0202_0202_0202; 32]);
+        assert_eq!(source.0, 3);
+        let mut much = [0; 600];
+        ahead.of(&mut source).fill(&mut much);
+        assert!(much.iter().all(|b| *b > 3));
     }
 
     #[test]

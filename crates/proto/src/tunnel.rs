@@ -31,7 +31,7 @@ use crate::noise::Construction;
 use crate::outbox::Run;
 use crate::peer::Peer;
 use crate::rate_limiter::LoadMeter;
-use crate::rng::Rng;
+use crate::rng::{Ahead, Rng};
 use crate::tai64n::Tai64nClock;
 use crate::time::Instant;
 use ipnet::IpNet;
@@ -110,6 +110,8 @@ struct Scratch {
     touched: Vec<PeerId>,
     source: LookupCache,
     destination: LookupCache,
+    /// For the timers of data, which start anew with almost every answer.
+    jitter: Ahead,
 }
 
 impl Tunnel {

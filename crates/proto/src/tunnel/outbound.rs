@@ -129,7 +129,9 @@ impl Tunnel {
             false
         } else if usable {
             send_reads(peer, &sending, reads, batch, outbox, inbox);
-            peer.timers.data_sent(now.mono, &mut *self.rng);
+            let jitter = &mut self.scratch.jitter;
+            peer.timers
+                .data_sent(now.mono, &mut jitter.of(&mut *self.rng));
             let age = peer.sessions.current.as_ref().map(|s| s.age());
             age.is_some_and(|age| peer.timers.rekey_on_send(&age, now.mono))
         } else {
@@ -183,7 +185,9 @@ impl Tunnel {
                 batch.commit(read.len());
             }
             send_reads(peer, &sending, 0..batch.len(), &mut batch, outbox, inbox);
-            peer.timers.data_sent(now.mono, &mut *self.rng);
+            let jitter = &mut self.scratch.jitter;
+            peer.timers
+                .data_sent(now.mono, &mut jitter.of(&mut *self.rng));
         }
         false
     }
