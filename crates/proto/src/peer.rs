@@ -14,8 +14,9 @@ use crate::tai64n::Tai64n;
 use crate::time::Instant;
 use crate::timers::Timers;
 use seikan_observe::{DropReason, PeerCounters};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
+use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
 /// Reports in a row without what followed the first of a batch, from which GSO counts as mangled.
@@ -50,6 +51,48 @@ pub struct Peer {
     pub(crate) reassembly: Reassembly,
     /// This peer's entry in the tunnel's wake-up queue.
     pub(crate) scheduled: Option<Instant>,
+}
+
+/// The peers by their numbers. A removed peer's number is the next one's.
+#[derive(Default)]
+pub(crate) struct PeerTable {
+    places: Vec<Option<Peer>>,
+    /// Places without a peer: searching for them would make loading many peers quadratic.
+    vacant: BTreeSet<PeerId>,
+}
+
+impl PeerTable {
+    /// Enters the peer that `make` makes for its number; `None` when there are no more numbers.
+    pub fn insert(&mut self, make: impl FnOnce(PeerId) -> Peer) -> Option<PeerId> {
+        if let Some(id) = self.vacant.pop_first() {
+            self.places[id.0 as usize] = Some(make(id));
+            return Some(id);
+        }
+        let id = PeerId(u32::try_from(self.places.len()).ok()?);
+        self.places.push(Some(make(id)));
+        Some(id)
+    }
+
+    /// Takes a peer out.
+    pub fn remove(&mut self, id: PeerId) -> Option<Peer> {
+        let peer = self.places.get_mut(id.0 as usize)?.take()?;
+        self.vacant.insert(id);
+        Some(peer)
+    }
+}
+
+impl Deref for PeerTable {
+    type Target = [Option<Peer>];
+
+    fn deref(&self) -> &Self::Target {
+        &self.places
+    }
+}
+
+impl DerefMut for PeerTable {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.places
+    }
 }
 
 /// The state of handshakes with one peer.

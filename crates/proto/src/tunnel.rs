@@ -29,7 +29,7 @@ use crate::indices::{IndexTable, PeerId};
 use crate::keys::{Identity, PresharedKey, PrivateKey, PublicKey};
 use crate::noise::Construction;
 use crate::outbox::Run;
-use crate::peer::Peer;
+use crate::peer::{Peer, PeerTable};
 use crate::rate_limiter::LoadMeter;
 use crate::rng::{Ahead, Rng};
 use crate::tai64n::Tai64nClock;
@@ -81,7 +81,7 @@ pub struct Tunnel {
     ciphers: Vec<Cipher>,
     /// What of the inner packet's traffic class goes into the outer header.
     class_mask: u8,
-    peers: Vec<Option<Peer>>,
+    peers: PeerTable,
     by_key: BTreeMap<PublicKey, PeerId>,
     allowed_ips: AllowedIps,
     indices: IndexTable<PeerId>,
@@ -99,7 +99,7 @@ pub struct Tunnel {
 struct Defence {
     cookies: CookieChecker,
     load: LoadMeter,
-    /// Handshake messages that arrived within the second that began at the instant.
+    /// Handshake messages with a right mac1 within the second that began at the instant.
     recent: (Instant, u32),
 }
 
@@ -126,7 +126,7 @@ impl Tunnel {
             offload: config.offload,
             ciphers: config.ciphers,
             class_mask: if config.copy_dscp { 0xff } else { ip::ECN_CE },
-            peers: Vec::new(),
+            peers: PeerTable::default(),
             by_key: BTreeMap::new(),
             allowed_ips: AllowedIps::default(),
             indices: IndexTable::with_capacity(MAX_INDICES),
@@ -198,16 +198,8 @@ impl Tunnel {
         if let Some(id) = self.peer_by_key(&key) {
             return Some(id);
         }
-        let free = self
-            .peers
-            .iter()
-            .position(Option::is_none)
-            .unwrap_or(self.peers.len());
-        let id = PeerId(u32::try_from(free).ok()?);
-        if free == self.peers.len() {
-            self.peers.push(None);
-        }
-        self.peers[free] = Some(Peer::new(id, self.construction, key));
+        let construction = self.construction;
+        let id = self.peers.insert(|id| Peer::new(id, construction, key))?;
         self.by_key.insert(key, id);
         Some(id)
     }
@@ -215,7 +207,7 @@ impl Tunnel {
     /// Removes a peer with all that belongs to it; its counts stay in the tunnel's sum.
     pub fn remove_peer(&mut self, id: PeerId) {
         self.forget_sessions(id);
-        let Some(mut peer) = self.peers.get_mut(id.0 as usize).and_then(Option::take) else {
+        let Some(mut peer) = self.peers.remove(id) else {
             return;
         };
         if let Some(at) = peer.scheduled {
