@@ -53,7 +53,7 @@ fuzz_target!(|input: &[u8]| {
         1 => assert!(initiator.consume_response(bytes).is_err()),
         2 => assert!(jar.consume_reply(bytes, Instant::BOOT).is_err()),
         _ => {
-            checker.admit(bytes, source, true, Instant::BOOT, &mut rng);
+            checker.admit(bytes, source, || true, Instant::BOOT, &mut rng);
             checker.create_reply(bytes, source, Instant::BOOT, &mut rng);
             response(
                 construction,

@@ -106,19 +106,20 @@ impl CookieChecker {
     }
 
     /// Judges an initiation or a response that came from `source`. The caller says whether it is
-    /// under load; see [`crate::rate_limiter::LoadMeter`].
+    /// under load (see [`crate::rate_limiter::LoadMeter`]), and is asked for messages with a right
+    /// mac1 only: what it counts as load cannot come from those who do not know our public key.
     pub fn admit(
         &mut self,
         message: &[u8],
         source: SocketAddr,
-        under_load: bool,
+        under_load: impl FnOnce() -> bool,
         now: Instant,
         rng: &mut dyn Rng,
     ) -> Admission {
         if message.len() < RESPONSE_LEN || !verify_mac1(&self.mac1_key, message) {
             return Admission::InvalidMac1;
         }
-        if !under_load {
+        if !under_load() {
             return Admission::Process;
         }
         let (covered, mac2) = message.split_at(message.len() - MAC_LEN);

@@ -409,6 +409,19 @@ fn strangers_without_a_valid_mac1_get_no_answer_and_do_not_disturb() {
     }
 }
 
+/// Who does not know the public key cannot bring it about that others need a cookie.
+#[test]
+fn a_flood_without_a_valid_mac1_is_no_load() {
+    for construction in BOTH {
+        let mut world = World::new(construction, 1);
+        flood(&mut world, 1000);
+        world.send(0, &[Flow::udp(0).datagram(1, 100)]);
+        world.run(Duration::from_millis(500));
+        let answer = world.take_sent(1).first().map(|parcel| parcel.bytes[0]);
+        assert_eq!(answer, Some(construction.response_type()));
+    }
+}
+
 /// Initiations of a true peer from many addresses, each with a mac1 that is right.
 #[test]
 fn under_a_flood_cookies_are_demanded_and_established_flows_go_on() {

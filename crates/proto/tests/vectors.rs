@@ -90,7 +90,7 @@ fn cookies_are_handed_out_and_used() {
         let mut rng = Scripted([bytes(&v["secret"]), bytes(&v["nonce"])].concat());
         let mut checker = CookieChecker::new(Construction::Native, &responder);
         let first = bytes(&v["initiation"]);
-        let admission = checker.admit(&first, source, true, now, &mut rng);
+        let admission = checker.admit(&first, source, || true, now, &mut rng);
         assert_eq!(admission, Admission::NeedsCookie);
         let reply = checker
             .create_reply(&first, source, now, &mut rng)
@@ -115,7 +115,7 @@ fn cookies_are_handed_out_and_used() {
         .unwrap();
         jar.stamp(&mut second[..length], now);
         assert_eq!(hex(&second[..length]), text(&v["initiation_with_mac2"]));
-        let admission = checker.admit(&second[..length], source, true, now, &mut rng);
+        let admission = checker.admit(&second[..length], source, || true, now, &mut rng);
         assert_eq!(admission, Admission::Process);
     }
 }

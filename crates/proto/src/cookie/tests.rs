@@ -76,7 +76,7 @@ impl Pair {
 
     fn admit(&mut self, message: &[u8], from: &str, now: Instant) -> Admission {
         self.checker
-            .admit(message, source(from), true, now, &mut self.rng)
+            .admit(message, source(from), || true, now, &mut self.rng)
     }
 
     fn reply(&mut self, message: &[u8], to: &str, now: Instant) -> [u8; COOKIE_REPLY_LEN] {
@@ -92,7 +92,7 @@ fn without_load_mac1_suffices() {
     let mut message = pair.send(START);
     let mut admit = |message: &[u8]| {
         pair.checker
-            .admit(message, source(SOURCE), false, START, &mut pair.rng)
+            .admit(message, source(SOURCE), || false, START, &mut pair.rng)
     };
     assert_eq!(admit(&message), Admission::Process);
     let mac1_at = message.len() - MACS_LEN;
@@ -261,7 +261,7 @@ proptest! {
     fn garbage_never_panics(message in prop::collection::vec(any::<u8>(), 0..450), load: bool) {
         let mut pair = Pair::with_cookie(Construction::WireGuard);
         let admission =
-            pair.checker.admit(&message, source(SOURCE), load, START, &mut pair.rng);
+            pair.checker.admit(&message, source(SOURCE), || load, START, &mut pair.rng);
         prop_assert_eq!(admission, Admission::InvalidMac1);
         let _ = pair.checker.create_reply(&message, source(SOURCE), START, &mut pair.rng);
         prop_assert!(pair.jar.consume_reply(&message, START).is_err());

@@ -13,8 +13,9 @@ use crate::time::Instant;
 use seikan_observe::DropReason;
 use std::time::Duration;
 
-/// Handshake messages per second from which on cookies are demanded: each costs several
-/// Diffie-Hellman computations, some 200 microseconds.
+/// Handshake messages with a right mac1 per second from which on cookies are demanded: each costs
+/// several Diffie-Hellman computations, some 200 microseconds. Others cost one hash and count for
+/// nothing, or anybody could have cookies demanded of everybody.
 const LOAD_THRESHOLD: u32 = 100;
 /// DSCP of handshake messages: AF41, as the kernel's (`HANDSHAKE_DSCP` 0x88).
 const HANDSHAKE_TRAFFIC_CLASS: u8 = 0x88;
@@ -113,13 +114,13 @@ impl Tunnel {
         if kind != c.initiation_type() && kind != c.response_type() {
             return Err(DropReason::UnknownType);
         }
-        let busy = self.defence.busy(now.mono);
-        let under_load = self.defence.load.observe(busy, now.mono);
-        match self
-            .defence
-            .cookies
-            .admit(message, from.source, under_load, now.mono, &mut *self.rng)
-        {
+        let super::Defence {
+            cookies,
+            load,
+            recent,
+        } = &mut self.defence;
+        let under_load = || load.observe(busy(recent, now.mono), now.mono);
+        match cookies.admit(message, from.source, under_load, now.mono, &mut *self.rng) {
             Admission::Process => {}
             Admission::InvalidMac1 => return Err(DropReason::BadMac1),
             Admission::RateLimited => return Err(DropReason::RateLimited),
@@ -341,15 +342,13 @@ fn accept(ours: &Capabilities, choice: &[u8]) -> Result<(Capabilities, Cipher), 
     Ok((theirs, agreed.cipher))
 }
 
-impl super::Defence {
-    /// Counts a handshake message and says whether there are too many.
-    fn busy(&mut self, now: Instant) -> bool {
-        if now.duration_since(self.recent.0) >= Duration::from_secs(1) {
-            self.recent = (now, 0);
-        }
-        self.recent.1 += 1;
-        self.recent.1 > LOAD_THRESHOLD
+/// Counts a handshake message and says whether there are too many.
+fn busy((since, count): &mut (Instant, u32), now: Instant) -> bool {
+    if now.duration_since(*since) >= Duration::from_secs(1) {
+        (*since, *count) = (now, 0);
     }
+    *count = count.saturating_add(1);
+    *count > LOAD_THRESHOLD
 }
 
 /// Puts a message that is not data into the outbox. Without room it is lost, as on any network;
