@@ -124,7 +124,7 @@ pub fn demo(
         )));
     }
     let mut rows: Vec<DemoRow> = Vec::new();
-    let shown = tunnel::all()
+    let shown = tunnel::all(0)
         .into_iter()
         .filter(|t| SHOWN.contains(&t.name()));
     for (number, tunnel) in shown.enumerate() {

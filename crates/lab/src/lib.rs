@@ -2,7 +2,7 @@
 //! the tunnels, and reports of what was measured. It needs neither iproute2 nor iperf3.
 //!
 //! [`link`] makes two hosts; [`tunnel`] starts a tunnel between them; [`load`] loads it; [`bench`](mod@bench)
-//! compares tunnels and [`demo`](mod@demo) shows our own; [`report`] draws the result for a terminal, as SVG or HTML.
+//! compares tunnels, [`hostile`](mod@hostile) floods ours and [`demo`](mod@demo) shows them; [`report`] draws the result for a terminal, as SVG or HTML.
 //!
 //! Nothing is left behind: namespaces have no name and end with the process, children die with it
 //! (`PR_SET_PDEATHSIG`), directories are removed by their guards, and every wait watches [`Interrupt`].
@@ -11,6 +11,7 @@
 pub mod bench;
 pub mod demo;
 mod error;
+pub mod hostile;
 mod interrupt;
 pub mod link;
 pub mod load;
@@ -23,6 +24,7 @@ pub mod tunnel;
 pub use bench::{BenchOptions, BenchReport, bench};
 pub use demo::{DemoOptions, DemoReport, demo};
 pub use error::{LabError, Result};
+pub use hostile::{HostileOptions, HostileReport, hostile};
 pub use interrupt::{Interrupt, SignalGuard};
 
 /// One step of a long run, for a progress bar.

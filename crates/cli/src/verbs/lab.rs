@@ -6,14 +6,15 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand, ValueEnum, ValueHint};
 use seikan_lab::report::{ProgressBar, Sheet, Style, html, svg, terminal};
-use seikan_lab::{BenchOptions, Interrupt, LabError};
+use seikan_lab::{BenchOptions, HostileOptions, Interrupt, LabError};
 
 use crate::output;
 
 /// What `lab` is told.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  \
-    sudo seikan lab bench               measure every tunnel on PATH side by side")]
+    sudo seikan lab bench               measure every tunnel on PATH side by side\n  \
+    sudo seikan lab hostile             what flows keep while strangers flood")]
 pub struct Arguments {
     #[command(subcommand)]
     verb: LabVerb,
@@ -24,6 +25,22 @@ pub struct Arguments {
 pub enum LabVerb {
     /// Measure tunnels side by side, rounds interleaved
     Bench(BenchArguments),
+    /// Measure what flows keep while strangers flood the tunnel's port
+    Hostile(HostileArguments),
+}
+
+/// What `lab hostile` is told.
+#[derive(Debug, Args)]
+pub struct HostileArguments {
+    /// Length of each measurement
+    #[arg(long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=600))]
+    pub seconds: u32,
+    /// How often each measurement is made
+    #[arg(long, value_name = "ROUNDS", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub rounds: u32,
+    /// Write every figure as JSON
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub json: Option<PathBuf>,
 }
 
 /// What `lab bench` is told.
@@ -44,6 +61,9 @@ pub struct BenchArguments {
     /// Only these loads; tcp1, tcp4, rev and udp if left out
     #[arg(long, value_name = "LOAD,...", value_delimiter = ',')]
     pub loads: Vec<Load>,
+    /// Measure Seikan also with so many peers that are never heard of
+    #[arg(long, value_name = "PEERS", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
+    pub idle_peers: u32,
     /// Take the offloads away from the link, as on a plain card
     #[arg(long)]
     pub no_offload: bool,
@@ -92,6 +112,7 @@ impl From<Load> for seikan_lab::bench::Load {
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     match &arguments.verb {
         LabVerb::Bench(arguments) => bench(arguments),
+        LabVerb::Hostile(arguments) => hostile(arguments),
     }
 }
 
@@ -127,6 +148,43 @@ fn bench(arguments: &BenchArguments) -> anyhow::Result<ExitCode> {
     })
 }
 
+/// Runs the measurement under fire and shows it.
+fn hostile(arguments: &HostileArguments) -> anyhow::Result<ExitCode> {
+    let interrupt = Interrupt::new();
+    let _signals = interrupt.catch_signals()?;
+    let bar = ProgressBar::new();
+    let options = HostileOptions {
+        seconds: f64::from(arguments.seconds),
+        rounds: arguments.rounds,
+    };
+    let report = seikan_lab::hostile(&options, &interrupt, &mut |step| bar.show(step));
+    drop(bar);
+    let report = report?;
+    if let Some(file) = &arguments.json {
+        output::write_file(file, &(serde_json::to_string_pretty(&report)? + "\n"))?;
+    }
+    let mut out = io::stdout().lock();
+    writeln!(
+        out,
+        "One TCP stream in Gbit/s while the flood hits another port (beside) and the tunnel's (under)\n\n\
+         {:<18}{:<13}{:>8}{:>8}{:>7}{:>14}{:>14}",
+        "tunnel", "flood", "beside", "under", "ratio", "beside, 1/s", "under, 1/s"
+    )?;
+    for row in &report.rows {
+        let [beside, under] = row.datagrams_per_second;
+        writeln!(
+            out,
+            "{:<18}{:<13}{:>8.2}{:>8.2}{:>7.2}{beside:>14.0}{under:>14.0}",
+            row.tunnel,
+            row.flood.name(),
+            row.beside.median,
+            row.under.median,
+            row.ratio.unwrap_or(f64::NAN),
+        )?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
 /// The lab's options for ours.
 fn options(arguments: &BenchArguments) -> BenchOptions {
     let defaults = BenchOptions::default();
@@ -142,6 +200,7 @@ fn options(arguments: &BenchArguments) -> BenchOptions {
             loads
         },
         offload: !arguments.no_offload,
+        idle_peers: arguments.idle_peers,
         ..defaults
     }
 }

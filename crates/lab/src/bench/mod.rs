@@ -134,6 +134,8 @@ pub struct BenchOptions {
     pub mtu: u32,
     /// See [`Link::offload`].
     pub offload: bool,
+    /// Measure ours also with so many idle peers; 0 for not.
+    pub idle_peers: u32,
 }
 
 impl Default for BenchOptions {
@@ -145,6 +147,7 @@ impl Default for BenchOptions {
             loads: vec![Load::Tcp1, Load::Tcp4, Load::Rev, Load::Udp],
             mtu: 1500,
             offload: true,
+            idle_peers: 0,
         }
     }
 }
@@ -159,7 +162,7 @@ pub fn bench(
     progress: &mut dyn FnMut(Progress),
 ) -> Result<BenchReport> {
     check(options)?;
-    let (present, absent) = choose(tunnel::all(), options.only.as_deref())?;
+    let (present, absent) = choose(tunnel::all(options.idle_peers), options.only.as_deref())?;
     let mut rounds: Vec<Vec<Round>> = present.iter().map(|_| Vec::new()).collect();
     let per_tunnel = START_SECONDS + options.loads.len() as f64 * (options.seconds + 1.0);
     let total = per_tunnel * present.len() as f64 * f64::from(options.rounds);
@@ -347,7 +350,7 @@ mod tests {
 
     #[test]
     fn an_unknown_tunnel_is_named_with_those_that_are_known() {
-        let Err(error) = choose(tunnel::all(), Some(&["wireguard-og".to_owned()])) else {
+        let Err(error) = choose(tunnel::all(0), Some(&["wireguard-og".to_owned()])) else {
             panic!("accepted")
         };
         let text = error.to_string();

@@ -83,7 +83,7 @@ pub fn loaded_latency(
 }
 
 /// The result of a scoped thread; a panic in it becomes an error here.
-fn join<T>(thread: std::thread::ScopedJoinHandle<'_, T>) -> Result<T> {
+pub(crate) fn join<T>(thread: std::thread::ScopedJoinHandle<'_, T>) -> Result<T> {
     thread.join().map_err(|_| {
         LabError::Setup("a thread of the load generator panicked: this is a bug".into())
     })

@@ -19,7 +19,7 @@ pub(super) struct Mixed {
 impl Mixed {
     pub(super) fn new(theirs: WireGuard) -> Self {
         Self {
-            ours: Seikan::new("wireguard"),
+            ours: Seikan::new("wireguard", 0),
             name: format!("seikan+{}", theirs.name()),
             theirs,
         }

@@ -29,7 +29,7 @@ use crate::process::Processes;
 /// How long a tunnel may take until its far end answers.
 const READY_PATIENCE: Duration = Duration::from_secs(15);
 /// UDP port the tunnels listen on.
-const PORT: u16 = 51820;
+pub(crate) const PORT: u16 = 51820;
 
 /// A way to carry packets from host A to host B.
 pub trait Tunnel: Sync {
@@ -198,15 +198,17 @@ fn explain(error: LabError, started: &Started) -> LabError {
     ))
 }
 
-/// All tunnels known, in the order of reports: raw link, ours, others, ours with others.
+/// All tunnels known, in the order of reports: raw link, ours, others, ours with others. With `idle_peers`, ours also
+/// with so many peers more that are never heard of.
 #[must_use]
-pub fn all() -> Vec<Box<dyn Tunnel>> {
-    let mut all: Vec<Box<dyn Tunnel>> = vec![
-        Box::new(raw::Raw),
-        Box::new(raw::RawNoOffload),
-        Box::new(seikan::Seikan::new("native")),
-        Box::new(seikan::Seikan::new("wireguard")),
-    ];
+pub fn all(idle_peers: u32) -> Vec<Box<dyn Tunnel>> {
+    let mut all: Vec<Box<dyn Tunnel>> = vec![Box::new(raw::Raw), Box::new(raw::RawNoOffload)];
+    for protocol in ["native", "wireguard"] {
+        all.push(Box::new(seikan::Seikan::new(protocol, 0)));
+        if idle_peers > 0 {
+            all.push(Box::new(seikan::Seikan::new(protocol, idle_peers)));
+        }
+    }
     all.extend(
         wireguard::all()
             .into_iter()
@@ -331,7 +333,7 @@ mod tests {
 
     #[test]
     fn names_are_unique() {
-        let all = all();
+        let all = all(10_000);
         let names: std::collections::BTreeSet<&str> = all.iter().map(|t| t.name()).collect();
         assert_eq!(names.len(), all.len());
     }

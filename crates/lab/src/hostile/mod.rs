@@ -1,0 +1,244 @@
+//! `seikan lab hostile`: what an established flow keeps of its throughput while strangers flood the tunnel's port.
+//!
+//! Making the flood takes a processor and receiving it takes the kernel's time, whatever the target. So the flow under
+//! fire is compared with the same flow while the same flood hits another port of the same host, where a plain socket
+//! takes it in: what is left is the tunnel's own part. Rounds are interleaved, figures are medians.
+
+mod flood;
+
+use std::net::{SocketAddr, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde::{Deserialize, Serialize};
+
+use crate::Progress;
+use crate::error::{LabError, Result};
+use crate::interrupt::Interrupt;
+use crate::link::{Hosts, Link};
+use crate::load::{LatencyOptions, TcpOptions, ping, tcp_bulk};
+use crate::stats::{Spread, ratio};
+use crate::tunnel::{self, PORT, Running, Tunnel};
+
+pub use flood::{Capture, Flood, Target, shoot};
+
+/// How long genuine datagrams are collected for.
+const COLLECT: Duration = Duration::from_millis(300);
+/// Time for a flood to reach its full rate, and for the flow to find its own.
+const WARMUP: Duration = Duration::from_millis(500);
+
+/// What to measure, and how long.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct HostileOptions {
+    /// Measured seconds of each flow.
+    pub seconds: f64,
+    /// Rounds over all.
+    pub rounds: u32,
+    /// Kinds of flood.
+    pub floods: Vec<Flood>,
+}
+
+/// A flow beside a flood, in one round.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Shot {
+    /// What the flow received, in Gbit/s.
+    pub gbit_per_second: f64,
+    /// Hostile datagrams sent per second.
+    pub datagrams_per_second: f64,
+}
+
+/// One kind of flood over all rounds.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct HostileRow {
+    /// The tunnel.
+    pub tunnel: String,
+    /// The kind.
+    pub flood: Flood,
+    /// The flow in Gbit/s while the flood hits another port.
+    pub beside: Spread,
+    /// The flow in Gbit/s while it hits the tunnel's.
+    pub under: Spread,
+    /// Median `under` by median `beside`.
+    pub ratio: Option<f64>,
+    /// Median of hostile datagrams per second, at another port and at the tunnel's.
+    pub datagrams_per_second: [f64; 2],
+}
+
+/// All kinds, in both protocols.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct HostileReport {
+    /// What was asked for.
+    pub options: HostileOptions,
+    /// The figures.
+    pub rows: Vec<HostileRow>,
+}
+
+/// Measures; calls `progress` before every step.
+///
+/// # Errors
+/// A tunnel that does not start, or ends under fire; [`LabError::Interrupted`].
+pub fn hostile(
+    options: &HostileOptions,
+    interrupt: &Interrupt,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<HostileReport> {
+    let tunnels: Vec<_> = tunnel::all(0)
+        .into_iter()
+        .filter(|tunnel| tunnel.is_own())
+        .collect();
+    let steps = options.rounds as usize * tunnels.len() * options.floods.len();
+    let mut shots: Vec<Vec<[Shot; 2]>> = vec![Vec::new(); tunnels.len() * options.floods.len()];
+    let mut done = 0;
+    for round in 0..options.rounds {
+        for (t, tunnel) in tunnels.iter().enumerate() {
+            let mut running = tunnel::start(tunnel.as_ref(), Link::default(), interrupt)?;
+            let target = spy(tunnel.as_ref(), &running, interrupt)?;
+            for (f, &flood) in options.floods.iter().enumerate() {
+                progress(Progress {
+                    fraction: done as f64 / steps as f64,
+                    what: format!("round {}  {}  {}", round + 1, tunnel.name(), flood.name()),
+                });
+                done += 1;
+                let datagrams = target.datagrams(flood, u64::from(round));
+                let mut shot = |at_tunnel| {
+                    let shot =
+                        under_fire(&running.hosts, &datagrams, at_tunnel, options, interrupt);
+                    shot.and_then(|shot| running.check_alive().map(|()| shot))
+                };
+                // Neither is always the first.
+                let pair = if round % 2 == 0 {
+                    let beside = shot(false)?;
+                    [beside, shot(true)?]
+                } else {
+                    let under = shot(true)?;
+                    [shot(false)?, under]
+                };
+                shots[t * options.floods.len() + f].push(pair);
+            }
+        }
+    }
+    let names = tunnels
+        .iter()
+        .flat_map(|tunnel| options.floods.iter().map(|flood| (tunnel.name(), *flood)));
+    let rows = names
+        .zip(&shots)
+        .filter_map(|((tunnel, flood), shots)| summarise(tunnel, flood, shots));
+    Ok(HostileReport {
+        options: options.clone(),
+        rows: rows.collect(),
+    })
+}
+
+fn summarise(tunnel: &str, flood: Flood, shots: &[[Shot; 2]]) -> Option<HostileRow> {
+    let spread = |i: usize, figure: fn(&Shot) -> f64| {
+        Spread::of(
+            &shots
+                .iter()
+                .map(|pair| figure(&pair[i]))
+                .collect::<Vec<_>>(),
+        )
+    };
+    let [beside, under] = [0, 1].map(|i| spread(i, |shot| shot.gbit_per_second));
+    let [slow, fast] = [0, 1].map(|i| spread(i, |shot| shot.datagrams_per_second));
+    let (beside, under) = (beside?, under?);
+    Some(HostileRow {
+        tunnel: tunnel.to_owned(),
+        flood,
+        beside,
+        under,
+        ratio: ratio(under.median, beside.median),
+        datagrams_per_second: [slow?.median, fast?.median],
+    })
+}
+
+/// What a stranger can learn of host B: its public key, and datagrams of data on their way to it.
+fn spy(tunnel: &dyn Tunnel, running: &Running, interrupt: &Interrupt) -> Result<Target> {
+    let hosts = &running.hosts;
+    let mut capture = hosts.b.run(Capture::open)??;
+    let seen = std::thread::scope(|scope| {
+        let seen = scope.spawn(|| capture.datagrams(PORT, COLLECT));
+        let pinged = ping(&tunnel.ends(hosts), &LatencyOptions::default(), interrupt);
+        pinged.and_then(|_| crate::load::join(seen))
+    })?;
+    let unknown = || LabError::Setup(format!("{} does not tell its public key", tunnel.name()));
+    let status = running.status(tunnel);
+    let key = status
+        .get(1)
+        .and_then(|status| status["interface"]["public_key"].as_str())
+        .and_then(|key| STANDARD.decode(key).ok()?.try_into().ok());
+    let mut target = Target {
+        native: tunnel.name().ends_with("native"),
+        public_key: key.ok_or_else(unknown)?,
+        genuine: Vec::new(),
+    };
+    let data = target.types()[3];
+    target.genuine = seen;
+    target
+        .genuine
+        .retain(|datagram| datagram.first() == Some(&data));
+    if target.genuine.is_empty() {
+        return Err(LabError::Setup(format!(
+            "no datagram of {} was seen on its way",
+            tunnel.name()
+        )));
+    }
+    Ok(target)
+}
+
+/// One stream through the tunnel while A floods B: the tunnel's port, or one where a plain socket takes it in.
+fn under_fire(
+    hosts: &Hosts,
+    datagrams: &[Vec<u8>],
+    at_tunnel: bool,
+    options: &HostileOptions,
+    interrupt: &Interrupt,
+) -> Result<Shot> {
+    let tcp = TcpOptions {
+        warmup: WARMUP,
+        duration: Duration::from_secs_f64(options.seconds),
+        ..TcpOptions::default()
+    };
+    let open = |what| LabError::io(format!("open a UDP socket for {what}"));
+    let drain = hosts
+        .b
+        .run(|| UdpSocket::bind(SocketAddr::new(hosts.b.address, 0)))?;
+    let drain = drain.map_err(open("the other port"))?;
+    let timeout = drain.set_read_timeout(Some(Duration::from_millis(50)));
+    timeout.map_err(LabError::io("set a read time-out"))?;
+    let port = if at_tunnel {
+        PORT
+    } else {
+        drain
+            .local_addr()
+            .map_err(LabError::io("read a port"))?
+            .port()
+    };
+    let to = SocketAddr::new(hosts.b.address, port);
+    let gun = hosts.a.run(|| {
+        let socket = UdpSocket::bind(SocketAddr::new(hosts.a.address, 0))?;
+        socket.connect(to).map(|()| socket)
+    })?;
+    let gun = gun.map_err(open("the flood"))?;
+    let stop = AtomicBool::new(false);
+    let begin = std::time::Instant::now();
+    std::thread::scope(|scope| {
+        let shooting = scope.spawn(|| shoot(&gun, datagrams, &stop));
+        scope.spawn(|| {
+            let mut buffer = vec![0; 65_536];
+            while !stop.load(Ordering::Relaxed) {
+                // A time-out is nothing to take in.
+                let _ = drain.recv(&mut buffer);
+            }
+        });
+        let report = tcp_bulk(&hosts.through_tunnel(), &tcp, interrupt);
+        let seconds = begin.elapsed().as_secs_f64();
+        stop.store(true, Ordering::Relaxed);
+        let sent = crate::load::join(shooting)?;
+        Ok(Shot {
+            gbit_per_second: report?.gbit_per_second,
+            datagrams_per_second: sent as f64 / seconds,
+        })
+    })
+}
