@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand, ValueEnum, ValueHint};
+use seikan_lab::hostile::Flood;
 use seikan_lab::report::{ProgressBar, Sheet, Style, html, svg, terminal};
 use seikan_lab::{BenchOptions, HostileOptions, Interrupt, LabError};
 
@@ -38,6 +39,9 @@ pub struct HostileArguments {
     /// How often each measurement is made
     #[arg(long, value_name = "ROUNDS", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub rounds: u32,
+    /// Only these floods; all if left out
+    #[arg(long, value_name = "FLOOD,...", value_delimiter = ',')]
+    pub floods: Vec<Flood>,
     /// Write every figure as JSON
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub json: Option<PathBuf>,
@@ -156,6 +160,10 @@ fn hostile(arguments: &HostileArguments) -> anyhow::Result<ExitCode> {
     let options = HostileOptions {
         seconds: f64::from(arguments.seconds),
         rounds: arguments.rounds,
+        floods: match arguments.floods.as_slice() {
+            [] => Flood::ALL.to_vec(),
+            some => some.to_vec(),
+        },
     };
     let report = seikan_lab::hostile(&options, &interrupt, &mut |step| bar.show(step));
     drop(bar);
