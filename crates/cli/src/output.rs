@@ -19,7 +19,22 @@ pub fn error(error: &anyhow::Error) {
     } else {
         "error"
     };
-    let _ = writeln!(io::stderr(), "{label}: {error:#}");
+    let _ = writeln!(io::stderr(), "{label}: {}", told_once(error));
+}
+
+/// An error and its causes in one line; a cause that the error tells itself is not told again.
+fn told_once(error: &anyhow::Error) -> String {
+    error
+        .chain()
+        .skip(1)
+        .fold(error.to_string(), |text, cause| {
+            let cause = cause.to_string();
+            if text.contains(&cause) {
+                text
+            } else {
+                format!("{text}: {cause}")
+            }
+        })
 }
 
 /// Shows findings about a configuration.
@@ -38,4 +53,19 @@ pub fn counted(count: usize, noun: &str) -> String {
 /// Writes a result to a file of the user's choice.
 pub fn write_file(file: &Path, content: &str) -> anyhow::Result<()> {
     std::fs::write(file, content).with_context(|| format!("cannot write {}", file.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::anyhow;
+
+    #[test]
+    fn every_cause_is_told_once() {
+        let error = anyhow!("no entry").context("cannot open: no entry");
+        assert_eq!(
+            told_once(&error.context("start")),
+            "start: cannot open: no entry"
+        );
+    }
 }

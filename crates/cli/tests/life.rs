@@ -366,3 +366,19 @@ fn on_a_full_disk_the_old_configuration_stays() {
         );
     });
 }
+
+#[test]
+fn without_the_tun_device_it_says_what_is_missing_and_what_to_do() {
+    in_world(["", ""], |world| {
+        let script =
+            "mkdir $folder/none && mount --bind $folder/none /dev/net && exec $seikan up \"$0\"";
+        let mut command = world.shell(script);
+        let left = world.start(&world.left, command.arg(world.left.config()));
+        let (code, errors) = left.ended();
+        assert_eq!(code, Some(1));
+        for part in ["cannot open /dev/net/tun: No such file", "modprobe tun"] {
+            assert_eq!(errors.matches(part).count(), 1, "`{part}`: {errors}");
+        }
+        assert_eq!(world.left.traces(), Vec::<String>::new());
+    });
+}

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use seikan_sys::netlink::{Family, Netlink, Route};
 use seikan_sys::netns::NetNs;
+use serde_json::Value;
 
 /// Where [`echo`] answers.
 pub const ECHO_PORT: u16 = 7;
@@ -128,7 +129,13 @@ impl World {
 
     /// Starts a tunnel and waits until it is up.
     pub fn up(&self, host: &Host) -> Tunnel {
-        let mut tunnel = self.start(host, &mut self.seikan(&["up", host.config()]));
+        self.up_with(host, &[])
+    }
+
+    /// As [`World::up`], with more words behind.
+    pub fn up_with(&self, host: &Host, words: &[&str]) -> Tunnel {
+        let words = [&["up", host.config()], words].concat();
+        let mut tunnel = self.start(host, &mut self.seikan(&words));
         let mut line = String::new();
         tunnel.stdout.read_line(&mut line).expect("read");
         if !line.starts_with(&format!("{} is up", host.interface)) {
@@ -191,9 +198,22 @@ impl World {
 
     /// Both tunnels, and an echo that has come through them.
     pub fn both_up(&self) -> [Tunnel; 2] {
-        let tunnels = [self.up(&self.right), self.up(&self.left)];
+        self.both_up_with(&[])
+    }
+
+    /// As [`World::both_up`], with more words behind `up`.
+    pub fn both_up_with(&self, words: &[&str]) -> [Tunnel; 2] {
+        let tunnels = [&self.right, &self.left].map(|host| self.up_with(host, words));
         assert!(self.answers_within(Duration::from_secs(10)), "no echo");
         tunnels
+    }
+
+    /// What `seikan status --json` says on a host.
+    pub fn status(&self, host: &Host) -> Value {
+        let output = self.run(host, &["status", &host.interface, "--json"]);
+        let errors = stderr(&output);
+        assert!(output.status.success(), "{errors}");
+        serde_json::from_slice(&output.stdout).expect("JSON")
     }
 
     /// Whether a datagram comes back from the right through the tunnel.
@@ -371,6 +391,25 @@ pub fn key_pair() -> (String, String) {
     let public = child.wait_with_output().expect("pubkey").stdout;
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("UTF-8").trim().to_owned();
     (text(private.stdout), text(public))
+}
+
+/// A count of a direction (`inbound`, `outbound`) in the totals of a status.
+pub fn number(status: &Value, direction: &str, name: &str) -> u64 {
+    status["totals"][direction][name].as_u64().expect("a count")
+}
+
+/// What was dropped for a reason, in the totals of a status.
+pub fn drops(status: &Value, direction: &str, reason: &str) -> u64 {
+    let drops = &status["totals"][direction]["drops"];
+    drops[reason].as_u64().unwrap_or(0)
+}
+
+/// Packets whose fate is unknown, outbound and inbound.
+pub fn unaccounted(status: &Value) -> [i64; 2] {
+    ["outbound", "inbound"].map(|direction| {
+        let count = &status["totals"][direction]["unaccounted"];
+        count.as_i64().expect("a count")
+    })
 }
 
 pub fn stderr(output: &Output) -> String {

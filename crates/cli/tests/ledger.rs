@@ -1,0 +1,102 @@
+//! The ledger of the real program closes on both sides: every packet that entered left again, was
+//! consumed, is held, or was dropped for a reason that is told.
+#![forbid(unsafe_code)]
+
+mod common;
+
+use std::net::UdpSocket;
+use std::time::Duration;
+
+use common::{World, drops, eventually, in_world, number, unaccounted};
+
+const PROTOCOLS: [&str; 2] = ["wireguard", "native"];
+
+/// Traffic with drops of several kinds, in one protocol.
+fn closes(protocol: &str) {
+    // 10.80.9.0/24 is routed to the right, which does not let the left send from there, and whose
+    // kernel has no use for it.
+    let peer = "AllowedIPs = 10.80.0.2/32, 10.80.9.0/24\nPersistentKeepalive = 1";
+    in_world(["MTU = 1400\nAddress = 10.80.9.1/32", peer], |world| {
+        world.right.add_to_interface("MTU = 1398");
+        let _tunnels = world.both_up_with(&["--protocol", protocol]);
+        let send = || {
+            // Inside allowed IPs and routed nowhere else: from there it may not come.
+            let strange = UdpSocket::bind("10.80.9.1:0").expect("bind");
+            let usual = UdpSocket::bind("10.80.0.1:0").expect("bind");
+            for n in 0..50_usize {
+                // A fragmented one now and then.
+                let payload = vec![n as u8; if n % 10 == 0 { 4000 } else { 100 }];
+                strange.send_to(&payload, "10.80.0.2:9").expect("send");
+                usual.send_to(&payload, "10.80.9.7:9").expect("send");
+                usual.send_to(&payload, "10.80.0.2:9").expect("send");
+            }
+            // The interface's network is wider than what the peer has.
+            for _ in 0..7 {
+                usual.send_to(b"nobody", "10.80.0.77:9").expect("send");
+            }
+        };
+        world.left.namespace.run(send).expect("namespace");
+        assert!(world.answers_within(Duration::from_secs(5)), "no echo");
+        let left = world.status(&world.left);
+        let right = world.status(&world.right);
+        assert_eq!((unaccounted(&left), unaccounted(&right)), ([0; 2], [0; 2]));
+        assert_eq!(drops(&left, "outbound", "no_route"), 7, "{left:#}");
+        // 45 small ones, 5 of three fragments (of up to 1396 bytes) each.
+        assert_eq!(
+            drops(&right, "inbound", "source_not_allowed"),
+            60,
+            "{right:#}"
+        );
+        assert!(number(&right, "inbound", "packets_out") >= 120, "{right:#}");
+        // To an address of its own: the kernel remembers from the "too big" how much goes there.
+        let large = || UdpSocket::bind("10.80.0.1:0")?.send_to(&[0; 1372], "10.80.9.99:9");
+        let sent = world.left.namespace.run(large).expect("namespace");
+        assert_eq!(sent.expect("send"), 1372);
+        if protocol == "native" {
+            // The other protocol does not know what the far end takes.
+            let told = || drops(&world.status(&world.left), "outbound", "too_big") == 1;
+            eventually("no drop for its size", told);
+        }
+        balanced(world);
+    });
+}
+
+/// What the `unaccounted` of the status is made of, done over again from the other figures.
+fn balanced(world: &World) {
+    for host in [&world.left, &world.right] {
+        let status = world.status(host);
+        let mut all = vec![&status["totals"]];
+        all.extend(
+            status["peers"]
+                .as_array()
+                .expect("peers")
+                .iter()
+                .map(|peer| &peer["traffic"]),
+        );
+        for traffic in all {
+            for direction in ["outbound", "inbound"] {
+                let counts = &traffic[direction];
+                let of = |name: &str| counts[name].as_u64().expect("a number");
+                let dropped: u64 = counts["drops"]
+                    .as_object()
+                    .expect("drops")
+                    .values()
+                    .map(|n| n.as_u64().expect("a number"))
+                    .sum();
+                let fates = of("packets_out") + of("consumed") + of("held") + dropped;
+                assert_eq!(of("packets_in"), fates, "{direction}: {traffic:#}");
+                assert!(of("packets_in") > 0, "{direction}: {traffic:#}");
+            }
+        }
+    }
+}
+
+#[test]
+fn in_wireguard_mode() {
+    closes(PROTOCOLS[0]);
+}
+
+#[test]
+fn in_native_mode() {
+    closes(PROTOCOLS[1]);
+}
