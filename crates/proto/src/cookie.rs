@@ -23,7 +23,7 @@ use crate::constants::*;
 use crate::construction::Construction;
 use crate::keys::{Identity, PublicKey};
 use crate::noise::{get_u32, put_u32};
-use crate::rate_limiter::RateLimiter;
+use crate::rate_limiter::{RateLimiter, ReplyLimiter};
 use crate::rng::Rng;
 use crate::time::Instant;
 
@@ -79,7 +79,8 @@ pub enum Admission {
     NeedsCookie,
     /// Drop it unanswered: mac1 is wrong, or it is no handshake message.
     InvalidMac1,
-    /// Drop it unanswered: under load, and its source has used up its share.
+    /// Drop it unanswered: under load, and its source has used up its share of handshakes or,
+    /// without a valid mac2, of cookie replies.
     RateLimited,
 }
 
@@ -91,6 +92,7 @@ pub struct CookieChecker {
     /// The paper's R_m, replaced when older than [`COOKIE_REFRESH_TIME`].
     secret: Option<(Zeroizing<[u8; 32]>, Instant)>,
     limiter: RateLimiter,
+    replies: ReplyLimiter,
 }
 
 impl CookieChecker {
@@ -102,6 +104,7 @@ impl CookieChecker {
             cookie_key: Zeroizing::new(hash(construction.cookie_label(), identity.public())),
             secret: None,
             limiter: RateLimiter::default(),
+            replies: ReplyLimiter::default(),
         }
     }
 
@@ -125,7 +128,11 @@ impl CookieChecker {
         let (covered, mac2) = message.split_at(message.len() - MAC_LEN);
         let cookie = self.cookie(source, now, rng);
         if keyed(&*cookie, &[covered]).verify_slice(mac2).is_err() {
-            return Admission::NeedsCookie;
+            return if self.replies.allow(source.ip(), now, rng) {
+                Admission::NeedsCookie
+            } else {
+                Admission::RateLimited
+            };
         }
         if self.limiter.allow(source.ip(), now) {
             Admission::Process

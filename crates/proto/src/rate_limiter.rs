@@ -1,14 +1,17 @@
 //! How much handshake a source may have while we are under load: a token bucket per IPv4 address
 //! or IPv6 /64, with the constants of the kernel's `ratelimiter.c`.
 //!
-//! Only sources that proved their address with mac2 get a bucket, so the table cannot be filled
-//! with forged ones; it is bounded all the same, and who finds it full is refused.
+//! Only sources that proved their address with mac2 get a bucket of a [`RateLimiter`], so the table
+//! cannot be filled with forged ones; it is bounded all the same, and who finds it full is refused.
+//! Whom we send a cookie has proved nothing yet: a [`ReplyLimiter`] has no table to fill.
 
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
 use std::time::Duration;
 
 use crate::constants::*;
+use crate::rng::Rng;
 use crate::time::Instant;
 
 /// What one message costs: the time in which a bucket gains it.
@@ -19,7 +22,7 @@ const FULL: Duration = Duration::from_nanos(COST.as_nanos() as u64 * RATE_LIMIT_
 const FORGET_AFTER: Duration = Duration::from_secs(1);
 
 /// Unit of accounting; a tree, not a hash table, because sources are chosen by strangers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Source {
     V4(u32),
     V6Slash64(u64),
@@ -40,6 +43,28 @@ struct Bucket {
     last: Instant,
 }
 
+impl Bucket {
+    fn full(now: Instant) -> Bucket {
+        Bucket {
+            tokens: FULL,
+            last: now,
+        }
+    }
+
+    /// Takes what one message costs, if it is there.
+    fn take(&mut self, now: Instant) -> bool {
+        self.tokens = FULL.min(self.tokens + now.duration_since(self.last));
+        self.last = now;
+        match self.tokens.checked_sub(COST) {
+            Some(rest) => {
+                self.tokens = rest;
+                true
+            }
+            None => false,
+        }
+    }
+}
+
 /// Token buckets by source.
 #[derive(Clone, Debug, Default)]
 pub struct RateLimiter {
@@ -55,19 +80,10 @@ impl RateLimiter {
         if self.buckets.len() >= RATE_LIMIT_SOURCES && !self.buckets.contains_key(&source) {
             return false;
         }
-        let bucket = self.buckets.entry(source).or_insert(Bucket {
-            tokens: FULL,
-            last: now,
-        });
-        bucket.tokens = FULL.min(bucket.tokens + now.duration_since(bucket.last));
-        bucket.last = now;
-        match bucket.tokens.checked_sub(COST) {
-            Some(rest) => {
-                bucket.tokens = rest;
-                true
-            }
-            None => false,
-        }
+        self.buckets
+            .entry(source)
+            .or_insert(Bucket::full(now))
+            .take(now)
     }
 
     /// Sources remembered at present; at most [`RATE_LIMIT_SOURCES`].
@@ -86,6 +102,46 @@ impl RateLimiter {
             self.buckets
                 .retain(|_, bucket| !bucket.last.has_expired(FORGET_AFTER, now));
         }
+    }
+}
+
+/// How many cookie replies go out. A reply costs more than all that comes before it, and whoever
+/// knows our public key can ask for it from any address.
+///
+/// Sources share [`REPLY_BUCKETS`] token buckets, by a hash that nobody else can compute. One that
+/// floods from its own address uses up its own bucket and disturbs hardly anybody; a flood from
+/// forged addresses uses up all of them, which bounds what it costs us, and a true peer's retries
+/// then meet a token now and again.
+#[derive(Clone, Debug)]
+pub struct ReplyLimiter {
+    /// Drawn with the first question.
+    seed: Option<[u8; 16]>,
+    buckets: Box<[Bucket]>,
+}
+
+/// Buckets of a [`ReplyLimiter`]: at the rate of each, some 5,000 replies a second at most.
+const REPLY_BUCKETS: usize = 256;
+
+impl Default for ReplyLimiter {
+    fn default() -> Self {
+        ReplyLimiter {
+            seed: None,
+            buckets: vec![Bucket::full(Instant::BOOT); REPLY_BUCKETS].into(),
+        }
+    }
+}
+
+impl ReplyLimiter {
+    /// Whether `source` may have a cookie reply at `now`.
+    pub fn allow(&mut self, source: IpAddr, now: Instant, rng: &mut dyn Rng) -> bool {
+        let seed = self.seed.get_or_insert_with(|| {
+            let mut seed = [0; 16];
+            rng.fill(&mut seed);
+            seed
+        });
+        let mut hasher = DefaultHasher::new();
+        (*seed, Source::from(source)).hash(&mut hasher);
+        self.buckets[hasher.finish() as usize % REPLY_BUCKETS].take(now)
     }
 }
 
@@ -110,6 +166,7 @@ impl LoadMeter {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rng::testing::Seeded;
     use std::net::{Ipv4Addr, Ipv6Addr};
 
     const START: Instant = Instant::from_nanos(1 << 40);
@@ -171,6 +228,33 @@ mod tests {
         assert_eq!(limiter.len(), RATE_LIMIT_SOURCES);
         assert!(limiter.allow(HOST, START + FORGET_AFTER));
         assert_eq!(limiter.len(), 1);
+    }
+
+    #[test]
+    fn one_source_has_its_share_of_replies_and_leaves_others_theirs() {
+        let mut limiter = ReplyLimiter::default();
+        let mut rng = Seeded::new(1);
+        let mut allow = |host: u8, ms| {
+            let at = START + Duration::from_millis(ms);
+            limiter.allow(Ipv4Addr::new(192, 0, 2, host).into(), at, &mut rng)
+        };
+        let allowed = (0..1000).filter(|&ms| allow(1, ms)).count();
+        assert_eq!(allowed, 5 + 19);
+        let others = (2..=250).filter(|&host| allow(host, 1000)).count();
+        assert!(others > 230, "{others} of 249");
+    }
+
+    #[test]
+    fn forged_sources_get_a_bounded_number_of_replies() {
+        let mut limiter = ReplyLimiter::default();
+        let mut rng = Seeded::new(1);
+        let allowed = (0..100_000_u32)
+            .filter(|&n| {
+                let at = START + Duration::from_micros(u64::from(n) * 10);
+                limiter.allow(Ipv4Addr::from_bits(n).into(), at, &mut rng)
+            })
+            .count();
+        assert!(allowed <= (5 + 20) * REPLY_BUCKETS, "{allowed}");
     }
 
     #[test]
