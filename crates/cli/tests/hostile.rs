@@ -1,0 +1,327 @@
+//! Strangers flood the tunnel's port with all that they can make: the program stays, its memory
+//! stays, nobody is answered who has no claim to it, and an established flow goes on.
+//!
+//! What a flow keeps of its throughput is a measurement, not a test: `seikan lab hostile`.
+#![forbid(unsafe_code)]
+
+mod common;
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use common::{TUNNEL_PORT, Tunnel, World, drops, eventually, in_world, unaccounted};
+use seikan_lab::hostile::{Capture, Flood, Target, shoot};
+use seikan_lab::load::Pattern;
+use seikan_proto::keys::{Identity, PrivateKey, PublicKey};
+use seikan_proto::noise::{self, Construction};
+use seikan_proto::rng::Rng;
+use seikan_proto::tai64n::Tai64nClock;
+use seikan_sys::netns::NetNs;
+
+/// How long each kind of flood lasts.
+const SHOOTING: Duration = Duration::from_millis(600);
+/// What the flow sends in a second: enough to notice loss, not so much as to live from a quiet
+/// machine.
+const FLOW_RATE: u64 = 2_000_000;
+/// A flow that stands still for longer has stalled.
+const STALL: Duration = Duration::from_secs(1);
+/// How much the program's memory may grow.
+const GROWTH: u64 = 8 << 20;
+
+/// A third host with a link of its own to the right, and a socket there that fires at the tunnel.
+struct Stranger {
+    _namespace: NetNs,
+    gun: UdpSocket,
+}
+
+impl Stranger {
+    fn beside(world: &World) -> Stranger {
+        let namespace = NetNs::create().expect("namespace");
+        let netlink = namespace.netlink().expect("netlink");
+        let end = std::os::fd::AsFd::as_fd(&world.right.namespace);
+        netlink
+            .create_veth("outer", "outer", Some(end))
+            .expect("link");
+        for (netlink, address) in [
+            (&netlink, "198.51.100.1/24"),
+            (&world.right.netlink, "198.51.100.2/24"),
+        ] {
+            let index = netlink.link("outer").expect("link").index;
+            let address = address.parse().expect("address");
+            netlink.add_address(index, address).expect("address");
+            netlink.set_up(index).expect("up");
+        }
+        let open = || UdpSocket::bind("198.51.100.1:4000");
+        let gun = namespace.run(open).expect("namespace").expect("bind");
+        gun.connect(("198.51.100.2", TUNNEL_PORT)).expect("connect");
+        gun.set_nonblocking(true).expect("socket");
+        Stranger {
+            _namespace: namespace,
+            gun,
+        }
+    }
+
+    /// Fires for a while, and says what came back meanwhile and shortly after.
+    fn fire(&self, datagrams: &[Vec<u8>]) -> Vec<Vec<u8>> {
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let shooting = scope.spawn(|| shoot(&self.gun, datagrams, &stop));
+            let mut answers = self.answers(SHOOTING);
+            stop.store(true, Ordering::Relaxed);
+            assert!(shooting.join().expect("shooting") > 100, "hardly a flood");
+            answers.extend(self.answers(Duration::from_millis(100)));
+            answers
+        })
+    }
+
+    fn answers(&self, time: Duration) -> Vec<Vec<u8>> {
+        let until = Instant::now() + time;
+        let (mut answers, mut buffer) = (Vec::new(), [0; 2048]);
+        while Instant::now() < until {
+            match self.gun.recv(&mut buffer) {
+                Ok(length) => answers.push(buffer[..length].to_vec()),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                Err(error) => panic!("an answer by ICMP: {error}"),
+            }
+        }
+        answers
+    }
+}
+
+/// What a stranger can learn: the key, and what it overhears on its way to the right.
+fn overhear(world: &World, protocol: &str) -> (Target, Vec<Vec<u8>>, Tunnel) {
+    let mut capture = world
+        .right
+        .namespace
+        .run(Capture::open)
+        .expect("namespace")
+        .expect("packet socket");
+    let (seen, left) = std::thread::scope(|scope| {
+        let seen = scope.spawn(move || capture.datagrams(TUNNEL_PORT, Duration::from_secs(2)));
+        let left = world.up_with(&world.left, &["--protocol", protocol]);
+        for _ in 0..20 {
+            assert!(world.answers_within(Duration::from_secs(5)), "no echo");
+        }
+        (seen.join().expect("capture"), left)
+    });
+    let status = world.status(&world.right);
+    let key = status["interface"]["public_key"].as_str().expect("a key");
+    let key = STANDARD.decode(key).expect("base64");
+    let mut target = Target {
+        native: protocol == "native",
+        public_key: key.try_into().expect("32 bytes"),
+        genuine: Vec::new(),
+    };
+    let [initiation, .., data] = target.types();
+    let of = |kind| {
+        seen.iter()
+            .filter(move |d| d.first() == Some(&kind))
+            .cloned()
+    };
+    target.genuine = of(data).collect();
+    assert!(!target.genuine.is_empty(), "nothing overheard");
+    let initiations = of(initiation).collect();
+    (target, initiations, left)
+}
+
+/// Whole initiations, right in every respect, by somebody who is no peer.
+fn by_a_stranger(target: &Target) -> Vec<Vec<u8>> {
+    struct Fixed(u64);
+    impl Rng for Fixed {
+        fn fill(&mut self, destination: &mut [u8]) {
+            self.0 += 1;
+            Pattern::new(self.0).fill(0, destination);
+        }
+    }
+    let construction = if target.native {
+        Construction::Native
+    } else {
+        Construction::WireGuard
+    };
+    let stranger = Identity::new(PrivateKey::from_bytes([0x42; 32]));
+    let receiver = PublicKey::from_bytes(target.public_key);
+    (1..=32)
+        .map(|n| {
+            let stamp = Tai64nClock::default().stamp(Duration::from_secs(1_900_000_000 + n));
+            let mut message = [0; 512];
+            let (_, length) = noise::create_initiation(
+                construction,
+                &stranger,
+                &receiver,
+                &Default::default(),
+                n as u32,
+                stamp,
+                &[],
+                &mut Fixed(n << 32),
+                &mut message,
+            )
+            .expect("an initiation");
+            message[..length].to_vec()
+        })
+        .collect()
+}
+
+/// A flow from the left to the right, checked byte by byte, until told to stop. Gives what arrived
+/// and the longest time in which nothing did.
+fn flow([left, right]: [&NetNs; 2], stop: &AtomicBool) -> (u64, Duration) {
+    let listen = || TcpListener::bind("10.80.0.2:0");
+    let listener = right.run(listen).expect("namespace");
+    let listener = listener.expect("listen");
+    let to = listener.local_addr().expect("address");
+    let connect = || TcpStream::connect_timeout(&to, Duration::from_secs(10));
+    let sender = left.run(connect).expect("namespace");
+    let (mut sender, (receiver, _)) =
+        (sender.expect("connect"), listener.accept().expect("accept"));
+    let patience = Some(Duration::from_secs(20));
+    receiver.set_read_timeout(patience).expect("timeout");
+    sender.set_write_timeout(patience).expect("timeout");
+    let pattern = Pattern::new(7);
+    std::thread::scope(|scope| {
+        let receiving = scope.spawn(|| receive(receiver, pattern));
+        let (begin, mut sent, mut chunk) = (Instant::now(), 0, [0; 8192]);
+        while !stop.load(Ordering::Relaxed) {
+            pattern.fill(sent, &mut chunk);
+            sender.write_all(&chunk).expect("send");
+            sent += chunk.len() as u64;
+            let due = Duration::from_micros(sent * 1_000_000 / FLOW_RATE);
+            std::thread::sleep(due.saturating_sub(begin.elapsed()));
+        }
+        drop(sender);
+        let (received, longest) = receiving.join().expect("receive");
+        assert_eq!(received, sent);
+        (received, longest)
+    })
+}
+
+fn receive(mut stream: TcpStream, pattern: Pattern) -> (u64, Duration) {
+    let (mut received, mut longest, mut buffer) = (0, Duration::ZERO, vec![0; 65_536]);
+    loop {
+        let waiting = Instant::now();
+        let length = stream.read(&mut buffer).expect("receive");
+        longest = longest.max(waiting.elapsed());
+        assert_eq!(pattern.first_mismatch(received, &buffer[..length]), None);
+        received += length as u64;
+        if length == 0 {
+            return (received, longest);
+        }
+    }
+}
+
+fn stands_the_floods(protocol: &str) {
+    in_world(["", ""], |world| {
+        let mut right = world.up_with(&world.right, &["--protocol", protocol]);
+        let stranger = Stranger::beside(world);
+        let (target, initiations, _left) = overhear(world, protocol);
+        assert!(!initiations.is_empty(), "no handshake overheard");
+        let stop = AtomicBool::new(false);
+        let pid = right.child.id();
+        let memory = || seikan_sys::process::memory(pid).expect("memory").resident;
+        let (received, longest, grown) = std::thread::scope(|scope| {
+            let ends = [&world.left, &world.right].map(|host| &host.namespace);
+            let stop = &stop;
+            let flowing = scope.spawn(move || flow(ends, stop));
+            // Warm: every kind once.
+            for flood in Flood::ALL {
+                let _ = stranger.fire(&target.datagrams(flood, 1)[..1]);
+            }
+            let before = memory();
+            unanswered(&stranger, &target);
+            known_key(&stranger, &target, &initiations);
+            let grown = memory().saturating_sub(before);
+            stop.store(true, Ordering::Relaxed);
+            let (received, longest) = flowing.join().expect("flow");
+            (received, longest, grown)
+        });
+        assert!(right.child.try_wait().expect("wait").is_none(), "it ended");
+        assert!(grown < GROWTH, "memory grew by {grown} bytes");
+        assert!(longest < STALL, "stood still for {longest:?}");
+        assert!(received > FLOW_RATE, "{received} bytes in all");
+        accounted(world);
+    });
+}
+
+/// Who does not know the public key, or only repeats, is not answered at all.
+fn unanswered(stranger: &Stranger, target: &Target) {
+    let kinds = Flood::ALL
+        .into_iter()
+        .filter(|flood| *flood != Flood::Initiations);
+    for flood in kinds {
+        let answers = stranger.fire(&target.datagrams(flood, 2));
+        assert!(answers.is_empty(), "{flood:?}: {:02x?}", answers[0]);
+    }
+}
+
+/// Who knows the public key can bring about load, and then gets cookies as WireGuard has it: they
+/// are no larger than what they answer, go where it came from, and are all that it gets.
+fn known_key(stranger: &Stranger, target: &Target, initiations: &[Vec<u8>]) {
+    let [_, _, cookie_reply, _] = target.types();
+    for datagrams in [
+        target.datagrams(Flood::Initiations, 3),
+        by_a_stranger(target),
+        initiations.to_vec(),
+    ] {
+        let answers = stranger.fire(&datagrams);
+        let cookie = |answer: &Vec<u8>| answer.len() == 64 && answer[0] == cookie_reply;
+        assert!(answers.iter().all(cookie), "{answers:02x?}");
+        // Bursts of 5, then 20 a second.
+        assert!((1..=30).contains(&answers.len()), "{}", answers.len());
+    }
+    // Load is over after a second: then the same gets no answer, and is told apart.
+    std::thread::sleep(Duration::from_millis(2100));
+    for datagrams in [
+        target.datagrams(Flood::Initiations, 4),
+        by_a_stranger(target),
+        initiations.to_vec(),
+    ] {
+        for datagram in datagrams.iter().take(20) {
+            stranger.gun.send(datagram).expect("send");
+        }
+    }
+    let answers = stranger.answers(Duration::from_millis(200));
+    assert!(answers.is_empty(), "{answers:02x?}");
+}
+
+/// The ledger closes over all of it, and says what came.
+fn accounted(world: &World) {
+    assert!(world.answers_within(Duration::from_secs(5)), "no echo");
+    // Everything in the socket's queue has been taken in once two looks agree.
+    let count = || world.status(&world.right)["totals"]["inbound"]["drops"].clone();
+    eventually("no end of drops", || count() == count());
+    let status = world.status(&world.right);
+    assert_eq!(unaccounted(&status), [0, 0], "{status:#}");
+    assert_eq!(unaccounted(&world.status(&world.left)), [0, 0]);
+    for reason in [
+        "truncated",
+        "unknown_type",
+        "unknown_index",
+        "replayed",
+        "bad_tag",
+        "bad_mac1",
+        "cookie_required",
+        "rate_limited",
+        "bad_handshake",
+        "unknown_peer",
+        "replayed_handshake",
+    ] {
+        assert!(
+            drops(&status, "inbound", reason) > 0,
+            "{reason}: {status:#}"
+        );
+    }
+}
+
+#[test]
+fn wireguard_mode_stands_the_floods() {
+    stands_the_floods("wireguard");
+}
+
+#[test]
+fn native_mode_stands_the_floods() {
+    stands_the_floods("native");
+}
