@@ -160,11 +160,18 @@ impl World {
     /// Runs a command on a host to its end.
     pub fn run(&self, host: &Host, words: &[&str]) -> Output {
         let mut tunnel = self.start(host, &mut self.seikan(words));
-        let status = tunnel.wait(Duration::from_secs(20));
-        let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
-        tunnel.stdout.read_to_end(&mut stdout).expect("read");
-        let errors = tunnel.child.stderr.as_mut().expect("piped");
-        errors.read_to_end(&mut stderr).expect("read");
+        let mut errors = tunnel.child.stderr.take().expect("piped");
+        // Both are read while it runs, or it would wait for room in a pipe.
+        let (status, stdout, stderr) = std::thread::scope(|scope| {
+            let errors = scope.spawn(move || {
+                let mut text = Vec::new();
+                errors.read_to_end(&mut text).map(|_| text)
+            });
+            let mut stdout = Vec::new();
+            tunnel.stdout.read_to_end(&mut stdout).expect("read");
+            let status = tunnel.wait(Duration::from_secs(20));
+            (status, stdout, errors.join().expect("join").expect("read"))
+        });
         Output {
             status,
             stdout,

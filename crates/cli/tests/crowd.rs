@@ -1,0 +1,71 @@
+//! Ten thousand configured peers that are never heard of: what they take of memory, and that the
+//! one that is there is served. What they cost of throughput: `seikan lab bench --idle-peers`.
+#![forbid(unsafe_code)]
+
+mod common;
+
+use std::fmt::Write;
+use std::time::{Duration, Instant};
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use common::{in_world, unaccounted};
+use seikan_lab::load::Pattern;
+
+const IDLE: u32 = 10_000;
+/// Memory of the whole program with them.
+const MEMORY: u64 = 256 << 20;
+
+fn sections() -> String {
+    let mut sections = String::new();
+    for n in 0..IDLE {
+        let mut key = [0; 32];
+        Pattern::new(u64::from(n)).fill(0, &mut key);
+        let (key, [_, a, b, c]) = (STANDARD.encode(key), n.to_be_bytes());
+        writeln!(
+            sections,
+            "[Peer]\nPublicKey = {key}\nAllowedIPs = 10.{}.{b}.{c}/32\nEndpoint = 198.51.100.1:{}",
+            128 + a,
+            n + 1,
+        )
+        .expect("memory");
+    }
+    sections
+}
+
+fn serves_one_of_many(protocol: &str) {
+    in_world(["", ""], |world| {
+        let one = std::fs::read_to_string(&world.right.config).expect("read");
+        world.right.write(&(one + "\n" + &sections()));
+        let begin = Instant::now();
+        let right = world.up_with(&world.right, &["--protocol", protocol]);
+        let started = begin.elapsed();
+        assert!(started < Duration::from_secs(10), "up after {started:?}");
+        let _left = world.up_with(&world.left, &["--protocol", protocol]);
+        assert!(world.answers_within(Duration::from_secs(10)), "no echo");
+        let status = world.status(&world.right);
+        assert_eq!(
+            status["peers"].as_array().expect("peers").len() as u32,
+            IDLE + 1
+        );
+        assert_eq!(unaccounted(&status), [0, 0]);
+        let memory = seikan_sys::process::memory(right.child.id()).expect("memory");
+        assert!(memory.peak <= MEMORY, "{} bytes", memory.peak);
+        eprintln!(
+            "{protocol}: up after {started:?}, {} KiB at most",
+            memory.peak >> 10
+        );
+        // Once the status was told and memory is at its peak, all goes on.
+        assert!(world.answers_within(Duration::from_secs(2)), "no echo");
+    });
+}
+
+#[test]
+fn wireguard_mode_serves_one_of_ten_thousand() {
+    serves_one_of_many("wireguard");
+}
+
+#[test]
+fn native_mode_serves_one_of_ten_thousand() {
+    serves_one_of_many("native");
+}
