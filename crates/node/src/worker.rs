@@ -116,15 +116,11 @@ pub fn run(
                 token => served.push(token),
             }
         }
-        if receive[0] {
-            node.receive_from(TOKEN_V4, &mut buffers);
-        }
-        if receive[1] {
-            node.receive_from(TOKEN_V6, &mut buffers);
-        }
         // What was just written may have been answered at once, as the local stack runs within the
         // write: looking costs less than waiting to be told, and halves a round trip.
-        if read || receive[0] || receive[1] || buffers.intake.waits() {
+        read |= receive[0] && node.receive_from(TOKEN_V4, &mut buffers);
+        read |= receive[1] && node.receive_from(TOKEN_V6, &mut buffers);
+        if read || buffers.intake.waits() {
             gone |= node.read_from_tun(&mut buffers.intake);
         }
         if gone {
@@ -151,17 +147,17 @@ pub fn run(
 }
 
 impl Node {
-    /// Receives once from a socket and delivers.
-    fn receive_from(&mut self, token: u64, buffers: &mut Buffers) {
+    /// Receives once from a socket and delivers; whether there was anything to deliver.
+    fn receive_from(&mut self, token: u64, buffers: &mut Buffers) -> bool {
         let socket = if token == TOKEN_V4 {
             &self.sockets.v4
         } else {
             &self.sockets.v6
         };
-        let Some(socket) = socket else { return };
+        let Some(socket) = socket else { return false };
         // An error belongs to an earlier send (unreachable, refused) and was counted there.
         let Ok(received) = socket.receive(&mut buffers.receive) else {
-            return;
+            return false;
         };
         let (metas, arena) = buffers.receive.parts_mut();
         let metas = &metas[..received];
@@ -175,6 +171,7 @@ impl Node {
         let arrived = metas.iter().map(datagram);
         self.tunnel
             .inbound(now(), arrived, arena, &mut self.inbox, &mut self.outbox);
+        let delivers = !self.inbox.writes().is_empty();
         self.deliver(arena);
         self.transmit();
         buffers.receive.set_limit(if merged {
@@ -182,6 +179,7 @@ impl Node {
         } else {
             RECEIVE_BUFFERS
         });
+        delivers
     }
 
     /// Sends a batch of what the TUN device holds. True if the device is gone.

@@ -128,7 +128,10 @@ impl CookieChecker {
         let (covered, mac2) = message.split_at(message.len() - MAC_LEN);
         let cookie = self.cookie(source, now, rng);
         if keyed(&*cookie, &[covered]).verify_slice(mac2).is_err() {
-            return if self.replies.allow(source.ip(), now, rng) {
+            let may_have_one = |(secret, _): &(Zeroizing<[u8; 32]>, _)| {
+                self.replies.allow(source.ip(), secret, now)
+            };
+            return if self.secret.as_ref().is_some_and(may_have_one) {
                 Admission::NeedsCookie
             } else {
                 Admission::RateLimited

@@ -11,7 +11,6 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use crate::constants::*;
-use crate::rng::Rng;
 use crate::time::Instant;
 
 /// What one message costs: the time in which a bucket gains it.
@@ -108,14 +107,12 @@ impl RateLimiter {
 /// How many cookie replies go out. A reply costs more than all that comes before it, and whoever
 /// knows our public key can ask for it from any address.
 ///
-/// Sources share [`REPLY_BUCKETS`] token buckets, by a hash that nobody else can compute. One that
+/// Sources share [`REPLY_BUCKETS`] token buckets, by a hash with our cookie secret. One that
 /// floods from its own address uses up its own bucket and disturbs hardly anybody; a flood from
 /// forged addresses uses up all of them, which bounds what it costs us, and a true peer's retries
 /// then meet a token now and again.
 #[derive(Clone, Debug)]
 pub struct ReplyLimiter {
-    /// Drawn with the first question.
-    seed: Option<[u8; 16]>,
     buckets: Box<[Bucket]>,
 }
 
@@ -125,22 +122,17 @@ const REPLY_BUCKETS: usize = 256;
 impl Default for ReplyLimiter {
     fn default() -> Self {
         ReplyLimiter {
-            seed: None,
             buckets: vec![Bucket::full(Instant::BOOT); REPLY_BUCKETS].into(),
         }
     }
 }
 
 impl ReplyLimiter {
-    /// Whether `source` may have a cookie reply at `now`.
-    pub fn allow(&mut self, source: IpAddr, now: Instant, rng: &mut dyn Rng) -> bool {
-        let seed = self.seed.get_or_insert_with(|| {
-            let mut seed = [0; 16];
-            rng.fill(&mut seed);
-            seed
-        });
+    /// Whether `source` may have a cookie reply at `now`. With another `secret` the sources are
+    /// shared out anew.
+    pub fn allow(&mut self, source: IpAddr, secret: &[u8; 32], now: Instant) -> bool {
         let mut hasher = DefaultHasher::new();
-        (*seed, Source::from(source)).hash(&mut hasher);
+        (secret, Source::from(source)).hash(&mut hasher);
         self.buckets[hasher.finish() as usize % REPLY_BUCKETS].take(now)
     }
 }
@@ -166,7 +158,6 @@ impl LoadMeter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rng::testing::Seeded;
     use std::net::{Ipv4Addr, Ipv6Addr};
 
     const START: Instant = Instant::from_nanos(1 << 40);
@@ -233,10 +224,9 @@ mod tests {
     #[test]
     fn one_source_has_its_share_of_replies_and_leaves_others_theirs() {
         let mut limiter = ReplyLimiter::default();
-        let mut rng = Seeded::new(1);
         let mut allow = |host: u8, ms| {
             let at = START + Duration::from_millis(ms);
-            limiter.allow(Ipv4Addr::new(192, 0, 2, host).into(), at, &mut rng)
+            limiter.allow(Ipv4Addr::new(192, 0, 2, host).into(), &[1; 32], at)
         };
         let allowed = (0..1000).filter(|&ms| allow(1, ms)).count();
         assert_eq!(allowed, 5 + 19);
@@ -247,11 +237,10 @@ mod tests {
     #[test]
     fn forged_sources_get_a_bounded_number_of_replies() {
         let mut limiter = ReplyLimiter::default();
-        let mut rng = Seeded::new(1);
         let allowed = (0..100_000_u32)
             .filter(|&n| {
                 let at = START + Duration::from_micros(u64::from(n) * 10);
-                limiter.allow(Ipv4Addr::from_bits(n).into(), at, &mut rng)
+                limiter.allow(Ipv4Addr::from_bits(n).into(), &[1; 32], at)
             })
             .count();
         assert!(allowed <= (5 + 20) * REPLY_BUCKETS, "{allowed}");

@@ -94,13 +94,16 @@ impl Session {
 
     /// Opens a received datagram in place and says where its plaintext lies.
     ///
-    /// Authentication comes first, the replay check behind it (RFC 6479), so that a forged counter
-    /// moves no window.
+    /// A counter that was seen is refused at once: to open it again would be wasted. The window moves
+    /// behind authentication only (RFC 6479), so that a forged counter moves none.
     pub fn open(
         &mut self,
         header: &DataHeader,
         datagram: &mut [u8],
     ) -> Result<Range<usize>, DropReason> {
+        self.replay
+            .would_accept(header.counter)
+            .map_err(|_| DropReason::Replayed)?;
         let end = datagram.len() - TAG_LEN;
         let sealed = &mut datagram[DATA_HEADER_LEN..];
         self.open

@@ -86,7 +86,7 @@ pub fn hostile(
 ) -> Result<HostileReport> {
     let tunnels: Vec<_> = tunnel::all(0)
         .into_iter()
-        .filter(|tunnel| tunnel.is_own())
+        .filter(|tunnel| tunnel.is_own() && tunnel.by_default())
         .collect();
     let steps = options.rounds as usize * tunnels.len() * options.floods.len();
     let mut shots: Vec<Vec<[Shot; 2]>> = vec![Vec::new(); tunnels.len() * options.floods.len()];
