@@ -32,6 +32,15 @@ const STALL: Duration = Duration::from_secs(1);
 /// How much the program's memory may grow.
 const GROWTH: u64 = 8 << 20;
 
+/// Stops what runs beside a test, also when the test fails: its thread is waited for.
+struct StopsAtEnd<'a>(&'a AtomicBool);
+
+impl Drop for StopsAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// A third host with a link of its own to the right, and a socket there that fires at the tunnel.
 struct Stranger {
     _namespace: NetNs,
@@ -70,8 +79,9 @@ impl Stranger {
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let shooting = scope.spawn(|| shoot(&self.gun, datagrams, &stop));
+            let stopping = StopsAtEnd(&stop);
             let mut answers = self.answers(SHOOTING);
-            stop.store(true, Ordering::Relaxed);
+            drop(stopping);
             assert!(shooting.join().expect("shooting") > 100, "hardly a flood");
             answers.extend(self.answers(Duration::from_millis(100)));
             answers
@@ -226,6 +236,7 @@ fn stands_the_floods(protocol: &str) {
             let ends = [&world.left, &world.right].map(|host| &host.namespace);
             let stop = &stop;
             let flowing = scope.spawn(move || flow(ends, stop));
+            let stopping = StopsAtEnd(stop);
             // Warm: every kind once.
             for flood in Flood::ALL {
                 let _ = stranger.fire(&target.datagrams(flood, 1)[..1]);
@@ -234,7 +245,7 @@ fn stands_the_floods(protocol: &str) {
             unanswered(&stranger, &target);
             known_key(&stranger, &target, &initiations);
             let grown = memory().saturating_sub(before);
-            stop.store(true, Ordering::Relaxed);
+            drop(stopping);
             let (received, longest) = flowing.join().expect("flow");
             (received, longest, grown)
         });
