@@ -126,12 +126,14 @@ impl CookieChecker {
             return Admission::Process;
         }
         let (covered, mac2) = message.split_at(message.len() - MAC_LEN);
-        let cookie = self.cookie(source, now, rng);
-        if keyed(&*cookie, &[covered]).verify_slice(mac2).is_err() {
-            let may_have_one = |(secret, _): &(Zeroizing<[u8; 32]>, _)| {
-                self.replies.allow(source.ip(), secret, now)
-            };
-            return if self.secret.as_ref().is_some_and(may_have_one) {
+        // Who has no cookie sends zeros (whitepaper 5.4.4), which need no looking into in a flood.
+        let has_cookie = mac2 != [0; MAC_LEN] && {
+            let cookie = self.cookie(source, now, rng);
+            keyed(&*cookie, &[covered]).verify_slice(mac2).is_ok()
+        };
+        if !has_cookie {
+            let secret = fresh(&mut self.secret, now, rng);
+            return if self.replies.allow(source.ip(), secret, now) {
                 Admission::NeedsCookie
             } else {
                 Admission::RateLimited
@@ -185,22 +187,32 @@ impl CookieChecker {
         now: Instant,
         rng: &mut dyn Rng,
     ) -> Zeroizing<[u8; MAC_LEN]> {
-        let expired = |birth: Instant| birth.has_expired(COOKIE_REFRESH_TIME, now);
-        let secret = match &mut self.secret {
-            Some((secret, birth)) if !expired(*birth) => secret,
-            stale => {
-                let mut fresh = Zeroizing::new([0; 32]);
-                rng.fill(&mut *fresh);
-                &mut stale.insert((fresh, now)).0
-            }
-        };
+        let secret = fresh(&mut self.secret, now, rng);
         let port = source.port().to_be_bytes();
         let mac = match source.ip().to_canonical() {
-            IpAddr::V4(address) => keyed(&**secret, &[&address.octets(), &port]),
-            IpAddr::V6(address) => keyed(&**secret, &[&address.octets(), &port]),
+            IpAddr::V4(address) => keyed(secret, &[&address.octets(), &port]),
+            IpAddr::V6(address) => keyed(secret, &[&address.octets(), &port]),
         };
         Zeroizing::new(mac.finalize_fixed().into())
     }
+}
+
+/// The secret of the present, drawn anew when it is too old.
+fn fresh<'a>(
+    secret: &'a mut Option<(Zeroizing<[u8; 32]>, Instant)>,
+    now: Instant,
+    rng: &mut dyn Rng,
+) -> &'a [u8; 32] {
+    let old = |(_, birth): &(_, Instant)| birth.has_expired(COOKIE_REFRESH_TIME, now);
+    if secret.as_ref().is_some_and(old) {
+        *secret = None;
+    }
+    let draw = || {
+        let mut fresh = Zeroizing::new([0; 32]);
+        rng.fill(&mut *fresh);
+        (fresh, now)
+    };
+    &secret.get_or_insert_with(draw).0
 }
 
 impl fmt::Debug for CookieChecker {
