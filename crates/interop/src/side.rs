@@ -163,6 +163,7 @@ impl Side {
             .create(true)
             .open(self.log())?;
         let mut command = self.implementation.command(&self.interface, &config)?;
+        command.env("SEIKAN_RUN_DIR", &self.folder);
         command
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)

@@ -9,8 +9,9 @@ use seikan_interop::{Implementation, Knows, Setup, Stream, Tunnel};
 
 /// After this long every buffer has reached its size.
 const WARM: Duration = Duration::from_secs(60);
-/// What memory may grow by after that, in KiB.
-const GROWTH: u64 = 2048;
+/// What memory may grow by after that, in KiB: parts of the receive and send batches that nothing has needed yet. A leak of
+/// one byte for every forty packets is more.
+const GROWTH: u64 = 6 * 1024;
 
 fn soak(ours: Implementation) -> Result<()> {
     let Ok(seconds) = std::env::var("SEIKAN_SOAK") else {

@@ -69,6 +69,8 @@ impl Intake {
             true => BACKLOG_BATCHES,
             false => 1,
         };
+        // Memory for a backlog is not kept.
+        self.batches.truncate(1);
         (self.filled, self.next, self.taken) = (0, 0, now);
         let mut stop = Stop::Full;
         while stop == Stop::Full && self.filled < most {

@@ -376,6 +376,14 @@ impl Tunnel {
     }
 }
 
+impl Drop for Host {
+    fn drop(&mut self) {
+        // What a killed tunnel could not remove.
+        let socket = format!("/var/run/wireguard/{}.sock", self.interface);
+        let _ = fs::remove_file(socket);
+    }
+}
+
 impl Drop for Tunnel {
     fn drop(&mut self) {
         let _ = self.child.kill();
