@@ -32,6 +32,8 @@ pub enum LabVerb {
 
 /// What `lab hostile` is told.
 #[derive(Debug, Args)]
+#[command(after_help = "Example:\n  \
+    sudo seikan lab hostile --rounds 3 --floods garbage,replayed")]
 pub struct HostileArguments {
     /// Length of each measurement
     #[arg(long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=600))]
