@@ -22,7 +22,7 @@ const BACKLOG_BATCHES: usize = 42;
 const EBADFD: i32 = 77;
 
 /// Batches between the TUN device and the tunnel.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Intake {
     /// The first `filled` hold reads, and those before `next` have been handed out.
     batches: Vec<PacketBatch>,
@@ -30,7 +30,22 @@ pub(crate) struct Intake {
     next: usize,
     /// When the backlog was taken out.
     taken: Instant,
+    /// The queue was found empty, and nothing waits here: however long nothing comes, none stands.
+    drained: bool,
     codel: Codel,
+}
+
+impl Default for Intake {
+    fn default() -> Intake {
+        Intake {
+            batches: Vec::new(),
+            filled: 0,
+            next: 0,
+            taken: Instant::BOOT,
+            drained: true,
+            codel: Codel::default(),
+        }
+    }
 }
 
 /// Why reading ended.
@@ -53,7 +68,8 @@ impl Intake {
         read: impl FnMut(&mut [u8]) -> io::Result<usize>,
         now: Instant,
     ) -> (&mut PacketBatch, bool) {
-        let gone = !self.waits() && self.take(read, now) == Stop::Gone;
+        // That the device is gone is found again, once what it held is handed out.
+        let gone = !self.waits() && self.take(read, now) == Stop::Gone && self.filled == 1;
         let last_of_many = self.filled > 1 && self.next + 1 == self.filled;
         let batch = &mut self.batches[self.next];
         self.next += 1;
@@ -65,12 +81,15 @@ impl Intake {
 
     /// Fills the first batch, or as many as the backlog takes when its delay is to be known.
     fn take(&mut self, mut read: impl FnMut(&mut [u8]) -> io::Result<usize>, now: Instant) -> Stop {
+        if self.drained {
+            self.codel.emptied(now);
+            // Memory for a backlog is kept no longer than there is one.
+            self.batches.truncate(1);
+        }
         let most = match self.codel.is_due(now) {
             true => BACKLOG_BATCHES,
             false => 1,
         };
-        // Memory for a backlog is not kept.
-        self.batches.truncate(1);
         (self.filled, self.next, self.taken) = (0, 0, now);
         let mut stop = Stop::Full;
         while stop == Stop::Full && self.filled < most {
@@ -86,9 +105,7 @@ impl Intake {
                 self.filled += 1;
             }
         }
-        if stop == Stop::Empty && self.filled == 1 {
-            self.codel.emptied(now);
-        }
+        self.drained = stop == Stop::Empty && self.filled == 1;
         stop
     }
 }
@@ -126,6 +143,13 @@ mod tests {
         Instant::from_nanos(1 << 40) + Duration::from_millis(ms)
     }
 
+    /// One that has read a part of a queue at 0 ms and left the rest standing.
+    fn behind() -> Intake {
+        let mut intake = Intake::default();
+        intake.next(queue(&mut 1000), at(0));
+        intake
+    }
+
     /// Hands out a backlog of 300 packets at 200 ms and each further batch `step` ms later; the
     /// sizes of the batches, and which were congested.
     fn backlog(intake: &mut Intake, step: u64) -> Vec<(usize, bool)> {
@@ -141,24 +165,22 @@ mod tests {
 
     #[test]
     fn the_end_of_a_backlog_that_took_too_long_is_congested() {
-        let mut intake = Intake::default();
-        intake.next(queue(&mut 0), at(0));
+        let mut intake = behind();
         let found = backlog(&mut intake, 3);
         assert_eq!(found, [(128, false), (128, false), (44, true)]);
     }
 
     #[test]
     fn a_backlog_that_is_soon_sent_is_not() {
-        let mut intake = Intake::default();
-        intake.next(queue(&mut 0), at(0));
+        let mut intake = behind();
         let found = backlog(&mut intake, 2);
         assert_eq!(found, [(128, false), (128, false), (44, false)]);
     }
 
     #[test]
-    fn a_queue_seen_empty_lately_is_left_where_it_is() {
+    fn a_burst_after_a_time_without_packets_is_left_where_it_is() {
         let mut intake = Intake::default();
-        intake.next(queue(&mut 0), at(150));
+        intake.next(queue(&mut 5), at(0));
         let mut left = 300;
         let (batch, _) = intake.next(queue(&mut left), at(200));
         assert_eq!(batch.len(), 128);
@@ -168,10 +190,28 @@ mod tests {
 
     #[test]
     fn a_backlog_has_an_end() {
-        let mut intake = Intake::default();
+        let mut intake = behind();
         let mut left = 1_000_000;
         intake.next(queue(&mut left), at(200));
         assert_eq!(left, 1_000_000 - BACKLOG_BATCHES * READ_PACKETS);
+    }
+
+    #[test]
+    fn a_device_deleted_with_a_backlog_is_told_gone_once_that_is_handed_out() {
+        let mut intake = behind();
+        let mut left = 200;
+        let mut read = |_: &mut [u8]| match left {
+            0 => Err(io::Error::from_raw_os_error(EBADFD)),
+            _ => {
+                left -= 1;
+                Ok(100)
+            }
+        };
+        let found = [200, 201, 202].map(|ms| {
+            let (batch, gone) = intake.next(&mut read, at(ms));
+            (batch.len(), gone)
+        });
+        assert_eq!(found, [(128, false), (72, false), (0, true)]);
     }
 
     #[test]

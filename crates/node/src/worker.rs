@@ -11,6 +11,7 @@ use seikan_observe::DropReason;
 use seikan_proto::inbox::{MAX_PIECES, Write};
 use seikan_proto::outbox::Run;
 use seikan_proto::segment::SuperPacket;
+use seikan_proto::time::Instant;
 use seikan_proto::tunnel::Datagram;
 use seikan_sys::poll::{Epoll, Interest};
 use seikan_sys::signal::{Signal, Signals};
@@ -97,9 +98,11 @@ pub fn run(
     };
     let mut served = Vec::new();
     loop {
-        let timeout = match node.tunnel.next_wakeup() {
-            _ if buffers.intake.waits() => Some(Duration::ZERO),
-            next => next.map(|(at, _)| at.duration_since(now().mono)),
+        let until = |(at, _): (Instant, _)| at.duration_since(now().mono);
+        let timeout = if buffers.intake.waits() {
+            Some(Duration::ZERO)
+        } else {
+            node.tunnel.next_wakeup().map(until)
         };
         let (mut receive, mut read, mut gone) = ([false; 2], false, false);
         served.clear();
