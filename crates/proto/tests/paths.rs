@@ -7,7 +7,7 @@ use seikan_proto::native::health::Report;
 use seikan_proto::noise::Construction;
 use seikan_wire::ip::{ECN_CE, ECN_ECT0, ECN_ECT1, ECN_NOT_ECT, traffic_class};
 use seikan_wire::{IpPacket, VNET_HDR_LEN, VnetHdr, checksum, tcp};
-use sim::network::Path;
+use sim::network::{Parcel, Path};
 use sim::packets::{Flow, packets_of};
 use sim::{Setup, World};
 use std::ops::Range;
@@ -396,23 +396,26 @@ fn slices_take_the_marking_of_the_path() {
     }
 }
 
-#[test]
-fn a_mark_on_one_fragment_marks_the_packet() {
+/// A packet that crosses in fragments, and the datagrams that carry it, none of which has arrived.
+fn fragments(ecn: u8) -> (World, Vec<Parcel>) {
     let setup = Setup {
         inner_mtu: 9000,
         ..Setup::new(NATIVE)
     };
+    let paths = [Path::default(), Path::default()];
+    let mut world = World::with([setup.clone(), setup], paths, 1);
+    world.establish();
+    world.take_sent(0);
+    world.links[0].path.down = true;
+    world.send(0, &[Flow::udp(0).datagrams(1, &[6000], true, ecn)]);
+    let sent = world.take_sent(0);
+    (world, sent)
+}
+
+#[test]
+fn a_mark_on_one_fragment_marks_the_packet() {
     for (inner, on_the_way, expected) in decapsulations() {
-        let mut world = World::with(
-            [setup.clone(), setup.clone()],
-            [Path::default(), Path::default()],
-            1,
-        );
-        world.establish();
-        world.take_sent(0);
-        world.links[0].path.down = true;
-        world.send(0, &[Flow::udp(0).datagrams(1, &[6000], true, inner)]);
-        let mut sent = world.take_sent(0);
+        let (mut world, mut sent) = fragments(inner);
         sent[2].traffic_class = on_the_way;
         world.receive(1, &sent);
         let delivered = world.take_delivered(1);
@@ -427,10 +430,6 @@ fn a_mark_on_one_fragment_marks_the_packet() {
 /// RFC 3168 section 5.3: reassembly loses no mark; RFC 6040 section 4.2 has ECT(1) between ECT(0) and CE.
 #[test]
 fn of_different_marks_on_fragments_the_most_severe_counts() {
-    let setup = Setup {
-        inner_mtu: 9000,
-        ..Setup::new(NATIVE)
-    };
     for (marks, expected) in [
         ([ECN_ECT0, ECN_ECT1], ECN_ECT1),
         ([ECN_ECT1, ECN_ECT0], ECN_ECT1),
@@ -438,16 +437,7 @@ fn of_different_marks_on_fragments_the_most_severe_counts() {
         ([ECN_ECT1, ECN_CE], ECN_CE),
         ([ECN_NOT_ECT, ECN_CE], ECN_CE),
     ] {
-        let mut world = World::with(
-            [setup.clone(), setup.clone()],
-            [Path::default(), Path::default()],
-            1,
-        );
-        world.establish();
-        world.take_sent(0);
-        world.links[0].path.down = true;
-        world.send(0, &[Flow::udp(0).datagrams(1, &[6000], true, ECN_ECT0)]);
-        let mut sent = world.take_sent(0);
+        let (mut world, mut sent) = fragments(ECN_ECT0);
         [sent[1].traffic_class, sent[3].traffic_class] = marks;
         world.receive(1, &sent);
         let delivered = world.take_delivered(1);
