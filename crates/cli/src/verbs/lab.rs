@@ -61,7 +61,7 @@ pub struct BenchArguments {
     /// How often each measurement is made
     #[arg(long, value_name = "ROUNDS", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub rounds: u32,
-    /// Only these tunnels; all that are found if left out, but for ours against other people's at the far end: seikan+wireguard-go and alike
+    /// Only these tunnels; all that are found if left out. Ours with other people's at the far end (seikan+wireguard-go) run only when named
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     pub only: Vec<String>,
     /// Only these loads; tcp1, tcp4, rev and udp if left out
