@@ -168,11 +168,9 @@ fn an_undisturbed_udp_flow_loses_nothing() {
         (0, 0, 0, 0),
         "{report:?}"
     );
-    // 20 Mbit/s are 2083 datagrams of 1200 bytes per second.
-    assert!(
-        (report.gbit_per_second / 0.02 - 1.0).abs() < 0.1,
-        "{report:?}"
-    );
+    // In bits, not bytes, and not as fast as it goes (hundreds of times as much); closer than a
+    // factor of two would assert how evenly a busy machine runs threads.
+    assert!((0.01..0.04).contains(&report.gbit_per_second), "{report:?}");
 }
 
 #[test]
