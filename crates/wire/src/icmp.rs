@@ -1,8 +1,12 @@
-//! The one kind of ICMP message that a tunnel originates: "packet too big" (RFC 1191, RFC 8201).
+//! ICMP errors: the one that a tunnel originates, "packet too big" (RFC 1191, RFC 8201), and what
+//! packet others are about.
 
 use crate::checksum;
 use crate::ip::{IpPacket, PROTO_ICMP, PROTO_ICMPV6};
 use std::net::IpAddr;
+
+/// Length of the header before the quoted packet, or before the data of an echo.
+pub const HEADER_LEN: usize = 8;
 
 /// Bytes of the offending packet quoted in an ICMPv4 error (RFC 1812: as much as fits 576).
 const QUOTE_V4: usize = 576 - 28;
@@ -11,14 +15,19 @@ const QUOTE_V6: usize = 1280 - 48;
 
 /// Builds the answer "this packet exceeds `mtu`" to `packet`, from its destination to its source.
 ///
-/// `None` when no error may be sent: `packet` is itself an ICMP message, a fragment that is not the
-/// first is asked about, or it is not IP (RFC 1122 section 3.2.2).
+/// `None` when no error may be sent: `packet` is itself an ICMP error, a fragment that is not the
+/// first, from an address that is no single host's, or it is not IP (RFC 1122 section 3.2.2, RFC
+/// 4443 section 2.4).
 pub fn too_big(packet: &[u8], mtu: u32) -> Option<Vec<u8>> {
     let parsed = IpPacket::parse(packet).ok()?;
-    if matches!(parsed.protocol, PROTO_ICMP | PROTO_ICMPV6) || parsed.fragment {
+    let packet = &packet[..parsed.total_len];
+    let nobody = match parsed.src {
+        IpAddr::V4(src) => src.is_unspecified() || src.is_multicast() || src.is_broadcast(),
+        IpAddr::V6(src) => src.is_unspecified() || src.is_multicast(),
+    };
+    if nobody || is_error(&parsed, packet) || parsed.fragment_offset(packet) != 0 {
         return None;
     }
-    let packet = &packet[..parsed.total_len];
     match (parsed.src, parsed.dst) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => {
             let quote = &packet[..packet.len().min(QUOTE_V4)];
@@ -60,6 +69,33 @@ pub fn too_big(packet: &[u8], mtu: u32) -> Option<Vec<u8>> {
     }
 }
 
+/// Where in `packet` an ICMP error quotes the packet that it is about; `None` if it is no error.
+///
+/// The errors are those of RFC 792 but redirects, and of RFC 4443. What lies behind the quote (RFC
+/// 4884) is not told apart from it.
+pub fn quote(ip: &IpPacket, packet: &[u8]) -> Option<usize> {
+    let (protocol, at) = ip.transport(packet).ok()??;
+    let kind = *packet.get(at)?;
+    let error = match protocol {
+        PROTO_ICMP if !ip.is_v6() => matches!(kind, 3 | 4 | 11 | 12),
+        PROTO_ICMPV6 if ip.is_v6() => matches!(kind, 1..=4),
+        _ => false,
+    };
+    error.then_some(at + HEADER_LEN)
+}
+
+/// An ICMP error, or a message that might be one.
+fn is_error(ip: &IpPacket, packet: &[u8]) -> bool {
+    let Ok(Some((protocol, at))) = ip.transport(packet) else {
+        return true;
+    };
+    match (protocol, packet.get(at)) {
+        (PROTO_ICMP, kind) => !matches!(kind, Some(0 | 8 | 13..=18)),
+        (PROTO_ICMPV6, kind) => !matches!(kind, Some(128..=255)),
+        _ => false,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -82,12 +118,43 @@ mod tests {
         assert_eq!(m[28..], p[..548]);
     }
 
-    #[test]
-    fn no_error_about_an_error() {
+    fn ping(kind: u8, src: [u8; 4]) -> Vec<u8> {
         let mut p = vec![0; 100];
         p[0] = 0x45;
         p[9] = PROTO_ICMP;
+        p[12..16].copy_from_slice(&src);
+        p[20] = kind;
         crate::ip::set_length(&mut p, 20, 100, None);
-        assert_eq!(too_big(&p, 90), None);
+        p
+    }
+
+    #[test]
+    fn no_error_about_an_error() {
+        for kind in [3, 4, 5, 11, 12, 1, 255] {
+            assert_eq!(too_big(&ping(kind, [10, 0, 0, 1]), 90), None, "type {kind}");
+        }
+    }
+
+    #[test]
+    fn an_echo_learns_the_mtu() {
+        for kind in [0, 8] {
+            assert!(too_big(&ping(kind, [10, 0, 0, 1]), 90).is_some());
+        }
+    }
+
+    #[test]
+    fn no_error_to_nobody() {
+        for src in [[0; 4], [255; 4], [224, 0, 0, 1]] {
+            assert_eq!(too_big(&ping(8, src), 90), None, "{src:?}");
+        }
+    }
+
+    #[test]
+    fn an_error_tells_where_its_quote_is() {
+        for (kind, at) in [(3, Some(28)), (11, Some(28)), (5, None), (8, None)] {
+            let p = ping(kind, [10, 0, 0, 1]);
+            let ip = IpPacket::parse(&p).unwrap();
+            assert_eq!(quote(&ip, &p), at, "type {kind}");
+        }
     }
 }

@@ -62,11 +62,90 @@ impl IpPacket {
     /// Parses the packet at the start of `bytes`; bytes behind its total length are ignored
     /// (WireGuard pads packets).
     pub fn parse(bytes: &[u8]) -> Result<IpPacket, ParseError> {
+        let packet = IpPacket::parse_headers(bytes)?;
+        if packet.total_len > bytes.len() {
+            return Err(ParseError::Truncated);
+        }
+        Ok(packet)
+    }
+
+    /// Parses a packet of which `bytes` need to hold its headers only, as ICMP errors quote it:
+    /// [`IpPacket::total_len`] may be greater than their length.
+    pub fn parse_headers(bytes: &[u8]) -> Result<IpPacket, ParseError> {
         match bytes.first().map(|b| b >> 4) {
             Some(4) => parse4(bytes),
             Some(6) => parse6(bytes),
             Some(other) => Err(ParseError::Version(other)),
             None => Err(ParseError::Truncated),
+        }
+    }
+
+    /// Where in its datagram this fragment's payload belongs, in bytes; 0 if it is no fragment.
+    ///
+    /// `packet` is what `self` was parsed from, for this and the functions below; it need hold the
+    /// headers only.
+    pub fn fragment_offset(&self, packet: &[u8]) -> usize {
+        if !self.fragment {
+            return 0;
+        }
+        // The walk over IPv6 extension headers ends behind the fragment header.
+        let (at, mask, unit) = match self.src {
+            IpAddr::V4(_) => (6, 0x1fff, 8),
+            IpAddr::V6(_) => (self.header_len - 6, 0xfff8, 1),
+        };
+        let field = packet.get(at..at + 2);
+        field.map_or(0, |field| {
+            usize::from(u16::from_be_bytes([field[0], field[1]]) & mask) * unit
+        })
+    }
+
+    /// Protocol and offset of the transport header; `None` in a fragment that is not the first.
+    ///
+    /// Other than `protocol` and `header_len`, these are right for a first IPv6 fragment with
+    /// extension headers behind its fragment header too.
+    ///
+    /// # Errors
+    /// [`ParseError::Truncated`] when the extension headers do not end within the packet, nor within
+    /// the bytes that this program walks.
+    pub fn transport(&self, packet: &[u8]) -> Result<Option<(u8, usize)>, ParseError> {
+        if self.fragment_offset(packet) != 0 {
+            return Ok(None);
+        }
+        let (mut protocol, mut at) = (self.protocol, self.header_len);
+        if self.is_v6() {
+            let end = self.total_len.min(packet.len());
+            while matches!(protocol, 0 | 43 | 44 | 60) {
+                let header = packet[..end].get(at..).ok_or(ParseError::Truncated)?;
+                let &[next, length, ..] = header else {
+                    return Err(ParseError::Truncated);
+                };
+                // Two fragment headers are nobody's.
+                if protocol == 44 || at > 40 + MAX_EXTENSION_BYTES {
+                    return Err(ParseError::Truncated);
+                }
+                protocol = next;
+                at += (usize::from(length) + 1) * 8;
+            }
+            if at > end {
+                return Err(ParseError::Truncated);
+            }
+        }
+        Ok(Some((protocol, at)))
+    }
+
+    /// The packet is on its way to another address than its destination field says: an IPv4 source
+    /// route that is not exhausted (RFC 791), or an IPv6 routing header with segments left (RFC 8200
+    /// section 4.4). Its transport checksum covers the last address of the route.
+    pub fn source_routed(&self, packet: &[u8]) -> bool {
+        if !self.extended {
+            return false;
+        }
+        match self.src {
+            IpAddr::V4(_) => {
+                let options = packet.get(20..self.header_len.min(packet.len()));
+                source_routed4(options.unwrap_or_default())
+            }
+            IpAddr::V6(_) => source_routed6(&packet[..self.total_len.min(packet.len())]),
         }
     }
 
@@ -83,7 +162,7 @@ fn parse4(bytes: &[u8]) -> Result<IpPacket, ParseError> {
     if header_len < 20 || total_len < header_len {
         return Err(ParseError::Length);
     }
-    if total_len > bytes.len() {
+    if header_len > bytes.len() {
         return Err(ParseError::Truncated);
     }
     let fragment_field = u16::from_be_bytes([header[6], header[7]]);
@@ -101,9 +180,7 @@ fn parse4(bytes: &[u8]) -> Result<IpPacket, ParseError> {
 fn parse6(bytes: &[u8]) -> Result<IpPacket, ParseError> {
     let header: &[u8; 40] = bytes.first_chunk().ok_or(ParseError::Truncated)?;
     let total_len = 40 + usize::from(u16::from_be_bytes([header[4], header[5]]));
-    if total_len > bytes.len() {
-        return Err(ParseError::Truncated);
-    }
+    let end = total_len.min(bytes.len());
     let address = |at: usize| {
         let mut octets = [0; 16];
         octets.copy_from_slice(&header[at..at + 16]);
@@ -122,7 +199,7 @@ fn parse6(bytes: &[u8]) -> Result<IpPacket, ParseError> {
     while matches!(packet.protocol, 0 | 43 | 44 | 60) {
         packet.extended = true;
         let at = packet.header_len;
-        let Some(&[next, length, ..]) = bytes[..total_len].get(at..at + 8) else {
+        let Some(&[next, length, ..]) = bytes[..end].get(at..at + 8) else {
             return Err(ParseError::Truncated);
         };
         let size = if packet.protocol == 44 {
@@ -133,7 +210,7 @@ fn parse6(bytes: &[u8]) -> Result<IpPacket, ParseError> {
         };
         packet.protocol = next;
         packet.header_len += size;
-        if packet.header_len > total_len {
+        if packet.header_len > end {
             return Err(ParseError::Truncated);
         }
         if packet.fragment || packet.header_len > 40 + MAX_EXTENSION_BYTES {
@@ -141,6 +218,44 @@ fn parse6(bytes: &[u8]) -> Result<IpPacket, ParseError> {
         }
     }
     Ok(packet)
+}
+
+fn source_routed4(mut options: &[u8]) -> bool {
+    loop {
+        match options {
+            [1, rest @ ..] => options = rest, // no-operation
+            // Loose (131) and strict (137): exhausted once the pointer is behind the option.
+            [131 | 137, length, pointer, ..] if pointer <= length => return true,
+            // Anything but end of options (0).
+            [kind, length, ..] if *kind != 0 && *length >= 2 => {
+                let Some(rest) = options.get(usize::from(*length)..) else {
+                    return false;
+                };
+                options = rest;
+            }
+            _ => return false,
+        }
+    }
+}
+
+fn source_routed6(packet: &[u8]) -> bool {
+    let (mut next, mut at) = (packet.get(6).copied(), 40);
+    while let (Some(protocol @ (0 | 43 | 44 | 60)), true) = (next, at <= 40 + MAX_EXTENSION_BYTES) {
+        let Some(&[following, length, third, fourth]) =
+            packet.get(at..).and_then(<[u8]>::first_chunk)
+        else {
+            return false;
+        };
+        at += match protocol {
+            43 if fourth > 0 => return true,
+            // Behind the header of a later fragment there is payload.
+            44 if u16::from_be_bytes([third, fourth]) & 0xfff8 != 0 => return false,
+            44 => 8,
+            _ => (usize::from(length) + 1) * 8,
+        };
+        next = Some(following);
+    }
+    false
 }
 
 /// The two ECN bits of the packet; `packet` must be one that [`IpPacket::parse`] accepted.
@@ -242,6 +357,88 @@ mod tests {
             p[at + 1] = 255;
         }
         assert!(IpPacket::parse(&p).unwrap().header_len <= 40 + 2048);
+    }
+
+    /// An IPv6 packet of the extension headers and payload in `rest`, of which the first is `next`.
+    fn v6(next: u8, rest: &[u8]) -> Vec<u8> {
+        let mut packet = vec![0x60, 0, 0, 0, 0, rest.len() as u8, next, 64];
+        packet.extend([0; 32]);
+        packet.extend(rest);
+        packet
+    }
+
+    #[test]
+    fn an_ipv4_fragment_has_its_offset_in_bytes() {
+        // More fragments, offset 185 * 8: the second fragment of a datagram over Ethernet.
+        for (field, offset) in [(0x2000u16, 0), (0x20b9, 1480), (0x00b9, 1480), (0x4000, 0)] {
+            let mut header = V4;
+            header[6..8].copy_from_slice(&field.to_be_bytes());
+            let packet = IpPacket::parse(&header).unwrap();
+            assert_eq!(packet.fragment_offset(&header), offset);
+            let transport = (offset == 0).then_some((PROTO_UDP, 20));
+            assert_eq!(packet.transport(&header), Ok(transport));
+        }
+    }
+
+    #[test]
+    fn an_ipv6_fragment_has_its_offset_in_bytes() {
+        for (field, offset) in [(0x0001u16, 0), (0x05c9, 0x5c8), (0x05c8, 0x5c8)] {
+            let [high, low] = field.to_be_bytes();
+            let bytes = v6(44, &[17, 0, high, low, 0, 0, 0, 1, 0, 0, 0, 0, 0, 8, 0, 0]);
+            let packet = IpPacket::parse(&bytes).unwrap();
+            assert_eq!(packet.fragment_offset(&bytes), offset);
+            let transport = (offset == 0).then_some((PROTO_UDP, 48));
+            assert_eq!(packet.transport(&bytes), Ok(transport));
+        }
+    }
+
+    #[test]
+    fn the_transport_is_found_behind_a_fragment_header_and_options() {
+        let mut rest = vec![60, 0, 0, 1, 0, 0, 0, 1];
+        rest.extend([6, 0, 1, 4, 0, 0, 0, 0]);
+        rest.extend([0; 20]);
+        let bytes = v6(44, &rest);
+        let packet = IpPacket::parse(&bytes).unwrap();
+        assert_eq!(packet.transport(&bytes), Ok(Some((PROTO_TCP, 56))));
+        let cut = v6(44, &rest[..12]);
+        let packet = IpPacket::parse(&cut).unwrap();
+        assert_eq!(packet.transport(&cut), Err(ParseError::Truncated));
+    }
+
+    #[test]
+    fn source_routes_count_until_they_are_exhausted() {
+        for (kind, pointer, routed) in [
+            (131, 4, true),
+            (137, 4, true),
+            (131, 8, false),
+            (7, 4, false),
+        ] {
+            let mut bytes = V4.to_vec();
+            bytes.extend([1, kind, 7, pointer, 10, 0, 0, 1]);
+            (bytes[0], bytes[3]) = (0x47, 28);
+            let packet = IpPacket::parse(&bytes).unwrap();
+            assert_eq!(packet.source_routed(&bytes), routed, "{kind} {pointer}");
+        }
+        for (segments_left, routed) in [(1, true), (0, false)] {
+            let mut rest = vec![43, 0, 1, 4, 0, 0, 0, 0]; // hop-by-hop, next: routing
+            rest.extend([17, 2, 0, segments_left]);
+            rest.resize(8 + 24 + 8, 0);
+            let bytes = v6(0, &rest);
+            let packet = IpPacket::parse(&bytes).unwrap();
+            assert_eq!(packet.transport(&bytes), Ok(Some((PROTO_UDP, 72))));
+            assert_eq!(packet.source_routed(&bytes), routed);
+        }
+    }
+
+    #[test]
+    fn a_quoted_packet_may_be_longer_than_its_quote() {
+        let mut bytes = V4.to_vec();
+        bytes[2..4].copy_from_slice(&1500u16.to_be_bytes());
+        bytes.extend([0; 8]);
+        assert_eq!(IpPacket::parse(&bytes), Err(ParseError::Truncated));
+        assert_eq!(IpPacket::parse_headers(&bytes).unwrap().total_len, 1500);
+        let header = IpPacket::parse_headers(&bytes[..19]);
+        assert_eq!(header, Err(ParseError::Truncated));
     }
 
     #[test]

@@ -5,13 +5,17 @@
 //! packet in place ([`ip::set_ecn`], [`tcp::clamp_mss`]).
 #![forbid(unsafe_code)]
 
+pub mod arp;
 pub mod checksum;
+pub mod ethernet;
 pub mod icmp;
 pub mod ip;
 pub mod message;
+pub mod neighbour;
 pub mod tcp;
 pub mod udp;
 pub mod vnet;
 
+pub use ethernet::{Ethernet, Mac};
 pub use ip::{IpPacket, ParseError};
 pub use vnet::{GsoType, VNET_HDR_LEN, VnetHdr};
