@@ -87,6 +87,12 @@ drop_reasons! {
     EcnNotCapable = "ecn_not_capable",
     /// The TUN device refused the packet.
     TunWriteRefused = "tun_write_refused",
+    /// The transport header is cut short or not to be found, so that its checksum cannot follow a translated address.
+    TransportTruncated = "transport_truncated",
+    /// An IPv4 source route or IPv6 routing header leads to another address than the translated destination.
+    SourceRouted = "source_routed",
+    /// An ICMP redirect, which names routers that mean nothing behind translated addresses.
+    IcmpRedirect = "icmp_redirect",
     /// Shutting down or the peer was removed while the packet was held.
     PeerRemoved = "peer_removed",
 }
