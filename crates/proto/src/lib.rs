@@ -14,6 +14,7 @@ pub mod codel;
 pub mod constants;
 pub mod construction;
 pub mod cookie;
+pub mod gateway;
 pub mod inbox;
 pub mod indices;
 pub mod keys;

@@ -1,0 +1,3 @@
+//! What a gateway does to the packets of devices that run nothing of ours.
+
+pub mod translate;
