@@ -93,6 +93,26 @@ drop_reasons! {
     SourceRouted = "source_routed",
     /// An ICMP redirect, which names routers that mean nothing behind translated addresses.
     IcmpRedirect = "icmp_redirect",
+    /// Not from or for a device of the gateway.
+    UnlistedDevice = "unlisted_device",
+    /// A device's address from another card than its own, or another address from its card.
+    DeviceMismatch = "device_mismatch",
+    /// No card or no address on the local network is known for the device.
+    DeviceUnresolved = "device_unresolved",
+    /// None of the device's `allow-to` rules lets it reach this.
+    DeniedTo = "denied_to",
+    /// None of the device's `allow-from` rules lets this reach it.
+    DeniedFrom = "denied_from",
+    /// A broadcast or multicast of the local network, which stays there.
+    NotUnicast = "not_unicast",
+    /// A frame of the local network that is neither IP, nor ARP, nor once tagged.
+    BadFrameType = "bad_frame_type",
+    /// The hop limit is used up.
+    HopLimit = "hop_limit",
+    /// The local network's card refused the frame, or is down.
+    LanWriteRefused = "lan_write_refused",
+    /// Another gateway of this local network is active.
+    Standby = "standby",
     /// Shutting down or the peer was removed while the packet was held.
     PeerRemoved = "peer_removed",
 }

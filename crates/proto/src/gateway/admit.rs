@@ -1,0 +1,574 @@
+//! The way of a packet through the gateway, in both directions.
+
+use super::devices::family;
+use super::flows::{Direction, Flow, FlowKey, Segment};
+use super::rules::Subject;
+use super::translate::translate;
+use super::{Device, DeviceId, Gateway};
+use crate::segment::SuperPacket;
+use crate::time::Instant;
+use seikan_observe::DropReason;
+use seikan_wire::ethernet::Mac;
+use seikan_wire::ip::{IpPacket, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP};
+use seikan_wire::{VNET_HDR_LEN, VnetHdr, checksum, tcp};
+use std::net::IpAddr;
+use std::time::Duration;
+
+/// Fragmented packets whose ports are remembered.
+const FRAGMENTED: usize = 64;
+/// How long (RFC 1122 section 3.3.2 allows a receiver 60 s; fragments follow each other closely).
+const FRAGMENTED_FOR: Duration = Duration::from_secs(10);
+/// An address that was learned is kept at least so long when another is used beside it.
+const LEARNED_FOR: Duration = Duration::from_secs(60);
+
+/// Where an outbound packet was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// From the TUN device: forwarded by the kernel, or sent by the host itself.
+    Tun,
+    /// From the local network's card.
+    Lan {
+        /// Who sent the frame.
+        mac: Mac,
+        /// In which VLAN.
+        vlan: Option<u16>,
+    },
+}
+
+/// Where an inbound packet goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Inbound {
+    /// To the host itself, unchanged.
+    Host,
+    /// To this device; addresses are those of the local network now.
+    Device(DeviceId),
+}
+
+/// One packet or super-packet as it passes.
+struct Passing {
+    ip: IpPacket,
+    partial: bool,
+    /// Segments it stands for.
+    packets: u64,
+    /// Bytes of these.
+    bytes: u64,
+    /// Payload bytes of each segment, 0 if it is an ordinary packet.
+    gso_size: usize,
+}
+
+/// What decides on a packet: its flow, and the service's port.
+struct Query {
+    key: FlowKey,
+    /// It may open the flow: not an ICMP error.
+    opens: bool,
+    has_ports: bool,
+}
+
+impl Gateway {
+    /// Takes in a read, `[virtio-net header][packet]`, that came from the local network. `Ok` if it is
+    /// to go on into the tunnel, with the addresses of the overlay now. Otherwise it was counted.
+    pub fn outbound(
+        &mut self,
+        now: Instant,
+        read: &mut [u8],
+        origin: Origin,
+    ) -> Result<(), DropReason> {
+        let passing = match SuperPacket::parse(read) {
+            Ok(packet) => Passing {
+                ip: packet.ip,
+                partial: packet.partial,
+                packets: packet.segments() as u64,
+                bytes: (packet.bytes.len() + (packet.segments() - 1) * packet.header_len) as u64,
+                gso_size: packet.kind.map_or(0, |_| packet.gso_size),
+            },
+            Err(reason) => {
+                self.drop_stray(reason, 1);
+                return Err(reason);
+            }
+        };
+        let id = match self.sender(&passing.ip, origin, now) {
+            Ok(Some(id)) => id,
+            Ok(None) => return Ok(()),
+            Err(reason) => {
+                self.drop_stray(reason, passing.packets);
+                return Err(reason);
+            }
+        };
+        let packet = &mut read[VNET_HDR_LEN..VNET_HDR_LEN + passing.ip.total_len];
+        let outcome = self.send_on(now, id, packet, &passing);
+        let device = &mut self.devices[id.0 as usize];
+        device.last_seen = Some(now);
+        device.reads += 1;
+        let counters = &mut device.outbound;
+        counters.packets_in += passing.packets;
+        match outcome {
+            Ok(()) => {
+                counters.packets_out += passing.packets;
+                counters.bytes_out += passing.bytes;
+            }
+            Err(reason) => counters.drops.add(reason, passing.packets),
+        }
+        outcome
+    }
+
+    /// Takes in a packet from the tunnel. `header` begins with the IP header and holds all headers
+    /// of a super-packet, or the whole of an ordinary packet; it stands for `packets` of `bytes`
+    /// altogether. After `Ok` its fate is told by [`Self::delivered`].
+    pub fn inbound(
+        &mut self,
+        now: Instant,
+        header: &mut [u8],
+        vnet: &VnetHdr,
+        packets: u64,
+        bytes: u64,
+    ) -> Result<Inbound, DropReason> {
+        // The tunnel has parsed it once.
+        let Ok(ip) = IpPacket::parse_headers(header) else {
+            return Ok(Inbound::Host);
+        };
+        let Some(&id) = self.by_overlay.get(&ip.dst) else {
+            return Ok(Inbound::Host);
+        };
+        let passing = Passing {
+            ip,
+            partial: vnet.needs_csum,
+            packets,
+            bytes,
+            gso_size: usize::from(vnet.gso_size),
+        };
+        let outcome = self.let_in(now, id, header, &passing);
+        if let Err(reason) = outcome {
+            self.delivered(id, passing.packets, passing.bytes, Err(reason));
+        }
+        outcome.map(|()| Inbound::Device(id))
+    }
+
+    /// Tells what became of a packet that [`Self::inbound`] let through to a device.
+    pub fn delivered(
+        &mut self,
+        id: DeviceId,
+        packets: u64,
+        bytes: u64,
+        result: Result<(), DropReason>,
+    ) {
+        let counters = &mut self.devices[id.0 as usize].inbound;
+        counters.packets_in += packets;
+        match result {
+            Ok(()) => {
+                counters.packets_out += packets;
+                counters.bytes_out += bytes;
+            }
+            Err(reason) => counters.drops.add(reason, packets),
+        }
+    }
+
+    /// Whose packet it is; `None` is the host's own.
+    fn sender(
+        &mut self,
+        ip: &IpPacket,
+        origin: Origin,
+        now: Instant,
+    ) -> Result<Option<DeviceId>, DropReason> {
+        let (mac, vlan) = match origin {
+            Origin::Tun if self.own.contains(&ip.src) => return Ok(None),
+            // What the kernel forwards shows neither card nor VLAN.
+            Origin::Tun => {
+                let found = self.by_lan.get(&(None, ip.src)).copied();
+                return found.map(Some).ok_or(DropReason::UnlistedDevice);
+            }
+            Origin::Lan { mac, vlan } => (mac, vlan),
+        };
+        let Some(id) = self.device_by_lan(vlan, ip.src) else {
+            let id = self.device_by_mac(vlan, mac);
+            let id = id.ok_or(DropReason::UnlistedDevice)?;
+            return self.learn(id, ip.src, now).map(|()| Some(id));
+        };
+        let device = &self.devices[id.0 as usize];
+        // Another card with a device's address: a duplicate, or somebody who pretends.
+        match device.config.mac.or(device.mac) {
+            Some(known) if known != mac => Err(DropReason::DeviceMismatch),
+            Some(_) => Ok(Some(id)),
+            None => {
+                self.note_mac(id, mac);
+                Ok(Some(id))
+            }
+        }
+    }
+
+    /// A device's card uses an address that was not given: it is the device's, if none is fixed.
+    pub(super) fn learn(
+        &mut self,
+        id: DeviceId,
+        address: IpAddr,
+        now: Instant,
+    ) -> Result<(), DropReason> {
+        let device = &mut self.devices[id.0 as usize];
+        let usable = match address {
+            IpAddr::V4(a) => {
+                !(a.is_unspecified() || a.is_loopback() || a.is_multicast() || a.is_broadcast())
+            }
+            IpAddr::V6(a) => {
+                !(a.is_unspecified()
+                    || a.is_loopback()
+                    || a.is_multicast()
+                    || a.is_unicast_link_local())
+            }
+        };
+        if !usable || device.has_fixed_lan(address.is_ipv6()) {
+            return Err(DropReason::DeviceMismatch);
+        }
+        let slot = &mut device.lan[family(address)];
+        let old = *slot;
+        // IPv6 hosts use several at once: one-to-one is the one that was first.
+        if address.is_ipv6()
+            && old.is_some()
+            && device
+                .last_seen
+                .is_some_and(|seen| now.duration_since(seen) < LEARNED_FOR)
+        {
+            return Err(DropReason::DeviceMismatch);
+        }
+        *slot = Some(address);
+        let vlan = device.config.vlan;
+        if let Some(old) = old {
+            self.by_lan.remove(&(vlan, old));
+        }
+        self.by_lan.insert((vlan, address), id);
+        Ok(())
+    }
+
+    /// From the device: is it allowed, and what of the remote's address is true.
+    fn send_on(
+        &mut self,
+        now: Instant,
+        id: DeviceId,
+        packet: &mut [u8],
+        passing: &Passing,
+    ) -> Result<(), DropReason> {
+        let ip = &passing.ip;
+        if is_group(ip.dst) {
+            return Err(DropReason::NotUnicast);
+        }
+        let remote = self.shown.get(&ip.dst).copied().unwrap_or(ip.dst);
+        let own = self.devices[id.0 as usize].overlay[family(ip.src)];
+        let own = own.ok_or(DropReason::UnlistedDevice)?;
+        self.admit(now, id, packet, passing, remote, Direction::Out)?;
+        if self.lowers_hop_limit {
+            lower_hop_limit(packet)?;
+        }
+        let mapping = [(ip.src, own), (ip.dst, remote)];
+        translate(packet, ip, &mapping, passing.partial)
+    }
+
+    /// To the device: is it allowed, and what is the remote called there.
+    fn let_in(
+        &mut self,
+        now: Instant,
+        id: DeviceId,
+        packet: &mut [u8],
+        passing: &Passing,
+    ) -> Result<(), DropReason> {
+        let ip = &passing.ip;
+        let lan = self.devices[id.0 as usize].lan[family(ip.dst)];
+        let lan = lan.ok_or(DropReason::DeviceUnresolved)?;
+        self.admit(now, id, packet, passing, ip.src, Direction::In)?;
+        if self.lowers_hop_limit {
+            lower_hop_limit(packet)?;
+        }
+        let shown = self.shown_as.get(&ip.src).copied().unwrap_or(ip.src);
+        let mapping = [(ip.dst, lan), (ip.src, shown)];
+        translate(packet, ip, &mapping, passing.partial)
+    }
+
+    /// Applies the rules and looks at TCP.
+    fn admit(
+        &mut self,
+        now: Instant,
+        id: DeviceId,
+        packet: &[u8],
+        passing: &Passing,
+        remote: IpAddr,
+        direction: Direction,
+    ) -> Result<(), DropReason> {
+        let ip = &passing.ip;
+        let device = &mut self.devices[id.0 as usize];
+        let is_tcp = ip.protocol == PROTO_TCP && !ip.fragment;
+        let ruled = !(device.config.allow_from.is_empty() && device.config.allow_to.is_empty());
+        if !ruled && !is_tcp {
+            return Ok(());
+        }
+        let query = query(&mut self.fragments, now, id, packet, ip, remote, direction);
+        let flow = match self.flows.get(&query.key, now) {
+            Some(flow) => flow,
+            None => {
+                let denied = match direction {
+                    Direction::Out => DropReason::DeniedTo,
+                    Direction::In => DropReason::DeniedFrom,
+                };
+                if !query.opens && ruled {
+                    return Err(denied);
+                }
+                let rule = open(device, &query, direction).ok_or(denied)?;
+                if let Some(rule) = rule {
+                    device.rule_hits[rule] += 1;
+                }
+                self.flows.get_or_insert(&query.key, now)
+            }
+        };
+        if is_tcp {
+            observe(device, flow, now, packet, passing, direction);
+        }
+        Ok(())
+    }
+}
+
+/// The rule that lets a new flow pass, `Some(None)` where there are no rules for its direction.
+fn open(device: &Device, query: &Query, direction: Direction) -> Option<Option<usize>> {
+    let config = &device.config;
+    let (rules, port, first) = match direction {
+        Direction::In => (&config.allow_from, query.key.device_port, 0),
+        Direction::Out => (
+            &config.allow_to,
+            query.key.remote_port,
+            config.allow_from.len(),
+        ),
+    };
+    if rules.is_empty() {
+        return Some(None);
+    }
+    let subject = Subject {
+        remote: query.key.remote,
+        protocol: query.key.protocol,
+        port: query.has_ports.then_some(port),
+    };
+    let rule = rules.iter().position(|rule| rule.allows(&subject))?;
+    Some(Some(first + rule))
+}
+
+/// What a TCP segment tells of the legs.
+fn observe(
+    device: &mut Device,
+    flow: &mut Flow,
+    now: Instant,
+    packet: &[u8],
+    passing: &Passing,
+    direction: Direction,
+) {
+    let Some(header) = packet.get(passing.ip.header_len..) else {
+        return;
+    };
+    let Some(length) = tcp::header_len(header) else {
+        return;
+    };
+    let payload = passing
+        .ip
+        .total_len
+        .saturating_sub(passing.ip.header_len + length);
+    let size = if passing.gso_size > 0 {
+        passing.gso_size
+    } else {
+        payload
+    };
+    let segment = Segment::read(header, payload, size);
+    let seen = flow.observe(direction, &segment, now);
+    let (before, behind) = match direction {
+        Direction::Out => (&mut device.lan_leg, &mut device.tunnel_leg),
+        Direction::In => (&mut device.tunnel_leg, &mut device.lan_leg),
+    };
+    if payload > 0 {
+        before.segments += passing.packets;
+        behind.segments += passing.packets;
+    }
+    before.lost += seen.lost_before;
+    behind.lost += seen.lost_behind;
+    if let Some(rtt) = seen.rtt {
+        before.measured(rtt);
+    }
+}
+
+/// One hop less (RFC 791, RFC 8200); the last one ends here.
+fn lower_hop_limit(packet: &mut [u8]) -> Result<(), DropReason> {
+    let at = if packet[0] >> 4 == 4 { 8 } else { 7 };
+    if packet[at] <= 1 {
+        return Err(DropReason::HopLimit);
+    }
+    let old = u16::from_be_bytes([packet[8], packet[9]]);
+    packet[at] -= 1;
+    if at == 8 {
+        let new = u16::from_be_bytes([packet[8], packet[9]]);
+        let sum = u16::from_be_bytes([packet[10], packet[11]]);
+        packet[10..12].copy_from_slice(&checksum::update(sum, old, new).to_be_bytes());
+    }
+    Ok(())
+}
+
+/// Multicast, or an IPv4 broadcast that shows itself as one.
+fn is_group(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(a) => a.is_multicast() || a.is_broadcast(),
+        IpAddr::V6(a) => a.is_multicast(),
+    }
+}
+
+/// Which flow a packet belongs to.
+fn query(
+    fragments: &mut Fragments,
+    now: Instant,
+    id: DeviceId,
+    packet: &[u8],
+    ip: &IpPacket,
+    remote: IpAddr,
+    direction: Direction,
+) -> Query {
+    let transport = packet.get(ip.header_len..).unwrap_or_default();
+    let (source, destination, has_ports, opens) = match ip.protocol {
+        _ if ip.fragment => {
+            let ports = fragments.ports(now, packet, ip, transport);
+            let (source, destination) = ports.unwrap_or_default();
+            (source, destination, ports.is_some(), true)
+        }
+        PROTO_TCP | PROTO_UDP => match transport.first_chunk() {
+            Some(&[a, b, c, d]) => (
+                u16::from_be_bytes([a, b]),
+                u16::from_be_bytes([c, d]),
+                true,
+                true,
+            ),
+            None => (0, 0, false, true),
+        },
+        PROTO_ICMP | PROTO_ICMPV6 => {
+            let (identifier, error) = icmp_of(ip.protocol, transport);
+            if let Some(quoted) = error
+                && let Some(key) = quoted_flow(quoted, id, remote, direction)
+            {
+                return Query {
+                    key,
+                    opens: false,
+                    has_ports: false,
+                };
+            }
+            (identifier, identifier, false, error.is_none())
+        }
+        _ => (0, 0, false, true),
+    };
+    let (device_port, remote_port) = match direction {
+        Direction::Out => (source, destination),
+        Direction::In => (destination, source),
+    };
+    Query {
+        key: FlowKey {
+            device: id.0,
+            remote,
+            protocol: ip.protocol,
+            device_port,
+            remote_port,
+        },
+        opens,
+        has_ports,
+    }
+}
+
+/// The identifier of an ICMP query, which both ways have in common, or what an error quotes
+/// (RFC 792, RFC 4443).
+fn icmp_of(protocol: u8, message: &[u8]) -> (u16, Option<&[u8]>) {
+    let Some(&kind) = message.first() else {
+        return (0, None);
+    };
+    let is_error = match protocol {
+        PROTO_ICMP => matches!(kind, 3 | 4 | 5 | 11 | 12),
+        _ => kind < 128,
+    };
+    let is_query = match protocol {
+        PROTO_ICMP => matches!(kind, 0 | 8 | 13 | 14),
+        _ => matches!(kind, 128 | 129),
+    };
+    let identifier = match message.get(4..6) {
+        Some(&[a, b]) if is_query => u16::from_be_bytes([a, b]),
+        _ => 0,
+    };
+    (
+        identifier,
+        is_error.then(|| message.get(8..).unwrap_or_default()),
+    )
+}
+
+/// The flow of the packet that an ICMP error quotes: it went against the error's direction.
+fn quoted_flow(
+    quoted: &[u8],
+    id: DeviceId,
+    remote: IpAddr,
+    direction: Direction,
+) -> Option<FlowKey> {
+    let ip = IpPacket::parse_headers(quoted).ok()?;
+    let transport = quoted.get(ip.header_len..)?;
+    let (source, destination) = match ip.protocol {
+        PROTO_TCP | PROTO_UDP => {
+            let &[a, b, c, d] = transport.first_chunk()?;
+            (u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d]))
+        }
+        PROTO_ICMP | PROTO_ICMPV6 => {
+            let (identifier, _) = icmp_of(ip.protocol, transport);
+            (identifier, identifier)
+        }
+        _ => (0, 0),
+    };
+    // An error from the overlay may come from a router on the way: the quote names the remote,
+    // and in its own addresses of the overlay.
+    let (remote, device_port, remote_port) = match direction {
+        Direction::In => (ip.dst, source, destination),
+        Direction::Out => (remote, destination, source),
+    };
+    Some(FlowKey {
+        device: id.0,
+        remote,
+        protocol: ip.protocol,
+        device_port,
+        remote_port,
+    })
+}
+
+/// The ports of packets whose first fragment came by: later ones bear none.
+#[derive(Debug, Default)]
+pub(super) struct Fragments {
+    known: Vec<(FragmentKey, (u16, u16), Instant)>,
+    next: usize,
+}
+
+type FragmentKey = (IpAddr, IpAddr, u8, u32);
+
+impl Fragments {
+    fn ports(
+        &mut self,
+        now: Instant,
+        packet: &[u8],
+        ip: &IpPacket,
+        transport: &[u8],
+    ) -> Option<(u16, u16)> {
+        // IPv4 identification, or that of the fragment header, which ends where the walk ended.
+        let id = match ip.src {
+            IpAddr::V4(_) => u32::from(u16::from_be_bytes(*packet.get(4..6)?.first_chunk()?)),
+            IpAddr::V6(_) => {
+                let field = packet.get(ip.header_len - 4..ip.header_len)?;
+                u32::from_be_bytes(*field.first_chunk()?)
+            }
+        };
+        let key = (ip.src, ip.dst, ip.protocol, id);
+        if ip.fragment_offset(packet) > 0 {
+            return self
+                .known
+                .iter()
+                .find(|(k, _, at)| *k == key && !at.has_expired(FRAGMENTED_FOR, now))
+                .map(|(_, ports, _)| *ports);
+        }
+        let &[a, b, c, d] = transport.first_chunk()?;
+        let ports = (u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d]));
+        let entry = (key, ports, now);
+        if self.known.len() < FRAGMENTED {
+            self.known.push(entry);
+        } else {
+            self.known[self.next] = entry;
+            self.next = (self.next + 1) % FRAGMENTED;
+        }
+        Some(ports)
+    }
+}

@@ -1,0 +1,421 @@
+//! The flows of devices: whose answers are let through, and what TCP tells of the two legs.
+//!
+//! The gateway stands in the middle of each connection, which shows on which side something happens
+//! (the method of a passive midpoint, RFC 7799): a segment that it sees twice was lost behind it, one
+//! that it finds missing before it, and the time until data is acknowledged is the round trip of
+//! the leg in which the receiver is.
+//!
+//! Memory is bounded: flows live in two generations. When the younger is full or old enough, it
+//! becomes the older and the older is forgotten, but for the flows that were used since.
+
+use crate::time::Instant;
+use seikan_wire::tcp;
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::time::Duration;
+
+/// Flows in one generation.
+const GENERATION_FLOWS: usize = 16_384;
+/// How long a generation lasts: a flow that is silent for between one and two of these is forgotten.
+const GENERATION: Duration = Duration::from_secs(300);
+
+/// One flow of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FlowKey {
+    /// The device, by its place in the table.
+    pub device: u32,
+    /// The overlay address at the other end.
+    pub remote: IpAddr,
+    /// The transport protocol, by its IANA number.
+    pub protocol: u8,
+    /// The device's port, or 0.
+    pub device_port: u16,
+    /// The other end's port, or 0.
+    pub remote_port: u16,
+}
+
+/// Which way a packet goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From the device into the overlay.
+    Out,
+    /// From the overlay to the device.
+    In,
+}
+
+/// What is known of a flow.
+#[derive(Clone, Debug, Default)]
+pub struct Flow {
+    out: Half,
+    inward: Half,
+}
+
+/// One direction of a TCP connection: sequence numbers as seen at the gateway.
+#[derive(Clone, Copy, Debug, Default)]
+struct Half {
+    /// Behind the highest byte seen.
+    next: Option<u32>,
+    /// The newest range that was missing when what follows it came.
+    hole: Option<(u32, u32)>,
+    /// When the bytes before this number passed, if they did once only (Karn's algorithm).
+    timed: Option<(u32, Instant)>,
+    /// The newest super-packet's range.
+    merged: (u32, u32),
+}
+
+/// A TCP segment or super-packet as it passes.
+#[derive(Clone, Copy, Debug)]
+pub struct Segment {
+    /// Sequence number of its first byte.
+    pub seq: u32,
+    /// The acknowledgement, if it has one.
+    pub ack: Option<u32>,
+    /// Payload bytes.
+    pub payload: u32,
+    /// SYN is set.
+    pub syn: bool,
+    /// Payload bytes of each segment, at least 1.
+    pub size: u32,
+}
+
+impl Segment {
+    /// Reads a TCP header, of which 20 bytes at least must be there, before `payload` bytes of which each
+    /// segment has `size`.
+    pub fn read(header: &[u8], payload: usize, size: usize) -> Segment {
+        let flags = tcp::flags(header);
+        Segment {
+            seq: tcp::seq(header),
+            ack: (flags & tcp::ACK != 0)
+                .then(|| u32::from_be_bytes([header[8], header[9], header[10], header[11]])),
+            payload: payload as u32,
+            syn: flags & tcp::SYN != 0,
+            size: size.max(1) as u32,
+        }
+    }
+}
+
+/// What a segment told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// Segments that were lost before they came here, and come now.
+    pub lost_before: u64,
+    /// Segments that went on from here and come again.
+    pub lost_behind: u64,
+    /// Of these, the ones that went on in a super-packet.
+    pub lost_merged: u64,
+    /// Round-trip time of the leg where this segment comes from.
+    pub rtt: Option<Duration>,
+}
+
+impl Flow {
+    /// Looks at a segment that goes in `direction`.
+    pub fn observe(&mut self, direction: Direction, segment: &Segment, now: Instant) -> Seen {
+        let (own, other) = match direction {
+            Direction::Out => (&mut self.out, &mut self.inward),
+            Direction::In => (&mut self.inward, &mut self.out),
+        };
+        let mut seen = own.sent(segment, now);
+        seen.rtt = segment.ack.and_then(|ack| other.acknowledged(ack, now));
+        seen
+    }
+}
+
+impl Half {
+    fn sent(&mut self, segment: &Segment, now: Instant) -> Seen {
+        let mut seen = Seen::default();
+        let start = segment.seq;
+        let end = start.wrapping_add(segment.payload + u32::from(segment.syn));
+        if segment.syn {
+            // A SYN that comes again is timed anew: nothing tells which one is answered.
+            *self = Half {
+                next: Some(end),
+                timed: Some((end, now)),
+                ..Half::default()
+            };
+            return seen;
+        }
+        if segment.payload == 0 {
+            return seen;
+        }
+        let Some(next) = self.next else {
+            self.next = Some(end);
+            return seen;
+        };
+        let segments = |bytes: u32| u64::from(bytes.div_ceil(segment.size));
+        if is_before(start, next) {
+            // A keepalive probe repeats one byte (RFC 9293 section 3.8.4).
+            let again = next.wrapping_sub(start).min(segment.payload);
+            if again > 1 {
+                let filled = self.fill(start, start.wrapping_add(again));
+                let rest = again - filled.min(again);
+                seen.lost_before = segments(filled);
+                seen.lost_behind = segments(rest);
+                if rest > 0 && is_before(start, self.merged.1) && !is_before(start, self.merged.0) {
+                    seen.lost_merged = seen.lost_behind;
+                }
+                self.timed = None;
+            }
+        } else if start != next {
+            self.hole = Some((next, start));
+        } else if self.timed.is_none() {
+            self.timed = Some((end, now));
+        }
+        if is_before(next, end) {
+            self.next = Some(end);
+            if segment.payload > segment.size {
+                self.merged = (start, end);
+            }
+        }
+        seen
+    }
+
+    /// Takes `start..end` out of the hole from its beginning; how many bytes of it were missing.
+    fn fill(&mut self, start: u32, end: u32) -> u32 {
+        let Some((from, to)) = self.hole else {
+            return 0;
+        };
+        let from_max = if is_before(from, start) { start } else { from };
+        let to_min = if is_before(end, to) { end } else { to };
+        if !is_before(from_max, to_min) {
+            return 0;
+        }
+        self.hole = is_before(to_min, to).then_some((to_min, to));
+        to_min.wrapping_sub(from_max)
+    }
+
+    fn acknowledged(&mut self, ack: u32, now: Instant) -> Option<Duration> {
+        let (end, at) = self.timed?;
+        if is_before(ack, end) {
+            return None;
+        }
+        self.timed = None;
+        Some(now.duration_since(at))
+    }
+}
+
+/// Sequence numbers compare modulo 2^32 (RFC 9293 section 3.4).
+fn is_before(a: u32, b: u32) -> bool {
+    (a.wrapping_sub(b) as i32) < 0
+}
+
+/// The flows of all devices.
+#[derive(Debug, Default)]
+pub struct Flows {
+    young: HashMap<FlowKey, Flow>,
+    old: HashMap<FlowKey, Flow>,
+    since: Instant,
+    /// Flows forgotten because there were too many, not because they were silent.
+    evicted: u64,
+}
+
+impl Flows {
+    /// The flow, if it is known.
+    pub fn get(&mut self, key: &FlowKey, now: Instant) -> Option<&mut Flow> {
+        self.age(now);
+        if !self.young.contains_key(key) {
+            let flow = self.old.remove(key)?;
+            self.make_room(now);
+            self.young.insert(*key, flow);
+        }
+        self.young.get_mut(key)
+    }
+
+    /// The flow, made if need be.
+    pub fn get_or_insert(&mut self, key: &FlowKey, now: Instant) -> &mut Flow {
+        self.age(now);
+        if !self.young.contains_key(key) {
+            let flow = self.old.remove(key).unwrap_or_default();
+            self.make_room(now);
+            self.young.insert(*key, flow);
+        }
+        self.young.entry(*key).or_default()
+    }
+
+    /// Flows known now.
+    pub fn len(&self) -> usize {
+        self.young.len() + self.old.len()
+    }
+
+    /// Whether none is known.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Flows that were forgotten for want of room.
+    pub fn evicted(&self) -> u64 {
+        self.evicted
+    }
+
+    fn age(&mut self, now: Instant) {
+        if now.duration_since(self.since) > GENERATION {
+            self.turn(now);
+        }
+    }
+
+    fn make_room(&mut self, now: Instant) {
+        if self.young.len() >= GENERATION_FLOWS {
+            self.evicted += self.old.len() as u64;
+            self.turn(now);
+        }
+    }
+
+    fn turn(&mut self, now: Instant) {
+        self.old = std::mem::take(&mut self.young);
+        self.since = now;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SIZE: u32 = 1000;
+
+    fn at(ms: u64) -> Instant {
+        Instant::from_nanos(1 << 40) + Duration::from_millis(ms)
+    }
+
+    fn data(seq: u32, segments: u32) -> Segment {
+        Segment {
+            seq,
+            ack: None,
+            payload: segments * SIZE,
+            syn: false,
+            size: SIZE,
+        }
+    }
+
+    fn ack(ack: u32) -> Segment {
+        Segment {
+            ack: Some(ack),
+            ..data(0, 0)
+        }
+    }
+
+    /// A flow whose device has sent up to byte 1000 times `segments`, counted from `start`.
+    fn flow(start: u32, segments: u32) -> Flow {
+        let mut flow = Flow::default();
+        let seen = flow.observe(Direction::Out, &data(start, segments), at(0));
+        assert_eq!(seen, Seen::default());
+        flow
+    }
+
+    #[test]
+    fn what_comes_again_was_lost_behind_the_gateway() {
+        // The numbers wrap in the middle.
+        let start = 5000u32.wrapping_neg();
+        let mut flow = flow(start, 10);
+        let again = data(start.wrapping_add(3000), 2);
+        let seen = flow.observe(Direction::Out, &again, at(1));
+        assert_eq!((seen.lost_before, seen.lost_behind), (0, 2));
+    }
+
+    #[test]
+    fn what_fills_a_gap_was_lost_before_it() {
+        let mut flow = flow(0, 2);
+        flow.observe(Direction::Out, &data(5000, 1), at(1));
+        let seen = flow.observe(Direction::Out, &data(2000, 1), at(2));
+        assert_eq!((seen.lost_before, seen.lost_behind), (1, 0));
+        let seen = flow.observe(Direction::Out, &data(3000, 2), at(3));
+        assert_eq!((seen.lost_before, seen.lost_behind), (2, 0));
+        // And once more: this time it had been here.
+        let seen = flow.observe(Direction::Out, &data(3000, 2), at(4));
+        assert_eq!((seen.lost_before, seen.lost_behind), (0, 2));
+    }
+
+    #[test]
+    fn losses_of_super_packets_are_told_apart() {
+        let mut flow = flow(0, 1);
+        flow.observe(Direction::Out, &data(1000, 1), at(1));
+        let seen = flow.observe(Direction::Out, &data(1000, 1), at(2));
+        assert_eq!((seen.lost_behind, seen.lost_merged), (1, 0));
+        flow.observe(Direction::Out, &data(2000, 8), at(3));
+        let seen = flow.observe(Direction::Out, &data(2000, 1), at(4));
+        assert_eq!((seen.lost_behind, seen.lost_merged), (1, 1));
+    }
+
+    #[test]
+    fn the_round_trip_is_that_of_the_leg_that_answers() {
+        let mut flow = flow(0, 1);
+        flow.observe(Direction::Out, &data(1000, 4), at(10));
+        let seen = flow.observe(Direction::In, &ack(5000), at(17));
+        assert_eq!(seen.rtt, Some(Duration::from_millis(7)));
+        // Answered once, it is not timed again.
+        let seen = flow.observe(Direction::In, &ack(5000), at(18));
+        assert_eq!(seen.rtt, None);
+    }
+
+    #[test]
+    fn what_was_sent_twice_is_not_timed() {
+        let mut flow = flow(0, 1);
+        flow.observe(Direction::Out, &data(1000, 1), at(10));
+        flow.observe(Direction::Out, &data(1000, 1), at(20));
+        let seen = flow.observe(Direction::In, &ack(2000), at(27));
+        assert_eq!(seen.rtt, None);
+    }
+
+    #[test]
+    fn a_keepalive_probe_is_no_loss() {
+        let mut flow = flow(0, 2);
+        let probe = Segment {
+            payload: 1,
+            ..data(1999, 0)
+        };
+        assert_eq!(flow.observe(Direction::Out, &probe, at(1)), Seen::default());
+    }
+
+    #[test]
+    fn a_new_connection_on_old_ports_starts_afresh() {
+        let mut flow = flow(1 << 30, 1);
+        let syn = Segment {
+            syn: true,
+            ..data(5, 0)
+        };
+        flow.observe(Direction::Out, &syn, at(1));
+        let seen = flow.observe(Direction::Out, &data(6, 1), at(2));
+        assert_eq!(seen, Seen::default());
+    }
+
+    fn key(n: u16) -> FlowKey {
+        FlowKey {
+            device: 0,
+            remote: [10, 0, 0, 1].into(),
+            protocol: 6,
+            device_port: n,
+            remote_port: 80,
+        }
+    }
+
+    #[test]
+    fn silent_flows_are_forgotten_and_used_ones_are_not() {
+        let mut flows = Flows::default();
+        flows.get_or_insert(&key(1), at(0));
+        flows.get_or_insert(&key(2), at(0));
+        for minute in 1..30 {
+            assert!(flows.get(&key(1), at(minute * 60_000)).is_some());
+        }
+        assert!(flows.get(&key(2), at(1_800_000)).is_none());
+        assert_eq!(flows.len(), 1);
+    }
+
+    #[test]
+    fn there_is_room_for_so_many_and_no_more() {
+        let mut flows = Flows::default();
+        for device in 0..4u32 {
+            for port in 0..GENERATION_FLOWS as u16 {
+                let key = FlowKey {
+                    device,
+                    ..key(port)
+                };
+                flows.get_or_insert(&key, at(0));
+            }
+        }
+        assert!(flows.len() <= 2 * GENERATION_FLOWS);
+        assert_eq!(flows.evicted() as usize, 2 * GENERATION_FLOWS);
+        let newest = FlowKey {
+            device: 3,
+            ..key(0)
+        };
+        assert!(flows.get(&newest, at(0)).is_some());
+    }
+}

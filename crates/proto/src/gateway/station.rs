@@ -1,0 +1,547 @@
+//! The gateway on the local network, in transparent mode: it answers for remotes, finds devices and
+//! watches for conflicts. Without I/O: frames in, frames out.
+//!
+//! A [`Station`] has a MAC address of its own, derived from the gateway's identity, so that the host's
+//! network stack never takes part, and a gateway that takes over has the same one. What devices
+//! send to that address is for the tunnel ([`Frame::Packet`]); ARP (RFC 826, 5227) and neighbour
+//! discovery (RFC 4861) end here; everything else of the local network stays there, counted.
+
+use super::{DeviceId, Gateway};
+use crate::time::Instant;
+use ipnet::IpNet;
+use seikan_observe::DropReason;
+use seikan_wire::arp::{Arp, Operation};
+use seikan_wire::ethernet::{
+    ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Ethernet, Mac, TAGGED_HEADER_LEN, Vlan,
+};
+use seikan_wire::ip::{IpPacket, PROTO_ICMPV6};
+use seikan_wire::neighbour::{self, Advertisement, Neighbour, Solicitation};
+use seikan_wire::{VNET_HDR_LEN, VnetHdr};
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv6Addr};
+use std::time::Duration;
+
+/// How long an address is left to somebody who was heard to use it.
+const CONFLICT: Duration = Duration::from_secs(60);
+/// Conflicts remembered; the oldest is replaced.
+const MAX_CONFLICTS: usize = 64;
+/// How long after a device was heard another card with its address is a duplicate and no replacement.
+const STILL_THERE: Duration = Duration::from_secs(10);
+/// How often a device that is not found is asked for: at first, and at most.
+const ASK_FIRST: Duration = Duration::from_secs(1);
+const ASK_RARELY: Duration = Duration::from_secs(30);
+/// How long a device may be silent before it is asked whether it is still there.
+const SILENT: Duration = Duration::from_secs(30);
+/// Questions at a time, and the time between: a thousand devices are no storm.
+const QUESTIONS: usize = 32;
+const PACE: Duration = Duration::from_millis(50);
+
+/// What a frame turned out to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Frame {
+    /// A packet for the tunnel: `[virtio-net header][packet]` from `start` on in the read.
+    Packet {
+        /// Where it begins now.
+        start: usize,
+        /// Who sent the frame.
+        mac: Mac,
+        /// In which VLAN.
+        vlan: Option<u16>,
+    },
+    /// It ended here, counted.
+    Done,
+}
+
+/// An address that two claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Conflict {
+    /// The address on the local network.
+    pub address: IpAddr,
+    /// The card that claims it and should not have it.
+    pub mac: Mac,
+    /// When that was heard last.
+    pub at: Instant,
+}
+
+/// The state of the gateway's own card.
+#[derive(Debug)]
+pub struct Station {
+    mac: Mac,
+    link_local: Ipv6Addr,
+    answer_for: Vec<IpNet>,
+    conflicts: Vec<Conflict>,
+    questions: HashMap<DeviceId, Question>,
+    /// When devices are looked through next.
+    due: Instant,
+    /// Devices before this one were looked through.
+    cursor: u32,
+    out: Vec<Vec<u8>>,
+}
+
+/// A device that is asked for.
+#[derive(Clone, Copy, Debug)]
+struct Question {
+    next: Instant,
+    interval: Duration,
+    unanswered: u32,
+}
+
+impl Station {
+    /// A station with this address, which answers for the remotes that the gateway shows and for whole
+    /// prefixes.
+    pub fn new(mac: Mac, answer_for: Vec<IpNet>) -> Station {
+        let [a, b, c, d, e, f] = mac.0;
+        // RFC 4291 appendix A: EUI-64 from a MAC address, the universal/local bit turned round.
+        let link_local = Ipv6Addr::from([
+            0xfe,
+            0x80,
+            0,
+            0,
+            0,
+            0,
+            0,
+            0,
+            a ^ 2,
+            b,
+            c,
+            0xff,
+            0xfe,
+            d,
+            e,
+            f,
+        ]);
+        Station {
+            mac,
+            link_local,
+            answer_for,
+            conflicts: Vec::new(),
+            questions: HashMap::new(),
+            due: Instant::BOOT,
+            cursor: 0,
+            out: Vec::new(),
+        }
+    }
+
+    /// Its address.
+    pub fn mac(&self) -> Mac {
+        self.mac
+    }
+
+    /// Addresses that two claim, heard within the last minute.
+    pub fn conflicts(&self, now: Instant) -> impl Iterator<Item = &Conflict> {
+        self.conflicts
+            .iter()
+            .filter(move |c| !c.at.has_expired(CONFLICT, now))
+    }
+
+    /// Frames to be sent, each behind an empty virtio-net header.
+    pub fn take_frames(&mut self) -> Vec<Vec<u8>> {
+        std::mem::take(&mut self.out)
+    }
+
+    /// Takes in `read`, `[virtio-net header][frame]`; `tci` is the tag that the kernel had taken off.
+    pub fn frame(
+        &mut self,
+        now: Instant,
+        gateway: &mut Gateway,
+        read: &mut [u8],
+        tci: Option<u16>,
+    ) -> Frame {
+        let Some(Ok(header)) = read.get(VNET_HDR_LEN..).map(Ethernet::parse) else {
+            gateway.drop_stray(DropReason::BadFrameType, 1);
+            return Frame::Done;
+        };
+        let tag = tci.filter(|tci| tci & 0x0fff != 0).map(|tci| tci & 0x0fff);
+        let vlan = tag.or(header.vlan_id());
+        let start = header.header_len;
+        let payload = &read[VNET_HDR_LEN + start..];
+        if header.src.is_multicast() || header.src == self.mac {
+            // Nobody's card; or ours, by a second gateway that has taken over.
+            gateway.drop_stray(DropReason::BadFrameType, 1);
+            return Frame::Done;
+        }
+        match header.ethertype {
+            ETHERTYPE_ARP => self.arp(now, gateway, &header, vlan, payload),
+            ETHERTYPE_IPV6 if is_neighbour(payload) => {
+                self.neighbour(now, gateway, &header, vlan, payload)
+            }
+            ETHERTYPE_IPV4 | ETHERTYPE_IPV6 if header.dst == self.mac => {
+                shift(read, start);
+                return Frame::Packet {
+                    start,
+                    mac: header.src,
+                    vlan,
+                };
+            }
+            ETHERTYPE_IPV4 | ETHERTYPE_IPV6 if header.dst.is_multicast() => {
+                gateway.drop_group(vlan, header.src, payload)
+            }
+            _ => gateway.drop_stray(DropReason::BadFrameType, 1),
+        }
+        Frame::Done
+    }
+
+    fn arp(
+        &mut self,
+        now: Instant,
+        gateway: &mut Gateway,
+        header: &Ethernet,
+        vlan: Option<u16>,
+        payload: &[u8],
+    ) {
+        let arp = match Arp::parse(payload) {
+            Ok(arp) if arp.sender_mac == header.src => arp,
+            _ => return gateway.drop_stray(DropReason::BadFrameType, 1),
+        };
+        if !arp.is_probe() {
+            self.claimed(now, gateway, vlan, arp.sender_mac, arp.sender.into());
+        }
+        let target = IpAddr::V4(arp.target);
+        let asked = arp.operation == Operation::Request && !arp.is_announcement();
+        if asked && self.answers(now, gateway, vlan, target) {
+            // Whoever is about to take one of our addresses is told, device or not (RFC 5227).
+            let known = gateway.knows(vlan, arp.sender_mac, arp.sender.into());
+            if !known && !arp.is_probe() {
+                return gateway.drop_stray(DropReason::UnlistedDevice, 1);
+            }
+            let reply = arp.reply(self.mac).to_bytes();
+            self.push(arp.sender_mac, vlan, ETHERTYPE_ARP, &reply);
+        }
+        gateway.consume_stray();
+    }
+
+    fn neighbour(
+        &mut self,
+        now: Instant,
+        gateway: &mut Gateway,
+        header: &Ethernet,
+        vlan: Option<u16>,
+        payload: &[u8],
+    ) {
+        match Neighbour::parse(payload) {
+            Ok(Neighbour::Solicitation(asked)) => {
+                if !asked.is_duplicate_address_detection() {
+                    self.claimed(now, gateway, vlan, header.src, asked.source.into());
+                }
+                if self.answers(now, gateway, vlan, asked.target.into()) {
+                    let known = gateway.knows(vlan, header.src, asked.source.into());
+                    if !known && !asked.is_duplicate_address_detection() {
+                        return gateway.drop_stray(DropReason::UnlistedDevice, 1);
+                    }
+                    let answer = asked.answer(self.mac);
+                    let to = match answer.destination.is_multicast() {
+                        true => neighbour::multicast_mac(answer.destination),
+                        false => header.src,
+                    };
+                    self.push(to, vlan, ETHERTYPE_IPV6, &answer.to_packet());
+                }
+            }
+            Ok(Neighbour::Advertisement(told)) => {
+                let mac = told.link_layer.unwrap_or(header.src);
+                self.claimed(now, gateway, vlan, mac, told.target.into());
+            }
+            Err(_) => return gateway.drop_stray(DropReason::BadFrameType, 1),
+        }
+        gateway.consume_stray();
+    }
+
+    /// Somebody says that `address` is at `mac`.
+    fn claimed(
+        &mut self,
+        now: Instant,
+        gateway: &mut Gateway,
+        vlan: Option<u16>,
+        mac: Mac,
+        address: IpAddr,
+    ) {
+        if mac == self.mac || mac.is_multicast() {
+            return;
+        }
+        if gateway.is_shown(address) {
+            return self.conflict(now, address, mac);
+        }
+        match gateway.heard(now, vlan, mac, address, STILL_THERE) {
+            Ok(Some(id)) => {
+                self.questions.remove(&id);
+            }
+            Ok(None) => {}
+            Err(()) => self.conflict(now, address, mac),
+        }
+    }
+
+    fn conflict(&mut self, now: Instant, address: IpAddr, mac: Mac) {
+        let conflict = Conflict {
+            address,
+            mac,
+            at: now,
+        };
+        let known = self.conflicts.iter_mut().find(|c| c.address == address);
+        if let Some(known) = known {
+            *known = conflict;
+        } else if self.conflicts.len() < MAX_CONFLICTS {
+            self.conflicts.push(conflict);
+        } else if let Some(oldest) = self.conflicts.iter_mut().min_by_key(|c| c.at) {
+            *oldest = conflict;
+        }
+    }
+
+    /// Whether we answer for an address. Never for one that belongs to somebody here.
+    fn answers(&self, now: Instant, gateway: &Gateway, vlan: Option<u16>, target: IpAddr) -> bool {
+        let ours = target == IpAddr::V6(self.link_local)
+            || gateway.is_shown(target)
+            || self.answer_for.iter().any(|net| net.contains(&target));
+        ours && gateway.device_by_lan(vlan, target).is_none()
+            && self.conflicts(now).all(|c| c.address != target)
+    }
+
+    /// A packet waits for this device: ask where it is, if that was not just done.
+    pub fn want(&mut self, now: Instant, gateway: &Gateway, id: DeviceId) {
+        let question = self.questions.get(&id);
+        if question.is_none_or(|q| q.next <= now) {
+            self.ask(now, gateway, id);
+        }
+    }
+
+    /// When [`Self::poll`] has something to do.
+    pub fn next_wakeup(&self) -> Instant {
+        self.due
+    }
+
+    /// Asks for devices that were not found yet or have been silent.
+    pub fn poll(&mut self, now: Instant, gateway: &mut Gateway) {
+        if now < self.due {
+            return;
+        }
+        let mut asked = 0;
+        while let Some(device) = gateway.device(DeviceId(self.cursor)) {
+            let id = DeviceId(self.cursor);
+            let silent = device
+                .last_seen
+                .is_none_or(|seen| seen.has_expired(SILENT, now));
+            let question = self.questions.get(&id).copied();
+            if silent && question.is_none_or(|q| q.next <= now) {
+                if asked == QUESTIONS {
+                    self.due = now + PACE;
+                    return;
+                }
+                // A card that does not answer may have been replaced.
+                if question.is_some_and(|q| q.unanswered >= 3) {
+                    gateway.forget_mac(id);
+                }
+                self.ask(now, gateway, id);
+                asked += 1;
+            }
+            self.cursor += 1;
+        }
+        self.cursor = 0;
+        self.due = now + ASK_FIRST;
+    }
+
+    /// Everything is to be found anew: the cable was out, or this gateway has just become active. The local
+    /// network is told where the remotes are.
+    pub fn announce(&mut self, now: Instant, gateway: &Gateway) {
+        self.questions.clear();
+        (self.due, self.cursor) = (now, 0);
+        let mut vlans: Vec<Option<u16>> = gateway.devices().map(|(_, d)| d.config.vlan).collect();
+        vlans.sort_unstable();
+        vlans.dedup();
+        let mut shown: Vec<IpAddr> = gateway.shown().collect();
+        shown.sort_unstable();
+        for vlan in vlans {
+            for address in &shown {
+                match address {
+                    IpAddr::V4(address) => {
+                        let told = Arp::announcement(self.mac, *address).to_bytes();
+                        self.push(Mac::BROADCAST, vlan, ETHERTYPE_ARP, &told);
+                    }
+                    IpAddr::V6(address) => {
+                        let told = Advertisement::unsolicited(*address, self.mac);
+                        let to = neighbour::multicast_mac(told.destination);
+                        self.push(to, vlan, ETHERTYPE_IPV6, &told.to_packet());
+                    }
+                }
+            }
+            // Switches learn from any frame where our address is now.
+            let told = Advertisement::unsolicited(self.link_local, self.mac);
+            let to = neighbour::multicast_mac(told.destination);
+            self.push(to, vlan, ETHERTYPE_IPV6, &told.to_packet());
+        }
+    }
+
+    fn ask(&mut self, now: Instant, gateway: &Gateway, id: DeviceId) {
+        let Some(device) = gateway.device(id) else {
+            return;
+        };
+        let vlan = device.config.vlan;
+        let known = device.mac;
+        let sender = |v6: bool| gateway.shown().filter(|a| a.is_ipv6() == v6).min();
+        for address in device.lan.into_iter().flatten() {
+            match address {
+                IpAddr::V4(address) => {
+                    let arp = match sender(false) {
+                        Some(IpAddr::V4(sender)) => Arp::request(self.mac, sender, address),
+                        _ => Arp::probe(self.mac, address),
+                    };
+                    let to = known.unwrap_or(Mac::BROADCAST);
+                    self.push(to, vlan, ETHERTYPE_ARP, &arp.to_bytes());
+                }
+                IpAddr::V6(address) => {
+                    let asked = Solicitation::new(self.link_local, self.mac, address);
+                    let to = neighbour::multicast_mac(asked.destination);
+                    self.push(to, vlan, ETHERTYPE_IPV6, &asked.to_packet());
+                }
+            }
+        }
+        let question = self.questions.entry(id).or_insert(Question {
+            next: now,
+            interval: ASK_FIRST,
+            unanswered: 0,
+        });
+        question.next = now + question.interval;
+        question.unanswered += 1;
+        question.interval = (question.interval * 2).min(ASK_RARELY);
+    }
+
+    fn push(&mut self, to: Mac, vlan: Option<u16>, ethertype: u16, payload: &[u8]) {
+        let header = Ethernet::new(to, self.mac, vlan.map(|tci| Vlan { tci }), ethertype);
+        let mut head = [0; VNET_HDR_LEN + TAGGED_HEADER_LEN];
+        let length = VNET_HDR_LEN + header.write(&mut head[VNET_HDR_LEN..]);
+        let mut frame = Vec::with_capacity(length + payload.len());
+        frame.extend(&head[..length]);
+        frame.extend(payload);
+        self.out.push(frame);
+    }
+
+    /// The header of a frame to a device, with its length; `None` while its card is not known.
+    pub fn header_to(
+        &self,
+        gateway: &Gateway,
+        id: DeviceId,
+        v6: bool,
+    ) -> Option<([u8; TAGGED_HEADER_LEN], usize)> {
+        let device = gateway.device(id)?;
+        let vlan = device.config.vlan.map(|tci| Vlan { tci });
+        let ethertype = if v6 { ETHERTYPE_IPV6 } else { ETHERTYPE_IPV4 };
+        let mut out = [0; TAGGED_HEADER_LEN];
+        let length = Ethernet::new(device.mac?, self.mac, vlan, ethertype).write(&mut out);
+        Some((out, length))
+    }
+}
+
+/// Moves the virtio-net header over the frame's, so that the packet follows it.
+fn shift(read: &mut [u8], start: usize) {
+    let mut vnet = [0; VNET_HDR_LEN];
+    vnet.copy_from_slice(&read[..VNET_HDR_LEN]);
+    if let Ok(mut parsed) = VnetHdr::read(&vnet)
+        && parsed.needs_csum
+    {
+        // Counted from the first byte of the frame, and now of the packet.
+        parsed.csum_start = parsed.csum_start.wrapping_sub(start as u16);
+        vnet = parsed.to_bytes();
+    }
+    read[start..start + VNET_HDR_LEN].copy_from_slice(&vnet);
+}
+
+/// Whether an IPv6 packet is neighbour discovery; whether it is valid is another question.
+fn is_neighbour(payload: &[u8]) -> bool {
+    IpPacket::parse(payload).is_ok_and(|ip| {
+        ip.protocol == PROTO_ICMPV6
+            && !ip.fragment
+            && matches!(
+                payload.get(ip.header_len),
+                Some(&(neighbour::SOLICITATION | neighbour::ADVERTISEMENT))
+            )
+    })
+}
+
+impl Gateway {
+    /// Whether the card or the address is a device's.
+    fn knows(&self, vlan: Option<u16>, mac: Mac, address: IpAddr) -> bool {
+        if self.by_mac.contains_key(&(vlan, mac)) {
+            return true;
+        }
+        let id = self.device_by_lan(vlan, address);
+        id.is_some_and(|id| self.devices[id.0 as usize].config.mac.is_none())
+    }
+
+    /// An ARP or neighbour message of the local network ended here as intended.
+    fn consume_stray(&mut self) {
+        self.stray.packets_in += 1;
+        self.stray.consumed += 1;
+    }
+
+    /// A broadcast or multicast packet: of a device or of somebody else, it stays.
+    fn drop_group(&mut self, vlan: Option<u16>, mac: Mac, packet: &[u8]) {
+        let by_address = || {
+            let ip = IpPacket::parse_headers(packet).ok()?;
+            self.device_by_lan(vlan, ip.src)
+        };
+        let counters = match self.device_by_mac(vlan, mac).or_else(by_address) {
+            Some(id) => &mut self.devices[id.0 as usize].outbound,
+            None => &mut self.stray,
+        };
+        counters.packets_in += 1;
+        counters.drops.add(DropReason::NotUnicast, 1);
+    }
+
+    /// Hears that `address` is at `mac`: which device that is, or an error if it contradicts what is
+    /// known of the device.
+    fn heard(
+        &mut self,
+        now: Instant,
+        vlan: Option<u16>,
+        mac: Mac,
+        address: IpAddr,
+        still_there: Duration,
+    ) -> Result<Option<DeviceId>, ()> {
+        let Some(id) = self.device_by_lan(vlan, address) else {
+            let Some(id) = self.device_by_mac(vlan, mac) else {
+                return Ok(None);
+            };
+            // Link-local and fixed addresses are not learned; the card was heard all the same.
+            let _ = self.learn(id, address, now);
+            self.devices[id.0 as usize].last_seen = Some(now);
+            return Ok(Some(id));
+        };
+        let device = &mut self.devices[id.0 as usize];
+        let is_there = device
+            .last_seen
+            .is_some_and(|seen| !seen.has_expired(still_there, now));
+        match (device.config.mac, device.mac) {
+            (Some(own), _) if own != mac => return Err(()),
+            (None, Some(known)) if known != mac && is_there => return Err(()),
+            _ => {}
+        }
+        device.last_seen = Some(now);
+        self.note_mac(id, mac);
+        Ok(Some(id))
+    }
+
+    /// The device's card.
+    pub(super) fn note_mac(&mut self, id: DeviceId, mac: Mac) {
+        let device = &mut self.devices[id.0 as usize];
+        let vlan = device.config.vlan;
+        if device.mac == Some(mac) {
+            return;
+        }
+        if let Some(old) = device.mac.replace(mac)
+            && self.by_mac.get(&(vlan, old)) == Some(&id)
+        {
+            self.by_mac.remove(&(vlan, old));
+        }
+        self.by_mac.entry((vlan, mac)).or_insert(id);
+    }
+
+    /// The device's card is not known any more, unless it is given.
+    fn forget_mac(&mut self, id: DeviceId) {
+        let device = &mut self.devices[id.0 as usize];
+        if device.config.mac.is_none()
+            && let Some(old) = device.mac.take()
+        {
+            let vlan = device.config.vlan;
+            if self.by_mac.get(&(vlan, old)) == Some(&id) {
+                self.by_mac.remove(&(vlan, old));
+            }
+        }
+    }
+}

@@ -1,0 +1,475 @@
+use super::station::{Frame, Station};
+use super::*;
+use crate::time::Instant;
+use seikan_observe::DropReason;
+use seikan_wire::arp::Arp;
+use seikan_wire::ethernet::{ETHERTYPE_ARP, ETHERTYPE_IPV4, Ethernet};
+use seikan_wire::ip::IpPacket;
+use seikan_wire::{VNET_HDR_LEN, VnetHdr, checksum};
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+const CARD: Mac = Mac([2, 0, 0, 0, 0, 0x10]);
+const OTHER: Mac = Mac([2, 0, 0, 0, 0, 0x99]);
+const STATION: Mac = Mac([2, 0, 0x5e, 1, 2, 3]);
+const LAN: &str = "192.168.1.10";
+const SHOWN: &str = "192.168.1.202";
+const OVERLAY: &str = "10.77.0.10";
+const REMOTE: &str = "10.77.0.2";
+
+fn at(ms: u64) -> Instant {
+    Instant::from_nanos(1 << 40) + Duration::from_millis(ms)
+}
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn config() -> GatewayConfig {
+    GatewayConfig {
+        devices: vec![DeviceConfig {
+            name: "plc".into(),
+            lan: vec![ip(LAN)],
+            overlay: vec![ip(OVERLAY)],
+            ..DeviceConfig::default()
+        }],
+        remotes: vec![Remote {
+            overlay: ip(REMOTE),
+            lan: ip(SHOWN),
+        }],
+        own: vec![ip("10.77.0.1")],
+        lowers_hop_limit: true,
+    }
+}
+
+fn gateway(change: impl FnOnce(&mut GatewayConfig)) -> Gateway {
+    let mut config = config();
+    change(&mut config);
+    Gateway::new(config)
+}
+
+fn rules(texts: &[&str]) -> Vec<Rule> {
+    texts.iter().map(|t| t.parse().unwrap()).collect()
+}
+
+/// A read: an IPv4 packet with this transport header, its checksums right.
+fn read(src: &str, dst: &str, protocol: u8, transport: &[u8]) -> Vec<u8> {
+    let (IpAddr::V4(src), IpAddr::V4(dst)) = (ip(src), ip(dst)) else {
+        panic!("IPv4 only");
+    };
+    let mut packet = vec![0x45, 0, 0, 0, 0, 7, 0x40, 0, 64, protocol, 0, 0];
+    packet.extend(src.octets());
+    packet.extend(dst.octets());
+    packet.extend(transport);
+    let total = packet.len() as u16;
+    packet[2..4].copy_from_slice(&total.to_be_bytes());
+    let sum = checksum::fold(checksum::sum(&packet[..20]));
+    packet[10..12].copy_from_slice(&sum.to_be_bytes());
+    let mut read = vec![0; VNET_HDR_LEN];
+    read.extend(packet);
+    read
+}
+
+fn udp(source: u16, destination: u16) -> Vec<u8> {
+    let mut header = Vec::new();
+    header.extend(source.to_be_bytes());
+    header.extend(destination.to_be_bytes());
+    header.extend([0, 12, 0, 0, 1, 2, 3, 4]);
+    header
+}
+
+fn tcp(source: u16, destination: u16, seq: u32, ack: u32, payload: usize) -> Vec<u8> {
+    let mut header = Vec::new();
+    header.extend(source.to_be_bytes());
+    header.extend(destination.to_be_bytes());
+    header.extend(seq.to_be_bytes());
+    header.extend(ack.to_be_bytes());
+    header.extend([0x50, 0x10, 1, 0, 0, 0, 0, 0]);
+    header.resize(20 + payload, 0);
+    header
+}
+
+const UDP: u8 = 17;
+const TCP: u8 = 6;
+
+fn from_card(mac: Mac) -> Origin {
+    Origin::Lan { mac, vlan: None }
+}
+
+fn addresses(read: &[u8]) -> (IpAddr, IpAddr) {
+    let packet = &read[VNET_HDR_LEN..];
+    let parsed = IpPacket::parse(packet).unwrap();
+    assert_eq!(checksum::fold(checksum::sum(&packet[..20])), 0);
+    (parsed.src, parsed.dst)
+}
+
+/// What the remote sends to the device, as the tunnel would hand it on.
+fn inbound(gateway: &mut Gateway, ms: u64, transport: (u8, &[u8])) -> Result<Vec<u8>, DropReason> {
+    let mut read = read(REMOTE, OVERLAY, transport.0, transport.1);
+    let bytes = read.len() as u64;
+    let vnet = VnetHdr::default();
+    let found = gateway.inbound(at(ms), &mut read[VNET_HDR_LEN..], &vnet, 1, bytes)?;
+    let Inbound::Device(id) = found else {
+        panic!("{found:?}");
+    };
+    gateway.delivered(id, 1, bytes, Ok(()));
+    Ok(read)
+}
+
+#[test]
+fn addresses_are_exchanged_both_ways() {
+    let mut gateway = gateway(|_| {});
+    let mut out = read(LAN, SHOWN, UDP, &udp(5000, 53));
+    gateway.outbound(at(0), &mut out, from_card(CARD)).unwrap();
+    assert_eq!(addresses(&out), (ip(OVERLAY), ip(REMOTE)));
+    let back = inbound(&mut gateway, 1, (UDP, &udp(53, 5000))).unwrap();
+    assert_eq!(addresses(&back), (ip(SHOWN), ip(LAN)));
+    // One hop each (RFC 791).
+    assert_eq!((out[VNET_HDR_LEN + 8], back[VNET_HDR_LEN + 8]), (63, 63));
+    let (_, device) = gateway.devices().next().unwrap();
+    assert_eq!(device.outbound.packets_out, 1);
+    assert_eq!(device.outbound.unaccounted(), 0);
+    assert_eq!(device.inbound.packets_out, 1);
+    assert_eq!(device.inbound.unaccounted(), 0);
+}
+
+#[test]
+fn who_is_not_listed_stays_out() {
+    let mut gateway = gateway(|_| {});
+    let mut out = read("192.168.1.11", SHOWN, UDP, &udp(5000, 53));
+    let outcome = gateway.outbound(at(0), &mut out, from_card(OTHER));
+    assert_eq!(outcome, Err(DropReason::UnlistedDevice));
+    assert_eq!(gateway.stray().drops.get(DropReason::UnlistedDevice), 1);
+    assert_eq!(gateway.stray().unaccounted(), 0);
+}
+
+#[test]
+fn the_host_itself_is_no_device() {
+    let mut gateway = gateway(|_| {});
+    let mut out = read("10.77.0.1", REMOTE, UDP, &udp(5000, 53));
+    let before = out.clone();
+    assert_eq!(gateway.outbound(at(0), &mut out, Origin::Tun), Ok(()));
+    assert_eq!(out, before);
+    let mut packet = read(REMOTE, "10.77.0.1", UDP, &udp(53, 5000));
+    let vnet = VnetHdr::default();
+    let found = gateway.inbound(at(0), &mut packet[VNET_HDR_LEN..], &vnet, 1, 32);
+    assert_eq!(found, Ok(Inbound::Host));
+}
+
+#[test]
+fn a_devices_address_from_another_card_is_refused() {
+    let mut gateway = gateway(|c| c.devices[0].mac = Some(CARD));
+    let mut out = read(LAN, SHOWN, UDP, &udp(5000, 53));
+    let outcome = gateway.outbound(at(0), &mut out, from_card(OTHER));
+    assert_eq!(outcome, Err(DropReason::DeviceMismatch));
+}
+
+#[test]
+fn a_card_is_who_it_is_under_any_address() {
+    let mut gateway = gateway(|c| {
+        c.devices[0].mac = Some(CARD);
+        c.devices[0].lan = Vec::new();
+    });
+    for address in [LAN, "192.168.1.77"] {
+        let mut out = read(address, SHOWN, UDP, &udp(5000, 53));
+        gateway.outbound(at(0), &mut out, from_card(CARD)).unwrap();
+        assert_eq!(addresses(&out), (ip(OVERLAY), ip(REMOTE)));
+        let back = inbound(&mut gateway, 1, (UDP, &udp(53, 5000))).unwrap();
+        assert_eq!(addresses(&back).1, ip(address));
+    }
+    // The address it left is nobody's.
+    let mut out = read(LAN, SHOWN, UDP, &udp(5000, 53));
+    let outcome = gateway.outbound(at(0), &mut out, from_card(OTHER));
+    assert_eq!(outcome, Err(DropReason::UnlistedDevice));
+}
+
+#[test]
+fn rules_hold_and_answers_pass() {
+    let mut gateway = gateway(|c| {
+        c.devices[0].allow_from = rules(&["10.99.0.0/16", "10.77.0.2 udp/502"]);
+        c.devices[0].allow_to = rules(&["any udp/53"]);
+    });
+    let denied = inbound(&mut gateway, 0, (UDP, &udp(9, 503)));
+    assert_eq!(denied.unwrap_err(), DropReason::DeniedFrom);
+    inbound(&mut gateway, 0, (UDP, &udp(9, 502))).unwrap();
+    let mut send = |source, destination| {
+        let mut out = read(LAN, SHOWN, UDP, &udp(source, destination));
+        gateway.outbound(at(1), &mut out, from_card(CARD))
+    };
+    assert_eq!(send(502, 9), Ok(())); // the answer
+    assert_eq!(send(502, 10), Err(DropReason::DeniedTo));
+    assert_eq!(send(7000, 53), Ok(()));
+    inbound(&mut gateway, 2, (UDP, &udp(53, 7000))).unwrap();
+    let (_, device) = gateway.devices().next().unwrap();
+    assert_eq!(device.rule_hits, [0, 1, 1]);
+    assert_eq!(device.inbound.drops.get(DropReason::DeniedFrom), 1);
+    assert_eq!(device.outbound.drops.get(DropReason::DeniedTo), 1);
+}
+
+#[test]
+fn an_icmp_error_passes_if_its_flow_does() {
+    let mut gateway = gateway(|c| {
+        c.devices[0].allow_from = rules(&["10.99.0.0/16"]);
+        c.devices[0].allow_to = rules(&["any udp/53"]);
+    });
+    let mut out = read(LAN, SHOWN, UDP, &udp(7000, 53));
+    gateway.outbound(at(0), &mut out, from_card(CARD)).unwrap();
+    // Port unreachable, quoting what went out, and something that never did.
+    let error = |quoted: &[u8]| [&[3, 3, 0, 0, 0, 0, 0, 0], quoted].concat();
+    let good = error(&out[VNET_HDR_LEN..]);
+    inbound(&mut gateway, 1, (1, &good)).unwrap();
+    let bad = error(&read(OVERLAY, REMOTE, UDP, &udp(7001, 53))[VNET_HDR_LEN..]);
+    let denied = inbound(&mut gateway, 1, (1, &bad));
+    assert_eq!(denied.unwrap_err(), DropReason::DeniedFrom);
+}
+
+#[test]
+fn later_fragments_go_where_the_first_went() {
+    let mut gateway = gateway(|c| c.devices[0].allow_from = rules(&["any udp/502"]));
+    let fragment = |identification: u8, offset: u8, more: u8, transport: &[u8]| {
+        let mut read = read(REMOTE, OVERLAY, UDP, transport);
+        let packet = &mut read[VNET_HDR_LEN..];
+        packet[5] = identification;
+        packet[6..8].copy_from_slice(&[more << 5, offset]);
+        read
+    };
+    let mut let_in = |mut read: Vec<u8>| {
+        let vnet = VnetHdr::default();
+        gateway
+            .inbound(at(0), &mut read[VNET_HDR_LEN..], &vnet, 1, 32)
+            .map(|_| ())
+    };
+    assert_eq!(let_in(fragment(1, 0, 1, &udp(9, 502))), Ok(()));
+    assert_eq!(let_in(fragment(1, 2, 0, &[0; 16])), Ok(()));
+    let other = let_in(fragment(2, 2, 0, &[0; 16]));
+    assert_eq!(other, Err(DropReason::DeniedFrom));
+    let denied = let_in(fragment(3, 0, 1, &udp(9, 503)));
+    assert_eq!(denied, Err(DropReason::DeniedFrom));
+}
+
+#[test]
+fn the_two_legs_are_told_apart() {
+    let mut gateway = gateway(|_| {});
+    let send = |gateway: &mut Gateway, ms, transport: Vec<u8>| {
+        let mut out = read(LAN, SHOWN, TCP, &transport);
+        gateway.outbound(at(ms), &mut out, from_card(CARD)).unwrap();
+    };
+    // The device's data takes 20 ms to be answered by the remote, the remote's 3 ms by the device.
+    send(&mut gateway, 0, tcp(7000, 80, 1, 1, 100));
+    send(&mut gateway, 1, tcp(7000, 80, 101, 1, 100));
+    inbound(&mut gateway, 20, (TCP, &tcp(80, 7000, 1, 201, 100))).unwrap();
+    inbound(&mut gateway, 21, (TCP, &tcp(80, 7000, 101, 201, 100))).unwrap();
+    send(&mut gateway, 24, tcp(7000, 80, 201, 201, 0));
+    // And again: lost between gateway and device.
+    inbound(&mut gateway, 30, (TCP, &tcp(80, 7000, 101, 201, 100))).unwrap();
+    let (_, device) = gateway.devices().next().unwrap();
+    let ms = Duration::from_millis;
+    assert_eq!(device.tunnel_leg.rtt_min, Some(ms(19)));
+    assert_eq!(device.lan_leg.rtt_min, Some(ms(3)));
+    assert_eq!((device.lan_leg.lost, device.tunnel_leg.lost), (1, 0));
+}
+
+// The station.
+
+fn station() -> Station {
+    Station::new(STATION, vec!["10.77.0.0/24".parse().unwrap()])
+}
+
+/// A read of an ARP message as the kernel hands it up.
+fn arp(arp: &Arp, tag: Option<u16>) -> Vec<u8> {
+    let vlan = tag.map(|tci| seikan_wire::ethernet::Vlan { tci });
+    let header = Ethernet::new(Mac::BROADCAST, arp.sender_mac, vlan, ETHERTYPE_ARP);
+    let mut read = vec![0; VNET_HDR_LEN + 18];
+    let length = header.write(&mut read[VNET_HDR_LEN..]);
+    read.truncate(VNET_HDR_LEN + length);
+    read.extend(arp.to_bytes());
+    read
+}
+
+fn v4(text: &str) -> Ipv4Addr {
+    text.parse().unwrap()
+}
+
+/// The replies to an ARP message: to whom, and what.
+fn answers(
+    station: &mut Station,
+    gateway: &mut Gateway,
+    ms: u64,
+    message: &Arp,
+) -> Vec<(Mac, Arp)> {
+    let frame = station.frame(at(ms), gateway, &mut arp(message, None), None);
+    assert_eq!(frame, Frame::Done);
+    let frames = station.take_frames();
+    frames
+        .iter()
+        .map(|frame| {
+            let header = Ethernet::parse(&frame[VNET_HDR_LEN..]).unwrap();
+            assert_eq!(header.src, STATION);
+            let payload = &frame[VNET_HDR_LEN + header.header_len..];
+            (header.dst, Arp::parse(payload).unwrap())
+        })
+        .collect()
+}
+
+#[test]
+fn a_device_that_asks_for_a_remote_is_answered() {
+    let (mut station, mut gateway) = (station(), gateway(|_| {}));
+    for target in [SHOWN, "10.77.0.9"] {
+        let ask = Arp::request(CARD, v4(LAN), v4(target));
+        let got = answers(&mut station, &mut gateway, 0, &ask);
+        assert_eq!(got, [(CARD, ask.reply(STATION))]);
+    }
+    let (_, device) = gateway.devices().next().unwrap();
+    assert_eq!(device.mac, Some(CARD));
+}
+
+#[test]
+fn nobody_is_answered_for_addresses_of_others() {
+    let (mut station, mut gateway) = (station(), gateway(|_| {}));
+    for target in ["192.168.1.1", LAN, "10.78.0.1"] {
+        let ask = Arp::request(CARD, v4(LAN), v4(target));
+        assert_eq!(answers(&mut station, &mut gateway, 0, &ask), []);
+    }
+    let stranger = Arp::request(OTHER, v4("192.168.1.11"), v4(SHOWN));
+    assert_eq!(answers(&mut station, &mut gateway, 0, &stranger), []);
+    assert_eq!(gateway.stray().drops.get(DropReason::UnlistedDevice), 1);
+    // But whoever wants to take our address is told that it is in use.
+    let probe = Arp::probe(OTHER, v4(SHOWN));
+    assert_eq!(answers(&mut station, &mut gateway, 0, &probe).len(), 1);
+    assert_eq!(gateway.stray().unaccounted(), 0);
+}
+
+#[test]
+fn an_address_that_somebody_has_is_left_to_them() {
+    let (mut station, mut gateway) = (station(), gateway(|_| {}));
+    let theirs = Arp::announcement(OTHER, v4(SHOWN));
+    assert_eq!(answers(&mut station, &mut gateway, 0, &theirs), []);
+    let ask = Arp::request(CARD, v4(LAN), v4(SHOWN));
+    assert_eq!(answers(&mut station, &mut gateway, 1, &ask), []);
+    assert_eq!(station.conflicts(at(1)).next().unwrap().mac, OTHER);
+    // A minute after it was last heard of, it is ours again.
+    assert_eq!(answers(&mut station, &mut gateway, 60_001, &ask).len(), 1);
+}
+
+#[test]
+fn a_second_card_with_a_devices_address_is_a_duplicate_until_the_first_is_silent() {
+    let (mut station, mut gateway) = (station(), gateway(|_| {}));
+    let first = Arp::announcement(CARD, v4(LAN));
+    answers(&mut station, &mut gateway, 0, &first);
+    let second = Arp::announcement(OTHER, v4(LAN));
+    answers(&mut station, &mut gateway, 5_000, &second);
+    let card = |gateway: &Gateway| gateway.devices().next().unwrap().1.mac;
+    assert_eq!(card(&gateway), Some(CARD));
+    let conflict = station.conflicts(at(5_000)).next().unwrap();
+    assert_eq!((conflict.address, conflict.mac), (ip(LAN), OTHER));
+    answers(&mut station, &mut gateway, 20_000, &second);
+    assert_eq!(card(&gateway), Some(OTHER));
+}
+
+#[test]
+fn a_device_that_was_not_heard_is_asked_for() {
+    let (mut station, mut gateway) = (station(), gateway(|_| {}));
+    station.poll(at(0), &mut gateway);
+    let frames = station.take_frames();
+    let header = Ethernet::parse(&frames[0][VNET_HDR_LEN..]).unwrap();
+    let asked = Arp::parse(&frames[0][VNET_HDR_LEN + 14..]).unwrap();
+    assert_eq!((frames.len(), header.dst), (1, Mac::BROADCAST));
+    assert_eq!((asked.sender, asked.target), (v4(SHOWN), v4(LAN)));
+    let reply = asked.reply(CARD);
+    answers(&mut station, &mut gateway, 1, &reply);
+    let (id, device) = gateway.devices().next().unwrap();
+    assert_eq!(device.mac, Some(CARD));
+    let (header, length) = station.header_to(&gateway, id, false).unwrap();
+    let header = Ethernet::parse(&header[..length]).unwrap();
+    assert_eq!((header.dst, header.src), (CARD, STATION));
+    // Heard a moment ago, it is left in peace.
+    station.poll(at(5_000), &mut gateway);
+    assert!(station.take_frames().is_empty());
+}
+
+#[test]
+fn a_thousand_devices_are_asked_for_little_by_little() {
+    let mut gateway = gateway(|c| {
+        for i in 0..1000u32 {
+            c.devices.push(DeviceConfig {
+                name: i.to_string(),
+                lan: vec![Ipv4Addr::from(0x0a00_0000 + i).into()],
+                ..DeviceConfig::default()
+            });
+        }
+    });
+    let mut station = station();
+    station.poll(at(0), &mut gateway);
+    assert_eq!(station.take_frames().len(), 32);
+    assert_eq!(station.next_wakeup(), at(50));
+}
+
+#[test]
+fn answers_carry_the_tag_of_the_question() {
+    let mut gateway = gateway(|c| c.devices[0].vlan = Some(7));
+    let ask = Arp::request(CARD, v4(LAN), v4(SHOWN));
+    // Taken off by the kernel, or still in the frame.
+    for (tag, tci) in [(None, Some(0x6007)), (Some(7), None)] {
+        let mut station = station();
+        station.frame(at(0), &mut gateway, &mut arp(&ask, tag), tci);
+        let frames = station.take_frames();
+        let header = Ethernet::parse(&frames[0][VNET_HDR_LEN..]).unwrap();
+        assert_eq!(header.vlan_id(), Some(7));
+    }
+    // The same address in another VLAN is another device.
+    let mut station = station();
+    station.frame(at(0), &mut gateway, &mut arp(&ask, None), None);
+    assert!(station.take_frames().is_empty());
+}
+
+#[test]
+fn a_packet_for_the_station_follows_its_virtio_header() {
+    let mut gateway = gateway(|_| {});
+    let packet = read(LAN, SHOWN, UDP, &udp(5000, 53));
+    for tag in [None, Some(7)] {
+        let vlan = tag.map(|tci| seikan_wire::ethernet::Vlan { tci });
+        let header = Ethernet::new(STATION, CARD, vlan, ETHERTYPE_IPV4);
+        let mut head = [0; 18];
+        let length = header.write(&mut head);
+        let vnet = VnetHdr {
+            needs_csum: true,
+            csum_start: (length + 20) as u16,
+            csum_offset: 6,
+            ..VnetHdr::default()
+        };
+        let mut read = vnet.to_bytes().to_vec();
+        read.extend(&head[..length]);
+        read.extend(&packet[VNET_HDR_LEN..]);
+        let found = station().frame(at(0), &mut gateway, &mut read, None);
+        let expected = Frame::Packet {
+            start: length,
+            mac: CARD,
+            vlan: tag,
+        };
+        assert_eq!(found, expected);
+        let vnet = VnetHdr::read(&read[length..]).unwrap();
+        assert_eq!(vnet.csum_start, 20);
+        assert_eq!(read[length + VNET_HDR_LEN..], packet[VNET_HDR_LEN..]);
+    }
+}
+
+#[test]
+fn what_is_for_everybody_stays_on_the_local_network() {
+    let (mut station, mut gateway) = (station(), gateway(|_| {}));
+    let packet = read(LAN, "192.168.1.255", UDP, &udp(137, 137));
+    for (source, address) in [(CARD, LAN), (OTHER, "192.168.1.11")] {
+        let header = Ethernet::new(Mac::BROADCAST, source, None, ETHERTYPE_IPV4);
+        let mut read = vec![0; VNET_HDR_LEN + 14];
+        header.write(&mut read[VNET_HDR_LEN..]);
+        read.extend(&packet[VNET_HDR_LEN..]);
+        let IpAddr::V4(source) = ip(address) else {
+            panic!()
+        };
+        read[VNET_HDR_LEN + 14 + 12..][..4].copy_from_slice(&source.octets());
+        let found = station.frame(at(0), &mut gateway, &mut read, None);
+        assert_eq!(found, Frame::Done);
+    }
+    let (_, device) = gateway.devices().next().unwrap();
+    assert_eq!(device.outbound.drops.get(DropReason::NotUnicast), 1);
+    assert_eq!(gateway.stray().drops.get(DropReason::NotUnicast), 1);
+}
