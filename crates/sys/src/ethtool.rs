@@ -36,6 +36,20 @@ pub enum Feature {
     Gro,
     /// `tx-udp-segmentation`.
     UdpSegmentation,
+    /// `rx-gro-list`: datagrams (and TCP segments) that are only forwarded are joined as a list of
+    /// packets.
+    GroList,
+    /// `rx-udp-gro-forwarding`: UDP datagrams that are only forwarded are joined as segments.
+    UdpGroForwarding,
+    /// `rx-gro-hw`: receive aggregation by the device, so that it can be undone.
+    HardwareGro,
+    /// `lro`: receive aggregation by the device that cannot be undone; harmful where packets are
+    /// forwarded.
+    Lro,
+    /// `rxvlan`: VLAN tags are taken off by the device.
+    RxVlan,
+    /// `txvlan`: VLAN tags are put on by the device.
+    TxVlan,
 }
 
 impl Feature {
@@ -59,6 +73,12 @@ impl Feature {
             Self::Gso => &["tx-generic-segmentation"],
             Self::Gro => &["rx-gro"],
             Self::UdpSegmentation => &["tx-udp-segmentation"],
+            Self::GroList => &["rx-gro-list"],
+            Self::UdpGroForwarding => &["rx-udp-gro-forwarding"],
+            Self::HardwareGro => &["rx-gro-hw"],
+            Self::Lro => &["rx-lro"],
+            Self::RxVlan => &["rx-vlan-hw-parse"],
+            Self::TxVlan => &["tx-vlan-hw-insert"],
         }
     }
 }
@@ -331,10 +351,42 @@ mod tests {
             Feature::Gso,
             Feature::Tso,
             Feature::TxChecksum,
+            Feature::UdpSegmentation,
+            Feature::GroList,
+            Feature::UdpGroForwarding,
+            Feature::RxVlan,
+            Feature::TxVlan,
         ] {
             for on in [false, true] {
                 ethtool.set_feature("v0", feature, on).unwrap();
                 assert_eq!(ethtool.feature("v0", feature).unwrap(), on, "{feature:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_group_has_a_name_that_the_kernel_knows() {
+        let Some((_namespace, ethtool)) = pair() else {
+            return;
+        };
+        let states = ethtool.features("v0").unwrap();
+        for feature in [
+            Feature::RxChecksum,
+            Feature::TxChecksum,
+            Feature::ScatterGather,
+            Feature::Tso,
+            Feature::Gso,
+            Feature::Gro,
+            Feature::UdpSegmentation,
+            Feature::GroList,
+            Feature::UdpGroForwarding,
+            Feature::HardwareGro,
+            Feature::Lro,
+            Feature::RxVlan,
+            Feature::TxVlan,
+        ] {
+            for name in feature.names() {
+                assert!(states.iter().any(|state| state.name == *name), "{name}");
             }
         }
     }

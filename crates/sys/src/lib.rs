@@ -1,11 +1,11 @@
 //! Everything that talks to the kernel: all system calls and all `unsafe` code of the workspace.
 //!
 //! A packet leaves by [`tun`] (one read gives a whole super-packet) and [`udp`] (one call sends a
-//! batch of datagrams); it enters by [`udp`] (one call receives a batch) and [`tun`]. [`poll`] says
-//! when, [`clock`] says at what time. What the kernel can do is found out by trying and kept as
-//! [`ability::Ability`], each absence with its reason. Around the data path: [`netlink`] and
-//! [`ethtool`] set interfaces up, [`netns`] makes hosts out of namespaces, [`privilege`] drops what
-//! is not needed.
+//! batch of datagrams); it enters by [`udp`] (one call receives a batch) and [`tun`]. Frames of
+//! other devices on a LAN come and go by [`packet`]. [`poll`] says when, [`clock`] says at what
+//! time. What the kernel can do is found out by trying and kept as [`ability::Ability`], each
+//! absence with its reason. Around the data path: [`netlink`], [`ethtool`] and [`sysctl`] set
+//! interfaces up, [`netns`] makes hosts out of namespaces, [`privilege`] drops what is not needed.
 
 pub mod ability;
 pub mod clock;
@@ -15,11 +15,13 @@ pub mod ethtool;
 pub mod hooks;
 pub mod netlink;
 pub mod netns;
+pub mod packet;
 pub mod poll;
 pub mod privilege;
 pub mod process;
 pub mod random;
 pub mod signal;
+pub mod sysctl;
 pub mod timer;
 pub mod tun;
 pub mod udp;

@@ -3,8 +3,11 @@
 use std::net::Ipv4Addr;
 use std::os::fd::AsRawFd;
 
+use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
+
+use crate::netns::NetNs;
 
 /// Says why a test did not run; fails instead where every test must run.
 pub(crate) fn skip(reason: &str) {
@@ -30,6 +33,22 @@ pub(crate) fn in_namespace(test: impl FnOnce() + Send) {
             std::panic::resume_unwind(panic);
         }
     });
+}
+
+/// An attribute below `/sys/class/net` from the namespace's own sysfs, mounted for the length of the
+/// call; `None` if there is none.
+pub(crate) fn sysfs(namespace: &NetNs, path: &str) -> Option<String> {
+    namespace
+        .run(|| {
+            let none: Option<&str> = None;
+            // A private view of the mounts, for this thread alone; it ends with the thread.
+            unshare(CloneFlags::CLONE_NEWNS).unwrap();
+            mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
+            mount(Some("sysfs"), "/sys", Some("sysfs"), MsFlags::empty(), none).unwrap();
+            let text = std::fs::read_to_string(format!("/sys/class/net/{path}")).ok()?;
+            Some(text.trim().to_owned())
+        })
+        .unwrap()
 }
 
 /// Sets interface `name` up, in the namespace of the calling thread.

@@ -399,7 +399,8 @@ fn set_mark<F: AsFd>(fd: &F, mark: u32) -> Result<(), UdpError> {
     sockopt::Mark.set(fd, &mark).map_err(refused)
 }
 
-fn set_receive_buffer(fd: &OwnedFd, wanted: usize) -> Ability {
+/// Sets the receive buffer, beyond `net.core.rmem_max` where that is permitted.
+pub(crate) fn set_receive_buffer(fd: &OwnedFd, wanted: usize) -> Ability {
     if sockopt::RcvBufForce.set(fd, &wanted).is_err() {
         // What is reached is looked at below.
         let _ = sockopt::RcvBuf.set(fd, &wanted);
@@ -407,7 +408,8 @@ fn set_receive_buffer(fd: &OwnedFd, wanted: usize) -> Ability {
     reached(sockopt::RcvBuf.get(fd), wanted, "net.core.rmem_max")
 }
 
-fn set_send_buffer(fd: &OwnedFd, wanted: usize) -> Ability {
+/// Sets the send buffer, beyond `net.core.wmem_max` where that is permitted.
+pub(crate) fn set_send_buffer(fd: &OwnedFd, wanted: usize) -> Ability {
     if sockopt::SndBufForce.set(fd, &wanted).is_err() {
         let _ = sockopt::SndBuf.set(fd, &wanted);
     }

@@ -32,7 +32,9 @@ pub struct LinkInfo {
     pub name: String,
     /// Driver kind (`tun`, `veth`, `bridge`, `wireguard` ...); empty for hardware and loopback.
     pub kind: String,
-    /// Hardware address; empty for TUN.
+    /// What kind of frames it carries (`ARPHRD_*`, include/uapi/linux/if_arp.h): 1 is Ethernet.
+    pub hardware_type: u16,
+    /// Hardware address; empty for TUN. [`LinkInfo::mac`] has it as six bytes.
     pub address: Vec<u8>,
     /// Largest packet in bytes, without link header.
     pub mtu: u32,
@@ -54,6 +56,18 @@ pub struct LinkInfo {
     pub gso_ipv4_max_size: u32,
     /// Largest packet that generic receive offload builds, in bytes.
     pub gro_max_size: u32,
+}
+
+impl LinkInfo {
+    /// Whether it carries Ethernet frames, as cards, veth, bridges and VLANs do (`ARPHRD_ETHER`).
+    pub fn is_ethernet(&self) -> bool {
+        self.hardware_type == libc::ARPHRD_ETHER
+    }
+
+    /// The hardware address, if it is one of Ethernet's.
+    pub fn mac(&self) -> Option<[u8; 6]> {
+        self.address[..].try_into().ok()
+    }
 }
 
 impl Netlink {
@@ -360,6 +374,7 @@ pub(super) fn parse_link(payload: &[u8]) -> Option<LinkInfo> {
         index: header.index,
         up: header.flags.contains(LinkFlags::Up),
         carrier: header.flags.contains(LinkFlags::LowerUp),
+        hardware_type: header.link_layer_type.into(),
         ..LinkInfo::default()
     };
     for nla in NlasIterator::new(payload.get(LINK_HEADER_SIZE..)?).map_while(Result::ok) {

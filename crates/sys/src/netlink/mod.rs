@@ -1,7 +1,8 @@
-//! rtnetlink(7), synchronously: interfaces, addresses, routes, policy rules and notifications.
+//! rtnetlink(7), synchronously: interfaces, addresses, neighbours, routes, policy rules and
+//! notifications.
 //!
-//! The flow of one call: a method in [`link`], [`address`], [`route`] or [`rule`] builds a typed
-//! message (`netlink-packet-route`); [`Netlink::exchange`] numbers it, sends it and reads until the
+//! The flow of one call: a method in [`link`], [`address`], [`neighbour`], [`route`] or [`rule`]
+//! builds a typed message (`netlink-packet-route`); [`Netlink::exchange`] numbers it, sends it and reads until the
 //! kernel's acknowledgement or the end of the dump, handing each reply to the caller's parser; a
 //! refusal becomes a [`NetlinkError`] that says what was attempted, to what, and what helps.
 //!
@@ -15,6 +16,7 @@ pub mod address;
 pub mod error;
 pub mod event;
 pub mod link;
+pub mod neighbour;
 pub mod route;
 pub mod rule;
 
@@ -34,6 +36,8 @@ pub use address::{Address, AddressOptions};
 pub use error::NetlinkError;
 pub use event::{Event, Group, Subscription};
 pub use link::{LinkInfo, LinkStats};
+pub use neighbour::Neighbour;
+pub use netlink_packet_route::neighbour::NeighbourState;
 pub use netlink_packet_route::route::{RouteScope, RouteType};
 pub use route::{Route, RouteLookup};
 pub use rule::Rule;

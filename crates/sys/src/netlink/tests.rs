@@ -46,18 +46,7 @@ impl Host {
     }
 
     fn sysfs_path(&self, path: &str) -> Option<String> {
-        self.namespace
-            .run(|| {
-                use nix::mount::{MsFlags, mount};
-                let none: Option<&str> = None;
-                // A private view of the mounts, for this thread alone; it ends with the thread.
-                nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).unwrap();
-                mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
-                mount(Some("sysfs"), "/sys", Some("sysfs"), MsFlags::empty(), none).unwrap();
-                let text = fs::read_to_string(format!("/sys/class/net/{path}")).ok()?;
-                Some(text.trim().to_owned())
-            })
-            .unwrap()
+        crate::testing::sysfs(&self.namespace, path)
     }
 
     fn proc_net(&self, file: &str) -> String {

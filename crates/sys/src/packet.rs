@@ -1,0 +1,493 @@
+//! The packet socket: frames of one Ethernet interface, super-packets whole, without the stack's
+//! leave.
+//!
+//! [`PacketSocket::open`] makes the socket deaf, sets it up with its filter, and only then binds it,
+//! so that nothing unfiltered comes in. [`PacketSocket::receive`] gives one frame behind a
+//! virtio-net header (`PACKET_VNET_HDR`): what GRO or the sender's TSO joined stays joined, and
+//! checksums not yet filled in are said to be so. [`PacketSocket::send_vectored`] takes the same
+//! framing and leaves segmentation and checksums to the interface. The header is in the byte order
+//! of the host (packet(7) has no `TUNSETVNETLE`), and `csum_start` counts from the Ethernet header.
+//!
+//! The host's own stack sees the same frames, and answers them if it thinks they are for it.
+
+mod filter;
+mod option;
+#[cfg(test)]
+mod tests;
+
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use libc::{c_int, cmsghdr, sockaddr_ll, tpacket_auxdata};
+use nix::errno::Errno;
+use nix::sys::socket::{self, AddressFamily, SockFlag, SockType};
+
+use crate::ability::Ability;
+use crate::udp::{set_receive_buffer, set_send_buffer};
+
+/// Bytes of the virtio-net header in front of every frame.
+pub const VNET_HEADER_LEN: usize = 10;
+
+/// A receive buffer of this length takes what any interface with default limits receives: the
+/// header, an Ethernet header, and a super-packet of `gro_max_size` 65,536 bytes.
+pub const RECEIVE_BUFFER_LEN: usize = VNET_HEADER_LEN + 14 + 65_536;
+
+/// Which received frames the kernel hands over. What this host sends is never among them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Accept {
+    /// Those to this address, those to any group (broadcast, multicast), and ARP to anybody.
+    Station([u8; 6]),
+    /// All, for discovery; of each only the first `snap_length` bytes (at least 1), Ethernet header
+    /// included.
+    Everything {
+        /// In bytes; 128 shows every header that names a device.
+        snap_length: u32,
+    },
+}
+
+/// How to set up a socket.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PacketOptions {
+    /// What to receive.
+    pub accept: Accept,
+    /// Receive buffer in bytes. The kernel charges a frame with the memory it occupies, twice the
+    /// option's value is available, and a burst of super-packets comes in between two reads: 8 MiB
+    /// hold some 200 of them, or 13 ms at 10 Gbit/s; the default of Linux (208 KiB) holds 6.
+    pub receive_buffer: usize,
+    /// Send buffer in bytes: frames count until the interface has sent them, so it covers the
+    /// interface's queue, too.
+    pub send_buffer: usize,
+}
+
+impl PacketOptions {
+    /// With buffers of 8 MiB.
+    pub fn new(accept: Accept) -> Self {
+        Self {
+            accept,
+            receive_buffer: 8 << 20,
+            send_buffer: 8 << 20,
+        }
+    }
+}
+
+/// Why there is no socket.
+#[derive(Debug, thiserror::Error)]
+pub enum PacketError {
+    /// The process lacks CAP_NET_RAW.
+    #[error(
+        "not permitted to open a packet socket: it takes CAP_NET_RAW; run as root, or \
+         `setcap cap_net_raw,cap_net_admin+ep` on the binary"
+    )]
+    NotPermitted,
+    /// The kernel was built without packet sockets.
+    #[error("this kernel has no packet sockets: load the module (`modprobe af_packet`)")]
+    NoFamily,
+    /// No interface has the index, in the calling thread's network namespace.
+    #[error("there is no interface with index {index}; `ip link` lists those there are")]
+    NoSuchInterface {
+        /// The index asked for.
+        index: u32,
+    },
+    /// The interface does not carry Ethernet frames.
+    #[error(
+        "interface {index} is not Ethernet (hardware type {hardware_type}); choose the physical \
+         interface, bridge or VLAN that leads to the devices"
+    )]
+    NotEthernet {
+        /// The index asked for.
+        index: u32,
+        /// `ARPHRD_*` of include/uapi/linux/if_arp.h.
+        hardware_type: u16,
+    },
+    /// Anything else.
+    #[error("cannot open a packet socket on interface {index}: {operation}: {source}")]
+    System {
+        /// The index asked for.
+        index: u32,
+        /// What was being done.
+        operation: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+/// To whom a frame was sent, as the kernel sees it (`sll_pkttype`, packet(7)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Destined {
+    /// To the interface's own address.
+    Host,
+    /// To everybody.
+    Broadcast,
+    /// To a group.
+    Multicast,
+    /// To another address; seen because the interface is promiscuous or
+    /// [`PacketSocket::join_unicast`] asked for it.
+    OtherHost,
+}
+
+/// What [`PacketSocket::receive`] put into the buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Received {
+    /// Bytes in the buffer: the virtio-net header and the frame, or as much of it as fitted.
+    pub length: usize,
+    /// Bytes of the frame as it came, Ethernet header included, VLAN tag and virtio-net header not;
+    /// more than is in the buffer if it was truncated or snapped.
+    pub frame_length: usize,
+    /// TCI (priority and VLAN identifier) of the outermost VLAN tag, which the kernel has taken out
+    /// of the frame.
+    pub vlan: Option<u16>,
+    /// TPID of that tag: 0x8100, or 0x88a8 for a service tag; 0 without one.
+    pub vlan_protocol: u16,
+    /// The buffer was too small. A frame cut by [`Accept::Everything`] does not count.
+    pub truncated: bool,
+    /// To whom.
+    pub destined: Destined,
+    /// The interface or the kernel has verified the transport checksum (`TP_STATUS_CSUM_VALID`).
+    /// The header's `NEEDS_CSUM` is the other good case: it was never computed.
+    pub checksum_valid: bool,
+}
+
+/// A packet socket on one interface, never blocking.
+///
+/// When the interface is set down, [`PacketSocket::receive`] fails once with
+/// [`io::ErrorKind::NetworkDown`] (and poll says error) and sending fails so until it is up again;
+/// the same socket then goes on. When the interface is deleted, receiving says the same once, and
+/// sending fails with ENXIO for good.
+#[derive(Debug)]
+pub struct PacketSocket {
+    fd: OwnedFd,
+    index: u32,
+    receive_buffer: Ability,
+    send_buffer: Ability,
+    promiscuous: AtomicBool,
+    drops: AtomicU64,
+}
+
+impl PacketSocket {
+    /// Opens a socket on an interface of the calling thread's network namespace, up or down. Closing
+    /// it undoes all memberships.
+    ///
+    /// # Errors
+    /// See [`PacketError`]. Smaller buffers than asked for are no error, see
+    /// [`PacketSocket::buffers`].
+    pub fn open(interface_index: u32, options: &PacketOptions) -> Result<Self, PacketError> {
+        let index = interface_index;
+        let system = |operation| {
+            move |errno: Errno| PacketError::System {
+                index,
+                operation,
+                source: errno.into(),
+            }
+        };
+        // Protocol 0: nothing comes in before bind says otherwise.
+        let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+        let fd =
+            socket::socket(AddressFamily::Packet, SockType::Raw, flags, None).map_err(|errno| {
+                match errno {
+                    Errno::EPERM | Errno::EACCES => PacketError::NotPermitted,
+                    Errno::EAFNOSUPPORT => PacketError::NoFamily,
+                    errno => system("socket")(errno),
+                }
+            })?;
+        option::set_int(fd.as_fd(), libc::PACKET_VNET_HDR, 1).map_err(system("PACKET_VNET_HDR"))?;
+        option::set_int(fd.as_fd(), libc::PACKET_AUXDATA, 1).map_err(system("PACKET_AUXDATA"))?;
+        // Only spares work: the filter refuses what this host sends in any case.
+        let _ = option::set_int(fd.as_fd(), libc::PACKET_IGNORE_OUTGOING, 1);
+        let receive_buffer = set_receive_buffer(&fd, options.receive_buffer);
+        let send_buffer = set_send_buffer(&fd, options.send_buffer);
+        option::attach_filter(fd.as_fd(), &mut filter::program(options.accept))
+            .map_err(system("SO_ATTACH_FILTER"))?;
+        // Index 0 would be every interface.
+        let bound = match index {
+            0 => Err(Errno::ENODEV),
+            _ => option::bind(fd.as_fd(), index, libc::ETH_P_ALL),
+        };
+        bound.map_err(|errno| match errno {
+            Errno::ENODEV => PacketError::NoSuchInterface { index },
+            errno => system("bind")(errno),
+        })?;
+        let hardware_type = option::hardware_type(fd.as_fd()).map_err(system("getsockname"))?;
+        if hardware_type != libc::ARPHRD_ETHER {
+            return Err(PacketError::NotEthernet {
+                index,
+                hardware_type,
+            });
+        }
+        Ok(Self {
+            fd,
+            index,
+            receive_buffer,
+            send_buffer,
+            promiscuous: AtomicBool::new(false),
+            drops: AtomicU64::new(0),
+        })
+    }
+
+    /// The interface it is bound to.
+    pub fn interface_index(&self) -> u32 {
+        self.index
+    }
+
+    /// Whether the receive and the send buffer have the size asked for.
+    pub fn buffers(&self) -> (&Ability, &Ability) {
+        (&self.receive_buffer, &self.send_buffer)
+    }
+
+    /// Takes one frame: `buffer` gets the virtio-net header and the frame. With
+    /// [`RECEIVE_BUFFER_LEN`] bytes it is never truncated, unless `gro_max_size` was raised.
+    ///
+    /// # Errors
+    /// `WouldBlock` when nothing is waiting; `NetworkDown` once after the interface was set down or
+    /// deleted; `InvalidInput` when a super-packet came of a kind that the header cannot express
+    /// (SCTP, or a tunnel whose inner packets were joined): it is lost, count it and go on. Also
+    /// `InvalidInput` if `buffer` cannot hold a header.
+    #[inline]
+    pub fn receive(&self, buffer: &mut [u8]) -> io::Result<Received> {
+        let mut address = option::no_address();
+        let mut control = Control([0; CONTROL_LEN]);
+        let mut part = libc::iovec {
+            iov_base: buffer.as_mut_ptr().cast(),
+            iov_len: buffer.len(),
+        };
+        // SAFETY: msghdr is integers and pointers, for which zero bytes are valid.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_name = (&raw mut address).cast();
+        message.msg_namelen = size_of::<sockaddr_ll>() as libc::socklen_t;
+        message.msg_iov = &raw mut part;
+        message.msg_iovlen = 1;
+        message.msg_control = (&raw mut control).cast();
+        message.msg_controllen = CONTROL_LEN as _;
+        // SAFETY: the address, control and data buffers have the stated lengths, outlive the call,
+        // and nobody else uses them.
+        let length = unsafe { libc::recvmsg(self.fd.as_raw_fd(), &raw mut message, 0) };
+        let length = Errno::result(length)? as usize;
+        // SAFETY: recvmsg filled `message`, whose control buffer is alive and aligned.
+        let auxiliary = unsafe { auxiliary(&message) };
+        Ok(received(
+            length.min(buffer.len()),
+            message.msg_flags & libc::MSG_TRUNC != 0,
+            address.sll_pkttype,
+            &auxiliary,
+        ))
+    }
+
+    /// Sends one frame gathered from `parts` (at most 1024): the virtio-net header, then the frame,
+    /// a VLAN tag included if it is to have one. The length sent, which is always all. A super-packet
+    /// (`gso_type`) may be longer than the MTU; it is segmented at the latest where it leaves.
+    ///
+    /// # Errors
+    /// `WouldBlock` when the send buffer is full; ENOBUFS when the interface's queue is: the frame
+    /// was dropped there. EMSGSIZE for a frame over the MTU that is no super-packet. `InvalidInput`
+    /// (EINVAL) when the kernel rejects header or frame. `NetworkDown` while the interface is down,
+    /// ENXIO after it was deleted.
+    #[inline]
+    pub fn send_vectored(&self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        Ok(nix::sys::uio::writev(&self.fd, parts)?)
+    }
+
+    /// From the next frame on, receives what is to this station. What is already in the receive
+    /// buffer was chosen by the old filter.
+    ///
+    /// # Errors
+    /// What setsockopt(2) says (out of memory).
+    pub fn set_station(&self, address: [u8; 6]) -> io::Result<()> {
+        let mut program = filter::program(Accept::Station(address));
+        Ok(option::attach_filter(self.fd.as_fd(), &mut program)?)
+    }
+
+    /// Makes the interface receive frames to a further unicast address. A card whose address table
+    /// is full becomes promiscuous instead; that is the kernel's matter.
+    ///
+    /// # Errors
+    /// `NetworkDown` or ENODEV when the interface was deleted.
+    pub fn join_unicast(&self, address: [u8; 6]) -> io::Result<()> {
+        self.join(libc::PACKET_MR_UNICAST, address)
+    }
+
+    /// Undoes one [`PacketSocket::join_unicast`].
+    ///
+    /// # Errors
+    /// What setsockopt(2) says. An address that was never joined is no error.
+    pub fn leave_unicast(&self, address: [u8; 6]) -> io::Result<()> {
+        self.leave(libc::PACKET_MR_UNICAST, address)
+    }
+
+    /// Makes the interface receive frames to a group, such as the solicited-node group of an IPv6
+    /// address that is to be answered for (RFC 4861, RFC 2464 section 7).
+    ///
+    /// # Errors
+    /// As [`PacketSocket::join_unicast`].
+    pub fn join_multicast(&self, group: [u8; 6]) -> io::Result<()> {
+        self.join(libc::PACKET_MR_MULTICAST, group)
+    }
+
+    /// Undoes one [`PacketSocket::join_multicast`].
+    ///
+    /// # Errors
+    /// As [`PacketSocket::leave_unicast`].
+    pub fn leave_multicast(&self, group: [u8; 6]) -> io::Result<()> {
+        self.leave(libc::PACKET_MR_MULTICAST, group)
+    }
+
+    /// Whether the interface is to receive frames to any address on this socket's behalf. It ends
+    /// with the socket. The filter still holds.
+    ///
+    /// # Errors
+    /// What setsockopt(2) says.
+    pub fn set_promiscuous(&self, on: bool) -> io::Result<()> {
+        // The kernel counts memberships: ask only for what changes.
+        if self.promiscuous.swap(on, Ordering::Relaxed) == on {
+            return Ok(());
+        }
+        let operation = match on {
+            true => libc::PACKET_ADD_MEMBERSHIP,
+            false => libc::PACKET_DROP_MEMBERSHIP,
+        };
+        let kind = libc::PACKET_MR_PROMISC;
+        let outcome = option::membership(self.fd.as_fd(), operation, self.index, kind, None);
+        if outcome.is_err() {
+            self.promiscuous.store(!on, Ordering::Relaxed);
+        }
+        Ok(outcome?)
+    }
+
+    /// Frames that found the receive buffer full, since the socket was opened.
+    pub fn drops(&self) -> u64 {
+        // Reading resets the kernel's counter, so the sum is kept here.
+        let fresh = option::take_drops(self.fd.as_fd()).unwrap_or(0);
+        self.drops.fetch_add(fresh.into(), Ordering::Relaxed) + u64::from(fresh)
+    }
+
+    /// Joins the sockets of this process and interface that share `group`: each frame goes to one
+    /// of them, chosen by the flow's hash (PACKET_FANOUT_HASH), the same for both directions, so
+    /// that a flow stays on one socket and in order as long as no socket joins or leaves. There is
+    /// no overflow to another socket (PACKET_FANOUT_FLAG_ROLLOVER), which would reorder it.
+    /// Fragments are hashed by their addresses alone and may go elsewhere than the rest of their
+    /// flow.
+    ///
+    /// Every socket of the group must be open on the same interface with the same [`Accept`].
+    ///
+    /// # Errors
+    /// EINVAL when the group exists with another interface or way of choosing.
+    pub fn fanout(&self, group: u16) -> io::Result<()> {
+        let set = |flags: u32| {
+            let value = u32::from(group) | (libc::PACKET_FANOUT_HASH | flags) << 16;
+            option::set_int(self.fd.as_fd(), libc::PACKET_FANOUT, value as c_int)
+        };
+        // A group does not inherit the option from its sockets. Before Linux 5.10 there is no such
+        // flag, and the filter alone refuses what this host sends.
+        match set(libc::PACKET_FANOUT_FLAG_IGNORE_OUTGOING) {
+            Err(Errno::EINVAL) => Ok(set(0)?),
+            other => Ok(other?),
+        }
+    }
+
+    fn join(&self, kind: c_int, address: [u8; 6]) -> io::Result<()> {
+        let operation = libc::PACKET_ADD_MEMBERSHIP;
+        let fd = self.fd.as_fd();
+        Ok(option::membership(
+            fd,
+            operation,
+            self.index,
+            kind,
+            Some(address),
+        )?)
+    }
+
+    fn leave(&self, kind: c_int, address: [u8; 6]) -> io::Result<()> {
+        let operation = libc::PACKET_DROP_MEMBERSHIP;
+        let fd = self.fd.as_fd();
+        Ok(option::membership(
+            fd,
+            operation,
+            self.index,
+            kind,
+            Some(address),
+        )?)
+    }
+}
+
+impl AsFd for PacketSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl AsRawFd for PacketSocket {
+    fn as_raw_fd(&self) -> std::os::fd::RawFd {
+        self.fd.as_raw_fd()
+    }
+}
+
+/// Room for the only control message that was asked for.
+#[repr(C, align(8))]
+struct Control([u8; CONTROL_LEN]);
+
+// SAFETY: plain arithmetic.
+const CONTROL_LEN: usize =
+    unsafe { libc::CMSG_SPACE(size_of::<tpacket_auxdata>() as libc::c_uint) as usize };
+
+/// The fields of `struct tpacket_auxdata` that are used; all zero when the kernel sent none.
+#[derive(Debug, Clone, Copy, Default)]
+struct Auxiliary {
+    status: u32,
+    frame_length: u32,
+    vlan: u16,
+    vlan_protocol: u16,
+}
+
+/// Reads the first control message.
+///
+/// # Safety
+/// `message` must be as recvmsg(2) left it: `msg_control` points to `msg_controllen` bytes, aligned
+/// for cmsghdr, that nobody writes during the call.
+#[inline]
+unsafe fn auxiliary(message: &libc::msghdr) -> Auxiliary {
+    // SAFETY: the caller vouches for the control buffer.
+    let first = unsafe { libc::CMSG_FIRSTHDR(message) };
+    if first.is_null() {
+        return Auxiliary::default();
+    }
+    // SAFETY: CMSG_FIRSTHDR gives only a header inside the buffer.
+    let header: cmsghdr = unsafe { first.read() };
+    // SAFETY: plain arithmetic.
+    let enough = unsafe { libc::CMSG_LEN(size_of::<tpacket_auxdata>() as libc::c_uint) } as usize;
+    let is_auxiliary =
+        header.cmsg_level == libc::SOL_PACKET && header.cmsg_type == libc::PACKET_AUXDATA;
+    if !is_auxiliary || (header.cmsg_len as usize) < enough {
+        return Auxiliary::default();
+    }
+    // SAFETY: the message holds a whole tpacket_auxdata, integers only, behind its header; an
+    // unaligned read needs no alignment.
+    let data = unsafe {
+        libc::CMSG_DATA(first)
+            .cast::<tpacket_auxdata>()
+            .read_unaligned()
+    };
+    Auxiliary {
+        status: data.tp_status,
+        frame_length: data.tp_len,
+        vlan: data.tp_vlan_tci,
+        vlan_protocol: data.tp_vlan_tpid,
+    }
+}
+
+#[inline]
+fn received(length: usize, truncated: bool, kind: u8, auxiliary: &Auxiliary) -> Received {
+    let tagged = auxiliary.status & libc::TP_STATUS_VLAN_VALID != 0;
+    Received {
+        length,
+        frame_length: auxiliary.frame_length as usize,
+        vlan: tagged.then_some(auxiliary.vlan),
+        vlan_protocol: if tagged { auxiliary.vlan_protocol } else { 0 },
+        truncated,
+        destined: match kind {
+            libc::PACKET_HOST => Destined::Host,
+            libc::PACKET_BROADCAST => Destined::Broadcast,
+            libc::PACKET_MULTICAST => Destined::Multicast,
+            _ => Destined::OtherHost,
+        },
+        checksum_valid: auxiliary.status & libc::TP_STATUS_CSUM_VALID != 0,
+    }
+}
