@@ -20,6 +20,7 @@ mod outbound;
 
 pub use housekeeping::WakeReason;
 pub use inbound::Datagram;
+pub(crate) use outbound::clamp_syn;
 
 use crate::allowed_ips::{AllowedIps, LookupCache};
 use crate::capabilities::Cipher;

@@ -4,9 +4,10 @@ use super::devices::family;
 use super::flows::{Direction, Flow, FlowKey, Segment};
 use super::rules::Subject;
 use super::translate::translate;
-use super::{Device, DeviceId, Gateway};
+use super::{Device, DeviceId, Gateway, Made, length};
 use crate::segment::SuperPacket;
 use crate::time::Instant;
+use crate::tunnel::clamp_syn;
 use seikan_observe::DropReason;
 use seikan_wire::ethernet::Mac;
 use seikan_wire::ip::{IpPacket, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP};
@@ -35,6 +36,15 @@ pub enum Origin {
     },
 }
 
+/// How an outbound packet goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outbound {
+    /// As it is in the read now.
+    Whole,
+    /// In fragments, which are among what [`Gateway::take_made`] gives; the read is done with.
+    Cut,
+}
+
 /// Where an inbound packet goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Inbound {
@@ -54,6 +64,18 @@ struct Passing {
     bytes: u64,
     /// Payload bytes of each segment, 0 if it is an ordinary packet.
     gso_size: usize,
+    /// Bytes of IP and transport header of a super-packet.
+    header_len: usize,
+}
+
+impl Passing {
+    /// Bytes of the longest packet that it stands for.
+    fn longest(&self) -> usize {
+        match self.gso_size {
+            0 => self.ip.total_len,
+            size => self.header_len + size,
+        }
+    }
 }
 
 /// What decides on a packet: its flow, and the service's port.
@@ -72,7 +94,7 @@ impl Gateway {
         now: Instant,
         read: &mut [u8],
         origin: Origin,
-    ) -> Result<(), DropReason> {
+    ) -> Result<Outbound, DropReason> {
         let passing = match SuperPacket::parse(read) {
             Ok(packet) => Passing {
                 ip: packet.ip,
@@ -80,6 +102,7 @@ impl Gateway {
                 packets: packet.segments() as u64,
                 bytes: (packet.bytes.len() + (packet.segments() - 1) * packet.header_len) as u64,
                 gso_size: packet.kind.map_or(0, |_| packet.gso_size),
+                header_len: packet.header_len,
             },
             Err(reason) => {
                 self.drop_stray(reason, 1);
@@ -88,7 +111,7 @@ impl Gateway {
         };
         let id = match self.sender(&passing.ip, origin, now) {
             Ok(Some(id)) => id,
-            Ok(None) => return Ok(()),
+            Ok(None) => return Ok(Outbound::Whole),
             Err(reason) => {
                 self.drop_stray(reason, passing.packets);
                 return Err(reason);
@@ -96,6 +119,7 @@ impl Gateway {
         };
         let packet = &mut read[VNET_HDR_LEN..VNET_HDR_LEN + passing.ip.total_len];
         let outcome = self.send_on(now, id, packet, &passing);
+        let cut = outcome.is_ok() && self.is_hop && passing.longest() > self.mtu.tunnel as usize;
         let device = &mut self.devices[id.0 as usize];
         device.last_seen = Some(now);
         device.reads += 1;
@@ -108,7 +132,14 @@ impl Gateway {
             }
             Err(reason) => counters.drops.add(reason, passing.packets),
         }
-        outcome
+        if cut {
+            let limit = self.mtu.tunnel as usize;
+            let whole = length::complete(packet, &passing.ip, passing.partial);
+            let parts = length::fragments(&whole, limit);
+            self.made.extend(parts.into_iter().map(Made::ToTunnel));
+            return Ok(Outbound::Cut);
+        }
+        outcome.map(|()| Outbound::Whole)
     }
 
     /// Takes in a packet from the tunnel. `header` begins with the IP header and holds all headers
@@ -135,6 +166,8 @@ impl Gateway {
             packets,
             bytes,
             gso_size: usize::from(vnet.gso_size),
+            // Super-packets of the tunnel come with their headers alone, but for one piece.
+            header_len: usize::from(vnet.hdr_len),
         };
         let outcome = self.let_in(now, id, header, &passing);
         if let Err(reason) = outcome {
@@ -253,8 +286,14 @@ impl Gateway {
         let own = self.devices[id.0 as usize].overlay[family(ip.src)];
         let own = own.ok_or(DropReason::UnlistedDevice)?;
         self.admit(now, id, packet, passing, remote, Direction::Out)?;
-        if self.lowers_hop_limit {
+        let limit = self.mtu.tunnel as usize;
+        clamp_syn(packet, limit, passing.partial);
+        if self.is_hop {
             lower_hop_limit(packet)?;
+            if passing.longest() > limit && !length::may_be_cut(packet, ip, passing.gso_size) {
+                self.too_big(packet, limit, |answer| Made::ToDevice(id, answer));
+                return Err(DropReason::TooBig);
+            }
         }
         let mapping = [(ip.src, own), (ip.dst, remote)];
         translate(packet, ip, &mapping, passing.partial)
@@ -272,8 +311,14 @@ impl Gateway {
         let lan = self.devices[id.0 as usize].lan[family(ip.dst)];
         let lan = lan.ok_or(DropReason::DeviceUnresolved)?;
         self.admit(now, id, packet, passing, ip.src, Direction::In)?;
-        if self.lowers_hop_limit {
+        let limit = self.mtu.lan as usize;
+        clamp_syn(packet, limit, passing.partial);
+        if self.is_hop {
             lower_hop_limit(packet)?;
+            if passing.longest() > limit && !length::may_be_cut(packet, ip, passing.gso_size) {
+                self.too_big(packet, limit, Made::ToTunnel);
+                return Err(DropReason::TooBig);
+            }
         }
         let shown = self.shown_as.get(&ip.src).copied().unwrap_or(ip.src);
         let mapping = [(ip.dst, lan), (ip.src, shown)];

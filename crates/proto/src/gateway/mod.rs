@@ -15,11 +15,12 @@
 mod admit;
 mod devices;
 pub mod flows;
+mod length;
 pub mod rules;
 pub mod station;
 pub mod translate;
 
-pub use admit::{Inbound, Origin};
+pub use admit::{Inbound, Origin, Outbound};
 pub use devices::{Device, DeviceId, Leg};
 
 use flows::Flows;
@@ -69,9 +70,39 @@ pub struct GatewayConfig {
     pub remotes: Vec<Remote>,
     /// The overlay addresses of the gateway's own host, whose packets are none of the gateway's business.
     pub own: Vec<IpAddr>,
-    /// The gateway is a hop by itself: it lowers the hop limit (the kernel does so where it
-    /// forwards).
-    pub lowers_hop_limit: bool,
+    /// The gateway is a hop by itself, which lowers hop limits, cuts what is too long or says so to
+    /// its sender. Where the kernel forwards, it does all that.
+    pub is_hop: bool,
+    /// What the interfaces carry.
+    pub mtu: Mtus,
+}
+
+/// The longest packets in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mtus {
+    /// On the local network.
+    pub lan: u32,
+    /// In the tunnel.
+    pub tunnel: u32,
+}
+
+impl Default for Mtus {
+    /// No limit but that of IP.
+    fn default() -> Self {
+        Mtus {
+            lan: 65_535,
+            tunnel: 65_535,
+        }
+    }
+}
+
+/// A packet that the gateway made: an ICMP error, or a fragment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Made {
+    /// For the device, with addresses of the local network.
+    ToDevice(DeviceId, Vec<u8>),
+    /// For the tunnel, with addresses of the overlay.
+    ToTunnel(Vec<u8>),
 }
 
 /// The devices, their rights and what is known of them.
@@ -87,7 +118,9 @@ pub struct Gateway {
     /// The other way round.
     shown_as: HashMap<IpAddr, IpAddr>,
     own: Vec<IpAddr>,
-    lowers_hop_limit: bool,
+    is_hop: bool,
+    mtu: Mtus,
+    made: Vec<Made>,
     flows: Flows,
     fragments: admit::Fragments,
     /// From the local network, of no device.
@@ -106,7 +139,9 @@ impl Gateway {
             shown: config.remotes.iter().map(|r| (r.lan, r.overlay)).collect(),
             shown_as: config.remotes.iter().map(|r| (r.overlay, r.lan)).collect(),
             own: config.own,
-            lowers_hop_limit: config.lowers_hop_limit,
+            is_hop: config.is_hop,
+            mtu: config.mtu,
+            made: Vec::new(),
             flows: Flows::default(),
             fragments: admit::Fragments::default(),
             stray: DirectionCounters::default(),
@@ -127,6 +162,21 @@ impl Gateway {
             gateway.devices.push(device);
         }
         gateway
+    }
+
+    /// Tells what the interfaces carry after it changed.
+    pub fn set_mtu(&mut self, mtu: Mtus) {
+        self.mtu = mtu;
+    }
+
+    /// What the interfaces carry.
+    pub fn mtu(&self) -> Mtus {
+        self.mtu
+    }
+
+    /// What the gateway has to say or cut since this was asked last.
+    pub fn take_made(&mut self) -> Vec<Made> {
+        std::mem::take(&mut self.made)
     }
 
     /// All devices, in the order of the configuration.

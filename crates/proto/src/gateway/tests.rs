@@ -38,7 +38,8 @@ fn config() -> GatewayConfig {
             lan: ip(SHOWN),
         }],
         own: vec![ip("10.77.0.1")],
-        lowers_hop_limit: true,
+        is_hop: true,
+        mtu: Mtus::default(),
     }
 }
 
@@ -148,7 +149,8 @@ fn the_host_itself_is_no_device() {
     let mut gateway = gateway(|_| {});
     let mut out = read("10.77.0.1", REMOTE, UDP, &udp(5000, 53));
     let before = out.clone();
-    assert_eq!(gateway.outbound(at(0), &mut out, Origin::Tun), Ok(()));
+    let outcome = gateway.outbound(at(0), &mut out, Origin::Tun);
+    assert_eq!(outcome, Ok(Outbound::Whole));
     assert_eq!(out, before);
     let mut packet = read(REMOTE, "10.77.0.1", UDP, &udp(53, 5000));
     let vnet = VnetHdr::default();
@@ -194,7 +196,9 @@ fn rules_hold_and_answers_pass() {
     inbound(&mut gateway, 0, (UDP, &udp(9, 502))).unwrap();
     let mut send = |source, destination| {
         let mut out = read(LAN, SHOWN, UDP, &udp(source, destination));
-        gateway.outbound(at(1), &mut out, from_card(CARD))
+        gateway
+            .outbound(at(1), &mut out, from_card(CARD))
+            .map(|_| ())
     };
     assert_eq!(send(502, 9), Ok(())); // the answer
     assert_eq!(send(502, 10), Err(DropReason::DeniedTo));
@@ -267,6 +271,90 @@ fn the_two_legs_are_told_apart() {
     assert_eq!(device.tunnel_leg.rtt_min, Some(ms(19)));
     assert_eq!(device.lan_leg.rtt_min, Some(ms(3)));
     assert_eq!((device.lan_leg.lost, device.tunnel_leg.lost), (1, 0));
+}
+
+/// Sets what the two interfaces carry.
+fn mtus(lan: u32, tunnel: u32) -> impl FnOnce(&mut GatewayConfig) {
+    move |c| c.mtu = Mtus { lan, tunnel }
+}
+
+#[test]
+fn what_may_not_be_cut_is_told_to_its_sender() {
+    let mut gateway = gateway(mtus(1500, 1420));
+    let mut long = udp(5000, 53);
+    long.resize(1473, 0);
+    long[4..6].copy_from_slice(&1473u16.to_be_bytes());
+    let mut out = read(LAN, SHOWN, UDP, &long);
+    let outcome = gateway.outbound(at(0), &mut out, from_card(CARD));
+    assert_eq!(outcome, Err(DropReason::TooBig));
+    let made = gateway.take_made();
+    let [Made::ToDevice(_, answer)] = &made[..] else {
+        panic!("{made:?}");
+    };
+    let parsed = IpPacket::parse(answer).unwrap();
+    assert_eq!((parsed.src, parsed.dst), (ip(SHOWN), ip(LAN)));
+    // Fragmentation needed, next-hop MTU (RFC 1191 section 4).
+    assert_eq!(answer[20..22], [3, 4]);
+    assert_eq!(answer[26..28], 1420u16.to_be_bytes());
+    // And what is too long for the local network is told to the remote.
+    let mut gateway = self::gateway(mtus(576, 1500));
+    let denied = inbound(&mut gateway, 0, (UDP, &long));
+    assert_eq!(denied.unwrap_err(), DropReason::TooBig);
+    let made = gateway.take_made();
+    let [Made::ToTunnel(answer)] = &made[..] else {
+        panic!("{made:?}");
+    };
+    let parsed = IpPacket::parse(answer).unwrap();
+    assert_eq!((parsed.src, parsed.dst), (ip(OVERLAY), ip(REMOTE)));
+}
+
+#[test]
+fn what_may_be_cut_is_cut() {
+    let mut gateway = gateway(mtus(1500, 576));
+    let mut long = udp(5000, 53);
+    long.extend((0..1000u32).map(|i| i as u8));
+    let length = long.len() as u16;
+    long[4..6].copy_from_slice(&length.to_be_bytes());
+    long[6..8].fill(0);
+    let mut out = read(LAN, SHOWN, UDP, &long);
+    out[VNET_HDR_LEN + 6] = 0; // no DF
+    let sum = &mut out[VNET_HDR_LEN + 10..][..2];
+    sum.copy_from_slice(&[0, 0]);
+    let sum = checksum::fold(checksum::sum(&out[VNET_HDR_LEN..][..20]));
+    out[VNET_HDR_LEN + 10..][..2].copy_from_slice(&sum.to_be_bytes());
+    let outcome = gateway.outbound(at(0), &mut out, from_card(CARD));
+    assert_eq!(outcome, Ok(Outbound::Cut));
+    let mut whole = vec![0; long.len()];
+    let mut places = Vec::new();
+    for made in gateway.take_made() {
+        let Made::ToTunnel(fragment) = made else {
+            panic!("{made:?}");
+        };
+        let parsed = IpPacket::parse(&fragment).unwrap();
+        assert_eq!(checksum::fold(checksum::sum(&fragment[..20])), 0);
+        assert_eq!((parsed.src, parsed.dst), (ip(OVERLAY), ip(REMOTE)));
+        assert!(fragment.len() <= 576);
+        let offset = parsed.fragment_offset(&fragment);
+        let more = fragment[6] & 0x20 != 0;
+        places.push((offset, more));
+        whole[offset..offset + fragment.len() - 20].copy_from_slice(&fragment[20..]);
+    }
+    // 552 bytes fit behind the header in units of eight.
+    assert_eq!(places, [(0, true), (552, false)]);
+    assert_eq!(whole, long);
+}
+
+#[test]
+fn the_segments_of_a_connection_fit_both_sides() {
+    let mut gateway = gateway(mtus(1300, 1420));
+    let mut syn = tcp(7000, 80, 1, 0, 4);
+    (syn[12], syn[13]) = (0x60, 2);
+    syn[20..24].copy_from_slice(&[2, 4, 0x05, 0xb4]); // MSS 1460
+    let mut out = read(LAN, SHOWN, TCP, &syn);
+    gateway.outbound(at(0), &mut out, from_card(CARD)).unwrap();
+    assert_eq!(out[out.len() - 2..], 1380u16.to_be_bytes());
+    let back = inbound(&mut gateway, 1, (TCP, &syn)).unwrap();
+    assert_eq!(back[back.len() - 2..], 1260u16.to_be_bytes());
 }
 
 // The station.

@@ -447,11 +447,11 @@ fn destination(read: &[u8]) -> Option<IpAddr> {
 /// Lowers the MSS of a SYN so that segments fit an inner MTU of `mtu` at both ends.
 ///
 /// A complete checksum is updated; one that is `partial` does not cover the option.
-pub(super) fn clamp_syn(packet: &mut [u8], mtu: usize, partial: bool) {
-    let Ok(ip) = IpPacket::parse(packet) else {
+pub(crate) fn clamp_syn(packet: &mut [u8], mtu: usize, partial: bool) {
+    let Ok(ip) = IpPacket::parse_headers(packet) else {
         return;
     };
-    if ip.protocol != PROTO_TCP || ip.fragment {
+    if ip.protocol != PROTO_TCP || ip.fragment || ip.total_len > packet.len() {
         return;
     }
     let limit = mtu
