@@ -233,3 +233,6 @@ fn is_redirect(ip: &IpPacket, packet: &[u8]) -> bool {
         None => false,
     }
 }
+
+#[cfg(test)]
+mod tests;
