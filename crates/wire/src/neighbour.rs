@@ -95,6 +95,9 @@ pub enum NeighbourError {
     /// The checksum is wrong.
     #[error("neighbour discovery with a wrong checksum")]
     Checksum,
+    /// From a multicast address, which is nobody's own (RFC 4291 section 2.7).
+    #[error("neighbour discovery from the multicast address {0}")]
+    MulticastSource(Ipv6Addr),
     /// The target is a multicast address.
     #[error("neighbour discovery for the multicast address {0}")]
     MulticastTarget(Ipv6Addr),
@@ -140,6 +143,9 @@ impl Neighbour {
         }
         if fixed[1] != 0 {
             return Err(Error::Code(fixed[1]));
+        }
+        if source.is_multicast() {
+            return Err(Error::MulticastSource(source));
         }
         let target = Ipv6Addr::from(std::array::from_fn(|i| fixed[8 + i]));
         if target.is_multicast() {
@@ -446,6 +452,8 @@ mod tests {
         assert_eq!(changed(41, 1), Err(Code(1)));
         assert_eq!(changed(43, 0x88), Err(Checksum));
         let multicast = address("ff80::2");
+        let source = address("ff80::1");
+        assert_eq!(changed(8, 0xff), Err(MulticastSource(source)));
         assert_eq!(changed(48, 0xff), Err(MulticastTarget(multicast)));
         assert_eq!(changed(65, 0), Err(OptionLength { kind: 1 }));
         assert_eq!(changed(65, 2), Err(OptionLength { kind: 1 }));

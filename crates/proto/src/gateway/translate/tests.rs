@@ -244,10 +244,11 @@ fn plain_body(least: usize) -> impl Strategy<Value = Body> {
     })
 }
 
-fn plain_packet(v6: bool) -> impl Strategy<Value = Packet> {
+/// A packet that is no error; a first fragment has at least so many units of eight bytes.
+fn plain_packet(v6: bool, units: usize) -> impl Strategy<Value = Packet> {
     let fragment = prop_oneof![
         3 => Just(Fragment::Whole),
-        1 => (3usize..6).prop_map(Fragment::First),
+        1 => (units..6).prop_map(Fragment::First),
         1 => Just(Fragment::Later),
     ];
     let body = (plain_body(40), any::<bool>()).prop_map(move |(body, checksum)| match body {
@@ -273,7 +274,10 @@ fn error_packet(v6: bool) -> impl Strategy<Value = Packet> {
     let kinds = if v6 { [1, 2, 3, 4] } else { [3, 11, 12, 4] };
     let kind = proptest::sample::select(kinds.to_vec());
     let behind = proptest::collection::vec(any::<u8>(), 0..24);
-    let quote = (plain_packet(v6), (0usize..60).prop_map(|words| words * 2));
+    let quote = (
+        plain_packet(v6, 1),
+        (0usize..60).prop_map(|words| words * 2),
+    );
     let all = (
         kind,
         any::<bool>(),
@@ -313,7 +317,7 @@ fn any_packet() -> impl Strategy<Value = Packet> {
                     outward,
                 }
             });
-        prop_oneof![plain_packet(v6), error_packet(v6), partial]
+        prop_oneof![plain_packet(v6, 3), error_packet(v6), partial]
     })
 }
 
