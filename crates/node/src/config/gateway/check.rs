@@ -1,6 +1,7 @@
 //! From a gateway's draft to [`GatewaySettings`]: what must be there, and what does not go together.
 //!
-//! Order: `[gateway]` itself, each device, devices against each other and against the tunnel, then the remotes.
+//! Order: `[gateway]` itself, each device, devices against each other, then devices and remotes against the tunnel
+//! (`overlay`).
 //! What depends on the mode is left out where the mode is not known.
 
 use std::collections::{HashMap, HashSet};
@@ -10,24 +11,15 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use seikan_proto::gateway::{DeviceConfig, Remote};
 
-use super::draft::{DeviceDraft, GatewayDraft, GatewaySection, RemoteDraft};
+use super::draft::{DeviceDraft, GatewayDraft, GatewaySection};
+use super::overlay::{Overlay, check_overlay_addresses, check_remotes};
 use super::{GatewayMode, GatewaySettings};
 use crate::config::check::masked;
 use crate::config::interpret::{At, InterfaceDraft, PeerDraft};
 use crate::config::load::Syntax;
 use crate::config::report::Reporter;
-use crate::config::schema::{Field, SectionKind};
+use crate::config::schema::{Field, SectionKind, Shape};
 use crate::config::types::InterfaceName;
-
-/// What the rest of the file says of the overlay.
-struct Overlay<'a> {
-    /// The interface's own addresses.
-    own: HashMap<IpAddr, usize>,
-    /// Everything that is behind peers.
-    prefixes: HashSet<IpNet>,
-    /// Peers, and the lines, that have a prefix of a single address.
-    hosts: HashMap<IpAddr, (&'a PeerDraft, usize)>,
-}
 
 /// Completes a gateway's draft; `None` where there is none, or something is missing. What is found goes to the
 /// reporter.
@@ -83,11 +75,11 @@ fn report_missing_section(draft: &GatewayDraft, reporter: &mut Reporter<'_>) {
 }
 
 /// An example of a key with a value.
-fn example(key: Field, value: &str, reporter: &Reporter<'_>) -> String {
+pub(super) fn example(key: Field, value: &str, reporter: &Reporter<'_>) -> String {
     let name = reporter.name(key);
     match (reporter.syntax, key.spec().shape) {
         (Syntax::Ini, _) => format!("`{name} = {value}`"),
-        (Syntax::Toml, crate::config::schema::Shape::One) => format!("`{name} = \"{value}\"`"),
+        (Syntax::Toml, Shape::One) => format!("`{name} = \"{value}\"`"),
         (Syntax::Toml, _) => format!("`{name} = [\"{value}\"]`"),
     }
 }
@@ -242,8 +234,12 @@ fn check_identities(devices: &[DeviceDraft], reporter: &mut Reporter<'_>) {
             let help = "give each device a name of its own";
             names.claim(value, value, index, *line, help, reporter);
         }
+        // Nothing to judge by: the VLAN is not known.
+        if device.given.has(Field::DeviceVlan) && device.vlan.is_none() {
+            continue;
+        }
         if let Some(At { value, line }) = &device.mac {
-            let help = "put what both say into one section, or correct one of them";
+            let help = "put what both say into one section, correct one of them, or leave it out: a device is known by its address, too";
             macs.claim((device.vlan(), *value), value, index, *line, help, reporter);
         }
         for At { value, line } in &device.lan {
@@ -289,171 +285,6 @@ impl<'a, K: Eq + Hash> Owners<'a, K> {
         let message =
             format!("`{name}` is `{shown}`, which {described} has already, in line {first}");
         reporter.error(line, Some(self.key), &message, help);
-    }
-}
-
-/// The device and the line that an address is from.
-type AddressOwners<'a> = HashMap<IpAddr, (&'a DeviceDraft, usize)>;
-
-/// Addresses in the overlay that somebody else has. Gives who has which.
-fn check_overlay_addresses<'a>(
-    devices: &'a [DeviceDraft],
-    overlay: &Overlay<'_>,
-    reporter: &mut Reporter<'_>,
-) -> AddressOwners<'a> {
-    let mut owners: AddressOwners<'a> = HashMap::new();
-    for device in devices {
-        for (key, At { value, line }) in device.in_overlay() {
-            let other = if let Some((owner, first)) = owners.get(value) {
-                // Two of one family, or the same address on the same network: reported as that.
-                let same_lan = key == Field::DeviceLan && owner.vlan() == device.vlan();
-                let known = same_lan && owner.lan.iter().any(|lan| lan.value == *value);
-                if known || std::ptr::eq(*owner, device) {
-                    continue;
-                }
-                format!("{}, in line {first}", owner.described())
-            } else if let Some(first) = overlay.own.get(value) {
-                format!("this interface itself, in line {first}")
-            } else if let Some((peer, first)) = overlay.hosts.get(value) {
-                format!("{}, in line {first}", peer.described())
-            } else {
-                owners.insert(*value, (device, *line));
-                continue;
-            };
-            let name = reporter.name(key);
-            let (message, help) = match key {
-                Field::DeviceLan => (
-                    format!("`{name}` has `{value}`, in the overlay the address of {other}"),
-                    format!(
-                        "give the device another address there, such as {}",
-                        example(Field::DeviceOverlay, sample(*value), reporter)
-                    ),
-                ),
-                _ => (
-                    format!("`{name}` has `{value}`, the address of {other}"),
-                    "write an address that nobody else has in the overlay".to_owned(),
-                ),
-            };
-            reporter.error(*line, Some(key), &message, help);
-        }
-    }
-    owners
-}
-
-/// Some address in the overlay, of the same family.
-fn sample(address: IpAddr) -> &'static str {
-    match address {
-        IpAddr::V4(_) => "10.77.0.10",
-        IpAddr::V6(_) => "fd77::10",
-    }
-}
-
-/// What must be there of a remote, and who else has its addresses.
-fn check_remotes(
-    draft: &GatewayDraft,
-    owners: &AddressOwners<'_>,
-    overlay: &Overlay<'_>,
-    reporter: &mut Reporter<'_>,
-) {
-    let lans = draft.devices.iter().flat_map(|device| {
-        let line = |lan: &At<IpAddr>| (lan.value, (device, lan.line));
-        device.lan.iter().map(line).collect::<Vec<_>>()
-    });
-    let lans: AddressOwners<'_> = lans.collect();
-    let mut overlays_seen = HashMap::new();
-    let mut lans_seen = HashMap::new();
-    for remote in &draft.remotes {
-        for (key, address) in [
-            (Field::RemoteOverlay, "10.77.0.2"),
-            (Field::RemoteLan, "192.168.1.202"),
-        ] {
-            if !remote.given.has(key) {
-                let message = format!("this remote has no `{}`", reporter.name(key));
-                let help = format!("add one, such as {}", example(key, address, reporter));
-                reporter.error(remote.line, None, &message, help);
-            }
-        }
-        if let Some(At { value, line }) = &remote.overlay {
-            let first = overlays_seen.insert(*value, *line);
-            check_remote_overlay(*value, *line, first, owners, overlay, reporter);
-        }
-        if let Some(At { value, line }) = &remote.lan {
-            let first = lans_seen.insert(*value, *line);
-            check_remote_lan(*value, *line, first, &lans, overlay, reporter);
-        }
-        check_families(remote, reporter);
-    }
-}
-
-fn check_remote_overlay(
-    address: IpAddr,
-    line: usize,
-    first: Option<usize>,
-    owners: &AddressOwners<'_>,
-    overlay: &Overlay<'_>,
-    reporter: &mut Reporter<'_>,
-) {
-    let name = reporter.name(Field::RemoteOverlay);
-    let key = Some(Field::RemoteOverlay);
-    if let Some(first) = first {
-        let message =
-            format!("`{name}` is `{address}`, which the remote in line {first} has already");
-        let help = "show each address of the overlay under one address of the local network";
-        reporter.error(line, key, &message, help);
-    } else if let Some((device, first)) = owners.get(&address) {
-        let message = format!(
-            "`{name}` is `{address}`, the address of {}, in line {first}",
-            device.described()
-        );
-        let help =
-            "write the address of somebody behind a peer: devices reach each other by themselves";
-        reporter.error(line, key, &message, help);
-    } else if !overlay.leads_to(address) {
-        let message = format!("`{name}` is `{address}`, which no peer has in its `{}`", {
-            reporter.name(Field::AllowedIps)
-        });
-        let help = "correct it, or add the address to the peer that it is behind";
-        reporter.warn(line, key, &message, help);
-    }
-}
-
-fn check_remote_lan(
-    address: IpAddr,
-    line: usize,
-    first: Option<usize>,
-    lans: &AddressOwners<'_>,
-    overlay: &Overlay<'_>,
-    reporter: &mut Reporter<'_>,
-) {
-    let name = reporter.name(Field::RemoteLan);
-    let other = if let Some(first) = first {
-        format!("which the remote in line {first} has already")
-    } else if let Some((device, first)) = lans.get(&address) {
-        format!("the address of {}, in line {first}", device.described())
-    } else if let Some(first) = overlay.own.get(&address) {
-        format!("the address of this interface itself, in line {first}")
-    } else {
-        return;
-    };
-    let message = format!("`{name}` is `{address}`, {other}");
-    let help = "write an address that is free on the local network";
-    reporter.error(line, Some(Field::RemoteLan), &message, help);
-}
-
-fn check_families(remote: &RemoteDraft, reporter: &mut Reporter<'_>) {
-    let (Some(overlay), Some(lan)) = (&remote.overlay, &remote.lan) else {
-        return;
-    };
-    if overlay.value.is_ipv6() != lan.value.is_ipv6() {
-        let message = format!(
-            "`{}` is `{}`, of another family than `{}`, `{}`",
-            reporter.name(Field::RemoteLan),
-            lan.value,
-            reporter.name(Field::RemoteOverlay),
-            overlay.value
-        );
-        let help = "write two IPv4 addresses, or two IPv6 addresses";
-        reporter.error(lan.line, Some(Field::RemoteLan), &message, help);
     }
 }
 
@@ -587,55 +418,5 @@ impl GatewaySection {
             None if !self.given.has(Field::GatewayMode) => Some(GatewayMode::default()),
             mode => mode,
         }
-    }
-}
-
-impl DeviceDraft {
-    /// Its addresses in the overlay, with the keys that say so: in a family that is not given it has the same as on
-    /// the local network.
-    fn in_overlay(&self) -> impl Iterator<Item = (Field, &At<IpAddr>)> {
-        let given = |v6| self.overlay.iter().any(|a| a.value.is_ipv6() == v6);
-        let given = [given(false), given(true)];
-        let same = self
-            .lan
-            .iter()
-            .filter(move |a| !given[usize::from(a.value.is_ipv6())]);
-        let overlay = self.overlay.iter().map(|a| (Field::DeviceOverlay, a));
-        overlay.chain(same.map(|a| (Field::DeviceLan, a)))
-    }
-}
-
-impl<'a> Overlay<'a> {
-    fn of(interface: &InterfaceDraft, peers: &'a [PeerDraft]) -> Self {
-        let own = interface.addresses.iter();
-        let mut this = Self {
-            own: own.map(|a| (a.value.addr(), a.line)).collect(),
-            prefixes: HashSet::new(),
-            hosts: HashMap::new(),
-        };
-        for peer in peers {
-            for At { value, line } in &peer.allowed_ips {
-                let prefix = value.trunc();
-                this.prefixes.insert(prefix);
-                if prefix.prefix_len() == prefix.max_prefix_len() {
-                    this.hosts.insert(prefix.addr(), (peer, *line));
-                }
-            }
-        }
-        this
-    }
-
-    /// Whether some peer is sent what is for the address.
-    fn leads_to(&self, address: IpAddr) -> bool {
-        // By length, and not prefix by prefix: thousands of remotes may meet thousands of prefixes.
-        let all = 0..=IpNet::from(address).prefix_len();
-        let mut prefixes = all.filter_map(|length| IpNet::new(address, length).ok());
-        prefixes.any(|prefix| self.prefixes.contains(&prefix.trunc()))
-    }
-
-    /// Whether anything of the prefix is behind a peer.
-    fn touches(&self, prefix: &IpNet) -> bool {
-        let mut all = self.prefixes.iter();
-        all.any(|other| other.contains(prefix) || prefix.contains(other))
     }
 }

@@ -1,7 +1,7 @@
 //! The gateway in a configuration: `[gateway]`, its devices and its remotes.
 //!
-//! As with the rest of a file, `draft` gives every value its type and `check` looks at the whole; the result is
-//! [`GatewaySettings`].
+//! As with the rest of a file, `draft` gives every value its type and `check` looks at the whole, with `overlay` for
+//! what the tunnel's own part says; the result is [`GatewaySettings`].
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,6 +13,7 @@ use super::types::{InterfaceName, UnknownValue};
 
 pub(super) mod check;
 pub(super) mod draft;
+mod overlay;
 
 /// Everything that is said about the gateway of an interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
