@@ -230,6 +230,18 @@ fn check_says_that_a_good_file_is_usable() {
 }
 
 #[test]
+fn check_says_what_a_gateway_is_for() {
+    let (_folder, path) = config_file(&format!(
+        "[Interface]\nPrivateKey = {PRIVATE}\nAddress = 10.77.0.1/24\n[Gateway]\nInterface = eth1\n\
+         Mode = routed\n[Device]\nName = plc\nLAN = 192.168.1.10\n"
+    ));
+    let output = run(&["check", path.to_str().unwrap()]);
+    assert_eq!(stderr(&output), "");
+    let expected = "0 peers, routed gateway on eth1 for 1 device and 0 remotes\n";
+    assert!(stdout(&output).ends_with(expected), "{}", stdout(&output));
+}
+
+#[test]
 fn check_names_file_line_and_key_and_exits_1() {
     let text = format!("[Interface]\nPrivateKey = {PRIVATE}\nMTU = 1\nColour = blue\n");
     let (_folder, path) = config_file(&text);

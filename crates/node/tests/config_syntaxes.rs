@@ -6,9 +6,12 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use proptest::prelude::*;
 use seikan_node::config::{
-    CipherPreference, Config, Endpoint, Hooks, Host, InterfaceName, Overrides, Parsed, PeerConfig,
-    PresharedKey, PrivateKey, Protocol, PublicKey, Source, Syntax, Table, parse,
+    CipherPreference, Config, Endpoint, GatewayMode, GatewaySettings, Hooks, Host, InterfaceName,
+    Overrides, Parsed, PeerConfig, PresharedKey, PrivateKey, Protocol, PublicKey, Source, Syntax,
+    Table, parse,
 };
+use seikan_proto::gateway::{DeviceConfig, Remote};
+use seikan_wire::ethernet::Mac;
 use zeroize::Zeroizing;
 
 const OWN: &str = "yAnz5TF+lXXJte14tji3zlMNq+hd2rYUIgJBgB3fBmk=";
@@ -192,23 +195,163 @@ fn toml_says_the_same() {
 #[test]
 fn the_example_has_every_key_and_no_fault() {
     let text = include_str!("../../../packaging/examples/office.toml");
-    let parsed = parse_text(Syntax::Toml, text, &Overrides::default());
-    assert!(parsed.config.is_some(), "{}", parsed.diagnostics);
-    assert!(parsed.diagnostics.is_empty(), "{}", parsed.diagnostics);
+    let gateway = include_str!("../../../packaging/examples/gateway.toml");
+    for text in [text, gateway] {
+        let parsed = parse_text(Syntax::Toml, text, &Overrides::default());
+        assert!(parsed.config.is_some(), "{}", parsed.diagnostics);
+        assert!(parsed.diagnostics.is_empty(), "{}", parsed.diagnostics);
+    }
     // The help for a key that is not near to any lists all of a section.
-    let probe = "zzzzzzzz = 1\n[[peer]]\nzzzzzzzz = 1\n";
+    let probe = "zzzzzzzz = 1\n[[peer]]\nzzzzzzzz = 1\n[gateway]\nzzzzzzzz = 1\n\
+                 [[gateway.device]]\nzzzzzzzz = 1\n[[gateway.remote]]\nzzzzzzzz = 1\n";
     let probed = parse_text(Syntax::Toml, probe, &Overrides::default());
     let lists = probed.diagnostics.iter().filter_map(|d| d.help.as_ref());
     let lists = lists.filter_map(|help| help.strip_prefix("known keys: "));
-    let known: Vec<_> = lists.flat_map(|list| list.split(", ")).collect();
-    assert_eq!(known.len(), 25);
-    for key in known {
-        let line = |line: &str| {
-            line.trim_start_matches("# ")
-                .starts_with(&format!("{key} = "))
-        };
-        assert!(text.lines().any(line), "{key}");
+    let lists: Vec<Vec<_>> = lists.map(|list| list.split(", ").collect()).collect();
+    let counts: Vec<_> = lists.iter().map(Vec::len).collect();
+    assert_eq!(counts, [18, 7, 5, 7, 2]);
+    for (text, lists) in [(text, &lists[..2]), (gateway, &lists[2..])] {
+        for key in lists.concat() {
+            let line = |line: &str| {
+                line.trim_start_matches("# ")
+                    .starts_with(&format!("{key} = "))
+            };
+            assert!(text.lines().any(line), "{key}");
+        }
     }
+}
+
+/// A gateway with everything that one mode has.
+fn gateway() -> GatewaySettings {
+    let rule = |text: &str| text.parse().unwrap();
+    GatewaySettings {
+        interface: "eth1".parse().unwrap(),
+        mode: GatewayMode::Transparent,
+        answer_for: nets(&["10.77.0.0/24", "fd77::/64"]),
+        proxy_arp: false,
+        priority: Some(100),
+        devices: vec![
+            DeviceConfig {
+                name: "plc-1".into(),
+                mac: Some("02:00:00:00:00:10".parse().unwrap()),
+                vlan: Some(10),
+                lan: vec![address("192.168.1.10"), address("fd00:1::10")],
+                overlay: vec![address("10.77.0.10"), address("fd77::10")],
+                allow_from: vec![rule("10.77.0.0/24 tcp/502,8000-8010"), rule("any icmp")],
+                allow_to: vec![rule("10.77.0.2 tcp/443")],
+            },
+            DeviceConfig {
+                name: "printer".into(),
+                lan: vec![address("192.168.1.20")],
+                ..DeviceConfig::default()
+            },
+        ],
+        remotes: vec![Remote {
+            overlay: address("10.77.0.2"),
+            lan: address("192.168.1.202"),
+        }],
+    }
+}
+
+#[test]
+fn a_gateway_in_toml() {
+    let text = format!(
+        "private-key = \"{OWN}\"\n\
+         [gateway]\n\
+         interface = \"eth1\"\n\
+         mode = \"transparent\"\n\
+         answer-for = [\"10.77.0.0/24\", \"fd77::/64\"]\n\
+         proxy-arp = false\n\
+         priority = 100\n\
+         [[gateway.device]]\n\
+         name = \"plc-1\"\n\
+         mac = \"02-00-00-00-00-10\"\n\
+         vlan = 10\n\
+         lan = [\"192.168.1.10\", \"fd00:1::10\"]\n\
+         overlay = [\"10.77.0.10\", \"fd77::10\"]\n\
+         allow-from = [\"10.77.0.0/24 tcp/502,8000-8010\", \"any icmp\"]\n\
+         allow-to = \"10.77.0.2 tcp/443\"\n\
+         [[gateway.device]]\n\
+         name = \"printer\"\n\
+         lan = \"192.168.1.20\"\n\
+         [[gateway.remote]]\n\
+         overlay = \"10.77.0.2\"\n\
+         lan = \"192.168.1.202\"\n"
+    );
+    assert_eq!(config(Syntax::Toml, &text).gateway, Some(gateway()));
+}
+
+#[test]
+fn a_gateway_in_ini() {
+    let text = format!(
+        "[Interface]\n\
+         PrivateKey = {OWN}\n\
+         [Gateway]\n\
+         Interface = eth1\n\
+         Mode = Transparent\n\
+         AnswerFor = 10.77.0.0/24, fd77::/64\n\
+         ProxyARP = false\n\
+         Priority = 100\n\
+         [Device]\n\
+         Name = plc-1\n\
+         MAC = 02:00:00:00:00:10\n\
+         VLAN = 10\n\
+         LAN = 192.168.1.10, fd00:1::10\n\
+         Overlay = 10.77.0.10\n\
+         Overlay = fd77::10\n\
+         AllowFrom = 10.77.0.0/24 tcp/502,8000-8010\n\
+         AllowFrom = any icmp\n\
+         AllowTo = 10.77.0.2 tcp/443\n\
+         [device]\n\
+         name = printer\n\
+         lan = 192.168.1.20\n\
+         [Remote]\n\
+         Overlay = 10.77.0.2\n\
+         LAN = 192.168.1.202\n"
+    );
+    assert_eq!(config(Syntax::Ini, &text).gateway, Some(gateway()));
+}
+
+#[test]
+fn a_gateway_that_says_only_where_it_is_is_transparent_and_alone() {
+    let text = format!("private-key = \"{OWN}\"\n[gateway]\ninterface = \"eth1\"\n");
+    let expected = GatewaySettings {
+        answer_for: Vec::new(),
+        priority: None,
+        devices: Vec::new(),
+        remotes: Vec::new(),
+        ..gateway()
+    };
+    assert_eq!(config(Syntax::Toml, &text).gateway, Some(expected));
+}
+
+/// The examples that the documentation shows whole.
+#[test]
+fn the_gateway_of_the_documentation_has_no_fault() {
+    let text = include_str!("../../../docs/CONFIG.md");
+    let blocks = text.split("```toml\n").skip(1);
+    let blocks = blocks.filter_map(|rest| rest.split_once("\n```"));
+    let mut checked = 0;
+    for (block, _) in blocks.filter(|(block, _)| block.contains("[gateway]")) {
+        let text = format!(
+            "private-key-file = \"office.key\"\n{}",
+            block.replace("\"…\"", &format!("\"{PEER}\""))
+        );
+        let parsed = parse_text(Syntax::Toml, &text, &Overrides::default());
+        assert!(parsed.config.is_some(), "{}", parsed.diagnostics);
+        assert!(parsed.diagnostics.is_empty(), "{}", parsed.diagnostics);
+        checked += 1;
+    }
+    assert_eq!(checked, 1);
+}
+
+#[test]
+fn a_comment_in_the_name_of_a_device_is_refused_in_ini() {
+    let text = format!(
+        "private-key = \"{OWN}\"\n[gateway]\ninterface = \"eth1\"\n\
+         [[gateway.device]]\nname = \"plc #1\"\nlan = \"192.168.1.10\"\n"
+    );
+    assert!(config(Syntax::Toml, &text).to_ini().is_err());
 }
 
 #[test]
@@ -267,6 +410,37 @@ fn ten_thousand_peers_are_read_in_no_time() {
     }
     let start = std::time::Instant::now();
     assert_eq!(config(Syntax::Ini, &text).peers.len(), 10_000);
+    // A quadratic search takes tens of seconds.
+    assert!(start.elapsed().as_secs() < 5, "{:?}", start.elapsed());
+}
+
+#[test]
+fn ten_thousand_devices_are_read_in_no_time() {
+    let mut text = format!("[Interface]\nPrivateKey = {OWN}\n[Gateway]\nInterface = eth1\n");
+    for n in 0..10_000u32 {
+        let lan = std::net::Ipv4Addr::from(0x0a00_0001 + n);
+        let (shown, remote) = (0x0a01_0001 + n, 0x0a80_0001 + n);
+        let (shown, remote): (std::net::Ipv4Addr, std::net::Ipv4Addr) =
+            (shown.into(), remote.into());
+        text.push_str(&format!(
+            "[Device]\nName = d{n}\nLAN = {lan}\n[Remote]\nOverlay = {remote}\nLAN = {shown}\n"
+        ));
+    }
+    for n in 0..10_000u32 {
+        let mut key = [7; 32];
+        key[..4].copy_from_slice(&n.to_le_bytes());
+        let key = PublicKey::from_bytes(key);
+        let ip = std::net::Ipv4Addr::from(0x0a80_0001 + n);
+        text.push_str(&format!(
+            "[Peer]\nPublicKey = {key}\nAllowedIPs = {ip}/32\n"
+        ));
+    }
+    let start = std::time::Instant::now();
+    let gateway = config(Syntax::Ini, &text).gateway.unwrap();
+    assert_eq!(
+        (gateway.devices.len(), gateway.remotes.len()),
+        (10_000, 10_000)
+    );
     // A quadratic search takes tens of seconds.
     assert!(start.elapsed().as_secs() < 5, "{:?}", start.elapsed());
 }
@@ -346,6 +520,81 @@ prop_compose! {
     }
 }
 
+fn rule() -> impl Strategy<Value = seikan_proto::gateway::rules::Rule> {
+    let who = prop_oneof![
+        Just("any".to_owned()),
+        network().prop_map(|net| net.to_string())
+    ];
+    let ports = (any::<u16>(), any::<u16>())
+        .prop_map(|(a, b)| format!("tcp/{},{}-{}", a, a.min(b), a.max(b)));
+    let what = prop_oneof![
+        Just(String::new()),
+        Just("icmp".to_owned()),
+        Just("udp".to_owned()),
+        ports
+    ];
+    (who, what).prop_map(|(who, what)| format!("{who} {what}").parse().unwrap())
+}
+
+/// Device `n`, with nothing that another device has.
+fn device(n: u8) -> impl Strategy<Value = DeviceConfig> {
+    let words = (any::<bool>(), any::<bool>(), any::<bool>());
+    let rules = || proptest::collection::vec(rule(), 0..3);
+    let vlan = proptest::option::of(1u16..=4094);
+    (line(), words, vlan, rules(), rules()).prop_map(
+        move |(name, (has_mac, v6, translated), vlan, allow_from, allow_to)| {
+            let both = |v4: [u8; 4], v6_net: u16| {
+                let mut all = vec![IpAddr::from(v4)];
+                all.extend(v6.then(|| IpAddr::from([v6_net, 1, 0, 0, 0, 0, 0, u16::from(n)])));
+                all
+            };
+            DeviceConfig {
+                name: format!("{name}-{n}"),
+                mac: has_mac.then_some(Mac([2, 0, 0, 0, 0, n])),
+                vlan,
+                lan: both([192, 168, 1, n], 0xfd00),
+                overlay: match translated {
+                    true => both([10, 77, 0, n], 0xfd77),
+                    false => Vec::new(),
+                },
+                allow_from,
+                allow_to,
+            }
+        },
+    )
+}
+
+prop_compose! {
+    fn any_gateway()(
+        routed in any::<bool>(),
+        proxy_arp in any::<bool>(),
+        prefixes in proptest::collection::hash_set(network().prop_map(|net| net.trunc()), 0..3),
+        priority in proptest::option::of(1u8..=254),
+        mut devices in (device(1), device(2), device(3)).prop_map(|(a, b, c)| vec![a, b, c]),
+        count in 0usize..=3,
+        remotes in 0u8..3,
+    ) -> GatewaySettings {
+        devices.truncate(count);
+        if routed {
+            devices.iter_mut().for_each(|device| device.vlan = None);
+        }
+        GatewaySettings {
+            interface: "eth1".parse().unwrap(),
+            mode: if routed { GatewayMode::Routed } else { GatewayMode::Transparent },
+            answer_for: prefixes.into_iter().filter(|net| net.prefix_len() > 0).collect(),
+            proxy_arp,
+            priority,
+            devices,
+            remotes: (1..=remotes)
+                .map(|n| Remote {
+                    overlay: [10, 77, 1, n].into(),
+                    lan: [192, 168, 2, n].into(),
+                })
+                .collect(),
+        }
+    }
+}
+
 prop_compose! {
     fn any_config()(
         words in (any::<[u8; 32]>(), any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>()),
@@ -365,6 +614,7 @@ prop_compose! {
         dns_search in proptest::collection::vec("[a-z]{1,8}\\.[a-z]{2,4}", 0..3),
         hooks in hooks(),
         mut peers in proptest::collection::vec(peer(), 0..4),
+        gateway in proptest::option::of(any_gateway()),
     ) -> Config {
         let (mut own, native, offload, save_config, copy_dscp) = words;
         own[0] &= 248;
@@ -398,6 +648,7 @@ prop_compose! {
             ][cipher],
             copy_dscp,
             peers,
+            gateway,
         }
     }
 }
@@ -408,6 +659,8 @@ fn nearly_a_file() -> impl Strategy<Value = String> {
         Just("[Interface]\n".to_owned()),
         Just("[Peer]\n".to_owned()),
         Just("[[peer]]\n".to_owned()),
+        "(\\[Gateway|\\[Device|\\[Remote|\\[gateway|\\[\\[gateway.device\\]|\\[\\[gateway.remote\\])\\]\n",
+        "(interface|mode|answer-for|ProxyARP|priority|name|mac|VLAN|lan|Overlay|AllowFrom) ?= ?[\"\\[]{0,2}(eth1|routed|true|1|02:00:00:00:00:10|10.77.0.[1-3](/24)?|any icmp|fd77::1)?[\"\\]]{0,2}\n",
         Just(format!("PrivateKey = {OWN}\n")),
         Just(format!("public-key = \"{PEER}\"\n")),
         "(address|AllowedIPs|endpoint|MTU|FwMark|Table|dns|peer) ?= ?[\"\\[]?[0-9a-fx:./%,\\[\\]]{0,20}[\"\\]]?\n",

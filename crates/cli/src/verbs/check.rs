@@ -75,13 +75,24 @@ fn summary(report: &Report<'_>, config: Option<&Config>) -> String {
         count => format!(", {}", counted(count, "warning")),
     };
     match config {
-        Some(config) => format!(
-            "{}: usable: interface {}, protocol {}, {}{warnings}",
-            report.file,
-            config.name,
-            config.protocol,
-            counted(config.peers.len(), "peer")
-        ),
+        Some(config) => {
+            let gateway = config.gateway.as_ref().map(|gateway| {
+                let devices = counted(gateway.devices.len(), "device");
+                let remotes = counted(gateway.remotes.len(), "remote");
+                format!(
+                    ", {} gateway on {} for {devices} and {remotes}",
+                    gateway.mode, gateway.interface
+                )
+            });
+            format!(
+                "{}: usable: interface {}, protocol {}, {}{}{warnings}",
+                report.file,
+                config.name,
+                config.protocol,
+                counted(config.peers.len(), "peer"),
+                gateway.unwrap_or_default()
+            )
+        }
         None => format!(
             "{}: not usable: {}{warnings}",
             report.file,

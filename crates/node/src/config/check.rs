@@ -1,12 +1,13 @@
 //! From a draft to a configuration: what must be there, and what does not go together.
 //!
-//! Order: the interface's own keys, then each peer, then peers against each other. Nothing stops at the first fault.
+//! Order: the interface's own keys, then each peer, then peers against each other, then the gateway. Nothing stops at the first fault.
 
 use std::collections::HashMap;
 
 use ipnet::IpNet;
 
 use super::diagnostic::Severity;
+use super::gateway::check as gateway;
 use super::interpret::{At, Draft, InterfaceDraft, PeerDraft};
 use super::key::{PrivateKey, PublicKey};
 use super::load::Syntax;
@@ -35,7 +36,11 @@ pub(super) fn check(
     overrides: &Overrides,
     reporter: &mut Reporter<'_>,
 ) -> Option<Config> {
-    let Draft { interface, peers } = draft;
+    let Draft {
+        interface,
+        peers,
+        gateway,
+    } = draft;
     let name = check_name(name, reporter);
     let protocol =
         overrides
@@ -52,8 +57,10 @@ pub(super) fn check(
     check_identities(&interface, &peers, reporter);
     check_allowed_ips(&interface, &peers, reporter);
     check_reach(&interface, &peers, reporter);
+    let gateway = gateway::check(gateway, name.as_ref(), &interface, &peers, reporter);
     let peers = peers.into_iter().filter_map(complete_peer).collect();
-    complete(interface, name?, protocol, overrides, peers)
+    let config = complete(interface, name?, protocol, overrides, peers)?;
+    Some(Config { gateway, ..config })
 }
 
 fn check_name(
@@ -226,15 +233,7 @@ fn check_allowed_ips(interface: &InterfaceDraft, peers: &[PeerDraft], reporter: 
             reporter.warn(peer.line, None, &message, help);
         }
         for At { value, line } in &peer.allowed_ips {
-            let masked = value.trunc();
-            if masked != *value {
-                let message = format!("`{name}` has `{value}`, which is taken as `{masked}`");
-                let help = format!(
-                    "write `{masked}` for the whole network, or `{}` for the one address",
-                    IpNet::from(value.addr())
-                );
-                reporter.warn(*line, Some(Field::AllowedIps), &message, help);
-            }
+            let masked = masked(Field::AllowedIps, *value, *line, reporter);
             match owners.insert(masked, (index, *line)) {
                 Some((owner, first)) if owner == index => {
                     let message = format!("`{name}` has `{masked}` twice, first in line {first}");
@@ -263,6 +262,21 @@ fn check_allowed_ips(interface: &InterfaceDraft, peers: &[PeerDraft], reporter: 
             }
         }
     }
+}
+
+/// The prefix without its host bits; warns if it has any.
+pub(super) fn masked(key: Field, value: IpNet, line: usize, reporter: &mut Reporter<'_>) -> IpNet {
+    let masked = value.trunc();
+    if masked != value {
+        let name = reporter.name(key);
+        let message = format!("`{name}` has `{value}`, which is taken as `{masked}`");
+        let help = format!(
+            "write `{masked}` for the whole network, or `{}` for the one address",
+            IpNet::from(value.addr())
+        );
+        reporter.warn(line, Some(key), &message, help);
+    }
+    masked
 }
 
 /// Whether anybody can begin to talk.
@@ -341,12 +355,13 @@ fn complete(
             .map_or(CipherPreference::Auto, |cipher| cipher.value),
         copy_dscp: native.copy_dscp.unwrap_or(false),
         peers,
+        gateway: None,
     })
 }
 
 impl PeerDraft {
     /// The peer as a sentence calls it.
-    fn described(&self) -> String {
+    pub(super) fn described(&self) -> String {
         match &self.name {
             Some(name) => format!("the peer `{name}`"),
             None => format!("the peer in line {}", self.line),

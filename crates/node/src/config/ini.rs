@@ -5,7 +5,8 @@
 
 use zeroize::Zeroizing;
 
-use super::report::{Reporter, did_you_mean, unknown_key, word};
+use super::load::Syntax;
+use super::report::{Reporter, did_you_mean, empty_list, unknown_key, word};
 use super::schema::{self, Document, Entry, Item, Section, SectionKind, Shape};
 
 /// Longest name of a section, in bytes, that can be a slip of a known one.
@@ -55,13 +56,19 @@ pub(super) fn split(text: &str, reporter: &mut Reporter<'_>) -> Document {
 fn header(content: &str, line: usize, reporter: &mut Reporter<'_>) -> Option<SectionKind> {
     let name: String = content.chars().filter(|c| !c.is_whitespace()).collect();
     let plain = name.trim_matches(['[', ']']).to_ascii_lowercase();
-    let sections = [
-        ("interface", "[Interface]", SectionKind::Interface),
-        ("peer", "[Peer]", SectionKind::Peer),
-    ];
-    let near = sections.into_iter().find(|(known, ..)| {
-        plain.len() <= MAX_HEADER && strsim::damerau_levenshtein(&plain, known) <= 2
-    });
+    let sections = SectionKind::ALL.into_iter();
+    let sections = sections.filter_map(|kind| Some((kind.header(Syntax::Ini)?, kind)));
+    let near = sections
+        .map(|(header, kind)| {
+            let known = header.trim_matches(['[', ']']).to_ascii_lowercase();
+            let distance = match plain.len() <= MAX_HEADER {
+                true => strsim::damerau_levenshtein(&plain, &known),
+                false => usize::MAX,
+            };
+            (distance, header, kind)
+        })
+        .min_by_key(|(distance, ..)| *distance)
+        .filter(|(distance, ..)| *distance <= 2);
     if let Some((_, header, kind)) = near
         && header.eq_ignore_ascii_case(&name)
     {
@@ -69,7 +76,7 @@ fn header(content: &str, line: usize, reporter: &mut Reporter<'_>) -> Option<Sec
     }
     let help = did_you_mean(
         near.map(|(_, header, _)| header),
-        "there are two kinds of sections: `[Interface]` and `[Peer]`",
+        "there are five kinds of sections: `[Interface]`, `[Peer]`, `[Gateway]`, `[Device]` and `[Remote]`",
     );
     let message = format!("unknown section `{}`", word(&name));
     reporter.error(line, None, &message, help);
@@ -97,12 +104,11 @@ fn entry(
         let help = "write `Key = value`; comments begin with `#`";
         reporter.error(line, None, "this line is not `Key = value`", help);
         let first = content.split_whitespace().next().unwrap_or_default();
-        let meant = schema::find(first.trim_end_matches(':'), reporter.syntax)?;
-        return (meant.section == section).then(|| Entry::spoilt(meant.key, line));
+        let meant = schema::find(first.trim_end_matches(':'), section, reporter.syntax)?;
+        return Some(Entry::spoilt(meant.key, line));
     };
-    let spec = match schema::find(name, reporter.syntax) {
-        Some(spec) if spec.section == section => spec,
-        _ => return unknown_key(reporter, name, section, line),
+    let Some(spec) = schema::find(name, section, reporter.syntax) else {
+        return unknown_key(reporter, name, section, line);
     };
     let item = |text: &str| Item {
         text: Zeroizing::new(text.to_owned()),
@@ -113,6 +119,10 @@ fn entry(
             let message = format!("`{}` has no value", spec.name(reporter.syntax));
             let help = "write a value after the `=`, or take the line out";
             reporter.error(line, Some(spec.key), &message, help);
+            Vec::new()
+        }
+        Shape::List | Shape::Lines if value.is_empty() && spec.key.must_have_values() => {
+            empty_list(reporter, spec.key, line);
             Vec::new()
         }
         // An empty list is as good as none.

@@ -8,6 +8,7 @@ use std::path::Path;
 use ipnet::IpNet;
 use zeroize::Zeroizing;
 
+use super::gateway::draft::{GatewayDraft, GatewaySection};
 use super::key::{PresharedKey, PrivateKey, PublicKey};
 use super::load::ReadKey;
 use super::report::Reporter;
@@ -27,6 +28,7 @@ pub(super) struct At<T> {
 pub(super) struct Draft {
     pub interface: InterfaceDraft,
     pub peers: Vec<PeerDraft>,
+    pub gateway: GatewayDraft,
 }
 
 /// The keys that a section has, well or badly.
@@ -98,6 +100,30 @@ pub(super) fn interpret(
                 let mut context = Context { read_key, reporter };
                 draft.peers.push(context.peer(section));
             }
+            SectionKind::Gateway => {
+                let first = draft.gateway.section.take();
+                if let Some(first) = &first {
+                    let message = format!(
+                        "a second {} section, the first is in line {}",
+                        section.kind.header(reporter.syntax).unwrap_or_default(),
+                        first.line
+                    );
+                    let help = "a tunnel has one gateway: put the keys of both into one section";
+                    reporter.error(section.line, None, &message, help);
+                }
+                let mut gateway = first.unwrap_or_else(|| GatewaySection::new(section.line));
+                let mut context = Context { read_key, reporter };
+                context.gateway(section, &mut gateway);
+                draft.gateway.section = Some(gateway);
+            }
+            SectionKind::Device => {
+                let mut context = Context { read_key, reporter };
+                draft.gateway.devices.push(context.device(section));
+            }
+            SectionKind::Remote => {
+                let mut context = Context { read_key, reporter };
+                draft.gateway.remotes.push(context.remote(section));
+            }
         }
     }
     draft
@@ -111,9 +137,9 @@ impl Given {
 }
 
 /// What the reading of a section needs at hand.
-struct Context<'a, 'r, 's> {
+pub(super) struct Context<'a, 'r, 's> {
     read_key: &'a ReadKey<'a>,
-    reporter: &'r mut Reporter<'s>,
+    pub reporter: &'r mut Reporter<'s>,
 }
 
 impl Context<'_, '_, '_> {
@@ -155,13 +181,7 @@ impl Context<'_, '_, '_> {
                 Field::Cipher => self.set_at(&entry, values::cipher, &mut draft.native.cipher),
                 Field::CopyDscp => self.set(&entry, values::boolean, &mut draft.native.copy_dscp),
                 // The splitters let only an interface's keys into its section.
-                Field::Name
-                | Field::PublicKey
-                | Field::PresharedKey
-                | Field::PresharedKeyFile
-                | Field::AllowedIps
-                | Field::Endpoint
-                | Field::PersistentKeepalive => {}
+                _ => {}
             }
         }
     }
@@ -199,7 +219,7 @@ impl Context<'_, '_, '_> {
     }
 
     /// Warns where a key that takes one value comes again in its section.
-    fn note_repetition(&mut self, entry: &Entry, given: &mut Given) {
+    pub(super) fn note_repetition(&mut self, entry: &Entry, given: &mut Given) {
         let values = given.0.entry(entry.key).or_default();
         let again = *values > 0 && !entry.items.is_empty();
         *values += entry.items.len();
@@ -282,7 +302,7 @@ impl Context<'_, '_, '_> {
         }
     }
 
-    fn set<T>(
+    pub(super) fn set<T>(
         &mut self,
         entry: &Entry,
         parse: fn(&str) -> Result<T, Problem>,
@@ -305,7 +325,7 @@ impl Context<'_, '_, '_> {
         }
     }
 
-    fn set_at<T>(
+    pub(super) fn set_at<T>(
         &mut self,
         entry: &Entry,
         parse: fn(&str) -> Result<T, Problem>,
@@ -320,7 +340,7 @@ impl Context<'_, '_, '_> {
     }
 
     /// The values of an entry that are right; the others are reported.
-    fn all<T>(
+    pub(super) fn all<T>(
         &mut self,
         entry: &Entry,
         parse: fn(&str) -> Result<T, Problem>,

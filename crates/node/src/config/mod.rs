@@ -11,6 +11,7 @@
 
 mod check;
 mod diagnostic;
+mod gateway;
 mod ini;
 mod interpret;
 mod key;
@@ -24,6 +25,7 @@ mod values;
 mod write;
 
 pub use diagnostic::{Diagnostic, Diagnostics, Severity};
+pub use gateway::{GatewayMode, GatewaySettings};
 pub use key::{
     KEY_BASE64_LEN, KEY_LEN, KeyError, PresharedKey, PrivateKey, PublicKey, encode_key,
     parse_preshared_key, parse_private_key, parse_public_key,

@@ -290,6 +290,14 @@ pub(super) fn did_you_mean(nearest: Option<&str>, otherwise: &str) -> String {
     }
 }
 
+/// Reports a key that was given nothing, where that does not mean what it looks like.
+pub(super) fn empty_list(reporter: &mut Reporter<'_>, key: Field, line: usize) {
+    let name = reporter.name(key);
+    let message = format!("`{name}` is empty");
+    let help = format!("write who is allowed; without `{name}` anybody is");
+    reporter.error(line, Some(key), &message, help);
+}
+
 /// Reports a key that does not exist, or not in this section; gives the key of this section that was meant, if that is clear.
 pub(super) fn unknown_key(
     reporter: &mut Reporter<'_>,
@@ -298,10 +306,15 @@ pub(super) fn unknown_key(
     line: usize,
 ) -> Option<Entry> {
     let syntax = reporter.syntax;
-    if let Some(spec) = schema::find(name, syntax) {
+    let elsewhere: Vec<_> = schema::find_anywhere(name, syntax).collect();
+    if let [spec, ..] = elsewhere[..] {
         let known = spec.name(syntax);
         let message = format!("`{known}` does not belong {}", section.place(syntax));
-        let help = format!("`{known}` belongs {}", spec.section.place(syntax));
+        let places = elsewhere.iter().map(|spec| spec.section.place(syntax));
+        let help = format!(
+            "`{known}` belongs {}",
+            places.collect::<Vec<_>>().join(" or ")
+        );
         reporter.error(line, Some(spec.key), &message, help);
         return None;
     }

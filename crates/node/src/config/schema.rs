@@ -35,13 +35,32 @@ pub(super) enum Field {
     AllowedIps,
     Endpoint,
     PersistentKeepalive,
+    GatewayInterface,
+    GatewayMode,
+    AnswerFor,
+    ProxyArp,
+    Priority,
+    DeviceName,
+    DeviceMac,
+    DeviceVlan,
+    DeviceLan,
+    DeviceOverlay,
+    AllowFrom,
+    AllowTo,
+    RemoteOverlay,
+    RemoteLan,
 }
 
-/// The two kinds of sections.
+/// The kinds of sections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SectionKind {
     Interface,
     Peer,
+    Gateway,
+    /// One machine behind the gateway.
+    Device,
+    /// One address of the overlay that machines behind the gateway know by another.
+    Remote,
 }
 
 /// How many values a key takes.
@@ -83,8 +102,8 @@ const fn spec(
 
 /// The schema.
 #[rustfmt::skip]
-pub(super) static KEYS: [FieldSpec; 25] = {
-    use SectionKind::{Interface, Peer};
+pub(super) static KEYS: [FieldSpec; 39] = {
+    use SectionKind::{Device, Gateway, Interface, Peer, Remote};
     use Shape::{Lines, List, One};
     [
         spec(Field::PrivateKey, Interface, One, "PrivateKey", "private-key"),
@@ -112,6 +131,20 @@ pub(super) static KEYS: [FieldSpec; 25] = {
         spec(Field::AllowedIps, Peer, List, "AllowedIPs", "allowed-ips"),
         spec(Field::Endpoint, Peer, One, "Endpoint", "endpoint"),
         spec(Field::PersistentKeepalive, Peer, One, "PersistentKeepalive", "persistent-keepalive"),
+        spec(Field::GatewayInterface, Gateway, One, "Interface", "interface"),
+        spec(Field::GatewayMode, Gateway, One, "Mode", "mode"),
+        spec(Field::AnswerFor, Gateway, List, "AnswerFor", "answer-for"),
+        spec(Field::ProxyArp, Gateway, One, "ProxyARP", "proxy-arp"),
+        spec(Field::Priority, Gateway, One, "Priority", "priority"),
+        spec(Field::DeviceName, Device, One, "Name", "name"),
+        spec(Field::DeviceMac, Device, One, "MAC", "mac"),
+        spec(Field::DeviceVlan, Device, One, "VLAN", "vlan"),
+        spec(Field::DeviceLan, Device, List, "LAN", "lan"),
+        spec(Field::DeviceOverlay, Device, List, "Overlay", "overlay"),
+        spec(Field::AllowFrom, Device, Lines, "AllowFrom", "allow-from"),
+        spec(Field::AllowTo, Device, Lines, "AllowTo", "allow-to"),
+        spec(Field::RemoteOverlay, Remote, One, "Overlay", "overlay"),
+        spec(Field::RemoteLan, Remote, One, "LAN", "lan"),
     ]
 };
 
@@ -131,6 +164,11 @@ impl Field {
     pub fn is_secret(self) -> bool {
         matches!(self, Self::PrivateKey | Self::PresharedKey)
     }
+
+    /// Whether a list of nothing differs from no list: it reads as "nobody", and would allow anybody.
+    pub fn must_have_values(self) -> bool {
+        matches!(self, Self::AllowFrom | Self::AllowTo)
+    }
 }
 
 impl FieldSpec {
@@ -144,20 +182,51 @@ impl FieldSpec {
 }
 
 impl SectionKind {
-    /// Where the section's keys are, as the syntax has it.
-    pub fn place(self, syntax: Syntax) -> &'static str {
+    /// All of them.
+    pub const ALL: [Self; 5] = [
+        Self::Interface,
+        Self::Peer,
+        Self::Gateway,
+        Self::Device,
+        Self::Remote,
+    ];
+
+    /// The section's header; an interface has none in TOML.
+    pub fn header(self, syntax: Syntax) -> Option<&'static str> {
         match (self, syntax) {
-            (Self::Interface, Syntax::Ini) => "in [Interface]",
-            (Self::Peer, Syntax::Ini) => "in [Peer]",
-            (Self::Interface, Syntax::Toml) => "at the top of the file",
-            (Self::Peer, Syntax::Toml) => "in [[peer]]",
+            (Self::Interface, Syntax::Ini) => Some("[Interface]"),
+            (Self::Peer, Syntax::Ini) => Some("[Peer]"),
+            (Self::Gateway, Syntax::Ini) => Some("[Gateway]"),
+            (Self::Device, Syntax::Ini) => Some("[Device]"),
+            (Self::Remote, Syntax::Ini) => Some("[Remote]"),
+            (Self::Interface, Syntax::Toml) => None,
+            (Self::Peer, Syntax::Toml) => Some("[[peer]]"),
+            (Self::Gateway, Syntax::Toml) => Some("[gateway]"),
+            (Self::Device, Syntax::Toml) => Some("[[gateway.device]]"),
+            (Self::Remote, Syntax::Toml) => Some("[[gateway.remote]]"),
+        }
+    }
+
+    /// Where the section's keys are, as the syntax has it.
+    pub fn place(self, syntax: Syntax) -> String {
+        match self.header(syntax) {
+            Some(header) => format!("in {header}"),
+            None => "at the top of the file".to_owned(),
         }
     }
 }
 
-/// The key that a syntax spells so (INI: in any case).
-pub(super) fn find(name: &str, syntax: Syntax) -> Option<&'static FieldSpec> {
-    KEYS.iter().find(|spec| match syntax {
+/// The key of a section that a syntax spells so (INI: in any case).
+pub(super) fn find(name: &str, section: SectionKind, syntax: Syntax) -> Option<&'static FieldSpec> {
+    find_anywhere(name, syntax).find(|spec| spec.section == section)
+}
+
+/// The keys, of any section, that a syntax spells so.
+pub(super) fn find_anywhere(
+    name: &str,
+    syntax: Syntax,
+) -> impl Iterator<Item = &'static FieldSpec> {
+    KEYS.iter().filter(move |spec| match syntax {
         Syntax::Ini => spec.ini.eq_ignore_ascii_case(name),
         Syntax::Toml => spec.toml == name,
     })

@@ -1,4 +1,4 @@
-//! The TOML syntax: the interface's keys at the top, a `[[peer]]` for every peer.
+//! The TOML syntax: the interface's keys at the top, a `[[peer]]` for every peer, and the gateway's tables.
 //!
 //! The library parses (and goes on after an error); this file only carries the tree over into a [`Document`], so that
 //! every value keeps its line and the rules are those of the other syntax.
@@ -10,7 +10,7 @@ use toml::de::{DeTable, DeValue};
 use zeroize::Zeroizing;
 
 use super::ini;
-use super::report::{Reporter, unknown_key};
+use super::report::{Reporter, empty_list, unknown_key};
 use super::schema::{self, Document, Entry, FieldSpec, Item, Section, SectionKind, Shape};
 
 /// Splits a text into sections and entries; reports what it cannot split. `None` if the text is not TOML: what the
@@ -37,7 +37,21 @@ pub(super) fn split(text: &str, reporter: &mut Reporter<'_>) -> Option<Document>
     for (key, value) in table.get_ref() {
         let is_table = matches!(value.get_ref(), DeValue::Table(_));
         if key.get_ref() == "peer" {
-            peers(value, &lines, &mut document, reporter);
+            tables(
+                SectionKind::Peer,
+                "peer",
+                value,
+                &lines,
+                &mut document,
+                reporter,
+            );
+        } else if key.get_ref() == "gateway" {
+            gateway(key, value, &lines, &mut document, reporter);
+        } else if matches!(key.get_ref().as_ref(), "device" | "remote") {
+            let name = key.get_ref();
+            let message = format!("`{name}` does not belong at the top of the file");
+            let help = format!("begin each {name} with a line `[[gateway.{name}]]`");
+            reporter.error(lines.of(&key.span()), None, &message, help);
         } else if is_table && key.get_ref().eq_ignore_ascii_case("interface") {
             let message = "there is no table for the interface";
             let help =
@@ -54,26 +68,62 @@ pub(super) fn split(text: &str, reporter: &mut Reporter<'_>) -> Option<Document>
     Some(document)
 }
 
-/// Carries over every `[[peer]]`.
-fn peers(
+/// Carries over `[gateway]`, and the lists of tables in it.
+fn gateway(
+    key: &Spanned<std::borrow::Cow<'_, str>>,
     value: &Spanned<DeValue<'_>>,
     lines: &Lines,
     document: &mut Document,
     reporter: &mut Reporter<'_>,
 ) {
-    let not_a_list = "`peer` is not a list of tables";
-    let help = "begin each peer with a line `[[peer]]`";
+    let DeValue::Table(table) = value.get_ref() else {
+        let message = "`gateway` is not a table";
+        let help = "a tunnel has one gateway: begin it with a line `[gateway]`";
+        reporter.error(lines.of(&key.span()), None, message, help);
+        return;
+    };
+    let mut section = Section::new(SectionKind::Gateway, lines.of(&value.span()));
+    // `[[gateway.device]]` makes the table, too, without a header of its own.
+    let mut has_keys = table.is_empty();
+    for (key, value) in table {
+        match key.get_ref().as_ref() {
+            name @ "device" => tables(SectionKind::Device, name, value, lines, document, reporter),
+            name @ "remote" => tables(SectionKind::Remote, name, value, lines, document, reporter),
+            _ => {
+                has_keys = true;
+                entry(key, value, lines, &mut section, reporter);
+            }
+        }
+    }
+    if has_keys {
+        section.entries.sort_by_key(|entry| entry.line);
+        document.sections.push(section);
+    }
+}
+
+/// Carries over every table of a list: `[[peer]]`, `[[gateway.device]]`, `[[gateway.remote]]`.
+fn tables(
+    kind: SectionKind,
+    name: &str,
+    value: &Spanned<DeValue<'_>>,
+    lines: &Lines,
+    document: &mut Document,
+    reporter: &mut Reporter<'_>,
+) {
+    let not_a_list = format!("`{name}` is not a list of tables");
+    let header = kind.header(reporter.syntax).unwrap_or_default();
+    let help = format!("begin each {name} with a line `{header}`");
     let DeValue::Array(array) = value.get_ref() else {
-        reporter.error(lines.of(&value.span()), None, not_a_list, help);
+        reporter.error(lines.of(&value.span()), None, &not_a_list, help);
         return;
     };
     for element in array {
         let line = lines.of(&element.span());
         let DeValue::Table(table) = element.get_ref() else {
-            reporter.error(line, None, not_a_list, help);
+            reporter.error(line, None, &not_a_list, &*help);
             continue;
         };
-        let mut section = Section::new(SectionKind::Peer, line);
+        let mut section = Section::new(kind, line);
         for (key, value) in table {
             entry(key, value, lines, &mut section, reporter);
         }
@@ -91,15 +141,16 @@ fn entry(
     reporter: &mut Reporter<'_>,
 ) {
     let line = lines.of(&key.span());
-    let spec = match schema::find(key.get_ref(), reporter.syntax) {
-        Some(spec) if spec.section == section.kind => spec,
-        _ => {
-            let meant = unknown_key(reporter, key.get_ref(), section.kind, line);
-            section.entries.extend(meant);
-            return;
-        }
+    let Some(spec) = schema::find(key.get_ref(), section.kind, reporter.syntax) else {
+        let meant = unknown_key(reporter, key.get_ref(), section.kind, line);
+        section.entries.extend(meant);
+        return;
     };
     match items(spec, value, lines) {
+        Some(items) if items.is_empty() && spec.key.must_have_values() => {
+            empty_list(reporter, spec.key, line);
+            section.entries.push(Entry::spoilt(spec.key, line));
+        }
         // An empty list is as good as none.
         Some(items) if items.is_empty() => {}
         Some(items) => section.entries.push(Entry {

@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use ipnet::IpNet;
 
+use super::gateway::GatewaySettings;
 use super::key::{PresharedKey, PrivateKey, PublicKey};
 
 /// Everything that one interface is told.
@@ -45,6 +46,8 @@ pub struct Config {
     pub copy_dscp: bool,
     /// The peers, in the order of the file.
     pub peers: Vec<PeerConfig>,
+    /// The gateway for devices that run nothing of ours, if there is one.
+    pub gateway: Option<GatewaySettings>,
 }
 
 /// Everything that is said about one peer.

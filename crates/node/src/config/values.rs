@@ -1,13 +1,16 @@
 //! One value from its text: each function takes a trimmed text and gives the value, or a [`Problem`] that finishes
 //! the sentence "`Key` ..." and names the right form.
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
 
 use ipnet::IpNet;
+use seikan_proto::gateway::rules::{Rule, RuleError};
+use seikan_wire::ethernet::Mac;
 
+use super::gateway::GatewayMode;
 use super::key::{self, KeyError, PresharedKey, PrivateKey, PublicKey};
-use super::types::{CipherPreference, Endpoint, Host, Protocol, Table};
+use super::types::{CipherPreference, Endpoint, Host, InterfaceName, Protocol, Table};
 
 /// Why a value is wrong, and what would be right.
 #[derive(Debug)]
@@ -251,6 +254,108 @@ pub(super) fn name(text: &str) -> Result<String, Problem> {
         ));
     }
     Ok(text.to_owned())
+}
+
+/// The name of a machine: it tells the machine from the others, and so there must be one.
+pub(super) fn device_name(text: &str) -> Result<String, Problem> {
+    if text.is_empty() {
+        return Err(problem("is empty", "write a short name on one line"));
+    }
+    name(text)
+}
+
+/// The name of a network interface.
+pub(super) fn interface(text: &str) -> Result<InterfaceName, Problem> {
+    InterfaceName::from_str(text).map_err(|error| {
+        problem(
+            format!("names no interface: {error}"),
+            "write the name that `ip link` shows, such as `eth1`",
+        )
+    })
+}
+
+/// How a gateway works.
+pub(super) fn gateway_mode(text: &str) -> Result<GatewayMode, Problem> {
+    GatewayMode::from_str(text).map_err(|_| {
+        problem(
+            format!("is `{text}`, not a mode"),
+            format!("write one of {}", GatewayMode::CHOICES),
+        )
+    })
+}
+
+/// A gateway's priority, 1 to 254.
+pub(super) fn priority(text: &str) -> Result<u8, Problem> {
+    decimal(text)
+        .filter(|priority| (1..=254).contains(priority))
+        .ok_or_else(|| {
+            problem(
+                format!("is `{text}`, not a priority"),
+                "write a number from 1 to 254: of two gateways on one network the one with the higher number is active",
+            )
+        })
+}
+
+/// An IEEE 802.1Q VLAN identifier, 1 to 4094 (0 and 4095 are reserved).
+pub(super) fn vlan(text: &str) -> Result<u16, Problem> {
+    decimal(text)
+        .filter(|vlan| (1..=4094).contains(vlan))
+        .ok_or_else(|| {
+            problem(
+                format!("is `{text}`, not a VLAN"),
+                "write a number from 1 to 4094, or take it out for frames without a tag",
+            )
+        })
+}
+
+/// The address of one card.
+pub(super) fn mac(text: &str) -> Result<Mac, Problem> {
+    let right = "write six pairs of hexadecimal digits, such as `02:00:5e:10:00:01`";
+    match Mac::from_str(text) {
+        Ok(mac) if mac.is_multicast() => Err(problem(
+            format!("is `{text}`, the address of a group of cards"),
+            "write the card's own address: the second digit of its first pair is even",
+        )),
+        Ok(mac) if mac == Mac::default() => Err(problem(
+            format!("is `{text}`, which is no card's address"),
+            right,
+        )),
+        Ok(mac) => Ok(mac),
+        Err(_) => Err(problem(format!("is `{text}`, not a MAC address"), right)),
+    }
+}
+
+/// The address of one machine, which routers forward.
+pub(super) fn host_address(text: &str) -> Result<IpAddr, Problem> {
+    let right = "write an address without a prefix length, such as `192.168.1.10` or `fd00:1::10`";
+    let Ok(address) = IpAddr::from_str(text) else {
+        return Err(problem(format!("has `{text}`, not an IP address"), right));
+    };
+    let no_host = address.is_unspecified() || address.is_multicast() || address.is_loopback();
+    match address {
+        IpAddr::V6(v6) if v6.is_unicast_link_local() => Err(problem(
+            format!("has `{text}`, an address that does not leave its link"),
+            "write a global or unique local address, such as `fd00:1::10`",
+        )),
+        _ if no_host || address == IpAddr::V4(Ipv4Addr::BROADCAST) => Err(problem(
+            format!("has `{text}`, which is not one machine's address"),
+            right,
+        )),
+        _ => Ok(address),
+    }
+}
+
+/// Who may talk, and what: `WHO [WHAT]`.
+pub(super) fn rule(text: &str) -> Result<Rule, Problem> {
+    Rule::from_str(text).map_err(|error| {
+        let subject = match error {
+            RuleError::Words(_) | RuleError::Ranges => "it ",
+            RuleError::Who(_) | RuleError::What(_) => "",
+        };
+        let error = error.to_string();
+        let (what, right) = error.split_once("; ").unwrap_or((&error, "write WHO WHAT"));
+        problem(format!("has `{text}`: {subject}{what}"), right)
+    })
 }
 
 /// A private key. All zeros is no key (`wg` takes it as "remove the key").

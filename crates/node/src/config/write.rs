@@ -3,11 +3,13 @@
 //! Both forms go through one list of `(key, values)`; only what differs from the default is written. The text holds the
 //! keys: it is wiped when dropped.
 
+use seikan_proto::gateway::DeviceConfig;
 use zeroize::Zeroizing;
 
+use super::gateway::{GatewayMode, GatewaySettings};
 use super::key::encode_key;
 use super::load::Syntax;
-use super::schema::{Field, Shape};
+use super::schema::{Field, SectionKind, Shape};
 use super::types::{CipherPreference, Config, PeerConfig, Protocol, Table};
 
 /// A value that the wg-quick syntax has no way to write.
@@ -40,7 +42,9 @@ impl Config {
             .flat_map(|(key, all)| all.iter().map(|c| (*key, c)));
         let names = self.peers.iter().filter_map(|p| p.name.as_ref());
         let names = names.map(|name| (Field::Name, name));
-        for (key, text) in hooks.chain(names) {
+        let devices = self.gateway.iter().flat_map(|gateway| &gateway.devices);
+        let devices = devices.map(|device| (Field::DeviceName, &device.name));
+        for (key, text) in hooks.chain(names).chain(devices) {
             if text.contains(['#', '\n', '\r']) {
                 let key = key.name(Syntax::Ini);
                 return Err(NotInIni { key });
@@ -72,14 +76,30 @@ impl Config {
         let lists = 64 * (self.addresses.len() + self.dns.len()) + 272 * self.dns_search.len();
         let mut text = Text {
             syntax,
-            out: Zeroizing::new(String::with_capacity(1024 + hooks + lists + peers)),
+            out: Zeroizing::new(String::with_capacity(
+                1024 + hooks + lists + peers + self.gateway.as_ref().map_or(0, room),
+            )),
         };
         text.interface(self);
         for peer in &self.peers {
             text.peer(peer);
         }
+        if let Some(gateway) = &self.gateway {
+            text.gateway(gateway);
+        }
         text.out
     }
+}
+
+/// Bytes that a gateway's text has at most.
+fn room(gateway: &GatewaySettings) -> usize {
+    let device = |device: &DeviceConfig| {
+        let rules = device.allow_from.len() + device.allow_to.len();
+        // A rule has a prefix and up to sixteen ranges of ports.
+        512 + 8 * device.name.len() + 320 * rules
+    };
+    let devices: usize = gateway.devices.iter().map(device).sum();
+    512 + 64 * gateway.answer_for.len() + devices + 192 * gateway.remotes.len()
 }
 
 impl Text {
@@ -131,10 +151,7 @@ impl Text {
     }
 
     fn peer(&mut self, peer: &PeerConfig) {
-        self.out.push_str(match self.syntax {
-            Syntax::Ini => "\n[Peer]\n",
-            Syntax::Toml => "\n[[peer]]\n",
-        });
+        self.header(SectionKind::Peer);
         self.option(Field::Name, peer.name.as_deref());
         self.one(Field::PublicKey, &encode_key(peer.public_key.as_bytes()));
         if let Some(key) = &peer.preshared_key {
@@ -144,6 +161,50 @@ impl Text {
         self.list(Field::AllowedIps, prefixes);
         self.option(Field::Endpoint, peer.endpoint.as_ref());
         self.option(Field::PersistentKeepalive, peer.persistent_keepalive);
+    }
+
+    fn gateway(&mut self, gateway: &GatewaySettings) {
+        self.header(SectionKind::Gateway);
+        self.one(Field::GatewayInterface, gateway.interface.as_str());
+        if gateway.mode != GatewayMode::default() {
+            self.one(Field::GatewayMode, &gateway.mode.to_string());
+        }
+        let prefixes = gateway.answer_for.iter().map(ToString::to_string);
+        self.list(Field::AnswerFor, prefixes);
+        if gateway.proxy_arp {
+            self.one(Field::ProxyArp, "true");
+        }
+        self.option(Field::Priority, gateway.priority);
+        for device in &gateway.devices {
+            self.device(device);
+        }
+        for remote in &gateway.remotes {
+            self.header(SectionKind::Remote);
+            self.one(Field::RemoteOverlay, &remote.overlay.to_string());
+            self.one(Field::RemoteLan, &remote.lan.to_string());
+        }
+    }
+
+    fn device(&mut self, device: &DeviceConfig) {
+        self.header(SectionKind::Device);
+        self.one(Field::DeviceName, &device.name);
+        self.option(Field::DeviceMac, device.mac);
+        self.option(Field::DeviceVlan, device.vlan);
+        self.list(Field::DeviceLan, device.lan.iter().map(ToString::to_string));
+        let overlay = device.overlay.iter().map(ToString::to_string);
+        self.list(Field::DeviceOverlay, overlay);
+        let from = device.allow_from.iter().map(ToString::to_string);
+        self.list(Field::AllowFrom, from);
+        let to = device.allow_to.iter().map(ToString::to_string);
+        self.list(Field::AllowTo, to);
+    }
+
+    fn header(&mut self, kind: SectionKind) {
+        if let Some(header) = kind.header(self.syntax) {
+            self.out.push('\n');
+            self.out.push_str(header);
+            self.out.push('\n');
+        }
     }
 
     fn option(&mut self, key: Field, value: Option<impl ToString>) {
@@ -164,6 +225,9 @@ impl Text {
                 | Field::SaveConfig
                 | Field::Offload
                 | Field::CopyDscp
+                | Field::ProxyArp
+                | Field::Priority
+                | Field::DeviceVlan
         );
         if plain || self.syntax == Syntax::Ini {
             self.out.push_str(value);

@@ -1,0 +1,422 @@
+//! From a gateway's draft to [`GatewaySettings`]: what must be there, and what does not go together.
+//!
+//! Order: `[gateway]` itself, each device, devices against each other, then devices and remotes against the tunnel
+//! (`overlay`).
+//! What depends on the mode is left out where the mode is not known.
+
+use std::collections::{HashMap, HashSet};
+use std::hash::Hash;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use seikan_proto::gateway::{DeviceConfig, Remote};
+
+use super::draft::{DeviceDraft, GatewayDraft, GatewaySection};
+use super::overlay::{Overlay, check_overlay_addresses, check_remotes};
+use super::{GatewayMode, GatewaySettings};
+use crate::config::check::masked;
+use crate::config::interpret::{At, InterfaceDraft, PeerDraft};
+use crate::config::load::Syntax;
+use crate::config::report::Reporter;
+use crate::config::schema::{Field, SectionKind, Shape};
+use crate::config::types::InterfaceName;
+
+/// Completes a gateway's draft; `None` where there is none, or something is missing. What is found goes to the
+/// reporter.
+pub(in crate::config) fn check(
+    draft: GatewayDraft,
+    name: Option<&InterfaceName>,
+    interface: &InterfaceDraft,
+    peers: &[PeerDraft],
+    reporter: &mut Reporter<'_>,
+) -> Option<GatewaySettings> {
+    let mode = match &draft.section {
+        Some(section) => {
+            check_section(section, name, reporter);
+            section.known_mode()
+        }
+        None => {
+            report_missing_section(&draft, reporter);
+            None
+        }
+    };
+    let overlay = Overlay::of(interface, peers);
+    for device in &draft.devices {
+        check_device(device, reporter);
+        match mode {
+            Some(GatewayMode::Routed) => check_routed_device(device, reporter),
+            Some(GatewayMode::Transparent) => check_transparent_device(device, reporter),
+            None => {}
+        }
+    }
+    check_identities(&draft.devices, reporter);
+    let owners = check_overlay_addresses(&draft.devices, &overlay, reporter);
+    check_remotes(&draft, &owners, &overlay, reporter);
+    if let (Some(section), Some(mode)) = (&draft.section, mode) {
+        check_reach(section, mode, &draft, &overlay, reporter);
+    }
+    complete(draft)
+}
+
+fn report_missing_section(draft: &GatewayDraft, reporter: &mut Reporter<'_>) {
+    let devices = draft.devices.iter().map(|d| (d.line, SectionKind::Device));
+    let remotes = draft.remotes.iter().map(|r| (r.line, SectionKind::Remote));
+    let Some((line, kind)) = devices.chain(remotes).min_by_key(|(line, _)| *line) else {
+        return;
+    };
+    let header = |kind: SectionKind| kind.header(reporter.syntax).unwrap_or_default();
+    let (this, gateway) = (header(kind), header(SectionKind::Gateway));
+    let message = format!("there is a {this}, but no {gateway}");
+    let help = format!(
+        "add a section {gateway} with {}, the card of the local network",
+        example(Field::GatewayInterface, "eth1", reporter)
+    );
+    reporter.error(line, None, &message, help);
+}
+
+/// An example of a key with a value.
+pub(super) fn example(key: Field, value: &str, reporter: &Reporter<'_>) -> String {
+    let name = reporter.name(key);
+    match (reporter.syntax, key.spec().shape) {
+        (Syntax::Ini, _) => format!("`{name} = {value}`"),
+        (Syntax::Toml, Shape::One) => format!("`{name} = \"{value}\"`"),
+        (Syntax::Toml, _) => format!("`{name} = [\"{value}\"]`"),
+    }
+}
+
+/// The keys of `[gateway]` by themselves.
+fn check_section(
+    section: &GatewaySection,
+    name: Option<&InterfaceName>,
+    reporter: &mut Reporter<'_>,
+) {
+    let key = reporter.name(Field::GatewayInterface);
+    match &section.interface {
+        None if !section.given.has(Field::GatewayInterface) => {
+            let message = format!("the gateway has no `{key}`");
+            let help = format!(
+                "add the card of the local network, such as {}",
+                example(Field::GatewayInterface, "eth1", reporter)
+            );
+            reporter.error(section.line, None, &message, help);
+        }
+        Some(At { value, line }) if Some(value) == name => {
+            let message = format!("`{key}` is `{value}`, the tunnel itself");
+            let help = "write the card of the local network, such as `eth1`";
+            reporter.error(*line, Some(Field::GatewayInterface), &message, help);
+        }
+        _ => {}
+    }
+    let answer_for = reporter.name(Field::AnswerFor);
+    let mut seen = HashMap::new();
+    for At { value, line } in &section.answer_for {
+        let prefix = masked(Field::AnswerFor, *value, *line, reporter);
+        if prefix.prefix_len() == 0 {
+            let message =
+                format!("`{answer_for}` has `{prefix}`, which is the local network itself, too");
+            let help = "write the prefixes of the overlay, such as `10.77.0.0/24`";
+            reporter.error(*line, Some(Field::AnswerFor), &message, help);
+        }
+        if let Some(first) = seen.insert(prefix, *line) {
+            let message = format!("`{answer_for}` has `{prefix}` twice, first in line {first}");
+            let help = "take one of them out";
+            reporter.warn(*line, Some(Field::AnswerFor), &message, help);
+        }
+    }
+}
+
+/// One device by itself.
+fn check_device(device: &DeviceDraft, reporter: &mut Reporter<'_>) {
+    let (mac, lan) = (
+        reporter.name(Field::DeviceMac),
+        reporter.name(Field::DeviceLan),
+    );
+    if !device.given.has(Field::DeviceName) {
+        let name = reporter.name(Field::DeviceName);
+        let message = format!("this device has no `{name}`");
+        let help = format!("add one, such as {}", {
+            example(Field::DeviceName, "plc-1", reporter)
+        });
+        reporter.error(device.line, None, &message, help);
+    }
+    if !device.given.has(Field::DeviceMac) && !device.given.has(Field::DeviceLan) {
+        let message =
+            format!("this device has neither `{mac}` nor `{lan}`: nothing tells which it is");
+        let help = "add one of them, or both; `seikan gateway discover` lists what is heard";
+        reporter.error(device.line, None, &message, help);
+    }
+    for (key, addresses) in [
+        (Field::DeviceLan, &device.lan),
+        (Field::DeviceOverlay, &device.overlay),
+    ] {
+        for v6 in [false, true] {
+            let mut family = addresses.iter().filter(|a| a.value.is_ipv6() == v6);
+            let (Some(first), Some(second)) = (family.next(), family.next()) else {
+                continue;
+            };
+            let message = format!(
+                "`{}` has two {} addresses, `{}` and `{}`",
+                reporter.name(key),
+                if v6 { "IPv6" } else { "IPv4" },
+                first.value,
+                second.value
+            );
+            let help = "a device has one address of each family: keep one, or describe two devices";
+            reporter.error(second.line, Some(key), &message, help);
+        }
+    }
+}
+
+/// In routed mode the kernel forwards, by address only.
+fn check_routed_device(device: &DeviceDraft, reporter: &mut Reporter<'_>) {
+    if let Some(At { value, line }) = &device.vlan {
+        let vlan = reporter.name(Field::DeviceVlan);
+        let interface = reporter.name(Field::GatewayInterface);
+        let message =
+            format!("`{vlan}` is {value}, but in routed mode the kernel takes VLANs apart");
+        let help = format!(
+            "take it out, and let `{interface}` name the VLAN's own interface, such as `eth1.{value}`"
+        );
+        reporter.error(*line, Some(Field::DeviceVlan), &message, help);
+    }
+    if device.given.has(Field::DeviceMac) && !device.given.has(Field::DeviceLan) {
+        let lan = reporter.name(Field::DeviceLan);
+        let message = format!(
+            "this device has no `{lan}`, but in routed mode the kernel forwards by address"
+        );
+        let help = format!(
+            "add {}, or use mode `transparent`",
+            example(Field::DeviceLan, "192.168.1.10", reporter)
+        );
+        reporter.error(device.line, None, &message, help);
+    }
+    report_unreachable(device, device.given.has(Field::DeviceLan), reporter);
+}
+
+/// In transparent mode a card's addresses are learned.
+fn check_transparent_device(device: &DeviceDraft, reporter: &mut Reporter<'_>) {
+    let learned = device.given.has(Field::DeviceMac);
+    report_unreachable(
+        device,
+        device.given.has(Field::DeviceLan) && !learned,
+        reporter,
+    );
+}
+
+/// Overlay addresses of a family in which the device has, and gets, none on its own network.
+fn report_unreachable(device: &DeviceDraft, lan_is_all: bool, reporter: &mut Reporter<'_>) {
+    // Half of what a faulty list said is not enough to judge by.
+    let unknown = device.lan.is_empty();
+    for At { value, line } in &device.overlay {
+        let has_family = |lan: &At<IpAddr>| lan.value.is_ipv6() == value.is_ipv6();
+        if lan_is_all && !unknown && !device.lan.iter().any(has_family) {
+            let (overlay, lan) = (
+                reporter.name(Field::DeviceOverlay),
+                reporter.name(Field::DeviceLan),
+            );
+            let message = format!(
+                "`{overlay}` has `{value}`, but there is no {} address in `{lan}` that it could stand for",
+                if value.is_ipv6() { "IPv6" } else { "IPv4" },
+            );
+            let help = "add the device's address of that family, or take this one out";
+            reporter.warn(*line, Some(Field::DeviceOverlay), &message, help);
+        }
+    }
+}
+
+/// Names, cards and addresses on the local network that two devices claim.
+fn check_identities(devices: &[DeviceDraft], reporter: &mut Reporter<'_>) {
+    let mut names = Owners::new(Field::DeviceName, devices);
+    let mut macs = Owners::new(Field::DeviceMac, devices);
+    let mut lans = Owners::new(Field::DeviceLan, devices);
+    for (index, device) in devices.iter().enumerate() {
+        if let Some(At { value, line }) = &device.name {
+            let help = "give each device a name of its own";
+            names.claim(value, value, index, *line, help, reporter);
+        }
+        // Nothing to judge by: the VLAN is not known.
+        if device.given.has(Field::DeviceVlan) && device.vlan.is_none() {
+            continue;
+        }
+        if let Some(At { value, line }) = &device.mac {
+            let help = "put what both say into one section, correct one of them, or leave it out: a device is known by its address, too";
+            macs.claim((device.vlan(), *value), value, index, *line, help, reporter);
+        }
+        for At { value, line } in &device.lan {
+            let help = "correct one of them; in two VLANs both may have it";
+            lans.claim((device.vlan(), *value), value, index, *line, help, reporter);
+        }
+    }
+}
+
+/// Who has what, for keys that only one may have.
+struct Owners<'a, K> {
+    key: Field,
+    devices: &'a [DeviceDraft],
+    /// Devices, and the lines.
+    owners: HashMap<K, (usize, usize)>,
+}
+
+impl<'a, K: Eq + Hash> Owners<'a, K> {
+    fn new(key: Field, devices: &'a [DeviceDraft]) -> Self {
+        Self {
+            key,
+            devices,
+            owners: HashMap::new(),
+        }
+    }
+
+    /// The device gets `what`, or an error says that another has it.
+    fn claim(
+        &mut self,
+        what: K,
+        shown: impl std::fmt::Display,
+        index: usize,
+        line: usize,
+        help: &str,
+        reporter: &mut Reporter<'_>,
+    ) {
+        let (owner, first) = *self.owners.entry(what).or_insert((index, line));
+        if owner == index {
+            return;
+        }
+        let name = reporter.name(self.key);
+        let described = self.devices[owner].described();
+        let message =
+            format!("`{name}` is `{shown}`, which {described} has already, in line {first}");
+        reporter.error(line, Some(self.key), &message, help);
+    }
+}
+
+/// Whether anybody can begin to talk, and what has no effect.
+fn check_reach(
+    section: &GatewaySection,
+    mode: GatewayMode,
+    draft: &GatewayDraft,
+    overlay: &Overlay<'_>,
+    reporter: &mut Reporter<'_>,
+) {
+    let header = |kind: SectionKind| kind.header(reporter.syntax).unwrap_or_default();
+    let (device, remote) = (header(SectionKind::Device), header(SectionKind::Remote));
+    let answer_for = reporter.name(Field::AnswerFor);
+    if draft.devices.is_empty() {
+        let message = format!("there is no {device}: nothing passes the gateway");
+        let help =
+            format!("add a {device} for each; `seikan gateway discover` lists what is heard");
+        reporter.warn(section.line, None, &message, help);
+    }
+    match mode {
+        GatewayMode::Transparent => {
+            if let Some(At { value: true, line }) = section.proxy_arp {
+                let proxy_arp = reporter.name(Field::ProxyArp);
+                let message = format!("`{proxy_arp}` has no effect in transparent mode");
+                let help = "take it out: the gateway itself answers for the remotes";
+                reporter.warn(line, Some(Field::ProxyArp), &message, help);
+            }
+            let has_prefixes = section.given.has(Field::AnswerFor);
+            if !has_prefixes && draft.remotes.is_empty() {
+                let message = format!(
+                    "there is neither `{answer_for}` nor a {remote}: devices cannot find anybody"
+                );
+                let help = format!(
+                    "add {} with the overlay's prefix, or a {remote} for each address",
+                    example(Field::AnswerFor, "10.77.0.0/24", reporter)
+                );
+                reporter.warn(section.line, None, &message, help);
+            }
+            check_answer_for(section, draft, overlay, reporter);
+        }
+        GatewayMode::Routed => {
+            if let Some(At { line, .. }) = section.answer_for.first() {
+                let message = format!("`{answer_for}` has no effect in routed mode");
+                let help = "take it out: devices need a route to the overlay by way of this host";
+                reporter.warn(*line, Some(Field::AnswerFor), &message, help);
+            }
+        }
+    }
+}
+
+/// Prefixes in which a device itself is, or nobody.
+fn check_answer_for(
+    section: &GatewaySection,
+    draft: &GatewayDraft,
+    overlay: &Overlay<'_>,
+    reporter: &mut Reporter<'_>,
+) {
+    let answer_for = reporter.name(Field::AnswerFor);
+    for At { value, line } in &section.answer_for {
+        let prefix = value.trunc();
+        let inside = |device: &&DeviceDraft| device.lan.iter().any(|a| prefix.contains(&a.value));
+        if prefix.prefix_len() == 0 {
+            // Reported before.
+        } else if let Some(device) = draft.devices.iter().find(inside) {
+            let message = format!(
+                "`{answer_for}` has `{prefix}`, in which {} is: its neighbours would be looked for in the overlay",
+                device.described()
+            );
+            let help = "write prefixes that are not on the local network";
+            reporter.warn(*line, Some(Field::AnswerFor), &message, help);
+        } else if !overlay.touches(&prefix) {
+            let message = format!(
+                "`{answer_for}` has `{prefix}`, of which no peer has anything in its `{}`",
+                { reporter.name(Field::AllowedIps) }
+            );
+            let help = "correct it, or add the prefix to the peer that it is behind";
+            reporter.warn(*line, Some(Field::AnswerFor), &message, help);
+        }
+    }
+}
+
+/// A gateway with all that it needs.
+fn complete(draft: GatewayDraft) -> Option<GatewaySettings> {
+    let section = draft.section?;
+    let mode = section.known_mode()?;
+    let mut answer_for: Vec<IpNet> = Vec::with_capacity(section.answer_for.len());
+    let mut seen = HashSet::new();
+    for prefix in section.answer_for {
+        let prefix = prefix.value.trunc();
+        if seen.insert(prefix) {
+            answer_for.push(prefix);
+        }
+    }
+    let devices = draft.devices.into_iter().filter_map(complete_device);
+    let remotes = draft.remotes.into_iter();
+    let remotes = remotes.filter_map(|remote| {
+        Some(Remote {
+            overlay: remote.overlay?.value,
+            lan: remote.lan?.value,
+        })
+    });
+    Some(GatewaySettings {
+        interface: section.interface?.value,
+        mode,
+        answer_for,
+        proxy_arp: section.proxy_arp.is_some_and(|proxy_arp| proxy_arp.value),
+        priority: section.priority,
+        devices: devices.collect(),
+        remotes: remotes.collect(),
+    })
+}
+
+fn complete_device(draft: DeviceDraft) -> Option<DeviceConfig> {
+    let values = |all: Vec<At<IpAddr>>| all.into_iter().map(|address| address.value).collect();
+    Some(DeviceConfig {
+        name: draft.name?.value,
+        mac: draft.mac.map(|mac| mac.value),
+        vlan: draft.vlan.map(|vlan| vlan.value),
+        lan: values(draft.lan),
+        overlay: values(draft.overlay),
+        allow_from: draft.allow_from,
+        allow_to: draft.allow_to,
+    })
+}
+
+impl GatewaySection {
+    /// The mode, unless what was given is none.
+    fn known_mode(&self) -> Option<GatewayMode> {
+        match self.mode {
+            None if !self.given.has(Field::GatewayMode) => Some(GatewayMode::default()),
+            mode => mode,
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! The gateway's sections with every value typed, nothing yet required.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use seikan_proto::gateway::rules::Rule;
+use seikan_wire::ethernet::Mac;
+
+use super::GatewayMode;
+use crate::config::check::masked;
+use crate::config::interpret::{At, Context, Given};
+use crate::config::schema::{Entry, Field, Section};
+use crate::config::types::InterfaceName;
+use crate::config::values;
+
+/// All that a file says about the gateway, so far.
+#[derive(Default)]
+pub(in crate::config) struct GatewayDraft {
+    pub section: Option<GatewaySection>,
+    pub devices: Vec<DeviceDraft>,
+    pub remotes: Vec<RemoteDraft>,
+}
+
+/// `[gateway]` so far.
+#[derive(Default)]
+pub(in crate::config) struct GatewaySection {
+    /// Line of the section's header.
+    pub line: usize,
+    pub given: Given,
+    pub interface: Option<At<InterfaceName>>,
+    pub mode: Option<GatewayMode>,
+    /// With their host bits.
+    pub answer_for: Vec<At<IpNet>>,
+    pub proxy_arp: Option<At<bool>>,
+    pub priority: Option<u8>,
+}
+
+/// One `[[gateway.device]]` so far.
+#[derive(Default)]
+pub(in crate::config) struct DeviceDraft {
+    /// Line of the section's header.
+    pub line: usize,
+    pub given: Given,
+    pub name: Option<At<String>>,
+    pub mac: Option<At<Mac>>,
+    pub vlan: Option<At<u16>>,
+    pub lan: Vec<At<IpAddr>>,
+    pub overlay: Vec<At<IpAddr>>,
+    pub allow_from: Vec<Rule>,
+    pub allow_to: Vec<Rule>,
+}
+
+/// One `[[gateway.remote]]` so far.
+#[derive(Default)]
+pub(in crate::config) struct RemoteDraft {
+    /// Line of the section's header.
+    pub line: usize,
+    pub given: Given,
+    pub overlay: Option<At<IpAddr>>,
+    pub lan: Option<At<IpAddr>>,
+}
+
+impl GatewaySection {
+    /// A section that says nothing.
+    pub fn new(line: usize) -> Self {
+        Self {
+            line,
+            ..Self::default()
+        }
+    }
+}
+
+impl DeviceDraft {
+    /// The device as a sentence calls it.
+    pub fn described(&self) -> String {
+        match &self.name {
+            Some(name) => format!("the device `{}`", name.value),
+            None => format!("the device in line {}", self.line),
+        }
+    }
+
+    /// The VLAN, if there is one.
+    pub fn vlan(&self) -> Option<u16> {
+        self.vlan.as_ref().map(|vlan| vlan.value)
+    }
+}
+
+// The splitters let only the keys of a section into it.
+impl Context<'_, '_, '_> {
+    pub(in crate::config) fn gateway(&mut self, section: Section, draft: &mut GatewaySection) {
+        for entry in section.entries {
+            self.note_repetition(&entry, &mut draft.given);
+            match entry.key {
+                Field::GatewayInterface => {
+                    self.set_at(&entry, values::interface, &mut draft.interface);
+                }
+                Field::GatewayMode => self.set(&entry, values::gateway_mode, &mut draft.mode),
+                Field::AnswerFor => {
+                    draft.answer_for.extend(self.all(&entry, values::prefix));
+                }
+                Field::ProxyArp => self.set_at(&entry, values::boolean, &mut draft.proxy_arp),
+                Field::Priority => self.set(&entry, values::priority, &mut draft.priority),
+                _ => {}
+            }
+        }
+    }
+
+    pub(in crate::config) fn device(&mut self, section: Section) -> DeviceDraft {
+        let mut draft = DeviceDraft {
+            line: section.line,
+            ..DeviceDraft::default()
+        };
+        for entry in section.entries {
+            self.note_repetition(&entry, &mut draft.given);
+            match entry.key {
+                Field::DeviceName => self.set_at(&entry, values::device_name, &mut draft.name),
+                Field::DeviceMac => self.set_at(&entry, values::mac, &mut draft.mac),
+                Field::DeviceVlan => self.set_at(&entry, values::vlan, &mut draft.vlan),
+                Field::DeviceLan => draft.lan.extend(self.all(&entry, values::host_address)),
+                Field::DeviceOverlay => {
+                    draft.overlay.extend(self.all(&entry, values::host_address));
+                }
+                Field::AllowFrom => draft.allow_from.extend(self.rules(&entry)),
+                Field::AllowTo => draft.allow_to.extend(self.rules(&entry)),
+                _ => {}
+            }
+        }
+        draft
+    }
+
+    pub(in crate::config) fn remote(&mut self, section: Section) -> RemoteDraft {
+        let mut draft = RemoteDraft {
+            line: section.line,
+            ..RemoteDraft::default()
+        };
+        for entry in section.entries {
+            self.note_repetition(&entry, &mut draft.given);
+            match entry.key {
+                Field::RemoteOverlay => {
+                    self.set_at(&entry, values::host_address, &mut draft.overlay);
+                }
+                Field::RemoteLan => self.set_at(&entry, values::host_address, &mut draft.lan),
+                _ => {}
+            }
+        }
+        draft
+    }
+
+    /// The rules of an entry; warns where one allows a whole network though it names one machine in it.
+    fn rules(&mut self, entry: &Entry) -> Vec<Rule> {
+        for item in &entry.items {
+            let who = item.text.split_whitespace().next();
+            if let Some(Ok(who)) = who.map(str::parse::<IpNet>) {
+                masked(entry.key, who, item.line, self.reporter);
+            }
+        }
+        self.all(entry, values::rule)
+            .map(|rule| rule.value)
+            .collect()
+    }
+}

@@ -1,0 +1,238 @@
+//! The gateway against the tunnel: addresses of devices and remotes in the overlay, and who else has them.
+
+use std::collections::{HashMap, HashSet};
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use super::check::example;
+use super::draft::{DeviceDraft, GatewayDraft, RemoteDraft};
+use crate::config::interpret::{At, InterfaceDraft, PeerDraft};
+use crate::config::report::Reporter;
+use crate::config::schema::Field;
+
+/// What the rest of the file says of the overlay.
+pub(super) struct Overlay<'a> {
+    /// The interface's own addresses.
+    own: HashMap<IpAddr, usize>,
+    /// Everything that is behind peers.
+    prefixes: HashSet<IpNet>,
+    /// Peers, and the lines, that have a prefix of a single address.
+    hosts: HashMap<IpAddr, (&'a PeerDraft, usize)>,
+}
+
+/// The device and the line that an address is from.
+pub(super) type AddressOwners<'a> = HashMap<IpAddr, (&'a DeviceDraft, usize)>;
+
+/// Addresses in the overlay that somebody else has. Gives who has which.
+pub(super) fn check_overlay_addresses<'a>(
+    devices: &'a [DeviceDraft],
+    overlay: &Overlay<'_>,
+    reporter: &mut Reporter<'_>,
+) -> AddressOwners<'a> {
+    let mut owners: AddressOwners<'a> = HashMap::new();
+    for device in devices {
+        for (key, At { value, line }) in device.in_overlay() {
+            let other = if let Some((owner, first)) = owners.get(value) {
+                // Two of one family, or the same address on the same network: reported as that.
+                let same_lan = key == Field::DeviceLan && owner.vlan() == device.vlan();
+                let known = same_lan && owner.lan.iter().any(|lan| lan.value == *value);
+                if known || std::ptr::eq(*owner, device) {
+                    continue;
+                }
+                format!("{}, in line {first}", owner.described())
+            } else if let Some(first) = overlay.own.get(value) {
+                format!("this interface itself, in line {first}")
+            } else if let Some((peer, first)) = overlay.hosts.get(value) {
+                format!("{}, in line {first}", peer.described())
+            } else {
+                owners.insert(*value, (device, *line));
+                continue;
+            };
+            let name = reporter.name(key);
+            let (message, help) = match key {
+                Field::DeviceLan => (
+                    format!("`{name}` has `{value}`, in the overlay the address of {other}"),
+                    format!(
+                        "give the device another address there, such as {}",
+                        example(Field::DeviceOverlay, sample(*value), reporter)
+                    ),
+                ),
+                _ => (
+                    format!("`{name}` has `{value}`, the address of {other}"),
+                    "write an address that nobody else has in the overlay".to_owned(),
+                ),
+            };
+            reporter.error(*line, Some(key), &message, help);
+        }
+    }
+    owners
+}
+
+/// Some address in the overlay, of the same family.
+fn sample(address: IpAddr) -> &'static str {
+    match address {
+        IpAddr::V4(_) => "10.77.0.10",
+        IpAddr::V6(_) => "fd77::10",
+    }
+}
+
+/// What must be there of a remote, and who else has its addresses.
+pub(super) fn check_remotes(
+    draft: &GatewayDraft,
+    owners: &AddressOwners<'_>,
+    overlay: &Overlay<'_>,
+    reporter: &mut Reporter<'_>,
+) {
+    let lans = draft.devices.iter().flat_map(|device| {
+        let line = |lan: &At<IpAddr>| (lan.value, (device, lan.line));
+        device.lan.iter().map(line).collect::<Vec<_>>()
+    });
+    let lans: AddressOwners<'_> = lans.collect();
+    let mut overlays_seen = HashMap::new();
+    let mut lans_seen = HashMap::new();
+    for remote in &draft.remotes {
+        for (key, address) in [
+            (Field::RemoteOverlay, "10.77.0.2"),
+            (Field::RemoteLan, "192.168.1.202"),
+        ] {
+            if !remote.given.has(key) {
+                let message = format!("this remote has no `{}`", reporter.name(key));
+                let help = format!("add one, such as {}", example(key, address, reporter));
+                reporter.error(remote.line, None, &message, help);
+            }
+        }
+        if let Some(At { value, line }) = &remote.overlay {
+            let first = overlays_seen.insert(*value, *line);
+            check_remote_overlay(*value, *line, first, owners, overlay, reporter);
+        }
+        if let Some(At { value, line }) = &remote.lan {
+            let first = lans_seen.insert(*value, *line);
+            check_remote_lan(*value, *line, first, &lans, overlay, reporter);
+        }
+        check_families(remote, reporter);
+    }
+}
+
+fn check_remote_overlay(
+    address: IpAddr,
+    line: usize,
+    first: Option<usize>,
+    owners: &AddressOwners<'_>,
+    overlay: &Overlay<'_>,
+    reporter: &mut Reporter<'_>,
+) {
+    let name = reporter.name(Field::RemoteOverlay);
+    let key = Some(Field::RemoteOverlay);
+    if let Some(first) = first {
+        let message =
+            format!("`{name}` is `{address}`, which the remote in line {first} has already");
+        let help = "show each address of the overlay under one address of the local network";
+        reporter.error(line, key, &message, help);
+    } else if let Some((device, first)) = owners.get(&address) {
+        let message = format!(
+            "`{name}` is `{address}`, the address of {}, in line {first}",
+            device.described()
+        );
+        let help =
+            "write the address of somebody behind a peer: devices reach each other by themselves";
+        reporter.error(line, key, &message, help);
+    } else if !overlay.leads_to(address) {
+        let message = format!("`{name}` is `{address}`, which no peer has in its `{}`", {
+            reporter.name(Field::AllowedIps)
+        });
+        let help = "correct it, or add the address to the peer that it is behind";
+        reporter.warn(line, key, &message, help);
+    }
+}
+
+fn check_remote_lan(
+    address: IpAddr,
+    line: usize,
+    first: Option<usize>,
+    lans: &AddressOwners<'_>,
+    overlay: &Overlay<'_>,
+    reporter: &mut Reporter<'_>,
+) {
+    let name = reporter.name(Field::RemoteLan);
+    let other = if let Some(first) = first {
+        format!("which the remote in line {first} has already")
+    } else if let Some((device, first)) = lans.get(&address) {
+        format!("the address of {}, in line {first}", device.described())
+    } else if let Some(first) = overlay.own.get(&address) {
+        format!("the address of this interface itself, in line {first}")
+    } else {
+        return;
+    };
+    let message = format!("`{name}` is `{address}`, {other}");
+    let help = "write an address that is free on the local network";
+    reporter.error(line, Some(Field::RemoteLan), &message, help);
+}
+
+fn check_families(remote: &RemoteDraft, reporter: &mut Reporter<'_>) {
+    let (Some(overlay), Some(lan)) = (&remote.overlay, &remote.lan) else {
+        return;
+    };
+    if overlay.value.is_ipv6() != lan.value.is_ipv6() {
+        let message = format!(
+            "`{}` is `{}`, of another family than `{}`, `{}`",
+            reporter.name(Field::RemoteLan),
+            lan.value,
+            reporter.name(Field::RemoteOverlay),
+            overlay.value
+        );
+        let help = "write two IPv4 addresses, or two IPv6 addresses";
+        reporter.error(lan.line, Some(Field::RemoteLan), &message, help);
+    }
+}
+
+impl DeviceDraft {
+    /// Its addresses in the overlay, with the keys that say so: in a family that is not given it has the same as on
+    /// the local network.
+    fn in_overlay(&self) -> impl Iterator<Item = (Field, &At<IpAddr>)> {
+        let given = |v6| self.overlay.iter().any(|a| a.value.is_ipv6() == v6);
+        let given = [given(false), given(true)];
+        let same = self
+            .lan
+            .iter()
+            .filter(move |a| !given[usize::from(a.value.is_ipv6())]);
+        let overlay = self.overlay.iter().map(|a| (Field::DeviceOverlay, a));
+        overlay.chain(same.map(|a| (Field::DeviceLan, a)))
+    }
+}
+
+impl<'a> Overlay<'a> {
+    /// From the rest of the file.
+    pub(super) fn of(interface: &InterfaceDraft, peers: &'a [PeerDraft]) -> Self {
+        let own = interface.addresses.iter();
+        let mut this = Self {
+            own: own.map(|a| (a.value.addr(), a.line)).collect(),
+            prefixes: HashSet::new(),
+            hosts: HashMap::new(),
+        };
+        for peer in peers {
+            for At { value, line } in &peer.allowed_ips {
+                let prefix = value.trunc();
+                this.prefixes.insert(prefix);
+                if prefix.prefix_len() == prefix.max_prefix_len() {
+                    this.hosts.insert(prefix.addr(), (peer, *line));
+                }
+            }
+        }
+        this
+    }
+
+    /// Whether some peer is sent what is for the address.
+    fn leads_to(&self, address: IpAddr) -> bool {
+        // By length, and not prefix by prefix: thousands of remotes may meet thousands of prefixes.
+        let all = 0..=IpNet::from(address).prefix_len();
+        let mut prefixes = all.filter_map(|length| IpNet::new(address, length).ok());
+        prefixes.any(|prefix| self.prefixes.contains(&prefix.trunc()))
+    }
+
+    /// Whether anything of the prefix is behind a peer.
+    pub(super) fn touches(&self, prefix: &IpNet) -> bool {
+        let mut all = self.prefixes.iter();
+        all.any(|other| other.contains(prefix) || prefix.contains(other))
+    }
+}
