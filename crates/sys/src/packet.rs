@@ -313,6 +313,14 @@ impl PacketSocket {
         self.leave(libc::PACKET_MR_UNICAST, address)
     }
 
+    /// Receives frames to every group (`IFF_ALLMULTI`), for as long as the socket is open.
+    ///
+    /// # Errors
+    /// What the kernel says: the interface is gone.
+    pub fn join_all_multicast(&self) -> io::Result<()> {
+        self.join(libc::PACKET_MR_ALLMULTI, [0; 6])
+    }
+
     /// Makes the interface receive frames to a group, such as the solicited-node group of an IPv6
     /// address that is to be answered for (RFC 4861, RFC 2464 section 7).
     ///
