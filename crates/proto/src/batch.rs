@@ -1,10 +1,11 @@
 //! Packets read from the TUN device, waiting to be sent: one arena, filled by consecutive reads.
 
 use seikan_wire::VNET_HDR_LEN;
+use seikan_wire::ethernet::TAGGED_HEADER_LEN;
 use std::ops::Range;
 
-/// The longest read: a virtio-net header and a packet of 64 KiB.
-pub const MAX_READ: usize = VNET_HDR_LEN + 65_536;
+/// The longest read: a virtio-net header and a packet of 64 KiB, behind an Ethernet header perhaps.
+pub const MAX_READ: usize = VNET_HDR_LEN + TAGGED_HEADER_LEN + 65_536;
 
 /// A batch of reads. Each holds a virtio-net header and an IP packet.
 #[derive(Debug)]
@@ -39,11 +40,28 @@ impl PacketBatch {
 
     /// Keeps `length` bytes that were written to [`Self::space`].
     pub fn commit(&mut self, length: usize) {
-        self.packets.push(self.used..self.used + length);
+        self.commit_from(0, length);
+    }
+
+    /// Keeps `length` bytes that were written to [`Self::space`], but the first `start` of them.
+    pub fn commit_from(&mut self, start: usize, length: usize) {
+        self.packets.push(self.used + start..self.used + length);
         // The next read starts on a cache line: copies to aligned places are cheaper.
         self.used = (self.used + length)
             .next_multiple_of(64)
             .min(self.arena.len());
+    }
+
+    /// Adds a copy of a packet without offloads; false if there is no room.
+    pub fn push(&mut self, packet: &[u8]) -> bool {
+        let length = VNET_HDR_LEN + packet.len();
+        let Some(space) = self.space().filter(|space| length <= space.len()) else {
+            return false;
+        };
+        space[..VNET_HDR_LEN].fill(0);
+        space[VNET_HDR_LEN..length].copy_from_slice(packet);
+        self.commit(length);
+        true
     }
 
     /// Number of reads held.

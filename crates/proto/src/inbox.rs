@@ -103,6 +103,20 @@ impl Write {
         }
     }
 
+    /// The virtio-net header, and the packet from its first byte on: all headers of a merged one, the
+    /// whole of another. `arena` is that of the call that made the write.
+    pub fn headers_mut<'a>(&'a mut self, arena: &'a mut [u8]) -> (VnetHdr, &'a mut [u8]) {
+        let vnet = VnetHdr::read(&self.head).unwrap_or_default();
+        let packet = if self.head_len > VNET_HDR_LEN {
+            &mut self.head[VNET_HDR_LEN..self.head_len]
+        } else if !self.owned.is_empty() {
+            &mut self.owned[..]
+        } else {
+            &mut arena[self.pieces[0].clone()]
+        };
+        (vnet, packet)
+    }
+
     /// The parts to hand to one vectored write, first to last; returns how many there are.
     pub fn parts<'a>(
         &'a self,
@@ -315,6 +329,11 @@ impl Inbox {
     /// The writes, in the order in which they go to the device.
     pub fn writes(&self) -> &[Write] {
         &self.writes[..self.live]
+    }
+
+    /// One of the writes, to change addresses in its headers.
+    pub fn write_mut(&mut self, i: usize) -> Option<&mut Write> {
+        self.writes[..self.live].get_mut(i)
     }
 
     /// Forgets all writes; their memory stays for the next batch, but not that of a flood of tiny

@@ -7,7 +7,9 @@
 //! discovery (RFC 4861) end here; everything else of the local network stays there, counted.
 
 use super::{DeviceId, Gateway};
+use crate::keys::PublicKey;
 use crate::time::Instant;
+use blake2::{Blake2s256, Digest};
 use ipnet::IpNet;
 use seikan_observe::DropReason;
 use seikan_wire::arp::{Arp, Operation};
@@ -69,6 +71,8 @@ pub struct Station {
     mac: Mac,
     link_local: Ipv6Addr,
     answer_for: Vec<IpNet>,
+    /// It speaks for the remotes; one that stands by only listens.
+    active: bool,
     conflicts: Vec<Conflict>,
     questions: HashMap<DeviceId, Question>,
     /// When devices are looked through next.
@@ -114,6 +118,7 @@ impl Station {
             mac,
             link_local,
             answer_for,
+            active: true,
             conflicts: Vec::new(),
             questions: HashMap::new(),
             due: Instant::BOOT,
@@ -122,9 +127,30 @@ impl Station {
         }
     }
 
+    /// The address of a gateway with this identity: locally administered, and the same for a second
+    /// gateway that stands by with the same identity.
+    pub fn address_of(key: &PublicKey) -> Mac {
+        let mut hash = Blake2s256::new();
+        hash.update(b"seikan gateway station");
+        hash.update(key.as_bytes());
+        let hash = hash.finalize();
+        // Bit 1 of the first byte: not assigned by the IEEE; bit 0: no group (IEEE 802, section 8).
+        Mac([0x02, hash[0], hash[1], hash[2], hash[3], hash[4]])
+    }
+
     /// Its address.
     pub fn mac(&self) -> Mac {
         self.mac
+    }
+
+    /// Begins or ceases to speak; see [`Self::announce`].
+    pub fn set_active(&mut self, active: bool) {
+        self.active = active;
+    }
+
+    /// Whether it speaks.
+    pub fn is_active(&self) -> bool {
+        self.active
     }
 
     /// Addresses that two claim, heard within the last minute.
@@ -164,6 +190,9 @@ impl Station {
             ETHERTYPE_ARP => self.arp(now, gateway, &header, vlan, payload),
             ETHERTYPE_IPV6 if is_neighbour(payload) => {
                 self.neighbour(now, gateway, &header, vlan, payload)
+            }
+            ETHERTYPE_IPV4 | ETHERTYPE_IPV6 if header.dst == self.mac && !self.active => {
+                gateway.drop_stray(DropReason::Standby, 1)
             }
             ETHERTYPE_IPV4 | ETHERTYPE_IPV6 if header.dst == self.mac => {
                 shift(read, start);
@@ -290,7 +319,8 @@ impl Station {
         let ours = target == IpAddr::V6(self.link_local)
             || gateway.is_shown(target)
             || self.answer_for.iter().any(|net| net.contains(&target));
-        ours && gateway.device_by_lan(vlan, target).is_none()
+        ours && self.active
+            && gateway.device_by_lan(vlan, target).is_none()
             && self.conflicts(now).all(|c| c.address != target)
     }
 
@@ -310,6 +340,10 @@ impl Station {
     /// Asks for devices that were not found yet or have been silent.
     pub fn poll(&mut self, now: Instant, gateway: &mut Gateway) {
         if now < self.due {
+            return;
+        }
+        if !self.active {
+            self.due = now + ASK_FIRST;
             return;
         }
         let mut asked = 0;
