@@ -3,6 +3,7 @@
 
 pub mod config;
 pub mod control;
+pub mod gateway;
 mod intake;
 pub mod life;
 pub mod metrics;

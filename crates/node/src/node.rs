@@ -1,6 +1,7 @@
 //! A running tunnel: the protocol, the TUN device, the sockets, and what is counted around them.
 
 use crate::config::{CipherPreference, Config, Host, Protocol};
+use crate::gateway::GatewayNode;
 use seikan_observe::Histogram;
 use seikan_proto::capabilities::Cipher;
 use seikan_proto::inbox::Inbox;
@@ -11,6 +12,7 @@ use seikan_proto::rng::Rng;
 use seikan_proto::time::Instant;
 use seikan_proto::tunnel::{Now, Tunnel, TunnelConfig};
 use seikan_sys::netlink::Netlink;
+use seikan_sys::packet::PacketSocket;
 use seikan_sys::tun::{Tun, TunError, TunOptions};
 use seikan_sys::udp::{UdpError, UdpOptions, UdpSocket};
 use seikan_sys::{clock, random};
@@ -187,11 +189,18 @@ pub struct Node {
     pub batches: BatchSizes,
     /// When it started.
     pub started: Instant,
+    /// Devices of a local network that take part, if this is their gateway.
+    pub gateway: Option<GatewayNode>,
     pub(crate) outbox: Outbox,
     pub(crate) inbox: Inbox,
 }
 
 impl Node {
+    /// The socket on the card of a transparent gateway's local network.
+    pub(crate) fn lan_socket(&self) -> Option<&PacketSocket> {
+        self.gateway.as_ref()?.lan.as_ref()?.socket()
+    }
+
     /// Creates device and sockets and tells the tunnel of its peers. Addresses and routes are not
     /// set here.
     pub fn create(config: &Config) -> Result<Node, NodeError> {
@@ -202,7 +211,9 @@ impl Node {
             queues: 1,
             offload: config.offload,
         })?;
-        limit_super_packets(&tun);
+        if config.gateway.is_none() {
+            limit_super_packets(&tun);
+        }
         let options = UdpOptions {
             fwmark: config.fwmark,
             gso: config.offload,
@@ -241,6 +252,7 @@ impl Node {
             sockets,
             batches: BatchSizes::default(),
             started: now.mono,
+            gateway: None,
             outbox,
             inbox: Inbox::new(tcp_gso, udp_gso),
         })
@@ -248,7 +260,8 @@ impl Node {
 }
 
 /// Asks the kernel for super-packets that one GSO send can carry, records and all; larger ones would
-/// cost a second call each. Only speed depends on it, so a refusal is not an error.
+/// cost a second call each. Only speed depends on it, so a refusal is not an error. A gateway's
+/// kernel forwards what GRO made, which may be larger, and would have to cut it up.
 fn limit_super_packets(tun: &Tun) {
     if let Ok(netlink) = Netlink::open() {
         let _ = netlink.set_gso_max(tun.index(), GSO_MAX_SIZE, 64, GSO_MAX_SIZE);

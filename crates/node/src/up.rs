@@ -15,13 +15,14 @@
 //! input but the number of a command that was fixed at the start. `CAP_DAC_OVERRIDE` is kept only if
 //! `SaveConfig` has to write into a folder that is not its user's.
 
-use crate::config::{Config, Diagnostic, Host, Severity};
+use crate::config::{Config, Diagnostic, GatewayMode, GatewaySettings, Host, Severity};
 use crate::control::{Control, ControlError, Places};
+use crate::gateway::{GatewayNode, LanError, Watch};
 use crate::life::{Life, LifeError};
 use crate::node::{Node, NodeError, resolve};
 use crate::save;
 use crate::setup::hooks::{HookError, Hooks, Moment};
-use crate::setup::{self, Change, firewall, mtu, occupied, routes};
+use crate::setup::{self, Change, firewall, forwarding, mtu, occupied, routes};
 use crate::state::{self, Journal, StateError};
 use crate::worker::{self, Ended, Service, Verdict};
 use seikan_sys::dns::DnsError;
@@ -66,6 +67,9 @@ pub enum UpError {
     /// The network cannot be watched.
     #[error(transparent)]
     Life(#[from] LifeError),
+    /// The gateway's side of the local network.
+    #[error(transparent)]
+    Lan(#[from] LanError),
     /// The process may not do it.
     #[error(
         "bringing up interface {interface} takes CAP_NET_ADMIN, which this process lacks: run it \
@@ -172,6 +176,7 @@ pub fn up(
     let mut services = Services {
         control,
         life: None,
+        watch: None,
     };
     let mut work = Work {
         config,
@@ -307,11 +312,37 @@ impl Work<'_> {
         if let Some(mark) = plan.own_table() {
             firewall::apply(&config, mark, &mut self.journal, &mut warn);
         }
+        self.open_gateway(&config)?;
         if self.is_interrupted() {
             return Ok(());
         }
         self.reached = Some(Moment::PostUp);
         self.hooks.run(Moment::PostUp)?;
+        Ok(())
+    }
+
+    /// The gateway, if this is one: its card, or what the kernel needs to forward.
+    fn open_gateway(&mut self, config: &Config) -> Result<(), UpError> {
+        let (Some(settings), Some(node)) = (&config.gateway, &mut self.node) else {
+            return Ok(());
+        };
+        let key = *node.tunnel.identity().public();
+        let mtu = config.mtu.unwrap_or(crate::node::DEFAULT_MTU);
+        let gateway = GatewayNode::open(config, settings, &key, mtu, &self.netlink)?;
+        node.gateway = Some(gateway);
+        if settings.mode == GatewayMode::Routed {
+            let observer = &mut *self.observer;
+            let mut warn = |warning| observer.warn(warning);
+            let tun = node.tun.index();
+            forwarding::apply(
+                config,
+                settings,
+                tun,
+                &self.netlink,
+                &mut self.journal,
+                &mut warn,
+            )?;
+        }
         Ok(())
     }
 
@@ -329,6 +360,9 @@ impl Work<'_> {
             }
         }
         services.life = Some(Life::new(self.config, node)?);
+        if node.gateway.is_some() {
+            services.watch = Some(Watch::new()?);
+        }
         let summary = UpSummary {
             interface: self.config.name.to_string(),
             protocol: self.config.protocol,
@@ -432,6 +466,10 @@ fn kept(config: &Config, options: &UpOptions) -> Vec<Capability> {
     {
         kept.push(Capability::CAP_NET_BIND_SERVICE); // `wg set` may move it and back
     }
+    let transparent = |g: &GatewaySettings| g.mode == GatewayMode::Transparent;
+    if config.gateway.as_ref().is_some_and(transparent) {
+        kept.push(Capability::CAP_NET_RAW); // a card that was taken out and put in again
+    }
     if config.save_config && !options.config_file.as_deref().is_none_or(is_writable) {
         kept.push(Capability::CAP_DAC_OVERRIDE);
     }
@@ -452,17 +490,24 @@ fn is_writable(file: &Path) -> bool {
 struct Services {
     control: Control,
     life: Option<Life>,
+    watch: Option<Watch>,
 }
 
 impl Service for Services {
     fn start(&mut self, epoll: &Epoll) -> io::Result<()> {
         self.control.start(epoll)?;
-        self.life.iter_mut().try_for_each(|life| life.start(epoll))
+        self.life
+            .iter_mut()
+            .try_for_each(|life| life.start(epoll))?;
+        self.watch
+            .iter_mut()
+            .try_for_each(|watch| watch.start(epoll))
     }
 
     fn ready(&mut self, token: u64, epoll: &Epoll, node: &mut Node) -> Verdict {
-        match &mut self.life {
-            Some(life) if Life::owns(token) => life.ready(token, epoll, node),
+        match (&mut self.life, &mut self.watch) {
+            (Some(life), _) if Life::owns(token) => life.ready(token, epoll, node),
+            (_, Some(watch)) if Watch::owns(token) => watch.ready(token, epoll, node),
             _ => self.control.ready(token, epoll, node),
         }
     }

@@ -5,6 +5,7 @@
 //! act; serve the control sockets. Receiving comes first because its packets hold the
 //! acknowledgements on which the sending side waits.
 
+use crate::gateway::Destination;
 use crate::intake::Intake;
 use crate::node::{Node, NodeError, now};
 use seikan_observe::DropReason;
@@ -34,6 +35,8 @@ const TOKEN_V4: u64 = 0;
 const TOKEN_V6: u64 = 1;
 const TOKEN_TUN: u64 = 2;
 const TOKEN_SIGNAL: u64 = 3;
+/// The card of a gateway's local network.
+pub(crate) const TOKEN_LAN: u64 = 4;
 /// Tokens from here on are the service's.
 pub const FIRST_SERVICE_TOKEN: u64 = 16;
 
@@ -90,6 +93,10 @@ pub fn run(
     epoll
         .add(&node.tun.queues()[0], TOKEN_TUN, Interest::Read)
         .and_then(|()| epoll.add(signals.as_fd(), TOKEN_SIGNAL, Interest::Read))
+        .and_then(|()| match node.lan_socket() {
+            Some(socket) => epoll.add(socket, TOKEN_LAN, Interest::Read),
+            None => Ok(()),
+        })
         .and_then(|()| service.start(&epoll))
         .map_err(failed("cannot watch the descriptors"))?;
     let mut buffers = Buffers {
@@ -102,9 +109,14 @@ pub fn run(
         let timeout = if buffers.intake.waits() {
             Some(Duration::ZERO)
         } else {
-            node.tunnel.next_wakeup().map(until)
+            let tunnel = node.tunnel.next_wakeup().map(until);
+            let gateway = node
+                .gateway_wakeup()
+                .map(|at| at.duration_since(now().mono));
+            tunnel.into_iter().chain(gateway).min()
         };
         let (mut receive, mut read, mut gone) = ([false; 2], false, false);
+        let mut read_lan = false;
         served.clear();
         for event in epoll
             .wait(timeout)
@@ -112,6 +124,7 @@ pub fn run(
         {
             match event.token {
                 TOKEN_V4 | TOKEN_V6 => receive[event.token as usize] = true,
+                TOKEN_LAN => read_lan = true,
                 TOKEN_TUN => {
                     read = true;
                     gone = event.failed && !event.readable;
@@ -123,6 +136,9 @@ pub fn run(
         // write: looking costs less than waiting to be told, and halves a round trip.
         read |= receive[0] && node.receive_from(TOKEN_V4, &mut buffers);
         read |= receive[1] && node.receive_from(TOKEN_V6, &mut buffers);
+        if read_lan {
+            node.read_from_lan();
+        }
         if read || buffers.intake.waits() {
             gone |= node.read_from_tun(&mut buffers.intake);
         }
@@ -130,6 +146,7 @@ pub fn run(
             return Ok(Ended::InterfaceGone);
         }
         node.poll_timers();
+        node.poll_gateway();
         for token in served.drain(..) {
             let verdict = match token {
                 TOKEN_SIGNAL => match signals.next() {
@@ -177,6 +194,7 @@ impl Node {
         let delivers = !self.inbox.writes().is_empty();
         self.deliver(arena);
         self.transmit();
+        self.send_made();
         buffers.receive.set_limit(if merged {
             RECEIVE_BUFFERS_MERGED
         } else {
@@ -189,14 +207,21 @@ impl Node {
     fn read_from_tun(&mut self, intake: &mut Intake) -> bool {
         let now = now();
         let queue = &self.tun.queues()[0];
-        let (batch, gone) = intake.next(|space| queue.read(space), now.mono);
+        let (batch, gone) = match &mut self.gateway {
+            None => intake.next(|space| queue.read(space), now.mono),
+            Some(gateway) => intake.next(
+                |space| gateway.read(space, now.mono, |space| queue.read(space)),
+                now.mono,
+            ),
+        };
         if !batch.is_empty() {
             self.batches.packets_per_read.record(batch.len() as u64);
             self.tunnel
                 .outbound(now, batch, &mut self.outbox, &mut self.inbox);
             self.transmit();
-            self.deliver(&[]);
+            self.deliver(&mut []);
         }
+        self.send_made();
         gone
     }
 
@@ -212,7 +237,7 @@ impl Node {
         loop {
             let more = self.tunnel.poll(now, &mut self.outbox, &mut self.inbox);
             self.transmit();
-            self.deliver(&[]);
+            self.deliver(&mut []);
             if !more {
                 break;
             }
@@ -220,7 +245,7 @@ impl Node {
     }
 
     /// Sends all runs.
-    fn transmit(&mut self) {
+    pub(crate) fn transmit(&mut self) {
         for run in self.outbox.runs() {
             let socket = if run.destination.address.is_ipv4() {
                 &self.sockets.v4
@@ -237,12 +262,33 @@ impl Node {
         self.outbox.clear();
     }
 
-    /// Writes everything in the inbox to the TUN device.
-    fn deliver(&mut self, arena: &[u8]) {
+    /// Writes everything in the inbox to the TUN device, or sends it to the gateway's devices.
+    pub(crate) fn deliver(&mut self, arena: &mut [u8]) {
         let queue = &self.tun.queues()[0];
-        for write in self.inbox.writes() {
-            let result = deliver_one(queue, write, arena);
-            self.batches.packets_per_write.record(write.packets);
+        let Some(gateway) = &mut self.gateway else {
+            for write in self.inbox.writes() {
+                let result = deliver_one(queue, write, arena);
+                self.batches.packets_per_write.record(write.packets);
+                self.tunnel.delivered(write, result);
+            }
+            self.inbox.clear();
+            return;
+        };
+        let now = now().mono;
+        for i in 0..self.inbox.writes().len() {
+            let destination = gateway.destination(&mut self.inbox, i, arena, now);
+            let write = &self.inbox.writes()[i];
+            let (packets, bytes) = (write.packets, write.bytes);
+            let result = match destination {
+                Destination::Tun(_) => deliver_one(queue, write, arena),
+                Destination::Lan(id) => gateway.deliver(id, &self.inbox, i, arena, now),
+                Destination::Dropped(reason) => Err(reason),
+            };
+            if let Destination::Tun(Some(id)) | Destination::Lan(id) = destination {
+                gateway.gateway.delivered(id, packets, bytes, result);
+            }
+            let write = &self.inbox.writes()[i];
+            self.batches.packets_per_write.record(packets);
             self.tunnel.delivered(write, result);
         }
         self.inbox.clear();

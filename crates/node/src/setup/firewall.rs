@@ -102,7 +102,8 @@ fn script(config: &Config, table: &str, mark: Option<u32>) -> String {
     text
 }
 
-fn run(script: &str) -> io::Result<()> {
+/// Gives a script to nft(8).
+pub(super) fn run(script: &str) -> io::Result<()> {
     let mut child = Command::new("nft")
         .args(["-f", "-"])
         .stdin(Stdio::piped())

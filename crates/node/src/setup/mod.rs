@@ -1,10 +1,11 @@
 //! Everything of the system that a tunnel needs changed, and taking it back.
 //!
 //! In the order in which [`crate::up`] makes them: hooks ([`hooks`]), the interface's addresses and
-//! MTU ([`mtu`]), name servers, routes and rules ([`routes`]), firewall ([`firewall`]). What does
-//! not go away with the interface is a [`Change`]: noted in the [`Journal`] before it is made.
+//! MTU ([`mtu`]), name servers, routes and rules ([`routes`]), firewall ([`firewall`]), and for a
+//! gateway what it takes to forward ([`forwarding`]). What does not go away with the interface is a [`Change`]: noted in the [`Journal`] before it is made.
 
 pub mod firewall;
+pub mod forwarding;
 pub mod hooks;
 pub mod mtu;
 pub mod occupied;
@@ -16,6 +17,8 @@ use seikan_sys::dns::{self, DnsError, DnsSettings};
 use seikan_sys::netlink::{Family, Netlink, NetlinkError, Route, Rule};
 use serde::{Deserialize, Serialize};
 use std::fs;
+use std::io;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 /// Packets that the TUN device queues for us. The kernel's 500 overflow in a burst of small ones:
@@ -61,6 +64,13 @@ pub enum Change {
         /// Its name.
         table: String,
     },
+    /// The kernel was told to answer for an address.
+    Proxy {
+        /// On which interface.
+        interface: String,
+        /// For which address.
+        address: IpAddr,
+    },
 }
 
 impl Change {
@@ -102,6 +112,17 @@ impl Change {
             }
             Change::Dns { interface } => dns::revert(&interface).map_err(|e| e.to_string()),
             Change::Firewall { table } => firewall::remove(&table).map_err(|e| e.to_string()),
+            Change::Proxy { interface, address } => {
+                let taken_back =
+                    Netlink::open().and_then(|netlink| match netlink.link_index(&interface)? {
+                        Some(index) => netlink.delete_proxy(index, address),
+                        None => Ok(()),
+                    });
+                match taken_back {
+                    Err(error) if !error.is_not_found() => Err(error.to_string()),
+                    _ => Ok(()),
+                }
+            }
         }
     }
 }
@@ -111,12 +132,15 @@ fn restore(path: &Path, before: &str) -> Result<(), String> {
     if path == Path::new(SOURCE_VALID_MARK) && marks_are_in_use() {
         return Ok(());
     }
-    fs::write(path, before).map_err(|error| {
-        format!(
+    match fs::write(path, before) {
+        // The interface is gone, and what was set for it.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(format!(
             "cannot set {} back to {before}: {error}; do it by hand",
             path.display()
-        )
-    })
+        )),
+        Ok(()) => Ok(()),
+    }
 }
 
 fn marks_are_in_use() -> bool {

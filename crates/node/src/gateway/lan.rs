@@ -1,0 +1,246 @@
+//! The card of the local network in transparent mode: a packet socket, and the station that speaks on it.
+
+use crate::config::GatewaySettings;
+use seikan_observe::{DropReason, Histogram};
+use seikan_proto::batch::PacketBatch;
+use seikan_proto::gateway::station::Station;
+use seikan_proto::inbox::{MAX_PIECES, Write};
+use seikan_proto::keys::PublicKey;
+use seikan_proto::segment::SuperPacket;
+use seikan_sys::netlink::{LinkInfo, Netlink, NetlinkError};
+use seikan_sys::packet::{Accept, PacketError, PacketOptions, PacketSocket};
+use seikan_wire::ethernet::TAGGED_HEADER_LEN;
+use seikan_wire::{GsoType, VNET_HDR_LEN, VnetHdr};
+use std::io::{self, IoSlice};
+
+/// Bytes read from the card before they are sent: as for the TUN device.
+const READ_BYTES: usize = 3 * 65_536;
+/// Frames per batch.
+const READ_FRAMES: usize = 128;
+
+/// Why there can be no gateway on an interface.
+#[derive(Debug, thiserror::Error)]
+pub enum LanError {
+    /// No such interface.
+    #[error(
+        "there is no interface {0}, on which the gateway's devices should be: see `ip link`, and \
+         the `interface` of [gateway]"
+    )]
+    Missing(String),
+    /// Not a card.
+    #[error(
+        "{0} carries no Ethernet frames: a transparent gateway needs the card or bridge of the \
+         local network; for anything else use `mode = \"routed\"`"
+    )]
+    NotEthernet(String),
+    /// The packet socket.
+    #[error(transparent)]
+    Packet(#[from] PacketError),
+    /// Looking it up.
+    #[error(transparent)]
+    Netlink(#[from] NetlinkError),
+    /// The card does not take the station's address.
+    #[error("cannot receive for the gateway's address on {interface}: {error}")]
+    Station {
+        /// Which interface.
+        interface: String,
+        /// Why.
+        error: io::Error,
+    },
+}
+
+/// What is to be known of the interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Link {
+    pub index: u32,
+    pub mtu: u32,
+    /// Up, and with a carrier.
+    pub up: bool,
+}
+
+impl Link {
+    pub fn find(netlink: &Netlink, name: &str) -> Result<Link, LanError> {
+        let index = netlink.link_index(name)?;
+        let index = index.ok_or_else(|| LanError::Missing(name.to_owned()))?;
+        let link = netlink.link_by_index(index)?;
+        Ok(Link::of(&link))
+    }
+
+    pub fn of(link: &LinkInfo) -> Link {
+        Link {
+            index: link.index,
+            mtu: link.mtu,
+            up: link.up && link.carrier,
+        }
+    }
+}
+
+/// What went over the card.
+#[derive(Clone, Debug, Default, serde::Serialize)]
+pub struct LanCounters {
+    /// Frames per batch read.
+    pub frames_per_read: Histogram,
+    /// Frames the kernel could not queue for us, of sockets that were closed since.
+    pub lost_before: u64,
+    /// Super-packets that the card's driver refused and that were cut up instead.
+    pub gso_refused: u64,
+}
+
+/// The card.
+pub struct Lan {
+    /// `None` while the interface is gone.
+    pub(super) socket: Option<PacketSocket>,
+    pub(super) link: Link,
+    /// Who speaks on it.
+    pub station: Station,
+    pub(super) batch: PacketBatch,
+    /// What went over it.
+    pub counters: LanCounters,
+    /// Super-packets are handed to the kernel; else they are cut up here.
+    gso: bool,
+}
+
+impl Lan {
+    pub(super) fn open(
+        settings: &GatewaySettings,
+        key: &PublicKey,
+        link: Link,
+        offload: bool,
+    ) -> Result<Lan, LanError> {
+        let station = Station::new(Station::address_of(key), settings.answer_for.clone());
+        let mut lan = Lan {
+            socket: None,
+            link,
+            station,
+            batch: PacketBatch::new(READ_BYTES, READ_FRAMES),
+            counters: LanCounters::default(),
+            gso: offload,
+        };
+        lan.connect(link, settings.interface.as_str())?;
+        Ok(lan)
+    }
+
+    /// Opens the socket on the interface as it is now.
+    pub(super) fn connect(&mut self, link: Link, interface: &str) -> Result<(), LanError> {
+        let address = self.station.mac().0;
+        let opened = PacketSocket::open(link.index, &PacketOptions::new(Accept::Station(address)));
+        let socket = match opened {
+            Err(PacketError::NotEthernet { .. }) => {
+                return Err(LanError::NotEthernet(interface.to_owned()));
+            }
+            other => other?,
+        };
+        let listens = || {
+            // A card that cannot filter for one more address becomes promiscuous by itself, no more
+            // than it must (Linux `net/core/dev_addr_lists.c`).
+            socket.join_unicast(address)?;
+            // Neighbour discovery asks the groups of addresses of which there may be many.
+            socket.join_all_multicast()
+        };
+        listens().map_err(|error| LanError::Station {
+            interface: interface.to_owned(),
+            error,
+        })?;
+        self.disconnect();
+        (self.link, self.socket) = (link, Some(socket));
+        Ok(())
+    }
+
+    /// The interface is gone.
+    pub(super) fn disconnect(&mut self) {
+        if let Some(socket) = self.socket.take() {
+            self.counters.lost_before += socket.drops();
+        }
+        self.link.up = false;
+    }
+
+    /// The socket, for whoever watches it.
+    pub fn socket(&self) -> Option<&PacketSocket> {
+        self.socket.as_ref()
+    }
+
+    /// Whether the interface is there, up and has a carrier.
+    pub fn is_up(&self) -> bool {
+        self.socket.is_some() && self.link.up
+    }
+
+    /// Frames that the kernel could not queue for us.
+    pub fn lost(&self) -> u64 {
+        self.counters.lost_before + self.socket.as_ref().map_or(0, PacketSocket::drops)
+    }
+
+    /// Whether super-packets are handed to the card whole.
+    pub fn gso(&self) -> bool {
+        self.gso
+    }
+
+    /// Sends a frame that is ready, `[virtio-net header][frame]`.
+    pub(super) fn send(&self, frame: &[u8]) -> Result<(), DropReason> {
+        self.write(&[IoSlice::new(frame)])
+            .map_err(|_| DropReason::LanWriteRefused)
+    }
+
+    /// Sends what the tunnel has for a device, behind this Ethernet header.
+    pub(super) fn deliver(
+        &mut self,
+        ethernet: &[u8],
+        write: &Write,
+        arena: &[u8],
+    ) -> Result<(), DropReason> {
+        let mut parts = [IoSlice::new(&[]); MAX_PIECES + 2];
+        let n = write.parts(arena, &mut parts);
+        let vnet = VnetHdr::read(&parts[0]).map_err(|_| DropReason::BadOffload)?;
+        let merged = vnet.gso_type != GsoType::None;
+        if merged && !self.gso {
+            return self.deliver_segments(ethernet, &parts[..n]);
+        }
+        let mut head = [0; VNET_HDR_LEN + TAGGED_HEADER_LEN];
+        head[..VNET_HDR_LEN].copy_from_slice(&behind(vnet, ethernet.len()).to_bytes());
+        let length = VNET_HDR_LEN + ethernet.len();
+        head[VNET_HDR_LEN..length].copy_from_slice(ethernet);
+        let mut frame = [IoSlice::new(&[]); MAX_PIECES + 3];
+        frame[0] = IoSlice::new(&head[..length]);
+        frame[1] = IoSlice::new(&parts[0][VNET_HDR_LEN..]);
+        frame[2..=n].copy_from_slice(&parts[1..n]);
+        match self.write(&frame[..=n]) {
+            Ok(()) => Ok(()),
+            Err(error) if merged && error.kind() == io::ErrorKind::InvalidInput => {
+                self.counters.gso_refused += 1;
+                self.deliver_segments(ethernet, &parts[..n])
+            }
+            Err(_) => Err(DropReason::LanWriteRefused),
+        }
+    }
+
+    /// Cuts a super-packet up and sends its segments.
+    fn deliver_segments(&self, ethernet: &[u8], parts: &[IoSlice<'_>]) -> Result<(), DropReason> {
+        let whole: Vec<u8> = parts.iter().flat_map(|p| p.iter().copied()).collect();
+        let packet = SuperPacket::parse(&whole)?;
+        let start = VNET_HDR_LEN + ethernet.len();
+        let mut frame = vec![0; start + packet.segment_len(0)];
+        frame[VNET_HDR_LEN..start].copy_from_slice(ethernet);
+        for i in 0..packet.segments() {
+            packet.segment(i, false, &mut frame[start..]);
+            self.send(&frame[..start + packet.segment_len(i)])?;
+        }
+        Ok(())
+    }
+
+    fn write(&self, parts: &[IoSlice<'_>]) -> io::Result<()> {
+        let gone = || io::Error::from(io::ErrorKind::NetworkDown);
+        let socket = self.socket.as_ref().ok_or_else(gone)?;
+        // A full queue is the card's: it drops, and TCP learns of it, as on any router.
+        socket.send_vectored(parts).map(|_| ())
+    }
+}
+
+/// A virtio-net header counts from the first byte of the frame.
+fn behind(mut vnet: VnetHdr, ethernet: usize) -> VnetHdr {
+    if vnet.needs_csum {
+        vnet.csum_start += ethernet as u16;
+    }
+    if vnet.hdr_len > 0 {
+        vnet.hdr_len += ethernet as u16;
+    }
+    vnet
+}

@@ -1,0 +1,238 @@
+//! The gateway's part of the worker's turn.
+
+use super::GatewayNode;
+use crate::node::{Node, now};
+use seikan_observe::DropReason;
+use seikan_proto::batch::PacketBatch;
+use seikan_proto::gateway::station::Frame;
+use seikan_proto::gateway::{DeviceId, Inbound, Made, Origin, Outbound};
+use seikan_proto::inbox::{Inbox, MAX_PIECES};
+use seikan_proto::time::Instant;
+use seikan_wire::VNET_HDR_LEN;
+use seikan_wire::ip::IpPacket;
+use std::io::{self, IoSlice};
+
+/// Frames looked at in one turn, those that are not for the tunnel included.
+const FRAMES_PER_TURN: usize = 256;
+
+/// Where a write of the inbox goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Destination {
+    /// To the TUN device: the host, or a device behind its routes.
+    Tun(Option<DeviceId>),
+    /// To the card of the local network.
+    Lan(DeviceId),
+    /// Nowhere.
+    Dropped(DropReason),
+}
+
+impl Node {
+    /// Reads the card of the local network once and sends what is for the tunnel.
+    pub(crate) fn read_from_lan(&mut self) {
+        let Some(GatewayNode { gateway, lan, .. }) = &mut self.gateway else {
+            return;
+        };
+        let Some(lan) = lan else { return };
+        let Some(socket) = &lan.socket else { return };
+        let now = now();
+        let batch = &mut lan.batch;
+        batch.clear();
+        let mut frames = 0;
+        while frames < FRAMES_PER_TURN
+            && let Some(space) = batch.space()
+        {
+            // An empty queue, or a card that is down: its link's event says more.
+            let Ok(received) = socket.receive(space) else {
+                break;
+            };
+            frames += 1;
+            if received.truncated || received.vlan_protocol == PROVIDER_TAG {
+                gateway.drop_stray(DropReason::BadFrameType, 1);
+                continue;
+            }
+            let read = &mut space[..received.length];
+            let frame = lan.station.frame(now.mono, gateway, read, received.vlan);
+            let Frame::Packet { start, mac, vlan } = frame else {
+                continue;
+            };
+            let origin = Origin::Lan { mac, vlan };
+            // What is refused was counted.
+            if let Ok(Outbound::Whole) = gateway.outbound(now.mono, &mut read[start..], origin) {
+                batch.commit_from(start, received.length);
+            }
+        }
+        if frames == 0 {
+            return;
+        }
+        lan.counters.frames_per_read.record(frames as u64);
+        if !batch.is_empty() {
+            self.tunnel
+                .outbound(now, batch, &mut self.outbox, &mut self.inbox);
+            self.transmit();
+            self.deliver(&mut []);
+        }
+        self.send_made();
+    }
+
+    /// The station's timers.
+    pub(crate) fn poll_gateway(&mut self) {
+        let Some(GatewayNode { gateway, lan, .. }) = &mut self.gateway else {
+            return;
+        };
+        let Some(lan) = lan else { return };
+        let now = now().mono;
+        if lan.station.next_wakeup() <= now {
+            lan.station.poll(now, gateway);
+            self.send_made();
+        }
+    }
+
+    /// When [`Self::poll_gateway`] has something to do.
+    pub(crate) fn gateway_wakeup(&self) -> Option<Instant> {
+        let lan = self.gateway.as_ref()?.lan.as_ref()?;
+        Some(lan.station.next_wakeup())
+    }
+
+    /// Sends what station and gateway have to say themselves.
+    pub(crate) fn send_made(&mut self) {
+        let Some(GatewayNode { gateway, lan, .. }) = &mut self.gateway else {
+            return;
+        };
+        let made = gateway.take_made();
+        let mut to_tunnel = Vec::new();
+        for made in made {
+            match (made, &mut *lan) {
+                (Made::ToTunnel(packet), _) => to_tunnel.push(packet),
+                (Made::ToDevice(id, packet), Some(lan)) => {
+                    let v6 = packet.first().is_some_and(|b| b >> 4 == 6);
+                    if let Some((header, length)) = lan.station.header_to(gateway, id, v6) {
+                        let frame = [&[0; VNET_HDR_LEN][..], &header[..length], &packet].concat();
+                        // An answer that is lost is given again for the next packet.
+                        let _ = lan.send(&frame);
+                    }
+                }
+                (Made::ToDevice(..), None) => {}
+            }
+        }
+        if let Some(lan) = lan {
+            for frame in lan.station.take_frames() {
+                // As with any ARP: who asked asks again, and so does the station.
+                let _ = lan.send(&frame);
+            }
+        }
+        if to_tunnel.is_empty() {
+            return;
+        }
+        let mut batch = PacketBatch::new(0, to_tunnel.len());
+        for packet in to_tunnel {
+            if !batch.push(&packet) {
+                self.send_batch(&mut batch);
+                batch.clear();
+                batch.push(&packet);
+            }
+        }
+        self.send_batch(&mut batch);
+    }
+
+    fn send_batch(&mut self, batch: &mut PacketBatch) {
+        self.tunnel
+            .outbound(now(), batch, &mut self.outbox, &mut self.inbox);
+        self.transmit();
+        self.deliver(&mut []);
+    }
+}
+
+/// TPID of IEEE 802.1ad.
+const PROVIDER_TAG: u16 = 0x88a8;
+
+impl GatewayNode {
+    /// Reads the TUN device for the gateway: forwarded packets pass it, refused ones are passed over.
+    pub(crate) fn read(
+        &mut self,
+        space: &mut [u8],
+        now: Instant,
+        mut read: impl FnMut(&mut [u8]) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        // In transparent mode the TUN device has the host's own packets only.
+        if self.lan.is_some() {
+            return read(space);
+        }
+        for _ in 0..FRAMES_PER_TURN {
+            let length = read(space)?;
+            let outcome = self
+                .gateway
+                .outbound(now, &mut space[..length], Origin::Tun);
+            if let Ok(Outbound::Whole) = outcome {
+                return Ok(length);
+            }
+        }
+        // The rest after what waits elsewhere.
+        Err(io::ErrorKind::WouldBlock.into())
+    }
+
+    /// Finds out where a write of the inbox goes, with the addresses of that side afterwards.
+    pub(crate) fn destination(
+        &mut self,
+        inbox: &mut Inbox,
+        i: usize,
+        arena: &mut [u8],
+        now: Instant,
+    ) -> Destination {
+        let Some(write) = inbox.write_mut(i) else {
+            return Destination::Tun(None);
+        };
+        let (packets, bytes) = (write.packets, write.bytes);
+        let (vnet, headers) = write.headers_mut(arena);
+        match self.gateway.inbound(now, headers, &vnet, packets, bytes) {
+            Ok(Inbound::Host) => Destination::Tun(None),
+            Ok(Inbound::Device(id)) if self.lan.is_some() => Destination::Lan(id),
+            Ok(Inbound::Device(id)) => Destination::Tun(Some(id)),
+            Err(reason) => Destination::Dropped(reason),
+        }
+    }
+
+    /// Sends a write of the inbox to a device.
+    pub(crate) fn deliver(
+        &mut self,
+        id: DeviceId,
+        inbox: &Inbox,
+        i: usize,
+        arena: &[u8],
+        now: Instant,
+    ) -> Result<(), DropReason> {
+        let (Some(lan), Some(write)) = (&mut self.lan, inbox.writes().get(i)) else {
+            return Err(DropReason::LanWriteRefused);
+        };
+        let mut parts = [IoSlice::new(&[]); MAX_PIECES + 2];
+        let n = write.parts(arena, &mut parts);
+        let first = if parts[0].len() > VNET_HDR_LEN {
+            parts[0].get(VNET_HDR_LEN)
+        } else {
+            parts[1..n].first().and_then(|part| part.first())
+        };
+        let v6 = first.is_some_and(|byte| byte >> 4 == 6);
+        let Some((header, length)) = lan.station.header_to(&self.gateway, id, v6) else {
+            lan.station.want(now, &self.gateway, id);
+            return Err(DropReason::DeviceUnresolved);
+        };
+        let header = &header[..length];
+        let too_long = write.packets == 1 && write.bytes > u64::from(self.gateway.mtu().lan);
+        if !too_long {
+            return lan.deliver(header, write, arena);
+        }
+        let whole: Vec<u8> = parts[..n].iter().flat_map(|p| p.iter().copied()).collect();
+        let packet = &whole[VNET_HDR_LEN..];
+        let partial = seikan_wire::VnetHdr::read(&whole).is_ok_and(|vnet| vnet.needs_csum);
+        let ip = IpPacket::parse(packet).map_err(|_| DropReason::NotIp)?;
+        let fragments = self
+            .gateway
+            .fragments_for_lan(&packet[..ip.total_len], partial);
+        if fragments.is_empty() {
+            return Err(DropReason::TooBig);
+        }
+        for fragment in fragments {
+            lan.send(&[&[0; VNET_HDR_LEN][..], header, &fragment].concat())?;
+        }
+        Ok(())
+    }
+}

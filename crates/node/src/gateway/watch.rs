@@ -1,0 +1,100 @@
+//! What happens to the card of the local network while the gateway runs: cable out and in, deleted
+//! and made anew, another MTU.
+//!
+//! [`Watch`] is a [`Service`] of the worker's loop.
+
+use super::lan::Link;
+use crate::node::{Node, now};
+use crate::worker::{Service, TOKEN_LAN, Verdict};
+use seikan_proto::gateway::Mtus;
+use seikan_sys::netlink::{Event, Group, Netlink, NetlinkError, Subscription};
+use seikan_sys::poll::{Epoll, Interest};
+use std::io;
+
+/// Token of the subscription.
+const TOKEN: u64 = (1 << 62) + 16;
+/// Events read before packets get their turn.
+const EVENTS_PER_TURN: usize = 64;
+
+/// Watches the card.
+pub struct Watch {
+    network: Subscription,
+    netlink: Netlink,
+}
+
+impl Watch {
+    /// Watches from now on.
+    pub fn new() -> Result<Watch, NetlinkError> {
+        Ok(Watch {
+            network: Netlink::subscribe(&[Group::Link])?,
+            netlink: Netlink::open()?,
+        })
+    }
+
+    /// Whether a token is this service's.
+    pub fn owns(token: u64) -> bool {
+        token == TOKEN
+    }
+}
+
+impl Service for Watch {
+    fn start(&mut self, epoll: &Epoll) -> io::Result<()> {
+        epoll.add(&self.network, TOKEN, Interest::Read)
+    }
+
+    fn ready(&mut self, _token: u64, epoll: &Epoll, node: &mut Node) -> Verdict {
+        let Some(gateway) = &node.gateway else {
+            return Verdict::Continue;
+        };
+        let mut concerned = false;
+        for _ in 0..EVENTS_PER_TURN {
+            // An error of the socket is no event; the next is.
+            let Ok(Some(event)) = self.network.next_event() else {
+                break;
+            };
+            concerned |= match event {
+                Event::Link(link) | Event::LinkRemoved(link) => link.name == gateway.interface,
+                Event::Lost => true,
+                _ => false,
+            };
+        }
+        if concerned {
+            node.look_at_card(&self.netlink, epoll);
+        }
+        Verdict::Continue
+    }
+}
+
+impl Node {
+    /// Takes in how the card is now.
+    fn look_at_card(&mut self, netlink: &Netlink, epoll: &Epoll) {
+        let Some(node) = &mut self.gateway else {
+            return;
+        };
+        let found = Link::find(netlink, &node.interface).ok();
+        if let Some(link) = found {
+            node.gateway.set_mtu(Mtus {
+                lan: link.mtu,
+                ..node.gateway.mtu()
+            });
+        }
+        let Some(lan) = &mut node.lan else { return };
+        let was_up = lan.is_up();
+        match found {
+            None => lan.disconnect(),
+            Some(link) if lan.socket.is_none() || link.index != lan.link.index => {
+                // Without the right to do so it stays closed; `status` shows it.
+                if lan.connect(link, &node.interface).is_ok()
+                    && let Some(socket) = lan.socket()
+                {
+                    let _ = epoll.add(socket, TOKEN_LAN, Interest::Read);
+                }
+            }
+            Some(link) => lan.link = link,
+        }
+        if lan.is_up() && !was_up {
+            lan.station.announce(now().mono, &node.gateway);
+            self.send_made();
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! What a routed gateway asks of the kernel: to forward between local network and tunnel, and nothing
+//! else that it did not forward before.
+//!
+//! - `forwarding` of the two interfaces. IPv6 has one switch for all of them; where it is turned on,
+//!   interfaces that learn from router advertisements are told to go on doing so.
+//! - Routes into the tunnel for remotes that have addresses of the local network, and answers to ARP
+//!   and neighbour discovery for these where asked.
+//! - Rules in a table of its own (nft(8)): where forwarding was off, only between the two interfaces; a
+//!   device whose card is given sends from no other.
+
+use crate::config::{Config, Diagnostic, GatewaySettings, Severity};
+use crate::setup::firewall;
+use crate::setup::{Change, note};
+use crate::state::Journal;
+use seikan_sys::netlink::{Netlink, NetlinkError, Route};
+use seikan_sys::sysctl;
+use std::fmt::Write as _;
+
+/// Makes the changes; what cannot be made is told.
+pub fn apply(
+    config: &Config,
+    settings: &GatewaySettings,
+    tun: u32,
+    netlink: &Netlink,
+    journal: &mut Journal,
+    warn: &mut dyn FnMut(Diagnostic),
+) -> Result<(), NetlinkError> {
+    let lan = settings.interface.as_str();
+    let name = config.name.as_str();
+    let addresses = settings.devices.iter().flat_map(|d| &d.lan);
+    let v6 = addresses.clone().any(|a| a.is_ipv6());
+    let forwarded_before = [("ipv4", true), ("ipv6", v6)]
+        .into_iter()
+        .filter(|(_, wanted)| *wanted)
+        .map(|(family, _)| family)
+        .filter(|family| sysctl::read(&[family, "conf", lan, "forwarding"]).is_ok_and(|v| v == "1"))
+        .count();
+    // Before there is forwarding there are its limits.
+    let guarded = forwarded_before < 1 + usize::from(v6);
+    restrict(config, settings, guarded, journal, warn);
+    set(&["ipv4", "conf", lan, "forwarding"], "1", journal, warn);
+    // Goes with the interface.
+    if let Err(error) = sysctl::write(&["ipv4", "conf", name, "forwarding"], "1") {
+        warn(Diagnostic::new(
+            Severity::Warning,
+            "sysctl",
+            error.to_string(),
+        ));
+    }
+    if v6 {
+        forward_ipv6(journal, warn);
+    }
+    for remote in &settings.remotes {
+        netlink.add_route(&Route::to(remote.lan.into()).device(tun))?;
+    }
+    if settings.proxy_arp {
+        answer_for_remotes(settings, netlink, journal, warn)?;
+    }
+    Ok(())
+}
+
+fn forward_ipv6(journal: &mut Journal, warn: &mut dyn FnMut(Diagnostic)) {
+    // Setting `all` sets every interface, and a router listens to no other (`accept_ra` 1), but for 2.
+    for interface in sysctl::list(&["ipv6", "conf"]).unwrap_or_default() {
+        let learns = ["ipv6", "conf", &interface, "accept_ra"];
+        if interface != "all" && sysctl::read(&learns).is_ok_and(|value| value == "1") {
+            set(&learns, "2", journal, warn);
+        }
+    }
+    set(&["ipv6", "conf", "all", "forwarding"], "1", journal, warn);
+}
+
+fn answer_for_remotes(
+    settings: &GatewaySettings,
+    netlink: &Netlink,
+    journal: &mut Journal,
+    warn: &mut dyn FnMut(Diagnostic),
+) -> Result<(), NetlinkError> {
+    let lan = settings.interface.as_str();
+    let Some(index) = netlink.link_index(lan)? else {
+        return Ok(());
+    };
+    let families = |v6: bool| settings.remotes.iter().any(|r| r.lan.is_ipv6() == v6);
+    if families(false) {
+        // Else the kernel waits up to 0.8 s before it answers.
+        set(&["ipv4", "neigh", lan, "proxy_delay"], "0", journal, warn);
+    }
+    if families(true) {
+        set(&["ipv6", "neigh", lan, "proxy_delay"], "0", journal, warn);
+        set(&["ipv6", "conf", lan, "proxy_ndp"], "1", journal, warn);
+    }
+    for remote in &settings.remotes {
+        let change = Change::Proxy {
+            interface: lan.to_owned(),
+            address: remote.lan,
+        };
+        note(journal, change, warn);
+        netlink.add_proxy(index, remote.lan)?;
+    }
+    Ok(())
+}
+
+/// Sets a parameter, noting what it was.
+fn set(components: &[&str], value: &str, journal: &mut Journal, warn: &mut dyn FnMut(Diagnostic)) {
+    let before = sysctl::read(components);
+    if before.as_ref().is_ok_and(|before| before == value) {
+        return;
+    }
+    if let (Ok(before), Ok(path)) = (before, sysctl::path(components)) {
+        note(journal, Change::Sysctl { path, before }, warn);
+    }
+    if let Err(error) = sysctl::write(components, value) {
+        let help = "the kernel will not forward what devices send; see the message for what to set";
+        warn(Diagnostic::new(Severity::Warning, "sysctl", error.to_string()).with_help(help));
+    }
+}
+
+fn restrict(
+    config: &Config,
+    settings: &GatewaySettings,
+    guarded: bool,
+    journal: &mut Journal,
+    warn: &mut dyn FnMut(Diagnostic),
+) {
+    let table = format!("seikan-gateway-{}", config.name);
+    let rules = rules(config, settings, guarded);
+    if rules.is_empty() {
+        return;
+    }
+    let change = Change::Firewall {
+        table: table.clone(),
+    };
+    note(journal, change, warn);
+    let script = format!(
+        "add table inet {table}\ndelete table inet {table}\ntable inet {table} {{\n \
+         chain forward {{\n  type filter hook forward priority filter - 10;\n{rules} }}\n}}\n"
+    );
+    if let Err(error) = firewall::run(&script) {
+        let message = format!("cannot set the gateway's firewall rules: {error}");
+        let help = if guarded {
+            "this host now forwards for anybody on the local network who sends to it: install \
+             nftables, or forbid that by other means"
+        } else {
+            "a device's address is taken from any card: install nftables, or forbid that by other \
+             means"
+        };
+        warn(Diagnostic::new(Severity::Warning, "nft", message).with_help(help));
+    }
+}
+
+fn rules(config: &Config, settings: &GatewaySettings, guarded: bool) -> String {
+    let (lan, tun) = (&settings.interface, &config.name);
+    let mut text = String::new();
+    // Writing to a String cannot fail.
+    for device in &settings.devices {
+        let Some(mac) = device.mac else { continue };
+        for address in &device.lan {
+            let family = if address.is_ipv4() { "ip" } else { "ip6" };
+            let _ = writeln!(
+                text,
+                "  iifname \"{lan}\" {family} saddr {address} ether saddr != {mac} counter drop"
+            );
+        }
+    }
+    if guarded {
+        let _ = writeln!(
+            text,
+            "  iifname \"{lan}\" oifname != \"{tun}\" counter drop\n  \
+             iifname \"{tun}\" oifname != \"{lan}\" counter drop"
+        );
+    }
+    text
+}
