@@ -101,6 +101,9 @@ fn link_says_what_sysfs_says() {
         .map(|byte| format!("{byte:02x}"))
         .collect();
     assert_eq!(address.join(":"), host.sysfs("d0", "address"));
+    assert_eq!(link.hardware_type.to_string(), host.sysfs("d0", "type"));
+    assert!(link.is_ethernet());
+    assert_eq!(link.mac().map(|mac| mac.to_vec()), Some(link.address));
     assert_eq!(link.kind, "veth");
     assert!(link.up);
 }
@@ -354,14 +357,21 @@ fn addresses_lists_what_getifaddrs_lists() {
     host.netlink
         .add_address(host.device, net("10.1.2.3/24"))
         .unwrap();
-    let mut listed: Vec<_> = host
-        .netlink
-        .addresses(host.device)
-        .unwrap()
-        .into_iter()
-        .map(|address| ("d0".to_owned(), address.net.addr()))
-        .collect();
-    let mut expected = host.addresses_by_getifaddrs();
+    let list = || {
+        let addresses = host.netlink.addresses(host.device).unwrap().into_iter();
+        addresses
+            .map(|address| ("d0".to_owned(), address.net.addr()))
+            .collect::<Vec<_>>()
+    };
+    // The kernel gives the interface a link-local address when it likes: compare what was there
+    // before and after.
+    let (mut listed, mut expected) = loop {
+        let before = list();
+        let expected = host.addresses_by_getifaddrs();
+        if before == list() {
+            break (before, expected);
+        }
+    };
     expected.retain(|(name, _)| name == "d0");
     listed.sort();
     expected.sort();
@@ -423,6 +433,132 @@ fn no_prefix_route_makes_no_route() {
         .add_address_with(host.device, net("10.1.2.3/24"), options)
         .unwrap();
     assert!(!host.proc_net("route").contains("d0"));
+}
+
+// Neighbours.
+
+/// Two hosts on a link, of which `b` forwards and has the networks 10.77.0.0/24 and fd77::/64
+/// behind another interface; `a` has routes for both out of its `v0`, without a next hop.
+fn pair_with_networks_behind_b() -> Option<(Host, Host)> {
+    let (a, b) = pair()?;
+    let behind = b.netlink.create_veth("x0", "x1", None).unwrap();
+    b.netlink.set_up(behind).unwrap();
+    b.netlink
+        .set_up(b.netlink.link("x1").unwrap().index)
+        .unwrap();
+    for prefix in ["10.77.0.0/24", "fd77::/64"] {
+        b.netlink
+            .add_route(&Route::to(net(prefix)).device(behind))
+            .unwrap();
+        a.netlink
+            .add_route(&Route::to(net(prefix)).device(a.device))
+            .unwrap();
+    }
+    // Failing takes three requests, by default a second apart.
+    let hurry = |family| crate::sysctl::write(&[family, "neigh", "v0", "retrans_time_ms"], "50");
+    let hurried = a
+        .namespace
+        .run(|| hurry("ipv4").and_then(|()| hurry("ipv6")));
+    hurried.unwrap().unwrap();
+    let settings = [
+        (["ipv4", "conf", "all", "forwarding"], "1"),
+        (["ipv4", "neigh", "v1", "proxy_delay"], "0"),
+        (["ipv6", "conf", "all", "forwarding"], "1"),
+        (["ipv6", "conf", "v1", "proxy_ndp"], "1"),
+        (["ipv6", "neigh", "v1", "proxy_delay"], "0"),
+    ];
+    let written = b.namespace.run(|| {
+        settings
+            .iter()
+            .try_for_each(|(name, value)| crate::sysctl::write(name, value))
+    });
+    written.unwrap().unwrap();
+    Some((a, b))
+}
+
+/// Sends something to `to`, so that the kernel asks for its hardware address, and waits for the
+/// answer or the failure.
+fn resolve(host: &Host, to: &str) -> Option<Neighbour> {
+    let to = ip(to);
+    host.namespace
+        .run(|| {
+            let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+            UdpSocket::bind(any)
+                .unwrap()
+                .send_to(b"?", (to, 9))
+                .unwrap();
+        })
+        .unwrap();
+    let deadline = Instant::now() + Duration::from_secs(5);
+    loop {
+        let neighbours = host.netlink.neighbours(host.device).unwrap();
+        let found = neighbours.into_iter().find(|entry| entry.address == to);
+        if let Some(entry) = found
+            && entry.state != NeighbourState::Incomplete
+        {
+            return Some(entry);
+        }
+        if Instant::now() > deadline {
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn a_neighbour_that_answered_has_its_hardware_address() {
+    let Some((a, b)) = pair() else { return };
+    let neighbour = resolve(&a, "10.0.0.2").unwrap();
+    assert_eq!(neighbour.mac, b.netlink.link("v1").unwrap().mac());
+    assert_eq!(neighbour.state, NeighbourState::Reachable);
+}
+
+#[test]
+fn a_proxy_answers_for_its_addresses_only() {
+    let Some((a, b)) = pair_with_networks_behind_b() else {
+        return;
+    };
+    let mac = b.netlink.link("v1").unwrap().mac();
+    for (proxied, other) in [("10.77.0.5", "10.77.0.6"), ("fd77::5", "fd77::6")] {
+        b.netlink.add_proxy(b.device, ip(proxied)).unwrap();
+        b.netlink.add_proxy(b.device, ip(proxied)).unwrap();
+        let answered = resolve(&a, proxied).unwrap();
+        assert_eq!(answered.mac, mac, "{proxied}");
+        let silent = resolve(&a, other).unwrap();
+        assert_eq!((silent.mac, silent.state), (None, NeighbourState::Failed));
+    }
+}
+
+#[test]
+fn proxies_are_listed_and_deleted() {
+    let Some(host) = host() else { return };
+    let elsewhere = host.netlink.link("d1").unwrap().index;
+    for address in ["10.77.0.5", "fd77::5"] {
+        host.netlink.add_proxy(host.device, ip(address)).unwrap();
+        host.netlink.add_proxy(elsewhere, ip(address)).unwrap();
+    }
+    let mut proxies = host.netlink.proxies(host.device).unwrap();
+    proxies.sort();
+    assert_eq!(proxies, [ip("10.77.0.5"), ip("fd77::5")]);
+    let neighbours = host.netlink.neighbours(host.device).unwrap();
+    assert!(
+        neighbours
+            .iter()
+            .all(|entry| !proxies.contains(&entry.address))
+    );
+
+    host.netlink
+        .delete_proxy(host.device, ip("fd77::5"))
+        .unwrap();
+    assert_eq!(
+        host.netlink.proxies(host.device).unwrap(),
+        [ip("10.77.0.5")]
+    );
+    let error = host
+        .netlink
+        .delete_proxy(host.device, ip("fd77::5"))
+        .unwrap_err();
+    assert!(error.is_not_found(), "{error}");
 }
 
 // Routes and rules.

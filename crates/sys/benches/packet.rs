@@ -1,0 +1,554 @@
+//! Ways to take frames from a packet socket, each with virtio-net headers: one recvmsg(2) per frame
+//! (what the library does), recvmmsg(2), and rings (PACKET_RX_RING) of version 2 and 3.
+//!
+//! `cargo bench -p seikan-sys --bench packet`, as root. A sender in one namespace, on the last CPU,
+//! puts frames on a veth pair whose other end a receiver in another namespace reads, on CPU 0. The
+//! ways are interleaved; each figure is the median of several runs.
+//!
+//! - flood: as fast as one sender can; how much the receiver gets. Both share what the CPUs have.
+//! - paced: at a rate that all ways can follow; CPU time per unit, of the receiving thread, and of
+//!   the whole machine: a ring moves the copy into the softirq, which the thread does not pay for.
+//! - latency: a frame every millisecond; from sending to having it in hand.
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use libc::{c_int, c_void};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
+use nix::unistd::Pid;
+use seikan_sys::netns::NetNs;
+use seikan_sys::packet::{
+    Accept, PacketOptions, PacketSocket, RECEIVE_BUFFER_LEN, VNET_HEADER_LEN,
+};
+
+const ROUNDS: usize = 5;
+const RUN: Duration = Duration::from_millis(800);
+const BATCH: usize = 32;
+/// Nobody's address: the stack of the receiving namespace drops such frames at once.
+const STATION: [u8; 6] = [2, 0, 0, 0, 0, 99];
+const MEMORY: usize = 16 << 20;
+/// Of the ring of version 2: the longest frame, behind its header.
+const SLOT: usize = 66_560;
+
+const TPACKET_V2: c_int = libc::tpacket_versions::TPACKET_V2 as c_int;
+const TPACKET_V3: c_int = libc::tpacket_versions::TPACKET_V3 as c_int;
+
+type Sink<'a> = &'a mut dyn FnMut(&[u8]);
+
+/// A way to receive.
+trait Receiver {
+    fn fd(&self) -> c_int;
+    /// Hands over what is waiting, header and frame, and returns when nothing is.
+    fn drain(&mut self, sink: Sink<'_>);
+}
+
+struct Single(PacketSocket, Vec<u8>);
+
+impl Receiver for Single {
+    fn fd(&self) -> c_int {
+        self.0.as_raw_fd()
+    }
+
+    fn drain(&mut self, sink: Sink<'_>) {
+        while let Ok(received) = self.0.receive(&mut self.1) {
+            sink(&self.1[..received.length]);
+        }
+    }
+}
+
+#[repr(C, align(8))]
+#[derive(Clone, Copy)]
+struct Control([u8; 64]);
+
+struct Batch {
+    socket: PacketSocket,
+    arena: Vec<u8>,
+}
+
+impl Receiver for Batch {
+    fn fd(&self) -> c_int {
+        self.socket.as_raw_fd()
+    }
+
+    fn drain(&mut self, sink: Sink<'_>) {
+        let mut addresses: [libc::sockaddr_ll; BATCH] = zeroed();
+        let mut controls = [Control([0; 64]); BATCH];
+        loop {
+            let mut parts: [libc::iovec; BATCH] = zeroed();
+            let mut headers: [libc::mmsghdr; BATCH] = zeroed();
+            for index in 0..BATCH {
+                let buffer = &mut self.arena[index * RECEIVE_BUFFER_LEN..][..RECEIVE_BUFFER_LEN];
+                parts[index].iov_base = buffer.as_mut_ptr().cast();
+                parts[index].iov_len = buffer.len();
+                let header = &mut headers[index].msg_hdr;
+                header.msg_name = (&raw mut addresses[index]).cast();
+                header.msg_namelen = size_of::<libc::sockaddr_ll>() as u32;
+                header.msg_iov = &raw mut parts[index];
+                header.msg_iovlen = 1;
+                header.msg_control = (&raw mut controls[index]).cast();
+                header.msg_controllen = 64;
+            }
+            // SAFETY: every header points to live buffers of the stated lengths.
+            let count = unsafe {
+                libc::recvmmsg(
+                    self.fd(),
+                    headers.as_mut_ptr(),
+                    BATCH as u32,
+                    0,
+                    std::ptr::null_mut(),
+                )
+            };
+            let Ok(count) = usize::try_from(count) else {
+                return;
+            };
+            for (index, header) in headers[..count].iter().enumerate() {
+                let start = index * RECEIVE_BUFFER_LEN;
+                sink(&self.arena[start..start + header.msg_len as usize]);
+            }
+            if count < BATCH {
+                return;
+            }
+        }
+    }
+}
+
+/// A socket with a mapped ring; the library has none.
+struct Ring {
+    fd: OwnedFd,
+    start: *mut u8,
+    version: c_int,
+    next: usize,
+}
+
+impl Ring {
+    const BLOCK: usize = 1 << 20;
+    const BLOCKS: usize = MEMORY / Self::BLOCK;
+    const SLOTS: usize = Self::BLOCK / SLOT;
+
+    fn open(interface: u32, version: c_int) -> Ring {
+        let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+        let fd = socket(AddressFamily::Packet, SockType::Raw, flags, None).expect("socket");
+        set(&fd, libc::PACKET_VERSION, &version);
+        set(&fd, libc::PACKET_VNET_HDR, &1);
+        set(&fd, libc::PACKET_IGNORE_OUTGOING, &1);
+        let mut request: libc::tpacket_req3 = zeroed();
+        request.tp_block_size = Self::BLOCK as u32;
+        request.tp_block_nr = Self::BLOCKS as u32;
+        request.tp_frame_size = SLOT as u32;
+        request.tp_frame_nr = (Self::SLOTS * Self::BLOCKS) as u32;
+        request.tp_retire_blk_tov = 1; // milliseconds, the least
+        if version == TPACKET_V2 {
+            let words = [
+                request.tp_block_size,
+                request.tp_block_nr,
+                request.tp_frame_size,
+                request.tp_frame_nr,
+            ];
+            set(&fd, libc::PACKET_RX_RING, &words);
+        } else {
+            set(&fd, libc::PACKET_RX_RING, &request);
+        }
+        // SAFETY: a new mapping of the ring's size, checked below.
+        let start = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                MEMORY,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_POPULATE,
+                fd.as_raw_fd(),
+                0,
+            )
+        };
+        assert_ne!(start, libc::MAP_FAILED, "mmap");
+        let mut address: libc::sockaddr_ll = zeroed();
+        address.sll_family = libc::AF_PACKET as u16;
+        address.sll_protocol = (libc::ETH_P_ALL as u16).to_be();
+        address.sll_ifindex = interface as c_int;
+        let length = size_of_val(&address) as u32;
+        // SAFETY: a sockaddr_ll of the stated length.
+        let bound = unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), length) };
+        assert_eq!(bound, 0, "bind");
+        let start = start.cast();
+        Ring {
+            fd,
+            start,
+            version,
+            next: 0,
+        }
+    }
+
+    /// The status word at `at`, which the kernel shares.
+    fn status(&self, at: usize) -> &AtomicU32 {
+        // SAFETY: inside the mapping and aligned, as all blocks and slots are.
+        unsafe { AtomicU32::from_ptr(self.start.add(at).cast()) }
+    }
+
+    fn bytes(&self, at: usize, length: usize) -> &[u8] {
+        assert!(at + length <= MEMORY);
+        // SAFETY: inside the mapping; the kernel does not write what it has given to us.
+        unsafe { std::slice::from_raw_parts(self.start.add(at), length) }
+    }
+
+    fn header<T: Copy>(&self, at: usize) -> T {
+        assert!(at + size_of::<T>() <= MEMORY);
+        // SAFETY: inside the mapping; `T` is integers.
+        unsafe { self.start.add(at).cast::<T>().read_unaligned() }
+    }
+
+    fn drain_slots(&mut self, sink: Sink<'_>) {
+        loop {
+            let at = self.next / Self::SLOTS * Self::BLOCK + self.next % Self::SLOTS * SLOT;
+            if self.status(at).load(Ordering::Acquire) & libc::TP_STATUS_USER == 0 {
+                return;
+            }
+            let header: libc::tpacket2_hdr = self.header(at);
+            let length = VNET_HEADER_LEN + header.tp_snaplen as usize;
+            sink(self.bytes(at + header.tp_mac as usize - VNET_HEADER_LEN, length));
+            self.status(at)
+                .store(libc::TP_STATUS_KERNEL, Ordering::Release);
+            self.next = (self.next + 1) % (Self::SLOTS * Self::BLOCKS);
+        }
+    }
+
+    fn drain_blocks(&mut self, sink: Sink<'_>) {
+        loop {
+            let block = self.next * Self::BLOCK;
+            // struct tpacket_block_desc: version, offset_to_priv, then struct tpacket_hdr_v1.
+            let descriptor = block + 8;
+            if self.status(descriptor).load(Ordering::Acquire) & libc::TP_STATUS_USER == 0 {
+                return;
+            }
+            let count: u32 = self.header(descriptor + 4);
+            let first: u32 = self.header(descriptor + 8);
+            let mut at = block + first as usize;
+            for _ in 0..count {
+                let header: libc::tpacket3_hdr = self.header(at);
+                let length = VNET_HEADER_LEN + header.tp_snaplen as usize;
+                sink(self.bytes(at + header.tp_mac as usize - VNET_HEADER_LEN, length));
+                at += header.tp_next_offset as usize;
+            }
+            self.status(descriptor)
+                .store(libc::TP_STATUS_KERNEL, Ordering::Release);
+            self.next = (self.next + 1) % Self::BLOCKS;
+        }
+    }
+}
+
+impl Receiver for Ring {
+    fn fd(&self) -> c_int {
+        self.fd.as_raw_fd()
+    }
+
+    fn drain(&mut self, sink: Sink<'_>) {
+        match self.version {
+            TPACKET_V2 => self.drain_slots(sink),
+            _ => self.drain_blocks(sink),
+        }
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        // SAFETY: the mapping made in `open`, given back once.
+        unsafe { libc::munmap(self.start.cast(), MEMORY) };
+    }
+}
+
+fn zeroed<T: Copy>() -> T {
+    // SAFETY: used here only for C structures of integers and pointers, and arrays of them.
+    unsafe { std::mem::zeroed() }
+}
+
+fn set<T>(fd: &OwnedFd, name: c_int, value: &T) {
+    let value_start = std::ptr::from_ref(value).cast::<c_void>();
+    let length = size_of::<T>() as u32;
+    // SAFETY: `length` bytes at `value_start` that outlive the call.
+    let outcome =
+        unsafe { libc::setsockopt(fd.as_raw_fd(), libc::SOL_PACKET, name, value_start, length) };
+    assert_eq!(
+        outcome,
+        0,
+        "option {name}: {}",
+        std::io::Error::last_os_error()
+    );
+}
+
+const WAYS: [&str; 4] = ["recvmsg", "recvmmsg", "ring v2", "ring v3"];
+
+fn open(way: &str, interface: u32) -> Box<dyn Receiver> {
+    let options = PacketOptions::new(Accept::Station(STATION));
+    let library = || PacketSocket::open(interface, &options).expect("packet socket");
+    match way {
+        "recvmsg" => Box::new(Single(library(), vec![0; RECEIVE_BUFFER_LEN])),
+        "recvmmsg" => Box::new(Batch {
+            socket: library(),
+            arena: vec![0; BATCH * RECEIVE_BUFFER_LEN],
+        }),
+        "ring v2" => Box::new(Ring::open(interface, TPACKET_V2)),
+        _ => Box::new(Ring::open(interface, TPACKET_V3)),
+    }
+}
+
+/// What is sent.
+#[derive(Clone, Copy, PartialEq)]
+enum Load {
+    /// TCP super-packets of 64 KiB, as TSO leaves them.
+    Super,
+    /// UDP datagrams in frames of 64 bytes.
+    Small,
+}
+
+impl Load {
+    /// Header and frame.
+    fn packet(self) -> Vec<u8> {
+        let total: usize = match self {
+            Load::Super => 65_535 - 1_000,
+            Load::Small => 50,
+        };
+        let mut packet = vec![0; VNET_HEADER_LEN];
+        packet.extend(STATION);
+        packet.extend([2, 0, 0, 0, 0, 1, 8, 0, 0x45, 0]);
+        packet.extend((total as u16).to_be_bytes());
+        let protocol = if self == Load::Super { 6 } else { 17 };
+        packet.extend([0, 0, 0x40, 0, 64, protocol, 0, 0, 10, 9, 0, 1, 10, 9, 0, 2]);
+        packet.extend([3, 232, 0, 9]);
+        if self == Load::Super {
+            packet[0] = 1; // NEEDS_CSUM
+            packet[1] = 1; // GSO_TCPV4
+            for (at, value) in [(2, 54u16), (4, 1460), (6, 34), (8, 16)] {
+                packet[at..at + 2].copy_from_slice(&value.to_ne_bytes());
+            }
+            packet.extend([0, 0, 0, 1, 0, 0, 0, 1, 0x50, 0x10, 255, 255, 0, 0, 0, 0]);
+        } else {
+            packet.extend(((total - 20) as u16).to_be_bytes());
+            packet.extend([0, 0]);
+        }
+        packet.resize(VNET_HEADER_LEN + 14 + total, 0x5a);
+        packet
+    }
+
+    fn burst(self) -> usize {
+        match self {
+            Load::Super => 4,
+            Load::Small => 64,
+        }
+    }
+
+    /// Frames per second that every way can follow on two slow CPUs.
+    fn pace(self) -> f64 {
+        match self {
+            Load::Super => 20_000.0,
+            Load::Small => 150_000.0,
+        }
+    }
+}
+
+/// Sends `packet` until told to stop: at `rate` frames a second, or as fast as it goes.
+fn send(
+    socket: &PacketSocket,
+    packet: &mut [u8],
+    burst: usize,
+    rate: Option<f64>,
+    stop: &AtomicBool,
+) {
+    let start = Instant::now();
+    let mut sent = 0usize;
+    while !stop.load(Ordering::Relaxed) {
+        if let Some(rate) = rate {
+            while (sent as f64) > start.elapsed().as_secs_f64() * rate {
+                std::thread::sleep(Duration::from_micros(20));
+            }
+        }
+        let end = packet.len();
+        packet[end - 8..].copy_from_slice(&now().to_ne_bytes());
+        let mut part = libc::iovec {
+            iov_base: packet.as_mut_ptr().cast(),
+            iov_len: packet.len(),
+        };
+        let mut headers: [libc::mmsghdr; 64] = zeroed();
+        for header in &mut headers {
+            header.msg_hdr.msg_iov = &raw mut part;
+            header.msg_hdr.msg_iovlen = 1;
+        }
+        // SAFETY: all headers point to the live `part`, and that to `packet`.
+        let count =
+            unsafe { libc::sendmmsg(socket.as_raw_fd(), headers.as_mut_ptr(), burst as u32, 0) };
+        sent += usize::try_from(count).unwrap_or(0);
+    }
+}
+
+/// CLOCK_MONOTONIC in nanoseconds.
+fn now() -> u64 {
+    nanoseconds(libc::CLOCK_MONOTONIC)
+}
+
+fn nanoseconds(clock: libc::clockid_t) -> u64 {
+    let mut time: libc::timespec = zeroed();
+    // SAFETY: writes one timespec, which outlives the call.
+    unsafe { libc::clock_gettime(clock, &raw mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// CPU seconds that the machine has not been idle, by the first line of /proc/stat.
+fn machine_seconds() -> f64 {
+    let text = std::fs::read_to_string("/proc/stat").expect("/proc/stat");
+    let line = text.lines().next().unwrap_or_default();
+    let ticks: Vec<f64> = line
+        .split_whitespace()
+        .skip(1)
+        .flat_map(str::parse)
+        .collect();
+    // user, nice, system, (idle, iowait,) irq, softirq
+    [0, 1, 2, 5, 6]
+        .iter()
+        .map(|&column| ticks[column])
+        .sum::<f64>()
+        / 100.0
+}
+
+fn pin(cpu: usize) {
+    let mut set = CpuSet::new();
+    set.set(cpu).expect("cpu");
+    sched_setaffinity(Pid::from_raw(0), &set).expect("affinity");
+}
+
+#[derive(Clone, Copy, Default)]
+struct Outcome {
+    frames_per_second: f64,
+    bytes: f64,
+    frames: f64,
+    thread: f64,
+    machine: f64,
+    latency: f64,
+}
+
+fn run(way: &'static str, load: Load, rate: Option<f64>, burst: usize) -> Outcome {
+    let (a, b) = (
+        NetNs::create().expect("namespace"),
+        NetNs::create().expect("namespace"),
+    );
+    let netlink = a.netlink().expect("netlink");
+    let near = netlink
+        .create_veth("d0", "g0", Some(b.as_fd()))
+        .expect("veth");
+    netlink.set_up(near).expect("up");
+    let peer = b.netlink().expect("netlink");
+    let far = peer.link("g0").expect("g0").index;
+    peer.set_up(far).expect("up");
+    let sender = a
+        .run(|| PacketSocket::open(near, &PacketOptions::new(Accept::Station([2; 6]))))
+        .expect("namespace")
+        .expect("packet socket");
+    std::thread::sleep(Duration::from_millis(20));
+    let stop = AtomicBool::new(false);
+    let mut packet = load.packet();
+    std::thread::scope(|scope| {
+        let stop = &stop;
+        let receiver = scope.spawn(move || {
+            b.enter().expect("enter");
+            pin(0);
+            let mut receiver = open(way, far);
+            let deadline = Instant::now() + RUN;
+            let (machine, thread) = (
+                machine_seconds(),
+                nanoseconds(libc::CLOCK_THREAD_CPUTIME_ID),
+            );
+            let (mut frames, mut bytes, mut delays) = (0u64, 0u64, Vec::new());
+            let start = Instant::now();
+            while Instant::now() < deadline {
+                receiver.drain(&mut |packet| {
+                    // What the first look at a packet costs.
+                    std::hint::black_box(packet[VNET_HEADER_LEN + 12]);
+                    frames += 1;
+                    bytes += (packet.len() - VNET_HEADER_LEN) as u64;
+                    if burst == 1
+                        && let Some(sent) = packet.last_chunk::<8>()
+                        && packet[VNET_HEADER_LEN..][..6] == STATION
+                    {
+                        delays.push(now() - u64::from_ne_bytes(*sent));
+                    }
+                });
+                // SAFETY: the receiver holds the descriptor open.
+                let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(receiver.fd()) };
+                let _ = poll(
+                    &mut [PollFd::new(fd.as_fd(), PollFlags::POLLIN)],
+                    PollTimeout::from(50u16),
+                );
+            }
+            let seconds = start.elapsed().as_secs_f64();
+            let thread = nanoseconds(libc::CLOCK_THREAD_CPUTIME_ID) - thread;
+            let machine = machine_seconds() - machine;
+            stop.store(true, Ordering::Relaxed);
+            delays.sort_unstable();
+            Outcome {
+                frames_per_second: frames as f64 / seconds,
+                bytes: bytes as f64,
+                frames: frames as f64,
+                thread: thread as f64 / 1e9,
+                machine,
+                latency: delays
+                    .get(delays.len() / 2)
+                    .map_or(0.0, |&delay| delay as f64 / 1e3),
+            }
+        });
+        scope.spawn(move || {
+            pin(std::thread::available_parallelism().map_or(0, |n| n.get() - 1));
+            send(&sender, &mut packet, burst, rate, stop);
+        });
+        receiver.join().expect("receiver")
+    })
+}
+
+fn median(outcomes: &[Outcome], of: impl Fn(&Outcome) -> f64) -> f64 {
+    let mut values: Vec<f64> = outcomes.iter().map(of).collect();
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// Interleaves the ways and prints a line for each.
+fn compare(load: Load, rate: Option<f64>, burst: usize, line: impl Fn(&[Outcome]) -> String) {
+    let mut outcomes = WAYS.map(|_| Vec::new());
+    for _ in 0..ROUNDS {
+        for (way, outcomes) in WAYS.into_iter().zip(&mut outcomes) {
+            outcomes.push(run(way, load, rate, burst));
+        }
+    }
+    for (way, outcomes) in WAYS.into_iter().zip(&outcomes) {
+        println!("  {way:9} {}", line(outcomes));
+    }
+}
+
+fn main() {
+    if !nix::unistd::geteuid().is_root() {
+        println!("SKIPPED: needs root");
+        return;
+    }
+    for (load, name, unit, scale) in [
+        (Load::Super, "64 KiB TCP super-packets", "GB", 1e9),
+        (Load::Small, "64-byte UDP frames", "Mpacket", 1e6),
+    ] {
+        let units = |outcome: &Outcome| match load {
+            Load::Super => outcome.bytes / scale,
+            Load::Small => outcome.frames / scale,
+        };
+        let cost = |outcomes: &[Outcome]| {
+            format!(
+                "{:9.0} frames/s, CPU seconds per {unit}: receiver {:.3}, machine {:.3}",
+                median(outcomes, |o| o.frames_per_second),
+                median(outcomes, |o| o.thread / units(o)),
+                median(outcomes, |o| o.machine / units(o)),
+            )
+        };
+        println!("{name}, flood");
+        compare(load, None, load.burst(), cost);
+        println!("{name}, paced");
+        compare(load, Some(load.pace()), load.burst(), cost);
+        println!("{name}, latency");
+        compare(load, Some(1000.0), 1, |outcomes| {
+            format!("{:7.1} us", median(outcomes, |o| o.latency))
+        });
+    }
+}
