@@ -13,8 +13,8 @@
 use crate::config::{Config, Diagnostic, Severity};
 use crate::setup::{Change, note};
 use crate::state::Journal;
+use seikan_sys::sysctl;
 use std::fmt::Write as _;
-use std::fs;
 use std::io::{self, Write};
 use std::process::{Command, Stdio};
 
@@ -56,19 +56,16 @@ pub fn remove(table: &str) -> io::Result<()> {
 /// Whether any interface has `rp_filter` 1. The larger of `all` and the interface's own holds, and 2
 /// is the loose check (Documentation/networking/ip-sysctl).
 fn checks_strictly() -> bool {
-    let read = |path: std::path::PathBuf| {
-        let text = fs::read_to_string(path.join("rp_filter")).ok()?;
-        text.trim().parse::<u32>().ok()
+    let read = |interface: &str| -> Option<u32> {
+        let text = sysctl::read(&["ipv4", "conf", interface, "rp_filter"]).ok()?;
+        text.parse().ok()
     };
-    let all = read("/proc/sys/net/ipv4/conf/all".into()).unwrap_or(0);
-    let Ok(interfaces) = fs::read_dir("/proc/sys/net/ipv4/conf") else {
-        return false;
-    };
-    let interfaces = interfaces
-        .flatten()
-        .filter(|entry| entry.file_name() != "all");
+    let all = read("all").unwrap_or(0);
+    let interfaces = sysctl::list(&["ipv4", "conf"]).unwrap_or_default();
     interfaces
-        .filter_map(|entry| read(entry.path()))
+        .iter()
+        .filter(|interface| *interface != "all")
+        .filter_map(|interface| read(interface))
         .any(|own| own.max(all) == 1)
 }
 

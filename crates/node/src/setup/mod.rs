@@ -15,6 +15,7 @@ use crate::config::{Config, Diagnostic, Severity};
 use crate::state::Journal;
 use seikan_sys::dns::{self, DnsError, DnsSettings};
 use seikan_sys::netlink::{Family, Netlink, NetlinkError, Route, Rule};
+use seikan_sys::sysctl;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io;
@@ -161,8 +162,8 @@ pub fn set_up_interface(
     // No link-local address: the kernel would send router solicitations and multicast reports into
     // the tunnel, which are no peer's. 1 is IN6_ADDR_GEN_MODE_NONE; a host without IPv6 has no such
     // file.
-    let mode = format!("/proc/sys/net/ipv6/conf/{}/addr_gen_mode", config.name);
-    let _ = fs::write(mode, "1");
+    let mode = ["ipv6", "conf", config.name.as_str(), "addr_gen_mode"];
+    let _ = sysctl::write(&mode, "1");
     netlink.set_tx_queue_len(index, TX_QUEUE_LEN)?;
     for address in &config.addresses {
         netlink.add_address(index, *address)?;
