@@ -2,9 +2,10 @@
 //! notifications.
 //!
 //! The flow of one call: a method in [`link`], [`address`], [`neighbour`], [`route`] or [`rule`]
-//! builds a typed message (`netlink-packet-route`); [`Netlink::exchange`] numbers it, sends it and reads until the
-//! kernel's acknowledgement or the end of the dump, handing each reply to the caller's parser; a
-//! refusal becomes a [`NetlinkError`] that says what was attempted, to what, and what helps.
+//! builds a typed message (`netlink-packet-route`); `Netlink::exchange` numbers it, sends it and
+//! reads until the kernel's acknowledgement or the end of the dump, handing each reply to the
+//! caller's parser; a refusal becomes a [`NetlinkError`] that says what was attempted, to what, and
+//! what helps.
 //!
 //! A netlink socket belongs to the network namespace in which it was opened, whatever its owner
 //! does afterwards; see [`crate::netns::NetNs::netlink`].
