@@ -316,7 +316,9 @@ fn link_stats_count_the_datagram() {
 fn link_stats_are_those_of_sysfs() {
     let Some((a, b)) = pair() else { return };
     datagram_crosses(&a, &b, "10.0.0.1", "10.0.0.2");
-    a.netlink.set_down(a.device).unwrap(); // no more traffic while both are read
+    // No more traffic while both are read, nor attempts at it, which would count as dropped.
+    a.netlink.set_down(a.device).unwrap();
+    b.netlink.set_down(b.device).unwrap();
     let stats = b.netlink.link_stats(b.device).unwrap();
     for (name, value) in [
         ("rx_packets", stats.rx_packets),
