@@ -8,10 +8,10 @@
 //! framing and leaves segmentation and checksums to the interface. The header is in the byte order
 //! of the host (packet(7) has no `TUNSETVNETLE`), and `csum_start` counts from the Ethernet header.
 //!
-//! One recvmsg(2) per frame is the way that measures best among those that do not delay
-//! (`benches/packet.rs`): recvmmsg(2) gains nothing on super-packets; a ring of version 2 gains a
-//! little there and loses on small frames; one of version 3 costs half of all on a veth, but shows a
-//! frame only when its block is full or at least a millisecond has passed.
+//! One recvmsg(2) per frame measures best among the ways that do not delay (`benches/packet`):
+//! recvmmsg(2) saves a little on small frames only; a ring of version 2 saves up to a third on
+//! super-packets and loses small frames, its slots being few; one of version 3 halves the cost of
+//! all, but shows a frame only when its block is full or at least a millisecond has passed.
 //!
 //! The host's own stack sees the same frames, and answers them if it thinks they are for it.
 
