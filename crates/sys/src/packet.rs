@@ -15,6 +15,7 @@
 //!
 //! The host's own stack sees the same frames, and answers them if it thinks they are for it.
 
+mod auxiliary;
 mod filter;
 mod option;
 #[cfg(test)]
@@ -24,10 +25,11 @@ use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use libc::{c_int, cmsghdr, sockaddr_ll, tpacket_auxdata};
+use libc::{c_int, sockaddr_ll};
 use nix::errno::Errno;
 use nix::sys::socket::{self, AddressFamily, SockFlag, SockType};
 
+use self::auxiliary::{Auxiliary, CONTROL_LEN, Control};
 use crate::ability::Ability;
 use crate::udp::{set_receive_buffer, set_send_buffer};
 
@@ -268,7 +270,7 @@ impl PacketSocket {
         let length = unsafe { libc::recvmsg(self.fd.as_raw_fd(), &raw mut message, 0) };
         let length = Errno::result(length)? as usize;
         // SAFETY: recvmsg filled `message`, whose control buffer is alive and aligned.
-        let auxiliary = unsafe { auxiliary(&message) };
+        let auxiliary = unsafe { Auxiliary::parse(&message) };
         Ok(received(
             length.min(buffer.len()),
             message.msg_flags & libc::MSG_TRUNC != 0,
@@ -430,59 +432,6 @@ impl AsFd for PacketSocket {
 impl AsRawFd for PacketSocket {
     fn as_raw_fd(&self) -> std::os::fd::RawFd {
         self.fd.as_raw_fd()
-    }
-}
-
-/// Room for the only control message that was asked for.
-#[repr(C, align(8))]
-struct Control([u8; CONTROL_LEN]);
-
-// SAFETY: plain arithmetic.
-const CONTROL_LEN: usize =
-    unsafe { libc::CMSG_SPACE(size_of::<tpacket_auxdata>() as libc::c_uint) as usize };
-
-/// The fields of `struct tpacket_auxdata` that are used; all zero when the kernel sent none.
-#[derive(Debug, Clone, Copy, Default)]
-struct Auxiliary {
-    status: u32,
-    frame_length: u32,
-    vlan: u16,
-    vlan_protocol: u16,
-}
-
-/// Reads the first control message.
-///
-/// # Safety
-/// `message` must be as recvmsg(2) left it: `msg_control` points to `msg_controllen` bytes, aligned
-/// for cmsghdr, that nobody writes during the call.
-#[inline]
-unsafe fn auxiliary(message: &libc::msghdr) -> Auxiliary {
-    // SAFETY: the caller vouches for the control buffer.
-    let first = unsafe { libc::CMSG_FIRSTHDR(message) };
-    if first.is_null() {
-        return Auxiliary::default();
-    }
-    // SAFETY: CMSG_FIRSTHDR gives only a header inside the buffer.
-    let header: cmsghdr = unsafe { first.read() };
-    // SAFETY: plain arithmetic.
-    let enough = unsafe { libc::CMSG_LEN(size_of::<tpacket_auxdata>() as libc::c_uint) } as usize;
-    let is_auxiliary =
-        header.cmsg_level == libc::SOL_PACKET && header.cmsg_type == libc::PACKET_AUXDATA;
-    if !is_auxiliary || (header.cmsg_len as usize) < enough {
-        return Auxiliary::default();
-    }
-    // SAFETY: the message holds a whole tpacket_auxdata, integers only, behind its header; an
-    // unaligned read needs no alignment.
-    let data = unsafe {
-        libc::CMSG_DATA(first)
-            .cast::<tpacket_auxdata>()
-            .read_unaligned()
-    };
-    Auxiliary {
-        status: data.tp_status,
-        frame_length: data.tp_len,
-        vlan: data.tp_vlan_tci,
-        vlan_protocol: data.tp_vlan_tpid,
     }
 }
 
