@@ -103,6 +103,8 @@ drop_reasons! {
     DeniedTo = "denied_to",
     /// None of the device's `allow-from` rules lets this reach it.
     DeniedFrom = "denied_from",
+    /// A device calls a remote by its overlay address, although it is shown to devices under another.
+    ShownOtherwise = "shown_otherwise",
     /// A broadcast or multicast of the local network, which stays there.
     NotUnicast = "not_unicast",
     /// A frame of the local network that is neither IP, nor ARP, nor once tagged.

@@ -282,6 +282,10 @@ impl Gateway {
         if is_group(ip.dst) {
             return Err(DropReason::NotUnicast);
         }
+        if self.shown_as.contains_key(&ip.dst) {
+            // Its answers would come from the other address.
+            return Err(DropReason::ShownOtherwise);
+        }
         let remote = self.shown.get(&ip.dst).copied().unwrap_or(ip.dst);
         let own = self.devices[id.0 as usize].overlay[family(ip.src)];
         let own = own.ok_or(DropReason::UnlistedDevice)?;

@@ -135,6 +135,20 @@ fn addresses_are_exchanged_both_ways() {
 }
 
 #[test]
+fn a_remote_has_one_address_for_devices() {
+    let mut gateway = gateway(|_| {});
+    let mut send = |to| {
+        let mut out = read(LAN, to, UDP, &udp(5000, 53));
+        gateway
+            .outbound(at(0), &mut out, from_card(CARD))
+            .map(|_| addresses(&out).1)
+    };
+    assert_eq!(send(REMOTE), Err(DropReason::ShownOtherwise));
+    // Those that have no other are called by their own.
+    assert_eq!(send("10.77.0.3"), Ok(ip("10.77.0.3")));
+}
+
+#[test]
 fn who_is_not_listed_stays_out() {
     let mut gateway = gateway(|_| {});
     let mut out = read("192.168.1.11", SHOWN, UDP, &udp(5000, 53));
