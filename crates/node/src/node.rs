@@ -196,6 +196,11 @@ pub struct Node {
 }
 
 impl Node {
+    /// Whether another gateway is active in this one's place.
+    pub fn stands_by(&self) -> bool {
+        self.gateway.as_ref().is_some_and(GatewayNode::stands_by)
+    }
+
     /// The socket on the card of a transparent gateway's local network.
     pub(crate) fn lan_socket(&self) -> Option<&PacketSocket> {
         self.gateway.as_ref()?.lan.as_ref()?.socket()

@@ -326,9 +326,9 @@ impl Work<'_> {
         let (Some(settings), Some(node)) = (&config.gateway, &mut self.node) else {
             return Ok(());
         };
-        let key = *node.tunnel.identity().public();
         let mtu = config.mtu.unwrap_or(crate::node::DEFAULT_MTU);
-        let gateway = GatewayNode::open(config, settings, &key, mtu, &self.netlink)?;
+        let identity = node.tunnel.identity();
+        let gateway = GatewayNode::open(config, settings, identity, mtu, &self.netlink)?;
         node.gateway = Some(gateway);
         if settings.mode == GatewayMode::Routed {
             let observer = &mut *self.observer;
@@ -373,6 +373,7 @@ impl Work<'_> {
             return Ok(Ended::Asked);
         }
         let ended = worker::run(node, self.signals, services)?;
+        node.leave_election();
         self.observer.is_stopping();
         Ok(ended)
     }

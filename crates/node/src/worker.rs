@@ -109,7 +109,8 @@ pub fn run(
         let timeout = if buffers.intake.waits() {
             Some(Duration::ZERO)
         } else {
-            let tunnel = node.tunnel.next_wakeup().map(until);
+            let tunnel = node.tunnel.next_wakeup().filter(|_| !node.stands_by());
+            let tunnel = tunnel.map(until);
             let gateway = node
                 .gateway_wakeup()
                 .map(|at| at.duration_since(now().mono));
@@ -181,6 +182,10 @@ impl Node {
         };
         let (metas, arena) = buffers.receive.parts_mut();
         let metas = &metas[..received];
+        if let Some(gateway) = self.gateway.as_mut().filter(|g| g.stands_by()) {
+            gateway.drop_standing_by(received as u64);
+            return false;
+        }
         let datagrams: usize = metas
             .iter()
             .map(|m| m.length.div_ceil(m.segment_size.max(1)))
@@ -214,6 +219,10 @@ impl Node {
                 now.mono,
             ),
         };
+        if let Some(gateway) = self.gateway.as_mut().filter(|g| g.stands_by()) {
+            gateway.drop_standing_by(batch.len() as u64);
+            return gone;
+        }
         if !batch.is_empty() {
             self.batches.packets_per_read.record(batch.len() as u64);
             self.tunnel
@@ -227,10 +236,11 @@ impl Node {
 
     fn poll_timers(&mut self) {
         let now = now();
-        if self
-            .tunnel
-            .next_wakeup()
-            .is_none_or(|(at, _)| at > now.mono)
+        if self.stands_by()
+            || self
+                .tunnel
+                .next_wakeup()
+                .is_none_or(|(at, _)| at > now.mono)
         {
             return;
         }

@@ -29,7 +29,7 @@ use crate::inbox::Write;
 use crate::indices::{IndexTable, PeerId};
 use crate::keys::{Identity, PresharedKey, PrivateKey, PublicKey};
 use crate::noise::Construction;
-use crate::outbox::Run;
+use crate::outbox::{Outbox, Run};
 use crate::peer::{Peer, PeerTable};
 use crate::rate_limiter::LoadMeter;
 use crate::rng::{Ahead, Rng};
@@ -157,11 +157,29 @@ impl Tunnel {
         if let Some(own) = self.peer_by_key(self.identity.public()) {
             self.remove_peer(own);
         }
+        self.end_sessions();
+    }
+
+    /// Ends every session and pending handshake. The next initiation need not wait.
+    pub fn end_sessions(&mut self) {
         for id in self.by_key.values().copied().collect::<Vec<_>>() {
             self.forget_sessions(id);
             if let Some(peer) = self.peer_mut(id) {
-                // The next initiation is by another identity: no reason to wait with it.
                 peer.timers.forget_initiation();
+            }
+        }
+    }
+
+    /// Begins a handshake with every peer that has an endpoint: they are to know where this identity is
+    /// now.
+    pub fn greet(&mut self, now: Now, outbox: &mut Outbox) {
+        for id in self.by_key.values().copied().collect::<Vec<_>>() {
+            let wanted = self
+                .peer_mut(id)
+                .is_some_and(|p| p.path.endpoint.is_some() && p.timers.want_handshake(now.mono));
+            if wanted && outbox.room() > crate::batch::MAX_READ {
+                self.initiate_handshake(now, id, outbox);
+                self.reschedule(id, now.mono, now.mono);
             }
         }
     }

@@ -1,15 +1,17 @@
 //! The card of the local network in transparent mode: a packet socket, and the station that speaks on it.
 
 use crate::config::GatewaySettings;
+use crate::node::{SystemRandom, now};
 use seikan_observe::{DropReason, Histogram};
 use seikan_proto::batch::PacketBatch;
+use seikan_proto::gateway::election::Election;
 use seikan_proto::gateway::station::Station;
 use seikan_proto::inbox::{MAX_PIECES, Write};
-use seikan_proto::keys::PublicKey;
+use seikan_proto::keys::Identity;
 use seikan_proto::segment::SuperPacket;
 use seikan_sys::netlink::{LinkInfo, Netlink, NetlinkError};
 use seikan_sys::packet::{Accept, PacketError, PacketOptions, PacketSocket};
-use seikan_wire::ethernet::TAGGED_HEADER_LEN;
+use seikan_wire::ethernet::{Mac, TAGGED_HEADER_LEN};
 use seikan_wire::{GsoType, VNET_HDR_LEN, VnetHdr};
 use std::io::{self, IoSlice};
 
@@ -56,6 +58,8 @@ pub(super) struct Link {
     pub mtu: u32,
     /// Up, and with a carrier.
     pub up: bool,
+    /// Its own address.
+    pub mac: Mac,
 }
 
 impl Link {
@@ -71,6 +75,7 @@ impl Link {
             index: link.index,
             mtu: link.mtu,
             up: link.up && link.carrier,
+            mac: Mac(link.mac().unwrap_or_default()),
         }
     }
 }
@@ -93,6 +98,8 @@ pub struct Lan {
     pub(super) link: Link,
     /// Who speaks on it.
     pub station: Station,
+    /// With a second gateway beside this one.
+    pub election: Option<Election>,
     pub(super) batch: PacketBatch,
     /// What went over it.
     pub counters: LanCounters,
@@ -103,15 +110,22 @@ pub struct Lan {
 impl Lan {
     pub(super) fn open(
         settings: &GatewaySettings,
-        key: &PublicKey,
+        identity: &Identity,
         link: Link,
         offload: bool,
     ) -> Result<Lan, LanError> {
-        let station = Station::new(Station::address_of(key), settings.answer_for.clone());
+        let address = Station::address_of(identity.public());
+        let mut station = Station::new(address, settings.answer_for.clone());
+        let now = now().mono;
+        let private = identity.private();
+        let stand = |priority| Election::new(private, priority, &mut SystemRandom, now);
+        let election = settings.priority.map(stand);
+        station.set_active(election.is_none());
         let mut lan = Lan {
             socket: None,
             link,
             station,
+            election,
             batch: PacketBatch::new(READ_BYTES, READ_FRAMES),
             counters: LanCounters::default(),
             gso: offload,

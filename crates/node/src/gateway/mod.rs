@@ -3,9 +3,11 @@
 //! [`GatewayNode::open`] makes it from the configuration while there are privileges; [`lan`] reads and
 //! writes frames in transparent mode; [`traffic`] is its part of the worker's turn; [`watch`] follows
 //! what happens to the card. In routed mode the kernel forwards ([`crate::setup::forwarding`]), and
-//! packets pass the same stage between TUN device and tunnel.
+//! packets pass the same stage between TUN device and tunnel. [`role`] is for two gateways on one local
+//! network.
 
 mod lan;
+mod role;
 mod traffic;
 mod watch;
 
@@ -16,7 +18,7 @@ pub use watch::Watch;
 use crate::config::{Config, GatewayMode, GatewaySettings};
 use lan::Link;
 use seikan_proto::gateway::{Gateway, GatewayConfig, Mtus};
-use seikan_proto::keys::PublicKey;
+use seikan_proto::keys::Identity;
 use seikan_sys::netlink::Netlink;
 
 /// The gateway's state.
@@ -35,7 +37,7 @@ impl GatewayNode {
     pub fn open(
         config: &Config,
         settings: &GatewaySettings,
-        key: &PublicKey,
+        identity: &Identity,
         tunnel_mtu: u32,
         netlink: &Netlink,
     ) -> Result<GatewayNode, LanError> {
@@ -54,7 +56,7 @@ impl GatewayNode {
         });
         let lan = match settings.mode {
             GatewayMode::Routed => None,
-            GatewayMode::Transparent => Some(Lan::open(settings, key, link, config.offload)?),
+            GatewayMode::Transparent => Some(Lan::open(settings, identity, link, config.offload)?),
         };
         Ok(GatewayNode {
             gateway,

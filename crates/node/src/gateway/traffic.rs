@@ -29,11 +29,13 @@ pub(crate) enum Destination {
 impl Node {
     /// Reads the card of the local network once and sends what is for the tunnel.
     pub(crate) fn read_from_lan(&mut self) {
-        let Some(GatewayNode { gateway, lan, .. }) = &mut self.gateway else {
+        let Some(node) = &mut self.gateway else {
             return;
         };
+        let GatewayNode { gateway, lan, .. } = node;
         let Some(lan) = lan else { return };
         let Some(socket) = &lan.socket else { return };
+        let mut adverts = Vec::new();
         let now = now();
         let batch = &mut lan.batch;
         batch.clear();
@@ -52,8 +54,13 @@ impl Node {
             }
             let read = &mut space[..received.length];
             let frame = lan.station.frame(now.mono, gateway, read, received.vlan);
-            let Frame::Packet { start, mac, vlan } = frame else {
-                continue;
+            let (start, mac, vlan) = match frame {
+                Frame::Packet { start, mac, vlan } => (start, mac, vlan),
+                Frame::Advert { start } => {
+                    adverts.push(read[start..].to_vec());
+                    continue;
+                }
+                Frame::Done => continue,
             };
             let origin = Origin::Lan { mac, vlan };
             // What is refused was counted.
@@ -64,6 +71,13 @@ impl Node {
         if frames == 0 {
             return;
         }
+        for advert in adverts {
+            node.hear(&advert);
+        }
+        let Some(GatewayNode { lan: Some(lan), .. }) = &mut self.gateway else {
+            return;
+        };
+        let batch = &mut lan.batch;
         lan.counters.frames_per_read.record(frames as u64);
         if !batch.is_empty() {
             self.tunnel
@@ -74,8 +88,9 @@ impl Node {
         self.send_made();
     }
 
-    /// The station's timers.
+    /// The timers of station and election.
     pub(crate) fn poll_gateway(&mut self) {
+        self.poll_election();
         let Some(GatewayNode { gateway, lan, .. }) = &mut self.gateway else {
             return;
         };
@@ -89,8 +104,13 @@ impl Node {
 
     /// When [`Self::poll_gateway`] has something to do.
     pub(crate) fn gateway_wakeup(&self) -> Option<Instant> {
-        let lan = self.gateway.as_ref()?.lan.as_ref()?;
-        Some(lan.station.next_wakeup())
+        let gateway = self.gateway.as_ref()?;
+        let station = gateway.lan.as_ref()?.station.next_wakeup();
+        Some(
+            gateway
+                .election_wakeup()
+                .map_or(station, |at| at.min(station)),
+        )
     }
 
     /// Sends what station and gateway have to say themselves.

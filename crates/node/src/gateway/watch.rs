@@ -92,9 +92,14 @@ impl Node {
             }
             Some(link) => lan.link = link,
         }
-        if lan.is_up() && !was_up {
+        let is_up = lan.is_up();
+        if let Some(election) = &mut lan.election {
+            election.set_connected(is_up, now().mono);
+        }
+        if is_up && !was_up && lan.station.is_active() {
             lan.station.announce(now().mono, &node.gateway);
             self.send_made();
         }
+        self.poll_election();
     }
 }

@@ -14,6 +14,7 @@
 
 mod admit;
 mod devices;
+pub mod election;
 pub mod flows;
 mod length;
 pub mod rules;

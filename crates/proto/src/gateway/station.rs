@@ -6,7 +6,7 @@
 //! send to that address is for the tunnel ([`Frame::Packet`]); ARP (RFC 826, 5227) and neighbour
 //! discovery (RFC 4861) end here; everything else of the local network stays there, counted.
 
-use super::{DeviceId, Gateway};
+use super::{DeviceId, Gateway, election};
 use crate::keys::PublicKey;
 use crate::time::Instant;
 use blake2::{Blake2s256, Digest};
@@ -49,6 +49,11 @@ pub enum Frame {
         mac: Mac,
         /// In which VLAN.
         vlan: Option<u16>,
+    },
+    /// A gateway speaks to the other one ([`election`]): the payload from `start` on in the read.
+    Advert {
+        /// Where it begins.
+        start: usize,
     },
     /// It ended here, counted.
     Done,
@@ -187,6 +192,12 @@ impl Station {
             return Frame::Done;
         }
         match header.ethertype {
+            election::ETHERTYPE_ADVERT if header.dst == election::GROUP => {
+                gateway.consume_stray();
+                return Frame::Advert {
+                    start: VNET_HDR_LEN + start,
+                };
+            }
             ETHERTYPE_ARP => self.arp(now, gateway, &header, vlan, payload),
             ETHERTYPE_IPV6 if is_neighbour(payload) => {
                 self.neighbour(now, gateway, &header, vlan, payload)

@@ -1,0 +1,441 @@
+//! Which of two gateways on one local network is active. Without I/O.
+//!
+//! Both have the same identity and configuration, so that whoever is active is the same to devices
+//! (one station address) and to remotes (one static key, which roams). Each sends an [`Advert`] four
+//! times a second. One that stands by becomes active when it has heard no active one for a second, or
+//! at once when that one leaves; an active one gives way only to an active one of higher rank, as
+//! after a local network that was in two parts, and when its own card has no carrier.
+//!
+//! Adverts are authenticated under a key that only the holders of the identity know. A replayed one is not
+//! believed either: each advert bears a fresh random number, and the number that was heard last from
+//! the other side; one that does not bear one of our last few is ignored. Clocks need not agree.
+
+use crate::keys::PrivateKey;
+use crate::rng::Rng;
+use crate::time::Instant;
+use blake2::digest::consts::U16;
+use blake2::digest::{Digest, FixedOutput, KeyInit, Mac as _, Update};
+use blake2::{Blake2s256, Blake2sMac};
+use seikan_wire::ethernet::{Ethernet, Mac};
+use std::time::Duration;
+use zeroize::Zeroizing;
+
+/// EtherType of adverts: "local experimental" (IEEE 802, 9.2.4).
+pub const ETHERTYPE_ADVERT: u16 = 0x88b5;
+
+/// Between two adverts.
+const INTERVAL: Duration = Duration::from_millis(250);
+/// How long an active gateway may be silent.
+const DEAD: Duration = Duration::from_millis(1_000);
+/// How long a gateway listens before it may become active.
+const LISTEN: Duration = Duration::from_millis(1_500);
+/// Numbers of our own that an advert may echo: as many as fit the time of a lost one or two.
+const RECENT: usize = 8;
+
+/// Format of the advert.
+const VERSION: u8 = 1;
+/// Version, role, priority, reserved, instance, number, echo, MAC.
+const ADVERT_LEN: usize = 4 + 3 * 8 + MAC_LEN;
+const MAC_LEN: usize = 16;
+
+/// What a gateway says of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    StandingBy = 0,
+    Active = 1,
+    Leaving = 2,
+}
+
+/// What one gateway tells the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Advert {
+    role: Role,
+    priority: u8,
+    /// Chosen at random when the gateway starts.
+    instance: u64,
+    number: u64,
+    /// The number that was heard from the other one last.
+    echo: u64,
+}
+
+/// The other gateway.
+#[derive(Clone, Copy, Debug)]
+struct Other {
+    rank: (u8, u64),
+    role: Role,
+    heard: Instant,
+}
+
+/// One gateway's part.
+pub struct Election {
+    key: Zeroizing<[u8; 32]>,
+    priority: u8,
+    instance: u64,
+    active: bool,
+    /// Not before this does it become active.
+    listen_until: Instant,
+    next_advert: Instant,
+    recent: [u64; RECENT],
+    sent: usize,
+    /// The last number heard, and from whom.
+    heard: u64,
+    other: Option<Other>,
+    /// The card has a carrier.
+    connected: bool,
+}
+
+impl std::fmt::Debug for Election {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Election")
+            .field("active", &self.active)
+            .field("other", &self.other)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Election {
+    /// Begins to listen. `priority` is 1 to 254.
+    pub fn new(identity: &PrivateKey, priority: u8, rng: &mut dyn Rng, now: Instant) -> Election {
+        let mut hash = Blake2s256::new();
+        Update::update(&mut hash, b"seikan gateway election");
+        Update::update(&mut hash, identity.as_bytes());
+        let mut instance = [0; 8];
+        rng.fill(&mut instance);
+        Election {
+            key: Zeroizing::new(hash.finalize_fixed().into()),
+            priority,
+            instance: u64::from_be_bytes(instance),
+            active: false,
+            listen_until: now + LISTEN,
+            next_advert: now,
+            recent: [0; RECENT],
+            sent: 0,
+            heard: 0,
+            other: None,
+            connected: true,
+        }
+    }
+
+    /// Whether this gateway is active.
+    pub fn is_active(&self) -> bool {
+        self.active
+    }
+
+    /// Whether the other one was heard within the last second, and whether it is active.
+    pub fn other(&self, now: Instant) -> Option<bool> {
+        let other = self.other.filter(|o| !o.heard.has_expired(DEAD, now))?;
+        Some(other.role == Role::Active)
+    }
+
+    /// The card's carrier came or went.
+    pub fn set_connected(&mut self, connected: bool, now: Instant) {
+        if connected && !self.connected {
+            self.listen_until = now + LISTEN;
+        }
+        self.connected = connected;
+        if !connected {
+            self.active = false;
+        }
+    }
+
+    /// When [`Self::poll`] has something to do.
+    pub fn next_wakeup(&self) -> Instant {
+        self.next_advert
+    }
+
+    /// Decides, and gives the advert that is due, a whole frame from `card`.
+    pub fn poll(&mut self, now: Instant, card: Mac, rng: &mut dyn Rng) -> Option<Vec<u8>> {
+        if now < self.next_advert {
+            return None;
+        }
+        self.next_advert = now + INTERVAL;
+        self.decide(now);
+        let role = match self.active {
+            true => Role::Active,
+            false => Role::StandingBy,
+        };
+        Some(self.advert(role, card, rng))
+    }
+
+    /// The last advert of one that ends in order.
+    pub fn leave(&mut self, card: Mac, rng: &mut dyn Rng) -> Vec<u8> {
+        self.active = false;
+        self.advert(Role::Leaving, card, rng)
+    }
+
+    /// Takes in the payload of a frame with [`ETHERTYPE_ADVERT`]; false if it is not believed.
+    pub fn hear(&mut self, now: Instant, payload: &[u8]) -> bool {
+        let Some(advert) = self.read(payload) else {
+            return false;
+        };
+        if advert.instance == self.instance {
+            return false; // our own, reflected
+        }
+        let fresh = advert.echo != 0 && self.recent.contains(&advert.echo);
+        // Echoed in the next advert, so that the answer to that can be believed. Two that hear each
+        // other are not disturbed by what somebody repeats.
+        if fresh || self.other(now).is_none() {
+            self.heard = advert.number;
+        }
+        if !fresh {
+            return false;
+        }
+        self.other = Some(Other {
+            rank: (advert.priority, advert.instance),
+            role: advert.role,
+            heard: now,
+        });
+        self.decide(now);
+        true
+    }
+
+    fn decide(&mut self, now: Instant) {
+        if !self.connected {
+            self.active = false;
+            return;
+        }
+        let other = self.other.filter(|o| !o.heard.has_expired(DEAD, now));
+        let outranked = other.is_some_and(|o| o.rank > (self.priority, self.instance));
+        self.active = match other.map(|o| o.role) {
+            Some(Role::Active) => self.active && !outranked,
+            Some(Role::Leaving) => true,
+            Some(Role::StandingBy) => self.active || (now >= self.listen_until && !outranked),
+            None => self.active || now >= self.listen_until,
+        };
+    }
+
+    fn advert(&mut self, role: Role, card: Mac, rng: &mut dyn Rng) -> Vec<u8> {
+        let mut number = [0; 8];
+        rng.fill(&mut number);
+        // Zero means that nothing was heard.
+        let number = u64::from_be_bytes(number).max(1);
+        self.recent[self.sent % RECENT] = number;
+        self.sent += 1;
+        let mut frame = vec![0; seikan_wire::ethernet::HEADER_LEN];
+        Ethernet::new(GROUP, card, None, ETHERTYPE_ADVERT).write(&mut frame);
+        let start = frame.len();
+        frame.extend([VERSION, role as u8, self.priority, 0]);
+        for value in [self.instance, number, self.heard] {
+            frame.extend(value.to_be_bytes());
+        }
+        let mac = self.mac(&frame[start..]);
+        frame.extend(mac.finalize_fixed());
+        frame
+    }
+
+    fn read(&self, payload: &[u8]) -> Option<Advert> {
+        // Ethernet pads short frames.
+        let (body, mac) = payload.get(..ADVERT_LEN)?.split_at(ADVERT_LEN - MAC_LEN);
+        self.mac(body).verify_slice(mac).ok()?;
+        let number = |at: usize| Some(u64::from_be_bytes(*body.get(at..)?.first_chunk()?));
+        let role = match body[1] {
+            0 => Role::StandingBy,
+            1 => Role::Active,
+            2 => Role::Leaving,
+            _ => return None,
+        };
+        (body[0] == VERSION).then_some(Advert {
+            role,
+            priority: body[2],
+            instance: number(4)?,
+            number: number(12)?,
+            echo: number(20)?,
+        })
+    }
+
+    fn mac(&self, body: &[u8]) -> Blake2sMac<U16> {
+        // A key of 32 bytes is one that BLAKE2s takes.
+        let mut mac =
+            <Blake2sMac<U16> as KeyInit>::new_from_slice(&self.key[..]).expect("32 bytes");
+        Update::update(&mut mac, body);
+        mac
+    }
+}
+
+/// Where adverts go: a group that no bridge keeps to itself, locally administered.
+pub const GROUP: Mac = Mac([0x03, 0x53, 0x65, 0x69, 0x6b, 0x61]);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rng::Rng;
+
+    /// A linear congruential generator (Knuth's MMIX): long enough not to repeat itself here.
+    struct Counting(u64);
+
+    impl Rng for Counting {
+        fn fill(&mut self, destination: &mut [u8]) {
+            for byte in destination {
+                self.0 = self
+                    .0
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1_442_695_040_888_963_407);
+                *byte = (self.0 >> 56) as u8;
+            }
+        }
+    }
+
+    const CARD: Mac = Mac([2, 0, 0, 0, 0, 1]);
+
+    fn at(ms: u64) -> Instant {
+        Instant::from_nanos(1 << 40) + Duration::from_millis(ms)
+    }
+
+    fn key(byte: u8) -> PrivateKey {
+        PrivateKey::from_bytes([byte; 32])
+    }
+
+    /// Gateways on one wire, polled every ten milliseconds; those that are `None` are dead.
+    struct Lan {
+        gateways: Vec<Option<(Election, Counting)>>,
+        ms: u64,
+        /// How often two were active at once.
+        both: u32,
+        /// Everything that was on the wire.
+        heard: Vec<Vec<u8>>,
+    }
+
+    impl Lan {
+        fn new(priorities: &[u8]) -> Lan {
+            let mut lan = Lan {
+                gateways: Vec::new(),
+                ms: 0,
+                both: 0,
+                heard: Vec::new(),
+            };
+            for priority in priorities {
+                lan.join(*priority);
+            }
+            lan
+        }
+
+        fn join(&mut self, priority: u8) {
+            let mut rng = Counting(u64::from(priority) << 8 | self.gateways.len() as u64);
+            let election = Election::new(&key(7), priority, &mut rng, at(self.ms));
+            self.gateways.push(Some((election, rng)));
+        }
+
+        fn spread(&mut self, from: usize, frame: &[u8]) {
+            self.heard.push(frame.to_vec());
+            for (i, gateway) in self.gateways.iter_mut().enumerate() {
+                if let Some((election, _)) = gateway
+                    && i != from
+                {
+                    election.hear(at(self.ms), &frame[14..]);
+                }
+            }
+        }
+
+        fn run(&mut self, ms: u64) {
+            let end = self.ms + ms;
+            while self.ms < end {
+                self.ms += 10;
+                for i in 0..self.gateways.len() {
+                    let now = at(self.ms);
+                    let frame = self.gateways[i]
+                        .as_mut()
+                        .and_then(|(election, rng)| election.poll(now, CARD, rng));
+                    if let Some(frame) = frame {
+                        self.spread(i, &frame);
+                    }
+                }
+                self.both += u32::from(self.active().len() > 1);
+            }
+        }
+
+        fn active(&self) -> Vec<usize> {
+            let active = |g: &Option<(Election, Counting)>| {
+                g.as_ref().is_some_and(|(election, _)| election.is_active())
+            };
+            (0..self.gateways.len())
+                .filter(|i| active(&self.gateways[*i]))
+                .collect()
+        }
+    }
+
+    #[test]
+    fn one_alone_is_active_once_it_has_listened() {
+        let mut lan = Lan::new(&[100]);
+        lan.run(1_400);
+        assert_eq!(lan.active(), []);
+        lan.run(400);
+        assert_eq!(lan.active(), [0]);
+    }
+
+    #[test]
+    fn of_two_that_start_together_the_higher_is_active() {
+        for (priorities, winner) in [([100, 50], 0), ([50, 100], 1)] {
+            let mut lan = Lan::new(&priorities);
+            lan.run(10_000);
+            assert_eq!(lan.active(), [winner]);
+            assert_eq!(lan.both, 0);
+        }
+    }
+
+    #[test]
+    fn the_other_takes_over_in_time_and_keeps_it() {
+        let mut lan = Lan::new(&[100, 50]);
+        lan.run(5_000);
+        lan.gateways[0] = None;
+        lan.run(1_500);
+        assert_eq!(lan.active(), [1]);
+        // A higher one that comes back does not disturb it.
+        lan.join(200);
+        lan.run(10_000);
+        assert_eq!(lan.active(), [1]);
+        assert_eq!(lan.both, 0);
+    }
+
+    #[test]
+    fn one_that_leaves_is_followed_at_once() {
+        let mut lan = Lan::new(&[100, 50]);
+        lan.run(5_000);
+        let (mut leaving, mut rng) = lan.gateways[0].take().unwrap();
+        let frame = leaving.leave(CARD, &mut rng);
+        lan.spread(0, &frame);
+        assert_eq!(lan.active(), [1]);
+    }
+
+    #[test]
+    fn one_without_a_carrier_gives_way() {
+        let mut lan = Lan::new(&[100]);
+        lan.run(5_000);
+        let now = at(lan.ms);
+        let (election, _) = lan.gateways[0].as_mut().unwrap();
+        election.set_connected(false, now);
+        assert!(!election.is_active());
+        lan.run(5_000);
+        assert_eq!(lan.active(), []);
+    }
+
+    #[test]
+    fn two_active_ones_that_meet_become_one() {
+        let mut halves = [Lan::new(&[50]), Lan::new(&[100])];
+        halves.iter_mut().for_each(|half| half.run(5_000));
+        let [mut one, two] = halves;
+        let (election, _) = two.gateways.into_iter().next().flatten().unwrap();
+        one.gateways.push(Some((election, Counting(200))));
+        one.run(1_000);
+        assert_eq!(one.active(), [1]);
+    }
+
+    #[test]
+    fn nobody_else_is_believed() {
+        let mut lan = Lan::new(&[100]);
+        let mut rng = Counting(99);
+        let mut stranger = Election::new(&key(8), 254, &mut rng, at(0));
+        lan.run(1_000);
+        let frame = stranger.leave(CARD, &mut rng);
+        let (election, _) = lan.gateways[0].as_mut().unwrap();
+        assert!(!election.hear(at(1_000), &frame[14..]));
+        assert!(!election.hear(at(1_000), &[]));
+        // What was heard before is not believed again.
+        let mut lan = Lan::new(&[100, 50]);
+        lan.run(5_000);
+        let old = lan.heard.clone();
+        lan.run(5_000);
+        let now = at(lan.ms);
+        let (standby, _) = lan.gateways[1].as_mut().unwrap();
+        assert!(old.iter().all(|frame| !standby.hear(now, &frame[14..])));
+    }
+}
