@@ -290,6 +290,9 @@ impl Node {
             let write = &self.inbox.writes()[i];
             let (packets, bytes) = (write.packets, write.bytes);
             let result = match destination {
+                Destination::Tun(Some(_)) if gateway.gateway.merging().is_cut() => {
+                    deliver_cut(queue, write, arena)
+                }
                 Destination::Tun(_) => deliver_one(queue, write, arena),
                 Destination::Lan(id) => gateway.deliver(id, &self.inbox, i, arena, now),
                 Destination::Dropped(reason) => Err(reason),
@@ -370,19 +373,26 @@ fn deliver_one(queue: &TunQueue, write: &Write, arena: &[u8]) -> Result<(), Drop
     match queue.write_vectored(&parts[..n]) {
         Ok(_) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::InvalidInput && write.packets > 1 => {
-            let whole: Vec<u8> = parts[..n].iter().flat_map(|p| p.iter().copied()).collect();
-            let packet = SuperPacket::parse(&whole)?;
-            let mut out = vec![0; seikan_wire::VNET_HDR_LEN + packet.segment_len(0)];
-            for i in 0..packet.segments() {
-                let length = packet.segment_len(i);
-                packet.segment(i, false, &mut out[seikan_wire::VNET_HDR_LEN..]);
-                let one = &out[..seikan_wire::VNET_HDR_LEN + length];
-                queue
-                    .write_vectored(&[IoSlice::new(one)])
-                    .map_err(|_| DropReason::TunWriteRefused)?;
-            }
-            Ok(())
+            deliver_cut(queue, write, arena)
         }
         Err(_) => Err(DropReason::TunWriteRefused),
     }
+}
+
+/// Writes a super-packet packet by packet.
+fn deliver_cut(queue: &TunQueue, write: &Write, arena: &[u8]) -> Result<(), DropReason> {
+    let mut parts = [IoSlice::new(&[]); MAX_PIECES + 2];
+    let n = write.parts(arena, &mut parts);
+    let whole: Vec<u8> = parts[..n].iter().flat_map(|p| p.iter().copied()).collect();
+    let packet = SuperPacket::parse(&whole)?;
+    let mut out = vec![0; seikan_wire::VNET_HDR_LEN + packet.segment_len(0)];
+    for i in 0..packet.segments() {
+        let length = packet.segment_len(i);
+        packet.segment(i, false, &mut out[seikan_wire::VNET_HDR_LEN..]);
+        let one = &out[..seikan_wire::VNET_HDR_LEN + length];
+        queue
+            .write_vectored(&[IoSlice::new(one)])
+            .map_err(|_| DropReason::TunWriteRefused)?;
+    }
+    Ok(())
 }

@@ -194,18 +194,20 @@ impl Lan {
             .map_err(|_| DropReason::LanWriteRefused)
     }
 
-    /// Sends what the tunnel has for a device, behind this Ethernet header.
+    /// Sends what the tunnel has for a device, behind this Ethernet header; `cut` says that the card is
+    /// not to be given super-packets.
     pub(super) fn deliver(
         &mut self,
         ethernet: &[u8],
         write: &Write,
         arena: &[u8],
+        cut: bool,
     ) -> Result<(), DropReason> {
         let mut parts = [IoSlice::new(&[]); MAX_PIECES + 2];
         let n = write.parts(arena, &mut parts);
         let vnet = VnetHdr::read(&parts[0]).map_err(|_| DropReason::BadOffload)?;
         let merged = vnet.gso_type != GsoType::None;
-        if merged && !self.gso {
+        if merged && (cut || !self.gso) {
             return self.deliver_segments(ethernet, &parts[..n]);
         }
         let mut head = [0; VNET_HDR_LEN + TAGGED_HEADER_LEN];

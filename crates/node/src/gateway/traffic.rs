@@ -238,7 +238,8 @@ impl GatewayNode {
         let header = &header[..length];
         let too_long = write.packets == 1 && write.bytes > u64::from(self.gateway.mtu().lan);
         if !too_long {
-            return lan.deliver(header, write, arena);
+            let cut = self.gateway.merging().is_cut();
+            return lan.deliver(header, write, arena, cut);
         }
         let whole: Vec<u8> = parts[..n].iter().flat_map(|p| p.iter().copied()).collect();
         let packet = &whole[VNET_HDR_LEN..];

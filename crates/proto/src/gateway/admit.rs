@@ -1,7 +1,7 @@
 //! The way of a packet through the gateway, in both directions.
 
 use super::devices::family;
-use super::flows::{Direction, Flow, FlowKey, Segment};
+use super::flows::{Direction, Flow, FlowKey, Seen, Segment};
 use super::rules::Subject;
 use super::translate::translate;
 use super::{Device, DeviceId, Gateway, Made, length};
@@ -365,7 +365,13 @@ impl Gateway {
             }
         };
         if is_tcp {
-            observe(device, flow, now, packet, passing, direction);
+            let seen = observe(device, flow, now, packet, passing, direction);
+            if direction == Direction::In {
+                let merged = passing.gso_size > 0;
+                let (lost, lost_merged) = (seen.lost_behind, seen.lost_merged);
+                self.merging
+                    .sent(now, passing.packets, merged, lost, lost_merged);
+            }
         }
         Ok(())
     }
@@ -402,12 +408,12 @@ fn observe(
     packet: &[u8],
     passing: &Passing,
     direction: Direction,
-) {
+) -> Seen {
     let Some(header) = packet.get(passing.ip.header_len..) else {
-        return;
+        return Seen::default();
     };
     let Some(length) = tcp::header_len(header) else {
-        return;
+        return Seen::default();
     };
     let payload = passing
         .ip
@@ -433,6 +439,7 @@ fn observe(
     if let Some(rtt) = seen.rtt {
         before.measured(rtt);
     }
+    seen
 }
 
 /// One hop less (RFC 791, RFC 8200); the last one ends here.

@@ -59,7 +59,7 @@ struct Half {
     hole: Option<(u32, u32)>,
     /// When the bytes before this number passed, if they did once only (Karn's algorithm).
     timed: Option<(u32, Instant)>,
-    /// The newest super-packet's range.
+    /// What went on in the newest super-packets, one behind the other, and did not come again.
     merged: (u32, u32),
 }
 
@@ -152,6 +152,7 @@ impl Half {
                 seen.lost_behind = segments(rest);
                 if rest > 0 && is_before(start, self.merged.1) && !is_before(start, self.merged.0) {
                     seen.lost_merged = seen.lost_behind;
+                    self.merged.0 = start.wrapping_add(again);
                 }
                 self.timed = None;
             }
@@ -163,7 +164,8 @@ impl Half {
         if is_before(next, end) {
             self.next = Some(end);
             if segment.payload > segment.size {
-                self.merged = (start, end);
+                let (first, last) = self.merged;
+                self.merged = (if last == start { first } else { start }, end);
             }
         }
         seen

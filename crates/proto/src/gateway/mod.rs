@@ -17,6 +17,7 @@ mod devices;
 pub mod election;
 pub mod flows;
 mod length;
+pub mod merging;
 pub mod rules;
 pub mod station;
 pub mod translate;
@@ -25,6 +26,7 @@ pub use admit::{Inbound, Origin, Outbound};
 pub use devices::{Device, DeviceId, Leg};
 
 use flows::Flows;
+use merging::Merging;
 use rules::Rule;
 use seikan_observe::DirectionCounters;
 use seikan_wire::ethernet::Mac;
@@ -124,6 +126,8 @@ pub struct Gateway {
     made: Vec<Made>,
     flows: Flows,
     fragments: admit::Fragments,
+    /// What becomes of super-packets on the local network.
+    merging: Merging,
     /// From the local network, of no device.
     stray: DirectionCounters,
 }
@@ -145,6 +149,7 @@ impl Gateway {
             made: Vec::new(),
             flows: Flows::default(),
             fragments: admit::Fragments::default(),
+            merging: Merging::default(),
             stray: DirectionCounters::default(),
         };
         for device in config.devices {
@@ -219,6 +224,11 @@ impl Gateway {
     pub fn drop_stray(&mut self, reason: seikan_observe::DropReason, packets: u64) {
         self.stray.packets_in += packets;
         self.stray.drops.add(reason, packets);
+    }
+
+    /// What becomes of super-packets on the local network.
+    pub fn merging(&self) -> &Merging {
+        &self.merging
     }
 
     /// Flows that are known.

@@ -1,0 +1,180 @@
+//! Whether the local network's card takes super-packets, judged by what becomes of them.
+//!
+//! Some cards and drivers damage or lose what they have to cut up themselves, which no call reports:
+//! only TCP tells, by sending it all again. When much of what went out in super-packets is lost, they are
+//! cut up here for a while; if less is lost then, that stays so, and is tried again later. If it makes no
+//! difference, the network is to blame and super-packets are back.
+
+use crate::time::Instant;
+use std::time::Duration;
+
+/// How long losses are counted before they are judged.
+const WINDOW: Duration = Duration::from_secs(2);
+/// Fewer lost segments than these say nothing.
+const ENOUGH: u64 = 16;
+/// How long segments of our own are tried.
+const TRIAL: Duration = Duration::from_secs(5);
+/// How long a card that was found out is spared.
+const SPARED: Duration = Duration::from_secs(600);
+/// How long one that was not to blame is not suspected again.
+const TRUSTED: Duration = Duration::from_secs(60);
+
+/// Segments sent to the local network in one way, and of these lost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Sent {
+    segments: u64,
+    lost: u64,
+}
+
+impl Sent {
+    /// Lost segments per thousand.
+    fn loss(&self) -> u64 {
+        self.lost * 1000 / self.segments.max(1)
+    }
+}
+
+/// What is thought of the card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Opinion {
+    /// It is given super-packets; not suspected before the instant.
+    Trusted(Instant),
+    /// They are cut up until the instant, to see whether that helps; losses per thousand before.
+    OnTrial(Instant, u64),
+    /// It helped: they are cut up until the instant.
+    Broken(Instant),
+}
+
+/// The judge.
+#[derive(Clone, Debug)]
+pub struct Merging {
+    opinion: Opinion,
+    since: Instant,
+    whole: Sent,
+    cut: Sent,
+}
+
+impl Default for Merging {
+    fn default() -> Self {
+        Merging {
+            opinion: Opinion::Trusted(Instant::BOOT),
+            since: Instant::BOOT,
+            whole: Sent::default(),
+            cut: Sent::default(),
+        }
+    }
+}
+
+impl Merging {
+    /// Whether super-packets are to be cut up before they go to the card.
+    pub fn is_cut(&self) -> bool {
+        !matches!(self.opinion, Opinion::Trusted(_))
+    }
+
+    /// Whether the card was found to lose super-packets.
+    pub fn is_broken(&self) -> bool {
+        matches!(self.opinion, Opinion::Broken(_))
+    }
+
+    /// Takes in `segments` that go to the local network, as a super-packet or not, and of what went
+    /// before and was lost: `lost` in all, and of these `lost_merged` in super-packets.
+    pub(super) fn sent(
+        &mut self,
+        now: Instant,
+        segments: u64,
+        merged: bool,
+        lost: u64,
+        lost_merged: u64,
+    ) {
+        // Super-packets that are cut up here are singles for the card.
+        let way = match merged && !self.is_cut() {
+            true => &mut self.whole,
+            false => &mut self.cut,
+        };
+        way.segments += segments;
+        match self.is_cut() {
+            true => self.cut.lost += lost,
+            false => {
+                self.whole.lost += lost_merged;
+                self.cut.lost += lost - lost_merged;
+            }
+        }
+        self.judge(now);
+    }
+
+    fn judge(&mut self, now: Instant) {
+        let next = match self.opinion {
+            Opinion::Trusted(from) => {
+                // A quarter lost is more than any network does that TCP can live with.
+                let bad = self.whole.lost >= ENOUGH && self.whole.loss() >= 250;
+                let worse = self.whole.loss() >= 2 * self.cut.loss();
+                if bad && worse && now >= from {
+                    Some(Opinion::OnTrial(now + TRIAL, self.whole.loss()))
+                } else {
+                    self.since
+                        .has_expired(WINDOW, now)
+                        .then_some(Opinion::Trusted(from))
+                }
+            }
+            Opinion::OnTrial(until, before) if now >= until => {
+                Some(match self.cut.loss() * 2 < before {
+                    true => Opinion::Broken(now + SPARED),
+                    false => Opinion::Trusted(now + TRUSTED),
+                })
+            }
+            Opinion::Broken(until) if now >= until => Some(Opinion::Trusted(now)),
+            _ => None,
+        };
+        if let Some(opinion) = next {
+            (self.opinion, self.since) = (opinion, now);
+            (self.whole, self.cut) = Default::default();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(ms: u64) -> Instant {
+        Instant::from_nanos(1 << 40) + Duration::from_millis(ms)
+    }
+
+    /// Ten super-packets of ten segments a second over a card that loses so many per thousand of what is
+    /// whole, and of what is cut; what is thought of it at the end.
+    fn after(seconds: u64, whole: u64, cut: u64) -> Merging {
+        let mut merging = Merging::default();
+        let mut owed = 0;
+        for i in 0..seconds * 10 {
+            let rate = if merging.is_cut() { cut } else { whole };
+            owed += 10 * rate;
+            let lost = owed / 1000;
+            owed %= 1000;
+            let merged = if merging.is_cut() { 0 } else { lost };
+            merging.sent(at(i * 100), 10, true, lost, merged);
+        }
+        merging
+    }
+
+    #[test]
+    fn a_card_that_loses_super_packets_is_given_segments() {
+        let merging = after(30, 900, 5);
+        assert!(merging.is_cut() && merging.is_broken());
+    }
+
+    #[test]
+    fn it_is_tried_again_later() {
+        assert!(!after(607, 900, 5).is_broken());
+        assert!(after(600, 900, 5).is_broken());
+    }
+
+    #[test]
+    fn a_network_that_loses_everything_alike_keeps_super_packets() {
+        let merging = after(30, 300, 300);
+        assert!(!merging.is_cut() && !merging.is_broken());
+    }
+
+    #[test]
+    fn ordinary_loss_is_no_reason() {
+        assert!(!after(30, 50, 0).is_cut());
+    }
+}
