@@ -152,6 +152,13 @@ impl Half {
                 seen.lost_behind = segments(rest);
                 if rest > 0 && is_before(start, self.merged.1) && !is_before(start, self.merged.0) {
                     seen.lost_merged = seen.lost_behind;
+                }
+                // What goes on now, whole or not, is what may be lost next.
+                if segment.payload > segment.size {
+                    if is_before(start, self.merged.0) {
+                        self.merged.0 = start;
+                    }
+                } else if !is_before(start, self.merged.0) {
                     self.merged.0 = start.wrapping_add(again);
                 }
                 self.timed = None;
@@ -332,8 +339,15 @@ mod tests {
         let seen = flow.observe(Direction::Out, &data(1000, 1), at(2));
         assert_eq!((seen.lost_behind, seen.lost_merged), (1, 0));
         flow.observe(Direction::Out, &data(2000, 8), at(3));
-        let seen = flow.observe(Direction::Out, &data(2000, 1), at(4));
-        assert_eq!((seen.lost_behind, seen.lost_merged), (1, 1));
+        // It comes again in a smaller one, which is lost as well, then one by one.
+        let seen = flow.observe(Direction::Out, &data(2000, 2), at(4));
+        assert_eq!((seen.lost_behind, seen.lost_merged), (2, 2));
+        for seq in [2000, 3000] {
+            let seen = flow.observe(Direction::Out, &data(seq, 1), at(5));
+            assert_eq!((seen.lost_behind, seen.lost_merged), (1, 1));
+        }
+        let seen = flow.observe(Direction::Out, &data(2000, 1), at(6));
+        assert_eq!((seen.lost_behind, seen.lost_merged), (1, 0));
     }
 
     #[test]

@@ -9,9 +9,9 @@ use crate::time::Instant;
 use std::time::Duration;
 
 /// How long losses are counted before they are judged.
-const WINDOW: Duration = Duration::from_secs(2);
-/// Fewer lost segments than these say nothing.
-const ENOUGH: u64 = 16;
+const WINDOW: Duration = Duration::from_secs(5);
+/// Fewer lost segments than these say nothing. A connection whose every super-packet is lost has few.
+const ENOUGH: u64 = 8;
 /// How long segments of our own are tried.
 const TRIAL: Duration = Duration::from_secs(5);
 /// How long a card that was found out is spared.
