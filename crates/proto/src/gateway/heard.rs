@@ -10,11 +10,11 @@
 
 use crate::time::Instant;
 use ipnet::IpNet;
-use seikan_wire::VnetHdr;
 use seikan_wire::arp::Arp;
 use seikan_wire::ethernet::{ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Ethernet, Mac};
-use seikan_wire::ip::IpPacket;
+use seikan_wire::ip::{IpPacket, PROTO_TCP, PROTO_UDP};
 use seikan_wire::neighbour::Neighbour;
+use seikan_wire::{VnetHdr, tcp};
 use std::collections::HashMap;
 use std::net::IpAddr;
 
@@ -94,7 +94,7 @@ impl Heard {
             self.overlooked += 1;
             return;
         }
-        let (frames, bytes) = sighting.counts();
+        let (frames, bytes) = sighting.counts(&header);
         let card = self.cards.entry(key).or_insert(Card {
             mac: header.src,
             vlan,
@@ -126,6 +126,16 @@ impl Heard {
             (card.vlan, first.is_none(), first, card.mac)
         });
         cards
+    }
+
+    /// How many were told apart.
+    pub fn len(&self) -> usize {
+        self.cards.len()
+    }
+
+    /// Whether nobody was heard.
+    pub fn is_empty(&self) -> bool {
+        self.cards.is_empty()
     }
 
     /// Frames of cards for which there was no room.
@@ -207,16 +217,28 @@ impl Card {
 
 impl Sighting<'_> {
     /// Frames and bytes as they were on the wire, before GRO joined them.
-    fn counts(&self) -> (u64, u64) {
-        let (size, header) = (
-            usize::from(self.vnet.gso_size),
-            usize::from(self.vnet.hdr_len),
-        );
-        if size == 0 || header == 0 || header >= self.length {
-            return (1, self.length as u64);
+    fn counts(&self, ethernet: &Ethernet) -> (u64, u64) {
+        let size = usize::from(self.vnet.gso_size);
+        match self.headers(ethernet) {
+            Some(headers) if size > 0 && headers < self.length => {
+                let frames = (self.length - headers).div_ceil(size);
+                let bytes = self.length + (frames - 1) * headers;
+                (frames as u64, bytes as u64)
+            }
+            _ => (1, self.length as u64),
         }
-        let frames = (self.length - header).div_ceil(size);
-        (frames as u64, (self.length + (frames - 1) * header) as u64)
+    }
+
+    /// Bytes of all headers. The virtio-net header's own length of them is a hint only.
+    fn headers(&self, ethernet: &Ethernet) -> Option<usize> {
+        let packet = &self.frame[ethernet.header_len..];
+        let ip = IpPacket::parse_headers(packet).ok()?;
+        let transport = match ip.protocol {
+            PROTO_TCP => tcp::header_len(packet.get(ip.header_len..)?)?,
+            PROTO_UDP => 8,
+            _ => return None,
+        };
+        Some(ethernet.header_len + ip.header_len + transport)
     }
 }
 
@@ -394,23 +416,24 @@ mod tests {
     #[test]
     fn joined_frames_count_as_they_were_on_the_wire() {
         let mut heard = local();
+        // TCP: 20 bytes of header by its data offset, as much of it as is left in the packet.
         let mut told = packet([192, 168, 1, 10]);
         told[9] = 6;
+        told.resize(40, 0);
+        told[32] = 0x50;
         let told = frame(A, None, ETHERTYPE_IPV4, &told);
         // Headers of 14 + 20 + 20 bytes in front of 3,000 bytes of payload, cut by 1,400.
         let vnet = VnetHdr {
             gso_size: 1400,
-            hdr_len: 54,
+            hdr_len: 1000,
             ..VnetHdr::default()
         };
-        heard.hear(
-            at(0),
-            &Sighting {
-                vnet,
-                length: 3054,
-                ..sighting(&told)
-            },
-        );
+        let joined = Sighting {
+            vnet,
+            length: 3054,
+            ..sighting(&told)
+        };
+        heard.hear(at(0), &joined);
         let card = heard.cards()[0];
         assert_eq!((card.frames, card.bytes), (3, 3000 + 3 * 54));
     }
