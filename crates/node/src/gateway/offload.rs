@@ -70,8 +70,12 @@ const WISHES: &[Wish] = &[
         option: "gro",
         bits: &["rx-gro"],
         should: true,
-        lan: Some("what devices send crosses the gateway packet by packet instead of merged"),
-        wan: Some("the tunnel receives its datagrams one by one instead of merged"),
+        lan: Some(
+            "packets that the card delivers one by one are not merged, and cross the gateway one by one",
+        ),
+        wan: Some(
+            "datagrams that the card delivers one by one are not merged before the tunnel receives them",
+        ),
         only_tagged: false,
     },
     Wish {
@@ -97,7 +101,7 @@ const WISHES: &[Wish] = &[
         option: "rx-udp-gro-forwarding",
         bits: &["rx-udp-gro-forwarding"],
         should: true,
-        lan: Some("UDP of devices (QUIC, video) crosses the gateway datagram by datagram"),
+        lan: Some("UDP of devices (QUIC, video) is not merged, and crosses the gateway one by one"),
         wan: None,
         only_tagged: false,
     },

@@ -387,6 +387,9 @@ fn sections(found: &Found) -> String {
         text += "# overlay = [\"10.77.0.…\"]    # its addresses in the overlay; left out: as on the local network\n";
         names.push(name);
     }
+    if names.is_empty() {
+        text += "# Nobody who is not a device already.\n";
+    }
     text
 }
 
@@ -488,7 +491,7 @@ mod tests {
             names,
             [
                 "device-192-168-1-10",
-                "device-192-168-1-10-2",
+                "device-192-168-7-10",
                 "device-a1b2c3"
             ]
         );

@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use seikan_node::gateway::status::{DeviceStatus, GatewayStatus, LegStatus, SlowLeg, Station};
 use seikan_node::status::Direction;
+use seikan_observe::DropReason;
 
 use crate::screen::{
     Align, CYAN, DIM, GREEN, RED, RESET, Screen, Table, YELLOW, ago, bytes, milliseconds, number,
@@ -220,7 +221,7 @@ fn table(gateway: &GatewayStatus, devices: &[&DeviceStatus], out: &mut Screen) {
             rtt(&device.tunnel_leg),
             slow(device.slow_leg).into(),
             match drops {
-                0 => "0".into(),
+                _ if expected_only(device) => number(drops),
                 _ => format!("{RED}{}{RESET}", number(drops)),
             },
         ]);
@@ -338,7 +339,17 @@ fn leg(leg: &LegStatus) -> Option<String> {
 
 /// Worth the reader's time among many.
 fn needs_attention(device: &DeviceStatus) -> bool {
-    drops(device) > 0 || matches!(device.slow_leg, SlowLeg::Lan | SlowLeg::Tunnel)
+    !expected_only(device) || matches!(device.slow_leg, SlowLeg::Lan | SlowLeg::Tunnel)
+}
+
+/// Nothing was dropped but what belongs to the local network.
+fn expected_only(device: &DeviceStatus) -> bool {
+    let mut drops = device
+        .outbound
+        .drops
+        .keys()
+        .chain(device.inbound.drops.keys());
+    drops.all(|name| name == DropReason::NotUnicast.name())
 }
 
 fn drops(device: &DeviceStatus) -> u64 {
