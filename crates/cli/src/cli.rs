@@ -33,6 +33,8 @@ pub enum Verb {
     Down(verbs::down::Arguments),
     /// Show tunnels: peers, rates, and every drop by its reason
     Status(verbs::status::Arguments),
+    /// See the devices of a gateway, and who is on a local network
+    Gateway(verbs::gateway::Arguments),
     /// Print a new private key
     Genkey(verbs::genkey::Arguments),
     /// Print the public key of the private key read from standard input

@@ -6,6 +6,7 @@
 
 mod cli;
 mod output;
+mod screen;
 mod verbs;
 
 use std::io;

@@ -4,7 +4,9 @@
 //! other, each taken from the node when its turn comes, so that packets go on between them even
 //! with many peers. The connection ends with the reply.
 
+#[macro_use]
 mod families;
+mod gateway;
 
 use crate::control::client::{self, Phase};
 use crate::control::output::Output;
@@ -86,7 +88,7 @@ impl client::Dialogue for Dialogue {
         let State::Replying(next) = self.state else {
             return;
         };
-        self.state = match FAMILIES.get(next) {
+        self.state = match FAMILIES.iter().chain(gateway::FAMILIES).nth(next) {
             Some(family) => {
                 let interface = ("interface".into(), subject.record.name.clone().into());
                 let mut registry =

@@ -4,6 +4,7 @@
 //! [`Status::version`] stays. Keys in it are public ones only.
 
 use crate::control::subject::Record;
+use crate::gateway::status::GatewayStatus;
 use crate::node::{Node, now};
 use seikan_observe::{DirectionCounters, DropCounts, Histogram, PeerCounters};
 use seikan_proto::noise::Construction;
@@ -42,6 +43,9 @@ pub struct Status {
     pub batches: Batches,
     /// The peers, ordered by key.
     pub peers: Vec<PeerStatus>,
+    /// The gateway; absent if this is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gateway: Option<GatewayStatus>,
 }
 
 /// What the interface is.
@@ -259,7 +263,7 @@ pub struct Report {
     pub queueing_delay_us: u32,
 }
 
-/// Everything but the peers, who may be many and are told of one by one.
+/// Everything but peers and gateway: they may be long and are told of one by one.
 pub fn without_peers(node: &Node, record: &Record) -> Status {
     let counts = node.sockets.counts();
     Status {
@@ -278,6 +282,7 @@ pub fn without_peers(node: &Node, record: &Record) -> Status {
             packets_per_write: distribution(&node.batches.packets_per_write),
         },
         peers: Vec::new(),
+        gateway: None,
     }
 }
 
@@ -390,7 +395,7 @@ fn traffic(counters: &PeerCounters) -> Traffic {
     }
 }
 
-fn direction(counters: &DirectionCounters) -> Direction {
+pub(crate) fn direction(counters: &DirectionCounters) -> Direction {
     Direction {
         packets_in: counters.packets_in,
         packets_out: counters.packets_out,
@@ -407,7 +412,7 @@ fn drops(counts: &DropCounts) -> BTreeMap<String, u64> {
     named.map(|(r, n)| (r.name().to_owned(), n)).collect()
 }
 
-fn distribution(histogram: &Histogram) -> Distribution {
+pub(crate) fn distribution(histogram: &Histogram) -> Distribution {
     let filled = histogram.buckets().filter(|(_, count)| *count > 0);
     Distribution {
         count: histogram.count(),
@@ -436,6 +441,7 @@ mod tests {
     fn peers_come_last_so_that_they_can_follow_in_pieces() {
         let mut status: Status = serde_json::from_str(GOLDEN).unwrap();
         status.peers.clear();
+        status.gateway = None;
         let text = serde_json::to_string(&status).unwrap();
         assert!(text.ends_with("\"peers\":[]}"), "{text}");
     }

@@ -3,6 +3,7 @@
 pub mod check;
 pub mod demo;
 pub mod down;
+pub mod gateway;
 pub mod generate;
 pub mod genkey;
 pub mod genpsk;
@@ -22,6 +23,7 @@ pub fn run(verb: Verb) -> anyhow::Result<ExitCode> {
         Verb::Up(arguments) => up::run(&arguments),
         Verb::Down(arguments) => down::run(&arguments),
         Verb::Status(arguments) => status::run(&arguments),
+        Verb::Gateway(arguments) => gateway::run(&arguments),
         Verb::Genkey(arguments) => genkey::run(&arguments),
         Verb::Pubkey(arguments) => pubkey::run(&arguments),
         Verb::Genpsk(arguments) => genpsk::run(&arguments),

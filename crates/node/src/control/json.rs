@@ -9,9 +9,12 @@
 use super::client::Phase;
 use super::output::Output;
 use super::subject::Subject;
+use crate::gateway::status::{self as gateway, GatewayStatus};
 use crate::status::{self, Status};
 use crate::worker::Verdict;
+use seikan_proto::gateway::DeviceId;
 use seikan_proto::indices::PeerId;
+use seikan_proto::tunnel::Now;
 use serde::{Deserialize, Serialize};
 use std::io::Write;
 
@@ -51,11 +54,24 @@ pub struct Dialogue {
 enum State {
     #[default]
     Idle,
-    /// Peers still to be told of, and whether none was told of yet.
-    Status(std::vec::IntoIter<PeerId>, bool),
+    /// A status has begun.
+    Status(Box<Telling>),
     /// The client waits for our end.
     Stopping,
     Over,
+}
+
+/// What of a status is still to be told.
+#[derive(Debug)]
+struct Telling {
+    peers: std::vec::IntoIter<PeerId>,
+    /// The gateway comes after the peers: everything of it but its devices, until it was told.
+    gateway: Option<Box<GatewayStatus>>,
+    devices: std::ops::Range<u32>,
+    /// No element of the present list was told yet.
+    first: bool,
+    /// What closes the reply after the last list.
+    end: &'static [u8],
 }
 
 impl super::client::Dialogue for Dialogue {
@@ -86,23 +102,14 @@ impl super::client::Dialogue for Dialogue {
     }
 
     fn give(&mut self, subject: &Subject<'_>, output: &mut Output) {
-        let State::Status(peers, first) = &mut self.state else {
+        let State::Status(telling) = &mut self.state else {
             return;
         };
         let now = crate::node::now();
         while !output.is_full() {
-            let Some(id) = peers.next() else {
-                output.push(b"]}}\n");
+            if !telling.give(subject, now, output) {
                 self.state = State::Idle;
                 return;
-            };
-            if let Some(peer) = subject.node.tunnel.peer(id) {
-                if !std::mem::take(first) {
-                    output.push(b",");
-                }
-                let peer = status::peer(subject.node, subject.record, peer, now);
-                // Neither writing to memory nor these types can fail.
-                let _ = serde_json::to_writer(&mut *output, &peer);
             }
         }
     }
@@ -116,14 +123,61 @@ impl super::client::Dialogue for Dialogue {
     }
 }
 
-/// Everything up to the list of peers, which is the last field and follows in pieces.
+/// Everything up to the list of peers, which follows in pieces, and so does the gateway.
 fn begin_status(subject: &Subject<'_>, output: &mut Output) -> State {
     let status = status::without_peers(subject.node, subject.record);
     let text = serde_json::to_string(&status).unwrap_or_default();
     let head = text.strip_suffix("]}").unwrap_or(&text);
     let _ = write!(output, "{{\"ok\":true,\"status\":{head}");
     let peers: Vec<_> = subject.node.tunnel.peers().map(|peer| peer.id).collect();
-    State::Status(peers.into_iter(), true)
+    let gateway = subject.node.gateway.as_ref();
+    let devices = gateway.map_or(0, |gateway| gateway.gateway.devices().count());
+    State::Status(Box::new(Telling {
+        peers: peers.into_iter(),
+        gateway: gateway::without_devices(subject.node, subject.record).map(Box::new),
+        devices: 0..devices as u32,
+        first: true,
+        end: b"]}}\n",
+    }))
+}
+
+impl Telling {
+    /// Tells the next piece; false after the last.
+    fn give(&mut self, subject: &Subject<'_>, now: Now, output: &mut Output) -> bool {
+        // Neither writing to memory nor these types can fail.
+        if let Some(id) = self.peers.next() {
+            if let Some(peer) = subject.node.tunnel.peer(id) {
+                self.separate(output);
+                let peer = status::peer(subject.node, subject.record, peer, now);
+                let _ = serde_json::to_writer(output, &peer);
+            }
+            return true;
+        }
+        if let Some(gateway) = self.gateway.take() {
+            let text = serde_json::to_string(&gateway).unwrap_or_default();
+            let head = text.strip_suffix("]}").unwrap_or(&text);
+            let _ = write!(output, "],\"gateway\":{head}");
+            (self.first, self.end) = (true, b"]}}}\n");
+            return true;
+        }
+        if let Some(id) = self.devices.next()
+            && let Some(gateway) = &subject.node.gateway
+        {
+            if let Some(device) = gateway::device(gateway, DeviceId(id), now.mono) {
+                self.separate(output);
+                let _ = serde_json::to_writer(output, &device);
+            }
+            return true;
+        }
+        output.push(self.end);
+        false
+    }
+
+    fn separate(&mut self, output: &mut Output) {
+        if !std::mem::take(&mut self.first) {
+            output.push(b",");
+        }
+    }
 }
 
 fn refuse(error: &str, output: &mut Output) {

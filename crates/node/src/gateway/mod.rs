@@ -2,12 +2,15 @@
 //!
 //! [`GatewayNode::open`] makes it from the configuration while there are privileges; [`lan`] reads and
 //! writes frames in transparent mode; [`traffic`] is its part of the worker's turn; [`watch`] follows
-//! what happens to the card. In routed mode the kernel forwards ([`crate::setup::forwarding`]), and
-//! packets pass the same stage between TUN device and tunnel. [`role`] is for two gateways on one local
-//! network.
+//! what happens to the card; [`status`] tells of it all. In routed mode the kernel forwards
+//! ([`crate::setup::forwarding`]), and packets pass the same stage between TUN device and tunnel.
+//! [`role`] is for two gateways on one local network.
 
 mod lan;
+pub mod offload;
 mod role;
+pub mod spread;
+pub mod status;
 mod traffic;
 mod watch;
 

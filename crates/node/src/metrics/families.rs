@@ -13,22 +13,25 @@ use std::fmt;
 
 /// A family: what is told of one thing, for every label.
 pub struct Family {
-    name: &'static str,
-    help: &'static str,
-    kind: MetricType,
-    sample: fn(&Subject<'_>, &mut Vec<Sample>),
+    pub(super) name: &'static str,
+    pub(super) help: &'static str,
+    pub(super) kind: MetricType,
+    pub(super) sample: fn(&Subject<'_>, &mut Vec<Sample>),
 }
 
-type Labels = Vec<(&'static str, String)>;
+/// A sample's labels.
+pub(super) type Labels = Vec<(&'static str, String)>;
 
+/// One value of a family.
 #[derive(Debug)]
-struct Sample {
+pub(super) struct Sample {
     labels: Labels,
     value: Value,
 }
 
+/// What is sampled.
 #[derive(Debug)]
-enum Value {
+pub(super) enum Value {
     Count(u64),
     Gauge(f64),
     Info,
@@ -98,7 +101,7 @@ fn encode(value: &Value, encoder: &mut MetricEncoder<'_>) -> fmt::Result {
 
 macro_rules! family {
     ($kind:ident, $name:literal, $help:literal, $sample:expr) => {
-        Family {
+        $crate::metrics::families::Family {
             name: $name,
             help: $help,
             kind: MetricType::$kind,
@@ -107,7 +110,7 @@ macro_rules! family {
     };
 }
 
-/// All families, in the order of the reply.
+/// The families of every tunnel, in the order of the reply.
 pub const FAMILIES: &[Family] = &[
     family!(Info, "interface", "What the interface is.", |s, out| {
         let protocol = match s.tunnel().construction() {
@@ -340,7 +343,7 @@ pub const FAMILIES: &[Family] = &[
     ),
 ];
 
-fn push(out: &mut Vec<Sample>, labels: Labels, value: Value) {
+pub(super) fn push(out: &mut Vec<Sample>, labels: Labels, value: Value) {
     out.push(Sample { labels, value });
 }
 
@@ -349,6 +352,13 @@ fn directions(counters: &PeerCounters) -> [(&'static str, &DirectionCounters); 2
         ("outbound", &counters.outbound),
         ("inbound", &counters.inbound),
     ]
+}
+
+/// The labels and a direction.
+pub(super) fn directed(labels: &Labels, direction: &str) -> Labels {
+    let mut labels = labels.clone();
+    labels.push(("direction", direction.into()));
+    labels
 }
 
 fn total(s: &Subject<'_>, out: &mut Vec<Sample>, of: fn(&PeerCounters) -> u64) {

@@ -16,6 +16,7 @@ mod admit;
 mod devices;
 pub mod election;
 pub mod flows;
+pub mod heard;
 mod length;
 pub mod merging;
 pub mod rules;

@@ -1,22 +1,16 @@
-//! A tunnel's status for people, laid out as `wg show` does: the interface, then its peers.
-//!
-//! Colours are always written; the stream takes them out where they are not wanted.
+//! A tunnel's status for people, laid out as `wg show` does: the interface, its peers, then the gateway.
 
 use std::fmt::Write;
 
 use seikan_node::status::{
     Capability, Device, Direction, Path, PeerStatus, Report, Socket, Status, Traffic,
 };
-use seikan_observe::DropReason;
 use std::collections::BTreeMap;
 
-const RESET: &str = "\x1b[0m";
-const BOLD: &str = "\x1b[1m";
-const GREEN: &str = "\x1b[1;32m";
-const YELLOW: &str = "\x1b[1;33m";
-const RED: &str = "\x1b[1;31m";
-const CYAN: &str = "\x1b[36m";
-const DIM: &str = "\x1b[2m";
+use crate::screen::{
+    CYAN, DIM, GREEN, RED, RESET, Screen, YELLOW, bytes, duration, number, printable, sentence,
+};
+use crate::verbs::gateway;
 
 /// The screen.
 pub fn render(status: &Status) -> String {
@@ -31,38 +25,11 @@ pub fn render(status: &Status) -> String {
     for peer in peers {
         self::peer(peer, &mut out);
     }
+    if let Some(gateway) = &status.gateway {
+        out.0.push('\n');
+        gateway::view::section(gateway, &mut out);
+    }
     out.0
-}
-
-struct Screen(String);
-
-impl Screen {
-    fn title(&mut self, colour: &str, kind: &str, name: &str) {
-        let kind_colour = colour.replace("1;", "");
-        // Writing to memory does not fail.
-        let _ = writeln!(
-            self.0,
-            "{colour}{kind}{RESET}: {kind_colour}{}{RESET}",
-            printable(name)
-        );
-    }
-
-    fn line(&mut self, label: &str, text: impl std::fmt::Display) {
-        let _ = writeln!(self.0, "  {BOLD}{label}{RESET}: {text}");
-    }
-
-    fn heading(&mut self, label: &str) {
-        let _ = writeln!(self.0, "  {BOLD}{label}{RESET}:");
-    }
-
-    /// A count with the sentence behind it.
-    fn drop(&mut self, count: u64, direction: &str, sentence: &str) {
-        let _ = writeln!(
-            self.0,
-            "    {RED}{:>9}{RESET} {direction:<3}  {sentence}",
-            number(count)
-        );
-    }
 }
 
 fn interface(status: &Status, out: &mut Screen) {
@@ -245,12 +212,6 @@ fn unaccounted(traffic: &Traffic, out: &mut Screen) {
 type Pick = fn(&Traffic) -> &Direction;
 const DIRECTIONS: [(&str, Pick); 2] = [("out", |t| &t.outbound), ("in", |t| &t.inbound)];
 
-/// What a reason's name means; a newer instance may have others.
-fn sentence(name: &str) -> String {
-    let known = DropReason::ALL.iter().find(|reason| reason.name() == name);
-    known.map_or_else(|| printable(name), |reason| reason.describe().into())
-}
-
 fn device(device: &Device) -> String {
     let mut parts = Vec::new();
     if let Some(mtu) = device.mtu {
@@ -336,102 +297,15 @@ fn report(report: &Report) -> String {
     text
 }
 
-/// Without what could move a terminal's cursor.
-fn printable(text: &str) -> String {
-    let shown = |c: char| if c.is_control() { '\u{fffd}' } else { c };
-    text.chars().map(shown).collect()
-}
-
-/// With separators.
-fn number(count: u64) -> String {
-    let digits = count.to_string();
-    let mut text = String::new();
-    for (position, digit) in digits.chars().enumerate() {
-        if position > 0 && (digits.len() - position).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
-
-/// As `wg` writes it.
-fn bytes(count: u64) -> String {
-    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let mut size = count as f64;
-    let mut unit = 0;
-    while size >= 1024.0 && unit + 1 < UNITS.len() {
-        size /= 1024.0;
-        unit += 1;
-    }
-    match unit {
-        0 => format!("{count} {CYAN}B{RESET}"),
-        _ => format!("{size:.2} {CYAN}{}{RESET}", UNITS[unit]),
-    }
-}
-
-/// As `wg` writes it: at most the two largest units, which is as exact as anybody needs it.
-fn duration(seconds: u64) -> String {
-    const UNITS: [(&str, u64); 4] = [
-        ("day", 86_400),
-        ("hour", 3_600),
-        ("minute", 60),
-        ("second", 1),
-    ];
-    let mut rest = seconds;
-    let mut parts = Vec::new();
-    for (name, length) in UNITS {
-        let count = rest / length;
-        rest %= length;
-        if count > 0 {
-            let plural = if count == 1 { "" } else { "s" };
-            parts.push(format!("{count} {CYAN}{name}{plural}{RESET}"));
-        }
-    }
-    parts.truncate(2);
-    match parts.is_empty() {
-        true => format!("0 {CYAN}seconds{RESET}"),
-        false => parts.join(", "),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn plain(text: &str) -> String {
-        anstream::adapter::strip_str(text).to_string()
-    }
-
-    #[test]
-    fn sizes_and_times_are_written_as_wg_does() {
-        assert_eq!(plain(&bytes(1023)), "1023 B");
-        assert_eq!(plain(&bytes(1536)), "1.50 KiB");
-        assert_eq!(plain(&bytes(5 << 30)), "5.00 GiB");
-        assert_eq!(plain(&duration(0)), "0 seconds");
-        assert_eq!(plain(&duration(61)), "1 minute, 1 second");
-        assert_eq!(plain(&duration(86_400 + 7_200 + 5)), "1 day, 2 hours");
-        assert_eq!(number(1_234_567), "1,234,567");
-        assert_eq!(number(123), "123");
-    }
-
-    #[test]
-    fn every_reason_has_its_sentence() {
-        for reason in DropReason::ALL {
-            assert_eq!(sentence(reason.name()), reason.describe());
-        }
-        assert_eq!(sentence("from_the_future"), "from_the_future");
-    }
+    use crate::screen::plain;
 
     #[test]
     fn a_screen_has_everything_and_tells_it_once() {
         let json = include_str!("../../../../node/testdata/status.json");
         let screen = plain(&render(&serde_json::from_str(json).unwrap()));
         assert_eq!(screen, include_str!("screen.txt"));
-    }
-
-    #[test]
-    fn nothing_moves_the_cursor() {
-        assert_eq!(printable("a\x1b[2Jb\n"), "a\u{fffd}[2Jb\u{fffd}");
     }
 }

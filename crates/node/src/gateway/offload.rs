@@ -1,0 +1,327 @@
+//! The offloads of the cards on both sides of a gateway, read and judged, never changed.
+//!
+//! Merged packets are what makes a gateway fast: GRO joins what devices send, the tunnel carries it
+//! whole, and the other side's card or kernel cuts it up. [`judge`] is pure: settings in, findings out.
+
+use seikan_sys::ethtool::FeatureState;
+use serde::{Deserialize, Serialize};
+
+/// Which network a card is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Side {
+    /// That of the devices.
+    Lan,
+    /// That over which the tunnel goes.
+    Wan,
+}
+
+/// A card that is judged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Card<'a> {
+    /// Its name.
+    pub interface: &'a str,
+    /// Which network it is in.
+    pub side: Side,
+    /// Some device is in a VLAN.
+    pub tagged: bool,
+}
+
+/// A setting that should be another.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Finding {
+    /// The card.
+    pub interface: String,
+    /// The setting, as `ethtool -k` calls it.
+    pub setting: String,
+    /// As it is: `on` or `off`.
+    pub is: String,
+    /// As it should be.
+    pub should: String,
+    /// Why.
+    pub why: String,
+    /// What changes it.
+    pub command: String,
+}
+
+/// What a setting should be.
+struct Wish {
+    /// Names of `ethtool -k`.
+    setting: &'static str,
+    /// The word for `ethtool -K`.
+    option: &'static str,
+    /// The kernel's names of the feature bits.
+    bits: &'static [&'static str],
+    should: bool,
+    /// Why, on the side of the devices; `None`: it does not matter there.
+    lan: Option<&'static str>,
+    /// Why, on the side of the tunnel.
+    wan: Option<&'static str>,
+    /// It matters only where there are VLANs.
+    only_tagged: bool,
+}
+
+/// In the order of their weight. On the tunnel's side `rx-gro-list` does not matter: the kernel
+/// leaves a socket that asks for merged datagrams alone (`udp_gro_receive()`, net/ipv4/udp_offload.c);
+/// nor does TSO: the tunnel sends UDP.
+const WISHES: &[Wish] = &[
+    Wish {
+        setting: "generic-receive-offload",
+        option: "gro",
+        bits: &["rx-gro"],
+        should: true,
+        lan: Some(
+            "packets that the card delivers one by one are not merged, and cross the gateway one by one",
+        ),
+        wan: Some(
+            "datagrams that the card delivers one by one are not merged before the tunnel receives them",
+        ),
+        only_tagged: false,
+    },
+    Wish {
+        setting: "large-receive-offload",
+        option: "lro",
+        bits: &["rx-lro"],
+        should: false,
+        lan: Some("what the card merges this way cannot be cut into the same packets again"),
+        wan: None,
+        only_tagged: false,
+    },
+    Wish {
+        setting: "rx-gro-list",
+        option: "rx-gro-list",
+        bits: &["rx-gro-list"],
+        should: false,
+        lan: Some("packets joined as a list cannot enter the tunnel as one"),
+        wan: None,
+        only_tagged: false,
+    },
+    Wish {
+        setting: "rx-udp-gro-forwarding",
+        option: "rx-udp-gro-forwarding",
+        bits: &["rx-udp-gro-forwarding"],
+        should: true,
+        lan: Some("UDP of devices (QUIC, video) is not merged, and crosses the gateway one by one"),
+        wan: None,
+        only_tagged: false,
+    },
+    Wish {
+        setting: "tx-checksumming",
+        option: "tx",
+        bits: &[
+            "tx-checksum-ipv4",
+            "tx-checksum-ip-generic",
+            "tx-checksum-ipv6",
+        ],
+        should: true,
+        lan: Some("no segmentation offload works without it"),
+        wan: Some("kernels before 6.11 refuse the tunnel's segmented sends without it"),
+        only_tagged: false,
+    },
+    Wish {
+        setting: "generic-segmentation-offload",
+        option: "gso",
+        bits: &["tx-generic-segmentation"],
+        should: true,
+        lan: Some("super-packets are cut up early, and take the whole way to the card one by one"),
+        wan: Some(
+            "the tunnel's datagrams are cut up early, and take the whole way to the card one by one",
+        ),
+        only_tagged: false,
+    },
+    Wish {
+        setting: "tcp-segmentation-offload",
+        option: "tso",
+        bits: &["tx-tcp-segmentation", "tx-tcp6-segmentation"],
+        should: true,
+        lan: Some("the processor, not the card, cuts up what goes to devices"),
+        wan: None,
+        only_tagged: false,
+    },
+    Wish {
+        setting: "tx-udp-segmentation",
+        option: "tx-udp-segmentation",
+        bits: &["tx-udp-segmentation"],
+        should: true,
+        lan: None,
+        wan: Some("the processor, not the card, cuts up what the tunnel sends"),
+        only_tagged: false,
+    },
+    Wish {
+        setting: "rx-vlan-offload",
+        option: "rxvlan",
+        bits: &["rx-vlan-hw-parse"],
+        should: true,
+        lan: Some("the processor, not the card, takes VLAN tags off"),
+        wan: None,
+        only_tagged: true,
+    },
+];
+
+/// Which settings should be others. What the driver has fixed, or does not know, is no finding: nobody
+/// can change it.
+pub fn judge(card: &Card<'_>, features: &[FeatureState]) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for wish in WISHES {
+        let why = match card.side {
+            Side::Lan => wish.lan,
+            Side::Wan => wish.wan,
+        };
+        let Some(why) = why.filter(|_| card.tagged || !wish.only_tagged) else {
+            continue;
+        };
+        if is_on(wish, features) == Some(wish.should) || !can_change(wish, features) {
+            continue;
+        }
+        let (is, should) = match wish.should {
+            true => ("off", "on"),
+            false => ("on", "off"),
+        };
+        findings.push(Finding {
+            interface: card.interface.to_owned(),
+            setting: wish.setting.to_owned(),
+            is: is.to_owned(),
+            should: should.to_owned(),
+            why: why.to_owned(),
+            command: format!("ethtool -K {} {} {should}", card.interface, wish.option),
+        });
+    }
+    findings
+}
+
+/// The settings that matter here, as they are.
+pub fn settings(features: &[FeatureState]) -> impl Iterator<Item = (&'static str, bool)> {
+    WISHES
+        .iter()
+        .filter_map(|wish| Some((wish.setting, is_on(wish, features)?)))
+}
+
+/// Whether any bit of the group is in force, as `ethtool -k` sums groups up; `None` if the kernel
+/// knows none of them.
+fn is_on(wish: &Wish, features: &[FeatureState]) -> Option<bool> {
+    let mut bits = of(wish, features).peekable();
+    bits.peek()?;
+    Some(bits.any(|bit| bit.active))
+}
+
+fn can_change(wish: &Wish, features: &[FeatureState]) -> bool {
+    of(wish, features).any(|bit| bit.changeable && bit.active != wish.should)
+}
+
+fn of<'a>(wish: &Wish, features: &'a [FeatureState]) -> impl Iterator<Item = &'a FeatureState> {
+    let names = wish.bits;
+    features.iter().filter(|bit| names.contains(&&*bit.name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bit(name: &str, active: bool) -> FeatureState {
+        FeatureState {
+            name: name.into(),
+            active,
+            requested: active,
+            changeable: true,
+        }
+    }
+
+    /// A card as it should be, on either side.
+    fn good() -> Vec<FeatureState> {
+        let all = WISHES.iter();
+        all.flat_map(|wish| wish.bits.iter().map(|name| bit(name, wish.should)))
+            .collect()
+    }
+
+    fn with(name: &str, active: bool) -> Vec<FeatureState> {
+        let mut features = good();
+        for feature in &mut features {
+            if feature.name == name {
+                feature.active = active;
+            }
+        }
+        features
+    }
+
+    fn commands(side: Side, tagged: bool, features: &[FeatureState]) -> Vec<String> {
+        let card = Card {
+            interface: "eth1",
+            side,
+            tagged,
+        };
+        let findings = judge(&card, features).into_iter();
+        findings.map(|finding| finding.command).collect()
+    }
+
+    #[test]
+    fn a_good_card_needs_nothing() {
+        for side in [Side::Lan, Side::Wan] {
+            assert_eq!(commands(side, true, &good()), [""; 0]);
+        }
+    }
+
+    #[test]
+    fn receive_offload_must_be_on_at_both_sides() {
+        for side in [Side::Lan, Side::Wan] {
+            let found = commands(side, false, &with("rx-gro", false));
+            assert_eq!(found, ["ethtool -K eth1 gro on"]);
+        }
+    }
+
+    #[test]
+    fn each_setting_has_its_command_where_it_matters() {
+        for (name, active, lan, wan) in [
+            ("rx-gro-list", true, "rx-gro-list off", ""),
+            ("rx-lro", true, "lro off", ""),
+            (
+                "rx-udp-gro-forwarding",
+                false,
+                "rx-udp-gro-forwarding on",
+                "",
+            ),
+            ("tx-generic-segmentation", false, "gso on", "gso on"),
+            ("tx-udp-segmentation", false, "", "tx-udp-segmentation on"),
+        ] {
+            for (side, option) in [(Side::Lan, lan), (Side::Wan, wan)] {
+                let expected = match option {
+                    "" => vec![],
+                    option => vec![format!("ethtool -K eth1 {option}")],
+                };
+                assert_eq!(commands(side, false, &with(name, active)), expected);
+            }
+        }
+    }
+
+    #[test]
+    fn segmentation_is_off_only_if_it_is_for_both_families() {
+        let mut features = with("tx-tcp-segmentation", false);
+        assert_eq!(commands(Side::Lan, false, &features), [""; 0]);
+        for bit in &mut features {
+            bit.active &= bit.name != "tx-tcp6-segmentation";
+        }
+        assert_eq!(
+            commands(Side::Lan, false, &features),
+            ["ethtool -K eth1 tso on"]
+        );
+    }
+
+    #[test]
+    fn tags_matter_where_there_are_vlans() {
+        let features = with("rx-vlan-hw-parse", false);
+        assert_eq!(commands(Side::Lan, false, &features), [""; 0]);
+        assert_eq!(
+            commands(Side::Lan, true, &features),
+            ["ethtool -K eth1 rxvlan on"]
+        );
+    }
+
+    #[test]
+    fn what_nobody_can_change_is_no_finding() {
+        let mut features = with("rx-gro", false);
+        for bit in &mut features {
+            bit.changeable = false;
+        }
+        assert_eq!(commands(Side::Lan, false, &features), [""; 0]);
+        assert_eq!(commands(Side::Lan, false, &[]), [""; 0]);
+    }
+}

@@ -1,0 +1,161 @@
+//! Whether received packets are spread over the processors, from two samples of the kernel's counts.
+
+use seikan_sys::softirq;
+use serde::{Deserialize, Serialize};
+
+/// Below this rate one processor is enough.
+const LOAD: f64 = 10_000.0;
+/// A processor that does more than this share does all.
+const SHARE: f64 = 0.9;
+
+/// The kernel's counts, and what it is told.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Softirqs {
+    /// Runs of the receive softirq on each processor since the start of the machine.
+    pub net_rx: Vec<Runs>,
+    /// To which processors the receive queues of the cards on both sides are spread.
+    pub queues: Vec<Queue>,
+}
+
+/// Runs of the receive softirq on one processor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Runs {
+    /// Its number.
+    pub cpu: u32,
+    /// How many.
+    pub runs: u64,
+}
+
+/// A receive queue.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Queue {
+    /// The card.
+    pub interface: String,
+    /// The queue, such as `rx-0`.
+    pub queue: String,
+    /// Processors that packets are spread to (RPS); none: only where the interrupt comes.
+    pub cpus: Vec<u32>,
+}
+
+/// What two samples tell.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Spread {
+    /// Runs of the receive softirq per second, of each processor.
+    pub net_rx_per_s: Vec<f64>,
+    /// All is on one processor, whose number it is.
+    pub all_on: Option<u32>,
+    /// Its share, 0 to 1; of nothing 0.
+    pub share: f64,
+    /// What spreads them, if that is possible.
+    pub commands: Vec<String>,
+}
+
+/// Compares two samples, taken `seconds` apart. `None` where they are not of the same processors.
+pub fn spread(before: &Softirqs, after: &Softirqs, seconds: f64) -> Option<Spread> {
+    let same = before
+        .net_rx
+        .iter()
+        .map(|r| r.cpu)
+        .eq(after.net_rx.iter().map(|r| r.cpu));
+    if !same || after.net_rx.is_empty() || seconds <= 0.0 {
+        return None;
+    }
+    let pairs = before.net_rx.iter().zip(&after.net_rx);
+    let rates: Vec<f64> = pairs
+        .map(|(b, a)| a.runs.saturating_sub(b.runs) as f64 / seconds)
+        .collect();
+    let total: f64 = rates.iter().sum();
+    let busiest = (0..rates.len()).max_by(|a, b| rates[*a].total_cmp(&rates[*b]))?;
+    let share = if total > 0.0 {
+        rates[busiest] / total
+    } else {
+        0.0
+    };
+    let all = rates.len() > 1 && total > LOAD && share > SHARE;
+    Some(Spread {
+        all_on: all.then(|| after.net_rx[busiest].cpu),
+        share,
+        commands: if all { commands(after) } else { Vec::new() },
+        net_rx_per_s: rates,
+    })
+}
+
+/// Spreads every queue that is not yet spread over all processors.
+fn commands(softirqs: &Softirqs) -> Vec<String> {
+    let all: Vec<u32> = softirqs.net_rx.iter().map(|runs| runs.cpu).collect();
+    let unspread = softirqs.queues.iter().filter(|queue| queue.cpus.len() < 2);
+    unspread
+        .map(
+            |Queue {
+                 interface, queue, ..
+             }| {
+                let mask = softirq::mask(&all);
+                format!("echo {mask} > /sys/class/net/{interface}/queues/{queue}/rps_cpus")
+            },
+        )
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(runs: &[u64], cpus: &[u32]) -> Softirqs {
+        Softirqs {
+            net_rx: (0..)
+                .zip(runs)
+                .map(|(cpu, runs)| Runs { cpu, runs: *runs })
+                .collect(),
+            queues: vec![Queue {
+                interface: "eth1".into(),
+                queue: "rx-0".into(),
+                cpus: cpus.to_vec(),
+            }],
+        }
+    }
+
+    fn told(runs: &[u64], cpus: &[u32]) -> Spread {
+        let before = sample(&vec![1000; runs.len()], cpus);
+        let after = runs.iter().map(|n| n + 1000).collect::<Vec<_>>();
+        spread(&before, &sample(&after, cpus), 2.0).unwrap()
+    }
+
+    #[test]
+    fn all_on_one_core_is_said_with_the_command_that_spreads_it() {
+        let told = told(&[1000, 39_000, 0, 0], &[]);
+        assert_eq!(told.net_rx_per_s, [500.0, 19_500.0, 0.0, 0.0]);
+        assert_eq!((told.all_on, told.share), (Some(1), 0.975));
+        assert_eq!(
+            told.commands,
+            ["echo f > /sys/class/net/eth1/queues/rx-0/rps_cpus"]
+        );
+    }
+
+    #[test]
+    fn one_core_is_enough_for_little() {
+        assert_eq!(told(&[19_000, 0], &[]).all_on, None);
+        assert_eq!(told(&[0, 0], &[]).share, 0.0);
+    }
+
+    #[test]
+    fn what_is_spread_is_well() {
+        assert_eq!(told(&[30_000, 20_000], &[]).all_on, None);
+    }
+
+    #[test]
+    fn a_machine_with_one_core_has_no_other() {
+        assert_eq!(told(&[100_000], &[]).all_on, None);
+    }
+
+    #[test]
+    fn where_packets_are_spread_already_there_is_no_command() {
+        let told = told(&[100_000, 0], &[0, 1]);
+        assert_eq!((told.all_on, told.commands.len()), (Some(0), 0));
+    }
+
+    #[test]
+    fn samples_of_different_processors_tell_nothing() {
+        assert_eq!(spread(&sample(&[1], &[]), &sample(&[1, 2], &[]), 1.0), None);
+        assert_eq!(spread(&sample(&[1], &[]), &sample(&[1], &[]), 0.0), None);
+    }
+}

@@ -1,0 +1,542 @@
+//! What a gateway tells about itself: [`GatewayStatus`], the section `gateway` of the status.
+//!
+//! It is part of the stable interface of [`crate::status`]. The daemon tells counts ([`without_devices`],
+//! then [`device`] by device); rates come from two of them ([`GatewayStatus::since`]), so that
+//! nothing has to be kept for askers.
+
+use super::offload::{self, Finding, Side};
+use super::spread::{Queue, Runs, Softirqs, Spread, spread};
+use super::{GatewayNode, Lan};
+use crate::control::subject::Record;
+use crate::node::{Node, now};
+use crate::status::{Direction, Distribution, direction, distribution};
+use seikan_observe::DropReason;
+use seikan_proto::gateway::{self, DeviceId};
+use seikan_proto::time::Instant;
+use seikan_sys::ethtool::Ethtool;
+use seikan_sys::netlink::{LinkInfo, Netlink};
+use seikan_sys::softirq;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+
+/// Peers whose routes are looked up: each takes a question to the kernel.
+const MAX_ROUTES: usize = 32;
+/// Segments that must have been seen before a loss says something.
+const LOSS_SEGMENTS: u64 = 200;
+/// Loss from which on a leg is bad, as a share of all.
+const LOSS: f64 = 0.005;
+/// Round trips below this are not worth a word.
+const RTT_US: u64 = 1000;
+
+/// A gateway.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GatewayStatus {
+    /// `transparent` or `routed`.
+    pub mode: String,
+    /// The interface of the local network.
+    pub interface: String,
+    /// The interface is there, up and has a carrier.
+    pub up: bool,
+    /// The gateway's own station; only in transparent mode.
+    pub station: Option<Station>,
+    /// Flows that are known.
+    pub flows: FlowTable,
+    /// What came from the local network and is of no device; without bytes.
+    pub stray: Direction,
+    /// Addresses that two claim, heard within the last minute.
+    pub conflicts: Vec<Conflict>,
+    /// Offloads of the cards on both sides.
+    pub offloads: Vec<Offloads>,
+    /// On which processors packets are received.
+    pub softirqs: Softirqs,
+    /// What two samples tell of them; absent in one.
+    pub spread: Option<Spread>,
+    /// Seconds between the two samples that rates are from; absent in one.
+    pub interval_s: Option<f64>,
+    /// The devices, in the order of the configuration.
+    pub devices: Vec<DeviceStatus>,
+}
+
+/// The gateway on the local network, in transparent mode.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Station {
+    /// Its address.
+    pub mac: String,
+    /// It speaks; one that stands by only listens.
+    pub active: bool,
+    /// Frames that the kernel could not queue for it.
+    pub lost: u64,
+    /// Super-packets are handed to the card whole.
+    pub gso: bool,
+    /// Why not.
+    pub without_gso: Option<String>,
+    /// Super-packets that the card's driver refused and that were cut up here.
+    pub gso_refused: u64,
+    /// Frames read together.
+    pub frames_per_read: Distribution,
+}
+
+/// The flows of all devices.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FlowTable {
+    /// Known now.
+    pub known: u64,
+    /// Forgotten for want of room.
+    pub evicted: u64,
+}
+
+/// An address that two claim.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Conflict {
+    /// The address on the local network.
+    pub address: IpAddr,
+    /// The card that claims it and should not have it.
+    pub mac: String,
+    /// Seconds since that was heard.
+    pub age_s: f64,
+}
+
+/// The offloads of a card.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Offloads {
+    /// The card.
+    pub interface: String,
+    /// Which network it is in.
+    pub side: Side,
+    /// Settings that matter for a gateway, as `ethtool -k` calls them.
+    pub settings: BTreeMap<String, bool>,
+    /// Settings that should be others.
+    pub findings: Vec<Finding>,
+    /// Why they could not be read.
+    pub unread: Option<String>,
+}
+
+/// A device.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DeviceStatus {
+    /// Its name in the configuration.
+    pub name: String,
+    /// The card it was heard from last.
+    pub mac: Option<String>,
+    /// Its VLAN.
+    pub vlan: Option<u16>,
+    /// Its addresses on the local network, configured or learned.
+    pub lan: Vec<IpAddr>,
+    /// Its addresses in the overlay.
+    pub overlay: Vec<IpAddr>,
+    /// Seconds since something of it was heard.
+    pub last_seen_s: Option<f64>,
+    /// Packets joined in what was read of it, on average.
+    pub gro_factor: Option<f64>,
+    /// Between device and gateway.
+    pub lan_leg: LegStatus,
+    /// Between gateway and remotes.
+    pub tunnel_leg: LegStatus,
+    /// Which of the two is slow.
+    pub slow_leg: SlowLeg,
+    /// Its rules.
+    pub rules: Vec<RuleStatus>,
+    /// Packets that no rule allows.
+    pub denied: Denied,
+    /// Bytes per second between two samples; absent in one.
+    pub rate: Option<Rate>,
+    /// From the device into the tunnel.
+    pub outbound: Direction,
+    /// From the tunnel to the device.
+    pub inbound: Direction,
+}
+
+/// What TCP told of a leg.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LegStatus {
+    /// Segments that were sent into the leg, or found missing out of it.
+    pub segments: u64,
+    /// Of these, lost.
+    pub lost: u64,
+    /// Lost as a share of all, 0 to 1.
+    pub loss: f64,
+    /// Smoothed round-trip time in microseconds.
+    pub rtt_us: Option<u64>,
+    /// The shortest.
+    pub rtt_min_us: Option<u64>,
+}
+
+/// Which leg is slow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SlowLeg {
+    /// TCP has not told enough.
+    #[default]
+    Unknown,
+    /// Neither stands out.
+    Neither,
+    /// The local network.
+    Lan,
+    /// The tunnel.
+    Tunnel,
+}
+
+/// A rule.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RuleStatus {
+    /// As in the configuration.
+    pub rule: String,
+    /// `from`: who may reach the device; `to`: whom it may reach.
+    pub direction: String,
+    /// Flows that it let pass.
+    pub flows: u64,
+}
+
+/// Packets that no rule allows.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Denied {
+    /// To the device.
+    pub from: u64,
+    /// From the device.
+    pub to: u64,
+}
+
+/// Bytes per second.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Rate {
+    /// From the device into the tunnel.
+    pub outbound: f64,
+    /// From the tunnel to the device.
+    pub inbound: f64,
+}
+
+impl GatewayStatus {
+    /// Adds what only two samples tell: rates, and how received packets are spread. `earlier` was
+    /// taken `seconds` before.
+    pub fn since(&mut self, earlier: &GatewayStatus, seconds: f64) {
+        self.spread = spread(&earlier.softirqs, &self.softirqs, seconds);
+        self.interval_s = Some(seconds);
+        let before: HashMap<&str, &DeviceStatus> =
+            earlier.devices.iter().map(|d| (&*d.name, d)).collect();
+        let rate = |before: &Direction, after: &Direction| {
+            after.bytes_out.saturating_sub(before.bytes_out) as f64 / seconds.max(0.001)
+        };
+        for device in &mut self.devices {
+            device.rate = before.get(&*device.name).map(|before| Rate {
+                outbound: rate(&before.outbound, &device.outbound),
+                inbound: rate(&before.inbound, &device.inbound),
+            });
+        }
+    }
+
+    /// Everything that should be set otherwise.
+    pub fn findings(&self) -> impl Iterator<Item = &Finding> {
+        self.offloads.iter().flat_map(|offloads| &offloads.findings)
+    }
+}
+
+/// Which leg is slow: the one that loses, and twice as much as the other; else the one whose round
+/// trips are twice as long as the other's, and worth a word.
+pub fn slow_leg(lan: &LegStatus, tunnel: &LegStatus) -> SlowLeg {
+    let loss = |leg: &LegStatus| (leg.segments >= LOSS_SEGMENTS).then_some(leg.loss);
+    let pairs = [(lan, tunnel, SlowLeg::Lan), (tunnel, lan, SlowLeg::Tunnel)];
+    for (leg, other, name) in pairs {
+        if let (Some(loss), Some(others)) = (loss(leg), loss(other))
+            && loss >= LOSS
+            && loss >= 2.0 * others
+        {
+            return name;
+        }
+    }
+    for (leg, other, name) in pairs {
+        if let (Some(rtt), Some(others)) = (leg.rtt_us, other.rtt_us)
+            && rtt > RTT_US
+            && rtt >= 2 * others
+        {
+            return name;
+        }
+    }
+    let told = |leg: &LegStatus| leg.rtt_us.is_some() || leg.segments >= LOSS_SEGMENTS;
+    match told(lan) && told(tunnel) {
+        true => SlowLeg::Neither,
+        false => SlowLeg::Unknown,
+    }
+}
+
+/// Everything but the devices, who may be many and are told of one by one; `None` without a gateway.
+pub fn without_devices(node: &Node, record: &Record) -> Option<GatewayStatus> {
+    let gateway = node.gateway.as_ref()?;
+    let now = now().mono;
+    let netlink = record.netlink.as_ref();
+    let links = netlink.map_or_else(Vec::new, |netlink| links(node, gateway, netlink));
+    let lan_link = links.iter().find(|(side, _)| *side == Side::Lan);
+    let flows = gateway.gateway.flows();
+    let lan = gateway.lan.as_ref();
+    Some(GatewayStatus {
+        mode: if lan.is_some() {
+            "transparent"
+        } else {
+            "routed"
+        }
+        .into(),
+        interface: gateway.interface.clone(),
+        up: match lan {
+            Some(lan) => lan.is_up(),
+            None => lan_link.is_some_and(|(_, link)| link.up && link.carrier),
+        },
+        station: lan.map(station),
+        flows: FlowTable {
+            known: flows.len() as u64,
+            evicted: flows.evicted(),
+        },
+        stray: direction(gateway.gateway.stray()),
+        conflicts: lan.map_or_else(Vec::new, |lan| conflicts(lan, now)),
+        offloads: offloads(gateway, &links),
+        softirqs: softirqs(&links),
+        spread: None,
+        interval_s: None,
+        devices: Vec::new(),
+    })
+}
+
+/// One device.
+pub fn device(gateway: &GatewayNode, id: DeviceId, now: Instant) -> Option<DeviceStatus> {
+    let device = gateway.gateway.device(id)?;
+    let (lan_leg, tunnel_leg) = (leg(&device.lan_leg), leg(&device.tunnel_leg));
+    let from = device.config.allow_from.iter().map(|rule| ("from", rule));
+    let to = device.config.allow_to.iter().map(|rule| ("to", rule));
+    let rules = from.chain(to).zip(&device.rule_hits);
+    Some(DeviceStatus {
+        name: device.config.name.clone(),
+        mac: device.mac.map(|mac| mac.to_string()),
+        vlan: device.config.vlan,
+        lan: device.lan.into_iter().flatten().collect(),
+        overlay: device.overlay.into_iter().flatten().collect(),
+        last_seen_s: device.last_seen.map(|at| seconds(at, now)),
+        gro_factor: device.gro_factor(),
+        slow_leg: slow_leg(&lan_leg, &tunnel_leg),
+        lan_leg,
+        tunnel_leg,
+        rules: rules
+            .map(|((direction, rule), flows)| RuleStatus {
+                rule: rule.to_string(),
+                direction: direction.into(),
+                flows: *flows,
+            })
+            .collect(),
+        denied: Denied {
+            from: device.inbound.drops.get(DropReason::DeniedFrom),
+            to: device.outbound.drops.get(DropReason::DeniedTo),
+        },
+        rate: None,
+        outbound: direction(&device.outbound),
+        inbound: direction(&device.inbound),
+    })
+}
+
+fn leg(leg: &gateway::Leg) -> LegStatus {
+    LegStatus {
+        segments: leg.segments,
+        lost: leg.lost,
+        loss: leg.loss(),
+        rtt_us: leg.rtt.map(|rtt| rtt.as_micros() as u64),
+        rtt_min_us: leg.rtt_min.map(|rtt| rtt.as_micros() as u64),
+    }
+}
+
+fn station(lan: &Lan) -> Station {
+    Station {
+        mac: lan.station.mac().to_string(),
+        active: lan.station.is_active(),
+        lost: lan.lost(),
+        gso: lan.gso(),
+        without_gso: (!lan.gso())
+            .then(|| "`offload = false` in the configuration: packets are cut up here".into()),
+        gso_refused: lan.counters.gso_refused,
+        frames_per_read: distribution(&lan.counters.frames_per_read),
+    }
+}
+
+fn conflicts(lan: &Lan, now: Instant) -> Vec<Conflict> {
+    let told = lan.station.conflicts(now).map(|conflict| Conflict {
+        address: conflict.address,
+        mac: conflict.mac.to_string(),
+        age_s: seconds(conflict.at, now),
+    });
+    let mut all: Vec<_> = told.collect();
+    all.sort_by_key(|conflict| conflict.address);
+    all
+}
+
+/// The interface of the local network, and those over which peers are reached.
+fn links(node: &Node, gateway: &GatewayNode, netlink: &Netlink) -> Vec<(Side, LinkInfo)> {
+    let lan = netlink.link(&gateway.interface).ok();
+    let mut links: Vec<_> = lan.map(|link| (Side::Lan, link)).into_iter().collect();
+    let endpoints = node.tunnel.peers().filter_map(|peer| peer.path.endpoint);
+    let mark = node.sockets.fwmark();
+    for endpoint in endpoints.take(MAX_ROUTES) {
+        let Ok(route) = netlink.route_get(endpoint.ip(), mark) else {
+            continue;
+        };
+        let known =
+            |(side, link): &(Side, LinkInfo)| *side == Side::Wan && link.index == route.device;
+        if !links.iter().any(known)
+            && let Ok(link) = netlink.link_by_index(route.device)
+        {
+            links.push((Side::Wan, link));
+        }
+    }
+    links
+}
+
+fn offloads(gateway: &GatewayNode, links: &[(Side, LinkInfo)]) -> Vec<Offloads> {
+    let devices = gateway.gateway.devices();
+    let tagged = devices.into_iter().any(|(_, d)| d.config.vlan.is_some());
+    let ethtool = Ethtool::open();
+    let mut all: Vec<Offloads> = Vec::new();
+    for (side, link) in links {
+        for interface in softirq::cards(link) {
+            if all
+                .iter()
+                .any(|o| o.side == *side && o.interface == interface)
+            {
+                continue;
+            }
+            let read = match &ethtool {
+                Ok(ethtool) => ethtool.features(&interface).map_err(|e| e.to_string()),
+                Err(error) => Err(format!("cannot open a socket: {error}")),
+            };
+            let features = read.as_deref().unwrap_or_default();
+            let card = offload::Card {
+                interface: &interface,
+                side: *side,
+                tagged,
+            };
+            let mut findings = offload::judge(&card, features);
+            // A card may be on both sides.
+            findings.retain(|f| {
+                all.iter()
+                    .all(|o| o.findings.iter().all(|g| g.command != f.command))
+            });
+            let settings = offload::settings(features);
+            all.push(Offloads {
+                settings: settings.map(|(name, on)| (name.to_owned(), on)).collect(),
+                findings,
+                unread: read.as_ref().err().cloned(),
+                interface,
+                side: *side,
+            });
+        }
+    }
+    all
+}
+
+fn softirqs(links: &[(Side, LinkInfo)]) -> Softirqs {
+    let runs = softirq::net_rx().unwrap_or_default().into_iter();
+    let mut queues: Vec<Queue> = Vec::new();
+    for (_, link) in links {
+        for steering in softirq::steering(link).into_iter().flatten() {
+            let queue = Queue {
+                interface: link.name.clone(),
+                queue: steering.queue,
+                cpus: steering.cpus,
+            };
+            if !queues.contains(&queue) {
+                queues.push(queue);
+            }
+        }
+    }
+    Softirqs {
+        net_rx: runs
+            .map(|r| Runs {
+                cpu: r.cpu,
+                runs: r.runs,
+            })
+            .collect(),
+        queues,
+    }
+}
+
+fn seconds(at: Instant, now: Instant) -> f64 {
+    // To a millisecond, which is more than anybody wants to know.
+    now.duration_since(at).as_millis() as f64 / 1000.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn leg(lost: u64, rtt_us: u64) -> LegStatus {
+        LegStatus {
+            segments: 1000,
+            lost,
+            loss: lost as f64 / 1000.0,
+            rtt_us: Some(rtt_us),
+            rtt_min_us: Some(rtt_us),
+        }
+    }
+
+    #[test]
+    fn the_leg_that_loses_is_slow() {
+        assert_eq!(slow_leg(&leg(5, 300), &leg(2, 40_000)), SlowLeg::Lan);
+        assert_eq!(slow_leg(&leg(0, 40_000), &leg(5, 300)), SlowLeg::Tunnel);
+    }
+
+    #[test]
+    fn loss_alike_on_both_is_no_verdict_but_time_may_be() {
+        assert_eq!(slow_leg(&leg(8, 300), &leg(10, 400)), SlowLeg::Neither);
+        assert_eq!(slow_leg(&leg(8, 300), &leg(10, 4000)), SlowLeg::Tunnel);
+    }
+
+    #[test]
+    fn loss_below_half_a_percent_is_no_verdict() {
+        assert_eq!(slow_leg(&leg(4, 300), &leg(0, 300)), SlowLeg::Neither);
+    }
+
+    #[test]
+    fn a_single_loss_of_few_segments_says_nothing() {
+        let few = LegStatus {
+            segments: 100,
+            ..leg(10, 300)
+        };
+        assert_eq!(slow_leg(&few, &leg(0, 300)), SlowLeg::Neither);
+    }
+
+    #[test]
+    fn round_trips_count_when_they_are_long_and_twice_as_long() {
+        assert_eq!(slow_leg(&leg(0, 300), &leg(0, 900)), SlowLeg::Neither);
+        assert_eq!(slow_leg(&leg(0, 300), &leg(0, 1001)), SlowLeg::Tunnel);
+        assert_eq!(slow_leg(&leg(0, 1900), &leg(0, 1001)), SlowLeg::Neither);
+        assert_eq!(slow_leg(&leg(0, 2002), &leg(0, 1001)), SlowLeg::Lan);
+    }
+
+    #[test]
+    fn without_samples_nobody_knows() {
+        let none = LegStatus::default();
+        assert_eq!(slow_leg(&none, &none), SlowLeg::Unknown);
+        assert_eq!(slow_leg(&leg(0, 9000), &none), SlowLeg::Unknown);
+    }
+
+    fn golden() -> GatewayStatus {
+        let json = include_str!("../../testdata/status.json");
+        let status: crate::status::Status = serde_json::from_str(json).unwrap();
+        status.gateway.unwrap()
+    }
+
+    #[test]
+    fn two_samples_give_rates() {
+        let before = golden();
+        let mut after = before.clone();
+        after.devices[0].outbound.bytes_out += 3000;
+        after.devices[0].inbound.bytes_out += 500;
+        after.since(&before, 2.0);
+        let rate = after.devices[0].rate.unwrap();
+        assert_eq!((rate.outbound, rate.inbound), (1500.0, 250.0));
+        assert_eq!(after.interval_s, Some(2.0));
+        assert!(after.spread.is_some());
+    }
+
+    #[test]
+    fn devices_come_last_so_that_they_can_follow_in_pieces() {
+        let mut gateway = golden();
+        gateway.devices.clear();
+        let text = serde_json::to_string(&gateway).unwrap();
+        assert!(text.ends_with("\"devices\":[]}"), "{text}");
+    }
+}

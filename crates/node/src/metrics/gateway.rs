@@ -1,0 +1,193 @@
+//! The families of a gateway. Labels are the configured devices, directions and reasons: as many as the
+//! configuration says, whatever is on the local network.
+
+use super::families::{Family, Labels, Sample, Value, directed, push};
+use crate::control::subject::Subject;
+use crate::gateway::GatewayNode;
+use crate::node::now;
+use prometheus_client::metrics::MetricType;
+use seikan_observe::DirectionCounters;
+use seikan_proto::gateway::{Device, Leg};
+
+/// All families of a gateway, in the order of the reply.
+pub const FAMILIES: &[Family] = &[
+    family!(
+        Gauge,
+        "gateway_up",
+        "Whether the card of the local network is up, in transparent mode.",
+        |s, out| lan(s, |lan| {
+            push(out, vec![], Value::Gauge(f64::from(u8::from(lan.is_up()))));
+        })
+    ),
+    family!(
+        Gauge,
+        "gateway_active",
+        "Whether this gateway speaks; one that stands by only listens.",
+        |s, out| lan(s, |lan| {
+            let active = lan.station.is_active();
+            push(out, vec![], Value::Gauge(f64::from(u8::from(active))));
+        })
+    ),
+    family!(
+        Gauge,
+        "gateway_conflicts",
+        "Addresses that two claim, heard within the last minute.",
+        |s, out| lan(s, |lan| {
+            let conflicts = lan.station.conflicts(now().mono).count();
+            push(out, vec![], Value::Gauge(conflicts as f64));
+        })
+    ),
+    family!(
+        Counter,
+        "gateway_lost_frames",
+        "Frames of the local network that the kernel could not queue.",
+        |s, out| lan(s, |lan| push(out, vec![], Value::Count(lan.lost())))
+    ),
+    family!(Gauge, "gateway_flows", "Flows that are known.", |s, out| {
+        gateway(s, |gateway| {
+            let flows = gateway.gateway.flows().len();
+            push(out, vec![], Value::Gauge(flows as f64));
+        })
+    }),
+    family!(
+        Counter,
+        "gateway_evicted_flows",
+        "Flows forgotten for want of room.",
+        |s, out| gateway(s, |gateway| {
+            push(out, vec![], Value::Count(gateway.gateway.flows().evicted()));
+        })
+    ),
+    family!(
+        Counter,
+        "gateway_stray_packets",
+        "What came from the local network and is of no device.",
+        |s, out| gateway(s, |gateway| {
+            push(
+                out,
+                vec![],
+                Value::Count(gateway.gateway.stray().packets_in),
+            );
+        })
+    ),
+    family!(
+        Counter,
+        "gateway_stray_dropped_packets",
+        "What of it was dropped, by reason.",
+        |s, out| gateway(s, |gateway| {
+            for (reason, count) in gateway.gateway.stray().drops.nonzero() {
+                push(
+                    out,
+                    vec![("reason", reason.name().into())],
+                    Value::Count(count),
+                );
+            }
+        })
+    ),
+    family!(
+        Gauge,
+        "gateway_device_last_seen_seconds",
+        "Time since something of the device was heard.",
+        |s, out| {
+            let now = now().mono;
+            devices(s, |labels, device| {
+                if let Some(at) = device.last_seen {
+                    let age = now.duration_since(at).as_secs_f64();
+                    push(out, labels, Value::Gauge(age));
+                }
+            });
+        }
+    ),
+    family!(
+        Counter,
+        "gateway_device_bytes",
+        "Inner bytes of the device that left: outbound into the tunnel, inbound to the device.",
+        |s, out| counters(s, out, |direction| direction.bytes_out)
+    ),
+    family!(
+        Counter,
+        "gateway_device_packets",
+        "Inner packets of the device that left.",
+        |s, out| counters(s, out, |direction| direction.packets_out)
+    ),
+    family!(
+        Counter,
+        "gateway_device_dropped_packets",
+        "Packets of the device dropped, by reason.",
+        |s, out| devices(s, |labels, device| {
+            for (direction, counters) in both(device) {
+                for (reason, count) in counters.drops.nonzero() {
+                    let mut labels = directed(&labels, direction);
+                    labels.push(("reason", reason.name().into()));
+                    push(out, labels, Value::Count(count));
+                }
+            }
+        })
+    ),
+    family!(
+        Counter,
+        "gateway_device_segments",
+        "TCP segments of the device seen on a leg.",
+        |s, out| legs(s, out, |leg| Some(Value::Count(leg.segments)))
+    ),
+    family!(
+        Counter,
+        "gateway_device_lost_segments",
+        "Of these, lost on that leg.",
+        |s, out| legs(s, out, |leg| Some(Value::Count(leg.lost)))
+    ),
+    family!(
+        Gauge,
+        "gateway_device_round_trip_seconds",
+        "Smoothed round-trip time of a leg, by TCP of the device.",
+        |s, out| legs(s, out, |leg| Some(Value::Gauge(leg.rtt?.as_secs_f64())))
+    ),
+];
+
+fn gateway(s: &Subject<'_>, tell: impl FnOnce(&GatewayNode)) {
+    if let Some(gateway) = &s.node.gateway {
+        tell(gateway);
+    }
+}
+
+fn lan(s: &Subject<'_>, tell: impl FnOnce(&crate::gateway::Lan)) {
+    if let Some(GatewayNode { lan: Some(lan), .. }) = &s.node.gateway {
+        tell(lan);
+    }
+}
+
+/// Calls `tell` for every device, with its label.
+fn devices(s: &Subject<'_>, mut tell: impl FnMut(Labels, &Device)) {
+    gateway(s, |gateway| {
+        for (_, device) in gateway.gateway.devices() {
+            tell(vec![("device", device.config.name.clone())], device);
+        }
+    });
+}
+
+fn both(device: &Device) -> [(&'static str, &DirectionCounters); 2] {
+    [("outbound", &device.outbound), ("inbound", &device.inbound)]
+}
+
+fn counters(s: &Subject<'_>, out: &mut Vec<Sample>, of: fn(&DirectionCounters) -> u64) {
+    devices(s, |labels, device| {
+        for (direction, counters) in both(device) {
+            push(
+                out,
+                directed(&labels, direction),
+                Value::Count(of(counters)),
+            );
+        }
+    });
+}
+
+fn legs(s: &Subject<'_>, out: &mut Vec<Sample>, of: fn(&Leg) -> Option<Value>) {
+    devices(s, |labels, device| {
+        for (name, leg) in [("lan", &device.lan_leg), ("tunnel", &device.tunnel_leg)] {
+            if let Some(value) = of(leg) {
+                let mut labels = labels.clone();
+                labels.push(("leg", name.into()));
+                push(out, labels, value);
+            }
+        }
+    });
+}

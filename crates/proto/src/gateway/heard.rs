@@ -1,0 +1,473 @@
+//! Who is on a local network, by what it lets be heard: which card, in which VLAN, with which
+//! addresses.
+//!
+//! A frame tells its card for certain and an address only sometimes: behind a router's card is the
+//! whole world. An address is a card's if the card says so itself (ARP, RFC 826; neighbour
+//! discovery, RFC 4861), or if it is the source of a packet and belongs to this very network: it is
+//! in a prefix of our own interface, or link-local.
+//!
+//! Memory is bounded: what comes when the table is full is counted.
+
+use crate::time::Instant;
+use ipnet::IpNet;
+use seikan_wire::arp::Arp;
+use seikan_wire::ethernet::{ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Ethernet, Mac};
+use seikan_wire::ip::{IpPacket, PROTO_TCP, PROTO_UDP};
+use seikan_wire::neighbour::Neighbour;
+use seikan_wire::{VnetHdr, tcp};
+use std::collections::HashMap;
+use std::net::IpAddr;
+
+/// Cards that are told apart, at most.
+pub const MAX_CARDS: usize = 4096;
+/// Addresses of one card, at most: a host with IPv6 privacy addresses has some ten.
+pub const MAX_ADDRESSES: usize = 16;
+
+/// A card that was heard.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Card {
+    /// Its address.
+    pub mac: Mac,
+    /// The VLAN it was heard in; `None` is untagged.
+    pub vlan: Option<u16>,
+    /// Its addresses, in the order in which they were heard.
+    pub addresses: Vec<IpAddr>,
+    /// It has more addresses than are kept: a router that answers for others, or somebody who lies.
+    pub has_more: bool,
+    /// When it was heard first.
+    pub first: Instant,
+    /// When it was heard last.
+    pub last: Instant,
+    /// Frames it sent; what was joined counts as what it was.
+    pub frames: u64,
+    /// Bytes of these, Ethernet headers included.
+    pub bytes: u64,
+}
+
+/// One frame.
+#[derive(Clone, Copy, Debug)]
+pub struct Sighting<'a> {
+    /// From the Ethernet header on; what follows the headers may be missing.
+    pub frame: &'a [u8],
+    /// What the kernel says of it.
+    pub vnet: VnetHdr,
+    /// The tag that the kernel took off (IEEE 802.1Q tag control information).
+    pub tci: Option<u16>,
+    /// Bytes of the whole frame.
+    pub length: usize,
+}
+
+/// Everybody who was heard.
+#[derive(Clone, Debug, Default)]
+pub struct Heard {
+    /// Prefixes of our own interface.
+    local: Vec<IpNet>,
+    cards: HashMap<(Option<u16>, Mac), Card>,
+    overlooked: u64,
+    not_understood: u64,
+}
+
+impl Heard {
+    /// Nobody yet. `local` are the prefixes of the interface that is listened on.
+    pub fn new(local: Vec<IpNet>) -> Heard {
+        Heard {
+            local,
+            ..Heard::default()
+        }
+    }
+
+    /// Takes in a frame.
+    pub fn hear(&mut self, now: Instant, sighting: &Sighting<'_>) {
+        let header = match Ethernet::parse(sighting.frame) {
+            Ok(header) if !header.src.is_multicast() && header.src != Mac::default() => header,
+            _ => {
+                self.not_understood += 1;
+                return;
+            }
+        };
+        let tag = sighting.tci.map(|tci| tci & 0x0fff).filter(|id| *id != 0);
+        let vlan = tag.or(header.vlan_id());
+        let payload = &sighting.frame[header.header_len..];
+        let address = self.address(&header, payload);
+        let key = (vlan, header.src);
+        if !self.cards.contains_key(&key) && self.cards.len() >= MAX_CARDS {
+            self.overlooked += 1;
+            return;
+        }
+        let (frames, bytes) = sighting.counts(&header);
+        let card = self.cards.entry(key).or_insert(Card {
+            mac: header.src,
+            vlan,
+            addresses: Vec::new(),
+            has_more: false,
+            first: now,
+            last: now,
+            frames: 0,
+            bytes: 0,
+        });
+        card.last = now;
+        card.frames += frames;
+        card.bytes += bytes;
+        if let Some(address) = address
+            && !card.addresses.contains(&address)
+        {
+            match card.addresses.len() < MAX_ADDRESSES {
+                true => card.addresses.push(address),
+                false => card.has_more = true,
+            }
+        }
+    }
+
+    /// Everybody, ordered by VLAN, then by address on the network, then by card.
+    pub fn cards(&self) -> Vec<&Card> {
+        let mut cards: Vec<_> = self.cards.values().collect();
+        cards.sort_by_key(|card| {
+            let first = card.main_address();
+            (card.vlan, first.is_none(), first, card.mac)
+        });
+        cards
+    }
+
+    /// How many were told apart.
+    pub fn len(&self) -> usize {
+        self.cards.len()
+    }
+
+    /// Whether nobody was heard.
+    pub fn is_empty(&self) -> bool {
+        self.cards.is_empty()
+    }
+
+    /// Frames of cards for which there was no room.
+    pub fn overlooked(&self) -> u64 {
+        self.overlooked
+    }
+
+    /// Frames from which no card could be told.
+    pub fn not_understood(&self) -> u64 {
+        self.not_understood
+    }
+
+    /// Who else was heard with this address in the same VLAN.
+    pub fn shares(&self, card: &Card, address: IpAddr) -> Option<Mac> {
+        let others = self.cards.values().filter(|other| {
+            other.vlan == card.vlan && other.mac != card.mac && other.addresses.contains(&address)
+        });
+        others.map(|other| other.mac).min()
+    }
+
+    /// The address of the sender that a frame tells.
+    fn address(&self, header: &Ethernet, payload: &[u8]) -> Option<IpAddr> {
+        let address = match header.ethertype {
+            ETHERTYPE_ARP => {
+                let arp = Arp::parse(payload).ok()?;
+                (arp.sender_mac == header.src).then_some(IpAddr::V4(arp.sender))?
+            }
+            ETHERTYPE_IPV4 | ETHERTYPE_IPV6 => match Neighbour::parse(payload) {
+                Ok(Neighbour::Solicitation(asked)) => asked.source.into(),
+                Ok(Neighbour::Advertisement(told)) => {
+                    let mac = told.link_layer.unwrap_or(header.src);
+                    (mac == header.src).then_some(IpAddr::V6(told.target))?
+                }
+                Err(_) => {
+                    let source = IpPacket::parse_headers(payload).ok()?.src;
+                    self.is_local(source).then_some(source)?
+                }
+            },
+            _ => return None,
+        };
+        is_a_hosts(address).then_some(address)
+    }
+
+    fn is_local(&self, address: IpAddr) -> bool {
+        let link_local = match address {
+            IpAddr::V4(address) => address.is_link_local(),
+            IpAddr::V6(address) => address.is_unicast_link_local(),
+        };
+        link_local || self.local.iter().any(|net| net.contains(&address))
+    }
+}
+
+impl Card {
+    /// The address by which one would call it: IPv4 first, link-local ones last.
+    pub fn main_address(&self) -> Option<IpAddr> {
+        self.addresses.iter().copied().min_by_key(|address| {
+            let link_local = match address {
+                IpAddr::V4(address) => address.is_link_local(),
+                IpAddr::V6(address) => address.is_unicast_link_local(),
+            };
+            (link_local, address.is_ipv6())
+        })
+    }
+
+    /// The addresses that a configuration would name, at most one of each family, none link-local.
+    pub fn lan(&self) -> Vec<IpAddr> {
+        let of = |v6: bool| {
+            self.addresses
+                .iter()
+                .copied()
+                .find(|address| match address {
+                    IpAddr::V4(address) => !v6 && !address.is_link_local(),
+                    IpAddr::V6(address) => v6 && !address.is_unicast_link_local(),
+                })
+        };
+        [of(false), of(true)].into_iter().flatten().collect()
+    }
+}
+
+impl Sighting<'_> {
+    /// Frames and bytes as they were on the wire, before GRO joined them.
+    fn counts(&self, ethernet: &Ethernet) -> (u64, u64) {
+        let size = usize::from(self.vnet.gso_size);
+        match self.headers(ethernet) {
+            Some(headers) if size > 0 && headers < self.length => {
+                let frames = (self.length - headers).div_ceil(size);
+                let bytes = self.length + (frames - 1) * headers;
+                (frames as u64, bytes as u64)
+            }
+            _ => (1, self.length as u64),
+        }
+    }
+
+    /// Bytes of all headers. The virtio-net header's own length of them is a hint only.
+    fn headers(&self, ethernet: &Ethernet) -> Option<usize> {
+        let packet = &self.frame[ethernet.header_len..];
+        let ip = IpPacket::parse_headers(packet).ok()?;
+        let transport = match ip.protocol {
+            PROTO_TCP => tcp::header_len(packet.get(ip.header_len..)?)?,
+            PROTO_UDP => 8,
+            _ => return None,
+        };
+        Some(ethernet.header_len + ip.header_len + transport)
+    }
+}
+
+/// Neither "nobody", nor a group, nor ourselves.
+fn is_a_hosts(address: IpAddr) -> bool {
+    let broadcast = IpAddr::V4(std::net::Ipv4Addr::BROADCAST);
+    !(address.is_unspecified()
+        || address.is_loopback()
+        || address.is_multicast()
+        || address == broadcast)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use seikan_wire::ethernet::Vlan;
+    use seikan_wire::neighbour::{Advertisement, Solicitation};
+    use std::time::Duration;
+
+    const A: Mac = Mac([2, 0, 0, 0, 0, 0xa]);
+    const B: Mac = Mac([2, 0, 0, 0, 0, 0xb]);
+
+    fn at(seconds: u64) -> Instant {
+        Instant::from_nanos(1 << 40) + Duration::from_secs(seconds)
+    }
+
+    fn local() -> Heard {
+        Heard::new(vec!["192.168.1.1/24".parse().unwrap()])
+    }
+
+    fn frame(src: Mac, vlan: Option<u16>, ethertype: u16, payload: &[u8]) -> Vec<u8> {
+        let vlan = vlan.map(|tci| Vlan { tci });
+        let header = Ethernet::new(Mac::BROADCAST, src, vlan, ethertype);
+        let mut frame = vec![0; header.header_len];
+        header.write(&mut frame);
+        frame.extend(payload);
+        frame
+    }
+
+    fn sighting(frame: &[u8]) -> Sighting<'_> {
+        Sighting {
+            frame,
+            vnet: VnetHdr::default(),
+            tci: None,
+            length: frame.len(),
+        }
+    }
+
+    /// An IPv4 packet of protocol 17, by the layout of RFC 791.
+    fn packet(source: [u8; 4]) -> Vec<u8> {
+        let mut packet = vec![0x45, 0, 0, 28, 0, 0, 0, 0, 64, 17, 0, 0];
+        packet.extend(source);
+        packet.extend([10, 0, 0, 1]);
+        packet.extend([0, 53, 0, 53, 0, 8, 0, 0]);
+        packet
+    }
+
+    fn addresses(heard: &Heard) -> Vec<String> {
+        let cards = heard.cards();
+        let all = cards.iter().flat_map(|card| &card.addresses);
+        all.map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn a_routers_card_is_not_where_the_world_is() {
+        let mut heard = local();
+        for source in [[192, 168, 1, 10], [8, 8, 8, 8], [192, 168, 2, 10]] {
+            let frame = frame(A, None, ETHERTYPE_IPV4, &packet(source));
+            heard.hear(at(0), &sighting(&frame));
+        }
+        assert_eq!(addresses(&heard), ["192.168.1.10"]);
+        assert_eq!(heard.cards()[0].frames, 3);
+    }
+
+    #[test]
+    fn without_an_address_of_our_own_only_arp_tells() {
+        let mut heard = Heard::default();
+        let told = frame(A, None, ETHERTYPE_IPV4, &packet([192, 168, 1, 10]));
+        heard.hear(at(0), &sighting(&told));
+        assert_eq!(addresses(&heard), [""; 0]);
+        let arp = Arp::request(A, [192, 168, 1, 10].into(), [192, 168, 1, 1].into());
+        let told = frame(A, None, ETHERTYPE_ARP, &arp.to_bytes());
+        heard.hear(at(1), &sighting(&told));
+        assert_eq!(addresses(&heard), ["192.168.1.10"]);
+    }
+
+    #[test]
+    fn who_asks_whether_an_address_is_free_does_not_have_it() {
+        let mut heard = local();
+        let arp = Arp::probe(A, [192, 168, 1, 10].into());
+        let probe = frame(A, None, ETHERTYPE_ARP, &arp.to_bytes());
+        heard.hear(at(0), &sighting(&probe));
+        let asked = Solicitation::duplicate_address_detection("fe80::a".parse().unwrap());
+        let probe = frame(A, None, ETHERTYPE_IPV6, &asked.to_packet());
+        heard.hear(at(0), &sighting(&probe));
+        assert_eq!(addresses(&heard), [""; 0]);
+        assert_eq!(heard.cards()[0].frames, 2);
+    }
+
+    #[test]
+    fn arp_for_another_card_tells_nothing() {
+        let mut heard = local();
+        let arp = Arp::request(B, [192, 168, 1, 10].into(), [192, 168, 1, 1].into());
+        let told = frame(A, None, ETHERTYPE_ARP, &arp.to_bytes());
+        heard.hear(at(0), &sighting(&told));
+        assert_eq!(addresses(&heard), [""; 0]);
+    }
+
+    #[test]
+    fn neighbour_discovery_tells_addresses_of_ipv6() {
+        let mut heard = Heard::default();
+        let told = Advertisement::unsolicited("fd00:1::10".parse().unwrap(), A);
+        let told = frame(A, None, ETHERTYPE_IPV6, &told.to_packet());
+        heard.hear(at(0), &sighting(&told));
+        let source = "fe80::a".parse().unwrap();
+        let asked = Solicitation::new(source, A, "fd00:1::1".parse().unwrap());
+        let asked = frame(A, None, ETHERTYPE_IPV6, &asked.to_packet());
+        heard.hear(at(0), &sighting(&asked));
+        assert_eq!(addresses(&heard), ["fd00:1::10", "fe80::a"]);
+        assert_eq!(
+            heard.cards()[0].lan(),
+            ["fd00:1::10".parse::<IpAddr>().unwrap()]
+        );
+    }
+
+    #[test]
+    fn one_card_in_two_vlans_is_two() {
+        let mut heard = local();
+        let arp = Arp::announcement(A, [192, 168, 1, 10].into()).to_bytes();
+        let tagged = frame(A, Some(0xb02a), ETHERTYPE_ARP, &arp);
+        heard.hear(at(0), &sighting(&tagged));
+        let plain = frame(A, None, ETHERTYPE_ARP, &arp);
+        heard.hear(at(0), &sighting(&plain));
+        // The kernel took this one's tag off; a mere priority tag is none.
+        let taken = Sighting {
+            tci: Some(0xb02a),
+            ..sighting(&plain)
+        };
+        heard.hear(at(0), &taken);
+        heard.hear(
+            at(0),
+            &Sighting {
+                tci: Some(0xe000),
+                ..taken
+            },
+        );
+        let seen: Vec<_> = heard.cards().iter().map(|c| (c.vlan, c.frames)).collect();
+        assert_eq!(seen, [(None, 2), (Some(42), 2)]);
+    }
+
+    #[test]
+    fn an_address_of_two_cards_is_seen() {
+        let mut heard = local();
+        for mac in [A, B] {
+            let arp = Arp::announcement(mac, [192, 168, 1, 10].into()).to_bytes();
+            heard.hear(at(0), &sighting(&frame(mac, None, ETHERTYPE_ARP, &arp)));
+        }
+        let cards = heard.cards();
+        assert_eq!(heard.shares(cards[0], cards[0].addresses[0]), Some(B));
+        assert_eq!(heard.shares(cards[0], [192, 168, 1, 11].into()), None);
+    }
+
+    #[test]
+    fn times_are_of_the_first_and_the_last_frame() {
+        let mut heard = local();
+        let told = frame(A, None, ETHERTYPE_IPV4, &packet([192, 168, 1, 10]));
+        for second in [1, 2, 5] {
+            heard.hear(at(second), &sighting(&told));
+        }
+        let card = heard.cards()[0].clone();
+        assert_eq!((card.first, card.last), (at(1), at(5)));
+        assert_eq!((card.frames, card.bytes), (3, 3 * 42));
+    }
+
+    #[test]
+    fn joined_frames_count_as_they_were_on_the_wire() {
+        let mut heard = local();
+        // TCP: 20 bytes of header by its data offset, as much of it as is left in the packet.
+        let mut told = packet([192, 168, 1, 10]);
+        told[9] = 6;
+        told.resize(40, 0);
+        told[32] = 0x50;
+        let told = frame(A, None, ETHERTYPE_IPV4, &told);
+        // Headers of 14 + 20 + 20 bytes in front of 3,000 bytes of payload, cut by 1,400.
+        let vnet = VnetHdr {
+            gso_size: 1400,
+            hdr_len: 1000,
+            ..VnetHdr::default()
+        };
+        let joined = Sighting {
+            vnet,
+            length: 3054,
+            ..sighting(&told)
+        };
+        heard.hear(at(0), &joined);
+        let card = heard.cards()[0];
+        assert_eq!((card.frames, card.bytes), (3, 3000 + 3 * 54));
+    }
+
+    #[test]
+    fn what_tells_no_card_is_counted() {
+        let mut heard = local();
+        heard.hear(at(0), &sighting(&[0; 13]));
+        heard.hear(
+            at(0),
+            &sighting(&frame(Mac::BROADCAST, None, ETHERTYPE_ARP, &[])),
+        );
+        heard.hear(
+            at(0),
+            &sighting(&frame(Mac::default(), None, ETHERTYPE_ARP, &[])),
+        );
+        assert_eq!((heard.not_understood(), heard.cards().len()), (3, 0));
+    }
+
+    #[test]
+    fn there_is_room_for_so_many_cards_and_addresses() {
+        let mut heard = local();
+        for n in 0..MAX_CARDS as u32 + 10 {
+            let [_, _, c, d] = n.to_be_bytes();
+            let mac = Mac([2, 0, 0, 0, c, d]);
+            heard.hear(at(0), &sighting(&frame(mac, None, 0x88cc, &[])));
+        }
+        assert_eq!((heard.cards().len(), heard.overlooked()), (MAX_CARDS, 10));
+        let mut heard = local();
+        for n in 1..=20 {
+            let told = frame(A, None, ETHERTYPE_IPV4, &packet([192, 168, 1, n]));
+            heard.hear(at(0), &sighting(&told));
+        }
+        let card = heard.cards()[0];
+        assert_eq!((card.addresses.len(), card.has_more), (MAX_ADDRESSES, true));
+    }
+}

@@ -1,0 +1,236 @@
+//! On which processors the kernel handles received packets: `/proc/softirqs` counts the runs of
+//! `NET_RX` for each, `/sys/devices/system/cpu/online` says which there are, and
+//! `/sys/class/net/IF/queues/rx-N/rps_cpus` to which a queue's packets are spread (receive packet
+//! steering, Documentation/networking/scaling.rst).
+//!
+//! `/proc/softirqs` is that of the machine. `/sys/class/net` is that of the network namespace in
+//! which it was mounted, which need not be the caller's: what is said of an interface there is taken
+//! only if index and hardware address are the ones the caller knows.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::netlink::LinkInfo;
+
+const SOFTIRQS: &str = "/proc/softirqs";
+const ONLINE: &str = "/sys/devices/system/cpu/online";
+const NET: &str = "/sys/class/net";
+/// Interfaces below interfaces: a VLAN on a bridge on a bond on a card.
+const DEPTH: usize = 4;
+/// Interfaces below one that are looked at, at most.
+const LOWER_MAX: usize = 16;
+
+/// How often a processor has handled received packets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NetRx {
+    /// The processor's number.
+    pub cpu: u32,
+    /// Runs of the receive softirq since the start of the machine; each handles up to some hundred packets.
+    pub runs: u64,
+}
+
+/// To which processors a receive queue's packets are spread.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Steering {
+    /// Name of the queue, such as `rx-0`.
+    pub queue: String,
+    /// The processors, ascending; none: the one that takes the interrupt does all.
+    pub cpus: Vec<u32>,
+}
+
+/// The processors that are online, with their counts.
+///
+/// # Errors
+/// `/proc/softirqs` cannot be read, or has no line `NET_RX` (`InvalidData`).
+pub fn net_rx() -> io::Result<Vec<NetRx>> {
+    let mut all = parse_softirqs(&fs::read_to_string(SOFTIRQS)?).ok_or_else(|| {
+        let text = format!("no NET_RX in {SOFTIRQS}");
+        io::Error::new(io::ErrorKind::InvalidData, text)
+    })?;
+    // Processors that could be there, but are not, are counted, too.
+    if let Ok(online) = fs::read_to_string(ONLINE) {
+        let online = parse_cpu_list(&online);
+        if !online.is_empty() {
+            all.retain(|count| online.contains(&count.cpu));
+        }
+    }
+    Ok(all)
+}
+
+/// How the receive queues of an interface are spread, in the order of their numbers; `None` where
+/// that cannot be seen.
+pub fn steering(link: &LinkInfo) -> Option<Vec<Steering>> {
+    let queues = directory(link)?.join("queues");
+    let mut found = Vec::new();
+    for entry in fs::read_dir(&queues).ok()?.flatten() {
+        let queue = entry.file_name().to_string_lossy().into_owned();
+        if let Some(number) = queue.strip_prefix("rx-")
+            && let Ok(number) = number.parse::<u32>()
+            && let Ok(mask) = fs::read_to_string(entry.path().join("rps_cpus"))
+        {
+            let cpus = parse_mask(&mask);
+            found.push((number, Steering { queue, cpus }));
+        }
+    }
+    found.sort_by_key(|(number, _)| *number);
+    Some(found.into_iter().map(|(_, steering)| steering).collect())
+}
+
+/// The cards that an interface consists of: below a bridge, a bond or a VLAN those that are hardware;
+/// the interface itself otherwise, or where that cannot be seen.
+pub fn cards(link: &LinkInfo) -> Vec<String> {
+    let mut found = Vec::new();
+    if directory(link).is_some() {
+        lower(&link.name, DEPTH, &mut found);
+    }
+    if found.is_empty() {
+        found.push(link.name.clone());
+    }
+    found.sort_unstable();
+    found.truncate(LOWER_MAX);
+    found
+}
+
+fn lower(name: &str, depth: usize, found: &mut Vec<String>) {
+    let path = Path::new(NET).join(name);
+    if path.join("device").exists() && !found.iter().any(|other| other == name) {
+        return found.push(name.to_owned());
+    }
+    let Some(depth) = depth.checked_sub(1) else {
+        return;
+    };
+    for entry in fs::read_dir(path).into_iter().flatten().flatten() {
+        if let Some(below) = entry.file_name().to_string_lossy().strip_prefix("lower_") {
+            lower(below, depth, found);
+        }
+    }
+}
+
+/// What `/sys` has about the interface, if it is that very interface.
+fn directory(link: &LinkInfo) -> Option<PathBuf> {
+    // Names come from the kernel, which allows no slash; `.` and `..` neither.
+    let path = Path::new(NET).join(&link.name);
+    let read = |file: &str| fs::read_to_string(path.join(file)).ok();
+    let index: u32 = read("ifindex")?.trim().parse().ok()?;
+    let address: Vec<String> = link.address.iter().map(|b| format!("{b:02x}")).collect();
+    (index == link.index && read("address")?.trim() == address.join(":")).then_some(path)
+}
+
+/// Reads the line `NET_RX` under the line of processors.
+fn parse_softirqs(text: &str) -> Option<Vec<NetRx>> {
+    let mut lines = text.lines();
+    let numbers = lines.next()?.split_whitespace();
+    let numbers: Option<Vec<u32>> = numbers
+        .map(|name| name.strip_prefix("CPU")?.parse().ok())
+        .collect();
+    let counts = lines.find_map(|line| line.trim_start().strip_prefix("NET_RX:"))?;
+    let counts: Option<Vec<u64>> = counts.split_whitespace().map(|n| n.parse().ok()).collect();
+    let (numbers, counts) = (numbers?, counts?);
+    let pairs = numbers.into_iter().zip(counts);
+    Some(pairs.map(|(cpu, runs)| NetRx { cpu, runs }).collect())
+}
+
+/// Reads a list such as `0-3,5` (Documentation/admin-guide/cputopology.rst); what is none is empty.
+fn parse_cpu_list(text: &str) -> Vec<u32> {
+    /// More than any machine has.
+    const MOST: u32 = 1 << 16;
+    let mut cpus = Vec::new();
+    for part in text.trim().split(',').filter(|part| !part.is_empty()) {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (Ok(first), Ok(last)) = (first.parse::<u32>(), last.parse::<u32>()) else {
+            return Vec::new();
+        };
+        cpus.extend(first..=last.min(MOST));
+    }
+    cpus
+}
+
+/// Reads a mask of processors: hexadecimal, the highest first, a comma between each 32 bits.
+fn parse_mask(text: &str) -> Vec<u32> {
+    let digits = text.trim().chars().rev().filter(|c| *c != ',');
+    let mut cpus = Vec::new();
+    for (place, digit) in (0u32..).zip(digits) {
+        let Some(bits) = digit.to_digit(16) else {
+            return Vec::new();
+        };
+        cpus.extend(
+            (0..4)
+                .filter(|bit| bits & 1 << bit != 0)
+                .map(|b| 4 * place + b),
+        );
+    }
+    cpus
+}
+
+/// A mask of processors as [`steering`] reads it and `rps_cpus` takes it.
+pub fn mask(cpus: &[u32]) -> String {
+    let words = cpus.iter().max().map_or(1, |highest| highest / 32 + 1);
+    let mut mask = vec![0u32; words as usize];
+    for cpu in cpus {
+        mask[(cpu / 32) as usize] |= 1 << (cpu % 32);
+    }
+    let mut text = String::new();
+    for word in mask.iter().rev() {
+        text += &match text.is_empty() {
+            true => format!("{word:x}"),
+            false => format!(",{word:08x}"),
+        };
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::netlink::Netlink;
+
+    #[test]
+    fn the_receive_line_is_read_by_processor() {
+        let text = "                    CPU0       CPU2\n          HI:          1          0\n\
+                    \x20     NET_TX:          3          4\n      NET_RX:    6294823     129482\n";
+        let expected = [(0, 6_294_823), (2, 129_482)].map(|(cpu, runs)| NetRx { cpu, runs });
+        assert_eq!(parse_softirqs(text).unwrap(), expected);
+        for wrong in [
+            "",
+            "CPU0\nTIMER: 1\n",
+            "CPU0\nNET_RX: x\n",
+            "nothing\nNET_RX: 1\n",
+        ] {
+            assert_eq!(parse_softirqs(wrong), None);
+        }
+    }
+
+    #[test]
+    fn a_list_of_processors_has_ranges() {
+        assert_eq!(parse_cpu_list("0-3,5\n"), [0, 1, 2, 3, 5]);
+        assert_eq!(parse_cpu_list("0\n"), [0]);
+        assert!(parse_cpu_list("\n").is_empty() && parse_cpu_list("a-b").is_empty());
+    }
+
+    #[test]
+    fn a_mask_is_hexadecimal_in_words_of_32_bits() {
+        // The examples of Documentation/core-api/irq/irq-affinity.rst and scaling.rst.
+        assert_eq!(parse_mask("ffffffff\n").len(), 32);
+        assert_eq!(parse_mask("00000001,00000000,00000006\n"), [1, 2, 64]);
+        assert!(parse_mask("0\n").is_empty());
+        assert_eq!(mask(&[0, 1]), "3");
+        assert_eq!(mask(&[1, 2, 64]), "1,00000000,00000006");
+        assert_eq!(mask(&[]), "0");
+    }
+
+    #[test]
+    fn this_machine_counts() {
+        let counts = net_rx().unwrap();
+        let processors = std::thread::available_parallelism().unwrap().get();
+        assert!(counts.len() >= processors, "{counts:?}");
+    }
+
+    #[test]
+    fn another_interface_of_the_same_name_is_not_taken_for_it() {
+        let mut link = Netlink::open().unwrap().link("lo").unwrap();
+        link.index += 1000;
+        assert_eq!(steering(&link), None);
+        assert_eq!(cards(&link), ["lo"]);
+    }
+}
