@@ -22,6 +22,7 @@ pub mod process;
 pub mod random;
 pub mod signal;
 pub mod sysctl;
+pub mod tcp;
 pub mod timer;
 pub mod tun;
 pub mod udp;

@@ -9,6 +9,7 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use seikan_sys::tcp::TcpInfo;
 use serde::{Deserialize, Serialize};
 use socket2::SockRef;
 
@@ -109,6 +110,9 @@ pub struct TcpReport {
     pub cpu_seconds_per_gbit: Option<f64>,
     /// Segments sent again by either host's kernel, warm-up included.
     pub retransmitted_segments: u64,
+    /// The first stream's congestion window when measuring ended, in bytes; `None` when the kernel does not tell.
+    #[serde(default)]
+    pub congestion_window: Option<u64>,
     /// Bytes received per stream within the measured time; forward streams first.
     pub stream_bytes: Vec<u64>,
     /// Bytes compared with the pattern and found right, warm-up included.
@@ -143,7 +147,7 @@ pub fn tcp_bulk(ends: &Ends<'_>, options: &TcpOptions, interrupt: &Interrupt) ->
     let again = retransmissions(ends)?;
     let streams = connect_all(ends, options, interrupt)?;
     let stop = AtomicBool::new(false);
-    let (samples, cpu, outcome) = std::thread::scope(|scope| {
+    let (samples, cpu, window, outcome) = std::thread::scope(|scope| {
         let stop = &stop;
         let mut workers = Vec::with_capacity(streams.len() * 2);
         for stream in &streams {
@@ -151,16 +155,24 @@ pub fn tcp_bulk(ends: &Ends<'_>, options: &TcpOptions, interrupt: &Interrupt) ->
             workers.push(scope.spawn(move || receive_stream(stream, options.verify, stop)));
         }
         let measured = measure(&streams, options, interrupt);
+        let window = congestion_window(&streams[0].tx);
         stop.store(true, Ordering::Relaxed);
         let mut outcome = Ok(());
         for worker in workers {
             outcome = outcome.and(join(worker).and_then(|r| r));
         }
-        measured.map(|(samples, cpu)| (samples, cpu, outcome))
+        measured.map(|(samples, cpu)| (samples, cpu, window, outcome))
     })?;
     outcome?;
-    let retransmitted = retransmissions(ends)?.saturating_sub(again);
-    Ok(summarise(&streams, options, &samples, cpu, retransmitted))
+    let mut report = summarise(&streams, options, &samples, cpu);
+    report.retransmitted_segments = retransmissions(ends)?.saturating_sub(again);
+    report.congestion_window = window;
+    Ok(report)
+}
+
+fn congestion_window(sender: &TcpStream) -> Option<u64> {
+    let info = TcpInfo::of(sender).ok()?;
+    Some(u64::from(info.congestion_window) * u64::from(info.segment))
 }
 
 fn retransmissions(ends: &Ends<'_>) -> Result<u64> {
@@ -423,13 +435,7 @@ fn measure(
     }
 }
 
-fn summarise(
-    streams: &[Stream],
-    options: &TcpOptions,
-    samples: &[Sample],
-    cpu: f64,
-    again: u64,
-) -> TcpReport {
+fn summarise(streams: &[Stream], options: &TcpOptions, samples: &[Sample], cpu: f64) -> TcpReport {
     let (first, last) = (&samples[0], &samples[samples.len() - 1]);
     let seconds = (last.at - first.at).as_secs_f64();
     let stream_bytes: Vec<u64> = last
@@ -467,7 +473,8 @@ fn summarise(
         forward_gbit_per_second: gbit_per_second(forward, seconds),
         reverse_gbit_per_second: gbit_per_second(reverse, seconds),
         cpu_seconds_per_gbit: (gbit > 0.0).then(|| cpu / gbit),
-        retransmitted_segments: again,
+        retransmitted_segments: 0,
+        congestion_window: None,
         stream_bytes,
         verified_bytes: streams
             .iter()
