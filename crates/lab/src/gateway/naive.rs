@@ -21,7 +21,7 @@ use blake2::digest::consts::U32;
 use ipnet::{IpNet, Ipv4Net};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{LinkAddr, recvfrom};
+use nix::sys::socket::{LinkAddr, recvfrom, setsockopt, sockopt};
 use seikan_sys::netlink::{Netlink, NetlinkError, Route};
 use seikan_sys::tun::{Tun, TunOptions, VNET_HEADER_LEN};
 use seikan_wire::checksum;
@@ -50,6 +50,8 @@ const MAGIC: [u8; 4] = *b"nave";
 const KEY: [u8; 32] = *b"a key that everybody knows, once";
 /// The largest packet and what goes before it.
 const BUFFER: usize = HEADER + 65_536;
+/// Receive buffer of the packet socket, in bytes: some thousand packets.
+const RECEIVE_BUFFER: usize = 8 << 20;
 /// A waiting loop looks at its flag this often, in milliseconds.
 const PATIENCE: u16 = 50;
 
@@ -368,6 +370,10 @@ fn packet_socket(interfaces: &[u32]) -> io::Result<Socket> {
     let socket = Socket::new(AF_PACKET.into(), Type::DGRAM, Some(protocol))?;
     socket.attach_filter(&filter(interfaces))?;
     socket.set_nonblocking(true)?;
+    // What is lost here would be blamed on something else. Refused in a user namespace: then as much as anybody gets.
+    if setsockopt(&socket, sockopt::RcvBufForce, &RECEIVE_BUFFER).is_err() {
+        socket.set_recv_buffer_size(RECEIVE_BUFFER)?;
+    }
     Ok(socket)
 }
 
