@@ -94,7 +94,10 @@ fn plain_cards_cut_at_the_device_and_merge_at_the_gateway() {
     let site = Site::create(&PLAIN).expect("site");
     let of = |host, card| site::offloads(host, card).expect("offloads");
     let device = of(&site.device, &site.device.device);
-    let cuts = |name: &str| name.starts_with("tx-tcp") || name.starts_with("tx-checksum");
+    let cuts = |name: &str| {
+        let tcp = ["tx-tcp-segmentation", "tx-tcp6-segmentation"].contains(&name);
+        tcp || name.starts_with("tx-checksum") || name == "tx-udp-segmentation"
+    };
     assert!(!device.iter().any(|name| cuts(name)), "{device:?}");
     let merges = |name: &String| name == "rx-gro";
     assert!(of(&site.gateway, LAN).iter().any(merges));
