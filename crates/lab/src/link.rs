@@ -213,6 +213,7 @@ impl Hosts {
             client: &self.a,
             server: &self.b,
             target: self.b.address,
+            sources: &[],
         }
     }
 
@@ -223,6 +224,7 @@ impl Hosts {
             client: &self.a,
             server: &self.b,
             target: self.b.inner,
+            sources: &[],
         }
     }
 }

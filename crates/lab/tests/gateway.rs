@@ -129,6 +129,7 @@ fn every_device_behind_a_switch_reaches_the_remote() {
                 client,
                 server: &site.remote,
                 target,
+                sources: &[],
             };
             let patience = Duration::from_secs(5);
             wait_reachable(&ends, patience, &Interrupt::new(), || Ok(())).expect("an answer");

@@ -105,7 +105,7 @@ pub struct GatewayArguments {
     /// How often each measurement is made
     #[arg(long, value_name = "ROUNDS", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub rounds: u32,
-    /// Only these ways; those that are found if left out. Other WireGuards than those in Go run only when named
+    /// Only these ways; those that are found if left out. Run only when named: WireGuards that are not in Go, and ours with 1,000 devices configured and an address for each of 200 streams (seikan-transparent+1000, seikan-routed+1000)
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     pub only: Vec<String>,
     /// Only these loads, from the device; tcp1 (out) and rev (in) if left out
@@ -193,6 +193,8 @@ pub enum Load {
     Tcp4,
     /// 128 TCP streams
     Tcp128,
+    /// 200 TCP streams
+    Tcp200,
     /// One TCP stream the other way
     Rev,
     /// One TCP stream each way at once
@@ -207,6 +209,7 @@ impl From<Load> for seikan_lab::bench::Load {
             Load::Tcp1 => Self::Tcp1,
             Load::Tcp4 => Self::Tcp4,
             Load::Tcp128 => Self::Tcp128,
+            Load::Tcp200 => Self::Tcp200,
             Load::Rev => Self::Rev,
             Load::Bidir => Self::Bidir,
             Load::Udp => Self::Udp,

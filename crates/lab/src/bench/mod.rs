@@ -38,6 +38,8 @@ pub enum Load {
     Tcp4,
     /// TCP, 128 streams.
     Tcp128,
+    /// TCP, 200 streams.
+    Tcp200,
     /// TCP, one stream, server to client.
     Rev,
     /// TCP, one stream each way at once; the sum.
@@ -48,10 +50,11 @@ pub enum Load {
 
 impl Load {
     /// All kinds, in the order of reports.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Tcp1,
         Self::Tcp4,
         Self::Tcp128,
+        Self::Tcp200,
         Self::Rev,
         Self::Bidir,
         Self::Udp,
@@ -64,6 +67,7 @@ impl Load {
             Self::Tcp1 => "tcp1",
             Self::Tcp4 => "tcp4",
             Self::Tcp128 => "tcp128",
+            Self::Tcp200 => "tcp200",
             Self::Rev => "rev",
             Self::Bidir => "bidir",
             Self::Udp => "udp",
@@ -77,6 +81,7 @@ impl Load {
             Self::Tcp1 => "TCP, 1 stream",
             Self::Tcp4 => "TCP, 4 streams",
             Self::Tcp128 => "TCP, 128 streams",
+            Self::Tcp200 => "TCP, 200 streams",
             Self::Rev => "TCP, 1 stream, the other way",
             Self::Bidir => "TCP, both ways at once, sum",
             Self::Udp => "UDP flood of 1200 byte datagrams, received",
@@ -88,6 +93,7 @@ impl Load {
             Self::Tcp1 => (1, Direction::Forward),
             Self::Tcp4 => (4, Direction::Forward),
             Self::Tcp128 => (128, Direction::Forward),
+            Self::Tcp200 => (200, Direction::Forward),
             Self::Rev => (1, Direction::Reverse),
             Self::Bidir => (1, Direction::Both),
             Self::Udp => return None,

@@ -255,10 +255,12 @@ fn through_gateway(
     let dir = private_directory()?;
     let site = Site::create(&way.lan(options.lan()))?;
     let mut carriers = way.up(&site, dir.path(), interrupt)?;
+    let sources = way.sources(options.ipv6);
     let ends = Ends {
         client: &site.device,
         server: &site.remote,
         target: way.target(options.ipv6),
+        sources: &sources,
     };
     wait_reachable(&ends, READY_PATIENCE, interrupt, || carriers.check_alive())
         .map_err(|e| carriers.started.explain(e))?;

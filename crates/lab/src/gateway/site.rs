@@ -14,7 +14,7 @@ use ipnet::IpNet;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use seikan_sys::ethtool::{Feature, FeatureState};
-use seikan_sys::netlink::{NetlinkError, Route};
+use seikan_sys::netlink::{AddressOptions, NetlinkError, Route};
 use seikan_sys::netns::NetNs;
 use serde::{Deserialize, Serialize};
 
@@ -33,6 +33,11 @@ const CARD: &str = "eth0";
 const DEVICE: u8 = 10;
 /// Most devices of a site.
 pub const MAX_DEVICES: u8 = 100;
+
+/// The gateway's and the remote's number on the LAN, where the latter is only shown.
+const TAKEN: [u8; 2] = [1, 202];
+/// Addresses of the device when it stands for a crowd.
+pub const CROWD: usize = 200;
 
 /// An address of each family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,6 +105,13 @@ pub const fn on_overlay(host: u8) -> Pair {
 
 /// The address of the LAN under which a transparent gateway shows the remote.
 pub const PRESENTED: Pair = on_lan(202);
+
+/// Numbers of a crowd's members that are there, in all networks; the device's own comes first. The remote's number in
+/// the overlay is left out, too.
+pub fn crowd() -> impl Iterator<Item = u8> {
+    let others = (3..=254).filter(|n| *n != DEVICE && !TAKEN.contains(n));
+    std::iter::once(DEVICE).chain(others).take(CROWD)
+}
 
 /// What the cards of the LAN do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -210,6 +222,27 @@ impl Site {
         Ok(())
     }
 
+    /// Gives the device the addresses of a crowd.
+    ///
+    /// # Errors
+    /// What the kernel refuses.
+    pub fn make_crowd(&self) -> Result<()> {
+        let netlink = self.device.netlink()?;
+        let index = netlink.link(CARD).map_err(refuse)?.index;
+        for address in crowd().skip(1).flat_map(|number| on_lan(number).both()) {
+            let net = IpNet::new_assert(address, if address.is_ipv4() { 24 } else { 64 });
+            let options = AddressOptions {
+                no_dad: true,
+                ..AddressOptions::default()
+            };
+            let added = netlink.add_address_with(index, net, options);
+            if address.is_ipv4() || has_ipv6() {
+                added.map_err(refuse)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Lets the gateway's kernel forward.
     ///
     /// # Errors
@@ -220,12 +253,17 @@ impl Site {
             let path = format!("/proc/sys/net/{file}");
             let written = self.gateway.run(|| std::fs::write(&path, "1"))?;
             // Without IPv6 there is nothing to forward.
-            if file.starts_with("ipv4") || std::path::Path::new("/proc/sys/net/ipv6").exists() {
+            if file.starts_with("ipv4") || has_ipv6() {
                 written.map_err(LabError::io(format!("write {path} of the gateway")))?;
             }
         }
         Ok(())
     }
+}
+
+/// A kernel booted with ipv6.disable=1 has no IPv6; nothing here depends on it unless asked for.
+fn has_ipv6() -> bool {
+    std::path::Path::new("/proc/sys/net/ipv6").exists()
 }
 
 fn host(name: &'static str, card: &str, outer: Pair, overlay: Pair) -> Result<Host> {
@@ -243,8 +281,7 @@ fn refuse(error: NetlinkError) -> LabError {
 fn route(host: &Host, route: Route) -> Result<()> {
     let added = host.netlink()?.add_route(&route);
     // A kernel without IPv6 has no routes of it either.
-    let needed =
-        route.destination.addr().is_ipv4() || std::path::Path::new("/proc/sys/net/ipv6").exists();
+    let needed = route.destination.addr().is_ipv4() || has_ipv6();
     added.or_else(|e| if needed { Err(refuse(e)) } else { Ok(()) })
 }
 
@@ -355,6 +392,14 @@ mod tests {
             on_overlay(2).networks().map(|n| n.to_string()),
             ["10.77.0.0/24", "fd77::/64"]
         );
+    }
+
+    #[test]
+    fn a_crowd_takes_nobody_s_address() {
+        let all: std::collections::BTreeSet<u8> = crowd().collect();
+        assert_eq!(all.len(), CROWD);
+        assert!([1, 2, 202].iter().all(|n| !all.contains(n)));
+        assert_eq!(crowd().next(), Some(DEVICE));
     }
 
     #[test]

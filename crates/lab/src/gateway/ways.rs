@@ -1,7 +1,7 @@
 //! The ways from the device to the remote: no tunnel, ours, other people's, and the naive one.
 
 use std::fmt::Write;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 use std::process::Command;
 
@@ -10,7 +10,7 @@ use ipnet::{IpNet, Ipv4Net};
 use crate::error::{LabError, Result};
 use crate::gateway::naive::{Inside, NaiveOptions, Worker};
 use crate::gateway::site::{
-    Card, LAN, Lan, PRESENTED, Pair, Site, WAN, on_lan, on_overlay, on_wan,
+    CROWD, Card, LAN, Lan, PRESENTED, Pair, Site, WAN, crowd, on_lan, on_overlay, on_wan,
 };
 use crate::interrupt::Interrupt;
 use crate::link::Host;
@@ -19,6 +19,8 @@ use crate::tunnel::seikan::{RUN_DIR, program, status};
 use crate::tunnel::wireguard::WireGuard;
 use crate::tunnel::{KeyPair, PORT, Started, Tunnel, device_name, need_tun, write_private};
 
+/// Devices in the configuration of a crowd's gateway.
+const CONFIGURED: usize = 1000;
 /// The name of our own in reports and in log files.
 const SEIKAN: &str = "seikan";
 
@@ -27,7 +29,7 @@ pub(super) enum Way {
     /// The kernel forwards, without a tunnel.
     Plain,
     /// Ours.
-    Seikan(Mode),
+    Seikan { mode: Mode, crowd: bool },
     /// A WireGuard program at the gateway, which forwards.
     WireGuard(WireGuard),
     /// The naive encapsulator.
@@ -61,8 +63,12 @@ impl Way {
     pub(super) fn name(&self) -> &'static str {
         match self {
             Self::Plain => "forwarding",
-            Self::Seikan(Mode::Transparent) => "seikan-transparent",
-            Self::Seikan(Mode::Routed) => "seikan-routed",
+            Self::Seikan { mode, crowd } => match (mode, crowd) {
+                (Mode::Transparent, false) => "seikan-transparent",
+                (Mode::Transparent, true) => "seikan-transparent+1000",
+                (Mode::Routed, false) => "seikan-routed",
+                (Mode::Routed, true) => "seikan-routed+1000",
+            },
             Self::WireGuard(program) => program.label(),
             Self::Naive { gro: true, .. } => "naive-gro",
             Self::Naive { rps: false, .. } => "naive-no-gro",
@@ -71,13 +77,14 @@ impl Way {
     }
 
     pub(super) fn is_own(&self) -> bool {
-        matches!(self, Self::Seikan(_))
+        matches!(self, Self::Seikan { .. })
     }
 
-    /// Whether it is measured when nothing is named: of the WireGuards, the two in Go.
+    /// Whether it is measured when nothing is named: of the WireGuards, the two in Go; no crowds.
     pub(super) fn by_default(&self) -> bool {
         match self {
             Self::WireGuard(program) => program.label().ends_with("wireguard-go"),
+            Self::Seikan { crowd, .. } => !crowd,
             _ => true,
         }
     }
@@ -85,7 +92,7 @@ impl Way {
     pub(super) fn availability(&self, ipv6: bool) -> std::result::Result<(), String> {
         match self {
             Self::Plain => Ok(()),
-            Self::Seikan(_) => need_tun().and_then(|()| {
+            Self::Seikan { .. } => need_tun().and_then(|()| {
                 let found = program().map(drop);
                 found.ok_or_else(|| "no program `seikan`: set $SEIKAN_BIN to it".to_owned())
             }),
@@ -97,7 +104,7 @@ impl Way {
 
     pub(super) fn version(&self) -> Option<String> {
         match self {
-            Self::Seikan(_) => crate::tunnel::version_line(&program()?, "--version"),
+            Self::Seikan { .. } => crate::tunnel::version_line(&program()?, "--version"),
             Self::WireGuard(program) => program.version(),
             _ => None,
         }
@@ -117,11 +124,22 @@ impl Way {
         }
     }
 
+    /// Addresses of the device that streams come from, where it stands for many.
+    pub(super) fn sources(&self, ipv6: bool) -> Vec<IpAddr> {
+        match self {
+            Self::Seikan { crowd: true, .. } => crowd().map(|n| on_lan(n).of(ipv6)).collect(),
+            _ => Vec::new(),
+        }
+    }
+
     /// Where the device reaches the remote.
     pub(super) fn target(&self, ipv6: bool) -> IpAddr {
         let pair = match self {
             Self::Plain => on_wan(2),
-            Self::Seikan(Mode::Transparent) => PRESENTED,
+            Self::Seikan {
+                mode: Mode::Transparent,
+                ..
+            } => PRESENTED,
             _ => on_overlay(2),
         };
         pair.of(ipv6)
@@ -136,11 +154,16 @@ impl Way {
                 site.route_through_gateway(on_wan(2).networks())?;
                 site.route_to_lan(None)?;
             }
-            Self::Seikan(mode) => {
+            Self::Seikan { mode, crowd } => {
+                let mut devices = devices(site);
+                if *crowd {
+                    site.make_crowd()?;
+                    devices.extend(crowd_devices());
+                }
                 if *mode == Mode::Routed {
                     site.route_through_gateway(on_overlay(2).networks())?;
                 }
-                carriers.started = start_seikan(*mode, site, dir, interrupt)?;
+                carriers.started = start_seikan(*mode, &devices, site, dir, interrupt)?;
             }
             Self::WireGuard(program) => {
                 site.let_gateway_forward()?;
@@ -165,7 +188,7 @@ impl Way {
     ) -> Vec<serde_json::Value> {
         let hosts = [&site.gateway, &site.remote];
         match self {
-            Self::Seikan(_) => hosts
+            Self::Seikan { .. } => hosts
                 .into_iter()
                 .filter_map(|host| status(host, dir))
                 .collect(),
@@ -178,17 +201,46 @@ impl Way {
     }
 }
 
-fn start_seikan(mode: Mode, site: &Site, dir: &Path, interrupt: &Interrupt) -> Result<Started> {
+/// A device in a configuration: its addresses on the LAN, and in the overlay.
+type Device = [[IpAddr; 2]; 2];
+
+/// The devices of a site.
+fn devices(site: &Site) -> Vec<Device> {
+    let hosts = std::iter::once(&site.device).chain(&site.others);
+    let addresses = |host: &Host| [[host.address, host.address6], [host.inner, host.inner6]];
+    hosts.map(addresses).collect()
+}
+
+/// The crowd of a site beside its device: those that are there, then those that are only configured.
+fn crowd_devices() -> impl Iterator<Item = Device> {
+    let there = crowd()
+        .skip(1)
+        .map(|n| [on_lan(n).both(), on_overlay(n).both()]);
+    let absent = (CROWD..CONFIGURED).map(|n| {
+        let [a, b] = [16 + (n / 250) as u8, 1 + (n % 250) as u8];
+        let v6 = |net| IpAddr::V6(Ipv6Addr::new(net, 0, 0, 0, 0, 0, a.into(), b.into()));
+        [
+            [Ipv4Addr::new(192, 168, a, b).into(), v6(0xfd01)],
+            [Ipv4Addr::new(10, 77, a, b).into(), v6(0xfd77)],
+        ]
+    });
+    there.chain(absent)
+}
+
+fn start_seikan(
+    mode: Mode,
+    devices: &[Device],
+    site: &Site,
+    dir: &Path,
+    interrupt: &Interrupt,
+) -> Result<Started> {
     let (gateway, remote) = (&site.gateway, &site.remote);
     let (here, there) = (KeyPair::generate()?, KeyPair::generate()?);
-    let behind: Vec<IpAddr> = [gateway, &site.device]
-        .into_iter()
-        .chain(&site.others)
-        .flat_map(|host| [host.inner, host.inner6])
-        .collect();
+    let mut behind = vec![gateway.inner, gateway.inner6];
+    behind.extend(devices.iter().flat_map(|[_, overlay]| overlay));
     let far_end = config(remote, gateway, &there, &here, &behind);
     let near_end = config(gateway, remote, &here, &there, &on_overlay(2).both())
-        + &gateway_section(mode, site);
+        + &gateway_section(mode, devices);
     let mut started = Started::default();
     for (host, text) in [(remote, far_end), (gateway, near_end)] {
         interrupt.check()?;
@@ -226,21 +278,18 @@ fn config(host: &Host, other: &Host, own: &KeyPair, peer: &KeyPair, allowed: &[I
 }
 
 /// What makes a configuration that of a gateway.
-fn gateway_section(mode: Mode, site: &Site) -> String {
+fn gateway_section(mode: Mode, devices: &[Device]) -> String {
     let mode_name = match mode {
         Mode::Transparent => "transparent",
         Mode::Routed => "routed",
     };
     let mut text = format!("\n[gateway]\ninterface = \"{LAN}\"\nmode = \"{mode_name}\"\n");
     // Writing to a String cannot fail.
-    for (number, host) in std::iter::once(&site.device)
-        .chain(&site.others)
-        .enumerate()
-    {
+    for (number, [lan, overlay]) in devices.iter().enumerate() {
         let _ = writeln!(
             text,
             "\n[[gateway.device]]\nname = \"device{number}\"\nlan = [\"{}\", \"{}\"]\noverlay = [\"{}\", \"{}\"]",
-            host.address, host.address6, host.inner, host.inner6,
+            lan[0], lan[1], overlay[0], overlay[1],
         );
     }
     if mode == Mode::Transparent {
@@ -301,11 +350,11 @@ fn start_naive(site: &Site) -> Result<Vec<Worker>> {
 
 /// All ways, in the order of reports.
 pub(super) fn all() -> Vec<Way> {
-    let mut all = vec![
-        Way::Plain,
-        Way::Seikan(Mode::Transparent),
-        Way::Seikan(Mode::Routed),
-    ];
+    let mut all = vec![Way::Plain];
+    for crowd in [false, true] {
+        let modes = [Mode::Transparent, Mode::Routed];
+        all.extend(modes.map(|mode| Way::Seikan { mode, crowd }));
+    }
     all.extend(
         crate::tunnel::wireguard::all()
             .into_iter()

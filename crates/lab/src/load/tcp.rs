@@ -5,13 +5,13 @@
 //! Every stream begins with its seeded [`Pattern`], which is always checked; with `verify` all of it is.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use seikan_sys::tcp::TcpInfo;
 use serde::{Deserialize, Serialize};
-use socket2::SockRef;
+use socket2::{Domain, SockRef, Socket, Type};
 
 use super::{Ends, gbit_per_second, join};
 use crate::error::{LabError, Result};
@@ -206,11 +206,12 @@ fn connect_all(
     };
     let mut streams = Vec::new();
     for &reverse in reverse {
-        for _ in 0..options.streams {
+        for number in 0..options.streams {
             interrupt.check()?;
+            let source = ends.sources.iter().cycle().nth(number).copied();
             let client = ends
                 .client
-                .run(|| TcpStream::connect_timeout(&target, CONNECT_TIMEOUT))?
+                .run(|| connect(source, target))?
                 .map_err(LabError::io(format!("connect to {target}")))?;
             let (server, _) = listener
                 .accept()
@@ -238,6 +239,16 @@ fn connect_all(
         }
     }
     Ok(streams)
+}
+
+/// Connects from an address of its own, if given.
+fn connect(source: Option<IpAddr>, target: SocketAddr) -> std::io::Result<TcpStream> {
+    let socket = Socket::new(Domain::for_address(target), Type::STREAM, None)?;
+    if let Some(source) = source {
+        socket.bind(&SocketAddr::new(source, 0).into())?;
+    }
+    socket.connect_timeout(&target.into(), CONNECT_TIMEOUT)?;
+    Ok(socket.into())
 }
 
 /// Writes until told to stop, then ends the stream.
