@@ -82,7 +82,7 @@ const fn pair(a: u8, b: u8, c: u8, net: [u16; 2], host: u8) -> Pair {
 
 const fn digits(decimal: u8) -> u16 {
     let d = decimal as u16;
-    (d / 100) << 8 | (d / 10 % 10) << 4 | d % 10
+    (d / 100) << 8 | (d / 10 % 10) << 4 | (d % 10)
 }
 
 /// An address on the LAN.
