@@ -2,7 +2,8 @@
 //! the tunnels, and reports of what was measured. It needs neither iproute2 nor iperf3.
 //!
 //! [`link`] makes two hosts; [`tunnel`] starts a tunnel between them; [`load`] loads it; [`bench`](mod@bench)
-//! compares tunnels, [`hostile`](mod@hostile) floods ours and [`demo`](mod@demo) shows them; [`report`] draws the result for a terminal, as SVG or HTML.
+//! compares tunnels, [`gateway`](mod@gateway) puts them between a device and its remote, [`hostile`](mod@hostile)
+//! floods ours and [`demo`](mod@demo) shows them; [`report`] draws the result for a terminal, as SVG or HTML.
 //!
 //! Nothing is left behind: namespaces have no name and end with the process, children die with it
 //! (`PR_SET_PDEATHSIG`), directories are removed by their guards, and every wait watches [`Interrupt`].
@@ -11,6 +12,7 @@
 pub mod bench;
 pub mod demo;
 mod error;
+pub mod gateway;
 pub mod hostile;
 mod interrupt;
 pub mod link;
@@ -24,6 +26,7 @@ pub mod tunnel;
 pub use bench::{BenchOptions, BenchReport, bench};
 pub use demo::{DemoOptions, DemoReport, demo};
 pub use error::{LabError, Result};
+pub use gateway::{GatewayOptions, GatewayReport, gateway};
 pub use hostile::{HostileOptions, HostileReport, hostile};
 pub use interrupt::{Interrupt, SignalGuard};
 

@@ -53,6 +53,8 @@ pub struct Host {
     pub inner: IpAddr,
     /// Address inside a tunnel (IPv6).
     pub inner6: IpAddr,
+    /// Networks that a tunnel reaches through this host, beside its own address inside.
+    pub behind: Vec<IpNet>,
     netns: NetNs,
 }
 
@@ -71,6 +73,7 @@ impl Host {
             address6: v6(0xfd77),
             inner: Ipv4Addr::new(10, 78, 0, number).into(),
             inner6: v6(0xfd78),
+            behind: Vec::new(),
             netns,
         })
     }
@@ -117,7 +120,8 @@ impl Host {
         self.configure(device, mtu, self.inner, self.inner6)
     }
 
-    fn configure(&self, device: &str, mtu: u32, v4: IpAddr, v6: IpAddr) -> Result<()> {
+    /// Gives `device` an MTU and an address of each family, and sets it up.
+    pub(crate) fn configure(&self, device: &str, mtu: u32, v4: IpAddr, v6: IpAddr) -> Result<()> {
         let netlink = self.netlink()?;
         let refuse = |e: seikan_sys::netlink::NetlinkError| {
             LabError::Setup(format!("host {}: {e}", self.name))
@@ -209,6 +213,7 @@ impl Hosts {
             client: &self.a,
             server: &self.b,
             target: self.b.address,
+            sources: &[],
         }
     }
 
@@ -219,6 +224,7 @@ impl Hosts {
             client: &self.a,
             server: &self.b,
             target: self.b.inner,
+            sources: &[],
         }
     }
 }

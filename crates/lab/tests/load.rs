@@ -20,6 +20,7 @@ fn loopback(host: &Host, target: IpAddr) -> Ends<'_> {
         client: host,
         server: host,
         target,
+        sources: &[],
     }
 }
 

@@ -23,6 +23,7 @@ pub mod random;
 pub mod signal;
 pub mod softirq;
 pub mod sysctl;
+pub mod tcp;
 pub mod timer;
 pub mod tun;
 pub mod udp;

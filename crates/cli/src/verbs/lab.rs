@@ -1,13 +1,16 @@
 //! `seikan lab`: the test bench.
 
 use std::io::{self, Write};
+use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand, ValueEnum, ValueHint};
+use ipnet::Ipv4Net;
+use seikan_lab::gateway::naive::{Inside, Naive, NaiveOptions};
 use seikan_lab::hostile::Flood;
 use seikan_lab::report::{ProgressBar, Sheet, Style, html, svg, terminal};
-use seikan_lab::{BenchOptions, HostileOptions, Interrupt, LabError};
+use seikan_lab::{BenchOptions, GatewayOptions, HostileOptions, Interrupt, LabError};
 
 use crate::output;
 
@@ -15,6 +18,7 @@ use crate::output;
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  \
     sudo seikan lab bench               measure every tunnel on PATH side by side\n  \
+    sudo seikan lab gateway             from a device that runs nothing of ours, through a gateway\n  \
     sudo seikan lab hostile             what flows keep while strangers flood")]
 pub struct Arguments {
     #[command(subcommand)]
@@ -26,6 +30,11 @@ pub struct Arguments {
 pub enum LabVerb {
     /// Measure tunnels side by side, rounds interleaved
     Bench(BenchArguments),
+    /// Measure ways from a device through a gateway, rounds interleaved
+    Gateway(GatewayArguments),
+    /// Run one end of the naive encapsulator, a fault to compare with and to find
+    #[command(hide = true)]
+    Naive(NaiveArguments),
     /// Measure what flows keep while strangers flood the tunnel's port
     Hostile(HostileArguments),
 }
@@ -84,6 +93,97 @@ pub struct BenchArguments {
     pub html: Option<PathBuf>,
 }
 
+/// What `lab gateway` is told.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    sudo seikan lab gateway --rounds 5 --seconds 4 --json gateway.json\n  \
+    sudo seikan lab gateway --only host-to-host,seikan-transparent --loads tcp1,rev,udp")]
+pub struct GatewayArguments {
+    /// Length of each measurement
+    #[arg(long, value_name = "SECONDS", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=600))]
+    pub seconds: u32,
+    /// How often each measurement is made
+    #[arg(long, value_name = "ROUNDS", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub rounds: u32,
+    /// Only these ways; those that are found if left out. Run only when named: WireGuards that are not in Go, and ours with 1,000 devices configured and an address for each of 200 streams (seikan-transparent+1000, seikan-routed+1000)
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
+    pub only: Vec<String>,
+    /// Only these loads, from the device; tcp1 (out) and rev (in) if left out
+    #[arg(long, value_name = "LOAD,...", value_delimiter = ',')]
+    pub loads: Vec<Load>,
+    /// What the LAN's cards do; the naive encapsulator always has plain ones
+    #[arg(long, value_name = "CARD", default_value = "plain")]
+    pub card: Card,
+    /// Load over IPv6
+    #[arg(long)]
+    pub ipv6: bool,
+    /// Devices on the LAN, all but one idle; more than one are joined by a switch
+    #[arg(long, value_name = "DEVICES", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=100))]
+    pub devices: u8,
+    /// Write every figure as JSON
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub json: Option<PathBuf>,
+    /// Draw the medians as a picture
+    #[arg(long, value_name = "FILE.svg", value_hint = ValueHint::FilePath)]
+    pub plot: Option<PathBuf>,
+    /// Write one self-contained page
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub html: Option<PathBuf>,
+}
+
+/// What the cards of the LAN do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Card {
+    /// Packets of the MTU cross, which the gateway's kernel merges, as with a physical card
+    Plain,
+    /// Super-packets cross whole
+    Whole,
+}
+
+impl From<Card> for seikan_lab::gateway::site::Card {
+    fn from(card: Card) -> Self {
+        match card {
+            Card::Plain => Self::Plain,
+            Card::Whole => Self::Whole,
+        }
+    }
+}
+
+/// What `lab naive` is told.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    sudo seikan lab naive --wan wan0 --peer 10.0.0.2 --lan lan0 --overlay 10.77.0.0/24\n  \
+    sudo seikan lab naive --wan wan0 --peer 10.0.0.1 --tun naive0 --address 10.77.0.2/24 --network 192.168.1.0/24")]
+pub struct NaiveArguments {
+    /// Interface to the outside
+    #[arg(long, value_name = "INTERFACE")]
+    pub wan: String,
+    /// Address of the other end
+    #[arg(long, value_name = "ADDRESS")]
+    pub peer: Ipv4Addr,
+    /// Carry what machines on this card send
+    #[arg(
+        long,
+        value_name = "INTERFACE",
+        requires = "overlay",
+        conflicts_with = "tun",
+        required_unless_present = "tun"
+    )]
+    pub lan: Option<String>,
+    /// to these destinations
+    #[arg(long, value_name = "NETWORK", default_value = "10.77.0.0/24")]
+    pub overlay: Ipv4Net,
+    /// Carry what this machine sends into a TUN device, which is made
+    #[arg(long, value_name = "INTERFACE", requires = "address")]
+    pub tun: Option<String>,
+    /// with this address
+    #[arg(long, value_name = "ADDRESS/LENGTH")]
+    pub address: Option<Ipv4Net>,
+    /// and these networks routed into it
+    #[arg(long, value_name = "NETWORK,...", value_delimiter = ',')]
+    pub network: Vec<Ipv4Net>,
+}
+
 /// What is sent through a tunnel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Load {
@@ -93,6 +193,8 @@ pub enum Load {
     Tcp4,
     /// 128 TCP streams
     Tcp128,
+    /// 200 TCP streams
+    Tcp200,
     /// One TCP stream the other way
     Rev,
     /// One TCP stream each way at once
@@ -107,6 +209,7 @@ impl From<Load> for seikan_lab::bench::Load {
             Load::Tcp1 => Self::Tcp1,
             Load::Tcp4 => Self::Tcp4,
             Load::Tcp128 => Self::Tcp128,
+            Load::Tcp200 => Self::Tcp200,
             Load::Rev => Self::Rev,
             Load::Bidir => Self::Bidir,
             Load::Udp => Self::Udp,
@@ -118,6 +221,8 @@ impl From<Load> for seikan_lab::bench::Load {
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     match &arguments.verb {
         LabVerb::Bench(arguments) => bench(arguments),
+        LabVerb::Gateway(arguments) => gateway(arguments),
+        LabVerb::Naive(arguments) => naive(arguments),
         LabVerb::Hostile(arguments) => hostile(arguments),
     }
 }
@@ -130,28 +235,105 @@ fn bench(arguments: &BenchArguments) -> anyhow::Result<ExitCode> {
     let outcome = seikan_lab::bench(&options(arguments), &interrupt, &mut |step| bar.show(step));
     drop(bar);
     let report = match outcome {
-        Err(error @ LabError::Usage(_)) => {
-            output::error(&error.into());
-            return Ok(ExitCode::from(2));
-        }
+        Err(error @ LabError::Usage(_)) => return wrong_usage(error),
         outcome => outcome?,
     };
     let sheet = Sheet::from(&report);
-    if let Some(file) = &arguments.json {
-        output::write_file(file, &(serde_json::to_string_pretty(&report)? + "\n"))?;
-    }
-    if let Some(file) = &arguments.plot {
-        output::write_file(file, &svg(&sheet)?)?;
-    }
-    if let Some(file) = &arguments.html {
-        output::write_file(file, &html(&sheet)?)?;
-    }
-    write!(io::stdout(), "{}", terminal(&sheet, Style::of_stdout()))?;
-    Ok(if report.failed() {
+    let files = [&arguments.json, &arguments.plot, &arguments.html];
+    show(&report, &sheet, files)?;
+    Ok(exit_code(report.failed()))
+}
+
+/// Runs the comparison of gateways, shows it, and writes what was asked for.
+fn gateway(arguments: &GatewayArguments) -> anyhow::Result<ExitCode> {
+    let interrupt = Interrupt::new();
+    let _signals = interrupt.catch_signals()?;
+    let bar = ProgressBar::new();
+    let defaults = GatewayOptions::default();
+    let options = GatewayOptions {
+        seconds: f64::from(arguments.seconds),
+        rounds: arguments.rounds,
+        only: (!arguments.only.is_empty()).then(|| arguments.only.clone()),
+        loads: match arguments.loads.as_slice() {
+            [] => defaults.loads,
+            some => some.iter().map(|&load| load.into()).collect(),
+        },
+        card: arguments.card.into(),
+        ipv6: arguments.ipv6,
+        devices: arguments.devices,
+    };
+    let outcome = seikan_lab::gateway(&options, &interrupt, &mut |step| bar.show(step));
+    drop(bar);
+    let report = match outcome {
+        Err(error @ LabError::Usage(_)) => return wrong_usage(error),
+        outcome => outcome?,
+    };
+    let sheet = Sheet::from(&report);
+    let files = [&arguments.json, &arguments.plot, &arguments.html];
+    show(&report, &sheet, files)?;
+    Ok(exit_code(report.failed()))
+}
+
+/// Runs one end of the naive encapsulator until a signal.
+fn naive(arguments: &NaiveArguments) -> anyhow::Result<ExitCode> {
+    let interrupt = Interrupt::new();
+    let _signals = interrupt.catch_signals()?;
+    let inside = match (&arguments.lan, &arguments.tun, arguments.address) {
+        (Some(card), ..) => Inside::Lan {
+            card: card.clone(),
+            overlay: arguments.overlay,
+        },
+        (None, Some(device), Some(address)) => Inside::Tun {
+            device: device.clone(),
+            address,
+            networks: arguments.network.clone(),
+        },
+        _ => anyhow::bail!("either --lan, or --tun with --address"),
+    };
+    let mut naive = Naive::open(&NaiveOptions {
+        wan: arguments.wan.clone(),
+        peer: arguments.peer,
+        inside,
+    })?;
+    naive.run(&interrupt)?;
+    writeln!(
+        io::stdout(),
+        "{}",
+        serde_json::to_string_pretty(&naive.counts())?
+    )?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn wrong_usage(error: LabError) -> anyhow::Result<ExitCode> {
+    output::error(&error.into());
+    Ok(ExitCode::from(2))
+}
+
+fn exit_code(failed: bool) -> ExitCode {
+    if failed {
         ExitCode::FAILURE
     } else {
         ExitCode::SUCCESS
-    })
+    }
+}
+
+/// Writes the files that were asked for (JSON, picture, page), and the sheet to standard output.
+fn show(
+    report: &impl serde::Serialize,
+    sheet: &Sheet,
+    [json, plot, page]: [&Option<PathBuf>; 3],
+) -> anyhow::Result<()> {
+    if let Some(file) = json {
+        output::write_file(file, &(serde_json::to_string_pretty(report)? + "\n"))?;
+    }
+    if let Some(file) = plot {
+        output::write_file(file, &svg(sheet)?)?;
+    }
+    if let Some(file) = page {
+        output::write_file(file, &html(sheet)?)?;
+    }
+    write!(io::stdout(), "{}", terminal(sheet, Style::of_stdout()))?;
+    Ok(())
 }
 
 /// Runs the measurement under fire and shows it.

@@ -18,7 +18,7 @@ use crate::load::{
     Direction, Ends, LatencyOptions, TcpOptions, UdpOptions, ping, tcp_bulk, udp_flood,
 };
 use crate::machine::{Machine, utc_now};
-use crate::tunnel::{self, Running, Tunnel};
+use crate::tunnel::{self, Started, Tunnel};
 
 pub use figures::{Absent, BenchReport, LoadSummary, Measured, Round, RoundLoad, TunnelReport};
 use figures::{summarise, with_ratios};
@@ -26,7 +26,7 @@ use figures::{summarise, with_ratios};
 /// Rest after a tunnel answers, before it is measured, and between loads.
 const SETTLE: Duration = Duration::from_millis(300);
 /// Rough time that starting and stopping a tunnel takes, for the progress bar only, in seconds.
-const START_SECONDS: f64 = 1.5;
+pub(crate) const START_SECONDS: f64 = 1.5;
 
 /// A kind of load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -38,6 +38,8 @@ pub enum Load {
     Tcp4,
     /// TCP, 128 streams.
     Tcp128,
+    /// TCP, 200 streams.
+    Tcp200,
     /// TCP, one stream, server to client.
     Rev,
     /// TCP, one stream each way at once; the sum.
@@ -48,10 +50,11 @@ pub enum Load {
 
 impl Load {
     /// All kinds, in the order of reports.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Tcp1,
         Self::Tcp4,
         Self::Tcp128,
+        Self::Tcp200,
         Self::Rev,
         Self::Bidir,
         Self::Udp,
@@ -64,6 +67,7 @@ impl Load {
             Self::Tcp1 => "tcp1",
             Self::Tcp4 => "tcp4",
             Self::Tcp128 => "tcp128",
+            Self::Tcp200 => "tcp200",
             Self::Rev => "rev",
             Self::Bidir => "bidir",
             Self::Udp => "udp",
@@ -77,6 +81,7 @@ impl Load {
             Self::Tcp1 => "TCP, 1 stream",
             Self::Tcp4 => "TCP, 4 streams",
             Self::Tcp128 => "TCP, 128 streams",
+            Self::Tcp200 => "TCP, 200 streams",
             Self::Rev => "TCP, 1 stream, the other way",
             Self::Bidir => "TCP, both ways at once, sum",
             Self::Udp => "UDP flood of 1200 byte datagrams, received",
@@ -88,6 +93,7 @@ impl Load {
             Self::Tcp1 => (1, Direction::Forward),
             Self::Tcp4 => (4, Direction::Forward),
             Self::Tcp128 => (128, Direction::Forward),
+            Self::Tcp200 => (200, Direction::Forward),
             Self::Rev => (1, Direction::Reverse),
             Self::Bidir => (1, Direction::Both),
             Self::Udp => return None,
@@ -199,21 +205,26 @@ pub fn bench(
 }
 
 fn check(options: &BenchOptions) -> Result<()> {
-    if options.rounds == 0 || options.loads.is_empty() {
-        return Err(LabError::Usage(
-            "nothing to measure: at least one round and one load are needed".into(),
-        ));
-    }
-    if !options.seconds.is_finite() || !(0.1..=3600.0).contains(&options.seconds) {
-        return Err(LabError::Usage(format!(
-            "{} s per load: 0.1 to 3600 are possible",
-            options.seconds
-        )));
-    }
+    check_length(options.rounds, &options.loads, options.seconds)?;
     if !(576..=65_535).contains(&options.mtu) {
         return Err(LabError::Usage(format!(
             "a link MTU of {} bytes: 576 to 65535 are possible",
             options.mtu
+        )));
+    }
+    Ok(())
+}
+
+/// Refuses what would measure nothing, or for ever.
+pub(crate) fn check_length(rounds: u32, loads: &[Load], seconds: f64) -> Result<()> {
+    if rounds == 0 || loads.is_empty() {
+        return Err(LabError::Usage(
+            "nothing to measure: at least one round and one load are needed".into(),
+        ));
+    }
+    if !seconds.is_finite() || !(0.1..=3600.0).contains(&seconds) {
+        return Err(LabError::Usage(format!(
+            "{seconds} s per load: 0.1 to 3600 are possible"
         )));
     }
     Ok(())
@@ -283,7 +294,13 @@ fn measure(
         offload: options.offload,
     };
     let outcome = tunnel::start(tunnel, link, interrupt).and_then(|mut running| {
-        run_loads(tunnel, &mut running, &mut round, options, interrupt, step)
+        let (hosts, started) = running.parts();
+        let ends = tunnel.ends(hosts);
+        let plan = Plan {
+            loads: &options.loads,
+            seconds: options.seconds,
+        };
+        run_loads(&ends, started, &mut round, plan, interrupt, step)
     });
     match outcome {
         Err(LabError::Interrupted) => return Err(LabError::Interrupted),
@@ -293,39 +310,40 @@ fn measure(
     Ok(round)
 }
 
-fn run_loads(
-    tunnel: &dyn Tunnel,
-    running: &mut Running,
+/// Which loads run, and how long each.
+#[derive(Clone, Copy)]
+pub(crate) struct Plan<'a> {
+    pub(crate) loads: &'a [Load],
+    /// Measured seconds of each.
+    pub(crate) seconds: f64,
+}
+
+/// Measures latency, then every load, from end to end of what has been started; calls `step` before each with the
+/// seconds that have passed.
+pub(crate) fn run_loads(
+    ends: &Ends<'_>,
+    started: &mut Started,
     round: &mut Round,
-    options: &BenchOptions,
+    plan: Plan<'_>,
     interrupt: &Interrupt,
     step: &mut dyn FnMut(f64, &str),
 ) -> Result<()> {
     interrupt.sleep(SETTLE)?;
     step(START_SECONDS / 2.0, "ping");
-    round.latency = Some(ping(
-        &tunnel.ends(&running.hosts),
-        &LatencyOptions::default(),
-        interrupt,
-    )?);
-    for (index, &load) in options.loads.iter().enumerate() {
+    round.latency = Some(ping(ends, &LatencyOptions::default(), interrupt)?);
+    for (index, &load) in plan.loads.iter().enumerate() {
         step(
-            START_SECONDS + index as f64 * (options.seconds + 1.0),
+            START_SECONDS + index as f64 * (plan.seconds + 1.0),
             load.title(),
         );
-        let measured = match run_load(
-            &tunnel.ends(&running.hosts),
-            load,
-            options.seconds,
-            interrupt,
-        ) {
+        let measured = match run_load(ends, load, plan.seconds, interrupt) {
             Err(LabError::Interrupted) => return Err(LabError::Interrupted),
             Err(error) => Measured::Failed(error.to_string()),
             Ok(measured) => measured,
         };
         round.loads.push(RoundLoad { load, measured });
-        round.peak_rss = running.peak_rss();
-        running.check_alive()?;
+        round.peak_rss = started.peak_rss();
+        started.check_alive()?;
         interrupt.sleep(SETTLE)?;
     }
     Ok(())

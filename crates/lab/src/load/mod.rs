@@ -32,6 +32,8 @@ pub struct Ends<'a> {
     pub server: &'a Host,
     /// The server's address as the client sees it: on the link, or inside a tunnel.
     pub target: IpAddr,
+    /// Addresses of the client that TCP streams come from, in turn; where there are none, the kernel chooses.
+    pub sources: &'a [IpAddr],
 }
 
 impl Ends<'_> {

@@ -5,12 +5,13 @@
 //! Every stream begins with its seeded [`Pattern`], which is always checked; with `verify` all of it is.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use seikan_sys::tcp::TcpInfo;
 use serde::{Deserialize, Serialize};
-use socket2::SockRef;
+use socket2::{Domain, SockRef, Socket, Type};
 
 use super::{Ends, gbit_per_second, join};
 use crate::error::{LabError, Result};
@@ -109,6 +110,9 @@ pub struct TcpReport {
     pub cpu_seconds_per_gbit: Option<f64>,
     /// Segments sent again by either host's kernel, warm-up included.
     pub retransmitted_segments: u64,
+    /// The first stream's congestion window when measuring ended, in bytes; `None` when the kernel does not tell.
+    #[serde(default)]
+    pub congestion_window: Option<u64>,
     /// Bytes received per stream within the measured time; forward streams first.
     pub stream_bytes: Vec<u64>,
     /// Bytes compared with the pattern and found right, warm-up included.
@@ -143,7 +147,7 @@ pub fn tcp_bulk(ends: &Ends<'_>, options: &TcpOptions, interrupt: &Interrupt) ->
     let again = retransmissions(ends)?;
     let streams = connect_all(ends, options, interrupt)?;
     let stop = AtomicBool::new(false);
-    let (samples, cpu, outcome) = std::thread::scope(|scope| {
+    let (samples, cpu, window, outcome) = std::thread::scope(|scope| {
         let stop = &stop;
         let mut workers = Vec::with_capacity(streams.len() * 2);
         for stream in &streams {
@@ -151,16 +155,24 @@ pub fn tcp_bulk(ends: &Ends<'_>, options: &TcpOptions, interrupt: &Interrupt) ->
             workers.push(scope.spawn(move || receive_stream(stream, options.verify, stop)));
         }
         let measured = measure(&streams, options, interrupt);
+        let window = congestion_window(&streams[0].tx);
         stop.store(true, Ordering::Relaxed);
         let mut outcome = Ok(());
         for worker in workers {
             outcome = outcome.and(join(worker).and_then(|r| r));
         }
-        measured.map(|(samples, cpu)| (samples, cpu, outcome))
+        measured.map(|(samples, cpu)| (samples, cpu, window, outcome))
     })?;
     outcome?;
-    let retransmitted = retransmissions(ends)?.saturating_sub(again);
-    Ok(summarise(&streams, options, &samples, cpu, retransmitted))
+    let mut report = summarise(&streams, options, &samples, cpu);
+    report.retransmitted_segments = retransmissions(ends)?.saturating_sub(again);
+    report.congestion_window = window;
+    Ok(report)
+}
+
+fn congestion_window(sender: &TcpStream) -> Option<u64> {
+    let info = TcpInfo::of(sender).ok()?;
+    Some(u64::from(info.congestion_window) * u64::from(info.segment))
 }
 
 fn retransmissions(ends: &Ends<'_>) -> Result<u64> {
@@ -194,11 +206,12 @@ fn connect_all(
     };
     let mut streams = Vec::new();
     for &reverse in reverse {
-        for _ in 0..options.streams {
+        for number in 0..options.streams {
             interrupt.check()?;
+            let source = ends.sources.iter().cycle().nth(number).copied();
             let client = ends
                 .client
-                .run(|| TcpStream::connect_timeout(&target, CONNECT_TIMEOUT))?
+                .run(|| connect(source, target))?
                 .map_err(LabError::io(format!("connect to {target}")))?;
             let (server, _) = listener
                 .accept()
@@ -226,6 +239,16 @@ fn connect_all(
         }
     }
     Ok(streams)
+}
+
+/// Connects from an address of its own, if given.
+fn connect(source: Option<IpAddr>, target: SocketAddr) -> std::io::Result<TcpStream> {
+    let socket = Socket::new(Domain::for_address(target), Type::STREAM, None)?;
+    if let Some(source) = source {
+        socket.bind(&SocketAddr::new(source, 0).into())?;
+    }
+    socket.connect_timeout(&target.into(), CONNECT_TIMEOUT)?;
+    Ok(socket.into())
 }
 
 /// Writes until told to stop, then ends the stream.
@@ -423,13 +446,7 @@ fn measure(
     }
 }
 
-fn summarise(
-    streams: &[Stream],
-    options: &TcpOptions,
-    samples: &[Sample],
-    cpu: f64,
-    again: u64,
-) -> TcpReport {
+fn summarise(streams: &[Stream], options: &TcpOptions, samples: &[Sample], cpu: f64) -> TcpReport {
     let (first, last) = (&samples[0], &samples[samples.len() - 1]);
     let seconds = (last.at - first.at).as_secs_f64();
     let stream_bytes: Vec<u64> = last
@@ -467,7 +484,8 @@ fn summarise(
         forward_gbit_per_second: gbit_per_second(forward, seconds),
         reverse_gbit_per_second: gbit_per_second(reverse, seconds),
         cpu_seconds_per_gbit: (gbit > 0.0).then(|| cpu / gbit),
-        retransmitted_segments: again,
+        retransmitted_segments: 0,
+        congestion_window: None,
         stream_bytes,
         verified_bytes: streams
             .iter()

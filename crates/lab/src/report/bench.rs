@@ -41,7 +41,7 @@ pub(super) fn sheet(report: &BenchReport) -> Sheet {
     }
 }
 
-fn counted(count: u64, noun: &str) -> String {
+pub(super) fn counted(count: u64, noun: &str) -> String {
     if count == 1 {
         format!("1 {noun}")
     } else {

@@ -1,10 +1,11 @@
 //! What people see of a result: for a terminal, as SVG, as one HTML page.
 //!
-//! A [`BenchReport`] or [`DemoReport`] becomes a [`Sheet`] (headlines, bar panels, tables, the machine, the method);
+//! A [`BenchReport`], [`GatewayReport`] or [`DemoReport`] becomes a [`Sheet`] (headlines, bar panels, tables, the machine, the method);
 //! [`mod@terminal`], [`svg`] and [`mod@html`] draw any sheet. JSON is the report itself, by serde.
 
 mod bench;
 mod demo;
+mod gateway;
 mod html;
 mod plot;
 mod progress;
@@ -19,6 +20,7 @@ pub use terminal::{Style, terminal};
 
 use crate::bench::BenchReport;
 use crate::demo::DemoReport;
+use crate::gateway::GatewayReport;
 use crate::machine::Machine;
 use crate::stats::Spread;
 
@@ -119,6 +121,12 @@ impl From<&BenchReport> for Sheet {
 impl From<&DemoReport> for Sheet {
     fn from(report: &DemoReport) -> Self {
         demo::sheet(report)
+    }
+}
+
+impl From<&GatewayReport> for Sheet {
+    fn from(report: &GatewayReport) -> Self {
+        gateway::sheet(report)
     }
 }
 

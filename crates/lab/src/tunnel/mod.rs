@@ -8,8 +8,8 @@ mod mixed;
 mod nebula;
 mod openvpn;
 mod raw;
-mod seikan;
-mod wireguard;
+pub(crate) mod seikan;
+pub(crate) mod wireguard;
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ use crate::load::{Ends, wait_reachable};
 use crate::process::Processes;
 
 /// How long a tunnel may take until its far end answers.
-const READY_PATIENCE: Duration = Duration::from_secs(15);
+pub(crate) const READY_PATIENCE: Duration = Duration::from_secs(15);
 /// UDP port the tunnels listen on.
 pub(crate) const PORT: u16 = 51820;
 
@@ -88,6 +88,37 @@ pub struct Started {
     pub leftovers: Leftovers,
 }
 
+impl Started {
+    /// An error if a program of the tunnel has ended.
+    ///
+    /// # Errors
+    /// [`LabError::ChildExited`].
+    pub fn check_alive(&mut self) -> Result<()> {
+        let mut all = self.processes.0.iter_mut();
+        all.try_for_each(crate::process::Process::check_alive)
+    }
+
+    /// Largest resident memory of any of its programs so far, in bytes; `None` without programs.
+    #[must_use]
+    pub fn peak_rss(&self) -> Option<u64> {
+        let all = self.processes.0.iter();
+        all.filter_map(crate::process::Process::peak_rss).max()
+    }
+
+    /// A time-out alone says little: adds what the programs said.
+    pub(crate) fn explain(&self, error: LabError) -> LabError {
+        let LabError::Timeout { .. } = error else {
+            return error;
+        };
+        let all = self.processes.0.iter();
+        let words: Vec<String> = all.map(crate::process::Process::last_words).collect();
+        LabError::Setup(format!(
+            "{error}; the programs' last words:\n{}",
+            words.join("\n")
+        ))
+    }
+}
+
 /// Files to remove at the end.
 #[derive(Debug, Default)]
 pub struct Leftovers(pub Vec<PathBuf>);
@@ -118,11 +149,12 @@ impl Running {
     /// # Errors
     /// [`LabError::ChildExited`].
     pub fn check_alive(&mut self) -> Result<()> {
-        self.started
-            .processes
-            .0
-            .iter_mut()
-            .try_for_each(crate::process::Process::check_alive)
+        self.started.check_alive()
+    }
+
+    /// The hosts and what runs in them, apart.
+    pub(crate) fn parts(&mut self) -> (&Hosts, &mut Started) {
+        (&self.hosts, &mut self.started)
     }
 
     /// What both ends say of themselves, host A first; empty when they cannot be asked.
@@ -138,12 +170,7 @@ impl Running {
     /// Largest resident memory of any of its programs so far, in bytes; `None` without programs.
     #[must_use]
     pub fn peak_rss(&self) -> Option<u64> {
-        self.started
-            .processes
-            .0
-            .iter()
-            .filter_map(crate::process::Process::peak_rss)
-            .max()
+        self.started.peak_rss()
     }
 }
 
@@ -153,12 +180,7 @@ impl Running {
 /// Whatever stops it, with the end of its log; [`LabError::Timeout`] when the far end does not answer.
 pub fn start(tunnel: &dyn Tunnel, link: Link, interrupt: &Interrupt) -> Result<Running> {
     let hosts = Hosts::create(tunnel.link(link))?;
-    // Mode 0700: the directory holds private keys.
-    let dir = tempfile::Builder::new()
-        .prefix("seikan-lab.")
-        .permissions(std::fs::Permissions::from_mode(0o700))
-        .tempdir()
-        .map_err(LabError::io("make a temporary directory"))?;
+    let dir = private_directory()?;
     let begin = Instant::now();
     let started = tunnel.up(&hosts, dir.path(), interrupt)?;
     let mut running = Running {
@@ -168,34 +190,21 @@ pub fn start(tunnel: &dyn Tunnel, link: Link, interrupt: &Interrupt) -> Result<R
         dir,
     };
     let Running { started, hosts, .. } = &mut running;
-    let alive = || {
-        started
-            .processes
-            .0
-            .iter_mut()
-            .try_for_each(crate::process::Process::check_alive)
-    };
-    wait_reachable(&tunnel.ends(hosts), READY_PATIENCE, interrupt, alive)
-        .map_err(|e| explain(e, started))?;
+    wait_reachable(&tunnel.ends(hosts), READY_PATIENCE, interrupt, || {
+        started.check_alive()
+    })
+    .map_err(|e| started.explain(e))?;
     running.ready_after = begin.elapsed();
     Ok(running)
 }
 
-/// A time-out alone says little: adds what the programs said.
-fn explain(error: LabError, started: &Started) -> LabError {
-    let LabError::Timeout { .. } = error else {
-        return error;
-    };
-    let words: Vec<String> = started
-        .processes
-        .0
-        .iter()
-        .map(crate::process::Process::last_words)
-        .collect();
-    LabError::Setup(format!(
-        "{error}; the programs' last words:\n{}",
-        words.join("\n")
-    ))
+/// A directory that only we can read, for private keys.
+pub(crate) fn private_directory() -> Result<tempfile::TempDir> {
+    tempfile::Builder::new()
+        .prefix("seikan-lab.")
+        .permissions(std::fs::Permissions::from_mode(0o700))
+        .tempdir()
+        .map_err(LabError::io("make a temporary directory"))
 }
 
 /// All tunnels known, in the order of reports: raw link, ours, others, ours with others. With `idle_peers`, ours also
@@ -265,7 +274,7 @@ pub(crate) fn need_tun() -> std::result::Result<(), String> {
 }
 
 /// The first line that `program ARGUMENT` prints about itself.
-fn version_line(program: &Path, argument: &str) -> Option<String> {
+pub(crate) fn version_line(program: &Path, argument: &str) -> Option<String> {
     let output = Command::new(program)
         .arg(argument)
         .stdin(Stdio::null())
@@ -285,18 +294,18 @@ fn version_line(program: &Path, argument: &str) -> Option<String> {
 }
 
 /// Interface name of a tunnel's end: unique per lab process, because control sockets carry it too.
-fn device_name(host: &Host) -> String {
+pub(crate) fn device_name(host: &Host) -> String {
     format!("sk{}{}", std::process::id(), host.name.to_ascii_lowercase())
 }
 
 /// A fresh X25519 key pair for one end of a WireGuard-like tunnel.
-struct KeyPair {
+pub(crate) struct KeyPair {
     private: StaticSecret,
     public: PublicKey,
 }
 
 impl KeyPair {
-    fn generate() -> Result<Self> {
+    pub(crate) fn generate() -> Result<Self> {
         let mut bytes = [0_u8; 32];
         seikan_sys::random::fill(&mut bytes).map_err(LabError::io("get random bytes for keys"))?;
         let private = StaticSecret::from(bytes);
@@ -305,17 +314,17 @@ impl KeyPair {
     }
 
     /// As wg(8) writes keys.
-    fn private_base64(&self) -> String {
+    pub(crate) fn private_base64(&self) -> String {
         STANDARD.encode(self.private.as_bytes())
     }
 
-    fn public_base64(&self) -> String {
+    pub(crate) fn public_base64(&self) -> String {
         STANDARD.encode(self.public.as_bytes())
     }
 }
 
 /// Writes a file that only we can read.
-fn write_private(file: &Path, content: &str) -> Result<()> {
+pub(crate) fn write_private(file: &Path, content: &str) -> Result<()> {
     use std::io::Write;
     use std::os::unix::fs::OpenOptionsExt;
     std::fs::OpenOptions::new()

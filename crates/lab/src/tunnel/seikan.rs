@@ -18,10 +18,10 @@ use crate::tunnel::{
 
 /// Tells Seikan where its control socket goes: not to the system's directory, which others use and which a user namespace
 /// cannot write.
-const RUN_DIR: &str = "SEIKAN_RUN_DIR";
+pub(crate) const RUN_DIR: &str = "SEIKAN_RUN_DIR";
 
 /// Seikan in one of its protocols.
-pub(super) struct Seikan {
+pub(crate) struct Seikan {
     protocol: &'static str,
     name: String,
     /// Peers beside the other end.
@@ -29,7 +29,7 @@ pub(super) struct Seikan {
 }
 
 impl Seikan {
-    pub(super) fn new(protocol: &'static str, idle_peers: u32) -> Self {
+    pub(crate) fn new(protocol: &'static str, idle_peers: u32) -> Self {
         let crowd = match idle_peers {
             0 => String::new(),
             more => format!("+{more}"),
@@ -131,18 +131,23 @@ impl Tunnel for Seikan {
     }
 
     fn status(&self, host: &Host, dir: &Path) -> Option<serde_json::Value> {
-        let output = Command::new(program()?)
-            .args(["status", &device_name(host), "--json"])
-            .env(RUN_DIR, dir)
-            .stdin(Stdio::null())
-            .output()
-            .ok()?;
-        serde_json::from_slice(&output.stdout).ok()
+        status(host, dir)
     }
 }
 
+/// What the end in `host` says of itself.
+pub(crate) fn status(host: &Host, dir: &Path) -> Option<serde_json::Value> {
+    let output = Command::new(program()?)
+        .args(["status", &device_name(host), "--json"])
+        .env(RUN_DIR, dir)
+        .stdin(Stdio::null())
+        .output()
+        .ok()?;
+    serde_json::from_slice(&output.stdout).ok()
+}
+
 /// `$SEIKAN_BIN`, this program if it is `seikan`, or the one on `PATH`.
-fn program() -> Option<PathBuf> {
+pub(crate) fn program() -> Option<PathBuf> {
     if let Some(file) = std::env::var_os("SEIKAN_BIN").map(PathBuf::from) {
         return is_executable(&file).then_some(file);
     }

@@ -25,7 +25,7 @@ const SOCKET_PATIENCE: Duration = Duration::from_secs(5);
 const MTU: u32 = 1420;
 
 /// One of the programs.
-pub(super) struct WireGuard {
+pub(crate) struct WireGuard {
     name: &'static str,
     program: &'static str,
     /// Arguments before the interface's name.
@@ -33,7 +33,7 @@ pub(super) struct WireGuard {
 }
 
 /// Those worth comparing with.
-pub(super) fn all() -> Vec<WireGuard> {
+pub(crate) fn all() -> Vec<WireGuard> {
     const RUST: &[&str] = &["-f", "--disable-drop-privileges"];
     vec![
         WireGuard {
@@ -88,12 +88,17 @@ impl Tunnel for WireGuard {
 }
 
 impl WireGuard {
+    /// Its name in reports.
+    pub(crate) fn label(&self) -> &'static str {
+        self.name
+    }
+
     /// Starts the end in `host`, for a peer that is `other`.
     #[expect(
         clippy::too_many_arguments,
         reason = "two ends with their keys, and where to"
     )]
-    pub(super) fn start_end(
+    pub(crate) fn start_end(
         &self,
         host: &Host,
         other: &Host,
@@ -145,15 +150,20 @@ fn wait_for_socket(
 
 /// Sends one `set` request and reads its `errno`.
 fn configure(mut socket: UnixStream, own: &KeyPair, peer: &KeyPair, other: &Host) -> Result<()> {
-    let request = format!(
+    let mut request = format!(
         "set=1\nprivate_key={}\nlisten_port={PORT}\nreplace_peers=true\npublic_key={}\nendpoint={}:{PORT}\n\
-         persistent_keepalive_interval=5\nreplace_allowed_ips=true\nallowed_ip={}/32\nallowed_ip={}/128\n\n",
+         persistent_keepalive_interval=5\nreplace_allowed_ips=true\nallowed_ip={}/32\nallowed_ip={}/128\n",
         hex(own.private.as_bytes()),
         hex(peer.public.as_bytes()),
         other.address,
         other.inner,
         other.inner6,
     );
+    for network in &other.behind {
+        // Writing to a String cannot fail.
+        let _ = writeln!(request, "allowed_ip={network}");
+    }
+    request.push('\n');
     let mut answer = String::new();
     socket
         .set_read_timeout(Some(SOCKET_PATIENCE))

@@ -1,0 +1,148 @@
+//! The gateway part of the lab as a program: the naive encapsulator's verb, and what an interrupted run leaves.
+#![forbid(unsafe_code)]
+
+mod common;
+
+use std::io::Read;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::skip;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use seikan_lab::Interrupt;
+use seikan_lab::gateway::site::{Card, LAN, Lan, Site, WAN, on_overlay};
+use seikan_lab::link::Host;
+use seikan_lab::load::{Ends, wait_reachable};
+
+const SEIKAN: &str = env!("CARGO_BIN_EXE_seikan");
+
+/// Killed if a test fails before it ends by itself.
+struct Running(Child);
+
+impl Running {
+    fn naive(host: &Host, words: &[&str]) -> Self {
+        let mut command = Command::new(SEIKAN);
+        command.args(["lab", "naive", "--wan", WAN]).args(words);
+        command.stdout(Stdio::piped());
+        Self(host.spawn(&mut command).expect("starts"))
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.0.id() as i32), signal).expect("running");
+    }
+
+    fn end(&mut self, patience: Duration) -> std::process::ExitStatus {
+        let begin = Instant::now();
+        loop {
+            if let Some(status) = self.0.try_wait().expect("a child") {
+                return status;
+            }
+            assert!(begin.elapsed() < patience, "does not end");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Fails only when it has ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn the_naive_verb_carries_and_counts_until_a_signal() {
+    let lan = Lan {
+        card: Card::Plain,
+        gro: true,
+        rps: false,
+        devices: 1,
+    };
+    let site = match Site::create(&lan) {
+        Ok(site) => site,
+        Err(error) => return skip(&error.to_string()),
+    };
+    site.route_through_gateway(on_overlay(2).networks())
+        .expect("routes");
+    let near = [
+        "--peer",
+        "10.0.0.2",
+        "--lan",
+        LAN,
+        "--overlay",
+        "10.77.0.0/24",
+    ];
+    let far = [
+        "--peer",
+        "10.0.0.1",
+        "--tun",
+        "naive0",
+        "--address",
+        "10.77.0.2/24",
+    ];
+    let network = ["--network", "192.168.1.0/24"];
+    let mut ends = [
+        Running::naive(&site.gateway, &near),
+        Running::naive(&site.remote, &[far.as_slice(), &network].concat()),
+    ];
+    let through = Ends {
+        client: &site.device,
+        server: &site.remote,
+        target: on_overlay(2).of(false),
+        sources: &[],
+    };
+    let patience = Duration::from_secs(10);
+    wait_reachable(&through, patience, &Interrupt::new(), || Ok(())).expect("an answer");
+    for end in &mut ends {
+        end.signal(Signal::SIGTERM);
+        assert!(end.end(patience).success());
+        let mut text = String::new();
+        let output = end.0.stdout.as_mut().expect("piped");
+        output.read_to_string(&mut text).expect("text");
+        let counts: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+        assert!(counts["out"].as_u64() > Some(0), "{counts}");
+        assert!(counts["arrived"].as_u64() > Some(0), "{counts}");
+    }
+}
+
+#[test]
+fn an_interrupted_run_leaves_no_files_and_says_so() {
+    if let Err(error) = Host::create("A", 1) {
+        return skip(&error.to_string());
+    }
+    let temporary = tempfile::tempdir().expect("directory");
+    let files = || std::fs::read_dir(temporary.path()).expect("read").count();
+    let mut command = Command::new(SEIKAN);
+    command
+        .args([
+            "lab",
+            "gateway",
+            "--seconds",
+            "60",
+            "--rounds",
+            "1",
+            "--loads",
+            "tcp1",
+        ])
+        .args(["--only", "naive-no-gro"])
+        .env("TMPDIR", temporary.path())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped());
+    let mut run = Running(command.spawn().expect("starts"));
+    let begin = Instant::now();
+    while files() == 0 {
+        assert!(begin.elapsed() < Duration::from_secs(10), "does not begin");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    // In the middle of the load, or of what comes before it: whatever is there is removed.
+    std::thread::sleep(Duration::from_secs(1));
+    run.signal(Signal::SIGINT);
+    assert_eq!(run.end(Duration::from_secs(10)).code(), Some(1));
+    assert_eq!(files(), 0);
+    let mut text = String::new();
+    let output = run.0.stderr.as_mut().expect("piped");
+    output.read_to_string(&mut text).expect("text");
+    assert!(text.contains("interrupted"), "{text}");
+}

@@ -1,0 +1,469 @@
+//! A deliberately naive encapsulator, as a fault: one header on whatever the packet socket hands up.
+//!
+//! Out: read a packet from the card by packet socket (or from a TUN device), put one overlay header on the whole of it,
+//! send that as one UDP datagram, and let the outside fragment it. In: read the card again by packet socket, take the
+//! header off, hand the packet to the kernel. It is what one writes who thinks of packets as what is on the wire. But
+//! receive offload (GRO) merges packets before a packet socket sees them, so that the datagram becomes larger than the
+//! MTU, and its fragments but the first bear no overlay header: all of it is lost. Without GRO it works.
+//!
+//! One thread, one packet at a time, IPv4 only, and a key that everybody knows: nothing for any use but comparison.
+
+mod frame;
+
+use std::io::{self, ErrorKind, IoSlice};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
+
+use ipnet::{IpNet, Ipv4Net};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{LinkAddr, recvfrom, setsockopt, sockopt};
+use seikan_sys::netlink::{Netlink, NetlinkError, Route};
+use seikan_sys::tun::{Tun, TunOptions, VNET_HEADER_LEN};
+use serde::{Deserialize, Serialize};
+use socket2::{Domain, Protocol, SockFilter, SockRef, Socket, Type};
+
+use crate::error::{LabError, Result};
+use crate::interrupt::Interrupt;
+use crate::link::Host;
+
+pub use frame::PORT;
+use frame::{Arrival, HEADER, complete_checksum, destination, open, seal};
+
+/// MTU inside: what a TCP segment of 1460 bytes leaves beside virtual IP header, protocol header and UDP header. Only the
+/// host's end sets it, on its TUN device: TCP takes the smaller maximum segment size of the two ends.
+pub const MTU: u32 = 1460 - 20 - 64 - 8;
+
+/// The largest packet and what goes before it.
+const BUFFER: usize = HEADER + 65_536;
+/// Receive buffer of the packet socket, in bytes: some thousand packets.
+const RECEIVE_BUFFER: usize = 8 << 20;
+/// A waiting loop looks at its flag this often, in milliseconds.
+const PATIENCE: u16 = 50;
+
+/// `AF_PACKET`, `ETH_P_IP` and `IPPROTO_RAW` of Linux, which the socket library has no names for.
+const AF_PACKET: i32 = 17;
+const ETH_P_IP: u16 = 0x0800;
+const IPPROTO_RAW: i32 = 255;
+
+/// One end of the naive tunnel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NaiveOptions {
+    /// Name of the interface to the outside.
+    pub wan: String,
+    /// Address of the other end, outside.
+    pub peer: Ipv4Addr,
+    /// Where packets come from and go to.
+    pub inside: Inside,
+}
+
+/// The inside of an end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Inside {
+    /// A gateway: packets of other machines on a LAN.
+    Lan {
+        /// Name of the card.
+        card: String,
+        /// Destinations that are carried.
+        overlay: Ipv4Net,
+    },
+    /// A host with a TUN device of its own.
+    Tun {
+        /// Name of the device, which is made.
+        device: String,
+        /// Its address and network.
+        address: Ipv4Net,
+        /// Networks routed into it, beside its own.
+        networks: Vec<Ipv4Net>,
+    },
+}
+
+/// What became of packets. `out` is towards the other end.
+#[derive(Debug, Default)]
+struct Counters {
+    out: AtomicU64,
+    oversized: AtomicU64,
+    unsent: AtomicU64,
+    arrived: AtomicU64,
+    cut: AtomicU64,
+    headless: AtomicU64,
+    foreign: AtomicU64,
+    undelivered: AtomicU64,
+}
+
+/// What became of packets so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NaiveCounts {
+    /// Packets sent to the other end, merged ones counted once.
+    pub out: u64,
+    /// Not sent: too large for a UDP datagram.
+    pub oversized: u64,
+    /// Not sent for another reason.
+    pub unsent: u64,
+    /// Packets from the other end handed to the kernel.
+    pub arrived: u64,
+    /// Dropped: first fragments, which have the header but not the whole.
+    pub cut: u64,
+    /// Dropped: further fragments, which have no overlay header.
+    pub headless: u64,
+    /// Dropped: without the MAC of the other end.
+    pub foreign: u64,
+    /// Not taken by the kernel.
+    pub undelivered: u64,
+}
+
+impl Counters {
+    fn now(&self) -> NaiveCounts {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        NaiveCounts {
+            out: read(&self.out),
+            oversized: read(&self.oversized),
+            unsent: read(&self.unsent),
+            arrived: read(&self.arrived),
+            cut: read(&self.cut),
+            headless: read(&self.headless),
+            foreign: read(&self.foreign),
+            undelivered: read(&self.undelivered),
+        }
+    }
+}
+
+fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+/// An end, ready to run. Its sockets belong to the namespace it was opened in.
+#[derive(Debug)]
+pub struct Naive {
+    card: Socket,
+    udp: UdpSocket,
+    peer: SocketAddr,
+    wan: u32,
+    side: Side,
+    number: u64,
+    counters: Arc<Counters>,
+}
+
+#[derive(Debug)]
+enum Side {
+    Lan {
+        index: u32,
+        overlay: Ipv4Net,
+        raw: Socket,
+    },
+    Tun(Box<Tun>),
+}
+
+impl Naive {
+    /// Opens the sockets, and the TUN device, in the calling thread's network namespace.
+    ///
+    /// # Errors
+    /// Interfaces that are not there; no `CAP_NET_RAW` or `CAP_NET_ADMIN`.
+    pub fn open(options: &NaiveOptions) -> Result<Self> {
+        let netlink = Netlink::open().map_err(refuse)?;
+        let index = |name: &str| netlink.link(name).map(|link| link.index).map_err(refuse);
+        let wan = index(&options.wan)?;
+        let (side, cards) = match &options.inside {
+            Inside::Lan { card, overlay } => {
+                let index = index(card)?;
+                let raw = Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::from(IPPROTO_RAW)));
+                let side = Side::Lan {
+                    index,
+                    overlay: *overlay,
+                    raw: raw.map_err(LabError::io("open a raw IP socket (needs CAP_NET_RAW)"))?,
+                };
+                (side, vec![wan, index])
+            }
+            Inside::Tun {
+                device,
+                address,
+                networks,
+            } => (
+                Side::Tun(Box::new(open_tun(&netlink, device, *address, networks)?)),
+                vec![wan],
+            ),
+        };
+        let udp = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, PORT))
+            .map_err(LabError::io(format!("bind to UDP port {PORT}")))?;
+        // It only sends: what arrives there, the packet socket has seen already.
+        SockRef::from(&udp)
+            .set_recv_buffer_size(0)
+            .map_err(LabError::io("shrink a receive buffer"))?;
+        Ok(Self {
+            card: packet_socket(&cards).map_err(LabError::io("open a packet socket"))?,
+            udp,
+            peer: SocketAddrV4::new(options.peer, PORT).into(),
+            wan,
+            side,
+            number: 0,
+            counters: Arc::default(),
+        })
+    }
+
+    /// Carries packets until `stop` is raised.
+    ///
+    /// # Errors
+    /// A socket that fails for good.
+    pub fn run(&mut self, stop: &Interrupt) -> Result<()> {
+        let mut buffer = vec![0; BUFFER];
+        while !stop.is_raised() {
+            let (card, tun) = self
+                .wait()
+                .map_err(|errno| LabError::io("wait for packets")(errno.into()))?;
+            if card {
+                self.read_card(&mut buffer)
+                    .map_err(LabError::io("read from a packet socket"))?;
+            }
+            if tun {
+                self.read_tun(&mut buffer)
+                    .map_err(LabError::io("read from a TUN device"))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What became of packets so far.
+    #[must_use]
+    pub fn counts(&self) -> NaiveCounts {
+        self.counters.now()
+    }
+
+    /// Whether the card and whether the TUN device have something.
+    fn wait(&self) -> nix::Result<(bool, bool)> {
+        let wanted = |fd| PollFd::new(fd, PollFlags::POLLIN);
+        let mut fds = vec![wanted(self.card.as_fd())];
+        if let Side::Tun(tun) = &self.side {
+            fds.push(wanted(tun.queues()[0].as_fd()));
+        }
+        match poll(&mut fds, PollTimeout::from(PATIENCE)) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno),
+        }
+        let ready = |fd: &PollFd<'_>| fd.any().unwrap_or(false);
+        Ok((ready(&fds[0]), fds.get(1).is_some_and(ready)))
+    }
+
+    fn read_card(&mut self, buffer: &mut [u8]) -> io::Result<()> {
+        let read = recvfrom::<LinkAddr>(self.card.as_raw_fd(), &mut buffer[HEADER..]);
+        let (length, from) = match read {
+            Ok((length, Some(from))) => (length, from.ifindex()),
+            Ok((_, None)) | Err(Errno::EAGAIN | Errno::EINTR) => return Ok(()),
+            // The interface went down for a moment.
+            Err(Errno::ENETDOWN) => return Ok(()),
+            Err(errno) => return Err(errno.into()),
+        };
+        let end = HEADER + length;
+        match &self.side {
+            _ if from == self.wan as usize => self.inwards(&mut buffer[HEADER..end]),
+            Side::Lan { index, overlay, .. } if from == *index as usize => {
+                let carried = destination(&buffer[HEADER..end])
+                    .is_some_and(|destination| overlay.contains(&destination));
+                if carried {
+                    self.outwards(&mut buffer[..end]);
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn read_tun(&mut self, buffer: &mut [u8]) -> io::Result<()> {
+        let Side::Tun(tun) = &self.side else {
+            return Ok(());
+        };
+        // The device's own header is where ours will end.
+        match tun.queues()[0].read(&mut buffer[HEADER - VNET_HEADER_LEN..]) {
+            Ok(length) => {
+                let end = HEADER - VNET_HEADER_LEN + length;
+                // The device is IPv4's, but the kernel tries IPv6 on any.
+                if destination(&buffer[HEADER..end]).is_some() {
+                    self.outwards(&mut buffer[..end]);
+                }
+                Ok(())
+            }
+            Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(()),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Puts the one header before the packet and sends the whole as one datagram, however large: the kernel fragments
+    /// what is larger than the MTU (its default, `IP_PMTUDISC_WANT`, forbids that to routers only).
+    fn outwards(&mut self, datagram: &mut [u8]) {
+        self.number += 1;
+        seal(datagram, self.number);
+        let counter = match self.udp.send_to(datagram, self.peer) {
+            Ok(_) => &self.counters.out,
+            Err(e) if e.raw_os_error() == Some(Errno::EMSGSIZE as i32) => &self.counters.oversized,
+            Err(_) => &self.counters.unsent,
+        };
+        count(counter);
+    }
+
+    /// Takes one IP packet from the outside, and the packet within to the kernel.
+    fn inwards(&mut self, packet: &mut [u8]) {
+        let counters = &self.counters;
+        match open(packet) {
+            Arrival::NotOurs => {}
+            Arrival::Headless => count(&counters.headless),
+            Arrival::Cut => count(&counters.cut),
+            Arrival::Foreign => count(&counters.foreign),
+            Arrival::Packet(inner) => {
+                complete_checksum(inner);
+                let done = deliver(&self.side, inner);
+                count(match done {
+                    Ok(_) => &counters.arrived,
+                    Err(_) => &counters.undelivered,
+                });
+            }
+        }
+    }
+}
+
+fn refuse(error: NetlinkError) -> LabError {
+    LabError::Setup(error.to_string())
+}
+
+/// A TUN device that is up, with its address and routes; no offloads, as one who does not know of them has it.
+fn open_tun(
+    netlink: &Netlink,
+    device: &str,
+    address: Ipv4Net,
+    networks: &[Ipv4Net],
+) -> Result<Tun> {
+    let tun = Tun::create(&TunOptions {
+        name: device.to_owned(),
+        mtu: MTU,
+        queues: 1,
+        offload: false,
+    })
+    .map_err(|e| LabError::Setup(e.to_string()))?;
+    netlink
+        .add_address(tun.index(), IpNet::V4(address))
+        .map_err(refuse)?;
+    netlink.set_up(tun.index()).map_err(refuse)?;
+    for network in networks {
+        let route = Route::to(IpNet::V4(*network)).device(tun.index());
+        netlink.add_route(&route).map_err(refuse)?;
+    }
+    Ok(tun)
+}
+
+/// A packet socket without the link's header for what arrives on these interfaces.
+fn packet_socket(interfaces: &[u32]) -> io::Result<Socket> {
+    let protocol = Protocol::from(i32::from(ETH_P_IP.to_be()));
+    let socket = Socket::new(AF_PACKET.into(), Type::DGRAM, Some(protocol))?;
+    socket.attach_filter(&filter(interfaces))?;
+    socket.set_nonblocking(true)?;
+    // What is lost here would be blamed on something else. Refused in a user namespace: then as much as anybody gets.
+    if setsockopt(&socket, sockopt::RcvBufForce, &RECEIVE_BUFFER).is_err() {
+        socket.set_recv_buffer_size(RECEIVE_BUFFER)?;
+    }
+    Ok(socket)
+}
+
+/// A classic BPF program that accepts packets of these interfaces (linux/filter.h: `SKF_AD_OFF`, `SKF_AD_IFINDEX`).
+fn filter(interfaces: &[u32]) -> Vec<SockFilter> {
+    const LOAD_WORD: u16 = 0x20;
+    const JUMP_IF_EQUAL: u16 = 0x15;
+    const RETURN: u16 = 0x06;
+    const INTERFACE: u32 = (-0x1000_i32 + 8) as u32;
+    let mut program = vec![SockFilter::new(LOAD_WORD, 0, 0, INTERFACE)];
+    for (index, interface) in interfaces.iter().enumerate() {
+        // Over the other comparisons and the refusal.
+        let to_acceptance = (interfaces.len() - index) as u8;
+        program.push(SockFilter::new(JUMP_IF_EQUAL, to_acceptance, 0, *interface));
+    }
+    program.push(SockFilter::new(RETURN, 0, 0, 0));
+    program.push(SockFilter::new(RETURN, 0, 0, u32::MAX));
+    program
+}
+
+fn deliver(side: &Side, packet: &[u8]) -> io::Result<usize> {
+    match side {
+        Side::Lan { raw, .. } => {
+            let to = destination(packet).ok_or(ErrorKind::InvalidData)?;
+            raw.send_to(packet, &SocketAddrV4::new(to, 0).into())
+        }
+        Side::Tun(tun) => {
+            let none = [0; VNET_HEADER_LEN];
+            tun.queues()[0].write_vectored(&[IoSlice::new(&none), IoSlice::new(packet)])
+        }
+    }
+}
+
+/// An end that runs in a thread of this process until it is dropped.
+#[derive(Debug)]
+pub struct Worker {
+    stop: Interrupt,
+    counters: Arc<Counters>,
+    thread: Option<JoinHandle<Result<()>>>,
+}
+
+impl Worker {
+    /// Opens an end inside `host` and runs it.
+    ///
+    /// # Errors
+    /// As [`Naive::open`].
+    pub fn start(host: &Host, options: &NaiveOptions) -> Result<Self> {
+        let mut naive = host.run(|| Naive::open(options))??;
+        let (stop, counters) = (Interrupt::new(), Arc::clone(&naive.counters));
+        let flag = stop.clone();
+        let thread = std::thread::Builder::new()
+            .name("naive".to_owned())
+            .spawn(move || naive.run(&flag))
+            .map_err(LabError::io("start a thread"))?;
+        Ok(Self {
+            stop,
+            counters,
+            thread: Some(thread),
+        })
+    }
+
+    /// What became of packets so far.
+    #[must_use]
+    pub fn counts(&self) -> NaiveCounts {
+        self.counters.now()
+    }
+
+    /// An error if the thread has ended.
+    ///
+    /// # Errors
+    /// What ended it.
+    pub fn check_alive(&mut self) -> Result<()> {
+        let Some(thread) = self.thread.take_if(|thread| thread.is_finished()) else {
+            return Ok(());
+        };
+        let ended = || LabError::Setup("the naive encapsulator ended early".to_owned());
+        thread.join().map_err(|_| ended())??;
+        Err(ended())
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.stop.raise();
+        if let Some(thread) = self.thread.take() {
+            // Its outcome no longer matters.
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_source_s_mtu() {
+        assert_eq!(MTU, 1368);
+        assert!(20 + 8 + HEADER + MTU as usize <= 1500);
+    }
+
+    #[test]
+    fn the_filter_jumps_to_acceptance() {
+        assert_eq!(filter(&[3, 9]).len(), 5);
+    }
+}

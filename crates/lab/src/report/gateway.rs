@@ -1,0 +1,227 @@
+//! The sheet of a comparison of gateways.
+
+use crate::bench::Load;
+use crate::gateway::site::Card;
+use crate::gateway::{FORWARDING, GatewayReport, GatewayRow, RowLoad, YARDSTICK};
+use crate::report::bench::counted;
+use crate::report::{Bar, Kind, NONE, Panel, Row, Sheet, Table, machine_facts, or_none};
+use crate::stats::{Spread, ratio};
+
+/// What the article that this comparison repeats measured: row, Mbit/s, segments sent again, congestion window in KB. It
+/// gives no figures for GRO off alone.
+const SOURCE: [(&str, [Option<f64>; 3]); 3] = [
+    ("naive-gro", [Some(1.56), Some(612.0), Some(2.57)]),
+    ("naive-no-gro", [None; 3]),
+    ("naive-no-gro-rps", [Some(32.6), Some(9.0), Some(266.0)]),
+];
+
+pub(super) fn sheet(report: &GatewayReport) -> Sheet {
+    let options = &report.options;
+    let mut facts = machine_facts(&report.machine);
+    let versions = report.rows.iter();
+    facts.extend(versions.filter_map(|row| Some((row.name.clone(), row.version.clone()?))));
+    Sheet {
+        title: "From a device through a gateway".to_owned(),
+        subtitle: format!(
+            "{} UTC, {}, {}, {}",
+            report.date,
+            counted(u64::from(options.rounds), "round"),
+            if options.ipv6 { "IPv6" } else { "IPv4" },
+            match options.card {
+                Card::Plain => "a LAN of plain cards",
+                Card::Whole => "a LAN that hands super-packets over whole",
+            },
+        ),
+        headlines: headlines(report),
+        panels: options
+            .loads
+            .iter()
+            .filter_map(|load| panel(report, *load))
+            .collect(),
+        tables: tables(report),
+        problems: report
+            .rows
+            .iter()
+            .flat_map(|row| row.errors.iter().map(move |e| format!("{}: {e}", row.name)))
+            .collect(),
+        facts,
+        method: method(report),
+    }
+}
+
+fn title(load: Load) -> String {
+    match load {
+        Load::Tcp1 => "TCP out of the device, 1 stream".to_owned(),
+        Load::Rev => "TCP into the device, 1 stream".to_owned(),
+        other => other.title().to_owned(),
+    }
+}
+
+/// Ours against host-to-host and the best WireGuard, for the first load.
+fn headlines(report: &GatewayReport) -> Vec<String> {
+    let Some(&load) = report.options.loads.first() else {
+        return Vec::new();
+    };
+    let speed = |row: &GatewayRow| Some(row.load(load)?.gbit_per_second.median);
+    let others = report
+        .rows
+        .iter()
+        .filter(|row| kind(row) == Kind::Other && !is_naive(row));
+    let best = others
+        .filter_map(|row| Some((row, speed(row)?)))
+        .max_by(|a, b| a.1.total_cmp(&b.1));
+    let ours = report
+        .rows
+        .iter()
+        .filter(|row| row.own && row.name != YARDSTICK);
+    ours.filter_map(|row| {
+        let own = speed(row)?;
+        let mut text = format!("{}: {} carries {own:.2} Gbit/s", title(load), row.name);
+        if let Some(share) = row.load(load).and_then(|l| l.ratio) {
+            text += &format!(", {share:.2} of host-to-host");
+        }
+        if let Some((other, theirs)) = best
+            && let Some(times) = ratio(own, theirs)
+        {
+            text += &format!(" and {times:.1} times {}", other.name);
+        }
+        Some(text + ".")
+    })
+    .collect()
+}
+
+fn is_naive(row: &GatewayRow) -> bool {
+    row.name.starts_with("naive")
+}
+
+fn kind(row: &GatewayRow) -> Kind {
+    match row.name.as_str() {
+        FORWARDING | YARDSTICK => Kind::Raw,
+        _ if row.own => Kind::Own,
+        _ => Kind::Other,
+    }
+}
+
+fn panel(report: &GatewayReport, load: Load) -> Option<Panel> {
+    let bars: Vec<Bar> = report.rows.iter().map(|row| bar(row, load)).collect();
+    let columns = ["× host", "retr.", "CPU s/Gbit", "range"];
+    bars.iter().any(|b| b.value.is_some()).then(|| Panel {
+        title: title(load),
+        unit: "Gbit/s".to_owned(),
+        columns: columns.map(str::to_owned).to_vec(),
+        bars,
+    })
+}
+
+fn bar(row: &GatewayRow, load: Load) -> Bar {
+    let figure = row.load(load);
+    let median = |of: fn(&RowLoad) -> Option<Spread>| figure.and_then(of).map(|s| s.median);
+    let value = figure.map(|f| f.gbit_per_second);
+    Bar {
+        label: row.name.clone(),
+        kind: kind(row),
+        value,
+        cells: vec![
+            or_none(figure.and_then(|f| f.ratio), 2),
+            or_none(median(|f| f.retransmitted), 0),
+            or_none(median(|f| f.cpu_seconds_per_gbit), 3),
+            value.map_or_else(|| NONE.to_owned(), |v| format!("{:.2}–{:.2}", v.min, v.max)),
+        ],
+    }
+}
+
+fn tables(report: &GatewayReport) -> Vec<Table> {
+    let text = |cells: &[&str]| cells.iter().map(|&c| c.to_owned()).collect::<Vec<String>>();
+    let rows = report.rows.iter().map(|row| Row {
+        kind: kind(row),
+        cells: vec![
+            row.name.clone(),
+            or_none(row.ping_us.map(|p| p.median), 0),
+            or_none(row.added_us, 0),
+        ],
+    });
+    let mut tables = vec![Table {
+        title: "Idle latency".to_owned(),
+        columns: text(&["way", "ping µs", "added µs per direction"]),
+        rows: rows.collect(),
+    }];
+    let naive: Vec<Row> = SOURCE
+        .iter()
+        .filter_map(|s| beside_source(report, s))
+        .collect();
+    if !naive.is_empty() {
+        tables.push(Table {
+            title: "The naive encapsulator, out of the device, beside the article's figures"
+                .to_owned(),
+            columns: text(&[
+                "way", "Mbit/s", "retr.", "cwnd KB", "there", "retr.", "cwnd KB",
+            ]),
+            rows: naive,
+        });
+    }
+    if !report.absent.is_empty() {
+        let rows = report.absent.iter().map(|a| Row {
+            kind: Kind::Other,
+            cells: vec![a.name.clone(), a.reason.clone()],
+        });
+        tables.push(Table {
+            title: "Not measured".to_owned(),
+            columns: text(&["way", "why"]),
+            rows: rows.collect(),
+        });
+    }
+    tables
+}
+
+fn beside_source(report: &GatewayReport, (name, source): &(&str, [Option<f64>; 3])) -> Option<Row> {
+    let row = report.row(name)?;
+    let load = row.load(Load::Tcp1)?;
+    let thousands = |spread: Option<Spread>| spread.map(|s| s.median / 1000.0);
+    let here = [
+        Some(load.gbit_per_second.median * 1000.0),
+        load.retransmitted.map(|s| s.median),
+        thousands(load.congestion_window),
+    ];
+    let mut cells = vec![(*name).to_owned()];
+    for figures in [&here, source] {
+        cells.extend(
+            figures
+                .iter()
+                .zip([2, 0, 1])
+                .map(|(&f, digits)| or_none(f, digits)),
+        );
+    }
+    Some(Row {
+        kind: kind(row),
+        cells,
+    })
+}
+
+fn method(report: &GatewayReport) -> Vec<String> {
+    let o = &report.options;
+    let lan = match o.card {
+        Card::Plain => {
+            "Device and gateway are joined by cards (veth) without segmentation and checksum offload, so that packets of 1500 bytes cross, which the receiver's kernel merges (GRO) except in the naive rows that say otherwise."
+        }
+        Card::Whole => {
+            "Device and gateway are joined by a veth with all offloads, which hands super-packets over whole; the naive rows have plain cards, across which packets of 1500 bytes go."
+        }
+    };
+    let devices = match o.devices {
+        1 => String::new(),
+        n => format!(" A switch joins {n} devices, all but one idle."),
+    };
+    vec![
+        format!(
+            "Device, gateway and remote are network namespaces of one machine. {lan}{devices} Gateway and remote are joined by a veth with all offloads."
+        ),
+        format!(
+            "Every row runs once per round in new hosts, rounds interleaved: {}, {} s per load after a warm-up of 1 s. Figures are medians over rounds, ranges their smallest and largest.",
+            counted(u64::from(o.rounds), "round"),
+            o.seconds
+        ),
+        format!(
+            "{YARDSTICK}: two hosts that run ours themselves, on a veth with all offloads. {FORWARDING}: the kernel alone, no tunnel. retr.: TCP segments sent again, warm-up included. CPU s/Gbit: busy CPU seconds of the whole machine. Ping: median of 200 ICMP echoes, 2 ms apart; added: half the difference to {FORWARDING}."
+        ),
+    ]
+}

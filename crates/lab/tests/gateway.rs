@@ -1,0 +1,212 @@
+//! Gateways in namespaces: the naive one fails as it must, forwarding works, and nothing is left behind.
+
+mod common;
+
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use seikan_lab::bench::Load;
+use seikan_lab::gateway::site::{self, Card, LAN, Lan, MAX_DEVICES, Site, on_wan};
+use seikan_lab::gateway::{FORWARDING, GatewayOptions, GatewayReport, gateway};
+use seikan_lab::load::{Ends, wait_reachable};
+use seikan_lab::{Interrupt, LabError};
+
+const PLAIN: Lan = Lan {
+    card: Card::Plain,
+    gro: true,
+    rps: false,
+    devices: 1,
+};
+
+/// One test at a time (threads and descriptors are counted, and figures compared); `None` where it may not run.
+fn alone() -> Option<MutexGuard<'static, ()>> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let guard = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    common::host().map(|_| guard)
+}
+
+fn options(only: &[&str], loads: &[Load]) -> GatewayOptions {
+    GatewayOptions {
+        seconds: 1.0,
+        rounds: 1,
+        only: Some(only.iter().map(|&name| name.to_owned()).collect()),
+        loads: loads.to_vec(),
+        ..GatewayOptions::default()
+    }
+}
+
+fn run(only: &[&str], loads: &[Load]) -> Option<GatewayReport> {
+    let report = gateway(&options(only, loads), &Interrupt::new(), &mut |_| ()).expect("runs");
+    if let Some(absent) = report.absent.first() {
+        common::skip(&format!("{}: {}", absent.name, absent.reason));
+        return None;
+    }
+    Some(report)
+}
+
+fn speed(report: &GatewayReport, row: &str, load: Load) -> f64 {
+    let row = report.row(row).expect("row");
+    assert_eq!(row.errors, Vec::<String>::new(), "{}", row.name);
+    row.load(load).expect("measured").gbit_per_second.median
+}
+
+#[test]
+fn one_header_on_merged_packets_breaks_tcp_out_of_the_device_only() {
+    let Some(_alone) = alone() else { return };
+    let Some(report) = run(&["naive-gro", "naive-no-gro"], &[Load::Tcp1, Load::Rev]) else {
+        return;
+    };
+    let [merged, single] = ["naive-gro", "naive-no-gro"].map(|row| speed(&report, row, Load::Tcp1));
+    // The article's factor is 20; here it is more than 1000.
+    assert!(single > 20.0 * merged, "{single} against {merged} Gbit/s");
+    let back = speed(&report, "naive-gro", Load::Rev);
+    assert!(back > 20.0 * merged, "{back} against {merged} Gbit/s");
+}
+
+#[test]
+fn what_the_naive_one_loses_are_fragments() {
+    let Some(_alone) = alone() else { return };
+    let Some(report) = run(&["naive-gro", "naive-no-gro"], &[Load::Tcp1]) else {
+        return;
+    };
+    let fragments = |row: &str| {
+        let remote = &report.row(row).expect("row").rounds[0].said[1];
+        ["cut", "headless"].map(|field| remote[field].as_u64().expect("a count"))
+    };
+    let [cut, headless] = fragments("naive-gro");
+    assert!(cut > 0 && headless >= cut, "{cut} and {headless}");
+    assert_eq!(fragments("naive-no-gro"), [0, 0]);
+}
+
+#[test]
+fn receive_packet_steering_changes_nothing_but_the_processor() {
+    let Some(_alone) = alone() else { return };
+    let Some(report) = run(&["naive-no-gro-rps"], &[Load::Tcp1]) else {
+        return;
+    };
+    assert!(speed(&report, "naive-no-gro-rps", Load::Tcp1) > 0.01);
+}
+
+#[test]
+fn plain_cards_cut_at_the_device_and_merge_at_the_gateway() {
+    let Some(_alone) = alone() else { return };
+    let site = Site::create(&PLAIN).expect("site");
+    let of = |host, card| site::offloads(host, card).expect("offloads");
+    let device = of(&site.device, &site.device.device);
+    let cuts = |name: &str| {
+        let tcp = ["tx-tcp-segmentation", "tx-tcp6-segmentation"].contains(&name);
+        tcp || name.starts_with("tx-checksum") || name == "tx-udp-segmentation"
+    };
+    assert!(!device.iter().any(|name| cuts(name)), "{device:?}");
+    let merges = |name: &String| name == "rx-gro";
+    assert!(of(&site.gateway, LAN).iter().any(merges));
+    let unmerged = Site::create(&Lan {
+        gro: false,
+        ..PLAIN
+    })
+    .expect("site");
+    assert!(!of(&unmerged.gateway, LAN).iter().any(merges));
+}
+
+#[test]
+fn every_device_behind_a_switch_reaches_the_remote() {
+    let Some(_alone) = alone() else { return };
+    let site = Site::create(&Lan {
+        devices: 3,
+        ..PLAIN
+    })
+    .expect("site");
+    site.let_gateway_forward().expect("forwarding");
+    site.route_through_gateway(on_wan(2).networks())
+        .expect("routes");
+    site.route_to_lan(None).expect("routes");
+    let devices: Vec<_> = std::iter::once(&site.device).chain(&site.others).collect();
+    assert_eq!(devices.len(), 3);
+    for client in devices {
+        for target in on_wan(2).both() {
+            let ends = Ends {
+                client,
+                server: &site.remote,
+                target,
+                sources: &[],
+            };
+            let patience = Duration::from_secs(5);
+            wait_reachable(&ends, patience, &Interrupt::new(), || Ok(())).expect("an answer");
+        }
+    }
+}
+
+#[test]
+fn forwarding_carries_both_ways_in_both_families() {
+    let Some(_alone) = alone() else { return };
+    for ipv6 in [false, true] {
+        let options = GatewayOptions {
+            ipv6,
+            ..options(&[FORWARDING], &[Load::Tcp1, Load::Rev])
+        };
+        let report = gateway(&options, &Interrupt::new(), &mut |_| ()).expect("runs");
+        for load in options.loads {
+            assert!(speed(&report, FORWARDING, load) > 0.05, "IPv6: {ipv6}");
+        }
+    }
+}
+
+/// Namespaces and TUN devices that this process holds, and threads of the naive encapsulator.
+fn held() -> (Vec<PathBuf>, usize) {
+    let entries = |path: &str| std::fs::read_dir(path).expect("procfs").flatten();
+    let links = entries("/proc/self/fd").filter_map(|fd| std::fs::read_link(fd.path()).ok());
+    let ours = |link: &PathBuf| {
+        let text = link.to_string_lossy();
+        text.starts_with("net:[") || text.ends_with("/net/tun")
+    };
+    let names = entries("/proc/self/task").map(|task| {
+        let name = std::fs::read_to_string(task.path().join("comm"));
+        name.unwrap_or_default()
+    });
+    (
+        links.filter(ours).collect(),
+        names.filter(|name| name.trim() == "naive").count(),
+    )
+}
+
+#[test]
+fn nothing_is_left_after_an_interruption() {
+    let Some(_alone) = alone() else { return };
+    assert_eq!(held(), (Vec::new(), 0), "before");
+    let interrupt = Interrupt::new();
+    let mut busy = (Vec::new(), 0);
+    let outcome = gateway(
+        &options(&["naive-no-gro"], &[Load::Tcp1]),
+        &interrupt,
+        &mut |step| {
+            if step.what.contains("TCP") {
+                busy = held();
+                interrupt.raise();
+            }
+        },
+    );
+    assert!(matches!(outcome, Err(LabError::Interrupted)), "{outcome:?}");
+    assert_eq!(
+        (busy.0.len(), busy.1),
+        (4, 2),
+        "three hosts and a TUN device"
+    );
+    assert_eq!(held(), (Vec::new(), 0), "after");
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    let refused = |options: GatewayOptions| {
+        let outcome = gateway(&options, &Interrupt::new(), &mut |_| ());
+        matches!(outcome, Err(LabError::Usage(_)))
+    };
+    assert!(refused(options(&["wireguard-og"], &[Load::Tcp1])));
+    assert!(refused(options(&[FORWARDING], &[])));
+    for devices in [0, MAX_DEVICES + 1] {
+        assert!(refused(GatewayOptions {
+            devices,
+            ..options(&[FORWARDING], &[Load::Tcp1])
+        }));
+    }
+}
