@@ -1,7 +1,8 @@
 //! `seikan demo`: the product in one command on one machine.
 //!
-//! Two hosts and a link; the raw link, then our tunnel in both protocols: TCP each way, a UDP flood, latency idle and
-//! under load. Everything is gone afterwards. Under a minute with the default options.
+//! Two hosts and a link; the raw link, then our tunnel in both protocols, then a device that runs nothing of ours and
+//! reaches a host through a gateway: TCP each way, a UDP flood, latency idle and under load. Everything is gone afterwards. Under
+//! a minute with the default options.
 
 use std::time::Duration;
 
@@ -9,18 +10,21 @@ use serde::{Deserialize, Serialize};
 
 use crate::Progress;
 use crate::error::{LabError, Result};
+use crate::gateway;
 use crate::interrupt::Interrupt;
 use crate::link::Link;
 use crate::load::{
-    Direction, LatencyOptions, LatencyReport, TcpOptions, UdpOptions, UdpReport, loaded_latency,
+    Direction, Ends, LatencyOptions, LatencyReport, TcpOptions, UdpOptions, UdpReport, loaded_latency,
     ping, tcp_bulk, udp_flood,
 };
 use crate::machine::{Machine, utc_now};
 use crate::stats::ratio;
-use crate::tunnel::{self, Running, Tunnel};
+use crate::tunnel::{self, Tunnel};
 
 /// The tunnels shown; the first is the yardstick.
 const SHOWN: [&str; 3] = ["raw", "seikan-native", "seikan-wireguard"];
+/// Name of the row of the device behind a gateway.
+pub const GATEWAY: &str = "seikan-gateway";
 /// Time between latency probes under load: rare enough not to be load itself.
 const PROBE_INTERVAL: Duration = Duration::from_millis(10);
 const WARMUP: Duration = Duration::from_millis(500);
@@ -127,14 +131,15 @@ pub fn demo(
     let shown = tunnel::all(0)
         .into_iter()
         .filter(|t| SHOWN.contains(&t.name()));
+    let mut report = |number: usize, name: &str, within: usize, what: &str| {
+        let fraction = (number * STEPS + within) as f64 / ((SHOWN.len() + 1) * STEPS) as f64;
+        progress(Progress {
+            fraction,
+            what: format!("{name}  {what}"),
+        });
+    };
     for (number, tunnel) in shown.enumerate() {
-        let mut step = |within: usize, what: &str| {
-            let fraction = (number * STEPS + within) as f64 / (SHOWN.len() * STEPS) as f64;
-            progress(Progress {
-                fraction,
-                what: format!("{}  {what}", tunnel.name()),
-            });
-        };
+        let mut step = |within: usize, what: &str| report(number, tunnel.name(), within, what);
         let mut row = DemoRow {
             name: tunnel.name().to_owned(),
             ..DemoRow::default()
@@ -147,6 +152,17 @@ pub fn demo(
         }
         rows.push(row);
     }
+    let mut row = DemoRow {
+        name: GATEWAY.to_owned(),
+        ..DemoRow::default()
+    };
+    let mut step = |within: usize, what: &str| report(SHOWN.len(), GATEWAY, within, what);
+    match show_gateway(options, &mut row, interrupt, &mut step) {
+        Ok(()) => {}
+        Err(LabError::Interrupted) => return Err(LabError::Interrupted),
+        Err(error) => row.error = Some(error.to_string()),
+    }
+    rows.push(row);
     let raw = rows.first().and_then(|r| r.forward_gbit_per_second);
     for row in &mut rows {
         row.ratio_to_raw = row
@@ -173,40 +189,53 @@ fn show(
     step(0, "starting");
     tunnel.availability().map_err(LabError::Setup)?;
     let mut running = tunnel::start(tunnel, Link::default(), interrupt)?;
-    let outcome = measure(tunnel, options, &running, row, interrupt, step);
+    row.ready_ms = running
+        .peak_rss()
+        .map(|_| running.ready_after.as_secs_f64() * 1e3);
+    let outcome = measure(&tunnel.ends(&running.hosts), options, row, interrupt, step);
     row.peak_rss = running.peak_rss();
     row.status = running.status(tunnel);
     // A tunnel that died explains the load that failed.
     running.check_alive().and(outcome)
 }
 
-fn measure(
-    tunnel: &dyn Tunnel,
+/// The row of the device, which knows the remote by an address of its own network.
+fn show_gateway(
     options: &DemoOptions,
-    running: &Running,
     row: &mut DemoRow,
     interrupt: &Interrupt,
     step: &mut dyn FnMut(usize, &str),
 ) -> Result<()> {
-    let ends = tunnel.ends(&running.hosts);
+    step(0, "starting");
+    gateway::behind(interrupt, &mut |ends, carriers| {
+        let outcome = measure(ends, options, row, interrupt, step);
+        row.peak_rss = carriers.peak_rss();
+        outcome
+    })
+}
+
+fn measure(
+    ends: &Ends<'_>,
+    options: &DemoOptions,
+    row: &mut DemoRow,
+    interrupt: &Interrupt,
+    step: &mut dyn FnMut(usize, &str),
+) -> Result<()> {
     let duration = Duration::from_secs_f64(options.seconds);
     let tcp = TcpOptions {
         warmup: WARMUP,
         duration,
         ..TcpOptions::default()
     };
-    row.ready_ms = running
-        .peak_rss()
-        .map(|_| running.ready_after.as_secs_f64() * 1e3);
     step(0, "idle latency");
-    row.idle = Some(ping(&ends, &LatencyOptions::default(), interrupt)?);
+    row.idle = Some(ping(ends, &LatencyOptions::default(), interrupt)?);
     step(1, "TCP from A to B, and latency meanwhile");
-    let forward = loaded_latency(&ends, &tcp, PROBE_INTERVAL, interrupt)?;
+    let forward = loaded_latency(ends, &tcp, PROBE_INTERVAL, interrupt)?;
     row.forward_gbit_per_second = Some(forward.gbit_per_second);
     row.loaded = Some(forward.latency);
     step(2, "TCP from B to A");
     let reverse = tcp_bulk(
-        &ends,
+        ends,
         &TcpOptions {
             direction: Direction::Reverse,
             ..tcp
@@ -220,6 +249,6 @@ fn measure(
         duration: duration / 2,
         ..UdpOptions::default()
     };
-    row.udp = Some(udp_flood(&ends, &udp, interrupt)?);
+    row.udp = Some(udp_flood(ends, &udp, interrupt)?);
     Ok(())
 }

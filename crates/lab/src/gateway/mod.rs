@@ -19,7 +19,7 @@ use crate::link::Link;
 use crate::load::{Ends, wait_reachable};
 use crate::machine::{Machine, utc_now};
 use crate::tunnel::seikan::Seikan;
-use crate::tunnel::{self, READY_PATIENCE, Tunnel, private_directory};
+use crate::tunnel::{self, READY_PATIENCE, Started, Tunnel, private_directory};
 
 pub use figures::{GatewayReport, GatewayRound, GatewayRow, RowLoad};
 use figures::{summarise, with_ratios};
@@ -171,6 +171,39 @@ pub fn gateway(
         rows: with_ratios(rows.collect()),
         absent,
     })
+}
+
+/// Brings a transparent gateway up and hands the device and the remote to `then`.
+///
+/// # Errors
+/// What cannot be made or does not come up, and what `then` says.
+pub(crate) fn behind(
+    interrupt: &Interrupt,
+    then: &mut dyn FnMut(&Ends<'_>, &Started) -> Result<()>,
+) -> Result<()> {
+    let way = Way::Seikan {
+        mode: ways::Mode::Transparent,
+        crowd: false,
+    };
+    let dir = private_directory()?;
+    let site = Site::create(&Lan {
+        card: Card::Whole,
+        gro: true,
+        rps: false,
+        devices: 1,
+    })?;
+    let mut carriers = way.up(&site, dir.path(), interrupt)?;
+    let sources = way.sources(false);
+    let ends = Ends {
+        client: &site.device,
+        server: &site.remote,
+        target: way.target(false),
+        sources: &sources,
+    };
+    wait_reachable(&ends, READY_PATIENCE, interrupt, || carriers.check_alive())
+        .map_err(|e| carriers.started.explain(e))?;
+    let outcome = then(&ends, &carriers.started);
+    carriers.check_alive().and(outcome)
 }
 
 /// The rows asked for that can run, and those that cannot.

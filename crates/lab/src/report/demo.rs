@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use crate::demo::{DemoReport, DemoRow};
+use crate::demo::{DemoReport, DemoRow, GATEWAY};
 use crate::load::UdpReport;
 use crate::report::{Bar, Kind, Panel, Row, Sheet, Table, machine_facts, mebibytes, or_none};
 use crate::stats::Spread;
@@ -62,6 +62,7 @@ fn label(row: &DemoRow) -> &str {
         "raw" => "raw link",
         "seikan-native" => "native",
         "seikan-wireguard" => "wireguard",
+        GATEWAY => "behind a gateway",
         other => other,
     }
 }
@@ -83,6 +84,11 @@ fn headline(row: &DemoRow) -> Option<String> {
         .ready_ms
         .map(|ms| format!("; up after {ms:.0} ms"))
         .unwrap_or_default();
+    if row.name == GATEWAY {
+        return Some(format!(
+            "From a device that runs nothing of ours, through a gateway: {speed:.2} Gbit/s{share}."
+        ));
+    }
     Some(format!(
         "{} protocol: {speed:.2} Gbit/s over one encrypted TCP stream{share}{ready}.",
         label(row)
@@ -218,6 +224,7 @@ fn method(report: &DemoReport) -> Vec<String> {
     vec![
         "Hosts A and B are network namespaces of this machine, joined by a veth pair with an MTU of 1500 bytes and all of its offloads; both ends of the tunnel and of the load share its cores.".to_owned(),
         format!("TCP: one stream for {} s after 0.5 s of warm-up, bytes read by the receiving program. UDP: half that time. Latency: ICMP echo, idle and during the transfer from A to B.", report.options.seconds),
+        "The device behind a gateway has one more link before it, and uses the native protocol from the gateway on; nothing is set on it but its address.".to_owned(),
         "One run only: `seikan lab bench` repeats, interleaves and compares with other tunnels.".to_owned(),
     ]
 }
