@@ -14,8 +14,8 @@ use crate::gateway;
 use crate::interrupt::Interrupt;
 use crate::link::Link;
 use crate::load::{
-    Direction, Ends, LatencyOptions, LatencyReport, TcpOptions, UdpOptions, UdpReport, loaded_latency,
-    ping, tcp_bulk, udp_flood,
+    Direction, Ends, LatencyOptions, LatencyReport, TcpOptions, UdpOptions, UdpReport,
+    loaded_latency, ping, tcp_bulk, udp_flood,
 };
 use crate::machine::{Machine, utc_now};
 use crate::stats::ratio;

@@ -173,12 +173,14 @@ impl GatewayNode {
         now: Instant,
         mut read: impl FnMut(&mut [u8]) -> io::Result<usize>,
     ) -> io::Result<usize> {
-        // In transparent mode the TUN device has the host's own packets only.
-        if self.lan.is_some() {
-            return read(space);
-        }
         for _ in 0..FRAMES_PER_TURN {
             let length = read(space)?;
+            if self.lan.is_some() {
+                match self.gateway.from_host(&space[..length]) {
+                    Ok(()) => return Ok(length),
+                    Err(_) => continue, // counted
+                }
+            }
             let outcome = self
                 .gateway
                 .outbound(now, &mut space[..length], Origin::Tun);

@@ -142,6 +142,21 @@ impl Gateway {
         outcome.map(|()| Outbound::Whole)
     }
 
+    /// Looks at a read of the TUN device in transparent mode, where it has what the host itself sends or
+    /// forwards: that is not the gateway's, unless it pretends to be a device.
+    pub fn from_host(&mut self, read: &[u8]) -> Result<(), DropReason> {
+        let packet = read.get(VNET_HDR_LEN..).unwrap_or_default();
+        let source = IpPacket::parse_headers(packet).map(|ip| ip.src);
+        match source {
+            Ok(source) if self.by_overlay.contains_key(&source) => {
+                self.drop_stray(DropReason::DeviceMismatch, 1);
+                Err(DropReason::DeviceMismatch)
+            }
+            // What is no packet is dropped by the tunnel.
+            _ => Ok(()),
+        }
+    }
+
     /// Takes in a packet from the tunnel. `header` begins with the IP header and holds all headers
     /// of a super-packet, or the whole of an ordinary packet; it stands for `packets` of `bytes`
     /// altogether. After `Ok` its fate is told by [`Self::delivered`].

@@ -332,6 +332,8 @@ impl Station {
             || self.answer_for.iter().any(|net| net.contains(&target));
         ours && self.active
             && gateway.device_by_lan(vlan, target).is_none()
+            // The host's own stack answers for these.
+            && !gateway.own.contains(&target)
             && self.conflicts(now).all(|c| c.address != target)
     }
 

@@ -173,6 +173,16 @@ fn the_host_itself_is_no_device() {
 }
 
 #[test]
+fn who_goes_by_the_host_is_no_device_either() {
+    let mut gateway = gateway(|_| {});
+    let forwarded = |from| read(from, REMOTE, UDP, &udp(5000, 53));
+    assert_eq!(gateway.from_host(&forwarded("10.77.0.1")), Ok(()));
+    assert_eq!(gateway.from_host(&forwarded("192.168.9.9")), Ok(()));
+    let pretended = gateway.from_host(&forwarded(OVERLAY));
+    assert_eq!(pretended, Err(DropReason::DeviceMismatch));
+}
+
+#[test]
 fn a_devices_address_from_another_card_is_refused() {
     let mut gateway = gateway(|c| c.devices[0].mac = Some(CARD));
     let mut out = read(LAN, SHOWN, UDP, &udp(5000, 53));
@@ -428,7 +438,7 @@ fn a_device_that_asks_for_a_remote_is_answered() {
 #[test]
 fn nobody_is_answered_for_addresses_of_others() {
     let (mut station, mut gateway) = (station(), gateway(|_| {}));
-    for target in ["192.168.1.1", LAN, "10.78.0.1"] {
+    for target in ["192.168.1.1", LAN, "10.78.0.1", "10.77.0.1"] {
         let ask = Arp::request(CARD, v4(LAN), v4(target));
         assert_eq!(answers(&mut station, &mut gateway, 0, &ask), []);
     }
