@@ -146,3 +146,61 @@ fn an_interrupted_run_leaves_no_files_and_says_so() {
     output.read_to_string(&mut text).expect("text");
     assert!(text.contains("interrupted"), "{text}");
 }
+
+/// Whether `seikan lab gateway` with these words succeeds, which it does only if no row of ours failed.
+fn succeeds(words: &[&str]) -> bool {
+    let file = tempfile::NamedTempFile::new().expect("file");
+    let output = Command::new(SEIKAN)
+        .args([
+            "lab",
+            "gateway",
+            "--seconds",
+            "1",
+            "--rounds",
+            "1",
+            "--json",
+        ])
+        .arg(file.path())
+        .args(words)
+        .output()
+        .expect("runs");
+    let text = std::fs::read_to_string(file.path()).expect("read");
+    let report: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    let absent = report["absent"].as_array().expect("a list");
+    if !absent.is_empty() {
+        skip(&format!("{absent:?}"));
+        return true;
+    }
+    let problems = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{problems}");
+    let rows = report["rows"].as_array().expect("a list");
+    let carries = |row: &serde_json::Value| {
+        let loads = row["loads"].as_array().expect("a list");
+        let speed = |load: &serde_json::Value| load["gbit_per_second"]["median"].as_f64();
+        !loads.is_empty() && loads.iter().all(|load| speed(load) > Some(0.02))
+    };
+    !rows.is_empty() && rows.iter().all(carries)
+}
+
+#[test]
+fn our_gateway_carries_both_ways_in_both_modes_and_families() {
+    if let Err(error) = Host::create("A", 1) {
+        return skip(&error.to_string());
+    }
+    let ours = ["--only", "seikan-transparent,seikan-routed"];
+    assert!(succeeds(&ours));
+    assert!(succeeds(&[ours.as_slice(), &["--ipv6"]].concat()));
+}
+
+#[test]
+fn our_gateway_serves_a_crowd() {
+    if let Err(error) = Host::create("A", 1) {
+        return skip(&error.to_string());
+    }
+    assert!(succeeds(&[
+        "--only",
+        "seikan-transparent+1000,seikan-routed+1000",
+        "--loads",
+        "tcp200",
+    ]));
+}
