@@ -101,12 +101,18 @@ fn station(station: &Station, out: &mut Screen) {
         let _ = write!(text, ", {:.1} frames per read", per_read.mean);
     }
     out.line("station", text);
+    if let Some(second) = &station.second {
+        let text = match (second.heard, second.active) {
+            (true, true) => format!("{GREEN}active{RESET}"),
+            (true, false) => "stands by".into(),
+            (false, _) => format!("{YELLOW}is not heard{RESET}: nobody takes over"),
+        };
+        out.line("second gateway", text);
+    }
     if let Some(reason) = &station.without_gso {
         let reason = printable(reason);
-        out.line(
-            "segmentation offload",
-            format!("{YELLOW}off{RESET}, {reason}"),
-        );
+        let text = format!("{YELLOW}super-packets are cut up here{RESET}: {reason}");
+        out.line("segmentation offload", text);
     }
     if station.gso_refused > 0 {
         let refused = number(station.gso_refused);
