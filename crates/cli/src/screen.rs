@@ -124,7 +124,7 @@ impl Table {
 }
 
 /// Characters without escape sequences.
-fn width(text: &str) -> usize {
+pub fn width(text: &str) -> usize {
     plain(text).chars().count()
 }
 

@@ -11,6 +11,7 @@ use crate::control::subject::Record;
 use crate::node::{Node, now};
 use crate::status::{Direction, Distribution, direction, distribution};
 use seikan_observe::DropReason;
+use seikan_proto::gateway::merging::Merging;
 use seikan_proto::gateway::{self, DeviceId};
 use seikan_proto::time::Instant;
 use seikan_sys::ethtool::Ethtool;
@@ -65,9 +66,11 @@ pub struct Station {
     pub mac: String,
     /// It speaks; one that stands by only listens.
     pub active: bool,
+    /// The other gateway on this local network; absent where none is configured.
+    pub second: Option<Second>,
     /// Frames that the kernel could not queue for it.
     pub lost: u64,
-    /// Super-packets are handed to the card whole.
+    /// Super-packets are handed to the card whole; else they are cut up here.
     pub gso: bool,
     /// Why not.
     pub without_gso: Option<String>,
@@ -75,6 +78,15 @@ pub struct Station {
     pub gso_refused: u64,
     /// Frames read together.
     pub frames_per_read: Distribution,
+}
+
+/// The other gateway on the local network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Second {
+    /// It was heard within the last second.
+    pub heard: bool,
+    /// It was, and said that it speaks.
+    pub active: bool,
 }
 
 /// The flows of all devices.
@@ -280,7 +292,7 @@ pub fn without_devices(node: &Node, record: &Record) -> Option<GatewayStatus> {
             Some(lan) => lan.is_up(),
             None => lan_link.is_some_and(|(_, link)| link.up && link.carrier),
         },
-        station: lan.map(station),
+        station: lan.map(|lan| station(lan, gateway.gateway.merging(), now)),
         flows: FlowTable {
             known: flows.len() as u64,
             evicted: flows.evicted(),
@@ -340,14 +352,29 @@ fn leg(leg: &gateway::Leg) -> LegStatus {
     }
 }
 
-fn station(lan: &Lan) -> Station {
+fn station(lan: &Lan, merging: &Merging, now: Instant) -> Station {
+    let without_gso = if !lan.gso() {
+        Some("`offload = false` in the configuration")
+    } else if merging.is_broken() {
+        Some("the card loses super-packets; they are tried again after ten minutes")
+    } else if merging.is_cut() {
+        Some("most super-packets were lost; it is being tried whether this helps")
+    } else {
+        None
+    };
     Station {
         mac: lan.station.mac().to_string(),
         active: lan.station.is_active(),
+        second: lan.election.as_ref().map(|election| {
+            let other = election.other(now);
+            Second {
+                heard: other.is_some(),
+                active: other.unwrap_or(false),
+            }
+        }),
         lost: lan.lost(),
-        gso: lan.gso(),
-        without_gso: (!lan.gso())
-            .then(|| "`offload = false` in the configuration: packets are cut up here".into()),
+        gso: without_gso.is_none(),
+        without_gso: without_gso.map(str::to_owned),
         gso_refused: lan.counters.gso_refused,
         frames_per_read: distribution(&lan.counters.frames_per_read),
     }

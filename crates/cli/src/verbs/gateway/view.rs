@@ -8,7 +8,7 @@ use seikan_observe::DropReason;
 
 use crate::screen::{
     Align, CYAN, DIM, GREEN, RED, RESET, Screen, Table, YELLOW, ago, bytes, milliseconds, number,
-    printable, sentence,
+    printable, sentence, width,
 };
 
 /// Devices in the table of `seikan status`.
@@ -53,7 +53,7 @@ pub fn whole(tunnel: &str, gateway: &GatewayStatus, out: &mut Screen) {
     }
     for device in detailed {
         out.0.push('\n');
-        self::device(device, out);
+        self::device(device, gateway.station.is_some(), out);
     }
 }
 
@@ -101,12 +101,18 @@ fn station(station: &Station, out: &mut Screen) {
         let _ = write!(text, ", {:.1} frames per read", per_read.mean);
     }
     out.line("station", text);
+    if let Some(second) = &station.second {
+        let text = match (second.heard, second.active) {
+            (true, true) => format!("{GREEN}active{RESET}"),
+            (true, false) => "stands by".into(),
+            (false, _) => format!("{YELLOW}is not heard{RESET}: nobody takes over"),
+        };
+        out.line("second gateway", text);
+    }
     if let Some(reason) = &station.without_gso {
         let reason = printable(reason);
-        out.line(
-            "segmentation offload",
-            format!("{YELLOW}off{RESET}, {reason}"),
-        );
+        let text = format!("{YELLOW}super-packets are cut up here{RESET}: {reason}");
+        out.line("segmentation offload", text);
     }
     if station.gso_refused > 0 {
         let refused = number(station.gso_refused);
@@ -127,8 +133,14 @@ fn stray(stray: &Direction, out: &mut Screen) {
     if stray.packets_in == 0 {
         return;
     }
-    let (all, consumed) = (number(stray.packets_in), number(stray.consumed));
-    let text = format!("{all} packets, of which {consumed} ARP, neighbour discovery and the like");
+    let mut text = format!("{} packets", number(stray.packets_in));
+    if stray.consumed > 0 {
+        let consumed = number(stray.consumed);
+        let _ = write!(
+            text,
+            ", of which {consumed} ARP, neighbour discovery and the like"
+        );
+    }
     out.line("of no device", text);
     for (name, count) in &stray.drops {
         out.drop(*count, "out", &sentence(name));
@@ -142,38 +154,37 @@ fn advice(gateway: &GatewayStatus, out: &mut Screen) {
             out.line("offloads unknown", printable(reason));
         }
     }
-    let mut advice = Vec::new();
-    for finding in gateway.findings() {
-        let (interface, setting) = (printable(&finding.interface), printable(&finding.setting));
-        advice.push((
-            format!(
-                "{interface}: {setting} is {YELLOW}{}{RESET}: {}",
-                finding.is, finding.why
-            ),
-            vec![&finding.command],
-        ));
-    }
-    if let Some(spread) = &gateway.spread
-        && let Some(cpu) = spread.all_on
-    {
-        let total: f64 = spread.net_rx_per_s.iter().sum();
-        let mut text = format!(
-            "{YELLOW}all on one softirq core{RESET}: CPU {cpu} does {:.0} % of {} receive softirqs per second",
-            100.0 * spread.share,
-            number(total as u64)
-        );
-        if spread.commands.is_empty() {
-            text += ", although packets are spread: a single flow stays on one";
-        }
-        advice.push((text, spread.commands.iter().collect()));
-    }
-    if advice.is_empty() {
+    let spread = gateway.spread.as_ref();
+    let all_on = spread.and_then(|spread| Some((spread, spread.all_on?)));
+    if gateway.findings().next().is_none() && all_on.is_none() {
         return;
     }
     out.heading("could be faster");
-    for (text, commands) in advice {
-        let _ = writeln!(out.0, "    {text}");
-        for command in commands {
+    for finding in gateway.findings() {
+        let _ = writeln!(
+            out.0,
+            "    {} of {} is {YELLOW}{}{RESET}: {CYAN}{}{RESET}\n      {DIM}{}{RESET}",
+            printable(&finding.setting),
+            printable(&finding.interface),
+            printable(&finding.is),
+            printable(&finding.command),
+            printable(&finding.why)
+        );
+    }
+    if let Some((spread, cpu)) = all_on {
+        let total: f64 = spread.net_rx_per_s.iter().sum();
+        let _ = writeln!(
+            out.0,
+            "    {YELLOW}all on one softirq core{RESET}: CPU {cpu} does {:.0} % of {} receive softirqs per second",
+            100.0 * spread.share,
+            number(total as u64)
+        );
+        let hint = match spread.commands.is_empty() {
+            true => "although packets are spread (RPS): a single flow stays on one core",
+            false => "several flows go faster on several cores:",
+        };
+        let _ = writeln!(out.0, "      {DIM}{hint}{RESET}");
+        for command in &spread.commands {
             let _ = writeln!(out.0, "      {CYAN}{}{RESET}", printable(command));
         }
     }
@@ -188,14 +199,11 @@ fn table(gateway: &GatewayStatus, devices: &[&DeviceStatus], out: &mut Screen) {
     }
     let mut table = Table::new(&[
         ("device", Left),
-        ("overlay", Left),
         ("last seen", Right),
         ("out", Right),
         ("in", Right),
-        ("LAN loss", Right),
-        ("RTT", Right),
-        ("tunnel loss", Right),
-        ("RTT", Right),
+        ("LAN: loss, RTT", Right),
+        ("tunnel: loss, RTT", Right),
         ("slow leg", Left),
         ("drops", Right),
     ]);
@@ -207,18 +215,14 @@ fn table(gateway: &GatewayStatus, devices: &[&DeviceStatus], out: &mut Screen) {
                 bytes(device.inbound.bytes_out),
             ),
         };
-        let overlay = device.overlay.first();
         let drops = drops(device);
         table.row(vec![
             format!("{YELLOW}{}{RESET}", printable(&device.name)),
-            overlay.map_or_else(String::new, ToString::to_string),
             ago(device.last_seen_s),
             outbound,
             inbound,
-            loss(&device.lan_leg),
-            rtt(&device.lan_leg),
-            loss(&device.tunnel_leg),
-            rtt(&device.tunnel_leg),
+            loss_and_rtt(&device.lan_leg),
+            loss_and_rtt(&device.tunnel_leg),
             slow(device.slow_leg).into(),
             match drops {
                 _ if expected_only(device) => number(drops),
@@ -229,7 +233,7 @@ fn table(gateway: &GatewayStatus, devices: &[&DeviceStatus], out: &mut Screen) {
     table.write(out);
 }
 
-fn device(device: &DeviceStatus, out: &mut Screen) {
+fn device(device: &DeviceStatus, has_frames: bool, out: &mut Screen) {
     out.title(YELLOW, "device", &device.name);
     let mut card = device
         .mac
@@ -238,7 +242,10 @@ fn device(device: &DeviceStatus, out: &mut Screen) {
     if let Some(vlan) = device.vlan {
         let _ = write!(card, ", VLAN {vlan}");
     }
-    out.line("card", card);
+    // Where the kernel forwards, no card is seen.
+    if has_frames || device.mac.is_some() {
+        out.line("card", card);
+    }
     let list = |addresses: &[std::net::IpAddr]| {
         let texts: Vec<_> = addresses.iter().map(ToString::to_string).collect();
         match texts.is_empty() {
@@ -246,23 +253,18 @@ fn device(device: &DeviceStatus, out: &mut Screen) {
             false => texts.join(", "),
         }
     };
-    let (lan, overlay) = (list(&device.lan), list(&device.overlay));
-    out.line(
-        "addresses",
-        format!("{lan} {DIM}here,{RESET} {overlay} {DIM}in the overlay{RESET}"),
-    );
-    let (sent, received) = (&device.outbound, &device.inbound);
-    let mut transfer = format!(
-        "{} in {} packets out, {} in {} packets in",
-        bytes(sent.bytes_out),
-        number(sent.packets_out),
-        bytes(received.bytes_out),
-        number(received.packets_out)
-    );
-    if let Some(factor) = device.gro_factor {
-        let _ = write!(transfer, ", {factor:.1} packets joined per read");
+    out.line("addresses", list(&device.lan));
+    out.line("in the overlay", list(&device.overlay));
+    for (label, direction) in [("out", &device.outbound), ("in", &device.inbound)] {
+        let (size, packets) = (bytes(direction.bytes_out), number(direction.packets_out));
+        let mut text = format!("{size} in {packets} packets");
+        if label == "out"
+            && let Some(factor) = device.gro_factor
+        {
+            let _ = write!(text, ", {factor:.1} joined per read");
+        }
+        out.line(label, text);
     }
-    out.line("transfer", transfer);
     for (name, leg) in [
         ("LAN leg", &device.lan_leg),
         ("tunnel leg", &device.tunnel_leg),
@@ -357,17 +359,22 @@ fn drops(device: &DeviceStatus) -> u64 {
     all.flat_map(|direction| direction.drops.values()).sum()
 }
 
-fn loss(leg: &LegStatus) -> String {
-    match leg.segments {
-        0 => format!("{DIM}-{RESET}"),
-        _ if leg.loss >= LOSS => format!("{RED}{:.2} %{RESET}", 100.0 * leg.loss),
-        _ => format!("{:.2} %", 100.0 * leg.loss),
+fn loss_and_rtt(leg: &LegStatus) -> String {
+    let loss = (leg.segments > 0).then(|| match leg.loss >= LOSS {
+        true => format!("{RED}{:.2} %{RESET}", 100.0 * leg.loss),
+        false => format!("{:.2} %", 100.0 * leg.loss),
+    });
+    // Of the width that most have, so that losses stand below each other.
+    let rtt = leg.rtt_us.map(milliseconds);
+    let rtt = rtt.map(|text| format!("{}{text}", " ".repeat(7usize.saturating_sub(width(&text)))));
+    match (loss, rtt) {
+        (None, None) => format!("{DIM}-{RESET}"),
+        (loss, rtt) => format!(
+            "{} {}",
+            loss.unwrap_or_else(|| "-".into()),
+            rtt.unwrap_or_else(|| "      -".into())
+        ),
     }
-}
-
-fn rtt(leg: &LegStatus) -> String {
-    leg.rtt_us
-        .map_or_else(|| format!("{DIM}-{RESET}"), milliseconds)
 }
 
 fn slow(leg: SlowLeg) -> &'static str {
