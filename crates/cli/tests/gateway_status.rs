@@ -32,6 +32,10 @@ LAN = 192.168.1.10
 Overlay = 10.80.0.10
 AllowFrom = any tcp/9000
 AllowFrom = any icmp
+[Device]
+Name = camera
+LAN = 192.168.1.11
+Overlay = 10.80.0.11
 [Remote]
 Overlay = 10.80.0.2
 LAN = 192.168.1.202
@@ -170,6 +174,8 @@ fn the_status_shows_the_devices_bytes_and_both_legs() {
         assert_eq!(gateway["interface"], "lan0");
         assert_eq!(gateway["up"], true);
         assert_eq!(gateway["station"]["active"], true);
+        assert_eq!(gateway["devices"][1]["name"], "camera");
+        assert_eq!(gateway["devices"][1]["last_seen_s"], Value::Null);
         let plc = &gateway["devices"][0];
         assert_eq!(plc["name"], "plc");
         assert_eq!(plc["mac"], device.mac.to_string());
