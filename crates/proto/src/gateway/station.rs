@@ -524,7 +524,11 @@ impl Gateway {
             self.device_by_lan(vlan, ip.src)
         };
         let counters = match self.device_by_mac(vlan, mac).or_else(by_address) {
-            Some(id) => &mut self.devices[id.0 as usize].outbound,
+            Some(id) => {
+                let device = &mut self.devices[id.0 as usize];
+                device.reads += 1;
+                &mut device.outbound
+            }
             None => &mut self.stray,
         };
         counters.packets_in += 1;

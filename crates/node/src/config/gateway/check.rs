@@ -332,6 +332,13 @@ fn check_reach(
                 let help = "take it out: devices need a route to the overlay by way of this host";
                 reporter.warn(*line, Some(Field::AnswerFor), &message, help);
             }
+            if let Some(At { line, .. }) = section.priority {
+                let priority = reporter.name(Field::Priority);
+                let message = format!("`{priority}` is for transparent mode");
+                let help = "take it out: what devices route by is this host's own address, which \
+                            VRRP (keepalived) moves to another";
+                reporter.error(line, Some(Field::Priority), &message, help);
+            }
         }
     }
 }
@@ -392,7 +399,7 @@ fn complete(draft: GatewayDraft) -> Option<GatewaySettings> {
         mode,
         answer_for,
         proxy_arp: section.proxy_arp.is_some_and(|proxy_arp| proxy_arp.value),
-        priority: section.priority,
+        priority: section.priority.map(|at| at.value),
         devices: devices.collect(),
         remotes: remotes.collect(),
     })

@@ -32,7 +32,7 @@ pub(in crate::config) struct GatewaySection {
     /// With their host bits.
     pub answer_for: Vec<At<IpNet>>,
     pub proxy_arp: Option<At<bool>>,
-    pub priority: Option<u8>,
+    pub priority: Option<At<u8>>,
 }
 
 /// One `[[gateway.device]]` so far.
@@ -99,7 +99,7 @@ impl Context<'_, '_, '_> {
                     draft.answer_for.extend(self.all(&entry, values::prefix));
                 }
                 Field::ProxyArp => self.set_at(&entry, values::boolean, &mut draft.proxy_arp),
-                Field::Priority => self.set(&entry, values::priority, &mut draft.priority),
+                Field::Priority => self.set_at(&entry, values::priority, &mut draft.priority),
                 _ => {}
             }
         }
