@@ -583,7 +583,7 @@ prop_compose! {
             mode: if routed { GatewayMode::Routed } else { GatewayMode::Transparent },
             answer_for: prefixes.into_iter().filter(|net| net.prefix_len() > 0).collect(),
             proxy_arp,
-            priority,
+            priority: priority.filter(|_| !routed),
             devices,
             remotes: (1..=remotes)
                 .map(|n| Remote {
