@@ -1,4 +1,4 @@
-//! Reading the TUN device, batch by batch, with an eye on how long its queue has stood.
+//! Reading the TUN device, or a gateway's card, batch by batch, with an eye on how long its queue has stood.
 //!
 //! A batch is small, so that what is read is still in the cache when it is sealed; the rest waits
 //! in the device's queue. When that queue has not been empty for a while ([`Codel`]), all it holds
@@ -9,6 +9,7 @@ use seikan_proto::batch::PacketBatch;
 use seikan_proto::codel::Codel;
 use seikan_proto::time::Instant;
 use std::io;
+use std::ops::Range;
 
 /// Bytes read from the TUN device before they are sent: enough for two super-packets, so that the
 /// second piles up while the first is handled, and still within the second-level cache.
@@ -62,10 +63,11 @@ impl Intake {
         self.next < self.filled
     }
 
-    /// The next batch, got by `read` if need be, and whether the device is gone.
+    /// The next batch, got by `read` if need be, and whether the device is gone. `read` says where in the
+    /// space it was given a packet lies, behind its virtio-net header.
     pub fn next(
         &mut self,
-        read: impl FnMut(&mut [u8]) -> io::Result<usize>,
+        read: impl FnMut(&mut [u8]) -> io::Result<Range<usize>>,
         now: Instant,
     ) -> (&mut PacketBatch, bool) {
         // That the device is gone is found again, once what it held is handed out.
@@ -80,7 +82,11 @@ impl Intake {
     }
 
     /// Fills the first batch, or as many as the backlog takes when its delay is to be known.
-    fn take(&mut self, mut read: impl FnMut(&mut [u8]) -> io::Result<usize>, now: Instant) -> Stop {
+    fn take(
+        &mut self,
+        mut read: impl FnMut(&mut [u8]) -> io::Result<Range<usize>>,
+        now: Instant,
+    ) -> Stop {
         if self.drained {
             self.codel.emptied(now);
             // Memory for a backlog is kept no longer than there is one.
@@ -111,10 +117,13 @@ impl Intake {
 }
 
 /// Reads until the batch is full or the queue is empty.
-fn fill(batch: &mut PacketBatch, read: &mut impl FnMut(&mut [u8]) -> io::Result<usize>) -> Stop {
+fn fill(
+    batch: &mut PacketBatch,
+    read: &mut impl FnMut(&mut [u8]) -> io::Result<Range<usize>>,
+) -> Stop {
     while let Some(space) = batch.space() {
         match read(space) {
-            Ok(length) => batch.commit(length),
+            Ok(range) => batch.commit_from(range.start, range.end),
             // The device was deleted (Linux drivers/net/tun.c).
             Err(error) if error.raw_os_error() == Some(EBADFD) => return Stop::Gone,
             Err(_) => return Stop::Empty,
@@ -129,11 +138,11 @@ mod tests {
     use std::time::Duration;
 
     /// A queue that holds `left` packets of 100 bytes.
-    fn queue(left: &mut usize) -> impl FnMut(&mut [u8]) -> io::Result<usize> {
+    fn queue(left: &mut usize) -> impl FnMut(&mut [u8]) -> io::Result<Range<usize>> {
         |_| match left.checked_sub(1) {
             Some(rest) => {
                 *left = rest;
-                Ok(100)
+                Ok(0..100)
             }
             None => Err(io::ErrorKind::WouldBlock.into()),
         }
@@ -204,7 +213,7 @@ mod tests {
             0 => Err(io::Error::from_raw_os_error(EBADFD)),
             _ => {
                 left -= 1;
-                Ok(100)
+                Ok(0..100)
             }
         };
         let found = [200, 201, 202].map(|ms| {
@@ -222,7 +231,7 @@ mod tests {
             |_| {
                 reads += 1;
                 if reads == 1 {
-                    Ok(100)
+                    Ok(0..100)
                 } else {
                     Err(io::Error::from_raw_os_error(EBADFD))
                 }

@@ -106,7 +106,7 @@ pub fn run(
     let mut served = Vec::new();
     loop {
         let until = |(at, _): (Instant, _)| at.duration_since(now().mono);
-        let timeout = if buffers.intake.waits() {
+        let timeout = if buffers.intake.waits() || node.lan_waits() {
             Some(Duration::ZERO)
         } else {
             let tunnel = node.tunnel.next_wakeup().filter(|_| !node.stands_by());
@@ -137,7 +137,7 @@ pub fn run(
         // write: looking costs less than waiting to be told, and halves a round trip.
         read |= receive[0] && node.receive_from(TOKEN_V4, &mut buffers);
         read |= receive[1] && node.receive_from(TOKEN_V6, &mut buffers);
-        if read_lan {
+        if read_lan || node.lan_waits() {
             node.read_from_lan();
         }
         if read || buffers.intake.waits() {
@@ -213,9 +213,12 @@ impl Node {
         let now = now();
         let queue = &self.tun.queues()[0];
         let (batch, gone) = match &mut self.gateway {
-            None => intake.next(|space| queue.read(space), now.mono),
+            None => intake.next(|space| queue.read(space).map(|length| 0..length), now.mono),
             Some(gateway) => intake.next(
-                |space| gateway.read(space, now.mono, |space| queue.read(space)),
+                |space| {
+                    let length = gateway.read(space, now.mono, |space| queue.read(space))?;
+                    Ok(0..length)
+                },
                 now.mono,
             ),
         };

@@ -1,9 +1,9 @@
 //! The card of the local network in transparent mode: a packet socket, and the station that speaks on it.
 
 use crate::config::GatewaySettings;
+use crate::intake::Intake;
 use crate::node::{SystemRandom, now};
 use seikan_observe::{DropReason, Histogram};
-use seikan_proto::batch::PacketBatch;
 use seikan_proto::gateway::election::Election;
 use seikan_proto::gateway::station::Station;
 use seikan_proto::inbox::{MAX_PIECES, Write};
@@ -14,11 +14,6 @@ use seikan_sys::packet::{Accept, PacketError, PacketOptions, PacketSocket};
 use seikan_wire::ethernet::{Mac, TAGGED_HEADER_LEN};
 use seikan_wire::{GsoType, VNET_HDR_LEN, VnetHdr};
 use std::io::{self, IoSlice};
-
-/// Bytes read from the card before they are sent: as for the TUN device.
-const READ_BYTES: usize = 3 * 65_536;
-/// Frames per batch.
-const READ_FRAMES: usize = 128;
 
 /// Why there can be no gateway on an interface.
 #[derive(Debug, thiserror::Error)]
@@ -100,7 +95,7 @@ pub struct Lan {
     pub station: Station,
     /// With a second gateway beside this one.
     pub election: Option<Election>,
-    pub(super) batch: PacketBatch,
+    pub(super) intake: Intake,
     /// What went over it.
     pub counters: LanCounters,
     /// Super-packets are handed to the kernel; else they are cut up here.
@@ -126,7 +121,7 @@ impl Lan {
             link,
             station,
             election,
-            batch: PacketBatch::new(READ_BYTES, READ_FRAMES),
+            intake: Intake::default(),
             counters: LanCounters::default(),
             gso: offload,
         };

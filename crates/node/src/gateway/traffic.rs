@@ -27,63 +27,64 @@ pub(crate) enum Destination {
 }
 
 impl Node {
+    /// Whether frames have been read that were not sent yet.
+    pub(crate) fn lan_waits(&self) -> bool {
+        let lan = self.gateway.as_ref().and_then(|g| g.lan.as_ref());
+        lan.is_some_and(|lan| lan.intake.waits())
+    }
+
     /// Reads the card of the local network once and sends what is for the tunnel.
     pub(crate) fn read_from_lan(&mut self) {
-        let Some(node) = &mut self.gateway else {
+        let Some(GatewayNode {
+            gateway,
+            lan: Some(lan),
+            ..
+        }) = &mut self.gateway
+        else {
             return;
         };
-        let GatewayNode { gateway, lan, .. } = node;
-        let Some(lan) = lan else { return };
-        let Some(socket) = &lan.socket else { return };
-        let mut adverts = Vec::new();
         let now = now();
-        let batch = &mut lan.batch;
-        batch.clear();
-        let mut frames = 0;
-        while frames < FRAMES_PER_TURN
-            && let Some(space) = batch.space()
-        {
-            // An empty queue, or a card that is down: its link's event says more.
-            let Ok(received) = socket.receive(space) else {
-                break;
-            };
-            frames += 1;
-            if received.truncated || received.vlan_protocol == PROVIDER_TAG {
-                gateway.drop_stray(DropReason::BadFrameType, 1);
-                continue;
-            }
-            let read = &mut space[..received.length];
-            let frame = lan.station.frame(now.mono, gateway, read, received.vlan);
-            let (start, mac, vlan) = match frame {
-                Frame::Packet { start, mac, vlan } => (start, mac, vlan),
-                Frame::Advert { start } => {
-                    adverts.push(read[start..].to_vec());
+        let (mut frames, mut adverts) = (0, Vec::new());
+        let (socket, station) = (&lan.socket, &mut lan.station);
+        let read = |space: &mut [u8]| {
+            let socket = socket.as_ref().ok_or(io::ErrorKind::NetworkDown)?;
+            for _ in 0..FRAMES_PER_TURN {
+                // An empty queue, or a card that is down: its link's event says more.
+                let received = socket.receive(space)?;
+                frames += 1;
+                if received.truncated || received.vlan_protocol == PROVIDER_TAG {
+                    gateway.drop_stray(DropReason::BadFrameType, 1);
                     continue;
                 }
-                Frame::Done => continue,
-            };
-            let origin = Origin::Lan { mac, vlan };
-            // What is refused was counted.
-            if let Ok(Outbound::Whole) = gateway.outbound(now.mono, &mut read[start..], origin) {
-                batch.commit_from(start, received.length);
+                let frame = &mut space[..received.length];
+                match station.frame(now.mono, gateway, frame, received.vlan) {
+                    Frame::Packet { start, mac, vlan } => {
+                        let origin = Origin::Lan { mac, vlan };
+                        let outcome = gateway.outbound(now.mono, &mut frame[start..], origin);
+                        // What is refused was counted.
+                        if let Ok(Outbound::Whole) = outcome {
+                            return Ok(start..received.length);
+                        }
+                    }
+                    Frame::Advert { start } => adverts.push(frame[start..].to_vec()),
+                    Frame::Done => {}
+                }
             }
-        }
-        if frames == 0 {
-            return;
-        }
-        for advert in adverts {
-            node.hear(&advert);
-        }
-        let Some(GatewayNode { lan: Some(lan), .. }) = &mut self.gateway else {
-            return;
+            // The rest after what waits elsewhere.
+            Err(io::ErrorKind::WouldBlock.into())
         };
-        let batch = &mut lan.batch;
-        lan.counters.frames_per_read.record(frames as u64);
+        let (batch, _) = lan.intake.next(read, now.mono);
+        if frames > 0 {
+            lan.counters.frames_per_read.record(frames);
+        }
         if !batch.is_empty() {
             self.tunnel
                 .outbound(now, batch, &mut self.outbox, &mut self.inbox);
             self.transmit();
             self.deliver(&mut []);
+        }
+        if let Some(gateway) = &mut self.gateway {
+            adverts.iter().for_each(|advert| gateway.hear(advert));
         }
         self.send_made();
     }
