@@ -17,7 +17,7 @@ SECONDS ?= 600
 TARGET ?=
 
 .PHONY: help test deps peers fmt-check house deny clippy doc unit interop fuzz-ci fuzz \
-	build release demo bench hostile soak interop-kernel clean
+	build release demo bench gateway hostile soak interop-kernel clean
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' Makefile | column -t -s '|'
@@ -74,6 +74,10 @@ demo: release ## two hosts in namespaces, a tunnel, load, a picture: under a min
 bench: release ## side by side with the tunnels found in $(PEERS) and on PATH
 	@scripts/install-peers.sh "$(PEERS)"
 	@PATH="$(PEERS):$$PATH" "$${CARGO_TARGET_DIR:-target}/release/seikan" lab bench
+
+gateway: release ## from a device through a gateway: ours, other people's, the kernel's forwarding, a naive one (root)
+	@scripts/install-peers.sh "$(PEERS)" wireguard-go wireguard-go-tailscale
+	@PATH="$(PEERS):$$PATH" "$${CARGO_TARGET_DIR:-target}/release/seikan" lab gateway
 
 hostile: release ## what a flow keeps of its throughput while strangers flood the tunnel's port (root)
 	@"$${CARGO_TARGET_DIR:-target}/release/seikan" lab hostile
