@@ -5,8 +5,8 @@
 //!   interfaces that learn from router advertisements are told to go on doing so.
 //! - Routes into the tunnel for remotes that have addresses of the local network, and answers to ARP
 //!   and neighbour discovery for these where asked.
-//! - Rules in a table of its own (nft(8)): where forwarding was off, only between the two interfaces; a
-//!   device whose card is given sends from no other.
+//! - Rules in a table of its own (nft(8)): a family that was not forwarded goes only between the two
+//!   interfaces; a device whose card is given sends from no other.
 
 use crate::config::{Config, Diagnostic, GatewaySettings, Severity};
 use crate::setup::firewall;
@@ -15,6 +15,13 @@ use crate::state::Journal;
 use seikan_sys::netlink::{Netlink, NetlinkError, Route};
 use seikan_sys::sysctl;
 use std::fmt::Write as _;
+
+/// In which families this host forwards only because of the gateway.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Guarded {
+    v4: bool,
+    v6: bool,
+}
 
 /// Makes the changes; what cannot be made is told.
 pub fn apply(
@@ -27,16 +34,14 @@ pub fn apply(
 ) -> Result<(), NetlinkError> {
     let lan = settings.interface.as_str();
     let name = config.name.as_str();
-    let addresses = settings.devices.iter().flat_map(|d| &d.lan);
-    let v6 = addresses.clone().any(|a| a.is_ipv6());
-    let forwarded_before = [("ipv4", true), ("ipv6", v6)]
-        .into_iter()
-        .filter(|(_, wanted)| *wanted)
-        .map(|(family, _)| family)
-        .filter(|family| sysctl::read(&[family, "conf", lan, "forwarding"]).is_ok_and(|v| v == "1"))
-        .count();
-    // Before there is forwarding there are its limits.
-    let guarded = forwarded_before < 1 + usize::from(v6);
+    let mut addresses = settings.devices.iter().flat_map(|d| &d.lan);
+    let v6 = addresses.any(|a| a.is_ipv6());
+    let is_off = |parameter: &[&str]| !sysctl::read(parameter).is_ok_and(|value| value == "1");
+    // Before there is forwarding there are its limits, in the family that was not forwarded.
+    let guarded = Guarded {
+        v4: is_off(&["ipv4", "conf", lan, "forwarding"]),
+        v6: v6 && is_off(&["ipv6", "conf", "all", "forwarding"]),
+    };
     restrict(config, settings, guarded, journal, warn);
     set(&["ipv4", "conf", lan, "forwarding"], "1", journal, warn);
     // Goes with the interface.
@@ -118,7 +123,7 @@ fn set(components: &[&str], value: &str, journal: &mut Journal, warn: &mut dyn F
 fn restrict(
     config: &Config,
     settings: &GatewaySettings,
-    guarded: bool,
+    guarded: Guarded,
     journal: &mut Journal,
     warn: &mut dyn FnMut(Diagnostic),
 ) {
@@ -137,8 +142,8 @@ fn restrict(
     );
     if let Err(error) = firewall::run(&script) {
         let message = format!("cannot set the gateway's firewall rules: {error}");
-        let help = if guarded {
-            "this host now forwards for anybody on the local network who sends to it: install \
+        let help = if guarded.v4 || guarded.v6 {
+            "this host now forwards for anybody who sends to it: install \
              nftables, or forbid that by other means"
         } else {
             "a device's address is taken from any card: install nftables, or forbid that by other \
@@ -148,7 +153,7 @@ fn restrict(
     }
 }
 
-fn rules(config: &Config, settings: &GatewaySettings, guarded: bool) -> String {
+fn rules(config: &Config, settings: &GatewaySettings, guarded: Guarded) -> String {
     let (lan, tun) = (&settings.interface, &config.name);
     let mut text = String::new();
     // Writing to a String cannot fail.
@@ -162,11 +167,21 @@ fn rules(config: &Config, settings: &GatewaySettings, guarded: bool) -> String {
             );
         }
     }
-    if guarded {
+    if guarded.v6 {
+        // The one switch of IPv6 lets every interface forward.
         let _ = writeln!(
             text,
-            "  iifname \"{lan}\" oifname != \"{tun}\" counter drop\n  \
-             iifname \"{tun}\" oifname != \"{lan}\" counter drop"
+            "  meta nfproto ipv6 iifname != {{ \"{lan}\", \"{tun}\" }} counter drop"
+        );
+    }
+    for (family, _) in [("ipv4", guarded.v4), ("ipv6", guarded.v6)]
+        .iter()
+        .filter(|f| f.1)
+    {
+        let _ = writeln!(
+            text,
+            "  meta nfproto {family} iifname \"{lan}\" oifname != \"{tun}\" counter drop\n  \
+             meta nfproto {family} iifname \"{tun}\" oifname != \"{lan}\" counter drop"
         );
     }
     text
