@@ -122,6 +122,7 @@ impl Gateway {
         let cut = outcome.is_ok() && self.is_hop && passing.longest() > self.mtu.tunnel as usize;
         let device = &mut self.devices[id.0 as usize];
         device.last_seen = Some(now);
+        device.used[family(passing.ip.src)] = Some(now);
         device.reads += 1;
         let counters = &mut device.outbound;
         counters.packets_in += passing.packets;
@@ -265,18 +266,17 @@ impl Gateway {
         if !usable || device.has_fixed_lan(address.is_ipv6()) {
             return Err(DropReason::DeviceMismatch);
         }
-        let slot = &mut device.lan[family(address)];
-        let old = *slot;
+        let family = family(address);
+        let old = device.lan[family];
         // IPv6 hosts use several at once: one-to-one is the one that was first.
         if address.is_ipv6()
             && old.is_some()
-            && device
-                .last_seen
-                .is_some_and(|seen| now.duration_since(seen) < LEARNED_FOR)
+            && device.used[family].is_some_and(|used| now.duration_since(used) < LEARNED_FOR)
         {
             return Err(DropReason::DeviceMismatch);
         }
-        *slot = Some(address);
+        device.lan[family] = Some(address);
+        device.used[family] = Some(now);
         let vlan = device.config.vlan;
         if let Some(old) = old {
             self.by_lan.remove(&(vlan, old));

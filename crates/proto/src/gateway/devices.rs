@@ -24,6 +24,8 @@ pub struct Device {
     pub mac: Option<Mac>,
     /// When something of it was heard last.
     pub last_seen: Option<Instant>,
+    /// When each of `lan` was heard last.
+    pub(super) used: [Option<Instant>; 2],
     /// From the device into the tunnel.
     pub outbound: DirectionCounters,
     /// From the tunnel to the device.
@@ -87,6 +89,7 @@ impl Device {
             overlay: [overlay[0].or(lan[0]), overlay[1].or(lan[1])],
             mac: config.mac,
             last_seen: None,
+            used: [None; 2],
             outbound: DirectionCounters::default(),
             inbound: DirectionCounters::default(),
             reads: 0,

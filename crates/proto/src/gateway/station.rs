@@ -6,6 +6,7 @@
 //! send to that address is for the tunnel ([`Frame::Packet`]); ARP (RFC 826, 5227) and neighbour
 //! discovery (RFC 4861) end here; everything else of the local network stays there, counted.
 
+use super::devices::family;
 use super::{DeviceId, Gateway, election};
 use crate::keys::PublicKey;
 use crate::time::Instant;
@@ -93,6 +94,19 @@ struct Question {
     next: Instant,
     interval: Duration,
     unanswered: u32,
+    /// Since when another card has its address, while it is not known which of them is there.
+    doubted: Option<Instant>,
+}
+
+impl Question {
+    fn new(now: Instant) -> Question {
+        Question {
+            next: now,
+            interval: ASK_FIRST,
+            unanswered: 0,
+            doubted: None,
+        }
+    }
 }
 
 impl Station {
@@ -303,9 +317,32 @@ impl Station {
         match gateway.heard(now, vlan, mac, address, STILL_THERE) {
             Ok(Some(id)) => {
                 self.questions.remove(&id);
+                self.conflicts
+                    .retain(|c| (c.address, c.mac) != (address, mac));
             }
             Ok(None) => {}
-            Err(()) => self.conflict(now, address, mac),
+            Err(()) => {
+                self.doubt(now, gateway, vlan, address);
+                self.conflict(now, address, mac);
+            }
+        }
+    }
+
+    /// Another card has a device's address: a duplicate if the device is still there, else its new card.
+    fn doubt(&mut self, now: Instant, gateway: &Gateway, vlan: Option<u16>, address: IpAddr) {
+        let Some(id) = gateway.device_by_lan(vlan, address) else {
+            return;
+        };
+        if gateway.device(id).is_none_or(|d| d.config.mac.is_some()) {
+            return;
+        }
+        let question = self.questions.entry(id).or_insert(Question::new(now));
+        if question.doubted.is_none() {
+            *question = Question {
+                doubted: Some(now),
+                ..Question::new(now)
+            };
+            (self.due, self.cursor) = (now, 0);
         }
     }
 
@@ -365,8 +402,15 @@ impl Station {
             let silent = device
                 .last_seen
                 .is_none_or(|seen| seen.has_expired(SILENT, now));
-            let question = self.questions.get(&id).copied();
-            if silent && question.is_none_or(|q| q.next <= now) {
+            let mut question = self.questions.get(&id).copied();
+            let doubted = question.and_then(|q| q.doubted);
+            if doubted.is_some_and(|since| device.last_seen > Some(since)) {
+                // It is there, whoever else is.
+                self.questions.remove(&id);
+                question = None;
+            }
+            let in_doubt = question.is_some_and(|q| q.doubted.is_some());
+            if (silent || in_doubt) && question.is_none_or(|q| q.next <= now) {
                 if asked == QUESTIONS {
                     self.due = now + PACE;
                     return;
@@ -439,14 +483,12 @@ impl Station {
                 }
             }
         }
-        let question = self.questions.entry(id).or_insert(Question {
-            next: now,
-            interval: ASK_FIRST,
-            unanswered: 0,
-        });
+        let question = self.questions.entry(id).or_insert(Question::new(now));
         question.next = now + question.interval;
         question.unanswered += 1;
-        question.interval = (question.interval * 2).min(ASK_RARELY);
+        if question.doubted.is_none() {
+            question.interval = (question.interval * 2).min(ASK_RARELY);
+        }
     }
 
     fn push(&mut self, to: Mac, vlan: Option<u16>, ethertype: u16, payload: &[u8]) {
@@ -564,6 +606,7 @@ impl Gateway {
             _ => {}
         }
         device.last_seen = Some(now);
+        device.used[family(address)] = Some(now);
         self.note_mac(id, mac);
         Ok(Some(id))
     }

@@ -585,3 +585,78 @@ fn what_is_for_everybody_stays_on_the_local_network() {
     assert_eq!(device.outbound.drops.get(DropReason::NotUnicast), 1);
     assert_eq!(gateway.stray().drops.get(DropReason::NotUnicast), 1);
 }
+
+/// A device that another card's claim has called in doubt, at 1 s, and what is asked until 3.5 s.
+fn in_doubt(answering: bool) -> (Gateway, Vec<Mac>) {
+    let (mut station, mut gateway) = (station(), gateway(|_| {}));
+    answers(
+        &mut station,
+        &mut gateway,
+        0,
+        &Arp::announcement(CARD, v4(LAN)),
+    );
+    let claim = Arp::announcement(OTHER, v4(LAN));
+    answers(&mut station, &mut gateway, 1_000, &claim);
+    let mut asked = Vec::new();
+    for ms in (1_000..=4_500).step_by(500) {
+        station.poll(at(ms), &mut gateway);
+        for frame in station.take_frames() {
+            let to = Ethernet::parse(&frame[VNET_HDR_LEN..]).unwrap().dst;
+            let question = Arp::parse(&frame[VNET_HDR_LEN + 14..]).unwrap();
+            if answering && to == CARD {
+                let _ = station.frame(
+                    at(ms),
+                    &mut gateway,
+                    &mut arp(&question.reply(CARD), None),
+                    None,
+                );
+            }
+            asked.push(to);
+        }
+    }
+    answers(&mut station, &mut gateway, 4_600, &claim);
+    (gateway, asked)
+}
+
+#[test]
+fn a_card_that_does_not_answer_for_its_address_has_been_replaced() {
+    let (gateway, asked) = in_doubt(false);
+    // Three times the old card, then everybody.
+    assert_eq!(asked, [CARD, CARD, CARD, Mac::BROADCAST]);
+    assert_eq!(gateway.devices().next().unwrap().1.mac, Some(OTHER));
+}
+
+#[test]
+fn a_card_that_answers_for_its_address_keeps_it() {
+    let (gateway, asked) = in_doubt(true);
+    // The second claim, later, was not asked about yet.
+    assert_eq!(asked, [CARD]);
+    assert_eq!(gateway.devices().next().unwrap().1.mac, Some(CARD));
+}
+
+#[test]
+fn a_learned_ipv6_address_is_replaced_once_it_is_silent_whatever_else_is_used() {
+    let mut gateway = gateway(|config| {
+        config.devices[0].mac = Some(CARD);
+        config.devices[0].lan.clear();
+    });
+    let id = gateway.device_by_mac(None, CARD).unwrap();
+    let (old, new) = (ip("fd00:1::10"), ip("fd00:2::10"));
+    gateway.learn(id, old, at(0)).unwrap();
+    let origin = Origin::Lan {
+        mac: CARD,
+        vlan: None,
+    };
+    for ms in (0..=60_000).step_by(10_000) {
+        // The other family is busy all the time.
+        let mut packet = read(LAN, SHOWN, 17, &[0, 9, 0, 9, 0, 8, 0, 0]);
+        gateway.outbound(at(ms), &mut packet, origin).unwrap();
+        if ms < 60_000 {
+            let refused = gateway.learn(id, new, at(ms));
+            assert_eq!(refused, Err(DropReason::DeviceMismatch));
+        }
+    }
+    gateway.learn(id, new, at(60_000)).unwrap();
+    assert_eq!(gateway.device_by_lan(None, new), Some(id));
+    assert_eq!(gateway.device_by_lan(None, old), None);
+}
