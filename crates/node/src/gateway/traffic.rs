@@ -49,8 +49,16 @@ impl Node {
         let read = |space: &mut [u8]| {
             let socket = socket.as_ref().ok_or(io::ErrorKind::NetworkDown)?;
             for _ in 0..FRAMES_PER_TURN {
-                // An empty queue, or a card that is down: its link's event says more.
-                let received = socket.receive(space)?;
+                let received = match socket.receive(space) {
+                    Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+                        // Merged in a way that cannot be told (SCTP, tunnels): it is lost.
+                        frames += 1;
+                        gateway.drop_stray(DropReason::BadOffload, 1);
+                        continue;
+                    }
+                    // An empty queue, or a card that is down: its link's event says more.
+                    other => other?,
+                };
                 frames += 1;
                 if received.truncated || received.vlan_protocol == PROVIDER_TAG {
                     gateway.drop_stray(DropReason::BadFrameType, 1);
