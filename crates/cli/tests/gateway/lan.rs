@@ -1,0 +1,381 @@
+//! What a local network throws at a gateway: devices that move, strangers, cables, other offloads.
+
+use std::net::{SocketAddr, UdpSocket};
+use std::time::{Duration, Instant};
+
+use seikan_lab::link::Host;
+use seikan_sys::ethtool::Feature;
+use serde_json::Value;
+
+use crate::common::{Tunnel, eventually, unaccounted};
+use crate::site::{
+    CARD, DEVICE, LAN, Plan, SHOWN, Site, add_address, answers, at_running_site, at_site, carries,
+    carries_udp, index, mac, new_host, remove_address, run, set_feature, set_mac,
+};
+use crate::stream::Stream;
+
+/// A device that is known by its card.
+const BY_CARD: &str = r#"
+[[gateway.device]]
+name = "device"
+mac = "02:00:00:00:00:10"
+overlay = ["10.77.0.10", "fd77::10"]
+"#;
+
+fn dropped(direction: &Value, reason: &str) -> u64 {
+    direction["drops"][reason].as_u64().unwrap_or(0)
+}
+
+#[test]
+fn a_device_known_by_its_card_may_change_its_address() {
+    let plan = Plan {
+        devices: BY_CARD.to_owned(),
+        ..Plan::default()
+    };
+    at_running_site(&plan, |site, _tunnels| {
+        for (shown, target) in SHOWN.into_iter().zip(DEVICE) {
+            // Nobody knows it before it has said something.
+            site.reaches(&site.device, shown);
+            site.reaches(&site.remote, target);
+        }
+        remove_address(&site.device, CARD, "192.168.1.10/24");
+        add_address(&site.device, CARD, "192.168.1.77/24");
+        site.reaches(&site.device, SHOWN[0]);
+        carries(&site.remote, &site.device, DEVICE[0]);
+    });
+}
+
+#[test]
+fn a_device_known_by_its_address_may_get_another_card() {
+    at_running_site(&Plan::default(), |site, _tunnels| {
+        set_mac(&site.device, CARD, [2, 0, 0, 0, 0, 0x99]);
+        // It could be a second device with the address: the first card is asked three times, second by second.
+        let patience = Duration::from_secs(8);
+        let begin = Instant::now();
+        assert!(
+            answers(&site.device, SHOWN[0], patience),
+            "{:#}",
+            site.gateway_status()
+        );
+        eprintln!("another card is accepted after {:.1?}", begin.elapsed());
+        carries(&site.remote, &site.device, DEVICE[0]);
+    });
+}
+
+#[test]
+fn an_address_that_two_use_is_reported_and_stays_with_the_first() {
+    at_running_site(&Plan::default(), |site, _tunnels| {
+        let double = stranger(site, "192.168.1.10/24");
+        assert!(!answers(&double, SHOWN[0], Duration::from_millis(500)));
+        let status = site.gateway_status();
+        let conflict = &status["conflicts"][0];
+        assert_eq!(conflict["address"], "192.168.1.10", "{status:#}");
+        assert_eq!(conflict["mac"], mac(&double, CARD), "{status:#}");
+        assert_eq!(status["devices"][0]["mac"], mac(&site.device, CARD));
+        carries(&site.remote, &site.device, DEVICE[0]);
+    });
+}
+
+#[test]
+fn who_is_not_listed_stays_out_and_is_counted() {
+    at_running_site(&Plan::default(), |site, _tunnels| {
+        let stranger = stranger(site, "192.168.1.66/24");
+        assert!(!answers(&stranger, SHOWN[0], Duration::from_millis(500)));
+        let station = site.gateway_status()["station"]["mac"].clone();
+        // Even one who knows where to send.
+        let station = station.as_str().expect("MAC");
+        let known = [
+            "ip", "neigh", "replace", SHOWN[0], "lladdr", station, "dev", CARD,
+        ];
+        run(&stranger, &known);
+        let before = dropped(&site.gateway_status()["stray"], "unlisted_device");
+        send(&stranger, &format!("{}:9", SHOWN[0]), 5, 5);
+        eventually("not counted", || {
+            dropped(&site.gateway_status()["stray"], "unlisted_device") == before + 5
+        });
+    });
+}
+
+#[test]
+fn broadcast_and_multicast_stay_on_the_lan_and_are_counted() {
+    at_running_site(&Plan::default(), |site, _tunnels| {
+        run(
+            &site.device,
+            &["ip", "route", "add", "default", "dev", CARD],
+        );
+        let counted = || {
+            dropped(
+                &site.gateway_status()["devices"][0]["outbound"],
+                "not_unicast",
+            )
+        };
+        let multicast6 = format!("[ff02::fb%{}]:5353", index(&site.device, CARD));
+        for group in [
+            "192.168.1.255:9",
+            "255.255.255.255:9",
+            "224.0.0.251:5353",
+            &multicast6,
+        ] {
+            let before = counted();
+            send(&site.device, group, 3, 5);
+            eventually(&format!("{group} not counted"), || counted() >= before + 3);
+        }
+    });
+}
+
+#[test]
+fn a_cable_out_and_in_holds_a_stream_up_and_no_more() {
+    at_running_site(&Plan::default(), |site, [gateway, _remote]| {
+        let netlink = &site.lan.netlink;
+        let cable = |in_: bool| match in_ {
+            true => netlink.set_up(site.gateway_port).expect("up"),
+            false => netlink.set_down(site.gateway_port).expect("down"),
+        };
+        survives(site, &gateway, || cable(false), || cable(true));
+    });
+}
+
+#[test]
+fn a_card_down_and_up_holds_a_stream_up_and_no_more() {
+    at_running_site(&Plan::default(), |site, [gateway, _remote]| {
+        let netlink = site.gateway.netlink().expect("netlink");
+        let card = index(&site.gateway, LAN);
+        let (down, up) = (|| netlink.set_down(card), || netlink.set_up(card));
+        survives(
+            site,
+            &gateway,
+            || down().expect("down"),
+            || up().expect("up"),
+        );
+    });
+}
+
+#[test]
+fn a_card_deleted_and_made_anew_holds_a_stream_up_and_no_more() {
+    at_running_site(&Plan::default(), |site, [gateway, _remote]| {
+        let netlink = site.gateway.netlink().expect("netlink");
+        let delete = || {
+            netlink
+                .delete_link(index(&site.gateway, LAN))
+                .expect("delete")
+        };
+        let plug = || {
+            site.lan.plug(&site.gateway, LAN, 1500);
+        };
+        survives(site, &gateway, delete, plug);
+    });
+}
+
+/// Streams both ways go on after `off`, a while, and `on`; meanwhile the gateway rests.
+fn survives(site: &Site, gateway: &Tunnel, off: impl FnOnce(), on: impl FnOnce()) {
+    let streams = [
+        Stream::start(&site.device, &site.remote, SHOWN[0], 1_000_000),
+        Stream::start(&site.remote, &site.device, DEVICE[1], 1_000_000),
+    ];
+    for stream in &streams {
+        stream.goes_on_within(Duration::from_secs(5));
+    }
+    off();
+    // What was on its way is still worked on.
+    std::thread::sleep(Duration::from_millis(300));
+    let (begin, busy) = (Instant::now(), cpu_time(gateway));
+    std::thread::sleep(Duration::from_millis(1500));
+    let load = (cpu_time(gateway) - busy).as_secs_f64() / begin.elapsed().as_secs_f64();
+    assert!(
+        load < 0.2,
+        "{load:.2} of a processor while nothing can pass"
+    );
+    on();
+    for stream in &streams {
+        // Retransmission backs off to 1.6 s meanwhile.
+        let time = stream.goes_on_within(Duration::from_secs(6));
+        eprintln!("goes on after {time:.1?}");
+    }
+    for stream in streams {
+        stream.finish();
+    }
+}
+
+/// User and system time of a tunnel's process, proc_pid_stat(5).
+fn cpu_time(tunnel: &Tunnel) -> Duration {
+    let path = format!("/proc/{}/stat", tunnel.child.id());
+    let text = std::fs::read_to_string(path).expect("stat");
+    let (_, fields) = text.rsplit_once(')').expect("name");
+    let fields: Vec<&str> = fields.split_whitespace().collect();
+    // Fields 14 and 15, in hundredths of a second (USER_HZ).
+    let ticks: u64 = [11, 12]
+        .iter()
+        .map(|i| fields[*i].parse::<u64>().expect("ticks"))
+        .sum();
+    Duration::from_millis(ticks * 10)
+}
+
+#[test]
+fn offloads_may_be_switched_under_a_stream() {
+    at_running_site(&Plan::default(), |site, _tunnels| {
+        let streams = [
+            Stream::start(&site.device, &site.remote, SHOWN[0], 30_000_000),
+            Stream::start(&site.remote, &site.device, DEVICE[0], 30_000_000),
+            Stream::start(&site.remote, &site.device, DEVICE[1], 30_000_000),
+        ];
+        let until = Instant::now() + Duration::from_secs(3);
+        let mut on = false;
+        while Instant::now() < until {
+            for (host, card) in [(&site.gateway, LAN), (&site.device, CARD)] {
+                // Segmentation depends on checksums: the first to go, and the last to come back.
+                let mut features = [Feature::Gro, Feature::Tso, Feature::TxChecksum];
+                if on {
+                    features.reverse();
+                }
+                for feature in features {
+                    set_feature(host, card, feature, on);
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+            }
+            on = !on;
+        }
+        for stream in streams {
+            stream.goes_on_within(Duration::from_secs(3));
+            let report = stream.finish();
+            assert!(report.longest_gap < Duration::from_secs(2), "{report:?}");
+        }
+    });
+}
+
+#[test]
+fn every_packet_is_accounted_for() {
+    let plan = Plan {
+        mtu: 9000,
+        ..Plan::default()
+    };
+    at_running_site(&plan, |site, _tunnels| {
+        for (there, back) in SHOWN.into_iter().zip(DEVICE) {
+            carries(&site.device, &site.remote, there);
+            carries(&site.remote, &site.device, back);
+        }
+        carries_udp(&site.device, &site.remote, SHOWN[0], 20_000);
+        let stranger = stranger(site, "192.168.1.66/24");
+        eventually("the stranger is not heard", || {
+            assert!(!answers(&stranger, SHOWN[0], Duration::from_millis(300)));
+            dropped(&site.gateway_status()["stray"], "unlisted_device") > 0
+        });
+        send(&site.device, "192.168.1.255:9", 5, 5);
+        // Too long, to a shown remote by its own address, to nobody.
+        send(&site.device, &format!("{}:9", SHOWN[0]), 2, 3000);
+        let route = ["ip", "route", "add", "10.77.0.0/24", "via", SHOWN[0]];
+        run(&site.device, &route);
+        send(&site.device, "10.77.0.2:9", 5, 5);
+        send(&site.device, "10.77.0.99:9", 5, 5);
+        send(&site.remote, "10.77.0.77:9", 5, 5);
+        std::thread::sleep(Duration::from_millis(200));
+        let status = site.status(&site.gateway, &site.gateway_config);
+        assert_eq!(unaccounted(&status), [0, 0], "{status:#}");
+        let gateway = &status["gateway"];
+        let device = &gateway["devices"][0];
+        for counts in [&gateway["stray"], &device["outbound"], &device["inbound"]] {
+            balanced(counts);
+        }
+        assert_eq!(
+            dropped(&device["outbound"], "shown_otherwise"),
+            5,
+            "{device:#}"
+        );
+        assert!(dropped(&device["outbound"], "too_big") > 0, "{device:#}");
+    });
+}
+
+fn balanced(counts: &Value) {
+    let of = |name: &str| counts[name].as_u64().expect("a number");
+    let drops = counts["drops"].as_object().expect("drops");
+    let dropped: u64 = drops.values().map(|n| n.as_u64().expect("a number")).sum();
+    let fates = of("packets_out") + of("consumed") + of("held") + dropped;
+    assert_eq!(of("packets_in"), fates, "{counts:#}");
+    assert!(of("packets_in") > 0, "{counts:#}");
+}
+
+#[test]
+fn nothing_is_left_when_it_ends() {
+    at_site(&Plan::default(), |site| {
+        let before = settled(&site.gateway);
+        let [gateway, _remote] = site.up();
+        site.reaches(&site.device, SHOWN[0]);
+        assert_ne!(traces(&site.gateway), before);
+        let (code, _) = end(gateway, "TERM");
+        assert_eq!(code, Some(0), "{}", site.logs());
+        same(&before, &traces(&site.gateway));
+    });
+}
+
+/// Fails if something was added or taken away, and shows only that.
+pub fn same(before: &[String], after: &[String]) {
+    let missing = |from: &[String], of: &[String]| -> Vec<String> {
+        let lines = from.iter().filter(|line| !of.contains(line));
+        lines.cloned().collect()
+    };
+    let (gone, new) = (missing(before, after), missing(after, before));
+    assert!(
+        gone.is_empty() && new.is_empty(),
+        "gone: {gone:#?}\nnew: {new:#?}"
+    );
+}
+
+/// Ends a tunnel; its exit code, and how long it took.
+pub fn end(mut tunnel: Tunnel, signal: &str) -> (Option<i32>, Duration) {
+    let begin = Instant::now();
+    tunnel.signal(signal);
+    (tunnel.wait(Duration::from_secs(10)).code(), begin.elapsed())
+}
+
+/// All that a gateway can leave: links with their promiscuity, addresses, groups, routes, rules, proxies, tables.
+pub fn traces(host: &Host) -> Vec<String> {
+    let commands = [
+        "ip -details link",
+        "ip addr",
+        "ip maddr",
+        "ip route show table all",
+        "ip -6 route show table all",
+        "ip rule",
+        "ip neigh show proxy",
+        "ip -6 neigh show proxy",
+        "nft list ruleset",
+    ];
+    let printed = commands.map(|command| {
+        let words: Vec<&str> = command.split(' ').collect();
+        run(host, &words)
+    });
+    printed
+        .iter()
+        .flat_map(|text| text.lines())
+        .map(str::to_owned)
+        .collect()
+}
+
+/// [`traces`] when addresses that the kernel makes itself are there.
+pub fn settled(host: &Host) -> Vec<String> {
+    let is_settled = || !run(host, &["ip", "addr"]).contains("tentative");
+    std::thread::sleep(Duration::from_millis(300));
+    eventually("addresses are tentative", is_settled);
+    traces(host)
+}
+
+/// Another host on the LAN.
+fn stranger(site: &Site, address: &str) -> Host {
+    let host = new_host("stranger").expect("host");
+    site.lan.plug(&host, CARD, 1500);
+    add_address(&host, CARD, address);
+    host
+}
+
+/// Sends datagrams that nobody answers.
+fn send(from: &Host, to: &str, count: usize, length: usize) {
+    let to: SocketAddr = to.parse().expect("address");
+    let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+    let send = || {
+        let socket = UdpSocket::bind(any).expect("bind");
+        socket.set_broadcast(true).expect("broadcast");
+        for _ in 0..count {
+            socket.send_to(&vec![1; length], to).expect("send");
+        }
+    };
+    from.run(send).expect("namespace");
+}

@@ -1,0 +1,158 @@
+//! Two gateways on one local network: one is active, and the other takes over.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+use std::{fs, io::IoSlice};
+
+use seikan_lab::link::Host;
+use seikan_sys::packet::{Accept, PacketOptions, PacketSocket, RECEIVE_BUFFER_LEN};
+use seikan_wire::VNET_HDR_LEN;
+use seikan_wire::arp::{Arp, Operation};
+use seikan_wire::ethernet::{ETHERTYPE_ARP, Ethernet, HEADER_LEN, Mac};
+
+use crate::common::{Tunnel, eventually};
+use crate::lan::end;
+use crate::site::{
+    CARD, DEVICE, DEVICE_MAC, LAN, Plan, SHOWN, Site, WAN, add_addresses, at_site, index, new_host,
+};
+use crate::stream::Stream;
+
+/// The second gateway.
+struct Second {
+    host: Host,
+    config: PathBuf,
+}
+
+/// A test with two gateways, the first of which is active.
+fn with_two(test: impl FnOnce(&Site, &Second, [Tunnel; 3])) {
+    let plan = Plan {
+        gateway: "priority = 100",
+        ..Plan::default()
+    };
+    at_site(&plan, |site| {
+        let host = new_host("second").expect("host");
+        site.lan.plug(&host, LAN, 1500);
+        site.wan.plug(&host, WAN, 1500);
+        add_addresses(&host, WAN, ["10.0.0.3/24", "fd00:2::3/64"]);
+        let text = fs::read_to_string(&site.gateway_config).expect("read");
+        let text = text.replace("priority = 100", "priority = 50");
+        let config = site.write("h", &text);
+        let second = Second { host, config };
+        let [first, remote] = site.up();
+        let standby = site.start(&second.host, &second.config);
+        eventually("the first is not active", || {
+            active(site, &second) == [true, false]
+        });
+        site.reaches(&site.device, SHOWN[0]);
+        test(site, &second, [first, standby, remote]);
+    });
+}
+
+/// Who is active, by the status of both.
+fn active(site: &Site, second: &Second) -> [bool; 2] {
+    let hosts = [
+        (&site.gateway, &site.gateway_config),
+        (&second.host, &second.config),
+    ];
+    hosts.map(|(host, config)| site.status(host, config)["gateway"]["station"]["active"] == true)
+}
+
+/// How many answers the device gets that asks for the remote.
+fn answers_to_arp(site: &Site) -> usize {
+    let socket = PacketOptions::new(Accept::Station(DEVICE_MAC));
+    let card = index(&site.device, CARD);
+    let socket = site.device.run(|| PacketSocket::open(card, &socket));
+    let socket = socket.expect("namespace").expect("packet socket");
+    let [device, remote] = ["192.168.1.10", SHOWN[0]].map(|a| a.parse().expect("address"));
+    let asked = Arp::request(Mac(DEVICE_MAC), device, remote);
+    let mut frame = vec![0; VNET_HDR_LEN + HEADER_LEN];
+    let header = Ethernet::new(Mac::BROADCAST, Mac(DEVICE_MAC), None, ETHERTYPE_ARP);
+    header.write(&mut frame[VNET_HDR_LEN..]);
+    frame.extend(asked.to_bytes());
+    socket.send_vectored(&[IoSlice::new(&frame)]).expect("send");
+    std::thread::sleep(Duration::from_millis(300));
+    let mut buffer = vec![0; RECEIVE_BUFFER_LEN];
+    let mut answers = 0;
+    while let Ok(received) = socket.receive(&mut buffer) {
+        let frame = &buffer[VNET_HDR_LEN..received.length];
+        let is_answer = Ethernet::parse(frame).is_ok_and(|e| e.ethertype == ETHERTYPE_ARP)
+            && Arp::parse(&frame[HEADER_LEN..])
+                .is_ok_and(|arp| arp.operation == Operation::Reply && arp.sender == remote);
+        answers += usize::from(is_answer);
+    }
+    answers
+}
+
+/// Streams both ways outlive `event` with a gap of less than `limit`.
+fn goes_on(site: &Site, limit: Duration, event: impl FnOnce()) {
+    let streams = [
+        Stream::start(&site.device, &site.remote, SHOWN[0], 1_000_000),
+        Stream::start(&site.remote, &site.device, DEVICE[1], 1_000_000),
+    ];
+    for stream in &streams {
+        stream.goes_on_within(Duration::from_secs(5));
+    }
+    std::thread::sleep(Duration::from_millis(300));
+    let begin = Instant::now();
+    event();
+    // A stream that stands still fails by its gap, with a figure.
+    for stream in &streams {
+        stream.goes_on_within(Duration::from_secs(15).saturating_sub(begin.elapsed()));
+    }
+    std::thread::sleep(limit.saturating_sub(begin.elapsed()));
+    for (stream, name) in streams
+        .into_iter()
+        .zip(["from the device", "to the device"])
+    {
+        let gap = stream.finish().longest_gap;
+        eprintln!("{name}: {gap:.2?} without a byte");
+        assert!(gap < limit, "{name}: {gap:.2?} without a byte");
+    }
+}
+
+#[test]
+fn the_second_takes_over_from_one_that_is_killed() {
+    with_two(|site, second, [mut first, _standby, _remote]| {
+        assert_eq!(answers_to_arp(site), 1);
+        goes_on(site, Duration::from_secs(3), || {
+            first.child.kill().expect("kill");
+            first.child.wait().expect("wait");
+        });
+        assert_eq!(answers_to_arp(site), 1);
+        // One that comes back stands by, whatever its priority: nothing is interrupted twice.
+        let begin = Instant::now();
+        let _first = site.start(&site.gateway, &site.gateway_config);
+        while begin.elapsed() < Duration::from_secs(3) {
+            assert_eq!(active(site, second), [false, true]);
+        }
+        assert_eq!(answers_to_arp(site), 1);
+        site.reaches(&site.device, SHOWN[1]);
+    });
+}
+
+#[test]
+fn the_second_takes_over_from_one_that_ends() {
+    with_two(|site, _second, [first, _standby, _remote]| {
+        goes_on(site, Duration::from_secs(1), || {
+            let (code, _) = end(first, "TERM");
+            assert_eq!(code, Some(0), "{}", site.logs());
+        });
+        assert_eq!(answers_to_arp(site), 1);
+    });
+}
+
+#[test]
+fn the_second_takes_over_when_the_first_has_no_cable() {
+    with_two(|site, second, _tunnels| {
+        goes_on(site, Duration::from_secs(3), || {
+            site.lan.netlink.set_down(site.gateway_port).expect("down");
+        });
+        assert_eq!(answers_to_arp(site), 1);
+        site.lan.netlink.set_up(site.gateway_port).expect("up");
+        goes_on(site, Duration::from_secs(3), || {
+            std::thread::sleep(Duration::from_secs(2));
+        });
+        assert_eq!(active(site, second), [false, true]);
+        assert_eq!(answers_to_arp(site), 1);
+    });
+}

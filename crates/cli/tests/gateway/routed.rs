@@ -1,0 +1,178 @@
+//! Routed mode: what is asked of the kernel, that it is no more than that, and that it is taken back.
+
+use std::net::UdpSocket;
+use std::time::Duration;
+
+use seikan_lab::link::Host;
+
+use crate::common::eventually;
+use crate::lan::{end, same, settled, traces};
+use crate::site::{
+    Plan, REMOTE, SHOWN, Site, WAN, add_address, add_addresses, add_route, answers, at_site, ip,
+    new_host, read_sysctl, write_sysctl,
+};
+
+/// Parameters that a routed gateway may touch.
+const PARAMETERS: [&str; 14] = [
+    "ipv4/conf/all/forwarding",
+    "ipv4/conf/lan0/forwarding",
+    "ipv4/conf/wan0/forwarding",
+    "ipv4/conf/lan0/proxy_arp",
+    "ipv4/neigh/lan0/proxy_delay",
+    "ipv6/conf/all/forwarding",
+    "ipv6/conf/default/forwarding",
+    "ipv6/conf/lan0/forwarding",
+    "ipv6/conf/wan0/forwarding",
+    "ipv6/conf/lan0/accept_ra",
+    "ipv6/conf/wan0/accept_ra",
+    "ipv6/conf/default/accept_ra",
+    "ipv6/conf/lan0/proxy_ndp",
+    "ipv6/neigh/lan0/proxy_delay",
+];
+
+fn plan() -> Plan {
+    Plan {
+        mode: "routed",
+        gateway: "proxy-arp = true",
+        ..Plan::default()
+    }
+}
+
+fn everything(host: &Host) -> Vec<String> {
+    let parameter = |name: &&str| format!("{name} = {}", read_sysctl(host, name));
+    let mut all: Vec<String> = PARAMETERS.iter().map(parameter).collect();
+    all.extend(traces(host));
+    all
+}
+
+#[test]
+fn everything_is_taken_back_in_the_end() {
+    at_site(&plan(), |site| {
+        write_sysctl(&site.gateway, "ipv6/conf/wan0/accept_ra", "1");
+        settled(&site.gateway);
+        let before = everything(&site.gateway);
+        let [gateway, _remote] = site.up();
+        site.reaches(&site.device, SHOWN[0]);
+        assert_eq!(read_sysctl(&site.gateway, "ipv6/conf/all/forwarding"), "1");
+        assert_eq!(read_sysctl(&site.gateway, "ipv6/conf/wan0/accept_ra"), "2");
+        assert_eq!(end(gateway, "TERM").0, Some(0), "{}", site.logs());
+        same(&before, &everything(&site.gateway));
+    });
+}
+
+#[test]
+fn everything_is_taken_back_after_it_was_killed() {
+    at_site(&plan(), |site| {
+        settled(&site.gateway);
+        let before = everything(&site.gateway);
+        let [gateway, _remote] = site.up();
+        site.reaches(&site.device, SHOWN[0]);
+        end(gateway, "KILL");
+        eventually("something stays", || everything(&site.gateway) == before);
+        let again = site.start(&site.gateway, &site.gateway_config);
+        site.reaches(&site.device, SHOWN[0]);
+        assert_eq!(end(again, "TERM").0, Some(0));
+        same(&before, &everything(&site.gateway));
+    });
+}
+
+/// Routes between LAN and WAN, by way of the gateway, on device and remote.
+fn know_each_other(site: &Site) {
+    add_route(&site.device, "10.0.0.0/24", "192.168.1.1");
+    add_route(&site.device, "fd00:2::/64", "fd00:1::1");
+    add_route(&site.remote, "192.168.1.0/24", "10.0.0.1");
+    add_route(&site.remote, "fd00:1::/64", "fd00:2::1");
+}
+
+const SILENCE: Duration = Duration::from_millis(600);
+
+#[test]
+fn nobody_else_is_forwarded() {
+    at_site(&plan(), |site| {
+        know_each_other(site);
+        let _tunnels = site.up();
+        site.reaches(&site.device, SHOWN[0]);
+        for (from, to) in [
+            (&site.device, "10.0.0.2"),
+            (&site.device, "fd00:2::2"),
+            (&site.remote, "192.168.1.10"),
+            (&site.remote, "fd00:1::10"),
+        ] {
+            assert!(!answers(from, to, SILENCE), "{to} from the {}", from.name);
+        }
+    });
+}
+
+#[test]
+fn the_wan_sends_nothing_to_a_device_or_into_the_overlay() {
+    at_site(&plan(), |site| {
+        let _tunnels = site.up();
+        site.reaches(&site.device, SHOWN[0]);
+        let neighbour = new_host("neighbour").expect("host");
+        site.wan.plug(&neighbour, WAN, 1500);
+        add_addresses(&neighbour, WAN, ["10.0.0.9/24", "fd00:2::9/64"]);
+        for (net, via) in [
+            ("192.168.1.0/24", "10.0.0.1"),
+            ("10.77.0.0/24", "10.0.0.1"),
+            ("fd00:1::/64", "fd00:2::1"),
+            ("fd77::/64", "fd00:2::1"),
+        ] {
+            add_route(&neighbour, net, via);
+        }
+        for (from, to) in [("10.0.0.9", "192.168.1.10"), ("fd00:2::9", "fd00:1::10")] {
+            assert!(
+                !arrives(&neighbour, from, &site.device, to),
+                "{to} from {from}"
+            );
+        }
+        // And it may go by the device's address.
+        for address in ["192.168.1.10/32", "fd00:1::10/128"] {
+            add_address(&neighbour, WAN, address);
+        }
+        for (from, host, to) in [
+            ("192.168.1.10", &site.remote, REMOTE[0]),
+            ("fd00:1::10", &site.remote, REMOTE[1]),
+        ] {
+            assert!(!arrives(&neighbour, from, host, to), "{to} from {from}");
+        }
+    });
+}
+
+/// Whether a datagram from an address of `from` comes to an address of `host`.
+fn arrives(from: &Host, source: &str, host: &Host, target: &str) -> bool {
+    let bind = |host: &Host, address: &str| {
+        let socket = host.run(|| UdpSocket::bind((ip(address), 0)));
+        let socket = socket.expect("namespace").expect("bind");
+        socket.set_read_timeout(Some(SILENCE)).expect("timeout");
+        socket
+    };
+    let receiver = bind(host, target);
+    let to = receiver.local_addr().expect("address");
+    let sender = bind(from, source);
+    (0..3).any(|_| {
+        // The first can be lost while neighbours look for each other.
+        sender.send_to(b"hello", to).expect("send");
+        receiver.recv_from(&mut [0; 8]).is_ok()
+    })
+}
+
+#[test]
+fn who_was_a_router_of_one_family_stays_one() {
+    for (forwards, silent, switch) in [
+        ("10.0.0.2", "fd00:2::2", "ipv4/ip_forward"),
+        ("fd00:2::2", "10.0.0.2", "ipv6/conf/all/forwarding"),
+    ] {
+        at_site(&plan(), |site| {
+            know_each_other(site);
+            write_sysctl(&site.gateway, switch, "1");
+            assert!(answers(&site.device, forwards, Duration::from_secs(5)));
+            let _tunnels = site.up();
+            site.reaches(&site.device, SHOWN[0]);
+            assert!(
+                answers(&site.device, forwards, Duration::from_secs(2)),
+                "{switch}"
+            );
+            assert!(!answers(&site.device, silent, SILENCE), "{switch}");
+        });
+    }
+}

@@ -1,0 +1,485 @@
+//! A site: devices, one or two gateways and a remote host, all of them namespaces at two switches.
+//!
+//! ```text
+//! device eth0 --- LAN switch --- lan0 gateway wan0 --- WAN switch --- wan0 remote
+//! 192.168.1.10                   192.168.1.1  10.0.0.1                10.0.0.2       on the cards
+//! fd00:1::10                     fd00:1::1    fd00:2::1               fd00:2::2
+//! 10.77.0.10, fd77::10           10.77.0.1, fd77::1                   10.77.0.2, fd77::2   in the overlay
+//! 192.168.1.202, fd00:1::202: the remote as the LAN is shown it
+//! ```
+//! Namespaces have no names: they end with the test, whatever becomes of it.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::net::IpAddr;
+use std::os::fd::AsFd;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use seikan_lab::Interrupt;
+use seikan_lab::link::Host;
+use seikan_lab::load::{
+    Direction, Ends, TcpOptions, UdpOptions, tcp_bulk, udp_flood, wait_reachable,
+};
+use seikan_sys::ethtool::Feature;
+use seikan_sys::netlink::{AddressOptions, Netlink, Route};
+use seikan_sys::netns::NetNs;
+use serde_json::Value;
+
+use crate::common::{Tunnel, key_pair, skip};
+
+/// The gateways' card to the devices.
+pub const LAN: &str = "lan0";
+/// The gateways' and the remote's card to each other.
+pub const WAN: &str = "wan0";
+/// The device's card.
+pub const CARD: &str = "eth0";
+/// The remote, as the LAN is shown it.
+pub const SHOWN: [&str; 2] = ["192.168.1.202", "fd00:1::202"];
+/// The remote in the overlay.
+pub const REMOTE: [&str; 2] = ["10.77.0.2", "fd77::2"];
+/// The device in the overlay.
+pub const DEVICE: [&str; 2] = ["10.77.0.10", "fd77::10"];
+/// The device's card.
+pub const DEVICE_MAC: [u8; 6] = [2, 0, 0, 0, 0, 0x10];
+/// Where tunnels listen.
+pub const PORT: u16 = 7000;
+
+/// What `[[gateway.remote]]` says of the remote.
+pub const REMOTES: &str = r#"
+[[gateway.remote]]
+overlay = "10.77.0.2"
+lan = "192.168.1.202"
+[[gateway.remote]]
+overlay = "fd77::2"
+lan = "fd00:1::202"
+"#;
+
+/// What `[[gateway.device]]` says of the device, but for further lines.
+pub const LISTED: &str = r#"
+[[gateway.device]]
+name = "device"
+lan = ["192.168.1.10", "fd00:1::10"]
+overlay = ["10.77.0.10", "fd77::10"]
+"#;
+
+/// What the configurations say.
+pub struct Plan {
+    pub protocol: &'static str,
+    pub mode: &'static str,
+    /// Lines at the top of the gateway's file, and of the remote's.
+    pub head: &'static str,
+    pub remote_head: &'static str,
+    /// Lines in `[gateway]`.
+    pub gateway: &'static str,
+    /// `[[gateway.device]]`, and then `[[gateway.remote]]`.
+    pub devices: String,
+    pub remotes: &'static str,
+    /// What the remote's file says at its end.
+    pub remote_gateway: &'static str,
+    /// MTU on the LAN.
+    pub mtu: u32,
+}
+
+impl Default for Plan {
+    fn default() -> Self {
+        Plan {
+            protocol: "native",
+            mode: "transparent",
+            head: "",
+            remote_head: "",
+            gateway: "",
+            devices: LISTED.to_owned(),
+            remotes: REMOTES,
+            remote_gateway: "",
+            mtu: 1500,
+        }
+    }
+}
+
+/// Ethernet between hosts.
+pub struct Switch {
+    pub netlink: Netlink,
+    _netns: NetNs,
+    bridge: u32,
+    ports: AtomicU32,
+}
+
+impl Switch {
+    pub fn create() -> Result<Switch, String> {
+        let netns = NetNs::create().map_err(|e| e.to_string())?;
+        let netlink = netns.netlink().map_err(|e| e.to_string())?;
+        let bridge = netlink.create_bridge("switch").map_err(|e| e.to_string())?;
+        netlink.set_up(bridge).map_err(|e| e.to_string())?;
+        Ok(Switch {
+            netlink,
+            _netns: netns,
+            bridge,
+            ports: AtomicU32::new(0),
+        })
+    }
+
+    /// Gives a host a card at the switch, up; the index of the switch's port.
+    pub fn plug(&self, host: &Host, card: &str, mtu: u32) -> u32 {
+        let number = self.ports.fetch_add(1, Ordering::Relaxed);
+        let name = format!("port{number}");
+        let peer = Some(host.netns().as_fd());
+        let port = self
+            .netlink
+            .create_veth(&name, card, peer)
+            .expect("the switch's port");
+        self.netlink
+            .set_master(port, Some(self.bridge))
+            .expect("the switch's port");
+        self.netlink.set_mtu(port, mtu).expect("mtu");
+        self.netlink.set_up(port).expect("up");
+        let there = host.netlink().expect("netlink");
+        let index = there.link(card).expect("card").index;
+        there.set_mtu(index, mtu).expect("mtu");
+        there.set_up(index).expect("up");
+        port
+    }
+}
+
+/// The hosts and their files.
+pub struct Site {
+    pub device: Host,
+    pub gateway: Host,
+    pub remote: Host,
+    pub lan: Switch,
+    pub wan: Switch,
+    /// The gateway's port of the LAN's switch.
+    pub gateway_port: u32,
+    pub gateway_config: PathBuf,
+    pub remote_config: PathBuf,
+    pub folder: tempfile::TempDir,
+    number: u32,
+}
+
+/// Runs a test at a site of its own.
+pub fn at_site(plan: &Plan, test: impl FnOnce(&Site)) {
+    if !Path::new("/dev/net/tun").exists() {
+        return skip("no /dev/net/tun");
+    }
+    match Site::create(plan) {
+        Ok(site) => test(&site),
+        Err(reason) => skip(&reason),
+    }
+}
+
+/// As [`at_site`], with the gateway and the remote up and the device through to the remote.
+pub fn at_running_site(plan: &Plan, test: impl FnOnce(&Site, [Tunnel; 2])) {
+    at_site(plan, |site| {
+        let tunnels = site.up();
+        let target = if plan.remotes.is_empty() {
+            REMOTE
+        } else {
+            SHOWN
+        };
+        if plan.mode == "routed" && plan.remotes.is_empty() {
+            site.route_the_overlay();
+        }
+        site.reaches(&site.device, target[0]);
+        test(site, tunnels);
+    });
+}
+
+impl Site {
+    pub fn create(plan: &Plan) -> Result<Site, String> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let host = |name| new_host(name);
+        let (device, gateway, remote) = (host("device")?, host("gateway")?, host("remote")?);
+        let (lan, wan) = (Switch::create()?, Switch::create()?);
+        lan.plug(&device, CARD, plan.mtu);
+        set_mac(&device, CARD, DEVICE_MAC);
+        let gateway_port = lan.plug(&gateway, LAN, plan.mtu);
+        wan.plug(&gateway, WAN, 1500);
+        wan.plug(&remote, WAN, 1500);
+        add_addresses(&device, CARD, ["192.168.1.10/24", "fd00:1::10/64"]);
+        add_addresses(&gateway, WAN, ["10.0.0.1/24", "fd00:2::1/64"]);
+        add_addresses(&remote, WAN, ["10.0.0.2/24", "fd00:2::2/64"]);
+        if plan.mode == "routed" {
+            add_addresses(&gateway, LAN, ["192.168.1.1/24", "fd00:1::1/64"]);
+        }
+        let folder = tempfile::tempdir().map_err(|e| e.to_string())?;
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let mut site = Site {
+            device,
+            gateway,
+            remote,
+            lan,
+            wan,
+            gateway_port,
+            gateway_config: PathBuf::new(),
+            remote_config: PathBuf::new(),
+            folder,
+            number,
+        };
+        site.configure(plan);
+        Ok(site)
+    }
+
+    fn configure(&mut self, plan: &Plan) {
+        let [gateway, remote] = [key_pair(), key_pair()];
+        let protocol = plan.protocol;
+        let text = format!(
+            "protocol = \"{protocol}\"\nprivate-key = \"{}\"\nlisten-port = {PORT}\n\
+             address = [\"10.77.0.1/24\", \"fd77::1/64\"]\n{}\n\
+             [[peer]]\npublic-key = \"{}\"\nallowed-ips = [\"10.77.0.2/32\", \"10.77.0.20/32\", \"fd77::2/128\", \"fd77::20/128\"]\n\
+             endpoint = \"10.0.0.2:{PORT}\"\npersistent-keepalive = 5\n\
+             [gateway]\ninterface = \"{LAN}\"\nmode = \"{}\"\n{}\n{}\n{}\n",
+            gateway.0, plan.head, remote.1, plan.mode, plan.gateway, plan.devices, plan.remotes,
+        );
+        self.gateway_config = self.write("g", &text);
+        let text = format!(
+            "protocol = \"{protocol}\"\nprivate-key = \"{}\"\nlisten-port = {PORT}\n\
+             address = [\"10.77.0.2/24\", \"fd77::2/64\"]\n{}\n\
+             [[peer]]\npublic-key = \"{}\"\nendpoint = \"10.0.0.1:{PORT}\"\n\
+             allowed-ips = [\"10.77.0.0/24\", \"fd77::/64\"]\n{}\n",
+            remote.0, plan.remote_head, gateway.1, plan.remote_gateway,
+        );
+        self.remote_config = self.write("r", &text);
+    }
+
+    /// Writes a configuration of a tunnel whose interface has a name unique on this machine.
+    pub fn write(&self, side: &str, text: &str) -> PathBuf {
+        let name = format!("s{}x{}{side}.toml", std::process::id(), self.number);
+        let path = self.folder.path().join(name);
+        fs::write(&path, text).expect("write");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("mode");
+        path
+    }
+
+    /// The gateway and the remote.
+    pub fn up(&self) -> [Tunnel; 2] {
+        let remote = self.start(&self.remote, &self.remote_config);
+        [self.start(&self.gateway, &self.gateway_config), remote]
+    }
+
+    /// Starts a tunnel and waits until it is up.
+    pub fn start(&self, host: &Host, config: &Path) -> Tunnel {
+        let errors = config.with_extension("log");
+        let log = fs::File::create(&errors).expect("log");
+        let mut command = self.seikan(&["up", config.to_str().expect("UTF-8")]);
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut child = host.spawn(command.stderr(log)).expect("start");
+        let mut stdout = BufReader::new(child.stdout.take().expect("piped"));
+        let mut line = String::new();
+        stdout.read_line(&mut line).expect("read");
+        let is_up = line.contains(" is up");
+        assert!(
+            is_up,
+            "not up: {}",
+            fs::read_to_string(&errors).unwrap_or_default()
+        );
+        Tunnel { child, stdout }
+    }
+
+    pub fn seikan(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_seikan"));
+        for name in ["PROTOCOL", "OFFLOAD", "METRICS", "MTU"] {
+            command.env_remove(format!("SEIKAN_{name}"));
+        }
+        command.env("SEIKAN_RUN_DIR", self.folder.path().join("run"));
+        command.args(words);
+        command
+    }
+
+    /// What `seikan status --json` says of a tunnel.
+    pub fn status(&self, host: &Host, config: &Path) -> Value {
+        let mut command = self.seikan(&["status", interface(config), "--json"]);
+        let child = host.spawn(command.stdout(Stdio::piped())).expect("status");
+        let output = child.wait_with_output().expect("status");
+        assert!(output.status.success());
+        serde_json::from_slice(&output.stdout).expect("JSON")
+    }
+
+    /// The gateway's part of its status.
+    pub fn gateway_status(&self) -> Value {
+        self.status(&self.gateway, &self.gateway_config)["gateway"].clone()
+    }
+
+    /// Fails unless an echo comes back from an address within ten seconds.
+    pub fn reaches(&self, from: &Host, to: &str) {
+        assert!(
+            answers(from, to, Duration::from_secs(10)),
+            "no answer from {to} to the {}: {}",
+            from.name,
+            self.logs()
+        );
+    }
+
+    /// Routes to the overlay by way of the gateway.
+    pub fn route_the_overlay(&self) {
+        for (net, via) in [("10.77.0.0/24", "192.168.1.1"), ("fd77::/64", "fd00:1::1")] {
+            add_route(&self.device, net, via);
+        }
+    }
+
+    pub fn logs(&self) -> String {
+        let of = |config: &Path| fs::read_to_string(config.with_extension("log"));
+        let logs = [&self.gateway_config, &self.remote_config].map(|config| of(config).ok());
+        format!("{logs:?}")
+    }
+}
+
+/// The interface of a configuration's tunnel.
+pub fn interface(config: &Path) -> &str {
+    config.file_stem().and_then(|n| n.to_str()).expect("UTF-8")
+}
+
+/// A host whose IPv6 addresses are usable at once.
+pub fn new_host(name: &'static str) -> Result<Host, String> {
+    let host = Host::create(name, 0).map_err(|e| e.to_string())?;
+    write_sysctl(&host, "ipv6/conf/default/dad_transmits", "0");
+    write_sysctl(&host, "ipv6/conf/default/accept_ra", "0");
+    Ok(host)
+}
+
+pub fn write_sysctl(host: &Host, path: &str, value: &str) {
+    let path = format!("/proc/sys/net/{path}");
+    let written = host.run(|| fs::write(&path, value)).expect("namespace");
+    written.unwrap_or_else(|e| panic!("{path}: {e}"));
+}
+
+pub fn read_sysctl(host: &Host, path: &str) -> String {
+    let path = format!("/proc/sys/net/{path}");
+    let read = host.run(|| fs::read_to_string(&path)).expect("namespace");
+    read.map_or_else(|e| e.to_string(), |text| text.trim().to_owned())
+}
+
+pub fn index(host: &Host, card: &str) -> u32 {
+    let link = host.netlink().expect("netlink").link(card).expect("card");
+    link.index
+}
+
+pub fn add_address(host: &Host, card: &str, address: &str) {
+    let options = AddressOptions {
+        no_dad: true,
+        ..AddressOptions::default()
+    };
+    let netlink = host.netlink().expect("netlink");
+    let address = address.parse().expect("address");
+    let added = netlink.add_address_with(index(host, card), address, options);
+    added.expect("address");
+}
+
+pub fn add_addresses(host: &Host, card: &str, addresses: [&str; 2]) {
+    for address in addresses {
+        add_address(host, card, address);
+    }
+}
+
+pub fn remove_address(host: &Host, card: &str, address: &str) {
+    let netlink = host.netlink().expect("netlink");
+    let address = address.parse().expect("address");
+    let removed = netlink.delete_address(index(host, card), address);
+    removed.expect("address");
+}
+
+pub fn add_route(host: &Host, net: &str, via: &str) {
+    let route = Route::to(net.parse().expect("net")).via(via.parse().expect("address"));
+    let netlink = host.netlink().expect("netlink");
+    netlink.add_route(&route).expect("route");
+}
+
+pub fn mac(host: &Host, card: &str) -> String {
+    let link = host.netlink().expect("netlink").link(card).expect("card");
+    let mac = link.mac().expect("Ethernet");
+    mac.map(|byte| format!("{byte:02x}")).join(":")
+}
+
+pub fn set_mac(host: &Host, card: &str, mac: [u8; 6]) {
+    let netlink = host.netlink().expect("netlink");
+    let set = netlink.set_hardware_address(index(host, card), mac);
+    set.expect("hardware address");
+}
+
+pub fn set_feature(host: &Host, card: &str, feature: Feature, on: bool) {
+    let ethtool = host.netns().ethtool().expect("ethtool");
+    ethtool.set_feature(card, feature, on).expect("feature");
+}
+
+pub fn ip(text: &str) -> IpAddr {
+    text.parse().expect("address")
+}
+
+/// Whether an echo comes back in time.
+pub fn answers(from: &Host, to: &str, patience: Duration) -> bool {
+    let ends = Ends {
+        client: from,
+        server: from,
+        target: ip(to),
+        sources: &[],
+    };
+    wait_reachable(&ends, patience, &Interrupt::new(), || Ok(())).is_ok()
+}
+
+/// TCP both ways at once and UDP there, from `client` to `server`, every byte checked.
+pub fn carries(client: &Host, server: &Host, target: &str) {
+    carries_tcp(client, server, target);
+    carries_udp(client, server, target, 1200);
+}
+
+/// TCP both ways at once, every byte checked.
+pub fn carries_tcp(client: &Host, server: &Host, target: &str) {
+    let ends = Ends {
+        client,
+        server,
+        target: ip(target),
+        sources: &[],
+    };
+    let options = TcpOptions {
+        warmup: Duration::ZERO,
+        duration: Duration::from_millis(200),
+        direction: Direction::Both,
+        verify: true,
+        ..TcpOptions::default()
+    };
+    let report = tcp_bulk(&ends, &options, &Interrupt::new());
+    let report = report.unwrap_or_else(|e| panic!("TCP to {target}: {e}"));
+    for bytes in &report.stream_bytes {
+        assert!(*bytes > 100_000, "TCP to {target}: {report:?}");
+    }
+}
+
+/// Datagrams, every byte checked, and few of them lost.
+pub fn carries_udp(client: &Host, server: &Host, target: &str, datagram: usize) {
+    let ends = Ends {
+        client,
+        server,
+        target: ip(target),
+        sources: &[],
+    };
+    let options = UdpOptions {
+        datagram,
+        warmup: Duration::ZERO,
+        duration: Duration::from_millis(200),
+        rate: Some(10e6),
+        verify: true,
+        ..UdpOptions::default()
+    };
+    let report = udp_flood(&ends, &options, &Interrupt::new());
+    let report = report.unwrap_or_else(|e| panic!("UDP to {target}: {e}"));
+    assert_eq!(report.corrupt, 0, "UDP to {target}: {report:?}");
+    assert!(
+        report.received > 0 && report.loss() < 0.1,
+        "UDP to {target}: {report:?}"
+    );
+}
+
+/// Runs a program on a host to its end; what it printed. It must succeed.
+pub fn run(host: &Host, words: &[&str]) -> String {
+    let mut command = Command::new(words[0]);
+    command.args(&words[1..]).stdin(Stdio::null());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = host.spawn(&mut command);
+    let child = child.unwrap_or_else(|e| panic!("{words:?}: {e}"));
+    let output = child.wait_with_output().expect("wait");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{words:?}: {errors}");
+    String::from_utf8(output.stdout).expect("UTF-8")
+}

@@ -1,0 +1,198 @@
+//! What goes through: both families, both directions, both protocols, both modes.
+
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::time::Duration;
+
+use seikan_lab::link::Host;
+
+use crate::common::eventually;
+use crate::site::{
+    DEVICE, Plan, REMOTE, SHOWN, at_running_site, carries, carries_tcp, carries_udp, ip,
+};
+
+/// Device to remote by `there`, and back by the device's address in the overlay.
+fn all_ways(plan: &Plan, there: [&str; 2]) {
+    at_running_site(plan, |site, _tunnels| {
+        for target in there {
+            carries(&site.device, &site.remote, target);
+        }
+        for target in DEVICE {
+            carries(&site.remote, &site.device, target);
+        }
+    });
+}
+
+fn transparent(protocol: &'static str) -> Plan {
+    Plan {
+        protocol,
+        ..Plan::default()
+    }
+}
+
+fn routed(protocol: &'static str) -> Plan {
+    Plan {
+        mode: "routed",
+        remotes: "",
+        ..transparent(protocol)
+    }
+}
+
+fn proxied(protocol: &'static str) -> Plan {
+    Plan {
+        mode: "routed",
+        gateway: "proxy-arp = true",
+        ..transparent(protocol)
+    }
+}
+
+#[test]
+fn transparent_native() {
+    all_ways(&transparent("native"), SHOWN);
+}
+
+#[test]
+fn transparent_wireguard() {
+    all_ways(&transparent("wireguard"), SHOWN);
+}
+
+#[test]
+fn routed_native() {
+    all_ways(&routed("native"), REMOTE);
+}
+
+#[test]
+fn routed_wireguard() {
+    all_ways(&routed("wireguard"), REMOTE);
+}
+
+#[test]
+fn proxied_native() {
+    all_ways(&proxied("native"), SHOWN);
+}
+
+#[test]
+fn proxied_wireguard() {
+    all_ways(&proxied("wireguard"), SHOWN);
+}
+
+#[test]
+fn jumbo_frames() {
+    let plan = Plan {
+        mtu: 9000,
+        head: "mtu = 9000",
+        remote_head: "mtu = 9000",
+        ..Plan::default()
+    };
+    at_running_site(&plan, |site, _tunnels| {
+        for (there, back) in SHOWN.into_iter().zip(DEVICE) {
+            carries_tcp(&site.device, &site.remote, there);
+            // With 48 bytes of headers a whole frame.
+            carries_udp(&site.device, &site.remote, there, 8952);
+            carries_udp(&site.remote, &site.device, back, 8952);
+        }
+    });
+}
+
+#[test]
+fn fragments() {
+    at_running_site(&Plan::default(), |site, _tunnels| {
+        for (there, back) in SHOWN.into_iter().zip(DEVICE) {
+            // The first tells an IPv6 sender how long fragments may be.
+            teach(&site.device, there, 4000);
+            carries_udp(&site.device, &site.remote, there, 4000);
+            teach(&site.remote, back, 4000);
+            carries_udp(&site.remote, &site.device, back, 4000);
+        }
+    });
+}
+
+#[test]
+fn a_device_learns_what_the_tunnel_carries() {
+    let plan = Plan {
+        mtu: 9000,
+        ..Plan::default()
+    };
+    at_running_site(&plan, |site, _tunnels| {
+        for target in SHOWN {
+            teach(&site.device, target, 3000);
+            eventually(&format!("no path MTU to {target}"), || {
+                path_mtu(&site.device, target) == 1420
+            });
+            carries_udp(&site.device, &site.remote, target, 3000);
+        }
+    });
+}
+
+#[test]
+fn a_remote_learns_what_the_lan_carries() {
+    let plan = Plan {
+        mtu: 1300,
+        ..Plan::default()
+    };
+    at_running_site(&plan, |site, _tunnels| {
+        for target in DEVICE {
+            teach(&site.remote, target, 1350);
+            eventually(&format!("no path MTU to {target}"), || {
+                path_mtu(&site.remote, target) == 1300
+            });
+            carries_udp(&site.remote, &site.device, target, 1350);
+        }
+    });
+}
+
+#[test]
+fn segments_fit_the_tunnel_from_the_first_on() {
+    let plan = Plan {
+        mtu: 9000,
+        head: "mtu = 1420",
+        remote_head: "mtu = 9000",
+        ..Plan::default()
+    };
+    at_running_site(&plan, |site, _tunnels| {
+        for ((there, back), headers) in SHOWN.into_iter().zip(DEVICE).zip([40, 60]) {
+            let limit = 1420 - headers;
+            let mss = accepted_mss(&site.device, &site.remote, there);
+            assert!(mss <= limit, "the remote sends {mss} to the device");
+            let mss = accepted_mss(&site.remote, &site.device, back);
+            assert!(mss <= limit, "the device sends {mss} to {back}");
+        }
+    });
+}
+
+/// Sends a datagram that may be refused or told to be too long, and waits for the word.
+fn teach(from: &Host, to: &str, length: usize) {
+    let to = SocketAddr::new(ip(to), 9);
+    let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+    let send = || -> std::io::Result<usize> {
+        let socket = UdpSocket::bind(any)?;
+        socket.connect(to)?;
+        let sent = socket.send(&vec![0; length]);
+        // The kernel takes the word only while the socket is there that it is about.
+        std::thread::sleep(Duration::from_millis(200));
+        sent
+    };
+    let sent = from.run(send).expect("namespace");
+    assert_eq!(sent.expect("send"), length);
+}
+
+fn path_mtu(from: &Host, to: &str) -> u32 {
+    let netlink = from.netlink().expect("netlink");
+    netlink.route_get(ip(to), None).expect("route").mtu
+}
+
+/// The segments that who accepts a connection sends.
+fn accepted_mss(client: &Host, server: &Host, target: &str) -> u32 {
+    let target = ip(target);
+    let any = if target.is_ipv4() {
+        "0.0.0.0:0"
+    } else {
+        "[::]:0"
+    };
+    let listener = server.run(|| TcpListener::bind(any)).expect("namespace");
+    let listener = listener.expect("listen");
+    let port = listener.local_addr().expect("address").port();
+    let connected = client.run(|| TcpStream::connect((target, port)));
+    let _connected = connected.expect("namespace").expect("connect");
+    let (accepted, _) = listener.accept().expect("accept");
+    socket2::SockRef::from(&accepted).tcp_mss().expect("mss")
+}
