@@ -306,7 +306,8 @@ fn curl_from_a_web_server_both_ways() -> Result<()> {
     .take(FILE)
     .collect();
     let folder = site.folder.path().to_owned();
-    let servers: [(&str, fn(&Site) -> &NetNs); 2] = [
+    type Host = fn(&Site) -> &NetNs;
+    let servers: [(&str, Host); 2] = [
         ("remote", |site| &site.remote),
         ("device", |site| &site.device),
     ];
