@@ -27,6 +27,9 @@ const DEVICE: [&str; 2] = ["10.77.0.10", "fd77::10"];
 /// Bytes that are fetched.
 const FILE: usize = 5_000_000;
 
+/// One of the hosts.
+type Which = fn(&Site) -> &NetNs;
+
 /// The hosts and what runs on them; all ends with it.
 struct Site {
     device: NetNs,
@@ -162,7 +165,7 @@ endpoint = "10.0.0.1:7000"
     }
 
     /// Starts a program that ends with the site.
-    fn start(&mut self, on: fn(&Site) -> &NetNs, words: &[&str]) -> Result<()> {
+    fn start(&mut self, on: Which, words: &[&str]) -> Result<()> {
         let mut command = Command::new(words[0]);
         command.args(&words[1..]).stdin(Stdio::null());
         command.stdout(Stdio::null()).stderr(Stdio::null());
@@ -173,7 +176,7 @@ endpoint = "10.0.0.1:7000"
     }
 
     /// Serves a folder by HTTP on port 8080.
-    fn serve(&mut self, on: fn(&Site) -> &NetNs, files: &Path) -> Result<()> {
+    fn serve(&mut self, on: Which, files: &Path) -> Result<()> {
         let root = files.to_string_lossy().into_owned();
         if find_program("nginx").is_none() {
             let words = [
@@ -306,8 +309,7 @@ fn curl_from_a_web_server_both_ways() -> Result<()> {
     .take(FILE)
     .collect();
     let folder = site.folder.path().to_owned();
-    type Host = fn(&Site) -> &NetNs;
-    let servers: [(&str, Host); 2] = [
+    let servers: [(&str, Which); 2] = [
         ("remote", |site| &site.remote),
         ("device", |site| &site.device),
     ];
