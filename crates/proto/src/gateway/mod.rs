@@ -8,7 +8,7 @@
 //!    whether it goes to the host, to a device, or nowhere.
 //!
 //! Super-packets go through whole, either way: addresses are exchanged in their one header. In this
-//! order: whose packet is it (`devices`), is it allowed ([`rules`], and answers to what is
+//! order: whose packet is it (`devices`), is it allowed ([`rules`] on what `query` finds, and answers to what is
 //! allowed: [`flows`]), what does it tell of the two legs ([`flows`]), then [`translate`].
 //! In transparent mode [`station`] speaks for the gateway on the local network.
 
@@ -19,6 +19,7 @@ pub mod flows;
 pub mod heard;
 mod length;
 pub mod merging;
+mod query;
 pub mod rules;
 pub mod station;
 pub mod translate;
@@ -126,7 +127,7 @@ pub struct Gateway {
     mtu: Mtus,
     made: Vec<Made>,
     flows: Flows,
-    fragments: admit::Fragments,
+    fragments: query::Fragments,
     /// What becomes of super-packets on the local network.
     merging: Merging,
     /// From the local network, of no device.
@@ -149,7 +150,7 @@ impl Gateway {
             mtu: config.mtu,
             made: Vec::new(),
             flows: Flows::default(),
-            fragments: admit::Fragments::default(),
+            fragments: query::Fragments::default(),
             merging: Merging::default(),
             stray: DirectionCounters::default(),
         };

@@ -6,7 +6,6 @@
 //! send to that address is for the tunnel ([`Frame::Packet`]); ARP (RFC 826, 5227) and neighbour
 //! discovery (RFC 4861) end here; everything else of the local network stays there, counted.
 
-use super::devices::family;
 use super::{DeviceId, Gateway, election};
 use crate::keys::PublicKey;
 use crate::time::Instant;
@@ -541,101 +540,4 @@ fn is_neighbour(payload: &[u8]) -> bool {
                 Some(&(neighbour::SOLICITATION | neighbour::ADVERTISEMENT))
             )
     })
-}
-
-impl Gateway {
-    /// Whether the card or the address is a device's.
-    fn knows(&self, vlan: Option<u16>, mac: Mac, address: IpAddr) -> bool {
-        if self.by_mac.contains_key(&(vlan, mac)) {
-            return true;
-        }
-        let id = self.device_by_lan(vlan, address);
-        id.is_some_and(|id| self.devices[id.0 as usize].config.mac.is_none())
-    }
-
-    /// An ARP or neighbour message of the local network ended here as intended.
-    fn consume_stray(&mut self) {
-        self.stray.packets_in += 1;
-        self.stray.consumed += 1;
-    }
-
-    /// A broadcast or multicast packet: of a device or of somebody else, it stays.
-    fn drop_group(&mut self, vlan: Option<u16>, mac: Mac, packet: &[u8]) {
-        let by_address = || {
-            let ip = IpPacket::parse_headers(packet).ok()?;
-            self.device_by_lan(vlan, ip.src)
-        };
-        let counters = match self.device_by_mac(vlan, mac).or_else(by_address) {
-            Some(id) => {
-                let device = &mut self.devices[id.0 as usize];
-                device.reads += 1;
-                &mut device.outbound
-            }
-            None => &mut self.stray,
-        };
-        counters.packets_in += 1;
-        counters.drops.add(DropReason::NotUnicast, 1);
-    }
-
-    /// Hears that `address` is at `mac`: which device that is, or an error if it contradicts what is
-    /// known of the device.
-    fn heard(
-        &mut self,
-        now: Instant,
-        vlan: Option<u16>,
-        mac: Mac,
-        address: IpAddr,
-        still_there: Duration,
-    ) -> Result<Option<DeviceId>, ()> {
-        let Some(id) = self.device_by_lan(vlan, address) else {
-            let Some(id) = self.device_by_mac(vlan, mac) else {
-                return Ok(None);
-            };
-            // Link-local and fixed addresses are not learned; the card was heard all the same.
-            let _ = self.learn(id, address, now);
-            self.devices[id.0 as usize].last_seen = Some(now);
-            return Ok(Some(id));
-        };
-        let device = &mut self.devices[id.0 as usize];
-        let is_there = device
-            .last_seen
-            .is_some_and(|seen| !seen.has_expired(still_there, now));
-        match (device.config.mac, device.mac) {
-            (Some(own), _) if own != mac => return Err(()),
-            (None, Some(known)) if known != mac && is_there => return Err(()),
-            _ => {}
-        }
-        device.last_seen = Some(now);
-        device.used[family(address)] = Some(now);
-        self.note_mac(id, mac);
-        Ok(Some(id))
-    }
-
-    /// The device's card.
-    pub(super) fn note_mac(&mut self, id: DeviceId, mac: Mac) {
-        let device = &mut self.devices[id.0 as usize];
-        let vlan = device.config.vlan;
-        if device.mac == Some(mac) {
-            return;
-        }
-        if let Some(old) = device.mac.replace(mac)
-            && self.by_mac.get(&(vlan, old)) == Some(&id)
-        {
-            self.by_mac.remove(&(vlan, old));
-        }
-        self.by_mac.entry((vlan, mac)).or_insert(id);
-    }
-
-    /// The device's card is not known any more, unless it is given.
-    fn forget_mac(&mut self, id: DeviceId) {
-        let device = &mut self.devices[id.0 as usize];
-        if device.config.mac.is_none()
-            && let Some(old) = device.mac.take()
-        {
-            let vlan = device.config.vlan;
-            if self.by_mac.get(&(vlan, old)) == Some(&id) {
-                self.by_mac.remove(&(vlan, old));
-            }
-        }
-    }
 }

@@ -1,0 +1,186 @@
+//! Which flow a packet belongs to, as far as its headers tell.
+
+use super::DeviceId;
+use super::flows::{Direction, FlowKey};
+use crate::time::Instant;
+use seikan_wire::ip::{IpPacket, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP};
+use std::net::IpAddr;
+use std::time::Duration;
+
+/// Fragmented packets whose ports are remembered.
+const FRAGMENTED: usize = 64;
+/// How long (RFC 1122 section 3.3.2 allows a receiver 60 s; fragments follow each other closely).
+const FRAGMENTED_FOR: Duration = Duration::from_secs(10);
+
+/// What decides on a packet: its flow, and the service's port.
+pub(super) struct Query {
+    /// The flow.
+    pub key: FlowKey,
+    /// It may open the flow: not an ICMP error.
+    pub opens: bool,
+    /// Its key has ports.
+    pub has_ports: bool,
+}
+
+/// Which flow a packet belongs to.
+pub(super) fn query(
+    fragments: &mut Fragments,
+    now: Instant,
+    id: DeviceId,
+    packet: &[u8],
+    ip: &IpPacket,
+    remote: IpAddr,
+    direction: Direction,
+) -> Query {
+    let transport = packet.get(ip.header_len..).unwrap_or_default();
+    let (source, destination, has_ports, opens) = match ip.protocol {
+        _ if ip.fragment => {
+            let ports = fragments.ports(now, packet, ip, transport);
+            let (source, destination) = ports.unwrap_or_default();
+            (source, destination, ports.is_some(), true)
+        }
+        PROTO_TCP | PROTO_UDP => match transport.first_chunk() {
+            Some(&[a, b, c, d]) => (
+                u16::from_be_bytes([a, b]),
+                u16::from_be_bytes([c, d]),
+                true,
+                true,
+            ),
+            None => (0, 0, false, true),
+        },
+        PROTO_ICMP | PROTO_ICMPV6 => {
+            let (identifier, error) = icmp_of(ip.protocol, transport);
+            if let Some(quoted) = error
+                && let Some(key) = quoted_flow(quoted, id, remote, direction)
+            {
+                return Query {
+                    key,
+                    opens: false,
+                    has_ports: false,
+                };
+            }
+            (identifier, identifier, false, error.is_none())
+        }
+        _ => (0, 0, false, true),
+    };
+    let (device_port, remote_port) = match direction {
+        Direction::Out => (source, destination),
+        Direction::In => (destination, source),
+    };
+    Query {
+        key: FlowKey {
+            device: id.0,
+            remote,
+            protocol: ip.protocol,
+            device_port,
+            remote_port,
+        },
+        opens,
+        has_ports,
+    }
+}
+
+/// The identifier of an ICMP query, which both ways have in common, or what an error quotes
+/// (RFC 792, RFC 4443).
+fn icmp_of(protocol: u8, message: &[u8]) -> (u16, Option<&[u8]>) {
+    let Some(&kind) = message.first() else {
+        return (0, None);
+    };
+    let is_error = match protocol {
+        PROTO_ICMP => matches!(kind, 3 | 4 | 5 | 11 | 12),
+        _ => kind < 128,
+    };
+    let is_query = match protocol {
+        PROTO_ICMP => matches!(kind, 0 | 8 | 13 | 14),
+        _ => matches!(kind, 128 | 129),
+    };
+    let identifier = match message.get(4..6) {
+        Some(&[a, b]) if is_query => u16::from_be_bytes([a, b]),
+        _ => 0,
+    };
+    (
+        identifier,
+        is_error.then(|| message.get(8..).unwrap_or_default()),
+    )
+}
+
+/// The flow of the packet that an ICMP error quotes: it went against the error's direction.
+fn quoted_flow(
+    quoted: &[u8],
+    id: DeviceId,
+    remote: IpAddr,
+    direction: Direction,
+) -> Option<FlowKey> {
+    let ip = IpPacket::parse_headers(quoted).ok()?;
+    let transport = quoted.get(ip.header_len..)?;
+    let (source, destination) = match ip.protocol {
+        PROTO_TCP | PROTO_UDP => {
+            let &[a, b, c, d] = transport.first_chunk()?;
+            (u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d]))
+        }
+        PROTO_ICMP | PROTO_ICMPV6 => {
+            let (identifier, _) = icmp_of(ip.protocol, transport);
+            (identifier, identifier)
+        }
+        _ => (0, 0),
+    };
+    // An error from the overlay may come from a router on the way: the quote names the remote,
+    // and in its own addresses of the overlay.
+    let (remote, device_port, remote_port) = match direction {
+        Direction::In => (ip.dst, source, destination),
+        Direction::Out => (remote, destination, source),
+    };
+    Some(FlowKey {
+        device: id.0,
+        remote,
+        protocol: ip.protocol,
+        device_port,
+        remote_port,
+    })
+}
+
+/// The ports of packets whose first fragment came by: later ones bear none.
+#[derive(Debug, Default)]
+pub(super) struct Fragments {
+    known: Vec<(FragmentKey, (u16, u16), Instant)>,
+    next: usize,
+}
+
+type FragmentKey = (IpAddr, IpAddr, u8, u32);
+
+impl Fragments {
+    fn ports(
+        &mut self,
+        now: Instant,
+        packet: &[u8],
+        ip: &IpPacket,
+        transport: &[u8],
+    ) -> Option<(u16, u16)> {
+        // IPv4 identification, or that of the fragment header, which ends where the walk ended.
+        let id = match ip.src {
+            IpAddr::V4(_) => u32::from(u16::from_be_bytes(*packet.get(4..6)?.first_chunk()?)),
+            IpAddr::V6(_) => {
+                let field = packet.get(ip.header_len - 4..ip.header_len)?;
+                u32::from_be_bytes(*field.first_chunk()?)
+            }
+        };
+        let key = (ip.src, ip.dst, ip.protocol, id);
+        if ip.fragment_offset(packet) > 0 {
+            return self
+                .known
+                .iter()
+                .find(|(k, _, at)| *k == key && !at.has_expired(FRAGMENTED_FOR, now))
+                .map(|(_, ports, _)| *ports);
+        }
+        let &[a, b, c, d] = transport.first_chunk()?;
+        let ports = (u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d]));
+        let entry = (key, ports, now);
+        if self.known.len() < FRAGMENTED {
+            self.known.push(entry);
+        } else {
+            self.known[self.next] = entry;
+            self.next = (self.next + 1) % FRAGMENTED;
+        }
+        Some(ports)
+    }
+}
