@@ -45,6 +45,15 @@ impl Drop for Site {
             let _ = child.kill();
             let _ = child.wait();
         }
+        // What killed tunnels could not remove.
+        let configs = fs::read_dir(self.folder.path()).into_iter().flatten();
+        for config in configs.flatten().map(|entry| entry.path()) {
+            if config.extension().is_some_and(|end| end == "toml")
+                && let Some(name) = config.file_stem().and_then(|name| name.to_str())
+            {
+                let _ = fs::remove_file(format!("/var/run/wireguard/{name}.sock"));
+            }
+        }
     }
 }
 

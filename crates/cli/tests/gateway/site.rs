@@ -326,6 +326,19 @@ impl Site {
     }
 }
 
+impl Drop for Site {
+    fn drop(&mut self) {
+        // What killed tunnels could not remove.
+        let configs = fs::read_dir(self.folder.path()).into_iter().flatten();
+        for config in configs.flatten().map(|entry| entry.path()) {
+            if config.extension().is_some_and(|end| end == "toml") {
+                let socket = format!("/var/run/wireguard/{}.sock", interface(&config));
+                let _ = fs::remove_file(socket);
+            }
+        }
+    }
+}
+
 /// The interface of a configuration's tunnel.
 pub fn interface(config: &Path) -> &str {
     config.file_stem().and_then(|n| n.to_str()).expect("UTF-8")
