@@ -3,7 +3,7 @@
 //!
 //! [`Watch`] is a [`Service`] of the worker's loop.
 
-use super::lan::Link;
+use super::lan::{LanError, Link};
 use crate::node::{Node, now};
 use crate::worker::{Service, TOKEN_LAN, Verdict};
 use seikan_proto::gateway::Mtus;
@@ -71,7 +71,12 @@ impl Node {
         let Some(node) = &mut self.gateway else {
             return;
         };
-        let found = Link::find(netlink, &node.interface).ok();
+        let found = match Link::find(netlink, &node.interface) {
+            Ok(link) => Some(link),
+            Err(LanError::Missing(_)) => None,
+            // Not known now; the next event asks again.
+            Err(_) => return,
+        };
         if let Some(link) = found {
             node.gateway.set_mtu(Mtus {
                 lan: link.mtu,
