@@ -243,6 +243,23 @@ fn offloads_may_be_switched_under_a_stream() {
 }
 
 #[test]
+fn super_packets_are_cut_up_for_a_card_that_loses_them() {
+    at_running_site(&Plan::default(), |site, _tunnels| {
+        // As a card with broken segmentation would: what is longer than a packet is gone.
+        let rules = format!(
+            "add table netdev broken\n\
+             add chain netdev broken card {{ type filter hook ingress device {CARD} priority 0; }}\n\
+             add rule netdev broken card meta length > 1600 drop"
+        );
+        run(&site.device, &["nft", &rules]);
+        let stream = Stream::start(&site.remote, &site.device, DEVICE[0], 30_000_000);
+        // Left alone, it makes some 25 kB per second.
+        stream.is_fast_within(Duration::from_secs(15));
+        stream.finish();
+    });
+}
+
+#[test]
 fn every_packet_is_accounted_for() {
     let plan = Plan {
         mtu: 9000,

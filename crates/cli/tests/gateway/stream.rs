@@ -72,6 +72,19 @@ impl Stream {
         begin.elapsed()
     }
 
+    /// Waits until a megabyte has arrived within half a second.
+    pub fn is_fast_within(&self, patience: Duration) {
+        let begin = Instant::now();
+        loop {
+            let before = self.received.load(Ordering::Relaxed);
+            std::thread::sleep(Duration::from_millis(500));
+            if self.received.load(Ordering::Relaxed) > before + 1_000_000 {
+                return;
+            }
+            assert!(begin.elapsed() < patience, "the stream stays slow");
+        }
+    }
+
     /// Ends it, when all that was sent has arrived.
     pub fn finish(self) -> Report {
         self.stop.store(true, Ordering::Relaxed);
