@@ -10,7 +10,7 @@ use std::time::Duration;
 
 /// How long losses are counted before they are judged.
 const WINDOW: Duration = Duration::from_secs(5);
-/// Fewer lost segments than these say nothing. A connection whose every super-packet is lost has few.
+/// Fewer segments than these, lost or sent, say nothing. A connection whose every super-packet is lost has few.
 const ENOUGH: u64 = 8;
 /// How long segments of our own are tried.
 const TRIAL: Duration = Duration::from_secs(5);
@@ -19,7 +19,7 @@ const SPARED: Duration = Duration::from_secs(600);
 /// How long one that was not to blame is not suspected again.
 const TRUSTED: Duration = Duration::from_secs(60);
 
-/// Segments sent to the local network in one way, and of these lost.
+/// Segments sent to the local network since the last judgement, and of these lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Sent {
     segments: u64,
@@ -49,8 +49,8 @@ enum Opinion {
 pub struct Merging {
     opinion: Opinion,
     since: Instant,
-    whole: Sent,
-    cut: Sent,
+    /// In super-packets, or, while they are cut up, in all.
+    sent: Sent,
 }
 
 impl Default for Merging {
@@ -58,8 +58,7 @@ impl Default for Merging {
         Merging {
             opinion: Opinion::Trusted(Instant::BOOT),
             since: Instant::BOOT,
-            whole: Sent::default(),
-            cut: Sent::default(),
+            sent: Sent::default(),
         }
     }
 }
@@ -85,18 +84,13 @@ impl Merging {
         lost: u64,
         lost_merged: u64,
     ) {
-        // Super-packets that are cut up here are singles for the card.
-        let way = match merged && !self.is_cut() {
-            true => &mut self.whole,
-            false => &mut self.cut,
-        };
-        way.segments += segments;
-        match self.is_cut() {
-            true => self.cut.lost += lost,
-            false => {
-                self.whole.lost += lost_merged;
-                self.cut.lost += lost - lost_merged;
-            }
+        if self.is_cut() {
+            // Super-packets that are cut up here are singles for the card.
+            self.sent.segments += segments;
+            self.sent.lost += lost;
+        } else {
+            self.sent.segments += if merged { segments } else { 0 };
+            self.sent.lost += lost_merged;
         }
         self.judge(now);
     }
@@ -105,10 +99,9 @@ impl Merging {
         let next = match self.opinion {
             Opinion::Trusted(from) => {
                 // A quarter lost is more than any network does that TCP can live with.
-                let bad = self.whole.lost >= ENOUGH && self.whole.loss() >= 250;
-                let worse = self.whole.loss() >= 2 * self.cut.loss();
-                if bad && worse && now >= from {
-                    Some(Opinion::OnTrial(now + TRIAL, self.whole.loss()))
+                let bad = self.sent.lost >= ENOUGH && self.sent.loss() >= 250;
+                if bad && now >= from {
+                    Some(Opinion::OnTrial(now + TRIAL, self.sent.loss()))
                 } else {
                     self.since
                         .has_expired(WINDOW, now)
@@ -116,7 +109,8 @@ impl Merging {
                 }
             }
             Opinion::OnTrial(until, before) if now >= until => {
-                Some(match self.cut.loss() * 2 < before {
+                Some(match self.sent.loss() * 2 < before {
+                    _ if self.sent.segments < ENOUGH => Opinion::Trusted(now),
                     true => Opinion::Broken(now + SPARED),
                     false => Opinion::Trusted(now + TRUSTED),
                 })
@@ -126,7 +120,7 @@ impl Merging {
         };
         if let Some(opinion) = next {
             (self.opinion, self.since) = (opinion, now);
-            (self.whole, self.cut) = Default::default();
+            self.sent = Sent::default();
         }
     }
 }
@@ -176,5 +170,27 @@ mod tests {
     #[test]
     fn ordinary_loss_is_no_reason() {
         assert!(!after(30, 50, 0).is_cut());
+    }
+
+    #[test]
+    fn a_trial_without_traffic_says_nothing() {
+        let mut merging = Merging::default();
+        merging.sent(at(0), 20, true, 20, 20);
+        assert!(merging.is_cut());
+        merging.sent(at(6000), 1, false, 0, 0);
+        assert!(!merging.is_cut() && !merging.is_broken());
+        // And it is suspected anew.
+        merging.sent(at(6100), 20, true, 20, 20);
+        assert!(merging.is_cut());
+    }
+
+    #[test]
+    fn losses_that_are_not_ascribed_to_super_packets_do_not_hide_the_others() {
+        let mut merging = Merging::default();
+        for i in 0..10 {
+            merging.sent(at(i), 2, true, 1, 1);
+            merging.sent(at(i), 1, false, 1, 0);
+        }
+        assert!(merging.is_cut());
     }
 }
