@@ -1,5 +1,5 @@
 //! The vocabulary shared by the data path and the diagnosis: why packets are dropped, what is
-//! counted, and how distributions are kept.
+//! counted, how distributions are kept, what samples of a host are, and what a path over it is.
 //!
 //! The invariant of the ledger, per direction: `in = out + consumed + sum of drops`.
 #![forbid(unsafe_code)]
@@ -7,7 +7,10 @@
 mod drops;
 mod histogram;
 mod ledger;
+pub mod path;
+mod sample;
 
 pub use drops::{DropCounts, DropReason};
 pub use histogram::Histogram;
 pub use ledger::{DirectionCounters, Handshakes, PeerCounters};
+pub use sample::{Column, Key, Kind, Sample, Series, Subject, metric};

@@ -1,0 +1,22 @@
+//! From evidence to a verdict: what makes a tunnel slow, how sure that is, and what helps.
+//!
+//! [`Evidence`] holds what was measured on a host. Each rule of [`rules`] looks at it for one [`Cause`] and says
+//! whether the cause is [present](Judgement). [`diagnose`] weighs what the rules say and names one, with the chain of
+//! causes behind it, the numbers, the remedies, and what was ruled out.
+//!
+//! Everything here is a pure function: it reads no clock, no file and no socket. What is measured live and what was
+//! recorded take the same way.
+#![forbid(unsafe_code)]
+
+mod cause;
+mod evidence;
+mod finding;
+mod remedy;
+pub mod rules;
+mod verdict;
+
+pub use cause::Cause;
+pub use evidence::{Evidence, MtuProbe, Probes, Profile, Share, Stage, ThreadUse};
+pub use finding::{Fact, Finding, Judgement};
+pub use remedy::{Action, Place, Remedy};
+pub use verdict::{Cost, Level, RuledOut, Verdict, diagnose};

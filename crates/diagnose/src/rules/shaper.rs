@@ -1,0 +1,116 @@
+//! A queueing discipline on this host keeps the rate down: packets wait in it or are dropped by it.
+
+use seikan_observe::metric;
+use seikan_observe::path::LinkFacts;
+
+use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, Remedy};
+
+/// Disciplines that limit a rate; others drop only because what follows them is slow.
+const LIMITING: &[&str] = &["tbf", "htb", "hfsc", "cake", "netem"];
+/// Delayed packets per packet from which the limit is felt.
+const OFTEN: f64 = 0.05;
+
+pub(super) fn judge(evidence: &Evidence) -> Judgement {
+    let links = evidence.map.links.iter();
+    let limited = links.filter(|link| LIMITING.contains(&&*link.qdisc));
+    let mut seen = None;
+    for link in limited {
+        match judge_link(evidence, link) {
+            Some(Judgement::Absent(fact)) => seen = Some(fact),
+            Some(present) => return present,
+            None => {}
+        }
+    }
+    Judgement::Absent(seen.unwrap_or_else(|| {
+        Fact::new(
+            "queueing disciplines on the path that limit a rate",
+            0.0,
+            "0",
+            "rtnetlink qdiscs",
+        )
+    }))
+}
+
+fn judge_link(evidence: &Evidence, link: &LinkFacts) -> Option<Judgement> {
+    let of = |name| evidence.qdisc(&link.name, name);
+    let packets = of(metric::QDISC_PACKETS)?;
+    let (delayed, dropped) = (of(metric::QDISC_OVERLIMITS)?, of(metric::QDISC_DROPS)?);
+    let share = delayed / packets.max(1.0);
+    let fact = Fact::new(
+        format!(
+            "times that {} on {} held packets back, per packet",
+            link.qdisc, link.name
+        ),
+        share,
+        "below 0.05",
+        "qdisc overlimits",
+    );
+    if share < OFTEN && dropped == 0.0 {
+        return Some(Judgement::Absent(fact));
+    }
+    let rate = of(metric::QDISC_BYTES)? * 8.0 / evidence.seconds();
+    let mut facts = vec![
+        fact,
+        Fact::new(
+            "rate through it, Mbit/s",
+            rate / 1e6,
+            "below its limit",
+            "qdisc bytes",
+        ),
+        Fact::new("packets it dropped", dropped, "0", "qdisc drops"),
+    ];
+    if let Some(limit) = link.qdisc_rate {
+        facts.push(Fact::new(
+            "its limit, Mbit/s",
+            limit as f64 / 1e6,
+            "above what is needed",
+            "qdisc options",
+        ));
+    }
+    let near = link
+        .qdisc_rate
+        .is_none_or(|limit| rate > 0.7 * limit as f64);
+    Some(Judgement::Present(Finding {
+        cause: Cause::Shaper,
+        weight: if near { 0.95 } else { 0.3 },
+        facts,
+        remedies: vec![Remedy::here(
+            format!("no limit on {}, if nobody needs it", link.name),
+            vec![Action::RemoveQdisc {
+                link: link.name.clone(),
+            }],
+            "up to the next bottleneck",
+        )],
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::testing::*;
+    use seikan_observe::Subject;
+
+    fn shaped(overlimits: u64, rate: u64) -> Evidence {
+        let mut evidence = tunnel();
+        evidence.map.links[1].qdisc = "tbf".into();
+        evidence.map.links[1].qdisc_rate = Some(rate);
+        let qdisc = || Subject::Qdisc("eth0".into());
+        count(&mut evidence, qdisc(), metric::QDISC_PACKETS, 10_000);
+        count(&mut evidence, qdisc(), metric::QDISC_OVERLIMITS, overlimits);
+        count(&mut evidence, qdisc(), metric::QDISC_DROPS, 0);
+        // 100 Mbit/s over the 10 seconds of the evidence.
+        count(&mut evidence, qdisc(), metric::QDISC_BYTES, 125_000_000);
+        evidence
+    }
+
+    #[test]
+    fn a_full_token_bucket_is_it() {
+        assert_eq!(present(judge(&shaped(9_000, 100_000_000))).weight, 0.95);
+    }
+
+    #[test]
+    fn one_with_room_is_not() {
+        assert!(absent(judge(&shaped(0, 1_000_000_000))));
+        assert!(absent(judge(&tunnel())));
+    }
+}

@@ -1,0 +1,110 @@
+//! Evidence made by hand, for the tests of rules: a tunnel `tun0` of process 100 over `eth0`, ten seconds.
+
+use seikan_observe::path::{LinkFacts, PathMap, ProgramFacts, SocketFacts, Transport};
+use seikan_observe::{Column, Key, Kind, Subject};
+use std::time::Duration;
+
+use crate::{Evidence, Finding, Judgement};
+
+/// A tunnel at rest.
+pub fn tunnel() -> Evidence {
+    let link = |name: &str, kind: &str| LinkFacts {
+        name: name.into(),
+        kind: kind.into(),
+        mtu: 1500,
+        queue_length: 500,
+        qdisc: "noqueue".into(),
+        rx_queues: 1,
+        ..LinkFacts::default()
+    };
+    let mut evidence = Evidence {
+        map: PathMap {
+            inner: Some("tun0".into()),
+            egress: Some("eth0".into()),
+            links: vec![link("tun0", "tun"), link("eth0", "veth")],
+            program: Some(ProgramFacts {
+                pid: 100,
+                name: "tunneld".into(),
+                threads: vec![(100, "tunneld".into()), (101, "worker".into())],
+                cpus: vec![0, 1],
+                ..ProgramFacts::default()
+            }),
+            sockets: vec![socket(1, Transport::Udp)],
+            flows: vec![socket(2, Transport::Tcp)],
+            ..PathMap::default()
+        },
+        ..Evidence::default()
+    };
+    evidence.map.host.cpus = vec![0, 1];
+    evidence.series.times = vec![Duration::ZERO, Duration::from_secs(10)];
+    evidence
+}
+
+/// The tunnel's socket is 1 (UDP), the connection through it 2 (TCP).
+pub fn socket(inode: u64, transport: Transport) -> SocketFacts {
+    SocketFacts {
+        inode,
+        transport,
+        local: ([10, 0, 0, 1], 1000).into(),
+        remote: Some(([10, 0, 0, 2], 2000).into()),
+        receive_buffer: 212_992,
+        send_buffer: 212_992,
+        congestion: (transport == Transport::Tcp).then(|| "cubic".into()),
+    }
+}
+
+/// The inner interface.
+pub fn inner() -> Subject {
+    Subject::Link("tun0".into())
+}
+
+/// The interface to the outside.
+pub fn egress() -> Subject {
+    Subject::Link("eth0".into())
+}
+
+/// A counter that grew so much over the ten seconds.
+pub fn count(evidence: &mut Evidence, subject: Subject, name: &'static str, growth: u64) {
+    put(
+        evidence,
+        subject,
+        name,
+        Kind::Counter,
+        vec![(0, 0), (1, growth)],
+    );
+}
+
+/// A gauge that stood still.
+pub fn gauge(evidence: &mut Evidence, subject: Subject, name: &'static str, value: u64) {
+    put(
+        evidence,
+        subject,
+        name,
+        Kind::Gauge,
+        vec![(0, value), (1, value)],
+    );
+}
+
+fn put(
+    evidence: &mut Evidence,
+    subject: Subject,
+    name: &'static str,
+    kind: Kind,
+    points: Vec<(u32, u64)>,
+) {
+    let columns = &mut evidence.series.columns;
+    columns.insert(Key::new(subject, name), Column { kind, points });
+}
+
+/// The finding, or a failure.
+pub fn present(judgement: Judgement) -> Finding {
+    match judgement {
+        Judgement::Present(finding) => finding,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Whether the cause was ruled out.
+pub fn absent(judgement: Judgement) -> bool {
+    matches!(judgement, Judgement::Absent(_))
+}

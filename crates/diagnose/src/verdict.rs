@@ -1,0 +1,287 @@
+//! One cause named out of what all rules say.
+//!
+//! Rules that find their cause are ordered by the weight they give it. Where one of them makes another
+//! ([`Rule::makes`](crate::rules::Rule)), the deeper is named and the other is part of its chain. Nothing found is `healthy` if what
+//! should go through does, or nobody said what should; otherwise `unknown`.
+
+use seikan_observe::path::PathMap;
+use serde::{Deserialize, Serialize};
+
+use crate::rules::{self, Rule};
+use crate::{Cause, Evidence, Fact, Finding, Judgement, Remedy};
+
+/// Findings lighter than this are not worth naming.
+const LEAST_WEIGHT: f64 = 0.1;
+/// A shortfall up to this is none: a tenth is what a case must lose to count.
+const TOLERATED_SHORTFALL: f64 = 0.1;
+/// How much heavier than its rivals a cause must be to be supported.
+const CLEAR: f64 = 1.5;
+
+/// How sure a verdict is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Level {
+    /// The signature is there.
+    Consistent,
+    /// And those of its rivals are not.
+    Supported,
+    /// And a change moved the throughput as it should.
+    Confirmed,
+}
+
+/// A cause that does not show.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RuledOut {
+    /// Which one.
+    pub cause: Cause,
+    /// The number that says so, or `None` where it could not be seen.
+    pub fact: Option<Fact>,
+    /// Why it could not be seen.
+    pub unseen: Option<String>,
+}
+
+/// What the diagnosis cost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Cost {
+    /// Seconds it took.
+    pub seconds: f64,
+    /// Processor seconds it used.
+    pub cpu_seconds: f64,
+    /// Samples taken.
+    pub samples: u32,
+}
+
+/// The diagnosis.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Verdict {
+    /// Version of this format.
+    pub version: u32,
+    /// The deepest cause that shows.
+    pub cause: Cause,
+    /// In one sentence for anybody.
+    pub sentence: String,
+    /// How sure.
+    pub level: Level,
+    /// What it brought about, from the cause to what is felt; begins with the cause.
+    pub chain: Vec<Cause>,
+    /// The numbers.
+    pub evidence: Vec<Fact>,
+    /// What helps.
+    pub remedies: Vec<Remedy>,
+    /// Other causes that show, the heaviest first.
+    pub alternatives: Vec<Cause>,
+    /// Causes that do not show, or could not be looked for.
+    pub ruled_out: Vec<RuledOut>,
+    /// Bits per second through the inner interface, and what should be.
+    pub throughput: f64,
+    /// See [`Verdict::throughput`].
+    pub expected: Option<f64>,
+    /// The path.
+    pub path: PathMap,
+    /// What it cost to find out; filled in by whoever measured.
+    pub cost: Cost,
+}
+
+/// Names the cause.
+pub fn diagnose(evidence: &Evidence) -> Verdict {
+    let mut found: Vec<(&Rule, Finding)> = Vec::new();
+    let mut ruled_out = Vec::new();
+    for rule in rules::ALL {
+        match (rule.judge)(evidence) {
+            Judgement::Present(finding) if finding.weight >= LEAST_WEIGHT => {
+                found.push((rule, finding));
+            }
+            Judgement::Present(finding) => ruled_out.push(RuledOut {
+                cause: rule.cause,
+                fact: finding.facts.into_iter().next(),
+                unseen: None,
+            }),
+            Judgement::Absent(fact) => ruled_out.push(RuledOut {
+                cause: rule.cause,
+                fact: Some(fact),
+                unseen: None,
+            }),
+            Judgement::Unseen(why) => ruled_out.push(RuledOut {
+                cause: rule.cause,
+                fact: None,
+                unseen: Some(why),
+            }),
+        }
+    }
+    found.sort_by(|a, b| b.1.weight.total_cmp(&a.1.weight));
+    let satisfied = evidence
+        .shortfall()
+        .is_some_and(|shortfall| shortfall < TOLERATED_SHORTFALL);
+    if satisfied {
+        found.clear();
+    }
+    let mut verdict = match name(&found) {
+        Some((chain, level)) => named(&found, chain, level),
+        None => nothing(evidence),
+    };
+    verdict.ruled_out = ruled_out;
+    verdict.throughput = evidence.throughput();
+    verdict.expected = evidence.expected;
+    verdict.path = evidence.map.clone();
+    verdict
+}
+
+/// The chain from the deepest cause to the heaviest, and how sure it is.
+fn name(found: &[(&Rule, Finding)]) -> Option<(Vec<Cause>, Level)> {
+    let (mut rule, finding) = found.first().map(|(rule, finding)| (*rule, finding))?;
+    let mut chain = vec![rule.cause];
+    // The heaviest of those that make it; each cause is in the chain once, so that this ends.
+    while let Some((deeper, _)) = found
+        .iter()
+        .find(|(other, _)| other.makes.contains(&rule.cause) && !chain.contains(&other.cause))
+    {
+        rule = deeper;
+        chain.insert(0, rule.cause);
+    }
+    let explained = |cause: &Cause| {
+        chain.contains(cause)
+            || chain.iter().any(|link| {
+                rules::ALL
+                    .iter()
+                    .any(|rule| rule.cause == *link && rule.makes.contains(cause))
+            })
+    };
+    let rival = found.iter().find(|(other, _)| !explained(&other.cause));
+    let clear = rival.is_none_or(|(_, other)| finding.weight >= CLEAR * other.weight);
+    let level = if clear && finding.weight >= 0.5 {
+        Level::Supported
+    } else {
+        Level::Consistent
+    };
+    Some((chain, level))
+}
+
+fn named(found: &[(&Rule, Finding)], chain: Vec<Cause>, level: Level) -> Verdict {
+    let of = |cause: Cause| found.iter().find(|(rule, _)| rule.cause == cause);
+    let cause = chain[0];
+    let findings: Vec<&Finding> = chain
+        .iter()
+        .filter_map(|cause| of(*cause).map(|(_, finding)| finding))
+        .collect();
+    let alternatives = found.iter().map(|(rule, _)| rule.cause);
+    Verdict {
+        evidence: findings
+            .iter()
+            .flat_map(|finding| finding.facts.iter().cloned())
+            .take(5)
+            .collect(),
+        remedies: findings
+            .iter()
+            .flat_map(|finding| finding.remedies.iter().cloned())
+            .collect(),
+        alternatives: alternatives
+            .filter(|cause| !chain.contains(cause))
+            .collect(),
+        ..empty(cause, level, chain)
+    }
+}
+
+fn nothing(evidence: &Evidence) -> Verdict {
+    let (cause, value, expected) = match evidence.shortfall() {
+        Some(shortfall) if shortfall >= TOLERATED_SHORTFALL => {
+            (Cause::Unknown, evidence.throughput(), evidence.expected)
+        }
+        _ => (Cause::Healthy, evidence.throughput(), evidence.expected),
+    };
+    let expected = match expected {
+        Some(bits) => format!("{:.0}", bits / 1e6),
+        None => "nobody said".to_owned(),
+    };
+    let level = Level::Supported;
+    Verdict {
+        evidence: vec![Fact::new(
+            "throughput, Mbit/s",
+            value / 1e6,
+            expected,
+            "rtnetlink bytes of the inner interface",
+        )],
+        ..empty(cause, level, vec![cause])
+    }
+}
+
+fn empty(cause: Cause, level: Level, chain: Vec<Cause>) -> Verdict {
+    Verdict {
+        version: 1,
+        cause,
+        sentence: cause.sentence().to_owned(),
+        level,
+        chain,
+        evidence: Vec::new(),
+        remedies: Vec::new(),
+        alternatives: Vec::new(),
+        ruled_out: Vec::new(),
+        throughput: 0.0,
+        expected: None,
+        path: PathMap::default(),
+        cost: Cost::default(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::testing::*;
+    use seikan_observe::{Subject, metric};
+
+    fn dropping() -> Evidence {
+        let mut evidence = tunnel();
+        evidence.map.links[0].queue_length = 3;
+        count(&mut evidence, inner(), metric::TX_DROPPED, 500);
+        count(&mut evidence, inner(), metric::TX_PACKETS, 10_000);
+        evidence
+    }
+
+    fn shaped(evidence: &mut Evidence) {
+        evidence.map.links[1].qdisc = "tbf".into();
+        let qdisc = || Subject::Qdisc("eth0".into());
+        count(evidence, qdisc(), metric::QDISC_PACKETS, 10_000);
+        count(evidence, qdisc(), metric::QDISC_OVERLIMITS, 9_000);
+        count(evidence, qdisc(), metric::QDISC_DROPS, 10);
+        count(evidence, qdisc(), metric::QDISC_BYTES, 125_000_000);
+    }
+
+    #[test]
+    fn one_cause_alone_is_supported() {
+        let verdict = diagnose(&dropping());
+        assert_eq!(verdict.cause, Cause::TunQueueOverflow);
+        assert_eq!(verdict.level, Level::Supported);
+        assert!(
+            verdict
+                .ruled_out
+                .iter()
+                .any(|out| out.cause == Cause::Shaper)
+        );
+    }
+
+    #[test]
+    fn the_deeper_cause_is_named_and_the_other_is_in_the_chain() {
+        let mut evidence = dropping();
+        shaped(&mut evidence);
+        let verdict = diagnose(&evidence);
+        assert_eq!(verdict.cause, Cause::Shaper);
+        assert_eq!(verdict.chain, [Cause::Shaper, Cause::TunQueueOverflow]);
+        assert_eq!(verdict.alternatives, []);
+    }
+
+    #[test]
+    fn who_gets_what_was_expected_is_healthy_whatever_shows() {
+        let mut evidence = dropping();
+        count(&mut evidence, inner(), metric::TX_BYTES, 125_000_000);
+        evidence.expected = Some(105e6);
+        assert_eq!(diagnose(&evidence).cause, Cause::Healthy);
+    }
+
+    #[test]
+    fn slow_without_a_cause_is_unknown() {
+        let mut evidence = tunnel();
+        evidence.expected = Some(100e6);
+        assert_eq!(diagnose(&evidence).cause, Cause::Unknown);
+        evidence.expected = None;
+        assert_eq!(diagnose(&evidence).cause, Cause::Healthy);
+    }
+}

@@ -1,0 +1,149 @@
+//! The path that packets take on this host, as facts: what does not change ten times a second.
+//!
+//! From the inner interface (the tunnel's, or a bridge's port) to the program behind it, its sockets, and the
+//! interface through which they leave. What could not be seen is listed, with the reason.
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+/// The path, on this host.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PathMap {
+    /// The interface that the diagnosis is about: packets go in and out unencrypted.
+    pub inner: Option<String>,
+    /// The interface through which the tunnel's own packets leave.
+    pub egress: Option<String>,
+    /// Every interface on the path, these two among them, inner ones first.
+    pub links: Vec<LinkFacts>,
+    /// The program behind the inner interface; none for what the kernel does itself.
+    pub program: Option<ProgramFacts>,
+    /// The program's sockets to the outside.
+    pub sockets: Vec<SocketFacts>,
+    /// TCP connections of this host through the inner interface.
+    pub flows: Vec<SocketFacts>,
+    /// The host.
+    pub host: HostFacts,
+    /// What could not be seen.
+    pub unseen: Vec<Unseen>,
+}
+
+impl PathMap {
+    /// The facts of an interface.
+    pub fn link(&self, name: &str) -> Option<&LinkFacts> {
+        self.links.iter().find(|link| link.name == name)
+    }
+
+    /// The facts of the inner interface.
+    pub fn inner_link(&self) -> Option<&LinkFacts> {
+        self.link(self.inner.as_deref()?)
+    }
+
+    /// The facts of the interface to the outside.
+    pub fn egress_link(&self) -> Option<&LinkFacts> {
+        self.link(self.egress.as_deref()?)
+    }
+}
+
+/// An interface.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LinkFacts {
+    /// Its name.
+    pub name: String,
+    /// What the kernel calls its kind: `tun`, `veth`, `bridge`, `vxlan`, `wireguard`; empty for hardware and loopback.
+    pub kind: String,
+    /// Bytes.
+    pub mtu: u32,
+    /// Packets that may queue at it (`txqueuelen`).
+    pub queue_length: u32,
+    /// The root queueing discipline, such as `noqueue`, `tbf`; empty if unknown.
+    pub qdisc: String,
+    /// Its rate in bits per second, where it has one.
+    pub qdisc_rate: Option<u64>,
+    /// Features by the kernel's name (`rx-gro`, `tx-tcp-segmentation`): whether they are on.
+    pub features: BTreeMap<String, bool>,
+    /// Of these, the ones that can be changed.
+    pub changeable: Vec<String>,
+    /// Processors to which each receive queue is spread (RPS), queue by queue; empty: not spread.
+    pub rps: Vec<Vec<u32>>,
+    /// Receive queues.
+    pub rx_queues: u32,
+    /// The bridge or bond it belongs to.
+    pub master: Option<String>,
+    /// A tun device that carries super-packets (`IFF_VNET_HDR`), where known.
+    pub vnet_hdr: Option<bool>,
+}
+
+/// A program.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ProgramFacts {
+    /// Its process.
+    pub pid: u32,
+    /// Its name (`comm`).
+    pub name: String,
+    /// Its threads' ids and names.
+    pub threads: Vec<(u32, String)>,
+    /// Processors it may run on.
+    pub cpus: Vec<u32>,
+    /// Its control group's path in the hierarchy that limits processors, where there is one with a limit.
+    pub group: Option<String>,
+    /// Processors' worth of time that the control group may use, such as 0.5.
+    pub cpu_limit: Option<f64>,
+    /// Its nice value.
+    pub nice: i32,
+}
+
+/// Which transport.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Transport {
+    /// UDP.
+    Udp,
+    /// TCP.
+    Tcp,
+    /// IP without a transport (a raw or packet socket).
+    Raw,
+}
+
+/// A socket.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SocketFacts {
+    /// Its inode, which names its values.
+    pub inode: u64,
+    /// Which transport.
+    pub transport: Transport,
+    /// Its own address.
+    pub local: SocketAddr,
+    /// The other end; of a UDP socket that is not connected, none.
+    pub remote: Option<SocketAddr>,
+    /// Bytes that its receive buffer holds (with the kernel's overhead; `SO_RCVBUF` as read back).
+    pub receive_buffer: u32,
+    /// Bytes that its send buffer holds.
+    pub send_buffer: u32,
+    /// The congestion control of a TCP socket.
+    pub congestion: Option<String>,
+}
+
+/// The host.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct HostFacts {
+    /// The kernel's release.
+    pub kernel: String,
+    /// Processors that are online.
+    pub cpus: Vec<u32>,
+    /// Instruction sets for ciphers (`aes`, `vaes`, `pclmulqdq`, `avx2`).
+    pub cpu_features: Vec<String>,
+    /// Settings by their path below `/proc/sys`, with dots: `net.core.netdev_max_backlog`.
+    pub sysctls: BTreeMap<String, String>,
+    /// Whether connections are tracked in this namespace.
+    pub conntrack: bool,
+}
+
+/// Something that would have been looked at.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unseen {
+    /// What.
+    pub what: String,
+    /// Why it could not be seen, and what would help.
+    pub why: String,
+}
