@@ -11,6 +11,7 @@ pub mod ability;
 pub mod clock;
 pub mod cpu;
 pub mod dns;
+pub mod echo;
 pub mod ethtool;
 pub mod hooks;
 pub mod netlink;

@@ -1,0 +1,266 @@
+//! From a name on the command line to [`Evidence`]: the path is found, then sampled while probes run.
+
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use seikan_diagnose::{Cost, Evidence, Probes};
+use seikan_lab::report::ProgressBar;
+use seikan_lab::{Interrupt, Progress};
+use seikan_observe::path::{PathMap, Unseen};
+use seikan_observe::{Key, Kind, Series, Subject, metric};
+use seikan_sys::netlink::{LinkInfo, Netlink};
+use seikan_sys::process::own_cpu_time;
+
+use super::probe::{Found, Prober};
+
+/// Less than this says nothing.
+const SHORTEST: Duration = Duration::from_secs(1);
+/// Far ends that are asked, one after the other, until one answers.
+const TARGETS: usize = 2;
+
+/// How to measure.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// For how long.
+    pub length: Duration,
+    /// Between two samples.
+    pub interval: Duration,
+    /// Whether something may be sent.
+    pub probe: bool,
+    /// Bits per second that should go through.
+    pub expected: Option<f64>,
+}
+
+/// Finds the path of an interface, of a process, or of whatever tunnel there is.
+pub fn path(interface: Option<&str>, pid: Option<u32>) -> anyhow::Result<PathMap> {
+    let links = Netlink::open()?.links()?;
+    if let Some(name) = interface
+        && !links.iter().any(|link| link.name == name)
+    {
+        bail!("there is no interface `{name}` here; {}", candidates(links));
+    }
+    interim::path(interface, pid)
+}
+
+/// The interfaces of this host, tunnels first.
+fn candidates(mut links: Vec<LinkInfo>) -> String {
+    const TUNNELS: [&str; 9] = [
+        "tun",
+        "tap",
+        "wireguard",
+        "vxlan",
+        "geneve",
+        "gre",
+        "ipip",
+        "sit",
+        "xfrm",
+    ];
+    links.retain(|link| link.name != "lo");
+    links.sort_by_key(|link| !TUNNELS.contains(&&*link.kind));
+    let told = links.iter().map(|link| match &*link.kind {
+        "" => link.name.clone(),
+        kind => format!("{} ({kind})", link.name),
+    });
+    let told: Vec<_> = told.collect();
+    match told.is_empty() {
+        true => "there are none but loopback (is it in another network namespace?)".into(),
+        false => format!("there are {}", told.join(", ")),
+    }
+}
+
+/// Samples the path. Ctrl-C ends it with what there is.
+pub fn measure(
+    map: PathMap,
+    options: &Options,
+    interrupt: &Interrupt,
+) -> anyhow::Result<(Evidence, Cost)> {
+    let begun = Instant::now();
+    let spent = own_cpu_time()?.total();
+    let mut sampler = interim::Sampler::new(&map)?;
+    let prober = options.probe.then(|| prober(&map)).flatten();
+    let series = sample(&mut sampler, prober.as_ref(), &map, options, interrupt)?;
+    let found = prober.map(|prober| prober.finish(interrupt.is_raised()));
+    let mut evidence = Evidence {
+        expected: options.expected,
+        series,
+        map,
+        ..Evidence::default()
+    };
+    evidence.map.flows = sampler.flows();
+    evidence.map.unseen.extend_from_slice(sampler.missing());
+    take(found.unwrap_or_default(), &mut evidence);
+    let cost = Cost {
+        seconds: begun.elapsed().as_secs_f64(),
+        cpu_seconds: own_cpu_time()?.total().saturating_sub(spent).as_secs_f64(),
+        samples: evidence.series.times.len() as u32,
+    };
+    Ok((evidence, cost))
+}
+
+fn sample(
+    sampler: &mut interim::Sampler,
+    prober: Option<&Prober>,
+    map: &PathMap,
+    options: &Options,
+    interrupt: &Interrupt,
+) -> anyhow::Result<Series> {
+    let bar = ProgressBar::new();
+    let name = map.inner.as_deref().unwrap_or("the tunnel");
+    let mut series = Series::default();
+    let begun = Instant::now();
+    let mut next = begun;
+    loop {
+        let mut sample = sampler.sample();
+        let rtts = prober.into_iter().flat_map(Prober::answers).last();
+        sample.values.extend(rtts.map(|rtt| {
+            let key = Key::new(Subject::Probe, metric::PROBE_INNER_RTT_US);
+            (key, Kind::Gauge, rtt)
+        }));
+        series.push(sample);
+        let elapsed = begun.elapsed();
+        if elapsed >= options.length {
+            return Ok(series);
+        }
+        bar.show(Progress {
+            fraction: elapsed.as_secs_f64() / options.length.as_secs_f64(),
+            what: format!("looking at {name} (Ctrl-C to end)"),
+        });
+        // A late sample does not make the next ones come closer together.
+        next = (next + options.interval).max(Instant::now());
+        if interrupt
+            .sleep_until(next.min(begun + options.length))
+            .is_err()
+        {
+            if begun.elapsed() >= SHORTEST {
+                return Ok(series);
+            }
+            bail!(
+                "interrupted after {:.1} s: it needs {} s at least",
+                begun.elapsed().as_secs_f64(),
+                SHORTEST.as_secs()
+            );
+        }
+    }
+}
+
+/// Who is asked: the far ends of connections through the tunnel, then that of a point-to-point interface.
+fn prober(map: &PathMap) -> Option<Prober> {
+    let link = map.inner_link()?;
+    let flows = map.flows.iter().filter_map(|flow| flow.remote);
+    let mut targets: Vec<IpAddr> = flows.map(|remote| remote.ip().to_canonical()).collect();
+    targets.sort();
+    targets.dedup();
+    targets.truncate(TARGETS - 1);
+    // Without it there is one far end less to ask, and that is told.
+    targets.extend(far_end(&link.name).ok().flatten());
+    targets.dedup();
+    Some(Prober::start(link.name.clone(), link.mtu, targets))
+}
+
+/// The other address of a point-to-point interface, or of a network that has two only.
+fn far_end(link: &str) -> anyhow::Result<Option<IpAddr>> {
+    let netlink = Netlink::open()?;
+    let addresses = netlink.addresses(netlink.link(link)?.index)?;
+    let of = |address: &seikan_sys::netlink::Address| {
+        let own = address.net.addr();
+        let hosts = address.net.max_prefix_len() - address.net.prefix_len() <= 2;
+        let other = || address.net.hosts().find(|host| *host != own);
+        address.peer.or_else(|| hosts.then(other).flatten())
+    };
+    Ok(addresses.iter().find_map(of))
+}
+
+/// Puts what the probes found where the rules look for it.
+fn take(found: Found, evidence: &mut Evidence) {
+    evidence.map.unseen.extend(found.unseen);
+    let times = evidence.map.flows.iter().filter_map(|flow| {
+        let column = evidence
+            .series
+            .column(&Subject::Tcp(flow.inode), metric::TCP_MIN_RTT_US)?;
+        let same = flow.remote.map(|remote| remote.ip().to_canonical()) == found.target;
+        Some((!same, column.last()?))
+    });
+    // The same far end's, where there is one: another may be further away.
+    let idle = times.filter(|(_, rtt)| *rtt > 0).min();
+    evidence.probes = Probes {
+        mtu: found.mtu,
+        idle_rtt_us: idle.map(|(_, rtt)| rtt as f64),
+        loaded_rtt_us: found.rtt_us,
+    };
+}
+
+/// A path and samples of the interface alone.
+mod interim {
+    use super::*;
+    use seikan_observe::Sample;
+    use seikan_observe::path::{LinkFacts, SocketFacts};
+
+    pub fn path(interface: Option<&str>, _pid: Option<u32>) -> anyhow::Result<PathMap> {
+        let links = Netlink::open()?.links()?;
+        let is = |link: &&LinkInfo| match interface {
+            Some(name) => link.name == name,
+            None => link.kind == "tun",
+        };
+        let link = links.iter().find(is).context("no tunnel")?;
+        Ok(PathMap {
+            inner: Some(link.name.clone()),
+            links: vec![LinkFacts {
+                name: link.name.clone(),
+                kind: link.kind.clone(),
+                mtu: link.mtu,
+                queue_length: link.tx_queue_len,
+                ..LinkFacts::default()
+            }],
+            ..PathMap::default()
+        })
+    }
+
+    pub struct Sampler {
+        netlink: Netlink,
+        index: u32,
+        name: String,
+        begun: Instant,
+    }
+
+    impl Sampler {
+        pub fn new(map: &PathMap) -> anyhow::Result<Self> {
+            let netlink = Netlink::open()?;
+            let name = map.inner.clone().context("no inner interface")?;
+            Ok(Sampler {
+                index: netlink.link(&name)?.index,
+                netlink,
+                name,
+                begun: Instant::now(),
+            })
+        }
+
+        pub fn sample(&mut self) -> Sample {
+            let mut values = Vec::new();
+            if let Ok(stats) = self.netlink.link_stats(self.index) {
+                for (name, value) in [
+                    (metric::TX_BYTES, stats.tx_bytes),
+                    (metric::RX_BYTES, stats.rx_bytes),
+                    (metric::TX_PACKETS, stats.tx_packets),
+                    (metric::RX_PACKETS, stats.rx_packets),
+                    (metric::TX_DROPPED, stats.tx_dropped),
+                ] {
+                    let key = Key::new(Subject::Link(self.name.clone()), name);
+                    values.push((key, Kind::Counter, value));
+                }
+            }
+            Sample {
+                at: self.begun.elapsed(),
+                values,
+            }
+        }
+
+        pub fn flows(&self) -> Vec<SocketFacts> {
+            Vec::new()
+        }
+
+        pub fn missing(&self) -> &[Unseen] {
+            &[]
+        }
+    }
+}
