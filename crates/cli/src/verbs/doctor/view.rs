@@ -52,7 +52,8 @@ fn title(verdict: &Verdict, page: &Page) -> String {
     }
     let level = match verdict.level {
         Level::Consistent => "possible: others fit as well",
-        Level::Supported => "likely: nothing else fits",
+        Level::Supported if verdict.alternatives.is_empty() => "likely: nothing else fits",
+        Level::Supported => "likely: it fits best",
         Level::Confirmed => "proven by a change",
     };
     let _ = match verdict.cause {
@@ -115,7 +116,7 @@ fn numbers(verdict: &Verdict, page: &Page, out: &mut String) {
             ];
             let mut line = String::new();
             for (colour, text, column) in columns.iter().filter(|(_, text, _)| !text.is_empty()) {
-                let space = " ".repeat(column - width(&line));
+                let space = " ".repeat(column.saturating_sub(width(&line)));
                 let _ = write!(line, "{space}{colour}{text}{RESET}");
             }
             let _ = writeln!(out, "{INDENT}{line}");
@@ -173,7 +174,9 @@ fn sure(verdict: &Verdict, page: &Page, out: &mut String) {
         (_, Level::Consistent) => say(
             "consistent: its signature is there, but so is that of another, or not all could be seen.",
         ),
-        (_, Level::Supported) => say("supported: its signature is there, and its rivals' are not."),
+        (_, Level::Supported) => {
+            say("supported: its signature is there, and its rivals' are not, or far weaker.")
+        }
         (_, Level::Confirmed) => {
             say("confirmed: an intervention moved the throughput as predicted.")
         }
