@@ -20,6 +20,8 @@ pub mod link;
 pub mod neighbour;
 pub mod route;
 pub mod rule;
+pub mod shaper;
+pub mod topology;
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -42,6 +44,7 @@ pub use netlink_packet_route::neighbour::NeighbourState;
 pub use netlink_packet_route::route::{RouteScope, RouteType};
 pub use route::{Route, RouteLookup};
 pub use rule::Rule;
+pub use topology::LinkNode;
 
 use error::Fault;
 
