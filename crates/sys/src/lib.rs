@@ -10,6 +10,7 @@
 pub mod ability;
 pub mod clock;
 pub mod cpu;
+pub mod discover;
 pub mod dns;
 pub mod ethtool;
 pub mod hooks;
