@@ -10,6 +10,7 @@
 pub mod ability;
 pub mod clock;
 pub mod cpu;
+pub mod discover;
 pub mod dns;
 pub mod echo;
 pub mod ethtool;
@@ -28,6 +29,8 @@ pub mod tcp;
 pub mod timer;
 pub mod tun;
 pub mod udp;
+
+pub use netlink::diag;
 
 #[cfg(test)]
 mod testing;
