@@ -105,7 +105,7 @@ fn an_unknown_interface_is_answered_with_those_that_are_there() {
         assert_eq!(output.status.code(), Some(1));
         let errors = stderr(&output);
         assert!(
-            errors.contains("nosuch0") && errors.contains("under (veth)"),
+            errors.contains("nosuch0") && errors.contains("under"),
             "{errors}"
         );
     });

@@ -9,7 +9,8 @@ use seikan_lab::report::ProgressBar;
 use seikan_lab::{Interrupt, Progress};
 use seikan_observe::path::{PathMap, Unseen};
 use seikan_observe::{Key, Kind, Series, Subject, metric};
-use seikan_sys::netlink::{LinkInfo, Netlink};
+use seikan_sys::discover;
+use seikan_sys::netlink::{Address, Netlink};
 use seikan_sys::process::own_cpu_time;
 
 use super::probe::{Found, Prober};
@@ -34,39 +35,12 @@ pub struct Options {
 
 /// Finds the path of an interface, of a process, or of whatever tunnel there is.
 pub fn path(interface: Option<&str>, pid: Option<u32>) -> anyhow::Result<PathMap> {
-    let links = Netlink::open()?.links()?;
-    if let Some(name) = interface
-        && !links.iter().any(|link| link.name == name)
-    {
-        bail!("there is no interface `{name}` here; {}", candidates(links));
-    }
-    interim::path(interface, pid)
-}
-
-/// The interfaces of this host, tunnels first.
-fn candidates(mut links: Vec<LinkInfo>) -> String {
-    const TUNNELS: [&str; 9] = [
-        "tun",
-        "tap",
-        "wireguard",
-        "vxlan",
-        "geneve",
-        "gre",
-        "ipip",
-        "sit",
-        "xfrm",
-    ];
-    links.retain(|link| link.name != "lo");
-    links.sort_by_key(|link| !TUNNELS.contains(&&*link.kind));
-    let told = links.iter().map(|link| match &*link.kind {
-        "" => link.name.clone(),
-        kind => format!("{} ({kind})", link.name),
-    });
-    let told: Vec<_> = told.collect();
-    match told.is_empty() {
-        true => "there are none but loopback (is it in another network namespace?)".into(),
-        false => format!("there are {}", told.join(", ")),
-    }
+    let subject = match (interface, pid) {
+        (Some(name), _) => discover::Subject::Interface(name.to_owned()),
+        (None, Some(pid)) => discover::Subject::Process(pid),
+        (None, None) => discover::Subject::Anything,
+    };
+    Ok(discover::path(&subject)?)
 }
 
 /// Samples the path. Ctrl-C ends it with what there is.
@@ -162,7 +136,7 @@ fn prober(map: &PathMap) -> Option<Prober> {
 fn far_end(link: &str) -> anyhow::Result<Option<IpAddr>> {
     let netlink = Netlink::open()?;
     let addresses = netlink.addresses(netlink.link(link)?.index)?;
-    let of = |address: &seikan_sys::netlink::Address| {
+    let of = |address: &Address| {
         let own = address.net.addr();
         let hosts = address.net.max_prefix_len() - address.net.prefix_len() <= 2;
         let other = || address.net.hosts().find(|host| *host != own);
@@ -190,31 +164,11 @@ fn take(found: Found, evidence: &mut Evidence) {
     };
 }
 
-/// A path and samples of the interface alone.
+/// Samples of the interface alone.
 mod interim {
     use super::*;
     use seikan_observe::Sample;
-    use seikan_observe::path::{LinkFacts, SocketFacts};
-
-    pub fn path(interface: Option<&str>, _pid: Option<u32>) -> anyhow::Result<PathMap> {
-        let links = Netlink::open()?.links()?;
-        let is = |link: &&LinkInfo| match interface {
-            Some(name) => link.name == name,
-            None => link.kind == "tun",
-        };
-        let link = links.iter().find(is).context("no tunnel")?;
-        Ok(PathMap {
-            inner: Some(link.name.clone()),
-            links: vec![LinkFacts {
-                name: link.name.clone(),
-                kind: link.kind.clone(),
-                mtu: link.mtu,
-                queue_length: link.tx_queue_len,
-                ..LinkFacts::default()
-            }],
-            ..PathMap::default()
-        })
-    }
+    use seikan_observe::path::SocketFacts;
 
     pub struct Sampler {
         netlink: Netlink,
