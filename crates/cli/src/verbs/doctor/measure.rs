@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use ipnet::IpNet;
 use seikan_diagnose::{Cost, Evidence, Probes};
 use seikan_lab::report::ProgressBar;
 use seikan_lab::{Interrupt, Progress};
@@ -118,7 +119,7 @@ fn sample(
     }
 }
 
-/// Who is asked: the far ends of connections through the tunnel, then that of a point-to-point interface.
+/// Who is asked: the far ends of connections through the tunnel, then the host at the other end of the interface.
 fn prober(map: &PathMap) -> Option<Prober> {
     let link = map.inner_link()?;
     let flows = map.flows.iter().filter_map(|flow| flow.remote);
@@ -127,22 +128,31 @@ fn prober(map: &PathMap) -> Option<Prober> {
     targets.dedup();
     targets.truncate(TARGETS - 1);
     // Without it there is one far end less to ask, and that is told.
-    targets.extend(far_end(&link.name).ok().flatten());
+    targets.extend(far_end(&link.name).unwrap_or_default());
     targets.dedup();
+    targets.truncate(TARGETS);
     Some(Prober::start(link.name.clone(), link.mtu, targets))
 }
 
-/// The other address of a point-to-point interface, or of a network that has two only.
-fn far_end(link: &str) -> anyhow::Result<Option<IpAddr>> {
+/// The other address of a point-to-point interface or of a network that has two only, or a host that is routed there.
+fn far_end(link: &str) -> anyhow::Result<Vec<IpAddr>> {
     let netlink = Netlink::open()?;
     let addresses = netlink.addresses(netlink.link(link)?.index)?;
     let of = |address: &Address| {
         let own = address.net.addr();
-        let hosts = address.net.max_prefix_len() - address.net.prefix_len() <= 2;
+        let hosts = address.net.max_prefix_len() - address.net.prefix_len();
         let other = || address.net.hosts().find(|host| *host != own);
-        address.peer.or_else(|| hosts.then(other).flatten())
+        let only = (1..=2).contains(&hosts).then(other).flatten();
+        address.peer.or(only)
     };
-    Ok(addresses.iter().find_map(of))
+    let single = |net: &IpNet| net.prefix_len() == net.max_prefix_len();
+    let routed = discover::routed(link)?.into_iter().filter(single);
+    let own = |host: &IpAddr| addresses.iter().any(|address| address.net.addr() == *host);
+    let others = addresses
+        .iter()
+        .filter_map(of)
+        .chain(routed.map(|net| net.addr()));
+    Ok(others.filter(|host| !own(host)).collect())
 }
 
 /// Puts what the probes found where the rules look for it.

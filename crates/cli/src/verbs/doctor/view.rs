@@ -228,7 +228,7 @@ fn why(cause: &RuledOut) -> String {
         (Some(fact), None) => {
             let value = rounded(fact.value);
             format!(
-                "{} {value} (it would be: {}; {})",
+                "{} {value} (normal: {}; {})",
                 fact.name, fact.expected, fact.source
             )
         }
