@@ -25,8 +25,6 @@ pub(super) struct Tunnel<'a> {
     pub(super) sockets: &'a [SocketFacts],
     /// The other ends of a tunnel of the kernel, where known.
     pub(super) peers: &'a [IpAddr],
-    /// The firewall mark of its packets, which policy routing may look at.
-    pub(super) mark: Option<u32>,
     /// Interfaces that the program has packet sockets on.
     pub(super) bound: &'a [u32],
 }
@@ -88,7 +86,7 @@ impl Tunnel<'_> {
         peers.sort_by_key(IpAddr::is_loopback);
         peers.dedup();
         peers.iter().take(PEERS_MAX).find_map(|peer| {
-            let route = self.network.netlink.route_get(*peer, self.mark).ok()?;
+            let route = self.network.netlink.route_get(*peer, None).ok()?;
             (route.device != self.inner.info.index).then_some(route.device)
         })
     }

@@ -50,6 +50,9 @@ const NAMESPACE: [&str; 8] = [
 ];
 const CONNTRACK_COUNT: &str = "net.netfilter.nf_conntrack_count";
 
+/// Namespaces that are entered in search of the first, at most.
+const NAMESPACES_MAX: usize = 16;
+
 /// The facts, in the calling thread's network namespace.
 pub(super) fn facts(unseen: &mut Vec<Unseen>) -> HostFacts {
     let mut sysctls = read_all(&MACHINE);
@@ -58,15 +61,13 @@ pub(super) fn facts(unseen: &mut Vec<Unseen>) -> HostFacts {
         .filter(|name| !sysctls.contains_key(*name))
         .collect();
     if !missing.is_empty() {
-        let first = NetNs::open("/proc/1/ns/net");
-        match first.and_then(|first| first.run(|| read_all(&missing))) {
-            Ok(found) => sysctls.extend(found),
-            Err(error) => unseen.push(Unseen {
+        match from_elsewhere(&missing) {
+            Some(found) => sysctls.extend(found),
+            None => unseen.push(Unseen {
                 what: missing.join(", "),
-                why: format!(
-                    "shown in the machine's first network namespace only, and {error}; run the \
-                     doctor as root"
-                ),
+                why: "shown in the machine's first network namespace only, which cannot be \
+                      entered; run the doctor there, as root"
+                    .into(),
             }),
         }
     }
@@ -83,6 +84,26 @@ pub(super) fn facts(unseen: &mut Vec<Unseen>) -> HostFacts {
         sysctls,
         conntrack: tracked.is_some_and(|count| count > 0),
     }
+}
+
+/// Settings of the machine as seen from the first network namespace, which is usually that of the
+/// first process, but may have to be looked for.
+fn from_elsewhere(names: &[&str]) -> Option<BTreeMap<String, String>> {
+    let mut tried: Vec<u64> = procfs::namespace("thread-self").into_iter().collect();
+    for pid in procfs::pids() {
+        let namespace = procfs::namespace(pid).filter(|id| !tried.contains(id));
+        let Some(id) = namespace.filter(|_| tried.len() <= NAMESPACES_MAX) else {
+            continue;
+        };
+        tried.push(id);
+        let there = NetNs::open(format!("/proc/{pid}/ns/net"));
+        if let Ok(found) = there.and_then(|there| there.run(|| read_all(names)))
+            && !found.is_empty()
+        {
+            return Some(found);
+        }
+    }
+    None
 }
 
 fn read_all(names: &[&str]) -> BTreeMap<String, String> {

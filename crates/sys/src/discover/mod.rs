@@ -141,7 +141,6 @@ pub fn path(subject: &Subject) -> Result<PathMap, DiscoverError> {
         program: pid.is_some(),
         sockets: &own.facts,
         peers: &peers,
-        mark: own.mark,
         bound: &own.bound,
     };
     let egress = tunnel.egress(&mut unseen);

@@ -7,6 +7,8 @@ use seikan_observe::path::{SocketFacts, Transport, Unseen};
 
 use super::network::Network;
 use super::procfs;
+use crate::netlink::NetlinkError;
+use crate::netlink::diag::{self, TcpConnection, UdpSocket};
 use crate::netns::NetNs;
 
 /// Connections that are told of, at most.
@@ -15,12 +17,6 @@ const FLOWS_MAX: usize = 4096;
 const LOOKUPS_MAX: usize = 1024;
 /// `ETH_P_ALL` as `/proc/net/packet` writes it.
 const EVERY_PROTOCOL: &str = "0003";
-
-/// An Internet socket.
-struct Inet {
-    facts: SocketFacts,
-    mark: Option<u32>,
-}
 
 /// A packet socket.
 #[derive(Debug, PartialEq, Eq)]
@@ -35,7 +31,7 @@ struct Packet {
 /// The sockets of a network namespace.
 #[derive(Default)]
 pub(super) struct Sockets {
-    inet: HashMap<u64, Inet>,
+    inet: HashMap<u64, SocketFacts>,
     packets: Vec<Packet>,
 }
 
@@ -44,8 +40,6 @@ pub(super) struct Sockets {
 pub(super) struct Own {
     /// Those to the outside: connected ones first, to the host itself last.
     pub(super) facts: Vec<SocketFacts>,
-    /// The firewall mark of the first that has one.
-    pub(super) mark: Option<u32>,
     /// Interfaces that packet sockets are bound to.
     pub(super) bound: Vec<u32>,
 }
@@ -58,8 +52,7 @@ impl Sockets {
         for file in ["raw", "raw6"] {
             let text = procfs::read(format!("/proc/thread-self/net/{file}")).unwrap_or_default();
             for inode in text.lines().skip(1).filter_map(parse_raw) {
-                let facts = raw(inode);
-                sockets.inet.insert(inode, Inet { facts, mark: None });
+                sockets.inet.insert(inode, raw(inode));
             }
         }
         let text = procfs::read("/proc/thread-self/net/packet").unwrap_or_default();
@@ -67,11 +60,32 @@ impl Sockets {
         sockets
     }
 
-    fn read_inet(&mut self, _unseen: &mut Vec<Unseen>) {}
+    fn read_inet(&mut self, unseen: &mut Vec<Unseen>) {
+        let refused = |what: &str, error: NetlinkError| {
+            // Without a socket of the kind, or without the kernel's module for listing them.
+            let why = format!("{error}; the module tcp_diag or udp_diag may have to be loaded");
+            let what = what.to_owned();
+            Unseen { what, why }
+        };
+        match diag::tcp_connections() {
+            Ok(connections) => self.extend(connections.into_iter().map(tcp)),
+            Err(error) => unseen.push(refused("TCP connections", error)),
+        }
+        match diag::udp_sockets() {
+            Ok(sockets) => self.extend(sockets.into_iter().map(udp)),
+            Err(error) => unseen.push(refused("UDP sockets", error)),
+        }
+    }
+
+    /// Those that a process holds; inode 0 is none's.
+    fn extend(&mut self, sockets: impl Iterator<Item = SocketFacts>) {
+        let held = sockets.filter(|socket| socket.inode != 0);
+        self.inet.extend(held.map(|socket| (socket.inode, socket)));
+    }
 
     /// The facts of an Internet socket of this namespace.
     pub(super) fn facts(&self, inode: u64) -> Option<&SocketFacts> {
-        Some(&self.inet.get(&inode)?.facts)
+        self.inet.get(&inode)
     }
 
     /// The packet sockets that take everything off an interface.
@@ -126,10 +140,7 @@ impl Sockets {
     fn pick(&self, inodes: &[u64]) -> Own {
         let mut own = Own::default();
         for inode in inodes {
-            if let Some(inet) = self.inet.get(inode) {
-                own.facts.push(inet.facts.clone());
-                own.mark = own.mark.or(inet.mark);
-            }
+            own.facts.extend(self.inet.get(inode).cloned());
             if let Some(packet) = self.packets.iter().find(|packet| packet.inode == *inode) {
                 own.facts.push(raw(*inode));
                 own.bound
@@ -162,7 +173,7 @@ impl Sockets {
         let mut routes: HashMap<IpAddr, bool> = HashMap::new();
         let mut flows: Vec<&SocketFacts> = Vec::new();
         let mut passed_over = 0usize;
-        for Inet { facts, mark } in self.inet.values() {
+        for facts in self.inet.values() {
             let Some(remote) = facts.remote.map(|remote| remote.ip()) else {
                 continue;
             };
@@ -175,7 +186,7 @@ impl Sockets {
                     continue;
                 }
                 *routes.entry(remote).or_insert_with(|| {
-                    let route = network.netlink.route_get(remote, *mark);
+                    let route = network.netlink.route_get(remote, None);
                     route.is_ok_and(|route| route.device == interface)
                 })
             };
@@ -193,6 +204,32 @@ impl Sockets {
             });
         }
         flows.into_iter().cloned().collect()
+    }
+}
+
+fn tcp(connection: TcpConnection) -> SocketFacts {
+    let memory = connection.memory.unwrap_or_default();
+    SocketFacts {
+        inode: connection.inode,
+        transport: Transport::Tcp,
+        local: connection.local,
+        remote: Some(connection.remote),
+        receive_buffer: memory.receive_buffer,
+        send_buffer: memory.send_buffer,
+        congestion: connection.congestion,
+    }
+}
+
+fn udp(socket: UdpSocket) -> SocketFacts {
+    let memory = socket.memory.unwrap_or_default();
+    SocketFacts {
+        inode: socket.inode,
+        transport: Transport::Udp,
+        local: socket.local,
+        remote: socket.remote,
+        receive_buffer: memory.receive_buffer,
+        send_buffer: memory.send_buffer,
+        congestion: None,
     }
 }
 

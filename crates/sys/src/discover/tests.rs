@@ -187,3 +187,68 @@ fn what_is_not_there_is_told_with_what_is() {
         assert!(expected, "{error}");
     });
 }
+
+#[test]
+fn the_program_has_its_sockets_and_the_connections_their_tunnel() {
+    use std::net::{TcpListener, TcpStream, UdpSocket};
+    use std::os::linux::fs::MetadataExt;
+
+    in_namespace(|| {
+        let Some(_tun) = tun("disc4") else { return };
+        let mask = std::net::Ipv4Addr::new(255, 255, 255, 0);
+        set_address("disc4", std::net::Ipv4Addr::new(198, 51, 100, 1), mask);
+        veth("out0", "away");
+        set_address("out0", std::net::Ipv4Addr::new(192, 0, 2, 1), mask);
+        let outer = UdpSocket::bind("192.0.2.1:5555").unwrap();
+        outer.connect("192.0.2.2:6666").unwrap();
+        let listener = TcpListener::bind("198.51.100.1:80").unwrap();
+        let inner = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let inode = |fd: std::os::fd::RawFd| {
+            let path = format!("/proc/self/fd/{fd}");
+            std::fs::metadata(path).unwrap().st_ino()
+        };
+        use std::os::fd::AsRawFd;
+        let (outer_inode, inner_inode) = (inode(outer.as_raw_fd()), inode(inner.as_raw_fd()));
+
+        let map = path(&Subject::Interface("disc4".into())).unwrap();
+        let socket = map
+            .sockets
+            .iter()
+            .find(|socket| socket.inode == outer_inode);
+        let socket = socket.expect("the connected UDP socket");
+        assert_eq!(socket.local, outer.local_addr().unwrap());
+        assert_eq!(socket.remote, Some("192.0.2.2:6666".parse().unwrap()));
+        let size = nix::sys::socket::getsockopt(&outer, nix::sys::socket::sockopt::RcvBuf);
+        assert_eq!(socket.receive_buffer as usize, size.unwrap());
+        // Where the peer is routed, although the default route, if any, were another.
+        assert_eq!(map.egress.as_deref(), Some("out0"));
+        assert!(
+            map.flows.iter().any(|flow| flow.inode == inner_inode),
+            "{:?}",
+            map.flows
+        );
+        assert!(map.flows.iter().all(|flow| flow.inode != outer_inode));
+    });
+}
+
+#[test]
+fn a_program_is_found_where_a_supervisor_holds_the_device_too() {
+    in_namespace(|| {
+        let Some(_tun) = tun("disc5") else { return };
+        // A child that inherits every descriptor, and does nothing: std closes none but its own,
+        // all of which are closed on exec, so the fork alone is the second holder.
+        crate::netns::tests::in_child(|| {
+            let map = path(&Subject::Interface("disc5".into())).map_err(|e| e.to_string())?;
+            let several = map
+                .unseen
+                .iter()
+                .any(|unseen| unseen.why.contains("several processes"));
+            let program = map.program.ok_or("no program")?.pid;
+            // The parent has used more processor time, and has as many sockets.
+            match several && program == nix::unistd::getppid().as_raw().cast_unsigned() {
+                true => Ok(()),
+                false => Err(format!("taken {program}: {:?}", map.unseen)),
+            }
+        });
+    });
+}
