@@ -3,21 +3,24 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use ipnet::IpNet;
 use seikan_diagnose::{Cost, Evidence, Probes};
 use seikan_lab::report::ProgressBar;
 use seikan_lab::{Interrupt, Progress};
-use seikan_observe::path::{PathMap, Unseen};
+use seikan_observe::path::PathMap;
 use seikan_observe::{Key, Kind, Series, Subject, metric};
 use seikan_sys::discover;
 use seikan_sys::netlink::{Address, Netlink};
 use seikan_sys::process::own_cpu_time;
+use seikan_sys::sample::Sampler;
 
 use super::probe::{Found, Prober};
 
 /// Less than this says nothing.
 const SHORTEST: Duration = Duration::from_secs(1);
+/// Routes with a shorter prefix stand for the default route, cut in two or four to go before it.
+const DEFAULT_ROUTE: u8 = 4;
 /// Far ends that are asked, one after the other, until one answers.
 const TARGETS: usize = 2;
 
@@ -52,7 +55,8 @@ pub fn measure(
 ) -> anyhow::Result<(Evidence, Cost)> {
     let begun = Instant::now();
     let spent = own_cpu_time()?.total();
-    let mut sampler = interim::Sampler::new(&map)?;
+    let mut sampler = Sampler::new(&map)?;
+    sampler.follow(&through(&map));
     let prober = options.probe.then(|| prober(&map)).flatten();
     let series = sample(&mut sampler, prober.as_ref(), &map, options, interrupt)?;
     let found = prober.map(|prober| prober.finish(interrupt.is_raised()));
@@ -63,6 +67,9 @@ pub fn measure(
         ..Evidence::default()
     };
     evidence.map.flows = sampler.flows();
+    if let Some(program) = &mut evidence.map.program {
+        program.threads = sampler.threads();
+    }
     evidence.map.unseen.extend_from_slice(sampler.missing());
     take(found.unwrap_or_default(), &mut evidence);
     let cost = Cost {
@@ -74,7 +81,7 @@ pub fn measure(
 }
 
 fn sample(
-    sampler: &mut interim::Sampler,
+    sampler: &mut Sampler,
     prober: Option<&Prober>,
     map: &PathMap,
     options: &Options,
@@ -117,6 +124,21 @@ fn sample(
             );
         }
     }
+}
+
+/// Networks whose connections go through the tunnel: its own addresses', and what is routed there. A default route is
+/// left out: it would take in the tunnel's own connection, too.
+fn through(map: &PathMap) -> Vec<IpNet> {
+    let Some(inner) = &map.inner else {
+        return Vec::new();
+    };
+    // What cannot be listed is followed less; connections that were there at the beginning are known anyhow.
+    let own = discover::addresses(inner).unwrap_or_default();
+    let routed = discover::routed(inner).unwrap_or_default();
+    let routed = routed
+        .into_iter()
+        .filter(|net| net.prefix_len() >= DEFAULT_ROUTE);
+    own.into_iter().chain(routed).collect()
 }
 
 /// Who is asked: the far ends of connections through the tunnel, then the host at the other end of the interface.
@@ -172,59 +194,4 @@ fn take(found: Found, evidence: &mut Evidence) {
         idle_rtt_us: idle.map(|(_, rtt)| rtt as f64),
         loaded_rtt_us: found.rtt_us,
     };
-}
-
-/// Samples of the interface alone.
-mod interim {
-    use super::*;
-    use seikan_observe::Sample;
-    use seikan_observe::path::SocketFacts;
-
-    pub struct Sampler {
-        netlink: Netlink,
-        index: u32,
-        name: String,
-        begun: Instant,
-    }
-
-    impl Sampler {
-        pub fn new(map: &PathMap) -> anyhow::Result<Self> {
-            let netlink = Netlink::open()?;
-            let name = map.inner.clone().context("no inner interface")?;
-            Ok(Sampler {
-                index: netlink.link(&name)?.index,
-                netlink,
-                name,
-                begun: Instant::now(),
-            })
-        }
-
-        pub fn sample(&mut self) -> Sample {
-            let mut values = Vec::new();
-            if let Ok(stats) = self.netlink.link_stats(self.index) {
-                for (name, value) in [
-                    (metric::TX_BYTES, stats.tx_bytes),
-                    (metric::RX_BYTES, stats.rx_bytes),
-                    (metric::TX_PACKETS, stats.tx_packets),
-                    (metric::RX_PACKETS, stats.rx_packets),
-                    (metric::TX_DROPPED, stats.tx_dropped),
-                ] {
-                    let key = Key::new(Subject::Link(self.name.clone()), name);
-                    values.push((key, Kind::Counter, value));
-                }
-            }
-            Sample {
-                at: self.begun.elapsed(),
-                values,
-            }
-        }
-
-        pub fn flows(&self) -> Vec<SocketFacts> {
-            Vec::new()
-        }
-
-        pub fn missing(&self) -> &[Unseen] {
-            &[]
-        }
-    }
 }
