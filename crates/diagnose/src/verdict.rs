@@ -11,7 +11,7 @@ use crate::rules::{self, Rule};
 use crate::{Cause, Evidence, Fact, Finding, Judgement, Remedy};
 
 /// Findings lighter than this are not worth naming.
-const LEAST_WEIGHT: f64 = 0.1;
+pub(crate) const LEAST_WEIGHT: f64 = 0.1;
 /// A shortfall up to this is none: a tenth is what a case must lose to count.
 const TOLERATED_SHORTFALL: f64 = 0.1;
 /// How much heavier than its rivals a cause must be to be supported.
