@@ -111,7 +111,6 @@ impl Evidence {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::rules::testing::*;
 
     #[test]

@@ -1,13 +1,12 @@
 //! The program has no time left, and most of it goes into encryption and authentication.
 
+use super::turn::limited_by_work;
 use super::weigh::{judged, ramp};
 use crate::{Cause, Evidence, Fact, Judgement, Place, Remedy, Stage};
 
 /// Share of the time in the cipher. A third is what a fast tunnel spends on it; from six tenths on it is what there is to
 /// gain.
 const CRYPTO: (f64, f64) = (0.35, 0.6);
-/// The program's time from which the cipher can be what limits it.
-const BUSY: (f64, f64) = (0.65, 0.9);
 
 pub(super) fn judge(evidence: &Evidence) -> Judgement {
     let Some(busy) = evidence.busy() else {
@@ -16,10 +15,11 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
     let busy_fact = Fact::new(
         "share of the time in which the program ran or wanted to",
         busy,
-        "below 0.65",
+        "below 0.65; or held up by others",
         "schedstat",
     );
-    if busy < BUSY.0 {
+    let limited = limited_by_work(evidence).unwrap_or(0.0);
+    if limited == 0.0 {
         return Judgement::Absent(busy_fact);
     }
     let Some(crypto) = evidence.work(Stage::Crypto) else {
@@ -69,7 +69,7 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
         "1",
         "/proc/cpuinfo",
     ));
-    let weight = 0.95 * ramp(crypto, CRYPTO.0, CRYPTO.1) * ramp(busy, BUSY.0, BUSY.1);
+    let weight = 0.95 * ramp(crypto, CRYPTO.0, CRYPTO.1) * limited;
     let what = match aes {
         true => {
             "a cipher that the processor has instructions for (AES-128-GCM or AES-256-GCM), with a library that uses them and authenticates in the same pass; the same at both ends"

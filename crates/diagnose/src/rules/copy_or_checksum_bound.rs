@@ -2,14 +2,13 @@
 
 use seikan_observe::path::LinkFacts;
 
+use super::turn::limited_by_work;
 use super::weigh::{judged, ramp};
 use crate::{Action, Cause, Evidence, Fact, Judgement, Place, Remedy, Stage};
 
 /// Share of the time in copies and checksums. One copy in and one out is an eighth to a fifth of a fast tunnel's time; from
 /// 45 % on nothing else takes as much.
 const COPY: (f64, f64) = (0.22, 0.45);
-/// The program's time from which that can be what limits it.
-const BUSY: (f64, f64) = (0.65, 0.9);
 /// What it weighs beside a stage that takes more.
 const SECOND: f64 = 0.4;
 /// The kernel's name for the checksums of sent packets, and ethtool's word.
@@ -22,10 +21,11 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
     let busy_fact = Fact::new(
         "share of the time in which the program ran or wanted to",
         busy,
-        "below 0.65",
+        "below 0.65; or held up by others",
         "schedstat",
     );
-    if busy < BUSY.0 {
+    let limited = limited_by_work(evidence).unwrap_or(0.0);
+    if limited == 0.0 {
         return Judgement::Absent(busy_fact);
     }
     let (Some(copy), Some(checksum)) = (evidence.work(Stage::Copy), evidence.work(Stage::Checksum))
@@ -71,7 +71,7 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
         ),
     ];
     let leads = if rival > both { SECOND } else { 1.0 };
-    let weight = 0.95 * ramp(both, COPY.0, COPY.1) * ramp(busy, BUSY.0, BUSY.1) * leads;
+    let weight = 0.95 * ramp(both, COPY.0, COPY.1) * limited * leads;
     judged(
         Cause::CopyOrChecksumBound,
         weight,

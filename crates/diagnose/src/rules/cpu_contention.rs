@@ -7,8 +7,9 @@
 use seikan_observe::metric;
 use seikan_observe::path::ProgramFacts;
 
+use super::turn::{Turn, turn};
 use super::weigh::{judged, ramp};
-use crate::{Action, Cause, Evidence, Fact, Judgement, Place, Remedy, ThreadUse};
+use crate::{Action, Cause, Evidence, Fact, Judgement, Place, Remedy};
 
 /// Waiting, of the time it wants to run, that is normal where a load runs beside it on few processors: up to a fifth.
 const NORMAL_WAIT: f64 = 0.2;
@@ -16,8 +17,6 @@ const NORMAL_WAIT: f64 = 0.2;
 const MUCH_WAIT: f64 = 0.45;
 /// A thread that wants less than a fifth of a processor has time to catch up; from half of one on it has not.
 const WISH: (f64, f64) = (0.2, 0.5);
-/// Others must have used at least this part of what it waited; otherwise it waited for its own threads.
-const BY_OTHERS: (f64, f64) = (0.3, 0.7);
 /// The nice value to give the program: enough for ten times the weight of a normal one (kernel/sched/core.c,
 /// `sched_prio_to_weight`).
 const NICE: i32 = -10;
@@ -28,22 +27,12 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
             "no program carries this tunnel, or it could not be found".into(),
         );
     };
-    let threads = evidence.threads().into_iter();
-    // A guest's threads are another cause.
-    let own = threads.filter(|thread| !thread.serves_guest());
-    let Some(thread) = own.max_by(|a, b| a.wish().total_cmp(&b.wish())) else {
+    let Some(turn) = turn(evidence) else {
         return Judgement::Unseen(format!("the threads of {} could not be read", program.name));
     };
-    let stopped = evidence.throttled().unwrap_or(0.0);
-    let waiting = (thread.waiting - stopped).max(0.0);
-    let kept = waiting / thread.wish().max(1e-9);
-    let others = evidence.used_by_others();
-    let by_others = others.map_or(1.0, |used| {
-        ramp(used / waiting.max(1e-9), BY_OTHERS.0, BY_OTHERS.1)
-    });
     let weight =
-        0.95 * ramp(kept, NORMAL_WAIT, MUCH_WAIT) * ramp(thread.wish(), WISH.0, WISH.1) * by_others;
-    let facts = facts(evidence, &thread, kept, others);
+        0.95 * ramp(turn.kept, NORMAL_WAIT, MUCH_WAIT) * ramp(turn.thread.wish(), WISH.0, WISH.1);
+    let facts = facts(evidence, &turn);
     judged(
         Cause::CpuContention,
         weight,
@@ -52,14 +41,15 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
     )
 }
 
-fn facts(evidence: &Evidence, thread: &ThreadUse, kept: f64, others: Option<f64>) -> Vec<Fact> {
+fn facts(evidence: &Evidence, turn: &Turn) -> Vec<Fact> {
+    let thread = &turn.thread;
     let mut facts = vec![
         Fact::new(
             format!(
                 "of the time that thread {} wanted a processor, waiting for one",
                 thread.name
             ),
-            kept,
+            turn.kept,
             "below 0.2",
             "schedstat run delay",
         ),
@@ -76,7 +66,7 @@ fn facts(evidence: &Evidence, thread: &ThreadUse, kept: f64, others: Option<f64>
             "involuntary context switches",
         ),
     ];
-    if let Some(used) = others {
+    if let Some(used) = turn.others {
         facts.push(Fact::new(
             "processors' worth of time that others used",
             used,

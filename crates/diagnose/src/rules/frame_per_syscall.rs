@@ -6,6 +6,7 @@
 
 use seikan_observe::{Subject, metric};
 
+use super::turn::limited_by_work;
 use super::weigh::{judged, ramp};
 use crate::{Cause, Evidence, Fact, Judgement, Place, Remedy, Stage};
 
@@ -15,8 +16,6 @@ const ONE_EACH: std::ops::RangeInclusive<f64> = 0.7..=3.0;
 const SMALL: (f64, f64) = (300.0, 900.0);
 /// Bytes per call from which the calls are spread over enough bytes: four packets, and a dozen.
 const LARGE: (f64, f64) = (4_000.0, 16_000.0);
-/// The program's time from which the calls can be what limits it.
-const BUSY: (f64, f64) = (0.65, 0.9);
 /// Share of its time in the kernel; below, it is its own work (cipher) that takes the time.
 const IN_KERNEL: (f64, f64) = (0.2, 0.55);
 /// What is assumed where that share is not known.
@@ -91,11 +90,12 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
             "processor profile",
         ));
     }
+    let limited = limited_by_work(evidence).unwrap_or(0.0);
     let one_each = f64::from(ONE_EACH.contains(&per_packet));
     let weight = one_each
         * ramp(per_call, SMALL.0, SMALL.1)
         * (1.0 - ramp(per_call, LARGE.0, LARGE.1))
-        * ramp(busy, BUSY.0, BUSY.1)
+        * limited
         * in_kernel.map_or(KERNEL_UNKNOWN, |share| {
             ramp(share, IN_KERNEL.0, IN_KERNEL.1)
         });

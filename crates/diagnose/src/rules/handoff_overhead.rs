@@ -3,6 +3,7 @@
 //! Set apart from a single thread that sleeps because it has nothing to do: several threads must share the work, and
 //! together be near what one processor gives; their sleeps are then waits for each other.
 
+use super::turn::unhindered;
 use super::weigh::{judged, ramp};
 use crate::{Cause, Evidence, Fact, Judgement, Place, Remedy, Stage};
 
@@ -71,6 +72,7 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
         * f64::from(working > 1)
         * ramp(per_packet, SLEEPS.0, SLEEPS.1)
         * ramp(wanted, WANTED.0, WANTED.1)
+        * unhindered(evidence)
         * schedule.map_or(0.8, |share| ramp(share, SCHEDULE.0, SCHEDULE.1));
     let remedy = Remedy::ask(
         Place::Tunnel,

@@ -20,12 +20,15 @@ mod handoff_overhead;
 mod napi_budget;
 mod outer_flow_cannot_spread;
 mod receive;
+#[cfg(test)]
+mod scenes;
 mod shaper;
 mod single_thread_saturated;
 mod softirq_one_core;
 #[cfg(test)]
 pub(crate) mod testing;
 mod tun_queue_overflow;
+mod turn;
 mod udp_receive_buffer;
 mod udp_send_buffer;
 mod vhost_starved;

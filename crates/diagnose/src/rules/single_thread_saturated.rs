@@ -3,6 +3,7 @@
 //! Set apart from a thread that wants as much but has to wait for it (contention, quota), and from a program whose
 //! threads all are full.
 
+use super::turn::unhindered;
 use super::weigh::{judged, ramp};
 use crate::{Cause, Evidence, Fact, Judgement, Place, Remedy};
 
@@ -10,10 +11,6 @@ use crate::{Cause, Evidence, Fact, Judgement, Place, Remedy};
 const BUSY: f64 = 0.85;
 /// From here on it never sleeps, up to the error of the measurement.
 const FULL: f64 = 0.97;
-/// Waiting, of the time it wants a processor, that is normal where a load runs beside it on few processors.
-const NORMAL_WAIT: f64 = 0.15;
-/// At this waiting, getting its turn is what it lacks, not a second thread.
-const MUCH_WAIT: f64 = 0.4;
 /// A second thread that does up to this part of what the first does leaves the first alone with the work.
 const ALONE: f64 = 0.6;
 /// At this the two share the work evenly.
@@ -64,7 +61,7 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
         ));
     }
     let weight = ramp(first.wish(), BUSY, FULL)
-        * (1.0 - ramp(first.kept_waiting(), NORMAL_WAIT, MUCH_WAIT))
+        * unhindered(evidence)
         * (1.0 - ramp(second / first.wish().max(1e-9), ALONE, SHARED));
     judged(
         Cause::SingleThreadSaturated,

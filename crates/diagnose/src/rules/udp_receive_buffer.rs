@@ -131,6 +131,15 @@ mod tests {
     }
 
     #[test]
+    fn the_namespace_tells_where_the_socket_does_not() {
+        let mut evidence = tunnel();
+        count(&mut evidence, Subject::Host, "Udp.RcvbufErrors", 5_000);
+        count(&mut evidence, egress(), metric::RX_PACKETS, 95_000);
+        let finding = present(judge(&evidence));
+        assert!((finding.facts[0].value - 0.05).abs() < 1e-9);
+    }
+
+    #[test]
     fn a_tunnel_over_tcp_has_none() {
         let mut evidence = receiving(8192, 0);
         evidence.map.sockets[0].transport = Transport::Tcp;
