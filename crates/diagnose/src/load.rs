@@ -31,9 +31,9 @@ impl Evidence {
         threads.max_by(|a, b| a.wish().total_cmp(&b.wish()))
     }
 
-    /// How near the program is to all the time it can use, 0 to 1: that of the thread that wants most, or of all threads
-    /// over the processors they may use, whichever is nearer. Without a program (a tunnel of the kernel's), the
-    /// fullest processor's.
+    /// How near the program is to all the time it can use, 0 to 1: that of the thread that wants most, or of all
+    /// threads over the processors they may use, whichever is nearer. Without a program (a tunnel of the kernel's),
+    /// the fullest processor's.
     pub fn busy(&self) -> Option<f64> {
         let Some(program) = &self.map.program else {
             let idle = self.idle().into_iter().map(|(_, idle)| idle);

@@ -7,8 +7,8 @@ use seikan_observe::metric;
 use super::weigh::{judged, ramp};
 use crate::{Action, Cause, Evidence, Fact, Judgement, Remedy};
 
-/// Lost packets per packet from which TCP suffers; a packet counts as handled at each interface it passes, so the loss of a
-/// flow is a few times this.
+/// Lost packets per packet from which TCP suffers; a packet counts as handled at each interface it passes, so the
+/// loss of a flow is a few times this.
 const LOSS: (f64, f64) = (0.0003, 0.005);
 /// Queue length up to which the queue is the reason, and the kernel's default (net/core/hotdata.c), from which its
 /// processor is.

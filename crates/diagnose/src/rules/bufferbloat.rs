@@ -1,7 +1,7 @@
 //! Under load everything waits in a queue that stands: the round trip through the tunnel is much longer than without.
 //!
-//! The delay is laid to queues by Little's law (delay = what stands in it / rate through it); what none of them accounts for
-//! stands where this host does not see it.
+//! The delay is laid to queues by Little's law (delay = what stands in it / rate through it); what none of them
+//! accounts for stands where this host does not see it.
 
 use seikan_observe::path::LinkFacts;
 use seikan_observe::{Subject, metric};
@@ -9,8 +9,8 @@ use seikan_observe::{Subject, metric};
 use super::weigh::{judged, ramp};
 use crate::{Action, Cause, Evidence, Fact, Judgement, Place, Remedy};
 
-/// Delay that load adds, milliseconds: up to 30 is what a default queue in front of a user-space tunnel makes; from 200 on
-/// calls break and TCP takes long to find its rate.
+/// Delay that load adds, milliseconds: up to 30 is what a default queue in front of a user-space tunnel makes; from
+/// 200 on calls break and TCP takes long to find its rate.
 const ADDED_MS: (f64, f64) = (30.0, 200.0);
 /// And times longer than without load: on a long path some more is nothing.
 const TIMES: (f64, f64) = (1.5, 3.0);

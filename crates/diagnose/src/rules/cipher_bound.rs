@@ -4,8 +4,8 @@ use super::turn::limited_by_work;
 use super::weigh::{judged, ramp};
 use crate::{Cause, Evidence, Fact, Judgement, Place, Remedy, Stage};
 
-/// Share of the time in the cipher. A third is what a fast tunnel spends on it; from six tenths on it is what there is to
-/// gain.
+/// Share of the time in the cipher. A third is what a fast tunnel spends on it; from six tenths on it is what there
+/// is to gain.
 const CRYPTO: (f64, f64) = (0.35, 0.6);
 
 pub(super) fn judge(evidence: &Evidence) -> Judgement {
@@ -15,7 +15,7 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
     let busy_fact = Fact::new(
         "share of the time in which the program ran or wanted to",
         busy,
-        "below 0.65; or held up by others",
+        "below 0.7; or held up by others",
         "schedstat",
     );
     let limited = limited_by_work(evidence).unwrap_or(0.0);
@@ -70,6 +70,10 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
         "/proc/cpuinfo",
     ));
     let weight = 0.95 * ramp(crypto, CRYPTO.0, CRYPTO.1) * limited;
+    judged(Cause::CipherBound, weight, facts, remedies(aes))
+}
+
+fn remedies(aes: bool) -> Vec<Remedy> {
     let what = match aes {
         true => {
             "a cipher that the processor has instructions for (AES-128-GCM or AES-256-GCM), with a library that uses them and authenticates in the same pass; the same at both ends"
@@ -78,7 +82,7 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
             "ChaCha20-Poly1305 with a library that uses vector instructions, as this processor has none for AES; the same at both ends"
         }
     };
-    let remedies = vec![
+    vec![
         Remedy::ask(
             Place::Tunnel,
             what,
@@ -94,8 +98,7 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
             Vec::new(),
             "up to the number of processors",
         ),
-    ];
-    judged(Cause::CipherBound, weight, facts, remedies)
+    ]
 }
 
 #[cfg(test)]
@@ -133,5 +136,20 @@ mod tests {
         let mut evidence = working(0.97, 0.7);
         evidence.profile = None;
         assert!(unseen(judge(&evidence)));
+    }
+
+    #[test]
+    fn a_tunnel_of_the_kernels_is_judged_by_the_machine() {
+        let mut evidence = working(0.0, 0.0);
+        evidence.map.program = None;
+        processor(&mut evidence, 0, 0.98, 0.9);
+        processor(&mut evidence, 1, 0.2, 0.0);
+        let profile = evidence.profile.as_mut().expect("profile");
+        profile.machine = vec![crate::Share {
+            symbol: "chacha20_4block_xor_avx512vl".into(),
+            stage: Stage::Crypto,
+            share: 0.6,
+        }];
+        assert!(present(judge(&evidence)).weight > 0.9);
     }
 }

@@ -7,7 +7,8 @@ use crate::{Action, Cause, Evidence, Fact, Judgement, Place, Remedy};
 
 /// How full the table was at its fullest: the kernel drops at 1; between samples entries leave.
 const FILL: (f64, f64) = (0.9, 0.99);
-/// Packets dropped per second from which somebody notices: connections fail, one every few seconds; and at which most do.
+/// Packets dropped per second from which somebody notices: connections fail, one every few seconds; and at which most
+/// do.
 const DROPS: (f64, f64) = (0.2, 5.0);
 /// What a full table weighs before it has dropped anything.
 const NEAR: f64 = 0.2;
@@ -55,11 +56,11 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
     ];
     let dropping = ramp(rate, DROPS.0, DROPS.1);
     let weight = ramp(fill, FILL.0, FILL.1) * (NEAR + (0.95 - NEAR) * dropping);
-    let outer = evidence
+    let port = evidence
         .map
         .sockets
         .first()
-        .map(|socket| socket.local.port());
+        .map_or("PORT".to_owned(), |socket| socket.local.port().to_string());
     let remedies = vec![
         Remedy::here(
             "a larger table",
@@ -73,8 +74,9 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
             Place::Here,
             "no tracking of the tunnel's own packets",
             vec![format!(
-                "nft 'add rule inet raw prerouting udp dport {} notrack'",
-                outer.map_or("PORT".to_owned(), |port| port.to_string())
+                "nft 'add table inet untracked; add chain inet untracked in {{ type filter hook prerouting priority raw; }}; \
+                 add chain inet untracked out {{ type filter hook output priority raw; }}; \
+                 add rule inet untracked in udp dport {port} notrack; add rule inet untracked out udp sport {port} notrack'"
             )],
             "the tunnel does not depend on the table",
         ),

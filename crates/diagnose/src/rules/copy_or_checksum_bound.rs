@@ -6,8 +6,8 @@ use super::turn::limited_by_work;
 use super::weigh::{judged, ramp};
 use crate::{Action, Cause, Evidence, Fact, Judgement, Place, Remedy, Stage};
 
-/// Share of the time in copies and checksums. One copy in and one out is an eighth to a fifth of a fast tunnel's time; from
-/// 45 % on nothing else takes as much.
+/// Share of the time in copies and checksums. One copy in and one out is an eighth to a fifth of a fast tunnel's
+/// time; from 45 % on nothing else takes as much.
 const COPY: (f64, f64) = (0.22, 0.45);
 /// What it weighs beside a stage that takes more.
 const SECOND: f64 = 0.4;
@@ -21,7 +21,7 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
     let busy_fact = Fact::new(
         "share of the time in which the program ran or wanted to",
         busy,
-        "below 0.65; or held up by others",
+        "below 0.7; or held up by others",
         "schedstat",
     );
     let limited = limited_by_work(evidence).unwrap_or(0.0);

@@ -1,5 +1,5 @@
-//! The program's control group has used up its processor time for the period (`cpu.max`), and all its threads stand still
-//! until the next one.
+//! The program's control group has used up its processor time for the period (`cpu.max`), and all its threads stand
+//! still until the next one.
 //!
 //! The scheduler counts that as waiting too, so only the group's own counters tell it from contention.
 

@@ -5,8 +5,8 @@ use seikan_observe::metric;
 use super::weigh::{judged, ramp};
 use crate::{Cause, Evidence, Fact, Judgement, Place, Remedy};
 
-/// Time stolen, of the time a processor had work: one part in twenty is everyday life on shared hosts; at a quarter it is what
-/// limits.
+/// Time stolen, of the time a processor had work: one part in twenty is everyday life on shared hosts; at a quarter
+/// it is what limits.
 const STOLEN: (f64, f64) = (0.05, 0.25);
 /// A processor that has work for less of the time than this has spare time to make up for it.
 const BUSY: (f64, f64) = (0.3, 0.7);

@@ -4,11 +4,12 @@
 //! Every simple tunnel does so; it is the cause only if the program has no time left, much of its time goes into the
 //! kernel, and the packets are such that more could be carried at once.
 
+use seikan_observe::path::{LinkFacts, ProgramFacts};
 use seikan_observe::{Subject, metric};
 
 use super::turn::limited_by_work;
 use super::weigh::{judged, ramp};
-use crate::{Cause, Evidence, Fact, Judgement, Place, Remedy, Stage};
+use crate::{Cause, Evidence, Fact, Judgement, Place, Remedy};
 
 /// Calls per packet that are one for each. Fewer: several packets at once.
 const ONE_EACH: std::ops::RangeInclusive<f64> = 0.7..=3.0;
@@ -51,50 +52,18 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
     let (Some(packets), Some(busy)) = (evidence.inner(packets), evidence.busy()) else {
         return Judgement::Unseen(format!("the counters of {} could not be read", link.name));
     };
-    let per_packet = calls / packets.max(1.0);
-    let per_call = bytes / calls.max(1.0);
+    let calls = Calls {
+        verb,
+        per_packet: calls / packets.max(1.0),
+        bytes: bytes / calls.max(1.0),
+    };
     let in_kernel = evidence.in_kernel();
-    let mut facts = vec![
-        Fact::new(
-            format!("bytes per {verb} call of {}", program.name),
-            per_call,
-            "tens of thousands under load",
-            format!("/proc/{}/io", program.pid),
-        ),
-        Fact::new(
-            format!("{verb} calls per packet of {}", link.name),
-            per_packet,
-            "below 0.7 for single frames; 1 for super-packets",
-            format!("/proc/{}/io and rtnetlink", program.pid),
-        ),
-        Fact::new(
-            "share of the time that the program ran or wanted to",
-            busy,
-            "below 0.65",
-            "schedstat",
-        ),
-    ];
-    if let Some(share) = in_kernel {
-        facts.push(Fact::new(
-            "share of its time in the kernel",
-            share,
-            "below 0.2, if its own work were the limit",
-            "/proc/PID/task/*/stat",
-        ));
-    }
-    if let Some(share) = evidence.stage(Stage::Syscall) {
-        facts.push(Fact::new(
-            "of that, entering and leaving it",
-            share,
-            "below 0.05",
-            "processor profile",
-        ));
-    }
+    let facts = facts(evidence, program, link, &calls, busy);
     let limited = limited_by_work(evidence).unwrap_or(0.0);
-    let one_each = f64::from(ONE_EACH.contains(&per_packet));
+    let one_each = f64::from(ONE_EACH.contains(&calls.per_packet));
     let weight = one_each
-        * ramp(per_call, SMALL.0, SMALL.1)
-        * (1.0 - ramp(per_call, LARGE.0, LARGE.1))
+        * ramp(calls.bytes, SMALL.0, SMALL.1)
+        * (1.0 - ramp(calls.bytes, LARGE.0, LARGE.1))
         * limited
         * in_kernel.map_or(KERNEL_UNKNOWN, |share| {
             ramp(share, IN_KERNEL.0, IN_KERNEL.1)
@@ -110,6 +79,62 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
             "two to ten times, until the cipher is the limit",
         )],
     )
+}
+
+/// How the program moves packets.
+struct Calls {
+    /// `read` or `write`.
+    verb: &'static str,
+    /// Calls for each packet.
+    per_packet: f64,
+    /// Bytes of each.
+    bytes: f64,
+}
+
+fn facts(
+    evidence: &Evidence,
+    program: &ProgramFacts,
+    link: &LinkFacts,
+    calls: &Calls,
+    busy: f64,
+) -> Vec<Fact> {
+    let mut facts = vec![
+        Fact::new(
+            format!("bytes per {} call of {}", calls.verb, program.name),
+            calls.bytes,
+            "tens of thousands under load",
+            format!("/proc/{}/io", program.pid),
+        ),
+        Fact::new(
+            format!("{} calls per packet of {}", calls.verb, link.name),
+            calls.per_packet,
+            "below 0.7 for single frames; 1 for super-packets",
+            format!("/proc/{}/io and rtnetlink", program.pid),
+        ),
+        Fact::new(
+            "share of the time that the program ran or wanted to",
+            busy,
+            "below 0.7",
+            "schedstat",
+        ),
+    ];
+    if let Some(share) = evidence.in_kernel() {
+        facts.push(Fact::new(
+            "share of its time in the kernel",
+            share,
+            "below 0.2, if its own work were the limit",
+            "/proc/PID/task/*/stat",
+        ));
+    }
+    if let Some(carries) = link.vnet_hdr {
+        facts.push(Fact::new(
+            format!("whether {} is open for super-packets", link.name),
+            f64::from(carries),
+            "1",
+            "flags of the tun device",
+        ));
+    }
+    facts
 }
 
 #[cfg(test)]

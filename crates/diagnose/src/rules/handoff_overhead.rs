@@ -7,8 +7,8 @@ use super::turn::unhindered;
 use super::weigh::{judged, ramp};
 use crate::{Cause, Evidence, Fact, Judgement, Place, Remedy, Stage};
 
-/// Sleeps per packet, all threads together. A batch of a few packets makes below a third; one for each is the pattern in its
-/// full form.
+/// Sleeps per packet, all threads together. A batch of a few packets makes below a third; one for each is the pattern
+/// in its full form.
 const SLEEPS: (f64, f64) = (0.3, 0.9);
 /// Processors' worth of time that the threads want. A pipeline in which each waits for the other is full at about one,
 /// however many threads it has.

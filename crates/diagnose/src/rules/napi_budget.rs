@@ -1,7 +1,7 @@
 //! Polling of received packets ends for want of budget, with packets left, again and again.
 //!
-//! The kernel then comes back to it, so with the usual budget this tells of a busy processor and costs little; with a small
-//! one the coming back is the cost.
+//! The kernel then comes back to it, so with the usual budget this tells of a busy processor and costs little; with a
+//! small one the coming back is the cost.
 
 use seikan_observe::metric;
 

@@ -1,5 +1,5 @@
-//! One processor handles all received packets although they are to be spread: the tunnel's packets are all of one flow, and
-//! the kernel keeps a flow on one processor.
+//! One processor handles all received packets although they are to be spread: the tunnel's packets are all of one
+//! flow, and the kernel keeps a flow on one processor.
 
 use seikan_observe::path::SocketFacts;
 use std::collections::BTreeSet;

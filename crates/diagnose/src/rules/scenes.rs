@@ -7,8 +7,8 @@ use seikan_observe::{Subject, metric};
 use super::testing::*;
 use crate::{Cause, Evidence, Stage, diagnose};
 
-/// A tunnel of one thread and one frame a call that sends 1,450-byte packets, 200 Mbit/s where 400 are expected, with a few losses
-/// at its ring, on a machine where the other end and the load use what is left.
+/// A tunnel of one thread and one frame a call that sends 1,450-byte packets, 200 Mbit/s where 400 are expected, with
+/// a few losses at its ring, on a machine where the other end and the load use what is left.
 fn gateway(running: f64, waiting: f64) -> Evidence {
     let mut evidence = tunnel();
     evidence.expected = Some(400e6);

@@ -1,8 +1,8 @@
 //! The ring between the kernel and the program behind a tun device is full when packets come, so they are dropped
 //! there, and the qdisc above it knows nothing of it.
 //!
-//! A short ring is a cause of its own: it is full after a few packets, whoever reads. A ring of the usual length is full
-//! because its reader is late; then the overflow is what the reader's trouble brings about, and weighs less.
+//! A short ring is a cause of its own: it is full after a few packets, whoever reads. A ring of the usual length is
+//! full because its reader is late; then the overflow is what the reader's trouble brings about, and weighs less.
 
 use seikan_observe::metric;
 use seikan_observe::path::LinkFacts;
@@ -17,8 +17,8 @@ const LOSS: f64 = 0.001;
 const HEAVY_LOSS: f64 = 0.01;
 /// Packets that the ring should hold.
 const GOOD_LENGTH: u32 = 1000;
-/// Rings up to this length (what OpenVPN long asked for) hold a millisecond or two of a gigabit: too short for a reader that
-/// sleeps now and then.
+/// Rings up to this length (what OpenVPN long asked for) hold a millisecond or two of a gigabit: too short for a
+/// reader that sleeps now and then.
 const SHORT: f64 = 100.0;
 /// The kernel's own default (drivers/net/tun.c): one that overflows has a late reader.
 const USUAL: f64 = 500.0;

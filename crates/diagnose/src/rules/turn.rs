@@ -5,16 +5,17 @@
 use super::weigh::ramp;
 use crate::{Evidence, ThreadUse};
 
-/// Waiting, of the time it wants to run, that is normal where a load runs beside it on few processors, and at which getting
-/// its turn is what it lacks.
+/// Waiting, of the time it wants to run, that is normal where a load runs beside it on few processors, and at which
+/// getting its turn is what it lacks.
 const WAIT: (f64, f64) = (0.15, 0.4);
-/// Time for which its control group was stopped, of the time it wanted to run: from a tenth on throughput falls by as much.
+/// Time for which its control group was stopped, of the time it wanted to run: from a tenth on throughput falls by as
+/// much.
 const STOPPED: (f64, f64) = (0.02, 0.1);
 /// Others must have used at least this part of what it waited; otherwise it waited for its own threads.
 const BY_OTHERS: (f64, f64) = (0.3, 0.7);
-/// The program's time, running or wanting to, from which its work can be what limits it: below two thirds it sleeps too much
-/// for that, from nine tenths on hardly.
-const BUSY: (f64, f64) = (0.65, 0.9);
+/// The program's time, running or wanting to, from which its work can be what limits it: one that sleeps for a quarter of
+/// the time could do more; TCP's own pauses leave a full one a twentieth.
+const BUSY: (f64, f64) = (0.72, 0.95);
 
 /// How the program fares.
 pub(super) struct Turn {

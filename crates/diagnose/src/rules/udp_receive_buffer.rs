@@ -10,8 +10,8 @@ use crate::{Cause, Evidence, Fact, Judgement, Place, Remedy};
 
 /// Lost datagrams per datagram from which TCP inside suffers, and at which most connections stop.
 const LOSS: (f64, f64) = (0.0005, 0.01);
-/// Bytes, with the kernel's overhead, up to which the buffer is the reason: below the kernel's default of 212,992, which holds
-/// a millisecond of a gigabit. From 1 MiB on its reader is.
+/// Bytes, with the kernel's overhead, up to which the buffer is the reason: below the kernel's default of 212,992,
+/// which holds a millisecond of a gigabit. From 1 MiB on its reader is.
 const LENGTH: (f64, f64) = (212_992.0, 1_048_576.0);
 /// What it weighs where the reader is the reason.
 const CONSEQUENCE: f64 = 0.4;

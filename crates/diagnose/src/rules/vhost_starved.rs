@@ -1,13 +1,13 @@
-//! The thread that moves a virtual machine's packets (vhost), or the one that is its processor, is ready to run but others
-//! have the processor.
+//! The thread that moves a virtual machine's packets (vhost), or the one that is its processor, is ready to run but
+//! others have the processor.
 
 use seikan_observe::metric;
 
 use super::weigh::{judged, ramp};
 use crate::{Action, Cause, Evidence, Fact, Judgement, Place, Remedy};
 
-/// Waiting, of the time it wants to run, that is normal where guests share processors; and what makes throughput swing: the
-/// same as for a tunnel's program.
+/// Waiting, of the time it wants to run, that is normal where guests share processors; and what makes throughput
+/// swing: the same as for a tunnel's program.
 const WAIT: (f64, f64) = (0.2, 0.45);
 /// A thread that wants less of a processor has time to catch up.
 const WISH: (f64, f64) = (0.15, 0.4);

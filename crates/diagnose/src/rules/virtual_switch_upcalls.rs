@@ -1,19 +1,19 @@
 //! A virtual switch (Open vSwitch) does not find the flows of packets in its fast path and asks its slow path, which
 //! is as slow as it is busy.
 //!
-//! From outside, the threads that answer (`handlerN`; with the datapath in user space the switch's main thread) are seen to
-//! be busy; the datapath's own counts, where somebody may ask for them, tell it for sure.
+//! From outside, the threads that answer (`handlerN`; with the datapath in user space the switch's main thread) are
+//! seen to be busy; the datapath's own counts, where somebody may ask for them, tell it for sure.
 
 use super::weigh::{judged, ramp};
 use crate::{Cause, Evidence, Fact, Judgement, Place, Remedy};
 
-/// Host, counters of the datapath (`ovs-dpctl show`): packets that found their flow, that did not, and that were lost on the
-/// way to the slow path.
+/// Host, counters of the datapath (`ovs-dpctl show`): packets that found their flow, that did not, and that were lost
+/// on the way to the slow path.
 const HITS: &str = "ovs.hits";
 const MISSES: &str = "ovs.misses";
 const LOST: &str = "ovs.lost";
-/// Packets that miss, of all: one for each new connection is a few in a thousand; at one in ten the slow path handles more than
-/// a processor can.
+/// Packets that miss, of all: one for each new connection is a few in a thousand; at one in ten the slow path handles
+/// more than a processor can.
 const MISSED: (f64, f64) = (0.01, 0.1);
 /// Lost packets of all, as elsewhere.
 const LOSS: (f64, f64) = (0.0005, 0.01);
