@@ -45,6 +45,25 @@ pub struct Found {
     pub unseen: Option<Unseen>,
 }
 
+impl Found {
+    fn nothing(why: String) -> Self {
+        Found {
+            unseen: Some(Unseen {
+                what: "round trips through the tunnel, and sizes that pass".into(),
+                why,
+            }),
+            ..Found::default()
+        }
+    }
+
+    /// There was nobody to ask.
+    pub fn nobody() -> Self {
+        let why = "nobody at the far end is known: no point-to-point address, no connection of this host \
+                   through it; let something run through the tunnel";
+        Found::nothing(why.into())
+    }
+}
+
 /// The thread that asks.
 #[derive(Debug)]
 pub struct Prober {
@@ -98,9 +117,7 @@ struct Asking {
 
 impl Asking {
     fn first_that_answers(&self, targets: &[IpAddr]) -> Found {
-        let mut why = "nobody at the far end is known: no point-to-point address, no connection \
-                       through it; let something run through the tunnel"
-            .to_owned();
+        let mut why = String::new();
         for target in targets {
             match self.ask(*target) {
                 Ok(found) if found.rtt_us.is_some() => return found,
@@ -111,13 +128,7 @@ impl Asking {
                 Err(error) => why = format!("{target} cannot be asked: {error}"),
             }
         }
-        Found {
-            unseen: Some(Unseen {
-                what: format!("round trips and sizes that pass through {}", self.link),
-                why,
-            }),
-            ..Found::default()
-        }
+        Found::nothing(why)
     }
 
     fn ask(&self, target: IpAddr) -> io::Result<Found> {
