@@ -208,8 +208,9 @@ fn ruled_out(all: &[RuledOut], verbose: bool, page: &Page, out: &mut String) {
                 heading(label, out);
             }
             for cause in causes {
-                let first = format!("{INDENT}{BOLD}{}{RESET}: ", cause.cause);
-                *out += &paragraph(&first, "    ", &printable(&why(cause)), page.width);
+                let text = printable(&why(cause));
+                let text = format!("{BOLD}{}{RESET}: {text}", cause.cause);
+                *out += &paragraph(INDENT, "    ", &text, page.width);
             }
         }
         return;
