@@ -21,28 +21,22 @@ pub(super) struct Limit {
 pub(super) fn limit(pid: u32) -> Option<Limit> {
     let groups = procfs::read(format!("/proc/{pid}/cgroup")).ok()?;
     let mounts = procfs::read("/proc/self/mountinfo").ok()?;
-    let mut tightest: Option<Limit> = None;
-    for (mount, directory) in directories(&groups, &mounts) {
-        for directory in directory.ancestors().take(DEPTH) {
-            if !directory.starts_with(&mount) {
-                break;
-            }
-            let Some(processors) = read_limit(directory) else {
-                continue;
-            };
-            if tightest
-                .as_ref()
-                .is_none_or(|limit| processors < limit.processors)
-            {
-                let directory = directory.to_owned();
-                tightest = Some(Limit {
-                    directory,
-                    processors,
-                });
-            }
-        }
-    }
-    tightest
+    let hierarchies = directories(&groups, &mounts).into_iter();
+    let limits = hierarchies.filter_map(|(mount, directory)| tightest(&mount, &directory));
+    limits.min_by(|a, b| a.processors.total_cmp(&b.processors))
+}
+
+/// Of the limits from a directory up to where its hierarchy is mounted.
+fn tightest(mount: &Path, directory: &Path) -> Option<Limit> {
+    let groups = directory.ancestors().take(DEPTH);
+    let groups = groups.take_while(|group| group.starts_with(mount));
+    let limits = groups.filter_map(|group| {
+        Some(Limit {
+            directory: group.to_owned(),
+            processors: read_limit(group)?,
+        })
+    });
+    limits.min_by(|a, b| a.processors.total_cmp(&b.processors))
 }
 
 /// The hierarchies that can limit processors: where each is mounted, and the process's directory.
@@ -206,10 +200,16 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let outer = folder.path().join("outer");
         let inner = outer.join("inner");
-        std::fs::create_dir_all(&inner).unwrap();
-        std::fs::write(outer.join("cpu.max"), "20000 100000\n").unwrap();
-        std::fs::write(inner.join("cpu.max"), "max 100000\n").unwrap();
-        assert_eq!(read_limit(&inner), None);
-        assert_eq!(read_limit(&outer), Some(0.2));
+        let process = inner.join("process");
+        std::fs::create_dir_all(&process).unwrap();
+        let set = |group: &Path, text| std::fs::write(group.join("cpu.max"), text).unwrap();
+        set(&outer, "20000 100000\n");
+        set(&inner, "50000 100000\n");
+        set(&process, "max 100000\n");
+        let limit = tightest(folder.path(), &process).unwrap();
+        assert_eq!((limit.directory, limit.processors), (outer.clone(), 0.2));
+        // Above the mount there is none of the hierarchy's groups.
+        let limit = tightest(&inner, &process).unwrap();
+        assert_eq!((limit.directory, limit.processors), (inner, 0.5));
     }
 }

@@ -58,7 +58,7 @@ impl Network {
         }
     }
 
-    /// The addresses of an interface, and those of its point-to-point peers.
+    /// The addresses of an interface, with the prefixes of their networks.
     pub(super) fn addresses(&self, index: u32) -> Vec<IpNet> {
         let of = self
             .addresses

@@ -67,7 +67,10 @@ pub(super) fn choose<'a>(
         Subject::Interface(name) => {
             let inner = network.named(name);
             let inner = inner.ok_or_else(|| no_interface(network, name))?;
-            let search = holder::search();
+            let search = match is_tun(inner) {
+                true => holder::search(),
+                false => Search::default(),
+            };
             let pid = program_of(inner, &search, sockets, unseen);
             Ok(Chosen { inner, pid })
         }
@@ -95,6 +98,10 @@ pub(super) fn no_interface(network: &Network, name: &str) -> DiscoverError {
         name: name.chars().take(64).collect(),
         there: network.names(),
     }
+}
+
+fn is_tun(node: &LinkNode) -> bool {
+    matches!(&*node.info.kind, "tun" | "tap")
 }
 
 /// Tunnels that are up, else bridges with ports; those that carried most first.
@@ -147,7 +154,7 @@ fn program_of(
     sockets: &Sockets,
     unseen: &mut Vec<Unseen>,
 ) -> Option<u32> {
-    let tun = matches!(&*inner.info.kind, "tun" | "tap");
+    let tun = is_tun(inner);
     let mut pids = match tun {
         true => search.of(&inner.info.name),
         false => carriers(inner.info.index, sockets),
