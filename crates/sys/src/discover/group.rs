@@ -8,6 +8,13 @@ use super::procfs;
 /// Groups from the process's up to the root that are looked at, at most.
 const DEPTH: usize = 64;
 
+/// Ancestors whose view of the mounts is tried, at most.
+const ANCESTORS_MAX: usize = 16;
+
+/// No hierarchy of control groups that limits processors is mounted where it can be seen.
+#[derive(Debug)]
+pub(super) struct NoHierarchy;
+
 /// A limit of processor time.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Limit {
@@ -17,13 +24,47 @@ pub(super) struct Limit {
     pub(super) processors: f64,
 }
 
-/// The tightest limit that a process is under; of equals the innermost.
-pub(super) fn limit(pid: u32) -> Option<Limit> {
-    let groups = procfs::read(format!("/proc/{pid}/cgroup")).ok()?;
-    let mounts = procfs::read("/proc/self/mountinfo").ok()?;
-    let hierarchies = directories(&groups, &mounts).into_iter();
-    let limits = hierarchies.filter_map(|(mount, directory)| tightest(&mount, &directory));
-    limits.min_by(|a, b| a.processors.total_cmp(&b.processors))
+/// The tightest limit that a process is under, of equals the innermost; `Err` if no hierarchy that
+/// limits processors can be seen.
+pub(super) fn limit(pid: u32) -> Result<Option<Limit>, NoHierarchy> {
+    let groups = procfs::read(format!("/proc/{pid}/cgroup")).map_err(|_| NoHierarchy)?;
+    let seen = |(root, mounts): (PathBuf, String)| {
+        let directories = directories(&groups, &mounts, &root);
+        (!directories.is_empty()).then_some(directories)
+    };
+    let hierarchies = views().into_iter().find_map(seen).ok_or(NoHierarchy)?;
+    let limits = hierarchies
+        .iter()
+        .filter_map(|(mount, directory)| tightest(mount, directory));
+    Ok(limits.min_by(|a, b| a.processors.total_cmp(&b.processors)))
+}
+
+/// Mounted file systems, and where they are: the caller's own, and, because `ip netns exec` takes
+/// `/sys/fs/cgroup` away, those of the first process and of the caller's ancestors.
+fn views() -> Vec<(PathBuf, String)> {
+    let mut views = Vec::new();
+    if let Ok(mounts) = procfs::read("/proc/thread-self/mountinfo") {
+        views.push((PathBuf::from("/"), mounts));
+    }
+    let mut pids = vec![1];
+    let mut next = std::process::id();
+    while let Some(parent) = parent(next).filter(|pid| *pid > 1 && pids.len() < ANCESTORS_MAX) {
+        pids.push(parent);
+        next = parent;
+    }
+    for pid in pids {
+        if let Ok(mounts) = procfs::read(format!("/proc/{pid}/mountinfo")) {
+            views.push((format!("/proc/{pid}/root").into(), mounts));
+        }
+    }
+    // Whose root may not be entered is of no use.
+    views.retain(|(root, _)| std::fs::metadata(root.join("sys")).is_ok());
+    views
+}
+
+fn parent(pid: u32) -> Option<u32> {
+    let status = procfs::read(format!("/proc/{pid}/status")).ok()?;
+    procfs::value(&status, "PPid")?.parse().ok()
 }
 
 /// Of the limits from a directory up to where its hierarchy is mounted.
@@ -40,7 +81,7 @@ fn tightest(mount: &Path, directory: &Path) -> Option<Limit> {
 }
 
 /// The hierarchies that can limit processors: where each is mounted, and the process's directory.
-fn directories(groups: &str, mounts: &str) -> Vec<(PathBuf, PathBuf)> {
+fn directories(groups: &str, mounts: &str, root: &Path) -> Vec<(PathBuf, PathBuf)> {
     // cgroups(7): hierarchy:controllers:path; 0 and no controllers is v2.
     groups
         .lines()
@@ -59,11 +100,12 @@ fn directories(groups: &str, mounts: &str) -> Vec<(PathBuf, PathBuf)> {
             if !below.components().all(plain) {
                 return None;
             }
+            let point = root.join(mount.point.strip_prefix("/").ok()?);
             let directory = match below.as_os_str().is_empty() {
-                true => mount.point.clone(),
-                false => mount.point.join(below),
+                true => point.clone(),
+                false => point.join(below),
             };
-            Some((mount.point, directory))
+            Some((point, directory))
         })
         .collect()
 }
@@ -152,7 +194,7 @@ mod tests {
 ";
 
     fn found(groups: &str, mounts: &str) -> Vec<String> {
-        let found = directories(groups, mounts).into_iter();
+        let found = directories(groups, mounts, Path::new("/")).into_iter();
         found
             .map(|(_, directory)| directory.to_string_lossy().into_owned())
             .collect()

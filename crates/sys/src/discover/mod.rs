@@ -49,7 +49,7 @@ pub enum DiscoverError {
     /// No interface of that name.
     #[error(
         "there is no network interface {name:?} in this network namespace, but {there}; name one of \
-         them, or enter the namespace it is in (`ip netns exec NAME`, `nsenter -t PID -n`)"
+         them, or enter the namespace it is in (`nsenter --net=/run/netns/NAME`, `nsenter -t PID -n`)"
     )]
     NoInterface {
         /// The name as given.
@@ -91,7 +91,8 @@ pub enum DiscoverError {
     /// The tunnel is in another namespace.
     #[error(
         "process {pid} ({name}) has the tun device {device:?} in another network namespace; run the \
-         doctor there: `nsenter -t {pid} -n seikan doctor`, or `ip netns exec NAME seikan doctor`"
+         doctor there: `nsenter --net=/run/netns/NAME seikan doctor`, or, if the process itself is \
+         there, `nsenter -t {pid} -n seikan doctor`"
     )]
     Elsewhere {
         /// The process.
@@ -104,9 +105,9 @@ pub enum DiscoverError {
     /// There is no tunnel and no bridge.
     #[error(
         "found no tunnel (a tun device with a program behind it, WireGuard, VXLAN, Geneve, GRE, IPIP \
-         that is up) and no bridge with ports in this network namespace; there are: {there}. Start the \
+         that is up), no bridge with ports and no program that takes packets off an interface in this network namespace; there are: {there}. Start the \
          tunnel, name an interface or a process, or enter the tunnel's network namespace \
-         (`ip netns exec NAME`){hint}"
+         (`nsenter --net=/run/netns/NAME`){hint}"
     )]
     Nothing {
         /// Interfaces there are.
@@ -133,7 +134,7 @@ pub fn path(subject: &Subject) -> Result<PathMap, DiscoverError> {
     let sockets = Sockets::read(&mut unseen);
     let chosen = subject::choose(subject, &network, &sockets, &mut unseen)?;
     let Chosen { inner, pid } = chosen;
-    let program = pid.map(program::facts);
+    let program = pid.map(|pid| program::facts(pid, &mut unseen));
     let own = pid
         .map(|pid| sockets.of(pid, &mut unseen))
         .unwrap_or_default();

@@ -184,9 +184,7 @@ impl Network {
                         "to which processors packets from {} are spread",
                         node.info.name.escape_debug()
                     ),
-                    why: "/sys belongs to another network namespace; run the doctor as root, or \
-                          with `ip netns exec`"
-                        .into(),
+                    why: "/sys belongs to another network namespace; run the doctor as root".into(),
                 });
             }
         }

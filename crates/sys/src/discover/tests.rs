@@ -267,3 +267,23 @@ fn a_program_is_found_where_a_supervisor_holds_the_device_too() {
         });
     });
 }
+
+#[test]
+fn a_gateway_between_packet_sockets_is_found() {
+    use crate::packet::{Accept, PacketOptions, PacketSocket};
+
+    in_namespace(|| {
+        let (index, _) = veth("lan0", "guest");
+        let _socket = match PacketSocket::open(
+            index,
+            &PacketOptions::new(Accept::Station([2, 0, 0, 0, 0, 1])),
+        ) {
+            Ok(socket) => socket,
+            Err(error) => return skip(&error.to_string()),
+        };
+        let _outer = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let map = path(&Subject::Anything).unwrap();
+        assert_eq!(map.inner.as_deref(), Some("lan0"));
+        assert_eq!(map.program.unwrap().pid, std::process::id());
+    });
+}
