@@ -28,5 +28,7 @@ pub mod timer;
 pub mod tun;
 pub mod udp;
 
+pub use netlink::diag;
+
 #[cfg(test)]
 mod testing;
