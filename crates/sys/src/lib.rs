@@ -20,6 +20,7 @@ pub mod poll;
 pub mod privilege;
 pub mod process;
 pub mod random;
+pub mod sample;
 pub mod signal;
 pub mod softirq;
 pub mod sysctl;

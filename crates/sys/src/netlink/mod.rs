@@ -19,6 +19,7 @@ pub mod error;
 pub mod event;
 pub mod link;
 pub mod neighbour;
+pub mod qdisc;
 pub mod route;
 pub mod rule;
 
@@ -41,6 +42,7 @@ pub use link::{LinkInfo, LinkStats};
 pub use neighbour::Neighbour;
 pub use netlink_packet_route::neighbour::NeighbourState;
 pub use netlink_packet_route::route::{RouteScope, RouteType};
+pub use qdisc::QdiscStats;
 pub use route::{Route, RouteLookup};
 pub use rule::Rule;
 
