@@ -98,6 +98,50 @@ fn a_transfer_shows_at_the_link_the_queue_and_the_connection() {
 }
 
 #[test]
+fn a_connection_is_sampled_each_time_and_kept_when_it_has_ended() {
+    let Some((near, far)) = pair() else { return };
+    let mut sampler = near.run(|| Sampler::new(&path()).unwrap()).unwrap();
+    sampler.follow(&["10.77.0.0/24".parse::<IpNet>().unwrap()]);
+    let connection = transfer(&near, &far, 10_000);
+    for _ in 0..5 {
+        let sample = sampler.sample();
+        let flow = Subject::Tcp(sampler.flows()[0].inode);
+        assert!(value(&sample, &flow, metric::TCP_BYTES_ACKED).is_some());
+    }
+    drop(connection);
+    let sample = sampler.sample();
+    let tcp = |(key, _, _): &(Key, Kind, u64)| matches!(key.subject, Subject::Tcp(_));
+    assert!(!sample.values.iter().any(tcp));
+    assert_eq!(sampler.flows().len(), 1);
+}
+
+#[test]
+fn a_thread_that_starts_later_is_found() {
+    let mut sampler = Sampler::new(&path()).unwrap();
+    sampler.sample();
+    let (tell, told) = std::sync::mpsc::channel();
+    let (end, wait) = std::sync::mpsc::channel::<()>();
+    let thread = std::thread::Builder::new()
+        .name("latecomer".into())
+        .spawn(move || {
+            tell.send(nix::unistd::gettid().as_raw() as u32).unwrap();
+            let _ = wait.recv();
+        });
+    let tid = told.recv().unwrap();
+    std::thread::sleep(Duration::from_millis(1100));
+    let sample = sampler.sample();
+    let subject = Subject::Thread {
+        pid: std::process::id(),
+        tid,
+    };
+    assert!(value(&sample, &subject, metric::THREAD_CPU).is_some());
+    assert!(sampler.threads().contains(&(tid, "latecomer".into())));
+    drop(end);
+    thread.unwrap().join().unwrap();
+    assert!(value(&sampler.sample(), &subject, metric::THREAD_CPU).is_none());
+}
+
+#[test]
 fn a_connection_that_nobody_asked_for_is_not_sampled() {
     let Some((near, far)) = pair() else { return };
     let mut sampler = near.run(|| Sampler::new(&path()).unwrap()).unwrap();
@@ -249,4 +293,28 @@ fn a_sample_costs_little() {
     );
     // Ten of them a second are then a hundredth of a processor at most; generous, for a build without optimisation.
     assert!(each < Duration::from_millis(3), "{each:?}");
+}
+
+#[test]
+fn a_control_group_shows_its_periods() {
+    let mut map = path();
+    let group = "/".to_owned();
+    let program = map.program.as_mut().unwrap();
+    program.group = Some(group.clone());
+    let mut sampler = Sampler::new(&map).unwrap();
+    let sample = sampler.sample();
+    match value(&sample, &Subject::Group(group), metric::GROUP_PERIODS) {
+        Some(_) => {}
+        // The root of version 2 has no limit, and so no periods.
+        None => eprintln!("no periods at the root: {:?}", sampler.missing()),
+    }
+    let told = sampler
+        .missing()
+        .iter()
+        .any(|unseen| unseen.what.contains("control group"));
+    let group = Subject::Group("/".into());
+    assert_ne!(
+        told,
+        value(&sample, &group, metric::GROUP_THROTTLED_US).is_some()
+    );
 }
