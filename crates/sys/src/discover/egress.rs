@@ -32,8 +32,7 @@ pub(super) struct Tunnel<'a> {
 impl Tunnel<'_> {
     /// The index of the interface.
     pub(super) fn egress(&self, unseen: &mut Vec<Unseen>) -> Option<u32> {
-        let tunnel = self.program || is_kernel_tunnel(&self.inner.info.kind);
-        if !tunnel {
+        if !self.is_tunnel() {
             return self.lower_or_uplink();
         }
         self.inner
@@ -42,6 +41,21 @@ impl Tunnel<'_> {
             .or_else(|| self.of_address())
             .or_else(|| self.of_packet_sockets())
             .or_else(|| self.guess(unseen))
+    }
+
+    /// Whether packets leave in others. A tap in a bridge may be a machine's card instead: then the
+    /// program, an emulator, has no sockets to the outside.
+    fn is_tunnel(&self) -> bool {
+        let kind = &*self.inner.info.kind;
+        let outside = |socket: &SocketFacts| {
+            socket.transport != Transport::Raw && !socket.local.ip().is_loopback()
+        };
+        match self.inner.master {
+            _ if is_kernel_tunnel(kind) => true,
+            Some(_) => self.program && self.sockets.iter().any(outside),
+            // The program of a tun may not be ours to see.
+            None => self.program || matches!(kind, "tun" | "tap"),
+        }
     }
 
     /// Of what is no tunnel: the interface below (a VLAN's), the way out of a bridge, itself.

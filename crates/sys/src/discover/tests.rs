@@ -214,6 +214,9 @@ fn the_program_has_its_sockets_and_the_connections_their_tunnel() {
         set_address("disc4", std::net::Ipv4Addr::new(198, 51, 100, 1), mask);
         veth("out0", "away");
         set_address("out0", std::net::Ipv4Addr::new(192, 0, 2, 1), mask);
+        let (other, _) = veth("other0", "elsewhere");
+        let default = crate::netlink::Route::to("0.0.0.0/0".parse().unwrap()).device(other);
+        Netlink::open().unwrap().add_route(&default).unwrap();
         let outer = UdpSocket::bind("192.0.2.1:5555").unwrap();
         outer.connect("192.0.2.2:6666").unwrap();
         let listener = TcpListener::bind("198.51.100.1:80").unwrap();
@@ -235,7 +238,7 @@ fn the_program_has_its_sockets_and_the_connections_their_tunnel() {
         assert_eq!(socket.remote, Some("192.0.2.2:6666".parse().unwrap()));
         let size = nix::sys::socket::getsockopt(&outer, nix::sys::socket::sockopt::RcvBuf);
         assert_eq!(socket.receive_buffer as usize, size.unwrap());
-        // Where the peer is routed, although the default route, if any, were another.
+        // Where the peer is routed, although the default route is another.
         assert_eq!(map.egress.as_deref(), Some("out0"));
         assert!(
             map.flows.iter().any(|flow| flow.inode == inner_inode),
