@@ -14,6 +14,7 @@ mod finding;
 mod load;
 mod remedy;
 pub mod rules;
+pub mod stats;
 mod verdict;
 
 pub use cause::Cause;
