@@ -5,7 +5,7 @@
 //! other devices on a LAN come and go by [`packet`]. [`poll`] says when, [`clock`] says at what
 //! time. What the kernel can do is found out by trying and kept as [`ability::Ability`], each
 //! absence with its reason. Around the data path: [`netlink`], [`ethtool`] and [`sysctl`] set
-//! interfaces up, [`softirq`] says on which processors packets are received, [`netns`] makes hosts out of namespaces, [`privilege`] drops what is not needed.
+//! interfaces up, [`softirq`] says on which processors packets are received, [`schedule`] where and how eagerly processes run, [`netns`] makes hosts out of namespaces, [`privilege`] drops what is not needed.
 
 pub mod ability;
 pub mod clock;
@@ -23,6 +23,7 @@ pub mod privilege;
 pub mod process;
 pub mod random;
 pub mod sample;
+pub mod schedule;
 pub mod signal;
 pub mod softirq;
 pub mod sysctl;
