@@ -139,6 +139,21 @@ impl<C: Undo> Journal<C> {
         written
     }
 
+    /// Leaves the changes in force and notes them in another file of that folder, so that no clean-up takes them back.
+    /// [`undo`] does.
+    ///
+    /// # Errors
+    /// [`StateError::File`]: they are in force, and noted where they were.
+    pub fn keep(self, file_name: &str) -> Result<(), StateError> {
+        let Some((_, path)) = &self.file else {
+            return Ok(());
+        };
+        fs::rename(path, path.with_file_name(file_name)).map_err(|source| StateError::File {
+            path: path.clone(),
+            source,
+        })
+    }
+
     /// Takes all changes back, the last first, and removes the file. Goes on after a failure and
     /// returns every one.
     pub fn take_back(&mut self) -> Vec<String> {
@@ -168,20 +183,18 @@ pub fn take_back<C: Undo>(changes: Vec<C>) -> Vec<String> {
     undone.filter_map(Result::err).collect()
 }
 
-/// In the process that outlives the daemon `pid`: takes back what it had not. `hooks` runs first, if
-/// the daemon had run hooks that it did not come to undo. Nothing happens after a clean end.
-pub fn clean_up_after(pid: u32, path: &Path, hooks: impl FnOnce()) -> Vec<String> {
+/// In the process that outlives the one of `pid`: takes back what that had not. `first` sees the changes before. Nothing
+/// happens after a clean end.
+pub fn clean_up_after<C: Undo>(pid: u32, path: &Path, first: impl FnOnce(&[C])) -> Vec<String> {
     if !path.exists() {
         return Vec::new();
     }
     let Ok(Some(mut file)) = lock(path, CLEAN_UP_PATIENCE) else {
         return Vec::new();
     };
-    let failures = match read::<Change>(&mut file) {
+    let failures = match read(&mut file) {
         Ok((Some(owner), changes)) if owner == pid => {
-            if changes.contains(&Change::Hooks) {
-                hooks();
-            }
+            first(&changes);
             take_back(changes)
         }
         // Another instance was faster.
@@ -189,6 +202,30 @@ pub fn clean_up_after(pid: u32, path: &Path, hooks: impl FnOnce()) -> Vec<String
     };
     let _ = fs::remove_file(path);
     failures
+}
+
+/// Takes back what is noted in a file that nobody holds, and removes it; what was noted, and the failures.
+///
+/// # Errors
+/// [`StateError::Locked`] while another process has it; [`StateError::File`] where it cannot be read.
+pub fn undo<C: Undo>(path: &Path) -> Result<(Vec<C>, Vec<String>), StateError> {
+    let failed = |source| StateError::File {
+        path: path.to_owned(),
+        source,
+    };
+    let mut file =
+        lock(path, Duration::ZERO)
+            .map_err(failed)?
+            .ok_or_else(|| StateError::Locked {
+                name: path.display().to_string(),
+                pid: owner(path),
+            })?;
+    let (_, changes) = read(&mut file).map_err(failed)?;
+    let failures = take_back(changes.clone());
+    if failures.is_empty() {
+        fs::remove_file(path).map_err(failed)?;
+    }
+    Ok((changes, failures))
 }
 
 /// Opens and locks the file at `path`; `None` if somebody else holds it for all of `patience`. A
@@ -315,22 +352,42 @@ mod tests {
         let path = journal.path().expect("a file").to_owned();
         drop(journal);
         let pid = std::process::id();
-        clean_up_after(pid + 1, &path, || panic!("no hooks"));
+        clean_up_after(pid + 1, &path, |_: &[Change]| panic!("not its own"));
         assert_eq!(fs::read_to_string(&switch).expect("read"), "1");
-        clean_up_after(pid, &path, || panic!("no hooks"));
+        clean_up_after(pid, &path, |_: &[Change]| ());
         assert_eq!(fs::read_to_string(&switch).expect("read"), "0");
         assert!(!path.exists());
     }
 
     #[test]
-    fn hooks_are_made_good_only_if_they_were_run() {
+    fn what_is_to_be_cleaned_up_is_shown_first() {
         let folder = tempfile::tempdir().expect("folder");
         let (mut journal, _) = Journal::open(folder.path(), "wg0").expect("open");
         journal.will_do(Change::Hooks).expect("note");
         let path = journal.path().expect("a file").to_owned();
         drop(journal);
         let mut ran = false;
-        clean_up_after(std::process::id(), &path, || ran = true);
+        clean_up_after(std::process::id(), &path, |changes| {
+            ran = changes.contains(&Change::Hooks);
+        });
         assert!(ran);
+    }
+
+    #[test]
+    fn what_is_kept_is_cleaned_up_by_nobody_and_can_be_undone() {
+        let folder = tempfile::tempdir().expect("folder");
+        let switch = folder.path().join("switch");
+        fs::write(&switch, "1").expect("write");
+        let (mut journal, _) = Journal::open(folder.path(), "wg0").expect("open");
+        journal.will_do(sysctl(&switch)).expect("note");
+        let path = journal.path().expect("a file").to_owned();
+        journal.keep("wg0.kept").expect("keep");
+        clean_up_after(std::process::id(), &path, |_: &[Change]| panic!("kept"));
+        assert_eq!(fs::read_to_string(&switch).expect("read"), "1");
+        let kept = folder.path().join("wg0.kept");
+        let undone = undo::<Change>(&kept).expect("undo");
+        assert_eq!(undone, (vec![sysctl(&switch)], vec![]));
+        assert_eq!(fs::read_to_string(&switch).expect("read"), "0");
+        assert!(!kept.exists());
     }
 }
