@@ -1,5 +1,7 @@
 //! `seikan lab`: the test bench.
 
+mod subjects;
+
 use std::io::{self, Write};
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
@@ -35,6 +37,9 @@ pub enum LabVerb {
     /// Run one end of the naive encapsulator, a fault to compare with and to find
     #[command(hide = true)]
     Naive(NaiveArguments),
+    /// Carry frames between two TAP devices, with faults
+    #[command(hide = true)]
+    Wire(subjects::WireArguments),
     /// Measure what flows keep while strangers flood the tunnel's port
     Hostile(HostileArguments),
 }
@@ -223,6 +228,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         LabVerb::Bench(arguments) => bench(arguments),
         LabVerb::Gateway(arguments) => gateway(arguments),
         LabVerb::Naive(arguments) => naive(arguments),
+        LabVerb::Wire(arguments) => subjects::wire(arguments),
         LabVerb::Hostile(arguments) => hostile(arguments),
     }
 }
