@@ -40,6 +40,9 @@ pub enum LabVerb {
     /// Carry frames between two TAP devices, with faults
     #[command(hide = true)]
     Wire(subjects::WireArguments),
+    /// Run one end of the crude tunnel, sick in chosen ways
+    #[command(hide = true)]
+    Crude(subjects::CrudeArguments),
     /// Measure what flows keep while strangers flood the tunnel's port
     Hostile(HostileArguments),
 }
@@ -229,6 +232,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         LabVerb::Gateway(arguments) => gateway(arguments),
         LabVerb::Naive(arguments) => naive(arguments),
         LabVerb::Wire(arguments) => subjects::wire(arguments),
+        LabVerb::Crude(arguments) => subjects::crude(arguments),
         LabVerb::Hostile(arguments) => hostile(arguments),
     }
 }

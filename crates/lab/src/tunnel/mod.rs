@@ -4,6 +4,7 @@
 //! far end answers through it. Programs are looked up in the directories of `$SEIKAN_PEERS` (colon separated), then
 //! on `PATH`. One file per program family.
 
+pub mod crude;
 mod mixed;
 mod nebula;
 mod openvpn;
@@ -229,6 +230,7 @@ pub fn all(idle_peers: u32) -> Vec<Box<dyn Tunnel>> {
             .map(|t| Box::new(t) as Box<dyn Tunnel>),
     );
     all.push(Box::new(nebula::Nebula));
+    all.push(Box::new(crude::Crude::new(crude::CrudeOptions::default())));
     all.extend(
         wireguard::all()
             .into_iter()
