@@ -122,8 +122,8 @@ impl Carrier {
             if ready[ORDERS as usize] && !self.take_orders()? {
                 return Ok(());
             }
-            for from in 0..2 {
-                if ready[from] {
+            for (from, ready) in ready.into_iter().enumerate().take(self.lanes.len()) {
+                if ready {
                     self.read(from, &mut buffer)?;
                 }
                 self.deliver(from);
