@@ -11,6 +11,7 @@
 mod cause;
 mod evidence;
 mod finding;
+mod load;
 mod remedy;
 pub mod rules;
 mod verdict;

@@ -11,7 +11,9 @@ use crate::rules::{self, Rule};
 use crate::{Cause, Evidence, Fact, Finding, Judgement, Remedy};
 
 /// Findings lighter than this are not worth naming.
-const LEAST_WEIGHT: f64 = 0.1;
+pub(crate) const LEAST_WEIGHT: f64 = 0.1;
+/// A deeper cause of which only so much shows does not explain what is heavier: it is a trace.
+const TRACE: f64 = 0.3;
 /// A shortfall up to this is none: a tenth is what a case must lose to count.
 const TOLERATED_SHORTFALL: f64 = 0.1;
 /// How much heavier than its rivals a cause must be to be supported.
@@ -133,6 +135,7 @@ fn name(found: &[(&Rule, Finding)]) -> Option<(Vec<Cause>, Level)> {
     // The heaviest of those that make it; each cause is in the chain once, so that this ends.
     while let Some((deeper, _)) = found
         .iter()
+        .filter(|(_, deeper)| deeper.weight >= TRACE.min(finding.weight))
         .find(|(other, _)| other.makes.contains(&rule.cause) && !chain.contains(&other.cause))
     {
         rule = deeper;

@@ -1,7 +1,7 @@
 //! The test bench of Seikan: hosts in network namespaces, a link between them, tunnels over the link, load through
 //! the tunnels, and reports of what was measured. It needs neither iproute2 nor iperf3.
 //!
-//! [`link`] makes two hosts; [`tunnel`] starts a tunnel between them; [`load`] loads it; [`bench`](mod@bench)
+//! [`link`] makes two hosts ([`wire`] joins them with faults); [`tunnel`] starts a tunnel between them; [`load`] loads it; [`bench`](mod@bench)
 //! compares tunnels, [`gateway`](mod@gateway) puts them between a device and its remote, [`hostile`](mod@hostile)
 //! floods ours, [`scenario`] breaks them for the doctor, and [`demo`](mod@demo) shows them; [`report`] draws the result for a terminal, as SVG or HTML.
 //!
@@ -23,6 +23,7 @@ pub mod report;
 pub mod scenario;
 pub mod stats;
 pub mod tunnel;
+pub mod wire;
 
 pub use bench::{BenchOptions, BenchReport, bench};
 pub use demo::{DemoOptions, DemoReport, demo};

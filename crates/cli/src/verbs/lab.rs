@@ -1,6 +1,7 @@
 //! `seikan lab`: the test bench.
 
 mod scenario;
+mod subjects;
 
 use std::io::{self, Write};
 use std::net::Ipv4Addr;
@@ -38,6 +39,12 @@ pub enum LabVerb {
     /// Run one end of the naive encapsulator, a fault to compare with and to find
     #[command(hide = true)]
     Naive(NaiveArguments),
+    /// Carry frames between two TAP devices, with faults
+    #[command(hide = true)]
+    Wire(subjects::WireArguments),
+    /// Run one end of the crude tunnel, sick in chosen ways
+    #[command(hide = true)]
+    Crude(subjects::CrudeArguments),
     /// Measure what flows keep while strangers flood the tunnel's port
     Hostile(HostileArguments),
     /// Make a tunnel slow and ask the doctor why
@@ -230,6 +237,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         LabVerb::Bench(arguments) => bench(arguments),
         LabVerb::Gateway(arguments) => gateway(arguments),
         LabVerb::Naive(arguments) => naive(arguments),
+        LabVerb::Wire(arguments) => subjects::wire(arguments),
+        LabVerb::Crude(arguments) => subjects::crude(arguments),
         LabVerb::Hostile(arguments) => hostile(arguments),
         LabVerb::Run(arguments) => scenario::play(arguments),
         LabVerb::Score(arguments) => scenario::count(arguments),

@@ -7,10 +7,33 @@
 
 use crate::{Cause, Evidence, Judgement};
 
+mod backlog_full;
+mod bufferbloat;
+mod cipher_bound;
+mod conntrack_full;
+mod copy_or_checksum_bound;
+mod cpu_contention;
+mod cpu_quota;
+mod cpu_steal;
+mod frame_per_syscall;
+mod handoff_overhead;
+mod napi_budget;
+mod outer_flow_cannot_spread;
+mod receive;
+#[cfg(test)]
+mod scenes;
 mod shaper;
+mod single_thread_saturated;
+mod softirq_one_core;
 #[cfg(test)]
 pub(crate) mod testing;
 mod tun_queue_overflow;
+mod turn;
+mod udp_receive_buffer;
+mod udp_send_buffer;
+mod vhost_starved;
+mod virtual_switch_upcalls;
+mod weigh;
 
 /// A rule.
 #[derive(Debug)]
@@ -24,7 +47,21 @@ pub struct Rule {
     pub judge: fn(&Evidence) -> Judgement,
 }
 
-/// All of them.
+/// What a reader that is late brings about.
+const LATE: &[Cause] = &[
+    Cause::TunQueueOverflow,
+    Cause::UdpReceiveBuffer,
+    Cause::Bufferbloat,
+];
+/// What too much work in one thread brings about.
+const WORK: &[Cause] = &[
+    Cause::SingleThreadSaturated,
+    Cause::TunQueueOverflow,
+    Cause::UdpReceiveBuffer,
+    Cause::Bufferbloat,
+];
+
+/// All of them, in the order of the catalogue.
 pub const ALL: &[Rule] = &[
     Rule {
         cause: Cause::TunQueueOverflow,
@@ -32,8 +69,157 @@ pub const ALL: &[Rule] = &[
         judge: tun_queue_overflow::judge,
     },
     Rule {
+        cause: Cause::FramePerSyscall,
+        makes: WORK,
+        judge: frame_per_syscall::judge,
+    },
+    Rule {
+        cause: Cause::SingleThreadSaturated,
+        makes: LATE,
+        judge: single_thread_saturated::judge,
+    },
+    Rule {
+        cause: Cause::CpuContention,
+        makes: &[
+            Cause::SingleThreadSaturated,
+            Cause::TunQueueOverflow,
+            Cause::UdpReceiveBuffer,
+            Cause::Bufferbloat,
+            Cause::BacklogFull,
+        ],
+        judge: cpu_contention::judge,
+    },
+    Rule {
+        cause: Cause::CpuQuota,
+        makes: &[
+            Cause::SingleThreadSaturated,
+            Cause::CpuContention,
+            Cause::TunQueueOverflow,
+            Cause::UdpReceiveBuffer,
+            Cause::Bufferbloat,
+        ],
+        judge: cpu_quota::judge,
+    },
+    Rule {
+        cause: Cause::CpuSteal,
+        makes: &[
+            Cause::SingleThreadSaturated,
+            Cause::CpuContention,
+            Cause::TunQueueOverflow,
+            Cause::UdpReceiveBuffer,
+            Cause::Bufferbloat,
+            Cause::BacklogFull,
+        ],
+        judge: cpu_steal::judge,
+    },
+    Rule {
+        cause: Cause::SoftirqOneCore,
+        makes: &[
+            Cause::BacklogFull,
+            Cause::NapiBudget,
+            Cause::CpuContention,
+            Cause::UdpReceiveBuffer,
+        ],
+        judge: softirq_one_core::judge,
+    },
+    Rule {
+        cause: Cause::OuterFlowCannotSpread,
+        makes: &[
+            Cause::BacklogFull,
+            Cause::NapiBudget,
+            Cause::CpuContention,
+            Cause::UdpReceiveBuffer,
+        ],
+        judge: outer_flow_cannot_spread::judge,
+    },
+    Rule {
+        cause: Cause::BacklogFull,
+        makes: &[],
+        judge: backlog_full::judge,
+    },
+    Rule {
+        cause: Cause::NapiBudget,
+        makes: &[Cause::BacklogFull],
+        judge: napi_budget::judge,
+    },
+    Rule {
+        cause: Cause::UdpReceiveBuffer,
+        makes: &[],
+        judge: udp_receive_buffer::judge,
+    },
+    Rule {
+        cause: Cause::UdpSendBuffer,
+        makes: &[Cause::TunQueueOverflow],
+        judge: udp_send_buffer::judge,
+    },
+    Rule {
+        cause: Cause::CipherBound,
+        makes: WORK,
+        judge: cipher_bound::judge,
+    },
+    Rule {
+        cause: Cause::CopyOrChecksumBound,
+        makes: WORK,
+        judge: copy_or_checksum_bound::judge,
+    },
+    Rule {
+        cause: Cause::HandoffOverhead,
+        makes: WORK,
+        judge: handoff_overhead::judge,
+    },
+    Rule {
         cause: Cause::Shaper,
-        makes: &[Cause::TunQueueOverflow, Cause::Bufferbloat],
+        makes: &[
+            Cause::TunQueueOverflow,
+            Cause::Bufferbloat,
+            Cause::UdpSendBuffer,
+        ],
         judge: shaper::judge,
     },
+    Rule {
+        cause: Cause::Bufferbloat,
+        makes: &[],
+        judge: bufferbloat::judge,
+    },
+    Rule {
+        cause: Cause::ConntrackFull,
+        makes: &[],
+        judge: conntrack_full::judge,
+    },
+    Rule {
+        cause: Cause::VirtualSwitchUpcalls,
+        makes: &[Cause::SingleThreadSaturated, Cause::TunQueueOverflow],
+        judge: virtual_switch_upcalls::judge,
+    },
+    Rule {
+        cause: Cause::VhostStarved,
+        makes: &[Cause::CpuContention, Cause::TunQueueOverflow],
+        judge: vhost_starved::judge,
+    },
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_cause_has_one_rule() {
+        for (index, rule) in ALL.iter().enumerate() {
+            let again = ALL[index + 1..]
+                .iter()
+                .any(|other| other.cause == rule.cause);
+            assert!(!again, "{}", rule.cause);
+        }
+    }
+
+    #[test]
+    fn no_cause_makes_what_makes_it() {
+        for rule in ALL {
+            let makes = |cause| ALL.iter().filter(move |other| other.cause == cause);
+            for made in rule.makes {
+                let back = makes(*made).any(|other| other.makes.contains(&rule.cause));
+                assert!(!back, "{} and {made}", rule.cause);
+            }
+        }
+    }
+}

@@ -1,10 +1,10 @@
 //! Evidence made by hand, for the tests of rules: a tunnel `tun0` of process 100 over `eth0`, ten seconds.
 
 use seikan_observe::path::{LinkFacts, PathMap, ProgramFacts, SocketFacts, Transport};
-use seikan_observe::{Column, Key, Kind, Subject};
+use seikan_observe::{Column, Key, Kind, Subject, metric};
 use std::time::Duration;
 
-use crate::{Evidence, Finding, Judgement};
+use crate::{Evidence, Finding, Judgement, Profile, Share, Stage};
 
 /// A tunnel at rest.
 pub fn tunnel() -> Evidence {
@@ -107,4 +107,50 @@ pub fn present(judgement: Judgement) -> Finding {
 /// Whether the cause was ruled out.
 pub fn absent(judgement: Judgement) -> bool {
     matches!(judgement, Judgement::Absent(_))
+}
+
+/// A thread of the program (100 or 101) that ran and waited for these shares of the time.
+pub fn thread(evidence: &mut Evidence, tid: u32, running: f64, waiting: f64) {
+    let subject = || Subject::Thread { pid: 100, tid };
+    count(evidence, subject(), metric::RUN_NS, (running * 1e10) as u64);
+    count(
+        evidence,
+        subject(),
+        metric::RUN_DELAY_NS,
+        (waiting * 1e10) as u64,
+    );
+}
+
+/// A processor that was busy, and of that handling softirqs, for these shares of the time.
+pub fn processor(evidence: &mut Evidence, cpu: u32, busy: f64, softirq: f64) {
+    let mut set = |name, share: f64| {
+        count(
+            evidence,
+            Subject::Cpu(cpu),
+            name,
+            (share * 1e10).round() as u64,
+        )
+    };
+    set(metric::USER_NS, busy - softirq);
+    set(metric::SOFTIRQ_NS, softirq);
+    set(metric::IDLE_NS, 1.0 - busy);
+}
+
+/// A profile of the program: shares of stages.
+pub fn profile(evidence: &mut Evidence, shares: &[(Stage, f64)]) {
+    let program = shares.iter().map(|(stage, share)| Share {
+        symbol: format!("{stage:?}").to_lowercase(),
+        stage: *stage,
+        share: *share,
+    });
+    evidence.profile = Some(Profile {
+        samples: 1000,
+        program: program.collect(),
+        machine: Vec::new(),
+    });
+}
+
+/// Whether it could not be told.
+pub fn unseen(judgement: Judgement) -> bool {
+    matches!(judgement, Judgement::Unseen(_))
 }

@@ -1,15 +1,29 @@
 //! The ring between the kernel and the program behind a tun device is full when packets come, so they are dropped
 //! there, and the qdisc above it knows nothing of it.
+//!
+//! A short ring is a cause of its own: it is full after a few packets, whoever reads. A ring of the usual length is
+//! full because its reader is late; then the overflow is what the reader's trouble brings about, and weighs less.
 
 use seikan_observe::metric;
+use seikan_observe::path::LinkFacts;
 
-use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, Remedy};
+use super::weigh::{judged, ramp};
+use crate::{Action, Cause, Evidence, Fact, Judgement, Remedy};
 
 /// Lost packets per packet sent from which TCP suffers: at 1 in 1,000 one connection over 1 ms of round trip is still
 /// fast (Mathis et al. 1997).
 const LOSS: f64 = 0.001;
-/// Packets that the ring should hold: the kernel's own default is 500 (drivers/net/tun.c).
+/// Loss that stops most connections: one in a hundred.
+const HEAVY_LOSS: f64 = 0.01;
+/// Packets that the ring should hold.
 const GOOD_LENGTH: u32 = 1000;
+/// Rings up to this length (what OpenVPN long asked for) hold a millisecond or two of a gigabit: too short for a
+/// reader that sleeps now and then.
+const SHORT: f64 = 100.0;
+/// The kernel's own default (drivers/net/tun.c): one that overflows has a late reader.
+const USUAL: f64 = 500.0;
+/// What an overflow weighs that a late reader must have made.
+const CONSEQUENCE: f64 = 0.4;
 
 pub(super) fn judge(evidence: &Evidence) -> Judgement {
     let Some(link) = evidence
@@ -26,21 +40,31 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
         return Judgement::Unseen(format!("the counters of {} could not be read", link.name));
     };
     let share = dropped / (dropped + sent).max(1.0);
-    let fact = Fact::new(
-        format!("packets lost in the queue of {}, of those sent", link.name),
-        share,
-        "below 0.001",
-        format!("rtnetlink tx_dropped of {}", link.name),
-    );
+    let facts = facts(evidence, link, share, dropped);
     if share < LOSS {
-        return Judgement::Absent(fact);
+        return judged(Cause::TunQueueOverflow, 0.0, facts, Vec::new());
     }
+    let usual = ramp(f64::from(link.queue_length), SHORT, USUAL);
+    // Drops at a tun device for another reason than its ring (nobody has it open, a filter) are not this.
+    let at_ring = match evidence.dropped("FULL_RING") {
+        Some(full) if full < dropped / 2.0 => CONSEQUENCE,
+        _ => 1.0,
+    };
+    let weight = (share / HEAVY_LOSS).clamp(0.1, 1.0) * (1.0 - (1.0 - CONSEQUENCE) * usual);
+    judged(
+        Cause::TunQueueOverflow,
+        weight * at_ring,
+        facts,
+        remedies(link),
+    )
+}
+
+fn facts(evidence: &Evidence, link: &LinkFacts, share: f64, dropped: f64) -> Vec<Fact> {
     let mut facts = vec![
-        fact,
         Fact::new(
-            "packets lost per second",
-            dropped / evidence.seconds(),
-            "0",
+            format!("packets lost in the queue of {}, of those sent", link.name),
+            share,
+            "below 0.001",
             format!("rtnetlink tx_dropped of {}", link.name),
         ),
         Fact::new(
@@ -49,7 +73,21 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
             "500 or more",
             "txqueuelen",
         ),
+        Fact::new(
+            "packets lost per second",
+            dropped / evidence.seconds(),
+            "0",
+            format!("rtnetlink tx_dropped of {}", link.name),
+        ),
     ];
+    if let Some(busy) = evidence.busy() {
+        facts.push(Fact::new(
+            "share of the time in which its reader ran or wanted to",
+            busy,
+            "below 0.85; above, the reader is late",
+            "schedstat",
+        ));
+    }
     if let Some(qdisc) = evidence.qdisc(&link.name, metric::QDISC_DROPS) {
         facts.push(Fact::new(
             "packets lost in its queueing discipline",
@@ -58,31 +96,34 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
             "qdisc statistics",
         ));
     }
+    facts
+}
+
+fn remedies(link: &LinkFacts) -> Vec<Remedy> {
+    if link.queue_length >= GOOD_LENGTH {
+        return vec![Remedy::ask(
+            crate::Place::Tunnel,
+            "a program that reads in time; the queue is long enough",
+            Vec::new(),
+            "up to what the program can carry",
+        )];
+    }
     let longer = Action::QueueLength {
         link: link.name.clone(),
-        packets: GOOD_LENGTH.max(link.queue_length.saturating_mul(2)),
+        packets: GOOD_LENGTH,
     };
-    let remedies = match link.queue_length < GOOD_LENGTH {
-        true => vec![Remedy::here(
-            "a longer queue",
-            vec![longer],
-            "all that is lost there arrives",
-        )],
-        false => vec![],
-    };
-    Judgement::Present(Finding {
-        cause: Cause::TunQueueOverflow,
-        // Loss of a percent stops most connections; a short ring is the reason, a late reader another one.
-        weight: (share / 0.01).clamp(0.3, 1.0) * if link.queue_length < 200 { 1.0 } else { 0.5 },
-        facts,
-        remedies,
-    })
+    vec![Remedy::here(
+        "a longer queue",
+        vec![longer],
+        "all that is lost there arrives",
+    )]
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::rules::testing::*;
+    use seikan_observe::Subject;
 
     fn tun(queue_length: u32, dropped: u64, sent: u64) -> Evidence {
         let mut evidence = tunnel();
@@ -106,5 +147,19 @@ mod tests {
     fn a_lossless_ring_is_not() {
         assert!(absent(judge(&tun(3, 0, 10_000))));
         assert!(absent(judge(&tun(3, 9, 10_000))));
+    }
+
+    #[test]
+    fn a_long_ring_overflows_because_of_its_reader() {
+        assert!(present(judge(&tun(500, 500, 10_000))).weight < 0.5);
+    }
+
+    #[test]
+    fn drops_for_another_reason_weigh_little() {
+        let mut evidence = tun(3, 500, 10_000);
+        count(&mut evidence, Subject::Host, "drop.NOT_SPECIFIED", 500);
+        assert!(present(judge(&evidence)).weight < 0.5);
+        count(&mut evidence, Subject::Host, "drop.FULL_RING", 500);
+        assert_eq!(present(judge(&evidence)).weight, 1.0);
     }
 }

@@ -24,8 +24,10 @@ pub use score::{Progressed, ScoreOptions, score};
 pub use tally::{Interval, PerClass, Tally};
 
 use crate::error::{LabError, Result};
+use crate::link::{Link, LinkKind};
 use crate::load::{LiveKind, LiveOptions, Pattern};
 use crate::tunnel::{self, Changes};
+use crate::wire::{Faults, WireFaults};
 
 /// The tunnel that no rule is ever tuned on.
 pub const HELD_OUT_TUNNEL: &str = "boringtun";
@@ -71,14 +73,17 @@ pub struct LinkSpec {
     pub mtu: u32,
     /// Whether the cards keep their offloads.
     pub offload: bool,
+    /// Delay of each direction, in milliseconds; needs a wire.
+    pub delay: Option<f64>,
 }
 
 impl Default for LinkSpec {
     fn default() -> Self {
-        let link = crate::link::Link::default();
+        let link = Link::default();
         Self {
             mtu: link.mtu,
             offload: link.offload,
+            delay: None,
         }
     }
 }
@@ -185,10 +190,36 @@ impl Scenario {
         if self.load.size.is_some_and(|s| !(1..=65_536).contains(&s)) {
             return Err("size: 1 to 65536 bytes".into());
         }
+        if self
+            .link
+            .delay
+            .is_some_and(|d| !(0.0..=5_000.0).contains(&d))
+        {
+            return Err("delay: 0 to 5000 ms".into());
+        }
         if let Some(other) = self.tunnels.iter().find(|t| !self.fault.can_be_in(t)) {
             return Err(format!("the fault cannot be made in the tunnel {other}"));
         }
         self.fault.check(&self.load)
+    }
+
+    /// The link as it is without the fault: a wire where a delay or a fault of the wire asks for one.
+    #[must_use]
+    pub fn link(&self) -> Link {
+        let delay = self.link.delay.unwrap_or_default();
+        let wire = WireFaults::both(Faults {
+            delay_us: (delay * 1e3) as u64,
+            ..Faults::default()
+        });
+        let is_wire = self.link.delay.is_some() || self.fault.kind.is_of_a_wire();
+        Link {
+            kind: match is_wire {
+                true => LinkKind::Wire(wire),
+                false => LinkKind::Veth,
+            },
+            mtu: self.link.mtu,
+            offload: self.link.offload,
+        }
     }
 
     /// Every scenario, in the order of the catalogue of causes.

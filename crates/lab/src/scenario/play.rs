@@ -9,7 +9,6 @@ use super::doctor::{self, Diagnosis};
 use super::{Draw, End, FaultKind, Scenario, Site};
 use crate::error::{LabError, Result};
 use crate::interrupt::Interrupt;
-use crate::link::Link;
 use crate::load::{Ends, LiveOptions, Meter, live};
 use crate::stats::ratio;
 use crate::tunnel::{self, Changes, Running, Tunnel, inner_device};
@@ -163,11 +162,7 @@ fn lookup(name: &str, changes: &Changes) -> Result<Box<dyn Tunnel>> {
 }
 
 fn start(scenario: &Scenario, tunnel: &dyn Tunnel, interrupt: &Interrupt) -> Result<Running> {
-    let link = Link {
-        mtu: scenario.link.mtu,
-        offload: scenario.link.offload,
-    };
-    tunnel::start(tunnel, link, interrupt)
+    tunnel::start(tunnel, scenario.link(), interrupt)
 }
 
 fn measure(

@@ -4,6 +4,7 @@
 //! far end answers through it. Programs are looked up in the directories of `$SEIKAN_PEERS` (colon separated), then
 //! on `PATH`. One file per program family.
 
+pub mod crude;
 mod mixed;
 mod nebula;
 mod openvpn;
@@ -229,6 +230,7 @@ pub fn all(idle_peers: u32) -> Vec<Box<dyn Tunnel>> {
             .map(|t| Box::new(t) as Box<dyn Tunnel>),
     );
     all.push(Box::new(nebula::Nebula));
+    all.push(Box::new(crude::Crude::new(crude::CrudeOptions::default())));
     all.extend(
         wireguard::all()
             .into_iter()
@@ -237,6 +239,9 @@ pub fn all(idle_peers: u32) -> Vec<Box<dyn Tunnel>> {
     all
 }
 
+/// Name of the crude tunnel.
+const CRUDE: &str = "crude";
+
 /// What is different from how a tunnel is started otherwise, host A first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
@@ -244,6 +249,8 @@ pub struct Changes {
     pub arguments: [Vec<String>; 2],
     /// Variables of its program's environment.
     pub environment: [Vec<(String, String)>; 2],
+    /// How sick the crude tunnel is.
+    pub crude: [crude::CrudeOptions; 2],
 }
 
 impl Changes {
@@ -262,6 +269,10 @@ impl Changes {
 pub fn named(name: &str, changes: &Changes) -> Option<Box<dyn Tunnel>> {
     if let Some(tunnel) = openvpn::changed(name, changes) {
         return Some(Box::new(tunnel));
+    }
+    if name == CRUDE {
+        let [a, b] = changes.crude;
+        return Some(Box::new(crude::Crude::with_ends(a, b)));
     }
     if *changes != Changes::default() {
         return None;

@@ -24,13 +24,13 @@ pub enum FaultKind {
     MtuBlackHole,
     /// MTU of the interface, in bytes.
     Mtu,
-    /// The tunnel's program believes in an MTU of so many bytes, its interface in the other end's. OpenVPN only.
+    /// The tunnel's program believes in an MTU of so many bytes. OpenVPN and the crude tunnel only.
     MtuMismatch,
     /// Segmentation, receive and checksum offloads of the interface are off.
     OffloadsOff,
-    /// `--rcvbuf` of OpenVPN, in bytes.
+    /// Receive buffer that the tunnel's program asks for, in bytes. OpenVPN and the crude tunnel only.
     ReceiveBufferOption,
-    /// `--sndbuf` of OpenVPN, in bytes.
+    /// Send buffer that the tunnel's program asks for, in bytes. OpenVPN and the crude tunnel only.
     SendBufferOption,
     /// `net.core.rmem_default` of the machine while the tunnel starts, in bytes.
     DefaultReceiveBuffer,
@@ -50,6 +50,28 @@ pub enum FaultKind {
     ReceiveOnOneCpu,
     /// OpenVPN's library has to do without the processor's instructions for AES.
     NoAesInstructions,
+    /// Both buffers that the tunnel's program asks for, in bytes. OpenVPN only.
+    BothBufferOptions,
+    /// Processor time that the crude tunnel spends on a slow cipher for each packet, in microseconds.
+    SlowCipher,
+    /// The crude tunnel hands every packet from thread to thread.
+    Handoff,
+    /// How often the crude tunnel copies each packet.
+    Copies,
+    /// Delay of the wire in each direction, in milliseconds.
+    WireDelay,
+    /// Frames that the wire loses from A to B, in percent.
+    WireLoss,
+    /// Frames that the wire holds back from A to B, so that others overtake them, in percent.
+    WireReorder,
+    /// Frames with IP packets longer than this vanish on the wire from A to B, in bytes.
+    WireBlackHole,
+    /// The wire's rate from A to B, in Mbit/s.
+    WireRate,
+    /// Frames that leave A's card without the checksum that was left to it, in percent.
+    BrokenChecksum,
+    /// Super-packets left to A's card to cut up that vanish, in percent.
+    BrokenSegmentation,
 }
 
 /// What a severity can be.
@@ -78,25 +100,36 @@ impl FaultKind {
     #[must_use]
     pub fn limits(self) -> Option<Limits> {
         let (min, max, whole, unit) = match self {
-            Self::None | Self::OffloadsOff | Self::ReceiveOnOneCpu | Self::NoAesInstructions => {
-                return None;
-            }
+            Self::None
+            | Self::OffloadsOff
+            | Self::ReceiveOnOneCpu
+            | Self::NoAesInstructions
+            | Self::Handoff => return None,
             Self::QueueLength => (1.0, 10_000.0, true, "packets"),
             Self::Shaper
             | Self::Bufferbloat
             | Self::SlowReader
             | Self::ApplicationLimited
+            | Self::WireRate
             | Self::Overload => (0.1, 100_000.0, false, "Mbit/s"),
             Self::CpuHog => (1.0, 64.0, true, "processes"),
             Self::CpuQuota => (1.0, 100.0, false, "% of a processor"),
-            Self::Loss => (0.01, 100.0, false, "% of the packets"),
-            Self::MtuBlackHole => (100.0, 65_535.0, true, "bytes"),
+            Self::Loss
+            | Self::WireLoss
+            | Self::WireReorder
+            | Self::BrokenChecksum
+            | Self::BrokenSegmentation => (0.001, 100.0, false, "% of the packets"),
+            Self::WireDelay => (0.01, 5_000.0, false, "ms"),
+            Self::SlowCipher => (0.1, 10_000.0, false, "µs per packet"),
+            Self::Copies => (1.0, 1e5, true, "copies"),
+            Self::MtuBlackHole | Self::WireBlackHole => (100.0, 65_535.0, true, "bytes"),
             // IPv4 does not work below (RFC 791).
             Self::Mtu | Self::MtuMismatch => (68.0, 65_535.0, true, "bytes"),
             // The kernel's minimum (SOCK_MIN_RCVBUF, include/net/sock.h) is near.
-            Self::ReceiveBufferOption | Self::SendBufferOption | Self::DefaultReceiveBuffer => {
-                (2_304.0, 16e6, true, "bytes")
-            }
+            Self::ReceiveBufferOption
+            | Self::SendBufferOption
+            | Self::BothBufferOptions
+            | Self::DefaultReceiveBuffer => (2_304.0, 16e6, true, "bytes"),
             Self::NetdevBacklog | Self::NapiBudget => (1.0, 10_000.0, true, "packets"),
             Self::ConntrackMax => (8.0, 1e6, true, "connections"),
         };
@@ -124,14 +157,31 @@ impl FaultKind {
         }
     }
 
-    /// Whether it is a change of how OpenVPN is started.
-    pub(super) fn changes_openvpn(self) -> bool {
+    /// The names of tunnels begin like this that it can be made in, because it is a change of how they are started;
+    /// `None` if it can be made in any.
+    pub(super) fn programs(self) -> Option<&'static [&'static str]> {
+        match self {
+            Self::MtuMismatch | Self::ReceiveBufferOption | Self::SendBufferOption => {
+                Some(&["openvpn", "crude"])
+            }
+            Self::NoAesInstructions | Self::BothBufferOptions => Some(&["openvpn"]),
+            Self::SlowCipher | Self::Handoff | Self::Copies => Some(&["crude"]),
+            _ => None,
+        }
+    }
+
+    /// Whether the link has to be a wire for it.
+    #[must_use]
+    pub fn is_of_a_wire(self) -> bool {
         matches!(
             self,
-            Self::MtuMismatch
-                | Self::ReceiveBufferOption
-                | Self::SendBufferOption
-                | Self::NoAesInstructions
+            Self::WireDelay
+                | Self::WireLoss
+                | Self::WireReorder
+                | Self::WireBlackHole
+                | Self::WireRate
+                | Self::BrokenChecksum
+                | Self::BrokenSegmentation
         )
     }
 }

@@ -8,6 +8,7 @@ mod cpu;
 mod kind;
 mod machine;
 mod network;
+mod wire;
 
 use seikan_sys::ethtool::Feature;
 use serde::Deserialize;
@@ -19,6 +20,7 @@ use crate::error::{LabError, Result};
 use crate::link::{Host, Hosts};
 use crate::load::LiveOptions;
 use crate::process::Process;
+use crate::tunnel::crude::CrudeOptions;
 use crate::tunnel::{Changes, Started, inner_device};
 
 /// Where a fault is.
@@ -133,7 +135,8 @@ impl Fault {
     /// Whether this fault can be made in the tunnel called `name`.
     #[must_use]
     pub fn can_be_in(&self, name: &str) -> bool {
-        !self.kind.changes_openvpn() || name.starts_with("openvpn")
+        let programs = self.kind.programs();
+        programs.is_none_or(|all| all.iter().any(|program| name.starts_with(program)))
     }
 
     /// Whether severity and load fit the kind.
@@ -169,6 +172,9 @@ impl Fault {
         let arguments: Vec<String> = match self.kind {
             FaultKind::ReceiveBufferOption => vec!["--rcvbuf".into(), bytes],
             FaultKind::SendBufferOption => vec!["--sndbuf".into(), bytes],
+            FaultKind::BothBufferOptions => {
+                vec!["--sndbuf".into(), bytes.clone(), "--rcvbuf".into(), bytes]
+            }
             FaultKind::MtuMismatch => ["--tun-mtu", &bytes, "--mssfix", "0"]
                 .map(String::from)
                 .to_vec(),
@@ -184,6 +190,44 @@ impl Fault {
         Changes {
             arguments: self.at_places(arguments),
             environment: self.at_places(environment),
+            crude: self.crude(severity),
+        }
+    }
+
+    /// How sick the crude tunnel is, host A first.
+    fn crude(&self, severity: f64) -> [CrudeOptions; 2] {
+        let well = CrudeOptions::default();
+        let sick = match self.kind {
+            FaultKind::ReceiveBufferOption => CrudeOptions {
+                rcvbuf: Some(severity as usize),
+                ..well
+            },
+            FaultKind::SendBufferOption => CrudeOptions {
+                sndbuf: Some(severity as usize),
+                ..well
+            },
+            FaultKind::MtuMismatch => CrudeOptions {
+                mtu: severity as u32,
+                ..well
+            },
+            FaultKind::SlowCipher => CrudeOptions {
+                burn_ns: (severity * 1e3) as u64,
+                ..well
+            },
+            FaultKind::Handoff => CrudeOptions {
+                handoff: true,
+                ..well
+            },
+            FaultKind::Copies => CrudeOptions {
+                copy: severity as u32,
+                ..well
+            },
+            _ => well,
+        };
+        match self.at {
+            Place::Sender => [sick, well],
+            Place::Receiver => [well, sick],
+            Place::Both => [sick, sick],
         }
     }
 
@@ -210,7 +254,7 @@ impl Fault {
     /// Whether the tunnel has to be started again for this fault.
     #[must_use]
     pub fn needs_restart(&self) -> bool {
-        self.kind.changes_openvpn() || self.kind == FaultKind::DefaultReceiveBuffer
+        self.kind.programs().is_some() || self.kind == FaultKind::DefaultReceiveBuffer
     }
 
     /// What the application does with this fault.
@@ -239,6 +283,9 @@ impl Fault {
         let mut applied = Applied::default();
         for host in site.hosts_at(self.at) {
             self.apply_at(severity, site, host, &mut applied)?;
+        }
+        if self.kind.is_of_a_wire() {
+            wire::set(self.kind, severity, site.hosts, &mut applied)?;
         }
         match self.kind {
             FaultKind::NetdevBacklog => {
@@ -281,7 +328,7 @@ impl Fault {
             }
             FaultKind::Mtu => network::mtu(host, &device, severity as u32, applied),
             // Its device is told the length that the other end believes in.
-            FaultKind::MtuMismatch => {
+            FaultKind::MtuMismatch if site.tunnel.starts_with("openvpn") => {
                 let inner = site.device(host, Device::Inner);
                 network::mtu(host, &inner, network::BELIEVED_MTU, applied)
             }

@@ -1,0 +1,145 @@
+//! How busy threads and processors are: questions about time, asked by several rules.
+//!
+//! A thread's *wish* is the time for which it ran or was ready to. What it was kept waiting is measured against that
+//! wish and not against the clock: who is busy and gets what he wants is not short of a processor.
+
+use seikan_observe::{Subject, metric};
+
+use crate::{Evidence, Stage, ThreadUse};
+
+impl ThreadUse {
+    /// Share of the time in which it ran or wanted to.
+    pub fn wish(&self) -> f64 {
+        self.running + self.waiting
+    }
+
+    /// What it was kept waiting for a processor, of the time it wanted one: 0 to 1.
+    pub fn kept_waiting(&self) -> f64 {
+        self.waiting / self.wish().max(1e-9)
+    }
+
+    /// Whether it moves a virtual machine's packets or is one of its processors: `vhost-PID`, `CPU 0/KVM`.
+    pub fn serves_guest(&self) -> bool {
+        self.name.starts_with("vhost-") || self.name.ends_with("/KVM")
+    }
+}
+
+impl Evidence {
+    /// The program's thread that wants most time on a processor.
+    pub fn wanting(&self) -> Option<ThreadUse> {
+        let threads = self.threads().into_iter();
+        threads.max_by(|a, b| a.wish().total_cmp(&b.wish()))
+    }
+
+    /// How near the program is to all the time it can use, 0 to 1: that of the thread that wants most, or of all
+    /// threads over the processors they may use, whichever is nearer. Without a program (a tunnel of the kernel's),
+    /// the fullest processor's.
+    pub fn busy(&self) -> Option<f64> {
+        let Some(program) = &self.map.program else {
+            let idle = self.idle().into_iter().map(|(_, idle)| idle);
+            return idle.min_by(f64::total_cmp).map(|idle| 1.0 - idle);
+        };
+        let one = self.wanting()?.wish();
+        let processors = match program.cpus.len() {
+            0 => self.map.host.cpus.len(),
+            allowed => allowed,
+        };
+        Some(one.max(self.running() / processors.max(1) as f64).min(1.0))
+    }
+
+    /// Processors' worth of time that the program's threads ran, 1 for one processor.
+    pub fn running(&self) -> f64 {
+        self.threads().iter().map(|thread| thread.running).sum()
+    }
+
+    /// Processors' worth of time that everything else on the machine used.
+    pub fn used_by_others(&self) -> Option<f64> {
+        let idle = self.idle();
+        let used: f64 = idle.iter().map(|(_, idle)| 1.0 - idle).sum();
+        (!idle.is_empty()).then(|| (used - self.running()).max(0.0))
+    }
+
+    /// Share of the time for which the program's control group was stopped for its limit, summed over processors.
+    pub fn throttled(&self) -> Option<f64> {
+        let group = self.map.program.as_ref()?.group.clone()?;
+        let stopped = self.growth(&Subject::Group(group), metric::GROUP_THROTTLED_US)?;
+        Some(stopped / 1e6 / self.seconds())
+    }
+
+    /// Share of the program's processor time that it spent in the kernel.
+    pub fn in_kernel(&self) -> Option<f64> {
+        let program = self.map.program.as_ref()?;
+        let sum = |name| -> f64 {
+            let threads = program.threads.iter();
+            let of = threads.filter_map(|(tid, _)| {
+                let (pid, tid) = (program.pid, *tid);
+                self.growth(&Subject::Thread { pid, tid }, name)
+            });
+            of.sum()
+        };
+        let (user, system) = (sum(metric::THREAD_USER_NS), sum(metric::THREAD_SYSTEM_NS));
+        (user + system > 0.0).then(|| system / (user + system))
+    }
+
+    /// The share of a stage in the program's time, or in the machine's for a tunnel of the kernel's.
+    pub fn work(&self, stage: Stage) -> Option<f64> {
+        let profile = self.profile.as_ref()?;
+        let shares = match self.map.program {
+            Some(_) => &profile.program,
+            None => &profile.machine,
+        };
+        let of = shares.iter().filter(|share| share.stage == stage);
+        Some(of.map(|share| share.share).sum())
+    }
+
+    /// The largest function of a stage where [`Evidence::work`] counts it.
+    pub fn leading_function(&self, stages: &[Stage]) -> Option<&str> {
+        let profile = self.profile.as_ref()?;
+        let shares = match self.map.program {
+            Some(_) => &profile.program,
+            None => &profile.machine,
+        };
+        let mut of = shares.iter().filter(|share| stages.contains(&share.stage));
+        of.next().map(|share| &*share.symbol)
+    }
+
+    /// A setting below `/proc/sys` that is a number.
+    pub fn sysctl(&self, name: &str) -> Option<f64> {
+        self.map.host.sysctls.get(name)?.trim().parse().ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::rules::testing::*;
+
+    #[test]
+    fn waiting_is_measured_against_the_wish() {
+        let mut evidence = tunnel();
+        thread(&mut evidence, 100, 0.1, 0.3);
+        let thread = evidence.wanting().expect("thread");
+        assert!((thread.wish() - 0.4).abs() < 1e-9);
+        assert!((thread.kept_waiting() - 0.75).abs() < 1e-9);
+    }
+
+    #[test]
+    fn many_threads_fill_the_processors_together() {
+        let mut evidence = tunnel();
+        thread(&mut evidence, 100, 0.9, 0.0);
+        thread(&mut evidence, 101, 0.3, 0.0);
+        assert_eq!(evidence.busy(), Some(0.9));
+        thread(&mut evidence, 101, 1.0, 0.0);
+        evidence.map.program.as_mut().expect("program").cpus = vec![0];
+        assert_eq!(evidence.busy(), Some(1.0));
+    }
+
+    #[test]
+    fn what_others_use_is_the_rest() {
+        let mut evidence = tunnel();
+        thread(&mut evidence, 100, 0.5, 0.0);
+        processor(&mut evidence, 0, 1.0, 0.0);
+        processor(&mut evidence, 1, 0.2, 0.0);
+        let others = evidence.used_by_others().expect("processors");
+        assert!((others - 0.7).abs() < 1e-9);
+    }
+}

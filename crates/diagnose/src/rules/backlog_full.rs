@@ -1,0 +1,120 @@
+//! A processor's queue of received packets (`netdev_max_backlog`) is full and drops them.
+//!
+//! A short one is a cause of its own; one of the usual length fills because its processor has too much to do.
+
+use seikan_observe::metric;
+
+use super::weigh::{judged, ramp};
+use crate::{Action, Cause, Evidence, Fact, Judgement, Remedy};
+
+/// Lost packets per packet from which TCP suffers; a packet counts as handled at each interface it passes, so the
+/// loss of a flow is a few times this.
+const LOSS: (f64, f64) = (0.0003, 0.005);
+/// Queue length up to which the queue is the reason, and the kernel's default (net/core/hotdata.c), from which its
+/// processor is.
+const LENGTH: (f64, f64) = (300.0, 1000.0);
+/// What it weighs where its processor is the reason.
+const CONSEQUENCE: f64 = 0.5;
+/// Packets that it should hold.
+const GOOD_LENGTH: f64 = 4000.0;
+const SYSCTL: &str = "net.core.netdev_max_backlog";
+
+pub(super) fn judge(evidence: &Evidence) -> Judgement {
+    let (Some(dropped), Some(processed)) = (
+        evidence.all_cpus(metric::SOFTNET_DROPPED),
+        evidence.all_cpus(metric::SOFTNET_PROCESSED),
+    ) else {
+        return Judgement::Unseen("/proc/net/softnet_stat could not be read".into());
+    };
+    let share = dropped / (dropped + processed).max(1.0);
+    let mut facts = vec![
+        Fact::new(
+            "packets lost at the queue of received packets, of those handled",
+            share,
+            "0",
+            "/proc/net/softnet_stat dropped",
+        ),
+        Fact::new(
+            "packets lost there per second",
+            dropped / evidence.seconds(),
+            "0",
+            "/proc/net/softnet_stat dropped",
+        ),
+    ];
+    if let Some(reason) = evidence.dropped("CPU_BACKLOG") {
+        facts.push(Fact::new(
+            "drops of that reason by the kernel",
+            reason,
+            "as many",
+            "skb:kfree_skb CPU_BACKLOG",
+        ));
+    }
+    let length = evidence.sysctl(SYSCTL);
+    if let Some(length) = length {
+        facts.push(Fact::new(
+            "packets that fit in it",
+            length,
+            "1000 or more",
+            SYSCTL,
+        ));
+    }
+    let usual = ramp(length.unwrap_or(LENGTH.1), LENGTH.0, LENGTH.1);
+    let weight = ramp(share, LOSS.0, LOSS.1) * (1.0 - (1.0 - CONSEQUENCE) * usual);
+    let longer = GOOD_LENGTH.max(2.0 * length.unwrap_or(0.0));
+    let remedy = Remedy::here(
+        "a longer queue of received packets",
+        vec![Action::Sysctl {
+            name: SYSCTL.into(),
+            value: format!("{longer:.0}"),
+        }],
+        "all that is lost there arrives, unless its processor is full all the time",
+    );
+    judged(Cause::BacklogFull, weight, facts, vec![remedy])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::testing::*;
+    use seikan_observe::Subject;
+
+    fn backlog(length: &str, dropped: u64) -> Evidence {
+        let mut evidence = tunnel();
+        let sysctls = &mut evidence.map.host.sysctls;
+        sysctls.insert(SYSCTL.into(), length.into());
+        count(
+            &mut evidence,
+            Subject::Cpu(0),
+            metric::SOFTNET_PROCESSED,
+            100_000,
+        );
+        count(
+            &mut evidence,
+            Subject::Cpu(0),
+            metric::SOFTNET_DROPPED,
+            dropped,
+        );
+        evidence
+    }
+
+    #[test]
+    fn drops_at_a_short_queue_are_it() {
+        let finding = present(judge(&backlog("10", 2_000)));
+        assert_eq!(finding.weight, 1.0);
+        assert_eq!(
+            finding.remedies[0].commands,
+            ["sysctl -w net.core.netdev_max_backlog=\"4000\""]
+        );
+    }
+
+    #[test]
+    fn a_long_queue_fills_because_of_its_processor() {
+        assert_eq!(present(judge(&backlog("1000", 2_000))).weight, CONSEQUENCE);
+    }
+
+    #[test]
+    fn without_drops_it_is_not() {
+        assert!(absent(judge(&backlog("10", 0))));
+        assert!(unseen(judge(&tunnel())));
+    }
+}

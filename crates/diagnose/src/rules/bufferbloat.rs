@@ -1,0 +1,202 @@
+//! Under load everything waits in a queue that stands: the round trip through the tunnel is much longer than without.
+//!
+//! The delay is laid to queues by Little's law (delay = what stands in it / rate through it); what none of them
+//! accounts for stands where this host does not see it.
+
+use seikan_observe::path::LinkFacts;
+use seikan_observe::{Subject, metric};
+
+use super::weigh::{judged, ramp};
+use crate::{Action, Cause, Evidence, Fact, Judgement, Place, Remedy};
+
+/// Delay that load adds, milliseconds: up to 30 is what a default queue in front of a user-space tunnel makes; from
+/// 200 on calls break and TCP takes long to find its rate.
+const ADDED_MS: (f64, f64) = (30.0, 200.0);
+/// And times longer than without load: on a long path some more is nothing.
+const TIMES: (f64, f64) = (1.5, 3.0);
+/// Delay that a queue should hold for a burst, milliseconds: several times the target of CoDel (RFC 8289 takes 5).
+const GOOD_MS: f64 = 20.0;
+/// No queue is cut below this many packets: shorter ones lose packets of every burst.
+const LEAST_LENGTH: f64 = 100.0;
+
+pub(super) fn judge(evidence: &Evidence) -> Judgement {
+    let Some((idle, loaded, source)) = round_trips(evidence) else {
+        return Judgement::Unseen("no round-trip time was measured: no probe, no TCP connection of this host through the tunnel".into());
+    };
+    let added = loaded - idle;
+    let mut facts = vec![
+        Fact::new(
+            "delay that load adds to the round trip, ms",
+            added,
+            "below 30",
+            source,
+        ),
+        Fact::new("round trip without load, ms", idle, "as it is", source),
+        Fact::new("round trip under load, ms", loaded, "little more", source),
+    ];
+    let links = evidence.map.links.iter();
+    let queues = links.filter_map(|link| Some((link, standing(evidence, link)?)));
+    let longest = queues.max_by(|a, b| a.1.total_cmp(&b.1));
+    let longest = longest.filter(|(_, delay)| *delay > 1.0);
+    if let Some((link, delay)) = longest {
+        facts.push(Fact::new(
+            format!(
+                "of that, standing in the {} of {}, ms",
+                link.qdisc, link.name
+            ),
+            delay,
+            "below 20",
+            "qdisc backlog / rate",
+        ));
+    }
+    let ring = ring(evidence);
+    if let Some(delay) = ring {
+        facts.push(Fact::new(
+            "delay of the tunnel's own queue when it is full, ms",
+            delay,
+            "20 to 50",
+            "txqueuelen x mean packet / rate",
+        ));
+    }
+    let weight =
+        0.9 * ramp(added, ADDED_MS.0, ADDED_MS.1) * ramp(loaded / idle.max(0.01), TIMES.0, TIMES.1);
+    let mut remedies = Vec::new();
+    if let Some((link, _)) = longest.filter(|(_, delay)| *delay > added / 4.0) {
+        remedies.push(Remedy::ask(
+            Place::Here,
+            format!(
+                "a queue that keeps itself short on {}, below its limit of rate if it has one",
+                link.name
+            ),
+            vec![format!("tc qdisc replace dev {} root fq_codel", link.name)],
+            "the delay goes; throughput stays",
+        ));
+    }
+    // Not shorter than a full ring would have to be to make the delay: otherwise the queue is elsewhere.
+    if ring.is_some_and(|delay| delay > added / 2.0 && delay > 2.0 * GOOD_MS) {
+        remedies.extend(shorter_ring(evidence));
+    }
+    remedies.push(Remedy::ask(
+        Place::Provider,
+        "active queue management (fq_codel, CAKE) where the slow link begins: the router at either end; or shape on this host to a little below that link's rate",
+        vec!["tc qdisc replace dev EGRESS root cake bandwidth 95%-OF-THE-RATE".to_owned()],
+        "the delay goes for 5 % of the rate",
+    ));
+    judged(Cause::Bufferbloat, weight, facts, remedies)
+}
+
+/// Round-trip times without load and under it, milliseconds, and where they come from.
+fn round_trips(evidence: &Evidence) -> Option<(f64, f64, &'static str)> {
+    let probes = &evidence.probes;
+    if let (Some(idle), Some(loaded)) = (probes.idle_rtt_us, probes.loaded_rtt_us) {
+        return Some((idle / 1e3, loaded / 1e3, "probes through the tunnel"));
+    }
+    let flow = evidence.main_flow()?;
+    let least = evidence.tcp_mean(flow, metric::TCP_MIN_RTT_US)?;
+    let mean = evidence.tcp_mean(flow, metric::TCP_RTT_US)?;
+    (least > 0.0).then_some((least / 1e3, mean / 1e3, "tcp_info min_rtt, rtt"))
+}
+
+/// Delay of what stands in an interface's queueing disciplines, milliseconds.
+fn standing(evidence: &Evidence, link: &LinkFacts) -> Option<f64> {
+    let qdisc = Subject::Qdisc(link.name.clone());
+    let backlog = evidence.column(&qdisc, metric::QDISC_BACKLOG_BYTES)?.mean();
+    let rate = evidence.qdisc(&link.name, metric::QDISC_BYTES)? / evidence.seconds();
+    (rate > 0.0).then(|| backlog / rate * 1e3)
+}
+
+/// Delay of the tun device's ring if it were full, milliseconds: how full it is nobody says.
+fn ring(evidence: &Evidence) -> Option<f64> {
+    let link = evidence.map.inner_link()?;
+    let throughput = evidence.throughput();
+    if !matches!(&*link.kind, "tun" | "tap") || throughput == 0.0 || !evidence.sends() {
+        return None;
+    }
+    let bits = f64::from(link.queue_length) * evidence.bytes_per_packet()? * 8.0;
+    Some(bits / throughput * 1e3)
+}
+
+fn shorter_ring(evidence: &Evidence) -> Option<Remedy> {
+    let link = evidence.map.inner_link()?;
+    let per_ms = evidence.throughput() / 8.0 / evidence.bytes_per_packet()? / 1e3;
+    let packets = (GOOD_MS * per_ms).max(LEAST_LENGTH).ceil();
+    let shorter = packets < f64::from(link.queue_length);
+    shorter.then(|| {
+        Remedy::here(
+            "a shorter queue in front of the tunnel's program",
+            vec![Action::QueueLength {
+                link: link.name.clone(),
+                packets: packets as u32,
+            }],
+            "most of the delay goes; throughput must not fall, or it is too short",
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::testing::*;
+
+    fn probed(idle_us: f64, loaded_us: f64) -> Evidence {
+        let mut evidence = tunnel();
+        evidence.probes.idle_rtt_us = Some(idle_us);
+        evidence.probes.loaded_rtt_us = Some(loaded_us);
+        evidence
+    }
+
+    #[test]
+    fn a_round_trip_that_swells_is_it() {
+        assert!(present(judge(&probed(1_000.0, 300_000.0))).weight > 0.85);
+    }
+
+    #[test]
+    fn a_default_queue_is_not() {
+        assert!(absent(judge(&probed(200.0, 20_000.0))));
+    }
+
+    #[test]
+    fn a_long_way_is_not_a_long_queue() {
+        assert!(absent(judge(&probed(200_000.0, 240_000.0))));
+        assert!(unseen(judge(&tunnel())));
+    }
+
+    #[test]
+    fn without_probes_a_connection_tells() {
+        let mut evidence = tunnel();
+        let flow = || Subject::Tcp(2);
+        count(&mut evidence, flow(), metric::TCP_BYTES_ACKED, 1_000_000);
+        gauge(&mut evidence, flow(), metric::TCP_MIN_RTT_US, 1_000);
+        gauge(&mut evidence, flow(), metric::TCP_RTT_US, 300_000);
+        present(judge(&evidence));
+    }
+
+    #[test]
+    fn the_queue_that_stands_is_named() {
+        let mut evidence = probed(1_000.0, 300_000.0);
+        let qdisc = || Subject::Qdisc("eth0".into());
+        // 1 MB/s, 290 kB stand: 290 ms.
+        count(&mut evidence, qdisc(), metric::QDISC_BYTES, 10_000_000);
+        gauge(&mut evidence, qdisc(), metric::QDISC_BACKLOG_BYTES, 290_000);
+        let finding = present(judge(&evidence));
+        assert!((finding.facts[3].value - 290.0).abs() < 1.0);
+        assert_eq!(
+            finding.remedies[0].commands,
+            ["tc qdisc replace dev eth0 root fq_codel"]
+        );
+    }
+
+    #[test]
+    fn a_ring_that_is_too_long_is_cut_but_not_too_short() {
+        let mut evidence = probed(1_000.0, 300_000.0);
+        evidence.map.links[0].queue_length = 10_000;
+        // 10,000 packets of 1,000 bytes a second: a full ring is a second long, 20 ms are 200 packets.
+        count(&mut evidence, inner(), metric::TX_PACKETS, 100_000);
+        count(&mut evidence, inner(), metric::TX_BYTES, 100_000_000);
+        let finding = present(judge(&evidence));
+        assert_eq!(
+            finding.remedies[0].commands,
+            ["ip link set dev tun0 txqueuelen 200"]
+        );
+    }
+}

@@ -1,0 +1,155 @@
+//! The program has no time left, and most of it goes into encryption and authentication.
+
+use super::turn::limited_by_work;
+use super::weigh::{judged, ramp};
+use crate::{Cause, Evidence, Fact, Judgement, Place, Remedy, Stage};
+
+/// Share of the time in the cipher. A third is what a fast tunnel spends on it; from six tenths on it is what there
+/// is to gain.
+const CRYPTO: (f64, f64) = (0.35, 0.6);
+
+pub(super) fn judge(evidence: &Evidence) -> Judgement {
+    let Some(busy) = evidence.busy() else {
+        return Judgement::Unseen("neither threads nor processors could be read".into());
+    };
+    let busy_fact = Fact::new(
+        "share of the time in which the program ran or wanted to",
+        busy,
+        "below 0.7; or held up by others",
+        "schedstat",
+    );
+    let limited = limited_by_work(evidence).unwrap_or(0.0);
+    if limited == 0.0 {
+        return Judgement::Absent(busy_fact);
+    }
+    let Some(crypto) = evidence.work(Stage::Crypto) else {
+        return Judgement::Unseen(
+            "where the program's time goes was not sampled: that needs root or CAP_PERFMON (kernel.perf_event_paranoid)".into(),
+        );
+    };
+    let leading = evidence.leading_function(&[Stage::Crypto]);
+    let mut facts = vec![
+        Fact::new(
+            match leading {
+                Some(symbol) => format!("share of its time in the cipher, {symbol} first"),
+                None => "share of its time in the cipher".to_owned(),
+            },
+            crypto,
+            "below 0.35",
+            "processor profile",
+        ),
+        busy_fact,
+    ];
+    let next = [
+        Stage::Syscall,
+        Stage::Network,
+        Stage::Copy,
+        Stage::Checksum,
+        Stage::Schedule,
+    ];
+    let next = next.map(|stage| evidence.work(stage).unwrap_or(0.0));
+    facts.push(Fact::new(
+        "share of its time in the next stage",
+        next.into_iter().fold(0.0, f64::max),
+        "more, if the cipher were not the limit",
+        "processor profile",
+    ));
+    let has = |feature: &str| {
+        evidence
+            .map
+            .host
+            .cpu_features
+            .iter()
+            .any(|name| name == feature)
+    };
+    let aes = has("aes");
+    facts.push(Fact::new(
+        "whether the processor has instructions for AES",
+        f64::from(aes),
+        "1",
+        "/proc/cpuinfo",
+    ));
+    let weight = 0.95 * ramp(crypto, CRYPTO.0, CRYPTO.1) * limited;
+    judged(Cause::CipherBound, weight, facts, remedies(aes))
+}
+
+fn remedies(aes: bool) -> Vec<Remedy> {
+    let what = match aes {
+        true => {
+            "a cipher that the processor has instructions for (AES-128-GCM or AES-256-GCM), with a library that uses them and authenticates in the same pass; the same at both ends"
+        }
+        false => {
+            "ChaCha20-Poly1305 with a library that uses vector instructions, as this processor has none for AES; the same at both ends"
+        }
+    };
+    vec![
+        Remedy::ask(
+            Place::Tunnel,
+            what,
+            vec![
+                "openssl speed -evp aes-128-gcm".to_owned(),
+                "openssl speed -evp chacha20-poly1305".to_owned(),
+            ],
+            "as many times as the faster one is faster, for that share of the time",
+        ),
+        Remedy::ask(
+            Place::Tunnel,
+            "several threads that encrypt, or larger records (a larger MTU inside, super-packets)",
+            Vec::new(),
+            "up to the number of processors",
+        ),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::testing::*;
+
+    fn working(running: f64, crypto: f64) -> Evidence {
+        let mut evidence = tunnel();
+        thread(&mut evidence, 100, running, 0.02);
+        let shares = [(Stage::Crypto, crypto), (Stage::Network, 0.9 - crypto)];
+        profile(&mut evidence, &shares);
+        evidence
+    }
+
+    #[test]
+    fn a_full_program_that_encrypts_is_it() {
+        let finding = present(judge(&working(0.97, 0.7)));
+        assert!(finding.weight > 0.9);
+        assert!(finding.facts[0].name.contains("crypto first"));
+    }
+
+    #[test]
+    fn one_that_does_something_else_is_not() {
+        assert!(absent(judge(&working(0.97, 0.25))));
+    }
+
+    #[test]
+    fn one_that_has_time_is_not() {
+        assert!(absent(judge(&working(0.4, 0.8))));
+    }
+
+    #[test]
+    fn without_a_profile_nothing_is_said_of_a_full_one() {
+        let mut evidence = working(0.97, 0.7);
+        evidence.profile = None;
+        assert!(unseen(judge(&evidence)));
+    }
+
+    #[test]
+    fn a_tunnel_of_the_kernels_is_judged_by_the_machine() {
+        let mut evidence = working(0.0, 0.0);
+        evidence.map.program = None;
+        processor(&mut evidence, 0, 0.98, 0.9);
+        processor(&mut evidence, 1, 0.2, 0.0);
+        let profile = evidence.profile.as_mut().expect("profile");
+        profile.machine = vec![crate::Share {
+            symbol: "chacha20_4block_xor_avx512vl".into(),
+            stage: Stage::Crypto,
+            share: 0.6,
+        }];
+        assert!(present(judge(&evidence)).weight > 0.9);
+    }
+}

@@ -1,0 +1,134 @@
+//! The table of tracked connections is full: connections that are in it go on, packets of new ones are dropped.
+
+use seikan_observe::{Subject, metric};
+
+use super::weigh::{judged, ramp};
+use crate::{Action, Cause, Evidence, Fact, Judgement, Place, Remedy};
+
+/// How full the table was at its fullest: the kernel drops at 1; between samples entries leave.
+const FILL: (f64, f64) = (0.9, 0.99);
+/// Packets dropped per second from which somebody notices: connections fail, one every few seconds; and at which most
+/// do.
+const DROPS: (f64, f64) = (0.2, 5.0);
+/// What a full table weighs before it has dropped anything.
+const NEAR: f64 = 0.2;
+const SYSCTL: &str = "net.netfilter.nf_conntrack_max";
+
+pub(super) fn judge(evidence: &Evidence) -> Judgement {
+    let column = |name| evidence.column(&Subject::Host, name);
+    let (Some(count), Some(max)) = (
+        column(metric::CONNTRACK_COUNT),
+        column(metric::CONNTRACK_MAX).and_then(|max| max.last()),
+    ) else {
+        if evidence.map.host.conntrack {
+            return Judgement::Unseen("the size of the table could not be read".into());
+        }
+        return Judgement::Absent(Fact::new(
+            "tables of tracked connections in this namespace",
+            0.0,
+            "0",
+            "/proc/sys/net/netfilter",
+        ));
+    };
+    let fill = count.max() as f64 / (max as f64).max(1.0);
+    let of = |name| evidence.host(name).unwrap_or(0.0);
+    let lost = of(metric::CONNTRACK_DROP) + of(metric::CONNTRACK_INSERT_FAILED);
+    let rate = lost / evidence.seconds();
+    let facts = vec![
+        Fact::new(
+            "part of the connection table that was full, at most",
+            fill,
+            "below 0.9",
+            "nf_conntrack_count, nf_conntrack_max",
+        ),
+        Fact::new(
+            "packets dropped per second because they could not be tracked",
+            rate,
+            "0",
+            "conntrack statistics drop, insert_failed",
+        ),
+        Fact::new(
+            "connections that fit in it",
+            max as f64,
+            "twice of what is there",
+            SYSCTL,
+        ),
+    ];
+    let dropping = ramp(rate, DROPS.0, DROPS.1);
+    let weight = ramp(fill, FILL.0, FILL.1) * (NEAR + (0.95 - NEAR) * dropping);
+    let port = evidence
+        .map
+        .sockets
+        .first()
+        .map_or("PORT".to_owned(), |socket| socket.local.port().to_string());
+    let remedies = vec![
+        Remedy::here(
+            "a larger table",
+            vec![Action::Sysctl {
+                name: SYSCTL.into(),
+                value: (2 * max.max(32_768)).to_string(),
+            }],
+            "new connections work again (some 320 bytes of memory for each)",
+        ),
+        Remedy::ask(
+            Place::Here,
+            "no tracking of the tunnel's own packets",
+            vec![format!(
+                "nft 'add table inet untracked; add chain inet untracked in {{ type filter hook prerouting priority raw; }}; \
+                 add chain inet untracked out {{ type filter hook output priority raw; }}; \
+                 add rule inet untracked in udp dport {port} notrack; add rule inet untracked out udp sport {port} notrack'"
+            )],
+            "the tunnel does not depend on the table",
+        ),
+    ];
+    judged(Cause::ConntrackFull, weight, facts, remedies)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::testing::*;
+
+    fn table(entries: u64, max: u64, dropped: u64) -> Evidence {
+        let mut evidence = tunnel();
+        gauge(
+            &mut evidence,
+            Subject::Host,
+            metric::CONNTRACK_COUNT,
+            entries,
+        );
+        gauge(&mut evidence, Subject::Host, metric::CONNTRACK_MAX, max);
+        count(
+            &mut evidence,
+            Subject::Host,
+            metric::CONNTRACK_DROP,
+            dropped,
+        );
+        evidence
+    }
+
+    #[test]
+    fn a_full_table_that_drops_is_it() {
+        let finding = present(judge(&table(1000, 1000, 300)));
+        assert!(finding.weight > 0.9);
+        assert_eq!(
+            finding.remedies[0].commands,
+            ["sysctl -w net.netfilter.nf_conntrack_max=\"65536\""]
+        );
+    }
+
+    #[test]
+    fn a_full_table_that_drops_nothing_is_hardly() {
+        assert!(present(judge(&table(1000, 1000, 0))).weight < 0.3);
+    }
+
+    #[test]
+    fn drops_beside_an_empty_table_are_something_else() {
+        assert!(absent(judge(&table(100, 1000, 300))));
+    }
+
+    #[test]
+    fn no_table_no_cause() {
+        assert!(absent(judge(&tunnel())));
+    }
+}

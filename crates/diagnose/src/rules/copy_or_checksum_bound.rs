@@ -1,0 +1,167 @@
+//! The program has no time left, and much of it goes into copying packets or summing them up.
+
+use seikan_observe::path::LinkFacts;
+
+use super::turn::limited_by_work;
+use super::weigh::{judged, ramp};
+use crate::{Action, Cause, Evidence, Fact, Judgement, Place, Remedy, Stage};
+
+/// Share of the time in copies and checksums. One copy in and one out is an eighth to a fifth of a fast tunnel's
+/// time; from 45 % on nothing else takes as much.
+const COPY: (f64, f64) = (0.22, 0.45);
+/// What it weighs beside a stage that takes more.
+const SECOND: f64 = 0.4;
+/// The kernel's name for the checksums of sent packets, and ethtool's word.
+const TX_CHECKSUM: &[&str] = &["tx-checksum-ip-generic", "tx-checksum-ipv4"];
+
+pub(super) fn judge(evidence: &Evidence) -> Judgement {
+    let Some(busy) = evidence.busy() else {
+        return Judgement::Unseen("neither threads nor processors could be read".into());
+    };
+    let busy_fact = Fact::new(
+        "share of the time in which the program ran or wanted to",
+        busy,
+        "below 0.7; or held up by others",
+        "schedstat",
+    );
+    let limited = limited_by_work(evidence).unwrap_or(0.0);
+    if limited == 0.0 {
+        return Judgement::Absent(busy_fact);
+    }
+    let (Some(copy), Some(checksum)) = (evidence.work(Stage::Copy), evidence.work(Stage::Checksum))
+    else {
+        return Judgement::Unseen(
+            "where the program's time goes was not sampled: that needs root or CAP_PERFMON (kernel.perf_event_paranoid)".into(),
+        );
+    };
+    let rivals = [
+        Stage::Crypto,
+        Stage::Syscall,
+        Stage::Schedule,
+        Stage::Network,
+    ];
+    let rival = rivals.map(|stage| evidence.work(stage).unwrap_or(0.0));
+    let rival = rival.into_iter().fold(0.0, f64::max);
+    let both = copy + checksum;
+    let leading = evidence.leading_function(&[Stage::Copy, Stage::Checksum]);
+    let facts = vec![
+        Fact::new(
+            match leading {
+                Some(symbol) => {
+                    format!("share of its time in copies and checksums, {symbol} first")
+                }
+                None => "share of its time in copies and checksums".to_owned(),
+            },
+            both,
+            "below 0.22",
+            "processor profile",
+        ),
+        Fact::new(
+            "of its time, checksums",
+            checksum,
+            "below 0.03",
+            "processor profile",
+        ),
+        busy_fact,
+        Fact::new(
+            "share of its time in the next stage",
+            rival,
+            "more, if these were not the limit",
+            "processor profile",
+        ),
+    ];
+    let leads = if rival > both { SECOND } else { 1.0 };
+    let weight = 0.95 * ramp(both, COPY.0, COPY.1) * limited * leads;
+    judged(
+        Cause::CopyOrChecksumBound,
+        weight,
+        facts,
+        remedies(evidence),
+    )
+}
+
+fn remedies(evidence: &Evidence) -> Vec<Remedy> {
+    let links = [evidence.map.inner_link(), evidence.map.egress_link()];
+    let without = links.into_iter().flatten().filter(|link| sums_itself(link));
+    let mut remedies: Vec<Remedy> = without
+        .map(|link| {
+            Remedy::here(
+                format!("leave the checksums of what {} sends to it", link.name),
+                vec![Action::Offload {
+                    link: link.name.clone(),
+                    feature: "tx".into(),
+                    on: true,
+                }],
+                "the share of checksums",
+            )
+        })
+        .collect();
+    remedies.push(Remedy::ask(
+        Place::Tunnel,
+        "a tunnel that takes super-packets with their checksums left to do (IFF_VNET_HDR with TUN_F_CSUM), and encrypts in place",
+        Vec::new(),
+        "most of the share of copies and checksums",
+    ));
+    remedies
+}
+
+/// Whether the kernel has to sum up what this interface sends although the interface could be told to.
+fn sums_itself(link: &LinkFacts) -> bool {
+    let changeable = |name: &&&str| link.changeable.iter().any(|other| other == **name);
+    let mut known = TX_CHECKSUM.iter().filter(changeable);
+    known.any(|name| link.features.get(*name) == Some(&false))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::testing::*;
+
+    fn working(running: f64, shares: &[(Stage, f64)]) -> Evidence {
+        let mut evidence = tunnel();
+        thread(&mut evidence, 100, running, 0.02);
+        profile(&mut evidence, shares);
+        evidence
+    }
+
+    #[test]
+    fn copies_that_lead_are_it() {
+        let evidence = working(
+            0.97,
+            &[
+                (Stage::Copy, 0.4),
+                (Stage::Checksum, 0.1),
+                (Stage::Network, 0.3),
+            ],
+        );
+        assert!(present(judge(&evidence)).weight > 0.9);
+    }
+
+    #[test]
+    fn beside_a_cipher_that_leads_they_weigh_little() {
+        let evidence = working(0.97, &[(Stage::Copy, 0.3), (Stage::Crypto, 0.6)]);
+        assert!(absent(judge(&evidence)) || present(judge(&evidence)).weight < 0.3);
+    }
+
+    #[test]
+    fn a_program_that_has_time_is_not_bound() {
+        assert!(absent(judge(&working(0.4, &[(Stage::Copy, 0.8)]))));
+    }
+
+    #[test]
+    fn without_a_profile_nothing_is_said_of_a_full_one() {
+        let mut evidence = working(0.97, &[]);
+        evidence.profile = None;
+        assert!(unseen(judge(&evidence)));
+    }
+
+    #[test]
+    fn an_offload_that_is_off_is_turned_on() {
+        let mut evidence = working(0.97, &[(Stage::Checksum, 0.5)]);
+        let link = &mut evidence.map.links[1];
+        link.features.insert("tx-checksum-ip-generic".into(), false);
+        link.changeable.push("tx-checksum-ip-generic".into());
+        let finding = present(judge(&evidence));
+        assert_eq!(finding.remedies[0].commands, ["ethtool -K eth0 tx on"]);
+    }
+}

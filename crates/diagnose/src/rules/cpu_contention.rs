@@ -1,0 +1,178 @@
+//! The program is ready to run but others have the processor.
+//!
+//! What counts is the time it was kept waiting out of the time it wanted to run, not how busy the machine is. Set apart
+//! from waiting that the program makes itself (more busy threads than processors), and from time in which its control
+//! group was stopped, which the scheduler counts as waiting as well.
+
+use seikan_observe::metric;
+use seikan_observe::path::ProgramFacts;
+
+use super::turn::{Turn, turn};
+use super::weigh::{judged, ramp};
+use crate::{Action, Cause, Evidence, Fact, Judgement, Place, Remedy};
+
+/// Waiting, of the time it wants to run, that is normal where a load runs beside it on few processors: up to a fifth.
+const NORMAL_WAIT: f64 = 0.2;
+/// At this it gets little more than half of what it wants, as beside one hog of the same weight.
+const MUCH_WAIT: f64 = 0.45;
+/// A thread that wants less than a fifth of a processor has time to catch up; from half of one on it has not.
+const WISH: (f64, f64) = (0.2, 0.5);
+/// The nice value to give the program: enough for ten times the weight of a normal one (kernel/sched/core.c,
+/// `sched_prio_to_weight`).
+const NICE: i32 = -10;
+
+pub(super) fn judge(evidence: &Evidence) -> Judgement {
+    let Some(program) = &evidence.map.program else {
+        return Judgement::Unseen(
+            "no program carries this tunnel, or it could not be found".into(),
+        );
+    };
+    let Some(turn) = turn(evidence) else {
+        return Judgement::Unseen(format!("the threads of {} could not be read", program.name));
+    };
+    let weight =
+        0.95 * ramp(turn.kept, NORMAL_WAIT, MUCH_WAIT) * ramp(turn.thread.wish(), WISH.0, WISH.1);
+    let facts = facts(evidence, &turn);
+    judged(
+        Cause::CpuContention,
+        weight,
+        facts,
+        remedies(evidence, program),
+    )
+}
+
+fn facts(evidence: &Evidence, turn: &Turn) -> Vec<Fact> {
+    let thread = &turn.thread;
+    let mut facts = vec![
+        Fact::new(
+            format!(
+                "of the time that thread {} wanted a processor, waiting for one",
+                thread.name
+            ),
+            turn.kept,
+            "below 0.2",
+            "schedstat run delay",
+        ),
+        Fact::new(
+            "share of the time that it ran",
+            thread.running,
+            "as much as it wants",
+            "schedstat",
+        ),
+        Fact::new(
+            "times per second that it was made to give way",
+            thread.preempted,
+            "below 50",
+            "involuntary context switches",
+        ),
+    ];
+    if let Some(used) = turn.others {
+        facts.push(Fact::new(
+            "processors' worth of time that others used",
+            used,
+            "less than there are processors",
+            "/proc/stat without the program",
+        ));
+    }
+    if let Some(pressure) = evidence.host(metric::PRESSURE_CPU_US) {
+        facts.push(Fact::new(
+            "share of the time in which some task of the machine waited for a processor",
+            pressure / 1e6 / evidence.seconds(),
+            "below 0.3",
+            "/proc/pressure/cpu",
+        ));
+    }
+    facts
+}
+
+fn remedies(evidence: &Evidence, program: &ProgramFacts) -> Vec<Remedy> {
+    let mut remedies = Vec::new();
+    let everywhere = &evidence.map.host.cpus;
+    if !program.cpus.is_empty() && program.cpus.len() < everywhere.len() {
+        remedies.push(Remedy::here(
+            format!("let {} run on every processor", program.name),
+            vec![Action::Affinity {
+                pid: program.pid,
+                cpus: everywhere.clone(),
+            }],
+            "the time it waited, if other processors are less full",
+        ));
+    }
+    if program.nice > NICE {
+        remedies.push(Remedy::here(
+            format!("let {} go before others", program.name),
+            vec![Action::Nice {
+                pid: program.pid,
+                nice: NICE,
+            }],
+            "most of the time it waited, if the others are in the same control group and session",
+        ));
+    }
+    let group = program.group.as_deref().unwrap_or("GROUP-OF-THE-TUNNEL");
+    remedies.push(Remedy::ask(
+        Place::Here,
+        "a larger weight for the tunnel's control group, or a processor of its own: move the others away",
+        vec![
+            format!("echo 1000 > {group}/cpu.weight"),
+            "ps -eLo pid,tid,psr,pcpu,comm --sort=-pcpu | head".to_owned(),
+        ],
+        "the time it waited",
+    ));
+    remedies
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::testing::*;
+    use seikan_observe::Subject;
+
+    fn beside(running: f64, waiting: f64, busy: f64) -> Evidence {
+        let mut evidence = tunnel();
+        thread(&mut evidence, 100, running, waiting);
+        processor(&mut evidence, 0, busy, 0.0);
+        processor(&mut evidence, 1, busy, 0.0);
+        evidence
+    }
+
+    #[test]
+    fn a_program_that_waits_for_others_has_it() {
+        let finding = present(judge(&beside(0.6, 0.35, 1.0)));
+        assert!(finding.weight > 0.5, "{finding:?}");
+        assert_eq!(finding.remedies[0].commands, ["renice -n -10 -p 100"]);
+    }
+
+    #[test]
+    fn some_waiting_is_normal() {
+        assert!(absent(judge(&beside(0.8, 0.15, 1.0))));
+    }
+
+    #[test]
+    fn who_wants_little_is_not_held_up() {
+        assert!(absent(judge(&beside(0.1, 0.08, 1.0))));
+    }
+
+    #[test]
+    fn time_stopped_for_a_limit_is_not_it() {
+        let mut evidence = beside(0.5, 0.48, 0.9);
+        evidence.map.program.as_mut().expect("program").group = Some("/g".into());
+        let group = Subject::Group("/g".into());
+        count(&mut evidence, group, metric::GROUP_THROTTLED_US, 4_700_000);
+        assert!(absent(judge(&evidence)));
+    }
+
+    #[test]
+    fn waiting_for_its_own_threads_is_not_it() {
+        let mut evidence = beside(0.6, 0.38, 0.62);
+        thread(&mut evidence, 101, 0.58, 0.4);
+        assert!(absent(judge(&evidence)));
+    }
+
+    #[test]
+    fn who_may_use_one_processor_only_is_let_to_all() {
+        let mut evidence = beside(0.4, 0.55, 0.9);
+        evidence.map.program.as_mut().expect("program").cpus = vec![0];
+        let finding = present(judge(&evidence));
+        assert_eq!(finding.remedies[0].commands, ["taskset -a -p -c 0,1 100"]);
+    }
+}

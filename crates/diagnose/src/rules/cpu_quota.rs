@@ -1,0 +1,130 @@
+//! The program's control group has used up its processor time for the period (`cpu.max`), and all its threads stand
+//! still until the next one.
+//!
+//! The scheduler counts that as waiting too, so only the group's own counters tell it from contention.
+
+use seikan_observe::{Subject, metric};
+
+use super::weigh::{judged, ramp};
+use crate::{Action, Cause, Evidence, Fact, Judgement, Remedy};
+
+/// Periods in which it was stopped, of all: one in twenty is a burst, half of them are the rule.
+const PERIODS: (f64, f64) = (0.05, 0.5);
+/// Time lost of the time it wanted: from a tenth on, throughput falls by as much.
+const LOST: (f64, f64) = (0.02, 0.1);
+
+pub(super) fn judge(evidence: &Evidence) -> Judgement {
+    let Some(program) = &evidence.map.program else {
+        return Judgement::Unseen(
+            "no program carries this tunnel, or it could not be found".into(),
+        );
+    };
+    let Some(group) = &program.group else {
+        return Judgement::Absent(Fact::new(
+            "control groups that limit the program's processor time",
+            0.0,
+            "0",
+            "cpu.max",
+        ));
+    };
+    let of = |name| evidence.growth(&Subject::Group(group.clone()), name);
+    let (Some(periods), Some(throttled)) = (of(metric::GROUP_PERIODS), of(metric::GROUP_THROTTLED))
+    else {
+        return Judgement::Unseen(format!("{group}/cpu.stat could not be read"));
+    };
+    let share = throttled / periods.max(1.0);
+    let mut facts = vec![Fact::new(
+        "periods in which the control group was stopped, of all",
+        share,
+        "below 0.05",
+        format!("{group}/cpu.stat nr_throttled"),
+    )];
+    let stopped = evidence.throttled();
+    if let Some(stopped) = stopped {
+        facts.push(Fact::new(
+            "processors' worth of time that it stood still",
+            stopped,
+            "0",
+            format!("{group}/cpu.stat throttled_usec"),
+        ));
+    }
+    if let Some(limit) = program.cpu_limit {
+        facts.push(Fact::new(
+            "processors' worth of time that it may use",
+            limit,
+            "more than the program wants",
+            format!("{group}/cpu.max"),
+        ));
+    }
+    let running = evidence.running();
+    facts.push(Fact::new(
+        "processors' worth of time that the program ran",
+        running,
+        "well below the limit",
+        "schedstat",
+    ));
+    let lost = stopped.map_or(1.0, |stopped| {
+        ramp(stopped / (stopped + running).max(1e-9), LOST.0, LOST.1)
+    });
+    let weight = 0.95 * ramp(share, PERIODS.0, PERIODS.1) * lost;
+    let remedy = Remedy::here(
+        "no limit for the control group; or one that is above what the program wants",
+        vec![Action::CpuLimit {
+            group: group.clone(),
+            cpus: None,
+        }],
+        "the time that it stood still",
+    );
+    judged(Cause::CpuQuota, weight, facts, vec![remedy])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::testing::*;
+
+    fn limited(periods: u64, throttled: u64, stopped_us: u64) -> Evidence {
+        let mut evidence = tunnel();
+        thread(&mut evidence, 100, 0.5, 0.48);
+        let program = evidence.map.program.as_mut().expect("program");
+        program.group = Some("/sys/fs/cgroup/vpn".into());
+        program.cpu_limit = Some(0.5);
+        let group = || Subject::Group("/sys/fs/cgroup/vpn".into());
+        count(&mut evidence, group(), metric::GROUP_PERIODS, periods);
+        count(&mut evidence, group(), metric::GROUP_THROTTLED, throttled);
+        count(
+            &mut evidence,
+            group(),
+            metric::GROUP_THROTTLED_US,
+            stopped_us,
+        );
+        evidence
+    }
+
+    #[test]
+    fn a_group_stopped_in_every_period_is_it() {
+        let finding = present(judge(&limited(100, 99, 4_800_000)));
+        assert!(finding.weight > 0.9);
+        assert_eq!(
+            finding.remedies[0].commands,
+            ["echo max > /sys/fs/cgroup/vpn/cpu.max"]
+        );
+    }
+
+    #[test]
+    fn a_limit_that_is_not_reached_is_not() {
+        assert!(absent(judge(&limited(100, 2, 10_000))));
+    }
+
+    #[test]
+    fn stops_that_cost_no_time_are_not() {
+        assert!(absent(judge(&limited(100, 60, 50_000))));
+    }
+
+    #[test]
+    fn contention_without_a_limit_is_not() {
+        let mut evidence = tunnel();
+        thread(&mut evidence, 100, 0.5, 0.48);
+        assert!(absent(judge(&evidence)));
+    }
+}

@@ -1,0 +1,100 @@
+//! The hypervisor runs somebody else while this machine's processors have work.
+
+use seikan_observe::metric;
+
+use super::weigh::{judged, ramp};
+use crate::{Cause, Evidence, Fact, Judgement, Place, Remedy};
+
+/// Time stolen, of the time a processor had work: one part in twenty is everyday life on shared hosts; at a quarter
+/// it is what limits.
+const STOLEN: (f64, f64) = (0.05, 0.25);
+/// A processor that has work for less of the time than this has spare time to make up for it.
+const BUSY: (f64, f64) = (0.3, 0.7);
+
+const WORK: &[&str] = &[
+    metric::USER_NS,
+    metric::SYSTEM_NS,
+    metric::SOFTIRQ_NS,
+    metric::STEAL_NS,
+];
+
+pub(super) fn judge(evidence: &Evidence) -> Judgement {
+    let allowed = evidence.map.program.as_ref().map(|program| &program.cpus);
+    let allowed = allowed.filter(|cpus| !cpus.is_empty());
+    let cpus = allowed.unwrap_or(&evidence.map.host.cpus);
+    let on = cpus.iter().filter_map(|cpu| {
+        let stolen = evidence.cpu_share(*cpu, &[metric::STEAL_NS])?;
+        let work = evidence.cpu_share(*cpu, WORK)?;
+        Some((*cpu, stolen, work))
+    });
+    let Some((cpu, stolen, work)) = on.max_by(|a, b| a.1.total_cmp(&b.1)) else {
+        return Judgement::Unseen("/proc/stat could not be read".into());
+    };
+    let lost = stolen / work.max(1e-9);
+    let facts = vec![
+        Fact::new(
+            format!("of the time that processor {cpu} had work, taken by the hypervisor"),
+            lost,
+            "below 0.05",
+            "/proc/stat steal",
+        ),
+        Fact::new(
+            "share of the time that it had work",
+            work,
+            "below 0.7",
+            "/proc/stat",
+        ),
+        Fact::new(
+            "share of all time taken",
+            stolen,
+            "below 0.02",
+            "/proc/stat steal",
+        ),
+    ];
+    let weight = 0.9 * ramp(lost, STOLEN.0, STOLEN.1) * ramp(work, BUSY.0, BUSY.1);
+    let remedy = Remedy::ask(
+        Place::Provider,
+        "a machine whose processors are its own (dedicated, not burstable), or another host for it; show them the share of stolen time",
+        Vec::new(),
+        "the time that was taken",
+    );
+    judged(Cause::CpuSteal, weight, facts, vec![remedy])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::testing::*;
+    use seikan_observe::Subject;
+
+    fn stolen(busy: f64, stolen: f64) -> Evidence {
+        let mut evidence = tunnel();
+        processor(&mut evidence, 0, busy, 0.0);
+        let cpu = || Subject::Cpu(0);
+        let ns = |share: f64| (share * 1e10) as u64;
+        count(&mut evidence, cpu(), metric::STEAL_NS, ns(stolen));
+        let idle = ns(1.0 - busy - stolen);
+        count(&mut evidence, cpu(), metric::IDLE_NS, idle);
+        evidence
+    }
+
+    #[test]
+    fn a_third_stolen_is_it() {
+        assert!(present(judge(&stolen(0.65, 0.33))).weight > 0.8);
+    }
+
+    #[test]
+    fn a_trace_is_not() {
+        assert!(absent(judge(&stolen(0.95, 0.04))));
+    }
+
+    #[test]
+    fn an_idle_machine_does_not_miss_it() {
+        assert!(absent(judge(&stolen(0.1, 0.1))));
+    }
+
+    #[test]
+    fn a_full_processor_is_not_a_stolen_one() {
+        assert!(absent(judge(&stolen(1.0, 0.0))));
+    }
+}

@@ -1,0 +1,218 @@
+//! The program takes one packet for each read of the tun device (or gives it one for each write), and it is busy with
+//! that.
+//!
+//! Every simple tunnel does so; it is the cause only if the program has no time left, much of its time goes into the
+//! kernel, and the packets are such that more could be carried at once.
+
+use seikan_observe::path::{LinkFacts, ProgramFacts};
+use seikan_observe::{Subject, metric};
+
+use super::turn::limited_by_work;
+use super::weigh::{judged, ramp};
+use crate::{Cause, Evidence, Fact, Judgement, Place, Remedy};
+
+/// Calls per packet that are one for each. Fewer: several packets at once.
+const ONE_EACH: std::ops::RangeInclusive<f64> = 0.7..=3.0;
+/// Bytes per packet below which larger units are the application's business rather than the tunnel's.
+const SMALL: (f64, f64) = (300.0, 900.0);
+/// Bytes per call from which the calls are spread over enough bytes: four packets, and a dozen.
+const LARGE: (f64, f64) = (4_000.0, 16_000.0);
+/// Share of its time in the kernel; below, it is its own work (cipher) that takes the time.
+const IN_KERNEL: (f64, f64) = (0.2, 0.55);
+/// What is assumed where that share is not known.
+const KERNEL_UNKNOWN: f64 = 0.6;
+
+pub(super) fn judge(evidence: &Evidence) -> Judgement {
+    let (Some(program), Some(link)) = (&evidence.map.program, evidence.map.inner_link()) else {
+        return Judgement::Unseen(
+            "no program carries this tunnel, or it could not be found".into(),
+        );
+    };
+    let (calls, bytes, packets, verb) = match evidence.sends() {
+        true => (
+            metric::IO_READS,
+            metric::IO_READ_BYTES,
+            metric::TX_PACKETS,
+            "read",
+        ),
+        false => (
+            metric::IO_WRITES,
+            metric::IO_WRITTEN_BYTES,
+            metric::RX_PACKETS,
+            "write",
+        ),
+    };
+    let of = |name| evidence.growth(&Subject::Process(program.pid), name);
+    let (Some(calls), Some(bytes)) = (of(calls), of(bytes)) else {
+        return Judgement::Unseen(format!(
+            "/proc/{}/io could not be read (needs the user of {} or root)",
+            program.pid, program.name
+        ));
+    };
+    let (Some(packets), Some(busy)) = (evidence.inner(packets), evidence.busy()) else {
+        return Judgement::Unseen(format!("the counters of {} could not be read", link.name));
+    };
+    let calls = Calls {
+        verb,
+        per_packet: calls / packets.max(1.0),
+        bytes: bytes / calls.max(1.0),
+    };
+    let in_kernel = evidence.in_kernel();
+    let facts = facts(evidence, program, link, &calls, busy);
+    let limited = limited_by_work(evidence).unwrap_or(0.0);
+    let one_each = f64::from(ONE_EACH.contains(&calls.per_packet));
+    let weight = one_each
+        * ramp(calls.bytes, SMALL.0, SMALL.1)
+        * (1.0 - ramp(calls.bytes, LARGE.0, LARGE.1))
+        * limited
+        * in_kernel.map_or(KERNEL_UNKNOWN, |share| {
+            ramp(share, IN_KERNEL.0, IN_KERNEL.1)
+        });
+    judged(
+        Cause::FramePerSyscall,
+        0.95 * weight,
+        facts,
+        vec![Remedy::ask(
+            Place::Tunnel,
+            "a tunnel that opens its device with IFF_VNET_HDR and takes super-packets of 64 KiB, or reads and writes in batches; or a larger MTU inside (with the same at both ends)",
+            Vec::new(),
+            "two to ten times, until the cipher is the limit",
+        )],
+    )
+}
+
+/// How the program moves packets.
+struct Calls {
+    /// `read` or `write`.
+    verb: &'static str,
+    /// Calls for each packet.
+    per_packet: f64,
+    /// Bytes of each.
+    bytes: f64,
+}
+
+fn facts(
+    evidence: &Evidence,
+    program: &ProgramFacts,
+    link: &LinkFacts,
+    calls: &Calls,
+    busy: f64,
+) -> Vec<Fact> {
+    let mut facts = vec![
+        Fact::new(
+            format!("bytes per {} call of {}", calls.verb, program.name),
+            calls.bytes,
+            "tens of thousands under load",
+            format!("/proc/{}/io", program.pid),
+        ),
+        Fact::new(
+            format!("{} calls per packet of {}", calls.verb, link.name),
+            calls.per_packet,
+            "below 0.7 for single frames; 1 for super-packets",
+            format!("/proc/{}/io and rtnetlink", program.pid),
+        ),
+        Fact::new(
+            "share of the time that the program ran or wanted to",
+            busy,
+            "below 0.7",
+            "schedstat",
+        ),
+    ];
+    if let Some(share) = evidence.in_kernel() {
+        facts.push(Fact::new(
+            "share of its time in the kernel",
+            share,
+            "below 0.2, if its own work were the limit",
+            "/proc/PID/task/*/stat",
+        ));
+    }
+    if let Some(carries) = link.vnet_hdr {
+        facts.push(Fact::new(
+            format!("whether {} is open for super-packets", link.name),
+            f64::from(carries),
+            "1",
+            "flags of the tun device",
+        ));
+    }
+    facts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::testing::*;
+
+    fn reads(calls: u64, bytes: u64, packets: u64, running: f64) -> Evidence {
+        let mut evidence = tunnel();
+        thread(&mut evidence, 100, running, 0.02);
+        let process = || Subject::Process(100);
+        count(&mut evidence, process(), metric::IO_READS, calls);
+        count(&mut evidence, process(), metric::IO_READ_BYTES, bytes);
+        count(&mut evidence, inner(), metric::TX_PACKETS, packets);
+        count(&mut evidence, inner(), metric::TX_BYTES, bytes);
+        evidence
+    }
+
+    fn kernel_share(evidence: &mut Evidence, share: f64) {
+        let subject = || Subject::Thread { pid: 100, tid: 100 };
+        let system = (share * 1e10) as u64;
+        count(evidence, subject(), metric::THREAD_SYSTEM_NS, system);
+        let user = 10_000_000_000 - system;
+        count(evidence, subject(), metric::THREAD_USER_NS, user);
+    }
+
+    #[test]
+    fn a_busy_program_with_a_packet_a_call_has_it() {
+        let mut evidence = reads(100_000, 145_000_000, 100_000, 0.97);
+        kernel_share(&mut evidence, 0.7);
+        assert!(present(judge(&evidence)).weight > 0.9);
+    }
+
+    #[test]
+    fn one_that_sleeps_has_not() {
+        assert!(absent(judge(&reads(100_000, 145_000_000, 100_000, 0.5))));
+    }
+
+    #[test]
+    fn super_packets_are_not_it() {
+        let evidence = reads(100_000, 6_000_000_000, 100_000, 0.97);
+        assert!(absent(judge(&evidence)));
+    }
+
+    #[test]
+    fn several_packets_a_call_are_not_it() {
+        let evidence = reads(20_000, 60_000_000, 60_000, 0.97);
+        assert!(absent(judge(&evidence)));
+    }
+
+    #[test]
+    fn a_program_busy_with_its_cipher_has_another_cause() {
+        let mut evidence = reads(100_000, 145_000_000, 100_000, 0.97);
+        kernel_share(&mut evidence, 0.15);
+        assert!(absent(judge(&evidence)));
+    }
+
+    #[test]
+    fn small_packets_are_another_cause() {
+        assert!(absent(judge(&reads(100_000, 10_000_000, 100_000, 0.97))));
+    }
+
+    #[test]
+    fn a_receiver_is_judged_by_its_writes() {
+        let mut evidence = tunnel();
+        thread(&mut evidence, 100, 0.97, 0.02);
+        let process = || Subject::Process(100);
+        for (name, value) in [
+            (metric::IO_READS, 10),
+            (metric::IO_READ_BYTES, 80),
+            (metric::IO_WRITES, 100_000),
+            (metric::IO_WRITTEN_BYTES, 145_000_000),
+        ] {
+            count(&mut evidence, process(), name, value);
+        }
+        count(&mut evidence, inner(), metric::RX_PACKETS, 100_000);
+        count(&mut evidence, inner(), metric::RX_BYTES, 145_000_000);
+        kernel_share(&mut evidence, 0.7);
+        assert!(present(judge(&evidence)).weight > 0.9);
+    }
+}

@@ -1,0 +1,144 @@
+//! Packets go from thread to thread one at a time, and for each of them a thread is put to sleep and woken.
+//!
+//! Set apart from a single thread that sleeps because it has nothing to do: several threads must share the work, and
+//! together be near what one processor gives; their sleeps are then waits for each other.
+
+use super::turn::unhindered;
+use super::weigh::{judged, ramp};
+use crate::{Cause, Evidence, Fact, Judgement, Place, Remedy, Stage};
+
+/// Sleeps per packet, all threads together. A batch of a few packets makes below a third; one for each is the pattern
+/// in its full form.
+const SLEEPS: (f64, f64) = (0.3, 0.9);
+/// Processors' worth of time that the threads want. A pipeline in which each waits for the other is full at about one,
+/// however many threads it has.
+const WANTED: (f64, f64) = (0.6, 1.0);
+/// A thread has a part in the work from this part of all their time on.
+const PART: f64 = 0.1;
+/// Share of the program's processor time in wake-ups, locks and the scheduler, where that was sampled.
+const SCHEDULE: (f64, f64) = (0.08, 0.25);
+
+pub(super) fn judge(evidence: &Evidence) -> Judgement {
+    let Some(program) = &evidence.map.program else {
+        return Judgement::Unseen(
+            "no program carries this tunnel, or it could not be found".into(),
+        );
+    };
+    let threads = evidence.threads();
+    let packets = evidence.packets();
+    if threads.is_empty() || packets == 0.0 {
+        return Judgement::Unseen(format!(
+            "the threads of {} or its packets could not be counted",
+            program.name
+        ));
+    }
+    let wanted: f64 = threads.iter().map(|thread| thread.wish()).sum();
+    let working = threads
+        .iter()
+        .filter(|thread| thread.wish() >= PART * wanted);
+    let working = working.count();
+    let sleeps: f64 = threads.iter().map(|thread| thread.sleeps).sum();
+    let per_packet = sleeps / packets;
+    let mut facts = vec![
+        Fact::new(
+            "times that a thread of the program went to sleep, per packet",
+            per_packet,
+            "below 0.3",
+            "voluntary context switches",
+        ),
+        Fact::new(
+            "threads that have a part in the work",
+            working as f64,
+            "1, or each with packets of its own",
+            "schedstat",
+        ),
+        Fact::new(
+            "processors' worth of time that they want",
+            wanted,
+            "below 0.6",
+            "schedstat",
+        ),
+    ];
+    let schedule = evidence.stage(Stage::Schedule);
+    if let Some(share) = schedule {
+        facts.push(Fact::new(
+            "share of the program's time in wake-ups, locks and the scheduler",
+            share,
+            "below 0.08",
+            "processor profile",
+        ));
+    }
+    let weight = 0.9
+        * f64::from(working > 1)
+        * ramp(per_packet, SLEEPS.0, SLEEPS.1)
+        * ramp(wanted, WANTED.0, WANTED.1)
+        * unhindered(evidence)
+        * schedule.map_or(0.8, |share| ramp(share, SCHEDULE.0, SCHEDULE.1));
+    let remedy = Remedy::ask(
+        Place::Tunnel,
+        format!(
+            "fewer threads (for a program in Go, GOMAXPROCS=1 when it is started), or a version of {} that hands packets over in batches",
+            program.name
+        ),
+        Vec::new(),
+        "the time spent on waking, and the waits between threads",
+    );
+    judged(Cause::HandoffOverhead, weight, facts, vec![remedy])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::testing::*;
+    use seikan_observe::{Subject, metric};
+
+    fn pipeline(running: [f64; 2], sleeps: u64) -> Evidence {
+        let mut evidence = tunnel();
+        count(&mut evidence, inner(), metric::TX_PACKETS, 80_000);
+        count(&mut evidence, inner(), metric::RX_PACKETS, 20_000);
+        for (tid, share) in [(100, running[0]), (101, running[1])] {
+            thread(&mut evidence, tid, share, 0.02);
+            let subject = Subject::Thread { pid: 100, tid };
+            count(
+                &mut evidence,
+                subject,
+                metric::VOLUNTARY_SWITCHES,
+                sleeps / 2,
+            );
+        }
+        evidence
+    }
+
+    #[test]
+    fn a_sleep_for_each_packet_in_a_full_pipeline_is_it() {
+        let mut evidence = pipeline([0.6, 0.5], 110_000);
+        assert!(present(judge(&evidence)).weight > 0.7);
+        profile(&mut evidence, &[(Stage::Schedule, 0.3)]);
+        assert!(present(judge(&evidence)).weight > 0.85);
+    }
+
+    #[test]
+    fn a_profile_without_wake_ups_speaks_against_it() {
+        let mut evidence = pipeline([0.6, 0.5], 110_000);
+        profile(
+            &mut evidence,
+            &[(Stage::Schedule, 0.03), (Stage::Crypto, 0.7)],
+        );
+        assert!(absent(judge(&evidence)));
+    }
+
+    #[test]
+    fn batches_are_not() {
+        assert!(absent(judge(&pipeline([0.6, 0.5], 10_000))));
+    }
+
+    #[test]
+    fn one_thread_that_sleeps_for_want_of_work_is_not() {
+        assert!(absent(judge(&pipeline([0.65, 0.0], 110_000))));
+    }
+
+    #[test]
+    fn a_pipeline_with_little_to_do_is_not() {
+        assert!(absent(judge(&pipeline([0.2, 0.2], 110_000))));
+    }
+}

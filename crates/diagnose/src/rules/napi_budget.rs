@@ -1,0 +1,124 @@
+//! Polling of received packets ends for want of budget, with packets left, again and again.
+//!
+//! The kernel then comes back to it, so with the usual budget this tells of a busy processor and costs little; with a
+//! small one the coming back is the cost.
+
+use seikan_observe::metric;
+
+use super::weigh::{judged, ramp};
+use crate::{Action, Cause, Evidence, Fact, Judgement, Remedy};
+
+/// Runs that ended early, of all: one in twenty is normal under load, half of them are the rule.
+const SQUEEZED: (f64, f64) = (0.05, 0.4);
+/// The kernel's defaults (net/core/hotdata.c): packets, and microseconds (two ticks; 2,000 at 1000 Hz).
+const BUDGET: f64 = 300.0;
+const BUDGET_US: f64 = 2000.0;
+/// What it weighs where the budget is the usual one.
+const CONSEQUENCE: f64 = 0.25;
+const SYSCTL: &str = "net.core.netdev_budget";
+const SYSCTL_US: &str = "net.core.netdev_budget_usecs";
+
+pub(super) fn judge(evidence: &Evidence) -> Judgement {
+    let (Some(squeezed), Some(processed)) = (
+        evidence.all_cpus(metric::SOFTNET_TIME_SQUEEZE),
+        evidence.all_cpus(metric::SOFTNET_PROCESSED),
+    ) else {
+        return Judgement::Unseen("/proc/net/softnet_stat could not be read".into());
+    };
+    // Where runs are not counted, each is taken to handle a full budget.
+    let runs = evidence.all_cpus(metric::NET_RX);
+    let runs = runs.unwrap_or(processed / BUDGET).max(squeezed).max(1.0);
+    let share = squeezed / runs;
+    let mut facts = vec![
+        Fact::new(
+            "runs of the receive softirq that ended with packets left, of all",
+            share,
+            "below 0.05",
+            "/proc/net/softnet_stat time_squeeze",
+        ),
+        Fact::new(
+            "times per second",
+            squeezed / evidence.seconds(),
+            "below 10",
+            "/proc/net/softnet_stat time_squeeze",
+        ),
+        Fact::new(
+            "packets handled per run",
+            processed / runs,
+            "up to 300",
+            "/proc/net/softnet_stat, /proc/softirqs",
+        ),
+    ];
+    let (budget, time) = (evidence.sysctl(SYSCTL), evidence.sysctl(SYSCTL_US));
+    for (value, name, good) in [(budget, SYSCTL, "300"), (time, SYSCTL_US, "2000")] {
+        if let Some(value) = value {
+            facts.push(Fact::new(
+                format!("budget ({name})"),
+                value,
+                format!("{good} or more"),
+                name,
+            ));
+        }
+    }
+    // How small the smaller of the two is: at a third of the default, fully.
+    let of_usual = (budget.unwrap_or(BUDGET) / BUDGET).min(time.unwrap_or(BUDGET_US) / BUDGET_US);
+    let small = 1.0 - ramp(of_usual, 0.33, 1.0);
+    let weight = ramp(share, SQUEEZED.0, SQUEEZED.1) * (CONSEQUENCE + (0.9 - CONSEQUENCE) * small);
+    let larger = |value: Option<f64>, good: f64| {
+        format!("{:.0}", (2.0 * value.unwrap_or(0.0)).max(2.0 * good))
+    };
+    let actions = [
+        (SYSCTL, larger(budget, BUDGET)),
+        (SYSCTL_US, larger(time, 2.0 * BUDGET_US)),
+    ];
+    let remedy = Remedy::here(
+        "a larger budget",
+        actions
+            .map(|(name, value)| Action::Sysctl {
+                name: name.into(),
+                value,
+            })
+            .into(),
+        "the time between two runs",
+    );
+    judged(Cause::NapiBudget, weight, facts, vec![remedy])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::testing::*;
+    use seikan_observe::Subject;
+
+    fn budget(packets: &str, squeezed: u64) -> Evidence {
+        let mut evidence = tunnel();
+        let sysctls = &mut evidence.map.host.sysctls;
+        sysctls.insert(SYSCTL.into(), packets.into());
+        let cpu = || Subject::Cpu(0);
+        count(&mut evidence, cpu(), metric::SOFTNET_PROCESSED, 1_000_000);
+        count(&mut evidence, cpu(), metric::NET_RX, 20_000);
+        count(&mut evidence, cpu(), metric::SOFTNET_TIME_SQUEEZE, squeezed);
+        evidence
+    }
+
+    #[test]
+    fn a_small_budget_that_runs_out_is_it() {
+        let finding = present(judge(&budget("4", 15_000)));
+        assert!(finding.weight > 0.85);
+        assert_eq!(
+            finding.remedies[0].commands[0],
+            "sysctl -w net.core.netdev_budget=\"600\""
+        );
+    }
+
+    #[test]
+    fn the_usual_budget_that_runs_out_tells_of_a_busy_processor() {
+        assert!(present(judge(&budget("300", 15_000))).weight < 0.3);
+    }
+
+    #[test]
+    fn one_that_seldom_runs_out_is_not() {
+        assert!(absent(judge(&budget("4", 200))));
+        assert!(unseen(judge(&tunnel())));
+    }
+}

@@ -1,0 +1,121 @@
+//! One processor handles all received packets although they are to be spread: the tunnel's packets are all of one
+//! flow, and the kernel keeps a flow on one processor.
+
+use seikan_observe::path::SocketFacts;
+use std::collections::BTreeSet;
+
+use super::receive::{is_spread, one_core};
+use super::weigh::judged;
+use crate::{Action, Cause, Evidence, Fact, Judgement, Place, Remedy};
+
+pub(super) fn judge(evidence: &Evidence) -> Judgement {
+    let Some(link) = evidence.map.egress_link() else {
+        return Judgement::Unseen("the interface to the outside is not known".into());
+    };
+    let found = match one_core(evidence) {
+        Ok(found) => found,
+        Err(why) => return Judgement::Unseen(why),
+    };
+    if !is_spread(link) {
+        return Judgement::Absent(Fact::new(
+            format!("processors to which {} spreads what it receives", link.name),
+            1.0,
+            "2 or more, if flows were the limit",
+            "rps_cpus and receive queues",
+        ));
+    }
+    let flows = outer_flows(&evidence.map.sockets);
+    let mut facts = found.facts;
+    let flow_fact = Fact::new(
+        "flows that the tunnel's packets form",
+        flows as f64,
+        "as many as processors, or more",
+        "the program's sockets",
+    );
+    if flows > 1 {
+        return Judgement::Absent(flow_fact);
+    }
+    facts.insert(1, flow_fact);
+    let mut remedies = vec![Remedy::ask(
+        Place::Tunnel,
+        "more outer flows: several ports or lanes, or several instances of the tunnel that share the connections",
+        Vec::new(),
+        "up to as many times as there are processors",
+    )];
+    if let Some(inner) = evidence.map.inner_link().filter(|inner| !is_spread(inner)) {
+        let queues = 0..inner.rx_queues.max(1);
+        let spread = queues.map(|queue| Action::Rps {
+            link: inner.name.clone(),
+            queue,
+            cpus: evidence.map.host.cpus.clone(),
+        });
+        remedies.push(Remedy::here(
+            "spread the packets again once they are unwrapped",
+            spread.collect(),
+            "the part of the work that comes after the tunnel, if there are several connections inside",
+        ));
+    }
+    judged(
+        Cause::OuterFlowCannotSpread,
+        0.9 * found.strength,
+        facts,
+        remedies,
+    )
+}
+
+/// Pairs of addresses and ports, as far as sockets tell: one that is not connected counts as one. A tunnel of the
+/// kernel's has no sockets of a program and is one flow.
+fn outer_flows(sockets: &[SocketFacts]) -> usize {
+    let flows: BTreeSet<_> = sockets
+        .iter()
+        .map(|socket| (socket.local, socket.remote))
+        .collect();
+    flows.len().max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::testing::*;
+    use seikan_observe::path::Transport;
+    use seikan_observe::{Subject, metric};
+
+    fn spread() -> Evidence {
+        let mut evidence = tunnel();
+        evidence.map.links[1].rps = vec![vec![0, 1]];
+        processor(&mut evidence, 0, 1.0, 0.93);
+        processor(&mut evidence, 1, 0.3, 0.05);
+        for (cpu, packets) in [(0, 98_000), (1, 2_000)] {
+            count(
+                &mut evidence,
+                Subject::Cpu(cpu),
+                metric::SOFTNET_PROCESSED,
+                packets,
+            );
+        }
+        evidence
+    }
+
+    #[test]
+    fn one_flow_on_one_processor_is_it() {
+        let finding = present(judge(&spread()));
+        assert!(finding.weight > 0.85);
+        assert_eq!(finding.remedies[0].place, Place::Tunnel);
+    }
+
+    #[test]
+    fn several_flows_are_not() {
+        let mut evidence = spread();
+        let mut second = socket(3, Transport::Udp);
+        second.local.set_port(1001);
+        evidence.map.sockets.push(second);
+        assert!(absent(judge(&evidence)));
+    }
+
+    #[test]
+    fn nothing_to_spread_them_is_another_cause() {
+        let mut evidence = spread();
+        evidence.map.links[1].rps.clear();
+        assert!(absent(judge(&evidence)));
+    }
+}

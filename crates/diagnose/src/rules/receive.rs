@@ -1,0 +1,79 @@
+//! Whether one processor handles what this host receives: the question that two causes share.
+
+use seikan_observe::metric;
+use seikan_observe::path::LinkFacts;
+
+use super::weigh::ramp;
+use crate::{Evidence, Fact};
+
+/// Share of its time that the processor handles softirqs: half may be the softirq part of a sender's own calls (a veth
+/// delivers within them); nearly all of it is a processor that does nothing else.
+const SOFTIRQ: (f64, f64) = (0.5, 0.85);
+/// Its part of all packets. On two processors half each is even.
+const PART: (f64, f64) = (0.6, 0.85);
+/// A processor that is idle for more than this has room.
+const ROOM: (f64, f64) = (0.05, 0.2);
+
+/// How far one processor alone handles received packets.
+pub(super) struct OneCore {
+    /// 0 to 1: fully.
+    pub strength: f64,
+    /// The numbers.
+    pub facts: Vec<Fact>,
+}
+
+/// Looks for the processor that spends most time in softirqs; `Err` tells what could not be seen.
+pub(super) fn one_core(evidence: &Evidence) -> Result<OneCore, String> {
+    let cpus = &evidence.map.host.cpus;
+    let share = |cpu: u32| evidence.cpu_share(cpu, &[metric::SOFTIRQ_NS]);
+    let shares = cpus.iter().filter_map(|cpu| Some((*cpu, share(*cpu)?)));
+    let hottest = shares.max_by(|a, b| a.1.total_cmp(&b.1));
+    let (hot, softirq) = hottest.ok_or("/proc/stat could not be read")?;
+    let processed = evidence.per_cpu(metric::SOFTNET_PROCESSED);
+    let all: f64 = processed.iter().map(|(_, packets)| packets).sum();
+    let here = processed.iter().find(|(cpu, _)| *cpu == hot);
+    let here = here.ok_or("/proc/net/softnet_stat could not be read")?.1;
+    let part = here / all.max(1.0);
+    let idle = evidence.cpu_share(hot, &[metric::IDLE_NS]).unwrap_or(0.0);
+    let others = cpus.iter().filter(|cpu| **cpu != hot);
+    let next = others.filter_map(|cpu| share(*cpu)).fold(0.0, f64::max);
+    let several = f64::from(cpus.len() > 1);
+    let strength = several
+        * ramp(softirq, SOFTIRQ.0, SOFTIRQ.1)
+        * ramp(part, PART.0, PART.1)
+        * (1.0 - ramp(idle, ROOM.0, ROOM.1));
+    let facts = vec![
+        Fact::new(
+            format!("share of its time that processor {hot} handled softirqs"),
+            softirq,
+            "below 0.5",
+            "/proc/stat softirq",
+        ),
+        Fact::new(
+            "its part of all packets that the kernel received",
+            part,
+            format!("{:.2}", 1.0 / cpus.len().max(1) as f64),
+            "/proc/net/softnet_stat processed",
+        ),
+        Fact::new(
+            "share of its time that it was idle",
+            idle,
+            "above 0.2",
+            "/proc/stat",
+        ),
+        Fact::new(
+            "share of its time that the next processor handled softirqs",
+            next,
+            "about as much",
+            "/proc/stat softirq",
+        ),
+    ];
+    Ok(OneCore { strength, facts })
+}
+
+/// Whether packets that come in by an interface are spread over processors: by RPS, or by the card's own queues.
+pub(super) fn is_spread(link: &LinkFacts) -> bool {
+    let rps = link.rps.iter().any(|cpus| cpus.len() > 1);
+    // A virtual interface's queues all end on the processor that sent.
+    rps || (link.kind.is_empty() && link.rx_queues > 1)
+}

@@ -1,0 +1,133 @@
+//! One thread does the tunnel's work, has all the time of one processor, and that is not enough.
+//!
+//! Set apart from a thread that wants as much but has to wait for it (contention, quota), and from a program whose
+//! threads all are full.
+
+use super::turn::unhindered;
+use super::weigh::{judged, ramp};
+use crate::{Cause, Evidence, Fact, Judgement, Place, Remedy};
+
+/// A thread that ran or wanted to for less than this sleeps now and then: there is more to be had from it.
+const BUSY: f64 = 0.85;
+/// From here on it never sleeps, up to the error of the measurement.
+const FULL: f64 = 0.97;
+/// A second thread that does up to this part of what the first does leaves the first alone with the work.
+const ALONE: f64 = 0.6;
+/// At this the two share the work evenly.
+const SHARED: f64 = 0.9;
+
+pub(super) fn judge(evidence: &Evidence) -> Judgement {
+    let Some(program) = &evidence.map.program else {
+        return Judgement::Unseen(
+            "no program carries this tunnel, or it could not be found".into(),
+        );
+    };
+    let mut threads = evidence.threads();
+    threads.sort_by(|a, b| b.wish().total_cmp(&a.wish()));
+    let Some(first) = threads.first() else {
+        return Judgement::Unseen(format!("the threads of {} could not be read", program.name));
+    };
+    let second = threads.get(1).map_or(0.0, |thread| thread.wish());
+    let mut facts = vec![
+        Fact::new(
+            format!(
+                "share of the time that thread {} ran or wanted to",
+                first.name
+            ),
+            first.wish(),
+            "below 0.85",
+            "schedstat",
+        ),
+        Fact::new(
+            "of that, waiting for a processor",
+            first.kept_waiting(),
+            "below 0.15; more is contention",
+            "schedstat run delay",
+        ),
+        Fact::new(
+            "share of the time that the next thread ran or wanted to",
+            second,
+            "as much, if the work were shared",
+            "schedstat",
+        ),
+    ];
+    let idle = evidence.idle();
+    if let Some(most) = idle.iter().map(|(_, idle)| *idle).max_by(f64::total_cmp) {
+        facts.push(Fact::new(
+            "share of the time that the emptiest processor was idle",
+            most,
+            "0, if there were nothing to be had from another thread",
+            "/proc/stat",
+        ));
+    }
+    let weight = ramp(first.wish(), BUSY, FULL)
+        * unhindered(evidence)
+        * (1.0 - ramp(second / first.wish().max(1e-9), ALONE, SHARED));
+    judged(
+        Cause::SingleThreadSaturated,
+        0.9 * weight,
+        facts,
+        remedies(&program.name),
+    )
+}
+
+fn remedies(name: &str) -> Vec<Remedy> {
+    vec![
+        Remedy::ask(
+            Place::Tunnel,
+            format!(
+                "{name} to use several threads and queues (a multi-queue tun device), if it can"
+            ),
+            Vec::new(),
+            "nearly as many times as there are idle processors, if there are several connections",
+        ),
+        Remedy::ask(
+            Place::Tunnel,
+            "several instances of the tunnel that share the connections, or a tunnel with less work per packet (offloads, the kernel's data path)",
+            Vec::new(),
+            "up to the next bottleneck",
+        ),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::testing::*;
+
+    fn of(first: (f64, f64), second: (f64, f64)) -> Judgement {
+        let mut evidence = tunnel();
+        thread(&mut evidence, 100, first.0, first.1);
+        thread(&mut evidence, 101, second.0, second.1);
+        judge(&evidence)
+    }
+
+    #[test]
+    fn a_thread_that_never_sleeps_is_it() {
+        assert!(present(of((0.98, 0.01), (0.05, 0.0))).weight > 0.85);
+        // Some waiting is normal on few processors.
+        assert!(present(of((0.82, 0.16), (0.05, 0.0))).weight > 0.7);
+    }
+
+    #[test]
+    fn one_that_sleeps_is_not() {
+        assert!(absent(of((0.7, 0.05), (0.05, 0.0))));
+    }
+
+    #[test]
+    fn one_that_waits_for_its_turn_is_not() {
+        assert!(absent(of((0.55, 0.42), (0.05, 0.0))));
+    }
+
+    #[test]
+    fn work_that_is_shared_is_not() {
+        assert!(absent(of((0.98, 0.01), (0.97, 0.01))));
+    }
+
+    #[test]
+    fn without_a_program_nothing_is_said() {
+        let mut evidence = tunnel();
+        evidence.map.program = None;
+        assert!(unseen(judge(&evidence)));
+    }
+}

@@ -1,0 +1,107 @@
+//! One processor handles all received packets and is full with it, and nothing spreads them.
+
+use super::receive::{is_spread, one_core};
+use super::weigh::judged;
+use crate::{Action, Cause, Evidence, Fact, Judgement, Place, Remedy};
+
+pub(super) fn judge(evidence: &Evidence) -> Judgement {
+    let Some(link) = evidence.map.egress_link() else {
+        return Judgement::Unseen("the interface to the outside is not known".into());
+    };
+    let found = match one_core(evidence) {
+        Ok(found) => found,
+        Err(why) => return Judgement::Unseen(why),
+    };
+    if is_spread(link) {
+        let most = link.rps.iter().map(Vec::len).max().unwrap_or(0);
+        return Judgement::Absent(Fact::new(
+            format!("processors to which {} spreads what it receives", link.name),
+            most.max(link.rx_queues as usize) as f64,
+            "2 or more",
+            "rps_cpus and receive queues",
+        ));
+    }
+    let queues = 0..link.rx_queues.max(1);
+    let spread = queues.map(|queue| Action::Rps {
+        link: link.name.clone(),
+        queue,
+        cpus: evidence.map.host.cpus.clone(),
+    });
+    let remedies = vec![
+        Remedy::here(
+            format!("spread what {} receives over all processors", link.name),
+            spread.collect(),
+            "up to as many times as there are processors, if there are several outer flows",
+        ),
+        Remedy::ask(
+            Place::Here,
+            "polling in a thread of its own, which the scheduler can move away from the tunnel's",
+            vec![format!("echo 1 > /sys/class/net/{}/threaded", link.name)],
+            "the time that the tunnel's program loses to it",
+        ),
+    ];
+    judged(
+        Cause::SoftirqOneCore,
+        0.9 * found.strength,
+        found.facts,
+        remedies,
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::testing::*;
+    use seikan_observe::{Subject, metric};
+
+    fn receiving(softirq: [f64; 2], packets: [u64; 2]) -> Evidence {
+        let mut evidence = tunnel();
+        for cpu in 0..2 {
+            let share = softirq[cpu as usize];
+            processor(&mut evidence, cpu, (share + 0.1).min(1.0), share);
+            let packets = packets[cpu as usize];
+            count(
+                &mut evidence,
+                Subject::Cpu(cpu),
+                metric::SOFTNET_PROCESSED,
+                packets,
+            );
+        }
+        evidence
+    }
+
+    #[test]
+    fn one_full_processor_beside_an_idle_one_is_it() {
+        let finding = present(judge(&receiving([0.95, 0.02], [99_000, 1_000])));
+        assert!(finding.weight > 0.85);
+        assert_eq!(
+            finding.remedies[0].commands,
+            ["echo 3 > /sys/class/net/eth0/queues/rx-0/rps_cpus"]
+        );
+    }
+
+    #[test]
+    fn spread_work_is_not() {
+        assert!(absent(judge(&receiving([0.9, 0.88], [50_000, 50_000]))));
+        assert!(absent(judge(&receiving([0.3, 0.0], [99_000, 1_000]))));
+    }
+
+    #[test]
+    fn one_flow_that_rps_cannot_spread_is_another_cause() {
+        let mut evidence = receiving([0.95, 0.02], [99_000, 1_000]);
+        evidence.map.links[1].rps = vec![vec![0, 1]];
+        assert!(absent(judge(&evidence)));
+    }
+
+    #[test]
+    fn steering_to_one_processor_does_not_spread() {
+        let mut evidence = receiving([0.95, 0.02], [99_000, 1_000]);
+        evidence.map.links[1].rps = vec![vec![0]];
+        present(judge(&evidence));
+    }
+
+    #[test]
+    fn without_counters_nothing_is_said() {
+        assert!(unseen(judge(&tunnel())));
+    }
+}

@@ -1,0 +1,153 @@
+//! Datagrams are lost because the receive buffer of the tunnel's socket is full.
+//!
+//! A small buffer is a cause of its own; a large one fills because its reader is late.
+
+use seikan_observe::metric;
+use seikan_observe::path::{SocketFacts, Transport};
+
+use super::weigh::{judged, ramp};
+use crate::{Cause, Evidence, Fact, Judgement, Place, Remedy};
+
+/// Lost datagrams per datagram from which TCP inside suffers, and at which most connections stop.
+const LOSS: (f64, f64) = (0.0005, 0.01);
+/// Bytes, with the kernel's overhead, up to which the buffer is the reason: below the kernel's default of 212,992,
+/// which holds a millisecond of a gigabit. From 1 MiB on its reader is.
+const LENGTH: (f64, f64) = (212_992.0, 1_048_576.0);
+/// What it weighs where the reader is the reason.
+const CONSEQUENCE: f64 = 0.4;
+/// Bytes that it should hold.
+const GOOD_LENGTH: u32 = 4 << 20;
+
+pub(super) fn judge(evidence: &Evidence) -> Judgement {
+    let sockets = evidence.map.sockets.iter();
+    let udp: Vec<&SocketFacts> = sockets
+        .filter(|socket| socket.transport == Transport::Udp)
+        .collect();
+    let at_socket = evidence.program_sockets(Transport::Udp, metric::UDP_DROPS);
+    let in_host = evidence.both("Udp", "RcvbufErrors");
+    if udp.is_empty() && !evidence.map.sockets.is_empty() {
+        return Judgement::Absent(Fact::new(
+            "UDP sockets of the tunnel",
+            0.0,
+            "1 or more, if this were it",
+            "the program's sockets",
+        ));
+    }
+    // A socket's own count is about the tunnel; the namespace's may be about anybody.
+    let (dropped, source) = match (at_socket, in_host) {
+        (Some(dropped), _) => (dropped, "drops of its socket"),
+        (None, Some(dropped)) => (dropped, "/proc/net/snmp RcvbufErrors"),
+        (None, None) => return Judgement::Unseen("no counter of UDP could be read".into()),
+    };
+    let taken = evidence.both("Udp", "InDatagrams");
+    let taken = taken.or(evidence.egress(metric::RX_PACKETS)).unwrap_or(0.0);
+    let share = dropped / (dropped + taken).max(1.0);
+    let mut facts = vec![Fact::new(
+        "datagrams lost at the tunnel's receive buffer, of those that came",
+        share,
+        "below 0.0005",
+        source,
+    )];
+    let buffer = udp.iter().map(|socket| socket.receive_buffer).min();
+    let buffer = buffer.filter(|bytes| *bytes > 0);
+    if let Some(bytes) = buffer {
+        facts.push(Fact::new(
+            "bytes that the buffer holds",
+            f64::from(bytes),
+            "1048576 or more",
+            "SO_RCVBUF",
+        ));
+    }
+    facts.push(Fact::new(
+        "datagrams lost there per second",
+        dropped / evidence.seconds(),
+        "0",
+        source,
+    ));
+    if let Some(busy) = evidence.busy() {
+        facts.push(Fact::new(
+            "share of the time in which its reader ran or wanted to",
+            busy,
+            "below 0.85; above, the reader is late",
+            "schedstat",
+        ));
+    }
+    let bytes = f64::from(buffer.unwrap_or(GOOD_LENGTH));
+    let large = ramp(bytes, LENGTH.0, LENGTH.1);
+    // At the default exactly it is the reason as much as its reader; below, it is.
+    let small = if bytes < LENGTH.0 { 1.0 } else { 0.8 };
+    let weight = ramp(share, LOSS.0, LOSS.1) * (small + (CONSEQUENCE - small) * large);
+    judged(Cause::UdpReceiveBuffer, weight, facts, vec![remedy()])
+}
+
+fn remedy() -> Remedy {
+    Remedy::ask(
+        Place::Tunnel,
+        format!(
+            "a receive buffer of {GOOD_LENGTH} bytes for the tunnel's socket (in its settings, `rcvbuf` for OpenVPN; otherwise the default for new sockets), then start it again; and see why its reader is late"
+        ),
+        vec![
+            format!("sysctl -w net.core.rmem_max={GOOD_LENGTH}"),
+            format!("sysctl -w net.core.rmem_default={GOOD_LENGTH}"),
+        ],
+        "what is lost there arrives, unless the reader is late all the time",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::testing::*;
+    use seikan_observe::Subject;
+
+    fn receiving(buffer: u32, dropped: u64) -> Evidence {
+        let mut evidence = tunnel();
+        evidence.map.sockets[0].receive_buffer = buffer;
+        count(&mut evidence, Subject::Udp(1), metric::UDP_DROPS, dropped);
+        count(&mut evidence, Subject::Host, "Udp.InDatagrams", 100_000);
+        evidence
+    }
+
+    #[test]
+    fn drops_at_a_small_buffer_are_it() {
+        assert_eq!(present(judge(&receiving(8192, 3_000))).weight, 1.0);
+    }
+
+    #[test]
+    fn a_large_buffer_fills_because_of_its_reader() {
+        assert!(present(judge(&receiving(4 << 20, 3_000))).weight <= CONSEQUENCE);
+    }
+
+    #[test]
+    fn without_drops_it_is_not() {
+        assert!(absent(judge(&receiving(8192, 10))));
+    }
+
+    #[test]
+    fn drops_of_somebody_else_are_not() {
+        let mut evidence = receiving(8192, 0);
+        count(&mut evidence, Subject::Host, "Udp.RcvbufErrors", 5_000);
+        assert!(absent(judge(&evidence)));
+    }
+
+    #[test]
+    fn the_namespace_tells_where_the_socket_does_not() {
+        let mut evidence = tunnel();
+        count(&mut evidence, Subject::Host, "Udp.RcvbufErrors", 5_000);
+        count(&mut evidence, egress(), metric::RX_PACKETS, 95_000);
+        let finding = present(judge(&evidence));
+        assert!((finding.facts[0].value - 0.05).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_tunnel_over_tcp_has_none() {
+        let mut evidence = receiving(8192, 0);
+        evidence.map.sockets[0].transport = Transport::Tcp;
+        assert!(absent(judge(&evidence)));
+    }
+
+    #[test]
+    fn without_counters_nothing_is_said() {
+        assert!(unseen(judge(&tunnel())));
+    }
+}

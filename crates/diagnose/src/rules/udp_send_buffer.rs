@@ -1,0 +1,144 @@
+//! The send buffer of the tunnel's socket is full: sends fail or the program waits for room.
+//!
+//! A small buffer is a cause of its own; one of the usual size fills because what follows it is slow (a shaper, a slow
+//! link).
+
+use seikan_observe::Subject;
+use seikan_observe::metric;
+use seikan_observe::path::{SocketFacts, Transport};
+
+use super::weigh::{judged, ramp};
+use crate::{Cause, Evidence, Fact, Judgement, Place, Remedy};
+
+/// Failed sends per datagram from which TCP inside suffers, and at which most connections stop.
+const FAILED: (f64, f64) = (0.0005, 0.01);
+/// How full the buffer stands in the mean. A buffer that empties between sends stands below half.
+const FILL: (f64, f64) = (0.5, 0.85);
+/// A program that waits for room is not busy.
+const BUSY: (f64, f64) = (0.7, 0.9);
+/// Bytes, with the kernel's overhead, up to which the buffer is the reason: half of the kernel's default, from which on
+/// what follows is.
+const LENGTH: (f64, f64) = (106_496.0, 212_992.0);
+/// What it weighs where what follows is the reason.
+const CONSEQUENCE: f64 = 0.4;
+/// Bytes that it should hold.
+const GOOD_LENGTH: u32 = 1 << 20;
+
+pub(super) fn judge(evidence: &Evidence) -> Judgement {
+    let sockets = evidence.map.sockets.iter();
+    let udp = sockets.filter(|socket| socket.transport == Transport::Udp);
+    let fills = udp.clone().filter_map(|socket| fill(evidence, socket));
+    let fill = fills.max_by(f64::total_cmp);
+    let errors = evidence.both("Udp", "SndbufErrors");
+    if fill.is_none() && errors.is_none() {
+        return Judgement::Unseen("no counter of UDP and no socket could be read".into());
+    }
+    let sent = evidence.both("Udp", "OutDatagrams").unwrap_or(0.0);
+    let errors = errors.unwrap_or(0.0);
+    let failed = errors / (errors + sent).max(1.0);
+    let mut facts = vec![Fact::new(
+        "sends that failed for want of room, of all datagrams",
+        failed,
+        "below 0.0005",
+        "/proc/net/snmp SndbufErrors",
+    )];
+    if let Some(fill) = fill {
+        facts.push(Fact::new(
+            "part of the send buffer that is full, in the mean",
+            fill,
+            "below 0.5",
+            "tx_queue of the tunnel's socket",
+        ));
+    }
+    let buffer = udp.map(|socket| socket.send_buffer).min();
+    let buffer = buffer.filter(|bytes| *bytes > 0);
+    if let Some(bytes) = buffer {
+        facts.push(Fact::new(
+            "bytes that the buffer holds",
+            f64::from(bytes),
+            "212992 or more",
+            "SO_SNDBUF",
+        ));
+    }
+    let busy = evidence.busy().unwrap_or(0.0);
+    facts.push(Fact::new(
+        "share of the time in which the program ran or wanted to",
+        busy,
+        "near 1, if it did not wait for room",
+        "schedstat",
+    ));
+    let blocked = ramp(fill.unwrap_or(0.0), FILL.0, FILL.1) * (1.0 - ramp(busy, BUSY.0, BUSY.1));
+    let large = ramp(f64::from(buffer.unwrap_or(GOOD_LENGTH)), LENGTH.0, LENGTH.1);
+    let weight =
+        ramp(failed, FAILED.0, FAILED.1).max(blocked) * (1.0 - (1.0 - CONSEQUENCE) * large);
+    if blocked > 0.0 && failed < FAILED.0 {
+        // What tells is that it stands full.
+        facts.swap(0, 1);
+    }
+    judged(Cause::UdpSendBuffer, 0.95 * weight, facts, vec![remedy()])
+}
+
+/// How full a socket's send buffer stands.
+fn fill(evidence: &Evidence, socket: &SocketFacts) -> Option<f64> {
+    let queued = evidence.column(&Subject::Udp(socket.inode), metric::UDP_TX_QUEUE)?;
+    (socket.send_buffer > 0).then(|| queued.mean() / f64::from(socket.send_buffer))
+}
+
+fn remedy() -> Remedy {
+    Remedy::ask(
+        Place::Tunnel,
+        format!(
+            "a send buffer of {GOOD_LENGTH} bytes for the tunnel's socket (in its settings, `sndbuf` for OpenVPN; otherwise the default for new sockets), then start it again"
+        ),
+        vec![
+            format!("sysctl -w net.core.wmem_max={GOOD_LENGTH}"),
+            format!("sysctl -w net.core.wmem_default={GOOD_LENGTH}"),
+        ],
+        "up to what the interface behind it carries",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::testing::*;
+
+    fn sending(buffer: u32, queued: u64, errors: u64) -> Evidence {
+        let mut evidence = tunnel();
+        evidence.map.sockets[0].send_buffer = buffer;
+        thread(&mut evidence, 100, 0.3, 0.02);
+        gauge(&mut evidence, Subject::Udp(1), metric::UDP_TX_QUEUE, queued);
+        count(&mut evidence, Subject::Host, "Udp.OutDatagrams", 100_000);
+        count(&mut evidence, Subject::Host, "Udp.SndbufErrors", errors);
+        evidence
+    }
+
+    #[test]
+    fn sends_that_fail_at_a_small_buffer_are_it() {
+        assert!(present(judge(&sending(4608, 0, 5_000))).weight > 0.9);
+    }
+
+    #[test]
+    fn a_small_buffer_that_stands_full_is_it() {
+        let finding = present(judge(&sending(4608, 4500, 0)));
+        assert!(finding.weight > 0.9);
+        assert_eq!(finding.facts[0].source, "tx_queue of the tunnel's socket");
+    }
+
+    #[test]
+    fn a_usual_buffer_fills_because_of_what_follows() {
+        assert!(present(judge(&sending(212_992, 205_000, 0))).weight < 0.5);
+    }
+
+    #[test]
+    fn an_empty_one_is_not() {
+        assert!(absent(judge(&sending(4608, 1000, 3))));
+    }
+
+    #[test]
+    fn a_busy_program_does_not_wait_for_room() {
+        let mut evidence = sending(4608, 4500, 0);
+        thread(&mut evidence, 100, 0.95, 0.02);
+        assert!(absent(judge(&evidence)));
+    }
+}

@@ -1,0 +1,146 @@
+//! The thread that moves a virtual machine's packets (vhost), or the one that is its processor, is ready to run but
+//! others have the processor.
+
+use seikan_observe::metric;
+
+use super::weigh::{judged, ramp};
+use crate::{Action, Cause, Evidence, Fact, Judgement, Place, Remedy};
+
+/// Waiting, of the time it wants to run, that is normal where guests share processors; and what makes throughput
+/// swing: the same as for a tunnel's program.
+const WAIT: (f64, f64) = (0.2, 0.45);
+/// A thread that wants less of a processor has time to catch up.
+const WISH: (f64, f64) = (0.15, 0.4);
+/// The nice value to give it.
+const NICE: i32 = -10;
+
+pub(super) fn judge(evidence: &Evidence) -> Judgement {
+    let Some(program) = &evidence.map.program else {
+        return Judgement::Absent(none());
+    };
+    let machine = program.name.starts_with("qemu") || program.name == "kvm";
+    let threads = evidence.threads();
+    let serving: Vec<_> = threads
+        .iter()
+        .filter(|thread| machine || thread.serves_guest())
+        .collect();
+    if serving.is_empty() {
+        return match machine {
+            true => Judgement::Unseen(format!("the threads of {} could not be read", program.name)),
+            false => Judgement::Absent(none()),
+        };
+    }
+    let strength = |wish: f64, kept: f64| ramp(kept, WAIT.0, WAIT.1) * ramp(wish, WISH.0, WISH.1);
+    let of = serving
+        .iter()
+        .map(|thread| (strength(thread.wish(), thread.kept_waiting()), thread));
+    let worst = of.max_by(|a, b| {
+        let (left, right) = (a.1.waiting, b.1.waiting);
+        a.0.total_cmp(&b.0).then(left.total_cmp(&right))
+    });
+    let Some((strength, thread)) = worst else {
+        return Judgement::Absent(none());
+    };
+    let mut facts = vec![
+        Fact::new(
+            format!(
+                "of the time that thread {} wanted a processor, waiting for one",
+                thread.name
+            ),
+            thread.kept_waiting(),
+            "below 0.2",
+            "schedstat run delay",
+        ),
+        Fact::new(
+            "share of the time that it ran",
+            thread.running,
+            "as much as it wants",
+            "schedstat",
+        ),
+    ];
+    if let Some(dropped) = evidence.inner(metric::TX_DROPPED) {
+        facts.push(Fact::new(
+            "packets lost per second in front of it",
+            dropped / evidence.seconds(),
+            "0",
+            "rtnetlink tx_dropped of the guest's tap",
+        ));
+    }
+    if let Some(used) = evidence.used_by_others() {
+        facts.push(Fact::new(
+            "processors' worth of time that others used",
+            used,
+            "less than there are processors",
+            "/proc/stat without the machine's threads",
+        ));
+    }
+    let mut remedies = Vec::new();
+    if program.nice > NICE {
+        remedies.push(Remedy::here(
+            "let the machine's threads go before others",
+            vec![Action::Nice {
+                pid: program.pid,
+                nice: NICE,
+            }],
+            "most of the time it waited",
+        ));
+    }
+    remedies.push(Remedy::ask(
+        Place::Here,
+        "a processor of its own for that thread, with no guest's processors on it",
+        vec![format!("taskset -p -c CPU {}", thread.tid)],
+        "the time it waited, and steadier throughput",
+    ));
+    judged(Cause::VhostStarved, 0.95 * strength, facts, remedies)
+}
+
+fn none() -> Fact {
+    Fact::new(
+        "threads on the path that move a virtual machine's packets",
+        0.0,
+        "0",
+        "the program's threads",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::testing::*;
+
+    fn guest(running: f64, waiting: f64) -> Evidence {
+        let mut evidence = tunnel();
+        let program = evidence.map.program.as_mut().expect("program");
+        program.threads = vec![(100, "machine".into()), (101, "vhost-100".into())];
+        thread(&mut evidence, 100, 0.01, 0.0);
+        thread(&mut evidence, 101, running, waiting);
+        evidence
+    }
+
+    #[test]
+    fn a_vhost_thread_that_waits_is_it() {
+        let finding = present(judge(&guest(0.45, 0.5)));
+        assert!(finding.weight > 0.9);
+        assert!(finding.facts[0].name.contains("vhost-100"));
+    }
+
+    #[test]
+    fn one_that_is_merely_busy_is_not() {
+        assert!(absent(judge(&guest(0.95, 0.04))));
+    }
+
+    #[test]
+    fn every_thread_of_a_machine_counts() {
+        let mut evidence = guest(0.0, 0.0);
+        evidence.map.program.as_mut().expect("program").name = "qemu-system-x86".into();
+        thread(&mut evidence, 100, 0.4, 0.5);
+        present(judge(&evidence));
+    }
+
+    #[test]
+    fn a_tunnel_that_waits_is_another_cause() {
+        let mut evidence = tunnel();
+        thread(&mut evidence, 100, 0.45, 0.5);
+        assert!(absent(judge(&evidence)));
+    }
+}

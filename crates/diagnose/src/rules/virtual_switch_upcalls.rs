@@ -1,0 +1,180 @@
+//! A virtual switch (Open vSwitch) does not find the flows of packets in its fast path and asks its slow path, which
+//! is as slow as it is busy.
+//!
+//! From outside, the threads that answer (`handlerN`; with the datapath in user space the switch's main thread) are
+//! seen to be busy; the datapath's own counts, where somebody may ask for them, tell it for sure.
+
+use super::weigh::{judged, ramp};
+use crate::{Cause, Evidence, Fact, Judgement, Place, Remedy};
+
+/// Host, counters of the datapath (`ovs-dpctl show`): packets that found their flow, that did not, and that were lost
+/// on the way to the slow path.
+const HITS: &str = "ovs.hits";
+const MISSES: &str = "ovs.misses";
+const LOST: &str = "ovs.lost";
+/// Packets that miss, of all: one for each new connection is a few in a thousand; at one in ten the slow path handles
+/// more than a processor can.
+const MISSED: (f64, f64) = (0.01, 0.1);
+/// Lost packets of all, as elsewhere.
+const LOSS: (f64, f64) = (0.0005, 0.01);
+/// Share of the time that the threads that answer are busy. In a switch that knows its flows they sleep.
+const BUSY: (f64, f64) = (0.3, 0.9);
+/// What busy threads weigh without the datapath's counts: they may be busy with something else.
+const BUSY_ALONE: f64 = 0.6;
+
+pub(super) fn judge(evidence: &Evidence) -> Judgement {
+    let program = evidence.map.program.as_ref();
+    let switch = program.filter(|program| program.name.starts_with("ovs-vswitch"));
+    let counts = (evidence.host(MISSES), evidence.host(HITS));
+    if switch.is_none() && counts.0.is_none() {
+        return Judgement::Absent(Fact::new(
+            "virtual switches on the path whose slow path is known",
+            0.0,
+            "0",
+            "the path on this host",
+        ));
+    }
+    let answering = match switch {
+        Some(_) => answering(evidence),
+        None => None,
+    };
+    let mut facts = Vec::new();
+    let mut weight = None;
+    if let (Some(misses), Some(hits)) = counts {
+        let all = (misses + hits).max(1.0);
+        let lost = evidence.host(LOST).unwrap_or(0.0);
+        facts.push(Fact::new(
+            "packets whose flow the switch did not know, of all",
+            misses / all,
+            "below 0.01",
+            "datapath misses",
+        ));
+        facts.push(Fact::new(
+            "packets lost on the way to its slow path",
+            lost,
+            "0",
+            "datapath lost",
+        ));
+        weight = Some(ramp(misses / all, MISSED.0, MISSED.1).max(ramp(lost / all, LOSS.0, LOSS.1)));
+    }
+    if let Some((threads, most)) = answering {
+        facts.push(Fact::new(
+            "share of the time that its busiest thread for unknown flows ran or wanted to",
+            most,
+            "below 0.3",
+            "schedstat",
+        ));
+        facts.push(Fact::new(
+            "threads that answer for unknown flows",
+            threads as f64,
+            "as many as processors",
+            "the switch's threads",
+        ));
+        let busy = ramp(most, BUSY.0, BUSY.1);
+        weight = Some(match weight {
+            Some(counted) => counted,
+            None => BUSY_ALONE * busy,
+        });
+    }
+    let Some(weight) = weight else {
+        return Judgement::Unseen(
+            "neither the switch's threads nor its datapath's counts could be read".into(),
+        );
+    };
+    judged(
+        Cause::VirtualSwitchUpcalls,
+        0.9 * weight,
+        facts,
+        vec![remedy()],
+    )
+}
+
+/// The threads that answer for unknown flows: how many, and what the busiest wants.
+fn answering(evidence: &Evidence) -> Option<(usize, f64)> {
+    let threads = evidence.threads();
+    let handler = |name: &str| name.starts_with("handler") || name.starts_with("upcall");
+    let mut wishes: Vec<f64> = threads
+        .iter()
+        .filter(|thread| handler(&thread.name))
+        .map(|thread| thread.wish())
+        .collect();
+    // A datapath in user space has no handlers at work, and answers where it polls.
+    let polls = |name: &str| name.starts_with("pmd") || name.starts_with("ovs-vswitch");
+    if wishes.iter().all(|wish| *wish < 0.01)
+        && !threads.iter().any(|thread| thread.name.starts_with("pmd"))
+    {
+        let polling = threads.iter().filter(|thread| polls(&thread.name));
+        wishes = polling.map(|thread| thread.wish()).collect();
+    }
+    let most = wishes.iter().copied().max_by(f64::total_cmp)?;
+    Some((wishes.len(), most))
+}
+
+fn remedy() -> Remedy {
+    Remedy::ask(
+        Place::Here,
+        "flow rules that match fewer fields, so that one entry covers many connections; a larger flow table; more threads that answer",
+        vec![
+            "ovs-appctl dpctl/show".to_owned(),
+            "ovs-appctl upcall/show".to_owned(),
+            "ovs-vsctl set Open_vSwitch . other_config:flow-limit=500000".to_owned(),
+            "ovs-vsctl set Open_vSwitch . other_config:n-handler-threads=$(nproc)".to_owned(),
+        ],
+        "what is lost or waits on the way to the slow path",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::testing::*;
+    use seikan_observe::Subject;
+
+    fn switch(handler: f64) -> Evidence {
+        let mut evidence = tunnel();
+        let program = evidence.map.program.as_mut().expect("program");
+        program.name = "ovs-vswitchd".into();
+        program.threads = vec![(100, "ovs-vswitchd".into()), (101, "handler7".into())];
+        thread(&mut evidence, 100, 0.05, 0.0);
+        thread(&mut evidence, 101, handler, 0.0);
+        evidence
+    }
+
+    fn datapath(evidence: &mut Evidence, hits: u64, misses: u64, lost: u64) {
+        for (name, value) in [(HITS, hits), (MISSES, misses), (LOST, lost)] {
+            count(evidence, Subject::Host, name, value);
+        }
+    }
+
+    #[test]
+    fn many_misses_are_it() {
+        let mut evidence = switch(0.8);
+        datapath(&mut evidence, 80_000, 20_000, 500);
+        assert!(present(judge(&evidence)).weight > 0.85);
+    }
+
+    #[test]
+    fn busy_threads_alone_make_it_likely() {
+        let weight = present(judge(&switch(0.95))).weight;
+        assert!((0.3..0.7).contains(&weight));
+    }
+
+    #[test]
+    fn a_datapath_that_knows_its_flows_speaks_against_it() {
+        let mut evidence = switch(0.95);
+        datapath(&mut evidence, 1_000_000, 100, 0);
+        assert!(absent(judge(&evidence)));
+    }
+
+    #[test]
+    fn threads_that_sleep_are_not_it() {
+        assert!(absent(judge(&switch(0.1))));
+    }
+
+    #[test]
+    fn another_program_has_no_slow_path() {
+        let mut evidence = tunnel();
+        thread(&mut evidence, 100, 0.98, 0.0);
+        assert!(absent(judge(&evidence)));
+    }
+}
