@@ -6,6 +6,7 @@
 //! time. What the kernel can do is found out by trying and kept as [`ability::Ability`], each
 //! absence with its reason. Around the data path: [`netlink`], [`ethtool`] and [`sysctl`] set
 //! interfaces up, [`softirq`] says on which processors packets are received, [`schedule`] where and how eagerly processes run, [`netns`] makes hosts out of namespaces, [`privilege`] drops what is not needed.
+//! For a diagnosis, [`mod@sample`] reads everything about a path ten times a second, with the help of [`diag`] (sockets) and [`perf`] (tracepoints).
 
 pub mod ability;
 pub mod clock;
@@ -18,6 +19,7 @@ pub mod hooks;
 pub mod netlink;
 pub mod netns;
 pub mod packet;
+pub mod perf;
 pub mod poll;
 pub mod privilege;
 pub mod process;

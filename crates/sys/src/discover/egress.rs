@@ -127,11 +127,11 @@ impl Tunnel<'_> {
         let busiest = || Some(others().max_by_key(|node| node.bytes)?.info.index);
         let found = routed.or_else(busiest);
         let why = match (routed, found) {
-            (Some(_), _) => "its sockets are not connected; taken: where the default route leads",
+            (Some(_), _) => "the other end is not known; taken: where the default route leads",
             (None, Some(_)) if others().count() == 1 => return found,
             (None, Some(_)) => {
-                "its sockets are not connected, and there is no default route; taken: the \
-                 interface that carried most"
+                "the other end is not known, and there is no default route; taken: the interface \
+                 that carried most"
             }
             (None, None) => "there is no other interface that is up in this network namespace",
         };

@@ -8,6 +8,13 @@ use super::procfs;
 /// Groups from the process's up to the root that are looked at, at most.
 const DEPTH: usize = 64;
 
+/// Ancestors whose view of the mounts is tried, at most.
+const ANCESTORS_MAX: usize = 16;
+
+/// No hierarchy of control groups that limits processors is mounted where it can be seen.
+#[derive(Debug)]
+pub(super) struct NoHierarchy;
+
 /// A limit of processor time.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Limit {
@@ -17,36 +24,64 @@ pub(super) struct Limit {
     pub(super) processors: f64,
 }
 
-/// The tightest limit that a process is under; of equals the innermost.
-pub(super) fn limit(pid: u32) -> Option<Limit> {
-    let groups = procfs::read(format!("/proc/{pid}/cgroup")).ok()?;
-    let mounts = procfs::read("/proc/self/mountinfo").ok()?;
-    let mut tightest: Option<Limit> = None;
-    for (mount, directory) in directories(&groups, &mounts) {
-        for directory in directory.ancestors().take(DEPTH) {
-            if !directory.starts_with(&mount) {
-                break;
-            }
-            let Some(processors) = read_limit(directory) else {
-                continue;
-            };
-            if tightest
-                .as_ref()
-                .is_none_or(|limit| processors < limit.processors)
-            {
-                let directory = directory.to_owned();
-                tightest = Some(Limit {
-                    directory,
-                    processors,
-                });
-            }
+/// The tightest limit that a process is under, of equals the innermost; `Err` if no hierarchy that
+/// limits processors can be seen.
+pub(super) fn limit(pid: u32) -> Result<Option<Limit>, NoHierarchy> {
+    let groups = procfs::read(format!("/proc/{pid}/cgroup")).map_err(|_| NoHierarchy)?;
+    let seen = |(root, mounts): (PathBuf, String)| {
+        let directories = directories(&groups, &mounts, &root);
+        (!directories.is_empty()).then_some(directories)
+    };
+    let hierarchies = views().into_iter().find_map(seen).ok_or(NoHierarchy)?;
+    let limits = hierarchies
+        .iter()
+        .filter_map(|(mount, directory)| tightest(mount, directory));
+    Ok(limits.min_by(|a, b| a.processors.total_cmp(&b.processors)))
+}
+
+/// Mounted file systems, and where they are: the caller's own, and, because `ip netns exec` takes
+/// `/sys/fs/cgroup` away, those of the first process and of the caller's ancestors.
+fn views() -> Vec<(PathBuf, String)> {
+    let mut views = Vec::new();
+    if let Ok(mounts) = procfs::read("/proc/thread-self/mountinfo") {
+        views.push((PathBuf::from("/"), mounts));
+    }
+    let mut pids = vec![1];
+    let mut next = std::process::id();
+    while let Some(parent) = parent(next).filter(|pid| *pid > 1 && pids.len() < ANCESTORS_MAX) {
+        pids.push(parent);
+        next = parent;
+    }
+    for pid in pids {
+        if let Ok(mounts) = procfs::read(format!("/proc/{pid}/mountinfo")) {
+            views.push((format!("/proc/{pid}/root").into(), mounts));
         }
     }
-    tightest
+    // Whose root may not be entered is of no use.
+    views.retain(|(root, _)| std::fs::metadata(root.join("sys")).is_ok());
+    views
+}
+
+fn parent(pid: u32) -> Option<u32> {
+    let status = procfs::read(format!("/proc/{pid}/status")).ok()?;
+    procfs::value(&status, "PPid")?.parse().ok()
+}
+
+/// Of the limits from a directory up to where its hierarchy is mounted.
+fn tightest(mount: &Path, directory: &Path) -> Option<Limit> {
+    let groups = directory.ancestors().take(DEPTH);
+    let groups = groups.take_while(|group| group.starts_with(mount));
+    let limits = groups.filter_map(|group| {
+        Some(Limit {
+            directory: group.to_owned(),
+            processors: read_limit(group)?,
+        })
+    });
+    limits.min_by(|a, b| a.processors.total_cmp(&b.processors))
 }
 
 /// The hierarchies that can limit processors: where each is mounted, and the process's directory.
-fn directories(groups: &str, mounts: &str) -> Vec<(PathBuf, PathBuf)> {
+fn directories(groups: &str, mounts: &str, root: &Path) -> Vec<(PathBuf, PathBuf)> {
     // cgroups(7): hierarchy:controllers:path; 0 and no controllers is v2.
     groups
         .lines()
@@ -65,11 +100,12 @@ fn directories(groups: &str, mounts: &str) -> Vec<(PathBuf, PathBuf)> {
             if !below.components().all(plain) {
                 return None;
             }
+            let point = root.join(mount.point.strip_prefix("/").ok()?);
             let directory = match below.as_os_str().is_empty() {
-                true => mount.point.clone(),
-                false => mount.point.join(below),
+                true => point.clone(),
+                false => point.join(below),
             };
-            Some((mount.point, directory))
+            Some((point, directory))
         })
         .collect()
 }
@@ -158,7 +194,7 @@ mod tests {
 ";
 
     fn found(groups: &str, mounts: &str) -> Vec<String> {
-        let found = directories(groups, mounts).into_iter();
+        let found = directories(groups, mounts, Path::new("/")).into_iter();
         found
             .map(|(_, directory)| directory.to_string_lossy().into_owned())
             .collect()
@@ -206,10 +242,16 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let outer = folder.path().join("outer");
         let inner = outer.join("inner");
-        std::fs::create_dir_all(&inner).unwrap();
-        std::fs::write(outer.join("cpu.max"), "20000 100000\n").unwrap();
-        std::fs::write(inner.join("cpu.max"), "max 100000\n").unwrap();
-        assert_eq!(read_limit(&inner), None);
-        assert_eq!(read_limit(&outer), Some(0.2));
+        let process = inner.join("process");
+        std::fs::create_dir_all(&process).unwrap();
+        let set = |group: &Path, text| std::fs::write(group.join("cpu.max"), text).unwrap();
+        set(&outer, "20000 100000\n");
+        set(&inner, "50000 100000\n");
+        set(&process, "max 100000\n");
+        let limit = tightest(folder.path(), &process).unwrap();
+        assert_eq!((limit.directory, limit.processors), (outer.clone(), 0.2));
+        // Above the mount there is none of the hierarchy's groups.
+        let limit = tightest(&inner, &process).unwrap();
+        assert_eq!((limit.directory, limit.processors), (inner, 0.5));
     }
 }

@@ -49,7 +49,7 @@ pub enum DiscoverError {
     /// No interface of that name.
     #[error(
         "there is no network interface {name:?} in this network namespace, but {there}; name one of \
-         them, or enter the namespace it is in (`ip netns exec NAME`, `nsenter -t PID -n`)"
+         them, or enter the namespace it is in (`nsenter --net=/run/netns/NAME`, `nsenter -t PID -n`)"
     )]
     NoInterface {
         /// The name as given.
@@ -91,7 +91,8 @@ pub enum DiscoverError {
     /// The tunnel is in another namespace.
     #[error(
         "process {pid} ({name}) has the tun device {device:?} in another network namespace; run the \
-         doctor there: `nsenter -t {pid} -n seikan doctor`, or `ip netns exec NAME seikan doctor`"
+         doctor there: `nsenter --net=/run/netns/NAME seikan doctor`, or, if the process itself is \
+         there, `nsenter -t {pid} -n seikan doctor`"
     )]
     Elsewhere {
         /// The process.
@@ -104,9 +105,9 @@ pub enum DiscoverError {
     /// There is no tunnel and no bridge.
     #[error(
         "found no tunnel (a tun device with a program behind it, WireGuard, VXLAN, Geneve, GRE, IPIP \
-         that is up) and no bridge with ports in this network namespace; there are: {there}. Start the \
+         that is up), no bridge with ports and no program that takes packets off an interface in this network namespace; there are: {there}. Start the \
          tunnel, name an interface or a process, or enter the tunnel's network namespace \
-         (`ip netns exec NAME`){hint}"
+         (`nsenter --net=/run/netns/NAME`){hint}"
     )]
     Nothing {
         /// Interfaces there are.
@@ -121,6 +122,9 @@ pub enum DiscoverError {
 
 /// The path of the subject over this host, in the calling thread's network namespace.
 ///
+/// Names of interfaces are the kernel's, which may contain control characters: escape them for a
+/// terminal. Names of programs and threads are bounded and have none.
+///
 /// # Errors
 /// The subject is not there, or is in another namespace. What is there but cannot be seen is listed
 /// in the map instead.
@@ -130,7 +134,7 @@ pub fn path(subject: &Subject) -> Result<PathMap, DiscoverError> {
     let sockets = Sockets::read(&mut unseen);
     let chosen = subject::choose(subject, &network, &sockets, &mut unseen)?;
     let Chosen { inner, pid } = chosen;
-    let program = pid.map(program::facts);
+    let program = pid.map(|pid| program::facts(pid, &mut unseen));
     let own = pid
         .map(|pid| sockets.of(pid, &mut unseen))
         .unwrap_or_default();
@@ -154,6 +158,17 @@ pub fn path(subject: &Subject) -> Result<PathMap, DiscoverError> {
     let flows = sockets.flows(&network, inner.info.index, &mut unseen);
     let host = host::facts(&mut unseen);
     note_far_ends(inner, program.as_ref(), &mut unseen);
+    note_beyond(egress.and_then(|index| network.node(index)), &mut unseen);
+    let forwards = host
+        .sysctls
+        .get("net.ipv4.ip_forward")
+        .is_some_and(|on| on != "0");
+    if forwards && flows.is_empty() {
+        unseen.push(Unseen {
+            what: "connections of other hosts through this one".into(),
+            why: "only the hosts at their ends know their state; run the doctor there, too".into(),
+        });
+    }
     let name = |index| Some(network.node(index)?.info.name.clone());
     Ok(PathMap {
         inner: Some(inner.info.name.clone()),
@@ -177,8 +192,9 @@ pub fn addresses(interface: &str) -> Result<Vec<IpNet>, DiscoverError> {
     Ok(network.addresses(index))
 }
 
-/// The prefixes that the main table routes through an interface; a default route is 0.0.0.0/0.
-/// Together with [`addresses`], by which connections of this host go through it.
+/// The prefixes that the main table routes through an interface, without link-local and multicast
+/// ones, which every interface has; a default route is `0.0.0.0/0`. A connection of this host goes
+/// through it if it has one of its [`addresses`], or if its peer's longest match is one of these.
 ///
 /// # Errors
 /// No such interface, or the kernel would not say.
@@ -189,9 +205,18 @@ pub fn routed(interface: &str) -> Result<Vec<IpNet>, DiscoverError> {
     for family in [Family::V4, Family::V6] {
         let routes = network.netlink.routes(family, TABLE_MAIN)?.into_iter();
         let through = routes.filter(|route| route.device == Some(index));
-        prefixes.extend(through.map(|route| route.destination));
+        let prefix = through.map(|route| route.destination);
+        prefixes.extend(prefix.filter(|prefix| !is_everywhere(prefix)));
     }
     Ok(prefixes)
+}
+
+/// Link-local or multicast.
+fn is_everywhere(prefix: &IpNet) -> bool {
+    match prefix {
+        IpNet::V4(v4) => v4.addr().is_link_local() || v4.addr().is_multicast(),
+        IpNet::V6(v6) => v6.addr().is_unicast_link_local() || v6.addr().is_multicast(),
+    }
 }
 
 fn index_of(network: &Network, interface: &str) -> Result<u32, DiscoverError> {
@@ -212,6 +237,18 @@ fn note_far_ends(inner: &LinkNode, program: Option<&ProgramFacts>, unseen: &mut 
         what: far.into(),
         why: "it is another host or namespace; run the doctor there, too".into(),
     });
+}
+
+/// A virtual cable out of this namespace, as containers have it.
+fn note_beyond(egress: Option<&LinkNode>, unseen: &mut Vec<Unseen>) {
+    if let Some(egress) = egress.filter(|node| node.info.kind == "veth" && node.lower_elsewhere) {
+        unseen.push(Unseen {
+            what: format!("what is beyond {}", egress.info.name.escape_debug()),
+            why: "its other end is in another network namespace of this machine, such as the \
+                  container's host; run the doctor there, too"
+                .into(),
+        });
+    }
 }
 
 #[cfg(test)]

@@ -58,7 +58,7 @@ impl Network {
         }
     }
 
-    /// The addresses of an interface, and those of its point-to-point peers.
+    /// The addresses of an interface, with the prefixes of their networks.
     pub(super) fn addresses(&self, index: u32) -> Vec<IpNet> {
         let of = self
             .addresses
@@ -184,9 +184,7 @@ impl Network {
                         "to which processors packets from {} are spread",
                         node.info.name.escape_debug()
                     ),
-                    why: "/sys belongs to another network namespace; run the doctor as root, or \
-                          with `ip netns exec`"
-                        .into(),
+                    why: "/sys belongs to another network namespace; run the doctor as root".into(),
                 });
             }
         }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use seikan_observe::path::ProgramFacts;
+use seikan_observe::path::{ProgramFacts, Unseen};
 
 use super::{group, procfs};
 use crate::softirq::parse_cpu_list;
@@ -11,7 +11,7 @@ use crate::softirq::parse_cpu_list;
 const THREADS_MAX: usize = 1024;
 
 /// The facts of a process; what cannot be read is empty.
-pub(super) fn facts(pid: u32) -> ProgramFacts {
+pub(super) fn facts(pid: u32, unseen: &mut Vec<Unseen>) -> ProgramFacts {
     let mut tids = procfs::numbers(format!("/proc/{pid}/task")).unwrap_or_default();
     tids.sort_unstable();
     tids.truncate(THREADS_MAX);
@@ -28,7 +28,15 @@ pub(super) fn facts(pid: u32) -> ProgramFacts {
         cpus.extend(parse_cpu_list(allowed));
     }
     let stat = procfs::read(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let limit = group::limit(pid);
+    let limit = group::limit(pid).unwrap_or_else(|_| {
+        unseen.push(Unseen {
+            what: "whether a control group limits the program's processor time".into(),
+            why: "no control groups are mounted here; enter the network namespace alone, with \
+                  `nsenter --net=/run/netns/NAME`"
+                .into(),
+        });
+        None
+    });
     ProgramFacts {
         pid,
         name: procfs::name(pid),
@@ -69,7 +77,7 @@ mod tests {
             let _ = ended.recv();
         });
         let tid = told.recv().unwrap().cast_unsigned();
-        let facts = facts(std::process::id());
+        let facts = facts(std::process::id(), &mut Vec::new());
         drop(end);
         thread.unwrap().join().unwrap();
         assert!(facts.threads.contains(&(tid, "discovered".into())));

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use seikan_observe::path::{SocketFacts, Transport, Unseen};
+use seikan_observe::path::Unseen;
 
 use super::egress::is_kernel_tunnel;
 use super::holder::{self, Search};
@@ -13,10 +13,29 @@ use crate::netlink::LinkNode;
 
 /// Ports of DHCP servers and clients, which use packet sockets, too, but carry nobody's packets.
 const DHCP_PORTS: [u16; 4] = [67, 68, 546, 547];
+/// Programs that listen to interfaces, but carry nobody's packets.
+const LISTENERS: [&str; 16] = [
+    "arpwatch",
+    "dhclient",
+    "dhcpcd",
+    "dumpcap",
+    "hostapd",
+    "keepalived",
+    "lldpd",
+    "NetworkManager",
+    "ntopng",
+    "snort",
+    "Suricata-Main",
+    "systemd-network",
+    "tcpdump",
+    "tshark",
+    "wpa_supplicant",
+    "zeek",
+];
 /// Programs or interfaces named in one sentence, at most.
 const NAMED_MAX: usize = 8;
 
-/// A tunnel or bridge of this namespace that [`super::path`] could be about.
+/// A tunnel or virtual network of this namespace that [`super::path`] could be about.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Candidate {
     /// The interface.
@@ -36,7 +55,7 @@ pub(super) struct Chosen<'a> {
 }
 
 /// The tunnels of the calling thread's network namespace, those that carried most first; where there
-/// is none, its bridges with ports.
+/// is none, its bridges with ports, or else interfaces that a program takes packets off.
 ///
 /// # Errors
 /// The kernel would not list the interfaces.
@@ -44,13 +63,13 @@ pub fn candidates() -> Result<Vec<Candidate>, DiscoverError> {
     let network = Network::read()?;
     let sockets = Sockets::read(&mut Vec::new());
     let search = holder::search();
-    let found = list(&network, &search).into_iter();
+    let found = list(&network, &sockets, &search).into_iter();
     Ok(found
         .map(|node| Candidate {
             interface: node.info.name.clone(),
             kind: node.info.kind.clone(),
             bytes: node.bytes,
-            program: worker(&search.of(&node.info.name), &sockets)
+            program: program_of(node, &search, &sockets, &mut Vec::new())
                 .map(|pid| (pid, procfs::name(pid))),
         })
         .collect())
@@ -67,7 +86,10 @@ pub(super) fn choose<'a>(
         Subject::Interface(name) => {
             let inner = network.named(name);
             let inner = inner.ok_or_else(|| no_interface(network, name))?;
-            let search = holder::search();
+            let search = match is_tun(inner) {
+                true => holder::search(),
+                false => Search::default(),
+            };
             let pid = program_of(inner, &search, sockets, unseen);
             Ok(Chosen { inner, pid })
         }
@@ -80,7 +102,7 @@ pub(super) fn choose<'a>(
         }
         Subject::Anything => {
             let search = holder::search();
-            let found = list(network, &search);
+            let found = list(network, sockets, &search);
             let Some(inner) = found.first() else {
                 return Err(nothing(network, &search));
             };
@@ -97,8 +119,13 @@ pub(super) fn no_interface(network: &Network, name: &str) -> DiscoverError {
     }
 }
 
-/// Tunnels that are up, else bridges with ports; those that carried most first.
-fn list<'a>(network: &'a Network, search: &Search) -> Vec<&'a LinkNode> {
+fn is_tun(node: &LinkNode) -> bool {
+    matches!(&*node.info.kind, "tun" | "tap")
+}
+
+/// Tunnels that are up, else bridges with ports, else what a program takes packets off; those that
+/// carried most first.
+fn list<'a>(network: &'a Network, sockets: &Sockets, search: &Search) -> Vec<&'a LinkNode> {
     let is_tunnel = |node: &&LinkNode| match &*node.info.kind {
         // A carrier means that a program has it open, though it may not be ours to see.
         "tun" | "tap" => node.info.carrier || !search.of(&node.info.name).is_empty(),
@@ -110,6 +137,11 @@ fn list<'a>(network: &'a Network, search: &Search) -> Vec<&'a LinkNode> {
         let has_ports = |node: &&LinkNode| network.ports(node.info.index).next().is_some();
         let bridges = up().filter(|node| node.info.kind == "bridge");
         found = bridges.filter(has_ports).collect();
+    }
+    if found.is_empty() {
+        found = up()
+            .filter(|node| !carriers(node.info.index, sockets).is_empty())
+            .collect();
     }
     found.sort_by_key(|node| (std::cmp::Reverse(node.bytes), node.info.index));
     found
@@ -147,7 +179,7 @@ fn program_of(
     sockets: &Sockets,
     unseen: &mut Vec<Unseen>,
 ) -> Option<u32> {
-    let tun = matches!(&*inner.info.kind, "tun" | "tap");
+    let tun = is_tun(inner);
     let mut pids = match tun {
         true => search.of(&inner.info.name),
         false => carriers(inner.info.index, sockets),
@@ -192,23 +224,23 @@ fn program_of(
 /// Programs that take every packet off an interface and have sockets to pass them on: gateways and
 /// virtual switches, but not captures or DHCP.
 fn carriers(index: u32, sockets: &Sockets) -> Vec<u32> {
-    let taking: Vec<u64> = sockets.packets_on(index);
+    let taking = sockets.packets_on(index);
     if taking.is_empty() {
         return Vec::new();
     }
+    let passes_on = |inode: &u64| {
+        let socket = sockets.facts(*inode);
+        socket.is_some_and(|socket| !DHCP_PORTS.contains(&socket.local.port()))
+            || sockets.bound_to(*inode).is_some_and(|other| other != index)
+    };
     let mut pids = procfs::pids();
     pids.retain(|pid| {
         let open = socket_inodes(*pid).unwrap_or_default();
         open.iter().any(|inode| taking.contains(inode))
-            && open
-                .iter()
-                .any(|inode| sockets.facts(*inode).is_some_and(passes_on))
+            && open.iter().any(passes_on)
+            && !LISTENERS.contains(&&*procfs::name(*pid))
     });
     pids
-}
-
-fn passes_on(socket: &SocketFacts) -> bool {
-    socket.transport != Transport::Raw && !DHCP_PORTS.contains(&socket.local.port())
 }
 
 fn worker(pids: &[u32], sockets: &Sockets) -> Option<u32> {

@@ -135,17 +135,31 @@ fn the_rate_of_a_shaper_is_known() {
 }
 
 #[test]
-fn spread_of_receive_queues_is_seen_from_another_namespace() {
+fn spread_of_receive_queues_is_seen_although_sys_is_another_namespaces() {
+    use nix::mount::{MsFlags, mount};
+    use nix::sched::{CloneFlags, unshare};
+
     in_namespace(|| {
         veth("v0", "v1");
+        std::thread::scope(|scope| {
+            let spread = scope.spawn(|| {
+                let none: Option<&str> = None;
+                unshare(CloneFlags::CLONE_NEWNS).unwrap();
+                mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
+                mount(Some("sysfs"), "/sys", Some("sysfs"), MsFlags::empty(), none).unwrap();
+                std::fs::write("/sys/class/net/v0/queues/rx-0/rps_cpus", "1")
+            });
+            spread.join().unwrap().unwrap();
+        });
         let map = path(&Subject::Interface("v0".into())).unwrap();
-        let spread = |unseen: &Unseen| unseen.what.contains("spread");
-        assert!(!map.unseen.iter().any(spread), "{:?}", map.unseen);
-        assert_eq!(
-            map.links[0].rx_queues as usize,
-            map.links[0].rx_queues.max(1) as usize
+        assert_eq!(map.links[0].rps[0], [0], "{:?}", map.unseen);
+        let map = path(&Subject::Interface("v1".into())).unwrap();
+        assert!(map.links[0].rps.is_empty() && map.links[0].rx_queues > 0);
+        assert!(
+            !map.unseen
+                .iter()
+                .any(|unseen| unseen.what.contains("spread"))
         );
-        assert!(map.links[0].rps.is_empty());
     });
 }
 
@@ -158,7 +172,8 @@ fn addresses_come_with_their_prefixes() {
         set_address("v0", address, mask);
         let expected: IpNet = "192.0.2.7/24".parse().unwrap();
         assert!(addresses("v0").unwrap().contains(&expected));
-        assert!(routed("v0").unwrap().contains(&expected.trunc()));
+        // Not the link-local prefix, which the other interfaces have as well.
+        assert_eq!(routed("v0").unwrap(), [expected.trunc()]);
     });
 }
 
@@ -250,5 +265,25 @@ fn a_program_is_found_where_a_supervisor_holds_the_device_too() {
                 false => Err(format!("taken {program}: {:?}", map.unseen)),
             }
         });
+    });
+}
+
+#[test]
+fn a_gateway_between_packet_sockets_is_found() {
+    use crate::packet::{Accept, PacketOptions, PacketSocket};
+
+    in_namespace(|| {
+        let (index, _) = veth("lan0", "guest");
+        let _socket = match PacketSocket::open(
+            index,
+            &PacketOptions::new(Accept::Station([2, 0, 0, 0, 0, 1])),
+        ) {
+            Ok(socket) => socket,
+            Err(error) => return skip(&error.to_string()),
+        };
+        let _outer = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let map = path(&Subject::Anything).unwrap();
+        assert_eq!(map.inner.as_deref(), Some("lan0"));
+        assert_eq!(map.program.unwrap().pid, std::process::id());
     });
 }

@@ -14,17 +14,14 @@ use crate::screen::{BOLD, DIM, RED, RESET, number, printable, width};
 const LABEL: usize = 24;
 /// Sockets, thread names or addresses that are shown before "and 3 more".
 const MANY: usize = 4;
-/// Offloads that matter to a tunnel: how people call them, and the kernel's names, any of which will do.
-const OFFLOADS: [(&str, &[&str]); 6] = [
+/// Offloads that matter to a tunnel and that virtual interfaces have, too: how people call them, and the kernel's names,
+/// any of which will do.
+const OFFLOADS: [(&str, &[&str]); 5] = [
     ("GRO", &["rx-gro"]),
     ("GSO", &["tx-generic-segmentation"]),
     ("TSO", &["tx-tcp-segmentation"]),
     ("UDP GSO", &["tx-udp-segmentation"]),
-    (
-        "checksums sent",
-        &["tx-checksum-ip-generic", "tx-checksum-ipv4"],
-    ),
-    ("checksums received", &["rx-checksum"]),
+    ("checksums", &["tx-checksum-ip-generic", "tx-checksum-ipv4"]),
 ];
 
 /// Where a cause has its place.

@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use seikan_diagnose::{Cost, Evidence, Probes};
 use seikan_lab::report::ProgressBar;
 use seikan_lab::{Interrupt, Progress};
-use seikan_observe::path::PathMap;
+use seikan_observe::path::{PathMap, SocketFacts};
 use seikan_observe::{Key, Kind, Series, Subject, metric};
 use seikan_sys::discover;
 use seikan_sys::netlink::{Address, Netlink};
@@ -21,6 +21,8 @@ use super::probe::{Found, Prober};
 const SHORTEST: Duration = Duration::from_secs(1);
 /// Routes with a shorter prefix stand for the default route, cut in two or four to go before it.
 const DEFAULT_ROUTE: u8 = 4;
+/// Samples between two looks for somebody who can be asked.
+const LOOK: usize = 5;
 /// Far ends that are asked, one after the other, until one answers.
 const TARGETS: usize = 2;
 
@@ -85,9 +87,12 @@ pub fn measure(
     let spent = own_cpu_time()?.total();
     let mut sampler = Sampler::new(&map)?;
     sampler.follow(&through(&map));
-    let prober = options.probe.then(|| prober(&map)).flatten();
-    let series = sample(&mut sampler, prober.as_ref(), &map, options, interrupt)?;
-    let found = prober.map(|prober| prober.finish(interrupt.is_raised()));
+    let mut probing = Probing {
+        wanted: options.probe,
+        prober: None,
+    };
+    let series = sample(&mut sampler, &mut probing, &map, options, interrupt)?;
+    let found = probing.finish(interrupt.is_raised());
     let mut evidence = Evidence {
         expected: options.expected,
         series,
@@ -99,7 +104,7 @@ pub fn measure(
         program.threads = sampler.threads();
     }
     evidence.map.unseen.extend_from_slice(sampler.missing());
-    take(found.unwrap_or_default(), &mut evidence);
+    take(found, &mut evidence);
     let cost = Cost {
         seconds: begun.elapsed().as_secs_f64(),
         cpu_seconds: own_cpu_time()?.total().saturating_sub(spent).as_secs_f64(),
@@ -110,7 +115,7 @@ pub fn measure(
 
 fn sample(
     sampler: &mut Sampler,
-    prober: Option<&Prober>,
+    probing: &mut Probing,
     map: &PathMap,
     options: &Options,
     interrupt: &Interrupt,
@@ -122,11 +127,13 @@ fn sample(
     let mut next = begun;
     loop {
         let mut sample = sampler.sample();
-        let rtts = prober.into_iter().flat_map(Prober::answers).last();
-        sample.values.extend(rtts.map(|rtt| {
+        sample.values.extend(probing.answer().map(|rtt| {
             let key = Key::new(Subject::Probe, metric::PROBE_INNER_RTT_US);
             (key, Kind::Gauge, rtt)
         }));
+        if series.times.len().is_multiple_of(LOOK) {
+            probing.look(map, &sampler.flows());
+        }
         series.push(sample);
         let elapsed = begun.elapsed();
         if elapsed >= options.length {
@@ -169,19 +176,48 @@ fn through(map: &PathMap) -> Vec<IpNet> {
     own.into_iter().chain(routed).collect()
 }
 
-/// Who is asked: the far ends of connections through the tunnel, then the host at the other end of the interface.
-fn prober(map: &PathMap) -> Option<Prober> {
-    let link = map.inner_link()?;
-    let flows = map.flows.iter().filter_map(|flow| flow.remote);
-    let mut targets: Vec<IpAddr> = flows.map(|remote| remote.ip().to_canonical()).collect();
-    targets.sort();
-    targets.dedup();
-    targets.truncate(TARGETS - 1);
-    // Without it there is one far end less to ask, and that is told.
-    targets.extend(far_end(&link.name).unwrap_or_default());
-    targets.dedup();
-    targets.truncate(TARGETS);
-    Some(Prober::start(link.name.clone(), link.mtu, targets))
+/// Probes, from when somebody is known who can be asked.
+struct Probing {
+    wanted: bool,
+    prober: Option<Prober>,
+}
+
+impl Probing {
+    /// Begins once there is anybody: the far ends of connections through the tunnel, then the host at the other end of
+    /// the interface.
+    fn look(&mut self, map: &PathMap, flows: &[SocketFacts]) {
+        let Some(link) = map
+            .inner_link()
+            .filter(|_| self.wanted && self.prober.is_none())
+        else {
+            return;
+        };
+        let remotes = flows.iter().filter_map(|flow| flow.remote);
+        let mut targets: Vec<IpAddr> = remotes.map(|remote| remote.ip().to_canonical()).collect();
+        targets.sort();
+        targets.dedup();
+        targets.truncate(TARGETS - 1);
+        // Without it there is one far end less to ask, and that is told.
+        targets.extend(far_end(&link.name).unwrap_or_default());
+        targets.dedup();
+        targets.truncate(TARGETS);
+        if !targets.is_empty() {
+            self.prober = Some(Prober::start(link.name.clone(), link.mtu, targets));
+        }
+    }
+
+    /// The newest round trip that was not asked for yet, microseconds.
+    fn answer(&self) -> Option<u64> {
+        self.prober.as_ref()?.answers().last()
+    }
+
+    fn finish(self, hurry: bool) -> Found {
+        match self.prober {
+            Some(prober) => prober.finish(hurry),
+            None if self.wanted => Found::nobody(),
+            None => Found::default(),
+        }
+    }
 }
 
 /// The other address of a point-to-point interface or of a network that has two only, or a host that is routed there.

@@ -45,6 +45,25 @@ pub struct Found {
     pub unseen: Option<Unseen>,
 }
 
+impl Found {
+    fn nothing(why: String) -> Self {
+        Found {
+            unseen: Some(Unseen {
+                what: "round trips through the tunnel, and sizes that pass".into(),
+                why,
+            }),
+            ..Found::default()
+        }
+    }
+
+    /// There was nobody to ask.
+    pub fn nobody() -> Self {
+        let why = "nobody at the far end is known: no point-to-point address, no connection of this host \
+                   through it; let something run through the tunnel";
+        Found::nothing(why.into())
+    }
+}
+
 /// The thread that asks.
 #[derive(Debug)]
 pub struct Prober {
@@ -98,9 +117,7 @@ struct Asking {
 
 impl Asking {
     fn first_that_answers(&self, targets: &[IpAddr]) -> Found {
-        let mut why = "nobody at the far end is known: no point-to-point address, no connection \
-                       through it; let something run through the tunnel"
-            .to_owned();
+        let mut why = String::new();
         for target in targets {
             match self.ask(*target) {
                 Ok(found) if found.rtt_us.is_some() => return found,
@@ -111,13 +128,7 @@ impl Asking {
                 Err(error) => why = format!("{target} cannot be asked: {error}"),
             }
         }
-        Found {
-            unseen: Some(Unseen {
-                what: format!("round trips and sizes that pass through {}", self.link),
-                why,
-            }),
-            ..Found::default()
-        }
+        Found::nothing(why)
     }
 
     fn ask(&self, target: IpAddr) -> io::Result<Found> {
@@ -205,5 +216,85 @@ impl Asking {
             lost: lost.map(|size| size as u32),
             reported: reported.get(),
         }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use seikan_lab::link::{Hosts, Link};
+
+    use super::*;
+
+    fn skip(reason: &str) {
+        assert!(
+            std::env::var_os("SEIKAN_REQUIRE_ALL").is_none_or(|value| value != "1"),
+            "{reason}"
+        );
+        eprintln!("SKIPPED: {reason}");
+    }
+
+    /// Asks B from A, where B drops what `rule` says.
+    fn asked(rule: Option<&str>) -> Option<Found> {
+        let hosts = match Hosts::create(Link::default()) {
+            Ok(hosts) => hosts,
+            Err(error) => {
+                skip(&error.to_string());
+                return None;
+            }
+        };
+        if let Some(rule) = rule {
+            let text = format!(
+                "add table ip t; add chain ip t c {{ type filter hook input priority 0; }}; add rule ip t c {rule} drop"
+            );
+            let mut nft = Command::new("nft");
+            let run = hosts.b.spawn(nft.arg(text).stderr(Stdio::null()));
+            if !run.is_ok_and(|mut child| child.wait().is_ok_and(|status| status.success())) {
+                skip("no nft that can drop by length");
+                return None;
+            }
+        }
+        let (link, target) = (hosts.a.device.clone(), hosts.b.address);
+        let start = || Prober::start(link, 1500, vec![target]);
+        Some(hosts.a.run(start).expect("namespace").finish(false))
+    }
+
+    #[test]
+    fn a_link_carries_its_mtu() {
+        let Some(found) = asked(None) else { return };
+        assert!(
+            found.rtt_us.is_some() && found.unseen.is_none(),
+            "{found:?}"
+        );
+        let whole = MtuProbe {
+            passed: Some(1500),
+            lost: None,
+            reported: false,
+        };
+        assert_eq!(found.mtu, Some(whole));
+    }
+
+    #[test]
+    fn sizes_that_vanish_are_found() {
+        let Some(found) = asked(Some("ip length > 1200")) else {
+            return;
+        };
+        let probe = found.mtu.expect("sizes");
+        let (passed, lost) = (probe.passed.expect("passed"), probe.lost.expect("lost"));
+        assert!(
+            passed <= 1200 && lost > 1200 && lost - passed <= EXACT as u32,
+            "{probe:?}"
+        );
+        assert!(!probe.reported);
+    }
+
+    #[test]
+    fn who_does_not_answer_is_told_of() {
+        let Some(found) = asked(Some("icmp type echo-request")) else {
+            return;
+        };
+        let why = found.unseen.expect("a reason").why;
+        assert!(why.contains("10.77.0.2 does not answer"), "{why}");
     }
 }

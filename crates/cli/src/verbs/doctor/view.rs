@@ -51,6 +51,7 @@ fn title(verdict: &Verdict, page: &Page) -> String {
         let _ = writeln!(out, "{colour}{line}{RESET}");
     }
     let level = match verdict.level {
+        Level::Consistent if verdict.alternatives.is_empty() => "possible: it accounts for a part",
         Level::Consistent => "possible: others fit as well",
         Level::Supported if verdict.alternatives.is_empty() => "likely: nothing else fits",
         Level::Supported => "likely: it fits best",
@@ -172,7 +173,7 @@ fn sure(verdict: &Verdict, page: &Page, out: &mut String) {
              and at the other end as well.",
         ),
         (_, Level::Consistent) => say(
-            "consistent: its signature is there, but so is that of another, or not all could be seen.",
+            "consistent: its signature is there, but it accounts for a part only, or another cause shows as well.",
         ),
         (_, Level::Supported) => {
             say("supported: its signature is there, and its rivals' are not, or far weaker.")
@@ -195,7 +196,7 @@ fn sure(verdict: &Verdict, page: &Page, out: &mut String) {
             .iter()
             .map(|cause| cause.name())
             .collect();
-        say(&format!("Also possible: {}.", names.join(", ")));
+        say(&format!("Other causes that show: {}.", names.join(", ")));
     }
 }
 
@@ -207,8 +208,9 @@ fn ruled_out(all: &[RuledOut], verbose: bool, page: &Page, out: &mut String) {
                 heading(label, out);
             }
             for cause in causes {
-                let first = format!("{INDENT}{BOLD}{}{RESET}: ", cause.cause);
-                *out += &paragraph(&first, "    ", &printable(&why(cause)), page.width);
+                let text = printable(&why(cause));
+                let text = format!("{BOLD}{}{RESET}: {text}", cause.cause);
+                *out += &paragraph(INDENT, "    ", &text, page.width);
             }
         }
         return;

@@ -149,6 +149,12 @@ fn nothing_is_wider_than_the_page() {
             let verdict = Verdict {
                 cause: *cause,
                 sentence: cause.sentence().into(),
+                evidence: vec![Fact::new(
+                    "a name ".repeat(20),
+                    1e9,
+                    "some ".repeat(20),
+                    "x",
+                )],
                 ruled_out: Cause::ALL
                     .iter()
                     .map(|cause| RuledOut {
