@@ -10,6 +10,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use netlink_packet_core::{NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NlasIterator};
 use netlink_sys::{Socket, protocols::NETLINK_SOCK_DIAG};
+use nix::errno::Errno;
 
 use super::error::Fault;
 use super::{BUFFER_SIZE, DUMP_TRIES, Family, HEADER_SIZE, NetlinkError, connected, converse};
@@ -178,6 +179,11 @@ impl Diag {
         match outcome.map_err(|fault| fault.into_error("look up a TCP connection".into())) {
             Ok(()) => Ok(found),
             Err(error) if error.is_not_found() => Ok(None),
+            // Another has its addresses by now.
+            Err(NetlinkError::Refused {
+                errno: Errno::ESTALE,
+                ..
+            }) => Ok(None),
             Err(error) => Err(error),
         }
     }

@@ -48,7 +48,7 @@ impl Links {
         Links {
             netlink,
             links,
-            again: Again::default(),
+            again: Again::every(Again::SECOND),
             qdiscs: true,
             many: false,
         }

@@ -27,8 +27,6 @@ use ipnet::IpNet;
 use seikan_observe::path::{PathMap, SocketFacts, Unseen};
 use seikan_observe::{Key, Kind, Sample, Subject};
 
-/// New threads, new connections and interfaces made anew are looked for this often.
-const RESCAN: Duration = Duration::from_secs(1);
 /// Reasons for absence that are kept.
 const MISSING_MAX: usize = 256;
 
@@ -172,15 +170,25 @@ impl Output {
     }
 }
 
-/// Says once in a while that it is time to look again.
-#[derive(Debug, Default)]
-struct Again(Option<Instant>);
+/// Says once in a while that it is time to look again, at first at once.
+#[derive(Debug)]
+struct Again {
+    every: Duration,
+    last: Option<Instant>,
+}
 
 impl Again {
+    /// New threads and interfaces made anew are looked for once a second.
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn every(every: Duration) -> Self {
+        Again { every, last: None }
+    }
+
     fn due(&mut self, now: Instant) -> bool {
-        let due = self.0.is_none_or(|last| now - last >= RESCAN);
+        let due = self.last.is_none_or(|last| now - last >= self.every);
         if due {
-            self.0 = Some(now);
+            self.last = Some(now);
         }
         due
     }

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use nix::unistd::{SysconfVar, sysconf};
-use seikan_observe::Subject;
 use seikan_observe::metric;
 use seikan_observe::path::PathMap;
+use seikan_observe::{Kind, Subject};
 
 use super::file::Counters;
 use super::{Again, Output};
@@ -38,6 +38,9 @@ struct Thread {
     schedstat: Option<Counters>,
     status: Counters,
     stat: Counters,
+    ran: Option<Schedstat>,
+    /// What the two other files said when it had run for so long.
+    rest: Vec<(&'static str, Kind, u64)>,
 }
 
 impl Program {
@@ -57,7 +60,7 @@ impl Program {
             threads: BTreeMap::new(),
             names: facts.threads.iter().take(NAMES_MAX).cloned().collect(),
             group,
-            again: Again::default(),
+            again: Again::every(Again::SECOND),
             tick_ns: tick_ns(),
         })
     }
@@ -150,31 +153,50 @@ impl Thread {
             status: Counters::open(&format!("{directory}/status"))?,
             stat: Counters::open(&format!("{directory}/stat"))?,
             schedstat: output.keep("waiting times of threads", schedstat),
+            ran: None,
+            rest: Vec::new(),
         })
     }
 
     fn sample(&mut self, pid: u32, tid: u32, tick_ns: u64, output: &mut Output) -> io::Result<()> {
         let subject = Subject::Thread { pid, tid };
-        if let Some(file) = &mut self.schedstat
-            && let Some((run, delay)) = parse_schedstat(&file.read()?)
-        {
-            output.counter(&subject, metric::RUN_NS, run);
-            output.counter(&subject, metric::RUN_DELAY_NS, delay);
+        let ran = match &mut self.schedstat {
+            Some(file) => parse_schedstat(&file.read()?),
+            None => None,
+        };
+        if let Some(ran) = &ran {
+            output.counter(&subject, metric::RUN_NS, ran.run_ns);
+            output.counter(&subject, metric::RUN_DELAY_NS, ran.delay_ns);
         }
+        // Of a thread that has not run since, the rest is as it was; most threads of a large program sleep.
+        if ran.is_none() || ran != self.ran {
+            self.ran = ran;
+            self.read_rest(tick_ns)?;
+        }
+        for (name, kind, value) in &self.rest {
+            output.push(&subject, *name, *kind, *value);
+        }
+        Ok(())
+    }
+
+    fn read_rest(&mut self, tick_ns: u64) -> io::Result<()> {
+        self.rest.clear();
         let status = self.status.read()?;
         for (label, name) in [
             ("voluntary_ctxt_switches:", metric::VOLUNTARY_SWITCHES),
             ("nonvoluntary_ctxt_switches:", metric::INVOLUNTARY_SWITCHES),
         ] {
-            if let Some(value) = labelled(&status, label) {
-                output.counter(&subject, name, value);
-            }
+            let value = labelled(&status, label);
+            self.rest
+                .extend(value.map(|value| (name, Kind::Counter, value)));
         }
         if let Some(stat) = parse_stat(&self.stat.read()?) {
             let ns = |ticks: u64| ticks.saturating_mul(tick_ns);
-            output.counter(&subject, metric::THREAD_USER_NS, ns(stat.user));
-            output.counter(&subject, metric::THREAD_SYSTEM_NS, ns(stat.system));
-            output.gauge(&subject, metric::THREAD_CPU, stat.cpu);
+            self.rest.extend([
+                (metric::THREAD_USER_NS, Kind::Counter, ns(stat.user)),
+                (metric::THREAD_SYSTEM_NS, Kind::Counter, ns(stat.system)),
+                (metric::THREAD_CPU, Kind::Gauge, stat.cpu),
+            ]);
         }
         Ok(())
     }
@@ -192,10 +214,23 @@ fn labelled(text: &str, label: &str) -> Option<u64> {
     value.trim().parse().ok()
 }
 
-/// Time on a processor, and waiting for one, nanoseconds (Documentation/scheduler/sched-stats.rst).
-fn parse_schedstat(text: &str) -> Option<(u64, u64)> {
+/// A thread's `schedstat` (Documentation/scheduler/sched-stats.rst).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Schedstat {
+    run_ns: u64,
+    delay_ns: u64,
+    /// Times that it got a processor.
+    slices: u64,
+}
+
+fn parse_schedstat(text: &str) -> Option<Schedstat> {
     let mut words = text.split_ascii_whitespace();
-    Some((words.next()?.parse().ok()?, words.next()?.parse().ok()?))
+    let mut next = || words.next()?.parse().ok();
+    Some(Schedstat {
+        run_ns: next()?,
+        delay_ns: next()?,
+        slices: next()?,
+    })
 }
 
 /// What a thread's `stat` says (proc(5)).
@@ -309,9 +344,13 @@ mod tests {
 
     #[test]
     fn schedstat_is_running_and_waiting() {
-        let text = "211421476 50063619 998\n";
-        assert_eq!(parse_schedstat(text), Some((211_421_476, 50_063_619)));
-        assert_eq!(parse_schedstat("1"), None);
+        let expected = Schedstat {
+            run_ns: 211_421_476,
+            delay_ns: 50_063_619,
+            slices: 998,
+        };
+        assert_eq!(parse_schedstat("211421476 50063619 998\n"), Some(expected));
+        assert_eq!(parse_schedstat("1 2"), None);
         assert_eq!(parse_schedstat("a b c"), None);
     }
 

@@ -2,7 +2,7 @@
 //! such as appear later between the addresses that are followed.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use seikan_observe::Subject;
@@ -15,9 +15,13 @@ use crate::netlink::diag::{Diag, SocketId, TcpConnection};
 
 /// TCP connections that are sampled, and flows that are kept, at most: the ones with most bytes.
 const CONNECTIONS_MAX: usize = 1000;
-/// With more connections than this that nobody asked for, the ones that are sampled are asked for one by one, and the
-/// whole table is read once a second only.
-const OTHERS_CHEAP: usize = 100;
+/// New connections are looked for this often, once there are some.
+const RESCAN: Duration = Duration::from_millis(250);
+/// What it costs, about, in microseconds: to walk the kernel's tables of both IP versions, to be told of a connection on
+/// the way, and to ask for one.
+const WALK: usize = 300;
+const TOLD: usize = 2;
+const ASKED: usize = 5;
 const TCP: &str = "TCP connections";
 const UDP: &str = "UDP sockets";
 
@@ -33,6 +37,7 @@ pub(super) struct Sockets {
     flows: BTreeMap<u64, Flow>,
     /// What was sampled last, to be asked for one by one.
     sampled: Vec<SocketId>,
+    /// Connections that nobody asked for, when all were listed last.
     others: usize,
     again: Again,
 }
@@ -72,14 +77,14 @@ impl Sockets {
             flows: flows.map(|facts| (facts.inode, flow(facts))).collect(),
             sampled: Vec::new(),
             others: 0,
-            again: Again::default(),
+            again: Again::every(RESCAN),
         }
     }
 
     /// Also samples connections from or to these.
     pub(super) fn follow(&mut self, networks: impl Iterator<Item = IpNet>) {
         self.followed.extend(networks);
-        self.again = Again::default();
+        self.again = Again::every(RESCAN);
     }
 
     /// The connections through the inner interface seen so far.
@@ -111,7 +116,9 @@ impl Sockets {
     }
 
     fn sample_tcp(&mut self, now: Instant, output: &mut Output) {
-        let whole = self.again.due(now) || self.others <= OTHERS_CHEAP;
+        let sampled = self.sampled.len();
+        let walk = WALK + TOLD * (sampled + self.others);
+        let whole = self.again.due(now) || sampled == 0 || ASKED * sampled > walk;
         let mut connections = match whole {
             true => self.list(output),
             false => self.look_up(output),
@@ -152,14 +159,16 @@ impl Sockets {
 
     /// Those sampled last, one by one.
     fn look_up(&mut self, output: &mut Output) -> Vec<TcpConnection> {
-        let Some(diag) = &mut self.diag else {
+        let Some(mut diag) = self.diag.take() else {
             return Vec::new();
         };
         let found = self.sampled.iter().filter_map(|id| {
-            let outcome = diag.connection(id);
-            output.keep(TCP, outcome).flatten()
+            let connection = output.keep(TCP, diag.connection(id)).flatten()?;
+            self.is_wanted(&connection).then_some(connection)
         });
-        found.collect()
+        let found = found.collect();
+        self.diag = Some(diag);
+        found
     }
 
     fn is_wanted(&self, connection: &TcpConnection) -> bool {
