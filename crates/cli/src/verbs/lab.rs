@@ -1,5 +1,8 @@
 //! `seikan lab`: the test bench.
 
+mod scenario;
+mod subjects;
+
 use std::io::{self, Write};
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
@@ -19,7 +22,8 @@ use crate::output;
 #[command(after_help = "Example:\n  \
     sudo seikan lab bench               measure every tunnel on PATH side by side\n  \
     sudo seikan lab gateway             from a device that runs nothing of ours, through a gateway\n  \
-    sudo seikan lab hostile             what flows keep while strangers flood")]
+    sudo seikan lab hostile             what flows keep while strangers flood\n  \
+    sudo seikan lab run shaper          a tunnel made slow, and what the doctor says")]
 pub struct Arguments {
     #[command(subcommand)]
     verb: LabVerb,
@@ -35,8 +39,18 @@ pub enum LabVerb {
     /// Run one end of the naive encapsulator, a fault to compare with and to find
     #[command(hide = true)]
     Naive(NaiveArguments),
+    /// Carry frames between two TAP devices, with faults
+    #[command(hide = true)]
+    Wire(subjects::WireArguments),
+    /// Run one end of the crude tunnel, sick in chosen ways
+    #[command(hide = true)]
+    Crude(subjects::CrudeArguments),
     /// Measure what flows keep while strangers flood the tunnel's port
     Hostile(HostileArguments),
+    /// Make a tunnel slow and ask the doctor why
+    Run(scenario::RunArguments),
+    /// Make tunnels slow in every way and count how often the doctor is right
+    Score(scenario::ScoreArguments),
 }
 
 /// What `lab hostile` is told.
@@ -223,7 +237,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         LabVerb::Bench(arguments) => bench(arguments),
         LabVerb::Gateway(arguments) => gateway(arguments),
         LabVerb::Naive(arguments) => naive(arguments),
+        LabVerb::Wire(arguments) => subjects::wire(arguments),
+        LabVerb::Crude(arguments) => subjects::crude(arguments),
         LabVerb::Hostile(arguments) => hostile(arguments),
+        LabVerb::Run(arguments) => scenario::play(arguments),
+        LabVerb::Score(arguments) => scenario::count(arguments),
     }
 }
 

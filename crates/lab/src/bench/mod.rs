@@ -292,6 +292,7 @@ fn measure(
     let link = Link {
         mtu: options.mtu,
         offload: options.offload,
+        ..Link::default()
     };
     let outcome = tunnel::start(tunnel, link, interrupt).and_then(|mut running| {
         let (hosts, started) = running.parts();

@@ -1,10 +1,11 @@
-//! The built-in load generator: TCP bulk, UDP flood, latency.
+//! The built-in load generator: TCP bulk, UDP flood, latency, and a load with an offered rate that others watch.
 //!
 //! Both ends run in threads of this process. Sockets are opened inside their host's namespace and stay there
 //! whichever thread uses them. Everything is bounded in time and looks at the [`Interrupt`] flag.
 //! Rates are what the receiver's application read during the measured window, never what was offered.
 
 mod latency;
+mod live;
 mod pattern;
 mod tcp;
 mod udp;
@@ -15,6 +16,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 pub use latency::{LatencyOptions, LatencyReport, ping, wait_reachable};
+pub use live::{LiveKind, LiveOptions, Meter, live};
 pub use pattern::Pattern;
 pub use tcp::{Direction, Interval, TcpOptions, TcpReport, tcp_bulk, verify_stream};
 pub use udp::{UdpOptions, UdpReport, udp_flood};

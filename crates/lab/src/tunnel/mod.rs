@@ -4,6 +4,7 @@
 //! far end answers through it. Programs are looked up in the directories of `$SEIKAN_PEERS` (colon separated), then
 //! on `PATH`. One file per program family.
 
+pub mod crude;
 mod mixed;
 mod nebula;
 mod openvpn;
@@ -229,12 +230,63 @@ pub fn all(idle_peers: u32) -> Vec<Box<dyn Tunnel>> {
             .map(|t| Box::new(t) as Box<dyn Tunnel>),
     );
     all.push(Box::new(nebula::Nebula));
+    all.push(Box::new(crude::Crude::new(crude::CrudeOptions::default())));
     all.extend(
         wireguard::all()
             .into_iter()
             .map(|t| Box::new(mixed::Mixed::new(t)) as Box<dyn Tunnel>),
     );
     all
+}
+
+/// Name of the crude tunnel.
+const CRUDE: &str = "crude";
+
+/// What is different from how a tunnel is started otherwise, host A first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// Further arguments of its program.
+    pub arguments: [Vec<String>; 2],
+    /// Variables of its program's environment.
+    pub environment: [Vec<(String, String)>; 2],
+    /// How sick the crude tunnel is.
+    pub crude: [crude::CrudeOptions; 2],
+}
+
+impl Changes {
+    fn arguments_of(&self, host: &Host) -> &[String] {
+        &self.arguments[usize::from(host.name != "A")]
+    }
+
+    fn environment_of(&self, host: &Host) -> impl Iterator<Item = (&String, &String)> {
+        let all = &self.environment[usize::from(host.name != "A")];
+        all.iter().map(|(name, value)| (name, value))
+    }
+}
+
+/// The tunnel called `name`, started with `changes`; `None` if there is none of that name, or it cannot be changed.
+#[must_use]
+pub fn named(name: &str, changes: &Changes) -> Option<Box<dyn Tunnel>> {
+    if let Some(tunnel) = openvpn::changed(name, changes) {
+        return Some(Box::new(tunnel));
+    }
+    if name == CRUDE {
+        let [a, b] = changes.crude;
+        return Some(Box::new(crude::Crude::with_ends(a, b)));
+    }
+    if *changes != Changes::default() {
+        return None;
+    }
+    all(0).into_iter().find(|tunnel| tunnel.name() == name)
+}
+
+/// The interface of the tunnel called `name` in `host`: that of the link where there is no tunnel.
+#[must_use]
+pub fn inner_device(name: &str, host: &Host) -> String {
+    match name {
+        "raw" | "raw-no-offload" => host.device.clone(),
+        _ => device_name(host),
+    }
 }
 
 /// The executable `name`, from `$SEIKAN_PEERS` or `PATH`.

@@ -13,39 +13,67 @@ use crate::interrupt::Interrupt;
 use crate::link::Hosts;
 use crate::process::Process;
 use crate::tunnel::{
-    Started, Tunnel, device_name, need_program, need_tun, version_line, write_private,
+    Changes, Started, Tunnel, device_name, need_program, need_tun, version_line, write_private,
 };
 
 const PORT: u16 = 11_000;
 const CIPHER: &str = "AES-256-GCM";
+/// Run only where a scenario names it.
+const OVER_TCP: &str = "openvpn-tcp";
 
 /// OpenVPN with some extra arguments.
+#[derive(Debug, Default)]
 pub(super) struct OpenVpn {
-    name: &'static str,
+    name: String,
+    /// At both ends.
     extra: &'static [&'static str],
+    /// Over TCP instead of UDP.
+    tcp: bool,
+    /// At one end each.
+    changes: Changes,
+}
+
+/// OpenVPN called `name`, with changes; `None` if it has another name.
+pub(super) fn changed(name: &str, changes: &Changes) -> Option<OpenVpn> {
+    let tcp = OpenVpn {
+        name: OVER_TCP.to_owned(),
+        tcp: true,
+        ..OpenVpn::default()
+    };
+    let known = all().into_iter().chain([tcp]);
+    known
+        .into_iter()
+        .find(|t| t.name == name)
+        .map(|tunnel| OpenVpn {
+            changes: changes.clone(),
+            ..tunnel
+        })
 }
 
 /// The three settings.
 pub(super) fn all() -> Vec<OpenVpn> {
     vec![
         OpenVpn {
-            name: "openvpn",
+            name: "openvpn".to_owned(),
             extra: &[],
+            ..OpenVpn::default()
         },
         OpenVpn {
-            name: "openvpn-mtu9000",
+            name: "openvpn-mtu9000".to_owned(),
             extra: &["--tun-mtu", "9000", "--mssfix", "0"],
+            ..OpenVpn::default()
         },
         OpenVpn {
-            name: "openvpn-mtu48000",
+            name: "openvpn-mtu48000".to_owned(),
             extra: &["--tun-mtu", "48000", "--mssfix", "0"],
+            ..OpenVpn::default()
         },
     ]
 }
 
 impl Tunnel for OpenVpn {
     fn name(&self) -> &str {
-        self.name
+        &self.name
     }
 
     fn availability(&self) -> std::result::Result<(), String> {
@@ -76,7 +104,11 @@ impl Tunnel for OpenVpn {
                     "--dev-type",
                     "tun",
                     "--proto",
-                    "udp",
+                    match (self.tcp, role) {
+                        (false, _) => "udp",
+                        (true, "--tls-server") => "tcp-server",
+                        (true, _) => "tcp-client",
+                    },
                 ])
                 .args([
                     "--port",
@@ -105,14 +137,16 @@ impl Tunnel for OpenVpn {
                     &host.inner.to_string(),
                     &other.inner.to_string(),
                 ])
-                .args(self.extra);
+                .args(self.extra)
+                .args(self.changes.arguments_of(host))
+                .envs(self.changes.environment_of(host));
             if role == "--tls-client" {
                 command.args(["--remote", &other.address.to_string()]);
             }
             started
                 .processes
                 .0
-                .push(Process::start(host, self.name, command, dir)?);
+                .push(Process::start(host, &self.name, command, dir)?);
         }
         Ok(started)
     }

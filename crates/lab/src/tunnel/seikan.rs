@@ -146,12 +146,18 @@ pub(crate) fn status(host: &Host, dir: &Path) -> Option<serde_json::Value> {
     serde_json::from_slice(&output.stdout).ok()
 }
 
-/// `$SEIKAN_BIN`, this program if it is `seikan`, or the one on `PATH`.
+/// `$SEIKAN_BIN`, this program if it is `seikan`, the one that was built with this test, or the one on `PATH`.
 pub(crate) fn program() -> Option<PathBuf> {
     if let Some(file) = std::env::var_os("SEIKAN_BIN").map(PathBuf::from) {
         return is_executable(&file).then_some(file);
     }
     let this = std::env::current_exe().ok();
+    // Tests run in `deps`, below the directory of programs.
+    let beside = this.as_ref().and_then(|file| {
+        let dir = file.parent().filter(|dir| dir.ends_with("deps"))?;
+        Some(dir.parent()?.join("seikan"))
+    });
     this.filter(|file| file.file_name().is_some_and(|name| name == "seikan"))
+        .or_else(|| beside.filter(|file| is_executable(file)))
         .or_else(|| find_program("seikan"))
 }

@@ -5,6 +5,7 @@
 //! back what the journal says. See `seikan_sys::hooks` for why it is safe to have.
 
 use crate::config::{Config, Hooks as Commands, InterfaceName};
+use crate::setup::Change;
 use crate::state;
 use seikan_sys::hooks::HookRunner;
 use std::io;
@@ -74,8 +75,10 @@ impl Hooks {
         let daemon = std::process::id();
         let clean_up = move || {
             let Some(journal) = journal else { return };
-            state::clean_up_after(daemon, &journal, || {
-                at_the_end.iter().for_each(|line| run_alone(line));
+            state::clean_up_after(daemon, &journal, |changes: &[Change]| {
+                if changes.contains(&Change::Hooks) {
+                    at_the_end.iter().for_each(|line| run_alone(line));
+                }
             });
         };
         match HookRunner::start_with(lines, clean_up) {

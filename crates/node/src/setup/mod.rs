@@ -12,7 +12,7 @@ pub mod occupied;
 pub mod routes;
 
 use crate::config::{Config, Diagnostic, Severity};
-use crate::state::Journal;
+use crate::state::{Journal, Undo};
 use seikan_sys::dns::{self, DnsError, DnsSettings};
 use seikan_sys::netlink::{Family, Netlink, NetlinkError, Route, Rule};
 use seikan_sys::sysctl;
@@ -84,9 +84,10 @@ impl Change {
             suppress: rule.suppress_prefix_length,
         }
     }
+}
 
-    /// Takes the change back. What is gone already is no failure.
-    pub fn take_back(self) -> Result<(), String> {
+impl Undo for Change {
+    fn take_back(self) -> Result<(), String> {
         match self {
             Change::Hooks => Ok(()),
             Change::Sysctl { path, before } => restore(&path, &before),

@@ -626,3 +626,37 @@ fn tcp_super_packets_pass_whole_and_intact() {
         });
     });
 }
+
+#[test]
+fn a_tap_device_reads_ethernet_frames() {
+    in_namespace(|| {
+        let tap = Tun::create_tap(&options("tap-a")).expect("TAP device");
+        set_address(tap.name(), HERE, MASK);
+        set_up(tap.name());
+        let socket = UdpSocket::bind((HERE, 0)).expect("bind");
+        // Nobody has that address: the first frame to come for it asks who has.
+        socket.send_to(b"x", (THERE, 9)).expect("send");
+        let mut buf = vec![0; TAP_READ_BUFFER_LEN];
+        for _ in 0..20 {
+            let mut fds = [PollFd::new(tap.queues()[0].as_fd(), PollFlags::POLLIN)];
+            assert_eq!(poll(&mut fds, PollTimeout::from(2000u16)).expect("poll"), 1);
+            let length = tap.queues()[0].read(&mut buf).expect("read");
+            let frame = &buf[VNET_HEADER_LEN..length];
+            // EtherType of ARP (RFC 826).
+            if frame[12..14] == [8, 6] {
+                assert_eq!(frame[..6], [0xff; 6]);
+                return;
+            }
+        }
+        panic!("no ARP request among 20 frames");
+    });
+}
+
+#[test]
+fn without_a_header_nothing_is_offloaded() {
+    in_namespace(|| {
+        let tun = Tun::create_without_header(&options("tun-a")).expect("TUN device");
+        assert!(!tun.capabilities().vnet_header.is_present());
+        assert!(!tun.capabilities().checksum.is_present());
+    });
+}

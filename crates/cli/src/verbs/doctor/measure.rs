@@ -49,6 +49,34 @@ pub fn path(interface: Option<&str>, pid: Option<u32>) -> anyhow::Result<PathMap
     Ok(discover::path(&subject)?)
 }
 
+/// Samples the path for a time, and sends nothing.
+///
+/// # Errors
+/// It cannot be sampled, or the interrupt was raised.
+pub fn watch(map: &PathMap, length: Duration, interrupt: &Interrupt) -> anyhow::Result<Evidence> {
+    /// Enough for means of gauges, few enough to cost nothing.
+    const INTERVAL: Duration = Duration::from_millis(250);
+    let mut sampler = Sampler::new(map)?;
+    sampler.follow(&through(map));
+    let mut series = Series::default();
+    let begun = Instant::now();
+    loop {
+        series.push(sampler.sample());
+        let left = length.saturating_sub(begun.elapsed());
+        if left.is_zero() {
+            break;
+        }
+        interrupt.sleep(left.min(INTERVAL))?;
+    }
+    let mut evidence = Evidence {
+        map: map.clone(),
+        series,
+        ..Evidence::default()
+    };
+    evidence.map.flows = sampler.flows();
+    Ok(evidence)
+}
+
 /// Samples the path. Ctrl-C ends it with what there is.
 pub fn measure(
     map: PathMap,

@@ -1,0 +1,298 @@
+//! A change of this host: what it was before, how it is made, how it is taken back.
+
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, anyhow, bail};
+use seikan_diagnose::Action;
+use seikan_node::state::Undo;
+use seikan_sys::ethtool::{Ethtool, Feature};
+use seikan_sys::netlink::{LinkInfo, Netlink};
+use seikan_sys::{schedule, softirq, sysctl};
+use serde::{Deserialize, Serialize};
+
+/// The table of our own that clamps segment sizes.
+const CLAMP_TABLE: &str = "inet seikan_doctor";
+
+/// A change with what it takes to take it back.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Change {
+    /// What is done.
+    pub action: Action,
+    before: State,
+}
+
+/// How something was.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum State {
+    Number(i64),
+    Text(String),
+    Bits(Vec<(String, bool)>),
+    List(Vec<u32>),
+    Absent,
+}
+
+impl Change {
+    /// Reads how it is now. Changes nothing.
+    ///
+    /// # Errors
+    /// It cannot be read, or could not be brought back as it is.
+    pub fn plan(action: Action) -> Result<Change> {
+        let before =
+            read(&action).with_context(|| format!("cannot prepare `{}`", action.command()))?;
+        Ok(Change { action, before })
+    }
+
+    /// Makes the change.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn apply(&self) -> Result<()> {
+        let made = match &self.action {
+            Action::QueueLength { packets, .. } => self.write(&State::Number((*packets).into())),
+            Action::Mtu { bytes, .. } => self.write(&State::Number((*bytes).into())),
+            Action::Offload { link, feature, on } => {
+                let feature: Feature = feature.parse().map_err(|error: String| anyhow!(error))?;
+                Ok(Ethtool::open()?.set_feature(link, feature, *on)?)
+            }
+            Action::Sysctl { value, .. } => self.write(&State::Text(value.clone())),
+            Action::Rps { cpus, .. } | Action::Affinity { cpus, .. } => {
+                self.write(&State::List(cpus.clone()))
+            }
+            Action::RemoveQdisc { .. } => self.write(&State::Absent),
+            Action::Nice { nice, .. } => self.write(&State::Number((*nice).into())),
+            Action::CpuLimit { group, cpus } => {
+                let value = limit_value(group, *cpus);
+                self.write(&State::Text(value))
+            }
+            Action::ClampMss { .. } => run("sh", &["-c", &self.action.command()]).map(drop),
+        };
+        made.with_context(|| format!("`{}` failed", self.action.command()))
+    }
+
+    fn write(&self, state: &State) -> Result<()> {
+        match (&self.action, state) {
+            (Action::QueueLength { link, .. }, State::Number(packets)) => {
+                let netlink = Netlink::open()?;
+                Ok(netlink.set_tx_queue_len(netlink.link(link)?.index, *packets as u32)?)
+            }
+            (Action::Mtu { link, .. }, State::Number(bytes)) => {
+                let netlink = Netlink::open()?;
+                Ok(netlink.set_mtu(netlink.link(link)?.index, *bytes as u32)?)
+            }
+            (Action::Offload { link, .. }, State::Bits(bits)) => {
+                Ok(Ethtool::open()?.set_bits(link, bits)?)
+            }
+            (Action::Sysctl { name, .. }, State::Text(value)) => {
+                Ok(sysctl::write(&components(name)?, value)?)
+            }
+            (Action::Rps { link, queue, .. }, State::List(cpus)) => {
+                let link = Netlink::open()?.link(link)?;
+                Ok(softirq::set_steering(&link, &format!("rx-{queue}"), cpus)?)
+            }
+            (Action::Affinity { pid, .. }, State::List(cpus)) => {
+                Ok(schedule::set_affinity(*pid, cpus)?)
+            }
+            (Action::Nice { pid, .. }, State::Number(nice)) => {
+                Ok(schedule::set_nice(*pid, *nice as i32)?)
+            }
+            (Action::CpuLimit { group, .. }, State::Text(value)) => {
+                let file = limit_file(group);
+                std::fs::write(&file, value).with_context(|| format!("cannot write {file}"))
+            }
+            (Action::RemoveQdisc { link }, State::Absent) => {
+                run("tc", &["qdisc", "del", "dev", link, "root"]).map(drop)
+            }
+            (Action::RemoveQdisc { link }, State::Text(qdisc)) => {
+                let mut words = vec!["qdisc", "replace", "dev", link, "root"];
+                words.extend(qdisc.split_whitespace());
+                run("tc", &words).map(drop)
+            }
+            (Action::ClampMss { .. }, State::Absent) => {
+                run("nft", &["delete", "table", "inet", "seikan_doctor"]).map(drop)
+            }
+            (action, state) => bail!("{action:?} has no state {state:?}: the journal is damaged"),
+        }
+    }
+}
+
+impl Undo for Change {
+    fn take_back(self) -> std::result::Result<(), String> {
+        match self.write(&self.before) {
+            Err(_) if self.is_gone() => Ok(()),
+            other => other.map_err(|error| {
+                format!("cannot take back `{}`: {error:#}", self.action.command())
+            }),
+        }
+    }
+}
+
+impl Change {
+    /// What was changed is not there any more, so that nothing is left of the change.
+    fn is_gone(&self) -> bool {
+        let link_is_gone = |link: &str| {
+            let found = Netlink::open().and_then(|netlink| netlink.link_index(link));
+            matches!(found, Ok(None))
+        };
+        match &self.action {
+            Action::QueueLength { link, .. }
+            | Action::Mtu { link, .. }
+            | Action::Offload { link, .. }
+            | Action::Rps { link, .. }
+            | Action::RemoveQdisc { link } => link_is_gone(link),
+            Action::Nice { pid, .. } | Action::Affinity { pid, .. } => {
+                !std::path::Path::new(&format!("/proc/{pid}")).exists()
+            }
+            Action::CpuLimit { group, .. } => !std::path::Path::new(group).exists(),
+            Action::ClampMss { .. } => {
+                let tables = run("nft", &["list", "tables"]);
+                tables.is_ok_and(|tables| !tables.contains(CLAMP_TABLE))
+            }
+            Action::Sysctl { .. } => false,
+        }
+    }
+}
+
+fn read(action: &Action) -> Result<State> {
+    let link = |name: &str| -> Result<LinkInfo> { Ok(Netlink::open()?.link(name)?) };
+    Ok(match action {
+        Action::QueueLength { link: name, .. } => State::Number(link(name)?.tx_queue_len.into()),
+        Action::Mtu { link: name, .. } => State::Number(link(name)?.mtu.into()),
+        Action::Offload { link, .. } => {
+            // All of them: switching one off may take others along.
+            let states = Ethtool::open()?.features(link)?;
+            let changeable = states.into_iter().filter(|state| state.changeable);
+            State::Bits(
+                changeable
+                    .map(|state| (state.name, state.requested))
+                    .collect(),
+            )
+        }
+        Action::Sysctl { name, .. } => State::Text(sysctl::read(&components(name)?)?),
+        Action::Rps {
+            link: name, queue, ..
+        } => {
+            let steering = softirq::steering(&link(name)?);
+            let queues = steering.context("/sys shows another network namespace than this one")?;
+            let queue = format!("rx-{queue}");
+            let found = queues.into_iter().find(|steering| steering.queue == queue);
+            State::List(
+                found
+                    .with_context(|| format!("{name} has no queue {queue}"))?
+                    .cpus,
+            )
+        }
+        Action::Affinity { pid, .. } => State::List(schedule::affinity(*pid)?),
+        Action::Nice { pid, .. } => State::Number(schedule::nice(*pid)?.into()),
+        Action::CpuLimit { group, .. } => {
+            let file = limit_file(group);
+            let text =
+                std::fs::read_to_string(&file).with_context(|| format!("cannot read {file}"))?;
+            State::Text(text.trim().to_owned())
+        }
+        Action::RemoveQdisc { link } => {
+            let shown = run("tc", &["qdisc", "show", "dev", link, "root"])?;
+            State::Text(token_bucket(&shown)?)
+        }
+        Action::ClampMss { .. } => {
+            let tables = run("nft", &["list", "tables"])?;
+            if tables.contains(CLAMP_TABLE) {
+                bail!(
+                    "a table `{CLAMP_TABLE}` is there already: `seikan doctor --undo` removes it"
+                );
+            }
+            State::Absent
+        }
+    })
+}
+
+/// The arguments that make the token bucket that `tc` shows. Others hold classes and filters, which could not be brought
+/// back.
+fn token_bucket(shown: &str) -> Result<String> {
+    let mut lines = shown.lines().filter(|line| !line.trim().is_empty());
+    let (line, more) = (lines.next().unwrap_or_default(), lines.next());
+    let words: Vec<&str> = line.split_whitespace().collect();
+    // "qdisc tbf 8001: root refcnt 2 rate 50Mbit burst 5000b lat 50ms"
+    let (Some("qdisc"), Some("tbf"), None) = (words.first().copied(), words.get(1).copied(), more)
+    else {
+        bail!(
+            "only a single token bucket (tbf) can be taken away and brought back; here is `{line}`"
+        );
+    };
+    let from = words.iter().position(|word| *word == "rate");
+    let from = from.with_context(|| format!("`{line}` shows no rate"))?;
+    Ok(format!("tbf {}", words[from..].join(" ")))
+}
+
+/// The components below `/proc/sys/net` of a name with dots.
+fn components(name: &str) -> Result<Vec<&str>> {
+    let below = name.strip_prefix("net.");
+    let below = below.with_context(|| format!("`{name}` is not below net."))?;
+    Ok(below.split('.').collect())
+}
+
+/// The file with the limit of a control group, of either version.
+fn limit_file(group: &str) -> String {
+    let second = format!("{group}/cpu.max");
+    match std::path::Path::new(&second).exists() {
+        true => second,
+        false => format!("{group}/cpu.cfs_quota_us"),
+    }
+}
+
+fn limit_value(group: &str, cpus: Option<f64>) -> String {
+    let first = limit_file(group).ends_with("quota_us");
+    let read = |file: &str| std::fs::read_to_string(format!("{group}/{file}")).ok();
+    match (first, cpus) {
+        (true, None) => "-1".to_owned(),
+        (true, Some(cpus)) => {
+            let period = read("cpu.cfs_period_us").and_then(|text| text.trim().parse().ok());
+            format!("{:.0}", cpus * period.unwrap_or(100_000.0))
+        }
+        (false, None) => "max".to_owned(),
+        (false, Some(cpus)) => format!("{:.0} 100000", cpus * 100_000.0),
+    }
+}
+
+/// What a program prints; what it complains of is the error.
+fn run(program: &str, arguments: &[&str]) -> Result<String> {
+    let output = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("cannot run {program}: install it"))?;
+    if !output.status.success() {
+        bail!(
+            "{program}: {}",
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_bucket_is_brought_back_as_it_was_shown() {
+        let shown = "qdisc tbf 8001: root refcnt 2 rate 50Mbit burst 5000b lat 50ms \n";
+        let words = token_bucket(shown).expect("words");
+        assert_eq!(words, "tbf rate 50Mbit burst 5000b lat 50ms");
+    }
+
+    #[test]
+    fn what_could_not_be_brought_back_is_left_alone() {
+        assert!(token_bucket("qdisc htb 1: root refcnt 2 r2q 10 default 0x1\n").is_err());
+        assert!(token_bucket("").is_err());
+    }
+
+    #[test]
+    fn only_settings_of_the_network_are_named() {
+        assert_eq!(
+            components("net.core.rmem_max").expect("name"),
+            ["core", "rmem_max"]
+        );
+        assert!(components("kernel.panic").is_err());
+    }
+}

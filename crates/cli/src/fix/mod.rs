@@ -1,0 +1,135 @@
+//! Changes of this host that are meant to make a tunnel faster: noted before they are made, compared with and without,
+//! kept only if they help, and taken back otherwise, also when this process is killed on the way.
+//!
+//! [`Fix::prepare`] forks a process that takes everything back should this one end; [`Fix::run`] notes the changes of a
+//! remedy, runs the [`trial`], and keeps or takes back; [`undo`] takes back what was kept.
+
+mod change;
+pub mod trial;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use seikan_diagnose::Remedy;
+use seikan_node::control::Places;
+use seikan_node::state::{self, Journal};
+use seikan_sys::hooks::HookRunner;
+use seikan_sys::netns::NetNs;
+
+pub use change::Change;
+use trial::{Block, Decision, Trial};
+
+/// Ready to change something.
+#[derive(Debug)]
+pub struct Fix {
+    /// Takes back what is noted when this process is gone.
+    _guard: HookRunner,
+    directory: PathBuf,
+    name: String,
+}
+
+impl Fix {
+    /// Starts the process that cleans up. Must come before this one has a second thread.
+    ///
+    /// # Errors
+    /// There are threads already, or no process to be had.
+    pub fn prepare() -> Result<Fix> {
+        let directory = Places::default().run;
+        let pid = std::process::id();
+        let name = format!("{}{pid}", prefix()?);
+        let path = directory.join(format!("{name}.journal"));
+        let guard = HookRunner::start_with(Vec::new(), move || {
+            state::clean_up_after(pid, &path, |_: &[Change]| ());
+        });
+        Ok(Fix {
+            _guard: guard.context("cannot start the process that takes changes back")?,
+            directory,
+            name,
+        })
+    }
+
+    /// Tries a remedy, and leaves it in force only if it helps.
+    ///
+    /// # Errors
+    /// A change cannot be prepared or made, or measuring failed; everything is as it was then.
+    pub fn run(
+        &self,
+        remedy: &Remedy,
+        least_gain: f64,
+        measure: impl FnMut(Duration) -> Result<Block>,
+    ) -> Result<Trial> {
+        let planned = remedy.actions.iter().cloned().map(Change::plan);
+        let changes = planned.collect::<Result<Vec<Change>>>()?;
+        if changes.is_empty() {
+            bail!("`{}` is not a change of this host", remedy.what);
+        }
+        let (mut journal, _) = Journal::open(&self.directory, &self.name)?;
+        // Noted first: whatever happens from here on, everything is taken back unless it is kept.
+        for change in &changes {
+            journal.will_do(change.clone())?;
+        }
+        let switch = |on: bool| match on {
+            true => changes.iter().try_for_each(Change::apply),
+            false => match state::take_back(changes.clone()) {
+                failures if failures.is_empty() => Ok(()),
+                failures => bail!("{}", failures.join("; ")),
+            },
+        };
+        let trial = trial::run(switch, measure, least_gain);
+        let keeps = matches!(&trial, Ok(trial) if trial.decision == Decision::Keep);
+        let applied = match keeps {
+            true => changes.iter().try_for_each(Change::apply),
+            false => Ok(()),
+        };
+        if keeps && applied.is_ok() {
+            journal.keep(&format!("{}.kept", self.name))?;
+        } else {
+            let failures = journal.take_back();
+            if !failures.is_empty() {
+                bail!("{}", failures.join("; "));
+            }
+        }
+        applied.and(trial)
+    }
+}
+
+/// Takes back everything that was kept in this network namespace; the commands of what was taken back, and what could
+/// not be.
+///
+/// # Errors
+/// The folder cannot be read, or another process is at it.
+pub fn undo() -> Result<(Vec<String>, Vec<String>)> {
+    let directory = Places::default().run;
+    let (mut done, mut failures) = (Vec::new(), Vec::new());
+    let prefix = prefix()?;
+    let entries = match std::fs::read_dir(&directory) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok((done, failures)),
+        Err(error) => Err(error).with_context(|| format!("cannot read {}", directory.display()))?,
+    };
+    let mut files: Vec<PathBuf> = entries
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| {
+            let name = path.file_name().and_then(|name| name.to_str());
+            name.is_some_and(|name| name.starts_with(&prefix))
+        })
+        .collect();
+    // The newest first, as a stack.
+    files.sort_by_key(|path| {
+        std::cmp::Reverse(path.metadata().and_then(|meta| meta.modified()).ok())
+    });
+    for file in files {
+        let (changes, failed) = state::undo::<Change>(&file)?;
+        done.extend(changes.iter().rev().map(|change| change.action.command()));
+        failures.extend(failed);
+    }
+    Ok((done, failures))
+}
+
+/// How the files of this network namespace begin: a change belongs to the namespace in which it was made.
+fn prefix() -> Result<String> {
+    let namespace = NetNs::current()?.id()?;
+    Ok(format!("doctor-{namespace}-"))
+}

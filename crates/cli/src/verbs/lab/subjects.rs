@@ -1,0 +1,111 @@
+//! `seikan lab wire` and `seikan lab crude`, hidden: what the lab starts to have something to diagnose.
+
+use std::io::{self, Write};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, ValueHint};
+use ipnet::IpNet;
+use seikan_lab::Interrupt;
+use seikan_lab::tunnel::crude::{CrudeEnd, CrudeOptions, CrudeSetup};
+use seikan_lab::wire::CarrierOptions;
+
+/// What `lab wire` is told.
+#[derive(Debug, Args)]
+pub struct WireArguments {
+    /// Name of the TAP device to make here
+    #[arg(long, value_name = "INTERFACE")]
+    pub near: String,
+    /// Name of the TAP device to make in the other namespace
+    #[arg(long, value_name = "INTERFACE")]
+    pub far: String,
+    /// The other network namespace
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub far_namespace: PathBuf,
+    /// Seed of the random faults
+    #[arg(long, value_name = "NUMBER", default_value_t = 0)]
+    pub seed: u64,
+}
+
+/// Carries frames until standard input ends; orders are read there, and answered.
+pub fn wire(arguments: &WireArguments) -> anyhow::Result<ExitCode> {
+    seikan_lab::wire::carry(&CarrierOptions {
+        near: arguments.near.clone(),
+        far: arguments.far.clone(),
+        far_namespace: arguments.far_namespace.clone(),
+        seed: arguments.seed,
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What `lab crude` is told.
+#[derive(Debug, Args)]
+pub struct CrudeArguments {
+    /// Name of the TUN device to make
+    #[arg(long, value_name = "INTERFACE")]
+    pub device: String,
+    /// Its addresses
+    #[arg(
+        long,
+        value_name = "ADDRESS/LENGTH,...",
+        value_delimiter = ',',
+        required = true
+    )]
+    pub address: Vec<IpNet>,
+    /// Own address outside
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub listen: SocketAddr,
+    /// Address of the other end outside
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub peer: SocketAddr,
+    /// MTU of the device
+    #[arg(long, value_name = "BYTES", default_value_t = 1400, value_parser = clap::value_parser!(u32).range(68..=65535))]
+    pub mtu: u32,
+    /// Spend so much processor time on each packet, as a slow cipher does
+    #[arg(long, value_name = "NANOSECONDS", default_value_t = 0)]
+    pub burn: u64,
+    /// Hand each packet on twice, from thread to thread
+    #[arg(long)]
+    pub handoff: bool,
+    /// Copy each packet so often to memory and back
+    #[arg(long, value_name = "TIMES", default_value_t = 0)]
+    pub copy: u32,
+    /// Receive buffer of the socket
+    #[arg(long, value_name = "BYTES")]
+    pub rcvbuf: Option<usize>,
+    /// Send buffer of the socket
+    #[arg(long, value_name = "BYTES")]
+    pub sndbuf: Option<usize>,
+    /// Packets that the device holds
+    #[arg(long, value_name = "PACKETS")]
+    pub queue: Option<u32>,
+}
+
+/// Runs one end of the crude tunnel until a signal, then says what became of packets.
+pub fn crude(arguments: &CrudeArguments) -> anyhow::Result<ExitCode> {
+    let interrupt = Interrupt::new();
+    let _signals = interrupt.catch_signals()?;
+    let end = CrudeEnd::open(&CrudeSetup {
+        device: arguments.device.clone(),
+        addresses: arguments.address.clone(),
+        listen: arguments.listen,
+        peer: arguments.peer,
+        options: CrudeOptions {
+            mtu: arguments.mtu,
+            burn_ns: arguments.burn,
+            handoff: arguments.handoff,
+            copy: arguments.copy,
+            rcvbuf: arguments.rcvbuf,
+            sndbuf: arguments.sndbuf,
+            queue: arguments.queue,
+        },
+    })?;
+    end.run(&interrupt)?;
+    writeln!(
+        io::stdout(),
+        "{}",
+        serde_json::to_string_pretty(&end.counts())?
+    )?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,227 @@
+//! Statistics that hold for series from one machine: neighbours in time are not independent, and noise is not normal.
+//!
+//! Intervals come from resampling with a seeded generator, so that the same data gives the same answer.
+
+use serde::{Deserialize, Serialize};
+
+/// Resamples for an interval: the 2.5 % ends of 2,000 are 50 values from the edge.
+const RESAMPLES: usize = 2_000;
+
+/// An estimate with its 95 % interval.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Interval {
+    /// The estimate.
+    pub value: f64,
+    /// Lower end.
+    pub low: f64,
+    /// Upper end.
+    pub high: f64,
+}
+
+/// The correlation of two series at the lag at which it is largest.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Correlation {
+    /// By how many values the second series comes later than the first; negative: earlier.
+    pub lag: i32,
+    /// Pearson's r there, with the interval of a moving-block bootstrap (Künsch 1989).
+    pub r: Interval,
+}
+
+/// The mean gain of the second kind of block over the first, as a ratio minus 1: pairs of (without, with), taken close
+/// to each other in time. `None` for fewer than two pairs, or where there is nothing to gain on.
+pub fn paired_gain(pairs: &[(f64, f64)]) -> Option<Interval> {
+    let sane = |(a, b): &(f64, f64)| a.is_finite() && b.is_finite() && *a >= 0.0 && *b >= 0.0;
+    if pairs.len() < 2 || !pairs.iter().all(sane) {
+        return None;
+    }
+    let gain = |pairs: &[(f64, f64)]| {
+        let (a, b) = pairs
+            .iter()
+            .fold((0.0, 0.0), |(a, b), pair| (a + pair.0, b + pair.1));
+        (a > 0.0).then(|| b / a - 1.0)
+    };
+    let value = gain(pairs)?;
+    let mut random = Random(pairs.len() as u64);
+    let drawn = (0..RESAMPLES).filter_map(|_| {
+        let again: Vec<(f64, f64)> = (0..pairs.len())
+            .map(|_| pairs[random.below(pairs.len())])
+            .collect();
+        gain(&again)
+    });
+    Some(interval(value, drawn.collect()))
+}
+
+/// Correlates `a` with `b` at every lag up to `max_lag` values either way. `None` where one of them does not vary, or
+/// is too short: four blocks at least.
+pub fn correlate(a: &[f64], b: &[f64], max_lag: usize, block: usize) -> Option<Correlation> {
+    let (n, block) = (a.len().min(b.len()), block.max(1));
+    if n < 4 * block + max_lag {
+        return None;
+    }
+    let at = |lag: i32| -> (&[f64], &[f64]) {
+        let shift = lag.unsigned_abs() as usize;
+        match lag >= 0 {
+            true => (&a[..n - shift], &b[shift..n]),
+            false => (&a[shift..n], &b[..n - shift]),
+        }
+    };
+    let lags = -(max_lag as i32)..=max_lag as i32;
+    let (lag, r) = lags
+        .filter_map(|lag| {
+            let (a, b) = at(lag);
+            Some((lag, pearson(a.iter().copied().zip(b.iter().copied()))?))
+        })
+        .max_by(|x, y| x.1.abs().total_cmp(&y.1.abs()))?;
+    let (a, b) = at(lag);
+    let mut random = Random(n as u64);
+    let blocks = a.len() / block;
+    let drawn = (0..RESAMPLES).filter_map(|_| {
+        let starts: Vec<usize> = (0..blocks)
+            .map(|_| random.below(a.len() - block + 1))
+            .collect();
+        let pairs = starts
+            .iter()
+            .flat_map(|start| (*start..start + block).map(|i| (a[i], b[i])));
+        pearson(pairs)
+    });
+    Some(Correlation {
+        lag,
+        r: interval(r, drawn.collect()),
+    })
+}
+
+/// What each value differs by from the one before: takes a common trend out of two series.
+pub fn differences(values: &[f64]) -> Vec<f64> {
+    values.windows(2).map(|pair| pair[1] - pair[0]).collect()
+}
+
+/// Mean time in a queue in seconds, by Little's law: what stands in it over what leaves it per second. `None` if
+/// nothing leaves.
+pub fn queueing_delay(standing: f64, leaving_per_second: f64) -> Option<f64> {
+    (leaving_per_second > 0.0).then(|| standing / leaving_per_second)
+}
+
+/// The interval of a share `hits` of `n` that holds for few cases as well (Wilson 1927). `None` without any.
+pub fn wilson(hits: u64, n: u64) -> Option<Interval> {
+    if n == 0 {
+        return None;
+    }
+    // The 97.5 % point of the normal distribution.
+    let z = 1.959_963_985;
+    let (n, p) = (n as f64, hits as f64 / n as f64);
+    let middle = (p + z * z / (2.0 * n)) / (1.0 + z * z / n);
+    let half = z / (1.0 + z * z / n) * (p * (1.0 - p) / n + z * z / (4.0 * n * n)).sqrt();
+    Some(Interval {
+        value: p,
+        low: (middle - half).max(0.0),
+        high: (middle + half).min(1.0),
+    })
+}
+
+fn pearson(pairs: impl Iterator<Item = (f64, f64)> + Clone) -> Option<f64> {
+    let n = pairs.clone().count() as f64;
+    let (sa, sb) = pairs
+        .clone()
+        .fold((0.0, 0.0), |(sa, sb), (a, b)| (sa + a, sb + b));
+    let (ma, mb) = (sa / n, sb / n);
+    let (mut vab, mut va, mut vb) = (0.0, 0.0, 0.0);
+    for (a, b) in pairs {
+        vab += (a - ma) * (b - mb);
+        va += (a - ma).powi(2);
+        vb += (b - mb).powi(2);
+    }
+    (va > 0.0 && vb > 0.0).then(|| (vab / (va * vb).sqrt()).clamp(-1.0, 1.0))
+}
+
+fn interval(value: f64, mut drawn: Vec<f64>) -> Interval {
+    drawn.sort_by(f64::total_cmp);
+    let at = |share: f64| {
+        let index = (share * drawn.len() as f64) as usize;
+        drawn
+            .get(index.min(drawn.len().saturating_sub(1)))
+            .copied()
+            .unwrap_or(value)
+    };
+    Interval {
+        value,
+        low: at(0.025),
+        high: at(0.975),
+    }
+}
+
+/// SplitMix64 (Steele, Lea, Flood 2014): good enough to draw indexes.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((u128::from(z ^ (z >> 31)) * n as u128) >> 64) as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wilson_agrees_with_the_textbook() {
+        // Newcombe 1998, table I, method 3: 81 of 263, 15 of 148, 0 of 20, 1 of 29.
+        for (hits, n, low, high) in [
+            (81, 263, 0.2553, 0.3662),
+            (15, 148, 0.0624, 0.1605),
+            (0, 20, 0.0, 0.1611),
+            (1, 29, 0.0061, 0.1718),
+        ] {
+            let got = wilson(hits, n).expect("some");
+            assert!(
+                (got.low - low).abs() < 5e-5 && (got.high - high).abs() < 5e-5,
+                "{got:?}"
+            );
+        }
+        assert_eq!(wilson(0, 0), None);
+    }
+
+    #[test]
+    fn a_gain_is_seen_with_an_interval_that_holds_it() {
+        let pairs: Vec<(f64, f64)> = (0..8).map(|i| (100.0 + f64::from(i), 150.0)).collect();
+        let gain = paired_gain(&pairs).expect("gain");
+        // 8 * 150 / (8 * 100 + 28) - 1.
+        assert!((gain.value - (1200.0 / 828.0 - 1.0)).abs() < 1e-12);
+        assert!(gain.low > 0.4 && gain.low <= gain.value && gain.value <= gain.high);
+    }
+
+    #[test]
+    fn noise_is_no_gain() {
+        let pairs = [
+            (100.0, 60.0),
+            (50.0, 90.0),
+            (80.0, 85.0),
+            (95.0, 70.0),
+            (60.0, 80.0),
+        ];
+        let gain = paired_gain(&pairs).expect("gain");
+        assert!(gain.low < 0.0 && gain.high > 0.0, "{gain:?}");
+        assert_eq!(paired_gain(&pairs[..1]), None);
+        assert_eq!(paired_gain(&[(0.0, 1.0), (0.0, 2.0)]), None);
+    }
+
+    #[test]
+    fn the_lag_is_found() {
+        let a: Vec<f64> = (0..200).map(|i| ((i * i) % 17) as f64).collect();
+        let mut b = vec![0.0; 200];
+        b[3..].copy_from_slice(&a[..197]);
+        let found = correlate(&a, &b, 5, 5).expect("correlation");
+        assert_eq!(found.lag, 3);
+        assert!(found.r.value > 0.999 && found.r.low > 0.99, "{found:?}");
+        assert_eq!(correlate(&a, &[1.0; 200], 5, 5), None);
+    }
+
+    #[test]
+    fn a_packet_waits_for_those_before_it() {
+        assert_eq!(queueing_delay(100.0, 1000.0), Some(0.1));
+        assert_eq!(queueing_delay(100.0, 0.0), None);
+    }
+}

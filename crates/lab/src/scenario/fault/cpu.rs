@@ -1,0 +1,122 @@
+//! Faults that take processor time from the tunnel's program.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
+
+use super::Applied;
+use crate::error::{LabError, Result};
+use crate::link::Host;
+
+/// The processor that is crowded.
+const CROWDED: usize = 0;
+/// The groups of control groups' first version, and of the second.
+const VERSION_1: &str = "/sys/fs/cgroup/cpu";
+const VERSION_2: &str = "/sys/fs/cgroup";
+/// Length of an accounting period, in microseconds; the quota is a share of it. The kernel's default.
+const PERIOD: f64 = 100_000.0;
+/// The smallest quota that the kernel takes, in microseconds (`min_cfs_quota_period`, kernel/sched/core.c).
+const SMALLEST_QUOTA: f64 = 1_000.0;
+
+/// Leaves the programs with one processor, which `hogs` processes want, too.
+pub(super) fn crowd<'a>(
+    host: &'a Host,
+    pids: &[u32],
+    hogs: usize,
+    applied: &mut Applied<'a>,
+) -> Result<()> {
+    let mut one = CpuSet::new();
+    one.set(CROWDED)
+        .map_err(|e| LabError::Setup(format!("no processor {CROWDED}: {e}")))?;
+    for task in pids.iter().flat_map(|pid| tasks(*pid)) {
+        let Ok(before) = sched_getaffinity(task) else {
+            continue;
+        };
+        sched_setaffinity(task, &one)
+            .map_err(|e| LabError::Setup(format!("cannot pin the tunnel's thread {task}: {e}")))?;
+        applied.then(move || {
+            let _ = sched_setaffinity(task, &before);
+        });
+    }
+    for _ in 0..hogs {
+        let hog = Hog::start(host)?;
+        let pinned = sched_setaffinity(Pid::from_raw(hog.0.id() as i32), &one);
+        applied.then(move || drop(hog));
+        pinned.map_err(|e| LabError::Setup(format!("cannot pin a process that spins: {e}")))?;
+    }
+    Ok(())
+}
+
+/// Threads of a process.
+fn tasks(pid: u32) -> Vec<Pid> {
+    let Ok(entries) = std::fs::read_dir(format!("/proc/{pid}/task")) else {
+        return Vec::new();
+    };
+    entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_string_lossy().parse().ok())
+        .map(Pid::from_raw)
+        .collect()
+}
+
+/// A process that spins.
+struct Hog(Child);
+
+impl Hog {
+    fn start(host: &Host) -> Result<Self> {
+        let mut command = Command::new("sh");
+        command
+            .args(["-c", "while :; do :; done"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        host.spawn(&mut command)
+            .map(Self)
+            .map_err(LabError::io("start a process that spins"))
+    }
+}
+
+impl Drop for Hog {
+    fn drop(&mut self) {
+        // Fails only when it has ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Puts the programs in a control group with so many percent of one processor.
+pub(super) fn quota(pids: &[u32], percent: f64, applied: &mut Applied<'_>) -> Result<()> {
+    let version_1 = Path::new(VERSION_1).join("cpu.cfs_period_us").exists()
+        || Path::new(VERSION_1).join("cgroup.procs").exists();
+    let root = PathBuf::from(if version_1 { VERSION_1 } else { VERSION_2 });
+    let group = root.join(format!("seikan-lab-{}", std::process::id()));
+    let fail = |source: std::io::Error| {
+        LabError::Setup(format!(
+            "the control group {} cannot be used: {source}",
+            group.display()
+        ))
+    };
+    let quota = (PERIOD * percent / 100.0).max(SMALLEST_QUOTA);
+    std::fs::create_dir(&group).map_err(fail)?;
+    let (home, own, remove) = (root.join("cgroup.procs"), group.clone(), pids.to_vec());
+    applied.then(move || {
+        for pid in remove {
+            // Has gone if the tunnel has ended.
+            let _ = std::fs::write(&home, pid.to_string());
+        }
+        let _ = std::fs::remove_dir(&own);
+    });
+    let written = if version_1 {
+        std::fs::write(group.join("cpu.cfs_period_us"), format!("{PERIOD:.0}"))
+            .and_then(|()| std::fs::write(group.join("cpu.cfs_quota_us"), format!("{quota:.0}")))
+    } else {
+        std::fs::write(root.join("cgroup.subtree_control"), "+cpu")
+            .and_then(|()| std::fs::write(group.join("cpu.max"), format!("{quota:.0} {PERIOD:.0}")))
+    };
+    written.map_err(fail)?;
+    pids.iter()
+        .try_for_each(|pid| std::fs::write(group.join("cgroup.procs"), pid.to_string()))
+        .map_err(fail)
+}

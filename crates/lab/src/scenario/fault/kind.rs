@@ -1,0 +1,187 @@
+//! The kinds of faults, with what their severity means.
+
+use serde::{Deserialize, Serialize};
+
+/// What can be wrong. What the severity is, is said with each; kinds of the whole machine are set back afterwards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FaultKind {
+    /// Nothing.
+    None,
+    /// `txqueuelen` of the tunnel's interface, in packets.
+    QueueLength,
+    /// A token bucket with a short queue on the interface, in Mbit/s.
+    Shaper,
+    /// A token bucket with a long queue on the interface, in Mbit/s.
+    Bufferbloat,
+    /// Processes that spin on the one processor that the tunnel's program is left with; how many.
+    CpuHog,
+    /// Processor time of the tunnel's program by a control group, in percent of one processor.
+    CpuQuota,
+    /// Packets that the host does not get from the link, at random, in percent.
+    Loss,
+    /// Packets longer than this vanish before the host gets them, in bytes.
+    MtuBlackHole,
+    /// MTU of the interface, in bytes.
+    Mtu,
+    /// The tunnel's program believes in an MTU of so many bytes. OpenVPN and the crude tunnel only.
+    MtuMismatch,
+    /// Segmentation, receive and checksum offloads of the interface are off.
+    OffloadsOff,
+    /// Receive buffer that the tunnel's program asks for, in bytes. OpenVPN and the crude tunnel only.
+    ReceiveBufferOption,
+    /// Send buffer that the tunnel's program asks for, in bytes. OpenVPN and the crude tunnel only.
+    SendBufferOption,
+    /// `net.core.rmem_default` of the machine while the tunnel starts, in bytes.
+    DefaultReceiveBuffer,
+    /// `net.core.netdev_max_backlog` of the machine, in packets, and no receive offload on the link.
+    NetdevBacklog,
+    /// `net.core.netdev_budget` of the machine, in packets.
+    NapiBudget,
+    /// `net.netfilter.nf_conntrack_max` of the machine, in connections; the host tracks them.
+    ConntrackMax,
+    /// The receiving application reads at a bounded rate, in Mbit/s.
+    SlowReader,
+    /// The sending application sends less, in Mbit/s.
+    ApplicationLimited,
+    /// The application offers more than the tunnel can carry, in Mbit/s.
+    Overload,
+    /// Packets from the interface are handled by one processor (receive packet steering).
+    ReceiveOnOneCpu,
+    /// OpenVPN's library has to do without the processor's instructions for AES.
+    NoAesInstructions,
+    /// Both buffers that the tunnel's program asks for, in bytes. OpenVPN only.
+    BothBufferOptions,
+    /// Processor time that the crude tunnel spends on a slow cipher for each packet, in microseconds.
+    SlowCipher,
+    /// The crude tunnel hands every packet from thread to thread.
+    Handoff,
+    /// How often the crude tunnel copies each packet.
+    Copies,
+    /// Delay of the wire in each direction, in milliseconds.
+    WireDelay,
+    /// Frames that the wire loses from A to B, in percent.
+    WireLoss,
+    /// Frames that the wire holds back from A to B, so that others overtake them, in percent.
+    WireReorder,
+    /// Frames with IP packets longer than this vanish on the wire from A to B, in bytes.
+    WireBlackHole,
+    /// The wire's rate from A to B, in Mbit/s.
+    WireRate,
+    /// Frames that leave A's card without the checksum that was left to it, in percent.
+    BrokenChecksum,
+    /// Super-packets left to A's card to cut up that vanish, in percent.
+    BrokenSegmentation,
+}
+
+/// What a severity can be.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Limits {
+    /// Smallest.
+    pub min: f64,
+    /// Largest.
+    pub max: f64,
+    /// Only whole numbers.
+    pub whole: bool,
+    /// What it counts.
+    pub unit: &'static str,
+}
+
+impl Limits {
+    /// Whether a severity is possible.
+    #[must_use]
+    pub fn contains(&self, severity: f64) -> bool {
+        (self.min..=self.max).contains(&severity)
+    }
+}
+
+impl FaultKind {
+    /// What its severity can be; `None` if it has none.
+    #[must_use]
+    pub fn limits(self) -> Option<Limits> {
+        let (min, max, whole, unit) = match self {
+            Self::None
+            | Self::OffloadsOff
+            | Self::ReceiveOnOneCpu
+            | Self::NoAesInstructions
+            | Self::Handoff => return None,
+            Self::QueueLength => (1.0, 10_000.0, true, "packets"),
+            Self::Shaper
+            | Self::Bufferbloat
+            | Self::SlowReader
+            | Self::ApplicationLimited
+            | Self::WireRate
+            | Self::Overload => (0.1, 100_000.0, false, "Mbit/s"),
+            Self::CpuHog => (1.0, 64.0, true, "processes"),
+            Self::CpuQuota => (1.0, 100.0, false, "% of a processor"),
+            Self::Loss
+            | Self::WireLoss
+            | Self::WireReorder
+            | Self::BrokenChecksum
+            | Self::BrokenSegmentation => (0.001, 100.0, false, "% of the packets"),
+            Self::WireDelay => (0.01, 5_000.0, false, "ms"),
+            Self::SlowCipher => (0.1, 10_000.0, false, "µs per packet"),
+            Self::Copies => (1.0, 1e5, true, "copies"),
+            Self::MtuBlackHole | Self::WireBlackHole => (100.0, 65_535.0, true, "bytes"),
+            // IPv4 does not work below (RFC 791).
+            Self::Mtu | Self::MtuMismatch => (68.0, 65_535.0, true, "bytes"),
+            // The kernel's minimum (SOCK_MIN_RCVBUF, include/net/sock.h) is near.
+            Self::ReceiveBufferOption
+            | Self::SendBufferOption
+            | Self::BothBufferOptions
+            | Self::DefaultReceiveBuffer => (2_304.0, 16e6, true, "bytes"),
+            Self::NetdevBacklog | Self::NapiBudget => (1.0, 10_000.0, true, "packets"),
+            Self::ConntrackMax => (8.0, 1e6, true, "connections"),
+        };
+        Some(Limits {
+            min,
+            max,
+            whole,
+            unit,
+        })
+    }
+
+    /// The unit of its severity; empty if it has none.
+    #[must_use]
+    pub fn unit(self) -> &'static str {
+        self.limits().map_or("", |limits| limits.unit)
+    }
+
+    /// A severity that this kind can have.
+    #[must_use]
+    pub fn round(self, severity: f64) -> f64 {
+        match self.limits() {
+            Some(limits) if limits.whole => severity.round().clamp(limits.min, limits.max),
+            Some(limits) => severity.clamp(limits.min, limits.max),
+            None => severity,
+        }
+    }
+
+    /// The names of tunnels begin like this that it can be made in, because it is a change of how they are started;
+    /// `None` if it can be made in any.
+    pub(super) fn programs(self) -> Option<&'static [&'static str]> {
+        match self {
+            Self::MtuMismatch | Self::ReceiveBufferOption | Self::SendBufferOption => {
+                Some(&["openvpn", "crude"])
+            }
+            Self::NoAesInstructions | Self::BothBufferOptions => Some(&["openvpn"]),
+            Self::SlowCipher | Self::Handoff | Self::Copies => Some(&["crude"]),
+            _ => None,
+        }
+    }
+
+    /// Whether the link has to be a wire for it.
+    #[must_use]
+    pub fn is_of_a_wire(self) -> bool {
+        matches!(
+            self,
+            Self::WireDelay
+                | Self::WireLoss
+                | Self::WireReorder
+                | Self::WireBlackHole
+                | Self::WireRate
+                | Self::BrokenChecksum
+                | Self::BrokenSegmentation
+        )
+    }
+}

@@ -1,0 +1,382 @@
+//! Faults: what makes a tunnel slow, and how it is taken back.
+//!
+//! A [`Fault`] is a kind with a place and a range of severities. [`Fault::changes`] is what must be different when the
+//! tunnel starts, [`Fault::load`] what the application does, [`Fault::apply`] what is done to a tunnel that runs.
+//! What was applied is undone when [`Applied`] is dropped, in reverse order: also on an error, on Ctrl-C, and on a panic.
+
+mod cpu;
+mod kind;
+mod machine;
+mod network;
+mod wire;
+
+use seikan_sys::ethtool::Feature;
+use serde::Deserialize;
+
+pub use kind::FaultKind;
+
+use super::LoadSpec;
+use crate::error::{LabError, Result};
+use crate::link::{Host, Hosts};
+use crate::load::LiveOptions;
+use crate::process::Process;
+use crate::tunnel::crude::CrudeOptions;
+use crate::tunnel::{Changes, Started, inner_device};
+
+/// Where a fault is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Place {
+    /// Host A.
+    #[default]
+    Sender,
+    /// Host B.
+    Receiver,
+    /// Both hosts.
+    Both,
+}
+
+/// Which interface.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Device {
+    /// The tunnel's.
+    Inner,
+    /// The link's.
+    #[default]
+    Outer,
+}
+
+/// A fault with its range of severities.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Fault {
+    /// What it is.
+    pub kind: FaultKind,
+    /// Where it is.
+    #[serde(default)]
+    pub at: Place,
+    /// Mildest and worst, in the kind's unit; the order does not matter.
+    pub severity: Option<[f64; 2]>,
+    /// At which interface, for kinds that have a choice.
+    #[serde(default)]
+    pub device: Device,
+    /// Receive buffer of an application that reads slowly, in bytes.
+    pub buffer: Option<usize>,
+}
+
+/// A tunnel that runs, for faults to act upon.
+#[derive(Clone, Copy, Debug)]
+pub struct Site<'a> {
+    /// The hosts at its ends.
+    pub hosts: &'a Hosts,
+    /// Its name.
+    pub tunnel: &'a str,
+    /// Its programs.
+    pub started: &'a Started,
+}
+
+impl<'a> Site<'a> {
+    /// The hosts of a place.
+    fn hosts_at(&self, place: Place) -> Vec<&'a Host> {
+        match place {
+            Place::Sender => vec![&self.hosts.a],
+            Place::Receiver => vec![&self.hosts.b],
+            Place::Both => vec![&self.hosts.a, &self.hosts.b],
+        }
+    }
+
+    /// Name of an interface of `host`.
+    fn device(&self, host: &Host, device: Device) -> String {
+        match device {
+            Device::Inner => inner_device(self.tunnel, host),
+            Device::Outer => host.device.clone(),
+        }
+    }
+
+    /// The tunnel's programs in `host`.
+    fn pids(&self, host: &Host) -> Vec<u32> {
+        let all = self.started.processes.0.iter();
+        all.filter(|process| process.host() == host.name)
+            .map(Process::pid)
+            .collect()
+    }
+}
+
+/// A step that takes a fault back.
+type Undo<'a> = Box<dyn FnOnce() + Send + 'a>;
+
+/// A fault in force. Undone when dropped.
+#[derive(Default)]
+pub struct Applied<'a>(Vec<Undo<'a>>);
+
+impl<'a> Applied<'a> {
+    /// Adds a step to be taken at the end; the last added is taken first.
+    fn then(&mut self, undo: impl FnOnce() + Send + 'a) {
+        self.0.push(Box::new(undo));
+    }
+}
+
+impl Drop for Applied<'_> {
+    fn drop(&mut self) {
+        while let Some(undo) = self.0.pop() {
+            undo();
+        }
+    }
+}
+
+impl Fault {
+    /// Whether there is no fault.
+    #[must_use]
+    pub fn is_none(&self) -> bool {
+        self.kind == FaultKind::None
+    }
+
+    /// Whether this fault can be made in the tunnel called `name`.
+    #[must_use]
+    pub fn can_be_in(&self, name: &str) -> bool {
+        let programs = self.kind.programs();
+        programs.is_none_or(|all| all.iter().any(|program| name.starts_with(program)))
+    }
+
+    /// Whether severity and load fit the kind.
+    pub(super) fn check(&self, load: &LoadSpec) -> std::result::Result<(), String> {
+        match (self.severity, self.kind.limits()) {
+            (None, None) => {}
+            (Some(_), None) => return Err(format!("{:?} has no severity", self.kind)),
+            (None, Some(limits)) => {
+                return Err(format!(
+                    "{:?} needs a severity in {}",
+                    self.kind, limits.unit
+                ));
+            }
+            (Some(range), Some(limits)) => {
+                if let Some(wrong) = range.iter().find(|s| !limits.contains(**s)) {
+                    return Err(format!(
+                        "severity {wrong}: {} to {} {} are possible",
+                        limits.min, limits.max, limits.unit
+                    ));
+                }
+            }
+        }
+        if self.kind == FaultKind::ApplicationLimited && load.rate.is_none() {
+            return Err("an application that sends less needs a load with a rate".into());
+        }
+        Ok(())
+    }
+
+    /// What must be different when the tunnel starts.
+    #[must_use]
+    pub fn changes(&self, severity: f64) -> Changes {
+        let bytes = format!("{severity:.0}");
+        let arguments: Vec<String> = match self.kind {
+            FaultKind::ReceiveBufferOption => vec!["--rcvbuf".into(), bytes],
+            FaultKind::SendBufferOption => vec!["--sndbuf".into(), bytes],
+            FaultKind::BothBufferOptions => {
+                vec!["--sndbuf".into(), bytes.clone(), "--rcvbuf".into(), bytes]
+            }
+            FaultKind::MtuMismatch => ["--tun-mtu", &bytes, "--mssfix", "0"]
+                .map(String::from)
+                .to_vec(),
+            _ => Vec::new(),
+        };
+        let environment = match self.kind {
+            // OPENSSL_ia32cap(3): no AES instructions (bit 57), no carry-less multiplication (bit 33), no SSSE3 (bit 41).
+            FaultKind::NoAesInstructions => {
+                vec![("OPENSSL_ia32cap".into(), "~0x220020200000000".into())]
+            }
+            _ => Vec::new(),
+        };
+        Changes {
+            arguments: self.at_places(arguments),
+            environment: self.at_places(environment),
+            crude: self.crude(severity),
+        }
+    }
+
+    /// How sick the crude tunnel is, host A first.
+    fn crude(&self, severity: f64) -> [CrudeOptions; 2] {
+        let well = CrudeOptions::default();
+        let sick = match self.kind {
+            FaultKind::ReceiveBufferOption => CrudeOptions {
+                rcvbuf: Some(severity as usize),
+                ..well
+            },
+            FaultKind::SendBufferOption => CrudeOptions {
+                sndbuf: Some(severity as usize),
+                ..well
+            },
+            FaultKind::MtuMismatch => CrudeOptions {
+                mtu: severity as u32,
+                ..well
+            },
+            FaultKind::SlowCipher => CrudeOptions {
+                burn_ns: (severity * 1e3) as u64,
+                ..well
+            },
+            FaultKind::Handoff => CrudeOptions {
+                handoff: true,
+                ..well
+            },
+            FaultKind::Copies => CrudeOptions {
+                copy: severity as u32,
+                ..well
+            },
+            _ => well,
+        };
+        match self.at {
+            Place::Sender => [sick, well],
+            Place::Receiver => [well, sick],
+            Place::Both => [sick, sick],
+        }
+    }
+
+    fn at_places<T: Clone>(&self, what: Vec<T>) -> [Vec<T>; 2] {
+        match self.at {
+            Place::Sender => [what, Vec::new()],
+            Place::Receiver => [Vec::new(), what],
+            Place::Both => [what.clone(), what],
+        }
+    }
+
+    /// What must be so when the tunnel starts, beside its arguments.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn before_start(&self, severity: f64) -> Result<Applied<'static>> {
+        let mut applied = Applied::default();
+        if let FaultKind::DefaultReceiveBuffer = self.kind {
+            machine::set("net/core/rmem_default", severity, &mut applied)?;
+        }
+        Ok(applied)
+    }
+
+    /// Whether the tunnel has to be started again for this fault.
+    #[must_use]
+    pub fn needs_restart(&self) -> bool {
+        self.kind.programs().is_some() || self.kind == FaultKind::DefaultReceiveBuffer
+    }
+
+    /// What the application does with this fault.
+    #[must_use]
+    pub fn load(&self, severity: f64, load: LiveOptions) -> LiveOptions {
+        match self.kind {
+            FaultKind::ApplicationLimited => LiveOptions {
+                rate: Some(severity),
+                ..load
+            },
+            FaultKind::SlowReader => LiveOptions {
+                reader_rate: Some(severity),
+                receive_buffer: self.buffer,
+                ..load
+            },
+            FaultKind::Overload => LiveOptions { rate: None, ..load },
+            _ => load,
+        }
+    }
+
+    /// Makes the fault in a tunnel that runs.
+    ///
+    /// # Errors
+    /// The kernel or a tool refuses; what was done until then is undone.
+    pub fn apply<'a>(&self, severity: f64, site: Site<'a>) -> Result<Applied<'a>> {
+        let mut applied = Applied::default();
+        for host in site.hosts_at(self.at) {
+            self.apply_at(severity, site, host, &mut applied)?;
+        }
+        if self.kind.is_of_a_wire() {
+            wire::set(self.kind, severity, site.hosts, &mut applied)?;
+        }
+        match self.kind {
+            FaultKind::NetdevBacklog => {
+                machine::set("net/core/netdev_max_backlog", severity, &mut applied)?;
+            }
+            FaultKind::NapiBudget => {
+                machine::set("net/core/netdev_budget", severity, &mut applied)?;
+            }
+            FaultKind::ConntrackMax => {
+                machine::set("net/netfilter/nf_conntrack_max", severity, &mut applied)?;
+            }
+            _ => {}
+        }
+        Ok(applied)
+    }
+
+    /// The part of it that is in one host.
+    fn apply_at<'a>(
+        &self,
+        severity: f64,
+        site: Site<'a>,
+        host: &'a Host,
+        applied: &mut Applied<'a>,
+    ) -> Result<()> {
+        let device = site.device(host, self.device);
+        match self.kind {
+            FaultKind::QueueLength => {
+                let inner = site.device(host, Device::Inner);
+                network::queue_length(host, &inner, severity as u32, applied)
+            }
+            FaultKind::Shaper => {
+                network::token_bucket(host, &device, severity, network::SHORT, applied)
+            }
+            FaultKind::Bufferbloat => {
+                network::token_bucket(host, &device, severity, network::LONG, applied)
+            }
+            FaultKind::Loss => network::loss(host, &host.device, severity, applied),
+            FaultKind::MtuBlackHole => {
+                network::black_hole(host, &host.device, severity as u32, applied)
+            }
+            FaultKind::Mtu => network::mtu(host, &device, severity as u32, applied),
+            // Its device is told the length that the other end believes in.
+            FaultKind::MtuMismatch if site.tunnel.starts_with("openvpn") => {
+                let inner = site.device(host, Device::Inner);
+                network::mtu(host, &inner, network::BELIEVED_MTU, applied)
+            }
+            FaultKind::OffloadsOff => {
+                const ALL: [Feature; 4] = [
+                    Feature::Tso,
+                    Feature::Gso,
+                    Feature::Gro,
+                    Feature::TxChecksum,
+                ];
+                network::offloads(host, &device, &ALL, applied)
+            }
+            FaultKind::NetdevBacklog => {
+                network::offloads(host, &host.device, &[Feature::Gro], applied)
+            }
+            FaultKind::ConntrackMax => network::track_connections(host, applied),
+            FaultKind::ReceiveOnOneCpu => network::receive_on(host, &device, 0, applied),
+            FaultKind::CpuHog => {
+                cpu::crowd(host, &site.pids(host), severity.round() as usize, applied)
+            }
+            FaultKind::CpuQuota => cpu::quota(&site.pids(host), severity, applied),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Runs a tool in a host.
+fn tool(host: &Host, line: &str) -> Result<()> {
+    let mut words = line.split_whitespace();
+    let program = words.next().unwrap_or_default();
+    let mut command = std::process::Command::new(program);
+    command
+        .args(words)
+        .stdin(std::process::Stdio::null())
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped());
+    let output = host
+        .spawn(&mut command)
+        .and_then(std::process::Child::wait_with_output)
+        .map_err(LabError::io(format!(
+            "run `{program}`: is it installed, and on PATH? The fault needs it"
+        )))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(LabError::Setup(format!(
+        "host {}: `{line}` failed: {}",
+        host.name,
+        String::from_utf8_lossy(&output.stderr).trim()
+    )))
+}

@@ -1,0 +1,45 @@
+//! Faults of the wire between the hosts.
+
+use super::{Applied, FaultKind};
+use crate::error::{LabError, Result};
+use crate::link::{Hosts, LinkKind};
+use crate::wire::Faults;
+
+/// Adds a fault to what the wire does already.
+pub(super) fn set<'a>(
+    kind: FaultKind,
+    severity: f64,
+    hosts: &'a Hosts,
+    applied: &mut Applied<'a>,
+) -> Result<()> {
+    let (Some(wire), LinkKind::Wire(before)) = (&hosts.wire, hosts.link.kind) else {
+        return Err(LabError::Setup(
+            "a fault of a wire on a link that is none: this is a bug".into(),
+        ));
+    };
+    let mut faults = before;
+    with(kind, severity, &mut faults.a_to_b);
+    if kind == FaultKind::WireDelay {
+        with(kind, severity, &mut faults.b_to_a);
+    }
+    wire.set(faults)?;
+    applied.then(move || {
+        // The wire may have ended.
+        let _ = wire.set(before);
+    });
+    Ok(())
+}
+
+fn with(kind: FaultKind, severity: f64, faults: &mut Faults) {
+    let share = severity / 100.0;
+    match kind {
+        FaultKind::WireDelay => faults.delay_us = (severity * 1e3) as u64,
+        FaultKind::WireLoss => faults.loss = share,
+        FaultKind::WireReorder => faults.reorder = share,
+        FaultKind::WireBlackHole => faults.black_hole_bytes = Some(severity as u32),
+        FaultKind::WireRate => faults.rate_bits = (severity * 1e6) as u64,
+        FaultKind::BrokenChecksum => faults.broken_checksum = share,
+        FaultKind::BrokenSegmentation => faults.broken_segmentation = share,
+        _ => {}
+    }
+}

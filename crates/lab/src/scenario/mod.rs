@@ -1,0 +1,325 @@
+//! Scenarios: tunnels that were made slow on purpose, for the doctor to find out why.
+//!
+//! A [`Scenario`] is a file of `scenarios/`: a tunnel, a load, a [`Fault`], and the cause that a doctor should name.
+//! [`run`] plays it once: load without the fault, load with it, and the doctor meanwhile, who knows nothing but the
+//! interface and the rate that is expected. [`score`] plays many with severities drawn at random and counts.
+
+mod doctor;
+mod embedded;
+mod fault;
+mod play;
+mod score;
+mod tally;
+
+use std::fmt;
+
+use seikan_diagnose::Cause;
+use serde::{Deserialize, Serialize};
+
+pub use doctor::Diagnosis;
+pub use embedded::FILES;
+pub use fault::{Applied, Fault, FaultKind, Place, Site};
+pub use play::{Outcome, RunOptions, run};
+pub use score::{Progressed, ScoreOptions, score};
+pub use tally::{Interval, PerClass, Tally};
+
+use crate::error::{LabError, Result};
+use crate::link::{Link, LinkKind};
+use crate::load::{LiveKind, LiveOptions, Pattern};
+use crate::tunnel::{self, Changes};
+use crate::wire::{Faults, WireFaults};
+
+/// The tunnel that no rule is ever tuned on.
+pub const HELD_OUT_TUNNEL: &str = "boringtun";
+/// The range of severities is cut into so many bands; the odd ones are held out.
+const BANDS: u32 = 10;
+
+/// Which half of the cases.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Split {
+    /// Rules may be tuned on these.
+    #[default]
+    Train,
+    /// Severities and a tunnel that rules were never tuned on.
+    HeldOut,
+}
+
+impl fmt::Display for Split {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Train => "train",
+            Self::HeldOut => "held-out",
+        })
+    }
+}
+
+/// Which host: A sends, B receives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum End {
+    /// Host A.
+    #[default]
+    Sender,
+    /// Host B.
+    Receiver,
+}
+
+/// The link under the tunnel.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
+pub struct LinkSpec {
+    /// MTU in bytes.
+    pub mtu: u32,
+    /// Whether the cards keep their offloads.
+    pub offload: bool,
+    /// Delay of each direction, in milliseconds; needs a wire.
+    pub delay: Option<f64>,
+}
+
+impl Default for LinkSpec {
+    fn default() -> Self {
+        let link = Link::default();
+        Self {
+            mtu: link.mtu,
+            offload: link.offload,
+            delay: None,
+        }
+    }
+}
+
+/// What the application sends, from host A to host B.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct LoadSpec {
+    /// What is sent.
+    pub kind: LiveKind,
+    /// TCP streams.
+    #[serde(default = "one")]
+    pub streams: usize,
+    /// Offered rate in Mbit/s; as much as goes if left out.
+    pub rate: Option<f64>,
+    /// UDP payload, or bytes of each short connection.
+    pub size: Option<usize>,
+}
+
+fn one() -> usize {
+    1
+}
+
+impl LoadSpec {
+    /// What the load generator is told.
+    #[must_use]
+    pub fn options(&self) -> LiveOptions {
+        let size = match self.kind {
+            LiveKind::Connections => 65_536,
+            _ => LiveOptions::default().size,
+        };
+        LiveOptions {
+            kind: self.kind,
+            streams: self.streams,
+            rate: self.rate,
+            size: self.size.unwrap_or(size),
+            ..LiveOptions::default()
+        }
+    }
+}
+
+/// A tunnel that is slow for a known reason, or not slow at all.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Scenario {
+    /// Its name, which is that of its file.
+    pub name: String,
+    /// What happens in it, in a sentence.
+    pub about: String,
+    /// The cause to be found.
+    pub cause: Cause,
+    /// Other causes that are as right.
+    #[serde(default)]
+    pub also: Vec<Cause>,
+    /// What the verdict's chain should hold, the symptom first.
+    #[serde(default)]
+    pub chain: Vec<Cause>,
+    /// Tunnels it can be played with; those that are not here are left out.
+    pub tunnels: Vec<String>,
+    /// Where the doctor looks.
+    #[serde(default)]
+    pub doctor: End,
+    /// The link.
+    #[serde(default)]
+    pub link: LinkSpec,
+    /// The load.
+    pub load: LoadSpec,
+    /// The fault.
+    pub fault: Fault,
+}
+
+impl Scenario {
+    /// Reads and checks a file called `name`.
+    ///
+    /// # Errors
+    /// What is wrong in it, and where.
+    pub fn parse(name: &str, text: &str) -> Result<Self> {
+        let wrong = |what: String| LabError::Usage(format!("scenario {name}: {what}"));
+        let scenario: Self = toml::from_str(text).map_err(|e| wrong(e.to_string()))?;
+        scenario.check(name).map_err(wrong)?;
+        Ok(scenario)
+    }
+
+    fn check(&self, name: &str) -> std::result::Result<(), String> {
+        if self.name != name {
+            return Err(format!("its name is `{}`", self.name));
+        }
+        if self.tunnels.is_empty() {
+            return Err("no tunnels".into());
+        }
+        if self.fault.is_none() != (self.cause == Cause::Healthy) {
+            return Err("without a fault the cause is `healthy`, and with one it is not".into());
+        }
+        if !(1..=256).contains(&self.load.streams) {
+            return Err(format!("{} streams: 1 to 256", self.load.streams));
+        }
+        if self
+            .load
+            .rate
+            .is_some_and(|r| !(0.1..=100_000.0).contains(&r))
+        {
+            return Err("rate: 0.1 to 100000 Mbit/s".into());
+        }
+        if self.load.size.is_some_and(|s| !(1..=65_536).contains(&s)) {
+            return Err("size: 1 to 65536 bytes".into());
+        }
+        if self
+            .link
+            .delay
+            .is_some_and(|d| !(0.0..=5_000.0).contains(&d))
+        {
+            return Err("delay: 0 to 5000 ms".into());
+        }
+        if let Some(other) = self.tunnels.iter().find(|t| !self.fault.can_be_in(t)) {
+            return Err(format!("the fault cannot be made in the tunnel {other}"));
+        }
+        self.fault.check(&self.load)
+    }
+
+    /// The link as it is without the fault: a wire where a delay or a fault of the wire asks for one.
+    #[must_use]
+    pub fn link(&self) -> Link {
+        let delay = self.link.delay.unwrap_or_default();
+        let wire = WireFaults::both(Faults {
+            delay_us: (delay * 1e3) as u64,
+            ..Faults::default()
+        });
+        let is_wire = self.link.delay.is_some() || self.fault.kind.is_of_a_wire();
+        Link {
+            kind: match is_wire {
+                true => LinkKind::Wire(wire),
+                false => LinkKind::Veth,
+            },
+            mtu: self.link.mtu,
+            offload: self.link.offload,
+        }
+    }
+
+    /// Every scenario, in the order of the catalogue of causes.
+    ///
+    /// # Errors
+    /// A file that is wrong, which is a bug.
+    pub fn all() -> Result<Vec<Self>> {
+        let mut all = FILES
+            .iter()
+            .map(|(name, text)| Self::parse(name, text))
+            .collect::<Result<Vec<_>>>()?;
+        all.sort_by(|a, b| (a.cause, &a.name).cmp(&(b.cause, &b.name)));
+        Ok(all)
+    }
+
+    /// The scenario called `name`.
+    ///
+    /// # Errors
+    /// There is none; the text lists those there are.
+    pub fn find(name: &str) -> Result<Self> {
+        let all = Self::all()?;
+        let names: Vec<String> = all.iter().map(|s| s.name.clone()).collect();
+        all.into_iter().find(|s| s.name == name).ok_or_else(|| {
+            LabError::Usage(format!(
+                "no scenario is called `{name}`; there are {}",
+                names.join(", ")
+            ))
+        })
+    }
+
+    /// Its tunnels that can run here, those of `split` only.
+    #[must_use]
+    pub fn available_tunnels(&self, split: Split) -> Vec<String> {
+        let here = |name: &&String| {
+            let tunnel = tunnel::named(name, &Changes::default());
+            tunnel.is_some_and(|t| t.availability().is_ok())
+        };
+        let all = self.tunnels.iter().filter(here);
+        match split {
+            Split::Train => all.filter(|t| *t != HELD_OUT_TUNNEL).cloned().collect(),
+            // Every other case with the tunnel that is held out.
+            Split::HeldOut => {
+                let (held, others): (Vec<&String>, Vec<&String>) =
+                    all.partition(|t| *t == HELD_OUT_TUNNEL);
+                match held.first() {
+                    Some(held) if !others.is_empty() => others
+                        .into_iter()
+                        .flat_map(|other| [(*held).clone(), other.clone()])
+                        .collect(),
+                    Some(held) => vec![(*held).clone()],
+                    None => others.into_iter().cloned().collect(),
+                }
+            }
+        }
+    }
+}
+
+/// A case to be played: everything that chance decides is decided by the seed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Draw {
+    /// The tunnel.
+    pub tunnel: String,
+    /// How bad the fault is, in its unit; `None` without a fault.
+    pub severity: Option<f64>,
+}
+
+impl Draw {
+    /// Draws case `number` of a scenario; `None` if none of its tunnels can run here.
+    #[must_use]
+    pub fn new(scenario: &Scenario, split: Split, seed: u64, number: u32) -> Option<Self> {
+        let tunnels = scenario.available_tunnels(split);
+        // One after the other, so that few cases see many tunnels.
+        let turn = (seed as usize).wrapping_add(number as usize);
+        let tunnel = tunnels.get(turn % tunnels.len().max(1))?.clone();
+        let severity = scenario.fault.severity.map(|range| {
+            let stream = scenario.name.bytes().fold(seed, |hash, byte| {
+                // FNV-1a, so that scenarios do not draw alike.
+                (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+            });
+            let fraction = uniform(stream, number);
+            scenario.fault.kind.round(in_band(range, fraction, split))
+        });
+        Some(Self { tunnel, severity })
+    }
+}
+
+/// Number `index` of the uniform distribution over 0 to 1 that belongs to `seed`.
+fn uniform(seed: u64, index: u32) -> f64 {
+    let mut word = [0_u8; 8];
+    Pattern::new(seed).fill(u64::from(index) * 8, &mut word);
+    (u64::from_le_bytes(word) >> 11) as f64 / (1_u64 << 53) as f64
+}
+
+/// Log-uniform over the bands of `range` that belong to `split`.
+fn in_band([from, to]: [f64; 2], fraction: f64, split: Split) -> f64 {
+    let position = fraction * f64::from(BANDS / 2);
+    let band = 2.0 * position.floor() + f64::from(u8::from(split == Split::HeldOut));
+    let exponent = (band + position.fract()) / f64::from(BANDS);
+    from * (to / from).powf(exponent)
+}
+
+#[cfg(test)]
+mod tests;

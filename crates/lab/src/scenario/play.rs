@@ -1,0 +1,294 @@
+//! One scenario played once: a tunnel; the load without the fault; the fault; the load again, and the doctor meanwhile.
+
+use std::time::{Duration, Instant};
+
+use seikan_diagnose::Cause;
+use serde::{Deserialize, Serialize};
+
+use super::doctor::{self, Diagnosis};
+use super::{Draw, End, FaultKind, Scenario, Site};
+use crate::error::{LabError, Result};
+use crate::interrupt::Interrupt;
+use crate::load::{Ends, LiveOptions, Meter, live};
+use crate::stats::ratio;
+use crate::tunnel::{self, Changes, Running, Tunnel, inner_device};
+
+/// A case counts only if throughput fell by so much; a control, only if it did not.
+pub const LEAST_LOSS: f64 = 0.1;
+/// Time for streams to find their rate.
+const WARMUP: Duration = Duration::from_secs(1);
+/// The same with a fault, which some take long to suffer from.
+const FAULTY_WARMUP: Duration = Duration::from_secs(2);
+
+/// How to play.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RunOptions {
+    /// How long throughput is measured each time, in seconds.
+    pub measure: f64,
+    /// How long the doctor looks, in seconds; it is not asked if `None`.
+    pub doctor: Option<f64>,
+    /// Ask the doctor even if throughput did not fall enough for the case to count.
+    pub always: bool,
+    /// Leave the tunnel with fault and load until an interrupt, after telling where it is.
+    pub keep: bool,
+}
+
+impl Default for RunOptions {
+    fn default() -> Self {
+        Self {
+            measure: 3.0,
+            doctor: Some(10.0),
+            always: false,
+            keep: false,
+        }
+    }
+}
+
+/// What was measured and said.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// The scenario.
+    pub scenario: String,
+    /// The cause that it has.
+    pub cause: Cause,
+    /// Others that are as right.
+    #[serde(default)]
+    pub also: Vec<Cause>,
+    /// The tunnel.
+    pub tunnel: String,
+    /// How bad the fault was.
+    pub severity: Option<f64>,
+    /// In this unit.
+    pub unit: String,
+    /// Throughput without the fault, in Mbit/s.
+    pub healthy: f64,
+    /// What should go through with the fault, in Mbit/s; the doctor is told this.
+    pub expected: f64,
+    /// Throughput with the fault, in Mbit/s.
+    pub faulty: f64,
+    /// The same while the doctor looked.
+    pub examined: Option<f64>,
+    /// Share of the expected throughput that was lost; negative if it rose.
+    pub loss: f64,
+    /// Whether the case counts: the throughput of a fault fell by a tenth, that of a control did not.
+    pub counts: bool,
+    /// What the doctor said.
+    pub diagnosis: Option<Diagnosis>,
+    /// Why it said nothing.
+    pub problem: Option<String>,
+}
+
+impl Outcome {
+    /// What the doctor named, the scenario's own cause standing for those that are as right; `None` if it said nothing.
+    #[must_use]
+    pub fn found(&self) -> Option<Cause> {
+        let found = self.diagnosis.as_ref()?.cause;
+        Some(self.folded(found))
+    }
+
+    /// Whether the cause is among the first two that the doctor named.
+    #[must_use]
+    pub fn in_first_two(&self) -> bool {
+        self.diagnosis.as_ref().is_some_and(|d| {
+            std::iter::once(&d.cause)
+                .chain(d.alternatives.first())
+                .any(|cause| self.folded(*cause) == self.cause)
+        })
+    }
+
+    fn folded(&self, found: Cause) -> Cause {
+        match self.also.contains(&found) {
+            true => self.cause,
+            false => found,
+        }
+    }
+}
+
+/// Plays `scenario` as drawn; calls `step` before every step.
+///
+/// # Errors
+/// [`LabError::Interrupted`]; a tunnel that does not start; a fault that cannot be made. What the doctor has to complain
+/// about is in the outcome.
+pub fn run(
+    scenario: &Scenario,
+    draw: &Draw,
+    options: &RunOptions,
+    interrupt: &Interrupt,
+    step: &mut dyn FnMut(&str),
+) -> Result<Outcome> {
+    let severity = draw.severity.unwrap_or_default();
+    let fault = &scenario.fault;
+    step("healthy throughput");
+    let mut tunnel = lookup(&draw.tunnel, &Changes::default())?;
+    let mut running = Some(start(scenario, tunnel.as_ref(), interrupt)?);
+    let load = scenario.load.options();
+    let healthy = match &running {
+        Some(r) => measure(&tunnel.ends(&r.hosts), &load, options, interrupt)?,
+        None => 0.0,
+    };
+    if fault.needs_restart() {
+        step("the tunnel again, with the fault");
+        drop(running.take());
+        tunnel = lookup(&draw.tunnel, &fault.changes(severity))?;
+        let _while_starting = fault.before_start(severity)?;
+        running = Some(start(scenario, tunnel.as_ref(), interrupt)?);
+    }
+    let Some(mut running) = running else {
+        return Err(LabError::Setup("no tunnel runs: this is a bug".into()));
+    };
+    let expected = match fault.kind {
+        FaultKind::Overload => severity,
+        _ => healthy,
+    };
+    let case = Case {
+        scenario,
+        draw,
+        options,
+        interrupt,
+        expected,
+        load: fault.load(severity, load),
+    };
+    let mut outcome = case.with_fault(tunnel.as_ref(), &mut running, severity, step)?;
+    outcome.healthy = healthy;
+    running.check_alive()?;
+    Ok(outcome)
+}
+
+fn lookup(name: &str, changes: &Changes) -> Result<Box<dyn Tunnel>> {
+    let tunnel = tunnel::named(name, changes)
+        .ok_or_else(|| LabError::Usage(format!("no tunnel `{name}` that this can be done to")))?;
+    tunnel.availability().map_err(LabError::Setup)?;
+    Ok(tunnel)
+}
+
+fn start(scenario: &Scenario, tunnel: &dyn Tunnel, interrupt: &Interrupt) -> Result<Running> {
+    tunnel::start(tunnel, scenario.link(), interrupt)
+}
+
+fn measure(
+    ends: &Ends<'_>,
+    load: &LiveOptions,
+    options: &RunOptions,
+    interrupt: &Interrupt,
+) -> Result<f64> {
+    live(ends, load, interrupt, |meter| {
+        interrupt.sleep(WARMUP)?;
+        meter.rate_over(Duration::from_secs_f64(options.measure), interrupt)
+    })
+}
+
+/// A case once its healthy throughput is known.
+struct Case<'a> {
+    scenario: &'a Scenario,
+    draw: &'a Draw,
+    options: &'a RunOptions,
+    interrupt: &'a Interrupt,
+    expected: f64,
+    load: LiveOptions,
+}
+
+impl Case<'_> {
+    fn with_fault(
+        &self,
+        tunnel: &dyn Tunnel,
+        running: &mut Running,
+        severity: f64,
+        step: &mut dyn FnMut(&str),
+    ) -> Result<Outcome> {
+        let (hosts, started) = running.parts();
+        let site = Site {
+            hosts,
+            tunnel: &self.draw.tunnel,
+            started,
+        };
+        let ends = tunnel.ends(hosts);
+        let apply = || self.scenario.fault.apply(severity, site);
+        // A table that is full from the start, and an MTU that lets no connection come about, would leave no load to look at.
+        step("the fault");
+        live(&ends, &self.load, self.interrupt, |meter| {
+            let _fault = apply()?;
+            self.interrupt.sleep(FAULTY_WARMUP)?;
+            step("throughput with the fault");
+            let time = Duration::from_secs_f64(self.options.measure);
+            let faulty = meter.rate_over(time, self.interrupt)?;
+            let mut outcome = self.judge(faulty);
+            if let Some(seconds) = self.options.doctor
+                && (outcome.counts || self.options.always)
+            {
+                step("the doctor");
+                self.examine(&site, seconds, meter, &mut outcome)?;
+            }
+            if self.options.keep {
+                step(&whereabouts(&site));
+                match self.interrupt.sleep(Duration::MAX / 4) {
+                    Err(LabError::Interrupted) | Ok(()) => {}
+                    Err(other) => return Err(other),
+                }
+            }
+            Ok(outcome)
+        })
+    }
+
+    /// The outcome as far as it is known before the doctor has looked.
+    fn judge(&self, faulty: f64) -> Outcome {
+        let fault = &self.scenario.fault;
+        let loss = 1.0 - ratio(faulty, self.expected).unwrap_or(1.0);
+        Outcome {
+            scenario: self.scenario.name.clone(),
+            cause: self.scenario.cause,
+            also: self.scenario.also.clone(),
+            tunnel: self.draw.tunnel.clone(),
+            severity: self.draw.severity,
+            unit: fault.kind.unit().to_owned(),
+            healthy: self.expected,
+            expected: self.expected,
+            faulty,
+            examined: None,
+            loss,
+            counts: (loss >= LEAST_LOSS) != fault.is_none(),
+            diagnosis: None,
+            problem: None,
+        }
+    }
+
+    fn examine(
+        &self,
+        site: &Site<'_>,
+        seconds: f64,
+        meter: &Meter,
+        outcome: &mut Outcome,
+    ) -> Result<()> {
+        let host = match self.scenario.doctor {
+            End::Sender => &site.hosts.a,
+            End::Receiver => &site.hosts.b,
+        };
+        let interface = inner_device(site.tunnel, host);
+        let (bytes, start) = (meter.bytes(), Instant::now());
+        match doctor::ask(host, &interface, self.expected, seconds, self.interrupt) {
+            Ok(diagnosis) => outcome.diagnosis = Some(diagnosis),
+            Err(LabError::Interrupted) => return Err(LabError::Interrupted),
+            Err(problem) => outcome.problem = Some(problem.to_string()),
+        }
+        let elapsed = start.elapsed().as_secs_f64();
+        outcome.examined = Some((meter.bytes() - bytes) as f64 * 8.0 / 1e6 / elapsed);
+        Ok(())
+    }
+}
+
+/// How to get into the hosts.
+fn whereabouts(site: &Site<'_>) -> String {
+    let mut text = String::from("kept until Ctrl-C");
+    for process in &site.started.processes.0 {
+        let host = match process.host() == site.hosts.a.name {
+            true => &site.hosts.a,
+            false => &site.hosts.b,
+        };
+        text += &format!(
+            "\n  host {} (interface {}): nsenter --net=/proc/{}/ns/net",
+            host.name,
+            inner_device(site.tunnel, host),
+            process.pid()
+        );
+    }
+    text
+}

@@ -1,0 +1,190 @@
+//! Many cases, drawn at random, played one after the other, and counted.
+//!
+//! Cases go around the scenarios, so that a run that ends early has seen them all alike. Each is appended to a file as
+//! one line of JSON as soon as it is known; those that the file has already are not played again, but counted.
+
+use std::collections::BTreeSet;
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::{Draw, Outcome, RunOptions, Scenario, Split, Tally, run};
+use crate::Progress;
+use crate::error::{LabError, Result};
+use crate::interrupt::Interrupt;
+
+/// What to score.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ScoreOptions {
+    /// Names of causes or scenarios; all if empty.
+    pub classes: Vec<String>,
+    /// Cases of each scenario.
+    pub cases: u32,
+    /// No new case is begun after this time.
+    pub limit: Option<Duration>,
+    /// What chance is drawn from.
+    pub seed: u64,
+    /// Which half.
+    pub split: Split,
+    /// Where cases are kept.
+    pub out: Option<PathBuf>,
+    /// How each is played.
+    pub run: RunOptions,
+}
+
+/// One case, as a line of the file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Case {
+    /// Which it is: split, scenario, seed and number.
+    pub id: String,
+    /// What came of it; `None` if it could not be played.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub outcome: Option<Outcome>,
+    /// Why it could not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+/// What happens, for whoever looks on.
+#[derive(Clone, Debug)]
+pub enum Progressed<'a> {
+    /// A step of a case begins.
+    Step(Progress),
+    /// A case is done.
+    Done(&'a Case),
+}
+
+/// Plays and counts. Ctrl-C ends it early, and what is known by then is counted.
+///
+/// # Errors
+/// A class that is none; a file that cannot be read or written. A case that fails is in the file with its reason.
+pub fn score(
+    options: &ScoreOptions,
+    interrupt: &Interrupt,
+    report: &mut dyn FnMut(Progressed<'_>),
+) -> Result<Tally> {
+    let scenarios = chosen(&options.classes)?;
+    let mut cases = match &options.out {
+        Some(file) => read(file)?,
+        None => Vec::new(),
+    };
+    let wanted: Vec<(&Scenario, u32, String)> = (0..options.cases)
+        .flat_map(|number| scenarios.iter().map(move |scenario| (scenario, number)))
+        .map(|(scenario, number)| (scenario, number, id(options, scenario, number)))
+        .collect();
+    let known: BTreeSet<String> = cases
+        .iter()
+        .filter(|case| case.outcome.is_some())
+        .map(|case| case.id.clone())
+        .collect();
+    let start = Instant::now();
+    for (index, (scenario, number, id)) in wanted.iter().enumerate() {
+        let in_time = options.limit.is_none_or(|limit| start.elapsed() < limit);
+        if !in_time || interrupt.is_raised() {
+            break;
+        }
+        let Some(draw) = Draw::new(scenario, options.split, options.seed, *number) else {
+            continue;
+        };
+        if known.contains(id) {
+            continue;
+        }
+        let mut step = |what: &str| {
+            report(Progressed::Step(Progress {
+                fraction: index as f64 / wanted.len() as f64,
+                what: format!("{} over {}: {what}", scenario.name, draw.tunnel),
+            }));
+        };
+        let case = match run(scenario, &draw, &options.run, interrupt, &mut step) {
+            Ok(outcome) => Case {
+                id: id.clone(),
+                outcome: Some(outcome),
+                error: None,
+            },
+            Err(LabError::Interrupted) => break,
+            Err(error) => Case {
+                id: id.clone(),
+                outcome: None,
+                error: Some(error.to_string()),
+            },
+        };
+        if let Some(file) = &options.out {
+            append(file, &case)?;
+        }
+        report(Progressed::Done(&case));
+        cases.push(case);
+    }
+    let ours: BTreeSet<&str> = scenarios.iter().map(|s| s.name.as_str()).collect();
+    let prefix = format!("{}/", options.split);
+    let outcomes = cases
+        .iter()
+        .filter(|case| case.id.starts_with(&prefix))
+        .filter_map(|case| case.outcome.as_ref())
+        .filter(|outcome| ours.contains(outcome.scenario.as_str()));
+    Ok(Tally::of(outcomes))
+}
+
+fn id(options: &ScoreOptions, scenario: &Scenario, number: u32) -> String {
+    format!(
+        "{}/{}/{}/{number}",
+        options.split, scenario.name, options.seed
+    )
+}
+
+/// The scenarios of these causes or names.
+fn chosen(classes: &[String]) -> Result<Vec<Scenario>> {
+    let all = Scenario::all()?;
+    let is = |scenario: &Scenario, class: &String| {
+        scenario.name == *class || scenario.cause.name() == class
+    };
+    if let Some(none) = classes.iter().find(|c| !all.iter().any(|s| is(s, c))) {
+        let names: BTreeSet<&str> = all
+            .iter()
+            .flat_map(|s| [s.cause.name(), s.name.as_str()])
+            .collect();
+        let names: Vec<&str> = names.into_iter().collect();
+        return Err(LabError::Usage(format!(
+            "there is no scenario of `{none}`; there are {}",
+            names.join(", ")
+        )));
+    }
+    Ok(all
+        .into_iter()
+        .filter(|s| classes.is_empty() || classes.iter().any(|c| is(s, c)))
+        .collect())
+}
+
+/// The cases of a file; none if there is no file yet.
+fn read(file: &Path) -> Result<Vec<Case>> {
+    let text = match std::fs::read_to_string(file) {
+        Ok(text) => text,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(e) => return Err(LabError::io(format!("read {}", file.display()))(e)),
+    };
+    let lines = text.lines().enumerate();
+    lines
+        .filter(|(_, line)| !line.trim().is_empty())
+        .map(|(number, line)| {
+            serde_json::from_str(line).map_err(|e| {
+                LabError::Usage(format!(
+                    "{}, line {}: not a case of this lab: {e}",
+                    file.display(),
+                    number + 1
+                ))
+            })
+        })
+        .collect()
+}
+
+fn append(file: &Path, case: &Case) -> Result<()> {
+    let line = serde_json::to_string(case).map_err(|e| LabError::Render(e.to_string()))?;
+    OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(file)
+        .and_then(|mut f| writeln!(f, "{line}"))
+        .map_err(LabError::io(format!("write {}", file.display())))
+}

@@ -1,0 +1,315 @@
+//! One end of the crude tunnel: poll, one read, one `sendto`; poll, one `recvfrom`, one write.
+//!
+//! With handing on, the loop only reads; a thread works on the packet, and another sends it, for each direction.
+
+use std::io::{self, ErrorKind, IoSlice};
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use ipnet::IpNet;
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use seikan_sys::netlink::{AddressOptions, Netlink, NetlinkError};
+use seikan_sys::tun::{Tun, TunOptions, VNET_HEADER_LEN};
+use serde::{Deserialize, Serialize};
+use socket2::SockRef;
+
+use super::CrudeOptions;
+use super::illness::{Handoff, Work};
+use crate::error::{LabError, Result};
+use crate::interrupt::Interrupt;
+
+/// A waiting loop looks at its flag this often, in milliseconds.
+const PATIENCE: u16 = 50;
+
+/// Where one end is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CrudeSetup {
+    /// Name of the TUN device, which is made.
+    pub device: String,
+    /// Its addresses and networks.
+    pub addresses: Vec<IpNet>,
+    /// Own address outside.
+    pub listen: SocketAddr,
+    /// The other end's address outside.
+    pub peer: SocketAddr,
+    /// How sick it is.
+    pub options: CrudeOptions,
+}
+
+/// What became of packets, and what they cost. `out` is towards the other end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CrudeCounts {
+    /// Packets sent to the other end.
+    pub out: u64,
+    /// Not sent: what the socket refused.
+    pub unsent: u64,
+    /// Packets from the other end handed to the kernel.
+    pub arrived: u64,
+    /// Not taken by the kernel.
+    pub undelivered: u64,
+    /// Cipher blocks burned.
+    pub blocks: u64,
+    /// Bytes copied out to memory.
+    pub copied: u64,
+    /// Times a packet was handed to another thread.
+    pub handed_on: u64,
+    /// Receive buffer of the socket, in bytes, as the kernel counts (twice what was asked for).
+    pub receive_buffer: u64,
+    /// Send buffer of the socket, likewise.
+    pub send_buffer: u64,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    out: AtomicU64,
+    unsent: AtomicU64,
+    arrived: AtomicU64,
+    undelivered: AtomicU64,
+    blocks: AtomicU64,
+    copied: AtomicU64,
+    handed_on: AtomicU64,
+}
+
+fn add(counter: &AtomicU64, by: u64) {
+    counter.fetch_add(by, Ordering::Relaxed);
+}
+
+/// Which way a packet goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Out,
+    In,
+}
+
+/// One end, ready to run. Its device and socket belong to the namespace it was opened in.
+#[derive(Debug)]
+pub struct CrudeEnd {
+    tun: Tun,
+    udp: UdpSocket,
+    peer: SocketAddr,
+    options: CrudeOptions,
+    counters: Counters,
+}
+
+impl CrudeEnd {
+    /// Makes the device and the socket in the calling thread's network namespace.
+    ///
+    /// # Errors
+    /// A device of that name, an address that is taken, no `CAP_NET_ADMIN`.
+    pub fn open(setup: &CrudeSetup) -> Result<Self> {
+        let refuse = |error: NetlinkError| LabError::Setup(error.to_string());
+        let options = setup.options;
+        let tun = Tun::create_without_header(&TunOptions {
+            name: setup.device.clone(),
+            mtu: options.mtu,
+            queues: 1,
+            offload: false,
+        })
+        .map_err(|e| LabError::Setup(e.to_string()))?;
+        let netlink = Netlink::open().map_err(refuse)?;
+        if let Some(packets) = options.queue {
+            netlink
+                .set_tx_queue_len(tun.index(), packets)
+                .map_err(refuse)?;
+        }
+        let no_dad = AddressOptions {
+            no_dad: true,
+            ..AddressOptions::default()
+        };
+        for address in &setup.addresses {
+            let done = netlink.add_address_with(tun.index(), *address, no_dad);
+            // A kernel may have no IPv6, or none on an MTU this small (RFC 8200, section 5).
+            if matches!(address, IpNet::V4(_)) {
+                done.map_err(refuse)?;
+            }
+        }
+        netlink.set_up(tun.index()).map_err(refuse)?;
+        let udp = open_socket(setup).map_err(LabError::io("open the outer socket"))?;
+        Ok(Self {
+            tun,
+            udp,
+            peer: setup.peer,
+            options,
+            counters: Counters::default(),
+        })
+    }
+
+    /// Carries packets until the flag is up.
+    ///
+    /// # Errors
+    /// When the device or the socket is gone.
+    pub fn run(&self, stop: &Interrupt) -> Result<()> {
+        let done = if self.options.handoff {
+            self.run_handing_on(stop)
+        } else {
+            let mut work = self.work();
+            self.read_all(stop, |way, packet| {
+                self.count_work(&mut work, packet);
+                self.send(way, packet);
+                true
+            })
+        };
+        done.map_err(LabError::io("carry packets"))
+    }
+
+    /// What became of packets so far.
+    #[must_use]
+    pub fn counts(&self) -> CrudeCounts {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let socket = SockRef::from(&self.udp);
+        let c = &self.counters;
+        CrudeCounts {
+            out: read(&c.out),
+            unsent: read(&c.unsent),
+            arrived: read(&c.arrived),
+            undelivered: read(&c.undelivered),
+            blocks: read(&c.blocks),
+            copied: read(&c.copied),
+            handed_on: read(&c.handed_on),
+            receive_buffer: socket.recv_buffer_size().unwrap_or(0) as u64,
+            send_buffer: socket.send_buffer_size().unwrap_or(0) as u64,
+        }
+    }
+
+    fn work(&self) -> Work {
+        Work::new(
+            Duration::from_nanos(self.options.burn_ns),
+            self.options.copy,
+        )
+    }
+
+    /// Gives one packet after the other to `next`, until the flag is up or `next` says so.
+    fn read_all(
+        &self,
+        stop: &Interrupt,
+        mut next: impl FnMut(Way, &mut [u8]) -> bool,
+    ) -> io::Result<()> {
+        let mut buffer = vec![0; VNET_HEADER_LEN + self.options.mtu as usize];
+        while !stop.is_raised() {
+            for (way, ready) in [Way::Out, Way::In].into_iter().zip(self.wait()?) {
+                if !ready {
+                    continue;
+                }
+                if let Some(length) = self.read(way, &mut buffer)?
+                    && !next(way, &mut buffer[VNET_HEADER_LEN..][..length])
+                {
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the device and the socket have something.
+    fn wait(&self) -> io::Result<[bool; 2]> {
+        let wanted = |fd| PollFd::new(fd, PollFlags::POLLIN);
+        let mut fds = [
+            wanted(self.tun.queues()[0].as_fd()),
+            wanted(self.udp.as_fd()),
+        ];
+        match poll(&mut fds, PollTimeout::from(PATIENCE)) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        Ok(fds.map(|fd| fd.any().unwrap_or(false)))
+    }
+
+    /// One packet, behind room for the device's header; its length.
+    fn read(&self, way: Way, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+        let read = match way {
+            Way::Out => self.tun.queues()[0]
+                .read(buffer)
+                .map(|length| length.saturating_sub(VNET_HEADER_LEN)),
+            Way::In => self
+                .udp
+                .recv_from(&mut buffer[VNET_HEADER_LEN..])
+                .map(|(length, _)| length),
+        };
+        match read {
+            Ok(length) => Ok(Some(length)),
+            // The other end is not there yet: what ICMP said about an earlier packet.
+            Err(e) if e.kind() == ErrorKind::ConnectionRefused => Ok(None),
+            Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
+                Ok(None)
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    fn send(&self, way: Way, packet: &[u8]) {
+        let c = &self.counters;
+        let counter = match way {
+            Way::Out => match self.udp.send_to(packet, self.peer) {
+                Ok(_) => &c.out,
+                Err(_) => &c.unsent,
+            },
+            Way::In => {
+                let none = [0; VNET_HEADER_LEN];
+                let parts = [IoSlice::new(&none), IoSlice::new(packet)];
+                match self.tun.queues()[0].write_vectored(&parts) {
+                    Ok(_) => &c.arrived,
+                    Err(_) => &c.undelivered,
+                }
+            }
+        };
+        add(counter, 1);
+    }
+
+    fn count_work(&self, work: &mut Work, packet: &mut [u8]) {
+        work.on(packet);
+        add(&self.counters.blocks, work.blocks);
+        add(&self.counters.copied, work.copied(packet.len()));
+    }
+
+    fn run_handing_on(&self, stop: &Interrupt) -> io::Result<()> {
+        let lines: [[Handoff; 2]; 2] = Default::default();
+        std::thread::scope(|scope| {
+            let start = |way: Way| {
+                let [first, second] = &lines[way as usize];
+                let work = move || {
+                    let mut work = self.work();
+                    while let Some(mut packet) = first.take() {
+                        self.count_work(&mut work, &mut packet);
+                        add(&self.counters.handed_on, 1);
+                        second.put(packet);
+                    }
+                };
+                let send = move || {
+                    while let Some(packet) = second.take() {
+                        self.send(way, &packet);
+                    }
+                };
+                let thread = |name: &str| std::thread::Builder::new().name(name.to_owned());
+                thread("work").spawn_scoped(scope, work)?;
+                thread("send").spawn_scoped(scope, send).map(drop)
+            };
+            let started = start(Way::Out).and_then(|()| start(Way::In));
+            let done = started.and_then(|()| {
+                self.read_all(stop, |way, packet| {
+                    add(&self.counters.handed_on, 1);
+                    lines[way as usize][0].put(packet.to_vec())
+                })
+            });
+            // Also when not all of them could be started: the others end.
+            lines.iter().flatten().for_each(Handoff::close);
+            done
+        })
+    }
+}
+
+/// Sends block, as in any such program; what poll(2) promised and a bad checksum took away does not block for long.
+fn open_socket(setup: &CrudeSetup) -> io::Result<UdpSocket> {
+    let udp = UdpSocket::bind(setup.listen)?;
+    udp.set_read_timeout(Some(Duration::from_millis(PATIENCE.into())))?;
+    let socket = SockRef::from(&udp);
+    if let Some(bytes) = setup.options.rcvbuf {
+        socket.set_recv_buffer_size(bytes)?;
+    }
+    if let Some(bytes) = setup.options.sndbuf {
+        socket.set_send_buffer_size(bytes)?;
+    }
+    Ok(udp)
+}

@@ -1,0 +1,206 @@
+//! The program of a wire: one loop over two TAP devices, the time of what is under way, and orders on standard input.
+//!
+//! Read a batch from a device, let its lane decide, write what is due to the other device, answer orders, sleep until
+//! something comes or is due.
+
+use std::io::{self, ErrorKind, IoSlice, Stdin, Write};
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use seikan_sys::clock::monotonic;
+use seikan_sys::netlink::Netlink;
+use seikan_sys::netns::NetNs;
+use seikan_sys::poll::{Epoll, Interest};
+use seikan_sys::tun::{TAP_READ_BUFFER_LEN, Tun, TunOptions};
+
+use super::lane::Lane;
+use super::{DirectionCounts, Order, WireCounts};
+use crate::error::{LabError, Result};
+
+/// Packets read from a device before anything else is looked at.
+const BATCH: usize = 64;
+/// Packets that wait for us in a device: a burst from a socket with a large buffer.
+const QUEUE: u32 = 8192;
+/// Token of standard input; the devices have 0 and 1.
+const ORDERS: u64 = 2;
+/// An order is no longer than this, in bytes.
+const LONGEST_ORDER: usize = 1 << 16;
+
+/// What to carry between.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CarrierOptions {
+    /// Name of the device to make in the calling thread's network namespace (host A).
+    pub near: String,
+    /// Name of the device to make in the other one (host B).
+    pub far: String,
+    /// The other network namespace, as a file.
+    pub far_namespace: PathBuf,
+    /// Of the random draws.
+    pub seed: u64,
+}
+
+/// A device and where its counters are read.
+struct End {
+    tun: Tun,
+    netlink: Netlink,
+}
+
+impl End {
+    /// In the calling thread's namespace.
+    fn open(name: &str) -> Result<Self> {
+        let refuse = |error: &dyn std::error::Error| LabError::Setup(error.to_string());
+        let tun = Tun::create_tap(&TunOptions {
+            name: name.to_owned(),
+            mtu: 1500,
+            queues: 1,
+            offload: true,
+        })
+        .map_err(|e| refuse(&e))?;
+        let netlink = Netlink::open().map_err(|e| refuse(&e))?;
+        netlink
+            .set_tx_queue_len(tun.index(), QUEUE)
+            .map_err(|e| refuse(&e))?;
+        Ok(Self { tun, netlink })
+    }
+
+    /// Packets that the device dropped before we could read them.
+    fn missed(&self) -> u64 {
+        let stats = self.netlink.link_stats(self.tun.index());
+        stats.map_or(0, |stats| stats.tx_dropped)
+    }
+
+    fn write(&self, packet: &[u8]) -> bool {
+        self.tun.queues()[0]
+            .write_vectored(&[IoSlice::new(packet)])
+            .is_ok()
+    }
+}
+
+/// Makes the devices and carries frames until standard input ends.
+///
+/// # Errors
+/// What the kernel refuses; an order that is none.
+pub fn carry(options: &CarrierOptions) -> Result<()> {
+    // Waking some microseconds late is a delay that nobody asked for; where the kernel refuses, it stays.
+    let _ = nix::sys::prctl::set_timerslack(1);
+    let refuse = |error: seikan_sys::netns::NetNsError| LabError::Setup(error.to_string());
+    let near = End::open(&options.near)?;
+    let there = NetNs::open(&options.far_namespace).map_err(refuse)?;
+    let far = there.run(|| End::open(&options.far)).map_err(refuse)??;
+    let mut carrier = Carrier {
+        ends: [near, far],
+        lanes: [Lane::new(options.seed), Lane::new(!options.seed)],
+        orders: Vec::new(),
+        stdin: io::stdin(),
+    };
+    carrier.run().map_err(LabError::io("carry frames"))
+}
+
+struct Carrier {
+    ends: [End; 2],
+    /// Of what the device with the same index sends.
+    lanes: [Lane; 2],
+    /// What has arrived of an order.
+    orders: Vec<u8>,
+    stdin: Stdin,
+}
+
+impl Carrier {
+    fn run(&mut self) -> io::Result<()> {
+        let mut epoll = Epoll::new(4)?;
+        for (token, end) in (0..).zip(&self.ends) {
+            epoll.add(end.tun.queues()[0].as_fd(), token, Interest::Read)?;
+        }
+        epoll.add(self.stdin.as_fd(), ORDERS, Interest::Read)?;
+        let mut buffer = vec![0; TAP_READ_BUFFER_LEN];
+        loop {
+            let mut ready = [false; 3];
+            for event in epoll.wait(self.patience())? {
+                ready[event.token as usize] = true;
+            }
+            if ready[ORDERS as usize] && !self.take_orders()? {
+                return Ok(());
+            }
+            for (from, ready) in ready.into_iter().enumerate().take(self.lanes.len()) {
+                if ready {
+                    self.read(from, &mut buffer)?;
+                }
+                self.deliver(from);
+            }
+        }
+    }
+
+    /// Time until something is due.
+    fn patience(&self) -> Option<Duration> {
+        let next = self.lanes.iter().filter_map(Lane::next_due).min()?;
+        Some(next.saturating_sub(monotonic()))
+    }
+
+    fn read(&mut self, from: usize, buffer: &mut [u8]) -> io::Result<()> {
+        for _ in 0..BATCH {
+            let packet = match self.ends[from].tun.queues()[0].read(buffer) {
+                Ok(length) => &buffer[..length],
+                Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
+                    return Ok(());
+                }
+                Err(e) => return Err(e),
+            };
+            let lane = &mut self.lanes[from];
+            if lane.is_open() {
+                let done = self.ends[1 - from].write(packet);
+                lane.count_passing(packet, done);
+            } else {
+                lane.offer(monotonic(), packet);
+            }
+        }
+        Ok(())
+    }
+
+    fn deliver(&mut self, from: usize) {
+        let now = monotonic();
+        while let Some((packet, frames)) = self.lanes[from].due(now) {
+            let done = self.ends[1 - from].write(&packet);
+            self.lanes[from].count_arrived(frames, done);
+        }
+    }
+
+    /// Reads what there is; false at the end.
+    fn take_orders(&mut self) -> io::Result<bool> {
+        let mut chunk = [0; 4096];
+        let length = nix::unistd::read(&self.stdin, &mut chunk)?;
+        if length == 0 {
+            return Ok(false);
+        }
+        self.orders.extend_from_slice(&chunk[..length]);
+        while let Some(end) = self.orders.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = self.orders.drain(..=end).collect();
+            if let Order::Set(faults) = serde_json::from_slice(&line)? {
+                self.lanes[0].set(faults.a_to_b);
+                self.lanes[1].set(faults.b_to_a);
+            }
+            let mut out = io::stdout().lock();
+            serde_json::to_writer(&mut out, &self.counts())?;
+            out.write_all(b"\n")?;
+            out.flush()?;
+        }
+        if self.orders.len() > LONGEST_ORDER {
+            return Err(io::Error::new(
+                ErrorKind::InvalidData,
+                "an order without end",
+            ));
+        }
+        Ok(true)
+    }
+
+    fn counts(&self) -> WireCounts {
+        let of = |from: usize| DirectionCounts {
+            missed: self.ends[from].missed(),
+            ..self.lanes[from].counts()
+        };
+        WireCounts {
+            a_to_b: of(0),
+            b_to_a: of(1),
+        }
+    }
+}

@@ -1,0 +1,297 @@
+//! What a TAP device hands over, seen as the frames that a card would put on the wire.
+//!
+//! [`Frames::parse`] says how many frames a (super-)packet stands for; [`Frames::cut`] makes a packet of a run of
+//! them, as segmentation offload would: headers copied, lengths, sequence numbers and flags corrected, the checksum
+//! left partial where it was.
+
+use seikan_wire::ethernet::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, HEADER_LEN};
+use seikan_wire::ip::{PROTO_TCP, PROTO_UDP, set_length};
+use seikan_wire::{GsoType, IpPacket, VNET_HDR_LEN, VnetHdr, checksum};
+
+/// TCP's flags of RFC 9293, section 3.1, that belong to the first or the last segment only.
+const FIN_PSH: u8 = 0x01 | 0x08;
+const CWR: u8 = 0x80;
+
+/// A packet behind its virtio-net header, and how it divides into frames.
+#[derive(Debug)]
+pub(super) struct Frames<'a> {
+    bytes: &'a [u8],
+    vnet: VnetHdr,
+    /// Of a super-packet.
+    division: Option<Division>,
+}
+
+/// Where a super-packet is cut. Offsets count from the virtio-net header's end.
+#[derive(Debug)]
+struct Division {
+    ip: IpPacket,
+    /// Of the transport header.
+    transport: usize,
+    /// Of the payload.
+    payload: usize,
+    /// Payload bytes of each frame but the last.
+    size: usize,
+    count: usize,
+}
+
+impl<'a> Frames<'a> {
+    /// `bytes` begin with the virtio-net header. What is no super-packet, or none that is understood, is one frame.
+    pub(super) fn parse(bytes: &'a [u8]) -> Self {
+        let vnet = VnetHdr::read(bytes).unwrap_or_default();
+        let division = divide(&vnet, bytes.get(VNET_HDR_LEN..).unwrap_or_default());
+        Self {
+            bytes,
+            vnet,
+            division,
+        }
+    }
+
+    /// How many frames the card would send.
+    pub(super) fn count(&self) -> usize {
+        self.division.as_ref().map_or(1, |d| d.count)
+    }
+
+    /// Whether the card is to segment it.
+    pub(super) fn is_super_packet(&self) -> bool {
+        self.vnet.gso_type != GsoType::None
+    }
+
+    /// Whether the card is to complete its checksum.
+    pub(super) fn needs_checksum(&self) -> bool {
+        self.vnet.needs_csum
+    }
+
+    /// Bytes of frame `index` on the wire, with its Ethernet header.
+    pub(super) fn length(&self, index: usize) -> usize {
+        let whole = self.bytes.len().saturating_sub(VNET_HDR_LEN);
+        self.division.as_ref().map_or(whole, |d| {
+            let left = whole - d.payload - index * d.size;
+            d.payload + left.min(d.size)
+        })
+    }
+
+    /// Bytes of all frames on the wire.
+    pub(super) fn total_length(&self) -> usize {
+        let whole = self.bytes.len().saturating_sub(VNET_HDR_LEN);
+        let repeated = self.division.as_ref().map_or(0, |d| d.payload);
+        whole + repeated * (self.count() - 1)
+    }
+
+    /// Frames `from` to `to` (not included) as one packet behind a virtio-net header. `complete` says whether the far
+    /// end may take the checksum as good; else it is left as it is, and is not.
+    pub(super) fn cut(&self, from: usize, to: usize, complete: bool) -> Vec<u8> {
+        let mut vnet = self.vnet;
+        let division = self
+            .division
+            .as_ref()
+            .filter(|d| from > 0 || to < d.count || !complete);
+        let mut packet = match division {
+            None => self.bytes.to_vec(),
+            Some(d) => {
+                if to - from == 1 {
+                    (vnet.gso_type, vnet.gso_ecn) = (GsoType::None, false);
+                    (vnet.gso_size, vnet.hdr_len) = (0, 0);
+                }
+                // For its first frame only, as the flag itself.
+                vnet.gso_ecn &= from == 0;
+                self.cut_payload(d, from, to)
+            }
+        };
+        if !complete {
+            vnet.needs_csum = false;
+        }
+        if packet.len() >= VNET_HDR_LEN && (division.is_some() || !complete) {
+            packet[..VNET_HDR_LEN].copy_from_slice(&vnet.to_bytes());
+        }
+        packet
+    }
+
+    fn cut_payload(&self, d: &Division, from: usize, to: usize) -> Vec<u8> {
+        let whole = &self.bytes[VNET_HDR_LEN..];
+        let start = d.payload + from * d.size;
+        let end = (d.payload + to * d.size).min(whole.len());
+        let mut packet = Vec::with_capacity(VNET_HDR_LEN + d.payload + end - start);
+        packet.extend_from_slice(&self.bytes[..VNET_HDR_LEN + d.payload]);
+        packet.extend_from_slice(&whole[start..end]);
+
+        let frame = &mut packet[VNET_HDR_LEN..];
+        let ip_length = frame.len() - HEADER_LEN;
+        let ip = &mut frame[HEADER_LEN..];
+        // As the kernel's own segmentation counts it (`inet_gso_segment`).
+        let id =
+            (!d.ip.is_v6()).then(|| u16::from_be_bytes([ip[4], ip[5]]).wrapping_add(from as u16));
+        set_length(ip, d.ip.header_len, ip_length, id);
+        let transport = &mut frame[d.transport..];
+        let (protocol, field) = match self.vnet.gso_type {
+            GsoType::UdpL4 => {
+                let length = transport.len() as u16;
+                transport[4..6].copy_from_slice(&length.to_be_bytes());
+                (PROTO_UDP, 6)
+            }
+            _ => {
+                let sequence = [transport[4], transport[5], transport[6], transport[7]];
+                let sequence = u32::from_be_bytes(sequence).wrapping_add((from * d.size) as u32);
+                transport[4..8].copy_from_slice(&sequence.to_be_bytes());
+                if to < d.count {
+                    transport[13] &= !FIN_PSH;
+                }
+                if from > 0 {
+                    transport[13] &= !CWR;
+                }
+                (PROTO_TCP, 16)
+            }
+        };
+        let pseudo = checksum::pseudo_header(d.ip.src, d.ip.dst, protocol, transport.len());
+        let partial = checksum::add_carries(pseudo);
+        transport[field..field + 2].copy_from_slice(&partial.to_be_bytes());
+        packet
+    }
+}
+
+/// How a super-packet divides; `None` for anything else.
+fn divide(vnet: &VnetHdr, frame: &[u8]) -> Option<Division> {
+    if vnet.gso_type == GsoType::None || !vnet.needs_csum || vnet.gso_size == 0 {
+        return None;
+    }
+    let kind = u16::from_be_bytes([*frame.get(12)?, *frame.get(13)?]);
+    if kind != ETHERTYPE_IPV4 && kind != ETHERTYPE_IPV6 {
+        return None;
+    }
+    let ip = IpPacket::parse_headers(&frame[HEADER_LEN..]).ok()?;
+    let transport = usize::from(vnet.csum_start);
+    if transport < HEADER_LEN + ip.header_len {
+        return None;
+    }
+    let header = match vnet.gso_type {
+        GsoType::UdpL4 => 8,
+        _ => usize::from(frame.get(transport + 12)? >> 4) * 4,
+    };
+    let payload = transport + header;
+    let (least, size) = (if header == 8 { 8 } else { 20 }, usize::from(vnet.gso_size));
+    let bytes = frame.len().checked_sub(payload)?;
+    (header >= least && bytes > 0).then(|| Division {
+        ip,
+        transport,
+        payload,
+        size,
+        count: bytes.div_ceil(size),
+    })
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// Payload bytes of each frame of [`super_packet`].
+    pub(in super::super) const SIZE: usize = 1000;
+
+    /// An IPv4 TCP super-packet of `payload` bytes that count up, with FIN, PSH and CWR, from sequence number 5000.
+    pub(in super::super) fn super_packet(payload: usize) -> Vec<u8> {
+        let vnet = VnetHdr {
+            needs_csum: true,
+            gso_type: if payload > SIZE {
+                GsoType::Tcp4
+            } else {
+                GsoType::None
+            },
+            gso_ecn: false,
+            hdr_len: 54,
+            gso_size: if payload > SIZE { SIZE as u16 } else { 0 },
+            csum_start: 34,
+            csum_offset: 16,
+        };
+        let mut packet = vnet.to_bytes().to_vec();
+        packet.extend([0; 12]);
+        packet.extend([8, 0]);
+        let mut ip = vec![0x45, 0, 0, 0, 0xff, 0xff, 0x40, 0, 64, 6, 0, 0];
+        ip.extend([10, 0, 0, 1, 10, 0, 0, 2]);
+        set_length(&mut ip, 20, 40 + payload, None);
+        packet.extend(ip);
+        packet.extend([0, 1, 0, 2, 0, 0, 0x13, 0x88, 0, 0, 0, 0, 0x50, 0x99]);
+        packet.extend([0xff, 0xff, 0, 0, 0, 0]);
+        packet.extend((0..payload).map(|n| n as u8));
+        packet
+    }
+
+    fn sequence(packet: &[u8]) -> u32 {
+        u32::from_be_bytes(packet[48..52].try_into().unwrap())
+    }
+
+    #[test]
+    fn a_super_packet_counts_as_its_frames() {
+        let packet = super_packet(2500);
+        let frames = Frames::parse(&packet);
+        assert_eq!(frames.count(), 3);
+        assert_eq!([0, 1, 2].map(|i| frames.length(i)), [1054, 1054, 554]);
+        assert_eq!(frames.total_length(), 1054 + 1054 + 554);
+    }
+
+    #[test]
+    fn a_whole_packet_is_cut_as_it_is() {
+        let packet = super_packet(2500);
+        assert_eq!(Frames::parse(&packet).cut(0, 3, true), packet);
+    }
+
+    #[test]
+    fn a_middle_frame_is_a_packet_of_its_own() {
+        let packet = super_packet(2500);
+        let frame = Frames::parse(&packet).cut(1, 2, true);
+        let vnet = VnetHdr::read(&frame).unwrap();
+        assert_eq!((vnet.gso_type, vnet.gso_size), (GsoType::None, 0));
+        assert!(vnet.needs_csum);
+        let ip = &frame[24..];
+        assert_eq!(IpPacket::parse(ip).unwrap().total_len, 1040);
+        // The header's checksum covers the new length and identification (0xffff + 1).
+        assert_eq!(checksum::fold(checksum::sum(&ip[..20])), 0);
+        assert_eq!([ip[4], ip[5]], [0, 0]);
+        assert_eq!(sequence(&frame), 6000);
+        assert_eq!(frame[10 + 34 + 13], 0x10, "neither FIN, PSH nor CWR");
+        assert_eq!(frame[64..], packet[64 + 1000..64 + 2000]);
+    }
+
+    #[test]
+    fn flags_stay_with_the_first_and_the_last_frame() {
+        let packet = super_packet(2500);
+        let frames = Frames::parse(&packet);
+        let flags = |from, to| frames.cut(from, to, true)[10 + 34 + 13];
+        assert_eq!(flags(0, 1), 0x10 | CWR);
+        assert_eq!(flags(1, 3), 0x10 | FIN_PSH);
+    }
+
+    #[test]
+    fn the_partial_checksum_is_that_of_the_pseudo_header() {
+        let packet = super_packet(2500);
+        let frame = Frames::parse(&packet).cut(2, 3, true);
+        // 0a00 + 0001 + 0a00 + 0002 + 6 + 520
+        let by_hand = 0x0a00 + 0x0001 + 0x0a00 + 0x0002 + 6 + 520;
+        assert_eq!(frame[10 + 34 + 16..][..2], u16::to_be_bytes(by_hand));
+    }
+
+    #[test]
+    fn a_run_of_frames_stays_a_super_packet() {
+        let packet = super_packet(3500);
+        let run = Frames::parse(&packet).cut(1, 3, true);
+        let again = Frames::parse(&run);
+        assert_eq!((again.count(), again.total_length()), (2, 2 * 1054));
+        assert_eq!(sequence(&run), 6000);
+    }
+
+    #[test]
+    fn an_incomplete_frame_does_not_ask_for_its_checksum() {
+        let packet = super_packet(500);
+        let frame = Frames::parse(&packet).cut(0, 1, false);
+        assert!(!VnetHdr::read(&frame).unwrap().needs_csum);
+        assert_eq!(frame[10..], packet[10..]);
+    }
+
+    #[test]
+    fn bytes_that_make_no_sense_are_one_frame() {
+        let whole = super_packet(2500);
+        // The headers are whole from 64 bytes on, with a payload from 65.
+        for length in 0..=64 {
+            let frames = Frames::parse(&whole[..length]);
+            assert_eq!(frames.count(), 1);
+            let _ = (frames.total_length(), frames.cut(0, 1, false));
+        }
+    }
+}

@@ -1,0 +1,356 @@
+//! A wire with faults: two TAP devices, one in each of two hosts, and a program that carries frames between them.
+//!
+//! [`Wire::between`] starts the program (`seikan lab wire`: [`carry`]), which makes the devices; [`Wire::set`] changes
+//! what it does to frames while it runs; [`Wire::counts`] says what became of every frame, the truth that a diagnosis
+//! is held against. A healthy wire hands super-packets over whole; faults of the path act on the frames that they
+//! stand for. The program's processor time is its own ([`Wire::pid`]), and it ends with us.
+
+mod carrier;
+mod frame;
+mod lane;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{LabError, Result};
+use crate::link::Host;
+use crate::tunnel::seikan::program;
+
+pub use carrier::{CarrierOptions, carry};
+
+/// What a wire does to frames of one direction. The default is nothing; shares are 0 to 1 and drawn for each frame.
+///
+/// In this order: the sending card's faults (`broken_*`), then the path's: black hole, loss, rate, delay, holding back,
+/// duplication.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Faults {
+    /// Delay of every frame, in microseconds, 0 to 10 s.
+    pub delay_us: u64,
+    /// Further delay, uniform from 0 to this many microseconds, that keeps the order.
+    pub jitter_us: u64,
+    /// Share of frames that are lost.
+    pub loss: f64,
+    /// Share of frames that are held back by `reorder_us`, so that later ones overtake them.
+    pub reorder: f64,
+    /// How long they are held back, in microseconds.
+    pub reorder_us: u64,
+    /// Share of frames that arrive twice.
+    pub duplicate: f64,
+    /// Bits per second (of frames with their Ethernet header); 0: no limit.
+    pub rate_bits: u64,
+    /// Bytes that wait for the rate; a frame that finds no room is dropped.
+    pub queue_bytes: u64,
+    /// Frames whose IP packet is longer than this many bytes vanish without a word.
+    pub black_hole_bytes: Option<u32>,
+    /// Share of frames left to the card to checksum that leave it with the checksum not filled in. They arrive. None
+    /// are once the sender's `tx` offload is off.
+    pub broken_checksum: f64,
+    /// Share of super-packets left to the card to segment that vanish. None are once the sender's `tso` (and
+    /// `tx-udp-segmentation`) is off.
+    pub broken_segmentation: f64,
+}
+
+impl Default for Faults {
+    fn default() -> Self {
+        Self {
+            delay_us: 0,
+            jitter_us: 0,
+            loss: 0.0,
+            reorder: 0.0,
+            reorder_us: 3000,
+            duplicate: 0.0,
+            rate_bits: 0,
+            queue_bytes: 256 << 10,
+            black_hole_bytes: None,
+            broken_checksum: 0.0,
+            broken_segmentation: 0.0,
+        }
+    }
+}
+
+impl Faults {
+    /// Whether frames pass as they come.
+    fn is_none(&self) -> bool {
+        // The two that are kept say something only beside another fault.
+        let healthy = Self {
+            reorder_us: self.reorder_us,
+            queue_bytes: self.queue_bytes,
+            ..Self::default()
+        };
+        *self == healthy
+    }
+
+    fn check(&self) -> Result<()> {
+        let shares = [
+            ("loss", self.loss),
+            ("reorder", self.reorder),
+            ("duplicate", self.duplicate),
+            ("broken_checksum", self.broken_checksum),
+            ("broken_segmentation", self.broken_segmentation),
+        ];
+        for (name, share) in shares {
+            if !(0.0..=1.0).contains(&share) {
+                return Err(LabError::Usage(format!(
+                    "{name} of a wire is {share}: use a share from 0 to 1"
+                )));
+            }
+        }
+        for (name, time) in [
+            ("delay_us", self.delay_us),
+            ("jitter_us", self.jitter_us),
+            ("reorder_us", self.reorder_us),
+        ] {
+            if time > 10_000_000 {
+                return Err(LabError::Usage(format!(
+                    "{name} of a wire is {time}: use at most 10 seconds"
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What a wire does, each direction apart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct WireFaults {
+    /// From host A to host B: of what A's card sends.
+    pub a_to_b: Faults,
+    /// From host B to host A.
+    pub b_to_a: Faults,
+    /// Of the random draws. The same seed repeats them; read when the wire is made, not by [`Wire::set`].
+    pub seed: u64,
+}
+
+impl WireFaults {
+    /// The same in both directions.
+    #[must_use]
+    pub fn both(faults: Faults) -> Self {
+        Self {
+            a_to_b: faults,
+            b_to_a: faults,
+            seed: 0,
+        }
+    }
+}
+
+/// What became of the frames of one direction since the wire was made. A super-packet counts as its frames.
+///
+/// `frames + duplicated = delivered + lost + overflowed + black_holed + unsegmented + refused + shed + under_way`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DirectionCounts {
+    /// Frames that the sending host put on the wire.
+    pub frames: u64,
+    /// Their bytes, with Ethernet headers.
+    pub bytes: u64,
+    /// Frames that the receiving host took.
+    pub delivered: u64,
+    /// Dropped: `loss`.
+    pub lost: u64,
+    /// Dropped: no room in the queue before `rate_bits`.
+    pub overflowed: u64,
+    /// Dropped: longer than `black_hole_bytes`.
+    pub black_holed: u64,
+    /// Dropped: `broken_segmentation`.
+    pub unsegmented: u64,
+    /// Dropped: not taken by the receiving host's device.
+    pub refused: u64,
+    /// Dropped: more under way than is kept (256 MiB).
+    pub shed: u64,
+    /// Packets that never reached the wire: dropped at the sending device's queue because the wire was too slow. Not
+    /// part of `frames`; a super-packet counts once.
+    pub missed: u64,
+    /// Arrived or to arrive with their checksum not filled in: `broken_checksum`.
+    pub unfilled: u64,
+    /// Held back: `reorder`.
+    pub held_back: u64,
+    /// Frames made by `duplicate`.
+    pub duplicated: u64,
+    /// Neither arrived nor dropped so far.
+    pub under_way: u64,
+}
+
+/// What became of all frames.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WireCounts {
+    /// From host A to host B.
+    pub a_to_b: DirectionCounts,
+    /// From host B to host A.
+    pub b_to_a: DirectionCounts,
+}
+
+/// What the program is told, one JSON value per line; it answers each with a line of [`WireCounts`].
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Order {
+    /// Change the faults.
+    Set(WireFaults),
+    /// Nothing but to answer.
+    Count,
+}
+
+/// A wire between two hosts. Dropping it removes it with its devices.
+#[derive(Debug)]
+pub struct Wire {
+    child: Mutex<Child>,
+    pipes: Mutex<(ChildStdin, BufReader<ChildStdout>)>,
+    pid: u32,
+}
+
+impl Wire {
+    /// Whether wires can be had here.
+    ///
+    /// # Errors
+    /// The reason, for people.
+    pub fn availability() -> std::result::Result<(), String> {
+        crate::tunnel::need_tun()?;
+        let none = || "no program `seikan`: set $SEIKAN_BIN to it".to_owned();
+        program().map(drop).ok_or_else(none)
+    }
+
+    /// Makes a device in each host, named [`Host::device`], down and without addresses, and joins them.
+    ///
+    /// # Errors
+    /// No program, no TUN driver, devices of that name, or faults that make no sense.
+    pub fn between(a: &Host, b: &Host, faults: WireFaults) -> Result<Self> {
+        Self::availability().map_err(LabError::Setup)?;
+        let program = program().unwrap_or_default();
+        let far = format!(
+            "/proc/{}/fd/{}",
+            std::process::id(),
+            b.netns().as_fd().as_raw_fd()
+        );
+        let mut command = Command::new(program);
+        command
+            .args(["lab", "wire", "--near", &a.device, "--far", &b.device])
+            .args(["--far-namespace", &far])
+            .args(["--seed", &faults.seed.to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            // Ctrl-C goes to us alone.
+            .process_group(0);
+        let mut child = a
+            .spawn(&mut command)
+            .map_err(LabError::io("start a wire"))?;
+        let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
+        let Some(pipes) = stdin.zip(stdout) else {
+            return Err(LabError::Setup("a wire without pipes".to_owned()));
+        };
+        let wire = Self {
+            pid: child.id(),
+            child: Mutex::new(child),
+            pipes: Mutex::new((pipes.0, BufReader::new(pipes.1))),
+        };
+        wire.set(faults)?;
+        Ok(wire)
+    }
+
+    /// Changes what it does to frames from now on. What is under way stays as it was.
+    ///
+    /// # Errors
+    /// Faults that make no sense; [`LabError::ChildExited`].
+    pub fn set(&self, faults: WireFaults) -> Result<()> {
+        faults.a_to_b.check()?;
+        faults.b_to_a.check()?;
+        self.order(Order::Set(faults)).map(drop)
+    }
+
+    /// What became of frames so far.
+    ///
+    /// # Errors
+    /// [`LabError::ChildExited`].
+    pub fn counts(&self) -> Result<WireCounts> {
+        self.order(Order::Count)
+    }
+
+    /// The carrying program's process id.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    fn order(&self, order: Order) -> Result<WireCounts> {
+        let mut pipes = self.pipes.lock().unwrap_or_else(PoisonError::into_inner);
+        let (stdin, stdout) = &mut *pipes;
+        let line = serde_json::to_string(&order).map_err(|e| LabError::Setup(e.to_string()))?;
+        let mut answer = String::new();
+        let talk = writeln!(stdin, "{line}").and_then(|()| stdout.read_line(&mut answer));
+        match (talk, serde_json::from_str(&answer)) {
+            (Ok(_), Ok(counts)) => Ok(counts),
+            _ => Err(self.ended()),
+        }
+    }
+
+    /// Why it does not answer.
+    fn ended(&self) -> LabError {
+        let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
+        // It may have said something else than an answer.
+        let _ = child.kill();
+        let mut log = String::new();
+        if let Some(stderr) = &mut child.stderr {
+            let _ = stderr.read_to_string(&mut log);
+        }
+        let status = child
+            .wait()
+            .map_or_else(|e| e.to_string(), |s| s.to_string());
+        LabError::ChildExited {
+            name: "the wire".to_owned(),
+            status,
+            log,
+        }
+    }
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        let child = self.child.get_mut().unwrap_or_else(PoisonError::into_inner);
+        // Fails only when it has ended.
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_above_one_is_refused() {
+        let faults = Faults {
+            loss: 1.5,
+            ..Faults::default()
+        };
+        assert!(matches!(faults.check(), Err(LabError::Usage(text)) if text.contains("loss")));
+    }
+
+    #[test]
+    fn what_only_qualifies_another_fault_is_no_fault() {
+        let qualified = Faults {
+            reorder_us: 1,
+            queue_bytes: 1,
+            ..Faults::default()
+        };
+        assert!(qualified.is_none());
+        let slow = Faults {
+            delay_us: 1,
+            ..Faults::default()
+        };
+        assert!(!slow.is_none());
+    }
+
+    #[test]
+    fn faults_are_written_with_what_differs() {
+        let faults: WireFaults =
+            serde_json::from_str(r#"{"a_to_b": {"loss": 0.01}, "seed": 3}"#).expect("faults");
+        assert_eq!((faults.a_to_b.loss, faults.seed), (0.01, 3));
+        assert_eq!(faults.b_to_a, Faults::default());
+        assert!(serde_json::from_str::<Faults>(r#"{"los": 0.01}"#).is_err());
+    }
+}

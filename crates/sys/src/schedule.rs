@@ -1,0 +1,137 @@
+//! Where and how eagerly a process runs, for all of its threads: processors and nice value.
+//!
+//! Both are attributes of a thread in Linux (sched(7)); a process is changed thread by thread. A thread
+//! that starts meanwhile inherits from the one that starts it.
+
+use std::fs;
+use std::io;
+
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
+
+/// The processors on which a process may run (its first thread), ascending.
+///
+/// # Errors
+/// There is no such process.
+pub fn affinity(pid: u32) -> io::Result<Vec<u32>> {
+    let set = sched_getaffinity(thread(pid))?;
+    let all = 0..CpuSet::count();
+    Ok(all
+        .filter(|cpu| set.is_set(*cpu).unwrap_or(false))
+        .map(|cpu| cpu as u32)
+        .collect())
+}
+
+/// Lets every thread of a process run on these processors only.
+///
+/// # Errors
+/// None of them is online or allowed, there is no such process, or it is somebody else's.
+pub fn set_affinity(pid: u32, cpus: &[u32]) -> io::Result<()> {
+    let mut set = CpuSet::new();
+    for cpu in cpus {
+        set.set(*cpu as usize)?;
+    }
+    for_each_thread(pid, |tid| Ok(sched_setaffinity(thread(tid), &set)?))
+}
+
+/// The nice value of a process (its first thread): -20 to 19.
+///
+/// # Errors
+/// There is no such process.
+pub fn nice(pid: u32) -> io::Result<i32> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    // Behind the name, which may hold anything: nice is field 19, the state field 3 (proc_pid_stat(5)).
+    let behind = text.rsplit_once(')').map(|(_, behind)| behind);
+    let field = behind.and_then(|fields| fields.split_whitespace().nth(16)?.parse().ok());
+    field.ok_or_else(|| {
+        io::Error::new(
+            io::ErrorKind::InvalidData,
+            "no nice value in /proc/PID/stat",
+        )
+    })
+}
+
+/// Gives every thread of a process a nice value.
+///
+/// # Errors
+/// A lower value than it has needs `CAP_SYS_NICE`; there is no such process, or it is somebody else's.
+pub fn set_nice(pid: u32, nice: i32) -> io::Result<()> {
+    for_each_thread(pid, |tid| {
+        // SAFETY: the call takes three numbers and touches no memory of ours.
+        let done = unsafe { libc::setpriority(libc::PRIO_PROCESS, tid, nice) };
+        if done == 0 {
+            Ok(())
+        } else {
+            Err(io::Error::last_os_error())
+        }
+    })
+}
+
+fn thread(tid: u32) -> Pid {
+    Pid::from_raw(tid as i32)
+}
+
+/// A thread that ends meanwhile is passed over; a process without any is an error.
+fn for_each_thread(pid: u32, change: impl Fn(u32) -> io::Result<()>) -> io::Result<()> {
+    for entry in fs::read_dir(format!("/proc/{pid}/task"))? {
+        let Some(tid) = entry?
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse().ok())
+        else {
+            continue;
+        };
+        match change(tid) {
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
+            other => other?,
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Child, Command};
+
+    struct Sleeper(Child);
+
+    impl Sleeper {
+        fn start() -> Self {
+            Sleeper(Command::new("sleep").arg("30").spawn().expect("sleep"))
+        }
+    }
+
+    impl Drop for Sleeper {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    #[test]
+    fn a_process_is_moved_and_back() {
+        let sleeper = Sleeper::start();
+        let pid = sleeper.0.id();
+        let before = affinity(pid).expect("affinity");
+        set_affinity(pid, &before[..1]).expect("move");
+        assert_eq!(affinity(pid).expect("affinity"), before[..1]);
+        set_affinity(pid, &before).expect("back");
+        assert_eq!(affinity(pid).expect("affinity"), before);
+    }
+
+    #[test]
+    fn a_process_may_be_made_less_eager() {
+        let sleeper = Sleeper::start();
+        let pid = sleeper.0.id();
+        let before = nice(pid).expect("nice");
+        set_nice(pid, before + 1).expect("renice");
+        assert_eq!(nice(pid).expect("nice"), before + 1);
+    }
+
+    #[test]
+    fn who_is_not_there_is_an_error() {
+        // Above the largest process id (proc_sys_kernel(5)).
+        assert!(set_nice(5_000_000, 0).is_err() && affinity(5_000_000).is_err());
+    }
+}
