@@ -15,6 +15,8 @@ use crate::tunnel::{self, Changes, Running, Tunnel, inner_device};
 
 /// A case counts only if throughput fell by so much; a control, only if it did not.
 pub const LEAST_LOSS: f64 = 0.1;
+/// Less of the offered rate than this without the fault: something else is wrong, such as a busy machine.
+const LEAST_HEALTHY: f64 = 0.9;
 /// Time for streams to find their rate.
 const WARMUP: Duration = Duration::from_secs(1);
 /// The same with a fault, which some take long to suffer from.
@@ -70,7 +72,8 @@ pub struct Outcome {
     pub examined: Option<f64>,
     /// Share of the expected throughput that was lost; negative if it rose.
     pub loss: f64,
-    /// Whether the case counts: the throughput of a fault fell by a tenth, that of a control did not.
+    /// Whether the case counts: what was offered went through without the fault; with it throughput fell by a tenth; that of a
+    /// control did not.
     pub counts: bool,
     /// What the doctor said.
     pub diagnosis: Option<Diagnosis>,
@@ -146,6 +149,7 @@ pub fn run(
         options,
         interrupt,
         expected,
+        sound: load.rate.is_none_or(|rate| healthy >= LEAST_HEALTHY * rate),
         load: fault.load(severity, load),
     };
     let mut outcome = case.with_fault(tunnel.as_ref(), &mut running, severity, step)?;
@@ -184,6 +188,8 @@ struct Case<'a> {
     options: &'a RunOptions,
     interrupt: &'a Interrupt,
     expected: f64,
+    /// Whether it was healthy before.
+    sound: bool,
     load: LiveOptions,
 }
 
@@ -245,7 +251,7 @@ impl Case<'_> {
             faulty,
             examined: None,
             loss,
-            counts: (loss >= LEAST_LOSS) != fault.is_none(),
+            counts: self.sound && (loss >= LEAST_LOSS) != fault.is_none(),
             diagnosis: None,
             problem: None,
         }
