@@ -7,6 +7,7 @@
 
 use crate::{Cause, Evidence, Judgement};
 
+mod application_limited;
 mod backlog_full;
 mod bufferbloat;
 mod cipher_bound;
@@ -16,15 +17,28 @@ mod cpu_contention;
 mod cpu_quota;
 mod cpu_steal;
 mod frame_per_syscall;
+mod gro_breaks_encapsulation;
 mod handoff_overhead;
+mod mtu_black_hole;
+mod mtu_mismatch;
 mod napi_budget;
+mod offload_broken;
+mod offload_missing;
 mod outer_flow_cannot_spread;
+mod outer_fragmentation;
+mod packets_too_small;
+mod path_delay;
+mod path_loss;
 mod receive;
+mod reordering;
 #[cfg(test)]
 mod scenes;
 mod shaper;
 mod single_thread_saturated;
 mod softirq_one_core;
+mod tcp_outer_buffer;
+mod tcp_over_tcp;
+mod tcp_receive_window;
 #[cfg(test)]
 pub(crate) mod testing;
 mod tun_queue_overflow;
@@ -56,6 +70,21 @@ const LATE: &[Cause] = &[
 /// What too much work in one thread brings about.
 const WORK: &[Cause] = &[
     Cause::SingleThreadSaturated,
+    Cause::TunQueueOverflow,
+    Cause::UdpReceiveBuffer,
+    Cause::Bufferbloat,
+];
+
+/// What more packets than the bytes need bring about, in the program and in the kernel.
+const PACKETS: &[Cause] = &[
+    Cause::FramePerSyscall,
+    Cause::SingleThreadSaturated,
+    Cause::HandoffOverhead,
+    Cause::CopyOrChecksumBound,
+    Cause::SoftirqOneCore,
+    Cause::OuterFlowCannotSpread,
+    Cause::BacklogFull,
+    Cause::NapiBudget,
     Cause::TunQueueOverflow,
     Cause::UdpReceiveBuffer,
     Cause::Bufferbloat,
@@ -151,6 +180,76 @@ pub const ALL: &[Rule] = &[
         cause: Cause::UdpSendBuffer,
         makes: &[Cause::TunQueueOverflow],
         judge: udp_send_buffer::judge,
+    },
+    Rule {
+        cause: Cause::TcpOuterBuffer,
+        makes: &[Cause::TunQueueOverflow, Cause::Bufferbloat],
+        judge: tcp_outer_buffer::judge,
+    },
+    Rule {
+        cause: Cause::TcpReceiveWindow,
+        makes: &[],
+        judge: tcp_receive_window::judge,
+    },
+    Rule {
+        cause: Cause::ApplicationLimited,
+        makes: &[],
+        judge: application_limited::judge,
+    },
+    Rule {
+        cause: Cause::PathLoss,
+        makes: &[],
+        judge: path_loss::judge,
+    },
+    Rule {
+        cause: Cause::PathDelay,
+        makes: &[],
+        judge: path_delay::judge,
+    },
+    Rule {
+        cause: Cause::Reordering,
+        makes: &[],
+        judge: reordering::judge,
+    },
+    Rule {
+        cause: Cause::TcpOverTcp,
+        makes: &[Cause::TunQueueOverflow, Cause::Bufferbloat],
+        judge: tcp_over_tcp::judge,
+    },
+    Rule {
+        cause: Cause::MtuBlackHole,
+        makes: &[],
+        judge: mtu_black_hole::judge,
+    },
+    Rule {
+        cause: Cause::OuterFragmentation,
+        makes: &[],
+        judge: outer_fragmentation::judge,
+    },
+    Rule {
+        cause: Cause::MtuMismatch,
+        makes: &[Cause::MtuBlackHole],
+        judge: mtu_mismatch::judge,
+    },
+    Rule {
+        cause: Cause::PacketsTooSmall,
+        makes: PACKETS,
+        judge: packets_too_small::judge,
+    },
+    Rule {
+        cause: Cause::GroBreaksEncapsulation,
+        makes: &[Cause::OuterFragmentation, Cause::MtuBlackHole],
+        judge: gro_breaks_encapsulation::judge,
+    },
+    Rule {
+        cause: Cause::OffloadMissing,
+        makes: PACKETS,
+        judge: offload_missing::judge,
+    },
+    Rule {
+        cause: Cause::OffloadBroken,
+        makes: &[],
+        judge: offload_broken::judge,
     },
     Rule {
         cause: Cause::CipherBound,

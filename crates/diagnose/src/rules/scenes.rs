@@ -2,6 +2,7 @@
 //!
 //! The scenes differ in one thing each, so that causes that look alike are told apart by it.
 
+use seikan_observe::path::Transport;
 use seikan_observe::{Subject, metric};
 
 use super::testing::*;
@@ -167,4 +168,67 @@ fn a_trace_of_waiting_does_not_explain_a_short_ring() {
     evidence.map.links[0].queue_length = 4;
     count(&mut evidence, inner(), metric::TX_DROPPED, 3_000);
     named(&evidence, Cause::TunQueueOverflow);
+}
+
+/// A connection that sends through the tunnel: so many segments again, of 172,000.
+fn sending(evidence: &mut Evidence, again: u64) {
+    let flow = || Subject::Tcp(2);
+    for (name, value) in [
+        (metric::TCP_SEGS_OUT, 172_000),
+        (metric::TCP_RETRANS, again),
+        (metric::TCP_DSACK_DUPS, 0),
+        (metric::TCP_BYTES_SENT, 240_000_000),
+        (metric::TCP_BYTES_ACKED, 238_000_000),
+        (metric::TCP_BYTES_RECEIVED, 0),
+        (metric::TCP_BUSY_US, 10_000_000),
+    ] {
+        count(evidence, flow(), name, value);
+    }
+    gauge(evidence, flow(), metric::TCP_APP_LIMITED, 0);
+}
+
+#[test]
+fn loss_on_the_way_beside_a_program_that_has_time() {
+    let mut evidence = gateway(0.4, 0.03);
+    count(&mut evidence, inner(), metric::TX_DROPPED, 0);
+    sending(&mut evidence, 2_000);
+    named(&evidence, Cause::PathLoss);
+    // The same, dropped at a short ring.
+    evidence.map.links[0].queue_length = 4;
+    count(&mut evidence, inner(), metric::TX_DROPPED, 2_000);
+    named(&evidence, Cause::TunQueueOverflow);
+}
+
+#[test]
+fn small_packets_through_a_full_thread() {
+    let mut evidence = gateway(0.96, 0.03);
+    count(&mut evidence, inner(), metric::TX_BYTES, 172_000 * 200);
+    named(&evidence, Cause::PacketsTooSmall);
+    // Beside hogs the processor is what it lacks.
+    thread(&mut evidence, 100, 0.5, 0.45);
+    named(&evidence, Cause::CpuContention);
+}
+
+#[test]
+fn merging_off_makes_a_frame_a_call() {
+    let mut evidence = gateway(0.96, 0.03);
+    let tso = "tx-tcp-segmentation";
+    let tun = &mut evidence.map.links[0];
+    tun.vnet_hdr = Some(true);
+    tun.features.insert(tso.into(), false);
+    tun.changeable = vec![tso.into()];
+    named(&evidence, Cause::OffloadMissing);
+}
+
+#[test]
+fn a_tunnel_over_tcp_that_repairs_late() {
+    let mut evidence = gateway(0.4, 0.03);
+    sending(&mut evidence, 1_500);
+    count(&mut evidence, Subject::Tcp(2), metric::TCP_TIMEOUTS, 6);
+    count(&mut evidence, inner(), metric::TX_DROPPED, 1_500);
+    evidence.map.sockets = vec![socket(3, Transport::Tcp)];
+    let outer = || Subject::Tcp(3);
+    count(&mut evidence, outer(), metric::TCP_SEGS_OUT, 172_000);
+    count(&mut evidence, outer(), metric::TCP_RETRANS, 1_700);
+    named(&evidence, Cause::TcpOverTcp);
 }

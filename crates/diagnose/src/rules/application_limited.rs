@@ -1,0 +1,128 @@
+//! The application has nothing more to send: the tunnel is not the limit.
+//!
+//! The kernel also calls a connection limited by its application when the socket's send buffer is full and all of it
+//! is under way, so the time held up by buffers is looked at first.
+
+use seikan_observe::metric;
+
+use crate::{Cause, Evidence, Fact, Finding, Judgement, Place, Remedy};
+
+/// Samples in which the application was the limit, from which it is worth a word.
+const SOMETIMES: f64 = 0.5;
+/// Unsent bytes below which nothing waits: less than a full segment is always about to be sent.
+const NOTHING: f64 = 1_448.0;
+/// A shortfall up to this is none, as for verdicts.
+const TOLERATED: f64 = 0.1;
+/// The share of the time that connections have data under way, below which they are idle.
+const IDLE: f64 = 0.3;
+
+pub(super) fn judge(evidence: &Evidence) -> Judgement {
+    if !evidence.sends_tcp() {
+        return Judgement::Unseen("no TCP connection of this host sends into the tunnel".into());
+    }
+    let Some(flow) = evidence.main_flow() else {
+        return Judgement::Unseen("no connection gets anything through the tunnel".into());
+    };
+    let Some(limited) = evidence.tcp_mean(flow, metric::TCP_APP_LIMITED) else {
+        return Judgement::Unseen("the kernel does not say what limits a connection".into());
+    };
+    let growth = |name| evidence.tcp(flow, name).unwrap_or(0.0);
+    let busy = growth(metric::TCP_BUSY_US);
+    let held = growth(metric::TCP_RWND_LIMITED_US) + growth(metric::TCP_SNDBUF_LIMITED_US);
+    let held = (held / busy.max(1.0)).min(1.0);
+    let busy = (busy / 1e6 / evidence.seconds()).min(1.0);
+    let unsent = evidence.tcp_mean(flow, metric::TCP_NOTSENT_BYTES);
+    let fact = Fact::new(
+        "samples in which the application had nothing more to send, of all",
+        limited,
+        "below 0.5",
+        "tcp_info delivery_rate_app_limited",
+    );
+    let idle = limited.max(if busy < IDLE { 1.0 - busy } else { 0.0 });
+    let waiting = unsent.is_some_and(|unsent| unsent > NOTHING);
+    // Less than what somebody expects is needed: what nobody asked for is not missing.
+    let short = evidence
+        .shortfall()
+        .is_some_and(|shortfall| shortfall >= TOLERATED);
+    if idle < SOMETIMES || waiting || !short {
+        return Judgement::Absent(fact);
+    }
+    let mut facts = vec![fact];
+    facts.extend(unsent.map(|unsent| {
+        Fact::new(
+            "bytes that wait to be sent",
+            unsent,
+            "above 1448, if the tunnel were the limit",
+            "tcp_info notsent_bytes",
+        )
+    }));
+    facts.push(Fact::new(
+        "time with anything under way, of all",
+        busy,
+        "near 1, if the tunnel were the limit",
+        "tcp_info busy_time",
+    ));
+    facts.push(Fact::new(
+        "of that, held up by a buffer at either end",
+        held,
+        "above 0.25, if a buffer were the limit",
+        "tcp_info rwnd_limited, sndbuf_limited",
+    ));
+    Judgement::Present(Finding {
+        cause: Cause::ApplicationLimited,
+        weight: 0.9 * idle * (1.0 - held),
+        facts,
+        remedies: vec![Remedy::ask(
+            Place::Application,
+            "look at what the sending program waits for: its disk, its processor, answers of the other side, a limit of its own",
+            vec!["ss -tip".into()],
+            "the tunnel has room for more",
+        )],
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::losses::made::*;
+    use crate::rules::testing::*;
+
+    fn idle(app_limited: u64, busy_us: u64) -> Evidence {
+        let mut evidence = sender(10_000, 0, 0);
+        gauge(&mut evidence, flow(), metric::TCP_APP_LIMITED, app_limited);
+        gauge(&mut evidence, flow(), metric::TCP_NOTSENT_BYTES, 0);
+        count(&mut evidence, flow(), metric::TCP_BUSY_US, busy_us);
+        evidence.expected = Some(100e6);
+        evidence
+    }
+
+    #[test]
+    fn nothing_to_send_is_it() {
+        assert_eq!(present(judge(&idle(1, 2_000_000))).weight, 0.9);
+    }
+
+    #[test]
+    fn a_sender_with_more_to_send_is_not() {
+        assert!(absent(judge(&idle(0, 10_000_000))));
+        let mut evidence = idle(1, 10_000_000);
+        gauge(&mut evidence, flow(), metric::TCP_NOTSENT_BYTES, 100_000);
+        assert!(absent(judge(&evidence)));
+    }
+
+    #[test]
+    fn without_an_expectation_nothing_is_missing() {
+        let mut evidence = idle(1, 2_000_000);
+        evidence.expected = None;
+        assert!(absent(judge(&evidence)));
+        evidence.expected = Some(evidence.throughput());
+        assert!(absent(judge(&evidence)));
+    }
+
+    #[test]
+    fn a_full_send_buffer_is_not() {
+        let mut evidence = idle(1, 10_000_000);
+        let limited = metric::TCP_SNDBUF_LIMITED_US;
+        count(&mut evidence, flow(), limited, 9_500_000);
+        assert!(present(judge(&evidence)).weight < 0.1);
+    }
+}

@@ -1,0 +1,233 @@
+//! The kernel merges received packets into long ones, and a program that takes them from a raw socket wraps each as a
+//! whole: too long for the way, it is cut into fragments that the far end cannot read, or refused.
+//!
+//! Plain fragmentation, by an MTU that is a little too large, makes two fragments of each packet; merged
+//! packets make many.
+
+use seikan_observe::metric;
+use seikan_observe::path::{LinkFacts, Transport};
+
+use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, Place, Remedy};
+
+/// Frames per packet from which merging takes place.
+const MERGED: f64 = 1.2;
+/// Fragments of all packets outside from which harm is done.
+const HARM: f64 = 0.01;
+/// Merged packets carry a good part of the bytes: already a tenth of fragments stops TCP.
+const FULL_HARM: f64 = 0.1;
+/// Packets refused as too big, per packet outside, that do the same.
+const REFUSED: f64 = 0.001;
+/// Fragments per packet, above the two of an MTU that is a little too large.
+const MANY: f64 = 2.5;
+/// A frame's header beside the MTU, with two VLAN tags. Bytes.
+const FRAME: f64 = 22.0;
+/// What it may weigh if the program reads no raw socket.
+const NOT_RAW: f64 = 0.5;
+
+pub(super) fn judge(evidence: &Evidence) -> Judgement {
+    let raw = evidence.map.sockets.iter();
+    let raw = raw.filter(|socket| socket.transport == Transport::Raw);
+    let raw = raw.count();
+    let Some(created) = evidence.both("Ip", "FragCreates") else {
+        return Judgement::Unseen("the host's IP counters could not be read".into());
+    };
+    let outside = evidence.egress(metric::TX_PACKETS).unwrap_or(0.0).max(1.0);
+    let fragments = (created / outside).min(1.0);
+    let refused = evidence.both("Ip", "FragFails").unwrap_or(0.0)
+        + evidence.dropped("PKT_TOO_BIG").unwrap_or(0.0);
+    let harm = (fragments / FULL_HARM).max(refused / outside / (10.0 * REFUSED));
+    let harmed = fragments >= HARM || refused / outside >= REFUSED;
+    let fragments = Fact::new(
+        "fragments, of all packets outside",
+        fragments,
+        "0",
+        "Ip.FragCreates over tx_packets",
+    );
+    if !harmed {
+        return Judgement::Absent(fragments);
+    }
+    let long = long_packets(evidence);
+    let factor = evidence.gro_factor().unwrap_or(1.0);
+    let merged = Fact::new(
+        "received frames per packet that the kernel hands on",
+        factor,
+        "1 before a program that expects single packets",
+        "IpExt.InNoECTPkts and InECT* over Ip.InReceives",
+    );
+    if factor < MERGED && long.is_none() {
+        return Judgement::Absent(merged);
+    }
+    let datagrams = evidence.both("Ip", "FragOKs").filter(|n| *n > 0.0);
+    let each = datagrams.map(|datagrams| created / datagrams);
+    let many = each.map(|each| {
+        Fact::new(
+            "fragments of each packet that was cut",
+            each,
+            "2, if the MTU were the reason",
+            "Ip.FragCreates over Ip.FragOKs",
+        )
+    });
+    let sure = match each {
+        Some(each) if each >= MANY && raw > 0 => 0.95,
+        Some(each) if each >= MANY => NOT_RAW,
+        // Two fragments each: whatever is merged here, it is not what is cut.
+        Some(_) => return Judgement::Absent(many.unwrap_or(merged)),
+        // All were refused, none was cut.
+        None if raw > 0 => 0.8,
+        None => return Judgement::Absent(merged),
+    };
+    let mut facts = vec![merged];
+    facts.extend(long.map(|(link, mean)| {
+        Fact::new(
+            format!("mean length of packets received from {}, bytes", link.name),
+            mean,
+            format!("at most {}", link.mtu),
+            "rtnetlink rx_bytes over rx_packets",
+        )
+    }));
+    facts.push(fragments);
+    facts.extend(many);
+    facts.push(Fact::new(
+        "raw and packet sockets of the program",
+        raw as f64,
+        "0",
+        "/proc/net/packet, /proc/net/raw",
+    ));
+    Judgement::Present(Finding {
+        cause: Cause::GroBreaksEncapsulation,
+        weight: harm.min(1.0) * sure,
+        facts,
+        remedies: remedies(evidence),
+    })
+}
+
+/// An interface from which packets longer than its MTU come: whoever sends on the other side of it did not cut them.
+fn long_packets(evidence: &Evidence) -> Option<(&LinkFacts, f64)> {
+    let mut links = evidence.map.links.iter().filter(|link| !is_tun(link));
+    links.find_map(|link| {
+        let of = |name| evidence.link(&link.name, name);
+        let packets = of(metric::RX_PACKETS).filter(|packets| *packets > 0.0)?;
+        let mean = of(metric::RX_BYTES)? / packets;
+        (mean > f64::from(link.mtu) + FRAME).then_some((link, mean))
+    })
+}
+
+/// What comes out of a tun device was merged by the program that writes to it, if at all.
+fn is_tun(link: &LinkFacts) -> bool {
+    matches!(&*link.kind, "tun" | "tap")
+}
+
+fn remedies(evidence: &Evidence) -> Vec<Remedy> {
+    let mut off = Vec::new();
+    let mut spread = Vec::new();
+    let cpus = &evidence.map.host.cpus;
+    for link in &evidence.map.links {
+        let on = !is_tun(link) && link.features.get("rx-gro") == Some(&true);
+        if on && link.changeable.iter().any(|name| name == "rx-gro") {
+            off.push(Action::Offload {
+                link: link.name.clone(),
+                feature: "gro".into(),
+                on: false,
+            });
+            if cpus.len() > 1 && link.rps.iter().all(Vec::is_empty) {
+                spread.extend((0..link.rx_queues).map(|queue| Action::Rps {
+                    link: link.name.clone(),
+                    queue,
+                    cpus: cpus.clone(),
+                }));
+            }
+        }
+    }
+    let mut remedies = Vec::new();
+    if !off.is_empty() {
+        off.extend(spread);
+        remedies.push(Remedy::here(
+            "single packets, and their handling spread over the processors",
+            off,
+            "twentyfold in the case that is known best",
+        ));
+    }
+    remedies.push(Remedy::ask(
+        Place::Tunnel,
+        "a program that cuts merged packets up again before it wraps them",
+        vec![],
+        "as fast, without the load of single packets",
+    ));
+    if let Some((link, _)) = long_packets(evidence) {
+        remedies.push(Remedy::ask(
+            Place::Here,
+            format!(
+                "single packets from whoever sends into {} (a guest, the other end of a veth pair)",
+                link.name
+            ),
+            vec!["ethtool -K DEVICE tso off gso off".into()],
+            "the same",
+        ));
+    }
+    remedies
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::testing::*;
+    use seikan_observe::Subject;
+
+    /// Frames per packet, fragments per packet that was cut.
+    fn gateway(merged: u64, each: u64, transport: Transport) -> Evidence {
+        let mut evidence = tunnel();
+        evidence.map.sockets = vec![socket(1, transport)];
+        evidence.map.links[1].features.insert("rx-gro".into(), true);
+        evidence.map.links[1].changeable = vec!["rx-gro".into()];
+        for (name, growth) in [
+            ("Ip.InReceives", 1_000),
+            ("IpExt.InNoECTPkts", 1_000 * merged),
+            ("Ip.FragCreates", 1_000 * (each - 1)),
+            ("Ip.FragOKs", 1_000 * (each - 1) / each.max(1)),
+        ] {
+            count(&mut evidence, Subject::Host, name, growth);
+        }
+        count(&mut evidence, egress(), metric::TX_PACKETS, 10_000);
+        evidence
+    }
+
+    #[test]
+    fn merged_packets_cut_to_pieces_are_it() {
+        let finding = present(judge(&gateway(8, 10, Transport::Raw)));
+        assert_eq!(finding.weight, 0.95);
+        assert_eq!(
+            finding.remedies[0].commands,
+            [
+                "ethtool -K eth0 gro off",
+                "echo 3 > /sys/class/net/eth0/queues/rx-0/rps_cpus"
+            ]
+        );
+    }
+
+    #[test]
+    fn long_packets_from_a_guest_are_it_without_gro() {
+        let mut evidence = gateway(1, 10, Transport::Raw);
+        assert!(absent(judge(&evidence)));
+        count(&mut evidence, egress(), metric::RX_PACKETS, 1_000);
+        count(&mut evidence, egress(), metric::RX_BYTES, 20_000_000);
+        assert_eq!(present(judge(&evidence)).weight, 0.95);
+    }
+
+    #[test]
+    fn an_mtu_a_little_too_large_is_not() {
+        assert!(absent(judge(&gateway(8, 2, Transport::Udp))));
+        assert!(absent(judge(&gateway(8, 2, Transport::Raw))));
+    }
+
+    #[test]
+    fn it_is_behind_the_fragments() {
+        let verdict = crate::diagnose(&gateway(8, 10, Transport::Raw));
+        assert_eq!(verdict.cause, Cause::GroBreaksEncapsulation);
+        assert_eq!(verdict.level, crate::Level::Supported);
+    }
+
+    #[test]
+    fn merging_without_harm_is_not() {
+        assert!(absent(judge(&gateway(8, 1, Transport::Raw))));
+    }
+}

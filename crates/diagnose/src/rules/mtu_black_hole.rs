@@ -1,0 +1,232 @@
+//! Large packets vanish on the way and nobody says so. Small ones pass, so connections open and then stand still.
+//!
+//! A probe of sizes tells it for certain. Without one there is only what TCP feels: timeouts, and next to nothing of
+//! what is sent acknowledged, which no loss by chance does to it.
+
+use seikan_observe::metric;
+
+use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, MtuProbe, Place, Remedy};
+
+/// Every path carries packets of this size in one piece with IPv6 (RFC 8200 section 5), and nearly every one with IPv4.
+const ALWAYS_PASSES: u32 = 1280;
+/// Segments of this size pass everywhere (RFC 9293 section 3.7.1): if these are lost, size is not the reason. Bytes.
+const SMALL_SEGMENT: f64 = 536.0;
+/// What the feeling of TCP alone may weigh: a tunnel that is dead feels the same.
+const UNPROBED: f64 = 0.6;
+/// And if nothing at all comes back.
+const SILENT: f64 = 0.35;
+
+pub(super) fn judge(evidence: &Evidence) -> Judgement {
+    match evidence.probes.mtu {
+        Some(probe) => judge_probe(evidence, probe),
+        None => judge_stall(evidence),
+    }
+}
+
+fn judge_probe(evidence: &Evidence, probe: MtuProbe) -> Judgement {
+    let Some(passed) = probe.passed else {
+        return Judgement::Unseen("no probe was answered, not even a small one".into());
+    };
+    let mtu = evidence.map.inner_link().map_or(0, |link| link.mtu);
+    let fact = Fact::new(
+        "largest packet that passes, bytes",
+        f64::from(passed),
+        format!("{mtu}, what the interface takes"),
+        "probes that must not be cut up",
+    );
+    let Some(lost) = probe.lost.filter(|_| !probe.reported) else {
+        return Judgement::Absent(fact);
+    };
+    let mut facts = vec![
+        fact,
+        Fact::new(
+            "smallest packet that vanishes without a word, bytes",
+            f64::from(lost),
+            "none",
+            "probes that must not be cut up",
+        ),
+    ];
+    let again = evidence.retransmitted();
+    facts.extend(again.map(|share| {
+        Fact::new(
+            "segments sent again, of those sent",
+            share,
+            "below 0.001",
+            "tcp_info total_retrans",
+        )
+    }));
+    facts.extend(felt(evidence));
+    // Connections that keep below the limit do not feel it.
+    let segment = evidence
+        .main_flow()
+        .and_then(|flow| evidence.tcp_mean(flow, metric::TCP_MSS));
+    let kept = evidence.sends_tcp() && segment.is_some_and(|mss| mss + 40.0 <= f64::from(passed));
+    finding(evidence, if kept { 0.2 } else { 0.95 }, facts, Some(passed))
+}
+
+fn judge_stall(evidence: &Evidence) -> Judgement {
+    let Some(stall) = evidence.stalled() else {
+        return match evidence.retransmitted() {
+            Some(share) if evidence.sends_tcp() => Judgement::Absent(Fact::new(
+                "segments sent again, of those sent, while others are acknowledged",
+                share,
+                "near 1 with nothing acknowledged",
+                "tcp_info total_retrans, bytes_acked",
+            )),
+            _ => Judgement::Unseen("sizes were not probed, and this host sends no TCP".into()),
+        };
+    };
+    let stalled = Fact::new(
+        "bytes acknowledged, of those sent by connections that time out",
+        stall.acknowledged / stall.sent,
+        "above 0.9",
+        "tcp_info bytes_acked over bytes_sent",
+    );
+    let segments = evidence.map.flows.iter();
+    let segments = segments.filter_map(|flow| evidence.tcp_mean(flow, metric::TCP_MSS));
+    if segments
+        .reduce(f64::max)
+        .is_some_and(|mss| mss <= SMALL_SEGMENT)
+    {
+        return Judgement::Absent(stalled);
+    }
+    let back = evidence.inner(metric::RX_PACKETS).unwrap_or(0.0);
+    let mut facts = vec![
+        stalled,
+        Fact::new("timeouts", stall.timeouts, "0", "tcp_info total_rto"),
+        Fact::new(
+            "packets that came back meanwhile",
+            back,
+            "0, if the tunnel were dead",
+            "rtnetlink rx_packets",
+        ),
+    ];
+    facts.extend(felt(evidence));
+    let weight = if back > 0.0 { UNPROBED } else { SILENT };
+    finding(evidence, weight, facts, None)
+}
+
+/// What the kernel's own search for the size, if on, found.
+fn felt(evidence: &Evidence) -> Option<Fact> {
+    let failed = evidence.host("TcpExt.TCPMTUPFail")?;
+    Some(Fact::new(
+        "sizes that the kernel's own search gave up",
+        failed,
+        "0",
+        "TcpExt.TCPMTUPFail",
+    ))
+}
+
+fn finding(
+    evidence: &Evidence,
+    weight: f64,
+    mut facts: Vec<Fact>,
+    passed: Option<u32>,
+) -> Judgement {
+    facts.truncate(5);
+    Judgement::Present(Finding {
+        cause: Cause::MtuBlackHole,
+        weight,
+        facts,
+        remedies: smaller(evidence, passed),
+    })
+}
+
+/// Packets that pass, by the interface's MTU or by what TCP agrees on.
+pub(super) fn smaller(evidence: &Evidence, passed: Option<u32>) -> Vec<Remedy> {
+    let mut remedies = Vec::new();
+    let size = passed.unwrap_or(ALWAYS_PASSES);
+    if let Some(link) = evidence.map.inner_link().filter(|link| link.mtu > size) {
+        let six = evidence.map.flows.iter().any(|flow| flow.local.is_ipv6());
+        let headers = if six { 60 } else { 40 };
+        remedies.push(Remedy::here(
+            format!("packets of at most {size} bytes into the tunnel"),
+            vec![Action::Mtu {
+                link: link.name.clone(),
+                bytes: size,
+            }],
+            "connections no longer stand still",
+        ));
+        remedies.push(Remedy::here(
+            "segments that fit, for new connections",
+            vec![Action::ClampMss {
+                link: link.name.clone(),
+                bytes: size.saturating_sub(headers),
+            }],
+            "connections no longer stand still",
+        ));
+    }
+    remedies.push(Remedy::here(
+        "the kernel's own search for the size that passes",
+        vec![Action::Sysctl {
+            name: "net.ipv4.tcp_mtu_probing".into(),
+            value: "1".into(),
+        }],
+        "connections go on after some timeouts",
+    ));
+    remedies.push(Remedy::ask(
+        Place::Provider,
+        "firewalls on the way that let `destination unreachable, fragmentation needed` and `packet too big` pass (ICMP type 3 code 4, ICMPv6 type 2)",
+        vec![],
+        "every sender then finds the size by itself",
+    ));
+    remedies
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::losses::made::*;
+    use crate::rules::testing::*;
+
+    fn probed(mut evidence: Evidence, lost: Option<u32>, reported: bool) -> Evidence {
+        evidence.probes.mtu = Some(MtuProbe {
+            passed: Some(lost.map_or(1500, |lost| lost - 1)),
+            lost,
+            reported,
+        });
+        evidence
+    }
+
+    fn standing_still() -> Evidence {
+        let mut evidence = sender(20, 12, 0);
+        count(&mut evidence, flow(), metric::TCP_TIMEOUTS, 8);
+        count(&mut evidence, flow(), metric::TCP_BYTES_ACKED, 100);
+        evidence
+    }
+
+    #[test]
+    fn sizes_that_vanish_are_it() {
+        let finding = present(judge(&probed(standing_still(), Some(1301), false)));
+        assert_eq!(finding.weight, 0.95);
+        let commands = finding.remedies[0].commands.clone();
+        assert_eq!(commands, ["ip link set dev tun0 mtu 1300"]);
+    }
+
+    #[test]
+    fn sizes_that_are_reported_or_pass_are_not() {
+        assert!(absent(judge(&probed(tunnel(), Some(1301), true))));
+        assert!(absent(judge(&probed(tunnel(), None, false))));
+        // Connections stand still although every size passes: something else.
+        assert!(absent(judge(&probed(standing_still(), None, false))));
+    }
+
+    #[test]
+    fn connections_that_keep_below_do_not_feel_it() {
+        let mut evidence = probed(sender(10_000, 0, 0), Some(1301), false);
+        gauge(&mut evidence, flow(), metric::TCP_MSS, 1240);
+        assert!(present(judge(&evidence)).weight < 0.3);
+    }
+
+    #[test]
+    fn standing_still_without_a_probe_suggests_it() {
+        assert_eq!(present(judge(&standing_still())).weight, 0.6);
+    }
+
+    #[test]
+    fn loss_by_chance_is_not() {
+        let mut evidence = sender(10_000, 1_000, 0);
+        count(&mut evidence, flow(), metric::TCP_TIMEOUTS, 8);
+        assert!(absent(judge(&evidence)));
+    }
+}

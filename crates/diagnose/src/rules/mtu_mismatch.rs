@@ -1,0 +1,216 @@
+//! The two ends of the tunnel disagree on how long a packet may be: one sends what the other cuts short or refuses.
+//!
+//! At the end that cuts short, the program takes long packets from its interface and sends less than that, or nothing; at the
+//! other, packets arrive shorter than their header says. Connections feel a black hole of sizes either way.
+
+use seikan_observe::metric;
+
+use crate::{Cause, Evidence, Fact, Finding, Judgement, Place, Remedy};
+
+/// Packets with a wrong length, of those received, from which it is no stray one.
+const WRONG: f64 = 0.001;
+/// When every long one is wrong, connections stand still and even a few are a large share.
+const FULL_WRONG: f64 = 0.02;
+/// Fewer are no evidence.
+const LEAST: f64 = 3.0;
+/// A tunnel adds to each packet; one that sends on less than this share of what it takes in loses the rest inside.
+const SENT_ON: f64 = 0.9;
+/// The most that tunnels add to a packet, bytes (an overlay with headers of its own and an HMAC: 92). If it still fits the interface to the outside, its size
+/// is no reason to refuse it there.
+const OVERHEAD: u32 = 100;
+/// What losses inside the program may weigh, and what the reasons of drops on the whole machine may.
+const SWALLOWED: f64 = 0.85;
+/// See [`SWALLOWED`].
+const MACHINE: f64 = 0.5;
+
+pub(super) fn judge(evidence: &Evidence) -> Judgement {
+    let host = |name| evidence.host(name).unwrap_or(0.0);
+    let truncated = host("IpExt.InTruncatedPkts") + host("Ip6.InTruncatedPkts");
+    let Some(received) = evidence.inner(metric::RX_PACKETS) else {
+        return Judgement::Unseen("the counters of the inner interface could not be read".into());
+    };
+    let errors = [metric::RX_LENGTH_ERRORS, metric::RX_FRAME_ERRORS];
+    let errors: f64 = errors.iter().filter_map(|name| evidence.inner(name)).sum();
+    let wrong = truncated + errors;
+    let share = wrong / (wrong + received).max(1.0);
+    let fact = Fact::new(
+        "packets received with a wrong length, of all",
+        share,
+        "0",
+        "rtnetlink rx_length_errors, rx_frame_errors; IpExt.InTruncatedPkts",
+    );
+    if wrong >= LEAST && share >= WRONG {
+        let facts = vec![
+            fact,
+            Fact::new(
+                "packets shorter than their header says",
+                truncated,
+                "0",
+                "IpExt.InTruncatedPkts",
+            ),
+            Fact::new(
+                "packets that the interface refused for their length",
+                errors,
+                "0",
+                "rtnetlink rx_length_errors, rx_frame_errors",
+            ),
+        ];
+        return finding(evidence, 0.95 * (share / FULL_WRONG).min(1.0), facts);
+    }
+    if !vanish(evidence) {
+        return Judgement::Absent(fact);
+    }
+    match swallowed(evidence) {
+        Some(facts) => finding(evidence, SWALLOWED, facts),
+        None => match evidence.dropped("PKT_TOO_SMALL") {
+            Some(dropped) if dropped >= LEAST => {
+                let name = "packets on this machine shorter than their header says";
+                let found = Fact::new(name, dropped, "0", "skb:kfree_skb PKT_TOO_SMALL");
+                finding(evidence, MACHINE, vec![found, fact])
+            }
+            _ => Judgement::Absent(fact),
+        },
+    }
+}
+
+/// Whether long packets do not arrive and nobody says so.
+fn vanish(evidence: &Evidence) -> bool {
+    match evidence.probes.mtu {
+        Some(probe) => probe.passed.is_some() && probe.lost.is_some() && !probe.reported,
+        None => evidence.stalled().is_some(),
+    }
+}
+
+/// The numbers, if the program takes in more than it sends on, although it would fit.
+fn swallowed(evidence: &Evidence) -> Option<Vec<Fact>> {
+    let (inner, egress) = (evidence.map.inner_link()?, evidence.map.egress_link()?);
+    let lost = evidence.probes.mtu.and_then(|probe| probe.lost);
+    if lost.unwrap_or(inner.mtu) + OVERHEAD > egress.mtu {
+        return None;
+    }
+    let taken = evidence
+        .inner(metric::TX_BYTES)
+        .filter(|taken| *taken > 0.0)?;
+    let sent = evidence.egress(metric::TX_BYTES)? / taken;
+    (sent < SENT_ON).then(|| {
+        let mut facts = vec![Fact::new(
+            "bytes sent to the outside, of those taken in",
+            sent,
+            "above 1",
+            "rtnetlink tx_bytes of both interfaces",
+        )];
+        facts.extend(lost.map(|lost| {
+            Fact::new(
+                "smallest packet that vanishes, bytes",
+                f64::from(lost),
+                "none",
+                "probes that must not be cut up",
+            )
+        }));
+        facts.push(Fact::new(
+            "MTU of the interface to the outside, bytes",
+            f64::from(egress.mtu),
+            format!("what vanishes and {OVERHEAD} more"),
+            "rtnetlink",
+        ));
+        facts
+    })
+}
+
+fn finding(evidence: &Evidence, weight: f64, facts: Vec<Fact>) -> Judgement {
+    let passed = evidence.probes.mtu.and_then(|probe| probe.passed);
+    let mut remedies = vec![Remedy::ask(
+        Place::Tunnel,
+        "the same MTU in the tunnel's settings and at its interface, at both ends (OpenVPN: `tun-mtu`)",
+        evidence
+            .map
+            .inner
+            .iter()
+            .map(|inner| format!("ip link show dev {inner}"))
+            .collect(),
+        "long packets arrive",
+    )];
+    let smaller = super::mtu_black_hole::smaller(evidence, passed);
+    remedies.extend(
+        smaller
+            .into_iter()
+            .filter(|remedy| !remedy.actions.is_empty()),
+    );
+    Judgement::Present(Finding {
+        cause: Cause::MtuMismatch,
+        weight,
+        facts,
+        remedies,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::MtuProbe;
+    use crate::losses::made::*;
+    use crate::rules::testing::*;
+    use seikan_observe::Subject;
+
+    fn vanishing(sent_on: u64) -> Evidence {
+        let mut evidence = sender(20, 12, 0);
+        evidence.map.links[0].mtu = 1400;
+        evidence.probes.mtu = Some(MtuProbe {
+            passed: Some(1280),
+            lost: Some(1281),
+            reported: false,
+        });
+        count(&mut evidence, egress(), metric::TX_BYTES, sent_on);
+        evidence
+    }
+
+    #[test]
+    fn packets_cut_short_are_it() {
+        let mut evidence = receiver(10_000, 0, 0);
+        let truncated = "IpExt.InTruncatedPkts";
+        count(&mut evidence, Subject::Host, truncated, 500);
+        assert_eq!(present(judge(&evidence)).weight, 0.95);
+        count(&mut evidence, Subject::Host, truncated, 2);
+        assert!(absent(judge(&evidence)));
+    }
+
+    #[test]
+    fn length_errors_of_the_interface_are_it() {
+        let mut evidence = receiver(10_000, 0, 0);
+        count(&mut evidence, inner(), metric::RX_LENGTH_ERRORS, 500);
+        assert_eq!(present(judge(&evidence)).weight, 0.95);
+    }
+
+    #[test]
+    fn a_program_that_swallows_what_would_fit_is_it() {
+        // 20 packets of 1500 bytes are taken in.
+        let finding = present(judge(&vanishing(3_000)));
+        assert_eq!(finding.weight, 0.85);
+        assert_eq!(
+            finding.remedies[1].commands,
+            ["ip link set dev tun0 mtu 1280"]
+        );
+    }
+
+    #[test]
+    fn it_is_behind_the_black_hole() {
+        let verdict = crate::diagnose(&vanishing(3_000));
+        assert_eq!(verdict.chain, [Cause::MtuMismatch, Cause::MtuBlackHole]);
+    }
+
+    #[test]
+    fn what_is_sent_on_and_vanishes_is_the_paths_doing() {
+        assert!(absent(judge(&vanishing(32_000))));
+    }
+
+    #[test]
+    fn what_does_not_fit_outside_is_refused_there() {
+        let mut evidence = vanishing(3_000);
+        evidence.probes.mtu = Some(MtuProbe {
+            passed: Some(1440),
+            lost: Some(1441),
+            reported: false,
+        });
+        assert!(absent(judge(&evidence)));
+    }
+}

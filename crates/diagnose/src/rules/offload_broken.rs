@@ -1,0 +1,263 @@
+//! A card or a driver damages or loses what it has to sum up or cut up by itself.
+//!
+//! The end that receives counts wrong checksums. The end that sends sees connections stand still although single packets of
+//! every size pass: only what it hands over as super-packets is lost.
+
+use seikan_observe::metric;
+use seikan_observe::path::LinkFacts;
+
+use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, Place, Remedy};
+
+/// Packets with a wrong checksum, of all, from which it is no noise: cables and radios that damage packets have checks of
+/// their own, and less than one in a hundred thousand gets past them (Stone and Partridge 2000).
+const DAMAGED: f64 = 0.000_5;
+/// At this share TCP is stopped by it, as by any loss.
+const FULL_DAMAGED: f64 = 0.01;
+/// What standing still may weigh if single packets pass; the cutting up is then all that is left.
+const STALLED: f64 = 0.7;
+/// If some segments are acknowledged; heavy loss feels the same, but a probe that finds every size would miss some.
+const HALTED: f64 = 0.6;
+/// And if nothing was probed: the size of single packets is more likely.
+const UNPROBED: f64 = 0.25;
+/// Segments sent again, of all, if only every first one after a timeout passes: a third and more. A path that loses so
+/// much by chance is rare.
+const HALTING: f64 = 0.15;
+/// Timeouts from which they are no accident.
+const SEVERAL: f64 = 3.0;
+/// What drops of the whole machine for their checksum may weigh; they may be somebody else's.
+const MACHINE: f64 = 0.7;
+/// Reasons for which the kernel drops what is damaged.
+const REASONS: &[&str] = &["TCP_CSUM", "UDP_CSUM", "IP_CSUM", "SKB_CSUM", "ICMP_CSUM"];
+
+pub(super) fn judge(evidence: &Evidence) -> Judgement {
+    let Some((damaged, all)) = evidence.damaged() else {
+        return Judgement::Unseen("the host's checksum counters could not be read".into());
+    };
+    let headers = evidence.host("IpExt.InCsumErrors").unwrap_or(0.0);
+    let share = (damaged + headers) / (all + headers).max(1.0);
+    let fact = Fact::new(
+        "packets received with a wrong checksum, of all",
+        share,
+        "0",
+        "Tcp.InCsumErrors, Udp.InCsumErrors, IpExt.InCsumErrors",
+    );
+    if share >= DAMAGED {
+        return receiving(evidence, fact, share);
+    }
+    if let Some(finding) = on_this_machine(evidence, &fact) {
+        return finding;
+    }
+    sending(evidence).unwrap_or(Judgement::Absent(fact))
+}
+
+/// What the end that sends sees.
+fn sending(evidence: &Evidence) -> Option<Judgement> {
+    let cutters = links_with(evidence, &["tx-tcp-segmentation"]);
+    if cutters.is_empty() || !evidence.sends_tcp() {
+        return None;
+    }
+    let stalled = evidence.stalled().is_some();
+    let again = evidence.retransmitted()?;
+    // After each timeout single segments pass, until two are under way together: so some are acknowledged.
+    let timeouts = evidence.flows(metric::TCP_TIMEOUTS).unwrap_or(0.0);
+    let halting = again >= HALTING && timeouts >= SEVERAL;
+    let weight = match evidence.probes.mtu {
+        Some(probe) if probe.passed.is_none() || probe.lost.is_some() => return None,
+        Some(_) if stalled => STALLED,
+        Some(_) if halting => HALTED,
+        None if stalled || halting => UNPROBED,
+        _ => return None,
+    };
+    let facts = vec![
+        Fact::new(
+            "segments sent again, of those sent",
+            again,
+            "below 0.001",
+            "tcp_info total_retrans",
+        ),
+        Fact::new("timeouts", timeouts, "0", "tcp_info total_rto"),
+        Fact::new(
+            "interfaces that cut up super-packets by themselves",
+            cutters.len() as f64,
+            "0, to find out",
+            "ethtool features",
+        ),
+    ];
+    Some(finding(weight, facts, vec![off(&cutters, "tso")]))
+}
+
+fn receiving(evidence: &Evidence, fact: Fact, share: f64) -> Judgement {
+    let counted = |name: &str, value: Option<f64>| {
+        Some(Fact::new(
+            format!("of these, {name}"),
+            value?,
+            "0",
+            format!("{name}.InCsumErrors"),
+        ))
+    };
+    let tcp = evidence.host("Tcp.InCsumErrors");
+    let udp = evidence.both("Udp", "InCsumErrors");
+    let mut facts = vec![fact];
+    facts.extend(counted("Tcp", tcp));
+    facts.extend(counted("Udp", udp));
+    // The tunnel's own packets are damaged outside of it, those of connections inside by what is behind it.
+    let outside = udp.unwrap_or(0.0) > tcp.unwrap_or(0.0) || evidence.outer_tcp();
+    let device = match outside {
+        true => "the far end's card to the outside",
+        false => "the far end's tunnel interface, or the guest that sends behind it",
+    };
+    let remedies = vec![
+        Remedy::ask(
+            Place::FarEnd,
+            format!("no checksum and segmentation offload at {device}"),
+            vec!["ethtool -K DEVICE tx off tso off".into()],
+            "nothing is damaged any more, for some more work of the processor",
+        ),
+        Remedy::ask(
+            Place::Provider,
+            "a newer driver or firmware of that card",
+            vec!["ethtool -i DEVICE".into()],
+            "the offload can stay on",
+        ),
+    ];
+    finding(0.95 * (share / FULL_DAMAGED).min(1.0), facts, remedies)
+}
+
+/// What was dropped as damaged in any namespace of this machine: a guest's or a container's.
+fn on_this_machine(evidence: &Evidence, received: &Fact) -> Option<Judgement> {
+    let reasons = REASONS.iter();
+    let dropped: f64 = reasons.filter_map(|reason| evidence.dropped(reason)).sum();
+    let sent = evidence.inner(metric::TX_PACKETS)?;
+    let share = dropped / (dropped + sent).max(1.0);
+    if share < DAMAGED {
+        return None;
+    }
+    let facts = vec![
+        Fact::new(
+            "packets dropped on this machine for their checksum, of those sent",
+            share,
+            "0",
+            "skb:kfree_skb TCP_CSUM, UDP_CSUM, IP_CSUM, SKB_CSUM",
+        ),
+        Fact::new(
+            "segments sent again, of those sent",
+            evidence.retransmitted().unwrap_or(0.0),
+            "below 0.001",
+            "tcp_info total_retrans",
+        ),
+        received.clone(),
+    ];
+    let summing = links_with(evidence, &["tx-checksum-ip-generic", "tx-checksum-ipv4"]);
+    let weight = MACHINE * (share / FULL_DAMAGED).min(1.0);
+    Some(finding(weight, facts, vec![off(&summing, "tx")]))
+}
+
+fn finding(weight: f64, facts: Vec<Fact>, remedies: Vec<Remedy>) -> Judgement {
+    let some = |remedy: &Remedy| !remedy.commands.is_empty();
+    Judgement::Present(Finding {
+        cause: Cause::OffloadBroken,
+        weight,
+        facts,
+        remedies: remedies.into_iter().filter(some).collect(),
+    })
+}
+
+/// Interfaces with one of these features on, which can be turned off.
+fn links_with<'a>(evidence: &'a Evidence, features: &[&str]) -> Vec<&'a LinkFacts> {
+    let on = |link: &&LinkFacts| {
+        features.iter().any(|name| {
+            let can = link.changeable.iter().any(|other| other == name);
+            can && link.features.get(*name) == Some(&true)
+        })
+    };
+    evidence.map.links.iter().filter(on).collect()
+}
+
+fn off(links: &[&LinkFacts], word: &str) -> Remedy {
+    let off = |link: &&LinkFacts| Action::Offload {
+        link: link.name.clone(),
+        feature: word.to_owned(),
+        on: false,
+    };
+    Remedy::here(
+        "this done by the kernel instead of the card",
+        links.iter().map(off).collect(),
+        "nothing is damaged any more, for some more work of the processor",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::MtuProbe;
+    use crate::losses::made::*;
+    use crate::rules::testing::*;
+    use seikan_observe::Subject;
+
+    fn damaged(mut evidence: Evidence, packets: u64) -> Evidence {
+        count(&mut evidence, Subject::Host, "Tcp.InSegs", 10_000);
+        count(&mut evidence, Subject::Host, "Tcp.InCsumErrors", packets);
+        evidence
+    }
+
+    fn standing_still(lost: Option<u32>) -> Evidence {
+        let mut evidence = damaged(sender(20, 12, 0), 0);
+        count(&mut evidence, flow(), metric::TCP_TIMEOUTS, 8);
+        count(&mut evidence, flow(), metric::TCP_BYTES_ACKED, 100);
+        let link = &mut evidence.map.links[1];
+        link.features.insert("tx-tcp-segmentation".into(), true);
+        link.changeable = vec!["tx-tcp-segmentation".into()];
+        evidence.probes.mtu = Some(MtuProbe {
+            passed: Some(lost.map_or(1500, |lost| lost - 1)),
+            lost,
+            reported: false,
+        });
+        evidence
+    }
+
+    #[test]
+    fn wrong_checksums_are_it() {
+        assert_eq!(present(judge(&damaged(tunnel(), 500))).weight, 0.95);
+        assert!(present(judge(&damaged(tunnel(), 20))).weight < 0.3);
+    }
+
+    #[test]
+    fn a_stray_wrong_checksum_is_not() {
+        assert!(absent(judge(&damaged(tunnel(), 2))));
+    }
+
+    #[test]
+    fn super_packets_that_vanish_while_single_ones_pass_are_it() {
+        let finding = present(judge(&standing_still(None)));
+        assert_eq!(finding.weight, STALLED);
+        assert_eq!(finding.remedies[0].commands, ["ethtool -K eth0 tso off"]);
+    }
+
+    #[test]
+    fn connections_that_halt_again_and_again_suggest_it() {
+        let mut evidence = standing_still(None);
+        count(&mut evidence, flow(), metric::TCP_BYTES_ACKED, 12_000);
+        assert_eq!(present(judge(&evidence)).weight, HALTED);
+        evidence.probes.mtu = None;
+        assert_eq!(present(judge(&evidence)).weight, UNPROBED);
+        count(&mut evidence, flow(), metric::TCP_TIMEOUTS, 0);
+        assert!(absent(judge(&evidence)));
+    }
+
+    #[test]
+    fn if_single_large_ones_vanish_too_it_is_not() {
+        assert!(absent(judge(&standing_still(Some(1301)))));
+    }
+
+    #[test]
+    fn damage_found_elsewhere_on_the_machine_is_it_when_sending() {
+        let mut evidence = damaged(sender(10_000, 200, 0), 0);
+        count(&mut evidence, Subject::Host, "drop.TCP_CSUM", 200);
+        let link = &mut evidence.map.links[0];
+        link.features.insert("tx-checksum-ip-generic".into(), true);
+        link.changeable = vec!["tx-checksum-ip-generic".into()];
+        let finding = present(judge(&evidence));
+        assert_eq!(finding.weight, MACHINE);
+        assert_eq!(finding.remedies[0].commands, ["ethtool -K tun0 tx off"]);
+    }
+}

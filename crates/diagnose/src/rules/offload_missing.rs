@@ -1,0 +1,279 @@
+//! Offloads that would merge, cut up or sum up packets are off, so every packet takes the whole way through the kernel by
+//! itself, and the processor is the limit.
+
+use seikan_observe::metric;
+use seikan_observe::path::LinkFacts;
+
+use super::turn::limited_by_work;
+use super::weigh::ramp;
+use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, Place, Remedy};
+
+/// Features by the kernel's names, and `ethtool -K`'s word; on by default wherever the driver has them.
+const FEATURES: &[(&str, &str, Direction)] = &[
+    ("rx-gro", "gro", Direction::In),
+    ("tx-generic-segmentation", "gso", Direction::Out),
+    ("tx-tcp-segmentation", "tso", Direction::Out),
+    ("tx-checksum-ip-generic", "tx", Direction::Out),
+    ("tx-checksum-ipv4", "tx", Direction::Out),
+    ("tx-udp-segmentation", "tx-udp-segmentation", Direction::Out),
+];
+/// Packets longer than this, in shares of the MTU, are merged ones: nothing is missing.
+const MERGED: f64 = 1.1;
+/// And shorter ones than this have nothing to merge.
+const FULL_SIZE: f64 = 0.5;
+/// How far the processor must be the limit.
+const LIMITED: f64 = 0.1;
+/// One processor's time for softirqs from which it has little left, and from which it is full.
+const SOFTIRQ: (f64, f64) = (0.5, 0.9);
+/// The same of all processors' time for anything.
+const MACHINE: (f64, f64) = (0.8, 0.97);
+/// The kernel's share of busy time (system and softirq) from which the work per packet in it matters; a program that is
+/// bound by its own work has less.
+const KERNEL: f64 = 0.4;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Direction {
+    In,
+    Out,
+}
+
+pub(super) fn judge(evidence: &Evidence) -> Judgement {
+    if evidence
+        .map
+        .links
+        .iter()
+        .all(|link| link.features.is_empty())
+    {
+        return Judgement::Unseen("the offloads of the interfaces could not be read".into());
+    }
+    let links = evidence.map.links.iter();
+    let mut missing: Vec<(&LinkFacts, &str, f64)> =
+        links.flat_map(|link| missing(evidence, link)).collect();
+    missing.dedup_by_key(|(link, word, _)| (link.name.clone(), *word));
+    let fact = Fact::new(
+        "offloads that are off and could be on, where packets are single",
+        missing.len() as f64,
+        "0",
+        "ethtool features",
+    );
+    if missing.is_empty() {
+        return Judgement::Absent(fact);
+    }
+    if evidence.busy().is_none() && evidence.idle().is_empty() {
+        return Judgement::Unseen("how busy the processors are could not be read".into());
+    }
+    let (limited, busy) = limited(evidence);
+    if limited < LIMITED {
+        return Judgement::Absent(busy);
+    }
+    let kernel = kernel_share(evidence);
+    let mut facts = vec![fact, busy];
+    facts.extend(kernel.map(|kernel| {
+        Fact::new(
+            "busy time that goes to the kernel",
+            kernel,
+            "below 0.4, if the program's own work were the limit",
+            "/proc/stat system and softirq",
+        )
+    }));
+    facts.push(Fact::new(
+        format!("mean bytes per packet of {}", missing[0].0.name),
+        missing[0].2,
+        "several times the MTU, with the offload",
+        "rtnetlink bytes over packets",
+    ));
+    let many = (0.55 + 0.1 * missing.len() as f64).min(0.85);
+    let in_kernel = kernel.map_or(0.7, |kernel| (kernel / KERNEL).min(1.0));
+    Judgement::Present(Finding {
+        cause: Cause::OffloadMissing,
+        weight: many * limited * in_kernel,
+        facts,
+        remedies: remedies(evidence, &missing),
+    })
+}
+
+/// How far processors are the limit, by the program's own work, one processor's softirqs or all there is; and the number
+/// that says so.
+fn limited(evidence: &Evidence) -> (f64, Fact) {
+    let program = limited_by_work(evidence).unwrap_or(0.0);
+    let cpus = evidence.map.host.cpus.iter();
+    let softirq = cpus.filter_map(|cpu| evidence.cpu_share(*cpu, &[metric::SOFTIRQ_NS]));
+    let softirq = softirq.fold(0.0, f64::max);
+    let idle = evidence.idle();
+    let all = idle.iter().map(|(_, idle)| 1.0 - idle).sum::<f64>() / idle.len().max(1) as f64;
+    let limited = [
+        program,
+        ramp(softirq, SOFTIRQ.0, SOFTIRQ.1),
+        ramp(all, MACHINE.0, MACHINE.1),
+    ];
+    let fact = Fact::new(
+        "busy time of all processors",
+        all,
+        "below 0.8",
+        "/proc/stat",
+    );
+    (limited.into_iter().fold(0.0, f64::max), fact)
+}
+
+/// What is off at an interface, with the mean length of packets in that direction.
+fn missing<'a>(
+    evidence: &Evidence,
+    link: &'a LinkFacts,
+) -> Vec<(&'a LinkFacts, &'static str, f64)> {
+    // A tun device without headers for super-packets has none because its program cannot: another cause.
+    let tun = matches!(&*link.kind, "tun" | "tap");
+    if tun && link.vnet_hdr != Some(true) {
+        return Vec::new();
+    }
+    let outside = Some(&*link.name) == evidence.map.egress.as_deref();
+    let datagrams = outside && !evidence.outer_tcp() && evidence.map.program.is_some();
+    let features = FEATURES.iter().filter_map(|(name, word, direction)| {
+        let off = link.features.get(*name) == Some(&false);
+        let can = link.changeable.iter().any(|other| other == name);
+        // Datagrams are not cut up by these; the program's own traffic does not need them.
+        let useless = match *word {
+            "tso" | "gso" => datagrams,
+            "tx-udp-segmentation" => !datagrams,
+            _ => false,
+        };
+        if !off || !can || useless {
+            return None;
+        }
+        let mean = mean(evidence, link, *direction)?;
+        let share = mean / f64::from(link.mtu.max(1));
+        // Summing up costs by the byte, whatever the packets' size.
+        let single = *word == "tx" || (FULL_SIZE..MERGED).contains(&share);
+        single.then_some((link, *word, mean))
+    });
+    features.collect()
+}
+
+fn mean(evidence: &Evidence, link: &LinkFacts, direction: Direction) -> Option<f64> {
+    let (bytes, packets) = match direction {
+        Direction::In => (metric::RX_BYTES, metric::RX_PACKETS),
+        Direction::Out => (metric::TX_BYTES, metric::TX_PACKETS),
+    };
+    let packets = evidence.link(&link.name, packets).filter(|n| *n > 0.0)?;
+    Some(evidence.link(&link.name, bytes)? / packets)
+}
+
+/// The kernel's share of the busy time of all processors.
+fn kernel_share(evidence: &Evidence) -> Option<f64> {
+    let sum = |name| evidence.all_cpus(name);
+    let kernel = sum(metric::SYSTEM_NS)? + sum(metric::SOFTIRQ_NS).unwrap_or(0.0);
+    let busy = kernel + sum(metric::USER_NS)?;
+    (busy > 0.0).then(|| kernel / busy)
+}
+
+fn remedies(evidence: &Evidence, missing: &[(&LinkFacts, &str, f64)]) -> Vec<Remedy> {
+    let mut actions = Vec::new();
+    // A sum is what cutting up builds on: it has to be on first.
+    let (sums, others): (Vec<_>, Vec<_>) = missing.iter().partition(|(_, word, _)| *word == "tx");
+    for (link, word, _) in sums.into_iter().chain(others) {
+        actions.push(Action::Offload {
+            link: link.name.clone(),
+            feature: (*word).to_owned(),
+            on: true,
+        });
+    }
+    let mut remedies = vec![Remedy::here(
+        "these offloads on",
+        actions,
+        "less work per byte; most where packets are merged",
+    )];
+    let forwarding = evidence.map.links.iter().find(|link| {
+        let name = "rx-udp-gro-forwarding";
+        let can = link.changeable.iter().any(|other| other == name);
+        can && link.features.get(name) == Some(&false)
+    });
+    // Where the kernel itself passes the tunnel's datagrams on, it merges them only if told to.
+    if let Some(link) = forwarding.filter(|_| evidence.map.program.is_none()) {
+        remedies.push(Remedy::here(
+            "merging of datagrams that are passed on",
+            vec![Action::Offload {
+                link: link.name.clone(),
+                feature: "rx-udp-gro-forwarding".into(),
+                on: true,
+            }],
+            "less work per byte",
+        ));
+    }
+    remedies.push(Remedy::ask(
+        Place::Tunnel,
+        "a program that takes and gives merged packets (vnet_hdr, UDP_SEGMENT, UDP_GRO)",
+        vec![],
+        "several times the rate per processor",
+    ));
+    remedies
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::testing::*;
+    use seikan_observe::Subject;
+    use seikan_observe::path::Transport;
+
+    /// The interface to the outside receives packets of so many bytes without GRO.
+    fn without_gro(mean: u64, idle_percent: u64) -> Evidence {
+        let mut evidence = tunnel();
+        let link = &mut evidence.map.links[1];
+        link.features.insert("rx-gro".into(), false);
+        link.features.insert("tx-tcp-segmentation".into(), false);
+        link.changeable = vec!["rx-gro".into(), "tx-tcp-segmentation".into()];
+        count(&mut evidence, egress(), metric::RX_PACKETS, 100_000);
+        count(&mut evidence, egress(), metric::RX_BYTES, 100_000 * mean);
+        count(&mut evidence, egress(), metric::TX_PACKETS, 100_000);
+        count(&mut evidence, egress(), metric::TX_BYTES, 100_000 * mean);
+        let time = |percent| percent * 100_000_000;
+        for (name, percent) in [
+            (metric::IDLE_NS, idle_percent),
+            (metric::SOFTIRQ_NS, 100 - idle_percent),
+            (metric::SYSTEM_NS, 0),
+            (metric::USER_NS, 0),
+        ] {
+            count(&mut evidence, Subject::Cpu(0), name, time(percent));
+        }
+        evidence
+    }
+
+    #[test]
+    fn merging_that_is_off_on_a_busy_host_is_it() {
+        let finding = present(judge(&without_gro(1_450, 2)));
+        assert!(finding.weight > 0.6);
+        // TSO is no use to datagrams.
+        let commands = finding.remedies[0].commands.clone();
+        assert_eq!(commands, ["ethtool -K eth0 gro on"]);
+    }
+
+    #[test]
+    fn a_tunnel_over_tcp_misses_segmentation_as_well() {
+        let mut evidence = without_gro(1_450, 2);
+        evidence.map.sockets = vec![socket(3, Transport::Tcp)];
+        let finding = present(judge(&evidence));
+        assert_eq!(finding.remedies[0].commands.len(), 2);
+    }
+
+    #[test]
+    fn on_an_idle_host_it_costs_nothing() {
+        assert!(absent(judge(&without_gro(1_450, 80))));
+    }
+
+    #[test]
+    fn packets_that_are_merged_already_miss_nothing() {
+        assert!(absent(judge(&without_gro(9_000, 2))));
+    }
+
+    #[test]
+    fn a_tun_device_whose_program_cannot_is_another_cause() {
+        let mut evidence = without_gro(1_450, 2);
+        evidence.map.links[1].features.insert("rx-gro".into(), true);
+        let tso = "tx-tcp-segmentation";
+        let tun = &mut evidence.map.links[0];
+        tun.features.insert(tso.into(), false);
+        tun.changeable = vec![tso.into()];
+        count(&mut evidence, inner(), metric::TX_PACKETS, 100_000);
+        count(&mut evidence, inner(), metric::TX_BYTES, 140_000_000);
+        assert!(absent(judge(&evidence)));
+    }
+}

@@ -1,0 +1,152 @@
+//! The tunnel's packets are larger than the way takes and are cut into fragments: twice the packets, and one lost
+//! fragment loses them all.
+
+use seikan_observe::metric;
+
+use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, Place, Remedy};
+
+/// Fragments of all packets outside, from which it is no stray one.
+const FRAGMENTS: f64 = 0.01;
+/// A one-way transfer whose every packet is cut in two has this share, with acknowledgements counted.
+const FULL: f64 = 0.5;
+/// Packets outside per packet inside below which nothing is cut outside: then the fragments are those of large
+/// datagrams inside the tunnel.
+const CUT: f64 = 1.15;
+/// What tunnels add to a packet at most, bytes (an overlay with headers of its own and an HMAC: 92).
+const OVERHEAD: u32 = 100;
+/// The least that every path carries with IPv6 (RFC 8200 section 5). Bytes.
+const LEAST: u32 = 1280;
+
+pub(super) fn judge(evidence: &Evidence) -> Judgement {
+    let (Some(created), Some(arrived)) = (
+        evidence.both("Ip", "FragCreates"),
+        evidence.both("Ip", "ReasmReqds"),
+    ) else {
+        return Judgement::Unseen("the host's IP counters could not be read".into());
+    };
+    let share = |fragments: f64, name| match evidence.egress(name) {
+        Some(packets) if packets > 0.0 => (fragments / packets).min(1.0),
+        // Without an interface to compare with, any number is all there is.
+        _ => f64::from(u8::from(fragments / evidence.seconds() > 1.0)) * FULL / 2.0,
+    };
+    let (sent, received) = (
+        share(created, metric::TX_PACKETS),
+        share(arrived, metric::RX_PACKETS),
+    );
+    let largest = sent.max(received);
+    let fact = Fact::new(
+        "fragments, of all packets outside",
+        largest,
+        "0",
+        "Ip.FragCreates and Ip.ReasmReqds, both IP versions",
+    );
+    if largest < FRAGMENTS {
+        return Judgement::Absent(fact);
+    }
+    let cut = packets_outside(evidence, sent >= received);
+    let mut facts = vec![fact];
+    facts.extend(cut.map(|cut| {
+        Fact::new(
+            "packets outside per packet in the tunnel",
+            cut,
+            "about 1",
+            "rtnetlink packets of both interfaces",
+        )
+    }));
+    facts.extend(evidence.both("Ip", "ReasmFails").map(|fails| {
+        Fact::new(
+            "packets that could not be put together again",
+            fails,
+            "0",
+            "Ip.ReasmFails",
+        )
+    }));
+    let inside = cut.is_some_and(|cut| cut < CUT);
+    Judgement::Present(Finding {
+        cause: Cause::OuterFragmentation,
+        weight: 0.9 * (largest / FULL).min(1.0) * if inside { 0.25 } else { 1.0 },
+        facts,
+        remedies: remedies(evidence),
+    })
+}
+
+fn packets_outside(evidence: &Evidence, sends: bool) -> Option<f64> {
+    let name = match sends {
+        true => metric::TX_PACKETS,
+        false => metric::RX_PACKETS,
+    };
+    let inner = evidence.inner(name).filter(|packets| *packets > 0.0)?;
+    Some(evidence.egress(name)? / inner)
+}
+
+fn remedies(evidence: &Evidence) -> Vec<Remedy> {
+    let mut remedies = Vec::new();
+    if let (Some(inner), Some(egress)) = (evidence.map.inner_link(), evidence.map.egress_link()) {
+        let fits = egress.mtu.saturating_sub(OVERHEAD).max(LEAST);
+        // If it should fit the interface already, something further on is smaller.
+        let fits = if inner.mtu > fits { fits } else { LEAST };
+        if inner.mtu > fits {
+            remedies.push(Remedy::here(
+                format!("packets of at most {fits} bytes into the tunnel"),
+                vec![Action::Mtu {
+                    link: inner.name.clone(),
+                    bytes: fits,
+                }],
+                "half the packets outside, and no loss of whole ones by halves",
+            ));
+        }
+    }
+    remedies.push(Remedy::ask(
+        Place::FarEnd,
+        "the same MTU of the tunnel's interface there",
+        vec![],
+        "the other direction as well",
+    ));
+    remedies
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::testing::*;
+    use seikan_observe::Subject;
+
+    fn fragments(created: u64, inside: u64, outside: u64) -> Evidence {
+        let mut evidence = tunnel();
+        count(&mut evidence, Subject::Host, "Ip.FragCreates", created);
+        count(&mut evidence, Subject::Host, "Ip.ReasmReqds", 0);
+        count(&mut evidence, inner(), metric::TX_PACKETS, inside);
+        count(&mut evidence, egress(), metric::TX_PACKETS, outside);
+        evidence
+    }
+
+    #[test]
+    fn packets_cut_in_two_are_it() {
+        let finding = present(judge(&fragments(20_000, 10_000, 20_000)));
+        assert_eq!(finding.weight, 0.9);
+        assert_eq!(
+            finding.remedies[0].commands,
+            ["ip link set dev tun0 mtu 1400"]
+        );
+    }
+
+    #[test]
+    fn received_fragments_count_in_both_versions() {
+        let mut evidence = fragments(0, 10_000, 10_000);
+        count(&mut evidence, Subject::Host, "Ip6.ReasmReqds", 20_000);
+        count(&mut evidence, inner(), metric::RX_PACKETS, 10_000);
+        count(&mut evidence, egress(), metric::RX_PACKETS, 20_000);
+        assert_eq!(present(judge(&evidence)).weight, 0.9);
+    }
+
+    #[test]
+    fn no_fragments_are_not() {
+        assert!(absent(judge(&fragments(10, 10_000, 10_000))));
+    }
+
+    #[test]
+    fn fragments_inside_the_tunnel_are_not() {
+        let finding = present(judge(&fragments(10_000, 10_000, 10_000)));
+        assert!(finding.weight < 0.3);
+    }
+}

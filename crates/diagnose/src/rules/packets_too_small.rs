@@ -1,0 +1,169 @@
+//! Packets are so small that the work for each of them, which does not depend on its size, is the limit.
+
+use seikan_observe::metric;
+
+use super::turn::limited_by_work;
+use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, Place, Remedy};
+
+/// Mean bytes per packet in the main direction below which the work per packet outweighs that per byte: at 600 the same
+/// bytes need two and a half times the packets of an MTU of 1500.
+const SMALL: f64 = 600.0;
+/// An inner MTU below this makes them small whatever the application does. Bytes.
+const SMALL_MTU: u32 = 1000;
+/// How far the program's work must be what limits it.
+const LIMITED: f64 = 0.1;
+/// Packets per second below which a program that is busy is so for something else.
+const MANY: f64 = 1_000.0;
+/// What tunnels add to a packet at most. Bytes.
+const OVERHEAD: u32 = 100;
+
+pub(super) fn judge(evidence: &Evidence) -> Judgement {
+    let Some(mean) = evidence.bytes_per_packet() else {
+        return Judgement::Unseen("nothing went through the inner interface".into());
+    };
+    let link = evidence.map.inner_link();
+    let mtu = link.map_or(1500, |link| link.mtu);
+    let fact = Fact::new(
+        "mean bytes per packet in the tunnel",
+        mean,
+        "above 600, near the MTU in a transfer",
+        "rtnetlink bytes over packets of the inner interface",
+    );
+    let small_mtu = mtu < SMALL_MTU;
+    if mean
+        >= if small_mtu {
+            f64::from(SMALL_MTU)
+        } else {
+            SMALL
+        }
+    {
+        return Judgement::Absent(fact);
+    }
+    let (Some(busiest), Some(limited)) = (evidence.busy(), limited_by_work(evidence)) else {
+        return Judgement::Unseen("how busy the processors are could not be read".into());
+    };
+    let busy = Fact::new(
+        "busiest thread of the program, of a processor, with its waiting",
+        busiest,
+        "below 0.7",
+        "schedstat; /proc/stat",
+    );
+    let per_second = evidence.packets();
+    if limited < LIMITED || per_second < MANY {
+        return Judgement::Absent(busy);
+    }
+    // What the same work per packet would carry in full packets.
+    let lost = 1.0 - mean / 1400.0;
+    let facts = vec![
+        fact,
+        busy,
+        Fact::new(
+            "packets per second",
+            per_second,
+            "fewer and larger",
+            "rtnetlink packets of the inner interface",
+        ),
+        Fact::new(
+            "MTU of the inner interface, bytes",
+            f64::from(mtu),
+            "1300 or more",
+            "rtnetlink",
+        ),
+    ];
+    Judgement::Present(Finding {
+        cause: Cause::PacketsTooSmall,
+        weight: (lost * 1.2).min(0.95) * limited,
+        facts,
+        remedies: remedies(evidence, small_mtu),
+    })
+}
+
+fn remedies(evidence: &Evidence, small_mtu: bool) -> Vec<Remedy> {
+    let mut remedies = Vec::new();
+    let links = evidence.map.inner_link().zip(evidence.map.egress_link());
+    if let Some((inner, egress)) = links.filter(|_| small_mtu) {
+        let larger = egress.mtu.saturating_sub(OVERHEAD);
+        if larger > inner.mtu {
+            remedies.push(Remedy::here(
+                "a larger MTU of the tunnel's interface",
+                vec![Action::Mtu {
+                    link: inner.name.clone(),
+                    bytes: larger,
+                }],
+                format!(
+                    "up to {:.1} times, if the far end has the same",
+                    f64::from(larger) / f64::from(inner.mtu.max(1))
+                ),
+            ));
+            remedies.push(Remedy::ask(
+                Place::FarEnd,
+                format!("an MTU of {larger} of the tunnel's interface there, too"),
+                vec![],
+                "segments are as large as the smaller of both allows",
+            ));
+        }
+    }
+    if small_mtu {
+        return remedies;
+    }
+    let segment = evidence
+        .main_flow()
+        .and_then(|flow| evidence.tcp_mean(flow, metric::TCP_MSS));
+    if segment.is_some_and(|segment| segment < SMALL) {
+        remedies.push(Remedy::ask(
+            Place::FarEnd,
+            "larger segments: look for a clamp of the segment size (MSS) or a small MTU on the way",
+            vec!["nft list ruleset | grep maxseg".into()],
+            "as many times more as the segments grow",
+        ));
+    }
+    remedies.push(Remedy::ask(
+        Place::Application,
+        "larger messages, or several at once (no TCP_NODELAY with small writes; UDP_SEGMENT)",
+        vec![],
+        "as many times more as the packets grow",
+    ));
+    remedies
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::testing::*;
+    use seikan_observe::Subject;
+
+    fn packets(mean: u64, mtu: u32, busy_percent: u64) -> Evidence {
+        let mut evidence = tunnel();
+        evidence.map.links[0].mtu = mtu;
+        count(&mut evidence, inner(), metric::TX_PACKETS, 500_000);
+        count(&mut evidence, inner(), metric::TX_BYTES, 500_000 * mean);
+        let thread = Subject::Thread { pid: 100, tid: 101 };
+        let run = busy_percent * 100_000_000;
+        count(&mut evidence, thread, metric::RUN_NS, run);
+        evidence
+    }
+
+    #[test]
+    fn small_packets_and_a_full_thread_are_it() {
+        assert_eq!(present(judge(&packets(100, 1500, 98))).weight, 0.95);
+    }
+
+    #[test]
+    fn a_small_mtu_can_be_raised() {
+        let finding = present(judge(&packets(560, 576, 98)));
+        assert_eq!(
+            finding.remedies[0].commands,
+            ["ip link set dev tun0 mtu 1400"]
+        );
+    }
+
+    #[test]
+    fn full_packets_and_a_full_thread_are_not() {
+        assert!(absent(judge(&packets(1_450, 1500, 98))));
+    }
+
+    #[test]
+    fn small_packets_and_an_idle_thread_are_not() {
+        assert!(absent(judge(&packets(100, 1500, 20))));
+    }
+}

@@ -1,0 +1,195 @@
+//! The way is long: nothing on it is full, nothing is lost, and what the sender has under way does not fill it.
+//!
+//! A bottleneck that is used up shows by a queue (round trips longer than the shortest) or by loss. Where neither shows and
+//! the application has more to send, the window is the limit, and its rate is window / round trip. A window held down by
+//! a small buffer is the buffer's doing and has rules of its own.
+
+use seikan_observe::metric;
+use seikan_observe::path::SocketFacts;
+
+use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, Place, Remedy};
+
+/// Round trips from which windows matter: the kernel's largest default receive window (6 MiB, net/ipv4/tcp.c) then
+/// allows some Gbit/s, but one that grows from ten segments takes a second to get there. Microseconds.
+const LONG_US: f64 = 20_000.0;
+/// From here on the delay alone decides. Microseconds.
+const FULL_LONG_US: f64 = 50_000.0;
+/// Round trips under load, of the shortest, up to which no queue stands on the way.
+const QUEUE: f64 = 1.5;
+/// Loss from which it is loss that keeps the window small.
+const LOSS: f64 = 0.005;
+/// A window below this is not the delay's fault: the kernel's defaults allow several times as much. Bytes.
+const SMALL_WINDOW: f64 = 524_288.0;
+/// The share of the busy time from which a limit is the limit.
+const LIMITED: f64 = 0.5;
+/// What a window may become: 64 MiB are 5 Gbit/s over 100 ms.
+const LARGE_WINDOW: u64 = 67_108_864;
+
+pub(super) fn judge(evidence: &Evidence) -> Judgement {
+    let Some(shortest) = evidence.shortest_rtt_us() else {
+        return Judgement::Unseen("no round-trip time through the tunnel is known".into());
+    };
+    let fact = Fact::new(
+        "shortest round trip through the tunnel, ms",
+        shortest / 1e3,
+        "below 20",
+        "tcp_info min_rtt, or a probe",
+    );
+    if shortest < LONG_US {
+        return Judgement::Absent(fact);
+    }
+    let flow = evidence.main_flow().filter(|_| evidence.sends_tcp());
+    let loaded = match flow {
+        Some(flow) => evidence.tcp_mean(flow, metric::TCP_RTT_US),
+        None => evidence.probes.loaded_rtt_us,
+    };
+    let queue = loaded.map(|loaded| {
+        Fact::new(
+            "round trip under load, of the shortest",
+            loaded / shortest,
+            "above 1.5, if something on the way were full",
+            "tcp_info rtt",
+        )
+    });
+    if let Some(queue) = queue.clone().filter(|queue| queue.value > QUEUE) {
+        return Judgement::Absent(queue);
+    }
+    let losses = evidence.inner_losses();
+    let lost = losses.map_or(0.0, |losses| losses.lost());
+    let mut facts = vec![fact];
+    facts.extend(queue);
+    // A receiver does not know what limits the sender.
+    let mut weight = if flow.is_some() { 0.85 } else { 0.45 };
+    weight *= (1.0 - lost / LOSS).max(0.0);
+    weight *= 0.5 + 0.5 * ((shortest - LONG_US) / (FULL_LONG_US - LONG_US)).clamp(0.0, 1.0);
+    if let Some(flow) = flow {
+        let (window, held) = window(evidence, flow);
+        facts.push(Fact::new(
+            "bytes under way",
+            window,
+            "the rate wanted times the round trip",
+            "tcp_info unacked, mss",
+        ));
+        let idle = evidence.tcp_mean(flow, metric::TCP_APP_LIMITED);
+        weight *= 1.0 - idle.unwrap_or(0.0).clamp(0.0, 1.0) * if held { 0.0 } else { 0.8 };
+        if held && window < SMALL_WINDOW {
+            weight *= 0.25;
+        }
+    }
+    facts.push(Fact::new(
+        "segments lost, of those sent",
+        lost,
+        "above 0.005, if loss were the limit",
+        "tcp_info total_retrans less dsack_dups",
+    ));
+    if weight < 0.05 {
+        return Judgement::Absent(facts.swap_remove(facts.len() - 1));
+    }
+    Judgement::Present(Finding {
+        cause: Cause::PathDelay,
+        weight,
+        facts,
+        remedies: remedies(evidence),
+    })
+}
+
+/// Bytes under way, and whether a buffer at one of the ends holds them down.
+fn window(evidence: &Evidence, flow: &SocketFacts) -> (f64, bool) {
+    let mean = |name| evidence.tcp_mean(flow, name).unwrap_or(0.0);
+    let growth = |name| evidence.tcp(flow, name).unwrap_or(0.0);
+    let held = growth(metric::TCP_RWND_LIMITED_US) + growth(metric::TCP_SNDBUF_LIMITED_US);
+    let busy = growth(metric::TCP_BUSY_US).max(1.0);
+    let window = mean(metric::TCP_UNACKED) * mean(metric::TCP_MSS);
+    (window, held / busy >= LIMITED)
+}
+
+fn remedies(evidence: &Evidence) -> Vec<Remedy> {
+    let most = |name: &str| {
+        let value = evidence.map.host.sysctls.get(name)?;
+        value.split_whitespace().last()?.parse::<u64>().ok()
+    };
+    let mut actions = Vec::new();
+    for (name, value) in [
+        ("net.ipv4.tcp_wmem", "4096 65536"),
+        ("net.ipv4.tcp_rmem", "4096 131072"),
+    ] {
+        if most(name).is_some_and(|most| most < LARGE_WINDOW) {
+            actions.push(Action::Sysctl {
+                name: name.into(),
+                value: format!("{value} {LARGE_WINDOW}"),
+            });
+        }
+    }
+    let mut remedies = vec![Remedy::ask(
+        Place::Application,
+        "several connections at once",
+        vec![],
+        "each brings a window of its own",
+    )];
+    if !actions.is_empty() {
+        remedies.push(Remedy::here(
+            "larger windows on this host; the far end needs the same",
+            actions,
+            "up to the window's growth, if it is the limit",
+        ));
+    }
+    remedies.push(Remedy::ask(
+        Place::FarEnd,
+        "larger windows there",
+        vec![
+            format!("sysctl -w net.ipv4.tcp_rmem=\"4096 131072 {LARGE_WINDOW}\""),
+            format!("sysctl -w net.ipv4.tcp_wmem=\"4096 65536 {LARGE_WINDOW}\""),
+        ],
+        "up to the window's growth, if it is the limit",
+    ));
+    remedies
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::losses::made::*;
+    use crate::rules::testing::*;
+
+    fn far(min_ms: u64, ms: u64, lost: u64) -> Evidence {
+        let mut evidence = sender(10_000, lost, 0);
+        gauge(
+            &mut evidence,
+            flow(),
+            metric::TCP_MIN_RTT_US,
+            min_ms * 1_000,
+        );
+        gauge(&mut evidence, flow(), metric::TCP_RTT_US, ms * 1_000);
+        gauge(&mut evidence, flow(), metric::TCP_UNACKED, 700);
+        gauge(&mut evidence, flow(), metric::TCP_APP_LIMITED, 0);
+        evidence
+    }
+
+    #[test]
+    fn a_long_way_without_queue_or_loss_is_it() {
+        assert_eq!(present(judge(&far(100, 105, 0))).weight, 0.85);
+    }
+
+    #[test]
+    fn a_short_way_is_not_nor_a_full_queue_nor_loss() {
+        assert!(absent(judge(&far(2, 2, 0))));
+        assert!(absent(judge(&far(30, 200, 0))));
+        assert!(absent(judge(&far(100, 105, 100))));
+    }
+
+    #[test]
+    fn a_small_buffer_is_the_buffers_doing() {
+        let mut evidence = far(100, 105, 0);
+        gauge(&mut evidence, flow(), metric::TCP_UNACKED, 45);
+        let limited = metric::TCP_RWND_LIMITED_US;
+        count(&mut evidence, flow(), limited, 9_000_000);
+        assert!(present(judge(&evidence)).weight < 0.3);
+    }
+
+    #[test]
+    fn an_idle_application_is_not() {
+        let mut evidence = far(100, 105, 0);
+        gauge(&mut evidence, flow(), metric::TCP_APP_LIMITED, 1);
+        assert!(present(judge(&evidence)).weight < 0.3);
+    }
+}

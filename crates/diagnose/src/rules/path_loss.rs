@@ -1,0 +1,276 @@
+//! Packets are lost outside of this host: connections send again, and no counter here explains it.
+
+use crate::losses::{Arrivals, Losses};
+use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, Place, Remedy};
+
+/// Lost segments of those sent from which TCP suffers (Mathis et al. 1997: at 1 in 1,000 and 20 ms, 20 Mbit/s).
+const LOSS: f64 = 0.001;
+/// At this many one connection over 10 ms is down to 14 Mbit/s: nothing else matters beside it.
+const FULL_LOSS: f64 = 0.01;
+/// Segments that come too early for every one that is lost: as many as are under way, so at least ten.
+const EARLY: f64 = 0.01;
+/// See [`EARLY`].
+const FULL_EARLY: f64 = 0.1;
+/// What a sender's numbers may weigh; the far end's own queues look the same from here.
+const MOST_SENDING: f64 = 0.9;
+/// What a receiver's may: it cannot tell what the sender's host lost, nor what only came late.
+const MOST_RECEIVING: f64 = 0.6;
+
+pub(super) fn judge(evidence: &Evidence) -> Judgement {
+    // Loss of nothing but large packets has a rule of its own.
+    if let Some((lost, false)) = evidence
+        .probes
+        .mtu
+        .and_then(|probe| Some((probe.lost?, probe.reported)))
+    {
+        return Judgement::Absent(Fact::new(
+            "size from which all packets are lost, smaller ones pass, bytes",
+            f64::from(lost),
+            "as many of every size",
+            "probes that must not be cut up",
+        ));
+    }
+    if let Some(stall) = evidence.stalled() {
+        return Judgement::Absent(Fact::new(
+            "bytes acknowledged, of those sent by connections that time out",
+            stall.acknowledged / stall.sent,
+            "1 less the share lost",
+            "tcp_info bytes_acked",
+        ));
+    }
+    // Over TCP the tunnel repairs what is lost; the connections in it only see delay.
+    match (evidence.outer_losses(), evidence.inner_losses()) {
+        (Some(outer), _) if evidence.sends() => judge_sender(evidence, outer, true),
+        (None, Some(inner)) if !evidence.outer_tcp() => judge_sender(evidence, inner, false),
+        _ => match evidence.arrivals() {
+            Some(arrivals) => judge_receiver(evidence, arrivals),
+            None => Judgement::Unseen(
+                "no TCP connection of this host sends or receives much through the tunnel".into(),
+            ),
+        },
+    }
+}
+
+fn judge_sender(evidence: &Evidence, losses: Losses, outer: bool) -> Judgement {
+    let whose = if outer {
+        "the tunnel's own connection"
+    } else {
+        "connections in the tunnel"
+    };
+    let share = losses.elsewhere();
+    let fact = Fact::new(
+        format!("segments of {whose} lost outside of this host, of those sent"),
+        share,
+        "below 0.001",
+        "tcp_info total_retrans less dsack_dups and local drops",
+    );
+    if share < LOSS {
+        return Judgement::Absent(fact);
+    }
+    let unexplained = share / losses.lost();
+    // A tunnel over TCP whose inner connections suffer from its repairs would live with the same loss over UDP: then
+    // the stacking is to blame, and the loss is the lesser rival.
+    let stacked = outer && super::tcp_over_tcp::inner_suffers(evidence);
+    let weight =
+        MOST_SENDING * (share / FULL_LOSS).min(1.0) * unexplained * if stacked { 0.3 } else { 1.0 };
+    let facts = vec![
+        fact,
+        Fact::new(
+            "segments sent again, of those sent",
+            losses.again / losses.segments,
+            "below 0.001",
+            "tcp_info total_retrans",
+        ),
+        Fact::new(
+            "of those, for nothing",
+            losses.spurious / losses.again,
+            "near 1, if they were only late",
+            "tcp_info dsack_dups",
+        ),
+        Fact::new(
+            "segments dropped by this host",
+            losses.here,
+            "as many as are sent again, if it were to blame",
+            "tx_dropped, qdisc drops, SndbufErrors, softnet dropped",
+        ),
+    ];
+    finding(evidence, weight, facts)
+}
+
+fn judge_receiver(evidence: &Evidence, arrivals: Arrivals) -> Judgement {
+    let share = arrivals.early / arrivals.segments;
+    let fact = Fact::new(
+        "segments received before one that was due, of all",
+        share,
+        "below 0.01",
+        "TcpExt.TCPOFOQueue over Tcp.InSegs",
+    );
+    if share < EARLY {
+        return Judgement::Absent(fact);
+    }
+    let here = arrivals.here / arrivals.segments;
+    let twice = arrivals.twice / arrivals.segments;
+    // A local loss of this size, or as many segments sent for nothing, explain it alone.
+    let explained = (here / LOSS).min(1.0).max((twice / LOSS).min(1.0));
+    let weight = MOST_RECEIVING * (share / FULL_EARLY).min(1.0) * (1.0 - 0.9 * explained);
+    let facts = vec![
+        fact,
+        Fact::new(
+            "packets dropped by this host, of all",
+            here,
+            "above 0.001, if it were to blame",
+            "drops of UDP sockets, softnet, the inner interface; checksums",
+        ),
+        Fact::new(
+            "segments received twice, of all",
+            twice,
+            "above 0.001, if they were only late",
+            "TcpExt.TCPDSACKOldSent",
+        ),
+    ];
+    finding(evidence, weight, facts)
+}
+
+fn finding(evidence: &Evidence, weight: f64, facts: Vec<Fact>) -> Judgement {
+    let mut remedies = vec![
+        Remedy::ask(
+            Place::FarEnd,
+            "the same diagnosis at the far end: what its queues and sockets drop looks like this from here",
+            vec!["seikan doctor".into()],
+            "names the place, if it is there",
+        ),
+        Remedy::ask(
+            Place::Provider,
+            "where packets are lost on the way: ask with the output of this",
+            outer_host(evidence)
+                .map(|host| vec![format!("mtr --report --report-cycles 100 {host}")])
+                .unwrap_or_default(),
+            "all that is lost there arrives",
+        ),
+    ];
+    remedies.extend(patient(evidence));
+    Judgement::Present(Finding {
+        cause: Cause::PathLoss,
+        weight,
+        facts,
+        remedies,
+    })
+}
+
+/// A congestion control that does not take each loss for a full queue, if this host sends with one that does.
+fn patient(evidence: &Evidence) -> Option<Remedy> {
+    let name = evidence.main_flow()?.congestion.as_deref()?;
+    let what =
+        "a congestion control that does not take each loss for a full queue, for new connections";
+    let gain = "several times the rate, if the loss is not from a full queue";
+    let setting = Action::Sysctl {
+        name: "net.ipv4.tcp_congestion_control".into(),
+        value: "bbr".into(),
+    };
+    let sysctls = &evidence.map.host.sysctls;
+    let available = sysctls.get("net.ipv4.tcp_available_congestion_control");
+    let there = available.is_some_and(|names| names.split_whitespace().any(|name| name == "bbr"));
+    match name {
+        "cubic" | "reno" if there => Some(Remedy::here(what, vec![setting], gain)),
+        "cubic" | "reno" => {
+            let commands = vec!["modprobe tcp_bbr".into(), setting.command()];
+            Some(Remedy::ask(Place::Here, what, commands, gain))
+        }
+        _ => None,
+    }
+}
+
+fn outer_host(evidence: &Evidence) -> Option<String> {
+    let remotes = evidence.map.sockets.iter();
+    let mut remotes = remotes.filter_map(|socket| socket.remote);
+    remotes.next().map(|remote| remote.ip().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::losses::made::*;
+    use crate::rules::testing::*;
+    use crate::{MtuProbe, Probes};
+    use seikan_observe::path::Transport;
+    use seikan_observe::{Subject, metric};
+
+    #[test]
+    fn loss_that_nothing_here_explains_is_it() {
+        assert_eq!(present(judge(&sender(10_000, 100, 0))).weight, 0.9);
+    }
+
+    #[test]
+    fn another_congestion_control_is_set_where_the_kernel_has_it() {
+        let mut evidence = sender(10_000, 100, 0);
+        let last = |evidence: &Evidence| {
+            let remedies = present(judge(evidence)).remedies;
+            remedies.last().expect("remedies").clone()
+        };
+        assert_eq!(last(&evidence).actions, []);
+        let name = "net.ipv4.tcp_available_congestion_control";
+        let sysctls = &mut evidence.map.host.sysctls;
+        sysctls.insert(name.into(), "reno cubic bbr".into());
+        assert_eq!(
+            last(&evidence).commands,
+            ["sysctl -w net.ipv4.tcp_congestion_control=\"bbr\""]
+        );
+    }
+
+    #[test]
+    fn a_trace_weighs_little() {
+        assert!(present(judge(&sender(10_000, 20, 0))).weight < 0.3);
+        assert!(absent(judge(&sender(10_000, 5, 0))));
+    }
+
+    #[test]
+    fn what_the_inner_queue_dropped_is_not() {
+        let mut evidence = sender(10_000, 500, 0);
+        count(&mut evidence, inner(), metric::TX_DROPPED, 495);
+        assert!(absent(judge(&evidence)));
+    }
+
+    #[test]
+    fn what_was_sent_for_nothing_is_not() {
+        assert!(absent(judge(&sender(10_000, 500, 495))));
+    }
+
+    #[test]
+    fn loss_of_large_packets_only_is_not() {
+        let mut evidence = sender(10_000, 500, 0);
+        evidence.probes = Probes {
+            mtu: Some(MtuProbe {
+                passed: Some(1300),
+                lost: Some(1301),
+                reported: false,
+            }),
+            ..Probes::default()
+        };
+        assert!(absent(judge(&evidence)));
+    }
+
+    #[test]
+    fn a_receiver_sees_what_comes_too_early() {
+        assert_eq!(present(judge(&receiver(10_000, 1_000, 0))).weight, 0.6);
+        assert!(absent(judge(&receiver(10_000, 10, 0))));
+    }
+
+    #[test]
+    fn a_receiver_whose_socket_overflows_has_itself_to_blame() {
+        let mut evidence = receiver(10_000, 1_000, 0);
+        count(&mut evidence, Subject::Udp(1), metric::UDP_DROPS, 100);
+        assert!(present(judge(&evidence)).weight < 0.1);
+    }
+
+    #[test]
+    fn a_tunnel_over_tcp_tells_its_own_losses() {
+        let mut evidence = sender(10_000, 0, 0);
+        evidence.map.sockets = vec![socket(3, Transport::Tcp)];
+        count(&mut evidence, Subject::Tcp(3), metric::TCP_SEGS_OUT, 10_000);
+        count(&mut evidence, Subject::Tcp(3), metric::TCP_RETRANS, 200);
+        assert_eq!(present(judge(&evidence)).weight, 0.9);
+        // If the inner connections suffer as well, the stacking is the cause.
+        count(&mut evidence, flow(), metric::TCP_TIMEOUTS, 5);
+        assert!(present(judge(&evidence)).weight < 0.3);
+    }
+}

@@ -1,0 +1,186 @@
+//! Packets overtake each other: the sender takes the ones that come late for lost and slows down.
+
+use seikan_observe::metric;
+
+use crate::losses::{Arrivals, Losses};
+use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, Place, Remedy};
+
+/// Segments sent for nothing, of all, from which it is felt: each one halts the growth of the window.
+const SPURIOUS: f64 = 0.001;
+/// As with losses, at one in a hundred nothing else matters.
+const FULL_SPURIOUS: f64 = 0.01;
+/// Times that a segment was seen to be overtaken, per segment sent. A sender that has got used to it sends little for
+/// nothing, but waits and merges less.
+const OVERTAKEN: f64 = 0.002;
+/// See [`OVERTAKEN`].
+const FULL_OVERTAKEN: f64 = 0.02;
+/// What being overtaken alone may weigh.
+const MOST_OVERTAKEN: f64 = 0.6;
+/// Of the segments sent again, those for nothing: below, true loss leads.
+const MOSTLY: f64 = 0.5;
+/// Segments that may come out of order before they are taken for lost; the kernel's default is 3 and its most 300.
+const PATIENT: &str = "30";
+
+pub(super) fn judge(evidence: &Evidence) -> Judgement {
+    if let Some(losses) = evidence.inner_losses() {
+        return judge_sender(evidence, losses);
+    }
+    match evidence.arrivals() {
+        Some(arrivals) => judge_receiver(arrivals),
+        None => Judgement::Unseen(
+            "no TCP connection of this host sends or receives much through the tunnel".into(),
+        ),
+    }
+}
+
+fn judge_sender(evidence: &Evidence, losses: Losses) -> Judgement {
+    let seen = evidence.flows(metric::TCP_REORD_SEEN).unwrap_or(0.0);
+    let spurious = losses.spurious / losses.segments;
+    let overtaken = seen / losses.segments;
+    let fact = Fact::new(
+        "times that segments were seen to overtake others, per segment sent",
+        overtaken,
+        "below 0.002",
+        "tcp_info reord_seen",
+    );
+    // Duplicates alone also come from timeouts that were too early.
+    let mostly = losses.again == 0.0 || losses.spurious / losses.again >= MOSTLY;
+    let by_spurious = match seen > 0.0 && mostly && spurious >= SPURIOUS {
+        true => (spurious / FULL_SPURIOUS).min(1.0),
+        false => 0.0,
+    };
+    let by_overtaken = match overtaken >= OVERTAKEN && overtaken > losses.lost() {
+        true => MOST_OVERTAKEN * (overtaken / FULL_OVERTAKEN).min(1.0),
+        false => 0.0,
+    };
+    let weight = 0.9 * by_spurious.max(by_overtaken);
+    if weight == 0.0 {
+        return Judgement::Absent(fact);
+    }
+    let facts = vec![
+        fact,
+        Fact::new(
+            "segments sent again for nothing, of those sent",
+            spurious,
+            "below 0.001",
+            "tcp_info dsack_dups",
+        ),
+        Fact::new(
+            "segments truly lost, of those sent",
+            losses.lost(),
+            "more than were overtaken, if it were loss",
+            "tcp_info total_retrans less dsack_dups",
+        ),
+    ];
+    let mut remedies = remedies();
+    let setting = evidence.map.host.sysctls.get("net.ipv4.tcp_reordering");
+    let patient = setting.and_then(|value| value.trim().parse::<u32>().ok());
+    if patient.is_none_or(|packets| packets < 30) {
+        let action = Action::Sysctl {
+            name: "net.ipv4.tcp_reordering".into(),
+            value: PATIENT.into(),
+        };
+        remedies.push(Remedy::here(
+            "more patience of new connections of this host with late packets",
+            vec![action],
+            "fewer segments sent for nothing; the packets still come late",
+        ));
+    }
+    present(weight, facts, remedies)
+}
+
+fn judge_receiver(arrivals: Arrivals) -> Judgement {
+    let twice = arrivals.twice / arrivals.segments;
+    let fact = Fact::new(
+        "segments received twice, of all",
+        twice,
+        "below 0.001",
+        "TcpExt.TCPDSACKOldSent over Tcp.InSegs",
+    );
+    let early = arrivals.early / arrivals.segments;
+    if twice < SPURIOUS || early < SPURIOUS {
+        return Judgement::Absent(fact);
+    }
+    let facts = vec![
+        fact,
+        Fact::new(
+            "segments received before one that was due, of all",
+            early,
+            "below 0.01",
+            "TcpExt.TCPOFOQueue over Tcp.InSegs",
+        ),
+        Fact::new(
+            "packets dropped by this host",
+            arrivals.here,
+            "many, if they were lost here",
+            "drops of UDP sockets, softnet, the inner interface; checksums",
+        ),
+    ];
+    present(0.7 * (twice / FULL_SPURIOUS).min(1.0), facts, remedies())
+}
+
+fn present(weight: f64, facts: Vec<Fact>, remedies: Vec<Remedy>) -> Judgement {
+    Judgement::Present(Finding {
+        cause: Cause::Reordering,
+        weight,
+        facts,
+        remedies,
+    })
+}
+
+fn remedies() -> Vec<Remedy> {
+    vec![
+        Remedy::ask(
+            Place::Tunnel,
+            "one queue and one thread for all packets of a connection, at both ends",
+            vec![],
+            "they stay in order",
+        ),
+        Remedy::ask(
+            Place::Provider,
+            "balancing by flow rather than by packet, on every bonded or multipath link on the way",
+            vec![],
+            "they stay in order",
+        ),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::losses::made::*;
+    use crate::rules::testing;
+    use crate::rules::testing::{absent, count};
+
+    fn overtaken(times: u64, again: u64, spurious: u64) -> Evidence {
+        let mut evidence = sender(10_000, again, spurious);
+        count(&mut evidence, flow(), metric::TCP_REORD_SEEN, times);
+        evidence
+    }
+
+    #[test]
+    fn retransmissions_for_nothing_are_it() {
+        let finding = testing::present(judge(&overtaken(80, 110, 100)));
+        assert_eq!(finding.weight, 0.9);
+    }
+
+    #[test]
+    fn a_sender_that_got_used_to_it_still_shows() {
+        let finding = testing::present(judge(&overtaken(300, 5, 5)));
+        assert!((0.3..0.9).contains(&finding.weight));
+    }
+
+    #[test]
+    fn loss_is_not_nor_early_timeouts() {
+        assert!(absent(judge(&overtaken(0, 100, 0))));
+        assert!(absent(judge(&overtaken(0, 100, 100))));
+        assert!(absent(judge(&overtaken(5, 500, 20))));
+    }
+
+    #[test]
+    fn a_receiver_gets_segments_twice() {
+        let finding = testing::present(judge(&receiver(10_000, 2_000, 100)));
+        assert_eq!(finding.weight, 0.7);
+        assert!(absent(judge(&receiver(10_000, 2_000, 0))));
+    }
+}

@@ -1,0 +1,241 @@
+//! The tunnel runs over a TCP connection whose buffers hold less than the distance needs: rate = buffer / round trip.
+//!
+//! A small buffer is also full when something behind it is slow; then packets wait and the round trip is longer than the
+//! shortest. Only where what is under way takes about the shortest round trip is the buffer the limit.
+
+use seikan_observe::path::SocketFacts;
+use seikan_observe::{Subject, metric};
+
+use crate::{Cause, Evidence, Fact, Finding, Judgement, Place, Remedy};
+
+/// The share of its busy time for which a buffer holds a connection up, from which it is worth a word.
+const LIMITED: f64 = 0.25;
+/// The rate, of window / shortest round trip, from which no queue but the distance takes the time.
+const FILLED: f64 = 0.4;
+/// A receive buffer up to this was fixed by the program or never grew; the kernel grows its own to 6 MiB. Bytes.
+const FIXED: u32 = 262_144;
+/// The share of a receive buffer that the kernel offers as window (`tcp_adv_win_scale` 1).
+const OFFERED: f64 = 0.5;
+/// A thread as busy as this is the limit itself.
+const BUSY: f64 = 0.9;
+
+pub(super) fn judge(evidence: &Evidence) -> Judgement {
+    let carried = |socket: &&SocketFacts| {
+        let of = |name| evidence.tcp(socket, name).unwrap_or(0.0);
+        (of(metric::TCP_BYTES_ACKED) + of(metric::TCP_BYTES_RECEIVED)) as u64
+    };
+    let Some(socket) = evidence.outer_connections().max_by_key(carried) else {
+        return Judgement::Absent(Fact::new(
+            "TCP connections that carry the tunnel",
+            0.0,
+            "0",
+            "sockets of the program",
+        ));
+    };
+    let judged = match evidence.sends() {
+        true => judge_sender(evidence, socket),
+        false => judge_receiver(evidence, socket),
+    };
+    let (weight, mut facts) = match judged {
+        Ok(judged) => judged,
+        Err(judgement) => return judgement,
+    };
+    let busiest = evidence.busy();
+    facts.extend(busiest.map(|busiest| {
+        Fact::new(
+            "busiest thread of the program, of a processor",
+            busiest,
+            "near 1, if the processor were the limit",
+            "schedstat",
+        )
+    }));
+    let weight = match busiest {
+        Some(busiest) if busiest > BUSY => 0.3 * weight,
+        _ => weight,
+    };
+    Judgement::Present(Finding {
+        cause: Cause::TcpOuterBuffer,
+        weight,
+        facts,
+        remedies: vec![
+            Remedy::ask(
+                Place::Tunnel,
+                "no fixed socket buffers at either end, so that the kernel lets them grow (OpenVPN: `sndbuf 0`, `rcvbuf 0`)",
+                vec![],
+                "up to the next bottleneck",
+            ),
+            Remedy::ask(
+                Place::Tunnel,
+                "UDP as the tunnel's transport, at both ends",
+                vec![],
+                "no window outside at all",
+            ),
+        ],
+    })
+}
+
+fn judge_sender(evidence: &Evidence, socket: &SocketFacts) -> Result<(f64, Vec<Fact>), Judgement> {
+    let growth = |name| evidence.tcp(socket, name);
+    let Some(busy) = growth(metric::TCP_BUSY_US) else {
+        return Err(Judgement::Unseen(
+            "the tunnel's own TCP connection could not be read".into(),
+        ));
+    };
+    let of_busy = |name| growth(name).unwrap_or(0.0) / busy.max(1.0);
+    let here = of_busy(metric::TCP_SNDBUF_LIMITED_US);
+    let there = of_busy(metric::TCP_RWND_LIMITED_US);
+    let limited = (here + there).min(1.0);
+    let fact = Fact::new(
+        "time for which buffers held up the tunnel's own connection, of its busy time",
+        limited,
+        "below 0.25",
+        "tcp_info sndbuf_limited, rwnd_limited",
+    );
+    if limited < LIMITED {
+        return Err(Judgement::Absent(fact));
+    }
+    let mean = |name| evidence.tcp_mean(socket, name).unwrap_or(0.0);
+    let window = mean(metric::TCP_UNACKED) * mean(metric::TCP_MSS);
+    let rate = growth(metric::TCP_BYTES_ACKED).unwrap_or(0.0) / evidence.seconds();
+    let (filled, mut facts) = fill(evidence, socket, window, rate);
+    facts.insert(0, fact);
+    if filled.is_some_and(|filled| filled < FILLED) {
+        return Err(Judgement::Absent(facts.swap_remove(1)));
+    }
+    // Without a round-trip time the buffer is full for reasons unknown.
+    let sure = if filled.is_some() { 0.95 } else { 0.4 };
+    Ok((sure * limited, facts))
+}
+
+fn judge_receiver(
+    evidence: &Evidence,
+    socket: &SocketFacts,
+) -> Result<(f64, Vec<Fact>), Judgement> {
+    let fact = Fact::new(
+        "receive buffer of the tunnel's own connection, KiB",
+        f64::from(socket.receive_buffer) / 1024.0,
+        "above 256, or not fixed",
+        "SO_RCVBUF",
+    );
+    if socket.receive_buffer > FIXED {
+        return Err(Judgement::Absent(fact));
+    }
+    let received = evidence.tcp(socket, metric::TCP_BYTES_RECEIVED);
+    let Some(received) = received else {
+        return Err(Judgement::Unseen(
+            "the tunnel's own TCP connection could not be read".into(),
+        ));
+    };
+    let window = OFFERED * f64::from(socket.receive_buffer);
+    let (filled, mut facts) = fill(evidence, socket, window, received / evidence.seconds());
+    facts.insert(0, fact);
+    match filled {
+        Some(filled) if filled < FILLED => Err(Judgement::Absent(facts.swap_remove(1))),
+        Some(_) => Ok((0.75, facts)),
+        None => Err(Judgement::Unseen(
+            "no round-trip time of the tunnel's own connection is known".into(),
+        )),
+    }
+}
+
+/// The rate (bytes per second) as a share of what the window (bytes) allows over the shortest round trip.
+fn fill(
+    evidence: &Evidence,
+    socket: &SocketFacts,
+    window: f64,
+    rate: f64,
+) -> (Option<f64>, Vec<Fact>) {
+    let probed = evidence.column(&Subject::Probe, metric::PROBE_OUTER_RTT_US);
+    let probed = probed.and_then(|column| column.points.iter().map(|(_, value)| *value).min());
+    let shortest = evidence
+        .min_rtt_us(socket)
+        .or(probed.map(|value| value as f64));
+    let allowed = shortest.map(|shortest| window / (shortest / 1e6));
+    let filled = allowed.filter(|allowed| *allowed > 0.0);
+    let filled = filled.map(|allowed| rate / allowed);
+    let mut facts = Vec::new();
+    facts.extend(filled.map(|filled| {
+        Fact::new(
+            "the tunnel's rate, of its window by the shortest round trip",
+            filled,
+            "below 0.4, if something else were the limit",
+            "tcp_info bytes_acked, unacked, min_rtt",
+        )
+    }));
+    facts.push(Fact::new(
+        "bytes under way, KiB",
+        window / 1024.0,
+        "the rate wanted times the round trip",
+        "tcp_info unacked, or half of SO_RCVBUF",
+    ));
+    facts.extend(shortest.map(|shortest| {
+        Fact::new(
+            "shortest round trip outside, ms",
+            shortest / 1e3,
+            "0.1 to 200",
+            "tcp_info min_rtt",
+        )
+    }));
+    (filled, facts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::losses::made::sender;
+    use crate::rules::testing::*;
+    use seikan_observe::path::Transport;
+
+    /// 64 KiB under way (45 segments) and 10 MB/s or so sent.
+    fn buffered(min_rtt_us: u64, limited_us: u64) -> Evidence {
+        let mut evidence = sender(70_000, 0, 0);
+        evidence.map.sockets = vec![socket(3, Transport::Tcp)];
+        let outer = || Subject::Tcp(3);
+        count(&mut evidence, outer(), metric::TCP_BUSY_US, 10_000_000);
+        let limited = metric::TCP_SNDBUF_LIMITED_US;
+        count(&mut evidence, outer(), limited, limited_us);
+        count(&mut evidence, outer(), metric::TCP_BYTES_ACKED, 100_000_000);
+        gauge(&mut evidence, outer(), metric::TCP_UNACKED, 45);
+        gauge(&mut evidence, outer(), metric::TCP_MSS, 1448);
+        gauge(&mut evidence, outer(), metric::TCP_MIN_RTT_US, min_rtt_us);
+        evidence
+    }
+
+    #[test]
+    fn a_full_buffer_over_a_distance_is_it() {
+        // 65 kB / 6 ms = 10.9 MB/s.
+        let finding = present(judge(&buffered(6_000, 9_000_000)));
+        assert!(finding.weight > 0.8);
+    }
+
+    #[test]
+    fn a_full_buffer_before_something_slow_is_not() {
+        // Over 0.2 ms it would allow 326 MB/s.
+        assert!(absent(judge(&buffered(200, 9_000_000))));
+    }
+
+    #[test]
+    fn a_buffer_with_room_is_not_nor_a_tunnel_over_udp() {
+        assert!(absent(judge(&buffered(6_000, 100_000))));
+        assert!(absent(judge(&sender(10_000, 0, 0))));
+    }
+
+    #[test]
+    fn a_busy_thread_is_more_likely() {
+        let mut evidence = buffered(6_000, 9_000_000);
+        let thread = Subject::Thread { pid: 100, tid: 101 };
+        count(&mut evidence, thread, metric::RUN_NS, 9_900_000_000);
+        assert!(present(judge(&evidence)).weight < 0.3);
+    }
+
+    #[test]
+    fn a_receiver_compares_its_own_buffer() {
+        let mut evidence = buffered(6_000, 0);
+        count(&mut evidence, inner(), metric::RX_BYTES, 200_000_000);
+        let received = metric::TCP_BYTES_RECEIVED;
+        count(&mut evidence, Subject::Tcp(3), received, 100_000_000);
+        assert_eq!(present(judge(&evidence)).weight, 0.75);
+        evidence.map.sockets[0].receive_buffer = 6_000_000;
+        assert!(absent(judge(&evidence)));
+    }
+}

@@ -1,0 +1,159 @@
+//! The tunnel runs over TCP, which repairs losses late, and the connections inside repair the same by themselves.
+//!
+//! Which is deeper, the loss or the stacking? Paths lose packets now and then, and a tunnel over UDP would hand each loss
+//! to the one connection it belongs to. Over TCP everything stands still until the repair. So where the inner
+//! connections suffer the stacking is named, and the loss stays a lesser rival; where they do not, the loss is named and
+//! this is the lesser one. A full ring in front of a program that may not send is a consequence.
+
+use seikan_observe::metric;
+
+use crate::{Cause, Evidence, Fact, Finding, Judgement, Place, Remedy};
+
+/// Losses of the tunnel's own connection, of its segments, from which repairs are often enough to be felt.
+const LOSS: f64 = 0.001;
+/// From here on one of a hundred segments stops all the others.
+const FULL_LOSS: f64 = 0.005;
+/// Segments that inner connections send again, of those sent, although nothing is lost between them.
+const INNER: f64 = 0.002;
+/// Segments too early, of those received, with which a receiver sees the repairs.
+const EARLY: f64 = 0.01;
+/// See [`EARLY`].
+const FULL_EARLY: f64 = 0.1;
+
+pub(super) fn judge(evidence: &Evidence) -> Judgement {
+    let connections = evidence.outer_connections().count();
+    if connections == 0 {
+        return Judgement::Absent(Fact::new(
+            "TCP connections that carry the tunnel",
+            0.0,
+            "0",
+            "sockets of the program",
+        ));
+    }
+    let suffers = inner_suffers(evidence);
+    let (fact, signature) = match (evidence.outer_losses(), evidence.arrivals()) {
+        (Some(losses), _) if evidence.sends() => (
+            Fact::new(
+                "segments of the tunnel's own connection lost on the way, of those sent",
+                losses.elsewhere(),
+                "below 0.001",
+                "tcp_info total_retrans of the program's socket",
+            ),
+            strength(losses.elsewhere(), LOSS, FULL_LOSS),
+        ),
+        (_, Some(arrivals)) => (
+            Fact::new(
+                "segments received before one that was due, of all",
+                arrivals.early / arrivals.segments,
+                "below 0.01",
+                "TcpExt.TCPOFOQueue over Tcp.InSegs",
+            ),
+            // Inner and outer segments are counted together.
+            0.7 * strength(arrivals.early / arrivals.segments, EARLY, FULL_EARLY),
+        ),
+        _ => {
+            return Judgement::Unseen(
+                "the tunnel's own TCP connection carried too little to be judged".into(),
+            );
+        }
+    };
+    if signature == 0.0 {
+        return Judgement::Absent(fact);
+    }
+    let mut facts = vec![fact];
+    let counters = [
+        (
+            "timeouts of connections in the tunnel",
+            evidence.flows(metric::TCP_TIMEOUTS),
+            "tcp_info total_rto",
+        ),
+        (
+            "timeouts for nothing",
+            evidence.host("TcpExt.TCPSpuriousRTOs"),
+            "TcpExt.TCPSpuriousRTOs",
+        ),
+        (
+            "segments that connections in the tunnel sent again",
+            evidence.flows(metric::TCP_RETRANS),
+            "tcp_info total_retrans",
+        ),
+    ];
+    for (name, value, source) in counters {
+        facts.extend(value.map(|value| Fact::new(name, value, "0", source)));
+    }
+    Judgement::Present(Finding {
+        cause: Cause::TcpOverTcp,
+        weight: signature * if suffers { 0.9 } else { 0.29 },
+        facts,
+        remedies: vec![Remedy::ask(
+            Place::Tunnel,
+            "UDP as the tunnel's transport, at both ends (OpenVPN: `proto udp`)",
+            vec![],
+            "a loss then slows one connection by itself and stops none",
+        )],
+    })
+}
+
+/// Whether the connections inside react to the repairs outside.
+pub(super) fn inner_suffers(evidence: &Evidence) -> bool {
+    let any = |value: Option<f64>| value.is_some_and(|value| value > 0.0);
+    let again = evidence
+        .inner_losses()
+        .map(|losses| losses.again / losses.segments);
+    let twice = evidence
+        .arrivals()
+        .map(|arrivals| arrivals.twice / arrivals.segments);
+    any(evidence.flows(metric::TCP_TIMEOUTS))
+        || any(evidence.host("TcpExt.TCPSpuriousRTOs"))
+        || again.is_some_and(|share| share >= INNER)
+        || twice.is_some_and(|share| share >= INNER)
+}
+
+fn strength(value: f64, from: f64, full: f64) -> f64 {
+    if value < from {
+        return 0.0;
+    }
+    (value / full).min(1.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::losses::made::*;
+    use crate::rules::testing::*;
+    use seikan_observe::Subject;
+    use seikan_observe::path::Transport;
+
+    fn over_tcp(lost: u64, timeouts: u64) -> Evidence {
+        let mut evidence = sender(10_000, timeouts, 0);
+        evidence.map.sockets = vec![socket(3, Transport::Tcp)];
+        count(&mut evidence, Subject::Tcp(3), metric::TCP_SEGS_OUT, 10_000);
+        count(&mut evidence, Subject::Tcp(3), metric::TCP_RETRANS, lost);
+        count(&mut evidence, flow(), metric::TCP_TIMEOUTS, timeouts);
+        evidence
+    }
+
+    #[test]
+    fn losses_outside_and_timeouts_inside_are_it() {
+        assert_eq!(present(judge(&over_tcp(100, 5))).weight, 0.9);
+    }
+
+    #[test]
+    fn losses_that_the_inner_connections_do_not_feel_weigh_little() {
+        assert!(present(judge(&over_tcp(100, 0))).weight < 0.3);
+    }
+
+    #[test]
+    fn without_losses_or_without_tcp_outside_it_is_not() {
+        assert!(absent(judge(&over_tcp(0, 5))));
+        assert!(absent(judge(&sender(10_000, 100, 0))));
+    }
+
+    #[test]
+    fn what_this_hosts_own_queue_drops_is_not_the_path() {
+        let mut evidence = over_tcp(100, 5);
+        let qdisc = Subject::Qdisc("eth0".into());
+        count(&mut evidence, qdisc, metric::QDISC_DROPS, 100);
+        assert!(absent(judge(&evidence)));
+    }
+}
