@@ -51,5 +51,4 @@ files! {
     "tun-queue-overflow"
     "udp-receive-buffer"
     "udp-receive-buffer-option"
-    "udp-send-buffer"
 }

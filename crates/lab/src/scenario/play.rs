@@ -9,6 +9,7 @@ use super::doctor::{self, Diagnosis};
 use super::{Draw, End, FaultKind, Scenario, Site};
 use crate::error::{LabError, Result};
 use crate::interrupt::Interrupt;
+use crate::link::Hosts;
 use crate::load::{Ends, LiveOptions, Meter, live};
 use crate::stats::ratio;
 use crate::tunnel::{self, Changes, Running, Tunnel, inner_device};
@@ -166,7 +167,12 @@ fn lookup(name: &str, changes: &Changes) -> Result<Box<dyn Tunnel>> {
 }
 
 fn start(scenario: &Scenario, tunnel: &dyn Tunnel, interrupt: &Interrupt) -> Result<Running> {
-    tunnel::start(tunnel, scenario.link(), interrupt)
+    let hosts = Hosts::create(tunnel.link(scenario.link()))?;
+    // Not what this machine happens to prefer: some hardly mind a loss.
+    for host in [&hosts.a, &hosts.b] {
+        host.set_congestion_control(scenario.load.congestion.name())?;
+    }
+    tunnel::start_between(tunnel, hosts, interrupt)
 }
 
 fn measure(
