@@ -43,7 +43,6 @@ files! {
     "shaper"
     "shaper-inner"
     "single-thread-saturated"
-    "softirq-one-core"
     "tcp-outer-buffer"
     "tcp-over-tcp"
     "tcp-over-tcp-wire"

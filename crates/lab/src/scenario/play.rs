@@ -6,7 +6,7 @@ use seikan_diagnose::Cause;
 use serde::{Deserialize, Serialize};
 
 use super::doctor::{self, Diagnosis};
-use super::{Draw, End, FaultKind, Scenario, Site};
+use super::{Congestion, Draw, End, FaultKind, Scenario, Site};
 use crate::error::{LabError, Result};
 use crate::interrupt::Interrupt;
 use crate::link::Hosts;
@@ -20,8 +20,6 @@ pub const LEAST_LOSS: f64 = 0.1;
 const LEAST_HEALTHY: f64 = 0.9;
 /// Time for streams to find their rate.
 const WARMUP: Duration = Duration::from_secs(1);
-/// The same with a fault, which some take long to suffer from.
-const FAULTY_WARMUP: Duration = Duration::from_secs(2);
 
 /// How to play.
 #[derive(Clone, Debug, PartialEq)]
@@ -170,7 +168,9 @@ fn start(scenario: &Scenario, tunnel: &dyn Tunnel, interrupt: &Interrupt) -> Res
     let hosts = Hosts::create(tunnel.link(scenario.link()))?;
     // Not what this machine happens to prefer: some hardly mind a loss.
     for host in [&hosts.a, &hosts.b] {
-        host.set_congestion_control(scenario.load.congestion.name())?;
+        host.set_congestion_control(scenario.load.congestion.name())
+            // A namespace may have only what the machine allows everybody, which Reno always is.
+            .or_else(|_| host.set_congestion_control(Congestion::Reno.name()))?;
     }
     tunnel::start_between(tunnel, hosts, interrupt)
 }
@@ -214,12 +214,12 @@ impl Case<'_> {
             started,
         };
         let ends = tunnel.ends(hosts);
-        let apply = || self.scenario.fault.apply(severity, site);
-        // A table that is full from the start, and an MTU that lets no connection come about, would leave no load to look at.
         step("the fault");
+        let fault = &self.scenario.fault;
+        // Before the streams begin: what they found out without it would look like a change of the path.
+        let _fault = fault.apply(severity, site)?;
         live(&ends, &self.load, self.interrupt, |meter| {
-            let _fault = apply()?;
-            self.interrupt.sleep(FAULTY_WARMUP)?;
+            self.interrupt.sleep(fault.kind.settling())?;
             step("throughput with the fault");
             let time = Duration::from_secs_f64(self.options.measure);
             let faulty = meter.rate_over(time, self.interrupt)?;
