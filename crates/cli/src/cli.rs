@@ -33,6 +33,8 @@ pub enum Verb {
     Down(verbs::down::Arguments),
     /// Show tunnels: peers, rates, and every drop by its reason
     Status(verbs::status::Arguments),
+    /// Find out what makes a tunnel slow
+    Doctor(verbs::doctor::Arguments),
     /// See the devices of a gateway, and who is on a local network
     Gateway(verbs::gateway::Arguments),
     /// Print a new private key

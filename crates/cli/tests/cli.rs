@@ -11,8 +11,9 @@ const PRIVATE: &str = "yAnz5TF+lXXJte14tji3zlMNq+hd2rYUIgJBgB3fBmk=";
 const PEER: &str = "8kfUEz8qhR7BQ5TjDIo3G07Wy+gE18QueE0wzU1MNSE=";
 
 /// Every verb that people are told of, with its words.
-const VERBS: [&[&str]; 10] = [
+const VERBS: [&[&str]; 11] = [
     &["demo"],
+    &["doctor"],
     &["up"],
     &["down"],
     &["status"],

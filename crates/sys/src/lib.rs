@@ -6,20 +6,25 @@
 //! time. What the kernel can do is found out by trying and kept as [`ability::Ability`], each
 //! absence with its reason. Around the data path: [`netlink`], [`ethtool`] and [`sysctl`] set
 //! interfaces up, [`softirq`] says on which processors packets are received, [`netns`] makes hosts out of namespaces, [`privilege`] drops what is not needed.
+//! For a diagnosis, [`mod@sample`] reads everything about a path ten times a second, with the help of [`diag`] (sockets) and [`perf`] (tracepoints).
 
 pub mod ability;
 pub mod clock;
 pub mod cpu;
+pub mod discover;
 pub mod dns;
+pub mod echo;
 pub mod ethtool;
 pub mod hooks;
 pub mod netlink;
 pub mod netns;
 pub mod packet;
+pub mod perf;
 pub mod poll;
 pub mod privilege;
 pub mod process;
 pub mod random;
+pub mod sample;
 pub mod signal;
 pub mod softirq;
 pub mod sysctl;
@@ -27,6 +32,8 @@ pub mod tcp;
 pub mod timer;
 pub mod tun;
 pub mod udp;
+
+pub use netlink::diag;
 
 #[cfg(test)]
 mod testing;

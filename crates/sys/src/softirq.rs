@@ -132,7 +132,7 @@ fn parse_softirqs(text: &str) -> Option<Vec<NetRx>> {
 }
 
 /// Reads a list such as `0-3,5` (Documentation/admin-guide/cputopology.rst); what is none is empty.
-fn parse_cpu_list(text: &str) -> Vec<u32> {
+pub(crate) fn parse_cpu_list(text: &str) -> Vec<u32> {
     /// More than any machine has.
     const MOST: u32 = 1 << 16;
     let mut cpus = Vec::new();

@@ -2,6 +2,7 @@
 
 pub mod check;
 pub mod demo;
+pub mod doctor;
 pub mod down;
 pub mod gateway;
 pub mod generate;
@@ -23,6 +24,7 @@ pub fn run(verb: Verb) -> anyhow::Result<ExitCode> {
         Verb::Up(arguments) => up::run(&arguments),
         Verb::Down(arguments) => down::run(&arguments),
         Verb::Status(arguments) => status::run(&arguments),
+        Verb::Doctor(arguments) => doctor::run(&arguments),
         Verb::Gateway(arguments) => gateway::run(&arguments),
         Verb::Genkey(arguments) => genkey::run(&arguments),
         Verb::Pubkey(arguments) => pubkey::run(&arguments),

@@ -8,7 +8,7 @@ use nix::errno::Errno;
 #[derive(Debug, thiserror::Error)]
 pub enum NetlinkError {
     /// No socket.
-    #[error("cannot open a netlink route socket: {source}")]
+    #[error("cannot open a netlink socket: {source}")]
     Open {
         /// From socket(2), bind(2) or connect(2).
         source: io::Error,

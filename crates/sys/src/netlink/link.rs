@@ -19,7 +19,7 @@ use super::{Netlink, NetlinkError};
 pub use netlink_packet_route::link::Stats64 as LinkStats;
 
 /// `struct ifinfomsg`.
-const LINK_HEADER_SIZE: usize = 16;
+pub(super) const LINK_HEADER_SIZE: usize = 16;
 /// `IFNAMSIZ` without the terminating zero.
 const NAME_MAX: usize = libc::IFNAMSIZ - 1;
 

@@ -14,12 +14,16 @@
 //! is passed over, so a newer kernel cannot make a listing fail.
 
 pub mod address;
+pub mod diag;
 pub mod error;
 pub mod event;
 pub mod link;
 pub mod neighbour;
+pub mod qdisc;
 pub mod route;
 pub mod rule;
+pub mod shaper;
+pub mod topology;
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -40,8 +44,10 @@ pub use link::{LinkInfo, LinkStats};
 pub use neighbour::Neighbour;
 pub use netlink_packet_route::neighbour::NeighbourState;
 pub use netlink_packet_route::route::{RouteScope, RouteType};
+pub use qdisc::QdiscStats;
 pub use route::{Route, RouteLookup};
 pub use rule::Rule;
+pub use topology::LinkNode;
 
 use error::Fault;
 
@@ -186,34 +192,8 @@ impl Netlink {
         request.finalize();
         let mut bytes = vec![0; request.buffer_len()];
         request.serialize(&mut bytes);
-        self.socket.send(&bytes, 0).map_err(Fault::Io)?;
-
         let mut buffer = self.buffer.borrow_mut();
-        let mut interrupted = false;
-        loop {
-            let datagram = receive(&self.socket, &mut buffer, 0).map_err(Fault::Io)?;
-            for message in Messages(datagram) {
-                let message = message?;
-                if message.sequence_number() != sequence {
-                    continue; // the rest of an exchange that ended early
-                }
-                interrupted |= message.flags() & NLM_F_DUMP_INTR != 0;
-                match message.message_type() {
-                    NLMSG_ERROR => return refusal(&message),
-                    NLMSG_DONE => {
-                        refusal(&message)?;
-                        return if interrupted {
-                            Err(Fault::Interrupted)
-                        } else {
-                            Ok(())
-                        };
-                    }
-                    NLMSG_NOOP => {}
-                    NLMSG_OVERRUN => return Err(Fault::Malformed("data lost".into())),
-                    kind => reply(kind, message.payload()),
-                }
-            }
-        }
+        converse(&self.socket, &bytes, sequence, &mut buffer, &mut reply)
     }
 }
 
@@ -223,9 +203,50 @@ impl AsFd for Netlink {
     }
 }
 
-/// A route socket connected to the kernel (port 0): datagrams of other processes do not reach it.
+/// Sends a whole request and reads its replies until the kernel's acknowledgement or the end of the dump.
+fn converse(
+    socket: &Socket,
+    request: &[u8],
+    sequence: u32,
+    buffer: &mut [u8],
+    reply: &mut dyn FnMut(u16, &[u8]),
+) -> Result<(), Fault> {
+    socket.send(request, 0).map_err(Fault::Io)?;
+    let mut interrupted = false;
+    loop {
+        let datagram = receive(socket, buffer, 0).map_err(Fault::Io)?;
+        for message in Messages(datagram) {
+            let message = message?;
+            if message.sequence_number() != sequence {
+                continue; // the rest of an exchange that ended early
+            }
+            interrupted |= message.flags() & NLM_F_DUMP_INTR != 0;
+            match message.message_type() {
+                NLMSG_ERROR => return refusal(&message),
+                NLMSG_DONE => {
+                    refusal(&message)?;
+                    return if interrupted {
+                        Err(Fault::Interrupted)
+                    } else {
+                        Ok(())
+                    };
+                }
+                NLMSG_NOOP => {}
+                NLMSG_OVERRUN => return Err(Fault::Malformed("data lost".into())),
+                kind => reply(kind, message.payload()),
+            }
+        }
+    }
+}
+
+/// A route socket.
 fn open_socket() -> io::Result<Socket> {
-    let mut socket = Socket::new(NETLINK_ROUTE)?;
+    connected(NETLINK_ROUTE)
+}
+
+/// A socket connected to the kernel (port 0): datagrams of other processes do not reach it.
+fn connected(protocol: isize) -> io::Result<Socket> {
+    let mut socket = Socket::new(protocol)?;
     socket.bind_auto()?;
     socket.connect(&SocketAddr::new(0, 0))?;
     // Both only make refusals more telling; an old kernel without them still works.

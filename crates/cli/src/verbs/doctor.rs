@@ -1,0 +1,129 @@
+//! `seikan doctor`: finds out what makes a tunnel slow, by looking on for some seconds.
+//!
+//! [`measure`] finds the path and samples it, [`probe`] sends a handful of echo requests meanwhile, the rules of
+//! `seikan_diagnose` name the cause, [`view`] writes it down and [`drawing`] draws the path.
+
+mod drawing;
+mod measure;
+mod probe;
+mod text;
+mod view;
+
+use std::io::Write;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::Args;
+use seikan_diagnose::{Cause, diagnose};
+use seikan_lab::Interrupt;
+use serde::Serialize;
+
+use text::Page;
+
+/// What `doctor` is told.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    sudo seikan doctor                          find the tunnel of this host, and what is wrong with it\n  \
+    sudo seikan doctor --iface tun0 --expect 900\n  \
+    sudo seikan doctor --pid $(pidof openvpn) --json\n  \
+    sudo seikan doctor --iface wg0 --map        draw the path only\n\n\
+    Works on any tunnel or virtual network. It looks at counters of the kernel while the tunnel is in use, so\n\
+    let something run through it. Nothing is changed, no packet is captured, no payload read. It sends\n\
+    a handful of ICMP echo requests through the tunnel (5 small ones, and some to find out which sizes pass,\n\
+    2 s at most) unless --no-probe. Without root less can be seen, and it says what.\n\
+    Ctrl-C ends it early, with what there is after a second. With --json: fields keep their names and\n\
+    meaning as long as `version` stays the same (docs/DOCTOR.md).\n\
+    Exit status: 0 if a diagnosis was made, also if nothing is wrong; 1 if none could be made. With\n\
+    --exit-code, 3 if something is wrong or it is slow for an unknown reason.")]
+pub struct Arguments {
+    /// The tunnel's interface; if neither this nor --pid is given, it is looked for
+    #[arg(long, value_name = "INTERFACE", conflicts_with = "pid")]
+    iface: Option<String>,
+    /// The tunnel's process
+    #[arg(long, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
+    pid: Option<u32>,
+    /// How long to look
+    #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u32).range(2..=3600))]
+    seconds: u32,
+    /// How much should go through, in Mbit/s: less by a tenth is slow
+    #[arg(long, value_name = "MBIT", value_parser = megabits)]
+    expect: Option<f64>,
+    /// Time between two samples, in milliseconds
+    #[arg(long, value_name = "MS", default_value_t = 100, value_parser = clap::value_parser!(u32).range(10..=1000))]
+    interval: u32,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    /// Draw the path and end, without sampling
+    #[arg(long)]
+    map: bool,
+    /// Send nothing
+    #[arg(long)]
+    no_probe: bool,
+    /// Show every cause that was ruled out with its number, and everything that could not be seen
+    #[arg(long, short)]
+    verbose: bool,
+    /// Exit with 3 if it is not healthy
+    #[arg(long)]
+    exit_code: bool,
+}
+
+/// The status of `--exit-code` for a tunnel that is not healthy.
+const UNHEALTHY: u8 = 3;
+
+fn megabits(text: &str) -> Result<f64, String> {
+    let value: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
+    match value.is_finite() && value > 0.0 {
+        true => Ok(value),
+        false => Err("must be above 0, such as 900".into()),
+    }
+}
+
+/// Looks, and says what was seen.
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    const FAILED: &str = "cannot examine the tunnel";
+    let map = measure::path(arguments.iface.as_deref(), arguments.pid).context(FAILED)?;
+    let page = Page::of_stdout();
+    if arguments.map {
+        match arguments.json {
+            true => print_json(&map)?,
+            false => print(&drawing::draw(&map, None, &page))?,
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let interrupt = Interrupt::new();
+    let _signals = interrupt.catch_signals()?;
+    let options = measure::Options {
+        length: Duration::from_secs(arguments.seconds.into()),
+        interval: Duration::from_millis(arguments.interval.into()),
+        probe: !arguments.no_probe,
+        expected: arguments.expect.map(|megabits| megabits * 1e6),
+    };
+    let (evidence, cost) = measure::measure(map, &options, &interrupt).context(FAILED)?;
+    let mut verdict = diagnose(&evidence);
+    verdict.cost = cost;
+    match arguments.json {
+        true => print_json(&verdict)?,
+        false => print(&view::render(&verdict, arguments.verbose, &page))?,
+    }
+    Ok(
+        match arguments.exit_code && verdict.cause != Cause::Healthy {
+            true => ExitCode::from(UNHEALTHY),
+            false => ExitCode::SUCCESS,
+        },
+    )
+}
+
+fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
+    let json = serde_json::to_string_pretty(value).context("cannot write JSON")?;
+    writeln!(std::io::stdout(), "{json}")?;
+    Ok(())
+}
+
+fn print(text: &str) -> anyhow::Result<()> {
+    // Takes colours out unless it is a terminal, and under NO_COLOR.
+    let mut out = anstream::AutoStream::auto(std::io::stdout()).lock();
+    write!(out, "{text}")?;
+    Ok(())
+}

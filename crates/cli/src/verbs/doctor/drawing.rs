@@ -1,0 +1,385 @@
+//! The path as a column: what uses the tunnel, its interface, its program, its sockets, the way out; and where it hurts.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use seikan_diagnose::{Action, Cause, Verdict};
+use seikan_observe::path::{LinkFacts, PathMap, ProgramFacts, SocketFacts, Transport};
+
+use super::text::{Page, wrap};
+use crate::output::counted;
+use crate::screen::{BOLD, DIM, RED, RESET, number, printable, width};
+
+/// Labels are at most so wide: a command's name with its number.
+const LABEL: usize = 24;
+/// Sockets, thread names or addresses that are shown before "and 3 more".
+const MANY: usize = 4;
+/// Offloads that matter to a tunnel and that virtual interfaces have, too: how people call them, and the kernel's names,
+/// any of which will do.
+const OFFLOADS: [(&str, &[&str]); 5] = [
+    ("GRO", &["rx-gro"]),
+    ("GSO", &["tx-generic-segmentation"]),
+    ("TSO", &["tx-tcp-segmentation"]),
+    ("UDP GSO", &["tx-udp-segmentation"]),
+    ("checksums", &["tx-checksum-ip-generic", "tx-checksum-ipv4"]),
+];
+
+/// Where a cause has its place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Spot {
+    Applications,
+    Link(String),
+    Program,
+    Sockets,
+    Network,
+    Host,
+}
+
+/// One station of the path.
+struct Station {
+    spot: Spot,
+    label: String,
+    lines: Vec<String>,
+}
+
+/// Draws the path, with the place of a verdict's cause marked.
+pub fn draw(map: &PathMap, verdict: Option<&Verdict>, page: &Page) -> String {
+    let spot = verdict.and_then(|verdict| spot(verdict, map));
+    let stations = stations(map, page);
+    let labels = stations.iter().map(|station| width(&station.label));
+    let label = labels.max().unwrap_or(0).min(LABEL);
+    let mark = page.either("◀ here", "<== here");
+    let mut out = String::new();
+    for (position, station) in stations.iter().enumerate() {
+        let marked = spot.as_ref() == Some(&station.spot);
+        let room = page.width - label - 6 - if marked { width(mark) + 2 } else { 0 };
+        let lines = station.lines.iter().flat_map(|line| wrap(line, room));
+        for (row, text) in lines.enumerate() {
+            let rail = match (&station.spot, position, row) {
+                // The host is no station that packets come by.
+                (Spot::Host, ..) => " ",
+                (_, 0, 0) => page.either("┬", "+"),
+                (Spot::Network, _, 0) => page.either("┴", "+"),
+                (Spot::Network, ..) => " ",
+                (_, _, 0) => page.either("├", "+"),
+                _ => page.either("│", "|"),
+            };
+            let name = if row == 0 { &*station.label } else { "" };
+            let space = " ".repeat(label.saturating_sub(width(name)));
+            let marker = match marked && row == 0 {
+                true => format!("  {RED}{mark}{RESET}"),
+                false => String::new(),
+            };
+            let _ = writeln!(
+                out,
+                "  {DIM}{rail}{RESET} {BOLD}{name}{RESET}{space}  {text}{marker}"
+            );
+        }
+    }
+    out
+}
+
+fn stations(map: &PathMap, page: &Page) -> Vec<Station> {
+    let station = |spot, label: &str, lines| Station {
+        spot,
+        label: printable(label),
+        lines,
+    };
+    let link =
+        |link: &LinkFacts| station(Spot::Link(link.name.clone()), &link.name, self::link(link));
+    let is_inner = |link: &&LinkFacts| Some(&link.name) == map.inner.as_ref();
+    let mut all = vec![station(
+        Spot::Applications,
+        "applications",
+        vec![applications(&map.flows)],
+    )];
+    all.extend(map.links.iter().filter(is_inner).map(link));
+    if let Some(program) = &map.program {
+        let label = format!("{} ({})", program.name, program.pid);
+        all.push(station(
+            Spot::Program,
+            &label,
+            self::program(program, map, page),
+        ));
+    }
+    if !map.sockets.is_empty() {
+        all.push(station(
+            Spot::Sockets,
+            "sockets",
+            sockets(&map.sockets, page),
+        ));
+    }
+    all.extend(map.links.iter().filter(|link| !is_inner(link)).map(link));
+    all.push(station(Spot::Network, "the network", vec![network(map)]));
+    all.push(station(Spot::Host, "this host", vec![host(map)]));
+    all
+}
+
+fn applications(flows: &[SocketFacts]) -> String {
+    if flows.is_empty() {
+        return "no TCP connection of this host goes through it".into();
+    }
+    let far = flows
+        .iter()
+        .filter_map(|flow| Some(flow.remote?.ip().to_canonical().to_string()));
+    let congestion = flows.iter().filter_map(|flow| flow.congestion.clone());
+    let mut text = format!(
+        "{} with {}",
+        counted(flows.len(), "TCP connection"),
+        tally(far)
+    );
+    let congestion = tally(congestion);
+    if !congestion.is_empty() {
+        let _ = write!(text, ", {congestion}");
+    }
+    text
+}
+
+fn link(link: &LinkFacts) -> Vec<String> {
+    let mut parts = Vec::new();
+    if !link.kind.is_empty() {
+        parts.push(printable(&link.kind));
+    }
+    parts.push(format!("MTU {}", link.mtu));
+    parts.push(format!(
+        "queue of {} packets",
+        number(link.queue_length.into())
+    ));
+    let rate = link
+        .qdisc_rate
+        .map(|bits| format!(" at {} Mbit/s", number(bits / 1_000_000)));
+    if !link.qdisc.is_empty() {
+        parts.push(format!(
+            "{}{}",
+            printable(&link.qdisc),
+            rate.unwrap_or_default()
+        ));
+    }
+    if let Some(master) = &link.master {
+        parts.push(format!("port of {}", printable(master)));
+    }
+    match link.vnet_hdr {
+        Some(true) => parts.push("carries super-packets".into()),
+        Some(false) => parts.push("single packets only".into()),
+        None => {}
+    }
+    let mut lines = vec![parts.join(", ")];
+    let off = OFFLOADS.iter().filter(|(_, names)| {
+        let mut states = names
+            .iter()
+            .filter_map(|name| link.features.get(*name))
+            .peekable();
+        states.peek().is_some() && states.all(|on| !on)
+    });
+    let off: Vec<_> = off.map(|(name, _)| *name).collect();
+    if !off.is_empty() {
+        lines.push(format!("off: {}", off.join(", ")));
+    }
+    if link.rps.iter().any(|cpus| !cpus.is_empty()) {
+        let spread: Vec<_> = link.rps.iter().map(|cpus| ranges(cpus)).collect();
+        lines.push(format!("receives on processors {}", spread.join("; ")));
+    }
+    lines
+}
+
+fn program(program: &ProgramFacts, map: &PathMap, page: &Page) -> Vec<String> {
+    let names = program.threads.iter().map(|(_, name)| name.clone());
+    let mut lines = vec![match program.threads.len() {
+        0 => "its threads cannot be seen".into(),
+        count => format!("{}: {}", counted(count, "thread"), counts(names, page)),
+    }];
+    let mut parts = Vec::new();
+    if !program.cpus.is_empty() && program.cpus != map.host.cpus {
+        let (own, all) = (ranges(&program.cpus), ranges(&map.host.cpus));
+        parts.push(format!("on processors {own} of {all}"));
+    }
+    if let Some(limit) = program.cpu_limit {
+        parts.push(format!(
+            "limited to {limit} processors by its control group"
+        ));
+    }
+    if program.nice != 0 {
+        parts.push(format!("nice {}", program.nice));
+    }
+    if !parts.is_empty() {
+        lines.push(parts.join(", "));
+    }
+    lines
+}
+
+fn sockets(sockets: &[SocketFacts], page: &Page) -> Vec<String> {
+    let of = |socket: &SocketFacts| {
+        let transport = match socket.transport {
+            Transport::Udp => "UDP",
+            Transport::Tcp => "TCP",
+            Transport::Raw => "raw",
+        };
+        let to = socket.remote.map(|remote| {
+            let arrow = page.either("→", "->");
+            format!(" {arrow} {remote}")
+        });
+        let kib = |bytes: u32| number((bytes / 1024).into());
+        let congestion = socket
+            .congestion
+            .as_ref()
+            .map(|name| format!(", {}", printable(name)));
+        format!(
+            "{transport} {}{}, buffers {}/{} KiB{}",
+            socket.local,
+            to.unwrap_or_default(),
+            kib(socket.receive_buffer),
+            kib(socket.send_buffer),
+            congestion.unwrap_or_default()
+        )
+    };
+    let mut lines: Vec<_> = sockets.iter().take(MANY).map(of).collect();
+    if sockets.len() > MANY {
+        lines.push(format!("and {} more", sockets.len() - MANY));
+    }
+    lines
+}
+
+fn network(map: &PathMap) -> String {
+    let far = map.sockets.iter().filter_map(|socket| socket.remote);
+    let far = tally(far.map(|remote| remote.ip().to_canonical().to_string()));
+    match far.is_empty() {
+        true => "beyond what this host can see".into(),
+        false => format!("to {far}"),
+    }
+}
+
+fn host(map: &PathMap) -> String {
+    let mut parts = Vec::new();
+    if !map.host.cpus.is_empty() {
+        parts.push(counted(map.host.cpus.len(), "processor"));
+    }
+    if !map.host.kernel.is_empty() {
+        parts.push(format!("Linux {}", printable(&map.host.kernel)));
+    }
+    if map.host.conntrack {
+        parts.push("connections are tracked".into());
+    }
+    parts.join(", ")
+}
+
+/// Each once, the first few of them.
+fn tally(words: impl Iterator<Item = String>) -> String {
+    let mut all: Vec<_> = words.map(|word| printable(&word)).collect();
+    all.sort();
+    all.dedup();
+    let more = all.len().saturating_sub(MANY);
+    all.truncate(MANY);
+    match more {
+        0 => all.join(", "),
+        _ => format!("{} and {more} more", all.join(", ")),
+    }
+}
+
+/// Each once, with how often it is there.
+fn counts(words: impl Iterator<Item = String>, page: &Page) -> String {
+    let mut all: BTreeMap<String, usize> = BTreeMap::new();
+    for word in words {
+        *all.entry(printable(&word)).or_default() += 1;
+    }
+    let times = page.either("×", "x");
+    tally(all.into_iter().map(|(word, count)| match count {
+        1 => word,
+        _ => format!("{word} {times}{count}"),
+    }))
+}
+
+/// Numbers as `taskset -c` takes them: `0-3,7`.
+fn ranges(numbers: &[u32]) -> String {
+    let mut runs: Vec<(u32, u32)> = Vec::new();
+    for number in numbers {
+        match runs.last_mut() {
+            Some((_, last)) if last.checked_add(1) == Some(*number) => *last = *number,
+            _ => runs.push((*number, *number)),
+        }
+    }
+    let told = runs.iter().map(|(first, last)| match first == last {
+        true => first.to_string(),
+        false => format!("{first}-{last}"),
+    });
+    let told: Vec<_> = told.collect();
+    match told.is_empty() {
+        true => "none".into(),
+        false => told.join(","),
+    }
+}
+
+/// Where the cause is; the interface that its first remedy changes, where there is one.
+fn spot(verdict: &Verdict, map: &PathMap) -> Option<Spot> {
+    let changed = verdict.remedies.iter().flat_map(|remedy| &remedy.actions);
+    let changed = changed.filter_map(|action| match action {
+        Action::QueueLength { link, .. }
+        | Action::Mtu { link, .. }
+        | Action::Offload { link, .. }
+        | Action::Rps { link, .. }
+        | Action::RemoveQdisc { link }
+        | Action::ClampMss { link, .. } => Some(link),
+        _ => None,
+    });
+    let changed = changed.filter(|name| map.link(name).is_some());
+    let inner = map.inner.clone().map(Spot::Link);
+    let egress = map.egress.clone().map(Spot::Link);
+    let changed = changed.map(|name| Spot::Link(name.clone())).next();
+    match verdict.cause {
+        Cause::Healthy | Cause::Unknown => None,
+        Cause::TunQueueOverflow | Cause::MtuMismatch | Cause::PacketsTooSmall => inner,
+        Cause::Shaper
+        | Cause::Bufferbloat
+        | Cause::OffloadMissing
+        | Cause::OffloadBroken
+        | Cause::GroBreaksEncapsulation
+        | Cause::SoftirqOneCore
+        | Cause::OuterFlowCannotSpread
+        | Cause::OuterFragmentation => changed.or(egress),
+        Cause::FramePerSyscall
+        | Cause::SingleThreadSaturated
+        | Cause::CpuContention
+        | Cause::CpuQuota
+        | Cause::CipherBound
+        | Cause::CopyOrChecksumBound
+        | Cause::HandoffOverhead
+        | Cause::VirtualSwitchUpcalls
+        | Cause::VhostStarved => match map.program {
+            Some(_) => Some(Spot::Program),
+            None => Some(Spot::Host),
+        },
+        Cause::UdpReceiveBuffer
+        | Cause::UdpSendBuffer
+        | Cause::TcpOuterBuffer
+        | Cause::TcpOverTcp => Some(Spot::Sockets),
+        Cause::TcpReceiveWindow | Cause::ApplicationLimited => Some(Spot::Applications),
+        Cause::PathLoss | Cause::PathDelay | Cause::Reordering | Cause::MtuBlackHole => {
+            Some(Spot::Network)
+        }
+        Cause::CpuSteal | Cause::BacklogFull | Cause::NapiBudget | Cause::ConntrackFull => {
+            Some(Spot::Host)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_are_ranges() {
+        assert_eq!(ranges(&[0, 1, 2, 3, 7]), "0-3,7");
+        assert_eq!(ranges(&[]), "none");
+    }
+
+    #[test]
+    fn the_same_is_told_once() {
+        let page = Page {
+            width: 80,
+            unicode: false,
+        };
+        let names = ["worker", "main", "worker"].map(str::to_owned);
+        assert_eq!(counts(names.into_iter(), &page), "main, worker x2");
+        let names = ["a", "b", "c", "d", "e", "f"].map(str::to_owned);
+        assert_eq!(tally(names.into_iter()), "a, b, c, d and 2 more");
+    }
+}

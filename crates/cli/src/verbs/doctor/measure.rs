@@ -1,0 +1,233 @@
+//! From a name on the command line to [`Evidence`]: the path is found, then sampled while probes run.
+
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::bail;
+use ipnet::IpNet;
+use seikan_diagnose::{Cost, Evidence, Probes};
+use seikan_lab::report::ProgressBar;
+use seikan_lab::{Interrupt, Progress};
+use seikan_observe::path::{PathMap, SocketFacts};
+use seikan_observe::{Key, Kind, Series, Subject, metric};
+use seikan_sys::discover;
+use seikan_sys::netlink::{Address, Netlink};
+use seikan_sys::process::own_cpu_time;
+use seikan_sys::sample::Sampler;
+
+use super::probe::{Found, Prober};
+
+/// Less than this says nothing.
+const SHORTEST: Duration = Duration::from_secs(1);
+/// Routes with a shorter prefix stand for the default route, cut in two or four to go before it.
+const DEFAULT_ROUTE: u8 = 4;
+/// Samples between two looks for somebody who can be asked.
+const LOOK: usize = 5;
+/// Far ends that are asked, one after the other, until one answers.
+const TARGETS: usize = 2;
+
+/// How to measure.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// For how long.
+    pub length: Duration,
+    /// Between two samples.
+    pub interval: Duration,
+    /// Whether something may be sent.
+    pub probe: bool,
+    /// Bits per second that should go through.
+    pub expected: Option<f64>,
+}
+
+/// Finds the path of an interface, of a process, or of whatever tunnel there is.
+pub fn path(interface: Option<&str>, pid: Option<u32>) -> anyhow::Result<PathMap> {
+    let subject = match (interface, pid) {
+        (Some(name), _) => discover::Subject::Interface(name.to_owned()),
+        (None, Some(pid)) => discover::Subject::Process(pid),
+        (None, None) => discover::Subject::Anything,
+    };
+    Ok(discover::path(&subject)?)
+}
+
+/// Samples the path. Ctrl-C ends it with what there is.
+pub fn measure(
+    map: PathMap,
+    options: &Options,
+    interrupt: &Interrupt,
+) -> anyhow::Result<(Evidence, Cost)> {
+    let begun = Instant::now();
+    let spent = own_cpu_time()?.total();
+    let mut sampler = Sampler::new(&map)?;
+    sampler.follow(&through(&map));
+    let mut probing = Probing {
+        wanted: options.probe,
+        prober: None,
+    };
+    let series = sample(&mut sampler, &mut probing, &map, options, interrupt)?;
+    let found = probing.finish(interrupt.is_raised());
+    let mut evidence = Evidence {
+        expected: options.expected,
+        series,
+        map,
+        ..Evidence::default()
+    };
+    evidence.map.flows = sampler.flows();
+    if let Some(program) = &mut evidence.map.program {
+        program.threads = sampler.threads();
+    }
+    evidence.map.unseen.extend_from_slice(sampler.missing());
+    take(found, &mut evidence);
+    let cost = Cost {
+        seconds: begun.elapsed().as_secs_f64(),
+        cpu_seconds: own_cpu_time()?.total().saturating_sub(spent).as_secs_f64(),
+        samples: evidence.series.times.len() as u32,
+    };
+    Ok((evidence, cost))
+}
+
+fn sample(
+    sampler: &mut Sampler,
+    probing: &mut Probing,
+    map: &PathMap,
+    options: &Options,
+    interrupt: &Interrupt,
+) -> anyhow::Result<Series> {
+    let bar = ProgressBar::new();
+    let name = map.inner.as_deref().unwrap_or("the tunnel");
+    let mut series = Series::default();
+    let begun = Instant::now();
+    let mut next = begun;
+    loop {
+        let mut sample = sampler.sample();
+        sample.values.extend(probing.answer().map(|rtt| {
+            let key = Key::new(Subject::Probe, metric::PROBE_INNER_RTT_US);
+            (key, Kind::Gauge, rtt)
+        }));
+        if series.times.len().is_multiple_of(LOOK) {
+            probing.look(map, &sampler.flows());
+        }
+        series.push(sample);
+        let elapsed = begun.elapsed();
+        if elapsed >= options.length {
+            return Ok(series);
+        }
+        bar.show(Progress {
+            fraction: elapsed.as_secs_f64() / options.length.as_secs_f64(),
+            what: format!("looking at {name} (Ctrl-C to end)"),
+        });
+        // A late sample does not make the next ones come closer together.
+        next = (next + options.interval).max(Instant::now());
+        if interrupt
+            .sleep_until(next.min(begun + options.length))
+            .is_err()
+        {
+            if begun.elapsed() >= SHORTEST {
+                return Ok(series);
+            }
+            bail!(
+                "interrupted after {:.1} s: it needs {} s at least",
+                begun.elapsed().as_secs_f64(),
+                SHORTEST.as_secs()
+            );
+        }
+    }
+}
+
+/// Networks whose connections go through the tunnel: its own addresses', and what is routed there. A default route is
+/// left out: it would take in the tunnel's own connection, too.
+fn through(map: &PathMap) -> Vec<IpNet> {
+    let Some(inner) = &map.inner else {
+        return Vec::new();
+    };
+    // What cannot be listed is followed less; connections that were there at the beginning are known anyhow.
+    let own = discover::addresses(inner).unwrap_or_default();
+    let routed = discover::routed(inner).unwrap_or_default();
+    let routed = routed
+        .into_iter()
+        .filter(|net| net.prefix_len() >= DEFAULT_ROUTE);
+    own.into_iter().chain(routed).collect()
+}
+
+/// Probes, from when somebody is known who can be asked.
+struct Probing {
+    wanted: bool,
+    prober: Option<Prober>,
+}
+
+impl Probing {
+    /// Begins once there is anybody: the far ends of connections through the tunnel, then the host at the other end of
+    /// the interface.
+    fn look(&mut self, map: &PathMap, flows: &[SocketFacts]) {
+        let Some(link) = map
+            .inner_link()
+            .filter(|_| self.wanted && self.prober.is_none())
+        else {
+            return;
+        };
+        let remotes = flows.iter().filter_map(|flow| flow.remote);
+        let mut targets: Vec<IpAddr> = remotes.map(|remote| remote.ip().to_canonical()).collect();
+        targets.sort();
+        targets.dedup();
+        targets.truncate(TARGETS - 1);
+        // Without it there is one far end less to ask, and that is told.
+        targets.extend(far_end(&link.name).unwrap_or_default());
+        targets.dedup();
+        targets.truncate(TARGETS);
+        if !targets.is_empty() {
+            self.prober = Some(Prober::start(link.name.clone(), link.mtu, targets));
+        }
+    }
+
+    /// The newest round trip that was not asked for yet, microseconds.
+    fn answer(&self) -> Option<u64> {
+        self.prober.as_ref()?.answers().last()
+    }
+
+    fn finish(self, hurry: bool) -> Found {
+        match self.prober {
+            Some(prober) => prober.finish(hurry),
+            None if self.wanted => Found::nobody(),
+            None => Found::default(),
+        }
+    }
+}
+
+/// The other address of a point-to-point interface or of a network that has two only, or a host that is routed there.
+fn far_end(link: &str) -> anyhow::Result<Vec<IpAddr>> {
+    let netlink = Netlink::open()?;
+    let addresses = netlink.addresses(netlink.link(link)?.index)?;
+    let of = |address: &Address| {
+        let own = address.net.addr();
+        let hosts = address.net.max_prefix_len() - address.net.prefix_len();
+        let other = || address.net.hosts().find(|host| *host != own);
+        let only = (1..=2).contains(&hosts).then(other).flatten();
+        address.peer.or(only)
+    };
+    let single = |net: &IpNet| net.prefix_len() == net.max_prefix_len();
+    let routed = discover::routed(link)?.into_iter().filter(single);
+    let own = |host: &IpAddr| addresses.iter().any(|address| address.net.addr() == *host);
+    let others = addresses
+        .iter()
+        .filter_map(of)
+        .chain(routed.map(|net| net.addr()));
+    Ok(others.filter(|host| !own(host)).collect())
+}
+
+/// Puts what the probes found where the rules look for it.
+fn take(found: Found, evidence: &mut Evidence) {
+    evidence.map.unseen.extend(found.unseen);
+    let times = evidence.map.flows.iter().filter_map(|flow| {
+        let column = evidence
+            .series
+            .column(&Subject::Tcp(flow.inode), metric::TCP_MIN_RTT_US)?;
+        let same = flow.remote.map(|remote| remote.ip().to_canonical()) == found.target;
+        Some((!same, column.last()?))
+    });
+    // The same far end's, where there is one: another may be further away.
+    let idle = times.filter(|(_, rtt)| *rtt > 0).min();
+    evidence.probes = Probes {
+        mtu: found.mtu,
+        idle_rtt_us: idle.map(|(_, rtt)| rtt as f64),
+        loaded_rtt_us: found.rtt_us,
+    };
+}

@@ -1,0 +1,150 @@
+//! What the doctor's screens are made of beside [`crate::screen`]: a page's width and characters, broken lines, numbers.
+
+use seikan_lab::report::Style;
+
+use crate::screen;
+
+/// Nothing is wider, so that it can be pasted into a mail.
+const WIDTH: usize = 80;
+
+/// Where it is written to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Page {
+    /// Columns.
+    pub width: usize,
+    /// Whether lines and arrows of Unicode can be shown.
+    pub unicode: bool,
+}
+
+impl Page {
+    /// That of standard output: 80 columns, or the terminal's if it has less; Unicode where the locale has it.
+    pub fn of_stdout() -> Self {
+        // In the order in which setlocale(3) looks; one that is set but empty does not count.
+        let names = ["LC_ALL", "LC_CTYPE", "LANG"];
+        let locale = names
+            .iter()
+            .filter_map(|name| std::env::var(name).ok())
+            .find(|value| !value.is_empty());
+        Page {
+            width: Style::of_stdout().width.min(WIDTH),
+            unicode: locale.is_some_and(|locale| is_utf8(&locale)),
+        }
+    }
+
+    /// One of two spellings.
+    pub fn either<'a>(&self, unicode: &'a str, ascii: &'a str) -> &'a str {
+        match self.unicode {
+            true => unicode,
+            false => ascii,
+        }
+    }
+}
+
+fn is_utf8(locale: &str) -> bool {
+    let locale = locale.to_ascii_lowercase();
+    locale.contains("utf-8") || locale.contains("utf8")
+}
+
+/// Breaks a text between words into lines of at most `width` characters; a word that is longer stands alone.
+pub fn wrap(text: &str, width: usize) -> Vec<String> {
+    let mut lines = Vec::new();
+    let mut line = String::new();
+    for word in text.split_whitespace() {
+        let room = screen::width(&line) + 1 + screen::width(word) <= width;
+        if !line.is_empty() && !room {
+            lines.push(std::mem::take(&mut line));
+        }
+        if !line.is_empty() {
+            line.push(' ');
+        }
+        line.push_str(word);
+    }
+    if !line.is_empty() || lines.is_empty() {
+        lines.push(line);
+    }
+    lines
+}
+
+/// A text whose lines all begin with `indent`, but the first with `first`; ends with a line feed.
+pub fn paragraph(first: &str, indent: &str, text: &str, width: usize) -> String {
+    let room = width.saturating_sub(screen::width(indent).max(screen::width(first)));
+    let lines = wrap(text, room);
+    let begun = lines.iter().enumerate().map(|(i, line)| match i {
+        0 => format!("{first}{line}\n"),
+        _ => format!("{indent}{line}\n"),
+    });
+    begun.collect()
+}
+
+/// A number as exact as anybody needs it: three digits, integers whole.
+pub fn rounded(value: f64) -> String {
+    let size = value.abs();
+    if !value.is_finite() {
+        return "?".into();
+    }
+    let sign = if value < 0.0 { "-" } else { "" };
+    if size == 0.0 {
+        "0".into()
+    } else if size >= 100.0 || (size.fract() == 0.0 && size < 1e15) {
+        format!("{sign}{}", screen::number(size.round() as u64))
+    } else if size < 1e-4 {
+        format!("{value:.1e}")
+    } else {
+        let places = (2 - size.log10().floor() as i32).max(0) as usize;
+        let text = format!("{value:.places$}");
+        match text.contains('.') {
+            true => text.trim_end_matches('0').trim_end_matches('.').to_owned(),
+            false => text,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_break_between_words() {
+        assert_eq!(wrap("aa bb  cc", 5), ["aa bb", "cc"]);
+        assert_eq!(wrap("much-too-long a", 4), ["much-too-long", "a"]);
+        assert_eq!(wrap("", 4), [""]);
+        assert_eq!(paragraph("1. ", "   ", "aa bb", 6), "1. aa\n   bb\n");
+    }
+
+    #[test]
+    fn numbers_have_three_digits() {
+        let told = [
+            0.0,
+            0.047_619,
+            4.5,
+            12.34,
+            123.4,
+            1_234_567.8,
+            0.000_01,
+            3.0,
+            -2.5,
+            9.999,
+        ]
+        .map(rounded);
+        let expected = [
+            "0",
+            "0.0476",
+            "4.5",
+            "12.3",
+            "123",
+            "1,234,568",
+            "1.0e-5",
+            "3",
+            "-2.5",
+            "10",
+        ];
+        assert_eq!(told, expected);
+        assert_eq!(rounded(f64::NAN), "?");
+    }
+
+    #[test]
+    fn only_a_locale_of_unicode_has_its_characters() {
+        assert!(is_utf8("de_DE.UTF-8") && is_utf8("C.utf8"));
+        assert!(!is_utf8("C") && !is_utf8("de_DE.ISO-8859-1"));
+    }
+}

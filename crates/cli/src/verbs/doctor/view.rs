@@ -1,0 +1,258 @@
+//! A verdict for people, on one screen: the cause, its numbers, the path, what helps, and how sure all that is.
+
+use std::fmt::Write;
+
+use seikan_diagnose::{Cause, Fact, Level, Place, Remedy, RuledOut, Verdict};
+use seikan_observe::path::Unseen;
+
+use super::drawing;
+use super::text::{Page, paragraph, rounded, wrap};
+use crate::screen::{BOLD, DIM, GREEN, RED, RESET, YELLOW, printable, width};
+
+/// Things that could not be seen, before "and 3 more".
+const MANY: usize = 3;
+/// Less than this through the tunnel, bits per second, is nothing: keepalives, and what probes send.
+const IDLE: f64 = 100e3;
+const INDENT: &str = "  ";
+
+/// The screen; `verbose`: nothing is left out.
+pub fn render(verdict: &Verdict, verbose: bool, page: &Page) -> String {
+    let mut out = title(verdict, page);
+    numbers(verdict, page, &mut out);
+    heading("the path", &mut out);
+    out += &drawing::draw(&verdict.path, Some(verdict), page);
+    remedies(&verdict.remedies, page, &mut out);
+    heading("how sure", &mut out);
+    sure(verdict, page, &mut out);
+    ruled_out(&verdict.ruled_out, verbose, page, &mut out);
+    unseen(&verdict.path.unseen, verbose, page, &mut out);
+    let cost = &verdict.cost;
+    let _ = writeln!(
+        out,
+        "\n{DIM}{:.1} s, {} samples, {:.2} CPU s{RESET}",
+        cost.seconds, cost.samples, cost.cpu_seconds
+    );
+    out
+}
+
+fn heading(text: &str, out: &mut String) {
+    let _ = writeln!(out, "\n{BOLD}{text}{RESET}");
+}
+
+/// The cause in a sentence, its name with how sure it is, and what goes through.
+fn title(verdict: &Verdict, page: &Page) -> String {
+    let colour = match verdict.cause {
+        Cause::Healthy => GREEN,
+        Cause::Unknown => YELLOW,
+        _ => RED,
+    };
+    let mut out = String::new();
+    for line in wrap(&printable(&verdict.sentence), page.width) {
+        let _ = writeln!(out, "{colour}{line}{RESET}");
+    }
+    let level = match verdict.level {
+        Level::Consistent if verdict.alternatives.is_empty() => "possible: it accounts for a part",
+        Level::Consistent => "possible: others fit as well",
+        Level::Supported if verdict.alternatives.is_empty() => "likely: nothing else fits",
+        Level::Supported => "likely: it fits best",
+        Level::Confirmed => "proven by a change",
+    };
+    let _ = match verdict.cause {
+        Cause::Healthy | Cause::Unknown => writeln!(out, "{BOLD}{}{RESET}", verdict.cause),
+        cause => writeln!(out, "{BOLD}{cause}{RESET}, {level}"),
+    };
+    let inner = verdict.path.inner.as_deref().unwrap_or("the tunnel");
+    let expected = match verdict.expected {
+        Some(bits) => format!(", of {} expected", rounded(bits / 1e6)),
+        None => String::new(),
+    };
+    let through = rounded(verdict.throughput / 1e6);
+    let _ = writeln!(
+        out,
+        "{through} Mbit/s through {}{expected}",
+        printable(inner)
+    );
+    if verdict.throughput < IDLE {
+        let hint = "Hardly anything went through it, so hardly anything could show: run it again while the \
+                    tunnel is in use.";
+        out += &paragraph("", "", hint, page.width);
+    } else if verdict.cause == Cause::Healthy && verdict.expected.is_none() {
+        let hint = "Nobody said how much should go through: with `--expect MBIT`, too little of it shows as well.";
+        out += &paragraph("", "", hint, page.width);
+    }
+    out
+}
+
+/// What was measured, its value, and what would be normal.
+fn numbers(verdict: &Verdict, page: &Page, out: &mut String) {
+    if verdict.evidence.is_empty() {
+        return;
+    }
+    out.push('\n');
+    let values: Vec<_> = verdict
+        .evidence
+        .iter()
+        .map(|fact| rounded(fact.value))
+        .collect();
+    let widest = |texts: &mut dyn Iterator<Item = usize>| texts.max().unwrap_or(0);
+    let value = widest(&mut values.iter().map(|text| width(text))).max(5);
+    let of_normal = |fact: &Fact| width(&fact.expected);
+    let normal = widest(&mut verdict.evidence.iter().map(of_normal)).clamp(6, page.width / 3);
+    let of_name = |fact: &Fact| width(&fact.name);
+    let room = page.width - value - normal - 6;
+    let name = widest(&mut verdict.evidence.iter().map(of_name)).clamp(8, room);
+    let mut row = |colours: [&str; 2], cells: [&str; 3]| {
+        let [names, normals] = [wrap(cells[0], name), wrap(cells[2], normal)];
+        let [usual, strong] = colours;
+        for i in 0..names.len().max(normals.len()) {
+            let number = if i == 0 { cells[1] } else { "" };
+            let columns = [
+                (usual, names.get(i).map_or("", String::as_str), 0),
+                (strong, number, name + 2 + value - width(number)),
+                (
+                    usual,
+                    normals.get(i).map_or("", String::as_str),
+                    name + value + 4,
+                ),
+            ];
+            let mut line = String::new();
+            for (colour, text, column) in columns.iter().filter(|(_, text, _)| !text.is_empty()) {
+                let space = " ".repeat(column.saturating_sub(width(&line)));
+                let _ = write!(line, "{space}{colour}{text}{RESET}");
+            }
+            let _ = writeln!(out, "{INDENT}{line}");
+        }
+    };
+    row([DIM, DIM], ["measured", "value", "normal"]);
+    for (fact, number) in verdict.evidence.iter().zip(&values) {
+        let cells = [&*printable(&fact.name), number, &*printable(&fact.expected)];
+        row(["", BOLD], cells);
+    }
+}
+
+fn remedies(remedies: &[Remedy], page: &Page, out: &mut String) {
+    if remedies.is_empty() {
+        return;
+    }
+    heading("what helps", out);
+    for (number, remedy) in (1..).zip(remedies) {
+        let place = match remedy.place {
+            Place::Here => "on this host",
+            Place::Tunnel => "in the tunnel's settings",
+            Place::FarEnd => "on the host at the far end",
+            Place::Provider => "ask whoever runs the network or the machine",
+            Place::Application => "in the application",
+        };
+        let text = match remedy.expected_gain.is_empty() {
+            true => format!("{} ({place})", remedy.what),
+            false => format!("{} ({place}): {}", remedy.what, remedy.expected_gain),
+        };
+        let first = format!("{INDENT}{number}. ");
+        let indent = " ".repeat(first.len());
+        *out += &paragraph(&first, &indent, &printable(&text), page.width);
+        // What can be pasted must stay so: a shell takes a line that ends in a backslash together with the next.
+        let end = if remedy.actions.is_empty() { "" } else { " \\" };
+        for command in &remedy.commands {
+            let indent = " ".repeat(first.len() + 2);
+            let lines = wrap(&printable(command), page.width - indent.len() - end.len());
+            let last = lines.len() - 1;
+            for (i, line) in lines.iter().enumerate() {
+                let end = if i < last { end } else { "" };
+                let _ = writeln!(out, "{indent}{GREEN}{line}{RESET}{end}");
+            }
+        }
+    }
+}
+
+fn sure(verdict: &Verdict, page: &Page, out: &mut String) {
+    let mut say = |text: &str| *out += &paragraph(INDENT, INDENT, text, page.width);
+    match (verdict.cause, verdict.level) {
+        (Cause::Healthy, _) => say("No known cause shows in what could be measured."),
+        (Cause::Unknown, _) => say(
+            "It is slower than it should be, and no known cause shows. Look longer (`--seconds 30`), as root, \
+             and at the other end as well.",
+        ),
+        (_, Level::Consistent) => say(
+            "consistent: its signature is there, but it accounts for a part only, or another cause shows as well.",
+        ),
+        (_, Level::Supported) => {
+            say("supported: its signature is there, and its rivals' are not, or far weaker.")
+        }
+        (_, Level::Confirmed) => {
+            say("confirmed: an intervention moved the throughput as predicted.")
+        }
+    }
+    if verdict.chain.len() > 1 {
+        let arrow = page.either(" → ", " -> ");
+        let chain: Vec<_> = verdict.chain.iter().map(|cause| cause.name()).collect();
+        say(&format!(
+            "It brings about what is felt: {}.",
+            chain.join(arrow)
+        ));
+    }
+    if !verdict.alternatives.is_empty() {
+        let names: Vec<_> = verdict
+            .alternatives
+            .iter()
+            .map(|cause| cause.name())
+            .collect();
+        say(&format!("Other causes that show: {}.", names.join(", ")));
+    }
+}
+
+fn ruled_out(all: &[RuledOut], verbose: bool, page: &Page, out: &mut String) {
+    let (seen, hidden): (Vec<_>, Vec<_>) = all.iter().partition(|out| out.unseen.is_none());
+    if verbose {
+        for (label, causes) in [("ruled out", &seen), ("could not be judged", &hidden)] {
+            if !causes.is_empty() {
+                heading(label, out);
+            }
+            for cause in causes {
+                let text = printable(&why(cause));
+                let text = format!("{BOLD}{}{RESET}: {text}", cause.cause);
+                *out += &paragraph(INDENT, "    ", &text, page.width);
+            }
+        }
+        return;
+    }
+    for (label, causes) in [("Ruled out", seen), ("Could not be judged", hidden)] {
+        let names: Vec<_> = causes.iter().map(|cause| cause.cause.name()).collect();
+        if !names.is_empty() {
+            let text = format!("{label}: {}.", names.join(", "));
+            *out += &paragraph(INDENT, "    ", &text, page.width);
+        }
+    }
+}
+
+fn why(cause: &RuledOut) -> String {
+    match (&cause.fact, &cause.unseen) {
+        (_, Some(why)) => why.clone(),
+        (Some(fact), None) => {
+            let value = rounded(fact.value);
+            format!(
+                "{} {value} (normal: {}; {})",
+                fact.name, fact.expected, fact.source
+            )
+        }
+        (None, None) => "it does not show".into(),
+    }
+}
+
+fn unseen(all: &[Unseen], verbose: bool, page: &Page, out: &mut String) {
+    if all.is_empty() {
+        return;
+    }
+    heading("what could not be seen", out);
+    let shown = if verbose { all.len() } else { MANY };
+    for unseen in all.iter().take(shown) {
+        let text = printable(&format!("{}: {}", unseen.what, unseen.why));
+        *out += &paragraph(INDENT, "    ", &text, page.width);
+    }
+    if all.len() > shown {
+        let more = all.len() - shown;
+        let _ = writeln!(out, "{INDENT}{DIM}and {more} more (`--verbose`){RESET}");
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,217 @@
+//! A verdict made by hand, on the screen.
+
+use seikan_diagnose::{Action, Cost};
+use seikan_observe::path::{HostFacts, LinkFacts, PathMap, ProgramFacts, SocketFacts, Transport};
+
+use super::*;
+use crate::screen::plain;
+
+const PAGE: Page = Page {
+    width: 80,
+    unicode: true,
+};
+
+fn socket(transport: Transport, local: &str, remote: &str) -> SocketFacts {
+    SocketFacts {
+        inode: 1,
+        transport,
+        local: local.parse().unwrap(),
+        remote: Some(remote.parse().unwrap()),
+        receive_buffer: 212_992,
+        send_buffer: 212_992,
+        congestion: (transport == Transport::Tcp).then(|| "cubic".into()),
+    }
+}
+
+fn path() -> PathMap {
+    let link = |name: &str, kind: &str, queue_length, features: &[(&str, bool)]| LinkFacts {
+        name: name.into(),
+        kind: kind.into(),
+        mtu: 1420,
+        queue_length,
+        qdisc: "fq_codel".into(),
+        features: features
+            .iter()
+            .map(|(name, on)| ((*name).into(), *on))
+            .collect(),
+        ..LinkFacts::default()
+    };
+    PathMap {
+        inner: Some("tun0".into()),
+        egress: Some("eth0".into()),
+        links: vec![
+            link(
+                "tun0",
+                "tun",
+                3,
+                &[("tx-tcp-segmentation", false), ("rx-gro", true)],
+            ),
+            link("eth0", "", 1000, &[]),
+        ],
+        program: Some(ProgramFacts {
+            pid: 4711,
+            name: "openvpn".into(),
+            threads: vec![(4711, "openvpn".into())],
+            cpus: vec![0],
+            nice: 5,
+            ..ProgramFacts::default()
+        }),
+        sockets: vec![socket(Transport::Udp, "192.0.2.1:1194", "192.0.2.2:1194")],
+        flows: vec![socket(Transport::Tcp, "10.8.0.2:50000", "10.8.0.1:443")],
+        host: HostFacts {
+            kernel: "6.12.0".into(),
+            cpus: vec![0, 1],
+            ..HostFacts::default()
+        },
+        unseen: (0..5)
+            .map(|i| Unseen {
+                what: format!("rung {i}"),
+                why: "needs CAP_PERFMON; run it as root".into(),
+            })
+            .collect(),
+    }
+}
+
+fn verdict() -> Verdict {
+    let fact = |name: &str, value, expected: &str| Fact::new(name, value, expected, "rtnetlink");
+    let out = |cause, fact, unseen: Option<&str>| RuledOut {
+        cause,
+        fact,
+        unseen: unseen.map(str::to_owned),
+    };
+    Verdict {
+        version: 1,
+        cause: Cause::TunQueueOverflow,
+        sentence: Cause::TunQueueOverflow.sentence().into(),
+        level: Level::Supported,
+        chain: vec![Cause::TunQueueOverflow],
+        evidence: vec![
+            fact(
+                "packets lost in the queue of tun0, of those sent",
+                0.047_619,
+                "below 0.001",
+            ),
+            fact("packets that fit in it", 3.0, "500 or more"),
+            fact(
+                "packets lost in its queueing discipline",
+                0.0,
+                "as many, if it were the reason",
+            ),
+        ],
+        remedies: vec![
+            Remedy::here(
+                "a longer queue",
+                vec![Action::QueueLength {
+                    link: "tun0".into(),
+                    packets: 1000,
+                }],
+                "all that is lost there arrives",
+            ),
+            Remedy::here(
+                "smaller segments",
+                vec![Action::ClampMss {
+                    link: "tun0".into(),
+                    bytes: 1240,
+                }],
+                "",
+            ),
+        ],
+        alternatives: vec![Cause::PathLoss],
+        ruled_out: vec![
+            out(
+                Cause::Shaper,
+                Some(fact("packets delayed", 0.0, "above 0")),
+                None,
+            ),
+            out(Cause::CpuQuota, None, Some("no control group limits it")),
+        ],
+        throughput: 123.456e6,
+        expected: Some(900e6),
+        path: path(),
+        cost: Cost {
+            seconds: 5.03,
+            cpu_seconds: 0.041,
+            samples: 51,
+        },
+    }
+}
+
+#[test]
+fn a_screen_says_what_where_and_what_helps() {
+    let screen = plain(&render(&verdict(), false, &PAGE));
+    assert_eq!(screen, include_str!("screen.txt"));
+}
+
+#[test]
+fn nothing_is_wider_than_the_page() {
+    for unicode in [true, false] {
+        for cause in Cause::ALL {
+            let verdict = Verdict {
+                cause: *cause,
+                sentence: cause.sentence().into(),
+                evidence: vec![Fact::new(
+                    "a name ".repeat(20),
+                    1e9,
+                    "some ".repeat(20),
+                    "x",
+                )],
+                ruled_out: Cause::ALL
+                    .iter()
+                    .map(|cause| RuledOut {
+                        cause: *cause,
+                        fact: Some(Fact::new(
+                            "a name ".repeat(20),
+                            1e9,
+                            "some ".repeat(20),
+                            "x",
+                        )),
+                        unseen: None,
+                    })
+                    .collect(),
+                ..verdict()
+            };
+            for verbose in [true, false] {
+                let page = Page { width: 80, unicode };
+                let screen = plain(&render(&verdict, verbose, &page));
+                let wide = screen.lines().find(|line| line.chars().count() > 80);
+                assert_eq!(wide, None, "{cause}");
+                assert!(unicode || screen.is_ascii(), "{screen}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_cause_but_two_has_its_place_on_the_path() {
+    for cause in Cause::ALL {
+        let verdict = Verdict {
+            cause: *cause,
+            ..verdict()
+        };
+        let screen = drawing::draw(&verdict.path, Some(&verdict), &PAGE);
+        let marks = screen.matches('◀').count();
+        let healthy = matches!(cause, Cause::Healthy | Cause::Unknown);
+        assert_eq!(marks, usize::from(!healthy), "{cause}");
+    }
+}
+
+#[test]
+fn verbose_leaves_nothing_out() {
+    let screen = plain(&render(&verdict(), true, &PAGE));
+    for text in ["rung 4", "packets delayed 0", "no control group limits it"] {
+        assert!(screen.contains(text), "{text}: {screen}");
+    }
+    assert!(!screen.contains("--verbose"));
+}
+
+#[test]
+fn an_idle_tunnel_is_told_to_be_used() {
+    let verdict = Verdict {
+        cause: Cause::Healthy,
+        throughput: 500.0,
+        expected: None,
+        ..verdict()
+    };
+    let screen = plain(&render(&verdict, false, &PAGE));
+    assert!(screen.contains("while the tunnel is in use"), "{screen}");
+}

@@ -1,0 +1,219 @@
+//! The doctor in front of a real tunnel: idle, with a queue that is too short, and asked for what is not there.
+#![forbid(unsafe_code)]
+
+mod common;
+
+use std::net::UdpSocket;
+use std::os::unix::process::CommandExt;
+use std::process::Output;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use common::{World, in_world, skip, stderr};
+use serde_json::Value;
+
+/// Keys of the verdict that docs/DOCTOR.md promises.
+const KEYS: [&str; 13] = [
+    "version",
+    "cause",
+    "sentence",
+    "level",
+    "chain",
+    "evidence",
+    "remedies",
+    "alternatives",
+    "ruled_out",
+    "throughput",
+    "expected",
+    "path",
+    "cost",
+];
+
+fn doctor(world: &World, words: &[&str]) -> Output {
+    let iface = &world.left.interface;
+    let words = [&["doctor", "--iface", iface, "--seconds", "2"], words].concat();
+    world.run(&world.left, &words)
+}
+
+fn verdict(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {}", stderr(output)))
+}
+
+/// Bursts of datagrams into the tunnel, far below what it can carry, until told to stop.
+fn bursts(stop: &AtomicBool) {
+    let socket = UdpSocket::bind("10.80.0.1:0").expect("bind");
+    while !stop.load(Ordering::Relaxed) {
+        for _ in 0..64 {
+            // A full queue is no error to a sender of UDP.
+            let _ = socket.send_to(&[7; 1200], "10.80.0.2:9");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// What `work` gives while bursts go through the tunnel.
+fn under_bursts<T>(world: &World, work: impl FnOnce() -> T) -> T {
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let (left, stop) = (&world.left.namespace, &stop);
+        scope.spawn(move || left.run(|| bursts(stop)));
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+        stop.store(true, Ordering::Relaxed);
+        result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+#[test]
+fn an_idle_tunnel_is_healthy_and_the_verdict_has_its_keys() {
+    in_world([""; 2], |world| {
+        let _tunnels = world.both_up();
+        let output = doctor(world, &["--json", "--exit-code"]);
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        let verdict = verdict(&output);
+        assert_eq!(verdict["cause"], "healthy", "{verdict:#}");
+        let mut keys: Vec<_> = verdict.as_object().expect("object").keys().collect();
+        keys.sort();
+        let mut expected = KEYS;
+        expected.sort_unstable();
+        assert_eq!(keys, expected);
+        assert_eq!(verdict["path"]["inner"], *world.left.interface);
+        // Ten in each of two seconds, on a machine that may be busy.
+        let samples = verdict["cost"]["samples"].as_u64().expect("a count");
+        assert!((10..=21).contains(&samples), "{samples}");
+    });
+}
+
+#[test]
+fn a_queue_that_is_too_short_is_named() {
+    in_world([""; 2], |world| {
+        let _tunnels = world.both_up();
+        let netlink = &world.left.netlink;
+        let index = netlink.link(&world.left.interface).expect("link").index;
+        netlink.set_tx_queue_len(index, 3).expect("queue length");
+        let output = under_bursts(world, || doctor(world, &["--json", "--exit-code"]));
+        assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
+        let verdict = verdict(&output);
+        assert_eq!(verdict["cause"], "tun-queue-overflow", "{verdict:#}");
+    });
+}
+
+#[test]
+fn an_unknown_interface_is_answered_with_those_that_are_there() {
+    in_world([""; 2], |world| {
+        let output = world.run(&world.left, &["doctor", "--iface", "nosuch0"]);
+        assert_eq!(output.status.code(), Some(1));
+        let errors = stderr(&output);
+        assert!(
+            errors.contains("nosuch0") && errors.contains("under"),
+            "{errors}"
+        );
+    });
+}
+
+#[test]
+fn nothing_is_captured() {
+    in_world([""; 2], |world| {
+        let _tunnels = world.both_up();
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let (left, done) = (&world.left.namespace, &done);
+            // Of the thread: that of the process is another namespace's.
+            let look = || std::fs::read_to_string("/proc/thread-self/net/packet").expect("read");
+            let looking = scope.spawn(move || {
+                left.run(|| {
+                    let mut looks = 0;
+                    while !done.load(Ordering::Relaxed) {
+                        // A heading, and a line for each packet socket.
+                        let sockets = look().lines().count() - 1;
+                        assert_eq!(sockets, 0);
+                        looks += 1;
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                    looks
+                })
+            });
+            let output = doctor(world, &[]);
+            done.store(true, Ordering::Relaxed);
+            assert!(output.status.success(), "{}", stderr(&output));
+            let looks = looking.join().expect("a packet socket").expect("namespace");
+            assert!(looks > 100, "{looks}");
+        });
+    });
+}
+
+#[test]
+fn what_is_piped_has_80_columns_and_no_colours() {
+    in_world([""; 2], |world| {
+        let _tunnels = world.both_up();
+        let output = under_bursts(world, || doctor(world, &["--verbose"]));
+        let text = String::from_utf8(output.stdout).expect("UTF-8");
+        assert!(!text.contains('\x1b'), "{text:?}");
+        let wide = text.lines().find(|line| line.chars().count() > 80);
+        assert_eq!(wide, None);
+        assert!(text.contains("CPU s"), "{text}");
+    });
+}
+
+#[test]
+fn the_map_needs_no_time() {
+    in_world([""; 2], |world| {
+        let _tunnels = world.both_up();
+        let begun = Instant::now();
+        let output = doctor(world, &["--map"]);
+        assert!(begun.elapsed() < Duration::from_millis(1500));
+        let text = String::from_utf8(output.stdout).expect("UTF-8");
+        assert!(text.contains(&world.left.interface), "{text}");
+    });
+}
+
+#[test]
+fn ctrl_c_ends_it_with_what_there_is() {
+    in_world([""; 2], |world| {
+        let _tunnels = world.both_up();
+        let iface = &world.left.interface;
+        let words = ["doctor", "--iface", iface, "--seconds", "60", "--json"];
+        for (patience, code) in [(300, 1), (2500, 0)] {
+            let run = world.start(&world.left, &mut world.seikan(&words));
+            std::thread::sleep(Duration::from_millis(patience));
+            run.signal("INT");
+            let (ended, errors) = run.ended();
+            assert_eq!(ended, Some(code), "after {patience} ms: {errors}");
+        }
+    });
+}
+
+#[test]
+fn who_may_nothing_is_told_what_is_missing() {
+    in_world([""; 2], |world| {
+        let _tunnels = world.both_up();
+        // The place of this program may not be open to everybody.
+        let program = world.folder.path().join("seikan");
+        std::fs::copy(env!("CARGO_BIN_EXE_seikan"), &program).expect("copy");
+        let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(world.folder.path(), open).expect("mode");
+        let mut command = std::process::Command::new(&program);
+        let words = [
+            "doctor",
+            "--iface",
+            &world.left.interface,
+            "--seconds",
+            "2",
+            "--json",
+        ];
+        command.args(words).uid(65_534).gid(65_534);
+        let run = world
+            .left
+            .namespace
+            .spawn_command(command.stdout(std::process::Stdio::piped()));
+        let output = match run {
+            Ok(child) => child.wait_with_output().expect("wait"),
+            Err(error) => return skip(&format!("cannot run as nobody: {error}")),
+        };
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        let verdict = verdict(&output);
+        assert_eq!(verdict["cause"], "healthy", "{verdict:#}");
+        let unseen = verdict["path"]["unseen"].as_array().expect("a list");
+        assert!(!unseen.is_empty(), "{verdict:#}");
+    });
+}

@@ -1,0 +1,322 @@
+//! Which interface a diagnosis is about, and which program is behind it.
+
+use std::io;
+
+use seikan_observe::path::Unseen;
+
+use super::egress::is_kernel_tunnel;
+use super::holder::{self, Search};
+use super::network::Network;
+use super::socket::Sockets;
+use super::{DiscoverError, Subject, procfs};
+use crate::netlink::LinkNode;
+
+/// Ports of DHCP servers and clients, which use packet sockets, too, but carry nobody's packets.
+const DHCP_PORTS: [u16; 4] = [67, 68, 546, 547];
+/// Programs that listen to interfaces, but carry nobody's packets.
+const LISTENERS: [&str; 16] = [
+    "arpwatch",
+    "dhclient",
+    "dhcpcd",
+    "dumpcap",
+    "hostapd",
+    "keepalived",
+    "lldpd",
+    "NetworkManager",
+    "ntopng",
+    "snort",
+    "Suricata-Main",
+    "systemd-network",
+    "tcpdump",
+    "tshark",
+    "wpa_supplicant",
+    "zeek",
+];
+/// Programs or interfaces named in one sentence, at most.
+const NAMED_MAX: usize = 8;
+
+/// A tunnel or virtual network of this namespace that [`super::path`] could be about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Candidate {
+    /// The interface.
+    pub interface: String,
+    /// Its kind: `tun`, `tap`, `wireguard`, `bridge`.
+    pub kind: String,
+    /// Bytes that it has carried, both directions together.
+    pub bytes: u64,
+    /// Number and name of the process behind it.
+    pub program: Option<(u32, String)>,
+}
+
+/// The interface and the process that was settled on.
+pub(super) struct Chosen<'a> {
+    pub(super) inner: &'a LinkNode,
+    pub(super) pid: Option<u32>,
+}
+
+/// The tunnels of the calling thread's network namespace, those that carried most first; where there
+/// is none, its bridges with ports, or else interfaces that a program takes packets off.
+///
+/// # Errors
+/// The kernel would not list the interfaces.
+pub fn candidates() -> Result<Vec<Candidate>, DiscoverError> {
+    let network = Network::read()?;
+    let sockets = Sockets::read(&mut Vec::new());
+    let search = holder::search();
+    let found = list(&network, &sockets, &search).into_iter();
+    Ok(found
+        .map(|node| Candidate {
+            interface: node.info.name.clone(),
+            kind: node.info.kind.clone(),
+            bytes: node.bytes,
+            program: program_of(node, &search, &sockets, &mut Vec::new())
+                .map(|pid| (pid, procfs::name(pid))),
+        })
+        .collect())
+}
+
+/// Settles what the path is of.
+pub(super) fn choose<'a>(
+    subject: &Subject,
+    network: &'a Network,
+    sockets: &Sockets,
+    unseen: &mut Vec<Unseen>,
+) -> Result<Chosen<'a>, DiscoverError> {
+    match subject {
+        Subject::Interface(name) => {
+            let inner = network.named(name);
+            let inner = inner.ok_or_else(|| no_interface(network, name))?;
+            let search = match is_tun(inner) {
+                true => holder::search(),
+                false => Search::default(),
+            };
+            let pid = program_of(inner, &search, sockets, unseen);
+            Ok(Chosen { inner, pid })
+        }
+        Subject::Process(pid) => {
+            let inner = interface_of(*pid, network, sockets, unseen)?;
+            Ok(Chosen {
+                inner,
+                pid: Some(*pid),
+            })
+        }
+        Subject::Anything => {
+            let search = holder::search();
+            let found = list(network, sockets, &search);
+            let Some(inner) = found.first() else {
+                return Err(nothing(network, &search));
+            };
+            let pid = program_of(inner, &search, sockets, unseen);
+            Ok(Chosen { inner, pid })
+        }
+    }
+}
+
+pub(super) fn no_interface(network: &Network, name: &str) -> DiscoverError {
+    DiscoverError::NoInterface {
+        name: name.chars().take(64).collect(),
+        there: network.names(),
+    }
+}
+
+fn is_tun(node: &LinkNode) -> bool {
+    matches!(&*node.info.kind, "tun" | "tap")
+}
+
+/// Tunnels that are up, else bridges with ports, else what a program takes packets off; those that
+/// carried most first.
+fn list<'a>(network: &'a Network, sockets: &Sockets, search: &Search) -> Vec<&'a LinkNode> {
+    let is_tunnel = |node: &&LinkNode| match &*node.info.kind {
+        // A carrier means that a program has it open, though it may not be ours to see.
+        "tun" | "tap" => node.info.carrier || !search.of(&node.info.name).is_empty(),
+        kind => is_kernel_tunnel(kind),
+    };
+    let up = || network.nodes.iter().filter(|node| node.info.up);
+    let mut found: Vec<&LinkNode> = up().filter(is_tunnel).collect();
+    if found.is_empty() {
+        let has_ports = |node: &&LinkNode| network.ports(node.info.index).next().is_some();
+        let bridges = up().filter(|node| node.info.kind == "bridge");
+        found = bridges.filter(has_ports).collect();
+    }
+    if found.is_empty() {
+        found = up()
+            .filter(|node| !carriers(node.info.index, sockets).is_empty())
+            .collect();
+    }
+    found.sort_by_key(|node| (std::cmp::Reverse(node.bytes), node.info.index));
+    found
+}
+
+fn nothing(network: &Network, search: &Search) -> DiscoverError {
+    let mut elsewhere: Vec<String> = search
+        .holders
+        .iter()
+        .filter(|holder| !holder.here)
+        .map(|holder| {
+            let name = procfs::name(holder.pid);
+            let device = procfs::clean(&holder.device);
+            format!("{device} of process {} ({name})", holder.pid)
+        })
+        .collect();
+    elsewhere.truncate(NAMED_MAX);
+    let hint = match elsewhere.is_empty() {
+        true => String::new(),
+        false => format!(
+            ". Other network namespaces have: {}; enter one with `nsenter -t PID -n`",
+            elsewhere.join(", ")
+        ),
+    };
+    DiscoverError::Nothing {
+        there: network.names(),
+        hint,
+    }
+}
+
+/// The program behind an interface: who has it open as a tun, or takes its packets off it.
+fn program_of(
+    inner: &LinkNode,
+    search: &Search,
+    sockets: &Sockets,
+    unseen: &mut Vec<Unseen>,
+) -> Option<u32> {
+    let tun = is_tun(inner);
+    let mut pids = match tun {
+        true => search.of(&inner.info.name),
+        false => carriers(inner.info.index, sockets),
+    };
+    pids.dedup();
+    let pid = worker(&pids, sockets);
+    let what = format!("the program behind {}", inner.info.name.escape_debug());
+    match pid {
+        Some(pid) if pids.len() > 1 => {
+            let all: Vec<String> = pids
+                .iter()
+                .take(NAMED_MAX)
+                .map(|pid| format!("{} ({pid})", procfs::name(*pid)))
+                .collect();
+            unseen.push(Unseen {
+                what,
+                why: format!(
+                    "several processes have it open: {}; taken: {pid}, for its sockets and \
+                     processor time. Name another with its number",
+                    all.join(", ")
+                ),
+            });
+        }
+        None if tun => {
+            let why = match search.refused {
+                0 if !inner.info.carrier => "no process has it open: start the tunnel".into(),
+                0 => "none of the processes seen here has it open; it may be in a container or \
+                      another process namespace: run the doctor on the host"
+                    .into(),
+                refused => format!(
+                    "/proc/PID/fdinfo of {refused} processes of other users cannot be read; run \
+                     the doctor as root"
+                ),
+            };
+            unseen.push(Unseen { what, why });
+        }
+        _ => {}
+    }
+    pid
+}
+
+/// Programs that take every packet off an interface and have sockets to pass them on: gateways and
+/// virtual switches, but not captures or DHCP.
+fn carriers(index: u32, sockets: &Sockets) -> Vec<u32> {
+    let taking = sockets.packets_on(index);
+    if taking.is_empty() {
+        return Vec::new();
+    }
+    let passes_on = |inode: &u64| {
+        let socket = sockets.facts(*inode);
+        socket.is_some_and(|socket| !DHCP_PORTS.contains(&socket.local.port()))
+            || sockets.bound_to(*inode).is_some_and(|other| other != index)
+    };
+    let mut pids = procfs::pids();
+    pids.retain(|pid| {
+        let open = socket_inodes(*pid).unwrap_or_default();
+        open.iter().any(|inode| taking.contains(inode))
+            && open.iter().any(passes_on)
+            && !LISTENERS.contains(&&*procfs::name(*pid))
+    });
+    pids
+}
+
+fn worker(pids: &[u32], sockets: &Sockets) -> Option<u32> {
+    holder::worker(pids, |pid| {
+        let open = socket_inodes(pid).unwrap_or_default();
+        open.iter().any(|inode| sockets.facts(*inode).is_some())
+    })
+}
+
+fn socket_inodes(pid: u32) -> io::Result<Vec<u64>> {
+    let open = procfs::descriptors(pid)?;
+    Ok(open
+        .iter()
+        .filter_map(|(_, target)| procfs::socket_inode(target))
+        .collect())
+}
+
+/// The interface of a process: its tun device, else what its packet sockets are on.
+fn interface_of<'a>(
+    pid: u32,
+    network: &'a Network,
+    sockets: &Sockets,
+    unseen: &mut Vec<Unseen>,
+) -> Result<&'a LinkNode, DiscoverError> {
+    if !holder::exists(pid) {
+        return Err(DiscoverError::NoProcess { pid });
+    }
+    let name = procfs::name(pid);
+    let refused = |source| DiscoverError::Refused {
+        pid,
+        name: name.clone(),
+        source,
+    };
+    let held = holder::of_process(pid).map_err(refused)?;
+    let mut nodes: Vec<&LinkNode> = held
+        .iter()
+        .filter(|holder| holder.here)
+        .filter_map(|holder| network.named(&holder.device))
+        .collect();
+    if nodes.is_empty()
+        && let Some(holder) = held.first()
+    {
+        return Err(DiscoverError::Elsewhere {
+            pid,
+            name,
+            device: holder.device.chars().take(64).collect(),
+        });
+    }
+    if nodes.is_empty() {
+        let open = socket_inodes(pid).map_err(refused)?;
+        let bound = open.iter().filter_map(|inode| sockets.bound_to(*inode));
+        nodes = bound.filter_map(|index| network.node(index)).collect();
+        nodes.dedup_by_key(|node| node.info.index);
+    }
+    nodes.sort_by_key(|node| {
+        (
+            std::cmp::Reverse((node.info.up, node.bytes)),
+            node.info.index,
+        )
+    });
+    let Some(inner) = nodes.first() else {
+        let there = network.names();
+        return Err(DiscoverError::NoInterfaceOfProcess { pid, name, there });
+    };
+    if nodes.len() > 1 {
+        let all = nodes.iter().take(NAMED_MAX);
+        let all: Vec<String> = all
+            .map(|node| node.info.name.escape_debug().to_string())
+            .collect();
+        unseen.push(Unseen {
+            what: "the other interfaces of the process".into(),
+            why: format!(
+                "it has {}; taken: the one that carried most. Name another by its name",
+                all.join(", ")
+            ),
+        });
+    }
+    Ok(inner)
+}

@@ -1,0 +1,233 @@
+//! ICMP echo through one interface (RFC 792, RFC 4443): how long an answer takes, and which sizes pass.
+//!
+//! [`Echo::open`] binds a socket to the interface and to the host that is asked; [`Echo::ask`] sends one packet that may
+//! not be cut up and waits for its answer. The kernel's ping socket is used where `net.ipv4.ping_group_range` allows
+//! it, a raw socket elsewhere. Of what comes back only headers are read.
+
+use std::ffi::OsString;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{
+    self, AddressFamily, MsgFlags, SetSockOpt, SockFlag, SockProtocol, SockType, SockaddrStorage,
+    sockopt,
+};
+use seikan_wire::checksum;
+
+/// Type, code, checksum, identifier, sequence number.
+const HEADER: usize = 8;
+/// An IPv4 header with all options, and ours: more is not read of an answer.
+const READ: usize = 60 + HEADER;
+
+/// What became of an echo request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It was answered, so long after it was sent.
+    Answered(Duration),
+    /// No answer came in time.
+    Silent,
+    /// It is larger than this host knows, or was told, that the path takes.
+    TooBig,
+}
+
+/// A socket that asks one host through one interface.
+#[derive(Debug)]
+pub struct Echo {
+    socket: OwnedFd,
+    target: IpAddr,
+    /// The identifier of our requests; `None` for a ping socket, which has its own and gets no other answers.
+    id: Option<u16>,
+}
+
+impl Echo {
+    /// A socket for echo requests to `target` that leave by `link` and no other.
+    ///
+    /// # Errors
+    /// `EPERM` or `EACCES` without CAP_NET_RAW where ping sockets are not allowed; `ENODEV` without the interface; what
+    /// connect(2) says where there is no route.
+    pub fn open(target: IpAddr, link: &str) -> io::Result<Self> {
+        static NEXT: AtomicU16 = AtomicU16::new(0);
+        let (family, protocol) = match target {
+            IpAddr::V4(_) => (AddressFamily::Inet, SockProtocol::Icmp),
+            IpAddr::V6(_) => (AddressFamily::Inet6, SockProtocol::IcmpV6),
+        };
+        let open = |kind| socket::socket(family, kind, SockFlag::SOCK_CLOEXEC, protocol);
+        let (socket, raw) = match open(SockType::Datagram) {
+            Ok(socket) => (socket, false),
+            Err(_) => (open(SockType::Raw)?, true),
+        };
+        sockopt::BindToDevice.set(&socket, &OsString::from(link))?;
+        let (level, option, value) = match target {
+            IpAddr::V4(_) => (
+                libc::IPPROTO_IP,
+                libc::IP_MTU_DISCOVER,
+                libc::IP_PMTUDISC_DO,
+            ),
+            IpAddr::V6(_) => (
+                libc::IPPROTO_IPV6,
+                libc::IPV6_MTU_DISCOVER,
+                libc::IPV6_PMTUDISC_DO,
+            ),
+        };
+        set_int(&socket, level, option, value)?;
+        let address = SockaddrStorage::from(SocketAddr::new(target, 0));
+        socket::connect(socket.as_raw_fd(), &address)?;
+        // Tells several sockets of one process apart.
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        Ok(Self {
+            socket,
+            target,
+            id: raw.then(|| std::process::id() as u16 ^ number.rotate_left(8)),
+        })
+    }
+
+    /// The smallest packet that [`Echo::ask`] can send, bytes: an IP header and a message without payload.
+    pub fn smallest(&self) -> usize {
+        match self.target {
+            IpAddr::V4(_) => 20 + HEADER,
+            IpAddr::V6(_) => 40 + HEADER,
+        }
+    }
+
+    /// Sends an IP packet of `size` bytes (headers included) and waits up to `patience` for its answer.
+    ///
+    /// # Errors
+    /// `EPERM` where a filter forbids it. No route, a full queue and a device that is down count as silence: they are
+    /// what a tunnel in trouble looks like.
+    pub fn ask(&self, sequence: u16, size: usize, patience: Duration) -> io::Result<Outcome> {
+        let message = self.request(sequence, size.saturating_sub(self.smallest()));
+        let sent = Instant::now();
+        match socket::send(self.socket.as_raw_fd(), &message, MsgFlags::empty()) {
+            Ok(_) => {}
+            Err(Errno::EMSGSIZE) => return Ok(Outcome::TooBig),
+            Err(errno @ (Errno::EPERM | Errno::EACCES)) => return Err(errno.into()),
+            Err(_) => {}
+        }
+        let mut buffer = [0; READ];
+        loop {
+            let left = patience.saturating_sub(sent.elapsed());
+            if left.is_zero() {
+                return Ok(Outcome::Silent);
+            }
+            // Rounded up, or the last millisecond would be spent awake.
+            let timeout =
+                PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
+            let mut ready = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
+            match poll(&mut ready, timeout) {
+                Ok(0) | Err(Errno::EINTR) => continue,
+                Ok(_) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+            match socket::recv(self.socket.as_raw_fd(), &mut buffer, MsgFlags::MSG_DONTWAIT) {
+                Ok(length) if self.is_answer(&buffer[..length], sequence) => {
+                    return Ok(Outcome::Answered(sent.elapsed()));
+                }
+                // A router said so (RFC 1191, RFC 8201).
+                Err(Errno::EMSGSIZE) => return Ok(Outcome::TooBig),
+                // Somebody else's answer, or an unreachable that may pass.
+                Ok(_) | Err(_) => {}
+            }
+        }
+    }
+
+    fn request(&self, sequence: u16, payload: usize) -> Vec<u8> {
+        let mut message = vec![0x55; HEADER + payload];
+        message[0] = if self.target.is_ipv4() { 8 } else { 128 };
+        message[1..4].fill(0);
+        message[4..6].copy_from_slice(&self.id.unwrap_or(0).to_be_bytes());
+        message[6..8].copy_from_slice(&sequence.to_be_bytes());
+        // The kernel fills in ICMPv6's (RFC 3542, section 3.1) and a ping socket's, not a raw ICMPv4 socket's.
+        if self.target.is_ipv4() {
+            let sum = checksum::fold(checksum::sum(&message));
+            message[2..4].copy_from_slice(&sum.to_be_bytes());
+        }
+        message
+    }
+
+    /// A raw IPv4 socket gives the IP header, too; the others begin with the message.
+    fn is_answer(&self, packet: &[u8], sequence: u16) -> bool {
+        let (message, kind) = match self.target {
+            IpAddr::V4(_) if self.id.is_some() => {
+                let header = packet.first().map_or(0, |byte| usize::from(byte & 15) * 4);
+                (packet.get(header..), 0)
+            }
+            IpAddr::V4(_) => (Some(packet), 0),
+            IpAddr::V6(_) => (Some(packet), 129),
+        };
+        let Some([found, 0, _, _, id0, id1, high, low, ..]) = message else {
+            return false;
+        };
+        *found == kind
+            && self.id.is_none_or(|id| [*id0, *id1] == id.to_be_bytes())
+            && [*high, *low] == sequence.to_be_bytes()
+    }
+}
+
+/// setsockopt(2) with an int, for options that `nix` does not have.
+fn set_int(
+    fd: &OwnedFd,
+    level: libc::c_int,
+    name: libc::c_int,
+    value: libc::c_int,
+) -> io::Result<()> {
+    let length = size_of::<libc::c_int>() as libc::socklen_t;
+    let value = (&raw const value).cast();
+    // SAFETY: `value` points to `length` bytes that outlive the call.
+    let outcome = unsafe { libc::setsockopt(fd.as_raw_fd(), level, name, value, length) };
+    Errno::result(outcome).map(drop).map_err(Into::into)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::in_namespace;
+
+    const PATIENCE: Duration = Duration::from_millis(300);
+
+    #[test]
+    fn loopback_answers_every_size_it_takes() {
+        in_namespace(|| {
+            for target in ["127.0.0.1", "::1"] {
+                let echo = Echo::open(target.parse().expect("address"), "lo").expect("open");
+                for (sequence, size) in [echo.smallest(), 84, 1500, 60_000].into_iter().enumerate()
+                {
+                    let outcome = echo.ask(sequence as u16, size, PATIENCE).expect("ask");
+                    assert!(
+                        matches!(outcome, Outcome::Answered(_)),
+                        "{target} {size} {outcome:?}"
+                    );
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn what_the_interface_does_not_take_is_too_big() {
+        in_namespace(|| {
+            let netlink = crate::netlink::Netlink::open().expect("netlink");
+            let lo = netlink.link("lo").expect("lo").index;
+            netlink.set_mtu(lo, 1400).expect("mtu");
+            let echo = Echo::open("127.0.0.1".parse().expect("address"), "lo").expect("open");
+            let answered = echo.ask(1, 1400, PATIENCE).expect("ask");
+            assert!(matches!(answered, Outcome::Answered(_)), "{answered:?}");
+            assert_eq!(echo.ask(2, 1401, PATIENCE).expect("ask"), Outcome::TooBig);
+        });
+    }
+
+    #[test]
+    fn nobody_is_silence() {
+        in_namespace(|| {
+            let echo = Echo::open("127.0.0.1".parse().expect("address"), "lo").expect("open");
+            let all = "/proc/sys/net/ipv4/icmp_echo_ignore_all";
+            if std::fs::write(all, "1").is_err() {
+                return crate::testing::skip("icmp_echo_ignore_all cannot be set");
+            }
+            assert_eq!(echo.ask(1, 84, PATIENCE).expect("ask"), Outcome::Silent);
+        });
+    }
+}

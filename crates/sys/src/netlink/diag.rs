@@ -1,0 +1,470 @@
+//! sock_diag(7): the TCP connections and UDP sockets of a network namespace, with what the kernel knows of each.
+//!
+//! [`tcp_connections`] and [`udp_sockets`] list once; a [`Diag`] keeps its socket and its buffer for who lists ten times a
+//! second, and asks for single connections ([`Diag::connection`]) without walking the whole table. Needs no privilege.
+//!
+//! `struct tcp_info` (include/uapi/linux/tcp.h) has grown with the kernel: [`TcpInfo`] answers `None` for a field
+//! that the running one does not have.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use netlink_packet_core::{NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NlasIterator};
+use netlink_sys::{Socket, protocols::NETLINK_SOCK_DIAG};
+use nix::errno::Errno;
+
+use super::error::Fault;
+use super::{BUFFER_SIZE, DUMP_TRIES, Family, HEADER_SIZE, NetlinkError, connected, converse};
+
+/// `SOCK_DIAG_BY_FAMILY` (include/uapi/linux/sock_diag.h).
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+/// `INET_DIAG_INFO`, `INET_DIAG_CONG`, `INET_DIAG_SKMEMINFO` (include/uapi/linux/inet_diag.h).
+const INFO: u16 = 2;
+const CONG: u16 = 4;
+const SKMEMINFO: u16 = 7;
+/// `TCP_ESTABLISHED`, `TCP_FIN_WAIT1`, `TCP_FIN_WAIT2`, `TCP_CLOSE_WAIT`, `TCP_LAST_ACK`, `TCP_CLOSING`
+/// (include/net/tcp_states.h): connections that may still carry data. Not `TCP_TIME_WAIT`, which belongs to no socket.
+const CONNECTED: u32 = 1 << 1 | 1 << 4 | 1 << 5 | 1 << 8 | 1 << 9 | 1 << 11;
+/// `struct inet_diag_req_v2`, `struct inet_diag_msg`.
+const REQUEST_SIZE: usize = 56;
+const MESSAGE_SIZE: usize = 72;
+/// `struct inet_diag_sockid`: where it is in the message, and its length.
+const ID: usize = 4;
+const ID_SIZE: usize = 48;
+/// `TCP_CA_NAME_MAX`.
+const CONGESTION_MAX: usize = 16;
+
+/// Every TCP connection of the calling thread's network namespace, IPv4 and IPv6.
+pub fn tcp_connections() -> Result<Vec<TcpConnection>, NetlinkError> {
+    let mut found = Vec::new();
+    Diag::open()?.tcp(|connection| found.push(connection))?;
+    Ok(found)
+}
+
+/// Every UDP socket of the calling thread's network namespace, IPv4 and IPv6.
+pub fn udp_sockets() -> Result<Vec<UdpSocket>, NetlinkError> {
+    let mut found = Vec::new();
+    Diag::open()?.udp(|socket| found.push(socket))?;
+    Ok(found)
+}
+
+/// A TCP connection. An IPv4 address that an IPv6 socket holds in mapped form is told as IPv4.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TcpConnection {
+    /// Its own address and port.
+    pub local: SocketAddr,
+    /// The other end's.
+    pub remote: SocketAddr,
+    /// The socket's inode, as in `/proc/PID/fd`; 0 if no process holds it any more.
+    pub inode: u64,
+    /// Its owner.
+    pub uid: u32,
+    /// The congestion control, such as `cubic`.
+    pub congestion: Option<String>,
+    /// What its buffers hold and may hold.
+    pub memory: Option<SocketMemory>,
+    /// Its state, as far as this kernel tells it.
+    pub info: TcpInfo,
+    /// What finds it again.
+    pub id: SocketId,
+}
+
+/// A UDP socket. An IPv4 address that an IPv6 socket holds in mapped form is told as IPv4.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UdpSocket {
+    /// Its own address and port; the unspecified address if it is bound to all.
+    pub local: SocketAddr,
+    /// The other end, if it is connected.
+    pub remote: Option<SocketAddr>,
+    /// The socket's inode, as in `/proc/PID/fd`; 0 if no process holds it.
+    pub inode: u64,
+    /// Its owner.
+    pub uid: u32,
+    /// What its buffers hold and may hold, and what was dropped for it.
+    pub memory: Option<SocketMemory>,
+}
+
+/// What the kernel finds a socket by: family and `struct inet_diag_sockid`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct SocketId {
+    family: u8,
+    id: [u8; ID_SIZE],
+}
+
+/// The memory of a socket in bytes, with the kernel's overhead (`SK_MEMINFO_*`, include/uapi/linux/sock_diag.h).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SocketMemory {
+    /// Received and not yet read.
+    pub receive_queue: u32,
+    /// As much may be (`SO_RCVBUF` as read back).
+    pub receive_buffer: u32,
+    /// Handed to the device and not yet sent.
+    pub send_allocated: u32,
+    /// As much may be queued to send (`SO_SNDBUF` as read back).
+    pub send_buffer: u32,
+    /// Queued to send.
+    pub send_queue: u32,
+    /// Packets dropped at the socket since its start; `None` on kernels before 4.7.
+    pub drops: Option<u32>,
+}
+
+/// `struct tcp_info`, as long as this kernel has it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct TcpInfo {
+    bytes: [u8; TcpInfo::SIZE],
+    length: u16,
+}
+
+/// A socket for questions, with a buffer for answers; of the network namespace in which it was opened.
+#[derive(Debug)]
+pub struct Diag {
+    socket: Socket,
+    sequence: u32,
+    buffer: Vec<u8>,
+}
+
+impl Diag {
+    /// Opens it in the calling thread's network namespace.
+    pub fn open() -> Result<Self, NetlinkError> {
+        let socket =
+            connected(NETLINK_SOCK_DIAG).map_err(|source| NetlinkError::Open { source })?;
+        Ok(Diag {
+            socket,
+            sequence: 0,
+            buffer: vec![0; BUFFER_SIZE],
+        })
+    }
+
+    /// Hands each TCP connection to `each`: established ones and such as are being closed.
+    pub fn tcp(&mut self, mut each: impl FnMut(TcpConnection)) -> Result<(), NetlinkError> {
+        let extensions = extension(INFO) | extension(CONG) | extension(SKMEMINFO);
+        for family in [Family::V4, Family::V6] {
+            let request = request(family, libc::IPPROTO_TCP, extensions, CONNECTED, None);
+            self.dump(&request, &mut |payload| {
+                if let Some(connection) = parse_tcp(payload) {
+                    each(connection);
+                }
+            })
+            .map_err(|fault| fault.into_error(format!("list TCP connections over {family}")))?;
+        }
+        Ok(())
+    }
+
+    /// Hands each UDP socket to `each`. A kernel without `udp_diag` says that there is none of the kind asked for
+    /// ([`NetlinkError::is_not_found`]).
+    pub fn udp(&mut self, mut each: impl FnMut(UdpSocket)) -> Result<(), NetlinkError> {
+        for family in [Family::V4, Family::V6] {
+            let request = request(family, libc::IPPROTO_UDP, extension(SKMEMINFO), !0, None);
+            self.dump(&request, &mut |payload| {
+                if let Some(socket) = parse_udp(payload) {
+                    each(socket);
+                }
+            })
+            .map_err(|fault| fault.into_error(format!("list UDP sockets over {family}")))?;
+        }
+        Ok(())
+    }
+
+    /// A TCP connection seen before, as it is now; `None` if it is gone.
+    pub fn connection(&mut self, id: &SocketId) -> Result<Option<TcpConnection>, NetlinkError> {
+        let extensions = extension(INFO) | extension(CONG) | extension(SKMEMINFO);
+        let family = match i32::from(id.family) {
+            libc::AF_INET => Family::V4,
+            _ => Family::V6,
+        };
+        let request = request(family, libc::IPPROTO_TCP, extensions, CONNECTED, Some(id));
+        let mut found = None;
+        let outcome = self.converse(&request, NLM_F_ACK, &mut |payload| {
+            found = parse_tcp(payload);
+        });
+        match outcome.map_err(|fault| fault.into_error("look up a TCP connection".into())) {
+            Ok(()) => Ok(found),
+            Err(error) if error.is_not_found() => Ok(None),
+            // Another has its addresses by now.
+            Err(NetlinkError::Refused {
+                errno: Errno::ESTALE,
+                ..
+            }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn dump(&mut self, request: &[u8], each: &mut dyn FnMut(&[u8])) -> Result<(), Fault> {
+        let mut given = 0;
+        for _ in 0..DUMP_TRIES {
+            let mut seen = 0;
+            let outcome = self.converse(request, NLM_F_DUMP, &mut |payload| {
+                seen += 1;
+                if seen > given {
+                    each(payload);
+                }
+            });
+            match outcome {
+                Err(Fault::Interrupted) => given = given.max(seen),
+                other => return other,
+            }
+        }
+        Err(Fault::Interrupted)
+    }
+
+    fn converse(
+        &mut self,
+        request: &[u8],
+        flags: u16,
+        each: &mut dyn FnMut(&[u8]),
+    ) -> Result<(), Fault> {
+        self.sequence = self.sequence.wrapping_add(1).max(1);
+        let mut message = Vec::with_capacity(HEADER_SIZE + REQUEST_SIZE);
+        let length = (HEADER_SIZE + request.len()) as u32;
+        message.extend(length.to_ne_bytes());
+        message.extend(SOCK_DIAG_BY_FAMILY.to_ne_bytes());
+        message.extend((NLM_F_REQUEST | flags).to_ne_bytes());
+        message.extend(self.sequence.to_ne_bytes());
+        message.extend([0; 4]);
+        message.extend(request);
+        let mut reply = |kind, payload: &[u8]| {
+            if kind == SOCK_DIAG_BY_FAMILY {
+                each(payload);
+            }
+        };
+        converse(
+            &self.socket,
+            &message,
+            self.sequence,
+            &mut self.buffer,
+            &mut reply,
+        )
+    }
+}
+
+/// The bit that asks for an attribute.
+fn extension(attribute: u16) -> u8 {
+    1 << (attribute - 1)
+}
+
+/// `struct inet_diag_req_v2`.
+fn request(
+    family: Family,
+    protocol: i32,
+    extensions: u8,
+    states: u32,
+    id: Option<&SocketId>,
+) -> [u8; REQUEST_SIZE] {
+    let mut request = [0; REQUEST_SIZE];
+    request[0] = match family {
+        Family::V4 => libc::AF_INET as u8,
+        Family::V6 => libc::AF_INET6 as u8,
+    };
+    request[1] = protocol as u8;
+    request[2] = extensions;
+    request[4..8].copy_from_slice(&states.to_ne_bytes());
+    if let Some(id) = id {
+        request[8..].copy_from_slice(&id.id);
+    }
+    request
+}
+
+/// What every `struct inet_diag_msg` says.
+struct Message {
+    id: SocketId,
+    local: SocketAddr,
+    remote: SocketAddr,
+    uid: u32,
+    inode: u64,
+}
+
+impl Message {
+    fn parse(payload: &[u8]) -> Option<Self> {
+        let bytes = payload.first_chunk::<MESSAGE_SIZE>()?;
+        let family = bytes[0];
+        let id: [u8; ID_SIZE] = bytes[ID..ID + ID_SIZE].try_into().ok()?;
+        let address = |at: usize| -> Option<IpAddr> {
+            let octets = *id[at..].first_chunk::<16>()?;
+            match i32::from(family) {
+                libc::AF_INET => Some(Ipv4Addr::from(*octets.first_chunk::<4>()?).into()),
+                libc::AF_INET6 => Some(IpAddr::from(Ipv6Addr::from(octets)).to_canonical()),
+                _ => None,
+            }
+        };
+        let port = |at: usize| u16::from_be_bytes([id[at], id[at + 1]]);
+        Some(Message {
+            local: SocketAddr::new(address(4)?, port(0)),
+            remote: SocketAddr::new(address(20)?, port(2)),
+            uid: u32_at(bytes, 64)?,
+            inode: u32_at(bytes, 68)?.into(),
+            id: SocketId { family, id },
+        })
+    }
+}
+
+fn parse_tcp(payload: &[u8]) -> Option<TcpConnection> {
+    let message = Message::parse(payload)?;
+    let mut connection = TcpConnection {
+        local: message.local,
+        remote: message.remote,
+        inode: message.inode,
+        uid: message.uid,
+        congestion: None,
+        memory: None,
+        info: TcpInfo::default(),
+        id: message.id,
+    };
+    for nla in NlasIterator::new(&payload[MESSAGE_SIZE..]).map_while(Result::ok) {
+        match nla.kind() {
+            INFO => connection.info = TcpInfo::new(nla.value()),
+            CONG => connection.congestion = parse_congestion(nla.value()),
+            SKMEMINFO => connection.memory = SocketMemory::parse(nla.value()),
+            _ => {}
+        }
+    }
+    Some(connection)
+}
+
+fn parse_udp(payload: &[u8]) -> Option<UdpSocket> {
+    let message = Message::parse(payload)?;
+    let mut attributes = NlasIterator::new(&payload[MESSAGE_SIZE..]).map_while(Result::ok);
+    let memory = attributes.find(|nla| nla.kind() == SKMEMINFO);
+    let connected = message.remote.port() != 0;
+    Some(UdpSocket {
+        local: message.local,
+        remote: connected.then_some(message.remote),
+        inode: message.inode,
+        uid: message.uid,
+        memory: memory.and_then(|nla| SocketMemory::parse(nla.value())),
+    })
+}
+
+fn parse_congestion(value: &[u8]) -> Option<String> {
+    let name = value.split(|byte| *byte == 0).next()?;
+    let name = std::str::from_utf8(name).ok()?;
+    (!name.is_empty() && name.len() < CONGESTION_MAX).then(|| name.to_owned())
+}
+
+impl SocketMemory {
+    fn parse(value: &[u8]) -> Option<Self> {
+        Some(SocketMemory {
+            receive_queue: u32_at(value, 0)?,
+            receive_buffer: u32_at(value, 4)?,
+            send_allocated: u32_at(value, 8)?,
+            send_buffer: u32_at(value, 12)?,
+            send_queue: u32_at(value, 20)?,
+            drops: u32_at(value, 32),
+        })
+    }
+}
+
+macro_rules! tcp_info {
+    ($($(#[$doc:meta])* $name:ident: $kind:ident at $offset:literal;)*) => {
+        impl TcpInfo {
+            $($(#[$doc])* pub fn $name(&self) -> Option<$kind> {
+                const SIZE: usize = size_of::<$kind>();
+                let bytes = self.known().get($offset..)?.first_chunk::<SIZE>()?;
+                Some($kind::from_ne_bytes(*bytes))
+            })*
+        }
+    };
+}
+
+// Offsets in struct tcp_info (include/uapi/linux/tcp.h); fields are only ever added at its end.
+tcp_info! {
+    /// Segment size towards the other end, bytes.
+    snd_mss: u32 at 16;
+    /// Segments in flight.
+    unacked: u32 at 24;
+    /// Path MTU, bytes.
+    pmtu: u32 at 60;
+    /// Smoothed round-trip time, microseconds.
+    rtt: u32 at 68;
+    /// Congestion window, segments.
+    snd_cwnd: u32 at 80;
+    /// Segments sent again since the start.
+    total_retrans: u32 at 100;
+    /// Bytes acknowledged by the other end since the start.
+    bytes_acked: u64 at 120;
+    /// Bytes received since the start.
+    bytes_received: u64 at 128;
+    /// Segments sent since the start.
+    segs_out: u32 at 136;
+    /// Segments received since the start.
+    segs_in: u32 at 140;
+    /// Bytes that the application has given and TCP has not sent yet.
+    notsent_bytes: u32 at 144;
+    /// Smallest round-trip time lately, microseconds; `u32::MAX` if there is none yet.
+    min_rtt: u32 at 148;
+    /// The rate at which data arrived at the other end lately, bytes per second.
+    delivery_rate: u64 at 160;
+    /// Time with data to send, microseconds.
+    busy_time: u64 at 168;
+    /// Of it, held up by the receiver's window.
+    rwnd_limited: u64 at 176;
+    /// Of it, held up by the send buffer.
+    sndbuf_limited: u64 at 184;
+    /// Bytes sent, those sent again too.
+    bytes_sent: u64 at 200;
+    /// Duplicates that the receiver reported (DSACK, RFC 2883).
+    dsack_dups: u32 at 216;
+    /// Times that reordering was seen.
+    reord_seen: u32 at 220;
+    /// The window that the other end offers, bytes.
+    snd_wnd: u32 at 228;
+    /// Retransmission timeouts since the start.
+    total_rto: u16 at 240;
+}
+
+impl TcpInfo {
+    /// `struct tcp_info` of Linux 6.7, the longest in which a field is asked for.
+    const SIZE: usize = 248;
+
+    /// From the kernel's bytes; what is beyond the known fields is left out.
+    fn new(value: &[u8]) -> Self {
+        let mut info = TcpInfo::default();
+        let length = value.len().min(TcpInfo::SIZE);
+        info.bytes[..length].copy_from_slice(&value[..length]);
+        info.length = length as u16;
+        info
+    }
+
+    fn known(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.length)]
+    }
+
+    /// Whether the application limited [`Self::delivery_rate`]; `None` on kernels before 4.9, which have neither.
+    pub fn delivery_rate_app_limited(&self) -> Option<bool> {
+        self.delivery_rate()?;
+        // The first bit of a bit field is the lowest on little-endian machines and the highest on others.
+        let bit = if cfg!(target_endian = "little") {
+            0x01
+        } else {
+            0x80
+        };
+        Some(self.bytes[7] & bit != 0)
+    }
+}
+
+impl Default for TcpInfo {
+    fn default() -> Self {
+        TcpInfo {
+            bytes: [0; TcpInfo::SIZE],
+            length: 0,
+        }
+    }
+}
+
+impl std::fmt::Debug for TcpInfo {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut shown = f.debug_struct("TcpInfo");
+        shown.field("length", &self.length);
+        shown.field("rtt", &self.rtt());
+        shown.field("snd_cwnd", &self.snd_cwnd());
+        shown.field("bytes_acked", &self.bytes_acked());
+        shown.finish_non_exhaustive()
+    }
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    let bytes = bytes.get(at..)?.first_chunk::<4>()?;
+    Some(u32::from_ne_bytes(*bytes))
+}
+
+#[cfg(test)]
+#[path = "diag/tests.rs"]
+mod tests;

@@ -1,0 +1,324 @@
+//! Counting what the kernel traces, by perf_event_open(2): how often a tracepoint fired with certain arguments, on all
+//! processors, without a record of each.
+//!
+//! [`Tracepoint::find`] reads the tracepoint's description from tracefs; [`Tally::open`] opens one counter for each
+//! filter on each processor, grouped so that one read gives all of a processor's; [`Tally::read`] sums up. Counting
+//! is the kernel's own work: it costs when the tracepoint fires, and nothing otherwise. Needs `CAP_PERFMON`, or
+//! `kernel.perf_event_paranoid` of 0 or less, and a tracefs that may be read.
+
+use std::ffi::{CString, c_char};
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+use nix::errno::Errno;
+
+/// Where tracefs is mounted, newer and older (Documentation/trace/ftrace.rst).
+const TRACEFS: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
+/// `PERF_TYPE_TRACEPOINT`, `PERF_FORMAT_GROUP`, `PERF_FLAG_FD_CLOEXEC` (include/uapi/linux/perf_event.h).
+const TYPE_TRACEPOINT: u32 = 2;
+const FORMAT_GROUP: u64 = 1 << 3;
+const FD_CLOEXEC: libc::c_ulong = 1 << 3;
+/// `PERF_EVENT_IOC_SET_FILTER`, `_IOW('$', 6, char *)`.
+const SET_FILTER: libc::Ioctl =
+    nix::request_code_write!(b'$', 6, size_of::<*mut c_char>()) as libc::Ioctl;
+/// Words of the group's answer before the counts.
+const GROUP_HEADER: usize = 1;
+
+/// Why nothing can be counted.
+#[derive(Debug, thiserror::Error)]
+pub enum PerfError {
+    /// The tracepoint's description cannot be read.
+    #[error(
+        "cannot read the tracepoint {name}: {source}; run as root, and if there is no {}: mount -t tracefs tracefs {}",
+        TRACEFS[0], TRACEFS[0]
+    )]
+    Tracepoint {
+        /// Its system and name.
+        name: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// The description is not as expected.
+    #[error(
+        "the description of the tracepoint {name} has no {what}: this kernel is too old or too new for it"
+    )]
+    Format {
+        /// Its system and name.
+        name: String,
+        /// What was looked for.
+        what: &'static str,
+    },
+    /// `EACCES`, `EPERM`.
+    #[error(
+        "not permitted to count tracepoints: {errno}; run as root, give CAP_PERFMON, or set the sysctl \
+         kernel.perf_event_paranoid to 0 (where it is 3 or more, or the kernel is locked down, that does not help)"
+    )]
+    NotPermitted {
+        /// The kernel's error number.
+        errno: Errno,
+    },
+    /// Anything else.
+    #[error("cannot count a tracepoint on processor {cpu} ({step}): {errno}")]
+    Refused {
+        /// Which processor.
+        cpu: u32,
+        /// perf_event_open, or the filter that was set.
+        step: String,
+        /// The kernel's error number.
+        errno: Errno,
+    },
+    /// There was no processor to count on.
+    #[error("no processor to count on")]
+    NoProcessor,
+}
+
+/// A tracepoint of the running kernel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tracepoint {
+    name: String,
+    id: u64,
+    format: String,
+}
+
+impl Tracepoint {
+    /// Looks up a tracepoint, such as `kfree_skb` of the system `skb`.
+    pub fn find(system: &str, event: &str) -> Result<Self, PerfError> {
+        let name = format!("{system}:{event}");
+        let mut newest = None;
+        for root in TRACEFS {
+            match fs::read_to_string(format!("{root}/events/{system}/{event}/format")) {
+                Ok(format) => return Self::parse(name, format),
+                // The newer place says why, unless only the older one is there.
+                Err(source) => _ = newest.get_or_insert(source),
+            }
+        }
+        let source = newest.unwrap_or_else(|| io::ErrorKind::NotFound.into());
+        Err(PerfError::Tracepoint { name, source })
+    }
+
+    fn parse(name: String, format: String) -> Result<Self, PerfError> {
+        let mut lines = format.lines();
+        let id = lines.find_map(|line| line.strip_prefix("ID:")?.trim().parse().ok());
+        match id {
+            Some(id) => Ok(Tracepoint { name, id, format }),
+            None => Err(PerfError::Format { name, what: "ID" }),
+        }
+    }
+
+    /// Whether it has an argument of that name, by which a filter may choose.
+    pub fn has_field(&self, field: &str) -> bool {
+        let mut declarations = self.format.lines().filter_map(|line| {
+            let (declaration, _) = line.trim_start().strip_prefix("field:")?.split_once(';')?;
+            Some(declaration)
+        });
+        declarations.any(|declaration| declaration.split_ascii_whitespace().last() == Some(field))
+    }
+
+    /// The number that this kernel prints as `symbol`: `{ 80, "FULL_RING" }` in its print format.
+    pub fn symbol(&self, symbol: &str) -> Option<u64> {
+        let (before, _) = self.format.split_once(&format!(", \"{symbol}\" }}"))?;
+        let (_, number) = before.rsplit_once('{')?;
+        let number = number.trim();
+        match number.strip_prefix("0x") {
+            Some(digits) => u64::from_str_radix(digits, 16).ok(),
+            None => number.parse().ok(),
+        }
+    }
+
+    /// The error that says that this kernel's tracepoint lacks something.
+    pub fn lacks(&self, what: &'static str) -> PerfError {
+        PerfError::Format {
+            name: self.name.clone(),
+            what,
+        }
+    }
+}
+
+/// Counters of a tracepoint, one for each filter, over all processors of the machine and so all its network namespaces.
+#[derive(Debug)]
+pub struct Tally {
+    groups: Vec<CpuGroup>,
+    filters: usize,
+    buffer: Vec<u8>,
+}
+
+/// The counters of one processor; the first leads, and is read.
+#[derive(Debug)]
+struct CpuGroup {
+    leader: File,
+    /// They count as long as they are open.
+    _members: Vec<OwnedFd>,
+}
+
+impl Tally {
+    /// Starts to count what passes each filter (Documentation/trace/events.rst, "Event filtering"), such as `reason == 80`.
+    /// Takes a descriptor for each filter and processor. A processor that has gone meanwhile is passed over.
+    pub fn open(
+        tracepoint: &Tracepoint,
+        filters: &[String],
+        cpus: &[u32],
+    ) -> Result<Self, PerfError> {
+        let mut groups = Vec::new();
+        for &cpu in cpus {
+            groups.extend(open_cpu(tracepoint.id, filters, cpu)?);
+        }
+        if groups.is_empty() {
+            return Err(PerfError::NoProcessor);
+        }
+        Ok(Tally {
+            groups,
+            filters: filters.len(),
+            buffer: vec![0; (GROUP_HEADER + filters.len()) * size_of::<u64>()],
+        })
+    }
+
+    /// How often each filter has been passed since [`Tally::open`], in its order.
+    pub fn read(&mut self) -> io::Result<Vec<u64>> {
+        let mut sums = vec![0u64; self.filters];
+        for group in &mut self.groups {
+            let length = group.leader.read(&mut self.buffer)?;
+            let counts = self.buffer[..length].chunks_exact(size_of::<u64>());
+            for (sum, count) in sums.iter_mut().zip(counts.skip(GROUP_HEADER)) {
+                let count = count.try_into().map(u64::from_ne_bytes).unwrap_or(0);
+                *sum = sum.saturating_add(count);
+            }
+        }
+        Ok(sums)
+    }
+}
+
+/// Opens a counter for each filter on a processor; `None` if it is not online.
+fn open_cpu(id: u64, filters: &[String], cpu: u32) -> Result<Option<CpuGroup>, PerfError> {
+    let mut opened: Vec<OwnedFd> = Vec::new();
+    for filter in filters {
+        let leader = opened.first().map(AsRawFd::as_raw_fd);
+        match open_event(id, cpu, leader) {
+            Ok(event) => {
+                set_filter(&event, filter).map_err(|errno| refused(errno, cpu, filter))?;
+                opened.push(event);
+            }
+            Err(Errno::ENODEV) => return Ok(None),
+            Err(errno) => return Err(refused(errno, cpu, "perf_event_open")),
+        }
+    }
+    let mut opened = opened.into_iter();
+    Ok(opened.next().map(|leader| CpuGroup {
+        leader: leader.into(),
+        _members: opened.collect(),
+    }))
+}
+
+fn refused(errno: Errno, cpu: u32, step: &str) -> PerfError {
+    match errno {
+        Errno::EACCES | Errno::EPERM => PerfError::NotPermitted { errno },
+        _ => PerfError::Refused {
+            cpu,
+            step: step.to_owned(),
+            errno,
+        },
+    }
+}
+
+/// `struct perf_event_attr` in its first published form (`PERF_ATTR_SIZE_VER0`), which every kernel takes.
+#[repr(C)]
+#[derive(Default)]
+struct Attributes {
+    kind: u32,
+    size: u32,
+    config: u64,
+    sample_period: u64,
+    sample_type: u64,
+    read_format: u64,
+    flags: u64,
+    wakeup_events: u32,
+    breakpoint_type: u32,
+    config1: u64,
+}
+
+/// A counter of a tracepoint on one processor, for all tasks; it counts at once.
+fn open_event(id: u64, cpu: u32, leader: Option<RawFd>) -> nix::Result<OwnedFd> {
+    let attributes = Attributes {
+        kind: TYPE_TRACEPOINT,
+        size: size_of::<Attributes>() as u32,
+        config: id,
+        read_format: FORMAT_GROUP,
+        ..Attributes::default()
+    };
+    let all_tasks: libc::pid_t = -1;
+    // SAFETY: perf_event_open reads `size` bytes of the attributes, which outlive the call; the
+    // other arguments are plain numbers.
+    let outcome = unsafe {
+        libc::syscall(
+            libc::SYS_perf_event_open,
+            std::ptr::from_ref(&attributes),
+            all_tasks,
+            cpu as libc::c_int,
+            leader.unwrap_or(-1) as libc::c_int,
+            FD_CLOEXEC,
+        )
+    };
+    let fd = Errno::result(outcome)?;
+    // SAFETY: the kernel has just given this descriptor to nobody else.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
+}
+
+fn set_filter(event: &OwnedFd, filter: &str) -> nix::Result<()> {
+    let filter = CString::new(filter).map_err(|_| Errno::EINVAL)?;
+    // SAFETY: the operation reads a string that ends with a zero byte, and `filter` outlives the call.
+    let outcome = unsafe { libc::ioctl(event.as_raw_fd(), SET_FILTER, filter.as_ptr()) };
+    Errno::result(outcome).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As Linux 6.x describes `skb:kfree_skb`, shortened.
+    const FORMAT: &str = "name: kfree_skb\nID: 2310\nformat:\n\
+        \tfield:unsigned short common_type;\toffset:0;\tsize:2;\tsigned:0;\n\
+        \tfield:enum skb_drop_reason reason;\toffset:36;\tsize:4;\tsigned:0;\n\n\
+        print fmt: \"reason: %s\", __print_symbolic(REC->reason, { 2, \"NOT_SPECIFIED\" }, \
+        { 79, \"DEV_READY\" }, { 80, \"FULL_RING\" }, { 0x5d, \"PKT_TOO_BIG\" })\n";
+
+    fn tracepoint(format: &str) -> Tracepoint {
+        Tracepoint::parse("skb:kfree_skb".into(), format.into()).unwrap()
+    }
+
+    #[test]
+    fn symbols_are_resolved_to_this_kernels_numbers() {
+        let tracepoint = tracepoint(FORMAT);
+        assert_eq!(tracepoint.id, 2310);
+        assert_eq!(tracepoint.symbol("FULL_RING"), Some(80));
+        assert_eq!(tracepoint.symbol("PKT_TOO_BIG"), Some(0x5d));
+        assert_eq!(tracepoint.symbol("RING"), None);
+        assert_eq!(tracepoint.symbol("QDISC_DROP"), None);
+    }
+
+    #[test]
+    fn fields_are_found_by_their_name() {
+        let tracepoint = tracepoint(FORMAT);
+        assert!(tracepoint.has_field("reason") && tracepoint.has_field("common_type"));
+        assert!(!tracepoint.has_field("rx_sk") && !tracepoint.has_field("skb_drop_reason"));
+    }
+
+    #[test]
+    fn a_description_without_its_number_is_refused() {
+        for format in ["", "name: x\n", "ID: x\n"] {
+            let outcome = Tracepoint::parse("a:b".into(), format.into());
+            assert!(matches!(outcome, Err(PerfError::Format { .. })), "{format}");
+        }
+        for length in 0..FORMAT.len() {
+            if let Ok(tracepoint) = Tracepoint::parse("a:b".into(), FORMAT[..length].into()) {
+                tracepoint.symbol("FULL_RING");
+                tracepoint.has_field("reason");
+            }
+        }
+    }
+
+    #[test]
+    fn a_tracepoint_that_does_not_exist_says_so() {
+        let error = Tracepoint::find("skb", "no_such_event").unwrap_err();
+        assert!(error.to_string().contains("skb:no_such_event"), "{error}");
+    }
+}

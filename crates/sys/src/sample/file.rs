@@ -1,0 +1,61 @@
+//! A file of `/proc` or `/sys` that is read again and again: opened once, read from its start into one buffer.
+
+use std::borrow::Cow;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+/// More than any of these files has on a machine of a thousand processors.
+const LIMIT: usize = 16 << 20;
+/// The first guess of a file's length.
+const START: usize = 4096;
+
+/// An open file and what was read of it last.
+#[derive(Debug)]
+pub(super) struct Counters {
+    file: File,
+    buffer: Vec<u8>,
+}
+
+impl Counters {
+    /// Opens the file.
+    pub(super) fn open(path: &str) -> io::Result<Self> {
+        let file = File::open(path).map_err(|error| named(path, &error))?;
+        Ok(Counters {
+            file,
+            buffer: vec![0; START],
+        })
+    }
+
+    /// Opens the file and reads it once, since some are refused only then.
+    pub(super) fn open_readable(path: &str) -> io::Result<Self> {
+        let mut counters = Self::open(path)?;
+        counters.read().map_err(|error| named(path, &error))?;
+        Ok(counters)
+    }
+
+    /// The file as it is now. What is not UTF-8 (the name of a thread) is replaced.
+    pub(super) fn read(&mut self) -> io::Result<Cow<'_, str>> {
+        let mut length = 0;
+        loop {
+            if length == self.buffer.len() {
+                if length >= LIMIT {
+                    let text = "it is longer than it can be";
+                    return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+                }
+                self.buffer.resize(2 * length, 0);
+            }
+            match self.file.read_at(&mut self.buffer[length..], length as u64) {
+                Ok(0) => break,
+                Ok(read) => length += read,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(String::from_utf8_lossy(&self.buffer[..length]))
+    }
+}
+
+fn named(path: &str, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{path}: {error}"))
+}

@@ -1,0 +1,195 @@
+//! Everything about a path that can be read cheaply, in one [`Sample`].
+//!
+//! A [`Sampler`] opens what it needs once, for a path's interfaces, program and sockets; [`Sampler::sample`] then reads
+//! it all, ten times a second or so: [`host`] (protocol counters, pressure, connection tracking), [`cpu`], [`link`]
+//! (interfaces and queueing disciplines), [`program`] (process, threads, control group), [`socket`] (UDP sockets, TCP
+//! connections), [`drops`] (packets dropped, by reason). What cannot be read is left out of the sample, never zero, and
+//! told once, with its reason, in [`Sampler::missing`].
+//!
+//! Files of `/proc` and netlink sockets belong to the network namespace of the thread that called
+//! [`Sampler::new`], whoever samples. Processors, pressure and drops by reason are the machine's.
+
+mod cpu;
+mod drops;
+mod file;
+mod host;
+mod link;
+mod program;
+mod socket;
+#[cfg(test)]
+mod tests;
+
+use std::borrow::Cow;
+use std::io;
+use std::time::{Duration, Instant};
+
+use ipnet::IpNet;
+use seikan_observe::path::{PathMap, SocketFacts, Unseen};
+use seikan_observe::{Key, Kind, Sample, Subject};
+
+/// Reasons for absence that are kept.
+const MISSING_MAX: usize = 256;
+
+/// Why there can be no samples at all.
+#[derive(Debug, thiserror::Error)]
+pub enum SampleError {
+    /// The counters that every Linux has are not to be had.
+    #[error("cannot read {path}: {source}; is /proc mounted?")]
+    Proc {
+        /// Which file.
+        path: String,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// Reads samples of a path.
+#[derive(Debug)]
+pub struct Sampler {
+    first: Option<Instant>,
+    output: Output,
+    host: host::Host,
+    cpu: cpu::Cpu,
+    link: link::Links,
+    program: Option<program::Program>,
+    socket: socket::Sockets,
+    drops: drops::Drops,
+}
+
+impl Sampler {
+    /// Opens what there is, in the calling thread's network namespace.
+    ///
+    /// # Errors
+    /// Only where `/proc` does not have the protocol counters; anything else that is not there is [`Self::missing`].
+    pub fn new(map: &PathMap) -> Result<Self, SampleError> {
+        let mut output = Output::default();
+        Ok(Sampler {
+            first: None,
+            host: host::Host::open(&mut output)?,
+            cpu: cpu::Cpu::open(&mut output),
+            link: link::Links::open(map, &mut output),
+            program: program::Program::open(map, &mut output),
+            socket: socket::Sockets::open(map, &mut output),
+            drops: drops::Drops::open(&mut output),
+            output,
+        })
+    }
+
+    /// From now on, also samples every TCP connection whose local or remote address is in one of these networks
+    /// (an address is a network of one), besides those that were in the path.
+    pub fn follow<A: Copy + Into<IpNet>>(&mut self, addresses: &[A]) {
+        self.socket
+            .follow(addresses.iter().map(|address| (*address).into()));
+    }
+
+    /// Reads everything, once.
+    pub fn sample(&mut self) -> Sample {
+        let now = Instant::now();
+        let first = *self.first.get_or_insert(now);
+        let expected = self.output.values.capacity();
+        let output = &mut self.output;
+        self.host.sample(output);
+        self.cpu.sample(output);
+        self.link.sample(now, output);
+        if let Some(program) = &mut self.program {
+            program.sample(now, output);
+        }
+        self.socket.sample(now, output);
+        self.drops.sample(output);
+        Sample {
+            at: now - first,
+            values: std::mem::replace(&mut output.values, Vec::with_capacity(expected)),
+        }
+    }
+
+    /// The TCP connections through the inner interface: those of the path, and those that were seen since by
+    /// [`Self::follow`], also the ones that have ended.
+    pub fn flows(&self) -> Vec<SocketFacts> {
+        self.socket.flows()
+    }
+
+    /// The program's threads by id, with their names: those of the path, and those that were seen since.
+    pub fn threads(&self) -> Vec<(u32, String)> {
+        let program = self.program.as_ref();
+        program.map(program::Program::threads).unwrap_or_default()
+    }
+
+    /// What could not be read so far, and why.
+    pub fn missing(&self) -> &[Unseen] {
+        &self.output.missing
+    }
+}
+
+/// What one sample is made of, and what could not be.
+#[derive(Debug, Default)]
+struct Output {
+    values: Vec<(Key, Kind, u64)>,
+    missing: Vec<Unseen>,
+}
+
+impl Output {
+    fn push(
+        &mut self,
+        subject: &Subject,
+        name: impl Into<Cow<'static, str>>,
+        kind: Kind,
+        value: u64,
+    ) {
+        let key = Key::new(subject.clone(), name);
+        self.values.push((key, kind, value));
+    }
+
+    fn counter(&mut self, subject: &Subject, name: &'static str, value: impl Into<u64>) {
+        self.push(subject, name, Kind::Counter, value.into());
+    }
+
+    fn gauge(&mut self, subject: &Subject, name: &'static str, value: impl Into<u64>) {
+        self.push(subject, name, Kind::Gauge, value.into());
+    }
+
+    /// Keeps the first reason why something is absent.
+    fn missing(&mut self, what: &str, why: impl std::fmt::Display) {
+        let known = self.missing.iter().any(|unseen| unseen.what == what);
+        if !known && self.missing.len() < MISSING_MAX {
+            self.missing.push(Unseen {
+                what: what.to_owned(),
+                why: why.to_string(),
+            });
+        }
+    }
+
+    /// Keeps the reason of a failure, and gives the rest.
+    fn keep<T, E: std::fmt::Display>(&mut self, what: &str, outcome: Result<T, E>) -> Option<T> {
+        match outcome {
+            Ok(value) => Some(value),
+            Err(error) => {
+                self.missing(what, error);
+                None
+            }
+        }
+    }
+}
+
+/// Says once in a while that it is time to look again, at first at once.
+#[derive(Debug)]
+struct Again {
+    every: Duration,
+    last: Option<Instant>,
+}
+
+impl Again {
+    /// New threads and interfaces made anew are looked for once a second.
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn every(every: Duration) -> Self {
+        Again { every, last: None }
+    }
+
+    fn due(&mut self, now: Instant) -> bool {
+        let due = self.last.is_none_or(|last| now - last >= self.every);
+        if due {
+            self.last = Some(now);
+        }
+        due
+    }
+}
