@@ -169,6 +169,18 @@ impl Host {
         netlink.set_up(index).map_err(refuse)
     }
 
+    /// Has the host's TCP use this congestion control unless a program asks for another, as
+    /// `sysctl net.ipv4.tcp_congestion_control=NAME` does.
+    ///
+    /// # Errors
+    /// When the kernel does not have it.
+    pub fn set_congestion_control(&self, name: &str) -> Result<()> {
+        // Shows the namespace of the thread that opens it.
+        const FILE: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
+        self.run(|| std::fs::write(FILE, name))?
+            .map_err(LabError::io(format!("write {name} to {FILE}")))
+    }
+
     /// Takes segmentation, receive and transmit checksum offload away from the interface on the link, or gives them
     /// back; as `ethtool -K DEVICE tso off gso off gro off tx off` does.
     ///

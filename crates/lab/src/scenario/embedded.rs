@@ -43,7 +43,6 @@ files! {
     "shaper"
     "shaper-inner"
     "single-thread-saturated"
-    "softirq-one-core"
     "tcp-outer-buffer"
     "tcp-over-tcp"
     "tcp-over-tcp-wire"
@@ -51,5 +50,4 @@ files! {
     "tun-queue-overflow"
     "udp-receive-buffer"
     "udp-receive-buffer-option"
-    "udp-send-buffer"
 }

@@ -88,6 +88,31 @@ impl Default for LinkSpec {
     }
 }
 
+/// How TCP takes loss and delay.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Congestion {
+    /// RFC 9438, the kernel's default.
+    #[default]
+    Cubic,
+    /// RFC 5681.
+    Reno,
+    /// By measured rate and round trip; hardly minds loss.
+    Bbr,
+}
+
+impl Congestion {
+    /// As the kernel calls it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cubic => "cubic",
+            Self::Reno => "reno",
+            Self::Bbr => "bbr",
+        }
+    }
+}
+
 /// What the application sends, from host A to host B.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
@@ -101,6 +126,9 @@ pub struct LoadSpec {
     pub rate: Option<f64>,
     /// UDP payload, or bytes of each short connection.
     pub size: Option<usize>,
+    /// Congestion control of the hosts.
+    #[serde(default)]
+    pub congestion: Congestion,
 }
 
 fn one() -> usize {

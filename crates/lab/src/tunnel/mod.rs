@@ -180,7 +180,14 @@ impl Running {
 /// # Errors
 /// Whatever stops it, with the end of its log; [`LabError::Timeout`] when the far end does not answer.
 pub fn start(tunnel: &dyn Tunnel, link: Link, interrupt: &Interrupt) -> Result<Running> {
-    let hosts = Hosts::create(tunnel.link(link))?;
+    start_between(tunnel, Hosts::create(tunnel.link(link))?, interrupt)
+}
+
+/// The same between hosts that there are.
+///
+/// # Errors
+/// As with [`start`].
+pub fn start_between(tunnel: &dyn Tunnel, hosts: Hosts, interrupt: &Interrupt) -> Result<Running> {
     let dir = private_directory()?;
     let begin = Instant::now();
     let started = tunnel.up(&hosts, dir.path(), interrupt)?;

@@ -1,5 +1,7 @@
 //! The kinds of faults, with what their severity means.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 /// What can be wrong. What the severity is, is said with each; kinds of the whole machine are set back afterwards.
@@ -62,7 +64,7 @@ pub enum FaultKind {
     WireDelay,
     /// Frames that the wire loses from A to B, in percent.
     WireLoss,
-    /// Frames that the wire holds back from A to B, so that others overtake them, in percent.
+    /// Frames that the wire holds back by 30 ms from A to B, so that others overtake them, in percent.
     WireReorder,
     /// Frames with IP packets longer than this vanish on the wire from A to B, in bytes.
     WireBlackHole,
@@ -168,6 +170,16 @@ impl FaultKind {
             Self::SlowCipher | Self::Handoff | Self::Copies => Some(&["crude"]),
             _ => None,
         }
+    }
+
+    /// How long streams take until they run as they do with this fault.
+    #[must_use]
+    pub fn settling(self) -> Duration {
+        Duration::from_secs(match self {
+            // Slow start doubles once in a round trip.
+            Self::WireDelay => 6,
+            _ => 2,
+        })
     }
 
     /// Whether the link has to be a wire for it.

@@ -175,9 +175,18 @@ impl Fault {
             FaultKind::BothBufferOptions => {
                 vec!["--sndbuf".into(), bytes.clone(), "--rcvbuf".into(), bytes]
             }
-            FaultKind::MtuMismatch => ["--tun-mtu", &bytes, "--mssfix", "0"]
-                .map(String::from)
-                .to_vec(),
+            // Buffers are as long as the longest MTU, not as the own one.
+            FaultKind::MtuMismatch => {
+                let words = [
+                    "--tun-mtu",
+                    &bytes,
+                    "--tun-mtu-max",
+                    &bytes,
+                    "--mssfix",
+                    "0",
+                ];
+                words.map(String::from).to_vec()
+            }
             _ => Vec::new(),
         };
         let environment = match self.kind {

@@ -5,6 +5,10 @@ use crate::error::{LabError, Result};
 use crate::link::{Hosts, LinkKind};
 use crate::wire::Faults;
 
+/// How long frames are held back, in microseconds: longer than a sender waits before it takes them for lost, which is
+/// at most a round trip (RFC 8985, section 6.2).
+const HELD_BACK_US: u64 = 30_000;
+
 /// Adds a fault to what the wire does already.
 pub(super) fn set<'a>(
     kind: FaultKind,
@@ -35,7 +39,10 @@ fn with(kind: FaultKind, severity: f64, faults: &mut Faults) {
     match kind {
         FaultKind::WireDelay => faults.delay_us = (severity * 1e3) as u64,
         FaultKind::WireLoss => faults.loss = share,
-        FaultKind::WireReorder => faults.reorder = share,
+        FaultKind::WireReorder => {
+            faults.reorder = share;
+            faults.reorder_us = HELD_BACK_US;
+        }
         FaultKind::WireBlackHole => faults.black_hole_bytes = Some(severity as u32),
         FaultKind::WireRate => faults.rate_bits = (severity * 1e6) as u64,
         FaultKind::BrokenChecksum => faults.broken_checksum = share,

@@ -1,0 +1,102 @@
+//! Scenarios, played with the real program; the doctor is not asked.
+#![forbid(unsafe_code)]
+
+mod common;
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use common::skip;
+use seikan_lab::link::{Hosts, Link};
+use seikan_lab::scenario::{Fault, Outcome, Site};
+use seikan_lab::tunnel::Started;
+use seikan_lab::wire::{Wire, WireFaults};
+
+/// Plays a scenario; `None` (loudly) where the machine cannot.
+fn played(words: &[&str]) -> Option<Outcome> {
+    if let Err(reason) = Wire::availability() {
+        skip(&reason);
+        return None;
+    }
+    if !nix::unistd::geteuid().is_root() {
+        skip("the lab needs root");
+        return None;
+    }
+    let output = Command::new(env!("CARGO_BIN_EXE_seikan"))
+        .args(["lab", "run"])
+        .args(words)
+        .args(["--seconds", "0", "--json"])
+        .output()
+        .expect("seikan");
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    if complaint.contains("is it installed") {
+        skip(&complaint);
+        return None;
+    }
+    assert!(output.status.success(), "{complaint}");
+    Some(serde_json::from_slice(&output.stdout).expect("an outcome"))
+}
+
+#[test]
+fn a_shaped_tunnel_carries_what_the_shaper_lets_through() {
+    let words = ["shaper", "--tunnel", "seikan-wireguard", "--severity", "40"];
+    let Some(outcome) = played(&words) else {
+        return;
+    };
+    // Inside there is less than outside.
+    assert!((10.0..40.0).contains(&outcome.faulty), "{outcome:?}");
+    assert_eq!(outcome.expected, outcome.healthy);
+    assert_eq!(outcome.diagnosis, None);
+}
+
+#[test]
+fn a_scenario_that_there_is_not_is_refused_with_those_there_are() {
+    let output = Command::new(env!("CARGO_BIN_EXE_seikan"))
+        .args(["lab", "run", "rust"])
+        .output()
+        .expect("seikan");
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(complaint.contains("tun-queue-overflow"), "{complaint}");
+}
+
+#[test]
+fn a_wire_carries_as_before_once_its_fault_is_undone() {
+    if let Err(reason) = Wire::availability() {
+        return skip(&reason);
+    }
+    let hosts = match Hosts::create(Link::with_faults(WireFaults::default())) {
+        Ok(hosts) => hosts,
+        Err(error) => return skip(&error.to_string()),
+    };
+    let started = Started::default();
+    let site = Site {
+        hosts: &hosts,
+        tunnel: "raw",
+        started: &started,
+    };
+    let wire = hosts.wire.as_ref().expect("a wire");
+    let lost_by_a_datagram = || {
+        let before = wire.counts().expect("counts").a_to_b;
+        let send = || {
+            let socket = std::net::UdpSocket::bind("0.0.0.0:0").expect("bind");
+            let _ = socket.send_to(b"x", (hosts.b.address, 9));
+        };
+        hosts.a.run(send).expect("run");
+        // The neighbour's address is asked for first, once a second.
+        let deadline = Instant::now() + Duration::from_secs(5);
+        loop {
+            let after = wire.counts().expect("counts").a_to_b;
+            if after.frames > before.frames {
+                return after.lost - before.lost;
+            }
+            assert!(Instant::now() < deadline, "nothing on the wire");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    };
+    let fault: Fault = serde_json::from_str(r#"{"kind": "wire-loss"}"#).expect("a fault");
+    let applied = fault.apply(100.0, site).expect("apply");
+    assert!(lost_by_a_datagram() > 0);
+    drop(applied);
+    assert_eq!(lost_by_a_datagram(), 0);
+}
