@@ -8,8 +8,8 @@ use seikan_lab::link::Host;
 use crate::common::eventually;
 use crate::lan::{end, same, settled, traces};
 use crate::site::{
-    Plan, REMOTE, SHOWN, Site, WAN, add_address, add_addresses, add_route, answers, at_site, ip,
-    new_host, read_sysctl, run, write_sysctl,
+    CARD, LAN, Plan, REMOTE, SHOWN, Site, WAN, add_address, add_addresses, add_route, answers,
+    at_site, index, ip, new_host, read_sysctl, run, write_sysctl,
 };
 
 /// Parameters that a routed gateway may touch.
@@ -73,6 +73,45 @@ fn everything_is_taken_back_after_it_was_killed() {
         site.reaches(&site.device, SHOWN[0]);
         assert_eq!(end(again, "TERM").0, Some(0));
         same(&before, &everything(&site.gateway));
+    });
+}
+
+#[test]
+fn a_card_made_anew_is_set_up_again_and_all_is_taken_back() {
+    at_site(&plan(), |site| {
+        let parameters = || PARAMETERS.map(|name| (name, read_sysctl(&site.gateway, name)));
+        let before = parameters();
+        let [gateway, _remote] = site.up();
+        site.reaches(&site.device, SHOWN[0]);
+        let during = parameters();
+        let netlink = site.gateway.netlink().expect("netlink");
+        let delete = || {
+            let card = index(&site.gateway, LAN);
+            netlink.delete_link(card).expect("delete");
+        };
+        delete();
+        // Also if it is away for long; and so quickly that only the last card can be seen to.
+        std::thread::sleep(Duration::from_millis(500));
+        for again in [true, true, false] {
+            site.lan.plug(&site.gateway, LAN, 1500);
+            if again {
+                delete();
+            }
+        }
+        eventually("not set up again", || parameters() == during);
+        add_addresses(&site.gateway, LAN, ["192.168.1.1/24", "fd00:1::1/64"]);
+        // Where the gateway is, is known by its former card.
+        run(&site.device, &["ip", "neigh", "flush", "dev", CARD]);
+        for shown in SHOWN {
+            site.reaches(&site.device, shown);
+        }
+        assert_eq!(end(gateway, "TERM").0, Some(0), "{}", site.logs());
+        assert_eq!(parameters(), before);
+        let left = traces(&site.gateway).join("\n");
+        assert!(
+            !left.contains("proxy") && !left.contains("seikan"),
+            "{left}"
+        );
     });
 }
 

@@ -85,6 +85,14 @@ impl Change {
         }
     }
 
+    /// Whether the other is a change of the very same thing.
+    pub(crate) fn undoes_as(&self, other: &Change) -> bool {
+        match (self, other) {
+            (Change::Sysctl { path, .. }, Change::Sysctl { path: other, .. }) => path == other,
+            _ => self == other,
+        }
+    }
+
     /// Takes the change back. What is gone already is no failure.
     pub fn take_back(self) -> Result<(), String> {
         match self {
