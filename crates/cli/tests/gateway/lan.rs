@@ -42,6 +42,11 @@ fn a_device_known_by_its_card_may_change_its_address() {
         add_address(&site.device, CARD, "192.168.1.77/24");
         site.reaches(&site.device, SHOWN[0]);
         carries(&site.remote, &site.device, DEVICE[0]);
+        // Of IPv6 addresses one may have several: the first is asked for, three times, second by second.
+        remove_address(&site.device, CARD, "fd00:1::10/64");
+        add_address(&site.device, CARD, "fd00:1::77/64");
+        site.reaches(&site.device, SHOWN[1]);
+        carries(&site.remote, &site.device, DEVICE[1]);
     });
 }
 
