@@ -26,6 +26,8 @@ const SHOWN: [&str; 2] = ["192.168.1.202", "fd00:1::202"];
 const DEVICE: [&str; 2] = ["10.77.0.10", "fd77::10"];
 /// Bytes that are fetched.
 const FILE: usize = 5_000_000;
+/// Bytes that go through a shell session each way: some hundred super-packets.
+const SESSION: usize = 20_000_000;
 
 /// One of the hosts.
 type Which = fn(&Site) -> &NetNs;
@@ -58,8 +60,8 @@ impl Drop for Site {
 }
 
 impl Site {
-    /// The hosts with their tunnels up, or `None` where that cannot be, which was said.
-    fn up(name: &str) -> Result<Option<Site>> {
+    /// The hosts with their tunnels up, the gateway in this mode, or `None` where that cannot be, which was said.
+    fn up(name: &str, mode: &str) -> Result<Option<Site>> {
         if !Path::new("/dev/net/tun").exists() {
             skip("no /dev/net/tun");
             return Ok(None);
@@ -86,14 +88,21 @@ impl Site {
                 "eth0",
                 vec!["192.168.1.10/24", "fd00:1::10/64"],
             ),
-            (&site.gateway, "lan0", vec![]),
+            (
+                &site.gateway,
+                "lan0",
+                match mode {
+                    "routed" => vec!["192.168.1.1/24", "fd00:1::1/64"],
+                    _ => vec![],
+                },
+            ),
             (&site.gateway, "wan0", vec!["10.0.0.1/24"]),
             (&site.remote, "wan0", vec!["10.0.0.2/24"]),
         ] {
             configure(host, card, &addresses)?;
         }
         let seikan = Implementation::SeikanNative.program()?;
-        let [gateway, remote] = site.write(name, &seikan)?;
+        let [gateway, remote] = site.write(name, mode, &seikan)?;
         for (host, config) in [(&site.gateway, &gateway), (&site.remote, &remote)] {
             let mut command = Command::new(&seikan);
             command.arg("up").arg(config);
@@ -116,7 +125,7 @@ impl Site {
     }
 
     /// The configurations of gateway and remote.
-    fn write(&self, name: &str, seikan: &Path) -> Result<[PathBuf; 2]> {
+    fn write(&self, name: &str, mode: &str, seikan: &Path) -> Result<[PathBuf; 2]> {
         let pair = || -> Result<[String; 2]> {
             let genkey = run(&self.device, &[&seikan.to_string_lossy(), "genkey"])?;
             let script = format!("echo {} | {} pubkey", genkey.trim(), seikan.display());
@@ -124,6 +133,7 @@ impl Site {
             Ok([genkey, public].map(|text| text.trim().to_owned()))
         };
         let (gateway, remote) = (pair()?, pair()?);
+        let proxy_arp = mode == "routed";
         let texts = [
             format!(
                 r#"
@@ -136,6 +146,8 @@ allowed-ips = ["10.77.0.2/32", "fd77::2/128"]
 endpoint = "10.0.0.2:7000"
 [gateway]
 interface = "lan0"
+mode = "{mode}"
+proxy-arp = {proxy_arp}
 [[gateway.device]]
 name = "device"
 lan = ["192.168.1.10", "fd00:1::10"]
@@ -272,7 +284,7 @@ fn iperf3_both_ways() -> Result<()> {
         skip("no `iperf3`: install it");
         return Ok(());
     }
-    let Some(mut site) = Site::up("i")? else {
+    let Some(mut site) = Site::up("i", "transparent")? else {
         return Ok(());
     };
     site.start(|site| &site.remote, &["iperf3", "-s"])?;
@@ -304,19 +316,10 @@ fn curl_from_a_web_server_both_ways() -> Result<()> {
         skip("no `curl`: install it");
         return Ok(());
     }
-    let Some(mut site) = Site::up("c")? else {
+    let Some(mut site) = Site::up("c", "transparent")? else {
         return Ok(());
     };
-    // Something that does not repeat itself (Knuth's linear congruential generator, MMIX).
-    let mut state = 1_u64;
-    let content: Vec<u8> = std::iter::repeat_with(|| {
-        state = state
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        (state >> 56) as u8
-    })
-    .take(FILE)
-    .collect();
+    let content = content(FILE);
     let folder = site.folder.path().to_owned();
     let servers: [(&str, Which); 2] = [
         ("remote", |site| &site.remote),
@@ -365,6 +368,18 @@ fn curl_from_a_web_server_both_ways() -> Result<()> {
     Ok(())
 }
 
+/// Something that does not repeat itself (Knuth's linear congruential generator, MMIX).
+fn content(length: usize) -> Vec<u8> {
+    let mut state = 1_u64;
+    let bytes = std::iter::repeat_with(|| {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (state >> 56) as u8
+    });
+    bytes.take(length).collect()
+}
+
 fn sha256(site: &Site, file: &Path) -> Result<String> {
     let text = run(&site.gateway, &["sha256sum", &file.to_string_lossy()])?;
     Ok(text
@@ -372,4 +387,73 @@ fn sha256(site: &Site, file: &Path) -> Result<String> {
         .next()
         .unwrap_or_default()
         .to_owned())
+}
+
+#[test]
+fn ssh_through_a_transparent_gateway() -> Result<()> {
+    ssh_session("s", "transparent")
+}
+
+#[test]
+fn ssh_through_a_routed_gateway() -> Result<()> {
+    ssh_session("r", "routed")
+}
+
+/// Dropbear's client on the device, its server on the remote: a command there writes what the client is
+/// to print, and reads what the client was given.
+fn ssh_session(name: &str, mode: &str) -> Result<()> {
+    for program in ["dropbear", "dbclient", "dropbearkey"] {
+        if find_program(program).is_none() {
+            skip(&format!("no `{program}`: install dropbear-bin"));
+            return Ok(());
+        }
+    }
+    let Some(mut site) = Site::up(name, mode)? else {
+        return Ok(());
+    };
+    let home = site.folder.path().join("home");
+    let keys = home.join(".ssh");
+    fs::create_dir_all(&keys)?;
+    let [host_key, own_key] = ["host", "own"].map(|key| keys.join(key).display().to_string());
+    let mut authorized = String::new();
+    for key in [&host_key, &own_key] {
+        let text = run(&site.device, &["dropbearkey", "-t", "ed25519", "-f", key])?;
+        let public = text.lines().find(|line| line.starts_with("ssh-ed25519 "));
+        authorized = public.context("no public key")?.to_owned() + "\n";
+    }
+    fs::write(keys.join("authorized_keys"), authorized)?;
+    fs::set_permissions(&home, fs::Permissions::from_mode(0o700))?;
+    fs::set_permissions(&keys, fs::Permissions::from_mode(0o700))?;
+    // The server looks for keys where passwd(5) says that its user lives: here, and for it alone.
+    let (passwd, pid) = (site.folder.path().join("passwd"), home.join("pid"));
+    let user = format!("root:x:0:0::{}:/bin/sh\n", home.display());
+    fs::write(&passwd, user)?;
+    let script = format!(
+        "mount --bind {} /etc/passwd && exec dropbear -F -E -m -s -r {host_key} -P {} -p 22",
+        passwd.display(),
+        pid.display()
+    );
+    site.start(
+        |site| &site.remote,
+        &["unshare", "--mount", "sh", "-c", &script],
+    )?;
+    listens(&site.remote, 22)?;
+    let [file, sent, printed] = ["file", "sent", "printed"].map(|name| home.join(name));
+    fs::write(&file, content(SESSION))?;
+    let expected = sha256(&site, &file)?;
+    for target in SHOWN {
+        // Learns the host's key the first time, and insists on it afterwards.
+        let client = format!(
+            "HOME={} timeout 30 dbclient -y -T -i {own_key} root@{target}",
+            home.display()
+        );
+        let there = format!("{client} 'cat >{}' <{}", sent.display(), file.display());
+        let back = format!("{client} 'cat {}' >{}", file.display(), printed.display());
+        for (command, result) in [(there, &sent), (back, &printed)] {
+            run(&site.device, &["sh", "-c", &command])?;
+            ensure!(sha256(&site, result)? == expected, "{command} changed it");
+            fs::remove_file(result)?;
+        }
+    }
+    Ok(())
 }

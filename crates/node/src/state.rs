@@ -63,7 +63,12 @@ fn remedy(source: &io::Error) -> &'static str {
 }
 
 /// A change that can be noted and taken back.
-pub trait Undo: Serialize + DeserializeOwned + Clone {
+pub trait Undo: Serialize + DeserializeOwned + Clone + PartialEq {
+    /// Whether the other is a change of the very same thing.
+    fn undoes_as(&self, other: &Self) -> bool {
+        self == other
+    }
+
     /// Takes it back. What is gone already is no failure.
     ///
     /// # Errors
@@ -125,9 +130,13 @@ impl<C: Undo> Journal<C> {
         self.file.as_ref().map(|(_, path)| path.as_path())
     }
 
-    /// Notes a change that is about to be made. It will be taken back even if the note cannot be
-    /// written down, unless the process is killed before.
+    /// Notes a change that is about to be made, or made again. It will be taken back even if the
+    /// note cannot be written down, unless the process is killed before.
     pub fn will_do(&mut self, change: C) -> Result<(), StateError> {
+        let last = self.changes.iter().rfind(|noted| noted.undoes_as(&change));
+        if last == Some(&change) {
+            return Ok(());
+        }
         let written = match &mut self.file {
             Some((file, path)) => append(file, &change).map_err(|source| StateError::File {
                 path: path.clone(),
@@ -177,10 +186,18 @@ impl<C: Undo> Drop for Journal<C> {
     }
 }
 
-/// Takes changes back, the last first.
+/// Takes changes back, the last first. Of two to the same thing, such as the card that was made anew
+/// under its name, the last knows how that was.
 pub fn take_back<C: Undo>(changes: Vec<C>) -> Vec<String> {
-    let undone = changes.into_iter().rev().map(Undo::take_back);
-    undone.filter_map(Result::err).collect()
+    let mut undone: Vec<C> = Vec::new();
+    let mut failures = Vec::new();
+    for change in changes.into_iter().rev() {
+        if !undone.iter().any(|other| other.undoes_as(&change)) {
+            undone.push(change.clone());
+            failures.extend(change.take_back().err());
+        }
+    }
+    failures
 }
 
 /// In the process that outlives the one of `pid`: takes back what that had not. `first` sees the changes before. Nothing
@@ -310,6 +327,25 @@ mod tests {
         assert_eq!(journal.take_back(), Vec::<String>::new());
         assert_eq!(fs::read_to_string(&switch).expect("read"), "0");
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn what_was_changed_anew_gets_what_it_had_last() {
+        let folder = tempfile::tempdir().expect("folder");
+        let switch = folder.path().join("switch");
+        fs::write(&switch, "1").expect("write");
+        let (mut journal, _) = Journal::open(folder.path(), &interface()).expect("open");
+        for before in ["0", "7", "7"] {
+            let path = switch.clone();
+            let before = before.into();
+            let noted = journal.will_do(Change::Sysctl { path, before });
+            noted.expect("note");
+        }
+        let path = journal.path().expect("a file");
+        let lines = fs::read_to_string(path).expect("read").lines().count();
+        assert_eq!(lines, 3, "the owner, and each note once");
+        assert_eq!(journal.take_back(), Vec::<String>::new());
+        assert_eq!(fs::read_to_string(&switch).expect("read"), "7");
     }
 
     #[test]

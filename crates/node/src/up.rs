@@ -21,6 +21,7 @@ use crate::gateway::{GatewayNode, LanError, Watch};
 use crate::life::{Life, LifeError};
 use crate::node::{Node, NodeError, resolve};
 use crate::save;
+use crate::setup::forwarding::Upkeep;
 use crate::setup::hooks::{HookError, Hooks, Moment};
 use crate::setup::{self, Change, firewall, forwarding, mtu, occupied, routes};
 use crate::state::{self, Journal, StateError};
@@ -169,15 +170,10 @@ pub fn up(
         });
     }
     // Declared first, so that it goes last: until then the name is taken.
-    let control = Control::at(&options.places, config)?;
+    let mut control = Control::at(&options.places, config)?;
     let journal = open_journal(config, options, observer)?;
     in_the_way(config, &netlink)?;
     let hooks = Hooks::start(config, journal.path().map(Path::to_owned))?;
-    let mut services = Services {
-        control,
-        life: None,
-        watch: None,
-    };
     let mut work = Work {
         config,
         options,
@@ -189,7 +185,7 @@ pub fn up(
         node: None,
         reached: None,
     };
-    let outcome = work.bring_up().and_then(|()| work.run(&mut services));
+    let outcome = work.bring_up().and_then(|()| work.run(&mut control));
     work.tear_down();
     drop(work);
     match outcome? {
@@ -347,7 +343,7 @@ impl Work<'_> {
     }
 
     /// The worker's life, unless a signal came before it.
-    fn run(&mut self, services: &mut Services) -> Result<Ended, UpError> {
+    fn run(&mut self, control: &mut Control) -> Result<Ended, UpError> {
         let interrupted = self.is_interrupted();
         let Some(node) = self.node.as_mut().filter(|_| !interrupted) else {
             return Ok(Ended::Asked);
@@ -359,10 +355,14 @@ impl Work<'_> {
                 other => other?,
             }
         }
-        services.life = Some(Life::new(self.config, node)?);
-        if node.gateway.is_some() {
-            services.watch = Some(Watch::new()?);
-        }
+        let mut services = Services {
+            control,
+            life: Life::new(self.config, node)?,
+            watch: match &node.gateway {
+                Some(_) => Some(Watch::new()?),
+                None => None,
+            },
+        };
         let summary = UpSummary {
             interface: self.config.name.to_string(),
             protocol: self.config.protocol,
@@ -372,7 +372,17 @@ impl Work<'_> {
         if self.observer.is_up(&summary).is_err() {
             return Ok(Ended::Asked);
         }
-        let ended = worker::run(node, self.signals, services)?;
+        let routed = |g: &&GatewaySettings| g.mode == GatewayMode::Routed;
+        if let (Some(watch), Some(settings)) = (
+            &mut services.watch,
+            self.config.gateway.as_ref().filter(routed),
+        ) {
+            let warn = Box::new(|warning| self.observer.warn(warning));
+            let upkeep = Upkeep::new(settings, &self.netlink, &mut self.journal, warn)?;
+            watch.keep_up(upkeep);
+        }
+        let ended = worker::run(node, self.signals, &mut services)?;
+        drop(services);
         node.leave_election();
         self.observer.is_stopping();
         Ok(ended)
@@ -488,27 +498,25 @@ fn is_writable(file: &Path) -> bool {
 }
 
 /// Everything that shares the worker's loop.
-struct Services {
-    control: Control,
-    life: Option<Life>,
-    watch: Option<Watch>,
+struct Services<'a> {
+    control: &'a mut Control,
+    life: Life,
+    watch: Option<Watch<'a>>,
 }
 
-impl Service for Services {
+impl Service for Services<'_> {
     fn start(&mut self, epoll: &Epoll) -> io::Result<()> {
         self.control.start(epoll)?;
-        self.life
-            .iter_mut()
-            .try_for_each(|life| life.start(epoll))?;
+        self.life.start(epoll)?;
         self.watch
             .iter_mut()
             .try_for_each(|watch| watch.start(epoll))
     }
 
     fn ready(&mut self, token: u64, epoll: &Epoll, node: &mut Node) -> Verdict {
-        match (&mut self.life, &mut self.watch) {
-            (Some(life), _) if Life::owns(token) => life.ready(token, epoll, node),
-            (_, Some(watch)) if Watch::owns(token) => watch.ready(token, epoll, node),
+        match &mut self.watch {
+            _ if Life::owns(token) => self.life.ready(token, epoll, node),
+            Some(watch) if Watch::owns(token) => watch.ready(token, epoll, node),
             _ => self.control.ready(token, epoll, node),
         }
     }

@@ -42,6 +42,11 @@ fn a_device_known_by_its_card_may_change_its_address() {
         add_address(&site.device, CARD, "192.168.1.77/24");
         site.reaches(&site.device, SHOWN[0]);
         carries(&site.remote, &site.device, DEVICE[0]);
+        // Of IPv6 addresses one may have several: the first is asked for, three times, second by second.
+        remove_address(&site.device, CARD, "fd00:1::10/64");
+        add_address(&site.device, CARD, "fd00:1::77/64");
+        site.reaches(&site.device, SHOWN[1]);
+        carries(&site.remote, &site.device, DEVICE[1]);
     });
 }
 
@@ -289,7 +294,12 @@ fn every_packet_is_accounted_for() {
         assert_eq!(unaccounted(&status), [0, 0], "{status:#}");
         let gateway = &status["gateway"];
         let device = &gateway["devices"][0];
-        for counts in [&gateway["stray"], &device["outbound"], &device["inbound"]] {
+        for counts in [
+            &gateway["stray"],
+            &gateway["station"]["own"],
+            &device["outbound"],
+            &device["inbound"],
+        ] {
             balanced(counts);
         }
         assert_eq!(
@@ -298,6 +308,25 @@ fn every_packet_is_accounted_for() {
             "{device:#}"
         );
         assert!(dropped(&device["outbound"], "too_big") > 0, "{device:#}");
+    });
+}
+
+#[test]
+fn what_the_gateway_cannot_say_is_counted() {
+    at_site(&Plan::default(), |site| {
+        let netlink = site.gateway.netlink().expect("netlink");
+        let card = index(&site.gateway, LAN);
+        netlink.set_down(card).expect("down");
+        let _gateway = site.start(&site.gateway, &site.gateway_config);
+        let own = || site.gateway_status()["station"]["own"].clone();
+        // It asks for the device, which it has not found yet.
+        eventually("not counted", || dropped(&own(), "lan_write_refused") > 0);
+        balanced(&own());
+        netlink.set_up(card).expect("up");
+        eventually("nothing is sent", || {
+            own()["packets_out"].as_u64() > Some(0)
+        });
+        balanced(&own());
     });
 }
 

@@ -3,7 +3,7 @@
 use crate::config::GatewaySettings;
 use crate::intake::Intake;
 use crate::node::{SystemRandom, now};
-use seikan_observe::{DropReason, Histogram};
+use seikan_observe::{DirectionCounters, DropReason, Histogram};
 use seikan_proto::gateway::election::Election;
 use seikan_proto::gateway::station::Station;
 use seikan_proto::inbox::{MAX_PIECES, Write};
@@ -84,6 +84,8 @@ pub struct LanCounters {
     pub lost_before: u64,
     /// Super-packets that the card's driver refused and that were cut up instead.
     pub gso_refused: u64,
+    /// Frames that were made here: answers, questions, adverts, errors to devices.
+    pub own: DirectionCounters,
 }
 
 /// The card.
@@ -187,6 +189,27 @@ impl Lan {
     pub(super) fn send(&self, frame: &[u8]) -> Result<(), DropReason> {
         self.write(&[IoSlice::new(frame)])
             .map_err(|_| DropReason::LanWriteRefused)
+    }
+
+    /// Sends a frame that was made here, and counts it. Whoever asked asks again, and so does the station;
+    /// an advert is followed by the next, an error is given again for the next packet.
+    pub(super) fn send_own(&mut self, frame: &[u8]) {
+        let result = self.send(frame);
+        let own = &mut self.counters.own;
+        own.packets_in += 1;
+        match result {
+            Ok(()) => {
+                own.packets_out += 1;
+                own.bytes_out += (frame.len() - VNET_HDR_LEN) as u64;
+            }
+            Err(reason) => own.drops.add(reason, 1),
+        }
+    }
+
+    /// Counts a packet that was made here for a device whose card is not known.
+    pub(super) fn drop_own(&mut self, reason: DropReason) {
+        self.counters.own.packets_in += 1;
+        self.counters.own.drops.add(reason, 1);
     }
 
     /// Sends what the tunnel has for a device, behind this Ethernet header; `cut` says that the card is

@@ -56,8 +56,7 @@ impl Node {
         let frame = election.poll(now.mono, card, &mut SystemRandom);
         let active = election.is_active();
         if let Some(frame) = frame {
-            // One that is lost is followed by the next.
-            let _ = lan.send(&[&[0; VNET_HDR_LEN][..], &frame].concat());
+            lan.send_own(&[&[0; VNET_HDR_LEN][..], &frame].concat());
         }
         if active == lan.station.is_active() {
             return;
@@ -83,7 +82,7 @@ impl Node {
             && let Some(election) = &mut lan.election
         {
             let frame = election.leave(lan.link.mac, &mut SystemRandom);
-            let _ = lan.send(&[&[0; VNET_HDR_LEN][..], &frame].concat());
+            lan.send_own(&[&[0; VNET_HDR_LEN][..], &frame].concat());
         }
     }
 }

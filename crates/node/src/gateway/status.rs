@@ -78,6 +78,8 @@ pub struct Station {
     pub gso_refused: u64,
     /// Frames read together.
     pub frames_per_read: Distribution,
+    /// Frames that were made here: ARP, neighbour discovery, errors to devices, adverts to the other gateway.
+    pub own: Direction,
 }
 
 /// The other gateway on the local network.
@@ -377,6 +379,7 @@ fn station(lan: &Lan, merging: &Merging, now: Instant) -> Station {
         without_gso: without_gso.map(str::to_owned),
         gso_refused: lan.counters.gso_refused,
         frames_per_read: distribution(&lan.counters.frames_per_read),
+        own: direction(&lan.counters.own),
     }
 }
 

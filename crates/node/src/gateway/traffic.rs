@@ -134,19 +134,20 @@ impl Node {
                 (Made::ToTunnel(packet), _) => to_tunnel.push(packet),
                 (Made::ToDevice(id, packet), Some(lan)) => {
                     let v6 = packet.first().is_some_and(|b| b >> 4 == 6);
-                    if let Some((header, length)) = lan.station.header_to(gateway, id, v6) {
-                        let frame = [&[0; VNET_HDR_LEN][..], &header[..length], &packet].concat();
-                        // An answer that is lost is given again for the next packet.
-                        let _ = lan.send(&frame);
+                    match lan.station.header_to(gateway, id, v6) {
+                        Some((header, length)) => lan.send_own(
+                            &[&[0; VNET_HDR_LEN][..], &header[..length], &packet].concat(),
+                        ),
+                        None => lan.drop_own(DropReason::DeviceUnresolved),
                     }
                 }
+                // Where the kernel forwards, errors are its business, and none is made.
                 (Made::ToDevice(..), None) => {}
             }
         }
         if let Some(lan) = lan {
             for frame in lan.station.take_frames() {
-                // As with any ARP: who asked asks again, and so does the station.
-                let _ = lan.send(&frame);
+                lan.send_own(&frame);
             }
         }
         if to_tunnel.is_empty() {

@@ -1,10 +1,11 @@
 //! What happens to the card of the local network while the gateway runs: cable out and in, deleted
-//! and made anew, another MTU.
+//! and made anew, another MTU. Where the kernel forwards, a new card is told to ([`Upkeep`]).
 //!
 //! [`Watch`] is a [`Service`] of the worker's loop.
 
 use super::lan::{LanError, Link};
 use crate::node::{Node, now};
+use crate::setup::forwarding::Upkeep;
 use crate::worker::{Service, TOKEN_LAN, Verdict};
 use seikan_proto::gateway::Mtus;
 use seikan_sys::netlink::{Event, Group, Netlink, NetlinkError, Subscription};
@@ -17,18 +18,25 @@ const TOKEN: u64 = (1 << 62) + 16;
 const EVENTS_PER_TURN: usize = 64;
 
 /// Watches the card.
-pub struct Watch {
+pub struct Watch<'a> {
     network: Subscription,
     netlink: Netlink,
+    upkeep: Option<Upkeep<'a>>,
 }
 
-impl Watch {
+impl<'a> Watch<'a> {
     /// Watches from now on.
-    pub fn new() -> Result<Watch, NetlinkError> {
+    pub fn new() -> Result<Watch<'a>, NetlinkError> {
         Ok(Watch {
             network: Netlink::subscribe(&[Group::Link])?,
             netlink: Netlink::open()?,
+            upkeep: None,
         })
+    }
+
+    /// From now on a new card is told to forward.
+    pub fn keep_up(&mut self, upkeep: Upkeep<'a>) {
+        self.upkeep = Some(upkeep);
     }
 
     /// Whether a token is this service's.
@@ -37,7 +45,7 @@ impl Watch {
     }
 }
 
-impl Service for Watch {
+impl Service for Watch<'_> {
     fn start(&mut self, epoll: &Epoll) -> io::Result<()> {
         epoll.add(&self.network, TOKEN, Interest::Read)
     }
@@ -46,19 +54,27 @@ impl Service for Watch {
         let Some(gateway) = &node.gateway else {
             return Verdict::Continue;
         };
-        let mut concerned = false;
+        let (mut concerned, mut removed) = (false, false);
         for _ in 0..EVENTS_PER_TURN {
             // An error of the socket is no event; the next is.
             let Ok(Some(event)) = self.network.next_event() else {
                 break;
             };
-            concerned |= match event {
-                Event::Link(link) | Event::LinkRemoved(link) => link.name == gateway.interface,
-                Event::Lost => true,
-                _ => false,
-            };
+            match event {
+                Event::Link(link) => concerned |= link.name == gateway.interface,
+                Event::LinkRemoved(link) => removed |= link.name == gateway.interface,
+                // It may have been that.
+                Event::Lost => removed = true,
+                _ => {}
+            }
         }
-        if concerned {
+        if let Some(upkeep) = self.upkeep.as_mut().filter(|_| concerned || removed) {
+            if removed {
+                upkeep.card_removed();
+            }
+            upkeep.look(&self.netlink);
+        }
+        if concerned || removed {
             node.look_at_card(&self.netlink, epoll);
         }
         Verdict::Continue

@@ -43,6 +43,14 @@ pub const FAMILIES: &[Family] = &[
         "Frames of the local network that the kernel could not queue.",
         |s, out| lan(s, |lan| push(out, vec![], Value::Count(lan.lost())))
     ),
+    family!(
+        Counter,
+        "gateway_unsent_frames",
+        "Frames made here (ARP, neighbour discovery, errors, adverts) that could not be sent.",
+        |s, out| lan(s, |lan| {
+            push(out, vec![], Value::Count(lan.counters.own.drops.total()));
+        })
+    ),
     family!(Gauge, "gateway_flows", "Flows that are known.", |s, out| {
         gateway(s, |gateway| {
             let flows = gateway.gateway.flows().len();

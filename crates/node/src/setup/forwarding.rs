@@ -7,6 +7,9 @@
 //!   and neighbour discovery for these where asked.
 //! - Rules in a table of its own (nft(8)): a family that was not forwarded goes only between the two
 //!   interfaces; a device whose card is given sends from no other.
+//!
+//! What is set on the card itself goes with the card: [`Upkeep`] sets it again when there is another of
+//! that name.
 
 use crate::config::{Config, Diagnostic, GatewaySettings, Severity};
 use crate::setup::firewall;
@@ -43,7 +46,6 @@ pub fn apply(
         v6: v6 && is_off(&["ipv6", "conf", "all", "forwarding"]),
     };
     restrict(config, settings, guarded, journal, warn);
-    set(&["ipv4", "conf", lan, "forwarding"], "1", journal, warn);
     // Goes with the interface.
     if let Err(error) = sysctl::write(&["ipv4", "conf", name, "forwarding"], "1") {
         warn(Diagnostic::new(
@@ -58,6 +60,69 @@ pub fn apply(
     for remote in &settings.remotes {
         netlink.add_route(&Route::to(remote.lan.into()).device(tun))?;
     }
+    set_up_card(settings, netlink, journal, warn)
+}
+
+/// Sets the card up again when it was made anew while the tunnel runs.
+pub struct Upkeep<'a> {
+    settings: &'a GatewaySettings,
+    journal: &'a mut Journal,
+    warn: Box<dyn FnMut(Diagnostic) + 'a>,
+    /// The card that is set up.
+    index: Option<u32>,
+}
+
+impl<'a> Upkeep<'a> {
+    /// After [`apply`], with the same journal. `warn` is told what cannot be done.
+    pub fn new(
+        settings: &'a GatewaySettings,
+        netlink: &Netlink,
+        journal: &'a mut Journal,
+        warn: Box<dyn FnMut(Diagnostic) + 'a>,
+    ) -> Result<Upkeep<'a>, NetlinkError> {
+        let index = netlink.link_index(settings.interface.as_str())?;
+        Ok(Upkeep {
+            settings,
+            journal,
+            warn,
+            index,
+        })
+    }
+
+    /// What was set on the card went with it.
+    pub fn card_removed(&mut self) {
+        self.index = None;
+    }
+
+    /// Sees to the card that has the name now.
+    pub fn look(&mut self, netlink: &Netlink) {
+        let (settings, warn) = (self.settings, &mut self.warn);
+        // What is not known now is asked again with the next event.
+        let Ok(index) = netlink.link_index(settings.interface.as_str()) else {
+            return;
+        };
+        if index.is_none() || index == self.index {
+            return;
+        }
+        self.index = index;
+        if let Err(error) = set_up_card(settings, netlink, self.journal, warn) {
+            let message = format!("the card was made anew: {error}");
+            let help = "devices may not find the remotes: restart the tunnel";
+            warn(Diagnostic::new(Severity::Warning, "gateway", message).with_help(help));
+        }
+    }
+}
+
+/// What goes with the card: to forward in IPv4, which every interface has its own switch for (a new
+/// one has those of IPv6 from `default`), and to answer for remotes.
+fn set_up_card(
+    settings: &GatewaySettings,
+    netlink: &Netlink,
+    journal: &mut Journal,
+    warn: &mut dyn FnMut(Diagnostic),
+) -> Result<(), NetlinkError> {
+    let lan = settings.interface.as_str();
+    set(&["ipv4", "conf", lan, "forwarding"], "1", journal, warn);
     if settings.proxy_arp {
         answer_for_remotes(settings, netlink, journal, warn)?;
     }

@@ -87,6 +87,13 @@ impl Change {
 }
 
 impl Undo for Change {
+    fn undoes_as(&self, other: &Change) -> bool {
+        match (self, other) {
+            (Change::Sysctl { path, .. }, Change::Sysctl { path: other, .. }) => path == other,
+            _ => self == other,
+        }
+    }
+
     fn take_back(self) -> Result<(), String> {
         match self {
             Change::Hooks => Ok(()),

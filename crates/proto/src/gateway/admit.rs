@@ -108,6 +108,7 @@ impl Gateway {
         let device = &mut self.devices[id.0 as usize];
         device.last_seen = Some(now);
         device.used[family(passing.ip.src)] = Some(now);
+        device.refute(passing.ip.src);
         device.reads += 1;
         let counters = &mut device.outbound;
         counters.packets_in += passing.packets;

@@ -1,5 +1,6 @@
 //! A device: where it is, what went through for it, how its two legs are, and how it is told from others.
 
+use super::successor::Successor;
 use super::{DeviceConfig, Gateway, Origin};
 use crate::time::Instant;
 use seikan_observe::{DirectionCounters, DropReason};
@@ -30,6 +31,8 @@ pub struct Device {
     pub last_seen: Option<Instant>,
     /// When each of `lan` was heard last.
     pub(super) used: [Option<Instant>; 2],
+    /// An IPv6 address that may take the place of the one in `lan`.
+    pub(super) successor: Option<Successor>,
     /// From the device into the tunnel.
     pub outbound: DirectionCounters,
     /// From the tunnel to the device.
@@ -94,6 +97,7 @@ impl Device {
             mac: config.mac,
             last_seen: None,
             used: [None; 2],
+            successor: None,
             outbound: DirectionCounters::default(),
             inbound: DirectionCounters::default(),
             reads: 0,
@@ -178,16 +182,25 @@ impl Gateway {
             && old.is_some()
             && device.used[family].is_some_and(|used| now.duration_since(used) < LEARNED_FOR)
         {
+            device.contend(address, now);
             return Err(DropReason::DeviceMismatch);
         }
-        device.lan[family] = Some(address);
+        self.readdress(id, address, now);
+        Ok(())
+    }
+
+    /// The address is the device's from now on, instead of the one that was.
+    pub(super) fn readdress(&mut self, id: DeviceId, address: IpAddr, now: Instant) {
+        let device = &mut self.devices[id.0 as usize];
+        let (family, vlan) = (family(address), device.config.vlan);
         device.used[family] = Some(now);
-        let vlan = device.config.vlan;
-        if let Some(old) = old {
+        if address.is_ipv6() {
+            device.successor = None;
+        }
+        if let Some(old) = device.lan[family].replace(address) {
             self.by_lan.remove(&(vlan, old));
         }
         self.by_lan.insert((vlan, address), id);
-        Ok(())
     }
 
     /// Whether the card or the address is a device's.
@@ -252,7 +265,9 @@ impl Gateway {
             _ => {}
         }
         device.last_seen = Some(now);
-        device.used[family(address)] = Some(now);
+        if !device.refute(address) {
+            device.used[family(address)] = Some(now);
+        }
         self.note_mac(id, mac);
         Ok(Some(id))
     }

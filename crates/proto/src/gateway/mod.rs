@@ -22,6 +22,7 @@ pub mod merging;
 mod query;
 pub mod rules;
 pub mod station;
+mod successor;
 pub mod translate;
 
 pub use admit::{Inbound, Origin, Outbound};

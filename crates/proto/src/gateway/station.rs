@@ -291,6 +291,10 @@ impl Station {
             }
             Ok(Neighbour::Advertisement(told)) => {
                 let mac = told.link_layer.unwrap_or(header.src);
+                if mac != header.src {
+                    // Who speaks for another card could send a device's packets anywhere.
+                    return gateway.drop_stray(DropReason::BadFrameType, 1);
+                }
                 self.claimed(now, gateway, vlan, mac, told.target.into());
             }
             Err(_) => return gateway.drop_stray(DropReason::BadFrameType, 1),
@@ -397,7 +401,7 @@ impl Station {
         }
         let mut asked = 0;
         while let Some(device) = gateway.device(DeviceId(self.cursor)) {
-            let id = DeviceId(self.cursor);
+            let (id, vlan) = (DeviceId(self.cursor), device.config.vlan);
             let silent = device
                 .last_seen
                 .is_none_or(|seen| seen.has_expired(SILENT, now));
@@ -410,7 +414,7 @@ impl Station {
             }
             let in_doubt = question.is_some_and(|q| q.doubted.is_some());
             if (silent || in_doubt) && question.is_none_or(|q| q.next <= now) {
-                if asked == QUESTIONS {
+                if asked >= QUESTIONS {
                     self.due = now + PACE;
                     return;
                 }
@@ -419,6 +423,10 @@ impl Station {
                     gateway.forget_mac(id);
                 }
                 self.ask(now, gateway, id);
+                asked += 1;
+            }
+            if let Some(address) = gateway.look_at_successor(id, now) {
+                self.solicit(address, vlan);
                 asked += 1;
             }
             self.cursor += 1;
@@ -475,11 +483,7 @@ impl Station {
                     let to = known.unwrap_or(Mac::BROADCAST);
                     self.push(to, vlan, ETHERTYPE_ARP, &arp.to_bytes());
                 }
-                IpAddr::V6(address) => {
-                    let asked = Solicitation::new(self.link_local, self.mac, address);
-                    let to = neighbour::multicast_mac(asked.destination);
-                    self.push(to, vlan, ETHERTYPE_IPV6, &asked.to_packet());
-                }
+                IpAddr::V6(address) => self.solicit(address, vlan),
             }
         }
         let question = self.questions.entry(id).or_insert(Question::new(now));
@@ -488,6 +492,12 @@ impl Station {
         if question.doubted.is_none() {
             question.interval = (question.interval * 2).min(ASK_RARELY);
         }
+    }
+
+    fn solicit(&mut self, address: Ipv6Addr, vlan: Option<u16>) {
+        let asked = Solicitation::new(self.link_local, self.mac, address);
+        let to = neighbour::multicast_mac(asked.destination);
+        self.push(to, vlan, ETHERTYPE_IPV6, &asked.to_packet());
     }
 
     fn push(&mut self, to: Mac, vlan: Option<u16>, ethertype: u16, payload: &[u8]) {

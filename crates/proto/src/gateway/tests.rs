@@ -3,10 +3,11 @@ use super::*;
 use crate::time::Instant;
 use seikan_observe::DropReason;
 use seikan_wire::arp::Arp;
-use seikan_wire::ethernet::{ETHERTYPE_ARP, ETHERTYPE_IPV4, Ethernet};
+use seikan_wire::ethernet::{ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Ethernet};
 use seikan_wire::ip::IpPacket;
+use seikan_wire::neighbour::{Advertisement, Neighbour};
 use seikan_wire::{VNET_HDR_LEN, VnetHdr, checksum};
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 const CARD: Mac = Mac([2, 0, 0, 0, 0, 0x10]);
@@ -659,4 +660,81 @@ fn a_learned_ipv6_address_is_replaced_once_it_is_silent_whatever_else_is_used() 
     gateway.learn(id, new, at(60_000)).unwrap();
     assert_eq!(gateway.device_by_lan(None, new), Some(id));
     assert_eq!(gateway.device_by_lan(None, old), None);
+}
+
+/// A device known by its card has an IPv6 address, uses another at 1 s and is asked until 6 s; it
+/// answers if told so. The address it has then, and for what it was asked and when.
+fn with_a_second_address(answers: bool) -> (Gateway, Vec<(u64, Ipv6Addr)>) {
+    let (old, new) = ("fd00:1::10".parse().unwrap(), ip("fd00:1::77"));
+    let mut station = station();
+    let mut gateway = gateway(|config| {
+        config.devices[0].mac = Some(CARD);
+        config.devices[0].lan.clear();
+    });
+    let id = gateway.device_by_mac(None, CARD).unwrap();
+    gateway.learn(id, IpAddr::V6(old), at(0)).unwrap();
+    let refused = gateway.learn(id, new, at(1_000));
+    assert_eq!(refused, Err(DropReason::DeviceMismatch));
+    let mut asked = Vec::new();
+    for ms in (1_000..=6_000).step_by(100) {
+        // It was heard just now, and is not asked for anything else.
+        gateway.devices[0].last_seen = Some(at(ms));
+        station.poll(at(ms), &mut gateway);
+        for frame in station.take_frames() {
+            let payload = &frame[VNET_HDR_LEN + 14..];
+            let Ok(Neighbour::Solicitation(question)) = Neighbour::parse(payload) else {
+                panic!("no solicitation");
+            };
+            asked.push((ms, question.target));
+            if answers {
+                tell(&mut station, &mut gateway, ms, CARD, &question.answer(CARD));
+            }
+        }
+    }
+    (gateway, asked)
+}
+
+/// An advertisement in a frame of this card.
+fn tell(station: &mut Station, gateway: &mut Gateway, ms: u64, src: Mac, told: &Advertisement) {
+    let header = Ethernet::new(STATION, src, None, ETHERTYPE_IPV6);
+    let mut read = vec![0; VNET_HDR_LEN + 14];
+    header.write(&mut read[VNET_HDR_LEN..]);
+    read.extend(told.to_packet());
+    let frame = station.frame(at(ms), gateway, &mut read, None);
+    assert_eq!(frame, Frame::Done);
+}
+
+#[test]
+fn a_device_that_does_not_answer_for_its_ipv6_address_has_another() {
+    let (gateway, asked) = with_a_second_address(false);
+    let old = "fd00:1::10".parse().unwrap();
+    assert_eq!(asked, [(1_000, old), (2_000, old), (3_000, old)]);
+    let id = gateway.device_by_lan(None, ip("fd00:1::77"));
+    assert_eq!(id, gateway.device_by_mac(None, CARD));
+    assert_eq!(gateway.device_by_lan(None, ip("fd00:1::10")), None);
+}
+
+#[test]
+fn a_device_that_answers_for_its_ipv6_address_keeps_it() {
+    let (mut gateway, asked) = with_a_second_address(true);
+    assert_eq!(asked.len(), 1);
+    let id = gateway.device_by_lan(None, ip("fd00:1::10")).unwrap();
+    assert_eq!(gateway.device_by_lan(None, ip("fd00:1::77")), None);
+    // An answer is no use: a minute after the last use the other one is taken all the same.
+    gateway.learn(id, ip("fd00:1::77"), at(60_000)).unwrap();
+}
+
+#[test]
+fn nobody_moves_a_device_by_speaking_for_its_card() {
+    let (mut station, mut gateway) = (
+        station(),
+        gateway(|config| {
+            config.devices[0].mac = Some(CARD);
+            config.devices[0].lan.clear();
+        }),
+    );
+    let told = Advertisement::unsolicited("fd00:1::66".parse().unwrap(), CARD);
+    tell(&mut station, &mut gateway, 0, OTHER, &told);
+    assert_eq!(gateway.device_by_lan(None, ip("fd00:1::66")), None);
+    assert_eq!(gateway.stray().drops.get(DropReason::BadFrameType), 1);
 }

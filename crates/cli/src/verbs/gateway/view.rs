@@ -126,6 +126,11 @@ fn station(station: &Station, out: &mut Screen) {
         let text = format!("{RED}{lost}{RESET} frames: the kernel could not queue them for us");
         out.line("lost", text);
     }
+    for (name, count) in &station.own.drops {
+        let (unsent, reason) = (number(*count), sentence(name));
+        let text = format!("{RED}{unsent}{RESET} frames of its own: {reason}");
+        out.line("not sent", text);
+    }
 }
 
 /// What is of no device.
