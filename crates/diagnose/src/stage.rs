@@ -65,7 +65,7 @@ const FUNCTIONS: &[(Stage, &str)] = &[
     (
         Stage::Syscall,
         "entry_syscall* syscall* do_syscall* x64_sys_* arm64_sys_* se_sys_* do_sys_* el0* invoke_syscall* \
-         x64_sys_call exit_to_user_mode* irqentry_exit_to_user* ret_from_* sysret* swapgs* fdget* fget* fput* fentry* \
+         x64_sys_call exit_to_user_mode* ret_from_* sysret* swapgs* fdget* fget* fput* fentry* \
          srso_* retbleed_* entry_* clear_bhb* x86_indirect_thunk* *return_thunk* vfs_read* vfs_write* ksys_* \
          do_iter_* vfs_iter* do_readv* do_writev* import_iovec* import_ubuf* rw_verify_area* new_sync_* \
          security_file_permission* io_uring_* io_* read write readv writev libc_read libc_write libc_*msg* libc_send* \

@@ -261,11 +261,11 @@ impl RawProfile {
     }
 }
 
-/// The name of a process; it may have ended when it is asked for again.
+/// The name of a process; it may have ended when it is asked for again, or already.
 fn name(pid: u32) -> String {
-    match fs::read_to_string(format!("/proc/{pid}/comm")) {
-        Ok(name) => name.trim_end().replace(char::is_control, "?"),
-        Err(_) => pid.to_string(),
+    match fs::read(format!("/proc/{pid}/comm")) {
+        Ok(name) => String::from_utf8_lossy(name.trim_ascii_end()).replace(char::is_control, "?"),
+        Err(_) => "ended".to_owned(),
     }
 }
 

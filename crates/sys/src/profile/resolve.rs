@@ -51,7 +51,10 @@ impl RawProfile {
         let mut names = Names::new(self);
         let mut counted: HashMap<(String, String), (u64, u64)> = HashMap::new();
         let (mut program, mut idle) = (0, 0);
-        for (place, &samples) in &self.places {
+        let mut places: Vec<(&Place, &u64)> = self.places.iter().collect();
+        // The program first: it may end while files are read.
+        places.sort_by_key(|(place, _)| self.program != Some(place.pid));
+        for (place, &samples) in places {
             let name = names.of(place.pid, place.mode, place.address);
             if names.is_idle(place, &name.0) {
                 idle += samples;
@@ -223,7 +226,7 @@ impl<'a> Names<'a> {
         match (pid, self.raw.names.get(&pid)) {
             (0, _) => "idle".to_owned(),
             (_, Some(name)) => name.clone(),
-            (_, None) => pid.to_string(),
+            (_, None) => "ended".to_owned(),
         }
     }
 
