@@ -1,9 +1,10 @@
 //! One sampling clock on one processor: perf_event_open(2) with the software event `cpu-clock`.
 
-use std::fs::File;
-use std::os::fd::{AsRawFd, FromRawFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use nix::errno::Errno;
+
+use crate::perf::{self, Attributes};
 
 /// From include/uapi/linux/perf_event.h: `PERF_TYPE_SOFTWARE`, `PERF_COUNT_SW_CPU_CLOCK`.
 const TYPE_SOFTWARE: u32 = 1;
@@ -18,8 +19,6 @@ const INHERIT: u64 = 1 << 1;
 const EXCLUDE_KERNEL: u64 = 1 << 5;
 const EXCLUDE_HYPERVISOR: u64 = 1 << 6;
 const FREQUENCY: u64 = 1 << 10;
-/// `PERF_FLAG_FD_CLOEXEC`.
-const FD_CLOEXEC: libc::c_ulong = 1 << 3;
 /// `PERF_EVENT_IOC_ENABLE`, `PERF_EVENT_IOC_DISABLE`, `PERF_EVENT_IOC_SET_OUTPUT`: `_IO('$', n)`.
 const IOC_ENABLE: libc::Ioctl = 0x2400;
 const IOC_DISABLE: libc::Ioctl = 0x2401;
@@ -39,34 +38,9 @@ pub(super) struct Clock {
     pub user_only: bool,
 }
 
-/// `struct perf_event_attr` as of `PERF_ATTR_SIZE_VER5`, which has the limit for call stacks (Linux 4.8).
-#[repr(C)]
-#[derive(Default)]
-struct Attributes {
-    kind: u32,
-    size: u32,
-    config: u64,
-    sample_frequency: u64,
-    sample_type: u64,
-    read_format: u64,
-    flags: u64,
-    wakeup_events: u32,
-    breakpoint_type: u32,
-    config1: u64,
-    config2: u64,
-    branch_sample_type: u64,
-    sample_registers_user: u64,
-    sample_stack_user: u32,
-    clock_id: i32,
-    sample_registers_interrupt: u64,
-    auxiliary_watermark: u32,
-    sample_max_stack: u16,
-    reserved: u16,
-}
-
 /// An open event.
 #[derive(Debug)]
-pub(super) struct Event(File);
+pub(super) struct Event(OwnedFd);
 
 impl Event {
     /// Opens the clock on a processor, stopped: for one thread and those that it starts from now on, or for everything
@@ -84,29 +58,14 @@ impl Event {
         };
         let attributes = Attributes {
             kind: TYPE_SOFTWARE,
-            size: size_of::<Attributes>() as u32,
             config: COUNT_SW_CPU_CLOCK,
-            sample_frequency: clock.hz.into(),
+            sample_period: clock.hz.into(),
             sample_type: SAMPLE_IP | SAMPLE_TID | stacks,
             flags: flags.fold(0, |all, (flag, _)| all | flag),
             sample_max_stack: if clock.stacks { STACK_MAX } else { 0 },
             ..Attributes::default()
         };
-        // SAFETY: perf_event_open reads `size` bytes of the attributes, which outlive the call; the
-        // other arguments are plain numbers.
-        let outcome = unsafe {
-            libc::syscall(
-                libc::SYS_perf_event_open,
-                std::ptr::from_ref(&attributes),
-                tid.map_or(-1, |tid| tid as libc::pid_t),
-                cpu as libc::c_int,
-                -1 as libc::c_int,
-                FD_CLOEXEC,
-            )
-        };
-        let fd = Errno::result(outcome)?;
-        // SAFETY: the kernel has just given this descriptor to nobody else.
-        Ok(Event(unsafe { File::from_raw_fd(fd as RawFd) }))
+        perf::open(attributes, cpu, tid, None).map(Event)
     }
 
     /// Starts it.

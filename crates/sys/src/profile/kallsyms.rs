@@ -1,4 +1,4 @@
-//! The kernel's functions, from `/proc/kallsyms`: `ffffffff81a3b4c0 t tcp_ack	[module]`.
+//! The kernel's functions, from `/proc/kallsyms`: address, kind, name, and after a tab the module.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};

@@ -1,9 +1,9 @@
 //! Where processor time goes, by sampling: some hundred times a second and processor, what runs there is noted.
 //!
-//! [`Profiler::start`] opens one clock ([`event`]) with one ring ([`ring`]) for each processor: for all that runs there, or,
-//! where the kernel refuses that, for the program's threads. [`Profiler::drain`] counts what the rings hold ([`record`]),
+//! [`Profiler::start`] opens one clock (`event`) with one ring (`ring`) for each processor: for all that runs there, or,
+//! where the kernel refuses that, for the program's threads. [`Profiler::drain`] counts what the rings hold (`record`),
 //! [`Profiler::stop`] ends it, and [`RawProfile::functions`] finds out which functions that were: the kernel's
-//! ([`kallsyms`]) and those of programs ([`maps`], [`elf`], [`go`], [`symbols`]).
+//! (`kallsyms`) and those of programs (`maps`, `elf`, `go`, `symbols`).
 //!
 //! The clock is a timer interrupt. Where the kernel has interrupts off, its time shows where it turns them on again
 //! (`_raw_spin_unlock_irqrestore`, `finish_task_switch`, `handle_softirqs`). Processors that are idle are sampled, too,
@@ -24,6 +24,7 @@ mod tests;
 use std::collections::HashMap;
 use std::fs;
 use std::io;
+use std::time::Duration;
 
 use nix::errno::Errno;
 use seikan_observe::path::Unseen;
@@ -115,6 +116,7 @@ pub struct Profiler {
     rings: Vec<Ring>,
     buffer: Vec<u8>,
     stacks: bool,
+    hz: u32,
     profile: RawProfile,
 }
 
@@ -157,7 +159,7 @@ impl Profiler {
     pub fn start(program: Option<u32>, options: Options) -> Result<Self, ProfileError> {
         let cpus = online().ok_or(ProfileError::NoProcessor)?;
         let mut clock = Clock {
-            hz: options.hz,
+            hz: options.hz.max(1),
             stacks: options.stacks,
             user_only: false,
         };
@@ -188,6 +190,7 @@ impl Profiler {
             rings,
             buffer: Vec::new(),
             stacks: options.stacks,
+            hz: clock.hz,
             profile: RawProfile::new(program, scope, unseen),
         })
     }
@@ -200,20 +203,35 @@ impl Profiler {
     /// Counts what has been sampled since the last call. To be called now and then if it takes longer than half a
     /// minute, or with call stacks every second or two; otherwise samples are lost.
     pub fn drain(&mut self) {
-        for ring in &mut self.rings {
-            self.buffer.clear();
-            ring.take(&mut self.buffer);
-            self.profile.count(&self.buffer, self.stacks);
-        }
+        self.count();
     }
 
     /// Ends it.
     pub fn stop(mut self) -> RawProfile {
+        let full = self.count();
+        if full {
+            // The kernel says how many were lost when it next finds room.
+            std::thread::sleep(4 * Duration::from_secs(1) / self.hz);
+        }
         for event in &self.events {
             _ = event.disable();
         }
-        self.drain();
+        self.count();
+        if full {
+            self.profile.lost = self.profile.lost.max(1);
+        }
         self.profile
+    }
+
+    /// Counts what the rings hold; whether one was full.
+    fn count(&mut self) -> bool {
+        let mut full = false;
+        for ring in &mut self.rings {
+            self.buffer.clear();
+            full |= ring.take(&mut self.buffer);
+            self.profile.count(&self.buffer, self.stacks);
+        }
+        full
     }
 }
 

@@ -8,11 +8,14 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::event::Event;
+use super::event::{Event, STACK_MAX};
 
 /// Where the fields lie in `struct perf_event_mmap_page`: `data_head`, `data_tail`.
 const HEAD: usize = 1024;
 const TAIL: usize = 1032;
+
+/// Bytes of the longest record: a sample with a whole call stack and its marks.
+const RECORD_MAX: usize = 8 * (4 + STACK_MAX as usize + 8);
 
 /// The ring of an event.
 #[derive(Debug)]
@@ -54,8 +57,9 @@ impl Ring {
         })
     }
 
-    /// Appends what the kernel has written since the last call, and gives the room back.
-    pub(super) fn take(&mut self, into: &mut Vec<u8>) {
+    /// Appends what the kernel has written since the last call, and gives the room back. Whether there was no room left
+    /// for another record.
+    pub(super) fn take(&mut self, into: &mut Vec<u8>) -> bool {
         let size = self.length - self.page;
         let head = self.field(HEAD).load(Ordering::Acquire);
         let tail = self.field(TAIL).load(Ordering::Relaxed);
@@ -71,6 +75,7 @@ impl Ring {
             }
         }
         self.field(TAIL).store(head, Ordering::Release);
+        head.wrapping_sub(tail) > (size - RECORD_MAX) as u64
     }
 
     fn field(&self, offset: usize) -> &AtomicU64 {

@@ -56,20 +56,55 @@ fn a_busy_thread_is_seen_in_its_function() {
 }
 
 #[test]
-fn a_program_that_is_not_permitted_the_machine_still_sees_itself() {
+fn threads_alone_are_sampled_where_the_machine_may_not_be() {
     let clock = Clock {
-        hz: 199,
+        hz: 999,
         stacks: false,
         user_only: true,
     };
-    let own = [Some(std::process::id())];
-    if let Err(error) = open(clock, &[0], &own) {
-        skip(&error.to_string());
-    }
+    let stop = AtomicBool::new(false);
+    let tid = std::sync::atomic::AtomicU32::new(0);
+    let raw = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            tid.store(nix::unistd::gettid().as_raw() as u32, Ordering::Relaxed);
+            chacha20_test_block(&stop)
+        });
+        while tid.load(Ordering::Relaxed) == 0 {
+            std::thread::yield_now();
+        }
+        let main = Some(std::process::id());
+        let tasks = [main, Some(tid.load(Ordering::Relaxed))];
+        let opened = open(clock, &online().unwrap(), &tasks);
+        let raw = opened.map(|(events, rings)| {
+            events.iter().for_each(|event| event.enable().unwrap());
+            std::thread::sleep(Duration::from_millis(500));
+            let profiler = Profiler {
+                events,
+                rings,
+                buffer: Vec::new(),
+                stacks: false,
+                hz: clock.hz,
+                profile: RawProfile::new(main, Scope::ProgramOnly, Vec::new()),
+            };
+            profiler.stop()
+        });
+        stop.store(true, Ordering::Relaxed);
+        raw
+    });
+    let raw = match raw {
+        Ok(raw) => raw,
+        Err(error) => return skip(&error.to_string()),
+    };
+    let own = |place: &Place| place.pid == std::process::id() && place.mode == Mode::User;
+    assert!(raw.places.keys().all(own), "{:?}", raw.places);
+    let functions = raw.functions();
+    assert!(!functions.machine && functions.program == functions.samples);
+    let first = &functions.functions[0].symbol;
+    assert!(first.ends_with("::chacha20_test_block"), "{functions:?}");
 }
 
 #[test]
-fn more_samples_than_a_ring_holds_are_counted_as_lost_and_drained_ones_are_not() {
+fn more_samples_than_a_ring_holds_are_told_as_lost() {
     let fast = Options {
         hz: 20_000,
         stacks: true,
@@ -79,11 +114,15 @@ fn more_samples_than_a_ring_holds_are_counted_as_lost_and_drained_ones_are_not()
         return;
     };
     assert!(raw.lost > 0, "{} places", raw.places.len());
-    let slow = Options {
+}
+
+#[test]
+fn stacks_lead_to_the_function() {
+    let options = Options {
         hz: 199,
         stacks: true,
     };
-    let Some(raw) = sampled(slow, 0.5) else {
+    let Some(raw) = sampled(options, 0.5) else {
         return;
     };
     assert_eq!(raw.lost, 0);
