@@ -3,6 +3,7 @@
 //! Questions answer `None` where it was not measured: that is not zero.
 
 use seikan_observe::path::{PathMap, SocketFacts, Transport};
+use seikan_observe::profile::{Profile, Stage};
 use seikan_observe::{Column, Series, Subject, metric};
 use serde::{Deserialize, Serialize};
 
@@ -19,50 +20,6 @@ pub struct Evidence {
     pub profile: Option<Profile>,
     /// What was found out by sending something.
     pub probes: Probes,
-}
-
-/// Where processor time went (sampled by a clock).
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Profile {
-    /// Samples taken.
-    pub samples: u64,
-    /// Functions of the tunnel's program, and of the kernel on its behalf, with their share of its time; largest first.
-    pub program: Vec<Share>,
-    /// The same of the whole machine, of the time it was not idle.
-    pub machine: Vec<Share>,
-}
-
-/// The share of a function.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Share {
-    /// The function's symbol, or `[module]` where it has none.
-    pub symbol: String,
-    /// What it is for.
-    pub stage: Stage,
-    /// 0 to 1.
-    pub share: f64,
-}
-
-/// What a function is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Stage {
-    /// Encryption, authentication.
-    Crypto,
-    /// Copies between kernel and user, and within.
-    Copy,
-    /// Checksums.
-    Checksum,
-    /// Entering and leaving the kernel.
-    Syscall,
-    /// Wake-ups, locks, the scheduler.
-    Schedule,
-    /// The kernel's network stack.
-    Network,
-    /// Memory for packets.
-    Memory,
-    /// Anything else.
-    Other,
 }
 
 /// What was found out by sending something.

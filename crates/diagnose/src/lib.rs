@@ -15,12 +15,15 @@ mod load;
 mod losses;
 mod remedy;
 pub mod rules;
+mod stage;
 pub mod stats;
 mod verdict;
 
 pub use cause::Cause;
-pub use evidence::{Evidence, MtuProbe, Probes, Profile, Share, Stage, ThreadUse};
+pub use evidence::{Evidence, MtuProbe, Probes, ThreadUse};
 pub use finding::{Fact, Finding, Judgement};
 pub use losses::{Arrivals, Losses, Stall};
 pub use remedy::{Action, Place, Remedy};
+pub use seikan_observe::profile::{Profile, Share, Stage};
+pub use stage::{profile, stage};
 pub use verdict::{Cost, Level, RuledOut, Verdict, diagnose};

@@ -7,6 +7,7 @@
 //! absence with its reason. Around the data path: [`netlink`], [`ethtool`] and [`sysctl`] set
 //! interfaces up, [`softirq`] says on which processors packets are received, [`schedule`] where and how eagerly processes run, [`netns`] makes hosts out of namespaces, [`privilege`] drops what is not needed.
 //! For a diagnosis, [`mod@sample`] reads everything about a path ten times a second, with the help of [`diag`] (sockets) and [`perf`] (tracepoints).
+//! [`profile`] samples where the processors' time goes.
 
 pub mod ability;
 pub mod clock;
@@ -23,6 +24,7 @@ pub mod perf;
 pub mod poll;
 pub mod privilege;
 pub mod process;
+pub mod profile;
 pub mod random;
 pub mod sample;
 pub mod schedule;

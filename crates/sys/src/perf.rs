@@ -220,39 +220,59 @@ fn refused(errno: Errno, cpu: u32, step: &str) -> PerfError {
     }
 }
 
-/// `struct perf_event_attr` in its first published form (`PERF_ATTR_SIZE_VER0`), which every kernel takes.
+/// `struct perf_event_attr` as of `PERF_ATTR_SIZE_VER5`, which has the limit for call stacks. A kernel that is older
+/// (before 4.8) takes it if what it does not know is zero.
 #[repr(C)]
 #[derive(Default)]
-struct Attributes {
-    kind: u32,
-    size: u32,
-    config: u64,
-    sample_period: u64,
-    sample_type: u64,
-    read_format: u64,
-    flags: u64,
-    wakeup_events: u32,
-    breakpoint_type: u32,
-    config1: u64,
+pub(crate) struct Attributes {
+    pub kind: u32,
+    pub size: u32,
+    pub config: u64,
+    /// Or samples per second, if the flags say so.
+    pub sample_period: u64,
+    pub sample_type: u64,
+    pub read_format: u64,
+    pub flags: u64,
+    pub wakeup_events: u32,
+    pub breakpoint_type: u32,
+    pub config1: u64,
+    pub config2: u64,
+    pub branch_sample_type: u64,
+    pub sample_registers_user: u64,
+    pub sample_stack_user: u32,
+    pub clock_id: i32,
+    pub sample_registers_interrupt: u64,
+    pub auxiliary_watermark: u32,
+    pub sample_max_stack: u16,
+    pub reserved: u16,
 }
 
 /// A counter of a tracepoint on one processor, for all tasks; it counts at once.
 fn open_event(id: u64, cpu: u32, leader: Option<RawFd>) -> nix::Result<OwnedFd> {
     let attributes = Attributes {
         kind: TYPE_TRACEPOINT,
-        size: size_of::<Attributes>() as u32,
         config: id,
         read_format: FORMAT_GROUP,
         ..Attributes::default()
     };
-    let all_tasks: libc::pid_t = -1;
+    open(attributes, cpu, None, leader)
+}
+
+/// perf_event_open(2): an event on one processor, of a thread or of all, in the group of another one or its own.
+pub(crate) fn open(
+    mut attributes: Attributes,
+    cpu: u32,
+    tid: Option<u32>,
+    leader: Option<RawFd>,
+) -> nix::Result<OwnedFd> {
+    attributes.size = size_of::<Attributes>() as u32;
     // SAFETY: perf_event_open reads `size` bytes of the attributes, which outlive the call; the
     // other arguments are plain numbers.
     let outcome = unsafe {
         libc::syscall(
             libc::SYS_perf_event_open,
             std::ptr::from_ref(&attributes),
-            all_tasks,
+            tid.map_or(-1, |tid| tid as libc::pid_t),
             cpu as libc::c_int,
             leader.unwrap_or(-1) as libc::c_int,
             FD_CLOEXEC,

@@ -1,0 +1,392 @@
+//! Where processor time goes, by sampling: some hundred times a second and processor, what runs there is noted.
+//!
+//! [`Profiler::start`] opens one clock (`event`) with one ring (`ring`) for each processor: for all that runs there, or,
+//! where the kernel refuses that, for the program's threads. [`Profiler::drain`] counts what the rings hold (`record`),
+//! [`Profiler::stop`] ends it, and [`RawProfile::functions`] finds out which functions that were: the kernel's
+//! (`kallsyms`) and those of programs (`maps`, `elf`, `go`, `symbols`).
+//!
+//! The clock is a timer interrupt. Where the kernel has interrupts off, its time shows where it turns them on again
+//! (`_raw_spin_unlock_irqrestore`, `finish_task_switch`, `handle_softirqs`). Processors that are idle are sampled, too,
+//! as packets are received there in interrupts; what is really idle is told by its function.
+
+mod elf;
+mod event;
+mod go;
+mod kallsyms;
+mod maps;
+mod record;
+mod resolve;
+mod ring;
+mod symbols;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::fs;
+use std::io;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use seikan_observe::path::Unseen;
+
+pub use self::record::Mode;
+
+use self::event::{Clock, Event};
+use self::record::{Record, Records};
+use self::ring::Ring;
+
+/// Pages of a ring: 256 KiB hold 50 seconds of plain samples at 199 Hz, or 4 with full call stacks. Without privileges a
+/// user may have 512 KiB for each processor (`kernel.perf_event_mlock_kb`).
+const RING_PAGES: usize = 64;
+/// Clocks at most, where each thread needs one on each processor: each takes a descriptor.
+const CLOCKS_MAX: usize = 512;
+/// Different places and stacks that are kept.
+const PLACES_MAX: usize = 1 << 20;
+
+/// How to sample.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Options {
+    /// Samples per second and processor, 1 to `kernel.perf_event_max_sample_rate`. A number that no timer of the
+    /// system divides evenly, lest both run in step.
+    pub hz: u32,
+    /// With call stacks (up to 32 functions, by frame pointers), for flame graphs: costs about twice as much.
+    pub stacks: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            hz: 199,
+            stacks: false,
+        }
+    }
+}
+
+/// Why nothing can be sampled.
+#[derive(Debug, thiserror::Error)]
+pub enum ProfileError {
+    /// The kernel does not let this user.
+    #[error(
+        "not permitted to sample processors: {errno}; run as root, give CAP_PERFMON, or set the sysctl \
+         kernel.perf_event_paranoid (now {paranoid}) to 0 for the machine or 1 for one's own programs"
+    )]
+    NotPermitted {
+        /// The kernel's error number.
+        errno: Errno,
+        /// The setting, or a question mark.
+        paranoid: String,
+    },
+    /// Anything else.
+    #[error("cannot sample processor {cpu} ({step}): {source}")]
+    Refused {
+        /// Which processor.
+        cpu: u32,
+        /// What was asked of the kernel.
+        step: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+    /// There is no such program, or it has ended.
+    #[error("process {pid} has no threads: it has ended, or is in another PID namespace")]
+    NoProgram {
+        /// Its process.
+        pid: u32,
+    },
+    /// There is nothing that could be sampled.
+    #[error("no processor to sample: /sys/devices/system/cpu/online cannot be read")]
+    NoProcessor,
+}
+
+/// What is sampled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scope {
+    /// Everything that runs.
+    Machine,
+    /// The threads of the program, in its own code and in the kernel.
+    Program,
+    /// The threads of the program in its own code.
+    ProgramOnly,
+}
+
+/// Samples until it is stopped.
+#[derive(Debug)]
+pub struct Profiler {
+    /// Stopped before the rings that they write to are unmapped.
+    events: Vec<Event>,
+    rings: Vec<Ring>,
+    buffer: Vec<u8>,
+    stacks: bool,
+    hz: u32,
+    profile: RawProfile,
+}
+
+/// Where processors were seen.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RawProfile {
+    /// The process that the profile is about.
+    pub program: Option<u32>,
+    /// What was sampled.
+    pub scope: Scope,
+    /// Samples by place.
+    pub places: HashMap<Place, u64>,
+    /// Samples by process and call stack, innermost function first; empty unless asked for.
+    pub stacks: HashMap<(u32, Vec<(Mode, u64)>), u64>,
+    /// Samples that found no room in a ring.
+    pub lost: u64,
+    /// The names of processes (`comm`) when they were first seen.
+    pub names: HashMap<u32, String>,
+    /// What could not be seen.
+    pub unseen: Vec<Unseen>,
+}
+
+/// Where a processor was seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Place {
+    /// The process; 0 for an idle processor and what interrupts it.
+    pub pid: u32,
+    /// Whose code ran.
+    pub mode: Mode,
+    /// Where in that code.
+    pub address: u64,
+}
+
+impl Profiler {
+    /// Starts to sample the machine, or if the kernel refuses that, the program (a process id) alone; what is
+    /// refused is [`RawProfile::unseen`].
+    ///
+    /// # Errors
+    /// If neither is permitted, or there is no such program.
+    pub fn start(program: Option<u32>, options: Options) -> Result<Self, ProfileError> {
+        let cpus = online().ok_or(ProfileError::NoProcessor)?;
+        let mut clock = Clock {
+            hz: options.hz.max(1),
+            stacks: options.stacks,
+            user_only: false,
+        };
+        let mut unseen = Vec::new();
+        let machine = open(clock, &cpus, &[None]);
+        let (scope, (events, rings)) = match (machine, program) {
+            (Ok(opened), _) => (Scope::Machine, opened),
+            (Err(error), None) => return Err(error),
+            (Err(error), Some(pid)) => {
+                unseen.push(absent("processor time of the whole machine", &error));
+                let tasks = threads(pid, cpus.len(), &mut unseen)?;
+                match open(clock, &cpus, &tasks) {
+                    Ok(opened) => (Scope::Program, opened),
+                    Err(error) => {
+                        unseen.push(absent("processor time of the kernel", &error));
+                        clock.user_only = true;
+                        (Scope::ProgramOnly, open(clock, &cpus, &tasks)?)
+                    }
+                }
+            }
+        };
+        for event in &events {
+            // One whose thread has ended meanwhile has nothing more to say.
+            _ = event.enable();
+        }
+        Ok(Profiler {
+            events,
+            rings,
+            buffer: Vec::new(),
+            stacks: options.stacks,
+            hz: clock.hz,
+            profile: RawProfile::new(program, scope, unseen),
+        })
+    }
+
+    /// What is sampled.
+    pub fn scope(&self) -> Scope {
+        self.profile.scope
+    }
+
+    /// Counts what has been sampled since the last call. To be called now and then if it takes longer than half a
+    /// minute, or with call stacks every second or two; otherwise samples are lost.
+    pub fn drain(&mut self) {
+        self.count();
+    }
+
+    /// Ends it.
+    pub fn stop(mut self) -> RawProfile {
+        let full = self.count();
+        if full {
+            // The kernel says how many were lost when it next finds room.
+            std::thread::sleep(4 * Duration::from_secs(1) / self.hz);
+        }
+        for event in &self.events {
+            _ = event.disable();
+        }
+        self.count();
+        if full {
+            self.profile.lost = self.profile.lost.max(1);
+        }
+        self.profile
+    }
+
+    /// Counts what the rings hold; whether one was full.
+    fn count(&mut self) -> bool {
+        let mut full = false;
+        for ring in &mut self.rings {
+            self.buffer.clear();
+            full |= ring.take(&mut self.buffer);
+            self.profile.count(&self.buffer, self.stacks);
+        }
+        full
+    }
+}
+
+impl RawProfile {
+    fn new(program: Option<u32>, scope: Scope, unseen: Vec<Unseen>) -> Self {
+        RawProfile {
+            program,
+            scope,
+            places: HashMap::new(),
+            stacks: HashMap::new(),
+            lost: 0,
+            names: HashMap::new(),
+            unseen,
+        }
+    }
+
+    fn count(&mut self, bytes: &[u8], stacks: bool) {
+        let mut records = Records::new(bytes, stacks);
+        for record in records.by_ref() {
+            match record {
+                Record::Lost(samples) => self.lost = self.lost.saturating_add(samples),
+                Record::Sample {
+                    pid,
+                    address,
+                    mode,
+                    stack,
+                } => {
+                    let place = Place { pid, mode, address };
+                    if self.places.len() >= PLACES_MAX && !self.places.contains_key(&place) {
+                        self.lost += 1;
+                        continue;
+                    }
+                    *self.places.entry(place).or_default() += 1;
+                    if stacks && self.stacks.len() < PLACES_MAX {
+                        *self.stacks.entry((pid, stack)).or_default() += 1;
+                    }
+                    self.names.entry(pid).or_insert_with(|| name(pid));
+                }
+            }
+        }
+        if records.left() > 0 {
+            // Cannot be: the kernel writes whole records. At least one was not understood.
+            self.lost += 1;
+        }
+    }
+}
+
+/// The name of a process; it may have ended when it is asked for again, or already.
+fn name(pid: u32) -> String {
+    match fs::read(format!("/proc/{pid}/comm")) {
+        Ok(name) => String::from_utf8_lossy(name.trim_ascii_end()).replace(char::is_control, "?"),
+        Err(_) => "ended".to_owned(),
+    }
+}
+
+/// Opens clocks for these threads (`None`: for everything) on each processor, and a ring for each processor.
+fn open(
+    clock: Clock,
+    cpus: &[u32],
+    tasks: &[Option<u32>],
+) -> Result<(Vec<Event>, Vec<Ring>), ProfileError> {
+    let (mut events, mut rings) = (Vec::new(), Vec::new());
+    for &cpu in cpus {
+        let refused = |step, source| ProfileError::Refused { cpu, step, source };
+        let mut leader: Option<usize> = None;
+        for &task in tasks {
+            let event = match Event::open(clock, cpu, task) {
+                Ok(event) => event,
+                // The processor or the thread has gone meanwhile.
+                Err(Errno::ENODEV | Errno::ESRCH) => continue,
+                Err(errno @ (Errno::EACCES | Errno::EPERM)) => {
+                    return Err(not_permitted(errno));
+                }
+                Err(errno) => return Err(refused("perf_event_open", errno.into())),
+            };
+            match leader {
+                Some(leader) => {
+                    let to: &Event = &events[leader];
+                    let joined = event.redirect(to);
+                    joined.map_err(|errno| refused("joining rings", errno.into()))?;
+                }
+                None => {
+                    let ring = Ring::map(&event, RING_PAGES);
+                    let ring = ring.map_err(|error| match error.raw_os_error() {
+                        Some(libc::EPERM) => not_permitted(Errno::EPERM),
+                        _ => refused("mapping the ring", error),
+                    })?;
+                    rings.push(ring);
+                    leader = Some(events.len());
+                }
+            }
+            events.push(event);
+        }
+    }
+    match (events.is_empty(), tasks.first()) {
+        (false, _) => Ok((events, rings)),
+        (true, Some(Some(pid))) => Err(ProfileError::NoProgram { pid: *pid }),
+        (true, _) => Err(ProfileError::NoProcessor),
+    }
+}
+
+fn not_permitted(errno: Errno) -> ProfileError {
+    let paranoid = fs::read_to_string("/proc/sys/kernel/perf_event_paranoid");
+    ProfileError::NotPermitted {
+        errno,
+        paranoid: paranoid.map_or_else(|_| "?".into(), |level| level.trim().to_owned()),
+    }
+}
+
+fn absent(what: &str, error: &ProfileError) -> Unseen {
+    Unseen {
+        what: what.to_owned(),
+        why: error.to_string(),
+    }
+}
+
+/// The threads of a process, the first ones if there are very many.
+fn threads(
+    pid: u32,
+    cpus: usize,
+    unseen: &mut Vec<Unseen>,
+) -> Result<Vec<Option<u32>>, ProfileError> {
+    let none = |_| ProfileError::NoProgram { pid };
+    let entries = fs::read_dir(format!("/proc/{pid}/task")).map_err(none)?;
+    let ids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let mut ids: Vec<u32> = ids.collect();
+    ids.sort_unstable();
+    let most = (CLOCKS_MAX / cpus.max(1)).max(1);
+    if ids.len() > most {
+        unseen.push(Unseen {
+            what: format!(
+                "processor time of {} threads of the program",
+                ids.len() - most
+            ),
+            why: format!("they are too many: each needs a clock on each of {cpus} processors"),
+        });
+        ids.truncate(most);
+    }
+    match ids.is_empty() {
+        true => Err(ProfileError::NoProgram { pid }),
+        false => Ok(ids.into_iter().map(Some).collect()),
+    }
+}
+
+/// Processors that are online.
+fn online() -> Option<Vec<u32>> {
+    let list = fs::read_to_string("/sys/devices/system/cpu/online").ok()?;
+    Some(parse_list(list.trim())).filter(|cpus| !cpus.is_empty())
+}
+
+/// `0-2,5` (cpumap_print_to_pagebuf).
+fn parse_list(list: &str) -> Vec<u32> {
+    let ranges = list.split(',').filter_map(|range| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        Some(first.parse().ok()?..=last.parse::<u32>().ok()?.min(65_535))
+    });
+    ranges.flatten().collect()
+}

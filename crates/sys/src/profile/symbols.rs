@@ -1,0 +1,167 @@
+//! Functions by their addresses, and their names as people know them.
+
+use std::fmt::Write;
+
+/// Functions of one file that are kept; Chromium has a million.
+const ENTRIES_MAX: usize = 4_000_000;
+/// Entries before an address that are looked at for one that reaches over it.
+const NESTED_MAX: usize = 16;
+/// Characters of a name that are kept: generic code has names of thousands.
+const NAME_MAX: usize = 160;
+/// What compilers append to a function that they have split or specialised.
+const VARIANTS: [&str; 5] = [".isra.", ".constprop.", ".part.", ".cold", ".llvm."];
+
+/// Functions of the kernel or of a file, by address.
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    entries: Vec<Entry>,
+    names: Vec<u8>,
+    /// How far a function without a size may reach.
+    reach: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Entry {
+    start: u64,
+    /// 0: up to the next.
+    size: u64,
+    name: u32,
+    length: u32,
+}
+
+impl Table {
+    /// One in which a function of unknown size reaches to the next, but not further than `reach` bytes.
+    pub(super) fn new(reach: u64) -> Self {
+        Table {
+            reach,
+            ..Table::default()
+        }
+    }
+
+    /// Adds a function; size 0 is an unknown one.
+    pub(super) fn push(&mut self, start: u64, size: u64, name: &[u8]) {
+        let at = u32::try_from(self.names.len());
+        let (Ok(at), Ok(length)) = (at, u32::try_from(name.len())) else {
+            return;
+        };
+        if name.is_empty() || self.entries.len() >= ENTRIES_MAX {
+            return;
+        }
+        self.names.extend_from_slice(name);
+        self.entries.push(Entry {
+            start,
+            size,
+            name: at,
+            length,
+        });
+    }
+
+    /// To be called after the last [`Table::push`]. Of several at one address, one with a size is found.
+    pub(super) fn sort(&mut self) {
+        self.entries.sort_by_key(|entry| (entry.start, entry.size));
+    }
+
+    /// Whether nothing was pushed.
+    pub(super) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// The name of the function at an address.
+    pub(super) fn find(&self, address: u64) -> Option<&[u8]> {
+        let after = self.entries.partition_point(|entry| entry.start <= address);
+        let before = self.entries[..after].iter().rev().take(NESTED_MAX);
+        let entry = before.enumerate().find_map(|(distance, entry)| {
+            let size = match (entry.size, distance) {
+                (0, 0) => self.reach,
+                (size, _) => size,
+            };
+            (address - entry.start < size).then_some(entry)
+        })?;
+        let name = entry.name as usize;
+        self.names.get(name..name + entry.length as usize)
+    }
+}
+
+/// A function's name as its source has it: demangled, and without what the compiler appended.
+pub(super) fn readable(raw: &[u8]) -> String {
+    let raw = String::from_utf8_lossy(raw);
+    let mut name = String::new();
+    match rustc_demangle::try_demangle(&raw) {
+        // The alternate form leaves the hash out.
+        Ok(demangled) => _ = write!(name, "{demangled:#}"),
+        Err(_) => {
+            let cut = VARIANTS.iter().filter_map(|variant| raw.find(variant));
+            let end = cut.filter(|at| *at > 0).min().unwrap_or(raw.len());
+            name.push_str(&raw[..end]);
+        }
+    }
+    if let Some((end, _)) = name.char_indices().nth(NAME_MAX) {
+        name.truncate(end);
+        name.push('…');
+    }
+    name.replace(char::is_control, "?")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table() -> Table {
+        let mut table = Table::new(0x100);
+        table.push(0x3000, 0, b"label");
+        table.push(0x1000, 0x100, b"outer");
+        table.push(0x1020, 0x10, b"inner");
+        table.push(0x2000, 0, b"alias");
+        table.push(0x2000, 0x20, b"sized");
+        table.sort();
+        table
+    }
+
+    #[test]
+    fn an_address_belongs_to_the_innermost_function_that_reaches_over_it() {
+        let table = table();
+        let name = |address| {
+            table
+                .find(address)
+                .map(|name| str::from_utf8(name).unwrap())
+        };
+        assert_eq!(name(0x1010), Some("outer"));
+        assert_eq!(name(0x1025), Some("inner"));
+        assert_eq!(name(0x1035), Some("outer"));
+        assert_eq!(name(0x2000), Some("sized"));
+    }
+
+    #[test]
+    fn an_address_between_functions_belongs_to_none() {
+        let table = table();
+        assert_eq!(table.find(0xfff), None);
+        assert_eq!(table.find(0x1100), None);
+        assert_eq!(table.find(0x2020), None);
+        assert_eq!(table.find(0x3100), None);
+        assert_eq!(table.find(u64::MAX), None);
+    }
+
+    #[test]
+    fn one_without_a_size_reaches_to_the_next_but_not_far() {
+        assert_eq!(table().find(0x30ff), Some(&b"label"[..]));
+    }
+
+    #[test]
+    fn what_compilers_do_to_names_is_undone() {
+        assert_eq!(readable(b"tcp_ack.isra.0"), "tcp_ack");
+        assert_eq!(readable(b"tun_do_read.constprop.0.cold"), "tun_do_read");
+        assert_eq!(
+            readable(b"_ZN4core3fmt5Write9write_fmt17h0123456789abcdefE"),
+            "core::fmt::Write::write_fmt"
+        );
+        assert_eq!(readable(b"crypto/aes.gcmAesEnc"), "crypto/aes.gcmAesEnc");
+        assert_eq!(readable(b".cold"), ".cold");
+    }
+
+    #[test]
+    fn names_cannot_harm_a_terminal() {
+        assert_eq!(readable(b"a\x1b[31m\xff"), "a?[31m\u{fffd}");
+        let long = "x".repeat(5_000);
+        assert_eq!(readable(long.as_bytes()).chars().count(), NAME_MAX + 1);
+    }
+}
