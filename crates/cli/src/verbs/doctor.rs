@@ -64,6 +64,10 @@ pub struct Arguments {
     /// Draw the path and end, without sampling
     #[arg(long)]
     map: bool,
+    /// How deep to look: 0 counters that everybody may read, 1 dropped packets by reason too, 2 processor time by
+    /// function too
+    #[arg(long, value_name = "LEVEL", default_value_t = 2, value_parser = clap::value_parser!(u32).range(0..=2))]
+    level: u32,
     /// Send nothing
     #[arg(long)]
     no_probe: bool,
@@ -125,6 +129,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         interval: Duration::from_millis(arguments.interval.into()),
         probe: !arguments.no_probe,
         expected: arguments.expect.map(|megabits| megabits * 1e6),
+        level: arguments.level,
     };
     let (evidence, cost) = measure::measure(map, &options, &interrupt).context(FAILED)?;
     let mut verdict = diagnose(&evidence);

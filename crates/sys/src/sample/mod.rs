@@ -53,7 +53,7 @@ pub struct Sampler {
     link: link::Links,
     program: Option<program::Program>,
     socket: socket::Sockets,
-    drops: drops::Drops,
+    drops: Option<drops::Drops>,
 }
 
 impl Sampler {
@@ -62,6 +62,16 @@ impl Sampler {
     /// # Errors
     /// Only where `/proc` does not have the protocol counters; anything else that is not there is [`Self::missing`].
     pub fn new(map: &PathMap) -> Result<Self, SampleError> {
+        let mut sampler = Self::of_counters(map)?;
+        sampler.drops = Some(drops::Drops::open(&mut sampler.output));
+        Ok(sampler)
+    }
+
+    /// The same without tracepoints: what everybody may read.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn of_counters(map: &PathMap) -> Result<Self, SampleError> {
         let mut output = Output::default();
         Ok(Sampler {
             first: None,
@@ -70,7 +80,7 @@ impl Sampler {
             link: link::Links::open(map, &mut output),
             program: program::Program::open(map, &mut output),
             socket: socket::Sockets::open(map, &mut output),
-            drops: drops::Drops::open(&mut output),
+            drops: None,
             output,
         })
     }
@@ -95,7 +105,9 @@ impl Sampler {
             program.sample(now, output);
         }
         self.socket.sample(now, output);
-        self.drops.sample(output);
+        if let Some(drops) = &mut self.drops {
+            drops.sample(output);
+        }
         Sample {
             at: now - first,
             values: std::mem::replace(&mut output.values, Vec::with_capacity(expected)),

@@ -8,11 +8,12 @@ use ipnet::IpNet;
 use seikan_diagnose::{Cost, Evidence, Probes};
 use seikan_lab::report::ProgressBar;
 use seikan_lab::{Interrupt, Progress};
-use seikan_observe::path::{PathMap, SocketFacts};
+use seikan_observe::path::{PathMap, SocketFacts, Unseen};
 use seikan_observe::{Key, Kind, Series, Subject, metric};
 use seikan_sys::discover;
 use seikan_sys::netlink::{Address, Netlink};
 use seikan_sys::process::own_cpu_time;
+use seikan_sys::profile::{self, Profiler};
 use seikan_sys::sample::Sampler;
 
 use super::probe::{Found, Prober};
@@ -26,6 +27,10 @@ const LOOK: usize = 5;
 /// Far ends that are asked, one after the other, until one answers.
 const TARGETS: usize = 2;
 
+/// Samples between two times that the profiler's rings are emptied: they hold half a minute, and samples are a second
+/// apart at most.
+const DRAIN: usize = 20;
+
 /// How to measure.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
@@ -37,6 +42,8 @@ pub struct Options {
     pub probe: bool,
     /// Bits per second that should go through.
     pub expected: Option<f64>,
+    /// How deep to look: 0 counters, 1 tracepoints too, 2 processor time by function too.
+    pub level: u32,
 }
 
 /// Finds the path of an interface, of a process, or of whatever tunnel there is.
@@ -56,7 +63,7 @@ pub fn path(interface: Option<&str>, pid: Option<u32>) -> anyhow::Result<PathMap
 pub fn watch(map: &PathMap, length: Duration, interrupt: &Interrupt) -> anyhow::Result<Evidence> {
     /// Enough for means of gauges, few enough to cost nothing.
     const INTERVAL: Duration = Duration::from_millis(250);
-    let mut sampler = Sampler::new(map)?;
+    let mut sampler = Sampler::of_counters(map)?;
     sampler.follow(&through(map));
     let mut series = Series::default();
     let begun = Instant::now();
@@ -85,13 +92,31 @@ pub fn measure(
 ) -> anyhow::Result<(Evidence, Cost)> {
     let begun = Instant::now();
     let spent = own_cpu_time()?.total();
-    let mut sampler = Sampler::new(&map)?;
+    let mut sampler = match options.level {
+        0 => Sampler::of_counters(&map)?,
+        _ => Sampler::new(&map)?,
+    };
     sampler.follow(&through(&map));
+    let pid = map.program.as_ref().map(|program| program.pid);
+    let profiler = (options.level >= 2).then(|| Profiler::start(pid, profile::Options::default()));
+    let (mut profiler, refused) = match profiler.transpose() {
+        Ok(profiler) => (profiler, None),
+        Err(error) => (None, Some(error)),
+    };
     let mut probing = Probing {
         wanted: options.probe,
         prober: None,
     };
-    let series = sample(&mut sampler, &mut probing, &map, options, interrupt)?;
+    let drained = profiler.as_mut();
+    let series = sample(
+        &mut sampler,
+        &mut probing,
+        drained,
+        &map,
+        options,
+        interrupt,
+    )?;
+    let functions = profiler.map(|profiler| profiler.stop().functions());
     let found = probing.finish(interrupt.is_raised());
     let mut evidence = Evidence {
         expected: options.expected,
@@ -105,6 +130,14 @@ pub fn measure(
     }
     evidence.map.unseen.extend_from_slice(sampler.missing());
     take(found, &mut evidence);
+    if let Some(functions) = functions {
+        evidence.profile = seikan_diagnose::profile(&functions);
+        evidence.map.unseen.extend(functions.unseen);
+    }
+    evidence.map.unseen.extend(refused.map(|error| Unseen {
+        what: "processor time by function".to_owned(),
+        why: error.to_string(),
+    }));
     let cost = Cost {
         seconds: begun.elapsed().as_secs_f64(),
         cpu_seconds: own_cpu_time()?.total().saturating_sub(spent).as_secs_f64(),
@@ -116,6 +149,7 @@ pub fn measure(
 fn sample(
     sampler: &mut Sampler,
     probing: &mut Probing,
+    mut profiler: Option<&mut Profiler>,
     map: &PathMap,
     options: &Options,
     interrupt: &Interrupt,
@@ -136,6 +170,11 @@ fn sample(
         }
         series.push(sample);
         let elapsed = begun.elapsed();
+        if let Some(profiler) = &mut profiler
+            && series.times.len().is_multiple_of(DRAIN)
+        {
+            profiler.drain();
+        }
         if elapsed >= options.length {
             return Ok(series);
         }
