@@ -355,6 +355,16 @@ impl Tunnel {
         assert!(kill.expect("sh").success());
     }
 
+    /// Whether Ctrl-C would reach a handler of its own by now.
+    pub fn handles_ctrl_c(&self) -> bool {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id()));
+        let status = status.expect("status");
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+        let caught = u64::from_str_radix(caught.expect("a mask").trim(), 16);
+        // SIGINT is 2, and the lowest bit is that of signal 1 (proc_pid_status(5)).
+        caught.expect("hexadecimal") & 0b10 != 0
+    }
+
     pub fn wait(&mut self, patience: Duration) -> ExitStatus {
         let until = Instant::now() + patience;
         loop {
@@ -433,7 +443,7 @@ pub fn stderr(output: &Output) -> String {
 
 /// Waits for something that another process does.
 pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
-    let until = Instant::now() + Duration::from_secs(8);
+    let until = Instant::now() + Duration::from_secs(20);
     while !is_so() {
         assert!(Instant::now() < until, "{what}");
         std::thread::sleep(Duration::from_millis(20));
