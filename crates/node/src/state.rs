@@ -334,7 +334,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("folder");
         let switch = folder.path().join("switch");
         fs::write(&switch, "1").expect("write");
-        let (mut journal, _) = Journal::open(folder.path(), &interface()).expect("open");
+        let (mut journal, _) = Journal::open(folder.path(), "wg0").expect("open");
         for before in ["0", "7", "7"] {
             let path = switch.clone();
             let before = before.into();
