@@ -167,7 +167,9 @@ impl Action {
                 format!("echo {mask:x} > /sys/class/net/{link}/queues/rx-{queue}/rps_cpus")
             }
             Action::RemoveQdisc { link } => format!("tc qdisc del dev {link} root"),
-            Action::Nice { pid, nice } => format!("renice -n {nice} -p {pid}"),
+            Action::Nice { pid, nice } => {
+                format!("renice -n {nice} -p $(ls /proc/{pid}/task)")
+            }
             Action::Affinity { pid, cpus } => format!("taskset -a -p -c {} {pid}", list(cpus)),
             Action::CpuLimit { group, cpus } => {
                 let limit = match cpus {
@@ -176,10 +178,22 @@ impl Action {
                 };
                 format!("echo {limit} > {group}/cpu.max")
             }
-            Action::ClampMss { link, bytes } => format!(
-                "nft 'add table inet seikan_doctor; add chain inet seikan_doctor clamp {{ type filter hook output priority mangle; }}; \
-                 add rule inet seikan_doctor clamp oifname {link} tcp flags syn tcp option maxseg size set {bytes}'"
-            ),
+            Action::ClampMss { link, bytes } => {
+                // Both directions: what this host says in its SYNs limits what it is sent, what it is told limits what it sends.
+                let chain = |hook: &str, side: &str| {
+                    format!(
+                        "add chain inet seikan_doctor {hook} {{ type filter hook {hook} priority mangle; }}; \
+                         add rule inet seikan_doctor {hook} {side} {link} tcp flags syn tcp option maxseg size set {bytes}"
+                    )
+                };
+                let chains = [
+                    chain("output", "oifname"),
+                    chain("input", "iifname"),
+                    chain("forward", "oifname"),
+                    chain("forward", "iifname"),
+                ];
+                format!("nft 'add table inet seikan_doctor; {}'", chains.join("; "))
+            }
         }
     }
 }

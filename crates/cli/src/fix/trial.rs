@@ -1,8 +1,8 @@
 //! Whether a change helps: the same path with and without it, in turns, in one run.
 //!
 //! Blocks go without, with, with, without, and again: what drifts meanwhile strikes both alike. The gain is that of the
-//! means of neighbouring blocks, with an interval by resampling. It counts only if its lower end is worth it and neither
-//! delay, nor loss, nor processor time has become worse.
+//! means of neighbouring blocks, with an interval by resampling. It counts only if its lower end is worth it, or if the
+//! delay under load is much shorter for the same throughput, and neither delay, nor loss, nor processor time has become worse.
 
 use std::time::Duration;
 
@@ -20,6 +20,9 @@ pub const PAIRS: usize = 4;
 pub const LEAST_GAIN: f64 = 0.05;
 /// A delay under load that many times as long is worse, if it is longer by this too, microseconds.
 const WORSE_DELAY: (f64, f64) = (1.5, 5_000.0);
+/// A delay under load that is that many times as short, and shorter by this too, microseconds, is worth a change that costs no
+/// throughput.
+const BETTER_DELAY: (f64, f64) = (2.0, 5_000.0);
 /// Retransmitted segments more, as a share of those sent.
 const WORSE_LOSS: f64 = 0.005;
 /// Processor time per bit more, as a ratio.
@@ -116,15 +119,6 @@ fn decide(pairs: &[(Block, Block)], gain: Option<Interval>, least: f64) -> Decis
     let Some(gain) = gain else {
         return Decision::TakeBack("there was too little traffic to tell".to_owned());
     };
-    if gain.low < least {
-        return Decision::TakeBack(format!(
-            "the gain is {:+.0} % ({:+.0} to {:+.0}), which is not surely {:+.0} %",
-            gain.value * 100.0,
-            gain.low * 100.0,
-            gain.high * 100.0,
-            least * 100.0
-        ));
-    }
     let mean = |of: &dyn Fn(&Block) -> Option<f64>, with: bool| {
         let values = pairs
             .iter()
@@ -133,7 +127,20 @@ fn decide(pairs: &[(Block, Block)], gain: Option<Interval>, least: f64) -> Decis
         (n > 0).then(|| sum / f64::from(n))
     };
     let both = |of: &dyn Fn(&Block) -> Option<f64>| Some((mean(of, false)?, mean(of, true)?));
-    if let Some((before, now)) = both(&|block| block.rtt_us)
+    let delay = both(&|block| block.rtt_us);
+    let is_quicker = delay.is_some_and(|(before, now)| {
+        before > now * BETTER_DELAY.0 && before > now + BETTER_DELAY.1 && gain.low > -least
+    });
+    if gain.low < least && !is_quicker {
+        return Decision::TakeBack(format!(
+            "the gain is {:+.0} % ({:+.0} to {:+.0}), which is not surely {:+.0} %",
+            gain.value * 100.0,
+            gain.low * 100.0,
+            gain.high * 100.0,
+            least * 100.0
+        ));
+    }
+    if let Some((before, now)) = delay
         && now > before * WORSE_DELAY.0
         && now > before + WORSE_DELAY.1
     {
@@ -224,6 +231,18 @@ mod tests {
             let (trial, _) = trial(block(1e8), bad);
             assert!(matches!(trial.decision, Decision::TakeBack(_)), "{trial:?}");
         }
+    }
+
+    #[test]
+    fn much_less_delay_at_the_same_throughput_is_kept() {
+        let slow = Block {
+            rtt_us: Some(40_000.0),
+            ..block(1e8)
+        };
+        let (kept, _) = trial(slow, block(1e8));
+        assert_eq!(kept.decision, Decision::Keep);
+        let (paid, _) = trial(slow, block(0.9e8));
+        assert!(matches!(paid.decision, Decision::TakeBack(_)), "{paid:?}");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use seikan_observe::path::SocketFacts;
 
 use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, Place, Remedy};
 
-/// Round trips from which windows matter: the kernel's largest default receive window (6 MiB, net/ipv4/tcp.c) then
+/// Round trips from which windows matter: the kernel's largest default receive window (6 MiB, 32 MiB from 6.16 on; net/ipv4/tcp.c) then
 /// allows some Gbit/s, but one that grows from ten segments takes a second to get there. Microseconds.
 const LONG_US: f64 = 20_000.0;
 /// From here on the delay alone decides. Microseconds.

@@ -2,7 +2,7 @@
 //!
 //! A [`Scenario`] is a file of `scenarios/`: a tunnel, a load, a [`Fault`], and the cause that a doctor should name.
 //! [`run`] plays it once: load without the fault, load with it, and the doctor meanwhile, who knows nothing but the
-//! interface and the rate that is expected. [`score`] plays many with severities drawn at random and counts.
+//! interface and the rate that is expected. [`mod@score`] plays many with severities drawn at random and counts.
 
 mod doctor;
 mod embedded;

@@ -128,7 +128,7 @@ fn station(station: &Station, out: &mut Screen) {
     }
     for (name, count) in &station.own.drops {
         let (unsent, reason) = (number(*count), sentence(name));
-        let text = format!("{RED}{unsent}{RESET} frames of its own: {reason}");
+        let text = format!("{RED}{unsent}{RESET} of its own frames: {reason}");
         out.line("not sent", text);
     }
 }
