@@ -4,6 +4,7 @@
 //! is under way, so the time held up by buffers is looked at first.
 
 use seikan_observe::metric;
+use seikan_observe::path::SocketFacts;
 
 use crate::{Cause, Evidence, Fact, Finding, Judgement, Place, Remedy};
 
@@ -11,6 +12,9 @@ use crate::{Cause, Evidence, Fact, Finding, Judgement, Place, Remedy};
 const SOMETIMES: f64 = 0.5;
 /// Unsent bytes below which nothing waits: less than a full segment is always about to be sent.
 const NOTHING: f64 = 1_448.0;
+/// Bytes under way, of the send buffer, from which the buffer is full of them: the kernel sizes it for twice the congestion
+/// window (`tcp_sndbuf_expand()`, net/ipv4/tcp_input.c), of which an application that pauses uses half at most.
+const FULL: f64 = 0.5;
 /// A shortfall up to this is none, as for verdicts.
 const TOLERATED: f64 = 0.1;
 /// The share of the time that connections have data under way, below which they are idle.
@@ -39,7 +43,7 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
         "tcp_info delivery_rate_app_limited",
     );
     let idle = limited.max(if busy < IDLE { 1.0 - busy } else { 0.0 });
-    let waiting = unsent.is_some_and(|unsent| unsent > NOTHING);
+    let waiting = unsent.is_some_and(|unsent| unsent > NOTHING) || fills_its_buffer(evidence, flow);
     // Less than what somebody expects is needed: what nobody asked for is not missing.
     let short = evidence
         .shortfall()
@@ -81,6 +85,13 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
     })
 }
 
+/// Whether all that the send buffer holds is under way: the application could not put more into it.
+fn fills_its_buffer(evidence: &Evidence, flow: &SocketFacts) -> bool {
+    let mean = |name| evidence.tcp_mean(flow, name).unwrap_or(0.0);
+    let under_way = mean(metric::TCP_UNACKED) * mean(metric::TCP_MSS);
+    flow.send_buffer > 0 && under_way >= FULL * f64::from(flow.send_buffer)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -99,6 +110,17 @@ mod tests {
     #[test]
     fn nothing_to_send_is_it() {
         assert_eq!(present(judge(&idle(1, 2_000_000))).weight, 0.9);
+    }
+
+    #[test]
+    fn a_send_buffer_full_of_what_is_under_way_is_not() {
+        let mut evidence = idle(1, 10_000_000);
+        gauge(&mut evidence, flow(), metric::TCP_MSS, 1_000);
+        evidence.map.flows[0].send_buffer = 1_000_000;
+        gauge(&mut evidence, flow(), metric::TCP_UNACKED, 400);
+        present(judge(&evidence));
+        gauge(&mut evidence, flow(), metric::TCP_UNACKED, 600);
+        assert!(absent(judge(&evidence)));
     }
 
     #[test]

@@ -223,7 +223,8 @@ pub const ALL: &[Rule] = &[
     },
     Rule {
         cause: Cause::OuterFragmentation,
-        makes: &[],
+        // A lost fragment costs the whole packet.
+        makes: &[Cause::PathLoss],
         judge: outer_fragmentation::judge,
     },
     Rule {
