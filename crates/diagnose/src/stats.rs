@@ -101,23 +101,6 @@ pub fn queueing_delay(standing: f64, leaving_per_second: f64) -> Option<f64> {
     (leaving_per_second > 0.0).then(|| standing / leaving_per_second)
 }
 
-/// The interval of a share `hits` of `n` that holds for few cases as well (Wilson 1927). `None` without any.
-pub fn wilson(hits: u64, n: u64) -> Option<Interval> {
-    if n == 0 {
-        return None;
-    }
-    // The 97.5 % point of the normal distribution.
-    let z = 1.959_963_985;
-    let (n, p) = (n as f64, hits as f64 / n as f64);
-    let middle = (p + z * z / (2.0 * n)) / (1.0 + z * z / n);
-    let half = z / (1.0 + z * z / n) * (p * (1.0 - p) / n + z * z / (4.0 * n * n)).sqrt();
-    Some(Interval {
-        value: p,
-        low: (middle - half).max(0.0),
-        high: (middle + half).min(1.0),
-    })
-}
-
 fn pearson(pairs: impl Iterator<Item = (f64, f64)> + Clone) -> Option<f64> {
     let n = pairs.clone().count() as f64;
     let (sa, sb) = pairs
@@ -165,24 +148,6 @@ impl Random {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn wilson_agrees_with_the_textbook() {
-        // Newcombe 1998, table I, method 3: 81 of 263, 15 of 148, 0 of 20, 1 of 29.
-        for (hits, n, low, high) in [
-            (81, 263, 0.2553, 0.3662),
-            (15, 148, 0.0624, 0.1605),
-            (0, 20, 0.0, 0.1611),
-            (1, 29, 0.0061, 0.1718),
-        ] {
-            let got = wilson(hits, n).expect("some");
-            assert!(
-                (got.low - low).abs() < 5e-5 && (got.high - high).abs() < 5e-5,
-                "{got:?}"
-            );
-        }
-        assert_eq!(wilson(0, 0), None);
-    }
 
     #[test]
     fn a_gain_is_seen_with_an_interval_that_holds_it() {
