@@ -9,7 +9,7 @@ use crate::{Cause, Evidence, Fact, Judgement, Place, Remedy};
 /// it is what limits.
 const STOLEN: (f64, f64) = (0.05, 0.25);
 /// A processor that has work for less of the time than this has spare time to make up for it.
-const BUSY: (f64, f64) = (0.3, 0.7);
+const BUSY: (f64, f64) = (0.5, 0.9);
 
 const WORK: &[&str] = &[
     metric::USER_NS,
@@ -41,7 +41,7 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
         Fact::new(
             "share of the time that it had work",
             work,
-            "below 0.7",
+            "below 0.9",
             "/proc/stat",
         ),
         Fact::new(
@@ -91,6 +91,11 @@ mod tests {
     #[test]
     fn an_idle_machine_does_not_miss_it() {
         assert!(absent(judge(&stolen(0.1, 0.1))));
+    }
+
+    #[test]
+    fn who_is_idle_for_half_of_the_time_has_time_to_make_up_for_it() {
+        assert!(absent(judge(&stolen(0.35, 0.12))));
     }
 
     #[test]
