@@ -23,7 +23,7 @@ pub use cause::Cause;
 pub use evidence::{Evidence, MtuProbe, Probes, ThreadUse};
 pub use finding::{Fact, Finding, Judgement};
 pub use losses::{Arrivals, Losses, Stall};
-pub use remedy::{Action, Place, Remedy};
+pub use remedy::{Action, Place, Remedy, clamp, is_plain};
 pub use seikan_observe::profile::{Profile, Share, Stage};
 pub use stage::{profile, stage};
 pub use verdict::{Cost, Level, RuledOut, Verdict, diagnose};

@@ -154,46 +154,89 @@ impl Action {
         };
         match self {
             Action::QueueLength { link, packets } => {
-                format!("ip link set dev {link} txqueuelen {packets}")
+                format!("ip link set dev {} txqueuelen {packets}", word(link))
             }
-            Action::Mtu { link, bytes } => format!("ip link set dev {link} mtu {bytes}"),
+            Action::Mtu { link, bytes } => format!("ip link set dev {} mtu {bytes}", word(link)),
             Action::Offload { link, feature, on } => {
-                let word = if *on { "on" } else { "off" };
-                format!("ethtool -K {link} {feature} {word}")
+                let state = if *on { "on" } else { "off" };
+                format!("ethtool -K {} {feature} {state}", word(link))
             }
             Action::Sysctl { name, value } => format!("sysctl -w {name}=\"{value}\""),
             Action::Rps { link, queue, cpus } => {
                 let mask = cpus.iter().fold(0u128, |mask, cpu| mask | 1 << (cpu & 127));
-                format!("echo {mask:x} > /sys/class/net/{link}/queues/rx-{queue}/rps_cpus")
+                let file = format!("/sys/class/net/{link}/queues/rx-{queue}/rps_cpus");
+                format!("echo {mask:x} > {}", word(&file))
             }
-            Action::RemoveQdisc { link } => format!("tc qdisc del dev {link} root"),
+            Action::RemoveQdisc { link } => format!("tc qdisc del dev {} root", word(link)),
             Action::Nice { pid, nice } => {
                 format!("renice -n {nice} -p $(ls /proc/{pid}/task)")
             }
             Action::Affinity { pid, cpus } => format!("taskset -a -p -c {} {pid}", list(cpus)),
             Action::CpuLimit { group, cpus } => {
-                let limit = match cpus {
-                    Some(cpus) => format!("{} 100000", (cpus * 100_000.0).round()),
-                    None => "max".to_owned(),
+                // Version 2 of control groups, or else version 1 with its usual period.
+                let (second, first) = match cpus {
+                    Some(cpus) => {
+                        let quota = (cpus * 100_000.0).round();
+                        (format!("{quota} 100000"), quota.to_string())
+                    }
+                    None => ("max".to_owned(), "-1".to_owned()),
                 };
-                format!("echo {limit} > {group}/cpu.max")
+                format!(
+                    "echo {second} > {} || echo {first} > {}",
+                    word(&format!("{group}/cpu.max")),
+                    word(&format!("{group}/cpu.cfs_quota_us"))
+                )
             }
-            Action::ClampMss { link, bytes } => {
-                // Both directions: what this host says in its SYNs limits what it is sent, what it is told limits what it sends.
-                let chain = |hook: &str, side: &str| {
-                    format!(
-                        "add chain inet seikan_doctor {hook} {{ type filter hook {hook} priority mangle; }}; \
-                         add rule inet seikan_doctor {hook} {side} {link} tcp flags syn tcp option maxseg size set {bytes}"
-                    )
-                };
-                let chains = [
-                    chain("output", "oifname"),
-                    chain("input", "iifname"),
-                    chain("forward", "oifname"),
-                    chain("forward", "iifname"),
-                ];
-                format!("nft 'add table inet seikan_doctor; {}'", chains.join("; "))
-            }
+            Action::ClampMss { link, bytes } => format!("nft {}", word(&clamp(link, *bytes))),
         }
+    }
+}
+
+/// What nft(8) is given to clamp segment sizes, both ways: what this host says in its SYNs limits what it is sent, what it
+/// is told limits what it sends. The name must be a plain one ([`is_plain`]).
+pub fn clamp(link: &str, bytes: u32) -> String {
+    let chain = |hook: &str, side: &str| {
+        format!(
+            "add chain inet seikan_doctor {hook} {{ type filter hook {hook} priority mangle; }}; \
+             add rule inet seikan_doctor {hook} {side} {link} tcp flags syn tcp option maxseg size set {bytes}"
+        )
+    };
+    let chains = [
+        chain("output", "oifname"),
+        chain("input", "iifname"),
+        chain("forward", "oifname"),
+        chain("forward", "iifname"),
+    ];
+    format!("add table inet seikan_doctor; {}", chains.join("; "))
+}
+
+/// Whether a name means nothing but itself to a shell and to nft. The kernel allows interfaces almost any name.
+pub fn is_plain(name: &str) -> bool {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "_-./:@".contains(c);
+    !name.is_empty() && name.chars().all(plain)
+}
+
+/// A text as one word for a shell.
+fn word(text: &str) -> String {
+    match is_plain(text) {
+        true => text.to_owned(),
+        false => format!("'{}'", text.replace('\'', r"'\''")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn longer(link: &str) -> String {
+        let link = link.into();
+        Action::QueueLength { link, packets: 9 }.command()
+    }
+
+    #[test]
+    fn a_name_is_one_word_for_a_shell() {
+        assert_eq!(longer("tun0"), "ip link set dev tun0 txqueuelen 9");
+        let quoted = r"ip link set dev 'a'\'';id' txqueuelen 9";
+        assert_eq!(longer("a';id"), quoted);
     }
 }

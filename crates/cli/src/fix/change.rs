@@ -3,7 +3,7 @@
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, anyhow, bail};
-use seikan_diagnose::Action;
+use seikan_diagnose::{Action, clamp, is_plain};
 use seikan_node::state::Undo;
 use seikan_sys::ethtool::{Ethtool, Feature};
 use seikan_sys::netlink::{LinkInfo, Netlink};
@@ -65,7 +65,7 @@ impl Change {
                 let value = limit_value(group, *cpus);
                 self.write(&State::Text(value))
             }
-            Action::ClampMss { .. } => run("sh", &["-c", &self.action.command()]).map(drop),
+            Action::ClampMss { link, bytes } => run("nft", &[&clamp(link, *bytes)]).map(drop),
         };
         made.with_context(|| format!("`{}` failed", self.action.command()))
     }
@@ -194,7 +194,13 @@ fn read(action: &Action) -> Result<State> {
             let shown = run("tc", &["qdisc", "show", "dev", link, "root"])?;
             State::Text(token_bucket(&shown)?)
         }
-        Action::ClampMss { .. } => {
+        Action::ClampMss { link, .. } => {
+            if !is_plain(link) {
+                bail!(
+                    "nft would read more than a name in `{}`",
+                    link.escape_debug()
+                );
+            }
             let tables = run("nft", &["list", "tables"])?;
             if tables.contains(CLAMP_TABLE) {
                 bail!(
