@@ -279,6 +279,7 @@ fn run(program: &str, arguments: &[&str]) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use seikan_sys::netns::NetNs;
 
     #[test]
     fn a_token_bucket_is_brought_back_as_it_was_shown() {
@@ -300,5 +301,74 @@ mod tests {
             ["core", "rmem_max"]
         );
         assert!(components("kernel.panic").is_err());
+    }
+
+    /// What the tools show of `veth0` and of the firewall.
+    fn shown() -> Vec<String> {
+        let all: [&[&str]; 4] = [
+            &["ip", "link", "show", "veth0"],
+            &["tc", "qdisc", "show", "dev", "veth0"],
+            &["ethtool", "-k", "veth0"],
+            &["nft", "list", "ruleset"],
+        ];
+        let show = |words: &&[&str]| match words[0] {
+            // Read by ourselves: the program may not be there.
+            "ethtool" => format!("{:?}", Ethtool::open().expect("open").features("veth0")),
+            program => run(program, &words[1..]).expect("shown"),
+        };
+        // The handle of a queueing discipline is a new one each time.
+        let plain = |text: String| {
+            let words = text.split_whitespace().filter(|word| !word.ends_with(':'));
+            words.collect::<Vec<_>>().join(" ")
+        };
+        all.iter().map(show).map(plain).collect()
+    }
+
+    #[test]
+    fn every_change_of_an_interface_is_made_and_taken_back() {
+        if !nix::unistd::geteuid().is_root() {
+            let required = std::env::var("SEIKAN_REQUIRE_ALL").is_ok_and(|value| value == "1");
+            assert!(!required, "a network namespace needs root");
+            eprintln!("SKIPPED: a network namespace needs root");
+            return;
+        }
+        let link = || "veth0".to_owned();
+        let actions = [
+            Action::QueueLength {
+                link: link(),
+                packets: 77,
+            },
+            Action::Mtu {
+                link: link(),
+                bytes: 1300,
+            },
+            Action::Offload {
+                link: link(),
+                feature: "tx".into(),
+                on: false,
+            },
+            Action::RemoveQdisc { link: link() },
+            Action::ClampMss {
+                link: link(),
+                bytes: 1200,
+            },
+        ];
+        let namespace = NetNs::create().expect("namespace");
+        let tested = namespace.run(|| {
+            let words = "link add veth0 type veth peer name veth1";
+            run("ip", &words.split(' ').collect::<Vec<_>>()).expect("veth");
+            let words = "qdisc add dev veth0 root tbf rate 50mbit burst 64kb latency 50ms";
+            run("tc", &words.split(' ').collect::<Vec<_>>()).expect("tbf");
+            let before = shown();
+            for action in actions {
+                let change = Change::plan(action.clone()).expect("plan");
+                assert_eq!(shown(), before, "planning changes nothing");
+                change.apply().expect("apply");
+                assert_ne!(shown(), before, "{action:?}");
+                change.take_back().expect("take back");
+                assert_eq!(shown(), before, "{action:?}");
+            }
+        });
+        tested.expect("namespace");
     }
 }
