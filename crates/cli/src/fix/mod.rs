@@ -2,23 +2,22 @@
 //! kept only if they help, and taken back otherwise, also when this process is killed on the way.
 //!
 //! [`Fix::prepare`] forks a process that takes everything back should this one end; [`Fix::run`] notes the changes of a
-//! remedy, runs the [`trial`], and keeps or takes back; [`undo`] takes back what was kept.
+//! remedy, runs the trial ([`trial::run`]), and keeps or takes back; [`undo`] takes back what was kept.
 
 mod change;
-pub mod trial;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use seikan_diagnose::Remedy;
+use seikan_diagnose::trial::{self, Block, Decision, Trial};
 use seikan_node::control::Places;
 use seikan_node::state::{self, Journal};
 use seikan_sys::hooks::HookRunner;
 use seikan_sys::netns::NetNs;
 
 pub use change::Change;
-use trial::{Block, Decision, Trial};
 
 /// Ready to change something.
 #[derive(Debug)]

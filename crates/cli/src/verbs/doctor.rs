@@ -17,12 +17,12 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Args;
+use seikan_diagnose::trial::{Attempt, LEAST_GAIN};
 use seikan_diagnose::{Cause, Verdict, diagnose};
 use seikan_lab::Interrupt;
 use serde::Serialize;
 
 use crate::fix::Fix;
-use crate::fix::trial::LEAST_GAIN;
 use text::Page;
 
 /// What `doctor` is told.
@@ -167,7 +167,7 @@ struct Report {
     #[serde(flatten)]
     verdict: Verdict,
     /// What was tried, in order; empty without --fix.
-    fixes: Vec<repair::Attempt>,
+    fixes: Vec<Attempt>,
 }
 
 fn print_json(value: &impl Serialize) -> anyhow::Result<()> {

@@ -5,14 +5,13 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::bail;
+use seikan_diagnose::trial::{Attempt, BLOCK, Block, Decision, PAIRS, Trial, WARM_UP};
 use seikan_diagnose::{Evidence, Level, Remedy, Verdict};
 use seikan_lab::report::ProgressBar;
 use seikan_lab::{Interrupt, Progress};
 use seikan_observe::metric;
-use serde::Serialize;
 
 use super::measure;
-use crate::fix::trial::{BLOCK, Block, Decision, PAIRS, Trial, WARM_UP};
 use crate::fix::{self, Fix};
 
 /// Remedies that are tried, at most: of the cause and of its chain.
@@ -27,15 +26,6 @@ pub struct Options {
     pub quiet: bool,
     /// Gain that a change must have to stay, as a share.
     pub least_gain: f64,
-}
-
-/// A remedy that was tried.
-#[derive(Clone, Debug, Serialize)]
-pub struct Attempt {
-    /// What was done.
-    pub remedy: Remedy,
-    /// How it compared, and what followed.
-    pub trial: Trial,
 }
 
 /// Tries the remedies of a verdict until one stays. A gain that is sure confirms the verdict.

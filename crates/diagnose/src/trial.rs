@@ -6,9 +6,10 @@
 
 use std::time::Duration;
 
-use anyhow::Result;
-use seikan_diagnose::stats::{Interval, paired_gain};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+
+use crate::Remedy;
+use crate::stats::{Interval, paired_gain};
 
 /// Time after a switch that is not measured: connections have to find their new rate.
 pub const WARM_UP: Duration = Duration::from_millis(1000);
@@ -29,7 +30,7 @@ const WORSE_LOSS: f64 = 0.005;
 const WORSE_CPU: f64 = 1.5;
 
 /// What one block showed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Block {
     /// Bits per second through the tunnel.
     pub throughput: f64,
@@ -42,7 +43,7 @@ pub struct Block {
 }
 
 /// What is to be done with the change.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "decision", content = "why")]
 pub enum Decision {
     /// It stays.
@@ -52,7 +53,7 @@ pub enum Decision {
 }
 
 /// How the comparison went.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Trial {
     /// Blocks without and with, in pairs.
     pub pairs: Vec<(Block, Block)>,
@@ -63,16 +64,25 @@ pub struct Trial {
     pub decision: Decision,
 }
 
+/// A remedy that was tried.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Attempt {
+    /// What was done.
+    pub remedy: Remedy,
+    /// How it compared, and what followed.
+    pub trial: Trial,
+}
+
 /// Compares. `switch` turns the change on or off, `measure` waits and looks. Ends early, with the change to be taken
 /// back, when nothing goes through with it.
 ///
 /// # Errors
 /// Those of `switch` and `measure`.
-pub fn run(
-    mut switch: impl FnMut(bool) -> Result<()>,
-    mut measure: impl FnMut(Duration) -> Result<Block>,
+pub fn run<E>(
+    mut switch: impl FnMut(bool) -> Result<(), E>,
+    mut measure: impl FnMut(Duration) -> Result<Block, E>,
     least_gain: f64,
-) -> Result<Trial> {
+) -> Result<Trial, E> {
     let mut pairs = Vec::new();
     let mut is_on = false;
     for pair in 0..PAIRS {
@@ -183,7 +193,7 @@ mod tests {
         let trial = run(
             |now| {
                 on.set(now);
-                Ok(())
+                Ok::<(), std::convert::Infallible>(())
             },
             |_| Ok(if on.get() { with } else { without }),
             LEAST_GAIN,
