@@ -86,9 +86,22 @@ pub struct Verdict {
 
 /// Names the cause.
 pub fn diagnose(evidence: &Evidence) -> Verdict {
+    without(evidence, &[])
+}
+
+/// What the cause would be if it were none of a verdict's chain; `None` if nothing else shows.
+pub fn rival(evidence: &Evidence, verdict: &Verdict) -> Option<Verdict> {
+    verdict.alternatives.first()?;
+    let rival = without(evidence, &verdict.chain);
+    let shows = !matches!(rival.cause, Cause::Healthy | Cause::Unknown);
+    shows.then_some(rival)
+}
+
+fn without(evidence: &Evidence, left_out: &[Cause]) -> Verdict {
     let mut found: Vec<(&Rule, Finding)> = Vec::new();
     let mut ruled_out = Vec::new();
-    for rule in rules::ALL {
+    let rules = rules::ALL.iter();
+    for rule in rules.filter(|rule| !left_out.contains(&rule.cause)) {
         match (rule.judge)(evidence) {
             Judgement::Present(finding) if finding.weight >= LEAST_WEIGHT => {
                 found.push((rule, finding));
@@ -269,6 +282,19 @@ mod tests {
         assert_eq!(verdict.cause, Cause::Shaper);
         assert_eq!(verdict.chain, [Cause::Shaper, Cause::TunQueueOverflow]);
         assert_eq!(verdict.alternatives, []);
+    }
+
+    #[test]
+    fn the_rival_is_what_shows_beside_the_chain() {
+        let mut evidence = dropping();
+        let alone = diagnose(&evidence);
+        assert_eq!(rival(&evidence, &alone), None);
+        evidence.probes.idle_rtt_us = Some(1_000.0);
+        evidence.probes.loaded_rtt_us = Some(300_000.0);
+        let verdict = diagnose(&evidence);
+        let rival = rival(&evidence, &verdict).expect("another cause");
+        assert_eq!(verdict.alternatives, [rival.cause]);
+        assert!(!rival.remedies.is_empty());
     }
 
     #[test]
