@@ -5,10 +5,10 @@
 //! [`repair`] then tries what helps on this host.
 
 mod drawing;
-mod measure;
+pub mod measure;
 mod probe;
 mod repair;
-mod text;
+pub mod text;
 mod view;
 
 use std::io::Write;
@@ -98,7 +98,8 @@ pub struct Arguments {
 /// The status of `--exit-code` for a tunnel that is not healthy.
 const UNHEALTHY: u8 = 3;
 
-fn megabits(text: &str) -> Result<f64, String> {
+/// Megabits per second on a command line.
+pub fn megabits(text: &str) -> Result<f64, String> {
     let value: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
     match value.is_finite() && value > 0.0 {
         true => Ok(value),
