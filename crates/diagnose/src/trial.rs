@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::Remedy;
 use crate::stats::{Interval, paired_gain};
+use crate::{Cause, Remedy};
 
 /// Time after a switch that is not measured: connections have to find their new rate.
 pub const WARM_UP: Duration = Duration::from_millis(1000);
@@ -73,9 +73,18 @@ pub struct Trial {
     pub decision: Decision,
 }
 
+impl Trial {
+    /// Whether the gain is surely one: that confirms what the change is for.
+    pub fn helps(&self) -> bool {
+        self.gain.is_some_and(|gain| gain.low > 0.0)
+    }
+}
+
 /// A remedy that was tried.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Attempt {
+    /// The cause that it would help if it were the one.
+    pub cause: Cause,
     /// What was done.
     pub remedy: Remedy,
     /// How it compared, and what followed.

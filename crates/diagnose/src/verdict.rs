@@ -8,6 +8,7 @@ use seikan_observe::path::PathMap;
 use serde::{Deserialize, Serialize};
 
 use crate::rules::{self, Rule};
+use crate::trial::Attempt;
 use crate::{Cause, Evidence, Fact, Finding, Judgement, Remedy};
 
 /// Findings lighter than this are not worth naming.
@@ -95,6 +96,28 @@ pub fn rival(evidence: &Evidence, verdict: &Verdict) -> Option<Verdict> {
     let rival = without(evidence, &verdict.chain);
     let shows = !matches!(rival.cause, Cause::Healthy | Cause::Unknown);
     shows.then_some(rival)
+}
+
+/// The verdict after remedies were tried: a gain that is sure confirms its cause, and makes it the verdict.
+pub fn concluded(evidence: &Evidence, attempts: &[Attempt]) -> Verdict {
+    let verdict = diagnose(evidence);
+    let Some(proof) = attempts.iter().find(|attempt| attempt.trial.helps()) else {
+        return verdict;
+    };
+    let mut proven = match rival(evidence, &verdict) {
+        Some(rival) if rival.cause == proof.cause => {
+            let others = std::iter::once(verdict.cause).chain(rival.alternatives);
+            Verdict {
+                alternatives: others.collect(),
+                ..rival
+            }
+        }
+        // Tried for another cause than the rules name now.
+        _ if verdict.cause != proof.cause => return verdict,
+        _ => verdict,
+    };
+    proven.level = Level::Confirmed;
+    proven
 }
 
 fn without(evidence: &Evidence, left_out: &[Cause]) -> Verdict {
@@ -242,6 +265,7 @@ fn empty(cause: Cause, level: Level, chain: Vec<Cause>) -> Verdict {
 mod tests {
     use super::*;
     use crate::rules::testing::*;
+    use crate::trial::{Block, Decision, Trial};
     use seikan_observe::{Subject, metric};
 
     fn dropping() -> Evidence {
@@ -295,6 +319,47 @@ mod tests {
         let rival = rival(&evidence, &verdict).expect("another cause");
         assert_eq!(verdict.alternatives, [rival.cause]);
         assert!(!rival.remedies.is_empty());
+    }
+
+    /// A change that doubled the throughput.
+    fn proof(cause: Cause) -> Attempt {
+        let block = |throughput| Block {
+            throughput,
+            ..Block::default()
+        };
+        let pairs = vec![(block(1e8), block(2e8)); 4];
+        let rates: Vec<(f64, f64)> = pairs
+            .iter()
+            .map(|(a, b)| (a.throughput, b.throughput))
+            .collect();
+        Attempt {
+            cause,
+            remedy: Remedy::here("change", vec![], "all"),
+            trial: Trial {
+                pairs,
+                gain: crate::stats::paired_gain(&rates),
+                decision: Decision::Keep,
+            },
+        }
+    }
+
+    #[test]
+    fn what_helped_is_the_cause() {
+        let mut evidence = dropping();
+        evidence.probes.idle_rtt_us = Some(1_000.0);
+        evidence.probes.loaded_rtt_us = Some(300_000.0);
+        let verdict = diagnose(&evidence);
+        assert_eq!(concluded(&evidence, &[]), verdict);
+        let same = concluded(&evidence, &[proof(verdict.cause)]);
+        assert_eq!((same.cause, same.level), (verdict.cause, Level::Confirmed));
+        let other = concluded(&evidence, &[proof(verdict.alternatives[0])]);
+        assert_eq!(
+            (other.cause, other.level),
+            (verdict.alternatives[0], Level::Confirmed)
+        );
+        assert_eq!(other.alternatives, [verdict.cause]);
+        // Rules that name neither any more are not overruled.
+        assert_eq!(concluded(&evidence, &[proof(Cause::CpuQuota)]), verdict);
     }
 
     #[test]

@@ -36,15 +36,8 @@ const HISTORY: usize = 600;
     Keys: space holds the picture, q ends. The verdict is the doctor's over the last 10 s. It changes nothing, sends\n\
     nothing and reads no packet. For a program there is `seikan doctor --json`.")]
 pub struct Arguments {
-    /// The tunnel's interface
-    #[arg(long, value_name = "INTERFACE")]
-    iface: Option<String>,
-    /// The tunnel's program
-    #[arg(long, value_name = "PID", conflicts_with = "iface")]
-    pid: Option<u32>,
-    /// What should go through, in Mbit/s
-    #[arg(long, value_name = "MBIT", value_parser = super::doctor::megabits)]
-    expect: Option<f64>,
+    #[command(flatten)]
+    which: measure::Which,
     /// Seconds between two pictures
     #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10))]
     every: u32,
@@ -56,16 +49,12 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
         bail!("it needs a terminal; for a program or a file there is `seikan doctor --json`");
     }
-    let map = measure::path(arguments.iface.as_deref(), arguments.pid).context(FAILED)?;
+    let map = arguments.which.path().context(FAILED)?;
     let mut sampler = Sampler::new(&map).context(FAILED)?;
     sampler.follow(&measure::through(&map));
     let interrupt = Interrupt::new();
     let _signals = interrupt.catch_signals()?;
-    let mut window = Window::new(
-        map,
-        arguments.expect.map(|megabits| megabits * 1e6),
-        HISTORY,
-    );
+    let mut window = Window::new(map, arguments.which.expected(), HISTORY);
     let every = Duration::from_secs(arguments.every.into());
     // Puts the terminal back also where something panics.
     let mut terminal = ratatui::try_init().context("cannot draw in this terminal")?;

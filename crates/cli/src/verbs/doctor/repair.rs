@@ -15,6 +15,7 @@ use seikan_observe::metric;
 use super::measure;
 use crate::fix::watchdog::Watchdog;
 use crate::fix::{self, Fix};
+use crate::screen::printable;
 
 /// Remedies that are tried, at most.
 const MOST: usize = 2;
@@ -33,7 +34,7 @@ pub struct Options {
 /// Tries what the two likeliest causes would be helped by, until something does. A gain that is sure confirms its
 /// cause, and makes it the verdict.
 pub fn repair(
-    verdict: &mut Verdict,
+    verdict: &Verdict,
     evidence: &Evidence,
     fix: &Fix,
     options: &Options,
@@ -90,16 +91,16 @@ pub fn repair(
         })?;
         drop(bar);
         say(&described(&trial));
-        let helps = trial.gain.is_some_and(|gain| gain.low > 0.0);
+        let helps = trial.helps();
         let keeps = trial.decision == Decision::Keep;
         let is_cut_off = watchdog.silent().is_some();
-        attempts.push(Attempt { remedy, trial });
+        attempts.push(Attempt {
+            cause: of.cause,
+            remedy,
+            trial,
+        });
         if helps {
-            confirm(verdict, of);
-            say(&format!(
-                "\nproven: {}, {}",
-                verdict.cause, verdict.sentence
-            ));
+            say(&format!("\nproven: {}. {}", of.cause, of.sentence));
         }
         if helps || keeps || is_cut_off {
             break;
@@ -125,19 +126,6 @@ fn candidates(verdict: &Verdict, rival: Option<Verdict>) -> Vec<(Verdict, Remedy
     candidates.extend(others);
     candidates.truncate(MOST);
     candidates
-}
-
-/// Makes `of` the verdict, if it is not yet, and says that it is proven.
-fn confirm(verdict: &mut Verdict, of: Verdict) {
-    if verdict.cause != of.cause {
-        let others = std::iter::once(verdict.cause).chain(of.alternatives);
-        *verdict = Verdict {
-            alternatives: others.collect(),
-            cost: verdict.cost,
-            ..of
-        };
-    }
-    verdict.level = Level::Confirmed;
 }
 
 /// Takes back what was kept.
@@ -187,6 +175,15 @@ fn block(evidence: &Evidence) -> Block {
     }
 }
 
+/// What came of remedies that were tried.
+pub fn tried(attempts: &[Attempt]) -> String {
+    let told = attempts.iter().map(|attempt| {
+        let what = printable(&attempt.remedy.what);
+        format!("\ntried: {what}\n{}\n", described(&attempt.trial))
+    });
+    told.collect()
+}
+
 fn described(trial: &Trial) -> String {
     let rates = |of: &dyn Fn(&(Block, Block)) -> Block| {
         let rates = trial.pairs.iter().map(|pair| of(pair).throughput / 1e6);
@@ -210,7 +207,7 @@ fn described(trial: &Trial) -> String {
     }
     out + &match &trial.decision {
         Decision::Keep => "  kept; `seikan doctor --undo` takes it back".to_owned(),
-        Decision::TakeBack(why) => format!("  taken back: {why}"),
+        Decision::TakeBack(why) => format!("  taken back: {}", printable(why)),
     }
 }
 
@@ -250,18 +247,6 @@ mod tests {
         assert_eq!(names(Level::Supported, 3, 3), clear);
         assert_eq!(names(Level::Consistent, 3, 0), clear);
         assert_eq!(names(Level::Supported, 0, 1), ["bufferbloat 0"]);
-    }
-
-    #[test]
-    fn a_rival_that_is_proven_is_the_verdict() {
-        let mut told = verdict(Cause::Shaper, 0);
-        told.alternatives = vec![Cause::Bufferbloat];
-        confirm(&mut told, verdict(Cause::Bufferbloat, 1));
-        assert_eq!(
-            (told.cause, told.level),
-            (Cause::Bufferbloat, Level::Confirmed)
-        );
-        assert_eq!(told.alternatives, [Cause::Shaper]);
     }
 
     #[test]
