@@ -4,12 +4,12 @@
 //! `seikan_diagnose` name the cause, [`view`] writes it down and [`drawing`] draws the path. With `--fix`, [`repair`] then tries
 //! what helps on this host.
 
-mod drawing;
+pub mod drawing;
 mod measure;
 mod probe;
 mod repair;
-mod text;
-mod view;
+pub mod text;
+pub mod view;
 
 use std::io::Write;
 use std::process::ExitCode;

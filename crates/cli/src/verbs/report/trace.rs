@@ -1,0 +1,602 @@
+//! Quantities over time, out of the columns of a recording: throughput, and every counter that may be suspected.
+
+use std::collections::BTreeSet;
+
+use seikan_diagnose::{Cause, Evidence};
+use seikan_observe::path::{SocketFacts, Transport};
+use seikan_observe::{Column, Subject, metric};
+
+/// A quantity over time.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Trace {
+    /// What it is.
+    pub title: String,
+    /// Its unit, as it stands beside an axis.
+    pub unit: &'static str,
+    /// Seconds since the beginning, and the value there; ascending.
+    pub points: Vec<(f64, f64)>,
+    /// The causes of which it tells.
+    pub causes: &'static [Cause],
+}
+
+impl Trace {
+    /// The largest value.
+    pub fn max(&self) -> f64 {
+        let values = self.points.iter().map(|(_, value)| *value);
+        values.fold(0.0, f64::max)
+    }
+}
+
+/// Interfaces, sockets, reasons that are looked at, at most.
+const MANY: usize = 32;
+/// Reasons for drops that are shown, the most frequent.
+const REASONS: usize = 4;
+/// Microseconds per second as per cent, and nanoseconds.
+const PER_CENT_OF_US: f64 = 1e-4;
+const PER_CENT_OF_NS: f64 = 1e-7;
+
+/// Bits per second through the inner interface in the direction in which more goes, Mbit/s.
+pub fn throughput(evidence: &Evidence) -> Option<Trace> {
+    let inner = evidence.map.inner.clone()?;
+    let (name, way) = match evidence.sends() {
+        true => (metric::TX_BYTES, "into"),
+        false => (metric::RX_BYTES, "out of"),
+    };
+    let column = evidence.column(&Subject::Link(inner.clone()), name)?;
+    let points = rate(evidence, &[column], 8e-6);
+    (!points.is_empty()).then(|| Trace {
+        title: format!("throughput {way} {inner}"),
+        unit: "Mbit/s",
+        points,
+        causes: &[],
+    })
+}
+
+/// Growth per second of the sum of counters, times `scale`, in the middle of every interval between samples. What
+/// grew over an interval without a reading is spread over it.
+pub fn rate(evidence: &Evidence, columns: &[&Column], scale: f64) -> Vec<(f64, f64)> {
+    let times = seconds(evidence);
+    let mut grown = vec![0.0; times.len().saturating_sub(1)];
+    let mut is_seen = vec![false; grown.len()];
+    for column in columns {
+        for pair in column.points.windows(2) {
+            let ((from, before), (to, now)) = (pair[0], pair[1]);
+            let (from, to) = (from as usize, to as usize);
+            if to >= times.len() || from >= to || times[to] <= times[from] {
+                continue;
+            }
+            let growth = now.saturating_sub(before) as f64 / (times[to] - times[from]);
+            for i in from..to {
+                grown[i] += growth;
+                is_seen[i] = true;
+            }
+        }
+    }
+    let middle = |i: usize| (times[i] + times[i + 1]) / 2.0;
+    let seen = (0..grown.len()).filter(|i| is_seen[*i] && times[i + 1] > times[*i]);
+    seen.map(|i| (middle(i), grown[i] * scale)).collect()
+}
+
+/// The sum of gauges at every sample that has one of them, times `scale`.
+pub fn gauge(evidence: &Evidence, columns: &[&Column], scale: f64) -> Vec<(f64, f64)> {
+    let times = seconds(evidence);
+    let mut sums: Vec<Option<f64>> = vec![None; times.len()];
+    for column in columns {
+        for (index, value) in &column.points {
+            if let Some(sum) = sums.get_mut(*index as usize) {
+                *sum = Some(sum.unwrap_or(0.0) + *value as f64 * scale);
+            }
+        }
+    }
+    let both = times.into_iter().zip(sums);
+    both.filter_map(|(time, sum)| Some((time, sum?))).collect()
+}
+
+/// The times of the samples.
+pub fn seconds(evidence: &Evidence) -> Vec<f64> {
+    let times = evidence.series.times.iter();
+    times.map(|time| time.as_secs_f64()).collect()
+}
+
+/// The columns of a value of several subjects.
+fn columns<'a>(
+    evidence: &'a Evidence,
+    subjects: impl IntoIterator<Item = Subject>,
+    name: &str,
+) -> Vec<&'a Column> {
+    let subjects = subjects.into_iter();
+    subjects
+        .filter_map(|subject| evidence.column(&subject, name))
+        .collect()
+}
+
+/// Everything that moved: what tells most of a tunnel first.
+pub fn suspects(evidence: &Evidence) -> Vec<Trace> {
+    let mut all = Collection {
+        evidence,
+        traces: Vec::new(),
+    };
+    connections(&mut all);
+    interfaces(&mut all);
+    sockets(&mut all);
+    processors(&mut all);
+    program(&mut all);
+    host(&mut all);
+    all.traces
+}
+
+struct Collection<'a> {
+    evidence: &'a Evidence,
+    traces: Vec<Trace>,
+}
+
+impl Collection<'_> {
+    /// A counter, summed over subjects.
+    fn count(
+        &mut self,
+        subjects: impl IntoIterator<Item = Subject>,
+        name: &str,
+        title: impl Into<String>,
+        (unit, scale): (&'static str, f64),
+        causes: &'static [Cause],
+    ) {
+        let points = rate(
+            self.evidence,
+            &columns(self.evidence, subjects, name),
+            scale,
+        );
+        self.push(title, unit, points, causes);
+    }
+
+    /// A gauge, summed over subjects.
+    fn level(
+        &mut self,
+        subjects: impl IntoIterator<Item = Subject>,
+        name: &str,
+        title: impl Into<String>,
+        (unit, scale): (&'static str, f64),
+        causes: &'static [Cause],
+    ) {
+        let points = gauge(
+            self.evidence,
+            &columns(self.evidence, subjects, name),
+            scale,
+        );
+        let first = points.first().map(|(_, value)| *value);
+        if points.iter().any(|(_, value)| Some(*value) != first) {
+            self.push(title, unit, points, causes);
+        }
+    }
+
+    /// Takes in what was not 0 all the time.
+    fn push(
+        &mut self,
+        title: impl Into<String>,
+        unit: &'static str,
+        points: Vec<(f64, f64)>,
+        causes: &'static [Cause],
+    ) {
+        if points.iter().any(|(_, value)| *value > 0.0) {
+            self.traces.push(Trace {
+                title: title.into(),
+                unit,
+                points,
+                causes,
+            });
+        }
+    }
+}
+
+const EACH: (&str, f64) = ("per second", 1.0);
+const KILOBYTES: (&str, f64) = ("kB", 1e-3);
+const MILLISECONDS: (&str, f64) = ("ms", 1e-3);
+const SHARE_OF_US: (&str, f64) = ("% of the time", PER_CENT_OF_US);
+const SHARE_OF_NS: (&str, f64) = ("% of a processor", PER_CENT_OF_NS);
+
+fn tcp(sockets: &[SocketFacts]) -> Vec<Subject> {
+    let of = sockets
+        .iter()
+        .filter(|socket| socket.transport == Transport::Tcp);
+    // A set: hostile files may name one twice.
+    let inodes: BTreeSet<u64> = of.map(|socket| socket.inode).collect();
+    inodes.into_iter().map(Subject::Tcp).collect()
+}
+
+fn connections(all: &mut Collection<'_>) {
+    use Cause::*;
+    let map = &all.evidence.map;
+    let flows = tcp(&map.flows);
+    let title = "segments sent again by connections through the tunnel";
+    let causes = &[PathLoss, MtuBlackHole, Reordering, TcpOverTcp];
+    all.count(flows.clone(), metric::TCP_RETRANS, title, EACH, causes);
+    let main = all.evidence.main_flow();
+    let main: Vec<_> = main
+        .map(|flow| Subject::Tcp(flow.inode))
+        .into_iter()
+        .collect();
+    let title = "round trip that the main connection sees";
+    let causes = &[Bufferbloat, PathDelay, TcpOuterBuffer];
+    all.level(
+        main.clone(),
+        metric::TCP_RTT_US,
+        title,
+        MILLISECONDS,
+        causes,
+    );
+    let title = "round trip of probes through the tunnel";
+    let causes = &[Bufferbloat, PathDelay];
+    let name = metric::PROBE_INNER_RTT_US;
+    all.level([Subject::Probe], name, title, MILLISECONDS, causes);
+    let title = "timeouts of connections through the tunnel";
+    let causes = &[MtuBlackHole, TcpOverTcp];
+    all.count(flows.clone(), metric::TCP_TIMEOUTS, title, EACH, causes);
+    let title = "reordering seen by connections through the tunnel";
+    all.count(
+        flows.clone(),
+        metric::TCP_REORD_SEEN,
+        title,
+        EACH,
+        &[Reordering],
+    );
+    let title = "duplicates that the far end reported";
+    let causes = &[Reordering, TcpOverTcp];
+    all.count(flows.clone(), metric::TCP_DSACK_DUPS, title, EACH, causes);
+    let title = "connections held up by the receiver's window";
+    let causes = &[TcpReceiveWindow];
+    all.count(
+        flows.clone(),
+        metric::TCP_RWND_LIMITED_US,
+        title,
+        SHARE_OF_US,
+        causes,
+    );
+    let title = "connections held up by their send buffer";
+    all.count(
+        flows,
+        metric::TCP_SNDBUF_LIMITED_US,
+        title,
+        SHARE_OF_US,
+        &[],
+    );
+    let title = "segments received before one that was due";
+    let causes = &[Reordering, PathLoss];
+    all.count([Subject::Host], "TcpExt.TCPOFOQueue", title, EACH, causes);
+    let title = "not sent yet by the main connection";
+    all.level(main, metric::TCP_NOTSENT_BYTES, title, KILOBYTES, &[]);
+}
+
+fn interfaces(all: &mut Collection<'_>) {
+    use Cause::*;
+    let map = &all.evidence.map;
+    for link in map.links.iter().take(MANY) {
+        let name = &link.name;
+        let is_inner = Some(name) == map.inner.as_ref();
+        let device = || [Subject::Link(name.clone())];
+        let queue = || [Subject::Qdisc(name.clone())];
+        let causes: &[Cause] = match is_inner {
+            true => &[TunQueueOverflow, VhostStarved],
+            false => &[OffloadBroken],
+        };
+        let title = format!("packets dropped on the way into {name}");
+        all.count(device(), metric::TX_DROPPED, title, EACH, causes);
+        let title = format!("packets dropped by the queueing discipline of {name}");
+        let causes = &[Shaper, Bufferbloat, TunQueueOverflow];
+        all.count(queue(), metric::QDISC_DROPS, title, EACH, causes);
+        let title = format!("standing in the queue of {name}");
+        let causes = &[Bufferbloat, Shaper];
+        all.level(
+            queue(),
+            metric::QDISC_BACKLOG_BYTES,
+            title,
+            KILOBYTES,
+            causes,
+        );
+        let title = format!("packets delayed for the rate of {name}");
+        all.count(queue(), metric::QDISC_OVERLIMITS, title, EACH, &[Shaper]);
+        let title = format!("packets that {name} did not take at once");
+        all.count(queue(), metric::QDISC_REQUEUES, title, EACH, &[]);
+        for (metric, what, causes) in [
+            (metric::RX_DROPPED, "dropped on the way out of", &[][..]),
+            (
+                metric::RX_ERRORS,
+                "received in error by",
+                &[MtuMismatch, OffloadBroken],
+            ),
+            (
+                metric::RX_LENGTH_ERRORS,
+                "of a wrong length received by",
+                &[MtuMismatch],
+            ),
+            (
+                metric::RX_FRAME_ERRORS,
+                "that were no frames received by",
+                &[MtuMismatch],
+            ),
+            (
+                metric::TX_ERRORS,
+                "in error sent by",
+                &[MtuMismatch, OffloadBroken],
+            ),
+        ] {
+            all.count(
+                device(),
+                metric,
+                format!("packets {what} {name}"),
+                EACH,
+                causes,
+            );
+        }
+    }
+}
+
+fn sockets(all: &mut Collection<'_>) {
+    use Cause::*;
+    let map = &all.evidence.map;
+    let outer = tcp(&map.sockets);
+    let udp = map.sockets.iter();
+    let udp = udp.filter(|socket| socket.transport == Transport::Udp);
+    let udp: BTreeSet<u64> = udp.map(|socket| socket.inode).collect();
+    let udp = || udp.iter().copied().map(Subject::Udp);
+    let title = "datagrams dropped at the tunnel's sockets";
+    all.count(udp(), metric::UDP_DROPS, title, EACH, &[UdpReceiveBuffer]);
+    let title = "waiting in the tunnel's sockets to be received";
+    all.level(
+        udp(),
+        metric::UDP_RX_QUEUE,
+        title,
+        KILOBYTES,
+        &[UdpReceiveBuffer],
+    );
+    let title = "waiting in the tunnel's sockets to be sent";
+    all.level(
+        udp(),
+        metric::UDP_TX_QUEUE,
+        title,
+        KILOBYTES,
+        &[UdpSendBuffer],
+    );
+    let title = "segments sent again by the tunnel's own connection";
+    all.count(
+        outer.clone(),
+        metric::TCP_RETRANS,
+        title,
+        EACH,
+        &[TcpOverTcp],
+    );
+    let title = "the tunnel's own connection held up by its buffers";
+    let causes = &[TcpOuterBuffer];
+    all.count(
+        outer.clone(),
+        metric::TCP_SNDBUF_LIMITED_US,
+        title,
+        SHARE_OF_US,
+        causes,
+    );
+    let title = "the tunnel's own connection held up by the far end's window";
+    all.count(
+        outer,
+        metric::TCP_RWND_LIMITED_US,
+        title,
+        SHARE_OF_US,
+        causes,
+    );
+}
+
+fn processors(all: &mut Collection<'_>) {
+    use Cause::*;
+    let cpus = all.evidence.map.host.cpus.clone();
+    let every = || cpus.iter().copied().map(Subject::Cpu);
+    let title = "processor time that the hypervisor gave to others";
+    all.count(every(), metric::STEAL_NS, title, SHARE_OF_NS, &[CpuSteal]);
+    let title = "packets dropped for a full backlog";
+    all.count(
+        every(),
+        metric::SOFTNET_DROPPED,
+        title,
+        EACH,
+        &[BacklogFull],
+    );
+    let title = "receiving ended for want of budget";
+    all.count(
+        every(),
+        metric::SOFTNET_TIME_SQUEEZE,
+        title,
+        EACH,
+        &[NapiBudget],
+    );
+    let softirq = all.evidence.per_cpu(metric::SOFTIRQ_NS).into_iter();
+    let busiest = softirq.max_by(|a, b| a.1.total_cmp(&b.1));
+    if let Some((cpu, _)) = busiest {
+        let title = format!("softirqs on processor {cpu}");
+        let causes = &[SoftirqOneCore, OuterFlowCannotSpread];
+        all.count(
+            [Subject::Cpu(cpu)],
+            metric::SOFTIRQ_NS,
+            title,
+            SHARE_OF_NS,
+            causes,
+        );
+    }
+}
+
+fn program(all: &mut Collection<'_>) {
+    use Cause::*;
+    let Some(program) = &all.evidence.map.program else {
+        return;
+    };
+    let pid = program.pid;
+    let thread = move |tid: u32| Subject::Thread { pid, tid };
+    let threads: BTreeSet<u32> = program.threads.iter().map(|(tid, _)| *tid).collect();
+    let every = || threads.iter().map(|tid| thread(*tid));
+    let name = &program.name;
+    let title = format!("{name} waited for a processor");
+    let causes = &[CpuContention, VhostStarved];
+    all.count(every(), metric::RUN_DELAY_NS, title, SHARE_OF_NS, causes);
+    if let Some(group) = &program.group {
+        let title = format!("{name} was stopped for its share of processor time");
+        let group = [Subject::Group(group.clone())];
+        all.count(
+            group,
+            metric::GROUP_THROTTLED_US,
+            title,
+            SHARE_OF_US,
+            &[CpuQuota],
+        );
+    }
+    if let Some(busiest) = all.evidence.threads().first() {
+        let title = format!("processor time of {name}, thread {}", busiest.name);
+        let causes = &[
+            SingleThreadSaturated,
+            CipherBound,
+            CopyOrChecksumBound,
+            FramePerSyscall,
+            PacketsTooSmall,
+        ];
+        all.count(
+            [thread(busiest.tid)],
+            metric::RUN_NS,
+            title,
+            SHARE_OF_NS,
+            causes,
+        );
+    }
+    let title = format!("reads and writes of {name}");
+    let process = [Subject::Process(pid)];
+    let mut calls = columns(all.evidence, process.clone(), metric::IO_READS);
+    calls.extend(columns(all.evidence, process, metric::IO_WRITES));
+    let points = rate(all.evidence, &calls, 1.0);
+    all.push(title, EACH.0, points, &[FramePerSyscall, PacketsTooSmall]);
+    let title = format!("times that {name} went to sleep");
+    all.count(
+        every(),
+        metric::VOLUNTARY_SWITCHES,
+        title,
+        EACH,
+        &[HandoffOverhead],
+    );
+}
+
+fn host(all: &mut Collection<'_>) {
+    use Cause::*;
+    const COUNTERS: [(&[&str], &str, &[Cause]); 7] = [
+        (
+            &["Udp.RcvbufErrors", "Udp6.RcvbufErrors"],
+            "datagrams dropped for full receive buffers",
+            &[UdpReceiveBuffer],
+        ),
+        (
+            &["Udp.SndbufErrors", "Udp6.SndbufErrors"],
+            "datagrams not sent for full send buffers",
+            &[UdpSendBuffer],
+        ),
+        (
+            &["Ip.FragCreates", "Ip6.FragCreates"],
+            "fragments made",
+            &[OuterFragmentation, GroBreaksEncapsulation],
+        ),
+        (
+            &["Ip.ReasmFails", "Ip6.ReasmFails"],
+            "packets not put together again",
+            &[OuterFragmentation],
+        ),
+        (
+            &["Tcp.InCsumErrors", "Udp.InCsumErrors", "Udp6.InCsumErrors"],
+            "packets with a wrong checksum",
+            &[OffloadBroken],
+        ),
+        (
+            &[metric::CONNTRACK_INSERT_FAILED],
+            "connections that could not be tracked",
+            &[ConntrackFull],
+        ),
+        (
+            &[metric::CONNTRACK_DROP],
+            "packets dropped because they could not be tracked",
+            &[ConntrackFull],
+        ),
+    ];
+    let host = || [Subject::Host];
+    for (names, title, causes) in COUNTERS {
+        let names = names.iter();
+        let columns: Vec<_> = names
+            .flat_map(|name| columns(all.evidence, host(), name))
+            .collect();
+        let points = rate(all.evidence, &columns, 1.0);
+        all.push(title, EACH.0, points, causes);
+    }
+    let title = "tracked connections";
+    let name = metric::CONNTRACK_COUNT;
+    all.level(host(), name, title, ("connections", 1.0), &[ConntrackFull]);
+    let title = "some task waited for a processor";
+    let name = metric::PRESSURE_CPU_US;
+    all.count(host(), name, title, SHARE_OF_US, &[CpuContention]);
+    reasons(all);
+}
+
+/// Drops by the kernel's reasons.
+fn reasons(all: &mut Collection<'_>) {
+    let columns = all.evidence.series.columns.iter();
+    let mut reasons: Vec<(&str, u64)> = columns
+        .filter(|(key, _)| key.subject == Subject::Host)
+        .filter_map(|(key, column)| {
+            let reason = key.name.strip_prefix(metric::DROP_PREFIX)?;
+            Some((reason, column.growth()))
+        })
+        .collect();
+    reasons.sort_by_key(|(_, growth)| std::cmp::Reverse(*growth));
+    for (reason, _) in reasons.into_iter().take(REASONS) {
+        let causes: &[Cause] = match reason {
+            "FULL_RING" => &[Cause::TunQueueOverflow, Cause::VhostStarved],
+            "SOCKET_RCVBUFF" => &[Cause::UdpReceiveBuffer],
+            "CPU_BACKLOG" => &[Cause::BacklogFull],
+            "QDISC_DROP" | "QDISC_OVERLIMIT" => &[Cause::Shaper, Cause::Bufferbloat],
+            "PKT_TOO_BIG" => &[Cause::GroBreaksEncapsulation, Cause::MtuMismatch],
+            "TCP_OFOMERGE" | "TCP_OLD_DATA" => &[Cause::Reordering],
+            _ => &[],
+        };
+        let title = format!("packets dropped anywhere on the machine: {reason}");
+        let name = format!("{}{reason}", metric::DROP_PREFIX);
+        all.count([Subject::Host], &name, title, EACH, causes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::verbs::report::testing::*;
+
+    #[test]
+    fn a_rate_is_growth_over_time_in_the_middle_of_an_interval() {
+        let mut evidence = sampled(&[0.0, 0.5, 1.5]);
+        count(&mut evidence, Subject::Host, "x", &[10, 20, 50]);
+        let column = evidence.column(&Subject::Host, "x").expect("column");
+        assert_eq!(
+            rate(&evidence, &[column, column], 1.0),
+            [(0.25, 40.0), (1.0, 60.0)]
+        );
+    }
+
+    #[test]
+    fn what_grew_unseen_is_spread_and_what_is_out_of_bounds_is_left_out() {
+        let evidence = sampled(&[0.0, 1.0, 2.0]);
+        let column = Column {
+            kind: seikan_observe::Kind::Counter,
+            points: vec![(0, 0), (2, 10), (9, 1000)],
+        };
+        assert_eq!(rate(&evidence, &[&column], 1.0), [(0.5, 5.0), (1.5, 5.0)]);
+        assert_eq!(gauge(&evidence, &[&column], 2.0), [(0.0, 0.0), (2.0, 20.0)]);
+    }
+
+    #[test]
+    fn only_what_moved_is_suspected() {
+        let mut evidence = sampled(&[0.0, 1.0, 2.0]);
+        let tun = || Subject::Link("tun0".into());
+        count(&mut evidence, tun(), metric::RX_DROPPED, &[5, 5, 5]);
+        assert_eq!(suspects(&evidence), []);
+        count(&mut evidence, tun(), metric::TX_DROPPED, &[5, 5, 9]);
+        let found = suspects(&evidence);
+        assert_eq!(found.len(), 1);
+        assert_eq!(found[0].points, [(0.5, 0.0), (1.5, 4.0)]);
+        assert!(found[0].causes.contains(&Cause::TunQueueOverflow));
+    }
+}
