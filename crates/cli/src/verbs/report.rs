@@ -33,13 +33,15 @@ use seikan_diagnose::{Level, Recording, Verdict, diagnose};
 
 use capture::Capture;
 
+use crate::screen::printable;
+
 /// What `report` is told.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
-    sudo seikan doctor --record slow.seikan     look, and keep what was measured\n  \
-    seikan report slow.seikan                   draw it: slow.html\n  \
-    seikan report slow.seikan --html /tmp/a.html --pcap headers.pcap\n  \
-    seikan report slow.seikan --png pictures    the pictures alone, as files\n\n\
+    sudo seikan doctor --record slow.parquet    look, and keep what was measured\n  \
+    seikan report slow.parquet                  draw it: slow.html\n  \
+    seikan report slow.parquet --html /tmp/a.html --pcap headers.pcap\n  \
+    seikan report slow.parquet --png pictures   the pictures alone, as files\n\n\
     The page needs nothing from anywhere else and no JavaScript: mail it, archive it. A capture is only read if it\n\
     is given, for its headers; the first 96 bytes of each packet are enough (tcpdump -s 96 -w headers.pcap).\n\
     A page holds what the recording does: addresses, names of interfaces, programs and functions.")]
@@ -167,10 +169,10 @@ fn pictures(scene: &Scene<'_>) -> (Vec<Picture>, Vec<Absent>) {
             Ok(Drawing { svg, caption }) => pictures.push(Picture {
                 name,
                 title,
-                caption,
+                caption: printable(&caption),
                 svg,
             }),
-            Err(why) => absent.push((title, why)),
+            Err(why) => absent.push((title, printable(&why))),
         }
     }
     (pictures, absent)

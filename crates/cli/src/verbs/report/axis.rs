@@ -218,7 +218,7 @@ mod tests {
         );
         assert_eq!(labels(Scale::new(0.0, 2500.0), 3), ["0", "1,000", "2,000"]);
         assert_eq!(
-            labels(Scale::new(-0.5, 0.5), 4),
+            labels(Scale::new(-0.5, 0.5), 5),
             ["−0.4", "−0.2", "0.0", "0.2", "0.4"]
         );
         assert_eq!(

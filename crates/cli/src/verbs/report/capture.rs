@@ -22,8 +22,8 @@ const CONNECTIONS: usize = 10_000;
 const EVENTS: usize = 1_000_000;
 /// Interfaces of one section of a pcapng file.
 const INTERFACES: usize = 1_000;
-/// A packet with its header has to fit in it.
-const BUFFER: usize = 1 << 20;
+/// A packet has to fit in it: the largest that tcpdump keeps is half as long.
+const BUFFER: usize = 1 << 19;
 /// Turns without a whole packet before the file is given up.
 const STUCK: u32 = 1_000;
 /// Link types that pcap-parser has no name for: Linux cooked capture, version 2.

@@ -186,7 +186,7 @@ mod tests {
         let mut evidence = sampled(&[0.0, 0.5, 1.0]);
         let qdisc = || Subject::Qdisc("eth0".into());
         evidence.map.links = vec![link("eth0")];
-        gauge(
+        measure(
             &mut evidence,
             qdisc(),
             metric::QDISC_BACKLOG_BYTES,

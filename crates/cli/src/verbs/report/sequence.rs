@@ -228,9 +228,9 @@ mod tests {
             &[40_000, 70_000],
         );
         count(&mut evidence, tcp(), metric::TCP_RETRANS, &[2, 12]);
-        gauge(&mut evidence, tcp(), metric::TCP_MSS, &[1000, 1000]);
-        gauge(&mut evidence, tcp(), metric::TCP_CWND, &[20, 30]);
-        gauge(&mut evidence, tcp(), metric::TCP_SND_WND, &[65_536, 65_536]);
+        measure(&mut evidence, tcp(), metric::TCP_MSS, &[1000, 1000]);
+        measure(&mut evidence, tcp(), metric::TCP_CWND, &[20, 30]);
+        measure(&mut evidence, tcp(), metric::TCP_SND_WND, &[65_536, 65_536]);
         evidence
     }
 
@@ -262,7 +262,7 @@ mod tests {
             metric::TCP_RETRANS,
             &[50, 60],
         );
-        gauge(&mut evidence, Subject::Tcp(5), metric::TCP_UNACKED, &[3, 4]);
+        measure(&mut evidence, Subject::Tcp(5), metric::TCP_UNACKED, &[3, 4]);
         let readings = readings(&evidence, &evidence.map.flows[0]);
         let sent: Vec<_> = readings.iter().map(|reading| reading.sent).collect();
         assert_eq!(sent, [43_000.0, 74_000.0]);
@@ -274,7 +274,7 @@ mod tests {
         let flow = evidence.map.flows[0].clone();
         assert_eq!(far_window(&readings(&evidence, &flow)), None);
         let wide = [6_000_000, 6_000_000];
-        gauge(&mut evidence, Subject::Tcp(5), metric::TCP_SND_WND, &wide);
+        measure(&mut evidence, Subject::Tcp(5), metric::TCP_SND_WND, &wide);
         assert_eq!(far_window(&readings(&evidence, &flow)), Some(6e6));
     }
 }

@@ -27,7 +27,7 @@ pub fn count(evidence: &mut Evidence, subject: Subject, name: &str, values: &[u6
 }
 
 /// A gauge that has these values at the samples.
-pub fn gauge(evidence: &mut Evidence, subject: Subject, name: &str, values: &[u64]) {
+pub fn measure(evidence: &mut Evidence, subject: Subject, name: &str, values: &[u64]) {
     column(evidence, subject, name, Kind::Gauge, values);
 }
 

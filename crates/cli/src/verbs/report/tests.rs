@@ -47,7 +47,7 @@ fn everything() -> Recording {
     count(&mut evidence, device(), metric::TX_PACKETS, &grow(100));
     count(&mut evidence, device(), metric::TX_DROPPED, &grow(9));
     let queue = || Subject::Qdisc(name.clone());
-    gauge(
+    measure(
         &mut evidence,
         queue(),
         metric::QDISC_BACKLOG_BYTES,
@@ -78,8 +78,8 @@ fn everything() -> Recording {
         &grow(100_000),
     );
     count(&mut evidence, tcp(), metric::TCP_RETRANS, &grow(2));
-    gauge(&mut evidence, tcp(), metric::TCP_SND_WND, &level(60_000));
-    gauge(&mut evidence, tcp(), metric::TCP_MSS, &level(1));
+    measure(&mut evidence, tcp(), metric::TCP_SND_WND, &level(60_000));
+    measure(&mut evidence, tcp(), metric::TCP_MSS, &level(1));
     let functions = Functions {
         samples: 100,
         program: 60,

@@ -590,8 +590,10 @@ mod tests {
     #[test]
     fn only_what_moved_is_suspected() {
         let mut evidence = sampled(&[0.0, 1.0, 2.0]);
+        evidence.map.inner = Some("tun0".into());
+        evidence.map.links = vec![link("tun0")];
         let tun = || Subject::Link("tun0".into());
-        count(&mut evidence, tun(), metric::RX_DROPPED, &[5, 5, 5]);
+        count(&mut evidence, tun(), metric::TX_DROPPED, &[5, 5, 5]);
         assert_eq!(suspects(&evidence), []);
         count(&mut evidence, tun(), metric::TX_DROPPED, &[5, 5, 9]);
         let found = suspects(&evidence);
