@@ -35,6 +35,8 @@ pub enum Verb {
     Status(verbs::status::Arguments),
     /// Find out what makes a tunnel slow
     Doctor(verbs::doctor::Arguments),
+    /// Keep what a tunnel does in a file, for `doctor --from`
+    Record(verbs::record::Arguments),
     /// Draw a recording of the doctor's as a page with pictures
     Report(verbs::report::Arguments),
     /// See the devices of a gateway, and who is on a local network

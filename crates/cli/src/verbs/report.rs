@@ -112,10 +112,7 @@ const PICTURES: [(&str, &str, Draw); 10] = [
 
 /// Draws.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let file = &arguments.file;
-    let bytes = std::fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
-    let recording = Recording::parse(&bytes)
-        .with_context(|| format!("{} is no recording that can be read", file.display()))?;
+    let recording = crate::recording::read(&arguments.file)?;
     let page_file = page_file(arguments)?;
     let capture = arguments.pcap.as_deref().map(capture::read).transpose()?;
     let verdict = verdict(&recording);
