@@ -182,7 +182,7 @@ fn from(recording: &Recording, arguments: &Arguments) -> anyhow::Result<ExitCode
 }
 
 /// What a recording says. A remedy of its that surely helped when it was tried confirms it.
-fn verdict(recording: &Recording) -> Verdict {
+pub fn verdict(recording: &Recording) -> Verdict {
     let mut verdict = diagnose(&recording.evidence);
     verdict.cost = recording.cost;
     let mut helped = recording.attempts.iter();

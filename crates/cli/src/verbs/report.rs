@@ -29,11 +29,12 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use clap::{Args, ValueHint};
-use seikan_diagnose::{Level, Recording, Verdict, diagnose};
+use seikan_diagnose::{Recording, Verdict};
 
 use capture::Capture;
 
 use crate::screen::printable;
+use crate::verbs::doctor::verdict;
 
 /// What `report` is told.
 #[derive(Debug, Args)]
@@ -146,17 +147,6 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         writeln!(out, "{}", file.display())?;
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// What the rules say of it; a change that surely helped proves it.
-fn verdict(recording: &Recording) -> Verdict {
-    let mut verdict = diagnose(&recording.evidence);
-    verdict.cost = recording.cost;
-    let mut gains = recording.attempts.iter().map(|attempt| &attempt.trial);
-    if gains.any(|trial| trial.gain.is_some_and(|gain| gain.low > 0.0)) {
-        verdict.level = Level::Confirmed;
-    }
-    verdict
 }
 
 fn pictures(scene: &Scene<'_>) -> (Vec<Picture>, Vec<Absent>) {

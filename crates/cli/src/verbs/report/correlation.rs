@@ -31,7 +31,8 @@ pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
     let evidence = &scene.recording.evidence;
     let main =
         throughput(evidence).ok_or("the bytes of the tunnel's interface were not counted")?;
-    let all = suspects(evidence);
+    let mut all = suspects(evidence);
+    all.retain(|trace| !trace.is_work && spans(&trace.points, &main.points));
     let (length, main, others) = aligned(
         &main.points,
         &all.iter().map(|t| &*t.points).collect::<Vec<_>>(),
@@ -105,6 +106,16 @@ pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
     })
 }
 
+/// Whether a series is there for as long as another, but for a tenth at either end, and has half as many values.
+fn spans(points: &[(f64, f64)], other: &[(f64, f64)]) -> bool {
+    let ends = |points: &[(f64, f64)]| Some((points.first()?.0, points.last()?.0));
+    let (Some((from, to)), Some((begin, end))) = (ends(points), ends(other)) else {
+        return false;
+    };
+    let slack = (end - begin) / 10.0;
+    from <= begin + slack && to >= end - slack && 2 * points.len() >= other.len()
+}
+
 fn written(r: &Interval) -> String {
     format!("{:+.2} ({:+.2} to {:+.2})", r.value, r.low, r.high)
 }
@@ -170,6 +181,15 @@ mod tests {
         let (lag, r) = best.expect("a curve");
         assert_eq!(*lag, 2);
         assert!(r.value > 0.999 && r.low > 0.99, "{r:?}");
+    }
+
+    #[test]
+    fn what_was_there_for_a_part_only_is_left_out() {
+        let main: Vec<_> = (0..20).map(|i| (f64::from(i), 1.0)).collect();
+        assert!(spans(&main[1..19], &main));
+        assert!(!spans(&main[..10], &main));
+        assert!(!spans(&[main[0], main[19]], &main));
+        assert!(!spans(&[], &main));
     }
 
     #[test]

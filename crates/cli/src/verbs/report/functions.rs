@@ -3,7 +3,7 @@
 use seikan_diagnose::{Share, Stage};
 use seikan_lab::report::palette::{Colour, FAINT, INK, KINDS, LINE, OTHER, OWN, SECOND};
 
-use super::axis::{RIGHT, told};
+use super::axis::RIGHT;
 use super::svg::{Anchor, SIZE, Svg, WIDTH, cut, width};
 use super::{Drawing, Scene};
 
@@ -143,7 +143,7 @@ fn bars(svg: &mut Svg, top: f64, shares: &[Share]) -> f64 {
         let (name, colour) = stage(share.stage);
         let label = cut(&share.symbol, LEFT - 16.0, SIZE);
         svg.text((LEFT - 10.0, y + 13.0), Anchor::End, INK, &label);
-        let percent = format!("{} %", told(share.share * 100.0));
+        let percent = format!("{:.1} %", share.share * 100.0);
         let wide = (share.share / largest * room).max(1.0);
         let about = format!("{}: {percent}, {name}", share.symbol);
         svg.rectangle([LEFT, y, wide, ROW - 6.0], colour, 0.85, &about);

@@ -29,9 +29,11 @@ struct Queue {
 }
 
 impl Queue {
-    fn mean(points: &[(f64, f64)]) -> f64 {
-        let sum: f64 = points.iter().map(|(_, value)| value).sum();
-        sum / points.len().max(1) as f64
+    /// The median wait, milliseconds: some moments in which next to nothing leaves do not count for much.
+    fn typical(&self) -> f64 {
+        let mut waits: Vec<f64> = self.delay.iter().map(|(_, wait)| *wait).collect();
+        waits.sort_by(f64::total_cmp);
+        waits.get(waits.len() / 2).copied().unwrap_or(0.0)
     }
 }
 
@@ -43,7 +45,7 @@ pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
     if queues.is_empty() {
         return Err("nothing stood in any queue that can be seen".into());
     }
-    queues.sort_by(|a, b| Queue::mean(&b.delay).total_cmp(&Queue::mean(&a.delay)));
+    queues.sort_by(|a, b| b.typical().total_cmp(&a.typical()));
     let more = queues.len().saturating_sub(SHOWN);
     queues.truncate(SHOWN);
     let x = Scale::new(0.0, seconds(evidence).last().copied().unwrap_or(1.0));
@@ -88,10 +90,10 @@ pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
     Ok(Drawing {
         svg: svg.finish(bottom + 46.0, "queues over time"),
         caption: format!(
-            "What stands in a queue (left) and how long it takes to leave at the rate of that moment (right, by Little's law). Longest on \
-             average: {}, {} ms. The kernel counts its own overhead in sockets, so that waits there are upper bounds.{left_out}",
+            "What stands in a queue (left) and how long it takes to leave at the rate of that moment (right, by Little's law). The longest \
+             median: {}, {} ms. The kernel counts its own overhead in sockets, so that waits there are upper bounds.{left_out}",
             longest.name,
-            told(Queue::mean(&longest.delay))
+            told(longest.typical())
         ),
     })
 }

@@ -129,7 +129,7 @@ fn panel(
     svg.path(&frame.place(&inside), KINDS[2], 1.4, "");
     let acknowledged = steps(&meanwhile, |ack| Some(scaled(ack.number)));
     svg.path(&frame.place(&acknowledged), SECOND, 1.4, "");
-    for (is_again, colour, width) in [(false, OWN, 1.8), (true, BAD, 2.6)] {
+    for (is_again, colour, width) in [(false, OWN, 1.8), (true, BAD, 2.0)] {
         let of = segments.iter().filter(|segment| segment.again == is_again);
         let mut lines: Vec<_> = of.map(|segment| bar(&frame, segment, scaled)).collect();
         // Those on the same pixels are one.

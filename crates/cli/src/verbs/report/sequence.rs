@@ -133,7 +133,7 @@ fn marks(svg: &mut Svg, frame: &Frame, readings: &[Reading], y: &dyn Fn(&Reading
             reading.at,
             told(reading.again)
         );
-        svg.dot(frame.at(reading.at, y(reading)), 3.0, BAD, &told);
+        svg.dot(frame.at(reading.at, y(reading)), 2.2, BAD, &told);
     }
 }
 

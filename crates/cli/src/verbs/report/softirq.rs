@@ -71,7 +71,7 @@ pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
     Ok(Drawing {
         svg: svg.finish(bottom + 46.0, "softirqs by processor over time"),
         caption: format!(
-            "One row for each processor, time to the right. One dark row among light ones: one processor receives for all. A cell is \
+            "One row for each processor, time to the right. One strong row among faint ones: one processor receives for all. A cell is \
              {:.1} s long; rest the pointer on it for its numbers.{left_out}",
             length
         ),
@@ -103,7 +103,7 @@ fn scale(svg: &mut Svg, top: f64, labels: &[&str; 3], is_share: bool) -> bool {
     is_share
 }
 
-/// Darker is more; a processor that does nothing else is red.
+/// Stronger is more; a processor that does nothing else is red.
 fn shade(share: f64, is_share: bool) -> (seikan_lab::report::palette::Colour, f64) {
     let colour = if is_share && share > 0.9 { BAD } else { OWN };
     (colour, 0.04 + 0.96 * share.clamp(0.0, 1.0))

@@ -12,7 +12,7 @@ pub const WIDTH: f64 = 900.0;
 pub const SIZE: f64 = 14.0;
 const FONT: &str = "system-ui, sans-serif";
 /// Mean width of a letter, of its height; a little too much, so that words end before what stands behind them.
-const LETTER: f64 = 0.56;
+const LETTER: f64 = 0.6;
 
 /// Which end of words stands at their position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -263,7 +263,7 @@ mod tests {
     #[test]
     fn words_are_cut_to_their_room() {
         assert_eq!(cut("interface", 200.0, 10.0), "interface");
-        // 30 pixels hold 5 letters of 5.6.
+        // 30 pixels hold 5 letters of 6.
         assert_eq!(cut("interface", 30.0, 10.0), "inte…");
         assert_eq!(cut("interface", 10.0, 10.0), "");
     }

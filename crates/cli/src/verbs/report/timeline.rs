@@ -131,6 +131,7 @@ mod tests {
             unit: "",
             points: vec![],
             causes,
+            is_work: false,
         };
         let all = vec![
             trace("other", &[]),

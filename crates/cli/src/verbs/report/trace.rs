@@ -17,6 +17,8 @@ pub struct Trace {
     pub points: Vec<(f64, f64)>,
     /// The causes of which it tells.
     pub causes: &'static [Cause],
+    /// Whether it is work, which goes with throughput as a matter of course.
+    pub is_work: bool,
 }
 
 impl Trace {
@@ -49,6 +51,7 @@ pub fn throughput(evidence: &Evidence) -> Option<Trace> {
         unit: "Mbit/s",
         points,
         causes: &[],
+        is_work: true,
     })
 }
 
@@ -115,19 +118,23 @@ pub fn suspects(evidence: &Evidence) -> Vec<Trace> {
     let mut all = Collection {
         evidence,
         traces: Vec::new(),
+        is_work: false,
     };
     connections(&mut all);
     interfaces(&mut all);
     sockets(&mut all);
-    processors(&mut all);
     program(&mut all);
+    processors(&mut all);
     host(&mut all);
+    waiting(&mut all);
     all.traces
 }
 
 struct Collection<'a> {
     evidence: &'a Evidence,
     traces: Vec<Trace>,
+    /// Of what is taken in now.
+    is_work: bool,
 }
 
 impl Collection<'_> {
@@ -182,6 +189,7 @@ impl Collection<'_> {
                 unit,
                 points,
                 causes,
+                is_work: self.is_work,
             });
         }
     }
@@ -202,6 +210,14 @@ fn tcp(sockets: &[SocketFacts]) -> Vec<Subject> {
     inodes.into_iter().map(Subject::Tcp).collect()
 }
 
+fn udp(sockets: &[SocketFacts]) -> impl Iterator<Item = Subject> {
+    let of = sockets
+        .iter()
+        .filter(|socket| socket.transport == Transport::Udp);
+    let inodes: BTreeSet<u64> = of.map(|socket| socket.inode).collect();
+    inodes.into_iter().map(Subject::Udp)
+}
+
 fn connections(all: &mut Collection<'_>) {
     use Cause::*;
     let map = &all.evidence.map;
@@ -216,13 +232,7 @@ fn connections(all: &mut Collection<'_>) {
         .collect();
     let title = "round trip that the main connection sees";
     let causes = &[Bufferbloat, PathDelay, TcpOuterBuffer];
-    all.level(
-        main.clone(),
-        metric::TCP_RTT_US,
-        title,
-        MILLISECONDS,
-        causes,
-    );
+    all.level(main, metric::TCP_RTT_US, title, MILLISECONDS, causes);
     let title = "round trip of probes through the tunnel";
     let causes = &[Bufferbloat, PathDelay];
     let name = metric::PROBE_INNER_RTT_US;
@@ -261,8 +271,6 @@ fn connections(all: &mut Collection<'_>) {
     let title = "segments received before one that was due";
     let causes = &[Reordering, PathLoss];
     all.count([Subject::Host], "TcpExt.TCPOFOQueue", title, EACH, causes);
-    let title = "not sent yet by the main connection";
-    all.level(main, metric::TCP_NOTSENT_BYTES, title, KILOBYTES, &[]);
 }
 
 fn interfaces(all: &mut Collection<'_>) {
@@ -333,28 +341,9 @@ fn sockets(all: &mut Collection<'_>) {
     use Cause::*;
     let map = &all.evidence.map;
     let outer = tcp(&map.sockets);
-    let udp = map.sockets.iter();
-    let udp = udp.filter(|socket| socket.transport == Transport::Udp);
-    let udp: BTreeSet<u64> = udp.map(|socket| socket.inode).collect();
-    let udp = || udp.iter().copied().map(Subject::Udp);
     let title = "datagrams dropped at the tunnel's sockets";
-    all.count(udp(), metric::UDP_DROPS, title, EACH, &[UdpReceiveBuffer]);
-    let title = "waiting in the tunnel's sockets to be received";
-    all.level(
-        udp(),
-        metric::UDP_RX_QUEUE,
-        title,
-        KILOBYTES,
-        &[UdpReceiveBuffer],
-    );
-    let title = "waiting in the tunnel's sockets to be sent";
-    all.level(
-        udp(),
-        metric::UDP_TX_QUEUE,
-        title,
-        KILOBYTES,
-        &[UdpSendBuffer],
-    );
+    let udp = udp(&map.sockets);
+    all.count(udp, metric::UDP_DROPS, title, EACH, &[UdpReceiveBuffer]);
     let title = "segments sent again by the tunnel's own connection";
     all.count(
         outer.clone(),
@@ -406,6 +395,7 @@ fn processors(all: &mut Collection<'_>) {
     );
     let softirq = all.evidence.per_cpu(metric::SOFTIRQ_NS).into_iter();
     let busiest = softirq.max_by(|a, b| a.1.total_cmp(&b.1));
+    all.is_work = true;
     if let Some((cpu, _)) = busiest {
         let title = format!("softirqs on processor {cpu}");
         let causes = &[SoftirqOneCore, OuterFlowCannotSpread];
@@ -417,6 +407,7 @@ fn processors(all: &mut Collection<'_>) {
             causes,
         );
     }
+    all.is_work = false;
 }
 
 fn program(all: &mut Collection<'_>) {
@@ -443,6 +434,7 @@ fn program(all: &mut Collection<'_>) {
             &[CpuQuota],
         );
     }
+    all.is_work = true;
     if let Some(busiest) = all.evidence.threads().first() {
         let title = format!("processor time of {name}, thread {}", busiest.name);
         let causes = &[
@@ -474,6 +466,7 @@ fn program(all: &mut Collection<'_>) {
         EACH,
         &[HandoffOverhead],
     );
+    all.is_work = false;
 }
 
 fn host(all: &mut Collection<'_>) {
@@ -531,6 +524,27 @@ fn host(all: &mut Collection<'_>) {
     let name = metric::PRESSURE_CPU_US;
     all.count(host(), name, title, SHARE_OF_US, &[CpuContention]);
     reasons(all);
+}
+
+/// What waits in sockets; the picture of queues has it too.
+fn waiting(all: &mut Collection<'_>) {
+    use Cause::*;
+    let udp: Vec<_> = udp(&all.evidence.map.sockets).collect();
+    let title = "waiting in the tunnel's sockets to be received";
+    let causes = &[UdpReceiveBuffer];
+    all.level(udp.clone(), metric::UDP_RX_QUEUE, title, KILOBYTES, causes);
+    let title = "waiting in the tunnel's sockets to be sent";
+    all.level(
+        udp,
+        metric::UDP_TX_QUEUE,
+        title,
+        KILOBYTES,
+        &[UdpSendBuffer],
+    );
+    let main = all.evidence.main_flow();
+    let main = main.map(|flow| Subject::Tcp(flow.inode));
+    let title = "not sent yet by the main connection";
+    all.level(main, metric::TCP_NOTSENT_BYTES, title, KILOBYTES, &[]);
 }
 
 /// Drops by the kernel's reasons.
