@@ -18,18 +18,20 @@ fn under_load<T>(world: &World, work: impl FnOnce() -> T) -> T {
         let stop = &stop;
         let (left, right) = (&world.left.namespace, &world.right.namespace);
         let listener = right.run(|| TcpListener::bind("10.80.0.2:9000").expect("bind"));
+        let listener = listener.expect("namespace");
         scope.spawn(move || {
             let (mut stream, _) = listener.accept().expect("accept");
             let mut buffer = vec![0; 1 << 16];
             while stream.read(&mut buffer).is_ok_and(|length| length > 0) {}
         });
         scope.spawn(move || {
-            left.run(|| {
+            let sent = left.run(|| {
                 let mut stream = TcpStream::connect("10.80.0.2:9000").expect("connect");
                 let patience = Some(Duration::from_secs(5));
                 stream.set_write_timeout(patience).expect("timeout");
                 while !stop.load(Ordering::Relaxed) && stream.write_all(&[7; 1 << 16]).is_ok() {}
             });
+            sent.expect("namespace");
         });
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
         stop.store(true, Ordering::Relaxed);

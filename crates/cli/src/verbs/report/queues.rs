@@ -13,6 +13,8 @@ use super::{Drawing, Scene};
 
 /// Queues that are shown: those in which most waited.
 const SHOWN: usize = 6;
+/// Interfaces and sockets that are looked at.
+const MANY: usize = 32;
 const HEIGHT: f64 = 90.0;
 const GAP: f64 = 44.0;
 /// Between what stands and how long it waits.
@@ -107,7 +109,7 @@ fn queues(evidence: &Evidence) -> Vec<Queue> {
             all.push(queue(evidence, name, standing, leaving));
         }
     };
-    for link in &map.links {
+    for link in map.links.iter().take(MANY) {
         let of = |name| evidence.column(&Subject::Qdisc(link.name.clone()), name);
         let name = format!("queueing discipline of {}", link.name);
         add(
@@ -120,7 +122,7 @@ fn queues(evidence: &Evidence) -> Vec<Queue> {
         let inner = map.inner.clone().map(Subject::Link)?;
         evidence.column(&inner, name)
     };
-    for socket in &map.sockets {
+    for socket in map.sockets.iter().take(MANY) {
         let name = |way: &str| format!("socket {}, {way}", socket.local);
         match socket.transport {
             Transport::Udp => {

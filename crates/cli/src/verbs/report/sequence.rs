@@ -116,14 +116,14 @@ pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
 }
 
 fn legend(svg: &mut Svg, y: f64, far: Option<f64>, readings: &[Reading]) {
-    let far = far.map(|bytes| format!("advertised window (far above: {} kB)", told(bytes / 1e3)));
+    let far = far.map(|bytes| format!("advertised window ({} kB, far above)", told(bytes / 1e3)));
     let mut entries = vec![(OWN, "sent"), (SECOND, "acknowledged")];
     if readings.iter().any(|reading| reading.window.is_some()) {
         entries.push((KINDS[2], far.as_deref().unwrap_or("advertised window")));
     }
     entries.push((KINDS[0], "congestion window"));
     entries.push((BAD, "sent again"));
-    svg.legend((super::axis::LEFT, y), &entries);
+    svg.legend((0.0, y), &entries);
 }
 
 fn marks(svg: &mut Svg, frame: &Frame, readings: &[Reading], y: &dyn Fn(&Reading) -> f64) {

@@ -1,6 +1,6 @@
 //! The share of each processor's time that went into softirqs, over time, as a map.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use seikan_diagnose::Evidence;
 use seikan_lab::report::palette::{BAD, FAINT, INK, LINE, OWN};
@@ -160,7 +160,8 @@ fn cells(evidence: &Evidence, end: f64, columns: usize) -> Vec<(u32, Vec<Cell>)>
         metric::SOFTIRQ_NS,
         metric::STEAL_NS,
     ];
-    for cpu in &evidence.map.host.cpus {
+    let cpus: BTreeSet<&u32> = evidence.map.host.cpus.iter().collect();
+    for cpu in cpus {
         let mut row = vec![Cell::default(); columns];
         let of = |name: &str| evidence.column(&Subject::Cpu(*cpu), name);
         if of(metric::SOFTIRQ_NS).is_none() {

@@ -199,6 +199,8 @@ const EACH: (&str, f64) = ("per second", 1.0);
 const KILOBYTES: (&str, f64) = ("kB", 1e-3);
 const MILLISECONDS: (&str, f64) = ("ms", 1e-3);
 const SHARE_OF_US: (&str, f64) = ("% of the time", PER_CENT_OF_US);
+/// Of several, each of which may have all of the time.
+const SUM_OF_SHARES: (&str, f64) = ("% of the time, summed", PER_CENT_OF_US);
 const SHARE_OF_NS: (&str, f64) = ("% of a processor", PER_CENT_OF_NS);
 
 fn tcp(sockets: &[SocketFacts]) -> Vec<Subject> {
@@ -257,7 +259,7 @@ fn connections(all: &mut Collection<'_>) {
         flows.clone(),
         metric::TCP_RWND_LIMITED_US,
         title,
-        SHARE_OF_US,
+        SUM_OF_SHARES,
         causes,
     );
     let title = "connections held up by their send buffer";
@@ -265,7 +267,7 @@ fn connections(all: &mut Collection<'_>) {
         flows,
         metric::TCP_SNDBUF_LIMITED_US,
         title,
-        SHARE_OF_US,
+        SUM_OF_SHARES,
         &[],
     );
     let title = "segments received before one that was due";
@@ -358,7 +360,7 @@ fn sockets(all: &mut Collection<'_>) {
         outer.clone(),
         metric::TCP_SNDBUF_LIMITED_US,
         title,
-        SHARE_OF_US,
+        SUM_OF_SHARES,
         causes,
     );
     let title = "the tunnel's own connection held up by the far end's window";
@@ -366,14 +368,14 @@ fn sockets(all: &mut Collection<'_>) {
         outer,
         metric::TCP_RWND_LIMITED_US,
         title,
-        SHARE_OF_US,
+        SUM_OF_SHARES,
         causes,
     );
 }
 
 fn processors(all: &mut Collection<'_>) {
     use Cause::*;
-    let cpus = all.evidence.map.host.cpus.clone();
+    let cpus: BTreeSet<u32> = all.evidence.map.host.cpus.iter().copied().collect();
     let every = || cpus.iter().copied().map(Subject::Cpu);
     let title = "processor time that the hypervisor gave to others";
     all.count(every(), metric::STEAL_NS, title, SHARE_OF_NS, &[CpuSteal]);
