@@ -1,8 +1,8 @@
 //! `seikan report`: a recording as one page with pictures, or the pictures alone.
 //!
 //! Every picture is drawn by a module of its own out of a [`Scene`]: [`timeline`], [`sequence`], [`segments`], [`cdf`], [`softirq`],
-//! [`functions`], [`flame`], [`queues`], [`correlation`], [`trial`]. [`trace`] makes quantities over time out of columns, [`axis`] and
-//! [`mod@svg`] are what they draw with, [`mod@page`] puts them together.
+//! [`functions`], [`flame`], [`queues`], [`correlation`], [`trial`]. [`trace`] makes quantities over time out of columns and [`suspects`] knows
+//! which may tell of what, [`axis`] and [`mod@svg`] are what they draw with, [`mod@page`] puts them together.
 
 mod axis;
 mod capture;
@@ -16,6 +16,7 @@ mod queues;
 mod segments;
 mod sequence;
 mod softirq;
+mod suspects;
 mod svg;
 mod timeline;
 mod trace;

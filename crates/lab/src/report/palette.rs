@@ -19,28 +19,28 @@ const fn colour(light: u32, dark: u32) -> Colour {
 }
 
 /// Text.
-pub const INK: Colour = colour(0x1f_23_28, 0xe6_ed_f3);
+pub const INK: Colour = colour(0x1f2328, 0xe6edf3);
 /// Text that matters less.
-pub const FAINT: Colour = colour(0x59_63_6e, 0x9a_a4_af);
+pub const FAINT: Colour = colour(0x59636e, 0x9aa4af);
 /// Axes and grids.
-pub const LINE: Colour = colour(0xd0_d7_de, 0x3d_44_4d);
+pub const LINE: Colour = colour(0xd0d7de, 0x3d444d);
 /// What a picture is about; our tunnel among others.
-pub const OWN: Colour = colour(0x0f_8b_8d, 0x2b_b5_b0);
+pub const OWN: Colour = colour(0x0f8b8d, 0x2bb5b0);
 /// What stands beside it.
-pub const OTHER: Colour = colour(0x8f_9a_a6, 0x7d_89_96);
+pub const OTHER: Colour = colour(0x8f9aa6, 0x7d8996);
 /// The yardstick.
-pub const RAW: Colour = colour(0xc8_cf_d7, 0x4a_53_5e);
+pub const RAW: Colour = colour(0xc8cfd7, 0x4a535e);
 /// A second quantity in the same picture.
-pub const SECOND: Colour = colour(0x2f_6f_de, 0x79_b8_ff);
+pub const SECOND: Colour = colour(0x2f6fde, 0x79b8ff);
 /// What went wrong.
-pub const BAD: Colour = colour(0xc9_34_1d, 0xff_7b_62);
+pub const BAD: Colour = colour(0xc9341d, 0xff7b62);
 /// Kinds that have to be told apart, beside [`OWN`], [`SECOND`] and [`OTHER`].
 pub const KINDS: [Colour; 5] = [
-    colour(0x82_50_df, 0xb3_92_f0),
-    colour(0xc2_57_1b, 0xf0_88_3e),
-    colour(0xb0_88_01, 0xe3_b3_41),
-    colour(0xcf_3a_6b, 0xf7_78_ba),
-    colour(0x5e_7c_16, 0xa5_c2_4a),
+    colour(0x8250df, 0xb392f0),
+    colour(0xc2571b, 0xf0883e),
+    colour(0xb08801, 0xe3b341),
+    colour(0xcf3a6b, 0xf778ba),
+    colour(0x5e7c16, 0xa5c24a),
 ];
 
 impl Colour {

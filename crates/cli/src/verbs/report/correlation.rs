@@ -4,8 +4,9 @@ use seikan_diagnose::stats::{Correlation, Interval, correlate, differences};
 use seikan_lab::report::palette::{BAD, INK, KINDS, LINE, OWN, SECOND};
 
 use super::axis::{Frame, Scale};
+use super::suspects::suspects;
 use super::svg::Svg;
-use super::trace::{suspects, throughput};
+use super::trace::throughput;
 use super::{Drawing, Scene};
 
 /// Counters that are shown: the strongest.

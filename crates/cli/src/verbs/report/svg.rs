@@ -271,8 +271,8 @@ mod tests {
     #[test]
     fn positions_are_always_numbers() {
         let mut svg = Svg::default();
-        svg.line((f64::NAN, f64::INFINITY), (1e300, -3.14159), INK, 1.0);
+        svg.line((f64::NAN, f64::INFINITY), (1e300, -4.1234), INK, 1.0);
         let text = svg.finish(10.0, "");
-        assert!(text.contains("d=\"M0 0L1000000 -3.1\""), "{text}");
+        assert!(text.contains("d=\"M0 0L1000000 -4.1\""), "{text}");
     }
 }

@@ -4,8 +4,9 @@ use seikan_diagnose::Cause;
 use seikan_lab::report::palette::{BAD, INK, OTHER, OWN};
 
 use super::axis::{Frame, Scale};
+use super::suspects::suspects;
 use super::svg::Svg;
-use super::trace::{Trace, seconds, suspects, throughput};
+use super::trace::{Trace, seconds, throughput};
 use super::{Drawing, Scene};
 
 /// Counters that are shown.
