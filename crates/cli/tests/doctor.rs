@@ -378,12 +378,17 @@ fn ctrl_c_ends_a_recording_with_a_whole_file_or_none() {
 #[test]
 fn what_is_no_recording_is_refused() {
     in_world([""; 2], |world| {
+        let _tunnels = world.both_up();
         let text = file(world, "text");
         std::fs::write(&text, "time,value\n").expect("write");
         for (words, code, says) in [
             (vec!["--from", &text], 1, "no recording"),
             (vec!["--from", &text, "--iface", "tun0"], 2, "--iface"),
-            (vec!["--record", "/dev/null"], 1, "regular file"),
+            (
+                vec!["--iface", &world.left.interface, "--record", "/dev/null"],
+                1,
+                "regular file",
+            ),
         ] {
             let output = world.run(&world.left, &[vec!["doctor"], words].concat());
             assert_eq!(output.status.code(), Some(code), "{}", stderr(&output));

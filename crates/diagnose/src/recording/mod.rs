@@ -49,8 +49,10 @@ const SCHEMA: &str = "message recording {
 }";
 /// Bytes of the longest subject or name.
 const MAX_TEXT: usize = 4096;
-/// Bytes of the file's metadata.
-const MAX_METADATA: usize = 32 << 20;
+/// Bytes of what is not a value over time.
+const MAX_FACTS: usize = 16 << 20;
+/// Bytes of the file's metadata: those, and where the row groups are.
+const MAX_METADATA: usize = 2 * MAX_FACTS;
 
 /// Everything that was measured at one time on one host.
 #[derive(Clone, Debug, PartialEq)]

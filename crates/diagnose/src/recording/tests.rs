@@ -238,6 +238,20 @@ fn a_long_recording_is_written_in_parts() {
 }
 
 #[test]
+fn the_rarest_call_stacks_are_left_out_where_there_are_too_many() {
+    let mut recording = recording(short(), 1.0);
+    let functions = recording.functions.as_mut().expect("functions");
+    functions.stacks = (0..40_000)
+        .map(|number| (vec![format!("{number:1000}")], 40_000 - number))
+        .collect();
+    let read = Recording::parse(&written(&recording)).expect("read");
+    let read = read.functions.expect("functions");
+    let whole = &recording.functions.expect("functions").stacks;
+    assert_eq!(read.stacks.len(), 10_000);
+    assert_eq!(read.stacks[..], whole[..10_000]);
+}
+
+#[test]
 fn samples_come_in_order() {
     let mut writer = Writer::new(Vec::new()).expect("writer");
     let sample = |millis| Sample {
@@ -265,9 +279,4 @@ fn nothing_but_zeros_is_within_the_values_that_a_byte_may_hold() {
     let file = written(&recording(series, 1.0));
     assert!(file.len() * 64 > 400_000, "{} bytes", file.len());
     Recording::parse(&file).expect("read");
-}
-
-#[test]
-fn seed_tmp() {
-    std::fs::write("/tmp/rec-seed", written(&recording(short(), 1.0))).unwrap();
 }

@@ -19,7 +19,7 @@ use parquet::schema::types::ColumnPath;
 use seikan_observe::{Kind, Sample, Series};
 
 use super::{
-    Facts, KEY_BEGUN, KEY_PROGRAM, KEY_RECORDING, KEY_VERSION, MAX_METADATA, MAX_TEXT, MAX_VALUES,
+    Facts, KEY_BEGUN, KEY_PROGRAM, KEY_RECORDING, KEY_VERSION, MAX_FACTS, MAX_TEXT, MAX_VALUES,
     Recording, RecordingError, SCHEMA, VERSION,
 };
 
@@ -134,24 +134,7 @@ impl<W: Write + Send> Writer<W> {
             return Err(unfit(format!("{values} values, at most {MAX_VALUES}")));
         }
         self.flush()?;
-        let evidence = &recording.evidence;
-        let facts = Facts {
-            map: Cow::Borrowed(&evidence.map),
-            expected: evidence.expected,
-            profile: evidence.profile.as_ref().map(Cow::Borrowed),
-            probes: Cow::Borrowed(&evidence.probes),
-            functions: recording.functions.as_ref().map(Cow::Borrowed),
-            attempts: Cow::Borrowed(&recording.attempts),
-            cost: recording.cost,
-        };
-        let facts = serde_json::to_string(&facts).map_err(|error| unfit(error.to_string()))?;
-        if facts.len() > MAX_METADATA / 2 {
-            let length = facts.len();
-            return Err(unfit(format!(
-                "{length} bytes of call stacks and facts, at most {}",
-                MAX_METADATA / 2
-            )));
-        }
+        let facts = facts(recording)?;
         let begun = recording.begun.duration_since(UNIX_EPOCH);
         let begun = begun.map_err(|_| unfit("it began before 1970".to_owned()))?;
         for (key, value) in [
@@ -194,6 +177,38 @@ impl<W: Write + Send> Writer<W> {
         }
         group.close().map_err(failed)?;
         Ok(())
+    }
+}
+
+/// What is not a value over time, as JSON. The rarest call stacks are left out where there are too many.
+fn facts(recording: &Recording) -> Result<String, RecordingError> {
+    let evidence = &recording.evidence;
+    let mut facts = Facts {
+        map: Cow::Borrowed(&evidence.map),
+        expected: evidence.expected,
+        profile: evidence.profile.as_ref().map(Cow::Borrowed),
+        probes: Cow::Borrowed(&evidence.probes),
+        functions: recording.functions.as_ref().map(Cow::Borrowed),
+        attempts: Cow::Borrowed(&recording.attempts),
+        cost: recording.cost,
+    };
+    loop {
+        let json = serde_json::to_string(&facts).map_err(|error| unfit(error.to_string()))?;
+        if json.len() <= MAX_FACTS {
+            return Ok(json);
+        }
+        match &mut facts.functions {
+            Some(functions) if !functions.stacks.is_empty() => {
+                let functions = functions.to_mut();
+                let half = functions.stacks.len() / 2;
+                functions.stacks.truncate(half);
+            }
+            _ => {
+                let length = json.len();
+                let why = format!("{length} bytes of facts, at most {MAX_FACTS}");
+                return Err(unfit(why));
+            }
+        }
     }
 }
 
