@@ -4,12 +4,12 @@
 //! the rules of `seikan_diagnose` name the cause, [`view`] writes it down and [`drawing`] draws the path. With `--prove` or
 //! `--fix`, [`repair`] then tries what helps on this host.
 
-mod drawing;
+pub mod drawing;
 pub mod measure;
 mod probe;
 mod repair;
 pub mod text;
-mod view;
+pub mod view;
 
 use std::io::Write;
 use std::ops::ControlFlow;
@@ -184,7 +184,7 @@ fn from(recording: &Recording, arguments: &Arguments) -> anyhow::Result<ExitCode
 }
 
 /// What a recording says.
-fn verdict(recording: &Recording) -> Verdict {
+pub fn verdict(recording: &Recording) -> Verdict {
     Verdict {
         cost: recording.cost,
         ..concluded(&recording.evidence, &recording.attempts)

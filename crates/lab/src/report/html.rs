@@ -5,6 +5,9 @@ use askama::Template;
 use crate::error::{LabError, Result};
 use crate::report::{Kind, Sheet, svg};
 
+/// The style sheet of pages.
+pub const PAGE_STYLE: &str = include_str!("../../templates/page.css");
+
 #[derive(Template)]
 #[template(path = "sheet.html")]
 struct Page<'a> {

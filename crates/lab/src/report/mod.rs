@@ -7,13 +7,14 @@ mod bench;
 mod demo;
 mod gateway;
 mod html;
+pub mod palette;
 mod plot;
 mod progress;
 mod terminal;
 
 use serde::Serialize;
 
-pub use html::html;
+pub use html::{PAGE_STYLE, html};
 pub use plot::svg;
 pub use progress::ProgressBar;
 pub use terminal::{Style, terminal};

@@ -50,13 +50,7 @@ fn title(verdict: &Verdict, page: &Page) -> String {
     for line in wrap(&printable(&verdict.sentence), page.width) {
         let _ = writeln!(out, "{colour}{line}{RESET}");
     }
-    let level = match verdict.level {
-        Level::Consistent if verdict.alternatives.is_empty() => "possible: it accounts for a part",
-        Level::Consistent => "possible: others fit as well",
-        Level::Supported if verdict.alternatives.is_empty() => "likely: nothing else fits",
-        Level::Supported => "likely: it fits best",
-        Level::Confirmed => "proven by a change",
-    };
+    let level = sureness(verdict);
     let _ = match verdict.cause {
         Cause::Healthy | Cause::Unknown => writeln!(out, "{BOLD}{}{RESET}", verdict.cause),
         cause => writeln!(out, "{BOLD}{cause}{RESET}, {level}"),
@@ -81,6 +75,17 @@ fn title(verdict: &Verdict, page: &Page) -> String {
         out += &paragraph("", "", hint, page.width);
     }
     out
+}
+
+/// How sure a verdict is, in a few words.
+pub fn sureness(verdict: &Verdict) -> &'static str {
+    match verdict.level {
+        Level::Consistent if verdict.alternatives.is_empty() => "possible: it accounts for a part",
+        Level::Consistent => "possible: others fit as well",
+        Level::Supported if verdict.alternatives.is_empty() => "likely: nothing else fits",
+        Level::Supported => "likely: it fits best",
+        Level::Confirmed => "proven by a change",
+    }
 }
 
 /// What was measured, its value, and what would be normal.
@@ -136,17 +141,7 @@ fn remedies(remedies: &[Remedy], page: &Page, out: &mut String) {
     }
     heading("what helps", out);
     for (number, remedy) in (1..).zip(remedies) {
-        let place = match remedy.place {
-            Place::Here => "on this host",
-            Place::Tunnel => "in the tunnel's settings",
-            Place::FarEnd => "on the host at the far end",
-            Place::Provider => "ask whoever runs the network or the machine",
-            Place::Application => "in the application",
-        };
-        let text = match remedy.expected_gain.is_empty() {
-            true => format!("{} ({place})", remedy.what),
-            false => format!("{} ({place}): {}", remedy.what, remedy.expected_gain),
-        };
+        let text = remedy_in_words(remedy);
         let first = format!("{INDENT}{number}. ");
         let indent = " ".repeat(first.len());
         *out += &paragraph(&first, &indent, &printable(&text), page.width);
@@ -161,6 +156,21 @@ fn remedies(remedies: &[Remedy], page: &Page, out: &mut String) {
                 let _ = writeln!(out, "{indent}{GREEN}{line}{RESET}{end}");
             }
         }
+    }
+}
+
+/// What a remedy is, where it has to be done, and what may be hoped for.
+pub fn remedy_in_words(remedy: &Remedy) -> String {
+    let place = match remedy.place {
+        Place::Here => "on this host",
+        Place::Tunnel => "in the tunnel's settings",
+        Place::FarEnd => "on the host at the far end",
+        Place::Provider => "ask whoever runs the network or the machine",
+        Place::Application => "in the application",
+    };
+    match remedy.expected_gain.is_empty() {
+        true => format!("{} ({place})", remedy.what),
+        false => format!("{} ({place}): {}", remedy.what, remedy.expected_gain),
     }
 }
 
@@ -224,7 +234,8 @@ fn ruled_out(all: &[RuledOut], verbose: bool, page: &Page, out: &mut String) {
     }
 }
 
-fn why(cause: &RuledOut) -> String {
+/// Why a cause was ruled out, or could not be judged.
+pub fn why(cause: &RuledOut) -> String {
     match (&cause.fact, &cause.unseen) {
         (_, Some(why)) => why.clone(),
         (Some(fact), None) => {
