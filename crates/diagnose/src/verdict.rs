@@ -8,16 +8,16 @@ use seikan_observe::path::PathMap;
 use serde::{Deserialize, Serialize};
 
 use crate::rules::{self, Rule};
-use crate::{Cause, Evidence, Fact, Finding, Judgement, Remedy};
+use crate::{Cause, Evidence, Fact, Far, Finding, Judgement, Remedy};
 
 /// Findings lighter than this are not worth naming.
 pub(crate) const LEAST_WEIGHT: f64 = 0.1;
 /// A deeper cause of which only so much shows does not explain what is heavier: it is a trace.
-const TRACE: f64 = 0.3;
+pub(crate) const TRACE: f64 = 0.3;
 /// A shortfall up to this is none: a tenth is what a case must lose to count.
 const TOLERATED_SHORTFALL: f64 = 0.1;
 /// How much heavier than its rivals a cause must be to be supported.
-const CLEAR: f64 = 1.5;
+pub(crate) const CLEAR: f64 = 1.5;
 
 /// How sure a verdict is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -82,11 +82,32 @@ pub struct Verdict {
     pub path: PathMap,
     /// What it cost to find out; filled in by whoever measured.
     pub cost: Cost,
+    /// The far end, where it was measured at the same time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub far: Option<Far>,
 }
+
+/// What rules found at an end.
+pub(crate) type Found = Vec<(&'static Rule, Finding)>;
 
 /// Names the cause.
 pub fn diagnose(evidence: &Evidence) -> Verdict {
-    let mut found: Vec<(&Rule, Finding)> = Vec::new();
+    let (mut found, ruled_out) = judge(evidence);
+    // Who gets what was expected has nothing to complain of.
+    if evidence.shortfall().is_some_and(is_tolerated) {
+        found.clear();
+    }
+    conclude(evidence, &found, ruled_out)
+}
+
+/// Whether so little is missing that it is as good as nothing.
+pub(crate) fn is_tolerated(shortfall: f64) -> bool {
+    shortfall < TOLERATED_SHORTFALL
+}
+
+/// What all rules say: what is worth naming, the heaviest first, and what is not there.
+pub(crate) fn judge(evidence: &Evidence) -> (Found, Vec<RuledOut>) {
+    let mut found: Found = Vec::new();
     let mut ruled_out = Vec::new();
     for rule in rules::ALL {
         match (rule.judge)(evidence) {
@@ -111,14 +132,13 @@ pub fn diagnose(evidence: &Evidence) -> Verdict {
         }
     }
     found.sort_by(|a, b| b.1.weight.total_cmp(&a.1.weight));
-    let satisfied = evidence
-        .shortfall()
-        .is_some_and(|shortfall| shortfall < TOLERATED_SHORTFALL);
-    if satisfied {
-        found.clear();
-    }
-    let mut verdict = match name(&found) {
-        Some((chain, level)) => named(&found, chain, level),
+    (found, ruled_out)
+}
+
+/// The verdict about what was found.
+pub(crate) fn conclude(evidence: &Evidence, found: &Found, ruled_out: Vec<RuledOut>) -> Verdict {
+    let mut verdict = match name(found) {
+        Some((chain, level)) => named(found, chain, level),
         None => nothing(evidence),
     };
     verdict.ruled_out = ruled_out;
@@ -129,7 +149,7 @@ pub fn diagnose(evidence: &Evidence) -> Verdict {
 }
 
 /// The chain from the deepest cause to the heaviest, and how sure it is.
-fn name(found: &[(&Rule, Finding)]) -> Option<(Vec<Cause>, Level)> {
+pub(crate) fn name(found: &[(&Rule, Finding)]) -> Option<(Vec<Cause>, Level)> {
     let (mut rule, finding) = found.first().map(|(rule, finding)| (*rule, finding))?;
     let mut chain = vec![rule.cause];
     // The heaviest of those that make it; each cause is in the chain once, so that this ends.
@@ -159,7 +179,7 @@ fn name(found: &[(&Rule, Finding)]) -> Option<(Vec<Cause>, Level)> {
     Some((chain, level))
 }
 
-fn named(found: &[(&Rule, Finding)], chain: Vec<Cause>, level: Level) -> Verdict {
+pub(crate) fn named(found: &[(&Rule, Finding)], chain: Vec<Cause>, level: Level) -> Verdict {
     let of = |cause: Cause| found.iter().find(|(rule, _)| rule.cause == cause);
     let cause = chain[0];
     let findings: Vec<&Finding> = chain
@@ -222,6 +242,7 @@ fn empty(cause: Cause, level: Level, chain: Vec<Cause>) -> Verdict {
         expected: None,
         path: PathMap::default(),
         cost: Cost::default(),
+        far: None,
     }
 }
 
