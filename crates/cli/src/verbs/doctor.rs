@@ -2,9 +2,10 @@
 //!
 //! [`measure`] finds the path and samples it, [`probe`] sends a handful of echo requests meanwhile, the rules of
 //! `seikan_diagnose` name the cause, [`view`] writes it down and [`drawing`] draws the path. With `--fix`, [`repair`] then tries
-//! what helps on this host.
+//! what helps on this host. With `--peer`, [`far`] has another doctor measure the other end meanwhile.
 
 mod drawing;
+mod far;
 mod measure;
 mod probe;
 mod repair;
@@ -18,7 +19,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use clap::Args;
 use seikan_diagnose::trial::{Attempt, LEAST_GAIN};
-use seikan_diagnose::{Cause, Verdict, diagnose};
+use seikan_diagnose::{Cause, Verdict, both, diagnose};
 use seikan_lab::Interrupt;
 use serde::Serialize;
 
@@ -33,7 +34,9 @@ use text::Page;
     sudo seikan doctor --pid $(pidof openvpn) --json\n  \
     sudo seikan doctor --iface wg0 --map        draw the path only\n  \
     sudo seikan doctor --fix                    and try what helps; keep it if it does\n  \
-    sudo seikan doctor --undo                   take back what was kept\n\n\
+    sudo seikan doctor --undo                   take back what was kept\n  \
+    sudo seikan doctor --listen --key doctor.key --allow-load     on the other host, then here:\n  \
+    sudo seikan doctor --peer 10.8.0.1 --key doctor.key --load    measure both ends under load\n\n\
     Works on any tunnel or virtual network. It looks at counters of the kernel while the tunnel is in use, so\n\
     let something run through it. Without --fix nothing is changed; no packet is captured, no payload read. It sends\n\
     a handful of ICMP echo requests through the tunnel (5 small ones, and some to find out which sizes pass,\n\
@@ -89,6 +92,8 @@ pub struct Arguments {
     /// Exit with 3 if it is not healthy
     #[arg(long)]
     exit_code: bool,
+    #[command(flatten)]
+    far: far::Arguments,
 }
 
 /// The status of `--exit-code` for a tunnel that is not healthy.
@@ -113,7 +118,16 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     // Before the first thread.
     let fix = arguments.fix.then(Fix::prepare).transpose()?;
-    let map = measure::path(arguments.iface.as_deref(), arguments.pid).context(FAILED)?;
+    let interrupt = Interrupt::new();
+    let _signals = interrupt.catch_signals()?;
+    if arguments.far.listen().is_some() {
+        return far::listen(&arguments.far, arguments.iface.as_deref(), &interrupt);
+    }
+    let peer = far::Peer::connect(&arguments.far)?;
+    let iface = arguments.iface.clone();
+    let towards = || peer.as_ref().filter(|_| arguments.pid.is_none())?.tunnel();
+    let iface = iface.or_else(towards);
+    let map = measure::path(iface.as_deref(), arguments.pid).context(FAILED)?;
     let page = Page::of_stdout();
     if arguments.map {
         match arguments.json {
@@ -122,17 +136,23 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let interrupt = Interrupt::new();
-    let _signals = interrupt.catch_signals()?;
+    let expected = arguments.expect.map(|megabits| megabits * 1e6);
     let options = measure::Options {
         length: Duration::from_secs(arguments.seconds.into()),
         interval: Duration::from_millis(arguments.interval.into()),
         probe: !arguments.no_probe,
-        expected: arguments.expect.map(|megabits| megabits * 1e6),
+        expected: expected.or_else(|| arguments.far.offered()),
         level: arguments.level,
     };
-    let (evidence, cost) = measure::measure(map, &options, &interrupt).context(FAILED)?;
-    let mut verdict = diagnose(&evidence);
+    let (evidence, cost, far) = match peer {
+        Some(peer) => peer.measure(map, &options, &interrupt),
+        None => measure::measure(map, &options, &interrupt).map(|(near, cost)| (near, cost, None)),
+    }
+    .context(FAILED)?;
+    let mut verdict = match &far {
+        Some(far) => both(&evidence, far),
+        None => diagnose(&evidence),
+    };
     verdict.cost = cost;
     if !arguments.json {
         print(&view::render(&verdict, arguments.verbose, &page))?;

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use seikan_diagnose::{Cause, Fact, Level, Place, Remedy, RuledOut, Verdict};
+use seikan_diagnose::{Cause, End, Fact, Far, Level, Place, Remedy, RuledOut, Verdict};
 use seikan_observe::path::Unseen;
 
 use super::drawing;
@@ -19,8 +19,7 @@ const INDENT: &str = "  ";
 pub fn render(verdict: &Verdict, verbose: bool, page: &Page) -> String {
     let mut out = title(verdict, page);
     numbers(verdict, page, &mut out);
-    heading("the path", &mut out);
-    out += &drawing::draw(&verdict.path, Some(verdict), page);
+    paths(verdict, page, &mut out);
     remedies(&verdict.remedies, page, &mut out);
     heading("how sure", &mut out);
     sure(verdict, page, &mut out);
@@ -33,6 +32,20 @@ pub fn render(verdict: &Verdict, verbose: bool, page: &Page) -> String {
         cost.seconds, cost.samples, cost.cpu_seconds
     );
     out
+}
+
+/// The path, and below it the far end's, with the bad spot marked at the end where it is.
+fn paths(verdict: &Verdict, page: &Page, out: &mut String) {
+    let Some(far) = &verdict.far else {
+        heading("the path", out);
+        *out += &drawing::draw(&verdict.path, Some(verdict), page);
+        return;
+    };
+    let there = far.at == Some(End::FarEnd);
+    heading("the path on this host", out);
+    *out += &drawing::draw(&verdict.path, Some(verdict).filter(|_| !there), page);
+    heading("and at the far end, from the network inwards", out);
+    *out += &drawing::draw_far(&far.path, Some(verdict).filter(|_| there), page);
 }
 
 fn heading(text: &str, out: &mut String) {
@@ -72,6 +85,9 @@ fn title(verdict: &Verdict, page: &Page) -> String {
         "{through} Mbit/s through {}{expected}",
         printable(inner)
     );
+    if let Some(far) = &verdict.far {
+        out += &paragraph("", "", &ends(far), page.width);
+    }
     if verdict.throughput < IDLE {
         let hint = "Hardly anything went through it, so hardly anything could show: run it again while the \
                     tunnel is in use.";
@@ -81,6 +97,28 @@ fn title(verdict: &Verdict, page: &Page) -> String {
         out += &paragraph("", "", hint, page.width);
     }
     out
+}
+
+/// At which end it is, and what the counters of both say.
+fn ends(far: &Far) -> String {
+    let mut text = match far.at {
+        Some(End::Here) => "The bad spot is on this host.",
+        Some(End::FarEnd) => "The bad spot is at the far end.",
+        Some(End::Between) => "The bad spot is between the two ends.",
+        None => "Neither end shows a cause.",
+    }
+    .to_owned();
+    let (through, inner) = (rounded(far.throughput / 1e6), far.path.inner.as_deref());
+    let inner = printable(inner.unwrap_or("the tunnel"));
+    let _ = write!(text, " {through} Mbit/s through {inner} there");
+    if let Some(crossing) = &far.crossing {
+        let lost = match crossing.lost() > crossing.doubt() {
+            true => rounded(crossing.lost() * 100.0),
+            false => format!("at most {}", rounded(crossing.doubt() * 100.0)),
+        };
+        let _ = write!(text, "; {lost} % of the tunnel's own packets lost between");
+    }
+    text + "."
 }
 
 /// What was measured, its value, and what would be normal.
