@@ -41,6 +41,7 @@ const KEY_FILE: u64 = 4096;
 /// What `doctor` is told about the other end.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Both ends")]
+#[group(id = "ends")]
 pub struct Arguments {
     /// Measure the other end as well: a `seikan doctor --listen` there, best by its address in the tunnel
     #[arg(long, value_name = "HOST[:PORT]", requires = "key", value_parser = other)]
