@@ -13,7 +13,7 @@ use seikan_observe::path::{PathMap, Unseen};
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::channel::{Channel, ChannelError};
-use super::{Arguments, DEAD, LOOK, PULSE, Raise, split, transport, tunnel_of};
+use super::{Arguments, DEAD, LOOK, PULSE, Raise, forget_own, split, transport, tunnel_of};
 use crate::verbs::doctor::measure::{self, Options};
 
 /// How long a connection may take to come about.
@@ -102,6 +102,7 @@ impl Peer {
             })
         })?;
         let (mut evidence, cost) = measured?;
+        forget_own(&mut evidence, self.channel.stream())?;
         match told {
             Ok(far) => Ok((evidence, cost, Some(far))),
             Err(error) => {

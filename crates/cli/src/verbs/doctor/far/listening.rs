@@ -4,7 +4,6 @@
 //! served gets a session: this host is measured by the same code as its own doctor's, and the evidence told. A session ends
 //! with its measurement, with its client, when that falls silent, or with the program.
 
-use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -20,7 +19,7 @@ use seikan_node::config::PresharedKey;
 use seikan_observe::path::PathMap;
 
 use super::channel::{Channel, PATIENCE};
-use super::{Arguments, DEAD, LOOK, PULSE, Raise, own_addresses, transport, tunnel_of};
+use super::{Arguments, DEAD, LOOK, PULSE, Raise, forget_own, own_addresses, transport, tunnel_of};
 use crate::screen::printable;
 use crate::verbs::doctor::measure::{self, Options};
 
@@ -65,6 +64,7 @@ pub fn listen(
         while !interrupt.is_raised() {
             match listener.accept() {
                 Ok((stream, from)) => {
+                    let from = SocketAddr::new(from.ip().to_canonical(), from.port());
                     let Some(place) = server.place() else {
                         continue;
                     };
@@ -74,10 +74,7 @@ pub fn listen(
                         server.serve(stream, from);
                     });
                 }
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    let _ = interrupt.sleep(LOOK);
-                }
-                // Of the connection, or want of descriptors: neither ends the service.
+                // Nobody yet; or an error of one connection, or want of descriptors, which do not end the service.
                 Err(_) => {
                     let _ = interrupt.sleep(LOOK);
                 }
@@ -191,7 +188,8 @@ impl Server<'_> {
                 });
             }
             self.begin(channel)?;
-            let evidence = self.measure(channel, map, ask)?;
+            let mut evidence = self.measure(channel, map, ask)?;
+            forget_own(&mut evidence, channel.stream())?;
             channel.send(&Message::Told(Box::new(Told::of(&evidence))))?;
             self.until_taken_in(channel);
             anyhow::Ok(evidence)

@@ -9,7 +9,7 @@ mod listening;
 
 use std::fs::File;
 use std::io::Read;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
+use seikan_diagnose::Evidence;
 use seikan_diagnose::exchange::{Load, LoadKind};
 use seikan_lab::load::Transport;
 use seikan_node::config::{PresharedKey, parse_preshared_key};
@@ -178,6 +179,17 @@ fn tunnel_of(address: IpAddr) -> anyhow::Result<Option<String>> {
         .into_iter()
         .map(|tunnel| tunnel.interface)
         .find(|tunnel| *tunnel == name))
+}
+
+/// Takes the doctors' own connection out of those that use the tunnel.
+fn forget_own(evidence: &mut Evidence, stream: &TcpStream) -> std::io::Result<()> {
+    let plain = |address: SocketAddr| (address.ip().to_canonical(), address.port());
+    let (local, remote) = (plain(stream.local_addr()?), plain(stream.peer_addr()?));
+    evidence
+        .map
+        .flows
+        .retain(|flow| plain(flow.local) != local || flow.remote.map(plain) != Some(remote));
+    Ok(())
 }
 
 /// Where to listen: everywhere, or where somebody said.
