@@ -138,13 +138,13 @@ pub fn both(near: &Evidence, far: &Evidence) -> Verdict {
     ruled_out.extend(settle_loss(
         sending, receiving, dropped, crossing, satisfied,
     ));
-    let end = bad_end(&here, &there);
+    let end = bad_end(&here, &there, sends);
     let mut verdict = match end {
         None => nothing_found(near, shortfall),
         Some(End::FarEnd) => at_the_far_end(&here, &there, felt, dropped),
         Some(_) => conclude(near, &here, Vec::new()),
     };
-    let at = end.map(|end| place(&verdict, end, sends));
+    let at = end.map(|end| place(&verdict, end, sends, dropped));
     let others = here.iter().chain(&there).map(|(rule, _)| rule.cause);
     let others: Vec<Cause> = others.collect();
     for cause in others {
@@ -170,14 +170,17 @@ pub fn both(near: &Evidence, far: &Evidence) -> Verdict {
 }
 
 /// The end whose findings name the cause; `None` where neither shows any.
-fn bad_end(here: &Found, there: &Found) -> Option<End> {
+fn bad_end(here: &Found, there: &Found, sends: bool) -> Option<End> {
     let Some((near_rule, near)) = here.first() else {
         return there.first().map(|_| End::FarEnd);
     };
     let outside = OUTSIDE.contains(&near_rule.cause);
     let explains = |(rule, finding): &(&rules::Rule, Finding)| {
-        let cause = rule.makes.contains(&near_rule.cause);
-        outside && cause && finding.weight >= TRACE.min(near.weight)
+        // Why a window is small the receiver knows best.
+        let window = sends && rule.cause == Cause::TcpReceiveWindow;
+        let makes = rule.makes.contains(&near_rule.cause);
+        let makes = makes || (window && rule.cause == near_rule.cause);
+        outside && makes && finding.weight >= TRACE.min(near.weight)
     };
     let outweighs = |(rule, finding): &(&rules::Rule, Finding)| {
         // Proof at an end beats what the other can only see from outside.
@@ -208,18 +211,10 @@ fn at_the_far_end(
     felt: Option<(&'static rules::Rule, Finding)>,
     dropped: Option<f64>,
 ) -> Verdict {
-    let own = there
-        .iter()
-        .filter(|(rule, _)| !OUTSIDE.contains(&rule.cause));
-    let mut own: Found = own.cloned().collect();
-    let chain = name(&own).or_else(|| {
-        own = there.clone();
-        name(&own)
-    });
     // There is a finding, or this end would have been named.
-    let (chain, level) = chain.unwrap_or((vec![Cause::Unknown], Level::Consistent));
-    let weight = own.first().map_or(0.0, |(_, finding)| finding.weight);
-    let mut verdict = named(&own, chain, level);
+    let (chain, level) = name(there).unwrap_or((vec![Cause::Unknown], Level::Consistent));
+    let weight = there.first().map_or(0.0, |(_, finding)| finding.weight);
+    let mut verdict = named(there, chain, level);
     turn(&mut verdict);
     let felt = felt.filter(|(rule, _)| OUTSIDE.contains(&rule.cause));
     if let Some((rule, finding)) = felt {
@@ -268,15 +263,17 @@ fn turn(verdict: &mut Verdict) {
 }
 
 /// Where the named cause is, if the findings of `end` name it.
-fn place(verdict: &Verdict, end: End, sends: bool) -> End {
+fn place(verdict: &Verdict, end: End, sends: bool, dropped: Option<f64>) -> End {
     let first = verdict.remedies.first().map(|remedy| remedy.place);
+    let receiver = if sends { End::FarEnd } else { End::Here };
     match verdict.cause {
+        // There, by its counters, if by no rule.
+        Cause::PathLoss if dropped.is_some_and(|share| share >= MOSTLY) => receiver,
         Cause::PathLoss | Cause::PathDelay | Cause::Reordering | Cause::MtuBlackHole => {
             End::Between
         }
         // Whoever receives has too little room.
-        Cause::TcpReceiveWindow if sends => End::FarEnd,
-        Cause::TcpReceiveWindow => End::Here,
+        Cause::TcpReceiveWindow => receiver,
         // The queue may stand where neither sees it.
         Cause::Bufferbloat if !matches!(first, Some(Place::Here | Place::FarEnd)) => End::Between,
         _ => end,

@@ -173,3 +173,38 @@ fn what_is_sent_but_does_not_arrive_is_slow() {
     count(&mut there, inner(), metric::RX_BYTES, 125_000_000);
     assert_eq!(both(&near, &there).cause, Cause::Healthy);
 }
+
+#[test]
+fn loss_that_the_receivers_host_counts_without_a_known_cause_is_there() {
+    let mut there = receiver(10_000, 0, 0);
+    count(&mut there, inner(), metric::RX_ERRORS, 290);
+    let verdict = both(&losing(300), &there);
+    assert_eq!(verdict.cause, Cause::PathLoss);
+    assert_eq!(far(&verdict).at, Some(End::FarEnd));
+    let verdict = both(&there, &losing(300));
+    assert_eq!(far(&verdict).at, Some(End::Here));
+}
+
+#[test]
+fn a_trifle_at_the_far_end_does_not_hide_what_it_sees_of_the_way() {
+    // It sends, loses on the way, and a tenth of that in a queue of its own.
+    let mut there = losing(1_000);
+    there.map.links[0].queue_length = 3;
+    count(&mut there, inner(), metric::TX_DROPPED, 20);
+    let verdict = both(&receiver(10_000, 0, 0), &there);
+    assert_eq!(verdict.cause, Cause::PathLoss);
+    assert_eq!(far(&verdict).at, Some(End::Between));
+}
+
+#[test]
+fn why_a_window_is_small_the_receiver_tells() {
+    let mut near = losing(0);
+    count(&mut near, flow(), metric::TCP_RWND_LIMITED_US, 9_500_000);
+    gauge(&mut near, flow(), metric::TCP_SND_WND, 65_536);
+    let mut there = receiver(10_000, 0, 0);
+    count(&mut there, Subject::Host, "TcpExt.TCPToZeroWindowAdv", 40);
+    let verdict = both(&near, &there);
+    assert_eq!(verdict.cause, Cause::TcpReceiveWindow);
+    assert_eq!(far(&verdict).at, Some(End::FarEnd));
+    assert!(verdict.evidence[0].name.starts_with("far end: "));
+}

@@ -24,7 +24,12 @@ pub fn render(verdict: &Verdict, verbose: bool, page: &Page) -> String {
     heading("how sure", &mut out);
     sure(verdict, page, &mut out);
     ruled_out(&verdict.ruled_out, verbose, page, &mut out);
-    unseen(&verdict.path.unseen, verbose, page, &mut out);
+    let label = "what could not be seen";
+    unseen(label, &verdict.path.unseen, verbose, page, &mut out);
+    if let Some(far) = verdict.far.as_ref().filter(|_| verbose) {
+        let label = "what could not be seen at the far end";
+        unseen(label, &far.path.unseen, verbose, page, &mut out);
+    }
     let cost = &verdict.cost;
     let _ = writeln!(
         out,
@@ -276,11 +281,11 @@ fn why(cause: &RuledOut) -> String {
     }
 }
 
-fn unseen(all: &[Unseen], verbose: bool, page: &Page, out: &mut String) {
+fn unseen(label: &str, all: &[Unseen], verbose: bool, page: &Page, out: &mut String) {
     if all.is_empty() {
         return;
     }
-    heading("what could not be seen", out);
+    heading(label, out);
     let shown = if verbose { all.len() } else { MANY };
     for unseen in all.iter().take(shown) {
         let text = printable(&format!("{}: {}", unseen.what, unseen.why));

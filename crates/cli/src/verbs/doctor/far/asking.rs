@@ -14,6 +14,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use super::channel::{Channel, ChannelError};
 use super::{Arguments, DEAD, LOOK, PULSE, Raise, forget_own, split, transport, tunnel_of};
+use crate::screen::printable;
 use crate::verbs::doctor::measure::{self, Options};
 
 /// How long a connection may take to come about.
@@ -78,6 +79,12 @@ impl Peer {
             load: self.load,
         };
         let name = self.name.clone();
+        if self.load.is_some() && self.tunnel() != map.inner {
+            let inner = printable(map.inner.as_deref().unwrap_or("the tunnel"));
+            eprintln!(
+                "warning: {name} is not reached through {inner}, so the load does not go through it"
+            );
+        }
         let stop = AtomicBool::new(false);
         let flow = self
             .prepare(ask, interrupt, &stop)
@@ -94,14 +101,25 @@ impl Peer {
             std::thread::scope(|scope| {
                 let raise = Raise(&over);
                 let (channel, over) = (&mut self.channel, &over);
-                let told = scope.spawn(move || follow(channel, over, stop, interrupt));
+                let loaded = self.load.is_some();
+                let told = scope.spawn(move || {
+                    let told = follow(channel, over, stop, interrupt);
+                    if told.is_err() && loaded {
+                        // Without load there is nothing left to look at.
+                        interrupt.raise();
+                    }
+                    told
+                });
                 let measured = measure::measure(map, options, interrupt);
                 drop(raise);
                 let told = told.join().map_err(|_| anyhow!("a thread panicked"))?;
                 anyhow::Ok((measured, told))
             })
         })?;
-        let (mut evidence, cost) = measured?;
+        let (mut evidence, cost) = match (measured, &told) {
+            (Err(_), Err(error)) => bail!("the doctor at {name} was lost: {error:#}"),
+            (measured, _) => measured?,
+        };
         forget_own(&mut evidence, self.channel.stream())?;
         match told {
             Ok(far) => Ok((evidence, cost, Some(far))),
