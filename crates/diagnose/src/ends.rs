@@ -97,6 +97,11 @@ impl Crossing {
         if self.packets { SKEW } else { SKEW + HEADERS }
     }
 
+    /// Whether nothing worth mentioning was lost on the way.
+    fn is_whole(&self) -> bool {
+        self.lost() < self.doubt() / 2.0
+    }
+
     fn fact(&self) -> Fact {
         let what = if self.packets { "packets" } else { "bytes" };
         Fact::new(
@@ -144,7 +149,9 @@ pub fn both(near: &Evidence, far: &Evidence) -> Verdict {
         Some(End::FarEnd) => at_the_far_end(&here, &there, felt, dropped),
         Some(_) => conclude(near, &here, Vec::new()),
     };
-    let at = end.map(|end| place(&verdict, end, sends, dropped));
+    let inside =
+        dropped.is_some_and(|share| share >= MOSTLY) || arrives_and_is_lost(sender, crossing);
+    let at = end.map(|end| place(&verdict, end, sends, inside));
     let others = here.iter().chain(&there).map(|(rule, _)| rule.cause);
     let others: Vec<Cause> = others.collect();
     for cause in others {
@@ -262,13 +269,13 @@ fn turn(verdict: &mut Verdict) {
     }
 }
 
-/// Where the named cause is, if the findings of `end` name it.
-fn place(verdict: &Verdict, end: End, sends: bool, dropped: Option<f64>) -> End {
+/// Where the named cause is, if the findings of `end` name it; `inside`: packets are lost in the receiver's host.
+fn place(verdict: &Verdict, end: End, sends: bool, inside: bool) -> End {
     let first = verdict.remedies.first().map(|remedy| remedy.place);
     let receiver = if sends { End::FarEnd } else { End::Here };
     match verdict.cause {
-        // There, by its counters, if by no rule.
-        Cause::PathLoss if dropped.is_some_and(|share| share >= MOSTLY) => receiver,
+        // There, by the counters, if by no rule.
+        Cause::PathLoss if inside => receiver,
         Cause::PathLoss | Cause::PathDelay | Cause::Reordering | Cause::MtuBlackHole => {
             End::Between
         }
@@ -308,6 +315,13 @@ fn account(sender: &Evidence, receiver: &Evidence) -> Option<f64> {
     (lost > 0.0).then(|| (dropped / lost).min(1.0))
 }
 
+/// Whether so much was lost that it would show between the two ends, and none is missing there.
+fn arrives_and_is_lost(sender: &Evidence, crossing: Option<Crossing>) -> bool {
+    let lost = sender.inner_losses().map(|losses| losses.elsewhere());
+    lost.zip(crossing)
+        .is_some_and(|(lost, crossing)| crossing.is_whole() && lost > 2.0 * crossing.doubt())
+}
+
 fn explained(share: f64) -> Fact {
     Fact::new(
         "segments lost outside of the sender's host that the receiver's host dropped, of those",
@@ -338,7 +352,10 @@ fn settle_loss(
         })
     };
     let lost = crossing.filter(|crossing| crossing.lost() > crossing.doubt());
-    let crossed = crossing.filter(|crossing| crossing.lost() < crossing.doubt() / 2.0);
+    let others = sending
+        .iter()
+        .chain(&*receiving)
+        .any(|(rule, _)| rule.cause != Cause::PathLoss);
     let mut out = None;
     let mut rule_out = |fact| {
         out = Some(RuledOut {
@@ -365,11 +382,15 @@ fn settle_loss(
             let (_, finding) = &mut sending[index];
             let share = dropped.filter(|_| loses(receiving)).unwrap_or(0.0);
             finding.weight *= 1.0 - share;
-            // So much that both counters would show it.
+            // So much that both counters would show it. If nothing else explains it, it is still lost, in a host.
             let plain = finding.facts.first().map_or(0.0, |fact| fact.value);
-            if let Some(crossing) = crossed.filter(|crossing| plain > 2.0 * crossing.doubt()) {
-                finding.weight = 0.0;
-                rule_out(crossing.fact());
+            let much = |crossing: &Crossing| plain > 2.0 * crossing.doubt();
+            if let Some(crossing) = crossing.filter(Crossing::is_whole).filter(much) {
+                finding.facts.insert(1, crossing.fact());
+                if others {
+                    finding.weight = 0.0;
+                    rule_out(crossing.fact());
+                }
             } else if finding.weight < LEAST_WEIGHT {
                 rule_out(explained(share));
             }

@@ -101,13 +101,33 @@ fn counters_of_both_ends_rule_loss_on_the_way_out() {
     outside(&mut near, metric::TX_PACKETS, metric::TX_BYTES, 10_000);
     let mut there = receiver(10_000, 0, 0);
     outside(&mut there, metric::RX_PACKETS, metric::RX_BYTES, 10_000);
+    // Lost it is all the same: where it has arrived.
     let verdict = both(&near, &there);
-    assert_ne!(verdict.cause, Cause::PathLoss);
-    let out = verdict
-        .ruled_out
-        .iter()
-        .find(|out| out.cause == Cause::PathLoss);
+    assert_eq!(verdict.cause, Cause::PathLoss);
+    assert_eq!(far(&verdict).at, Some(End::FarEnd));
+    // Something that shows there explains it better.
+    let program = there.map.program.as_mut().expect("program");
+    program.group = Some("/sys/fs/cgroup/vpn".into());
+    let group = || Subject::Group("/sys/fs/cgroup/vpn".into());
+    count(&mut there, group(), metric::GROUP_PERIODS, 100);
+    count(&mut there, group(), metric::GROUP_THROTTLED, 40);
+    count(&mut there, group(), metric::GROUP_THROTTLED_US, 4_800_000);
+    let verdict = both(&near, &there);
+    assert_eq!(verdict.cause, Cause::CpuQuota);
+    let mut out = verdict.ruled_out.iter();
+    let out = out.find(|out| out.cause == Cause::PathLoss);
     assert!(out.is_some_and(|out| out.fact.is_some()));
+}
+
+#[test]
+fn loss_that_the_counters_are_too_coarse_for_stays_between() {
+    let mut near = losing(100);
+    outside(&mut near, metric::TX_PACKETS, metric::TX_BYTES, 10_000);
+    let mut there = receiver(10_000, 0, 0);
+    outside(&mut there, metric::RX_PACKETS, metric::RX_BYTES, 9_900);
+    let verdict = both(&near, &there);
+    assert_eq!(verdict.cause, Cause::PathLoss);
+    assert_eq!(far(&verdict).at, Some(End::Between));
 }
 
 #[test]
