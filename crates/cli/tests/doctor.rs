@@ -3,12 +3,14 @@
 
 mod common;
 
+use std::io::Read;
 use std::net::UdpSocket;
 use std::process::Output;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use common::{World, eventually, in_world, skip, stderr};
+use seikan_sys::netlink::Route;
 use serde_json::Value;
 
 /// Keys of the verdict that docs/DOCTOR.md promises.
@@ -133,6 +135,79 @@ fn what_helps_is_kept_until_it_is_undone() {
         let output = world.run(&world.left, &["doctor", "--undo"]);
         let text = String::from_utf8(output.stdout).expect("UTF-8");
         assert!(text.contains("nothing to take back"), "{text}");
+    });
+}
+
+#[test]
+fn a_proof_leaves_nothing_changed() {
+    in_world([""; 2], |world| {
+        let _tunnels = world.both_up();
+        with_a_short_queue(world);
+        let words = ["--json", "--prove", "--yes", "--no-probe"];
+        let output = under_bursts(world, || doctor(world, &words));
+        assert!(output.status.success(), "{}", stderr(&output));
+        let verdict = verdict(&output);
+        assert_eq!(verdict["level"], "confirmed", "{verdict:#}");
+        assert_eq!(verdict["fixes"][0]["trial"]["decision"], "take-back");
+        assert_eq!(queue_length(world), 3);
+    });
+}
+
+/// A router beside the tunnel's way: left `198.51.100.1`, router `198.51.100.2` on the right host.
+fn with_a_router(world: &World) {
+    let end = std::os::fd::AsFd::as_fd(&world.right.namespace);
+    let link = world
+        .left
+        .netlink
+        .create_veth("office", "office", Some(end));
+    link.expect("veth");
+    for (host, address) in [
+        (&world.left, "198.51.100.1/24"),
+        (&world.right, "198.51.100.2/24"),
+    ] {
+        let index = host.netlink.link("office").expect("link").index;
+        host.netlink
+            .add_address(index, address.parse().expect("address"))
+            .expect("address");
+        host.netlink.set_up(index).expect("up");
+    }
+    let default = Route::to("0.0.0.0/0".parse().expect("net"));
+    let router = "198.51.100.2".parse().expect("address");
+    let route = world.left.netlink.add_route(&default.via(router));
+    route.expect("route");
+}
+
+#[test]
+fn a_host_that_is_cut_off_takes_the_change_back() {
+    in_world([""; 2], |world| {
+        let _tunnels = world.both_up();
+        with_a_short_queue(world);
+        with_a_router(world);
+        let iface = &world.left.interface;
+        let words = [
+            "doctor",
+            "--iface",
+            iface,
+            "--seconds",
+            "2",
+            "--json",
+            "--fix",
+            "--yes",
+        ];
+        let verdict = under_bursts(world, || {
+            let mut run = world.start(&world.left, &mut world.seikan(&words));
+            eventually("nothing is tried", || queue_length(world) != 3);
+            let office = world.right.netlink.link("office").expect("link").index;
+            world.right.netlink.set_down(office).expect("down");
+            let mut text = String::new();
+            run.stdout.read_to_string(&mut text).expect("read");
+            serde_json::from_str::<Value>(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
+        });
+        let trial = &verdict["fixes"][0]["trial"];
+        assert_eq!(trial["decision"], "take-back", "{verdict:#}");
+        let why = trial["why"].as_str().expect("why");
+        assert!(why.contains("198.51.100.2"), "{why}");
+        assert_eq!(queue_length(world), 3);
     });
 }
 

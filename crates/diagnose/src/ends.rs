@@ -127,8 +127,8 @@ pub fn both(near: &Evidence, far: &Evidence) -> Verdict {
     let throughput = near.throughput().min(far.throughput());
     let shortfall = near.expected.map(|expected| 1.0 - throughput / expected);
     let satisfied = shortfall.is_some_and(is_tolerated);
-    let (mut here, ruled_out) = judge(near);
-    let (mut there, far_ruled_out) = judge(far);
+    let (mut here, ruled_out) = judge(near, &[]);
+    let (mut there, far_ruled_out) = judge(far, &[]);
     if satisfied {
         here.clear();
         there.clear();

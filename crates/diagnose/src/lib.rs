@@ -32,4 +32,4 @@ pub use recording::Recording;
 pub use remedy::{Action, Place, Remedy, clamp, is_plain};
 pub use seikan_observe::profile::{Profile, Share, Stage};
 pub use stage::{profile, stage};
-pub use verdict::{Cost, Level, RuledOut, Verdict, diagnose};
+pub use verdict::{Cost, Level, RuledOut, Verdict, diagnose, rival};

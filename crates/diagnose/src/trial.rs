@@ -42,6 +42,15 @@ pub struct Block {
     pub busy: f64,
 }
 
+/// What came of looking on for a block.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Look {
+    /// It went as it should.
+    Block(Block),
+    /// The change must go at once, for this reason.
+    CutOff(String),
+}
+
 /// What is to be done with the change.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "decision", content = "why")]
@@ -74,13 +83,13 @@ pub struct Attempt {
 }
 
 /// Compares. `switch` turns the change on or off, `measure` waits and looks. Ends early, with the change to be taken
-/// back, when nothing goes through with it.
+/// back, when nothing goes through with it, or when `measure` says so.
 ///
 /// # Errors
 /// Those of `switch` and `measure`.
 pub fn run<E>(
     mut switch: impl FnMut(bool) -> Result<(), E>,
-    mut measure: impl FnMut(Duration) -> Result<Block, E>,
+    mut measure: impl FnMut(Duration) -> Result<Look, E>,
     least_gain: f64,
 ) -> Result<Trial, E> {
     let mut pairs = Vec::new();
@@ -97,17 +106,17 @@ pub fn run<E>(
                 switch(on)?;
                 is_on = on;
             }
-            measure(WARM_UP)?;
-            blocks[usize::from(on)] = measure(BLOCK)?;
+            for length in [WARM_UP, BLOCK] {
+                match measure(length)? {
+                    Look::Block(block) => blocks[usize::from(on)] = block,
+                    Look::CutOff(why) => return Ok(ended(pairs, why)),
+                }
+            }
             let [without, with] = blocks;
             if on && with.throughput == 0.0 && (pair > 0 || without.throughput > 0.0) {
                 pairs.push((without, with));
                 let why = "nothing went through the tunnel any more".to_owned();
-                return Ok(Trial {
-                    pairs,
-                    gain: None,
-                    decision: Decision::TakeBack(why),
-                });
+                return Ok(ended(pairs, why));
             }
         }
         pairs.push((blocks[0], blocks[1]));
@@ -123,6 +132,14 @@ pub fn run<E>(
         gain,
         decision,
     })
+}
+
+fn ended(pairs: Vec<(Block, Block)>, why: String) -> Trial {
+    Trial {
+        pairs,
+        gain: None,
+        decision: Decision::TakeBack(why),
+    }
 }
 
 fn decide(pairs: &[(Block, Block)], gain: Option<Interval>, least: f64) -> Decision {
@@ -195,7 +212,7 @@ mod tests {
                 on.set(now);
                 Ok::<(), std::convert::Infallible>(())
             },
-            |_| Ok(if on.get() { with } else { without }),
+            |_| Ok(Look::Block(if on.get() { with } else { without })),
             LEAST_GAIN,
         );
         (trial.expect("trial"), on.get())
@@ -253,6 +270,24 @@ mod tests {
         assert_eq!(kept.decision, Decision::Keep);
         let (paid, _) = trial(slow, block(0.9e8));
         assert!(matches!(paid.decision, Decision::TakeBack(_)), "{paid:?}");
+    }
+
+    #[test]
+    fn a_host_that_is_cut_off_ends_it_at_once() {
+        let on = Cell::new(false);
+        let switch = |now| {
+            on.set(now);
+            Ok::<(), std::convert::Infallible>(())
+        };
+        let measure = |_| {
+            Ok(match on.get() {
+                true => Look::CutOff("gone".to_owned()),
+                false => Look::Block(block(1e8)),
+            })
+        };
+        let trial = run(switch, measure, LEAST_GAIN).expect("trial");
+        assert_eq!(trial.decision, Decision::TakeBack("gone".to_owned()));
+        assert_eq!(trial.pairs, []);
     }
 
     #[test]

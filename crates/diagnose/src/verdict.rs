@@ -92,7 +92,19 @@ pub(crate) type Found = Vec<(&'static Rule, Finding)>;
 
 /// Names the cause.
 pub fn diagnose(evidence: &Evidence) -> Verdict {
-    let (mut found, ruled_out) = judge(evidence);
+    diagnose_without(evidence, &[])
+}
+
+/// What the cause would be if it were none of a verdict's chain; `None` if nothing else shows.
+pub fn rival(evidence: &Evidence, verdict: &Verdict) -> Option<Verdict> {
+    verdict.alternatives.first()?;
+    let rival = diagnose_without(evidence, &verdict.chain);
+    let shows = !matches!(rival.cause, Cause::Healthy | Cause::Unknown);
+    shows.then_some(rival)
+}
+
+fn diagnose_without(evidence: &Evidence, left_out: &[Cause]) -> Verdict {
+    let (mut found, ruled_out) = judge(evidence, left_out);
     // Who gets what was expected has nothing to complain of.
     if evidence.shortfall().is_some_and(is_tolerated) {
         found.clear();
@@ -105,11 +117,12 @@ pub(crate) fn is_tolerated(shortfall: f64) -> bool {
     shortfall < TOLERATED_SHORTFALL
 }
 
-/// What all rules say: what is worth naming, the heaviest first, and what is not there.
-pub(crate) fn judge(evidence: &Evidence) -> (Found, Vec<RuledOut>) {
+/// What all rules but some say: what is worth naming, the heaviest first, and what is not there.
+pub(crate) fn judge(evidence: &Evidence, left_out: &[Cause]) -> (Found, Vec<RuledOut>) {
     let mut found: Found = Vec::new();
     let mut ruled_out = Vec::new();
-    for rule in rules::ALL {
+    let rules = rules::ALL.iter();
+    for rule in rules.filter(|rule| !left_out.contains(&rule.cause)) {
         match (rule.judge)(evidence) {
             Judgement::Present(finding) if finding.weight >= LEAST_WEIGHT => {
                 found.push((rule, finding));
@@ -290,6 +303,19 @@ mod tests {
         assert_eq!(verdict.cause, Cause::Shaper);
         assert_eq!(verdict.chain, [Cause::Shaper, Cause::TunQueueOverflow]);
         assert_eq!(verdict.alternatives, []);
+    }
+
+    #[test]
+    fn the_rival_is_what_shows_beside_the_chain() {
+        let mut evidence = dropping();
+        let alone = diagnose(&evidence);
+        assert_eq!(rival(&evidence, &alone), None);
+        evidence.probes.idle_rtt_us = Some(1_000.0);
+        evidence.probes.loaded_rtt_us = Some(300_000.0);
+        let verdict = diagnose(&evidence);
+        let rival = rival(&evidence, &verdict).expect("another cause");
+        assert_eq!(verdict.alternatives, [rival.cause]);
+        assert!(!rival.remedies.is_empty());
     }
 
     #[test]

@@ -5,13 +5,14 @@
 //! remedy, runs the trial ([`trial::run`]), and keeps or takes back; [`undo`] takes back what was kept.
 
 mod change;
+pub mod watchdog;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use seikan_diagnose::Remedy;
-use seikan_diagnose::trial::{self, Block, Decision, Trial};
+use seikan_diagnose::trial::{self, Decision, Look, Trial};
 use seikan_node::control::Places;
 use seikan_node::state::{self, Journal};
 use seikan_sys::hooks::HookRunner;
@@ -48,15 +49,16 @@ impl Fix {
         })
     }
 
-    /// Tries a remedy, and leaves it in force only if it helps.
+    /// Tries a remedy, and leaves it in force only if it gains `keep` (a share) for sure; with `None` it is taken back
+    /// in any case.
     ///
     /// # Errors
     /// A change cannot be prepared or made, or measuring failed; everything is as it was then.
     pub fn run(
         &self,
         remedy: &Remedy,
-        least_gain: f64,
-        measure: impl FnMut(Duration) -> Result<Block>,
+        keep: Option<f64>,
+        measure: impl FnMut(Duration) -> Result<Look>,
     ) -> Result<Trial> {
         let planned = remedy.actions.iter().cloned().map(Change::plan);
         let changes = planned.collect::<Result<Vec<Change>>>()?;
@@ -75,7 +77,12 @@ impl Fix {
                 failures => bail!("{}", failures.join("; ")),
             },
         };
-        let trial = trial::run(switch, measure, least_gain);
+        let mut trial = trial::run(switch, measure, keep.unwrap_or(trial::LEAST_GAIN));
+        if let (None, Ok(trial)) = (keep, &mut trial)
+            && trial.decision == Decision::Keep
+        {
+            trial.decision = Decision::TakeBack("it was made for the proof only".to_owned());
+        }
         let keeps = matches!(&trial, Ok(trial) if trial.decision == Decision::Keep);
         let applied = match keeps {
             true => changes.iter().try_for_each(Change::apply),

@@ -1,15 +1,16 @@
 //! `seikan doctor`: finds out what makes a tunnel slow, by looking on for some seconds.
 //!
 //! [`measure`] finds the path and samples it, [`probe`] sends a handful of echo requests meanwhile, the rules of
-//! `seikan_diagnose` name the cause, [`view`] writes it down and [`drawing`] draws the path. With `--fix`, [`repair`] then tries
-//! what helps on this host. With `--peer`, [`far`] has another doctor measure the other end meanwhile.
+//! `seikan_diagnose` name the cause, [`view`] writes it down and [`drawing`] draws the path. With `--prove` or `--fix`,
+//! [`repair`] then tries what helps on this host. With `--peer`, [`far`] has another doctor
+//! measure the other end meanwhile.
 
 mod drawing;
 mod far;
-mod measure;
+pub mod measure;
 mod probe;
 mod repair;
-mod text;
+pub mod text;
 mod view;
 
 use std::io::Write;
@@ -33,12 +34,13 @@ use text::Page;
     sudo seikan doctor --iface tun0 --expect 900\n  \
     sudo seikan doctor --pid $(pidof openvpn) --json\n  \
     sudo seikan doctor --iface wg0 --map        draw the path only\n  \
+    sudo seikan doctor --prove                  and prove it: change it, and back, in turns\n  \
     sudo seikan doctor --fix                    and try what helps; keep it if it does\n  \
     sudo seikan doctor --undo                   take back what was kept\n  \
     sudo seikan doctor --listen --key doctor.key --allow-load     on the other host, then here:\n  \
     sudo seikan doctor --peer 10.8.0.1 --key doctor.key --load    measure both ends under load\n\n\
     Works on any tunnel or virtual network. It looks at counters of the kernel while the tunnel is in use, so\n\
-    let something run through it. Without --fix nothing is changed; no packet is captured, no payload read. It sends\n\
+    let something run through it. Without --prove or --fix nothing is changed; no packet is captured, no payload read. It sends\n\
     a handful of ICMP echo requests through the tunnel (5 small ones, and some to find out which sizes pass,\n\
     2 s at most) unless --no-probe. Without root less can be seen, and it says what.\n\
     Ctrl-C ends it early, with what there is after a second. With --json: fields keep their names and\n\
@@ -78,16 +80,19 @@ pub struct Arguments {
     #[arg(long, short)]
     verbose: bool,
     /// Try what helps on this host: shown first, measured with and without it in turns, kept only if it helps
-    #[arg(long, conflicts_with = "map")]
+    #[arg(long, group = "tries", conflicts_with = "map")]
     fix: bool,
-    /// Do not ask before --fix changes something
-    #[arg(long, requires = "fix")]
+    /// Prove it: make the change that should help and take it back, in turns
+    #[arg(long, group = "tries", conflicts_with = "map")]
+    prove: bool,
+    /// Do not ask before --prove or --fix changes something
+    #[arg(long, requires = "tries")]
     yes: bool,
     /// How much must be gained for a change to stay, in per cent
     #[arg(long, value_name = "PERCENT", requires = "fix", default_value_t = LEAST_GAIN * 100.0)]
     min_gain: f64,
     /// Take back everything that --fix kept in this network namespace, and end
-    #[arg(long, conflicts_with_all = ["fix", "map", "iface", "pid"])]
+    #[arg(long, conflicts_with_all = ["fix", "prove", "map", "iface", "pid"])]
     undo: bool,
     /// Exit with 3 if it is not healthy
     #[arg(long)]
@@ -99,7 +104,8 @@ pub struct Arguments {
 /// The status of `--exit-code` for a tunnel that is not healthy.
 const UNHEALTHY: u8 = 3;
 
-fn megabits(text: &str) -> Result<f64, String> {
+/// Megabits per second on a command line.
+pub fn megabits(text: &str) -> Result<f64, String> {
     let value: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
     match value.is_finite() && value > 0.0 {
         true => Ok(value),
@@ -113,11 +119,12 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if arguments.undo {
         return repair::undo();
     }
-    if arguments.fix && arguments.json && !arguments.yes {
-        bail!("--fix asks before it changes something, which --json leaves no room for: add --yes");
+    let tries = arguments.fix || arguments.prove;
+    if tries && arguments.json && !arguments.yes {
+        bail!("it asks before it changes something, which --json leaves no room for: add --yes");
     }
     // Before the first thread.
-    let fix = arguments.fix.then(Fix::prepare).transpose()?;
+    let fix = tries.then(Fix::prepare).transpose()?;
     let interrupt = Interrupt::new();
     let _signals = interrupt.catch_signals()?;
     if arguments.far.listen().is_some() {
@@ -165,9 +172,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         let options = repair::Options {
             yes: arguments.yes,
             quiet: arguments.json,
-            least_gain: arguments.min_gain / 100.0,
+            keep: arguments.fix.then_some(arguments.min_gain / 100.0),
         };
-        report.fixes = repair::repair(&mut report.verdict, &fix, &options, &interrupt)?;
+        let verdict = &mut report.verdict;
+        report.fixes = repair::repair(verdict, &evidence, &fix, &options, &interrupt)?;
     }
     let Report { verdict, .. } = &report;
     if arguments.json {
@@ -186,7 +194,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 struct Report {
     #[serde(flatten)]
     verdict: Verdict,
-    /// What was tried, in order; empty without --fix.
+    /// What was tried, in order; empty without --prove or --fix.
     fixes: Vec<Attempt>,
 }
 

@@ -11,6 +11,7 @@ pub mod genpsk;
 pub mod lab;
 pub mod pubkey;
 pub mod status;
+pub mod top;
 pub mod up;
 
 use std::process::ExitCode;
@@ -25,6 +26,7 @@ pub fn run(verb: Verb) -> anyhow::Result<ExitCode> {
         Verb::Down(arguments) => down::run(&arguments),
         Verb::Status(arguments) => status::run(&arguments),
         Verb::Doctor(arguments) => doctor::run(&arguments),
+        Verb::Top(arguments) => top::run(&arguments),
         Verb::Gateway(arguments) => gateway::run(&arguments),
         Verb::Genkey(arguments) => genkey::run(&arguments),
         Verb::Pubkey(arguments) => pubkey::run(&arguments),

@@ -202,7 +202,7 @@ fn sample(
 
 /// Networks whose connections go through the tunnel: its own addresses', and what is routed there. A default route is
 /// left out: it would take in the tunnel's own connection, too.
-fn through(map: &PathMap) -> Vec<IpNet> {
+pub fn through(map: &PathMap) -> Vec<IpNet> {
     let Some(inner) = &map.inner else {
         return Vec::new();
     };

@@ -1,20 +1,22 @@
-//! `--fix`: tries what helps on this host, and keeps it if it does. `--undo` takes it back.
+//! `--prove`: tries what should help on this host, which shows what the cause is. `--fix` keeps it if it does, and
+//! `--undo` takes it back.
 
 use std::io::{BufRead, IsTerminal, Write};
 use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::bail;
-use seikan_diagnose::trial::{Attempt, BLOCK, Block, Decision, PAIRS, Trial, WARM_UP};
+use seikan_diagnose::trial::{Attempt, BLOCK, Block, Decision, Look, PAIRS, Trial, WARM_UP};
 use seikan_diagnose::{Evidence, Level, Remedy, Verdict};
 use seikan_lab::report::ProgressBar;
 use seikan_lab::{Interrupt, Progress};
 use seikan_observe::metric;
 
 use super::measure;
+use crate::fix::watchdog::Watchdog;
 use crate::fix::{self, Fix};
 
-/// Remedies that are tried, at most: of the cause and of its chain.
+/// Remedies that are tried, at most.
 const MOST: usize = 2;
 
 /// How to go about it.
@@ -24,13 +26,15 @@ pub struct Options {
     pub yes: bool,
     /// Print nothing.
     pub quiet: bool,
-    /// Gain that a change must have to stay, as a share.
-    pub least_gain: f64,
+    /// Gain that a change must have to stay, as a share; `None`: it is taken back in any case, and was a proof only.
+    pub keep: Option<f64>,
 }
 
-/// Tries the remedies of a verdict until one stays. A gain that is sure confirms the verdict.
+/// Tries what the two likeliest causes would be helped by, until something does. A gain that is sure confirms its
+/// cause, and makes it the verdict.
 pub fn repair(
     verdict: &mut Verdict,
+    evidence: &Evidence,
     fix: &Fix,
     options: &Options,
     interrupt: &Interrupt,
@@ -40,45 +44,100 @@ pub fn repair(
             println!("{text}");
         }
     };
-    let remedies = verdict.remedies.iter();
-    let here = remedies.filter(|remedy| !remedy.actions.is_empty());
-    let here: Vec<Remedy> = here.take(MOST).cloned().collect();
-    if here.is_empty() {
+    let candidates = candidates(verdict, seikan_diagnose::rival(evidence, verdict));
+    if candidates.is_empty() {
         say("\nnothing to change on this host");
+        return Ok(Vec::new());
     }
+    let watchdog = Watchdog::start();
+    let watched: Vec<String> = watchdog.watched().iter().map(ToString::to_string).collect();
+    say(&match watched.is_empty() {
+        true => {
+            "\nno router and no SSH client answers echo requests: only the tunnel is watched over"
+                .to_owned()
+        }
+        false => format!(
+            "\nwatched over meanwhile: the tunnel, and {}",
+            watched.join(", ")
+        ),
+    });
     let mut attempts = Vec::new();
-    for remedy in here {
-        say(&format!("\ntrying: {}", remedy.what));
+    for (of, remedy) in candidates {
+        say(&format!(
+            "\ntrying, as if it were {}: {}",
+            of.cause, remedy.what
+        ));
         for command in &remedy.commands {
             say(&format!("  {command}"));
         }
-        if !options.yes && !agreed()? {
+        if !options.yes && !agreed(options.keep.is_some())? {
             say("left as it is");
             continue;
         }
         let begun = Instant::now();
         let bar = ProgressBar::new();
-        let trial = fix.run(&remedy, options.least_gain, |length| {
+        let trial = fix.run(&remedy, options.keep, |length| {
             let whole = (WARM_UP + BLOCK).as_secs_f64() * 2.0 * PAIRS as f64;
             bar.show(Progress {
                 fraction: (begun.elapsed().as_secs_f64() / whole).min(1.0),
                 what: "with and without it, in turns".to_owned(),
             });
             let evidence = measure::watch(&verdict.path, length, interrupt)?;
-            Ok(block(&evidence))
+            Ok(match watchdog.silent() {
+                None => Look::Block(block(&evidence)),
+                Some(host) => Look::CutOff(format!("{host} does not answer this host any more")),
+            })
         })?;
         drop(bar);
         say(&described(&trial));
-        if trial.gain.is_some_and(|gain| gain.low > 0.0) {
-            verdict.level = Level::Confirmed;
-        }
+        let helps = trial.gain.is_some_and(|gain| gain.low > 0.0);
         let keeps = trial.decision == Decision::Keep;
+        let is_cut_off = watchdog.silent().is_some();
         attempts.push(Attempt { remedy, trial });
-        if keeps {
+        if helps {
+            confirm(verdict, of);
+            say(&format!(
+                "\nproven: {}, {}",
+                verdict.cause, verdict.sentence
+            ));
+        }
+        if helps || keeps || is_cut_off {
             break;
         }
     }
     Ok(attempts)
+}
+
+/// What can be changed here, with the verdict that proposes it. Where one cause is clear, its own remedies come first;
+/// otherwise one of each of the two.
+fn candidates(verdict: &Verdict, rival: Option<Verdict>) -> Vec<(Verdict, Remedy)> {
+    let here = |verdict: &Verdict| {
+        let remedies = verdict.remedies.iter();
+        let here = remedies.filter(|remedy| !remedy.actions.is_empty());
+        here.map(|remedy| (verdict.clone(), remedy.clone()))
+            .collect::<Vec<_>>()
+    };
+    let mut candidates = here(verdict);
+    let others = rival.as_ref().map(here).unwrap_or_default();
+    if verdict.level < Level::Supported && !others.is_empty() {
+        candidates.truncate(MOST - 1);
+    }
+    candidates.extend(others);
+    candidates.truncate(MOST);
+    candidates
+}
+
+/// Makes `of` the verdict, if it is not yet, and says that it is proven.
+fn confirm(verdict: &mut Verdict, of: Verdict) {
+    if verdict.cause != of.cause {
+        let others = std::iter::once(verdict.cause).chain(of.alternatives);
+        *verdict = Verdict {
+            alternatives: others.collect(),
+            cost: verdict.cost,
+            ..of
+        };
+    }
+    verdict.level = Level::Confirmed;
 }
 
 /// Takes back what was kept.
@@ -96,13 +155,18 @@ pub fn undo() -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn agreed() -> anyhow::Result<bool> {
+fn agreed(keep: bool) -> anyhow::Result<bool> {
     if !std::io::stdin().is_terminal() {
-        bail!(
-            "--fix asks before it changes something, and there is no terminal to ask on: add --yes"
-        );
+        bail!("it asks before it changes something, and there is no terminal to ask on: add --yes");
     }
-    print!("apply it, compare, and keep it if it helps? [y/N] ");
+    print!(
+        "make the change, compare, and {}? [y/N] ",
+        if keep {
+            "keep it if it helps"
+        } else {
+            "take it back"
+        }
+    );
     std::io::stdout().flush()?;
     let mut answer = String::new();
     std::io::stdin().lock().read_line(&mut answer)?;
@@ -153,6 +217,52 @@ fn described(trial: &Trial) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use seikan_diagnose::{Action, Cause, diagnose};
+
+    fn verdict(cause: Cause, remedies: usize) -> Verdict {
+        let remedy = Remedy::here("change", vec![], "all");
+        Verdict {
+            cause,
+            remedies: (0..remedies)
+                .map(|i| Remedy {
+                    what: format!("{cause} {i}"),
+                    actions: vec![Action::RemoveQdisc { link: "a".into() }],
+                    ..remedy.clone()
+                })
+                .collect(),
+            ..diagnose(&Evidence::default())
+        }
+    }
+
+    #[test]
+    fn the_two_likeliest_causes_are_tried_unless_one_is_clear() {
+        let names = |level, first, second| {
+            let mut top = verdict(Cause::Shaper, first);
+            top.level = level;
+            let tried = candidates(&top, Some(verdict(Cause::Bufferbloat, second)));
+            let names = tried.into_iter().map(|(_, remedy)| remedy.what);
+            names.collect::<Vec<_>>()
+        };
+        let one_of_each = ["shaper 0", "bufferbloat 0"];
+        assert_eq!(names(Level::Consistent, 3, 3), one_of_each);
+        assert_eq!(names(Level::Supported, 1, 1), one_of_each);
+        let clear = ["shaper 0", "shaper 1"];
+        assert_eq!(names(Level::Supported, 3, 3), clear);
+        assert_eq!(names(Level::Consistent, 3, 0), clear);
+        assert_eq!(names(Level::Supported, 0, 1), ["bufferbloat 0"]);
+    }
+
+    #[test]
+    fn a_rival_that_is_proven_is_the_verdict() {
+        let mut told = verdict(Cause::Shaper, 0);
+        told.alternatives = vec![Cause::Bufferbloat];
+        confirm(&mut told, verdict(Cause::Bufferbloat, 1));
+        assert_eq!(
+            (told.cause, told.level),
+            (Cause::Bufferbloat, Level::Confirmed)
+        );
+        assert_eq!(told.alternatives, [Cause::Shaper]);
+    }
 
     #[test]
     fn a_verdict_can_be_confirmed_within_a_minute() {

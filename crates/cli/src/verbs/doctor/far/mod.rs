@@ -50,13 +50,13 @@ pub struct Arguments {
     /// Serve the doctor of the other end [default: [::]:9587]
     #[arg(long, value_name = "ADDRESS[:PORT]", requires = "key", num_args = 0..=1, default_missing_value = "",
         conflicts_with_all = ["peer", "pid", "seconds", "expect", "interval", "json", "map", "level", "no_probe", "verbose",
-        "fix", "undo", "exit_code"])]
+        "fix", "prove", "undo", "exit_code"])]
     listen: Option<String>,
     /// The secret of both ends, as `seikan genpsk` makes it
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
     /// Send load to the other end meanwhile: to the address given with --peer, so through the tunnel if it is one in it
-    #[arg(long, value_name = "KIND", requires = "peer", num_args = 0..=1, default_missing_value = "tcp", conflicts_with = "fix")]
+    #[arg(long, value_name = "KIND", requires = "peer", num_args = 0..=1, default_missing_value = "tcp", conflicts_with_all = ["fix", "prove"])]
     load: Option<Kind>,
     /// Send no more than that, in Mbit/s; UDP, which has no brake of its own, needs it
     #[arg(long, value_name = "MBIT", requires = "load", value_parser = super::megabits)]

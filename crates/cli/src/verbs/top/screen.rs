@@ -1,0 +1,397 @@
+//! The picture: a title, the verdict, the throughput, and tables of what lies on the path.
+
+use std::time::Duration;
+
+use ratatui::Frame;
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::style::{Color, Modifier, Style};
+use ratatui::text::{Line, Span};
+use ratatui::widgets::{Block, Borders, Cell, Paragraph, Row, Sparkline, Table, Wrap};
+use seikan_diagnose::{Cause, Evidence, Level, Verdict};
+use seikan_observe::path::Transport;
+use seikan_observe::{Subject, metric};
+
+use crate::screen::{number, printable};
+use crate::verbs::doctor::text::rounded;
+
+/// Columns from which tables stand side by side.
+const WIDE: u16 = 110;
+/// Rows of a table, at most.
+const ROWS: usize = 6;
+
+/// What is drawn.
+pub struct View {
+    /// What the newest samples say.
+    pub now: Evidence,
+    /// What the doctor makes of the last seconds.
+    pub verdict: Verdict,
+    /// Bits per second out and in, one for each picture, the newest last.
+    pub history: Vec<(f64, f64)>,
+    /// Between two pictures.
+    pub every: Duration,
+    /// Whether it stands still.
+    pub is_held: bool,
+}
+
+/// Draws it.
+pub fn draw(frame: &mut Frame<'_>, view: &View) {
+    let verdict = verdict(view);
+    let areas = Layout::vertical([
+        Constraint::Length(1),
+        Constraint::Length(4),
+        Constraint::Length(6),
+        Constraint::Min(0),
+    ])
+    .split(frame.area());
+    frame.render_widget(title(view), areas[0]);
+    frame.render_widget(verdict, areas[1]);
+    throughput(frame, view, areas[2]);
+    tables(frame, &all_tables(&view.now), areas[3]);
+}
+
+fn bold() -> Style {
+    Style::new().add_modifier(Modifier::BOLD)
+}
+
+fn dim() -> Style {
+    Style::new().add_modifier(Modifier::DIM)
+}
+
+fn title(view: &View) -> Line<'static> {
+    let map = &view.now.map;
+    let inner = printable(map.inner.as_deref().unwrap_or("a tunnel"));
+    let program = match &map.program {
+        Some(program) => format!(", {} ({})", printable(&program.name), program.pid),
+        None => String::new(),
+    };
+    let state = match view.is_held {
+        true => "held: space goes on".to_owned(),
+        false => format!("every {} s, space holds", view.every.as_secs()),
+    };
+    Line::from(vec![
+        Span::styled("seikan top  ", bold()),
+        Span::styled(format!("{inner}{program}"), bold()),
+        Span::styled(format!("  {state}, q ends"), dim()),
+    ])
+}
+
+/// Two lines of sentence, one of name and sureness, one of the first number.
+fn verdict(view: &View) -> Paragraph<'static> {
+    let verdict = &view.verdict;
+    let colour = match verdict.cause {
+        Cause::Healthy => Color::Green,
+        Cause::Unknown => Color::Yellow,
+        _ => Color::Red,
+    };
+    let level = match (verdict.cause, verdict.level) {
+        (Cause::Healthy | Cause::Unknown, _) => "",
+        (_, Level::Consistent) => ", possible",
+        (_, _) => ", likely",
+    };
+    let fact = verdict.evidence.first().map(|fact| {
+        let value = rounded(fact.value);
+        let text = format!("{}: {value} (normal: {})", fact.name, fact.expected);
+        Line::styled(printable(&text), dim())
+    });
+    let mut lines = vec![
+        Line::styled(printable(&verdict.sentence), Style::new().fg(colour)),
+        Line::styled(format!("{}{level}", verdict.cause), bold().fg(colour)),
+    ];
+    lines.extend(fact);
+    Paragraph::new(lines).wrap(Wrap { trim: true })
+}
+
+fn throughput(frame: &mut Frame<'_>, view: &View, area: Rect) {
+    let now = &view.now;
+    let halves = Layout::horizontal([Constraint::Fill(1); 2]).split(area);
+    let newest = view.history.last().copied().unwrap_or_default();
+    let out: Vec<f64> = view.history.iter().map(|both| both.0).collect();
+    let into: Vec<f64> = view.history.iter().map(|both| both.1).collect();
+    let delay = now
+        .main_flow()
+        .and_then(|flow| now.tcp_mean(flow, metric::TCP_RTT_US))
+        .map(|rtt| format!("; round trip {} ms", rounded(rtt / 1e3)))
+        .unwrap_or_default();
+    let again = now
+        .retransmitted()
+        .map(|share| format!("; {} % sent again", rounded(share * 100.0)))
+        .unwrap_or_default();
+    for (area, name, values, rate, more) in [
+        (halves[0], "out", out, newest.0, delay + &again),
+        (halves[1], "in", into, newest.1, String::new()),
+    ] {
+        let most = values.iter().copied().fold(0.0, f64::max);
+        let megabits = |bits: f64| rounded(bits / 1e6);
+        let heading = format!(
+            " {name} {} Mbit/s, most {}{more} ",
+            megabits(rate),
+            megabits(most)
+        );
+        // The newest stands at the right.
+        let room = usize::from(area.width.saturating_sub(2));
+        let newest = values.len().saturating_sub(room);
+        let bars = values[newest..].iter().map(|bits| (bits / 1e3) as u64);
+        let empty = std::iter::repeat_n(0, room.saturating_sub(values.len()));
+        let bars: Vec<u64> = empty.chain(bars).collect();
+        let picture = Sparkline::default()
+            .block(Block::new().borders(Borders::ALL).title(heading))
+            .style(Style::new().fg(Color::Cyan))
+            .max(((most / 1e3) as u64).max(1))
+            .data(&bars);
+        frame.render_widget(picture, area);
+    }
+}
+
+/// A table, before it is drawn.
+struct Sheet {
+    heading: &'static str,
+    columns: &'static [&'static str],
+    rows: Vec<Vec<String>>,
+}
+
+impl Sheet {
+    fn height(&self) -> u16 {
+        self.rows.len().min(ROWS) as u16 + 1
+    }
+}
+
+/// Those that have rows, the telling ones first.
+fn all_tables(now: &Evidence) -> Vec<Sheet> {
+    let mut all = vec![
+        drops(now),
+        interfaces(now),
+        threads(now),
+        processors(now),
+        connections(now),
+        sockets(now),
+    ];
+    all.retain(|sheet| !sheet.rows.is_empty());
+    all
+}
+
+fn tables(frame: &mut Frame<'_>, all: &[Sheet], area: Rect) {
+    let columns: Vec<Rect> = match area.width >= WIDE {
+        true => Layout::horizontal([Constraint::Fill(1); 2])
+            .spacing(2)
+            .split(area)
+            .to_vec(),
+        false => vec![area],
+    };
+    let mut used = vec![0; columns.len()];
+    for sheet in all {
+        let free = |column: usize| area.height.saturating_sub(used[column]);
+        // The emptier column takes the next one.
+        let Some(column) =
+            (0..columns.len()).max_by_key(|column| free(*column) * 2 - *column as u16 % 2)
+        else {
+            return;
+        };
+        // A heading without a row says nothing.
+        let height = sheet.height().min(free(column));
+        if height < 2 {
+            continue;
+        }
+        let place = Rect {
+            y: area.y + used[column],
+            height,
+            ..columns[column]
+        };
+        draw_sheet(frame, sheet, place);
+        used[column] += height + 1;
+    }
+}
+
+fn draw_sheet(frame: &mut Frame<'_>, sheet: &Sheet, area: Rect) {
+    let head = std::iter::once(sheet.heading).chain(sheet.columns.iter().copied());
+    let right = |text: &str| ratatui::text::Text::from(text.to_owned()).right_aligned();
+    let head = head.enumerate().map(|(i, text)| match i {
+        0 => Cell::from(text),
+        _ => Cell::from(right(text)),
+    });
+    let rows = sheet.rows.iter().take(ROWS).map(|row| {
+        Row::new(row.iter().enumerate().map(|(i, text)| match i {
+            0 => Cell::from(printable(text)),
+            _ => Cell::from(right(text)),
+        }))
+    });
+    let widths = std::iter::once(Constraint::Fill(1)).chain(
+        sheet
+            .columns
+            .iter()
+            .map(|name| Constraint::Length((name.len() as u16).max(8))),
+    );
+    let table = Table::new(rows, widths).header(Row::new(head).style(bold().fg(Color::Cyan)));
+    frame.render_widget(table, area);
+}
+
+/// A rate, or nothing where nothing moves: zeros hide what matters.
+fn rate(value: Option<f64>, now: &Evidence) -> String {
+    match value.map(|value| value / now.seconds()) {
+        Some(rate) if rate > 0.0 => rounded(rate),
+        _ => String::new(),
+    }
+}
+
+fn drops(now: &Evidence) -> Sheet {
+    let growing = now.series.columns.iter().filter_map(|(key, column)| {
+        let lost = column.growth();
+        let name = match &key.subject {
+            Subject::Host => {
+                let reason = key.name.strip_prefix(metric::DROP_PREFIX)?;
+                format!("kernel: {reason}")
+            }
+            Subject::Link(link)
+                if matches!(&*key.name, metric::RX_DROPPED | metric::TX_DROPPED) =>
+            {
+                format!("{link}: {}", key.name)
+            }
+            Subject::Qdisc(link) if key.name == metric::QDISC_DROPS => {
+                format!("queue of {link}")
+            }
+            Subject::Udp(_) if key.name == metric::UDP_DROPS => "receive buffer of a socket".into(),
+            Subject::Cpu(cpu) if key.name == metric::SOFTNET_DROPPED => {
+                format!("backlog of processor {cpu}")
+            }
+            _ => return None,
+        };
+        (lost > 0).then_some((name, lost))
+    });
+    let mut growing: Vec<(String, u64)> = growing.collect();
+    growing.sort_by_key(|(_, lost)| std::cmp::Reverse(*lost));
+    Sheet {
+        heading: "dropped",
+        columns: &["per s"],
+        rows: growing
+            .into_iter()
+            .map(|(name, lost)| vec![name, rate(Some(lost as f64), now)])
+            .collect(),
+    }
+}
+
+fn interfaces(now: &Evidence) -> Sheet {
+    let rows = now.map.links.iter().map(|link| {
+        let grown = |name| now.link(&link.name, name);
+        let megabits = |name| match grown(name) {
+            Some(bytes) if bytes > 0.0 => rounded(bytes * 8.0 / now.seconds() / 1e6),
+            _ => String::new(),
+        };
+        let standing = now
+            .column(&Subject::Qdisc(link.name.clone()), metric::QDISC_LENGTH)
+            .map(|column| column.mean())
+            .filter(|mean| *mean > 0.0);
+        vec![
+            link.name.clone(),
+            megabits(metric::TX_BYTES),
+            megabits(metric::RX_BYTES),
+            rate(grown(metric::TX_PACKETS), now),
+            rate(grown(metric::RX_PACKETS), now),
+            standing.map(rounded).unwrap_or_default(),
+        ]
+    });
+    Sheet {
+        heading: "interface",
+        columns: &["out Mb/s", "in Mb/s", "out pkt/s", "in pkt/s", "queued"],
+        rows: rows.collect(),
+    }
+}
+
+fn percent(share: f64) -> String {
+    match share {
+        share if share < 0.0005 => String::new(),
+        share => format!("{:.1} %", share * 100.0),
+    }
+}
+
+fn threads(now: &Evidence) -> Sheet {
+    let mut threads = now.threads();
+    threads.sort_by(|a, b| (b.running + b.waiting).total_cmp(&(a.running + a.waiting)));
+    let rows = threads.iter().map(|thread| {
+        vec![
+            format!("{} {}", thread.name, thread.tid),
+            percent(thread.running),
+            percent(thread.waiting),
+            rounded(thread.sleeps),
+            rounded(thread.preempted),
+        ]
+    });
+    Sheet {
+        heading: "thread",
+        columns: &["running", "waiting", "sleeps/s", "preempted/s"],
+        rows: rows.collect(),
+    }
+}
+
+fn processors(now: &Evidence) -> Sheet {
+    let rows = now.map.host.cpus.iter().filter_map(|cpu| {
+        let share = |state| now.cpu_share(*cpu, &[state]);
+        let cell = |state| percent(share(state).unwrap_or(0.0));
+        let busy = 1.0 - share(metric::IDLE_NS)?;
+        Some(vec![
+            format!("processor {cpu}"),
+            percent(busy),
+            cell(metric::USER_NS),
+            cell(metric::SYSTEM_NS),
+            cell(metric::SOFTIRQ_NS),
+            cell(metric::STEAL_NS),
+        ])
+    });
+    Sheet {
+        heading: "processor",
+        columns: &["busy", "user", "system", "softirq", "stolen"],
+        rows: rows.collect(),
+    }
+}
+
+fn connections(now: &Evidence) -> Sheet {
+    let mut flows: Vec<_> = now.map.flows.iter().collect();
+    let sent = |inode| {
+        now.growth(&Subject::Tcp(inode), metric::TCP_BYTES_ACKED)
+            .unwrap_or(0.0)
+    };
+    flows.sort_by(|a, b| sent(b.inode).total_cmp(&sent(a.inode)));
+    let rows = flows.into_iter().filter_map(|flow| {
+        let gauge = |name| now.tcp_mean(flow, name);
+        // Gone, or not measured lately.
+        let rtt = gauge(metric::TCP_RTT_US)?;
+        let far = flow.remote.map(|remote| remote.to_string());
+        Some(vec![
+            far.unwrap_or_default(),
+            rounded(sent(flow.inode) * 8.0 / now.seconds() / 1e6),
+            rounded(rtt / 1e3),
+            gauge(metric::TCP_CWND).map(rounded).unwrap_or_default(),
+            rate(now.tcp(flow, metric::TCP_RETRANS), now),
+        ])
+    });
+    Sheet {
+        heading: "TCP to",
+        columns: &["Mbit/s", "RTT ms", "cwnd", "again/s"],
+        rows: rows.collect(),
+    }
+}
+
+fn sockets(now: &Evidence) -> Sheet {
+    let sockets = now.map.sockets.iter();
+    let rows = sockets
+        .filter(|socket| socket.transport == Transport::Udp)
+        .map(|socket| {
+            let subject = Subject::Udp(socket.inode);
+            let standing = |name| match now.column(&subject, name).map(|column| column.max()) {
+                Some(bytes) if bytes > 0 => number(bytes / 1024),
+                _ => String::new(),
+            };
+            vec![
+                format!("UDP {}", socket.local),
+                standing(metric::UDP_RX_QUEUE),
+                standing(metric::UDP_TX_QUEUE),
+                rate(now.growth(&subject, metric::UDP_DROPS), now),
+            ]
+        });
+    Sheet {
+        heading: "socket of the tunnel",
+        columns: &["in, KiB", "out, KiB", "lost/s"],
+        rows: rows.collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests;
