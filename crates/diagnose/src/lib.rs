@@ -9,7 +9,9 @@
 #![forbid(unsafe_code)]
 
 mod cause;
+mod ends;
 mod evidence;
+pub mod exchange;
 mod finding;
 mod load;
 mod losses;
@@ -22,6 +24,7 @@ pub mod trial;
 mod verdict;
 
 pub use cause::Cause;
+pub use ends::{Crossing, End, Far, both};
 pub use evidence::{Evidence, MtuProbe, Probes, ThreadUse};
 pub use finding::{Fact, Finding, Judgement};
 pub use losses::{Arrivals, Losses, Stall};

@@ -117,7 +117,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let recording = crate::recording::read(&arguments.file)?;
     let page_file = page_file(arguments)?;
     let capture = arguments.pcap.as_deref().map(capture::read).transpose()?;
-    let verdict = verdict(&recording);
+    let verdict = verdict(&recording, None);
     let scene = Scene {
         recording: &recording,
         verdict: &verdict,

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use seikan_diagnose::{Cause, Fact, Level, Place, Remedy, RuledOut, Verdict};
+use seikan_diagnose::{Cause, End, Fact, Far, Level, Place, Remedy, RuledOut, Verdict};
 use seikan_observe::path::Unseen;
 
 use super::drawing;
@@ -19,13 +19,17 @@ const INDENT: &str = "  ";
 pub fn render(verdict: &Verdict, verbose: bool, page: &Page) -> String {
     let mut out = title(verdict, page);
     numbers(verdict, page, &mut out);
-    heading("the path", &mut out);
-    out += &drawing::draw(&verdict.path, Some(verdict), page);
+    paths(verdict, page, &mut out);
     remedies(&verdict.remedies, page, &mut out);
     heading("how sure", &mut out);
     sure(verdict, page, &mut out);
     ruled_out(&verdict.ruled_out, verbose, page, &mut out);
-    unseen(&verdict.path.unseen, verbose, page, &mut out);
+    let label = "what could not be seen";
+    unseen(label, &verdict.path.unseen, verbose, page, &mut out);
+    if let Some(far) = verdict.far.as_ref().filter(|_| verbose) {
+        let label = "what could not be seen at the far end";
+        unseen(label, &far.path.unseen, verbose, page, &mut out);
+    }
     let cost = &verdict.cost;
     let _ = writeln!(
         out,
@@ -33,6 +37,20 @@ pub fn render(verdict: &Verdict, verbose: bool, page: &Page) -> String {
         cost.seconds, cost.samples, cost.cpu_seconds
     );
     out
+}
+
+/// The path, and below it the far end's, with the bad spot marked at the end where it is.
+fn paths(verdict: &Verdict, page: &Page, out: &mut String) {
+    let Some(far) = &verdict.far else {
+        heading("the path", out);
+        *out += &drawing::draw(&verdict.path, Some(verdict), page);
+        return;
+    };
+    let there = far.at == Some(End::FarEnd);
+    heading("the path on this host", out);
+    *out += &drawing::draw(&verdict.path, Some(verdict).filter(|_| !there), page);
+    heading("and at the far end, from the network inwards", out);
+    *out += &drawing::draw_far(&far.path, Some(verdict).filter(|_| there), page);
 }
 
 fn heading(text: &str, out: &mut String) {
@@ -66,6 +84,9 @@ fn title(verdict: &Verdict, page: &Page) -> String {
         "{through} Mbit/s through {}{expected}",
         printable(inner)
     );
+    if let Some(far) = &verdict.far {
+        out += &paragraph("", "", &ends(far), page.width);
+    }
     if verdict.throughput < IDLE {
         let hint = "Hardly anything went through it, so hardly anything could show: run it again while the \
                     tunnel is in use.";
@@ -86,6 +107,28 @@ pub fn sureness(verdict: &Verdict) -> &'static str {
         Level::Supported => "likely: it fits best",
         Level::Confirmed => "proven by a change",
     }
+}
+
+/// At which end it is, and what the counters of both say.
+fn ends(far: &Far) -> String {
+    let mut text = match far.at {
+        Some(End::Here) => "The bad spot is on this host.",
+        Some(End::FarEnd) => "The bad spot is at the far end.",
+        Some(End::Between) => "The bad spot is between the two ends.",
+        None => "Neither end shows a cause.",
+    }
+    .to_owned();
+    let (through, inner) = (rounded(far.throughput / 1e6), far.path.inner.as_deref());
+    let inner = printable(inner.unwrap_or("the tunnel"));
+    let _ = write!(text, " {through} Mbit/s through {inner} there");
+    if let Some(crossing) = &far.crossing {
+        let lost = match crossing.lost() > crossing.doubt() {
+            true => rounded(crossing.lost() * 100.0),
+            false => format!("at most {}", rounded(crossing.doubt() * 100.0)),
+        };
+        let _ = write!(text, "; {lost} % of the tunnel's own packets lost between");
+    }
+    text + "."
 }
 
 /// What was measured, its value, and what would be normal.
@@ -249,11 +292,11 @@ pub fn why(cause: &RuledOut) -> String {
     }
 }
 
-fn unseen(all: &[Unseen], verbose: bool, page: &Page, out: &mut String) {
+fn unseen(label: &str, all: &[Unseen], verbose: bool, page: &Page, out: &mut String) {
     if all.is_empty() {
         return;
     }
-    heading("what could not be seen", out);
+    heading(label, out);
     let shown = if verbose { all.len() } else { MANY };
     for unseen in all.iter().take(shown) {
         let text = printable(&format!("{}: {}", unseen.what, unseen.why));

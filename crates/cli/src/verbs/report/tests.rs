@@ -2,7 +2,7 @@
 
 use seikan_diagnose::stats::Interval;
 use seikan_diagnose::trial::{Attempt, Block, Decision, Trial};
-use seikan_diagnose::{Evidence, Remedy};
+use seikan_diagnose::{Cause, Evidence, Remedy};
 use seikan_observe::path::{ProgramFacts, Unseen};
 use seikan_observe::profile::{Function, Functions};
 use seikan_observe::{Subject, metric};
@@ -119,7 +119,7 @@ fn everything() -> Recording {
 }
 
 fn drawn(recording: &Recording, capture: Option<&Capture>) -> (String, Vec<Picture>, Vec<Absent>) {
-    let verdict = verdict(recording);
+    let verdict = verdict(recording, None);
     let scene = Scene {
         recording,
         verdict: &verdict,
