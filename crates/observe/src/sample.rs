@@ -7,6 +7,8 @@
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
 use std::time::Duration;
 
 /// What a value belongs to.
@@ -39,6 +41,57 @@ pub enum Subject {
     Group(String),
     /// What the diagnosis itself sends and measures.
     Probe,
+}
+
+/// As recordings have it: `host`, `cpu:1`, `link:tun0`, `thread:4711/4712`.
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Subject::Host => f.write_str("host"),
+            Subject::Cpu(number) => write!(f, "cpu:{number}"),
+            Subject::Link(name) => write!(f, "link:{name}"),
+            Subject::Qdisc(name) => write!(f, "qdisc:{name}"),
+            Subject::Process(pid) => write!(f, "process:{pid}"),
+            Subject::Thread { pid, tid } => write!(f, "thread:{pid}/{tid}"),
+            Subject::Udp(inode) => write!(f, "udp:{inode}"),
+            Subject::Tcp(inode) => write!(f, "tcp:{inode}"),
+            Subject::Group(path) => write!(f, "group:{path}"),
+            Subject::Probe => f.write_str("probe"),
+        }
+    }
+}
+
+impl FromStr for Subject {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        fn number<T: FromStr>(text: &str) -> Option<T> {
+            text.parse().ok()
+        }
+        let parse = || match text.split_once(':') {
+            None if text == "host" => Some(Subject::Host),
+            None if text == "probe" => Some(Subject::Probe),
+            None => None,
+            Some((kind, name)) => Some(match kind {
+                "cpu" => Subject::Cpu(number(name)?),
+                "link" => Subject::Link(name.to_owned()),
+                "qdisc" => Subject::Qdisc(name.to_owned()),
+                "process" => Subject::Process(number(name)?),
+                "thread" => {
+                    let (pid, tid) = name.split_once('/')?;
+                    let (pid, tid) = (number(pid)?, number(tid)?);
+                    Subject::Thread { pid, tid }
+                }
+                "udp" => Subject::Udp(number(name)?),
+                "tcp" => Subject::Tcp(number(name)?),
+                "group" => Subject::Group(name.to_owned()),
+                _ => return None,
+            }),
+        };
+        parse().ok_or_else(|| {
+            format!("`{text}` is no subject, such as `host`, `link:tun0`, `thread:4711/4712`")
+        })
+    }
 }
 
 /// The name of one series of values.
@@ -320,6 +373,28 @@ mod tests {
             points: vec![(0, 10), (1, 15), (2, 3), (3, 5)],
         };
         assert_eq!(column.growth(), 7);
+    }
+
+    #[test]
+    fn subjects_have_a_text_that_is_read_back() {
+        for (subject, text) in [
+            (Subject::Host, "host"),
+            (Subject::Cpu(1), "cpu:1"),
+            (Subject::Link("tun0".into()), "link:tun0"),
+            (Subject::Qdisc("a:b/c".into()), "qdisc:a:b/c"),
+            (Subject::Process(4711), "process:4711"),
+            (Subject::Thread { pid: 1, tid: 2 }, "thread:1/2"),
+            (Subject::Udp(u64::MAX), "udp:18446744073709551615"),
+            (Subject::Tcp(0), "tcp:0"),
+            (Subject::Group("/a.slice".into()), "group:/a.slice"),
+            (Subject::Probe, "probe"),
+        ] {
+            assert_eq!(subject.to_string(), text);
+            assert_eq!(text.parse(), Ok(subject));
+        }
+        for text in ["", "hosts", "cpu:", "cpu:x", "thread:1", "disk:sda"] {
+            assert!(text.parse::<Subject>().is_err(), "{text}");
+        }
     }
 
     #[test]
