@@ -35,6 +35,8 @@ pub enum Verb {
     Status(verbs::status::Arguments),
     /// Find out what makes a tunnel slow
     Doctor(verbs::doctor::Arguments),
+    /// Keep what a tunnel does in a file, for `doctor --from`
+    Record(verbs::record::Arguments),
     /// See the devices of a gateway, and who is on a local network
     Gateway(verbs::gateway::Arguments),
     /// Print a new private key

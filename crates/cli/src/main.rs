@@ -7,6 +7,7 @@
 mod cli;
 mod fix;
 mod output;
+mod recording;
 mod screen;
 mod verbs;
 

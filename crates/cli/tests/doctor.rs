@@ -1,4 +1,5 @@
-//! The doctor in front of a real tunnel: idle, with a queue that is too short, and asked for what is not there.
+//! The doctor in front of a real tunnel: idle, with a queue that is too short, asked for what is not there, and reading what
+//! was recorded.
 #![forbid(unsafe_code)]
 
 mod common;
@@ -288,5 +289,105 @@ fn who_may_nothing_is_told_what_is_missing() {
         assert_eq!(verdict["cause"], "healthy", "{verdict:#}");
         let unseen = verdict["path"]["unseen"].as_array().expect("a list");
         assert!(!unseen.is_empty(), "{verdict:#}");
+    });
+}
+
+/// A file of the world's, as a word.
+fn file(world: &World, name: &str) -> String {
+    let path = world.folder.path().join(name);
+    path.to_str().expect("UTF-8").to_owned()
+}
+
+/// Files of the world whose name has this in it.
+fn files(world: &World, part: &str) -> Vec<String> {
+    let entries = world.folder.path().read_dir().expect("list");
+    let names = entries.map(|entry| entry.expect("entry").file_name().into_string());
+    let names = names.map(|name| name.expect("UTF-8"));
+    names.filter(|name| name.contains(part)).collect()
+}
+
+#[test]
+fn what_was_recorded_gives_the_verdict_that_was_given_live() {
+    in_world([""; 2], |world| {
+        let _tunnels = world.both_up();
+        with_a_short_queue(world);
+        let file = file(world, "slow.parquet");
+        let words = ["--json", "--fix", "--yes", "--record", &file];
+        let live = verdict(&under_bursts(world, || doctor(world, &words)));
+        assert!(shows(&live, "tun-queue-overflow"), "{live:#}");
+        assert_eq!(live["level"], "confirmed", "{live:#}");
+        // Whoever reads it needs no tunnel.
+        let read = world.run(&world.right, &["doctor", "--from", &file, "--json"]);
+        let read = verdict(&read);
+        assert_eq!(read, live);
+        let output = world.run(&world.right, &["doctor", "--from", &file, "--exit-code"]);
+        assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
+        let text = String::from_utf8(output.stdout).expect("UTF-8");
+        assert!(text.contains("tried: "), "{text}");
+        let map = world.run(
+            &world.right,
+            &["doctor", "--from", &file, "--map", "--json"],
+        );
+        assert_eq!(verdict(&map), live["path"]);
+        world.run(&world.left, &["doctor", "--undo"]);
+    });
+}
+
+#[test]
+fn another_expectation_gives_another_verdict_of_the_same_recording() {
+    in_world([""; 2], |world| {
+        let _tunnels = world.both_up();
+        let file = file(world, "idle.parquet");
+        let iface = &world.left.interface;
+        let words = ["record", "--iface", iface, "--seconds", "2", &file];
+        let output = world.run(&world.left, &words);
+        assert!(output.status.success(), "{}", stderr(&output));
+        let said = String::from_utf8(output.stdout).expect("UTF-8");
+        assert!(said.contains(" samples, "), "{said}");
+        for (words, cause) in [(&[][..], "healthy"), (&["--expect", "900"], "unknown")] {
+            let words = [&["doctor", "--from", &file, "--json"], words].concat();
+            let verdict = verdict(&world.run(&world.right, &words));
+            assert_eq!(verdict["cause"], cause, "{verdict:#}");
+        }
+    });
+}
+
+#[test]
+fn ctrl_c_ends_a_recording_with_a_whole_file_or_none() {
+    in_world([""; 2], |world| {
+        let _tunnels = world.both_up();
+        let iface = &world.left.interface;
+        for (patience, code, left) in [(0, 1, 0), (2500, 0, 1)] {
+            let file = file(world, "cut.parquet");
+            let words = ["record", "--iface", iface, &file];
+            let run = world.start(&world.left, &mut world.seikan(&words));
+            eventually("Ctrl-C would kill it", || run.handles_ctrl_c());
+            std::thread::sleep(Duration::from_millis(patience));
+            run.signal("INT");
+            let (ended, errors) = run.ended();
+            assert_eq!(ended, Some(code), "after {patience} ms: {errors}");
+            assert_eq!(files(world, "cut").len(), left);
+        }
+        let words = ["doctor", "--from", &file(world, "cut.parquet"), "--json"];
+        let verdict = verdict(&world.run(&world.right, &words));
+        let seconds = verdict["cost"]["seconds"].as_f64().expect("a number");
+        assert!((1.0..30.0).contains(&seconds), "{seconds}");
+    });
+}
+
+#[test]
+fn what_is_no_recording_is_refused() {
+    in_world([""; 2], |world| {
+        let text = file(world, "text");
+        std::fs::write(&text, "time,value\n").expect("write");
+        for (words, code, says) in [
+            (vec!["--from", &text], 1, "no recording"),
+            (vec!["--from", &text, "--iface", "tun0"], 2, "--iface"),
+            (vec!["--record", "/dev/null"], 1, "regular file"),
+        ] {
+            let output = world.run(&world.left, &[vec!["doctor"], words].concat());
+            assert_eq!(output.status.code(), Some(code), "{}", stderr(&output));
+            assert!(stderr(&output).contains(says), "{}", stderr(&output));
+        }
     });
 }

@@ -64,6 +64,13 @@ pub struct Trial {
     pub decision: Decision,
 }
 
+impl Trial {
+    /// Whether the gain is surely one: that confirms what the change is for.
+    pub fn helps(&self) -> bool {
+        self.gain.is_some_and(|gain| gain.low > 0.0)
+    }
+}
+
 /// A remedy that was tried.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Attempt {

@@ -1,28 +1,32 @@
 //! `seikan doctor`: finds out what makes a tunnel slow, by looking on for some seconds.
 //!
-//! [`measure`] finds the path and samples it, [`probe`] sends a handful of echo requests meanwhile, the rules of
+//! [`measure`] finds the path and samples it (or a recording has it), [`probe`] sends a handful of echo requests meanwhile, the rules of
 //! `seikan_diagnose` name the cause, [`view`] writes it down and [`drawing`] draws the path. With `--fix`, [`repair`] then tries
 //! what helps on this host.
 
 mod drawing;
-mod measure;
+pub mod measure;
 mod probe;
 mod repair;
 mod text;
 mod view;
 
 use std::io::Write;
+use std::ops::ControlFlow;
+use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Args;
 use seikan_diagnose::trial::{Attempt, LEAST_GAIN};
-use seikan_diagnose::{Cause, Verdict, diagnose};
+use seikan_diagnose::{Cause, Level, Recording, Verdict, diagnose};
 use seikan_lab::Interrupt;
+use seikan_observe::Series;
+use seikan_observe::path::PathMap;
 use serde::Serialize;
 
 use crate::fix::Fix;
+use crate::recording::{self, Draft};
 use text::Page;
 
 /// What `doctor` is told.
@@ -33,7 +37,9 @@ use text::Page;
     sudo seikan doctor --pid $(pidof openvpn) --json\n  \
     sudo seikan doctor --iface wg0 --map        draw the path only\n  \
     sudo seikan doctor --fix                    and try what helps; keep it if it does\n  \
-    sudo seikan doctor --undo                   take back what was kept\n\n\
+    sudo seikan doctor --undo                   take back what was kept\n  \
+    sudo seikan doctor --record slow.parquet    and keep what was measured\n  \
+    seikan doctor --from slow.parquet           what that says, here or anywhere\n\n\
     Works on any tunnel or virtual network. It looks at counters of the kernel while the tunnel is in use, so\n\
     let something run through it. Without --fix nothing is changed; no packet is captured, no payload read. It sends\n\
     a handful of ICMP echo requests through the tunnel (5 small ones, and some to find out which sizes pass,\n\
@@ -43,34 +49,17 @@ use text::Page;
     Exit status: 0 if a diagnosis was made, also if nothing is wrong; 1 if none could be made. With\n\
     --exit-code, 3 if something is wrong or it is slow for an unknown reason.")]
 pub struct Arguments {
-    /// The tunnel's interface; if neither this nor --pid is given, it is looked for
-    #[arg(long, value_name = "INTERFACE", conflicts_with = "pid")]
-    iface: Option<String>,
-    /// The tunnel's process
-    #[arg(long, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
-    pid: Option<u32>,
+    #[command(flatten)]
+    looking: measure::Looking,
     /// How long to look
     #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u32).range(2..=3600))]
     seconds: u32,
-    /// How much should go through, in Mbit/s: less by a tenth is slow
-    #[arg(long, value_name = "MBIT", value_parser = megabits)]
-    expect: Option<f64>,
-    /// Time between two samples, in milliseconds
-    #[arg(long, value_name = "MS", default_value_t = 100, value_parser = clap::value_parser!(u32).range(10..=1000))]
-    interval: u32,
     /// Print JSON
     #[arg(long)]
     json: bool,
     /// Draw the path and end, without sampling
     #[arg(long)]
     map: bool,
-    /// How deep to look: 0 counters that everybody may read, 1 dropped packets by reason too, 2 processor time by
-    /// function too
-    #[arg(long, value_name = "LEVEL", default_value_t = 2, value_parser = clap::value_parser!(u32).range(0..=2))]
-    level: u32,
-    /// Send nothing
-    #[arg(long)]
-    no_probe: bool,
     /// Show every cause that was ruled out with its number, and everything that could not be seen
     #[arg(long, short)]
     verbose: bool,
@@ -86,6 +75,16 @@ pub struct Arguments {
     /// Take back everything that --fix kept in this network namespace, and end
     #[arg(long, conflicts_with_all = ["fix", "map", "iface", "pid"])]
     undo: bool,
+    /// Keep what was measured in this file, with call stacks, and with what --fix tried
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["map", "undo"])]
+    record: Option<PathBuf>,
+    /// Read what `record` or --record kept, instead of looking at this host
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with_all = ["iface", "pid", "seconds", "interval", "level", "no_probe", "fix", "undo", "record"]
+    )]
+    from: Option<PathBuf>,
     /// Exit with 3 if it is not healthy
     #[arg(long)]
     exit_code: bool,
@@ -93,14 +92,6 @@ pub struct Arguments {
 
 /// The status of `--exit-code` for a tunnel that is not healthy.
 const UNHEALTHY: u8 = 3;
-
-fn megabits(text: &str) -> Result<f64, String> {
-    let value: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
-    match value.is_finite() && value > 0.0 {
-        true => Ok(value),
-        false => Err("must be above 0, such as 900".into()),
-    }
-}
 
 /// Looks, and says what was seen.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
@@ -111,54 +102,109 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if arguments.fix && arguments.json && !arguments.yes {
         bail!("--fix asks before it changes something, which --json leaves no room for: add --yes");
     }
+    if let Some(file) = &arguments.from {
+        let mut recording = recording::read(file)?;
+        let evidence = &mut recording.evidence;
+        evidence.expected = arguments.looking.expected().or(evidence.expected);
+        return from(&recording, arguments);
+    }
     // Before the first thread.
     let fix = arguments.fix.then(Fix::prepare).transpose()?;
-    let map = measure::path(arguments.iface.as_deref(), arguments.pid).context(FAILED)?;
-    let page = Page::of_stdout();
+    let map = arguments.looking.path().context(FAILED)?;
     if arguments.map {
-        match arguments.json {
-            true => print_json(&map)?,
-            false => print(&drawing::draw(&map, None, &page))?,
-        }
-        return Ok(ExitCode::SUCCESS);
+        return show_map(&map, arguments.json);
     }
+    let draft = arguments.record.as_deref().map(Draft::create).transpose()?;
     let interrupt = Interrupt::new();
     let _signals = interrupt.catch_signals()?;
-    let options = measure::Options {
-        length: Duration::from_secs(arguments.seconds.into()),
-        interval: Duration::from_millis(arguments.interval.into()),
-        probe: !arguments.no_probe,
-        expected: arguments.expect.map(|megabits| megabits * 1e6),
-        level: arguments.level,
+    let options = arguments
+        .looking
+        .options(arguments.seconds, draft.is_some());
+    let mut series = Series::default();
+    let mut keep = |sample| {
+        series.push(sample);
+        Ok(ControlFlow::Continue(()))
     };
-    let (evidence, cost) = measure::measure(map, &options, &interrupt).context(FAILED)?;
-    let mut verdict = diagnose(&evidence);
-    verdict.cost = cost;
+    let recording = measure::measure(map, &options, &interrupt, &mut keep);
+    let mut recording = recording.context(FAILED)?;
+    recording.evidence.series = series;
+    let mut verdict = verdict(&recording);
     if !arguments.json {
-        print(&view::render(&verdict, arguments.verbose, &page))?;
+        print(&view::render(
+            &verdict,
+            arguments.verbose,
+            &Page::of_stdout(),
+        ))?;
     }
-    let mut report = Report {
-        verdict,
-        fixes: Vec::new(),
-    };
+    let mut tried = Ok(Vec::new());
     if let Some(fix) = fix {
         let options = repair::Options {
             yes: arguments.yes,
             quiet: arguments.json,
             least_gain: arguments.min_gain / 100.0,
         };
-        report.fixes = repair::repair(&mut report.verdict, &fix, &options, &interrupt)?;
+        tried = repair::repair(&mut verdict, &fix, &options, &interrupt);
     }
-    let Report { verdict, .. } = &report;
+    // What was measured is kept also where the remedies could not be tried to the end.
+    if let Ok(attempts) = &tried {
+        recording.attempts.clone_from(attempts);
+    }
+    if let Some(draft) = draft {
+        recording.write(draft.file())?;
+        draft.keep()?;
+    }
+    let report = Report {
+        verdict,
+        fixes: tried?,
+    };
     if arguments.json {
         print_json(&report)?;
     }
-    Ok(
-        match arguments.exit_code && verdict.cause != Cause::Healthy {
-            true => ExitCode::from(UNHEALTHY),
-            false => ExitCode::SUCCESS,
-        },
-    )
+    Ok(exit_code(&report.verdict, arguments))
+}
+
+/// Says what a recording shows.
+fn from(recording: &Recording, arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    if arguments.map {
+        return show_map(&recording.evidence.map, arguments.json);
+    }
+    let report = Report {
+        verdict: verdict(recording),
+        fixes: recording.attempts.clone(),
+    };
+    if arguments.json {
+        print_json(&report)?;
+    } else {
+        let screen = view::render(&report.verdict, arguments.verbose, &Page::of_stdout());
+        print(&(screen + &repair::tried(&report.fixes)))?;
+    }
+    Ok(exit_code(&report.verdict, arguments))
+}
+
+/// What a recording says. A remedy of its that surely helped when it was tried confirms it.
+fn verdict(recording: &Recording) -> Verdict {
+    let mut verdict = diagnose(&recording.evidence);
+    verdict.cost = recording.cost;
+    let mut helped = recording.attempts.iter();
+    if helped.any(|tried| tried.trial.helps() && verdict.remedies.contains(&tried.remedy)) {
+        verdict.level = Level::Confirmed;
+    }
+    verdict
+}
+
+fn show_map(map: &PathMap, json: bool) -> anyhow::Result<ExitCode> {
+    match json {
+        true => print_json(map)?,
+        false => print(&drawing::draw(map, None, &Page::of_stdout()))?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn exit_code(verdict: &Verdict, arguments: &Arguments) -> ExitCode {
+    match arguments.exit_code && verdict.cause != Cause::Healthy {
+        true => ExitCode::from(UNHEALTHY),
+        false => ExitCode::SUCCESS,
+    }
 }
 
 /// What `--json` prints.

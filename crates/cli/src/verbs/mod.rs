@@ -10,6 +10,7 @@ pub mod genkey;
 pub mod genpsk;
 pub mod lab;
 pub mod pubkey;
+pub mod record;
 pub mod status;
 pub mod up;
 
@@ -25,6 +26,7 @@ pub fn run(verb: Verb) -> anyhow::Result<ExitCode> {
         Verb::Down(arguments) => down::run(&arguments),
         Verb::Status(arguments) => status::run(&arguments),
         Verb::Doctor(arguments) => doctor::run(&arguments),
+        Verb::Record(arguments) => record::run(&arguments),
         Verb::Gateway(arguments) => gateway::run(&arguments),
         Verb::Genkey(arguments) => genkey::run(&arguments),
         Verb::Pubkey(arguments) => pubkey::run(&arguments),

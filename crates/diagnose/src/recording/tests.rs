@@ -266,3 +266,8 @@ fn nothing_but_zeros_is_within_the_values_that_a_byte_may_hold() {
     assert!(file.len() * 64 > 400_000, "{} bytes", file.len());
     Recording::parse(&file).expect("read");
 }
+
+#[test]
+fn seed_tmp() {
+    std::fs::write("/tmp/rec-seed", written(&recording(short(), 1.0))).unwrap();
+}

@@ -178,18 +178,18 @@ impl<W: Write + Send> Writer<W> {
         }
         let rows = Rows::of(&series)?;
         let mut group = self.file.next_row_group().map_err(failed)?;
-        let columns: [&dyn Fn(&mut SerializedColumnWriter) -> parquet::errors::Result<usize>; 5] = [
-            &|column| integers(column, &rows.times),
-            &|column| texts(column, &rows.subjects),
-            &|column| texts(column, &rows.names),
-            &|column| texts(column, &rows.kinds),
-            &|column| integers(column, &rows.values),
+        let cells = [
+            Cells::Integers(&rows.times),
+            Cells::Texts(&rows.subjects),
+            Cells::Texts(&rows.names),
+            Cells::Texts(&rows.kinds),
+            Cells::Integers(&rows.values),
         ];
-        for write in columns {
+        for cells in cells {
             let Some(mut column) = group.next_column().map_err(failed)? else {
                 unreachable!("the schema has five columns");
             };
-            write(&mut column).map_err(failed)?;
+            cells.write(&mut column).map_err(failed)?;
             column.close().map_err(failed)?;
         }
         group.close().map_err(failed)?;
@@ -197,17 +197,25 @@ impl<W: Write + Send> Writer<W> {
     }
 }
 
-fn integers(column: &mut SerializedColumnWriter, values: &[i64]) -> parquet::errors::Result<usize> {
-    let column = column.typed::<Int64Type>();
-    column.write_batch(values, None, None)
+/// A column of a row group.
+enum Cells<'a> {
+    Integers(&'a [i64]),
+    Texts(&'a [ByteArray]),
 }
 
-fn texts(
-    column: &mut SerializedColumnWriter,
-    values: &[ByteArray],
-) -> parquet::errors::Result<usize> {
-    let column = column.typed::<ByteArrayType>();
-    column.write_batch(values, None, None)
+impl Cells<'_> {
+    fn write(&self, column: &mut SerializedColumnWriter) -> Result<usize, ParquetError> {
+        match self {
+            Cells::Integers(cells) => {
+                let column = column.typed::<Int64Type>();
+                column.write_batch(cells, None, None)
+            }
+            Cells::Texts(cells) => {
+                let column = column.typed::<ByteArrayType>();
+                column.write_batch(cells, None, None)
+            }
+        }
+    }
 }
 
 /// The rows of a row group, column by column.

@@ -1,15 +1,19 @@
-//! From a name on the command line to [`Evidence`]: the path is found, then sampled while probes run.
+//! From a name on the command line to a [`Recording`]: the path is found, then sampled while probes run. Samples go to a
+//! sink: a diagnosis keeps them all, a long recording writes them down.
 
+use std::collections::HashMap;
 use std::net::IpAddr;
-use std::time::{Duration, Instant};
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::bail;
+use clap::Args;
 use ipnet::IpNet;
-use seikan_diagnose::{Cost, Evidence, Probes};
+use seikan_diagnose::{Cost, Evidence, Probes, Recording};
 use seikan_lab::report::ProgressBar;
 use seikan_lab::{Interrupt, Progress};
 use seikan_observe::path::{PathMap, SocketFacts, Unseen};
-use seikan_observe::{Key, Kind, Series, Subject, metric};
+use seikan_observe::{Key, Kind, Sample, Series, Subject, metric};
 use seikan_sys::discover;
 use seikan_sys::netlink::{Address, Netlink};
 use seikan_sys::process::own_cpu_time;
@@ -23,13 +27,73 @@ const SHORTEST: Duration = Duration::from_secs(1);
 /// Routes with a shorter prefix stand for the default route, cut in two or four to go before it.
 const DEFAULT_ROUTE: u8 = 4;
 /// Samples between two looks for somebody who can be asked.
-const LOOK: usize = 5;
+const LOOK: u32 = 5;
 /// Far ends that are asked, one after the other, until one answers.
 const TARGETS: usize = 2;
 
-/// Samples between two times that the profiler's rings are emptied: they hold half a minute, and samples are a second
-/// apart at most.
-const DRAIN: usize = 20;
+/// Time after which the profiler's rings are emptied: with call stacks they hold four seconds.
+const DRAIN: Duration = Duration::from_secs(1);
+
+/// What `doctor` and `record` are told about what to look at, and how.
+#[derive(Debug, Args)]
+pub struct Looking {
+    /// The tunnel's interface; if neither this nor --pid is given, it is looked for
+    #[arg(long, value_name = "INTERFACE", conflicts_with = "pid")]
+    iface: Option<String>,
+    /// The tunnel's process
+    #[arg(long, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
+    pid: Option<u32>,
+    /// How much should go through, in Mbit/s: less by a tenth is slow
+    #[arg(long, value_name = "MBIT", value_parser = megabits)]
+    expect: Option<f64>,
+    /// Time between two samples, in milliseconds
+    #[arg(long, value_name = "MS", default_value_t = 100, value_parser = clap::value_parser!(u32).range(10..=1000))]
+    interval: u32,
+    /// How deep to look: 0 counters that everybody may read, 1 dropped packets by reason too, 2 processor time by
+    /// function too
+    #[arg(long, value_name = "LEVEL", default_value_t = 2, value_parser = clap::value_parser!(u32).range(0..=2))]
+    level: u32,
+    /// Send nothing
+    #[arg(long)]
+    no_probe: bool,
+}
+
+fn megabits(text: &str) -> Result<f64, String> {
+    let value: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
+    match value.is_finite() && value > 0.0 {
+        true => Ok(value),
+        false => Err("must be above 0, such as 900".into()),
+    }
+}
+
+impl Looking {
+    /// Finds the path of the interface, of the process, or of whatever tunnel there is.
+    pub fn path(&self) -> anyhow::Result<PathMap> {
+        let subject = match (&self.iface, self.pid) {
+            (Some(name), _) => discover::Subject::Interface(name.clone()),
+            (None, Some(pid)) => discover::Subject::Process(pid),
+            (None, None) => discover::Subject::Anything,
+        };
+        Ok(discover::path(&subject)?)
+    }
+
+    /// Bits per second that should go through.
+    pub fn expected(&self) -> Option<f64> {
+        self.expect.map(|megabits| megabits * 1e6)
+    }
+
+    /// How to measure for so many seconds.
+    pub fn options(&self, seconds: u32, stacks: bool) -> Options {
+        Options {
+            length: Duration::from_secs(seconds.into()),
+            interval: Duration::from_millis(self.interval.into()),
+            probe: !self.no_probe,
+            expected: self.expected(),
+            level: self.level,
+            stacks,
+        }
+    }
+}
 
 /// How to measure.
 #[derive(Clone, Copy, Debug)]
@@ -44,17 +108,12 @@ pub struct Options {
     pub expected: Option<f64>,
     /// How deep to look: 0 counters, 1 tracepoints too, 2 processor time by function too.
     pub level: u32,
+    /// Whether processor time is to come with call stacks.
+    pub stacks: bool,
 }
 
-/// Finds the path of an interface, of a process, or of whatever tunnel there is.
-pub fn path(interface: Option<&str>, pid: Option<u32>) -> anyhow::Result<PathMap> {
-    let subject = match (interface, pid) {
-        (Some(name), _) => discover::Subject::Interface(name.to_owned()),
-        (None, Some(pid)) => discover::Subject::Process(pid),
-        (None, None) => discover::Subject::Anything,
-    };
-    Ok(discover::path(&subject)?)
-}
+/// Takes samples, and says whether it wants more.
+pub type Sink<'a> = &'a mut dyn FnMut(Sample) -> anyhow::Result<ControlFlow<()>>;
 
 /// Samples the path for a time, and sends nothing.
 ///
@@ -84,12 +143,16 @@ pub fn watch(map: &PathMap, length: Duration, interrupt: &Interrupt) -> anyhow::
     Ok(evidence)
 }
 
-/// Samples the path. Ctrl-C ends it with what there is.
+/// Samples the path. Ctrl-C ends it with what there is. Samples go to the sink; the series of the recording is empty.
+///
+/// # Errors
+/// The path cannot be sampled, the interrupt was raised before there was anything to tell, and those of the sink.
 pub fn measure(
     map: PathMap,
     options: &Options,
     interrupt: &Interrupt,
-) -> anyhow::Result<(Evidence, Cost)> {
+    sink: Sink,
+) -> anyhow::Result<Recording> {
     let begun = Instant::now();
     let spent = own_cpu_time()?.total();
     let mut sampler = match options.level {
@@ -98,29 +161,38 @@ pub fn measure(
     };
     sampler.follow(&through(&map));
     let pid = map.program.as_ref().map(|program| program.pid);
-    let profiler = (options.level >= 2).then(|| Profiler::start(pid, profile::Options::default()));
-    let (mut profiler, refused) = match profiler.transpose() {
+    let clock = profile::Options {
+        stacks: options.stacks,
+        ..profile::Options::default()
+    };
+    let profiler = (options.level >= 2).then(|| Profiler::start(pid, clock));
+    let (profiler, refused) = match profiler.transpose() {
         Ok(profiler) => (profiler, None),
         Err(error) => (None, Some(error)),
     };
-    let mut probing = Probing {
-        wanted: options.probe,
-        prober: None,
+    let mut sampling = Sampling {
+        sampler,
+        profiler,
+        probing: Probing {
+            wanted: options.probe,
+            prober: None,
+        },
+        taken: 0,
+        shortest: HashMap::new(),
     };
-    let drained = profiler.as_mut();
-    let series = sample(
-        &mut sampler,
-        &mut probing,
-        drained,
-        &map,
-        options,
-        interrupt,
-    )?;
+    let first = SystemTime::now();
+    sampling.run(&map, options, interrupt, sink)?;
+    let Sampling {
+        sampler,
+        profiler,
+        probing,
+        taken,
+        shortest,
+    } = sampling;
     let functions = profiler.map(|profiler| profiler.stop().functions());
     let found = probing.finish(interrupt.is_raised());
     let mut evidence = Evidence {
         expected: options.expected,
-        series,
         map,
         ..Evidence::default()
     };
@@ -129,10 +201,10 @@ pub fn measure(
         program.threads = sampler.threads();
     }
     evidence.map.unseen.extend_from_slice(sampler.missing());
-    take(found, &mut evidence);
-    if let Some(functions) = functions {
-        evidence.profile = seikan_diagnose::profile(&functions);
-        evidence.map.unseen.extend(functions.unseen);
+    take(found, &shortest, &mut evidence);
+    if let Some(functions) = &functions {
+        evidence.profile = seikan_diagnose::profile(functions);
+        evidence.map.unseen.extend_from_slice(&functions.unseen);
     }
     evidence.map.unseen.extend(refused.map(|error| Unseen {
         what: "processor time by function".to_owned(),
@@ -141,62 +213,96 @@ pub fn measure(
     let cost = Cost {
         seconds: begun.elapsed().as_secs_f64(),
         cpu_seconds: own_cpu_time()?.total().saturating_sub(spent).as_secs_f64(),
-        samples: evidence.series.times.len() as u32,
+        samples: taken,
     };
-    Ok((evidence, cost))
+    Ok(Recording {
+        begun: first,
+        evidence,
+        functions,
+        attempts: Vec::new(),
+        cost,
+    })
 }
 
-fn sample(
-    sampler: &mut Sampler,
-    probing: &mut Probing,
-    mut profiler: Option<&mut Profiler>,
-    map: &PathMap,
-    options: &Options,
-    interrupt: &Interrupt,
-) -> anyhow::Result<Series> {
-    let bar = ProgressBar::new();
-    let name = map.inner.as_deref().unwrap_or("the tunnel");
-    let mut series = Series::default();
-    let begun = Instant::now();
-    let mut next = begun;
-    loop {
-        let mut sample = sampler.sample();
-        sample.values.extend(probing.answer().map(|rtt| {
+/// What runs while the path is looked at.
+struct Sampling {
+    sampler: Sampler,
+    profiler: Option<Profiler>,
+    probing: Probing,
+    /// Samples so far.
+    taken: u32,
+    /// The shortest round trip that each TCP connection saw, microseconds, by its inode.
+    shortest: HashMap<u64, u64>,
+}
+
+impl Sampling {
+    fn run(
+        &mut self,
+        map: &PathMap,
+        options: &Options,
+        interrupt: &Interrupt,
+        sink: Sink,
+    ) -> anyhow::Result<()> {
+        let bar = ProgressBar::new();
+        let name = map.inner.as_deref().unwrap_or("the tunnel");
+        let begun = Instant::now();
+        let mut next = begun;
+        let mut drained = begun;
+        loop {
+            if sink(self.sample(map))?.is_break() {
+                return Ok(());
+            }
+            let elapsed = begun.elapsed();
+            if let Some(profiler) = &mut self.profiler
+                && drained.elapsed() >= DRAIN
+            {
+                profiler.drain();
+                drained = Instant::now();
+            }
+            if elapsed >= options.length {
+                return Ok(());
+            }
+            bar.show(Progress {
+                fraction: elapsed.as_secs_f64() / options.length.as_secs_f64(),
+                what: format!("looking at {name} (Ctrl-C to end)"),
+            });
+            // A late sample does not make the next ones come closer together.
+            next = (next + options.interval).max(Instant::now());
+            if interrupt
+                .sleep_until(next.min(begun + options.length))
+                .is_err()
+            {
+                if begun.elapsed() >= SHORTEST {
+                    return Ok(());
+                }
+                bail!(
+                    "interrupted after {:.1} s: it needs {} s at least",
+                    begun.elapsed().as_secs_f64(),
+                    SHORTEST.as_secs()
+                );
+            }
+        }
+    }
+
+    /// The next sample, with what probes have found out meanwhile.
+    fn sample(&mut self, map: &PathMap) -> Sample {
+        let mut sample = self.sampler.sample();
+        sample.values.extend(self.probing.answer().map(|rtt| {
             let key = Key::new(Subject::Probe, metric::PROBE_INNER_RTT_US);
             (key, Kind::Gauge, rtt)
         }));
-        if series.times.len().is_multiple_of(LOOK) {
-            probing.look(map, &sampler.flows());
+        if self.taken.is_multiple_of(LOOK) {
+            self.probing.look(map, &self.sampler.flows());
         }
-        series.push(sample);
-        let elapsed = begun.elapsed();
-        if let Some(profiler) = &mut profiler
-            && series.times.len().is_multiple_of(DRAIN)
-        {
-            profiler.drain();
-        }
-        if elapsed >= options.length {
-            return Ok(series);
-        }
-        bar.show(Progress {
-            fraction: elapsed.as_secs_f64() / options.length.as_secs_f64(),
-            what: format!("looking at {name} (Ctrl-C to end)"),
-        });
-        // A late sample does not make the next ones come closer together.
-        next = (next + options.interval).max(Instant::now());
-        if interrupt
-            .sleep_until(next.min(begun + options.length))
-            .is_err()
-        {
-            if begun.elapsed() >= SHORTEST {
-                return Ok(series);
+        self.taken += 1;
+        for (key, _, value) in &sample.values {
+            if let Subject::Tcp(inode) = key.subject
+                && key.name == metric::TCP_MIN_RTT_US
+            {
+                self.shortest.insert(inode, *value);
             }
-            bail!(
-                "interrupted after {:.1} s: it needs {} s at least",
-                begun.elapsed().as_secs_f64(),
-                SHORTEST.as_secs()
-            );
         }
+        sample
     }
 }
 
@@ -281,14 +387,11 @@ fn far_end(link: &str) -> anyhow::Result<Vec<IpAddr>> {
 }
 
 /// Puts what the probes found where the rules look for it.
-fn take(found: Found, evidence: &mut Evidence) {
+fn take(found: Found, shortest: &HashMap<u64, u64>, evidence: &mut Evidence) {
     evidence.map.unseen.extend(found.unseen);
     let times = evidence.map.flows.iter().filter_map(|flow| {
-        let column = evidence
-            .series
-            .column(&Subject::Tcp(flow.inode), metric::TCP_MIN_RTT_US)?;
         let same = flow.remote.map(|remote| remote.ip().to_canonical()) == found.target;
-        Some((!same, column.last()?))
+        Some((!same, *shortest.get(&flow.inode)?))
     });
     // The same far end's, where there is one: another may be further away.
     let idle = times.filter(|(_, rtt)| *rtt > 0).min();

@@ -13,6 +13,7 @@ use seikan_observe::metric;
 
 use super::measure;
 use crate::fix::{self, Fix};
+use crate::screen::printable;
 
 /// Remedies that are tried, at most: of the cause and of its chain.
 const MOST: usize = 2;
@@ -69,7 +70,7 @@ pub fn repair(
         })?;
         drop(bar);
         say(&described(&trial));
-        if trial.gain.is_some_and(|gain| gain.low > 0.0) {
+        if trial.helps() {
             verdict.level = Level::Confirmed;
         }
         let keeps = trial.decision == Decision::Keep;
@@ -123,6 +124,15 @@ fn block(evidence: &Evidence) -> Block {
     }
 }
 
+/// What came of remedies that were tried.
+pub fn tried(attempts: &[Attempt]) -> String {
+    let told = attempts.iter().map(|attempt| {
+        let what = printable(&attempt.remedy.what);
+        format!("\ntried: {what}\n{}\n", described(&attempt.trial))
+    });
+    told.collect()
+}
+
 fn described(trial: &Trial) -> String {
     let rates = |of: &dyn Fn(&(Block, Block)) -> Block| {
         let rates = trial.pairs.iter().map(|pair| of(pair).throughput / 1e6);
@@ -146,7 +156,7 @@ fn described(trial: &Trial) -> String {
     }
     out + &match &trial.decision {
         Decision::Keep => "  kept; `seikan doctor --undo` takes it back".to_owned(),
-        Decision::TakeBack(why) => format!("  taken back: {why}"),
+        Decision::TakeBack(why) => format!("  taken back: {}", printable(why)),
     }
 }
 
