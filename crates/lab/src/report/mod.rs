@@ -7,6 +7,7 @@ mod bench;
 mod demo;
 mod gateway;
 mod html;
+mod matrix;
 mod plot;
 mod progress;
 mod terminal;
@@ -14,6 +15,7 @@ mod terminal;
 use serde::Serialize;
 
 pub use html::html;
+pub use matrix::{matrix_html, matrix_svg};
 pub use plot::svg;
 pub use progress::ProgressBar;
 pub use terminal::{Style, terminal};

@@ -23,13 +23,14 @@ const HEAD: i32 = 38;
 const ROW: i32 = 24;
 const THICKNESS: i32 = 15;
 const FOOT: i32 = 14;
-const FONT: &str = "system-ui, sans-serif";
+pub(super) const FONT: &str = "system-ui, sans-serif";
 
 /// Replaced by the style sheet where the page is dark.
-const INK: RGBColor = RGBColor(0x1f, 0x23, 0x28);
-const FAINT: RGBColor = RGBColor(0x59, 0x63, 0x6e);
-const LINE: RGBColor = RGBColor(0xd0, 0xd7, 0xde);
-const OWN: RGBColor = RGBColor(0x0f, 0x8b, 0x8d);
+pub(super) const INK: RGBColor = RGBColor(0x1f, 0x23, 0x28);
+pub(super) const FAINT: RGBColor = RGBColor(0x59, 0x63, 0x6e);
+pub(super) const LINE: RGBColor = RGBColor(0xd0, 0xd7, 0xde);
+pub(super) const OWN: RGBColor = RGBColor(0x0f, 0x8b, 0x8d);
+pub(super) const WRONG: RGBColor = RGBColor(0xc9, 0x5d, 0x12);
 const OTHER: RGBColor = RGBColor(0x8f, 0x9a, 0xa6);
 const RAW: RGBColor = RGBColor(0xc8, 0xcf, 0xd7);
 
@@ -58,9 +59,9 @@ pub fn svg(sheet: &Sheet) -> Result<String> {
     Ok(with_style_sheet(&text))
 }
 
-type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+pub(super) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-fn render(error: impl std::fmt::Display) -> LabError {
+pub(super) fn render(error: impl std::fmt::Display) -> LabError {
     LabError::Render(error.to_string())
 }
 
@@ -159,20 +160,21 @@ fn write(
 }
 
 /// Gives the picture a class and the rules for dark pages; a rule beats the attributes that plotters writes.
-fn with_style_sheet(text: &str) -> String {
+pub(super) fn with_style_sheet(text: &str) -> String {
     let hex = |RGBColor(r, g, b): RGBColor| format!("#{r:02X}{g:02X}{b:02X}");
     let rules = format!(
         "<style>.seikan-plot text{{font-variant-numeric:tabular-nums}}@media (prefers-color-scheme:dark){{\
          .seikan-plot [fill=\"{ink}\"]{{fill:#e6edf3}}.seikan-plot [stroke=\"{ink}\"]{{stroke:#e6edf3}}\
          .seikan-plot [fill=\"{faint}\"]{{fill:#9aa4af}}.seikan-plot [stroke=\"{line}\"]{{stroke:#3d444d}}\
          .seikan-plot [fill=\"{own}\"]{{fill:#2bb5b0}}.seikan-plot [fill=\"{other}\"]{{fill:#7d8996}}\
-         .seikan-plot [fill=\"{raw}\"]{{fill:#4a535e}}}}</style>\n",
+         .seikan-plot [fill=\"{raw}\"]{{fill:#4a535e}}.seikan-plot [fill=\"{wrong}\"]{{fill:#f0883e}}}}</style>\n",
         ink = hex(INK),
         faint = hex(FAINT),
         line = hex(LINE),
         own = hex(OWN),
         other = hex(OTHER),
         raw = hex(RAW),
+        wrong = hex(WRONG),
     );
     let text = text.replacen("<svg ", "<svg class=\"seikan-plot\" role=\"img\" ", 1);
     match text.find(">\n") {
