@@ -6,6 +6,7 @@ mod common;
 
 use std::path::Path;
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 
 use common::skip;
 use seikan_diagnose::Cause;
@@ -21,6 +22,9 @@ const HANDFUL: [(&str, Option<&str>); 5] = [
 ];
 /// A machine that is busy with something else spoils a case: it is played again, at most so often.
 const ATTEMPTS: usize = 3;
+
+/// One at a time: a load beside it looks like another tunnel's fault.
+static ALONE: Mutex<()> = Mutex::new(());
 
 /// What `seikan lab` prints; `None` (loudly) where the lab cannot be.
 fn lab(words: &[&str]) -> Option<Vec<u8>> {
@@ -44,6 +48,7 @@ fn lab(words: &[&str]) -> Option<Vec<u8>> {
 
 #[test]
 fn a_handful_of_faults_is_named_rightly_by_a_doctor_who_knows_nothing() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     for (scenario, severity) in HANDFUL {
         let mut words = vec![
             "run",
@@ -78,6 +83,7 @@ fn a_handful_of_faults_is_named_rightly_by_a_doctor_who_knows_nothing() {
 
 #[test]
 fn a_case_that_was_kept_is_judged_the_same_again_without_being_played() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let dir = tempfile::tempdir().expect("a directory");
     let path = |name: &str| dir.path().join(name).display().to_string();
     let (cases, recordings) = (path("cases.jsonl"), path("recordings"));

@@ -35,7 +35,7 @@ const PATIENCE: Duration = Duration::from_secs(15);
 pub struct CostOptions {
     /// Tunnels.
     pub tunnels: Vec<String>,
-    /// Pairs of blocks for each level, 2 at least.
+    /// Pairs of blocks for each level; an interval of fewer than 4 says little.
     pub rounds: u32,
     /// Seconds of a block.
     pub seconds: f64,

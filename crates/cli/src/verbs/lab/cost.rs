@@ -22,7 +22,7 @@ pub struct CostArguments {
     #[arg(long, value_name = "NAME")]
     pub tunnel: Vec<String>,
     /// Pairs of blocks for each level
-    #[arg(long, value_name = "ROUNDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(2..=1000))]
+    #[arg(long, value_name = "ROUNDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(4..=1000))]
     pub rounds: u32,
     /// Length of a block
     #[arg(long, value_name = "SECONDS", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=600))]

@@ -362,7 +362,9 @@ impl Fault {
                 network::offloads(host, &device, &ALL, applied)
             }
             FaultKind::NetdevBacklog => {
-                network::offloads(host, &host.device, &[Feature::Gro], applied)?;
+                // So that packets come in bursts: a super-packet of datagrams is cut up just before the link.
+                let off = [Feature::Gro, Feature::UdpSegmentation];
+                network::offloads(host, &host.device, &off, applied)?;
                 // Another processor than the sender's, which would empty the queue itself after each packet.
                 let last = std::thread::available_parallelism().map_or(0, |n| n.get() - 1);
                 network::receive_on(host, &host.device, last as u32, applied)
