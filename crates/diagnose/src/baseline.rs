@@ -356,10 +356,13 @@ mod tests {
 
     /// A tunnel through which 100 packets of 1,000 bytes go in most steps, and 50 in every fourth.
     fn dips(step: u32) -> u64 {
-        if step % 4 == 0 { 50 } else { 100 }
+        if step.is_multiple_of(4) { 50 } else { 100 }
     }
 
-    fn evidence(counters: &[(Subject, &'static str, &dyn Fn(u32) -> u64)]) -> Evidence {
+    /// A counter, and by how much it grows in each step.
+    type Counter<'a> = (Subject, &'static str, &'a dyn Fn(u32) -> u64);
+
+    fn evidence(counters: &[Counter<'_>]) -> Evidence {
         let inner = Subject::Link("tun0".to_owned());
         let (packets, bytes): (&dyn Fn(u32) -> u64, &dyn Fn(u32) -> u64) =
             (&dips, &|step| dips(step) * 1_000);
