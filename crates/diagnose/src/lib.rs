@@ -8,6 +8,7 @@
 //! recorded take the same way.
 #![forbid(unsafe_code)]
 
+pub mod baseline;
 mod cause;
 mod ends;
 mod evidence;

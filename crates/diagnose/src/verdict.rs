@@ -16,7 +16,7 @@ pub(crate) const LEAST_WEIGHT: f64 = 0.1;
 /// A deeper cause of which only so much shows does not explain what is heavier: it is a trace.
 pub(crate) const TRACE: f64 = 0.3;
 /// A shortfall up to this is none: a tenth is what a case must lose to count.
-const TOLERATED_SHORTFALL: f64 = 0.1;
+pub(crate) const TOLERATED_SHORTFALL: f64 = 0.1;
 /// How much heavier than its rivals a cause must be to be supported.
 pub(crate) const CLEAR: f64 = 1.5;
 

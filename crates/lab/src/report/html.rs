@@ -30,9 +30,11 @@ impl Page<'_> {
 /// # Errors
 /// [`LabError::Render`].
 pub fn html(sheet: &Sheet) -> Result<String> {
-    let page = Page {
-        sheet,
-        plot: svg(sheet)?,
-    };
+    with_plot(sheet, svg(sheet)?)
+}
+
+/// Draws the sheet with another picture than its bars.
+pub(super) fn with_plot(sheet: &Sheet, plot: String) -> Result<String> {
+    let page = Page { sheet, plot };
     page.render().map_err(|e| LabError::Render(e.to_string()))
 }

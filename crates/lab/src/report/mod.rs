@@ -7,6 +7,7 @@ mod bench;
 mod demo;
 mod gateway;
 mod html;
+mod matrix;
 pub mod palette;
 mod plot;
 mod progress;
@@ -15,6 +16,7 @@ mod terminal;
 use serde::Serialize;
 
 pub use html::{PAGE_STYLE, html};
+pub use matrix::{matrix_html, matrix_svg};
 pub use plot::svg;
 pub use progress::ProgressBar;
 pub use terminal::{Style, terminal};

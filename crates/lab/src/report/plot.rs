@@ -24,7 +24,7 @@ const HEAD: i32 = 38;
 const ROW: i32 = 24;
 const THICKNESS: i32 = 15;
 const FOOT: i32 = 14;
-const FONT: &str = "system-ui, sans-serif";
+pub(super) const FONT: &str = "system-ui, sans-serif";
 
 /// Draws all panels, one below the other.
 ///
@@ -51,9 +51,9 @@ pub fn svg(sheet: &Sheet) -> Result<String> {
     Ok(with_style_sheet(&text))
 }
 
-type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+pub(super) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-fn render(error: impl std::fmt::Display) -> LabError {
+pub(super) fn render(error: impl std::fmt::Display) -> LabError {
     LabError::Render(error.to_string())
 }
 
@@ -155,13 +155,13 @@ fn write(
         .map_err(render)
 }
 
-fn rgb(colour: Colour) -> RGBColor {
+pub(super) fn rgb(colour: Colour) -> RGBColor {
     let [_, red, green, blue] = colour.light.to_be_bytes();
     RGBColor(red, green, blue)
 }
 
 /// Gives the picture a class and the rules for dark pages.
-fn with_style_sheet(text: &str) -> String {
+pub(super) fn with_style_sheet(text: &str) -> String {
     let text = text.replacen("<svg ", "<svg class=\"seikan-plot\" role=\"img\" ", 1);
     match text.find(">\n") {
         Some(end) => format!(

@@ -36,7 +36,8 @@ pub enum FaultKind {
     SendBufferOption,
     /// `net.core.rmem_default` of the machine while the tunnel starts, in bytes.
     DefaultReceiveBuffer,
-    /// `net.core.netdev_max_backlog` of the machine, in packets, and no receive offload on the link.
+    /// `net.core.netdev_max_backlog` of the machine, in packets; no receive offload and no segmentation of datagrams on the
+    /// link, and what it receives is handed to the last processor.
     NetdevBacklog,
     /// `net.core.netdev_budget` of the machine, in packets.
     NapiBudget,

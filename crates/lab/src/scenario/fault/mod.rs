@@ -14,6 +14,7 @@ use seikan_sys::ethtool::Feature;
 use serde::Deserialize;
 
 pub use kind::FaultKind;
+pub use machine::MachineGuard;
 
 use super::LoadSpec;
 use crate::error::{LabError, Result};
@@ -95,7 +96,7 @@ impl<'a> Site<'a> {
     }
 
     /// The tunnel's programs in `host`.
-    fn pids(&self, host: &Host) -> Vec<u32> {
+    pub(super) fn pids(&self, host: &Host) -> Vec<u32> {
         let all = self.started.processes.0.iter();
         all.filter(|process| process.host() == host.name)
             .map(Process::pid)
@@ -130,6 +131,16 @@ impl Fault {
     #[must_use]
     pub fn is_none(&self) -> bool {
         self.kind == FaultKind::None
+    }
+
+    /// Whether it is made in a tunnel that runs, by nothing but [`Fault::apply`], so that it can come on top of another one.
+    #[must_use]
+    pub fn is_of_a_running_tunnel(&self) -> bool {
+        let of_the_load = matches!(
+            self.kind,
+            FaultKind::ApplicationLimited | FaultKind::SlowReader | FaultKind::Overload
+        );
+        !self.is_none() && !of_the_load && !self.needs_restart() && !self.kind.is_of_a_wire()
     }
 
     /// Whether this fault can be made in the tunnel called `name`.
@@ -351,7 +362,12 @@ impl Fault {
                 network::offloads(host, &device, &ALL, applied)
             }
             FaultKind::NetdevBacklog => {
-                network::offloads(host, &host.device, &[Feature::Gro], applied)
+                // So that packets come in bursts: a super-packet of datagrams is cut up just before the link.
+                let off = [Feature::Gro, Feature::UdpSegmentation];
+                network::offloads(host, &host.device, &off, applied)?;
+                // Another processor than the sender's, which would empty the queue itself after each packet.
+                let last = std::thread::available_parallelism().map_or(0, |n| n.get() - 1);
+                network::receive_on(host, &host.device, last as u32, applied)
             }
             FaultKind::ConntrackMax => network::track_connections(host, applied),
             FaultKind::ReceiveOnOneCpu => network::receive_on(host, &device, 0, applied),
