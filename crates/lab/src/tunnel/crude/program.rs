@@ -323,8 +323,8 @@ fn lane(packet: &[u8], lanes: u8) -> usize {
         .map_or(0, |first| usize::from(first & 15) * 4);
     let ports = packet.get(header..header + 4);
     let ports = ports.and_then(|ports| ports.try_into().ok());
-    let hash = u32::from_be_bytes(ports.unwrap_or_default()).wrapping_mul(0x9e37_79b1) >> 16;
-    hash as usize % usize::from(lanes.max(1))
+    let hash = u32::from_be_bytes(ports.unwrap_or_default()).wrapping_mul(0x9e37_79b1);
+    (u64::from(hash) * u64::from(lanes.max(1)) >> 32) as usize
 }
 
 /// Sends block, as in any such program; what poll(2) promised and a bad checksum took away does not block for long.
