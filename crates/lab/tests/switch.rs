@@ -48,10 +48,10 @@ fn open_vswitch_is_found_behind_its_port_and_tells_what_it_had_to_look_up() {
     if let Err(reason) = tunnel.availability() {
         return common::skip(&reason);
     }
-    let hosts = match Hosts::create(tunnel.link(Link::default())) {
-        Ok(hosts) => hosts,
-        Err(error) => return common::skip(&error.to_string()),
-    };
+    if common::host().is_none() {
+        return;
+    }
+    let hosts = Hosts::create(tunnel.link(Link::default())).expect("hosts");
     let dir = tempfile::tempdir().expect("a directory");
     let interrupt = Interrupt::new();
     let started = tunnel.up(&hosts, dir.path(), &interrupt).expect("a switch");

@@ -324,7 +324,7 @@ fn lane(packet: &[u8], lanes: u8) -> usize {
     let ports = packet.get(header..header + 4);
     let ports = ports.and_then(|ports| ports.try_into().ok());
     let hash = u32::from_be_bytes(ports.unwrap_or_default()).wrapping_mul(0x9e37_79b1);
-    (u64::from(hash) * u64::from(lanes.max(1)) >> 32) as usize
+    ((u64::from(hash) * u64::from(lanes.max(1))) >> 32) as usize
 }
 
 /// Sends block, as in any such program; what poll(2) promised and a bad checksum took away does not block for long.
