@@ -209,8 +209,9 @@ fn label(root: &Area<'_>, text: &str, at: (i32, i32), h: HPos, color: RGBColor) 
 /// Text that is read from below, and ends at a place.
 fn upright(root: &Area<'_>, text: &str, at: (i32, i32)) -> Result<()> {
     let font = (FONT, SIZE).into_font().transform(FontTransform::Rotate270);
+    let ink = rgb(INK);
     let style = TextStyle::from(font)
-        .color(&rgb(INK))
+        .color(&ink)
         .pos(Pos::new(HPos::Left, VPos::Center));
     root.draw(&Text::new(text.to_owned(), at, style))
         .map_err(render)

@@ -60,7 +60,7 @@ impl fmt::Display for Split {
     }
 }
 
-/// Which host: A sends, B receives.
+/// Which host: A sends, B receives, and some tunnels have one in the middle.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum End {
@@ -69,6 +69,8 @@ pub enum End {
     Sender,
     /// Host B.
     Receiver,
+    /// The host in the middle.
+    Middle,
 }
 
 /// The link under the tunnel.
@@ -81,6 +83,8 @@ pub struct LinkSpec {
     pub offload: bool,
     /// Delay of each direction, in milliseconds; needs a wire.
     pub delay: Option<f64>,
+    /// Microseconds for which a card waits for more packets before it hands them on; see [`Link::moderation`].
+    pub moderation: u32,
 }
 
 impl Default for LinkSpec {
@@ -90,6 +94,7 @@ impl Default for LinkSpec {
             mtu: link.mtu,
             offload: link.offload,
             delay: None,
+            moderation: link.moderation,
         }
     }
 }
@@ -243,6 +248,9 @@ impl Scenario {
         {
             return Err("delay: 0 to 5000 ms".into());
         }
+        if self.link.moderation > 10_000 {
+            return Err("moderation: 0 to 10000 µs".into());
+        }
         if let Some(other) = self.tunnels.iter().find(|t| !self.fault.can_be_in(t)) {
             return Err(format!("the fault cannot be made in the tunnel {other}"));
         }
@@ -259,6 +267,10 @@ impl Scenario {
                 ));
             }
             second.fault.check(&self.load)?;
+        }
+        let middle = self.doctor == End::Middle || self.fault.at == Place::Middle;
+        if middle && let Some(other) = self.tunnels.iter().find(|t| !tunnel::has_middle(t)) {
+            return Err(format!("the tunnel {other} has no host in the middle"));
         }
         self.fault.check(&self.load)
     }
@@ -279,6 +291,7 @@ impl Scenario {
             },
             mtu: self.link.mtu,
             offload: self.link.offload,
+            moderation: self.link.moderation,
         }
     }
 

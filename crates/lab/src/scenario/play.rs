@@ -163,8 +163,8 @@ pub fn run(
     let severity = draw.severity.unwrap_or_default();
     let fault = &scenario.fault;
     step("healthy throughput");
-    let mut tunnel = lookup(&draw.tunnel, &Changes::default())?;
-    let mut running = Some(start(scenario, tunnel.as_ref(), interrupt)?);
+    let mut tunnel = lookup(&draw.tunnel, &fault.changes_without())?;
+    let mut running = Some(start(scenario, severity, tunnel.as_ref(), interrupt)?);
     let load = scenario.load.options();
     let healthy = match &running {
         Some(r) => measure(&tunnel.ends(&r.hosts), &load, options, interrupt)?,
@@ -175,7 +175,7 @@ pub fn run(
         drop(running.take());
         tunnel = lookup(&draw.tunnel, &fault.changes(severity))?;
         let _while_starting = fault.before_start(severity)?;
-        running = Some(start(scenario, tunnel.as_ref(), interrupt)?);
+        running = Some(start(scenario, severity, tunnel.as_ref(), interrupt)?);
     }
     let Some(mut running) = running else {
         return Err(LabError::Setup("no tunnel runs: this is a bug".into()));
@@ -206,8 +206,14 @@ fn lookup(name: &str, changes: &Changes) -> Result<Box<dyn Tunnel>> {
     Ok(tunnel)
 }
 
-fn start(scenario: &Scenario, tunnel: &dyn Tunnel, interrupt: &Interrupt) -> Result<Running> {
+fn start(
+    scenario: &Scenario,
+    severity: f64,
+    tunnel: &dyn Tunnel,
+    interrupt: &Interrupt,
+) -> Result<Running> {
     let hosts = Hosts::create(tunnel.link(scenario.link()))?;
+    scenario.fault.prepare(severity, &hosts)?;
     // Not what this machine happens to prefer: some hardly mind a loss.
     for host in [&hosts.a, &hosts.b] {
         host.set_congestion_control(scenario.load.congestion.name())
@@ -326,6 +332,7 @@ impl Case<'_> {
         let host = match self.scenario.doctor {
             End::Sender => &site.hosts.a,
             End::Receiver => &site.hosts.b,
+            End::Middle => site.hosts.middle.as_ref().unwrap_or(&site.hosts.a),
         };
         let interface = inner_device(site.tunnel, host);
         let scratch = tempfile::NamedTempFile::with_prefix("seikan-lab-")
@@ -404,10 +411,11 @@ impl Case<'_> {
 /// How to get into the hosts.
 fn whereabouts(site: &Site<'_>) -> String {
     let mut text = String::from("kept until Ctrl-C");
+    let hosts = [&site.hosts.a, &site.hosts.b];
     for process in &site.started.processes.0 {
-        let host = match process.host() == site.hosts.a.name {
-            true => &site.hosts.a,
-            false => &site.hosts.b,
+        let mut all = hosts.into_iter().chain(&site.hosts.middle);
+        let Some(host) = all.find(|host| host.name == process.host()) else {
+            continue;
         };
         text += &format!(
             "\n  host {} (interface {}): nsenter --net=/proc/{}/ns/net",

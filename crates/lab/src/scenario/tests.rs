@@ -84,6 +84,19 @@ fn what_makes_no_sense_is_refused() {
 }
 
 #[test]
+fn the_middle_is_for_tunnels_that_have_one() {
+    let text = SHAPER.replace("[fault]", "[fault]\nat = \"middle\"");
+    Scenario::parse("x", &text.replace("\"openvpn\"", "\"bridge\"")).expect("right");
+    let error = refused(&text);
+    assert!(
+        error.contains("openvpn has no host in the middle"),
+        "{error}"
+    );
+    let text = SHAPER.replace("[load]", "[link]\nmoderation = 10001\n[load]");
+    assert!(refused(&text).contains("moderation"));
+}
+
+#[test]
 fn openvpn_options_are_for_openvpn_only() {
     let text = SHAPER
         .replace("\"shaper\"\nsev", "\"receive-buffer-option\"\nsev")

@@ -3,7 +3,7 @@
 //! A [`Sampler`] opens what it needs once, for a path's interfaces, program and sockets; [`Sampler::sample`] then reads
 //! it all, ten times a second or so: [`host`] (protocol counters, pressure, connection tracking), [`cpu`], [`link`]
 //! (interfaces and queueing disciplines), [`program`] (process, threads, control group), [`socket`] (UDP sockets, TCP
-//! connections), [`drops`] (packets dropped, by reason). What cannot be read is left out of the sample, never zero, and
+//! connections), [`switch`] (the datapath of Open vSwitch), [`drops`] (packets dropped, by reason). What cannot be read is left out of the sample, never zero, and
 //! told once, with its reason, in [`Sampler::missing`].
 //!
 //! Files of `/proc` and netlink sockets belong to the network namespace of the thread that called
@@ -16,6 +16,7 @@ mod host;
 mod link;
 mod program;
 mod socket;
+mod switch;
 #[cfg(test)]
 mod tests;
 
@@ -53,6 +54,7 @@ pub struct Sampler {
     link: link::Links,
     program: Option<program::Program>,
     socket: socket::Sockets,
+    switch: Option<switch::Switch>,
     drops: Option<drops::Drops>,
 }
 
@@ -80,6 +82,7 @@ impl Sampler {
             link: link::Links::open(map, &mut output),
             program: program::Program::open(map, &mut output),
             socket: socket::Sockets::open(map, &mut output),
+            switch: switch::Switch::open(map, &mut output),
             drops: None,
             output,
         })
@@ -105,6 +108,9 @@ impl Sampler {
             program.sample(now, output);
         }
         self.socket.sample(now, output);
+        if let Some(switch) = &mut self.switch {
+            switch.sample(now, output);
+        }
         if let Some(drops) = &mut self.drops {
             drops.sample(output);
         }

@@ -22,7 +22,10 @@ use crate::link::{Host, Hosts};
 use crate::load::LiveOptions;
 use crate::process::Process;
 use crate::tunnel::crude::CrudeOptions;
-use crate::tunnel::{Changes, Started, inner_device};
+use crate::tunnel::{Changes, Started, inner_device, openvswitch};
+
+/// Flows of the crude tunnel where there are several: enough for two processors to get about half each.
+const LANES: u8 = 16;
 
 /// Where a fault is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -35,6 +38,8 @@ pub enum Place {
     Receiver,
     /// Both hosts.
     Both,
+    /// The host in the middle.
+    Middle,
 }
 
 /// Which interface.
@@ -84,6 +89,7 @@ impl<'a> Site<'a> {
             Place::Sender => vec![&self.hosts.a],
             Place::Receiver => vec![&self.hosts.b],
             Place::Both => vec![&self.hosts.a, &self.hosts.b],
+            Place::Middle => self.hosts.middle.iter().collect(),
         }
     }
 
@@ -176,6 +182,42 @@ impl Fault {
         Ok(())
     }
 
+    /// What is different without the fault: what the fault takes away.
+    #[must_use]
+    pub fn changes_without(&self) -> Changes {
+        let crude = match self.kind {
+            FaultKind::ReceiveOnOneCpu | FaultKind::OneFlow => CrudeOptions {
+                lanes: LANES,
+                ..CrudeOptions::default()
+            },
+            _ => CrudeOptions::default(),
+        };
+        Changes {
+            crude: [crude; 2],
+            ..Changes::default()
+        }
+    }
+
+    /// What the hosts are like with and without the fault: for those of processors that receive, there is much to be
+    /// done with each frame, and all processors do it.
+    ///
+    /// # Errors
+    /// The kernel or a tool refuses.
+    pub fn prepare(&self, severity: f64, hosts: &Hosts) -> Result<()> {
+        if matches!(self.kind, FaultKind::ReceiveOnOneCpu | FaultKind::OneFlow) {
+            let host = &hosts.b;
+            let count = std::thread::available_parallelism().map_or(1, usize::from);
+            let cpus: Vec<u32> = (0..count as u32).collect();
+            // All of it for as long as the host is there: nothing to be taken back.
+            let file = format!("{}/queues/rx-0/rps_cpus", host.device);
+            host.set_attribute(&file, &seikan_sys::softirq::mask(&cpus))?;
+            // A veth has none by default, unlike cards; it merges nothing here, as the tunnel does not ask for it.
+            host.set_features(&host.device, &[(Feature::Gro, true)])?;
+            network::long_ruleset(host, &host.device, severity as u32)?;
+        }
+        Ok(())
+    }
+
     /// What must be different when the tunnel starts.
     #[must_use]
     pub fn changes(&self, severity: f64) -> Changes {
@@ -242,12 +284,14 @@ impl Fault {
                 copy: severity as u32,
                 ..well
             },
+            FaultKind::ReceiveOnOneCpu => return self.changes_without().crude,
             _ => well,
         };
         match self.at {
             Place::Sender => [sick, well],
             Place::Receiver => [well, sick],
             Place::Both => [sick, sick],
+            Place::Middle => [well, well],
         }
     }
 
@@ -256,6 +300,7 @@ impl Fault {
             Place::Sender => [what, Vec::new()],
             Place::Receiver => [Vec::new(), what],
             Place::Both => [what.clone(), what],
+            Place::Middle => Default::default(),
         }
     }
 
@@ -367,10 +412,23 @@ impl Fault {
                 network::offloads(host, &host.device, &off, applied)?;
                 // Another processor than the sender's, which would empty the queue itself after each packet.
                 let last = std::thread::available_parallelism().map_or(0, |n| n.get() - 1);
-                network::receive_on(host, &host.device, last as u32, applied)
+                network::receive_on(host, &host.device, &[last as u32], applied)
             }
             FaultKind::ConntrackMax => network::track_connections(host, applied),
-            FaultKind::ReceiveOnOneCpu => network::receive_on(host, &device, 0, applied),
+            FaultKind::ReceiveOnOneCpu => network::receive_on(host, &device, &[0], applied),
+            FaultKind::ReceiveOffload => network::receive_offload(host, &device, applied),
+            FaultKind::FlowTable => match &site.started.orders {
+                Some(dir) => {
+                    applied.then(move || {
+                        // The switch may have ended.
+                        let _ = openvswitch::forget_flows(dir, None);
+                    });
+                    openvswitch::forget_flows(dir, Some(severity as u32))
+                }
+                None => Err(LabError::Setup(
+                    "only a virtual switch has a table of flows".into(),
+                )),
+            },
             FaultKind::CpuHog => {
                 cpu::crowd(host, &site.pids(host), severity.round() as usize, applied)
             }
