@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::{LabError, Result};
 use crate::interrupt::Interrupt;
 use crate::link::Host;
-use crate::tunnel::seikan;
+use crate::tunnel::seikan::{self, RUN_DIR};
 
 /// How much longer than asked for the doctor may take.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -70,6 +70,8 @@ pub(super) struct Question<'a> {
     pub fix: bool,
     /// Where it keeps what it measures.
     pub record: &'a Path,
+    /// Where it notes what it changes: none of the machine's own doctor's business.
+    pub run_dir: &'a Path,
 }
 
 /// What it answers.
@@ -95,6 +97,7 @@ struct Cost {
 pub(super) fn ask(question: &Question<'_>, interrupt: &Interrupt) -> Result<Answer> {
     let mut command = called()?;
     command
+        .env(RUN_DIR, question.run_dir)
         .args(["--iface", question.interface, "--json"])
         .args(["--expect", &format!("{:.1}", question.expected)])
         .args(["--seconds", &format!("{:.0}", question.seconds)])
@@ -121,13 +124,13 @@ pub(super) fn ask(question: &Question<'_>, interrupt: &Interrupt) -> Result<Answ
     Ok(answer)
 }
 
-/// Has the doctor take back in `host` what it kept there.
+/// Has the doctor take back in `host` what it kept there, by the notes in `run_dir`.
 ///
 /// # Errors
 /// As [`ask`].
-pub(super) fn undo(host: &Host, interrupt: &Interrupt) -> Result<()> {
+pub(super) fn undo(host: &Host, run_dir: &Path, interrupt: &Interrupt) -> Result<()> {
     let mut command = called()?;
-    command.arg("--undo");
+    command.env(RUN_DIR, run_dir).arg("--undo");
     answered(host, command, PATIENCE, interrupt).map(drop)
 }
 

@@ -335,10 +335,11 @@ impl Case<'_> {
             End::Middle => site.hosts.middle.as_ref().unwrap_or(&site.hosts.a),
         };
         let interface = inner_device(site.tunnel, host);
-        let scratch = tempfile::NamedTempFile::with_prefix("seikan-lab-")
-            .map_err(LabError::io("make a file for a recording"))?;
+        let scratch = tempfile::TempDir::with_prefix("seikan-lab-")
+            .map_err(LabError::io("make a folder for the doctor"))?;
+        let thrown_away = scratch.path().join("recording.parquet");
         let kept = self.options.recording.as_deref();
-        let record = kept.unwrap_or(scratch.path());
+        let record = kept.unwrap_or(&thrown_away);
         let question = Question {
             host,
             interface: &interface,
@@ -347,6 +348,7 @@ impl Case<'_> {
             level: self.options.level,
             fix: self.options.fix && !self.scenario.fault.is_none(),
             record,
+            run_dir: scratch.path(),
         };
         let pids = site.pids(host);
         let before = match question.fix {
@@ -365,8 +367,8 @@ impl Case<'_> {
             _ => Ok(None),
         };
         if question.fix {
-            // Whatever happened meanwhile: what was kept is a note in the machine's directory.
-            doctor::undo(host, &Interrupt::new())?;
+            // Whatever happened meanwhile: what was kept may be the machine's.
+            doctor::undo(host, scratch.path(), &Interrupt::new())?;
         }
         outcome.repair = repaired?;
         if let (Some(before), Some(repair)) = (&before, &mut outcome.repair)

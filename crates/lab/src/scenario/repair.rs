@@ -29,6 +29,9 @@ const SYSCTLS: [&str; 4] = [
 pub struct Repair {
     /// Remedies of this host that were tried.
     pub tried: u32,
+    /// The commands of the last one.
+    #[serde(default)]
+    pub commands: Vec<String>,
     /// Whether the last one stayed.
     pub kept: bool,
     /// Why the last one did not.
@@ -49,6 +52,10 @@ impl Repair {
         let last = fixes.last().map(|attempt| &attempt.trial.decision);
         Self {
             tried: fixes.len() as u32,
+            commands: fixes
+                .last()
+                .map(|attempt| attempt.remedy.commands.clone())
+                .unwrap_or_default(),
             kept: last == Some(&Decision::Keep),
             why: match last {
                 Some(Decision::TakeBack(why)) => Some(why.clone()),

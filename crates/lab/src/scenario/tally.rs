@@ -451,6 +451,7 @@ mod tests {
         let repaired = |kept, restored, left: &[&str]| Outcome {
             repair: Some(Repair {
                 tried: 1,
+                commands: Vec::new(),
                 kept,
                 why: None,
                 throughput: 95.0,
