@@ -83,12 +83,16 @@ pub fn strongest(a: &[f64], b: &[f64], max_lag: usize) -> Option<(i32, f64)> {
     let n = a.len().min(b.len());
     let (a, b) = (&a[..n], &b[..n]);
     let most = max_lag.min(n.saturating_sub(1)) as i32;
-    (-most..=most)
-        .filter_map(|lag| {
-            let (a, b) = shifted(a, b, lag);
-            Some((lag, pearson(a.iter().copied().zip(b.iter().copied()))?))
-        })
-        .max_by(|x, y| x.1.abs().total_cmp(&y.1.abs()))
+    // Of those alike, as where both repeat themselves, the nearest.
+    let lags = (0..=most).flat_map(|lag| [lag, -lag].into_iter().take(1 + (lag > 0) as usize));
+    lags.filter_map(|lag| {
+        let (a, b) = shifted(a, b, lag);
+        Some((lag, pearson(a.iter().copied().zip(b.iter().copied()))?))
+    })
+    .reduce(|best, next| match next.1.abs() > best.1.abs() + 1e-9 {
+        true => next,
+        false => best,
+    })
 }
 
 /// Both of the same length, the second moved by `lag` against the first.

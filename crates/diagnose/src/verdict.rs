@@ -8,6 +8,7 @@ use seikan_observe::path::PathMap;
 use serde::{Deserialize, Serialize};
 
 use crate::rules::{self, Rule};
+use crate::signature::{Moves, moves};
 use crate::trial::Attempt;
 use crate::{Cause, Evidence, Fact, Far, Finding, Judgement, Remedy};
 
@@ -71,6 +72,9 @@ pub struct Verdict {
     pub evidence: Vec<Fact>,
     /// What helps.
     pub remedies: Vec<Remedy>,
+    /// That the cause's counter moves with the throughput, if it does.
+    #[serde(default)]
+    pub moves: Option<Moves>,
     /// Other causes that show, the heaviest first.
     pub alternatives: Vec<Cause>,
     /// Causes that do not show, or could not be looked for.
@@ -178,6 +182,7 @@ pub(crate) fn conclude(evidence: &Evidence, found: &Found, ruled_out: Vec<RuledO
         Some((chain, level)) => named(found, chain, level),
         None => nothing(evidence),
     };
+    verdict.moves = moves(evidence, verdict.cause);
     verdict.ruled_out = ruled_out;
     verdict.throughput = evidence.throughput();
     verdict.expected = evidence.expected;
@@ -273,6 +278,7 @@ fn empty(cause: Cause, level: Level, chain: Vec<Cause>) -> Verdict {
         chain,
         evidence: Vec::new(),
         remedies: Vec::new(),
+        moves: None,
         alternatives: Vec::new(),
         ruled_out: Vec::new(),
         throughput: 0.0,

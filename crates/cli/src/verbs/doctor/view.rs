@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use seikan_diagnose::{Cause, End, Fact, Far, Level, Place, Remedy, RuledOut, Verdict};
+use seikan_diagnose::{Cause, End, Fact, Far, Level, Moves, Place, Remedy, RuledOut, Verdict};
 use seikan_observe::path::Unseen;
 
 use super::drawing;
@@ -241,6 +241,21 @@ fn sure(verdict: &Verdict, page: &Page, out: &mut String) {
         say(&format!(
             "It brings about what is felt: {}.",
             chain.join(arrow)
+        ));
+    }
+    if let Some(moves) = &verdict.moves {
+        let Moves { counter, lag, r } = moves;
+        let when = match lag {
+            lag if *lag > 0.0 => format!(", {} s before it", rounded(*lag)),
+            lag if *lag < 0.0 => format!(", {} s after it", rounded(-*lag)),
+            _ => String::new(),
+        };
+        say(&format!(
+            "`{}` moves with the throughput{when}: r {} ({} to {}), which is no proof.",
+            printable(counter),
+            rounded(r.value),
+            rounded(r.low),
+            rounded(r.high)
         ));
     }
     if !verdict.alternatives.is_empty() {
