@@ -3,12 +3,14 @@
 //! A [`Sampler`] opens what it needs once, for a path's interfaces, program and sockets; [`Sampler::sample`] then reads
 //! it all, ten times a second or so: [`host`] (protocol counters, pressure, connection tracking), [`cpu`], [`link`]
 //! (interfaces and queueing disciplines), [`program`] (process, threads, control group), [`socket`] (UDP sockets, TCP
-//! connections), [`drops`] (packets dropped, by reason). What cannot be read is left out of the sample, never zero, and
+//! connections), [`drops`] (packets dropped, by reason), and, if asked to, [`calls`] (how often functions of the kernel are
+//! called). What cannot be read is left out of the sample, never zero, and
 //! told once, with its reason, in [`Sampler::missing`].
 //!
 //! Files of `/proc` and netlink sockets belong to the network namespace of the thread that called
-//! [`Sampler::new`], whoever samples. Processors, pressure and drops by reason are the machine's.
+//! [`Sampler::new`], whoever samples. Processors, pressure, drops by reason and calls are the machine's.
 
+mod calls;
 mod cpu;
 mod drops;
 mod file;
@@ -54,6 +56,7 @@ pub struct Sampler {
     program: Option<program::Program>,
     socket: socket::Sockets,
     drops: Option<drops::Drops>,
+    calls: Option<calls::Counted>,
 }
 
 impl Sampler {
@@ -81,8 +84,15 @@ impl Sampler {
             program: program::Program::open(map, &mut output),
             socket: socket::Sockets::open(map, &mut output),
             drops: None,
+            calls: None,
             output,
         })
+    }
+
+    /// From now on, also samples how often functions of the kernel are called, where it can be counted. Each of these
+    /// calls costs the machine something from now on until the sampler is dropped.
+    pub fn count_calls(&mut self) {
+        self.calls = calls::Counted::open(&mut self.output);
     }
 
     /// From now on, also samples every TCP connection whose local or remote address is in one of these networks
@@ -107,6 +117,9 @@ impl Sampler {
         self.socket.sample(now, output);
         if let Some(drops) = &mut self.drops {
             drops.sample(output);
+        }
+        if let Some(calls) = &mut self.calls {
+            calls.sample(output);
         }
         Sample {
             at: now - first,
