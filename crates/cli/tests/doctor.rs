@@ -6,6 +6,7 @@ mod common;
 
 use std::io::Read;
 use std::net::UdpSocket;
+use std::path::Path;
 use std::process::Output;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -301,6 +302,23 @@ fn what_is_piped_has_80_columns_and_no_colours() {
         let wide = text.lines().find(|line| line.chars().count() > 80);
         assert_eq!(wide, None);
         assert!(text.contains("CPU s"), "{text}");
+    });
+}
+
+#[test]
+fn calls_are_counted_or_it_says_why_not() {
+    in_world([""; 2], |world| {
+        let _tunnels = world.both_up();
+        let words = ["--level", "3", "--verbose", "--no-probe"];
+        let output = under_bursts(world, || doctor(world, &words));
+        assert!(output.status.success(), "{}", stderr(&output));
+        let text = String::from_utf8(output.stdout).expect("UTF-8");
+        // Only a kernel with kprobes can.
+        let told = match Path::new("/sys/bus/event_source/devices/kprobe").exists() {
+            true => "  udp_sendmsg ",
+            false => "  calls of kernel functions: ",
+        };
+        assert!(text.contains(told), "{text}");
     });
 }
 

@@ -101,6 +101,21 @@ impl Evidence {
         Some(self.host(&name).unwrap_or(0.0))
     }
 
+    /// Calls of a function of the kernel, by the whole machine; `None` if they were not counted.
+    pub fn calls(&self, function: &str) -> Option<f64> {
+        self.host(&format!("{}{function}", metric::CALL_PREFIX))
+    }
+
+    /// Every function whose calls were counted, with their number.
+    pub fn all_calls(&self) -> Vec<(&str, f64)> {
+        let columns = self.series.columns.iter();
+        let calls = columns.filter_map(|(key, column)| {
+            let function = key.name.strip_prefix(metric::CALL_PREFIX)?;
+            (key.subject == Subject::Host).then(|| (function, column.growth() as f64))
+        });
+        calls.collect()
+    }
+
     /// By how much a counter of an interface grew.
     pub fn link(&self, link: &str, name: &str) -> Option<f64> {
         self.growth(&Subject::Link(link.to_owned()), name)

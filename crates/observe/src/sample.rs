@@ -16,7 +16,7 @@ use std::time::Duration;
 #[serde(rename_all = "kebab-case")]
 pub enum Subject {
     /// The network namespace: protocol counters of `/proc/net/{snmp,snmp6,netstat}` as `Protocol.Field`, and
-    /// pressure, connection tracking, counts of drops by reason.
+    /// pressure, connection tracking, counts of drops by reason and of calls.
     Host,
     /// A processor, by its number.
     Cpu(u32),
@@ -248,6 +248,8 @@ pub mod metric {
     pub const SWITCH_LOST: &str = "ovs.lost";
     /// Host, counters: packets the kernel dropped, by its reason: this and `FULL_RING`, say (`skb:kfree_skb`).
     pub const DROP_PREFIX: &str = "drop.";
+    /// Host, counters: calls of functions of the kernel, machine-wide: this and `udp_sendmsg`, say.
+    pub const CALL_PREFIX: &str = "call.";
 
     /// Link, counters (rtnetlink `IFLA_STATS64`).
     pub const RX_PACKETS: &str = "rx_packets";

@@ -17,7 +17,7 @@ use nix::errno::Errno;
 const TRACEFS: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
 /// `PERF_TYPE_TRACEPOINT`, `PERF_FORMAT_GROUP`, `PERF_FLAG_FD_CLOEXEC` (include/uapi/linux/perf_event.h).
 const TYPE_TRACEPOINT: u32 = 2;
-const FORMAT_GROUP: u64 = 1 << 3;
+pub(crate) const FORMAT_GROUP: u64 = 1 << 3;
 const FD_CLOEXEC: libc::c_ulong = 1 << 3;
 /// `PERF_EVENT_IOC_SET_FILTER`, `_IOW('$', 6, char *)`.
 const SET_FILTER: libc::Ioctl =
@@ -139,19 +139,40 @@ impl Tracepoint {
 #[derive(Debug)]
 pub struct Tally {
     groups: Vec<CpuGroup>,
-    filters: usize,
+    /// In each group.
+    counters: usize,
     buffer: Vec<u8>,
 }
 
 /// The counters of one processor; the first leads, and is read.
 #[derive(Debug)]
-struct CpuGroup {
+pub(crate) struct CpuGroup {
     leader: File,
     /// They count as long as they are open.
     _members: Vec<OwnedFd>,
 }
 
+impl CpuGroup {
+    /// Of events that were opened with the first of them as their leader; `None` of none.
+    pub(crate) fn of(opened: Vec<OwnedFd>) -> Option<Self> {
+        let mut opened = opened.into_iter();
+        Some(CpuGroup {
+            leader: opened.next()?.into(),
+            _members: opened.collect(),
+        })
+    }
+}
+
 impl Tally {
+    /// Of groups that have so many counters each, in the same order.
+    pub(crate) fn of(groups: Vec<CpuGroup>, counters: usize) -> Self {
+        Tally {
+            groups,
+            counters,
+            buffer: vec![0; (GROUP_HEADER + counters) * size_of::<u64>()],
+        }
+    }
+
     /// Starts to count what passes each filter (Documentation/trace/events.rst, "Event filtering"), such as `reason == 80`.
     /// Takes a descriptor for each filter and processor. A processor that has gone meanwhile is passed over.
     pub fn open(
@@ -166,16 +187,12 @@ impl Tally {
         if groups.is_empty() {
             return Err(PerfError::NoProcessor);
         }
-        Ok(Tally {
-            groups,
-            filters: filters.len(),
-            buffer: vec![0; (GROUP_HEADER + filters.len()) * size_of::<u64>()],
-        })
+        Ok(Tally::of(groups, filters.len()))
     }
 
     /// How often each filter has been passed since [`Tally::open`], in its order.
     pub fn read(&mut self) -> io::Result<Vec<u64>> {
-        let mut sums = vec![0u64; self.filters];
+        let mut sums = vec![0u64; self.counters];
         for group in &mut self.groups {
             let length = group.leader.read(&mut self.buffer)?;
             let counts = self.buffer[..length].chunks_exact(size_of::<u64>());
@@ -202,11 +219,7 @@ fn open_cpu(id: u64, filters: &[String], cpu: u32) -> Result<Option<CpuGroup>, P
             Err(errno) => return Err(refused(errno, cpu, "perf_event_open")),
         }
     }
-    let mut opened = opened.into_iter();
-    Ok(opened.next().map(|leader| CpuGroup {
-        leader: leader.into(),
-        _members: opened.collect(),
-    }))
+    Ok(CpuGroup::of(opened))
 }
 
 fn refused(errno: Errno, cpu: u32, step: &str) -> PerfError {
@@ -266,8 +279,10 @@ pub(crate) fn open(
     leader: Option<RawFd>,
 ) -> nix::Result<OwnedFd> {
     attributes.size = size_of::<Attributes>() as u32;
-    // SAFETY: perf_event_open reads `size` bytes of the attributes, which outlive the call; the
-    // other arguments are plain numbers.
+    // SAFETY: perf_event_open reads `size` bytes of the attributes, which outlive the call, and a
+    // string that `config1` may point to, which callers let outlive it as well (the kernel only
+    // reads there, and refuses an address that is not this process's); the other arguments are
+    // plain numbers.
     let outcome = unsafe {
         libc::syscall(
             libc::SYS_perf_event_open,

@@ -5,6 +5,7 @@
 //! `--fix`, [`repair`] then tries what helps on this host. With `--peer`, [`far`] has another doctor measure the other end
 //! meanwhile.
 
+mod calls;
 pub mod drawing;
 mod far;
 pub mod measure;
@@ -63,7 +64,8 @@ pub struct Arguments {
     /// Draw the path and end, without sampling
     #[arg(long)]
     map: bool,
-    /// Show every cause that was ruled out with its number, and everything that could not be seen
+    /// Show every cause that was ruled out with its number, everything that could not be seen, and with level 3 the calls
+    /// per packet
     #[arg(long, short)]
     verbose: bool,
     /// Try what helps on this host: shown first, measured with and without it in turns, kept only if it helps
@@ -143,7 +145,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     .context(FAILED)?;
     let first = verdict(&recording, far.as_ref());
     if !arguments.json {
-        let screen = view::render(&first, arguments.verbose, &Page::of_stdout());
+        let mut screen = view::render(&first, arguments.verbose, &Page::of_stdout());
+        if arguments.verbose {
+            screen += &calls::render(&recording.evidence);
+        }
         print(&screen)?;
     }
     let mut tried = Ok(Vec::new());
@@ -185,7 +190,10 @@ fn from(recording: &Recording, arguments: &Arguments) -> anyhow::Result<ExitCode
     if arguments.json {
         print_json(&report)?;
     } else {
-        let screen = view::render(&report.verdict, arguments.verbose, &Page::of_stdout());
+        let mut screen = view::render(&report.verdict, arguments.verbose, &Page::of_stdout());
+        if arguments.verbose {
+            screen += &calls::render(&recording.evidence);
+        }
         print(&(screen + &repair::tried(&report.fixes)))?;
     }
     Ok(exit_code(&report.verdict, arguments))

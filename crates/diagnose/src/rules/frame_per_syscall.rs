@@ -7,6 +7,7 @@
 use seikan_observe::path::{LinkFacts, ProgramFacts};
 use seikan_observe::{Subject, metric};
 
+use super::calls::per_packet;
 use super::turn::limited_by_work;
 use super::weigh::{judged, ramp};
 use crate::{Cause, Evidence, Fact, Judgement, Place, Remedy};
@@ -118,6 +119,24 @@ fn facts(
             "schedstat",
         ),
     ];
+    // /proc/PID/io does not count calls of the recv and send kinds.
+    if !evidence.outer_tcp() {
+        let (what, functions, packets) = match evidence.sends() {
+            true => ("sent", ["udp_sendmsg", "udpv6_sendmsg"], metric::TX_PACKETS),
+            false => (
+                "received",
+                ["udp_recvmsg", "udpv6_recvmsg"],
+                metric::RX_PACKETS,
+            ),
+        };
+        facts.extend(per_packet(
+            evidence,
+            format!("UDP messages {what} per packet of {}", link.name),
+            &functions,
+            evidence.inner(packets),
+            "far below 1 where a message is many datagrams",
+        ));
+    }
     if let Some(share) = evidence.in_kernel() {
         facts.push(Fact::new(
             "share of its time in the kernel",
@@ -195,6 +214,23 @@ mod tests {
     #[test]
     fn small_packets_are_another_cause() {
         assert!(absent(judge(&reads(100_000, 10_000_000, 100_000, 0.97))));
+    }
+
+    #[test]
+    fn messages_are_told_where_their_calls_were_counted() {
+        let mut evidence = reads(100_000, 145_000_000, 100_000, 0.97);
+        kernel_share(&mut evidence, 0.7);
+        let messages = |evidence: &Evidence| {
+            let facts = present(judge(evidence)).facts;
+            let of = |fact: &Fact| fact.name == "UDP messages sent per packet of tun0";
+            facts.into_iter().find(of).map(|fact| fact.value)
+        };
+        assert_eq!(messages(&evidence), None);
+        count(&mut evidence, Subject::Host, "call.udp_sendmsg", 98_000);
+        assert_eq!(messages(&evidence), Some(0.98));
+        // Over TCP these are somebody else's.
+        evidence.map.sockets = vec![socket(3, seikan_observe::path::Transport::Tcp)];
+        assert_eq!(messages(&evidence), None);
     }
 
     #[test]

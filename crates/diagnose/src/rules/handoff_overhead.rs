@@ -3,6 +3,7 @@
 //! Set apart from a single thread that sleeps because it has nothing to do: several threads must share the work, and
 //! together be near what one processor gives; their sleeps are then waits for each other.
 
+use super::calls;
 use super::turn::unhindered;
 use super::weigh::{judged, ramp};
 use crate::{Cause, Evidence, Fact, Judgement, Place, Remedy, Stage};
@@ -59,6 +60,13 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
             "schedstat",
         ),
     ];
+    facts.extend(calls::per_packet(
+        evidence,
+        "wake-ups of threads that wait for each other, per packet",
+        &["futex_wake"],
+        Some(packets * evidence.seconds()),
+        "below 0.3",
+    ));
     let schedule = evidence.stage(Stage::Schedule);
     if let Some(share) = schedule {
         facts.push(Fact::new(
@@ -115,6 +123,16 @@ mod tests {
         assert!(present(judge(&evidence)).weight > 0.7);
         profile(&mut evidence, &[(Stage::Schedule, 0.3)]);
         assert!(present(judge(&evidence)).weight > 0.85);
+    }
+
+    #[test]
+    fn wake_ups_are_told_where_they_were_counted() {
+        let mut evidence = pipeline([0.6, 0.5], 110_000);
+        let sleeps = present(judge(&evidence)).facts.len();
+        count(&mut evidence, Subject::Host, "call.futex_wake", 120_000);
+        let facts = present(judge(&evidence)).facts;
+        assert_eq!(facts.len(), sleeps + 1);
+        assert!(facts.iter().any(|fact| fact.value == 1.2));
     }
 
     #[test]

@@ -10,6 +10,7 @@ use crate::{Cause, Evidence, Judgement};
 mod application_limited;
 mod backlog_full;
 mod bufferbloat;
+mod calls;
 mod cipher_bound;
 mod conntrack_full;
 mod copy_or_checksum_bound;

@@ -4,6 +4,7 @@
 use seikan_observe::metric;
 use seikan_observe::path::LinkFacts;
 
+use super::calls::per_packet;
 use super::turn::limited_by_work;
 use super::weigh::ramp;
 use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, Place, Remedy};
@@ -30,6 +31,8 @@ const MACHINE: (f64, f64) = (0.8, 0.97);
 /// The kernel's share of busy time (system and softirq) from which the work per packet in it matters; a program that is
 /// bound by its own work has less.
 const KERNEL: f64 = 0.4;
+/// Counts of calls that are told: the other numbers are needed, too.
+const COUNTED: usize = 1;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Direction {
@@ -82,6 +85,7 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
         "several times the MTU, with the offload",
         "rtnetlink bytes over packets",
     ));
+    facts.extend(counted(evidence, &missing));
     let many = (0.55 + 0.1 * missing.len() as f64).min(0.85);
     let in_kernel = kernel.map_or(0.7, |kernel| (kernel / KERNEL).min(1.0));
     Judgement::Present(Finding {
@@ -90,6 +94,23 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
         facts,
         remedies: remedies(evidence, &missing),
     })
+}
+
+/// Work that the offloads would have saved, where its calls were counted: for sending only, because merging has none.
+fn counted(evidence: &Evidence, missing: &[(&LinkFacts, &str, f64)]) -> Vec<Fact> {
+    let facts = missing.iter().filter_map(|(link, word, _)| {
+        let (what, function) = match *word {
+            "tx" => ("packets summed up in software", "skb_checksum_help"),
+            "tso" | "tx-udp-segmentation" => ("packets cut up in software", "__skb_gso_segment"),
+            _ => return None,
+        };
+        let name = format!("{what}, per packet of {}", link.name);
+        let packets = evidence.link(&link.name, metric::TX_PACKETS);
+        per_packet(evidence, name, &[function], packets, "0")
+    });
+    let mut facts: Vec<Fact> = facts.collect();
+    facts.truncate(COUNTED);
+    facts
 }
 
 /// How far processors are the limit, by the program's own work, one processor's softirqs or all there is; and the number
@@ -252,6 +273,22 @@ mod tests {
         evidence.map.sockets = vec![socket(3, Transport::Tcp)];
         let finding = present(judge(&evidence));
         assert_eq!(finding.remedies[0].commands.len(), 2);
+    }
+
+    #[test]
+    fn cutting_up_in_software_is_told_where_it_was_counted() {
+        let mut evidence = without_gro(1_450, 2);
+        evidence.map.sockets = vec![socket(3, Transport::Tcp)];
+        count(
+            &mut evidence,
+            Subject::Host,
+            "call.__skb_gso_segment",
+            20_000,
+        );
+        let facts = present(judge(&evidence)).facts;
+        let cut = facts.iter().find(|fact| fact.name.contains("cut up"));
+        assert_eq!(cut.map(|fact| fact.value), Some(0.2));
+        assert!(cut.is_some_and(|fact| fact.source.contains("machine-wide")));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 use seikan_observe::metric;
 
+use super::calls::per_packet;
 use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, Place, Remedy};
 
 /// Fragments of all packets outside, from which it is no stray one.
@@ -53,6 +54,7 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
             "rtnetlink packets of both interfaces",
         )
     }));
+    facts.extend(counted(evidence, sent >= received));
     facts.extend(evidence.both("Ip", "ReasmFails").map(|fails| {
         Fact::new(
             "packets that could not be put together again",
@@ -68,6 +70,23 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
         facts,
         remedies: remedies(evidence),
     })
+}
+
+/// Packets that were cut, or fragments that came in, in whichever namespace the tunnel's outside is.
+fn counted(evidence: &Evidence, sends: bool) -> Option<Fact> {
+    let (what, functions, packets): (_, &[_], _) = match sends {
+        true => (
+            "packets that the kernel cut up, per packet in the tunnel",
+            &["ip_do_fragment", "ip6_fragment"],
+            metric::TX_PACKETS,
+        ),
+        false => (
+            "fragments that the kernel took in, per packet in the tunnel",
+            &["ip_defrag"],
+            metric::RX_PACKETS,
+        ),
+    };
+    per_packet(evidence, what, functions, evidence.inner(packets), "0")
 }
 
 fn packets_outside(evidence: &Evidence, sends: bool) -> Option<f64> {
@@ -128,6 +147,16 @@ mod tests {
             finding.remedies[0].commands,
             ["ip link set dev tun0 mtu 1400"]
         );
+    }
+
+    #[test]
+    fn packets_that_were_cut_are_told_where_that_was_counted() {
+        let mut evidence = fragments(20_000, 10_000, 20_000);
+        count(&mut evidence, Subject::Host, "call.ip_do_fragment", 10_000);
+        count(&mut evidence, Subject::Host, "call.ip_defrag", 50);
+        let facts = present(judge(&evidence)).facts;
+        let cut = facts.iter().find(|fact| fact.name.contains("cut up"));
+        assert_eq!(cut.map(|fact| fact.value), Some(1.0));
     }
 
     #[test]

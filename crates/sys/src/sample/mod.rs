@@ -3,12 +3,14 @@
 //! A [`Sampler`] opens what it needs once, for a path's interfaces, program and sockets; [`Sampler::sample`] then reads
 //! it all, ten times a second or so: [`host`] (protocol counters, pressure, connection tracking), [`cpu`], [`link`]
 //! (interfaces and queueing disciplines), [`program`] (process, threads, control group), [`socket`] (UDP sockets, TCP
-//! connections), [`switch`] (the datapath of Open vSwitch), [`drops`] (packets dropped, by reason). What cannot be read is left out of the sample, never zero, and
+//! connections), [`switch`] (the datapath of Open vSwitch), [`drops`] (packets dropped, by reason), and, if asked to,
+//! [`calls`] (how often functions of the kernel are called). What cannot be read is left out of the sample, never zero, and
 //! told once, with its reason, in [`Sampler::missing`].
 //!
 //! Files of `/proc` and netlink sockets belong to the network namespace of the thread that called
-//! [`Sampler::new`], whoever samples. Processors, pressure and drops by reason are the machine's.
+//! [`Sampler::new`], whoever samples. Processors, pressure, drops by reason and calls are the machine's.
 
+mod calls;
 mod cpu;
 mod drops;
 mod file;
@@ -56,6 +58,7 @@ pub struct Sampler {
     socket: socket::Sockets,
     switch: Option<switch::Switch>,
     drops: Option<drops::Drops>,
+    calls: Option<calls::Counted>,
 }
 
 impl Sampler {
@@ -84,8 +87,15 @@ impl Sampler {
             socket: socket::Sockets::open(map, &mut output),
             switch: switch::Switch::open(map, &mut output),
             drops: None,
+            calls: None,
             output,
         })
+    }
+
+    /// From now on, also samples how often functions of the kernel are called, where it can be counted. Each of these
+    /// calls costs the machine something from now on until the sampler is dropped.
+    pub fn count_calls(&mut self) {
+        self.calls = calls::Counted::open(&mut self.output);
     }
 
     /// From now on, also samples every TCP connection whose local or remote address is in one of these networks
@@ -113,6 +123,9 @@ impl Sampler {
         }
         if let Some(drops) = &mut self.drops {
             drops.sample(output);
+        }
+        if let Some(calls) = &mut self.calls {
+            calls.sample(output);
         }
         Sample {
             at: now - first,

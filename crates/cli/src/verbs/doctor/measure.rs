@@ -95,8 +95,8 @@ pub struct Looking {
     #[arg(long, value_name = "MS", default_value_t = 100, value_parser = clap::value_parser!(u32).range(10..=1000))]
     interval: u32,
     /// How deep to look: 0 counters that everybody may read, 1 dropped packets by reason too, 2 processor time by
-    /// function too
-    #[arg(long, value_name = "LEVEL", default_value_t = 2, value_parser = clap::value_parser!(u32).range(0..=2))]
+    /// function too, 3 calls of kernel functions too, each of which costs something while it is counted
+    #[arg(long, value_name = "LEVEL", default_value_t = 2, value_parser = clap::value_parser!(u32).range(0..=3))]
     level: u32,
     /// Send nothing
     #[arg(long)]
@@ -128,7 +128,8 @@ pub struct Options {
     pub probe: bool,
     /// Bits per second that should go through.
     pub expected: Option<f64>,
-    /// How deep to look: 0 counters, 1 tracepoints too, 2 processor time by function too.
+    /// How deep to look: 0 counters, 1 tracepoints too, 2 processor time by function too, 3 calls of
+    /// kernel functions too.
     pub level: u32,
     /// Whether processor time is to come with call stacks.
     pub stacks: bool,
@@ -196,6 +197,9 @@ pub fn measure(
         0 => Sampler::of_counters(&map)?,
         _ => Sampler::new(&map)?,
     };
+    if options.level >= 3 {
+        sampler.count_calls();
+    }
     sampler.follow(&through(&map));
     let pid = map.program.as_ref().map(|program| program.pid);
     let clock = profile::Options {
