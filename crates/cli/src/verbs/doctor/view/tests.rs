@@ -116,6 +116,7 @@ fn verdict() -> Verdict {
                 "",
             ),
         ],
+        moves: None,
         alternatives: vec![Cause::PathLoss],
         ruled_out: vec![
             out(
