@@ -1,5 +1,6 @@
 //! The picture: a title, the verdict, the throughput, and tables of what lies on the path.
 
+use std::cmp::Reverse;
 use std::time::Duration;
 
 use ratatui::Frame;
@@ -172,7 +173,7 @@ fn tables(frame: &mut Frame<'_>, all: &[Sheet], area: Rect) {
         let free = |column: usize| area.height.saturating_sub(used[column]);
         // The emptier column takes the next one.
         let Some(column) =
-            (0..columns.len()).max_by_key(|column| free(*column) * 2 - *column as u16 % 2)
+            (0..columns.len()).max_by_key(|column| (free(*column), Reverse(*column)))
         else {
             return;
         };
@@ -247,7 +248,7 @@ fn drops(now: &Evidence) -> Sheet {
         (lost > 0).then_some((name, lost))
     });
     let mut growing: Vec<(String, u64)> = growing.collect();
-    growing.sort_by_key(|(_, lost)| std::cmp::Reverse(*lost));
+    growing.sort_by_key(|(_, lost)| Reverse(*lost));
     Sheet {
         heading: "dropped",
         columns: &["per s"],
