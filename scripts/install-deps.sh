@@ -5,7 +5,8 @@ set -euo pipefail
 
 # command:package
 needs=(cc:gcc c++:g++ git:git ip:iproute2 ping:iputils-ping wg:wireguard-tools column:bsdextrautils
-    nft:nftables iperf3:iperf3 curl:curl nginx:nginx-light dropbear:dropbear-bin)
+    nft:nftables iperf3:iperf3 curl:curl nginx:nginx-light dropbear:dropbear-bin
+    ovs-vswitchd:openvswitch-switch)
 command -v go >/dev/null || needs+=(go:golang-go)
 
 missing=()

@@ -37,6 +37,8 @@ pub enum Verb {
     Doctor(verbs::doctor::Arguments),
     /// Keep what a tunnel does in a file, for `doctor --from`
     Record(verbs::record::Arguments),
+    /// Draw a recording of the doctor's as a page with pictures
+    Report(verbs::report::Arguments),
     /// Watch a tunnel in the terminal
     Top(verbs::top::Arguments),
     /// See the devices of a gateway, and who is on a local network

@@ -16,7 +16,7 @@ use seikan_sys::netlink::Route;
 use serde_json::Value;
 
 /// Keys of the verdict that docs/DOCTOR.md promises.
-const KEYS: [&str; 14] = [
+const KEYS: [&str; 15] = [
     "version",
     "cause",
     "sentence",
@@ -24,6 +24,7 @@ const KEYS: [&str; 14] = [
     "chain",
     "evidence",
     "remedies",
+    "moves",
     "alternatives",
     "ruled_out",
     "throughput",

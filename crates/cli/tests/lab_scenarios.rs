@@ -50,6 +50,46 @@ fn a_shaped_tunnel_carries_what_the_shaper_lets_through() {
 }
 
 #[test]
+fn what_a_fault_changed_of_the_machine_is_set_back_when_the_lab_is_killed() {
+    const SETTING: &str = "/proc/sys/net/core/netdev_budget";
+    let read = || std::fs::read_to_string(SETTING).unwrap_or_default();
+    if !nix::unistd::geteuid().is_root() {
+        return skip("the lab needs root");
+    }
+    if std::fs::OpenOptions::new()
+        .write(true)
+        .open(SETTING)
+        .is_err()
+    {
+        return skip("the machine's settings cannot be written");
+    }
+    let before = read();
+    let mut lab = Command::new(env!("CARGO_BIN_EXE_seikan"))
+        .args(["lab", "run", "napi-budget", "--tunnel", "seikan-native"])
+        .args(["--severity", "7", "--seconds", "0", "--keep"])
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .expect("seikan");
+    let comes = |value: &str| {
+        let deadline = Instant::now() + Duration::from_secs(40);
+        while read().trim() != value && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        read().trim() == value
+    };
+    let changed = comes("7");
+    lab.kill().expect("kill");
+    lab.wait().expect("wait");
+    let set_back = comes(before.trim());
+    // Whatever was found out, the machine is not left like this.
+    let _ = std::fs::write(SETTING, before.trim());
+    assert!(changed, "the fault was never made");
+    assert!(set_back, "netdev_budget was left at 7");
+    let notes = format!("/run/seikan-lab-{}.settings", lab.id());
+    assert!(!std::path::Path::new(&notes).exists());
+}
+
+#[test]
 fn a_scenario_that_there_is_not_is_refused_with_those_there_are() {
     let output = Command::new(env!("CARGO_BIN_EXE_seikan"))
         .args(["lab", "run", "rust"])

@@ -121,9 +121,19 @@ impl Evidence {
         self.growth(&Subject::Link(link.to_owned()), name)
     }
 
-    /// By how much a counter of the inner interface grew.
+    /// By how much a counter of the inner interface grew. A bridge itself counts only what is for this host: what it
+    /// passes on, its ports count, those packets come in by and those they leave by.
     pub fn inner(&self, name: &str) -> Option<f64> {
-        self.link(self.map.inner.as_deref()?, name)
+        let inner = self.map.inner.as_deref()?;
+        let ports = self.map.links.iter();
+        let ports = ports.filter(|link| link.master.as_deref() == Some(inner));
+        let counts: Vec<f64> = ports
+            .filter_map(|port| self.link(&port.name, name))
+            .collect();
+        match counts.is_empty() {
+            true => self.link(inner, name),
+            false => Some(counts.iter().sum()),
+        }
     }
 
     /// By how much a counter of the interface to the outside grew.
@@ -294,5 +304,23 @@ fn subject(socket: &SocketFacts) -> Option<Subject> {
         Transport::Udp => Some(Subject::Udp(socket.inode)),
         Transport::Tcp => Some(Subject::Tcp(socket.inode)),
         Transport::Raw => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::testing::*;
+
+    #[test]
+    fn what_a_bridge_passes_on_is_what_its_ports_count() {
+        let mut evidence = tunnel();
+        evidence.map.links[0].kind = "bridge".into();
+        count(&mut evidence, inner(), metric::RX_BYTES, 1);
+        count(&mut evidence, egress(), metric::RX_BYTES, 100);
+        assert_eq!(evidence.inner(metric::RX_BYTES), Some(1.0));
+        evidence.map.links[1].master = Some("tun0".into());
+        assert_eq!(evidence.inner(metric::RX_BYTES), Some(100.0));
+        assert_eq!(evidence.inner(metric::TX_BYTES), None);
     }
 }

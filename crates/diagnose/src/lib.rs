@@ -8,25 +8,31 @@
 //! recorded take the same way.
 #![forbid(unsafe_code)]
 
+pub mod baseline;
 mod cause;
+mod ends;
 mod evidence;
+pub mod exchange;
 mod finding;
 mod load;
 mod losses;
 pub mod recording;
 mod remedy;
 pub mod rules;
+mod signature;
 mod stage;
 pub mod stats;
 pub mod trial;
 mod verdict;
 
 pub use cause::Cause;
+pub use ends::{Crossing, End, Far, both};
 pub use evidence::{Evidence, MtuProbe, Probes, ThreadUse};
 pub use finding::{Fact, Finding, Judgement};
 pub use losses::{Arrivals, Losses, Stall};
 pub use recording::{Recording, RecordingError};
 pub use remedy::{Action, Place, Remedy, clamp, is_plain};
 pub use seikan_observe::profile::{Profile, Share, Stage};
+pub use signature::{Moves, moves};
 pub use stage::{profile, stage};
 pub use verdict::{Cost, Level, RuledOut, Verdict, concluded, diagnose, rival};

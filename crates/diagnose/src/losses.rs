@@ -199,7 +199,7 @@ impl Evidence {
     }
 
     /// Segments that this host dropped between TCP and the wire; of the tunnel's own packets only, or of those in it too.
-    fn dropped_sending(&self, inner_too: bool) -> f64 {
+    pub(crate) fn dropped_sending(&self, inner_too: bool) -> f64 {
         let inner = self.map.inner.as_deref();
         let links = self.map.links.iter();
         let links = links.filter(|link| inner_too || Some(&*link.name) != inner);
@@ -216,7 +216,7 @@ impl Evidence {
     }
 
     /// Packets that this host dropped between the wire and TCP.
-    fn dropped_receiving(&self) -> f64 {
+    pub(crate) fn dropped_receiving(&self) -> f64 {
         let sockets = self.program_sockets(Transport::Udp, metric::UDP_DROPS);
         let errors = self.both("Udp", "RcvbufErrors");
         // Both count the same datagrams.

@@ -58,21 +58,8 @@ pub fn correlate(a: &[f64], b: &[f64], max_lag: usize, block: usize) -> Option<C
     if n < 4 * block + max_lag {
         return None;
     }
-    let at = |lag: i32| -> (&[f64], &[f64]) {
-        let shift = lag.unsigned_abs() as usize;
-        match lag >= 0 {
-            true => (&a[..n - shift], &b[shift..n]),
-            false => (&a[shift..n], &b[..n - shift]),
-        }
-    };
-    let lags = -(max_lag as i32)..=max_lag as i32;
-    let (lag, r) = lags
-        .filter_map(|lag| {
-            let (a, b) = at(lag);
-            Some((lag, pearson(a.iter().copied().zip(b.iter().copied()))?))
-        })
-        .max_by(|x, y| x.1.abs().total_cmp(&y.1.abs()))?;
-    let (a, b) = at(lag);
+    let (lag, r) = strongest(&a[..n], &b[..n], max_lag)?;
+    let (a, b) = shifted(&a[..n], &b[..n], lag);
     let mut random = Random(n as u64);
     let blocks = a.len() / block;
     let drawn = (0..RESAMPLES).filter_map(|_| {
@@ -88,6 +75,33 @@ pub fn correlate(a: &[f64], b: &[f64], max_lag: usize, block: usize) -> Option<C
         lag,
         r: interval(r, drawn.collect()),
     })
+}
+
+/// The lag up to `max_lag` values either way at which `a` correlates most with `b`, and Pearson's r there, without an
+/// interval. `None` where one of them does not vary.
+pub fn strongest(a: &[f64], b: &[f64], max_lag: usize) -> Option<(i32, f64)> {
+    let n = a.len().min(b.len());
+    let (a, b) = (&a[..n], &b[..n]);
+    let most = max_lag.min(n.saturating_sub(1)) as i32;
+    // Of those alike, as where both repeat themselves, the nearest.
+    let lags = (0..=most).flat_map(|lag| [lag, -lag].into_iter().take(1 + (lag > 0) as usize));
+    lags.filter_map(|lag| {
+        let (a, b) = shifted(a, b, lag);
+        Some((lag, pearson(a.iter().copied().zip(b.iter().copied()))?))
+    })
+    .reduce(|best, next| match next.1.abs() > best.1.abs() + 1e-9 {
+        true => next,
+        false => best,
+    })
+}
+
+/// Both of the same length, the second moved by `lag` against the first.
+fn shifted<'a>(a: &'a [f64], b: &'a [f64], lag: i32) -> (&'a [f64], &'a [f64]) {
+    let (n, shift) = (a.len(), lag.unsigned_abs() as usize);
+    match lag >= 0 {
+        true => (&a[..n - shift], &b[shift..]),
+        false => (&a[shift..], &b[..n - shift]),
+    }
 }
 
 /// What each value differs by from the one before: takes a common trend out of two series.

@@ -8,17 +8,18 @@ use seikan_observe::path::PathMap;
 use serde::{Deserialize, Serialize};
 
 use crate::rules::{self, Rule};
+use crate::signature::{Moves, moves};
 use crate::trial::Attempt;
-use crate::{Cause, Evidence, Fact, Finding, Judgement, Remedy};
+use crate::{Cause, Evidence, Fact, Far, Finding, Judgement, Remedy};
 
 /// Findings lighter than this are not worth naming.
 pub(crate) const LEAST_WEIGHT: f64 = 0.1;
 /// A deeper cause of which only so much shows does not explain what is heavier: it is a trace.
-const TRACE: f64 = 0.3;
+pub(crate) const TRACE: f64 = 0.3;
 /// A shortfall up to this is none: a tenth is what a case must lose to count.
-const TOLERATED_SHORTFALL: f64 = 0.1;
+pub(crate) const TOLERATED_SHORTFALL: f64 = 0.1;
 /// How much heavier than its rivals a cause must be to be supported.
-const CLEAR: f64 = 1.5;
+pub(crate) const CLEAR: f64 = 1.5;
 
 /// How sure a verdict is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -71,6 +72,9 @@ pub struct Verdict {
     pub evidence: Vec<Fact>,
     /// What helps.
     pub remedies: Vec<Remedy>,
+    /// That the cause's counter moves with the throughput, if it does.
+    #[serde(default)]
+    pub moves: Option<Moves>,
     /// Other causes that show, the heaviest first.
     pub alternatives: Vec<Cause>,
     /// Causes that do not show, or could not be looked for.
@@ -83,24 +87,29 @@ pub struct Verdict {
     pub path: PathMap,
     /// What it cost to find out; filled in by whoever measured.
     pub cost: Cost,
+    /// The far end, where it was measured at the same time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub far: Option<Far>,
 }
+
+/// What rules found at an end.
+pub(crate) type Found = Vec<(&'static Rule, Finding)>;
 
 /// Names the cause.
 pub fn diagnose(evidence: &Evidence) -> Verdict {
-    without(evidence, &[])
+    diagnose_without(evidence, &[])
 }
 
 /// What the cause would be if it were none of a verdict's chain; `None` if nothing else shows.
 pub fn rival(evidence: &Evidence, verdict: &Verdict) -> Option<Verdict> {
     verdict.alternatives.first()?;
-    let rival = without(evidence, &verdict.chain);
+    let rival = diagnose_without(evidence, &verdict.chain);
     let shows = !matches!(rival.cause, Cause::Healthy | Cause::Unknown);
     shows.then_some(rival)
 }
 
 /// The verdict after remedies were tried: a gain that is sure confirms its cause, and makes it the verdict.
-pub fn concluded(evidence: &Evidence, attempts: &[Attempt]) -> Verdict {
-    let verdict = diagnose(evidence);
+pub fn concluded(verdict: Verdict, evidence: &Evidence, attempts: &[Attempt]) -> Verdict {
     let Some(proof) = attempts.iter().find(|attempt| attempt.trial.helps()) else {
         return verdict;
     };
@@ -109,6 +118,8 @@ pub fn concluded(evidence: &Evidence, attempts: &[Attempt]) -> Verdict {
             let others = std::iter::once(verdict.cause).chain(rival.alternatives);
             Verdict {
                 alternatives: others.collect(),
+                cost: verdict.cost,
+                far: verdict.far,
                 ..rival
             }
         }
@@ -120,8 +131,23 @@ pub fn concluded(evidence: &Evidence, attempts: &[Attempt]) -> Verdict {
     proven
 }
 
-fn without(evidence: &Evidence, left_out: &[Cause]) -> Verdict {
-    let mut found: Vec<(&Rule, Finding)> = Vec::new();
+fn diagnose_without(evidence: &Evidence, left_out: &[Cause]) -> Verdict {
+    let (mut found, ruled_out) = judge(evidence, left_out);
+    // Who gets what was expected has nothing to complain of.
+    if evidence.shortfall().is_some_and(is_tolerated) {
+        found.clear();
+    }
+    conclude(evidence, &found, ruled_out)
+}
+
+/// Whether so little is missing that it is as good as nothing.
+pub(crate) fn is_tolerated(shortfall: f64) -> bool {
+    shortfall < TOLERATED_SHORTFALL
+}
+
+/// What all rules but some say: what is worth naming, the heaviest first, and what is not there.
+pub(crate) fn judge(evidence: &Evidence, left_out: &[Cause]) -> (Found, Vec<RuledOut>) {
+    let mut found: Found = Vec::new();
     let mut ruled_out = Vec::new();
     let rules = rules::ALL.iter();
     for rule in rules.filter(|rule| !left_out.contains(&rule.cause)) {
@@ -147,16 +173,16 @@ fn without(evidence: &Evidence, left_out: &[Cause]) -> Verdict {
         }
     }
     found.sort_by(|a, b| b.1.weight.total_cmp(&a.1.weight));
-    let satisfied = evidence
-        .shortfall()
-        .is_some_and(|shortfall| shortfall < TOLERATED_SHORTFALL);
-    if satisfied {
-        found.clear();
-    }
-    let mut verdict = match name(&found) {
-        Some((chain, level)) => named(&found, chain, level),
+    (found, ruled_out)
+}
+
+/// The verdict about what was found.
+pub(crate) fn conclude(evidence: &Evidence, found: &Found, ruled_out: Vec<RuledOut>) -> Verdict {
+    let mut verdict = match name(found) {
+        Some((chain, level)) => named(found, chain, level),
         None => nothing(evidence),
     };
+    verdict.moves = moves(evidence, verdict.cause);
     verdict.ruled_out = ruled_out;
     verdict.throughput = evidence.throughput();
     verdict.expected = evidence.expected;
@@ -165,7 +191,7 @@ fn without(evidence: &Evidence, left_out: &[Cause]) -> Verdict {
 }
 
 /// The chain from the deepest cause to the heaviest, and how sure it is.
-fn name(found: &[(&Rule, Finding)]) -> Option<(Vec<Cause>, Level)> {
+pub(crate) fn name(found: &[(&Rule, Finding)]) -> Option<(Vec<Cause>, Level)> {
     let (mut rule, finding) = found.first().map(|(rule, finding)| (*rule, finding))?;
     let mut chain = vec![rule.cause];
     // The heaviest of those that make it; each cause is in the chain once, so that this ends.
@@ -195,7 +221,7 @@ fn name(found: &[(&Rule, Finding)]) -> Option<(Vec<Cause>, Level)> {
     Some((chain, level))
 }
 
-fn named(found: &[(&Rule, Finding)], chain: Vec<Cause>, level: Level) -> Verdict {
+pub(crate) fn named(found: &[(&Rule, Finding)], chain: Vec<Cause>, level: Level) -> Verdict {
     let of = |cause: Cause| found.iter().find(|(rule, _)| rule.cause == cause);
     let cause = chain[0];
     let findings: Vec<&Finding> = chain
@@ -252,12 +278,14 @@ fn empty(cause: Cause, level: Level, chain: Vec<Cause>) -> Verdict {
         chain,
         evidence: Vec::new(),
         remedies: Vec::new(),
+        moves: None,
         alternatives: Vec::new(),
         ruled_out: Vec::new(),
         throughput: 0.0,
         expected: None,
         path: PathMap::default(),
         cost: Cost::default(),
+        far: None,
     }
 }
 
@@ -349,17 +377,18 @@ mod tests {
         evidence.probes.idle_rtt_us = Some(1_000.0);
         evidence.probes.loaded_rtt_us = Some(300_000.0);
         let verdict = diagnose(&evidence);
-        assert_eq!(concluded(&evidence, &[]), verdict);
-        let same = concluded(&evidence, &[proof(verdict.cause)]);
+        let concluded = |attempts: &[Attempt]| concluded(verdict.clone(), &evidence, attempts);
+        assert_eq!(concluded(&[]), verdict);
+        let same = concluded(&[proof(verdict.cause)]);
         assert_eq!((same.cause, same.level), (verdict.cause, Level::Confirmed));
-        let other = concluded(&evidence, &[proof(verdict.alternatives[0])]);
+        let other = concluded(&[proof(verdict.alternatives[0])]);
         assert_eq!(
             (other.cause, other.level),
             (verdict.alternatives[0], Level::Confirmed)
         );
         assert_eq!(other.alternatives, [verdict.cause]);
         // Rules that name neither any more are not overruled.
-        assert_eq!(concluded(&evidence, &[proof(Cause::CpuQuota)]), verdict);
+        assert_eq!(concluded(&[proof(Cause::CpuQuota)]), verdict);
     }
 
     #[test]

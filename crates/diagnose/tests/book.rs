@@ -111,6 +111,10 @@ fn every_scenario_is_on_a_page() {
     for entry in folder {
         let file = entry.expect("entry").path();
         let scenario = file.file_stem().expect("stem").to_string_lossy();
+        // Two causes at once are no page's.
+        if scenario.starts_with("double-") {
+            continue;
+        }
         let run = format!("seikan lab run {scenario}`");
         assert!(all.contains(&run), "{scenario}");
     }

@@ -1,8 +1,9 @@
 //! `seikan demo`: the product in one command on one machine.
 //!
 //! Two hosts and a link; the raw link, then our tunnel in both protocols, then a device that runs nothing of ours and
-//! reaches a host through a gateway: TCP each way, a UDP flood, latency idle and under load. Everything is gone afterwards. Under
-//! a minute with the default options.
+//! reaches a host through a gateway: TCP each way, a UDP flood, latency idle and under load. Then the tunnel is broken, and the
+//! doctor finds out why, mends it and shows that it is mended. Everything is gone afterwards. Under two minutes with the
+//! default options.
 
 use std::time::Duration;
 
@@ -18,6 +19,7 @@ use crate::load::{
     loaded_latency, ping, tcp_bulk, udp_flood,
 };
 use crate::machine::{Machine, utc_now};
+use crate::scenario::{self, Draw, Outcome, RunOptions, Scenario};
 use crate::stats::ratio;
 use crate::tunnel::{self, Tunnel};
 
@@ -25,6 +27,10 @@ use crate::tunnel::{self, Tunnel};
 const SHOWN: [&str; 3] = ["raw", "seikan-native", "seikan-wireguard"];
 /// Name of the row of the device behind a gateway.
 pub const GATEWAY: &str = "seikan-gateway";
+/// What is done to the tunnel for the doctor: its queue holds so many packets.
+const BROKEN: (&str, &str, f64) = ("tun-queue-overflow", "seikan-native", 3.0);
+/// Seconds that the doctor looks, before it tries what helps.
+const LOOK: f64 = 5.0;
 /// Time between latency probes under load: rare enough not to be load itself.
 const PROBE_INTERVAL: Duration = Duration::from_millis(10);
 const WARMUP: Duration = Duration::from_millis(500);
@@ -85,13 +91,17 @@ pub struct DemoReport {
     pub options: DemoOptions,
     /// The raw link, then our tunnel in each protocol.
     pub rows: Vec<DemoRow>,
+    /// The tunnel that was broken, and what the doctor made of it.
+    pub doctor: Option<Outcome>,
+    /// Why there is none.
+    pub doctor_error: Option<String>,
 }
 
 impl DemoReport {
     /// Whether anything failed.
     #[must_use]
     pub fn failed(&self) -> bool {
-        self.rows.iter().any(|r| r.error.is_some())
+        self.rows.iter().any(|r| r.error.is_some()) || self.doctor_error.is_some()
     }
 }
 
@@ -131,8 +141,11 @@ pub fn demo(
     let shown = tunnel::all(0)
         .into_iter()
         .filter(|t| SHOWN.contains(&t.name()));
+    let shows = (SHOWN.len() + 1) * STEPS;
+    // The doctor's chapter takes as long as all the others.
+    let share = 0.5;
     let mut report = |number: usize, name: &str, within: usize, what: &str| {
-        let fraction = (number * STEPS + within) as f64 / ((SHOWN.len() + 1) * STEPS) as f64;
+        let fraction = share * (number * STEPS + within) as f64 / shows as f64;
         progress(Progress {
             fraction,
             what: format!("{name}  {what}"),
@@ -163,6 +176,17 @@ pub fn demo(
         Err(error) => row.error = Some(error.to_string()),
     }
     rows.push(row);
+    let mut step = |what: &str| {
+        progress(Progress {
+            fraction: share,
+            what: format!("a broken tunnel  {what}"),
+        });
+    };
+    let (doctor, doctor_error) = match show_doctor(interrupt, &mut step) {
+        Ok(outcome) => (Some(outcome), None),
+        Err(LabError::Interrupted) => return Err(LabError::Interrupted),
+        Err(error) => (None, Some(error.to_string())),
+    };
     let raw = rows.first().and_then(|r| r.forward_gbit_per_second);
     for row in &mut rows {
         row.ratio_to_raw = row
@@ -175,6 +199,8 @@ pub fn demo(
         machine: Machine::this(),
         options: *options,
         rows,
+        doctor,
+        doctor_error,
     })
 }
 
@@ -212,6 +238,28 @@ fn show_gateway(
         row.peak_rss = carriers.peak_rss();
         outcome
     })
+}
+
+/// The tunnel with a queue that is too short, before and after the doctor.
+fn show_doctor(interrupt: &Interrupt, step: &mut dyn FnMut(&str)) -> Result<Outcome> {
+    let (scenario, tunnel, severity) = BROKEN;
+    let scenario = Scenario::find(scenario)?;
+    let draw = Draw {
+        tunnel: tunnel.to_owned(),
+        severity: Some(severity),
+        second: None,
+    };
+    let options = RunOptions {
+        doctor: Some(LOOK),
+        fix: true,
+        always: true,
+        ..RunOptions::default()
+    };
+    let outcome = scenario::run(&scenario, &draw, &options, interrupt, step)?;
+    match &outcome.problem {
+        Some(problem) => Err(LabError::Setup(problem.clone())),
+        None => Ok(outcome),
+    }
 }
 
 fn measure(

@@ -28,8 +28,20 @@ impl Interrupt {
     /// # Errors
     /// When the handlers cannot be installed.
     pub fn catch_signals(&self) -> Result<SignalGuard> {
+        self.catch(&[SIGINT, SIGTERM, SIGHUP])
+    }
+
+    /// The same without SIGHUP, which then ends the process: for one that is nothing without its terminal.
+    ///
+    /// # Errors
+    /// When the handlers cannot be installed.
+    pub fn catch_signals_but_hangup(&self) -> Result<SignalGuard> {
+        self.catch(&[SIGINT, SIGTERM])
+    }
+
+    fn catch(&self, signals: &[i32]) -> Result<SignalGuard> {
         let mut guard = SignalGuard(Vec::new());
-        for signal in [SIGINT, SIGTERM, SIGHUP] {
+        for &signal in signals {
             let id = signal_hook::flag::register(signal, Arc::clone(&self.0))
                 .map_err(LabError::io("install a signal handler"))?;
             guard.0.push(id);

@@ -1,12 +1,15 @@
 //! Two hosts and the link between them.
 //!
 //! A host is a network namespace without a name: it ends with the last descriptor and process that holds it. The
-//! link is a veth pair, or a [`Wire`] that can have faults.
+//! link is a veth pair, a [`Wire`] that can have faults, or a host in the middle: a bridge, a virtual switch, a gateway.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::AsFd;
 use std::process::{Child, Command};
 
 use ipnet::IpNet;
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
 use seikan_sys::ethtool::{Ethtool, Feature};
 use seikan_sys::netlink::{AddressOptions, Netlink};
 use seikan_sys::netns::NetNs;
@@ -28,7 +31,15 @@ pub enum LinkKind {
     Veth,
     /// A program between two TAP devices, which does this to frames.
     Wire(WireFaults),
+    /// A veth pair to each end from a host in the middle, whose two ports nothing joins yet.
+    Middle,
 }
+
+/// The ports of a host in the middle, to A and to B.
+pub const PORTS: [&str; 2] = ["portA", "portB"];
+
+/// Times that a card is not asked again at once when it had nothing, in [`Host::moderate`]: for ever, nearly.
+const DEFERRED: u32 = 1_000_000;
 
 /// Properties of the link.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -40,6 +51,9 @@ pub struct Link {
     /// Whether the ends keep segmentation, receive and checksum offload. A veth with all of them hands 64 KiB
     /// packets over by reference, which flatters everyone; without them it is nearer to a plain network card.
     pub offload: bool,
+    /// Microseconds for which both ends wait for more packets before they hand them on, as the interrupt moderation of
+    /// a network card does; 0: not at all.
+    pub moderation: u32,
 }
 
 impl Default for Link {
@@ -48,6 +62,7 @@ impl Default for Link {
             kind: LinkKind::Veth,
             mtu: 1500,
             offload: true,
+            moderation: 0,
         }
     }
 }
@@ -66,7 +81,7 @@ impl Link {
 /// A host: a network namespace with one interface on the link.
 #[derive(Debug)]
 pub struct Host {
-    /// `A` or `B`.
+    /// `A` or `B`, or `M` in the middle.
     pub name: &'static str,
     /// Name of the interface on the link.
     pub device: String,
@@ -197,18 +212,84 @@ impl Host {
         if on {
             features.reverse();
         }
+        let features = features.map(|feature| (feature, on));
+        self.set_features(&self.device, &features)
+    }
+
+    /// Switches offloads of `device` on or off, one after the other.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn set_features(&self, device: &str, features: &[(Feature, bool)]) -> Result<()> {
         let ethtool = self
             .run(Ethtool::open)?
             .map_err(LabError::io("open a socket for offload settings"))?;
         features
-            .into_iter()
-            .try_for_each(|feature| ethtool.set_feature(&self.device, feature, on))
+            .iter()
+            .try_for_each(|(feature, on)| ethtool.set_feature(device, *feature, *on))
             .map_err(|e| LabError::Setup(format!("host {}: {e}", self.name)))
+    }
+
+    /// Has the interface on the link look for received packets every so many microseconds only.
+    fn moderate(&self, microseconds: u32) -> Result<()> {
+        // A veth polls with receive offload only, and if who sends does not leave cutting to it.
+        let features = [(Feature::Gro, true), (Feature::Tso, false)];
+        self.set_features(&self.device, &features)?;
+        for (name, value) in [
+            ("gro_flush_timeout", u64::from(microseconds) * 1_000),
+            ("napi_defer_hard_irqs", u64::from(DEFERRED)),
+        ] {
+            self.set_attribute(&format!("{}/{name}", self.device), &value.to_string())?;
+        }
+        Ok(())
+    }
+
+    /// Writes a file below `/sys/class/net`; returns what it held. Sysfs shows the network namespace of whoever mounted
+    /// it: so the thread that writes mounts its own, in a mount namespace that ends with it.
+    ///
+    /// # Errors
+    /// When there is no such file or the kernel refuses.
+    pub fn set_attribute(&self, path: &str, value: &str) -> Result<String> {
+        let file = format!("/sys/class/net/{path}");
+        self.run(|| {
+            let none: Option<&str> = None;
+            unshare(CloneFlags::CLONE_NEWNS)?;
+            mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)?;
+            mount(Some("sysfs"), "/sys", Some("sysfs"), MsFlags::empty(), none)?;
+            let before = std::fs::read_to_string(&file)?;
+            std::fs::write(&file, value)?;
+            Ok(before)
+        })?
+        .map_err(LabError::io(format!(
+            "write {value} to {file} of host {}",
+            self.name
+        )))
     }
 }
 
 fn net(address: IpAddr, prefix: u8) -> Result<IpNet> {
     IpNet::new(address, prefix).map_err(|e| LabError::Setup(format!("{address}/{prefix}: {e}")))
+}
+
+fn veth(one: &Host, name: &str, other: &Host, peer: &str) -> Result<()> {
+    let there = other.netns().as_fd();
+    let made = one.netlink()?.create_veth(name, peer, Some(there));
+    made.map(drop).map_err(|e| LabError::Setup(e.to_string()))
+}
+
+/// A host with a veth pair to A and to B; its ports are up.
+fn host_between(a: &Host, b: &Host, mtu: u32) -> Result<Host> {
+    let refuse = |e: seikan_sys::netlink::NetlinkError| LabError::Setup(e.to_string());
+    let mut middle = Host::create("M", 3)?;
+    middle.device = PORTS[1].to_owned();
+    let netlink = middle.netlink()?;
+    for (port, end) in PORTS.into_iter().zip([a, b]) {
+        veth(&middle, port, end, &end.device)?;
+        let index = netlink.link(port).map_err(refuse)?.index;
+        netlink.set_mtu(index, mtu).map_err(refuse)?;
+        netlink.set_up(index).map_err(refuse)?;
+    }
+    Ok(middle)
 }
 
 /// Host A and host B, joined by a link.
@@ -222,6 +303,8 @@ pub struct Hosts {
     pub link: Link,
     /// What carries frames between them, of [`LinkKind::Wire`].
     pub wire: Option<Wire>,
+    /// The host in the middle, of [`LinkKind::Middle`]. It has no addresses; its interface on the link is the port to B.
+    pub middle: Option<Host>,
 }
 
 impl Hosts {
@@ -231,23 +314,28 @@ impl Hosts {
     /// No privilege to make namespaces, or anything else the kernel refuses.
     pub fn create(link: Link) -> Result<Self> {
         let (a, b) = (Host::create("A", 1)?, Host::create("B", 2)?);
-        let wire = match link.kind {
-            LinkKind::Veth => {
-                let peer = std::os::fd::AsFd::as_fd(b.netns());
-                a.netlink()?
-                    .create_veth(&a.device, &b.device, Some(peer))
-                    .map_err(|e| LabError::Setup(e.to_string()))?;
-                None
-            }
-            LinkKind::Wire(faults) => Some(Wire::between(&a, &b, faults)?),
-        };
+        let (mut wire, mut middle) = (None, None);
+        match link.kind {
+            LinkKind::Veth => veth(&a, &a.device, &b, &b.device)?,
+            LinkKind::Wire(faults) => wire = Some(Wire::between(&a, &b, faults)?),
+            LinkKind::Middle => middle = Some(host_between(&a, &b, link.mtu)?),
+        }
         for host in [&a, &b] {
             host.configure(&host.device, link.mtu, host.address, host.address6)?;
             if !link.offload {
                 host.set_offload(false)?;
             }
+            if link.moderation > 0 {
+                host.moderate(link.moderation)?;
+            }
         }
-        Ok(Self { a, b, link, wire })
+        Ok(Self {
+            a,
+            b,
+            link,
+            wire,
+            middle,
+        })
     }
 
     /// Load from A to B over the link itself.

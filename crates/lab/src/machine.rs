@@ -151,9 +151,10 @@ pub fn utc_now() -> String {
     utc(since.as_secs())
 }
 
-/// Seconds since 1970 as a civil date (proleptic Gregorian; the day count of Hinnant, "chrono-compatible low-level
-/// date algorithms").
-fn utc(seconds: u64) -> String {
+/// Seconds since 1970 as date and time, `YYYY-MM-DD HH:MM` (proleptic Gregorian; the day count of Hinnant,
+/// "chrono-compatible low-level date algorithms").
+#[must_use]
+pub fn utc(seconds: u64) -> String {
     let (days, second) = (seconds / 86_400, seconds % 86_400);
     let z = days + 719_468;
     let (era, day_of_era) = (z / 146_097, z % 146_097);

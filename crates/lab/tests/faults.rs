@@ -3,8 +3,11 @@
 mod common;
 
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
+use seikan_lab::Interrupt;
 use seikan_lab::link::{Host, Hosts, Link};
+use seikan_lab::load::{LatencyOptions, ping};
 use seikan_lab::scenario::{Fault, Site};
 use seikan_lab::tunnel::Started;
 use seikan_sys::ethtool::{Ethtool, Feature};
@@ -110,6 +113,62 @@ fn offloads_come_back() {
     };
     assert_eq!(meanwhile, [false; 4]);
     assert_eq!(after, before);
+}
+
+#[test]
+fn receive_offload_goes_again() {
+    let text = "kind = \"receive-offload\"\nat = \"receiver\"";
+    let looks = three_looks(text, 0.0, |hosts| {
+        let ethtool = hosts.b.run(Ethtool::open).expect("host").expect("ethtool");
+        ethtool
+            .feature(&hosts.b.device, Feature::Gro)
+            .expect("feature")
+    });
+    let Some(looks) = looks else { return };
+    assert_eq!(looks, [false, true, false]);
+}
+
+#[test]
+fn receiving_is_dear_and_spread_before_a_fault_of_receiving() {
+    if !tools() {
+        return;
+    }
+    let Some(hosts) = hosts(Link::default()) else {
+        return;
+    };
+    let fault = fault("kind = \"one-flow\"\nat = \"both\"");
+    fault.prepare(1_500.0, &hosts).expect("prepare");
+    let rules = printed(&hosts.b, "nft list ruleset").unwrap_or_default();
+    assert_eq!(rules.matches(" drop").count(), 1_500);
+    let queue = format!("{}/queues/rx-0/rps_cpus", hosts.b.device);
+    let before = hosts.b.set_attribute(&queue, "0").expect("rps_cpus");
+    let processors = std::thread::available_parallelism()
+        .expect("processors")
+        .get() as u32;
+    let all: Vec<u32> = (0..processors).collect();
+    assert_eq!(before.trim(), seikan_sys::softirq::mask(&all));
+}
+
+#[test]
+fn a_moderated_link_answers_late() {
+    let rtt = |moderation| {
+        let hosts = hosts(Link {
+            moderation,
+            ..Link::default()
+        })?;
+        let few = LatencyOptions {
+            count: 50,
+            interval: Duration::from_millis(3),
+            ..LatencyOptions::default()
+        };
+        let report = ping(&hosts.over_link(), &few, &Interrupt::new()).expect("answers");
+        Some(report.p50_us)
+    };
+    let (Some(at_once), Some(late)) = (rtt(0), rtt(2_000)) else {
+        return;
+    };
+    // The card may be asked at any time of its period.
+    assert!(late > at_once + 500.0, "{at_once} and {late} µs");
 }
 
 #[test]

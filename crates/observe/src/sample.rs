@@ -238,6 +238,14 @@ pub mod metric {
     pub const CONNTRACK_INSERT_FAILED: &str = "conntrack.insert_failed";
     /// See [`CONNTRACK_INSERT_FAILED`].
     pub const CONNTRACK_DROP: &str = "conntrack.drop";
+    /// Host, counters: packets for which a virtual switch's datapath knew a flow, for which it did not, and for which none
+    /// could be made (a full table, a slow path too busy). Its user-space datapath does not count the third among the
+    /// second, the kernel's does.
+    pub const SWITCH_HITS: &str = "ovs.hits";
+    /// See [`SWITCH_HITS`].
+    pub const SWITCH_MISSES: &str = "ovs.misses";
+    /// See [`SWITCH_HITS`].
+    pub const SWITCH_LOST: &str = "ovs.lost";
     /// Host, counters: packets the kernel dropped, by its reason: this and `FULL_RING`, say (`skb:kfree_skb`).
     pub const DROP_PREFIX: &str = "drop.";
     /// Host, counters: calls of functions of the kernel, machine-wide: this and `udp_sendmsg`, say.

@@ -2,27 +2,27 @@
 //!
 //! [`measure`] finds the path and samples it (or a recording has it), [`probe`] sends a handful of echo requests meanwhile,
 //! the rules of `seikan_diagnose` name the cause, [`view`] writes it down and [`drawing`] draws the path. With `--prove` or
-//! `--fix`, [`repair`] then tries what helps on this host.
+//! `--fix`, [`repair`] then tries what helps on this host. With `--peer`, [`far`] has another doctor measure the other end
+//! meanwhile.
 
 mod calls;
-mod drawing;
+pub mod drawing;
+mod far;
 pub mod measure;
 mod probe;
 mod repair;
 pub mod text;
-mod view;
+pub mod view;
 
 use std::io::Write;
-use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use clap::Args;
 use seikan_diagnose::trial::{Attempt, LEAST_GAIN};
-use seikan_diagnose::{Cause, Recording, Verdict, concluded};
+use seikan_diagnose::{Cause, Evidence, Recording, Verdict, both, concluded, diagnose};
 use seikan_lab::Interrupt;
-use seikan_observe::Series;
 use seikan_observe::path::PathMap;
 use serde::Serialize;
 
@@ -41,7 +41,9 @@ use text::Page;
     sudo seikan doctor --fix                    and try what helps; keep it if it does\n  \
     sudo seikan doctor --undo                   take back what was kept\n  \
     sudo seikan doctor --record slow.parquet    and keep what was measured\n  \
-    seikan doctor --from slow.parquet           what that says, here or anywhere\n\n\
+    seikan doctor --from slow.parquet           what that says, here or anywhere\n  \
+    sudo seikan doctor --listen --key doctor.key --allow-load     on the other host, then here:\n  \
+    sudo seikan doctor --peer 10.8.0.1 --key doctor.key --load    measure both ends under load\n\n\
     Works on any tunnel or virtual network. It looks at counters of the kernel while the tunnel is in use, so\n\
     let something run through it. Without --prove or --fix nothing is changed; no packet is captured, no payload read. It sends\n\
     a handful of ICMP echo requests through the tunnel (5 small ones, and some to find out which sizes pass,\n\
@@ -82,18 +84,20 @@ pub struct Arguments {
     #[arg(long, conflicts_with_all = ["fix", "prove", "map", "iface", "pid"])]
     undo: bool,
     /// Keep what was measured in this file, with call stacks, and with what --fix tried
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["map", "undo"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["map", "undo", "peer"])]
     record: Option<PathBuf>,
     /// Read what `record` or --record kept, instead of looking at this host
     #[arg(
         long,
         value_name = "FILE",
-        conflicts_with_all = ["iface", "pid", "seconds", "interval", "level", "no_probe", "tries", "undo", "record"]
+        conflicts_with_all = ["iface", "pid", "seconds", "interval", "level", "no_probe", "tries", "undo", "record", "peer"]
     )]
     from: Option<PathBuf>,
     /// Exit with 3 if it is not healthy
     #[arg(long)]
     exit_code: bool,
+    #[command(flatten)]
+    far: far::Arguments,
 }
 
 /// The status of `--exit-code` for a tunnel that is not healthy.
@@ -117,25 +121,29 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     // Before the first thread.
     let fix = tries.then(Fix::prepare).transpose()?;
-    let map = arguments.looking.which.path().context(FAILED)?;
+    let interrupt = Interrupt::new();
+    let _signals = interrupt.catch_signals()?;
+    let which = &arguments.looking.which;
+    if arguments.far.listen().is_some() {
+        return far::listen(&arguments.far, which.interface(), &interrupt);
+    }
+    let peer = far::Peer::connect(&arguments.far)?;
+    let towards = peer.as_ref().and_then(far::Peer::tunnel);
+    let map = which.path_or(towards).context(FAILED)?;
     if arguments.map {
         return show_map(&map, arguments.json);
     }
     let draft = arguments.record.as_deref().map(Draft::create).transpose()?;
-    let interrupt = Interrupt::new();
-    let _signals = interrupt.catch_signals()?;
-    let options = arguments
+    let mut options = arguments
         .looking
         .options(arguments.seconds, draft.is_some());
-    let mut series = Series::default();
-    let mut keep = |sample| {
-        series.push(sample);
-        Ok(ControlFlow::Continue(()))
-    };
-    let recording = measure::measure(map, &options, &interrupt, &mut keep);
-    let mut recording = recording.context(FAILED)?;
-    recording.evidence.series = series;
-    let first = verdict(&recording);
+    options.expected = options.expected.or_else(|| arguments.far.offered());
+    let (mut recording, far) = match peer {
+        Some(peer) => peer.measure(map, &options, &interrupt),
+        None => measure::whole(map, &options, &interrupt).map(|near| (near, None)),
+    }
+    .context(FAILED)?;
+    let first = verdict(&recording, far.as_ref());
     if !arguments.json {
         let mut screen = view::render(&first, arguments.verbose, &Page::of_stdout());
         if arguments.verbose {
@@ -162,7 +170,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     let report = Report {
         fixes: tried?,
-        verdict: verdict(&recording),
+        verdict: verdict(&recording, far.as_ref()),
     };
     if arguments.json {
         print_json(&report)?;
@@ -176,7 +184,7 @@ fn from(recording: &Recording, arguments: &Arguments) -> anyhow::Result<ExitCode
         return show_map(&recording.evidence.map, arguments.json);
     }
     let report = Report {
-        verdict: verdict(recording),
+        verdict: verdict(recording, None),
         fixes: recording.attempts.clone(),
     };
     if arguments.json {
@@ -191,11 +199,16 @@ fn from(recording: &Recording, arguments: &Arguments) -> anyhow::Result<ExitCode
     Ok(exit_code(&report.verdict, arguments))
 }
 
-/// What a recording says.
-fn verdict(recording: &Recording) -> Verdict {
+/// What a recording says, with what was measured at the far end if it was.
+pub fn verdict(recording: &Recording, far: Option<&Evidence>) -> Verdict {
+    let near = &recording.evidence;
+    let verdict = match far {
+        Some(far) => both(near, far),
+        None => diagnose(near),
+    };
     Verdict {
         cost: recording.cost,
-        ..concluded(&recording.evidence, &recording.attempts)
+        ..concluded(verdict, near, &recording.attempts)
     }
 }
 

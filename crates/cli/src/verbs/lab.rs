@@ -1,6 +1,8 @@
 //! `seikan lab`: the test bench.
 
+mod cost;
 mod scenario;
+mod score;
 mod subjects;
 
 use std::io::{self, Write};
@@ -50,7 +52,9 @@ pub enum LabVerb {
     /// Make a tunnel slow and ask the doctor why
     Run(scenario::RunArguments),
     /// Make tunnels slow in every way and count how often the doctor is right
-    Score(scenario::ScoreArguments),
+    Score(score::ScoreArguments),
+    /// Measure what looking costs a tunnel's throughput
+    Cost(cost::CostArguments),
 }
 
 /// What `lab hostile` is told.
@@ -241,7 +245,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         LabVerb::Crude(arguments) => subjects::crude(arguments),
         LabVerb::Hostile(arguments) => hostile(arguments),
         LabVerb::Run(arguments) => scenario::play(arguments),
-        LabVerb::Score(arguments) => scenario::count(arguments),
+        LabVerb::Score(arguments) => score::count(arguments),
+        LabVerb::Cost(arguments) => cost::measure(arguments),
     }
 }
 

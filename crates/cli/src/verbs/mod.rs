@@ -11,6 +11,7 @@ pub mod genpsk;
 pub mod lab;
 pub mod pubkey;
 pub mod record;
+pub mod report;
 pub mod status;
 pub mod top;
 pub mod up;
@@ -28,6 +29,7 @@ pub fn run(verb: Verb) -> anyhow::Result<ExitCode> {
         Verb::Status(arguments) => status::run(&arguments),
         Verb::Doctor(arguments) => doctor::run(&arguments),
         Verb::Record(arguments) => record::run(&arguments),
+        Verb::Report(arguments) => report::run(&arguments),
         Verb::Top(arguments) => top::run(&arguments),
         Verb::Gateway(arguments) => gateway::run(&arguments),
         Verb::Genkey(arguments) => genkey::run(&arguments),

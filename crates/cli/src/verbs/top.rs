@@ -53,7 +53,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let mut sampler = Sampler::new(&map).context(FAILED)?;
     sampler.follow(&measure::through(&map));
     let interrupt = Interrupt::new();
-    let _signals = interrupt.catch_signals()?;
+    // Reading from a terminal that is gone would never end.
+    let _signals = interrupt.catch_signals_but_hangup()?;
     let mut window = Window::new(map, arguments.which.expected(), HISTORY);
     let every = Duration::from_secs(arguments.every.into());
     // Puts the terminal back also where something panics.

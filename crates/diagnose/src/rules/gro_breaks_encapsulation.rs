@@ -2,7 +2,8 @@
 //! whole: too long for the way, it is cut into fragments that the far end cannot read, or refused.
 //!
 //! Plain fragmentation, by an MTU that is a little too large, makes two fragments of each packet; merged
-//! packets make many.
+//! packets make many. Once TCP has shrunk its window to next to nothing, only two are merged at a time: then there are as
+//! many further fragments as frames that were merged into others.
 
 use seikan_observe::metric;
 use seikan_observe::path::{LinkFacts, Transport};
@@ -19,6 +20,8 @@ const FULL_HARM: f64 = 0.1;
 const REFUSED: f64 = 0.001;
 /// Fragments per packet, above the two of an MTU that is a little too large.
 const MANY: f64 = 2.5;
+/// Frames merged into others, for each fragment beyond the first of a packet: 1 if the one comes of the other.
+const ACCOUNTS: std::ops::Range<f64> = 0.5..2.0;
 /// A frame's header beside the MTU, with two VLAN tags. Bytes.
 const FRAME: f64 = 22.0;
 /// What it may weigh if the program reads no raw socket.
@@ -54,10 +57,13 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
         "1 before a program that expects single packets",
         "IpExt.InNoECTPkts and InECT* over Ip.InReceives",
     );
-    if factor < MERGED && long.is_none() {
+    let datagrams = evidence.both("Ip", "FragOKs").filter(|n| *n > 0.0);
+    let further = datagrams.map(|datagrams| created - datagrams);
+    let away = (factor - 1.0) * evidence.both("Ip", "InReceives").unwrap_or(0.0);
+    let accounts = raw > 0 && further.is_some_and(|n| ACCOUNTS.contains(&(away / n.max(1.0))));
+    if factor < MERGED && long.is_none() && !accounts {
         return Judgement::Absent(merged);
     }
-    let datagrams = evidence.both("Ip", "FragOKs").filter(|n| *n > 0.0);
     let each = datagrams.map(|datagrams| created / datagrams);
     let many = each.map(|each| {
         Fact::new(
@@ -68,7 +74,7 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
         )
     });
     let sure = match each {
-        Some(each) if each >= MANY && raw > 0 => 0.95,
+        Some(each) if accounts || each >= MANY && raw > 0 => 0.95,
         Some(each) if each >= MANY => NOT_RAW,
         // Two fragments each: whatever is merged here, it is not what is cut.
         Some(_) => return Judgement::Absent(many.unwrap_or(merged)),
@@ -202,6 +208,16 @@ mod tests {
                 "echo 3 > /sys/class/net/eth0/queues/rx-0/rps_cpus"
             ]
         );
+    }
+
+    #[test]
+    fn pairs_that_are_cut_apart_again_are_it() {
+        let mut evidence = gateway(1, 2, Transport::Raw);
+        // 500 more fragments than packets that were cut, and 490 frames merged into others.
+        count(&mut evidence, Subject::Host, "IpExt.InNoECTPkts", 1_490);
+        assert_eq!(present(judge(&evidence)).weight, 0.95);
+        evidence.map.sockets[0].transport = Transport::Udp;
+        assert!(absent(judge(&evidence)));
     }
 
     #[test]

@@ -179,7 +179,7 @@ pub const ALL: &[Rule] = &[
     },
     Rule {
         cause: Cause::UdpSendBuffer,
-        makes: &[Cause::TunQueueOverflow],
+        makes: &[Cause::TunQueueOverflow, Cause::Bufferbloat],
         judge: udp_send_buffer::judge,
     },
     Rule {

@@ -129,6 +129,7 @@ fn a_small_buffer_behind_a_program_that_has_time() {
     evidence.map.sockets[0].receive_buffer = 8192;
     count(&mut evidence, inner(), metric::TX_DROPPED, 0);
     count(&mut evidence, Subject::Udp(1), metric::UDP_DROPS, 4_000);
+    count(&mut evidence, Subject::Host, "Udp.RcvbufErrors", 4_000);
     named(&evidence, Cause::UdpReceiveBuffer);
     // The same losses where the reader is kept waiting.
     thread(&mut evidence, 100, 0.4, 0.5);

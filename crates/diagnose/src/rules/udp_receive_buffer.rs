@@ -33,8 +33,10 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
             "the program's sockets",
         ));
     }
-    // A socket's own count is about the tunnel; the namespace's may be about anybody.
+    // A socket's own count is about the tunnel; the namespace's may be about anybody, but has nothing that was dropped
+    // for another reason, such as a filter.
     let (dropped, source) = match (at_socket, in_host) {
+        (Some(dropped), Some(full)) if full < dropped => (full, "/proc/net/snmp RcvbufErrors"),
         (Some(dropped), _) => (dropped, "drops of its socket"),
         (None, Some(dropped)) => (dropped, "/proc/net/snmp RcvbufErrors"),
         (None, None) => return Judgement::Unseen("no counter of UDP could be read".into()),
@@ -106,6 +108,13 @@ mod tests {
         count(&mut evidence, Subject::Udp(1), metric::UDP_DROPS, dropped);
         count(&mut evidence, Subject::Host, "Udp.InDatagrams", 100_000);
         evidence
+    }
+
+    #[test]
+    fn what_a_filter_drops_is_not() {
+        let mut evidence = receiving(4608, 5_000);
+        count(&mut evidence, Subject::Host, "Udp.RcvbufErrors", 0);
+        assert!(absent(judge(&evidence)));
     }
 
     #[test]

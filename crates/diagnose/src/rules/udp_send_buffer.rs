@@ -12,8 +12,9 @@ use crate::{Cause, Evidence, Fact, Judgement, Place, Remedy};
 
 /// Failed sends per datagram from which TCP inside suffers, and at which most connections stop.
 const FAILED: (f64, f64) = (0.0005, 0.01);
-/// How full the buffer stands in the mean. A buffer that empties between sends stands below half.
-const FILL: (f64, f64) = (0.5, 0.85);
+/// How full the buffer stands in the mean. A program that waits with poll(2) is told of room only while half of the
+/// buffer is free (`sock_writeable()`, include/net/sock.h), so to it half full is full.
+const FILL: (f64, f64) = (0.3, 0.5);
 /// A program that waits for room is not busy.
 const BUSY: (f64, f64) = (0.7, 0.9);
 /// Bytes, with the kernel's overhead, up to which the buffer is the reason: half of the kernel's default, from which on
@@ -46,7 +47,7 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
         facts.push(Fact::new(
             "part of the send buffer that is full, in the mean",
             fill,
-            "below 0.5",
+            "below 0.3",
             "tx_queue of the tunnel's socket",
         ));
     }
@@ -123,6 +124,11 @@ mod tests {
         let finding = present(judge(&sending(4608, 4500, 0)));
         assert!(finding.weight > 0.9);
         assert_eq!(finding.facts[0].source, "tx_queue of the tunnel's socket");
+    }
+
+    #[test]
+    fn half_full_is_full_to_who_waits_with_poll() {
+        assert!(present(judge(&sending(9216, 4608, 0))).weight > 0.9);
     }
 
     #[test]

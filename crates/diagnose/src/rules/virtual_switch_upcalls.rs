@@ -4,18 +4,15 @@
 //! From outside, the threads that answer (`handlerN`; with the datapath in user space the switch's main thread) are
 //! seen to be busy; the datapath's own counts, where somebody may ask for them, tell it for sure.
 
+use seikan_observe::metric;
+
 use super::weigh::{judged, ramp};
 use crate::{Cause, Evidence, Fact, Judgement, Place, Remedy};
 
-/// Host, counters of the datapath (`ovs-dpctl show`): packets that found their flow, that did not, and that were lost
-/// on the way to the slow path.
-const HITS: &str = "ovs.hits";
-const MISSES: &str = "ovs.misses";
-const LOST: &str = "ovs.lost";
 /// Packets that miss, of all: one for each new connection is a few in a thousand; at one in ten the slow path handles
 /// more than a processor can.
 const MISSED: (f64, f64) = (0.01, 0.1);
-/// Lost packets of all, as elsewhere.
+/// Packets for which no flow could be made, of all: one in a thousand of them is lost or takes the slow path again.
 const LOSS: (f64, f64) = (0.0005, 0.01);
 /// Share of the time that the threads that answer are busy. In a switch that knows its flows they sleep.
 const BUSY: (f64, f64) = (0.3, 0.9);
@@ -25,7 +22,10 @@ const BUSY_ALONE: f64 = 0.6;
 pub(super) fn judge(evidence: &Evidence) -> Judgement {
     let program = evidence.map.program.as_ref();
     let switch = program.filter(|program| program.name.starts_with("ovs-vswitch"));
-    let counts = (evidence.host(MISSES), evidence.host(HITS));
+    let counts = (
+        evidence.host(metric::SWITCH_MISSES),
+        evidence.host(metric::SWITCH_HITS),
+    );
     if switch.is_none() && counts.0.is_none() {
         return Judgement::Absent(Fact::new(
             "virtual switches on the path whose slow path is known",
@@ -41,21 +41,23 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
     let mut facts = Vec::new();
     let mut weight = None;
     if let (Some(misses), Some(hits)) = counts {
-        let all = (misses + hits).max(1.0);
-        let lost = evidence.host(LOST).unwrap_or(0.0);
+        let lost = evidence.host(metric::SWITCH_LOST).unwrap_or(0.0);
+        // With a datapath in user space, the lost ones are not among the misses.
+        let missed = misses.max(lost);
+        let all = (missed + hits).max(1.0);
         facts.push(Fact::new(
             "packets whose flow the switch did not know, of all",
-            misses / all,
+            missed / all,
             "below 0.01",
-            "datapath misses",
+            "datapath misses and lost",
         ));
         facts.push(Fact::new(
-            "packets lost on the way to its slow path",
-            lost,
-            "0",
+            "packets for which it could not make a flow, of all",
+            lost / all,
+            "below 0.0005",
             "datapath lost",
         ));
-        weight = Some(ramp(misses / all, MISSED.0, MISSED.1).max(ramp(lost / all, LOSS.0, LOSS.1)));
+        weight = Some(ramp(missed / all, MISSED.0, MISSED.1).max(ramp(lost / all, LOSS.0, LOSS.1)));
     }
     if let Some((threads, most)) = answering {
         facts.push(Fact::new(
@@ -141,7 +143,11 @@ mod tests {
     }
 
     fn datapath(evidence: &mut Evidence, hits: u64, misses: u64, lost: u64) {
-        for (name, value) in [(HITS, hits), (MISSES, misses), (LOST, lost)] {
+        for (name, value) in [
+            (metric::SWITCH_HITS, hits),
+            (metric::SWITCH_MISSES, misses),
+            (metric::SWITCH_LOST, lost),
+        ] {
             count(evidence, Subject::Host, name, value);
         }
     }
@@ -151,6 +157,15 @@ mod tests {
         let mut evidence = switch(0.8);
         datapath(&mut evidence, 80_000, 20_000, 500);
         assert!(present(judge(&evidence)).weight > 0.85);
+    }
+
+    #[test]
+    fn a_table_that_is_full_in_user_space_is_it() {
+        let mut evidence = switch(0.0);
+        datapath(&mut evidence, 0, 2, 70_000);
+        let finding = present(judge(&evidence));
+        assert!(finding.weight > 0.85);
+        assert!(finding.facts[0].value > 0.99 && finding.facts[0].value <= 1.0);
     }
 
     #[test]

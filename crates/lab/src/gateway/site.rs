@@ -11,8 +11,6 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsFd;
 
 use ipnet::IpNet;
-use nix::mount::{MsFlags, mount};
-use nix::sched::{CloneFlags, unshare};
 use seikan_sys::ethtool::{Feature, FeatureState};
 use seikan_sys::netlink::{AddressOptions, NetlinkError, Route};
 use seikan_sys::netns::NetNs;
@@ -347,31 +345,13 @@ pub fn offloads(host: &Host, card: &str) -> Result<Vec<String>> {
     Ok(active.map(|state| state.name).collect())
 }
 
-/// Sets RPS of a card to all processors. The file is in sysfs, which shows the network namespace of whoever mounted it:
-/// so the thread that writes mounts its own, in a mount namespace that ends with it.
+/// Sets RPS of a card to all processors.
 fn spread_over_processors(host: &Host, card: &str) -> Result<()> {
-    let mask = processor_mask(std::thread::available_parallelism().map_or(1, usize::from));
-    let file = format!("/sys/class/net/{card}/queues/rx-0/rps_cpus");
-    host.run(|| {
-        let none: Option<&str> = None;
-        unshare(CloneFlags::CLONE_NEWNS)?;
-        mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)?;
-        mount(Some("sysfs"), "/sys", Some("sysfs"), MsFlags::empty(), none)?;
-        std::fs::write(&file, &mask)
-    })?
-    .map_err(LabError::io(format!(
-        "set {file} (RPS) of host {}",
-        host.name
-    )))
-}
-
-/// Processors 0 to `count` - 1 as the kernel writes sets: hexadecimal words of 32 bits, the highest first.
-fn processor_mask(count: usize) -> String {
-    let words = (0..count.div_ceil(32)).rev().map(|word| {
-        let bits = (count - word * 32).min(32);
-        format!("{:x}", u32::MAX >> (32 - bits))
-    });
-    words.collect::<Vec<_>>().join(",")
+    let count = std::thread::available_parallelism().map_or(1, usize::from);
+    let cpus: Vec<u32> = (0..count as u32).collect();
+    let file = format!("{card}/queues/rx-0/rps_cpus");
+    host.set_attribute(&file, &seikan_sys::softirq::mask(&cpus))
+        .map(drop)
 }
 
 #[cfg(test)]
@@ -408,12 +388,5 @@ mod tests {
         for name in ["gate", "remote", "device"] {
             assert!(format!("sk4194304{name}").len() < 16);
         }
-    }
-
-    #[test]
-    fn processor_sets_are_words_of_32() {
-        assert_eq!(processor_mask(2), "3");
-        assert_eq!(processor_mask(32), "ffffffff");
-        assert_eq!(processor_mask(36), "f,ffffffff");
     }
 }

@@ -25,7 +25,7 @@ const SMALLEST_BURST: f64 = 1_448.0;
 /// What was not sent within this time is not sent later: the offered rate is never exceeded for longer.
 const CREDIT: Duration = Duration::from_millis(50);
 /// A blocked call looks at the stop flag this often.
-const IO_TIMEOUT: Duration = Duration::from_millis(100);
+pub(super) const IO_TIMEOUT: Duration = Duration::from_millis(100);
 /// How long the first connections may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long each short connection may take until it counts as failed.
@@ -261,7 +261,7 @@ fn listen(ends: &Ends<'_>, receive_buffer: Option<usize>) -> Result<(TcpListener
     Ok((listener, SocketAddr::new(ends.target, port)))
 }
 
-fn time_outs(stream: &TcpStream) -> Result<()> {
+pub(super) fn time_outs(stream: &TcpStream) -> Result<()> {
     stream
         .set_read_timeout(Some(IO_TIMEOUT))
         .and_then(|()| stream.set_write_timeout(Some(IO_TIMEOUT)))
@@ -329,7 +329,7 @@ fn took(pace: &mut Option<Pace>, bytes: usize) {
     }
 }
 
-fn send(mut tx: &TcpStream, rate: Option<f64>, stop: &AtomicBool) {
+pub(super) fn send(mut tx: &TcpStream, rate: Option<f64>, stop: &AtomicBool) {
     let block = vec![0x5a_u8; BLOCK];
     let mut pace = rate.map(Pace::new);
     let burst = pace.as_ref().map_or(BLOCK, Pace::burst);
@@ -343,7 +343,7 @@ fn send(mut tx: &TcpStream, rate: Option<f64>, stop: &AtomicBool) {
     abort(tx);
 }
 
-fn receive(mut rx: &TcpStream, rate: Option<f64>, meter: &Meter, stop: &AtomicBool) {
+pub(super) fn receive(mut rx: &TcpStream, rate: Option<f64>, meter: &Meter, stop: &AtomicBool) {
     let mut block = vec![0_u8; BLOCK];
     let mut pace = rate.map(Pace::new);
     let burst = pace.as_ref().map_or(BLOCK, Pace::burst);
@@ -367,7 +367,7 @@ fn abort(stream: &TcpStream) {
     let _ = stream.shutdown(Shutdown::Both);
 }
 
-fn send_datagrams(tx: &UdpSocket, size: usize, rate: Option<f64>, stop: &AtomicBool) {
+pub(super) fn send_datagrams(tx: &UdpSocket, size: usize, rate: Option<f64>, stop: &AtomicBool) {
     let block = vec![0x5a_u8; size];
     let mut pace = rate.map(Pace::new);
     let burst = pace.as_ref().map_or(1, |p| p.burst().div_ceil(size));
@@ -380,7 +380,7 @@ fn send_datagrams(tx: &UdpSocket, size: usize, rate: Option<f64>, stop: &AtomicB
     }
 }
 
-fn receive_datagrams(rx: &UdpSocket, meter: &Meter, stop: &AtomicBool) {
+pub(super) fn receive_datagrams(rx: &UdpSocket, meter: &Meter, stop: &AtomicBool) {
     let mut block = vec![0_u8; BLOCK];
     while !stop.load(Ordering::Relaxed) {
         if let Ok(bytes) = rx.recv(&mut block) {

@@ -1,9 +1,10 @@
 //! The built-in load generator: TCP bulk, UDP flood, latency, and a load with an offered rate that others watch.
 //!
-//! Both ends run in threads of this process. Sockets are opened inside their host's namespace and stay there
+//! Both ends run in threads of this process, but for a [`Flow`], which has its other end on another host. Sockets are opened inside their host's namespace and stay there
 //! whichever thread uses them. Everything is bounded in time and looks at the [`Interrupt`] flag.
 //! Rates are what the receiver's application read during the measured window, never what was offered.
 
+mod half;
 mod latency;
 mod live;
 mod pattern;
@@ -15,6 +16,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+pub use half::{Flow, Sink, Transport, reach};
 pub use latency::{LatencyOptions, LatencyReport, ping, wait_reachable};
 pub use live::{LiveKind, LiveOptions, Meter, live};
 pub use pattern::Pattern;

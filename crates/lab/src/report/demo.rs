@@ -7,6 +7,7 @@ use serde_json::Value;
 use crate::demo::{DemoReport, DemoRow, GATEWAY};
 use crate::load::UdpReport;
 use crate::report::{Bar, Kind, Panel, Row, Sheet, Table, machine_facts, mebibytes, or_none};
+use crate::scenario::Outcome;
 use crate::stats::Spread;
 
 pub(super) fn sheet(report: &DemoReport) -> Sheet {
@@ -43,13 +44,23 @@ pub(super) fn sheet(report: &DemoReport) -> Sheet {
                 },
             ),
         ],
-        tables: [Some(latency(rows)), ledger(rows)]
-            .into_iter()
-            .flatten()
-            .collect(),
+        tables: [
+            Some(latency(rows)),
+            ledger(rows),
+            report.doctor.as_ref().map(doctor),
+        ]
+        .into_iter()
+        .flatten()
+        .collect(),
         problems: rows
             .iter()
             .filter_map(|r| Some(format!("{}: {}", label(r), r.error.as_ref()?)))
+            .chain(
+                report
+                    .doctor_error
+                    .iter()
+                    .map(|error| format!("the doctor: {error}")),
+            )
             .collect(),
         facts: machine_facts(&report.machine),
         method: method(report),
@@ -203,6 +214,46 @@ fn ledger_line(status: &[Value]) -> String {
     text
 }
 
+/// The tunnel that was broken, step by step.
+fn doctor(outcome: &Outcome) -> Table {
+    let mut rows = Vec::new();
+    let mut say = |kind, what: &str, text: String| {
+        rows.push(Row {
+            kind,
+            cells: vec![what.to_owned(), text],
+        });
+    };
+    let through = |rate: f64| format!("{rate:.0} Mbit/s");
+    say(Kind::Own, "as it was", through(outcome.healthy));
+    let packets = outcome.severity.unwrap_or_default();
+    let broken = format!(
+        "{} with a queue of {packets:.0} packets",
+        through(outcome.faulty)
+    );
+    say(Kind::Other, "broken", broken);
+    if let Some(diagnosis) = &outcome.diagnosis {
+        let named = format!("{} ({})", diagnosis.cause.sentence(), diagnosis.level);
+        say(Kind::Own, "seikan doctor", named);
+    }
+    if let Some(repair) = &outcome.repair {
+        say(Kind::Own, "its remedy", repair.commands.join("; "));
+        let state = match (repair.kept, &repair.why) {
+            (true, _) => "kept: the gain was proven with and without it, in turns".to_owned(),
+            (false, why) => format!("taken back: {}", why.as_deref().unwrap_or("no gain")),
+        };
+        say(
+            Kind::Own,
+            "mended",
+            format!("{}; {state}", through(repair.throughput)),
+        );
+    }
+    Table {
+        title: "A tunnel that was broken on purpose: `seikan doctor --fix`".to_owned(),
+        columns: vec!["native".to_owned(), "200 Mbit/s are offered".to_owned()],
+        rows,
+    }
+}
+
 /// A number with its thousands apart.
 fn grouped(number: i64) -> String {
     let digits = number.unsigned_abs().to_string();
@@ -225,6 +276,7 @@ fn method(report: &DemoReport) -> Vec<String> {
         "Hosts A and B are network namespaces of this machine, joined by a veth pair with an MTU of 1500 bytes and all of its offloads; both ends of the tunnel and of the load share its cores.".to_owned(),
         format!("TCP: one stream for {} s after 0.5 s of warm-up, bytes read by the receiving program. UDP: half that time. Latency: ICMP echo, idle and during the transfer from A to B.", report.options.seconds),
         "The device behind a gateway has one more link before it, and uses the native protocol from the gateway on; nothing is set on it but its address.".to_owned(),
+        "The doctor knows nothing but the interface and what should go through; what it kept is undone afterwards.".to_owned(),
         "One run only: `seikan lab bench` repeats, interleaves and compares with other tunnels.".to_owned(),
     ]
 }

@@ -5,6 +5,9 @@ use askama::Template;
 use crate::error::{LabError, Result};
 use crate::report::{Kind, Sheet, svg};
 
+/// The style sheet of pages.
+pub const PAGE_STYLE: &str = include_str!("../../templates/page.css");
+
 #[derive(Template)]
 #[template(path = "sheet.html")]
 struct Page<'a> {
@@ -27,9 +30,11 @@ impl Page<'_> {
 /// # Errors
 /// [`LabError::Render`].
 pub fn html(sheet: &Sheet) -> Result<String> {
-    let page = Page {
-        sheet,
-        plot: svg(sheet)?,
-    };
+    with_plot(sheet, svg(sheet)?)
+}
+
+/// Draws the sheet with another picture than its bars.
+pub(super) fn with_plot(sheet: &Sheet, plot: String) -> Result<String> {
+    let page = Page { sheet, plot };
     page.render().map_err(|e| LabError::Render(e.to_string()))
 }

@@ -7,13 +7,16 @@ mod bench;
 mod demo;
 mod gateway;
 mod html;
+mod matrix;
+pub mod palette;
 mod plot;
 mod progress;
 mod terminal;
 
 use serde::Serialize;
 
-pub use html::html;
+pub use html::{PAGE_STYLE, html};
+pub use matrix::{matrix_html, matrix_svg};
 pub use plot::svg;
 pub use progress::ProgressBar;
 pub use terminal::{Style, terminal};

@@ -8,9 +8,10 @@ use plotters::coord::Shift;
 use plotters::drawing::{DrawingArea, IntoDrawingArea};
 use plotters::element::{PathElement, Rectangle, Text};
 use plotters::style::text_anchor::{HPos, Pos, VPos};
-use plotters::style::{Color, IntoFont, RGBColor, ShapeStyle, TextStyle};
+use plotters::style::{Color as _, IntoFont, RGBColor, ShapeStyle, TextStyle};
 
 use crate::error::{LabError, Result};
+use crate::report::palette::{Colour, FAINT, INK, LINE, OTHER, OWN, RAW, style_rules};
 use crate::report::{Bar, Kind, Panel, Sheet};
 
 /// Width of the picture.
@@ -23,15 +24,7 @@ const HEAD: i32 = 38;
 const ROW: i32 = 24;
 const THICKNESS: i32 = 15;
 const FOOT: i32 = 14;
-const FONT: &str = "system-ui, sans-serif";
-
-/// Replaced by the style sheet where the page is dark.
-const INK: RGBColor = RGBColor(0x1f, 0x23, 0x28);
-const FAINT: RGBColor = RGBColor(0x59, 0x63, 0x6e);
-const LINE: RGBColor = RGBColor(0xd0, 0xd7, 0xde);
-const OWN: RGBColor = RGBColor(0x0f, 0x8b, 0x8d);
-const OTHER: RGBColor = RGBColor(0x8f, 0x9a, 0xa6);
-const RAW: RGBColor = RGBColor(0xc8, 0xcf, 0xd7);
+pub(super) const FONT: &str = "system-ui, sans-serif";
 
 /// Draws all panels, one below the other.
 ///
@@ -58,9 +51,9 @@ pub fn svg(sheet: &Sheet) -> Result<String> {
     Ok(with_style_sheet(&text))
 }
 
-type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+pub(super) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-fn render(error: impl std::fmt::Display) -> LabError {
+pub(super) fn render(error: impl std::fmt::Display) -> LabError {
     LabError::Render(error.to_string())
 }
 
@@ -76,8 +69,11 @@ fn draw_panel(root: &Area<'_>, panel: &Panel, top: i32) -> Result<()> {
     )?;
     let (first, max) = (top + HEAD, panel.end());
     let bottom = first + ROW * panel.bars.len() as i32;
-    root.draw(&PathElement::new([(LEFT, first - 4), (LEFT, bottom)], LINE))
-        .map_err(render)?;
+    root.draw(&PathElement::new(
+        [(LEFT, first - 4), (LEFT, bottom)],
+        rgb(LINE),
+    ))
+    .map_err(render)?;
     for (number, bar) in (0..).zip(&panel.bars) {
         draw_bar(root, panel, bar, max, first + ROW * number)?;
     }
@@ -99,7 +95,7 @@ fn draw_bar(root: &Area<'_>, panel: &Panel, bar: &Bar, max: f64, top: i32) -> Re
     let Some(value) = bar.value.filter(|_| max > 0.0) else {
         return write(root, "failed", (LEFT + 8, middle), HPos::Left, FAINT, false);
     };
-    let color = match bar.kind {
+    let colour = match bar.kind {
         Kind::Own => OWN,
         Kind::Raw => RAW,
         Kind::Other => OTHER,
@@ -108,12 +104,12 @@ fn draw_bar(root: &Area<'_>, panel: &Panel, bar: &Bar, max: f64, top: i32) -> Re
         (LEFT, middle - THICKNESS / 2),
         (x(value.median).max(LEFT + 1), middle + THICKNESS / 2 + 1),
     ];
-    root.draw(&Rectangle::new(corners, color.filled()))
+    root.draw(&Rectangle::new(corners, rgb(colour).filled()))
         .map_err(render)?;
     let (low, high) = (x(value.min), x(value.max));
     if high - low > 2 {
         let whisker = ShapeStyle {
-            color: INK.to_rgba(),
+            color: rgb(INK).to_rgba(),
             filled: false,
             stroke_width: 1,
         };
@@ -142,7 +138,7 @@ fn write(
     text: &str,
     at: (i32, i32),
     h: HPos,
-    color: RGBColor,
+    colour: Colour,
     bold: bool,
 ) -> Result<()> {
     let font = (FONT, 17).into_font();
@@ -151,32 +147,29 @@ fn write(
     } else {
         font
     };
+    let colour = rgb(colour);
     let style = TextStyle::from(font)
-        .color(&color)
+        .color(&colour)
         .pos(Pos::new(h, VPos::Center));
     root.draw(&Text::new(text.to_owned(), at, style))
         .map_err(render)
 }
 
-/// Gives the picture a class and the rules for dark pages; a rule beats the attributes that plotters writes.
-fn with_style_sheet(text: &str) -> String {
-    let hex = |RGBColor(r, g, b): RGBColor| format!("#{r:02X}{g:02X}{b:02X}");
-    let rules = format!(
-        "<style>.seikan-plot text{{font-variant-numeric:tabular-nums}}@media (prefers-color-scheme:dark){{\
-         .seikan-plot [fill=\"{ink}\"]{{fill:#e6edf3}}.seikan-plot [stroke=\"{ink}\"]{{stroke:#e6edf3}}\
-         .seikan-plot [fill=\"{faint}\"]{{fill:#9aa4af}}.seikan-plot [stroke=\"{line}\"]{{stroke:#3d444d}}\
-         .seikan-plot [fill=\"{own}\"]{{fill:#2bb5b0}}.seikan-plot [fill=\"{other}\"]{{fill:#7d8996}}\
-         .seikan-plot [fill=\"{raw}\"]{{fill:#4a535e}}}}</style>\n",
-        ink = hex(INK),
-        faint = hex(FAINT),
-        line = hex(LINE),
-        own = hex(OWN),
-        other = hex(OTHER),
-        raw = hex(RAW),
-    );
+pub(super) fn rgb(colour: Colour) -> RGBColor {
+    let [_, red, green, blue] = colour.light.to_be_bytes();
+    RGBColor(red, green, blue)
+}
+
+/// Gives the picture a class and the rules for dark pages.
+pub(super) fn with_style_sheet(text: &str) -> String {
     let text = text.replacen("<svg ", "<svg class=\"seikan-plot\" role=\"img\" ", 1);
     match text.find(">\n") {
-        Some(end) => text[..end + 2].to_owned() + &rules + &text[end + 2..],
+        Some(end) => format!(
+            "{}<style>{}</style>\n{}",
+            &text[..end + 2],
+            style_rules(),
+            &text[end + 2..]
+        ),
         None => text,
     }
 }

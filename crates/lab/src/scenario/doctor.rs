@@ -2,19 +2,23 @@
 //! that should go through.
 
 use std::io::Read;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use seikan_diagnose::Cause;
+use seikan_diagnose::trial::Attempt;
+use seikan_diagnose::{Cause, Verdict};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{LabError, Result};
 use crate::interrupt::Interrupt;
 use crate::link::Host;
-use crate::tunnel::seikan;
+use crate::tunnel::seikan::{self, RUN_DIR};
 
 /// How much longer than asked for the doctor may take.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// And how much longer than that where it tries what helps: 24 s for each of two remedies.
+const TRIALS: Duration = Duration::from_secs(60);
 /// How much of its complaint an error quotes, in characters.
 const QUOTED: usize = 400;
 
@@ -36,43 +40,131 @@ pub struct Diagnosis {
     pub seconds: f64,
 }
 
-/// Asks the doctor in `host` about `interface`, through which `expected` Mbit/s should go. It looks for `seconds`.
+impl From<&Verdict> for Diagnosis {
+    /// What rules say of a recording, in no time.
+    fn from(verdict: &Verdict) -> Self {
+        Self {
+            cause: verdict.cause,
+            level: format!("{:?}", verdict.level).to_lowercase(),
+            alternatives: verdict.alternatives.clone(),
+            chain: verdict.chain.clone(),
+            seconds: 0.0,
+        }
+    }
+}
+
+/// What the doctor is asked.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Question<'a> {
+    /// Where.
+    pub host: &'a Host,
+    /// About which interface.
+    pub interface: &'a str,
+    /// Mbit/s that should go through it.
+    pub expected: f64,
+    /// How long it looks.
+    pub seconds: f64,
+    /// How deep it looks; as it likes if `None`.
+    pub level: Option<u32>,
+    /// Whether it is to try what helps.
+    pub fix: bool,
+    /// Where it keeps what it measures.
+    pub record: &'a Path,
+    /// Where it notes what it changes: none of the machine's own doctor's business.
+    pub run_dir: &'a Path,
+}
+
+/// What it answers.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct Answer {
+    #[serde(flatten)]
+    pub diagnosis: Diagnosis,
+    /// What it tried.
+    #[serde(default)]
+    pub fixes: Vec<Attempt>,
+    cost: Cost,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+struct Cost {
+    seconds: f64,
+}
+
+/// Asks the doctor.
 ///
 /// # Errors
 /// There is no program, it fails, takes too long, or says what is no diagnosis; [`LabError::Interrupted`].
-pub(super) fn ask(
-    host: &Host,
-    interface: &str,
-    expected: f64,
-    seconds: f64,
-    interrupt: &Interrupt,
-) -> Result<Diagnosis> {
+pub(super) fn ask(question: &Question<'_>, interrupt: &Interrupt) -> Result<Answer> {
+    let mut command = called()?;
+    command
+        .env(RUN_DIR, question.run_dir)
+        .args(["--iface", question.interface, "--json"])
+        .args(["--expect", &format!("{:.1}", question.expected)])
+        .args(["--seconds", &format!("{:.0}", question.seconds)])
+        .arg("--record")
+        .arg(question.record);
+    if let Some(level) = question.level {
+        command.args(["--level", &level.to_string()]);
+    }
+    if question.fix {
+        command.args(["--fix", "--yes"]);
+    }
+    let patience = Duration::from_secs_f64(question.seconds) + PATIENCE;
+    let patience = patience + if question.fix { TRIALS } else { Duration::ZERO };
+    let start = Instant::now();
+    let said = answered(question.host, command, patience, interrupt)?;
+    let elapsed = start.elapsed().as_secs_f64();
+    let mut answer: Answer = serde_json::from_str(&said)
+        .map_err(|e| LabError::Setup(format!("what `seikan doctor` says is no diagnosis: {e}")))?;
+    answer.diagnosis.seconds = match question.fix {
+        // When the verdict was there; then it went on.
+        true => answer.cost.seconds,
+        false => elapsed,
+    };
+    Ok(answer)
+}
+
+/// Has the doctor take back in `host` what it kept there, by the notes in `run_dir`.
+///
+/// # Errors
+/// As [`ask`].
+pub(super) fn undo(host: &Host, run_dir: &Path, interrupt: &Interrupt) -> Result<()> {
+    let mut command = called()?;
+    command.env(RUN_DIR, run_dir).arg("--undo");
+    answered(host, command, PATIENCE, interrupt).map(drop)
+}
+
+/// `seikan doctor`, to be given more words.
+pub(super) fn called() -> Result<Command> {
     let program = seikan::program()
         .ok_or_else(|| LabError::Setup("no program `seikan`: set $SEIKAN_BIN to it".into()))?;
     let mut command = Command::new(program);
+    command.arg("doctor");
+    Ok(command)
+}
+
+/// Runs it to its end; what it prints.
+fn answered(
+    host: &Host,
+    mut command: Command,
+    patience: Duration,
+    interrupt: &Interrupt,
+) -> Result<String> {
     command
-        .args(["doctor", "--iface", interface, "--json"])
-        .args(["--expect", &format!("{expected:.1}")])
-        .args(["--seconds", &format!("{seconds:.0}")])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
-    let start = Instant::now();
     let child = host
         .spawn(&mut command)
         .map_err(LabError::io("start `seikan doctor`"))?;
-    let patience = Duration::from_secs_f64(seconds) + PATIENCE;
     let (success, said, complaint) = Asked(child).finish(patience, interrupt)?;
-    if !success {
-        return Err(LabError::Setup(format!(
+    match success {
+        true => Ok(said),
+        false => Err(LabError::Setup(format!(
             "`seikan doctor` failed: {}",
             complaint.chars().take(QUOTED).collect::<String>().trim()
-        )));
+        ))),
     }
-    let mut diagnosis: Diagnosis = serde_json::from_str(&said)
-        .map_err(|e| LabError::Setup(format!("what `seikan doctor` says is no diagnosis: {e}")))?;
-    diagnosis.seconds = start.elapsed().as_secs_f64();
-    Ok(diagnosis)
 }
 
 /// A program whose output is read; killed when dropped.

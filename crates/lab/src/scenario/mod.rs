@@ -4,10 +4,13 @@
 //! [`run`] plays it once: load without the fault, load with it, and the doctor meanwhile, who knows nothing but the
 //! interface and the rate that is expected. [`mod@score`] plays many with severities drawn at random and counts.
 
+mod again;
+mod cost;
 mod doctor;
 mod embedded;
 mod fault;
 mod play;
+mod repair;
 mod score;
 mod tally;
 
@@ -16,12 +19,15 @@ use std::fmt;
 use seikan_diagnose::Cause;
 use serde::{Deserialize, Serialize};
 
+pub use again::{Guesses, recording_file};
+pub use cost::{COST_TUNNELS, CostOptions, CostRow, cost};
 pub use doctor::Diagnosis;
 pub use embedded::FILES;
-pub use fault::{Applied, Fault, FaultKind, Place, Site};
+pub use fault::{Applied, Fault, FaultKind, MachineGuard, Place, Site};
 pub use play::{Outcome, RunOptions, run};
-pub use score::{Progressed, ScoreOptions, score};
-pub use tally::{Interval, PerClass, Tally};
+pub use repair::{RESTORED, Repair};
+pub use score::{Case, Progressed, ScoreOptions, score, score_again};
+pub use tally::{Baseline, Doubles, Fixes, Interval, PerClass, Tally};
 
 use crate::error::{LabError, Result};
 use crate::link::{Link, LinkKind};
@@ -54,7 +60,7 @@ impl fmt::Display for Split {
     }
 }
 
-/// Which host: A sends, B receives.
+/// Which host: A sends, B receives, and some tunnels have one in the middle.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum End {
@@ -63,6 +69,8 @@ pub enum End {
     Sender,
     /// Host B.
     Receiver,
+    /// The host in the middle.
+    Middle,
 }
 
 /// The link under the tunnel.
@@ -75,6 +83,8 @@ pub struct LinkSpec {
     pub offload: bool,
     /// Delay of each direction, in milliseconds; needs a wire.
     pub delay: Option<f64>,
+    /// Microseconds for which a card waits for more packets before it hands them on; see [`Link::moderation`].
+    pub moderation: u32,
 }
 
 impl Default for LinkSpec {
@@ -84,6 +94,7 @@ impl Default for LinkSpec {
             mtu: link.mtu,
             offload: link.offload,
             delay: None,
+            moderation: link.moderation,
         }
     }
 }
@@ -181,6 +192,18 @@ pub struct Scenario {
     pub load: LoadSpec,
     /// The fault.
     pub fault: Fault,
+    /// Another one at the same time.
+    pub second: Option<Second>,
+}
+
+/// A second fault beside the first.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Second {
+    /// The cause to be found.
+    pub cause: Cause,
+    /// The fault: one of a tunnel that runs.
+    pub fault: Fault,
 }
 
 impl Scenario {
@@ -225,8 +248,29 @@ impl Scenario {
         {
             return Err("delay: 0 to 5000 ms".into());
         }
+        if self.link.moderation > 10_000 {
+            return Err("moderation: 0 to 10000 µs".into());
+        }
         if let Some(other) = self.tunnels.iter().find(|t| !self.fault.can_be_in(t)) {
             return Err(format!("the fault cannot be made in the tunnel {other}"));
+        }
+        if let Some(second) = &self.second {
+            if self.fault.is_none() || !second.fault.is_of_a_running_tunnel() {
+                return Err("a second fault is one of a tunnel that runs and has a first".into());
+            }
+            if second.cause == self.cause || second.fault.kind == self.fault.kind {
+                return Err("the second fault is the first".into());
+            }
+            if let Some(other) = self.tunnels.iter().find(|t| !second.fault.can_be_in(t)) {
+                return Err(format!(
+                    "the second fault cannot be made in the tunnel {other}"
+                ));
+            }
+            second.fault.check(&self.load)?;
+        }
+        let middle = self.doctor == End::Middle || self.fault.at == Place::Middle;
+        if middle && let Some(other) = self.tunnels.iter().find(|t| !tunnel::has_middle(t)) {
+            return Err(format!("the tunnel {other} has no host in the middle"));
         }
         self.fault.check(&self.load)
     }
@@ -247,6 +291,7 @@ impl Scenario {
             },
             mtu: self.link.mtu,
             offload: self.link.offload,
+            moderation: self.link.moderation,
         }
     }
 
@@ -312,6 +357,8 @@ pub struct Draw {
     pub tunnel: String,
     /// How bad the fault is, in its unit; `None` without a fault.
     pub severity: Option<f64>,
+    /// How bad the second one is; `None` without.
+    pub second: Option<f64>,
 }
 
 impl Draw {
@@ -322,15 +369,21 @@ impl Draw {
         // One after the other, so that few cases see many tunnels.
         let turn = (seed as usize).wrapping_add(number as usize);
         let tunnel = tunnels.get(turn % tunnels.len().max(1))?.clone();
-        let severity = scenario.fault.severity.map(|range| {
-            let stream = scenario.name.bytes().fold(seed, |hash, byte| {
-                // FNV-1a, so that scenarios do not draw alike.
-                (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-            });
-            let fraction = uniform(stream, number);
-            scenario.fault.kind.round(in_band(range, fraction, split))
+        let stream = scenario.name.bytes().fold(seed, |hash, byte| {
+            // FNV-1a, so that scenarios do not draw alike.
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
         });
-        Some(Self { tunnel, severity })
+        let drawn = |fault: &Fault, stream: u64| {
+            let fraction = uniform(stream, number);
+            let range = fault.severity?;
+            Some(fault.kind.round(in_band(range, fraction, split)))
+        };
+        let second = scenario.second.as_ref();
+        Some(Self {
+            tunnel,
+            severity: drawn(&scenario.fault, stream),
+            second: second.and_then(|second| drawn(&second.fault, !stream)),
+        })
     }
 }
 

@@ -1,11 +1,15 @@
 //! One scenario played once: a tunnel; the load without the fault; the fault; the load again, and the doctor meanwhile.
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use seikan_diagnose::Cause;
+use seikan_diagnose::trial::Attempt;
 use serde::{Deserialize, Serialize};
 
-use super::doctor::{self, Diagnosis};
+use super::again::{self, Guesses};
+use super::doctor::{self, Diagnosis, Question};
+use super::repair::{Repair, State};
 use super::{Congestion, Draw, End, FaultKind, Scenario, Site};
 use crate::error::{LabError, Result};
 use crate::interrupt::Interrupt;
@@ -28,6 +32,12 @@ pub struct RunOptions {
     pub measure: f64,
     /// How long the doctor looks, in seconds; it is not asked if `None`.
     pub doctor: Option<f64>,
+    /// How deep it looks, 0 to 2; as it likes if `None`.
+    pub level: Option<u32>,
+    /// Have it try what helps, and see whether that is so.
+    pub fix: bool,
+    /// Where what the doctor measures is kept; nowhere if `None`.
+    pub recording: Option<PathBuf>,
     /// Ask the doctor even if throughput did not fall enough for the case to count.
     pub always: bool,
     /// Leave the tunnel with fault and load until an interrupt, after telling where it is.
@@ -39,6 +49,9 @@ impl Default for RunOptions {
         Self {
             measure: 3.0,
             doctor: Some(10.0),
+            level: None,
+            fix: false,
+            recording: None,
             always: false,
             keep: false,
         }
@@ -55,6 +68,9 @@ pub struct Outcome {
     /// Others that are as right.
     #[serde(default)]
     pub also: Vec<Cause>,
+    /// The cause of a second fault beside the first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub second: Option<Cause>,
     /// The tunnel.
     pub tunnel: String,
     /// How bad the fault was.
@@ -76,6 +92,12 @@ pub struct Outcome {
     pub counts: bool,
     /// What the doctor said.
     pub diagnosis: Option<Diagnosis>,
+    /// What naive tools would have said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guesses: Option<Guesses>,
+    /// What came of what the doctor changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub repair: Option<Repair>,
     /// Why it said nothing.
     pub problem: Option<String>,
 }
@@ -98,7 +120,27 @@ impl Outcome {
         })
     }
 
-    fn folded(&self, found: Cause) -> Cause {
+    /// Of a double fault: whether the first that was named is one of both, and whether both are among the first two.
+    #[must_use]
+    pub fn of_both(&self) -> Option<[bool; 2]> {
+        let both = [self.cause, self.second?];
+        let Some(diagnosis) = &self.diagnosis else {
+            return Some([false; 2]);
+        };
+        let mut named = vec![self.folded(diagnosis.cause)];
+        // One may be felt through the other: the chain tells both.
+        named.extend(diagnosis.chain.iter().skip(1).map(|c| self.folded(*c)));
+        named.extend(diagnosis.alternatives.iter().map(|c| self.folded(*c)));
+        let first_two = &named[..named.len().min(2)];
+        Some([
+            both.contains(&named[0]),
+            both.iter().all(|cause| first_two.contains(cause)),
+        ])
+    }
+
+    /// The scenario's own cause for those that are as right.
+    #[must_use]
+    pub fn folded(&self, found: Cause) -> Cause {
         match self.also.contains(&found) {
             true => self.cause,
             false => found,
@@ -121,8 +163,8 @@ pub fn run(
     let severity = draw.severity.unwrap_or_default();
     let fault = &scenario.fault;
     step("healthy throughput");
-    let mut tunnel = lookup(&draw.tunnel, &Changes::default())?;
-    let mut running = Some(start(scenario, tunnel.as_ref(), interrupt)?);
+    let mut tunnel = lookup(&draw.tunnel, &fault.changes_without())?;
+    let mut running = Some(start(scenario, severity, tunnel.as_ref(), interrupt)?);
     let load = scenario.load.options();
     let healthy = match &running {
         Some(r) => measure(&tunnel.ends(&r.hosts), &load, options, interrupt)?,
@@ -133,7 +175,7 @@ pub fn run(
         drop(running.take());
         tunnel = lookup(&draw.tunnel, &fault.changes(severity))?;
         let _while_starting = fault.before_start(severity)?;
-        running = Some(start(scenario, tunnel.as_ref(), interrupt)?);
+        running = Some(start(scenario, severity, tunnel.as_ref(), interrupt)?);
     }
     let Some(mut running) = running else {
         return Err(LabError::Setup("no tunnel runs: this is a bug".into()));
@@ -164,8 +206,14 @@ fn lookup(name: &str, changes: &Changes) -> Result<Box<dyn Tunnel>> {
     Ok(tunnel)
 }
 
-fn start(scenario: &Scenario, tunnel: &dyn Tunnel, interrupt: &Interrupt) -> Result<Running> {
+fn start(
+    scenario: &Scenario,
+    severity: f64,
+    tunnel: &dyn Tunnel,
+    interrupt: &Interrupt,
+) -> Result<Running> {
     let hosts = Hosts::create(tunnel.link(scenario.link()))?;
+    scenario.fault.prepare(severity, &hosts)?;
     // Not what this machine happens to prefer: some hardly mind a loss.
     for host in [&hosts.a, &hosts.b] {
         host.set_congestion_control(scenario.load.congestion.name())
@@ -218,6 +266,14 @@ impl Case<'_> {
         let fault = &self.scenario.fault;
         // Before the streams begin: what they found out without it would look like a change of the path.
         let _fault = fault.apply(severity, site)?;
+        let second = self.scenario.second.as_ref();
+        let _second = second
+            .map(|second| {
+                second
+                    .fault
+                    .apply(self.draw.second.unwrap_or_default(), site)
+            })
+            .transpose()?;
         live(&ends, &self.load, self.interrupt, |meter| {
             self.interrupt.sleep(fault.kind.settling())?;
             step("throughput with the fault");
@@ -249,6 +305,7 @@ impl Case<'_> {
             scenario: self.scenario.name.clone(),
             cause: self.scenario.cause,
             also: self.scenario.also.clone(),
+            second: self.scenario.second.as_ref().map(|second| second.cause),
             tunnel: self.draw.tunnel.clone(),
             severity: self.draw.severity,
             unit: fault.kind.unit().to_owned(),
@@ -259,6 +316,8 @@ impl Case<'_> {
             loss,
             counts: self.sound && (loss >= LEAST_LOSS) != fault.is_none(),
             diagnosis: None,
+            guesses: None,
+            repair: None,
             problem: None,
         }
     }
@@ -273,27 +332,92 @@ impl Case<'_> {
         let host = match self.scenario.doctor {
             End::Sender => &site.hosts.a,
             End::Receiver => &site.hosts.b,
+            End::Middle => site.hosts.middle.as_ref().unwrap_or(&site.hosts.a),
         };
         let interface = inner_device(site.tunnel, host);
+        let scratch = tempfile::TempDir::with_prefix("seikan-lab-")
+            .map_err(LabError::io("make a folder for the doctor"))?;
+        let thrown_away = scratch.path().join("recording.parquet");
+        let kept = self.options.recording.as_deref();
+        let record = kept.unwrap_or(&thrown_away);
+        let question = Question {
+            host,
+            interface: &interface,
+            expected: self.expected,
+            seconds,
+            level: self.options.level,
+            fix: self.options.fix && !self.scenario.fault.is_none(),
+            record,
+            run_dir: scratch.path(),
+        };
+        let pids = site.pids(host);
+        let before = match question.fix {
+            true => Some(State::of(host, &pids)?),
+            false => None,
+        };
         let (bytes, start) = (meter.bytes(), Instant::now());
-        match doctor::ask(host, &interface, self.expected, seconds, self.interrupt) {
-            Ok(diagnosis) => outcome.diagnosis = Some(diagnosis),
+        let answer = doctor::ask(&question, self.interrupt);
+        let elapsed = start.elapsed();
+        let rate = (meter.bytes() - bytes) as f64 * 8.0 / 1e6 / elapsed.as_secs_f64();
+        outcome.examined = Some(rate);
+        let repaired = match (&answer, &before) {
+            (Ok(answer), Some(before)) => {
+                self.look_after(&question, &answer.fixes, (before, &pids), elapsed, meter)
+            }
+            _ => Ok(None),
+        };
+        if question.fix {
+            // Whatever happened meanwhile: what was kept may be the machine's.
+            doctor::undo(host, scratch.path(), &Interrupt::new())?;
+        }
+        outcome.repair = repaired?;
+        if let (Some(before), Some(repair)) = (&before, &mut outcome.repair)
+            && repair.kept
+        {
+            repair.left = before.differences(&State::of(host, &pids)?);
+        }
+        match answer {
+            Ok(answer) => {
+                outcome.diagnosis = Some(answer.diagnosis);
+                again::note_guesses(outcome, record)?;
+            }
             Err(LabError::Interrupted) => return Err(LabError::Interrupted),
             Err(problem) => outcome.problem = Some(problem.to_string()),
         }
-        let elapsed = start.elapsed().as_secs_f64();
-        outcome.examined = Some((meter.bytes() - bytes) as f64 * 8.0 / 1e6 / elapsed);
         Ok(())
+    }
+
+    /// What came of what the doctor tried.
+    fn look_after(
+        &self,
+        question: &Question<'_>,
+        fixes: &[Attempt],
+        (before, pids): (&State, &[u32]),
+        elapsed: Duration,
+        meter: &Meter,
+    ) -> Result<Option<Repair>> {
+        if fixes.is_empty() {
+            return Ok(None);
+        }
+        self.interrupt.sleep(WARMUP)?;
+        let time = Duration::from_secs_f64(self.options.measure);
+        let throughput = meter.rate_over(time, self.interrupt)?;
+        let mut repair = Repair::new(fixes, throughput, self.expected, elapsed.as_secs_f64());
+        if !repair.kept {
+            repair.left = before.differences(&State::of(question.host, pids)?);
+        }
+        Ok(Some(repair))
     }
 }
 
 /// How to get into the hosts.
 fn whereabouts(site: &Site<'_>) -> String {
     let mut text = String::from("kept until Ctrl-C");
+    let hosts = [&site.hosts.a, &site.hosts.b];
     for process in &site.started.processes.0 {
-        let host = match process.host() == site.hosts.a.name {
-            true => &site.hosts.a,
-            false => &site.hosts.b,
+        let mut all = hosts.into_iter().chain(&site.hosts.middle);
+        let Some(host) = all.find(|host| host.name == process.host()) else {
+            continue;
         };
         text += &format!(
             "\n  host {} (interface {}): nsenter --net=/proc/{}/ns/net",

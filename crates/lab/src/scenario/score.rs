@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use super::again::{judge_again, recording_file};
 use super::{Draw, Outcome, RunOptions, Scenario, Split, Tally, run};
 use crate::Progress;
 use crate::error::{LabError, Result};
@@ -31,6 +32,8 @@ pub struct ScoreOptions {
     pub split: Split,
     /// Where cases are kept.
     pub out: Option<PathBuf>,
+    /// Directory where what the doctor measured is kept, a file for each case.
+    pub recordings: Option<PathBuf>,
     /// How each is played.
     pub run: RunOptions,
 }
@@ -80,6 +83,10 @@ pub fn score(
         .filter(|case| case.outcome.is_some())
         .map(|case| case.id.clone())
         .collect();
+    if let Some(directory) = &options.recordings {
+        std::fs::create_dir_all(directory)
+            .map_err(LabError::io(format!("make {}", directory.display())))?;
+    }
     let start = Instant::now();
     for (index, (scenario, number, id)) in wanted.iter().enumerate() {
         let in_time = options.limit.is_none_or(|limit| start.elapsed() < limit);
@@ -98,7 +105,14 @@ pub fn score(
                 what: format!("{} over {}: {what}", scenario.name, draw.tunnel),
             }));
         };
-        let case = match run(scenario, &draw, &options.run, interrupt, &mut step) {
+        let how = RunOptions {
+            recording: options
+                .recordings
+                .as_deref()
+                .map(|dir| recording_file(dir, id)),
+            ..options.run.clone()
+        };
+        let case = match run(scenario, &draw, &how, interrupt, &mut step) {
             Ok(outcome) => Case {
                 id: id.clone(),
                 outcome: Some(outcome),
@@ -117,14 +131,73 @@ pub fn score(
         report(Progressed::Done(&case));
         cases.push(case);
     }
-    let ours: BTreeSet<&str> = scenarios.iter().map(|s| s.name.as_str()).collect();
-    let prefix = format!("{}/", options.split);
-    let outcomes = cases
-        .iter()
-        .filter(|case| case.id.starts_with(&prefix))
-        .filter_map(|case| case.outcome.as_ref())
-        .filter(|outcome| ours.contains(outcome.scenario.as_str()));
-    Ok(Tally::of(outcomes))
+    Ok(counted(options, &scenarios, &cases))
+}
+
+/// Judges cases that were played before again, from their recordings, by the rules of now, and counts anew. Plays nothing and
+/// changes no file; those of which another cause is said now are reported.
+///
+/// # Errors
+/// There are no cases; a class that is none; a file or recording that cannot be read.
+pub fn score_again(
+    options: &ScoreOptions,
+    report: &mut dyn FnMut(Progressed<'_>),
+) -> Result<Tally> {
+    let (Some(file), Some(directory)) = (&options.out, &options.recordings) else {
+        return Err(LabError::Usage(
+            "to judge again, say where cases and recordings are: --out and --recordings".into(),
+        ));
+    };
+    let scenarios = chosen(&options.classes)?;
+    let mut cases = read(file)?;
+    if cases.is_empty() {
+        return Err(LabError::Usage(format!("{}: no cases", file.display())));
+    }
+    let wanted = Wanted::of(options, &scenarios);
+    let count = cases.len();
+    for (index, case) in cases.iter_mut().enumerate() {
+        if !wanted.takes(case) {
+            continue;
+        }
+        report(Progressed::Step(Progress {
+            fraction: index as f64 / count as f64,
+            what: case.id.clone(),
+        }));
+        if judge_again(case, directory)? {
+            report(Progressed::Done(case));
+        }
+    }
+    Ok(counted(options, &scenarios, &cases))
+}
+
+/// Which cases of a file are counted.
+struct Wanted<'a> {
+    prefix: String,
+    names: BTreeSet<&'a str>,
+}
+
+impl<'a> Wanted<'a> {
+    fn of(options: &ScoreOptions, scenarios: &'a [Scenario]) -> Self {
+        Self {
+            prefix: format!("{}/", options.split),
+            names: scenarios.iter().map(|s| s.name.as_str()).collect(),
+        }
+    }
+
+    fn takes(&self, case: &Case) -> bool {
+        let outcome = case.outcome.as_ref();
+        case.id.starts_with(&self.prefix)
+            && outcome.is_some_and(|o| self.names.contains(o.scenario.as_str()))
+    }
+}
+
+fn counted(options: &ScoreOptions, scenarios: &[Scenario], cases: &[Case]) -> Tally {
+    let wanted = Wanted::of(options, scenarios);
+    let outcomes = cases.iter().filter(|case| wanted.takes(case));
+    let outcomes = outcomes.filter_map(|case| case.outcome.as_ref());
+    let prefix = format!("{}/", Split::Train);
+    let training = cases.iter().filter(|case| case.id.starts_with(&prefix));
+    Tally::of(outcomes, training.filter_map(|case| case.outcome.as_ref()))
 }
 
 fn id(options: &ScoreOptions, scenario: &Scenario, number: u32) -> String {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use seikan_diagnose::Cause;
 use serde::{Deserialize, Serialize};
 
-use super::Outcome;
+use super::{Outcome, Repair};
 use crate::stats::Spread;
 
 /// The normal distribution's quantile for 95 % between the tails.
@@ -70,6 +70,39 @@ pub struct PerClass {
     pub f1: f64,
 }
 
+/// How often a naive way to tell is right, on the same cases.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Baseline {
+    /// Which.
+    pub name: String,
+    /// How often it names the cause.
+    pub top_1: Interval,
+}
+
+/// Cases of two faults at once; they are in no other count.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Doubles {
+    /// What was named first is one of both.
+    pub one_first: Interval,
+    /// Both are among the first two that were named.
+    pub both_in_two: Interval,
+}
+
+/// What came of changes that the doctor tried.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Fixes {
+    /// Cases in which a remedy of the host was tried whose throughput was then 90 % of the healthy one or more.
+    pub restored: Interval,
+    /// Of these cases, those in which a change stayed.
+    pub kept: Interval,
+    /// Cases in which nothing stayed and everything was as before.
+    pub rolled_back: Interval,
+    /// Cases in which something stayed and everything was as before once that was undone.
+    pub undone: Interval,
+    /// What was not as before.
+    pub left: Vec<String>,
+}
+
 /// All cases counted.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Tally {
@@ -81,8 +114,16 @@ pub struct Tally {
     pub silent: u32,
     /// The cause was named.
     pub top_1: Interval,
+    /// It was named itself, and not another that is as right.
+    pub strict: Interval,
     /// It was the first or second that was named.
     pub top_2: Interval,
+    /// What naive tools say of the same cases.
+    pub baselines: Vec<Baseline>,
+    /// Two faults at once.
+    pub doubles: Doubles,
+    /// What changes did.
+    pub fixes: Fixes,
     /// Mean of the F1 of the causes there were cases of.
     pub macro_f1: f64,
     /// `unknown` was said where there was something.
@@ -98,11 +139,18 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Counts.
+    /// Counts; the class that was most frequent in `training` is a baseline.
     #[must_use]
-    pub fn of<'a>(outcomes: impl IntoIterator<Item = &'a Outcome>) -> Self {
+    pub fn of<'a>(
+        outcomes: impl IntoIterator<Item = &'a Outcome>,
+        training: impl IntoIterator<Item = &'a Outcome>,
+    ) -> Self {
         let (counted, discarded): (Vec<_>, Vec<_>) =
             outcomes.into_iter().partition(|outcome| outcome.counts);
+        let fixes = Fixes::of(&counted);
+        let (double, counted): (Vec<_>, Vec<_>) = counted
+            .into_iter()
+            .partition(|outcome| outcome.second.is_some());
         let named = |outcome: &Outcome| outcome.found().unwrap_or(Cause::Unknown);
         let mut matrix: BTreeMap<(Cause, Cause), u32> = BTreeMap::new();
         for outcome in &counted {
@@ -143,7 +191,16 @@ impl Tally {
             discarded: discarded.len() as u32,
             silent: counted.iter().filter(|o| o.diagnosis.is_none()).count() as u32,
             top_1: Interval::wilson(sum(&|is, said| is == said), cases),
+            strict: share(&counted, |o| {
+                o.diagnosis.as_ref().is_some_and(|d| d.cause == o.cause)
+            }),
             top_2: Interval::wilson(first_two, cases),
+            baselines: baselines(&counted, training),
+            doubles: Doubles {
+                one_first: share(&double, |o| o.of_both().is_some_and(|[one, _]| one)),
+                both_in_two: share(&double, |o| o.of_both().is_some_and(|[_, both]| both)),
+            },
+            fixes,
             macro_f1: mean(classes.iter().map(|class| class.f1)),
             abstained: Interval::wilson(
                 sum(&|is, said| is != Cause::Healthy && said == Cause::Unknown),
@@ -165,6 +222,63 @@ impl Tally {
     }
 }
 
+impl Fixes {
+    fn of(counted: &[&Outcome]) -> Self {
+        let tried: Vec<&Repair> = counted
+            .iter()
+            .filter_map(|outcome| outcome.repair.as_ref())
+            .filter(|repair| repair.tried > 0)
+            .collect();
+        let (kept, back): (Vec<&Repair>, Vec<&Repair>) = tried.iter().partition(|r| r.kept);
+        Self {
+            restored: share(&tried, |repair| repair.restored),
+            kept: share(&tried, |repair| repair.kept),
+            rolled_back: share(&back, |repair| repair.left.is_empty()),
+            undone: share(&kept, |repair| repair.left.is_empty()),
+            left: tried.iter().flat_map(|r| r.left.iter().cloned()).collect(),
+        }
+    }
+}
+
+/// What naive tools say of the cases that count.
+fn baselines<'a>(
+    counted: &[&Outcome],
+    training: impl IntoIterator<Item = &'a Outcome>,
+) -> Vec<Baseline> {
+    let mut played: BTreeMap<Cause, u32> = BTreeMap::new();
+    for outcome in training {
+        if outcome.counts && outcome.second.is_none() {
+            *played.entry(outcome.cause).or_default() += 1;
+        }
+    }
+    let majority = played
+        .into_iter()
+        .reduce(|best, next| if next.1 > best.1 { next } else { best })
+        .map(|(cause, _)| cause);
+    let right = |name: &str, guess: &dyn Fn(&Outcome) -> Option<Cause>| {
+        let guessed: Vec<(&Outcome, Cause)> = counted
+            .iter()
+            .filter_map(|outcome| Some((*outcome, guess(outcome)?)))
+            .collect();
+        Baseline {
+            name: name.to_owned(),
+            top_1: share(&guessed, |(outcome, guess)| {
+                outcome.folded(*guess) == outcome.cause
+            }),
+        }
+    };
+    vec![
+        right("most frequent in training", &|_| majority),
+        right("highest correlation", &|o| Some(o.guesses?.correlation)),
+        right("largest jump of a counter", &|o| Some(o.guesses?.jump)),
+    ]
+}
+
+fn share<T>(all: &[T], is: impl Fn(&T) -> bool) -> Interval {
+    let hits = all.iter().filter(|one| is(one)).count();
+    Interval::wilson(hits as u32, all.len() as u32)
+}
+
 /// Harmonic mean of precision and recall, of `right` among `of` cases of a class and `named` that were taken for it.
 fn f1(right: u32, of: u32, named: u32) -> f64 {
     match of + named {
@@ -184,7 +298,7 @@ fn mean(values: impl Iterator<Item = f64>) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scenario::Diagnosis;
+    use crate::scenario::{Diagnosis, Guesses};
 
     fn near(a: f64, b: f64) {
         assert!((a - b).abs() < 5e-5, "{a} is not {b}");
@@ -227,6 +341,7 @@ mod tests {
             also: Vec::new(),
             tunnel: "raw".into(),
             severity: None,
+            second: None,
             unit: String::new(),
             healthy: 100.0,
             expected: 100.0,
@@ -234,6 +349,8 @@ mod tests {
             examined: None,
             loss: 0.5,
             counts: true,
+            guesses: None,
+            repair: None,
             problem: None,
             diagnosis: found.map(|cause| Diagnosis {
                 cause,
@@ -259,7 +376,7 @@ mod tests {
             case(Healthy, Some(Shaper), None),
             discarded,
         ];
-        let tally = Tally::of(&outcomes);
+        let tally = Tally::of(&outcomes, &outcomes);
         assert_eq!((tally.cases, tally.discarded, tally.silent), (6, 1, 1));
         assert_eq!((tally.top_1.hits, tally.top_1.of), (2, 6));
         assert_eq!((tally.top_2.hits, tally.top_2.of), (3, 6));
@@ -278,11 +395,84 @@ mod tests {
             None,
         );
         outcome.also = vec![Cause::SingleThreadSaturated];
-        let tally = Tally::of([&outcome]);
-        assert_eq!(tally.top_1.hits, 1);
+        let tally = Tally::of([&outcome], []);
+        assert_eq!((tally.top_1.hits, tally.strict.hits), (1, 0));
         assert_eq!(
             tally.confusion,
             [(Cause::FramePerSyscall, Cause::FramePerSyscall, 1)]
         );
+    }
+    #[test]
+    fn baselines_are_counted_on_the_same_cases() {
+        use Cause::{PathLoss, Shaper};
+        let guesses = |correlation, jump| Some(Guesses { correlation, jump });
+        let mut outcomes = [
+            case(Shaper, Some(Shaper), None),
+            case(Shaper, Some(Shaper), None),
+            case(PathLoss, Some(PathLoss), None),
+        ];
+        outcomes[0].guesses = guesses(Shaper, PathLoss);
+        outcomes[1].guesses = guesses(PathLoss, PathLoss);
+        // That of the third was not kept.
+        let tally = Tally::of(&outcomes, [&outcomes[2]]);
+        let counts: Vec<(u32, u32)> = tally
+            .baselines
+            .iter()
+            .map(|b| (b.top_1.hits, b.top_1.of))
+            .collect();
+        assert_eq!(counts, [(1, 3), (1, 2), (0, 2)]);
+    }
+
+    #[test]
+    fn two_faults_at_once_are_counted_apart() {
+        use Cause::{CpuQuota, PathLoss, Shaper};
+        let double = |found, second| Outcome {
+            second: Some(PathLoss),
+            ..case(Shaper, Some(found), second)
+        };
+        let outcomes = [
+            double(PathLoss, Some(Shaper)),
+            double(Shaper, Some(CpuQuota)),
+            double(CpuQuota, Some(Shaper)),
+            case(Shaper, Some(Shaper), None),
+        ];
+        let tally = Tally::of(&outcomes, []);
+        assert_eq!((tally.cases, tally.top_1.hits), (1, 1));
+        let Doubles {
+            one_first,
+            both_in_two,
+        } = tally.doubles;
+        assert_eq!((one_first.hits, one_first.of), (2, 3));
+        assert_eq!((both_in_two.hits, both_in_two.of), (1, 3));
+    }
+
+    #[test]
+    fn what_was_taken_back_is_compared_with_what_was_before() {
+        let repaired = |kept, restored, left: &[&str]| Outcome {
+            repair: Some(Repair {
+                tried: 1,
+                commands: Vec::new(),
+                kept,
+                why: None,
+                throughput: 95.0,
+                restored,
+                left: left.iter().map(|s| (*s).to_owned()).collect(),
+                seconds: 40.0,
+            }),
+            ..case(Cause::Shaper, Some(Cause::Shaper), None)
+        };
+        let outcomes = [
+            repaired(true, true, &[]),
+            repaired(false, false, &[]),
+            repaired(false, false, &["a mtu: 1500 became 1400"]),
+            case(Cause::Shaper, Some(Cause::Shaper), None),
+        ];
+        let fixes = Tally::of(&outcomes, []).fixes;
+        let count = |i: Interval| (i.hits, i.of);
+        assert_eq!(count(fixes.restored), (1, 3));
+        assert_eq!(count(fixes.kept), (1, 3));
+        assert_eq!(count(fixes.rolled_back), (1, 2));
+        assert_eq!(count(fixes.undone), (1, 1));
+        assert_eq!(fixes.left.len(), 1);
     }
 }

@@ -84,6 +84,19 @@ fn what_makes_no_sense_is_refused() {
 }
 
 #[test]
+fn the_middle_is_for_tunnels_that_have_one() {
+    let text = SHAPER.replace("[fault]", "[fault]\nat = \"middle\"");
+    Scenario::parse("x", &text.replace("\"openvpn\"", "\"bridge\"")).expect("right");
+    let error = refused(&text);
+    assert!(
+        error.contains("openvpn has no host in the middle"),
+        "{error}"
+    );
+    let text = SHAPER.replace("[load]", "[link]\nmoderation = 10001\n[load]");
+    assert!(refused(&text).contains("moderation"));
+}
+
+#[test]
 fn openvpn_options_are_for_openvpn_only() {
     let text = SHAPER
         .replace("\"shaper\"\nsev", "\"receive-buffer-option\"\nsev")
@@ -122,5 +135,47 @@ fn no_rule_is_tuned_on_the_tunnel_that_is_held_out() {
     for scenario in Scenario::all().expect("scenarios") {
         let tunnels = scenario.available_tunnels(Split::Train);
         assert!(!tunnels.iter().any(|t| t == HELD_OUT_TUNNEL));
+    }
+}
+
+#[test]
+fn a_second_fault_is_another_one_in_a_tunnel_that_runs() {
+    let with = |cause: &str, fault: &str| {
+        format!("{SHAPER}[second]\ncause = \"{cause}\"\n[second.fault]\n{fault}\n")
+    };
+    let text = with("path-loss", "kind = \"loss\"\nseverity = [1, 5]");
+    let scenario = Scenario::parse("x", &text).expect("right");
+    let draw = |number| Draw::new(&scenario, Split::Train, 1, number);
+    let drawn: Vec<Draw> = (0..8).filter_map(draw).collect();
+    // Each by itself; nothing is drawn where the tunnel is not installed.
+    let share =
+        |value: Option<f64>, [from, to]: [f64; 2]| (value.expect("drawn") / from).log(to / from);
+    assert!(drawn.iter().all(|draw| {
+        let (first, second) = (
+            share(draw.severity, [60.0, 200.0]),
+            share(draw.second, [1.0, 5.0]),
+        );
+        (0.0..=1.0).contains(&second) && (first - second).abs() > 1e-6
+    }));
+    for (cause, fault, reason) in [
+        ("path-loss", "kind = \"none\"", "tunnel that runs"),
+        (
+            "path-delay",
+            "kind = \"wire-delay\"\nseverity = [1, 5]",
+            "tunnel that runs",
+        ),
+        (
+            "path-loss",
+            "kind = \"shaper\"\nseverity = [60, 90]",
+            "is the first",
+        ),
+        (
+            "path-loss",
+            "kind = \"loss\"\nseverity = [0, 5]",
+            "severity 0",
+        ),
+    ] {
+        let error = refused(&with(cause, fault));
+        assert!(error.contains(reason), "{error}");
     }
 }

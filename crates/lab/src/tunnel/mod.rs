@@ -5,9 +5,11 @@
 //! on `PATH`. One file per program family.
 
 pub mod crude;
+mod middle;
 mod mixed;
 mod nebula;
 mod openvpn;
+pub(crate) mod openvswitch;
 mod raw;
 pub(crate) mod seikan;
 pub(crate) mod wireguard;
@@ -23,7 +25,7 @@ use x25519_dalek::{PublicKey, StaticSecret};
 
 use crate::error::{LabError, Result};
 use crate::interrupt::Interrupt;
-use crate::link::{Host, Hosts, Link};
+use crate::link::{Host, Hosts, Link, PORTS};
 use crate::load::{Ends, wait_reachable};
 use crate::process::Processes;
 
@@ -87,6 +89,8 @@ pub struct Started {
     pub processes: Processes,
     /// Files that outlive the programs, such as control sockets.
     pub leftovers: Leftovers,
+    /// Where a virtual switch has its sockets, for who changes its settings while it runs.
+    pub orders: Option<PathBuf>,
 }
 
 impl Started {
@@ -238,6 +242,9 @@ pub fn all(idle_peers: u32) -> Vec<Box<dyn Tunnel>> {
     );
     all.push(Box::new(nebula::Nebula));
     all.push(Box::new(crude::Crude::new(crude::CrudeOptions::default())));
+    all.push(Box::new(middle::Bridge));
+    all.push(Box::new(openvswitch::OpenVSwitch));
+    all.push(Box::new(middle::Naive));
     all.extend(
         wireguard::all()
             .into_iter()
@@ -248,6 +255,8 @@ pub fn all(idle_peers: u32) -> Vec<Box<dyn Tunnel>> {
 
 /// Name of the crude tunnel.
 const CRUDE: &str = "crude";
+/// A bridge or virtual switch of the host in the middle.
+const SWITCH: &str = "switch";
 
 /// What is different from how a tunnel is started otherwise, host A first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -287,11 +296,21 @@ pub fn named(name: &str, changes: &Changes) -> Option<Box<dyn Tunnel>> {
     all(0).into_iter().find(|tunnel| tunnel.name() == name)
 }
 
-/// The interface of the tunnel called `name` in `host`: that of the link where there is no tunnel.
+/// Whether the tunnel called `name` has a host in the middle.
+#[must_use]
+pub fn has_middle(name: &str) -> bool {
+    matches!(name, "bridge" | "openvswitch" | "naive")
+}
+
+/// The interface of the tunnel called `name` in `host`: that of the link where there is no tunnel, the port to A of a
+/// host in the middle.
 #[must_use]
 pub fn inner_device(name: &str, host: &Host) -> String {
     match name {
-        "raw" | "raw-no-offload" => host.device.clone(),
+        "bridge" if host.name == "M" => SWITCH.to_owned(),
+        "openvswitch" | "naive" if host.name == "M" => PORTS[0].to_owned(),
+        "raw" | "raw-no-offload" | "bridge" | "openvswitch" => host.device.clone(),
+        "naive" if host.name == "A" => host.device.clone(),
         _ => device_name(host),
     }
 }

@@ -30,6 +30,7 @@ use network::Network;
 use socket::Sockets;
 use subject::Chosen;
 
+pub(crate) use socket::listening;
 pub use subject::{Candidate, candidates};
 
 /// What a diagnosis is about.

@@ -1,6 +1,7 @@
 //! The sockets of the namespace, those of the program, and the connections through the tunnel.
 
 use std::collections::HashMap;
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use seikan_observe::path::{SocketFacts, Transport, Unseen};
@@ -15,8 +16,10 @@ use crate::netns::NetNs;
 const FLOWS_MAX: usize = 4096;
 /// Destinations whose route is looked up, at most.
 const LOOKUPS_MAX: usize = 1024;
-/// `ETH_P_ALL` as `/proc/net/packet` writes it.
-const EVERY_PROTOCOL: &str = "0003";
+/// `ETH_P_ALL` and `ETH_P_IP` as `/proc/net/packet` writes them: who takes all of either takes everybody's packets.
+const WHOLE_PROTOCOLS: [&str; 2] = ["0003", "0800"];
+/// Flags of a Unix socket that listens (`__SO_ACCEPTCON`, include/linux/net.h), as `/proc/net/unix` writes them.
+const LISTENS: &str = "00010000";
 
 /// A packet socket.
 #[derive(Debug, PartialEq, Eq)]
@@ -24,7 +27,7 @@ struct Packet {
     inode: u64,
     /// Index of the interface it is bound to; 0 for all.
     interface: u32,
-    /// Takes all protocols.
+    /// Takes all protocols, or all of IPv4.
     every: bool,
 }
 
@@ -91,7 +94,8 @@ impl Sockets {
     /// The packet sockets that take everything off an interface.
     pub(super) fn packets_on(&self, interface: u32) -> Vec<u64> {
         let packets = self.packets.iter();
-        let on = packets.filter(|packet| packet.every && packet.interface == interface);
+        let on =
+            packets.filter(|packet| packet.every && [0, interface].contains(&packet.interface));
         on.map(|packet| packet.inode).collect()
     }
 
@@ -258,8 +262,35 @@ fn parse_packet(line: &str) -> Option<Packet> {
     Some(Packet {
         inode: fields.get(8)?.parse().ok()?,
         interface: fields.get(4)?.parse().ok()?,
-        every: *fields.get(3)? == EVERY_PROTOCOL,
+        every: WHOLE_PROTOCOLS.contains(fields.get(3)?),
     })
+}
+
+/// The paths of Unix sockets at which a process listens, in its own view of the file system.
+pub(crate) fn listening(pid: u32) -> io::Result<Vec<String>> {
+    let open = procfs::descriptors(pid)?;
+    let inodes: Vec<u64> = open
+        .iter()
+        .filter_map(|(_, target)| procfs::socket_inode(target))
+        .collect();
+    let text = procfs::read(format!("/proc/{pid}/net/unix"))?;
+    let lines = text.lines().skip(1).filter_map(parse_unix);
+    let own = lines.filter(|(inode, _)| inodes.contains(inode));
+    Ok(own.map(|(_, path)| path).collect())
+}
+
+/// Inode and path of a socket that listens at a path, by its line of `/proc/net/unix`: address, references, protocol,
+/// flags, type, state, inode, path (`unix_seq_show()`, net/unix/af_unix.c).
+fn parse_unix(line: &str) -> Option<(u64, String)> {
+    let mut rest = line;
+    let mut fields = [""; 7];
+    for field in &mut fields {
+        let (word, after) = rest.trim_start().split_once(' ')?;
+        (*field, rest) = (word, after);
+    }
+    let listens = fields[3] == LISTENS && rest.starts_with('/');
+    let inode = fields[6].parse().ok()?;
+    listens.then(|| (inode, rest.to_owned()))
 }
 
 #[cfg(test)]
@@ -275,9 +306,27 @@ mod tests {
             every: true,
         };
         assert_eq!(parse_packet(line), Some(expected));
+        let four = "000000007a1e4c1b 3      2    0800   0     1 0      0      71846";
+        assert!(parse_packet(four).unwrap().every);
         let other = "000000007a1e4c1b 3      2    888e   2     1 0      0      71845";
         assert!(!parse_packet(other).unwrap().every);
         assert_eq!(parse_packet("000000007a1e4c1b 3 3 0003"), None);
+    }
+
+    #[test]
+    fn a_socket_that_listens_is_known_by_its_path() {
+        let line =
+            "00000000dd454255: 00000002 00000000 00010000 0001 01 632510 /run/a b/switch.ctl";
+        let expected = (632_510, "/run/a b/switch.ctl".to_owned());
+        assert_eq!(parse_unix(line), Some(expected));
+        for other in [
+            "00000000dd454255: 00000003 00000000 00000000 0001 03 632510 /run/switch.ctl",
+            "00000000dd454255: 00000002 00000000 00010000 0001 01 632510 @abstract",
+            "00000000dd454255: 00000002 00000000 00010000 0001 01 632510",
+            "Num",
+        ] {
+            assert_eq!(parse_unix(other), None);
+        }
     }
 
     #[test]

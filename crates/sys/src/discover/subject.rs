@@ -140,6 +140,7 @@ fn list<'a>(network: &'a Network, sockets: &Sockets, search: &Search) -> Vec<&'a
     }
     if found.is_empty() {
         found = up()
+            .filter(|node| node.info.name != "lo")
             .filter(|node| !carriers(node.info.index, sockets).is_empty())
             .collect();
     }

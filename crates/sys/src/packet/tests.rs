@@ -772,7 +772,7 @@ fn a_flow_stays_on_one_socket_of_a_fanout_and_in_order() {
         flows
     });
     assert!(got.iter().all(|flows| !flows.is_empty()), "one has all");
-    assert_eq!(got[0].len() + got[1].len(), FLOWS.into());
+    assert_eq!(got[0].len() + got[1].len(), usize::from(FLOWS));
     let in_order: Vec<u8> = (0..EACH).collect();
     for numbers in got.iter().flat_map(|flows| flows.values()) {
         assert_eq!(numbers, &in_order);

@@ -3,8 +3,8 @@
 //! A [`Sampler`] opens what it needs once, for a path's interfaces, program and sockets; [`Sampler::sample`] then reads
 //! it all, ten times a second or so: [`host`] (protocol counters, pressure, connection tracking), [`cpu`], [`link`]
 //! (interfaces and queueing disciplines), [`program`] (process, threads, control group), [`socket`] (UDP sockets, TCP
-//! connections), [`drops`] (packets dropped, by reason), and, if asked to, [`calls`] (how often functions of the kernel are
-//! called). What cannot be read is left out of the sample, never zero, and
+//! connections), [`switch`] (the datapath of Open vSwitch), [`drops`] (packets dropped, by reason), and, if asked to,
+//! [`calls`] (how often functions of the kernel are called). What cannot be read is left out of the sample, never zero, and
 //! told once, with its reason, in [`Sampler::missing`].
 //!
 //! Files of `/proc` and netlink sockets belong to the network namespace of the thread that called
@@ -18,6 +18,7 @@ mod host;
 mod link;
 mod program;
 mod socket;
+mod switch;
 #[cfg(test)]
 mod tests;
 
@@ -55,6 +56,7 @@ pub struct Sampler {
     link: link::Links,
     program: Option<program::Program>,
     socket: socket::Sockets,
+    switch: Option<switch::Switch>,
     drops: Option<drops::Drops>,
     calls: Option<calls::Counted>,
 }
@@ -83,6 +85,7 @@ impl Sampler {
             link: link::Links::open(map, &mut output),
             program: program::Program::open(map, &mut output),
             socket: socket::Sockets::open(map, &mut output),
+            switch: switch::Switch::open(map, &mut output),
             drops: None,
             calls: None,
             output,
@@ -115,6 +118,9 @@ impl Sampler {
             program.sample(now, output);
         }
         self.socket.sample(now, output);
+        if let Some(switch) = &mut self.switch {
+            switch.sample(now, output);
+        }
         if let Some(drops) = &mut self.drops {
             drops.sample(output);
         }

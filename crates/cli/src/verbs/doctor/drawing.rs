@@ -44,8 +44,25 @@ struct Station {
 
 /// Draws the path, with the place of a verdict's cause marked.
 pub fn draw(map: &PathMap, verdict: Option<&Verdict>, page: &Page) -> String {
+    column(stations(map, page), map, verdict, page)
+}
+
+/// Draws the path on the far host, from the network inwards: the way on from where [`draw`] ends.
+pub fn draw_far(map: &PathMap, verdict: Option<&Verdict>, page: &Page) -> String {
+    let mut stations = stations(map, page);
+    stations.retain(|station| station.spot != Spot::Network);
+    let host = stations.pop();
+    stations.reverse();
+    stations.extend(host.map(|host| Station {
+        label: "the far host".into(),
+        ..host
+    }));
+    column(stations, map, verdict, page)
+}
+
+fn column(stations: Vec<Station>, map: &PathMap, verdict: Option<&Verdict>, page: &Page) -> String {
     let spot = verdict.and_then(|verdict| spot(verdict, map));
-    let stations = stations(map, page);
+    let last = stations.len().saturating_sub(2);
     let labels = stations.iter().map(|station| width(&station.label));
     let label = labels.max().unwrap_or(0).min(LABEL);
     let mark = page.either("◀ here", "<== here");
@@ -59,8 +76,8 @@ pub fn draw(map: &PathMap, verdict: Option<&Verdict>, page: &Page) -> String {
                 // The host is no station that packets come by.
                 (Spot::Host, ..) => " ",
                 (_, 0, 0) => page.either("┬", "+"),
-                (Spot::Network, _, 0) => page.either("┴", "+"),
-                (Spot::Network, ..) => " ",
+                (_, position, 0) if position == last => page.either("┴", "+"),
+                (_, position, _) if position == last => " ",
                 (_, _, 0) => page.either("├", "+"),
                 _ => page.either("│", "|"),
             };

@@ -48,7 +48,8 @@ pub struct Which {
     expect: Option<f64>,
 }
 
-fn megabits(text: &str) -> Result<f64, String> {
+/// Megabits per second, as the command line has them.
+pub fn megabits(text: &str) -> Result<f64, String> {
     let value: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
     match value.is_finite() && value > 0.0 {
         true => Ok(value),
@@ -57,12 +58,23 @@ fn megabits(text: &str) -> Result<f64, String> {
 }
 
 impl Which {
+    /// The interface that was named.
+    pub fn interface(&self) -> Option<&str> {
+        self.iface.as_deref()
+    }
+
     /// Finds the path of the interface, of the process, or of whatever tunnel there is.
     pub fn path(&self) -> anyhow::Result<PathMap> {
-        let subject = match (&self.iface, self.pid) {
-            (Some(name), _) => discover::Subject::Interface(name.clone()),
-            (None, Some(pid)) => discover::Subject::Process(pid),
-            (None, None) => discover::Subject::Anything,
+        self.path_or(None)
+    }
+
+    /// The same, with an interface to be taken where none and no process was named.
+    pub fn path_or(&self, other: Option<String>) -> anyhow::Result<PathMap> {
+        let subject = match (&self.iface, self.pid, other) {
+            (Some(name), ..) => discover::Subject::Interface(name.clone()),
+            (None, Some(pid), _) => discover::Subject::Process(pid),
+            (None, None, Some(name)) => discover::Subject::Interface(name),
+            (None, None, None) => discover::Subject::Anything,
         };
         Ok(discover::path(&subject)?)
     }
@@ -125,6 +137,21 @@ pub struct Options {
 
 /// Takes samples, and says whether it wants more.
 pub type Sink<'a> = &'a mut dyn FnMut(Sample) -> anyhow::Result<ControlFlow<()>>;
+
+/// Samples the path and keeps every sample. Ctrl-C ends it with what there is.
+///
+/// # Errors
+/// Those of [`measure`].
+pub fn whole(map: PathMap, options: &Options, interrupt: &Interrupt) -> anyhow::Result<Recording> {
+    let mut series = Series::default();
+    let mut keep = |sample| {
+        series.push(sample);
+        Ok(ControlFlow::Continue(()))
+    };
+    let mut recording = measure(map, options, interrupt, &mut keep)?;
+    recording.evidence.series = series;
+    Ok(recording)
+}
 
 /// Samples the path for a time, and sends nothing.
 ///

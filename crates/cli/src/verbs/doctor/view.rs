@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use seikan_diagnose::{Cause, Fact, Level, Place, Remedy, RuledOut, Verdict};
+use seikan_diagnose::{Cause, End, Fact, Far, Level, Moves, Place, Remedy, RuledOut, Verdict};
 use seikan_observe::path::Unseen;
 
 use super::drawing;
@@ -19,13 +19,17 @@ const INDENT: &str = "  ";
 pub fn render(verdict: &Verdict, verbose: bool, page: &Page) -> String {
     let mut out = title(verdict, page);
     numbers(verdict, page, &mut out);
-    heading("the path", &mut out);
-    out += &drawing::draw(&verdict.path, Some(verdict), page);
+    paths(verdict, page, &mut out);
     remedies(&verdict.remedies, page, &mut out);
     heading("how sure", &mut out);
     sure(verdict, page, &mut out);
     ruled_out(&verdict.ruled_out, verbose, page, &mut out);
-    unseen(&verdict.path.unseen, verbose, page, &mut out);
+    let label = "what could not be seen";
+    unseen(label, &verdict.path.unseen, verbose, page, &mut out);
+    if let Some(far) = verdict.far.as_ref().filter(|_| verbose) {
+        let label = "what could not be seen at the far end";
+        unseen(label, &far.path.unseen, verbose, page, &mut out);
+    }
     let cost = &verdict.cost;
     let _ = writeln!(
         out,
@@ -33,6 +37,20 @@ pub fn render(verdict: &Verdict, verbose: bool, page: &Page) -> String {
         cost.seconds, cost.samples, cost.cpu_seconds
     );
     out
+}
+
+/// The path, and below it the far end's, with the bad spot marked at the end where it is.
+fn paths(verdict: &Verdict, page: &Page, out: &mut String) {
+    let Some(far) = &verdict.far else {
+        heading("the path", out);
+        *out += &drawing::draw(&verdict.path, Some(verdict), page);
+        return;
+    };
+    let there = far.at == Some(End::FarEnd);
+    heading("the path on this host", out);
+    *out += &drawing::draw(&verdict.path, Some(verdict).filter(|_| !there), page);
+    heading("and at the far end, from the network inwards", out);
+    *out += &drawing::draw_far(&far.path, Some(verdict).filter(|_| there), page);
 }
 
 fn heading(text: &str, out: &mut String) {
@@ -50,13 +68,7 @@ fn title(verdict: &Verdict, page: &Page) -> String {
     for line in wrap(&printable(&verdict.sentence), page.width) {
         let _ = writeln!(out, "{colour}{line}{RESET}");
     }
-    let level = match verdict.level {
-        Level::Consistent if verdict.alternatives.is_empty() => "possible: it accounts for a part",
-        Level::Consistent => "possible: others fit as well",
-        Level::Supported if verdict.alternatives.is_empty() => "likely: nothing else fits",
-        Level::Supported => "likely: it fits best",
-        Level::Confirmed => "proven by a change",
-    };
+    let level = sureness(verdict);
     let _ = match verdict.cause {
         Cause::Healthy | Cause::Unknown => writeln!(out, "{BOLD}{}{RESET}", verdict.cause),
         cause => writeln!(out, "{BOLD}{cause}{RESET}, {level}"),
@@ -72,6 +84,9 @@ fn title(verdict: &Verdict, page: &Page) -> String {
         "{through} Mbit/s through {}{expected}",
         printable(inner)
     );
+    if let Some(far) = &verdict.far {
+        out += &paragraph("", "", &ends(far), page.width);
+    }
     if verdict.throughput < IDLE {
         let hint = "Hardly anything went through it, so hardly anything could show: run it again while the \
                     tunnel is in use.";
@@ -81,6 +96,39 @@ fn title(verdict: &Verdict, page: &Page) -> String {
         out += &paragraph("", "", hint, page.width);
     }
     out
+}
+
+/// How sure a verdict is, in a few words.
+pub fn sureness(verdict: &Verdict) -> &'static str {
+    match verdict.level {
+        Level::Consistent if verdict.alternatives.is_empty() => "possible: it accounts for a part",
+        Level::Consistent => "possible: others fit as well",
+        Level::Supported if verdict.alternatives.is_empty() => "likely: nothing else fits",
+        Level::Supported => "likely: it fits best",
+        Level::Confirmed => "proven by a change",
+    }
+}
+
+/// At which end it is, and what the counters of both say.
+fn ends(far: &Far) -> String {
+    let mut text = match far.at {
+        Some(End::Here) => "The bad spot is on this host.",
+        Some(End::FarEnd) => "The bad spot is at the far end.",
+        Some(End::Between) => "The bad spot is between the two ends.",
+        None => "Neither end shows a cause.",
+    }
+    .to_owned();
+    let (through, inner) = (rounded(far.throughput / 1e6), far.path.inner.as_deref());
+    let inner = printable(inner.unwrap_or("the tunnel"));
+    let _ = write!(text, " {through} Mbit/s through {inner} there");
+    if let Some(crossing) = &far.crossing {
+        let lost = match crossing.lost() > crossing.doubt() {
+            true => rounded(crossing.lost() * 100.0),
+            false => format!("at most {}", rounded(crossing.doubt() * 100.0)),
+        };
+        let _ = write!(text, "; {lost} % of the tunnel's own packets lost between");
+    }
+    text + "."
 }
 
 /// What was measured, its value, and what would be normal.
@@ -136,17 +184,7 @@ fn remedies(remedies: &[Remedy], page: &Page, out: &mut String) {
     }
     heading("what helps", out);
     for (number, remedy) in (1..).zip(remedies) {
-        let place = match remedy.place {
-            Place::Here => "on this host",
-            Place::Tunnel => "in the tunnel's settings",
-            Place::FarEnd => "on the host at the far end",
-            Place::Provider => "ask whoever runs the network or the machine",
-            Place::Application => "in the application",
-        };
-        let text = match remedy.expected_gain.is_empty() {
-            true => format!("{} ({place})", remedy.what),
-            false => format!("{} ({place}): {}", remedy.what, remedy.expected_gain),
-        };
+        let text = remedy_in_words(remedy);
         let first = format!("{INDENT}{number}. ");
         let indent = " ".repeat(first.len());
         *out += &paragraph(&first, &indent, &printable(&text), page.width);
@@ -161,6 +199,21 @@ fn remedies(remedies: &[Remedy], page: &Page, out: &mut String) {
                 let _ = writeln!(out, "{indent}{GREEN}{line}{RESET}{end}");
             }
         }
+    }
+}
+
+/// What a remedy is, where it has to be done, and what may be hoped for.
+pub fn remedy_in_words(remedy: &Remedy) -> String {
+    let place = match remedy.place {
+        Place::Here => "on this host",
+        Place::Tunnel => "in the tunnel's settings",
+        Place::FarEnd => "on the host at the far end",
+        Place::Provider => "ask whoever runs the network or the machine",
+        Place::Application => "in the application",
+    };
+    match remedy.expected_gain.is_empty() {
+        true => format!("{} ({place})", remedy.what),
+        false => format!("{} ({place}): {}", remedy.what, remedy.expected_gain),
     }
 }
 
@@ -188,6 +241,21 @@ fn sure(verdict: &Verdict, page: &Page, out: &mut String) {
         say(&format!(
             "It brings about what is felt: {}.",
             chain.join(arrow)
+        ));
+    }
+    if let Some(moves) = &verdict.moves {
+        let Moves { counter, lag, r } = moves;
+        let when = match lag {
+            lag if *lag > 0.0 => format!(", {} s before it", rounded(*lag)),
+            lag if *lag < 0.0 => format!(", {} s after it", rounded(-*lag)),
+            _ => String::new(),
+        };
+        say(&format!(
+            "`{}` moves with the throughput{when}: r {} ({} to {}), which is no proof.",
+            printable(counter),
+            rounded(r.value),
+            rounded(r.low),
+            rounded(r.high)
         ));
     }
     if !verdict.alternatives.is_empty() {
@@ -224,7 +292,8 @@ fn ruled_out(all: &[RuledOut], verbose: bool, page: &Page, out: &mut String) {
     }
 }
 
-fn why(cause: &RuledOut) -> String {
+/// Why a cause was ruled out, or could not be judged.
+pub fn why(cause: &RuledOut) -> String {
     match (&cause.fact, &cause.unseen) {
         (_, Some(why)) => why.clone(),
         (Some(fact), None) => {
@@ -238,11 +307,11 @@ fn why(cause: &RuledOut) -> String {
     }
 }
 
-fn unseen(all: &[Unseen], verbose: bool, page: &Page, out: &mut String) {
+fn unseen(label: &str, all: &[Unseen], verbose: bool, page: &Page, out: &mut String) {
     if all.is_empty() {
         return;
     }
-    heading("what could not be seen", out);
+    heading(label, out);
     let shown = if verbose { all.len() } else { MANY };
     for unseen in all.iter().take(shown) {
         let text = printable(&format!("{}: {}", unseen.what, unseen.why));

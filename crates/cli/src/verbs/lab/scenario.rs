@@ -1,16 +1,12 @@
-//! `seikan lab run` and `seikan lab score`: tunnels that were made slow, and whether the doctor finds out why.
+//! `seikan lab run`: a tunnel that was made slow, and whether the doctor finds out why.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
 
-use clap::{Args, ValueEnum, ValueHint};
+use clap::{Args, ValueHint};
 use seikan_lab::report::ProgressBar;
-use seikan_lab::scenario::{
-    Draw, Interval, Outcome, Progressed, RunOptions, Scenario, ScoreOptions, Split, Tally, run,
-    score,
-};
+use seikan_lab::scenario::{Draw, MachineGuard, Outcome, RunOptions, Scenario, Split, run};
 use seikan_lab::{Interrupt, LabError, Progress};
 
 use super::wrong_usage;
@@ -40,62 +36,21 @@ pub struct RunArguments {
     /// How long the doctor looks; 0: do not ask it
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(0..=600))]
     pub seconds: u32,
+    /// How deep the doctor looks; as it likes if left out
+    #[arg(long, value_name = "LEVEL", value_parser = clap::value_parser!(u32).range(0..=2))]
+    pub level: Option<u32>,
+    /// Have the doctor try what helps, see what came of it, and undo it
+    #[arg(long)]
+    pub fix: bool,
+    /// Keep what the doctor measures in this file
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub record: Option<PathBuf>,
     /// Leave tunnel, fault and load until Ctrl-C
     #[arg(long)]
     pub keep: bool,
     /// Print the outcome as JSON
     #[arg(long)]
     pub json: bool,
-}
-
-/// What `lab score` is told.
-#[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  \
-    sudo seikan lab score --cases 2 --out cases.jsonl\n  \
-    sudo seikan lab score --classes shaper,healthy --split held-out --minutes 10")]
-pub struct ScoreArguments {
-    /// Only these causes or scenarios; all if left out
-    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
-    pub classes: Vec<String>,
-    /// Cases of each scenario
-    #[arg(long, value_name = "CASES", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    pub cases: u32,
-    /// Begin no new case after this time
-    #[arg(long, value_name = "MINUTES")]
-    pub minutes: Option<f64>,
-    /// What tunnels and severities are drawn from
-    #[arg(long, value_name = "NUMBER", default_value_t = 1)]
-    pub seed: u64,
-    /// Which half of the severities and tunnels
-    #[arg(long, value_enum, default_value = "train")]
-    pub split: SplitName,
-    /// Keep every case in this file, and do not play those again that it has
-    #[arg(long, value_name = "FILE.jsonl", value_hint = ValueHint::FilePath)]
-    pub out: Option<PathBuf>,
-    /// How long the doctor looks at each case
-    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=600))]
-    pub seconds: u32,
-    /// Print the count as JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// Which half of the cases.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum SplitName {
-    /// Rules may be tuned on these
-    Train,
-    /// Severities and a tunnel that rules were never tuned on
-    HeldOut,
-}
-
-impl From<SplitName> for Split {
-    fn from(split: SplitName) -> Self {
-        match split {
-            SplitName::Train => Self::Train,
-            SplitName::HeldOut => Self::HeldOut,
-        }
-    }
 }
 
 /// Plays one scenario and shows what was expected and what was found.
@@ -114,10 +69,15 @@ pub fn play(arguments: &RunArguments) -> anyhow::Result<ExitCode> {
     };
     let options = RunOptions {
         doctor: (arguments.seconds > 0).then_some(f64::from(arguments.seconds)),
+        level: arguments.level,
+        fix: arguments.fix,
+        recording: arguments.record.clone(),
         always: true,
         keep: arguments.keep,
         ..RunOptions::default()
     };
+    // Before the first thread.
+    let _guard = MachineGuard::prepare()?;
     let interrupt = Interrupt::new();
     let _signals = interrupt.catch_signals()?;
     let bar = ProgressBar::new();
@@ -176,9 +136,11 @@ fn drawn(scenario: &Scenario, arguments: &RunArguments) -> Result<Draw, LabError
             "severity {asked}: possible is {possible}"
         )));
     }
+    let (first, second) = drawn.map_or((None, None), |draw| (draw.severity, draw.second));
     Ok(Draw {
         tunnel,
-        severity: arguments.severity.or(drawn.and_then(|draw| draw.severity)),
+        severity: arguments.severity.or(first),
+        second,
     })
 }
 
@@ -201,7 +163,8 @@ fn list() -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn described(outcome: &Outcome) -> String {
+/// An outcome in two lines, or three.
+pub(super) fn described(outcome: &Outcome) -> String {
     let severity = outcome
         .severity
         .map(|s| format!(", severity {s:.3} {}", outcome.unit))
@@ -221,13 +184,17 @@ fn described(outcome: &Outcome) -> String {
     );
     text += &match (&outcome.diagnosis, &outcome.problem) {
         (Some(d), _) => {
-            let right = match outcome.found() == Some(outcome.cause) {
-                true => "right",
-                false => "wrong",
+            let is_right = match outcome.of_both() {
+                Some([one, _]) => one,
+                None => outcome.found() == Some(outcome.cause),
             };
+            let right = if is_right { "right" } else { "wrong" };
+            let and = outcome
+                .second
+                .map_or(String::new(), |c| format!(" and {c}"));
             let others: Vec<&str> = d.alternatives.iter().map(|c| c.name()).collect();
             format!(
-                "expected {}, found {} ({}, {:.0} s): {right}{}\n",
+                "expected {}{and}, found {} ({}, {:.0} s): {right}{}\n",
                 outcome.cause,
                 d.cause,
                 d.level,
@@ -241,116 +208,29 @@ fn described(outcome: &Outcome) -> String {
         (None, Some(problem)) => format!("expected {}, nothing found: {problem}\n", outcome.cause),
         (None, None) => format!("expected {}; the doctor was not asked\n", outcome.cause),
     };
-    text
-}
-
-/// Plays many cases and shows the count.
-pub fn count(arguments: &ScoreArguments) -> anyhow::Result<ExitCode> {
-    let limit = match arguments
-        .minutes
-        .map(|m| Duration::try_from_secs_f64(m * 60.0))
-    {
-        None => None,
-        Some(Ok(limit)) => Some(limit),
-        Some(Err(_)) => {
-            return wrong_usage(LabError::Usage("--minutes: more than nothing".into()));
-        }
-    };
-    let options = ScoreOptions {
-        classes: arguments.classes.clone(),
-        cases: arguments.cases,
-        limit,
-        seed: arguments.seed,
-        split: arguments.split.into(),
-        out: arguments.out.clone(),
-        run: RunOptions {
-            doctor: Some(f64::from(arguments.seconds)),
-            ..RunOptions::default()
-        },
-    };
-    let interrupt = Interrupt::new();
-    let _signals = interrupt.catch_signals()?;
-    let bar = ProgressBar::new();
-    let tally = score(&options, &interrupt, &mut |progressed| match progressed {
-        Progressed::Step(step) => bar.show(step),
-        Progressed::Done(case) => {
-            let text = match (&case.outcome, &case.error) {
-                (Some(outcome), _) => described(outcome),
-                (None, error) => format!("{}\n", error.as_deref().unwrap_or("failed")),
-            };
-            eprint!("{}: {text}", case.id);
-        }
-    });
-    drop(bar);
-    let tally = match tally {
-        Err(error @ LabError::Usage(_)) => return wrong_usage(error),
-        tally => tally?,
-    };
-    if arguments.json {
-        writeln!(io::stdout(), "{}", serde_json::to_string_pretty(&tally)?)?;
-    } else {
-        write!(io::stdout(), "{}", shown(&tally))?;
-    }
-    Ok(ExitCode::SUCCESS)
-}
-
-/// The count for people.
-fn shown(tally: &Tally) -> String {
-    let mut text = format!(
-        "{} cases count ({} did not lose enough, or a control lost some; the doctor said nothing in {})\n",
-        tally.cases, tally.discarded, tally.silent
-    );
-    for (what, interval) in [
-        ("named first", tally.top_1),
-        ("among the first two", tally.top_2),
-        ("unknown where there was something", tally.abstained),
-        ("false alarms on healthy controls", tally.false_alarms),
-    ] {
-        text += &format!("  {what:<36}{}\n", percent(interval));
-    }
-    text += &format!("  {:<36}{:>6.2}\n", "macro-F1", tally.macro_f1);
-    if let Some(seconds) = tally.seconds {
+    if let Some(guesses) = outcome.guesses {
         text += &format!(
-            "  {:<36}{:>6.1} s\n",
-            "time to the verdict, median", seconds.median
+            "highest correlation: {}; largest jump: {}\n",
+            guesses.correlation, guesses.jump
         );
     }
-    if tally.classes.is_empty() {
-        return text;
-    }
-    text += &format!(
-        "\n{:<28}{:<32}{:<20}{:>6}\n",
-        "cause", "named first (95 % interval)", "rightly named", "F1"
-    );
-    for class in &tally.classes {
+    if let Some(repair) = &outcome.repair {
         text += &format!(
-            "{:<28}{:<32}{:<20}{:>6.2}\n",
-            class.cause.name(),
-            percent(class.recall),
-            format!("{}/{}", class.precision.hits, class.precision.of),
-            class.f1
+            "{}, then {:.0} Mbit/s{}{}\n",
+            match repair.kept {
+                true => "a change was kept",
+                false => "what was tried was taken back",
+            },
+            repair.throughput,
+            repair
+                .why
+                .as_ref()
+                .map_or(String::new(), |why| format!(": {why}")),
+            match repair.left.is_empty() {
+                true => "; afterwards everything is as before".to_owned(),
+                false => format!("; NOT AS BEFORE: {}", repair.left.join(", ")),
+            }
         );
-        let wrong = tally
-            .confusion
-            .iter()
-            .filter(|(is, said, _)| *is == class.cause && said != is);
-        for (_, said, count) in wrong {
-            text += &format!("    taken for {said}: {count}\n");
-        }
     }
     text
-}
-
-fn percent(interval: Interval) -> String {
-    match interval.share() {
-        None => "no cases".into(),
-        Some(share) => format!(
-            "{:>5.1} % ({}/{}, {:.0} to {:.0} %)",
-            100.0 * share,
-            interval.hits,
-            interval.of,
-            100.0 * interval.low,
-            100.0 * interval.high
-        ),
-    }
 }

@@ -80,6 +80,9 @@ pub struct CrudeArguments {
     /// Packets that the device holds
     #[arg(long, value_name = "PACKETS")]
     pub queue: Option<u32>,
+    /// Spread connections over so many outer flows
+    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..))]
+    pub lanes: u8,
 }
 
 /// Runs one end of the crude tunnel until a signal, then says what became of packets.
@@ -99,6 +102,7 @@ pub fn crude(arguments: &CrudeArguments) -> anyhow::Result<ExitCode> {
             rcvbuf: arguments.rcvbuf,
             sndbuf: arguments.sndbuf,
             queue: arguments.queue,
+            lanes: arguments.lanes,
         },
     })?;
     end.run(&interrupt)?;

@@ -102,28 +102,18 @@ fn verdict(view: &View) -> Paragraph<'static> {
 }
 
 fn throughput(frame: &mut Frame<'_>, view: &View, area: Rect) {
-    let now = &view.now;
     let halves = Layout::horizontal([Constraint::Fill(1); 2]).split(area);
     let newest = view.history.last().copied().unwrap_or_default();
     let out: Vec<f64> = view.history.iter().map(|both| both.0).collect();
     let into: Vec<f64> = view.history.iter().map(|both| both.1).collect();
-    let delay = now
-        .main_flow()
-        .and_then(|flow| now.tcp_mean(flow, metric::TCP_RTT_US))
-        .map(|rtt| format!("; round trip {} ms", rounded(rtt / 1e3)))
-        .unwrap_or_default();
-    let again = now
-        .retransmitted()
-        .map(|share| format!("; {} % sent again", rounded(share * 100.0)))
-        .unwrap_or_default();
-    for (area, name, values, rate, more) in [
-        (halves[0], "out", out, newest.0, delay + &again),
-        (halves[1], "in", into, newest.1, String::new()),
+    for (area, name, values, rate) in [
+        (halves[0], "out", out, newest.0),
+        (halves[1], "in", into, newest.1),
     ] {
         let most = values.iter().copied().fold(0.0, f64::max);
         let megabits = |bits: f64| rounded(bits / 1e6);
         let heading = format!(
-            " {name} {} Mbit/s, most {}{more} ",
+            " {name} {} Mbit/s, most {} ",
             megabits(rate),
             megabits(most)
         );

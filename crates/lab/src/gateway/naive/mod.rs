@@ -48,6 +48,8 @@ const PATIENCE: u16 = 50;
 const AF_PACKET: i32 = 17;
 const ETH_P_IP: u16 = 0x0800;
 const IPPROTO_RAW: i32 = 255;
+/// `BPF_RET` with a constant (linux/filter.h): how many bytes of a packet are taken.
+const RETURN: u16 = 0x06;
 
 /// One end of the naive tunnel.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -190,8 +192,8 @@ impl Naive {
             .map_err(LabError::io(format!("bind to UDP port {PORT}")))?;
         // It only sends: what arrives there, the packet socket has seen already.
         SockRef::from(&udp)
-            .set_recv_buffer_size(0)
-            .map_err(LabError::io("shrink a receive buffer"))?;
+            .attach_filter(&[SockFilter::new(RETURN, 0, 0, 0)])
+            .map_err(LabError::io("attach a filter to a socket"))?;
         Ok(Self {
             card: packet_socket(&cards).map_err(LabError::io("open a packet socket"))?,
             udp,
@@ -368,7 +370,6 @@ fn packet_socket(interfaces: &[u32]) -> io::Result<Socket> {
 fn filter(interfaces: &[u32]) -> Vec<SockFilter> {
     const LOAD_WORD: u16 = 0x20;
     const JUMP_IF_EQUAL: u16 = 0x15;
-    const RETURN: u16 = 0x06;
     const INTERFACE: u32 = (-0x1000_i32 + 8) as u32;
     let mut program = vec![SockFilter::new(LOAD_WORD, 0, 0, INTERFACE)];
     for (index, interface) in interfaces.iter().enumerate() {

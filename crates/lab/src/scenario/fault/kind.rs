@@ -36,7 +36,8 @@ pub enum FaultKind {
     SendBufferOption,
     /// `net.core.rmem_default` of the machine while the tunnel starts, in bytes.
     DefaultReceiveBuffer,
-    /// `net.core.netdev_max_backlog` of the machine, in packets, and no receive offload on the link.
+    /// `net.core.netdev_max_backlog` of the machine, in packets; no receive offload and no segmentation of datagrams on the
+    /// link, and what it receives is handed to the last processor.
     NetdevBacklog,
     /// `net.core.netdev_budget` of the machine, in packets.
     NapiBudget,
@@ -48,8 +49,17 @@ pub enum FaultKind {
     ApplicationLimited,
     /// The application offers more than the tunnel can carry, in Mbit/s.
     Overload,
-    /// Packets from the interface are handled by one processor (receive packet steering).
+    /// Packets from the interface are handled by one processor (receive packet steering); how many firewall rules each
+    /// is compared with, also without the fault. The crude tunnel only, with several outer flows.
     ReceiveOnOneCpu,
+    /// The crude tunnel's packets are one flow, where there were several, and so are handled by one processor; how many
+    /// firewall rules each is compared with, also without the fault.
+    OneFlow,
+    /// Receive offload (GRO) of the interface is on.
+    ReceiveOffload,
+    /// The virtual switch's table of flows holds none, so that each packet takes its slow path; how many tables of rules
+    /// it passes there.
+    FlowTable,
     /// OpenVPN's library has to do without the processor's instructions for AES.
     NoAesInstructions,
     /// Both buffers that the tunnel's program asks for, in bytes. OpenVPN only.
@@ -104,7 +114,7 @@ impl FaultKind {
         let (min, max, whole, unit) = match self {
             Self::None
             | Self::OffloadsOff
-            | Self::ReceiveOnOneCpu
+            | Self::ReceiveOffload
             | Self::NoAesInstructions
             | Self::Handoff => return None,
             Self::QueueLength => (1.0, 10_000.0, true, "packets"),
@@ -133,6 +143,8 @@ impl FaultKind {
             | Self::BothBufferOptions
             | Self::DefaultReceiveBuffer => (2_304.0, 16e6, true, "bytes"),
             Self::NetdevBacklog | Self::NapiBudget => (1.0, 10_000.0, true, "packets"),
+            Self::ReceiveOnOneCpu | Self::OneFlow => (0.0, 100_000.0, true, "rules"),
+            Self::FlowTable => (1.0, 254.0, true, "tables"),
             Self::ConntrackMax => (8.0, 1e6, true, "connections"),
         };
         Some(Limits {
@@ -167,7 +179,11 @@ impl FaultKind {
                 Some(&["openvpn", "crude"])
             }
             Self::NoAesInstructions | Self::BothBufferOptions => Some(&["openvpn"]),
-            Self::SlowCipher | Self::Handoff | Self::Copies => Some(&["crude"]),
+            Self::SlowCipher
+            | Self::Handoff
+            | Self::Copies
+            | Self::ReceiveOnOneCpu
+            | Self::OneFlow => Some(&["crude"]),
             _ => None,
         }
     }

@@ -1,25 +1,88 @@
-//! Faults that are settings of the whole machine: set back afterwards.
+//! Faults that are settings of the whole machine: set back afterwards, also by a second process should this one be killed.
 
-use std::path::Path;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use seikan_sys::hooks::HookRunner;
 
 use super::Applied;
 use crate::error::{LabError, Result};
 
+/// Where settings are.
+const ROOT: &str = "/proc/sys";
+/// Where it is noted what they were: only root can write there, who alone can change them.
+const NOTES: &str = "/run";
+
+/// What was changed and is not set back yet: files, and what was in them.
+static CHANGED: Mutex<Vec<(PathBuf, String)>> = Mutex::new(Vec::new());
+
+/// A process that sets back what this one has changed of the machine, should it be killed.
+#[derive(Debug)]
+pub struct MachineGuard(#[expect(dead_code, reason = "lives as long as this")] HookRunner);
+
+impl MachineGuard {
+    /// Starts it. Must come before this process has a second thread.
+    ///
+    /// # Errors
+    /// There are threads already, or no process to be had.
+    pub fn prepare() -> Result<Self> {
+        let notes = notes(std::process::id());
+        HookRunner::start_with(Vec::new(), move || set_back(&notes))
+            .map(Self)
+            .map_err(LabError::io(
+                "start the process that sets the machine's settings back",
+            ))
+    }
+}
+
+fn notes(pid: u32) -> PathBuf {
+    Path::new(NOTES).join(format!("seikan-lab-{pid}.settings"))
+}
+
+/// Sets back what is noted; nothing is, if all went well.
+fn set_back(notes: &Path) {
+    let Ok(text) = std::fs::read_to_string(notes) else {
+        return;
+    };
+    let noted = text.lines().filter_map(|line| line.split_once('\t'));
+    for (file, value) in noted.filter(|(file, _)| Path::new(file).starts_with(ROOT)) {
+        // There is nobody left to be told.
+        let _ = std::fs::write(file, value);
+    }
+    let _ = std::fs::remove_file(notes);
+}
+
+/// Changes the list of what is to be set back, and notes it.
+fn note(change: impl FnOnce(&mut Vec<(PathBuf, String)>)) -> io::Result<()> {
+    let mut changed = CHANGED.lock().unwrap_or_else(PoisonError::into_inner);
+    change(&mut changed);
+    let file = notes(std::process::id());
+    if changed.is_empty() {
+        return std::fs::remove_file(file);
+    }
+    let lines = changed.iter();
+    let lines = lines.map(|(file, value)| format!("{}\t{value}\n", file.display()));
+    std::fs::write(file, lines.collect::<String>())
+}
+
 /// Sets the sysctl at `path` below `/proc/sys`.
 pub(super) fn set(path: &str, value: f64, applied: &mut Applied<'_>) -> Result<()> {
-    let file = Path::new("/proc/sys").join(path);
-    let fail = |source: std::io::Error| {
+    let file = Path::new(ROOT).join(path);
+    let fail = |source: io::Error| {
         LabError::Setup(format!(
             "{} cannot be set for this fault: {source}",
             file.display()
         ))
     };
     let before = std::fs::read_to_string(&file).map_err(fail)?;
-    std::fs::write(&file, format!("{value:.0}")).map_err(fail)?;
-    let file = file.clone();
+    let before = before.trim().to_owned();
+    note(|changed| changed.push((file.clone(), before.clone()))).map_err(fail)?;
+    let own = file.clone();
     applied.then(move || {
         // Could be written a moment ago.
-        let _ = std::fs::write(&file, before.trim());
+        let _ = std::fs::write(&own, before);
+        let _ = note(|changed| changed.retain(|(file, _)| *file != own));
     });
-    Ok(())
+    std::fs::write(&file, format!("{value:.0}")).map_err(fail)
 }

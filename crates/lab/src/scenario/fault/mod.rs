@@ -14,6 +14,7 @@ use seikan_sys::ethtool::Feature;
 use serde::Deserialize;
 
 pub use kind::FaultKind;
+pub use machine::MachineGuard;
 
 use super::LoadSpec;
 use crate::error::{LabError, Result};
@@ -21,7 +22,10 @@ use crate::link::{Host, Hosts};
 use crate::load::LiveOptions;
 use crate::process::Process;
 use crate::tunnel::crude::CrudeOptions;
-use crate::tunnel::{Changes, Started, inner_device};
+use crate::tunnel::{Changes, Started, inner_device, openvswitch};
+
+/// Flows of the crude tunnel where there are several: enough for two processors to get about half each.
+const LANES: u8 = 16;
 
 /// Where a fault is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -34,6 +38,8 @@ pub enum Place {
     Receiver,
     /// Both hosts.
     Both,
+    /// The host in the middle.
+    Middle,
 }
 
 /// Which interface.
@@ -83,6 +89,7 @@ impl<'a> Site<'a> {
             Place::Sender => vec![&self.hosts.a],
             Place::Receiver => vec![&self.hosts.b],
             Place::Both => vec![&self.hosts.a, &self.hosts.b],
+            Place::Middle => self.hosts.middle.iter().collect(),
         }
     }
 
@@ -95,7 +102,7 @@ impl<'a> Site<'a> {
     }
 
     /// The tunnel's programs in `host`.
-    fn pids(&self, host: &Host) -> Vec<u32> {
+    pub(super) fn pids(&self, host: &Host) -> Vec<u32> {
         let all = self.started.processes.0.iter();
         all.filter(|process| process.host() == host.name)
             .map(Process::pid)
@@ -132,6 +139,16 @@ impl Fault {
         self.kind == FaultKind::None
     }
 
+    /// Whether it is made in a tunnel that runs, by nothing but [`Fault::apply`], so that it can come on top of another one.
+    #[must_use]
+    pub fn is_of_a_running_tunnel(&self) -> bool {
+        let of_the_load = matches!(
+            self.kind,
+            FaultKind::ApplicationLimited | FaultKind::SlowReader | FaultKind::Overload
+        );
+        !self.is_none() && !of_the_load && !self.needs_restart() && !self.kind.is_of_a_wire()
+    }
+
     /// Whether this fault can be made in the tunnel called `name`.
     #[must_use]
     pub fn can_be_in(&self, name: &str) -> bool {
@@ -161,6 +178,42 @@ impl Fault {
         }
         if self.kind == FaultKind::ApplicationLimited && load.rate.is_none() {
             return Err("an application that sends less needs a load with a rate".into());
+        }
+        Ok(())
+    }
+
+    /// What is different without the fault: what the fault takes away.
+    #[must_use]
+    pub fn changes_without(&self) -> Changes {
+        let crude = match self.kind {
+            FaultKind::ReceiveOnOneCpu | FaultKind::OneFlow => CrudeOptions {
+                lanes: LANES,
+                ..CrudeOptions::default()
+            },
+            _ => CrudeOptions::default(),
+        };
+        Changes {
+            crude: [crude; 2],
+            ..Changes::default()
+        }
+    }
+
+    /// What the hosts are like with and without the fault: for those of processors that receive, there is much to be
+    /// done with each frame, and all processors do it.
+    ///
+    /// # Errors
+    /// The kernel or a tool refuses.
+    pub fn prepare(&self, severity: f64, hosts: &Hosts) -> Result<()> {
+        if matches!(self.kind, FaultKind::ReceiveOnOneCpu | FaultKind::OneFlow) {
+            let host = &hosts.b;
+            let count = std::thread::available_parallelism().map_or(1, usize::from);
+            let cpus: Vec<u32> = (0..count as u32).collect();
+            // All of it for as long as the host is there: nothing to be taken back.
+            let file = format!("{}/queues/rx-0/rps_cpus", host.device);
+            host.set_attribute(&file, &seikan_sys::softirq::mask(&cpus))?;
+            // A veth has none by default, unlike cards; it merges nothing here, as the tunnel does not ask for it.
+            host.set_features(&host.device, &[(Feature::Gro, true)])?;
+            network::long_ruleset(host, &host.device, severity as u32)?;
         }
         Ok(())
     }
@@ -231,12 +284,14 @@ impl Fault {
                 copy: severity as u32,
                 ..well
             },
+            FaultKind::ReceiveOnOneCpu => return self.changes_without().crude,
             _ => well,
         };
         match self.at {
             Place::Sender => [sick, well],
             Place::Receiver => [well, sick],
             Place::Both => [sick, sick],
+            Place::Middle => [well, well],
         }
     }
 
@@ -245,6 +300,7 @@ impl Fault {
             Place::Sender => [what, Vec::new()],
             Place::Receiver => [Vec::new(), what],
             Place::Both => [what.clone(), what],
+            Place::Middle => Default::default(),
         }
     }
 
@@ -351,10 +407,28 @@ impl Fault {
                 network::offloads(host, &device, &ALL, applied)
             }
             FaultKind::NetdevBacklog => {
-                network::offloads(host, &host.device, &[Feature::Gro], applied)
+                // So that packets come in bursts: a super-packet of datagrams is cut up just before the link.
+                let off = [Feature::Gro, Feature::UdpSegmentation];
+                network::offloads(host, &host.device, &off, applied)?;
+                // Another processor than the sender's, which would empty the queue itself after each packet.
+                let last = std::thread::available_parallelism().map_or(0, |n| n.get() - 1);
+                network::receive_on(host, &host.device, &[last as u32], applied)
             }
             FaultKind::ConntrackMax => network::track_connections(host, applied),
-            FaultKind::ReceiveOnOneCpu => network::receive_on(host, &device, 0, applied),
+            FaultKind::ReceiveOnOneCpu => network::receive_on(host, &device, &[0], applied),
+            FaultKind::ReceiveOffload => network::receive_offload(host, &device, applied),
+            FaultKind::FlowTable => match &site.started.orders {
+                Some(dir) => {
+                    applied.then(move || {
+                        // The switch may have ended.
+                        let _ = openvswitch::forget_flows(dir, None);
+                    });
+                    openvswitch::forget_flows(dir, Some(severity as u32))
+                }
+                None => Err(LabError::Setup(
+                    "only a virtual switch has a table of flows".into(),
+                )),
+            },
             FaultKind::CpuHog => {
                 cpu::crowd(host, &site.pids(host), severity.round() as usize, applied)
             }

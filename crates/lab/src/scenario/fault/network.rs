@@ -1,7 +1,7 @@
 //! Faults that are settings of a host's network namespace.
 
-use nix::mount::{MsFlags, mount};
-use nix::sched::{CloneFlags, unshare};
+use std::io::Write;
+
 use seikan_sys::ethtool::{Ethtool, Feature};
 
 use super::{Applied, tool};
@@ -178,34 +178,47 @@ pub(super) fn offloads<'a>(
     Ok(())
 }
 
-/// Steers what the interface receives to one processor.
+/// Steers what the interface receives to these processors.
 pub(super) fn receive_on<'a>(
     host: &'a Host,
     device: &str,
-    cpu: u32,
+    cpus: &[u32],
     applied: &mut Applied<'a>,
 ) -> Result<()> {
-    let mask = seikan_sys::softirq::mask(&[cpu]);
-    let before = steer(host, device, &mask)?;
-    let device = device.to_owned();
+    let file = format!("{device}/queues/rx-0/rps_cpus");
+    let before = host.set_attribute(&file, &seikan_sys::softirq::mask(cpus))?;
     applied.then(move || {
-        let _ = steer(host, &device, before.trim());
+        let _ = host.set_attribute(&file, before.trim());
     });
     Ok(())
 }
 
-/// Writes `rps_cpus` of the first queue, in a view of `/sys` that belongs to the host; returns what it was.
-fn steer(host: &Host, device: &str, mask: &str) -> Result<String> {
-    let file = format!("/sys/class/net/{device}/queues/rx-0/rps_cpus");
-    host.run(|| {
-        let none: Option<&str> = None;
-        // For this thread alone; it ends with the thread.
-        unshare(CloneFlags::CLONE_NEWNS)?;
-        mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)?;
-        mount(Some("sysfs"), "/sys", Some("sysfs"), MsFlags::empty(), none)?;
-        let before = std::fs::read_to_string(&file)?;
-        std::fs::write(&file, mask)?;
-        Ok(before)
-    })?
-    .map_err(LabError::io(format!("steer received packets ({file})")))
+/// Has the kernel compare each frame that comes in with so many rules, none of which is about it.
+pub(super) fn long_ruleset(host: &Host, device: &str, rules: u32) -> Result<()> {
+    let mut text = format!(
+        "table netdev rules {{ chain received {{ type filter hook ingress device {device} priority 0 ;\n"
+    );
+    for port in 0..rules {
+        // Of the discard service's neighbourhood: nobody here sends from there.
+        text += &format!("udp sport {} udp dport 9 drop\n", port % 1024);
+    }
+    text += "}\n}\n";
+    let mut file = tempfile::NamedTempFile::new().map_err(LabError::io("make a file of rules"))?;
+    file.write_all(text.as_bytes())
+        .map_err(LabError::io("write a file of rules"))?;
+    tool(host, &format!("nft -f {}", file.path().display()))
+}
+
+/// Puts receive offload (GRO) on.
+pub(super) fn receive_offload<'a>(
+    host: &'a Host,
+    device: &str,
+    applied: &mut Applied<'a>,
+) -> Result<()> {
+    host.set_features(device, &[(Feature::Gro, true)])?;
+    let device = device.to_owned();
+    applied.then(move || {
+        let _ = host.set_features(&device, &[(Feature::Gro, false)]);
+    });
+    Ok(())
 }

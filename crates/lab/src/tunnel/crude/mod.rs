@@ -43,6 +43,8 @@ pub struct CrudeOptions {
     pub sndbuf: Option<usize>,
     /// Packets that its device holds for it (`txqueuelen`); `None`: the kernel's default, 500.
     pub queue: Option<u32>,
+    /// Outer flows: connections inside are spread over so many sockets; 1 to 255.
+    pub lanes: u8,
 }
 
 impl Default for CrudeOptions {
@@ -55,6 +57,7 @@ impl Default for CrudeOptions {
             rcvbuf: None,
             sndbuf: None,
             queue: None,
+            lanes: 1,
         }
     }
 }
@@ -75,6 +78,9 @@ impl CrudeOptions {
         words.extend(self.rcvbuf.map(|bytes| format!("--rcvbuf={bytes}")));
         words.extend(self.sndbuf.map(|bytes| format!("--sndbuf={bytes}")));
         words.extend(self.queue.map(|packets| format!("--queue={packets}")));
+        if self.lanes > 1 {
+            words.push(format!("--lanes={}", self.lanes));
+        }
         words
     }
 }
@@ -178,8 +184,10 @@ mod tests {
             rcvbuf: Some(7),
             sndbuf: Some(8),
             queue: Some(9),
+            lanes: 10,
         };
-        let words = "--mtu=1300 --burn=5 --handoff --copy=6 --rcvbuf=7 --sndbuf=8 --queue=9";
+        let words =
+            "--mtu=1300 --burn=5 --handoff --copy=6 --rcvbuf=7 --sndbuf=8 --queue=9 --lanes=10";
         assert_eq!(options.words().join(" "), words);
     }
 }

@@ -89,6 +89,8 @@ enum Way {
 pub struct CrudeEnd {
     tun: Tun,
     udp: UdpSocket,
+    /// Sockets that only send, of the flows beside that of `udp`.
+    lanes: Vec<UdpSocket>,
     peer: SocketAddr,
     options: CrudeOptions,
     counters: Counters,
@@ -128,9 +130,14 @@ impl CrudeEnd {
         }
         netlink.set_up(tun.index()).map_err(refuse)?;
         let udp = open_socket(setup).map_err(LabError::io("open the outer socket"))?;
+        let lanes = (1..options.lanes)
+            .map(|_| UdpSocket::bind((setup.listen.ip(), 0)))
+            .collect::<io::Result<_>>()
+            .map_err(LabError::io("open a socket for another flow"))?;
         Ok(Self {
             tun,
             udp,
+            lanes,
             peer: setup.peer,
             options,
             counters: Counters::default(),
@@ -242,7 +249,7 @@ impl CrudeEnd {
     fn send(&self, way: Way, packet: &[u8]) {
         let c = &self.counters;
         let counter = match way {
-            Way::Out => match self.udp.send_to(packet, self.peer) {
+            Way::Out => match self.socket_for(packet).send_to(packet, self.peer) {
                 Ok(_) => &c.out,
                 Err(_) => &c.unsent,
             },
@@ -256,6 +263,14 @@ impl CrudeEnd {
             }
         };
         add(counter, 1);
+    }
+
+    /// The socket of the connection that a packet belongs to.
+    fn socket_for(&self, packet: &[u8]) -> &UdpSocket {
+        match lane(packet, self.options.lanes) {
+            0 => &self.udp,
+            other => &self.lanes[other - 1],
+        }
     }
 
     fn count_work(&self, work: &mut Work, packet: &mut [u8]) {
@@ -300,6 +315,18 @@ impl CrudeEnd {
     }
 }
 
+/// Which of `lanes` an IPv4 packet takes, by its ports: those of connections differ by a little, which multiplication
+/// spreads over the upper bits.
+fn lane(packet: &[u8], lanes: u8) -> usize {
+    let header = packet
+        .first()
+        .map_or(0, |first| usize::from(first & 15) * 4);
+    let ports = packet.get(header..header + 4);
+    let ports = ports.and_then(|ports| ports.try_into().ok());
+    let hash = u32::from_be_bytes(ports.unwrap_or_default()).wrapping_mul(0x9e37_79b1);
+    ((u64::from(hash) * u64::from(lanes.max(1))) >> 32) as usize
+}
+
 /// Sends block, as in any such program; what poll(2) promised and a bad checksum took away does not block for long.
 fn open_socket(setup: &CrudeSetup) -> io::Result<UdpSocket> {
     let udp = UdpSocket::bind(setup.listen)?;
@@ -312,4 +339,32 @@ fn open_socket(setup: &CrudeSetup) -> io::Result<UdpSocket> {
         socket.set_send_buffer_size(bytes)?;
     }
     Ok(udp)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An IPv4 header of 20 bytes, then ports.
+    fn packet(from: u16, to: u16) -> Vec<u8> {
+        let mut packet = vec![0; 40];
+        packet[0] = 0x45;
+        packet[20..22].copy_from_slice(&from.to_be_bytes());
+        packet[22..24].copy_from_slice(&to.to_be_bytes());
+        packet
+    }
+
+    #[test]
+    fn connections_keep_their_lane_and_share_all_of_them() {
+        let mut taken = [0; 4];
+        // Ports as the kernel gives them out, every other one.
+        for port in (32_768..32_832).step_by(2) {
+            let first = lane(&packet(port, 80), 4);
+            assert_eq!(first, lane(&packet(port, 80), 4));
+            taken[first] += 1;
+        }
+        assert!(taken.iter().all(|n| *n > 0), "{taken:?}");
+        assert_eq!(lane(&packet(1, 2), 1), 0);
+        assert_eq!(lane(&[0x45], 4), 0);
+    }
 }

@@ -116,6 +116,7 @@ fn verdict() -> Verdict {
                 "",
             ),
         ],
+        moves: None,
         alternatives: vec![Cause::PathLoss],
         ruled_out: vec![
             out(
@@ -128,6 +129,7 @@ fn verdict() -> Verdict {
         throughput: 123.456e6,
         expected: Some(900e6),
         path: path(),
+        far: None,
         cost: Cost {
             seconds: 5.03,
             cpu_seconds: 0.041,
@@ -214,4 +216,70 @@ fn an_idle_tunnel_is_told_to_be_used() {
     };
     let screen = plain(&render(&verdict, false, &PAGE));
     assert!(screen.contains("while the tunnel is in use"), "{screen}");
+}
+
+#[test]
+fn the_far_end_is_drawn_below_and_has_the_mark_if_it_is_there() {
+    let mut path = path();
+    path.inner = Some("far0".into());
+    path.links[0].name = "far0".into();
+    let far = |at| Far {
+        at,
+        path: path.clone(),
+        throughput: 99e6,
+        cause: Cause::TunQueueOverflow,
+        crossing: Some(seikan_diagnose::Crossing {
+            sent: 1000.0,
+            received: 900.0,
+            packets: true,
+        }),
+    };
+    let screen = |at| {
+        let verdict = Verdict {
+            far: Some(far(at)),
+            ..verdict()
+        };
+        plain(&render(&verdict, false, &PAGE))
+    };
+    for (at, name, where_) in [
+        (Some(End::FarEnd), "far0", "at the far end."),
+        (Some(End::Here), "tun0", "on this host."),
+    ] {
+        let text = screen(at);
+        let marked: Vec<_> = text
+            .lines()
+            .filter(|line| line.contains("◀ here"))
+            .collect();
+        assert!(
+            matches!(marked[..], [line] if line.contains(name)),
+            "{text}"
+        );
+        assert!(
+            text.contains(&format!("The bad spot is {where_}")),
+            "{text}"
+        );
+        assert!(
+            text.contains("99 Mbit/s through far0 there; 10 % of"),
+            "{text}"
+        );
+        // The way goes on where this host's ends.
+        let order = [
+            "the network",
+            "eth0",
+            "sockets",
+            "openvpn",
+            "far0",
+            "applications",
+        ];
+        let mut rest = text.split_once("┴ the network").expect("this host's").1;
+        for station in &order[1..] {
+            rest = rest
+                .split_once(station)
+                .unwrap_or_else(|| panic!("{station}: {text}"))
+                .1;
+        }
+        assert!(text.contains("┴ applications"), "{text}");
+        let wide = text.lines().find(|line| width(line) > 80);
+        assert_eq!(wide, None);
+    }
 }

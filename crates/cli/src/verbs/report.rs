@@ -1,0 +1,215 @@
+//! `seikan report`: a recording as one page with pictures, or the pictures alone.
+//!
+//! Every picture is drawn by a module of its own out of a [`Scene`]: [`timeline`], [`sequence`], [`segments`], [`cdf`], [`softirq`],
+//! [`functions`], [`flame`], [`queues`], [`correlation`], [`trial`]. [`trace`] makes quantities over time out of columns and [`suspects`] knows
+//! which may tell of what, [`axis`] and [`mod@svg`] are what they draw with, [`mod@page`] puts them together.
+
+mod axis;
+mod capture;
+mod cdf;
+mod correlation;
+mod flame;
+mod functions;
+mod page;
+mod png;
+mod queues;
+mod segments;
+mod sequence;
+mod softirq;
+mod suspects;
+mod svg;
+mod timeline;
+mod trace;
+mod trial;
+
+use std::fs::Permissions;
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use clap::{Args, ValueHint};
+use seikan_diagnose::{Recording, Verdict};
+
+use capture::Capture;
+
+use crate::screen::printable;
+use crate::verbs::doctor::verdict;
+
+/// What `report` is told.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    sudo seikan doctor --record slow.parquet    look, and keep what was measured\n  \
+    seikan report slow.parquet                  draw it: slow.html\n  \
+    seikan report slow.parquet --html /tmp/a.html --pcap headers.pcap\n  \
+    seikan report slow.parquet --png pictures   the pictures alone, as files\n\n\
+    The page needs nothing from anywhere else and no JavaScript: mail it, archive it. A capture is read\n\
+    for its headers only; the first 96 bytes of each packet are enough (tcpdump -s 96 -w headers.pcap).\n\
+    A page holds what the recording does: addresses, names of interfaces, programs and functions.")]
+pub struct Arguments {
+    /// The recording
+    #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
+    file: PathBuf,
+    /// Where to write the page [default: FILE with the ending .html, unless --svg or --png is given]
+    #[arg(long, value_name = "OUT", value_hint = ValueHint::FilePath)]
+    html: Option<PathBuf>,
+    /// Write each picture as an SVG file into this directory
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    svg: Option<PathBuf>,
+    /// Write each picture as a PNG file into this directory; needs a font on this machine
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    png: Option<PathBuf>,
+    /// Draw the largest TCP connection of this capture (pcap or pcapng), too
+    #[arg(long, value_name = "CAPTURE", value_hint = ValueHint::FilePath)]
+    pcap: Option<PathBuf>,
+}
+
+/// What pictures are drawn from.
+pub struct Scene<'a> {
+    recording: &'a Recording,
+    verdict: &'a Verdict,
+    capture: Option<&'a Capture>,
+}
+
+/// What drawing gives.
+pub struct Drawing {
+    svg: String,
+    /// How to read it.
+    caption: String,
+}
+
+/// A picture with its name.
+pub struct Picture {
+    /// In the names of files.
+    name: &'static str,
+    title: &'static str,
+    caption: String,
+    svg: String,
+}
+
+/// Title of a picture that could not be drawn, and why.
+pub type Absent = (&'static str, String);
+
+/// Draws one picture, or says why it cannot.
+type Draw = fn(&Scene<'_>) -> Result<Drawing, String>;
+
+/// The pictures, in their order: name, title.
+const PICTURES: [(&str, &str, Draw); 10] = [
+    (
+        "timeline",
+        "Throughput, and what moved with it",
+        timeline::draw,
+    ),
+    ("sequence", "TCP time-sequence graph", sequence::draw),
+    ("segments", "TCP segments of the capture", segments::draw),
+    ("distribution", "Distribution of throughput", cdf::draw),
+    ("softirq", "Softirqs by processor", softirq::draw),
+    ("functions", "Processor time by function", functions::draw),
+    ("flame", "Flame graph", flame::draw),
+    ("queues", "Queues", queues::draw),
+    ("correlation", "Correlation by lag", correlation::draw),
+    ("trial", "Without and with a change", trial::draw),
+];
+
+/// Draws.
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let recording = crate::recording::read(&arguments.file)?;
+    let page_file = page_file(arguments)?;
+    let capture = arguments.pcap.as_deref().map(capture::read).transpose()?;
+    let verdict = verdict(&recording, None);
+    let scene = Scene {
+        recording: &recording,
+        verdict: &verdict,
+        capture: capture.as_ref(),
+    };
+    let (pictures, absent) = pictures(&scene);
+    let mut written = Vec::new();
+    if let Some(file) = page_file {
+        let page = page::page(&recording, &verdict, &pictures, &absent)?;
+        write(&file, page.as_bytes())?;
+        written.push(file);
+    }
+    if let Some(directory) = &arguments.svg {
+        for picture in &pictures {
+            let svg = svg::alone(&picture.svg);
+            written.push(into(directory, picture.name, "svg", svg.as_bytes())?);
+        }
+    }
+    if let Some(directory) = &arguments.png {
+        let renderer = png::Renderer::new()?;
+        for picture in &pictures {
+            let png = renderer.png(&picture.svg)?;
+            written.push(into(directory, picture.name, "png", &png)?);
+        }
+    }
+    let mut out = std::io::stdout();
+    for file in &written {
+        writeln!(out, "{}", file.display())?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn pictures(scene: &Scene<'_>) -> (Vec<Picture>, Vec<Absent>) {
+    let (mut pictures, mut absent) = (Vec::new(), Vec::new());
+    for (name, title, draw) in PICTURES {
+        match draw(scene) {
+            Ok(Drawing { svg, caption }) => pictures.push(Picture {
+                name,
+                title,
+                caption: printable(&caption),
+                svg,
+            }),
+            Err(why) => absent.push((title, printable(&why))),
+        }
+    }
+    (pictures, absent)
+}
+
+/// Where the page goes, if one is wanted.
+fn page_file(arguments: &Arguments) -> anyhow::Result<Option<PathBuf>> {
+    let file = match &arguments.html {
+        Some(file) => file.clone(),
+        None if arguments.svg.is_some() || arguments.png.is_some() => return Ok(None),
+        None => arguments.file.with_extension("html"),
+    };
+    if file == arguments.file {
+        bail!(
+            "{} is the recording itself: say with --html where the page is to go",
+            file.display()
+        );
+    }
+    Ok(Some(file))
+}
+
+/// Writes a picture into a directory, which is made if it is not there.
+fn into(directory: &Path, name: &str, ending: &str, bytes: &[u8]) -> anyhow::Result<PathBuf> {
+    std::fs::create_dir_all(directory)
+        .with_context(|| format!("cannot make the directory {}", directory.display()))?;
+    let file = directory.join(format!("{name}.{ending}"));
+    write(&file, bytes)?;
+    Ok(file)
+}
+
+/// Writes a file under another name first: nobody finds half of one.
+fn write(file: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+    let what = || format!("cannot write {}", file.display());
+    let directory = match file.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let mut temporary = tempfile::Builder::new()
+        .prefix(".seikan-report-")
+        // As for any new file, less what the umask takes.
+        .permissions(Permissions::from_mode(0o666))
+        .tempfile_in(directory)
+        .with_context(what)?;
+    temporary.write_all(bytes).with_context(what)?;
+    temporary.persist(file).with_context(what)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;

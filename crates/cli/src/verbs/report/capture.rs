@@ -1,0 +1,371 @@
+//! The largest TCP connection of a capture, segment by segment, from headers alone.
+//!
+//! A file is read twice: to find the connection, then to follow it. Everything in it is a stranger's: packets, connections and segments
+//! that are kept are bounded, and what cannot be understood is passed over.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+
+use anyhow::{Context, bail};
+use etherparse::{EtherType, LaxNetSlice, LaxSlicedPacket};
+use pcap_parser::pcapng::Block;
+use pcap_parser::{Linktype, PcapBlockOwned, PcapError, create_reader};
+use seikan_wire::tcp;
+
+/// Packets that are looked at.
+const PACKETS: u64 = 20_000_000;
+/// Connections among which the largest is looked for.
+const CONNECTIONS: usize = 10_000;
+/// Segments and acknowledgements that are kept.
+const EVENTS: usize = 1_000_000;
+/// Interfaces of one section of a pcapng file.
+const INTERFACES: usize = 1_000;
+/// A packet has to fit in it: the largest that tcpdump keeps is half as long.
+const BUFFER: usize = 1 << 19;
+/// Turns without a whole packet before the file is given up.
+const STUCK: u32 = 1_000;
+/// Link types that pcap-parser has no name for: Linux cooked capture, version 2.
+const LINUX_SLL2: Linktype = Linktype(276);
+/// Files written on machines where the raw type had another number.
+const RAW_BSD: Linktype = Linktype(12);
+
+/// A segment with data.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Segment {
+    /// Seconds since the first packet of the connection.
+    pub at: f64,
+    /// Bytes since the first one.
+    pub begin: i64,
+    /// Where it ends.
+    pub end: i64,
+    /// Whether all of it had been sent before.
+    pub again: bool,
+}
+
+/// What the receiver told.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Acknowledgement {
+    /// Seconds since the first packet of the connection.
+    pub at: f64,
+    /// The first byte that it does not have.
+    pub number: i64,
+    /// The first byte that it would not take; `None` where the handshake is not there, for then the unit is unknown.
+    pub window: Option<i64>,
+}
+
+/// One direction of a connection.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Capture {
+    /// Who sends to whom.
+    pub name: String,
+    /// What was sent, in order.
+    pub segments: Vec<Segment>,
+    /// What came back, in order.
+    pub acknowledgements: Vec<Acknowledgement>,
+    /// Whether there was more than is kept.
+    pub is_cut: bool,
+}
+
+/// A packet with a TCP header.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Packet {
+    nanoseconds: i128,
+    from: SocketAddr,
+    to: SocketAddr,
+    sequence: u32,
+    acknowledged: u32,
+    flags: u8,
+    window: u16,
+    scale: Option<u8>,
+    /// Bytes of data.
+    length: usize,
+}
+
+/// Reads the largest TCP connection of a capture, in the direction that has more data.
+pub fn read(path: &Path) -> anyhow::Result<Capture> {
+    let open = || File::open(path);
+    let what = || format!("cannot read {}", path.display());
+    let (from, to) = largest(open().with_context(what)?).with_context(what)?;
+    follow(open().with_context(what)?, from, to).with_context(what)
+}
+
+/// The direction with most bytes of data.
+fn largest(file: File) -> anyhow::Result<(SocketAddr, SocketAddr)> {
+    let mut sizes: HashMap<(SocketAddr, SocketAddr), u64> = HashMap::new();
+    each(file, |packet| {
+        let way = (packet.from, packet.to);
+        let is_known = sizes.contains_key(&way) || sizes.len() < CONNECTIONS;
+        if is_known {
+            *sizes.entry(way).or_default() += packet.length as u64;
+        }
+        true
+    })?;
+    // The addresses decide between equals, so that the same file gives the same picture.
+    let largest = sizes.into_iter().max_by_key(|(way, size)| (*size, *way));
+    match largest {
+        Some((way, size)) if size > 0 => Ok(way),
+        _ => bail!("no TCP connection with data is in it"),
+    }
+}
+
+fn follow(file: File, from: SocketAddr, to: SocketAddr) -> anyhow::Result<Capture> {
+    let mut capture = Capture {
+        name: format!("{from} to {to}"),
+        ..Capture::default()
+    };
+    let mut begun = None;
+    let mut sequence = Sequence::default();
+    // Factors of the windows that both sides announce; they count only if both do (RFC 7323, 2.2).
+    let (mut own, mut theirs) = (None, None);
+    let mut sent = i64::MIN;
+    each(file, |packet| {
+        let is_syn = packet.flags & tcp::SYN != 0;
+        let begun = *begun.get_or_insert(packet.nanoseconds);
+        let at = (packet.nanoseconds - begun) as f64 / 1e9;
+        if capture.segments.len() + capture.acknowledgements.len() >= EVENTS {
+            capture.is_cut = true;
+            return false;
+        }
+        if (packet.from, packet.to) == (from, to) {
+            if is_syn {
+                own = Some(packet.scale);
+            }
+            // A SYN takes a number, as data does.
+            let begin = sequence.position(packet.sequence.wrapping_add(u32::from(is_syn)));
+            let end = begin + packet.length as i64;
+            if packet.length > 0 {
+                let again = end <= sent;
+                sent = sent.max(end);
+                capture.segments.push(Segment {
+                    at,
+                    begin,
+                    end,
+                    again,
+                });
+            }
+        } else if (packet.to, packet.from) == (from, to) {
+            if is_syn {
+                theirs = Some(packet.scale);
+            }
+            if packet.flags & tcp::ACK != 0 && packet.flags & tcp::RST == 0 {
+                let number = sequence.position(packet.acknowledged);
+                let factor = match (own, theirs) {
+                    // The window of a SYN is never scaled.
+                    _ if is_syn => Some(0),
+                    (Some(own), Some(theirs)) => Some(own.and(theirs).unwrap_or(0)),
+                    _ => None,
+                };
+                let bytes = |scale: u8| i64::from(packet.window) << scale.min(14);
+                capture.acknowledgements.push(Acknowledgement {
+                    at,
+                    number,
+                    window: factor.map(|scale| number + bytes(scale)),
+                });
+            }
+        }
+        true
+    })?;
+    Ok(capture)
+}
+
+/// Sequence numbers of 32 bits as positions that do not wrap; the first one seen is 0.
+#[derive(Debug, Default)]
+struct Sequence {
+    last: Option<(u32, i64)>,
+}
+
+impl Sequence {
+    fn position(&mut self, number: u32) -> i64 {
+        let position = match self.last {
+            None => 0,
+            // What is less than half of all numbers away is meant (RFC 9293, 3.4).
+            Some((last, position)) => position + i64::from(number.wrapping_sub(last) as i32),
+        };
+        self.last = Some((number, position));
+        position
+    }
+}
+
+/// Hands over every packet that has a TCP header, until told to stop or enough were seen.
+fn each(file: File, mut take: impl FnMut(Packet) -> bool) -> anyhow::Result<()> {
+    let unknown = "it is no pcap or pcapng file";
+    let Ok(mut reader) = create_reader(BUFFER, file) else {
+        bail!(unknown);
+    };
+    let mut interfaces: Vec<Interface> = Vec::new();
+    let (mut packets, mut stuck) = (0, 0);
+    while packets < PACKETS && stuck < STUCK {
+        let used = match reader.next() {
+            Ok((used, block)) => {
+                let packet = match &block {
+                    PcapBlockOwned::LegacyHeader(header) => {
+                        let per_second = match header.is_nanosecond_precision() {
+                            true => 1_000_000_000,
+                            false => 1_000_000,
+                        };
+                        interfaces = vec![Interface {
+                            kind: header.network,
+                            per_second,
+                            offset: 0,
+                        }];
+                        None
+                    }
+                    PcapBlockOwned::Legacy(block) => interfaces.first().and_then(|interface| {
+                        let fraction = i128::from(block.ts_usec) * 1_000_000_000;
+                        let at = i128::from(block.ts_sec) * 1_000_000_000
+                            + fraction / i128::from(interface.per_second);
+                        packet(at, interface.kind, block.data, block.origlen)
+                    }),
+                    PcapBlockOwned::NG(block) => of_section(block, &mut interfaces),
+                };
+                packets += 1;
+                stuck = 0;
+                if packet.is_some_and(|packet| !take(packet)) {
+                    return Ok(());
+                }
+                used
+            }
+            Err(PcapError::Eof | PcapError::UnexpectedEof) => return Ok(()),
+            Err(PcapError::Incomplete(_)) => {
+                stuck += 1;
+                if reader.refill().is_err() {
+                    bail!("it cannot be read on after {packets} packets");
+                }
+                continue;
+            }
+            // What was read until then is as good as ever.
+            Err(_) if packets > 1 => return Ok(()),
+            Err(_) => bail!(unknown),
+        };
+        if used == 0 {
+            return Ok(());
+        }
+        reader.consume(used);
+    }
+    Ok(())
+}
+
+/// Where packets were captured.
+#[derive(Clone, Copy, Debug)]
+struct Interface {
+    kind: Linktype,
+    per_second: u64,
+    /// Seconds.
+    offset: i64,
+}
+
+fn of_section(block: &Block<'_>, interfaces: &mut Vec<Interface>) -> Option<Packet> {
+    match block {
+        Block::SectionHeader(_) => interfaces.clear(),
+        Block::InterfaceDescription(block) if interfaces.len() < INTERFACES => {
+            interfaces.push(Interface {
+                kind: block.linktype,
+                per_second: block.ts_resolution().unwrap_or(1_000_000).max(1),
+                offset: block.ts_offset(),
+            });
+        }
+        Block::EnhancedPacket(block) => {
+            let interface = interfaces.get(block.if_id as usize)?;
+            let units = i128::from(block.ts_high) << 32 | i128::from(block.ts_low);
+            let at = units * 1_000_000_000 / i128::from(interface.per_second)
+                + i128::from(interface.offset) * 1_000_000_000;
+            let data = block.data.get(..block.caplen as usize)?;
+            return packet(at, interface.kind, data, block.origlen);
+        }
+        _ => {}
+    }
+    None
+}
+
+/// The TCP header of a packet, which may be cut short behind the first twenty bytes of it.
+fn packet(nanoseconds: i128, kind: Linktype, data: &[u8], original: u32) -> Option<Packet> {
+    let cooked = |kind_at: usize, header: usize| {
+        let kind = data.get(kind_at..kind_at + 2)?;
+        let kind = EtherType(u16::from_be_bytes([kind[0], kind[1]]));
+        Some(LaxSlicedPacket::from_ether_type(kind, data.get(header..)?))
+    };
+    let sliced = match kind {
+        Linktype::ETHERNET => LaxSlicedPacket::from_ethernet(data).ok()?,
+        Linktype::RAW | Linktype::IPV4 | Linktype::IPV6 | RAW_BSD => {
+            LaxSlicedPacket::from_ip(data).ok()?
+        }
+        Linktype::LINUX_SLL => cooked(14, 16)?,
+        LINUX_SLL2 => cooked(0, 20)?,
+        _ => return None,
+    };
+    let (source, destination, header, told) = match sliced.net.as_ref()? {
+        LaxNetSlice::Ipv4(ip) => {
+            let header = ip.header();
+            let (from, to) = (header.source_addr(), header.destination_addr());
+            let told = usize::from(header.total_len());
+            (
+                IpAddr::V4(from),
+                IpAddr::V4(to),
+                header.slice().as_ptr(),
+                told,
+            )
+        }
+        LaxNetSlice::Ipv6(ip) => {
+            let header = ip.header();
+            let (from, to) = (header.source_addr(), header.destination_addr());
+            let told = match header.payload_length() {
+                0 => 0,
+                behind => usize::from(behind) + header.slice().len(),
+            };
+            (
+                IpAddr::V6(from),
+                IpAddr::V6(to),
+                header.slice().as_ptr(),
+                told,
+            )
+        }
+        LaxNetSlice::Arp(_) => return None,
+    };
+    let payload = sliced.ip_payload()?;
+    if payload.fragmented || payload.ip_number != etherparse::IpNumber::TCP {
+        return None;
+    }
+    let segment = payload.payload;
+    if segment.len() < 20 {
+        return None;
+    }
+    let header_len = usize::from(segment[12] >> 4) * 4;
+    let offset = |pointer: *const u8| (pointer as usize).checked_sub(data.as_ptr() as usize);
+    // Super-packets of more than 64 KiB have a length of 0 in their header.
+    let end = match told {
+        0 => original as usize,
+        told => offset(header)? + told,
+    };
+    let length = end.checked_sub(offset(segment.as_ptr())? + header_len)?;
+    let port = |at: usize| u16::from_be_bytes([segment[at], segment[at + 1]]);
+    Some(Packet {
+        nanoseconds,
+        from: SocketAddr::new(source, port(0)),
+        to: SocketAddr::new(destination, port(2)),
+        sequence: tcp::seq(segment),
+        acknowledged: u32::from_be_bytes([segment[8], segment[9], segment[10], segment[11]]),
+        flags: tcp::flags(segment),
+        window: port(14),
+        scale: scale(segment.get(20..header_len.min(segment.len()))?),
+        length,
+    })
+}
+
+/// The window scale among a header's options.
+fn scale(options: &[u8]) -> Option<u8> {
+    let mut at = 0;
+    loop {
+        match (options.get(at)?, options.get(at + 1)) {
+            (0, _) => return None,
+            (1, _) => at += 1,
+            (3, Some(3)) => return options.get(at + 2).copied(),
+            (_, Some(length)) if *length >= 2 => at += usize::from(*length),
+            _ => return None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,133 @@
+//! The page: the verdict in words, then the pictures. It needs nothing from anywhere else.
+
+use anyhow::Context;
+use askama::Template;
+use seikan_diagnose::{Cause, Recording, Verdict};
+use seikan_lab::machine::utc;
+use seikan_lab::report::PAGE_STYLE;
+use seikan_lab::report::palette::style_rules;
+
+use super::{Absent, Picture};
+use crate::screen::{plain, printable};
+use crate::verbs::doctor::text::{Page as Paper, rounded};
+use crate::verbs::doctor::{drawing, view};
+
+/// Characters in a line of the path.
+const PATH_WIDTH: usize = 110;
+
+struct Fact {
+    name: String,
+    value: String,
+    expected: String,
+    source: String,
+}
+
+#[derive(Template)]
+#[template(path = "report.html")]
+struct Page<'a> {
+    verdict: &'a Verdict,
+    is_bad: bool,
+    inner: String,
+    sureness: &'static str,
+    throughput: String,
+    recorded: String,
+    facts: Vec<Fact>,
+    chain: String,
+    alternatives: String,
+    remedies: Vec<(String, String)>,
+    lists: [(&'static str, Vec<(String, String)>); 3],
+    path: String,
+    pictures: &'a [Picture],
+    absent: &'a [Absent],
+    plot_style: String,
+}
+
+/// Writes it.
+pub fn page(
+    recording: &Recording,
+    verdict: &Verdict,
+    pictures: &[Picture],
+    absent: &[Absent],
+) -> anyhow::Result<String> {
+    let is_named = !matches!(verdict.cause, Cause::Healthy | Cause::Unknown);
+    let inner = printable(verdict.path.inner.as_deref().unwrap_or("the tunnel"));
+    let expected = verdict
+        .expected
+        .map(|bits| format!(", of {} expected", rounded(bits / 1e6)));
+    let megabits = rounded(verdict.throughput / 1e6);
+    let names = |causes: &[Cause], between: &str| {
+        let names: Vec<_> = causes.iter().map(|cause| cause.name()).collect();
+        names.join(between)
+    };
+    let facts = verdict.evidence.iter().map(|fact| Fact {
+        name: printable(&fact.name),
+        value: rounded(fact.value),
+        expected: printable(&fact.expected),
+        source: printable(&fact.source),
+    });
+    let remedies = verdict.remedies.iter().map(|remedy| {
+        let commands: Vec<_> = remedy.commands.iter().map(|text| printable(text)).collect();
+        (
+            printable(&view::remedy_in_words(remedy)),
+            commands.join("\n"),
+        )
+    });
+    let out = |is_seen: bool| {
+        let of = verdict.ruled_out.iter();
+        let of = of.filter(|out| out.unseen.is_none() == is_seen);
+        of.map(|out| (out.cause.to_string(), printable(&view::why(out))))
+            .collect()
+    };
+    let unseen = verdict.path.unseen.iter();
+    let unseen = unseen.map(|unseen| (printable(&unseen.what), printable(&unseen.why)));
+    let paper = Paper {
+        width: PATH_WIDTH,
+        unicode: true,
+    };
+    let page = Page {
+        verdict,
+        is_bad: is_named,
+        throughput: format!(
+            "{megabits} Mbit/s through {inner}{}",
+            expected.unwrap_or_default()
+        ),
+        inner,
+        sureness: if is_named {
+            view::sureness(verdict)
+        } else {
+            ""
+        },
+        recorded: recorded(recording),
+        facts: facts.collect(),
+        chain: match verdict.chain.len() {
+            0 | 1 => String::new(),
+            _ => names(&verdict.chain, " → "),
+        },
+        alternatives: names(&verdict.alternatives, ", "),
+        remedies: remedies.collect(),
+        lists: [
+            ("Ruled out", out(true)),
+            ("Could not be judged", out(false)),
+            ("Could not be seen", unseen.collect()),
+        ],
+        path: plain(&drawing::draw(&verdict.path, Some(verdict), &paper)),
+        pictures,
+        absent,
+        plot_style: style_rules(),
+    };
+    page.render().context("cannot write the page")
+}
+
+/// When, for how long, and at what cost.
+fn recorded(recording: &Recording) -> String {
+    let cost = &recording.cost;
+    let begun = recording.begun.duration_since(std::time::UNIX_EPOCH);
+    let begun = begun.map_or(0, |since| since.as_secs());
+    format!(
+        "Recorded on {} UTC, {:.1} s, {} samples, {:.2} CPU s",
+        utc(begun),
+        recording.evidence.series.length().as_secs_f64(),
+        crate::screen::number(recording.evidence.series.times.len() as u64),
+        cost.cpu_seconds
+    )
+}

@@ -1,0 +1,202 @@
+//! The classic TCP time-sequence graph, out of a capture: every segment, what was acknowledged, and the receiver's window.
+
+use std::collections::HashSet;
+
+use seikan_lab::report::palette::{BAD, KINDS, OWN, SECOND};
+
+use super::axis::{Frame, LEFT, Scale};
+use super::capture::{Acknowledgement, Capture, Segment};
+use super::svg::Svg;
+use super::{Drawing, Scene};
+use crate::screen::number;
+
+/// Segments in the part that is shown in detail.
+const DETAIL: usize = 300;
+/// Segments of one colour that are drawn: more than there is room for side by side.
+const LINES: usize = 20_000;
+
+/// Draws it.
+pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
+    let capture = scene
+        .capture
+        .ok_or("no capture was given (`--pcap FILE`, headers are enough: `tcpdump -s 96`)")?;
+    let mut svg = Svg::default();
+    let knows_window = capture
+        .acknowledgements
+        .iter()
+        .any(|ack| ack.window.is_some());
+    let mut entries = vec![
+        (OWN, "segments"),
+        (BAD, "sent again"),
+        (SECOND, "acknowledged"),
+    ];
+    if knows_window {
+        entries.push((KINDS[2], "end of the receiver's window"));
+    }
+    svg.legend((LEFT, 18.0), &entries);
+    let all = 0..capture.segments.len();
+    let whole = panel(&mut svg, 62.0, "the whole connection", capture, all);
+    let detail = detail(&capture.segments);
+    let mut bottom = whole;
+    if detail.len() < capture.segments.len() {
+        let title = match capture.segments[detail.clone()].iter().any(|s| s.again) {
+            true => "where most was sent again",
+            false => "its beginning",
+        };
+        bottom = panel(&mut svg, whole + 84.0, title, capture, detail);
+    }
+    let again = capture
+        .segments
+        .iter()
+        .filter(|segment| segment.again)
+        .count();
+    let mut caption = format!(
+        "{}: {} segments, of which {} sent again. Segments stand between the acknowledgement below and the window above; a gap to the left \
+         means that the sender waited, red ones that it sent again.",
+        capture.name,
+        number(capture.segments.len() as u64),
+        number(again as u64)
+    );
+    if !knows_window {
+        caption += " Without the handshake the unit of the window is unknown, so it is not drawn.";
+    }
+    if capture.is_cut {
+        caption += " The capture goes on; only its beginning is shown.";
+    }
+    Ok(Drawing {
+        svg: svg.finish(bottom + 46.0, "TCP segments over time"),
+        caption,
+    })
+}
+
+/// The stretch of segments in which most were sent again, its beginning where none was.
+fn detail(segments: &[Segment]) -> std::ops::Range<usize> {
+    let length = DETAIL.min(segments.len());
+    let count = |range: &[Segment]| range.iter().filter(|segment| segment.again).count();
+    let mut again = count(&segments[..length]);
+    let (mut best, mut most) = (0, again);
+    for start in 1..=segments.len() - length {
+        again += usize::from(segments[start + length - 1].again);
+        again -= usize::from(segments[start - 1].again);
+        if again > most {
+            (best, most) = (start, again);
+        }
+    }
+    best..best + length
+}
+
+/// Draws some segments and what was acknowledged meanwhile; returns where it ends.
+fn panel(
+    svg: &mut Svg,
+    top: f64,
+    title: &str,
+    capture: &Capture,
+    range: std::ops::Range<usize>,
+) -> f64 {
+    let segments = &capture.segments[range];
+    let (Some(first), Some(last)) = (segments.first(), segments.last()) else {
+        return top;
+    };
+    let x = Scale::new(first.at, last.at);
+    let meanwhile: Vec<&Acknowledgement> = capture
+        .acknowledgements
+        .iter()
+        .filter(|ack| (x.low..=x.high).contains(&ack.at))
+        .collect();
+    let low = segments.iter().map(|segment| segment.begin);
+    let low = low.chain(meanwhile.iter().map(|ack| ack.number)).min();
+    let high = segments.iter().map(|segment| segment.end).max();
+    let (low, high) = (low.unwrap_or(0), high.unwrap_or(1));
+    // The window may be far above; a quarter more than what was sent is enough to see it close.
+    let windows = meanwhile.iter().filter_map(|ack| ack.window);
+    let room = (high - low) / 4;
+    let above = windows
+        .max()
+        .map_or(0, |window| (window - high).clamp(0, room));
+    let (unit, factor) = match high - low {
+        0..10_000_000 => ("kB", 1e-3),
+        _ => ("MB", 1e-6),
+    };
+    let scaled = |position: i64| position as f64 * factor;
+    let frame = Frame::wide(top, 300.0, x, Scale::new(scaled(low), scaled(high + above)));
+    frame.title(svg, title, unit);
+    frame.y_axis(svg, 6);
+    let window = steps(&meanwhile, |ack| ack.window.map(scaled));
+    let inside: Vec<_> = window
+        .into_iter()
+        .filter(|(_, y)| *y <= frame.y.high)
+        .collect();
+    svg.path(&frame.place(&inside), KINDS[2], 1.4, "");
+    let acknowledged = steps(&meanwhile, |ack| Some(scaled(ack.number)));
+    svg.path(&frame.place(&acknowledged), SECOND, 1.4, "");
+    for (is_again, colour, width) in [(false, OWN, 1.8), (true, BAD, 2.0)] {
+        let of = segments.iter().filter(|segment| segment.again == is_again);
+        let mut lines: Vec<_> = of.map(|segment| bar(&frame, segment, scaled)).collect();
+        // Those on the same pixels are one.
+        let mut seen = HashSet::new();
+        lines.retain(|[(x, from), (_, to)]| {
+            seen.insert([*x, *from, *to].map(|value| (value * 2.0).round() as i64))
+        });
+        lines.truncate(LINES);
+        svg.strokes(&lines, colour, width);
+    }
+    frame.x_axis(svg, Some("seconds since the connection's first packet"));
+    frame.bottom
+}
+
+/// A segment as an upright line, long enough to be seen.
+fn bar(frame: &Frame, segment: &Segment, scaled: impl Fn(i64) -> f64) -> [(f64, f64); 2] {
+    let (x, from) = frame.at(segment.at, scaled(segment.begin));
+    let (_, to) = frame.at(segment.at, scaled(segment.end));
+    [(x, from), (x, to.min(from - 2.0))]
+}
+
+/// A line that keeps its height until the next value.
+fn steps(
+    acks: &[&Acknowledgement],
+    of: impl Fn(&Acknowledgement) -> Option<f64>,
+) -> Vec<(f64, f64)> {
+    let mut corners: Vec<(f64, f64)> = Vec::new();
+    for ack in acks {
+        let Some(value) = of(ack) else { continue };
+        if let Some((_, before)) = corners.last() {
+            corners.push((ack.at, *before));
+        }
+        corners.push((ack.at, value));
+    }
+    corners
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_detail_is_where_most_was_sent_again() {
+        let segment = |again| Segment {
+            at: 0.0,
+            begin: 0,
+            end: 1,
+            again,
+        };
+        let mut segments = vec![segment(false); 1000];
+        assert_eq!(detail(&segments), 0..300);
+        segments[10] = segment(true);
+        segments[700] = segment(true);
+        segments[900] = segment(true);
+        assert_eq!(detail(&segments), 601..901);
+        assert_eq!(detail(&segments[..50]), 0..50);
+    }
+
+    #[test]
+    fn an_acknowledgement_holds_until_the_next() {
+        let ack = |at, number| Acknowledgement {
+            at,
+            number,
+            window: None,
+        };
+        let (a, b) = (ack(1.0, 10), ack(2.0, 30));
+        let corners = steps(&[&a, &b], |ack| Some(ack.number as f64));
+        assert_eq!(corners, [(1.0, 10.0), (2.0, 10.0), (2.0, 30.0)]);
+    }
+}

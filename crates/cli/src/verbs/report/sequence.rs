@@ -1,0 +1,280 @@
+//! The TCP time-sequence graph of the main connection, from what the kernel says of it at every sample.
+
+use seikan_diagnose::Evidence;
+use seikan_lab::report::palette::{BAD, KINDS, OWN, SECOND};
+use seikan_observe::path::SocketFacts;
+use seikan_observe::{Column, Subject, metric};
+
+use super::axis::{Frame, Scale, told};
+use super::svg::Svg;
+use super::trace::seconds;
+use super::{Drawing, Scene};
+
+/// A window that is so many times larger than all that is under way would press the rest flat.
+const FAR: f64 = 4.0;
+
+/// One reading of a connection; bytes since it began.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Reading {
+    at: f64,
+    /// Sent, each byte once.
+    sent: f64,
+    acknowledged: f64,
+    /// The last byte that the receiver would take.
+    window: Option<f64>,
+    /// The congestion window.
+    congestion: Option<f64>,
+    /// Segments sent again since the reading before.
+    again: f64,
+}
+
+/// Draws it.
+pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
+    let evidence = &scene.recording.evidence;
+    let flow = evidence
+        .main_flow()
+        .ok_or("no TCP connection of this host sent through the tunnel (record at the sender)")?;
+    let readings = readings(evidence, flow);
+    let (Some(first), Some(last)) = (readings.first(), readings.last()) else {
+        return Err("the connection was not there long enough".into());
+    };
+    if readings.len() < 2 {
+        return Err("the connection was not there long enough".into());
+    }
+    let x = Scale::new(0.0, seconds(evidence).last().copied().unwrap_or(1.0));
+    let mut svg = Svg::default();
+    let base = first.acknowledged;
+    let megabytes = |bytes: f64| (bytes - base) / 1e6;
+    let has_far_window = far_window(&readings);
+    let line = |of: &dyn Fn(&Reading) -> Option<f64>| -> Vec<(f64, f64)> {
+        let seen = readings.iter();
+        seen.filter_map(|reading| Some((reading.at, of(reading)?)))
+            .collect()
+    };
+    let top_of = |readings: &[Reading]| {
+        let window = |reading: &Reading| reading.window.filter(|_| has_far_window.is_none());
+        let tops = readings
+            .iter()
+            .map(|reading| reading.sent.max(window(reading).unwrap_or(0.0)));
+        tops.fold(0.0, f64::max)
+    };
+    let frame = Frame::wide(
+        60.0,
+        300.0,
+        x,
+        Scale::from_zero(megabytes(top_of(&readings)), 5),
+    );
+    legend(&mut svg, 18.0, has_far_window, &readings);
+    frame.title(&mut svg, "sequence numbers since the recording began", "MB");
+    frame.y_axis(&mut svg, 5);
+    if has_far_window.is_none() {
+        let window = line(&|reading| reading.window.map(megabytes));
+        svg.path(&frame.place(&window), KINDS[2], 1.6, "");
+    }
+    let acknowledged = line(&|reading| Some(megabytes(reading.acknowledged)));
+    svg.path(&frame.place(&acknowledged), SECOND, 1.8, "");
+    let sent = line(&|reading| Some(megabytes(reading.sent)));
+    svg.path(&frame.place(&sent), OWN, 1.8, "");
+    marks(&mut svg, &frame, &readings, &|reading| {
+        megabytes(reading.sent)
+    });
+    frame.x_axis(&mut svg, None);
+
+    let ahead = |of: Option<f64>, reading: &Reading| of.map(|of| (of - reading.acknowledged) / 1e3);
+    let under_way = line(&|reading| ahead(Some(reading.sent), reading));
+    let congestion = line(&|reading| reading.congestion.map(|bytes| bytes / 1e3));
+    let window = match has_far_window {
+        Some(_) => Vec::new(),
+        None => line(&|reading| ahead(reading.window, reading)),
+    };
+    let all = under_way.iter().chain(&congestion).chain(&window);
+    let max = all.map(|(_, value)| *value).fold(0.0, f64::max);
+    let lower = Frame::wide(frame.bottom + 50.0, 180.0, x, Scale::from_zero(max, 4));
+    lower.title(&mut svg, "ahead of what is acknowledged", "kB");
+    lower.y_axis(&mut svg, 4);
+    svg.path(&lower.place(&window), KINDS[2], 1.6, "");
+    svg.path(&lower.place(&congestion), KINDS[0], 1.6, "");
+    svg.path(&lower.place(&under_way), OWN, 1.8, "");
+    marks(&mut svg, &lower, &readings, &|reading| {
+        (reading.sent - reading.acknowledged) / 1e3
+    });
+    lower.x_axis(&mut svg, Some("seconds since the recording began"));
+    let again: f64 = readings.iter().map(|reading| reading.again).sum();
+    let remote = flow.remote.map(|remote| format!(" to {remote}"));
+    let acknowledged = (last.acknowledged - first.acknowledged) / 1e6;
+    Ok(Drawing {
+        svg: svg.finish(lower.bottom + 46.0, "TCP time-sequence graph"),
+        caption: format!(
+            "The connection{} got {} MB acknowledged and sent {} segments again (marked). Above, the slope is the throughput; below, a sender \
+             that touches the window is held up by the receiver, one that follows its congestion window by loss or delay. Lines are \
+             readings of tcp_info; what was sent counts each byte once.",
+            remote.unwrap_or_default(),
+            told(acknowledged),
+            told(again)
+        ),
+    })
+}
+
+fn legend(svg: &mut Svg, y: f64, far: Option<f64>, readings: &[Reading]) {
+    let far = far.map(|bytes| format!("advertised window ({} kB, far above)", told(bytes / 1e3)));
+    let mut entries = vec![(OWN, "sent"), (SECOND, "acknowledged")];
+    if readings.iter().any(|reading| reading.window.is_some()) {
+        entries.push((KINDS[2], far.as_deref().unwrap_or("advertised window")));
+    }
+    entries.push((KINDS[0], "congestion window"));
+    entries.push((BAD, "sent again"));
+    svg.legend((0.0, y), &entries);
+}
+
+fn marks(svg: &mut Svg, frame: &Frame, readings: &[Reading], y: &dyn Fn(&Reading) -> f64) {
+    for reading in readings.iter().filter(|reading| reading.again > 0.0) {
+        let told = format!(
+            "{:.1} s: {} segments sent again",
+            reading.at,
+            told(reading.again)
+        );
+        svg.dot(frame.at(reading.at, y(reading)), 2.2, BAD, &told);
+    }
+}
+
+/// The median of the advertised window, where it is so far above that it is not drawn.
+fn far_window(readings: &[Reading]) -> Option<f64> {
+    let open = readings.iter();
+    let open = open.filter_map(|reading| Some(reading.window? - reading.acknowledged));
+    let mut open: Vec<f64> = open.collect();
+    open.sort_by(f64::total_cmp);
+    let most = readings.iter().map(|reading| {
+        let under_way = reading.sent - reading.acknowledged;
+        under_way.max(reading.congestion.unwrap_or(0.0))
+    });
+    let most = most.fold(0.0, f64::max);
+    let is_far = open.first().is_some_and(|least| *least > FAR * most);
+    is_far.then(|| open[open.len() / 2])
+}
+
+/// What the samples say of a connection, where they say enough.
+fn readings(evidence: &Evidence, flow: &SocketFacts) -> Vec<Reading> {
+    let times = seconds(evidence);
+    let of = |name: &str| Points::of(evidence.column(&Subject::Tcp(flow.inode), name));
+    let (sent, acknowledged) = (of(metric::TCP_BYTES_SENT), of(metric::TCP_BYTES_ACKED));
+    let (again, mss) = (of(metric::TCP_RETRANS), of(metric::TCP_MSS));
+    let (window, congestion) = (of(metric::TCP_SND_WND), of(metric::TCP_CWND));
+    let under_way = of(metric::TCP_UNACKED);
+    let mut before = None;
+    let mut all = Vec::new();
+    for (index, at) in times.into_iter().enumerate() {
+        let index = index as u32;
+        let (Some(total), Some(acknowledged)) = (sent.at(index), acknowledged.at(index)) else {
+            continue;
+        };
+        let size = mss.at(index).unwrap_or(0.0);
+        let again = again.at(index).unwrap_or(0.0);
+        // Segments sent again may be short: where that makes it less than what is acknowledged, what is under way tells.
+        let once = total - again * size;
+        let sent = match once >= acknowledged {
+            true => once,
+            false => acknowledged + under_way.at(index).unwrap_or(0.0) * size,
+        };
+        let congestion = congestion.at(index).map(|segments| segments * size);
+        all.push(Reading {
+            at,
+            sent,
+            acknowledged,
+            window: window
+                .at(index)
+                .filter(|bytes| *bytes > 0.0)
+                .map(|bytes| acknowledged + bytes),
+            congestion: congestion.filter(|bytes| *bytes > 0.0),
+            again: before.map_or(0.0, |before| f64::max(again - before, 0.0)),
+        });
+        before = Some(again);
+    }
+    all
+}
+
+/// Points of a column by their sample.
+struct Points<'a>(&'a [(u32, u64)]);
+
+impl<'a> Points<'a> {
+    fn of(column: Option<&'a Column>) -> Self {
+        Points(column.map_or(&[], |column| &column.points))
+    }
+
+    fn at(&self, index: u32) -> Option<f64> {
+        let found = self.0.binary_search_by_key(&index, |(index, _)| *index);
+        Some(self.0[found.ok()?].1 as f64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::verbs::report::testing::*;
+
+    fn connection() -> Evidence {
+        let mut evidence = sampled(&[0.0, 1.0]);
+        flow(&mut evidence, 5);
+        let tcp = || Subject::Tcp(5);
+        count(
+            &mut evidence,
+            tcp(),
+            metric::TCP_BYTES_SENT,
+            &[50_000, 100_000],
+        );
+        count(
+            &mut evidence,
+            tcp(),
+            metric::TCP_BYTES_ACKED,
+            &[40_000, 70_000],
+        );
+        count(&mut evidence, tcp(), metric::TCP_RETRANS, &[2, 12]);
+        measure(&mut evidence, tcp(), metric::TCP_MSS, &[1000, 1000]);
+        measure(&mut evidence, tcp(), metric::TCP_CWND, &[20, 30]);
+        measure(&mut evidence, tcp(), metric::TCP_SND_WND, &[65_536, 65_536]);
+        evidence
+    }
+
+    #[test]
+    fn what_was_sent_counts_each_byte_once() {
+        let evidence = connection();
+        let readings = readings(&evidence, &evidence.map.flows[0]);
+        let reading = |at, sent, acknowledged, congestion, again| Reading {
+            at,
+            sent,
+            acknowledged,
+            window: Some(acknowledged + 65_536.0),
+            congestion: Some(congestion),
+            again,
+        };
+        let expected = [
+            reading(0.0, 48_000.0, 40_000.0, 20_000.0, 0.0),
+            reading(1.0, 88_000.0, 70_000.0, 30_000.0, 10.0),
+        ];
+        assert_eq!(readings, expected);
+    }
+
+    #[test]
+    fn short_segments_sent_again_do_not_put_it_behind_what_is_acknowledged() {
+        let mut evidence = connection();
+        count(
+            &mut evidence,
+            Subject::Tcp(5),
+            metric::TCP_RETRANS,
+            &[50, 60],
+        );
+        measure(&mut evidence, Subject::Tcp(5), metric::TCP_UNACKED, &[3, 4]);
+        let readings = readings(&evidence, &evidence.map.flows[0]);
+        let sent: Vec<_> = readings.iter().map(|reading| reading.sent).collect();
+        assert_eq!(sent, [43_000.0, 74_000.0]);
+    }
+
+    #[test]
+    fn a_window_far_above_is_told_and_not_drawn() {
+        let mut evidence = connection();
+        let flow = evidence.map.flows[0].clone();
+        assert_eq!(far_window(&readings(&evidence, &flow)), None);
+        let wide = [6_000_000, 6_000_000];
+        measure(&mut evidence, Subject::Tcp(5), metric::TCP_SND_WND, &wide);
+        assert_eq!(far_window(&readings(&evidence, &flow)), Some(6e6));
+    }
+}

@@ -1,0 +1,121 @@
+//! What was tried: throughput without and with each change, in the pairs in which it was measured.
+
+use seikan_diagnose::trial::Decision;
+use seikan_lab::report::palette::{BAD, FAINT, INK, OTHER, OWN};
+
+use super::axis::{Frame, LEFT, Scale, told};
+use super::svg::{Anchor, SIZE, Svg, WIDTH, cut};
+use super::{Drawing, Scene};
+
+/// Changes that are shown.
+const SHOWN: usize = 4;
+const HEIGHT: f64 = 220.0;
+/// Where the gain's axis stands, and how wide a pair's picture is.
+const WIDE: f64 = 360.0;
+
+/// Draws it.
+pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
+    let attempts = &scene.recording.attempts;
+    let attempts: Vec<_> = attempts
+        .iter()
+        .filter(|attempt| !attempt.trial.pairs.is_empty())
+        .take(SHOWN)
+        .collect();
+    if attempts.is_empty() {
+        return Err("nothing was tried (`seikan doctor --fix` tries)".into());
+    }
+    let mut svg = Svg::default();
+    let mut top = 52.0;
+    let mut bottom = top;
+    for attempt in &attempts {
+        let trial = &attempt.trial;
+        let rates: Vec<_> = trial
+            .pairs
+            .iter()
+            .map(|(a, b)| (a.throughput / 1e6, b.throughput / 1e6))
+            .collect();
+        let max = rates.iter().map(|(a, b)| a.max(*b)).fold(0.0, f64::max);
+        let frame = Frame {
+            right: LEFT + WIDE,
+            ..Frame::wide(top, HEIGHT, Scale::new(0.0, 1.0), Scale::from_zero(max, 5))
+        };
+        let title = cut(&attempt.remedy.what, WIDTH - LEFT, SIZE * 1.06);
+        svg.bold((LEFT, top - 30.0), Anchor::Start, INK, &title);
+        svg.text((frame.right, top - 8.0), Anchor::End, FAINT, "Mbit/s");
+        frame.y_axis(&mut svg, 5);
+        for (share, name) in [(0.2, "without"), (0.8, "with")] {
+            let (x, y) = frame.at(share, 0.0);
+            svg.text((x, y + 20.0), Anchor::Middle, FAINT, name);
+        }
+        let lines: Vec<_> = rates
+            .iter()
+            .map(|(a, b)| [frame.at(0.2, *a), frame.at(0.8, *b)])
+            .collect();
+        svg.strokes(&lines, OTHER, 1.2);
+        for (number, (without, with)) in (1..).zip(&rates) {
+            let told = format!(
+                "pair {number}: {} Mbit/s without, {} with",
+                told(*without),
+                told(*with)
+            );
+            svg.dot(frame.at(0.2, *without), 4.5, OTHER, &told);
+            svg.dot(frame.at(0.8, *with), 4.5, OWN, &told);
+        }
+        let right = frame.right + 110.0;
+        gain(&mut svg, &frame, right, trial.gain);
+        let (decision, why) = match &trial.decision {
+            Decision::Keep => ("kept", String::new()),
+            Decision::TakeBack(why) => ("taken back", why.clone()),
+        };
+        let colour = match trial.decision {
+            Decision::Keep => OWN,
+            Decision::TakeBack(_) => BAD,
+        };
+        svg.bold((right + 110.0, top + 20.0), Anchor::Start, colour, decision);
+        let lines = crate::verbs::doctor::text::wrap(&why, 34);
+        for (line, text) in lines.iter().take(6).enumerate() {
+            let y = top + 44.0 + 20.0 * line as f64;
+            svg.text((right + 110.0, y), Anchor::Start, FAINT, text);
+        }
+        bottom = frame.bottom + 30.0;
+        top = bottom + 60.0;
+    }
+    Ok(Drawing {
+        svg: svg.finish(bottom + 10.0, "throughput without and with each change"),
+        caption: "Each line joins two blocks measured one after the other, without and with the change; lines that all rise mean that it helps. \
+                  On the right the gain of the means with its 95 % interval: surely a gain only if all of it lies above 0."
+            .into(),
+    })
+}
+
+/// The gain with its interval, on an axis of its own.
+fn gain(svg: &mut Svg, beside: &Frame, left: f64, gain: Option<seikan_diagnose::stats::Interval>) {
+    let Some(gain) = gain else {
+        return;
+    };
+    let [low, value, high] = [gain.low, gain.value, gain.high].map(|share| share * 100.0);
+    let room = ((high - low).abs() * 0.2).max(2.0);
+    let frame = Frame {
+        left,
+        right: left + 60.0,
+        y: Scale::new(low.min(0.0) - room, high.max(0.0) + room),
+        ..*beside
+    };
+    frame.y_axis(svg, 5);
+    svg.text(
+        (frame.right, frame.top - 8.0),
+        Anchor::End,
+        FAINT,
+        "gain, %",
+    );
+    svg.line(frame.at(0.0, 0.0), frame.at(1.0, 0.0), INK, 1.2);
+    svg.line(frame.at(0.5, low), frame.at(0.5, high), OWN, 2.0);
+    for end in [low, high] {
+        let (x, y) = frame.at(0.5, end);
+        svg.line((x - 6.0, y), (x + 6.0, y), OWN, 2.0);
+    }
+    let text = format!("{value:+.0} % ({low:+.0} to {high:+.0})");
+    svg.dot(frame.at(0.5, value), 5.0, OWN, &text);
+    let at = ((frame.left + frame.right) / 2.0, frame.bottom + 20.0);
+    svg.text(at, Anchor::Middle, INK, &text);
+}

@@ -1,0 +1,138 @@
+//! The doctor, blind, in a handful of scenarios that are told apart easily: every one must be right. And cases judged again
+//! from their recordings.
+#![forbid(unsafe_code)]
+
+mod common;
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use common::skip;
+use seikan_diagnose::Cause;
+use seikan_lab::machine::{CpuClock, Machine};
+use seikan_lab::scenario::{Outcome, Tally};
+
+/// Scenario, and a severity in the middle of what it does.
+const HANDFUL: [(&str, Option<&str>); 5] = [
+    ("tun-queue-overflow", Some("2")),
+    ("shaper", Some("60")),
+    ("mtu-black-hole", Some("900")),
+    ("udp-receive-buffer", Some("6000")),
+    ("healthy-paced", None),
+];
+/// A machine that is busy with something else spoils a case: it is played again, at most so often.
+const ATTEMPTS: usize = 3;
+
+/// One at a time: a load beside it looks like another tunnel's fault.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// What `seikan lab` prints; `None` (loudly) where the lab cannot be.
+fn lab(words: &[&str]) -> Option<Vec<u8>> {
+    if !nix::unistd::geteuid().is_root() {
+        skip("the lab needs root");
+        return None;
+    }
+    let output = Command::new(env!("CARGO_BIN_EXE_seikan"))
+        .arg("lab")
+        .args(words)
+        .output()
+        .expect("seikan");
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    if complaint.contains("is it installed") || complaint.contains("not found") {
+        skip(&complaint);
+        return None;
+    }
+    assert!(output.status.success(), "{complaint}");
+    Some(output.stdout)
+}
+
+/// Whether others use the processors: that is a cause of its own, which the doctor may name.
+fn is_busy() -> bool {
+    let before = CpuClock::now().expect("clock");
+    std::thread::sleep(Duration::from_secs(2));
+    let used = CpuClock::now().expect("clock").since(before) / 2.0;
+    used > 0.2 * Machine::this().cores as f64
+}
+
+#[test]
+fn a_handful_of_faults_is_named_rightly_by_a_doctor_who_knows_nothing() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    if is_busy() {
+        return skip("the machine is busy with something else");
+    }
+    for (scenario, severity) in HANDFUL {
+        let mut words = vec![
+            "run",
+            scenario,
+            "--tunnel",
+            "openvpn",
+            "--seconds",
+            "5",
+            "--json",
+        ];
+        words.extend(
+            severity
+                .iter()
+                .flat_map(|severity| ["--severity", severity]),
+        );
+        let mut last = None;
+        for _ in 0..ATTEMPTS {
+            let Some(json) = lab(&words) else { return };
+            let outcome: Outcome = serde_json::from_slice(&json).expect("an outcome");
+            let counts = outcome.counts;
+            last = Some(outcome);
+            if counts {
+                break;
+            }
+        }
+        let Some(outcome) = last.filter(|outcome| outcome.counts) else {
+            return skip(&format!("{scenario}: the machine is too busy"));
+        };
+        assert_eq!(outcome.found(), Some(outcome.cause), "{outcome:?}");
+    }
+}
+
+#[test]
+fn a_case_that_was_kept_is_judged_the_same_again_without_being_played() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let (cases, recordings) = (path("cases.jsonl"), path("recordings"));
+    let kept = ["--out", &cases, "--recordings", &recordings, "--json"];
+    let tally = |words: &[&str]| -> Option<Tally> {
+        let mut all = vec!["score", "--classes", "healthy-paced"];
+        all.extend(words);
+        all.extend(kept);
+        let json = lab(&all)?;
+        Some(serde_json::from_slice(&json).expect("a count"))
+    };
+    let Some(played) = tally(&["--cases", "1", "--seconds", "3"]) else {
+        return;
+    };
+    if played.cases == 0 {
+        return skip("the machine is too busy for a healthy tunnel");
+    }
+    assert_eq!(played.top_1.hits, 1, "{played:?}");
+    assert_eq!(tally(&["--again"]), Some(played));
+
+    // The count is of what the recording holds, not of what was said.
+    let text = std::fs::read_to_string(&cases).expect("cases");
+    let said = format!("\"diagnosis\":{{\"cause\":\"{}\"", Cause::Healthy);
+    assert!(text.contains(&said), "{text}");
+    let wrong = text.replace(&said, &said.replace("healthy", "shaper"));
+    std::fs::write(&cases, wrong).expect("write");
+    assert_eq!(tally(&["--again"]).expect("a count").top_1.hits, 1);
+
+    let files = std::fs::read_dir(Path::new(&recordings)).expect("recordings");
+    for file in files.flatten() {
+        std::fs::write(file.path(), "no recording").expect("write");
+    }
+    let again = Command::new(env!("CARGO_BIN_EXE_seikan"))
+        .args(["lab", "score", "--again"])
+        .args(kept)
+        .output()
+        .expect("seikan");
+    assert_eq!(again.status.code(), Some(2));
+}

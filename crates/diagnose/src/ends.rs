@@ -1,0 +1,470 @@
+//! Both ends of a tunnel, measured at the same time, taken together.
+//!
+//! The same rules judge each end. Some causes an end only sees from outside: loss, delay, a closed window may come from
+//! the way between or from the other end. Where the other end shows a cause of its own that explains them, that is named.
+//! What one end sent and the other received tells loss on the way from loss at an end.
+
+use seikan_observe::metric;
+use seikan_observe::path::PathMap;
+use serde::{Deserialize, Serialize};
+
+use crate::verdict::{
+    CLEAR, Found, LEAST_WEIGHT, TRACE, conclude, diagnose, is_tolerated, judge, name, named,
+};
+use crate::{Cause, Evidence, Fact, Finding, Level, Place, Remedy, RuledOut, Verdict, rules};
+
+/// Causes that an end only knows from what they do to it.
+const OUTSIDE: &[Cause] = &[
+    Cause::PathLoss,
+    Cause::PathDelay,
+    Cause::TcpReceiveWindow,
+    Cause::Bufferbloat,
+    Cause::Reordering,
+    Cause::MtuBlackHole,
+];
+/// Causes that lose packets at the end where they are; what makes one of them does, too.
+const LOSES: &[Cause] = &[
+    Cause::UdpReceiveBuffer,
+    Cause::BacklogFull,
+    Cause::ConntrackFull,
+    Cause::OffloadBroken,
+    Cause::TunQueueOverflow,
+    Cause::MtuMismatch,
+    Cause::Shaper,
+];
+/// How much heavier than this end's own cause the far end's must be, lest what both see of one machine or one load
+/// changes ends by chance.
+const HEAVIER: f64 = 1.2;
+/// Packets lost elsewhere of which the far end itself dropped so many are its doing.
+const MOSTLY: f64 = 0.5;
+/// Counts of the two ends begin and end a tenth of a second or so apart, of some seconds; a smaller difference is none.
+const SKEW: f64 = 0.02;
+/// And where a link carries super-packets, their bytes lack the headers of the packets that they stand for: 40 of 1,400.
+const HEADERS: f64 = 0.03;
+/// What tunnels add to a packet, bytes at most: more is other traffic on the same link.
+const OVERHEAD: f64 = 150.0;
+/// An Ethernet header with two VLAN tags, which links count in their bytes.
+const FRAME: f64 = 22.0;
+/// Loss of outer packets that nothing else matters beside, as for path-loss.
+const FULL_LOSS: f64 = 0.05;
+
+/// Where something is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum End {
+    /// At the end where the doctor was asked.
+    Here,
+    /// At the other.
+    FarEnd,
+    /// On the way between them.
+    Between,
+}
+
+/// What the far end says.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Far {
+    /// Where the named cause is; `None` for `healthy` and `unknown`.
+    pub at: Option<End>,
+    /// The path on that host, with what it could not see.
+    pub path: PathMap,
+    /// Bits per second through its inner interface, in the direction in which more goes.
+    pub throughput: f64,
+    /// What it would name by itself.
+    pub cause: Cause,
+    /// What crossed from end to end outside of the tunnel, where that can be told.
+    pub crossing: Option<Crossing>,
+}
+
+/// The tunnel's own packets on the way from the sending to the receiving end.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Crossing {
+    /// What left the one end, per second.
+    pub sent: f64,
+    /// What reached the other, per second.
+    pub received: f64,
+    /// Whether packets were counted; bytes otherwise.
+    pub packets: bool,
+}
+
+impl Crossing {
+    /// What was lost on the way, 0 to 1.
+    pub fn lost(&self) -> f64 {
+        (1.0 - self.received / self.sent.max(1.0)).clamp(0.0, 1.0)
+    }
+
+    /// Loss below this may come from how it was counted.
+    pub fn doubt(&self) -> f64 {
+        if self.packets { SKEW } else { SKEW + HEADERS }
+    }
+
+    /// Whether nothing worth mentioning was lost on the way.
+    fn is_whole(&self) -> bool {
+        self.lost() < self.doubt() / 2.0
+    }
+
+    fn fact(&self) -> Fact {
+        let what = if self.packets { "packets" } else { "bytes" };
+        Fact::new(
+            format!("{what} of the tunnel that left one end and did not reach the other"),
+            self.lost(),
+            format!("below {}", self.doubt()),
+            "rtnetlink of the outer interfaces of both ends",
+        )
+    }
+}
+
+/// Names the cause from what both ends measured at the same time.
+pub fn both(near: &Evidence, far: &Evidence) -> Verdict {
+    let far = &Evidence {
+        expected: near.expected,
+        ..far.clone()
+    };
+    let alone = diagnose(far);
+    let sends = near.sends();
+    let (sender, receiver) = if sends { (near, far) } else { (far, near) };
+    let crossing = crossing(sender, receiver);
+    // What arrives counts: a sender of datagrams does not notice that they are lost.
+    let throughput = near.throughput().min(far.throughput());
+    let shortfall = near.expected.map(|expected| 1.0 - throughput / expected);
+    let satisfied = shortfall.is_some_and(is_tolerated);
+    let (mut here, ruled_out) = judge(near, &[]);
+    let (mut there, far_ruled_out) = judge(far, &[]);
+    if satisfied {
+        here.clear();
+        there.clear();
+    }
+    let mut ruled_out = fill(ruled_out, far_ruled_out);
+    let felt = here.first().cloned();
+    let dropped = account(sender, receiver);
+    let (sending, receiving) = match sends {
+        true => (&mut here, &mut there),
+        false => (&mut there, &mut here),
+    };
+    ruled_out.extend(settle_loss(
+        sending, receiving, dropped, crossing, satisfied,
+    ));
+    let end = bad_end(&here, &there, sends);
+    let mut verdict = match end {
+        None => nothing_found(near, shortfall),
+        Some(End::FarEnd) => at_the_far_end(&here, &there, felt, dropped),
+        Some(_) => conclude(near, &here, Vec::new()),
+    };
+    let inside =
+        dropped.is_some_and(|share| share >= MOSTLY) || arrives_and_is_lost(sender, crossing);
+    let at = end.map(|end| place(&verdict, end, sends, inside));
+    let others = here.iter().chain(&there).map(|(rule, _)| rule.cause);
+    let others: Vec<Cause> = others.collect();
+    for cause in others {
+        if !verdict.chain.contains(&cause) && !verdict.alternatives.contains(&cause) {
+            verdict.alternatives.push(cause);
+        }
+    }
+    ruled_out.retain(|out| {
+        !verdict.chain.contains(&out.cause) && !verdict.alternatives.contains(&out.cause)
+    });
+    verdict.ruled_out = ruled_out;
+    verdict.path = near.map.clone();
+    verdict.expected = near.expected;
+    verdict.throughput = throughput;
+    verdict.far = Some(Far {
+        at,
+        path: far.map.clone(),
+        throughput: far.throughput(),
+        cause: alone.cause,
+        crossing,
+    });
+    verdict
+}
+
+/// The end whose findings name the cause; `None` where neither shows any.
+fn bad_end(here: &Found, there: &Found, sends: bool) -> Option<End> {
+    let Some((near_rule, near)) = here.first() else {
+        return there.first().map(|_| End::FarEnd);
+    };
+    let outside = OUTSIDE.contains(&near_rule.cause);
+    let explains = |(rule, finding): &(&rules::Rule, Finding)| {
+        // Why a window is small the receiver knows best.
+        let window = sends && rule.cause == Cause::TcpReceiveWindow;
+        let makes = rule.makes.contains(&near_rule.cause);
+        let makes = makes || (window && rule.cause == near_rule.cause);
+        outside && makes && finding.weight >= TRACE.min(near.weight)
+    };
+    let outweighs = |(rule, finding): &(&rules::Rule, Finding)| {
+        // Proof at an end beats what the other can only see from outside.
+        let own = outside && !OUTSIDE.contains(&rule.cause);
+        finding.weight >= near.weight * if own { 1.0 } else { HEAVIER }
+    };
+    let far = there
+        .iter()
+        .any(|found| explains(found) || outweighs(found));
+    Some(if far { End::FarEnd } else { End::Here })
+}
+
+fn nothing_found(near: &Evidence, shortfall: Option<f64>) -> Verdict {
+    let mut verdict = conclude(near, &Found::new(), Vec::new());
+    // What is sent here may not arrive there.
+    if shortfall.is_some_and(|shortfall| !is_tolerated(shortfall)) {
+        verdict.cause = Cause::Unknown;
+        verdict.sentence = Cause::Unknown.sentence().to_owned();
+        verdict.chain = vec![Cause::Unknown];
+    }
+    verdict
+}
+
+/// The verdict about a cause of the far end, as it is felt here.
+fn at_the_far_end(
+    here: &Found,
+    there: &Found,
+    felt: Option<(&'static rules::Rule, Finding)>,
+    dropped: Option<f64>,
+) -> Verdict {
+    // There is a finding, or this end would have been named.
+    let (chain, level) = name(there).unwrap_or((vec![Cause::Unknown], Level::Consistent));
+    let weight = there.first().map_or(0.0, |(_, finding)| finding.weight);
+    let mut verdict = named(there, chain, level);
+    turn(&mut verdict);
+    let felt = felt.filter(|(rule, _)| OUTSIDE.contains(&rule.cause));
+    if let Some((rule, finding)) = felt {
+        let lost = rule.cause == Cause::PathLoss;
+        let by_count = lost && dropped.is_some_and(|share| share >= MOSTLY);
+        let made = verdict.chain.iter().any(|cause| makes(*cause, rule.cause));
+        if by_count || made {
+            verdict.evidence.truncate(3);
+            verdict
+                .evidence
+                .extend(dropped.filter(|_| by_count).map(explained));
+            verdict.evidence.extend(finding.facts.into_iter().next());
+            verdict.chain.push(rule.cause);
+        }
+    }
+    // A rival at this end leaves a doubt.
+    let rival = here
+        .iter()
+        .find(|(rule, _)| !verdict.chain.contains(&rule.cause));
+    if rival.is_some_and(|(_, rival)| weight < CLEAR * rival.weight) {
+        verdict.level = Level::Consistent;
+    }
+    verdict
+}
+
+/// Whether a cause brings about another.
+fn makes(cause: Cause, other: Cause) -> bool {
+    let rule = rules::ALL.iter().find(|rule| rule.cause == cause);
+    rule.is_some_and(|rule| rule.makes.contains(&other))
+}
+
+/// What the far end says of itself, as it is seen from here. Nothing there can be changed from here.
+fn turn(verdict: &mut Verdict) {
+    for fact in &mut verdict.evidence {
+        fact.name.insert_str(0, "far end: ");
+    }
+    for Remedy { place, actions, .. } in &mut verdict.remedies {
+        actions.clear();
+        *place = match place {
+            Place::Here | Place::Tunnel => Place::FarEnd,
+            Place::FarEnd => Place::Here,
+            Place::Provider => Place::Provider,
+            Place::Application => Place::Application,
+        };
+    }
+}
+
+/// Where the named cause is, if the findings of `end` name it; `inside`: packets are lost in the receiver's host.
+fn place(verdict: &Verdict, end: End, sends: bool, inside: bool) -> End {
+    let first = verdict.remedies.first().map(|remedy| remedy.place);
+    let receiver = if sends { End::FarEnd } else { End::Here };
+    match verdict.cause {
+        // There, by the counters, if by no rule.
+        Cause::PathLoss if inside => receiver,
+        Cause::PathLoss | Cause::PathDelay | Cause::Reordering | Cause::MtuBlackHole => {
+            End::Between
+        }
+        // Whoever receives has too little room.
+        Cause::TcpReceiveWindow => receiver,
+        // The queue may stand where neither sees it.
+        Cause::Bufferbloat if !matches!(first, Some(Place::Here | Place::FarEnd)) => End::Between,
+        _ => end,
+    }
+}
+
+/// What was ruled out here; what could not be judged here, by the far end.
+fn fill(here: Vec<RuledOut>, there: Vec<RuledOut>) -> Vec<RuledOut> {
+    let all = here.into_iter().map(|out| {
+        let other = there.iter().find(|other| other.cause == out.cause);
+        match other.and_then(|other| other.fact.clone()) {
+            Some(mut fact) if out.fact.is_none() => {
+                fact.name.insert_str(0, "far end: ");
+                RuledOut {
+                    cause: out.cause,
+                    fact: Some(fact),
+                    unseen: None,
+                }
+            }
+            _ => out,
+        }
+    });
+    all.collect()
+}
+
+/// The share of what the sender's connections lost outside of its host that the receiver's host itself dropped;
+/// `None` where they lost nothing, or that is not known.
+fn account(sender: &Evidence, receiver: &Evidence) -> Option<f64> {
+    let losses = sender.inner_losses()?;
+    let lost = losses.elsewhere() * losses.segments / sender.seconds();
+    let dropped = receiver.dropped_receiving() / receiver.seconds();
+    (lost > 0.0).then(|| (dropped / lost).min(1.0))
+}
+
+/// Whether so much was lost that it would show between the two ends, and none is missing there.
+fn arrives_and_is_lost(sender: &Evidence, crossing: Option<Crossing>) -> bool {
+    let lost = sender.inner_losses().map(|losses| losses.elsewhere());
+    lost.zip(crossing)
+        .is_some_and(|(lost, crossing)| crossing.is_whole() && lost > 2.0 * crossing.doubt())
+}
+
+fn explained(share: f64) -> Fact {
+    Fact::new(
+        "segments lost outside of the sender's host that the receiver's host dropped, of those",
+        share,
+        "near 0, if they were lost on the way",
+        "tcp_info of the one end, drops of the other",
+    )
+}
+
+/// Path-loss by the counters of both ends: lightened by what the receiver's host dropped itself, supported by what did
+/// not cross, or ruled out.
+fn settle_loss(
+    sending: &mut Found,
+    receiving: &mut Found,
+    dropped: Option<f64>,
+    crossing: Option<Crossing>,
+    satisfied: bool,
+) -> Option<RuledOut> {
+    let of = |found: &Found| {
+        found
+            .iter()
+            .position(|(rule, _)| rule.cause == Cause::PathLoss)
+    };
+    let loses = |found: &Found| {
+        let mut causes = found.iter().map(|(rule, _)| rule);
+        causes.any(|rule| {
+            LOSES.contains(&rule.cause) || rule.makes.iter().any(|made| LOSES.contains(made))
+        })
+    };
+    let lost = crossing.filter(|crossing| crossing.lost() > crossing.doubt());
+    let others = sending
+        .iter()
+        .chain(&*receiving)
+        .any(|(rule, _)| rule.cause != Cause::PathLoss);
+    let mut out = None;
+    let mut rule_out = |fact| {
+        out = Some(RuledOut {
+            cause: Cause::PathLoss,
+            fact: Some(fact),
+            unseen: None,
+        });
+    };
+    // A receiver only sees that something comes late; a sender that counts its losses knows better.
+    if let Some(index) = of(receiving)
+        && (dropped.is_some() || loses(sending))
+        && lost.is_none()
+    {
+        let (_, finding) = receiving.remove(index);
+        finding
+            .facts
+            .into_iter()
+            .next()
+            .into_iter()
+            .for_each(&mut rule_out);
+    }
+    match (of(sending), lost) {
+        (Some(index), lost) => {
+            let (_, finding) = &mut sending[index];
+            let share = dropped.filter(|_| loses(receiving)).unwrap_or(0.0);
+            finding.weight *= 1.0 - share;
+            // So much that both counters would show it. If nothing else explains it, it is still lost, in a host.
+            let plain = finding.facts.first().map_or(0.0, |fact| fact.value);
+            let much = |crossing: &Crossing| plain > 2.0 * crossing.doubt();
+            if let Some(crossing) = crossing.filter(Crossing::is_whole).filter(much) {
+                finding.facts.insert(1, crossing.fact());
+                if others {
+                    finding.weight = 0.0;
+                    rule_out(crossing.fact());
+                }
+            } else if finding.weight < LEAST_WEIGHT {
+                rule_out(explained(share));
+            }
+            if let Some(crossing) = lost {
+                finding.facts.insert(0, crossing.fact());
+            }
+        }
+        (None, Some(crossing)) if !satisfied => {
+            let weight = 0.9 * (crossing.lost() / FULL_LOSS).min(1.0);
+            sending.extend(lost_on_the_way(weight, crossing));
+        }
+        (None, _) => {}
+    }
+    for found in [sending, receiving] {
+        found.retain(|(_, finding)| finding.weight >= LEAST_WEIGHT);
+        found.sort_by(|a, b| b.1.weight.total_cmp(&a.1.weight));
+    }
+    out
+}
+
+fn lost_on_the_way(weight: f64, crossing: Crossing) -> Option<(&'static rules::Rule, Finding)> {
+    let rule = rules::ALL
+        .iter()
+        .find(|rule| rule.cause == Cause::PathLoss)?;
+    let remedy = Remedy::ask(
+        Place::Provider,
+        "find out where packets are lost between the two hosts, with the counters of both",
+        Vec::new(),
+        "all that is lost there arrives",
+    );
+    let finding = Finding {
+        cause: Cause::PathLoss,
+        weight,
+        facts: vec![crossing.fact()],
+        remedies: vec![remedy],
+    };
+    Some((rule, finding))
+}
+
+/// What left the sender's outer interface and reached the receiver's; `None` where other traffic is among it, or they
+/// cannot be compared.
+fn crossing(sender: &Evidence, receiver: &Evidence) -> Option<Crossing> {
+    for end in [sender, receiver] {
+        (end.map.egress.is_some() && end.map.egress != end.map.inner).then_some(())?;
+    }
+    let rate = |value: Option<f64>, end: &Evidence| Some(value? / end.seconds());
+    let sent = rate(sender.egress(metric::TX_PACKETS), sender)?;
+    let sent_bytes = rate(sender.egress(metric::TX_BYTES), sender)?;
+    let received = rate(receiver.egress(metric::RX_PACKETS), receiver)?;
+    let received_bytes = rate(receiver.egress(metric::RX_BYTES), receiver)?;
+    let inner = rate(sender.inner(metric::TX_PACKETS), sender)?;
+    let inner_bytes = rate(sender.inner(metric::TX_BYTES), sender)?;
+    // A hundred packets a second say something about shares of a few per cent.
+    (sent.min(inner) >= 100.0 || inner_bytes >= 1e6).then_some(())?;
+    let overhead = (OVERHEAD * inner).max(0.1 * inner_bytes);
+    (sent_bytes <= inner_bytes + overhead).then_some(())?;
+    let mtu = |end: &Evidence| Some(f64::from(end.map.egress_link()?.mtu) + FRAME);
+    let single = sent_bytes <= sent * mtu(sender)? && received_bytes <= received * mtu(receiver)?;
+    let packets = Crossing {
+        sent,
+        received,
+        packets: true,
+    };
+    let bytes = Crossing {
+        sent: sent_bytes,
+        received: received_bytes,
+        packets: false,
+    };
+    let alike = (packets.lost() - bytes.lost()).abs() <= SKEW;
+    let crossing = if single && alike { packets } else { bytes };
+    // More comes than was sent: others send there, too.
+    let more = crossing.received / crossing.sent - 1.0;
+    (more <= crossing.doubt()).then_some(crossing)
+}
+
+#[cfg(test)]
+mod tests;

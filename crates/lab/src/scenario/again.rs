@@ -1,0 +1,83 @@
+//! Kept recordings judged again by the rules of now: what a change of a rule does to the score is known in seconds, without
+//! root and without a tunnel.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use seikan_diagnose::recording::MAX_BYTES;
+use seikan_diagnose::{Cause, Recording, baseline, diagnose};
+use serde::{Deserialize, Serialize};
+
+use super::{Case, Diagnosis, Outcome};
+use crate::error::{LabError, Result};
+
+/// What naive tools name on the same samples.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Guesses {
+    /// The cause whose counter moves most with the throughput.
+    pub correlation: Cause,
+    /// The cause whose counter is the largest multiple of what is normal.
+    pub jump: Cause,
+}
+
+impl Guesses {
+    /// Of a recording.
+    #[must_use]
+    pub fn of(recording: &Recording) -> Self {
+        Self {
+            correlation: baseline::highest_correlation(&recording.evidence),
+            jump: baseline::largest_jump(&recording.evidence),
+        }
+    }
+}
+
+/// Where the recording of a case is kept.
+#[must_use]
+pub fn recording_file(directory: &Path, id: &str) -> PathBuf {
+    directory.join(format!("{}.parquet", id.replace('/', "-")))
+}
+
+/// Reads a recording.
+///
+/// # Errors
+/// It cannot be read, or is none.
+pub(super) fn load(file: &Path) -> Result<Recording> {
+    let read = || LabError::io(format!("read {}", file.display()));
+    let source = File::open(file).map_err(read())?;
+    let mut bytes = Vec::new();
+    // One more than may be: that it is too large is told by who parses it.
+    source
+        .take(MAX_BYTES + 1)
+        .read_to_end(&mut bytes)
+        .map_err(read())?;
+    Recording::parse(&bytes).map_err(|e| LabError::Usage(format!("{}: {e}", file.display())))
+}
+
+/// Puts what the rules say now in place of what was said; whether it is another cause. Cases that do not count have no
+/// recording, as the doctor was not asked.
+pub(super) fn judge_again(case: &mut Case, directory: &Path) -> Result<bool> {
+    let Some(outcome) = &mut case.outcome else {
+        return Ok(false);
+    };
+    if outcome.diagnosis.is_none() {
+        return Ok(false);
+    }
+    let recording = load(&recording_file(directory, &case.id))?;
+    let before = outcome.diagnosis.as_ref().map(|d| (d.cause, d.seconds));
+    outcome.guesses = Some(Guesses::of(&recording));
+    let diagnosis = Diagnosis {
+        seconds: before.map_or(0.0, |(_, seconds)| seconds),
+        ..Diagnosis::from(&diagnose(&recording.evidence))
+    };
+    let changed = before.map(|(cause, _)| cause) != Some(diagnosis.cause);
+    outcome.diagnosis = Some(diagnosis);
+    Ok(changed)
+}
+
+/// What a recording that was made a moment ago says to naive tools.
+pub(super) fn note_guesses(outcome: &mut Outcome, file: &Path) -> Result<()> {
+    outcome.guesses = Some(Guesses::of(&load(file)?));
+    Ok(())
+}

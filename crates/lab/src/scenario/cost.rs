@@ -1,0 +1,252 @@
+//! What looking costs: a tunnel's throughput with and without the doctor, in turns.
+//!
+//! Each round gives each level of the doctor one pair of neighbouring blocks, without and with it; which comes first changes
+//! from round to round, so that what drifts strikes both alike. The doctor is started before a block and told to end after it.
+
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use seikan_diagnose::stats::{Interval, paired_gain};
+use serde::{Deserialize, Serialize};
+
+use super::doctor;
+use crate::Progress;
+use crate::error::{LabError, Result};
+use crate::interrupt::Interrupt;
+use crate::link::{Host, Hosts};
+use crate::load::{LiveOptions, Meter, live};
+use crate::tunnel::{self, Changes, inner_device};
+
+/// Levels that are compared with nothing, each with the cost that it may have at most, as a share.
+const LEVELS: [(u32, f64); 2] = [(1, 0.01), (2, 0.03)];
+/// Tunnels that are measured if none is named.
+pub const COST_TUNNELS: [&str; 3] = ["seikan-native", "seikan-wireguard", "openvpn"];
+/// Time after each switch that is not measured: the doctor finds the path, streams their rate.
+const SETTLE: Duration = Duration::from_millis(1_500);
+/// The doctor would look for so long, in seconds; it is told to end before.
+const LONG: &str = "3600";
+/// How long it may take to end.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+/// How to measure.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CostOptions {
+    /// Tunnels.
+    pub tunnels: Vec<String>,
+    /// Pairs of blocks for each level; an interval of fewer than 4 says little.
+    pub rounds: u32,
+    /// Seconds of a block.
+    pub seconds: f64,
+}
+
+/// What one level costs in one tunnel.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CostRow {
+    /// The tunnel.
+    pub tunnel: String,
+    /// The level.
+    pub level: u32,
+    /// Throughput without and with the doctor, in Mbit/s, neighbours in time.
+    pub pairs: Vec<(f64, f64)>,
+    /// Share of the throughput that is lost, with its interval; negative: gained. `None` if nothing went through.
+    pub cost: Option<Interval>,
+    /// Share that may be lost at most.
+    pub bar: f64,
+}
+
+/// Measures.
+///
+/// # Errors
+/// A tunnel that there is not or that does not start; no doctor; [`LabError::Interrupted`].
+pub fn cost(
+    options: &CostOptions,
+    interrupt: &Interrupt,
+    step: &mut dyn FnMut(Progress),
+) -> Result<Vec<CostRow>> {
+    let mut rows = Vec::new();
+    let count = options.tunnels.len() as f64;
+    for (number, name) in options.tunnels.iter().enumerate() {
+        let tunnel = tunnel::named(name, &Changes::default())
+            .ok_or_else(|| LabError::Usage(format!("no tunnel is called `{name}`")))?;
+        tunnel.availability().map_err(LabError::Setup)?;
+        let hosts = Hosts::create(tunnel.link(crate::link::Link::default()))?;
+        let mut running = tunnel::start_between(tunnel.as_ref(), hosts, interrupt)?;
+        let load = LiveOptions {
+            streams: 2,
+            ..LiveOptions::default()
+        };
+        let pairs = live(&tunnel.ends(&running.hosts), &load, interrupt, |meter| {
+            let turns = Turns {
+                host: &running.hosts.a,
+                interface: inner_device(name, &running.hosts.a),
+                meter,
+                seconds: options.seconds,
+                interrupt,
+            };
+            turns.take(options.rounds, &mut |share, what| {
+                step(Progress {
+                    fraction: (number as f64 + share) / count,
+                    what: format!("{name}: {what}"),
+                });
+            })
+        })?;
+        running.check_alive()?;
+        rows.extend(
+            LEVELS
+                .iter()
+                .zip(pairs)
+                .map(|((level, bar), pairs)| CostRow {
+                    tunnel: name.clone(),
+                    level: *level,
+                    cost: paired_gain(&pairs).map(lost),
+                    pairs,
+                    bar: *bar,
+                }),
+        );
+    }
+    Ok(rows)
+}
+
+/// A gain is a loss the other way round.
+fn lost(gain: Interval) -> Interval {
+    Interval {
+        value: -gain.value,
+        low: -gain.high,
+        high: -gain.low,
+    }
+}
+
+/// Blocks in one tunnel.
+struct Turns<'a> {
+    host: &'a Host,
+    interface: String,
+    meter: &'a Meter,
+    seconds: f64,
+    interrupt: &'a Interrupt,
+}
+
+impl Turns<'_> {
+    /// Pairs of rates without and with each level.
+    fn take(
+        &self,
+        rounds: u32,
+        step: &mut dyn FnMut(f64, &str),
+    ) -> Result<[Vec<(f64, f64)>; LEVELS.len()]> {
+        let mut pairs: [Vec<(f64, f64)>; LEVELS.len()] = Default::default();
+        for round in 0..rounds {
+            let share = f64::from(round) / f64::from(rounds);
+            // Levels take turns as well: 1, 2, then 2, 1.
+            let mut order: Vec<usize> = (0..LEVELS.len()).collect();
+            order.rotate_left(round as usize % LEVELS.len());
+            for (place, index) in order.into_iter().enumerate() {
+                let level = LEVELS[index].0;
+                step(
+                    share,
+                    &format!("with and without level {level}, round {}", round + 1),
+                );
+                let without_first = (round as usize + place).is_multiple_of(2);
+                let pair = match without_first {
+                    true => {
+                        let without = self.block(None)?;
+                        (without, self.block(Some(level))?)
+                    }
+                    false => {
+                        let with = self.block(Some(level))?;
+                        (self.block(None)?, with)
+                    }
+                };
+                pairs[index].push(pair);
+            }
+        }
+        Ok(pairs)
+    }
+
+    /// The rate in a block, with a doctor at work or without.
+    fn block(&self, level: Option<u32>) -> Result<f64> {
+        let mut looking = level
+            .map(|level| Looking::start(self.host, &self.interface, level))
+            .transpose()?;
+        self.interrupt.sleep(SETTLE)?;
+        let time = Duration::from_secs_f64(self.seconds);
+        let rate = self.meter.rate_over(time, self.interrupt)?;
+        if let Some(looking) = &mut looking {
+            looking.end()?;
+        }
+        Ok(rate)
+    }
+}
+
+/// A doctor at work. Killed when dropped.
+struct Looking(Child);
+
+impl Looking {
+    fn start(host: &Host, interface: &str, level: u32) -> Result<Self> {
+        let mut command: Command = doctor::called()?;
+        command
+            .args(["--iface", interface, "--seconds", LONG, "--json"])
+            .args(["--level", &level.to_string()])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        host.spawn(&mut command)
+            .map(Self)
+            .map_err(LabError::io("start `seikan doctor`"))
+    }
+
+    /// Tells it to end, as Ctrl-C does, and waits.
+    fn end(&mut self) -> Result<()> {
+        let waiting = || LabError::io("wait for `seikan doctor`");
+        let early = self.0.try_wait().map_err(waiting())?;
+        if let Some(status) = early {
+            return Err(LabError::Setup(format!(
+                "`seikan doctor` ended by itself, with {status}"
+            )));
+        }
+        // Fails only when it has ended already, which is told below.
+        let _ = kill(Pid::from_raw(self.0.id() as i32), Signal::SIGINT);
+        let start = Instant::now();
+        while start.elapsed() < PATIENCE {
+            match self.0.try_wait().map_err(waiting())? {
+                Some(status) if status.success() => return Ok(()),
+                Some(status) => {
+                    return Err(LabError::Setup(format!(
+                        "`seikan doctor` failed, with {status}"
+                    )));
+                }
+                None => std::thread::sleep(Duration::from_millis(10)),
+            }
+        }
+        Err(LabError::Timeout {
+            what: "`seikan doctor`".into(),
+            seconds: PATIENCE.as_secs_f64(),
+        })
+    }
+}
+
+impl Drop for Looking {
+    fn drop(&mut self) {
+        // Fails only when it has ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_lost_has_its_ends_the_right_way_round() {
+        // 100 without, 97 and 99 with.
+        let cost = paired_gain(&[(100.0, 97.0), (100.0, 99.0)]).map(lost);
+        let cost = cost.expect("an interval");
+        assert!((cost.value - 0.02).abs() < 1e-9, "{cost:?}");
+        assert!(
+            cost.low <= cost.value && cost.value <= cost.high,
+            "{cost:?}"
+        );
+        assert!(cost.low > 0.0);
+    }
+}

@@ -1,0 +1,248 @@
+//! Whether what the doctor changes helps, and whether what it takes back is as it was: told by looking at the host before and
+//! after, not by asking the doctor.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use seikan_diagnose::trial::{Attempt, Decision};
+use seikan_sys::ethtool::Ethtool;
+use seikan_sys::schedule;
+use serde::{Deserialize, Serialize};
+
+use crate::error::{LabError, Result};
+use crate::link::Host;
+
+/// Of the healthy throughput, what counts as restored.
+pub const RESTORED: f64 = 0.9;
+/// Settings of the network, of the namespace and of the machine.
+const SYSCTLS: [&str; 4] = [
+    "/proc/sys/net/core",
+    "/proc/sys/net/ipv4",
+    "/proc/sys/net/ipv6",
+    "/proc/sys/net/netfilter",
+];
+
+/// What came of `seikan doctor --fix`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Repair {
+    /// Remedies of this host that were tried.
+    pub tried: u32,
+    /// The commands of the last one.
+    #[serde(default)]
+    pub commands: Vec<String>,
+    /// Whether the last one stayed.
+    pub kept: bool,
+    /// Why the last one did not.
+    pub why: Option<String>,
+    /// Throughput afterwards, in Mbit/s.
+    pub throughput: f64,
+    /// Whether that is as good as without the fault.
+    pub restored: bool,
+    /// What is not as before although nothing was kept, or although it was undone.
+    pub left: Vec<String>,
+    /// Seconds that the doctor took in all.
+    pub seconds: f64,
+}
+
+impl Repair {
+    /// Before it is known what was left behind.
+    pub(super) fn new(fixes: &[Attempt], throughput: f64, healthy: f64, seconds: f64) -> Self {
+        let last = fixes.last().map(|attempt| &attempt.trial.decision);
+        Self {
+            tried: fixes.len() as u32,
+            commands: fixes
+                .last()
+                .map(|attempt| attempt.remedy.commands.clone())
+                .unwrap_or_default(),
+            kept: last == Some(&Decision::Keep),
+            why: match last {
+                Some(Decision::TakeBack(why)) => Some(why.clone()),
+                _ => None,
+            },
+            throughput,
+            restored: throughput >= RESTORED * healthy,
+            left: Vec::new(),
+            seconds,
+        }
+    }
+}
+
+/// Everything about a host that a doctor may change, as text by name.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct State(BTreeMap<String, String>);
+
+impl State {
+    /// Looks at `host` and at the programs `pids` in it.
+    pub(super) fn of(host: &Host, pids: &[u32]) -> Result<Self> {
+        let mut state = Self::default();
+        state.interfaces(host)?;
+        for pid in pids {
+            state.program(*pid);
+        }
+        state.0.extend(host.run(|| {
+            SYSCTLS
+                .iter()
+                .flat_map(|dir| sysctls(Path::new(dir)))
+                .collect::<Vec<_>>()
+        })?);
+        Ok(state)
+    }
+
+    /// What differs, in words.
+    pub(super) fn differences(&self, after: &Self) -> Vec<String> {
+        const NOTHING: &str = "nothing";
+        let names = self.0.keys().chain(after.0.keys());
+        let names: std::collections::BTreeSet<&String> = names.collect();
+        let value = |state: &Self, name: &String| {
+            let value = state.0.get(name).map(|text| text.trim().to_owned());
+            value.unwrap_or_else(|| NOTHING.to_owned())
+        };
+        names
+            .into_iter()
+            .filter(|name| self.0.get(*name) != after.0.get(*name))
+            .map(|name| {
+                format!(
+                    "{name}: {} became {}",
+                    value(self, name),
+                    value(after, name)
+                )
+            })
+            .collect()
+    }
+
+    fn interfaces(&mut self, host: &Host) -> Result<()> {
+        let netlink = host.netlink()?;
+        let links = netlink
+            .links()
+            .map_err(|e| LabError::Setup(e.to_string()))?;
+        let ethtool = host
+            .run(Ethtool::open)?
+            .map_err(LabError::io("open a socket for offload settings"))?;
+        for link in links {
+            let name = &link.name;
+            self.0.insert(format!("{name} mtu"), link.mtu.to_string());
+            self.0
+                .insert(format!("{name} txqueuelen"), link.tx_queue_len.to_string());
+            for feature in ethtool.features(name).unwrap_or_default() {
+                self.0.insert(
+                    format!("{name} {}", feature.name),
+                    feature.active.to_string(),
+                );
+            }
+        }
+        let qdiscs = printed(host, &["tc", "qdisc", "show"])?;
+        for (number, line) in qdiscs.lines().enumerate() {
+            // "qdisc tbf 8001: dev eth0 root ...": a handle is another one each time.
+            let words: Vec<&str> = line
+                .split_whitespace()
+                .filter(|w| !w.ends_with(':'))
+                .collect();
+            self.0.insert(format!("qdisc {number}"), words.join(" "));
+        }
+        self.0
+            .insert("nft".to_owned(), printed(host, &["nft", "list", "tables"])?);
+        Ok(())
+    }
+
+    fn program(&mut self, pid: u32) {
+        // A program that has gone has no settings.
+        let nice = schedule::nice(pid).map_or_else(|e| e.to_string(), |n| n.to_string());
+        self.0.insert(format!("program {pid} nice"), nice);
+        let tasks = std::fs::read_dir(format!("/proc/{pid}/task"));
+        for task in tasks.into_iter().flatten().flatten() {
+            let Ok(tid) = task.file_name().to_string_lossy().parse::<u32>() else {
+                continue;
+            };
+            let status = std::fs::read_to_string(task.path().join("status")).unwrap_or_default();
+            let allowed = status.lines().find(|l| l.starts_with("Cpus_allowed_list:"));
+            // Go's runtime starts threads when it likes; those of before count.
+            if let Some(allowed) = allowed {
+                self.0.insert(format!("thread {tid}"), allowed.to_owned());
+            }
+        }
+        for file in limits(pid) {
+            if let Ok(text) = std::fs::read_to_string(&file) {
+                self.0.insert(file.display().to_string(), text);
+            }
+        }
+    }
+}
+
+/// Files with the processor limits of a process's control groups, of both versions.
+fn limits(pid: u32) -> Vec<PathBuf> {
+    let groups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+    let group = |line: &str| -> Option<PathBuf> {
+        // "0::/path" or "4:cpu,cpuacct:/path".
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (controllers, path) = (parts.next()?, parts.next()?.trim_start_matches('/'));
+        match controllers {
+            "" => Some(Path::new("/sys/fs/cgroup").join(path).join("cpu.max")),
+            many if many.split(',').any(|c| c == "cpu") => Some(
+                Path::new("/sys/fs/cgroup/cpu")
+                    .join(path)
+                    .join("cpu.cfs_quota_us"),
+            ),
+            _ => None,
+        }
+    };
+    groups.lines().filter_map(group).collect()
+}
+
+/// Files that can be written and read below a directory, with what is in them.
+fn sysctls(directory: &Path) -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let Ok(meta) = entry.metadata() else { continue };
+        if meta.is_dir() {
+            found.extend(sysctls(&path));
+        } else if meta.permissions().mode() & 0o600 == 0o600
+            && let Ok(text) = std::fs::read_to_string(&path)
+        {
+            found.push((path.display().to_string(), text));
+        }
+    }
+    found
+}
+
+/// What a tool prints in a host.
+fn printed(host: &Host, words: &[&str]) -> Result<String> {
+    let mut command = std::process::Command::new(words[0]);
+    command
+        .args(&words[1..])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null());
+    let output = host
+        .spawn(&mut command)
+        .and_then(std::process::Child::wait_with_output)
+        .map_err(LabError::io(format!("run `{}`", words[0])))?;
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state(entries: &[(&str, &str)]) -> State {
+        let own = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+        State(entries.iter().map(own).collect())
+    }
+
+    #[test]
+    fn what_is_left_behind_is_told() {
+        let before = state(&[("a mtu", "1500\n"), ("a txqueuelen", "3"), ("gone", "x")]);
+        let after = state(&[("a mtu", "1500\n"), ("a txqueuelen", "1000"), ("new", "y")]);
+        assert_eq!(
+            before.differences(&after),
+            [
+                "a txqueuelen: 3 became 1000",
+                "gone: x became nothing",
+                "new: nothing became y"
+            ]
+        );
+        assert!(before.differences(&before).is_empty());
+    }
+}

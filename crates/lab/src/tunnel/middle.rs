@@ -1,0 +1,154 @@
+//! Virtual networks with a host in the middle that is the one to be looked at: a bridge with veth guests, and a
+//! gateway that wraps what a device sends (the naive one).
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::Path;
+use std::process::Command;
+
+use ipnet::{IpNet, Ipv4Net};
+use seikan_sys::ethtool::Feature;
+use seikan_sys::netlink::{NetlinkError, Route};
+
+use crate::error::{LabError, Result};
+use crate::interrupt::Interrupt;
+use crate::link::{Host, Hosts, Link, LinkKind, PORTS};
+use crate::load::Ends;
+use crate::process::Process;
+use crate::tunnel::seikan::program;
+use crate::tunnel::{SWITCH, Started, Tunnel, device_name, need_tun};
+
+/// The host in the middle; that there is none is a bug.
+pub(super) fn host_in_the_middle(hosts: &Hosts) -> Result<&Host> {
+    let none = || LabError::Setup("there is no host in the middle: this is a bug".into());
+    hosts.middle.as_ref().ok_or_else(none)
+}
+
+fn refuse(error: NetlinkError) -> LabError {
+    LabError::Setup(error.to_string())
+}
+
+/// A bridge of the kernel's, with host A and host B as its guests.
+pub(super) struct Bridge;
+
+impl Tunnel for Bridge {
+    fn name(&self) -> &str {
+        "bridge"
+    }
+
+    fn by_default(&self) -> bool {
+        false
+    }
+
+    fn availability(&self) -> std::result::Result<(), String> {
+        Ok(())
+    }
+
+    fn link(&self, asked: Link) -> Link {
+        Link {
+            kind: LinkKind::Middle,
+            ..asked
+        }
+    }
+
+    fn up(&self, hosts: &Hosts, _: &Path, _: &Interrupt) -> Result<Started> {
+        let netlink = host_in_the_middle(hosts)?.netlink()?;
+        let bridge = netlink.create_bridge(SWITCH).map_err(refuse)?;
+        for port in PORTS {
+            let index = netlink.link(port).map_err(refuse)?.index;
+            netlink.set_master(index, Some(bridge)).map_err(refuse)?;
+        }
+        netlink.set_up(bridge).map_err(refuse)?;
+        Ok(Started::default())
+    }
+
+    fn ends<'a>(&self, hosts: &'a Hosts) -> Ends<'a> {
+        hosts.over_link()
+    }
+}
+
+/// The naive gateway: host A is a device of its LAN, host B the far end.
+pub(super) struct Naive;
+
+/// The gateway's addresses on the LAN and outside, and host B's outside.
+const GATEWAY: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 77, 0, 3), Ipv4Addr::new(10, 79, 0, 3)];
+const FAR_END: Ipv4Addr = Ipv4Addr::new(10, 79, 0, 2);
+
+impl Tunnel for Naive {
+    fn name(&self) -> &str {
+        "naive"
+    }
+
+    fn by_default(&self) -> bool {
+        false
+    }
+
+    fn availability(&self) -> std::result::Result<(), String> {
+        need_tun()?;
+        program()
+            .map(drop)
+            .ok_or_else(|| "no program `seikan`: set $SEIKAN_BIN to it".to_owned())
+    }
+
+    fn link(&self, asked: Link) -> Link {
+        Link {
+            kind: LinkKind::Middle,
+            ..asked
+        }
+    }
+
+    fn up(&self, hosts: &Hosts, dir: &Path, _: &Interrupt) -> Result<Started> {
+        let middle = host_in_the_middle(hosts)?;
+        for host in [&hosts.a, &hosts.b] {
+            packets_of_the_mtu(host)?;
+        }
+        let [lan, wan] = PORTS;
+        address(middle, lan, GATEWAY[0])?;
+        address(middle, wan, GATEWAY[1])?;
+        address(&hosts.b, &hosts.b.device, FAR_END)?;
+        let overlay = network(hosts.b.inner, 24)?.trunc();
+        let route = Route::to(IpNet::V4(overlay)).via(GATEWAY[0].into());
+        hosts.a.netlink()?.add_route(&route).map_err(refuse)?;
+        let device = network(hosts.a.address, 32)?;
+        let own = network(hosts.b.inner, 24)?;
+        let far = format!(
+            "--wan={} --peer={} --tun={} --address={own} --network={device}",
+            hosts.b.device,
+            GATEWAY[1],
+            device_name(&hosts.b),
+        );
+        let near = format!("--wan={wan} --peer={FAR_END} --lan={lan} --overlay={overlay}");
+        let mut started = Started::default();
+        for (host, words) in [(&hosts.b, far), (middle, near)] {
+            let program = program().ok_or_else(|| {
+                LabError::Setup("no program `seikan`: set $SEIKAN_BIN to it".into())
+            })?;
+            let mut command = Command::new(program);
+            command.args(["lab", "naive"]).args(words.split(' '));
+            let process = Process::start(host, self.name(), command, dir)?;
+            started.processes.0.push(process);
+        }
+        Ok(started)
+    }
+}
+
+/// As between physical cards: what is longer than the MTU never crosses, and checksums are complete.
+fn packets_of_the_mtu(host: &Host) -> Result<()> {
+    // Segmentation depends on checksums: last to go. The kernel's own (GSO) stays: it is what cuts.
+    let whole = [(Feature::Tso, false), (Feature::TxChecksum, false)];
+    host.set_features(&host.device, &whole)
+}
+
+fn address(host: &Host, device: &str, address: Ipv4Addr) -> Result<()> {
+    let netlink = host.netlink()?;
+    let index = netlink.link(device).map_err(refuse)?.index;
+    let net = network(address.into(), 24)?;
+    netlink.add_address(index, IpNet::V4(net)).map_err(refuse)
+}
+
+fn network(address: IpAddr, length: u8) -> Result<Ipv4Net> {
+    match address {
+        IpAddr::V4(v4) => Ipv4Net::new(v4, length)
+            .map_err(|e| LabError::Setup(format!("{address}/{length}: {e}"))),
+        IpAddr::V6(_) => Err(LabError::Setup("the naive gateway knows IPv4 only".into())),
+    }
+}

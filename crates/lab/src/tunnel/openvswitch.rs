@@ -1,0 +1,206 @@
+//! Open vSwitch with its datapath in user space: a bridge between host A and host B, in a host of its own.
+//!
+//! Database, switch and their sockets are private: nothing of a switch of this machine is touched.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::error::{LabError, Result};
+use crate::interrupt::Interrupt;
+use crate::link::{Hosts, Link, LinkKind, PORTS};
+use crate::load::Ends;
+use crate::process::Process;
+use crate::tunnel::middle::host_in_the_middle;
+use crate::tunnel::{
+    READY_PATIENCE, SWITCH, Started, Tunnel, need_program, need_tun, version_line,
+};
+
+/// The switch, as Debian's package openvswitch-switch has it.
+pub(super) struct OpenVSwitch;
+
+/// Where the package keeps the shape of its database.
+const SCHEMA: &str = "/usr/share/openvswitch/vswitch.ovsschema";
+/// Programs of the package.
+const PROGRAMS: [&str; 5] = [
+    "ovsdb-tool",
+    "ovsdb-server",
+    "ovs-vswitchd",
+    "ovs-vsctl",
+    "ovs-ofctl",
+];
+/// Sockets of the database and of the switch, in the tunnel's directory.
+const DATABASE: &str = "database.sock";
+const CONTROL: &str = "switch.ctl";
+
+impl Tunnel for OpenVSwitch {
+    fn name(&self) -> &str {
+        "openvswitch"
+    }
+
+    fn by_default(&self) -> bool {
+        false
+    }
+
+    fn availability(&self) -> std::result::Result<(), String> {
+        let needed = PROGRAMS
+            .into_iter()
+            .try_for_each(|name| need_program(name).map(drop));
+        needed.map_err(|why| format!("{why}: Debian's package openvswitch-switch has it"))?;
+        if !Path::new(SCHEMA).exists() {
+            return Err(format!(
+                "no {SCHEMA}: Debian's package openvswitch-common has it"
+            ));
+        }
+        need_tun()
+    }
+
+    fn version(&self) -> Option<String> {
+        version_line(&need_program("ovs-vswitchd").ok()?, "--version")
+    }
+
+    /// The switch takes packets as they are: longer ones than the MTU and those without checksum it would not pass on.
+    fn link(&self, asked: Link) -> Link {
+        Link {
+            kind: LinkKind::Middle,
+            offload: false,
+            ..asked
+        }
+    }
+
+    fn up(&self, hosts: &Hosts, dir: &Path, interrupt: &Interrupt) -> Result<Started> {
+        let middle = host_in_the_middle(hosts)?;
+        let (database, control) = (dir.join(DATABASE), dir.join(CONTROL));
+        let at = |path: &Path| path.display().to_string();
+        let file = at(&dir.join("switch.db"));
+        run("ovsdb-tool", &["create", &file, SCHEMA], dir)?;
+
+        let mut started = Started::default();
+        let mut start = |name: &str, arguments: &[String], socket: &Path| {
+            let mut command = command(name, dir)?;
+            command.args(arguments);
+            let mut process = Process::start(middle, name, command, dir)?;
+            let come = wait_for(socket, &mut process, interrupt);
+            started.processes.0.push(process);
+            come
+        };
+        let remote = format!("--remote=punix:{}", at(&database));
+        let own = format!("--unixctl={}", at(&dir.join("database.ctl")));
+        start("ovsdb-server", &[file, remote, own], &database)?;
+        run_vsctl(dir, &["--no-wait", "init"])?;
+        let from = format!("unix:{}", at(&database));
+        let own = format!("--unixctl={}", at(&control));
+        start("ovs-vswitchd", &[from, own], &control)?;
+
+        let mut words = vec![
+            "add-br",
+            SWITCH,
+            "--",
+            "set",
+            "bridge",
+            SWITCH,
+            "datapath_type=netdev",
+        ];
+        for port in PORTS {
+            words.extend(["--", "add-port", SWITCH, port]);
+        }
+        run_vsctl(dir, &words)?;
+        started.orders = Some(dir.to_owned());
+        Ok(started)
+    }
+
+    fn ends<'a>(&self, hosts: &'a Hosts) -> Ends<'a> {
+        hosts.over_link()
+    }
+}
+
+/// Has the switch in `dir` keep no flows, so that every packet takes the slow path, where it passes so many tables of
+/// rules (1 to 254); or, with `None`, takes that back.
+pub(crate) fn forget_flows(dir: &Path, tables: Option<u32>) -> Result<()> {
+    const FLOW_LIMIT: &str = "other_config:flow-limit=0";
+    let file = dir.join("rules");
+    std::fs::write(&file, rules(tables.unwrap_or(1))).map_err(LabError::io("write rules"))?;
+    let file = file.display().to_string();
+    let at = format!("unix:{}", dir.join(format!("{SWITCH}.mgmt")).display());
+    run("ovs-ofctl", &["-O", "OpenFlow13", "del-flows", &at], dir)?;
+    run(
+        "ovs-ofctl",
+        &["-O", "OpenFlow13", "add-flows", &at, &file],
+        dir,
+    )?;
+    match tables {
+        Some(_) => run_vsctl(dir, &["set", "Open_vSwitch", ".", FLOW_LIMIT]),
+        None => run_vsctl(
+            dir,
+            &["remove", "Open_vSwitch", ".", "other_config", "flow-limit"],
+        ),
+    }
+}
+
+/// A line of tables, the last of which switches as by default.
+fn rules(tables: u32) -> String {
+    let goto = (1..tables).map(|next| format!("table={},actions=goto_table:{next}\n", next - 1));
+    goto.chain([format!("table={},actions=NORMAL\n", tables - 1)])
+        .collect()
+}
+
+fn run_vsctl(dir: &Path, words: &[&str]) -> Result<()> {
+    let database = format!("--db=unix:{}", dir.join(DATABASE).display());
+    let mut arguments = vec![&*database, "--timeout=10"];
+    arguments.extend(words);
+    run("ovs-vsctl", &arguments, dir)
+}
+
+/// A program of the package that keeps all it writes in `dir`.
+fn command(name: &str, dir: &Path) -> Result<Command> {
+    let mut command = Command::new(need_program(name).map_err(LabError::Setup)?);
+    for variable in ["OVS_RUNDIR", "OVS_LOGDIR", "OVS_DBDIR"] {
+        command.env(variable, dir);
+    }
+    Ok(command)
+}
+
+fn run(name: &str, arguments: &[&str], dir: &Path) -> Result<()> {
+    let output = command(name, dir)?
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output()
+        .map_err(LabError::io(format!("run {name}")))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(LabError::Setup(format!(
+        "`{name} {}` failed: {}",
+        arguments.join(" "),
+        String::from_utf8_lossy(&output.stderr).trim()
+    )))
+}
+
+fn wait_for(socket: &Path, process: &mut Process, interrupt: &Interrupt) -> Result<()> {
+    let start = Instant::now();
+    while !socket.exists() {
+        process.check_alive()?;
+        if start.elapsed() > READY_PATIENCE {
+            return Err(LabError::Timeout {
+                what: format!("the socket {}", socket.display()),
+                seconds: READY_PATIENCE.as_secs_f64(),
+            });
+        }
+        interrupt.sleep(Duration::from_millis(10))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_lead_to_the_last_one() {
+        assert_eq!(rules(1), "table=0,actions=NORMAL\n");
+        assert_eq!(
+            rules(3),
+            "table=0,actions=goto_table:1\ntable=1,actions=goto_table:2\ntable=2,actions=NORMAL\n"
+        );
+    }
+}

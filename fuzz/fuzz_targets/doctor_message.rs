@@ -1,0 +1,25 @@
+//! Any bytes as a message of another doctor: what is taken survives being written and read again, and whatever is told, the
+//! rules come to a verdict about it, alone and as the other end of itself.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use seikan_diagnose::exchange::{Message, Told};
+use seikan_diagnose::{both, diagnose};
+
+fuzz_target!(|bytes: &[u8]| {
+    let Ok(message) = Message::read(bytes) else {
+        return;
+    };
+    assert!(Message::read(&message.write()).is_ok(), "{message:?}");
+    let Message::Told(told) = message else {
+        return;
+    };
+    let Ok(evidence) = told.evidence() else {
+        return;
+    };
+    let verdict = diagnose(&evidence);
+    assert_eq!(verdict.chain.first(), Some(&verdict.cause));
+    let verdict = both(&evidence, &evidence);
+    assert_eq!(verdict.chain.first(), Some(&verdict.cause));
+    assert!(Told::of(&evidence).evidence().is_ok());
+});
