@@ -17,7 +17,7 @@ SECONDS ?= 600
 TARGET ?=
 
 .PHONY: help test deps peers fmt-check house deny clippy doc unit interop fuzz-ci fuzz \
-	build release demo bench gateway hostile soak interop-kernel clean
+	build release demo bench gateway hostile soak interop-kernel doctor-kernel clean
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' Makefile | column -t -s '|'
@@ -87,6 +87,9 @@ soak: release ## ten minutes in both protocols: no leak, no stall, every byte ch
 
 interop-kernel: ## our binary against the kernel's WireGuard, in a virtual machine (installs QEMU)
 	@scripts/interop-kernel.sh
+
+doctor-kernel: ## the doctor on a stock kernel: calls of its functions, its tunnels, in a virtual machine (installs QEMU)
+	@scripts/doctor-kernel.sh
 
 clean: ## what cargo built; tools and peers stay in $(TOOLS)
 	@cargo clean
