@@ -6,7 +6,7 @@ set -euo pipefail
 # command:package
 needs=(cc:gcc c++:g++ git:git ip:iproute2 ping:iputils-ping wg:wireguard-tools column:bsdextrautils
     nft:nftables iperf3:iperf3 curl:curl nginx:nginx-light dropbear:dropbear-bin
-    ovs-vswitchd:openvswitch-switch)
+    openvpn:openvpn ovs-vswitchd:openvswitch-switch)
 command -v go >/dev/null || needs+=(go:golang-go)
 
 missing=()
@@ -23,6 +23,9 @@ if [ ${#missing[@]} -gt 0 ]; then
     "${sudo[@]}" apt-get update -q >/dev/null
     "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${missing[@]}" >/dev/null
 fi
+
+# Where counts of dropped packets come from; every init system mounts it, but a container has none.
+[ "$(id -u)" != 0 ] || [ -e /sys/kernel/tracing/events ] || mount -t tracefs tracefs /sys/kernel/tracing 2>/dev/null || true
 
 command -v cargo >/dev/null || { echo "missing: cargo; install a Rust toolchain (rustup)" >&2; exit 1; }
 for component in rustfmt clippy; do

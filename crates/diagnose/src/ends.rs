@@ -424,6 +424,7 @@ fn lost_on_the_way(weight: f64, crossing: Crossing) -> Option<(&'static rules::R
     let finding = Finding {
         cause: Cause::PathLoss,
         weight,
+        settled: false,
         facts: vec![crossing.fact()],
         remedies: vec![remedy],
     };

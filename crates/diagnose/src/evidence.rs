@@ -152,10 +152,14 @@ impl Evidence {
         bytes(metric::TX_BYTES) >= bytes(metric::RX_BYTES)
     }
 
-    /// Bits per second through the inner interface, in the direction in which more goes.
+    /// Bits per second through the inner interface, in the direction in which more goes; packets that arrive cut short
+    /// carry nothing.
     pub fn throughput(&self) -> f64 {
         let bytes = |name| self.inner(name).unwrap_or(0.0);
-        bytes(metric::TX_BYTES).max(bytes(metric::RX_BYTES)) * 8.0 / self.seconds()
+        let received = self.inner(metric::RX_PACKETS).unwrap_or(0.0);
+        let short = self.host("IpExt.InTruncatedPkts").unwrap_or(0.0);
+        let whole = 1.0 - (short / received.max(1.0)).min(1.0);
+        bytes(metric::TX_BYTES).max(bytes(metric::RX_BYTES) * whole) * 8.0 / self.seconds()
     }
 
     /// What should go through but does not, 0 to 1; `None` if nobody said what should.

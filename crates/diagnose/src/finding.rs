@@ -41,6 +41,9 @@ pub struct Finding {
     /// How much of what is missing it accounts for, as far as the numbers tell: 0 to 1. Below 0.1 it is not worth
     /// naming.
     pub weight: f64,
+    /// Whether a setting that is plainly wrong shows it, so that nothing deeper has to be to blame: a buffer of a few
+    /// packets overflows whoever reads it.
+    pub settled: bool,
     /// The numbers, the telling one first; three to five.
     pub facts: Vec<Fact>,
     /// What helps, the best first.

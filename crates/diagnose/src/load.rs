@@ -44,7 +44,20 @@ impl Evidence {
             0 => self.map.host.cpus.len(),
             allowed => allowed,
         };
-        Some(one.max(self.running() / processors.max(1) as f64).min(1.0))
+        let all: f64 = self.threads().iter().map(ThreadUse::wish).sum();
+        Some(one.max(all / processors.max(1) as f64).min(1.0))
+    }
+
+    /// Idle time of the processors that the program may use, as a share of all of theirs.
+    pub fn room(&self) -> Option<f64> {
+        let allowed = self.map.program.as_ref().map(|program| &program.cpus);
+        let allowed = allowed.filter(|cpus| !cpus.is_empty());
+        let idle = self.idle().into_iter();
+        let idle: Vec<f64> = idle
+            .filter(|(cpu, _)| allowed.is_none_or(|cpus| cpus.contains(cpu)))
+            .map(|(_, idle)| idle)
+            .collect();
+        (!idle.is_empty()).then(|| idle.iter().sum::<f64>() / idle.len() as f64)
     }
 
     /// Processors' worth of time that the program's threads ran, 1 for one processor.

@@ -194,13 +194,15 @@ pub(crate) fn conclude(evidence: &Evidence, found: &Found, ruled_out: Vec<RuledO
 pub(crate) fn name(found: &[(&Rule, Finding)]) -> Option<(Vec<Cause>, Level)> {
     let (mut rule, finding) = found.first().map(|(rule, finding)| (*rule, finding))?;
     let mut chain = vec![rule.cause];
+    let mut settled = finding.settled;
     // The heaviest of those that make it; each cause is in the chain once, so that this ends.
-    while let Some((deeper, _)) = found
+    while let Some((deeper, of)) = found
         .iter()
-        .filter(|(_, deeper)| deeper.weight >= TRACE.min(finding.weight))
+        .filter(|(_, deeper)| !settled && deeper.weight >= TRACE.min(finding.weight))
         .find(|(other, _)| other.makes.contains(&rule.cause) && !chain.contains(&other.cause))
     {
         rule = deeper;
+        settled = of.settled;
         chain.insert(0, rule.cause);
     }
     let explained = |cause: &Cause| {
@@ -329,11 +331,22 @@ mod tests {
     #[test]
     fn the_deeper_cause_is_named_and_the_other_is_in_the_chain() {
         let mut evidence = dropping();
+        // Short, but not so short that nothing else has to be to blame.
+        evidence.map.links[0].queue_length = 60;
         shaped(&mut evidence);
         let verdict = diagnose(&evidence);
         assert_eq!(verdict.cause, Cause::Shaper);
         assert_eq!(verdict.chain, [Cause::Shaper, Cause::TunQueueOverflow]);
         assert_eq!(verdict.alternatives, []);
+    }
+
+    #[test]
+    fn a_setting_that_explains_it_is_the_deepest() {
+        let mut evidence = dropping();
+        shaped(&mut evidence);
+        let verdict = diagnose(&evidence);
+        assert_eq!(verdict.chain, [Cause::TunQueueOverflow]);
+        assert_eq!(verdict.alternatives, [Cause::Shaper]);
     }
 
     #[test]

@@ -75,6 +75,7 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
     Judgement::Present(Finding {
         cause: Cause::ApplicationLimited,
         weight: 0.9 * idle * (1.0 - held),
+        settled: false,
         facts,
         remedies: vec![Remedy::ask(
             Place::Application,

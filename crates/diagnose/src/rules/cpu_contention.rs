@@ -11,8 +11,8 @@ use super::turn::{Turn, turn};
 use super::weigh::{judged, ramp};
 use crate::{Action, Cause, Evidence, Fact, Judgement, Place, Remedy};
 
-/// Waiting, of the time it wants to run, that is normal where a load runs beside it on few processors: up to a fifth.
-const NORMAL_WAIT: f64 = 0.2;
+/// Waiting, of the time it wants to run, that is normal where a load runs beside it on few processors.
+const NORMAL_WAIT: f64 = 0.3;
 /// At this it gets little more than half of what it wants, as beside one hog of the same weight.
 const MUCH_WAIT: f64 = 0.45;
 /// A thread that wants less than a fifth of a processor has time to catch up; from half of one on it has not.
@@ -50,7 +50,7 @@ fn facts(evidence: &Evidence, turn: &Turn) -> Vec<Fact> {
                 thread.name
             ),
             turn.kept,
-            "below 0.2",
+            "below 0.3",
             "schedstat run delay",
         ),
         Fact::new(
@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn a_program_that_waits_for_others_has_it() {
-        let finding = present(judge(&beside(0.6, 0.35, 1.0)));
+        let finding = present(judge(&beside(0.55, 0.42, 1.0)));
         assert!(finding.weight > 0.5, "{finding:?}");
         assert_eq!(
             finding.remedies[0].commands,

@@ -102,6 +102,7 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
     Judgement::Present(Finding {
         cause: Cause::GroBreaksEncapsulation,
         weight: harm.min(1.0) * sure,
+        settled: false,
         facts,
         remedies: remedies(evidence),
     })

@@ -250,7 +250,8 @@ pub const ALL: &[Rule] = &[
     },
     Rule {
         cause: Cause::OffloadBroken,
-        makes: &[],
+        // What arrives damaged is sent again.
+        makes: &[Cause::PathLoss],
         judge: offload_broken::judge,
     },
     Rule {

@@ -127,6 +127,7 @@ fn finding(
     Judgement::Present(Finding {
         cause: Cause::MtuBlackHole,
         weight,
+        settled: false,
         facts,
         remedies: smaller(evidence, passed),
     })

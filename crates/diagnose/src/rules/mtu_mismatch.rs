@@ -139,6 +139,7 @@ fn finding(evidence: &Evidence, weight: f64, facts: Vec<Fact>) -> Judgement {
     Judgement::Present(Finding {
         cause: Cause::MtuMismatch,
         weight,
+        settled: false,
         facts,
         remedies,
     })

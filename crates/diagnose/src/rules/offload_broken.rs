@@ -157,6 +157,7 @@ fn finding(weight: f64, facts: Vec<Fact>, remedies: Vec<Remedy>) -> Judgement {
     Judgement::Present(Finding {
         cause: Cause::OffloadBroken,
         weight,
+        settled: false,
         facts,
         remedies: remedies.into_iter().filter(some).collect(),
     })

@@ -91,6 +91,7 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
     Judgement::Present(Finding {
         cause: Cause::OffloadMissing,
         weight: many * limited * in_kernel,
+        settled: false,
         facts,
         remedies: remedies(evidence, &missing),
     })

@@ -67,6 +67,7 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
     Judgement::Present(Finding {
         cause: Cause::OuterFragmentation,
         weight: 0.9 * (largest / FULL).min(1.0) * if inside { 0.25 } else { 1.0 },
+        settled: false,
         facts,
         remedies: remedies(evidence),
     })

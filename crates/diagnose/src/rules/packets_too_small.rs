@@ -23,6 +23,8 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
     };
     let link = evidence.map.inner_link();
     let mtu = link.map_or(1500, |link| link.mtu);
+    // A super-packet is as many as it is cut into.
+    let mean = mean.min(f64::from(mtu));
     let fact = Fact::new(
         "mean bytes per packet in the tunnel",
         mean,
@@ -73,6 +75,7 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
     Judgement::Present(Finding {
         cause: Cause::PacketsTooSmall,
         weight: (lost * 1.2).min(0.95) * limited,
+        settled: false,
         facts,
         remedies: remedies(evidence, small_mtu),
     })

@@ -88,6 +88,7 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
     Judgement::Present(Finding {
         cause: Cause::PathDelay,
         weight,
+        settled: false,
         facts,
         remedies: remedies(evidence),
     })

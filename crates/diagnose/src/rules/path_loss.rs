@@ -1,5 +1,7 @@
 //! Packets are lost outside of this host: connections send again, and no counter here explains it.
 
+use super::turn::limited_by_work;
+use super::weigh::ramp;
 use crate::losses::{Arrivals, Losses};
 use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, Place, Remedy};
 
@@ -15,6 +17,11 @@ const FULL_EARLY: f64 = 0.1;
 const MOST_SENDING: f64 = 0.9;
 /// What a receiver's may: it cannot tell what the sender's host lost, nor what only came late.
 const MOST_RECEIVING: f64 = 0.6;
+
+/// What a program that is at its limit takes from the weight of a loss.
+const MOST_BY_WORK: f64 = 0.8;
+/// Segments sent again for nothing, of those sent again, from which they say that packets were late rather than lost.
+const NOTHING: (f64, f64) = (0.3, 0.5);
 
 pub(super) fn judge(evidence: &Evidence) -> Judgement {
     // Loss of nothing but large packets has a rule of its own.
@@ -71,8 +78,16 @@ fn judge_sender(evidence: &Evidence, losses: Losses, outer: bool) -> Judgement {
     // A tunnel over TCP whose inner connections suffer from its repairs would live with the same loss over UDP: then
     // the stacking is to blame, and the loss is the lesser rival.
     let stacked = outer && super::tcp_over_tcp::inner_suffers(evidence);
-    let weight =
-        MOST_SENDING * (share / FULL_LOSS).min(1.0) * unexplained * if stacked { 0.3 } else { 1.0 };
+    // The receiver tells of one duplicate in an acknowledgement: where most were for nothing, so were more.
+    let for_nothing = ramp(losses.spurious / losses.again, NOTHING.0, NOTHING.1);
+    let weight = MOST_SENDING
+        * (share / FULL_LOSS).min(1.0)
+        * unexplained
+        * if stacked { 0.3 } else { 1.0 }
+        * (1.0 - 0.7 * for_nothing)
+        // TCP fills whatever is the limit until packets are lost there: beside a program that can do no more, the far end's
+        // is likely to be the place.
+        * (1.0 - MOST_BY_WORK * limited_by_work(evidence).unwrap_or(0.0));
     let facts = vec![
         fact,
         Fact::new(
@@ -152,6 +167,7 @@ fn finding(evidence: &Evidence, weight: f64, facts: Vec<Fact>) -> Judgement {
     Judgement::Present(Finding {
         cause: Cause::PathLoss,
         weight,
+        settled: false,
         facts,
         remedies,
     })

@@ -16,6 +16,10 @@ const OVERTAKEN: f64 = 0.002;
 const FULL_OVERTAKEN: f64 = 0.02;
 /// What being overtaken alone may weigh.
 const MOST_OVERTAKEN: f64 = 0.6;
+/// Timeouts, of the segments sent for nothing, from which these come of the timeouts.
+const EARLY: f64 = 0.1;
+/// What duplicates alone may weigh, that the receiver reports and no timeout made.
+const TOLD: f64 = 0.85;
 /// Of the segments sent again, those for nothing: below, true loss leads.
 const MOSTLY: f64 = 0.5;
 /// Segments that may come out of order before they are taken for lost; the kernel's default is 3 and its most 300.
@@ -45,8 +49,15 @@ fn judge_sender(evidence: &Evidence, losses: Losses) -> Judgement {
     );
     // Duplicates alone also come from timeouts that were too early.
     let mostly = losses.again == 0.0 || losses.spurious / losses.again >= MOSTLY;
-    let by_spurious = match seen > 0.0 && mostly && spurious >= SPURIOUS {
-        true => (spurious / FULL_SPURIOUS).min(1.0),
+    // The kernel does not always see it itself; then there must have been no timeouts to speak of.
+    let timeouts = evidence.flows(metric::TCP_TIMEOUTS);
+    let told = match timeouts {
+        _ if seen > 0.0 => 1.0,
+        Some(timeouts) if timeouts < EARLY * losses.spurious => TOLD,
+        _ => 0.0,
+    };
+    let by_spurious = match mostly && spurious >= SPURIOUS {
+        true => told * (spurious / FULL_SPURIOUS).min(1.0),
         false => 0.0,
     };
     let by_overtaken = match overtaken >= OVERTAKEN && overtaken > losses.lost() {
@@ -123,6 +134,7 @@ fn present(weight: f64, facts: Vec<Fact>, remedies: Vec<Remedy>) -> Judgement {
     Judgement::Present(Finding {
         cause: Cause::Reordering,
         weight,
+        settled: false,
         facts,
         remedies,
     })
@@ -171,9 +183,20 @@ mod tests {
     }
 
     #[test]
+    fn duplicates_that_no_timeout_made_are_it() {
+        let mut evidence = overtaken(0, 110, 100);
+        count(&mut evidence, flow(), metric::TCP_TIMEOUTS, 1);
+        let weight = testing::present(judge(&evidence)).weight;
+        assert!((weight - 0.9 * TOLD).abs() < 1e-9);
+    }
+
+    #[test]
     fn loss_is_not_nor_early_timeouts() {
         assert!(absent(judge(&overtaken(0, 100, 0))));
-        assert!(absent(judge(&overtaken(0, 100, 100))));
+        let mut early = overtaken(0, 100, 100);
+        assert!(absent(judge(&early)));
+        count(&mut early, flow(), metric::TCP_TIMEOUTS, 50);
+        assert!(absent(judge(&early)));
         assert!(absent(judge(&overtaken(5, 500, 20))));
     }
 

@@ -81,7 +81,7 @@ fn a_full_thread_with_a_frame_a_call() {
 
 #[test]
 fn the_same_beside_hogs() {
-    named(&gateway(0.6, 0.35), Cause::CpuContention);
+    named(&gateway(0.55, 0.42), Cause::CpuContention);
     named(&gateway(0.4, 0.55), Cause::CpuContention);
 }
 
@@ -131,7 +131,8 @@ fn a_small_buffer_behind_a_program_that_has_time() {
     count(&mut evidence, Subject::Udp(1), metric::UDP_DROPS, 4_000);
     count(&mut evidence, Subject::Host, "Udp.RcvbufErrors", 4_000);
     named(&evidence, Cause::UdpReceiveBuffer);
-    // The same losses where the reader is kept waiting.
+    // The same losses at a buffer of the usual size, where the reader is kept waiting.
+    evidence.map.sockets[0].receive_buffer = 212_992;
     thread(&mut evidence, 100, 0.4, 0.5);
     named(&evidence, Cause::CpuContention);
 }

@@ -73,6 +73,7 @@ fn judge_link(evidence: &Evidence, link: &LinkFacts) -> Option<Judgement> {
     Some(Judgement::Present(Finding {
         cause: Cause::Shaper,
         weight: if near { 0.95 } else { 0.3 },
+        settled: false,
         facts,
         remedies: vec![Remedy::here(
             format!("no limit on {}, if nobody needs it", link.name),

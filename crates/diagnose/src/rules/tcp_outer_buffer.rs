@@ -6,12 +6,17 @@
 use seikan_observe::path::SocketFacts;
 use seikan_observe::{Subject, metric};
 
+use super::weigh::ramp;
 use crate::{Cause, Evidence, Fact, Finding, Judgement, Place, Remedy};
 
 /// The share of its busy time for which a buffer holds a connection up, from which it is worth a word.
 const LIMITED: f64 = 0.25;
 /// The rate, of window / shortest round trip, from which no queue but the distance takes the time.
 const FILLED: f64 = 0.4;
+/// From here on nothing else takes any.
+const SURELY_FILLED: f64 = 0.7;
+/// Bytes under way, of the window that the far end offers, from which the window is what holds them back.
+const FULL: (f64, f64) = (0.6, 0.8);
 /// A receive buffer up to this was fixed by the program or never grew; the kernel grows its own to 6 MiB. Bytes.
 const FIXED: u32 = 262_144;
 /// The share of a receive buffer that the kernel offers as window (`tcp_adv_win_scale` 1).
@@ -56,6 +61,7 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
     Judgement::Present(Finding {
         cause: Cause::TcpOuterBuffer,
         weight,
+        settled: false,
         facts,
         remedies: vec![
             Remedy::ask(
@@ -84,20 +90,25 @@ fn judge_sender(evidence: &Evidence, socket: &SocketFacts) -> Result<(f64, Vec<F
     let of_busy = |name| growth(name).unwrap_or(0.0) / busy.max(1.0);
     let here = of_busy(metric::TCP_SNDBUF_LIMITED_US);
     let there = of_busy(metric::TCP_RWND_LIMITED_US);
-    let limited = (here + there).min(1.0);
-    let fact = Fact::new(
-        "time for which buffers held up the tunnel's own connection, of its busy time",
-        limited,
-        "below 0.25",
-        "tcp_info sndbuf_limited, rwnd_limited",
-    );
-    if limited < LIMITED {
-        return Err(Judgement::Absent(fact));
-    }
     let mean = |name| evidence.tcp_mean(socket, name).unwrap_or(0.0);
     let window = mean(metric::TCP_UNACKED) * mean(metric::TCP_MSS);
     let rate = growth(metric::TCP_BYTES_ACKED).unwrap_or(0.0) / evidence.seconds();
     let (filled, mut facts) = fill(evidence, socket, window, rate);
+    // A window that is full all the time is not always counted as the limit: the sender waits before the kernel does.
+    let offered = mean(metric::TCP_SND_WND);
+    let full = filled.filter(|_| offered > 0.0).map_or(0.0, |filled| {
+        ramp(window / offered, FULL.0, FULL.1) * ramp(filled, FILLED, SURELY_FILLED)
+    });
+    let limited = (here + there).clamp(full, 1.0);
+    let fact = Fact::new(
+        "time for which buffers held up the tunnel's own connection, of its busy time",
+        limited,
+        "below 0.25",
+        "tcp_info sndbuf_limited, rwnd_limited, unacked over snd_wnd",
+    );
+    if limited < LIMITED {
+        return Err(Judgement::Absent(fact));
+    }
     facts.insert(0, fact);
     if filled.is_some_and(|filled| filled < FILLED) {
         return Err(Judgement::Absent(facts.swap_remove(1)));
@@ -206,6 +217,15 @@ mod tests {
         // 65 kB / 6 ms = 10.9 MB/s.
         let finding = present(judge(&buffered(6_000, 9_000_000)));
         assert!(finding.weight > 0.8);
+    }
+
+    #[test]
+    fn a_window_that_is_full_is_it_whatever_the_kernel_calls_it() {
+        let mut evidence = buffered(6_000, 0);
+        gauge(&mut evidence, Subject::Tcp(3), metric::TCP_SND_WND, 70_000);
+        assert!(present(judge(&evidence)).weight > 0.8);
+        gauge(&mut evidence, Subject::Tcp(3), metric::TCP_SND_WND, 700_000);
+        assert!(absent(judge(&evidence)));
     }
 
     #[test]

@@ -84,6 +84,7 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
     Judgement::Present(Finding {
         cause: Cause::TcpOverTcp,
         weight: signature * if suffers { 0.9 } else { 0.29 },
+        settled: false,
         facts,
         remedies: vec![Remedy::ask(
             Place::Tunnel,

@@ -174,6 +174,7 @@ fn finding(weight: f64, facts: Vec<Fact>, remedies: Vec<Remedy>) -> Judgement {
     Judgement::Present(Finding {
         cause: Cause::TcpReceiveWindow,
         weight,
+        settled: false,
         facts,
         remedies,
     })

@@ -7,7 +7,7 @@
 use seikan_observe::metric;
 use seikan_observe::path::LinkFacts;
 
-use super::weigh::{judged, ramp};
+use super::weigh::{judged, ramp, settled};
 use crate::{Action, Cause, Evidence, Fact, Judgement, Remedy};
 
 /// Lost packets per packet sent from which TCP suffers: at 1 in 1,000 one connection over 1 ms of round trip is still
@@ -18,7 +18,7 @@ const HEAVY_LOSS: f64 = 0.01;
 /// Packets that the ring should hold.
 const GOOD_LENGTH: u32 = 1000;
 /// Rings up to this length (what OpenVPN long asked for) hold a millisecond or two of a gigabit: too short for a
-/// reader that sleeps now and then.
+/// reader that sleeps now and then. Below half of it nothing else has to be to blame.
 const SHORT: f64 = 100.0;
 /// The kernel's own default (drivers/net/tun.c): one that overflows has a late reader.
 const USUAL: f64 = 500.0;
@@ -51,12 +51,13 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
         _ => 1.0,
     };
     let weight = (share / HEAVY_LOSS).clamp(0.1, 1.0) * (1.0 - (1.0 - CONSEQUENCE) * usual);
-    judged(
+    let judgement = judged(
         Cause::TunQueueOverflow,
         weight * at_ring,
         facts,
         remedies(link),
-    )
+    );
+    settled(judgement, f64::from(link.queue_length) < SHORT / 2.0)
 }
 
 fn facts(evidence: &Evidence, link: &LinkFacts, share: f64, dropped: f64) -> Vec<Fact> {

@@ -6,13 +6,15 @@ use super::weigh::ramp;
 use crate::{Evidence, ThreadUse};
 
 /// Waiting, of the time it wants to run, that is normal where a load runs beside it on few processors, and at which
-/// getting its turn is what it lacks.
-const WAIT: (f64, f64) = (0.15, 0.4);
+/// getting its turn is what it lacks: nearly as much as beside one other of the same weight.
+const WAIT: (f64, f64) = (0.3, 0.43);
 /// Time for which its control group was stopped, of the time it wanted to run: from a tenth on throughput falls by as
 /// much.
 const STOPPED: (f64, f64) = (0.02, 0.1);
 /// Others must have used at least this part of what it waited; otherwise it waited for its own threads.
 const BY_OTHERS: (f64, f64) = (0.3, 0.7);
+/// Idle time, of the processors it may use, up to which they are full, and from which nobody lacks one.
+const ROOM: (f64, f64) = (0.05, 0.25);
 /// The program's time, running or wanting to, from which its work can be what limits it: one that sleeps for a quarter of
 /// the time could do more; TCP's own pauses leave a full one a twentieth.
 const BUSY: (f64, f64) = (0.72, 0.95);
@@ -42,8 +44,10 @@ pub(super) fn turn(evidence: &Evidence) -> Option<Turn> {
     let by_others = others.map_or(1.0, |used| {
         ramp(used / waiting.max(1e-9), BY_OTHERS.0, BY_OTHERS.1)
     });
+    // Who waits beside an idle processor waits to be moved there, not for others to be through.
+    let full = 1.0 - ramp(evidence.room().unwrap_or(0.0), ROOM.0, ROOM.1);
     Some(Turn {
-        kept: waiting / thread.wish().max(1e-9) * by_others,
+        kept: waiting / thread.wish().max(1e-9) * by_others * full,
         stopped: throttled / (throttled + evidence.running()).max(1e-9),
         thread,
         others,

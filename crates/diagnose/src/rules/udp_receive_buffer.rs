@@ -5,13 +5,13 @@
 use seikan_observe::metric;
 use seikan_observe::path::{SocketFacts, Transport};
 
-use super::weigh::{judged, ramp};
+use super::weigh::{judged, ramp, settled};
 use crate::{Cause, Evidence, Fact, Judgement, Place, Remedy};
 
 /// Lost datagrams per datagram from which TCP inside suffers, and at which most connections stop.
 const LOSS: (f64, f64) = (0.0005, 0.01);
 /// Bytes, with the kernel's overhead, up to which the buffer is the reason: below the kernel's default of 212,992,
-/// which holds a millisecond of a gigabit. From 1 MiB on its reader is.
+/// which holds a millisecond of a gigabit. From 1 MiB on its reader is. Below half of the default nothing else has to be.
 const LENGTH: (f64, f64) = (212_992.0, 1_048_576.0);
 /// What it weighs where the reader is the reason.
 const CONSEQUENCE: f64 = 0.4;
@@ -79,7 +79,8 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
     // At the default exactly it is the reason as much as its reader; below, it is.
     let small = if bytes < LENGTH.0 { 1.0 } else { 0.8 };
     let weight = ramp(share, LOSS.0, LOSS.1) * (small + (CONSEQUENCE - small) * large);
-    judged(Cause::UdpReceiveBuffer, weight, facts, vec![remedy()])
+    let judgement = judged(Cause::UdpReceiveBuffer, weight, facts, vec![remedy()]);
+    settled(judgement, bytes < LENGTH.0 / 2.0)
 }
 
 fn remedy() -> Remedy {
@@ -119,7 +120,9 @@ mod tests {
 
     #[test]
     fn drops_at_a_small_buffer_are_it() {
-        assert_eq!(present(judge(&receiving(8192, 3_000))).weight, 1.0);
+        let finding = present(judge(&receiving(8192, 3_000)));
+        assert_eq!((finding.weight, finding.settled), (1.0, true));
+        assert!(!present(judge(&receiving(212_992, 3_000))).settled);
     }
 
     #[test]

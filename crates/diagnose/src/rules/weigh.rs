@@ -21,7 +21,16 @@ pub(super) fn judged(
     Judgement::Present(Finding {
         cause,
         weight,
+        settled: false,
         facts,
         remedies,
     })
+}
+
+/// A finding that a setting alone explains: see [`Finding::settled`].
+pub(super) fn settled(judgement: Judgement, settled: bool) -> Judgement {
+    match judgement {
+        Judgement::Present(finding) => Judgement::Present(Finding { settled, ..finding }),
+        other => other,
+    }
 }
