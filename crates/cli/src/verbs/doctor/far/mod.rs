@@ -47,7 +47,7 @@ pub struct Arguments {
     /// Measure the other end as well: a `seikan doctor --listen` there, best by its address in the tunnel
     #[arg(long, value_name = "HOST[:PORT]", requires = "key", value_parser = other)]
     peer: Option<String>,
-    /// Serve the doctor of the other end [default: [::]:9587]
+    /// Serve the doctor of the other end [default: every address, port 9587]
     #[arg(long, value_name = "ADDRESS[:PORT]", requires = "key", num_args = 0..=1, default_missing_value = "",
         conflicts_with_all = ["peer", "pid", "seconds", "expect", "interval", "json", "map", "level", "no_probe", "verbose",
         "fix", "prove", "undo", "exit_code"])]
