@@ -1,6 +1,6 @@
 //! What a diagnosis measured, kept for later: read again, it is as if it were live.
 //!
-//! A recording is an Apache Parquet file of one long table, so that other programs read it, too: [`write`] has its columns.
+//! A recording is an Apache Parquet file of one long table, so that other programs read it, too: [`mod@write`] has its columns.
 //! What is not a value over time is JSON in the file's metadata. [`read`] takes bytes from anywhere, [`page`] decodes
 //! the columns' pages.
 

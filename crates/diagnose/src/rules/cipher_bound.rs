@@ -4,9 +4,9 @@ use super::turn::limited_by_work;
 use super::weigh::{judged, ramp};
 use crate::{Cause, Evidence, Fact, Judgement, Place, Remedy, Stage};
 
-/// Share of the time in the cipher. A third is what a fast tunnel spends on it; from six tenths on it is what there
-/// is to gain.
-const CRYPTO: (f64, f64) = (0.35, 0.6);
+/// Share of the time in the cipher. Three tenths are what a fast tunnel spends on it; from half on it is what there is to
+/// gain.
+const CRYPTO: (f64, f64) = (0.3, 0.5);
 
 pub(super) fn judge(evidence: &Evidence) -> Judgement {
     let Some(busy) = evidence.busy() else {
@@ -35,7 +35,7 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
                 None => "share of its time in the cipher".to_owned(),
             },
             crypto,
-            "below 0.35",
+            "below 0.3",
             "processor profile",
         ),
         busy_fact,

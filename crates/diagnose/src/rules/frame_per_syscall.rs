@@ -10,7 +10,7 @@ use seikan_observe::{Subject, metric};
 use super::calls::per_packet;
 use super::turn::limited_by_work;
 use super::weigh::{judged, ramp};
-use crate::{Cause, Evidence, Fact, Judgement, Place, Remedy};
+use crate::{Cause, Evidence, Fact, Judgement, Place, Remedy, Stage};
 
 /// Calls per packet that are one for each. Fewer: several packets at once.
 const ONE_EACH: std::ops::RangeInclusive<f64> = 0.7..=3.0;
@@ -20,6 +20,8 @@ const SMALL: (f64, f64) = (300.0, 900.0);
 const LARGE: (f64, f64) = (4_000.0, 16_000.0);
 /// Share of its time in the kernel; below, it is its own work (cipher) that takes the time.
 const IN_KERNEL: (f64, f64) = (0.2, 0.55);
+/// Share of its time for encryption, where that was sampled, from which that is more than the calls.
+const CRYPTO: (f64, f64) = (0.3, 0.5);
 /// What is assumed where that share is not known.
 const KERNEL_UNKNOWN: f64 = 0.6;
 
@@ -68,7 +70,13 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
         * limited
         * in_kernel.map_or(KERNEL_UNKNOWN, |share| {
             ramp(share, IN_KERNEL.0, IN_KERNEL.1)
-        });
+        })
+        * (1.0
+            - ramp(
+                evidence.stage(Stage::Crypto).unwrap_or(0.0),
+                CRYPTO.0,
+                CRYPTO.1,
+            ));
     judged(
         Cause::FramePerSyscall,
         0.95 * weight,

@@ -14,6 +14,8 @@ const SLEEPS: (f64, f64) = (0.3, 0.9);
 /// Processors' worth of time that the threads want. A pipeline in which each waits for the other is full at about one,
 /// however many threads it has.
 const WANTED: (f64, f64) = (0.6, 1.0);
+/// Idle time of all its processors, with which something else is what it waits for.
+const ROOM: (f64, f64) = (0.15, 0.4);
 /// A thread has a part in the work from this part of all their time on.
 const PART: f64 = 0.1;
 /// Share of the program's processor time in wake-ups, locks and the scheduler, where that was sampled.
@@ -81,6 +83,7 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
         * ramp(per_packet, SLEEPS.0, SLEEPS.1)
         * ramp(wanted, WANTED.0, WANTED.1)
         * unhindered(evidence)
+        * (1.0 - ramp(evidence.room().unwrap_or(0.0), ROOM.0, ROOM.1))
         * schedule.map_or(0.8, |share| ramp(share, SCHEDULE.0, SCHEDULE.1));
     let remedy = Remedy::ask(
         Place::Tunnel,

@@ -266,7 +266,14 @@ pub const ALL: &[Rule] = &[
     },
     Rule {
         cause: Cause::HandoffOverhead,
-        makes: WORK,
+        // Who hands over one packet at a time takes one at a time.
+        makes: &[
+            Cause::FramePerSyscall,
+            Cause::SingleThreadSaturated,
+            Cause::TunQueueOverflow,
+            Cause::UdpReceiveBuffer,
+            Cause::Bufferbloat,
+        ],
         judge: handoff_overhead::judge,
     },
     Rule {

@@ -15,6 +15,8 @@ const STOPPED: (f64, f64) = (0.02, 0.1);
 const BY_OTHERS: (f64, f64) = (0.3, 0.7);
 /// Idle time, of the processors it may use, up to which they are full, and from which nobody lacks one.
 const ROOM: (f64, f64) = (0.05, 0.25);
+/// Sleeps per packet, all threads together; beside hogs packets come in batches, and there are few.
+const SLEEPS: (f64, f64) = (0.5, 1.5);
 /// The program's time, running or wanting to, from which its work can be what limits it: one that sleeps for a quarter of
 /// the time could do more; TCP's own pauses leave a full one a twentieth.
 const BUSY: (f64, f64) = (0.72, 0.95);
@@ -46,8 +48,11 @@ pub(super) fn turn(evidence: &Evidence) -> Option<Turn> {
     });
     // Who waits beside an idle processor waits to be moved there, not for others to be through.
     let full = 1.0 - ramp(evidence.room().unwrap_or(0.0), ROOM.0, ROOM.1);
+    // Who goes to sleep for every packet waits anew each time that it is woken: that is of its own making.
+    let sleeps: f64 = evidence.threads().iter().map(|thread| thread.sleeps).sum();
+    let own = ramp(sleeps / evidence.packets().max(1.0), SLEEPS.0, SLEEPS.1);
     Some(Turn {
-        kept: waiting / thread.wish().max(1e-9) * by_others * full,
+        kept: waiting / thread.wish().max(1e-9) * by_others * full * (1.0 - own),
         stopped: throttled / (throttled + evidence.running()).max(1e-9),
         thread,
         others,
