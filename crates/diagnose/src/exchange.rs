@@ -35,7 +35,7 @@ const SAMPLES: usize = 600;
 /// Columns, interfaces, sockets, threads, functions: more of any are not taken.
 const MANY: usize = 100_000;
 /// Processors that a kernel can have (`CONFIG_NR_CPUS`).
-const PROCESSORS: usize = 8192;
+pub(crate) const PROCESSORS: usize = 8192;
 /// Counters are told as growth; nothing grows by more in an hour.
 const GROWTH: u64 = 1 << 53;
 /// Microseconds that a measurement may last.

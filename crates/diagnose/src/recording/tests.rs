@@ -192,6 +192,15 @@ fn exchanged(from: &[u8], to: &[u8]) -> RecordingError {
 }
 
 #[test]
+fn a_host_of_too_many_processors_is_refused() {
+    let mut recording = recording(short(), 1.0);
+    recording.evidence.map.host.cpus = vec![0; 8193];
+    assert!(Recording::parse(&written(&recording)).is_err());
+    recording.evidence.map.host.cpus.pop();
+    assert!(Recording::parse(&written(&recording)).is_ok());
+}
+
+#[test]
 fn a_version_from_the_future_is_named() {
     // Thrift's compact protocol: the next field, a text of one byte.
     let error = exchanged(b"seikan.version\x18\x011", b"seikan.version\x18\x019");
