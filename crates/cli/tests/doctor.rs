@@ -107,6 +107,20 @@ fn shows(verdict: &Value, cause: &str) -> bool {
     lists.into_iter().flatten().any(|name| name == cause)
 }
 
+/// A doctor that tries what helps, without asking.
+fn fixing(iface: &str) -> [&str; 8] {
+    [
+        "doctor",
+        "--iface",
+        iface,
+        "--seconds",
+        "2",
+        "--json",
+        "--fix",
+        "--yes",
+    ]
+}
+
 fn queue_length(world: &World) -> u32 {
     let link = world.left.netlink.link(&world.left.interface);
     link.expect("link").tx_queue_len
@@ -187,16 +201,7 @@ fn a_host_that_is_cut_off_takes_the_change_back() {
         with_a_short_queue(world);
         with_a_router(world);
         let iface = &world.left.interface;
-        let words = [
-            "doctor",
-            "--iface",
-            iface,
-            "--seconds",
-            "2",
-            "--json",
-            "--fix",
-            "--yes",
-        ];
+        let words = fixing(iface);
         let verdict = under_bursts(world, || {
             let mut run = world.start(&world.left, &mut world.seikan(&words));
             eventually("nothing is tried", || queue_length(world) != 3);
@@ -220,16 +225,7 @@ fn a_change_goes_with_the_doctor_that_is_killed() {
         let _tunnels = world.both_up();
         with_a_short_queue(world);
         let iface = &world.left.interface;
-        let words = [
-            "doctor",
-            "--iface",
-            iface,
-            "--seconds",
-            "2",
-            "--json",
-            "--fix",
-            "--yes",
-        ];
+        let words = fixing(iface);
         under_bursts(world, || {
             let run = world.start(&world.left, &mut world.seikan(&words));
             eventually("nothing is tried", || queue_length(world) != 3);

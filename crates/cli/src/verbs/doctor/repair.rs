@@ -64,12 +64,11 @@ pub fn repair(
     });
     let mut attempts = Vec::new();
     for (of, remedy) in candidates {
-        say(&format!(
-            "\ntrying, as if it were {}: {}",
-            of.cause, remedy.what
-        ));
+        // Names of programs are in them.
+        let what = printable(&remedy.what);
+        say(&format!("\ntrying, as if it were {}: {what}", of.cause));
         for command in &remedy.commands {
-            say(&format!("  {command}"));
+            say(&format!("  {}", printable(command)));
         }
         if !options.yes && !agreed(options.keep.is_some())? {
             say("left as it is");
@@ -102,7 +101,12 @@ pub fn repair(
         if helps {
             say(&format!("\nproven: {}. {}", of.cause, of.sentence));
         }
-        if helps || keeps || is_cut_off {
+        // A gain that proves the cause may be too small to stay for: another remedy may do more.
+        let is_done = match options.keep {
+            Some(_) => keeps,
+            None => helps,
+        };
+        if is_done || is_cut_off {
             break;
         }
     }
