@@ -2,6 +2,7 @@
 # Installs what `make test` needs and what is missing: Debian packages, Rust components, cargo-deny and cargo-fuzz.
 # The Rust toolchain itself has to be there. Tools of cargo go to $TOOLS/bin, once per version.
 set -euo pipefail
+. "$(dirname "$0")/packages.sh"
 
 # command:package
 needs=(cc:gcc c++:g++ git:git ip:iproute2 ping:iputils-ping wg:wireguard-tools column:bsdextrautils
@@ -9,20 +10,7 @@ needs=(cc:gcc c++:g++ git:git ip:iproute2 ping:iputils-ping wg:wireguard-tools c
     openvpn:openvpn ovs-vswitchd:openvswitch-switch)
 command -v go >/dev/null || needs+=(go:golang-go)
 
-missing=()
-for need in "${needs[@]}"; do
-    PATH=$PATH:/usr/sbin:/sbin command -v "${need%%:*}" >/dev/null || missing+=("${need##*:}")
-done
-if [ ${#missing[@]} -gt 0 ]; then
-    sudo=()
-    if [ "$(id -u)" != 0 ]; then
-        command -v sudo >/dev/null || { echo "missing: ${missing[*]}; install them as root, then run this again" >&2; exit 1; }
-        sudo=(sudo)
-    fi
-    echo "installing ${missing[*]}"
-    "${sudo[@]}" apt-get update -q >/dev/null
-    "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${missing[@]}" >/dev/null
-fi
+install_missing "${needs[@]}"
 
 # Where counts of dropped packets come from; every init system mounts it, but a container has none.
 [ "$(id -u)" != 0 ] || [ -e /sys/kernel/tracing/events ] || mount -t tracefs tracefs /sys/kernel/tracing 2>/dev/null || true

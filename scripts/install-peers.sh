@@ -4,6 +4,7 @@
 #   scripts/install-peers.sh [DIR] [PEER...]     DIR: target/peers; PEER: all of those below
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. scripts/packages.sh
 out=$(realpath -m "${1:-target/peers}")
 shift || true
 peers=("$@")
@@ -35,11 +36,7 @@ for peer in "${peers[@]}"; do
     boringtun) cargo_tool boringtun-cli boringtun-cli@0.7.1 ;;
     gotatun) cargo_tool gotatun gotatun-cli@0.10.2 ;;
     nebula) for tool in nebula nebula-cert; do go_tool $tool "github.com/slackhq/nebula/cmd/$tool@v1.11.0"; done ;;
-    openvpn)
-        if ! PATH=$PATH:/usr/sbin command -v openvpn >/dev/null; then
-            DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends openvpn >/dev/null
-        fi
-        ;;
+    openvpn) install_missing openvpn:openvpn ;;
     *) echo "unknown peer $peer" >&2 && exit 2 ;;
     esac
 done

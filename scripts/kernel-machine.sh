@@ -21,7 +21,7 @@ install_machine() {
     compgen -G '/boot/vmlinuz-*-amd64' >/dev/null || packages+=(linux-image-amd64)
     if [ ${#packages[@]} -gt 0 ]; then
         apt-get update -q >/dev/null
-        DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${packages[@]}" >/dev/null
+        DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 install -y -q --no-install-recommends "${packages[@]}" >/dev/null
     fi
     if [ ! -x "$target/vng/bin/vng" ]; then
         python3 -m venv "$target/vng"
