@@ -324,6 +324,8 @@ fn ciphers(preference: CipherPreference) -> Vec<Cipher> {
     match preference {
         CipherPreference::Aes256Gcm => vec![Aes256Gcm],
         CipherPreference::ChaCha20Poly1305 => vec![ChaCha20Poly1305],
+        #[cfg(feature = "null-cipher")]
+        CipherPreference::Null => vec![Cipher::Null],
         CipherPreference::Auto if seikan_sys::cpu::has_aes() => vec![Aes256Gcm, ChaCha20Poly1305],
         CipherPreference::Auto => vec![ChaCha20Poly1305, Aes256Gcm],
     }

@@ -42,6 +42,9 @@ pub enum Cipher {
     Aes256Gcm = 1,
     /// ChaCha20-Poly1305 (RFC 8439); WireGuard's, fast everywhere.
     ChaCha20Poly1305 = 2,
+    /// None at all: to measure what is left without one. No release build has it.
+    #[cfg(feature = "null-cipher")]
+    Null = 255,
 }
 
 impl Cipher {
@@ -50,6 +53,8 @@ impl Cipher {
         match self {
             Cipher::Aes256Gcm => "AES-256-GCM",
             Cipher::ChaCha20Poly1305 => "ChaCha20-Poly1305",
+            #[cfg(feature = "null-cipher")]
+            Cipher::Null => "none",
         }
     }
 
@@ -57,6 +62,8 @@ impl Cipher {
         match code {
             1 => Some(Cipher::Aes256Gcm),
             2 => Some(Cipher::ChaCha20Poly1305),
+            #[cfg(feature = "null-cipher")]
+            255 => Some(Cipher::Null),
             _ => None,
         }
     }

@@ -7,6 +7,12 @@
 //! [`inbox`] (packets for the TUN device). Handshakes: [`noise`], [`cookie`], [`timers`].
 #![forbid(unsafe_code)]
 
+// What is measured with it must never be run by mistake.
+#[cfg(all(feature = "null-cipher", not(debug_assertions)))]
+compile_error!(
+    "the null cipher encrypts nothing: it is for measuring, with `--profile lab`, and no release build may have it"
+);
+
 pub mod allowed_ips;
 pub mod batch;
 pub mod capabilities;

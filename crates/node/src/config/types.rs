@@ -99,6 +99,9 @@ pub enum CipherPreference {
     Aes256Gcm,
     /// ChaCha20-Poly1305.
     ChaCha20Poly1305,
+    /// None at all, to measure what is left without one.
+    #[cfg(feature = "null-cipher")]
+    Null,
 }
 
 /// A routing table.
@@ -242,6 +245,8 @@ impl FromStr for CipherPreference {
             "auto" => Ok(Self::Auto),
             "aes-256-gcm" => Ok(Self::Aes256Gcm),
             "chacha20-poly1305" => Ok(Self::ChaCha20Poly1305),
+            #[cfg(feature = "null-cipher")]
+            "null" => Ok(Self::Null),
             _ => Err(UnknownValue {
                 given: text.to_owned(),
                 choices: Self::CHOICES,
@@ -256,6 +261,8 @@ impl fmt::Display for CipherPreference {
             Self::Auto => "auto",
             Self::Aes256Gcm => "aes-256-gcm",
             Self::ChaCha20Poly1305 => "chacha20-poly1305",
+            #[cfg(feature = "null-cipher")]
+            Self::Null => "null",
         })
     }
 }
