@@ -11,6 +11,9 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+
 use crate::netlink::LinkInfo;
 
 const SOFTIRQS: &str = "/proc/softirqs";
@@ -77,19 +80,17 @@ pub fn steering(link: &LinkInfo) -> Option<Vec<Steering>> {
     Some(found.into_iter().map(|(_, steering)| steering).collect())
 }
 
-/// Spreads a receive queue's packets to these processors; none: the one that takes the interrupt does all.
+/// The same, also where `/sys` is that of another network namespace: for who may mount one for the moment (CAP_SYS_ADMIN).
+pub fn steering_anywhere(link: &LinkInfo) -> Option<Vec<Steering>> {
+    steering(link).or_else(|| with_own_sysfs(|| steering(link))?)
+}
+
+/// Spreads a receive queue's packets to these processors; none: the one that takes the interrupt does all. Mounts a `/sys` for the
+/// moment where that is needed.
 ///
 /// # Errors
 /// `NotFound` where `/sys` is not that of this network namespace, or has no such queue; what writing says.
 pub fn set_steering(link: &LinkInfo, queue: &str, cpus: &[u32]) -> io::Result<()> {
-    let of_another = || {
-        let text = format!(
-            "/sys shows another network namespace than that of {}",
-            link.name
-        );
-        io::Error::new(io::ErrorKind::NotFound, text)
-    };
-    let directory = directory(link).ok_or_else(of_another)?;
     let is_queue = queue
         .strip_prefix("rx-")
         .is_some_and(|n| n.parse::<u32>().is_ok());
@@ -97,10 +98,36 @@ pub fn set_steering(link: &LinkInfo, queue: &str, cpus: &[u32]) -> io::Result<()
         let text = format!("`{queue}` is no receive queue");
         return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
     }
-    fs::write(
-        directory.join("queues").join(queue).join("rps_cpus"),
-        mask(cpus),
-    )
+    let write = |directory: PathBuf| {
+        let file = directory.join("queues").join(queue).join("rps_cpus");
+        fs::write(file, mask(cpus))
+    };
+    let written = match directory(link) {
+        Some(directory) => Some(write(directory)),
+        None => with_own_sysfs(|| Some(write(directory(link)?))).flatten(),
+    };
+    written.unwrap_or_else(|| {
+        let text = format!(
+            "/sys shows another network namespace than that of {}",
+            link.name
+        );
+        Err(io::Error::new(io::ErrorKind::NotFound, text))
+    })
+}
+
+/// Does `work` in a thread whose `/sys` is that of its network namespace: it mounts one, in a mount namespace that ends with
+/// it. `None` where that is not allowed (CAP_SYS_ADMIN).
+fn with_own_sysfs<T: Send>(work: impl FnOnce() -> T + Send) -> Option<T> {
+    let none: Option<&str> = None;
+    let mounted = || {
+        unshare(CloneFlags::CLONE_NEWNS)?;
+        mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)?;
+        mount(Some("sysfs"), "/sys", Some("sysfs"), MsFlags::empty(), none)
+    };
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(move || mounted().ok().map(|()| work()));
+        thread.join().ok().flatten()
+    })
 }
 
 /// The cards that an interface consists of: below a bridge, a bond or a VLAN those that are hardware;
@@ -210,6 +237,26 @@ pub fn mask(cpus: &[u32]) -> String {
 mod tests {
     use super::*;
     use crate::netlink::Netlink;
+    use crate::testing::in_namespace;
+
+    #[test]
+    fn queues_are_steered_where_sys_shows_another_namespace() {
+        in_namespace(|| {
+            let netlink = Netlink::open().unwrap();
+            netlink.create_veth("steered0", "steered1", None).unwrap();
+            let link = netlink.link("steered0").unwrap();
+            assert_eq!(steering(&link), None);
+            let queue = |cpus: &[u32]| Steering {
+                queue: "rx-0".into(),
+                cpus: cpus.to_vec(),
+            };
+            assert_eq!(steering_anywhere(&link), Some(vec![queue(&[])]));
+            set_steering(&link, "rx-0", &[0]).unwrap();
+            assert_eq!(steering_anywhere(&link), Some(vec![queue(&[0])]));
+            // What was mounted has gone with its thread.
+            assert_eq!(steering(&link), None);
+        });
+    }
 
     #[test]
     fn the_receive_line_is_read_by_processor() {

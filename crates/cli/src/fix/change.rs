@@ -172,8 +172,10 @@ fn read(action: &Action) -> Result<State> {
         Action::Rps {
             link: name, queue, ..
         } => {
-            let steering = softirq::steering(&link(name)?);
-            let queues = steering.context("/sys shows another network namespace than this one")?;
+            let steering = softirq::steering_anywhere(&link(name)?);
+            let queues = steering.context(
+                "/sys shows another network namespace than this one, and none can be mounted",
+            )?;
             let queue = format!("rx-{queue}");
             let found = queues.into_iter().find(|steering| steering.queue == queue);
             State::List(
