@@ -116,6 +116,21 @@ impl Evidence {
         calls.collect()
     }
 
+    /// Forgets what only levels above `level` measure: a diagnosis of less is tried without measuring again.
+    pub fn limit(&mut self, level: u32) {
+        self.series.columns.retain(|key, _| {
+            let deeper = match key.name.as_ref() {
+                name if name.starts_with(metric::DROP_PREFIX) => 1,
+                name if name.starts_with(metric::CALL_PREFIX) => 3,
+                _ => 0,
+            };
+            deeper <= level
+        });
+        if level < 2 {
+            self.profile = None;
+        }
+    }
+
     /// By how much a counter of an interface grew.
     pub fn link(&self, link: &str, name: &str) -> Option<f64> {
         self.growth(&Subject::Link(link.to_owned()), name)
@@ -326,5 +341,26 @@ mod tests {
         evidence.map.links[1].master = Some("tun0".into());
         assert_eq!(evidence.inner(metric::RX_BYTES), Some(100.0));
         assert_eq!(evidence.inner(metric::TX_BYTES), None);
+    }
+
+    #[test]
+    fn limited_evidence_is_what_a_lower_level_measures() {
+        let mut evidence = tunnel();
+        count(&mut evidence, Subject::Host, "drop.NOT_SPECIFIED", 7);
+        count(&mut evidence, Subject::Host, "call.udp_sendmsg", 8);
+        count(&mut evidence, Subject::Host, "Udp.RcvbufErrors", 9);
+        evidence.profile = Some(Profile::default());
+        let seen = |level| {
+            let mut evidence = evidence.clone();
+            evidence.limit(level);
+            let drops = evidence.dropped("NOT_SPECIFIED");
+            let calls = evidence.calls("udp_sendmsg");
+            let errors = evidence.host("Udp.RcvbufErrors");
+            (errors, drops, evidence.profile.is_some(), calls)
+        };
+        assert_eq!(seen(0), (Some(9.0), None, false, None));
+        assert_eq!(seen(1), (Some(9.0), Some(7.0), false, None));
+        assert_eq!(seen(2), (Some(9.0), Some(7.0), true, None));
+        assert_eq!(seen(3), (Some(9.0), Some(7.0), true, Some(8.0)));
     }
 }

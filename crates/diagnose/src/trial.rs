@@ -15,6 +15,13 @@ use crate::{Cause, Remedy};
 pub const WARM_UP: Duration = Duration::from_millis(1000);
 /// Time that is measured.
 pub const BLOCK: Duration = Duration::from_millis(2000);
+/// How long connections that stand still are waited for once the change is made: TCP that sent nothing for ten seconds tries
+/// again within so many (RFC 6298: the time-out doubles each time).
+pub const STANDSTILL: Duration = Duration::from_secs(13);
+/// Less than this is standing still, bits per second: a connection of which nothing arrives repeats a segment now and then.
+const STILL: f64 = 100e3;
+/// What standing still counts as, of the throughput with the change: a gain over nothing would be without end.
+const NOTHING: f64 = 0.01;
 /// Pairs of blocks: with four the interval is of 35 different resamples.
 pub const PAIRS: usize = 4;
 /// Gain that is worth a change, as a share.
@@ -26,8 +33,9 @@ const WORSE_DELAY: (f64, f64) = (1.5, 5_000.0);
 const BETTER_DELAY: (f64, f64) = (2.0, 5_000.0);
 /// Retransmitted segments more, as a share of those sent.
 const WORSE_LOSS: f64 = 0.005;
-/// Processor time per bit more, as a ratio.
+/// Processor time per bit more, as a ratio; a gain of so much for sure is worth it.
 const WORSE_CPU: f64 = 1.5;
+const MUCH: f64 = 0.5;
 
 /// What one block showed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -101,8 +109,11 @@ pub fn run<E>(
     mut measure: impl FnMut(Duration) -> Result<Look, E>,
     least_gain: f64,
 ) -> Result<Trial, E> {
-    let mut pairs = Vec::new();
+    let mut pairs: Vec<(Block, Block)> = Vec::new();
     let mut is_on = false;
+    // Without the change, so far: whether anything went through at all; whether more than stands still did ever, and the
+    // last time.
+    let (mut any, mut ever, mut last) = (false, false, true);
     for pair in 0..PAIRS {
         let mut blocks = [Block::default(); 2];
         let order = if pair % 2 == 0 {
@@ -114,6 +125,14 @@ pub fn run<E>(
             if on != is_on {
                 switch(on)?;
                 is_on = on;
+                let mut waited = Duration::ZERO;
+                while on && !last && waited < STANDSTILL {
+                    match measure(WARM_UP)? {
+                        Look::Block(block) if block.throughput > STILL => break,
+                        Look::Block(_) => waited += WARM_UP,
+                        Look::CutOff(why) => return Ok(ended(pairs, why)),
+                    }
+                }
             }
             for length in [WARM_UP, BLOCK] {
                 match measure(length)? {
@@ -122,7 +141,12 @@ pub fn run<E>(
                 }
             }
             let [without, with] = blocks;
-            if on && with.throughput == 0.0 && (pair > 0 || without.throughput > 0.0) {
+            if !on {
+                last = without.throughput > STILL;
+                ever |= last;
+                any |= without.throughput > 0.0;
+            }
+            if on && with.throughput == 0.0 && any {
                 pairs.push((without, with));
                 let why = "nothing went through the tunnel any more".to_owned();
                 return Ok(ended(pairs, why));
@@ -134,6 +158,9 @@ pub fn run<E>(
         .iter()
         .map(|(without, with)| (without.throughput, with.throughput))
         .collect();
+    let most = rates.iter().map(|(_, with)| *with).fold(0.0, f64::max);
+    let least = if ever { 0.0 } else { NOTHING * most };
+    let rates: Vec<(f64, f64)> = rates.into_iter().map(|(a, b)| (a.max(least), b)).collect();
     let gain = paired_gain(&rates);
     let decision = decide(&pairs, gain, least_gain);
     Ok(Trial {
@@ -199,6 +226,7 @@ fn decide(pairs: &[(Block, Block)], gain: Option<Interval>, least: f64) -> Decis
     if let Some((before, now)) = both(&cost)
         && before > 0.0
         && now > before * WORSE_CPU
+        && gain.low < MUCH
     {
         return Decision::TakeBack(format!(
             "a bit takes {:.1} times as much processor time",
@@ -252,7 +280,7 @@ mod tests {
 
     #[test]
     fn throughput_is_not_bought_with_delay_loss_or_processors() {
-        let fast = block(2e8);
+        let fast = block(1.4e8);
         for bad in [
             Block {
                 rtt_us: Some(50_000.0),
@@ -279,6 +307,49 @@ mod tests {
         assert_eq!(kept.decision, Decision::Keep);
         let (paid, _) = trial(slow, block(0.9e8));
         assert!(matches!(paid.decision, Decision::TakeBack(_)), "{paid:?}");
+    }
+
+    #[test]
+    fn who_carries_far_more_may_take_more_time_for_it() {
+        let dear = Block {
+            busy: 1.0,
+            ..block(3e8)
+        };
+        let (trial, _) = trial(block(1e8), dear);
+        assert_eq!(trial.decision, Decision::Keep);
+    }
+
+    /// Connections that stood still go on five seconds after the change is made.
+    #[test]
+    fn connections_that_stand_still_are_waited_for() {
+        let (on, since) = (Cell::new(false), Cell::new(Duration::ZERO));
+        let switch = |now| {
+            on.set(now);
+            since.set(Duration::ZERO);
+            Ok::<(), std::convert::Infallible>(())
+        };
+        let measure = |length| {
+            since.set(since.get() + length);
+            let goes = on.get() && since.get() > Duration::from_secs(5);
+            // A segment again and again, of which nothing arrives.
+            Ok(Look::Block(block(if goes { 1e8 } else { 6e3 })))
+        };
+        let trial = run(switch, measure, LEAST_GAIN).expect("trial");
+        assert_eq!(trial.decision, Decision::Keep, "{trial:?}");
+        assert!(trial.gain.is_some_and(|gain| gain.low > 90.0));
+    }
+
+    #[test]
+    fn a_tunnel_that_carries_little_and_then_nothing_ends_it_too() {
+        let (trial, _) = trial(block(5e4), block(0.0));
+        assert_eq!((trial.pairs.len(), trial.gain), (1, None));
+    }
+
+    #[test]
+    fn what_stood_still_and_still_does_is_not_helped() {
+        let (trial, _) = trial(block(0.0), block(0.0));
+        assert_eq!((trial.pairs.len(), trial.gain), (PAIRS, None));
+        assert!(matches!(trial.decision, Decision::TakeBack(_)));
     }
 
     #[test]

@@ -14,6 +14,9 @@ use crate::{Action, Cause, Evidence, Fact, Judgement, Place, Remedy};
 const ADDED_MS: (f64, f64) = (30.0, 200.0);
 /// And times longer than without load: on a long path some more is nothing.
 const TIMES: (f64, f64) = (1.5, 3.0);
+/// Losses of the tunnel's own connection, of its segments, whose repairs are felt; and what is left of a queue's weight then.
+const REPAIRS: f64 = 0.001;
+const BY_REPAIRS: f64 = 0.3;
 /// Delay that a queue should hold for a burst, milliseconds: several times the target of CoDel (RFC 8289 takes 5).
 const GOOD_MS: f64 = 20.0;
 /// No queue is cut below this many packets: shorter ones lose packets of every burst.
@@ -58,8 +61,13 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
             "txqueuelen x mean packet / rate",
         ));
     }
-    let weight =
-        0.9 * ramp(added, ADDED_MS.0, ADDED_MS.1) * ramp(loaded / idle.max(0.01), TIMES.0, TIMES.1);
+    // A tunnel over TCP stands still while it repairs a loss: what waits meanwhile waits for that.
+    let repairs = evidence.outer_losses();
+    let repairs = repairs.is_some_and(|losses| losses.elsewhere() >= REPAIRS);
+    let weight = 0.9
+        * ramp(added, ADDED_MS.0, ADDED_MS.1)
+        * ramp(loaded / idle.max(0.01), TIMES.0, TIMES.1)
+        * if repairs { BY_REPAIRS } else { 1.0 };
     let mut remedies = Vec::new();
     if let Some((link, _)) = longest.filter(|(_, delay)| *delay > added / 4.0) {
         remedies.push(Remedy::ask(
@@ -137,6 +145,7 @@ fn shorter_ring(evidence: &Evidence) -> Option<Remedy> {
 mod tests {
     use super::*;
     use crate::rules::testing::*;
+    use seikan_observe::path::Transport;
 
     fn probed(idle_us: f64, loaded_us: f64) -> Evidence {
         let mut evidence = tunnel();
@@ -169,6 +178,19 @@ mod tests {
         gauge(&mut evidence, flow(), metric::TCP_MIN_RTT_US, 1_000);
         gauge(&mut evidence, flow(), metric::TCP_RTT_US, 300_000);
         present(judge(&evidence));
+    }
+
+    #[test]
+    fn what_waits_for_repairs_of_a_tunnel_over_tcp_is_no_long_queue() {
+        let mut evidence = probed(1_000.0, 300_000.0);
+        evidence.map.sockets = vec![socket(3, Transport::Tcp)];
+        let outer = || Subject::Tcp(3);
+        count(&mut evidence, outer(), metric::TCP_SEGS_OUT, 10_000);
+        count(&mut evidence, outer(), metric::TCP_RETRANS, 0);
+        let long = present(judge(&evidence)).weight;
+        count(&mut evidence, outer(), metric::TCP_RETRANS, 80);
+        let repaired = present(judge(&evidence)).weight;
+        assert!(long > 0.85 && repaired < 0.3, "{long} {repaired}");
     }
 
     #[test]

@@ -224,8 +224,12 @@ pub const ALL: &[Rule] = &[
     },
     Rule {
         cause: Cause::OuterFragmentation,
-        // A lost fragment costs the whole packet.
-        makes: &[Cause::PathLoss],
+        // A lost fragment costs the whole packet; and each is a packet's work, most of it within the program's calls.
+        makes: &[
+            Cause::PathLoss,
+            Cause::FramePerSyscall,
+            Cause::SingleThreadSaturated,
+        ],
         judge: outer_fragmentation::judge,
     },
     Rule {

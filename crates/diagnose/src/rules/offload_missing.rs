@@ -22,6 +22,9 @@ const FEATURES: &[(&str, &str, Direction)] = &[
 const MERGED: f64 = 1.1;
 /// And shorter ones than this have nothing to merge.
 const FULL_SIZE: f64 = 0.5;
+/// Bytes that come in, of those that go out, below which they are acknowledgements: of 1,400 bytes, 100 come back for every
+/// other packet.
+const RETURNING: f64 = 0.1;
 /// How far the processor must be the limit.
 const LIMITED: f64 = 0.1;
 /// One processor's time for softirqs from which it has little left, and from which it is full.
@@ -149,11 +152,14 @@ fn missing<'a>(
     }
     let outside = Some(&*link.name) == evidence.map.egress.as_deref();
     let datagrams = outside && !evidence.outer_tcp() && evidence.map.program.is_some();
+    let returning = returning(evidence, link);
     let features = FEATURES.iter().filter_map(|(name, word, direction)| {
         let off = link.features.get(*name) == Some(&false);
         let can = link.changeable.iter().any(|other| other == name);
-        // Datagrams are not cut up by these; the program's own traffic does not need them.
+        // Datagrams are not cut up by these; the program's own traffic does not need them. Mere acknowledgements are not
+        // merged.
         let useless = match *word {
+            "gro" => returning,
             "tso" | "gso" => datagrams,
             "tx-udp-segmentation" => !datagrams,
             _ => false,
@@ -168,6 +174,13 @@ fn missing<'a>(
         single.then_some((link, *word, mean))
     });
     features.collect()
+}
+
+/// Whether what comes in by an interface is little more than the acknowledgements of what goes out.
+fn returning(evidence: &Evidence, link: &LinkFacts) -> bool {
+    let bytes = |name| evidence.link(&link.name, name);
+    let both = bytes(metric::RX_BYTES).zip(bytes(metric::TX_BYTES));
+    both.is_some_and(|(received, sent)| received < RETURNING * sent)
 }
 
 fn mean(evidence: &Evidence, link: &LinkFacts, direction: Direction) -> Option<f64> {
@@ -290,6 +303,15 @@ mod tests {
         let cut = facts.iter().find(|fact| fact.name.contains("cut up"));
         assert_eq!(cut.map(|fact| fact.value), Some(0.2));
         assert!(cut.is_some_and(|fact| fact.source.contains("machine-wide")));
+    }
+
+    #[test]
+    fn acknowledgements_are_not_merged_anyway() {
+        let mut evidence = without_gro(1_450, 2);
+        // Half of the MTU, one for each twenty that are sent.
+        count(&mut evidence, egress(), metric::RX_PACKETS, 10_000);
+        count(&mut evidence, egress(), metric::RX_BYTES, 10_000 * 800);
+        assert!(absent(judge(&evidence)));
     }
 
     #[test]

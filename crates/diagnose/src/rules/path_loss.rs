@@ -1,12 +1,25 @@
 //! Packets are lost outside of this host: connections send again, and no counter here explains it.
 
+use seikan_observe::metric;
+use seikan_observe::path::SocketFacts;
+
 use super::turn::limited_by_work;
 use super::weigh::ramp;
 use crate::losses::{Arrivals, Losses};
+use crate::verdict::is_tolerated;
 use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, Place, Remedy};
 
 /// Lost segments of those sent from which TCP suffers (Mathis et al. 1997: at 1 in 1,000 and 20 ms, 20 Mbit/s).
 const LOSS: f64 = 0.001;
+/// Fewer losses that are felt all the same, because the way is long or the rate high: TCP gets between half and four fifths of
+/// the rate at which so many let it arrive, or more, and less than it should.
+const BY_RATE: (f64, f64) = (0.5, 0.8);
+/// The same model's constant, for one acknowledgement a segment (Mathis et al. 1997, table 1).
+const MATHIS: f64 = 1.22;
+/// Losses from which on a rate can be computed of them.
+const LEAST_LOST: f64 = 8.0;
+/// What that may weigh, beside a share that is plain.
+const MOST_BY_RATE: f64 = 0.7;
 /// At this many one connection over 10 ms is down to 14 Mbit/s: nothing else matters beside it.
 const FULL_LOSS: f64 = 0.01;
 /// Segments that come too early for every one that is lost: as many as are under way, so at least ten.
@@ -65,13 +78,17 @@ fn judge_sender(evidence: &Evidence, losses: Losses, outer: bool) -> Judgement {
         "connections in the tunnel"
     };
     let share = losses.elsewhere();
+    let by_rate = match outer {
+        true => 0.0,
+        false => by_rate(evidence, losses),
+    };
     let fact = Fact::new(
         format!("segments of {whose} lost outside of this host, of those sent"),
         share,
         "below 0.001",
         "tcp_info total_retrans less dsack_dups and local drops",
     );
-    if share < LOSS {
+    if share < LOSS && by_rate == 0.0 {
         return Judgement::Absent(fact);
     }
     let unexplained = share / losses.lost();
@@ -81,7 +98,7 @@ fn judge_sender(evidence: &Evidence, losses: Losses, outer: bool) -> Judgement {
     // The receiver tells of one duplicate in an acknowledgement: where most were for nothing, so were more.
     let for_nothing = ramp(losses.spurious / losses.again, NOTHING.0, NOTHING.1);
     let weight = MOST_SENDING
-        * (share / FULL_LOSS).min(1.0)
+        * (share / FULL_LOSS).min(1.0).max(MOST_BY_RATE * by_rate)
         * unexplained
         * if stacked { 0.3 } else { 1.0 }
         * (1.0 - 0.7 * for_nothing)
@@ -110,6 +127,31 @@ fn judge_sender(evidence: &Evidence, losses: Losses, outer: bool) -> Judgement {
         ),
     ];
     finding(evidence, weight, facts)
+}
+
+/// How near the connections are to the rate at which so many losses let them arrive, 0 to 1; 0 for those that get what
+/// they should, and for a congestion control that does not go by losses.
+fn by_rate(evidence: &Evidence, losses: Losses) -> f64 {
+    let share = losses.elsewhere();
+    let enough = share * losses.segments >= LEAST_LOST;
+    if !enough || evidence.shortfall().is_none_or(is_tolerated) {
+        return 0.0;
+    }
+    let rate = |flow: &SocketFacts| {
+        let by_loss = matches!(flow.congestion.as_deref(), Some("cubic" | "reno"));
+        let bits = 8.0
+            * evidence
+                .tcp_mean(flow, metric::TCP_MSS)
+                .filter(|_| by_loss)?;
+        let seconds = evidence.tcp_mean(flow, metric::TCP_RTT_US)? / 1e6;
+        Some(MATHIS * bits / seconds.max(1e-6) / share.sqrt())
+    };
+    let rates: Option<Vec<f64>> = evidence.map.flows.iter().map(rate).collect();
+    let reachable: f64 = rates.unwrap_or_default().iter().sum();
+    match reachable > 0.0 {
+        true => ramp(evidence.throughput() / reachable, BY_RATE.0, BY_RATE.1),
+        false => 0.0,
+    }
 }
 
 fn judge_receiver(evidence: &Evidence, arrivals: Arrivals) -> Judgement {
@@ -214,6 +256,28 @@ mod tests {
     #[test]
     fn loss_that_nothing_here_explains_is_it() {
         assert_eq!(present(judge(&sender(10_000, 100, 0))).weight, 0.9);
+    }
+
+    #[test]
+    fn few_losses_are_felt_where_the_way_is_long() {
+        // 10 segments of 20,000 over 10 s: 22 times as many between two losses.
+        let mut evidence = sender(20_000, 10, 0);
+        evidence.map.flows[0].congestion = Some("cubic".into());
+        gauge(&mut evidence, flow(), metric::TCP_RTT_US, 22_000);
+        // 1,448 bytes x 1.22 / 22 ms / sqrt(1 / 2,000): 29 Mbit/s, of which it has 24.
+        evidence.expected = Some(60e6);
+        let weight = present(judge(&evidence)).weight;
+        assert!((0.55..0.65).contains(&weight), "{weight}");
+        // Who gets what it should does not feel them.
+        evidence.expected = Some(24e6);
+        assert!(absent(judge(&evidence)));
+        // Over a short way they would let 40 times as much through.
+        evidence.expected = Some(60e6);
+        gauge(&mut evidence, flow(), metric::TCP_RTT_US, 500);
+        assert!(absent(judge(&evidence)));
+        gauge(&mut evidence, flow(), metric::TCP_RTT_US, 22_000);
+        evidence.map.flows[0].congestion = Some("bbr".into());
+        assert!(absent(judge(&evidence)));
     }
 
     #[test]
