@@ -49,30 +49,38 @@ impl Fix {
         })
     }
 
-    /// Tries a remedy, and leaves it in force only if it gains `keep` (a share) for sure; with `None` it is taken back
-    /// in any case.
+    /// Reads what a remedy would change. Changes nothing.
     ///
     /// # Errors
-    /// A change cannot be prepared or made, or measuring failed; everything is as it was then.
-    pub fn run(
-        &self,
-        remedy: &Remedy,
-        keep: Option<f64>,
-        measure: impl FnMut(Duration) -> Result<Look>,
-    ) -> Result<Trial> {
+    /// It cannot be changed here, or could not be brought back.
+    pub fn plan(remedy: &Remedy) -> Result<Vec<Change>> {
         let planned = remedy.actions.iter().cloned().map(Change::plan);
         let changes = planned.collect::<Result<Vec<Change>>>()?;
         if changes.is_empty() {
             bail!("`{}` is not a change of this host", remedy.what);
         }
+        Ok(changes)
+    }
+
+    /// Tries changes, and leaves them in force only if they gain `keep` (a share) for sure; with `None` they are taken back
+    /// in any case.
+    ///
+    /// # Errors
+    /// A change cannot be made, or measuring failed; everything is as it was then.
+    pub fn run(
+        &self,
+        changes: &[Change],
+        keep: Option<f64>,
+        measure: impl FnMut(Duration) -> Result<Look>,
+    ) -> Result<Trial> {
         let (mut journal, _) = Journal::open(&self.directory, &self.name)?;
         // Noted first: whatever happens from here on, everything is taken back unless it is kept.
-        for change in &changes {
+        for change in changes {
             journal.will_do(change.clone())?;
         }
         let switch = |on: bool| match on {
             true => changes.iter().try_for_each(Change::apply),
-            false => match state::take_back(changes.clone()) {
+            false => match state::take_back(changes.to_vec()) {
                 failures if failures.is_empty() => Ok(()),
                 failures => bail!("{}", failures.join("; ")),
             },

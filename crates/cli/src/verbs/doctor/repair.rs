@@ -70,13 +70,23 @@ pub fn repair(
         for command in &remedy.commands {
             say(&format!("  {}", printable(command)));
         }
+        let changes = match Fix::plan(&remedy) {
+            Ok(changes) => changes,
+            Err(why) => {
+                say(&format!(
+                    "not possible here: {}",
+                    printable(&format!("{why:#}"))
+                ));
+                continue;
+            }
+        };
         if !options.yes && !agreed(options.keep.is_some())? {
             say("left as it is");
             continue;
         }
         let begun = Instant::now();
         let bar = ProgressBar::new();
-        let trial = fix.run(&remedy, options.keep, |length| {
+        let trial = fix.run(&changes, options.keep, |length| {
             let whole = (WARM_UP + BLOCK).as_secs_f64() * 2.0 * PAIRS as f64;
             bar.show(Progress {
                 fraction: (begun.elapsed().as_secs_f64() / whole).min(1.0),
