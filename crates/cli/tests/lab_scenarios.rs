@@ -64,7 +64,10 @@ fn what_a_fault_changed_of_the_machine_is_set_back_when_the_lab_is_killed() {
         return skip("the machine's settings cannot be written");
     }
     let before = read();
+    // Who is killed removes no files of its own.
+    let temporary = tempfile::tempdir().expect("a directory");
     let mut lab = Command::new(env!("CARGO_BIN_EXE_seikan"))
+        .env("TMPDIR", temporary.path())
         .args(["lab", "run", "napi-budget", "--tunnel", "seikan-native"])
         .args(["--severity", "7", "--seconds", "0", "--keep"])
         .stderr(std::process::Stdio::null())

@@ -43,7 +43,7 @@ pub fn recording_file(directory: &Path, id: &str) -> PathBuf {
 ///
 /// # Errors
 /// It cannot be read, or is none.
-pub(super) fn load(file: &Path) -> Result<Recording> {
+pub(crate) fn load(file: &Path) -> Result<Recording> {
     let read = || LabError::io(format!("read {}", file.display()));
     let source = File::open(file).map_err(read())?;
     let mut bytes = Vec::new();
@@ -56,15 +56,18 @@ pub(super) fn load(file: &Path) -> Result<Recording> {
 }
 
 /// Puts what the rules say now in place of what was said; whether it is another cause. Cases that do not count have no
-/// recording, as the doctor was not asked.
-pub(super) fn judge_again(case: &mut Case, directory: &Path) -> Result<bool> {
+/// recording, as the doctor was not asked. With a level, only what that one and those below it measure is looked at.
+pub(super) fn judge_again(case: &mut Case, directory: &Path, level: Option<u32>) -> Result<bool> {
     let Some(outcome) = &mut case.outcome else {
         return Ok(false);
     };
     if outcome.diagnosis.is_none() {
         return Ok(false);
     }
-    let recording = load(&recording_file(directory, &case.id))?;
+    let mut recording = load(&recording_file(directory, &case.id))?;
+    if let Some(level) = level {
+        recording.evidence.limit(level);
+    }
     let before = outcome.diagnosis.as_ref().map(|d| (d.cause, d.seconds));
     outcome.guesses = Some(Guesses::of(&recording));
     let diagnosis = Diagnosis {

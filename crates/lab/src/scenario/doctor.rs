@@ -55,7 +55,7 @@ impl From<&Verdict> for Diagnosis {
 
 /// What the doctor is asked.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Question<'a> {
+pub(crate) struct Question<'a> {
     /// Where.
     pub host: &'a Host,
     /// About which interface.
@@ -76,7 +76,7 @@ pub(super) struct Question<'a> {
 
 /// What it answers.
 #[derive(Clone, Debug, Deserialize)]
-pub(super) struct Answer {
+pub(crate) struct Answer {
     #[serde(flatten)]
     pub diagnosis: Diagnosis,
     /// What it tried.
@@ -94,7 +94,7 @@ struct Cost {
 ///
 /// # Errors
 /// There is no program, it fails, takes too long, or says what is no diagnosis; [`LabError::Interrupted`].
-pub(super) fn ask(question: &Question<'_>, interrupt: &Interrupt) -> Result<Answer> {
+pub(crate) fn ask(question: &Question<'_>, interrupt: &Interrupt) -> Result<Answer> {
     let mut command = called()?;
     command
         .env(RUN_DIR, question.run_dir)

@@ -6,7 +6,7 @@
 
 mod again;
 mod cost;
-mod doctor;
+pub(crate) mod doctor;
 mod embedded;
 mod fault;
 mod play;
@@ -19,11 +19,15 @@ use std::fmt;
 use seikan_diagnose::Cause;
 use serde::{Deserialize, Serialize};
 
+pub(crate) use again::load as load_recording;
 pub use again::{Guesses, recording_file};
 pub use cost::{COST_TUNNELS, CostOptions, CostRow, cost};
 pub use doctor::Diagnosis;
 pub use embedded::FILES;
+pub(crate) use fault::cpu::Hog;
+pub(crate) use fault::tool;
 pub use fault::{Applied, Fault, FaultKind, MachineGuard, Place, Site};
+pub(crate) use play::lookup;
 pub use play::{Outcome, RunOptions, run};
 pub use repair::{RESTORED, Repair};
 pub use score::{Case, Progressed, ScoreOptions, score, score_again};
@@ -182,6 +186,9 @@ pub struct Scenario {
     pub chain: Vec<Cause>,
     /// Tunnels it can be played with; those that are not here are left out.
     pub tunnels: Vec<String>,
+    /// Whether what would help is a setting of the host on which the doctor looks, of that host alone, and of no program.
+    #[serde(default)]
+    pub fixable: bool,
     /// Where the doctor looks.
     #[serde(default)]
     pub doctor: End,

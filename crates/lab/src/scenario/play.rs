@@ -71,6 +71,9 @@ pub struct Outcome {
     /// The cause of a second fault beside the first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub second: Option<Cause>,
+    /// Whether a setting of the doctor's own host would help.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub fixable: bool,
     /// The tunnel.
     pub tunnel: String,
     /// How bad the fault was.
@@ -199,7 +202,8 @@ pub fn run(
     Ok(outcome)
 }
 
-fn lookup(name: &str, changes: &Changes) -> Result<Box<dyn Tunnel>> {
+/// The tunnel called `name`, if it can run here.
+pub(crate) fn lookup(name: &str, changes: &Changes) -> Result<Box<dyn Tunnel>> {
     let tunnel = tunnel::named(name, changes)
         .ok_or_else(|| LabError::Usage(format!("no tunnel `{name}` that this can be done to")))?;
     tunnel.availability().map_err(LabError::Setup)?;
@@ -306,6 +310,7 @@ impl Case<'_> {
             cause: self.scenario.cause,
             also: self.scenario.also.clone(),
             second: self.scenario.second.as_ref().map(|second| second.cause),
+            fixable: self.scenario.fixable,
             tunnel: self.draw.tunnel.clone(),
             severity: self.draw.severity,
             unit: fault.kind.unit().to_owned(),

@@ -135,7 +135,7 @@ pub fn score(
 }
 
 /// Judges cases that were played before again, from their recordings, by the rules of now, and counts anew. Plays nothing and
-/// changes no file; those of which another cause is said now are reported.
+/// changes no file; those of which another cause is said now are reported. `options.run.level` bounds what is looked at.
 ///
 /// # Errors
 /// There are no cases; a class that is none; a file or recording that cannot be read.
@@ -163,7 +163,7 @@ pub fn score_again(
             fraction: index as f64 / count as f64,
             what: case.id.clone(),
         }));
-        if judge_again(case, directory)? {
+        if judge_again(case, directory, options.run.level)? {
             report(Progressed::Done(case));
         }
     }

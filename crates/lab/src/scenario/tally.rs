@@ -91,7 +91,8 @@ pub struct Doubles {
 /// What came of changes that the doctor tried.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Fixes {
-    /// Cases in which a remedy of the host was tried whose throughput was then 90 % of the healthy one or more.
+    /// Cases whose remedy is the host's own (`fixable` in the scenario) in which one was tried whose throughput was then 90 %
+    /// of the healthy one or more.
     pub restored: Interval,
     /// Of these cases, those in which a change stayed.
     pub kept: Interval,
@@ -224,14 +225,14 @@ impl Tally {
 
 impl Fixes {
     fn of(counted: &[&Outcome]) -> Self {
-        let tried: Vec<&Repair> = counted
-            .iter()
-            .filter_map(|outcome| outcome.repair.as_ref())
-            .filter(|repair| repair.tried > 0)
-            .collect();
+        let of = |outcome: &&&Outcome| outcome.repair.as_ref().is_some_and(|r| r.tried > 0);
+        let all: Vec<&&Outcome> = counted.iter().filter(of).collect();
+        let tried: Vec<&Repair> = all.iter().filter_map(|o| o.repair.as_ref()).collect();
+        let here = all.iter().filter(|outcome| outcome.fixable);
+        let here: Vec<&Repair> = here.filter_map(|o| o.repair.as_ref()).collect();
         let (kept, back): (Vec<&Repair>, Vec<&Repair>) = tried.iter().partition(|r| r.kept);
         Self {
-            restored: share(&tried, |repair| repair.restored),
+            restored: share(&here, |repair| repair.restored),
             kept: share(&tried, |repair| repair.kept),
             rolled_back: share(&back, |repair| repair.left.is_empty()),
             undone: share(&kept, |repair| repair.left.is_empty()),
@@ -339,6 +340,7 @@ mod tests {
             scenario: cause.name().into(),
             cause,
             also: Vec::new(),
+            fixable: false,
             tunnel: "raw".into(),
             severity: None,
             second: None,
@@ -459,9 +461,16 @@ mod tests {
                 left: left.iter().map(|s| (*s).to_owned()).collect(),
                 seconds: 40.0,
             }),
+            fixable: true,
             ..case(Cause::Shaper, Some(Cause::Shaper), None)
         };
+        // Of settings of programs and of other hosts nothing is to be restored.
+        let elsewhere = Outcome {
+            fixable: false,
+            ..repaired(true, false, &[])
+        };
         let outcomes = [
+            elsewhere,
             repaired(true, true, &[]),
             repaired(false, false, &[]),
             repaired(false, false, &["a mtu: 1500 became 1400"]),
@@ -470,9 +479,9 @@ mod tests {
         let fixes = Tally::of(&outcomes, []).fixes;
         let count = |i: Interval| (i.hits, i.of);
         assert_eq!(count(fixes.restored), (1, 3));
-        assert_eq!(count(fixes.kept), (1, 3));
+        assert_eq!(count(fixes.kept), (2, 4));
         assert_eq!(count(fixes.rolled_back), (1, 2));
-        assert_eq!(count(fixes.undone), (1, 1));
+        assert_eq!(count(fixes.undone), (2, 2));
         assert_eq!(fixes.left.len(), 1);
     }
 }

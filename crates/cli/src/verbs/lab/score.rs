@@ -21,6 +21,7 @@ use crate::output;
 #[command(after_help = "Examples:\n  \
     sudo seikan lab score --cases 2 --out cases.jsonl --recordings cases\n  \
     seikan lab score --again --out cases.jsonl --recordings cases --html score.html\n  \
+    seikan lab score --again --level 0 --out cases.jsonl --recordings cases\n  \
     sudo seikan lab score --level 0 --out level0.jsonl\n  \
     sudo seikan lab score --classes shaper,healthy --split held-out --minutes 10")]
 pub struct ScoreArguments {
@@ -49,7 +50,7 @@ pub struct ScoreArguments {
     #[arg(long, requires = "out", requires = "recordings")]
     pub again: bool,
     /// How deep the doctor looks; as it likes if left out. 0: what it knows where it may see nothing but counters
-    #[arg(long, value_name = "LEVEL", value_parser = clap::value_parser!(u32).range(0..=2), conflicts_with = "again")]
+    #[arg(long, value_name = "LEVEL", value_parser = clap::value_parser!(u32).range(0..=2))]
     pub level: Option<u32>,
     /// Have the doctor try what helps, see whether it does and whether what it takes back is as before; a minute more a case
     #[arg(long, conflicts_with = "again")]

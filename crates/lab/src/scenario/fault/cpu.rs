@@ -62,10 +62,10 @@ fn tasks(pid: u32) -> Vec<Pid> {
 }
 
 /// A process that spins.
-struct Hog(Child);
+pub(crate) struct Hog(Child);
 
 impl Hog {
-    fn start(host: &Host) -> Result<Self> {
+    pub(crate) fn start(host: &Host) -> Result<Self> {
         let mut command = Command::new("sh");
         command
             .args(["-c", "while :; do :; done"])

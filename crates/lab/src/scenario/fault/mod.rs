@@ -4,7 +4,7 @@
 //! tunnel starts, [`Fault::load`] what the application does, [`Fault::apply`] what is done to a tunnel that runs.
 //! What was applied is undone when [`Applied`] is dropped, in reverse order: also on an error, on Ctrl-C, and on a panic.
 
-mod cpu;
+pub(crate) mod cpu;
 mod kind;
 mod machine;
 mod network;
@@ -439,7 +439,7 @@ impl Fault {
 }
 
 /// Runs a tool in a host.
-fn tool(host: &Host, line: &str) -> Result<()> {
+pub(crate) fn tool(host: &Host, line: &str) -> Result<()> {
     let mut words = line.split_whitespace();
     let program = words.next().unwrap_or_default();
     let mut command = std::process::Command::new(program);
@@ -452,7 +452,7 @@ fn tool(host: &Host, line: &str) -> Result<()> {
         .spawn(&mut command)
         .and_then(std::process::Child::wait_with_output)
         .map_err(LabError::io(format!(
-            "run `{program}`: is it installed, and on PATH? The fault needs it"
+            "run `{program}`: is it installed, and on PATH? The lab needs it"
         )))?;
     if output.status.success() {
         return Ok(());
