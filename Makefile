@@ -15,9 +15,11 @@ SHOW := $(if $(filter 1,$(SEIKAN_REQUIRE_ALL)),,--show-output)
 # For `make fuzz`: seconds for each target, and a single TARGET to run instead of all.
 SECONDS ?= 600
 TARGET ?=
+# For `make reproduce`: queue, offload, batch, profile, mtu-cipher or all, and options of `seikan lab reproduce`.
+SOURCE ?= all
 
 .PHONY: help test deps peers fmt-check house deny clippy doc unit interop fuzz-ci fuzz \
-	build release demo bench gateway hostile soak interop-kernel doctor-kernel clean
+	build release demo bench gateway reproduce hostile soak interop-kernel doctor-kernel clean
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' Makefile | column -t -s '|'
@@ -78,6 +80,9 @@ bench: release ## side by side with the tunnels found in $(PEERS) and on PATH
 gateway: release ## from a device through a gateway: ours, other people's, the kernel's forwarding, a naive one (root)
 	@scripts/install-peers.sh "$(PEERS)" wireguard-go wireguard-go-tailscale
 	@PATH="$(PEERS):$$PATH" "$${CARGO_TARGET_DIR:-target}/release/seikan" lab gateway
+
+reproduce: release ## SOURCE=all: what others have published about slow tunnels, done again (root; installs ab and nginx)
+	@scripts/reproduce.sh $(SOURCE)
 
 hostile: release ## what a flow keeps of its throughput while strangers flood the tunnel's port (root)
 	@"$${CARGO_TARGET_DIR:-target}/release/seikan" lab hostile

@@ -20,6 +20,7 @@ pub mod load;
 pub mod machine;
 pub mod process;
 pub mod report;
+pub mod reproduce;
 pub mod scenario;
 pub mod stats;
 pub mod tunnel;
@@ -31,6 +32,7 @@ pub use error::{LabError, Result};
 pub use gateway::{GatewayOptions, GatewayReport, gateway};
 pub use hostile::{HostileOptions, HostileReport, hostile};
 pub use interrupt::{Interrupt, SignalGuard};
+pub use reproduce::{Experiment, ReproduceOptions, reproduce};
 
 /// One step of a long run, for a progress bar.
 #[derive(Clone, Debug, PartialEq)]

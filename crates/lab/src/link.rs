@@ -271,7 +271,8 @@ fn net(address: IpAddr, prefix: u8) -> Result<IpNet> {
     IpNet::new(address, prefix).map_err(|e| LabError::Setup(format!("{address}/{prefix}: {e}")))
 }
 
-fn veth(one: &Host, name: &str, other: &Host, peer: &str) -> Result<()> {
+/// A pair of interfaces, one in each host.
+pub(crate) fn veth(one: &Host, name: &str, other: &Host, peer: &str) -> Result<()> {
     let there = other.netns().as_fd();
     let made = one.netlink()?.create_veth(name, peer, Some(there));
     made.map(drop).map_err(|e| LabError::Setup(e.to_string()))

@@ -1,6 +1,7 @@
 //! `seikan lab`: the test bench.
 
 mod cost;
+mod reproduce;
 mod scenario;
 mod score;
 mod subjects;
@@ -25,7 +26,8 @@ use crate::output;
     sudo seikan lab bench               measure every tunnel on PATH side by side\n  \
     sudo seikan lab gateway             from a device that runs nothing of ours, through a gateway\n  \
     sudo seikan lab hostile             what flows keep while strangers flood\n  \
-    sudo seikan lab run shaper          a tunnel made slow, and what the doctor says")]
+    sudo seikan lab run shaper          a tunnel made slow, and what the doctor says\n  \
+    sudo seikan lab reproduce queue     what others have published, done again")]
 pub struct Arguments {
     #[command(subcommand)]
     verb: LabVerb,
@@ -55,6 +57,8 @@ pub enum LabVerb {
     Score(score::ScoreArguments),
     /// Measure what looking costs a tunnel's throughput
     Cost(cost::CostArguments),
+    /// Do again what others have published about slow tunnels, and ask the doctor
+    Reproduce(reproduce::ReproduceArguments),
 }
 
 /// What `lab hostile` is told.
@@ -247,6 +251,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         LabVerb::Run(arguments) => scenario::play(arguments),
         LabVerb::Score(arguments) => score::count(arguments),
         LabVerb::Cost(arguments) => cost::measure(arguments),
+        LabVerb::Reproduce(arguments) => reproduce::run(arguments),
     }
 }
 

@@ -4,7 +4,7 @@
 //! [`functions`], [`flame`], [`queues`], [`correlation`], [`trial`]. [`trace`] makes quantities over time out of columns and [`suspects`] knows
 //! which may tell of what, [`axis`] and [`mod@svg`] are what they draw with, [`mod@page`] puts them together.
 
-mod axis;
+pub(crate) mod axis;
 mod capture;
 mod cdf;
 mod correlation;
@@ -17,7 +17,7 @@ mod segments;
 mod sequence;
 mod softirq;
 mod suspects;
-mod svg;
+pub(crate) mod svg;
 mod timeline;
 mod trace;
 mod trial;
@@ -82,10 +82,10 @@ pub struct Drawing {
 /// A picture with its name.
 pub struct Picture {
     /// In the names of files.
-    name: &'static str,
-    title: &'static str,
-    caption: String,
-    svg: String,
+    pub(crate) name: &'static str,
+    pub(crate) title: &'static str,
+    pub(crate) caption: String,
+    pub(crate) svg: String,
 }
 
 /// Title of a picture that could not be drawn, and why.
@@ -164,6 +164,19 @@ fn pictures(scene: &Scene<'_>) -> (Vec<Picture>, Vec<Absent>) {
         }
     }
     (pictures, absent)
+}
+
+/// The pictures of these names that a recording has data for.
+pub(crate) fn of_recording(recording: &Recording, names: &[&str]) -> Vec<Picture> {
+    let verdict = verdict(recording, None);
+    let scene = Scene {
+        recording,
+        verdict: &verdict,
+        capture: None,
+    };
+    let (mut pictures, _) = pictures(&scene);
+    pictures.retain(|picture| names.contains(&picture.name));
+    pictures
 }
 
 /// Where the page goes, if one is wanted.

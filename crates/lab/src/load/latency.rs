@@ -34,6 +34,8 @@ pub struct LatencyOptions {
     pub interval: Duration,
     /// An answer that takes longer is lost.
     pub timeout: Duration,
+    /// No request is sent after this time, whatever the count.
+    pub within: Option<Duration>,
 }
 
 impl Default for LatencyOptions {
@@ -42,6 +44,7 @@ impl Default for LatencyOptions {
             count: 200,
             interval: Duration::from_millis(2),
             timeout: Duration::from_secs(1),
+            within: None,
         }
     }
 }
@@ -96,15 +99,20 @@ pub fn ping(
 ) -> Result<LatencyReport> {
     let echo = Echo::open(ends)?;
     let mut times = Vec::with_capacity(options.count as usize);
-    let mut next = Instant::now();
+    let start = Instant::now();
+    let (mut next, mut sent) = (start, 0);
     for sequence in 0..options.count {
         wait_until(next, options.interval, interrupt)?;
+        if options.within.is_some_and(|time| start.elapsed() > time) {
+            break;
+        }
         next = Instant::now() + options.interval;
+        sent += 1;
         if let Some(time) = echo.round_trip(sequence as u16, options.timeout, interrupt)? {
             times.push(time.as_secs_f64() * 1e6);
         }
     }
-    Ok(LatencyReport::of(options.count, times))
+    Ok(LatencyReport::of(sent, times))
 }
 
 /// Waits for the time of the next request; awake when requests are close together, as `ping` does, so that the path is

@@ -73,7 +73,12 @@ pub fn loaded_latency(
     let probe = LatencyOptions {
         count: count.max(1),
         interval,
-        ..LatencyOptions::default()
+        // A lost one takes as long as its time-out, and afterwards there is no load.
+        within: Some(tcp.duration),
+        timeout: tcp
+            .duration
+            .div_f64(4.0)
+            .min(LatencyOptions::default().timeout),
     };
     std::thread::scope(|scope| {
         let load = scope.spawn(|| tcp_bulk(ends, tcp, interrupt));

@@ -1,6 +1,6 @@
 //! What people see of a result: for a terminal, as SVG, as one HTML page.
 //!
-//! A [`BenchReport`], [`GatewayReport`] or [`DemoReport`] becomes a [`Sheet`] (headlines, bar panels, tables, the machine, the method);
+//! A [`BenchReport`], [`GatewayReport`], [`Experiment`] or [`DemoReport`] becomes a [`Sheet`] (headlines, bar panels, tables, the machine, the method);
 //! [`mod@terminal`], [`svg`] and [`mod@html`] draw any sheet. JSON is the report itself, by serde.
 
 mod bench;
@@ -11,6 +11,7 @@ mod matrix;
 pub mod palette;
 mod plot;
 mod progress;
+mod reproduce;
 mod terminal;
 
 use serde::Serialize;
@@ -25,6 +26,7 @@ use crate::bench::BenchReport;
 use crate::demo::DemoReport;
 use crate::gateway::GatewayReport;
 use crate::machine::Machine;
+use crate::reproduce::Experiment;
 use crate::stats::Spread;
 
 /// A result, ready to be drawn.
@@ -127,6 +129,12 @@ impl From<&DemoReport> for Sheet {
     }
 }
 
+impl From<&Experiment> for Sheet {
+    fn from(experiment: &Experiment) -> Self {
+        reproduce::sheet(experiment)
+    }
+}
+
 impl From<&GatewayReport> for Sheet {
     fn from(report: &GatewayReport) -> Self {
         gateway::sheet(report)
@@ -152,9 +160,13 @@ impl Panel {
             .fold(0.0, f64::max)
     }
 
-    /// Digits after the point: more when everything is below one.
+    /// Digits after the point: more when everything is below one, none where there are thousands.
     fn decimals(&self) -> usize {
-        if self.longest() < 1.0 { 3 } else { 2 }
+        match self.longest() {
+            longest if longest < 1.0 => 3,
+            longest if longest < 1_000.0 => 2,
+            _ => 0,
+        }
     }
 
     /// A value of this panel as text.

@@ -16,8 +16,10 @@ use crate::report::{Bar, Kind, Panel, Sheet};
 
 /// Width of the picture.
 const WIDTH: i32 = 900;
-/// Where bars begin: room for names on the left.
-const LEFT: i32 = 170;
+/// Where bars begin: room for names on the left, of the usual ones, and of the longest.
+const LEFT: std::ops::RangeInclusive<i32> = 170..=420;
+/// Mean width of a letter of names.
+const LETTER: usize = 9;
 /// Where the longest bar ends: room for its value on the right.
 const RIGHT: i32 = WIDTH - 90;
 const HEAD: i32 = 38;
@@ -41,9 +43,10 @@ pub fn svg(sheet: &Sheet) -> Result<String> {
     {
         let root =
             SVGBackend::with_string(&mut text, (WIDTH as u32, height as u32)).into_drawing_area();
+        let left = left(sheet);
         let mut top = 0;
         for (panel, height) in sheet.panels.iter().zip(heights) {
-            draw_panel(&root, panel, top)?;
+            draw_panel(&root, panel, left, top)?;
             top += height;
         }
         root.present().map_err(render)?;
@@ -57,7 +60,15 @@ pub(super) fn render(error: impl std::fmt::Display) -> LabError {
     LabError::Render(error.to_string())
 }
 
-fn draw_panel(root: &Area<'_>, panel: &Panel, top: i32) -> Result<()> {
+/// Where bars begin.
+fn left(sheet: &Sheet) -> i32 {
+    let bars = sheet.panels.iter().flat_map(|panel| &panel.bars);
+    let letters = bars.map(|bar| bar.label.chars().count()).max().unwrap_or(0);
+    let room = i32::try_from(letters * LETTER + 20).unwrap_or(i32::MAX);
+    room.clamp(*LEFT.start(), *LEFT.end())
+}
+
+fn draw_panel(root: &Area<'_>, panel: &Panel, left: i32, top: i32) -> Result<()> {
     write(root, &panel.title, (0, top + 16), HPos::Left, INK, true)?;
     write(
         root,
@@ -70,30 +81,36 @@ fn draw_panel(root: &Area<'_>, panel: &Panel, top: i32) -> Result<()> {
     let (first, max) = (top + HEAD, panel.end());
     let bottom = first + ROW * panel.bars.len() as i32;
     root.draw(&PathElement::new(
-        [(LEFT, first - 4), (LEFT, bottom)],
+        [(left, first - 4), (left, bottom)],
         rgb(LINE),
     ))
     .map_err(render)?;
     for (number, bar) in (0..).zip(&panel.bars) {
-        draw_bar(root, panel, bar, max, first + ROW * number)?;
+        draw_bar(root, panel, bar, max, (left, first + ROW * number))?;
     }
     Ok(())
 }
 
-fn draw_bar(root: &Area<'_>, panel: &Panel, bar: &Bar, max: f64, top: i32) -> Result<()> {
+fn draw_bar(
+    root: &Area<'_>,
+    panel: &Panel,
+    bar: &Bar,
+    max: f64,
+    (left, top): (i32, i32),
+) -> Result<()> {
     let middle = top + ROW / 2 - 2;
     let own = bar.kind == Kind::Own;
     write(
         root,
         &bar.label,
-        (LEFT - 10, middle),
+        (left - 10, middle),
         HPos::Right,
         if own { INK } else { FAINT },
         own,
     )?;
-    let x = |value: f64| LEFT + (value / max * f64::from(RIGHT - LEFT)).round() as i32;
+    let x = |value: f64| left + (value / max * f64::from(RIGHT - left)).round() as i32;
     let Some(value) = bar.value.filter(|_| max > 0.0) else {
-        return write(root, "failed", (LEFT + 8, middle), HPos::Left, FAINT, false);
+        return write(root, "failed", (left + 8, middle), HPos::Left, FAINT, false);
     };
     let colour = match bar.kind {
         Kind::Own => OWN,
@@ -101,8 +118,8 @@ fn draw_bar(root: &Area<'_>, panel: &Panel, bar: &Bar, max: f64, top: i32) -> Re
         Kind::Other => OTHER,
     };
     let corners = [
-        (LEFT, middle - THICKNESS / 2),
-        (x(value.median).max(LEFT + 1), middle + THICKNESS / 2 + 1),
+        (left, middle - THICKNESS / 2),
+        (x(value.median).max(left + 1), middle + THICKNESS / 2 + 1),
     ];
     root.draw(&Rectangle::new(corners, rgb(colour).filled()))
         .map_err(render)?;

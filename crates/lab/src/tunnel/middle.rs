@@ -51,19 +51,24 @@ impl Tunnel for Bridge {
     }
 
     fn up(&self, hosts: &Hosts, _: &Path, _: &Interrupt) -> Result<Started> {
-        let netlink = host_in_the_middle(hosts)?.netlink()?;
-        let bridge = netlink.create_bridge(SWITCH).map_err(refuse)?;
-        for port in PORTS {
-            let index = netlink.link(port).map_err(refuse)?.index;
-            netlink.set_master(index, Some(bridge)).map_err(refuse)?;
-        }
-        netlink.set_up(bridge).map_err(refuse)?;
+        bridge(host_in_the_middle(hosts)?, &PORTS)?;
         Ok(Started::default())
     }
 
     fn ends<'a>(&self, hosts: &'a Hosts) -> Ends<'a> {
         hosts.over_link()
     }
+}
+
+/// Makes a bridge of these interfaces of `host`.
+pub(crate) fn bridge(host: &Host, ports: &[&str]) -> Result<()> {
+    let netlink = host.netlink()?;
+    let bridge = netlink.create_bridge(SWITCH).map_err(refuse)?;
+    for port in ports {
+        let index = netlink.link(port).map_err(refuse)?.index;
+        netlink.set_master(index, Some(bridge)).map_err(refuse)?;
+    }
+    netlink.set_up(bridge).map_err(refuse)
 }
 
 /// The naive gateway: host A is a device of its LAN, host B the far end.

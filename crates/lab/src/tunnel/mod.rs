@@ -5,7 +5,7 @@
 //! on `PATH`. One file per program family.
 
 pub mod crude;
-mod middle;
+pub(crate) mod middle;
 mod mixed;
 mod nebula;
 mod openvpn;
@@ -316,7 +316,7 @@ pub fn inner_device(name: &str, host: &Host) -> String {
 }
 
 /// The executable `name`, from `$SEIKAN_PEERS` or `PATH`.
-fn find_program(name: &str) -> Option<PathBuf> {
+pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
     let paths = |variable: &str| std::env::var_os(variable).unwrap_or_default();
     let (peers, path) = (paths("SEIKAN_PEERS"), paths("PATH"));
     std::env::split_paths(&peers)

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::{LabError, Result};
 use crate::interrupt::Interrupt;
-use crate::link::{Hosts, Link, LinkKind, PORTS};
+use crate::link::{Host, Hosts, Link, LinkKind, PORTS};
 use crate::load::Ends;
 use crate::process::Process;
 use crate::tunnel::middle::host_in_the_middle;
@@ -69,49 +69,58 @@ impl Tunnel for OpenVSwitch {
     }
 
     fn up(&self, hosts: &Hosts, dir: &Path, interrupt: &Interrupt) -> Result<Started> {
-        let middle = host_in_the_middle(hosts)?;
-        let (database, control) = (dir.join(DATABASE), dir.join(CONTROL));
-        let at = |path: &Path| path.display().to_string();
-        let file = at(&dir.join("switch.db"));
-        run("ovsdb-tool", &["create", &file, SCHEMA], dir)?;
-
-        let mut started = Started::default();
-        let mut start = |name: &str, arguments: &[String], socket: &Path| {
-            let mut command = command(name, dir)?;
-            command.args(arguments);
-            let mut process = Process::start(middle, name, command, dir)?;
-            let come = wait_for(socket, &mut process, interrupt);
-            started.processes.0.push(process);
-            come
-        };
-        let remote = format!("--remote=punix:{}", at(&database));
-        let own = format!("--unixctl={}", at(&dir.join("database.ctl")));
-        start("ovsdb-server", &[file, remote, own], &database)?;
-        run_vsctl(dir, &["--no-wait", "init"])?;
-        let from = format!("unix:{}", at(&database));
-        let own = format!("--unixctl={}", at(&control));
-        start("ovs-vswitchd", &[from, own], &control)?;
-
-        let mut words = vec![
-            "add-br",
-            SWITCH,
-            "--",
-            "set",
-            "bridge",
-            SWITCH,
-            "datapath_type=netdev",
-        ];
-        for port in PORTS {
-            words.extend(["--", "add-port", SWITCH, port]);
-        }
-        run_vsctl(dir, &words)?;
-        started.orders = Some(dir.to_owned());
-        Ok(started)
+        start_in(host_in_the_middle(hosts)?, &PORTS, dir, interrupt)
     }
 
     fn ends<'a>(&self, hosts: &'a Hosts) -> Ends<'a> {
         hosts.over_link()
     }
+}
+
+/// Starts database and switch in `host`, with these interfaces of it as ports. Files go to `dir`.
+pub(crate) fn start_in(
+    host: &Host,
+    ports: &[&str],
+    dir: &Path,
+    interrupt: &Interrupt,
+) -> Result<Started> {
+    let (database, control) = (dir.join(DATABASE), dir.join(CONTROL));
+    let at = |path: &Path| path.display().to_string();
+    let file = at(&dir.join("switch.db"));
+    run("ovsdb-tool", &["create", &file, SCHEMA], dir)?;
+
+    let mut started = Started::default();
+    let mut start = |name: &str, arguments: &[String], socket: &Path| {
+        let mut command = command(name, dir)?;
+        command.args(arguments);
+        let mut process = Process::start(host, name, command, dir)?;
+        let come = wait_for(socket, &mut process, interrupt);
+        started.processes.0.push(process);
+        come
+    };
+    let remote = format!("--remote=punix:{}", at(&database));
+    let own = format!("--unixctl={}", at(&dir.join("database.ctl")));
+    start("ovsdb-server", &[file, remote, own], &database)?;
+    run_vsctl(dir, &["--no-wait", "init"])?;
+    let from = format!("unix:{}", at(&database));
+    let own = format!("--unixctl={}", at(&control));
+    start("ovs-vswitchd", &[from, own], &control)?;
+
+    let mut words = vec![
+        "add-br",
+        SWITCH,
+        "--",
+        "set",
+        "bridge",
+        SWITCH,
+        "datapath_type=netdev",
+    ];
+    for port in ports {
+        words.extend(["--", "add-port", SWITCH, port]);
+    }
+    run_vsctl(dir, &words)?;
+    started.orders = Some(dir.to_owned());
+    Ok(started)
 }
 
 /// Has the switch in `dir` keep no flows, so that every packet takes the slow path, where it passes so many tables of

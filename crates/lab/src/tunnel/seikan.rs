@@ -26,6 +26,10 @@ pub(crate) struct Seikan {
     name: String,
     /// Peers beside the other end.
     idle_peers: u32,
+    /// The cipher that its configuration asks for; both ends settle it if `None`.
+    cipher: Option<&'static str>,
+    /// The program, if it is not the usual one.
+    program: Option<PathBuf>,
 }
 
 impl Seikan {
@@ -38,6 +42,24 @@ impl Seikan {
             protocol,
             name: format!("seikan-{protocol}{crowd}"),
             idle_peers,
+            cipher: None,
+            program: None,
+        }
+    }
+
+    /// Run by this program.
+    pub(crate) fn with_program(self, program: PathBuf) -> Self {
+        Self {
+            program: Some(program),
+            ..self
+        }
+    }
+
+    /// With this cipher, as its configuration calls it.
+    pub(crate) fn with_cipher(self, cipher: &'static str) -> Self {
+        Self {
+            cipher: Some(cipher),
+            ..self
         }
     }
 
@@ -72,12 +94,16 @@ impl Seikan {
         peer: &KeyPair,
         dir: &Path,
     ) -> Result<Process> {
-        let program = program()
-            .ok_or_else(|| LabError::Setup("no program `seikan`: set $SEIKAN_BIN to it".into()))?;
+        let program =
+            self.program.clone().or_else(program).ok_or_else(|| {
+                LabError::Setup("no program `seikan`: set $SEIKAN_BIN to it".into())
+            })?;
         // The interface is named after the file.
         let file = dir.join(format!("{}.conf", device_name(host)));
+        let cipher = self.cipher;
+        let cipher = cipher.map_or_else(String::new, |cipher| format!("Cipher = {cipher}\n"));
         let config = format!(
-            "[Interface]\nPrivateKey = {}\nListenPort = {PORT}\nAddress = {}/24, {}/64\n\n\
+            "[Interface]\nPrivateKey = {}\nListenPort = {PORT}\nAddress = {}/24, {}/64\n{cipher}\n\
              [Peer]\nPublicKey = {}\nAllowedIPs = {}/32, {}/128\nEndpoint = {}:{PORT}\nPersistentKeepalive = 5\n",
             own.private_base64(),
             host.inner,

@@ -1,0 +1,227 @@
+//! The sheet of an experiment done again.
+
+use crate::report::bench::counted;
+use crate::report::{Bar, Kind, NONE, Panel, Row, Sheet, Table, machine_facts};
+use crate::reproduce::{Claim, Experiment, Figures, Grid, List, Look};
+
+pub(super) fn sheet(of: &Experiment) -> Sheet {
+    let mut tables: Vec<Table> = of.grids.iter().map(grid).collect();
+    tables.extend(of.lists.iter().map(list));
+    tables.extend([claims(&of.claims), looks(&of.looks)]);
+    tables.extend(facts(&of.looks));
+    tables.push(notes(&of.notes));
+    tables.retain(|table| !table.rows.is_empty());
+    Sheet {
+        title: of.source.title().to_owned(),
+        subtitle: format!(
+            "{} UTC, {}, {:.0} s in all",
+            of.date,
+            counted(u64::from(of.options.rounds), "round"),
+            of.took
+        ),
+        headlines: headlines(of),
+        panels: of.figures.iter().map(panel).collect(),
+        tables,
+        problems: of.problems.clone(),
+        facts: machine_facts(&of.machine),
+        method: method(of),
+    }
+}
+
+fn headlines(of: &Experiment) -> Vec<String> {
+    let holding = of.claims.iter().filter(|claim| claim.holds()).count();
+    let right = of.looks.iter().filter(|look| look.is_right()).count();
+    let mut line = format!(
+        "{holding} of {} hold in every round",
+        counted(of.claims.len() as u64, "comparison")
+    );
+    if !of.looks.is_empty() {
+        let ways = counted(of.looks.len() as u64, "slow way");
+        line += &format!("; the doctor, blind, is right in {right} of {ways}");
+    }
+    vec![line + "."]
+}
+
+fn panel(figures: &Figures) -> Panel {
+    let bars = figures.rows.iter().map(|row| {
+        let [here, there] = figures.ratios(row);
+        let value = row.spread();
+        Bar {
+            label: row.name.clone(),
+            kind: match () {
+                () if row.own => Kind::Own,
+                () if row.name == figures.base => Kind::Raw,
+                () => Kind::Other,
+            },
+            value,
+            cells: vec![
+                times(here),
+                value.map_or_else(
+                    || NONE.to_owned(),
+                    |v| format!("{}–{}", short(v.min), short(v.max)),
+                ),
+                row.published.map_or_else(|| NONE.to_owned(), short),
+                times(there),
+            ],
+        }
+    });
+    Panel {
+        title: figures.title.clone(),
+        unit: figures.unit.clone(),
+        columns: ["×", "range", "published", "×"].map(str::to_owned).to_vec(),
+        bars: bars.collect(),
+    }
+}
+
+/// A row for each of its columns, which have longer names than the rows: medians, and what was published in brackets.
+fn grid(grid: &Grid) -> Table {
+    let first = grid.columns.first().map_or(&[][..], |column| &column.rows);
+    let headings = first.iter().map(|row| row.name.clone());
+    let rows = grid.columns.iter().map(|column| {
+        let cells = column.rows.iter().map(|row| {
+            let here = row.spread().map(|spread| spread.median);
+            let here = here.map_or_else(|| NONE.to_owned(), short);
+            match row.published {
+                Some(there) => format!("{here} ({})", short(there)),
+                None => here,
+            }
+        });
+        Row {
+            kind: match column.rows.iter().any(|row| row.own) {
+                true => Kind::Own,
+                false => Kind::Other,
+            },
+            cells: std::iter::once(column.title.clone()).chain(cells).collect(),
+        }
+    });
+    let mut all = grid.columns.iter().flat_map(|column| &column.rows);
+    let published = match all.any(|row| row.published.is_some()) {
+        true => "; published in brackets",
+        false => "",
+    };
+    Table {
+        title: format!("{}{published}", grid.title),
+        columns: std::iter::once(grid.rows.clone()).chain(headings).collect(),
+        rows: rows.collect(),
+    }
+}
+
+fn list(list: &List) -> Table {
+    Table {
+        title: list.title.clone(),
+        columns: list.columns.clone(),
+        rows: list
+            .rows
+            .iter()
+            .map(|cells| Row {
+                kind: Kind::Other,
+                cells: cells.clone(),
+            })
+            .collect(),
+    }
+}
+
+fn claims(claims: &[Claim]) -> Table {
+    let rows = claims.iter().map(|claim| {
+        let here = claim.spread();
+        Row {
+            kind: Kind::Other,
+            cells: vec![
+                format!("{} > {}", claim.better, claim.worse),
+                claim.quantity.clone(),
+                times(claim.published),
+                times(here.map(|spread| spread.median)),
+                here.map_or_else(
+                    || NONE.to_owned(),
+                    |spread| format!("{}–{}", short(spread.min), short(spread.max)),
+                ),
+                if claim.holds() { "yes" } else { "no" }.to_owned(),
+            ],
+        }
+    });
+    Table {
+        title: "What is more than what".to_owned(),
+        columns: ["", "of", "published", "here", "range", "every round"]
+            .map(str::to_owned)
+            .to_vec(),
+        rows: rows.collect(),
+    }
+}
+
+fn looks(looks: &[Look]) -> Table {
+    let rows = looks.iter().map(|look| {
+        let right: Vec<&str> = look.right.iter().map(|cause| cause.name()).collect();
+        Row {
+            kind: Kind::Other,
+            cells: vec![
+                look.of.clone(),
+                look.to_string(),
+                right.join(" or "),
+                if look.is_right() { "yes" } else { "no" }.to_owned(),
+            ],
+        }
+    });
+    Table {
+        title: "What the doctor says".to_owned(),
+        columns: ["of", "says", "should say", "right"]
+            .map(str::to_owned)
+            .to_vec(),
+        rows: rows.collect(),
+    }
+}
+
+fn facts(looks: &[Look]) -> Option<Table> {
+    let rows = looks.iter().flat_map(|look| {
+        look.facts.iter().map(|(name, value)| Row {
+            kind: Kind::Other,
+            cells: vec![format!("{}: {name}", look.of), short(*value)],
+        })
+    });
+    let rows: Vec<Row> = rows.collect();
+    (!rows.is_empty()).then(|| Table {
+        title: "Seen on the way".to_owned(),
+        columns: ["", "value"].map(str::to_owned).to_vec(),
+        rows,
+    })
+}
+
+fn method(of: &Experiment) -> Vec<String> {
+    vec![
+        format!("Published: {}", of.source.published()),
+        of.source.differs().to_owned(),
+        "Rows are measured in interleaved rounds; figures are medians, ranges the smallest and the largest. Sweeps are \
+         measured once. × is the multiple of the dimmed row, here and in what was published: figures of different machines \
+         are compared in no other way."
+            .to_owned(),
+    ]
+}
+
+fn notes(notes: &[String]) -> Table {
+    let rows = notes.iter().map(|note| Row {
+        kind: Kind::Other,
+        cells: vec!["·".to_owned(), note.clone()],
+    });
+    Table {
+        title: "To be known".to_owned(),
+        columns: vec![String::new(); 2],
+        rows: rows.collect(),
+    }
+}
+
+/// Three digits.
+fn short(value: f64) -> String {
+    let places = match value.abs() {
+        v if v >= 100.0 || v == 0.0 => 0,
+        v if v >= 10.0 => 1,
+        v if v >= 1.0 => 2,
+        _ => 3,
+    };
+    format!("{value:.places$}")
+}
+
+fn times(ratio: Option<f64>) -> String {
+    match ratio {
+        Some(ratio) => short(ratio),
+        None => NONE.to_owned(),
+    }
+}

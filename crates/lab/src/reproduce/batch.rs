@@ -1,0 +1,432 @@
+//! N frames for each crossing between kernel and program, instead of one.
+//!
+//! The source changed the driver of the kernel so that one read returns several packets. Linux has since learned to hand a
+//! TUN device's program one super-packet for many segments of a TCP stream: of how many it may be made is a setting of the
+//! interface (`gso_max_segs`), so N can be chosen. The load is the source's: `ab` asks a web server again and again for a
+//! page of 5 MB over eight connections that are kept.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use seikan_diagnose::Cause;
+use seikan_sys::ethtool::Feature;
+
+use super::figures::interleaved;
+use super::look::Looker;
+use super::{Bench, Curve, Curves, Figures, Found, Grid, Row};
+use crate::error::{LabError, Result};
+use crate::interrupt::Interrupt;
+use crate::link::{Host, Link};
+use crate::load::{Ends, LiveOptions, TcpOptions, loaded_latency};
+use crate::process::Process;
+use crate::scenario::{lookup, tool};
+use crate::tunnel::{self, Changes, Started, Tunnel, inner_device, private_directory};
+
+/// Frames for each crossing.
+const SIZES: [u32; 6] = [2, 4, 8, 16, 32, 64];
+/// That of the source, whose buffer held four packets of 1,500 bytes.
+const PUBLISHED_SIZE: u32 = 4;
+const BARE: &str = "no tunnel";
+const CRUDE: &str = "crude, 1 frame";
+const ONE: &str = "Seikan, 1 frame";
+/// Published, in KB/s: bare forwarding, the driver as it is, the driver changed.
+const PUBLISHED: [f64; 3] = [114_089.42, 102_512.37, 111_139.88];
+
+/// The web server's port, and its page.
+const PORT: u16 = 8_080;
+const PAGE: &str = "5m.html";
+const PAGE_BYTES: usize = 5 << 20;
+/// The source asked 500 times over 8 connections.
+const REQUESTS: u32 = 500;
+const CONNECTIONS: u32 = 8;
+/// How long the web server may take to answer, and `ab` to be done.
+const SERVER_PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The surface: frames, packets in the queue, bytes of the MTU.
+const SURFACE: [[u32; 4]; 2] = [[1, 4, 16, 64], [10, 100, 500, 1_000]];
+const MTUS: [u32; 2] = [1_420, 9_000];
+
+pub(super) fn run(bench: &mut Bench<'_>) -> Result<Found> {
+    let rounds = bench.options.rounds as usize;
+    let points = SURFACE[0].len() * SURFACE[1].len() * MTUS.len();
+    bench.expect((SIZES.len() + 3) * rounds + points + 1);
+    let mut found = Found::default();
+    for part in [pages, surface, diagnosis] {
+        let done = part(bench, &mut found);
+        found.bear(done)?;
+    }
+    Ok(found)
+}
+
+fn frames_in_words(size: u32) -> String {
+    match size {
+        1 => "1 frame".to_owned(),
+        more => format!("{more} frames"),
+    }
+}
+
+fn batched(size: u32) -> String {
+    format!("Seikan, {}", frames_in_words(size))
+}
+
+/// What `ab` says of every row.
+fn pages(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
+    let mut names = vec![BARE.to_owned(), CRUDE.to_owned(), ONE.to_owned()];
+    names.extend(SIZES.map(batched));
+    let words: Vec<&str> = names.iter().map(String::as_str).collect();
+    let measured = interleaved(bench, &words, &mut found.problems, &mut |bench, name| {
+        let tunnel = tunnel_of(name)?;
+        let mut running = tunnel::start(tunnel.as_ref(), Link::default(), bench.interrupt)?;
+        let size = SIZES.into_iter().find(|size| batched(*size) == name);
+        if name == ONE || size.is_some() {
+            let host_b = &running.hosts.b;
+            for host in [&running.hosts.a, host_b] {
+                frames(host, tunnel.name(), size.unwrap_or(1))?;
+            }
+        }
+        let dir = private_directory()?;
+        let ends = tunnel.ends(&running.hosts);
+        let rate = ask_again_and_again(&ends, dir.path(), bench.interrupt)?;
+        running.check_alive()?;
+        Ok(rate)
+    })?;
+    let there = |name: &str| match name {
+        BARE => Some(PUBLISHED[0]),
+        CRUDE => Some(PUBLISHED[1]),
+        name if name == batched(PUBLISHED_SIZE) => Some(PUBLISHED[2]),
+        _ => None,
+    };
+    let rows = names.iter().zip(measured);
+    let figures = Figures {
+        title: format!("a page of 5 MB, {REQUESTS} times over {CONNECTIONS} connections"),
+        unit: "KB/s".to_owned(),
+        base: BARE.to_owned(),
+        rows: rows
+            .map(|(name, rounds)| Row {
+                own: name.starts_with("Seikan"),
+                rounds,
+                ..Row::new(name, there(name))
+            })
+            .collect(),
+    };
+    let (few, many) = (batched(PUBLISHED_SIZE), batched(SIZES[5]));
+    found.claims = vec![
+        figures.claim(&few, CRUDE),
+        figures.claim(&few, ONE),
+        figures.claim(&many, &few),
+    ];
+    let points = figures.rows.iter().filter_map(|row| {
+        let size = SIZES.into_iter().find(|size| batched(*size) == row.name);
+        let size = size.or((row.name == ONE).then_some(1))?;
+        Some([f64::from(size), row.spread()?.median / 1e3])
+    });
+    found.curves.push(Curves {
+        name: "batch-frames".to_owned(),
+        title: "a page again and again".to_owned(),
+        x: "frames for each crossing, at most".to_owned(),
+        y: "thousands of KB/s".to_owned(),
+        logarithmic: [true, true],
+        curves: vec![Curve {
+            name: "Seikan".to_owned(),
+            own: true,
+            published: false,
+            points: points.collect(),
+        }],
+    });
+    found.figures.push(figures);
+    Ok(())
+}
+
+/// Throughput and latency over frames, queue and MTU.
+fn surface(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
+    let tunnel = tunnel_of(ONE)?;
+    let mut running = tunnel::start(tunnel.as_ref(), Link::default(), bench.interrupt)?;
+    let [sizes, queues] = SURFACE;
+    let mut best: Option<(f64, String)> = None;
+    for mtu in MTUS {
+        let mut columns: Vec<[Figures; 3]> = Vec::new();
+        for size in sizes {
+            let quantity = |unit: &str| Figures {
+                title: frames_in_words(size),
+                unit: unit.to_owned(),
+                base: String::new(),
+                rows: Vec::new(),
+            };
+            let mut column = ["Mbit/s", "ms", "ms"].map(quantity);
+            for queue in queues {
+                bench.step(format!(
+                    "MTU {mtu}, {}, queue of {queue}",
+                    frames_in_words(size)
+                ))?;
+                for host in [&running.hosts.a, &running.hosts.b] {
+                    let device = inner_device(tunnel.name(), host);
+                    tool(
+                        host,
+                        &format!("ip link set dev {device} mtu {mtu} txqueuelen {queue}"),
+                    )?;
+                    frames(host, tunnel.name(), size)?;
+                }
+                let options = TcpOptions {
+                    warmup: Duration::from_millis(500),
+                    duration: bench.time().mul_f64(0.5),
+                    ..TcpOptions::default()
+                };
+                let ends = tunnel.ends(&running.hosts);
+                let every = Duration::from_millis(10);
+                let loaded = loaded_latency(&ends, &options, every, bench.interrupt)?;
+                running.check_alive()?;
+                let rate = loaded.gbit_per_second * 1e3;
+                let answered = loaded.latency.received > 0;
+                let ms = |us: f64| answered.then_some(us / 1e3);
+                let half = ms(loaded.latency.p50_us);
+                let values = [Some(rate), half, ms(loaded.latency.p99_us)];
+                for (figures, value) in column.iter_mut().zip(values) {
+                    figures.rows.push(Row {
+                        own: true,
+                        rounds: vec![value],
+                        ..Row::new(queue.to_string(), None)
+                    });
+                }
+                let Some(half) = half else {
+                    continue;
+                };
+                let power = rate / half.max(1e-3);
+                if best.as_ref().is_none_or(|(most, _)| power > *most) {
+                    let at = format!(
+                        "{}, a queue of {queue} and an MTU of {mtu}: {rate:.0} Mbit/s at {half:.2} ms",
+                        frames_in_words(size)
+                    );
+                    best = Some((power, at));
+                }
+            }
+            columns.push(column);
+        }
+        for (index, what) in [
+            "throughput, Mbit/s",
+            "round trip under it, half of the time, ms",
+            "the same, 99 % of the time, ms",
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            found.grids.push(Grid {
+                title: format!("MTU {mtu}: {what}"),
+                rows: "queue".to_owned(),
+                columns: columns.iter().map(|column| column[index].clone()).collect(),
+            });
+        }
+    }
+    if let Some((_, at)) = best {
+        found.notes.push(format!(
+            "Throughput over round trip (Kleinrock's power) is largest with {at}. Its own defaults are 64 frames, as many as fit in a super-packet, and a \
+             queue of 500: packets do not wait for a batch to fill, they gather while the one before is sealed."
+        ));
+    }
+    Ok(())
+}
+
+/// What the doctor says of one frame for each crossing.
+fn diagnosis(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
+    bench.step("the doctor on one frame for each crossing")?;
+    let tunnel = tunnel_of(CRUDE)?;
+    let running = tunnel::start(tunnel.as_ref(), Link::default(), bench.interrupt)?;
+    let host = &running.hosts.a;
+    let rows = found
+        .figures
+        .first()
+        .map_or(&[][..], |figures| &figures.rows);
+    let best = rows.last().and_then(Row::spread);
+    let interface = inner_device(tunnel.name(), host);
+    let looker = Looker {
+        // KB/s of 1,024 bytes as Mbit/s.
+        expected: best.map_or(1e3, |best| best.median * 8.192e-3),
+        right: &[Cause::FramePerSyscall],
+        ..Looker::new(CRUDE, host, &interface)
+    };
+    let load = LiveOptions {
+        streams: CONNECTIONS as usize,
+        ..LiveOptions::default()
+    };
+    let ends = tunnel.ends(&running.hosts);
+    let told = looker.look_under(&load, &ends, bench.desk(), |_| Vec::new())?;
+    found.looks.push(told);
+    Ok(())
+}
+
+fn tunnel_of(row: &str) -> Result<Box<dyn Tunnel>> {
+    let name = match row {
+        BARE => "raw",
+        CRUDE => "crude",
+        _ => "seikan-native",
+    };
+    lookup(name, &Changes::default())
+}
+
+/// So many frames at most make a super-packet of the tunnel's interface; with one, there are none.
+fn frames(host: &Host, tunnel: &str, size: u32) -> Result<()> {
+    let device = inner_device(tunnel, host);
+    host.set_features(&device, &[(Feature::Tso, size > 1)])?;
+    tool(
+        host,
+        &format!("ip link set dev {device} gso_max_segs {size}"),
+    )
+}
+
+/// Starts the web server, asks it, and stops it; KB/s as `ab` says.
+fn ask_again_and_again(ends: &Ends<'_>, dir: &Path, interrupt: &Interrupt) -> Result<f64> {
+    let mut started = Started::default();
+    started.processes.0.push(web_server(ends.server, dir)?);
+    wait_for(ends, &mut started, interrupt).map_err(|error| started.explain(error))?;
+    let program = program("ab", "apache2-utils")?;
+    let mut command = Command::new(program);
+    command
+        .args([
+            "-k",
+            "-q",
+            "-c",
+            &CONNECTIONS.to_string(),
+            "-n",
+            &REQUESTS.to_string(),
+        ])
+        .arg(format!("http://{}:{PORT}/{PAGE}", ends.target))
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null());
+    let mut child = ends
+        .client
+        .spawn(&mut command)
+        .map_err(LabError::io("start `ab`"))?;
+    let start = Instant::now();
+    let status = loop {
+        if let Some(status) = child.try_wait().map_err(LabError::io("wait for `ab`"))? {
+            break status;
+        }
+        let patience = match interrupt.check() {
+            Ok(()) if start.elapsed() < PATIENCE => interrupt.sleep(Duration::from_millis(20)),
+            Ok(()) => Err(LabError::Timeout {
+                what: "`ab`".to_owned(),
+                seconds: PATIENCE.as_secs_f64(),
+            }),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = patience {
+            // Fails only when it has ended already.
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(error);
+        }
+    };
+    let mut said = String::new();
+    if let Some(mut out) = child.stdout.take() {
+        out.read_to_string(&mut said)
+            .map_err(LabError::io("read what `ab` says"))?;
+    }
+    transfer_rate(&said)
+        .filter(|_| status.success())
+        .ok_or_else(|| LabError::Setup(format!("`ab` failed ({status}): {}", said.trim())))
+}
+
+/// `Transfer rate:          111139.88 [Kbytes/sec] received`.
+///
+/// None where requests failed or were not answered with the page.
+fn transfer_rate(said: &str) -> Option<f64> {
+    let value = |name| {
+        let line = said.lines().find_map(|line| line.strip_prefix(name))?;
+        line.split_whitespace().next()?.parse::<f64>().ok()
+    };
+    let failed =
+        value("Failed requests:").unwrap_or(0.0) + value("Non-2xx responses:").unwrap_or(0.0);
+    value("Transfer rate:").filter(|_| failed == 0.0)
+}
+
+/// nginx in the foreground, with one page, everything it writes in `dir`.
+fn web_server(host: &Host, dir: &Path) -> Result<Process> {
+    let program = program("nginx", "nginx-light")?;
+    let page: Vec<u8> = b"seikan \n"
+        .iter()
+        .copied()
+        .cycle()
+        .take(PAGE_BYTES)
+        .collect();
+    let write = |name: &str, bytes: &[u8]| {
+        let file = dir.join(name);
+        std::fs::write(&file, bytes).map_err(LabError::io(format!("write {}", file.display())))
+    };
+    write(PAGE, &page)?;
+    let here = dir.display();
+    // One process, which a death of ours takes along.
+    let config = format!(
+        "daemon off;\nmaster_process off;\npid {here}/nginx.pid;\nerror_log {here}/error.log;\n\
+         events {{ }}\nhttp {{\n  access_log off;\n  sendfile on;\n  tcp_nopush on;\n  keepalive_requests 1000000;\n  \
+         client_body_temp_path {here}/a;\n  proxy_temp_path {here}/b;\n  fastcgi_temp_path {here}/c;\n  \
+         uwsgi_temp_path {here}/d;\n  scgi_temp_path {here}/e;\n  \
+         server {{\n    listen {PORT};\n    root {here};\n  }}\n}}\n"
+    );
+    write("nginx.conf", config.as_bytes())?;
+    let mut command = Command::new(program);
+    command
+        .arg("-p")
+        .arg(dir)
+        .arg("-e")
+        .arg(dir.join("error.log"))
+        .arg("-c")
+        .arg(dir.join("nginx.conf"));
+    Process::start(host, "nginx", command, dir)
+}
+
+/// Until it takes connections.
+fn wait_for(ends: &Ends<'_>, started: &mut Started, interrupt: &Interrupt) -> Result<()> {
+    let start = Instant::now();
+    let to = std::net::SocketAddr::new(ends.target, PORT);
+    while ends
+        .client
+        .run(|| std::net::TcpStream::connect_timeout(&to, Duration::from_millis(200)))?
+        .is_err()
+    {
+        started.check_alive()?;
+        if start.elapsed() > SERVER_PATIENCE {
+            return Err(LabError::Timeout {
+                what: "the web server".to_owned(),
+                seconds: SERVER_PATIENCE.as_secs_f64(),
+            });
+        }
+        interrupt.sleep(Duration::from_millis(20))?;
+    }
+    Ok(())
+}
+
+fn program(name: &str, package: &str) -> Result<PathBuf> {
+    tunnel::find_program(name).ok_or_else(|| {
+        LabError::Setup(format!(
+            "no program `{name}` on PATH (Debian: apt install {package})"
+        ))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A line as ApacheBench 2.3 prints it.
+    #[test]
+    fn the_transfer_rate_is_read() {
+        let said = "Failed requests:        0\nRequests per second:    3.00 [#/sec] (mean)\nTransfer rate:          111139.88 [Kbytes/sec] received\n";
+        assert_eq!(transfer_rate(said), Some(111_139.88));
+        assert_eq!(transfer_rate("Transfer rate:\n"), None);
+        assert_eq!(transfer_rate(""), None);
+        for failed in [
+            "Failed requests:        3\n",
+            "Non-2xx responses:      500\n",
+        ] {
+            assert_eq!(
+                transfer_rate(&format!(
+                    "{failed}Transfer rate:          5.0 [Kbytes/sec] received\n"
+                )),
+                None
+            );
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! What an experiment finds: rows over rounds beside what was published, curves, and claims of what is faster.
+
+use serde::{Deserialize, Serialize};
+
+use super::Bench;
+use crate::error::{LabError, Result};
+use crate::stats::{Spread, ratio};
+
+/// One quantity, row by row.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Figures {
+    /// What it is.
+    pub title: String,
+    /// Its unit.
+    pub unit: String,
+    /// Name of the row that ratios are to, here and in what was published.
+    pub base: String,
+    /// Its rows.
+    pub rows: Vec<Row>,
+}
+
+/// One way in which it was measured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// Its name.
+    pub name: String,
+    /// Whether it is our own tunnel.
+    #[serde(default)]
+    pub own: bool,
+    /// The published figure.
+    pub published: Option<f64>,
+    /// A value for each round, in order; none where it failed.
+    pub rounds: Vec<Option<f64>>,
+}
+
+impl Row {
+    /// One without values yet.
+    pub(super) fn new(name: impl Into<String>, published: Option<f64>) -> Self {
+        Self {
+            name: name.into(),
+            own: false,
+            published,
+            rounds: Vec::new(),
+        }
+    }
+
+    pub(super) fn own(self) -> Self {
+        Self { own: true, ..self }
+    }
+
+    /// Median and range over the rounds.
+    #[must_use]
+    pub fn spread(&self) -> Option<Spread> {
+        let values: Vec<f64> = self.rounds.iter().copied().flatten().collect();
+        Spread::of(&values)
+    }
+}
+
+impl Figures {
+    /// The row of that name.
+    #[must_use]
+    pub fn row(&self, name: &str) -> Option<&Row> {
+        self.rows.iter().find(|row| row.name == name)
+    }
+
+    /// A row as a multiple of the base: here, and in what was published.
+    #[must_use]
+    pub fn ratios(&self, row: &Row) -> [Option<f64>; 2] {
+        let base = self.row(&self.base);
+        let here = base.and_then(Row::spread).zip(row.spread());
+        let there = base.and_then(|base| base.published).zip(row.published);
+        [
+            here.and_then(|(base, row)| ratio(row.median, base.median)),
+            there.and_then(|(base, row)| ratio(row, base)),
+        ]
+    }
+
+    /// That `better` is more than `worse`, round by round.
+    pub(super) fn claim(&self, better: &str, worse: &str) -> Claim {
+        self.claim_above(better, worse, 0.0)
+    }
+
+    /// The same of numbers of which there may be none: the smaller one counts as one then.
+    pub(super) fn claim_of_counts(&self, better: &str, worse: &str) -> Claim {
+        self.claim_above(better, worse, 1.0)
+    }
+
+    fn claim_above(&self, better: &str, worse: &str, least: f64) -> Claim {
+        let rows = self.row(better).zip(self.row(worse));
+        let (mut rounds, mut missing) = (Vec::new(), 0);
+        for (better, worse) in rows
+            .iter()
+            .flat_map(|(b, w)| b.rounds.iter().zip(&w.rounds))
+        {
+            let times = better.zip(*worse).and_then(|(b, w)| ratio(b, w.max(least)));
+            match times {
+                Some(times) => rounds.push(times),
+                None => missing += 1,
+            }
+        }
+        let there = rows.and_then(|(better, worse)| better.published.zip(worse.published));
+        Claim {
+            quantity: self.title.clone(),
+            better: better.to_owned(),
+            worse: worse.to_owned(),
+            published: there.and_then(|(better, worse)| ratio(better, worse)),
+            rounds,
+            missing,
+        }
+    }
+}
+
+/// Figures of the same rows side by side, one column for each.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Grid {
+    /// What it is.
+    pub title: String,
+    /// What the rows are.
+    pub rows: String,
+    /// The columns.
+    pub columns: Vec<Figures>,
+}
+
+/// Rows of words and numbers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct List {
+    /// What it is.
+    pub title: String,
+    /// Headings; the first column is words.
+    pub columns: Vec<String>,
+    /// As many cells as there are columns.
+    pub rows: Vec<Vec<String>>,
+}
+
+/// That one way is faster than another.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Claim {
+    /// Of which [`Figures`].
+    pub quantity: String,
+    /// Name of the row that has more.
+    pub better: String,
+    /// Name of the row that has less.
+    pub worse: String,
+    /// How many times as much was published.
+    pub published: Option<f64>,
+    /// How many times as much it was here, round by round.
+    pub rounds: Vec<f64>,
+    /// Rounds of which that cannot be said, because one of both failed.
+    pub missing: usize,
+}
+
+impl Claim {
+    /// Whether it was so in every round.
+    #[must_use]
+    pub fn holds(&self) -> bool {
+        !self.rounds.is_empty() && self.missing == 0 && self.rounds.iter().all(|times| *times > 1.0)
+    }
+
+    /// Median and range of how many times as much it was here.
+    #[must_use]
+    pub fn spread(&self) -> Option<Spread> {
+        Spread::of(&self.rounds)
+    }
+}
+
+/// Quantities over another one, to be drawn in one frame.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Curves {
+    /// Name of the picture's file.
+    pub name: String,
+    /// What it shows.
+    pub title: String,
+    /// What is below, with its unit.
+    pub x: String,
+    /// What is on the left, with its unit.
+    pub y: String,
+    /// Whether the scales are logarithmic: below, on the left.
+    pub logarithmic: [bool; 2],
+    /// The lines.
+    pub curves: Vec<Curve>,
+}
+
+/// One line.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Curve {
+    /// Its name.
+    pub name: String,
+    /// Whether it is our own tunnel's.
+    #[serde(default)]
+    pub own: bool,
+    /// Whether it was published by others.
+    #[serde(default)]
+    pub published: bool,
+    /// Its points, left to right.
+    pub points: Vec<[f64; 2]>,
+}
+
+/// Measures rows in interleaved rounds: for each row, what each round gave. What fails is told in `problems`.
+pub(super) fn interleaved<'a, T>(
+    bench: &mut Bench<'_>,
+    names: &[&'a str],
+    problems: &mut Vec<String>,
+    measure: &mut dyn FnMut(&mut Bench<'_>, &'a str) -> Result<T>,
+) -> Result<Vec<Vec<Option<T>>>> {
+    let mut found: Vec<Vec<Option<T>>> = names.iter().map(|_| Vec::new()).collect();
+    let rounds = bench.options.rounds;
+    for round in 1..=rounds {
+        for (name, values) in names.iter().zip(&mut found) {
+            bench.step(format!("{name}, round {round}/{rounds}"))?;
+            let value = match measure(bench, name) {
+                Ok(value) => Some(value),
+                Err(LabError::Interrupted) => return Err(LabError::Interrupted),
+                Err(error) => {
+                    problems.push(format!("{name}, round {round}: {error}"));
+                    None
+                }
+            };
+            values.push(value);
+        }
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn figures() -> Figures {
+        let row = |name, published, rounds: &[f64]| Row {
+            rounds: rounds.iter().copied().map(Some).collect(),
+            ..Row::new(name, published)
+        };
+        Figures {
+            title: "throughput".into(),
+            unit: "Mbit/s".into(),
+            base: "raw".into(),
+            rows: vec![
+                row("raw", Some(1000.0), &[10_000.0, 12_000.0, 11_000.0]),
+                row("slow", Some(20.0), &[110.0, 100.0, 120.0]),
+                row("good", Some(200.0), &[1_100.0, 99.0, 1_200.0]),
+            ],
+        }
+    }
+
+    #[test]
+    fn a_row_is_compared_with_the_base_here_and_there() {
+        let figures = figures();
+        let slow = figures.row("slow").expect("there");
+        assert_eq!(figures.ratios(slow), [Some(0.01), Some(0.02)]);
+    }
+
+    #[test]
+    fn a_claim_holds_if_it_does_in_every_round() {
+        let figures = figures();
+        let claim = figures.claim("raw", "slow");
+        assert_eq!(claim.published, Some(50.0));
+        assert!(claim.holds());
+        // The second round goes the other way.
+        assert!(!figures.claim("good", "slow").holds());
+        assert!(!figures.claim("nobody", "slow").holds());
+    }
+
+    #[test]
+    fn a_round_that_failed_is_compared_with_none() {
+        let mut figures = figures();
+        figures.rows[2].rounds[1] = None;
+        let claim = figures.claim("good", "slow");
+        assert_eq!((&claim.rounds[..], claim.missing), (&[10.0, 10.0][..], 1));
+        assert!(!claim.holds());
+    }
+
+    #[test]
+    fn more_than_none_is_more() {
+        let mut figures = figures();
+        figures.rows[1].rounds = vec![Some(0.0); 3];
+        assert!(!figures.claim("good", "slow").holds());
+        assert!(figures.claim_of_counts("good", "slow").holds());
+    }
+}

@@ -1,0 +1,151 @@
+//! What the libraries encrypt on one processor, with nothing else to do: OpenSSL, as `openssl speed` says, and the one that
+//! ours is built with.
+
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use aws_lc_rs::aead::{
+    AES_256_GCM, Aad, Algorithm, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey,
+};
+
+use super::{Bench, Figures, Row};
+use crate::error::{LabError, Result};
+
+/// Bytes encrypted at once: a packet.
+const BLOCK: usize = 1_400;
+/// How long ours is measured each time.
+const TIME: Duration = Duration::from_millis(500);
+/// Packets between two looks at the clock.
+const RUN: u32 = 256;
+const NO_AES: &str = "OpenSSL AES-256-CBC, no AES-NI";
+/// Rows: name, arguments of `openssl speed`.
+const OPENSSL: [(&str, &[&str]); 6] = [
+    ("OpenSSL AES-128-CBC", &["-evp", "aes-128-cbc"]),
+    ("OpenSSL AES-256-CBC", &["-evp", "aes-256-cbc"]),
+    (NO_AES, &["-evp", "aes-256-cbc"]),
+    ("OpenSSL AES-256-GCM", &["-evp", "aes-256-gcm"]),
+    ("OpenSSL ChaCha20-Poly1305", &["-evp", "chacha20-poly1305"]),
+    (
+        "OpenSSL BF-CBC",
+        &[
+            "-provider",
+            "legacy",
+            "-provider",
+            "default",
+            "-evp",
+            "bf-cbc",
+        ],
+    ),
+];
+
+/// Takes the instructions for AES away from OpenSSL, and those for GCM (OPENSSL_ia32cap(3): no AES instructions (bit 57), no
+/// carry-less multiplication (bit 33); second word: no vector forms of them (bits 41 and 42)).
+pub(super) fn without_aes() -> (String, String) {
+    (
+        "OPENSSL_ia32cap".to_owned(),
+        "~0x200000200000000:~0x60000000000".to_owned(),
+    )
+}
+
+/// Every cipher once a round.
+pub(super) fn figures(bench: &Bench<'_>, problems: &mut Vec<String>) -> Result<Figures> {
+    let mut rows: Vec<Row> = OPENSSL
+        .iter()
+        .map(|(name, _)| Row::new(*name, None))
+        .collect();
+    let own: [(&str, &Algorithm); 2] = [
+        ("Seikan AES-256-GCM", &AES_256_GCM),
+        ("Seikan ChaCha20-Poly1305", &CHACHA20_POLY1305),
+    ];
+    rows.extend(own.iter().map(|(name, _)| Row::new(*name, None).own()));
+    for round in 1..=bench.options.rounds {
+        for row in &mut rows {
+            bench.interrupt.check()?;
+            let name = row.name.clone();
+            let ours = own.iter().find(|(own, _)| *own == name);
+            let theirs = OPENSSL.iter().find(|(openssl, _)| *openssl == name);
+            let speed = match (ours, theirs) {
+                (Some((_, algorithm)), _) => sealed(algorithm),
+                (None, Some((name, words))) => openssl(words, *name == NO_AES),
+                (None, None) => continue,
+            };
+            row.rounds.push(match speed {
+                Ok(speed) => Some(speed),
+                Err(error) => {
+                    problems.push(format!("{name}, round {round}: {error}"));
+                    None
+                }
+            });
+        }
+    }
+    Ok(Figures {
+        title: format!("ciphers alone, one processor, packets of {BLOCK} bytes"),
+        unit: "Mbit/s".to_owned(),
+        base: OPENSSL[1].0.to_owned(),
+        rows,
+    })
+}
+
+/// What `openssl speed` says, in Mbit/s.
+fn openssl(words: &[&str], without: bool) -> Result<f64> {
+    let mut command = Command::new("openssl");
+    command
+        .args(["speed", "-seconds", "1", "-bytes", &BLOCK.to_string()])
+        .args(words)
+        .stdin(Stdio::null());
+    if without {
+        command.envs([without_aes()]);
+    }
+    let output = command.output().map_err(LabError::io(
+        "run `openssl speed` (Debian: apt install openssl)",
+    ))?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    speed_of(&said).ok_or_else(|| {
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        let last = complaint.lines().last().unwrap_or("nothing").to_owned();
+        LabError::Setup(format!("`openssl speed` gave no speed: {last}"))
+    })
+}
+
+/// The last column of the last line, which is in thousands of bytes a second: `AES-256-CBC     1234567.89k`.
+fn speed_of(said: &str) -> Option<f64> {
+    let last = said.lines().rfind(|line| !line.trim().is_empty())?;
+    let column = last.split_whitespace().last()?.strip_suffix('k')?;
+    Some(column.parse::<f64>().ok()? * 8e-3)
+}
+
+/// What our library seals, in Mbit/s.
+fn sealed(algorithm: &'static Algorithm) -> Result<f64> {
+    let refuse = |_| LabError::Setup("the library refuses to encrypt: this is a bug".into());
+    let key = vec![7; algorithm.key_len()];
+    let key = LessSafeKey::new(UnboundKey::new(algorithm, &key).map_err(refuse)?);
+    let mut packet = vec![0_u8; BLOCK];
+    let (begin, mut count) = (Instant::now(), 0_u32);
+    while begin.elapsed() < TIME {
+        for _ in 0..RUN {
+            count = count.wrapping_add(1);
+            let mut nonce = [0; 12];
+            nonce[8..].copy_from_slice(&count.to_be_bytes());
+            let nonce = Nonce::assume_unique_for_key(nonce);
+            let _tag = key
+                .seal_in_place_separate_tag(nonce, Aad::empty(), &mut packet)
+                .map_err(refuse)?;
+        }
+    }
+    let bits = f64::from(count) * BLOCK as f64 * 8.0;
+    Ok(bits / 1e6 / begin.elapsed().as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_speed_is_the_last_word_in_thousands_of_bytes() {
+        let said = "version: 3.0.19\nThe 'numbers' are in 1000s of bytes per second processed.\n\
+                    type           1400 bytes\nAES-256-CBC    1000000.00k\n";
+        assert_eq!(speed_of(said), Some(8_000.0));
+        assert_eq!(speed_of("type 1400 bytes\n"), None);
+        assert_eq!(speed_of(""), None);
+    }
+}

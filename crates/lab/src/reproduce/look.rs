@@ -1,0 +1,180 @@
+//! What the doctor, who is told nothing but the interface and the rate that should go through, says of a slow way.
+
+use std::fmt;
+use std::time::Duration;
+
+use seikan_diagnose::{Cause, Recording};
+use serde::{Deserialize, Serialize};
+
+use super::Desk;
+use crate::error::{LabError, Result};
+use crate::link::Host;
+use crate::load::{Ends, LiveOptions, live};
+use crate::scenario::doctor::{Question, ask};
+use crate::scenario::{Diagnosis, load_recording};
+
+/// How long the doctor looks, in seconds.
+pub(super) const LOOK: f64 = 6.0;
+/// Time for streams to find their rate.
+const WARMUP: Duration = Duration::from_secs(2);
+
+/// What the doctor says of one way.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Look {
+    /// The way: name of a row.
+    pub of: String,
+    /// What it should name; any of these.
+    pub right: Vec<Cause>,
+    /// What it said.
+    pub said: Option<Diagnosis>,
+    /// Why it said nothing.
+    pub problem: Option<String>,
+    /// Name of the recording's file, where recordings are kept.
+    pub recording: Option<String>,
+    /// What the same recording shows of what was published: name, value.
+    pub facts: Vec<(String, f64)>,
+}
+
+impl Look {
+    /// Whether it named what it should.
+    #[must_use]
+    pub fn is_right(&self) -> bool {
+        self.said
+            .as_ref()
+            .is_some_and(|said| self.right.contains(&said.cause))
+    }
+}
+
+/// Whom to ask about what.
+#[derive(Clone, Copy)]
+pub(super) struct Looker<'a> {
+    /// Name of the row.
+    pub of: &'a str,
+    /// Where the doctor is.
+    pub host: &'a Host,
+    /// What it is told to look at.
+    pub interface: &'a str,
+    /// What should go through, in Mbit/s.
+    pub expected: f64,
+    /// What it should name.
+    pub right: &'a [Cause],
+    /// How long it looks.
+    pub seconds: f64,
+    /// How deep; as it likes if `None`.
+    pub level: Option<u32>,
+}
+
+impl<'a> Looker<'a> {
+    /// One that looks as usual.
+    pub fn new(of: &'a str, host: &'a Host, interface: &'a str) -> Self {
+        Self {
+            of,
+            host,
+            interface,
+            expected: 1e3,
+            right: &[],
+            seconds: LOOK,
+            level: None,
+        }
+    }
+
+    /// Asks the doctor now; what it said, and what it measured.
+    ///
+    /// # Errors
+    /// No scratch directory, a recording that is none; [`LabError::Interrupted`]. What the doctor has to complain about is
+    /// in the look.
+    pub fn look(&self, desk: Desk<'_>) -> Result<(Look, Option<Recording>)> {
+        let scratch = tempfile::TempDir::with_prefix("seikan-lab-")
+            .map_err(LabError::io("make a folder for the doctor"))?;
+        let file = format!("{}-{}.parquet", desk.source, slug(self.of));
+        let kept = desk.options.recordings.as_ref();
+        let record = match kept {
+            Some(directory) => {
+                std::fs::create_dir_all(directory)
+                    .map_err(LabError::io(format!("make {}", directory.display())))?;
+                directory.join(&file)
+            }
+            None => scratch.path().join(&file),
+        };
+        let question = Question {
+            host: self.host,
+            interface: self.interface,
+            expected: self.expected,
+            seconds: self.seconds,
+            level: self.level,
+            fix: false,
+            record: &record,
+            run_dir: scratch.path(),
+        };
+        let mut look = Look {
+            of: self.of.to_owned(),
+            right: self.right.to_vec(),
+            said: None,
+            problem: None,
+            recording: kept.map(|_| file),
+            facts: Vec::new(),
+        };
+        match ask(&question, desk.interrupt) {
+            Ok(answer) => {
+                look.said = Some(answer.diagnosis);
+                Ok((look, Some(load_recording(&record)?)))
+            }
+            Err(LabError::Interrupted) => Err(LabError::Interrupted),
+            Err(problem) => {
+                look.problem = Some(problem.to_string());
+                Ok((look, None))
+            }
+        }
+    }
+
+    /// The same while a load goes through; `facts` are read from what it measured.
+    ///
+    /// # Errors
+    /// No load, and those of [`Looker::look`].
+    pub fn look_under(
+        &self,
+        load: &LiveOptions,
+        ends: &Ends<'_>,
+        desk: Desk<'_>,
+        facts: impl Fn(&Recording) -> Vec<(String, f64)>,
+    ) -> Result<Look> {
+        let (mut look, recording) = live(ends, load, desk.interrupt, |_| {
+            desk.interrupt.sleep(WARMUP)?;
+            self.look(desk)
+        })?;
+        look.facts = recording.as_ref().map_or_else(Vec::new, facts);
+        Ok(look)
+    }
+}
+
+/// A row's name as part of a file's.
+fn slug(name: &str) -> String {
+    let letters = name.chars().map(|c| match c {
+        c if c.is_ascii_alphanumeric() => c.to_ascii_lowercase(),
+        _ => '-',
+    });
+    let all: String = letters.collect();
+    let words: Vec<&str> = all.split('-').filter(|word| !word.is_empty()).collect();
+    words.join("-")
+}
+
+impl fmt::Display for Look {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.said, &self.problem) {
+            (Some(said), _) => write!(f, "{}, {}", said.cause, said.level),
+            (None, Some(problem)) => f.write_str(problem),
+            (None, None) => f.write_str("nothing"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn file_names_have_letters_digits_and_single_hyphens() {
+        assert_eq!(slug("OpenVPN, queue of 3"), "openvpn-queue-of-3");
+        assert_eq!(slug("../../etc"), "etc");
+    }
+}

@@ -1,0 +1,333 @@
+//! `seikan lab reproduce`: what others have published about slow tunnels, done again on one machine.
+//!
+//! Each [`Source`] has the slow way and the good way side by side, in rounds that are interleaved, beside the figures that
+//! were published; [`Claim`]s say which way is faster and whether that holds in every round; and the doctor is asked,
+//! blind, about the slow way. Figures of another machine are compared as ratios, never as such.
+
+mod batch;
+mod figures;
+mod library;
+mod look;
+mod mtu_cipher;
+mod offload;
+mod profile;
+mod queue;
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use crate::Progress;
+use crate::error::{LabError, Result};
+use crate::interrupt::Interrupt;
+use crate::machine::{Machine, utc_now};
+
+pub use figures::{Claim, Curve, Curves, Figures, Grid, List, Row};
+pub use look::Look;
+
+/// A published experiment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Source {
+    /// A queue of three packets in front of the tunnel's program.
+    Queue,
+    /// A gateway that wraps what receive offload has merged.
+    Offload,
+    /// N frames for each crossing between kernel and program.
+    Batch,
+    /// Guests behind a virtual switch, some of which spin.
+    Profile,
+    /// The tunnel's MTU and its cipher.
+    MtuCipher,
+}
+
+impl Source {
+    /// All, in their order.
+    pub const ALL: [Self; 5] = [
+        Self::Queue,
+        Self::Offload,
+        Self::Batch,
+        Self::Profile,
+        Self::MtuCipher,
+    ];
+
+    /// Its name on the command line and of its files.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Queue => "queue",
+            Self::Offload => "offload",
+            Self::Batch => "batch",
+            Self::Profile => "profile",
+            Self::MtuCipher => "mtu-cipher",
+        }
+    }
+
+    /// What it is about.
+    #[must_use]
+    pub const fn title(self) -> &'static str {
+        match self {
+            Self::Queue => "A tunnel whose queue holds three packets",
+            Self::Offload => "A gateway that wraps merged packets",
+            Self::Batch => "Many frames for each crossing between kernel and program",
+            Self::Profile => "Guests behind a virtual switch, some of which spin",
+            Self::MtuCipher => "The MTU of a tunnel and its cipher",
+        }
+    }
+
+    /// Where it was published, and how.
+    #[must_use]
+    pub const fn published(self) -> &'static str {
+        match self {
+            Self::Queue => {
+                "A history of debugging the TUN/TAP driver of Solaris: OpenVPN over TAP between two guests of one \
+                 hypervisor, netperf, gigabit."
+            }
+            Self::Offload => {
+                "TCP over an overlay protocol of its own: a gateway in Go with a packet socket, between a device and a \
+                 remote host, gigabit cards, iperf3."
+            }
+            Self::Batch => {
+                "OpenVPN performance: its first bottleneck is the tun driver. A driver of Linux 2.6.32 changed so that a read \
+                 returns as many packets as a buffer of 4 x 1,500 bytes holds; a program that only passes on, over TCP, \
+                 gigabit cards, ApacheBench."
+            }
+            Self::Profile => {
+                "Diagnosing a virtual network by profiling: two hosts on 10 Gbit/s, Open vSwitch, eight virtual machines that \
+                 send (iperf3) or spin (yes); perf and ftrace."
+            }
+            Self::MtuCipher => {
+                "Jan Just Keijser, Optimizing performance on gigabit networks (OpenVPN 2.1, two machines, iperf)."
+            }
+        }
+    }
+
+    /// In what this machine's set-up is another one.
+    #[must_use]
+    pub const fn differs(self) -> &'static str {
+        match self {
+            Self::Queue => {
+                "Here: Linux instead of Solaris, TUN instead of TAP, two network namespaces joined by a veth pair \
+                 instead of two guests, so the link itself is far faster than a gigabit; both ends share the processors."
+            }
+            Self::Offload => {
+                "Here: three network namespaces joined by veth pairs whose cards send packets of the MTU, as physical \
+                 ones do; the naive gateway is ours, in Rust; all three hosts share the processors."
+            }
+            Self::Batch => {
+                "Here: the driver is as it is, and N is how many segments the kernel puts into the super-packets that it hands \
+                 out; that holds for what \
+                 the program reads, and what it writes it merges as it comes; ours encrypts, theirs did not; both ends share the processors, and no gigabit card sets a limit."
+            }
+            Self::Profile => {
+                "Here: guests are network namespaces, not virtual machines, so there is no vhost thread and no handle_tx to \
+                 count; Open vSwitch forwards in user space; who receives shares the processors, and they are two."
+            }
+            Self::MtuCipher => {
+                "Here: two network namespaces joined by a veth pair instead of two machines with gigabit cards; OpenVPN \
+                 of today; both ends share the processors, so encryption and decryption compete."
+            }
+        }
+    }
+
+    const fn run(self) -> Run {
+        match self {
+            Self::Queue => queue::run,
+            Self::Offload => offload::run,
+            Self::Batch => batch::run,
+            Self::Profile => profile::run,
+            Self::MtuCipher => mtu_cipher::run,
+        }
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// How long and how often.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ReproduceOptions {
+    /// Measured seconds of each load.
+    pub seconds: f64,
+    /// How often each row is measured, interleaved.
+    pub rounds: u32,
+    /// Where recordings of the doctor's looks are kept; nowhere if `None`.
+    pub recordings: Option<PathBuf>,
+}
+
+impl Default for ReproduceOptions {
+    fn default() -> Self {
+        Self {
+            seconds: 3.0,
+            rounds: 3,
+            recordings: None,
+        }
+    }
+}
+
+/// What came of an experiment.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Experiment {
+    /// Which one.
+    pub source: Source,
+    /// When it ended, UTC.
+    pub date: String,
+    /// Where.
+    pub machine: Machine,
+    /// How.
+    pub options: ReproduceOptions,
+    /// How long it took, in seconds.
+    pub took: f64,
+    /// What was measured, beside what was published.
+    pub figures: Vec<Figures>,
+    /// The same for many ways at once.
+    pub grids: Vec<Grid>,
+    /// What is neither.
+    pub lists: Vec<List>,
+    /// One quantity over another.
+    pub curves: Vec<Curves>,
+    /// What is said to be faster than what.
+    pub claims: Vec<Claim>,
+    /// What the doctor says.
+    pub looks: Vec<Look>,
+    /// What is to be known besides.
+    pub notes: Vec<String>,
+    /// What could not be measured, and why.
+    pub problems: Vec<String>,
+}
+
+impl Experiment {
+    /// Whether every claim holds and the doctor named what it should.
+    #[must_use]
+    pub fn reproduced(&self) -> bool {
+        let claims = !self.claims.is_empty() && self.claims.iter().all(Claim::holds);
+        claims && !self.looks.is_empty() && self.looks.iter().all(Look::is_right)
+    }
+}
+
+/// What an experiment fills while it runs.
+#[derive(Default)]
+struct Found {
+    figures: Vec<Figures>,
+    grids: Vec<Grid>,
+    lists: Vec<List>,
+    curves: Vec<Curves>,
+    claims: Vec<Claim>,
+    looks: Vec<Look>,
+    notes: Vec<String>,
+    problems: Vec<String>,
+}
+
+impl Found {
+    /// What a part failed of is told, and the others go on; only an interruption ends it.
+    fn bear(&mut self, part: Result<()>) -> Result<()> {
+        match part {
+            Err(LabError::Interrupted) => Err(LabError::Interrupted),
+            Err(error) => {
+                self.problems.push(error.to_string());
+                Ok(())
+            }
+            Ok(()) => Ok(()),
+        }
+    }
+}
+
+type Run = fn(&mut Bench<'_>) -> Result<Found>;
+
+/// What experiments work with.
+struct Bench<'a> {
+    options: &'a ReproduceOptions,
+    interrupt: &'a Interrupt,
+    progress: &'a mut dyn FnMut(Progress),
+    source: Source,
+    /// Steps so far, and how many there will be, about.
+    steps: (f64, f64),
+}
+
+/// What a doctor's look needs of it; other threads may have it.
+#[derive(Clone, Copy)]
+struct Desk<'a> {
+    options: &'a ReproduceOptions,
+    interrupt: &'a Interrupt,
+    source: Source,
+}
+
+impl<'a> Bench<'a> {
+    fn desk(&self) -> Desk<'a> {
+        Desk {
+            options: self.options,
+            interrupt: self.interrupt,
+            source: self.source,
+        }
+    }
+}
+
+impl Bench<'_> {
+    /// How long a load is measured.
+    fn time(&self) -> Duration {
+        Duration::from_secs_f64(self.options.seconds)
+    }
+
+    /// Says how many steps there will be.
+    fn expect(&mut self, steps: usize) {
+        self.steps.1 = steps as f64;
+    }
+
+    /// A step begins.
+    fn step(&mut self, what: impl fmt::Display) -> Result<()> {
+        self.interrupt.check()?;
+        let (done, all) = self.steps;
+        (self.progress)(Progress {
+            fraction: (done / all.max(1.0)).min(1.0),
+            what: format!("{}: {what}", self.source),
+        });
+        self.steps.0 += 1.0;
+        Ok(())
+    }
+}
+
+/// Runs an experiment; calls `progress` before every step.
+///
+/// # Errors
+/// Options without meaning; [`LabError::Interrupted`]; hosts that cannot be made. What single rows fail of is in the result.
+pub fn reproduce(
+    source: Source,
+    options: &ReproduceOptions,
+    interrupt: &Interrupt,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Experiment> {
+    if options.rounds == 0 || !(0.1..=600.0).contains(&options.seconds) {
+        return Err(LabError::Usage(
+            "at least one round, and 0.1 to 600 s for each load".into(),
+        ));
+    }
+    let begin = Instant::now();
+    let mut bench = Bench {
+        options,
+        interrupt,
+        progress,
+        source,
+        steps: (0.0, 1.0),
+    };
+    let found = source.run()(&mut bench)?;
+    Ok(Experiment {
+        source,
+        date: utc_now(),
+        machine: Machine::this(),
+        options: options.clone(),
+        took: begin.elapsed().as_secs_f64(),
+        figures: found.figures,
+        grids: found.grids,
+        lists: found.lists,
+        curves: found.curves,
+        claims: found.claims,
+        looks: found.looks,
+        notes: found.notes,
+        problems: found.problems,
+    })
+}

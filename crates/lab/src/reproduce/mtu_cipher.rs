@@ -1,0 +1,469 @@
+//! The tunnel's MTU against its cipher: OpenVPN with each cipher over MTUs of 1,500 to 60,000 bytes, ours with both of its
+//! ciphers; and the link without a tunnel, without checksum offload, without any.
+//!
+//! A tunnel is started once a round for each cipher, and its interface's MTU changed at both ends while it runs. OpenVPN is
+//! told the largest, so that its buffers hold every size.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use seikan_diagnose::Cause;
+use seikan_sys::ethtool::Feature;
+
+use super::figures::interleaved;
+use super::look::Looker;
+use super::{Bench, Curve, Curves, Figures, Found, Grid, Row, library};
+use crate::error::{LabError, Result};
+use crate::link::{Host, Hosts, Link};
+use crate::load::{LiveOptions, TcpOptions, tcp_bulk};
+use crate::scenario::lookup;
+use crate::tunnel::seikan::Seikan;
+use crate::tunnel::{self, Changes, Tunnel, inner_device};
+
+/// MTUs inside the tunnel, in bytes.
+const MTUS: [u32; 8] = [1_500, 6_000, 9_000, 12_000, 24_000, 36_000, 48_000, 60_000];
+/// Places in [`MTUS`].
+const SMALL: usize = 1;
+const MIDDLE: usize = 2;
+const LARGE: usize = 6;
+
+/// A cipher of OpenVPN's: its name here, what OpenVPN is told, and what was published for each of [`MTUS`], in Mbit/s.
+type Cipher = (&'static str, &'static [&'static str], [Option<f64>; 8]);
+
+const NONE: &str = "none";
+const CBC: &str = "AES-256-CBC";
+const BLOWFISH: &str = "BF-CBC";
+const NO_AES: &str = "AES-256-CBC, no AES-NI";
+const CIPHERS: [Cipher; 7] = [
+    (
+        NONE,
+        &["--cipher", NONE, "--data-ciphers", NONE, "--auth", NONE],
+        [None; 8],
+    ),
+    (
+        "AES-128-CBC",
+        &["--cipher", "AES-128-CBC", "--data-ciphers", "AES-128-CBC"],
+        [None; 8],
+    ),
+    (
+        CBC,
+        &["--cipher", CBC, "--data-ciphers", CBC],
+        from_6000([407.0, 410.0, 478.0, 540.0, 561.0, 585.0, 582.0]),
+    ),
+    ("AES-256-GCM", &[], [None; 8]),
+    (
+        "ChaCha20-Poly1305",
+        &[
+            "--cipher",
+            "CHACHA20-POLY1305",
+            "--data-ciphers",
+            "CHACHA20-POLY1305",
+        ],
+        [None; 8],
+    ),
+    (
+        BLOWFISH,
+        &[
+            "--providers",
+            "legacy",
+            "default",
+            "--cipher",
+            BLOWFISH,
+            "--data-ciphers",
+            BLOWFISH,
+        ],
+        from_6000([310.0, 385.0, 417.0, 470.0, 510.0, 500.0, 500.0]),
+    ),
+    (NO_AES, &["--cipher", CBC, "--data-ciphers", CBC], [None; 8]),
+];
+/// Ours, and what its configuration says. No release build knows the last one.
+const OWN: [(&str, &str); 3] = [
+    (OWN_AES, "aes-256-gcm"),
+    ("Seikan, ChaCha20-Poly1305", "chacha20-poly1305"),
+    (OWN_NONE, "null"),
+];
+const OWN_NONE: &str = "Seikan, none";
+/// Where the program is that knows it, as `make reproduce` builds it.
+const NULL_PROGRAM: &str = "SEIKAN_NULL_BIN";
+const OWN_AES: &str = "Seikan, AES-256-GCM";
+
+/// A way without a tunnel: its name, features of the cards, what was published in Mbit/s.
+type Bare = (&'static str, &'static [(Feature, bool)], Option<f64>);
+/// The link without a tunnel, and what was published on 10 Gbit/s, in Mbit/s.
+const RAW: [Bare; 3] = [
+    ("no tunnel", &[], Some(8_800.0)),
+    (
+        "no tunnel, no checksum offload",
+        &[(Feature::TxChecksum, false)],
+        Some(3_800.0),
+    ),
+    (
+        "no tunnel, no offload",
+        &[
+            (Feature::Tso, false),
+            (Feature::Gso, false),
+            (Feature::Gro, false),
+            (Feature::TxChecksum, false),
+        ],
+        None,
+    ),
+];
+/// OpenVPN without a cipher on 10 Gbit/s: place in [`MTUS`], row, published in Mbit/s.
+const PLAIN: [(usize, &str, f64); 3] = [
+    (7, "OpenVPN, no cipher, MTU 60000", 3_600.0),
+    (LARGE, "OpenVPN, no cipher, MTU 48000", 2_400.0),
+    (MIDDLE, "OpenVPN, no cipher, MTU 9000", 1_300.0),
+];
+
+/// Time for a stream to find its rate: there is no distance.
+const WARMUP: Duration = Duration::from_millis(500);
+/// Of the time of a load: there are many.
+const SHARE: f64 = 1.0 / 3.0;
+
+const fn from_6000(figures: [f64; 7]) -> [Option<f64>; 8] {
+    let [a, b, c, d, e, f, g] = figures;
+    [
+        None,
+        Some(a),
+        Some(b),
+        Some(c),
+        Some(d),
+        Some(e),
+        Some(f),
+        Some(g),
+    ]
+}
+
+pub(super) fn run(bench: &mut Bench<'_>) -> Result<Found> {
+    let rounds = bench.options.rounds as usize;
+    let ways = CIPHERS.len() + OWN.len();
+    bench.expect(rounds * (ways * (MTUS.len() + 1) + RAW.len()) + 4);
+    let mut found = Found::default();
+    bench.step("ciphers alone")?;
+    found
+        .figures
+        .push(library::figures(bench, &mut found.problems)?);
+    let raw = raw(bench, &mut found)?;
+    let columns = sweep(bench, &mut found)?;
+    found.curves.push(curves(&columns));
+    plain(&raw, &columns, &mut found);
+    claims(&columns, &mut found);
+    found.grids.push(Grid {
+        title: "TCP, 1 stream, by cipher".to_owned(),
+        rows: "MTU".to_owned(),
+        columns,
+    });
+    let done = diagnoses(bench, &mut found);
+    found.bear(done)?;
+    Ok(found)
+}
+
+/// One stream, in Mbit/s.
+fn stream(bench: &Bench<'_>, tunnel: &dyn Tunnel, hosts: &Hosts) -> Result<f64> {
+    let options = TcpOptions {
+        warmup: WARMUP,
+        duration: bench.time().mul_f64(SHARE),
+        ..TcpOptions::default()
+    };
+    let report = tcp_bulk(&tunnel.ends(hosts), &options, bench.interrupt)?;
+    Ok(report.gbit_per_second * 1e3)
+}
+
+/// The link itself.
+fn raw(bench: &mut Bench<'_>, found: &mut Found) -> Result<Figures> {
+    let names = RAW.map(|(name, ..)| name);
+    let measured = interleaved(bench, &names, &mut found.problems, &mut |bench, name| {
+        let tunnel = plainly("raw")?;
+        let running = tunnel::start(tunnel.as_ref(), Link::default(), bench.interrupt)?;
+        without(&running.hosts, name)?;
+        stream(bench, tunnel.as_ref(), &running.hosts)
+    })?;
+    let rows = RAW.into_iter().zip(measured);
+    Ok(Figures {
+        title: "TCP, 1 stream, without a cipher".to_owned(),
+        unit: "Mbit/s".to_owned(),
+        base: RAW[0].0.to_owned(),
+        rows: rows
+            .map(|((name, _, published), rounds)| Row {
+                rounds,
+                ..Row::new(name, published)
+            })
+            .collect(),
+    })
+}
+
+/// Takes from both ends' cards what the row called so is without.
+fn without(hosts: &Hosts, name: &str) -> Result<()> {
+    let features = RAW
+        .iter()
+        .find(|row| row.0 == name)
+        .map_or(&[][..], |row| row.1);
+    for host in [&hosts.a, &hosts.b] {
+        host.set_features(&host.device, features)?;
+    }
+    Ok(())
+}
+
+/// Every cipher over every MTU: a column for each cipher.
+fn sweep(bench: &mut Bench<'_>, found: &mut Found) -> Result<Vec<Figures>> {
+    let ciphers = CIPHERS
+        .into_iter()
+        .map(|(name, _, there)| (name, there, false));
+    found.notes.push(match null_program() {
+        Some(_) => format!(
+            "{OWN_NONE}: another build, with debug assertions, which costs it a little; no release build can do without a cipher."
+        ),
+        None => format!(
+            "Without a cipher ours is not measured: ${NULL_PROGRAM} names no program that has none (cargo build --profile lab \
+             --features null-cipher)."
+        ),
+    });
+    let own = OWN
+        .into_iter()
+        .filter(|(name, _)| *name != OWN_NONE || null_program().is_some());
+    let own = own.map(|(name, _)| (name, [None; 8], true));
+    let ways: Vec<(&str, [Option<f64>; 8], bool)> = ciphers.chain(own).collect();
+    let names: Vec<&str> = ways.iter().map(|(name, ..)| *name).collect();
+    let mut failed = Vec::new();
+    let measured = interleaved(bench, &names, &mut found.problems, &mut |bench, name| {
+        let tunnel = with_cipher(name)?;
+        let mut running = tunnel::start(tunnel.as_ref(), Link::default(), bench.interrupt)?;
+        let mut rates = Vec::new();
+        for mtu in MTUS {
+            bench.step(format!("{name}, MTU {mtu}"))?;
+            for host in [&running.hosts.a, &running.hosts.b] {
+                set_mtu(host, tunnel.name(), mtu)?;
+            }
+            running.check_alive()?;
+            rates.push(match stream(bench, tunnel.as_ref(), &running.hosts) {
+                Err(LabError::Interrupted) => return Err(LabError::Interrupted),
+                Err(error) => {
+                    failed.push(format!("{name}, MTU {mtu}: {error}"));
+                    None
+                }
+                Ok(rate) => Some(rate),
+            });
+        }
+        Ok(rates)
+    })?;
+    found.problems.extend(failed);
+    let columns = ways.into_iter().zip(measured);
+    Ok(columns
+        .map(|((name, there, own), rounds)| Figures {
+            title: name.to_owned(),
+            unit: "Mbit/s".to_owned(),
+            base: MTUS[SMALL].to_string(),
+            rows: (MTUS.iter().zip(there).enumerate())
+                .map(|(place, (mtu, published))| Row {
+                    own,
+                    rounds: rounds
+                        .iter()
+                        .map(|rates: &Option<Vec<Option<f64>>>| *rates.as_ref()?.get(place)?)
+                        .collect(),
+                    ..Row::new(mtu.to_string(), published)
+                })
+                .collect(),
+        })
+        .collect())
+}
+
+fn curves(columns: &[Figures]) -> Curves {
+    let line = |column: &Figures, published: bool| Curve {
+        name: match published {
+            true => format!("{}, published", column.title),
+            false => column.title.clone(),
+        },
+        own: column.rows.iter().any(|row| row.own),
+        published,
+        points: MTUS
+            .iter()
+            .zip(&column.rows)
+            .filter_map(|(mtu, row)| {
+                let here = row.spread().map(|spread| spread.median);
+                let value = if published { row.published } else { here };
+                Some([f64::from(*mtu), value?])
+            })
+            .collect(),
+    };
+    let here = columns.iter().map(|column| line(column, false));
+    let there = columns.iter().map(|column| line(column, true));
+    Curves {
+        name: "mtu-cipher-throughput".to_owned(),
+        title: "throughput of one TCP stream, by cipher".to_owned(),
+        x: "MTU inside the tunnel, bytes".to_owned(),
+        y: "Mbit/s".to_owned(),
+        logarithmic: [true, true],
+        curves: here.chain(there).filter(|c| c.points.len() > 1).collect(),
+    }
+}
+
+/// The link beside tunnels without a cipher, and ours.
+fn plain(raw: &Figures, columns: &[Figures], found: &mut Found) {
+    let mut figures = raw.clone();
+    let named = |name: &str| columns.iter().find(|column| column.title == name);
+    if let Some(none) = named(NONE) {
+        figures
+            .rows
+            .extend(PLAIN.map(|(place, name, published)| Row {
+                rounds: none.rows[place].rounds.clone(),
+                ..Row::new(name, Some(published))
+            }));
+    }
+    for cipher in [OWN_NONE, OWN_AES] {
+        figures.rows.extend(named(cipher).map(|own| Row {
+            rounds: own.rows[0].rounds.clone(),
+            ..Row::new(format!("{cipher}, MTU 1500"), None).own()
+        }));
+    }
+    let [raw, no_checksum, _] = RAW.map(|(name, ..)| name);
+    let [largest, large, middle] = PLAIN.map(|(_, name, _)| name);
+    found.claims.push(figures.claim(raw, no_checksum));
+    found.claims.push(figures.claim(largest, middle));
+    found.claims.push(figures.claim(large, middle));
+    found.figures.push(figures);
+}
+
+/// What larger packets, instructions and no cipher at all bring; and ours beside the best of the others.
+fn claims(columns: &[Figures], found: &mut Found) {
+    let large = MTUS[LARGE].to_string();
+    for cipher in [CBC, BLOWFISH] {
+        let column = columns.iter().find(|column| column.title == cipher);
+        found
+            .claims
+            .extend(column.map(|column| column.claim(&large, &MTUS[SMALL].to_string())));
+    }
+    // The same MTU across ciphers.
+    let across = |place: usize| Figures {
+        title: format!("MTU {}", MTUS[place]),
+        unit: "Mbit/s".to_owned(),
+        base: CBC.to_owned(),
+        rows: columns
+            .iter()
+            .map(|column| Row {
+                name: column.title.clone(),
+                ..column.rows[place].clone()
+            })
+            .collect(),
+    };
+    let mut none = across(MIDDLE).claim(NONE, CBC);
+    // On gigabit: 930 Mbit/s.
+    none.published = Some(930.0 / 410.0);
+    found.claims.push(none);
+    found.claims.push(across(LARGE).claim(CBC, NO_AES));
+    found.claims.push(across(LARGE).claim(OWN_AES, CBC));
+    let own = columns.iter().find(|column| column.title == OWN_AES);
+    let rates = own.map(|own| own.rows.iter().filter_map(Row::spread));
+    let rates: Vec<f64> = rates.map_or_else(Vec::new, |r| r.map(|s| s.median).collect());
+    let (low, high) = rates
+        .iter()
+        .fold((f64::INFINITY, 0.0_f64), |(l, h), r| (l.min(*r), h.max(*r)));
+    if high > 0.0 {
+        found.notes.push(format!(
+            "{OWN_AES} has {low:.0} to {high:.0} Mbit/s over all MTUs: its interface takes super-packets of 64 KiB from \
+             the kernel, whatever its MTU, and seals them in runs of datagrams that fit the way."
+        ));
+    }
+}
+
+/// What the doctor says of a slow cipher, of small packets, of a link without offloads.
+fn diagnoses(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
+    let rate = |found: &Found, cipher: &str, place: usize| {
+        let column = found.grids[0].columns.iter().find(|c| c.title == cipher);
+        let spread = column.and_then(|column| column.rows[place].spread());
+        spread.map_or(1e3, |spread| spread.median)
+    };
+    for (cipher, mtu, expected, right) in [
+        (
+            NO_AES,
+            MTUS[LARGE],
+            rate(found, CBC, LARGE),
+            Cause::CipherBound,
+        ),
+        (NONE, 576, rate(found, NONE, LARGE), Cause::PacketsTooSmall),
+    ] {
+        let of = format!("OpenVPN, {cipher}, MTU {mtu}");
+        bench.step(format!("the doctor on {of}"))?;
+        let tunnel = with_cipher(cipher)?;
+        let running = tunnel::start(tunnel.as_ref(), Link::default(), bench.interrupt)?;
+        for host in [&running.hosts.a, &running.hosts.b] {
+            set_mtu(host, tunnel.name(), mtu)?;
+        }
+        let host = &running.hosts.a;
+        let interface = inner_device(tunnel.name(), host);
+        let looker = Looker {
+            expected,
+            right: &[right],
+            ..Looker::new(&of, host, &interface)
+        };
+        let ends = tunnel.ends(&running.hosts);
+        let load = LiveOptions::default();
+        let told = looker.look_under(&load, &ends, bench.desk(), |_| Vec::new())?;
+        found.looks.push(told);
+    }
+    let (name, ..) = RAW[2];
+    bench.step(format!("the doctor on {name}"))?;
+    let tunnel = plainly("raw")?;
+    let running = tunnel::start(tunnel.as_ref(), Link::default(), bench.interrupt)?;
+    without(&running.hosts, name)?;
+    let whole = found.figures.iter().find_map(|f| f.row(RAW[0].0)?.spread());
+    let host = &running.hosts.a;
+    let looker = Looker {
+        expected: whole.map_or(1e3, |whole| whole.median),
+        right: &[Cause::OffloadMissing],
+        ..Looker::new(name, host, &host.device)
+    };
+    let ends = tunnel.ends(&running.hosts);
+    let told = looker.look_under(&LiveOptions::default(), &ends, bench.desk(), |_| Vec::new())?;
+    found.looks.push(told);
+    Ok(())
+}
+
+/// OpenVPN or ours with the cipher called so here.
+fn with_cipher(name: &str) -> Result<Box<dyn Tunnel>> {
+    if let Some((_, cipher)) = OWN.iter().find(|(own, _)| *own == name) {
+        let mut tunnel = Seikan::new("native", 0).with_cipher(cipher);
+        if let Some(program) = null_program().filter(|_| name == OWN_NONE) {
+            tunnel = tunnel.with_program(program);
+        }
+        tunnel.availability().map_err(LabError::Setup)?;
+        return Ok(Box::new(tunnel));
+    }
+    let mut arguments: Vec<String> = ["--tun-mtu", "60000", "--mssfix", "0"]
+        .map(Into::into)
+        .to_vec();
+    let cipher = CIPHERS.iter().find(|cipher| cipher.0 == name);
+    arguments.extend(
+        cipher
+            .iter()
+            .flat_map(|cipher| cipher.1)
+            .map(|word| (*word).to_owned()),
+    );
+    let environment = match name {
+        NO_AES => vec![library::without_aes()],
+        _ => Vec::new(),
+    };
+    let changes = Changes {
+        arguments: [arguments.clone(), arguments],
+        environment: [environment.clone(), environment],
+        ..Changes::default()
+    };
+    lookup("openvpn", &changes)
+}
+
+fn null_program() -> Option<PathBuf> {
+    std::env::var_os(NULL_PROGRAM).map(PathBuf::from)
+}
+
+fn plainly(name: &str) -> Result<Box<dyn Tunnel>> {
+    lookup(name, &Changes::default())
+}
+
+fn set_mtu(host: &Host, tunnel: &str, mtu: u32) -> Result<()> {
+    let refuse = |e: seikan_sys::netlink::NetlinkError| LabError::Setup(e.to_string());
+    let netlink = host.netlink()?;
+    let index = netlink
+        .link(&inner_device(tunnel, host))
+        .map_err(refuse)?
+        .index;
+    netlink.set_mtu(index, mtu).map_err(refuse)
+}

@@ -1,0 +1,241 @@
+//! A queue of three packets in front of the tunnel's program, as a driver for Solaris had it (5,120 bytes), and one of
+//! 1 MiB (about 720 segments).
+//!
+//! The queue of a TUN device is `txqueuelen` packets long. It is set on host A, which sends; then it is swept, too short to
+//! far too long, with the latency that the load has meanwhile.
+
+use seikan_diagnose::{Cause, Recording};
+use seikan_observe::metric;
+
+use super::figures::interleaved;
+use super::look::Looker;
+use super::{Bench, Claim, Curve, Curves, Figures, Found, Row};
+use crate::error::{LabError, Result};
+use crate::link::{Host, Link};
+use crate::load::{LiveOptions, TcpOptions, loaded_latency, tcp_bulk};
+use crate::scenario::lookup;
+use crate::stats::Spread;
+use crate::tunnel::{self, Changes, Tunnel, inner_device};
+
+/// The queue that the driver had, and the one it got, in packets.
+const SHORT: u32 = 3;
+const LONG: u32 = 720;
+/// The sweep, in packets.
+const SWEEP: [u32; 8] = [3, 10, 30, 100, 300, 1_000, 3_000, 10_000];
+/// A row's name, its tunnel and the length of the queue in packets, what was published in Mbit/s.
+type Way = (&'static str, Option<(&'static str, u32)>, Option<f64>);
+/// Row names, and what was published of them, in Mbit/s.
+const RAW: &str = "no tunnel";
+const ROWS: [Way; 5] = [
+    (RAW, None, Some(1_028.79)),
+    ("OpenVPN, 3 packets", Some(("openvpn", SHORT)), Some(22.88)),
+    (
+        "OpenVPN, 720 packets",
+        Some(("openvpn", LONG)),
+        Some(214.29),
+    ),
+    ("Seikan, 3 packets", Some(("seikan-native", SHORT)), None),
+    ("Seikan, 720 packets", Some(("seikan-native", LONG)), None),
+];
+/// Echo requests under load: so many milliseconds apart.
+const PING_EVERY_MS: u64 = 10;
+
+pub(super) fn run(bench: &mut Bench<'_>) -> Result<Found> {
+    let rounds = bench.options.rounds as usize;
+    bench.expect(ROWS.len() * rounds + 2 * SWEEP.len() + 1);
+    let mut found = Found::default();
+    for name in ["openvpn", "seikan-native"] {
+        tunnel_of(Some(name))?;
+    }
+    rows(bench, &mut found)?;
+    for part in [sweep, diagnosis] {
+        let done = part(bench, &mut found);
+        found.bear(done)?;
+    }
+    Ok(found)
+}
+
+/// Throughput, and what was sent again.
+fn rows(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
+    let names = ROWS.map(|(name, ..)| name);
+    let measured = interleaved(bench, &names, &mut found.problems, &mut |bench, name| {
+        let (_, way, _) = ROWS
+            .into_iter()
+            .find(|row| row.0 == name)
+            .unwrap_or(ROWS[0]);
+        let tunnel = tunnel_of(way.map(|(tunnel, _)| tunnel))?;
+        let mut running = tunnel::start(tunnel.as_ref(), Link::default(), bench.interrupt)?;
+        if let Some((tunnel, packets)) = way {
+            set_queue(&running.hosts.a, tunnel, packets)?;
+        }
+        let options = TcpOptions {
+            duration: bench.time(),
+            ..TcpOptions::default()
+        };
+        let report = tcp_bulk(&tunnel.ends(&running.hosts), &options, bench.interrupt)?;
+        running.check_alive()?;
+        Ok([
+            report.gbit_per_second * 1e3,
+            report.retransmitted_segments as f64
+                / (report.gbit_per_second * report.seconds).max(1e-6),
+        ])
+    })?;
+    let quantity = |title: &str, unit: &str, index: usize, published: bool| Figures {
+        title: title.to_owned(),
+        unit: unit.to_owned(),
+        base: RAW.to_owned(),
+        rows: ROWS
+            .into_iter()
+            .zip(&measured)
+            .map(|((name, way, there), rounds)| Row {
+                own: way.is_some_and(|(tunnel, _)| tunnel != "openvpn"),
+                rounds: rounds.iter().map(|v| v.map(|v| v[index])).collect(),
+                ..Row::new(name, there.filter(|_| published))
+            })
+            .collect(),
+    };
+    let throughput = quantity("TCP, 1 stream", "Mbit/s", 0, true);
+    for pair in [[2, 1], [4, 3], [0, 2]] {
+        let [better, worse] = pair.map(|row| ROWS[row].0);
+        found.claims.push(throughput.claim(better, worse));
+    }
+    let again = quantity(
+        "segments sent again (fewer are better)",
+        "per Gbit",
+        1,
+        false,
+    );
+    found.claims.push(Claim {
+        published: None,
+        ..again.claim_of_counts(ROWS[1].0, ROWS[2].0)
+    });
+    found.figures.extend([throughput, again]);
+    Ok(())
+}
+
+/// Throughput and loaded latency over the length of the queue.
+fn sweep(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
+    let mut throughput = Vec::new();
+    let mut latency = Vec::new();
+    for (name, own) in [("openvpn", false), ("seikan-native", true)] {
+        let tunnel = tunnel_of(Some(name))?;
+        let mut running = tunnel::start(tunnel.as_ref(), Link::default(), bench.interrupt)?;
+        let (mut rates, mut middle, mut worst) = (Vec::new(), Vec::new(), Vec::new());
+        for packets in SWEEP {
+            bench.step(format!("{name}, queue of {packets} packets"))?;
+            set_queue(&running.hosts.a, name, packets)?;
+            let options = TcpOptions {
+                duration: bench.time(),
+                ..TcpOptions::default()
+            };
+            let interval = std::time::Duration::from_millis(PING_EVERY_MS);
+            let ends = tunnel.ends(&running.hosts);
+            let loaded = loaded_latency(&ends, &options, interval, bench.interrupt)?;
+            running.check_alive()?;
+            let x = f64::from(packets);
+            rates.push([x, loaded.gbit_per_second * 1e3]);
+            if loaded.latency.received > 0 {
+                middle.push([x, loaded.latency.p50_us / 1e3]);
+                worst.push([x, loaded.latency.p99_us / 1e3]);
+            }
+        }
+        let label = if own { "Seikan" } else { "OpenVPN" };
+        let curve = |name: String, points| Curve {
+            name,
+            own,
+            published: false,
+            points,
+        };
+        throughput.push(curve(label.to_owned(), rates));
+        latency.push(curve(format!("{label}, half of the time"), middle));
+        latency.push(curve(format!("{label}, 99 % of the time"), worst));
+    }
+    let curves = |name: &str, title: &str, y: &str, curves| Curves {
+        name: name.to_owned(),
+        title: title.to_owned(),
+        x: "queue, packets".to_owned(),
+        y: y.to_owned(),
+        logarithmic: [true, true],
+        curves,
+    };
+    found.curves.push(curves(
+        "queue-throughput",
+        "throughput of one TCP stream",
+        "Mbit/s",
+        throughput,
+    ));
+    found.curves.push(curves(
+        "queue-latency",
+        "round trip under that load, at most",
+        "ms",
+        latency,
+    ));
+    Ok(())
+}
+
+/// What the doctor says of OpenVPN with the short queue. Ours, which takes super-packets, is hardly slower with one.
+fn diagnosis(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
+    let (name, way, _) = ROWS[1];
+    bench.step(format!("the doctor on {name}"))?;
+    let Some((tunnel_name, packets)) = way else {
+        return Ok(());
+    };
+    let tunnel = tunnel_of(Some(tunnel_name))?;
+    let running = tunnel::start(tunnel.as_ref(), Link::default(), bench.interrupt)?;
+    set_queue(&running.hosts.a, tunnel_name, packets)?;
+    let good = found.figures[0].rows[2].spread();
+    let host = &running.hosts.a;
+    let interface = inner_device(tunnel_name, host);
+    let looker = Looker {
+        expected: good.map_or(1e3, |good: Spread| good.median),
+        right: &[Cause::TunQueueOverflow],
+        ..Looker::new(name, host, &interface)
+    };
+    let ends = tunnel.ends(&running.hosts);
+    let told = looker.look_under(&LiveOptions::default(), &ends, bench.desk(), facts)?;
+    found.looks.push(told);
+    Ok(())
+}
+
+/// What the source looked at: drops at the queue while the queueing discipline has none, and a process that waits.
+fn facts(recording: &Recording) -> Vec<(String, f64)> {
+    let evidence = &recording.evidence;
+    let mut facts = Vec::new();
+    let mut tell = |name: &str, value: Option<f64>| {
+        facts.extend(value.map(|value| (name.to_owned(), value)));
+    };
+    tell(
+        "packets lost in the queue",
+        evidence.inner(metric::TX_DROPPED),
+    );
+    let inner = evidence.map.inner.as_deref().unwrap_or_default();
+    tell(
+        "packets lost in the queueing discipline before it",
+        evidence.qdisc(inner, metric::QDISC_DROPS),
+    );
+    let busiest = evidence
+        .threads()
+        .into_iter()
+        .map(|thread| thread.running)
+        .max_by(f64::total_cmp);
+    tell(
+        "share of the time in which the program does not run, %",
+        busiest.map(|share| 100.0 * (1.0 - share)),
+    );
+    facts
+}
+
+/// The tunnel called so; the bare link without a name.
+fn tunnel_of(name: Option<&str>) -> Result<Box<dyn Tunnel>> {
+    lookup(name.unwrap_or("raw"), &Changes::default())
+}
+
+fn set_queue(host: &Host, tunnel: &str, packets: u32) -> Result<()> {
+    let refuse = |e: seikan_sys::netlink::NetlinkError| LabError::Setup(e.to_string());
+    let netlink = host.netlink()?;
+    let index = netlink
+        .link(&inner_device(tunnel, host))
+        .map_err(refuse)?
+        .index;
+    netlink.set_tx_queue_len(index, packets).map_err(refuse)
+}
