@@ -3,8 +3,13 @@
 //!
 //! The numbers of reasons differ between kernels and are resolved by name. Counts are those of the whole machine: a
 //! tracepoint knows no network namespace.
+//!
+//! It fires for packets that nobody misses, too, such as each that a bridge in user space has taken a copy of, and every
+//! counter then looks at every one. So there is one for all reasons at first, and one for each only once that has counted:
+//! what is dropped before, within the time between two samples, is in no count.
 
 use std::borrow::Cow;
+use std::io;
 
 use seikan_observe::metric;
 use seikan_observe::{Kind, Subject};
@@ -33,58 +38,94 @@ const DROPS: &str = "dropped packets by reason";
 /// The counters; none where the kernel refuses.
 #[derive(Debug)]
 pub(super) struct Drops {
-    tally: Option<Tally>,
-    names: Vec<Cow<'static, str>>,
+    counters: Option<Counters>,
+}
+
+#[derive(Debug)]
+struct Counters {
+    tracepoint: Tracepoint,
+    cpus: Vec<u32>,
+    /// Of each reason: its metric and its filter.
+    reasons: Vec<(Cow<'static, str>, String)>,
+    tally: Tally,
+    /// Whether the tally is one of each reason.
+    apart: bool,
 }
 
 impl Drops {
     /// Starts to count.
     pub(super) fn open(output: &mut Output) -> Self {
-        let mut names = Vec::new();
-        let tally = open(&mut names, output);
+        let counters = Counters::open(output);
         Drops {
-            tally: output.keep(DROPS, tally),
-            names,
+            counters: output.keep(DROPS, counters),
         }
     }
 
     /// Reads the counts.
     pub(super) fn sample(&mut self, output: &mut Output) {
-        let Some(tally) = &mut self.tally else { return };
-        if let Some(counts) = output.keep(DROPS, tally.read()) {
-            for (name, count) in self.names.iter().zip(counts) {
+        let Some(counters) = &mut self.counters else {
+            return;
+        };
+        if let Some(counts) = output.keep(DROPS, counters.read()) {
+            for ((name, _), count) in counters.reasons.iter().zip(counts) {
                 output.push(&Subject::Host, name.clone(), Kind::Counter, count);
             }
         }
     }
 }
 
-fn open(names: &mut Vec<Cow<'static, str>>, output: &mut Output) -> Result<Tally, PerfError> {
-    let tracepoint = Tracepoint::find("skb", "kfree_skb")?;
-    if !tracepoint.has_field("reason") {
-        return Err(tracepoint.lacks("reason (Linux 5.17 brought it)"));
-    }
-    let cpus: Vec<u32> = match softirq::net_rx() {
-        Ok(counts) => counts.iter().map(|count| count.cpu).collect(),
-        Err(_) => return Err(PerfError::NoProcessor),
-    };
-    let affordable = DESCRIPTORS_MAX / cpus.len().max(1);
-    let mut filters = Vec::new();
-    for reason in REASONS {
-        let what = format!("packets dropped for {reason}");
-        match tracepoint.symbol(reason) {
-            None => output.missing(&what, "this kernel has no such reason"),
-            Some(_) if filters.len() >= affordable => {
-                output.missing(&what, "too many processors for a counter on each");
-            }
-            Some(number) => {
-                filters.push(format!("reason == {number}"));
-                names.push(format!("{}{reason}", metric::DROP_PREFIX).into());
+impl Counters {
+    fn open(output: &mut Output) -> Result<Self, PerfError> {
+        let tracepoint = Tracepoint::find("skb", "kfree_skb")?;
+        if !tracepoint.has_field("reason") {
+            return Err(tracepoint.lacks("reason (Linux 5.17 brought it)"));
+        }
+        let cpus: Vec<u32> = match softirq::net_rx() {
+            Ok(counts) => counts.iter().map(|count| count.cpu).collect(),
+            Err(_) => return Err(PerfError::NoProcessor),
+        };
+        let affordable = DESCRIPTORS_MAX / cpus.len().max(1);
+        let mut reasons = Vec::new();
+        for reason in REASONS {
+            let what = format!("packets dropped for {reason}");
+            match tracepoint.symbol(reason) {
+                None => output.missing(&what, "this kernel has no such reason"),
+                Some(_) if reasons.len() >= affordable => {
+                    output.missing(&what, "too many processors for a counter on each");
+                }
+                Some(number) => {
+                    let name = format!("{}{reason}", metric::DROP_PREFIX);
+                    reasons.push((name.into(), format!("reason == {number}")));
+                }
             }
         }
+        if reasons.is_empty() {
+            return Err(tracepoint.lacks("reason that is known"));
+        }
+        let all: Vec<&str> = reasons.iter().map(|(_, filter)| filter.as_str()).collect();
+        let tally = Tally::open(&tracepoint, &[all.join(" || ")], &cpus)?;
+        Ok(Counters {
+            tracepoint,
+            cpus,
+            reasons,
+            tally,
+            apart: false,
+        })
     }
-    if filters.is_empty() {
-        return Err(tracepoint.lacks("reason that is known"));
+
+    /// How many packets were dropped for each reason so far.
+    fn read(&mut self) -> io::Result<Vec<u64>> {
+        let counts = self.tally.read()?;
+        if self.apart {
+            return Ok(counts);
+        }
+        if counts.iter().any(|count| *count > 0) {
+            let filters = self.reasons.iter().map(|(_, filter)| filter.clone());
+            let filters: Vec<String> = filters.collect();
+            self.tally =
+                Tally::open(&self.tracepoint, &filters, &self.cpus).map_err(io::Error::other)?;
+            self.apart = true;
+        }
+        Ok(vec![0; self.reasons.len()])
     }
-    Tally::open(&tracepoint, &filters, &cpus)
 }
