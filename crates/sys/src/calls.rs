@@ -21,6 +21,11 @@ use crate::perf::{self, Attributes, CpuGroup, Tally};
 /// The PMU's number, which differs from kernel to kernel (Documentation/ABI/testing/sysfs-bus-event_source-devices-format).
 const TYPE: &str = "/sys/bus/event_source/devices/kprobe/type";
 
+/// Whether this kernel has what counts calls; whether this process may is only told by trying.
+pub fn can_be_counted() -> bool {
+    fs::metadata(TYPE).is_ok()
+}
+
 /// Why calls cannot be counted.
 #[derive(Debug, thiserror::Error)]
 pub enum CallsError {

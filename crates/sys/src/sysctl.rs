@@ -9,7 +9,7 @@
 //! `/proc/sys/net` up in the namespace of the task that looks (`net_ctl_header_lookup()`,
 //! net/sysctl_net.c). Enter another with [`crate::netns::NetNs::run`].
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::path::PathBuf;
 
@@ -95,6 +95,16 @@ pub fn write(components: &[&str], value: &str) -> Result<(), SysctlError> {
     fs::write(&path, value).map_err(|source| error(source, path, format!("write {value:?} to")))
 }
 
+/// Whether the value could be set; some of a network namespace's are only read in it, the machine's being the ones that count.
+pub fn check_writable(components: &[&str]) -> Result<(), SysctlError> {
+    let path = path(components)?;
+    // Nothing changes until something is written.
+    match File::options().write(true).open(&path) {
+        Ok(_) => Ok(()),
+        Err(source) => Err(error(source, path, "write".into())),
+    }
+}
+
 /// The names in a directory, such as `["ipv4", "conf"]`: interfaces, and `all` and `default`.
 pub fn list(components: &[&str]) -> Result<Vec<String>, SysctlError> {
     let path = path(components)?;
@@ -125,6 +135,27 @@ fn error(source: io::Error, path: PathBuf, action: String) -> SysctlError {
 mod tests {
     use super::*;
     use crate::netns::tests::{in_child, namespace};
+
+    /// net/netfilter/nf_conntrack_standalone.c: `nf_conntrack_max` may only be read in all namespaces but the first.
+    #[test]
+    fn what_may_only_be_read_is_told_before_it_is_written() {
+        let Some(namespace) = namespace() else { return };
+        let [tracked, forwarding] = namespace
+            .run(|| {
+                [
+                    check_writable(&["netfilter", "nf_conntrack_max"]),
+                    check_writable(&["ipv4", "conf", "lo", "forwarding"]),
+                ]
+            })
+            .unwrap();
+        forwarding.unwrap();
+        match tracked {
+            // No connection tracking here.
+            Err(error) if error.is_absent() => {}
+            Err(SysctlError::NotPermitted { .. }) => {}
+            other => panic!("{other:?}"),
+        }
+    }
 
     #[test]
     fn an_interface_with_dots_in_its_name_is_one_component() {

@@ -168,7 +168,11 @@ fn read(action: &Action) -> Result<State> {
                     .collect(),
             )
         }
-        Action::Sysctl { name, .. } => State::Text(sysctl::read(&components(name)?)?),
+        Action::Sysctl { name, .. } => {
+            let parameter = components(name)?;
+            sysctl::check_writable(&parameter)?;
+            State::Text(sysctl::read(&parameter)?)
+        }
         Action::Rps {
             link: name, queue, ..
         } => {

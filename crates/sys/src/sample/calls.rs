@@ -15,7 +15,7 @@ use crate::calls::{Absence, Calls, CallsError};
 use crate::softirq;
 
 /// The functions, the most telling first.
-const FUNCTIONS: [&CStr; 17] = [
+const FUNCTIONS: [&CStr; 20] = [
     // Messages that programs send and receive over UDP, for the sendmmsg and recvmmsg kinds each of a call's. One message
     // may be many datagrams (UDP_SEGMENT, UDP_GRO). To an address of IPv4, the one for IPv6 calls the other.
     c"udp_sendmsg",
@@ -38,6 +38,11 @@ const FUNCTIONS: [&CStr; 17] = [
     c"skb_gro_receive",
     // Packets looked at by connection tracking, in each namespace that they pass.
     c"nf_conntrack_in",
+    // Frames that the kernel's bridge takes, and those that programs send and ask for at packet sockets, as a virtual switch
+    // in user space does.
+    c"br_handle_frame",
+    c"packet_sendmsg",
+    c"packet_recvmsg",
     // Packets whose flow the kernel's virtual switch asks its slow path for.
     c"ovs_dp_upcall",
     // Turns of the threads that move a virtual machine's packets out and in.
