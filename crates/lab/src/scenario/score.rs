@@ -1,14 +1,16 @@
 //! Many cases, drawn at random, played one after the other, and counted.
 //!
-//! Cases go around the scenarios, so that a run that ends early has seen them all alike. Each is appended to a file as
-//! one line of JSON as soon as it is known; those that the file has already are not played again, but counted.
+//! Cases go around the scenarios, so that a run that ends early has seen them all alike, and on until each class has as many
+//! that count as asked for. Each is appended to a file as one line of JSON as soon as it is known; those that the file has
+//! already are not played again, but counted.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use seikan_diagnose::Cause;
 use serde::{Deserialize, Serialize};
 
 use super::again::{judge_again, recording_file};
@@ -17,12 +19,15 @@ use crate::Progress;
 use crate::error::{LabError, Result};
 use crate::interrupt::Interrupt;
 
+/// How often a scenario is played for each case that is wanted, at most: a fault that is too weak to count is drawn again.
+const DRAWS: u32 = 3;
+
 /// What to score.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ScoreOptions {
     /// Names of causes or scenarios; all if empty.
     pub classes: Vec<String>,
-    /// Cases of each scenario.
+    /// Cases of each class that are to count.
     pub cases: u32,
     /// No new case is begun after this time.
     pub limit: Option<Duration>,
@@ -74,10 +79,10 @@ pub fn score(
         Some(file) => read(file)?,
         None => Vec::new(),
     };
-    let wanted: Vec<(&Scenario, u32, String)> = (0..options.cases)
-        .flat_map(|number| scenarios.iter().map(move |scenario| (scenario, number)))
-        .map(|(scenario, number)| (scenario, number, id(options, scenario, number)))
-        .collect();
+    let rounds = options.cases.saturating_mul(DRAWS);
+    let draws = (0..rounds).flat_map(|number| scenarios.iter().map(move |one| (one, number)));
+    let mut missing = Missing::of(options, &scenarios, &cases);
+    let all = missing.sum();
     let known: BTreeSet<String> = cases
         .iter()
         .filter(|case| case.outcome.is_some())
@@ -88,20 +93,22 @@ pub fn score(
             .map_err(LabError::io(format!("make {}", directory.display())))?;
     }
     let start = Instant::now();
-    for (index, (scenario, number, id)) in wanted.iter().enumerate() {
+    for (scenario, number) in draws {
         let in_time = options.limit.is_none_or(|limit| start.elapsed() < limit);
         if !in_time || interrupt.is_raised() {
             break;
         }
-        let Some(draw) = Draw::new(scenario, options.split, options.seed, *number) else {
-            continue;
-        };
-        if known.contains(id) {
+        let id = id(options, scenario, number);
+        if missing.is_complete(scenario) || known.contains(&id) {
             continue;
         }
+        let Some(draw) = Draw::new(scenario, options.split, options.seed, number) else {
+            continue;
+        };
+        let fraction = 1.0 - f64::from(missing.sum()) / f64::from(all);
         let mut step = |what: &str| {
             report(Progressed::Step(Progress {
-                fraction: index as f64 / wanted.len() as f64,
+                fraction,
                 what: format!("{} over {}: {what}", scenario.name, draw.tunnel),
             }));
         };
@@ -109,7 +116,7 @@ pub fn score(
             recording: options
                 .recordings
                 .as_deref()
-                .map(|dir| recording_file(dir, id)),
+                .map(|dir| recording_file(dir, &id)),
             ..options.run.clone()
         };
         let case = match run(scenario, &draw, &how, interrupt, &mut step) {
@@ -128,6 +135,7 @@ pub fn score(
         if let Some(file) = &options.out {
             append(file, &case)?;
         }
+        missing.count(&case);
         report(Progressed::Done(&case));
         cases.push(case);
     }
@@ -168,6 +176,40 @@ pub fn score_again(
         }
     }
     Ok(counted(options, &scenarios, &cases))
+}
+
+/// A cause, and whether a second fault is beside it: cases of two faults are counted apart.
+type Class = (Cause, bool);
+
+/// How many cases that count each class still lacks.
+struct Missing(BTreeMap<Class, u32>);
+
+impl Missing {
+    fn of(options: &ScoreOptions, scenarios: &[Scenario], cases: &[Case]) -> Self {
+        let classes = scenarios.iter().map(|s| (s.cause, s.second.is_some()));
+        let mut missing = Self(classes.map(|class| (class, options.cases)).collect());
+        let wanted = Wanted::of(options, scenarios);
+        let known = cases.iter().filter(|case| wanted.takes(case));
+        known.for_each(|case| missing.count(case));
+        missing
+    }
+
+    fn count(&mut self, case: &Case) {
+        let outcome = case.outcome.as_ref().filter(|outcome| outcome.counts);
+        let class = outcome.map(|outcome| (outcome.cause, outcome.second.is_some()));
+        if let Some(missing) = class.and_then(|class| self.0.get_mut(&class)) {
+            *missing = missing.saturating_sub(1);
+        }
+    }
+
+    fn is_complete(&self, scenario: &Scenario) -> bool {
+        let class = (scenario.cause, scenario.second.is_some());
+        self.0.get(&class).is_none_or(|missing| *missing == 0)
+    }
+
+    fn sum(&self) -> u32 {
+        self.0.values().sum()
+    }
 }
 
 /// Which cases of a file are counted.
@@ -260,4 +302,50 @@ fn append(file: &Path, case: &Case) -> Result<()> {
         .open(file)
         .and_then(|mut f| writeln!(f, "{line}"))
         .map_err(LabError::io(format!("write {}", file.display())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn case(scenario: &Scenario, number: u32, counts: bool) -> Case {
+        let outcome = serde_json::json!({
+            "scenario": scenario.name, "cause": scenario.cause, "also": [], "tunnel": "raw",
+            "second": scenario.second.as_ref().map(|second| second.cause), "unit": "",
+            "healthy": 1.0, "expected": 1.0, "faulty": 0.5, "examined": null, "loss": 0.5,
+            "counts": counts, "diagnosis": null, "problem": null,
+        });
+        Case {
+            id: format!("train/{}/1/{number}", scenario.name),
+            outcome: Some(serde_json::from_value(outcome).expect("an outcome")),
+            error: None,
+        }
+    }
+
+    #[test]
+    fn a_class_is_complete_when_enough_of_its_cases_count() {
+        let scenarios = chosen(&["shaper".into(), "double-queue-loss".into()]).expect("names");
+        let options = ScoreOptions {
+            cases: 2,
+            ..ScoreOptions::default()
+        };
+        let [double, shapers] = [true, false].map(|two| {
+            let of: Vec<&Scenario> = scenarios
+                .iter()
+                .filter(|scenario| scenario.second.is_some() == two)
+                .collect();
+            of
+        });
+        assert!(shapers.len() > 1 && double.len() == 1);
+        let known = [case(shapers[0], 0, true), case(shapers[0], 1, false)];
+        let mut missing = Missing::of(&options, &scenarios, &known);
+        assert_eq!(missing.sum(), 1 + 2);
+        assert!(!missing.is_complete(shapers[1]));
+        // All scenarios of a cause are one class, and two faults at once are another.
+        missing.count(&case(shapers[1], 0, true));
+        assert!(missing.is_complete(shapers[0]) && missing.is_complete(shapers[1]));
+        missing.count(&case(double[0], 0, true));
+        assert!(!missing.is_complete(double[0]));
+        assert_eq!(missing.sum(), 1);
+    }
 }

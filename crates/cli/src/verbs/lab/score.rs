@@ -28,7 +28,7 @@ pub struct ScoreArguments {
     /// Only these causes or scenarios; all if left out
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     pub classes: Vec<String>,
-    /// Cases of each scenario
+    /// Cases of each cause that are to count
     #[arg(long, value_name = "CASES", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub cases: u32,
     /// Begin no new case after this time
