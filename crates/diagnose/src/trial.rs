@@ -67,6 +67,8 @@ pub enum Decision {
     Keep,
     /// It is taken back, for this reason.
     TakeBack(String),
+    /// It was never made, for it cannot be on this host.
+    NotPossible(String),
 }
 
 /// How the comparison went.
@@ -82,13 +84,22 @@ pub struct Trial {
 }
 
 impl Trial {
+    /// Of a change that cannot be made.
+    pub fn not_possible(why: String) -> Self {
+        Trial {
+            pairs: Vec::new(),
+            gain: None,
+            decision: Decision::NotPossible(why),
+        }
+    }
+
     /// Whether the gain is surely one: that confirms what the change is for.
     pub fn helps(&self) -> bool {
         self.gain.is_some_and(|gain| gain.low > 0.0)
     }
 }
 
-/// A remedy that was tried.
+/// A remedy that was tried, or that was to be.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Attempt {
     /// The cause that it would help if it were the one.

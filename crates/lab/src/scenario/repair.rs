@@ -49,10 +49,13 @@ pub struct Repair {
 impl Repair {
     /// Before it is known what was left behind.
     pub(super) fn new(fixes: &[Attempt], throughput: f64, healthy: f64, seconds: f64) -> Self {
-        let last = fixes.last().map(|attempt| &attempt.trial.decision);
+        let possible =
+            |attempt: &&Attempt| !matches!(attempt.trial.decision, Decision::NotPossible(_));
+        let tried: Vec<&Attempt> = fixes.iter().filter(possible).collect();
+        let last = tried.last().map(|attempt| &attempt.trial.decision);
         Self {
-            tried: fixes.len() as u32,
-            commands: fixes
+            tried: tried.len() as u32,
+            commands: tried
                 .last()
                 .map(|attempt| attempt.remedy.commands.clone())
                 .unwrap_or_default(),

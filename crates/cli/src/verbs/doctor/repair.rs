@@ -73,10 +73,13 @@ pub fn repair(
         let changes = match Fix::plan(&remedy) {
             Ok(changes) => changes,
             Err(why) => {
-                say(&format!(
-                    "not possible here: {}",
-                    printable(&format!("{why:#}"))
-                ));
+                let trial = Trial::not_possible(format!("{why:#}"));
+                say(&described(&trial));
+                attempts.push(Attempt {
+                    cause: of.cause,
+                    remedy,
+                    trial,
+                });
                 continue;
             }
         };
@@ -206,6 +209,11 @@ fn described(trial: &Trial) -> String {
             .collect::<Vec<_>>()
             .join(", ")
     };
+    let how = match &trial.decision {
+        Decision::Keep => "  kept; `seikan doctor --undo` takes it back".to_owned(),
+        Decision::TakeBack(why) => format!("  taken back: {}", printable(why)),
+        Decision::NotPossible(why) => return format!("  not possible here: {}", printable(why)),
+    };
     let mut out = format!(
         "  without it {} Mbit/s\n  with it    {} Mbit/s\n",
         rates(&|pair| pair.0),
@@ -219,10 +227,7 @@ fn described(trial: &Trial) -> String {
             gain.high * 100.0
         );
     }
-    out + &match &trial.decision {
-        Decision::Keep => "  kept; `seikan doctor --undo` takes it back".to_owned(),
-        Decision::TakeBack(why) => format!("  taken back: {}", printable(why)),
-    }
+    out + &how
 }
 
 #[cfg(test)]
@@ -261,6 +266,12 @@ mod tests {
         assert_eq!(names(Level::Supported, 3, 3), clear);
         assert_eq!(names(Level::Consistent, 3, 0), clear);
         assert_eq!(names(Level::Supported, 0, 1), ["bufferbloat 0"]);
+    }
+
+    #[test]
+    fn a_change_that_cannot_be_made_has_no_rates() {
+        let told = described(&Trial::not_possible("no such setting".into()));
+        assert_eq!(told, "  not possible here: no such setting");
     }
 
     #[test]

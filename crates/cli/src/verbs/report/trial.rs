@@ -66,10 +66,12 @@ pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
         let (decision, why) = match &trial.decision {
             Decision::Keep => ("kept", String::new()),
             Decision::TakeBack(why) => ("taken back", why.clone()),
+            Decision::NotPossible(why) => ("not possible", why.clone()),
         };
         let colour = match trial.decision {
             Decision::Keep => OWN,
             Decision::TakeBack(_) => BAD,
+            Decision::NotPossible(_) => FAINT,
         };
         svg.bold((right + 110.0, top + 20.0), Anchor::Start, colour, decision);
         let lines = crate::verbs::doctor::text::wrap(&why, 34);
