@@ -278,7 +278,7 @@ fn measure(
     step(0, "idle latency");
     row.idle = Some(ping(ends, &LatencyOptions::default(), interrupt)?);
     step(1, "TCP from A to B, and latency meanwhile");
-    let forward = loaded_latency(ends, &tcp, PROBE_INTERVAL, interrupt)?;
+    let forward = loaded_latency(ends, &tcp, ping, PROBE_INTERVAL, interrupt)?;
     row.forward_gbit_per_second = Some(forward.gbit_per_second);
     row.loaded = Some(forward.latency);
     step(2, "TCP from B to A");

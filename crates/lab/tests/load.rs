@@ -174,6 +174,27 @@ fn an_undisturbed_udp_flow_loses_nothing() {
     assert!((0.01..0.04).contains(&report.gbit_per_second), "{report:?}");
 }
 
+/// Behind a translating gateway the server knows the client by what came from it only.
+#[test]
+fn a_udp_flow_can_go_the_other_way() {
+    let Some(host) = common::host() else { return };
+    let options = UdpOptions {
+        direction: Direction::Reverse,
+        rate: Some(20e6),
+        duration: Duration::from_millis(300),
+        verify: true,
+        ..UdpOptions::default()
+    };
+    let report = udp_flood(&loopback(&host, V4), &options, &Interrupt::new()).expect("load");
+    assert!(report.sent > 0 && report.received > 0, "{report:?}");
+    assert_eq!((report.lost, report.corrupt), (0, 0), "{report:?}");
+    let both = UdpOptions {
+        direction: Direction::Both,
+        ..options
+    };
+    assert!(udp_flood(&loopback(&host, V4), &both, &Interrupt::new()).is_err());
+}
+
 #[test]
 fn loss_at_a_tiny_receive_buffer_is_counted_and_located() {
     let Some(host) = common::host() else { return };

@@ -223,6 +223,8 @@ pub enum Load {
     Bidir,
     /// UDP, as much as goes
     Udp,
+    /// UDP the other way, as much as goes
+    UdpRev,
 }
 
 impl From<Load> for seikan_lab::bench::Load {
@@ -235,6 +237,7 @@ impl From<Load> for seikan_lab::bench::Load {
             Load::Rev => Self::Rev,
             Load::Bidir => Self::Bidir,
             Load::Udp => Self::Udp,
+            Load::UdpRev => Self::UdpRev,
         }
     }
 }

@@ -46,11 +46,13 @@ pub enum Load {
     Bidir,
     /// UDP flood, 1200 bytes per datagram; what was received.
     Udp,
+    /// The same, server to client.
+    UdpRev,
 }
 
 impl Load {
     /// All kinds, in the order of reports.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Tcp1,
         Self::Tcp4,
         Self::Tcp128,
@@ -58,6 +60,7 @@ impl Load {
         Self::Rev,
         Self::Bidir,
         Self::Udp,
+        Self::UdpRev,
     ];
 
     /// Its name in options and JSON.
@@ -71,6 +74,7 @@ impl Load {
             Self::Rev => "rev",
             Self::Bidir => "bidir",
             Self::Udp => "udp",
+            Self::UdpRev => "udp-rev",
         }
     }
 
@@ -85,6 +89,7 @@ impl Load {
             Self::Rev => "TCP, 1 stream, the other way",
             Self::Bidir => "TCP, both ways at once, sum",
             Self::Udp => "UDP flood of 1200 byte datagrams, received",
+            Self::UdpRev => "UDP flood of 1200 byte datagrams, the other way",
         }
     }
 
@@ -96,7 +101,7 @@ impl Load {
             Self::Tcp200 => (200, Direction::Forward),
             Self::Rev => (1, Direction::Reverse),
             Self::Bidir => (1, Direction::Both),
-            Self::Udp => return None,
+            Self::Udp | Self::UdpRev => return None,
         };
         let duration = Duration::from_secs_f64(seconds);
         Some(TcpOptions {
@@ -355,6 +360,10 @@ fn run_load(ends: &Ends<'_>, load: Load, seconds: f64, interrupt: &Interrupt) ->
         Some(tcp) => tcp_bulk(ends, &tcp, interrupt).map(Measured::Tcp),
         None => {
             let udp = UdpOptions {
+                direction: match load {
+                    Load::UdpRev => Direction::Reverse,
+                    _ => Direction::Forward,
+                },
                 duration: Duration::from_secs_f64(seconds),
                 ..UdpOptions::default()
             };

@@ -69,7 +69,7 @@ pub struct LatencyReport {
 }
 
 impl LatencyReport {
-    fn of(sent: u32, mut times: Vec<f64>) -> Self {
+    pub(super) fn of(sent: u32, mut times: Vec<f64>) -> Self {
         times.sort_by(f64::total_cmp);
         let at = |q| percentile(&times, q).unwrap_or(0.0);
         Self {

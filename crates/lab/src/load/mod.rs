@@ -7,6 +7,7 @@
 mod half;
 mod latency;
 mod live;
+mod paced;
 mod pattern;
 mod tcp;
 mod udp;
@@ -19,6 +20,7 @@ use serde::{Deserialize, Serialize};
 pub use half::{Flow, Sink, Transport, reach};
 pub use latency::{LatencyOptions, LatencyReport, ping, wait_reachable};
 pub use live::{LiveKind, LiveOptions, Meter, live};
+pub use paced::paced;
 pub use pattern::Pattern;
 pub use tcp::{Direction, Interval, TcpOptions, TcpReport, tcp_bulk, verify_stream};
 pub use udp::{UdpOptions, UdpReport, udp_flood};
@@ -59,6 +61,9 @@ pub struct LoadedLatency {
     pub latency: LatencyReport,
 }
 
+/// Measures round trips: [`ping`] or [`paced`].
+pub type Probe = fn(&Ends<'_>, &LatencyOptions, &Interrupt) -> Result<LatencyReport>;
+
 /// Measures latency while TCP bulk traffic runs.
 ///
 /// # Errors
@@ -66,11 +71,12 @@ pub struct LoadedLatency {
 pub fn loaded_latency(
     ends: &Ends<'_>,
     tcp: &TcpOptions,
+    probe: Probe,
     interval: Duration,
     interrupt: &Interrupt,
 ) -> Result<LoadedLatency> {
     let count = (tcp.duration.as_secs_f64() / interval.as_secs_f64()).floor() as u32;
-    let probe = LatencyOptions {
+    let options = LatencyOptions {
         count: count.max(1),
         interval,
         // A lost one takes as long as its time-out, and afterwards there is no load.
@@ -84,7 +90,7 @@ pub fn loaded_latency(
         let load = scope.spawn(|| tcp_bulk(ends, tcp, interrupt));
         let latency = interrupt
             .sleep(tcp.warmup)
-            .and_then(|()| ping(ends, &probe, interrupt));
+            .and_then(|()| probe(ends, &options, interrupt));
         let load = join(load)?;
         Ok(LoadedLatency {
             gbit_per_second: load?.gbit_per_second,

@@ -15,7 +15,7 @@ use nix::sys::socket::{MsgFlags, setsockopt, sockopt};
 use serde::{Deserialize, Serialize};
 use socket2::SockRef;
 
-use super::{Ends, gbit_per_second, join};
+use super::{Direction, Ends, gbit_per_second, join};
 use crate::error::{LabError, Result};
 use crate::interrupt::Interrupt;
 use crate::load::Pattern;
@@ -32,6 +32,8 @@ const MAX_COUNT: u64 = 1 << 28;
 const RECEIVE_BUFFER: usize = 4 << 20;
 /// How long the receiver rests when its queue is empty. The kernel adds its timer slack, 50 us.
 const REST: Duration = Duration::from_micros(50);
+/// How long a receiver that asks for datagrams may wait until it is heard.
+const HEARD: Duration = Duration::from_secs(5);
 /// A blocked receive looks at the stop flag this often.
 const IO_TIMEOUT: Duration = Duration::from_millis(100);
 /// This long without a datagram: the path has run dry, and once the sender has stopped no more will come.
@@ -40,6 +42,8 @@ const QUIET: Duration = Duration::from_millis(200);
 /// What to send, and for how long.
 #[derive(Clone, Copy, Debug)]
 pub struct UdpOptions {
+    /// Which way; one of both.
+    pub direction: Direction,
     /// Payload bytes per datagram, 16 to 65507.
     pub datagram: usize,
     /// Time before measuring starts.
@@ -59,6 +63,7 @@ pub struct UdpOptions {
 impl Default for UdpOptions {
     fn default() -> Self {
         Self {
+            direction: Direction::Forward,
             datagram: 1200,
             warmup: Duration::from_millis(200),
             duration: Duration::from_secs(4),
@@ -164,8 +169,12 @@ pub fn udp_flood(
             options.datagram
         )));
     }
-    let (sender, receiver) = open(ends, options)?;
-    let dropped = ends.server.run(udp_receive_buffer_errors)?;
+    let (sender, receiver) = open(ends, options, interrupt)?;
+    let receiving = match options.direction {
+        Direction::Reverse => ends.client,
+        Direction::Forward | Direction::Both => ends.server,
+    };
+    let dropped = receiving.run(udp_receive_buffer_errors)?;
     let (sent, received) = (Counter::default(), Counter::default());
     let stop = AtomicBool::new(false);
     let (window, tx, rx) = std::thread::scope(|scope| {
@@ -178,8 +187,7 @@ pub fn udp_flood(
     let (window, (), (arrivals, corrupt)) = (window?, tx?, rx?);
     let sent = sent.0.into_inner();
     let lost = sent.saturating_sub(arrivals.received);
-    let dropped = ends
-        .server
+    let dropped = receiving
         .run(udp_receive_buffer_errors)?
         .saturating_sub(dropped);
     let rate = |count: u64| gbit_per_second(count * options.datagram as u64, window.seconds);
@@ -200,16 +208,42 @@ pub fn udp_flood(
     })
 }
 
-/// The sending and the receiving socket, connected to each other.
-fn open(ends: &Ends<'_>, options: &UdpOptions) -> Result<(UdpSocket, UdpSocket)> {
+/// The sending and the receiving socket; who sends is connected to who receives.
+fn open(
+    ends: &Ends<'_>,
+    options: &UdpOptions,
+    interrupt: &Interrupt,
+) -> Result<(UdpSocket, UdpSocket)> {
     let any = ends.any();
-    let receiver = ends
+    let server = ends
         .server
         .run(|| UdpSocket::bind(any))?
-        .map_err(LabError::io("open the receiving UDP socket"))?;
-    receiver
-        .set_read_timeout(Some(IO_TIMEOUT))
-        .map_err(LabError::io("set a read time-out"))?;
+        .map_err(LabError::io("open the server's UDP socket"))?;
+    let port = server
+        .local_addr()
+        .map_err(LabError::io("read the server's port"))?
+        .port();
+    let target = SocketAddr::new(ends.target, port);
+    let client = ends
+        .client
+        .run(|| UdpSocket::bind(any).and_then(|s| s.connect(target).map(|()| s)))?
+        .map_err(LabError::io(format!("open a UDP socket to {target}")))?;
+    for socket in [&server, &client] {
+        socket
+            .set_read_timeout(Some(IO_TIMEOUT))
+            .and_then(|()| socket.set_write_timeout(Some(IO_TIMEOUT)))
+            .map_err(LabError::io("set time-outs"))?;
+    }
+    let (sender, receiver) = match options.direction {
+        Direction::Forward => (client, server),
+        Direction::Reverse => {
+            be_heard(&client, &server, interrupt)?;
+            (server, client)
+        }
+        Direction::Both => {
+            return Err(LabError::Usage("a UDP flood goes one way".into()));
+        }
+    };
     match options.receive_buffer {
         Some(bytes) => SockRef::from(&receiver)
             .set_recv_buffer_size(bytes)
@@ -219,19 +253,27 @@ fn open(ends: &Ends<'_>, options: &UdpOptions) -> Result<(UdpSocket, UdpSocket)>
         // Refused in a user namespace: the default has to do, and what it drops is counted apart.
         None => drop(setsockopt(&receiver, sockopt::RcvBufForce, &RECEIVE_BUFFER)),
     }
-    let port = receiver
-        .local_addr()
-        .map_err(LabError::io("read the receiving port"))?
-        .port();
-    let target = SocketAddr::new(ends.target, port);
-    let sender = ends
-        .client
-        .run(|| UdpSocket::bind(any).and_then(|s| s.connect(target).map(|()| s)))?
-        .map_err(LabError::io(format!("open a UDP socket to {target}")))?;
-    sender
-        .set_write_timeout(Some(IO_TIMEOUT))
-        .map_err(LabError::io("set a write time-out"))?;
     Ok((sender, receiver))
+}
+
+/// Has the client send until the server hears it, and connects the server to where that came from: behind a gateway that
+/// translates addresses, nobody else knows.
+fn be_heard(client: &UdpSocket, server: &UdpSocket, interrupt: &Interrupt) -> Result<()> {
+    let start = Instant::now();
+    while start.elapsed() < HEARD {
+        interrupt.check()?;
+        // What is not sent is not heard, and sent again.
+        let _ = client.send(b"?");
+        if let Ok((_, from)) = server.recv_from(&mut [0; 8]) {
+            return server
+                .connect(from)
+                .map_err(LabError::io(format!("connect a UDP socket to {from}")));
+        }
+    }
+    Err(LabError::Timeout {
+        what: "a datagram from the client".to_owned(),
+        seconds: HEARD.as_secs_f64(),
+    })
 }
 
 /// Sends numbered datagrams until told to stop.
