@@ -24,7 +24,7 @@ const LEVELS: [(u32, f64); 2] = [(1, 0.01), (2, 0.03)];
 /// Tunnels that are measured if none is named.
 pub const COST_TUNNELS: [&str; 3] = ["seikan-native", "seikan-wireguard", "openvpn"];
 /// Time after each switch that is not measured: the doctor finds the path, streams their rate.
-const SETTLE: Duration = Duration::from_millis(1_500);
+const SETTLE: Duration = Duration::from_millis(800);
 /// The doctor would look for so long, in seconds; it is told to end before.
 const LONG: &str = "3600";
 /// How long it may take to end.
