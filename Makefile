@@ -19,7 +19,7 @@ TARGET ?=
 SOURCE ?= all
 
 .PHONY: help test deps peers fmt-check house deny clippy doc unit interop fuzz-ci fuzz \
-	build release demo bench gateway reproduce hostile soak interop-kernel doctor-kernel clean
+	build release demo bench gateway reproduce reproduce-kernel hostile soak interop-kernel doctor-kernel clean
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' Makefile | column -t -s '|'
@@ -83,6 +83,9 @@ gateway: release ## from a device through a gateway: ours, other people's, the k
 
 reproduce: release ## SOURCE=all: what others have published about slow tunnels, done again (root; installs ab and nginx)
 	@scripts/reproduce.sh $(SOURCE)
+
+reproduce-kernel: ## calls of kernel functions against throughput, as published, on a stock kernel in a virtual machine (installs QEMU)
+	@scripts/reproduce-kernel.sh
 
 hostile: release ## what a flow keeps of its throughput while strangers flood the tunnel's port (root)
 	@"$${CARGO_TARGET_DIR:-target}/release/seikan" lab hostile

@@ -2,10 +2,13 @@
 
 use crate::report::bench::counted;
 use crate::report::{Bar, Kind, NONE, Panel, Row, Sheet, Table, machine_facts};
-use crate::reproduce::{Claim, Experiment, Figures, Grid, List, Look};
+use crate::reproduce::{Claim, Experiment, Figures, Grid, Layer, List, Look, Surface};
 
 pub(super) fn sheet(of: &Experiment) -> Sheet {
     let mut tables: Vec<Table> = of.grids.iter().map(grid).collect();
+    for surface in &of.surfaces {
+        tables.extend(surface.layers.iter().map(|layer| map(surface, layer)));
+    }
     tables.extend(of.lists.iter().map(list));
     tables.extend([claims(&of.claims), looks(&of.looks)]);
     tables.extend(facts(&of.looks));
@@ -102,6 +105,28 @@ fn grid(grid: &Grid) -> Table {
     Table {
         title: format!("{}{published}", grid.title),
         columns: std::iter::once(grid.rows.clone()).chain(headings).collect(),
+        rows: rows.collect(),
+    }
+}
+
+/// Rows and columns of a map.
+fn map(surface: &Surface, layer: &Layer) -> Table {
+    let corner = format!("{} \\ {}", surface.y, surface.x);
+    let rows = surface.rows.iter().zip(&layer.values);
+    let rows = rows.map(|(name, values)| {
+        let cells = values
+            .iter()
+            .map(|value| value.map_or_else(|| NONE.to_owned(), short));
+        Row {
+            kind: Kind::Other,
+            cells: std::iter::once(name.clone()).chain(cells).collect(),
+        }
+    });
+    Table {
+        title: format!("{}: {}, {}", surface.title, layer.title, layer.unit),
+        columns: std::iter::once(corner)
+            .chain(surface.columns.iter().cloned())
+            .collect(),
         rows: rows.collect(),
     }
 }

@@ -3,7 +3,7 @@
 //! The source changed the driver of the kernel so that one read returns several packets. Linux has since learned to hand a
 //! TUN device's program one super-packet for many segments of a TCP stream: of how many it may be made is a setting of the
 //! interface (`gso_max_segs`), so N can be chosen. The load is the source's: `ab` asks a web server again and again for a
-//! page of 5 MB over eight connections that are kept.
+//! page of 5 MB over eight connections that are kept. What the source leaves open is in [`surface`].
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -15,11 +15,11 @@ use seikan_sys::ethtool::Feature;
 
 use super::figures::interleaved;
 use super::look::Looker;
-use super::{Bench, Curve, Curves, Figures, Found, Grid, Row};
+use super::{Bench, Curve, Curves, Figures, Found, Row, surface};
 use crate::error::{LabError, Result};
 use crate::interrupt::Interrupt;
 use crate::link::{Host, Link};
-use crate::load::{Ends, LiveOptions, TcpOptions, loaded_latency};
+use crate::load::{Ends, LiveOptions};
 use crate::process::Process;
 use crate::scenario::{lookup, tool};
 use crate::tunnel::{self, Changes, Started, Tunnel, inner_device, private_directory};
@@ -30,7 +30,7 @@ const SIZES: [u32; 6] = [2, 4, 8, 16, 32, 64];
 const PUBLISHED_SIZE: u32 = 4;
 const BARE: &str = "no tunnel";
 const CRUDE: &str = "crude, 1 frame";
-const ONE: &str = "Seikan, 1 frame";
+pub(super) const ONE: &str = "Seikan, 1 frame";
 /// Published, in KB/s: bare forwarding, the driver as it is, the driver changed.
 const PUBLISHED: [f64; 3] = [114_089.42, 102_512.37, 111_139.88];
 
@@ -45,23 +45,18 @@ const CONNECTIONS: u32 = 8;
 const SERVER_PATIENCE: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The surface: frames, packets in the queue, bytes of the MTU.
-const SURFACE: [[u32; 4]; 2] = [[1, 4, 16, 64], [10, 100, 500, 1_000]];
-const MTUS: [u32; 2] = [1_420, 9_000];
-
 pub(super) fn run(bench: &mut Bench<'_>) -> Result<Found> {
     let rounds = bench.options.rounds as usize;
-    let points = SURFACE[0].len() * SURFACE[1].len() * MTUS.len();
-    bench.expect((SIZES.len() + 3) * rounds + points + 1);
+    bench.expect((SIZES.len() + 3) * rounds + surface::POINTS + 1);
     let mut found = Found::default();
-    for part in [pages, surface, diagnosis] {
+    for part in [pages, surface::surface, diagnosis] {
         let done = part(bench, &mut found);
         found.bear(done)?;
     }
     Ok(found)
 }
 
-fn frames_in_words(size: u32) -> String {
+pub(super) fn frames_in_words(size: u32) -> String {
     match size {
         1 => "1 frame".to_owned(),
         more => format!("{more} frames"),
@@ -140,94 +135,6 @@ fn pages(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
     Ok(())
 }
 
-/// Throughput and latency over frames, queue and MTU.
-fn surface(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
-    let tunnel = tunnel_of(ONE)?;
-    let mut running = tunnel::start(tunnel.as_ref(), Link::default(), bench.interrupt)?;
-    let [sizes, queues] = SURFACE;
-    let mut best: Option<(f64, String)> = None;
-    for mtu in MTUS {
-        let mut columns: Vec<[Figures; 3]> = Vec::new();
-        for size in sizes {
-            let quantity = |unit: &str| Figures {
-                title: frames_in_words(size),
-                unit: unit.to_owned(),
-                base: String::new(),
-                rows: Vec::new(),
-            };
-            let mut column = ["Mbit/s", "ms", "ms"].map(quantity);
-            for queue in queues {
-                bench.step(format!(
-                    "MTU {mtu}, {}, queue of {queue}",
-                    frames_in_words(size)
-                ))?;
-                for host in [&running.hosts.a, &running.hosts.b] {
-                    let device = inner_device(tunnel.name(), host);
-                    tool(
-                        host,
-                        &format!("ip link set dev {device} mtu {mtu} txqueuelen {queue}"),
-                    )?;
-                    frames(host, tunnel.name(), size)?;
-                }
-                let options = TcpOptions {
-                    warmup: Duration::from_millis(500),
-                    duration: bench.time().mul_f64(0.5),
-                    ..TcpOptions::default()
-                };
-                let ends = tunnel.ends(&running.hosts);
-                let every = Duration::from_millis(10);
-                let loaded = loaded_latency(&ends, &options, every, bench.interrupt)?;
-                running.check_alive()?;
-                let rate = loaded.gbit_per_second * 1e3;
-                let answered = loaded.latency.received > 0;
-                let ms = |us: f64| answered.then_some(us / 1e3);
-                let half = ms(loaded.latency.p50_us);
-                let values = [Some(rate), half, ms(loaded.latency.p99_us)];
-                for (figures, value) in column.iter_mut().zip(values) {
-                    figures.rows.push(Row {
-                        own: true,
-                        rounds: vec![value],
-                        ..Row::new(queue.to_string(), None)
-                    });
-                }
-                let Some(half) = half else {
-                    continue;
-                };
-                let power = rate / half.max(1e-3);
-                if best.as_ref().is_none_or(|(most, _)| power > *most) {
-                    let at = format!(
-                        "{}, a queue of {queue} and an MTU of {mtu}: {rate:.0} Mbit/s at {half:.2} ms",
-                        frames_in_words(size)
-                    );
-                    best = Some((power, at));
-                }
-            }
-            columns.push(column);
-        }
-        for (index, what) in [
-            "throughput, Mbit/s",
-            "round trip under it, half of the time, ms",
-            "the same, 99 % of the time, ms",
-        ]
-        .into_iter()
-        .enumerate()
-        {
-            found.grids.push(Grid {
-                title: format!("MTU {mtu}: {what}"),
-                rows: "queue".to_owned(),
-                columns: columns.iter().map(|column| column[index].clone()).collect(),
-            });
-        }
-    }
-    if let Some((_, at)) = best {
-        found.notes.push(format!(
-            "Throughput over round trip (Kleinrock's power) is largest with {at}. Its own defaults are 64 frames, as many as fit in a super-packet, and a \
-             queue of 500: packets do not wait for a batch to fill, they gather while the one before is sealed."
-        ));
-    }
-    Ok(())
-}
-
 /// What the doctor says of one frame for each crossing.
 fn diagnosis(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
     bench.step("the doctor on one frame for each crossing")?;
@@ -256,7 +163,7 @@ fn diagnosis(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
     Ok(())
 }
 
-fn tunnel_of(row: &str) -> Result<Box<dyn Tunnel>> {
+pub(super) fn tunnel_of(row: &str) -> Result<Box<dyn Tunnel>> {
     let name = match row {
         BARE => "raw",
         CRUDE => "crude",
@@ -266,7 +173,7 @@ fn tunnel_of(row: &str) -> Result<Box<dyn Tunnel>> {
 }
 
 /// So many frames at most make a super-packet of the tunnel's interface; with one, there are none.
-fn frames(host: &Host, tunnel: &str, size: u32) -> Result<()> {
+pub(super) fn frames(host: &Host, tunnel: &str, size: u32) -> Result<()> {
     let device = inner_device(tunnel, host);
     host.set_features(&device, &[(Feature::Tso, size > 1)])?;
     tool(

@@ -195,6 +195,38 @@ pub struct Curve {
     pub points: Vec<[f64; 2]>,
 }
 
+/// Quantities over two others, each as a map.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Surface {
+    /// Name of the picture's file.
+    pub name: String,
+    /// What it shows.
+    pub title: String,
+    /// What the columns are, with their unit.
+    pub x: String,
+    /// What the rows are, with their unit.
+    pub y: String,
+    /// Each column.
+    pub columns: Vec<String>,
+    /// Each row.
+    pub rows: Vec<String>,
+    /// The quantities.
+    pub layers: Vec<Layer>,
+    /// The best point: its column and row.
+    pub best: Option<[usize; 2]>,
+}
+
+/// One quantity of a [`Surface`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Layer {
+    /// What it is.
+    pub title: String,
+    /// Its unit.
+    pub unit: String,
+    /// Row by row; none where nothing could be measured.
+    pub values: Vec<Vec<Option<f64>>>,
+}
+
 /// Measures rows in interleaved rounds: for each row, what each round gave. What fails is told in `problems`.
 pub(super) fn interleaved<'a, T>(
     bench: &mut Bench<'_>,

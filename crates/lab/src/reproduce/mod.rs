@@ -5,13 +5,17 @@
 //! blind, about the slow way. Figures of another machine are compared as ratios, never as such.
 
 mod batch;
+mod counters;
 mod figures;
+mod guests;
 mod library;
 mod look;
 mod mtu_cipher;
 mod offload;
 mod profile;
 mod queue;
+mod steering;
+mod surface;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -24,7 +28,7 @@ use crate::error::{LabError, Result};
 use crate::interrupt::Interrupt;
 use crate::machine::{Machine, utc_now};
 
-pub use figures::{Claim, Curve, Curves, Figures, Grid, List, Row};
+pub use figures::{Claim, Curve, Curves, Figures, Grid, Layer, List, Row, Surface};
 pub use look::Look;
 
 /// A published experiment.
@@ -191,6 +195,8 @@ pub struct Experiment {
     pub lists: Vec<List>,
     /// One quantity over another.
     pub curves: Vec<Curves>,
+    /// Several quantities over two others.
+    pub surfaces: Vec<Surface>,
     /// What is said to be faster than what.
     pub claims: Vec<Claim>,
     /// What the doctor says.
@@ -217,6 +223,7 @@ struct Found {
     grids: Vec<Grid>,
     lists: Vec<List>,
     curves: Vec<Curves>,
+    surfaces: Vec<Surface>,
     claims: Vec<Claim>,
     looks: Vec<Look>,
     notes: Vec<String>,
@@ -325,6 +332,7 @@ pub fn reproduce(
         grids: found.grids,
         lists: found.lists,
         curves: found.curves,
+        surfaces: found.surfaces,
         claims: found.claims,
         looks: found.looks,
         notes: found.notes,

@@ -1,20 +1,23 @@
 //! A gateway that wraps whatever its packet socket hands it, with receive offload (GRO) on its card and without, with
 //! packets steered to all processors (RPS), and ours, which wants GRO.
 
+use std::time::{Duration, Instant};
+
 use seikan_diagnose::{Cause, Recording};
 use seikan_observe::metric;
 use seikan_sys::ethtool::Feature;
+use seikan_sys::netlink::diag::{Diag, TcpConnection};
 
 use super::look::Looker;
-use super::{Bench, Figures, Found, Row};
+use super::{Bench, Curve, Curves, Figures, Found, Row, steering};
 use crate::Progress;
 use crate::bench::{Load, Measured};
 use crate::error::{LabError, Result};
-use crate::gateway::{GatewayOptions, GatewayReport, GatewayRound, gateway};
-use crate::link::Link;
-use crate::load::LiveOptions;
+use crate::gateway::{GatewayOptions, GatewayReport, GatewayRound, behind, gateway};
+use crate::link::{Host, Link};
+use crate::load::{Ends, LiveOptions, live};
 use crate::scenario::lookup;
-use crate::tunnel::{self, Changes, inner_device};
+use crate::tunnel::{self, Changes, Running, inner_device};
 
 /// Rows of the comparison of gateways, as they are called here.
 const ROWS: [(&str, &str); 4] = [
@@ -25,7 +28,12 @@ const ROWS: [(&str, &str); 4] = [
 ];
 const NAIVE: &str = "naive-gro";
 /// The naive gateway as the doctor's subject.
-const TUNNEL: &str = "naive";
+pub(super) const TUNNEL: &str = "naive";
+/// Of all time, what the comparison of gateways takes, about.
+const COMPARED: f64 = 0.6;
+/// A connection is looked at so often, for so many times a load's time.
+const EVERY: Duration = Duration::from_millis(100);
+const FOLLOWED: f64 = 3.0;
 /// Published, in Mbit/s, out of the device: GRO on, then GRO off with RPS. UDP with GRO on made about 30.
 const PUBLISHED: [(usize, f64); 2] = [(0, 1.56), (2, 32.6)];
 const PUBLISHED_UDP: f64 = 30.0;
@@ -49,9 +57,9 @@ pub(super) fn run(bench: &mut Bench<'_>) -> Result<Found> {
         .problems
         .extend(absent.map(|absent| format!("{}: {}", absent.name, absent.reason)));
     found.figures = figures(&report);
-    let [out, into, udp, again, window] = &found.figures[..] else {
+    let [out, into, udp, udp_in, again, window] = &found.figures[..] else {
         return Err(LabError::Setup(
-            "five quantities are measured: this is a bug".into(),
+            "six quantities are measured: this is a bug".into(),
         ));
     };
     let [naive, no_gro, rps, own] = ROWS.map(|(_, name)| name);
@@ -61,12 +69,18 @@ pub(super) fn run(bench: &mut Bench<'_>) -> Result<Found> {
         out.claim(own, rps),
         into.claim(own, naive),
         udp.claim(own, rps),
+        udp_in.claim(own, rps),
         again.claim_of_counts(naive, no_gro),
         window.claim(no_gro, naive),
     ];
-    bench.steps = (9.0, 10.0);
-    let done = diagnosis(bench, &mut found);
-    found.bear(done)?;
+    let (each, once) = steering::STEPS;
+    let steps = FOLLOWED_WAYS.len() + 1 + once + each * bench.options.rounds as usize;
+    let all = steps as f64 / (1.0 - COMPARED);
+    bench.steps = (all * COMPARED, all);
+    for part in [over_time, diagnosis, steering::steering] {
+        let done = part(bench, &mut found);
+        found.bear(done)?;
+    }
     Ok(found)
 }
 
@@ -76,14 +90,13 @@ fn compare(bench: &mut Bench<'_>) -> Result<GatewayReport> {
         seconds: bench.options.seconds,
         rounds: bench.options.rounds,
         only: Some(ROWS.map(|(way, _)| way.to_owned()).to_vec()),
-        loads: vec![Load::Tcp1, Load::Rev, Load::Udp],
+        loads: vec![Load::Tcp1, Load::Rev, Load::Udp, Load::UdpRev],
         ..GatewayOptions::default()
     };
     let (source, progress) = (bench.source, &mut *bench.progress);
     gateway(&options, bench.interrupt, &mut |step| {
         progress(Progress {
-            // The doctor comes afterwards.
-            fraction: step.fraction * 0.9,
+            fraction: step.fraction * COMPARED,
             what: format!("{source}: {}", step.what),
         });
     })
@@ -127,6 +140,7 @@ fn figures(report: &GatewayReport) -> Vec<Figures> {
             megabits,
             &[(0, PUBLISHED_UDP)],
         ),
+        quantity("UDP into the device", rate, Load::UdpRev, megabits, &[]),
         quantity(
             "segments sent again, TCP out (fewer are better)",
             "a run",
@@ -149,16 +163,108 @@ fn of_round(round: &GatewayRound, load: Load, figure: Figure) -> Option<f64> {
     figure(&loads.find(|of| of.load == load)?.measured)
 }
 
+/// The rows of which a connection is followed.
+const FOLLOWED_WAYS: [&str; 3] = [ROWS[0].1, ROWS[1].1, ROWS[3].1];
+
+/// One connection over time: seconds with KB of its congestion window, and with segments sent again so far.
+#[derive(Default)]
+struct Trail {
+    window: Vec<[f64; 2]>,
+    again: Vec<[f64; 2]>,
+}
+
+/// What the sender's kernel says of a connection out of the device while it lasts.
+fn over_time(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
+    let mut trails = Vec::new();
+    for name in FOLLOWED_WAYS {
+        bench.step(format!("a connection over time: {name}"))?;
+        let mut trail = Trail::default();
+        if name == FOLLOWED_WAYS[2] {
+            behind(bench.interrupt, &mut |ends, _| {
+                trail = follow(bench, ends)?;
+                Ok(())
+            })?;
+        } else {
+            let tunnel = lookup(TUNNEL, &Changes::default())?;
+            let mut running = tunnel::start(tunnel.as_ref(), Link::default(), bench.interrupt)?;
+            let gateway = in_the_middle(&running)?;
+            let card = inner_device(TUNNEL, gateway);
+            gateway.set_features(&card, &[(Feature::Gro, name == FOLLOWED_WAYS[0])])?;
+            trail = follow(bench, &tunnel.ends(&running.hosts))?;
+            running.check_alive()?;
+        }
+        trails.push((name, trail));
+    }
+    let picture = |name: &str, title: &str, y: &str, of: fn(&Trail) -> &Vec<[f64; 2]>| Curves {
+        name: format!("offload-{name}"),
+        title: title.to_owned(),
+        x: "seconds".to_owned(),
+        y: y.to_owned(),
+        logarithmic: [false, name == "window"],
+        curves: trails
+            .iter()
+            .map(|(name, trail)| Curve {
+                name: (*name).to_owned(),
+                own: name.starts_with("Seikan"),
+                published: false,
+                points: of(trail).clone(),
+            })
+            .collect(),
+    };
+    let window = "congestion window of a connection out of the device";
+    let again = "segments that it has sent again";
+    found.curves.extend([
+        picture("window", window, "KB", |trail| &trail.window),
+        picture("sent-again", again, "segments", |trail| &trail.again),
+    ]);
+    Ok(())
+}
+
+/// Follows a connection from its beginning.
+fn follow(bench: &Bench<'_>, ends: &Ends<'_>) -> Result<Trail> {
+    let refuse = |error: seikan_sys::netlink::NetlinkError| LabError::Setup(error.to_string());
+    let mut diag = ends.client.run(Diag::open)?.map_err(refuse)?;
+    live(ends, &LiveOptions::default(), bench.interrupt, |_| {
+        let (begin, mut trail) = (Instant::now(), Trail::default());
+        while begin.elapsed() < bench.time().mul_f64(FOLLOWED) {
+            let seconds = begin.elapsed().as_secs_f64();
+            let mut busiest: Option<TcpConnection> = None;
+            let sent = |of: &TcpConnection| of.info.segs_out().unwrap_or(0);
+            diag.tcp(|connection| {
+                if busiest
+                    .as_ref()
+                    .is_none_or(|best| sent(best) < sent(&connection))
+                {
+                    busiest = Some(connection);
+                }
+            })
+            .map_err(refuse)?;
+            if let Some(info) = busiest.map(|connection| connection.info)
+                && let (Some(window), Some(segment)) = (info.snd_cwnd(), info.snd_mss())
+            {
+                let kb = f64::from(window) * f64::from(segment) / 1e3;
+                trail.window.push([seconds, kb]);
+                let again = info.total_retrans().unwrap_or(0);
+                trail.again.push([seconds, f64::from(again)]);
+            }
+            bench.interrupt.sleep(EVERY)?;
+        }
+        Ok(trail)
+    })
+}
+
+/// The gateway.
+pub(super) fn in_the_middle(running: &Running) -> Result<&Host> {
+    let none = || LabError::Setup("there is no host in the middle: this is a bug".into());
+    running.hosts.middle.as_ref().ok_or_else(none)
+}
+
 /// What the doctor, at the naive gateway, says of it with GRO on.
 fn diagnosis(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
     bench.step("the doctor on the naive gateway with GRO on")?;
     let tunnel = lookup(TUNNEL, &Changes::default())?;
     let running = tunnel::start(tunnel.as_ref(), Link::default(), bench.interrupt)?;
-    let Some(gateway) = &running.hosts.middle else {
-        return Err(LabError::Setup(
-            "there is no host in the middle: this is a bug".into(),
-        ));
-    };
+    let gateway = in_the_middle(&running)?;
     let card = inner_device(TUNNEL, gateway);
     gateway.set_features(&card, &[(Feature::Gro, true)])?;
     let good = found.figures[0].rows[1].spread();

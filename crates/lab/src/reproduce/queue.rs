@@ -12,7 +12,7 @@ use super::look::Looker;
 use super::{Bench, Claim, Curve, Curves, Figures, Found, Row};
 use crate::error::{LabError, Result};
 use crate::link::{Host, Link};
-use crate::load::{LiveOptions, TcpOptions, loaded_latency, tcp_bulk};
+use crate::load::{LiveOptions, TcpOptions, loaded_latency, ping, tcp_bulk};
 use crate::scenario::lookup;
 use crate::stats::Spread;
 use crate::tunnel::{self, Changes, Tunnel, inner_device};
@@ -130,7 +130,7 @@ fn sweep(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
             };
             let interval = std::time::Duration::from_millis(PING_EVERY_MS);
             let ends = tunnel.ends(&running.hosts);
-            let loaded = loaded_latency(&ends, &options, interval, bench.interrupt)?;
+            let loaded = loaded_latency(&ends, &options, ping, interval, bench.interrupt)?;
             running.check_alive()?;
             let x = f64::from(packets);
             rates.push([x, loaded.gbit_per_second * 1e3]);

@@ -2,6 +2,7 @@
 
 mod curves;
 mod page;
+mod surface;
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -184,6 +185,14 @@ fn pictures(experiment: &Experiment, recordings: &Path) -> anyhow::Result<Vec<Pi
         title: curves.title.clone(),
         caption: String::new(),
         svg: curves::draw(curves),
+    }));
+    pictures.extend(experiment.surfaces.iter().map(|surface| Picture {
+        name: surface.name.clone(),
+        title: surface.title.clone(),
+        caption: "What bulk gets and what a flow of small datagrams beside it waits for; framed: the most throughput for the \
+                  shortest wait."
+            .to_owned(),
+        svg: surface::draw(surface),
     }));
     for look in &experiment.looks {
         let Some(file) = &look.recording else {

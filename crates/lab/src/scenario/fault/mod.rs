@@ -15,6 +15,7 @@ use serde::Deserialize;
 
 pub use kind::FaultKind;
 pub use machine::MachineGuard;
+pub(crate) use network::long_ruleset;
 
 use super::LoadSpec;
 use crate::error::{LabError, Result};

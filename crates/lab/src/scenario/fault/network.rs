@@ -194,7 +194,7 @@ pub(super) fn receive_on<'a>(
 }
 
 /// Has the kernel compare each frame that comes in with so many rules, none of which is about it.
-pub(super) fn long_ruleset(host: &Host, device: &str, rules: u32) -> Result<()> {
+pub(crate) fn long_ruleset(host: &Host, device: &str, rules: u32) -> Result<()> {
     let mut text = format!(
         "table netdev rules {{ chain received {{ type filter hook ingress device {device} priority 0 ;\n"
     );

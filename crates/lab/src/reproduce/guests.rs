@@ -1,0 +1,155 @@
+//! Guests of a virtual switch, each a network namespace on a port of it, and one host behind it to which they send.
+
+use std::fmt;
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use super::Bench;
+use crate::error::{LabError, Result};
+use crate::interrupt::Interrupt;
+use crate::link::{Host, veth};
+use crate::load::{Ends, LiveOptions, Meter, live};
+use crate::scenario::Hog;
+use crate::tunnel::{Started, middle, openvswitch, private_directory};
+
+/// The guests, and the ports of the switch, the last of which leads to who receives.
+pub(super) const GUESTS: [&str; 8] = ["G1", "G2", "G3", "G4", "G5", "G6", "G7", "G8"];
+const PORTS: [&str; 9] = [
+    "port1", "port2", "port3", "port4", "port5", "port6", "port7", "port8", UPLINK,
+];
+pub(super) const UPLINK: &str = "uplink";
+const MTU: u32 = 1_500;
+/// Time for streams to find their rate.
+const WARMUP: Duration = Duration::from_secs(1);
+
+/// What forwards.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Switch {
+    Bridge,
+    OpenVSwitch,
+}
+
+impl Switch {
+    /// As part of a file's name.
+    pub(super) fn slug(self) -> &'static str {
+        match self {
+            Self::Bridge => "bridge",
+            Self::OpenVSwitch => "openvswitch",
+        }
+    }
+}
+
+impl fmt::Display for Switch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Bridge => "bridge",
+            Self::OpenVSwitch => "Open vSwitch",
+        })
+    }
+}
+
+/// Guests, switch and receiver. Fields drop in this order: programs, hosts, directory.
+pub(super) struct Network {
+    _started: Started,
+    pub(super) guests: Vec<Host>,
+    receiver: Host,
+    pub(super) switch: Host,
+    _dir: TempDir,
+}
+
+impl Network {
+    pub(super) fn create(kind: Switch, bench: &Bench<'_>) -> Result<Self> {
+        let refuse = |e: seikan_sys::netlink::NetlinkError| LabError::Setup(e.to_string());
+        let switch = Host::create("S", 3)?;
+        let receiver = Host::create("B", 2)?;
+        let guests = GUESTS.iter().zip(11..);
+        let guests: Vec<Host> = guests
+            .map(|(name, number)| Host::create(name, number))
+            .collect::<Result<_>>()?;
+        for (port, host) in PORTS.iter().zip(guests.iter().chain([&receiver])) {
+            veth(&switch, port, host, &host.device)?;
+            host.configure(&host.device, MTU, host.address, host.address6)?;
+            let netlink = switch.netlink()?;
+            let index = netlink.link(port).map_err(refuse)?.index;
+            netlink.set_up(index).map_err(refuse)?;
+            if kind == Switch::OpenVSwitch {
+                // It takes packets as they are: longer ones than the MTU it would not pass on.
+                host.set_offload(false)?;
+            }
+        }
+        let dir = private_directory()?;
+        let started = match kind {
+            Switch::Bridge => {
+                middle::bridge(&switch, &PORTS)?;
+                Started::default()
+            }
+            Switch::OpenVSwitch => {
+                openvswitch::start_in(&switch, &PORTS, dir.path(), bench.interrupt)?
+            }
+        };
+        Ok(Self {
+            _started: started,
+            guests,
+            receiver,
+            switch,
+            _dir: dir,
+        })
+    }
+
+    /// Lets so many guests send while `work` is done, which is told how many bytes have arrived.
+    pub(super) fn sending<T>(
+        &self,
+        senders: usize,
+        bench: &Bench<'_>,
+        work: impl FnOnce(&dyn Fn() -> u64) -> Result<T>,
+    ) -> Result<T> {
+        let ends: Vec<Ends<'_>> = self
+            .guests
+            .iter()
+            .take(senders)
+            .map(|guest| Ends {
+                client: guest,
+                server: &self.receiver,
+                target: self.receiver.address,
+                sources: &[],
+            })
+            .collect();
+        let (mut work, mut outcome) = (Some(work), None);
+        nested(&ends, &[], bench.interrupt, &mut |meters| {
+            bench.interrupt.sleep(WARMUP)?;
+            let arrived = || meters.iter().map(|meter| meter.bytes()).sum::<u64>();
+            outcome = work.take().map(|work| work(&arrived));
+            Ok(())
+        })?;
+        let none = || Err(LabError::Setup("nothing was done: this is a bug".into()));
+        outcome.unwrap_or_else(none)
+    }
+
+    /// Guests that spin, the last ones first.
+    pub(super) fn spinning(&self, hogs: usize) -> Result<Vec<Hog>> {
+        self.guests
+            .iter()
+            .rev()
+            .take(hogs)
+            .map(Hog::start)
+            .collect()
+    }
+}
+
+/// One load within the other, down to `work`, which has the meters of all.
+fn nested(
+    ends: &[Ends<'_>],
+    meters: &[&Meter],
+    interrupt: &Interrupt,
+    work: &mut dyn FnMut(&[&Meter]) -> Result<()>,
+) -> Result<()> {
+    let Some((first, rest)) = ends.split_first() else {
+        return work(meters);
+    };
+    live(first, &LiveOptions::default(), interrupt, |meter| {
+        let mut all = meters.to_vec();
+        all.push(meter);
+        nested(rest, &all, interrupt, work)
+    })
+}

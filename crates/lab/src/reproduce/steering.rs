@@ -1,0 +1,106 @@
+//! The second half of the source of [`offload`](super::offload): with receive offload off there are many packets, and one
+//! processor receives them all until they are steered to others (RPS).
+//!
+//! A veth pair has no interrupts, and to receive a packet costs a processor of today too little to fill it at the rates of the
+//! naive gateway. So a firewall makes it dear, as one with many rules does.
+
+use std::time::Duration;
+
+use seikan_diagnose::Cause;
+use seikan_sys::ethtool::Feature;
+use seikan_sys::softirq::mask;
+
+use super::figures::interleaved;
+use super::look::Looker;
+use super::offload::{TUNNEL, in_the_middle};
+use super::{Bench, Figures, Found, Row};
+use crate::error::Result;
+use crate::link::{Host, Link};
+use crate::load::{LiveOptions, TcpOptions, tcp_bulk};
+use crate::scenario::{long_ruleset, lookup};
+use crate::tunnel::{self, Changes, Running, inner_device};
+
+/// Rows.
+const ONE: &str = "received by one processor";
+const ALL: &str = "steered to all (RPS)";
+/// Rules that no packet matches.
+const RULES: u32 = 10_000;
+/// Connections: packets of one stay on one processor.
+const STREAMS: usize = 16;
+
+/// How many steps [`steering`] has for each round, and besides.
+pub(super) const STEPS: (usize, usize) = (2, 1);
+
+pub(super) fn steering(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
+    let measured = interleaved(
+        bench,
+        &[ONE, ALL],
+        &mut found.problems,
+        &mut |bench, name| {
+            let mut running = start(bench, name == ALL)?;
+            let load = TcpOptions {
+                streams: STREAMS,
+                warmup: Duration::from_secs(1),
+                duration: bench.time(),
+                ..TcpOptions::default()
+            };
+            let tunnel = lookup(TUNNEL, &Changes::default())?;
+            let ends = tunnel.ends(&running.hosts);
+            let report = tcp_bulk(&ends, &load, bench.interrupt)?;
+            running.check_alive()?;
+            Ok(report.gbit_per_second * 1e3)
+        },
+    )?;
+    let rows = [ONE, ALL].iter().zip(measured);
+    let figures = Figures {
+        title: format!("naive, GRO off, behind a firewall of {RULES} rules, {STREAMS} connections"),
+        unit: "Mbit/s".to_owned(),
+        base: ONE.to_owned(),
+        rows: rows
+            .map(|(name, rounds)| Row {
+                rounds,
+                ..Row::new(*name, None)
+            })
+            .collect(),
+    };
+    found.claims.push(figures.claim(ALL, ONE));
+    let expected = figures.row(ALL).and_then(Row::spread);
+    found.figures.push(figures);
+
+    bench.step(format!("the doctor on what is {ONE}"))?;
+    let tunnel = lookup(TUNNEL, &Changes::default())?;
+    let running = start(bench, false)?;
+    let (gateway, card) = gateway(&running)?;
+    let looker = Looker {
+        expected: expected.map_or(1e3, |spread| spread.median),
+        right: &[Cause::SoftirqOneCore],
+        ..Looker::new(ONE, gateway, &card)
+    };
+    let load = LiveOptions {
+        streams: STREAMS,
+        ..LiveOptions::default()
+    };
+    let ends = tunnel.ends(&running.hosts);
+    let told = looker.look_under(&load, &ends, bench.desk(), |_| Vec::new())?;
+    found.looks.push(told);
+    Ok(())
+}
+
+/// The naive gateway without receive offload, behind its firewall; what its card receives goes to one processor or to all.
+fn start(bench: &Bench<'_>, spread: bool) -> Result<Running> {
+    let tunnel = lookup(TUNNEL, &Changes::default())?;
+    let running = tunnel::start(tunnel.as_ref(), Link::default(), bench.interrupt)?;
+    let (gateway, card) = gateway(&running)?;
+    gateway.set_features(&card, &[(Feature::Gro, false)])?;
+    long_ruleset(gateway, &card, RULES)?;
+    let all = std::thread::available_parallelism().map_or(1, usize::from) as u32;
+    let cpus: Vec<u32> = (0..if spread { all } else { 1 }).collect();
+    gateway.set_attribute(&format!("{card}/queues/rx-0/rps_cpus"), &mask(&cpus))?;
+    Ok(running)
+}
+
+/// The host in the middle, and its card towards the device.
+fn gateway(running: &Running) -> Result<(&Host, String)> {
+    let gateway = in_the_middle(running)?;
+    Ok((gateway, inner_device(TUNNEL, gateway)))
+}
