@@ -61,7 +61,7 @@ pub struct LoadedLatency {
     pub latency: LatencyReport,
 }
 
-/// Measures round trips: [`ping`] or [`paced`].
+/// Measures round trips: [`ping`] or [`paced()`].
 pub type Probe = fn(&Ends<'_>, &LatencyOptions, &Interrupt) -> Result<LatencyReport>;
 
 /// Measures latency while TCP bulk traffic runs.
