@@ -324,7 +324,9 @@ mod tests {
 
     #[test]
     fn a_class_is_complete_when_enough_of_its_cases_count() {
-        let scenarios = chosen(&["shaper".into(), "double-queue-loss".into()]).expect("names");
+        let scenarios =
+            chosen(&["shaper-inner", "shaper-switch", "double-queue-loss"].map(Into::into))
+                .expect("names");
         let options = ScoreOptions {
             cases: 2,
             ..ScoreOptions::default()
