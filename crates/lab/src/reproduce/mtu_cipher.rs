@@ -16,7 +16,7 @@ use super::{Bench, Curve, Curves, Figures, Found, Grid, Row, library};
 use crate::error::{LabError, Result};
 use crate::link::{Host, Hosts, Link};
 use crate::load::{Direction, LiveOptions, TcpOptions, tcp_bulk};
-use crate::scenario::lookup;
+use crate::scenario::{lookup, tool};
 use crate::tunnel::seikan::Seikan;
 use crate::tunnel::{self, Changes, Tunnel, inner_device};
 
@@ -515,11 +515,6 @@ fn plainly(name: &str) -> Result<Box<dyn Tunnel>> {
 }
 
 fn set_mtu(host: &Host, tunnel: &str, mtu: u32) -> Result<()> {
-    let refuse = |e: seikan_sys::netlink::NetlinkError| LabError::Setup(e.to_string());
-    let netlink = host.netlink()?;
-    let index = netlink
-        .link(&inner_device(tunnel, host))
-        .map_err(refuse)?
-        .index;
-    netlink.set_mtu(index, mtu).map_err(refuse)
+    let device = inner_device(tunnel, host);
+    tool(host, &format!("ip link set dev {device} mtu {mtu}"))
 }

@@ -10,10 +10,10 @@ use seikan_observe::metric;
 use super::figures::interleaved;
 use super::look::Looker;
 use super::{Bench, Claim, Curve, Curves, Figures, Found, Row};
-use crate::error::{LabError, Result};
+use crate::error::Result;
 use crate::link::{Host, Link};
 use crate::load::{LiveOptions, TcpOptions, loaded_latency, ping, tcp_bulk};
-use crate::scenario::lookup;
+use crate::scenario::{lookup, tool};
 use crate::stats::Spread;
 use crate::tunnel::{self, Changes, Tunnel, inner_device};
 
@@ -231,11 +231,9 @@ fn tunnel_of(name: Option<&str>) -> Result<Box<dyn Tunnel>> {
 }
 
 fn set_queue(host: &Host, tunnel: &str, packets: u32) -> Result<()> {
-    let refuse = |e: seikan_sys::netlink::NetlinkError| LabError::Setup(e.to_string());
-    let netlink = host.netlink()?;
-    let index = netlink
-        .link(&inner_device(tunnel, host))
-        .map_err(refuse)?
-        .index;
-    netlink.set_tx_queue_len(index, packets).map_err(refuse)
+    let device = inner_device(tunnel, host);
+    tool(
+        host,
+        &format!("ip link set dev {device} txqueuelen {packets}"),
+    )
 }
