@@ -122,6 +122,10 @@ pub struct SocketFacts {
     pub send_buffer: u32,
     /// The congestion control of a TCP socket.
     pub congestion: Option<String>,
+    /// Whether a packet socket takes super-packets, with a header that says so (`PACKET_VNET_HDR`, packet(7)); `None` for
+    /// other sockets, and where the kernel does not tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vnet_hdr: Option<bool>,
 }
 
 /// The host.

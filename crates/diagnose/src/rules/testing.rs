@@ -50,6 +50,7 @@ pub fn socket(inode: u64, transport: Transport) -> SocketFacts {
         receive_buffer: 212_992,
         send_buffer: 212_992,
         congestion: (transport == Transport::Tcp).then(|| "cubic".into()),
+        vnet_hdr: None,
     }
 }
 

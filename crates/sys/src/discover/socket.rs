@@ -29,6 +29,8 @@ struct Packet {
     interface: u32,
     /// Takes all protocols, or all of IPv4.
     every: bool,
+    /// Takes super-packets; `None` where the kernel does not tell.
+    vnet_hdr: Option<bool>,
 }
 
 /// The sockets of a network namespace.
@@ -60,6 +62,12 @@ impl Sockets {
         }
         let text = procfs::read("/proc/thread-self/net/packet").unwrap_or_default();
         sockets.packets = text.lines().skip(1).filter_map(parse_packet).collect();
+        // Only with the kernel's module packet_diag.
+        let told = diag::packet_sockets().unwrap_or_default();
+        for packet in &mut sockets.packets {
+            let told = told.iter().find(|(inode, _)| *inode == packet.inode);
+            packet.vnet_hdr = told.map(|(_, vnet_hdr)| *vnet_hdr);
+        }
         sockets
     }
 
@@ -146,7 +154,10 @@ impl Sockets {
         for inode in inodes {
             own.facts.extend(self.inet.get(inode).cloned());
             if let Some(packet) = self.packets.iter().find(|packet| packet.inode == *inode) {
-                own.facts.push(raw(*inode));
+                own.facts.push(SocketFacts {
+                    vnet_hdr: packet.vnet_hdr,
+                    ..raw(*inode)
+                });
                 own.bound
                     .extend(Some(packet.interface).filter(|index| *index != 0));
             }
@@ -221,6 +232,7 @@ fn tcp(connection: TcpConnection) -> SocketFacts {
         receive_buffer: memory.receive_buffer,
         send_buffer: memory.send_buffer,
         congestion: connection.congestion,
+        vnet_hdr: None,
     }
 }
 
@@ -234,6 +246,7 @@ fn udp(socket: UdpSocket) -> SocketFacts {
         receive_buffer: memory.receive_buffer,
         send_buffer: memory.send_buffer,
         congestion: None,
+        vnet_hdr: None,
     }
 }
 
@@ -247,6 +260,7 @@ fn raw(inode: u64) -> SocketFacts {
         receive_buffer: 0,
         send_buffer: 0,
         congestion: None,
+        vnet_hdr: None,
     }
 }
 
@@ -263,6 +277,7 @@ fn parse_packet(line: &str) -> Option<Packet> {
         inode: fields.get(8)?.parse().ok()?,
         interface: fields.get(4)?.parse().ok()?,
         every: WHOLE_PROTOCOLS.contains(fields.get(3)?),
+        vnet_hdr: None,
     })
 }
 
@@ -304,6 +319,7 @@ mod tests {
             inode: 71844,
             interface: 2,
             every: true,
+            vnet_hdr: None,
         };
         assert_eq!(parse_packet(line), Some(expected));
         let four = "000000007a1e4c1b 3      2    0800   0     1 0      0      71846";

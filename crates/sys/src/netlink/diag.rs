@@ -30,6 +30,14 @@ const MESSAGE_SIZE: usize = 72;
 /// `struct inet_diag_sockid`: where it is in the message, and its length.
 const ID: usize = 4;
 const ID_SIZE: usize = 48;
+/// `PACKET_SHOW_INFO`, `PACKET_DIAG_INFO`, `PDI_VNETHDR` (include/uapi/linux/packet_diag.h).
+const PACKET_SHOW_INFO: u32 = 1;
+const PACKET_INFO: u16 = 0;
+const PACKET_VNET_HDR: u32 = 0x8;
+/// `struct packet_diag_req`, `struct packet_diag_msg`; where the flags are in `struct packet_diag_info`.
+const PACKET_REQUEST_SIZE: usize = 20;
+const PACKET_MESSAGE_SIZE: usize = 16;
+const PACKET_FLAGS: usize = 20;
 /// `TCP_CA_NAME_MAX`.
 const CONGESTION_MAX: usize = 16;
 
@@ -81,6 +89,15 @@ pub struct UdpSocket {
     pub uid: u32,
     /// What its buffers hold and may hold, and what was dropped for it.
     pub memory: Option<SocketMemory>,
+}
+
+/// Inode of every packet socket of the calling thread's network namespace, and whether it takes super-packets with a
+/// header that says so (`PACKET_VNET_HDR`, packet(7)). A kernel without `packet_diag` says that there is none of the kind
+/// asked for ([`NetlinkError::is_not_found`]).
+pub fn packet_sockets() -> Result<Vec<(u64, bool)>, NetlinkError> {
+    let mut found = Vec::new();
+    Diag::open()?.packets(|inode, vnet_hdr| found.push((inode, vnet_hdr)))?;
+    Ok(found)
 }
 
 /// What the kernel finds a socket by: family and `struct inet_diag_sockid`.
@@ -162,6 +179,18 @@ impl Diag {
             .map_err(|fault| fault.into_error(format!("list UDP sockets over {family}")))?;
         }
         Ok(())
+    }
+
+    fn packets(&mut self, mut each: impl FnMut(u64, bool)) -> Result<(), NetlinkError> {
+        let mut request = [0; PACKET_REQUEST_SIZE];
+        request[0] = libc::AF_PACKET as u8;
+        request[8..12].copy_from_slice(&PACKET_SHOW_INFO.to_ne_bytes());
+        self.dump(&request, &mut |payload| {
+            if let Some((inode, vnet_hdr)) = parse_packet(payload) {
+                each(inode, vnet_hdr);
+            }
+        })
+        .map_err(|fault| fault.into_error("list packet sockets".into()))
     }
 
     /// A TCP connection seen before, as it is now; `None` if it is gone.
@@ -331,6 +360,16 @@ fn parse_udp(payload: &[u8]) -> Option<UdpSocket> {
         uid: message.uid,
         memory: memory.and_then(|nla| SocketMemory::parse(nla.value())),
     })
+}
+
+fn parse_packet(payload: &[u8]) -> Option<(u64, bool)> {
+    let bytes = payload.first_chunk::<PACKET_MESSAGE_SIZE>()?;
+    let inode = u32_at(bytes, 4)?;
+    let attributes = NlasIterator::new(&payload[PACKET_MESSAGE_SIZE..]);
+    let mut attributes = attributes.map_while(Result::ok);
+    let info = attributes.find(|nla| nla.kind() == PACKET_INFO)?;
+    let flags = u32_at(info.value(), PACKET_FLAGS)?;
+    Some((inode.into(), flags & PACKET_VNET_HDR != 0))
 }
 
 fn parse_congestion(value: &[u8]) -> Option<String> {

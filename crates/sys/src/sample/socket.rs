@@ -192,6 +192,7 @@ impl Sockets {
             receive_buffer: connection.memory.map_or(0, |memory| memory.receive_buffer),
             send_buffer: connection.memory.map_or(0, |memory| memory.send_buffer),
             congestion: connection.congestion.clone(),
+            vnet_hdr: None,
         };
         let flow = self.flows.entry(connection.inode).or_insert_with(|| Flow {
             facts: facts(connection),

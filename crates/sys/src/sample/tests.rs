@@ -196,6 +196,7 @@ fn a_full_socket_shows_its_queue_and_its_drops() {
             receive_buffer: 0,
             send_buffer: 0,
             congestion: None,
+            vnet_hdr: None,
         });
         let mut sampler = Sampler::new(&map).unwrap();
         sampler.sample();

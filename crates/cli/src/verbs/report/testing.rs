@@ -50,6 +50,7 @@ pub fn flow(evidence: &mut Evidence, inode: u64) {
         receive_buffer: 0,
         send_buffer: 0,
         congestion: None,
+        vnet_hdr: None,
     });
 }
 

@@ -20,6 +20,7 @@ fn socket(transport: Transport, local: &str, remote: &str) -> SocketFacts {
         receive_buffer: 212_992,
         send_buffer: 212_992,
         congestion: (transport == Transport::Tcp).then(|| "cubic".into()),
+        vnet_hdr: None,
     }
 }
 
