@@ -263,6 +263,14 @@ impl Evidence {
         (!values.is_empty()).then(|| values.iter().map(|(_, value)| value).sum())
     }
 
+    /// Sockets from which the program reads packets whole and one by one, whatever their length, without being told of
+    /// merged ones: raw and packet sockets without `PACKET_VNET_HDR`.
+    pub fn raw_sockets(&self) -> usize {
+        let raw = self.map.sockets.iter();
+        let raw = raw.filter(|socket| socket.transport == Transport::Raw);
+        raw.filter(|socket| socket.vnet_hdr != Some(true)).count()
+    }
+
     /// Sums a counter over the program's sockets of a transport.
     pub fn program_sockets(&self, transport: Transport, name: &str) -> Option<f64> {
         let sockets = self.map.sockets.iter();

@@ -6,7 +6,7 @@
 //! many further fragments as frames that were merged into others.
 
 use seikan_observe::metric;
-use seikan_observe::path::{LinkFacts, Transport};
+use seikan_observe::path::LinkFacts;
 
 use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, Place, Remedy};
 
@@ -28,9 +28,7 @@ const FRAME: f64 = 22.0;
 const NOT_RAW: f64 = 0.5;
 
 pub(super) fn judge(evidence: &Evidence) -> Judgement {
-    let raw = evidence.map.sockets.iter();
-    let raw = raw.filter(|socket| socket.transport == Transport::Raw);
-    let raw = raw.count();
+    let raw = evidence.raw_sockets();
     let Some(created) = evidence.both("Ip", "FragCreates") else {
         return Judgement::Unseen("the host's IP counters could not be read".into());
     };
@@ -94,10 +92,10 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
     facts.push(fragments);
     facts.extend(many);
     facts.push(Fact::new(
-        "raw and packet sockets of the program",
+        "raw and packet sockets of the program that are not told of merged packets",
         raw as f64,
         "0",
-        "/proc/net/packet, /proc/net/raw",
+        "/proc/net/packet, /proc/net/raw, packet_diag",
     ));
     Judgement::Present(Finding {
         cause: Cause::GroBreaksEncapsulation,
@@ -187,6 +185,7 @@ mod tests {
     use super::*;
     use crate::rules::testing::*;
     use seikan_observe::Subject;
+    use seikan_observe::path::Transport;
 
     /// Frames per packet, fragments per packet that was cut.
     fn gateway(merged: u64, each: u64, transport: Transport) -> Evidence {

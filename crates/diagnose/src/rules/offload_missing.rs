@@ -157,9 +157,9 @@ fn missing<'a>(
         let off = link.features.get(*name) == Some(&false);
         let can = link.changeable.iter().any(|other| other == name);
         // Datagrams are not cut up by these; the program's own traffic does not need them. Mere acknowledgements are not
-        // merged.
+        // merged, and a program that takes packets off a raw socket breaks on merged ones.
         let useless = match *word {
-            "gro" => returning,
+            "gro" => returning || evidence.raw_sockets() > 0,
             "tso" | "gso" => datagrams,
             "tx-udp-segmentation" => !datagrams,
             _ => false,
@@ -312,6 +312,15 @@ mod tests {
         count(&mut evidence, egress(), metric::RX_PACKETS, 10_000);
         count(&mut evidence, egress(), metric::RX_BYTES, 10_000 * 800);
         assert!(absent(judge(&evidence)));
+    }
+
+    #[test]
+    fn a_program_that_breaks_on_merged_packets_misses_no_merging() {
+        let mut evidence = without_gro(1_450, 2);
+        evidence.map.sockets = vec![socket(3, Transport::Raw)];
+        assert!(absent(judge(&evidence)));
+        evidence.map.sockets[0].vnet_hdr = Some(true);
+        present(judge(&evidence));
     }
 
     #[test]
