@@ -76,8 +76,10 @@ const WORK: &[Cause] = &[
     Cause::Bufferbloat,
 ];
 
-/// What more packets than the bytes need bring about, in the program and in the kernel.
+/// What more packets than the bytes need bring about, in the program, in the kernel, and in whoever sends and receives: on a
+/// machine that is full with them all keep each other waiting.
 const PACKETS: &[Cause] = &[
+    Cause::CpuContention,
     Cause::FramePerSyscall,
     Cause::SingleThreadSaturated,
     Cause::HandoffOverhead,

@@ -3,6 +3,7 @@
 use seikan_observe::metric;
 
 use super::turn::limited_by_work;
+use super::weigh::ramp;
 use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, Place, Remedy};
 
 /// Mean bytes per packet in the main direction below which the work per packet outweighs that per byte: at 600 the same
@@ -12,6 +13,8 @@ const SMALL: f64 = 600.0;
 const SMALL_MTU: u32 = 1000;
 /// How far the program's work must be what limits it.
 const LIMITED: f64 = 0.1;
+/// Busy time of all processors that is all there is, whoever uses it: packets that are made small are so for everybody.
+const FULL: (f64, f64) = (0.95, 0.99);
 /// Packets per second below which a program that is busy is so for something else.
 const MANY: f64 = 1_000.0;
 /// What tunnels add to a packet at most. Bytes.
@@ -41,9 +44,10 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
     {
         return Judgement::Absent(fact);
     }
-    let (Some(busiest), Some(limited)) = (evidence.busy(), limited_by_work(evidence)) else {
+    let (Some(busiest), Some(by_work)) = (evidence.busy(), limited_by_work(evidence)) else {
         return Judgement::Unseen("how busy the processors are could not be read".into());
     };
+    let limited = by_work.max(if small_mtu { full(evidence) } else { 0.0 });
     let busy = Fact::new(
         "busiest thread of the program, of a processor, with its waiting",
         busiest,
@@ -79,6 +83,13 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
         facts,
         remedies: remedies(evidence, small_mtu),
     })
+}
+
+/// Whether the processors have no time left for anybody, 0 to 1.
+fn full(evidence: &Evidence) -> f64 {
+    let idle = evidence.idle();
+    let all = idle.iter().map(|(_, idle)| 1.0 - idle).sum::<f64>() / idle.len().max(1) as f64;
+    ramp(all, FULL.0, FULL.1)
 }
 
 fn remedies(evidence: &Evidence, small_mtu: bool) -> Vec<Remedy> {
@@ -158,6 +169,24 @@ mod tests {
             finding.remedies[0].commands,
             ["ip link set dev tun0 mtu 1400"]
         );
+    }
+
+    #[test]
+    fn a_small_mtu_costs_everybody_where_processors_are_full() {
+        // The program gets a third of the time that it wants.
+        let beside = |mtu| {
+            let mut evidence = packets(560, mtu, 0);
+            thread(&mut evidence, 100, 0.3, 0.6);
+            processor(&mut evidence, 0, 1.0, 0.0);
+            processor(&mut evidence, 1, 1.0, 0.0);
+            evidence
+        };
+        let verdict = crate::diagnose(&beside(576));
+        assert_eq!(verdict.cause, Cause::PacketsTooSmall);
+        assert_eq!(verdict.chain, [verdict.cause, Cause::CpuContention]);
+        // Small messages of an application are no reason why others have the processors.
+        let verdict = crate::diagnose(&beside(1500));
+        assert_eq!(verdict.chain, [Cause::CpuContention]);
     }
 
     #[test]

@@ -14,6 +14,9 @@ const LOSS: f64 = 0.001;
 /// Fewer losses that are felt all the same, because the way is long or the rate high: TCP gets between half and four fifths of
 /// the rate at which so many let it arrive, or more, and less than it should.
 const BY_RATE: (f64, f64) = (0.5, 0.8);
+/// Times that rate from which on losses were not by chance, one by one, as the model has them, but many at once, where a
+/// queue was full: whatever drains it is the limit.
+const AT_ONCE: (f64, f64) = (2.0, 4.0);
 /// The same model's constant, for one acknowledgement a segment (Mathis et al. 1997, table 1).
 const MATHIS: f64 = 1.22;
 /// Losses from which on a rate can be computed of them.
@@ -148,10 +151,11 @@ fn by_rate(evidence: &Evidence, losses: Losses) -> f64 {
     };
     let rates: Option<Vec<f64>> = evidence.map.flows.iter().map(rate).collect();
     let reachable: f64 = rates.unwrap_or_default().iter().sum();
-    match reachable > 0.0 {
-        true => ramp(evidence.throughput() / reachable, BY_RATE.0, BY_RATE.1),
-        false => 0.0,
+    if reachable <= 0.0 {
+        return 0.0;
     }
+    let times = evidence.throughput() / reachable;
+    ramp(times, BY_RATE.0, BY_RATE.1) * (1.0 - ramp(times, AT_ONCE.0, AT_ONCE.1))
 }
 
 fn judge_receiver(evidence: &Evidence, arrivals: Arrivals) -> Judgement {
@@ -277,6 +281,16 @@ mod tests {
         assert!(absent(judge(&evidence)));
         gauge(&mut evidence, flow(), metric::TCP_RTT_US, 22_000);
         evidence.map.flows[0].congestion = Some("bbr".into());
+        assert!(absent(judge(&evidence)));
+    }
+
+    #[test]
+    fn few_losses_of_a_full_queue_are_not() {
+        // As above, with a queue that adds 100 ms: 5 Mbit/s by the model, a fifth of what it has.
+        let mut evidence = sender(20_000, 10, 0);
+        evidence.map.flows[0].congestion = Some("cubic".into());
+        gauge(&mut evidence, flow(), metric::TCP_RTT_US, 122_000);
+        evidence.expected = Some(60e6);
         assert!(absent(judge(&evidence)));
     }
 
