@@ -99,7 +99,7 @@ impl<'a> Looker<'a> {
         let question = Question {
             host: self.host,
             interface: self.interface,
-            expected: self.expected,
+            expected: Some(self.expected),
             seconds: self.seconds,
             level: self.level,
             fix: false,

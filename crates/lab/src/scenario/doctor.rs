@@ -60,8 +60,8 @@ pub(crate) struct Question<'a> {
     pub host: &'a Host,
     /// About which interface.
     pub interface: &'a str,
-    /// Mbit/s that should go through it.
-    pub expected: f64,
+    /// Mbit/s that should go through it; it is not told if `None`.
+    pub expected: Option<f64>,
     /// How long it looks.
     pub seconds: f64,
     /// How deep it looks; as it likes if `None`.
@@ -99,10 +99,12 @@ pub(crate) fn ask(question: &Question<'_>, interrupt: &Interrupt) -> Result<Answ
     command
         .env(RUN_DIR, question.run_dir)
         .args(["--iface", question.interface, "--json"])
-        .args(["--expect", &format!("{:.1}", question.expected)])
         .args(["--seconds", &format!("{:.0}", question.seconds)])
         .arg("--record")
         .arg(question.record);
+    if let Some(expected) = question.expected {
+        command.args(["--expect", &format!("{expected:.1}")]);
+    }
     if let Some(level) = question.level {
         command.args(["--level", &level.to_string()]);
     }

@@ -327,6 +327,13 @@ impl Case<'_> {
         }
     }
 
+    /// What the doctor is told of the throughput that should be: of a paced load that is healthy nothing, as who is told what
+    /// there is takes it for healthy.
+    fn told(&self) -> Option<f64> {
+        let paced = self.scenario.fault.is_none() && self.load.rate.is_some();
+        (!paced).then_some(self.expected)
+    }
+
     fn examine(
         &self,
         site: &Site<'_>,
@@ -348,7 +355,7 @@ impl Case<'_> {
         let question = Question {
             host,
             interface: &interface,
-            expected: self.expected,
+            expected: self.told(),
             seconds,
             level: self.options.level,
             fix: self.options.fix && !self.scenario.fault.is_none(),
