@@ -233,11 +233,15 @@ fn show_gateway(
     step: &mut dyn FnMut(usize, &str),
 ) -> Result<()> {
     step(0, "starting");
-    gateway::behind(interrupt, &mut |ends, carriers| {
-        let outcome = measure(ends, options, row, interrupt, step);
-        row.peak_rss = carriers.peak_rss();
-        outcome
-    })
+    gateway::behind(
+        gateway::site::Card::Whole,
+        interrupt,
+        &mut |ends, carriers| {
+            let outcome = measure(ends, options, row, interrupt, step);
+            row.peak_rss = carriers.peak_rss();
+            outcome
+        },
+    )
 }
 
 /// The tunnel with a queue that is too short, before and after the doctor.

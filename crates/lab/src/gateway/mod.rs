@@ -178,6 +178,7 @@ pub fn gateway(
 /// # Errors
 /// What cannot be made or does not come up, and what `then` says.
 pub(crate) fn behind(
+    card: Card,
     interrupt: &Interrupt,
     then: &mut dyn FnMut(&Ends<'_>, &Started) -> Result<()>,
 ) -> Result<()> {
@@ -187,7 +188,7 @@ pub(crate) fn behind(
     };
     let dir = private_directory()?;
     let site = Site::create(&Lan {
-        card: Card::Whole,
+        card,
         gro: true,
         rps: false,
         devices: 1,

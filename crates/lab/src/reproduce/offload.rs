@@ -13,6 +13,7 @@ use super::{Bench, Curve, Curves, Figures, Found, Row, steering};
 use crate::Progress;
 use crate::bench::{Load, Measured};
 use crate::error::{LabError, Result};
+use crate::gateway::site::Card;
 use crate::gateway::{GatewayOptions, GatewayReport, GatewayRound, behind, gateway};
 use crate::link::{Host, Link};
 use crate::load::{Ends, LiveOptions, live};
@@ -70,8 +71,8 @@ pub(super) fn run(bench: &mut Bench<'_>) -> Result<Found> {
         into.claim(own, naive),
         udp.claim(own, rps),
         udp_in.claim(own, rps),
-        again.claim_of_counts(naive, no_gro),
-        window.claim(no_gro, naive),
+        again.claim_of_counts(naive, rps),
+        window.claim(rps, naive),
     ];
     let (each, once) = steering::STEPS;
     let steps = FOLLOWED_WAYS.len() + 1 + once + each * bench.options.rounds as usize;
@@ -180,7 +181,7 @@ fn over_time(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
         bench.step(format!("a connection over time: {name}"))?;
         let mut trail = Trail::default();
         if name == FOLLOWED_WAYS[2] {
-            behind(bench.interrupt, &mut |ends, _| {
+            behind(Card::Plain, bench.interrupt, &mut |ends, _| {
                 trail = follow(bench, ends)?;
                 Ok(())
             })?;
@@ -279,13 +280,13 @@ fn diagnosis(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
     Ok(())
 }
 
-/// What the source looked at: how the work of receiving is spread.
+/// What the source looked at: how the work of receiving is spread, of all hosts together, as processors count it.
 fn facts(recording: &Recording) -> Vec<(String, f64)> {
     let evidence = &recording.evidence;
     let handled = evidence.per_cpu(metric::SOFTNET_PROCESSED);
     let all: f64 = handled.iter().map(|(_, packets)| packets).sum();
     let share = |(cpu, packets): (u32, f64)| {
-        let name = format!("packets that processor {cpu} received, % of all");
+        let name = format!("packets of all hosts that processor {cpu} received, %");
         (name, 100.0 * packets / all.max(1.0))
     };
     handled.into_iter().map(share).collect()
