@@ -4,6 +4,8 @@
 //! The queue of a TUN device is `txqueuelen` packets long. It is set on host A, which sends; then it is swept, too short to
 //! far too long, with the latency that the load has meanwhile.
 
+use std::time::Duration;
+
 use seikan_diagnose::{Cause, Recording};
 use seikan_observe::metric;
 
@@ -12,7 +14,7 @@ use super::look::Looker;
 use super::{Bench, Claim, Curve, Curves, Figures, Found, Row};
 use crate::error::Result;
 use crate::link::{Host, Link};
-use crate::load::{LiveOptions, TcpOptions, loaded_latency, ping, tcp_bulk};
+use crate::load::{LiveOptions, TcpOptions, loaded_latency, paced, tcp_bulk};
 use crate::scenario::{lookup, tool};
 use crate::stats::Spread;
 use crate::tunnel::{self, Changes, Tunnel, inner_device};
@@ -37,8 +39,8 @@ const ROWS: [Way; 5] = [
     ("Seikan, 3 packets", Some(("seikan-native", SHORT)), None),
     ("Seikan, 720 packets", Some(("seikan-native", LONG)), None),
 ];
-/// Echo requests under load: so many milliseconds apart.
-const PING_EVERY_MS: u64 = 10;
+/// A datagram of the flow that waits for answers is sent so often.
+const PACE: Duration = Duration::from_millis(10);
 
 pub(super) fn run(bench: &mut Bench<'_>) -> Result<Found> {
     let rounds = bench.options.rounds as usize;
@@ -69,6 +71,8 @@ fn rows(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
             set_queue(&running.hosts.a, tunnel, packets)?;
         }
         let options = TcpOptions {
+            // What is sent again is counted from the beginning on.
+            warmup: Duration::ZERO,
             duration: bench.time(),
             ..TcpOptions::default()
         };
@@ -128,9 +132,8 @@ fn sweep(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
                 duration: bench.time(),
                 ..TcpOptions::default()
             };
-            let interval = std::time::Duration::from_millis(PING_EVERY_MS);
             let ends = tunnel.ends(&running.hosts);
-            let loaded = loaded_latency(&ends, &options, ping, interval, bench.interrupt)?;
+            let loaded = loaded_latency(&ends, &options, paced, PACE, bench.interrupt)?;
             running.check_alive()?;
             let x = f64::from(packets);
             rates.push([x, loaded.gbit_per_second * 1e3]);
@@ -147,8 +150,8 @@ fn sweep(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
             points,
         };
         throughput.push(curve(label.to_owned(), rates));
-        latency.push(curve(format!("{label}, half of the time"), middle));
-        latency.push(curve(format!("{label}, 99 % of the time"), worst));
+        latency.push(curve(format!("{label}, half of the answers"), middle));
+        latency.push(curve(format!("{label}, 99 % of the answers"), worst));
     }
     let curves = |name: &str, title: &str, y: &str, curves| Curves {
         name: name.to_owned(),
@@ -166,7 +169,7 @@ fn sweep(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
     ));
     found.curves.push(curves(
         "queue-latency",
-        "round trip under that load, at most",
+        "answers to a UDP flow under that load come within",
         "ms",
         latency,
     ));

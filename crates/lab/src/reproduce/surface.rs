@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use super::batch::{ONE, frames, frames_in_words, tunnel_of};
 use super::{Bench, Found, Layer, Surface};
-use crate::error::Result;
+use crate::error::{LabError, Result};
 use crate::link::Link;
 use crate::load::{TcpOptions, loaded_latency, paced};
 use crate::scenario::tool;
-use crate::tunnel::{self, inner_device};
+use crate::tunnel::{self, Running, Tunnel, inner_device};
 
 /// Frames for each crossing, packets in the queue, bytes of the MTU.
 const SIZES: [u32; 4] = [1, 4, 16, 64];
@@ -22,11 +22,17 @@ const PACE: Duration = Duration::from_millis(10);
 /// Time for streams to find their rate.
 const WARMUP: Duration = Duration::from_millis(500);
 /// What each point gives: title and unit.
-const QUANTITIES: [(&str, &str); 3] = [
+const QUANTITIES: [(&str, &str); 4] = [
     ("throughput", "Mbit/s"),
     ("half of the answers within", "ms"),
     ("99 of 100 answers within", "ms"),
+    ("answered", "%"),
 ];
+/// See [`QUANTITIES`].
+type Values = [Option<f64>; QUANTITIES.len()];
+
+/// Of datagrams, how many must be answered for the others' waiting to be called short.
+const ANSWERED: f64 = 99.0;
 
 /// A point of the surface.
 #[derive(Clone, Copy)]
@@ -40,7 +46,7 @@ struct Point {
 pub(super) fn surface(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
     let tunnel = tunnel_of(ONE)?;
     let mut running = tunnel::start(tunnel.as_ref(), Link::default(), bench.interrupt)?;
-    let mut best: Option<(f64, [f64; 2], Point)> = None;
+    let mut best: Option<(f64, Values, Point)> = None;
     for mtu in MTUS {
         let mut layers = QUANTITIES.map(|(title, unit)| Layer {
             title: title.to_owned(),
@@ -53,40 +59,29 @@ pub(super) fn surface(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
             for (column, size) in SIZES.into_iter().enumerate() {
                 let point = Point { mtu, queue, size };
                 let words = frames_in_words(size);
-                bench.step(format!("MTU {mtu}, {words}, queue of {queue}"))?;
-                for host in [&running.hosts.a, &running.hosts.b] {
-                    let device = inner_device(tunnel.name(), host);
-                    let link = format!("ip link set dev {device} mtu {mtu} txqueuelen {queue}");
-                    tool(host, &link)?;
-                    frames(host, tunnel.name(), size)?;
-                }
-                let options = TcpOptions {
-                    warmup: WARMUP,
-                    duration: bench.time().mul_f64(0.5),
-                    ..TcpOptions::default()
+                let what = format!("MTU {mtu}, {words}, queue of {queue}");
+                bench.step(&what)?;
+                let values = match measure(bench, tunnel.as_ref(), &mut running, point) {
+                    Err(LabError::Interrupted) => return Err(LabError::Interrupted),
+                    Err(error) => {
+                        found.problems.push(format!("{what}: {error}"));
+                        [None; QUANTITIES.len()]
+                    }
+                    Ok(values) => values,
                 };
-                let ends = tunnel.ends(&running.hosts);
-                let loaded = loaded_latency(&ends, &options, paced, PACE, bench.interrupt)?;
-                running.check_alive()?;
-                let rate = loaded.gbit_per_second * 1e3;
-                let answers = loaded.latency;
-                let ms = |us: f64| (answers.received > 0).then_some(us / 1e3);
-                let half = ms(answers.p50_us);
-                for (layer, value) in layers
-                    .iter_mut()
-                    .zip([Some(rate), half, ms(answers.p99_us)])
-                {
+                for (layer, value) in layers.iter_mut().zip(values) {
                     if let Some(row) = layer.values.last_mut() {
                         row.push(value);
                     }
                 }
-                // Without an answer there is no power either.
-                let power = half.map_or(0.0, |half| rate / half.max(1e-3));
+                let Some(power) = power(values) else {
+                    continue;
+                };
                 if mark.is_none_or(|(most, _)| power > most) {
                     mark = Some((power, [column, row]));
                 }
                 if best.is_none_or(|(most, ..)| power > most) {
-                    best = Some((power, [rate, half.unwrap_or(0.0)], point));
+                    best = Some((power, values, point));
                 }
             }
         }
@@ -101,15 +96,68 @@ pub(super) fn surface(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
             best: mark.map(|(_, at)| at),
         });
     }
-    if let Some((_, [rate, half], at)) = best {
+    if let Some((_, [Some(rate), Some(half), ..], at)) = best {
         found.notes.push(format!(
-            "Throughput over round trip (Kleinrock's power; the best of each MTU is marked) is largest with {}, a queue of {} and an MTU of {}: {rate:.0} Mbit/s, \
-             half of the answers within {half:.2} ms. Its own defaults are 64 frames, as many as fit in a super-packet, and a queue of 500: packets do not wait for \
-             a batch to fill, they gather while the one before is sealed.",
+            "Throughput over round trip (Kleinrock's power; the best of each MTU is marked, of those where {ANSWERED} % of the datagrams are answered) is largest with {}, a queue of {} and an MTU of {}: {rate:.0} Mbit/s, \
+             half of the answers within {half:.2} ms. Its own defaults are super-packets as large as one send takes, 44 frames at an MTU of 1,420, and a queue of 1,000, which \
+             a burst of small packets needs: they do not wait for a batch to fill, they gather while the one before is sealed.",
             frames_in_words(at.size),
             at.queue,
             at.mtu
         ));
     }
     Ok(())
+}
+
+/// Measures a point.
+fn measure(
+    bench: &Bench<'_>,
+    tunnel: &dyn Tunnel,
+    running: &mut Running,
+    point: Point,
+) -> Result<Values> {
+    let Point { mtu, queue, size } = point;
+    for host in [&running.hosts.a, &running.hosts.b] {
+        let device = inner_device(tunnel.name(), host);
+        let link = format!("ip link set dev {device} mtu {mtu} txqueuelen {queue}");
+        tool(host, &link)?;
+        frames(host, tunnel.name(), size)?;
+    }
+    let options = TcpOptions {
+        warmup: WARMUP,
+        duration: bench.time().mul_f64(0.5),
+        ..TcpOptions::default()
+    };
+    let ends = tunnel.ends(&running.hosts);
+    let loaded = loaded_latency(&ends, &options, paced, PACE, bench.interrupt)?;
+    running.check_alive()?;
+    let answers = loaded.latency;
+    let ms = |us: f64| (answers.received > 0).then_some(us / 1e3);
+    Ok([
+        Some(loaded.gbit_per_second * 1e3),
+        ms(answers.p50_us),
+        ms(answers.p99_us),
+        Some(100.0 * f64::from(answers.received) / f64::from(answers.sent.max(1))),
+    ])
+}
+
+/// Throughput over round trip; none where datagrams are lost rather than late.
+fn power(values: Values) -> Option<f64> {
+    let [Some(rate), Some(half), _, Some(answered)] = values else {
+        return None;
+    };
+    (answered >= ANSWERED).then_some(rate / half.max(1e-3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_loses_datagrams_has_no_power() {
+        let values = |answered| [Some(1_000.0), Some(2.0), Some(9.0), Some(answered)];
+        assert_eq!(power(values(100.0)), Some(500.0));
+        assert_eq!(power(values(98.0)), None);
+        assert_eq!(power([Some(1_000.0), None, None, Some(0.0)]), None);
+    }
 }
