@@ -38,10 +38,8 @@ fn headlines(of: &Experiment) -> Vec<String> {
         "{holding} of {} hold in every round",
         counted(of.claims.len() as u64, "comparison")
     );
-    if !of.looks.is_empty() {
-        let ways = counted(of.looks.len() as u64, "slow way");
-        line += &format!("; the doctor, blind, is right in {right} of {ways}");
-    }
+    let ways = counted(of.source.looks() as u64, "slow way");
+    line += &format!("; the doctor, blind, is right in {right} of {ways}");
     vec![line + "."]
 }
 

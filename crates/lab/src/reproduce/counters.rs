@@ -78,6 +78,8 @@ const EVENTS: [(&str, Of, &str, &str); 8] = [
         "/proc/thread-self/schedstat",
     ),
 ];
+/// The doctor looks for an hour at most.
+const MOST_EVERY: Duration = Duration::from_secs(3_600 / GUESTS.len() as u64);
 /// Correlations that differ by less are alike.
 const ALIKE: f64 = 0.05;
 /// Readings of which the median is told.
@@ -102,7 +104,7 @@ impl Of {
 
 /// One guest sends, and every so often one more spins; which counter goes with the throughput?
 pub(super) fn growing(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
-    let every = bench.time().mul_f64(EVERY);
+    let every = bench.time().mul_f64(EVERY).min(MOST_EVERY);
     let seconds = (every.as_secs_f64() * GUESTS.len() as f64).ceil();
     let network = Network::create(Switch::OpenVSwitch, bench)?;
     bench.step(format!(

@@ -80,9 +80,9 @@ impl Figures {
         self.claim_above(better, worse, 0.0)
     }
 
-    /// The same of numbers of which there may be none: the smaller one counts as one then.
+    /// The same of numbers of which there may be none: the smaller one counts as a half then.
     pub(super) fn claim_of_counts(&self, better: &str, worse: &str) -> Claim {
-        self.claim_above(better, worse, 1.0)
+        self.claim_above(better, worse, 0.5)
     }
 
     fn claim_above(&self, better: &str, worse: &str, least: f64) -> Claim {

@@ -23,8 +23,12 @@ const OPENSSL: [(&str, &[&str]); 6] = [
     ("OpenSSL AES-128-CBC", &["-evp", "aes-128-cbc"]),
     ("OpenSSL AES-256-CBC", &["-evp", "aes-256-cbc"]),
     (NO_AES, &["-evp", "aes-256-cbc"]),
-    ("OpenSSL AES-256-GCM", &["-evp", "aes-256-gcm"]),
-    ("OpenSSL ChaCha20-Poly1305", &["-evp", "chacha20-poly1305"]),
+    // With a nonce and a tag for each packet.
+    ("OpenSSL AES-256-GCM", &["-aead", "-evp", "aes-256-gcm"]),
+    (
+        "OpenSSL ChaCha20-Poly1305",
+        &["-aead", "-evp", "chacha20-poly1305"],
+    ),
     (
         "OpenSSL BF-CBC",
         &[
@@ -90,7 +94,8 @@ pub(super) fn figures(bench: &Bench<'_>, problems: &mut Vec<String>) -> Result<F
 fn openssl(words: &[&str], without: bool) -> Result<f64> {
     let mut command = Command::new("openssl");
     command
-        .args(["speed", "-seconds", "1", "-bytes", &BLOCK.to_string()])
+        .args(["speed", "-elapsed", "-seconds", "1"])
+        .args(["-bytes", &BLOCK.to_string()])
         .args(words)
         .stdin(Stdio::null());
     if without {

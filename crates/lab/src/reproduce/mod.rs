@@ -121,8 +121,8 @@ impl Source {
                  ones do; the naive gateway is ours, in Rust; all three hosts share the processors."
             }
             Self::Batch => {
-                "Here: the driver is as it is, and N is how many segments the kernel puts into the super-packets that it hands \
-                 out; that holds for what \
+                "Here: the driver is as it is, and N is how many segments the kernel puts at most into the super-packets that it hands \
+                 out (44 of an MTU of 1,420 fill one); that holds for what \
                  the program reads, and what it writes it merges as it comes; ours encrypts, theirs did not; both ends share the processors, and no gigabit card sets a limit."
             }
             Self::Profile => {
@@ -133,6 +133,16 @@ impl Source {
                 "Here: two network namespaces joined by a veth pair instead of two machines with gigabit cards; OpenVPN \
                  of today; both ends share the processors, so encryption and decryption compete."
             }
+        }
+    }
+
+    /// About how many slow ways the doctor is asked.
+    #[must_use]
+    pub const fn looks(self) -> usize {
+        match self {
+            Self::Queue | Self::Batch | Self::Profile => 1,
+            Self::Offload => 2,
+            Self::MtuCipher => 3,
         }
     }
 
@@ -208,11 +218,12 @@ pub struct Experiment {
 }
 
 impl Experiment {
-    /// Whether every claim holds and the doctor named what it should.
+    /// Whether every claim holds and the doctor named what it should, each time that it was to be asked.
     #[must_use]
     pub fn reproduced(&self) -> bool {
         let claims = !self.claims.is_empty() && self.claims.iter().all(Claim::holds);
-        claims && !self.looks.is_empty() && self.looks.iter().all(Look::is_right)
+        let right = self.looks.iter().filter(|look| look.is_right()).count();
+        claims && right == self.source.looks()
     }
 }
 

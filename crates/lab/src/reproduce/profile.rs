@@ -231,7 +231,8 @@ fn costs(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
             std::thread::scope(|scope| {
                 let looker = Looker {
                     level,
-                    seconds: bench.options.seconds.max(1.0),
+                    // The doctor looks for whole seconds, and not for less.
+                    seconds: bench.options.seconds.ceil().max(2.0),
                     ..Looker::new(name, &network.switch, UPLINK)
                 };
                 let desk = bench.desk();
