@@ -104,6 +104,11 @@ pub fn run(arguments: &ReproduceArguments) -> anyhow::Result<ExitCode> {
         rounds: arguments.rounds,
         recordings: Some(kept.path().to_owned()),
     };
+    // Known before anything is measured, rather than after half an hour.
+    if let Some(directory) = &arguments.svg {
+        std::fs::create_dir_all(directory)
+            .with_context(|| format!("cannot make the directory {}", directory.display()))?;
+    }
     let interrupt = Interrupt::new();
     let _signals = interrupt.catch_signals()?;
     let mut experiments = Vec::new();
@@ -126,25 +131,21 @@ pub fn run(arguments: &ReproduceArguments) -> anyhow::Result<ExitCode> {
             }
             Ok(experiment) => experiment,
         };
-        let mut out = io::stdout();
-        if !experiments.is_empty() {
-            writeln!(out)?;
-        }
-        write!(
-            out,
-            "{}",
-            terminal(&Sheet::from(&experiment), Style::of_stdout())
-        )?;
-        out.flush()?;
+        let shown = show(&experiment, experiments.is_empty());
         experiments.push(experiment);
+        // After each: they take long, and something may end the next one.
+        if let Some(file) = &arguments.json {
+            output::write_file(file, &(serde_json::to_string_pretty(&experiments)? + "\n"))?;
+        }
+        if let Err(error) = shown {
+            output::error(&anyhow::Error::from(error).context("cannot show it"));
+        }
     }
     let drawn = experiments
         .iter()
         .map(|experiment| Ok((experiment, pictures(experiment, kept.path())?)))
         .collect::<anyhow::Result<Vec<_>>>()?;
     if let Some(directory) = &arguments.svg {
-        std::fs::create_dir_all(directory)
-            .with_context(|| format!("cannot make the directory {}", directory.display()))?;
         for picture in drawn.iter().flat_map(|(_, pictures)| pictures) {
             let file = directory.join(format!("{}.svg", picture.name));
             let svg = match picture.svg.contains("<style>") {
@@ -153,9 +154,6 @@ pub fn run(arguments: &ReproduceArguments) -> anyhow::Result<ExitCode> {
             };
             output::write_file(&file, &svg)?;
         }
-    }
-    if let Some(file) = &arguments.json {
-        output::write_file(file, &(serde_json::to_string_pretty(&experiments)? + "\n"))?;
     }
     if let Some(file) = &arguments.html {
         output::write_file(file, &page::page(&drawn)?)?;
@@ -169,6 +167,16 @@ pub fn run(arguments: &ReproduceArguments) -> anyhow::Result<ExitCode> {
             false => ExitCode::FAILURE,
         },
     )
+}
+
+fn show(experiment: &Experiment, first: bool) -> io::Result<()> {
+    let mut out = io::stdout();
+    if !first {
+        writeln!(out)?;
+    }
+    let text = terminal(&Sheet::from(experiment), Style::of_stdout());
+    write!(out, "{text}")?;
+    out.flush()
 }
 
 /// Bars, curves, and what the recordings of the doctor's looks show.
