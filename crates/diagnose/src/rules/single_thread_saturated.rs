@@ -41,7 +41,7 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
         Fact::new(
             "of that, waiting for a processor",
             first.kept_waiting(),
-            "below 0.15; more is contention",
+            "below 0.3; more is contention",
             "schedstat run delay",
         ),
         Fact::new(
