@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use socket2::{Domain, SockRef, Socket, Type};
 
-use super::{Ends, join};
+use super::{Ends, Stop, join};
 use crate::error::{LabError, Result};
 use crate::interrupt::Interrupt;
 
@@ -116,13 +116,6 @@ pub fn live<T>(
     work: impl FnOnce(&Meter) -> Result<T>,
 ) -> Result<T> {
     let (meter, stop) = (Meter::default(), AtomicBool::new(false));
-    // Also when `work` panics: the scope would wait for the threads for ever.
-    struct Stop<'a>(&'a AtomicBool);
-    impl Drop for Stop<'_> {
-        fn drop(&mut self) {
-            self.0.store(true, Ordering::Relaxed);
-        }
-    }
     let mut jobs = match options.kind {
         LiveKind::Tcp => streams(ends, options, interrupt)?,
         LiveKind::Udp => vec![datagrams(ends)?],

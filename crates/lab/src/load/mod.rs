@@ -13,6 +13,7 @@ mod tcp;
 mod udp;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -28,6 +29,15 @@ pub use udp::{UdpOptions, UdpReport, udp_flood};
 use crate::error::{LabError, Result};
 use crate::interrupt::Interrupt;
 use crate::link::Host;
+
+/// Raises a flag when dropped, also by a panic: a scope would wait for its threads for ever.
+pub(crate) struct Stop<'a>(pub &'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
 
 /// Who loads whom: `client` reaches `server` at `target`.
 #[derive(Clone, Copy, Debug)]

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::latency::{LatencyOptions, LatencyReport};
-use super::{Ends, join};
+use super::{Ends, Stop, join};
 use crate::error::{LabError, Result};
 use crate::interrupt::Interrupt;
 
@@ -39,8 +39,10 @@ pub fn paced(
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let answering = scope.spawn(|| answer(&far, &stop));
-        let times = ask(&near, options, interrupt);
-        stop.store(true, Ordering::Relaxed);
+        let times = {
+            let _stop = Stop(&stop);
+            ask(&near, options, interrupt)
+        };
         join(answering)?;
         let (sent, times) = times?;
         Ok(LatencyReport::of(sent, times))

@@ -15,14 +15,13 @@ use seikan_sys::ethtool::Feature;
 
 use super::figures::interleaved;
 use super::look::Looker;
-use super::{Bench, Curve, Curves, Figures, Found, Row, surface};
+use super::{Bench, Curve, Curves, Figures, Found, Row, plain, set_link, surface};
 use crate::error::{LabError, Result};
 use crate::interrupt::Interrupt;
 use crate::link::{Host, Link};
 use crate::load::{Ends, LiveOptions};
 use crate::process::Process;
-use crate::scenario::{lookup, tool};
-use crate::tunnel::{self, Changes, Started, Tunnel, inner_device, private_directory};
+use crate::tunnel::{self, Started, Tunnel, inner_device, private_directory};
 
 /// Frames for each crossing.
 const SIZES: [u32; 6] = [2, 4, 8, 16, 32, 64];
@@ -172,17 +171,14 @@ pub(super) fn tunnel_of(row: &str) -> Result<Box<dyn Tunnel>> {
         CRUDE => "crude",
         _ => "seikan-native",
     };
-    lookup(name, &Changes::default())
+    plain(name)
 }
 
 /// So many frames at most make a super-packet of the tunnel's interface; with one, there are none.
 pub(super) fn frames(host: &Host, tunnel: &str, size: u32) -> Result<()> {
     let device = inner_device(tunnel, host);
     host.set_features(&device, &[(Feature::Tso, size > 1)])?;
-    tool(
-        host,
-        &format!("ip link set dev {device} gso_max_segs {size}"),
-    )
+    set_link(host, tunnel, &format!("gso_max_segs {size}"))
 }
 
 /// Starts the web server, asks it, and stops it; KB/s as `ab` says.

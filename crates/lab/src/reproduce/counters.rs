@@ -17,7 +17,7 @@ use super::profile::BIN;
 use super::{Bench, Curve, Curves, Found, List};
 use crate::error::Result;
 use crate::interrupt::Interrupt;
-use crate::load::join;
+use crate::load::{Stop, join};
 use crate::scenario::Hog;
 use crate::stats::Spread;
 
@@ -345,15 +345,6 @@ fn smoothed(values: &[f64]) -> Vec<f64> {
             around.iter().sum::<f64>() / around.len().max(1) as f64
         })
         .collect()
-}
-
-/// Raises a flag when dropped, also by a panic: a scope would wait for its threads for ever.
-struct Stop<'a>(&'a AtomicBool);
-
-impl Drop for Stop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 /// Until `time` has passed or the flag is raised.

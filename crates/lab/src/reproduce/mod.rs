@@ -26,7 +26,10 @@ use serde::{Deserialize, Serialize};
 use crate::Progress;
 use crate::error::{LabError, Result};
 use crate::interrupt::Interrupt;
+use crate::link::Host;
 use crate::machine::{Machine, utc_now};
+use crate::scenario::{lookup, tool};
+use crate::tunnel::{Changes, Tunnel, inner_device};
 
 pub use figures::{Claim, Curve, Curves, Figures, Grid, Layer, List, Row, Surface};
 pub use look::Look;
@@ -307,6 +310,17 @@ impl Bench<'_> {
         self.steps.0 += 1.0;
         Ok(())
     }
+}
+
+/// The tunnel called so, as it is.
+fn plain(name: &str) -> Result<Box<dyn Tunnel>> {
+    lookup(name, &Changes::default())
+}
+
+/// Sets the tunnel's interface in a host, in the words of `ip link`.
+fn set_link(host: &Host, tunnel: &str, words: &str) -> Result<()> {
+    let device = inner_device(tunnel, host);
+    tool(host, &format!("ip link set dev {device} {words}"))
 }
 
 /// Runs an experiment; calls `progress` before every step.

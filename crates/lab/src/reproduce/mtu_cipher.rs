@@ -12,11 +12,11 @@ use seikan_sys::ethtool::Feature;
 
 use super::figures::interleaved;
 use super::look::Looker;
-use super::{Bench, Curve, Curves, Figures, Found, Grid, Row, library};
+use super::{Bench, Curve, Curves, Figures, Found, Grid, Row, library, plain, set_link};
 use crate::error::{LabError, Result};
-use crate::link::{Host, Hosts, Link};
+use crate::link::{Hosts, Link};
 use crate::load::{Direction, LiveOptions, TcpOptions, tcp_bulk};
-use crate::scenario::{lookup, tool};
+use crate::scenario::lookup;
 use crate::tunnel::seikan::Seikan;
 use crate::tunnel::{self, Changes, Tunnel, inner_device};
 
@@ -157,7 +157,7 @@ pub(super) fn run(bench: &mut Bench<'_>) -> Result<Found> {
     let raw = raw(bench, &mut found)?;
     let columns = sweep(bench, &mut found)?;
     found.curves.push(curves(&columns));
-    plain(&raw, &columns, &mut found);
+    without_cipher(&raw, &columns, &mut found);
     both_ways(bench, &mut found)?;
     claims(&columns, &mut found);
     found.grids.push(Grid {
@@ -191,7 +191,7 @@ fn stream(
 fn raw(bench: &mut Bench<'_>, found: &mut Found) -> Result<Figures> {
     let names = RAW.map(|(name, ..)| name);
     let measured = interleaved(bench, &names, &mut found.problems, &mut |bench, name| {
-        let tunnel = plainly("raw")?;
+        let tunnel = plain("raw")?;
         let running = tunnel::start(tunnel.as_ref(), Link::default(), bench.interrupt)?;
         without(&running.hosts, name)?;
         stream(bench, tunnel.as_ref(), &running.hosts, Direction::Forward)
@@ -251,7 +251,7 @@ fn sweep(bench: &mut Bench<'_>, found: &mut Found) -> Result<Vec<Figures>> {
             bench.step(format!("{name}, MTU {mtu}"))?;
             let mut measure = || {
                 for host in [&running.hosts.a, &running.hosts.b] {
-                    set_mtu(host, tunnel.name(), mtu)?;
+                    set_link(host, tunnel.name(), &format!("mtu {mtu}"))?;
                 }
                 running.check_alive()?;
                 stream(bench, tunnel.as_ref(), &running.hosts, Direction::Forward)
@@ -319,7 +319,7 @@ fn curves(columns: &[Figures]) -> Curves {
 }
 
 /// The link beside tunnels without a cipher, and ours.
-fn plain(raw: &Figures, columns: &[Figures], found: &mut Found) {
+fn without_cipher(raw: &Figures, columns: &[Figures], found: &mut Found) {
     let mut figures = raw.clone();
     let named = |name: &str| columns.iter().find(|column| column.title == name);
     if let Some(none) = named(NONE) {
@@ -360,7 +360,7 @@ fn both_ways(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
         let tunnel = with_cipher(cipher)?;
         let running = tunnel::start(tunnel.as_ref(), Link::default(), bench.interrupt)?;
         for host in [&running.hosts.a, &running.hosts.b] {
-            set_mtu(host, tunnel.name(), MTUS[MIDDLE])?;
+            set_link(host, tunnel.name(), &format!("mtu {}", MTUS[MIDDLE]))?;
         }
         stream(bench, tunnel.as_ref(), &running.hosts, direction)
     })?;
@@ -442,7 +442,7 @@ fn diagnoses(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
         let tunnel = with_cipher(cipher)?;
         let running = tunnel::start(tunnel.as_ref(), Link::default(), bench.interrupt)?;
         for host in [&running.hosts.a, &running.hosts.b] {
-            set_mtu(host, tunnel.name(), mtu)?;
+            set_link(host, tunnel.name(), &format!("mtu {mtu}"))?;
         }
         let host = &running.hosts.a;
         let interface = inner_device(tunnel.name(), host);
@@ -458,7 +458,7 @@ fn diagnoses(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
     }
     let (name, ..) = RAW[2];
     bench.step(format!("the doctor on {name}"))?;
-    let tunnel = plainly("raw")?;
+    let tunnel = plain("raw")?;
     let running = tunnel::start(tunnel.as_ref(), Link::default(), bench.interrupt)?;
     without(&running.hosts, name)?;
     let whole = found.figures.iter().find_map(|f| f.row(RAW[0].0)?.spread());
@@ -508,13 +508,4 @@ fn with_cipher(name: &str) -> Result<Box<dyn Tunnel>> {
 
 fn null_program() -> Option<PathBuf> {
     std::env::var_os(NULL_PROGRAM).map(PathBuf::from)
-}
-
-fn plainly(name: &str) -> Result<Box<dyn Tunnel>> {
-    lookup(name, &Changes::default())
-}
-
-fn set_mtu(host: &Host, tunnel: &str, mtu: u32) -> Result<()> {
-    let device = inner_device(tunnel, host);
-    tool(host, &format!("ip link set dev {device} mtu {mtu}"))
 }

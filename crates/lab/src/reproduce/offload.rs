@@ -9,7 +9,7 @@ use seikan_sys::ethtool::Feature;
 use seikan_sys::netlink::diag::{Diag, TcpConnection};
 
 use super::look::Looker;
-use super::{Bench, Curve, Curves, Figures, Found, Row, steering};
+use super::{Bench, Curve, Curves, Figures, Found, Row, plain, steering};
 use crate::Progress;
 use crate::bench::{Load, Measured};
 use crate::error::{LabError, Result};
@@ -17,8 +17,7 @@ use crate::gateway::site::Card;
 use crate::gateway::{GatewayOptions, GatewayReport, GatewayRound, behind, gateway};
 use crate::link::{Host, Link};
 use crate::load::{Ends, LiveOptions, live};
-use crate::scenario::lookup;
-use crate::tunnel::{self, Changes, Running, inner_device};
+use crate::tunnel::{self, Running, inner_device};
 
 /// Rows of the comparison of gateways, as they are called here.
 const ROWS: [(&str, &str); 4] = [
@@ -186,7 +185,7 @@ fn over_time(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
                 Ok(())
             })?;
         } else {
-            let tunnel = lookup(TUNNEL, &Changes::default())?;
+            let tunnel = plain(TUNNEL)?;
             let mut running = tunnel::start(tunnel.as_ref(), Link::default(), bench.interrupt)?;
             let gateway = in_the_middle(&running)?;
             let card = inner_device(TUNNEL, gateway);
@@ -263,7 +262,7 @@ pub(super) fn in_the_middle(running: &Running) -> Result<&Host> {
 /// What the doctor, at the naive gateway, says of it with GRO on.
 fn diagnosis(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
     bench.step("the doctor on the naive gateway with GRO on")?;
-    let tunnel = lookup(TUNNEL, &Changes::default())?;
+    let tunnel = plain(TUNNEL)?;
     let running = tunnel::start(tunnel.as_ref(), Link::default(), bench.interrupt)?;
     let gateway = in_the_middle(&running)?;
     let card = inner_device(TUNNEL, gateway);

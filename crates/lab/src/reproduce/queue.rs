@@ -11,13 +11,12 @@ use seikan_observe::metric;
 
 use super::figures::interleaved;
 use super::look::Looker;
-use super::{Bench, Claim, Curve, Curves, Figures, Found, Row};
+use super::{Bench, Claim, Curve, Curves, Figures, Found, Row, plain, set_link};
 use crate::error::Result;
-use crate::link::{Host, Link};
+use crate::link::Link;
 use crate::load::{LiveOptions, TcpOptions, loaded_latency, paced, tcp_bulk};
-use crate::scenario::{lookup, tool};
 use crate::stats::Spread;
-use crate::tunnel::{self, Changes, Tunnel, inner_device};
+use crate::tunnel::{self, inner_device};
 
 /// The queue that the driver had, and the one it got, in packets.
 const SHORT: u32 = 3;
@@ -47,7 +46,7 @@ pub(super) fn run(bench: &mut Bench<'_>) -> Result<Found> {
     bench.expect(ROWS.len() * rounds + 2 * SWEEP.len() + 1);
     let mut found = Found::default();
     for name in ["openvpn", "seikan-native"] {
-        tunnel_of(Some(name))?;
+        plain(name)?;
     }
     rows(bench, &mut found)?;
     for part in [sweep, diagnosis] {
@@ -65,10 +64,10 @@ fn rows(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
             .into_iter()
             .find(|row| row.0 == name)
             .unwrap_or(ROWS[0]);
-        let tunnel = tunnel_of(way.map(|(tunnel, _)| tunnel))?;
+        let tunnel = plain(way.map_or("raw", |(tunnel, _)| tunnel))?;
         let mut running = tunnel::start(tunnel.as_ref(), Link::default(), bench.interrupt)?;
         if let Some((tunnel, packets)) = way {
-            set_queue(&running.hosts.a, tunnel, packets)?;
+            set_link(&running.hosts.a, tunnel, &queue(packets))?;
         }
         let options = TcpOptions {
             // What is sent again is counted from the beginning on.
@@ -122,12 +121,12 @@ fn sweep(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
     let mut throughput = Vec::new();
     let mut latency = Vec::new();
     for (name, own) in [("openvpn", false), ("seikan-native", true)] {
-        let tunnel = tunnel_of(Some(name))?;
+        let tunnel = plain(name)?;
         let mut running = tunnel::start(tunnel.as_ref(), Link::default(), bench.interrupt)?;
         let (mut rates, mut middle, mut worst) = (Vec::new(), Vec::new(), Vec::new());
         for packets in SWEEP {
             bench.step(format!("{name}, queue of {packets} packets"))?;
-            set_queue(&running.hosts.a, name, packets)?;
+            set_link(&running.hosts.a, name, &queue(packets))?;
             let options = TcpOptions {
                 duration: bench.time(),
                 ..TcpOptions::default()
@@ -183,9 +182,9 @@ fn diagnosis(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
     let Some((tunnel_name, packets)) = way else {
         return Ok(());
     };
-    let tunnel = tunnel_of(Some(tunnel_name))?;
+    let tunnel = plain(tunnel_name)?;
     let running = tunnel::start(tunnel.as_ref(), Link::default(), bench.interrupt)?;
-    set_queue(&running.hosts.a, tunnel_name, packets)?;
+    set_link(&running.hosts.a, tunnel_name, &queue(packets))?;
     let good = found.figures[0].rows[2].spread();
     let host = &running.hosts.a;
     let interface = inner_device(tunnel_name, host);
@@ -228,15 +227,6 @@ fn facts(recording: &Recording) -> Vec<(String, f64)> {
     facts
 }
 
-/// The tunnel called so; the bare link without a name.
-fn tunnel_of(name: Option<&str>) -> Result<Box<dyn Tunnel>> {
-    lookup(name.unwrap_or("raw"), &Changes::default())
-}
-
-fn set_queue(host: &Host, tunnel: &str, packets: u32) -> Result<()> {
-    let device = inner_device(tunnel, host);
-    tool(
-        host,
-        &format!("ip link set dev {device} txqueuelen {packets}"),
-    )
+fn queue(packets: u32) -> String {
+    format!("txqueuelen {packets}")
 }

@@ -13,12 +13,12 @@ use seikan_sys::softirq::mask;
 use super::figures::interleaved;
 use super::look::Looker;
 use super::offload::{TUNNEL, in_the_middle};
-use super::{Bench, Figures, Found, Row};
+use super::{Bench, Figures, Found, Row, plain};
 use crate::error::Result;
 use crate::link::{Host, Link};
 use crate::load::{LiveOptions, TcpOptions, tcp_bulk};
-use crate::scenario::{long_ruleset, lookup};
-use crate::tunnel::{self, Changes, Running, inner_device};
+use crate::scenario::long_ruleset;
+use crate::tunnel::{self, Running, inner_device};
 
 /// Rows.
 const ONE: &str = "received by one processor";
@@ -44,7 +44,7 @@ pub(super) fn steering(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
                 duration: bench.time(),
                 ..TcpOptions::default()
             };
-            let tunnel = lookup(TUNNEL, &Changes::default())?;
+            let tunnel = plain(TUNNEL)?;
             let ends = tunnel.ends(&running.hosts);
             let report = tcp_bulk(&ends, &load, bench.interrupt)?;
             running.check_alive()?;
@@ -68,7 +68,7 @@ pub(super) fn steering(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
     found.figures.push(figures);
 
     bench.step(format!("the doctor on what is {ONE}"))?;
-    let tunnel = lookup(TUNNEL, &Changes::default())?;
+    let tunnel = plain(TUNNEL)?;
     let running = start(bench, false)?;
     let (gateway, card) = gateway(&running)?;
     let looker = Looker {
@@ -88,7 +88,7 @@ pub(super) fn steering(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
 
 /// The naive gateway without receive offload, behind its firewall; what its card receives goes to one processor or to all.
 fn start(bench: &Bench<'_>, spread: bool) -> Result<Running> {
-    let tunnel = lookup(TUNNEL, &Changes::default())?;
+    let tunnel = plain(TUNNEL)?;
     let running = tunnel::start(tunnel.as_ref(), Link::default(), bench.interrupt)?;
     let (gateway, card) = gateway(&running)?;
     gateway.set_features(&card, &[(Feature::Gro, false)])?;

@@ -4,12 +4,11 @@
 use std::time::Duration;
 
 use super::batch::{ONE, frames, frames_in_words, tunnel_of};
-use super::{Bench, Found, Layer, Surface};
+use super::{Bench, Found, Layer, Surface, set_link};
 use crate::error::{LabError, Result};
 use crate::link::Link;
 use crate::load::{TcpOptions, loaded_latency, paced};
-use crate::scenario::tool;
-use crate::tunnel::{self, Running, Tunnel, inner_device};
+use crate::tunnel::{self, Running, Tunnel};
 
 /// Frames for each crossing, packets in the queue, bytes of the MTU.
 const SIZES: [u32; 4] = [1, 4, 16, 64];
@@ -118,9 +117,8 @@ fn measure(
 ) -> Result<Values> {
     let Point { mtu, queue, size } = point;
     for host in [&running.hosts.a, &running.hosts.b] {
-        let device = inner_device(tunnel.name(), host);
-        let link = format!("ip link set dev {device} mtu {mtu} txqueuelen {queue}");
-        tool(host, &link)?;
+        let words = format!("mtu {mtu} txqueuelen {queue}");
+        set_link(host, tunnel.name(), &words)?;
         frames(host, tunnel.name(), size)?;
     }
     let options = TcpOptions {
