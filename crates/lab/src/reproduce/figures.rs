@@ -223,6 +223,8 @@ pub struct Layer {
     pub title: String,
     /// Its unit.
     pub unit: String,
+    /// Whether there should be much of it, rather than little.
+    pub wanted: bool,
     /// Row by row; none where nothing could be measured.
     pub values: Vec<Vec<Option<f64>>>,
 }

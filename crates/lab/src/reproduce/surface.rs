@@ -20,12 +20,12 @@ pub(super) const POINTS: usize = SIZES.len() * QUEUES.len() * MTUS.len();
 const PACE: Duration = Duration::from_millis(10);
 /// Time for streams to find their rate.
 const WARMUP: Duration = Duration::from_millis(500);
-/// What each point gives: title and unit.
-const QUANTITIES: [(&str, &str); 4] = [
-    ("throughput", "Mbit/s"),
-    ("half of the answers within", "ms"),
-    ("99 of 100 answers within", "ms"),
-    ("answered", "%"),
+/// What each point gives: title, unit, whether there should be much of it.
+const QUANTITIES: [(&str, &str, bool); 4] = [
+    ("throughput", "Mbit/s", true),
+    ("half answered within", "ms", false),
+    ("99 % within", "ms", false),
+    ("answered", "%", true),
 ];
 /// See [`QUANTITIES`].
 type Values = [Option<f64>; QUANTITIES.len()];
@@ -47,9 +47,10 @@ pub(super) fn surface(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
     let mut running = tunnel::start(tunnel.as_ref(), Link::default(), bench.interrupt)?;
     let mut best: Option<(f64, Values, Point)> = None;
     for mtu in MTUS {
-        let mut layers = QUANTITIES.map(|(title, unit)| Layer {
+        let mut layers = QUANTITIES.map(|(title, unit, wanted)| Layer {
             title: title.to_owned(),
             unit: unit.to_owned(),
+            wanted,
             values: Vec::new(),
         });
         let mut mark: Option<(f64, [usize; 2])> = None;

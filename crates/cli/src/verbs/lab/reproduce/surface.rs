@@ -14,9 +14,6 @@ const TOP: f64 = 62.0;
 const CELL: f64 = 30.0;
 /// The strongest colour still has letters on it that can be read.
 const STRONGEST: f64 = 0.7;
-/// The first map is of what there should be much of, the others of what there should be little of.
-const COLOURS: [Colour; 2] = [OWN, SECOND];
-
 /// Draws it.
 pub fn draw(surface: &Surface) -> String {
     let count = surface.layers.len().max(1) as f64;
@@ -30,7 +27,7 @@ pub fn draw(surface: &Surface) -> String {
     }
     for (number, layer) in surface.layers.iter().enumerate() {
         let left = LEFT + (wide + GAP) * number as f64;
-        let colour = COLOURS[number.min(COLOURS.len() - 1)];
+        let colour = if layer.wanted { OWN } else { SECOND };
         map(&mut svg, surface, layer, (left, wide, colour));
     }
     let below = format!("across: {}; down: {}", surface.x, surface.y);
@@ -99,6 +96,7 @@ mod tests {
             layers: vec![Layer {
                 title: "throughput".into(),
                 unit: "Mbit/s".into(),
+                wanted: true,
                 values,
             }],
             best: Some([1, 0]),
