@@ -1,4 +1,5 @@
 use super::*;
+use crate::netlink::Netlink;
 use crate::packet::{Accept, PacketOptions, PacketSocket};
 use crate::testing::{in_namespace, skip};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
@@ -131,10 +132,13 @@ fn a_udp_socket_is_listed_with_its_buffer() {
 #[test]
 fn a_packet_socket_tells_whether_it_takes_super_packets() {
     in_namespace(|| {
+        let netlink = Netlink::open().unwrap();
+        netlink.create_veth("d0", "d1", None).unwrap();
+        let device = netlink.link("d0").unwrap().index;
         let (family, kind) = (AddressFamily::Packet, SockType::Raw);
         let single = socket(family, kind, SockFlag::SOCK_CLOEXEC, None).unwrap();
         let accept = Accept::Everything { snap_length: 128 };
-        let merged = PacketSocket::open(1, &PacketOptions::new(accept)).unwrap();
+        let merged = PacketSocket::open(device, &PacketOptions::new(accept)).unwrap();
         match packet_sockets() {
             Ok(found) => {
                 let of = |fd: BorrowedFd| {
