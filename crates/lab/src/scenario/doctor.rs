@@ -111,7 +111,8 @@ pub(crate) fn ask(question: &Question<'_>, interrupt: &Interrupt) -> Result<Answ
     if question.fix {
         command.args(["--fix", "--yes"]);
     }
-    let patience = Duration::from_secs_f64(question.seconds) + PATIENCE;
+    // What it has seen takes longer to think about the longer it has looked, on a machine that emulates another much longer.
+    let patience = Duration::from_secs_f64(2.0 * question.seconds) + PATIENCE;
     let patience = patience + if question.fix { TRIALS } else { Duration::ZERO };
     let start = Instant::now();
     let said = answered(question.host, command, patience, interrupt)?;
