@@ -15,7 +15,7 @@ use crate::interrupt::Interrupt;
 use crate::link::Host;
 use crate::tunnel::seikan::{self, RUN_DIR};
 
-/// How much longer than asked for the doctor may take.
+/// What the doctor may take besides twice the time that it looks.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// And how much longer than that where it tries what helps: 24 s for each of two remedies.
 const TRIALS: Duration = Duration::from_secs(60);
