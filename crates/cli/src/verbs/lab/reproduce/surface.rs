@@ -14,6 +14,7 @@ const TOP: f64 = 62.0;
 const CELL: f64 = 30.0;
 /// The strongest colour still has letters on it that can be read.
 const STRONGEST: f64 = 0.7;
+
 /// Draws it.
 pub fn draw(surface: &Surface) -> String {
     let count = surface.layers.len().max(1) as f64;
