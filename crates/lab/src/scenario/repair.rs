@@ -38,7 +38,10 @@ pub struct Repair {
     pub why: Option<String>,
     /// Throughput afterwards, in Mbit/s.
     pub throughput: f64,
-    /// Whether that is as good as without the fault.
+    /// Throughput without the fault, in Mbit/s: the middle of what it was before and is afterwards, as machines drift.
+    #[serde(default)]
+    pub healthy: f64,
+    /// Whether the throughput is as good as that.
     pub restored: bool,
     /// What is not as before although nothing was kept, or although it was undone.
     pub left: Vec<String>,
@@ -65,10 +68,17 @@ impl Repair {
                 _ => None,
             },
             throughput,
+            healthy,
             restored: throughput >= RESTORED * healthy,
             left: Vec::new(),
             seconds,
         }
+    }
+
+    /// Compares with another healthy throughput, in Mbit/s.
+    pub(super) fn compare(&mut self, healthy: f64) {
+        self.healthy = healthy;
+        self.restored = self.throughput >= RESTORED * healthy;
     }
 }
 
@@ -247,6 +257,16 @@ mod tests {
     fn state(entries: &[(&str, &str)]) -> State {
         let own = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
         State(entries.iter().map(own).collect())
+    }
+
+    #[test]
+    fn a_machine_that_has_drifted_is_compared_with_what_it_can_do_now() {
+        let mut repair = Repair::new(&[], 88.0, 100.0, 30.0);
+        assert!(!repair.restored);
+        repair.compare(100.0_f64.midpoint(90.0));
+        assert!(repair.restored);
+        repair.compare(98.0);
+        assert!(!repair.restored);
     }
 
     #[test]

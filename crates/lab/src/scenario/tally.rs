@@ -457,6 +457,7 @@ mod tests {
                 kept,
                 why: None,
                 throughput: 95.0,
+                healthy: 100.0,
                 restored,
                 left: left.iter().map(|s| (*s).to_owned()).collect(),
                 seconds: 40.0,
