@@ -2,7 +2,8 @@
 //!
 //! Rules that find their cause are ordered by the weight they give it. Where one of them makes another
 //! ([`Rule::makes`](crate::rules::Rule)), the deeper is named and the other is part of its chain. Nothing found is `healthy` if what
-//! should go through does, or nobody said what should; otherwise `unknown`.
+//! should go through does, or nobody said what should; otherwise `unknown`. Where nobody said it, a faint finding is none: tunnels
+//! that are well show traces of much.
 
 use seikan_observe::path::PathMap;
 use serde::{Deserialize, Serialize};
@@ -18,6 +19,8 @@ pub(crate) const LEAST_WEIGHT: f64 = 0.1;
 pub(crate) const TRACE: f64 = 0.3;
 /// A shortfall up to this is none: a tenth is what a case must lose to count.
 pub(crate) const TOLERATED_SHORTFALL: f64 = 0.1;
+/// The weight from which a cause may be supported; and that it must have to be named where nobody misses anything.
+const WEIGHTY: f64 = 0.5;
 /// How much heavier than its rivals a cause must be to be supported.
 pub(crate) const CLEAR: f64 = 1.5;
 
@@ -137,6 +140,15 @@ fn diagnose_without(evidence: &Evidence, left_out: &[Cause]) -> Verdict {
     if evidence.shortfall().is_some_and(is_tolerated) {
         found.clear();
     }
+    let faint = found.first().is_some_and(|(_, f)| f.weight < WEIGHTY);
+    if evidence.expected.is_none() && faint {
+        let traces = std::mem::take(&mut found);
+        let verdict = conclude(evidence, &found, ruled_out);
+        return Verdict {
+            alternatives: traces.iter().map(|(rule, _)| rule.cause).collect(),
+            ..verdict
+        };
+    }
     conclude(evidence, &found, ruled_out)
 }
 
@@ -215,7 +227,7 @@ pub(crate) fn name(found: &[(&Rule, Finding)]) -> Option<(Vec<Cause>, Level)> {
     };
     let rival = found.iter().find(|(other, _)| !explained(&other.cause));
     let clear = rival.is_none_or(|(_, other)| finding.weight >= CLEAR * other.weight);
-    let level = if clear && finding.weight >= 0.5 {
+    let level = if clear && finding.weight >= WEIGHTY {
         Level::Supported
     } else {
         Level::Consistent
@@ -313,6 +325,20 @@ mod tests {
         count(evidence, qdisc(), metric::QDISC_OVERLIMITS, 9_000);
         count(evidence, qdisc(), metric::QDISC_DROPS, 10);
         count(evidence, qdisc(), metric::QDISC_BYTES, 125_000_000);
+    }
+
+    #[test]
+    fn a_trace_of_a_cause_is_named_only_if_something_is_missing() {
+        let mut evidence = tunnel();
+        count(&mut evidence, Subject::Host, "Ip.FragCreates", 1_000);
+        count(&mut evidence, Subject::Host, "Ip.ReasmReqds", 0);
+        count(&mut evidence, inner(), metric::TX_PACKETS, 10_000);
+        count(&mut evidence, egress(), metric::TX_PACKETS, 11_800);
+        let untold = diagnose(&evidence);
+        assert_eq!(untold.cause, Cause::Healthy);
+        assert_eq!(untold.alternatives, [Cause::OuterFragmentation]);
+        evidence.expected = Some(2.0 * evidence.throughput().max(1e6));
+        assert_eq!(diagnose(&evidence).cause, Cause::OuterFragmentation);
     }
 
     #[test]

@@ -264,7 +264,11 @@ fn sure(verdict: &Verdict, page: &Page, out: &mut String) {
             .iter()
             .map(|cause| cause.name())
             .collect();
-        say(&format!("Other causes that show: {}.", names.join(", ")));
+        let names = names.join(", ");
+        say(&match verdict.cause {
+            Cause::Healthy => format!("Shows as well, faintly: {names}."),
+            _ => format!("Other causes that show: {names}."),
+        });
     }
 }
 
