@@ -2,6 +2,7 @@
 //! printed by accident.
 
 use std::fmt;
+use std::str::FromStr;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -27,6 +28,25 @@ impl PublicKey {
     /// The key's bytes.
     pub const fn as_bytes(&self) -> &[u8; KEY_LEN] {
         &self.0
+    }
+}
+
+/// Not the base64 of 32 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a public key is the base64 of {KEY_LEN} bytes, 44 characters")]
+pub struct NotAKey;
+
+/// What [`PublicKey`]'s `Display` writes.
+impl FromStr for PublicKey {
+    type Err = NotAKey;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        // `decode_slice` asks for room for what the length allows, padding included.
+        let mut bytes = [0; KEY_LEN + 1];
+        match STANDARD.decode_slice(text, &mut bytes) {
+            Ok(KEY_LEN) => bytes.first_chunk().copied().map(PublicKey).ok_or(NotAKey),
+            _ => Err(NotAKey),
+        }
     }
 }
 

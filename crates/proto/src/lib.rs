@@ -5,6 +5,7 @@
 //! [`batch`] and [`segment`] (what the TUN device hands up), [`tunnel`] (whose it is), [`session`]
 //! (keys), [`native`] (frames in records), [`outbox`] (datagrams for the socket); back in:
 //! [`inbox`] (packets for the TUN device). Handshakes: [`noise`], [`cookie`], [`timers`].
+//! [`mesh`] is what hosts and their coordinator tell each other.
 #![forbid(unsafe_code)]
 
 // What is measured with it must never be run by mistake.
@@ -24,6 +25,7 @@ pub mod gateway;
 pub mod inbox;
 pub mod indices;
 pub mod keys;
+pub mod mesh;
 pub mod native;
 pub mod noise;
 pub mod outbox;

@@ -36,6 +36,8 @@ pub struct Peer {
     pub preshared_key: PresharedKey,
     /// Where it is.
     pub path: Path,
+    /// Where else it may be: an initiation goes there as well while nothing is heard from it.
+    pub candidates: Vec<SocketAddr>,
     /// What was counted.
     pub counters: PeerCounters,
     /// When the newest session was established, since the Unix epoch.
@@ -305,6 +307,7 @@ impl Peer {
             public_key,
             preshared_key: PresharedKey::from_bytes([0; 32]),
             path: Path::new(None),
+            candidates: Vec::new(),
             counters: PeerCounters::default(),
             last_handshake: None,
             capabilities: None,
@@ -321,6 +324,11 @@ impl Peer {
             reassembly: Reassembly::default(),
             scheduled: None,
         }
+    }
+
+    /// Whether there is anywhere to send an initiation to.
+    pub fn is_reachable(&self) -> bool {
+        self.path.endpoint.is_some() || !self.candidates.is_empty()
     }
 
     /// Sessions, confirmed or not, and initiations that wait for a response: what each has a

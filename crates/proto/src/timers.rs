@@ -145,6 +145,11 @@ impl Timers {
         self.due[RetransmitHandshake as usize].is_some()
     }
 
+    /// The latest initiation repeats one that was not answered.
+    pub fn is_retrying(&self) -> bool {
+        self.retries > 0
+    }
+
     /// Sets or clears the persistent keepalive; a new one is due at once (as when `wg` sets it).
     pub fn set_persistent_keepalive(&mut self, interval: Option<Duration>, now: Instant) {
         let interval = interval.filter(|interval| !interval.is_zero());

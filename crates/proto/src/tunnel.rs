@@ -24,6 +24,7 @@ pub(crate) use outbound::clamp_syn;
 
 use crate::allowed_ips::{AllowedIps, LookupCache};
 use crate::capabilities::Cipher;
+use crate::constants::MAX_CANDIDATES;
 use crate::cookie::CookieChecker;
 use crate::inbox::Write;
 use crate::indices::{IndexTable, PeerId};
@@ -176,7 +177,7 @@ impl Tunnel {
         for id in self.by_key.values().copied().collect::<Vec<_>>() {
             let wanted = self
                 .peer_mut(id)
-                .is_some_and(|p| p.path.endpoint.is_some() && p.timers.want_handshake(now.mono));
+                .is_some_and(|p| p.is_reachable() && p.timers.want_handshake(now.mono));
             if wanted && outbox.room() > crate::batch::MAX_READ {
                 self.initiate_handshake(now, id, outbox);
                 self.reschedule(id, now.mono, now.mono);
@@ -254,6 +255,14 @@ impl Tunnel {
     pub fn set_endpoint(&mut self, id: PeerId, endpoint: SocketAddr) {
         if let Some(peer) = self.peer_mut(id) {
             peer.path.move_to(endpoint, None);
+        }
+    }
+
+    /// Sets where else the peer may be, the best first; [`MAX_CANDIDATES`] at most, the others are not tried.
+    pub fn set_candidates(&mut self, id: PeerId, candidates: &[SocketAddr]) {
+        if let Some(peer) = self.peer_mut(id) {
+            let candidates = &candidates[..candidates.len().min(MAX_CANDIDATES)];
+            candidates.clone_into(&mut peer.candidates);
         }
     }
 

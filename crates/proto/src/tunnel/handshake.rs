@@ -8,6 +8,7 @@ use crate::cookie::Admission;
 use crate::indices::PeerId;
 use crate::noise::{self, Construction, HandshakeError};
 use crate::outbox::{Destination, Outbox};
+use crate::peer::Peer;
 use crate::session::Session;
 use crate::time::Instant;
 use seikan_observe::DropReason;
@@ -26,9 +27,10 @@ impl Tunnel {
         let Some(peer) = self.peers[id.0 as usize].as_mut() else {
             return;
         };
-        let Some(destination) = peer.path.destination(HANDSHAKE_TRAFFIC_CLASS) else {
+        let destinations = initiation_destinations(peer, now.mono);
+        if destinations.is_empty() {
             return peer.drop_stash(DropReason::NoEndpoint);
-        };
+        }
         if let Some(old) = peer.handshake.initiator.take() {
             self.indices.remove(old.local_index());
         }
@@ -63,7 +65,9 @@ impl Tunnel {
                     .stamp(&mut message[..length], now.mono);
                 peer.counters.handshakes.initiations_sent += 1;
                 peer.timers.any_authenticated_packet_sent(now.mono);
-                post(outbox, &destination, Some(id), &message[..length]);
+                for destination in &destinations {
+                    post(outbox, destination, Some(id), &message[..length]);
+                }
             }
             // A key of low order: this peer can never be reached.
             Err(error) => {
@@ -323,6 +327,29 @@ impl Tunnel {
         }
         Ok(id)
     }
+}
+
+/// Where an initiation goes: to where the peer is; and, unless there is a session that lives and this is the first try, to
+/// all its candidates. Of the copies the first that comes is answered, and by that way; the others are replays. Two peers
+/// that do so at once open the NATs between them.
+fn initiation_destinations(peer: &Peer, now: Instant) -> Vec<Destination> {
+    let mut all: Vec<Destination> = peer
+        .path
+        .destination(HANDSHAKE_TRAFFIC_CLASS)
+        .into_iter()
+        .collect();
+    let current = peer.sessions.current.as_ref();
+    let lives = current.is_some_and(|session| super::outbound::may_send(session, now));
+    if !lives || peer.timers.is_retrying() {
+        let candidates = peer.candidates.iter();
+        let others = candidates.filter(|address| Some(**address) != peer.path.endpoint);
+        all.extend(others.map(|address| Destination {
+            address: *address,
+            source: None,
+            traffic_class: HANDSHAKE_TRAFFIC_CLASS,
+        }));
+    }
+    all
 }
 
 /// The responder's part of the negotiation.

@@ -121,7 +121,7 @@ impl Tunnel {
             .current
             .as_ref()
             .is_some_and(|s| may_send(s, now.mono));
-        let want_handshake = if peer.path.endpoint.is_none() {
+        let want_handshake = if !peer.is_reachable() {
             reads.for_each(|i| drop_read(peer, batch.packet(i), DropReason::NoEndpoint));
             false
         } else if waiting {
@@ -190,6 +190,12 @@ impl Tunnel {
                 .data_sent(now.mono, &mut jitter.of(&mut *self.rng));
         }
         false
+    }
+
+    /// Tells a peer at once where we are now, if there is a session: by a keepalive, which moves its endpoint of us.
+    pub fn announce(&mut self, now: Now, id: PeerId, outbox: &mut Outbox) {
+        self.send_keepalive(now, id, outbox);
+        self.reschedule(id, now.mono, now.mono);
     }
 
     /// Seals an empty datagram: a keepalive. False without a session to send it in.

@@ -1,0 +1,167 @@
+//! What a member remembers of the others.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use super::{Changes, Member};
+use crate::keys::PublicKey;
+
+/// Members that are remembered, at most: of a coordinator that tells of more, the others are passed over.
+pub const MAX_KNOWN: usize = 1 << 17;
+
+/// Everybody else, as last told. In JSON it is what a member keeps on disk, for times without a coordinator.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Book {
+    /// Everything up to this revision is in it.
+    pub revision: u64,
+    members: BTreeMap<PublicKey, Member>,
+    /// Known before an answer that tells of everybody, and not yet told of by it.
+    #[serde(skip)]
+    unconfirmed: BTreeSet<PublicKey>,
+}
+
+/// What became different.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// A member is new, or is not as before.
+    Set(Member),
+    /// Somebody is no member any more.
+    Removed(PublicKey),
+}
+
+impl Book {
+    /// Everybody, by their keys.
+    pub fn members(&self) -> &BTreeMap<PublicKey, Member> {
+        &self.members
+    }
+
+    /// Takes in an answer; what is different by it, removals first: an address may have gone from one to another. An answer
+    /// that tells of everybody takes away only whom neither it nor those that go on from it tell of.
+    pub fn take(&mut self, changes: Changes) -> Vec<Change> {
+        if changes.whole {
+            self.unconfirmed = self.members.keys().copied().collect();
+        }
+        let mut gone: BTreeSet<PublicKey> = changes.removed.into_iter().collect();
+        for member in &changes.members {
+            self.unconfirmed.remove(&member.public_key);
+            gone.remove(&member.public_key);
+        }
+        if !changes.more {
+            gone.append(&mut self.unconfirmed);
+        }
+        self.revision = changes.revision;
+        let mut different = Vec::new();
+        for key in gone {
+            self.unconfirmed.remove(&key);
+            if self.members.remove(&key).is_some() {
+                different.push(Change::Removed(key));
+            }
+        }
+        for member in changes.members {
+            let known = self.members.get(&member.public_key);
+            let room = known.is_some() || self.members.len() < MAX_KNOWN;
+            if room && known != Some(&member) {
+                self.members.insert(member.public_key, member.clone());
+                different.push(Change::Set(member));
+            }
+        }
+        different
+    }
+
+    /// Forgets everybody, as who is no member any more; what is different by that.
+    pub fn clear(&mut self) -> Vec<Change> {
+        let members = std::mem::take(self).members;
+        members.into_keys().map(Change::Removed).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(n: u8) -> PublicKey {
+        PublicKey::from_bytes([n; 32])
+    }
+
+    fn member(n: u8, port: u16) -> Member {
+        Member {
+            name: format!("m{n}").parse().expect("a name"),
+            public_key: key(n),
+            addresses: vec![[100, 80, 0, n].into()],
+            endpoints: vec![([192, 0, 2, n], port).into()],
+            tags: Vec::new(),
+        }
+    }
+
+    fn told(revision: u64, members: &[Member], removed: &[u8]) -> Changes {
+        Changes {
+            revision,
+            members: members.to_vec(),
+            removed: removed.iter().map(|n| key(*n)).collect(),
+            ..Changes::default()
+        }
+    }
+
+    fn whole(changes: Changes) -> Changes {
+        Changes {
+            whole: true,
+            ..changes
+        }
+    }
+
+    #[test]
+    fn only_what_is_different_is_reported() {
+        let mut book = Book::default();
+        let first = book.take(whole(told(5, &[member(1, 1), member(2, 1)], &[])));
+        assert_eq!(first.len(), 2);
+        let second = book.take(told(7, &[member(1, 1), member(2, 9)], &[3]));
+        assert_eq!(second, [Change::Set(member(2, 9))]);
+        assert_eq!(book.revision, 7);
+        let third = book.take(told(8, &[], &[1]));
+        assert_eq!(third, [Change::Removed(key(1))]);
+        assert_eq!(book.members().len(), 1);
+    }
+
+    #[test]
+    fn an_answer_of_everybody_removes_whom_it_does_not_name_and_nobody_else() {
+        let mut book = Book::default();
+        book.take(told(5, &[member(1, 1), member(2, 1), member(3, 1)], &[]));
+        let changes = book.take(whole(told(9, &[member(1, 1), member(3, 2)], &[])));
+        assert_eq!(
+            changes,
+            [Change::Removed(key(2)), Change::Set(member(3, 2))]
+        );
+    }
+
+    #[test]
+    fn an_answer_in_parts_removes_nobody_before_its_end() {
+        let mut book = Book::default();
+        book.take(told(5, &[member(1, 1), member(2, 1)], &[]));
+        let part = Changes {
+            more: true,
+            ..whole(told(3, &[member(3, 1)], &[]))
+        };
+        assert_eq!(book.take(part), [Change::Set(member(3, 1))]);
+        let rest = book.take(told(9, &[member(2, 1)], &[]));
+        assert_eq!(rest, [Change::Removed(key(1))]);
+    }
+
+    #[test]
+    fn who_left_and_came_again_in_one_answer_is_a_member() {
+        let mut book = Book::default();
+        book.take(told(1, &[member(1, 1)], &[]));
+        assert_eq!(book.take(told(3, &[member(1, 1)], &[1])), []);
+        assert_eq!(book.members().len(), 1);
+    }
+
+    #[test]
+    fn it_is_kept_as_json() {
+        let mut book = Book::default();
+        book.take(told(4, &[member(1, 1)], &[]));
+        let text = serde_json::to_string(&book).expect("text");
+        assert_eq!(serde_json::from_str::<Book>(&text).expect("again"), book);
+        assert_eq!(book.clear(), [Change::Removed(key(1))]);
+        assert_eq!(book, Book::default());
+    }
+}

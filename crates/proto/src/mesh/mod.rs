@@ -1,0 +1,193 @@
+//! What members of a mesh and their coordinator tell each other: pure types, each with its bounds.
+//!
+//! A coordinator knows who belongs to a mesh; members ask it, and keep what they were told. It is
+//! spoken to in JSON over HTTPS, paths under [`BASE`]:
+//!
+//! | | who | sends | gets |
+//! |---|---|---|---|
+//! | `POST /v1/join` | a host with a [`Token`] | [`JoinRequest`] | [`Joined`] |
+//! | `GET /v1/changes?since=R&wait=S` | a member | | [`Changes`] since revision R, waited for S seconds at most |
+//! | `POST /v1/endpoints` | a member | [`Endpoints`] | nothing |
+//! | `POST /v1/leave` | a member | | nothing |
+//!
+//! A member shows its [`Credential`] as a bearer token (RFC 6750). What is refused comes with a
+//! [`Refusal`]. Private keys are in none of these messages: they never leave their host.
+
+mod address;
+mod book;
+mod name;
+mod pin;
+mod secret;
+
+pub use address::{HOSTS, NetworkError, Networks};
+pub use book::{Book, Change, MAX_KNOWN};
+pub use name::{Name, NameError};
+pub use pin::{Pin, PinError};
+pub use secret::{Credential, Digest, SecretError, Token};
+
+use std::net::{IpAddr, SocketAddr};
+
+use serde::{Deserialize, Serialize};
+
+use crate::keys::PublicKey;
+
+/// What every path starts with: the version of these messages.
+pub const BASE: &str = "/v1";
+/// Endpoints of one member, at most.
+pub const MAX_ENDPOINTS: usize = 16;
+/// Tags of one member, at most.
+pub const MAX_TAGS: usize = 16;
+/// Bytes of a request's body, at most.
+pub const MAX_REQUEST: usize = 16 << 10;
+/// Bytes of an answer's body, at most: [`HOSTS`] members are told in parts.
+pub const MAX_ANSWER: usize = 8 << 20;
+/// Members in one answer, at most; more are told in the next.
+pub const MAX_MEMBERS: usize = 4096;
+/// Longest time that a question for changes waits, in seconds.
+pub const MAX_WAIT: u64 = 55;
+
+/// A host asks to become a member.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct JoinRequest {
+    /// What admits it.
+    pub token: Token,
+    /// What it wants to be called.
+    pub name: Name,
+    /// Its identity in tunnels.
+    pub public_key: PublicKey,
+    /// What it will show from then on, which it made itself: so that it can ask again when an answer got lost, and nobody else
+    /// can in its place.
+    pub credential: Credential,
+}
+
+/// It has become one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Joined {
+    /// Its own addresses, each with the network of the whole mesh.
+    pub addresses: Vec<ipnet::IpNet>,
+}
+
+/// Where a member may be reached, the best first.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Endpoints {
+    /// At most [`MAX_ENDPOINTS`].
+    pub endpoints: Vec<SocketAddr>,
+}
+
+/// A member as others know it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Member {
+    /// Unique in the mesh.
+    pub name: Name,
+    /// Its identity in tunnels; unique in the mesh.
+    pub public_key: PublicKey,
+    /// Its virtual addresses; nobody else has them.
+    pub addresses: Vec<IpAddr>,
+    /// Where it may be reached, the best first.
+    #[serde(default)]
+    pub endpoints: Vec<SocketAddr>,
+    /// What policy knows it by.
+    #[serde(default)]
+    pub tags: Vec<Name>,
+}
+
+/// What changed among the others.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Changes {
+    /// Everything up to this revision is told by this answer and those before it.
+    pub revision: u64,
+    /// The answer tells of every member, if need be together with those that go on from it: who is in none of them is none.
+    #[serde(default)]
+    pub whole: bool,
+    /// There is more at once: ask again.
+    #[serde(default)]
+    pub more: bool,
+    /// New members, and those of which something is different.
+    #[serde(default)]
+    pub members: Vec<Member>,
+    /// Who is no member any more.
+    #[serde(default)]
+    pub removed: Vec<PublicKey>,
+}
+
+/// Why a coordinator does not do what it was asked for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{message}")]
+pub struct Refusal {
+    /// For programs.
+    pub reason: Reason,
+    /// For people: what is wrong and what would be right.
+    pub message: String,
+}
+
+/// The kinds of refusals.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Reason {
+    /// Not a request of this protocol, or out of its bounds.
+    Malformed,
+    /// The token is unknown, used up, expired or withdrawn: which, strangers are not told.
+    BadToken,
+    /// The name belongs to another member.
+    NameTaken,
+    /// The key belongs to another member.
+    KeyTaken,
+    /// Every address is taken.
+    Full,
+    /// Not a member's credential: never was, has left, or was revoked.
+    NotAMember,
+    /// Too many attempts from this address.
+    TooMany,
+    /// The coordinator cannot reach what it knows.
+    Unavailable,
+    /// A reason that this version does not know.
+    #[serde(other)]
+    Other,
+}
+
+impl Serialize for PublicKey {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for PublicKey {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_as_documented() {
+        let member: Member = serde_json::from_str(
+            r#"{"name": "db-1", "public_key": "hSDwCYkwp1R0i33ctD73Wg2/Og0mOBr066SpjqqbTmo=",
+                "addresses": ["100.80.0.2", "fd00::2"], "endpoints": ["192.0.2.1:51820", "[2001:db8::1]:7"],
+                "of a later version": 1}"#,
+        )
+        .expect("a member");
+        assert_eq!(member.name.as_str(), "db-1");
+        assert_eq!(member.endpoints.len(), 2);
+        assert!(member.tags.is_empty());
+        // RFC 7748, section 6.1: Alice's public key.
+        assert_eq!(member.public_key.as_bytes()[..4], [0x85, 0x20, 0xf0, 0x09]);
+        let text = serde_json::to_string(&member).expect("text");
+        assert_eq!(
+            serde_json::from_str::<Member>(&text).expect("again"),
+            member
+        );
+    }
+
+    #[test]
+    fn a_reason_of_a_later_version_is_another() {
+        let refusal: Refusal =
+            serde_json::from_str(r#"{"reason": "moon-phase", "message": "m"}"#).expect("a refusal");
+        assert_eq!(refusal.reason, Reason::Other);
+        let text = serde_json::to_string(&Reason::NotAMember).expect("text");
+        assert_eq!(text, r#""not-a-member""#);
+    }
+}

@@ -1,0 +1,135 @@
+//! A peer that may be in several places: initiations go to all of them until one answers.
+
+mod sim;
+
+use seikan_observe::DropReason;
+use seikan_proto::constants::MAX_CANDIDATES;
+use seikan_proto::noise::Construction;
+use sim::network::Path;
+use sim::packets::Flow;
+use sim::{Setup, World, address};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// Two sides that know nothing of where the other is.
+fn strangers(construction: Construction) -> World {
+    let setup = Setup {
+        knows_endpoint: false,
+        ..Setup::new(construction)
+    };
+    World::with(
+        [setup.clone(), setup],
+        [Path::default(), Path::default()],
+        1,
+    )
+}
+
+fn set_candidates(world: &mut World, side: usize, candidates: &[SocketAddr]) {
+    let side = &mut world.sides[side];
+    side.tunnel.set_candidates(side.peer, candidates);
+}
+
+/// Nobody is there.
+fn nowhere(n: u8) -> SocketAddr {
+    SocketAddr::from(([198, 51, 100, n], 7))
+}
+
+#[test]
+fn the_first_packet_takes_two_round_trips_wherever_the_peer_is() {
+    for construction in [Construction::Native, Construction::WireGuard] {
+        let mut world = strangers(construction);
+        set_candidates(&mut world, 0, &[nowhere(1), nowhere(2), address(1, false)]);
+        world.send(0, &[Flow::udp(0).datagram(0, 100)]);
+        // 10 ms each way: initiation, response, packet.
+        world.run(Duration::from_millis(29));
+        assert_eq!(world.sides[1].delivered.len(), 0);
+        world.run(Duration::from_millis(2));
+        assert_eq!(world.sides[1].delivered.len(), 1, "{construction:?}");
+        assert_eq!(world.peer(0).path.endpoint, Some(address(1, false)));
+        assert_eq!(world.peer(1).path.endpoint, Some(address(0, false)));
+    }
+}
+
+#[test]
+fn of_several_copies_one_is_answered() {
+    let mut world = strangers(Construction::Native);
+    let there = address(1, false);
+    set_candidates(&mut world, 0, &[there, there]);
+    world.send(0, &[Flow::udp(0).datagram(0, 100)]);
+    world.run(Duration::from_millis(100));
+    let counters = world.totals(1);
+    assert_eq!(counters.handshakes.initiations_received, 1);
+    assert_eq!(counters.inbound.drops.get(DropReason::ReplayedHandshake), 1);
+    assert_eq!(world.sides[1].delivered.len(), 1);
+}
+
+#[test]
+fn who_answers_is_asked_nowhere_else() {
+    let mut world = strangers(Construction::Native);
+    set_candidates(&mut world, 0, &[nowhere(1), address(1, false)]);
+    world.send(0, &[Flow::udp(0).datagram(0, 100)]);
+    world.run(Duration::from_secs(1));
+    world.take_sent(0);
+    // Beyond the age at which the session is renewed.
+    for seq in 1..140 {
+        world.send(0, &[Flow::udp(0).datagram(seq, 100)]);
+        world.run(Duration::from_secs(1));
+    }
+    assert!(world.totals(0).handshakes.completed >= 2);
+    let elsewhere = world.take_sent(0);
+    let elsewhere = elsewhere
+        .iter()
+        .filter(|parcel| parcel.to != address(1, false));
+    assert_eq!(elsewhere.count(), 0);
+}
+
+#[test]
+fn a_peer_that_went_elsewhere_in_silence_is_found_among_its_candidates() {
+    let mut world = strangers(Construction::Native);
+    set_candidates(&mut world, 0, &[address(1, false)]);
+    world.send(0, &[Flow::udp(0).datagram(0, 100)]);
+    world.run(Duration::from_secs(1));
+    let new: SocketAddr = "203.0.113.9:99".parse().expect("an address");
+    world.sides[1].address = new;
+    set_candidates(&mut world, 0, &[address(1, false), new]);
+    // Data without an answer for 15 s asks for a new session; its first initiation goes where the peer was, the
+    // second, 5 s later, everywhere.
+    for seq in 1..22 {
+        world.send(0, &[Flow::udp(0).datagram(seq, 100)]);
+        world.run(Duration::from_secs(1));
+    }
+    assert_eq!(world.peer(0).path.endpoint, Some(new));
+}
+
+#[test]
+fn without_any_place_a_packet_is_dropped_with_its_reason() {
+    let mut world = strangers(Construction::Native);
+    world.send(0, &[Flow::udp(0).datagram(0, 100)]);
+    let drops = world.totals(0).outbound.drops;
+    assert_eq!(drops.get(DropReason::NoEndpoint), 1);
+}
+
+#[test]
+fn no_more_places_are_tried_than_the_bound() {
+    let mut world = strangers(Construction::Native);
+    let many: Vec<SocketAddr> = (0..100).map(nowhere).collect();
+    set_candidates(&mut world, 0, &many);
+    world.send(0, &[Flow::udp(0).datagram(0, 100)]);
+    assert_eq!(world.take_sent(0).len(), MAX_CANDIDATES);
+}
+
+#[test]
+fn who_announces_itself_from_elsewhere_is_answered_there_at_once() {
+    let mut world = strangers(Construction::Native);
+    set_candidates(&mut world, 0, &[address(1, false)]);
+    world.send(0, &[Flow::udp(0).datagram(0, 100)]);
+    world.run(Duration::from_secs(1));
+    let new: SocketAddr = "203.0.113.9:99".parse().expect("an address");
+    world.sides[1].address = new;
+    let now = world.now(1);
+    let side = &mut world.sides[1];
+    side.tunnel.announce(now, side.peer, &mut side.outbox);
+    world.flush(1, &[]);
+    world.run(Duration::from_millis(20));
+    assert_eq!(world.peer(0).path.endpoint, Some(new));
+}
