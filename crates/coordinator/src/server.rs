@@ -1,0 +1,194 @@
+//! The coordinator as hosts see it: JSON over HTTPS, the four paths of `seikan_proto::mesh`.
+//!
+//! [`Server::bind`] takes the address and the certificate, [`Server::serve`] answers. A connection
+//! first gets a place ([`admit`]), of which there is a bounded number, then a TLS handshake and
+//! requests, each of which has to come in time. [`routes`] judges what was asked; what it asks of the
+//! store waits for a turn and is done beside the event loop ([`app`]), which also tells those who wait
+//! for changes. What is refused has one form ([`refused`]). Who fails to join is let try again only so
+//! often ([`limit`]).
+
+mod admit;
+mod app;
+mod limit;
+mod refused;
+mod routes;
+
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum_server::Handle;
+use axum_server::tls_rustls::{RustlsAcceptor, RustlsConfig};
+use rustls::ServerConfig;
+use socket2::{Domain, Protocol, Socket, Type};
+use tokio::runtime::Builder;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::JoinSet;
+
+use crate::store::{Store, StoreError};
+use crate::tls::{Certificate, TlsError};
+use admit::Admit;
+use app::App;
+
+/// Connections at a time.
+const MAX_CONNECTIONS: usize = 10_000;
+/// Connections that the kernel has accepted and that have not been looked at, at most.
+const BACKLOG: i32 = 4096;
+/// How long a TLS handshake may take.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// How long the head of a request may take, the first and every later one: longer than a client keeps
+/// an idle connection.
+const HEAD: Duration = Duration::from_secs(40);
+/// How long the first head may take.
+const FIRST_HEAD: Duration = Duration::from_secs(10);
+/// Longest head of a request, in bytes.
+const MAX_HEAD: usize = 16 << 10;
+/// How long those who are being answered are waited for at the end.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// What a server needs.
+#[derive(Debug)]
+pub struct Options {
+    /// Where it listens; port 0 takes any that is free. `[::]` is IPv4, too.
+    pub listen: SocketAddr,
+    /// What it knows; its networks have to be set.
+    pub store: Store,
+    /// What hosts know it by.
+    pub certificate: Certificate,
+}
+
+/// Why there is no server, or none any more.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// The address cannot be had.
+    #[error("cannot listen on {address}: {source}")]
+    Listen {
+        /// Which.
+        address: SocketAddr,
+        /// Why.
+        source: io::Error,
+    },
+    /// The certificate cannot be used.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// The store cannot be used.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// What the system says.
+    #[error("the server cannot run: {0}")]
+    System(#[from] io::Error),
+}
+
+/// A server that has its address.
+pub struct Server {
+    listener: TcpListener,
+    address: SocketAddr,
+    tls: ServerConfig,
+    app: Arc<App>,
+}
+
+impl Server {
+    /// Takes the address. Whoever connects from then on waits until the server serves.
+    ///
+    /// # Errors
+    /// [`ServerError::Listen`], [`ServerError::Tls`]; [`ServerError::Store`], also if the mesh has no
+    /// networks.
+    pub fn bind(options: Options) -> Result<Server, ServerError> {
+        if options.store.networks()?.is_none() {
+            return Err(StoreError::NoNetworks.into());
+        }
+        let address = options.listen;
+        let (listener, address) =
+            listen(address).map_err(|source| ServerError::Listen { address, source })?;
+        Ok(Server {
+            listener,
+            address,
+            tls: options.certificate.server_config()?,
+            app: Arc::new(App::new(options.store)),
+        })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Answers until `shutdown` is there. Questions that wait for changes are answered then as they
+    /// stand; after five seconds nobody is waited for. To be run by a tokio runtime with everything
+    /// enabled.
+    ///
+    /// # Errors
+    /// [`ServerError::System`].
+    pub async fn serve<F>(self, shutdown: F) -> Result<(), ServerError>
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let handle: Handle<SocketAddr> = Handle::new();
+        let acceptor = RustlsAcceptor::new(RustlsConfig::from_config(Arc::new(self.tls)))
+            .handshake_timeout(HANDSHAKE)
+            .acceptor(Admit::new(MAX_CONNECTIONS));
+        let mut server = axum_server::from_tcp(self.listener)?
+            .http1_only()
+            .first_request_timeout(FIRST_HEAD)
+            .acceptor(acceptor)
+            .handle(handle.clone());
+        server
+            .http_builder()
+            .http1()
+            .header_read_timeout(HEAD)
+            .max_buf_size(MAX_HEAD);
+
+        // They end with this, however this ends.
+        let mut beside = JoinSet::new();
+        beside.spawn(app::keep(Arc::clone(&self.app)));
+        let app = Arc::clone(&self.app);
+        beside.spawn(async move {
+            shutdown.await;
+            app.stop();
+            handle.graceful_shutdown(Some(GRACE));
+        });
+        let routes = routes::router(self.app).into_make_service_with_connect_info::<SocketAddr>();
+        Ok(server.serve(routes).await?)
+    }
+
+    /// [`Server::serve`] on a runtime of its own, until SIGINT or SIGTERM; blocks that long.
+    ///
+    /// # Errors
+    /// [`ServerError::System`].
+    pub fn run(self) -> Result<(), ServerError> {
+        let runtime = Builder::new_multi_thread().enable_all().build()?;
+        runtime.block_on(async {
+            let mut interrupt = signal(SignalKind::interrupt())?;
+            let mut terminate = signal(SignalKind::terminate())?;
+            self.serve(async move {
+                tokio::select! {
+                    _ = interrupt.recv() => {}
+                    _ = terminate.recv() => {}
+                }
+            })
+            .await
+        })
+    }
+}
+
+/// As `TcpListener::bind`, which has a backlog that a whole mesh that connects at once overruns.
+fn listen(address: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
+    let socket = Socket::new(
+        Domain::for_address(address),
+        Type::STREAM,
+        Some(Protocol::TCP),
+    )?;
+    socket.set_reuse_address(true)?;
+    if address.is_ipv6() {
+        socket.set_only_v6(false)?;
+    }
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    let listener = TcpListener::from(socket);
+    let address = listener.local_addr()?;
+    Ok((listener, address))
+}

@@ -1,0 +1,162 @@
+//! The store as the event loop has it, and those who wait for changes.
+//!
+//! Work on the store is done beside the loop, a few at a time ([`App::ask`], [`App::change`]): the rest
+//! waits in order, without a thread each. After a change of its own the server tells at once that there
+//! is a new revision; that another process wrote it finds out by looking ten times a second ([`keep`]).
+//! Who waited does not ask at once ([`App::pause`]): changes that come together are told together.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tokio::sync::{Semaphore, watch};
+use tokio::task::spawn_blocking;
+use tokio::time::{MissedTickBehavior, interval, timeout};
+
+use super::limit::Limits;
+use crate::store::{Store, StoreError};
+
+/// Work on the store at a time: it has one connection, so more would wait there.
+const TURNS: usize = 4;
+/// Pause between two looks for what other processes wrote.
+const LOOK: Duration = Duration::from_millis(100);
+/// Pause between two sweeps of the table of sources.
+const SWEEP: Duration = Duration::from_secs(10);
+/// From when somebody is told that there are changes until they are read, at least.
+const PAUSE: Duration = Duration::from_millis(50);
+/// For each who waits, so that there are no more than 5,000 answers in a second however often there
+/// are changes.
+const PAUSE_EACH: Duration = Duration::from_micros(200);
+/// The same at most.
+const MAX_PAUSE: Duration = Duration::from_millis(500);
+
+/// What is shared by all connections.
+pub(super) struct App {
+    store: Store,
+    pub limits: Limits,
+    turns: Arc<Semaphore>,
+    progress: watch::Sender<Progress>,
+    waiting: AtomicUsize,
+}
+
+/// What those who wait look at.
+#[derive(Clone, Copy, Debug, Default)]
+struct Progress {
+    revision: u64,
+    /// The server ends: nobody is to wait any more.
+    stopping: bool,
+}
+
+impl App {
+    pub fn new(store: Store) -> App {
+        App {
+            store,
+            limits: Limits::new(),
+            turns: Arc::new(Semaphore::new(TURNS)),
+            progress: watch::Sender::new(Progress::default()),
+            waiting: AtomicUsize::new(0),
+        }
+    }
+
+    /// Asks the store for something that members are not told of.
+    pub async fn ask<T, F>(self: &Arc<Self>, work: F) -> Result<T, StoreError>
+    where
+        F: FnOnce(&Store) -> Result<T, StoreError> + Send + 'static,
+        T: Send + 'static,
+    {
+        let turn = Arc::clone(&self.turns).acquire_owned().await;
+        let turn = turn.map_err(|_| StoreError::Interrupted)?;
+        let app = Arc::clone(self);
+        let done = spawn_blocking(move || {
+            let done = work(&app.store);
+            // The turn is over when the work is, even if nobody waits for it any more.
+            drop(turn);
+            done
+        });
+        done.await.unwrap_or(Err(StoreError::Interrupted))
+    }
+
+    /// Has the store change something, and wakes those who wait if there is a new revision by it.
+    pub async fn change<T, F>(self: &Arc<Self>, work: F) -> Result<T, StoreError>
+    where
+        F: FnOnce(&Store) -> Result<T, StoreError> + Send + 'static,
+        T: Send + 'static,
+    {
+        let app = Arc::clone(self);
+        self.ask(move |store| {
+            let done = work(store)?;
+            // What is done is done; that nobody heard of it is found out by looking.
+            if let Ok(revision) = store.revision() {
+                app.tell(revision);
+            }
+            Ok(done)
+        })
+        .await
+    }
+
+    fn tell(&self, revision: u64) {
+        self.progress.send_if_modified(|progress| {
+            let newer = revision > progress.revision;
+            progress.revision = progress.revision.max(revision);
+            newer
+        });
+    }
+
+    /// Has nobody wait any more.
+    pub fn stop(&self) {
+        self.progress
+            .send_modify(|progress| progress.stopping = true);
+    }
+
+    /// Counts one who waits, until it is dropped.
+    pub fn waiting(&self) -> Waiting<'_> {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        Waiting { app: self }
+    }
+
+    /// Waits for a revision after `since`; whether there is one within that time.
+    pub async fn wait_for_news(&self, since: u64, time: Duration) -> bool {
+        let mut progress = self.progress.subscribe();
+        let news = progress.wait_for(|p| p.stopping || p.revision > since);
+        matches!(timeout(time, news).await, Ok(Ok(_)))
+    }
+
+    /// How long changes are gathered before they are told.
+    pub fn pause(&self) -> Duration {
+        let waiting = self.waiting.load(Ordering::Relaxed);
+        let all = PAUSE_EACH.saturating_mul(u32::try_from(waiting).unwrap_or(u32::MAX));
+        all.clamp(PAUSE, MAX_PAUSE)
+    }
+}
+
+/// Somebody waits.
+pub(super) struct Waiting<'a> {
+    app: &'a App,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.app.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Looks for what other processes wrote, and forgets sources; never ends.
+pub(super) async fn keep(app: Arc<App>) {
+    let mut look = interval(LOOK);
+    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut sweep = interval(SWEEP);
+    sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut known = None;
+    loop {
+        tokio::select! {
+            _ = look.tick() => {
+                let found = app.ask(|store| store.data_version()).await.ok();
+                // What cannot be read now is read at the next look.
+                if found != known && app.change(|_| Ok(())).await.is_ok() {
+                    known = found;
+                }
+            }
+            _ = sweep.tick() => app.limits.sweep(),
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! The four paths, and what is asked under them.
+//!
+//! A member shows its credential first; then what it sent is read and judged; then the store is asked,
+//! which looks at the credential again within the same piece of work. A question for changes waits
+//! until there are some, and its credential is looked at once more afterwards: who was removed
+//! meanwhile hears of that, and of nothing else.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use axum::Router;
+use axum::body::to_bytes;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{ConnectInfo, Query, Request, State};
+use axum::http::header::AUTHORIZATION;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::Response;
+use axum::routing::{get, post};
+use seikan_proto::mesh::{
+    BASE, Credential, Digest, Endpoints, JoinRequest, Joined, MAX_ENDPOINTS, MAX_REQUEST, MAX_WAIT,
+    Name,
+};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use tokio::time::{sleep, timeout};
+
+use super::app::App;
+use super::limit::Failure;
+use super::refused::{Refused, json};
+use crate::store::{Actor, StoreError, Whom};
+
+/// How long the body of a request may take.
+const BODY: Duration = Duration::from_secs(10);
+
+/// All paths. Connections have to come with their address (`ConnectInfo<SocketAddr>`).
+pub(super) fn router(app: Arc<App>) -> Router {
+    Router::new()
+        .route(&format!("{BASE}/join"), post(join))
+        .route(&format!("{BASE}/changes"), get(changes))
+        .route(&format!("{BASE}/endpoints"), post(endpoints))
+        .route(&format!("{BASE}/leave"), post(leave))
+        .method_not_allowed_fallback(wrong_method)
+        .fallback(nowhere)
+        .with_state(app)
+}
+
+async fn wrong_method() -> Refused {
+    Refused::malformed("this path is not asked with this method")
+        .with_status(StatusCode::METHOD_NOT_ALLOWED)
+}
+
+async fn nowhere() -> Refused {
+    Refused::malformed("there is nothing here: this is the coordinator of a mesh")
+        .with_status(StatusCode::NOT_FOUND)
+}
+
+async fn join(
+    State(app): State<Arc<App>>,
+    ConnectInfo(from): ConnectInfo<SocketAddr>,
+    request: Request,
+) -> Result<Response, Refused> {
+    let from = from.ip().to_canonical();
+    let asked: JoinRequest = match body(request).await {
+        Ok(asked) => asked,
+        Err(refused) => {
+            return Err(match app.limits.failed(from) {
+                Failure::TooMany => Refused::too_many(),
+                Failure::Noted | Failure::Passed => refused,
+            });
+        }
+    };
+    let name = asked.name.clone();
+    let joined = app.change(move |store| store.join(&asked, &Actor::Host(from), now()));
+    match joined.await {
+        Ok(joining) => encoded(&Joined {
+            addresses: joining.addresses.to_vec(),
+        }),
+        Err(StoreError::BadToken) => Err(not_let_in(&app, name, from).await),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Somebody without a good token.
+async fn not_let_in(app: &Arc<App>, name: Name, from: IpAddr) -> Refused {
+    match app.limits.failed(from) {
+        Failure::TooMany => return Refused::too_many(),
+        Failure::Noted => {
+            // A refusal is one even if it cannot be noted.
+            let note = app.ask(move |store| store.note_refused(&name, from, now()));
+            let _ = note.await;
+        }
+        Failure::Passed => {}
+    }
+    StoreError::BadToken.into()
+}
+
+/// A question for changes.
+#[derive(Deserialize)]
+struct Question {
+    /// What the asker knows.
+    #[serde(default)]
+    since: u64,
+    /// Seconds.
+    #[serde(default)]
+    wait: u64,
+}
+
+async fn changes(
+    State(app): State<Arc<App>>,
+    headers: HeaderMap,
+    question: Result<Query<Question>, QueryRejection>,
+) -> Result<Response, Refused> {
+    let credential = shown(&headers)?;
+    let Query(Question { since, wait }) =
+        question.map_err(|rejection| Refused::malformed(rejection.body_text()))?;
+    let current = app.ask(move |store| {
+        let id = store.authenticate(&credential)?;
+        store.touch(id, now())?;
+        store.revision()
+    });
+    let current = current.await?;
+    // Who knows nothing yet, or asks in passing, is told at once.
+    if since > 0 && wait > 0 {
+        let _waiting = app.waiting();
+        let time = Duration::from_secs(wait.min(MAX_WAIT));
+        if current != since || app.wait_for_news(since, time).await {
+            sleep(app.pause()).await;
+        }
+    }
+    let told = app.ask(move |store| {
+        let id = store.authenticate(&credential)?;
+        // Here, where a long answer holds up nobody.
+        Ok(serde_json::to_vec(&store.changes(since, id)?))
+    });
+    match told.await? {
+        Ok(body) => Ok(json(StatusCode::OK, body)),
+        Err(_) => Err(StoreError::Corrupt("members").into()),
+    }
+}
+
+async fn endpoints(State(app): State<Arc<App>>, request: Request) -> Result<StatusCode, Refused> {
+    let credential = shown(request.headers())?;
+    let Endpoints { endpoints } = body(request).await?;
+    let endpoints = reachable(endpoints)?;
+    let set = app.change(move |store| {
+        let id = store.authenticate(&credential)?;
+        store.set_endpoints(id, &endpoints, now())
+    });
+    set.await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+async fn leave(
+    State(app): State<Arc<App>>,
+    ConnectInfo(from): ConnectInfo<SocketAddr>,
+    headers: HeaderMap,
+) -> Result<StatusCode, Refused> {
+    let credential = shown(&headers)?;
+    let by = Actor::Host(from.ip().to_canonical());
+    let left = app.change(move |store| {
+        let id = store.authenticate(&credential)?;
+        store.remove(Whom::Id(id), &by, now())
+    });
+    left.await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// The digest of the credential that comes as a bearer token (RFC 6750, section 2.1).
+fn shown(headers: &HeaderMap) -> Result<Digest, Refused> {
+    let secret = headers.get(AUTHORIZATION).and_then(|value| {
+        let (scheme, secret) = value.to_str().ok()?.split_once(' ')?;
+        let bearer = scheme.eq_ignore_ascii_case("bearer");
+        bearer.then(|| secret.trim().parse::<Credential>().ok())?
+    });
+    let secret = secret.ok_or(StoreError::NotAMember)?;
+    Ok(secret.digest())
+}
+
+/// What was sent, if it is short, in time, and understood.
+async fn body<T: DeserializeOwned>(request: Request) -> Result<T, Refused> {
+    let bytes = match timeout(BODY, to_bytes(request.into_body(), MAX_REQUEST)).await {
+        Ok(Ok(bytes)) => bytes,
+        // Or it broke off: then nobody is there to read this.
+        Ok(Err(_)) => {
+            let message = format!("a request has {MAX_REQUEST} bytes at most");
+            return Err(Refused::malformed(message).with_status(StatusCode::PAYLOAD_TOO_LARGE));
+        }
+        Err(_) => {
+            return Err(Refused::malformed("the request did not come in time")
+                .with_status(StatusCode::REQUEST_TIMEOUT));
+        }
+    };
+    serde_json::from_slice(&bytes)
+        .map_err(|error| Refused::malformed(format!("this is not what is asked here: {error}")))
+}
+
+/// Endpoints as others can use them: IPv4 addresses as such, and no zones, which mean something on
+/// their host only.
+fn reachable(endpoints: Vec<SocketAddr>) -> Result<Vec<SocketAddr>, Refused> {
+    if endpoints.len() > MAX_ENDPOINTS {
+        let message = format!("a member has {MAX_ENDPOINTS} endpoints at most");
+        return Err(Refused::malformed(message));
+    }
+    let plain = endpoints.into_iter().map(|endpoint| {
+        let (ip, port) = (endpoint.ip().to_canonical(), endpoint.port());
+        let broadcast = ip == IpAddr::from([255u8; 4]);
+        if port == 0 || ip.is_unspecified() || ip.is_multicast() || broadcast {
+            let message = format!("nobody can be reached at {endpoint}");
+            return Err(Refused::malformed(message));
+        }
+        Ok(SocketAddr::new(ip, port))
+    });
+    plain.collect()
+}
+
+fn encoded<T: Serialize>(answer: &T) -> Result<Response, Refused> {
+    let body = serde_json::to_vec(answer).map_err(|_| StoreError::Interrupted)?;
+    Ok(json(StatusCode::OK, body))
+}
+
+/// Seconds since 1970.
+fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
+}

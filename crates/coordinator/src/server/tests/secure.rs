@@ -1,0 +1,219 @@
+//! The whole server: over TLS, on loopback.
+
+use std::io::{self, Read as _, Write as _};
+use std::net::TcpStream;
+
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{CryptoProvider, aws_lc_rs, verify_tls13_signature};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::version::TLS13;
+use rustls::{ClientConfig, ClientConnection, DigitallySignedStruct, SignatureScheme, StreamOwned};
+use seikan_proto::mesh::Pin;
+use tokio::sync::oneshot;
+use tokio::task::spawn_blocking;
+use tokio::time::timeout;
+
+use super::*;
+use crate::server::{Options, Server, ServerError};
+use crate::tls::Certificate;
+
+/// Trusts the one certificate that it was told of.
+#[derive(Debug)]
+struct Pinned {
+    pin: Pin,
+    provider: Arc<CryptoProvider>,
+}
+
+impl ServerCertVerifier for Pinned {
+    fn verify_server_cert(
+        &self,
+        certificate: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        match Pin::of_certificate(certificate) == self.pin {
+            true => Ok(ServerCertVerified::assertion()),
+            false => Err(rustls::Error::General("another certificate".to_owned())),
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Err(rustls::Error::General("only TLS 1.3".to_owned()))
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let known = &self.provider.signature_verification_algorithms;
+        verify_tls13_signature(message, certificate, signature, known)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider
+            .signature_verification_algorithms
+            .supported_schemes()
+    }
+}
+
+/// One question over a connection of its own; the answer with its head.
+fn https(address: SocketAddr, pin: Pin, question: &str) -> io::Result<String> {
+    let provider = Arc::new(aws_lc_rs::default_provider());
+    let verifier = Pinned {
+        pin,
+        provider: Arc::clone(&provider),
+    };
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&TLS13])
+        .expect("TLS 1.3")
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(verifier))
+        .with_no_client_auth();
+    let name = ServerName::try_from("mesh.example.org").expect("a name");
+    let connection = ClientConnection::new(Arc::new(config), name).map_err(io::Error::other)?;
+    let socket = TcpStream::connect(address)?;
+    socket.set_read_timeout(Some(Duration::from_secs(20)))?;
+    let mut stream = StreamOwned::new(connection, socket);
+    stream.write_all(question.as_bytes())?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    Ok(answer)
+}
+
+struct Running {
+    address: SocketAddr,
+    pin: Pin,
+    stop: oneshot::Sender<()>,
+    server: JoinHandle<Result<(), ServerError>>,
+}
+
+fn start(folder: &TempDir) -> Running {
+    let names = ["mesh.example.org".to_owned()];
+    let certificate = Certificate::own(folder.path(), &names).expect("a certificate");
+    let pin = certificate.pin();
+    let server = Server::bind(Options {
+        listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+        store: store(folder),
+        certificate,
+    });
+    let server = server.expect("bound");
+    let (stop, stopped) = oneshot::channel::<()>();
+    Running {
+        address: server.address(),
+        pin,
+        stop,
+        server: tokio::spawn(server.serve(async move {
+            let _ = stopped.await;
+        })),
+    }
+}
+
+async fn ask(running: &Running, question: String) -> io::Result<String> {
+    let (address, pin) = (running.address, running.pin);
+    let asked = spawn_blocking(move || https(address, pin, &question));
+    asked.await.expect("it has not panicked")
+}
+
+fn join_question(called: &str, n: u8) -> String {
+    let body = join_body(1, called, n).to_string();
+    let length = body.len();
+    format!(
+        "POST /v1/join HTTP/1.1\r\nHost: mesh\r\nConnection: close\r\n\
+         Content-Length: {length}\r\n\r\n{body}"
+    )
+}
+
+fn changes_question(shown: &str, since: u64) -> String {
+    format!(
+        "GET /v1/changes?since={since}&wait=30 HTTP/1.1\r\nHost: mesh\r\nConnection: close\r\n\
+         Authorization: Bearer {shown}\r\n\r\n"
+    )
+}
+
+fn body_of(answer: &str) -> &str {
+    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    answer.split_once("\r\n\r\n").expect("a body").1
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hosts_that_know_the_pin_join_and_hear_of_each_other() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let running = start(&folder);
+    let answer = ask(&running, join_question("a", 1))
+        .await
+        .expect("an answer");
+    body_of(&answer);
+    let shown = credential(1);
+
+    let (told, joined) = tokio::join!(ask(&running, changes_question(&shown, 1)), async {
+        sleep(MOMENT).await;
+        let answer = ask(&running, join_question("b", 2)).await;
+        body_of(&answer.expect("an answer"));
+        Instant::now()
+    });
+    assert!(
+        joined.elapsed() < Duration::from_secs(1),
+        "{:?}",
+        joined.elapsed()
+    );
+    let told = told.expect("an answer");
+    let told: Changes = serde_json::from_str(body_of(&told)).expect("changes");
+    assert_eq!(names(&told), ["b"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_certificate_is_not_the_coordinators() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let elsewhere = tempfile::tempdir().expect("a folder");
+    let mut running = start(&folder);
+    let other = Certificate::own(elsewhere.path(), &[]).expect("a certificate");
+    running.pin = other.pin();
+    let answer = ask(&running, join_question("a", 1)).await;
+    let error = answer.expect_err("it is another one");
+    assert!(error.to_string().contains("another certificate"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_does_not_hold_up_the_end() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let running = start(&folder);
+    let answer = ask(&running, join_question("a", 1))
+        .await
+        .expect("an answer");
+    body_of(&answer);
+    let question = changes_question(&credential(1), 1);
+    let (address, pin) = (running.address, running.pin);
+    let waiting = spawn_blocking(move || https(address, pin, &question));
+    sleep(MOMENT).await;
+    running.stop.send(()).expect("the server runs");
+    let ended = timeout(Duration::from_secs(4), running.server).await;
+    let ended = ended.expect("in time").expect("it has not panicked");
+    ended.expect("it ended well");
+    let told = waiting
+        .await
+        .expect("it has not panicked")
+        .expect("an answer");
+    let told: Changes = serde_json::from_str(body_of(&told)).expect("changes");
+    assert_eq!(told.revision, 1);
+}
+
+#[test]
+fn a_mesh_without_networks_is_not_served() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let bound = Server::bind(Options {
+        listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+        store: Store::open(&folder.path().join("mesh.db")).expect("opened"),
+        certificate: Certificate::own(folder.path(), &[]).expect("a certificate"),
+    });
+    let error = bound.err().expect("it has no networks");
+    assert!(error.to_string().contains("no networks"), "{error}");
+}

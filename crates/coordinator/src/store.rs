@@ -1,0 +1,260 @@
+//! What a coordinator knows, in one SQLite file.
+//!
+//! [`Store::open`] makes the file or takes the one that is there; [`Store::init`] says once which
+//! networks the mesh has. Then [`tokens`], [`join`], [`members`] and [`changes`] are the life of a
+//! member, and [`audit`] says who did what. Several processes may have the file open: each change is
+//! one transaction that holds the write lock from its start, so nothing is decided on what another
+//! process has changed meanwhile. A change that members are to hear of takes the next revision; one
+//! row has it, so the order of revisions is the order of changes.
+//!
+//! All of it blocks. There is no clock in here: times are seconds since 1970 that the caller gives.
+
+mod audit;
+mod changes;
+mod error;
+mod join;
+mod members;
+mod tokens;
+
+#[cfg(test)]
+mod tests;
+
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ipnet::{Ipv4Net, Ipv6Net};
+use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction, TransactionBehavior};
+use seikan_proto::mesh::Networks;
+
+pub use audit::{Actor, AuditEntry};
+pub use error::StoreError;
+pub use join::Joining;
+pub use members::{MemberId, MemberInfo, Whom};
+pub use tokens::{NewToken, TokenId, TokenInfo};
+
+/// The schema that this version reads and writes.
+const SCHEMA: i64 = 1;
+/// How long a change waits for that of another process.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Pause between two tries where SQLite does not wait by itself.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// The database of one mesh. Threads may share it; one at a time gets a turn.
+#[derive(Debug)]
+pub struct Store {
+    connection: Mutex<Connection>,
+}
+
+impl Store {
+    /// The database at `path`. If there is none it is made: the file for its owner only (mode 0600), its
+    /// folder too (0700) unless it is there.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`] if it cannot be made; [`StoreError::LaterVersion`]; [`StoreError::NoWal`];
+    /// [`StoreError::Sqlite`] if it is no database or cannot be read and written.
+    pub fn open(path: &Path) -> Result<Store, StoreError> {
+        make_private(path).map_err(|source| StoreError::Io {
+            path: path.to_owned(),
+            source,
+        })?;
+        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let mut connection = Connection::open_with_flags(path, flags)?;
+        connection.busy_timeout(PATIENCE)?;
+        // Before anything is written: a later version's file is left as it is.
+        let version = version(&connection, path)?;
+        write_ahead(&connection)?;
+        // With the default, a change that was confirmed could be gone after a power cut.
+        connection.pragma_update(None, "synchronous", "FULL")?;
+        connection.pragma_update(None, "foreign_keys", true)?;
+        if version == 0 {
+            lay_out(&mut connection, path)?;
+        }
+        Ok(Store {
+            connection: Mutex::new(connection),
+        })
+    }
+
+    /// Says which networks the mesh has. They stay: members have addresses in them. Saying the same
+    /// again is no error.
+    ///
+    /// # Errors
+    /// [`StoreError::OtherNetworks`] if it has others; [`StoreError::Sqlite`].
+    pub fn init(&self, networks: Networks, by: &Actor, now: u64) -> Result<(), StoreError> {
+        self.change(|transaction| {
+            match networks_of(transaction)? {
+                Some(have) if have == networks => return Ok(()),
+                Some(have) => return Err(StoreError::OtherNetworks { have }),
+                None => {}
+            }
+            let (v4, v6) = (networks.v4.to_string(), networks.v6.to_string());
+            transaction.execute("UPDATE mesh SET v4 = ?1, v6 = ?2", (&v4, &v6))?;
+            let subject = format!("{v4} {v6}");
+            audit::note(transaction, seconds(now), "networks set", &subject, by)
+        })
+    }
+
+    /// The networks of the mesh; `None` before [`Store::init`].
+    ///
+    /// # Errors
+    /// [`StoreError::Corrupt`], [`StoreError::Sqlite`].
+    pub fn networks(&self) -> Result<Option<Networks>, StoreError> {
+        self.look(networks_of)
+    }
+
+    /// The revision of the latest change that members are told of; 0 before the first.
+    ///
+    /// # Errors
+    /// [`StoreError::Sqlite`].
+    pub fn revision(&self) -> Result<u64, StoreError> {
+        self.look(revision_of).map(unsigned)
+    }
+
+    /// A number that is another one after somebody else (another process, another [`Store`]) has
+    /// written to the file; own changes leave it as it is. Asking is cheap.
+    ///
+    /// # Errors
+    /// [`StoreError::Sqlite`].
+    pub fn data_version(&self) -> Result<i64, StoreError> {
+        let connection = self
+            .connection
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let mut statement = connection.prepare_cached("PRAGMA data_version")?;
+        Ok(statement.query_row([], |row| row.get(0))?)
+    }
+
+    /// Reads, all of it at one moment.
+    fn look<T>(
+        &self,
+        work: impl FnOnce(&Connection) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        // After a panic the transaction was rolled back: the connection is as good as before.
+        let mut connection = self
+            .connection
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let transaction = connection.transaction()?;
+        work(&transaction)
+    }
+
+    /// Changes, all of it or nothing.
+    fn change<T>(
+        &self,
+        work: impl FnOnce(&Transaction<'_>) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let mut connection = self
+            .connection
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        let done = work(&transaction)?;
+        transaction.commit()?;
+        Ok(done)
+    }
+}
+
+/// Makes the file and its folder if they are not there.
+fn make_private(path: &Path) -> io::Result<()> {
+    if let Some(folder) = path.parent().filter(|f| !f.as_os_str().is_empty())
+        && !folder.exists()
+    {
+        let mut builder = fs::DirBuilder::new();
+        builder.recursive(true).mode(0o700).create(folder)?;
+    }
+    // Never opened if it is there: closing it again would take away this process' locks on it
+    // (sqlite.org/howtocorrupt.html, section 2.2).
+    let made = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path);
+    match made {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// The file's schema, 0 for a new file.
+fn version(connection: &Connection, path: &Path) -> Result<i64, StoreError> {
+    let found: i64 = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
+    match found {
+        0..=SCHEMA => Ok(found),
+        _ => Err(StoreError::LaterVersion {
+            path: path.to_owned(),
+            found,
+            known: SCHEMA,
+        }),
+    }
+}
+
+/// Readers do not wait for a writer then, nor it for them.
+fn write_ahead(connection: &Connection) -> Result<(), StoreError> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let set = connection
+            .pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get::<_, String>(0));
+        match set {
+            Ok(mode) if mode.eq_ignore_ascii_case("wal") => return Ok(()),
+            Ok(mode) => return Err(StoreError::NoWal { mode }),
+            // Two that open a new file at once: here SQLite does not wait by itself.
+            Err(error)
+                if error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy)
+                    && Instant::now() < deadline =>
+            {
+                thread::sleep(PAUSE);
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+fn lay_out(connection: &mut Connection, path: &Path) -> Result<(), StoreError> {
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    // Another process may have done it meanwhile.
+    if version(&transaction, path)? == 0 {
+        transaction.execute_batch(include_str!("store/schema.sql"))?;
+        transaction.pragma_update(None, "user_version", SCHEMA)?;
+    }
+    Ok(transaction.commit()?)
+}
+
+fn networks_of(connection: &Connection) -> Result<Option<Networks>, StoreError> {
+    let mut statement = connection.prepare_cached("SELECT v4, v6 FROM mesh")?;
+    let row: (Option<String>, Option<String>) =
+        statement.query_row([], |row| Ok((row.get(0)?, row.get(1)?)))?;
+    let (Some(v4), Some(v6)) = row else {
+        return Ok(None);
+    };
+    let parsed = (v4.parse::<Ipv4Net>(), v6.parse::<Ipv6Net>());
+    let (Ok(v4), Ok(v6)) = parsed else {
+        return Err(StoreError::Corrupt("networks"));
+    };
+    let networks = Networks::new(v4, v6).map_err(|_| StoreError::Corrupt("networks"))?;
+    Ok(Some(networks))
+}
+
+fn revision_of(connection: &Connection) -> Result<i64, StoreError> {
+    let mut statement = connection.prepare_cached("SELECT revision FROM mesh")?;
+    Ok(statement.query_row([], |row| row.get(0))?)
+}
+
+/// Takes the next revision.
+fn next_revision(transaction: &Transaction<'_>) -> Result<i64, StoreError> {
+    transaction.execute("UPDATE mesh SET revision = revision + 1", [])?;
+    revision_of(transaction)
+}
+
+/// As SQLite keeps it: what is beyond its range is as far as its range goes.
+fn seconds(time: u64) -> i64 {
+    i64::try_from(time).unwrap_or(i64::MAX)
+}
+
+/// Back again; the file has no negative ones.
+fn unsigned(number: i64) -> u64 {
+    u64::try_from(number).unwrap_or(0)
+}

@@ -1,0 +1,135 @@
+//! What a member is told of the others.
+//!
+//! Everything that changed has its revision, so an answer is the members and the removals after the
+//! revision that the asker knows, in the order of their revisions; what does not fit comes after it.
+//! Removals are kept for good: a member may have been away for long.
+
+use rusqlite::Connection;
+use seikan_proto::keys::PublicKey;
+use seikan_proto::mesh::{Changes, MAX_ANSWER, MAX_MEMBERS, Member, Networks};
+
+use super::members::member_of;
+use super::{MemberId, Store, StoreError, networks_of, revision_of, seconds, unsigned};
+
+/// Bytes of an answer that are not members or removals: its other fields, with room to spare.
+const FRAME: usize = 1024;
+/// Bytes of a member in JSON, its name, endpoints and tags aside: field names and punctuation 93, the
+/// key 44, the addresses 15 and 39, with room to spare.
+const MEMBER: usize = 256;
+/// Bytes of a removal in JSON: a key of 44, quotes and a comma.
+const REMOVAL: usize = 47;
+
+impl Store {
+    /// What changed after revision `since` among the others: at most [`MAX_MEMBERS`] members and
+    /// removals together, and no more than fit into [`MAX_ANSWER`] bytes of JSON. If that is not all,
+    /// `more` is set, and asking with the answer's revision gives what comes next.
+    ///
+    /// If `since` is 0, or a revision that there has not been, the answer is `whole`: the asker is to
+    /// forget everything that it knew before this answer. A whole answer with `more` is the first part
+    /// of a list; the parts after it are plain changes, not `whole` again.
+    ///
+    /// # Errors
+    /// [`StoreError::NoNetworks`], [`StoreError::Corrupt`], [`StoreError::Sqlite`].
+    pub fn changes(&self, since: u64, asker: MemberId) -> Result<Changes, StoreError> {
+        let since = seconds(since);
+        self.look(|connection| {
+            let current = revision_of(connection)?;
+            let networks = networks_of(connection)?.ok_or(StoreError::NoNetworks)?;
+            let whole = since == 0 || since > current;
+            let since = if whole { 0 } else { since };
+            let mut news = members_after(connection, since, asker, &networks)?;
+            // Who forgets everything need not hear who is gone.
+            if !whole {
+                news.append(&mut removals_after(connection, since)?);
+                news.sort_unstable_by_key(|news| news.revision);
+            }
+            Ok(tell(news, current, whole))
+        })
+    }
+}
+
+/// One change.
+pub(super) struct News {
+    pub revision: i64,
+    /// Bytes of JSON, at most.
+    pub cost: usize,
+    pub what: What,
+}
+
+pub(super) enum What {
+    Member(Box<Member>),
+    Removal(PublicKey),
+}
+
+/// As much as one answer has room for, and one more, by which it is known that there is more.
+const LIMIT: i64 = MAX_MEMBERS as i64 + 1;
+
+pub(super) fn members_after(
+    connection: &Connection,
+    since: i64,
+    asker: MemberId,
+    networks: &Networks,
+) -> Result<Vec<News>, StoreError> {
+    let mut statement = connection.prepare_cached(
+        "SELECT number, name, public_key, endpoints, tags, revision,
+                octet_length(name) + octet_length(endpoints) + octet_length(tags)
+         FROM member WHERE revision > ?1 AND id != ?2 ORDER BY revision LIMIT ?3",
+    )?;
+    let mut rows = statement.query((since, asker.0, LIMIT))?;
+    let mut news = Vec::new();
+    while let Some(row) = rows.next()? {
+        news.push(News {
+            revision: row.get(5)?,
+            cost: MEMBER + row.get::<_, u32>(6)? as usize,
+            what: What::Member(Box::new(member_of(row, networks)?)),
+        });
+    }
+    Ok(news)
+}
+
+fn removals_after(connection: &Connection, since: i64) -> Result<Vec<News>, StoreError> {
+    let mut statement = connection.prepare_cached(
+        "SELECT revision, public_key FROM removed WHERE revision > ?1 ORDER BY revision LIMIT ?2",
+    )?;
+    let mut rows = statement.query((since, LIMIT))?;
+    let mut news = Vec::new();
+    while let Some(row) = rows.next()? {
+        news.push(News {
+            revision: row.get(0)?,
+            cost: REMOVAL,
+            what: What::Removal(PublicKey::from_bytes(row.get(1)?)),
+        });
+    }
+    Ok(news)
+}
+
+/// An answer from what there is to tell, ordered by revisions. Where it was cut off at [`LIMIT`], the
+/// answer is full before the cut is reached.
+pub(super) fn tell(news: Vec<News>, current: i64, whole: bool) -> Changes {
+    let mut changes = Changes {
+        revision: unsigned(current),
+        whole,
+        ..Changes::default()
+    };
+    let mut room = MAX_ANSWER - FRAME;
+    let mut last = 0;
+    for News {
+        revision,
+        cost,
+        what,
+    } in news
+    {
+        if changes.members.len() + changes.removed.len() == MAX_MEMBERS || cost > room {
+            changes.more = true;
+            changes.revision = unsigned(last);
+            break;
+        }
+        room -= cost;
+        last = revision;
+        match what {
+            What::Member(member) => changes.members.push(*member),
+            What::Removal(key) => changes.removed.push(key),
+        }
+    }
+    changes
+}

@@ -1,0 +1,129 @@
+//! Why the store does not do something, and what of that a stranger is told.
+
+use std::io;
+use std::path::PathBuf;
+
+use seikan_proto::keys::PublicKey;
+use seikan_proto::mesh::{Name, Networks, Reason, Refusal};
+
+/// Why the store did not do it. Nothing was changed then.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The token is unknown, used up, expired or withdrawn.
+    #[error(
+        "the token is not good (any more): it may be mistyped, used up, expired or withdrawn; ask for a new one"
+    )]
+    BadToken,
+    /// Another member has the name.
+    #[error("the name {name} belongs to another member: take another one")]
+    NameTaken {
+        /// Which name.
+        name: Name,
+    },
+    /// A member with another name has the key.
+    #[error(
+        "the key {key} belongs to a member with another name: join under that name, or with a new key"
+    )]
+    KeyTaken {
+        /// Which key.
+        key: PublicKey,
+    },
+    /// Every address is taken.
+    #[error("all {capacity} addresses of the mesh are taken: a member has to go first")]
+    Full {
+        /// How many there are.
+        capacity: u32,
+    },
+    /// No member has the credential, or the id.
+    #[error("this is not (any more) a member of the mesh: join it again with a token")]
+    NotAMember,
+    /// More than there may be, or too little.
+    #[error("{0}")]
+    OutOfBounds(&'static str),
+    /// The file is of a later version.
+    #[error(
+        "{} was written by a later version of seikan (schema {found}, this one knows {known}): use that version, \
+         or a copy from before",
+        path.display()
+    )]
+    LaterVersion {
+        /// The file.
+        path: PathBuf,
+        /// Its schema.
+        found: i64,
+        /// The latest schema that this version knows.
+        known: i64,
+    },
+    /// Nobody has said yet which networks the mesh has.
+    #[error("the mesh has no networks yet: initialise the coordinator first")]
+    NoNetworks,
+    /// The mesh has other networks.
+    #[error(
+        "the mesh has the networks {} and {} already: members have addresses in them, so they stay",
+        have.v4, have.v6
+    )]
+    OtherNetworks {
+        /// Those that it has.
+        have: Networks,
+    },
+    /// The file system cannot do what SQLite needs for several processes at once.
+    #[error(
+        "the database cannot have a write-ahead log where it is (its journal stays `{mode}`): put it on a local disk"
+    )]
+    NoWal {
+        /// What it has instead.
+        mode: String,
+    },
+    /// Something in the file is not what this program writes.
+    #[error("the database is damaged (its {0} cannot be understood): take a copy from before")]
+    Corrupt(&'static str),
+    /// The work ended before it was done.
+    #[error("the coordinator ended before this was done: try again")]
+    Interrupted,
+    /// The file or its folder cannot be made.
+    #[error("cannot make the database {}: {source}; see to its folder", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// What SQLite says.
+    #[error(
+        "the database cannot be used: {0}; see to its file, its folder and the room on its disk"
+    )]
+    Sqlite(#[from] rusqlite::Error),
+}
+
+impl StoreError {
+    /// The same for who asked over the network: nothing in it that only operators may know.
+    pub fn refusal(&self) -> Refusal {
+        let reason = match self {
+            Self::BadToken => Reason::BadToken,
+            Self::NameTaken { .. } => Reason::NameTaken,
+            Self::KeyTaken { .. } => Reason::KeyTaken,
+            Self::Full { .. } => Reason::Full,
+            Self::NotAMember => Reason::NotAMember,
+            Self::OutOfBounds(_) => Reason::Malformed,
+            Self::LaterVersion { .. }
+            | Self::NoNetworks
+            | Self::OtherNetworks { .. }
+            | Self::NoWal { .. }
+            | Self::Corrupt(_)
+            | Self::Interrupted
+            | Self::Io { .. }
+            | Self::Sqlite(_) => {
+                return Refusal {
+                    reason: Reason::Unavailable,
+                    message:
+                        "the coordinator cannot do this now: try again later, or tell who runs it"
+                            .to_owned(),
+                };
+            }
+        };
+        Refusal {
+            reason,
+            message: self.to_string(),
+        }
+    }
+}

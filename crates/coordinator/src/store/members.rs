@@ -1,0 +1,199 @@
+//! What a member does, and how it ceases to be one.
+
+use std::net::SocketAddr;
+
+use rusqlite::{OptionalExtension as _, Row};
+use seikan_proto::keys::PublicKey;
+use seikan_proto::mesh::{Digest, MAX_ENDPOINTS, Member, Name, Networks};
+
+use super::tokens::{from_json, to_json};
+use super::{Actor, Store, StoreError, audit, networks_of, next_revision, seconds, unsigned};
+
+/// How often it is noted that a member was heard of, in seconds.
+const SEEN_EVERY: i64 = 60;
+
+/// Stands for a member in this store. None is ever given to another member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MemberId(pub(super) i64);
+
+/// Which member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Whom<'a> {
+    /// The one that showed its credential.
+    Id(MemberId),
+    /// The one that has this name now.
+    Name(&'a Name),
+}
+
+/// A member as operators see it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemberInfo {
+    /// Its place in the networks, 1 to [`Networks::capacity`].
+    pub number: u32,
+    /// As the others know it.
+    pub member: Member,
+    /// When it joined, in seconds since 1970.
+    pub joined: u64,
+    /// When it was last heard of, in seconds since 1970; up to a minute too early.
+    pub seen: u64,
+}
+
+impl Store {
+    /// Whose credential this is.
+    ///
+    /// # Errors
+    /// [`StoreError::NotAMember`] if nobody's, or not any more; [`StoreError::Sqlite`].
+    pub fn authenticate(&self, credential: &Digest) -> Result<MemberId, StoreError> {
+        self.look(|connection| {
+            let mut statement =
+                connection.prepare_cached("SELECT id FROM member WHERE credential = ?1")?;
+            let id: Option<i64> = statement
+                .query_row([credential.0], |row| row.get(0))
+                .optional()?;
+            id.map(MemberId).ok_or(StoreError::NotAMember)
+        })
+    }
+
+    /// Says where a member may be reached, the best first; whether that is different from before. The
+    /// same again is no change: nobody is told of it.
+    ///
+    /// # Errors
+    /// [`StoreError::OutOfBounds`]: more than [`MAX_ENDPOINTS`]; [`StoreError::NotAMember`];
+    /// [`StoreError::Sqlite`].
+    pub fn set_endpoints(
+        &self,
+        id: MemberId,
+        endpoints: &[SocketAddr],
+        now: u64,
+    ) -> Result<bool, StoreError> {
+        if endpoints.len() > MAX_ENDPOINTS {
+            return Err(StoreError::OutOfBounds("a member has 16 endpoints at most"));
+        }
+        let endpoints = to_json(endpoints)?;
+        let known: Option<String> = self.look(|connection| {
+            let mut statement =
+                connection.prepare_cached("SELECT endpoints FROM member WHERE id = ?1")?;
+            Ok(statement.query_row([id.0], |row| row.get(0)).optional()?)
+        })?;
+        if known.ok_or(StoreError::NotAMember)? == endpoints {
+            return Ok(false);
+        }
+        self.change(|transaction| {
+            let revision = next_revision(transaction)?;
+            let changed = transaction.execute(
+                "UPDATE member SET endpoints = ?2, revision = ?3, seen = max(seen, ?4)
+                 WHERE id = ?1",
+                (id.0, &endpoints, revision, seconds(now)),
+            )?;
+            match changed {
+                0 => Err(StoreError::NotAMember),
+                _ => Ok(true),
+            }
+        })
+    }
+
+    /// Notes that a member was heard of, once a minute at most.
+    ///
+    /// # Errors
+    /// [`StoreError::NotAMember`], [`StoreError::Sqlite`].
+    pub fn touch(&self, id: MemberId, now: u64) -> Result<(), StoreError> {
+        let now = seconds(now);
+        let seen: Option<i64> = self.look(|connection| {
+            let mut statement =
+                connection.prepare_cached("SELECT seen FROM member WHERE id = ?1")?;
+            Ok(statement.query_row([id.0], |row| row.get(0)).optional()?)
+        })?;
+        let seen = seen.ok_or(StoreError::NotAMember)?;
+        if now < seen.saturating_add(SEEN_EVERY) {
+            return Ok(());
+        }
+        self.change(|transaction| {
+            transaction.execute("UPDATE member SET seen = ?2 WHERE id = ?1", (id.0, now))?;
+            Ok(())
+        })
+    }
+
+    /// Ends a membership: the credential is good for nothing from now on, the name is free, the number
+    /// will be after all that were never anybody's, and the others hear of it. Whether there was such
+    /// a member.
+    ///
+    /// # Errors
+    /// [`StoreError::Sqlite`].
+    pub fn remove(&self, whom: Whom<'_>, by: &Actor, now: u64) -> Result<bool, StoreError> {
+        // A host can only remove itself.
+        let what = match by {
+            Actor::Host(_) => "left",
+            Actor::Operator(_) => "removed",
+        };
+        self.change(|transaction| {
+            let found = match whom {
+                Whom::Id(id) => {
+                    let sql = "SELECT id, name FROM member WHERE id = ?1";
+                    transaction.query_row(sql, [id.0], id_and_name)
+                }
+                Whom::Name(name) => {
+                    let sql = "SELECT id, name FROM member WHERE name = ?1";
+                    transaction.query_row(sql, [name.as_str()], id_and_name)
+                }
+            };
+            let Some((id, name)) = found.optional()? else {
+                return Ok(false);
+            };
+            let revision = next_revision(transaction)?;
+            transaction.execute(
+                "INSERT INTO removed (public_key, revision)
+                 SELECT public_key, ?2 FROM member WHERE id = ?1",
+                (id, revision),
+            )?;
+            transaction.execute(
+                "INSERT INTO freed (number, since) SELECT number, ?2 FROM member WHERE id = ?1",
+                (id, revision),
+            )?;
+            transaction.execute("DELETE FROM member WHERE id = ?1", [id])?;
+            audit::note(transaction, seconds(now), what, &name, by)?;
+            Ok(true)
+        })
+    }
+
+    /// All members by their numbers.
+    ///
+    /// # Errors
+    /// [`StoreError::NoNetworks`], [`StoreError::Corrupt`], [`StoreError::Sqlite`].
+    pub fn members(&self) -> Result<Vec<MemberInfo>, StoreError> {
+        self.look(|connection| {
+            let networks = networks_of(connection)?.ok_or(StoreError::NoNetworks)?;
+            let mut statement = connection.prepare_cached(
+                "SELECT number, name, public_key, endpoints, tags, joined, seen FROM member
+                 ORDER BY number",
+            )?;
+            let mut rows = statement.query([])?;
+            let mut members = Vec::new();
+            while let Some(row) = rows.next()? {
+                members.push(MemberInfo {
+                    number: row.get(0)?,
+                    member: member_of(row, &networks)?,
+                    joined: unsigned(row.get(5)?),
+                    seen: unsigned(row.get(6)?),
+                });
+            }
+            Ok(members)
+        })
+    }
+}
+
+fn id_and_name(row: &Row<'_>) -> rusqlite::Result<(i64, String)> {
+    Ok((row.get(0)?, row.get(1)?))
+}
+
+/// The member of a row that begins with its number, name, key, endpoints and tags.
+pub(super) fn member_of(row: &Row<'_>, networks: &Networks) -> Result<Member, StoreError> {
+    let addresses = networks.addresses(row.get(0)?);
+    let name = row.get::<_, String>(1)?.parse::<Name>();
+    Ok(Member {
+        name: name.map_err(|_| StoreError::Corrupt("names"))?,
+        public_key: PublicKey::from_bytes(row.get(2)?),
+        addresses: addresses.ok_or(StoreError::Corrupt("numbers"))?.to_vec(),
+        endpoints: from_json(&row.get::<_, String>(3)?, "endpoints")?,
+        tags: from_json(&row.get::<_, String>(4)?, "tags")?,
+    })
+}

@@ -1,0 +1,235 @@
+//! What members are told of each other.
+
+use std::net::SocketAddr;
+
+use seikan_proto::mesh::{Changes, MAX_ENDPOINTS, MAX_MEMBERS, MAX_TAGS, Member};
+
+use super::super::changes::{News, What, members_after, tell};
+use super::*;
+
+fn endpoint(n: u8) -> SocketAddr {
+    SocketAddr::from(([192, 0, 2, n], 51820))
+}
+
+fn names(changes: &Changes) -> Vec<&str> {
+    changes.members.iter().map(|m| m.name.as_str()).collect()
+}
+
+#[test]
+fn a_member_is_told_of_the_others_and_not_of_itself() {
+    let mesh = Mesh::new("100.80.0.0/12");
+    let a = mesh.join("a", 1);
+    let b = mesh.join("b", 2);
+    mesh.store
+        .set_endpoints(b, &[endpoint(7)], NOW)
+        .expect("set");
+    let told = mesh.store.changes(0, a).expect("changes");
+    let addresses = ["100.80.0.2", "fd00::2"].map(|a| a.parse::<IpAddr>().expect("an address"));
+    let expected = Member {
+        name: name("b"),
+        public_key: key(2),
+        addresses: addresses.to_vec(),
+        endpoints: vec![endpoint(7)],
+        tags: Vec::new(),
+    };
+    assert_eq!(told.members, [expected]);
+    assert_eq!(names(&mesh.store.changes(0, b).expect("changes")), ["a"]);
+}
+
+#[test]
+fn an_answer_is_whole_if_the_asker_knows_nothing_that_was() {
+    let mesh = Mesh::new("100.80.0.0/12");
+    let a = mesh.join("a", 1);
+    mesh.join("b", 2);
+    mesh.join("c", 3);
+    mesh.remove("b");
+    // Four changes: three joins and a removal.
+    for since in [0, 5, u64::MAX] {
+        let told = mesh.store.changes(since, a).expect("changes");
+        assert_eq!(
+            (told.revision, told.whole, told.more),
+            (4, true, false),
+            "{since}"
+        );
+        assert_eq!(names(&told), ["c"]);
+        assert!(
+            told.removed.is_empty(),
+            "who forgets everything forgets them too"
+        );
+    }
+    let told = mesh.store.changes(4, a).expect("changes");
+    let nothing = Changes {
+        revision: 4,
+        ..Changes::default()
+    };
+    assert_eq!(told, nothing);
+}
+
+#[test]
+fn only_what_came_after_is_told() {
+    let mesh = Mesh::new("100.80.0.0/12");
+    let store = &mesh.store;
+    let a = mesh.join("a", 1);
+    let b = mesh.join("b", 2);
+    mesh.join("c", 3);
+    assert_eq!(names(&store.changes(2, a).expect("changes")), ["c"]);
+
+    assert!(store.set_endpoints(b, &[endpoint(1)], NOW).expect("set"));
+    let told = store.changes(3, a).expect("changes");
+    assert_eq!((names(&told), told.revision), (vec!["b"], 4));
+    assert!(
+        !store.set_endpoints(b, &[endpoint(1)], NOW).expect("set"),
+        "the same again"
+    );
+    assert_eq!(store.revision().expect("asked"), 4);
+
+    mesh.remove("b");
+    let told = store.changes(4, a).expect("changes");
+    assert_eq!((told.members, told.removed), (vec![], vec![key(2)]));
+    let error = store
+        .set_endpoints(b, &[endpoint(2)], NOW)
+        .expect_err("no member any more");
+    assert!(matches!(error, StoreError::NotAMember), "{error}");
+    store.touch(b, NOW).expect_err("no member any more");
+}
+
+#[test]
+fn who_went_and_came_again_is_a_member() {
+    let mesh = Mesh::new("100.80.0.0/12");
+    let a = mesh.join("a", 1);
+    mesh.join("b", 2);
+    mesh.remove("b");
+    mesh.join("b-again", 2);
+    for since in 1..4 {
+        let told = mesh.store.changes(since, a).expect("changes");
+        assert_eq!(names(&told), ["b-again"], "{since}");
+        assert!(told.removed.is_empty(), "{since}");
+    }
+    mesh.remove("b-again");
+    assert_eq!(mesh.store.changes(1, a).expect("changes").removed, [key(2)]);
+}
+
+/// Members `c100` and so on, with revisions and keys of the same numbers.
+fn crowd(store: &Store, count: u32) {
+    let filled = store.change(|transaction| {
+        transaction.execute(
+            "WITH RECURSIVE n(i) AS (SELECT 100 UNION ALL SELECT i + 1 FROM n WHERE i < 99 + ?1)
+             INSERT INTO member (number, name, public_key, credential, token, tags, endpoints,
+                                 revision, joined, seen)
+             SELECT i, 'c' || i, unhex(printf('%064x', i)), unhex(printf('%064x', i)), 1, '[]',
+                    '[]', i, 0, 0 FROM n",
+            [count],
+        )?;
+        transaction.execute("UPDATE mesh SET revision = 99 + ?1", [count])?;
+        Ok(())
+    });
+    filled.expect("filled");
+}
+
+#[test]
+fn what_does_not_fit_into_one_answer_comes_in_the_next() {
+    let mesh = Mesh::new("100.80.0.0/12");
+    let a = mesh.join("a", 1);
+    crowd(&mesh.store, 5000);
+    let first = mesh.store.changes(0, a).expect("changes");
+    assert_eq!(first.members.len(), MAX_MEMBERS);
+    // c100 has revision 100, so the 4096th has 4195.
+    assert_eq!(
+        (first.revision, first.whole, first.more),
+        (4195, true, true)
+    );
+
+    // What changes between the parts is in a later one.
+    mesh.remove("c100");
+    let second = mesh.store.changes(first.revision, a).expect("changes");
+    assert_eq!(
+        (second.revision, second.whole, second.more),
+        (5100, false, false)
+    );
+    assert_eq!(second.removed, [key(100)]);
+    let told: std::collections::BTreeSet<&str> =
+        names(&first).into_iter().chain(names(&second)).collect();
+    assert_eq!(told.len(), 5000);
+    assert_eq!(second.members.len(), 5000 - MAX_MEMBERS);
+}
+
+#[test]
+fn removals_and_members_share_an_answer_in_the_order_of_their_revisions() {
+    let member = |revision| News {
+        revision,
+        cost: 1,
+        what: What::Member(Box::new(Member {
+            name: name("m"),
+            public_key: key(1),
+            addresses: Vec::new(),
+            endpoints: Vec::new(),
+            tags: Vec::new(),
+        })),
+    };
+    let removal = |revision| News {
+        revision,
+        cost: 1,
+        what: What::Removal(key(2)),
+    };
+    let last = MAX_MEMBERS as i64 + 1;
+    let news = (1..=last).map(|n| if n % 2 == 0 { member(n) } else { removal(n) });
+    let told = tell(news.collect(), 1 << 20, false);
+    assert_eq!(told.members.len() + told.removed.len(), MAX_MEMBERS);
+    assert_eq!((told.more, told.revision), (true, MAX_MEMBERS as u64));
+    let told = tell((1..last).map(member).collect(), 1 << 20, false);
+    assert_eq!((told.more, told.revision), (false, 1 << 20));
+}
+
+#[test]
+fn an_answer_is_no_longer_than_it_may_be() {
+    let dear = (1..=4000).map(|revision| News {
+        revision,
+        cost: 4096,
+        what: What::Removal(key(2)),
+    });
+    let told = tell(dear.collect(), 4000, true);
+    // 8 MiB hold 2048 of 4 KiB, and one is less for the rest of the answer.
+    assert_eq!(
+        (told.removed.len(), told.revision, told.more),
+        (2047, 2047, true)
+    );
+}
+
+#[test]
+fn the_longest_member_is_no_longer_than_it_is_taken_for() {
+    let mesh = Mesh::new("100.80.0.0/12");
+    let longest = "x".repeat(Name::MAX_LEN);
+    let tags = vec![name(&longest); MAX_TAGS];
+    mesh.admit(
+        2,
+        NewToken {
+            tags,
+            ..NewToken::default()
+        },
+    );
+    let id = join(&mesh.store, 2, &longest, u32::MAX).expect("joined").id;
+    let far = "[ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff]:65535";
+    let far: SocketAddr = far.parse().expect("an endpoint");
+    mesh.store
+        .set_endpoints(id, &[far; MAX_ENDPOINTS], NOW)
+        .expect("set");
+    let networks = networks("100.80.0.0/12");
+    let news = mesh
+        .store
+        .look(|connection| members_after(connection, 0, MemberId(0), &networks));
+    let news = news.expect("news");
+    let [
+        News {
+            cost,
+            what: What::Member(member),
+            ..
+        },
+    ] = &news[..]
+    else {
+        panic!("there is one member");
+    };
+    let length = serde_json::to_vec(member).expect("JSON").len();
+    // A comma comes after it; the addresses may have more digits, 15 and 39 characters at most.
+    let addresses: usize = member.addresses.iter().map(|a| a.to_string().len()).sum();
+    assert!(length + 1 + 15 + 39 - addresses <= *cost, "{length} {cost}");
+}

@@ -1,0 +1,211 @@
+//! Tokens: what admits a host. The store has their digests; who made one hands it over and forgets it.
+
+use rusqlite::{Connection, OptionalExtension as _};
+use seikan_proto::mesh::{Digest, MAX_TAGS, Name};
+
+use super::{Actor, Store, StoreError, audit, seconds, unsigned};
+
+/// Longest label in characters.
+const MAX_LABEL: usize = 100;
+
+/// Stands for a token where the token itself must not be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TokenId(pub i64);
+
+/// What a new token is good for. The default admits any number of hosts, without tags, until it is
+/// withdrawn.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NewToken {
+    /// What people know it by; at most 100 characters.
+    pub label: Option<String>,
+    /// How many hosts it admits, at least 1; `None`: as many as come.
+    pub uses: Option<u32>,
+    /// The second since 1970 from which on it is not good any more; `None`: it stays good.
+    pub expires: Option<u64>,
+    /// What members get that it admits; at most [`MAX_TAGS`].
+    pub tags: Vec<Name>,
+}
+
+/// A token as operators see it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokenInfo {
+    /// For [`Store::withdraw_token`].
+    pub id: TokenId,
+    /// What people know it by.
+    pub label: Option<String>,
+    /// How many hosts it admits; `None`: as many as come.
+    pub uses: Option<u32>,
+    /// How many it has admitted.
+    pub used: u64,
+    /// When it was made, in seconds since 1970.
+    pub created: u64,
+    /// From when on it is not good any more.
+    pub expires: Option<u64>,
+    /// When it was withdrawn, if it was.
+    pub withdrawn: Option<u64>,
+    /// What members get that it admits.
+    pub tags: Vec<Name>,
+}
+
+impl TokenInfo {
+    /// Whether it still admits hosts at this time.
+    pub fn is_good(&self, now: u64) -> bool {
+        let left = self.uses.is_none_or(|uses| self.used < u64::from(uses));
+        left && self.withdrawn.is_none() && self.expires.is_none_or(|end| now < end)
+    }
+}
+
+impl Store {
+    /// Remembers a token by its digest.
+    ///
+    /// # Errors
+    /// [`StoreError::OutOfBounds`]: more than [`MAX_TAGS`] tags, a label that is too long, no use;
+    /// [`StoreError::Sqlite`].
+    pub fn create_token(
+        &self,
+        digest: &Digest,
+        token: &NewToken,
+        by: &Actor,
+        now: u64,
+    ) -> Result<TokenId, StoreError> {
+        if token.tags.len() > MAX_TAGS {
+            return Err(StoreError::OutOfBounds("a token has 16 tags at most"));
+        }
+        if token.uses == Some(0) {
+            return Err(StoreError::OutOfBounds(
+                "a token is good for at least one use",
+            ));
+        }
+        let label = token.label.as_deref();
+        if label.is_some_and(|label| label.chars().count() > MAX_LABEL) {
+            return Err(StoreError::OutOfBounds(
+                "a token's label has 100 characters at most",
+            ));
+        }
+        let tags = to_json(&token.tags)?;
+        self.change(|transaction| {
+            transaction.execute(
+                "INSERT INTO token (digest, label, uses, used, created, expires, tags)
+                 VALUES (?1, ?2, ?3, 0, ?4, ?5, ?6)",
+                (
+                    digest.0,
+                    label,
+                    token.uses,
+                    seconds(now),
+                    token.expires.map(seconds),
+                    &tags,
+                ),
+            )?;
+            let id = transaction.last_insert_rowid();
+            let subject = named(id, label);
+            audit::note(transaction, seconds(now), "token created", &subject, by)?;
+            Ok(TokenId(id))
+        })
+    }
+
+    /// All tokens, the newest first, those that are not good any more included.
+    ///
+    /// # Errors
+    /// [`StoreError::Corrupt`], [`StoreError::Sqlite`].
+    pub fn tokens(&self) -> Result<Vec<TokenInfo>, StoreError> {
+        self.look(|connection| {
+            let mut statement = connection.prepare_cached(
+                "SELECT id, label, uses, used, created, expires, withdrawn, tags FROM token
+                 ORDER BY id DESC",
+            )?;
+            let mut rows = statement.query([])?;
+            let mut tokens = Vec::new();
+            while let Some(row) = rows.next()? {
+                tokens.push(TokenInfo {
+                    id: TokenId(row.get(0)?),
+                    label: row.get(1)?,
+                    uses: row.get(2)?,
+                    used: unsigned(row.get(3)?),
+                    created: unsigned(row.get(4)?),
+                    expires: row.get::<_, Option<i64>>(5)?.map(unsigned),
+                    withdrawn: row.get::<_, Option<i64>>(6)?.map(unsigned),
+                    tags: from_json(&row.get::<_, String>(7)?, "tags")?,
+                });
+            }
+            Ok(tokens)
+        })
+    }
+
+    /// Makes a token admit nobody any more; members that it admitted stay. Whether there was one that
+    /// had not been withdrawn before.
+    ///
+    /// # Errors
+    /// [`StoreError::Sqlite`].
+    pub fn withdraw_token(&self, id: TokenId, by: &Actor, now: u64) -> Result<bool, StoreError> {
+        self.change(|transaction| {
+            let changed = transaction.execute(
+                "UPDATE token SET withdrawn = ?2 WHERE id = ?1 AND withdrawn IS NULL",
+                (id.0, seconds(now)),
+            )?;
+            if changed == 0 {
+                return Ok(false);
+            }
+            let sql = "SELECT label FROM token WHERE id = ?1";
+            let label: Option<String> = transaction.query_row(sql, [id.0], |row| row.get(0))?;
+            let subject = named(id.0, label.as_deref());
+            audit::note(transaction, seconds(now), "token withdrawn", &subject, by)?;
+            Ok(true)
+        })
+    }
+}
+
+/// A token as a join judges it.
+pub(super) struct Found {
+    pub id: i64,
+    /// Of what it admits, nothing is left.
+    pub used_up: bool,
+    /// A JSON array.
+    pub tags: String,
+}
+
+/// The token with this digest, if it is neither expired nor withdrawn.
+pub(super) fn find(
+    connection: &Connection,
+    digest: &Digest,
+    at: i64,
+) -> Result<Option<Found>, StoreError> {
+    let mut statement = connection.prepare_cached(
+        "SELECT id, used >= ifnull(uses, used + 1), tags FROM token
+         WHERE digest = ?1 AND withdrawn IS NULL AND ifnull(expires > ?2, 1)",
+    )?;
+    let found = statement.query_row((digest.0, at), |row| {
+        Ok(Found {
+            id: row.get(0)?,
+            used_up: row.get(1)?,
+            tags: row.get(2)?,
+        })
+    });
+    Ok(found.optional()?)
+}
+
+/// Counts a use of it.
+pub(super) fn count_use(connection: &Connection, id: i64) -> Result<(), StoreError> {
+    let mut statement =
+        connection.prepare_cached("UPDATE token SET used = used + 1 WHERE id = ?1")?;
+    statement.execute([id])?;
+    Ok(())
+}
+
+/// As the audit has it.
+fn named(id: i64, label: Option<&str>) -> String {
+    match label {
+        Some(label) => format!("{id} ({label})"),
+        None => id.to_string(),
+    }
+}
+
+pub(super) fn to_json<T: serde::Serialize>(values: &[T]) -> Result<String, StoreError> {
+    serde_json::to_string(values).map_err(|_| StoreError::Corrupt("lists"))
+}
+
+pub(super) fn from_json<T: serde::de::DeserializeOwned>(
+    text: &str,
+    what: &'static str,
+) -> Result<Vec<T>, StoreError> {
+    serde_json::from_str(text).map_err(|_| StoreError::Corrupt(what))
+}

@@ -1,0 +1,268 @@
+//! The certificate that hosts know their coordinator by.
+//!
+//! Either an authority has signed it and it comes from files ([`Certificate::load`]), or the
+//! coordinator makes one itself and keeps it ([`Certificate::own`]). Hosts that are told its [`Pin`]
+//! beforehand need no authority.
+
+use std::fmt;
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process;
+use std::sync::Arc;
+
+use rcgen::{CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, KeyPair};
+use rustls::ServerConfig;
+use rustls::crypto::aws_lc_rs;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::version::TLS13;
+use seikan_proto::mesh::Pin;
+use zeroize::Zeroizing;
+
+/// The file of a certificate that the coordinator made itself, its key included.
+const OWN: &str = "tls.pem";
+
+/// Why there is no certificate.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// A file or folder cannot be read or made.
+    #[error("cannot use {}: {source}", path.display())]
+    Io {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// There is no certificate in the file.
+    #[error("{} has no certificate: it has to be PEM, the server's own certificate first", path.display())]
+    NoCertificate {
+        /// Which file.
+        path: PathBuf,
+    },
+    /// There is no private key in the file. What is in it is not told.
+    #[error("{} has no private key: it has to be PEM, not encrypted", path.display())]
+    NoKey {
+        /// Which file.
+        path: PathBuf,
+    },
+    /// Certificate and key cannot serve.
+    #[error("the certificate cannot be used: {0}")]
+    Unusable(rustls::Error),
+    /// No certificate can be made, for instance for what is no host's name.
+    #[error(
+        "cannot make a certificate: {0}; give names and addresses that hosts reach the coordinator by"
+    )]
+    Make(rcgen::Error),
+}
+
+/// A certificate with those it is signed by, and its key.
+pub struct Certificate {
+    /// The server's own first; never empty.
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+}
+
+impl Certificate {
+    /// From PEM files; both may be the same.
+    ///
+    /// # Errors
+    /// [`TlsError::Io`], [`TlsError::NoCertificate`], [`TlsError::NoKey`].
+    pub fn load(chain: &Path, key: &Path) -> Result<Certificate, TlsError> {
+        let text = read(chain)?;
+        let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
+        let certificates = certificates.ok().filter(|chain| !chain.is_empty());
+        let text = read(key)?;
+        Ok(Certificate {
+            chain: certificates.ok_or_else(|| TlsError::NoCertificate {
+                path: chain.to_owned(),
+            })?,
+            key: PrivateKeyDer::from_pem_slice(&text).map_err(|_| TlsError::NoKey {
+                path: key.to_owned(),
+            })?,
+        })
+    }
+
+    /// The one that is kept in `directory`. If there is none it is made: for these names and addresses,
+    /// signed by itself, good until the year 4096, readable for its owner only (mode 0600). One that is
+    /// there stays as it is, whatever the names: hosts know it by its pin.
+    ///
+    /// # Errors
+    /// As [`Certificate::load`]; [`TlsError::Make`].
+    pub fn own(directory: &Path, names: &[String]) -> Result<Certificate, TlsError> {
+        let path = directory.join(OWN);
+        if !Certificate::is_own(directory) {
+            make(directory, &path, names)?;
+        }
+        Certificate::load(&path, &path)
+    }
+
+    /// Whether one that the coordinator made itself is kept in `directory`.
+    pub fn is_own(directory: &Path) -> bool {
+        directory.join(OWN).exists()
+    }
+
+    /// What hosts know it by.
+    pub fn pin(&self) -> Pin {
+        Pin::of_certificate(self.chain.first().map_or(&[][..], |own| &own[..]))
+    }
+
+    /// How a server speaks TLS with it: TLS 1.3 only, which every host of a mesh has.
+    ///
+    /// # Errors
+    /// [`TlsError::Unusable`]: the key is not the certificate's, or of an unknown kind.
+    pub(crate) fn server_config(&self) -> Result<ServerConfig, TlsError> {
+        let provider = Arc::new(aws_lc_rs::default_provider());
+        let mut config = ServerConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&TLS13])
+            .map_err(TlsError::Unusable)?
+            .with_no_client_auth()
+            .with_single_cert(self.chain.clone(), self.key.clone_key())
+            .map_err(TlsError::Unusable)?;
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Ok(config)
+    }
+}
+
+impl fmt::Debug for Certificate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Certificate")
+            .field("pin", &self.pin())
+            .finish_non_exhaustive()
+    }
+}
+
+fn failed(path: &Path) -> impl Fn(io::Error) -> TlsError {
+    move |source| TlsError::Io {
+        path: path.to_owned(),
+        source,
+    }
+}
+
+fn read(path: &Path) -> Result<Zeroizing<Vec<u8>>, TlsError> {
+    fs::read(path).map(Zeroizing::new).map_err(failed(path))
+}
+
+/// Makes a certificate and puts it where it is kept, unless another process was faster.
+fn make(directory: &Path, path: &Path, names: &[String]) -> Result<(), TlsError> {
+    let key = KeyPair::generate().map_err(TlsError::Make)?;
+    let mut parameters = CertificateParams::new(names).map_err(TlsError::Make)?;
+    parameters.distinguished_name = DistinguishedName::new();
+    parameters
+        .distinguished_name
+        .push(DnType::CommonName, "seikan coordinator");
+    parameters.insert_extended_key_usage(ExtendedKeyUsagePurpose::ServerAuth);
+    let certificate = parameters.self_signed(&key).map_err(TlsError::Make)?;
+    let key = Zeroizing::new(key.serialize_pem());
+    let text = Zeroizing::new(format!("{}{}", certificate.pem(), *key));
+
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(directory)
+        .map_err(failed(directory))?;
+    let beside = directory.join(format!("{OWN}.{}", process::id()));
+    let placed = place(&beside, path, text.as_bytes());
+    // What failed before is more telling than that there is nothing to remove.
+    let _ = fs::remove_file(&beside);
+    placed.map_err(failed(path))
+}
+
+/// A file that is there is whole, and none is overwritten.
+fn place(beside: &Path, path: &Path, text: &[u8]) -> io::Result<()> {
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(beside)?;
+    file.write_all(text)?;
+    file.sync_all()?;
+    match fs::hard_link(beside, path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    fn names() -> Vec<String> {
+        vec!["mesh.example.org".to_owned(), "192.0.2.1".to_owned()]
+    }
+
+    #[test]
+    fn a_certificate_that_was_made_is_kept_for_its_owner_only() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let state = folder.path().join("state");
+        assert!(!Certificate::is_own(&state));
+        let made = Certificate::own(&state, &names()).expect("made");
+        assert!(Certificate::is_own(&state));
+        let kept = Certificate::own(&state, &[]).expect("kept");
+        assert_eq!(made.pin(), kept.pin());
+        let file = fs::metadata(state.join("tls.pem")).expect("a file");
+        assert_eq!(file.permissions().mode() & 0o777, 0o600);
+        let folder = fs::metadata(&state).expect("a folder");
+        assert_eq!(folder.permissions().mode() & 0o777, 0o700);
+        assert_eq!(fs::read_dir(&state).expect("a folder").count(), 1);
+        made.server_config().expect("it can serve");
+    }
+
+    #[test]
+    fn the_pin_is_of_the_first_certificate() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let make = |name: &str| {
+            let folder = folder.path().join(name);
+            let own = Certificate::own(&folder, &names()).expect("made");
+            (folder.join("tls.pem"), own)
+        };
+        let ((first, own), (second, _)) = (make("a"), make("b"));
+        let both = folder.path().join("both.pem");
+        let text = |path| fs::read_to_string(path).expect("a file");
+        fs::write(&both, text(&first) + &text(&second)).expect("a file");
+        let chain = Certificate::load(&both, &first).expect("loaded");
+        assert_eq!(chain.pin(), own.pin());
+        assert_eq!(chain.chain.len(), 2);
+    }
+
+    #[test]
+    fn what_is_missing_is_said_without_what_is_there() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let own = folder.path().join("own");
+        Certificate::own(&own, &names()).expect("made");
+        let good = own.join("tls.pem");
+        let odd = folder.path().join("odd.pem");
+        fs::write(&odd, "-----BEGIN PRIVATE KEY-----\nc2VjcmV0\n").expect("a file");
+        let error = Certificate::load(&good, &odd).expect_err("no key");
+        assert!(matches!(error, TlsError::NoKey { .. }), "{error}");
+        assert!(!error.to_string().contains("c2VjcmV0"), "{error}");
+        let error = Certificate::load(&odd, &good).expect_err("no certificate");
+        assert!(matches!(error, TlsError::NoCertificate { .. }), "{error}");
+        let error = Certificate::load(&folder.path().join("none"), &good).expect_err("no file");
+        assert!(matches!(error, TlsError::Io { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_key_of_another_certificate_cannot_serve() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (a, b) = (folder.path().join("a"), folder.path().join("b"));
+        for own in [&a, &b] {
+            Certificate::own(own, &names()).expect("made");
+        }
+        let mixed = Certificate::load(&a.join("tls.pem"), &b.join("tls.pem")).expect("loaded");
+        let error = mixed.server_config().expect_err("they do not fit");
+        assert!(matches!(error, TlsError::Unusable(_)), "{error}");
+        // Not even for debugging.
+        assert!(!format!("{mixed:?}").contains("Private"), "{mixed:?}");
+    }
+
+    #[test]
+    fn what_is_no_name_is_refused() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let error = Certificate::own(folder.path(), &["名".to_owned()]).expect_err("no name");
+        assert!(matches!(error, TlsError::Make(_)), "{error}");
+    }
+}
