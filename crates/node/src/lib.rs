@@ -6,6 +6,7 @@ pub mod control;
 pub mod gateway;
 mod intake;
 pub mod life;
+pub mod mesh;
 pub mod metrics;
 pub mod node;
 pub mod save;

@@ -2,7 +2,7 @@
 //!
 //! - An address or a route of the host changed, a link came up: the source addresses that peers
 //!   were last answered from are forgotten, so that the kernel chooses anew, and a peer with a
-//!   keepalive is told at once where we are now.
+//!   keepalive, or a member of our mesh with a session, is told at once where we are now.
 //! - A peer that was given by name does not answer handshakes: the name is resolved again, by a
 //!   thread of its own, for a resolver may take half a minute. One name is in its hands at a time.
 //!
@@ -195,6 +195,18 @@ fn forget_sources(node: &mut Node) {
     }
 }
 
+/// Members of a mesh are told by what says it fastest: a datagram from the new address.
+fn announce_to_members(node: &mut Node) {
+    let Some(mesh) = &node.mesh else { return };
+    let members: Vec<_> = mesh.members.keys().copied().collect();
+    for key in members {
+        if let Some(id) = node.tunnel.peer_by_key(&key) {
+            node.tunnel.announce(now(), id, &mut node.outbox);
+            node.transmit();
+        }
+    }
+}
+
 /// A keepalive at once, for a peer that gets such.
 fn announce(node: &mut Node, id: seikan_proto::indices::PeerId) {
     let interval = node.tunnel.peer(id).and_then(|p| p.persistent_keepalive());
@@ -225,6 +237,7 @@ impl Service for Life {
                 self.settling = false;
                 let _ = self.settled.stop();
                 forget_sources(node);
+                announce_to_members(node);
                 self.names.iter_mut().for_each(|named| named.wanted = true);
                 self.look_after_names(node);
             }

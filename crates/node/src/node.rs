@@ -2,6 +2,7 @@
 
 use crate::config::{CipherPreference, Config, Host, Protocol};
 use crate::gateway::GatewayNode;
+use crate::mesh::MeshState;
 use seikan_observe::Histogram;
 use seikan_proto::capabilities::Cipher;
 use seikan_proto::inbox::Inbox;
@@ -191,6 +192,8 @@ pub struct Node {
     pub started: Instant,
     /// Devices of a local network that take part, if this is their gateway.
     pub gateway: Option<GatewayNode>,
+    /// The mesh that it is a member of.
+    pub mesh: Option<MeshState>,
     pub(crate) outbox: Outbox,
     pub(crate) inbox: Inbox,
 }
@@ -258,6 +261,7 @@ impl Node {
             batches: BatchSizes::default(),
             started: now.mono,
             gateway: None,
+            mesh: None,
             outbox,
             inbox: Inbox::new(tcp_gso, udp_gso),
         })

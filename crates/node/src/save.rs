@@ -65,7 +65,11 @@ pub fn save(config: &Config, path: &Path) -> Result<(), SaveError> {
 /// changed since.
 pub fn running(config: &Config, node: &Node) -> Config {
     let tunnel = &node.tunnel;
-    let peers = tunnel.peers().map(|peer| {
+    // Members of a mesh are told anew each time.
+    let members = node.mesh.as_ref().map(|mesh| &mesh.members);
+    let is_member = |key| members.is_some_and(|members| members.contains_key(key));
+    let peers = tunnel.peers().filter(|peer| !is_member(&peer.public_key));
+    let peers = peers.map(|peer| {
         let before = config
             .peers
             .iter()

@@ -5,6 +5,7 @@
 
 use crate::control::subject::Record;
 use crate::gateway::status::GatewayStatus;
+use crate::mesh::{Contact, MeshState};
 use crate::node::{Node, now};
 use seikan_observe::{DirectionCounters, DropCounts, Histogram, PeerCounters};
 use seikan_proto::noise::Construction;
@@ -18,6 +19,9 @@ use std::net::SocketAddr;
 
 /// Version of the interface; another one breaks readers of this one.
 pub const VERSION: u32 = 1;
+
+/// Members that are no peers of whom a status tells, at most.
+const MAX_REFUSED_SHOWN: usize = 16;
 
 /// A running tunnel.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -41,11 +45,33 @@ pub struct Status {
     pub totals: Traffic,
     /// How many packets each system call moved.
     pub batches: Batches,
+    /// The mesh that this host is a member of; absent if it is of none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mesh: Option<MeshStatus>,
     /// The peers, ordered by key.
     pub peers: Vec<PeerStatus>,
     /// The gateway; absent if this is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gateway: Option<GatewayStatus>,
+}
+
+/// Membership in a mesh.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MeshStatus {
+    /// Where the coordinator is.
+    pub coordinator: String,
+    /// How it stands with it.
+    pub contact: Contact,
+    /// The revision up to which the members are known.
+    pub revision: u64,
+    /// Members that are peers, besides this host.
+    pub members: usize,
+    /// Members that are no peers.
+    #[serde(default)]
+    pub refused_members: usize,
+    /// The first of those, by their keys, with the reason.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub refused: BTreeMap<String, String>,
 }
 
 /// What the interface is.
@@ -202,7 +228,7 @@ pub struct Bucket {
 /// A peer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PeerStatus {
-    /// Its name in the configuration.
+    /// Its name in the configuration or the mesh.
     pub name: Option<String>,
     /// Its identity.
     pub public_key: String,
@@ -281,6 +307,7 @@ pub fn without_peers(node: &Node, record: &Record) -> Status {
             datagrams_per_receive: distribution(&node.batches.datagrams_per_receive),
             packets_per_write: distribution(&node.batches.packets_per_write),
         },
+        mesh: node.mesh.as_ref().map(mesh),
         peers: Vec::new(),
         gateway: None,
     }
@@ -290,7 +317,7 @@ pub fn without_peers(node: &Node, record: &Record) -> Status {
 pub fn peer(node: &Node, record: &Record, peer: &Peer, now: Now) -> PeerStatus {
     let native = node.tunnel.construction() == Construction::Native;
     PeerStatus {
-        name: record.names.get(&peer.public_key).cloned(),
+        name: record.name_of(node, &peer.public_key),
         public_key: peer.public_key.to_string(),
         has_preshared_key: peer.preshared_key.is_set(),
         allowed_ips: node
@@ -336,6 +363,20 @@ fn interface(node: &Node, record: &Record) -> Interface {
         fwmark: node.sockets.fwmark(),
         uptime_s: uptime.as_millis() as f64 / 1000.0,
         without_uapi: record.without_uapi.clone(),
+    }
+}
+
+fn mesh(mesh: &MeshState) -> MeshStatus {
+    let refused = mesh.refused.iter().take(MAX_REFUSED_SHOWN);
+    MeshStatus {
+        refused_members: mesh.refused.len(),
+        coordinator: mesh.coordinator.clone(),
+        contact: mesh.contact.clone(),
+        revision: mesh.revision,
+        members: mesh.members.len(),
+        refused: refused
+            .map(|(key, reason)| (key.to_string(), (*reason).to_owned()))
+            .collect(),
     }
 }
 

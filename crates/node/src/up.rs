@@ -19,6 +19,7 @@ use crate::config::{Config, Diagnostic, GatewayMode, GatewaySettings, Host, Seve
 use crate::control::{Control, ControlError, Places};
 use crate::gateway::{GatewayNode, LanError, Watch};
 use crate::life::{Life, LifeError};
+use crate::mesh::Mesh;
 use crate::node::{Node, NodeError, resolve};
 use crate::save;
 use crate::setup::forwarding::Upkeep;
@@ -68,6 +69,9 @@ pub enum UpError {
     /// The network cannot be watched.
     #[error(transparent)]
     Life(#[from] LifeError),
+    /// What talks to the coordinator of the mesh cannot start.
+    #[error("cannot start what talks to the coordinator: {0}")]
+    Mesh(io::Error),
     /// The gateway's side of the local network.
     #[error(transparent)]
     Lan(#[from] LanError),
@@ -362,6 +366,14 @@ impl Work<'_> {
                 Some(_) => Some(Watch::new()?),
                 None => None,
             },
+            mesh: match &self.config.mesh {
+                Some(settings) => {
+                    let state = &self.options.places.state;
+                    let started = Mesh::start(self.config, settings, state, node);
+                    Some(started.map_err(UpError::Mesh)?)
+                }
+                None => None,
+            },
         };
         let summary = UpSummary {
             interface: self.config.name.to_string(),
@@ -502,21 +514,26 @@ struct Services<'a> {
     control: &'a mut Control,
     life: Life,
     watch: Option<Watch<'a>>,
+    mesh: Option<Mesh>,
 }
 
 impl Service for Services<'_> {
     fn start(&mut self, epoll: &Epoll) -> io::Result<()> {
         self.control.start(epoll)?;
         self.life.start(epoll)?;
+        if let Some(mesh) = &mut self.mesh {
+            mesh.start(epoll)?;
+        }
         self.watch
             .iter_mut()
             .try_for_each(|watch| watch.start(epoll))
     }
 
     fn ready(&mut self, token: u64, epoll: &Epoll, node: &mut Node) -> Verdict {
-        match &mut self.watch {
+        match (&mut self.watch, &mut self.mesh) {
             _ if Life::owns(token) => self.life.ready(token, epoll, node),
-            Some(watch) if Watch::owns(token) => watch.ready(token, epoll, node),
+            (_, Some(mesh)) if Mesh::owns(token) => mesh.ready(token, epoll, node),
+            (Some(watch), _) if Watch::owns(token) => watch.ready(token, epoll, node),
             _ => self.control.ready(token, epoll, node),
         }
     }

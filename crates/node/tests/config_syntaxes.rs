@@ -7,10 +7,11 @@ use ipnet::IpNet;
 use proptest::prelude::*;
 use seikan_node::config::{
     CipherPreference, Config, Endpoint, GatewayMode, GatewaySettings, Hooks, Host, InterfaceName,
-    Overrides, Parsed, PeerConfig, PresharedKey, PrivateKey, Protocol, PublicKey, Source, Syntax,
-    Table, parse,
+    MeshSettings, Overrides, Parsed, PeerConfig, PresharedKey, PrivateKey, Protocol, PublicKey,
+    Source, Syntax, Table, parse,
 };
 use seikan_proto::gateway::{DeviceConfig, Remote};
+use seikan_proto::mesh::Pin;
 use seikan_wire::ethernet::Mac;
 use zeroize::Zeroizing;
 
@@ -209,7 +210,7 @@ fn the_example_has_every_key_and_no_fault() {
     let lists = lists.filter_map(|help| help.strip_prefix("known keys: "));
     let lists: Vec<Vec<_>> = lists.map(|list| list.split(", ").collect()).collect();
     let counts: Vec<_> = lists.iter().map(Vec::len).collect();
-    assert_eq!(counts, [18, 7, 5, 7, 2]);
+    assert_eq!(counts, [21, 7, 5, 7, 2]);
     for (text, lists) in [(text, &lists[..2]), (gateway, &lists[2..])] {
         for key in lists.concat() {
             let line = |line: &str| {
@@ -458,7 +459,8 @@ fn told(config: &Config) -> String {
         .map(|peer| peer.public_key.to_string())
         .collect();
     let own = config.private_key.as_bytes();
-    format!("{config:?}\n{own:?}\n{secrets:?}\n{keys:?}")
+    let credential = config.mesh.as_ref().map(|mesh| mesh.credential.reveal());
+    format!("{config:?}\n{own:?}\n{secrets:?}\n{keys:?}\n{credential:?}")
 }
 
 prop_compose! {
@@ -615,6 +617,7 @@ prop_compose! {
         hooks in hooks(),
         mut peers in proptest::collection::vec(peer(), 0..4),
         gateway in proptest::option::of(any_gateway()),
+        mesh in proptest::option::of(any_mesh()),
     ) -> Config {
         let (mut own, native, offload, save_config, copy_dscp) = words;
         own[0] &= 248;
@@ -649,6 +652,24 @@ prop_compose! {
             copy_dscp,
             peers,
             gateway,
+            mesh,
+        }
+    }
+}
+
+prop_compose! {
+    fn any_mesh()(
+        endpoint in endpoint(),
+        pin in proptest::option::of(any::<[u8; 8]>()),
+        secret in any::<u8>(),
+    ) -> MeshSettings {
+        let url = format!("https://{endpoint}");
+        let text = format!("skc_{}", ["A", "b", "7", "_"][usize::from(secret % 4)].repeat(32));
+        MeshSettings {
+            // A scope is a host's own matter.
+            coordinator: url.parse().unwrap_or_else(|_| "https://mesh:7443".parse().unwrap()),
+            pin: pin.map(|bytes| Pin::of_certificate(&bytes)),
+            credential: text.parse().unwrap(),
         }
     }
 }
@@ -705,5 +726,47 @@ proptest! {
             prop_assert!(!shown.contains(OWN), "{}", shown);
             prop_assert_eq!(parsed.config.is_none(), parsed.diagnostics.has_errors());
         }
+    }
+}
+
+#[test]
+fn a_member_of_a_mesh_says_where_its_coordinator_is() {
+    let credential = format!("skc_{}", "A".repeat(32));
+    let text = format!(
+        "private-key = \"{OWN}\"\naddress = \"100.80.0.1/12\"\n\
+         coordinator = \"https://mesh.example.org:7443\"\ncredential = \"{credential}\"\n"
+    );
+    let mesh = config(Syntax::Toml, &text).mesh.expect("a mesh");
+    assert_eq!(
+        mesh.coordinator.to_string(),
+        "https://mesh.example.org:7443"
+    );
+    assert_eq!(*mesh.credential.reveal(), credential);
+    assert_eq!(mesh.pin, None);
+    // It is a secret: neither shown nor repeated when it is wrong.
+    assert!(!format!("{mesh:?}").contains(&credential));
+    let wrong = text.replace("skc_AAAA", "skc_!AAA");
+    let parsed = parse_text(Syntax::Toml, &wrong, &Overrides::default());
+    assert!(parsed.config.is_none());
+    let told = parsed.diagnostics.to_string();
+    assert!(
+        told.contains("credential") && !told.contains("AAAA"),
+        "{told}"
+    );
+}
+
+#[test]
+fn half_a_membership_is_an_error() {
+    let credential = format!("skc_{}", "A".repeat(32));
+    let base = format!("private-key = \"{OWN}\"\naddress = \"100.80.0.1/12\"\n");
+    for (line, missing) in [
+        ("coordinator = \"https://m\"".to_owned(), "credential"),
+        (format!("credential = \"{credential}\""), "coordinator"),
+    ] {
+        let text = format!("{base}{line}\n");
+        let parsed = parse_text(Syntax::Toml, &text, &Overrides::default());
+        assert!(parsed.config.is_none(), "{text}");
+        let told = parsed.diagnostics.to_string();
+        assert!(told.contains(&format!("needs `{missing}`")), "{told}");
     }
 }

@@ -15,7 +15,7 @@ use super::overrides::Overrides;
 use super::report::Reporter;
 use super::schema::Field;
 use super::types::{
-    CipherPreference, Config, InterfaceName, InterfaceNameError, PeerConfig, Protocol,
+    CipherPreference, Config, InterfaceName, InterfaceNameError, MeshSettings, PeerConfig, Protocol,
 };
 use super::values::DnsItem;
 
@@ -57,6 +57,7 @@ pub(super) fn check(
     check_identities(&interface, &peers, reporter);
     check_allowed_ips(&interface, &peers, reporter);
     check_reach(&interface, &peers, reporter);
+    check_mesh(&interface, reporter);
     let gateway = gateway::check(gateway, name.as_ref(), &interface, &peers, reporter);
     let peers = peers.into_iter().filter_map(complete_peer).collect();
     let config = complete(interface, name?, protocol, overrides, peers)?;
@@ -185,6 +186,23 @@ fn check_native(
             reporter.warn(*line, Some(Field::Metrics), &message(*value), help);
         }
         _ => {}
+    }
+}
+
+/// A coordinator and a credential belong together; a pin belongs to both.
+fn check_mesh(interface: &InterfaceDraft, reporter: &mut Reporter<'_>) {
+    let keys = [Field::Coordinator, Field::Credential];
+    let given = keys.map(|key| interface.given.has(key));
+    let pin = &interface.mesh.pin;
+    for (key, _) in keys.iter().zip(given).filter(|(_, given)| !given) {
+        if given == [false; 2] && pin.is_none() {
+            return;
+        }
+        let name = reporter.name(*key);
+        let message = format!("a member of a mesh needs `{name}`, which is not there");
+        let help =
+            "run `seikan join`, which writes the file, or take out what is said of a coordinator";
+        reporter.whole(Severity::Error, &message, help);
     }
 }
 
@@ -335,6 +353,15 @@ fn complete(
         }
     }
     let native = interface.native;
+    let mesh = interface.mesh;
+    let mesh = mesh
+        .coordinator
+        .zip(mesh.credential)
+        .map(|(coordinator, credential)| MeshSettings {
+            coordinator: coordinator.value,
+            pin: mesh.pin.map(|pin| pin.value),
+            credential: credential.value,
+        });
     Some(Config {
         name,
         protocol,
@@ -356,6 +383,7 @@ fn complete(
         copy_dscp: native.copy_dscp.unwrap_or(false),
         peers,
         gateway: None,
+        mesh,
     })
 }
 

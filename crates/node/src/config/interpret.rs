@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use ipnet::IpNet;
+use seikan_proto::mesh::{Credential, Pin};
 use zeroize::Zeroizing;
 
 use super::gateway::draft::{GatewayDraft, GatewaySection};
@@ -13,7 +14,7 @@ use super::key::{PresharedKey, PrivateKey, PublicKey};
 use super::load::ReadKey;
 use super::report::Reporter;
 use super::schema::{Document, Entry, Field, Item, Section, SectionKind, Shape};
-use super::types::{CipherPreference, Endpoint, Hooks, Protocol, Table};
+use super::types::{CipherPreference, CoordinatorUrl, Endpoint, Hooks, Protocol, Table};
 use super::values::{self, DnsItem, Problem};
 
 /// A value and the line it came from.
@@ -51,6 +52,15 @@ pub(super) struct InterfaceDraft {
     pub hooks: Hooks,
     pub save_config: bool,
     pub native: NativeDraft,
+    pub mesh: MeshDraft,
+}
+
+/// What is said about the coordinator of a mesh.
+#[derive(Default)]
+pub(super) struct MeshDraft {
+    pub coordinator: Option<At<CoordinatorUrl>>,
+    pub pin: Option<At<Pin>>,
+    pub credential: Option<At<Credential>>,
 }
 
 /// What only Seikan knows.
@@ -180,6 +190,13 @@ impl Context<'_, '_, '_> {
                 Field::Metrics => self.set_at(&entry, values::socket, &mut draft.native.metrics),
                 Field::Cipher => self.set_at(&entry, values::cipher, &mut draft.native.cipher),
                 Field::CopyDscp => self.set(&entry, values::boolean, &mut draft.native.copy_dscp),
+                Field::Coordinator => {
+                    self.set_at(&entry, values::coordinator, &mut draft.mesh.coordinator);
+                }
+                Field::CoordinatorPin => self.set_at(&entry, values::pin, &mut draft.mesh.pin),
+                Field::Credential => {
+                    self.set_at(&entry, values::credential, &mut draft.mesh.credential);
+                }
                 // The splitters let only an interface's keys into its section.
                 _ => {}
             }

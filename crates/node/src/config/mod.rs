@@ -33,7 +33,7 @@ pub use key::{
 pub use load::{ConfigError, Parsed, ReadKey, Source, Syntax, interface_name, load, locate, parse};
 pub use overrides::Overrides;
 pub use types::{
-    CipherPreference, Config, Endpoint, Hooks, Host, InterfaceName, InterfaceNameError, PeerConfig,
-    Protocol, Table, UnknownValue,
+    CipherPreference, Config, CoordinatorUrl, Endpoint, Hooks, Host, InterfaceName,
+    InterfaceNameError, MeshSettings, NotACoordinator, PeerConfig, Protocol, Table, UnknownValue,
 };
 pub use write::NotInIni;

@@ -28,6 +28,9 @@ pub(super) enum Field {
     Metrics,
     Cipher,
     CopyDscp,
+    Coordinator,
+    CoordinatorPin,
+    Credential,
     Name,
     PublicKey,
     PresharedKey,
@@ -102,7 +105,7 @@ const fn spec(
 
 /// The schema.
 #[rustfmt::skip]
-pub(super) static KEYS: [FieldSpec; 39] = {
+pub(super) static KEYS: [FieldSpec; 42] = {
     use SectionKind::{Device, Gateway, Interface, Peer, Remote};
     use Shape::{Lines, List, One};
     [
@@ -124,6 +127,9 @@ pub(super) static KEYS: [FieldSpec; 39] = {
         spec(Field::Metrics, Interface, One, "Metrics", "metrics"),
         spec(Field::Cipher, Interface, One, "Cipher", "cipher"),
         spec(Field::CopyDscp, Interface, One, "CopyDSCP", "copy-dscp"),
+        spec(Field::Coordinator, Interface, One, "Coordinator", "coordinator"),
+        spec(Field::CoordinatorPin, Interface, One, "CoordinatorPin", "coordinator-pin"),
+        spec(Field::Credential, Interface, One, "Credential", "credential"),
         spec(Field::Name, Peer, One, "Name", "name"),
         spec(Field::PublicKey, Peer, One, "PublicKey", "public-key"),
         spec(Field::PresharedKey, Peer, One, "PresharedKey", "preshared-key"),
@@ -162,7 +168,10 @@ impl Field {
 
     /// Whether the value must never be shown.
     pub fn is_secret(self) -> bool {
-        matches!(self, Self::PrivateKey | Self::PresharedKey)
+        matches!(
+            self,
+            Self::PrivateKey | Self::PresharedKey | Self::Credential
+        )
     }
 
     /// Whether a list of nothing differs from no list: it reads as "nobody", and would allow anybody.

@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 
 use ipnet::IpNet;
+use seikan_proto::mesh::{Credential, Pin};
 
 use super::gateway::GatewaySettings;
 use super::key::{PresharedKey, PrivateKey, PublicKey};
@@ -48,6 +49,60 @@ pub struct Config {
     pub peers: Vec<PeerConfig>,
     /// The gateway for devices that run nothing of ours, if there is one.
     pub gateway: Option<GatewaySettings>,
+    /// The mesh that this host is a member of, if it is one.
+    pub mesh: Option<MeshSettings>,
+}
+
+/// What a member knows of its coordinator.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MeshSettings {
+    /// Where it is.
+    pub coordinator: CoordinatorUrl,
+    /// The certificate that it has; any that the system trusts for its name if `None`.
+    pub pin: Option<Pin>,
+    /// What it knows this host by.
+    pub credential: Credential,
+}
+
+/// `https://HOST` or `https://HOST:PORT`, without a path; port 443 unless given.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CoordinatorUrl(Endpoint);
+
+/// Not the address of a coordinator.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is not the address of a coordinator: write `https://HOST` or `https://HOST:PORT`")]
+pub struct NotACoordinator(String);
+
+impl CoordinatorUrl {
+    /// Host and port.
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.0
+    }
+}
+
+impl FromStr for CoordinatorUrl {
+    type Err = NotACoordinator;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let wrong = || NotACoordinator(text.to_owned());
+        let rest = text.strip_prefix("https://").ok_or_else(wrong)?;
+        let rest = rest.strip_suffix('/').unwrap_or(rest);
+        let endpoint = super::values::endpoint(rest)
+            .or_else(|_| super::values::endpoint(&format!("{rest}:443")))
+            .map_err(|_| wrong())?;
+        // It goes into a request line: nothing but what a host name or an address has.
+        let plain = |c: char| c.is_ascii_alphanumeric() || ".-_:".contains(c);
+        match &endpoint.host {
+            Host::Name(name) if !name.chars().all(plain) => Err(wrong()),
+            _ => Ok(Self(endpoint)),
+        }
+    }
+}
+
+impl fmt::Display for CoordinatorUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "https://{}", self.0)
+    }
 }
 
 /// Everything that is said about one peer.
@@ -295,5 +350,36 @@ impl Hooks {
             && self.post_up.is_empty()
             && self.pre_down.is_empty()
             && self.post_down.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_coordinator_is_named_by_host_and_port() {
+        let shown = |text: &str| text.parse::<CoordinatorUrl>().map(|url| url.to_string());
+        for (text, same) in [
+            ("https://mesh.example.org", "https://mesh.example.org:443"),
+            ("https://mesh.example.org/", "https://mesh.example.org:443"),
+            ("https://192.0.2.1:7443", "https://192.0.2.1:7443"),
+            ("https://[2001:db8::1]:7443/", "https://[2001:db8::1]:7443"),
+            ("https://[2001:db8::1]", "https://[2001:db8::1]:443"),
+        ] {
+            assert_eq!(shown(text).as_deref(), Ok(same));
+        }
+        for bad in [
+            "mesh.example.org",
+            "http://mesh.example.org",
+            "https://",
+            "https://mesh.example.org/path",
+            "https://user@mesh.example.org",
+            "https://a b",
+            "https://a:0",
+            "https://a:99999",
+        ] {
+            assert!(shown(bad).is_err(), "{bad}");
+        }
     }
 }

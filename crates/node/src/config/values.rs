@@ -6,11 +6,14 @@ use std::str::FromStr;
 
 use ipnet::IpNet;
 use seikan_proto::gateway::rules::{Rule, RuleError};
+use seikan_proto::mesh::{Credential, Pin};
 use seikan_wire::ethernet::Mac;
 
 use super::gateway::GatewayMode;
 use super::key::{self, KeyError, PresharedKey, PrivateKey, PublicKey};
-use super::types::{CipherPreference, Endpoint, Host, InterfaceName, Protocol, Table};
+use super::types::{
+    CipherPreference, CoordinatorUrl, Endpoint, Host, InterfaceName, Protocol, Table,
+};
 
 /// Why a value is wrong, and what would be right.
 #[derive(Debug)]
@@ -103,6 +106,36 @@ pub(super) fn table(text: &str) -> Result<Table, Problem> {
             "write `auto`, `off`, `main` or the number of a table, such as `51820`",
         )),
     }
+}
+
+/// Where a coordinator is.
+pub(super) fn coordinator(text: &str) -> Result<CoordinatorUrl, Problem> {
+    text.parse().map_err(|_| {
+        problem(
+            format!("is `{text}`, not the address of a coordinator"),
+            "write `https://HOST` or `https://HOST:PORT`, as `seikan join` was told",
+        )
+    })
+}
+
+/// The pin of a certificate.
+pub(super) fn pin(text: &str) -> Result<Pin, Problem> {
+    text.parse().map_err(|error| {
+        problem(
+            format!("is `{text}`, not a pin: {error}"),
+            "copy it from what `seikan coordinator` prints",
+        )
+    })
+}
+
+/// What a member shows to its coordinator. A wrong one is not repeated: it may be a slip of the right one.
+pub(super) fn credential(text: &str) -> Result<Credential, Problem> {
+    text.parse().map_err(|error| {
+        problem(
+            format!("is not a member's credential: {error}"),
+            "ask for a token and run `seikan join` again",
+        )
+    })
 }
 
 /// An MTU; its range depends on the rest of the file.

@@ -148,6 +148,11 @@ impl Text {
         if config.copy_dscp {
             self.one(Field::CopyDscp, "true");
         }
+        if let Some(mesh) = &config.mesh {
+            self.one(Field::Coordinator, &mesh.coordinator.to_string());
+            self.option(Field::CoordinatorPin, mesh.pin);
+            self.one(Field::Credential, &mesh.credential.reveal());
+        }
     }
 
     fn peer(&mut self, peer: &PeerConfig) {

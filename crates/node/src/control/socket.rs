@@ -19,6 +19,9 @@ const WIREGUARD_DIR: &str = "/var/run/wireguard";
 const RUN_DIR: &str = "/run/seikan";
 /// What replaces [`RUN_DIR`].
 pub const RUN_DIR_VARIABLE: &str = "SEIKAN_RUN_DIR";
+const STATE_DIR: &str = "/var/lib/seikan";
+/// What replaces [`STATE_DIR`].
+pub const STATE_DIR_VARIABLE: &str = "SEIKAN_STATE_DIR";
 
 /// Why there is no control socket.
 #[derive(Debug, thiserror::Error)]
@@ -98,15 +101,22 @@ pub struct Places {
     pub run: PathBuf,
     /// `wg`'s.
     pub wireguard: PathBuf,
+    /// What is kept over restarts.
+    pub state: PathBuf,
 }
 
 impl Default for Places {
-    /// `/run/seikan`, or what `SEIKAN_RUN_DIR` says, and `/var/run/wireguard`.
+    /// `/run/seikan`, or what `SEIKAN_RUN_DIR` says; `/var/run/wireguard`; `/var/lib/seikan`, or what
+    /// `SEIKAN_STATE_DIR` says.
     fn default() -> Places {
-        let run = std::env::var_os(RUN_DIR_VARIABLE).filter(|dir| !dir.is_empty());
+        let or = |variable, usual: &str| {
+            let own = std::env::var_os(variable).filter(|dir| !dir.is_empty());
+            own.map_or_else(|| usual.into(), PathBuf::from)
+        };
         Places {
-            run: run.map_or_else(|| RUN_DIR.into(), PathBuf::from),
+            run: or(RUN_DIR_VARIABLE, RUN_DIR),
             wireguard: WIREGUARD_DIR.into(),
+            state: or(STATE_DIR_VARIABLE, STATE_DIR),
         }
     }
 }
@@ -316,6 +326,7 @@ mod tests {
         Places {
             run: dir.path().join("run"),
             wireguard: dir.path().join("wireguard"),
+            state: dir.path().join("state"),
         }
     }
 

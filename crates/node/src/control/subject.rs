@@ -23,6 +23,17 @@ pub struct Record {
     pub without_uapi: Option<String>,
 }
 
+impl Record {
+    /// What people call a peer: as the configuration does, or the mesh.
+    pub fn name_of(&self, node: &Node, key: &PublicKey) -> Option<String> {
+        let member = || {
+            let member = node.mesh.as_ref()?.members.get(key)?;
+            Some(member.name.to_string())
+        };
+        self.names.get(key).cloned().or_else(member)
+    }
+}
+
 /// A node as clients have it.
 pub struct Subject<'a> {
     /// The node.

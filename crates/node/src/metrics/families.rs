@@ -250,8 +250,8 @@ pub const FAMILIES: &[Family] = &[
     ),
     family!(Info, "peer", "A peer.", |s, out| {
         peers(s, |labels, peer| {
-            if let Some(name) = s.record.names.get(&peer.public_key) {
-                labels.push(("name", name.clone()));
+            if let Some(name) = s.record.name_of(s.node, &peer.public_key) {
+                labels.push(("name", name));
             }
             out.push(Sample {
                 labels: std::mem::take(labels),

@@ -1,0 +1,87 @@
+//! What is known of the others, kept on disk: a host that starts while no coordinator can be reached finds its peers.
+
+use seikan_proto::mesh::{Book, MAX_ANSWER};
+use std::fs::{self, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// Longest file that is read, in bytes.
+const MAX_FILE: u64 = 8 * MAX_ANSWER as u64;
+
+/// The file of an interface.
+pub(super) fn file(state: &Path, interface: &str) -> PathBuf {
+    state.join(format!("{interface}.members.json"))
+}
+
+/// What was kept; nothing if there is no file, or none of this version's: the coordinator tells all of it again.
+pub(super) fn load(file: &Path) -> Book {
+    let read = || -> io::Result<Book> {
+        let mut text = Vec::new();
+        fs::File::open(file)?
+            .take(MAX_FILE)
+            .read_to_end(&mut text)?;
+        Ok(serde_json::from_slice(&text)?)
+    };
+    read().unwrap_or_default()
+}
+
+/// Keeps it, for nobody but our own user; a full disk or a crash leaves what was kept before.
+pub(super) fn store(file: &Path, book: &Book) -> io::Result<()> {
+    let folder = file.parent().unwrap_or(Path::new("."));
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(folder)?;
+    let beside = file.with_extension("new");
+    let mut new = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&beside)?;
+    new.write_all(&serde_json::to_vec(book)?)?;
+    new.sync_all()?;
+    fs::rename(&beside, file)
+}
+
+/// Forgets it.
+pub(super) fn forget(file: &Path) {
+    // Nothing there is as good.
+    let _ = fs::remove_file(file);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use seikan_proto::mesh::Changes;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn what_was_kept_is_there_again_and_for_nobody_else() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = file(&folder.path().join("state"), "mesh0");
+        assert_eq!(load(&file), Book::default());
+        let mut book = Book::default();
+        book.take(Changes {
+            revision: 7,
+            ..Changes::default()
+        });
+        store(&file, &book).expect("stored");
+        assert_eq!(load(&file), book);
+        let mode = fs::metadata(&file).expect("a file").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        forget(&file);
+        assert_eq!(load(&file), Book::default());
+    }
+
+    #[test]
+    fn a_spoilt_file_is_as_none() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = file(folder.path(), "mesh0");
+        for text in ["", "{", "[]", r#"{"revision": "x"}"#] {
+            fs::write(&file, text).expect("written");
+            assert_eq!(load(&file), Book::default());
+        }
+    }
+}

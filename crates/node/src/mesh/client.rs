@@ -1,0 +1,341 @@
+//! A coordinator as a client sees it: JSON over HTTPS (`proto::mesh`), everything bounded, nothing redirected.
+
+use crate::config::{CoordinatorUrl, Host};
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
+use hyper::{Method, Request, StatusCode};
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{CryptoProvider, aws_lc_rs, verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+use seikan_proto::mesh::{
+    BASE, Changes, Credential, Endpoints, JoinRequest, Joined, MAX_ANSWER, Pin, Reason, Refusal,
+};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::error::Error;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+use zeroize::Zeroizing;
+
+/// How long a coordinator may take for an answer, what it is told to wait for aside.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long it may take to be connected to.
+const CONNECT: Duration = Duration::from_secs(5);
+
+/// Why a coordinator gave no answer, or not the one that was wanted.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// It refuses.
+    #[error("{0}")]
+    Refused(Refusal),
+    /// It cannot be reached.
+    #[error("cannot reach {url}: {reason}")]
+    Unreachable {
+        /// Where it should be.
+        url: String,
+        /// Why not, causes included.
+        reason: String,
+    },
+    /// What answers is no coordinator.
+    #[error("{url} is not a coordinator of this version: {reason}")]
+    NotACoordinator {
+        /// Where it should be.
+        url: String,
+        /// What is odd about the answer.
+        reason: String,
+    },
+    /// There is no way to speak TLS.
+    #[error("cannot set up TLS: {0}")]
+    Tls(String),
+    /// There is no way to wait for it.
+    #[error("cannot start what waits for answers: {0}")]
+    Runtime(io::Error),
+}
+
+/// Speaks to one coordinator. Connections are kept open between questions.
+pub struct Client {
+    http: legacy::Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    url: String,
+    authorization: Option<HeaderValue>,
+}
+
+impl Client {
+    /// Of the coordinator at `url`, whose certificate is the one of `pin` or, without one, any that the system trusts for its
+    /// name. A member shows its credential.
+    ///
+    /// # Errors
+    /// [`ClientError::Tls`].
+    pub fn new(
+        url: &CoordinatorUrl,
+        pin: Option<Pin>,
+        credential: Option<Credential>,
+    ) -> Result<Client, ClientError> {
+        let mut http = HttpConnector::new();
+        http.enforce_http(false);
+        http.set_connect_timeout(Some(CONNECT));
+        http.set_keepalive(Some(Duration::from_secs(15)));
+        http.set_nodelay(true);
+        let connector = HttpsConnectorBuilder::new()
+            .with_tls_config(tls(pin)?)
+            .https_only()
+            .enable_http1()
+            .wrap_connector(http);
+        let http = legacy::Client::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(Duration::from_secs(30))
+            .build(connector);
+        let authorization = credential.and_then(|credential| {
+            let text = Zeroizing::new(format!("Bearer {}", *credential.reveal()));
+            let mut value = HeaderValue::from_str(&text).ok()?;
+            value.set_sensitive(true);
+            Some(value)
+        });
+        let endpoint = url.endpoint();
+        let port = endpoint.port;
+        // A name may have letters that only a host file allows; the URI is checked with each question.
+        let url = match &endpoint.host {
+            Host::Address(ip) if ip.is_ipv6() => format!("https://[{ip}]:{port}"),
+            Host::Address(ip) => format!("https://{ip}:{port}"),
+            Host::Name(name) => format!("https://{name}:{port}"),
+        };
+        Ok(Client {
+            http,
+            url,
+            authorization,
+        })
+    }
+
+    /// Becomes a member.
+    ///
+    /// # Errors
+    /// Refused: the token is not good, the name or the key another's; or the coordinator cannot be reached.
+    pub async fn join(&self, request: &JoinRequest) -> Result<Joined, ClientError> {
+        self.ask(Method::POST, "/join", Some(request), PATIENCE)
+            .await
+    }
+
+    /// What changed after revision `since`, waited for up to `wait`.
+    ///
+    /// # Errors
+    /// Refused: this host is no member any more; or the coordinator cannot be reached.
+    pub async fn changes(&self, since: u64, wait: Duration) -> Result<Changes, ClientError> {
+        let path = format!("/changes?since={since}&wait={}", wait.as_secs());
+        self.ask(Method::GET, &path, None::<&()>, wait + PATIENCE)
+            .await
+    }
+
+    /// Tells where this host may be reached.
+    ///
+    /// # Errors
+    /// As [`Self::changes`].
+    pub async fn tell(&self, endpoints: &Endpoints) -> Result<(), ClientError> {
+        self.ask::<serde::de::IgnoredAny>(Method::POST, "/endpoints", Some(endpoints), PATIENCE)
+            .await
+            .map(drop)
+    }
+
+    /// Ceases to be a member.
+    ///
+    /// # Errors
+    /// As [`Self::changes`].
+    pub async fn leave(&self) -> Result<(), ClientError> {
+        self.ask::<serde::de::IgnoredAny>(Method::POST, "/leave", None::<&()>, PATIENCE)
+            .await
+            .map(drop)
+    }
+
+    async fn ask<A: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&impl Serialize>,
+        patience: Duration,
+    ) -> Result<A, ClientError> {
+        let body = match body {
+            Some(body) => serde_json::to_vec(body).map_err(|e| self.odd(&e))?,
+            None => Vec::new(),
+        };
+        let mut request = Request::builder()
+            .method(method)
+            .uri(format!("{}{BASE}{path}", self.url))
+            .header(CONTENT_TYPE, "application/json");
+        if let Some(authorization) = &self.authorization {
+            request = request.header(AUTHORIZATION, authorization.clone());
+        }
+        let request = request
+            .body(Full::new(Bytes::from(body)))
+            .map_err(|e| self.odd(&e))?;
+        let answered = async {
+            let response = self
+                .http
+                .request(request)
+                .await
+                .map_err(|e| self.unreachable(&e))?;
+            let status = response.status();
+            let body = Limited::new(response.into_body(), MAX_ANSWER)
+                .collect()
+                .await;
+            let body = body.map_err(|e| self.unreachable(&*e))?.to_bytes();
+            Ok((status, body))
+        };
+        let (status, body) = match tokio::time::timeout(patience, answered).await {
+            Ok(answered) => answered?,
+            Err(_) => {
+                let late = format!("no answer within {} s", patience.as_secs());
+                return Err(self.unreachable(&io::Error::new(io::ErrorKind::TimedOut, late)));
+            }
+        };
+        self.understood(status, &body)
+    }
+
+    fn understood<A: DeserializeOwned>(
+        &self,
+        status: StatusCode,
+        body: &[u8],
+    ) -> Result<A, ClientError> {
+        if status.is_success() {
+            // No content is nothing, which reads as `null`.
+            let body = if body.is_empty() { b"null" } else { body };
+            return serde_json::from_slice(body).map_err(|e| self.odd(&e));
+        }
+        match serde_json::from_slice::<Refusal>(body) {
+            Ok(mut refusal) => {
+                // It is shown to people.
+                refusal.message.retain(|c| !c.is_control());
+                Err(ClientError::Refused(refusal))
+            }
+            Err(_) => {
+                let reason = format!("it answers with status {status}");
+                Err(self.odd(&io::Error::other(reason)))
+            }
+        }
+    }
+
+    fn unreachable(&self, error: &(dyn Error + 'static)) -> ClientError {
+        ClientError::Unreachable {
+            url: self.url.clone(),
+            reason: causes(error),
+        }
+    }
+
+    fn odd(&self, error: &(dyn Error + 'static)) -> ClientError {
+        ClientError::NotACoordinator {
+            url: self.url.clone(),
+            reason: causes(error),
+        }
+    }
+}
+
+impl ClientError {
+    /// The kind of refusal, if it is one.
+    pub fn reason(&self) -> Option<Reason> {
+        match self {
+            Self::Refused(refusal) => Some(refusal.reason),
+            _ => None,
+        }
+    }
+}
+
+/// Does one thing with a coordinator, and waits for it: for the command line.
+///
+/// # Errors
+/// What `work` says; [`ClientError::Runtime`].
+pub fn wait_for<T>(work: impl Future<Output = Result<T, ClientError>>) -> Result<T, ClientError> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(ClientError::Runtime)?
+        .block_on(work)
+}
+
+/// An error and what it comes from: the innermost says what is wrong.
+fn causes(error: &(dyn Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let told = cause.to_string();
+        if !text.contains(&told) {
+            text = format!("{text}: {told}");
+        }
+        source = cause.source();
+    }
+    text
+}
+
+fn tls(pin: Option<Pin>) -> Result<ClientConfig, ClientError> {
+    let provider = Arc::new(aws_lc_rs::default_provider());
+    let failed = |e: rustls::Error| ClientError::Tls(e.to_string());
+    let builder = ClientConfig::builder_with_provider(provider.clone())
+        .with_safe_default_protocol_versions()
+        .map_err(failed)?;
+    Ok(match pin {
+        Some(pin) => builder
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(Pinned { pin, provider }))
+            .with_no_client_auth(),
+        None => {
+            let mut roots = RootCertStore::empty();
+            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+            builder.with_root_certificates(roots).with_no_client_auth()
+        }
+    })
+}
+
+/// Trusts the one certificate that it knows, whatever it says of itself: names, dates and issuer are not looked at.
+#[derive(Debug)]
+struct Pinned {
+    pin: Pin,
+    provider: Arc<CryptoProvider>,
+}
+
+impl ServerCertVerifier for Pinned {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        let found = Pin::of_certificate(end_entity);
+        if found == self.pin {
+            return Ok(ServerCertVerified::assertion());
+        }
+        Err(rustls::Error::General(format!(
+            "its certificate is another one than the pinned: {found}"
+        )))
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let known = &self.provider.signature_verification_algorithms;
+        verify_tls12_signature(message, certificate, signature, known)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let known = &self.provider.signature_verification_algorithms;
+        verify_tls13_signature(message, certificate, signature, known)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider
+            .signature_verification_algorithms
+            .supported_schemes()
+    }
+}

@@ -1,0 +1,284 @@
+//! Membership in a mesh: whom a coordinator tells of become peers, beside those of the file.
+//!
+//! [`agent`] is a thread of its own, which talks to the coordinator ([`client`]), tells it where this
+//! host may be reached ([`endpoints`]), and remembers the others ([`cache`]); [`Mesh`] is its end in
+//! the worker's loop, which makes peers of what it says. Nothing of it is in a packet's way: without
+//! a coordinator, peers stay as they are.
+
+mod agent;
+mod cache;
+pub mod client;
+mod endpoints;
+
+use crate::config::{Config, MeshSettings};
+use crate::node::Node;
+use crate::worker::{Service, Verdict};
+use agent::{Agent, News};
+use ipnet::IpNet;
+use seikan_proto::keys::PublicKey;
+use seikan_proto::mesh::{Change, Member};
+use seikan_sys::poll::{Epoll, Interest};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::io::{self, Read};
+use std::net::IpAddr;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::mpsc::Receiver;
+
+/// Token of the descriptor through which the thread wakes the loop; near none of others.
+const TOKEN: u64 = 1 << 61;
+/// Members that become peers before packets get their turn.
+const CHANGES_PER_TURN: usize = 64;
+
+/// What a node knows of its mesh.
+#[derive(Clone, Debug)]
+pub struct MeshState {
+    /// Where the coordinator is.
+    pub coordinator: String,
+    /// How it stands with it.
+    pub contact: Contact,
+    /// The revision up to which the members are known.
+    pub revision: u64,
+    /// Members that are peers.
+    pub members: BTreeMap<PublicKey, Member>,
+    /// Members that are no peers, with the reason.
+    pub refused: BTreeMap<PublicKey, &'static str>,
+}
+
+/// How it stands with the coordinator.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Contact {
+    /// Not asked yet.
+    Starting,
+    /// It answers.
+    Connected,
+    /// It does not, for this reason; the members are those that it told of last.
+    Lost(String),
+    /// It does not know this host as a member any more.
+    Revoked,
+}
+
+/// The worker's end.
+pub struct Mesh {
+    wake: UnixStream,
+    news: Receiver<News>,
+    /// The port that peers are to send to, which may change.
+    port: Arc<AtomicU16>,
+    /// Still to be done.
+    pending: VecDeque<Change>,
+    rules: Rules,
+}
+
+/// Which members may become peers. A coordinator is believed about who has which address of the mesh, and about nothing
+/// else: it cannot have other traffic sent to a member, nor change a peer that the file names.
+#[derive(Debug, Default)]
+struct Rules {
+    /// The interface's own addresses, with the networks of the mesh.
+    own: Vec<IpNet>,
+    /// Peers of the file.
+    configured: BTreeSet<PublicKey>,
+    /// Their allowed IPs.
+    taken: Vec<IpNet>,
+}
+
+/// Forgets what is kept of an interface's mesh in `state`.
+pub fn forget(state: &Path, interface: &str) {
+    cache::forget(&cache::file(state, interface));
+}
+
+impl Mesh {
+    /// Starts the thread. Call it after privileges were dropped. `state` is the folder of what is kept over restarts.
+    ///
+    /// # Errors
+    /// No thread, or no pair of sockets.
+    pub fn start(
+        config: &Config,
+        settings: &MeshSettings,
+        state: &Path,
+        node: &mut Node,
+    ) -> io::Result<Mesh> {
+        let (ours, theirs) = UnixStream::pair()?;
+        ours.set_nonblocking(true)?;
+        theirs.set_nonblocking(true)?;
+        let port = Arc::new(AtomicU16::new(node.sockets.port()));
+        let agent = Agent {
+            settings: settings.clone(),
+            own_interface: node.tun.index(),
+            networks: config.addresses.clone(),
+            port: port.clone(),
+            cache: cache::file(state, config.name.as_str()),
+        };
+        node.mesh = Some(MeshState {
+            coordinator: settings.coordinator.to_string(),
+            contact: Contact::Starting,
+            revision: 0,
+            members: BTreeMap::new(),
+            refused: BTreeMap::new(),
+        });
+        Ok(Mesh {
+            wake: ours,
+            news: agent.start(theirs)?,
+            port,
+            pending: VecDeque::new(),
+            rules: Rules {
+                own: config.addresses.clone(),
+                configured: config.peers.iter().map(|peer| peer.public_key).collect(),
+                taken: config
+                    .peers
+                    .iter()
+                    .flat_map(|peer| peer.allowed_ips.iter().copied())
+                    .collect(),
+            },
+        })
+    }
+
+    /// Whether an event is for this service.
+    pub fn owns(token: u64) -> bool {
+        token == TOKEN
+    }
+
+    /// Takes what the thread has to say, as much as has its turn.
+    fn turn(&mut self, node: &mut Node) {
+        let mut drain = [0; 64];
+        // Bytes left in the pair wake the loop again, which is what is wanted while something is pending.
+        while self.pending.is_empty() && matches!(self.wake.read(&mut drain), Ok(n) if n > 0) {}
+        self.port.store(node.sockets.port(), Ordering::Relaxed);
+        while self.pending.len() < CHANGES_PER_TURN
+            && let Ok(news) = self.news.try_recv()
+        {
+            let Some(mesh) = &mut node.mesh else { return };
+            match news {
+                News::Contact(contact) => mesh.contact = contact,
+                News::Changes { revision, changes } => {
+                    mesh.revision = revision;
+                    self.pending.extend(changes);
+                }
+                News::Tick => {}
+            }
+        }
+        let turn = self.pending.len().min(CHANGES_PER_TURN);
+        for change in self.pending.drain(..turn) {
+            match change {
+                Change::Set(member) => set(node, member, &self.rules),
+                Change::Removed(key) => remove(node, &key, &self.rules),
+            }
+        }
+    }
+}
+
+impl Service for Mesh {
+    fn start(&mut self, epoll: &Epoll) -> io::Result<()> {
+        epoll.add(&self.wake, TOKEN, Interest::Read)
+    }
+
+    fn ready(&mut self, _: u64, _: &Epoll, node: &mut Node) -> Verdict {
+        self.turn(node);
+        Verdict::Continue
+    }
+}
+
+/// Makes a peer of a member, or changes the one that it is.
+fn set(node: &mut Node, member: Member, rules: &Rules) {
+    let Some(mesh) = &mut node.mesh else { return };
+    let key = member.public_key;
+    mesh.refused.remove(&key);
+    if let Err(reason) = rules.check(&member) {
+        remove(node, &key, rules);
+        if let Some(mesh) = &mut node.mesh {
+            mesh.refused.insert(key, reason);
+        }
+        return;
+    }
+    let before = mesh.members.get(&key);
+    let moved = before.is_none_or(|before| before.addresses != member.addresses);
+    // Our own key is no peer's.
+    let Some(id) = node.tunnel.add_peer(key) else {
+        return;
+    };
+    if moved {
+        node.tunnel.clear_allowed_ips(id);
+        for address in &member.addresses {
+            node.tunnel.add_allowed_ip(id, IpNet::from(*address));
+        }
+    }
+    node.tunnel.set_candidates(id, &member.endpoints);
+    mesh.members.insert(key, member);
+}
+
+/// Takes a member's peer away, with its sessions: nothing of it is let in any more.
+fn remove(node: &mut Node, key: &PublicKey, rules: &Rules) {
+    let Some(mesh) = &mut node.mesh else { return };
+    mesh.refused.remove(key);
+    let was_peer = mesh.members.remove(key).is_some();
+    if !was_peer || rules.configured.contains(key) {
+        return;
+    }
+    if let Some(id) = node.tunnel.peer_by_key(key) {
+        node.tunnel.remove_peer(id);
+    }
+}
+
+impl Rules {
+    /// Why a member is no peer.
+    fn check(&self, member: &Member) -> Result<(), &'static str> {
+        if self.configured.contains(&member.public_key) {
+            return Err("it is a peer of the configuration file, which counts");
+        }
+        let inside = |address: &IpAddr| self.own.iter().any(|net| net.contains(address));
+        if !member.addresses.iter().all(inside) {
+            return Err("it has an address outside of the mesh's networks");
+        }
+        let own = |address: &IpAddr| self.own.iter().any(|net| net.addr() == *address);
+        if member.addresses.iter().any(own) {
+            return Err("it has this host's own address");
+        }
+        let taken = |address: &IpAddr| self.taken.iter().any(|net| net.contains(address));
+        if member.addresses.iter().any(taken) {
+            return Err("it has an address of a peer of the configuration file");
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn member(key: u8, addresses: &[&str]) -> Member {
+        Member {
+            name: "m".parse().expect("a name"),
+            public_key: PublicKey::from_bytes([key; 32]),
+            addresses: addresses.iter().map(|a| a.parse().expect(a)).collect(),
+            endpoints: Vec::new(),
+            tags: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_coordinator_is_believed_about_addresses_of_the_mesh_alone() {
+        let net = |text: &str| text.parse::<IpNet>().expect(text);
+        let rules = Rules {
+            own: vec![net("100.80.0.1/12"), net("fd00::1/64")],
+            configured: BTreeSet::from([PublicKey::from_bytes([9; 32])]),
+            taken: vec![net("100.80.7.0/24")],
+        };
+        let good = ["100.80.0.2", "fd00::2"];
+        assert_eq!(rules.check(&member(1, &good)), Ok(()));
+        for (key, addresses) in [
+            (1, vec!["192.0.2.1"]),
+            (1, vec!["100.80.0.2", "2001:db8::1"]),
+            (1, vec!["100.80.0.1"]),
+            (1, vec!["100.80.7.3"]),
+            (9, good.to_vec()),
+        ] {
+            assert!(
+                rules.check(&member(key, &addresses)).is_err(),
+                "{addresses:?}"
+            );
+        }
+    }
+}
