@@ -5,6 +5,7 @@
 //! second or more. The machine's figure contains what no process is charged for, such as the
 //! network stack's soft interrupts.
 
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::fs;
 use std::io;
 use std::time::{Duration, Instant};
@@ -35,6 +36,17 @@ fn gone(source: &io::Error) -> &'static str {
         io::ErrorKind::NotFound => "; the process has ended, or /proc is not mounted",
         _ => "",
     }
+}
+
+/// Raise the number of files that this process may have open to the most that it may have
+/// (setrlimit(2), `RLIMIT_NOFILE`); that number.
+///
+/// # Errors
+/// What the kernel says.
+pub fn allow_more_files() -> io::Result<u64> {
+    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
+    Ok(most)
 }
 
 /// Leave the terminal: become the leader of a session without one (setsid(2)), so that neither its
