@@ -41,6 +41,12 @@ pub enum Verb {
     Report(verbs::report::Arguments),
     /// Watch a tunnel in the terminal
     Top(verbs::top::Arguments),
+    /// Make this host a member of a mesh
+    Join(verbs::join::Arguments),
+    /// Take this host out of a mesh
+    Leave(verbs::leave::Arguments),
+    /// Run the coordinator of a mesh, and see to its members
+    Coordinator(verbs::coordinator::Arguments),
     /// See the devices of a gateway, and who is on a local network
     Gateway(verbs::gateway::Arguments),
     /// Print a new private key

@@ -1,6 +1,7 @@
 //! `seikan lab`: the test bench.
 
 mod cost;
+mod mesh;
 mod reproduce;
 mod scenario;
 mod score;
@@ -27,7 +28,8 @@ use crate::output;
     sudo seikan lab gateway             from a device that runs nothing of ours, through a gateway\n  \
     sudo seikan lab hostile             what flows keep while strangers flood\n  \
     sudo seikan lab run shaper          a tunnel made slow, and what the doctor says\n  \
-    sudo seikan lab reproduce queue     what others have published, done again")]
+    sudo seikan lab reproduce queue     what others have published, done again\n  \
+    seikan lab mesh                     a thousand members at one coordinator")]
 pub struct Arguments {
     #[command(subcommand)]
     verb: LabVerb,
@@ -57,6 +59,8 @@ pub enum LabVerb {
     Score(score::ScoreArguments),
     /// Measure what looking costs a tunnel's throughput
     Cost(cost::CostArguments),
+    /// Have many members join one coordinator, and change
+    Mesh(mesh::MeshArguments),
     /// Do again what others have published about slow tunnels, and ask the doctor
     Reproduce(reproduce::ReproduceArguments),
 }
@@ -254,6 +258,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         LabVerb::Run(arguments) => scenario::play(arguments),
         LabVerb::Score(arguments) => score::count(arguments),
         LabVerb::Cost(arguments) => cost::measure(arguments),
+        LabVerb::Mesh(arguments) => mesh::run(arguments),
         LabVerb::Reproduce(arguments) => reproduce::run(arguments),
     }
 }

@@ -1,6 +1,7 @@
 //! One file for every verb: its `Arguments` with their help, and `run`.
 
 pub mod check;
+pub mod coordinator;
 pub mod demo;
 pub mod doctor;
 pub mod down;
@@ -8,7 +9,9 @@ pub mod gateway;
 pub mod generate;
 pub mod genkey;
 pub mod genpsk;
+pub mod join;
 pub mod lab;
+pub mod leave;
 pub mod pubkey;
 pub mod record;
 pub mod report;
@@ -31,6 +34,9 @@ pub fn run(verb: Verb) -> anyhow::Result<ExitCode> {
         Verb::Record(arguments) => record::run(&arguments),
         Verb::Report(arguments) => report::run(&arguments),
         Verb::Top(arguments) => top::run(&arguments),
+        Verb::Join(arguments) => join::run(&arguments),
+        Verb::Leave(arguments) => leave::run(&arguments),
+        Verb::Coordinator(arguments) => coordinator::run(&arguments),
         Verb::Gateway(arguments) => gateway::run(&arguments),
         Verb::Genkey(arguments) => genkey::run(&arguments),
         Verb::Pubkey(arguments) => pubkey::run(&arguments),

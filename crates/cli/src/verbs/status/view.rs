@@ -2,8 +2,9 @@
 
 use std::fmt::Write;
 
+use seikan_node::mesh::Contact;
 use seikan_node::status::{
-    Capability, Device, Direction, Path, PeerStatus, Report, Socket, Status, Traffic,
+    Capability, Device, Direction, MeshStatus, Path, PeerStatus, Report, Socket, Status, Traffic,
 };
 use std::collections::BTreeMap;
 
@@ -47,6 +48,12 @@ fn interface(status: &Status, out: &mut Screen) {
     for (family, socket) in families(&status.sockets) {
         out.line(&format!("socket {family}"), self::socket(socket));
     }
+    if let Some(mesh) = &status.mesh {
+        out.line("mesh", self::mesh(mesh));
+        for (key, reason) in &mesh.refused {
+            out.line(&format!("no peer: {key}"), printable(reason));
+        }
+    }
     if let Some(reason) = &interface.without_uapi {
         out.line("no socket for `wg`", printable(reason));
     }
@@ -72,6 +79,24 @@ fn interface(status: &Status, out: &mut Screen) {
         );
     }
     interface_drops(status, out);
+}
+
+/// Membership in one line.
+fn mesh(mesh: &MeshStatus) -> String {
+    let contact = match &mesh.contact {
+        Contact::Starting => "not asked yet".to_owned(),
+        Contact::Connected => format!("{GREEN}connected{RESET}"),
+        Contact::Lost(reason) => format!(
+            "{YELLOW}{}{RESET}; goes on with what it knows",
+            printable(reason)
+        ),
+        Contact::Revoked => format!("{RED}this host is no member any more{RESET}"),
+    };
+    let others = match mesh.members {
+        1 => "1 other member".to_owned(),
+        count => format!("{} other members", number(count as u64)),
+    };
+    format!("{}, {contact}, {others}", printable(&mesh.coordinator))
 }
 
 /// What was lost around us, and what belongs to no peer.

@@ -1,0 +1,308 @@
+//! `seikan coordinator`: who belongs to a mesh. Alone it runs the service; its verbs look into the same folder and change it,
+//! whether a coordinator runs on it or not.
+
+mod serve;
+mod view;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, bail};
+use clap::{Args, Subcommand, ValueHint};
+use seikan_coordinator::{Actor, Certificate, NewToken, Store, StoreError, TokenId, Whom};
+use seikan_node::node::SystemRandom;
+use seikan_proto::mesh::{Name, Token};
+
+/// Where it keeps what it knows.
+const FOLDER: &str = "/var/lib/seikan-coordinator";
+/// Its port, TCP.
+const PORT: u16 = 7443;
+/// The database in the folder.
+pub const DATABASE: &str = "mesh.db";
+
+/// What `coordinator` is told.
+#[derive(Debug, Args)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    after_help = "Examples:\n  \
+    seikan coordinator                  run it, until Ctrl-C\n  \
+    seikan coordinator token            a token for one host, and what that is to run\n  \
+    seikan coordinator members          who belongs to the mesh?\n  \
+    seikan coordinator revoke laptop    take a member out\n\n\
+    Needs no privileges, only its folder. No packet of a member's passes through it, and when it stops, members go on\n\
+    with what they know."
+)]
+pub struct Arguments {
+    #[command(subcommand)]
+    verb: Option<CoordinatorVerb>,
+    #[command(flatten)]
+    serve: serve::ServeArguments,
+}
+
+/// Where its folder is.
+#[derive(Debug, Args)]
+struct Folder {
+    /// Folder of what it knows
+    #[arg(long, value_name = "DIR", default_value = FOLDER, value_hint = ValueHint::DirPath)]
+    dir: PathBuf,
+}
+
+/// What an administrator does.
+#[derive(Debug, Subcommand)]
+enum CoordinatorVerb {
+    /// Make a token, and print what a host runs to join
+    Token(TokenArguments),
+    /// Show tokens
+    Tokens(List),
+    /// Take a token back: nobody joins with it any more
+    Withdraw(Withdraw),
+    /// Show members
+    Members(List),
+    /// Take a member out of the mesh
+    Revoke(Revoke),
+    /// Show who did what
+    Audit(Audit),
+}
+
+/// What a token is to be good for.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    seikan coordinator token                        for one host, within a day\n  \
+    seikan coordinator token --reusable --tag web   for any number of hosts, which get the tag `web`")]
+struct TokenArguments {
+    /// Hosts that it admits
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    uses: u32,
+    /// Admits as many hosts as come
+    #[arg(long, conflicts_with = "uses")]
+    reusable: bool,
+    /// Until when: 90m, 24h, 7d, or `never`
+    #[arg(long, value_name = "TIME", default_value = "24h", value_parser = expiry)]
+    expires: Expiry,
+    /// Tag of the hosts that it admits; may be given again
+    #[arg(long = "tag", value_name = "TAG")]
+    tags: Vec<Name>,
+    /// What people know it by
+    #[arg(long)]
+    label: Option<String>,
+    /// Host under which members reach this coordinator, for the line that is printed [default: this host's name]
+    #[arg(long, value_name = "HOST[:PORT]")]
+    host: Option<String>,
+    #[command(flatten)]
+    folder: Folder,
+}
+
+/// A list, for people or programs.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    seikan coordinator members --json   for programs; likewise `tokens --json`")]
+struct List {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    folder: Folder,
+}
+
+/// Which token.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example:\n  seikan coordinator withdraw 3      the number is that of `coordinator tokens`"
+)]
+struct Withdraw {
+    /// Its number
+    id: i64,
+    #[command(flatten)]
+    folder: Folder,
+}
+
+/// Which member.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example:\n  seikan coordinator revoke laptop    its peers forget it within seconds"
+)]
+struct Revoke {
+    /// Its name
+    name: Name,
+    #[command(flatten)]
+    folder: Folder,
+}
+
+/// How much of the log.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  seikan coordinator audit --last 20  the newest first")]
+struct Audit {
+    /// Entries at most
+    #[arg(long, default_value_t = 100)]
+    last: u32,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    folder: Folder,
+}
+
+/// How long a token is good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Expiry {
+    Never,
+    After(Duration),
+}
+
+/// Does what was asked for.
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    match &arguments.verb {
+        None => serve::run(&arguments.serve),
+        Some(CoordinatorVerb::Token(arguments)) => token(arguments),
+        Some(CoordinatorVerb::Tokens(list)) => {
+            let tokens = list.folder.store()?.tokens()?;
+            view::tokens(&tokens, now(), list.json)
+        }
+        Some(CoordinatorVerb::Withdraw(arguments)) => withdraw(arguments),
+        Some(CoordinatorVerb::Members(list)) => {
+            let members = list.folder.store()?.members()?;
+            view::members(&members, now(), list.json)
+        }
+        Some(CoordinatorVerb::Revoke(arguments)) => revoke(arguments),
+        Some(CoordinatorVerb::Audit(arguments)) => {
+            let entries = arguments.folder.store()?.audit(arguments.last)?;
+            view::audit(&entries, now(), arguments.json)
+        }
+    }
+}
+
+impl Folder {
+    /// What is kept there; a coordinator has to have been started once.
+    fn store(&self) -> anyhow::Result<Store> {
+        let file = self.dir.join(DATABASE);
+        // Opening makes it, and nobody wants an empty mesh in a folder that was mistyped.
+        match file.try_exists() {
+            Ok(true) => {}
+            Ok(false) => bail!(
+                "there is no coordinator in {}: start one with `seikan coordinator`, or say --dir",
+                self.dir.display()
+            ),
+            Err(error) => {
+                return Err(error).with_context(|| format!("cannot look for {}", file.display()));
+            }
+        }
+        Ok(Store::open(&file)?)
+    }
+}
+
+fn token(arguments: &TokenArguments) -> anyhow::Result<ExitCode> {
+    let store = arguments.folder.store()?;
+    // Without a certificate of its own it has one that systems trust.
+    let own = Certificate::is_own(&arguments.folder.dir);
+    let certificate = own
+        .then(|| Certificate::own(&arguments.folder.dir, &[]))
+        .transpose()?;
+    let pin = certificate.map(|certificate| certificate.pin());
+    let token = Token::generate(&mut SystemRandom);
+    let new = NewToken {
+        label: arguments.label.clone(),
+        uses: (!arguments.reusable).then_some(arguments.uses),
+        expires: match arguments.expires {
+            Expiry::Never => None,
+            Expiry::After(time) => Some(now().saturating_add(time.as_secs())),
+        },
+        tags: arguments.tags.clone(),
+    };
+    store.create_token(&token.digest(), &new, &operator(), now())?;
+    let host = arguments.host.clone().unwrap_or_else(own_name);
+    let host = match host.rsplit_once(':') {
+        Some((_, port)) if port.parse::<u16>().is_ok() => host,
+        _ => format!("{host}:{PORT}"),
+    };
+    view::token(&host, pin, &token, &new)
+}
+
+fn withdraw(arguments: &Withdraw) -> anyhow::Result<ExitCode> {
+    let store = arguments.folder.store()?;
+    match store.withdraw_token(TokenId(arguments.id), &operator(), now())? {
+        true => Ok(ExitCode::SUCCESS),
+        false => bail!(
+            "there is no token {} to withdraw: see `seikan coordinator tokens`",
+            arguments.id
+        ),
+    }
+}
+
+fn revoke(arguments: &Revoke) -> anyhow::Result<ExitCode> {
+    let store = arguments.folder.store()?;
+    let whom = Whom::Name(&arguments.name);
+    match store.remove(whom, &operator(), now()) {
+        Ok(true) => Ok(ExitCode::SUCCESS),
+        Ok(false) | Err(StoreError::NotAMember) => bail!(
+            "no member is called {}: see `seikan coordinator members`",
+            arguments.name
+        ),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Who is at the terminal, for the log.
+fn operator() -> Actor {
+    let user = ["SUDO_USER", "USER"]
+        .iter()
+        .find_map(|name| std::env::var(name).ok());
+    Actor::Operator(user.unwrap_or_else(|| "unknown".to_owned()))
+}
+
+/// Seconds since 1970.
+fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
+}
+
+/// What this host is called; others may know it by another name.
+fn own_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname");
+    name.map_or_else(|_| "localhost".to_owned(), |name| name.trim().to_owned())
+}
+
+/// "90m", "24h", "7d", "never".
+fn expiry(text: &str) -> Result<Expiry, String> {
+    let wrong = || "write a number with s, m, h or d behind it, such as 24h, or `never`".to_owned();
+    if text == "never" {
+        return Ok(Expiry::Never);
+    }
+    let unit = text.chars().last().ok_or_else(wrong)?;
+    let seconds = match unit {
+        's' => 1,
+        'm' => 60,
+        'h' => 3_600,
+        'd' => 86_400,
+        _ => return Err(wrong()),
+    };
+    let count: u64 = text[..text.len() - 1].parse().map_err(|_| wrong())?;
+    let time = count.checked_mul(seconds).filter(|time| *time > 0);
+    time.map(|time| Expiry::After(Duration::from_secs(time)))
+        .ok_or_else(wrong)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_units() {
+        let after = |seconds| Ok(Expiry::After(Duration::from_secs(seconds)));
+        assert_eq!(expiry("90m"), after(5_400));
+        assert_eq!(expiry("7d"), after(604_800));
+        assert_eq!(expiry("never"), Ok(Expiry::Never));
+        for bad in [
+            "",
+            "h",
+            "24",
+            "0h",
+            "-1h",
+            "1w",
+            "99999999999999999999d",
+            "1ä",
+        ] {
+            assert!(expiry(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! The service itself: prepares the folder, says what it is known by, and answers until told to stop.
+
+use std::io::Write;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use clap::ValueHint;
+use ipnet::{Ipv4Net, Ipv6Net};
+use sd_notify::NotifyState;
+use seikan_coordinator::{Certificate, Options, Server, Store};
+use seikan_proto::mesh::Networks;
+
+use super::{DATABASE, Folder, PORT, now, operator, own_name};
+
+/// How it is to run.
+#[derive(Debug, clap::Args)]
+pub struct ServeArguments {
+    /// Where to listen [default: port 7443 of every address]
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    listen: Option<SocketAddr>,
+    /// Certificate that systems trust, PEM, with those it is signed by; without it, one of its own
+    #[arg(long, value_name = "FILE", requires = "key", value_hint = ValueHint::FilePath)]
+    cert: Option<PathBuf>,
+    /// Its private key, PEM
+    #[arg(long, value_name = "FILE", requires = "cert", value_hint = ValueHint::FilePath)]
+    key: Option<PathBuf>,
+    /// IPv4 network of the mesh, at the first start [default: 100.80.0.0/12]
+    #[arg(long, value_name = "PREFIX")]
+    network: Option<Ipv4Net>,
+    /// IPv6 network of the mesh, a /64, at the first start [default: a random one of fd00::/8]
+    #[arg(long, value_name = "PREFIX")]
+    network6: Option<Ipv6Net>,
+    #[command(flatten)]
+    folder: Folder,
+}
+
+/// Runs it until Ctrl-C or SIGTERM.
+pub fn run(arguments: &ServeArguments) -> anyhow::Result<ExitCode> {
+    let store = Store::open(&arguments.folder.dir.join(DATABASE))?;
+    let networks = networks(arguments, &store)?;
+    let certificate = match (&arguments.cert, &arguments.key) {
+        (Some(cert), Some(key)) => Certificate::load(cert, key)?,
+        _ => Certificate::own(&arguments.folder.dir, &[own_name()])?,
+    };
+    let pin = arguments.cert.is_none().then(|| certificate.pin());
+    let server = bind(arguments, store, certificate)?;
+    let mut line = format!(
+        "the coordinator of {} and {} listens on {}",
+        networks.v4,
+        networks.v6,
+        server.address()
+    );
+    if let Some(pin) = pin {
+        line += &format!(", pin {pin}");
+    }
+    writeln!(anstream::stdout(), "{line}")?;
+    // Without systemd there is nobody to tell.
+    let _ = sd_notify::notify(&[NotifyState::Ready, NotifyState::Status(&line)]);
+    // Each member keeps a connection. With fewer it serves as many as it can.
+    let _ = seikan_sys::process::allow_more_files();
+    server.run()?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Those that the mesh has, or at the first start is to have.
+fn networks(arguments: &ServeArguments, store: &Store) -> anyhow::Result<Networks> {
+    let known = store.networks()?;
+    let wanted = match known {
+        Some(known) => known,
+        None => {
+            let mut random = [0; 5];
+            getrandom::fill(&mut random).context("the kernel gives no random bytes")?;
+            Networks::from_random(random)
+        }
+    };
+    let wanted = Networks::new(
+        arguments.network.unwrap_or(wanted.v4),
+        arguments.network6.unwrap_or(wanted.v6),
+    )?;
+    store.init(wanted, &operator(), now())?;
+    Ok(wanted)
+}
+
+/// Listens where it is told, or wherever this host can.
+fn bind(
+    arguments: &ServeArguments,
+    store: Store,
+    certificate: Certificate,
+) -> anyhow::Result<Server> {
+    let listen = arguments.listen.unwrap_or_else(|| {
+        // A host whose kernel has no IPv6 has no such file.
+        match std::path::Path::new("/proc/net/if_inet6").exists() {
+            true => (Ipv6Addr::UNSPECIFIED, PORT).into(),
+            false => (Ipv4Addr::UNSPECIFIED, PORT).into(),
+        }
+    });
+    if listen.ip().is_multicast() {
+        bail!("nobody can listen on {listen}: it is a group's address");
+    }
+    Ok(Server::bind(Options {
+        listen,
+        store,
+        certificate,
+    })?)
+}

@@ -1,0 +1,281 @@
+//! `seikan join`: this host becomes a member of a mesh.
+//!
+//! Makes a key, which stays here; tells the coordinator its public half; writes what comes back as a configuration; and
+//! brings it up as anybody would.
+
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+use anyhow::{Context, anyhow, bail};
+use clap::{Args, ValueHint};
+use seikan_node::config::{self, CoordinatorUrl, encode_key, parse_private_key};
+use seikan_node::control::{Places, ask};
+use seikan_node::mesh::client::{Client, ClientError, wait_for};
+use seikan_node::node::SystemRandom;
+use seikan_proto::mesh::{Credential, JoinRequest, Joined, Name, Pin, Token};
+use zeroize::Zeroizing;
+
+use super::genkey::random_bytes;
+
+/// Where configurations are.
+const FOLDER: &str = "/etc/seikan";
+/// Times that a coordinator is asked which does not answer; it knows who asks again.
+const ATTEMPTS: u32 = 3;
+/// Between them.
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// What `join` is told.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    sudo seikan join https://mesh.example.org:7443 --token skt_...\n  \
+    sudo seikan join https://192.0.2.1:7443 --pin sha256:... --token skt_... --name db-1\n\n\
+    `seikan coordinator token` prints the whole line. Writes /etc/seikan/IFACE.toml, which holds the host's\n\
+    private key and nothing that has to be kept elsewhere, and runs `seikan up -d IFACE`. To come up at every\n\
+    start of the host: `systemctl enable seikan@IFACE`. `seikan leave` takes it all back.")]
+pub struct Arguments {
+    /// Where the coordinator is: https://HOST or https://HOST:PORT
+    #[arg(value_name = "URL")]
+    url: CoordinatorUrl,
+    /// What admits this host; kept out of the list of processes in the environment
+    #[arg(long, env = "SEIKAN_TOKEN", hide_env_values = true)]
+    token: String,
+    /// The coordinator's certificate; without it, one that this system trusts
+    #[arg(long)]
+    pin: Option<Pin>,
+    /// What this host is called in the mesh [default: its host name]
+    #[arg(long)]
+    name: Option<Name>,
+    /// Interface, or the file to write for it
+    #[arg(long, value_name = "IFACE|FILE", default_value = "seikan0", value_hint = ValueHint::AnyPath)]
+    iface: String,
+    /// UDP port to listen on [default: any]
+    #[arg(long)]
+    port: Option<u16>,
+    /// Write the configuration, and bring nothing up
+    #[arg(long)]
+    no_up: bool,
+}
+
+/// Joins.
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let token: Token = arguments
+        .token
+        .parse()
+        .map_err(|error| anyhow!("this is not a token: {error}"))?;
+    let interface = config::interface_name(&arguments.iface)
+        .with_context(|| format!("`{}` cannot be the interface", arguments.iface))?;
+    let file = file(&arguments.iface, interface.as_str());
+    if file.exists() {
+        bail!(
+            "{} is there already: choose another --iface, or take back what it is with `seikan leave {}`",
+            file.display(),
+            arguments.iface
+        );
+    }
+    let is_running = ask::running(&Places::default()).unwrap_or_default();
+    if is_running.iter().any(|name| name == interface.as_str()) {
+        bail!(
+            "a tunnel runs as {interface}: choose another --iface, or stop it with `seikan down {interface}`"
+        );
+    }
+    let name = match &arguments.name {
+        Some(name) => name.clone(),
+        None => host_name()?,
+    };
+    // Whether the file can be written is known before a token is spent.
+    let mut written = create(&file)?;
+    let outcome = join(arguments, &token, &name).and_then(|text| {
+        written
+            .write_all(text.as_bytes())
+            .and_then(|()| written.sync_all())
+            .with_context(|| format!("cannot write {}", file.display()))
+    });
+    if let Err(error) = outcome {
+        let _ = fs::remove_file(&file);
+        return Err(error);
+    }
+    writeln!(io::stdout(), "joined as {name}: wrote {}", file.display())?;
+    if arguments.no_up {
+        return Ok(ExitCode::SUCCESS);
+    }
+    // Becomes `seikan up -d`: what that says and how it ends is how this ends.
+    let error = Command::new("/proc/self/exe")
+        .arg("up")
+        .arg("-d")
+        .arg(&file)
+        .exec();
+    Err(error).context("cannot run `seikan up`")
+}
+
+/// Asks the coordinator; the configuration that comes of it.
+fn join(arguments: &Arguments, token: &Token, name: &Name) -> anyhow::Result<Zeroizing<String>> {
+    let key = encode_key(&*random_bytes()?);
+    let key = parse_private_key(&key).context("cannot make a key")?;
+    let request = JoinRequest {
+        token: token.clone(),
+        name: name.clone(),
+        public_key: key.public(),
+        credential: Credential::generate(&mut SystemRandom),
+    };
+    let client = Client::new(&arguments.url, arguments.pin, None)?;
+    let mut attempt = 1;
+    let joined = loop {
+        match wait_for(client.join(&request)) {
+            Err(ClientError::Unreachable { .. }) if attempt < ATTEMPTS => {
+                attempt += 1;
+                std::thread::sleep(PAUSE);
+            }
+            other => break other,
+        }
+    };
+    let key = encode_key(key.as_bytes());
+    Ok(text(arguments, &joined?, &request.credential, &key))
+}
+
+/// The configuration of a member.
+fn text(
+    arguments: &Arguments,
+    joined: &Joined,
+    credential: &Credential,
+    key: &str,
+) -> Zeroizing<String> {
+    // Room for everything: growing would leave copies of the secrets behind.
+    let mut text = Zeroizing::new(String::with_capacity(4096));
+    text.push_str(
+        "# Written by `seikan join`. It holds secrets of this host: keep it to yourself.\n",
+    );
+    let mut line = |key: &str, value: &str| {
+        for part in [key, " = \"", value, "\"\n"] {
+            text.push_str(part);
+        }
+    };
+    line("private-key", key);
+    line("coordinator", &arguments.url.to_string());
+    if let Some(pin) = arguments.pin {
+        line("coordinator-pin", &pin.to_string());
+    }
+    line("credential", &credential.reveal());
+    let addresses: Vec<String> = joined
+        .addresses
+        .iter()
+        .map(|address| format!("\"{address}\""))
+        .collect();
+    text.push_str(&format!("address = [{}]\n", addresses.join(", ")));
+    if let Some(port) = arguments.port {
+        text.push_str(&format!("listen-port = {port}\n"));
+    }
+    text
+}
+
+/// The file of an interface, as `up` looks for it.
+fn file(target: &str, interface: &str) -> PathBuf {
+    match target == interface {
+        true => Path::new(FOLDER).join(format!("{interface}.toml")),
+        false => PathBuf::from(target),
+    }
+}
+
+fn create(file: &Path) -> anyhow::Result<fs::File> {
+    let failed = || {
+        format!(
+            "cannot write {}: run as root, or name a file of your own with --iface",
+            file.display()
+        )
+    };
+    if let Some(folder) = file
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty())
+    {
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o755)
+            .create(folder)
+            .with_context(failed)?;
+    }
+    OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(file)
+        .with_context(failed)
+}
+
+/// What the host is called, up to the first dot.
+fn host_name() -> anyhow::Result<Name> {
+    let name = fs::read_to_string("/proc/sys/kernel/hostname")
+        .context("cannot ask for the host's name")?;
+    let name = name.trim();
+    let label = name.split('.').next().unwrap_or_default();
+    label.parse().map_err(|error| {
+        anyhow!("this host's name `{name}` cannot be its name in the mesh ({error}): say --name")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+    use seikan_node::config::{Overrides, Source, Syntax, parse};
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        arguments: Arguments,
+    }
+
+    #[test]
+    fn what_join_writes_is_what_up_reads() {
+        let pin = Pin::of_certificate(b"a certificate").to_string();
+        let line = [
+            "join",
+            "https://192.0.2.1:7443",
+            "--token",
+            "t",
+            "--pin",
+            &pin,
+            "--port",
+            "7",
+        ];
+        let arguments = Line::parse_from(line).arguments;
+        let credential = format!("skc_{}", "A".repeat(32));
+        let joined = Joined {
+            addresses: vec!["100.80.0.1/12".parse().expect("an address")],
+        };
+        // RFC 7748, section 6.1: Alice's private key.
+        let key = "dwdtCnMYpX08FsFyUbJmRd9ML4frwJkqsXf7pR25LCo=";
+        let shown = credential.parse().expect("a credential");
+        let text = text(&arguments, &joined, &shown, key);
+        let source = Source {
+            file: "seikan0.toml".into(),
+            syntax: Syntax::Toml,
+            text,
+        };
+        let parsed = parse(&source, &Overrides::default(), &|_| {
+            Err(io::ErrorKind::NotFound.into())
+        });
+        assert!(parsed.diagnostics.is_empty(), "{}", parsed.diagnostics);
+        let config = parsed.config.expect("a configuration");
+        assert_eq!(config.listen_port, Some(7));
+        let mesh = config.mesh.expect("a mesh");
+        assert_eq!(mesh.coordinator.to_string(), "https://192.0.2.1:7443");
+        assert_eq!(mesh.pin.map(|pin| pin.to_string()), Some(pin));
+        assert_eq!(*mesh.credential.reveal(), credential);
+    }
+
+    #[test]
+    fn an_interface_or_a_file_is_meant_as_with_up() {
+        assert_eq!(
+            file("office", "office"),
+            Path::new("/etc/seikan/office.toml")
+        );
+        assert_eq!(
+            file("./x/office.toml", "office"),
+            Path::new("./x/office.toml")
+        );
+    }
+}
