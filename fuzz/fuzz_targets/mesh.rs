@@ -1,0 +1,39 @@
+//! Any bytes as what coordinators and members say to each other: what is taken survives being written and read again, and
+//! what a member remembers stays in order whatever it is told, in whatever order.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use seikan_proto::mesh::{Book, Change, Changes, Endpoints, JoinRequest, Joined, Refusal};
+
+fuzz_target!(|bytes: &[u8]| {
+    if let Ok(request) = serde_json::from_slice::<JoinRequest>(bytes) {
+        let text = serde_json::to_vec(&request).expect("JSON");
+        let again: JoinRequest = serde_json::from_slice(&text).expect("its own text");
+        assert_eq!((again.token, again.credential), (request.token, request.credential));
+        assert_eq!((again.name, again.public_key), (request.name, request.public_key));
+    }
+    let _ = serde_json::from_slice::<Endpoints>(bytes);
+    let _ = serde_json::from_slice::<Joined>(bytes);
+    let _ = serde_json::from_slice::<Refusal>(bytes);
+    let _ = serde_json::from_slice::<Book>(bytes);
+    // One answer a line.
+    let mut book = Book::default();
+    let mut known = std::collections::BTreeSet::new();
+    for line in bytes.split(|b| *b == b'\n').take(64) {
+        let Ok(changes) = serde_json::from_slice::<Changes>(line) else {
+            continue;
+        };
+        let text = serde_json::to_vec(&changes).expect("JSON");
+        assert_eq!(serde_json::from_slice::<Changes>(&text).expect("its own text"), changes);
+        for change in book.take(changes) {
+            match change {
+                Change::Set(member) => drop(known.insert(member.public_key)),
+                Change::Removed(key) => assert!(known.remove(&key), "who was unknown is removed"),
+            }
+        }
+        assert!(book.members().keys().eq(known.iter()));
+        let text = serde_json::to_vec(&book).expect("JSON");
+        let kept: Book = serde_json::from_slice(&text).expect("its own text");
+        assert_eq!(kept.members(), book.members());
+    }
+});
