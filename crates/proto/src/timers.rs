@@ -145,6 +145,12 @@ impl Timers {
         self.due[RetransmitHandshake as usize].is_some()
     }
 
+    /// Somebody is trying to reach us, and an initiation would help: not if one was sent less than `interval` ago.
+    pub fn may_approach(&self, interval: Duration, now: Instant) -> bool {
+        self.last_initiation
+            .is_none_or(|last| last.has_expired(interval, now))
+    }
+
     /// The latest initiation repeats one that was not answered.
     pub fn is_retrying(&self) -> bool {
         self.retries > 0

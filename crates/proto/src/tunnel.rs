@@ -93,6 +93,8 @@ pub struct Tunnel {
     /// When to poll for which peer; one entry each at most ([`Peer::scheduled`]).
     wakeups: BTreeSet<(Instant, PeerId)>,
     scratch: Scratch,
+    /// See [`Tunnel::take_sought`].
+    sought: Vec<PeerId>,
     /// What belongs to no peer, and what belonged to peers that were removed.
     stray: PeerCounters,
 }
@@ -136,6 +138,7 @@ impl Tunnel {
             rng: config.rng,
             wakeups: BTreeSet::new(),
             scratch: Scratch::default(),
+            sought: Vec::new(),
             stray: PeerCounters::default(),
         }
     }

@@ -8,10 +8,11 @@
 //! | `POST /v1/join` | a host with a [`Token`] | [`JoinRequest`] | [`Joined`] |
 //! | `GET /v1/changes?since=R&wait=S` | a member | | [`Changes`] since revision R, waited for S seconds at most |
 //! | `POST /v1/endpoints` | a member | [`Endpoints`] | nothing |
+//! | `POST /v1/call` | a member that wants to reach another | [`Call`] | nothing; the other hears of it in its next [`Changes`] |
 //! | `POST /v1/leave` | a member | | nothing |
 //!
 //! A member shows its [`Credential`] as a bearer token (RFC 6750). What is refused comes with a
-//! [`Refusal`]. Private keys are in none of these messages: they never leave their host.
+//! [`Refusal`]. At the same port of UDP a coordinator answers STUN binding requests (RFC 8489). Private keys are in none of these messages: they never leave their host.
 
 mod address;
 mod book;
@@ -108,6 +109,16 @@ pub struct Changes {
     /// Who is no member any more.
     #[serde(default)]
     pub removed: Vec<PublicKey>,
+    /// Members that try to reach the one that asks, now: it is to send to them, which opens the NATs before it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub calls: Vec<PublicKey>,
+}
+
+/// A member wants to reach another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Call {
+    /// Whom.
+    pub public_key: PublicKey,
 }
 
 /// Why a coordinator does not do what it was asked for.

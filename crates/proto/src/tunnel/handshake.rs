@@ -18,16 +18,47 @@ use std::time::Duration;
 /// several Diffie-Hellman computations, some 200 microseconds. Others cost one hash and count for
 /// nothing, or anybody could have cookies demanded of everybody.
 const LOAD_THRESHOLD: u32 = 100;
+/// Peers that are sought at once of which is told; the others are sought again.
+const MAX_SOUGHT: usize = 64;
 /// DSCP of handshake messages: AF41, as the kernel's (`HANDSHAKE_DSCP` 0x88).
 const HANDSHAKE_TRAFFIC_CLASS: u8 = 0x88;
 
 impl Tunnel {
+    /// The peer tries to reach us, we were told: initiates to wherever it may be, which opens the NATs before us to what it
+    /// sends. Twice a second at most.
+    pub fn approach(&mut self, now: Now, id: PeerId, outbox: &mut Outbox) {
+        let wanted = self
+            .peer(id)
+            .is_some_and(|peer| peer.timers.may_approach(APPROACH_INTERVAL, now.mono));
+        if wanted {
+            self.initiate(now, id, true, outbox);
+        }
+    }
+
+    /// Peers with candidates that were sent initiations everywhere since this was last asked: it may help to tell them.
+    pub fn take_sought(&mut self) -> Vec<PeerId> {
+        std::mem::take(&mut self.sought)
+    }
+
     /// Sends an initiation, once the timers have said that it is time for one.
     pub(super) fn initiate_handshake(&mut self, now: Now, id: PeerId, outbox: &mut Outbox) {
         let Some(peer) = self.peers[id.0 as usize].as_mut() else {
             return;
         };
-        let destinations = initiation_destinations(peer, now.mono);
+        let current = peer.sessions.current.as_ref();
+        let lives = current.is_some_and(|session| super::outbound::may_send(session, now.mono));
+        let everywhere = !lives || peer.timers.is_retrying();
+        if everywhere && !peer.candidates.is_empty() && self.sought.len() < MAX_SOUGHT {
+            self.sought.push(id);
+        }
+        self.initiate(now, id, everywhere, outbox);
+    }
+
+    fn initiate(&mut self, now: Now, id: PeerId, everywhere: bool, outbox: &mut Outbox) {
+        let Some(peer) = self.peers[id.0 as usize].as_mut() else {
+            return;
+        };
+        let destinations = initiation_destinations(peer, everywhere);
         if destinations.is_empty() {
             return peer.drop_stash(DropReason::NoEndpoint);
         }
@@ -329,18 +360,12 @@ impl Tunnel {
     }
 }
 
-/// Where an initiation goes: to where the peer is; and, unless there is a session that lives and this is the first try, to
-/// all its candidates. Of the copies the first that comes is answered, and by that way; the others are replays. Two peers
-/// that do so at once open the NATs between them.
-fn initiation_destinations(peer: &Peer, now: Instant) -> Vec<Destination> {
-    let mut all: Vec<Destination> = peer
-        .path
-        .destination(HANDSHAKE_TRAFFIC_CLASS)
-        .into_iter()
-        .collect();
-    let current = peer.sessions.current.as_ref();
-    let lives = current.is_some_and(|session| super::outbound::may_send(session, now));
-    if !lives || peer.timers.is_retrying() {
+/// Where an initiation goes: to where the peer is, and if told so to all its candidates. Of the copies the first that comes
+/// is answered, and by that way; the others are replays. Two peers that do so at once open the NATs between them.
+fn initiation_destinations(peer: &Peer, everywhere: bool) -> Vec<Destination> {
+    let known = peer.path.destination(HANDSHAKE_TRAFFIC_CLASS);
+    let mut all: Vec<Destination> = known.into_iter().collect();
+    if everywhere {
         let candidates = peer.candidates.iter();
         let others = candidates.filter(|address| Some(**address) != peer.path.endpoint);
         all.extend(others.map(|address| Destination {
