@@ -4,7 +4,7 @@
 //! first gets a place ([`admit`]), of which there is a bounded number, then a TLS handshake and
 //! requests, each of which has to come in time. [`routes`] judges what was asked; what it asks of the
 //! store waits for a turn and is done beside the event loop ([`app`]), which also tells those who wait
-//! for changes. What is refused has one form ([`refused`]). Who fails to join is let try again only so
+//! for changes. At the same port of UDP hosts are told what they look like from here ([`stun`]). What is refused has one form ([`refused`]). Who fails to join is let try again only so
 //! often ([`limit`]).
 
 mod admit;
@@ -12,12 +12,13 @@ mod app;
 mod limit;
 mod refused;
 mod routes;
+mod stun;
 
 #[cfg(test)]
 mod tests;
 
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -86,6 +87,8 @@ pub enum ServerError {
 /// A server that has its address.
 pub struct Server {
     listener: TcpListener,
+    /// For those who want to know what they look like from here.
+    stun: UdpSocket,
     address: SocketAddr,
     tls: ServerConfig,
     app: Arc<App>,
@@ -104,8 +107,10 @@ impl Server {
         let address = options.listen;
         let (listener, address) =
             listen(address).map_err(|source| ServerError::Listen { address, source })?;
+        let stun = beside(address).map_err(|source| ServerError::Listen { address, source })?;
         Ok(Server {
             listener,
+            stun,
             address,
             tls: options.certificate.server_config()?,
             app: Arc::new(App::new(options.store)),
@@ -145,6 +150,7 @@ impl Server {
         // They end with this, however this ends.
         let mut beside = JoinSet::new();
         beside.spawn(app::keep(Arc::clone(&self.app)));
+        beside.spawn(stun::answer(tokio::net::UdpSocket::from_std(self.stun)?));
         let app = Arc::clone(&self.app);
         beside.spawn(async move {
             shutdown.await;
@@ -173,6 +179,18 @@ impl Server {
             .await
         })
     }
+}
+
+/// The same port for UDP.
+fn beside(address: SocketAddr) -> io::Result<UdpSocket> {
+    let domain = Domain::for_address(address);
+    let socket = Socket::new(domain, Type::DGRAM, Some(Protocol::UDP))?;
+    if address.is_ipv6() {
+        socket.set_only_v6(false)?;
+    }
+    socket.set_nonblocking(true)?;
+    socket.bind(&address.into())?;
+    Ok(socket.into())
 }
 
 /// As `TcpListener::bind`, which has a backlog that a whole mesh that connects at once overruns.

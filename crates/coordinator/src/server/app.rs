@@ -5,16 +5,18 @@
 //! is a new revision; that another process wrote it finds out by looking ten times a second ([`keep`]).
 //! Who waited does not ask at once ([`App::pause`]): changes that come together are told together.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::collections::{BTreeSet, HashMap};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{Semaphore, watch};
+use seikan_proto::keys::PublicKey;
+use tokio::sync::{Notify, Semaphore, watch};
 use tokio::task::spawn_blocking;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::limit::Limits;
-use crate::store::{Store, StoreError};
+use crate::store::{MemberId, Store, StoreError};
 
 /// Work on the store at a time: it has one connection, so more would wait there.
 const TURNS: usize = 4;
@@ -30,6 +32,9 @@ const PAUSE_EACH: Duration = Duration::from_micros(200);
 /// The same at most.
 const MAX_PAUSE: Duration = Duration::from_millis(500);
 
+/// Callers of one member that it is told of together, at most.
+const MAX_CALLERS: usize = 64;
+
 /// What is shared by all connections.
 pub(super) struct App {
     store: Store,
@@ -37,6 +42,25 @@ pub(super) struct App {
     turns: Arc<Semaphore>,
     progress: watch::Sender<Progress>,
     waiting: AtomicUsize,
+    /// Of those who wait, or have been called since they did.
+    doorbells: Mutex<HashMap<MemberId, Arc<Doorbell>>>,
+}
+
+/// Where others call a member. What is not fetched within a sweep or two is forgotten: whoever calls, calls again.
+#[derive(Debug, Default)]
+pub(super) struct Doorbell {
+    callers: Mutex<BTreeSet<PublicKey>>,
+    rung: Notify,
+    /// Nobody waited at the last sweep.
+    idle: AtomicBool,
+}
+
+impl Doorbell {
+    /// Who has called since this was last asked.
+    pub fn take(&self) -> Vec<PublicKey> {
+        let mut callers = self.callers.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut *callers).into_iter().collect()
+    }
 }
 
 /// What those who wait look at.
@@ -55,6 +79,7 @@ impl App {
             turns: Arc::new(Semaphore::new(TURNS)),
             progress: watch::Sender::new(Progress::default()),
             waiting: AtomicUsize::new(0),
+            doorbells: Mutex::default(),
         }
     }
 
@@ -114,11 +139,48 @@ impl App {
         Waiting { app: self }
     }
 
-    /// Waits for a revision after `since`; whether there is one within that time.
-    pub async fn wait_for_news(&self, since: u64, time: Duration) -> bool {
+    /// Where a member is called.
+    pub fn doorbell(&self, of: MemberId) -> Arc<Doorbell> {
+        let mut all = self
+            .doorbells
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(all.entry(of).or_default())
+    }
+
+    /// Tells a member that somebody tries to reach it.
+    pub fn call(&self, whom: MemberId, caller: PublicKey) {
+        let bell = self.doorbell(whom);
+        let mut callers = bell.callers.lock().unwrap_or_else(PoisonError::into_inner);
+        if callers.len() < MAX_CALLERS {
+            callers.insert(caller);
+        }
+        drop(callers);
+        bell.rung.notify_one();
+    }
+
+    /// Forgets the doorbells of those who have not waited for a while.
+    fn sweep_doorbells(&self) {
+        let mut all = self
+            .doorbells
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        all.retain(|_, bell| {
+            Arc::strong_count(bell) > 1 || !bell.idle.swap(true, Ordering::Relaxed)
+        });
+    }
+
+    /// Waits for a revision after `since`, or for a call; which of them came within that time.
+    pub async fn wait_for_news(&self, since: u64, bell: &Doorbell, time: Duration) -> News {
+        bell.idle.store(false, Ordering::Relaxed);
         let mut progress = self.progress.subscribe();
-        let news = progress.wait_for(|p| p.stopping || p.revision > since);
-        matches!(timeout(time, news).await, Ok(Ok(_)))
+        let news = async {
+            tokio::select! {
+                _ = bell.rung.notified() => News::Call,
+                _ = progress.wait_for(|p| p.stopping || p.revision > since) => News::Revision,
+            }
+        };
+        timeout(time, news).await.unwrap_or(News::None)
     }
 
     /// How long changes are gathered before they are told.
@@ -127,6 +189,17 @@ impl App {
         let all = PAUSE_EACH.saturating_mul(u32::try_from(waiting).unwrap_or(u32::MAX));
         all.clamp(PAUSE, MAX_PAUSE)
     }
+}
+
+/// What ended a wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum News {
+    /// The time.
+    None,
+    /// Somebody calls.
+    Call,
+    /// A new revision, or the end of the server.
+    Revision,
 }
 
 /// Somebody waits.
@@ -156,7 +229,10 @@ pub(super) async fn keep(app: Arc<App>) {
                     known = found;
                 }
             }
-            _ = sweep.tick() => app.limits.sweep(),
+            _ = sweep.tick() => {
+                app.limits.sweep();
+                app.sweep_doorbells();
+            }
         }
     }
 }

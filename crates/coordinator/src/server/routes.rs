@@ -1,4 +1,4 @@
-//! The four paths, and what is asked under them.
+//! The paths, and what is asked under them.
 //!
 //! A member shows its credential first; then what it sent is read and judged; then the store is asked,
 //! which looks at the credential again within the same piece of work. A question for changes waits
@@ -18,14 +18,14 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use axum::routing::{get, post};
 use seikan_proto::mesh::{
-    BASE, Credential, Digest, Endpoints, JoinRequest, Joined, MAX_ENDPOINTS, MAX_REQUEST, MAX_WAIT,
-    Name,
+    BASE, Call, Credential, Digest, Endpoints, JoinRequest, Joined, MAX_ENDPOINTS, MAX_REQUEST,
+    MAX_WAIT, Name,
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::time::{sleep, timeout};
 
-use super::app::App;
+use super::app::{App, News};
 use super::limit::Failure;
 use super::refused::{Refused, json};
 use crate::store::{Actor, StoreError, Whom};
@@ -39,6 +39,7 @@ pub(super) fn router(app: Arc<App>) -> Router {
         .route(&format!("{BASE}/join"), post(join))
         .route(&format!("{BASE}/changes"), get(changes))
         .route(&format!("{BASE}/endpoints"), post(endpoints))
+        .route(&format!("{BASE}/call"), post(call))
         .route(&format!("{BASE}/leave"), post(leave))
         .method_not_allowed_fallback(wrong_method)
         .fallback(nowhere)
@@ -117,21 +118,29 @@ async fn changes(
     let current = app.ask(move |store| {
         let id = store.authenticate(&credential)?;
         store.touch(id, now())?;
-        store.revision()
+        Ok((id, store.revision()?))
     });
-    let current = current.await?;
+    let (id, current) = current.await?;
+    let bell = app.doorbell(id);
     // Who knows nothing yet, or asks in passing, is told at once.
     if since > 0 && wait > 0 {
         let _waiting = app.waiting();
         let time = Duration::from_secs(wait.min(MAX_WAIT));
-        if current != since || app.wait_for_news(since, time).await {
+        let news = match current == since {
+            true => app.wait_for_news(since, &bell, time).await,
+            false => News::Revision,
+        };
+        // A call is told at once: packets wait for it.
+        if news == News::Revision {
             sleep(app.pause()).await;
         }
     }
     let told = app.ask(move |store| {
         let id = store.authenticate(&credential)?;
+        let mut changes = store.changes(since, id)?;
+        changes.calls = bell.take();
         // Here, where a long answer holds up nobody.
-        Ok(serde_json::to_vec(&store.changes(since, id)?))
+        Ok(serde_json::to_vec(&changes))
     });
     match told.await? {
         Ok(body) => Ok(json(StatusCode::OK, body)),
@@ -148,6 +157,21 @@ async fn endpoints(State(app): State<Arc<App>>, request: Request) -> Result<Stat
         store.set_endpoints(id, &endpoints, now())
     });
     set.await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+async fn call(State(app): State<Arc<App>>, request: Request) -> Result<StatusCode, Refused> {
+    let credential = shown(request.headers())?;
+    let Call { public_key } = body(request).await?;
+    let pair = app.ask(move |store| {
+        let id = store.authenticate(&credential)?;
+        store.pair(id, &public_key)
+    });
+    let (caller, callee) = pair.await?;
+    // Somebody who has just gone needs no call.
+    if let Some(callee) = callee {
+        app.call(callee, caller);
+    }
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -495,3 +495,50 @@ async fn changes_that_come_together_are_told_together() {
     });
     assert_eq!(names(&told.read()), ["m2", "m3", "m4"]);
 }
+
+#[tokio::test]
+async fn who_is_called_while_it_waits_hears_of_the_caller_at_once() {
+    let mesh = Mesh::new().await;
+    let a = mesh.join("a", 1).await;
+    let b = mesh.join("b", 2).await;
+    let (told, called) = tokio::join!(mesh.changes(&b, 2, 30), async {
+        sleep(MOMENT).await;
+        let call = json!({"public_key": key(2).to_string()});
+        let answer = mesh.post("/v1/call", &a, call).await;
+        assert_eq!(answer.status, StatusCode::NO_CONTENT);
+        Instant::now()
+    });
+    assert!(called.elapsed() < Duration::from_secs(1));
+    let told: Changes = told.read();
+    assert_eq!((told.calls, told.revision), (vec![key(1)], 2));
+    // Once.
+    let again: Changes = mesh.changes(&b, 2, 0).await.read();
+    assert!(again.calls.is_empty());
+}
+
+#[tokio::test]
+async fn a_call_waits_for_who_is_between_two_questions() {
+    let mesh = Mesh::new().await;
+    let a = mesh.join("a", 1).await;
+    let b = mesh.join("b", 2).await;
+    let call = json!({"public_key": key(2).to_string()});
+    mesh.post("/v1/call", &a, call).await;
+    let begun = Instant::now();
+    let told: Changes = mesh.changes(&b, 2, 30).await.read();
+    assert_eq!(told.calls, [key(1)]);
+    assert!(begun.elapsed() < Duration::from_secs(1));
+}
+
+#[tokio::test]
+async fn only_members_call_and_only_members_are_called() {
+    let mesh = Mesh::new().await;
+    let a = mesh.join("a", 1).await;
+    let call = json!({"public_key": key(9).to_string()});
+    let nobody = mesh.post("/v1/call", &a, call.clone()).await;
+    assert_eq!(nobody.status, StatusCode::NO_CONTENT);
+    let stranger = mesh.post("/v1/call", &credential(9), call).await;
+    assert_eq!(
+        stranger.refusal(),
+        (StatusCode::UNAUTHORIZED, Reason::NotAMember)
+    );
+}

@@ -113,6 +113,29 @@ impl Store {
         })
     }
 
+    /// The key of a member, and the member with another key; `None` if there is none.
+    ///
+    /// # Errors
+    /// [`StoreError::NotAMember`] if the first is none; [`StoreError::Sqlite`].
+    pub fn pair(
+        &self,
+        id: MemberId,
+        other: &PublicKey,
+    ) -> Result<(PublicKey, Option<MemberId>), StoreError> {
+        self.look(|connection| {
+            let mut statement =
+                connection.prepare_cached("SELECT public_key FROM member WHERE id = ?1")?;
+            let own: Option<[u8; 32]> = statement.query_row([id.0], |row| row.get(0)).optional()?;
+            let own = own.ok_or(StoreError::NotAMember)?;
+            let mut statement =
+                connection.prepare_cached("SELECT id FROM member WHERE public_key = ?1")?;
+            let other: Option<i64> = statement
+                .query_row([other.as_bytes()], |row| row.get(0))
+                .optional()?;
+            Ok((PublicKey::from_bytes(own), other.map(MemberId)))
+        })
+    }
+
     /// Ends a membership: the credential is good for nothing from now on, the name is free, the number
     /// will be after all that were never anybody's, and the others hear of it. Whether there was such
     /// a member.

@@ -1,0 +1,102 @@
+//! What hosts look like from here: STUN (RFC 8489) over UDP, at the same port.
+//!
+//! A host asks from the socket of its tunnel and is told the address that it asked from: what a NAT on
+//! the way has made of its own. Nothing is remembered, and an answer is twelve bytes longer than a
+//! question at most with IPv4 and twenty-four with IPv6, so that it is of little use to who forges
+//! addresses. Questions are answered whatever attributes they have: none that we know changes the answer.
+
+use std::net::SocketAddr;
+
+use stun_types::attribute::XorMappedAddress;
+use stun_types::message::{
+    BINDING, Message, MessageClass, MessageHeader, MessageType, MessageWrite as _,
+    MessageWriteExt as _, MessageWriteVec,
+};
+use tokio::net::UdpSocket;
+
+/// Longest question that is read, in bytes: the rest is not looked at.
+const MAX_QUESTION: usize = 1500;
+
+/// Answers for ever.
+pub(super) async fn answer(socket: UdpSocket) {
+    let mut question = [0; MAX_QUESTION];
+    loop {
+        // An error belongs to an earlier answer, which found nobody.
+        let Ok((length, from)) = socket.recv_from(&mut question).await else {
+            continue;
+        };
+        if let Some(reply) = reply(&question[..length], from) {
+            // A full buffer loses it, as any network might: the host asks again.
+            let _ = socket.try_send_to(&reply, from);
+        }
+    }
+}
+
+/// The answer to a binding request; nothing for anything else.
+fn reply(question: &[u8], from: SocketAddr) -> Option<Vec<u8>> {
+    let header = MessageHeader::from_bytes(question).ok()?;
+    let asked = header.get_type();
+    if !asked.has_class(MessageClass::Request) || !asked.has_method(BINDING) {
+        return None;
+    }
+    let id = header.transaction_id();
+    let kind = MessageType::from_class_method(MessageClass::Success, BINDING);
+    let mut answer = Message::builder(kind, id, MessageWriteVec::new());
+    // A socket for both versions shows IPv4 addresses as IPv6 ones.
+    let from = SocketAddr::new(from.ip().to_canonical(), from.port());
+    let address = XorMappedAddress::new(from, id);
+    answer.add_attribute(&address).ok()?;
+    Some(answer.finish())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hex(text: &str) -> Vec<u8> {
+        let digits: Vec<char> = text.chars().filter(|c| !c.is_whitespace()).collect();
+        digits
+            .chunks(2)
+            .map(|pair| u8::from_str_radix(&pair.iter().collect::<String>(), 16).expect("hex"))
+            .collect()
+    }
+
+    /// RFC 5769, section 2.2 and 2.3: the mapped addresses of the sample responses, by their transaction.
+    #[test]
+    fn who_asks_is_told_where_from() {
+        let question = hex("0001 0000 2112a442 b7e7a701bc34d686fa87dfae");
+        for (from, attribute) in [
+            ("192.0.2.1:32853", "0020 0008 0001 a147 e112a643"),
+            (
+                "[2001:db8:1234:5678:11:2233:4455:6677]:32853",
+                "0020 0014 0002 a147 0113a9faa5d3f179bc25f4b5bed2b9d9",
+            ),
+        ] {
+            let reply = reply(&question, from.parse().expect("an address")).expect("an answer");
+            assert_eq!(reply[..2], [1, 1]);
+            assert_eq!(reply[4..20], question[4..20]);
+            assert_eq!(reply[20..], hex(attribute));
+            let mapped: SocketAddr = from.parse().expect("an address");
+            if let SocketAddr::V4(v4) = mapped {
+                let shown = SocketAddr::from((v4.ip().to_ipv6_mapped(), v4.port()));
+                assert_eq!(super::reply(&question, shown), Some(reply));
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_else_is_answered() {
+        let from = "192.0.2.1:7".parse().expect("an address");
+        for other in [
+            "",
+            "0001",
+            // A response, an indication, another method, another cookie.
+            "0101 0000 2112a442 b7e7a701bc34d686fa87dfae",
+            "0011 0000 2112a442 b7e7a701bc34d686fa87dfae",
+            "0003 0000 2112a442 b7e7a701bc34d686fa87dfae",
+            "0001 0000 2112a443 b7e7a701bc34d686fa87dfae",
+        ] {
+            assert_eq!(reply(&hex(other), from), None, "{other}");
+        }
+    }
+}
