@@ -66,6 +66,9 @@ pub struct MeshStatus {
     pub revision: u64,
     /// Members that are peers, besides this host.
     pub members: usize,
+    /// What this host looks like from outside, as the coordinator sees it; what is not an address of its own a NAT has made.
+    #[serde(default)]
+    pub reflexive: Vec<SocketAddr>,
     /// Members that are no peers.
     #[serde(default)]
     pub refused_members: usize,
@@ -374,6 +377,7 @@ fn mesh(mesh: &MeshState) -> MeshStatus {
         contact: mesh.contact.clone(),
         revision: mesh.revision,
         members: mesh.members.len(),
+        reflexive: mesh.reflexive.clone(),
         refused: refused
             .map(|(key, reason)| (key.to_string(), (*reason).to_owned()))
             .collect(),

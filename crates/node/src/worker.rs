@@ -7,6 +7,7 @@
 
 use crate::gateway::Destination;
 use crate::intake::Intake;
+use crate::mesh::{Heard, stun};
 use crate::node::{Node, NodeError, now};
 use seikan_observe::DropReason;
 use seikan_proto::inbox::{MAX_PIECES, Write};
@@ -19,6 +20,7 @@ use seikan_sys::signal::{Signal, Signals};
 use seikan_sys::tun::TunQueue;
 use seikan_sys::udp::{ReceiveBatch, ReceiveMeta, SendError, Transmit, UdpSocket};
 use std::io::{self, IoSlice};
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
@@ -147,6 +149,7 @@ pub fn run(
             return Ok(Ended::InterfaceGone);
         }
         node.poll_timers();
+        node.tell_sought();
         node.poll_gateway();
         for token in served.drain(..) {
             let verdict = match token {
@@ -193,7 +196,10 @@ impl Node {
         self.batches.datagrams_per_receive.record(datagrams as u64);
         let bytes: usize = metas.iter().map(|m| m.length).sum();
         let merged = bytes > received * MERGED_BYTES;
-        let arrived = metas.iter().map(datagram);
+        let beside = self.take_beside(metas, arena);
+        let arrived = metas.iter().enumerate();
+        let arrived = arrived.filter(|(index, _)| beside & (1 << index) == 0);
+        let arrived = arrived.map(|(_, meta)| datagram(meta));
         self.tunnel
             .inbound(now(), arrived, arena, &mut self.inbox, &mut self.outbox);
         let delivers = !self.inbox.writes().is_empty();
@@ -206,6 +212,50 @@ impl Node {
             RECEIVE_BUFFERS
         });
         delivers
+    }
+
+    /// Hands what is the mesh's and not the tunnel's to whom it is for; a bit for each such receive.
+    fn take_beside(&self, metas: &[ReceiveMeta], arena: &[u8]) -> u64 {
+        const { assert!(RECEIVE_BUFFERS <= u64::BITS as usize) };
+        let Some(mesh) = &self.mesh else { return 0 };
+        let mut taken = 0;
+        for (index, meta) in metas.iter().enumerate() {
+            let bytes = &arena[meta.offset..meta.offset + meta.length];
+            if stun::is_answer(bytes) {
+                taken |= 1 << index;
+                // What finds no room is asked for again.
+                let _ = mesh.to_agent.try_send(Heard::Stun(bytes.into()));
+            }
+        }
+        taken
+    }
+
+    /// Sends a datagram that is not the tunnel's from its socket. What is lost is sent again by who wanted it sent.
+    pub(crate) fn send_beside(&self, bytes: &[u8], to: SocketAddr) {
+        let socket = match to {
+            SocketAddr::V4(_) => &self.sockets.v4,
+            SocketAddr::V6(_) => &self.sockets.v6,
+        };
+        if let Some(socket) = socket {
+            let _ = socket.send(&Transmit {
+                destination: to,
+                source: None,
+                traffic_class: 0,
+                segment_size: None,
+                payload: bytes,
+            });
+        }
+    }
+
+    /// Tells the mesh of members that do not answer.
+    fn tell_sought(&mut self) {
+        let Some(mesh) = &self.mesh else { return };
+        for id in self.tunnel.take_sought() {
+            if let Some(peer) = self.tunnel.peer(id) {
+                // The next initiation comes here again.
+                let _ = mesh.to_agent.try_send(Heard::Sought(peer.public_key));
+            }
+        }
     }
 
     /// Sends a batch of what the TUN device holds. True if the device is gone.

@@ -1,15 +1,20 @@
 //! The thread that talks to the coordinator.
 //!
-//! Two tasks on one thread: one asks for what changed, each question waiting at the coordinator until there is something
-//! ([`follow`]); one tells where this host may be reached whenever that is different ([`tell`]). Neither gives up:
+//! Tasks on one thread: one asks for what changed, each question waiting at the coordinator until there is something
+//! ([`Agent::follow`]); one asks by STUN what this host looks like from outside ([`Agent::reflect`]); one tells where it may be
+//! reached whenever that is different ([`Agent::tell`]); one has members called that do not answer ([`Agent::call`]). None gives up:
 //! a coordinator that does not answer is asked again, ever less often.
 
 use super::client::{Client, ClientError};
-use super::{Contact, cache, endpoints};
-use crate::config::MeshSettings;
+use super::stun::Question;
+use super::{Contact, Heard, cache, endpoints};
+use crate::config::{Endpoint, Host, MeshSettings};
 use ipnet::IpNet;
-use seikan_proto::mesh::{Book, Change, Endpoints, Reason};
+use seikan_proto::keys::PublicKey;
+use seikan_proto::mesh::{Book, Call, Change, Endpoints, MAX_ENDPOINTS, Reason};
 use seikan_sys::netlink::Netlink;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
@@ -17,7 +22,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+use tokio::sync::{Notify, mpsc};
 
 /// How long a question for changes waits at the coordinator.
 const WAIT: Duration = Duration::from_secs(50);
@@ -31,6 +37,19 @@ const LOOK_EVERY: Duration = Duration::from_secs(2);
 const STORE_EVERY: Duration = Duration::from_secs(5);
 /// News that wait for the worker, at most.
 const MAX_NEWS: usize = 16;
+/// How often STUN servers are asked: NATs forget a mapping after half a minute at the soonest (RFC 4787, section 4.3, asks for
+/// two minutes).
+const REFLECT_EVERY: Duration = Duration::from_secs(25);
+/// How often a STUN server is asked that does not answer.
+const STUN_ATTEMPTS: u32 = 3;
+/// How long for the first time; twice as long each time after.
+const FIRST_STUN_PATIENCE: Duration = Duration::from_millis(500);
+/// Answers of STUN servers that wait, at most.
+const MAX_ANSWERS: usize = 16;
+/// Members to be called that wait, at most.
+const MAX_SOUGHT: usize = 64;
+/// Least time between two calls of one member.
+const CALL_EVERY: Duration = Duration::from_secs(1);
 
 /// What the thread has to say.
 #[derive(Debug)]
@@ -44,6 +63,17 @@ pub(super) enum News {
         /// In this order.
         changes: Vec<Change>,
     },
+    /// What this host looks like from outside.
+    Reflexive(Vec<SocketAddr>),
+    /// To be sent from the tunnel's socket.
+    Send {
+        /// A datagram.
+        bytes: Vec<u8>,
+        /// To whom.
+        to: SocketAddr,
+    },
+    /// Members that try to reach this host.
+    Called(Vec<PublicKey>),
     /// The worker is to look whether its port is still the same.
     Tick,
 }
@@ -82,7 +112,11 @@ impl Worker {
 
 impl Agent {
     /// Starts it; it ends when the receiver is dropped.
-    pub(super) fn start(self, wake: UnixStream) -> io::Result<Receiver<News>> {
+    pub(super) fn start(
+        self,
+        wake: UnixStream,
+        heard: mpsc::Receiver<Heard>,
+    ) -> io::Result<Receiver<News>> {
         let (news, receiver) = sync_channel(MAX_NEWS);
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -90,11 +124,11 @@ impl Agent {
         let worker = Worker { wake, news };
         std::thread::Builder::new()
             .name("mesh".into())
-            .spawn(move || runtime.block_on(self.live(worker)))?;
+            .spawn(move || runtime.block_on(self.live(worker, heard)))?;
         Ok(receiver)
     }
 
-    async fn live(self, worker: Worker) {
+    async fn live(self, worker: Worker, mut heard: mpsc::Receiver<Heard>) {
         let client = match Client::new(
             &self.settings.coordinator,
             self.settings.pin,
@@ -106,10 +140,25 @@ impl Agent {
                 return;
             }
         };
+        let shared = Shared::default();
+        let (answered, answers) = mpsc::channel(MAX_ANSWERS);
+        let (sought, seeking) = mpsc::channel(MAX_SOUGHT);
+        let sort = async {
+            // What finds no room comes again.
+            while let Some(heard) = heard.recv().await {
+                let _ = match heard {
+                    Heard::Stun(bytes) => answered.try_send(bytes).map_err(drop),
+                    Heard::Sought(key) => sought.try_send(key).map_err(drop),
+                };
+            }
+        };
         // Whichever ends found the worker gone.
         tokio::select! {
             _ = self.follow(&client, &worker) => {}
-            _ = self.tell(&client, &worker) => {}
+            _ = self.tell(&client, &worker, &shared) => {}
+            _ = self.reflect(&worker, &shared, answers) => {}
+            _ = self.call(&client, seeking) => {}
+            () = sort => {}
         }
     }
 
@@ -141,9 +190,10 @@ impl Agent {
                 false => question.await,
             };
             match answer {
-                Ok(changes) => {
+                Ok(mut changes) => {
                     pause = Pause::default();
                     since = changes.revision;
+                    let calls = std::mem::take(&mut changes.calls);
                     let changes = book.take(changes);
                     dirty |= !changes.is_empty();
                     worker.tell(News::Contact(Contact::Connected))?;
@@ -151,6 +201,9 @@ impl Agent {
                         revision: book.revision,
                         changes,
                     })?;
+                    if !calls.is_empty() {
+                        worker.tell(News::Called(calls))?;
+                    }
                 }
                 Err(ClientError::Refused(refusal)) if refusal.reason == Reason::NotAMember => {
                     cache::forget(&self.cache);
@@ -179,33 +232,134 @@ impl Agent {
     }
 
     /// Tells where this host may be reached, whenever that is different.
-    async fn tell(&self, client: &Client, worker: &Worker) -> Result<(), Gone> {
+    async fn tell(&self, client: &Client, worker: &Worker, shared: &Shared) -> Result<(), Gone> {
         let mut told: Option<Vec<SocketAddr>> = None;
+        let mut known = Vec::new();
         let mut pause = Pause::default();
         loop {
             worker.tell(News::Tick)?;
             let port = self.port.load(Ordering::Relaxed);
-            let now = Netlink::open()
+            let local = Netlink::open()
                 .and_then(|n| endpoints::local(&n, self.own_interface, &self.networks, port));
             // What cannot be asked for now is asked for again.
-            if let Ok(now) = now
-                && told.as_ref() != Some(&now)
-            {
-                let endpoints = Endpoints {
-                    endpoints: now.clone(),
-                };
-                match client.tell(&endpoints).await {
-                    Ok(()) => {
-                        told = Some(now);
-                        pause = Pause::default();
+            if let Ok(local) = local {
+                if local != known {
+                    known = local;
+                    shared.moved.notify_one();
+                }
+                let mut now = shared.reflexive.borrow().clone();
+                let others = known.iter().filter(|address| !now.contains(address));
+                let others: Vec<SocketAddr> = others.copied().collect();
+                now.extend(others);
+                now.truncate(MAX_ENDPOINTS);
+                if told.as_ref() != Some(&now) {
+                    let endpoints = Endpoints {
+                        endpoints: now.clone(),
+                    };
+                    match client.tell(&endpoints).await {
+                        Ok(()) => {
+                            told = Some(now);
+                            pause = Pause::default();
+                        }
+                        // What is wrong is told by the task that asks.
+                        Err(_) => pause.wait().await,
                     }
-                    // What is wrong is told by the other task.
-                    Err(_) => pause.wait().await,
                 }
             }
-            tokio::time::sleep(LOOK_EVERY).await;
+            // Sooner if it is known that something is different.
+            let _ = tokio::time::timeout(LOOK_EVERY, shared.different.notified()).await;
         }
     }
+
+    /// Asks what this host looks like from outside: again and again, which keeps what NATs have made of it as it is; and at
+    /// once when an address is another one.
+    async fn reflect(
+        &self,
+        worker: &Worker,
+        shared: &Shared,
+        mut answers: mpsc::Receiver<Box<[u8]>>,
+    ) -> Result<(), Gone> {
+        let endpoint = self.settings.coordinator.endpoint();
+        loop {
+            let mut seen = Vec::new();
+            for server in servers(endpoint).await {
+                seen.extend(ask(worker, server, &mut answers).await?);
+            }
+            if *shared.reflexive.borrow() != seen {
+                shared.reflexive.borrow_mut().clone_from(&seen);
+                shared.different.notify_one();
+                worker.tell(News::Reflexive(seen))?;
+            }
+            let _ = tokio::time::timeout(REFLECT_EVERY, shared.moved.notified()).await;
+        }
+    }
+
+    /// Has members called that do not answer: what they send back opens the NATs before them.
+    async fn call(&self, client: &Client, mut seeking: mpsc::Receiver<PublicKey>) {
+        let mut called: BTreeMap<PublicKey, Instant> = BTreeMap::new();
+        while let Some(key) = seeking.recv().await {
+            called.retain(|_, at| at.elapsed() < CALL_EVERY);
+            if called.contains_key(&key) {
+                continue;
+            }
+            called.insert(key, Instant::now());
+            // Without a coordinator nobody can be called; the next initiation comes here again.
+            let _ = client.call(&Call { public_key: key }).await;
+        }
+    }
+}
+
+/// What the tasks tell each other.
+#[derive(Default)]
+struct Shared {
+    /// What this host looks like from outside.
+    reflexive: RefCell<Vec<SocketAddr>>,
+    /// That is different.
+    different: Notify,
+    /// This host's own addresses are.
+    moved: Notify,
+}
+
+/// The STUN servers: the coordinator, at one address of each family.
+async fn servers(endpoint: &Endpoint) -> Vec<SocketAddr> {
+    let all: Vec<SocketAddr> = match &endpoint.host {
+        Host::Address(ip) => vec![(*ip, endpoint.port).into()],
+        Host::Name(name) => match tokio::net::lookup_host((name.as_str(), endpoint.port)).await {
+            Ok(all) => all.collect(),
+            // Asked for again with the next question.
+            Err(_) => Vec::new(),
+        },
+    };
+    let v6 = all.iter().find(|address| address.is_ipv6());
+    let v4 = all.iter().find(|address| address.is_ipv4());
+    v6.into_iter().chain(v4).copied().collect()
+}
+
+/// Asks one server, and once more each time it does not answer (RFC 8489, section 6.2.1).
+async fn ask(
+    worker: &Worker,
+    server: SocketAddr,
+    answers: &mut mpsc::Receiver<Box<[u8]>>,
+) -> Result<Option<SocketAddr>, Gone> {
+    let question = Question::new();
+    let mut patience = FIRST_STUN_PATIENCE;
+    for _ in 0..STUN_ATTEMPTS {
+        worker.tell(News::Send {
+            bytes: question.bytes.clone(),
+            to: server,
+        })?;
+        let until = tokio::time::Instant::now() + patience;
+        while let Ok(answer) = tokio::time::timeout_at(until, answers.recv()).await {
+            let Some(answer) = answer else {
+                return Err(Gone);
+            };
+            if let Some(address) = question.answered(&answer) {
+                return Ok(Some(address));
+            }
+        }
+        patience *= 2;
+    }
+    Ok(None)
 }
 
 /// Pauses that grow, each up to half as long again by chance: members that lost a coordinator at the same time do not come back at

@@ -14,7 +14,8 @@ use rustls::crypto::{CryptoProvider, aws_lc_rs, verify_tls12_signature, verify_t
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
 use seikan_proto::mesh::{
-    BASE, Changes, Credential, Endpoints, JoinRequest, Joined, MAX_ANSWER, Pin, Reason, Refusal,
+    BASE, Call, Changes, Credential, Endpoints, JoinRequest, Joined, MAX_ANSWER, Pin, Reason,
+    Refusal,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -24,6 +25,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use zeroize::Zeroizing;
 
+/// Characters of a refusal that are shown.
+const MAX_MESSAGE: usize = 300;
 /// How long a coordinator may take for an answer, what it is told to wait for aside.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long it may take to be connected to.
@@ -141,6 +144,16 @@ impl Client {
             .map(drop)
     }
 
+    /// Has another member told that this host tries to reach it.
+    ///
+    /// # Errors
+    /// As [`Self::changes`].
+    pub async fn call(&self, call: &Call) -> Result<(), ClientError> {
+        self.ask::<serde::de::IgnoredAny>(Method::POST, "/call", Some(call), PATIENCE)
+            .await
+            .map(drop)
+    }
+
     /// Ceases to be a member.
     ///
     /// # Errors
@@ -208,7 +221,8 @@ impl Client {
         match serde_json::from_slice::<Refusal>(body) {
             Ok(mut refusal) => {
                 // It is shown to people.
-                refusal.message.retain(|c| !c.is_control());
+                let shown = refusal.message.chars().filter(|c| !c.is_control());
+                refusal.message = shown.take(MAX_MESSAGE).collect();
                 Err(ClientError::Refused(refusal))
             }
             Err(_) => {

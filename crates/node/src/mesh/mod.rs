@@ -9,9 +9,10 @@ mod agent;
 mod cache;
 pub mod client;
 mod endpoints;
+pub(crate) mod stun;
 
 use crate::config::{Config, MeshSettings};
-use crate::node::Node;
+use crate::node::{Node, now};
 use crate::worker::{Service, Verdict};
 use agent::{Agent, News};
 use ipnet::IpNet;
@@ -20,16 +21,19 @@ use seikan_proto::mesh::{Change, Member};
 use seikan_sys::poll::{Epoll, Interest};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::io::{self, Read};
-use std::net::IpAddr;
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, SocketAddr};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::mpsc::Receiver;
+use tokio::sync::mpsc;
 
 /// Token of the descriptor through which the thread wakes the loop; near none of others.
 const TOKEN: u64 = 1 << 61;
+/// What waits for the thread, at most.
+const MAX_HEARD: usize = 64;
 /// Members that become peers before packets get their turn.
 const CHANGES_PER_TURN: usize = 64;
 
@@ -46,6 +50,19 @@ pub struct MeshState {
     pub members: BTreeMap<PublicKey, Member>,
     /// Members that are no peers, with the reason.
     pub refused: BTreeMap<PublicKey, &'static str>,
+    /// What this host looks like from outside.
+    pub reflexive: Vec<SocketAddr>,
+    /// The way to the thread.
+    pub(crate) to_agent: mpsc::Sender<Heard>,
+}
+
+/// What the worker has for the thread. Never waited for: what finds no room comes again.
+#[derive(Debug)]
+pub(crate) enum Heard {
+    /// An answer of a STUN server.
+    Stun(Box<[u8]>),
+    /// A member does not answer yet.
+    Sought(PublicKey),
 }
 
 /// How it stands with the coordinator.
@@ -65,6 +82,8 @@ pub enum Contact {
 /// The worker's end.
 pub struct Mesh {
     wake: UnixStream,
+    /// The other end of it: something is left to do.
+    again: UnixStream,
     news: Receiver<News>,
     /// The port that peers are to send to, which may change.
     port: Arc<AtomicU16>,
@@ -104,7 +123,9 @@ impl Mesh {
         let (ours, theirs) = UnixStream::pair()?;
         ours.set_nonblocking(true)?;
         theirs.set_nonblocking(true)?;
+        let again = theirs.try_clone()?;
         let port = Arc::new(AtomicU16::new(node.sockets.port()));
+        let (to_agent, heard) = mpsc::channel(MAX_HEARD);
         let agent = Agent {
             settings: settings.clone(),
             own_interface: node.tun.index(),
@@ -118,10 +139,13 @@ impl Mesh {
             revision: 0,
             members: BTreeMap::new(),
             refused: BTreeMap::new(),
+            reflexive: Vec::new(),
+            to_agent,
         });
         Ok(Mesh {
             wake: ours,
-            news: agent.start(theirs)?,
+            again,
+            news: agent.start(theirs, heard)?,
             port,
             pending: VecDeque::new(),
             rules: Rules {
@@ -144,8 +168,7 @@ impl Mesh {
     /// Takes what the thread has to say, as much as has its turn.
     fn turn(&mut self, node: &mut Node) {
         let mut drain = [0; 64];
-        // Bytes left in the pair wake the loop again, which is what is wanted while something is pending.
-        while self.pending.is_empty() && matches!(self.wake.read(&mut drain), Ok(n) if n > 0) {}
+        while matches!(self.wake.read(&mut drain), Ok(n) if n > 0) {}
         self.port.store(node.sockets.port(), Ordering::Relaxed);
         while self.pending.len() < CHANGES_PER_TURN
             && let Ok(news) = self.news.try_recv()
@@ -157,6 +180,9 @@ impl Mesh {
                     mesh.revision = revision;
                     self.pending.extend(changes);
                 }
+                News::Reflexive(addresses) => mesh.reflexive = addresses,
+                News::Send { bytes, to } => node.send_beside(&bytes, to),
+                News::Called(keys) => approach(node, &keys),
                 News::Tick => {}
             }
         }
@@ -166,6 +192,24 @@ impl Mesh {
                 Change::Set(member) => set(node, member, &self.rules),
                 Change::Removed(key) => remove(node, &key, &self.rules),
             }
+        }
+        if !self.pending.is_empty() {
+            // A full pair wakes the loop anyway.
+            let _ = (&self.again).write(&[0]);
+        }
+    }
+}
+
+/// Members try to reach this host, and are met on the way.
+fn approach(node: &mut Node, keys: &[PublicKey]) {
+    for key in keys {
+        let known = node
+            .mesh
+            .as_ref()
+            .is_some_and(|mesh| mesh.members.contains_key(key));
+        if let Some(id) = node.tunnel.peer_by_key(key).filter(|_| known) {
+            node.tunnel.approach(now(), id, &mut node.outbox);
+            node.transmit();
         }
     }
 }

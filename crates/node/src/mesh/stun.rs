@@ -1,0 +1,104 @@
+//! What this host looks like from outside: STUN binding requests (RFC 8489), asked from the socket of the tunnel.
+//!
+//! The worker sends what [`Question`] makes and hands back what [`is_answer`] recognises, before the tunnel sees it: in
+//! neither protocol does a message begin like that.
+
+use std::net::SocketAddr;
+use stun_types::attribute::{AttributeStaticType as _, XorMappedAddress};
+use stun_types::message::{
+    BINDING, Message, MessageClass, MessageHeader, MessageWrite as _, MessageWriteVec,
+    TransactionId,
+};
+
+/// The magic cookie (RFC 8489, section 5).
+const COOKIE: [u8; 4] = [0x21, 0x12, 0xa4, 0x42];
+/// A binding response, of success or failure (sections 5 and 18.2).
+const RESPONSES: [[u8; 2]; 2] = [[0x01, 0x01], [0x01, 0x11]];
+/// Bytes of a header.
+const HEADER: usize = 20;
+/// Longest answer that is looked at, in bytes.
+const MAX_ANSWER: usize = 1500;
+
+/// A question that waits for its answer.
+pub(super) struct Question {
+    id: TransactionId,
+    /// What is to be sent.
+    pub bytes: Vec<u8>,
+}
+
+impl Question {
+    /// A new one. Its transaction is 96 random bits: nobody answers in a server's place who does not see it.
+    pub(super) fn new() -> Question {
+        let request = Message::builder_request(BINDING, MessageWriteVec::new());
+        let bytes = request.finish();
+        let id = MessageHeader::from_bytes(&bytes).map(|header| header.transaction_id());
+        Question {
+            // What was just made has a header.
+            id: id.unwrap_or_else(|_| TransactionId::generate()),
+            bytes,
+        }
+    }
+
+    /// The address that an answer to it tells; `None` if it is none, or tells none.
+    pub(super) fn answered(&self, bytes: &[u8]) -> Option<SocketAddr> {
+        let message = Message::from_bytes(bytes).ok()?;
+        let fits = message.has_class(MessageClass::Success) && message.has_method(BINDING);
+        if !fits || message.transaction_id() != self.id {
+            return None;
+        }
+        let raw = message.raw_attribute(XorMappedAddress::TYPE)?;
+        let told = XorMappedAddress::try_from(&raw).ok()?.addr(self.id);
+        let usable = told.port() != 0 && !told.ip().is_unspecified() && !told.ip().is_multicast();
+        usable.then_some(told)
+    }
+}
+
+/// Whether a datagram is an answer of a STUN server, by its first bytes.
+pub(crate) fn is_answer(datagram: &[u8]) -> bool {
+    (HEADER..=MAX_ANSWER).contains(&datagram.len())
+        && RESPONSES.iter().any(|kind| datagram.starts_with(kind))
+        && datagram[4..8] == COOKIE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(id: TransactionId, attribute: &[u8]) -> Vec<u8> {
+        let id = u128::from(id).to_be_bytes();
+        let length = (attribute.len() as u16).to_be_bytes();
+        [&[1, 1], &length[..], &COOKIE, &id[4..], attribute].concat()
+    }
+
+    #[test]
+    fn the_address_of_an_answer_is_the_one_that_it_tells() {
+        // RFC 5769, section 2.2: 192.0.2.1 port 32853.
+        let attribute = [0, 0x20, 0, 8, 0, 1, 0xa1, 0x47, 0xe1, 0x12, 0xa6, 0x43];
+        let question = Question::new();
+        assert_eq!(question.bytes.len(), HEADER);
+        let good = answer(question.id, &attribute);
+        assert!(is_answer(&good));
+        let told = question.answered(&good).expect("an address");
+        assert_eq!(told.to_string(), "192.0.2.1:32853");
+        // Another's answer.
+        assert_eq!(Question::new().answered(&good), None);
+        for end in 0..good.len() {
+            assert_eq!(question.answered(&good[..end]), None, "{end}");
+        }
+        // Nothing told, and port 0: 0x2112 xor 0x2112.
+        assert_eq!(question.answered(&answer(question.id, &[])), None);
+        let nowhere = [0, 0x20, 0, 8, 0, 1, 0x21, 0x12, 0xe1, 0x12, 0xa6, 0x43];
+        assert_eq!(question.answered(&answer(question.id, &nowhere)), None);
+    }
+
+    #[test]
+    fn neither_protocol_has_messages_that_look_like_an_answer() {
+        // WireGuard's initiation begins with 1, 0, 0, 0; ours with 0x11.
+        for kind in [1, 2, 3, 4, 0x11, 0x12, 0x13, 0x14] {
+            let mut message = [0; 148];
+            message[0] = kind;
+            message[4..8].copy_from_slice(&COOKIE);
+            assert!(!is_answer(&message), "{kind}");
+        }
+    }
+}
