@@ -99,7 +99,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         let _ = fs::remove_file(&file);
         return Err(error);
     }
-    writeln!(io::stdout(), "joined as {name}: wrote {}", file.display())?;
+    let mut out = io::stdout();
+    writeln!(out, "joined as {name}: wrote {}", file.display())?;
+    // What follows takes this process's place, with what was not written yet.
+    out.flush()?;
     if arguments.no_up {
         return Ok(ExitCode::SUCCESS);
     }
@@ -193,7 +196,7 @@ fn create(file: &Path) -> anyhow::Result<fs::File> {
     {
         fs::DirBuilder::new()
             .recursive(true)
-            .mode(0o755)
+            .mode(0o700)
             .create(folder)
             .with_context(failed)?;
     }

@@ -50,6 +50,10 @@ fn interface(status: &Status, out: &mut Screen) {
     }
     if let Some(mesh) = &status.mesh {
         out.line("mesh", self::mesh(mesh));
+        if !mesh.reflexive.is_empty() {
+            let seen: Vec<String> = mesh.reflexive.iter().map(ToString::to_string).collect();
+            out.line("seen from outside as", seen.join(", "));
+        }
         for (key, reason) in &mesh.refused {
             out.line(&format!("no peer: {key}"), printable(reason));
         }

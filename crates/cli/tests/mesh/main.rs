@@ -1,0 +1,8 @@
+//! A mesh from the outside: coordinators, members and NATs in namespaces, and nothing but the program.
+#![forbid(unsafe_code)]
+
+#[path = "../common/mod.rs"]
+mod common;
+mod members;
+mod nat;
+mod site;

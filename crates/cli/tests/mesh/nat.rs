@@ -1,0 +1,213 @@
+//! Members behind NATs: which pairs find each other, and which cannot.
+
+use crate::common::{Tunnel, eventually};
+use crate::site::{Host, SOON, Site, at_a_site, plug, while_answering};
+use seikan_sys::netlink::{Netlink, Route};
+use seikan_sys::netns::NetNs;
+use std::fs;
+use std::io::Write;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// How a NAT maps (RFC 4787, section 4.1). All of Linux's filter by address and port (section 5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mapping {
+    /// No NAT at all.
+    None,
+    /// The same port for everybody: what Linux's masquerading comes to while nobody else has the port.
+    EndpointIndependent,
+    /// A random one for each: `fully-random`.
+    AddressAndPortDependent,
+}
+
+use Mapping::{AddressAndPortDependent, EndpointIndependent};
+
+/// A router that hides what is behind it.
+struct Nat {
+    netlink: Netlink,
+    lan: u32,
+    _netns: NetNs,
+}
+
+impl Nat {
+    /// Number `number`, with 192.0.2.100 and so on outside and 10.0.0.1 inside.
+    fn create(site: &Site, number: u8, mapping: Mapping) -> Nat {
+        let netns = NetNs::create().expect("a namespace");
+        let netlink = netns.netlink().expect("netlink");
+        plug(
+            &site.netlink,
+            site.bridge,
+            &format!("nat{number}"),
+            (&netns, "wan"),
+        );
+        let lan = netlink.create_bridge("lan").expect("a bridge");
+        let wan = netlink.link("wan").expect("a card").index;
+        let outside = format!("192.0.2.{}/24", 100 + number);
+        for (index, address) in [(wan, outside.as_str()), (lan, "10.0.0.1/24")] {
+            let address = address.parse().expect("an address");
+            netlink.add_address(index, address).expect("an address");
+            netlink.set_up(index).expect("up");
+        }
+        let random = match mapping {
+            AddressAndPortDependent => "random,fully-random",
+            _ => "",
+        };
+        // Routers drop what nobody inside asked for, and say nothing.
+        let rules = format!(
+            "table ip nat {{
+                 chain out {{
+                     type nat hook postrouting priority srcnat;
+                     oifname \"wan\" masquerade {random}
+                 }}
+             }}
+             table inet filter {{
+                 chain in {{
+                     type filter hook input priority filter; policy drop;
+                     ct state established,related accept
+                 }}
+                 chain through {{
+                     type filter hook forward priority filter; policy drop;
+                     ct state established,related accept
+                     iifname \"lan\" accept
+                 }}
+             }}"
+        );
+        netns
+            .run(|| fs::write("/proc/sys/net/ipv4/ip_forward", "1"))
+            .expect("namespace")
+            .expect("forwarding");
+        let mut nft = Command::new("nft");
+        nft.args(["-f", "-"]).stdin(Stdio::piped());
+        let mut child = netns.spawn_command(&mut nft).expect("nft");
+        let mut input = child.stdin.take().expect("piped");
+        input.write_all(rules.as_bytes()).expect("rules");
+        drop(input);
+        assert!(child.wait().expect("nft").success());
+        Nat {
+            netlink,
+            lan,
+            _netns: netns,
+        }
+    }
+
+    /// A host behind it.
+    fn host(&self, site: &Site, number: u8) -> Host {
+        let at = (&self.netlink, self.lan);
+        let host = site.host_at(at, &format!("10.0.0.{}/24", 10 + number));
+        let gateway = "10.0.0.1".parse().expect("an address");
+        let route = Route::to("0.0.0.0/0".parse().expect("a prefix")).via(gateway);
+        host.netlink
+            .add_route(&route.device(host.card))
+            .expect("a route");
+        host
+    }
+}
+
+/// A member that knows what it looks like from outside.
+fn up(host: &Host, name: &str, token: &[String; 2]) -> (Tunnel, std::net::IpAddr) {
+    let addresses = host.join(name, token);
+    let tunnel = host.up();
+    eventually("it knows what it looks like from outside", || {
+        let seen = &host.status()["mesh"]["reflexive"];
+        seen.as_array().is_some_and(|seen| !seen.is_empty())
+    });
+    (tunnel, addresses[0])
+}
+
+/// Two members, each at the switch or behind a NAT of its own; whether the first hears the second, and how soon.
+fn hears(site: &Site, mappings: [Mapping; 2]) -> Option<Duration> {
+    let token = site.token(&["--reusable"]);
+    let mut nats = Vec::new();
+    let hosts: Vec<Host> = mappings
+        .iter()
+        .zip(0..)
+        .map(|(mapping, number)| match mapping {
+            Mapping::None => site.host(),
+            mapping => {
+                let nat = Nat::create(site, number, *mapping);
+                let host = nat.host(site, 0);
+                nats.push(nat);
+                host
+            }
+        })
+        .collect();
+    let (_a, _) = up(&hosts[0], "a", &token);
+    let (_b, address) = up(&hosts[1], "b", &token);
+    eventually("they know each other", || {
+        let ends = |host: &Host, name: &str| host.peers() == [name];
+        ends(&hosts[0], "b") && ends(&hosts[1], "a")
+    });
+    // Where they may be reached is known a moment after that they are there.
+    std::thread::sleep(Duration::from_millis(500));
+    let mut heard = None;
+    while_answering(&[&hosts[1]], || {
+        let begun = Instant::now();
+        let answered = hosts[0].hears(address, Duration::from_secs(4));
+        heard = answered.then(|| begun.elapsed());
+    });
+    heard
+}
+
+/// A test for each cell of the matrix: they run side by side.
+macro_rules! pairs {
+    ($($name:ident: $a:ident, $b:ident => $direct:literal;)*) => {$(
+        #[test]
+        fn $name() {
+            at_a_site(|site| {
+                let _coordinator = site.coordinator();
+                let heard = hears(site, [Mapping::$a, Mapping::$b]);
+                assert_eq!(heard.is_some(), $direct, "{heard:?}");
+            });
+        }
+    )*};
+}
+
+pairs! {
+    from_behind_a_nat_to_an_open_host: EndpointIndependent, None => true;
+    from_an_open_host_to_one_behind_a_nat: None, EndpointIndependent => true;
+    from_behind_a_symmetric_nat_to_an_open_host: AddressAndPortDependent, None => true;
+    // The open host's initiation comes from where nobody inside has sent; its call brings the other's.
+    from_an_open_host_to_one_behind_a_symmetric_nat: None, AddressAndPortDependent => true;
+    both_behind_nats: EndpointIndependent, EndpointIndependent => true;
+    // The symmetric one comes by a port that the other's NAT was not told to let in.
+    behind_a_nat_and_a_symmetric_nat: EndpointIndependent, AddressAndPortDependent => false;
+    both_behind_symmetric_nats: AddressAndPortDependent, AddressAndPortDependent => false;
+}
+
+#[test]
+fn behind_the_same_nat_they_meet_inside() {
+    at_a_site(|site| {
+        let _coordinator = site.coordinator();
+        let token = site.token(&["--reusable"]);
+        let nat = Nat::create(site, 0, AddressAndPortDependent);
+        let [a, b] = [nat.host(site, 0), nat.host(site, 1)];
+        let (_a, _) = up(&a, "a", &token);
+        let (_b, address) = up(&b, "b", &token);
+        while_answering(&[&b], || assert!(a.hears(address, SOON)));
+        let endpoint = a.status()["peers"][0]["path"]["endpoint"].clone();
+        let endpoint = endpoint.as_str().expect("an endpoint").to_owned();
+        assert!(endpoint.starts_with("10.0.0.11:"), "{endpoint}");
+    });
+}
+
+#[test]
+fn what_a_host_looks_like_from_outside_is_told() {
+    at_a_site(|site| {
+        let _coordinator = site.coordinator();
+        let token = site.token(&["--reusable"]);
+        let nat = Nat::create(site, 3, EndpointIndependent);
+        let host = nat.host(site, 0);
+        let (_tunnel, _) = up(&host, "a", &token);
+        let seen = host.status()["mesh"]["reflexive"][0].clone();
+        let seen = seen.as_str().expect("an address");
+        assert!(seen.starts_with("192.0.2.103:"), "{seen}");
+        eventually("the coordinator knows", || {
+            let endpoints = site.members()[0]["endpoints"].clone();
+            let endpoints = endpoints.as_array().expect("a list").clone();
+            endpoints.iter().any(|e| e == seen)
+                && endpoints
+                    .iter()
+                    .any(|e| e.as_str().is_some_and(|e| e.starts_with("10.0.0.10:")))
+        });
+    });
+}

@@ -1,0 +1,305 @@
+//! A site: a coordinator and hosts, each a namespace at one switch, or behind a NAT that is at it.
+//!
+//! ```text
+//! coordinator 192.0.2.1 --- switch --- 192.0.2.10, .11, .12 ... hosts
+//!                              |------ 192.0.2.100, .101 ... NATs --- 10.0.0.10, .11 ... hosts
+//! ```
+
+use crate::common::{Tunnel, skip, stderr};
+use seikan_sys::netlink::Netlink;
+use seikan_sys::netns::NetNs;
+use serde_json::Value;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// Where the coordinator listens.
+const COORDINATOR: &str = "192.0.2.1:7443";
+/// Where members answer.
+const ECHO_PORT: u16 = 7;
+
+/// The coordinator's host, which has the switch.
+pub struct Site {
+    netns: NetNs,
+    pub netlink: Netlink,
+    pub bridge: u32,
+    folder: tempfile::TempDir,
+    members: AtomicU32,
+}
+
+/// A host that may become a member.
+pub struct Host {
+    pub netns: NetNs,
+    pub interface: String,
+    pub folder: PathBuf,
+    pub card: u32,
+    pub netlink: Netlink,
+}
+
+/// Runs a test at a site of its own.
+pub fn at_a_site(test: impl FnOnce(&Site)) {
+    if !std::path::Path::new("/dev/net/tun").exists() {
+        return skip("no /dev/net/tun");
+    }
+    match Site::create() {
+        Ok(site) => test(&site),
+        Err(reason) => skip(&reason),
+    }
+}
+
+impl Site {
+    fn create() -> Result<Site, String> {
+        let netns = NetNs::create().map_err(|e| e.to_string())?;
+        let netlink = netns.netlink().map_err(|e| e.to_string())?;
+        let bridge = netlink.create_bridge("switch").map_err(|e| e.to_string())?;
+        let address = "192.0.2.1/24".parse().expect("an address");
+        netlink.add_address(bridge, address).expect("an address");
+        netlink.set_up(bridge).expect("up");
+        Ok(Site {
+            netns,
+            netlink,
+            bridge,
+            folder: tempfile::tempdir().expect("a folder"),
+            members: AtomicU32::new(0),
+        })
+    }
+
+    /// Another host at the switch.
+    pub fn host(&self) -> Host {
+        let number = self.members.fetch_add(1, Ordering::Relaxed);
+        let at = (&self.netlink, self.bridge);
+        self.host_at(at, &format!("192.0.2.{}/24", 10 + number))
+    }
+
+    /// A host at any switch, with this address.
+    pub fn host_at(&self, (switch, bridge): (&Netlink, u32), address: &str) -> Host {
+        // Interfaces' names are the machine's: `wg` looks for their sockets in one place.
+        static ALL: AtomicU32 = AtomicU32::new(0);
+        let unique = ALL.fetch_add(1, Ordering::Relaxed);
+        let netns = NetNs::create().expect("a namespace");
+        let netlink = netns.netlink().expect("netlink");
+        plug(switch, bridge, &format!("port{unique}"), (&netns, "eth0"));
+        let card = netlink.link("eth0").expect("a card").index;
+        let address = address.parse().expect("an address");
+        netlink.add_address(card, address).expect("an address");
+        netlink.set_up(card).expect("up");
+        let interface = format!("m{}x{unique}", std::process::id());
+        let folder = self.folder.path().join(&interface);
+        fs::create_dir(&folder).expect("a folder");
+        Host {
+            netns,
+            interface,
+            folder,
+            card,
+            netlink,
+        }
+    }
+
+    pub fn store(&self) -> String {
+        let store = self.folder.path().join("coordinator");
+        store.to_str().expect("UTF-8").to_owned()
+    }
+
+    /// The coordinator, once it listens.
+    pub fn coordinator(&self) -> Tunnel {
+        let store = self.store();
+        let words = ["coordinator", "--dir", &store, "--listen", COORDINATOR];
+        let mut child = self.spawn(&words);
+        let mut line = String::new();
+        child.stdout.read_line(&mut line).expect("read");
+        assert!(line.contains("listens"), "{line}");
+        child
+    }
+
+    fn spawn(&self, words: &[&str]) -> Tunnel {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_seikan"));
+        command
+            .args(words)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut child = self.netns.spawn_command(&mut command).expect("start");
+        let stdout = BufReader::new(child.stdout.take().expect("piped"));
+        Tunnel { child, stdout }
+    }
+
+    /// What a verb of the coordinator prints.
+    pub fn administer(&self, words: &[&str]) -> String {
+        let store = self.store();
+        let output = Command::new(env!("CARGO_BIN_EXE_seikan"))
+            .arg("coordinator")
+            .args(words)
+            .args(["--dir", &store])
+            .output()
+            .expect("start");
+        assert!(output.status.success(), "{}", stderr(&output));
+        String::from_utf8(output.stdout).expect("UTF-8")
+    }
+
+    /// A token, and the pin of the coordinator's certificate.
+    pub fn token(&self, words: &[&str]) -> [String; 2] {
+        let said = self.administer(&[&["token"], words].concat());
+        let after = |option: &str| {
+            let mut words = said.split_whitespace();
+            words.find(|word| *word == option);
+            words.next().expect(&said).to_owned()
+        };
+        [after("--token"), after("--pin")]
+    }
+
+    pub fn members(&self) -> Vec<Value> {
+        serde_json::from_str(&self.administer(&["members", "--json"])).expect("JSON")
+    }
+}
+
+impl Host {
+    pub fn file(&self) -> String {
+        let file = self.folder.join(format!("{}.toml", self.interface));
+        file.to_str().expect("UTF-8").to_owned()
+    }
+
+    fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_seikan"));
+        command
+            .args(words)
+            .env("SEIKAN_RUN_DIR", self.folder.join("run"))
+            .env("SEIKAN_STATE_DIR", self.folder.join("state"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+    }
+
+    pub fn run(&self, words: &[&str]) -> Output {
+        let child = self.netns.spawn_command(&mut self.command(words));
+        child.expect("start").wait_with_output().expect("an end")
+    }
+
+    /// Becomes a member under this name; its addresses.
+    pub fn join(&self, name: &str, [token, pin]: &[String; 2]) -> Vec<IpAddr> {
+        let output = self.try_join(name, [token, pin]);
+        assert!(output.status.success(), "{}", stderr(&output));
+        let text = fs::read_to_string(self.file()).expect("a configuration");
+        let line = text.lines().find_map(|l| l.strip_prefix("address = "));
+        let nets: Vec<String> = serde_json::from_str(line.expect(&text)).expect("a list");
+        let address = |net: &String| net.split('/').next().expect("one").parse().expect("one");
+        nets.iter().map(address).collect()
+    }
+
+    pub fn try_join(&self, name: &str, [token, pin]: [&str; 2]) -> Output {
+        let (url, file) = (format!("https://{COORDINATOR}"), self.file());
+        let words = ["join", &url, "--token", token, "--pin", pin];
+        self.run(&[&words[..], &["--name", name, "--iface", &file, "--no-up"]].concat())
+    }
+
+    pub fn up(&self) -> Tunnel {
+        let file = self.file();
+        let mut command = self.command(&["up", &file]);
+        let mut child = self.netns.spawn_command(&mut command).expect("start");
+        let stdout = BufReader::new(child.stdout.take().expect("piped"));
+        let mut tunnel = Tunnel { child, stdout };
+        let mut line = String::new();
+        tunnel.stdout.read_line(&mut line).expect("read");
+        assert!(line.contains("is up"), "{line}: {:?}", tunnel.ended());
+        tunnel
+    }
+
+    pub fn status(&self) -> Value {
+        let output = self.run(&["status", &self.interface, "--json"]);
+        assert!(output.status.success(), "{}", stderr(&output));
+        serde_json::from_slice(&output.stdout).expect("JSON")
+    }
+
+    /// The names of its peers.
+    pub fn peers(&self) -> Vec<String> {
+        let status = self.status();
+        let peers = status["peers"].as_array().expect("a list").iter();
+        let mut names: Vec<String> = peers
+            .map(|peer| peer["name"].as_str().unwrap_or("?").to_owned())
+            .collect();
+        names.sort();
+        names
+    }
+
+    /// Whether an answer comes from an address in that time; asked for every 20 ms.
+    pub fn hears(&self, from: IpAddr, within: Duration) -> bool {
+        let asked = self.netns.run(|| {
+            let own: IpAddr = match from {
+                IpAddr::V4(_) => [0; 4].into(),
+                IpAddr::V6(_) => [0; 16].into(),
+            };
+            let socket = UdpSocket::bind((own, 0)).expect("bind");
+            let pause = Some(Duration::from_millis(20));
+            socket.set_read_timeout(pause).expect("timeout");
+            let until = Instant::now() + within;
+            let mut buffer = [0; 64];
+            while Instant::now() < until {
+                let _ = socket.send_to(b"are you there?", SocketAddr::new(from, ECHO_PORT));
+                if socket.recv_from(&mut buffer).is_ok() {
+                    return true;
+                }
+            }
+            false
+        });
+        asked.expect("namespace")
+    }
+}
+
+/// Gives a namespace a card at a switch.
+pub fn plug(switch: &Netlink, bridge: u32, port: &str, (netns, card): (&NetNs, &str)) {
+    let peer = Some(netns.as_fd());
+    let port = switch.create_veth(port, card, peer).expect("veth");
+    switch.set_master(port, Some(bridge)).expect("a port");
+    switch.set_up(port).expect("up");
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        // What a killed tunnel could not remove.
+        let _ = fs::remove_file(format!("/var/run/wireguard/{}.sock", self.interface));
+    }
+}
+
+/// Answers in a namespace until told to stop.
+fn echo(netns: &NetNs, stop: &AtomicBool) {
+    let answering = netns.run(|| {
+        let socket = UdpSocket::bind(("::", ECHO_PORT)).expect("bind");
+        let pause = Some(Duration::from_millis(20));
+        socket.set_read_timeout(pause).expect("timeout");
+        let mut buffer = [0; 64];
+        while !stop.load(Ordering::Relaxed) {
+            if let Ok((length, from)) = socket.recv_from(&mut buffer) {
+                let _ = socket.send_to(&buffer[..length], from);
+            }
+        }
+    });
+    answering.expect("namespace");
+}
+
+/// Runs `test` while these hosts answer.
+pub fn while_answering(hosts: &[&Host], test: impl FnOnce()) {
+    struct Stop<'a>(&'a AtomicBool);
+    impl Drop for Stop<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for host in hosts {
+            let (netns, stop) = (&host.netns, &stop);
+            scope.spawn(move || echo(netns, stop));
+        }
+        // Also when the test fails, or the hosts would answer for ever.
+        let _stop = Stop(&stop);
+        test();
+    });
+}
+
+/// Time for what should take much less.
+pub const SOON: Duration = Duration::from_secs(10);
