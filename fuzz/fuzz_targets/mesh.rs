@@ -9,8 +9,14 @@ fuzz_target!(|bytes: &[u8]| {
     if let Ok(request) = serde_json::from_slice::<JoinRequest>(bytes) {
         let text = serde_json::to_vec(&request).expect("JSON");
         let again: JoinRequest = serde_json::from_slice(&text).expect("its own text");
-        assert_eq!((again.token, again.credential), (request.token, request.credential));
-        assert_eq!((again.name, again.public_key), (request.name, request.public_key));
+        assert_eq!(
+            (again.token, again.credential),
+            (request.token, request.credential)
+        );
+        assert_eq!(
+            (again.name, again.public_key),
+            (request.name, request.public_key)
+        );
     }
     let _ = serde_json::from_slice::<Endpoints>(bytes);
     let _ = serde_json::from_slice::<Joined>(bytes);
@@ -24,7 +30,10 @@ fuzz_target!(|bytes: &[u8]| {
             continue;
         };
         let text = serde_json::to_vec(&changes).expect("JSON");
-        assert_eq!(serde_json::from_slice::<Changes>(&text).expect("its own text"), changes);
+        assert_eq!(
+            serde_json::from_slice::<Changes>(&text).expect("its own text"),
+            changes
+        );
         for change in book.take(changes) {
             match change {
                 Change::Set(member) => drop(known.insert(member.public_key)),
