@@ -18,6 +18,8 @@ use seikan_proto::mesh::{Name, Token};
 const FOLDER: &str = "/var/lib/seikan-coordinator";
 /// Its port, TCP.
 const PORT: u16 = 7443;
+/// The file in the folder that has the port where it listened last.
+const NOTED_PORT: &str = "port";
 /// The database in the folder.
 pub const DATABASE: &str = "mesh.db";
 
@@ -189,6 +191,21 @@ impl Folder {
         }
         Ok(Store::open(&file)?)
     }
+
+    /// Where the coordinator listened last.
+    fn port(&self) -> u16 {
+        let noted = std::fs::read_to_string(self.dir.join(NOTED_PORT));
+        noted
+            .ok()
+            .and_then(|text| text.trim().parse().ok())
+            .unwrap_or(PORT)
+    }
+
+    /// Notes where it listens, for the line that is printed with a token.
+    fn note_port(&self, port: u16) {
+        // Without it that line has the usual port.
+        let _ = std::fs::write(self.dir.join(NOTED_PORT), format!("{port}\n"));
+    }
 }
 
 fn token(arguments: &TokenArguments) -> anyhow::Result<ExitCode> {
@@ -213,7 +230,7 @@ fn token(arguments: &TokenArguments) -> anyhow::Result<ExitCode> {
     let host = arguments.host.clone().unwrap_or_else(own_name);
     let host = match host.rsplit_once(':') {
         Some((_, port)) if port.parse::<u16>().is_ok() => host,
-        _ => format!("{host}:{PORT}"),
+        _ => format!("{host}:{}", arguments.folder.port()),
     };
     view::token(&host, pin, &token, &new)
 }

@@ -127,7 +127,7 @@ fn join(arguments: &Arguments, token: &Token, name: &Name) -> anyhow::Result<Zer
     };
     let client = Client::new(&arguments.url, arguments.pin, None)?;
     let mut attempt = 1;
-    let joined = loop {
+    let answer = loop {
         match wait_for(client.join(&request)) {
             Err(ClientError::Unreachable { .. }) if attempt < ATTEMPTS => {
                 attempt += 1;
@@ -136,8 +136,16 @@ fn join(arguments: &Arguments, token: &Token, name: &Name) -> anyhow::Result<Zer
             other => break other,
         }
     };
+    let joined = answer.map_err(|error| match &error {
+        ClientError::Unreachable { reason, .. }
+            if arguments.pin.is_none() && reason.contains("certificate") =>
+        {
+            anyhow!("{error}; a coordinator with a certificate of its own takes --pin, as `seikan coordinator token` prints it")
+        }
+        _ => error.into(),
+    })?;
     let key = encode_key(key.as_bytes());
-    Ok(text(arguments, &joined?, &request.credential, &key))
+    Ok(text(arguments, &joined, &request.credential, &key))
 }
 
 /// The configuration of a member.

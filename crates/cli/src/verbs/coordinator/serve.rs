@@ -46,6 +46,7 @@ pub fn run(arguments: &ServeArguments) -> anyhow::Result<ExitCode> {
     };
     let pin = arguments.cert.is_none().then(|| certificate.pin());
     let server = bind(arguments, store, certificate)?;
+    arguments.folder.note_port(server.address().port());
     let mut line = format!(
         "the coordinator of {} and {} listens on {}",
         networks.v4,
