@@ -81,6 +81,8 @@ pub struct Timers {
     due: [Option<Instant>; ALL.len()],
     persistent_interval: Option<Duration>,
     last_initiation: Option<Instant>,
+    /// When an initiation was last sent because the peer tries to reach us: it is not repeated, nor does it hold up others.
+    last_approach: Option<Instant>,
     /// Initiations repeated since the last reason to send one.
     retries: u32,
     /// A session is being renewed because data came near its end; once per session suffices.
@@ -145,10 +147,18 @@ impl Timers {
         self.due[RetransmitHandshake as usize].is_some()
     }
 
-    /// Somebody is trying to reach us, and an initiation would help: not if one was sent less than `interval` ago.
-    pub fn may_approach(&self, interval: Duration, now: Instant) -> bool {
-        self.last_initiation
-            .is_none_or(|last| last.has_expired(interval, now))
+    /// Somebody is trying to reach us, and an initiation would help: not if one was sent for that less than `interval` ago.
+    pub fn approach(&mut self, interval: Duration, now: Instant) -> bool {
+        let last = self.last_approach;
+        let due = last.is_none_or(|last| last.has_expired(interval, now));
+        if due {
+            self.last_approach = Some(now);
+            // A partial handshake may leave key material behind.
+            if self.due[ZeroKeys as usize].is_none() {
+                self.arm(ZeroKeys, now + ZERO_KEYS_AFTER);
+            }
+        }
+        due
     }
 
     /// The latest initiation repeats one that was not answered.

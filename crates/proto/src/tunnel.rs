@@ -264,8 +264,12 @@ impl Tunnel {
     /// Sets where else the peer may be, the best first; [`MAX_CANDIDATES`] at most, the others are not tried.
     pub fn set_candidates(&mut self, id: PeerId, candidates: &[SocketAddr]) {
         if let Some(peer) = self.peer_mut(id) {
-            let candidates = &candidates[..candidates.len().min(MAX_CANDIDATES)];
-            candidates.clone_into(&mut peer.candidates);
+            peer.candidates.clear();
+            for candidate in candidates {
+                if peer.candidates.len() < MAX_CANDIDATES && !peer.candidates.contains(candidate) {
+                    peer.candidates.push(*candidate);
+                }
+            }
         }
     }
 

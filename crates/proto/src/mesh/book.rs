@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Changes, Member};
+use super::{Changes, MAX_MEMBERS, Member};
 use crate::keys::PublicKey;
 
 /// Members that are remembered, at most: of a coordinator that tells of more, the others are passed over.
@@ -38,7 +38,10 @@ impl Book {
 
     /// Takes in an answer; what is different by it, removals first: an address may have gone from one to another. An answer
     /// that tells of everybody takes away only whom neither it nor those that go on from it tell of.
-    pub fn take(&mut self, changes: Changes) -> Vec<Change> {
+    pub fn take(&mut self, mut changes: Changes) -> Vec<Change> {
+        // A coordinator's number allocates nothing here.
+        changes.members.truncate(MAX_MEMBERS);
+        changes.members.retain(Member::is_within_bounds);
         if changes.whole {
             self.unconfirmed = self.members.keys().copied().collect();
         }
@@ -79,6 +82,7 @@ impl Book {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mesh::MAX_ENDPOINTS;
 
     fn key(n: u8) -> PublicKey {
         PublicKey::from_bytes([n; 32])
@@ -153,6 +157,23 @@ mod tests {
         book.take(told(1, &[member(1, 1)], &[]));
         assert_eq!(book.take(told(3, &[member(1, 1)], &[1])), []);
         assert_eq!(book.members().len(), 1);
+    }
+
+    #[test]
+    fn a_member_beyond_its_bounds_is_none() {
+        let mut book = Book::default();
+        let good = member(1, 1);
+        let endpoint = good.endpoints[0];
+        let many = Member {
+            endpoints: vec![endpoint; MAX_ENDPOINTS + 1],
+            ..member(2, 1)
+        };
+        let nowhere = Member {
+            addresses: Vec::new(),
+            ..member(3, 1)
+        };
+        let taken = book.take(told(1, &[good.clone(), many, nowhere], &[]));
+        assert_eq!(taken, [Change::Set(good)]);
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //! | | who | sends | gets |
 //! |---|---|---|---|
 //! | `POST /v1/join` | a host with a [`Token`] | [`JoinRequest`] | [`Joined`] |
-//! | `GET /v1/changes?since=R&wait=S` | a member | | [`Changes`] since revision R, waited for S seconds at most |
+//! | `GET /v1/changes?since=R&epoch=E&wait=S` | a member | | [`Changes`] since revision R of epoch E, waited for S seconds at most |
 //! | `POST /v1/endpoints` | a member | [`Endpoints`] | nothing |
 //! | `POST /v1/call` | a member that wants to reach another | [`Call`] | nothing; the other hears of it in its next [`Changes`] |
 //! | `POST /v1/leave` | a member | | nothing |
@@ -36,6 +36,10 @@ use crate::keys::PublicKey;
 pub const BASE: &str = "/v1";
 /// Endpoints of one member, at most.
 pub const MAX_ENDPOINTS: usize = 16;
+/// Virtual addresses of one member, at most.
+pub const MAX_ADDRESSES: usize = 4;
+/// Callers that one answer tells of, at most.
+pub const MAX_CALLS: usize = 64;
 /// Tags of one member, at most.
 pub const MAX_TAGS: usize = 16;
 /// Bytes of a request's body, at most.
@@ -92,11 +96,24 @@ pub struct Member {
     pub tags: Vec<Name>,
 }
 
+impl Member {
+    /// Whether it has no more of anything than a member can have.
+    pub fn is_within_bounds(&self) -> bool {
+        (1..=MAX_ADDRESSES).contains(&self.addresses.len())
+            && self.endpoints.len() <= MAX_ENDPOINTS
+            && self.tags.len() <= MAX_TAGS
+    }
+}
+
 /// What changed among the others.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Changes {
     /// Everything up to this revision is told by this answer and those before it.
     pub revision: u64,
+    /// Which coordinator counts so: sent back with the next question, so that one that counts otherwise, as after a restore
+    /// from a backup, tells of everybody.
+    #[serde(default)]
+    pub epoch: u64,
     /// The answer tells of every member, if need be together with those that go on from it: who is in none of them is none.
     #[serde(default)]
     pub whole: bool,

@@ -28,10 +28,11 @@ impl Tunnel {
     /// sends. Twice a second at most.
     pub fn approach(&mut self, now: Now, id: PeerId, outbox: &mut Outbox) {
         let wanted = self
-            .peer(id)
-            .is_some_and(|peer| peer.timers.may_approach(APPROACH_INTERVAL, now.mono));
+            .peer_mut(id)
+            .is_some_and(|peer| peer.timers.approach(APPROACH_INTERVAL, now.mono));
         if wanted {
             self.initiate(now, id, true, outbox);
+            self.reschedule(id, now.mono, now.mono);
         }
     }
 
@@ -52,6 +53,10 @@ impl Tunnel {
             self.sought.push(id);
         }
         self.initiate(now, id, everywhere, outbox);
+        if let Some(peer) = self.peers[id.0 as usize].as_mut() {
+            peer.timers.handshake_initiated(now.mono, &mut *self.rng);
+        }
+        self.reschedule(id, now.mono, now.mono);
     }
 
     fn initiate(&mut self, now: Now, id: PeerId, everywhere: bool, outbox: &mut Outbox) {
@@ -106,8 +111,6 @@ impl Tunnel {
                 self.indices.remove(index);
             }
         }
-        peer.timers.handshake_initiated(now.mono, &mut *self.rng);
-        self.reschedule(id, now.mono, now.mono);
     }
 
     /// What we can do, for a native handshake.
