@@ -39,6 +39,8 @@ const MAX_CALLERS: usize = 64;
 pub(super) struct App {
     store: Store,
     pub limits: Limits,
+    /// Of this process: revisions of another one may be others, as after a restore from a backup.
+    pub epoch: u64,
     turns: Arc<Semaphore>,
     progress: watch::Sender<Progress>,
     waiting: AtomicUsize,
@@ -76,6 +78,7 @@ impl App {
         App {
             store,
             limits: Limits::new(),
+            epoch: random(),
             turns: Arc::new(Semaphore::new(TURNS)),
             progress: watch::Sender::new(Progress::default()),
             waiting: AtomicUsize::new(0),
@@ -189,6 +192,12 @@ impl App {
         let all = PAUSE_EACH.saturating_mul(u32::try_from(waiting).unwrap_or(u32::MAX));
         all.clamp(PAUSE, MAX_PAUSE)
     }
+}
+
+/// Never 0, which is no epoch.
+fn random() -> u64 {
+    let hasher = std::collections::hash_map::RandomState::new();
+    std::hash::BuildHasher::hash_one(&hasher, std::process::id()).max(1)
 }
 
 /// What ended a wait.

@@ -102,6 +102,8 @@ struct Question {
     /// What the asker knows.
     #[serde(default)]
     since: u64,
+    /// Of which epoch; who does not say takes revisions for what they are.
+    epoch: Option<u64>,
     /// Seconds.
     #[serde(default)]
     wait: u64,
@@ -113,8 +115,11 @@ async fn changes(
     question: Result<Query<Question>, QueryRejection>,
 ) -> Result<Response, Refused> {
     let credential = shown(&headers)?;
-    let Query(Question { since, wait }) =
+    let Query(Question { since, epoch, wait }) =
         question.map_err(|rejection| Refused::malformed(rejection.body_text()))?;
+    let epochs_differ = epoch.is_some_and(|epoch| epoch != app.epoch);
+    let since = if epochs_differ { 0 } else { since };
+    let own = app.epoch;
     let current = app.ask(move |store| {
         let id = store.authenticate(&credential)?;
         store.touch(id, now())?;
@@ -139,6 +144,7 @@ async fn changes(
         let id = store.authenticate(&credential)?;
         let mut changes = store.changes(since, id)?;
         changes.calls = bell.take();
+        changes.epoch = own;
         // Here, where a long answer holds up nobody.
         Ok(serde_json::to_vec(&changes))
     });

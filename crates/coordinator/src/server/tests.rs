@@ -386,10 +386,12 @@ async fn a_question_waits_until_there_is_something_to_tell() {
     let started = Instant::now();
     let told: Changes = mesh.changes(&a, 1, 1).await.read();
     assert!(started.elapsed() >= Duration::from_secs(1));
+    assert_ne!(told.epoch, 0);
     assert_eq!(
         told,
         Changes {
             revision: 1,
+            epoch: told.epoch,
             ..Changes::default()
         }
     );
@@ -514,6 +516,28 @@ async fn who_is_called_while_it_waits_hears_of_the_caller_at_once() {
     // Once.
     let again: Changes = mesh.changes(&b, 2, 0).await.read();
     assert!(again.calls.is_empty());
+}
+
+#[tokio::test]
+async fn who_knows_what_another_coordinator_told_is_told_of_everybody() {
+    let mesh = Mesh::new().await;
+    let a = mesh.join("a", 1).await;
+    mesh.join("b", 2).await;
+    mesh.join("c", 3).await;
+    let told: Changes = mesh.changes(&a, 2, 0).await.read();
+    assert_eq!(names(&told), ["c"]);
+    assert!(!told.whole);
+    let ask = async |epoch: u64| -> Changes {
+        let path = format!("/v1/changes?since=2&wait=30&epoch={epoch}");
+        mesh.ask(request(Method::GET, &path, Some(&a), ""))
+            .await
+            .read()
+    };
+    let same = ask(told.epoch).await;
+    assert!(!same.whole);
+    let other = ask(told.epoch ^ 1).await;
+    assert!(other.whole);
+    assert_eq!(names(&other), ["b", "c"]);
 }
 
 #[tokio::test]
