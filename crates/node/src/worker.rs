@@ -221,7 +221,8 @@ impl Node {
         let mut taken = 0;
         for (index, meta) in metas.iter().enumerate() {
             let bytes = &arena[meta.offset..meta.offset + meta.length];
-            if stun::is_answer(bytes) {
+            // Others' go to the tunnel, which counts them as what they are: unknown.
+            if mesh.asked.contains(&Some(meta.source)) && stun::is_answer(bytes) {
                 taken |= 1 << index;
                 // What finds no room is asked for again.
                 let _ = mesh.to_agent.try_send(Heard::Stun(bytes.into()));

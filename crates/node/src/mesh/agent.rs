@@ -11,9 +11,9 @@ use super::{Contact, Heard, cache, endpoints};
 use crate::config::{Endpoint, Host, MeshSettings};
 use ipnet::IpNet;
 use seikan_proto::keys::PublicKey;
-use seikan_proto::mesh::{Book, Call, Change, Endpoints, MAX_ENDPOINTS, Reason};
+use seikan_proto::mesh::{Book, Call, Change, Endpoints, MAX_CALLS, MAX_ENDPOINTS, Reason};
 use seikan_sys::netlink::Netlink;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::net::SocketAddr;
@@ -27,6 +27,12 @@ use tokio::sync::{Notify, mpsc};
 
 /// How long a question for changes waits at the coordinator.
 const WAIT: Duration = Duration::from_secs(50);
+/// Least time between an answer and the next question.
+const BREATH: Duration = Duration::from_millis(20);
+/// The same after an answer that came sooner than this and said nothing.
+const IDLE_PAUSE: Duration = Duration::from_secs(1);
+/// Rounds without an answer after which what a STUN server said is not believed any more.
+const MAX_MISSES: u32 = 5;
 /// First pause after something failed; doubled each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 /// Longest pause.
@@ -154,7 +160,7 @@ impl Agent {
         };
         // Whichever ends found the worker gone.
         tokio::select! {
-            _ = self.follow(&client, &worker) => {}
+            _ = self.follow(&client, &worker, &shared) => {}
             _ = self.tell(&client, &worker, &shared) => {}
             _ = self.reflect(&worker, &shared, answers) => {}
             _ = self.call(&client, seeking) => {}
@@ -163,21 +169,22 @@ impl Agent {
     }
 
     /// Asks for changes, again and again.
-    async fn follow(&self, client: &Client, worker: &Worker) -> Result<(), Gone> {
+    async fn follow(&self, client: &Client, worker: &Worker, shared: &Shared) -> Result<(), Gone> {
         let mut book = cache::load(&self.cache);
         worker.tell(News::Changes {
             revision: book.revision,
             changes: book.members().values().cloned().map(Change::Set).collect(),
         })?;
         // What is on disk may be of another coordinator: it tells of everybody once.
-        let mut since = 0;
+        let (mut since, mut epoch, mut first) = (0, 0, true);
         let mut pause = Pause::default();
         let mut stored = tokio::time::Instant::now() - STORE_EVERY;
         let mut dirty = false;
         loop {
             // The first answer comes at once; then what was kept has time to be written before the next question.
             let wait = if since == 0 { Duration::ZERO } else { WAIT };
-            let question = client.changes(since, wait);
+            let asked = Instant::now();
+            let question = client.changes(since, epoch, wait);
             let answer = match dirty {
                 true => match tokio::time::timeout_at(stored + STORE_EVERY, question).await {
                     Ok(answer) => answer,
@@ -192,10 +199,17 @@ impl Agent {
             match answer {
                 Ok(mut changes) => {
                     pause = Pause::default();
-                    since = changes.revision;
-                    let calls = std::mem::take(&mut changes.calls);
+                    (since, epoch) = (changes.revision, changes.epoch);
+                    let mut calls = std::mem::take(&mut changes.calls);
+                    calls.truncate(MAX_CALLS);
+                    if changes.whole {
+                        // It may know as little of this host as it takes this host to know of others.
+                        shared.retell.set(true);
+                        shared.different.notify_one();
+                    }
                     let changes = book.take(changes);
                     dirty |= !changes.is_empty();
+                    let nothing = changes.is_empty() && calls.is_empty();
                     worker.tell(News::Contact(Contact::Connected))?;
                     worker.tell(News::Changes {
                         revision: book.revision,
@@ -204,12 +218,16 @@ impl Agent {
                     if !calls.is_empty() {
                         worker.tell(News::Called(calls))?;
                     }
+                    // A coordinator that answers at once and says nothing is not asked as fast as it answers.
+                    let idle = nothing && !first && asked.elapsed() < IDLE_PAUSE;
+                    tokio::time::sleep(if idle { IDLE_PAUSE } else { BREATH }).await;
+                    first = false;
                 }
                 Err(ClientError::Refused(refusal)) if refusal.reason == Reason::NotAMember => {
                     cache::forget(&self.cache);
                     dirty = false;
                     let changes = book.clear();
-                    since = 0;
+                    (since, epoch) = (0, 0);
                     worker.tell(News::Contact(Contact::Revoked))?;
                     worker.tell(News::Changes {
                         revision: 0,
@@ -219,7 +237,6 @@ impl Agent {
                 }
                 Err(error) => {
                     worker.tell(News::Contact(Contact::Lost(error.to_string())))?;
-                    // Another coordinator in its place may count revisions anew, which its answer says.
                     pause.wait().await;
                 }
             }
@@ -252,7 +269,7 @@ impl Agent {
                 let others: Vec<SocketAddr> = others.copied().collect();
                 now.extend(others);
                 now.truncate(MAX_ENDPOINTS);
-                if told.as_ref() != Some(&now) {
+                if shared.retell.take() || told.as_ref() != Some(&now) {
                     let endpoints = Endpoints {
                         endpoints: now.clone(),
                     };
@@ -262,7 +279,10 @@ impl Agent {
                             pause = Pause::default();
                         }
                         // What is wrong is told by the task that asks.
-                        Err(_) => pause.wait().await,
+                        Err(_) => {
+                            told = None;
+                            pause.wait().await;
+                        }
                     }
                 }
             }
@@ -280,11 +300,22 @@ impl Agent {
         mut answers: mpsc::Receiver<Box<[u8]>>,
     ) -> Result<(), Gone> {
         let endpoint = self.settings.coordinator.endpoint();
+        // By family, with how often its server has not answered since: what is lost on the way is no news of a NAT.
+        let mut last: BTreeMap<bool, (SocketAddr, u32)> = BTreeMap::new();
         loop {
-            let mut seen = Vec::new();
             for server in servers(endpoint).await {
-                seen.extend(ask(worker, server, &mut answers).await?);
+                let family = server.is_ipv4();
+                match ask(worker, server, &mut answers).await? {
+                    Some(address) => drop(last.insert(family, (address, 0))),
+                    None => {
+                        if let Some((_, misses)) = last.get_mut(&family) {
+                            *misses += 1;
+                        }
+                    }
+                }
             }
+            last.retain(|_, (_, misses)| *misses < MAX_MISSES);
+            let seen: Vec<SocketAddr> = last.values().map(|(address, _)| *address).collect();
             if *shared.reflexive.borrow() != seen {
                 shared.reflexive.borrow_mut().clone_from(&seen);
                 shared.different.notify_one();
@@ -318,6 +349,8 @@ struct Shared {
     different: Notify,
     /// This host's own addresses are.
     moved: Notify,
+    /// What was told has to be told again.
+    retell: Cell<bool>,
 }
 
 /// The STUN servers: the coordinator, at one address of each family.

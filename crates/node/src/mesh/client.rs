@@ -124,12 +124,21 @@ impl Client {
             .await
     }
 
-    /// What changed after revision `since`, waited for up to `wait`.
+    /// What changed after revision `since`, waited for up to `wait`; everybody if `epoch`, in which that revision was told, is not
+    /// the coordinator's any more.
     ///
     /// # Errors
     /// Refused: this host is no member any more; or the coordinator cannot be reached.
-    pub async fn changes(&self, since: u64, wait: Duration) -> Result<Changes, ClientError> {
-        let path = format!("/changes?since={since}&wait={}", wait.as_secs());
+    pub async fn changes(
+        &self,
+        since: u64,
+        epoch: u64,
+        wait: Duration,
+    ) -> Result<Changes, ClientError> {
+        let path = format!(
+            "/changes?since={since}&epoch={epoch}&wait={}",
+            wait.as_secs()
+        );
         self.ask(Method::GET, &path, None::<&()>, wait + PATIENCE)
             .await
     }

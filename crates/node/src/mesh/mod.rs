@@ -27,7 +27,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, TryRecvError};
 use tokio::sync::mpsc;
 
 /// Token of the descriptor through which the thread wakes the loop; near none of others.
@@ -52,6 +52,8 @@ pub struct MeshState {
     pub refused: BTreeMap<PublicKey, &'static str>,
     /// What this host looks like from outside.
     pub reflexive: Vec<SocketAddr>,
+    /// STUN servers that were asked last, of IPv4 and of IPv6: nobody else's answers are taken.
+    pub(crate) asked: [Option<SocketAddr>; 2],
     /// The way to the thread.
     pub(crate) to_agent: mpsc::Sender<Heard>,
 }
@@ -140,6 +142,7 @@ impl Mesh {
             members: BTreeMap::new(),
             refused: BTreeMap::new(),
             reflexive: Vec::new(),
+            asked: [None; 2],
             to_agent,
         });
         Ok(Mesh {
@@ -155,6 +158,8 @@ impl Mesh {
                     .peers
                     .iter()
                     .flat_map(|peer| peer.allowed_ips.iter().copied())
+                    // A default route leaves members what is theirs: the longest prefix counts.
+                    .filter(|prefix| config.addresses.iter().any(|own| own.contains(prefix)))
                     .collect(),
             },
         })
@@ -170,10 +175,16 @@ impl Mesh {
         let mut drain = [0; 64];
         while matches!(self.wake.read(&mut drain), Ok(n) if n > 0) {}
         self.port.store(node.sockets.port(), Ordering::Relaxed);
-        while self.pending.len() < CHANGES_PER_TURN
-            && let Ok(news) = self.news.try_recv()
-        {
+        while self.pending.len() < CHANGES_PER_TURN {
             let Some(mesh) = &mut node.mesh else { return };
+            let news = match self.news.try_recv() {
+                Ok(news) => news,
+                Err(TryRecvError::Empty) => break,
+                Err(TryRecvError::Disconnected) => {
+                    mesh.contact = Contact::Lost("what talks to it has ended".to_owned());
+                    break;
+                }
+            };
             match news {
                 News::Contact(contact) => mesh.contact = contact,
                 News::Changes { revision, changes } => {
@@ -181,7 +192,10 @@ impl Mesh {
                     self.pending.extend(changes);
                 }
                 News::Reflexive(addresses) => mesh.reflexive = addresses,
-                News::Send { bytes, to } => node.send_beside(&bytes, to),
+                News::Send { bytes, to } => {
+                    mesh.asked[usize::from(to.is_ipv6())] = Some(to);
+                    node.send_beside(&bytes, to);
+                }
                 News::Called(keys) => approach(node, &keys),
                 News::Tick => {}
             }
@@ -193,7 +207,7 @@ impl Mesh {
                 Change::Removed(key) => remove(node, &key, &self.rules),
             }
         }
-        if !self.pending.is_empty() {
+        if turn == CHANGES_PER_TURN {
             // A full pair wakes the loop anyway.
             let _ = (&self.again).write(&[0]);
         }
@@ -238,7 +252,14 @@ fn set(node: &mut Node, member: Member, rules: &Rules) {
         return;
     }
     let before = mesh.members.get(&key);
-    let moved = before.is_none_or(|before| before.addresses != member.addresses);
+    let peer = node.tunnel.peer_by_key(&key);
+    if before.is_none() && peer.is_some() {
+        mesh.refused
+            .insert(key, "it is a peer that was added by hand");
+        return;
+    }
+    // Or its peer was taken away by hand.
+    let moved = peer.is_none() || before.is_none_or(|before| before.addresses != member.addresses);
     // Our own key is no peer's.
     let Some(id) = node.tunnel.add_peer(key) else {
         return;
@@ -249,7 +270,9 @@ fn set(node: &mut Node, member: Member, rules: &Rules) {
             node.tunnel.add_allowed_ip(id, IpNet::from(*address));
         }
     }
-    node.tunnel.set_candidates(id, &member.endpoints);
+    let candidates = member.endpoints.iter().copied();
+    let candidates: Vec<_> = candidates.filter(|at| rules.may_be_at(*at)).collect();
+    node.tunnel.set_candidates(id, &candidates);
     mesh.members.insert(key, member);
 }
 
@@ -267,6 +290,18 @@ fn remove(node: &mut Node, key: &PublicKey, rules: &Rules) {
 }
 
 impl Rules {
+    /// Whether a member may be at an address: not on this very host, nor inside of the mesh, where datagrams to it would be sent
+    /// through the tunnel that they make.
+    fn may_be_at(&self, endpoint: SocketAddr) -> bool {
+        let ip = endpoint.ip().to_canonical();
+        let link_local = match ip {
+            IpAddr::V4(ip) => ip.is_link_local() || ip.is_broadcast(),
+            IpAddr::V6(ip) => ip.is_unicast_link_local(),
+        };
+        let odd = ip.is_loopback() || ip.is_unspecified() || ip.is_multicast() || link_local;
+        endpoint.port() != 0 && !odd && !self.own.iter().any(|net| net.contains(&ip))
+    }
+
     /// Why a member is no peer.
     fn check(&self, member: &Member) -> Result<(), &'static str> {
         if self.configured.contains(&member.public_key) {
@@ -299,6 +334,30 @@ mod tests {
             addresses: addresses.iter().map(|a| a.parse().expect(a)).collect(),
             endpoints: Vec::new(),
             tags: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn members_are_neither_on_this_host_nor_inside_of_the_mesh() {
+        let rules = Rules {
+            own: vec!["100.80.0.1/12".parse().expect("a network")],
+            ..Rules::default()
+        };
+        let at = |text: &str| rules.may_be_at(text.parse().expect(text));
+        assert!(at("192.0.2.1:7") && at("10.0.0.1:7") && at("[2001:db8::1]:7"));
+        for bad in [
+            "127.0.0.1:7",
+            "[::1]:7",
+            "[::ffff:127.0.0.1]:7",
+            "0.0.0.0:7",
+            "224.0.0.1:7",
+            "255.255.255.255:7",
+            "169.254.1.1:7",
+            "[fe80::1]:7",
+            "100.80.0.9:7",
+            "192.0.2.1:0",
+        ] {
+            assert!(!at(bad), "{bad}");
         }
     }
 
