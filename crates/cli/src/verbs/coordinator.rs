@@ -10,16 +10,16 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand, ValueHint};
-use seikan_coordinator::{Actor, Certificate, NewToken, Store, StoreError, TokenId, Whom};
+use seikan_coordinator::{Actor, NewToken, Store, StoreError, TokenId, Whom};
 use seikan_node::node::SystemRandom;
-use seikan_proto::mesh::{Name, Token};
+use seikan_proto::mesh::{Name, Pin, Token};
 
 /// Where it keeps what it knows.
 const FOLDER: &str = "/var/lib/seikan-coordinator";
 /// Its port, TCP.
 const PORT: u16 = 7443;
-/// The file in the folder that has the port where it listened last.
-const NOTED_PORT: &str = "port";
+/// The file in the folder that has the port where it listened last, and the pin.
+const NOTED: &str = "listens";
 /// The database in the folder.
 pub const DATABASE: &str = "mesh.db";
 
@@ -192,30 +192,25 @@ impl Folder {
         Ok(Store::open(&file)?)
     }
 
-    /// Where the coordinator listened last.
-    fn port(&self) -> u16 {
-        let noted = std::fs::read_to_string(self.dir.join(NOTED_PORT));
-        noted
-            .ok()
-            .and_then(|text| text.trim().parse().ok())
-            .unwrap_or(PORT)
+    /// Where the coordinator listened last, and by which pin it is known; none if systems trust its certificate.
+    fn noted(&self) -> (u16, Option<Pin>) {
+        let noted = std::fs::read_to_string(self.dir.join(NOTED)).unwrap_or_default();
+        let mut words = noted.split_whitespace();
+        let port = words.next().and_then(|word| word.parse().ok());
+        let pin = words.next().and_then(|word| word.parse().ok());
+        (port.unwrap_or(PORT), pin)
     }
 
-    /// Notes where it listens, for the line that is printed with a token.
-    fn note_port(&self, port: u16) {
-        // Without it that line has the usual port.
-        let _ = std::fs::write(self.dir.join(NOTED_PORT), format!("{port}\n"));
+    /// Notes both, for the line that is printed with a token.
+    fn note(&self, port: u16, pin: Option<Pin>) -> std::io::Result<()> {
+        let pin = pin.map_or(String::new(), |pin| pin.to_string());
+        std::fs::write(self.dir.join(NOTED), format!("{port} {pin}\n"))
     }
 }
 
 fn token(arguments: &TokenArguments) -> anyhow::Result<ExitCode> {
     let store = arguments.folder.store()?;
-    // Without a certificate of its own it has one that systems trust.
-    let own = Certificate::is_own(&arguments.folder.dir);
-    let certificate = own
-        .then(|| Certificate::own(&arguments.folder.dir, &[]))
-        .transpose()?;
-    let pin = certificate.map(|certificate| certificate.pin());
+    let (port, pin) = arguments.folder.noted();
     let token = Token::generate(&mut SystemRandom);
     let new = NewToken {
         label: arguments.label.clone(),
@@ -230,7 +225,7 @@ fn token(arguments: &TokenArguments) -> anyhow::Result<ExitCode> {
     let host = arguments.host.clone().unwrap_or_else(own_name);
     let host = match host.rsplit_once(':') {
         Some((_, port)) if port.parse::<u16>().is_ok() => host,
-        _ => format!("{host}:{}", arguments.folder.port()),
+        _ => format!("{host}:{}", port),
     };
     view::token(&host, pin, &token, &new)
 }

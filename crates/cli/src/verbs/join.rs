@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use clap::{Args, ValueHint};
+use ipnet::IpNet;
 use seikan_node::config::{self, CoordinatorUrl, encode_key, parse_private_key};
 use seikan_node::control::{Places, ask};
 use seikan_node::mesh::client::{Client, ClientError, wait_for};
@@ -56,6 +57,9 @@ pub struct Arguments {
     /// UDP port to listen on [default: any]
     #[arg(long)]
     port: Option<u16>,
+    /// Network that the mesh may have although it is no private one; may be given again
+    #[arg(long = "network", value_name = "PREFIX")]
+    networks: Vec<IpNet>,
     /// Write the configuration, and bring nothing up
     #[arg(long)]
     no_up: bool,
@@ -111,6 +115,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         .arg("up")
         .arg("-d")
         .arg(&file)
+        .env_remove("SEIKAN_TOKEN")
         .exec();
     Err(error).context("cannot run `seikan up`")
 }
@@ -144,8 +149,34 @@ fn join(arguments: &Arguments, token: &Token, name: &Name) -> anyhow::Result<Zer
         }
         _ => error.into(),
     })?;
+    for address in &joined.addresses {
+        if !is_for_meshes(address) && !arguments.networks.iter().any(|net| net.contains(address)) {
+            bail!(
+                "the coordinator says that the mesh has the network {}, which is no private one: traffic to it would go \
+                 into the mesh. If that is meant, say --network {}",
+                address.trunc(),
+                address.trunc()
+            );
+        }
+    }
     let key = encode_key(key.as_bytes());
     Ok(text(arguments, &joined, &request.credential, &key))
+}
+
+/// Whether a mesh may have it unasked: private (RFC 1918), shared (RFC 6598) or unique local (RFC 4193) space. A coordinator
+/// cannot have traffic to others sent to its members.
+fn is_for_meshes(network: &IpNet) -> bool {
+    const SPACES: [&str; 5] = [
+        "10.0.0.0/8",
+        "172.16.0.0/12",
+        "192.168.0.0/16",
+        "100.64.0.0/10",
+        "fc00::/7",
+    ];
+    let spaces = SPACES
+        .iter()
+        .filter_map(|space| space.parse::<IpNet>().ok());
+    spaces.into_iter().any(|space| space.contains(network))
 }
 
 /// The configuration of a member.
@@ -276,6 +307,22 @@ mod tests {
         assert_eq!(mesh.coordinator.to_string(), "https://192.0.2.1:7443");
         assert_eq!(mesh.pin.map(|pin| pin.to_string()), Some(pin));
         assert_eq!(*mesh.credential.reveal(), credential);
+    }
+
+    #[test]
+    fn a_mesh_has_private_networks_unless_it_is_said_otherwise() {
+        let is = |text: &str| is_for_meshes(&text.parse().expect(text));
+        assert!(is("100.80.0.9/12") && is("10.1.2.3/8") && is("fd00::1/64"));
+        for bad in [
+            "0.0.0.0/0",
+            "128.0.0.9/1",
+            "93.184.216.9/24",
+            "10.0.0.1/7",
+            "2001:db8::1/64",
+            "::/0",
+        ] {
+            assert!(!is(bad), "{bad}");
+        }
     }
 
     #[test]

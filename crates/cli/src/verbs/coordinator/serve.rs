@@ -46,7 +46,9 @@ pub fn run(arguments: &ServeArguments) -> anyhow::Result<ExitCode> {
     };
     let pin = arguments.cert.is_none().then(|| certificate.pin());
     let server = bind(arguments, store, certificate)?;
-    arguments.folder.note_port(server.address().port());
+    let dir = &arguments.folder.dir;
+    let noted = arguments.folder.note(server.address().port(), pin);
+    noted.with_context(|| format!("cannot write to {}", dir.display()))?;
     let mut line = format!(
         "the coordinator of {} and {} listens on {}",
         networks.v4,

@@ -227,6 +227,7 @@ async fn follow(
     said: mpsc::UnboundedSender<Heard>,
 ) {
     let mut book = Book::default();
+    let mut epoch = 0;
     let mut knows = false;
     loop {
         let wait = if book.revision == 0 {
@@ -234,7 +235,7 @@ async fn follow(
         } else {
             WAIT
         };
-        let Ok(changes) = member.client.changes(book.revision, wait).await else {
+        let Ok(changes) = member.client.changes(book.revision, epoch, wait).await else {
             tokio::time::sleep(Duration::from_millis(200)).await;
             continue;
         };
@@ -246,6 +247,7 @@ async fn follow(
                 let _ = said.send(Heard { of, change, at });
             }
         }
+        epoch = changes.epoch;
         book.take(changes);
         let members = book.members();
         if !knows && members.len() == others && members.values().all(|m| !m.endpoints.is_empty()) {
