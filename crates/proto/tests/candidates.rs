@@ -110,6 +110,23 @@ fn without_any_place_a_packet_is_dropped_with_its_reason() {
 }
 
 #[test]
+fn what_could_be_sent_nowhere_does_not_hold_up_what_can_be_sent() {
+    let mut world = strangers(Construction::Native);
+    let now = world.now(0).mono;
+    let side = &mut world.sides[0];
+    // A keepalive is due at once, and there is nowhere to begin a handshake.
+    let interval = Duration::from_secs(25);
+    side.tunnel
+        .set_persistent_keepalive(side.peer, interval, now);
+    world.run(Duration::from_millis(100));
+    assert_eq!(world.take_sent(0).len(), 0);
+    set_candidates(&mut world, 0, &[address(1, false)]);
+    world.send(0, &[Flow::udp(0).datagram(0, 100)]);
+    world.run(Duration::from_millis(100));
+    assert_eq!(world.sides[1].delivered.len(), 1);
+}
+
+#[test]
 fn no_more_places_are_tried_than_the_bound() {
     let mut world = strangers(Construction::Native);
     let many: Vec<SocketAddr> = (0..100).map(nowhere).collect();

@@ -52,33 +52,36 @@ impl Tunnel {
         if everywhere && !peer.candidates.is_empty() && self.sought.len() < MAX_SOUGHT {
             self.sought.push(id);
         }
-        self.initiate(now, id, everywhere, outbox);
-        if let Some(peer) = self.peers[id.0 as usize].as_mut() {
+        let tried = self.initiate(now, id, everywhere, outbox);
+        if let Some(peer) = self.peers[id.0 as usize].as_mut().filter(|_| tried) {
             peer.timers.handshake_initiated(now.mono, &mut *self.rng);
+            self.reschedule(id, now.mono, now.mono);
         }
-        self.reschedule(id, now.mono, now.mono);
     }
 
-    fn initiate(&mut self, now: Now, id: PeerId, everywhere: bool, outbox: &mut Outbox) {
+    /// Makes an initiation and sends it; false if there is nowhere to send it to, or no index for it: then none was tried, and
+    /// none is repeated.
+    fn initiate(&mut self, now: Now, id: PeerId, everywhere: bool, outbox: &mut Outbox) -> bool {
         let Some(peer) = self.peers[id.0 as usize].as_mut() else {
-            return;
+            return false;
         };
         let destinations = initiation_destinations(peer, everywhere);
         if destinations.is_empty() {
-            return peer.drop_stash(DropReason::NoEndpoint);
+            peer.drop_stash(DropReason::NoEndpoint);
+            return false;
         }
         if let Some(old) = peer.handshake.initiator.take() {
             self.indices.remove(old.local_index());
         }
         let Ok(index) = self.indices.insert(id, &mut *self.rng) else {
-            return;
+            return false;
         };
         let payload = match self.construction {
             Construction::WireGuard => Vec::new(),
             Construction::Native => self.capabilities().encode(),
         };
         let Some(peer) = self.peers[id.0 as usize].as_mut() else {
-            return;
+            return false;
         };
         let stamp = self.clock.stamp(now.wall);
         let mut message = [0; MAX_HANDSHAKE_LEN];
@@ -111,6 +114,7 @@ impl Tunnel {
                 self.indices.remove(index);
             }
         }
+        true
     }
 
     /// What we can do, for a native handshake.
