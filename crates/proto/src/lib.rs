@@ -29,6 +29,7 @@ pub mod mesh;
 pub mod native;
 pub mod noise;
 pub mod outbox;
+pub mod paths;
 pub mod peer;
 pub mod rate_limiter;
 pub mod replay;

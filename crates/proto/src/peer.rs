@@ -9,6 +9,7 @@ use crate::native::path_mtu::PathMtu;
 use crate::native::reassembly::Reassembly;
 use crate::noise::{Construction, Initiator};
 use crate::outbox::Destination;
+use crate::paths::Paths;
 use crate::session::Session;
 use crate::tai64n::Tai64n;
 use crate::time::Instant;
@@ -36,8 +37,8 @@ pub struct Peer {
     pub preshared_key: PresharedKey,
     /// Where it is.
     pub path: Path,
-    /// Where else it may be: an initiation goes there as well while nothing is heard from it.
-    pub candidates: Vec<SocketAddr>,
+    /// How else it may be reached: an initiation goes there as well while nothing is heard from it.
+    pub paths: Paths,
     /// What was counted.
     pub counters: PeerCounters,
     /// When the newest session was established, since the Unix epoch.
@@ -117,6 +118,8 @@ pub struct Path {
     pub source: Option<IpAddr>,
     /// What the path carries (native).
     pub mtu: PathMtu,
+    /// From a probe or a check to its acknowledgement, the latest (native).
+    pub rtt: Option<Duration>,
     /// The peer's latest report about what we send (native), without the probes that were lost for being too large.
     pub report: Option<Report>,
     /// Cleared when the path turned out to mangle GSO batches.
@@ -139,6 +142,7 @@ impl Path {
             endpoint,
             source: None,
             mtu: PathMtu::new(endpoint.is_some_and(|e| e.is_ipv6())),
+            rtt: None,
             report: None,
             gso: true,
             health: Receiver::default(),
@@ -307,7 +311,7 @@ impl Peer {
             public_key,
             preshared_key: PresharedKey::from_bytes([0; 32]),
             path: Path::new(None),
-            candidates: Vec::new(),
+            paths: Paths::default(),
             counters: PeerCounters::default(),
             last_handshake: None,
             capabilities: None,
@@ -328,7 +332,7 @@ impl Peer {
 
     /// Whether there is anywhere to send an initiation to.
     pub fn is_reachable(&self) -> bool {
-        self.path.endpoint.is_some() || !self.candidates.is_empty()
+        self.path.endpoint.is_some() || !self.paths.is_empty()
     }
 
     /// Sessions, confirmed or not, and initiations that wait for a response: what each has a

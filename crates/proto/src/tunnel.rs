@@ -24,7 +24,6 @@ pub(crate) use outbound::clamp_syn;
 
 use crate::allowed_ips::{AllowedIps, LookupCache};
 use crate::capabilities::Cipher;
-use crate::constants::MAX_CANDIDATES;
 use crate::cookie::CookieChecker;
 use crate::inbox::Write;
 use crate::indices::{IndexTable, PeerId};
@@ -261,15 +260,18 @@ impl Tunnel {
         }
     }
 
-    /// Sets where else the peer may be, the best first; [`MAX_CANDIDATES`] at most, the others are not tried.
-    pub fn set_candidates(&mut self, id: PeerId, candidates: &[SocketAddr]) {
+    /// Sets where else the peer may be, the best first ([`Paths::set_told`](crate::paths::Paths::set_told)).
+    pub fn set_candidates(&mut self, id: PeerId, candidates: &[SocketAddr], now: Instant) {
         if let Some(peer) = self.peer_mut(id) {
-            peer.candidates.clear();
-            for candidate in candidates {
-                if peer.candidates.len() < MAX_CANDIDATES && !peer.candidates.contains(candidate) {
-                    peer.candidates.push(*candidate);
-                }
-            }
+            peer.paths.set_told(candidates);
+        }
+        self.reschedule(id, now, now);
+    }
+
+    /// Sets by which relays the peer is reached ([`Paths::set_relays`](crate::paths::Paths::set_relays)).
+    pub fn set_relays(&mut self, id: PeerId, relays: &[SocketAddr]) {
+        if let Some(peer) = self.peer_mut(id) {
+            peer.paths.set_relays(relays);
         }
     }
 

@@ -25,8 +25,9 @@ fn strangers(construction: Construction) -> World {
 }
 
 fn set_candidates(world: &mut World, side: usize, candidates: &[SocketAddr]) {
+    let now = world.now(side).mono;
     let side = &mut world.sides[side];
-    side.tunnel.set_candidates(side.peer, candidates);
+    side.tunnel.set_candidates(side.peer, candidates, now);
 }
 
 /// Nobody is there.

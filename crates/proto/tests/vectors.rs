@@ -349,7 +349,7 @@ fn the_path_is_searched() {
                 probes.push(size as u64);
             }
             if size <= limit {
-                path.acknowledged(id, size as u16);
+                path.acknowledged(id, size as u16, Instant::from_nanos(ms * 1_000_000));
             }
         }
         let expected: Vec<u64> = list(&v["probes"]).iter().map(number).collect();

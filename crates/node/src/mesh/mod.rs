@@ -272,7 +272,7 @@ fn set(node: &mut Node, member: Member, rules: &Rules) {
     }
     let candidates = member.endpoints.iter().copied();
     let candidates: Vec<_> = candidates.filter(|at| rules.may_be_at(*at)).collect();
-    node.tunnel.set_candidates(id, &candidates);
+    node.tunnel.set_candidates(id, &candidates, now().mono);
     mesh.members.insert(key, member);
 }
 

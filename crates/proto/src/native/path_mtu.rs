@@ -67,6 +67,7 @@ struct Probe {
     id: u16,
     size: u16,
     sent: u8,
+    sent_at: Instant,
     deadline: Instant,
 }
 
@@ -141,6 +142,7 @@ impl PathMtu {
             id: self.next_id,
             size,
             sent: 1,
+            sent_at: now,
             deadline: now + PROBE_TIMER,
         });
         Some((self.next_id, size))
@@ -151,11 +153,20 @@ impl PathMtu {
         self.probe.map(|p| p.deadline).or(self.idle_until)
     }
 
-    /// A probe was acknowledged.
-    pub fn acknowledged(&mut self, id: u16, size: u16) {
-        let Some(probe) = self.probe.filter(|p| p.id == id && p.size == size) else {
-            return;
-        };
+    /// A check of another way to the peer was sent in the session of this local index. It is small, but may be lost all the same.
+    pub fn check_sent(&mut self, session: u32) {
+        self.unanswered.follow(session);
+        self.unanswered.balance += 1;
+    }
+
+    /// It was acknowledged.
+    pub fn check_answered(&mut self) {
+        self.unanswered.balance -= 1;
+    }
+
+    /// A probe was acknowledged; how long that took, unless it was one that had been repeated (Karn's algorithm).
+    pub fn acknowledged(&mut self, id: u16, size: u16, now: Instant) -> Option<Duration> {
+        let probe = self.probe.filter(|p| p.id == id && p.size == size)?;
         self.probe = None;
         self.base_unsure = false;
         if probe.size > self.confirmed {
@@ -164,6 +175,8 @@ impl PathMtu {
         }
         self.confirmed = self.confirmed.max(probe.size);
         self.refused = self.refused.max(self.confirmed.saturating_add(1));
+        let sent = probe.sent_at;
+        (probe.sent == 1).then(|| now.duration_since(sent))
     }
 
     /// What of `lost` datagrams, as the far end reports while `session` is the current one, was not lost by the search.
@@ -281,7 +294,7 @@ mod tests {
             if let Some((id, size)) = path.poll(now, SESSION) {
                 probes += 1;
                 if size <= limit {
-                    path.acknowledged(id, size as u16);
+                    path.acknowledged(id, size as u16, now);
                 }
             }
         }
@@ -310,7 +323,7 @@ mod tests {
         let mut path = PathMtu::new(false);
         let (id, size) = path.poll(Instant::BOOT, SESSION).unwrap();
         assert_eq!(size, 1472);
-        path.acknowledged(id, 1472);
+        path.acknowledged(id, 1472, at(0));
         assert_eq!(path.mtu(), 1500);
     }
 
@@ -360,9 +373,31 @@ mod tests {
     fn an_acknowledgement_for_another_probe_proves_nothing() {
         let mut path = PathMtu::new(false);
         let (id, _) = path.poll(Instant::BOOT, SESSION).unwrap();
-        path.acknowledged(id.wrapping_add(1), 1472);
-        path.acknowledged(id, 65_000);
+        path.acknowledged(id.wrapping_add(1), 1472, at(0));
+        path.acknowledged(id, 65_000, at(0));
         assert_eq!(path.size(), usize::from(BASE));
+    }
+
+    #[test]
+    fn the_round_trip_is_told_unless_the_probe_was_repeated() {
+        let after = |ms: u64| Instant::from_nanos(ms * 1_000_000);
+        let mut path = PathMtu::new(false);
+        let (id, size) = path.poll(after(100), SESSION).unwrap();
+        let told = path.acknowledged(id, size as u16, after(135));
+        assert_eq!(told, Some(Duration::from_millis(35)));
+        let (id, size) = path.poll(after(200), SESSION).unwrap();
+        assert_eq!(path.poll(after(1200), SESSION), Some((id, size)));
+        assert_eq!(path.acknowledged(id, size as u16, after(1210)), None);
+    }
+
+    #[test]
+    fn checks_of_other_ways_are_excused_until_they_are_answered() {
+        let mut path = PathMtu::new(false);
+        path.check_sent(SESSION);
+        path.check_sent(SESSION);
+        path.check_answered();
+        assert_eq!(path.excuse(5, SESSION), 4);
+        assert_eq!(path.excuse(5, SESSION), 5);
     }
 
     #[test]
@@ -381,7 +416,7 @@ mod tests {
         let (id, _) = path.poll(at(0), SESSION).unwrap();
         assert_eq!(path.excuse(1, SESSION), 0, "it may be the probe");
         assert_eq!(path.poll(at(1), SESSION), Some((id, 1472)));
-        path.acknowledged(id, 1472);
+        path.acknowledged(id, 1472, at(0));
         assert_eq!(path.excuse(0, SESSION), 1, "it was not, or was lost");
         assert_eq!(path.excuse(5, SESSION), 5);
     }

@@ -48,8 +48,8 @@ impl Tunnel {
         };
         let current = peer.sessions.current.as_ref();
         let lives = current.is_some_and(|session| super::outbound::may_send(session, now.mono));
-        let everywhere = !lives || peer.timers.is_retrying();
-        if everywhere && !peer.candidates.is_empty() && self.sought.len() < MAX_SOUGHT {
+        let everywhere = !lives || peer.timers.is_retrying() || peer.paths.is_lost();
+        if everywhere && !peer.paths.is_empty() && self.sought.len() < MAX_SOUGHT {
             self.sought.push(id);
         }
         let tried = self.initiate(now, id, everywhere, outbox);
@@ -285,6 +285,7 @@ impl Tunnel {
             self.indices.remove(ended);
         }
         peer.path.move_to(reply_to.address, reply_to.source);
+        peer.paths.moved();
         peer.timers.any_authenticated_packet_received(now.mono);
         peer.timers.session_derived(now.mono);
         peer.timers.any_authenticated_packet_sent(now.mono);
@@ -355,6 +356,7 @@ impl Tunnel {
         peer.counters.handshakes.completed += 1;
         peer.last_handshake = Some(now.wall);
         peer.path.move_to(from.source, from.destination);
+        peer.paths.moved();
         peer.path.active_until = now.mono + KEEPALIVE_TIMEOUT;
         peer.timers.any_authenticated_packet_received(now.mono);
         peer.timers.handshake_complete();
@@ -367,19 +369,27 @@ impl Tunnel {
     }
 }
 
-/// Where an initiation goes: to where the peer is, and if told so to all its candidates. Of the copies the first that comes
-/// is answered, and by that way; the others are replays. Two peers that do so at once open the NATs between them.
+/// Where an initiation goes: to where the peer is, and if told so by all other ways to it. Of the copies the first that comes
+/// is answered, and by that way; the others are replays. Two peers that do so at once open the NATs between them. A way that was lost
+/// is left out at first: what gets through it may be answered by it, where nothing comes back.
 fn initiation_destinations(peer: &Peer, everywhere: bool) -> Vec<Destination> {
-    let known = peer.path.destination(HANDSHAKE_TRAFFIC_CLASS);
-    let mut all: Vec<Destination> = known.into_iter().collect();
+    let mut all: Vec<Destination> = Vec::new();
     if everywhere {
-        let candidates = peer.candidates.iter();
-        let others = candidates.filter(|address| Some(**address) != peer.path.endpoint);
+        let ways = peer.paths.ways().iter().map(|way| way.address);
+        let others = ways.filter(|address| Some(*address) != peer.path.endpoint);
         all.extend(others.map(|address| Destination {
-            address: *address,
+            address,
             source: None,
             traffic_class: HANDSHAKE_TRAFFIC_CLASS,
         }));
+    }
+    let left_out = peer.paths.is_lost() && !peer.timers.is_retrying() && !all.is_empty();
+    if let Some(known) = peer
+        .path
+        .destination(HANDSHAKE_TRAFFIC_CLASS)
+        .filter(|_| !left_out)
+    {
+        all.insert(0, known);
     }
     all
 }

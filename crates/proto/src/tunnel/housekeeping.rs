@@ -3,9 +3,11 @@
 use super::{Now, Tunnel};
 use crate::inbox::Inbox;
 use crate::indices::PeerId;
-use crate::native::record::RecordWriter;
+use crate::native::frame::PROBE_LEN;
+use crate::native::record::{RECORD_OVERHEAD, RecordWriter};
 use crate::noise::Construction;
 use crate::outbox::Outbox;
+use crate::paths::Due;
 use crate::peer::Peer;
 use crate::time::Instant;
 use crate::timers::{self, Action};
@@ -22,6 +24,8 @@ pub enum WakeReason {
     Timer(timers::WakeReason),
     /// The path's MTU is to be probed.
     PathProbe,
+    /// Ways to the peer are to be checked.
+    PathCheck,
     /// A health report is due.
     HealthReport,
     /// Fragments have waited too long.
@@ -78,6 +82,7 @@ impl Tunnel {
         self.send_stash(now, id, outbox, inbox);
         if self.construction == Construction::Native {
             self.probe_and_report(now, id, outbox);
+            self.check_paths(now, id, outbox);
         }
     }
 
@@ -160,6 +165,45 @@ impl Tunnel {
         peer.sessions.current = Some(session);
     }
 
+    /// Checks the ways to the peer that are to be checked, and begins a handshake where the one in use carries nothing any more.
+    fn check_paths(&mut self, now: Now, id: PeerId, outbox: &mut Outbox) {
+        let sending = self.sending(now);
+        let Some(peer) = self.peer_mut(id) else {
+            return;
+        };
+        let Some(mut session) = peer
+            .sessions
+            .current
+            .take_if(|s| super::outbound::may_send(s, now.mono))
+        else {
+            return;
+        };
+        let due = peer.paths.due(peer.path.endpoint, now.mono);
+        let lost = due.contains(&Due::Lost);
+        for due in due {
+            let (Due::Check(check, address), Some(mut envelope)) =
+                (due, super::outbound::envelope(peer, &sending, 0))
+            else {
+                continue;
+            };
+            if Some(address) != peer.path.endpoint {
+                envelope.destination.address = address;
+                envelope.destination.source = None;
+            }
+            let mut writer =
+                RecordWriter::new(outbox, &mut session, &mut peer.path.next_id, envelope);
+            // Without room it is as good as lost, and another follows.
+            if writer.probe(check, RECORD_OVERHEAD + PROBE_LEN).is_ok() {
+                peer.path.mtu.check_sent(session.local_index);
+                peer.timers.any_authenticated_packet_sent(now.mono);
+            }
+        }
+        peer.sessions.current = Some(session);
+        if lost && peer.timers.want_handshake(now.mono) {
+            self.initiate_handshake(now, id, outbox);
+        }
+    }
+
     /// The earliest thing this peer waits for.
     fn deadline(&self, peer: &Peer, now: Instant) -> Option<(Instant, WakeReason)> {
         let has_session = peer
@@ -175,6 +219,10 @@ impl Tunnel {
                 .next()
                 .map(|(at, why)| (at, WakeReason::Timer(why))),
             (native && probe < peer.path.active_until).then_some((probe, WakeReason::PathProbe)),
+            peer.paths
+                .next_wakeup(peer.path.endpoint)
+                .filter(|_| native)
+                .map(|at| (at, WakeReason::PathCheck)),
             peer.path
                 .health
                 .next_report()

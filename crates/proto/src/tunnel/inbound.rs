@@ -7,11 +7,14 @@ use crate::constants::*;
 use crate::inbox::Inbox;
 use crate::indices::PeerId;
 use crate::native::frame::{self, Frame, Frames, STAMP_LEN, Stamp};
+use crate::native::path_mtu;
 use crate::native::reassembly::{Outcome, Reassembled, Record};
 use crate::native::record::RecordWriter;
 use crate::noise::Construction;
 use crate::outbox::Outbox;
+use crate::paths::Taken;
 use crate::peer::Peer;
+use crate::time::Instant;
 use seikan_observe::DropReason;
 use seikan_wire::ip::{self, IpPacket};
 use seikan_wire::message::{DATA_HEADER_LEN, DataHeader, TAG_LEN};
@@ -132,12 +135,14 @@ impl Tunnel {
         // was overtaken, or held back by somebody, says where the peer was and not where it is.
         let newest = session.is_newest(header.counter);
         let derived = session.created;
-        if newest
-            && (peer.path.endpoint != Some(arrival.from.source)
-                || peer.path.source != arrival.from.destination)
+        let (from, began) = (arrival.from.source, session.initiator);
+        let follows = newest
+            && (self.construction == Construction::WireGuard
+                || peer.paths.heard(from, peer.path.endpoint, began, now.mono));
+        if follows
+            && (peer.path.endpoint != Some(from) || peer.path.source != arrival.from.destination)
         {
-            peer.path
-                .move_to(arrival.from.source, arrival.from.destination);
+            peer.path.move_to(from, arrival.from.destination);
         }
         peer.timers.any_authenticated_packet_received(now.mono);
         if unconfirmed {
@@ -412,7 +417,14 @@ fn control_frame(
             let session = current.map_or(0, |s| s.local_index);
             peer.path.reported(report, session);
         }
-        Frame::ProbeAck { id, size } => peer.path.mtu.acknowledged(id, size),
+        Frame::ProbeAck { id, size } if size < path_mtu::BASE => {
+            check_answered(peer, id, sending.now.mono)
+        }
+        Frame::ProbeAck { id, size } => {
+            if let Some(rtt) = peer.path.mtu.acknowledged(id, size, sending.now.mono) {
+                peer.path.rtt = Some(rtt);
+            }
+        }
         Frame::Probe { id } => {
             let Some(envelope) = super::outbound::envelope(peer, sending, 0) else {
                 return;
@@ -432,5 +444,21 @@ fn control_frame(
             }
         }
         Frame::Packet { .. } | Frame::Slice(_) | Frame::Fragment(_) => {}
+    }
+}
+
+/// A check arrived by its way, which may be a better one than the one in use.
+fn check_answered(peer: &mut Peer, id: u16, now: Instant) {
+    let Some((rtt, better)) = peer.paths.acknowledged(id, peer.path.endpoint, now) else {
+        return;
+    };
+    peer.path.mtu.check_answered();
+    match better {
+        Taken::Stay => {}
+        Taken::InUse => peer.path.rtt = Some(rtt),
+        Taken::Move(address) => {
+            peer.path.move_to(address, None);
+            peer.path.rtt = Some(rtt);
+        }
     }
 }

@@ -254,7 +254,8 @@ pub(super) fn send_reads(
             }
         }
         Construction::Native => {
-            native_reads(peer, &mut session, sending, reads, batch, outbox, inbox)
+            native_reads(peer, &mut session, sending, reads, batch, outbox, inbox);
+            peer.paths.sent(now);
         }
     }
     peer.timers.any_authenticated_packet_sent(now);

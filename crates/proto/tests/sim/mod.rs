@@ -110,6 +110,10 @@ pub struct World {
     pub time: u64,
     /// Every datagram sent, when kept.
     pub sent: Option<Vec<(usize, Parcel)>>,
+    /// What comes here goes on to the other side, from here.
+    pub relay: Option<SocketAddr>,
+    /// `direct_down[i]`: what side `i` sends arrives by the relay only.
+    pub direct_down: [bool; 2],
     /// Receives are merged as UDP_GRO does.
     pub gro: bool,
     pub trace: DefaultHasher,
@@ -151,6 +155,8 @@ impl World {
             checkers: [Checker::new(in_order[1]), Checker::new(in_order[0])],
             time: 0,
             sent: Some(Vec::new()),
+            relay: None,
+            direct_down: [false; 2],
             gro: true,
             trace: DefaultHasher::new(),
             keys,
@@ -360,6 +366,7 @@ impl World {
     /// Sends the outbox of side `i` and writes its inbox, as the daemon does.
     pub fn flush(&mut self, i: usize, arena: &[u8]) {
         let World { sides, links, .. } = self;
+        let other = sides[1 - i].address;
         let (side, link) = (&mut sides[i], &mut links[i]);
         for run in side.outbox.runs() {
             let bytes = side.outbox.bytes(run);
@@ -384,6 +391,18 @@ impl World {
                 if let Some(sent) = &mut self.sent {
                     sent.push((i, parcel.clone()));
                 }
+                let relayed = self.relay.filter(|relay| *relay == parcel.to);
+                if relayed.is_none() && self.direct_down[i] {
+                    continue;
+                }
+                let parcel = match relayed {
+                    Some(relay) => Parcel {
+                        from: relay,
+                        to: other,
+                        ..parcel
+                    },
+                    None => parcel,
+                };
                 for (at, parcel) in link.send(self.time, position, parcel, &mut self.rng) {
                     self.order += 1;
                     self.flying.insert((at, self.order), (1 - i, parcel));

@@ -1,0 +1,391 @@
+//! The ways to a peer that may be in several places: which there are, what became of each, and when to look again.
+//!
+//! A way is *direct*, to an address of the peer's own, or goes by a *relay*, which sends on what comes to it; one is in use
+//! ([`Path::endpoint`](crate::peer::Path::endpoint)). A *check* is a PROBE of the least size: its acknowledgement, whichever way it
+//! comes back, proves the direction from here to there, which is the one that is chosen here. The other end chooses the other one
+//! likewise, and what both send opens the NATs between them.
+//!
+//! - While a relay is in use, direct ways are checked in rounds that become rarer; the first that is proven is taken.
+//! - A direct way in use is not left because something comes by a relay, nor a relay because something comes directly: both may be
+//!   half open. What comes directly from elsewhere is followed at once, as the peer has roamed.
+//! - When something was sent and nothing comes back for [`PATIENCE`], the way in use is checked; at [`SILENCE`] it counts as lost,
+//!   and all others are tried.
+//!
+//! A pure state machine without anything of the network in it. Of a peer that has one address only, nothing is kept and nothing sent.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use crate::constants::MAX_CANDIDATES;
+use crate::time::Instant;
+
+/// Relays by which one peer is reached, at most.
+pub const MAX_RELAYS: usize = 4;
+/// From what was sent until the way in use is asked whether it carries anything.
+pub const PATIENCE: Duration = Duration::from_secs(1);
+/// Between two such questions.
+const ASK_EVERY: Duration = Duration::from_millis(500);
+/// From what was sent until the way in use counts as lost.
+pub const SILENCE: Duration = Duration::from_secs(3);
+/// Time between two rounds of checks, the first few; the last counts for all that follow.
+const ROUNDS: [Duration; 8] = [
+    Duration::from_millis(200),
+    Duration::from_millis(300),
+    Duration::from_millis(500),
+    Duration::from_secs(1),
+    Duration::from_secs(2),
+    Duration::from_secs(5),
+    Duration::from_secs(10),
+    Duration::from_secs(30),
+];
+/// After a way was taken by a check, the end that began the session does not follow the peer elsewhere for so long: the peer
+/// follows instead, or both would for ever.
+const SETTLE: Duration = Duration::from_secs(1);
+
+/// What kind of a way it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// To an address that the peer told of.
+    Told,
+    /// To an address that something authentic came from.
+    Seen,
+    /// To a relay.
+    Relay,
+}
+
+/// What is known of a way, in the direction from here to there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// It was not checked.
+    Unchecked,
+    /// A check may be on its way.
+    Checking,
+    /// A check was answered.
+    Works {
+        /// From the check to its acknowledgement, which may have come by another way.
+        rtt: Duration,
+    },
+    /// No check of the last round was answered, or nothing came back by it while it was in use.
+    Silent,
+}
+
+/// A way.
+#[derive(Clone, Debug)]
+pub struct Way {
+    /// Where to send.
+    pub address: SocketAddr,
+    /// What is there.
+    pub kind: Kind,
+    /// What became of it.
+    pub standing: Standing,
+    /// The latest check, and when it was sent.
+    check: Option<(u16, Instant)>,
+}
+
+/// All ways to one peer, besides one that a configuration or the peer itself gave.
+#[derive(Debug, Default)]
+pub struct Paths {
+    ways: Vec<Way>,
+    next_id: u16,
+    /// Rounds since there was a reason to look, and when the next one is due.
+    rounds: usize,
+    next_round: Option<Instant>,
+    /// Since when something that was sent the way in use is without an answer, and when to ask next.
+    unanswered: Option<Unanswered>,
+    /// The way in use counts as lost; until something comes by it, or another is taken.
+    lost: bool,
+    settled_until: Option<Instant>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Unanswered {
+    since: Instant,
+    ask_at: Instant,
+}
+
+/// What is due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Due {
+    /// Send a check of this number there.
+    Check(u16, SocketAddr),
+    /// The way in use carries nothing: begin a handshake by all others.
+    Lost,
+}
+
+/// What follows from a check that was acknowledged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taken {
+    /// The way in use works.
+    InUse,
+    /// Another works, and is no better.
+    Stay,
+    /// Send there from now on.
+    Move(SocketAddr),
+}
+
+impl Way {
+    fn is_direct(&self) -> bool {
+        self.kind != Kind::Relay
+    }
+
+    fn begin(&mut self, id: u16, now: Instant) -> Due {
+        let late = |(_, sent): (u16, Instant)| now.duration_since(sent) >= PATIENCE;
+        if self.check.is_some_and(late) {
+            self.standing = Standing::Silent;
+        } else if self.standing == Standing::Unchecked {
+            self.standing = Standing::Checking;
+        }
+        self.check = Some((id, now));
+        Due::Check(id, self.address)
+    }
+}
+
+/// Which ways there are.
+impl Paths {
+    /// All of them: what the peer told of first, in its order.
+    pub fn ways(&self) -> &[Way] {
+        &self.ways
+    }
+
+    /// Whether the peer has no other way than one.
+    pub fn is_empty(&self) -> bool {
+        self.ways.is_empty()
+    }
+
+    /// Whether an address is a relay's.
+    pub fn is_relay(&self, address: SocketAddr) -> bool {
+        let relay = |way: &Way| way.kind == Kind::Relay && way.address == address;
+        self.ways.iter().any(relay)
+    }
+
+    /// Whether the way in use counts as lost.
+    pub fn is_lost(&self) -> bool {
+        self.lost
+    }
+
+    /// The peer tells where it may be, the best first: [`MAX_CANDIDATES`] at most, the others are passed over.
+    pub fn set_told(&mut self, addresses: &[SocketAddr]) {
+        let new = self.replace(Kind::Told, addresses, MAX_CANDIDATES);
+        if new {
+            self.look_again();
+        }
+    }
+
+    /// Relays by which the peer is reached now: [`MAX_RELAYS`] at most.
+    pub fn set_relays(&mut self, addresses: &[SocketAddr]) {
+        self.replace(Kind::Relay, addresses, MAX_RELAYS);
+    }
+
+    /// Puts `addresses` in the place of those of a kind; true if one is new. What is known of the others stays.
+    fn replace(&mut self, kind: Kind, addresses: &[SocketAddr], most: usize) -> bool {
+        let old = std::mem::take(&mut self.ways);
+        let (mut same, mut others): (Vec<Way>, Vec<Way>) =
+            old.into_iter().partition(|way| way.kind == kind);
+        let mut new = false;
+        let mut ways: Vec<Way> = Vec::new();
+        for address in addresses {
+            if ways.len() >= most || ways.iter().any(|way| way.address == *address) {
+                continue;
+            }
+            let known = same.iter().position(|way| way.address == *address);
+            let known = known.map(|at| same.swap_remove(at)).or_else(|| {
+                let at = others.iter().position(|way| way.address == *address)?;
+                Some(others.remove(at))
+            });
+            new |= known.is_none();
+            ways.push(match known {
+                Some(known) => Way { kind, ..known },
+                None => Way {
+                    address: *address,
+                    kind,
+                    standing: Standing::Unchecked,
+                    check: None,
+                },
+            });
+        }
+        match kind {
+            Kind::Told => ways.append(&mut others),
+            Kind::Seen | Kind::Relay => {
+                others.append(&mut ways);
+                ways = others;
+            }
+        }
+        self.ways = ways;
+        new
+    }
+
+    /// There is a new reason to check direct ways: at once, and then ever less often.
+    pub fn look_again(&mut self) {
+        self.rounds = 0;
+        self.next_round = Some(Instant::BOOT);
+    }
+}
+
+/// What happened.
+impl Paths {
+    /// Packets were sent the way in use.
+    pub fn sent(&mut self, now: Instant) {
+        if !self.ways.is_empty() && self.unanswered.is_none() {
+            self.unanswered = Some(Unanswered {
+                since: now,
+                ask_at: now + PATIENCE,
+            });
+        }
+    }
+
+    /// The newest authentic datagram came from somewhere, while `used` is the way in use; `began` says whether this end began the
+    /// session. Whether to send there from now on.
+    pub fn heard(
+        &mut self,
+        from: SocketAddr,
+        used: Option<SocketAddr>,
+        began: bool,
+        now: Instant,
+    ) -> bool {
+        if used == Some(from) {
+            self.answered();
+            return true;
+        }
+        let (Some(used), false) = (used, self.ways.is_empty()) else {
+            return true;
+        };
+        match (self.is_relay(used), self.is_relay(from)) {
+            (false, true) => false,
+            (true, true) => {
+                self.moved();
+                true
+            }
+            (true, false) => {
+                self.seen(from, now);
+                false
+            }
+            (false, false) => {
+                let settled = self.settled_until.is_some_and(|until| now < until);
+                let follows = !(began && settled);
+                if follows {
+                    self.moved();
+                }
+                follows
+            }
+        }
+    }
+
+    /// The peer sends directly, from there: what is sent there may get through.
+    fn seen(&mut self, from: SocketAddr, now: Instant) {
+        match self.ways.iter().find(|way| way.address == from) {
+            None => {
+                self.replace(Kind::Seen, &[from], 1);
+                self.look_again();
+            }
+            Some(way) => {
+                let lately = |(_, sent): (u16, Instant)| now.duration_since(sent) < ASK_EVERY;
+                if !way.check.is_some_and(lately) {
+                    self.next_round = Some(Instant::BOOT);
+                }
+            }
+        }
+    }
+
+    /// A check was acknowledged while `used` is the way in use: how long that took, and what follows. `None` if it was none of the
+    /// latest.
+    pub fn acknowledged(
+        &mut self,
+        id: u16,
+        used: Option<SocketAddr>,
+        now: Instant,
+    ) -> Option<(Duration, Taken)> {
+        let way = self
+            .ways
+            .iter_mut()
+            .find(|way| way.check.is_some_and(|(check, _)| check == id))?;
+        let (_, sent) = way.check.take()?;
+        let rtt = now.duration_since(sent);
+        way.standing = Standing::Works { rtt };
+        let (address, direct) = (way.address, way.is_direct());
+        if used == Some(address) {
+            self.answered();
+            return Some((rtt, Taken::InUse));
+        }
+        let better = direct && used.is_none_or(|used| self.is_relay(used));
+        if !better && !self.lost {
+            return Some((rtt, Taken::Stay));
+        }
+        self.moved();
+        self.settled_until = Some(now + SETTLE);
+        Some((rtt, Taken::Move(address)))
+    }
+
+    /// A handshake was completed by the way in use, or another was taken.
+    pub fn moved(&mut self) {
+        self.answered();
+        self.look_again();
+    }
+
+    fn answered(&mut self) {
+        self.unanswered = None;
+        self.lost = false;
+    }
+}
+
+/// The passing of time.
+impl Paths {
+    /// When [`Self::due`] has something to say, while `used` is the way in use.
+    pub fn next_wakeup(&self, used: Option<SocketAddr>) -> Option<Instant> {
+        let used = used?;
+        let round = self.next_round.filter(|_| self.looks_for_direct(used));
+        let ask = self.unanswered.map(|unanswered| unanswered.ask_at);
+        round.into_iter().chain(ask).min()
+    }
+
+    /// What is to be done now, while `used` is the way in use.
+    pub fn due(&mut self, used: Option<SocketAddr>, now: Instant) -> Vec<Due> {
+        let mut due = Vec::new();
+        let Some(used) = used else { return due };
+        if self.looks_for_direct(used) && self.next_round.is_some_and(|at| at <= now) {
+            let pause = ROUNDS[self.rounds.min(ROUNDS.len() - 1)];
+            self.rounds += 1;
+            self.next_round = Some(now + pause);
+            for way in self.ways.iter_mut().filter(|way| way.is_direct()) {
+                self.next_id = self.next_id.wrapping_add(1);
+                due.push(way.begin(self.next_id, now));
+            }
+        }
+        if let Some(unanswered) = &mut self.unanswered
+            && unanswered.ask_at <= now
+        {
+            if now.duration_since(unanswered.since) >= SILENCE {
+                self.unanswered = None;
+                self.lost = true;
+                if let Some(way) = self.ways.iter_mut().find(|way| way.address == used) {
+                    way.standing = Standing::Silent;
+                }
+                due.push(Due::Lost);
+            } else {
+                unanswered.ask_at = now + ASK_EVERY;
+                self.next_id = self.next_id.wrapping_add(1);
+                let known = self.ways.iter_mut().find(|way| way.address == used);
+                due.push(match known {
+                    Some(way) => {
+                        way.check = Some((self.next_id, now));
+                        Due::Check(self.next_id, used)
+                    }
+                    None => {
+                        self.replace(Kind::Seen, &[used], 1);
+                        let id = self.next_id;
+                        let way = self.ways.iter_mut().find(|way| way.address == used);
+                        way.map_or(Due::Check(id, used), |way| way.begin(id, now))
+                    }
+                });
+            }
+        }
+        due
+    }
+
+    /// Direct ways are looked for while a relay is in use and there are any.
+    fn looks_for_direct(&self, used: SocketAddr) -> bool {
+        self.is_relay(used) && self.ways.iter().any(Way::is_direct)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,212 @@
+use super::*;
+
+fn at(ms: u64) -> Instant {
+    Instant::from_nanos(ms * 1_000_000)
+}
+
+fn told(n: u8) -> SocketAddr {
+    SocketAddr::from(([192, 0, 2, n], 7))
+}
+
+fn relay(n: u8) -> SocketAddr {
+    SocketAddr::from(([198, 51, 100, n], 50_000))
+}
+
+/// A peer with two addresses of its own, and a relay.
+fn paths() -> Paths {
+    let mut paths = Paths::default();
+    paths.set_told(&[told(1), told(2)]);
+    paths.set_relays(&[relay(1)]);
+    paths
+}
+
+/// The checks that are due, by address.
+fn checks(paths: &mut Paths, used: SocketAddr, now: Instant) -> Vec<(u16, SocketAddr)> {
+    let due = paths.due(Some(used), now);
+    due.into_iter()
+        .filter_map(|due| match due {
+            Due::Check(id, address) => Some((id, address)),
+            Due::Lost => None,
+        })
+        .collect()
+}
+
+#[test]
+fn while_a_relay_is_in_use_direct_ways_are_checked_ever_less_often() {
+    let mut paths = paths();
+    let mut rounds = Vec::new();
+    for ms in (0..100_000).step_by(100) {
+        let round = checks(&mut paths, relay(1), at(ms));
+        if !round.is_empty() {
+            let addresses: Vec<_> = round.iter().map(|(_, address)| *address).collect();
+            assert_eq!(addresses, [told(1), told(2)]);
+            rounds.push(ms);
+        }
+    }
+    assert_eq!(
+        rounds,
+        [0, 200, 500, 1000, 2000, 4000, 9000, 19_000, 49_000, 79_000]
+    );
+}
+
+#[test]
+fn a_direct_way_in_use_is_not_compared_with_others() {
+    let mut paths = paths();
+    assert_eq!(paths.next_wakeup(Some(told(1))), None);
+    assert_eq!(paths.due(Some(told(1)), at(5000)), []);
+}
+
+#[test]
+fn the_first_direct_way_that_is_proven_is_taken() {
+    let mut paths = paths();
+    let round = checks(&mut paths, relay(1), at(0));
+    let taken = paths.acknowledged(round[1].0, Some(relay(1)), at(30));
+    let rtt = Duration::from_millis(30);
+    assert_eq!(taken, Some((rtt, Taken::Move(told(2)))));
+    assert_eq!(paths.ways()[1].standing, Standing::Works { rtt });
+    // The other comes too late.
+    let late = paths.acknowledged(round[0].0, Some(told(2)), at(31));
+    assert_eq!(late.map(|(_, taken)| taken), Some(Taken::Stay));
+    // And once is enough.
+    assert_eq!(paths.acknowledged(round[0].0, Some(told(2)), at(32)), None);
+}
+
+#[test]
+fn what_comes_by_a_relay_does_not_make_it_the_way_while_a_direct_one_is_in_use() {
+    let mut paths = paths();
+    assert!(!paths.heard(relay(1), Some(told(1)), false, at(0)));
+    // Another relay, when one is in use, is followed.
+    paths.set_relays(&[relay(1), relay(2)]);
+    assert!(paths.heard(relay(2), Some(relay(1)), false, at(0)));
+}
+
+#[test]
+fn what_comes_directly_is_checked_before_a_relay_is_left_for_it() {
+    let mut paths = paths();
+    checks(&mut paths, relay(1), at(0));
+    assert!(!paths.heard(told(9), Some(relay(1)), false, at(10)));
+    let round = checks(&mut paths, relay(1), at(10));
+    assert!(round.iter().any(|(_, address)| *address == told(9)));
+    assert_eq!(paths.ways().last().map(|way| way.kind), Some(Kind::Seen));
+    // From an address that is known: not more often than twice a second.
+    assert!(!paths.heard(told(1), Some(relay(1)), false, at(100)));
+    assert_eq!(checks(&mut paths, relay(1), at(100)), []);
+    assert!(!paths.heard(told(1), Some(relay(1)), false, at(5_000)));
+    assert_eq!(checks(&mut paths, relay(1), at(5_000)).len(), 3);
+}
+
+#[test]
+fn a_peer_that_roams_is_followed_unless_this_end_has_just_chosen() {
+    let mut paths = paths();
+    assert!(paths.heard(told(9), Some(told(1)), true, at(0)));
+    let round = checks(&mut paths, relay(1), at(0));
+    paths.acknowledged(round[0].0, Some(relay(1)), at(10));
+    assert!(!paths.heard(told(2), Some(told(1)), true, at(900)));
+    assert!(
+        paths.heard(told(2), Some(told(1)), false, at(900)),
+        "who did not begin the session follows"
+    );
+    assert!(paths.heard(told(2), Some(told(1)), true, at(1100)));
+}
+
+#[test]
+fn silence_is_asked_about_and_then_taken_for_a_loss() {
+    let mut paths = paths();
+    paths.sent(at(0));
+    paths.sent(at(900));
+    let mut events = Vec::new();
+    for ms in (0..6000).step_by(100) {
+        for due in paths.due(Some(told(1)), at(ms)) {
+            events.push((ms, matches!(due, Due::Lost)));
+        }
+    }
+    assert_eq!(
+        events,
+        [
+            (1000, false),
+            (1500, false),
+            (2000, false),
+            (2500, false),
+            (3000, true)
+        ]
+    );
+    assert!(paths.is_lost());
+    assert_eq!(paths.ways()[0].standing, Standing::Silent);
+    // Something comes after all.
+    assert!(paths.heard(told(1), Some(told(1)), false, at(6000)));
+    assert!(!paths.is_lost());
+}
+
+#[test]
+fn an_answer_by_whatever_way_ends_the_silence() {
+    let mut paths = paths();
+    paths.sent(at(0));
+    // By a relay: it does not say that the direct way works.
+    paths.heard(relay(1), Some(told(1)), false, at(500));
+    let asked = checks(&mut paths, told(1), at(1000));
+    let taken = paths.acknowledged(asked[0].0, Some(told(1)), at(1040));
+    assert_eq!(taken, Some((Duration::from_millis(40), Taken::InUse)));
+    assert_eq!(paths.due(Some(told(1)), at(9000)), []);
+}
+
+#[test]
+fn a_peer_with_one_way_is_never_asked() {
+    let mut paths = Paths::default();
+    paths.sent(at(0));
+    assert_eq!(paths.next_wakeup(Some(told(1))), None);
+    assert!(paths.heard(told(2), Some(told(1)), true, at(0)));
+}
+
+#[test]
+fn what_is_known_of_a_way_stays_when_it_is_told_again() {
+    let mut paths = paths();
+    let round = checks(&mut paths, relay(1), at(0));
+    paths.acknowledged(round[0].0, Some(relay(1)), at(10));
+    paths.set_told(&[told(3), told(1)]);
+    let ways: Vec<_> = paths
+        .ways()
+        .iter()
+        .map(|way| (way.address, way.kind))
+        .collect();
+    assert_eq!(
+        ways,
+        [
+            (told(3), Kind::Told),
+            (told(1), Kind::Told),
+            (relay(1), Kind::Relay)
+        ]
+    );
+    assert!(matches!(paths.ways()[1].standing, Standing::Works { .. }));
+}
+
+#[test]
+fn a_way_that_does_not_answer_is_shown_so() {
+    let mut paths = paths();
+    for ms in [0, 200, 500, 1000, 2000] {
+        checks(&mut paths, relay(1), at(ms));
+    }
+    assert_eq!(paths.ways()[0].standing, Standing::Silent);
+    // It may still be on its way.
+    assert_eq!(
+        super::tests::paths().ways()[0].standing,
+        Standing::Unchecked
+    );
+}
+
+#[test]
+fn there_are_no_more_ways_than_the_bounds() {
+    let mut paths = Paths::default();
+    let many: Vec<_> = (0..100).map(told).collect();
+    paths.set_told(&many);
+    let relays: Vec<_> = (0..100).map(relay).collect();
+    paths.set_relays(&relays);
+    for n in 0..100 {
+        paths.heard(
+            SocketAddr::from(([203, 0, 113, n], 9)),
+            Some(relay(1)),
+            false,
+            at(0),
+        );
+    }
+    assert_eq!(paths.ways().len(), MAX_CANDIDATES + MAX_RELAYS + 1);
+}

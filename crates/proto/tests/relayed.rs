@@ -1,0 +1,165 @@
+//! A peer that is reached by a relay, directly, or by turns.
+
+mod sim;
+
+use seikan_proto::noise::Construction;
+use sim::network::Path;
+use sim::packets::Flow;
+use sim::{Setup, World, address};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+const NATIVE: Construction = Construction::Native;
+
+fn relay() -> SocketAddr {
+    "198.51.100.1:50000".parse().expect("an address")
+}
+
+/// Two members that know each other's addresses, and have a relay.
+fn members(construction: Construction) -> World {
+    let setup = Setup {
+        knows_endpoint: false,
+        ..Setup::new(construction)
+    };
+    let path = Path::default;
+    let mut world = World::with([setup.clone(), setup], [path(), path()], 1);
+    world.relay = Some(relay());
+    for i in 0..2 {
+        let now = world.now(i).mono;
+        let side = &mut world.sides[i];
+        let other = [address(1 - i, false)];
+        side.tunnel.set_candidates(side.peer, &other, now);
+        side.tunnel.set_relays(side.peer, &[relay()]);
+    }
+    world
+}
+
+/// A datagram each way every 20 ms; the next number.
+fn talk(world: &mut World, mut seq: u32, time: Duration) -> u32 {
+    let end = world.time + time.as_nanos() as u64;
+    while world.time < end {
+        for i in 0..2 {
+            world.send(i, &[Flow::udp(i).datagram(seq, 100)]);
+        }
+        seq += 1;
+        world.run(Duration::from_millis(20));
+    }
+    seq
+}
+
+fn endpoints(world: &World) -> [Option<SocketAddr>; 2] {
+    [0, 1].map(|i| world.peer(i).path.endpoint)
+}
+
+fn direct() -> [Option<SocketAddr>; 2] {
+    [Some(address(1, false)), Some(address(0, false))]
+}
+
+fn arrived(world: &World) -> [usize; 2] {
+    [0, 1].map(|i| world.checkers[1 - i].datagrams(Flow::udp(i)))
+}
+
+#[test]
+fn what_no_direct_way_carries_goes_by_the_relay_from_the_first_packet_on() {
+    let mut world = members(NATIVE);
+    world.direct_down = [true; 2];
+    let sent = talk(&mut world, 0, Duration::from_secs(30));
+    world.run(Duration::from_secs(1));
+    assert_eq!(endpoints(&world), [Some(relay()); 2]);
+    assert_eq!(arrived(&world), [sent as usize; 2]);
+}
+
+#[test]
+fn the_relay_is_left_when_direct_ways_open_and_nothing_is_lost_by_it() {
+    let mut world = members(NATIVE);
+    world.direct_down = [true; 2];
+    let seq = talk(&mut world, 0, Duration::from_secs(3));
+    assert_eq!(endpoints(&world), [Some(relay()); 2]);
+    world.direct_down = [false; 2];
+    let mut sent = seq;
+    for second in 0..60 {
+        sent = talk(&mut world, sent, Duration::from_secs(1));
+        for i in 0..2 {
+            let lost = world.peer(i).path.report.map_or(0, |report| report.lost);
+            assert_eq!(lost, 0, "side {i}, second {second}: checks are no losses");
+        }
+    }
+    world.run(Duration::from_secs(1));
+    assert_eq!(endpoints(&world), direct());
+    assert_eq!(arrived(&world), [sent as usize; 2]);
+}
+
+#[test]
+fn a_direct_way_that_dies_is_left_for_the_relay_within_five_seconds() {
+    let mut world = members(NATIVE);
+    let seq = talk(&mut world, 0, Duration::from_secs(2));
+    assert_eq!(endpoints(&world), direct());
+    world.direct_down = [true; 2];
+    let seq = talk(&mut world, seq, Duration::from_millis(4500));
+    assert_eq!(endpoints(&world), [Some(relay()); 2]);
+    let before = arrived(&world);
+    let sent = talk(&mut world, seq, Duration::from_secs(10));
+    world.run(Duration::from_secs(1));
+    let after = arrived(&world);
+    for i in 0..2 {
+        assert!(after[i] - before[i] >= (sent - seq) as usize);
+    }
+}
+
+#[test]
+fn a_way_that_works_in_one_direction_only_is_used_in_that_direction_only() {
+    for dead in 0..2 {
+        let mut world = members(NATIVE);
+        let seq = talk(&mut world, 0, Duration::from_secs(2));
+        world.direct_down[dead] = true;
+        let seq = talk(&mut world, seq, Duration::from_secs(60));
+        let mut expected = direct();
+        expected[dead] = Some(relay());
+        assert_eq!(endpoints(&world), expected, "dead from side {dead}");
+        let before = arrived(&world);
+        let sent = talk(&mut world, seq, Duration::from_secs(30));
+        world.run(Duration::from_secs(1));
+        let after = arrived(&world);
+        for i in 0..2 {
+            assert_eq!(after[i] - before[i], (sent - seq) as usize, "side {i}");
+        }
+    }
+}
+
+#[test]
+fn who_only_listens_is_found_directly_too() {
+    let mut world = members(NATIVE);
+    world.direct_down = [true; 2];
+    for seq in 0..100 {
+        world.send(0, &[Flow::udp(0).datagram(seq, 100)]);
+        world.run(Duration::from_millis(20));
+    }
+    world.direct_down = [false; 2];
+    for seq in 100..600 {
+        world.send(0, &[Flow::udp(0).datagram(seq, 100)]);
+        world.run(Duration::from_millis(20));
+    }
+    assert_eq!(endpoints(&world), direct());
+}
+
+#[test]
+fn a_relay_that_dies_is_no_way_any_more_and_the_direct_one_is_found() {
+    let mut world = members(NATIVE);
+    world.direct_down = [true; 2];
+    let seq = talk(&mut world, 0, Duration::from_secs(40));
+    world.relay = None;
+    world.direct_down = [false; 2];
+    // Checks are rare by now: it is the silence that is noticed.
+    talk(&mut world, seq, Duration::from_millis(4500));
+    assert_eq!(endpoints(&world), direct());
+}
+
+#[test]
+fn wireguard_follows_whatever_comes_and_checks_nothing() {
+    let mut world = members(Construction::WireGuard);
+    world.direct_down = [true; 2];
+    let sent = talk(&mut world, 0, Duration::from_secs(5));
+    world.run(Duration::from_secs(1));
+    assert_eq!(arrived(&world), [sent as usize; 2]);
+    assert_eq!(endpoints(&world), [Some(relay()); 2]);
+}
