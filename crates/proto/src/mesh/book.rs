@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Changes, MAX_MEMBERS, Member};
+use super::{Changes, MAX_MEMBERS, MAX_RELAYS, Member, Relay};
 use crate::keys::PublicKey;
 
 /// Members that are remembered, at most: of a coordinator that tells of more, the others are passed over.
@@ -16,6 +16,8 @@ pub struct Book {
     /// Everything up to this revision is in it.
     pub revision: u64,
     members: BTreeMap<PublicKey, Member>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    relays: Vec<Relay>,
     /// Known before an answer that tells of everybody, and not yet told of by it.
     #[serde(skip)]
     unconfirmed: BTreeSet<PublicKey>,
@@ -36,6 +38,12 @@ impl Book {
         &self.members
     }
 
+    /// The mesh's relays with this member's tickets, as last told. They are no [`Change`]: the answer that tells others
+    /// replaces them, and who asks sees it here.
+    pub fn relays(&self) -> &[Relay] {
+        &self.relays
+    }
+
     /// Takes in an answer; what is different by it, removals first: an address may have gone from one to another. An answer
     /// that tells of everybody takes away only whom neither it nor those that go on from it tell of.
     pub fn take(&mut self, mut changes: Changes) -> Vec<Change> {
@@ -54,6 +62,8 @@ impl Book {
             gone.append(&mut self.unconfirmed);
         }
         self.revision = changes.revision;
+        changes.relays.truncate(MAX_RELAYS);
+        self.relays = changes.relays;
         let mut different = Vec::new();
         for key in gone {
             self.unconfirmed.remove(&key);
@@ -82,7 +92,7 @@ impl Book {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mesh::MAX_ENDPOINTS;
+    use crate::mesh::{MAX_ENDPOINTS, RelayKind, RelaySecret, Ticket};
 
     fn key(n: u8) -> PublicKey {
         PublicKey::from_bytes([n; 32])
@@ -176,10 +186,38 @@ mod tests {
         assert_eq!(taken, [Change::Set(good)]);
     }
 
+    fn relay(expires: u64) -> Relay {
+        let text = "skr_AAECAwQFBgcICQoLDA0ODxAREhMUFRYX";
+        let secret = RelaySecret::parse(text, RelayKind::Seikan).expect("a secret");
+        Relay {
+            address: "relay.example.org:3478".parse().expect("an address"),
+            kind: RelayKind::Seikan,
+            ticket: Ticket::new(&secret, &key(9), expires),
+        }
+    }
+
+    #[test]
+    fn relays_are_those_of_the_last_answer_and_no_more_than_a_mesh_has() {
+        let mut book = Book::default();
+        let with = |relays| Changes {
+            relays,
+            ..told(1, &[], &[])
+        };
+        assert_eq!(book.take(with(vec![relay(1)])), []);
+        assert_eq!(book.relays(), [relay(1)]);
+        book.take(with(vec![relay(2); MAX_RELAYS + 1]));
+        assert_eq!(book.relays(), vec![relay(2); MAX_RELAYS]);
+        book.take(with(Vec::new()));
+        assert_eq!(book.relays(), []);
+    }
+
     #[test]
     fn it_is_kept_as_json() {
         let mut book = Book::default();
-        book.take(told(4, &[member(1, 1)], &[]));
+        book.take(Changes {
+            relays: vec![relay(5)],
+            ..told(4, &[member(1, 1)], &[])
+        });
         let text = serde_json::to_string(&book).expect("text");
         assert_eq!(serde_json::from_str::<Book>(&text).expect("again"), book);
         assert_eq!(book.clear(), [Change::Removed(key(1))]);

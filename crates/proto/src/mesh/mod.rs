@@ -12,19 +12,26 @@
 //! | `POST /v1/leave` | a member | | nothing |
 //!
 //! A member shows its [`Credential`] as a bearer token (RFC 6750). What is refused comes with a
-//! [`Refusal`]. At the same port of UDP a coordinator answers STUN binding requests (RFC 8489). Private keys are in none of these messages: they never leave their host.
+//! [`Refusal`]. At the same port of UDP a coordinator answers STUN binding requests (RFC 8489).
+//! What members say to a relay is in [`relay`]. Private keys are in none of these messages: they never leave their host.
 
 mod address;
 mod book;
 mod name;
 mod pin;
+pub mod relay;
 mod secret;
+mod ticket;
 
 pub use address::{HOSTS, NetworkError, Networks};
 pub use book::{Book, Change, MAX_KNOWN};
 pub use name::{Name, NameError};
 pub use pin::{Pin, PinError};
 pub use secret::{Credential, Digest, SecretError, Token};
+pub use ticket::{
+    MAX_RELAYS, Relay, RelayAddress, RelayAddressError, RelayKind, RelayPassword, RelaySecret,
+    RelaySecretError, Ticket,
+};
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -129,6 +136,9 @@ pub struct Changes {
     /// Members that try to reach the one that asks, now: it is to send to them, which opens the NATs before it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub calls: Vec<PublicKey>,
+    /// The mesh's relays, all of them in every answer, with what the one that asks shows there: at most [`MAX_RELAYS`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub relays: Vec<Relay>,
 }
 
 /// A member wants to reach another.

@@ -13,7 +13,7 @@ use zeroize::Zeroizing;
 use crate::rng::Rng;
 
 /// Bytes of chance in each.
-const SECRET_LEN: usize = 24;
+pub(super) const SECRET_LEN: usize = 24;
 
 /// Why a text is no token or credential. It never carries the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -1,0 +1,383 @@
+//! What members and a relay say to each other: STUN binding requests (RFC 8489) that bind two members to one port.
+//!
+//! A relay has one UDP port for each pair of members. What one member sends there goes on, from that port, to the address
+//! from which the other has bound itself to it: to the tunnel a relay is one more endpoint. A member sends the same
+//! request to two places: to the relay's main port, which makes the pair's, and then, again and again, to the pair's,
+//! which binds its side to the address that the request came from.
+//!
+//! | attribute | type | in | value |
+//! |---|---|---|---|
+//! | USERNAME | 0x0006 | request | the [`Ticket`]'s |
+//! | SEIKAN-PEER | 0xC5E1 | request | the other member's public key, 32 bytes |
+//! | SEIKAN-STAMP | 0xC5E2 | request | a number of 64 bits: larger than in every request of this side before |
+//! | XOR-MAPPED-ADDRESS | 0x0020 | answer | where the request came from |
+//! | SEIKAN-PORT | 0xC5E3 | answer | the pair's port, 16 bits |
+//! | SEIKAN-PRESENT | 0xC5E4 | answer | a byte: 1 if the other side is bound, else 0 |
+//! | ERROR-CODE | 0x0009 | error | a [`RelayRefusal`] |
+//! | MESSAGE-INTEGRITY-SHA256 | 0x001C | the last of all, but in answers to who shows no ticket | with the short-term mechanism (section 9.1), key: the ticket's password |
+//!
+//! Ours are optional to comprehend: a STUN server that is no relay answers as one, and tells no port. A request that has no
+//! SEIKAN-PEER is an ordinary one.
+
+use std::net::SocketAddr;
+
+use aws_lc_rs::hmac;
+pub use stun_types::message::TransactionId;
+
+use stun_types::attribute::{
+    AttributeFromRaw, AttributeStaticType, AttributeType, ErrorCode, MessageIntegritySha256,
+    RawAttribute, Username, XorMappedAddress,
+};
+use stun_types::message::{
+    BINDING, Message, MessageClass, MessageType, MessageWrite as _, MessageWriteVec,
+};
+
+use super::ticket::{RelayPassword, Ticket, parse_username};
+use crate::keys::PublicKey;
+use crate::rng::Rng;
+
+const PEER: AttributeType = AttributeType::new(0xc5e1);
+const STAMP: AttributeType = AttributeType::new(0xc5e2);
+const PORT: AttributeType = AttributeType::new(0xc5e3);
+const PRESENT: AttributeType = AttributeType::new(0xc5e4);
+
+/// A binding request (RFC 8489, sections 5 and 18.2).
+const REQUEST: [u8; 2] = [0x00, 0x01];
+/// The magic cookie (section 5).
+const COOKIE: [u8; 4] = [0x21, 0x12, 0xa4, 0x42];
+/// Bytes of a header.
+const HEADER: usize = 20;
+/// Longest message that is looked at, in bytes.
+const MAX_MESSAGE: usize = 1500;
+/// Bytes of HMAC-SHA256, and of the attribute that it is in. We do not truncate it (section 14.6).
+const INTEGRITY: usize = 32;
+const INTEGRITY_ATTRIBUTE: usize = 4 + INTEGRITY;
+
+/// Whether a datagram is a binding request, by its first bytes: messages of the tunnel never begin with 0.
+pub fn is_request(datagram: &[u8]) -> bool {
+    (HEADER..=MAX_MESSAGE).contains(&datagram.len())
+        && datagram.starts_with(&REQUEST)
+        && datagram[4..8] == COOKIE
+}
+
+/// The transaction of a binding request, whatever attributes it has; `None` for anything else.
+pub fn request_id(datagram: &[u8]) -> Option<TransactionId> {
+    let id = is_request(datagram).then(|| datagram.get(8..HEADER))??;
+    Some(transaction(id))
+}
+
+/// A member asks for the port that it shares with another, or binds itself to it.
+#[derive(Clone, Copy, Debug)]
+pub struct Ask<'a> {
+    /// What it shows.
+    pub ticket: &'a Ticket,
+    /// The other.
+    pub peer: PublicKey,
+    /// Nanoseconds since 1970, or one more than the last if the clock has not gone on: a copy of a request, sent from
+    /// elsewhere, is older than what the relay has seen.
+    pub stamp: u64,
+}
+
+impl Ask<'_> {
+    /// The request, and its transaction: 96 random bits, so that nobody answers in the relay's place who does not see it.
+    pub fn write(&self, rng: &mut dyn Rng) -> (TransactionId, Vec<u8>) {
+        let mut id = [0; 12];
+        rng.fill(&mut id);
+        let id = transaction(&id);
+        let (username, peer) = (self.ticket.username.as_bytes(), self.peer.as_bytes());
+        let attributes = [
+            RawAttribute::new(Username::TYPE, username),
+            RawAttribute::new(PEER, peer),
+            RawAttribute::new(STAMP, &self.stamp.to_be_bytes()).into_owned(),
+        ];
+        let key = Some(&self.ticket.password);
+        (id, message(MessageClass::Request, id, &attributes, key))
+    }
+}
+
+/// A request as a server sees it.
+#[derive(Debug)]
+pub enum Asked {
+    /// An ordinary one: it wants to know where it comes from.
+    Address(TransactionId),
+    /// A member wants a port. Nothing of it is true before [`PortRequest::verify`].
+    Port(PortRequest),
+}
+
+/// What a member says that wants a port.
+#[derive(Debug)]
+pub struct PortRequest {
+    /// To be answered with.
+    pub id: TransactionId,
+    /// The name of the ticket that it shows, from which its password follows.
+    pub username: String,
+    /// Until when the ticket is good, in seconds since 1970.
+    pub expires: u64,
+    /// Who asks.
+    pub member: PublicKey,
+    /// With whom it wants to share the port: somebody else.
+    pub peer: PublicKey,
+    /// Larger than every one before.
+    pub stamp: u64,
+    /// The message, without MESSAGE-INTEGRITY-SHA256, and what that attribute says.
+    signed: Vec<u8>,
+    integrity: [u8; INTEGRITY],
+}
+
+/// Why a datagram is no request that could be granted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AskedError {
+    /// Nothing to answer.
+    #[error("not a binding request")]
+    NotARequest,
+    /// A request for a port that says too little, or nonsense.
+    #[error("a request that is refused: {1}")]
+    Refused(TransactionId, RelayRefusal),
+}
+
+impl Asked {
+    /// What a datagram asks for.
+    ///
+    /// # Errors
+    /// [`AskedError`].
+    pub fn parse(datagram: &[u8]) -> Result<Asked, AskedError> {
+        let id = request_id(datagram).ok_or(AskedError::NotARequest)?;
+        let message = whole(datagram).ok_or(AskedError::NotARequest)?;
+        let Some(peer) = message.raw_attribute(PEER) else {
+            return Ok(Asked::Address(id));
+        };
+        let unauthorized = AskedError::Refused(id, RelayRefusal::Unauthorized);
+        let malformed = AskedError::Refused(id, RelayRefusal::Malformed);
+        let username = attribute::<Username>(&message).ok_or(unauthorized)?;
+        let (expires, member) = parse_username(username.username()).ok_or(unauthorized)?;
+        let (signed, integrity) = signed(&message).ok_or(unauthorized)?;
+        let peer = peer.value.as_ref().try_into().map_err(|_| malformed)?;
+        let peer = PublicKey::from_bytes(peer);
+        let stamp = message.raw_attribute(STAMP).ok_or(malformed)?;
+        let stamp = stamp.value.as_ref().try_into().map_err(|_| malformed)?;
+        if peer == member {
+            return Err(malformed);
+        }
+        Ok(Asked::Port(PortRequest {
+            id,
+            username: username.username().to_owned(),
+            expires,
+            member,
+            peer,
+            stamp: u64::from_be_bytes(stamp),
+            signed: signed.to_vec(),
+            integrity,
+        }))
+    }
+}
+
+impl PortRequest {
+    /// Whether who asks has the ticket's password.
+    pub fn verify(&self, password: &RelayPassword) -> bool {
+        verify(&self.signed, &self.integrity, password.reveal().as_bytes())
+    }
+}
+
+/// What a relay answers, or any other STUN server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// Where the request came from.
+    pub mapped: SocketAddr,
+    /// The pair's port; `None`: this is no relay.
+    pub port: Option<u16>,
+    /// The other side is bound.
+    pub present: bool,
+}
+
+/// Why there is no answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RelayError {
+    /// Not an answer to this request, or not by who knows the ticket's password.
+    #[error("not an answer to this request")]
+    NotAnAnswer,
+    /// The relay says no.
+    #[error("{0}")]
+    Refused(RelayRefusal),
+}
+
+impl Answer {
+    /// The answer to a request; with a port only if it is by who knows the ticket's password.
+    ///
+    /// # Errors
+    /// [`RelayError`]. What is refused before the ticket is believed comes without proof.
+    pub fn parse(
+        bytes: &[u8],
+        id: TransactionId,
+        password: &RelayPassword,
+    ) -> Result<Answer, RelayError> {
+        let message = whole(bytes).ok_or(RelayError::NotAnAnswer)?;
+        if message.transaction_id() != id || !message.has_method(BINDING) {
+            return Err(RelayError::NotAnAnswer);
+        }
+        let key = password.reveal().as_bytes();
+        let proven = match signed(&message) {
+            Some((signed, integrity)) if verify(signed, &integrity, key) => true,
+            None if !message.has_attribute(MessageIntegritySha256::TYPE) => false,
+            _ => return Err(RelayError::NotAnAnswer),
+        };
+        match message.class() {
+            MessageClass::Success => {
+                let mapped = attribute::<XorMappedAddress>(&message);
+                let mapped = mapped.ok_or(RelayError::NotAnAnswer)?.addr(id);
+                let short = |kind| Some(message.raw_attribute(kind)?.value.as_ref().to_vec());
+                let port = short(PORT).filter(|_| proven);
+                let port = port.map(|port| port.try_into().map(u16::from_be_bytes));
+                if port == Some(Ok(0)) || matches!(port, Some(Err(_))) {
+                    return Err(RelayError::NotAnAnswer);
+                }
+                Ok(Answer {
+                    mapped,
+                    port: port.and_then(Result::ok),
+                    present: proven && short(PRESENT).is_some_and(|p| p == [1]),
+                })
+            }
+            MessageClass::Error => {
+                let code = attribute::<ErrorCode>(&message).ok_or(RelayError::NotAnAnswer)?;
+                Err(RelayError::Refused(RelayRefusal::of(code.code())))
+            }
+            MessageClass::Request | MessageClass::Indication => Err(RelayError::NotAnAnswer),
+        }
+    }
+
+    /// The answer to an ordinary request that came from there.
+    pub fn address(mapped: SocketAddr) -> Answer {
+        Answer {
+            mapped,
+            port: None,
+            present: false,
+        }
+    }
+
+    /// As bytes; with proof for who showed a good ticket.
+    pub fn write(&self, id: TransactionId, password: Option<&RelayPassword>) -> Vec<u8> {
+        // A socket for both versions shows IPv4 addresses as IPv6 ones.
+        let mapped = SocketAddr::new(self.mapped.ip().to_canonical(), self.mapped.port());
+        let mapped = XorMappedAddress::new(mapped, id);
+        let mut attributes = vec![RawAttribute::from(&mapped).into_owned()];
+        if let Some(port) = self.port {
+            let present = [u8::from(self.present)];
+            attributes.push(RawAttribute::new(PORT, &port.to_be_bytes()).into_owned());
+            attributes.push(RawAttribute::new(PRESENT, &present).into_owned());
+        }
+        message(MessageClass::Success, id, &attributes, password)
+    }
+}
+
+/// Why a relay refuses, as STUN and TURN number it (RFC 8489, section 14.8; RFC 8656, section 19).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RelayRefusal {
+    /// 400.
+    #[error("the relay does not understand the request")]
+    Malformed,
+    /// 401.
+    #[error("the relay does not take the ticket: it has expired, or the relay has another secret")]
+    Unauthorized,
+    /// 438.
+    #[error("the relay has seen a request with a larger stamp: does another host have this key?")]
+    Stale,
+    /// 486.
+    #[error("this member has its share of the relay's ports")]
+    Quota,
+    /// 508.
+    #[error("the relay has no port left")]
+    Full,
+    /// Any other.
+    #[error("the relay refuses with error {0}")]
+    Other(u16),
+}
+
+impl RelayRefusal {
+    fn of(code: u16) -> RelayRefusal {
+        match code {
+            400 => RelayRefusal::Malformed,
+            401 => RelayRefusal::Unauthorized,
+            438 => RelayRefusal::Stale,
+            486 => RelayRefusal::Quota,
+            508 => RelayRefusal::Full,
+            other => RelayRefusal::Other(other),
+        }
+    }
+
+    /// Its number.
+    pub fn code(self) -> u16 {
+        match self {
+            RelayRefusal::Malformed => 400,
+            RelayRefusal::Unauthorized => 401,
+            RelayRefusal::Stale => 438,
+            RelayRefusal::Quota => 486,
+            RelayRefusal::Full => 508,
+            RelayRefusal::Other(code) => code,
+        }
+    }
+
+    /// As bytes, without a phrase: 28 of them, and 36 more as proof for who showed a good ticket.
+    pub fn write(self, id: TransactionId, password: Option<&RelayPassword>) -> Vec<u8> {
+        let code = self.code();
+        let value = [0, 0, (code / 100) as u8, (code % 100) as u8];
+        let code = RawAttribute::new(ErrorCode::TYPE, &value);
+        message(MessageClass::Error, id, &[code], password)
+    }
+}
+
+fn transaction(id: &[u8]) -> TransactionId {
+    let id = id.iter().take(12);
+    id.fold(0, |id, byte| id << 8 | u128::from(*byte)).into()
+}
+
+fn message(
+    class: MessageClass,
+    id: TransactionId,
+    attributes: &[RawAttribute<'_>],
+    password: Option<&RelayPassword>,
+) -> Vec<u8> {
+    let kind = MessageType::from_class_method(class, BINDING);
+    let mut message = Message::builder(kind, id, MessageWriteVec::new());
+    for attribute in attributes {
+        message.push_attribute_unchecked(attribute);
+    }
+    let Some(password) = password else {
+        return message.finish();
+    };
+    let key = hmac::Key::new(hmac::HMAC_SHA256, password.reveal().as_bytes());
+    // Computed here: the library has the key in a trace. The length in the header counts this attribute (section 14.6).
+    let room = RawAttribute::new(MessageIntegritySha256::TYPE, &[0; INTEGRITY]);
+    message.push_attribute_unchecked(&room);
+    let mut bytes = message.finish();
+    if let Some((signed, tail)) = bytes.split_last_chunk_mut::<INTEGRITY_ATTRIBUTE>() {
+        tail[4..].copy_from_slice(hmac::sign(&key, signed).as_ref());
+    }
+    bytes
+}
+
+/// A message that is all of the datagram.
+fn whole(bytes: &[u8]) -> Option<Message<'_>> {
+    let message = (bytes.len() <= MAX_MESSAGE).then(|| Message::from_bytes(bytes).ok())??;
+    let length = bytes.get(2..4)?.try_into().map(u16::from_be_bytes).ok()?;
+    (HEADER + usize::from(length) == bytes.len()).then_some(message)
+}
+
+fn attribute<'a, A: AttributeFromRaw<'a> + AttributeStaticType>(
+    message: &Message<'_>,
+) -> Option<A> {
+    A::from_raw_ref(&message.raw_attribute(A::TYPE)?).ok()
+}
+
+/// What MESSAGE-INTEGRITY-SHA256 speaks of, and what it says, if it is the last attribute.
+fn signed<'a>(message: &'a Message<'_>) -> Option<(&'a [u8], [u8; INTEGRITY])> {
+    let (at, raw) = message.raw_attribute_and_offset(MessageIntegritySha256::TYPE)?;
+    let integrity = raw.value.as_ref().try_into().ok()?;
+    let bytes = message.as_bytes();
+    (at + INTEGRITY_ATTRIBUTE == bytes.len()).then_some((bytes.get(..at)?, integrity))
+}
+
+fn verify(signed: &[u8], integrity: &[u8], key: &[u8]) -> bool {
+    hmac::verify(&hmac::Key::new(hmac::HMAC_SHA256, key), signed, integrity).is_ok()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,410 @@
+//! What members show to relays: names with an expiry and passwords that follow from them, as coturn's REST API has it.
+
+use std::fmt;
+use std::net::Ipv6Addr;
+use std::str::FromStr;
+
+use aws_lc_rs::hmac;
+use base64::Engine as _;
+use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
+use serde::{Deserialize, Serialize};
+use subtle::ConstantTimeEq as _;
+use zeroize::{Zeroize as _, Zeroizing};
+
+use super::secret::SECRET_LEN;
+use crate::keys::PublicKey;
+use crate::rng::Rng;
+
+/// Relays of a mesh, at most.
+pub const MAX_RELAYS: usize = 8;
+/// Longest secret, name and password of a ticket in characters.
+const MAX_TEXT: usize = 256;
+/// Longest DNS name (RFC 1035, section 2.3.4, as text).
+const MAX_HOST: usize = 253;
+/// What our own secrets begin with.
+const PREFIX: &str = "skr_";
+
+/// A relay, and what one member shows to it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Relay {
+    /// Where it is.
+    pub address: RelayAddress,
+    /// How it is spoken to.
+    pub kind: RelayKind,
+    /// What this member shows.
+    #[serde(flatten)]
+    pub ticket: Ticket,
+}
+
+/// How a relay is spoken to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RelayKind {
+    /// `seikan relay`, as [`super::relay`] has it.
+    Seikan,
+    /// A TURN server (RFC 8656) that knows a secret for its REST API, as coturn with `use-auth-secret`.
+    Turn,
+    /// A kind that this version does not know.
+    #[serde(other)]
+    Other,
+}
+
+impl RelayKind {
+    /// As JSON has it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            RelayKind::Seikan => "seikan",
+            RelayKind::Turn => "turn",
+            RelayKind::Other => "other",
+        }
+    }
+}
+
+/// What a member shows to a relay until it expires (draft-uberti-behave-turn-rest-00, section 2.2).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ticket {
+    /// `EXPIRY:PUBLICKEY`: the second since 1970 from which on it is good no more, and the member's key in base64.
+    #[serde(deserialize_with = "username")]
+    pub username: String,
+    /// The base64 of HMAC-SHA1 of that, by the relay's secret.
+    pub password: RelayPassword,
+}
+
+impl Ticket {
+    /// One that is good until that second since 1970.
+    pub fn new(secret: &RelaySecret, member: &PublicKey, expires: u64) -> Ticket {
+        let username = format!("{expires}:{member}");
+        let password = secret.password(&username);
+        Ticket { username, password }
+    }
+
+    /// From when on it is good no more, in seconds since 1970; `None` if it does not say.
+    pub fn expires(&self) -> Option<u64> {
+        self.username.split(':').next()?.parse().ok()
+    }
+}
+
+/// What a ticket's name says.
+pub(super) fn parse_username(text: &str) -> Option<(u64, PublicKey)> {
+    let (expires, member) = text.split_once(':')?;
+    Some((expires.parse().ok()?, member.parse().ok()?))
+}
+
+fn username<'de, D: serde::Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    let text = String::deserialize(from)?;
+    if !is_visible(&text) {
+        return Err(serde::de::Error::custom(NotVisible));
+    }
+    Ok(text)
+}
+
+/// Neither empty, nor long, nor with anything but visible ASCII.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("1 to {MAX_TEXT} visible ASCII characters are expected")]
+struct NotVisible;
+
+fn is_visible(text: &str) -> bool {
+    (1..=MAX_TEXT).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_graphic())
+}
+
+/// The password of a ticket. Erased when dropped, shown by nothing but [`Self::reveal`].
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct RelayPassword(Zeroizing<String>);
+
+impl RelayPassword {
+    /// As text, to be shown to the relay.
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl PartialEq for RelayPassword {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.as_bytes().ct_eq(other.0.as_bytes()).into()
+    }
+}
+
+impl Eq for RelayPassword {}
+
+impl fmt::Debug for RelayPassword {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("RelayPassword(redacted)")
+    }
+}
+
+impl TryFrom<String> for RelayPassword {
+    type Error = String;
+
+    fn try_from(mut text: String) -> Result<Self, Self::Error> {
+        if !is_visible(&text) {
+            text.zeroize();
+            return Err(NotVisible.to_string());
+        }
+        Ok(Self(Zeroizing::new(text)))
+    }
+}
+
+impl From<RelayPassword> for String {
+    fn from(password: RelayPassword) -> String {
+        password.0.to_string()
+    }
+}
+
+/// What a relay and the coordinators share that send members to it. Erased when dropped, shown by nothing but
+/// [`Self::reveal`].
+#[derive(Clone)]
+pub struct RelaySecret(Zeroizing<String>);
+
+/// Why a text is no secret of a relay. It never carries the text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RelaySecretError {
+    /// Not one of our own.
+    #[error(
+        "the secret of a relay begins with `{PREFIX}`, and 32 of A-Z a-z 0-9 - _ follow, as `seikan relay secret` \
+         prints it; that of a TURN server may be another, with --turn"
+    )]
+    NotOurs,
+    /// No TURN server's either.
+    #[error("the secret of a TURN server has 1 to {MAX_TEXT} visible ASCII characters")]
+    NotVisible,
+}
+
+impl RelaySecret {
+    /// A new one for `seikan relay`.
+    pub fn generate(rng: &mut dyn Rng) -> Self {
+        let mut bytes = Zeroizing::new([0; SECRET_LEN]);
+        rng.fill(&mut *bytes);
+        let text = Zeroizing::new(URL_SAFE_NO_PAD.encode(bytes.as_slice()));
+        Self(Zeroizing::new(format!("{PREFIX}{}", *text)))
+    }
+
+    /// That of a relay of this kind: of our own begins with `skr_`, that of a TURN server is any visible ASCII.
+    ///
+    /// # Errors
+    /// [`RelaySecretError`].
+    pub fn parse(text: &str, kind: RelayKind) -> Result<Self, RelaySecretError> {
+        let own = |text: &str| {
+            let mut bytes = Zeroizing::new([0; SECRET_LEN]);
+            let text = text.strip_prefix(PREFIX)?;
+            let length = URL_SAFE_NO_PAD.decode_slice(text, &mut *bytes).ok()?;
+            (length == SECRET_LEN).then_some(())
+        };
+        if kind == RelayKind::Seikan && own(text).is_none() {
+            return Err(RelaySecretError::NotOurs);
+        }
+        if !is_visible(text) {
+            return Err(RelaySecretError::NotVisible);
+        }
+        Ok(Self(Zeroizing::new(text.to_owned())))
+    }
+
+    /// As text, to be handed over.
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+
+    /// The password that belongs to a ticket's name.
+    pub fn password(&self, username: &str) -> RelayPassword {
+        let key = hmac::Key::new(hmac::HMAC_SHA1_FOR_LEGACY_USE_ONLY, self.0.as_bytes());
+        let tag = hmac::sign(&key, username.as_bytes());
+        RelayPassword(Zeroizing::new(STANDARD.encode(tag)))
+    }
+}
+
+impl fmt::Debug for RelaySecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("RelaySecret(redacted)")
+    }
+}
+
+/// `HOST:PORT`: a DNS name, an IPv4 address or an IPv6 address in brackets, and a port of UDP that is not 0.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct RelayAddress {
+    host: String,
+    port: u16,
+}
+
+/// Why a text is no address of a relay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RelayAddressError {
+    /// No port, or one that is none.
+    #[error("a relay's address is HOST:PORT, with a port of 1 to 65535; this has none")]
+    Port,
+    /// A host that is none.
+    #[error(
+        "the host of a relay's address is a DNS name, an IPv4 address, or an IPv6 address in brackets"
+    )]
+    Host,
+}
+
+impl RelayAddress {
+    /// What is to be looked up: a name or an address, without brackets.
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// Its port of UDP.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+}
+
+impl FromStr for RelayAddress {
+    type Err = RelayAddressError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (host, port) = text.rsplit_once(':').ok_or(RelayAddressError::Port)?;
+        // `parse` takes a sign.
+        let digits = port.bytes().all(|b| b.is_ascii_digit());
+        let port = port.parse().ok().filter(|port| *port != 0 && digits);
+        let host = match host.strip_prefix('[').and_then(|h| h.strip_suffix(']')) {
+            Some(v6) => v6.parse::<Ipv6Addr>().map(|v6| v6.to_string()).ok(),
+            None => is_name(host).then(|| host.to_ascii_lowercase()),
+        };
+        Ok(Self {
+            host: host.ok_or(RelayAddressError::Host)?,
+            port: port.ok_or(RelayAddressError::Port)?,
+        })
+    }
+}
+
+/// A DNS name (RFC 1123, section 2.1) or an IPv4 address, which looks like one.
+fn is_name(text: &str) -> bool {
+    let label = |label: &str| {
+        (1..=63).contains(&label.len())
+            && label
+                .bytes()
+                .all(|b| b.is_ascii_alphanumeric() || b == b'-')
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+    };
+    text.len() <= MAX_HOST && text.split('.').all(label)
+}
+
+impl fmt::Display for RelayAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.host.contains(':') {
+            true => write!(f, "[{}]:{}", self.host, self.port),
+            false => write!(f, "{}:{}", self.host, self.port),
+        }
+    }
+}
+
+impl TryFrom<String> for RelayAddress {
+    type Error = RelayAddressError;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse()
+    }
+}
+
+impl From<RelayAddress> for String {
+    fn from(address: RelayAddress) -> String {
+        address.to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rng::testing::Scripted;
+
+    const KEY: &str = "hSDwCYkwp1R0i33ctD73Wg2/Og0mOBr066SpjqqbTmo=";
+
+    #[test]
+    fn a_ticket_is_what_coturn_takes() {
+        let secret = RelaySecret::parse("north", RelayKind::Turn).expect("a secret");
+        let ticket = Ticket::new(&secret, &KEY.parse().expect("a key"), 1_700_000_000);
+        assert_eq!(ticket.username, format!("1700000000:{KEY}"));
+        // printf %s 1700000000:hSDwCYkwp1R0i33ctD73Wg2/Og0mOBr066SpjqqbTmo= | openssl dgst -sha1 -hmac north -binary | base64
+        assert_eq!(ticket.password.reveal(), "43wRpxpjDTXbFefayfqtQbwae5M=");
+        assert_eq!(ticket.expires(), Some(1_700_000_000));
+    }
+
+    #[test]
+    fn a_secret_is_its_text_and_shows_itself_nowhere_else() {
+        let secret = RelaySecret::generate(&mut Scripted((0..24).collect()));
+        // Bytes 0 to 23 in base64url (RFC 4648, section 5).
+        assert_eq!(secret.reveal(), "skr_AAECAwQFBgcICQoLDA0ODxAREhMUFRYX");
+        assert!(RelaySecret::parse(secret.reveal(), RelayKind::Seikan).is_ok());
+        let ticket = Ticket::new(&secret, &KEY.parse().expect("a key"), 7);
+        let shown = format!("{secret:?} {ticket:?}");
+        assert!(shown.starts_with("RelaySecret(redacted) Ticket"), "{shown}");
+        assert!(!shown.contains(ticket.password.reveal()), "{shown}");
+    }
+
+    #[test]
+    fn other_texts_are_no_secrets() {
+        let long = "x".repeat(MAX_TEXT + 1);
+        for bad in ["", "a b", "ä", &long] {
+            let error = RelaySecret::parse(bad, RelayKind::Turn).map(|_| ());
+            assert_eq!(error, Err(RelaySecretError::NotVisible), "{bad}");
+        }
+        for bad in ["", "skr_", "north", "skr_AAECAwQFBgcICQoLDA0ODxAREhMUFRY"] {
+            let error = RelaySecret::parse(bad, RelayKind::Seikan).map(|_| ());
+            assert_eq!(error, Err(RelaySecretError::NotOurs), "{bad}");
+        }
+    }
+
+    #[test]
+    fn hosts_with_a_port_are_addresses_and_nothing_else_is() {
+        for (good, host, port) in [
+            ("relay.example.org:3478", "relay.example.org", 3478),
+            ("192.0.2.1:1", "192.0.2.1", 1),
+            ("[2001:db8::1]:65535", "2001:db8::1", 65535),
+        ] {
+            let address: RelayAddress = good.parse().expect(good);
+            assert_eq!((address.host(), address.port()), (host, port));
+            assert_eq!(address.to_string(), good);
+        }
+        let long = format!("{}:1", "a.".repeat(127) + "a");
+        for bad in ["a", "a:0", "a:+1", "a:65536", "a:"] {
+            assert_eq!(
+                bad.parse::<RelayAddress>(),
+                Err(RelayAddressError::Port),
+                "{bad}"
+            );
+        }
+        for bad in [
+            ":1",
+            "a b:1",
+            "2001:db8::1:1",
+            "[a]:1",
+            "a..b:1",
+            "-a:1",
+            "a/:1",
+            &long,
+        ] {
+            assert_eq!(
+                bad.parse::<RelayAddress>(),
+                Err(RelayAddressError::Host),
+                "{bad}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_relay_is_as_documented() {
+        let text = format!(
+            r#"{{"address":"relay.example.org:3478","kind":"seikan","username":"7:{KEY}","password":"cGFzcw=="}}"#
+        );
+        let relay: Relay = serde_json::from_str(&text).expect("a relay");
+        assert_eq!(relay.kind, RelayKind::Seikan);
+        assert_eq!(relay.ticket.expires(), Some(7));
+        assert_eq!(serde_json::to_string(&relay).expect("text"), text);
+        for (from, to) in [
+            ("cGFzcw==", ""),
+            ("cGFzcw==", "a b"),
+            (":3478", ""),
+            (KEY, "\\n"),
+        ] {
+            let bad = text.replace(from, to);
+            assert!(serde_json::from_str::<Relay>(&bad).is_err(), "{bad}");
+        }
+        let later = text.replace("\"seikan\"", "\"quic\"");
+        let later: Relay = serde_json::from_str(&later).expect("a relay");
+        assert_eq!(later.kind, RelayKind::Other);
+    }
+}
