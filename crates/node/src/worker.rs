@@ -21,6 +21,7 @@ use seikan_sys::tun::TunQueue;
 use seikan_sys::udp::{ReceiveBatch, ReceiveMeta, SendError, Transmit, UdpSocket};
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
@@ -196,10 +197,12 @@ impl Node {
         self.batches.datagrams_per_receive.record(datagrams as u64);
         let bytes: usize = metas.iter().map(|m| m.length).sum();
         let merged = bytes > received * MERGED_BYTES;
-        let beside = self.take_beside(metas, arena);
+        let mut others = Vec::new();
+        let beside = self.take_beside(metas, arena, &mut others);
         let arrived = metas.iter().enumerate();
         let arrived = arrived.filter(|(index, _)| beside & (1 << index) == 0);
         let arrived = arrived.map(|(_, meta)| datagram(meta));
+        let arrived = arrived.chain(others);
         self.tunnel
             .inbound(now(), arrived, arena, &mut self.inbox, &mut self.outbox);
         let delivers = !self.inbox.writes().is_empty();
@@ -214,18 +217,32 @@ impl Node {
         delivers
     }
 
-    /// Hands what is the mesh's and not the tunnel's to whom it is for; a bit for each such receive.
-    fn take_beside(&self, metas: &[ReceiveMeta], arena: &[u8]) -> u64 {
+    /// Hands what is the mesh's and not the tunnel's to whom it is for; a bit for each receive with any of it, what else was in
+    /// those is put into `others`. A relay answers from where its datagrams come, and GRO may have joined both.
+    fn take_beside(&self, metas: &[ReceiveMeta], arena: &[u8], others: &mut Vec<Datagram>) -> u64 {
         const { assert!(RECEIVE_BUFFERS <= u64::BITS as usize) };
         let Some(mesh) = &self.mesh else { return 0 };
         let mut taken = 0;
         for (index, meta) in metas.iter().enumerate() {
-            let bytes = &arena[meta.offset..meta.offset + meta.length];
-            // Others' go to the tunnel, which counts them as what they are: unknown.
-            if mesh.asked.contains(&Some(meta.source)) && stun::is_answer(bytes) {
-                taken |= 1 << index;
-                // What finds no room is asked for again.
-                let _ = mesh.to_agent.try_send(Heard::Stun(bytes.into()));
+            // Strangers' go to the tunnel, which counts them as what they are: unknown.
+            if !mesh.asked.contains_key(&meta.source) {
+                continue;
+            }
+            let is_answer = |range: &Range<usize>| stun::is_answer(&arena[range.clone()]);
+            if !meta.segments().any(|range| is_answer(&range)) {
+                continue;
+            }
+            taken |= 1 << index;
+            for range in meta.segments() {
+                if is_answer(&range) {
+                    // What finds no room is asked for again.
+                    let _ = mesh.to_agent.try_send(Heard::Stun(arena[range].into()));
+                } else {
+                    others.push(Datagram {
+                        range,
+                        ..datagram(meta)
+                    });
+                }
             }
         }
         taken

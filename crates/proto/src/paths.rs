@@ -95,6 +95,8 @@ pub struct Paths {
     /// The way in use counts as lost; until something comes by it, or another is taken.
     lost: bool,
     settled_until: Option<Instant>,
+    /// When something last came by a relay.
+    by_relay: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -156,6 +158,12 @@ impl Paths {
     pub fn is_relay(&self, address: SocketAddr) -> bool {
         let relay = |way: &Way| way.kind == Kind::Relay && way.address == address;
         self.ways.iter().any(relay)
+    }
+
+    /// Whether something came by a relay within `time`: the peer may have no other way to here.
+    pub fn hears_by_relay(&self, time: Duration, now: Instant) -> bool {
+        self.by_relay
+            .is_some_and(|at| now.duration_since(at) < time)
     }
 
     /// Whether the way in use counts as lost.
@@ -242,14 +250,18 @@ impl Paths {
         began: bool,
         now: Instant,
     ) -> bool {
-        if used == Some(from) {
-            self.answered();
+        if self.ways.is_empty() {
             return true;
         }
-        let (Some(used), false) = (used, self.ways.is_empty()) else {
+        let relayed = self.is_relay(from);
+        if relayed {
+            self.by_relay = Some(now);
+        }
+        let Some(used) = used.filter(|used| *used != from) else {
+            self.answered();
             return true;
         };
-        match (self.is_relay(used), self.is_relay(from)) {
+        match (self.is_relay(used), relayed) {
             (false, true) => false,
             (true, true) => {
                 self.moved();

@@ -24,6 +24,7 @@ pub(crate) use outbound::clamp_syn;
 
 use crate::allowed_ips::{AllowedIps, LookupCache};
 use crate::capabilities::Cipher;
+use crate::constants::REKEY_AFTER_TIME;
 use crate::cookie::CookieChecker;
 use crate::inbox::Write;
 use crate::indices::{IndexTable, PeerId};
@@ -52,6 +53,17 @@ pub struct Now {
     pub mono: Instant,
     /// Since the Unix epoch, for handshake timestamps only.
     pub wall: Duration,
+}
+
+/// How a peer is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reached {
+    /// There is no session that could be sent in, or nothing comes back.
+    Not,
+    /// In one direction at least by a relay.
+    ByRelay,
+    /// Both ways, as far as is known here.
+    Directly,
 }
 
 /// What a tunnel is made with.
@@ -272,6 +284,25 @@ impl Tunnel {
     pub fn set_relays(&mut self, id: PeerId, relays: &[SocketAddr]) {
         if let Some(peer) = self.peer_mut(id) {
             peer.paths.set_relays(relays);
+        }
+    }
+
+    /// How the peer is reached at this time.
+    pub fn reached(&self, id: PeerId, now: Instant) -> Reached {
+        let Some(peer) = self.peer(id) else {
+            return Reached::Not;
+        };
+        let session = peer.sessions.current.as_ref();
+        let lives = session.is_some_and(|session| outbound::may_send(session, now));
+        let relay = |endpoint| peer.paths.is_relay(endpoint);
+        if !lives || peer.paths.is_lost() {
+            Reached::Not
+        } else if peer.path.endpoint.is_some_and(relay)
+            || peer.paths.hears_by_relay(REKEY_AFTER_TIME, now)
+        {
+            Reached::ByRelay
+        } else {
+            Reached::Directly
         }
     }
 

@@ -2,16 +2,18 @@
 //!
 //! Tasks on one thread: one asks for what changed, each question waiting at the coordinator until there is something
 //! ([`Agent::follow`]); one asks by STUN what this host looks like from outside ([`Agent::reflect`]); one tells where it may be
-//! reached whenever that is different ([`Agent::tell`]); one has members called that do not answer ([`Agent::call`]). None gives up:
+//! reached whenever that is different ([`Agent::tell`]); one has members called that do not answer ([`Agent::call`]); one binds this
+//! host to relays for those that no direct way reaches ([`super::relay`]). None gives up:
 //! a coordinator that does not answer is asked again, ever less often.
 
 use super::client::{Client, ClientError};
-use super::stun::Question;
+use super::relay::{Relays, Wish};
+use super::stun::{Question, Questions};
 use super::{Contact, Heard, cache, endpoints};
 use crate::config::{Endpoint, Host, MeshSettings};
 use ipnet::IpNet;
 use seikan_proto::keys::PublicKey;
-use seikan_proto::mesh::{Book, Call, Change, Endpoints, MAX_CALLS, MAX_ENDPOINTS, Reason};
+use seikan_proto::mesh::{Book, Call, Change, Endpoints, MAX_CALLS, MAX_ENDPOINTS, Reason, Relay};
 use seikan_sys::netlink::Netlink;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -46,12 +48,6 @@ const MAX_NEWS: usize = 16;
 /// How often STUN servers are asked: NATs forget a mapping after half a minute at the soonest (RFC 4787, section 4.3, asks for
 /// two minutes).
 const REFLECT_EVERY: Duration = Duration::from_secs(25);
-/// How often a STUN server is asked that does not answer.
-const STUN_ATTEMPTS: u32 = 3;
-/// How long for the first time; twice as long each time after.
-const FIRST_STUN_PATIENCE: Duration = Duration::from_millis(500);
-/// Answers of STUN servers that wait, at most.
-const MAX_ANSWERS: usize = 16;
 /// Members to be called that wait, at most.
 const MAX_SOUGHT: usize = 64;
 /// Least time between two calls of one member.
@@ -80,6 +76,24 @@ pub(super) enum News {
     },
     /// Members that try to reach this host.
     Called(Vec<PublicKey>),
+    /// Where a member is reached by relays.
+    Relays {
+        /// The member.
+        key: PublicKey,
+        /// Ports that it shares with this host.
+        addresses: Vec<SocketAddr>,
+        /// At one of them the member was there already: it is to be met.
+        present: bool,
+    },
+    /// How is a member reached?
+    Reached(PublicKey),
+    /// How it stands with a relay, for people.
+    Relay {
+        /// Which.
+        address: String,
+        /// Milliseconds to its answer, or why there is none.
+        standing: Result<Duration, String>,
+    },
     /// The worker is to look whether its port is still the same.
     Tick,
 }
@@ -95,20 +109,22 @@ pub(super) struct Agent {
     pub port: Arc<AtomicU16>,
     /// Where the others are kept.
     pub cache: PathBuf,
+    /// This host's identity.
+    pub own_key: PublicKey,
 }
 
 /// The way to the worker. Who sends while it is gone is to end.
-struct Worker {
+pub(super) struct Worker {
     wake: UnixStream,
     news: SyncSender<News>,
 }
 
 /// The worker is gone.
 #[derive(Debug)]
-struct Gone;
+pub(super) struct Gone;
 
 impl Worker {
-    fn tell(&self, news: News) -> Result<(), Gone> {
+    pub(super) fn tell(&self, news: News) -> Result<(), Gone> {
         self.news.send(news).map_err(|_| Gone)?;
         // A full pair wakes the loop anyway.
         let _ = (&self.wake).write(&[0]);
@@ -146,23 +162,29 @@ impl Agent {
                 return;
             }
         };
-        let shared = Shared::default();
-        let (answered, answers) = mpsc::channel(MAX_ANSWERS);
+        let (wishes, wished) = mpsc::channel(MAX_SOUGHT);
+        let shared = Shared::new(wishes);
         let (sought, seeking) = mpsc::channel(MAX_SOUGHT);
+        let relays = Relays::new(self.own_key, &worker, &shared.questions, &shared.relays);
         let sort = async {
             // What finds no room comes again.
             while let Some(heard) = heard.recv().await {
-                let _ = match heard {
-                    Heard::Stun(bytes) => answered.try_send(bytes).map_err(drop),
-                    Heard::Sought(key) => sought.try_send(key).map_err(drop),
-                };
+                match heard {
+                    Heard::Stun(bytes) => shared.questions.answered(bytes),
+                    Heard::Sought(key) => {
+                        let _ = sought.try_send(key);
+                        shared.wish(Wish::Sought(key));
+                    }
+                    Heard::Reached(key, reached) => shared.wish(Wish::Reached(key, reached)),
+                }
             }
         };
         // Whichever ends found the worker gone.
         tokio::select! {
             _ = self.follow(&client, &worker, &shared) => {}
             _ = self.tell(&client, &worker, &shared) => {}
-            _ = self.reflect(&worker, &shared, answers) => {}
+            _ = self.reflect(&worker, &shared) => {}
+            _ = relays.keep(wished) => {}
             _ = self.call(&client, seeking) => {}
             () = sort => {}
         }
@@ -171,6 +193,7 @@ impl Agent {
     /// Asks for changes, again and again.
     async fn follow(&self, client: &Client, worker: &Worker, shared: &Shared) -> Result<(), Gone> {
         let mut book = cache::load(&self.cache);
+        shared.relays.replace(book.relays().to_vec());
         worker.tell(News::Changes {
             revision: book.revision,
             changes: book.members().values().cloned().map(Change::Set).collect(),
@@ -208,7 +231,8 @@ impl Agent {
                         shared.different.notify_one();
                     }
                     let changes = book.take(changes);
-                    dirty |= !changes.is_empty();
+                    dirty |= !changes.is_empty() || *shared.relays.borrow() != book.relays();
+                    shared.relays.replace(book.relays().to_vec());
                     let nothing = changes.is_empty() && calls.is_empty();
                     worker.tell(News::Contact(Contact::Connected))?;
                     worker.tell(News::Changes {
@@ -216,6 +240,7 @@ impl Agent {
                         changes,
                     })?;
                     if !calls.is_empty() {
+                        calls.iter().for_each(|key| shared.wish(Wish::Sought(*key)));
                         worker.tell(News::Called(calls))?;
                     }
                     // A coordinator that answers at once and says nothing is not asked as fast as it answers.
@@ -227,6 +252,7 @@ impl Agent {
                     cache::forget(&self.cache);
                     dirty = false;
                     let changes = book.clear();
+                    shared.relays.borrow_mut().clear();
                     (since, epoch) = (0, 0);
                     worker.tell(News::Contact(Contact::Revoked))?;
                     worker.tell(News::Changes {
@@ -293,19 +319,17 @@ impl Agent {
 
     /// Asks what this host looks like from outside: again and again, which keeps what NATs have made of it as it is; and at
     /// once when an address is another one.
-    async fn reflect(
-        &self,
-        worker: &Worker,
-        shared: &Shared,
-        mut answers: mpsc::Receiver<Box<[u8]>>,
-    ) -> Result<(), Gone> {
+    async fn reflect(&self, worker: &Worker, shared: &Shared) -> Result<(), Gone> {
         let endpoint = self.settings.coordinator.endpoint();
         // By family, with how often its server has not answered since: what is lost on the way is no news of a NAT.
         let mut last: BTreeMap<bool, (SocketAddr, u32)> = BTreeMap::new();
         loop {
             for server in servers(endpoint).await {
                 let family = server.is_ipv4();
-                match ask(worker, server, &mut answers).await? {
+                let question = Question::new();
+                let answer = shared.questions.ask(worker, server, &question.bytes);
+                let answer = answer.await?;
+                match answer.and_then(|answer| question.answered(&answer)) {
                     Some(address) => drop(last.insert(family, (address, 0))),
                     None => {
                         if let Some((_, misses)) = last.get_mut(&family) {
@@ -341,7 +365,6 @@ impl Agent {
 }
 
 /// What the tasks tell each other.
-#[derive(Default)]
 struct Shared {
     /// What this host looks like from outside.
     reflexive: RefCell<Vec<SocketAddr>>,
@@ -351,6 +374,30 @@ struct Shared {
     moved: Notify,
     /// What was told has to be told again.
     retell: Cell<bool>,
+    /// What waits for an answer.
+    questions: Questions,
+    /// The mesh's relays.
+    relays: RefCell<Vec<Relay>>,
+    wishes: mpsc::Sender<Wish>,
+}
+
+impl Shared {
+    fn new(wishes: mpsc::Sender<Wish>) -> Shared {
+        Shared {
+            reflexive: RefCell::default(),
+            different: Notify::new(),
+            moved: Notify::new(),
+            retell: Cell::new(false),
+            questions: Questions::default(),
+            relays: RefCell::default(),
+            wishes,
+        }
+    }
+
+    /// For the task of relays. What finds no room comes again.
+    fn wish(&self, wish: Wish) {
+        let _ = self.wishes.try_send(wish);
+    }
 }
 
 /// The STUN servers: the coordinator, at one address of each family.
@@ -366,33 +413,6 @@ async fn servers(endpoint: &Endpoint) -> Vec<SocketAddr> {
     let v6 = all.iter().find(|address| address.is_ipv6());
     let v4 = all.iter().find(|address| address.is_ipv4());
     v6.into_iter().chain(v4).copied().collect()
-}
-
-/// Asks one server, and once more each time it does not answer (RFC 8489, section 6.2.1).
-async fn ask(
-    worker: &Worker,
-    server: SocketAddr,
-    answers: &mut mpsc::Receiver<Box<[u8]>>,
-) -> Result<Option<SocketAddr>, Gone> {
-    let question = Question::new();
-    let mut patience = FIRST_STUN_PATIENCE;
-    for _ in 0..STUN_ATTEMPTS {
-        worker.tell(News::Send {
-            bytes: question.bytes.clone(),
-            to: server,
-        })?;
-        let until = tokio::time::Instant::now() + patience;
-        while let Ok(answer) = tokio::time::timeout_at(until, answers.recv()).await {
-            let Some(answer) = answer else {
-                return Err(Gone);
-            };
-            if let Some(address) = question.answered(&answer) {
-                return Ok(Some(address));
-            }
-        }
-        patience *= 2;
-    }
-    Ok(None)
 }
 
 /// Pauses that grow, each up to half as long again by chance: members that lost a coordinator at the same time do not come back at

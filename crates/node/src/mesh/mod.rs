@@ -9,6 +9,7 @@ mod agent;
 mod cache;
 pub mod client;
 mod endpoints;
+mod relay;
 pub(crate) mod stun;
 
 use crate::config::{Config, MeshSettings};
@@ -17,7 +18,8 @@ use crate::worker::{Service, Verdict};
 use agent::{Agent, News};
 use ipnet::IpNet;
 use seikan_proto::keys::PublicKey;
-use seikan_proto::mesh::{Change, Member};
+use seikan_proto::mesh::{Change, MAX_RELAYS, Member};
+use seikan_proto::tunnel::Reached;
 use seikan_sys::poll::{Epoll, Interest};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -28,12 +30,17 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError};
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
 /// Token of the descriptor through which the thread wakes the loop; near none of others.
 const TOKEN: u64 = 1 << 61;
 /// What waits for the thread, at most.
 const MAX_HEARD: usize = 64;
+/// Servers whose answers are taken, at most: two relays for each of the pairs that [`relay`] keeps, and some more.
+const MAX_ASKED: usize = 2048;
+/// For how long the answers of one are taken that was asked once.
+const ASKED_LATELY: Duration = Duration::from_secs(60);
 /// Members that become peers before packets get their turn.
 const CHANGES_PER_TURN: usize = 64;
 
@@ -52,8 +59,11 @@ pub struct MeshState {
     pub refused: BTreeMap<PublicKey, &'static str>,
     /// What this host looks like from outside.
     pub reflexive: Vec<SocketAddr>,
-    /// STUN servers that were asked last, of IPv4 and of IPv6: nobody else's answers are taken.
-    pub(crate) asked: [Option<SocketAddr>; 2],
+    /// The mesh's relays that were asked for something, and how it stands with each: the time to its answer, or why there is
+    /// none.
+    pub relays: BTreeMap<String, Result<Duration, String>>,
+    /// STUN servers and relays that were asked lately, and when: nobody else's answers are taken.
+    pub(crate) asked: BTreeMap<SocketAddr, Instant>,
     /// The way to the thread.
     pub(crate) to_agent: mpsc::Sender<Heard>,
 }
@@ -65,6 +75,8 @@ pub(crate) enum Heard {
     Stun(Box<[u8]>),
     /// A member does not answer yet.
     Sought(PublicKey),
+    /// How a member is reached, as was asked.
+    Reached(PublicKey, Reached),
 }
 
 /// How it stands with the coordinator.
@@ -134,6 +146,7 @@ impl Mesh {
             networks: config.addresses.clone(),
             port: port.clone(),
             cache: cache::file(state, config.name.as_str()),
+            own_key: *node.tunnel.identity().public(),
         };
         node.mesh = Some(MeshState {
             coordinator: settings.coordinator.to_string(),
@@ -142,7 +155,8 @@ impl Mesh {
             members: BTreeMap::new(),
             refused: BTreeMap::new(),
             reflexive: Vec::new(),
-            asked: [None; 2],
+            relays: BTreeMap::new(),
+            asked: BTreeMap::new(),
             to_agent,
         });
         Ok(Mesh {
@@ -193,10 +207,28 @@ impl Mesh {
                 }
                 News::Reflexive(addresses) => mesh.reflexive = addresses,
                 News::Send { bytes, to } => {
-                    mesh.asked[usize::from(to.is_ipv6())] = Some(to);
+                    mesh.note_asked(to);
                     node.send_beside(&bytes, to);
                 }
                 News::Called(keys) => approach(node, &keys),
+                News::Relays {
+                    key,
+                    addresses,
+                    present,
+                } => take_relays(node, &key, &addresses, present),
+                News::Reached(key) => {
+                    let reached = reached(node, &key);
+                    if let Some(mesh) = &node.mesh {
+                        // Who gets no answer asks again.
+                        let _ = mesh.to_agent.try_send(Heard::Reached(key, reached));
+                    }
+                }
+                News::Relay { address, standing } => {
+                    if mesh.relays.len() >= MAX_RELAYS && !mesh.relays.contains_key(&address) {
+                        mesh.relays.clear();
+                    }
+                    mesh.relays.insert(address, standing);
+                }
                 News::Tick => {}
             }
         }
@@ -211,6 +243,41 @@ impl Mesh {
             // A full pair wakes the loop anyway.
             let _ = (&self.again).write(&[0]);
         }
+    }
+}
+
+impl MeshState {
+    /// Answers from there are taken for a while.
+    fn note_asked(&mut self, server: SocketAddr) {
+        if self.asked.len() >= MAX_ASKED {
+            self.asked.retain(|_, at| at.elapsed() < ASKED_LATELY);
+        }
+        if self.asked.len() < MAX_ASKED {
+            self.asked.insert(server, Instant::now());
+        }
+    }
+}
+
+/// How a member is reached.
+fn reached(node: &Node, key: &PublicKey) -> Reached {
+    match node.tunnel.peer_by_key(key) {
+        Some(id) => node.tunnel.reached(id, now().mono),
+        None => Reached::Not,
+    }
+}
+
+/// Where a member is reached by relays; if it is there already, and does not answer otherwise, it is met there.
+fn take_relays(node: &mut Node, key: &PublicKey, addresses: &[SocketAddr], present: bool) {
+    let known = node.mesh.as_ref();
+    if !known.is_some_and(|mesh| mesh.members.contains_key(key)) {
+        return;
+    }
+    let Some(id) = node.tunnel.peer_by_key(key) else {
+        return;
+    };
+    node.tunnel.set_relays(id, addresses);
+    if present && node.tunnel.reached(id, now().mono) == Reached::Not {
+        approach(node, &[*key]);
     }
 }
 

@@ -3,12 +3,17 @@
 //! The worker sends what [`Question`] makes and hands back what [`is_answer`] recognises, before the tunnel sees it: in
 //! neither protocol does a message begin like that.
 
+use super::agent::{Gone, News, Worker};
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::time::Duration;
 use stun_types::attribute::{AttributeStaticType as _, XorMappedAddress};
 use stun_types::message::{
     BINDING, Message, MessageClass, MessageHeader, MessageWrite as _, MessageWriteVec,
     TransactionId,
 };
+use tokio::sync::oneshot;
 
 /// The magic cookie (RFC 8489, section 5).
 const COOKIE: [u8; 4] = [0x21, 0x12, 0xa4, 0x42];
@@ -19,7 +24,61 @@ const HEADER: usize = 20;
 /// Longest answer that is looked at, in bytes.
 const MAX_ANSWER: usize = 1500;
 
-/// A question that waits for its answer.
+/// How often a server is asked that does not answer.
+const ATTEMPTS: u32 = 3;
+/// How long for the first time; twice as long each time after (RFC 8489, section 6.2.1).
+const FIRST_PATIENCE: Duration = Duration::from_millis(500);
+
+/// What was asked from the tunnel's socket and waits for its answer.
+#[derive(Default)]
+pub(super) struct Questions {
+    pending: RefCell<HashMap<[u8; 12], oneshot::Sender<Box<[u8]>>>>,
+}
+
+impl Questions {
+    /// Asks a server, and once more each time it does not answer. The transaction is the message's.
+    pub(super) async fn ask(
+        &self,
+        worker: &Worker,
+        server: SocketAddr,
+        message: &[u8],
+    ) -> Result<Option<Box<[u8]>>, Gone> {
+        let Some(id) = transaction(message) else {
+            return Ok(None);
+        };
+        let (answer, mut answered) = oneshot::channel();
+        self.pending.borrow_mut().insert(id, answer);
+        let mut patience = FIRST_PATIENCE;
+        for _ in 0..ATTEMPTS {
+            worker.tell(News::Send {
+                bytes: message.to_vec(),
+                to: server,
+            })?;
+            if let Ok(Ok(answer)) = tokio::time::timeout(patience, &mut answered).await {
+                return Ok(Some(answer));
+            }
+            patience *= 2;
+        }
+        self.pending.borrow_mut().remove(&id);
+        Ok(None)
+    }
+
+    /// Hands an answer to who asked; nobody's is let go.
+    pub(super) fn answered(&self, bytes: Box<[u8]>) {
+        let asked = transaction(&bytes).and_then(|id| self.pending.borrow_mut().remove(&id));
+        if let Some(asked) = asked {
+            // Who asked may have given up.
+            let _ = asked.send(bytes);
+        }
+    }
+}
+
+/// The transaction of a message (section 5).
+fn transaction(message: &[u8]) -> Option<[u8; 12]> {
+    message.get(8..HEADER)?.try_into().ok()
+}
+
+/// A question for this host's own address.
 pub(super) struct Question {
     id: TransactionId,
     /// What is to be sent.

@@ -30,7 +30,7 @@ pub use pin::{Pin, PinError};
 pub use secret::{Credential, Digest, SecretError, Token};
 pub use ticket::{
     MAX_RELAYS, Relay, RelayAddress, RelayAddressError, RelayKind, RelayPassword, RelaySecret,
-    RelaySecretError, Ticket,
+    RelaySecretError, Ticket, in_turn,
 };
 
 use std::net::{IpAddr, SocketAddr};

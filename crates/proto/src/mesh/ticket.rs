@@ -36,6 +36,22 @@ pub struct Relay {
     pub ticket: Ticket,
 }
 
+/// The relays of a kind as two members take them for each other: either end has the same order, and pairs spread over all of them
+/// (rendezvous hashing).
+pub fn in_turn<'a>(relays: &'a [Relay], pair: [&PublicKey; 2], kind: RelayKind) -> Vec<&'a Relay> {
+    let (first, second) = (pair[0].min(pair[1]), pair[0].max(pair[1]));
+    let weight = |relay: &Relay| {
+        let mut context = aws_lc_rs::digest::Context::new(&aws_lc_rs::digest::SHA256);
+        context.update(first.as_bytes());
+        context.update(second.as_bytes());
+        context.update(relay.address.to_string().as_bytes());
+        context.finish().as_ref().to_vec()
+    };
+    let mut all: Vec<&Relay> = relays.iter().filter(|relay| relay.kind == kind).collect();
+    all.sort_by_cached_key(|relay| weight(relay));
+    all
+}
+
 /// How a relay is spoken to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

@@ -1,0 +1,287 @@
+//! This host's side of relays: for each member that no direct way reaches, the pair's port is asked for and bound, again and
+//! again, from the socket of the tunnel ([`seikan_proto::mesh::relay`]), for as long as it is needed.
+//!
+//! Two relays serve a pair where there are as many, so that the second is there when the first is not: both ends take the same two
+//! ([`in_turn`]). A direct way has a little time before a relay is asked at all.
+
+use super::agent::{Gone, News, Worker};
+use super::stun::Questions;
+use crate::node::SystemRandom;
+use futures_util::future::{join_all, select_all};
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use seikan_proto::keys::PublicKey;
+use seikan_proto::mesh::relay::{Answer, Ask, RelayError};
+use seikan_proto::mesh::{Relay, RelayKind, in_turn};
+use seikan_proto::tunnel::Reached;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use tokio::sync::{Notify, mpsc};
+
+/// Pairs that are kept at a time, at most: who finds no room is sought again.
+const MAX_PAIRS: usize = 256;
+/// Relays that serve one pair.
+const RELAYS_OF_A_PAIR: usize = 2;
+/// Time that a direct way has before a relay is asked.
+const HEAD_START: Duration = Duration::from_millis(200);
+/// How often a side is bound anew: a third of the time for which a relay remembers it, and within the shortest that a NAT does.
+const BIND_EVERY: Duration = Duration::from_secs(20);
+/// How long a member that does not answer is waited for at a relay after it was sought.
+const SOUGHT_LATELY: Duration = Duration::from_secs(30);
+/// How long the worker may take to say how a member is reached.
+const WORKER_PATIENCE: Duration = Duration::from_secs(2);
+
+/// What this is to know.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Wish {
+    /// A member does not answer, or tries to reach this host.
+    Sought(PublicKey),
+    /// How one is reached, as was asked.
+    Reached(PublicKey, Reached),
+}
+
+/// All pairs.
+pub(super) struct Relays<'a> {
+    own: PublicKey,
+    worker: &'a Worker,
+    questions: &'a Questions,
+    /// The mesh's, with this host's tickets.
+    relays: &'a RefCell<Vec<Relay>>,
+    pairs: RefCell<BTreeMap<PublicKey, Rc<Pair>>>,
+    /// The last stamp, of all pairs.
+    stamp: Cell<u64>,
+}
+
+/// What one pair's task hears.
+struct Pair {
+    sought: Cell<Instant>,
+    /// It was sought again.
+    again: Notify,
+    reached: Cell<Option<Reached>>,
+    answered: Notify,
+    /// Where it is bound, by relay.
+    seats: RefCell<BTreeMap<String, SocketAddr>>,
+}
+
+impl<'a> Relays<'a> {
+    pub(super) fn new(
+        own: PublicKey,
+        worker: &'a Worker,
+        questions: &'a Questions,
+        relays: &'a RefCell<Vec<Relay>>,
+    ) -> Relays<'a> {
+        Relays {
+            own,
+            worker,
+            questions,
+            relays,
+            pairs: RefCell::default(),
+            stamp: Cell::new(0),
+        }
+    }
+
+    /// Keeps all pairs that are wished for; ends when the worker is gone.
+    pub(super) async fn keep(&self, mut wishes: mpsc::Receiver<Wish>) -> Result<(), Gone> {
+        let mut tasks = FuturesUnordered::new();
+        loop {
+            let wish = tokio::select! {
+                wish = wishes.recv() => wish.ok_or(Gone)?,
+                Some(ended) = tasks.next() => {
+                    let key: PublicKey = ended?;
+                    self.pairs.borrow_mut().remove(&key);
+                    continue;
+                }
+            };
+            let (Wish::Sought(key) | Wish::Reached(key, _)) = wish;
+            let pair = self.pairs.borrow().get(&key).cloned();
+            match (wish, pair) {
+                (Wish::Sought(_), Some(pair)) => {
+                    pair.sought.set(Instant::now());
+                    pair.again.notify_one();
+                }
+                (Wish::Sought(_), None) => {
+                    let room = self.pairs.borrow().len() < MAX_PAIRS;
+                    if room && !self.relays.borrow().is_empty() {
+                        let pair = Rc::new(Pair::new());
+                        self.pairs.borrow_mut().insert(key, Rc::clone(&pair));
+                        tasks.push(self.pair(key, pair));
+                    }
+                }
+                (Wish::Reached(_, reached), Some(pair)) => {
+                    pair.reached.set(Some(reached));
+                    pair.answered.notify_one();
+                }
+                (Wish::Reached(..), None) => {}
+            }
+        }
+    }
+
+    /// Keeps one pair for as long as it is needed.
+    async fn pair(&self, key: PublicKey, pair: Rc<Pair>) -> Result<PublicKey, Gone> {
+        tokio::time::sleep(HEAD_START).await;
+        while self.is_needed(key, &pair).await? {
+            let relays = self.relays.borrow().clone();
+            let mut ours = in_turn(&relays, [&self.own, &key], RelayKind::Seikan);
+            ours.truncate(RELAYS_OF_A_PAIR);
+            let addresses: Vec<String> = ours.iter().map(|r| r.address.to_string()).collect();
+            let is_ours = |address: &String, _: &mut SocketAddr| addresses.contains(address);
+            pair.seats.borrow_mut().retain(is_ours);
+            let all = ours.into_iter().map(|relay| self.seat(relay, key, &pair));
+            for outcome in join_all(all).await {
+                outcome?;
+            }
+            // Whoever seeks it anew has lost the way that there was: nothing is taken to be as it was.
+            let again = tokio::time::timeout(BIND_EVERY, pair.again.notified()).await;
+            if again.is_ok() {
+                pair.seats.borrow_mut().clear();
+            }
+        }
+        self.worker.tell(News::Relays {
+            key,
+            addresses: Vec::new(),
+            present: false,
+        })?;
+        Ok(key)
+    }
+
+    /// Whether a member is reached by a relay, or by nothing although it is sought.
+    async fn is_needed(&self, key: PublicKey, pair: &Pair) -> Result<bool, Gone> {
+        pair.reached.set(None);
+        self.worker.tell(News::Reached(key))?;
+        // Without an answer the loop is busy, and everything stays as it is.
+        let _ = tokio::time::timeout(WORKER_PATIENCE, pair.answered.notified()).await;
+        Ok(match pair.reached.get() {
+            Some(Reached::Directly) => false,
+            Some(Reached::Not) => pair.sought.get().elapsed() < SOUGHT_LATELY,
+            Some(Reached::ByRelay) | None => true,
+        })
+    }
+
+    /// Binds this host's side of a pair at one relay.
+    async fn seat(&self, relay: &Relay, key: PublicKey, pair: &Pair) -> Result<(), Gone> {
+        let address = relay.address.to_string();
+        let known = pair.seats.borrow().get(&address).copied();
+        let asked = Instant::now();
+        if let Some(seat) = known
+            && let Some(Ok(answer)) = self.ask(relay, key, seat).await?
+            && answer.port == Some(seat.port())
+        {
+            let standing = Ok(asked.elapsed());
+            self.worker.tell(News::Relay { address, standing })?;
+            return self.tell(key, pair, false);
+        }
+        let asked = Instant::now();
+        let standing = match self.sit_down(relay, key).await? {
+            Ok((seat, present)) => {
+                let rtt = asked.elapsed() / 2;
+                pair.seats.borrow_mut().insert(address.clone(), seat);
+                self.tell(key, pair, present)?;
+                Ok(rtt)
+            }
+            // The one that was bound stays a way until the tunnel finds it silent.
+            Err(reason) => Err(reason),
+        };
+        self.worker.tell(News::Relay { address, standing })
+    }
+
+    /// Asks for the pair's port and binds this side to it; the reason for people if that fails.
+    async fn sit_down(
+        &self,
+        relay: &Relay,
+        key: PublicKey,
+    ) -> Result<Result<(SocketAddr, bool), String>, Gone> {
+        let target = (relay.address.host(), relay.address.port());
+        let found = match tokio::net::lookup_host(target).await {
+            Ok(found) => found.collect::<Vec<_>>(),
+            Err(error) => return Ok(Err(format!("its name cannot be resolved: {error}"))),
+        };
+        let v6 = found.iter().find(|address| address.is_ipv6());
+        let v4 = found.iter().find(|address| address.is_ipv4());
+        let mut open: Vec<_> = v6
+            .into_iter()
+            .chain(v4)
+            .map(|main| Box::pin(self.port(relay, key, *main)))
+            .collect();
+        let mut reason = "its name stands for no address".to_owned();
+        while !open.is_empty() {
+            let (outcome, _, others) = select_all(open).await;
+            match outcome? {
+                Ok(seat) => return Ok(Ok(seat)),
+                Err(why) => reason = why,
+            }
+            open = others;
+        }
+        Ok(Err(reason))
+    }
+
+    /// The same at one of its addresses.
+    async fn port(
+        &self,
+        relay: &Relay,
+        key: PublicKey,
+        main: SocketAddr,
+    ) -> Result<Result<(SocketAddr, bool), String>, Gone> {
+        let seat = match self.ask(relay, key, main).await? {
+            Some(Ok(Answer {
+                port: Some(port), ..
+            })) => SocketAddr::new(main.ip(), port),
+            Some(Ok(_)) => return Ok(Err("it is a STUN server, and no relay".to_owned())),
+            Some(Err(error)) => return Ok(Err(error.to_string())),
+            None => return Ok(Err("no answer".to_owned())),
+        };
+        Ok(match self.ask(relay, key, seat).await? {
+            Some(Ok(answer)) => Ok((seat, answer.present)),
+            Some(Err(error)) => Err(error.to_string()),
+            None => Err(format!("no answer from its port {}", seat.port())),
+        })
+    }
+
+    /// Asks a relay's main port, or a pair's.
+    async fn ask(
+        &self,
+        relay: &Relay,
+        key: PublicKey,
+        to: SocketAddr,
+    ) -> Result<Option<Result<Answer, RelayError>>, Gone> {
+        let ask = Ask {
+            ticket: &relay.ticket,
+            peer: key,
+            stamp: self.stamp(),
+        };
+        let (id, message) = ask.write(&mut SystemRandom);
+        let answer = self.questions.ask(self.worker, to, &message).await?;
+        let password = &relay.ticket.password;
+        Ok(answer.map(|answer| Answer::parse(&answer, id, password)))
+    }
+
+    /// Larger than all before.
+    fn stamp(&self) -> u64 {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let now = now.map_or(0, |now| now.as_nanos().min(u64::MAX.into()) as u64);
+        let stamp = now.max(self.stamp.get() + 1);
+        self.stamp.set(stamp);
+        stamp
+    }
+
+    fn tell(&self, key: PublicKey, pair: &Pair, present: bool) -> Result<(), Gone> {
+        self.worker.tell(News::Relays {
+            key,
+            addresses: pair.seats.borrow().values().copied().collect(),
+            present,
+        })
+    }
+}
+
+impl Pair {
+    fn new() -> Pair {
+        Pair {
+            sought: Cell::new(Instant::now()),
+            again: Notify::new(),
+            reached: Cell::new(None),
+            answered: Notify::new(),
+            seats: RefCell::default(),
+        }
+    }
+}
