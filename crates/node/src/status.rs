@@ -9,6 +9,7 @@ use crate::mesh::{Contact, MeshState};
 use crate::node::{Node, now};
 use seikan_observe::{DirectionCounters, DropCounts, Histogram, PeerCounters};
 use seikan_proto::noise::Construction;
+use seikan_proto::paths;
 use seikan_proto::peer::Peer;
 use seikan_proto::tunnel::Now;
 use seikan_sys::ability::Ability;
@@ -16,6 +17,7 @@ use seikan_sys::udp::UdpSocket;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 /// Version of the interface; another one breaks readers of this one.
 pub const VERSION: u32 = 1;
@@ -69,12 +71,25 @@ pub struct MeshStatus {
     /// What this host looks like from outside, as the coordinator sees it; what is not an address of its own a NAT has made.
     #[serde(default)]
     pub reflexive: Vec<SocketAddr>,
+    /// Relays that were asked for something, by address.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub relays: BTreeMap<String, RelayStatus>,
     /// Members that are no peers.
     #[serde(default)]
     pub refused_members: usize,
     /// The first of those, by their keys, with the reason.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub refused: BTreeMap<String, String>,
+}
+
+/// How it stands with a relay.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RelayStatus {
+    /// It answers, after so many microseconds.
+    RttUs(u64),
+    /// It does not do what it was asked for.
+    Refuses(String),
 }
 
 /// What the interface is.
@@ -273,6 +288,59 @@ pub struct Path {
     pub gso: bool,
     /// What the far end says about what we send (native).
     pub report: Option<Report>,
+    /// From a probe to its acknowledgement, the latest, in microseconds (native).
+    #[serde(default)]
+    pub rtt_us: Option<u64>,
+    /// Whether that is a relay, for a member of a mesh that has an endpoint.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub relayed: Option<bool>,
+    /// All ways to a member of a mesh, what it told of first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ways: Vec<Way>,
+}
+
+/// One of the ways to a peer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Way {
+    /// Where to send.
+    pub address: SocketAddr,
+    /// What is there.
+    pub kind: WayKind,
+    /// What became of it.
+    pub standing: WayStanding,
+    /// From a check to its acknowledgement in microseconds, if it works.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rtt_us: Option<u64>,
+}
+
+/// What is at the end of a way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum WayKind {
+    /// An address that the peer told of.
+    Told,
+    /// An address that something authentic came from.
+    Seen,
+    /// A relay.
+    Relay,
+}
+
+/// What became of a way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum WayStanding {
+    /// Packets go there.
+    InUse,
+    /// Not checked: the one in use is direct, or nothing was sent yet.
+    Unchecked,
+    /// A check may be on its way.
+    Checking,
+    /// A check was answered.
+    Works,
+    /// No answer.
+    Silent,
+    /// This host has no route there.
+    NoRoute,
 }
 
 /// The far end's latest report: of about a second.
@@ -347,9 +415,49 @@ pub fn peer(node: &Node, record: &Record, peer: &Peer, now: Now) -> PeerStatus {
                 congestion_marks: report.congestion_marks,
                 queueing_delay_us: report.queueing_delay,
             }),
+            rtt_us: peer.path.rtt.map(micros),
+            relayed: peer
+                .path
+                .endpoint
+                .filter(|_| !peer.paths.is_empty())
+                .map(|endpoint| peer.paths.is_relay(endpoint)),
+            ways: peer
+                .paths
+                .ways()
+                .iter()
+                .map(|way| self::way(way, peer.path.endpoint))
+                .collect(),
         },
         traffic: traffic(&peer.counters),
     }
+}
+
+fn way(way: &paths::Way, used: Option<SocketAddr>) -> Way {
+    Way {
+        address: way.address,
+        kind: match way.kind {
+            paths::Kind::Told => WayKind::Told,
+            paths::Kind::Seen => WayKind::Seen,
+            paths::Kind::Relay => WayKind::Relay,
+        },
+        standing: match way.standing {
+            // While it counts as lost it is silent.
+            paths::Standing::Silent => WayStanding::Silent,
+            _ if used == Some(way.address) => WayStanding::InUse,
+            paths::Standing::Unchecked => WayStanding::Unchecked,
+            paths::Standing::Checking => WayStanding::Checking,
+            paths::Standing::Works { .. } => WayStanding::Works,
+            paths::Standing::NoRoute => WayStanding::NoRoute,
+        },
+        rtt_us: match way.standing {
+            paths::Standing::Works { rtt } => Some(micros(rtt)),
+            _ => None,
+        },
+    }
+}
+
+fn micros(time: Duration) -> u64 {
+    time.as_micros().try_into().unwrap_or(u64::MAX)
 }
 
 fn interface(node: &Node, record: &Record) -> Interface {
@@ -378,6 +486,17 @@ fn mesh(mesh: &MeshState) -> MeshStatus {
         revision: mesh.revision,
         members: mesh.members.len(),
         reflexive: mesh.reflexive.clone(),
+        relays: mesh
+            .relays
+            .iter()
+            .map(|(address, standing)| {
+                let status = match standing {
+                    Ok(rtt) => RelayStatus::RttUs(micros(*rtt)),
+                    Err(reason) => RelayStatus::Refuses(reason.clone()),
+                };
+                (address.clone(), status)
+            })
+            .collect(),
         refused: refused
             .map(|(key, reason)| (key.to_string(), (*reason).to_owned()))
             .collect(),

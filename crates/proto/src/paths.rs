@@ -67,6 +67,8 @@ pub enum Standing {
     },
     /// No check of the last round was answered, or nothing came back by it while it was in use.
     Silent,
+    /// This host refused to send there: it has no route, or no socket of that family.
+    NoRoute,
 }
 
 /// A way.
@@ -134,7 +136,7 @@ impl Way {
         let late = |(_, sent): (u16, Instant)| now.duration_since(sent) >= PATIENCE;
         if self.check.is_some_and(late) {
             self.standing = Standing::Silent;
-        } else if self.standing == Standing::Unchecked {
+        } else if matches!(self.standing, Standing::Unchecked | Standing::NoRoute) {
             self.standing = Standing::Checking;
         }
         self.check = Some((id, now));
@@ -325,6 +327,14 @@ impl Paths {
         self.moved();
         self.settled_until = Some(now + SETTLE);
         Some((rtt, Taken::Move(address)))
+    }
+
+    /// The kernel refused to send there.
+    pub fn refused(&mut self, address: SocketAddr) {
+        if let Some(way) = self.ways.iter_mut().find(|way| way.address == address) {
+            way.standing = Standing::NoRoute;
+            way.check = None;
+        }
     }
 
     /// A handshake was completed by the way in use, or another was taken.

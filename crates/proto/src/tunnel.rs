@@ -352,8 +352,10 @@ impl Tunnel {
         let mut nobody = 0;
         let (counters, sent_later) = match peer {
             Some(peer) => {
-                if result == Err(DropReason::SendTooLarge) {
-                    peer.path.mtu.too_large(run.segment_size);
+                match result {
+                    Err(DropReason::SendTooLarge) => peer.path.mtu.too_large(run.segment_size),
+                    Err(DropReason::SendRefused) => peer.paths.refused(run.destination.address),
+                    _ => {}
                 }
                 (&mut peer.counters, &mut peer.path.sent_later)
             }

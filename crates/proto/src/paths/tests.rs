@@ -194,6 +194,16 @@ fn a_way_that_does_not_answer_is_shown_so() {
 }
 
 #[test]
+fn a_way_without_a_route_is_shown_so_and_tried_again() {
+    let mut paths = paths();
+    checks(&mut paths, relay(1), at(0));
+    paths.refused(told(1));
+    assert_eq!(paths.ways()[0].standing, Standing::NoRoute);
+    checks(&mut paths, relay(1), at(200));
+    assert_eq!(paths.ways()[0].standing, Standing::Checking);
+}
+
+#[test]
 fn there_are_no_more_ways_than_the_bounds() {
     let mut paths = Paths::default();
     let many: Vec<_> = (0..100).map(told).collect();

@@ -4,9 +4,11 @@ use std::fmt::Write;
 
 use seikan_node::mesh::Contact;
 use seikan_node::status::{
-    Capability, Device, Direction, MeshStatus, Path, PeerStatus, Report, Socket, Status, Traffic,
+    Capability, Device, Direction, MeshStatus, Path, PeerStatus, RelayStatus, Report, Socket,
+    Status, Traffic, Way, WayKind, WayStanding,
 };
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 
 use crate::screen::{
     CYAN, DIM, GREEN, RED, RESET, Screen, YELLOW, bytes, duration, number, printable, sentence,
@@ -53,6 +55,18 @@ fn interface(status: &Status, out: &mut Screen) {
         if !mesh.reflexive.is_empty() {
             let seen: Vec<String> = mesh.reflexive.iter().map(ToString::to_string).collect();
             out.line("seen from outside as", seen.join(", "));
+        }
+        for (address, relay) in &mesh.relays {
+            let text = match relay {
+                RelayStatus::RttUs(us) => {
+                    format!(
+                        "{GREEN}answers{RESET}, {:.1} {CYAN}ms{RESET}",
+                        *us as f64 / 1000.0
+                    )
+                }
+                RelayStatus::Refuses(reason) => format!("{YELLOW}{}{RESET}", printable(reason)),
+            };
+            out.line(&format!("relay {}", printable(address)), text);
         }
         for (key, reason) in &mesh.refused {
             out.line(&format!("no peer: {key}"), printable(reason));
@@ -161,7 +175,14 @@ fn peer(peer: &PeerStatus, out: &mut Screen) {
         out.line("preshared key", "(hidden)");
     }
     if let Some(endpoint) = peer.path.endpoint {
-        out.line("endpoint", endpoint);
+        out.line(
+            "endpoint",
+            match peer.path.relayed {
+                Some(true) => format!("{endpoint}, {YELLOW}by a relay{RESET}"),
+                Some(false) => format!("{endpoint}, {GREEN}direct{RESET}"),
+                None => endpoint.to_string(),
+            },
+        );
     }
     out.line(
         "allowed ips",
@@ -190,6 +211,12 @@ fn peer(peer: &PeerStatus, out: &mut Screen) {
     }
     if let Some(path) = path(&peer.path) {
         out.line("path", path);
+    }
+    // Why there is nothing better; while a direct way is in use, nobody asks.
+    if peer.path.relayed != Some(false) {
+        for way in &peer.path.ways {
+            out.line(&format!("  {}", way.address), self::way(way));
+        }
     }
     if !peer.path.gso {
         let text = "off, the path loses by place in the batch";
@@ -293,8 +320,51 @@ fn abilities(capabilities: &BTreeMap<String, Capability>) -> String {
     listed.collect::<Vec<_>>().join("; ")
 }
 
+/// A way and what became of it.
+fn way(way: &Way) -> String {
+    let kind = match way.kind {
+        WayKind::Told => "direct",
+        WayKind::Seen => "direct, as seen from here",
+        WayKind::Relay => "relay",
+    };
+    let standing = match way.standing {
+        WayStanding::InUse => format!("{GREEN}in use{RESET}"),
+        WayStanding::Unchecked => format!("{DIM}not tried yet{RESET}"),
+        WayStanding::Checking => format!("{DIM}asked{RESET}"),
+        WayStanding::Works => format!("{GREEN}works{RESET}"),
+        WayStanding::Silent if is_private(way.address) => {
+            format!("{YELLOW}no answer{RESET}: a private address, of another network maybe")
+        }
+        WayStanding::Silent => {
+            format!("{YELLOW}no answer{RESET}: a NAT or a firewall at either end lets nothing in")
+        }
+        WayStanding::NoRoute => format!("{YELLOW}this host has no route there{RESET}"),
+    };
+    match way.rtt_us {
+        Some(us) => format!(
+            "{kind}, {standing}, {:.1} {CYAN}ms{RESET}",
+            us as f64 / 1000.0
+        ),
+        None => format!("{kind}, {standing}"),
+    }
+}
+
+/// RFC 1918, RFC 4193.
+fn is_private(address: SocketAddr) -> bool {
+    match address {
+        SocketAddr::V4(v4) => v4.ip().is_private(),
+        SocketAddr::V6(v6) => v6.ip().is_unique_local(),
+    }
+}
+
 fn path(path: &Path) -> Option<String> {
     let mut parts = Vec::new();
+    if let Some(us) = path.rtt_us {
+        parts.push(format!(
+            "round trip {:.1} {CYAN}ms{RESET}",
+            us as f64 / 1000.0
+        ));
+    }
     if let Some(mtu) = path.mtu {
         parts.push(format!("MTU {mtu}"));
     }
