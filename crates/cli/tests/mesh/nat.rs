@@ -1,4 +1,4 @@
-//! Members behind NATs: which pairs find each other, and which cannot.
+//! Members behind NATs: which pairs find each other, and which need a relay.
 
 use crate::common::{Tunnel, eventually};
 use crate::site::{Host, SOON, Site, at_a_site, plug, while_answering};
@@ -6,6 +6,7 @@ use seikan_sys::netlink::{Netlink, Route};
 use seikan_sys::netns::NetNs;
 use std::fs;
 use std::io::Write;
+use std::net::SocketAddr;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -26,7 +27,7 @@ use Mapping::{AddressAndPortDependent, EndpointIndependent};
 struct Nat {
     netlink: Netlink,
     lan: u32,
-    _netns: NetNs,
+    netns: NetNs,
 }
 
 impl Nat {
@@ -76,18 +77,24 @@ impl Nat {
             .run(|| fs::write("/proc/sys/net/ipv4/ip_forward", "1"))
             .expect("namespace")
             .expect("forwarding");
+        let nat = Nat {
+            netlink,
+            lan,
+            netns,
+        };
+        nat.run_nft(&rules);
+        nat
+    }
+
+    /// Changes its rules.
+    fn run_nft(&self, rules: &str) {
         let mut nft = Command::new("nft");
         nft.args(["-f", "-"]).stdin(Stdio::piped());
-        let mut child = netns.spawn_command(&mut nft).expect("nft");
+        let mut child = self.netns.spawn_command(&mut nft).expect("nft");
         let mut input = child.stdin.take().expect("piped");
         input.write_all(rules.as_bytes()).expect("rules");
         drop(input);
         assert!(child.wait().expect("nft").success());
-        Nat {
-            netlink,
-            lan,
-            _netns: netns,
-        }
     }
 
     /// A host behind it.
@@ -114,38 +121,62 @@ fn up(host: &Host, name: &str, token: &[String; 2]) -> (Tunnel, std::net::IpAddr
     (tunnel, addresses[0])
 }
 
-/// Two members, each at the switch or behind a NAT of its own; whether the first hears the second, and how soon.
-fn hears(site: &Site, mappings: [Mapping; 2], within: Duration) -> Option<Duration> {
-    let token = site.token(&["--reusable"]);
-    let mut nats = Vec::new();
-    let hosts: Vec<Host> = mappings
-        .iter()
-        .zip(0..)
-        .map(|(mapping, number)| match mapping {
-            Mapping::None => site.host(),
-            mapping => {
-                let nat = Nat::create(site, number, *mapping);
-                let host = nat.host(site, 0);
-                nats.push(nat);
-                host
-            }
-        })
-        .collect();
-    let (_a, _) = up(&hosts[0], "a", &token);
-    let (_b, address) = up(&hosts[1], "b", &token);
-    eventually("they know each other", || {
-        let ends = |host: &Host, name: &str| host.peers() == [name];
-        ends(&hosts[0], "b") && ends(&hosts[1], "a")
-    });
-    // Where they may be reached is known a moment after that they are there.
-    std::thread::sleep(Duration::from_millis(500));
-    let mut heard = None;
-    while_answering(&[&hosts[1]], || {
-        let begun = Instant::now();
-        let answered = hosts[0].hears(address, within);
-        heard = answered.then(|| begun.elapsed());
-    });
-    heard
+/// Two members that know each other, each at the switch or behind a NAT of its own.
+struct Two {
+    hosts: Vec<Host>,
+    nats: Vec<Nat>,
+    /// Of the second.
+    address: std::net::IpAddr,
+    _running: [Tunnel; 2],
+}
+
+impl Two {
+    fn new(site: &Site, mappings: [Mapping; 2]) -> Two {
+        let token = site.token(&["--reusable"]);
+        let mut nats = Vec::new();
+        let hosts: Vec<Host> = mappings
+            .iter()
+            .zip(0..)
+            .map(|(mapping, number)| match mapping {
+                Mapping::None => site.host(),
+                mapping => {
+                    let nat = Nat::create(site, number, *mapping);
+                    let host = nat.host(site, 0);
+                    nats.push(nat);
+                    host
+                }
+            })
+            .collect();
+        let (a, _) = up(&hosts[0], "a", &token);
+        let (b, address) = up(&hosts[1], "b", &token);
+        eventually("they know each other", || {
+            let ends = |host: &Host, name: &str| host.peers() == [name];
+            ends(&hosts[0], "b") && ends(&hosts[1], "a")
+        });
+        // Where they may be reached is known a moment after that they are there.
+        std::thread::sleep(Duration::from_millis(500));
+        Two {
+            hosts,
+            nats,
+            address,
+            _running: [a, b],
+        }
+    }
+
+    /// Whether the first hears the second.
+    fn hear(&self, within: Duration) -> bool {
+        self.hosts[0].hears(self.address, within)
+    }
+
+    /// Whether each sends by a relay.
+    fn relayed(&self) -> [Option<bool>; 2] {
+        [0, 1].map(|i| self.hosts[i].status()["peers"][0]["path"]["relayed"].as_bool())
+    }
+
+    /// Runs `test` while the second answers.
+    fn answering(&self, test: impl FnOnce()) {
+        while_answering(&[&self.hosts[1]], test);
+    }
 }
 
 /// A test for each cell of the matrix: they run side by side.
@@ -155,10 +186,15 @@ macro_rules! pairs {
         fn $name() {
             at_a_site(|site| {
                 let _coordinator = site.coordinator();
-                // Where there is no path, retries (every 5 s) find none either.
-                let within = Duration::from_secs(if $direct { 4 } else { 12 });
-                let heard = hears(site, [Mapping::$a, Mapping::$b], within);
-                assert_eq!(heard.is_some(), $direct, "{heard:?}");
+                let _relay = site.relay(0);
+                let two = Two::new(site, [Mapping::$a, Mapping::$b]);
+                two.answering(|| {
+                    assert!(two.hear(Duration::from_secs(3)));
+                    let until = Instant::now() + Duration::from_secs(3);
+                    let direct = [Some(false); 2];
+                    while two.hear(SOON) && two.relayed() != direct && Instant::now() < until {}
+                    assert_eq!(two.relayed(), [Some(!$direct); 2], "{}", two.hosts[0].status());
+                });
             });
         }
     )*};
@@ -175,6 +211,69 @@ pairs! {
     behind_a_nat_and_a_symmetric_nat: EndpointIndependent, AddressAndPortDependent => false;
     behind_a_symmetric_nat_and_a_nat: AddressAndPortDependent, EndpointIndependent => false;
     both_behind_symmetric_nats: AddressAndPortDependent, AddressAndPortDependent => false;
+}
+
+#[test]
+fn without_a_relay_a_pair_behind_symmetric_nats_has_no_path() {
+    at_a_site(|site| {
+        let _coordinator = site.coordinator();
+        let two = Two::new(site, [AddressAndPortDependent; 2]);
+        // Retries, every 5 s, find none either.
+        two.answering(|| assert!(!two.hear(Duration::from_secs(12))));
+    });
+}
+
+#[test]
+fn a_relay_that_dies_is_replaced_by_the_other() {
+    at_a_site(|site| {
+        let _coordinator = site.coordinator();
+        let mut relays = [0, 1].map(|number| Some(site.relay(number)));
+        let two = Two::new(site, [AddressAndPortDependent; 2]);
+        two.answering(|| {
+            assert!(two.hear(SOON));
+            // Which one it is follows from their keys.
+            let used = two.hosts[0].status()["peers"][0]["path"]["endpoint"].clone();
+            let used: SocketAddr = used.as_str().expect("one").parse().expect("one");
+            drop(relays[usize::from(used.port() >= 41_000)].take());
+            let begun = Instant::now();
+            assert!(two.hear(SOON));
+            // Three seconds until it is noticed.
+            assert!(
+                begun.elapsed() < Duration::from_secs(6),
+                "{:?}",
+                begun.elapsed()
+            );
+        });
+    });
+}
+
+#[test]
+fn a_direct_path_that_dies_is_replaced_by_a_relay_and_found_again() {
+    at_a_site(|site| {
+        let _coordinator = site.coordinator();
+        let _relay = site.relay(0);
+        let two = Two::new(site, [EndpointIndependent; 2]);
+        two.answering(|| {
+            assert!(two.hear(SOON));
+            assert_eq!(two.relayed(), [Some(false); 2]);
+            // Nothing passes between the two NATs any more; to the relay everything does.
+            two.nats[0].run_nft("insert rule inet filter through ip daddr 192.0.2.101 drop");
+            two.nats[0].run_nft("insert rule inet filter through ip saddr 192.0.2.101 drop");
+            let begun = Instant::now();
+            assert!(two.hear(SOON));
+            assert!(
+                begun.elapsed() < Duration::from_secs(6),
+                "{:?}",
+                begun.elapsed()
+            );
+            assert_eq!(two.relayed(), [Some(true); 2]);
+            two.nats[0].run_nft("flush chain inet filter through");
+            two.nats[0].run_nft("add rule inet filter through accept");
+            eventually("it is direct again", || {
+                two.hear(SOON) && two.relayed() == [Some(false); 2]
+            });
+        });
+    });
 }
 
 #[test]

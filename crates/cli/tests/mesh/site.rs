@@ -1,8 +1,8 @@
-//! A site: a coordinator and hosts, each a namespace at one switch, or behind a NAT that is at it.
+//! A site: a coordinator, relays and hosts, each a namespace at one switch, or behind a NAT that is at it.
 //!
 //! ```text
-//! coordinator 192.0.2.1 --- switch --- 192.0.2.10, .11, .12 ... hosts
-//!                              |------ 192.0.2.100, .101 ... NATs --- 10.0.0.10, .11 ... hosts
+//! coordinator, relays 192.0.2.1 --- switch --- 192.0.2.10, .11, .12 ... hosts
+//!                                      |------ 192.0.2.100, .101 ... NATs --- 10.0.0.10, .11 ... hosts
 //! ```
 
 use crate::common::{Tunnel, skip, stderr};
@@ -113,6 +113,28 @@ impl Site {
         let mut line = String::new();
         child.stdout.read_line(&mut line).expect("read");
         assert!(line.contains("listens"), "{line}");
+        child
+    }
+
+    /// A relay at the coordinator's host, number 0 or 1, known to the mesh from when it listens.
+    pub fn relay(&self, number: u16) -> Tunnel {
+        let folder = self.folder.path().join(format!("relay{number}"));
+        let folder = folder.to_str().expect("UTF-8");
+        let port = 3478 + number;
+        let (listen, address) = (format!("[::]:{port}"), format!("192.0.2.1:{port}"));
+        // Each its own ports.
+        let first = 40_000 + 1000 * number;
+        let ports = format!("{first}-{}", first + 999);
+        let words = [
+            "relay", "--dir", folder, "--listen", &listen, "--ports", &ports,
+        ];
+        let mut child = self.spawn(&words);
+        let mut line = String::new();
+        child.stdout.read_line(&mut line).expect("read");
+        assert!(line.contains("listens"), "{line}: {:?}", child.ended());
+        let secret = fs::read_to_string(format!("{folder}/secret")).expect("a secret");
+        let add = ["relay", "add", &address, "--secret", secret.trim()];
+        self.administer(&add);
         child
     }
 
