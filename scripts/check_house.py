@@ -23,10 +23,11 @@ ARROWS = {
     "seikan-sys": VOCABULARY,
     "seikan-node": VOCABULARY | {"seikan-proto", "seikan-sys"},
     "seikan-coordinator": VOCABULARY | {"seikan-proto", "seikan-sys"},
+    "seikan-relay": {"seikan-observe", "seikan-proto", "seikan-sys"},
     "seikan-diagnose": {"seikan-observe"},
     "seikan-lab": VOCABULARY | {"seikan-sys", "seikan-diagnose"},
     "seikan": VOCABULARY
-    | {"seikan-proto", "seikan-sys", "seikan-node", "seikan-coordinator", "seikan-diagnose", "seikan-lab"},
+    | {"seikan-proto", "seikan-sys", "seikan-node", "seikan-coordinator", "seikan-relay", "seikan-diagnose", "seikan-lab"},
     "seikan-interop": {"seikan-sys"},
 }
 UNSAFE_LIVES_IN = "seikan-sys"

@@ -115,6 +115,12 @@ drop_reasons! {
     LanWriteRefused = "lan_write_refused",
     /// Another gateway of this local network is active.
     Standby = "standby",
+    /// At a relay's port for two: from neither of them.
+    Stranger = "stranger",
+    /// At a relay's port for two: the other is not bound to it.
+    NotBound = "not_bound",
+    /// A member sends more through a relay than it may.
+    OverRate = "over_rate",
     /// Shutting down or the peer was removed while the packet was held.
     PeerRemoved = "peer_removed",
 }

@@ -1,0 +1,194 @@
+//! Metrics for Prometheus: `GET /metrics` on a socket of our own, in the OpenMetrics text format.
+//!
+//! A thread of its own, so that no scrape keeps a packet waiting; one connection at a time, each with bounded time and
+//! length.
+
+use std::io::{self, Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use prometheus_client::encoding::text;
+use prometheus_client::metrics::counter::{ConstCounter, Counter};
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Registry;
+
+use crate::Counters;
+
+/// Longest request in bytes, headers included.
+const MAX_REQUEST: usize = 8192;
+/// Most header lines.
+const MAX_HEADERS: usize = 64;
+/// How long a connection may take for its request and for taking the reply, each.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Serves `counters` until the process ends.
+///
+/// # Errors
+/// What the system says of a new thread.
+pub fn serve(listener: TcpListener, counters: Arc<Mutex<Counters>>) -> io::Result<()> {
+    let serve = move || {
+        loop {
+            match listener.accept() {
+                // Who breaks off is gone: the next is served.
+                Ok((stream, _)) => drop(answer(stream, &counters)),
+                // Out of descriptors, say: not to be asked again at once.
+                Err(_) => thread::sleep(PATIENCE),
+            }
+        }
+    };
+    thread::Builder::new()
+        .name("metrics".to_owned())
+        .spawn(serve)
+        .map(drop)
+}
+
+fn answer(mut stream: TcpStream, counters: &Mutex<Counters>) -> io::Result<()> {
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let status = request(&mut stream)?;
+    let (kind, body) = match status {
+        "200 OK" => {
+            let counters = counters.lock().unwrap_or_else(PoisonError::into_inner);
+            let counters = counters.clone();
+            (
+                "application/openmetrics-text; version=1.0.0",
+                encode(&counters),
+            )
+        }
+        _ => ("text/plain", format!("{status}: metrics are at /metrics\n")),
+    };
+    write!(
+        stream,
+        "HTTP/1.1 {status}\r\nContent-Type: {kind}; charset=utf-8\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+        body.len()
+    )
+}
+
+/// Reads a request; the status of its answer.
+fn request(stream: &mut TcpStream) -> io::Result<&'static str> {
+    let until = Instant::now() + PATIENCE;
+    let mut input = [0; MAX_REQUEST];
+    let mut length = 0;
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        stream.set_read_timeout(Some(left))?;
+        match stream.read(&mut input[length..])? {
+            0 if length == MAX_REQUEST => return Ok("431 Request Header Fields Too Large"),
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            read => length += read,
+        }
+        let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
+        let mut request = httparse::Request::new(&mut headers);
+        match request.parse(&input[..length]) {
+            Ok(httparse::Status::Partial) => {}
+            Ok(httparse::Status::Complete(_)) => {
+                let path = request.path.unwrap_or_default();
+                return Ok(match (request.method, path.split('?').next()) {
+                    (Some("GET"), Some("/metrics")) => "200 OK",
+                    (Some("GET"), _) => "404 Not Found",
+                    _ => "405 Method Not Allowed",
+                });
+            }
+            Err(_) => return Ok("400 Bad Request"),
+        }
+    }
+}
+
+fn encode(counters: &Counters) -> String {
+    let mut registry = Registry::with_prefix("seikan_relay");
+    let mut gauge = |name: &str, help: &str, value: usize| {
+        registry.register(name, help, ConstGauge::new(value as i64));
+    };
+    gauge("pairs", "Pairs of members that have a port", counters.pairs);
+    gauge("members", "Members in these pairs", counters.members);
+    let mut count = |name: &str, help: &str, value: u64| {
+        registry.register(name, help, ConstCounter::new(value));
+    };
+    count("datagrams", "Datagrams forwarded", counters.datagrams);
+    count("bytes", "Bytes forwarded, without headers", counters.bytes);
+    count("answered", "Requests granted", counters.answered);
+    let help = "Dropped by the kernel at full receive buffers";
+    count("receive_queue_drops", help, counters.receive_queue_drops);
+    let drops = counters.drops.nonzero();
+    let drops = drops.map(|(reason, count)| (reason.name().to_owned(), count));
+    let drops = family("reason", drops);
+    registry.register("drops", "Datagrams dropped, by reason", drops);
+    let refused = counters.refused();
+    let refused = refused.map(|(refusal, count)| (refusal.code().to_string(), count));
+    let refused = family("error", refused);
+    registry.register("refused", "Requests refused, by error", refused);
+    let mut body = String::new();
+    // Writing to memory does not fail.
+    let _ = text::encode(&mut body, &registry);
+    body
+}
+
+type Labels = [(&'static str, String); 1];
+
+fn family(
+    label: &'static str,
+    counts: impl Iterator<Item = (String, u64)>,
+) -> Family<Labels, Counter> {
+    let family = Family::<Labels, Counter>::default();
+    for (name, count) in counts {
+        family.get_or_create(&[(label, name)]).inc_by(count);
+    }
+    family
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use seikan_observe::DropReason;
+    use seikan_proto::mesh::relay::RelayRefusal;
+
+    use super::*;
+
+    fn ask(address: SocketAddr, request: &str) -> String {
+        let mut stream = TcpStream::connect(address).expect("connected");
+        stream.write_all(request.as_bytes()).expect("asked");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("an answer");
+        answer
+    }
+
+    #[test]
+    fn counters_are_told_and_nothing_else_is() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
+        let address = listener.local_addr().expect("an address");
+        let mut counters = Counters::default();
+        (counters.pairs, counters.bytes) = (3, 70_000);
+        counters.drops.add(DropReason::Stranger, 5);
+        counters.refuse(RelayRefusal::Unauthorized);
+        counters.refuse(RelayRefusal::Unauthorized);
+        serve(listener, Arc::new(Mutex::new(counters))).expect("served");
+        let answer = ask(address, "GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n");
+        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+        for line in [
+            "seikan_relay_pairs 3",
+            "seikan_relay_bytes_total 70000",
+            "seikan_relay_drops_total{reason=\"stranger\"} 5",
+            "seikan_relay_refused_total{error=\"401\"} 2",
+            "# EOF",
+        ] {
+            assert!(answer.lines().any(|l| l == line), "{line} in {answer}");
+        }
+        for (request, status) in [
+            ("GET / HTTP/1.1\r\n\r\n", "404"),
+            ("POST /metrics HTTP/1.1\r\n\r\n", "405"),
+            ("\u{16}\u{3}\r\n\r\n", "400"),
+        ] {
+            let answer = ask(address, request);
+            assert!(
+                answer.starts_with(&format!("HTTP/1.1 {status} ")),
+                "{answer}"
+            );
+        }
+    }
+}

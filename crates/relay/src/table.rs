@@ -1,0 +1,252 @@
+//! Who shares a port with whom, and for how long; and the sockets of it.
+
+use std::collections::{BTreeSet, HashMap};
+use std::net::{IpAddr, SocketAddr};
+
+use seikan_proto::keys::PublicKey;
+use seikan_proto::mesh::RelaySecret;
+use seikan_proto::mesh::relay::{PortRequest, RelayRefusal};
+use seikan_proto::time::Instant;
+use seikan_sys::poll::{Epoll, Interest};
+use seikan_sys::udp::{ReceiveMeta, UdpOptions, UdpSocket};
+use slab::Slab;
+
+use crate::Counters;
+use crate::pair::{Bound, Keys, LIFE, Member, Pair, Side};
+use crate::relay::{FIRST_PAIR_TOKEN, Limits, Now, Options};
+
+/// Ports that are tried for a new pair: others may have some of ours.
+const TRIES: usize = 128;
+/// Buffers of a pair's socket in bytes; there may be thousands.
+const PAIR_BUFFER: usize = 1 << 20;
+
+const V4: usize = 0;
+const V6: usize = 1;
+
+/// Pairs and members, and their sockets.
+#[derive(Debug)]
+pub(crate) struct Table {
+    pub main: [Option<UdpSocket>; 2],
+    pub secret: RelaySecret,
+    pub limits: Limits,
+    pub pairs: Slab<Pair>,
+    pub members: Slab<Member>,
+    by_keys: HashMap<Keys, usize>,
+    by_key: HashMap<PublicKey, usize>,
+    /// Those that pairs have.
+    ports: BTreeSet<u16>,
+    /// Where the search for a free one goes on, so that one is not used again soon.
+    next_port: u16,
+    pub counters: Counters,
+}
+
+impl Table {
+    /// With these main sockets, and nobody in it.
+    pub fn new(main: [Option<UdpSocket>; 2], options: Options) -> Table {
+        Table {
+            main,
+            secret: options.secret,
+            next_port: *options.limits.ports.start(),
+            limits: options.limits,
+            pairs: Slab::new(),
+            members: Slab::new(),
+            by_keys: HashMap::new(),
+            by_key: HashMap::new(),
+            ports: BTreeSet::new(),
+            counters: Counters::default(),
+        }
+    }
+
+    /// The port of a pair, which is made if there is none, with a socket of the family by which one of the two asks; and
+    /// whether the other is bound.
+    pub fn port_for(
+        &mut self,
+        asked: &PortRequest,
+        family: usize,
+        epoll: &Epoll,
+        now: Now,
+    ) -> Result<(u16, bool), RelayRefusal> {
+        let (keys, side) = Keys::of(asked.member, asked.peer);
+        let known = self.by_keys.get(&keys).copied();
+        let has_asked = known
+            .and_then(|slot| self.pairs.get(slot))
+            .is_some_and(|pair| pair.sides[side].asked);
+        let member = self.by_key.get(&asked.member);
+        let share = member.and_then(|place| self.members.get(*place));
+        let share = share.map_or(0, |member| member.asked);
+        if !has_asked && share >= self.limits.pairs_per_member {
+            return Err(RelayRefusal::Quota);
+        }
+        let slot = match known {
+            Some(slot) => slot,
+            None => self.make(keys, family, epoll)?,
+        };
+        let home = self.home(family).ok_or(RelayRefusal::Full)?;
+        let pair = self.pairs.get_mut(slot).ok_or(RelayRefusal::Full)?;
+        if pair.sockets[family].is_none() {
+            pair.sockets[family] = open(home, pair.port, slot, epoll);
+        }
+        if pair.sockets[family].is_none() {
+            return Err(RelayRefusal::Full);
+        }
+        let this = &mut pair.sides[side];
+        if !this.asked {
+            this.asked = true;
+            if let Some(member) = self.members.get_mut(pair.members[side]) {
+                member.asked += 1;
+            }
+        }
+        if this.bound.is_none() {
+            this.until = now.mono + LIFE;
+        }
+        Ok((pair.port, pair.sides[1 - side].bound.is_some()))
+    }
+
+    /// Binds one of two to where it asks from; the port, and whether the other is bound.
+    pub fn bind(
+        &mut self,
+        slot: usize,
+        asked: &PortRequest,
+        meta: &ReceiveMeta,
+        now: Now,
+    ) -> Result<(u16, bool), RelayRefusal> {
+        let (keys, side) = Keys::of(asked.member, asked.peer);
+        let pair = self.pairs.get_mut(slot).filter(|pair| pair.keys == keys);
+        let pair = pair.ok_or(RelayRefusal::Malformed)?;
+        let this = &mut pair.sides[side];
+        if asked.stamp <= this.stamp {
+            return Err(RelayRefusal::Stale);
+        }
+        this.stamp = asked.stamp;
+        this.until = now.mono + LIFE;
+        this.bound = Some(Bound {
+            address: meta.source,
+            source: meta.destination,
+        });
+        Ok((pair.port, pair.sides[1 - side].bound.is_some()))
+    }
+
+    /// A new pair, with a port that no other has and a socket of this family.
+    fn make(&mut self, keys: Keys, family: usize, epoll: &Epoll) -> Result<usize, RelayRefusal> {
+        if self.pairs.len() >= self.limits.pairs {
+            return Err(RelayRefusal::Full);
+        }
+        let home = self.home(family).ok_or(RelayRefusal::Full)?;
+        let slot = self.pairs.vacant_key();
+        let size = self.limits.ports.len();
+        let found = (0..size.min(TRIES + self.ports.len())).find_map(|_| {
+            let port = self.next_port;
+            self.next_port = match port >= *self.limits.ports.end() {
+                true => *self.limits.ports.start(),
+                false => port + 1,
+            };
+            let free = !self.ports.contains(&port);
+            Some((port, free.then(|| open(home, port, slot, epoll))??))
+        });
+        let (port, socket) = found.ok_or(RelayRefusal::Full)?;
+        let mut sockets = [None, None];
+        sockets[family] = Some(socket);
+        let members = keys.0.map(|key| {
+            let place = *self.by_key.entry(key).or_insert_with(|| {
+                self.members.insert(Member {
+                    key,
+                    pairs: 0,
+                    asked: 0,
+                    policer: Default::default(),
+                })
+            });
+            if let Some(member) = self.members.get_mut(place) {
+                member.pairs += 1;
+            }
+            place
+        });
+        self.ports.insert(port);
+        self.by_keys.insert(keys, slot);
+        Ok(self.pairs.insert(Pair {
+            keys,
+            members,
+            port,
+            sides: Default::default(),
+            sockets,
+            receive_queue_drops: 0,
+            busy: false,
+        }))
+    }
+
+    /// Our address of this family.
+    fn home(&self, family: usize) -> Option<IpAddr> {
+        let address = self.main[family].as_ref()?.local_addr();
+        address.ok().map(|address| address.ip())
+    }
+
+    /// Ends sides that have not bound themselves anew, and pairs without sides.
+    pub fn sweep(&mut self, now: Instant) {
+        let Table {
+            pairs,
+            members,
+            counters,
+            ..
+        } = self;
+        pairs.retain(|_, pair| {
+            if std::mem::take(&mut pair.busy) {
+                let dropped = pair.sockets.iter().flatten();
+                let dropped = dropped.map(UdpSocket::receive_queue_drops).sum();
+                counters.receive_queue_drops += dropped - pair.receive_queue_drops;
+                pair.receive_queue_drops = dropped;
+            }
+            for (side, place) in pair.sides.iter_mut().zip(pair.members) {
+                if side.is_there() && side.until <= now {
+                    if side.asked
+                        && let Some(member) = members.get_mut(place)
+                    {
+                        member.asked -= 1;
+                    }
+                    (side.asked, side.bound) = (false, None);
+                }
+            }
+            if pair.sides.iter().any(Side::is_there) {
+                return true;
+            }
+            self.ports.remove(&pair.port);
+            self.by_keys.remove(&pair.keys);
+            for place in pair.members {
+                let member = members.get_mut(place);
+                let ends = member.is_some_and(|member| {
+                    member.pairs -= 1;
+                    member.pairs == 0
+                });
+                if ends {
+                    let member = members.remove(place);
+                    self.by_key.remove(&member.key);
+                }
+            }
+            false
+        });
+    }
+
+    /// The counters, with what there is now.
+    pub fn told(&mut self) -> &Counters {
+        self.counters.pairs = self.pairs.len();
+        self.counters.members = self.members.len();
+        &self.counters
+    }
+}
+
+/// A pair's socket, watched; none if the port is somebody's, or there is nothing left to open it with.
+fn open(home: IpAddr, port: u16, slot: usize, epoll: &Epoll) -> Option<UdpSocket> {
+    let options = UdpOptions {
+        receive_buffer: PAIR_BUFFER,
+        send_buffer: PAIR_BUFFER,
+        ..UdpOptions::default()
+    };
+    let socket = UdpSocket::bind((home, port).into(), &options).ok()?;
+    let family = if home.is_ipv4() { V4 } else { V6 };
+    let token = FIRST_PAIR_TOKEN + 2 * slot as u64 + family as u64;
+    epoll.add(&socket, token, Interest::Read).ok()?;
+    Some(socket)
+}
+
+/// Which of two sockets is for this address.
+pub(crate) fn family_of(address: SocketAddr) -> usize {
+    if address.is_ipv4() { V4 } else { V6 }
+}

@@ -1,0 +1,494 @@
+//! A relay as members meet it: over the loopback, without privileges, with a clock of our own.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant as Wall};
+
+use seikan_observe::DropReason;
+use seikan_proto::keys::PublicKey;
+use seikan_proto::mesh::relay::{Answer, Ask, RelayError as Refused, RelayRefusal};
+use seikan_proto::mesh::{RelayKind, RelaySecret, Ticket};
+use seikan_proto::rng::Rng;
+use seikan_proto::time::Instant;
+use seikan_relay::{Counters, Limits, Now, Options, Relay};
+use seikan_sys::udp::{ReceiveBatch, Transmit, UdpOptions, UdpSocket};
+
+/// Seconds since 1970 when the tests begin.
+const START: u64 = 1_800_000_000;
+/// How long something is waited for that is to come.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How long it is waited for what is not to come.
+const MOMENT: Duration = Duration::from_millis(50);
+
+struct Counting(u8);
+
+impl Rng for Counting {
+    fn fill(&mut self, destination: &mut [u8]) {
+        self.0 += 1;
+        destination.fill(self.0);
+    }
+}
+
+fn key(n: u8) -> PublicKey {
+    PublicKey::from_bytes([n; 32])
+}
+
+fn secret(text: &str) -> RelaySecret {
+    RelaySecret::parse(text, RelayKind::Turn).expect("a secret")
+}
+
+/// A relay, and how long it has been running.
+struct Site {
+    relay: Relay,
+    main: SocketAddr,
+    elapsed: Duration,
+}
+
+impl Site {
+    fn new(limits: Limits) -> Site {
+        Site::at("127.0.0.1:0", limits)
+    }
+
+    fn at(listen: &str, limits: Limits) -> Site {
+        let relay = Relay::bind(Options {
+            listen: listen.parse().expect("an address"),
+            secret: secret("north"),
+            limits,
+        });
+        let relay = relay.expect("a relay");
+        let main = relay.addresses().expect("addresses")[0];
+        Site {
+            relay,
+            main,
+            elapsed: Duration::ZERO,
+        }
+    }
+
+    fn turn(&mut self) {
+        let now = Now {
+            mono: Instant::BOOT + Duration::from_secs(100) + self.elapsed,
+            unix: START + self.elapsed.as_secs(),
+        };
+        self.relay
+            .turn(Duration::from_millis(1), || now)
+            .expect("a turn");
+    }
+
+    fn counters(&mut self) -> Counters {
+        // What is on its way is done first.
+        let end = Wall::now() + MOMENT;
+        while Wall::now() < end {
+            self.turn();
+        }
+        self.relay.counters().lock().expect("counters").clone()
+    }
+
+    /// Lets that much time go by.
+    fn pass(&mut self, seconds: u64) {
+        self.elapsed += Duration::from_secs(seconds);
+        self.turn();
+    }
+
+    fn refused(&mut self, refusal: RelayRefusal) -> u64 {
+        let refused = self.counters();
+        let refused = refused.refused().find(|(of, _)| *of == refusal);
+        refused.expect("a refusal of a relay").1
+    }
+
+    fn dropped(&mut self, reason: DropReason) -> u64 {
+        self.counters().drops.get(reason)
+    }
+}
+
+/// A member, or anybody with a socket.
+struct Host {
+    socket: UdpSocket,
+    batch: ReceiveBatch,
+    ticket: Ticket,
+    stamp: u64,
+    rng: Counting,
+}
+
+impl Host {
+    fn new(number: u8) -> Host {
+        Host::at(number, "127.0.0.1")
+    }
+
+    fn at(number: u8, address: &str) -> Host {
+        let address: IpAddr = address.parse().expect("an address");
+        let socket = UdpSocket::bind((address, 0).into(), &UdpOptions::default());
+        Host {
+            socket: socket.expect("a socket"),
+            batch: ReceiveBatch::new(64, 65_536),
+            ticket: Ticket::new(&secret("north"), &key(number), START + 86_400),
+            stamp: 0,
+            rng: Counting(number),
+        }
+    }
+
+    fn address(&self) -> SocketAddr {
+        self.socket.local_addr().expect("an address")
+    }
+
+    fn send(&self, to: SocketAddr, bytes: &[u8], segment_size: Option<u16>) {
+        let sent = self.socket.send(&Transmit {
+            destination: to,
+            source: None,
+            traffic_class: 0,
+            segment_size,
+            payload: bytes,
+        });
+        sent.expect("sent");
+    }
+
+    /// What comes until `enough` of it is there or, in vain, until `patience` is over: datagrams, and the receives that
+    /// it took.
+    fn receive(
+        &mut self,
+        site: &mut Site,
+        enough: usize,
+        patience: Duration,
+    ) -> (Vec<Vec<u8>>, usize) {
+        let (mut datagrams, mut receives) = (Vec::new(), 0);
+        let end = Wall::now() + patience;
+        while datagrams.len() < enough && Wall::now() < end {
+            site.turn();
+            let Ok(filled) = self.socket.receive(&mut self.batch) else {
+                continue;
+            };
+            receives += filled;
+            let (metas, arena) = self.batch.parts_mut();
+            let segments = metas.iter().flat_map(|meta| meta.segments());
+            datagrams.extend(segments.map(|segment| arena[segment].to_vec()));
+        }
+        (datagrams, receives)
+    }
+
+    /// The next datagram, which is to come.
+    fn next(&mut self, site: &mut Site) -> Vec<u8> {
+        let mut datagrams = self.receive(site, 1, PATIENCE).0;
+        assert_eq!(datagrams.len(), 1, "datagrams");
+        datagrams.remove(0)
+    }
+
+    fn hears_nothing(&mut self, site: &mut Site) {
+        let heard = self.receive(site, 1, MOMENT).0;
+        assert!(heard.is_empty(), "{heard:?}");
+    }
+
+    /// Asks for a port with another, or binds to it.
+    fn ask(&mut self, site: &mut Site, peer: u8, to: SocketAddr) -> Result<Answer, Refused> {
+        self.stamp += 1;
+        let ask = Ask {
+            ticket: &self.ticket,
+            peer: key(peer),
+            stamp: self.stamp,
+        };
+        let (id, bytes) = ask.write(&mut self.rng);
+        self.send(to, &bytes, None);
+        let answer = self.next(site);
+        assert!(answer.len() < bytes.len());
+        Answer::parse(&answer, id, &self.ticket.password)
+    }
+
+    /// Gets the port that it shares with another and binds itself to it; the port's address, and whether the other is bound.
+    fn bind(&mut self, site: &mut Site, peer: u8) -> (SocketAddr, bool) {
+        let main = match self.address() {
+            SocketAddr::V4(_) => SocketAddr::from(([127, 0, 0, 1], site.main.port())),
+            SocketAddr::V6(_) => SocketAddr::from((
+                "::1".parse::<IpAddr>().expect("an address"),
+                site.main.port(),
+            )),
+        };
+        let port = self.ask(site, peer, main).expect("a port").port;
+        let port = SocketAddr::new(main.ip(), port.expect("a port"));
+        let bound = self.ask(site, peer, port).expect("bound");
+        assert_eq!(
+            (bound.port, bound.mapped),
+            (Some(port.port()), self.address())
+        );
+        (port, bound.present)
+    }
+}
+
+/// Two members that are bound to a port, and its address.
+fn two(site: &mut Site) -> (Host, Host, SocketAddr) {
+    let (mut a, mut b) = (Host::new(1), Host::new(2));
+    let (port, present) = a.bind(site, 2);
+    assert!(!present, "nobody else yet");
+    assert_eq!(b.bind(site, 1), (port, true));
+    (a, b, port)
+}
+
+/// Datagrams as a tunnel sends them: each begins with its message's type and is unlike the others.
+fn datagrams(count: usize, length: usize, last: usize) -> Vec<Vec<u8>> {
+    let one = |n: usize| {
+        let length = if n + 1 == count { last } else { length };
+        let mut bytes: Vec<u8> = (0..length).map(|at| (at * 7 + n) as u8).collect();
+        bytes[..4].copy_from_slice(&[0x14, 0, 0, n as u8]);
+        bytes
+    };
+    (0..count).map(one).collect()
+}
+
+#[test]
+fn batches_go_both_ways_whole_and_byte_for_byte() {
+    let mut site = Site::new(Limits::default());
+    let (mut a, mut b, port) = two(&mut site);
+    let sent = datagrams(40, 1200, 300);
+    for _ in 0..2 {
+        a.send(port, &sent.concat(), Some(1200));
+        let (heard, receives) = b.receive(&mut site, sent.len(), PATIENCE);
+        assert_eq!(heard, sent);
+        if b.socket.gso() && b.socket.capabilities().gro.is_present() {
+            assert_eq!(receives, 1, "one batch as it was sent");
+        }
+        std::mem::swap(&mut a, &mut b);
+    }
+    let counters = site.counters();
+    assert_eq!(counters.datagrams, 80);
+    assert_eq!(counters.bytes, 2 * (39 * 1200 + 300));
+    assert_eq!((counters.pairs, counters.members), (1, 2));
+    assert_eq!(counters.drops.total(), 0);
+}
+
+#[test]
+fn members_of_different_families_reach_each_other() {
+    let mut site = Site::at("[::]:0", Limits::default());
+    let (mut a, mut b) = (Host::new(1), Host::at(2, "::1"));
+    let (of_a, _) = a.bind(&mut site, 2);
+    let (of_b, present) = b.bind(&mut site, 1);
+    assert!(present);
+    assert_eq!(of_a.port(), of_b.port());
+    a.send(of_a, &[4; 100], None);
+    assert_eq!(b.next(&mut site), [4; 100]);
+    b.send(of_b, &[4; 50], None);
+    assert_eq!(a.next(&mut site), [4; 50]);
+}
+
+#[test]
+fn what_strangers_send_goes_nowhere_and_is_counted() {
+    let mut site = Site::new(Limits::default());
+    let (mut a, mut b, port) = two(&mut site);
+    let stranger = Host::new(3);
+    stranger.send(port, &datagrams(5, 100, 100).concat(), Some(100));
+    a.hears_nothing(&mut site);
+    b.hears_nothing(&mut site);
+    assert_eq!(site.dropped(DropReason::Stranger), 5);
+    // At the main port there are no datagrams of tunnels at all.
+    a.send(site.main, &[4; 100], None);
+    assert_eq!(site.dropped(DropReason::UnknownType), 1);
+    a.hears_nothing(&mut site);
+}
+
+#[test]
+fn what_is_sent_to_who_is_not_there_is_counted() {
+    let mut site = Site::new(Limits::default());
+    let mut a = Host::new(1);
+    let (port, _) = a.bind(&mut site, 2);
+    a.send(port, &[4; 100], None);
+    assert_eq!(site.dropped(DropReason::NotBound), 1);
+}
+
+#[test]
+fn who_binds_anew_from_elsewhere_is_there_from_then_on() {
+    let mut site = Site::new(Limits::default());
+    let (a, mut b, port) = two(&mut site);
+    let mut moved = Host::new(1);
+    moved.stamp = a.stamp;
+    moved.ask(&mut site, 2, port).expect("bound");
+    b.send(port, &[4; 100], None);
+    assert_eq!(moved.next(&mut site), [4; 100]);
+    a.send(port, &[4; 100], None);
+    assert_eq!(site.dropped(DropReason::Stranger), 1);
+    moved.send(port, &[4; 60], None);
+    assert_eq!(b.next(&mut site), [4; 60]);
+}
+
+#[test]
+fn a_copy_of_a_request_moves_nobody() {
+    let mut site = Site::new(Limits::default());
+    let (mut a, b, port) = two(&mut site);
+    let ask = Ask {
+        ticket: &a.ticket,
+        peer: key(2),
+        stamp: a.stamp + 1,
+    };
+    let (id, bytes) = ask.write(&mut a.rng);
+    a.send(port, &bytes, None);
+    Answer::parse(&a.next(&mut site), id, &a.ticket.password).expect("bound");
+    let mut copier = Host::new(1);
+    copier.send(port, &bytes, None);
+    let answer = Answer::parse(&copier.next(&mut site), id, &a.ticket.password);
+    assert_eq!(answer, Err(Refused::Refused(RelayRefusal::Stale)));
+    b.send(port, &[4; 100], None);
+    assert_eq!(a.next(&mut site), [4; 100]);
+    copier.hears_nothing(&mut site);
+}
+
+#[test]
+fn a_request_between_datagrams_is_answered_and_they_go_on() {
+    let mut site = Site::new(Limits::default());
+    let (mut a, mut b, port) = two(&mut site);
+    let ask = Ask {
+        ticket: &a.ticket,
+        peer: key(2),
+        stamp: a.stamp + 1,
+    };
+    let (id, request) = ask.write(&mut a.rng);
+    // All of one length, so that GRO joins them.
+    let data = datagrams(4, request.len(), request.len());
+    let sent = [&data[0], &data[1], &request, &data[2], &data[3]].map(|d| d.as_slice());
+    a.send(port, &sent.concat(), Some(request.len() as u16));
+    assert_eq!(b.receive(&mut site, 4, PATIENCE).0, data);
+    let answer = Answer::parse(&a.next(&mut site), id, &a.ticket.password);
+    assert!(answer.expect("bound").present);
+    b.hears_nothing(&mut site);
+}
+
+#[test]
+fn who_has_no_good_ticket_gets_no_port() {
+    let mut site = Site::new(Limits::default());
+    let main = site.main;
+    let unauthorized = Err(Refused::Refused(RelayRefusal::Unauthorized));
+    let mut expired = Host::new(1);
+    expired.ticket = Ticket::new(&secret("north"), &key(1), START);
+    assert_eq!(expired.ask(&mut site, 2, main), unauthorized);
+    let mut wrong = Host::new(1);
+    wrong.ticket = Ticket::new(&secret("south"), &key(1), START + 86_400);
+    assert_eq!(wrong.ask(&mut site, 2, main), unauthorized);
+    assert_eq!(site.refused(RelayRefusal::Unauthorized), 2);
+    assert_eq!(site.counters().pairs, 0);
+    // What is too short for a refusal gets none: SEIKAN-PEER (0xC5E1) of no bytes, and nothing else.
+    let tiny = [
+        &[0, 1, 0, 4, 0x21, 0x12, 0xa4, 0x42][..],
+        &[0; 12],
+        &[0xc5, 0xe1, 0, 0],
+    ]
+    .concat();
+    wrong.send(main, &tiny, None);
+    wrong.hears_nothing(&mut site);
+    assert_eq!(site.refused(RelayRefusal::Unauthorized), 3);
+    // While it lasts.
+    let mut short = Host::new(1);
+    short.ticket = Ticket::new(&secret("north"), &key(1), START + 1);
+    let (port, _) = short.bind(&mut site, 2);
+    site.pass(1);
+    assert_eq!(short.ask(&mut site, 2, port), unauthorized);
+}
+
+#[test]
+fn a_member_binds_itself_to_ports_of_its_own_alone() {
+    let mut site = Site::new(Limits::default());
+    let (a, mut b, port) = two(&mut site);
+    let mut third = Host::new(3);
+    let refused = third.ask(&mut site, 1, port);
+    assert_eq!(refused, Err(Refused::Refused(RelayRefusal::Malformed)));
+    a.send(port, &[4; 100], None);
+    assert_eq!(b.next(&mut site), [4; 100]);
+    third.hears_nothing(&mut site);
+}
+
+#[test]
+fn a_members_share_is_what_it_asked_for_itself() {
+    let mut site = Site::new(Limits {
+        pairs_per_member: 2,
+        ..Limits::default()
+    });
+    let main = site.main;
+    // Two others ask for a port with the first, which is nothing to it.
+    for other in [2, 3] {
+        Host::new(other).ask(&mut site, 1, main).expect("a port");
+    }
+    let mut a = Host::new(1);
+    for peer in [2, 4, 4] {
+        a.ask(&mut site, peer, main).expect("a port");
+    }
+    let refused = a.ask(&mut site, 5, main);
+    assert_eq!(refused, Err(Refused::Refused(RelayRefusal::Quota)));
+    // Nobody has bound: a minute later all is free again.
+    site.pass(60);
+    assert_eq!(site.counters().pairs, 0);
+    a.ask(&mut site, 5, main).expect("a port");
+}
+
+#[test]
+fn no_more_pairs_are_made_than_there_may_be_or_are_ports() {
+    let of_pairs = Limits {
+        pairs: 1,
+        ..Limits::default()
+    };
+    // A port that was free a moment ago.
+    let free = Host::new(9).address().port();
+    let of_ports = Limits {
+        ports: free..=free,
+        ..Limits::default()
+    };
+    for limits in [of_pairs, of_ports] {
+        let mut site = Site::new(limits);
+        let main = site.main;
+        let mut a = Host::new(1);
+        let port = a.ask(&mut site, 2, main).expect("a port").port;
+        let full = Err(Refused::Refused(RelayRefusal::Full));
+        assert_eq!(a.ask(&mut site, 3, main), full);
+        // The other side of the one that is there.
+        let other = Host::new(2).ask(&mut site, 1, main).expect("a port");
+        assert_eq!(other.port, port);
+        assert_eq!(site.refused(RelayRefusal::Full), 1);
+    }
+}
+
+#[test]
+fn a_side_that_does_not_bind_itself_anew_is_gone_after_a_minute() {
+    let mut site = Site::new(Limits::default());
+    let (mut a, mut b, port) = two(&mut site);
+    for _ in 0..3 {
+        site.pass(59);
+        let answer = a.ask(&mut site, 2, port).expect("bound");
+        assert_eq!(answer.port, Some(port.port()));
+    }
+    a.send(port, &[4; 100], None);
+    b.hears_nothing(&mut site);
+    assert_eq!(site.dropped(DropReason::NotBound), 1);
+    // It comes again.
+    b.ask(&mut site, 1, port).expect("bound");
+    a.send(port, &[4; 100], None);
+    assert_eq!(b.next(&mut site), [4; 100]);
+    site.pass(60);
+    let counters = site.counters();
+    assert_eq!((counters.pairs, counters.members), (0, 0));
+    a.send(port, &[4; 100], None);
+    b.hears_nothing(&mut site);
+}
+
+#[test]
+fn a_member_sends_no_more_than_its_rate() {
+    let mut site = Site::new(Limits {
+        rate: 100_000,
+        ..Limits::default()
+    });
+    let (a, mut b, port) = two(&mut site);
+    // A quarter of a second's is 25,000 bytes.
+    a.send(port, &datagrams(40, 1000, 1000).concat(), Some(1000));
+    assert_eq!(b.receive(&mut site, 40, MOMENT).0.len(), 25);
+    assert_eq!(site.dropped(DropReason::OverRate), 15);
+    // The other's rate is its own.
+    b.send(port, &[4; 1000], None);
+    site.pass(1);
+    a.send(port, &[4; 1000], None);
+    assert_eq!(b.next(&mut site), [4; 1000]);
+    assert_eq!(site.dropped(DropReason::OverRate), 15);
+}
+
+#[test]
+fn a_relay_is_a_stun_server_at_its_main_port_alone() {
+    let mut site = Site::new(Limits::default());
+    let (mut a, _, port) = two(&mut site);
+    // RFC 8489, section 5: an ordinary binding request; the transaction is all zeros.
+    let question = [&[0, 1, 0, 0, 0x21, 0x12, 0xa4, 0x42][..], &[0; 12]].concat();
+    a.send(site.main, &question, None);
+    let answer = Answer::parse(&a.next(&mut site), 0.into(), &a.ticket.password);
+    assert_eq!(answer, Ok(Answer::address(a.address())));
+    a.send(port, &question, None);
+    a.hears_nothing(&mut site);
+    assert_eq!(site.dropped(DropReason::UnknownType), 1);
+}
