@@ -114,7 +114,9 @@ impl Table {
         let pair = self.pairs.get_mut(slot).filter(|pair| pair.keys == keys);
         let pair = pair.ok_or(RelayRefusal::Malformed)?;
         let this = &mut pair.sides[side];
-        if asked.stamp <= this.stamp {
+        // The same once more: its answer was lost, and who asks is still there.
+        let again = this.bound.is_some_and(|bound| bound.address == meta.source);
+        if asked.stamp < this.stamp || (asked.stamp == this.stamp && !again) {
             return Err(RelayRefusal::Stale);
         }
         this.stamp = asked.stamp;

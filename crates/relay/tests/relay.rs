@@ -316,6 +316,9 @@ fn a_copy_of_a_request_moves_nobody() {
     let (id, bytes) = ask.write(&mut a.rng);
     a.send(port, &bytes, None);
     Answer::parse(&a.next(&mut site), id, &a.ticket.password).expect("bound");
+    // Once more from the same place, as when an answer was lost.
+    a.send(port, &bytes, None);
+    Answer::parse(&a.next(&mut site), id, &a.ticket.password).expect("still bound");
     let mut copier = Host::new(1);
     copier.send(port, &bytes, None);
     let answer = Answer::parse(&copier.next(&mut site), id, &a.ticket.password);
