@@ -17,7 +17,7 @@ use ipnet::Ipv4Net;
 use seikan_lab::gateway::naive::{Inside, Naive, NaiveOptions};
 use seikan_lab::hostile::Flood;
 use seikan_lab::report::{ProgressBar, Sheet, Style, html, svg, terminal};
-use seikan_lab::{BenchOptions, GatewayOptions, HostileOptions, Interrupt, LabError};
+use seikan_lab::{BenchOptions, GatewayOptions, HostileOptions, Interrupt, LabError, RelayOptions};
 
 use crate::output;
 
@@ -29,6 +29,7 @@ use crate::output;
     sudo seikan lab hostile             what flows keep while strangers flood\n  \
     sudo seikan lab run shaper          a tunnel made slow, and what the doctor says\n  \
     sudo seikan lab reproduce queue     what others have published, done again\n  \
+    sudo seikan lab relay               a flow by a relay, and while its path changes\n  \
     seikan lab mesh                     a thousand members at one coordinator")]
 pub struct Arguments {
     #[command(subcommand)]
@@ -61,6 +62,8 @@ pub enum LabVerb {
     Cost(cost::CostArguments),
     /// Have many members join one coordinator, and change
     Mesh(mesh::MeshArguments),
+    /// Measure a flow by a relay and directly, and while the path changes
+    Relay(RelayArguments),
     /// Do again what others have published about slow tunnels, and ask the doctor
     Reproduce(reproduce::ReproduceArguments),
 }
@@ -79,6 +82,22 @@ pub struct HostileArguments {
     /// Only these floods; all if left out
     #[arg(long, value_name = "FLOOD,...", value_delimiter = ',')]
     pub floods: Vec<Flood>,
+    /// Write every figure as JSON
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub json: Option<PathBuf>,
+}
+
+/// What `lab relay` is told.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  \
+    sudo seikan lab relay --rounds 5 --seconds 4")]
+pub struct RelayArguments {
+    /// Length of each measurement
+    #[arg(long, value_name = "SECONDS", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=600))]
+    pub seconds: u32,
+    /// How often each measurement is made
+    #[arg(long, value_name = "ROUNDS", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub rounds: u32,
     /// Write every figure as JSON
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub json: Option<PathBuf>,
@@ -259,6 +278,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         LabVerb::Score(arguments) => score::count(arguments),
         LabVerb::Cost(arguments) => cost::measure(arguments),
         LabVerb::Mesh(arguments) => mesh::run(arguments),
+        LabVerb::Relay(arguments) => relay(arguments),
         LabVerb::Reproduce(arguments) => reproduce::run(arguments),
     }
 }
@@ -408,6 +428,59 @@ fn hostile(arguments: &HostileArguments) -> anyhow::Result<ExitCode> {
             row.beside.median,
             row.under.median,
             row.ratio.unwrap_or(f64::NAN),
+        )?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Measures flows by a relay, shows them, and writes what was asked for.
+fn relay(arguments: &RelayArguments) -> anyhow::Result<ExitCode> {
+    let interrupt = Interrupt::new();
+    let _signals = interrupt.catch_signals()?;
+    let bar = ProgressBar::new();
+    let options = RelayOptions {
+        seconds: f64::from(arguments.seconds),
+        rounds: arguments.rounds,
+    };
+    let report = seikan_lab::relay(&options, &interrupt, &mut |step| bar.show(step));
+    drop(bar);
+    let report = report?;
+    if let Some(file) = &arguments.json {
+        output::write_file(file, &(serde_json::to_string_pretty(&report)? + "\n"))?;
+    }
+    let mut out = io::stdout().lock();
+    writeln!(
+        out,
+        "One TCP stream between two members; the first answer came by the relay after {:.2} s\n\n\
+         {:<7}{:>16}{:>16}{:>18}{:>14}{:>8}{:>20}",
+        report.first_answer,
+        "round",
+        "relayed, Gbit/s",
+        "direct, Gbit/s",
+        "direct found, s",
+        "stall, ms",
+        "lost",
+        "direct dies, s"
+    )?;
+    for (number, round) in report.rounds.iter().enumerate() {
+        writeln!(
+            out,
+            "{:<7}{:>16.2}{:>16.2}{:>18.1}{:>14.0}{:>8}{:>20.1}",
+            number + 1,
+            round.relayed,
+            round.direct,
+            round.found_after,
+            1000.0 * round.stall,
+            round.lost,
+            round.outage,
+        )?;
+    }
+    if let Some(ratio) = report.ratio {
+        let (relayed, direct) = (report.relayed, report.direct);
+        writeln!(
+            out,
+            "\nmedian {:.2} by the relay ({:.2} to {:.2}), {:.2} directly ({:.2} to {:.2}): {ratio:.2} x",
+            relayed.median, relayed.min, relayed.max, direct.median, direct.min, direct.max
         )?;
     }
     Ok(ExitCode::SUCCESS)
