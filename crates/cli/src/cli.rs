@@ -45,6 +45,8 @@ pub enum Verb {
     Join(verbs::join::Arguments),
     /// Take this host out of a mesh
     Leave(verbs::leave::Arguments),
+    /// See what lies between this host and the other members of its mesh
+    Netcheck(verbs::netcheck::Arguments),
     /// Run the coordinator of a mesh, and see to its members
     Coordinator(verbs::coordinator::Arguments),
     /// See the devices of a gateway, and who is on a local network

@@ -92,9 +92,7 @@ pub fn relay(
         tempfile::TempDir::with_prefix("seikan-lab-").map_err(LabError::io("make a folder"))?;
     let site = Site::create(dir.path(), interrupt)?;
     let begun = Instant::now();
-    wait_reachable(&site.ends(), PATIENCE, interrupt, || {
-        site.check_alive()
-    })?;
+    wait_reachable(&site.ends(), PATIENCE, interrupt, || site.check_alive())?;
     let first_answer = begun.elapsed().as_secs_f64();
     let mut rounds = Vec::new();
     live(&site.ends(), &LiveOptions::default(), interrupt, |meter| {

@@ -5,7 +5,8 @@
 
 use crate::control::subject::Record;
 use crate::gateway::status::GatewayStatus;
-use crate::mesh::{Contact, MeshState};
+use crate::mesh::nat::{self, Nat, Sight};
+use crate::mesh::{self, Contact, MeshState};
 use crate::node::{Node, now};
 use seikan_observe::{DirectionCounters, DropCounts, Histogram, PeerCounters};
 use seikan_proto::noise::Construction;
@@ -16,7 +17,7 @@ use seikan_sys::ability::Ability;
 use seikan_sys::udp::UdpSocket;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 /// Version of the interface; another one breaks readers of this one.
@@ -71,6 +72,15 @@ pub struct MeshStatus {
     /// What this host looks like from outside, as the coordinator sees it; what is not an address of its own a NAT has made.
     #[serde(default)]
     pub reflexive: Vec<SocketAddr>,
+    /// What is between this host and the world, by IPv4.
+    #[serde(default = "not_asked")]
+    pub nat4: Nat,
+    /// The same by IPv6.
+    #[serde(default = "not_asked")]
+    pub nat6: Nat,
+    /// What each STUN server sees of this host.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stun: Vec<StunStatus>,
     /// Relays that were asked for something, by address.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub relays: BTreeMap<String, RelayStatus>,
@@ -80,6 +90,25 @@ pub struct MeshStatus {
     /// The first of those, by their keys, with the reason.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub refused: BTreeMap<String, String>,
+}
+
+/// What a STUN server sees of this host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StunStatus {
+    /// As the configuration or the coordinator calls it.
+    pub name: String,
+    /// Where it was asked.
+    pub server: SocketAddr,
+    /// Where it sees this host; absent if it does not answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seen: Option<SocketAddr>,
+    /// From the question to the answer, in microseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rtt_us: Option<u64>,
+}
+
+fn not_asked() -> Nat {
+    Nat::NotAsked
 }
 
 /// How it stands with a relay.
@@ -378,7 +407,16 @@ pub fn without_peers(node: &Node, record: &Record) -> Status {
             datagrams_per_receive: distribution(&node.batches.datagrams_per_receive),
             packets_per_write: distribution(&node.batches.packets_per_write),
         },
-        mesh: node.mesh.as_ref().map(mesh),
+        mesh: node.mesh.as_ref().map(|mesh| {
+            let netlink = record.netlink.as_ref();
+            let all = netlink.and_then(|netlink| netlink.all_addresses().ok());
+            let tun = node.tun.index();
+            let others = all.into_iter().flatten().filter(|a| a.index != tun);
+            let usable = others
+                .map(|a| a.net.addr())
+                .filter(|ip| mesh::is_routable(*ip));
+            self::mesh(mesh, &usable.collect::<Vec<_>>())
+        }),
         peers: Vec::new(),
         gateway: None,
     }
@@ -477,9 +515,37 @@ fn interface(node: &Node, record: &Record) -> Interface {
     }
 }
 
-fn mesh(mesh: &MeshState) -> MeshStatus {
+fn mesh(mesh: &MeshState, own: &[IpAddr]) -> MeshStatus {
     let refused = mesh.refused.iter().take(MAX_REFUSED_SHOWN);
+    let nat = |v6: bool| {
+        let views = mesh.views.iter();
+        let of_family = views.filter(|view| view.server.is_ipv6() == v6);
+        let sights: Vec<Sight> = of_family
+            .map(|view| Sight {
+                server: view.server,
+                seen: view.seen,
+            })
+            .collect();
+        let own: Vec<IpAddr> = own
+            .iter()
+            .copied()
+            .filter(|ip| ip.is_ipv6() == v6)
+            .collect();
+        nat::judge(&sights, &own)
+    };
     MeshStatus {
+        nat4: nat(false),
+        nat6: nat(true),
+        stun: mesh
+            .views
+            .iter()
+            .map(|view| StunStatus {
+                name: view.name.clone(),
+                server: view.server,
+                seen: view.seen,
+                rtt_us: view.rtt.map(micros),
+            })
+            .collect(),
         refused_members: mesh.refused.len(),
         coordinator: mesh.coordinator.clone(),
         contact: mesh.contact.clone(),

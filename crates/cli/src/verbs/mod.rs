@@ -12,6 +12,7 @@ pub mod genpsk;
 pub mod join;
 pub mod lab;
 pub mod leave;
+pub mod netcheck;
 pub mod pubkey;
 pub mod record;
 pub mod report;
@@ -36,6 +37,7 @@ pub fn run(verb: Verb) -> anyhow::Result<ExitCode> {
         Verb::Top(arguments) => top::run(&arguments),
         Verb::Join(arguments) => join::run(&arguments),
         Verb::Leave(arguments) => leave::run(&arguments),
+        Verb::Netcheck(arguments) => netcheck::run(&arguments),
         Verb::Coordinator(arguments) => coordinator::run(&arguments),
         Verb::Gateway(arguments) => gateway::run(&arguments),
         Verb::Genkey(arguments) => genkey::run(&arguments),

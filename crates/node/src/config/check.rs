@@ -195,7 +195,7 @@ fn check_mesh(interface: &InterfaceDraft, reporter: &mut Reporter<'_>) {
     let given = keys.map(|key| interface.given.has(key));
     let pin = &interface.mesh.pin;
     for (key, _) in keys.iter().zip(given).filter(|(_, given)| !given) {
-        if given == [false; 2] && pin.is_none() {
+        if given == [false; 2] && pin.is_none() && interface.mesh.stun.is_empty() {
             return;
         }
         let name = reporter.name(*key);
@@ -361,6 +361,7 @@ fn complete(
             coordinator: coordinator.value,
             pin: mesh.pin.map(|pin| pin.value),
             credential: credential.value,
+            stun: mesh.stun.into_iter().map(|server| server.value).collect(),
         });
     Some(Config {
         name,

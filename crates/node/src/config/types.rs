@@ -62,6 +62,8 @@ pub struct MeshSettings {
     pub pin: Option<Pin>,
     /// What it knows this host by.
     pub credential: Credential,
+    /// STUN servers (RFC 8489) to be asked beside the coordinator and its relays.
+    pub stun: Vec<Endpoint>,
 }
 
 /// `https://HOST` or `https://HOST:PORT`, without a path; port 443 unless given.

@@ -152,6 +152,7 @@ impl Text {
             self.one(Field::Coordinator, &mesh.coordinator.to_string());
             self.option(Field::CoordinatorPin, mesh.pin);
             self.one(Field::Credential, &mesh.credential.reveal());
+            self.list(Field::Stun, mesh.stun.iter().map(ToString::to_string));
         }
     }
 

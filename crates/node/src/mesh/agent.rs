@@ -10,7 +10,8 @@ use super::client::{Client, ClientError};
 use super::relay::{Relays, Wish};
 use super::stun::{Question, Questions};
 use super::{Contact, Heard, cache, endpoints};
-use crate::config::{Endpoint, Host, MeshSettings};
+use crate::config::{Host, MeshSettings};
+use futures_util::future::join_all;
 use ipnet::IpNet;
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::{Book, Call, Change, Endpoints, MAX_CALLS, MAX_ENDPOINTS, Reason, Relay};
@@ -35,6 +36,8 @@ const BREATH: Duration = Duration::from_millis(20);
 const IDLE_PAUSE: Duration = Duration::from_secs(1);
 /// Rounds without an answer after which what a STUN server said is not believed any more.
 const MAX_MISSES: u32 = 5;
+/// STUN servers that are asked, at most.
+const MAX_SERVERS: usize = 16;
 /// First pause after something failed; doubled each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 /// Longest pause.
@@ -66,7 +69,12 @@ pub(super) enum News {
         changes: Vec<Change>,
     },
     /// What this host looks like from outside.
-    Reflexive(Vec<SocketAddr>),
+    Reflexive {
+        /// To all.
+        addresses: Vec<SocketAddr>,
+        /// To each server that was asked.
+        views: Vec<View>,
+    },
     /// To be sent from the tunnel's socket.
     Send {
         /// A datagram.
@@ -96,6 +104,19 @@ pub(super) enum News {
     },
     /// The worker is to look whether its port is still the same.
     Tick,
+}
+
+/// What one STUN server said.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct View {
+    /// As the configuration or the coordinator calls it.
+    pub name: String,
+    /// Where it was asked.
+    pub server: SocketAddr,
+    /// Where it sees this host; `None`: it does not answer.
+    pub seen: Option<SocketAddr>,
+    /// From the question to the answer.
+    pub rtt: Option<Duration>,
 }
 
 /// What the thread needs.
@@ -320,33 +341,82 @@ impl Agent {
     /// Asks what this host looks like from outside: again and again, which keeps what NATs have made of it as it is; and at
     /// once when an address is another one.
     async fn reflect(&self, worker: &Worker, shared: &Shared) -> Result<(), Gone> {
-        let endpoint = self.settings.coordinator.endpoint();
-        // By family, with how often its server has not answered since: what is lost on the way is no news of a NAT.
-        let mut last: BTreeMap<bool, (SocketAddr, u32)> = BTreeMap::new();
+        // In the order in which servers were asked, with how often each has not answered since: what is lost on the way is no
+        // news of a NAT.
+        let mut last: Vec<(View, u32)> = Vec::new();
         loop {
-            for server in servers(endpoint).await {
-                let family = server.is_ipv4();
+            let servers = self.servers(shared).await;
+            let asked = servers.into_iter().map(|(name, server)| async move {
                 let question = Question::new();
+                let begun = Instant::now();
                 let answer = shared.questions.ask(worker, server, &question.bytes);
-                let answer = answer.await?;
-                match answer.and_then(|answer| question.answered(&answer)) {
-                    Some(address) => drop(last.insert(family, (address, 0))),
-                    None => {
-                        if let Some((_, misses)) = last.get_mut(&family) {
-                            *misses += 1;
-                        }
+                let seen = answer.await?.and_then(|answer| question.answered(&answer));
+                Ok(View {
+                    name,
+                    server,
+                    seen,
+                    rtt: seen.map(|_| begun.elapsed()),
+                })
+            });
+            let mut now = Vec::new();
+            for view in join_all(asked).await {
+                let view: View = view?;
+                let known = last.iter().find(|(known, _)| known.server == view.server);
+                now.push(match known {
+                    Some((known, misses)) if view.seen.is_none() && misses + 1 < MAX_MISSES => {
+                        (known.clone(), misses + 1)
                     }
-                }
+                    _ => (view, 0),
+                });
             }
-            last.retain(|_, (_, misses)| *misses < MAX_MISSES);
-            let seen: Vec<SocketAddr> = last.values().map(|(address, _)| *address).collect();
+            last = now;
+            let views: Vec<View> = last.iter().map(|(view, _)| view.clone()).collect();
+            // The first of each family, IPv6 before IPv4: those of a symmetric NAT help nobody else.
+            let first = |v6: bool| {
+                let mut seen = views.iter().filter_map(|view| view.seen);
+                seen.find(|seen| seen.is_ipv6() == v6)
+            };
+            let seen: Vec<SocketAddr> = [true, false].into_iter().filter_map(first).collect();
             if *shared.reflexive.borrow() != seen {
                 shared.reflexive.borrow_mut().clone_from(&seen);
                 shared.different.notify_one();
-                worker.tell(News::Reflexive(seen))?;
             }
+            worker.tell(News::Reflexive {
+                addresses: seen,
+                views,
+            })?;
             let _ = tokio::time::timeout(REFLECT_EVERY, shared.moved.notified()).await;
         }
+    }
+
+    /// STUN servers: the coordinator, the relays, and those of the configuration, each at one address of each family.
+    async fn servers(&self, shared: &Shared) -> Vec<(String, SocketAddr)> {
+        let mut named = Vec::new();
+        for endpoint in
+            std::iter::once(self.settings.coordinator.endpoint()).chain(&self.settings.stun)
+        {
+            let host = match &endpoint.host {
+                Host::Address(ip) => ip.to_string(),
+                Host::Name(name) => name.clone(),
+            };
+            named.push((endpoint.to_string(), host, endpoint.port));
+        }
+        for relay in shared.relays.borrow().iter() {
+            let (host, port) = (relay.address.host().to_owned(), relay.address.port());
+            named.push((relay.address.to_string(), host, port));
+        }
+        named.truncate(MAX_SERVERS);
+        let looked_up = named.into_iter().map(|(name, host, port)| async move {
+            // What cannot be resolved now is asked for with the next question.
+            let found = tokio::net::lookup_host((host.as_str(), port)).await;
+            let found: Vec<SocketAddr> = found.map_or_else(|_| Vec::new(), Iterator::collect);
+            let v6 = found.iter().find(|address| address.is_ipv6());
+            let v4 = found.iter().find(|address| address.is_ipv4());
+            let both = v6.into_iter().chain(v4);
+            both.map(|address| (name.clone(), *address))
+                .collect::<Vec<_>>()
+        });
+        join_all(looked_up).await.concat()
     }
 
     /// Has members called that do not answer: what they send back opens the NATs before them.
@@ -398,21 +468,6 @@ impl Shared {
     fn wish(&self, wish: Wish) {
         let _ = self.wishes.try_send(wish);
     }
-}
-
-/// The STUN servers: the coordinator, at one address of each family.
-async fn servers(endpoint: &Endpoint) -> Vec<SocketAddr> {
-    let all: Vec<SocketAddr> = match &endpoint.host {
-        Host::Address(ip) => vec![(*ip, endpoint.port).into()],
-        Host::Name(name) => match tokio::net::lookup_host((name.as_str(), endpoint.port)).await {
-            Ok(all) => all.collect(),
-            // Asked for again with the next question.
-            Err(_) => Vec::new(),
-        },
-    };
-    let v6 = all.iter().find(|address| address.is_ipv6());
-    let v4 = all.iter().find(|address| address.is_ipv4());
-    v6.into_iter().chain(v4).copied().collect()
 }
 
 /// Pauses that grow, each up to half as long again by chance: members that lost a coordinator at the same time do not come back at

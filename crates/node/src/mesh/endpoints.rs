@@ -40,7 +40,7 @@ fn choose(all: Vec<Address>, own: u32, networks: &[IpNet], port: u16) -> Vec<Soc
 }
 
 /// Whether another host could send there at all.
-fn is_routable(ip: IpAddr) -> bool {
+pub(crate) fn is_routable(ip: IpAddr) -> bool {
     let link_local = match ip {
         IpAddr::V4(ip) => ip.is_link_local() || ip.is_broadcast(),
         // Without its scope it means nothing to others.

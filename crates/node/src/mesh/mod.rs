@@ -9,13 +9,16 @@ mod agent;
 mod cache;
 pub mod client;
 mod endpoints;
+pub mod nat;
 mod relay;
 pub(crate) mod stun;
 
 use crate::config::{Config, MeshSettings};
 use crate::node::{Node, now};
 use crate::worker::{Service, Verdict};
+pub use agent::View;
 use agent::{Agent, News};
+pub(crate) use endpoints::is_routable;
 use ipnet::IpNet;
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::{Change, MAX_RELAYS, Member};
@@ -59,6 +62,8 @@ pub struct MeshState {
     pub refused: BTreeMap<PublicKey, &'static str>,
     /// What this host looks like from outside.
     pub reflexive: Vec<SocketAddr>,
+    /// To each STUN server, as of the last time.
+    pub views: Vec<View>,
     /// The mesh's relays that were asked for something, and how it stands with each: the time to its answer, or why there is
     /// none.
     pub relays: BTreeMap<String, Result<Duration, String>>,
@@ -155,6 +160,7 @@ impl Mesh {
             members: BTreeMap::new(),
             refused: BTreeMap::new(),
             reflexive: Vec::new(),
+            views: Vec::new(),
             relays: BTreeMap::new(),
             asked: BTreeMap::new(),
             to_agent,
@@ -205,7 +211,10 @@ impl Mesh {
                     mesh.revision = revision;
                     self.pending.extend(changes);
                 }
-                News::Reflexive(addresses) => mesh.reflexive = addresses,
+                News::Reflexive { addresses, views } => {
+                    mesh.reflexive = addresses;
+                    mesh.views = views;
+                }
                 News::Send { bytes, to } => {
                     mesh.note_asked(to);
                     node.send_beside(&bytes, to);
