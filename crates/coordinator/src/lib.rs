@@ -10,7 +10,8 @@
 //! [`store`] keeps all of it in one SQLite file, which a server and the operator's commands may have
 //! open at the same time. [`server`] speaks to hosts: JSON over HTTPS, as `seikan_proto::mesh` has it.
 //! [`tls`] has the certificate that they know it by. No private key of a host is ever here, and of
-//! secrets only digests: who reads the file can neither join nor speak for a member.
+//! hosts' secrets only digests: who reads the file can neither join nor speak for a member (but can use the relays, whose secrets make
+//! tickets).
 #![forbid(unsafe_code)]
 
 pub mod server;
@@ -19,7 +20,7 @@ pub mod tls;
 
 pub use server::{Options, Server, ServerError};
 pub use store::{
-    Actor, AuditEntry, Joining, MemberId, MemberInfo, NewToken, Store, StoreError, TokenId,
-    TokenInfo, Whom,
+    Actor, AuditEntry, Joining, MemberId, MemberInfo, NewToken, RelayInfo, Store, StoreError,
+    TokenId, TokenInfo, Whom,
 };
 pub use tls::{Certificate, TlsError};

@@ -113,6 +113,11 @@ impl Table {
         let (keys, side) = Keys::of(asked.member, asked.peer);
         let pair = self.pairs.get_mut(slot).filter(|pair| pair.keys == keys);
         let pair = pair.ok_or(RelayRefusal::Malformed)?;
+        // With forged addresses, datagrams could go round from pair to pair.
+        let own = meta.destination == Some(meta.source.ip());
+        if own && self.ports.contains(&meta.source.port()) {
+            return Err(RelayRefusal::Malformed);
+        }
         let this = &mut pair.sides[side];
         // The same once more: its answer was lost, and who asks is still there.
         let again = this.bound.is_some_and(|bound| bound.address == meta.source);

@@ -145,6 +145,7 @@ async fn changes(
         let mut changes = store.changes(since, id)?;
         changes.calls = bell.take();
         changes.epoch = own;
+        changes.relays = store.tickets(id, now())?;
         // Here, where a long answer holds up nobody.
         Ok(serde_json::to_vec(&changes))
     });

@@ -7,11 +7,7 @@
 
 use std::net::SocketAddr;
 
-use stun_types::attribute::XorMappedAddress;
-use stun_types::message::{
-    BINDING, Message, MessageClass, MessageHeader, MessageType, MessageWrite as _,
-    MessageWriteExt as _, MessageWriteVec,
-};
+use seikan_proto::mesh::relay;
 use tokio::net::UdpSocket;
 
 /// Longest question that is read, in bytes: the rest is not looked at.
@@ -34,19 +30,8 @@ pub(super) async fn answer(socket: UdpSocket) {
 
 /// The answer to a binding request; nothing for anything else.
 fn reply(question: &[u8], from: SocketAddr) -> Option<Vec<u8>> {
-    let header = MessageHeader::from_bytes(question).ok()?;
-    let asked = header.get_type();
-    if !asked.has_class(MessageClass::Request) || !asked.has_method(BINDING) {
-        return None;
-    }
-    let id = header.transaction_id();
-    let kind = MessageType::from_class_method(MessageClass::Success, BINDING);
-    let mut answer = Message::builder(kind, id, MessageWriteVec::new());
-    // A socket for both versions shows IPv4 addresses as IPv6 ones.
-    let from = SocketAddr::new(from.ip().to_canonical(), from.port());
-    let address = XorMappedAddress::new(from, id);
-    answer.add_attribute(&address).ok()?;
-    Some(answer.finish())
+    let id = relay::request_id(question)?;
+    Some(relay::Answer::address(from).write(id, None))
 }
 
 #[cfg(test)]

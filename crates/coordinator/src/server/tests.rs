@@ -14,7 +14,7 @@ use axum::http::{HeaderMap, Method, Request, StatusCode};
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::{
     Changes, Credential, JoinRequest, Joined, MAX_ANSWER, MAX_ENDPOINTS, MAX_REQUEST, Name,
-    Networks, Reason, Refusal, Token,
+    Networks, Reason, Refusal, RelayKind, RelaySecret, Token,
 };
 use seikan_proto::rng::Rng;
 use serde_json::{Value, json};
@@ -25,7 +25,7 @@ use tower::ServiceExt as _;
 
 use super::app::{App, keep};
 use super::routes::router;
-use crate::store::{Actor, NewToken, Store, Whom};
+use crate::store::{Actor, NewToken, RelayInfo, Store, Whom};
 
 /// The same byte again and again.
 struct Same(u8);
@@ -565,4 +565,36 @@ async fn only_members_call_and_only_members_are_called() {
         stranger.refusal(),
         (StatusCode::UNAUTHORIZED, Reason::NotAMember)
     );
+}
+
+#[tokio::test]
+async fn members_that_wait_hear_of_a_relay_at_once_and_of_it_in_every_answer() {
+    let mesh = Mesh::new().await;
+    let a = mesh.join("a", 1).await;
+    let other = mesh.other();
+    let relay = RelayInfo {
+        address: "relay.example.org:3478".parse().expect("an address"),
+        kind: RelayKind::Turn,
+    };
+    let secret = RelaySecret::parse("north", RelayKind::Turn).expect("a secret");
+    let (told, added) = tokio::join!(mesh.changes(&a, 1, 30), async {
+        sleep(MOMENT).await;
+        let added = other.add_relay(&relay, &secret, &operator(), 0);
+        added.expect("added");
+        Instant::now()
+    });
+    assert!(added.elapsed() < Duration::from_secs(1));
+    let told: Changes = told.read();
+    assert_eq!((told.revision, told.relays.len()), (2, 1));
+    assert_eq!(told.relays[0].address, relay.address);
+    let name = &told.relays[0].ticket.username;
+    assert!(name.ends_with(&key(1).to_string()), "{name}");
+    for since in [0, 2] {
+        let again: Changes = mesh.changes(&a, since, 0).await.read();
+        assert_eq!(again.relays.len(), 1, "since {since}");
+    }
+    let gone = other.remove_relay(&relay.address, &operator(), 0);
+    assert!(gone.expect("removed"));
+    let told: Changes = mesh.changes(&a, 2, 30).await.read();
+    assert_eq!((told.revision, told.relays), (3, vec![]));
 }

@@ -6,13 +6,15 @@
 
 use rusqlite::Connection;
 use seikan_proto::keys::PublicKey;
-use seikan_proto::mesh::{Changes, MAX_ANSWER, MAX_MEMBERS, Member, Networks};
+use seikan_proto::mesh::{Changes, MAX_ANSWER, MAX_MEMBERS, MAX_RELAYS, Member, Networks};
 
 use super::members::member_of;
 use super::{MemberId, Store, StoreError, networks_of, revision_of, seconds, unsigned};
 
-/// Bytes of an answer that are not members or removals: its other fields, with room to spare.
-const FRAME: usize = 1024;
+/// Bytes of an answer that are not members or removals: its other fields (64 callers of 47 among them), with room to spare.
+const FRAME: usize = 4096 + RELAY * MAX_RELAYS;
+/// Bytes of a relay in JSON: an address of 260, a name of 65, a password of 28, and 60 of field names and punctuation, with room to spare.
+pub(super) const RELAY: usize = 512;
 /// Bytes of a member in JSON, its name, endpoints and tags aside: field names and punctuation 93, the
 /// key 44, the addresses 15 and 39, with room to spare.
 const MEMBER: usize = 256;

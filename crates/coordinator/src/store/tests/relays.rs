@@ -1,0 +1,157 @@
+//! Relays: who hears of them, and what a member shows there.
+
+use seikan_proto::mesh::{MAX_RELAYS, RelayKind, RelaySecret};
+
+use super::*;
+
+fn relay(n: usize) -> RelayInfo {
+    RelayInfo {
+        address: format!("r{n}.example.org:3478")
+            .parse()
+            .expect("an address"),
+        kind: RelayKind::Turn,
+    }
+}
+
+fn secret(text: &str) -> RelaySecret {
+    RelaySecret::parse(text, RelayKind::Turn).expect("a secret")
+}
+
+fn add(store: &Store, n: usize, with: &str) -> Result<(), StoreError> {
+    store.add_relay(&relay(n), &secret(with), &operator(), NOW)
+}
+
+#[test]
+fn a_member_gets_a_ticket_for_each_relay_good_for_a_day() {
+    let mesh = Mesh::new("100.80.0.0/12");
+    let a = mesh.join("a", 1);
+    assert_eq!(mesh.store.tickets(a, NOW).expect("tickets"), []);
+    for n in [2, 1] {
+        add(&mesh.store, n, "north").expect("added");
+    }
+    let told = mesh.store.tickets(a, NOW).expect("tickets");
+    let addresses: Vec<_> = told.iter().map(|r| r.address.to_string()).collect();
+    assert_eq!(addresses, ["r1.example.org:3478", "r2.example.org:3478"]);
+    let ticket = &told[0].ticket;
+    assert!(ticket.username.ends_with(&format!(":{}", key(1))));
+    // As coturn computes it; the codec's own test has a value by openssl.
+    assert_eq!(ticket.password, secret("north").password(&ticket.username));
+    for later in [0, 1, 3_599, 3_600, 86_399] {
+        let told = mesh.store.tickets(a, NOW + later).expect("tickets");
+        let left = told[0].ticket.expires().expect("an expiry") - (NOW + later);
+        assert!(
+            (86_400..=90_000).contains(&left),
+            "{left} s after {later} s"
+        );
+    }
+    mesh.remove("a");
+    let error = mesh.store.tickets(a, NOW).expect_err("no member any more");
+    assert!(matches!(error, StoreError::NotAMember), "{error}");
+}
+
+#[test]
+fn a_ticket_stays_the_same_within_an_hour() {
+    let mesh = Mesh::new("100.80.0.0/12");
+    let a = mesh.join("a", 1);
+    add(&mesh.store, 1, "north").expect("added");
+    // 1,800,000,000 is the start of an hour.
+    let tickets = |after| mesh.store.tickets(a, NOW + after).expect("tickets");
+    assert_eq!(tickets(0), tickets(3_599));
+    assert_ne!(tickets(0), tickets(3_600));
+}
+
+#[test]
+fn what_changes_relays_is_a_revision_and_noted_without_secrets() {
+    let mesh = Mesh::new("100.80.0.0/12");
+    let store = &mesh.store;
+    let steps: [(&dyn Fn(), u64); 6] = [
+        (&|| add(store, 1, "north").expect("added"), 1),
+        (&|| add(store, 1, "north").expect("the same again"), 1),
+        (&|| add(store, 1, "south").expect("another secret"), 2),
+        (
+            &|| assert!(!remove(store, 2).expect("asked"), "there is none"),
+            2,
+        ),
+        (&|| assert!(remove(store, 1).expect("asked")), 3),
+        (&|| assert!(!remove(store, 1).expect("asked"), "no more"), 3),
+    ];
+    for (number, (step, revision)) in steps.into_iter().enumerate() {
+        step();
+        assert_eq!(store.revision().expect("asked"), revision, "step {number}");
+    }
+    assert_eq!(store.relays().expect("relays"), []);
+    let told = store.audit(3).expect("an audit");
+    let told: Vec<_> = told
+        .iter()
+        .map(|e| (e.what.as_str(), e.subject.as_str()))
+        .collect();
+    let address = "r1.example.org:3478";
+    assert_eq!(
+        told,
+        [
+            ("relay removed", address),
+            ("relay added", address),
+            ("relay added", address)
+        ]
+    );
+}
+
+fn remove(store: &Store, n: usize) -> Result<bool, StoreError> {
+    store.remove_relay(&relay(n).address, &operator(), NOW)
+}
+
+#[test]
+fn a_mesh_has_no_more_relays_than_members_are_told_of() {
+    let mesh = Mesh::new("100.80.0.0/12");
+    for n in 0..MAX_RELAYS {
+        add(&mesh.store, n, "north").expect("added");
+    }
+    let error = add(&mesh.store, MAX_RELAYS, "north").expect_err("one too many");
+    assert!(matches!(error, StoreError::OutOfBounds(_)), "{error}");
+    add(&mesh.store, 0, "south").expect("one that is there may change");
+    assert_eq!(mesh.store.relays().expect("relays").len(), MAX_RELAYS);
+}
+
+#[test]
+fn the_longest_relay_is_no_longer_than_it_is_taken_for() {
+    let mesh = Mesh::new("100.80.0.0/12");
+    let a = mesh.join("a", 1);
+    let host = format!(
+        "{}.{}",
+        ["a".repeat(63).as_str(); 3].join("."),
+        "a".repeat(61)
+    );
+    let longest = RelayInfo {
+        address: format!("{host}:65535").parse().expect("an address"),
+        kind: RelayKind::Seikan,
+    };
+    let secret = "skr_AAECAwQFBgcICQoLDA0ODxAREhMUFRYX";
+    let secret = RelaySecret::parse(secret, RelayKind::Seikan).expect("a secret");
+    let added = mesh.store.add_relay(&longest, &secret, &operator(), NOW);
+    added.expect("added");
+    let told = mesh.store.tickets(a, NOW * 10).expect("tickets");
+    let length = serde_json::to_vec(&told[0]).expect("JSON").len();
+    assert!(length < changes::RELAY, "{length}");
+}
+
+#[test]
+fn a_file_from_before_there_were_relays_can_have_some() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("mesh.db");
+    let file = Connection::open(&path).expect("opened");
+    file.execute_batch(STEPS[0]).expect("laid out");
+    file.pragma_update(None, "user_version", 1).expect("set");
+    file.execute_batch("UPDATE mesh SET v4 = '100.80.0.0/12', v6 = 'fd00::/64', revision = 7")
+        .expect("filled");
+    drop(file);
+    for expected in [vec![], vec![relay(1)]] {
+        let store = Store::open(&path).expect("opened");
+        assert_eq!(
+            store.networks().expect("asked"),
+            Some(networks("100.80.0.0/12"))
+        );
+        assert_eq!(store.relays().expect("relays"), expected);
+        add(&store, 1, "north").expect("added");
+        assert_eq!(store.revision().expect("asked"), 8);
+    }
+}

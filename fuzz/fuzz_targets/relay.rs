@@ -1,0 +1,35 @@
+//! Any bytes as what members and a relay say to each other: nothing is believed without the password, and what is
+//! understood is no more than was said.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use seikan_proto::mesh::relay::{Answer, Asked, AskedError, RelayError, TransactionId, is_request};
+use seikan_proto::mesh::{Relay, RelayAddress, RelayKind, RelaySecret};
+
+fuzz_target!(|bytes: &[u8]| {
+    let secret = RelaySecret::parse("north", RelayKind::Turn).expect("a secret");
+    match Asked::parse(bytes) {
+        Ok(Asked::Port(asked)) => {
+            assert!(is_request(bytes) && asked.member != asked.peer);
+            // An input that guesses an HMAC is not found by chance.
+            assert!(!asked.verify(&secret.password(&asked.username)));
+        }
+        Ok(Asked::Address(_)) | Err(AskedError::Refused(..)) => assert!(is_request(bytes)),
+        Err(AskedError::NotARequest) => {}
+    }
+    // The transaction is the input's own, so that all behind it is reached.
+    let id = bytes.iter().skip(8).take(12);
+    let id = TransactionId::from(id.fold(0, |id, byte| id << 8 | u128::from(*byte)));
+    match Answer::parse(bytes, id, &secret.password("1:a")) {
+        Ok(answer) => assert_eq!((answer.port, answer.present), (None, false)),
+        Err(RelayError::Refused(refusal)) => assert!((300..700).contains(&refusal.code())),
+        Err(RelayError::NotAnAnswer) => {}
+    }
+    let _ = serde_json::from_slice::<Relay>(bytes);
+    if let Ok(text) = std::str::from_utf8(bytes)
+        && let Ok(address) = text.parse::<RelayAddress>()
+    {
+        let again: RelayAddress = address.to_string().parse().expect("its own text");
+        assert_eq!(again, address);
+    }
+});
