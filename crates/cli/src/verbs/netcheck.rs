@@ -94,7 +94,11 @@ fn render(name: &str, mesh: &MeshStatus) -> String {
             (None, _) => format!("{YELLOW}no answer{RESET}"),
         };
         let (name, server) = (printable(&view.name), view.server.to_string());
-        let by = if name == server { server } else { format!("{name} ({server})") };
+        let by = if name == server {
+            server
+        } else {
+            format!("{name} ({server})")
+        };
         out.0.push_str(&format!("    {by}: {said}\n"));
     }
     out.heading("relays in use lately");
@@ -108,7 +112,8 @@ fn render(name: &str, mesh: &MeshStatus) -> String {
             }
             RelayStatus::Refuses(reason) => format!("{YELLOW}{}{RESET}", printable(reason)),
         };
-        out.0.push_str(&format!("    {}: {said}\n", printable(address)));
+        out.0
+            .push_str(&format!("    {}: {said}\n", printable(address)));
     }
     out.0
 }
@@ -126,7 +131,7 @@ fn explained(nat: Nat) -> (String, &'static str) {
         ),
         Nat::Silent => (
             format!("{RED}no server answers{RESET}"),
-            "UDP seems to be blocked, or this host has no way out: nothing is reached, relays neither.",
+            "Nobody is reached by addresses of this kind, relays neither: UDP is blocked on the way, or there is no way out.",
         ),
         Nat::Open => (
             format!("{GREEN}no NAT{RESET}"),
@@ -137,7 +142,9 @@ fn explained(nat: Nat) -> (String, &'static str) {
             "Only one server answers, which cannot tell of what kind: a relay, or `stun` in the configuration, would be another.",
         ),
         Nat::EndpointIndependent => (
-            format!("{GREEN}a NAT that keeps one port for everybody{RESET} (endpoint-independent mapping)"),
+            format!(
+                "{GREEN}a NAT that keeps one port for everybody{RESET} (endpoint-independent mapping)"
+            ),
             "Direct paths to all but those behind symmetric NATs, who need a relay.",
         ),
         Nat::Symmetric => (
