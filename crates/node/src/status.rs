@@ -7,6 +7,7 @@ use crate::control::subject::Record;
 use crate::gateway::status::GatewayStatus;
 use crate::mesh::{Contact, MeshState};
 use crate::node::{Node, now};
+use crate::setup::names::Found;
 use seikan_observe::{DirectionCounters, DropCounts, Histogram, PeerCounters};
 use seikan_proto::noise::Construction;
 use seikan_proto::peer::Peer;
@@ -69,6 +70,9 @@ pub struct MeshStatus {
     /// What this host looks like from outside, as the coordinator sees it; what is not an address of its own a NAT has made.
     #[serde(default)]
     pub reflexive: Vec<SocketAddr>,
+    /// How members are found by their names; absent where it is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub names: Option<Found>,
     /// Members that are no peers.
     #[serde(default)]
     pub refused_members: usize,
@@ -378,6 +382,7 @@ fn mesh(mesh: &MeshState) -> MeshStatus {
         revision: mesh.revision,
         members: mesh.members.len(),
         reflexive: mesh.reflexive.clone(),
+        names: Some(mesh.names.clone()),
         refused: refused
             .map(|(key, reason)| (key.to_string(), (*reason).to_owned()))
             .collect(),

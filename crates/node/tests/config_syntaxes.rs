@@ -662,6 +662,7 @@ prop_compose! {
         endpoint in endpoint(),
         pin in proptest::option::of(any::<[u8; 8]>()),
         secret in any::<u8>(),
+        names in any::<bool>(),
     ) -> MeshSettings {
         let url = format!("https://{endpoint}");
         let text = format!("skc_{}", ["A", "b", "7", "_"][usize::from(secret % 4)].repeat(32));
@@ -670,6 +671,7 @@ prop_compose! {
             coordinator: url.parse().unwrap_or_else(|_| "https://mesh:7443".parse().unwrap()),
             pin: pin.map(|bytes| Pin::of_certificate(&bytes)),
             credential: text.parse().unwrap(),
+            names,
         }
     }
 }

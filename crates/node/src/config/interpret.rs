@@ -61,6 +61,7 @@ pub(super) struct MeshDraft {
     pub coordinator: Option<At<CoordinatorUrl>>,
     pub pin: Option<At<Pin>>,
     pub credential: Option<At<Credential>>,
+    pub names: Option<bool>,
 }
 
 /// What only Seikan knows.
@@ -197,6 +198,7 @@ impl Context<'_, '_, '_> {
                 Field::Credential => {
                     self.set_at(&entry, values::credential, &mut draft.mesh.credential);
                 }
+                Field::Names => self.set(&entry, values::boolean, &mut draft.mesh.names),
                 // The splitters let only an interface's keys into its section.
                 _ => {}
             }

@@ -31,6 +31,7 @@ pub(super) enum Field {
     Coordinator,
     CoordinatorPin,
     Credential,
+    Names,
     Name,
     PublicKey,
     PresharedKey,
@@ -105,7 +106,7 @@ const fn spec(
 
 /// The schema.
 #[rustfmt::skip]
-pub(super) static KEYS: [FieldSpec; 42] = {
+pub(super) static KEYS: [FieldSpec; 43] = {
     use SectionKind::{Device, Gateway, Interface, Peer, Remote};
     use Shape::{Lines, List, One};
     [
@@ -130,6 +131,7 @@ pub(super) static KEYS: [FieldSpec; 42] = {
         spec(Field::Coordinator, Interface, One, "Coordinator", "coordinator"),
         spec(Field::CoordinatorPin, Interface, One, "CoordinatorPin", "coordinator-pin"),
         spec(Field::Credential, Interface, One, "Credential", "credential"),
+        spec(Field::Names, Interface, One, "Names", "names"),
         spec(Field::Name, Peer, One, "Name", "name"),
         spec(Field::PublicKey, Peer, One, "PublicKey", "public-key"),
         spec(Field::PresharedKey, Peer, One, "PresharedKey", "preshared-key"),

@@ -62,6 +62,8 @@ pub struct MeshSettings {
     pub pin: Option<Pin>,
     /// What it knows this host by.
     pub credential: Credential,
+    /// Have this host's programs find members by their names.
+    pub names: bool,
 }
 
 /// `https://HOST` or `https://HOST:PORT`, without a path; port 443 unless given.

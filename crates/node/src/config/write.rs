@@ -152,6 +152,9 @@ impl Text {
             self.one(Field::Coordinator, &mesh.coordinator.to_string());
             self.option(Field::CoordinatorPin, mesh.pin);
             self.one(Field::Credential, &mesh.credential.reveal());
+            if !mesh.names {
+                self.one(Field::Names, "false");
+            }
         }
     }
 

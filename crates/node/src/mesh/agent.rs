@@ -2,12 +2,13 @@
 //!
 //! Tasks on one thread: one asks for what changed, each question waiting at the coordinator until there is something
 //! ([`Agent::follow`]); one asks by STUN what this host looks like from outside ([`Agent::reflect`]); one tells where it may be
-//! reached whenever that is different ([`Agent::tell`]); one has members called that do not answer ([`Agent::call`]). None gives up:
+//! reached whenever that is different ([`Agent::tell`]); one has members called that do not answer ([`Agent::call`]); some answer
+//! questions for members' names ([`names::serve`]). None gives up:
 //! a coordinator that does not answer is asked again, ever less often.
 
 use super::client::{Client, ClientError};
 use super::stun::Question;
-use super::{Contact, Heard, cache, endpoints};
+use super::{Contact, Heard, cache, endpoints, names};
 use crate::config::{Endpoint, Host, MeshSettings};
 use ipnet::IpNet;
 use seikan_proto::keys::PublicKey;
@@ -95,6 +96,10 @@ pub(super) struct Agent {
     pub port: Arc<AtomicU16>,
     /// Where the others are kept.
     pub cache: PathBuf,
+    /// What the others are called.
+    pub names: names::Names,
+    /// Who says so, if names are on.
+    pub name_server: Option<names::Server>,
 }
 
 /// The way to the worker. Who sends while it is gone is to end.
@@ -134,7 +139,8 @@ impl Agent {
         Ok(receiver)
     }
 
-    async fn live(self, worker: Worker, mut heard: mpsc::Receiver<Heard>) {
+    async fn live(mut self, worker: Worker, mut heard: mpsc::Receiver<Heard>) {
+        let name_server = self.name_server.take();
         let client = match Client::new(
             &self.settings.coordinator,
             self.settings.pin,
@@ -143,7 +149,8 @@ impl Agent {
             Ok(client) => client,
             Err(error) => {
                 let _ = worker.tell(News::Contact(Contact::Lost(error.to_string())));
-                return;
+                // This host's other names may depend on it.
+                return names::serve(name_server, self.names).await;
             }
         };
         let shared = Shared::default();
@@ -165,15 +172,18 @@ impl Agent {
             _ = self.reflect(&worker, &shared, answers) => {}
             _ = self.call(&client, seeking) => {}
             () = sort => {}
+            () = names::serve(name_server, self.names.clone()) => {}
         }
     }
 
     /// Asks for changes, again and again.
     async fn follow(&self, client: &Client, worker: &Worker, shared: &Shared) -> Result<(), Gone> {
         let mut book = cache::load(&self.cache);
+        let changes: Vec<Change> = book.members().values().cloned().map(Change::Set).collect();
+        self.names.with(|zone| zone.take(&changes));
         worker.tell(News::Changes {
             revision: book.revision,
-            changes: book.members().values().cloned().map(Change::Set).collect(),
+            changes,
         })?;
         // What is on disk may be of another coordinator: it tells of everybody once.
         let (mut since, mut epoch, mut first) = (0, 0, true);
@@ -208,6 +218,7 @@ impl Agent {
                         shared.different.notify_one();
                     }
                     let changes = book.take(changes);
+                    self.names.with(|zone| zone.take(&changes));
                     dirty |= !changes.is_empty();
                     let nothing = changes.is_empty() && calls.is_empty();
                     worker.tell(News::Contact(Contact::Connected))?;
@@ -227,6 +238,7 @@ impl Agent {
                     cache::forget(&self.cache);
                     dirty = false;
                     let changes = book.clear();
+                    self.names.with(|zone| zone.take(&changes));
                     (since, epoch) = (0, 0);
                     worker.tell(News::Contact(Contact::Revoked))?;
                     worker.tell(News::Changes {

@@ -9,10 +9,12 @@ mod agent;
 mod cache;
 pub mod client;
 mod endpoints;
+pub mod names;
 pub(crate) mod stun;
 
 use crate::config::{Config, MeshSettings};
 use crate::node::{Node, now};
+use crate::setup::names::{Found, Names};
 use crate::worker::{Service, Verdict};
 use agent::{Agent, News};
 use ipnet::IpNet;
@@ -52,6 +54,8 @@ pub struct MeshState {
     pub refused: BTreeMap<PublicKey, &'static str>,
     /// What this host looks like from outside.
     pub reflexive: Vec<SocketAddr>,
+    /// How members are found by their names.
+    pub names: Found,
     /// STUN servers that were asked last, of IPv4 and of IPv6: nobody else's answers are taken.
     pub(crate) asked: [Option<SocketAddr>; 2],
     /// The way to the thread.
@@ -112,7 +116,8 @@ pub fn forget(state: &Path, interface: &str) {
 }
 
 impl Mesh {
-    /// Starts the thread. Call it after privileges were dropped. `state` is the folder of what is kept over restarts.
+    /// Starts the thread. Call it after privileges were dropped. `state` is the folder of what is kept over restarts;
+    /// `names` is what was set up to find members by their names.
     ///
     /// # Errors
     /// No thread, or no pair of sockets.
@@ -121,6 +126,7 @@ impl Mesh {
         settings: &MeshSettings,
         state: &Path,
         node: &mut Node,
+        names: Option<&mut Names>,
     ) -> io::Result<Mesh> {
         let (ours, theirs) = UnixStream::pair()?;
         ours.set_nonblocking(true)?;
@@ -128,12 +134,18 @@ impl Mesh {
         let again = theirs.try_clone()?;
         let port = Arc::new(AtomicU16::new(node.sockets.port()));
         let (to_agent, heard) = mpsc::channel(MAX_HEARD);
+        let (found, server) = match names {
+            Some(names) => (names.found.clone(), names.server.take()),
+            None => (Found::Off("they were not set up".to_owned()), None),
+        };
         let agent = Agent {
             settings: settings.clone(),
             own_interface: node.tun.index(),
             networks: config.addresses.clone(),
             port: port.clone(),
             cache: cache::file(state, config.name.as_str()),
+            names: names::Names::new(config.addresses.clone()),
+            name_server: server,
         };
         node.mesh = Some(MeshState {
             coordinator: settings.coordinator.to_string(),
@@ -142,6 +154,7 @@ impl Mesh {
             members: BTreeMap::new(),
             refused: BTreeMap::new(),
             reflexive: Vec::new(),
+            names: found,
             asked: [None; 2],
             to_agent,
         });
