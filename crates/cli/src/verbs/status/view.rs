@@ -3,6 +3,8 @@
 use std::fmt::Write;
 
 use seikan_node::mesh::Contact;
+use seikan_node::mesh::names::DOMAIN;
+use seikan_node::setup::names::Found;
 use seikan_node::status::{
     Capability, Device, Direction, MeshStatus, Path, PeerStatus, Report, Socket, Status, Traffic,
 };
@@ -53,6 +55,13 @@ fn interface(status: &Status, out: &mut Screen) {
         if !mesh.reflexive.is_empty() {
             let seen: Vec<String> = mesh.reflexive.iter().map(ToString::to_string).collect();
             out.line("seen from outside as", seen.join(", "));
+        }
+        match &mesh.names {
+            Some(Found::By(by)) => out.line("names", format!("NAME.{DOMAIN} by {}", printable(by))),
+            Some(Found::Off(reason)) => {
+                out.line("names", format!("off, because {}", printable(reason)))
+            }
+            None => {}
         }
         for (key, reason) in &mesh.refused {
             out.line(&format!("no peer: {key}"), printable(reason));
