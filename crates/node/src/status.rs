@@ -8,6 +8,7 @@ use crate::gateway::status::GatewayStatus;
 use crate::mesh::nat::{self, Nat, Sight};
 use crate::mesh::{self, Contact, MeshState};
 use crate::node::{Node, now};
+use crate::setup::names::Found;
 use seikan_observe::{DirectionCounters, DropCounts, Histogram, PeerCounters};
 use seikan_proto::noise::Construction;
 use seikan_proto::paths;
@@ -84,6 +85,9 @@ pub struct MeshStatus {
     /// Relays that were asked for something, by address.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub relays: BTreeMap<String, RelayStatus>,
+    /// How members are found by their names; absent where it is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub names: Option<Found>,
     /// Members that are no peers.
     #[serde(default)]
     pub refused_members: usize,
@@ -563,6 +567,7 @@ fn mesh(mesh: &MeshState, own: &[IpAddr]) -> MeshStatus {
                 (address.clone(), status)
             })
             .collect(),
+        names: Some(mesh.names.clone()),
         refused: refused
             .map(|(key, reason)| (key.to_string(), (*reason).to_owned()))
             .collect(),

@@ -2,7 +2,7 @@
 //!
 //! Up, in this order: the control sockets, and with them the name; the journal and what a killed
 //! instance left; is anything in the way ([`in_the_way`]); the hook process; `PreUp`; the plan of routes; the interface with its sockets;
-//! addresses, MTU, up; name servers; routes, rules, firewall; `PostUp`. Then privileges are dropped
+//! addresses, MTU, up; name servers; routes, rules, firewall; `PostUp`; the names of a mesh. Then privileges are dropped
 //! to `CAP_NET_ADMIN`, and the worker runs. Down in reverse: `PreDown`, `SaveConfig`, the interface,
 //! everything in the journal, `PostDown`. A failure or a signal half way goes down from there.
 //!
@@ -24,6 +24,7 @@ use crate::node::{Node, NodeError, resolve};
 use crate::save;
 use crate::setup::forwarding::Upkeep;
 use crate::setup::hooks::{HookError, Hooks, Moment};
+use crate::setup::names::Names;
 use crate::setup::{self, Change, firewall, forwarding, mtu, occupied, routes};
 use crate::state::{self, Journal, StateError};
 use crate::worker::{self, Ended, Service, Verdict};
@@ -187,6 +188,7 @@ pub fn up(
         journal,
         hooks,
         node: None,
+        names: None,
         reached: None,
     };
     let outcome = work.bring_up().and_then(|()| work.run(&mut control));
@@ -275,6 +277,8 @@ struct Work<'a> {
     netlink: Netlink,
     journal: Journal,
     node: Option<Node>,
+    /// Names of members, if this host is one.
+    names: Option<Names>,
     /// How far the hooks have come on the way up.
     reached: Option<Moment>,
     hooks: Hooks,
@@ -318,6 +322,12 @@ impl Work<'_> {
         }
         self.reached = Some(Moment::PostUp);
         self.hooks.run(Moment::PostUp)?;
+        if config.mesh.is_some() {
+            // After the hooks: until the thread of the mesh runs, nobody answers.
+            let observer = &mut *self.observer;
+            let mut warn = |warning| observer.warn(warning);
+            self.names = Some(Names::set(&config, &mut self.journal, &mut warn));
+        }
         Ok(())
     }
 
@@ -369,7 +379,8 @@ impl Work<'_> {
             mesh: match &self.config.mesh {
                 Some(settings) => {
                     let state = &self.options.places.state;
-                    let started = Mesh::start(self.config, settings, state, node);
+                    let started =
+                        Mesh::start(self.config, settings, state, node, self.names.as_mut());
                     Some(started.map_err(UpError::Mesh)?)
                 }
                 None => None,
@@ -403,6 +414,9 @@ impl Work<'_> {
     /// All of the way down, from wherever the way up ended. Failures are told and passed over.
     fn tear_down(&mut self) {
         let mut failures = Vec::new();
+        if let Some(names) = self.names.take() {
+            names.take_back();
+        }
         let hooks = |moment, hooks: &mut Hooks| hooks.run(moment).map_err(|e| e.to_string());
         if self.reached == Some(Moment::PostUp) {
             failures.extend(hooks(Moment::PreDown, &mut self.hooks).err());

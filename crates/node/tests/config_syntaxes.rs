@@ -663,6 +663,7 @@ prop_compose! {
         pin in proptest::option::of(any::<[u8; 8]>()),
         secret in any::<u8>(),
         stun in proptest::collection::vec(endpoint(), 0..3),
+        names in any::<bool>(),
     ) -> MeshSettings {
         let url = format!("https://{endpoint}");
         let text = format!("skc_{}", ["A", "b", "7", "_"][usize::from(secret % 4)].repeat(32));
@@ -672,6 +673,7 @@ prop_compose! {
             pin: pin.map(|bytes| Pin::of_certificate(&bytes)),
             credential: text.parse().unwrap(),
             stun,
+            names,
         }
     }
 }

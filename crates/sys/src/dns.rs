@@ -11,9 +11,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::netlink::link::check_name;
+use crate::resolv_conf;
 
 /// Where systemd-resolved keeps its state while it runs.
 const RESOLVED_STATE: &str = "/run/systemd/resolve";
+/// Which services the C library asks for names, nsswitch.conf(5).
+const NSSWITCH: &str = "/etc/nsswitch.conf";
 /// Debian's resolvconf ranks interfaces by patterns in this file.
 const INTERFACE_ORDER: &str = "/etc/resolvconf/interface-order";
 
@@ -36,6 +39,14 @@ pub enum DnsError {
          (install and start systemd-resolved); or remove `DNS =` from the configuration"
     )]
     NoResolver {
+        /// For which interface.
+        interface: String,
+    },
+    /// systemd-resolved runs, and cannot be told.
+    #[error(
+        "systemd-resolved looks up this host's names, but there is no `resolvectl` to tell it of {interface}: install it"
+    )]
+    NoResolvectl {
         /// For which interface.
         interface: String,
     },
@@ -119,6 +130,49 @@ pub fn apply(interface: &str, settings: &DnsSettings) -> Result<AppliedDns, DnsE
     Ok(applied)
 }
 
+/// Whether programs on this host have systemd-resolved look up names.
+pub fn is_resolved_asked() -> bool {
+    let [resolv_conf, nsswitch] = [resolv_conf::FILE, NSSWITCH].map(Path::new);
+    Path::new(RESOLVED_STATE).exists() && resolv_conf::asks_resolved(resolv_conf, nsswitch)
+}
+
+/// Have systemd-resolved ask a server of an interface for names under a domain, and for no others. It forgets that with the interface.
+pub fn route(interface: &str, server: IpAddr, domain: &str) -> Result<AppliedDns, DnsError> {
+    let settings = DnsSettings {
+        servers: vec![server],
+        search: vec![domain.to_owned()],
+    };
+    check(interface, &settings)?;
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let program = find_program(&path, "resolvectl").ok_or_else(|| DnsError::NoResolvectl {
+        interface: interface.into(),
+    })?;
+    let applied = AppliedDns {
+        resolver: Resolver::Resolvectl {
+            program: program.clone(),
+        },
+        interface: interface.into(),
+        undone: false,
+    };
+    for invocation in routing(&program, interface, server, domain) {
+        invocation.run()?;
+    }
+    Ok(applied)
+}
+
+/// The domain before the server, which without one would be asked for all names; and none of what a server on this very host, of a domain
+/// that the root of DNS does not know, has not: signatures and TLS.
+fn routing(program: &Path, interface: &str, server: IpAddr, domain: &str) -> [Invocation; 4] {
+    let (server, domain) = (server.to_string(), format!("~{domain}"));
+    [
+        ["domain", interface, &domain],
+        ["dnssec", interface, "no"],
+        ["dnsovertls", interface, "no"],
+        ["dns", interface, &server],
+    ]
+    .map(|arguments| invocation(program, arguments, String::new()))
+}
+
 /// Take back what another process, or this one after [`AppliedDns::keep`], has put in force for an
 /// interface. Without a resolver to ask there is nothing to take back.
 pub fn revert(interface: &str) -> Result<(), DnsError> {
@@ -132,6 +186,14 @@ pub fn revert(interface: &str) -> Result<(), DnsError> {
 }
 
 impl AppliedDns {
+    /// Who was told.
+    pub fn by(&self) -> &'static str {
+        match self.resolver {
+            Resolver::Resolvconf { .. } => "resolvconf",
+            Resolver::Resolvectl { .. } => "systemd-resolved",
+        }
+    }
+
     /// Leave the settings in force; [`revert`] takes them back.
     pub fn keep(mut self) {
         self.undone = true;
@@ -154,18 +216,13 @@ impl Drop for AppliedDns {
 
 impl Resolver {
     fn find(path: &OsStr, resolved_runs: bool, interface_order: &str) -> Option<Self> {
-        let find = |name: &str| {
-            std::env::split_paths(path)
-                .map(|directory| directory.join(name))
-                .find(|program| program.is_absolute() && is_executable(program))
-        };
-        if let Some(program) = find("resolvconf") {
+        if let Some(program) = find_program(path, "resolvconf") {
             return Some(Self::Resolvconf {
                 program,
                 prefix: first_prefix(interface_order),
             });
         }
-        let program = find("resolvectl").filter(|_| resolved_runs)?;
+        let program = find_program(path, "resolvectl").filter(|_| resolved_runs)?;
         Some(Self::Resolvectl { program })
     }
 
@@ -254,6 +311,12 @@ fn invocation<const N: usize>(program: &Path, arguments: [&str; N], input: Strin
         arguments,
         input,
     }
+}
+
+fn find_program(path: &OsStr, name: &str) -> Option<PathBuf> {
+    std::env::split_paths(path)
+        .map(|directory| directory.join(name))
+        .find(|program| program.is_absolute() && is_executable(program))
 }
 
 fn is_executable(path: &Path) -> bool {
@@ -354,6 +417,20 @@ mod tests {
             ]
         );
         assert_eq!(resolver.undo("wg0").arguments, ["revert", "wg0"]);
+    }
+
+    #[test]
+    fn resolvectl_gets_one_domain_for_one_server() {
+        let server = "100.80.0.2".parse().unwrap();
+        let told = routing(
+            Path::new("/usr/bin/resolvectl"),
+            "seikan0",
+            server,
+            "seikan",
+        );
+        let told = told.map(|invocation| invocation.arguments.join(" "));
+        assert_eq!(told[0], "domain seikan0 ~seikan");
+        assert_eq!(told[3], "dns seikan0 100.80.0.2");
     }
 
     #[test]

@@ -27,6 +27,7 @@ pub mod privilege;
 pub mod process;
 pub mod profile;
 pub mod random;
+pub mod resolv_conf;
 pub mod sample;
 pub mod schedule;
 pub mod signal;

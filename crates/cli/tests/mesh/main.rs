@@ -4,5 +4,6 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod members;
+mod names;
 mod nat;
 mod site;

@@ -22,10 +22,19 @@ use std::time::{Duration, Instant};
 const COORDINATOR: &str = "192.0.2.1:7443";
 /// Where members answer.
 const ECHO_PORT: u16 = 7;
+/// What a host's resolv.conf says at first.
+pub const RESOLV_CONF: &str =
+    "# By hand.\nsearch corp.example\nnameserver 192.0.2.1\noptions timeout:1\n";
+/// Runs a program with a host's files in place of the machine's, and with systemd-resolved's state if the host has it.
+const WITH_OWN_FILES: &str = r#"for file in resolv.conf nsswitch.conf; do
+    [ ! -e /etc/$file ] || mount --bind "$0/$file" /etc/$file || exit 125
+done
+[ ! -e "$0/systemd" ] || mount --bind "$0/systemd" /run/systemd || exit 125
+PATH="$0/bin:$PATH" exec "$@""#;
 
 /// The coordinator's host, which has the switch.
 pub struct Site {
-    netns: NetNs,
+    pub netns: NetNs,
     pub netlink: Netlink,
     pub bridge: u32,
     folder: tempfile::TempDir,
@@ -91,6 +100,8 @@ impl Site {
         let interface = format!("m{}x{unique}", std::process::id());
         let folder = self.folder.path().join(&interface);
         fs::create_dir(&folder).expect("a folder");
+        fs::write(folder.join("resolv.conf"), RESOLV_CONF).expect("a file");
+        fs::write(folder.join("nsswitch.conf"), "hosts: files dns\n").expect("a file");
         Host {
             netns,
             interface,
@@ -186,8 +197,16 @@ impl Host {
     }
 
     fn command(&self, words: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_seikan"));
+        self.program(env!("CARGO_BIN_EXE_seikan"), words)
+    }
+
+    /// A program on this host, whose resolv.conf is not the machine's: a member changes it.
+    fn program(&self, program: &str, words: &[&str]) -> Command {
+        let mut command = Command::new("unshare");
         command
+            .args(["--mount", "sh", "-c", WITH_OWN_FILES])
+            .arg(&self.folder)
+            .arg(program)
             .args(words)
             .env("SEIKAN_RUN_DIR", self.folder.join("run"))
             .env("SEIKAN_STATE_DIR", self.folder.join("state"))
@@ -198,8 +217,16 @@ impl Host {
     }
 
     pub fn run(&self, words: &[&str]) -> Output {
-        let child = self.netns.spawn_command(&mut self.command(words));
+        self.run_program(env!("CARGO_BIN_EXE_seikan"), words)
+    }
+
+    pub fn run_program(&self, program: &str, words: &[&str]) -> Output {
+        let child = self.netns.spawn_command(&mut self.program(program, words));
         child.expect("start").wait_with_output().expect("an end")
+    }
+
+    pub fn resolv_conf(&self) -> String {
+        fs::read_to_string(self.folder.join("resolv.conf")).expect("a file")
     }
 
     /// Becomes a member under this name; its addresses.

@@ -193,9 +193,10 @@ fn check_native(
 fn check_mesh(interface: &InterfaceDraft, reporter: &mut Reporter<'_>) {
     let keys = [Field::Coordinator, Field::Credential];
     let given = keys.map(|key| interface.given.has(key));
-    let pin = &interface.mesh.pin;
+    let others = [Field::CoordinatorPin, Field::Stun, Field::Names];
+    let more = others.iter().any(|key| interface.given.has(*key));
     for (key, _) in keys.iter().zip(given).filter(|(_, given)| !given) {
-        if given == [false; 2] && pin.is_none() && interface.mesh.stun.is_empty() {
+        if given == [false; 2] && !more {
             return;
         }
         let name = reporter.name(*key);
@@ -362,6 +363,7 @@ fn complete(
             pin: mesh.pin.map(|pin| pin.value),
             credential: credential.value,
             stun: mesh.stun.into_iter().map(|server| server.value).collect(),
+            names: mesh.names.unwrap_or(true),
         });
     Some(Config {
         name,

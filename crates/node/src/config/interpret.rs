@@ -62,6 +62,7 @@ pub(super) struct MeshDraft {
     pub pin: Option<At<Pin>>,
     pub credential: Option<At<Credential>>,
     pub stun: Vec<At<Endpoint>>,
+    pub names: Option<bool>,
 }
 
 /// What only Seikan knows.
@@ -199,6 +200,7 @@ impl Context<'_, '_, '_> {
                     self.set_at(&entry, values::credential, &mut draft.mesh.credential);
                 }
                 Field::Stun => draft.mesh.stun.extend(self.all(&entry, values::endpoint)),
+                Field::Names => self.set(&entry, values::boolean, &mut draft.mesh.names),
                 // The splitters let only an interface's keys into its section.
                 _ => {}
             }

@@ -32,6 +32,7 @@ pub(super) enum Field {
     CoordinatorPin,
     Credential,
     Stun,
+    Names,
     Name,
     PublicKey,
     PresharedKey,
@@ -106,7 +107,7 @@ const fn spec(
 
 /// The schema.
 #[rustfmt::skip]
-pub(super) static KEYS: [FieldSpec; 43] = {
+pub(super) static KEYS: [FieldSpec; 44] = {
     use SectionKind::{Device, Gateway, Interface, Peer, Remote};
     use Shape::{Lines, List, One};
     [
@@ -132,6 +133,7 @@ pub(super) static KEYS: [FieldSpec; 43] = {
         spec(Field::CoordinatorPin, Interface, One, "CoordinatorPin", "coordinator-pin"),
         spec(Field::Credential, Interface, One, "Credential", "credential"),
         spec(Field::Stun, Interface, List, "STUN", "stun"),
+        spec(Field::Names, Interface, One, "Names", "names"),
         spec(Field::Name, Peer, One, "Name", "name"),
         spec(Field::PublicKey, Peer, One, "PublicKey", "public-key"),
         spec(Field::PresharedKey, Peer, One, "PresharedKey", "preshared-key"),

@@ -64,6 +64,8 @@ pub struct MeshSettings {
     pub credential: Credential,
     /// STUN servers (RFC 8489) to be asked beside the coordinator and its relays.
     pub stun: Vec<Endpoint>,
+    /// Have this host's programs find members by their names.
+    pub names: bool,
 }
 
 /// `https://HOST` or `https://HOST:PORT`, without a path; port 443 unless given.

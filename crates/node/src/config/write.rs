@@ -153,6 +153,9 @@ impl Text {
             self.option(Field::CoordinatorPin, mesh.pin);
             self.one(Field::Credential, &mesh.credential.reveal());
             self.list(Field::Stun, mesh.stun.iter().map(ToString::to_string));
+            if !mesh.names {
+                self.one(Field::Names, "false");
+            }
         }
     }
 

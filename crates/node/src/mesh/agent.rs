@@ -3,13 +3,13 @@
 //! Tasks on one thread: one asks for what changed, each question waiting at the coordinator until there is something
 //! ([`Agent::follow`]); one asks by STUN what this host looks like from outside ([`Agent::reflect`]); one tells where it may be
 //! reached whenever that is different ([`Agent::tell`]); one has members called that do not answer ([`Agent::call`]); one binds this
-//! host to relays for those that no direct way reaches ([`super::relay`]). None gives up:
-//! a coordinator that does not answer is asked again, ever less often.
+//! host to relays for those that no direct way reaches ([`super::relay`]); some answer questions for members' names
+//! ([`names::serve`]). None gives up: a coordinator that does not answer is asked again, ever less often.
 
 use super::client::{Client, ClientError};
 use super::relay::{Relays, Wish};
 use super::stun::{Question, Questions};
-use super::{Contact, Heard, cache, endpoints};
+use super::{Contact, Heard, cache, endpoints, names};
 use crate::config::{Host, MeshSettings};
 use futures_util::future::join_all;
 use ipnet::IpNet;
@@ -132,6 +132,10 @@ pub(super) struct Agent {
     pub cache: PathBuf,
     /// This host's identity.
     pub own_key: PublicKey,
+    /// What the others are called.
+    pub names: names::Names,
+    /// Who says so, if names are on.
+    pub name_server: Option<names::Server>,
 }
 
 /// The way to the worker. Who sends while it is gone is to end.
@@ -171,7 +175,8 @@ impl Agent {
         Ok(receiver)
     }
 
-    async fn live(self, worker: Worker, mut heard: mpsc::Receiver<Heard>) {
+    async fn live(mut self, worker: Worker, mut heard: mpsc::Receiver<Heard>) {
+        let name_server = self.name_server.take();
         let client = match Client::new(
             &self.settings.coordinator,
             self.settings.pin,
@@ -180,7 +185,8 @@ impl Agent {
             Ok(client) => client,
             Err(error) => {
                 let _ = worker.tell(News::Contact(Contact::Lost(error.to_string())));
-                return;
+                // This host's other names may depend on it.
+                return names::serve(name_server, self.names).await;
             }
         };
         let (wishes, wished) = mpsc::channel(MAX_SOUGHT);
@@ -208,6 +214,7 @@ impl Agent {
             _ = relays.keep(wished) => {}
             _ = self.call(&client, seeking) => {}
             () = sort => {}
+            () = names::serve(name_server, self.names.clone()) => {}
         }
     }
 
@@ -215,9 +222,11 @@ impl Agent {
     async fn follow(&self, client: &Client, worker: &Worker, shared: &Shared) -> Result<(), Gone> {
         let mut book = cache::load(&self.cache);
         shared.relays.replace(book.relays().to_vec());
+        let changes: Vec<Change> = book.members().values().cloned().map(Change::Set).collect();
+        self.names.with(|zone| zone.take(&changes));
         worker.tell(News::Changes {
             revision: book.revision,
-            changes: book.members().values().cloned().map(Change::Set).collect(),
+            changes,
         })?;
         // What is on disk may be of another coordinator: it tells of everybody once.
         let (mut since, mut epoch, mut first) = (0, 0, true);
@@ -254,6 +263,8 @@ impl Agent {
                     let changes = book.take(changes);
                     dirty |= !changes.is_empty() || *shared.relays.borrow() != book.relays();
                     shared.relays.replace(book.relays().to_vec());
+                    self.names.with(|zone| zone.take(&changes));
+                    dirty |= !changes.is_empty();
                     let nothing = changes.is_empty() && calls.is_empty();
                     worker.tell(News::Contact(Contact::Connected))?;
                     worker.tell(News::Changes {
@@ -274,6 +285,7 @@ impl Agent {
                     dirty = false;
                     let changes = book.clear();
                     shared.relays.borrow_mut().clear();
+                    self.names.with(|zone| zone.take(&changes));
                     (since, epoch) = (0, 0);
                     worker.tell(News::Contact(Contact::Revoked))?;
                     worker.tell(News::Changes {

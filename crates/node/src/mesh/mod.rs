@@ -9,12 +9,14 @@ mod agent;
 mod cache;
 pub mod client;
 mod endpoints;
+pub mod names;
 pub mod nat;
 mod relay;
 pub(crate) mod stun;
 
 use crate::config::{Config, MeshSettings};
 use crate::node::{Node, now};
+use crate::setup::names::{Found, Names};
 use crate::worker::{Service, Verdict};
 pub use agent::View;
 use agent::{Agent, News};
@@ -69,6 +71,8 @@ pub struct MeshState {
     pub relays: BTreeMap<String, Result<Duration, String>>,
     /// STUN servers and relays that were asked lately, and when: nobody else's answers are taken.
     pub(crate) asked: BTreeMap<SocketAddr, Instant>,
+    /// How members are found by their names.
+    pub names: Found,
     /// The way to the thread.
     pub(crate) to_agent: mpsc::Sender<Heard>,
 }
@@ -129,7 +133,8 @@ pub fn forget(state: &Path, interface: &str) {
 }
 
 impl Mesh {
-    /// Starts the thread. Call it after privileges were dropped. `state` is the folder of what is kept over restarts.
+    /// Starts the thread. Call it after privileges were dropped. `state` is the folder of what is kept over restarts;
+    /// `names` is what was set up to find members by their names.
     ///
     /// # Errors
     /// No thread, or no pair of sockets.
@@ -138,6 +143,7 @@ impl Mesh {
         settings: &MeshSettings,
         state: &Path,
         node: &mut Node,
+        names: Option<&mut Names>,
     ) -> io::Result<Mesh> {
         let (ours, theirs) = UnixStream::pair()?;
         ours.set_nonblocking(true)?;
@@ -145,6 +151,10 @@ impl Mesh {
         let again = theirs.try_clone()?;
         let port = Arc::new(AtomicU16::new(node.sockets.port()));
         let (to_agent, heard) = mpsc::channel(MAX_HEARD);
+        let (found, server) = match names {
+            Some(names) => (names.found.clone(), names.server.take()),
+            None => (Found::Off("they were not set up".to_owned()), None),
+        };
         let agent = Agent {
             settings: settings.clone(),
             own_interface: node.tun.index(),
@@ -152,6 +162,8 @@ impl Mesh {
             port: port.clone(),
             cache: cache::file(state, config.name.as_str()),
             own_key: *node.tunnel.identity().public(),
+            names: names::Names::new(config.addresses.clone()),
+            name_server: server,
         };
         node.mesh = Some(MeshState {
             coordinator: settings.coordinator.to_string(),
@@ -163,6 +175,7 @@ impl Mesh {
             views: Vec::new(),
             relays: BTreeMap::new(),
             asked: BTreeMap::new(),
+            names: found,
             to_agent,
         });
         Ok(Mesh {

@@ -1,13 +1,14 @@
 //! Everything of the system that a tunnel needs changed, and taking it back.
 //!
 //! In the order in which [`crate::up`] makes them: hooks ([`hooks`]), the interface's addresses and
-//! MTU ([`mtu`]), name servers, routes and rules ([`routes`]), firewall ([`firewall`]), and for a
-//! gateway what it takes to forward ([`forwarding`]). What does not go away with the interface is a [`Change`]: noted in the [`Journal`] before it is made.
+//! MTU ([`mtu`]), name servers, routes and rules ([`routes`]), firewall ([`firewall`]), for a
+//! gateway what it takes to forward ([`forwarding`]), and for a member of a mesh the others' names ([`names`]). What does not go away with the interface is a [`Change`]: noted in the [`Journal`] before it is made.
 
 pub mod firewall;
 pub mod forwarding;
 pub mod hooks;
 pub mod mtu;
+pub mod names;
 pub mod occupied;
 pub mod routes;
 
@@ -15,6 +16,7 @@ use crate::config::{Config, Diagnostic, Severity};
 use crate::state::{Journal, Undo};
 use seikan_sys::dns::{self, DnsError, DnsSettings};
 use seikan_sys::netlink::{Family, Netlink, NetlinkError, Route, Rule};
+use seikan_sys::resolv_conf::{self, ResolvConf};
 use seikan_sys::sysctl;
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -59,6 +61,13 @@ pub enum Change {
     Dns {
         /// Which interface's.
         interface: String,
+    },
+    /// A name server of ours was added to resolv.conf.
+    ResolvConf {
+        /// Which interface's.
+        interface: String,
+        /// Its address.
+        server: IpAddr,
     },
     /// A table was given to nftables.
     Firewall {
@@ -120,6 +129,14 @@ impl Undo for Change {
                 }
             }
             Change::Dns { interface } => dns::revert(&interface).map_err(|e| e.to_string()),
+            Change::ResolvConf { interface, server } => {
+                let file = ResolvConf {
+                    path: resolv_conf::FILE.into(),
+                    interface,
+                    server,
+                };
+                file.remove().map_err(|e| e.to_string())
+            }
             Change::Firewall { table } => firewall::remove(&table).map_err(|e| e.to_string()),
             Change::Proxy { interface, address } => {
                 let taken_back =

@@ -3,6 +3,8 @@
 use std::fmt::Write;
 
 use seikan_node::mesh::Contact;
+use seikan_node::mesh::names::DOMAIN;
+use seikan_node::setup::names::Found;
 use seikan_node::status::{
     Capability, Device, Direction, MeshStatus, Path, PeerStatus, RelayStatus, Report, Socket,
     Status, Traffic, Way, WayKind, WayStanding,
@@ -67,6 +69,13 @@ fn interface(status: &Status, out: &mut Screen) {
                 RelayStatus::Refuses(reason) => format!("{YELLOW}{}{RESET}", printable(reason)),
             };
             out.line(&format!("relay {}", printable(address)), text);
+        }
+        match &mesh.names {
+            Some(Found::By(by)) => out.line("names", format!("NAME.{DOMAIN} by {}", printable(by))),
+            Some(Found::Off(reason)) => {
+                out.line("names", format!("off, because {}", printable(reason)))
+            }
+            None => {}
         }
         for (key, reason) in &mesh.refused {
             out.line(&format!("no peer: {key}"), printable(reason));

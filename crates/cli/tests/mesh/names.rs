@@ -1,0 +1,299 @@
+//! Members by their names, on hosts whose programs go by resolv.conf.
+
+use crate::common::{eventually, skip};
+use crate::site::{Host, RESOLV_CONF, SOON, at_a_site, while_answering};
+use std::fs::{self, OpenOptions};
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Types of records (RFC 1035, section 3.2.2).
+const A: u8 = 1;
+/// Response codes (section 4.1.1).
+const NO_ERROR: u8 = 0;
+const NAME_ERROR: u8 = 3;
+const REFUSED: u8 = 5;
+
+#[test]
+fn a_member_is_found_by_its_name_until_it_is_revoked() {
+    at_a_site(|site| {
+        let _coordinator = site.coordinator();
+        let token = site.token(&["--reusable"]);
+        let [a, b] = [site.host(), site.host()];
+        let at_a = a.join("a", &token);
+        let at_b = b.join("b", &token);
+        let running = a.up();
+        let _b = b.up();
+        let names = a.status()["mesh"]["names"].clone();
+        assert_eq!(names["by"], "resolv.conf", "{names}");
+        eventually("its name is known", || looked_up(&a, "b.seikan") == at_b);
+        assert_eq!(looked_up(&a, "B.Seikan"), at_b);
+        for address in &at_b {
+            let output = a.run_program("getent", &["hosts", &address.to_string()]);
+            let said = String::from_utf8(output.stdout).expect("UTF-8");
+            assert_eq!(
+                said.split_whitespace().nth(1),
+                Some("b.seikan"),
+                "{address}"
+            );
+        }
+        site.administer(&["revoke", "b"]);
+        let until = Instant::now() + Duration::from_secs(3);
+        while code(&by_datagram(&a, at_a[0], "b.seikan")) != NAME_ERROR {
+            assert!(Instant::now() < until, "its name is still there");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        assert_ne!(a.resolv_conf(), RESOLV_CONF);
+        running.signal("TERM");
+        assert_eq!(running.ended().0, Some(0));
+        assert_eq!(a.resolv_conf(), RESOLV_CONF);
+    });
+}
+
+#[test]
+fn other_names_go_to_who_was_asked_before() {
+    at_a_site(|site| {
+        let _coordinator = site.coordinator();
+        let token = site.token(&["--reusable"]);
+        let a = site.host();
+        let at_a = a.join("a", &token);
+        // At 192.0.2.1, as resolv.conf has it.
+        let bound = site.netns.run(|| {
+            let udp = UdpSocket::bind("192.0.2.1:53").expect("bind");
+            (udp, TcpListener::bind("192.0.2.1:53").expect("bind"))
+        });
+        let (udp, tcp) = bound.expect("namespace");
+        std::thread::spawn(move || answer_datagrams(&udp));
+        std::thread::spawn(move || answer_connections(&tcp));
+        let running = a.up();
+        let told: IpAddr = TOLD.into();
+        assert_eq!(looked_up(&a, "www.example.org"), [told]);
+        assert_eq!(
+            code(&by_connection(&a, at_a[0], "www.example.org")),
+            NO_ERROR
+        );
+        assert_eq!(
+            code(&by_connection(&a, at_a[0], "nobody.seikan")),
+            NAME_ERROR
+        );
+        // As a program that got another network writes it.
+        let network = "# Generated.\nnameserver 192.0.2.1\n";
+        let file = a.folder.join("resolv.conf");
+        let mut file = OpenOptions::new()
+            .write(true)
+            .truncate(true)
+            .open(file)
+            .expect("a file");
+        file.write_all(network.as_bytes()).expect("write");
+        eventually("it is in the new file", || {
+            a.resolv_conf().contains(&at_a[0].to_string())
+        });
+        assert_eq!(looked_up(&a, "www.example.org"), [told]);
+        running.signal("TERM");
+        assert_eq!(running.ended().0, Some(0));
+        assert_eq!(a.resolv_conf(), network);
+    });
+}
+
+#[test]
+fn systemd_resolved_is_told_of_the_names_and_asks_for_no_others() {
+    at_a_site(|site| {
+        if !Path::new("/run/systemd").exists() {
+            return skip("no /run/systemd to put systemd-resolved's state in");
+        }
+        let _coordinator = site.coordinator();
+        let token = site.token(&["--reusable"]);
+        let a = site.host();
+        let at_a = a.join("a", &token);
+        let stub = "nameserver 127.0.0.53\n";
+        fs::write(a.folder.join("resolv.conf"), stub).expect("write");
+        fs::create_dir_all(a.folder.join("systemd/resolve")).expect("a folder");
+        let (programs, record) = (a.folder.join("bin"), a.folder.join("told"));
+        fs::create_dir(&programs).expect("a folder");
+        let resolvectl = programs.join("resolvectl");
+        let script = format!("#!/bin/sh\necho \"$@\" >> {}\n", record.display());
+        fs::write(&resolvectl, script).expect("write");
+        fs::set_permissions(&resolvectl, fs::Permissions::from_mode(0o755)).expect("mode");
+        let running = a.up();
+        let names = a.status()["mesh"]["names"]["by"].clone();
+        assert_eq!(names, "systemd-resolved");
+        assert_eq!(a.resolv_conf(), stub);
+        let (name, at) = (&a.interface, at_a[0]);
+        let told = format!(
+            "domain {name} ~seikan\ndnssec {name} no\ndnsovertls {name} no\ndns {name} {at}\n"
+        );
+        assert_eq!(fs::read_to_string(&record).expect("a record"), told);
+        assert_eq!(code(&by_datagram(&a, at, "nobody.seikan")), NAME_ERROR);
+        assert_eq!(code(&by_datagram(&a, at, "www.example.org")), REFUSED);
+        running.signal("TERM");
+        assert_eq!(running.ended().0, Some(0));
+        let told = format!("{told}revert {name}\n");
+        assert_eq!(fs::read_to_string(&record).expect("a record"), told);
+    });
+}
+
+#[test]
+fn a_killed_member_leaves_resolv_conf_as_it_was() {
+    at_a_site(|site| {
+        let _coordinator = site.coordinator();
+        let token = site.token(&["--reusable"]);
+        let a = site.host();
+        a.join("a", &token);
+        let running = a.up();
+        assert_ne!(a.resolv_conf(), RESOLV_CONF);
+        running.signal("KILL");
+        running.ended();
+        eventually("it is as it was", || a.resolv_conf() == RESOLV_CONF);
+    });
+}
+
+#[test]
+fn nobody_else_is_told_a_name() {
+    at_a_site(|site| {
+        let _coordinator = site.coordinator();
+        let token = site.token(&["--reusable"]);
+        let [a, b] = [site.host(), site.host()];
+        let at_a = a.join("a", &token);
+        let at_b = b.join("b", &token);
+        let _running = [a.up(), b.up()];
+        eventually("its name is known", || looked_up(&a, "b.seikan") == at_b);
+        while_answering(&[&a], || {
+            assert!(b.hears(at_a[0], SOON));
+            assert_eq!(by_datagram(&b, at_a[0], "b.seikan"), b"");
+            assert_eq!(by_connection(&b, at_a[0], "b.seikan"), b"");
+        });
+        // Of another card of its own, it may ask.
+        let asked = a.netns.run(|| {
+            let socket = UdpSocket::bind("192.0.2.10:0").expect("bind");
+            exchange(&socket, at_a[0], "b.seikan")
+        });
+        assert_eq!(code(&asked.expect("namespace")), NO_ERROR);
+    });
+}
+
+#[test]
+fn without_names_everything_else_is_as_with_them() {
+    at_a_site(|site| {
+        let _coordinator = site.coordinator();
+        let token = site.token(&["--reusable"]);
+        let [a, b] = [site.host(), site.host()];
+        let at_a = a.join("a", &token);
+        let at_b = b.join("b", &token);
+        // One is told not to, the other cannot.
+        let text = fs::read_to_string(a.file()).expect("a file");
+        fs::write(a.file(), format!("{text}names = false\n")).expect("write");
+        let taken = b.netns.run(|| UdpSocket::bind("0.0.0.0:53").expect("bind"));
+        let _running = [a.up(), b.up()];
+        let reason = |host: &Host| host.status()["mesh"]["names"]["off"].to_string();
+        assert!(reason(&a).contains("configuration"), "{}", reason(&a));
+        assert!(
+            reason(&b).contains(&format!("{} port 53", at_b[0])),
+            "{}",
+            reason(&b)
+        );
+        drop(taken);
+        for host in [&a, &b] {
+            assert_eq!(host.resolv_conf(), RESOLV_CONF);
+        }
+        while_answering(&[&a, &b], || {
+            assert!(a.hears(at_b[0], SOON) && b.hears(at_a[0], SOON));
+        });
+    });
+}
+
+/// What a program on a host gets for a name, in order of address.
+fn looked_up(host: &Host, name: &str) -> Vec<IpAddr> {
+    let output = host.run_program("getent", &["ahosts", name]);
+    let said = String::from_utf8(output.stdout).expect("UTF-8");
+    let first = |line: &str| line.split_whitespace().next()?.parse().ok();
+    let mut found: Vec<IpAddr> = said.lines().filter_map(first).collect();
+    found.sort();
+    found.dedup();
+    found
+}
+
+/// The bytes of an answer to a question for an A record; none if there was none.
+fn by_datagram(host: &Host, server: IpAddr, name: &str) -> Vec<u8> {
+    let asked = host.netns.run(|| {
+        let socket = UdpSocket::bind("0.0.0.0:0").expect("bind");
+        exchange(&socket, server, name)
+    });
+    asked.expect("namespace")
+}
+
+fn exchange(socket: &UdpSocket, server: IpAddr, name: &str) -> Vec<u8> {
+    let patience = Some(Duration::from_secs(1));
+    socket.set_read_timeout(patience).expect("timeout");
+    let _ = socket.send_to(&question(name), (server, 53));
+    let mut answer = [0; 512];
+    let length = socket.recv(&mut answer).unwrap_or(0);
+    answer[..length].to_vec()
+}
+
+fn by_connection(host: &Host, server: IpAddr, name: &str) -> Vec<u8> {
+    let asked = host.netns.run(|| {
+        let mut stream = TcpStream::connect(SocketAddr::new(server, 53)).expect("a connection");
+        stream.set_read_timeout(Some(SOON)).expect("timeout");
+        let question = question(name);
+        let _ = stream.write_all(&(question.len() as u16).to_be_bytes());
+        let _ = stream.write_all(&question);
+        let mut length = [0; 2];
+        let _ = stream.read_exact(&mut length);
+        let mut answer = vec![0; usize::from(u16::from_be_bytes(length))];
+        let _ = stream.read_exact(&mut answer);
+        answer
+    });
+    asked.expect("namespace")
+}
+
+/// RFC 1035, section 4.1: number 7, recursion desired, one question, class IN.
+fn question(name: &str) -> Vec<u8> {
+    let mut message = vec![0, 7, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
+    for label in name.split('.') {
+        message.push(label.len() as u8);
+        message.extend(label.bytes());
+    }
+    message.extend([0, 0, A, 0, 1]);
+    message
+}
+
+fn code(answer: &[u8]) -> u8 {
+    answer.get(3).map_or(u8::MAX, |flags| flags & 0xf)
+}
+
+/// What the name server of the network says to everything.
+const TOLD: [u8; 4] = [198, 51, 100, 7];
+
+fn answer_datagrams(socket: &UdpSocket) {
+    let mut buffer = [0; 512];
+    while let Ok((length, from)) = socket.recv_from(&mut buffer) {
+        let _ = socket.send_to(&told(&buffer[..length]), from);
+    }
+}
+
+fn answer_connections(listener: &TcpListener) {
+    for mut stream in listener.incoming().flatten() {
+        let mut length = [0; 2];
+        let _ = stream.read_exact(&mut length);
+        let mut question = vec![0; usize::from(u16::from_be_bytes(length))];
+        let _ = stream.read_exact(&mut question);
+        let answer = told(&question);
+        let _ = stream.write_all(&[&(answer.len() as u16).to_be_bytes(), &answer[..]].concat());
+    }
+}
+
+/// An answer with [`TOLD`] to a question for an A record, with nothing to others.
+fn told(question: &[u8]) -> Vec<u8> {
+    let end = 12 + question[12..].iter().position(|b| *b == 0).expect("a name") + 5;
+    let is_a = question[end - 3] == A;
+    let mut answer = question[..end].to_vec();
+    answer[2..12].copy_from_slice(&[0x81, 0x80, 0, 1, 0, u8::from(is_a), 0, 0, 0, 0]);
+    if is_a {
+        // The name of the question, A, IN, 60 s.
+        answer.extend([0xc0, 12, 0, A, 0, 1, 0, 0, 0, 60, 0, 4]);
+        answer.extend(TOLD);
+    }
+    answer
+}

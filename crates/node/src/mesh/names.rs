@@ -1,0 +1,279 @@
+//! Members by their names: a name server on the interface's own addresses, for this host alone.
+//!
+//! What it says is [`zone`]'s; what is not its own to say goes to those who were asked before it came ([`forward`]). How the host's
+//! programs come to ask here is [`crate::setup::names`]'s.
+
+mod forward;
+pub mod zone;
+
+pub use forward::Upstream;
+pub use zone::DOMAIN;
+
+use forward::{Forwarder, framed};
+use ipnet::IpNet;
+use seikan_sys::netlink::Netlink;
+use seikan_sys::resolv_conf::ResolvConf;
+use std::io;
+use std::net::{self, IpAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout};
+use zone::{Reply, Transport, Zone};
+
+/// Where questions are asked (RFC 1035, section 4.2).
+const PORT: u16 = 53;
+/// Longest question, in bytes: a name, and room for what EDNS adds.
+const MAX_QUESTION: usize = 4096;
+/// Connections at once.
+const MAX_CONNECTIONS: usize = 64;
+/// How long a connection waits for its next question (RFC 7766, section 6.2.3: a few seconds), and for an answer to be taken.
+const IDLE: Duration = Duration::from_secs(5);
+/// How long an IPv6 address that was just given is waited for: the kernel lets it be used a moment after its interface is up.
+const SETTLE: Duration = Duration::from_secs(1);
+/// Between two looks at it.
+const SETTLE_PAUSE: Duration = Duration::from_millis(10);
+/// After a socket's error.
+const PAUSE: Duration = Duration::from_millis(100);
+/// Least time between two looks at the host's addresses.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How often it is seen to that resolv.conf, which others write anew, has us in it.
+const KEEP_EVERY: Duration = Duration::from_secs(5);
+
+/// Why there is no name server.
+#[derive(Debug, thiserror::Error)]
+pub enum BindError {
+    /// The interface has none.
+    #[error("the interface has no address")]
+    NoAddress,
+    /// An address and port cannot be had.
+    #[error("cannot listen on {ip} port {PORT}: {source}{}", remedy(source))]
+    Address {
+        /// Which address.
+        ip: IpAddr,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+fn remedy(source: &io::Error) -> &'static str {
+    match source.kind() {
+        io::ErrorKind::AddrInUse => {
+            "; have the name server that is there listen on its own addresses only"
+        }
+        io::ErrorKind::PermissionDenied => "; that takes CAP_NET_BIND_SERVICE",
+        _ => "",
+    }
+}
+
+/// What members are called, shared by who hears of them and who is asked.
+#[derive(Clone, Debug)]
+pub(super) struct Names(Arc<Mutex<Zone>>);
+
+impl Names {
+    /// Nobody yet, in these networks.
+    pub(super) fn new(networks: Vec<IpNet>) -> Names {
+        Names(Arc::new(Mutex::new(Zone::new(networks))))
+    }
+
+    /// Reads or changes them.
+    pub(super) fn with<T>(&self, work: impl FnOnce(&mut Zone) -> T) -> T {
+        // Whoever panicked with it left it in order: each change is a whole one.
+        work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// Sockets that wait for questions. Made while there are privileges for their port.
+#[derive(Debug)]
+pub struct Server {
+    sockets: Vec<(net::UdpSocket, net::TcpListener)>,
+    own: Vec<IpAddr>,
+    /// Who answers for other names.
+    pub upstream: Upstream,
+}
+
+impl Server {
+    /// Listens on these addresses, which are the interface's.
+    ///
+    /// # Errors
+    /// Without all of them, none.
+    pub fn bind(addresses: &[IpNet]) -> Result<Server, BindError> {
+        let own: Vec<IpAddr> = addresses.iter().map(IpNet::addr).collect();
+        let until = Instant::now() + SETTLE;
+        let bind = |ip: &IpAddr| {
+            loop {
+                match sockets(*ip) {
+                    Err(error)
+                        if error.kind() == io::ErrorKind::AddrNotAvailable
+                            && Instant::now() < until =>
+                    {
+                        std::thread::sleep(SETTLE_PAUSE);
+                    }
+                    other => break other.map_err(|source| BindError::Address { ip: *ip, source }),
+                }
+            }
+        };
+        let sockets = own.iter().map(bind).collect::<Result<Vec<_>, _>>()?;
+        match sockets.is_empty() {
+            true => Err(BindError::NoAddress),
+            false => Ok(Server {
+                sockets,
+                own,
+                upstream: Upstream::Nobody,
+            }),
+        }
+    }
+}
+
+fn sockets(ip: IpAddr) -> io::Result<(net::UdpSocket, net::TcpListener)> {
+    let udp = net::UdpSocket::bind((ip, PORT))?;
+    let tcp = net::TcpListener::bind((ip, PORT))?;
+    udp.set_nonblocking(true)?;
+    tcp.set_nonblocking(true)?;
+    Ok((udp, tcp))
+}
+
+/// Answers, for ever; without a server, for ever nothing.
+pub(super) async fn serve(server: Option<Server>, names: Names) {
+    let mut tasks = JoinSet::new();
+    if let Some(server) = server {
+        if let Upstream::Beside(file) = &server.upstream {
+            tasks.spawn(keep(file.clone()));
+        }
+        let desk = Arc::new(Desk {
+            names,
+            forwarder: Forwarder::new(server.upstream),
+            own: server.own,
+            others: Mutex::default(),
+        });
+        for (udp, tcp) in server.sockets {
+            // A socket that the runtime does not take answers nobody, as one that is gone.
+            if let (Ok(udp), Ok(tcp)) = (UdpSocket::from_std(udp), TcpListener::from_std(tcp)) {
+                tasks.spawn(datagrams(Arc::new(udp), desk.clone()));
+                tasks.spawn(connections(tcp, desk.clone()));
+            }
+        }
+    }
+    while tasks.join_next().await.is_some() {}
+    std::future::pending().await
+}
+
+/// Has us in resolv.conf, whoever writes it anew.
+async fn keep(file: ResolvConf) {
+    loop {
+        sleep(KEEP_EVERY).await;
+        // What cannot be written now is tried again.
+        let _ = file.keep();
+    }
+}
+
+/// What it takes to answer.
+struct Desk {
+    names: Names,
+    forwarder: Forwarder,
+    /// The interface's addresses.
+    own: Vec<IpAddr>,
+    /// All of the host's, and when they were looked at.
+    others: Mutex<Option<(Instant, Vec<IpAddr>)>>,
+}
+
+impl Desk {
+    /// Whether it is this host that asks: peers and neighbours reach our addresses, too.
+    fn is_here(&self, ip: IpAddr) -> bool {
+        if self.own.contains(&ip) {
+            return true;
+        }
+        let mut others = self.others.lock().unwrap_or_else(PoisonError::into_inner);
+        let fresh = |(at, _): &&(Instant, Vec<IpAddr>)| at.elapsed() < LOOK_EVERY;
+        if others.as_ref().filter(fresh).is_none() {
+            let all = Netlink::open().and_then(|netlink| netlink.all_addresses());
+            let all = all.unwrap_or_default();
+            let all = all.iter().map(|address| address.net.addr()).collect();
+            *others = Some((Instant::now(), all));
+        }
+        let mut all = others.iter().flat_map(|(_, all)| all);
+        all.any(|own| *own == ip)
+    }
+
+    fn reply(&self, question: &[u8], transport: Transport) -> Reply {
+        let recursive = self.forwarder.is_there();
+        self.names
+            .with(|zone| zone.reply(question, transport, recursive))
+    }
+}
+
+async fn datagrams(socket: Arc<UdpSocket>, desk: Arc<Desk>) {
+    let mut buffer = [0; MAX_QUESTION];
+    loop {
+        let Ok((length, from)) = socket.recv_from(&mut buffer).await else {
+            sleep(PAUSE).await;
+            continue;
+        };
+        let question = buffer.get(..length).unwrap_or_default();
+        // Others get no answer.
+        let reply = match desk.is_here(from.ip()) {
+            true => desk.reply(question, Transport::Udp),
+            false => Reply::Silence,
+        };
+        match reply {
+            // Who does not take it asks again.
+            Reply::Answer(answer) => drop(socket.send_to(&answer, from).await),
+            Reply::Forward => {
+                let (socket, desk, question) = (socket.clone(), desk.clone(), question.to_vec());
+                tokio::spawn(async move {
+                    if let Some(answer) = desk.forwarder.ask(&question, Transport::Udp).await {
+                        let _ = socket.send_to(&answer, from).await;
+                    }
+                });
+            }
+            Reply::Silence => {}
+        }
+    }
+}
+
+async fn connections(listener: TcpListener, desk: Arc<Desk>) {
+    let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    loop {
+        match listener.accept().await {
+            Ok((stream, from)) => {
+                // Others are hung up on, and so is who finds no room.
+                if let (true, Ok(place)) =
+                    (desk.is_here(from.ip()), room.clone().try_acquire_owned())
+                {
+                    let desk = desk.clone();
+                    tokio::spawn(async move {
+                        let _ = connection(stream, &desk).await;
+                        drop(place);
+                    });
+                }
+            }
+            Err(_) => sleep(PAUSE).await,
+        }
+    }
+}
+
+/// Answers one question after the other, until there is none for a while or something that is none.
+async fn connection(mut stream: TcpStream, desk: &Desk) -> io::Result<()> {
+    loop {
+        let question = timeout(IDLE, async {
+            let length = usize::from(stream.read_u16().await?);
+            if length > MAX_QUESTION {
+                return Err(io::Error::from(io::ErrorKind::InvalidData));
+            }
+            let mut question = vec![0; length];
+            stream.read_exact(&mut question).await?;
+            Ok(question)
+        });
+        let question = question.await??;
+        let answer = match desk.reply(&question, Transport::Tcp) {
+            Reply::Answer(answer) => Some(answer),
+            Reply::Forward => desk.forwarder.ask(&question, Transport::Tcp).await,
+            Reply::Silence => None,
+        };
+        let Some(answer) = answer else { return Ok(()) };
+        timeout(IDLE, stream.write_all(&framed(&answer)?)).await??;
+    }
+}

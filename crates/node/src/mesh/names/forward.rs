@@ -1,0 +1,152 @@
+//! Other names, asked of those who were asked before us.
+
+use super::zone::{Transport, failure, is_answer};
+use seikan_sys::resolv_conf::ResolvConf;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpStream, UdpSocket};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout_at};
+
+/// Questions that wait for somebody else's answer, at most.
+const MAX_WAITING: usize = 128;
+/// How long an answer is waited for; whoever asked us gives up after 5 s (resolv.conf(5), `timeout`).
+const PATIENCE: Duration = Duration::from_millis(4500);
+/// After that long without an answer the next server is asked, too.
+const STAGGER: Duration = Duration::from_millis(1500);
+/// Servers that are asked, at most; resolv.conf(5) knows no more (`MAXNS`).
+const MAX_SERVERS: usize = 3;
+/// Response codes upon which another server is asked, as the C library does: SERVFAIL, NOTIMP, REFUSED (RFC 1035, section 4.1.1).
+const UNWILLING: [u8; 3] = [2, 4, 5];
+/// Longest message, in bytes.
+const MAX_MESSAGE: usize = u16::MAX as usize;
+
+/// Who answers for other names.
+#[derive(Clone, Debug)]
+pub enum Upstream {
+    /// Nobody: such questions do not come here.
+    Nobody,
+    /// These.
+    Servers(Vec<IpAddr>),
+    /// Those that resolv.conf has beside us, as it is at the time.
+    Beside(ResolvConf),
+}
+
+/// Asks them.
+#[derive(Debug)]
+pub(super) struct Forwarder {
+    upstream: Upstream,
+    room: Arc<Semaphore>,
+}
+
+impl Forwarder {
+    pub(super) fn new(upstream: Upstream) -> Forwarder {
+        Forwarder {
+            upstream,
+            room: Arc::new(Semaphore::new(MAX_WAITING)),
+        }
+    }
+
+    pub(super) fn is_there(&self) -> bool {
+        !matches!(self.upstream, Upstream::Nobody)
+    }
+
+    /// The answer to a question, which goes to them as it is; without one, that there is none now.
+    pub(super) async fn ask(&self, question: &[u8], transport: Transport) -> Option<Vec<u8>> {
+        let Ok(_room) = self.room.try_acquire() else {
+            return failure(question);
+        };
+        let answer = first(self.servers(), question, transport).await;
+        answer.or_else(|| failure(question))
+    }
+
+    fn servers(&self) -> Vec<SocketAddr> {
+        let mut servers = match &self.upstream {
+            Upstream::Nobody => Vec::new(),
+            Upstream::Servers(all) => all.iter().map(|ip| (*ip, 53).into()).collect(),
+            // A file that cannot be read now is asked for with the next question.
+            Upstream::Beside(file) => file.others().unwrap_or_default(),
+        };
+        servers.truncate(MAX_SERVERS);
+        servers
+    }
+}
+
+/// The first answer of any, asked one after the other. That of one who did not want to counts only if there is no other.
+async fn first(servers: Vec<SocketAddr>, question: &[u8], transport: Transport) -> Option<Vec<u8>> {
+    let deadline = Instant::now() + PATIENCE;
+    let mut servers = servers.into_iter();
+    let mut asked = JoinSet::new();
+    let mut unwilling = None;
+    loop {
+        let next = servers.next();
+        if next.is_none() && asked.is_empty() {
+            return unwilling;
+        }
+        if let Some(server) = next {
+            let question = question.to_vec();
+            asked.spawn(async move {
+                match transport {
+                    Transport::Udp => by_datagram(server, &question).await,
+                    Transport::Tcp => by_connection(server, &question).await,
+                }
+            });
+        }
+        let until = match servers.len() {
+            0 => deadline,
+            _ => deadline.min(Instant::now() + STAGGER),
+        };
+        match timeout_at(until, asked.join_next()).await {
+            Ok(Some(Ok(Ok(answer)))) => match answer.get(3).map(|flags| flags & 0xf) {
+                Some(code) if UNWILLING.contains(&code) => unwilling = Some(answer),
+                _ => return Some(answer),
+            },
+            // Who cannot be asked is none: the next.
+            Ok(_) => {}
+            Err(_) if until == deadline => return unwilling,
+            Err(_) => {}
+        }
+    }
+}
+
+async fn by_datagram(server: SocketAddr, question: &[u8]) -> io::Result<Vec<u8>> {
+    let any: IpAddr = match server {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    // A port of its own for each question, which the kernel chooses at random: it has to be guessed together with the question's
+    // number by who wants to answer in the server's place (RFC 5452, section 9.2).
+    let socket = UdpSocket::bind((any, 0)).await?;
+    socket.connect(server).await?;
+    socket.send(question).await?;
+    let mut answer = vec![0; MAX_MESSAGE];
+    loop {
+        let length = socket.recv(&mut answer).await?;
+        answer.truncate(length);
+        if is_answer(question, &answer) {
+            return Ok(answer);
+        }
+        answer.resize(MAX_MESSAGE, 0);
+    }
+}
+
+async fn by_connection(server: SocketAddr, question: &[u8]) -> io::Result<Vec<u8>> {
+    let mut stream = TcpStream::connect(server).await?;
+    stream.write_all(&framed(question)?).await?;
+    let mut answer = vec![0; usize::from(stream.read_u16().await?)];
+    stream.read_exact(&mut answer).await?;
+    match is_answer(question, &answer) {
+        true => Ok(answer),
+        false => Err(io::ErrorKind::InvalidData.into()),
+    }
+}
+
+/// A message as it goes through a connection: its length before it, in one piece (RFC 7766, section 8).
+pub(super) fn framed(message: &[u8]) -> io::Result<Vec<u8>> {
+    let length = u16::try_from(message.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+    Ok([&length.to_be_bytes(), message].concat())
+}

@@ -1,0 +1,328 @@
+//! What is answered to a question: a message in, a message out, and nothing else.
+//!
+//! Two kinds of names are ours: those under [`DOMAIN`], and those that stand for addresses of the mesh (RFC 1035, section 3.5; RFC 3596,
+//! section 2.5). For these the answer is the last word; who is no member does not exist (RFC 2308). Case does not count (RFC 4343).
+
+use hickory_proto::op::{
+    Edns, Header, Message, MessageType, Metadata, OpCode, Query, ResponseCode,
+};
+use hickory_proto::rr::rdata::{A, AAAA, PTR, SOA};
+use hickory_proto::rr::{DNSClass, Name as DomainName, RData, Record, RecordType};
+use hickory_proto::serialize::binary::{
+    BinDecodable as _, BinDecoder, BinEncodable as _, BinEncoder,
+};
+use ipnet::IpNet;
+use seikan_proto::keys::PublicKey;
+use seikan_proto::mesh::{Change, Member, Name};
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+/// Where the names of members are.
+pub const DOMAIN: &str = "seikan";
+/// How long an answer, also one of nothing, may be kept, in seconds: a revoked member's name soon stands for nobody.
+const TTL: u32 = 10;
+/// Longest datagram for who does not say what he takes, in bytes (RFC 1035, section 2.3.4).
+const MAX_PLAIN: u16 = 512;
+/// Longest datagram, in bytes, whatever is taken: one that is nowhere cut to pieces (RFC 9715, section 3.1).
+const MAX_DATAGRAM: u16 = 1232;
+
+/// How a question came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// In a datagram.
+    Udp,
+    /// Through a connection.
+    Tcp,
+}
+
+/// What becomes of a question.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// The answer.
+    Answer(Vec<u8>),
+    /// It is for somebody else to answer.
+    Forward,
+    /// It is no question.
+    Silence,
+}
+
+/// Who is called what.
+#[derive(Debug, Default)]
+pub struct Zone {
+    /// This host's own name, once it is known.
+    own: Option<Name>,
+    /// This host's own addresses, with the networks of the mesh.
+    networks: Vec<IpNet>,
+    /// Others, with those of their addresses that are believed.
+    members: BTreeMap<PublicKey, (Name, Vec<IpAddr>)>,
+    /// Who has a name or an address: of two the last told of.
+    names: BTreeMap<Name, PublicKey>,
+    addresses: BTreeMap<IpAddr, PublicKey>,
+    /// Counts changes.
+    serial: u32,
+}
+
+/// Something that is ours to answer for.
+struct Subject {
+    /// The name of the zone that it is in.
+    zone: DomainName,
+    /// What is there; `None` if there is no such name.
+    records: Option<Vec<RData>>,
+}
+
+impl Zone {
+    /// Nobody but this host, whose addresses these are, with the networks of the mesh.
+    pub fn new(networks: Vec<IpNet>) -> Zone {
+        Zone {
+            networks,
+            ..Zone::default()
+        }
+    }
+
+    /// This host is called so.
+    pub fn set_own(&mut self, name: Option<Name>) {
+        self.own = name;
+        self.serial = self.serial.wrapping_add(1);
+    }
+
+    /// Takes in what is different among the others. As with peers, a coordinator is believed about addresses of the mesh alone: a name
+    /// stands for no other.
+    pub fn take(&mut self, changes: &[Change]) {
+        for change in changes {
+            match change {
+                Change::Set(member) => self.set(member),
+                Change::Removed(key) => self.remove(key),
+            }
+            self.serial = self.serial.wrapping_add(1);
+        }
+    }
+
+    fn set(&mut self, member: &Member) {
+        self.remove(&member.public_key);
+        let others = |ip: &&IpAddr| {
+            let mut own = self.networks.iter();
+            self.is_inside(**ip) && !own.any(|net| net.addr() == **ip)
+        };
+        let addresses: Vec<IpAddr> = member.addresses.iter().filter(others).copied().collect();
+        let (key, name) = (member.public_key, member.name.clone());
+        for address in &addresses {
+            self.addresses.insert(*address, key);
+        }
+        self.names.insert(name.clone(), key);
+        self.members.insert(key, (name, addresses));
+    }
+
+    fn remove(&mut self, key: &PublicKey) {
+        let Some((name, addresses)) = self.members.remove(key) else {
+            return;
+        };
+        if self.names.get(&name) == Some(key) {
+            self.names.remove(&name);
+        }
+        for address in addresses {
+            if self.addresses.get(&address) == Some(key) {
+                self.addresses.remove(&address);
+            }
+        }
+    }
+
+    fn is_inside(&self, ip: IpAddr) -> bool {
+        self.networks.iter().any(|net| net.contains(&ip))
+    }
+
+    /// What becomes of a message. `recursive` is whether there is somebody to whom questions for other names are forwarded, without
+    /// whom they are refused.
+    pub fn reply(&self, message: &[u8], transport: Transport, recursive: bool) -> Reply {
+        let mut decoder = BinDecoder::new(message);
+        let Ok(header) = Header::read(&mut decoder) else {
+            return Reply::Silence;
+        };
+        // An answer is never answered, or two could go on for ever.
+        if header.message_type == MessageType::Response {
+            return Reply::Silence;
+        }
+        let mut answer = answer_to(&header.metadata);
+        answer.metadata.recursion_available = recursive;
+        let fail = |mut answer: Message, code| {
+            answer.metadata.response_code = code;
+            encoded(&answer, MAX_PLAIN)
+        };
+        if header.op_code != OpCode::Query {
+            return fail(answer, ResponseCode::NotImp);
+        }
+        // RFC 9619: one question, no more and no less.
+        let question = Query::read(&mut decoder).ok();
+        let Some(question) = question.filter(|_| header.counts.queries == 1) else {
+            return fail(answer, ResponseCode::FormErr);
+        };
+        answer.add_query(question.clone());
+        let Some(subject) = self.subject(question.name()) else {
+            return match recursive {
+                true => Reply::Forward,
+                false => fail(answer, ResponseCode::Refused),
+            };
+        };
+        let Ok(asked) = Message::from_vec(message) else {
+            answer.queries.clear();
+            return fail(answer, ResponseCode::FormErr);
+        };
+        let mut room = MAX_PLAIN;
+        if let Some(theirs) = &asked.edns {
+            room = theirs.max_payload().clamp(MAX_PLAIN, MAX_DATAGRAM);
+            let mut ours = Edns::new();
+            ours.set_max_payload(MAX_DATAGRAM);
+            // RFC 3225, section 3: as it was in the question.
+            ours.set_dnssec_ok(theirs.flags().dnssec_ok);
+            answer.set_edns(ours);
+            if theirs.version() != 0 {
+                return fail(answer, ResponseCode::BADVERS);
+            }
+        }
+        if question.query_class() != DNSClass::IN {
+            return fail(answer, ResponseCode::Refused);
+        }
+        self.fill(&mut answer, &question, subject);
+        if transport == Transport::Tcp {
+            room = u16::MAX;
+        }
+        encoded(&answer, room)
+    }
+
+    /// Puts the records that were asked for into an answer, or that there are none.
+    fn fill(&self, answer: &mut Message, question: &Query, subject: Subject) {
+        answer.metadata.authoritative = true;
+        let wanted = question.query_type();
+        let fits = |data: &RData| wanted == RecordType::ANY || data.record_type() == wanted;
+        let found = subject.records.iter().flatten().filter(|data| fits(data));
+        for data in found {
+            let record = Record::from_rdata(question.name().clone(), TTL, data.clone());
+            answer.add_answer(record);
+        }
+        if answer.answers.is_empty() {
+            // RFC 2308, sections 2 and 3: how long it may be kept that there is nothing.
+            let start = self.start_of_authority(&subject.zone);
+            answer.add_authority(Record::from_rdata(subject.zone, TTL, RData::SOA(start)));
+        }
+        if subject.records.is_none() {
+            answer.metadata.response_code = ResponseCode::NXDomain;
+        }
+    }
+
+    /// What a name stands for, if it is ours to say.
+    fn subject(&self, name: &DomainName) -> Option<Subject> {
+        let labels: Vec<&[u8]> = name.iter().collect();
+        if let Some((domain, inside)) = labels.split_last()
+            && domain.eq_ignore_ascii_case(DOMAIN.as_bytes())
+        {
+            let zone = DomainName::from_labels([DOMAIN]).ok()?;
+            let records = match inside {
+                [] => Some(vec![RData::SOA(self.start_of_authority(&zone))]),
+                [label] => self.addresses_of(label),
+                _ => None,
+            };
+            return Some(Subject { zone, records });
+        }
+        let address = name.parse_arpa_name().ok()?;
+        let net = self.networks.iter().find(|net| net.contains(&address))?;
+        let whole = address.prefix_len() == address.max_prefix_len();
+        let records = match (whole, self.name_of(address.addr())) {
+            (true, Some(name)) => {
+                let labels = [name.as_str(), DOMAIN];
+                Some(vec![RData::PTR(PTR(DomainName::from_labels(labels).ok()?))])
+            }
+            (true, None) => None,
+            // There are names under it.
+            (false, _) => Some(Vec::new()),
+        };
+        let zone = reverse_zone(name, *net);
+        Some(Subject { zone, records })
+    }
+
+    fn addresses_of(&self, label: &[u8]) -> Option<Vec<RData>> {
+        let name: Name = std::str::from_utf8(label).ok()?.parse().ok()?;
+        let data = |ip: IpAddr| match ip {
+            IpAddr::V4(ip) => RData::A(A(ip)),
+            IpAddr::V6(ip) => RData::AAAA(AAAA(ip)),
+        };
+        if self.own.as_ref() == Some(&name) {
+            return Some(self.networks.iter().map(|net| data(net.addr())).collect());
+        }
+        let (_, addresses) = self.members.get(self.names.get(&name)?)?;
+        Some(addresses.iter().copied().map(data).collect())
+    }
+
+    fn name_of(&self, ip: IpAddr) -> Option<&Name> {
+        if self.networks.iter().any(|net| net.addr() == ip) {
+            return self.own.as_ref();
+        }
+        let (name, _) = self.members.get(self.addresses.get(&ip)?)?;
+        Some(name)
+    }
+
+    fn start_of_authority(&self, zone: &DomainName) -> SOA {
+        let [server, mailbox] = [zone.clone(), zone.clone()];
+        // Nobody copies this zone: what is said of copies is of no use, but has to be there.
+        let (refresh, retry, expire) = (TTL as i32, TTL as i32, TTL as i32);
+        SOA::new(server, mailbox, self.serial, refresh, retry, expire, TTL)
+    }
+}
+
+/// The zone of addresses that a network is in: labels are whole octets of IPv4, whole half octets of IPv6.
+fn reverse_zone(name: &DomainName, net: IpNet) -> DomainName {
+    let bits = if net.max_prefix_len() == 32 { 8 } else { 4 };
+    // Beside the two of `in-addr.arpa` or `ip6.arpa`.
+    name.trim_to(usize::from(net.prefix_len() / bits) + 2)
+}
+
+/// That a question cannot be answered now; `None` if it is none.
+pub(super) fn failure(question: &[u8]) -> Option<Vec<u8>> {
+    let mut decoder = BinDecoder::new(question);
+    let header = Header::read(&mut decoder).ok()?;
+    let mut answer = answer_to(&header.metadata);
+    answer.metadata.recursion_available = true;
+    answer.metadata.response_code = ResponseCode::ServFail;
+    answer.queries.extend(Query::read(&mut decoder).ok());
+    match encoded(&answer, MAX_PLAIN) {
+        Reply::Answer(bytes) => Some(bytes),
+        _ => None,
+    }
+}
+
+/// Whether a message answers a question: the same number, and the same words.
+pub(super) fn is_answer(question: &[u8], answer: &[u8]) -> bool {
+    let read = |bytes| {
+        let mut decoder = BinDecoder::new(bytes);
+        let header = Header::read(&mut decoder).ok()?;
+        let query = Query::read(&mut decoder).ok()?;
+        Some((header.metadata, query))
+    };
+    match (read(question), read(answer)) {
+        (Some((asked, question)), Some((told, answered))) => {
+            told.message_type == MessageType::Response
+                && told.id == asked.id
+                && question == answered
+        }
+        _ => false,
+    }
+}
+
+fn answer_to(asked: &Metadata) -> Message {
+    let mut answer = Message::response(asked.id, asked.op_code);
+    answer.metadata = Metadata::response_from_request(asked);
+    answer
+}
+
+/// What finds no room is left out, and the answer says so (TC).
+fn encoded(answer: &Message, room: u16) -> Reply {
+    let mut bytes = Vec::with_capacity(usize::from(MAX_PLAIN));
+    let mut encoder = BinEncoder::new(&mut bytes);
+    encoder.set_max_size(room);
+    match answer.emit(&mut encoder) {
+        Ok(()) => Reply::Answer(bytes),
+        // A question that was read has room in an answer.
+        Err(_) => Reply::Silence,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,150 @@
+//! Have this host's programs ask our name server for members of its mesh ([`crate::mesh::names`]).
+//!
+//! systemd-resolved knows whom to ask for which names: ours, for those under [`DOMAIN`], and nobody else's come to us. Where programs go
+//! by resolv.conf, which knows no such difference, ours is asked first and forwards the others. Where the configuration has name servers
+//! of its own (`DNS =`), ours takes their place and forwards to them.
+
+use super::{Change, note};
+use crate::config::{Config, Diagnostic};
+use crate::mesh::names::{DOMAIN, Server, Upstream};
+use crate::state::Journal;
+use seikan_sys::dns::{self, AppliedDns, DnsSettings};
+use seikan_sys::resolv_conf::{FILE, ResolvConf};
+use serde::{Deserialize, Serialize};
+use std::net::IpAddr;
+
+/// How names of members are found on this host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Found {
+    /// By way of this: `systemd-resolved`, `resolv.conf`, `resolvconf`.
+    By(String),
+    /// They are not, for this reason.
+    Off(String),
+}
+
+/// Names on this host, from set-up to the end.
+#[derive(Debug)]
+pub struct Names {
+    /// Whether and how they are found.
+    pub found: Found,
+    /// Who answers, until the mesh's thread has it.
+    pub server: Option<Server>,
+    way: Option<Way>,
+}
+
+/// How programs come to ask us.
+#[derive(Debug)]
+enum Way {
+    Resolved(AppliedDns),
+    ResolvConf(ResolvConf),
+    /// In place of those that the configuration names.
+    Configured {
+        interface: String,
+        settings: DnsSettings,
+    },
+}
+
+impl Names {
+    /// Sets all up. What fails costs the names, and nothing else.
+    pub fn set(config: &Config, journal: &mut Journal, warn: &mut dyn FnMut(Diagnostic)) -> Names {
+        match Names::try_set(config, journal, warn) {
+            Ok(names) => names,
+            Err(reason) => Names {
+                found: Found::Off(reason),
+                server: None,
+                way: None,
+            },
+        }
+    }
+
+    fn try_set(
+        config: &Config,
+        journal: &mut Journal,
+        warn: &mut dyn FnMut(Diagnostic),
+    ) -> Result<Names, String> {
+        if !config.mesh.as_ref().is_some_and(|mesh| mesh.names) {
+            return Err("the configuration says so".to_owned());
+        }
+        let mut answering = Server::bind(&config.addresses).map_err(|e| e.to_string())?;
+        let mut all = config.addresses.iter().map(|net| net.addr());
+        let first = config.addresses.first().map(|net| net.addr());
+        // Any program that asks at all does by IPv4.
+        let at = all.find(IpAddr::is_ipv4).or(first);
+        let at = at.ok_or("the interface has no address")?;
+        let interface = config.name.to_string();
+        let (by, way) = if !config.dns.is_empty() {
+            let settings = DnsSettings {
+                servers: config.dns.clone(),
+                search: config.dns_search.clone(),
+            };
+            answering.upstream = Upstream::Servers(config.dns.clone());
+            let by = in_place_of(&interface, &settings, at)?;
+            (
+                by,
+                Way::Configured {
+                    interface,
+                    settings,
+                },
+            )
+        } else if dns::is_resolved_asked() {
+            let applied = dns::route(&interface, at, DOMAIN).map_err(|e| e.to_string())?;
+            ("systemd-resolved", Way::Resolved(applied))
+        } else {
+            let file = ResolvConf {
+                path: FILE.into(),
+                interface: interface.clone(),
+                server: at,
+            };
+            let server = at;
+            note(journal, Change::ResolvConf { interface, server }, warn);
+            file.add().map_err(|e| e.to_string())?;
+            answering.upstream = Upstream::Beside(file.clone());
+            ("resolv.conf", Way::ResolvConf(file))
+        };
+        Ok(Names {
+            found: Found::By(by.to_owned()),
+            server: Some(answering),
+            way: Some(way),
+        })
+    }
+
+    /// Takes back what was set up, once nobody answers any more: before the hooks of the end, whose names would be asked for in vain. What
+    /// fails is tried again with the journal.
+    pub fn take_back(self) {
+        let _ = match self.way {
+            Some(Way::Resolved(applied)) => applied.undo().map_err(drop),
+            Some(Way::ResolvConf(file)) => file.remove().map_err(drop),
+            Some(Way::Configured {
+                interface,
+                settings,
+            }) => dns::apply(&interface, &settings)
+                .map(AppliedDns::keep)
+                .map_err(drop),
+            None => Ok(()),
+        };
+    }
+}
+
+/// Our server instead of those of the configuration, which are noted already; if that fails, they are as before.
+fn in_place_of(
+    interface: &str,
+    settings: &DnsSettings,
+    at: IpAddr,
+) -> Result<&'static str, String> {
+    let ours = DnsSettings {
+        servers: vec![at],
+        search: settings.search.clone(),
+    };
+    match dns::apply(interface, &ours) {
+        Ok(applied) => {
+            let by = applied.by();
+            applied.keep();
+            Ok(by)
+        }
+        Err(error) => {
+            let _ = dns::apply(interface, settings).map(AppliedDns::keep);
+            Err(error.to_string())
+        }
+    }
+}

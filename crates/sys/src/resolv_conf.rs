@@ -1,0 +1,387 @@
+//! A name server of ours in `/etc/resolv.conf`, where no program manages who is asked for which name (resolv.conf(5)).
+//!
+//! What is added is two lines before the first server, and what is taken back is these two: whatever else is in the file stays as it
+//! is, also if others wrote to it meanwhile. Those who were asked before stay, too: if ours does not answer any more, they are asked.
+//!
+//! The file is written where it is, in one call: it may be a mount of its own, as in containers, which nothing can take the place of.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::path::{Path, PathBuf};
+
+/// Where the C library looks.
+pub const FILE: &str = "/etc/resolv.conf";
+/// Longest file that is touched, in bytes.
+const MAX_FILE: u64 = 1 << 16;
+/// How our remarks begin.
+const REMARK: &str = "# seikan, for ";
+/// Where names are asked for.
+const PORT: u16 = 53;
+
+/// Why a server cannot be added or taken back.
+#[derive(Debug, thiserror::Error)]
+pub enum ResolvConfError {
+    /// The file cannot be read or written.
+    #[error("cannot {doing} {}: {source}", path.display())]
+    File {
+        /// `read` or `change`.
+        doing: &'static str,
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Another interface's server is there.
+    #[error("{} has the name server of another mesh, of interface {interface}", path.display())]
+    Taken {
+        /// Which file.
+        path: PathBuf,
+        /// Whose.
+        interface: String,
+    },
+    /// Servers are asked in turns, so that ours would answer only now and then.
+    #[error("{} has `options rotate`, by which names would be found only now and then; take it out", path.display())]
+    Rotates {
+        /// Which file.
+        path: PathBuf,
+    },
+}
+
+/// The server of an interface in the file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ResolvConf {
+    /// Which file.
+    pub path: PathBuf,
+    /// The interface that the server belongs to.
+    pub interface: String,
+    /// The server.
+    pub server: IpAddr,
+}
+
+impl ResolvConf {
+    /// Has the server asked before all others.
+    pub fn add(&self) -> Result<(), ResolvConfError> {
+        let (mut file, text) = self.open()?;
+        let before = self.removed(&text);
+        if let Some(interface) = other(&before) {
+            return Err(ResolvConfError::Taken {
+                path: self.path.clone(),
+                interface: interface.to_owned(),
+            });
+        }
+        if rotates(&text) {
+            return Err(ResolvConfError::Rotates {
+                path: self.path.clone(),
+            });
+        }
+        let after = self.added(&before);
+        match after == text {
+            true => Ok(()),
+            false => self.write(&mut file, &text, &after),
+        }
+    }
+
+    /// Adds the server again if somebody wrote the file anew, without it.
+    pub fn keep(&self) -> Result<(), ResolvConfError> {
+        let remark = self.remark();
+        let text = self.text()?;
+        match text.split_inclusive('\n').any(|line| line == remark) {
+            true => Ok(()),
+            false => self.add(),
+        }
+    }
+
+    /// Takes it back. A file that does not have it, or is gone, is as good.
+    pub fn remove(&self) -> Result<(), ResolvConfError> {
+        match self.open() {
+            Ok((mut file, text)) => {
+                let rest = self.removed(&text);
+                match rest == text {
+                    true => Ok(()),
+                    false => self.write(&mut file, &text, &rest),
+                }
+            }
+            Err(ResolvConfError::File { source, .. })
+                if source.kind() == io::ErrorKind::NotFound =>
+            {
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The other servers, the first first. Without any there is the one on this host (resolv.conf(5)).
+    pub fn others(&self) -> Result<Vec<SocketAddr>, ResolvConfError> {
+        let text = self.removed(&self.text()?);
+        let mut servers: Vec<SocketAddr> = text.lines().filter_map(server).collect();
+        if servers.is_empty() {
+            servers.push((Ipv4Addr::LOCALHOST, PORT).into());
+        }
+        Ok(servers)
+    }
+
+    fn text(&self) -> Result<String, ResolvConfError> {
+        let text = File::open(&self.path).and_then(|file| read(&file));
+        text.map_err(|source| self.failed("read", source))
+    }
+
+    /// Opened for this process alone, among those of ours.
+    fn open(&self) -> Result<(File, String), ResolvConfError> {
+        let opened = OpenOptions::new().read(true).write(true).open(&self.path);
+        let failed = |source| self.failed("change", source);
+        let file = opened.map_err(failed)?;
+        file.lock().map_err(failed)?;
+        let text = read(&file).map_err(failed)?;
+        Ok((file, text))
+    }
+
+    fn failed(&self, doing: &'static str, source: io::Error) -> ResolvConfError {
+        ResolvConfError::File {
+            doing,
+            path: self.path.clone(),
+            source,
+        }
+    }
+
+    /// The old text is overwritten before what is left of it is cut off, so that the file is at no time empty; if there is no room for
+    /// the new, it is put back.
+    fn write(&self, file: &mut File, old: &str, new: &str) -> Result<(), ResolvConfError> {
+        let mut put = |text: &str| {
+            file.seek(SeekFrom::Start(0))?;
+            file.write_all(text.as_bytes())?;
+            file.set_len(text.len() as u64)
+        };
+        put(new).map_err(|source| {
+            let _ = put(old);
+            self.failed("change", source)
+        })
+    }
+
+    fn remark(&self) -> String {
+        format!("{REMARK}{}: the next line goes with it\n", self.interface)
+    }
+
+    fn added(&self, text: &str) -> String {
+        let mut at = 0;
+        for line in text.split_inclusive('\n') {
+            if server(line).is_some() {
+                break;
+            }
+            at += line.len();
+        }
+        // Without a server the place is the end, if that begins a line.
+        if at == text.len() && !text.ends_with('\n') {
+            at = 0;
+        }
+        let (before, after) = text.split_at(at);
+        format!(
+            "{before}{}nameserver {}\n{after}",
+            self.remark(),
+            self.server
+        )
+    }
+
+    fn removed(&self, text: &str) -> String {
+        let remark = self.remark();
+        let ours = SocketAddr::from((self.server, PORT));
+        let mut after_remark = false;
+        let kept = |line: &&str| {
+            // The server in the file may have been another, before a power cut.
+            let goes_with_it = std::mem::replace(&mut after_remark, *line == remark);
+            let server = server(line);
+            !(after_remark || server == Some(ours) || goes_with_it && server.is_some())
+        };
+        text.split_inclusive('\n').filter(kept).collect()
+    }
+}
+
+/// Another interface whose server is there; `text` does not have our own.
+fn other(text: &str) -> Option<&str> {
+    let remark = text.lines().find_map(|line| line.strip_prefix(REMARK))?;
+    Some(remark.split(':').next().unwrap_or(remark))
+}
+
+fn rotates(text: &str) -> bool {
+    text.lines().any(|line| {
+        let mut words = line.split_whitespace();
+        words.next() == Some("options") && words.any(|word| word == "rotate")
+    })
+}
+
+/// The server of a line `nameserver ADDRESS`.
+fn server(line: &str) -> Option<SocketAddr> {
+    let mut words = line
+        .strip_prefix("nameserver")?
+        .split([' ', '\t', '\n', '\r', '#', ';']);
+    // The word ends there.
+    if words.next() != Some("") {
+        return None;
+    }
+    let address = words.find(|word| !word.is_empty())?;
+    match address.split_once('%') {
+        Some((address, zone)) => {
+            let address: Ipv6Addr = address.parse().ok()?;
+            let zone = nix::net::if_::if_nametoindex(zone)
+                .ok()
+                .or_else(|| zone.parse().ok())?;
+            Some(SocketAddrV6::new(address, PORT, 0, zone).into())
+        }
+        None => Some((address.parse::<IpAddr>().ok()?, PORT).into()),
+    }
+}
+
+fn read(file: &File) -> io::Result<String> {
+    let mut text = String::new();
+    file.take(MAX_FILE + 1).read_to_string(&mut text)?;
+    match text.len() as u64 > MAX_FILE {
+        true => Err(io::ErrorKind::FileTooLarge.into()),
+        false => Ok(text),
+    }
+}
+
+/// Whether lookups on this host go to systemd-resolved: by its address in resolv.conf, or past that by the C library (nss-resolve(8)).
+pub(crate) fn asks_resolved(resolv_conf: &Path, nsswitch: &Path) -> bool {
+    let read = |path: &Path| {
+        File::open(path)
+            .and_then(|file| read(&file))
+            .unwrap_or_default()
+    };
+    let stub = |line: &str| {
+        // systemd-resolved.service(8): the stub and the proxy.
+        let stubs = [[127, 0, 0, 53], [127, 0, 0, 54]].map(|ip| SocketAddr::from((ip, PORT)));
+        server(line).is_some_and(|server| stubs.contains(&server))
+    };
+    let nss = |line: &str| {
+        let hosts = line.trim_start().strip_prefix("hosts:");
+        hosts.is_some_and(|services| services.split_whitespace().any(|word| word == "resolve"))
+    };
+    read(resolv_conf).lines().any(stub) || read(nsswitch).lines().any(nss)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    fn at(path: &Path) -> ResolvConf {
+        ResolvConf {
+            path: path.into(),
+            interface: "seikan0".into(),
+            server: [100, 80, 0, 2].into(),
+        }
+    }
+
+    #[test]
+    fn the_server_comes_first_and_goes_without_a_trace() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("resolv.conf");
+        let ours = at(&path);
+        for before in [
+            "# by hand\nsearch corp.example\nnameserver 192.0.2.53\nnameserver 2001:db8::53\noptions edns0\n",
+            "nameserver 192.0.2.53",
+            "nameserver\t192.0.2.53 # one\r\n",
+            "search corp.example",
+            "search corp.example\n",
+            "",
+        ] {
+            fs::write(&path, before).unwrap();
+            ours.add().unwrap();
+            ours.add().unwrap();
+            let text = fs::read_to_string(&path).unwrap();
+            let servers: Vec<_> = text.lines().filter_map(server).collect();
+            assert_eq!(servers[0], "100.80.0.2:53".parse().unwrap(), "{text:?}");
+            assert_eq!(text.matches("100.80.0.2").count(), 1, "{text:?}");
+            for line in before.lines() {
+                assert!(text.lines().any(|l| l == line), "{line:?} in {text:?}");
+            }
+            ours.remove().unwrap();
+            assert_eq!(fs::read_to_string(&path).unwrap(), before);
+        }
+    }
+
+    #[test]
+    fn what_others_wrote_meanwhile_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("resolv.conf");
+        fs::write(&path, "nameserver 192.0.2.53\n").unwrap();
+        at(&path).add().unwrap();
+        let text = fs::read_to_string(&path).unwrap();
+        fs::write(&path, format!("{text}nameserver 192.0.2.54\n")).unwrap();
+        at(&path).remove().unwrap();
+        let text = fs::read_to_string(&path).unwrap();
+        assert_eq!(text, "nameserver 192.0.2.53\nnameserver 192.0.2.54\n");
+        // As a file that was written anew.
+        at(&path).remove().unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), text);
+        fs::remove_file(&path).unwrap();
+        at(&path).remove().unwrap();
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn other_names_go_to_those_who_were_asked_before() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("resolv.conf");
+        let text = "nameserver 192.0.2.53\n;nameserver 192.0.2.1\nnameservers 192.0.2.2\nnameserver x\nnameserver fe80::1%lo\n";
+        fs::write(&path, text).unwrap();
+        at(&path).add().unwrap();
+        let lo = nix::net::if_::if_nametoindex("lo").unwrap();
+        let expected = [
+            "192.0.2.53:53".parse().unwrap(),
+            SocketAddrV6::new("fe80::1".parse().unwrap(), 53, 0, lo).into(),
+        ];
+        assert_eq!(at(&path).others().unwrap(), expected);
+        fs::write(&path, "").unwrap();
+        assert_eq!(
+            at(&path).others().unwrap(),
+            ["127.0.0.1:53".parse().unwrap()]
+        );
+    }
+
+    #[test]
+    fn where_it_would_not_work_nothing_is_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("resolv.conf");
+        let missing = at(&path).add().unwrap_err().to_string();
+        assert!(
+            missing.contains("resolv.conf") && !path.exists(),
+            "{missing}"
+        );
+        let rotates = "options rotate\nnameserver 192.0.2.53\n";
+        fs::write(&path, rotates).unwrap();
+        assert!(matches!(
+            at(&path).add(),
+            Err(ResolvConfError::Rotates { .. })
+        ));
+        assert_eq!(fs::read_to_string(&path).unwrap(), rotates);
+        fs::write(&path, "nameserver 192.0.2.53\n").unwrap();
+        let another = ResolvConf {
+            interface: "seikan1".into(),
+            server: [10, 0, 0, 1].into(),
+            ..at(&path)
+        };
+        another.add().unwrap();
+        let error = at(&path).add().unwrap_err();
+        assert!(
+            matches!(error, ResolvConfError::Taken { interface, .. } if interface == "seikan1")
+        );
+        fs::write(&path, " ".repeat(1 << 17)).unwrap();
+        assert!(at(&path).add().is_err());
+    }
+
+    #[test]
+    fn resolved_is_asked_where_its_address_or_its_service_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let [conf, nss] = ["resolv.conf", "nsswitch.conf"].map(|name| folder.path().join(name));
+        assert!(!asks_resolved(&conf, &nss));
+        fs::write(&conf, "nameserver 192.0.2.53\n").unwrap();
+        fs::write(&nss, "passwd: files resolve\nhosts: files dns\n").unwrap();
+        assert!(!asks_resolved(&conf, &nss));
+        fs::write(&nss, "hosts: files resolve [!UNAVAIL=return] dns\n").unwrap();
+        assert!(asks_resolved(&conf, &nss));
+        fs::write(&nss, "").unwrap();
+        fs::write(&conf, "nameserver 127.0.0.53\n").unwrap();
+        assert!(asks_resolved(&conf, &nss));
+    }
+}
