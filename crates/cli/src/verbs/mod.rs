@@ -14,6 +14,7 @@ pub mod lab;
 pub mod leave;
 pub mod pubkey;
 pub mod record;
+pub mod relay;
 pub mod report;
 pub mod status;
 pub mod top;
@@ -37,6 +38,7 @@ pub fn run(verb: Verb) -> anyhow::Result<ExitCode> {
         Verb::Join(arguments) => join::run(&arguments),
         Verb::Leave(arguments) => leave::run(&arguments),
         Verb::Coordinator(arguments) => coordinator::run(&arguments),
+        Verb::Relay(arguments) => relay::run(&arguments),
         Verb::Gateway(arguments) => gateway::run(&arguments),
         Verb::Genkey(arguments) => genkey::run(&arguments),
         Verb::Pubkey(arguments) => pubkey::run(&arguments),
