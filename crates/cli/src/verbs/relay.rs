@@ -36,8 +36,8 @@ const OTHER_FILES: u64 = 32;
     seikan relay                        run it, until Ctrl-C\n  \
     seikan relay secret                 what to run at the coordinator, so that members use it\n  \
     seikan relay --rate 100M            no member sends more than 100 Mbit/s through it\n\n\
-    Needs no privileges, only its folder. It cannot read what it forwards. Members reach it at port 3478 and at those of\n\
-    --ports, UDP: a firewall before it has to let both in."
+    Needs no privileges, only its folder, and cannot read what it forwards. A firewall before it has to\n\
+    let in UDP to port 3478 and to those of --ports."
 )]
 pub struct Arguments {
     #[command(subcommand)]
