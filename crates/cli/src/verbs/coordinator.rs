@@ -104,7 +104,7 @@ struct TokenArguments {
 /// A list, for people or programs.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
-    seikan coordinator members --json   for programs; likewise `tokens --json`")]
+    seikan coordinator members --json   for programs; likewise `tokens --json` and `relays --json`")]
 struct List {
     /// Print JSON
     #[arg(long)]
