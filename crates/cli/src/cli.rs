@@ -49,6 +49,8 @@ pub enum Verb {
     Netcheck(verbs::netcheck::Arguments),
     /// Run the coordinator of a mesh, and see to its members
     Coordinator(verbs::coordinator::Arguments),
+    /// Run a relay for members of a mesh that do not reach each other
+    Relay(verbs::relay::Arguments),
     /// See the devices of a gateway, and who is on a local network
     Gateway(verbs::gateway::Arguments),
     /// Print a new private key

@@ -257,3 +257,79 @@ fn open(home: IpAddr, port: u16, slot: usize, epoll: &Epoll) -> Option<UdpSocket
 pub(crate) fn family_of(address: SocketAddr) -> usize {
     if address.is_ipv4() { V4 } else { V6 }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use seikan_proto::mesh::relay::{Ask, Asked};
+    use seikan_proto::mesh::{RelayKind, Ticket};
+    use seikan_proto::rng::Rng;
+
+    use super::*;
+
+    struct Same(u8);
+
+    impl Rng for Same {
+        fn fill(&mut self, destination: &mut [u8]) {
+            destination.fill(self.0);
+        }
+    }
+
+    fn request(member: u8, peer: u8) -> PortRequest {
+        let secret = RelaySecret::generate(&mut Same(7));
+        let key = |n| PublicKey::from_bytes([n; 32]);
+        let ask = Ask {
+            ticket: &Ticket::new(&secret, &key(member), u64::MAX),
+            peer: key(peer),
+            stamp: 1,
+        };
+        match Asked::parse(&ask.write(&mut Same(1)).1) {
+            Ok(Asked::Port(asked)) => asked,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// With a forged source a side could be another pair's port, and that one's this: a circle.
+    #[test]
+    fn a_side_is_never_one_of_the_relays_own_ports() {
+        let listen = SocketAddr::from(([127, 0, 0, 1], 0));
+        let main = UdpSocket::bind(listen, &UdpOptions::default()).expect("a socket");
+        let options = Options {
+            listen,
+            secret: RelaySecret::parse("north", RelayKind::Turn).expect("a secret"),
+            limits: Limits::default(),
+        };
+        let mut table = Table::new([Some(main), None], options);
+        let epoll = Epoll::new(1).expect("an epoll instance");
+        let now = Now {
+            mono: Instant::BOOT + Duration::from_secs(1),
+            unix: 0,
+        };
+        let mut port = |peer| {
+            table
+                .port_for(&request(1, peer), V4, &epoll, now)
+                .expect("a port")
+                .0
+        };
+        let (own, other) = (port(2), port(3));
+        let slot = table.by_keys[&Keys::of(request(1, 2).member, request(1, 2).peer).0];
+        let from = |port| ReceiveMeta {
+            source: ([127, 0, 0, 1], port).into(),
+            destination: Some([127, 0, 0, 1].into()),
+            interface: 1,
+            traffic_class: 0,
+            offset: 0,
+            length: 164,
+            segment_size: 164,
+            truncated: false,
+        };
+        for circle in [own, other] {
+            let bound = table.bind(slot, &request(1, 2), &from(circle), now);
+            assert_eq!(bound, Err(RelayRefusal::Malformed));
+        }
+        // A member on the relay's own host.
+        let bound = table.bind(slot, &request(1, 2), &from(1), now);
+        assert_eq!(bound, Ok((own, false)));
+    }
+}

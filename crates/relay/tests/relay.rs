@@ -106,6 +106,8 @@ struct Host {
     ticket: Ticket,
     stamp: u64,
     rng: Counting,
+    /// Where the last datagram came from.
+    heard_from: Option<SocketAddr>,
 }
 
 impl Host {
@@ -122,6 +124,7 @@ impl Host {
             ticket: Ticket::new(&secret("north"), &key(number), START + 86_400),
             stamp: 0,
             rng: Counting(number),
+            heard_from: None,
         }
     }
 
@@ -157,6 +160,7 @@ impl Host {
             };
             receives += filled;
             let (metas, arena) = self.batch.parts_mut();
+            self.heard_from = metas.last().map(|meta| meta.source);
             let segments = metas.iter().flat_map(|meta| meta.segments());
             datagrams.extend(segments.map(|segment| arena[segment].to_vec()));
         }
@@ -406,12 +410,33 @@ fn a_members_share_is_what_it_asked_for_itself() {
     for peer in [2, 4, 4] {
         a.ask(&mut site, peer, main).expect("a port");
     }
-    let refused = a.ask(&mut site, 5, main);
-    assert_eq!(refused, Err(Refused::Refused(RelayRefusal::Quota)));
-    // Nobody has bound: a minute later all is free again.
-    site.pass(60);
-    assert_eq!(site.counters().pairs, 0);
+    let quota = Err(Refused::Refused(RelayRefusal::Quota));
+    assert_eq!(a.ask(&mut site, 5, main), quota);
+    // One of the two is in use; the other, to which nobody has bound, is free again after a minute.
+    a.bind(&mut site, 2);
+    site.pass(59);
+    a.bind(&mut site, 2);
+    site.pass(1);
+    assert_eq!(site.counters().pairs, 1);
     a.ask(&mut site, 5, main).expect("a port");
+    assert_eq!(a.ask(&mut site, 6, main), quota);
+}
+
+#[test]
+fn what_comes_from_a_relay_comes_from_the_address_that_the_side_knows() {
+    let mut site = Site::at("0.0.0.0:0", Limits::default());
+    let (mut a, mut b) = (Host::new(1), Host::new(2));
+    b.bind(&mut site, 1);
+    let second = SocketAddr::from(([127, 0, 0, 2], site.main.port()));
+    let port = a.ask(&mut site, 2, second).expect("a port").port;
+    assert_eq!(a.heard_from, Some(second));
+    let known = SocketAddr::new(second.ip(), port.expect("a port"));
+    a.ask(&mut site, 2, known).expect("bound");
+    assert_eq!(a.heard_from, Some(known));
+    let (as_b_knows, _) = b.bind(&mut site, 1);
+    b.send(as_b_knows, &[4; 100], None);
+    a.next(&mut site);
+    assert_eq!(a.heard_from, Some(known));
 }
 
 #[test]

@@ -10,9 +10,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand, ValueHint};
-use seikan_coordinator::{Actor, NewToken, Store, StoreError, TokenId, Whom};
+use seikan_coordinator::{Actor, NewToken, RelayInfo, Store, StoreError, TokenId, Whom};
 use seikan_node::node::SystemRandom;
-use seikan_proto::mesh::{Name, Pin, Token};
+use seikan_proto::mesh::{Name, Pin, RelayAddress, RelayKind, RelaySecret, Token};
+use zeroize::Zeroizing;
 
 /// Where it keeps what it knows.
 const FOLDER: &str = "/var/lib/seikan-coordinator";
@@ -31,7 +32,8 @@ pub const DATABASE: &str = "mesh.db";
     seikan coordinator                  run it, until Ctrl-C\n  \
     seikan coordinator token            a token for one host, and what that is to run\n  \
     seikan coordinator members          who belongs to the mesh?\n  \
-    seikan coordinator revoke laptop    take a member out\n\n\
+    seikan coordinator revoke laptop    take a member out\n  \
+    seikan coordinator relays           where members go that do not reach each other\n\n\
     Needs no privileges, only its folder. No packet of a member's passes through it, and when it stops, members go on\n\
     with what they know."
 )]
@@ -63,6 +65,10 @@ enum CoordinatorVerb {
     Members(List),
     /// Take a member out of the mesh
     Revoke(Revoke),
+    /// Show relays
+    Relays(List),
+    /// Add a relay, or remove one
+    Relay(RelayArguments),
     /// Show who did what
     Audit(Audit),
 }
@@ -98,7 +104,7 @@ struct TokenArguments {
 /// A list, for people or programs.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
-    seikan coordinator members --json   for programs; likewise `tokens --json`")]
+    seikan coordinator members --json   for programs; likewise `tokens --json` and `relays --json`")]
 struct List {
     /// Print JSON
     #[arg(long)]
@@ -127,6 +133,61 @@ struct Withdraw {
 struct Revoke {
     /// Its name
     name: Name,
+    #[command(flatten)]
+    folder: Folder,
+}
+
+/// What becomes of a relay.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  \
+    seikan coordinator relay add relay.example.org:3478 --secret skr_...    as `seikan relay secret` prints it")]
+struct RelayArguments {
+    #[command(subcommand)]
+    verb: RelayVerb,
+}
+
+#[derive(Debug, Subcommand)]
+enum RelayVerb {
+    /// Send members that do not reach each other to a relay
+    Add(AddRelay),
+    /// Send nobody to it any more
+    Remove(RemoveRelay),
+}
+
+/// Which relay, and what it takes.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    seikan coordinator relay add relay.example.org:3478 --secret skr_...      one of `seikan relay`\n  \
+    seikan coordinator relay add turn.example.org:3478 --turn --secret north  coturn with use-auth-secret\n\n\
+    The same address again gives it another secret.")]
+struct AddRelay {
+    /// Where members reach it, UDP
+    #[arg(value_name = "HOST:PORT")]
+    address: RelayAddress,
+    /// What it shares with this coordinator
+    #[arg(
+        long,
+        value_name = "SECRET",
+        env = "SEIKAN_RELAY_SECRET",
+        hide_env_values = true
+    )]
+    secret: Zeroizing<String>,
+    /// It is a TURN server that takes tickets as coturn does (static-auth-secret)
+    #[arg(long)]
+    turn: bool,
+    #[command(flatten)]
+    folder: Folder,
+}
+
+/// Which relay.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example:\n  seikan coordinator relay remove relay.example.org:3478    members leave it within seconds"
+)]
+struct RemoveRelay {
+    /// Its address, as `coordinator relays` shows it
+    #[arg(value_name = "HOST:PORT")]
+    address: RelayAddress,
     #[command(flatten)]
     folder: Folder,
 }
@@ -167,6 +228,14 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             view::members(&members, now(), list.json)
         }
         Some(CoordinatorVerb::Revoke(arguments)) => revoke(arguments),
+        Some(CoordinatorVerb::Relays(list)) => {
+            let relays = list.folder.store()?.relays()?;
+            view::relays(&relays, list.json)
+        }
+        Some(CoordinatorVerb::Relay(arguments)) => match &arguments.verb {
+            RelayVerb::Add(arguments) => add_relay(arguments),
+            RelayVerb::Remove(arguments) => remove_relay(arguments),
+        },
         Some(CoordinatorVerb::Audit(arguments)) => {
             let entries = arguments.folder.store()?.audit(arguments.last)?;
             view::audit(&entries, now(), arguments.json)
@@ -254,6 +323,32 @@ fn revoke(arguments: &Revoke) -> anyhow::Result<ExitCode> {
     }
 }
 
+fn add_relay(arguments: &AddRelay) -> anyhow::Result<ExitCode> {
+    let kind = match arguments.turn {
+        true => RelayKind::Turn,
+        false => RelayKind::Seikan,
+    };
+    let secret = RelaySecret::parse(arguments.secret.trim(), kind)?;
+    let relay = RelayInfo {
+        address: arguments.address.clone(),
+        kind,
+    };
+    let store = arguments.folder.store()?;
+    store.add_relay(&relay, &secret, &operator(), now())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn remove_relay(arguments: &RemoveRelay) -> anyhow::Result<ExitCode> {
+    let store = arguments.folder.store()?;
+    match store.remove_relay(&arguments.address, &operator(), now())? {
+        true => Ok(ExitCode::SUCCESS),
+        false => bail!(
+            "there is no relay {}: see `seikan coordinator relays`",
+            arguments.address
+        ),
+    }
+}
+
 /// Who is at the terminal, for the log.
 fn operator() -> Actor {
     let user = ["SUDO_USER", "USER"]
@@ -269,7 +364,7 @@ fn now() -> u64 {
 }
 
 /// What this host is called; others may know it by another name.
-fn own_name() -> String {
+pub fn own_name() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname");
     name.map_or_else(|_| "localhost".to_owned(), |name| name.trim().to_owned())
 }

@@ -15,6 +15,7 @@ pub mod leave;
 pub mod netcheck;
 pub mod pubkey;
 pub mod record;
+pub mod relay;
 pub mod report;
 pub mod status;
 pub mod top;
@@ -39,6 +40,7 @@ pub fn run(verb: Verb) -> anyhow::Result<ExitCode> {
         Verb::Leave(arguments) => leave::run(&arguments),
         Verb::Netcheck(arguments) => netcheck::run(&arguments),
         Verb::Coordinator(arguments) => coordinator::run(&arguments),
+        Verb::Relay(arguments) => relay::run(&arguments),
         Verb::Gateway(arguments) => gateway::run(&arguments),
         Verb::Genkey(arguments) => genkey::run(&arguments),
         Verb::Pubkey(arguments) => pubkey::run(&arguments),

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use seikan_coordinator::{AuditEntry, MemberInfo, NewToken, TokenInfo};
+use seikan_coordinator::{AuditEntry, MemberInfo, NewToken, RelayInfo, TokenInfo};
 use seikan_proto::mesh::{Name, Pin, Token};
 use serde_json::{Value, json};
 
@@ -119,6 +119,25 @@ pub fn members(members: &[MemberInfo], now: u64, as_json: bool) -> anyhow::Resul
         ]);
     }
     show(&table, members.len(), "member")
+}
+
+/// All relays, without their secrets.
+pub fn relays(relays: &[RelayInfo], as_json: bool) -> anyhow::Result<ExitCode> {
+    if as_json {
+        return print(
+            relays
+                .iter()
+                .map(|relay| json!({"address": relay.address, "kind": relay.kind})),
+        );
+    }
+    let mut table = Table::new(&[("address", Align::Left), ("kind", Align::Left)]);
+    for relay in relays {
+        table.row(vec![
+            relay.address.to_string(),
+            relay.kind.as_str().to_owned(),
+        ]);
+    }
+    show(&table, relays.len(), "relay")
 }
 
 /// The log.

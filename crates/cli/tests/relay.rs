@@ -1,0 +1,186 @@
+//! `seikan relay` and what a coordinator is told of it, as a shell sees them; no privileges needed.
+#![forbid(unsafe_code)]
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use seikan_coordinator::Store;
+
+fn seikan(words: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_seikan"));
+    command.args(words).env_remove("SEIKAN_RELAY_SECRET");
+    command.stdin(Stdio::null()).stdout(Stdio::piped());
+    command
+}
+
+/// What it printed, if it did what it was told.
+fn good(output: Output) -> String {
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{error}");
+    String::from_utf8(output.stdout).expect("text")
+}
+
+/// A service, with the line that it says when it is ready.
+struct Service {
+    child: Child,
+    out: BufReader<std::process::ChildStdout>,
+    line: String,
+}
+
+impl Service {
+    fn start(words: &[&str]) -> Service {
+        let mut child = seikan(words).spawn().expect("started");
+        let mut out = BufReader::new(child.stdout.take().expect("its output"));
+        let mut line = String::new();
+        out.read_line(&mut line).expect("a line");
+        Service { child, out, line }
+    }
+
+    /// Ends it as systemd does; what else it said.
+    fn end(mut self) -> String {
+        let pid = Pid::from_raw(self.child.id() as i32);
+        kill(pid, Signal::SIGTERM).expect("signalled");
+        let mut rest = String::new();
+        self.out.read_to_string(&mut rest).expect("the rest");
+        assert!(self.child.wait().expect("ended").success());
+        rest
+    }
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("text")
+}
+
+#[test]
+fn what_a_relay_prints_is_what_a_coordinator_takes_and_shows_nobody() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (mesh, relay) = (folder.path().join("mesh"), folder.path().join("relay"));
+    // As the first start of a coordinator makes it.
+    drop(Store::open(&mesh.join("mesh.db")).expect("a database"));
+    let (mesh, relay) = (text(&mesh), text(&relay));
+    let secret = [
+        "relay",
+        "secret",
+        "--dir",
+        relay,
+        "--host",
+        "relay.example.org",
+    ];
+    let printed = good(seikan(&secret).output().expect("run"));
+    let line = printed.lines().last().expect("a line");
+    let words: Vec<&str> = line.split(' ').skip(1).chain(["--dir", mesh]).collect();
+    assert_eq!(
+        words[..4],
+        ["coordinator", "relay", "add", "relay.example.org:3478"]
+    );
+    good(seikan(&words).output().expect("run"));
+
+    let list = |words: &[&str]| {
+        let output = seikan(words).args(["--dir", mesh]).output();
+        let shown = good(output.expect("run"));
+        assert!(!shown.contains("skr_"), "{shown}");
+        shown
+    };
+    let shown = list(&["coordinator", "relays", "--json"]);
+    let shown: serde_json::Value = serde_json::from_str(&shown).expect("JSON");
+    let expected = serde_json::json!([{"address": "relay.example.org:3478", "kind": "seikan"}]);
+    assert_eq!(shown, expected);
+    assert!(list(&["coordinator", "audit"]).contains("relay added"));
+    let remove = ["coordinator", "relay", "remove", "relay.example.org:3478"];
+    list(&remove);
+    assert_eq!(list(&["coordinator", "relays"]), "no relay\n");
+    let again = seikan(&remove).args(["--dir", mesh]).output();
+    assert_eq!(again.expect("run").status.code(), Some(1));
+
+    // A secret of ours that was mistyped is not taken, nor repeated.
+    let add = [
+        "coordinator",
+        "relay",
+        "add",
+        "r:1",
+        "--secret",
+        "skr_hunter2",
+        "--dir",
+        mesh,
+    ];
+    let output = seikan(&add).stderr(Stdio::piped()).output().expect("run");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(
+        error.contains("seikan relay secret") && !error.contains("hunter2"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_relay_answers_tells_its_metrics_and_sums_up_when_it_ends() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let free = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let metrics = free.local_addr().expect("an address").to_string();
+    drop(free);
+    let dir = text(folder.path());
+    let relay = Service::start(&[
+        "relay",
+        "--listen",
+        "127.0.0.1:0",
+        "--dir",
+        dir,
+        "--pairs",
+        "10",
+        "--metrics",
+        &metrics,
+    ]);
+    let address = relay.line.split_whitespace().find_map(|word| {
+        let word = word.trim_end_matches(',');
+        word.parse::<SocketAddr>().ok()
+    });
+    let address = address.unwrap_or_else(|| panic!("an address in {:?}", relay.line));
+
+    let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+    let patience = Some(Duration::from_secs(10));
+    socket.set_read_timeout(patience).expect("set");
+    // RFC 8489, section 5: a binding request, and what is none.
+    let question = [&[0, 1, 0, 0, 0x21, 0x12, 0xa4, 0x42][..], &[7; 12]].concat();
+    socket.send_to(&[4; 100], address).expect("sent");
+    socket.send_to(&question, address).expect("sent");
+    let mut answer = [0; 100];
+    let length = socket.recv(&mut answer).expect("an answer");
+    assert_eq!((length, &answer[..2]), (32, &[1, 1][..]));
+
+    // What a turn did is told when it is over, a moment after the answer.
+    let expected = [
+        "seikan_relay_answered_total 1",
+        "seikan_relay_drops_total{reason=\"unknown_type\"} 1",
+    ];
+    let mut told = String::new();
+    for _ in 0..100 {
+        told = scrape(&metrics);
+        if expected.iter().all(|line| told.lines().any(|l| l == *line)) {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    for line in expected {
+        assert!(told.lines().any(|l| l == line), "{line} in {told}");
+    }
+
+    let end = relay.end();
+    assert!(
+        end.contains("0 datagrams forwarded (0 bytes), 1 dropped as unknown_type"),
+        "{end}"
+    );
+}
+
+fn scrape(metrics: &str) -> String {
+    let mut stream = TcpStream::connect(metrics).expect("connected");
+    let request = b"GET /metrics HTTP/1.1\r\n\r\n";
+    stream.write_all(request).expect("asked");
+    let mut told = String::new();
+    stream.read_to_string(&mut told).expect("told");
+    told
+}
