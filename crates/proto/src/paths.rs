@@ -181,9 +181,9 @@ impl Paths {
         }
     }
 
-    /// Relays by which the peer is reached now: [`MAX_RELAYS`] at most.
-    pub fn set_relays(&mut self, addresses: &[SocketAddr]) {
-        self.replace(Kind::Relay, addresses, MAX_RELAYS);
+    /// Relays by which the peer is reached now: [`MAX_RELAYS`] at most. True if one is new.
+    pub fn set_relays(&mut self, addresses: &[SocketAddr]) -> bool {
+        self.replace(Kind::Relay, addresses, MAX_RELAYS)
     }
 
     /// Puts `addresses` in the place of those of a kind; true if one is new. What is known of the others stays.

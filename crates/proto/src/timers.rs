@@ -161,6 +161,11 @@ impl Timers {
         due
     }
 
+    /// There is a new way to the peer: who tries to reach us is met there at once.
+    pub fn forget_approach(&mut self) {
+        self.last_approach = None;
+    }
+
     /// The latest initiation repeats one that was not answered.
     pub fn is_retrying(&self) -> bool {
         self.retries > 0

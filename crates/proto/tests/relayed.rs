@@ -34,6 +34,25 @@ fn members(construction: Construction) -> World {
     world
 }
 
+#[test]
+fn who_is_called_and_comes_to_a_relay_tries_there_at_once() {
+    let mut world = members(NATIVE);
+    world.direct_down = [true; 2];
+    let now = world.now(1);
+    let side = &mut world.sides[1];
+    side.tunnel.set_relays(side.peer, &[]);
+    side.tunnel.approach(now, side.peer, &mut side.outbox);
+    world.flush(1, &[]);
+    world.run(Duration::from_millis(100));
+    let now = world.now(1);
+    let side = &mut world.sides[1];
+    side.tunnel.set_relays(side.peer, &[relay()]);
+    side.tunnel.approach(now, side.peer, &mut side.outbox);
+    world.flush(1, &[]);
+    world.run(Duration::from_millis(100));
+    assert_eq!(world.totals(1).handshakes.completed, 1);
+}
+
 /// A datagram each way every 20 ms; the next number.
 fn talk(world: &mut World, mut seq: u32, time: Duration) -> u32 {
     let end = world.time + time.as_nanos() as u64;

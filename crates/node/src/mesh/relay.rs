@@ -28,6 +28,9 @@ const RELAYS_OF_A_PAIR: usize = 2;
 const HEAD_START: Duration = Duration::from_millis(200);
 /// How often a side is bound anew: a third of the time for which a relay remembers it, and within the shortest that a NAT does.
 const BIND_EVERY: Duration = Duration::from_secs(20);
+/// How often a member is looked for at a relay when both may have come, and how soon after each other.
+const MEETINGS: u32 = 4;
+const MEET_EVERY: Duration = Duration::from_millis(550);
 /// How long a member that does not answer is waited for at a relay after it was sought.
 const SOUGHT_LATELY: Duration = Duration::from_secs(30);
 /// How long the worker may take to say how a member is reached.
@@ -132,6 +135,7 @@ impl<'a> Relays<'a> {
             for outcome in join_all(all).await {
                 outcome?;
             }
+            self.meet(key, &pair).await?;
             // Whoever seeks it anew has lost the way that there was: nothing is taken to be as it was.
             let again = tokio::time::timeout(BIND_EVERY, pair.again.notified()).await;
             if again.is_ok() {
@@ -144,6 +148,19 @@ impl<'a> Relays<'a> {
             present: false,
         })?;
         Ok(key)
+    }
+
+    /// Tries to meet a member where this host is bound: it may be there in a moment, and what was sent before was lost.
+    async fn meet(&self, key: PublicKey, pair: &Pair) -> Result<(), Gone> {
+        for _ in 0..MEETINGS {
+            tokio::time::sleep(MEET_EVERY).await;
+            self.is_needed(key, pair).await?;
+            if pair.reached.get() != Some(Reached::Not) || pair.seats.borrow().is_empty() {
+                break;
+            }
+            self.tell(key, pair, true)?;
+        }
+        Ok(())
     }
 
     /// Whether a member is reached by a relay, or by nothing although it is sought.
