@@ -2,7 +2,7 @@
 //!
 //! [`Store::open`] makes the file or takes the one that is there; [`Store::init`] says once which
 //! networks the mesh has. Then [`tokens`], [`join`], [`members`] and [`changes`] are the life of a
-//! member, and [`audit`] says who did what. Several processes may have the file open: each change is
+//! member, [`policy`] says whom it may talk to, and [`audit`] who did what. Several processes may have the file open: each change is
 //! one transaction that holds the write lock from its start, so nothing is decided on what another
 //! process has changed meanwhile. A change that members are to hear of takes the next revision; one
 //! row has it, so the order of revisions is the order of changes.
@@ -14,6 +14,7 @@ mod changes;
 mod error;
 mod join;
 mod members;
+mod policy;
 mod tokens;
 
 #[cfg(test)]
@@ -37,8 +38,13 @@ pub use join::Joining;
 pub use members::{MemberId, MemberInfo, Whom};
 pub use tokens::{NewToken, TokenId, TokenInfo};
 
+/// What makes the schema of each version out of the one before.
+const STEPS: [&str; 2] = [
+    include_str!("store/schema.sql"),
+    include_str!("store/schema2.sql"),
+];
 /// The schema that this version reads and writes.
-const SCHEMA: i64 = 1;
+const SCHEMA: i64 = STEPS.len() as i64;
 /// How long a change waits for that of another process.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Pause between two tries where SQLite does not wait by itself.
@@ -52,7 +58,7 @@ pub struct Store {
 
 impl Store {
     /// The database at `path`. If there is none it is made: the file for its owner only (mode 0600), its
-    /// folder too (0700) unless it is there.
+    /// folder too (0700) unless it is there. One of an earlier version becomes one of this.
     ///
     /// # Errors
     /// [`StoreError::Io`] if it cannot be made; [`StoreError::LaterVersion`]; [`StoreError::NoWal`];
@@ -71,7 +77,7 @@ impl Store {
         // With the default, a change that was confirmed could be gone after a power cut.
         connection.pragma_update(None, "synchronous", "FULL")?;
         connection.pragma_update(None, "foreign_keys", true)?;
-        if version == 0 {
+        if version < SCHEMA {
             lay_out(&mut connection, path)?;
         }
         Ok(Store {
@@ -213,13 +219,15 @@ fn write_ahead(connection: &Connection) -> Result<(), StoreError> {
     }
 }
 
+/// Brings a new file, or one of an earlier version, to this version's schema.
 fn lay_out(connection: &mut Connection, path: &Path) -> Result<(), StoreError> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     // Another process may have done it meanwhile.
-    if version(&transaction, path)? == 0 {
-        transaction.execute_batch(include_str!("store/schema.sql"))?;
-        transaction.pragma_update(None, "user_version", SCHEMA)?;
+    let version = usize::try_from(version(&transaction, path)?).unwrap_or(0);
+    for step in STEPS.iter().skip(version) {
+        transaction.execute_batch(step)?;
     }
+    transaction.pragma_update(None, "user_version", SCHEMA)?;
     Ok(transaction.commit()?)
 }
 

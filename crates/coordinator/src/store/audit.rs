@@ -48,10 +48,10 @@ impl fmt::Display for Actor {
 pub struct AuditEntry {
     /// When, in seconds since 1970.
     pub time: u64,
-    /// What: `joined`, `left`, `removed`, `refused`, `token created`, `token withdrawn`
-    /// or `networks set`.
+    /// What: `joined`, `left`, `removed`, `refused`, `token created`, `token withdrawn`,
+    /// `networks set`, `policy set` or `tags set`.
     pub what: String,
-    /// To what or whom: a member's name, a token's number and label, networks.
+    /// To what or whom: a member's name, a token's number and label, networks, how many rules, a member's name and tags.
     pub subject: String,
     /// By whom: `operator NAME`, or the address of a host.
     pub actor: String,

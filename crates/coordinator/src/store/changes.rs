@@ -6,13 +6,16 @@
 
 use rusqlite::Connection;
 use seikan_proto::keys::PublicKey;
+use seikan_proto::mesh::policy::{MAX_POLICY, MAX_RULES};
 use seikan_proto::mesh::{Changes, MAX_ANSWER, MAX_MEMBERS, Member, Networks};
 
 use super::members::member_of;
+use super::policy::{party_after, policy_after};
 use super::{MemberId, Store, StoreError, networks_of, revision_of, seconds, unsigned};
 
-/// Bytes of an answer that are not members or removals: its other fields, with room to spare.
-const FRAME: usize = 1024;
+/// Bytes of an answer that are not members or removals: its other fields, with room to spare. Of a policy each rule has quotes and a
+/// comma in the place of its line's end, and no rule is longer than it was written.
+const FRAME: usize = 4096 + MAX_POLICY + 2 * MAX_RULES;
 /// Bytes of a member in JSON, its name, endpoints and tags aside: field names and punctuation 93, the
 /// key 44, the addresses 15 and 39, with room to spare.
 const MEMBER: usize = 256;
@@ -27,6 +30,9 @@ impl Store {
     /// If `since` is 0, or a revision that there has not been, the answer is `whole`: the asker is to
     /// forget everything that it knew before this answer. A whole answer with `more` is the first part
     /// of a list; the parts after it are plain changes, not `whole` again.
+    ///
+    /// The policy, and what the asker is known by, come before anything else that is news: with the first part, and with those after
+    /// it up to their own revision.
     ///
     /// # Errors
     /// [`StoreError::NoNetworks`], [`StoreError::Corrupt`], [`StoreError::Sqlite`].
@@ -43,7 +49,11 @@ impl Store {
                 news.append(&mut removals_after(connection, since)?);
                 news.sort_unstable_by_key(|news| news.revision);
             }
-            Ok(tell(news, current, whole))
+            Ok(Changes {
+                policy: policy_after(connection, since)?,
+                own: party_after(connection, since, asker)?,
+                ..tell(news, current, whole)
+            })
         })
     }
 }
