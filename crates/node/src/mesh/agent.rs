@@ -62,7 +62,7 @@ const CALL_EVERY: Duration = Duration::from_secs(1);
 pub(super) enum News {
     /// How it stands with the coordinator.
     Contact(Contact),
-    /// Members are different.
+    /// Members are different, or what they may begin here.
     Changes {
         /// Everything up to this revision is told.
         revision: u64,
@@ -171,9 +171,11 @@ impl Agent {
     /// Asks for changes, again and again.
     async fn follow(&self, client: &Client, worker: &Worker, shared: &Shared) -> Result<(), Gone> {
         let mut book = cache::load(&self.cache);
+        let access = Change::Access(book.access().clone());
+        let members = book.members().values().cloned().map(Change::Set);
         worker.tell(News::Changes {
             revision: book.revision,
-            changes: book.members().values().cloned().map(Change::Set).collect(),
+            changes: std::iter::once(access).chain(members).collect(),
         })?;
         // What is on disk may be of another coordinator: it tells of everybody once.
         let (mut since, mut epoch, mut first) = (0, 0, true);
