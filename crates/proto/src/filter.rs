@@ -695,4 +695,72 @@ mod tests {
         }
         assert!(!Ports::default().contains(0));
     }
+
+    /// Prints what judging a packet costs: `cargo test --release -p seikan-proto --lib filter_cost -- --ignored
+    /// --nocapture`.
+    #[test]
+    #[ignore = "a measurement"]
+    #[expect(clippy::disallowed_methods, reason = "a measurement reads the clock")]
+    fn filter_cost_with_64_rules() {
+        use std::hint::black_box;
+        const ROUNDS: u32 = 10_000_000;
+        // 32 ranges of TCP and 32 of UDP, none of which touches another.
+        let ranges = || (0..32u16).map(|n| 1000 * n + 100..=1000 * n + 200);
+        let open = Open {
+            icmp: false,
+            tcp: ranges().collect(),
+            udp: ranges().collect(),
+        };
+        let time = |name: &str, bytes: &[u8], guard: &mut Option<Box<Guard>>| {
+            let ip = IpPacket::parse(bytes).expect("a packet");
+            let best = (0..5).map(|_| {
+                let start = std::time::Instant::now();
+                for _ in 0..ROUNDS {
+                    let (ip, bytes) = (black_box(&ip), black_box(bytes));
+                    let judged = match black_box(&mut *guard) {
+                        None => Ok(()),
+                        Some(guard) => guard.check(ip, bytes, at(1)),
+                    };
+                    black_box(judged.is_ok());
+                }
+                start.elapsed().as_nanos() as f64 / f64::from(ROUNDS)
+            });
+            eprintln!("{name}: {:.1} ns", best.fold(f64::INFINITY, f64::min));
+        };
+        for v6 in [false, true] {
+            let (data, syn) = (tcp_to(v6, 15_150, ACK), tcp_to(v6, 15_150, SYN));
+            let asked = udp(v6, [PEER, HERE], 999, 15_150);
+            let answer = udp(v6, [PEER, HERE], 53, 5000);
+            let begun = udp(v6, [HERE, PEER], 5000, 53);
+            let mut guard = Guard::set(None, Filter::Only(open.clone()));
+            // As many flows as there may be.
+            for port in 0..2 * GENERATION_FLOWS as u16 {
+                let guard = guard.as_mut().expect("a guard");
+                sends(guard, &udp(v6, [HERE, PEER], 5000 + port, 53), at(0));
+            }
+            sends(guard.as_mut().expect("a guard"), &begun, at(0));
+            let family = if v6 { "IPv6" } else { "IPv4" };
+            time(&format!("{family}, no filter"), &data, &mut None);
+            time(&format!("{family}, TCP data"), &data, &mut guard);
+            time(
+                &format!("{family}, TCP SYN to an open port"),
+                &syn,
+                &mut guard,
+            );
+            time(
+                &format!("{family}, UDP to an open port"),
+                &asked,
+                &mut guard,
+            );
+            time(&format!("{family}, UDP, an answer"), &answer, &mut guard);
+            let start = std::time::Instant::now();
+            let guard = guard.as_mut().expect("a guard");
+            let ip = IpPacket::parse(&begun).expect("a packet");
+            for _ in 0..ROUNDS {
+                guard.note(black_box(&ip), black_box(&begun), at(1));
+            }
+            let nanos = start.elapsed().as_nanos() as f64 / f64::from(ROUNDS);
+            eprintln!("{family}, UDP, noting a read that is sent: {nanos:.1} ns");
+        }
+    }
 }
