@@ -1,6 +1,7 @@
 //! `seikan coordinator`: who belongs to a mesh. Alone it runs the service; its verbs look into the same folder and change it,
 //! whether a coordinator runs on it or not.
 
+mod policy;
 mod serve;
 mod view;
 
@@ -63,6 +64,10 @@ enum CoordinatorVerb {
     Members(List),
     /// Take a member out of the mesh
     Revoke(Revoke),
+    /// Set the tags of a member
+    Tag(policy::TagArguments),
+    /// Set, show or explain who may talk to whom
+    Policy(policy::PolicyArguments),
     /// Show who did what
     Audit(Audit),
 }
@@ -167,6 +172,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             view::members(&members, now(), list.json)
         }
         Some(CoordinatorVerb::Revoke(arguments)) => revoke(arguments),
+        Some(CoordinatorVerb::Tag(arguments)) => policy::tag(arguments),
+        Some(CoordinatorVerb::Policy(arguments)) => policy::run(arguments),
         Some(CoordinatorVerb::Audit(arguments)) => {
             let entries = arguments.folder.store()?.audit(arguments.last)?;
             view::audit(&entries, now(), arguments.json)

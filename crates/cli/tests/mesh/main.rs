@@ -5,4 +5,5 @@
 mod common;
 mod members;
 mod nat;
+mod policy;
 mod site;
