@@ -1,19 +1,19 @@
 //! What a peer may begin here, applied to every packet that it sends.
 //!
-//! A [`Filter`] lists the services of this host that are open to the peer. Its guard judges each packet by its own headers and by what this host
-//! has sent to the peer:
+//! A [`Filter`] lists the services of this host that are open to the peer. Its guard judges each packet by its own headers and by
+//! what this host has sent to the peer:
 //!
-//! - **TCP** that begins nothing passes whatever its port: a segment with ACK, or with RST and without SYN. A connection begins with a SYN without
-//!   ACK (RFC 9293, section 3.5), and of all others every segment but a reset has ACK (section 3.1).
+//! - **TCP** that begins nothing passes whatever its port: a segment with ACK, or with RST and without SYN. A connection begins with
+//!   a SYN without ACK (RFC 9293, section 3.5), and of all others every segment but a reset has ACK (section 3.1).
 //! - **UDP** passes to an open port, or from where this host has sent to, between the same ports.
-//! - **ICMP and ICMPv6** pass if they are open. Otherwise two kinds do: an echo reply to an echo that this host has sent, and an error that quotes
-//!   what this host sent to the peer: TCP, UDP that may be answered, or such an echo.
-//! - **Fragments** are judged by the first one, and the others pass if it did: one that overtakes it is dropped. TCP in fragments is dropped, as a
-//!   later one may overwrite the flags in the first (RFC 3128); hosts avoid it by path MTU discovery.
+//! - **ICMP and ICMPv6** pass if they are open. Otherwise two kinds do: an echo reply to an echo that this host has sent, and an
+//!   error that quotes what this host sent to the peer: TCP, UDP that may be answered, or such an echo.
+//! - **Fragments** are judged by the first one, and the others pass if it did: one that overtakes it is dropped. TCP in fragments is
+//!   dropped, as a later one may overwrite the flags in the first (RFC 3128); hosts avoid it by path MTU discovery.
 //! - **Everything else** passes only where everything does.
 //!
-//! What this host has begun is kept for each peer in bounded memory, and forgotten two to four minutes after it last sent something (RFC 4787,
-//! section 4.3, asks for two at least); what the peer sends prolongs nothing.
+//! What this host has begun is kept for each peer in bounded memory, and forgotten two to four minutes after it last sent something
+//! (RFC 4787, section 4.3, asks for two at least); what the peer sends prolongs nothing.
 
 use crate::time::Instant;
 use seikan_observe::DropReason;
@@ -255,7 +255,8 @@ enum Kind {
     Fragment(u8),
 }
 
-/// Most of what looking for a key costs. The peer has few addresses and there are few kinds, so they are left out; what it can choose is not.
+/// Most of what looking for a key costs. The peer has few addresses and there are few kinds, so they are left out; what it can choose
+/// is not.
 impl Hash for Key {
     fn hash<H: Hasher>(&self, state: &mut H) {
         match self.local {
@@ -289,8 +290,8 @@ impl Key {
     }
 }
 
-/// What may be answered, in two generations: when the younger is full or old enough it becomes the older, and the older is forgotten but for what was
-/// noted again since. Their memory is used again.
+/// What may be answered, in two generations: when the younger is full or old enough it becomes the older, and the older is forgotten
+/// but for what was noted again since. Their memory is used again.
 #[derive(Debug, Default)]
 struct Begun {
     young: HashSet<Key>,
@@ -714,7 +715,8 @@ mod tests {
         assert!(!Ports::default().contains(0));
     }
 
-    /// Prints what judging a packet costs: `CARGO_PROFILE_DEV_OPT_LEVEL=3 cargo test -p seikan-proto --lib filter_cost -- --ignored --nocapture`.
+    /// Prints what judging a packet costs: `CARGO_PROFILE_DEV_OPT_LEVEL=3 cargo test -p seikan-proto --lib filter_cost -- --ignored
+    /// --nocapture`.
     #[test]
     #[ignore = "a measurement"]
     #[expect(clippy::disallowed_methods, reason = "a measurement reads the clock")]

@@ -9,11 +9,12 @@
 //! allow laptop  -> tag:db  tcp/5432-5433
 //! ```
 //!
-//! Who and whom are `*`, a tag or a member's name; to what is `*`, `icmp`, `tcp`, `udp`, or a port or range of them. A line is a rule and nothing else,
-//! so it reads as it is said, an error has its line, and a decision names the rule as it was written.
+//! Who and whom are `*`, a tag or a member's name; to what is `*`, `icmp`, `tcp`, `udp`, or a port or range of them. A line is a rule
+//! and nothing else, so it reads as it is said, an error has its line, and a decision names the rule as it was written.
 //!
-//! Without any rule, members may talk that have a tag in common, and members that both have none. Rules only ever add to that, so their order means
-//! nothing, and who does not know one is stricter for it. The receiver decides, about what a member begins: [`crate::filter`] has what is an answer.
+//! Without any rule, members may talk that have a tag in common, and members that both have none. Rules only ever add to that, so
+//! their order means nothing, and who does not know one is stricter for it. The receiver decides, about what a member begins:
+//! [`crate::filter`] has what is an answer.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -28,8 +29,8 @@ use crate::filter::{Filter, Open};
 pub const MAX_RULES: usize = 1024;
 /// Bytes of the text of a policy, at most.
 pub const MAX_POLICY: usize = 256 << 10;
-/// What an administrator allows. In messages it is a list of rules as text. Of more than [`MAX_RULES`] the others are left out, and what is no rule here
-/// is: it may be one of a later version.
+/// What an administrator allows. In messages it is a list of rules as text. Of more than [`MAX_RULES`] the others are left out, and
+/// what is no rule here allows nothing: it may be one of a later version.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "Vec<String>", into = "Vec<String>")]
 pub struct Policy {
