@@ -32,7 +32,8 @@ pub const DATABASE: &str = "mesh.db";
     seikan coordinator                  run it, until Ctrl-C\n  \
     seikan coordinator token            a token for one host, and what that is to run\n  \
     seikan coordinator members          who belongs to the mesh?\n  \
-    seikan coordinator revoke laptop    take a member out\n\n\
+    seikan coordinator revoke laptop    take a member out\n  \
+    seikan coordinator policy set FILE  who may talk to whom?\n\n\
     Needs no privileges, only its folder. No packet of a member's passes through it, and when it stops, members go on\n\
     with what they know."
 )]
