@@ -40,6 +40,9 @@ enum PolicyVerb {
 }
 
 #[derive(Debug, Args)]
+#[command(
+    after_help = "Example:\n  seikan coordinator policy set rules.txt     warns of whom nobody is yet"
+)]
 struct Set {
     /// Its rules, one a line
     #[arg(value_hint = ValueHint::FilePath)]
@@ -49,13 +52,16 @@ struct Set {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = "Example:\n  seikan coordinator policy show > rules.txt")]
 struct Show {
     #[command(flatten)]
     folder: Folder,
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Exit status: 0 if it is allowed, 1 if not.")]
+#[command(after_help = "Example:\n  \
+    seikan coordinator policy explain laptop web-1 tcp/443\n\n\
+    Exit status: 0 if it is allowed, 1 if not.")]
 struct Explain {
     /// Who begins
     from: Name,
