@@ -34,8 +34,10 @@ fuzz_target!(|bytes: &[u8]| {
             serde_json::from_slice::<Changes>(&text).expect("its own text"),
             changes
         );
-        for change in book.take(changes) {
+        let different = book.take(changes);
+        for change in different {
             match change {
+                Change::Access(access) => assert_eq!(&access, book.access()),
                 Change::Set(member) => drop(known.insert(member.public_key)),
                 Change::Removed(key) => assert!(known.remove(&key), "who was unknown is removed"),
             }
@@ -44,5 +46,6 @@ fuzz_target!(|bytes: &[u8]| {
         let text = serde_json::to_vec(&book).expect("JSON");
         let kept: Book = serde_json::from_slice(&text).expect("its own text");
         assert_eq!(kept.members(), book.members());
+        assert_eq!(kept.access(), book.access());
     }
 });

@@ -6,6 +6,7 @@
 use libfuzzer_sys::fuzz_target;
 use seikan_fuzz::Peer;
 use seikan_proto::construction::Construction;
+use seikan_proto::filter::{Filter, Open};
 use std::time::Duration;
 
 fuzz_target!(|script: &[u8]| {
@@ -18,6 +19,15 @@ fuzz_target!(|script: &[u8]| {
         Construction::WireGuard
     };
     let mut peer = Peer::new(construction);
+    // A peer that may begin little: the headers of every packet are looked at.
+    let id = peer.tunnel.peers().next().map(|peer| peer.id);
+    if let Some(id) = id.filter(|_| protocol & 2 != 0) {
+        let open = Open {
+            udp: std::iter::once(53..=53).collect(),
+            ..Open::default()
+        };
+        peer.tunnel.set_filter(id, Filter::Only(open));
+    }
     while let Some((&[operation, a, b, l0, l1], tail)) = rest.split_first_chunk() {
         let length = usize::from(u16::from_le_bytes([l0, l1])).min(tail.len());
         let (bytes, tail) = tail.split_at(length);

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod cli;
+mod explain;
 mod fix;
 mod output;
 mod recording;

@@ -2,7 +2,7 @@
 //!
 //! [`Store::open`] makes the file or takes the one that is there; [`Store::init`] says once which
 //! networks the mesh has. Then [`tokens`], [`join`], [`members`] and [`changes`] are the life of a
-//! member, [`relays`] helps those that do not reach each other, and [`audit`] says who did what. Several processes may have the file open: each change is
+//! member, [`policy`] says whom it may talk to, [`relays`] helps those that do not reach each other, and [`audit`] says who did what. Several processes may have the file open: each change is
 //! one transaction that holds the write lock from its start, so nothing is decided on what another
 //! process has changed meanwhile. A change that members are to hear of takes the next revision; one
 //! row has it, so the order of revisions is the order of changes.
@@ -14,6 +14,7 @@ mod changes;
 mod error;
 mod join;
 mod members;
+mod policy;
 mod relays;
 mod tokens;
 
@@ -40,9 +41,10 @@ pub use relays::RelayInfo;
 pub use tokens::{NewToken, TokenId, TokenInfo};
 
 /// What makes the schema of each version out of the one before.
-const STEPS: [&str; 2] = [
+const STEPS: [&str; 3] = [
     include_str!("store/schema.sql"),
     include_str!("store/relays.sql"),
+    include_str!("store/schema2.sql"),
 ];
 /// The schema that this version reads and writes.
 const SCHEMA: i64 = STEPS.len() as i64;

@@ -79,6 +79,8 @@ drop_reasons! {
     Replayed = "replayed",
     /// The inner source address is not among the peer's allowed IPs.
     SourceNotAllowed = "source_not_allowed",
+    /// The mesh's policy does not let the member begin this here, and it answers nothing that this host began.
+    PolicyDenied = "policy_denied",
     /// An authenticated record holds something that is no frame.
     BadFrame = "bad_frame",
     /// A packet in slices never became whole in time; its slices were given up.

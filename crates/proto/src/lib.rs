@@ -4,7 +4,7 @@
 //! ties it together; its module states the drive contract. Files by their place in a packet's way:
 //! [`batch`] and [`segment`] (what the TUN device hands up), [`tunnel`] (whose it is), [`session`]
 //! (keys), [`native`] (frames in records), [`outbox`] (datagrams for the socket); back in:
-//! [`inbox`] (packets for the TUN device). Handshakes: [`noise`], [`cookie`], [`timers`].
+//! [`filter`] (what a peer may begin), [`inbox`] (packets for the TUN device). Handshakes: [`noise`], [`cookie`], [`timers`].
 //! [`mesh`] is what hosts and their coordinator tell each other.
 #![forbid(unsafe_code)]
 
@@ -21,6 +21,7 @@ pub mod codel;
 pub mod constants;
 pub mod construction;
 pub mod cookie;
+pub mod filter;
 pub mod gateway;
 pub mod inbox;
 pub mod indices;

@@ -2,6 +2,7 @@
 
 use crate::capabilities::Capabilities;
 use crate::cookie::CookieJar;
+use crate::filter::Guard;
 use crate::indices::PeerId;
 use crate::keys::{PresharedKey, PublicKey};
 use crate::native::health::{Receiver, Report};
@@ -52,6 +53,8 @@ pub struct Peer {
     pub(crate) timers: Timers,
     pub(crate) stash: Stash,
     pub(crate) reassembly: Reassembly,
+    /// Judges what it sends; absent if it may send whatever it likes.
+    pub(crate) guard: Option<Box<Guard>>,
     /// This peer's entry in the tunnel's wake-up queue.
     pub(crate) scheduled: Option<Instant>,
 }
@@ -326,6 +329,7 @@ impl Peer {
             timers: Timers::default(),
             stash: Stash::default(),
             reassembly: Reassembly::default(),
+            guard: None,
             scheduled: None,
         }
     }

@@ -26,6 +26,7 @@ use crate::allowed_ips::{AllowedIps, LookupCache};
 use crate::capabilities::Cipher;
 use crate::constants::REKEY_AFTER_TIME;
 use crate::cookie::CookieChecker;
+use crate::filter::{Filter, Guard};
 use crate::inbox::Write;
 use crate::indices::{IndexTable, PeerId};
 use crate::keys::{Identity, PresharedKey, PrivateKey, PublicKey};
@@ -306,6 +307,13 @@ impl Tunnel {
             Reached::ByRelay
         } else {
             Reached::Directly
+        }
+    }
+
+    /// Sets what a peer may begin to send here: whatever it likes until then. What this host has begun goes on being answered.
+    pub fn set_filter(&mut self, id: PeerId, filter: Filter) {
+        if let Some(peer) = self.peer_mut(id) {
+            peer.guard = Guard::set(peer.guard.take(), filter);
         }
     }
 

@@ -1,26 +1,44 @@
-//! `seikan check`: everything that is wrong with a configuration file.
+//! `seikan check`: everything that is wrong with a configuration file; or why the mesh lets a member begin something with another, or not.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::{Args, ValueHint};
 use seikan_node::config::{self, Config, Diagnostics, Severity};
+use seikan_node::control::Places;
+use seikan_node::mesh;
+use seikan_proto::mesh::{Access, Name, Party};
 use serde::Serialize;
 
 use crate::cli::OverrideArguments;
+use crate::explain::Question;
 use crate::output::{self, counted};
 
 /// What `check` is told.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     seikan check ./wg0.conf             every fault, with its line and what would be right\n  \
-    seikan check wg0 --json             the same for a program\n\n\
-    Exit status: 0 if the file can be used (there may be warnings), 1 if not.")]
+    seikan check wg0 --json             the same for a program\n  \
+    sudo seikan check --explain laptop web-1 tcp/443\n                                      \
+    may `laptop` connect to port 443 of `web-1`, and why?\n\n\
+    Exit status: 0 if the file can be used (there may be warnings), or the policy allows it; 1 if not.")]
 pub struct Arguments {
     /// Configuration file, or the name of an interface
-    #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
-    target: String,
+    #[arg(value_name = "FILE", value_hint = ValueHint::FilePath, required_unless_present = "explain")]
+    target: Option<String>,
+    /// Say whether the policy of the mesh lets one member begin this with another: tcp/443, udp/53, icmp, or * for other protocols
+    #[arg(long, num_args = 3, value_names = ["FROM", "TO", "PORT"],
+          conflicts_with_all = ["target", "OverrideArguments"])]
+    explain: Option<Vec<String>>,
+    /// Interface of the mesh, with --explain
+    #[arg(
+        long,
+        value_name = "IFACE",
+        default_value = "seikan0",
+        conflicts_with = "target"
+    )]
+    iface: String,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -38,18 +56,60 @@ struct Report<'a> {
     diagnostics: &'a Diagnostics,
 }
 
-/// Reads the file and says what was found.
+/// Does what was asked for.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    match (&arguments.explain, &arguments.target) {
+        (Some(words), _) => explain(words, &arguments.iface, arguments.json),
+        (None, target) => check(target.as_deref().unwrap_or_default(), arguments),
+    }
+}
+
+/// Answers from what the daemon has kept of its mesh.
+fn explain(words: &[String], interface: &str, as_json: bool) -> anyhow::Result<ExitCode> {
+    let [from, to, traffic] = words else {
+        bail!("--explain takes FROM, TO and PORT");
+    };
+    let book = mesh::kept(&Places::default().state, interface).with_context(|| {
+        format!("nothing is known here of a mesh of {interface}: say --iface, and have it up once")
+    })?;
+    let Access {
+        own: Some(own),
+        policy,
+    } = book.access()
+    else {
+        bail!(
+            "the coordinator of {interface} tells of no policy, being of an earlier version: everything is let in"
+        );
+    };
+    let party = |name: &str| -> anyhow::Result<Party> {
+        let name: Name = name.parse()?;
+        if name == own.name {
+            return Ok(own.clone());
+        }
+        let member = book.members().values().find(|member| member.name == name);
+        let member = member.with_context(|| format!("no member is called {name}"))?;
+        Ok(member.party())
+    };
+    let question = Question {
+        from: party(from)?,
+        to: party(to)?,
+        traffic: traffic.parse()?,
+    };
+    question.answer(policy, as_json)
+}
+
+/// Reads the file and says what was found.
+fn check(target: &str, arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let (config, file, diagnostics) = match arguments.overrides.with_environment() {
         Ok(overrides) => {
-            let parsed = config::load(&arguments.target, &overrides);
+            let parsed = config::load(target, &overrides);
             let file = parsed.path.map(|path| path.display().to_string());
             (parsed.config, file, parsed.diagnostics)
         }
         Err(faults) => (None, None, faults),
     };
     let report = Report {
-        file: file.unwrap_or_else(|| arguments.target.clone()),
+        file: file.unwrap_or_else(|| target.to_owned()),
         usable: config.is_some(),
         errors: diagnostics.count(Severity::Error),
         warnings: diagnostics.count(Severity::Warning),

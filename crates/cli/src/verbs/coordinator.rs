@@ -1,6 +1,7 @@
 //! `seikan coordinator`: who belongs to a mesh. Alone it runs the service; its verbs look into the same folder and change it,
 //! whether a coordinator runs on it or not.
 
+mod policy;
 mod serve;
 mod view;
 
@@ -34,6 +35,7 @@ pub const DATABASE: &str = "mesh.db";
     seikan coordinator members          who belongs to the mesh?\n  \
     seikan coordinator revoke laptop    take a member out\n  \
     seikan coordinator relays           where members go that do not reach each other\n\n\
+    seikan coordinator policy set FILE  who may talk to whom?\n\n\
     Needs no privileges, only its folder. No packet of a member's passes through it, and when it stops, members go on\n\
     with what they know."
 )]
@@ -69,6 +71,10 @@ enum CoordinatorVerb {
     Relays(List),
     /// Add a relay, or remove one
     Relay(RelayArguments),
+    /// Set the tags of a member
+    Tag(policy::TagArguments),
+    /// Set, show or explain who may talk to whom
+    Policy(policy::PolicyArguments),
     /// Show who did what
     Audit(Audit),
 }
@@ -236,6 +242,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             RelayVerb::Add(arguments) => add_relay(arguments),
             RelayVerb::Remove(arguments) => remove_relay(arguments),
         },
+        Some(CoordinatorVerb::Tag(arguments)) => policy::tag(arguments),
+        Some(CoordinatorVerb::Policy(arguments)) => policy::run(arguments),
         Some(CoordinatorVerb::Audit(arguments)) => {
             let entries = arguments.folder.store()?.audit(arguments.last)?;
             view::audit(&entries, now(), arguments.json)

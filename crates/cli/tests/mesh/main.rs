@@ -6,4 +6,5 @@ mod common;
 mod members;
 mod names;
 mod nat;
+mod policy;
 mod site;

@@ -14,7 +14,7 @@ use axum::http::{HeaderMap, Method, Request, StatusCode};
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::{
     Changes, Credential, JoinRequest, Joined, MAX_ANSWER, MAX_ENDPOINTS, MAX_REQUEST, Name,
-    Networks, Reason, Refusal, RelayKind, RelaySecret, Token,
+    Networks, Policy, Reason, Refusal, RelayKind, RelaySecret, Token,
 };
 use seikan_proto::rng::Rng;
 use serde_json::{Value, json};
@@ -427,6 +427,36 @@ async fn what_another_process_writes_is_told_within_a_second() {
         joined.elapsed()
     );
     assert_eq!(names(&told.read()), ["b"]);
+}
+
+#[tokio::test]
+async fn a_policy_and_tags_that_an_administrator_sets_are_told_within_a_second() {
+    let mesh = Mesh::new().await;
+    let a = mesh.join("a", 1).await;
+    let other = mesh.other();
+    let rule = "allow tag:a -> tag:b tcp/1";
+    let (told, set) = tokio::join!(mesh.changes(&a, 1, 30), async {
+        sleep(MOMENT).await;
+        other.set_policy(rule, &operator(), 0).expect("set");
+        Instant::now()
+    });
+    assert!(
+        set.elapsed() < Duration::from_secs(1),
+        "{:?}",
+        set.elapsed()
+    );
+    let told: Changes = told.read();
+    assert_eq!(told.policy, Some(Policy::parse(rule).expect("a policy")));
+    assert_eq!(told.own, None);
+    let [name, tag] = ["a", "web"].map(|text| text.parse::<Name>().expect(text));
+    let tags = [tag];
+    let (told, _) = tokio::join!(mesh.changes(&a, 2, 30), async {
+        sleep(MOMENT).await;
+        other.set_tags(&name, &tags, &operator(), 0).expect("set")
+    });
+    let told: Changes = told.read();
+    assert_eq!(told.own.map(|own| own.tags), Some(tags.to_vec()));
+    assert_eq!(told.policy, None);
 }
 
 #[tokio::test]

@@ -49,9 +49,9 @@ pub struct AuditEntry {
     /// When, in seconds since 1970.
     pub time: u64,
     /// What: `joined`, `left`, `removed`, `refused`, `token created`, `token withdrawn`,
-    /// `networks set`, `relay added` or `relay removed`.
+    /// `networks set`, `relay added`, `relay removed`, `policy set` or `tags set`.
     pub what: String,
-    /// To what or whom: a member's name, a token's number and label, networks, a relay's address.
+    /// To what or whom: a member's name, a token's number and label, networks, a relay's address, how many rules, a member's name and tags.
     pub subject: String,
     /// By whom: `operator NAME`, or the address of a host.
     pub actor: String,

@@ -6,13 +6,16 @@
 
 use rusqlite::Connection;
 use seikan_proto::keys::PublicKey;
+use seikan_proto::mesh::policy::{MAX_POLICY, MAX_RULES};
 use seikan_proto::mesh::{Changes, MAX_ANSWER, MAX_MEMBERS, MAX_RELAYS, Member, Networks};
 
 use super::members::member_of;
+use super::policy::{party_after, policy_after};
 use super::{MemberId, Store, StoreError, networks_of, revision_of, seconds, unsigned};
 
-/// Bytes of an answer that are not members or removals: its other fields (64 callers of 47 among them), with room to spare.
-const FRAME: usize = 4096 + RELAY * MAX_RELAYS;
+/// Bytes of an answer that are not members or removals: its other fields (64 callers of 47 among them), with room to spare. Of a policy
+/// each rule has quotes and a comma in the place of its line's end, and no rule is longer than it was written.
+const FRAME: usize = 4096 + RELAY * MAX_RELAYS + MAX_POLICY + 2 * MAX_RULES;
 /// Bytes of a relay in JSON: an address of 260, a name of 65, a password of 28, and 60 of field names and punctuation, with room to spare.
 pub(super) const RELAY: usize = 512;
 /// Bytes of a member in JSON, its name, endpoints and tags aside: field names and punctuation 93, the
@@ -30,6 +33,9 @@ impl Store {
     /// forget everything that it knew before this answer. A whole answer with `more` is the first part
     /// of a list; the parts after it are plain changes, not `whole` again.
     ///
+    /// The policy, and what the asker is known by, come before anything else that is news: with the first part, and with those after
+    /// it up to their own revision.
+    ///
     /// # Errors
     /// [`StoreError::NoNetworks`], [`StoreError::Corrupt`], [`StoreError::Sqlite`].
     pub fn changes(&self, since: u64, asker: MemberId) -> Result<Changes, StoreError> {
@@ -45,7 +51,11 @@ impl Store {
                 news.append(&mut removals_after(connection, since)?);
                 news.sort_unstable_by_key(|news| news.revision);
             }
-            Ok(tell(news, current, whole))
+            Ok(Changes {
+                policy: policy_after(connection, since)?,
+                own: party_after(connection, since, asker)?,
+                ..tell(news, current, whole)
+            })
         })
     }
 }

@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use seikan_proto::keys::PublicKey;
+use seikan_proto::mesh::policy::PolicyError;
 use seikan_proto::mesh::{Name, Networks, Reason, Refusal};
 
 /// Why the store did not do it. Nothing was changed then.
@@ -40,6 +41,9 @@ pub enum StoreError {
     /// More than there may be, or too little.
     #[error("{0}")]
     OutOfBounds(&'static str),
+    /// The text is no policy.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
     /// The file is of a later version.
     #[error(
         "{} was written by a later version of seikan (schema {found}, this one knows {known}): use that version, \
@@ -104,7 +108,7 @@ impl StoreError {
             Self::KeyTaken { .. } => Reason::KeyTaken,
             Self::Full { .. } => Reason::Full,
             Self::NotAMember => Reason::NotAMember,
-            Self::OutOfBounds(_) => Reason::Malformed,
+            Self::OutOfBounds(_) | Self::Policy(_) => Reason::Malformed,
             Self::LaterVersion { .. }
             | Self::NoNetworks
             | Self::OtherNetworks { .. }

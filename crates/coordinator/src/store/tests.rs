@@ -1,6 +1,7 @@
-//! The rules of the store. Here: the file, and what is kept; [`joining`], [`telling`] and [`relays`] have the rest.
+//! The rules of the store. Here: the file, and what is kept; [`joining`], [`telling`], [`relays`] and [`policies`] have the rest.
 
 mod joining;
+mod policies;
 mod relays;
 mod telling;
 
@@ -174,6 +175,37 @@ fn a_file_of_a_later_version_is_refused_and_left_alone() {
         .pragma_query_value(None, "user_version", |row| row.get(0))
         .expect("asked");
     assert_eq!(version, SCHEMA + 1);
+}
+
+#[test]
+fn a_file_of_the_first_version_is_taken_over_with_all_that_is_in_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("mesh.db");
+    let file = Connection::open(&path).expect("opened");
+    let first = include_str!("schema.sql");
+    file.execute_batch(first).expect("laid out");
+    file.pragma_update(None, "user_version", 1).expect("set");
+    file.execute_batch(
+        "UPDATE mesh SET v4 = '100.80.0.0/12', v6 = 'fd00::/64', revision = 7, highest = 1;
+         INSERT INTO token (digest, used, created, tags) VALUES (x'00', 1, 0, '[]');
+         INSERT INTO member (number, name, public_key, credential, token, tags, endpoints, revision, joined, seen)
+         VALUES (1, 'old', zeroblob(32), zeroblob(32), 1, '[\"web\"]', '[]', 7, 0, 0);",
+    )
+    .expect("filled");
+    drop(file);
+    for _ in 0..2 {
+        let store = Store::open(&path).expect("opened");
+        let members = store.members().expect("members");
+        assert_eq!(members[0].member.tags, [name("web")]);
+        assert_eq!(store.revision().expect("asked"), 7);
+        assert_eq!(store.policy().expect("asked"), "");
+    }
+    let store = Store::open(&path).expect("opened");
+    assert!(
+        store
+            .set_policy("allow * -> * *", &operator(), NOW)
+            .expect("set")
+    );
 }
 
 #[test]

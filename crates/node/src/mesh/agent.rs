@@ -61,7 +61,7 @@ const CALL_EVERY: Duration = Duration::from_secs(1);
 pub(super) enum News {
     /// How it stands with the coordinator.
     Contact(Contact),
-    /// Members are different.
+    /// Members are different, or what they may begin here.
     Changes {
         /// Everything up to this revision is told.
         revision: u64,
@@ -222,7 +222,9 @@ impl Agent {
     async fn follow(&self, client: &Client, worker: &Worker, shared: &Shared) -> Result<(), Gone> {
         let mut book = cache::load(&self.cache);
         shared.relays.replace(book.relays().to_vec());
-        let changes: Vec<Change> = book.members().values().cloned().map(Change::Set).collect();
+        let access = Change::Access(book.access().clone());
+        let members = book.members().values().cloned().map(Change::Set);
+        let changes: Vec<Change> = std::iter::once(access).chain(members).collect();
         self.names.with(|zone| zone.take(&changes));
         worker.tell(News::Changes {
             revision: book.revision,
@@ -264,7 +266,6 @@ impl Agent {
                     dirty |= !changes.is_empty() || *shared.relays.borrow() != book.relays();
                     shared.relays.replace(book.relays().to_vec());
                     self.names.with(|zone| zone.take(&changes));
-                    dirty |= !changes.is_empty();
                     let nothing = changes.is_empty() && calls.is_empty();
                     worker.tell(News::Contact(Contact::Connected))?;
                     worker.tell(News::Changes {

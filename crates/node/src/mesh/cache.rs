@@ -16,14 +16,16 @@ pub(super) fn file(state: &Path, interface: &str) -> PathBuf {
 
 /// What was kept; nothing if there is no file, or none of this version's: the coordinator tells all of it again.
 pub(super) fn load(file: &Path) -> Book {
-    let read = || -> io::Result<Book> {
-        let mut text = Vec::new();
-        fs::File::open(file)?
-            .take(MAX_FILE)
-            .read_to_end(&mut text)?;
-        Ok(serde_json::from_slice(&text)?)
-    };
-    read().unwrap_or_default()
+    read(file).unwrap_or_default()
+}
+
+/// The same for who is not told again.
+pub(super) fn read(file: &Path) -> io::Result<Book> {
+    let mut text = Vec::new();
+    fs::File::open(file)?
+        .take(MAX_FILE)
+        .read_to_end(&mut text)?;
+    Ok(serde_json::from_slice(&text)?)
 }
 
 /// Keeps it, for nobody but our own user; a full disk or a crash leaves what was kept before.

@@ -23,7 +23,7 @@ use agent::{Agent, News};
 pub(crate) use endpoints::is_routable;
 use ipnet::IpNet;
 use seikan_proto::keys::PublicKey;
-use seikan_proto::mesh::{Change, MAX_RELAYS, Member};
+use seikan_proto::mesh::{Access, Book, Change, MAX_RELAYS, Member};
 use seikan_proto::tunnel::Reached;
 use seikan_sys::poll::{Epoll, Interest};
 use serde::{Deserialize, Serialize};
@@ -60,6 +60,8 @@ pub struct MeshState {
     pub revision: u64,
     /// Members that are peers.
     pub members: BTreeMap<PublicKey, Member>,
+    /// What they may begin here.
+    pub access: Access,
     /// Members that are no peers, with the reason.
     pub refused: BTreeMap<PublicKey, &'static str>,
     /// What this host looks like from outside.
@@ -112,6 +114,8 @@ pub struct Mesh {
     port: Arc<AtomicU16>,
     /// Still to be done.
     pending: VecDeque<Change>,
+    /// Members that are peers, under a filter that is not of the newest policy.
+    unfiltered: VecDeque<PublicKey>,
     rules: Rules,
 }
 
@@ -130,6 +134,14 @@ struct Rules {
 /// Forgets what is kept of an interface's mesh in `state`.
 pub fn forget(state: &Path, interface: &str) {
     cache::forget(&cache::file(state, interface));
+}
+
+/// What is kept of an interface's mesh in `state`, a few seconds old at most while its tunnel hears from a coordinator.
+///
+/// # Errors
+/// Nothing is kept, or it cannot be read.
+pub fn kept(state: &Path, interface: &str) -> io::Result<Book> {
+    cache::read(&cache::file(state, interface))
 }
 
 impl Mesh {
@@ -170,6 +182,7 @@ impl Mesh {
             contact: Contact::Starting,
             revision: 0,
             members: BTreeMap::new(),
+            access: Access::default(),
             refused: BTreeMap::new(),
             reflexive: Vec::new(),
             views: Vec::new(),
@@ -184,6 +197,7 @@ impl Mesh {
             news: agent.start(theirs, heard)?,
             port,
             pending: VecDeque::new(),
+            unfiltered: VecDeque::new(),
             rules: Rules {
                 own: config.addresses.clone(),
                 configured: config.peers.iter().map(|peer| peer.public_key).collect(),
@@ -257,11 +271,21 @@ impl Mesh {
         let turn = self.pending.len().min(CHANGES_PER_TURN);
         for change in self.pending.drain(..turn) {
             match change {
+                Change::Access(access) => {
+                    if let Some(mesh) = &mut node.mesh {
+                        self.unfiltered = mesh.members.keys().copied().collect();
+                        mesh.access = access;
+                    }
+                }
                 Change::Set(member) => set(node, member, &self.rules),
                 Change::Removed(key) => remove(node, &key, &self.rules),
             }
         }
-        if turn == CHANGES_PER_TURN {
+        let some = self.unfiltered.len().min(CHANGES_PER_TURN);
+        for key in self.unfiltered.drain(..some) {
+            filter(node, &key);
+        }
+        if turn == CHANGES_PER_TURN || !self.unfiltered.is_empty() {
             // A full pair wakes the loop anyway.
             let _ = (&self.again).write(&[0]);
         }
@@ -363,6 +387,18 @@ fn set(node: &mut Node, member: Member, rules: &Rules) {
     let candidates: Vec<_> = candidates.filter(|at| rules.may_be_at(*at)).collect();
     node.tunnel.set_candidates(id, &candidates, now().mono);
     mesh.members.insert(key, member);
+    filter(node, &key);
+}
+
+/// Lets a member begin here what it may. Peers that are no members are under no policy.
+fn filter(node: &mut Node, key: &PublicKey) {
+    let Some(mesh) = &node.mesh else { return };
+    let Some(member) = mesh.members.get(key) else {
+        return;
+    };
+    if let Some(id) = node.tunnel.peer_by_key(key) {
+        node.tunnel.set_filter(id, mesh.access.filter(member));
+    }
 }
 
 /// Takes a member's peer away, with its sessions: nothing of it is let in any more.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Changes, MAX_MEMBERS, MAX_RELAYS, Member, Relay};
+use super::{Access, Changes, MAX_MEMBERS, MAX_RELAYS, Member, Relay};
 use crate::keys::PublicKey;
 
 /// Members that are remembered, at most: of a coordinator that tells of more, the others are passed over.
@@ -15,6 +15,8 @@ pub const MAX_KNOWN: usize = 1 << 17;
 pub struct Book {
     /// Everything up to this revision is in it.
     pub revision: u64,
+    #[serde(default)]
+    access: Access,
     members: BTreeMap<PublicKey, Member>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     relays: Vec<Relay>,
@@ -26,6 +28,8 @@ pub struct Book {
 /// What became different.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
+    /// This host lets in something else.
+    Access(Access),
     /// A member is new, or is not as before.
     Set(Member),
     /// Somebody is no member any more.
@@ -44,8 +48,14 @@ impl Book {
         &self.relays
     }
 
-    /// Takes in an answer; what is different by it, removals first: an address may have gone from one to another. An answer
-    /// that tells of everybody takes away only whom neither it nor those that go on from it tell of.
+    /// What this host lets in.
+    pub fn access(&self) -> &Access {
+        &self.access
+    }
+
+    /// Takes in an answer; what is different by it: first what is let in, so that nobody new meets what was let in before; then
+    /// removals, as an address may have gone from one to another. An answer that tells of everybody takes away only whom
+    /// neither it nor those that go on from it tell of.
     pub fn take(&mut self, mut changes: Changes) -> Vec<Change> {
         // A coordinator's number allocates nothing here.
         changes.members.truncate(MAX_MEMBERS);
@@ -65,6 +75,9 @@ impl Book {
         changes.relays.truncate(MAX_RELAYS);
         self.relays = changes.relays;
         let mut different = Vec::new();
+        if self.access.take(changes.own, changes.policy) {
+            different.push(Change::Access(self.access.clone()));
+        }
         for key in gone {
             self.unconfirmed.remove(&key);
             if self.members.remove(&key).is_some() {
@@ -84,15 +97,20 @@ impl Book {
 
     /// Forgets everybody, as who is no member any more; what is different by that.
     pub fn clear(&mut self) -> Vec<Change> {
-        let members = std::mem::take(self).members;
-        members.into_keys().map(Change::Removed).collect()
+        let Book {
+            members, access, ..
+        } = std::mem::take(self);
+        let access = (access != Access::default()).then(|| Change::Access(Access::default()));
+        let gone = members.into_keys().map(Change::Removed);
+        gone.chain(access).collect()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mesh::{MAX_ENDPOINTS, RelayKind, RelaySecret, Ticket};
+    use crate::filter::Filter;
+    use crate::mesh::{MAX_ENDPOINTS, Party, Policy, RelayKind, RelaySecret, Ticket};
 
     fn key(n: u8) -> PublicKey {
         PublicKey::from_bytes([n; 32])
@@ -209,6 +227,46 @@ mod tests {
         assert_eq!(book.relays(), vec![relay(2); MAX_RELAYS]);
         book.take(with(Vec::new()));
         assert_eq!(book.relays(), []);
+    }
+
+    #[test]
+    fn what_is_let_in_is_told_before_members_and_stays_until_it_is_told_again() {
+        let party = |tag: &str| Party {
+            name: "me".parse().expect("a name"),
+            tags: vec![tag.parse().expect("a tag")],
+        };
+        let policy = Policy::parse("allow tag:a -> tag:b tcp/443").expect("a policy");
+        let mut book = Book::default();
+        let first = Changes {
+            policy: Some(policy.clone()),
+            own: Some(party("b")),
+            ..told(1, &[member(1, 1)], &[])
+        };
+        let access = |tag: &str| Access {
+            own: Some(party(tag)),
+            policy: policy.clone(),
+        };
+        assert_eq!(
+            book.take(first.clone()),
+            [Change::Access(access("b")), Change::Set(member(1, 1))]
+        );
+        // The same again, and an answer that does not speak of it.
+        assert_eq!(book.take(first), []);
+        assert_eq!(book.take(whole(told(2, &[member(1, 1)], &[]))), []);
+        let tagged = Changes {
+            own: Some(party("c")),
+            ..told(3, &[], &[])
+        };
+        assert_eq!(book.take(tagged), [Change::Access(access("c"))]);
+        let text = serde_json::to_string(&book).expect("text");
+        let kept: Book = serde_json::from_str(&text).expect("again");
+        assert_eq!(kept.access(), &access("c"));
+    }
+
+    #[test]
+    fn a_book_of_before_there_was_a_policy_lets_everything_in() {
+        let book: Book = serde_json::from_str(r#"{"revision": 4, "members": {}}"#).expect("a book");
+        assert_eq!(book.access().filter(&member(1, 1)), Filter::All);
     }
 
     #[test]

@@ -19,6 +19,7 @@ mod address;
 mod book;
 mod name;
 mod pin;
+pub mod policy;
 pub mod relay;
 mod secret;
 mod ticket;
@@ -27,6 +28,7 @@ pub use address::{HOSTS, NetworkError, Networks};
 pub use book::{Book, Change, MAX_KNOWN};
 pub use name::{Name, NameError};
 pub use pin::{Pin, PinError};
+pub use policy::{Access, Party, Policy};
 pub use secret::{Credential, Digest, SecretError, Token};
 pub use ticket::{
     MAX_RELAYS, Relay, RelayAddress, RelayAddressError, RelayKind, RelayPassword, RelaySecret,
@@ -133,6 +135,12 @@ pub struct Changes {
     /// Who is no member any more.
     #[serde(default)]
     pub removed: Vec<PublicKey>,
+    /// Who may talk to whom, if that changed or the answer is whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<Policy>,
+    /// What the one that asks is known by, if that changed or the answer is whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub own: Option<Party>,
     /// Members that try to reach the one that asks, now: it is to send to them, which opens the NATs before it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub calls: Vec<PublicKey>,

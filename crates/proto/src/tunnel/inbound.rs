@@ -4,6 +4,7 @@ use super::outbound::clamp_syn;
 use super::{Now, Tunnel};
 use crate::allowed_ips::{AllowedIps, LookupCache};
 use crate::constants::*;
+use crate::filter::Guard;
 use crate::inbox::Inbox;
 use crate::indices::PeerId;
 use crate::native::frame::{self, Frame, Frames, STAMP_LEN, Stamp};
@@ -215,6 +216,7 @@ impl Tunnel {
         let mut sources = Sources {
             allowed_ips: &self.allowed_ips,
             cache: &mut self.scratch.source,
+            now: now.mono,
         };
         let keepalive = match sending.construction {
             Construction::WireGuard => 0,
@@ -256,17 +258,29 @@ impl Tunnel {
     }
 }
 
-/// Checks inner source addresses against the peer's allowed IPs.
+/// Checks inner source addresses against the peer's allowed IPs, then the packet against its guard.
 struct Sources<'a> {
     allowed_ips: &'a AllowedIps,
     cache: &'a mut LookupCache,
+    now: Instant,
 }
 
 impl Sources<'_> {
-    fn check(&mut self, source: IpAddr, peer: PeerId) -> Result<(), DropReason> {
-        match self.allowed_ips.lookup_cached(source, self.cache) {
-            Some(owner) if owner == peer => Ok(()),
-            _ => Err(DropReason::SourceNotAllowed),
+    /// `packet` begins with the headers that `ip` was parsed from, down to the transport's.
+    fn check(
+        &mut self,
+        ip: &IpPacket,
+        packet: &[u8],
+        peer: PeerId,
+        guard: &mut Option<Box<Guard>>,
+    ) -> Result<(), DropReason> {
+        match self.allowed_ips.lookup_cached(ip.src, self.cache) {
+            Some(owner) if owner == peer => {}
+            _ => return Err(DropReason::SourceNotAllowed),
+        }
+        match guard {
+            None => Ok(()),
+            Some(guard) => guard.check(ip, packet, self.now),
         }
     }
 }
@@ -280,7 +294,7 @@ fn wireguard_packet(
     inbox: &mut Inbox,
 ) -> Result<(), DropReason> {
     let ip = IpPacket::parse(&arena[range.clone()]).map_err(|_| DropReason::NotIp)?;
-    sources.check(ip.src, peer.id)?;
+    sources.check(&ip, &arena[range.clone()], peer.id, &mut peer.guard)?;
     frame::decapsulate_ecn(&mut arena[range.clone()], ecn)?;
     inbox.packet(arena, range, &ip, peer.id, false);
     Ok(())
@@ -318,7 +332,7 @@ fn native_frame(
         Ok(Frame::Packet { range, ip, partial }) => {
             counters.packets_in += 1;
             sources
-                .check(ip.src, peer.id)
+                .check(&ip, &arena[range.clone()], peer.id, &mut peer.guard)
                 .map_err(|reason| (reason, 1))
                 .map(|()| {
                     clamp_syn(
@@ -333,7 +347,12 @@ fn native_frame(
             let packets = slice.segments();
             counters.packets_in += packets;
             sources
-                .check(slice.ip.src, peer.id)
+                .check(
+                    &slice.ip,
+                    &arena[slice.header.clone()],
+                    peer.id,
+                    &mut peer.guard,
+                )
                 .map_err(|reason| (reason, packets))
                 .map(|()| inbox.slice(arena, &slice, peer.id))
         }
@@ -383,7 +402,7 @@ fn accept_offload(frame: Frame, offload: bool) -> Result<Frame, DropReason> {
 }
 
 fn reassembled(
-    peer: &Peer,
+    peer: &mut Peer,
     sources: &mut Sources<'_>,
     whole: Reassembled,
     inbox: &mut Inbox,
@@ -398,7 +417,7 @@ fn reassembled(
     if partial && !frame::has_checksum(&ip) {
         return Err(DropReason::BadFrame);
     }
-    sources.check(ip.src, peer.id)?;
+    sources.check(&ip, &packet, peer.id, &mut peer.guard)?;
     packet.truncate(ip.total_len);
     inbox.owned(packet, &ip, peer.id, partial);
     Ok(())

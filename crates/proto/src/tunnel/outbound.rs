@@ -296,6 +296,9 @@ fn native_reads(
         };
         let packets = packet.segments() as u64;
         counters.packets_in += packets;
+        if let Some(guard) = &mut peer.guard {
+            guard.note(&packet.ip, packet.bytes, sending.now.mono);
+        }
         if packet.segment_len(0) > mtu {
             counters.drops.add(DropReason::TooBig, packets);
             if let Some(answer) = icmp::too_big(packet.bytes, mtu as u32)
@@ -336,13 +339,16 @@ pub(super) fn envelope(peer: &Peer, sending: &Sending, traffic_class: u8) -> Opt
 /// Seals every packet of a read in a datagram of its own. An error says how many packets of the
 /// read it cost.
 fn wireguard_read(
-    peer: &Peer,
+    peer: &mut Peer,
     session: &mut Session,
     sending: &Sending,
     read: &[u8],
     outbox: &mut Outbox,
 ) -> Result<(), (DropReason, u64)> {
     let packet = SuperPacket::parse(read).map_err(|reason| (reason, 1))?;
+    if let Some(guard) = &mut peer.guard {
+        guard.note(&packet.ip, packet.bytes, sending.now.mono);
+    }
     let count = packet.segments();
     let class = ip::traffic_class(packet.bytes) & sending.class_mask;
     for i in 0..count {

@@ -90,6 +90,9 @@ impl Zone {
     pub fn take(&mut self, changes: &[Change]) {
         for change in changes {
             match change {
+                Change::Access(access) => {
+                    self.set_own(access.own.as_ref().map(|own| own.name.clone()))
+                }
                 Change::Set(member) => self.set(member),
                 Change::Removed(key) => self.remove(key),
             }

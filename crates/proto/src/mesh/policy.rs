@@ -1,0 +1,691 @@
+//! Who may talk to whom in a mesh.
+//!
+//! An administrator writes one rule a line; `#` begins a comment:
+//!
+//! ```text
+//! # who     -> whom       to what
+//! allow tag:ops -> *       *
+//! allow *       -> tag:web tcp/443
+//! allow laptop  -> tag:db  tcp/5432-5433
+//! ```
+//!
+//! Who and whom are `*`, a tag or a member's name; to what is `*`, `icmp`, `tcp`, `udp`, or a port or range of them. A line is a rule
+//! and nothing else, so it reads as it is said, an error has its line, and a decision names the rule as it was written.
+//!
+//! Without any rule, members may talk that have a tag in common, and members that both have none. Rules only ever add to that, so
+//! their order means nothing, and who does not know one is stricter for it. The receiver decides, about what a member begins:
+//! [`crate::filter`] has what is an answer.
+
+use std::fmt;
+use std::ops::RangeInclusive;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use super::{MAX_TAGS, Member, Name, NameError};
+use crate::filter::{Filter, Open};
+
+/// Rules of a policy, at most.
+pub const MAX_RULES: usize = 1024;
+/// Bytes of the text of a policy, at most.
+pub const MAX_POLICY: usize = 256 << 10;
+/// What an administrator allows. In messages it is a list of rules as text. Of more than [`MAX_RULES`] the others are left out, and
+/// what is no rule here allows nothing: it may be one of a later version.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "Vec<String>", into = "Vec<String>")]
+pub struct Policy {
+    rules: Vec<Rule>,
+    /// As they came, so that who passes it on loses nothing.
+    unknown: Vec<String>,
+}
+
+/// One thing that is allowed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rule {
+    /// Who may begin.
+    pub from: Who,
+    /// With whom.
+    pub to: Who,
+    /// To do what.
+    pub what: What,
+}
+
+/// One end of a rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Who {
+    /// Every member.
+    Anybody,
+    /// Who has this tag.
+    Tag(Name),
+    /// The member of this name.
+    Member(Name),
+}
+
+/// The traffic of a rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum What {
+    /// All of it, also what is neither TCP, UDP nor ICMP.
+    Anything,
+    /// ICMP and ICMPv6.
+    Icmp,
+    /// To these TCP ports.
+    Tcp(RangeInclusive<u16>),
+    /// To these UDP ports.
+    Udp(RangeInclusive<u16>),
+}
+
+/// What a decision is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Traffic {
+    /// A connection to this TCP port.
+    Tcp(u16),
+    /// Datagrams to this UDP port.
+    Udp(u16),
+    /// ICMP or ICMPv6.
+    Icmp,
+    /// Any other protocol.
+    Other,
+}
+
+/// A member as policy knows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Party {
+    /// What it is called.
+    pub name: Name,
+    /// At most [`MAX_TAGS`].
+    #[serde(default)]
+    pub tags: Vec<Name>,
+}
+
+/// Whether a member may begin to talk to another, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// Both have this tag.
+    CommonTag(Name),
+    /// Neither has any tag.
+    NoTags,
+    /// A rule allows it.
+    Rule(Rule),
+    /// Nothing allows it.
+    Denied,
+}
+
+/// What a host lets in of its mesh: what was said of itself, and the policy.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Access {
+    /// The host itself; not known from a coordinator that knows of no policy. Then everything is let in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub own: Option<Party>,
+    /// The rules; none until some are told.
+    #[serde(default)]
+    pub policy: Policy,
+}
+
+/// What is wrong with a policy's text.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PolicyError {
+    /// A line.
+    #[error("line {line}: {error}")]
+    Line {
+        /// Which, from 1.
+        line: usize,
+        /// What is wrong with it.
+        error: RuleError,
+    },
+    /// Too many rules.
+    #[error(
+        "line {0}: this is one rule too many: a policy has {MAX_RULES} at most; name tags instead of members"
+    )]
+    TooMany(usize),
+    /// Too long.
+    #[error("a policy has {MAX_POLICY} bytes at most, this has {0}")]
+    TooLong(usize),
+}
+
+/// Why a text is no rule.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RuleError {
+    /// Not the words of one.
+    #[error(
+        "this is no rule; write `allow FROM -> TO PORTS`, as in `allow tag:ops -> tag:web tcp/443`"
+    )]
+    Words,
+    /// No end.
+    #[error("{who:?} is nobody: {error}; write `*`, a tag as in `tag:web`, or a member's name")]
+    Who {
+        /// What is there.
+        who: String,
+        /// What is wrong with it.
+        error: NameError,
+    },
+    /// No traffic.
+    #[error(
+        "{0:?} is no traffic; write `*`, `icmp`, `tcp`, `udp`, a port as in `tcp/443`, or a range as in `udp/8000-8999`"
+    )]
+    What(String),
+    /// A range whose end is before its beginning.
+    #[error("{0:?} counts down; write the lower port first")]
+    Backwards(String),
+}
+
+/// Why a text is no traffic.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{0:?} is nothing to ask about; write a port as in `tcp/443` or `udp/53`, `icmp`, or `*` for what is neither"
+)]
+pub struct TrafficError(String);
+
+impl Policy {
+    /// Reads what an administrator wrote.
+    ///
+    /// # Errors
+    /// [`PolicyError`]: the first line that is no rule, or more than there may be.
+    pub fn parse(text: &str) -> Result<Policy, PolicyError> {
+        if text.len() > MAX_POLICY {
+            return Err(PolicyError::TooLong(text.len()));
+        }
+        let mut policy = Policy::default();
+        for (index, line) in text.lines().enumerate() {
+            let line_number = index + 1;
+            let rule = line.split('#').next().unwrap_or_default().trim();
+            if rule.is_empty() {
+                continue;
+            }
+            if policy.rules.len() == MAX_RULES {
+                return Err(PolicyError::TooMany(line_number));
+            }
+            policy
+                .rules
+                .push(rule.parse().map_err(|error| PolicyError::Line {
+                    line: line_number,
+                    error,
+                })?);
+        }
+        Ok(policy)
+    }
+
+    /// The rules, as they were written.
+    pub fn rules(&self) -> &[Rule] {
+        &self.rules
+    }
+
+    /// How many rules there are that this version does not know.
+    pub fn unknown(&self) -> usize {
+        self.unknown.len()
+    }
+
+    /// Whether `from` may begin this with `to`, and why: of several rules, the first.
+    pub fn decide(&self, from: &Party, to: &Party, traffic: Traffic) -> Decision {
+        if let Some(decision) = by_tags(from, to) {
+            return decision;
+        }
+        let rule = self
+            .between(from, to)
+            .find(|rule| rule.what.covers(traffic));
+        rule.map_or(Decision::Denied, |rule| Decision::Rule(rule.clone()))
+    }
+
+    /// Everything that `from` may begin with `to`.
+    pub fn filter(&self, from: &Party, to: &Party) -> Filter {
+        if by_tags(from, to).is_some() {
+            return Filter::All;
+        }
+        let (mut icmp, mut tcp, mut udp) = (false, Vec::new(), Vec::new());
+        for rule in self.between(from, to) {
+            match &rule.what {
+                What::Anything => return Filter::All,
+                What::Icmp => icmp = true,
+                What::Tcp(ports) => tcp.push(ports.clone()),
+                What::Udp(ports) => udp.push(ports.clone()),
+            }
+        }
+        Filter::Only(Open {
+            icmp,
+            tcp: tcp.into_iter().collect(),
+            udp: udp.into_iter().collect(),
+        })
+    }
+
+    fn between(&self, from: &Party, to: &Party) -> impl Iterator<Item = &Rule> {
+        let rules = self.rules.iter();
+        rules.filter(move |rule| rule.from.is(from) && rule.to.is(to))
+    }
+}
+
+/// What holds without any rule.
+fn by_tags(from: &Party, to: &Party) -> Option<Decision> {
+    if from.tags.is_empty() && to.tags.is_empty() {
+        return Some(Decision::NoTags);
+    }
+    let common = from.tags.iter().find(|tag| to.tags.contains(tag));
+    common.cloned().map(Decision::CommonTag)
+}
+
+impl Access {
+    /// What another member may begin here.
+    pub fn filter(&self, from: &Member) -> Filter {
+        match &self.own {
+            Some(own) => self.policy.filter(&from.party(), own),
+            None => Filter::All,
+        }
+    }
+
+    /// Takes in what a coordinator tells anew; whether anything is different by it.
+    pub(super) fn take(&mut self, own: Option<Party>, policy: Option<Policy>) -> bool {
+        let mut different = false;
+        if let Some(mut own) = own {
+            own.tags.truncate(MAX_TAGS);
+            different |= self.own.as_ref() != Some(&own);
+            self.own = Some(own);
+        }
+        if let Some(policy) = policy {
+            different |= self.policy != policy;
+            self.policy = policy;
+        }
+        different
+    }
+}
+
+impl Member {
+    /// As policy knows it.
+    pub fn party(&self) -> Party {
+        Party {
+            name: self.name.clone(),
+            tags: self.tags.clone(),
+        }
+    }
+}
+
+impl Decision {
+    /// Whether it is allowed.
+    pub fn is_allowed(&self) -> bool {
+        *self != Decision::Denied
+    }
+}
+
+impl Who {
+    fn is(&self, party: &Party) -> bool {
+        match self {
+            Who::Anybody => true,
+            Who::Tag(tag) => party.tags.contains(tag),
+            Who::Member(name) => party.name == *name,
+        }
+    }
+}
+
+impl What {
+    fn covers(&self, traffic: Traffic) -> bool {
+        match (self, traffic) {
+            (What::Anything, _) | (What::Icmp, Traffic::Icmp) => true,
+            (What::Tcp(ports), Traffic::Tcp(port)) => ports.contains(&port),
+            (What::Udp(ports), Traffic::Udp(port)) => ports.contains(&port),
+            _ => false,
+        }
+    }
+}
+
+impl FromStr for Rule {
+    type Err = RuleError;
+
+    fn from_str(text: &str) -> Result<Rule, RuleError> {
+        let mut words = text.split_whitespace();
+        let mut word = || words.next().ok_or(RuleError::Words);
+        let ("allow", from, "->", to, what) = (word()?, word()?, word()?, word()?, word()?) else {
+            return Err(RuleError::Words);
+        };
+        if words.next().is_some() {
+            return Err(RuleError::Words);
+        }
+        Ok(Rule {
+            from: from.parse()?,
+            to: to.parse()?,
+            what: what.parse()?,
+        })
+    }
+}
+
+impl FromStr for Who {
+    type Err = RuleError;
+
+    fn from_str(text: &str) -> Result<Who, RuleError> {
+        if text == "*" {
+            return Ok(Who::Anybody);
+        }
+        let who = match text.strip_prefix("tag:") {
+            Some(tag) => tag.parse().map(Who::Tag),
+            None => text.parse().map(Who::Member),
+        };
+        who.map_err(|error| RuleError::Who {
+            who: text.to_owned(),
+            error,
+        })
+    }
+}
+
+impl FromStr for What {
+    type Err = RuleError;
+
+    fn from_str(text: &str) -> Result<What, RuleError> {
+        let wrong = || RuleError::What(text.to_owned());
+        let (protocol, ports) = match text.split_once('/') {
+            Some((protocol, ports)) => (protocol, Some(ports)),
+            None => (text, None),
+        };
+        let range = match ports {
+            None => 0..=u16::MAX,
+            Some(ports) => {
+                let (first, last) = ports.split_once('-').unwrap_or((ports, ports));
+                port(first).ok_or_else(wrong)?..=port(last).ok_or_else(wrong)?
+            }
+        };
+        if range.is_empty() {
+            return Err(RuleError::Backwards(text.to_owned()));
+        }
+        match (protocol, ports) {
+            ("*", None) => Ok(What::Anything),
+            ("icmp", None) => Ok(What::Icmp),
+            ("tcp", _) => Ok(What::Tcp(range)),
+            ("udp", _) => Ok(What::Udp(range)),
+            _ => Err(wrong()),
+        }
+    }
+}
+
+impl FromStr for Traffic {
+    type Err = TrafficError;
+
+    fn from_str(text: &str) -> Result<Traffic, TrafficError> {
+        let traffic = match (text, text.split_once('/')) {
+            ("icmp", _) => Some(Traffic::Icmp),
+            ("*", _) => Some(Traffic::Other),
+            (_, Some(("tcp", text))) => port(text).map(Traffic::Tcp),
+            (_, Some(("udp", text))) => port(text).map(Traffic::Udp),
+            _ => None,
+        };
+        traffic.ok_or_else(|| TrafficError(text.to_owned()))
+    }
+}
+
+/// A port in digits alone: no sign.
+fn port(text: &str) -> Option<u16> {
+    let digits = text.bytes().all(|byte| byte.is_ascii_digit());
+    digits.then(|| text.parse().ok())?
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "allow {} -> {} {}", self.from, self.to, self.what)
+    }
+}
+
+impl fmt::Display for Who {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Who::Anybody => f.write_str("*"),
+            Who::Tag(tag) => write!(f, "tag:{tag}"),
+            Who::Member(name) => write!(f, "{name}"),
+        }
+    }
+}
+
+impl fmt::Display for What {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (protocol, ports) = match self {
+            What::Anything => return f.write_str("*"),
+            What::Icmp => return f.write_str("icmp"),
+            What::Tcp(ports) => ("tcp", ports),
+            What::Udp(ports) => ("udp", ports),
+        };
+        match (*ports.start(), *ports.end()) {
+            (0, u16::MAX) => f.write_str(protocol),
+            (first, last) if first == last => write!(f, "{protocol}/{first}"),
+            (first, last) => write!(f, "{protocol}/{first}-{last}"),
+        }
+    }
+}
+
+impl fmt::Display for Traffic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Traffic::Tcp(port) => write!(f, "tcp/{port}"),
+            Traffic::Udp(port) => write!(f, "udp/{port}"),
+            Traffic::Icmp => f.write_str("icmp"),
+            Traffic::Other => f.write_str("*"),
+        }
+    }
+}
+
+impl From<Vec<String>> for Policy {
+    fn from(texts: Vec<String>) -> Policy {
+        let mut policy = Policy::default();
+        for text in texts.into_iter().take(MAX_RULES) {
+            match text.parse() {
+                Ok(rule) => policy.rules.push(rule),
+                Err(_) => policy.unknown.push(text),
+            }
+        }
+        policy
+    }
+}
+
+impl From<Policy> for Vec<String> {
+    fn from(policy: Policy) -> Vec<String> {
+        let rules = policy.rules.iter().map(ToString::to_string);
+        rules.chain(policy.unknown).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(text: &str) -> Name {
+        text.parse().expect(text)
+    }
+
+    /// A member called by the first word, with the others as tags.
+    fn party(words: &str) -> Party {
+        let mut words = words.split_whitespace().map(name);
+        Party {
+            name: words.next().expect("a name"),
+            tags: words.collect(),
+        }
+    }
+
+    fn policy(text: &str) -> Policy {
+        Policy::parse(text).expect(text)
+    }
+
+    fn decide(text: &str, from: &str, to: &str, traffic: &str) -> bool {
+        let traffic = traffic.parse().expect(traffic);
+        let decided = policy(text).decide(&party(from), &party(to), traffic);
+        decided.is_allowed()
+    }
+
+    #[test]
+    fn a_rule_is_shown_as_it_is_written() {
+        for text in [
+            "allow * -> * *",
+            "allow tag:ops -> web-1 tcp/443",
+            "allow laptop -> tag:web tcp/8000-8999",
+            "allow * -> tag:dns udp/53",
+            "allow tag:a -> tag:b icmp",
+            "allow a -> b tcp",
+            "allow a -> b udp/0-1",
+        ] {
+            assert_eq!(text.parse::<Rule>().expect(text).to_string(), text);
+        }
+    }
+
+    #[test]
+    fn comments_and_empty_lines_are_no_rules() {
+        let text = "# all\n\n  allow a -> b *   # for now\n\t\n#allow b -> a *\r\n";
+        assert_eq!(
+            policy(text).rules(),
+            ["allow a -> b *".parse().expect("one")]
+        );
+    }
+
+    #[test]
+    fn an_error_names_its_line_and_what_would_be_right() {
+        for (line, named, right) in [
+            ("permit a -> b *", "no rule", "allow FROM -> TO PORTS"),
+            ("allow a b *", "no rule", "allow FROM -> TO PORTS"),
+            ("allow a -> b", "no rule", "allow FROM -> TO PORTS"),
+            (
+                "allow a -> b tcp/1 tcp/2",
+                "no rule",
+                "allow FROM -> TO PORTS",
+            ),
+            ("allow a_b -> b *", "a_b", "tag:web"),
+            ("allow a -> tag: *", "tag:", "tag:web"),
+            ("allow a -> b tcp/65536", "tcp/65536", "tcp/443"),
+            ("allow a -> b tcp/", "tcp/", "tcp/443"),
+            ("allow a -> b tcp/+80", "tcp/+80", "tcp/443"),
+            ("allow a -> b tcp/1-2-3", "tcp/1-2-3", "8000-8999"),
+            ("allow a -> b icmp/8", "icmp/8", "icmp"),
+            ("allow a -> b */80", "*/80", "tcp/443"),
+            ("allow a -> b sctp/80", "sctp/80", "tcp/443"),
+            ("allow a -> b udp/9-8", "counts down", "lower port first"),
+        ] {
+            let error = Policy::parse(&format!("# a policy\n\n{line}\nallow a -> b *"));
+            let error = error.expect_err(line).to_string();
+            assert!(error.starts_with("line 3: "), "{error}");
+            assert!(error.contains(named) && error.contains(right), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_policy_has_bounds() {
+        let most = "allow a -> b *\n".repeat(MAX_RULES);
+        assert_eq!(policy(&most).rules().len(), MAX_RULES);
+        let more = format!("{most}# one too many:\nallow a -> b *");
+        let line = MAX_RULES + 2;
+        assert_eq!(Policy::parse(&more), Err(PolicyError::TooMany(line)));
+        let long = format!("#{}", "x".repeat(MAX_POLICY));
+        assert_eq!(
+            Policy::parse(&long),
+            Err(PolicyError::TooLong(MAX_POLICY + 1))
+        );
+        let rules = vec!["allow a -> b *".to_owned(); MAX_RULES + 1];
+        assert_eq!(Policy::from(rules).rules().len(), MAX_RULES);
+    }
+
+    #[test]
+    fn without_rules_a_tag_in_common_or_none_at_all_decides() {
+        for (from, to, allowed) in [
+            ("a", "b", true),
+            ("a web", "b web", true),
+            ("a x web", "b web y", true),
+            ("a web", "b db", false),
+            ("a web", "b", false),
+            ("a", "b web", false),
+        ] {
+            for traffic in ["tcp/80", "udp/53", "icmp", "*"] {
+                assert_eq!(decide("", from, to, traffic), allowed, "{from}, {to}");
+            }
+            let filter = policy("").filter(&party(from), &party(to));
+            assert_eq!(filter == Filter::All, allowed, "{from}, {to}");
+        }
+    }
+
+    #[test]
+    fn a_rule_allows_whom_and_what_it_names_and_no_more() {
+        let text = "allow tag:ops -> tag:web tcp/443\nallow laptop -> db udp/8000-8999\nallow * -> tag:web icmp\nallow tag:root -> * *";
+        for (from, to, traffic, allowed) in [
+            ("a ops", "b web", "tcp/443", true),
+            ("a ops", "b web", "tcp/442", false),
+            ("a ops", "b web", "tcp/444", false),
+            ("a ops", "b web", "udp/443", false),
+            ("b web", "a ops", "tcp/443", false),
+            ("ops x", "web y", "tcp/443", false),
+            ("laptop x", "db y", "udp/8000", true),
+            ("laptop x", "db y", "udp/8999", true),
+            ("laptop x", "db y", "udp/7999", false),
+            ("laptop x", "db y", "udp/9000", false),
+            ("other laptop", "x db", "udp/8000", false),
+            ("anybody", "b web", "icmp", true),
+            ("anybody", "b db", "icmp", false),
+            ("a root", "b", "tcp/1", true),
+            ("a root", "b db", "*", true),
+            ("a ops", "b web", "*", false),
+        ] {
+            let decided = decide(text, from, to, traffic);
+            assert_eq!(decided, allowed, "{from} -> {to} {traffic}");
+        }
+    }
+
+    #[test]
+    fn a_decision_says_why() {
+        let policy = policy("allow a -> b tcp/1\nallow * -> b tcp/1");
+        let why = |from: &str, to: &str| policy.decide(&party(from), &party(to), Traffic::Tcp(1));
+        assert_eq!(why("a", "b"), Decision::NoTags);
+        assert_eq!(why("a x y", "b z y"), Decision::CommonTag(name("y")));
+        let first = "allow a -> b tcp/1".parse().expect("a rule");
+        assert_eq!(why("a x", "b"), Decision::Rule(first));
+        assert_eq!(why("b", "a x"), Decision::Denied);
+    }
+
+    #[test]
+    fn the_filter_allows_what_the_policy_does() {
+        let policy = policy(
+            "allow a -> b tcp/10-20\nallow tag:t -> b tcp/15-30\nallow * -> b tcp/31\nallow a -> * udp/53\nallow c -> b icmp",
+        );
+        let (from, to) = (party("a t"), party("b u"));
+        let Filter::Only(open) = policy.filter(&from, &to) else {
+            panic!("not everything is allowed")
+        };
+        for port in 0..=u16::MAX {
+            let tcp = policy.decide(&from, &to, Traffic::Tcp(port)).is_allowed();
+            let udp = policy.decide(&from, &to, Traffic::Udp(port)).is_allowed();
+            assert_eq!(
+                (open.tcp.contains(port), open.udp.contains(port)),
+                (tcp, udp),
+                "{port}"
+            );
+        }
+        assert!(!open.icmp);
+        assert_eq!(open.tcp, std::iter::once(10..=31).collect());
+    }
+
+    #[test]
+    fn a_rule_of_a_later_version_allows_nothing_and_is_passed_on() {
+        let text = r#"["allow a -> b tcp/1", "forbid c -> d *"]"#;
+        let policy: Policy = serde_json::from_str(text).expect("a policy");
+        assert_eq!((policy.rules().len(), policy.unknown()), (1, 1));
+        let again = serde_json::to_string(&policy).expect("text");
+        assert_eq!(again, text.replace(", ", ","));
+    }
+
+    #[test]
+    fn who_does_not_know_its_own_tags_lets_everything_in() {
+        let other = Member {
+            name: name("a"),
+            public_key: crate::keys::PublicKey::from_bytes([1; 32]),
+            addresses: Vec::new(),
+            endpoints: Vec::new(),
+            tags: vec![name("web")],
+        };
+        let mut access = Access::default();
+        assert_eq!(access.filter(&other), Filter::All);
+        assert!(access.take(Some(party("me")), None));
+        assert_eq!(access.filter(&other), Filter::Only(Open::default()));
+    }
+
+    #[test]
+    fn what_can_be_asked_about_is_one_port_or_protocol() {
+        for (text, traffic) in [
+            ("tcp/443", Traffic::Tcp(443)),
+            ("udp/53", Traffic::Udp(53)),
+            ("icmp", Traffic::Icmp),
+            ("*", Traffic::Other),
+        ] {
+            assert_eq!(text.parse(), Ok(traffic));
+            assert_eq!(traffic.to_string(), text);
+        }
+        for bad in ["tcp", "tcp/1-2", "tcp/70000", "443", "", "icmp/8"] {
+            let error = bad.parse::<Traffic>().expect_err(bad);
+            assert!(error.to_string().contains("tcp/443"), "{error}");
+        }
+    }
+}

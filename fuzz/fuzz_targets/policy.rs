@@ -1,0 +1,55 @@
+//! Any text as the policy of a mesh: what is taken survives being written and read again, here and as members are told it, and what a
+//! receiver applies is what is decided.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use seikan_proto::filter::Filter;
+use seikan_proto::mesh::policy::{Traffic, Who};
+use seikan_proto::mesh::{Party, Policy};
+
+fuzz_target!(|bytes: &[u8]| {
+    let Ok(text) = std::str::from_utf8(bytes) else {
+        return;
+    };
+    // What members are told, rule by rule, of any version.
+    let told = Policy::from(text.lines().map(str::to_owned).collect::<Vec<_>>());
+    let json = serde_json::to_vec(&told).expect("JSON");
+    let again: Policy = serde_json::from_slice(&json).expect("its own text");
+    assert_eq!(again, told);
+    let Ok(policy) = Policy::parse(text) else {
+        return;
+    };
+    let rules = policy.rules().iter().map(ToString::to_string);
+    let rules = rules.collect::<Vec<_>>().join("\n");
+    assert_eq!(Policy::parse(&rules).as_ref(), Ok(&policy));
+    assert!(rules.len() <= text.len(), "an answer has room for it");
+    // Whoever the first rules speak of, to each other.
+    let ends = policy.rules().iter().flat_map(|r| [&r.from, &r.to]);
+    let nobody = || "nobody".parse().expect("a name");
+    let parties: Vec<Party> = ends
+        .take(6)
+        .map(|who| match who {
+            Who::Anybody => (nobody(), Vec::new()),
+            Who::Tag(tag) => (nobody(), vec![tag.clone()]),
+            Who::Member(name) => (name.clone(), vec![name.clone()]),
+        })
+        .map(|(name, tags)| Party { name, tags })
+        .collect();
+    for (from, to) in parties
+        .iter()
+        .flat_map(|a| parties.iter().map(move |b| (a, b)))
+    {
+        let decide = |traffic| policy.decide(from, to, traffic).is_allowed();
+        match policy.filter(from, to) {
+            Filter::All => assert!(decide(Traffic::Other)),
+            Filter::Only(open) => {
+                assert!(!decide(Traffic::Other));
+                assert_eq!(open.icmp, decide(Traffic::Icmp));
+                for port in [0, 22, 80, 443, 8000, u16::MAX] {
+                    assert_eq!(open.tcp.contains(port), decide(Traffic::Tcp(port)));
+                    assert_eq!(open.udp.contains(port), decide(Traffic::Udp(port)));
+                }
+            }
+        }
+    }
+});
