@@ -126,6 +126,15 @@ fn a_direct_way_that_dies_is_left_for_the_relay_within_five_seconds() {
 }
 
 #[test]
+fn a_way_that_dies_right_after_a_handshake_is_left_as_soon() {
+    let mut world = members(NATIVE);
+    let seq = talk(&mut world, 0, Duration::from_millis(500));
+    world.direct_down = [true; 2];
+    talk(&mut world, seq, Duration::from_millis(3500));
+    assert_eq!(endpoints(&world), [Some(relay()); 2]);
+}
+
+#[test]
 fn a_way_that_works_in_one_direction_only_is_used_in_that_direction_only() {
     for dead in 0..2 {
         let mut world = members(NATIVE);

@@ -142,11 +142,8 @@ impl<'a> Relays<'a> {
                 pair.seats.borrow_mut().clear();
             }
         }
-        self.worker.tell(News::Relays {
-            key,
-            addresses: Vec::new(),
-            present: false,
-        })?;
+        // The tunnel goes on knowing where they were: for a minute something may still come from there, and is not to be taken for
+        // what comes directly.
         Ok(key)
     }
 

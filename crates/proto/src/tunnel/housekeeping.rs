@@ -199,8 +199,12 @@ impl Tunnel {
             }
         }
         peer.sessions.current = Some(session);
-        if lost && peer.timers.want_handshake(now.mono) {
-            self.initiate_handshake(now, id, outbox);
+        if lost {
+            // The latest may be a moment ago: it went by the way that was lost.
+            peer.timers.forget_initiation();
+            if peer.timers.want_handshake(now.mono) {
+                self.initiate_handshake(now, id, outbox);
+            }
         }
     }
 
