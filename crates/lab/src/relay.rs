@@ -30,7 +30,7 @@ use crate::tunnel::seikan::{RUN_DIR, program};
 /// How often is looked whether something has arrived.
 const LOOK: Duration = Duration::from_millis(1);
 /// How often is asked by which way members are reached.
-const ASK: Duration = Duration::from_millis(100);
+const ASK: Duration = Duration::from_millis(200);
 /// How long anything may take.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Until a stream has its rate after the way has changed.
@@ -58,7 +58,9 @@ pub struct RelayRound {
     pub stall: f64,
     /// Longest time in which nothing arrived after the direct path died, in seconds.
     pub outage: f64,
-    /// Datagrams between the ends that were counted as lost while the path changed to direct.
+    /// Datagrams that the ends dropped while the path changed to direct, and until the next change.
+    pub dropped: u64,
+    /// The most that a report of an end said were missing meanwhile, of about a second.
     pub lost: u64,
 }
 
@@ -107,12 +109,12 @@ pub fn relay(
             site.wait_for(true, meter, interrupt)?;
             let relayed = rate(meter, options, interrupt)?;
             step(1, "a direct path opens");
-            let lost = site.lost()?;
+            let dropped = site.dropped()?;
             site.forward(true)?;
             let change = site.wait_for(false, meter, interrupt)?;
             step(2, "directly");
             let direct = rate(meter, options, interrupt)?;
-            let lost = site.lost()? - lost;
+            let dropped = site.dropped()?.saturating_sub(dropped);
             step(3, "the direct path dies");
             site.forward(false)?;
             let death = site.wait_for(true, meter, interrupt)?;
@@ -122,7 +124,8 @@ pub fn relay(
                 found_after: change.time.as_secs_f64(),
                 stall: change.longest.as_secs_f64(),
                 outage: death.longest.as_secs_f64(),
-                lost,
+                dropped,
+                lost: change.lost,
             });
         }
         Ok(())
@@ -166,6 +169,8 @@ struct Change {
     time: Duration,
     /// Longest time in which nothing arrived.
     longest: Duration,
+    /// The most that a report said were missing.
+    lost: u64,
 }
 
 impl Site {
@@ -294,19 +299,16 @@ impl Site {
         serde_json::from_str(&said).map_err(|e| LabError::Setup(format!("status: {e}")))
     }
 
-    /// Datagrams that either end dropped on their way in, or that its peer said are missing in its latest report.
-    fn lost(&self) -> Result<u64> {
-        let mut lost = 0;
+    /// Datagrams that either end has dropped on their way in.
+    fn dropped(&self) -> Result<u64> {
+        let mut dropped = 0;
         for host in [&self.a, &self.b] {
             let status = self.status(host)?;
             let drops = status["totals"]["inbound"]["drops"].as_object();
-            lost += drops.map_or(0, |d| d.values().filter_map(|n| n.as_u64()).sum());
-            lost += status["receive_queue_drops"].as_u64().unwrap_or(0);
-            lost += status["peers"][0]["path"]["report"]["lost"]
-                .as_u64()
-                .unwrap_or(0);
+            dropped += drops.map_or(0, |d| d.values().filter_map(|n| n.as_u64()).sum());
+            dropped += status["receive_queue_drops"].as_u64().unwrap_or(0);
         }
-        Ok(lost)
+        Ok(dropped)
     }
 
     /// Waits until both ends send by a relay, or both directly.
@@ -314,7 +316,7 @@ impl Site {
         let begun = Instant::now();
         let (mut last, mut seen, mut longest) = (begun, meter.bytes(), Duration::ZERO);
         let mut asked = begun;
-        let mut there = None;
+        let (mut there, mut lost) = (None, 0);
         // A moment longer: what was under way by the old way may come late.
         while there.is_none_or(|at: Instant| at.elapsed() < WARMUP) {
             interrupt.sleep(LOOK)?;
@@ -324,16 +326,17 @@ impl Site {
                 (last, seen) = (now, bytes);
             }
             longest = longest.max(now - last);
-            if there.is_none() && asked.elapsed() >= ASK {
+            if asked.elapsed() >= ASK {
                 self.check_alive()?;
                 let mut all = true;
                 for host in [&self.a, &self.b] {
-                    let path = &self.status(host)?["peers"][0]["path"]["relayed"];
-                    all &= path.as_bool() == Some(relayed);
+                    let path = &self.status(host)?["peers"][0]["path"];
+                    all &= path["relayed"].as_bool() == Some(relayed);
+                    lost = lost.max(path["report"]["lost"].as_u64().unwrap_or(0));
                 }
                 asked = Instant::now();
-                there = all.then_some(now);
-                if begun.elapsed() > PATIENCE {
+                there = there.or(all.then_some(now));
+                if there.is_none() && begun.elapsed() > PATIENCE {
                     let what = if relayed {
                         "a relay"
                     } else {
@@ -349,6 +352,7 @@ impl Site {
         Ok(Change {
             time: there.map_or(Duration::ZERO, |at| at - begun),
             longest,
+            lost,
         })
     }
 }

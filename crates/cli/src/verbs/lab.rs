@@ -452,26 +452,28 @@ fn relay(arguments: &RelayArguments) -> anyhow::Result<ExitCode> {
     writeln!(
         out,
         "One TCP stream between two members; the first answer came by the relay after {:.2} s\n\n\
-         {:<7}{:>16}{:>16}{:>18}{:>14}{:>8}{:>20}",
+         {:<7}{:>16}{:>16}{:>18}{:>14}{:>10}{:>10}{:>20}",
         report.first_answer,
         "round",
         "relayed, Gbit/s",
         "direct, Gbit/s",
         "direct found, s",
         "stall, ms",
-        "lost",
+        "missing",
+        "dropped",
         "direct dies, s"
     )?;
     for (number, round) in report.rounds.iter().enumerate() {
         writeln!(
             out,
-            "{:<7}{:>16.2}{:>16.2}{:>18.1}{:>14.0}{:>8}{:>20.1}",
+            "{:<7}{:>16.2}{:>16.2}{:>18.1}{:>14.0}{:>10}{:>10}{:>20.1}",
             number + 1,
             round.relayed,
             round.direct,
             round.found_after,
             1000.0 * round.stall,
             round.lost,
+            round.dropped,
             round.outage,
         )?;
     }
