@@ -377,7 +377,8 @@ fn health_is_reported() {
             time: time as u16,
         };
         let now = Instant::from_nanos(ms * 1_000_000);
-        receiver.datagram(&header, stamp, Instant::BOOT, ce == 1, now);
+        let from = SocketAddr::from(([192, 0, 2, 1], 7));
+        receiver.datagram(&header, stamp, (Instant::BOOT, from), ce == 1, now);
         receiver.packets(now);
     }
     let made = receiver

@@ -9,6 +9,7 @@
 use crate::native::frame::Stamp;
 use crate::time::Instant;
 use seikan_wire::message::DataHeader;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 /// How often a report is sent while data arrives.
@@ -93,6 +94,8 @@ pub struct Receiver {
     next: u64,
     /// Bit `i` is counter `next - 1 - i`: seen. Those that leave the window unseen are lost.
     window: [u64; (HORIZON / 64) as usize],
+    /// Where the newest datagram came from.
+    from: Option<SocketAddr>,
     delay_base: Option<i64>,
     delay_sum: u64,
     last_transit: u16,
@@ -108,6 +111,7 @@ impl Default for Receiver {
             next: 0,
             // Before the first datagram nothing is missing.
             window: [u64::MAX; (HORIZON / 64) as usize],
+            from: None,
             delay_base: None,
             delay_sum: 0,
             last_transit: 0,
@@ -117,12 +121,13 @@ impl Default for Receiver {
 }
 
 impl Receiver {
-    /// Notes an authenticated, fresh datagram of the session whose keys were `derived` then.
+    /// Notes an authenticated, fresh datagram of the session whose keys were `derived` then, which came from there. When that is
+    /// elsewhere than before, what was on its way by the slower way is passed over: it is late, and no loss.
     pub fn datagram(
         &mut self,
         header: &DataHeader,
         stamp: Stamp,
-        derived: Instant,
+        (derived, from): (Instant, SocketAddr),
         ce: bool,
         now: Instant,
     ) {
@@ -147,6 +152,9 @@ impl Receiver {
         }
         let counter = header.counter;
         if counter >= self.next {
+            if self.from.replace(from).is_some_and(|before| before != from) {
+                self.pass_over(counter);
+            }
             self.advance(counter, stamp.position);
         } else {
             let late = self.next - 1 - counter;
@@ -179,6 +187,18 @@ impl Receiver {
     /// When [`Self::due`] will have a report.
     pub fn next_report(&self) -> Option<Instant> {
         Some(self.since? + REPORT_INTERVAL)
+    }
+
+    /// Takes what lies between the highest counter and this one for seen.
+    fn pass_over(&mut self, counter: u64) {
+        // Of more than the window holds, only what stays in it.
+        if counter - self.next >= HORIZON {
+            self.next = counter;
+            self.window = [u64::MAX; (HORIZON / 64) as usize];
+        }
+        while self.next < counter {
+            self.advance(self.next, 0);
+        }
     }
 
     /// Moves the window's upper end to `counter`; what leaves it unseen was lost.
@@ -259,8 +279,13 @@ mod tests {
         Instant::from_nanos(ms * 1_000_000)
     }
 
+    const HERE: SocketAddr = SocketAddr::new(
+        std::net::IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1)),
+        7,
+    );
+
     fn note(r: &mut Receiver, header: &DataHeader, stamp: Stamp, now: Instant) {
-        r.datagram(header, stamp, at(0), false, now);
+        r.datagram(header, stamp, (at(0), HERE), false, now);
         r.packets(now);
     }
 
@@ -328,17 +353,17 @@ mod tests {
             receiver: 9,
             ..header(0)
         };
-        r.datagram(&old, stamp(0, 0), at(0), false, at(0));
+        r.datagram(&old, stamp(0, 0), (at(0), HERE), false, at(0));
         for c in 0..10 {
-            r.datagram(&header(c), stamp(0, 0), at(5), false, at(5));
+            r.datagram(&header(c), stamp(0, 0), (at(5), HERE), false, at(5));
         }
         let late = DataHeader {
             counter: 90_000,
             ..old
         };
-        r.datagram(&late, stamp(0, 0), at(0), false, at(6));
+        r.datagram(&late, stamp(0, 0), (at(0), HERE), false, at(6));
         for c in 10..3000 {
-            r.datagram(&header(c), stamp(0, 0), at(5), false, at(7));
+            r.datagram(&header(c), stamp(0, 0), (at(5), HERE), false, at(7));
         }
         r.packets(at(7));
         let report = r.due(at(2000)).unwrap();
@@ -349,9 +374,33 @@ mod tests {
     }
 
     #[test]
+    fn what_a_faster_way_overtakes_is_late_and_not_lost() {
+        let elsewhere = SocketAddr::new(HERE.ip(), 8);
+        // In flight by the old way when the new one begins: within the horizon, and beyond it.
+        for overtaken in [500, 5000] {
+            let mut r = Receiver::default();
+            for c in 0..2000 {
+                note(&mut r, &header(c), stamp(0, 0), at(0));
+            }
+            let old = 2000..2000 + overtaken;
+            let new = old.end..old.end + 8000;
+            // By turns; the new way loses one of its own.
+            let mut old = old.into_iter();
+            for c in new.filter(|c| c % 8000 != 7999) {
+                r.datagram(&header(c), stamp(0, 0), (at(0), elsewhere), false, at(1));
+                if let Some(late) = old.next() {
+                    note(&mut r, &header(late), stamp(0, 0), at(1));
+                }
+            }
+            let report = r.due(at(2000)).unwrap();
+            assert_eq!(report.lost, 1, "{overtaken} overtaken");
+        }
+    }
+
+    #[test]
     fn reports_and_keepalives_alone_are_not_reported_on() {
         let mut r = Receiver::default();
-        r.datagram(&header(0), stamp(0, 0), at(0), false, at(0));
+        r.datagram(&header(0), stamp(0, 0), (at(0), HERE), false, at(0));
         assert_eq!((r.next_report(), r.due(at(5000))), (None, None));
     }
 

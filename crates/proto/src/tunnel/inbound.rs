@@ -161,7 +161,8 @@ impl Tunnel {
             // Keepalives too, or their counters would pass for lost.
             let health = &mut peer.path.health;
             let marked = arrival.ecn() == ip::ECN_CE;
-            health.datagram(&header, stamp, derived, marked, now.mono);
+            let origin = (derived, from);
+            health.datagram(&header, stamp, origin, marked, now.mono);
         }
         let rekey = self.peers[id.0 as usize].as_mut().is_some_and(|peer| {
             let age = peer.sessions.current.as_ref().map(|s| s.age());
