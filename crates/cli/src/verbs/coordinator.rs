@@ -178,7 +178,7 @@ struct AddRelay {
         hide_env_values = true
     )]
     secret: Zeroizing<String>,
-    /// It is a TURN server that takes tickets as coturn does (static-auth-secret)
+    /// It is a TURN server that takes tickets as coturn does (static-auth-secret); members use it for STUN only, so far
     #[arg(long)]
     turn: bool,
     #[command(flatten)]

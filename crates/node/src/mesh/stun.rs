@@ -29,10 +29,13 @@ const ATTEMPTS: u32 = 3;
 /// How long for the first time; twice as long each time after (RFC 8489, section 6.2.1).
 const FIRST_PATIENCE: Duration = Duration::from_millis(500);
 
+/// The transaction of a question, by which its answer is known.
+type Transaction = [u8; 12];
+
 /// What was asked from the tunnel's socket and waits for its answer.
 #[derive(Default)]
 pub(super) struct Questions {
-    pending: RefCell<HashMap<[u8; 12], oneshot::Sender<Box<[u8]>>>>,
+    pending: RefCell<HashMap<Transaction, oneshot::Sender<Box<[u8]>>>>,
 }
 
 impl Questions {
@@ -74,7 +77,7 @@ impl Questions {
 }
 
 /// The transaction of a message (section 5).
-fn transaction(message: &[u8]) -> Option<[u8; 12]> {
+fn transaction(message: &[u8]) -> Option<Transaction> {
     message.get(8..HEADER)?.try_into().ok()
 }
 
