@@ -1,7 +1,7 @@
 //! The ways to a peer that may be in several places: which there are, what became of each, and when to look again.
 //!
 //! A way is *direct*, to an address of the peer's own, or goes by a *relay*, which sends on what comes to it; one is in use
-//! ([`Path::endpoint`](crate::peer::Path::endpoint)). A *check* is a PROBE of the least size: its acknowledgement, whichever way it
+//! ([`Path::endpoint`](crate::peer::Path::endpoint)). A *check* is a PROBE below the size of those for the MTU: its acknowledgement, whichever way it
 //! comes back, proves the direction from here to there, which is the one that is chosen here. The other end chooses the other one
 //! likewise, and what both send opens the NATs between them.
 //!
@@ -17,6 +17,10 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::constants::MAX_CANDIDATES;
+use crate::native::frame::PROBE_LEN;
+use crate::native::path_mtu::BASE;
+use crate::native::record::RECORD_OVERHEAD;
+use crate::rng::Rng;
 use crate::time::Instant;
 
 /// Relays by which one peer is reached, at most.
@@ -27,6 +31,10 @@ pub const PATIENCE: Duration = Duration::from_secs(1);
 const ASK_EVERY: Duration = Duration::from_millis(500);
 /// From what was sent until the way in use counts as lost.
 pub const SILENCE: Duration = Duration::from_secs(3);
+/// An acknowledgement that takes longer proves nothing.
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+/// The least size of a check in UDP payload bytes; the largest is below that of any probe for the MTU.
+const LEAST_CHECK: u16 = (RECORD_OVERHEAD + PROBE_LEN) as u16;
 /// Time between two rounds of checks, the first few; the last counts for all that follow.
 const ROUNDS: [Duration; 8] = [
     Duration::from_millis(200),
@@ -80,15 +88,42 @@ pub struct Way {
     pub kind: Kind,
     /// What became of it.
     pub standing: Standing,
-    /// The latest check, and when it was sent.
-    check: Option<(u16, Instant)>,
+    /// The latest check.
+    check: Option<Sent>,
+}
+
+/// A check: a PROBE of this number and size. Both are random, so that who has not received it does not know them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Check {
+    /// Its number.
+    pub id: u16,
+    /// Its size: UDP payload bytes.
+    pub size: u16,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Sent {
+    check: Check,
+    at: Instant,
+}
+
+impl Check {
+    fn random(rng: &mut dyn Rng) -> Check {
+        let mut bytes = [0; 4];
+        rng.fill(&mut bytes);
+        let [a, b, c, d] = bytes;
+        let sizes = BASE - LEAST_CHECK;
+        Check {
+            id: u16::from_le_bytes([a, b]),
+            size: LEAST_CHECK + u16::from_le_bytes([c, d]) % sizes,
+        }
+    }
 }
 
 /// All ways to one peer, besides one that a configuration or the peer itself gave.
 #[derive(Debug, Default)]
 pub struct Paths {
     ways: Vec<Way>,
-    next_id: u16,
     /// Rounds since there was a reason to look, and when the next one is due.
     rounds: usize,
     next_round: Option<Instant>,
@@ -110,8 +145,8 @@ struct Unanswered {
 /// What is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Due {
-    /// Send a check of this number there.
-    Check(u16, SocketAddr),
+    /// Send this there.
+    Check(Check, SocketAddr),
     /// The way in use carries nothing: begin a handshake by all others.
     Lost,
 }
@@ -132,15 +167,15 @@ impl Way {
         self.kind != Kind::Relay
     }
 
-    fn begin(&mut self, id: u16, now: Instant) -> Due {
-        let late = |(_, sent): (u16, Instant)| now.duration_since(sent) >= PATIENCE;
+    fn begin(&mut self, check: Check, now: Instant) -> Due {
+        let late = |sent: Sent| now.duration_since(sent.at) >= PATIENCE;
         if self.check.is_some_and(late) {
             self.standing = Standing::Silent;
         } else if matches!(self.standing, Standing::Unchecked | Standing::NoRoute) {
             self.standing = Standing::Checking;
         }
-        self.check = Some((id, now));
-        Due::Check(id, self.address)
+        self.check = Some(Sent { check, at: now });
+        Due::Check(check, self.address)
     }
 }
 
@@ -292,7 +327,7 @@ impl Paths {
                 self.look_again();
             }
             Some(way) => {
-                let lately = |(_, sent): (u16, Instant)| now.duration_since(sent) < ASK_EVERY;
+                let lately = |sent: Sent| now.duration_since(sent.at) < ASK_EVERY;
                 if !way.check.is_some_and(lately) {
                     self.next_round = Some(Instant::BOOT);
                 }
@@ -304,16 +339,16 @@ impl Paths {
     /// latest.
     pub fn acknowledged(
         &mut self,
-        id: u16,
+        check: Check,
         used: Option<SocketAddr>,
         now: Instant,
     ) -> Option<(Duration, Taken)> {
+        let fits = |sent: Sent| sent.check == check && now.duration_since(sent.at) < ANSWER_WITHIN;
         let way = self
             .ways
             .iter_mut()
-            .find(|way| way.check.is_some_and(|(check, _)| check == id))?;
-        let (_, sent) = way.check.take()?;
-        let rtt = now.duration_since(sent);
+            .find(|way| way.check.is_some_and(fits))?;
+        let rtt = now.duration_since(way.check.take()?.at);
         way.standing = Standing::Works { rtt };
         let (address, direct) = (way.address, way.is_direct());
         if used == Some(address) {
@@ -360,7 +395,7 @@ impl Paths {
     }
 
     /// What is to be done now, while `used` is the way in use.
-    pub fn due(&mut self, used: Option<SocketAddr>, now: Instant) -> Vec<Due> {
+    pub fn due(&mut self, used: Option<SocketAddr>, now: Instant, rng: &mut dyn Rng) -> Vec<Due> {
         let mut due = Vec::new();
         let Some(used) = used else { return due };
         if self.looks_for_direct(used) && self.next_round.is_some_and(|at| at <= now) {
@@ -368,8 +403,7 @@ impl Paths {
             self.rounds += 1;
             self.next_round = Some(now + pause);
             for way in self.ways.iter_mut().filter(|way| way.is_direct()) {
-                self.next_id = self.next_id.wrapping_add(1);
-                due.push(way.begin(self.next_id, now));
+                due.push(way.begin(Check::random(rng), now));
             }
         }
         if let Some(unanswered) = &mut self.unanswered
@@ -377,27 +411,28 @@ impl Paths {
         {
             if now.duration_since(unanswered.since) >= SILENCE {
                 self.unanswered = None;
-                self.lost = true;
                 if let Some(way) = self.ways.iter_mut().find(|way| way.address == used) {
                     way.standing = Standing::Silent;
                 }
-                due.push(Due::Lost);
+                // Once: what is begun then is repeated by its own timer.
+                if !std::mem::replace(&mut self.lost, true) {
+                    due.push(Due::Lost);
+                }
             } else {
                 unanswered.ask_at = now + ASK_EVERY;
-                self.next_id = self.next_id.wrapping_add(1);
-                let known = self.ways.iter_mut().find(|way| way.address == used);
-                due.push(match known {
-                    Some(way) => {
-                        way.check = Some((self.next_id, now));
-                        Due::Check(self.next_id, used)
-                    }
-                    None => {
-                        self.replace(Kind::Seen, &[used], 1);
-                        let id = self.next_id;
-                        let way = self.ways.iter_mut().find(|way| way.address == used);
-                        way.map_or(Due::Check(id, used), |way| way.begin(id, now))
-                    }
-                });
+                let since = unanswered.since;
+                if !self.ways.iter().any(|way| way.address == used) {
+                    self.replace(Kind::Seen, &[used], 1);
+                }
+                if let Some(way) = self.ways.iter_mut().find(|way| way.address == used) {
+                    // The same again: the answer to the first may still be on its way.
+                    let sent = way.check.filter(|sent| sent.at >= since).unwrap_or(Sent {
+                        check: Check::random(rng),
+                        at: now,
+                    });
+                    way.check = Some(sent);
+                    due.push(Due::Check(sent.check, used));
+                }
             }
         }
         due

@@ -310,7 +310,7 @@ impl Tunnel {
         }
     }
 
-    /// Sets what a peer may begin to send here: whatever it likes until then. What this host has begun goes on being answered.
+    /// Sets what a peer may begin to send here: whatever it likes until then. TCP connections go on; UDP that this host has begun is answered from when it next sends, if it could begin everything before.
     pub fn set_filter(&mut self, id: PeerId, filter: Filter) {
         if let Some(peer) = self.peer_mut(id) {
             peer.guard = Guard::set(peer.guard.take(), filter);

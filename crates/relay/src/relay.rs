@@ -56,11 +56,11 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// 10,000 pairs, 64 of one member, the dynamic ports (RFC 6335), one gigabit a second.
+    /// 10,000 pairs, 256 of one member, the dynamic ports (RFC 6335), one gigabit a second.
     fn default() -> Limits {
         Limits {
             pairs: 10_000,
-            pairs_per_member: 64,
+            pairs_per_member: 256,
             ports: 49_152..=65_535,
             rate: 1_000_000_000 / 8,
         }

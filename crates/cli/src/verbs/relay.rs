@@ -78,7 +78,7 @@ struct ServeArguments {
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=65_535))]
     pairs: u32,
     /// Pairs at a time that one member asks for
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65_535))]
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65_535))]
     pairs_per_member: u32,
     /// Ports for pairs, one for each
     #[arg(long, value_name = "FIRST-LAST", default_value = "49152-65535", value_parser = ports)]

@@ -242,6 +242,8 @@ impl Mesh {
                     mesh.reflexive = addresses;
                     mesh.views = views;
                 }
+                // Not into the tunnel that it would be sent for; unanswered, it is asked elsewhere.
+                News::Send { to, .. } if self.rules.is_inside(to.ip()) => {}
                 News::Send { bytes, to } => {
                     mesh.note_asked(to);
                     node.send_beside(&bytes, to);
@@ -251,7 +253,10 @@ impl Mesh {
                     key,
                     addresses,
                     present,
-                } => take_relays(node, &key, &addresses, present),
+                } => {
+                    let usable = addresses.into_iter().filter(|at| self.rules.may_be_at(*at));
+                    take_relays(node, &key, &usable.collect::<Vec<_>>(), present);
+                }
                 News::Reached(key) => {
                     let reached = reached(node, &key);
                     if let Some(mesh) = &node.mesh {
@@ -424,7 +429,12 @@ impl Rules {
             IpAddr::V6(ip) => ip.is_unicast_link_local(),
         };
         let odd = ip.is_loopback() || ip.is_unspecified() || ip.is_multicast() || link_local;
-        endpoint.port() != 0 && !odd && !self.own.iter().any(|net| net.contains(&ip))
+        endpoint.port() != 0 && !odd && !self.is_inside(ip)
+    }
+
+    /// Whether it is an address of the mesh.
+    fn is_inside(&self, ip: IpAddr) -> bool {
+        self.own.iter().any(|net| net.contains(&ip.to_canonical()))
     }
 
     /// Why a member is no peer.

@@ -33,6 +33,8 @@ const MEETINGS: u32 = 4;
 const MEET_EVERY: Duration = Duration::from_millis(550);
 /// How long a member that does not answer is waited for at a relay after it was sought.
 const SOUGHT_LATELY: Duration = Duration::from_secs(30);
+/// How long the host may take to resolve a relay's name.
+const RESOLVER_PATIENCE: Duration = Duration::from_secs(5);
 /// How long the worker may take to say how a member is reached.
 const WORKER_PATIENCE: Duration = Duration::from_secs(2);
 
@@ -124,6 +126,7 @@ impl<'a> Relays<'a> {
     /// Keeps one pair for as long as it is needed.
     async fn pair(&self, key: PublicKey, pair: Rc<Pair>) -> Result<PublicKey, Gone> {
         tokio::time::sleep(HEAD_START).await;
+        let mut anew = false;
         while self.is_needed(key, &pair).await? {
             let relays = self.relays.borrow().clone();
             let mut ours = in_turn(&relays, [&self.own, &key], RelayKind::Seikan);
@@ -131,16 +134,16 @@ impl<'a> Relays<'a> {
             let addresses: Vec<String> = ours.iter().map(|r| r.address.to_string()).collect();
             let is_ours = |address: &String, _: &mut SocketAddr| addresses.contains(address);
             pair.seats.borrow_mut().retain(is_ours);
-            let all = ours.into_iter().map(|relay| self.seat(relay, key, &pair));
+            let all = ours
+                .into_iter()
+                .map(|relay| self.seat(relay, key, &pair, anew));
             for outcome in join_all(all).await {
                 outcome?;
             }
             self.meet(key, &pair).await?;
             // Whoever seeks it anew has lost the way that there was: nothing is taken to be as it was.
             let again = tokio::time::timeout(BIND_EVERY, pair.again.notified()).await;
-            if again.is_ok() {
-                pair.seats.borrow_mut().clear();
-            }
+            anew = again.is_ok();
         }
         // The tunnel goes on knowing where they were: for a minute something may still come from there, and is not to be taken for
         // what comes directly.
@@ -173,12 +176,18 @@ impl<'a> Relays<'a> {
         })
     }
 
-    /// Binds this host's side of a pair at one relay.
-    async fn seat(&self, relay: &Relay, key: PublicKey, pair: &Pair) -> Result<(), Gone> {
+    /// Binds this host's side of a pair at one relay: once more, or `anew`, as if the relay knew nothing of it.
+    async fn seat(
+        &self,
+        relay: &Relay,
+        key: PublicKey,
+        pair: &Pair,
+        anew: bool,
+    ) -> Result<(), Gone> {
         let address = relay.address.to_string();
         let known = pair.seats.borrow().get(&address).copied();
         let asked = Instant::now();
-        if let Some(seat) = known
+        if let Some(seat) = known.filter(|_| !anew)
             && let Some(Ok(answer)) = self.ask(relay, key, seat).await?
             && answer.port == Some(seat.port())
         {
@@ -207,9 +216,11 @@ impl<'a> Relays<'a> {
         key: PublicKey,
     ) -> Result<Result<(SocketAddr, bool), String>, Gone> {
         let target = (relay.address.host(), relay.address.port());
-        let found = match tokio::net::lookup_host(target).await {
-            Ok(found) => found.collect::<Vec<_>>(),
-            Err(error) => return Ok(Err(format!("its name cannot be resolved: {error}"))),
+        let found = tokio::time::timeout(RESOLVER_PATIENCE, tokio::net::lookup_host(target));
+        let found: Vec<SocketAddr> = match found.await {
+            Ok(Ok(found)) => found.collect(),
+            Ok(Err(error)) => return Ok(Err(format!("its name cannot be resolved: {error}"))),
+            Err(_) => return Ok(Err("its name is not resolved in time".to_owned())),
         };
         let v6 = found.iter().find(|address| address.is_ipv6());
         let v4 = found.iter().find(|address| address.is_ipv4());
@@ -221,32 +232,49 @@ impl<'a> Relays<'a> {
         let mut reason = "its name stands for no address".to_owned();
         while !open.is_empty() {
             let (outcome, _, others) = select_all(open).await;
-            match outcome? {
+            open = others;
+            // By one family only: a side is where it was bound last.
+            let bound = match outcome? {
+                Ok(seat) => self
+                    .bind(relay, key, seat)
+                    .await?
+                    .map(|there| (seat, there)),
+                Err(why) => Err(why),
+            };
+            match bound {
                 Ok(seat) => return Ok(Ok(seat)),
                 Err(why) => reason = why,
             }
-            open = others;
         }
         Ok(Err(reason))
     }
 
-    /// The same at one of its addresses.
+    /// The pair's port, as the relay tells at one of its addresses.
     async fn port(
         &self,
         relay: &Relay,
         key: PublicKey,
         main: SocketAddr,
-    ) -> Result<Result<(SocketAddr, bool), String>, Gone> {
-        let seat = match self.ask(relay, key, main).await? {
+    ) -> Result<Result<SocketAddr, String>, Gone> {
+        Ok(match self.ask(relay, key, main).await? {
             Some(Ok(Answer {
                 port: Some(port), ..
-            })) => SocketAddr::new(main.ip(), port),
-            Some(Ok(_)) => return Ok(Err("it is a STUN server, and no relay".to_owned())),
-            Some(Err(error)) => return Ok(Err(error.to_string())),
-            None => return Ok(Err("no answer".to_owned())),
-        };
+            })) => Ok(SocketAddr::new(main.ip(), port)),
+            Some(Ok(_)) => Err("it is a STUN server, and no relay".to_owned()),
+            Some(Err(error)) => Err(error.to_string()),
+            None => Err("no answer".to_owned()),
+        })
+    }
+
+    /// Binds this side; whether the other is there.
+    async fn bind(
+        &self,
+        relay: &Relay,
+        key: PublicKey,
+        seat: SocketAddr,
+    ) -> Result<Result<bool, String>, Gone> {
         Ok(match self.ask(relay, key, seat).await? {
-            Some(Ok(answer)) => Ok((seat, answer.present)),
+            Some(Ok(answer)) => Ok(answer.present),
             Some(Err(error)) => Err(error.to_string()),
             None => Err(format!("no answer from its port {}", seat.port())),
         })

@@ -51,6 +51,11 @@ impl Questions {
         };
         let (answer, mut answered) = oneshot::channel();
         self.pending.borrow_mut().insert(id, answer);
+        // Who asked may not wait for the end.
+        let _pending = Pending {
+            questions: self,
+            id,
+        };
         let mut patience = FIRST_PATIENCE;
         for _ in 0..ATTEMPTS {
             worker.tell(News::Send {
@@ -62,7 +67,6 @@ impl Questions {
             }
             patience *= 2;
         }
-        self.pending.borrow_mut().remove(&id);
         Ok(None)
     }
 
@@ -73,6 +77,18 @@ impl Questions {
             // Who asked may have given up.
             let _ = asked.send(bytes);
         }
+    }
+}
+
+/// A question that is waited for.
+struct Pending<'a> {
+    questions: &'a Questions,
+    id: Transaction,
+}
+
+impl Drop for Pending<'_> {
+    fn drop(&mut self) {
+        self.questions.pending.borrow_mut().remove(&self.id);
     }
 }
 

@@ -20,9 +20,26 @@ fn paths() -> Paths {
     paths
 }
 
+/// Different bytes every time.
+struct Count(u32);
+
+impl Rng for Count {
+    fn fill(&mut self, destination: &mut [u8]) {
+        self.0 += 1;
+        for (byte, new) in destination.iter_mut().zip(self.0.to_le_bytes()) {
+            *byte = new;
+        }
+    }
+}
+
+fn due(paths: &mut Paths, used: SocketAddr, now: Instant) -> Vec<Due> {
+    let ms = now.duration_since(Instant::BOOT).as_millis() as u32;
+    paths.due(Some(used), now, &mut Count(100 * ms))
+}
+
 /// The checks that are due, by address.
-fn checks(paths: &mut Paths, used: SocketAddr, now: Instant) -> Vec<(u16, SocketAddr)> {
-    let due = paths.due(Some(used), now);
+fn checks(paths: &mut Paths, used: SocketAddr, now: Instant) -> Vec<(Check, SocketAddr)> {
+    let due = due(paths, used, now);
     due.into_iter()
         .filter_map(|due| match due {
             Due::Check(id, address) => Some((id, address)),
@@ -53,7 +70,7 @@ fn while_a_relay_is_in_use_direct_ways_are_checked_ever_less_often() {
 fn a_direct_way_in_use_is_not_compared_with_others() {
     let mut paths = paths();
     assert_eq!(paths.next_wakeup(Some(told(1))), None);
-    assert_eq!(paths.due(Some(told(1)), at(5000)), []);
+    assert_eq!(due(&mut paths, told(1), at(5000)), []);
 }
 
 #[test]
@@ -116,7 +133,7 @@ fn silence_is_asked_about_and_then_taken_for_a_loss() {
     paths.sent(at(900));
     let mut events = Vec::new();
     for ms in (0..6000).step_by(100) {
-        for due in paths.due(Some(told(1)), at(ms)) {
+        for due in due(&mut paths, told(1), at(ms)) {
             events.push((ms, matches!(due, Due::Lost)));
         }
     }
@@ -146,7 +163,60 @@ fn an_answer_by_whatever_way_ends_the_silence() {
     let asked = checks(&mut paths, told(1), at(1000));
     let taken = paths.acknowledged(asked[0].0, Some(told(1)), at(1040));
     assert_eq!(taken, Some((Duration::from_millis(40), Taken::InUse)));
-    assert_eq!(paths.due(Some(told(1)), at(9000)), []);
+    assert_eq!(due(&mut paths, told(1), at(9000)), []);
+}
+
+#[test]
+fn only_who_received_a_check_can_acknowledge_it_and_not_for_long() {
+    let mut paths = paths();
+    let round = checks(&mut paths, relay(1), at(0));
+    let (check, _) = round[0];
+    let forged = [
+        Check {
+            id: check.id.wrapping_add(7),
+            ..check
+        },
+        Check {
+            size: check.size + 1,
+            ..check
+        },
+    ];
+    for forged in forged {
+        assert_eq!(paths.acknowledged(forged, Some(relay(1)), at(1)), None);
+    }
+    assert_eq!(paths.acknowledged(check, Some(relay(1)), at(5000)), None);
+    assert!(
+        paths
+            .acknowledged(check, Some(relay(1)), at(4999))
+            .is_some()
+    );
+}
+
+#[test]
+fn a_question_that_is_repeated_is_answered_however_late() {
+    let mut paths = paths();
+    paths.sent(at(0));
+    let first = checks(&mut paths, told(1), at(1000));
+    assert_eq!(checks(&mut paths, told(1), at(1500)), first);
+    // A round trip of 0.9 s.
+    assert!(
+        paths
+            .acknowledged(first[0].0, Some(told(1)), at(1900))
+            .is_some()
+    );
+    assert_eq!(due(&mut paths, told(1), at(9000)), []);
+}
+
+#[test]
+fn a_loss_is_told_once() {
+    let mut paths = paths();
+    let mut lost = 0;
+    for ms in (0..30_000).step_by(100) {
+        paths.sent(at(ms));
+        let due = due(&mut paths, told(1), at(ms));
+        lost += due.iter().filter(|due| **due == Due::Lost).count();
+    }
+    assert_eq!(lost, 1);
 }
 
 #[test]

@@ -3,8 +3,7 @@
 use super::{Now, Tunnel};
 use crate::inbox::Inbox;
 use crate::indices::PeerId;
-use crate::native::frame::PROBE_LEN;
-use crate::native::record::{RECORD_OVERHEAD, RecordWriter};
+use crate::native::record::RecordWriter;
 use crate::noise::Construction;
 use crate::outbox::Outbox;
 use crate::paths::Due;
@@ -168,7 +167,7 @@ impl Tunnel {
     /// Checks the ways to the peer that are to be checked, and begins a handshake where the one in use carries nothing any more.
     fn check_paths(&mut self, now: Now, id: PeerId, outbox: &mut Outbox) {
         let sending = self.sending(now);
-        let Some(peer) = self.peer_mut(id) else {
+        let Some(peer) = self.peers.get_mut(id.0 as usize).and_then(Option::as_mut) else {
             return;
         };
         let Some(mut session) = peer
@@ -178,7 +177,7 @@ impl Tunnel {
         else {
             return;
         };
-        let due = peer.paths.due(peer.path.endpoint, now.mono);
+        let due = peer.paths.due(peer.path.endpoint, now.mono, &mut *self.rng);
         let lost = due.contains(&Due::Lost);
         for due in due {
             let (Due::Check(check, address), Some(mut envelope)) =
@@ -193,7 +192,7 @@ impl Tunnel {
             let mut writer =
                 RecordWriter::new(outbox, &mut session, &mut peer.path.next_id, envelope);
             // Without room it is as good as lost, and another follows.
-            if writer.probe(check, RECORD_OVERHEAD + PROBE_LEN).is_ok() {
+            if writer.probe(check.id, check.size.into()).is_ok() {
                 peer.path.mtu.check_sent(session.local_index);
                 peer.timers.any_authenticated_packet_sent(now.mono);
             }

@@ -13,7 +13,7 @@ use crate::native::reassembly::{Outcome, Reassembled, Record};
 use crate::native::record::RecordWriter;
 use crate::noise::Construction;
 use crate::outbox::Outbox;
-use crate::paths::Taken;
+use crate::paths::{Check, Taken};
 use crate::peer::Peer;
 use crate::time::Instant;
 use seikan_observe::DropReason;
@@ -438,7 +438,7 @@ fn control_frame(
             peer.path.reported(report, session);
         }
         Frame::ProbeAck { id, size } if size < path_mtu::BASE => {
-            check_answered(peer, id, sending.now.mono)
+            check_answered(peer, Check { id, size }, sending.now.mono)
         }
         Frame::ProbeAck { id, size } => {
             if let Some(rtt) = peer.path.mtu.acknowledged(id, size, sending.now.mono) {
@@ -468,8 +468,8 @@ fn control_frame(
 }
 
 /// A check arrived by its way, which may be a better one than the one in use.
-fn check_answered(peer: &mut Peer, id: u16, now: Instant) {
-    let Some((rtt, better)) = peer.paths.acknowledged(id, peer.path.endpoint, now) else {
+fn check_answered(peer: &mut Peer, check: Check, now: Instant) {
+    let Some((rtt, better)) = peer.paths.acknowledged(check, peer.path.endpoint, now) else {
         return;
     };
     peer.path.mtu.check_answered();
