@@ -467,14 +467,17 @@ pub fn peer(node: &Node, record: &Record, peer: &Peer, now: Now) -> PeerStatus {
                 .paths
                 .ways()
                 .iter()
-                .map(|way| self::way(way, peer.path.endpoint))
+                .map(|way| {
+                    let used = peer.path.endpoint == Some(way.address);
+                    self::way(way, used && !peer.paths.is_lost())
+                })
                 .collect(),
         },
         traffic: traffic(&peer.counters),
     }
 }
 
-fn way(way: &paths::Way, used: Option<SocketAddr>) -> Way {
+fn way(way: &paths::Way, in_use: bool) -> Way {
     Way {
         address: way.address,
         kind: match way.kind {
@@ -483,9 +486,8 @@ fn way(way: &paths::Way, used: Option<SocketAddr>) -> Way {
             paths::Kind::Relay => WayKind::Relay,
         },
         standing: match way.standing {
-            // While it counts as lost it is silent.
+            _ if in_use => WayStanding::InUse,
             paths::Standing::Silent => WayStanding::Silent,
-            _ if used == Some(way.address) => WayStanding::InUse,
             paths::Standing::Unchecked => WayStanding::Unchecked,
             paths::Standing::Checking => WayStanding::Checking,
             paths::Standing::Works { .. } => WayStanding::Works,
@@ -659,6 +661,7 @@ pub(crate) fn distribution(histogram: &Histogram) -> Distribution {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use seikan_proto::time::Instant;
     use serde_json::Value;
 
     /// The stable interface, with every field that there is.
@@ -670,6 +673,19 @@ mod tests {
         let status: Status = serde_json::from_str(GOLDEN).unwrap();
         assert_eq!(status.version, VERSION);
         assert_eq!(serde_json::to_value(&status).unwrap(), known);
+    }
+
+    #[test]
+    fn a_way_that_was_silent_once_is_shown_as_in_use_when_it_is() {
+        let address: SocketAddr = "192.0.2.1:7".parse().unwrap();
+        let mut paths = paths::Paths::default();
+        paths.set_told(&[address]);
+        paths.sent(Instant::BOOT);
+        let late = Instant::BOOT + paths::SILENCE;
+        paths.due(Some(address), late, &mut crate::node::SystemRandom);
+        let shown = |in_use| way(&paths.ways()[0], in_use).standing;
+        assert_eq!(shown(false), WayStanding::Silent);
+        assert_eq!(shown(true), WayStanding::InUse);
     }
 
     #[test]
