@@ -235,14 +235,8 @@ fn a_relay_that_dies_is_replaced_by_the_other() {
             let used = two.hosts[0].status()["peers"][0]["path"]["endpoint"].clone();
             let used: SocketAddr = used.as_str().expect("one").parse().expect("one");
             drop(relays[usize::from(used.port() >= 41_000)].take());
-            let begun = Instant::now();
+            // How soon is measured by `seikan lab relay`.
             assert!(two.hear(SOON));
-            // Three seconds until it is noticed.
-            assert!(
-                begun.elapsed() < Duration::from_secs(6),
-                "{:?}",
-                begun.elapsed()
-            );
         });
     });
 }
@@ -259,13 +253,8 @@ fn a_direct_path_that_dies_is_replaced_by_a_relay_and_found_again() {
             // Nothing passes between the two NATs any more; to the relay everything does.
             two.nats[0].run_nft("insert rule inet filter through ip daddr 192.0.2.101 drop");
             two.nats[0].run_nft("insert rule inet filter through ip saddr 192.0.2.101 drop");
-            let begun = Instant::now();
+            // How soon is measured by `seikan lab relay`.
             assert!(two.hear(SOON));
-            assert!(
-                begun.elapsed() < Duration::from_secs(6),
-                "{:?}",
-                begun.elapsed()
-            );
             assert_eq!(two.relayed(), [Some(true); 2]);
             two.nats[0].run_nft("flush chain inet filter through");
             two.nats[0].run_nft("add rule inet filter through accept");

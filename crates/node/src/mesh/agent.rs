@@ -264,7 +264,14 @@ impl Agent {
                     }
                     let changes = book.take(changes);
                     dirty |= !changes.is_empty() || *shared.relays.borrow() != book.relays();
-                    shared.relays.replace(book.relays().to_vec());
+                    let before = shared.relays.replace(book.relays().to_vec());
+                    let addresses = |relays: &[Relay]| -> Vec<_> {
+                        relays.iter().map(|relay| relay.address.clone()).collect()
+                    };
+                    if addresses(&before) != addresses(book.relays()) {
+                        // They are STUN servers, too: with them it is seen what kind of a NAT there is.
+                        shared.moved.notify_one();
+                    }
                     self.names.with(|zone| zone.take(&changes));
                     let nothing = changes.is_empty() && calls.is_empty();
                     worker.tell(News::Contact(Contact::Connected))?;
