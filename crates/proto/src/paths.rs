@@ -46,8 +46,8 @@ const ROUNDS: [Duration; 8] = [
     Duration::from_secs(10),
     Duration::from_secs(30),
 ];
-/// After a way was taken by a check, the end that began the session does not follow the peer elsewhere for so long: the peer
-/// follows instead, or both would for ever.
+/// After a way was taken by a check, or the peer was followed, the end that began the session does not follow it elsewhere for so
+/// long: the peer follows instead, or both would for ever.
 const SETTLE: Duration = Duration::from_secs(1);
 
 /// What kind of a way it is.
@@ -300,19 +300,18 @@ impl Paths {
         };
         match (self.is_relay(used), relayed) {
             (false, true) => false,
-            (true, true) => {
-                self.moved();
-                true
-            }
             (true, false) => {
                 self.seen(from, now);
                 false
             }
-            (false, false) => {
+            (true, true) | (false, false) => {
                 let settled = self.settled_until.is_some_and(|until| now < until);
                 let follows = !(began && settled);
                 if follows {
                     self.moved();
+                    if began {
+                        self.settled_until = Some(now + SETTLE);
+                    }
                 }
                 follows
             }

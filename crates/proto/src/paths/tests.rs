@@ -126,6 +126,45 @@ fn a_peer_that_roams_is_followed_unless_this_end_has_just_chosen() {
     assert!(paths.heard(told(2), Some(told(1)), true, at(1100)));
 }
 
+/// Two ends that send to each other all the time, each by another way at first and 10 ms away: how often each moved, and what it
+/// uses at the end.
+fn chase(ways: [SocketAddr; 2]) -> [(usize, SocketAddr); 2] {
+    let mut ends = [0, 1].map(|_| {
+        let mut paths = Paths::default();
+        paths.set_told(&[told(1), told(2)]);
+        paths.set_relays(&[relay(1), relay(2)]);
+        paths
+    });
+    let mut used = ways;
+    let mut moves = [0, 0];
+    let mut under_way = std::collections::VecDeque::new();
+    for ms in 0..900 {
+        under_way.push_back(used);
+        if ms < 10 {
+            continue;
+        }
+        let arrived = under_way.pop_front().unwrap();
+        for end in [0, 1] {
+            let from = arrived[1 - end];
+            let follows = ends[end].heard(from, Some(used[end]), end == 0, at(ms));
+            if follows && used[end] != from {
+                used[end] = from;
+                moves[end] += 1;
+            }
+        }
+    }
+    [0, 1].map(|end| (moves[end], used[end]))
+}
+
+#[test]
+fn ends_that_use_different_ways_come_to_use_one_and_do_not_change_for_ever() {
+    for ways in [[told(1), told(2)], [relay(1), relay(2)]] {
+        let [first, second] = chase(ways);
+        assert_eq!(first.1, second.1, "{ways:?}");
+        assert!(first.0 + second.0 <= 3, "{first:?}, {second:?}");
+    }
+}
+
 #[test]
 fn silence_is_asked_about_and_then_taken_for_a_loss() {
     let mut paths = paths();
