@@ -34,6 +34,8 @@ const MAX_PAUSE: Duration = Duration::from_millis(500);
 
 /// Callers of one member that it is told of together, at most.
 const MAX_CALLERS: usize = 64;
+/// Questions of one member that wait at a time, at most: it has one, and a few more when its connections broke off.
+const MAX_QUESTIONS: usize = 8;
 
 /// What is shared by all connections.
 pub(super) struct App {
@@ -55,9 +57,26 @@ pub(super) struct Doorbell {
     rung: Notify,
     /// Nobody waited at the last sweep.
     idle: AtomicBool,
+    questions: AtomicUsize,
+}
+
+/// A question of a member that is not answered yet.
+pub(super) struct Question<'a>(&'a Doorbell);
+
+impl Drop for Question<'_> {
+    fn drop(&mut self) {
+        self.0.questions.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Doorbell {
+    /// Counts a question until it is dropped; `None` if the member has too many.
+    pub fn question(&self) -> Option<Question<'_>> {
+        let question = Question(self);
+        let others = self.questions.fetch_add(1, Ordering::Relaxed);
+        (others < MAX_QUESTIONS).then_some(question)
+    }
+
     /// Who has called since this was last asked.
     pub fn take(&self) -> Vec<PublicKey> {
         let mut callers = self.callers.lock().unwrap_or_else(PoisonError::into_inner);

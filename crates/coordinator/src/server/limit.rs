@@ -1,11 +1,15 @@
-//! How often a source may fail to join. Tokens cannot be guessed; this is so that trying costs the
-//! coordinator little, and its notes are not filled by one who tries.
+//! How often a source may fail to join, and how often a member may have the others told something.
+//! Tokens cannot be guessed; the first is so that trying costs the coordinator little, and its notes are
+//! not filled by one who tries. Members are told of every change of another: the second is so that one
+//! gone bad does not keep all of them busy.
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::num::NonZeroU32;
 use std::time::Duration;
 
 use governor::{DefaultDirectRateLimiter, DefaultKeyedRateLimiter, Quota, RateLimiter};
+
+use crate::store::MemberId;
 
 /// Failures of one source in a minute, and at once.
 const FAILURES: NonZeroU32 = NonZeroU32::new(10).expect("not zero");
@@ -15,6 +19,13 @@ const NOTES: NonZeroU32 = NonZeroU32::new(10).expect("not zero");
 const MAX_SOURCES: usize = 100_000;
 /// When another failure of a source that has had its share is judged again.
 pub(super) const RETRY_AFTER: Duration = Duration::from_secs(60 / FAILURES.get() as u64);
+
+/// Changes of where one member may be reached: each of a minute, which may come at once. A host that moves
+/// about has a few.
+const MOVES: NonZeroU32 = NonZeroU32::new(60).expect("not zero");
+/// Calls of one member in a second; four times as many may come at once, as after a restart.
+const CALLS: NonZeroU32 = NonZeroU32::new(64).expect("not zero");
+const CALLS_AT_ONCE: NonZeroU32 = NonZeroU32::new(256).expect("not zero");
 
 /// Who is taken for one: an IPv4 address, or the /64 of an IPv6 address, whose host has all of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -43,10 +54,21 @@ pub(super) enum Failure {
     TooMany,
 }
 
-/// Counts failures. What succeeds is not counted, and never held up.
+/// What a member may do so often.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Doing {
+    /// It says where it may be reached.
+    Moving,
+    /// It calls another.
+    Calling,
+}
+
+/// Counts failures to join, and what members do. A join that succeeds is not counted, and never held up.
 pub(super) struct Limits {
     sources: DefaultKeyedRateLimiter<Source>,
     notes: DefaultDirectRateLimiter,
+    moves: DefaultKeyedRateLimiter<MemberId>,
+    calls: DefaultKeyedRateLimiter<MemberId>,
 }
 
 impl Limits {
@@ -54,7 +76,18 @@ impl Limits {
         Limits {
             sources: RateLimiter::keyed(Quota::per_minute(FAILURES)),
             notes: RateLimiter::direct(Quota::per_second(NOTES)),
+            moves: RateLimiter::keyed(Quota::per_minute(MOVES)),
+            calls: RateLimiter::keyed(Quota::per_second(CALLS).allow_burst(CALLS_AT_ONCE)),
         }
+    }
+
+    /// Counts what a member does; whether it may.
+    pub fn may(&self, member: MemberId, doing: Doing) -> bool {
+        let limiter = match doing {
+            Doing::Moving => &self.moves,
+            Doing::Calling => &self.calls,
+        };
+        limiter.check_key(&member).is_ok()
     }
 
     /// Counts one.
@@ -69,10 +102,14 @@ impl Limits {
         }
     }
 
-    /// Forgets the sources that have their whole share again.
+    /// Forgets the sources and members that have their whole share again.
     pub fn sweep(&self) {
         self.sources.retain_recent();
         self.sources.shrink_to_fit();
+        for members in [&self.moves, &self.calls] {
+            members.retain_recent();
+            members.shrink_to_fit();
+        }
     }
 }
 

@@ -30,6 +30,15 @@ impl Refused {
         )
     }
 
+    /// Too much of what the others are told of.
+    pub fn too_often() -> Refused {
+        let seconds = limit::RETRY_AFTER.as_secs();
+        Refused::new(
+            Reason::TooMany,
+            format!("too often for one member: try again in {seconds} s"),
+        )
+    }
+
     /// With another status than the usual one for its reason.
     pub fn with_status(self, status: StatusCode) -> Refused {
         Refused { status, ..self }

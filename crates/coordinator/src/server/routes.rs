@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::{sleep, timeout};
 
 use super::app::{App, News};
-use super::limit::Failure;
+use super::limit::{Doing, Failure};
 use super::refused::{Refused, json};
 use crate::store::{Actor, StoreError, Whom};
 
@@ -129,6 +129,7 @@ async fn changes(
     let bell = app.doorbell(id);
     // Who knows nothing yet, or asks in passing, is told at once.
     if since > 0 && wait > 0 {
+        let _question = bell.question().ok_or_else(Refused::too_often)?;
         let _waiting = app.waiting();
         let time = Duration::from_secs(wait.min(MAX_WAIT));
         let news = match current == since {
@@ -159,6 +160,10 @@ async fn endpoints(State(app): State<Arc<App>>, request: Request) -> Result<Stat
     let credential = shown(request.headers())?;
     let Endpoints { endpoints } = body(request).await?;
     let endpoints = reachable(endpoints)?;
+    let id = app.ask(move |store| store.authenticate(&credential));
+    if !app.limits.may(id.await?, Doing::Moving) {
+        return Err(Refused::too_often());
+    }
     let set = app.change(move |store| {
         let id = store.authenticate(&credential)?;
         store.set_endpoints(id, &endpoints, now())
@@ -172,9 +177,12 @@ async fn call(State(app): State<Arc<App>>, request: Request) -> Result<StatusCod
     let Call { public_key } = body(request).await?;
     let pair = app.ask(move |store| {
         let id = store.authenticate(&credential)?;
-        store.pair(id, &public_key)
+        Ok((id, store.pair(id, &public_key)?))
     });
-    let (caller, callee) = pair.await?;
+    let (id, (caller, callee)) = pair.await?;
+    if !app.limits.may(id, Doing::Calling) {
+        return Err(Refused::too_often());
+    }
     // Somebody who has just gone needs no call.
     if let Some(callee) = callee {
         app.call(callee, caller);

@@ -584,6 +584,41 @@ async fn a_call_waits_for_who_is_between_two_questions() {
 }
 
 #[tokio::test]
+async fn a_member_that_moves_all_the_time_is_held_up_and_others_are_not() {
+    let mesh = Mesh::new().await;
+    let a = mesh.join("a", 1).await;
+    let b = mesh.join("b", 2).await;
+    let at = |port: u16| json!({"endpoints": [format!("192.0.2.7:{port}")]});
+    for port in 1..=60 {
+        let answer = mesh.post("/v1/endpoints", &a, at(port)).await;
+        assert_eq!(answer.status, StatusCode::NO_CONTENT, "{port}");
+    }
+    let refused = mesh.post("/v1/endpoints", &a, at(61)).await;
+    let too_many = (StatusCode::TOO_MANY_REQUESTS, Reason::TooMany);
+    assert_eq!(refused.refusal(), too_many);
+    let other = mesh.post("/v1/endpoints", &b, at(1)).await;
+    assert_eq!(other.status, StatusCode::NO_CONTENT);
+}
+
+#[tokio::test]
+async fn no_more_than_eight_questions_of_a_member_wait() {
+    let mesh = Mesh::new().await;
+    let a = mesh.join("a", 1).await;
+    let b = mesh.join("b", 2).await;
+    let waiting = futures_util::future::join_all((0..8).map(|_| mesh.changes(&a, 2, 1)));
+    let (answers, (ninth, other)) = tokio::join!(waiting, async {
+        sleep(MOMENT).await;
+        let ninth = mesh.changes(&a, 2, 1).await;
+        (ninth, mesh.changes(&b, 2, 1).await)
+    });
+    let too_many = (StatusCode::TOO_MANY_REQUESTS, Reason::TooMany);
+    assert_eq!(ninth.refusal(), too_many);
+    assert!(answers.iter().all(|answer| answer.status == StatusCode::OK));
+    assert_eq!(other.status, StatusCode::OK);
+    assert_eq!(mesh.changes(&a, 2, 1).await.status, StatusCode::OK);
+}
+
+#[tokio::test]
 async fn only_members_call_and_only_members_are_called() {
     let mesh = Mesh::new().await;
     let a = mesh.join("a", 1).await;
