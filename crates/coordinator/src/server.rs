@@ -150,7 +150,10 @@ impl Server {
         // They end with this, however this ends.
         let mut beside = JoinSet::new();
         beside.spawn(app::keep(Arc::clone(&self.app)));
-        beside.spawn(stun::answer(tokio::net::UdpSocket::from_std(self.stun)?));
+        let stun = tokio::net::UdpSocket::from_std(self.stun)?;
+        beside.spawn(async {
+            let _ = stun::answer(stun).await;
+        });
         let app = Arc::clone(&self.app);
         beside.spawn(async move {
             shutdown.await;

@@ -5,25 +5,54 @@
 //! question at most with IPv4 and twenty-four with IPv6, so that it is of little use to who forges
 //! addresses. Questions are answered whatever attributes they have: none that we know changes the answer.
 
+use std::io::{self, IoSliceMut};
 use std::net::SocketAddr;
 
+use quinn_udp::{RecvMeta, Transmit, UdpSocketState};
 use seikan_proto::mesh::relay;
+use tokio::io::Interest;
 use tokio::net::UdpSocket;
 
 /// Longest question that is read, in bytes: the rest is not looked at.
 const MAX_QUESTION: usize = 1500;
 
-/// Answers for ever.
-pub(super) async fn answer(socket: UdpSocket) {
+/// Answers until the socket fails, each from the address that was asked: from another of this host's, a host would not take the
+/// answer, nor would a NAT let it through.
+///
+/// # Errors
+/// The kernel does not say which address was asked, or the runtime ends.
+pub(super) async fn answer(socket: UdpSocket) -> io::Result<()> {
+    let state = UdpSocketState::new((&socket).into())?;
     let mut question = [0; MAX_QUESTION];
     loop {
+        let mut meta = RecvMeta::default();
+        let received = socket.async_io(Interest::READABLE, || {
+            let mut buffers = [IoSliceMut::new(&mut question)];
+            state.recv(
+                (&socket).into(),
+                &mut buffers,
+                std::slice::from_mut(&mut meta),
+            )
+        });
         // An error belongs to an earlier answer, which found nobody.
-        let Ok((length, from)) = socket.recv_from(&mut question).await else {
+        if received.await.is_err() {
             continue;
-        };
-        if let Some(reply) = reply(&question[..length], from) {
+        }
+        // The kernel joins what comes together from one host (GRO).
+        let stride = meta.stride.clamp(1, MAX_QUESTION);
+        let questions = question[..meta.len.min(MAX_QUESTION)].chunks(stride);
+        for reply in questions.filter_map(|question| reply(question, meta.addr)) {
             // A full buffer loses it, as any network might: the host asks again.
-            let _ = socket.try_send_to(&reply, from);
+            let _ = state.try_send(
+                (&socket).into(),
+                &Transmit {
+                    destination: meta.addr,
+                    ecn: None,
+                    contents: &reply,
+                    segment_size: None,
+                    src_ip: meta.dst_ip,
+                },
+            );
         }
     }
 }
@@ -66,6 +95,28 @@ mod tests {
                 let shown = SocketAddr::from((v4.ip().to_ipv6_mapped(), v4.port()));
                 assert_eq!(super::reply(&question, shown), Some(reply));
             }
+        }
+    }
+
+    #[tokio::test]
+    async fn the_answer_comes_from_the_address_that_was_asked() {
+        // All of 127.0.0.0/8 is this host's; left to the kernel, the answer would come from 127.0.0.1.
+        for any in ["0.0.0.0:0", "[::]:0"] {
+            let server = UdpSocket::bind(any).await.expect("a socket");
+            let asked = SocketAddr::from((
+                [127, 0, 0, 5],
+                server.local_addr().expect("its port").port(),
+            ));
+            let answers = tokio::spawn(answer(server));
+            let client = UdpSocket::bind("127.0.0.1:0").await.expect("a socket");
+            let question = hex("0001 0000 2112a442 b7e7a701bc34d686fa87dfae");
+            client.send_to(&question, asked).await.expect("sent");
+            let mut answer = [0; 100];
+            let time = std::time::Duration::from_secs(10);
+            let received = tokio::time::timeout(time, client.recv_from(&mut answer)).await;
+            let (_, from) = received.expect("in time").expect("an answer");
+            assert_eq!(from, asked);
+            answers.abort();
         }
     }
 
