@@ -5,6 +5,7 @@
 
 use crate::control::subject::Record;
 use crate::gateway::status::GatewayStatus;
+use crate::mesh::mapping::Mapping;
 use crate::mesh::nat::{self, Nat, Sight};
 use crate::mesh::{self, Contact, MeshState};
 use crate::node::{Node, now};
@@ -73,6 +74,9 @@ pub struct MeshStatus {
     /// What this host looks like from outside, as the coordinator sees it; what is not an address of its own a NAT has made.
     #[serde(default)]
     pub reflexive: Vec<SocketAddr>,
+    /// A port of the router before this host; absent if none is needed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub port_mapping: Option<PortMappingStatus>,
     /// What is between this host and the world, by IPv4.
     #[serde(default = "not_asked")]
     pub nat4: Nat,
@@ -94,6 +98,16 @@ pub struct MeshStatus {
     /// The first of those, by their keys, with the reason.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub refused: BTreeMap<String, String>,
+}
+
+/// A port of the router before this host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PortMappingStatus {
+    /// It sends on what comes to it.
+    Given(Mapping),
+    /// It gave none, for this reason.
+    Refused(String),
 }
 
 /// What a STUN server sees of this host.
@@ -558,6 +572,10 @@ fn mesh(mesh: &MeshState, own: &[IpAddr]) -> MeshStatus {
         revision: mesh.revision,
         members: mesh.members.len(),
         reflexive: mesh.reflexive.clone(),
+        port_mapping: mesh.mapped.clone().map(|standing| match standing {
+            Ok(mapping) => PortMappingStatus::Given(mapping),
+            Err(reason) => PortMappingStatus::Refused(reason),
+        }),
         relays: mesh
             .relays
             .iter()

@@ -405,6 +405,9 @@ impl Work<'_> {
             watch.keep_up(upkeep);
         }
         let ended = worker::run(node, self.signals, &mut services)?;
+        if let Some(mesh) = services.mesh.take() {
+            mesh.end(node);
+        }
         drop(services);
         node.leave_election();
         self.observer.is_stopping();

@@ -7,8 +7,9 @@ use anyhow::{Context, bail};
 use clap::Args;
 use seikan_node::config::InterfaceName;
 use seikan_node::control::{Places, ask};
+use seikan_node::mesh::mapping::Protocol;
 use seikan_node::mesh::nat::Nat;
-use seikan_node::status::{MeshStatus, RelayStatus, Status};
+use seikan_node::status::{MeshStatus, PortMappingStatus, RelayStatus, Status};
 use serde::Serialize;
 
 use crate::screen::{BOLD, CYAN, DIM, GREEN, RED, RESET, Screen, YELLOW, printable};
@@ -81,6 +82,23 @@ fn render(name: &str, mesh: &MeshStatus) -> String {
         out.line(family, short);
         out.0.push_str(&format!("    {meaning}\n"));
     }
+    match &mesh.port_mapping {
+        Some(PortMappingStatus::Given(mapping)) => {
+            let by = protocol(mapping.by);
+            let said = format!("{GREEN}gives a port{RESET} ({by}): {}", mapping.address);
+            out.line("router", said);
+            out.0.push_str(
+                "    Whoever reaches it there comes in, from behind a symmetric NAT, too.\n",
+            );
+        }
+        Some(PortMappingStatus::Refused(reason)) => {
+            out.line(
+                "router",
+                format!("{YELLOW}gives no port{RESET}: {}", printable(reason)),
+            );
+        }
+        None => {}
+    }
     out.heading("seen from outside");
     if mesh.stun.is_empty() {
         out.0.push_str("    no server was asked yet\n");
@@ -116,6 +134,14 @@ fn render(name: &str, mesh: &MeshStatus) -> String {
             .push_str(&format!("    {}: {said}\n", printable(address)));
     }
     out.0
+}
+
+fn protocol(by: Protocol) -> &'static str {
+    match by {
+        Protocol::Pcp => "PCP",
+        Protocol::NatPmp => "NAT-PMP",
+        Protocol::Upnp => "UPnP",
+    }
 }
 
 fn ms(us: u64) -> f64 {

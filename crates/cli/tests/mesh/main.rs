@@ -3,6 +3,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod mapping;
 mod members;
 mod names;
 mod nat;

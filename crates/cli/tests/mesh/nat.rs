@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 /// How a NAT maps (RFC 4787, section 4.1). All of Linux's filter by address and port (section 5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Mapping {
+pub(crate) enum Mapping {
     /// No NAT at all.
     None,
     /// The same port for everybody: what Linux's masquerading comes to while nobody else has the port.
@@ -24,15 +24,15 @@ enum Mapping {
 use Mapping::{AddressAndPortDependent, EndpointIndependent};
 
 /// A router that hides what is behind it.
-struct Nat {
-    netlink: Netlink,
+pub(crate) struct Nat {
+    pub netlink: Netlink,
     lan: u32,
-    netns: NetNs,
+    pub netns: NetNs,
 }
 
 impl Nat {
     /// Number `number`, with 192.0.2.100 and so on outside and 10.0.0.1 inside.
-    fn create(site: &Site, number: u8, mapping: Mapping) -> Nat {
+    pub fn create(site: &Site, number: u8, mapping: Mapping) -> Nat {
         let netns = NetNs::create().expect("a namespace");
         let netlink = netns.netlink().expect("netlink");
         plug(
@@ -87,7 +87,7 @@ impl Nat {
     }
 
     /// Changes its rules.
-    fn run_nft(&self, rules: &str) {
+    pub fn run_nft(&self, rules: &str) {
         let mut nft = Command::new("nft");
         nft.args(["-f", "-"]).stdin(Stdio::piped());
         let mut child = self.netns.spawn_command(&mut nft).expect("nft");
@@ -98,7 +98,7 @@ impl Nat {
     }
 
     /// A host behind it.
-    fn host(&self, site: &Site, number: u8) -> Host {
+    pub fn host(&self, site: &Site, number: u8) -> Host {
         let at = (&self.netlink, self.lan);
         let host = site.host_at(at, &format!("10.0.0.{}/24", 10 + number));
         let gateway = "10.0.0.1".parse().expect("an address");
@@ -111,7 +111,7 @@ impl Nat {
 }
 
 /// A member that knows what it looks like from outside.
-fn up(host: &Host, name: &str, token: &[String; 2]) -> (Tunnel, std::net::IpAddr) {
+pub(crate) fn up(host: &Host, name: &str, token: &[String; 2]) -> (Tunnel, std::net::IpAddr) {
     let addresses = host.join(name, token);
     let tunnel = host.up();
     eventually("it knows what it looks like from outside", || {

@@ -2,11 +2,12 @@
 //!
 //! Tasks on one thread: one asks for what changed, each question waiting at the coordinator until there is something
 //! ([`Agent::follow`]); one asks by STUN what this host looks like from outside ([`Agent::reflect`]); one tells where it may be
-//! reached whenever that is different ([`Agent::tell`]); one has members called that do not answer ([`Agent::call`]); one binds this
+//! reached whenever that is different ([`Agent::tell`]); one has the router before it send on a port ([`Agent::map`]); one has members called that do not answer ([`Agent::call`]); one binds this
 //! host to relays for those that no direct way reaches ([`super::relay`]); some answer questions for members' names
 //! ([`names::serve`]). None gives up: a coordinator that does not answer is asked again, ever less often.
 
 use super::client::{Client, ClientError};
+use super::mapping::{self, Held, Mapping, Router};
 use super::relay::{Relays, Wish};
 use super::stun::{Question, Questions};
 use super::{Contact, Heard, cache, endpoints, names};
@@ -19,12 +20,14 @@ use seikan_sys::netlink::Netlink;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::io::{self, Write};
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::num::NonZeroU16;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, mpsc};
 
@@ -51,6 +54,8 @@ const MAX_NEWS: usize = 16;
 /// How often STUN servers are asked: NATs forget a mapping after half a minute at the soonest (RFC 4787, section 4.3, asks for
 /// two minutes).
 const REFLECT_EVERY: Duration = Duration::from_secs(25);
+/// How long the router may take at the end to take its port back.
+pub(super) const LAST_WORDS: Duration = Duration::from_secs(1);
 /// Members to be called that wait, at most.
 const MAX_SOUGHT: usize = 64;
 /// Least time between two calls of one member.
@@ -75,6 +80,8 @@ pub(super) enum News {
         /// To each server that was asked.
         views: Vec<View>,
     },
+    /// A port of the router before this host, or why there is none; `None` if none is needed.
+    Mapped(Option<Result<Mapping, String>>),
     /// To be sent from the tunnel's socket.
     Send {
         /// A datagram.
@@ -163,16 +170,16 @@ impl Agent {
         self,
         wake: UnixStream,
         heard: mpsc::Receiver<Heard>,
-    ) -> io::Result<Receiver<News>> {
+    ) -> io::Result<(Receiver<News>, JoinHandle<()>)> {
         let (news, receiver) = sync_channel(MAX_NEWS);
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
         let worker = Worker { wake, news };
-        std::thread::Builder::new()
+        let thread = std::thread::Builder::new()
             .name("mesh".into())
             .spawn(move || runtime.block_on(self.live(worker, heard)))?;
-        Ok(receiver)
+        Ok((receiver, thread))
     }
 
     async fn live(mut self, worker: Worker, mut heard: mpsc::Receiver<Heard>) {
@@ -211,10 +218,15 @@ impl Agent {
             _ = self.follow(&client, &worker, &shared) => {}
             _ = self.tell(&client, &worker, &shared) => {}
             _ = self.reflect(&worker, &shared) => {}
+            _ = self.map(&worker, &shared) => {}
             _ = relays.keep(wished) => {}
             _ = self.call(&client, seeking) => {}
             () = sort => {}
             () = names::serve(name_server, self.names.clone()) => {}
+        }
+        let held = shared.held.take();
+        if let Some(held) = held {
+            let _ = tokio::time::timeout(LAST_WORDS, held.give_back()).await;
         }
     }
 
@@ -332,6 +344,11 @@ impl Agent {
                     shared.moved.notify_one();
                 }
                 let mut now = shared.reflexive.borrow().clone();
+                if let Some(Ok(mapping)) = &*shared.mapped.borrow()
+                    && !now.contains(&mapping.address)
+                {
+                    now.push(mapping.address);
+                }
                 let others = known.iter().filter(|address| !now.contains(address));
                 let others: Vec<SocketAddr> = others.copied().collect();
                 now.extend(others);
@@ -400,12 +417,79 @@ impl Agent {
             if *shared.reflexive.borrow() != seen {
                 shared.reflexive.borrow_mut().clone_from(&seen);
                 shared.different.notify_one();
+                shared.outside.notify_one();
             }
             worker.tell(News::Reflexive {
                 addresses: seen,
                 views,
             })?;
             let _ = tokio::time::timeout(REFLECT_EVERY, shared.moved.notified()).await;
+        }
+    }
+
+    /// Has the router before this host, if there is one, send on a port for as long as it does.
+    async fn map(&self, worker: &Worker, shared: &Shared) -> Result<(), Gone> {
+        let secret = self.settings.credential.digest();
+        // What was asked for last: of a router that looks different from outside nothing is known any more.
+        let mut asked: Option<(Router, Ipv4Addr, NonZeroU16)> = None;
+        let mut again = Instant::now();
+        loop {
+            let seen = shared
+                .reflexive
+                .borrow()
+                .iter()
+                .find_map(|seen| match seen.ip() {
+                    IpAddr::V4(ip) => Some(ip),
+                    IpAddr::V6(_) => None,
+                });
+            let port = NonZeroU16::new(self.port.load(Ordering::Relaxed));
+            let netlink = Netlink::open().ok();
+            let wanted = seen.zip(netlink).and_then(|(seen, netlink)| {
+                let router = Router::before(seen, &netlink, self.own_interface)?;
+                Some((router, seen, port?))
+            });
+            let before = shared.held.take();
+            let held = match (wanted, before) {
+                (Some(wanted), Some(mut held)) if asked == Some(wanted) => {
+                    let renewed = match held.renew_at <= Instant::now() {
+                        true => held.renew().await,
+                        false => Ok(()),
+                    };
+                    renewed.map(|()| Some(held))
+                }
+                (Some(wanted), None) if asked == Some(wanted) && Instant::now() < again => Ok(None),
+                (wanted, before) => {
+                    if let Some(before) = before {
+                        before.give_back().await;
+                    }
+                    match wanted {
+                        Some((router, _, port)) => Held::ask(router, port, &secret).await.map(Some),
+                        None => Ok(None),
+                    }
+                }
+            };
+            asked = wanted;
+            let known = shared.mapped.borrow().clone();
+            let standing = match held {
+                Ok(Some(held)) => {
+                    let mapping = held.mapping;
+                    shared.held.replace(Some(held));
+                    Some(Ok(mapping))
+                }
+                Ok(None) if wanted.is_some() => known.clone(),
+                Ok(None) => None,
+                Err(reason) => {
+                    again = Instant::now() + mapping::RETRY;
+                    Some(Err(reason))
+                }
+            };
+            if standing != known {
+                shared.mapped.replace(standing.clone());
+                shared.different.notify_one();
+                worker.tell(News::Mapped(standing))?;
+            }
+            // The port and the way out are looked at, too: both may change without anybody's notice.
+            let _ = tokio::time::timeout(REFLECT_EVERY, shared.outside.notified()).await;
         }
     }
 
@@ -458,8 +542,13 @@ impl Agent {
 struct Shared {
     /// What this host looks like from outside.
     reflexive: RefCell<Vec<SocketAddr>>,
-    /// That is different.
+    /// Something of what is told to the coordinator is different.
     different: Notify,
+    /// What this host looks like from outside is.
+    outside: Notify,
+    /// The router's port, and how it stands with it.
+    held: RefCell<Option<Held>>,
+    mapped: RefCell<Option<Result<Mapping, String>>>,
     /// This host's own addresses are.
     moved: Notify,
     /// What was told has to be told again.
@@ -476,6 +565,9 @@ impl Shared {
         Shared {
             reflexive: RefCell::default(),
             different: Notify::new(),
+            outside: Notify::new(),
+            held: RefCell::default(),
+            mapped: RefCell::default(),
             moved: Notify::new(),
             retell: Cell::new(false),
             questions: Questions::default(),

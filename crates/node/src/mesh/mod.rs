@@ -9,6 +9,7 @@ mod agent;
 mod cache;
 pub mod client;
 mod endpoints;
+pub mod mapping;
 pub mod names;
 pub mod nat;
 mod relay;
@@ -22,6 +23,7 @@ pub use agent::View;
 use agent::{Agent, News};
 pub(crate) use endpoints::is_routable;
 use ipnet::IpNet;
+use mapping::Mapping;
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::{Access, Book, Change, MAX_RELAYS, Member};
 use seikan_proto::tunnel::Reached;
@@ -35,6 +37,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
@@ -68,6 +71,8 @@ pub struct MeshState {
     pub reflexive: Vec<SocketAddr>,
     /// To each STUN server, as of the last time.
     pub views: Vec<View>,
+    /// A port of the router before this host, or why there is none; `None` if none is needed.
+    pub mapped: Option<Result<Mapping, String>>,
     /// The mesh's relays that were asked for something, and how it stands with each: the time to its answer, or why there is
     /// none.
     pub relays: BTreeMap<String, Result<Duration, String>>,
@@ -110,6 +115,7 @@ pub struct Mesh {
     /// The other end of it: something is left to do.
     again: UnixStream,
     news: Receiver<News>,
+    thread: JoinHandle<()>,
     /// The port that peers are to send to, which may change.
     port: Arc<AtomicU16>,
     /// Still to be done.
@@ -186,15 +192,18 @@ impl Mesh {
             refused: BTreeMap::new(),
             reflexive: Vec::new(),
             views: Vec::new(),
+            mapped: None,
             relays: BTreeMap::new(),
             asked: BTreeMap::new(),
             names: found,
             to_agent,
         });
+        let (news, thread) = agent.start(theirs, heard)?;
         Ok(Mesh {
             wake: ours,
             again,
-            news: agent.start(theirs, heard)?,
+            news,
+            thread,
             port,
             pending: VecDeque::new(),
             unfiltered: VecDeque::new(),
@@ -210,6 +219,17 @@ impl Mesh {
                     .collect(),
             },
         })
+    }
+
+    /// Ends it, with a moment for what is to be said to others at the end.
+    pub fn end(self, node: &mut Node) {
+        // Whoever has something to say, or waits for something, finds that nobody is there.
+        node.mesh = None;
+        drop(self.news);
+        let deadline = Instant::now() + agent::LAST_WORDS + Duration::from_millis(100);
+        while !self.thread.is_finished() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     /// Whether an event is for this service.
@@ -242,6 +262,7 @@ impl Mesh {
                     mesh.reflexive = addresses;
                     mesh.views = views;
                 }
+                News::Mapped(standing) => mesh.mapped = standing,
                 // Not into the tunnel that it would be sent for; unanswered, it is asked elsewhere.
                 News::Send { to, .. } if self.rules.is_inside(to.ip()) => {}
                 News::Send { bytes, to } => {

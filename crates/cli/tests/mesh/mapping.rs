@@ -1,0 +1,115 @@
+//! A router that sends on a port for who asks: another program's, miniupnpd.
+
+use crate::common::eventually;
+use crate::nat::{Mapping, Nat, up};
+use crate::site::{SOON, Site, at_a_site, while_answering};
+use std::fs;
+use std::process::{Child, Command, Stdio};
+
+/// The chains that miniupnpd fills, where the router's rules lead to them.
+const CHAINS: &str = "table inet miniupnpd {
+    chain miniupnpd {
+    }
+    chain prerouting_miniupnpd {
+    }
+    chain postrouting_miniupnpd {
+    }
+    chain prerouting {
+        type nat hook prerouting priority dstnat;
+        jump prerouting_miniupnpd
+    }
+}
+insert rule inet filter in iifname \"lan\" accept
+insert rule inet filter through ct status dnat accept
+";
+
+/// Ends with it.
+struct Daemon(Child);
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Has a NAT give ports to who asks. It takes no address for one of the Internet that is reserved, as those of this site are: so it
+/// has another, which hosts of the site reach.
+fn give_ports(site: &Site, nat: &Nat, settings: &str) -> Daemon {
+    let wan = nat.netlink.link("wan").expect("a card").index;
+    let outside = "11.0.0.100/24".parse().expect("an address");
+    nat.netlink.add_address(wan, outside).expect("an address");
+    nat.run_nft(CHAINS);
+    let file = site.folder().join("miniupnpd.conf");
+    let text = format!(
+        "ext_ifname=wan\next_ip=11.0.0.100\nlistening_ip=lan\nsecure_mode=yes\n{settings}\n\
+         upnp_table_name=miniupnpd\nupnp_nat_table_name=miniupnpd\nupnp_forward_chain=miniupnpd\n\
+         upnp_nat_chain=prerouting_miniupnpd\nupnp_nat_postrouting_chain=postrouting_miniupnpd\n\
+         uuid=00000000-0000-4000-8000-000000000001\nallow 1-65535 10.0.0.0/24 1-65535\n"
+    );
+    fs::write(&file, text).expect("a configuration");
+    let mut command = Command::new("miniupnpd");
+    command.args(["-d", "-f"]).arg(&file).arg("-P");
+    command.arg(site.folder().join("miniupnpd.pid"));
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    Daemon(nat.netns.spawn_command(&mut command).expect("miniupnpd"))
+}
+
+/// Both behind symmetric NATs, of which one router gives ports.
+fn comes_in_by_a_port(settings: &str, by: &str) {
+    at_a_site(|site| {
+        let _coordinator = site.coordinator();
+        let _relay = site.relay(0);
+        let token = site.token(&["--reusable"]);
+        let nats = [0, 1].map(|n| Nat::create(site, n, Mapping::AddressAndPortDependent));
+        let wan = nats[1].netlink.link("wan").expect("a card").index;
+        let outside = "11.0.0.101/24".parse().expect("an address");
+        nats[1]
+            .netlink
+            .add_address(wan, outside)
+            .expect("an address");
+        let daemon = give_ports(site, &nats[0], settings);
+        let hosts = [nats[0].host(site, 0), nats[1].host(site, 0)];
+        let (given, address) = up(&hosts[0], "a", &token);
+        let (_other, _) = up(&hosts[1], "b", &token);
+        let mapping = || hosts[0].status()["mesh"]["port_mapping"]["given"].clone();
+        eventually("the router gives a port", || mapping()["by"] == by);
+        let told = mapping()["address"].clone();
+        assert!(
+            told.as_str()
+                .is_some_and(|told| told.starts_with("11.0.0.100:")),
+            "{told}"
+        );
+        while_answering(&[&hosts[0]], || {
+            eventually("it is direct, by that port", || {
+                hosts[1].hears(address, SOON)
+                    && hosts[1].status()["peers"][0]["path"]["endpoint"] == told
+            });
+        });
+        let rules = || {
+            let mut nft = Command::new("nft");
+            nft.args(["list", "chain", "inet", "miniupnpd", "prerouting_miniupnpd"]);
+            nft.stdout(Stdio::piped());
+            let listed = nats[0]
+                .netns
+                .spawn_command(&mut nft)
+                .expect("nft")
+                .wait_with_output();
+            String::from_utf8(listed.expect("nft").stdout).expect("text")
+        };
+        assert!(rules().contains("dnat"), "{}", rules());
+        given.signal("INT");
+        eventually("the port is given back", || !rules().contains("dnat"));
+        drop(daemon);
+    });
+}
+
+#[test]
+fn a_router_that_speaks_pcp_gives_a_port_and_gets_it_back() {
+    comes_in_by_a_port("enable_natpmp=yes\nenable_upnp=no", "pcp");
+}
+
+#[test]
+fn a_router_that_speaks_upnp_gives_a_port_and_gets_it_back() {
+    comes_in_by_a_port("enable_natpmp=no\nenable_upnp=yes\nhttp_port=5000", "upnp");
+}
