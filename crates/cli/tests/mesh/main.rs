@@ -6,5 +6,6 @@ mod common;
 mod members;
 mod names;
 mod nat;
+mod ping;
 mod policy;
 mod site;

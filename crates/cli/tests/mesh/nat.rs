@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 /// How a NAT maps (RFC 4787, section 4.1). All of Linux's filter by address and port (section 5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Mapping {
+pub enum Mapping {
     /// No NAT at all.
     None,
     /// The same port for everybody: what Linux's masquerading comes to while nobody else has the port.
@@ -24,7 +24,7 @@ enum Mapping {
 use Mapping::{AddressAndPortDependent, EndpointIndependent};
 
 /// A router that hides what is behind it.
-struct Nat {
+pub struct Nat {
     netlink: Netlink,
     lan: u32,
     netns: NetNs,
@@ -87,7 +87,7 @@ impl Nat {
     }
 
     /// Changes its rules.
-    fn run_nft(&self, rules: &str) {
+    pub fn run_nft(&self, rules: &str) {
         let mut nft = Command::new("nft");
         nft.args(["-f", "-"]).stdin(Stdio::piped());
         let mut child = self.netns.spawn_command(&mut nft).expect("nft");
@@ -122,16 +122,16 @@ fn up(host: &Host, name: &str, token: &[String; 2]) -> (Tunnel, std::net::IpAddr
 }
 
 /// Two members that know each other, each at the switch or behind a NAT of its own.
-struct Two {
-    hosts: Vec<Host>,
-    nats: Vec<Nat>,
+pub struct Two {
+    pub hosts: Vec<Host>,
+    pub nats: Vec<Nat>,
     /// Of the second.
-    address: std::net::IpAddr,
+    pub address: std::net::IpAddr,
     _running: [Tunnel; 2],
 }
 
 impl Two {
-    fn new(site: &Site, mappings: [Mapping; 2]) -> Two {
+    pub fn new(site: &Site, mappings: [Mapping; 2]) -> Two {
         let token = site.token(&["--reusable"]);
         let mut nats = Vec::new();
         let hosts: Vec<Host> = mappings
