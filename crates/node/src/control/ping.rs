@@ -6,6 +6,7 @@ use crate::mesh::names::DOMAIN;
 use crate::node::{Node, now};
 use seikan_proto::indices::PeerId;
 use seikan_proto::keys::PublicKey;
+use seikan_proto::mesh::Name;
 use seikan_proto::noise::Construction;
 use seikan_proto::ping::Ping;
 use seikan_proto::time::Instant;
@@ -150,20 +151,28 @@ fn find(node: &Node, record: &Record, whom: &str) -> Result<PeerId, String> {
     if let Ok(key) = whom.parse::<PublicKey>() {
         return tunnel.peer_by_key(&key).ok_or_else(|| unknown(whom));
     }
-    let is = |name: &str| name.eq_ignore_ascii_case(whom);
-    let named = record.names.iter().find(|(_, name)| is(name));
-    let named = named.and_then(|(key, _)| tunnel.peer_by_key(key));
-    let member = || {
-        let name = whom.strip_suffix('.').unwrap_or(whom);
-        let host = name.strip_suffix(DOMAIN);
-        let name = host.and_then(|host| host.strip_suffix('.')).unwrap_or(name);
-        let members = &node.mesh.as_ref()?.members;
-        let is = |name: &str, whom: &str| name.eq_ignore_ascii_case(whom);
-        let mut members = members.iter();
-        let (key, _) = members.find(|(_, member)| is(member.name.as_str(), name))?;
-        tunnel.peer_by_key(key)
+    let named = |name: &str| name.eq_ignore_ascii_case(whom);
+    let configured = record.names.iter().find(|(_, name)| named(name));
+    if let Some(id) = configured.and_then(|(key, _)| tunnel.peer_by_key(key)) {
+        return Ok(id);
+    }
+    let Some(mesh) = &node.mesh else {
+        return Err(unknown(whom));
     };
-    named.or_else(member).ok_or_else(|| unknown(whom))
+    let name = whom.strip_suffix('.').unwrap_or(whom);
+    let host = name.strip_suffix(DOMAIN);
+    let name = host.and_then(|host| host.strip_suffix('.')).unwrap_or(name);
+    let called = |member: &Name| member.as_str().eq_ignore_ascii_case(name);
+    let mut members = mesh.members.iter();
+    let member = members.find(|(_, member)| called(&member.name));
+    if let Some(id) = member.and_then(|(key, _)| tunnel.peer_by_key(key)) {
+        return Ok(id);
+    }
+    let mut refused = mesh.doubts.refused.values();
+    Err(match refused.find(|refused| called(&refused.name)) {
+        Some(refused) => format!("it is no peer: {}", refused.reason),
+        None => unknown(whom),
+    })
 }
 
 fn unknown(whom: &str) -> String {
