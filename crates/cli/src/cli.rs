@@ -47,6 +47,8 @@ pub enum Verb {
     Leave(verbs::leave::Arguments),
     /// See what lies between this host and the other members of its mesh
     Netcheck(verbs::netcheck::Arguments),
+    /// Ask a peer whether it answers, how fast, and by which way
+    Ping(verbs::ping::Arguments),
     /// Run the coordinator of a mesh, and see to its members
     Coordinator(verbs::coordinator::Arguments),
     /// Run a relay for members of a mesh that do not reach each other

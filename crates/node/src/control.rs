@@ -11,6 +11,7 @@ pub mod ask;
 pub mod client;
 pub mod json;
 pub mod output;
+pub mod ping;
 pub mod socket;
 pub mod subject;
 
@@ -36,6 +37,8 @@ use subject::{Record, Subject};
 const MAX_LOCAL: usize = 32;
 /// Scrapes at a time.
 const MAX_METRICS: usize = 8;
+/// How soon who waits for a peer's answer is told of it.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// Pause after a client could not be accepted for want of descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
@@ -208,7 +211,9 @@ impl Control {
     /// Sets the timer to the next thing that is due.
     fn arm(&self) {
         let deadlines = self.clients.values().map(|client| client.deadline);
-        let next = deadlines.chain(self.paused_until).min();
+        let waits = self.clients.values().any(Client::waits);
+        let look = waits.then(|| now().mono + LOOK_EVERY);
+        let next = deadlines.chain(self.paused_until).chain(look).min();
         // Failing to set a timer delays letting a client go, no more.
         let _ = match next {
             Some(next) => self.timer.set(next.duration_since(now().mono)),
@@ -248,7 +253,14 @@ impl Service for Control {
     fn ready(&mut self, token: u64, epoll: &Epoll, node: &mut Node) -> Verdict {
         let mut verdict = Verdict::Continue;
         match token {
-            TOKEN_TIMER => self.expire(epoll),
+            TOKEN_TIMER => {
+                self.expire(epoll);
+                let waiting = self.clients.iter().filter(|(_, client)| client.waits());
+                for token in waiting.map(|(token, _)| *token).collect::<Vec<_>>() {
+                    // Who waits has nothing done to the sockets.
+                    self.serve(token, epoll, node);
+                }
+            }
             TOKEN_DOORS..TOKEN_CLIENTS => self.accept((token - TOKEN_DOORS) as usize, epoll),
             client => verdict = self.serve(client, epoll, node),
         }

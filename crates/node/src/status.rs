@@ -7,7 +7,7 @@ use crate::control::subject::Record;
 use crate::gateway::status::GatewayStatus;
 use crate::mesh::mapping::Mapping;
 use crate::mesh::nat::{self, Nat, Sight};
-use crate::mesh::{self, Contact, MeshState};
+use crate::mesh::{self, Changed, Contact, MeshState};
 use crate::node::{Node, now};
 use crate::setup::names::Found;
 use seikan_observe::{DirectionCounters, DropCounts, Histogram, PeerCounters};
@@ -95,9 +95,12 @@ pub struct MeshStatus {
     /// Members that are no peers.
     #[serde(default)]
     pub refused_members: usize,
-    /// The first of those, by their keys, with the reason.
+    /// The first of those, by their keys, with the reason; those with doubtful keys before the others.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub refused: BTreeMap<String, String>,
+    /// Members that have another key than before and are peers all the same, by name: of the last seven days, and the first of them.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub changed_keys: BTreeMap<String, Changed>,
 }
 
 /// A port of the router before this host.
@@ -536,7 +539,11 @@ fn interface(node: &Node, record: &Record) -> Interface {
 }
 
 fn mesh(mesh: &MeshState, own: &[IpAddr]) -> MeshStatus {
-    let refused = mesh.refused.iter().take(MAX_REFUSED_SHOWN);
+    let doubted = mesh.doubts.refused.iter();
+    let doubted = doubted.map(|(key, refused)| (key, refused.reason.as_str()));
+    let refused = mesh.refused.iter().map(|(key, reason)| (key, *reason));
+    let refused = doubted.chain(refused).take(MAX_REFUSED_SHOWN);
+    let changed = mesh.doubts.changed.iter().take(MAX_REFUSED_SHOWN);
     let nat = |v6: bool| {
         let views = mesh.views.iter();
         let of_family = views.filter(|view| view.server.is_ipv6() == v6);
@@ -566,7 +573,7 @@ fn mesh(mesh: &MeshState, own: &[IpAddr]) -> MeshStatus {
                 rtt_us: view.rtt.map(micros),
             })
             .collect(),
-        refused_members: mesh.refused.len(),
+        refused_members: mesh.refused.len() + mesh.doubts.refused.len(),
         coordinator: mesh.coordinator.clone(),
         contact: mesh.contact.clone(),
         revision: mesh.revision,
@@ -589,7 +596,10 @@ fn mesh(mesh: &MeshState, own: &[IpAddr]) -> MeshStatus {
             .collect(),
         names: Some(mesh.names.clone()),
         refused: refused
-            .map(|(key, reason)| (key.to_string(), (*reason).to_owned()))
+            .map(|(key, reason)| (key.to_string(), reason.to_owned()))
+            .collect(),
+        changed_keys: changed
+            .map(|(name, changed)| (name.to_string(), changed.clone()))
             .collect(),
     }
 }

@@ -35,6 +35,7 @@ use seikan_sys::privilege::{self, Capability, PrivilegeError};
 use seikan_sys::signal::{Signal, Signals};
 use seikan_sys::tun::TunError;
 use seikan_sys::udp::UdpError;
+use std::cell::RefCell;
 use std::io;
 use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
@@ -369,6 +370,8 @@ impl Work<'_> {
                 other => other?,
             }
         }
+        let observer = RefCell::new(&mut *self.observer);
+        let warn = || Box::new(|warning| observer.borrow_mut().warn(warning));
         let mut services = Services {
             control,
             life: Life::new(self.config, node)?,
@@ -379,8 +382,8 @@ impl Work<'_> {
             mesh: match &self.config.mesh {
                 Some(settings) => {
                     let state = &self.options.places.state;
-                    let started =
-                        Mesh::start(self.config, settings, state, node, self.names.as_mut());
+                    let names = self.names.as_mut();
+                    let started = Mesh::start(self.config, settings, state, node, names, warn());
                     Some(started.map_err(UpError::Mesh)?)
                 }
                 None => None,
@@ -392,7 +395,7 @@ impl Work<'_> {
             port: node.sockets.port(),
             mtu: self.netlink.link_by_index(node.tun.index())?.mtu,
         };
-        if self.observer.is_up(&summary).is_err() {
+        if observer.borrow_mut().is_up(&summary).is_err() {
             return Ok(Ended::Asked);
         }
         let routed = |g: &&GatewaySettings| g.mode == GatewayMode::Routed;
@@ -400,8 +403,7 @@ impl Work<'_> {
             &mut services.watch,
             self.config.gateway.as_ref().filter(routed),
         ) {
-            let warn = Box::new(|warning| self.observer.warn(warning));
-            let upkeep = Upkeep::new(settings, &self.netlink, &mut self.journal, warn)?;
+            let upkeep = Upkeep::new(settings, &self.netlink, &mut self.journal, warn())?;
             watch.keep_up(upkeep);
         }
         let ended = worker::run(node, self.signals, &mut services)?;
@@ -531,7 +533,7 @@ struct Services<'a> {
     control: &'a mut Control,
     life: Life,
     watch: Option<Watch<'a>>,
-    mesh: Option<Mesh>,
+    mesh: Option<Mesh<'a>>,
 }
 
 impl Service for Services<'_> {

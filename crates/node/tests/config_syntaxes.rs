@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use seikan_node::config::{
     CipherPreference, Config, Endpoint, GatewayMode, GatewaySettings, Hooks, Host, InterfaceName,
     MeshSettings, Overrides, Parsed, PeerConfig, PresharedKey, PrivateKey, Protocol, PublicKey,
-    Source, Syntax, Table, parse,
+    Source, Syntax, Table, Trust, parse,
 };
 use seikan_proto::gateway::{DeviceConfig, Remote};
 use seikan_proto::mesh::Pin;
@@ -210,7 +210,7 @@ fn the_example_has_every_key_and_no_fault() {
     let lists = lists.filter_map(|help| help.strip_prefix("known keys: "));
     let lists: Vec<Vec<_>> = lists.map(|list| list.split(", ").collect()).collect();
     let counts: Vec<_> = lists.iter().map(Vec::len).collect();
-    assert_eq!(counts, [23, 7, 5, 7, 2]);
+    assert_eq!(counts, [25, 7, 5, 7, 2]);
     for (text, lists) in [(text, &lists[..2]), (gateway, &lists[2..])] {
         for key in lists.concat() {
             let line = |line: &str| {
@@ -664,6 +664,8 @@ prop_compose! {
         secret in any::<u8>(),
         stun in proptest::collection::vec(endpoint(), 0..3),
         names in any::<bool>(),
+        pins in proptest::collection::btree_map("[a-z][a-z0-9]{0,8}", any::<u8>(), 0..3),
+        first_use in any::<bool>(),
     ) -> MeshSettings {
         let url = format!("https://{endpoint}");
         let text = format!("skc_{}", ["A", "b", "7", "_"][usize::from(secret % 4)].repeat(32));
@@ -674,6 +676,13 @@ prop_compose! {
             credential: text.parse().unwrap(),
             stun,
             names,
+            trust: Trust {
+                pins: pins
+                    .into_iter()
+                    .map(|(name, byte)| (name.parse().unwrap(), PublicKey::from_bytes([byte | 1; 32])))
+                    .collect(),
+                first_use,
+            },
         }
     }
 }
@@ -757,6 +766,40 @@ fn a_member_of_a_mesh_says_where_its_coordinator_is() {
         told.contains("credential") && !told.contains("AAAA"),
         "{told}"
     );
+}
+
+#[test]
+fn a_members_key_is_pinned_by_its_name() {
+    let credential = format!("skc_{}", "A".repeat(32));
+    let base = format!(
+        "private-key = \"{OWN}\"\naddress = \"100.80.0.1/12\"\n\
+         coordinator = \"https://m\"\ncredential = \"{credential}\"\n"
+    );
+    let text = format!("{base}pins = [\"db-1 {PEER}\", \"WEB {PEER_2}\"]\npin-first-use = true\n");
+    let trust = config(Syntax::Toml, &text).mesh.expect("a mesh").trust;
+    let pins: Vec<_> = trust.pins.iter().map(|(n, k)| format!("{n} {k}")).collect();
+    assert_eq!(pins, [format!("db-1 {PEER}"), format!("web {PEER_2}")]);
+    assert!(trust.first_use);
+    let none = config(Syntax::Toml, &base).mesh.expect("a mesh").trust;
+    assert_eq!(none, Trust::default());
+    for (pins, told) in [
+        ("[\"db-1\"]".to_owned(), "not a name and a key"),
+        (format!("[\"db_1 {PEER}\"]"), "no member's name"),
+        ("[\"db-1 AAAA\"]".to_owned(), "not a key"),
+        (format!("[\"a {PEER}\", \"A {PEER_2}\"]"), "another key"),
+    ] {
+        let parsed = parse_text(
+            Syntax::Toml,
+            &format!("{base}pins = {pins}\n"),
+            &Overrides::default(),
+        );
+        assert!(parsed.config.is_none(), "{pins}");
+        assert!(
+            parsed.diagnostics.to_string().contains(told),
+            "{}",
+            parsed.diagnostics
+        );
+    }
 }
 
 #[test]

@@ -32,6 +32,7 @@ pub mod noise;
 pub mod outbox;
 pub mod paths;
 pub mod peer;
+pub mod ping;
 pub mod rate_limiter;
 pub mod replay;
 pub mod rng;

@@ -108,7 +108,7 @@ struct Sent {
 }
 
 impl Check {
-    fn random(rng: &mut dyn Rng) -> Check {
+    pub(crate) fn random(rng: &mut dyn Rng) -> Check {
         let mut bytes = [0; 4];
         rng.fill(&mut bytes);
         let [a, b, c, d] = bytes;

@@ -11,10 +11,12 @@ use crate::native::reassembly::Reassembly;
 use crate::noise::{Construction, Initiator};
 use crate::outbox::Destination;
 use crate::paths::Paths;
+use crate::ping::Ping;
 use crate::session::Session;
 use crate::tai64n::Tai64n;
 use crate::time::Instant;
 use crate::timers::Timers;
+use crate::tunnel::may_send;
 use seikan_observe::{DropReason, PeerCounters};
 use std::collections::{BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -40,6 +42,8 @@ pub struct Peer {
     pub path: Path,
     /// How else it may be reached: an initiation goes there as well while nothing is heard from it.
     pub paths: Paths,
+    /// What became of the question whether it answers that was asked last.
+    pub ping: Option<Ping>,
     /// What was counted.
     pub counters: PeerCounters,
     /// When the newest session was established, since the Unix epoch.
@@ -315,6 +319,7 @@ impl Peer {
             preshared_key: PresharedKey::from_bytes([0; 32]),
             path: Path::new(None),
             paths: Paths::default(),
+            ping: None,
             counters: PeerCounters::default(),
             last_handshake: None,
             capabilities: None,
@@ -332,6 +337,12 @@ impl Peer {
             guard: None,
             scheduled: None,
         }
+    }
+
+    /// Whether there is a session to send in at this time.
+    pub fn has_session(&self, now: Instant) -> bool {
+        let session = self.sessions.current.as_ref();
+        session.is_some_and(|session| may_send(session, now))
     }
 
     /// Whether there is anywhere to send an initiation to.

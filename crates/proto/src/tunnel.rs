@@ -20,7 +20,7 @@ mod outbound;
 
 pub use housekeeping::WakeReason;
 pub use inbound::Datagram;
-pub(crate) use outbound::clamp_syn;
+pub(crate) use outbound::{clamp_syn, may_send};
 
 use crate::allowed_ips::{AllowedIps, LookupCache};
 use crate::capabilities::Cipher;
@@ -41,7 +41,7 @@ use ipnet::IpNet;
 use seikan_observe::{DirectionCounters, DropReason, PeerCounters};
 use seikan_wire::ip;
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 /// Sessions and handshakes at a time; each peer needs at most four indices.
@@ -308,6 +308,11 @@ impl Tunnel {
         } else {
             Reached::Directly
         }
+    }
+
+    /// The peer to whom packets for an address go.
+    pub fn peer_at(&self, address: IpAddr) -> Option<PeerId> {
+        self.allowed_ips.lookup(address)
     }
 
     /// Sets what a peer may begin to send here: whatever it likes until then. TCP connections go on; UDP that this host has begun is answered from when it next sends, if it could begin everything before.

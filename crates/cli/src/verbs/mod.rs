@@ -13,6 +13,7 @@ pub mod join;
 pub mod lab;
 pub mod leave;
 pub mod netcheck;
+pub mod ping;
 pub mod pubkey;
 pub mod record;
 pub mod relay;
@@ -39,6 +40,7 @@ pub fn run(verb: Verb) -> anyhow::Result<ExitCode> {
         Verb::Join(arguments) => join::run(&arguments),
         Verb::Leave(arguments) => leave::run(&arguments),
         Verb::Netcheck(arguments) => netcheck::run(&arguments),
+        Verb::Ping(arguments) => ping::run(&arguments),
         Verb::Coordinator(arguments) => coordinator::run(&arguments),
         Verb::Relay(arguments) => relay::run(&arguments),
         Verb::Gateway(arguments) => gateway::run(&arguments),

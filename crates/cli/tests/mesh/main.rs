@@ -7,5 +7,6 @@ mod mapping;
 mod members;
 mod names;
 mod nat;
+mod ping;
 mod policy;
 mod site;

@@ -1,7 +1,7 @@
 //! Members at one switch: joining, leaving, being revoked, moving, and a coordinator that is gone.
 
 use crate::common::{eventually, stderr};
-use crate::site::{SOON, at_a_site, while_answering};
+use crate::site::{Host, SOON, at_a_site, while_answering};
 use serde_json::Value;
 use std::fs;
 use std::time::{Duration, Instant};
@@ -190,5 +190,69 @@ fn who_leaves_is_gone_with_all_that_was_written() {
         // The name is free, the address is not soon another's.
         let again = site.host();
         again.join("b", &token);
+    });
+}
+
+#[test]
+fn who_comes_back_with_another_key_is_refused_where_the_old_one_is_pinned_and_told_of_elsewhere() {
+    at_a_site(|site| {
+        let _coordinator = site.coordinator();
+        let token = site.token(&["--reusable"]);
+        let [pinning, first_use, following, old, new] = [0; 5].map(|_| site.host());
+        let others = [&pinning, &first_use, &following];
+        for (host, name) in others.iter().zip(["pinning", "first-use", "following"]) {
+            host.join(name, &token);
+        }
+        let at_old = old.join("db", &token);
+        let key_of = |host: &Host| {
+            let status = host.status();
+            status["interface"]["public_key"]
+                .as_str()
+                .expect("a key")
+                .to_owned()
+        };
+        let old_runs = old.up();
+        let pin = format!("pins = [\"db {}\"]\n", key_of(&old));
+        for (host, line) in [
+            (&pinning, pin.as_str()),
+            (&first_use, "pin-first-use = true\n"),
+        ] {
+            let text = fs::read_to_string(host.file()).expect("a file");
+            fs::write(host.file(), line.to_owned() + &text).expect("written");
+        }
+        let [pinning_runs, _first_use, _following] = others.map(Host::up);
+        while_answering(&[&old], || {
+            for host in others {
+                assert!(host.hears(at_old[0], SOON));
+            }
+        });
+        site.administer(&["revoke", "db"]);
+        old_runs.signal("TERM");
+        assert_eq!(old_runs.ended().0, Some(0));
+        let at_new = new.join("db", &token);
+        let _new = new.up();
+        let key = key_of(&new);
+        eventually("it is told of everywhere", || {
+            let refused = |host: &Host| !host.status()["mesh"]["refused"][&key].is_null();
+            let changed = following.status()["mesh"]["changed_keys"]["db"]["now"].clone();
+            refused(&pinning) && refused(&first_use) && changed == *key
+        });
+        while_answering(&[&new], || {
+            assert!(following.hears(at_new[0], SOON));
+            for (host, word) in [(&pinning, "pinned"), (&first_use, "first seen")] {
+                assert!(!host.hears(at_new[0], Duration::from_millis(300)));
+                assert!(!host.peers().contains(&"db".to_owned()));
+                let reason = host.status()["mesh"]["refused"][&key].clone();
+                assert!(
+                    reason.as_str().expect("a reason").contains(word),
+                    "{reason}"
+                );
+                let asked = host.run(&["ping", "db.seikan", "-c", "1"]);
+                assert!(stderr(&asked).contains(word), "{}", stderr(&asked));
+            }
+        });
+        pinning_runs.signal("TERM");
+        let (_, said) = pinning_runs.ended();
+        assert!(said.contains(&format!("no peer: {key}")), "{said}");
     });
 }

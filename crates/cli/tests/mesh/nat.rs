@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 /// How a NAT maps (RFC 4787, section 4.1). All of Linux's filter by address and port (section 5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mapping {
+pub enum Mapping {
     /// No NAT at all.
     None,
     /// The same port for everybody: what Linux's masquerading comes to while nobody else has the port.
@@ -24,7 +24,7 @@ pub(crate) enum Mapping {
 use Mapping::{AddressAndPortDependent, EndpointIndependent};
 
 /// A router that hides what is behind it.
-pub(crate) struct Nat {
+pub struct Nat {
     pub netlink: Netlink,
     lan: u32,
     pub netns: NetNs,
@@ -111,7 +111,7 @@ impl Nat {
 }
 
 /// A member that knows what it looks like from outside.
-pub(crate) fn up(host: &Host, name: &str, token: &[String; 2]) -> (Tunnel, std::net::IpAddr) {
+pub fn up(host: &Host, name: &str, token: &[String; 2]) -> (Tunnel, std::net::IpAddr) {
     let addresses = host.join(name, token);
     let tunnel = host.up();
     eventually("it knows what it looks like from outside", || {
@@ -122,16 +122,16 @@ pub(crate) fn up(host: &Host, name: &str, token: &[String; 2]) -> (Tunnel, std::
 }
 
 /// Two members that know each other, each at the switch or behind a NAT of its own.
-struct Two {
-    hosts: Vec<Host>,
-    nats: Vec<Nat>,
+pub struct Two {
+    pub hosts: Vec<Host>,
+    pub nats: Vec<Nat>,
     /// Of the second.
-    address: std::net::IpAddr,
+    pub address: std::net::IpAddr,
     _running: [Tunnel; 2],
 }
 
 impl Two {
-    fn new(site: &Site, mappings: [Mapping; 2]) -> Two {
+    pub fn new(site: &Site, mappings: [Mapping; 2]) -> Two {
         let token = site.token(&["--reusable"]);
         let mut nats = Vec::new();
         let hosts: Vec<Host> = mappings

@@ -200,7 +200,7 @@ impl Host {
         file.to_str().expect("UTF-8").to_owned()
     }
 
-    fn command(&self, words: &[&str]) -> Command {
+    pub fn command(&self, words: &[&str]) -> Command {
         self.program(env!("CARGO_BIN_EXE_seikan"), words)
     }
 

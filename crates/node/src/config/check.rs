@@ -15,7 +15,8 @@ use super::overrides::Overrides;
 use super::report::Reporter;
 use super::schema::Field;
 use super::types::{
-    CipherPreference, Config, InterfaceName, InterfaceNameError, MeshSettings, PeerConfig, Protocol,
+    CipherPreference, Config, InterfaceName, InterfaceNameError, MeshSettings, PeerConfig,
+    Protocol, Trust,
 };
 use super::values::DnsItem;
 
@@ -193,7 +194,13 @@ fn check_native(
 fn check_mesh(interface: &InterfaceDraft, reporter: &mut Reporter<'_>) {
     let keys = [Field::Coordinator, Field::Credential];
     let given = keys.map(|key| interface.given.has(key));
-    let others = [Field::CoordinatorPin, Field::Stun, Field::Names];
+    let others = [
+        Field::CoordinatorPin,
+        Field::Stun,
+        Field::Names,
+        Field::Pins,
+        Field::PinFirstUse,
+    ];
     let more = others.iter().any(|key| interface.given.has(*key));
     for (key, _) in keys.iter().zip(given).filter(|(_, given)| !given) {
         if given == [false; 2] && !more {
@@ -204,6 +211,18 @@ fn check_mesh(interface: &InterfaceDraft, reporter: &mut Reporter<'_>) {
         let help =
             "run `seikan join`, which writes the file, or take out what is said of a coordinator";
         reporter.whole(Severity::Error, &message, help);
+    }
+    let mut pinned = HashMap::new();
+    for At { value, line } in &interface.mesh.pins {
+        let (name, key) = value;
+        if let Some((first, before)) = pinned.insert(name, (*line, *key))
+            && before != *key
+        {
+            let pins = reporter.name(Field::Pins);
+            let message = format!("`{pins}` has `{name}` with another key, first in line {first}");
+            let help = "a member has one key: keep the line that is right";
+            reporter.error(*line, Some(Field::Pins), &message, help);
+        }
     }
 }
 
@@ -364,6 +383,10 @@ fn complete(
             credential: credential.value,
             stun: mesh.stun.into_iter().map(|server| server.value).collect(),
             names: mesh.names.unwrap_or(true),
+            trust: Trust {
+                pins: mesh.pins.into_iter().map(|pin| pin.value).collect(),
+                first_use: mesh.first_use.unwrap_or(false),
+            },
         });
     Some(Config {
         name,

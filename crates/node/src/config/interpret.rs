@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use ipnet::IpNet;
-use seikan_proto::mesh::{Credential, Pin};
+use seikan_proto::mesh::{Credential, Name, Pin};
 use zeroize::Zeroizing;
 
 use super::gateway::draft::{GatewayDraft, GatewaySection};
@@ -63,6 +63,8 @@ pub(super) struct MeshDraft {
     pub credential: Option<At<Credential>>,
     pub stun: Vec<At<Endpoint>>,
     pub names: Option<bool>,
+    pub pins: Vec<At<(Name, PublicKey)>>,
+    pub first_use: Option<bool>,
 }
 
 /// What only Seikan knows.
@@ -201,6 +203,10 @@ impl Context<'_, '_, '_> {
                 }
                 Field::Stun => draft.mesh.stun.extend(self.all(&entry, values::endpoint)),
                 Field::Names => self.set(&entry, values::boolean, &mut draft.mesh.names),
+                Field::Pins => draft.mesh.pins.extend(self.all(&entry, values::member_pin)),
+                Field::PinFirstUse => {
+                    self.set(&entry, values::boolean, &mut draft.mesh.first_use);
+                }
                 // The splitters let only an interface's keys into its section.
                 _ => {}
             }

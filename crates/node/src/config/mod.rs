@@ -34,6 +34,7 @@ pub use load::{ConfigError, Parsed, ReadKey, Source, Syntax, interface_name, loa
 pub use overrides::Overrides;
 pub use types::{
     CipherPreference, Config, CoordinatorUrl, Endpoint, Hooks, Host, InterfaceName,
-    InterfaceNameError, MeshSettings, NotACoordinator, PeerConfig, Protocol, Table, UnknownValue,
+    InterfaceNameError, MeshSettings, NotACoordinator, PeerConfig, Protocol, Table, Trust,
+    UnknownValue,
 };
 pub use write::NotInIni;

@@ -33,6 +33,8 @@ pub(super) enum Field {
     Credential,
     Stun,
     Names,
+    Pins,
+    PinFirstUse,
     Name,
     PublicKey,
     PresharedKey,
@@ -107,7 +109,7 @@ const fn spec(
 
 /// The schema.
 #[rustfmt::skip]
-pub(super) static KEYS: [FieldSpec; 44] = {
+pub(super) static KEYS: [FieldSpec; 46] = {
     use SectionKind::{Device, Gateway, Interface, Peer, Remote};
     use Shape::{Lines, List, One};
     [
@@ -134,6 +136,8 @@ pub(super) static KEYS: [FieldSpec; 44] = {
         spec(Field::Credential, Interface, One, "Credential", "credential"),
         spec(Field::Stun, Interface, List, "STUN", "stun"),
         spec(Field::Names, Interface, One, "Names", "names"),
+        spec(Field::Pins, Interface, Lines, "Pins", "pins"),
+        spec(Field::PinFirstUse, Interface, One, "PinFirstUse", "pin-first-use"),
         spec(Field::Name, Peer, One, "Name", "name"),
         spec(Field::PublicKey, Peer, One, "PublicKey", "public-key"),
         spec(Field::PresharedKey, Peer, One, "PresharedKey", "preshared-key"),

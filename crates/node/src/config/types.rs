@@ -1,11 +1,12 @@
 //! What a configuration says, in types: [`Config`], its [`PeerConfig`]s, and the values they are made of.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 
 use ipnet::IpNet;
-use seikan_proto::mesh::{Credential, Pin};
+use seikan_proto::mesh::{Credential, Name, Pin};
 
 use super::gateway::GatewaySettings;
 use super::key::{PresharedKey, PrivateKey, PublicKey};
@@ -66,6 +67,17 @@ pub struct MeshSettings {
     pub stun: Vec<Endpoint>,
     /// Have this host's programs find members by their names.
     pub names: bool,
+    /// Which members' keys are believed.
+    pub trust: Trust,
+}
+
+/// Which members' keys are believed, whatever a coordinator says.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Trust {
+    /// Who of these names has another key is no peer.
+    pub pins: BTreeMap<Name, PublicKey>,
+    /// Nor is who has another key than was first seen under its name.
+    pub first_use: bool,
 }
 
 /// `https://HOST` or `https://HOST:PORT`, without a path; port 443 unless given.

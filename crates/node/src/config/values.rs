@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use ipnet::IpNet;
 use seikan_proto::gateway::rules::{Rule, RuleError};
-use seikan_proto::mesh::{Credential, Pin};
+use seikan_proto::mesh::{Credential, Name, Pin};
 use seikan_wire::ethernet::Mac;
 
 use super::gateway::GatewayMode;
@@ -136,6 +136,19 @@ pub(super) fn credential(text: &str) -> Result<Credential, Problem> {
             "ask for a token and run `seikan join` again",
         )
     })
+}
+
+/// A member's name and the key that it has.
+pub(super) fn member_pin(text: &str) -> Result<(Name, PublicKey), Problem> {
+    let right = "write a member's name, a space and its public key, as `seikan status` shows them";
+    let Some((name, key)) = text.split_once(char::is_whitespace) else {
+        return Err(problem(format!("is `{text}`, not a name and a key"), right));
+    };
+    let name = name.parse().map_err(|error| {
+        let message = format!("has `{name}`, which is no member's name: {error}");
+        problem(message, right)
+    })?;
+    Ok((name, public_key(key.trim())?))
 }
 
 /// An MTU; its range depends on the rest of the file.

@@ -73,11 +73,16 @@ impl Config {
             .iter()
             .map(|p| 1024 + 64 * p.allowed_ips.len())
             .sum();
+        let pins = self.mesh.iter().map(|mesh| 128 * mesh.trust.pins.len());
         let lists = 64 * (self.addresses.len() + self.dns.len()) + 272 * self.dns_search.len();
         let mut text = Text {
             syntax,
             out: Zeroizing::new(String::with_capacity(
-                1024 + hooks + lists + peers + self.gateway.as_ref().map_or(0, room),
+                1024 + hooks
+                    + lists
+                    + peers
+                    + pins.sum::<usize>()
+                    + self.gateway.as_ref().map_or(0, room),
             )),
         };
         text.interface(self);
@@ -155,6 +160,11 @@ impl Text {
             self.list(Field::Stun, mesh.stun.iter().map(ToString::to_string));
             if !mesh.names {
                 self.one(Field::Names, "false");
+            }
+            let pins = mesh.trust.pins.iter();
+            self.list(Field::Pins, pins.map(|(name, key)| format!("{name} {key}")));
+            if mesh.trust.first_use {
+                self.one(Field::PinFirstUse, "true");
             }
         }
     }

@@ -1,9 +1,11 @@
 //! The asking end of the control socket, for the command line.
 
 use super::json::{Reply, Request};
+use super::ping::Pong;
 use super::socket::Places;
 use crate::status::Status;
 use std::io::{self, BufRead, BufReader, Write};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -71,6 +73,14 @@ pub enum AskError {
     },
 }
 
+/// An instance that was asked something. It is ready to be read when the answer is there.
+#[derive(Debug)]
+pub struct Asked {
+    places: Places,
+    name: String,
+    stream: UnixStream,
+}
+
 /// Instances that run here, by name.
 ///
 /// # Errors
@@ -116,7 +126,61 @@ pub fn stop(places: &Places, name: &str, patience: Duration) -> Result<(), AskEr
     Ok(())
 }
 
+/// Has an instance ask a peer, by its name, address or key, whether it answers: within
+/// [`super::ping::PATIENCE`].
+///
+/// # Errors
+/// See [`AskError`].
+pub fn ping(places: &Places, name: &str, peer: &str) -> Result<Asked, AskError> {
+    let peer = peer.to_owned();
+    begin(places, name, &Request::Ping { peer })
+}
+
+impl Asked {
+    /// What became of a [`ping`].
+    ///
+    /// # Errors
+    /// See [`AskError`]; refused: it has no such peer.
+    pub fn pong(&self) -> Result<Pong, AskError> {
+        let reply = self.reply()?;
+        reply
+            .ping
+            .ok_or_else(|| self.silent(io::ErrorKind::InvalidData.into()))
+    }
+
+    fn reply(&self) -> Result<Reply, AskError> {
+        let read = || -> io::Result<Reply> {
+            let mut reply = String::new();
+            BufReader::new(&self.stream).read_line(&mut reply)?;
+            Ok(serde_json::from_str(&reply)?)
+        };
+        let reply = read().map_err(|error| self.silent(error))?;
+        if !reply.ok {
+            return Err(AskError::Refused {
+                name: self.name.clone(),
+                reason: reply.error.unwrap_or_default(),
+            });
+        }
+        Ok(reply)
+    }
+
+    fn silent(&self, error: io::Error) -> AskError {
+        silent(&self.places, &self.name, error)
+    }
+}
+
+impl AsFd for Asked {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
 fn ask(places: &Places, name: &str, request: Request) -> Result<(Reply, UnixStream), AskError> {
+    let asked = begin(places, name, &request)?;
+    Ok((asked.reply()?, asked.stream))
+}
+
+fn begin(places: &Places, name: &str, request: &Request) -> Result<Asked, AskError> {
     let path = places.control(name);
     let stream = UnixStream::connect(&path).map_err(|error| match error.kind() {
         io::ErrorKind::PermissionDenied => AskError::Forbidden { path: path.clone() },
@@ -127,24 +191,19 @@ fn ask(places: &Places, name: &str, request: Request) -> Result<(Reply, UnixStre
         }
         _ => silent(places, name, error),
     })?;
-    let exchange = || -> io::Result<Reply> {
+    let send = || -> io::Result<()> {
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
-        let mut line = serde_json::to_vec(&request)?;
+        let mut line = serde_json::to_vec(request)?;
         line.push(b'\n');
-        (&stream).write_all(&line)?;
-        let mut reply = String::new();
-        BufReader::new(&stream).read_line(&mut reply)?;
-        Ok(serde_json::from_str(&reply)?)
+        (&stream).write_all(&line)
     };
-    let reply = exchange().map_err(|error| silent(places, name, error))?;
-    if !reply.ok {
-        return Err(AskError::Refused {
-            name: name.into(),
-            reason: reply.error.unwrap_or_default(),
-        });
-    }
-    Ok((reply, stream))
+    send().map_err(|error| silent(places, name, error))?;
+    Ok(Asked {
+        places: places.clone(),
+        name: name.into(),
+        stream,
+    })
 }
 
 fn silent(places: &Places, name: &str, error: io::Error) -> AskError {

@@ -61,6 +61,8 @@ pub enum Phase {
     Asking,
     /// A reply has begun, and more of it is to be made.
     Replying,
+    /// The reply is not known yet, and looked for again soon.
+    Waiting,
     /// Nothing sensible can follow; the client is let go once it has what it was sent.
     Over,
 }
@@ -70,7 +72,7 @@ pub trait Dialogue: Send {
     /// Takes what a client sent; returns how many bytes were used up. The rest is offered again,
     /// together with what comes after it.
     fn take(&mut self, input: &[u8], subject: &mut Subject<'_>, output: &mut Output) -> usize;
-    /// While [`Phase::Replying`]: adds the next piece of the reply.
+    /// While [`Phase::Replying`]: adds the next piece of the reply. While [`Phase::Waiting`]: adds it if it is known.
     fn give(&mut self, subject: &Subject<'_>, output: &mut Output);
     /// Where it stands.
     fn phase(&self) -> Phase;
@@ -151,6 +153,12 @@ impl Client {
             match self.dialogue.phase() {
                 Phase::Over => break,
                 Phase::Replying => self.dialogue.give(subject, &mut self.output),
+                Phase::Waiting => {
+                    self.dialogue.give(subject, &mut self.output);
+                    if self.waits() {
+                        break;
+                    }
+                }
                 Phase::Idle | Phase::Asking => {
                     let waiting = &self.input[used..self.filled];
                     match self.dialogue.take(waiting, subject, &mut self.output) {
@@ -179,6 +187,11 @@ impl Client {
             Interest::Read
         };
         Fate::Stays
+    }
+
+    /// Whether it is to be looked at again soon, without anything of its own.
+    pub fn waits(&self) -> bool {
+        self.dialogue.phase() == Phase::Waiting
     }
 
     fn is_idle(&self) -> bool {

@@ -4,10 +4,12 @@
 //! |---|---|
 //! | `{"cmd":"status"}` | `{"ok":true,"status":{...}}`, see [`crate::status::Status`] |
 //! | `{"cmd":"stop"}` | `{"ok":true,"pid":N}`; the connection ends when the process does |
+//! | `{"cmd":"ping","peer":"NAME, address or key"}` | `{"ok":true,"ping":{...}}` once it has answered or not, see [`super::ping::Pong`] |
 //! | anything else | `{"ok":false,"error":"..."}` |
 
 use super::client::Phase;
 use super::output::Output;
+use super::ping::{Pinging, Pong};
 use super::subject::Subject;
 use crate::gateway::status::{self as gateway, GatewayStatus};
 use crate::status::{self, Status};
@@ -22,13 +24,18 @@ use std::io::Write;
 pub const MAX_LINE: usize = 4096;
 
 /// What can be asked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "cmd", rename_all = "lowercase", deny_unknown_fields)]
 pub enum Request {
     /// How is it going?
     Status,
     /// End, in order.
     Stop,
+    /// Does a peer answer?
+    Ping {
+        /// Its name, address or key.
+        peer: String,
+    },
 }
 
 /// A reply, as the asker reads it.
@@ -42,6 +49,8 @@ pub struct Reply {
     pub pid: Option<u32>,
     /// What was asked for.
     pub status: Option<Status>,
+    /// Whether the peer answered.
+    pub ping: Option<Pong>,
 }
 
 /// One client.
@@ -56,6 +65,8 @@ enum State {
     Idle,
     /// A status has begun.
     Status(Box<Telling>),
+    /// A peer was asked.
+    Pinging(Pinging),
     /// The client waits for our end.
     Stopping,
     Over,
@@ -93,8 +104,15 @@ impl super::client::Dialogue for Dialogue {
                 subject.verdict = Verdict::Stop;
                 self.state = State::Stopping;
             }
+            Ok(Request::Ping { peer }) => match Pinging::begin(subject, &peer) {
+                Ok(pinging) => self.state = State::Pinging(pinging),
+                Err(error) => refuse(&error, output),
+            },
             Err(error) => refuse(
-                &format!("{error}; a request is {{\"cmd\":\"status\"}} or {{\"cmd\":\"stop\"}}"),
+                &format!(
+                    "{error}; a request is {{\"cmd\":\"status\"}}, {{\"cmd\":\"stop\"}} or \
+                     {{\"cmd\":\"ping\",\"peer\":\"NAME\"}}"
+                ),
                 output,
             ),
         }
@@ -102,8 +120,21 @@ impl super::client::Dialogue for Dialogue {
     }
 
     fn give(&mut self, subject: &Subject<'_>, output: &mut Output) {
-        let State::Status(telling) = &mut self.state else {
-            return;
+        let telling = match &mut self.state {
+            State::Status(telling) => telling,
+            State::Pinging(pinging) => {
+                match pinging.outcome(subject) {
+                    None => return,
+                    Some(Ok(pong)) => {
+                        let reply = serde_json::json!({ "ok": true, "ping": pong });
+                        let _ = writeln!(output, "{reply}");
+                    }
+                    Some(Err(error)) => refuse(&error, output),
+                }
+                self.state = State::Idle;
+                return;
+            }
+            _ => return,
         };
         let now = crate::node::now();
         while !output.is_full() {
@@ -118,6 +149,7 @@ impl super::client::Dialogue for Dialogue {
         match self.state {
             State::Idle | State::Stopping => Phase::Idle,
             State::Status(..) => Phase::Replying,
+            State::Pinging(_) => Phase::Waiting,
             State::Over => Phase::Over,
         }
     }

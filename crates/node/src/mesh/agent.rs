@@ -7,6 +7,7 @@
 //! ([`names::serve`]). None gives up: a coordinator that does not answer is asked again, ever less often.
 
 use super::client::{Client, ClientError};
+use super::known::{Doubts, Judge, Known};
 use super::mapping::{self, Held, Mapping, Router};
 use super::relay::{Relays, Wish};
 use super::stun::{Question, Questions};
@@ -28,7 +29,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::{Notify, mpsc};
 
 /// How long a question for changes waits at the coordinator.
@@ -73,6 +74,8 @@ pub(super) enum News {
         /// In this order.
         changes: Vec<Change>,
     },
+    /// What is odd about members' keys is different.
+    Doubts(Doubts),
     /// What this host looks like from outside.
     Reflexive {
         /// To all.
@@ -137,6 +140,8 @@ pub(super) struct Agent {
     pub port: Arc<AtomicU16>,
     /// Where the others are kept.
     pub cache: PathBuf,
+    /// Where it is remembered who was who.
+    pub known: PathBuf,
     /// This host's identity.
     pub own_key: PublicKey,
     /// What the others are called.
@@ -232,32 +237,32 @@ impl Agent {
 
     /// Asks for changes, again and again.
     async fn follow(&self, client: &Client, worker: &Worker, shared: &Shared) -> Result<(), Gone> {
-        let mut book = cache::load(&self.cache);
+        let mut book: Book = cache::load(&self.cache);
+        let known: Known = cache::load(&self.known);
+        let mut judge = Judge::new(self.settings.trust.clone(), known);
         shared.relays.replace(book.relays().to_vec());
         let access = Change::Access(book.access().clone());
         let members = book.members().values().cloned().map(Change::Set);
-        let changes: Vec<Change> = std::iter::once(access).chain(members).collect();
-        self.names.with(|zone| zone.take(&changes));
-        worker.tell(News::Changes {
-            revision: book.revision,
-            changes,
-        })?;
+        let changes = std::iter::once(access).chain(members).collect();
+        self.believe(&mut judge, changes, book.revision, worker)?;
         // What is on disk may be of another coordinator: it tells of everybody once.
         let (mut since, mut epoch, mut first) = (0, 0, true);
         let mut pause = Pause::default();
         let mut stored = tokio::time::Instant::now() - STORE_EVERY;
+        judge.keep(&self.known);
         let mut dirty = false;
         loop {
             // The first answer comes at once; then what was kept has time to be written before the next question.
             let wait = if since == 0 { Duration::ZERO } else { WAIT };
             let asked = Instant::now();
             let question = client.changes(since, epoch, wait);
-            let answer = match dirty {
+            let answer = match dirty || judge.is_dirty() {
                 true => match tokio::time::timeout_at(stored + STORE_EVERY, question).await {
                     Ok(answer) => answer,
                     Err(_) => {
                         (stored, dirty) = (tokio::time::Instant::now(), false);
                         self.keep(&book);
+                        judge.keep(&self.known);
                         continue;
                     }
                 },
@@ -284,13 +289,9 @@ impl Agent {
                         // They are STUN servers, too: with them it is seen what kind of a NAT there is.
                         shared.moved.notify_one();
                     }
-                    self.names.with(|zone| zone.take(&changes));
                     let nothing = changes.is_empty() && calls.is_empty();
                     worker.tell(News::Contact(Contact::Connected))?;
-                    worker.tell(News::Changes {
-                        revision: book.revision,
-                        changes,
-                    })?;
+                    self.believe(&mut judge, changes, book.revision, worker)?;
                     if !calls.is_empty() {
                         calls.iter().for_each(|key| shared.wish(Wish::Sought(*key)));
                         worker.tell(News::Called(calls))?;
@@ -302,16 +303,14 @@ impl Agent {
                 }
                 Err(ClientError::Refused(refusal)) if refusal.reason == Reason::NotAMember => {
                     cache::forget(&self.cache);
+                    // Who was who is remembered: it may be made a member of this mesh again.
+                    judge.keep(&self.known);
                     dirty = false;
                     let changes = book.clear();
                     shared.relays.borrow_mut().clear();
-                    self.names.with(|zone| zone.take(&changes));
                     (since, epoch) = (0, 0);
                     worker.tell(News::Contact(Contact::Revoked))?;
-                    worker.tell(News::Changes {
-                        revision: 0,
-                        changes,
-                    })?;
+                    self.believe(&mut judge, changes, 0, worker)?;
                     tokio::time::sleep(LONGEST_PAUSE).await;
                 }
                 Err(error) => {
@@ -320,6 +319,23 @@ impl Agent {
                 }
             }
         }
+    }
+
+    /// Has what of the changes is to be believed taken in by the names and by the worker.
+    fn believe(
+        &self,
+        judge: &mut Judge,
+        changes: Vec<Change>,
+        revision: u64,
+        worker: &Worker,
+    ) -> Result<(), Gone> {
+        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH);
+        let changes = judge.judge(changes, since_epoch.unwrap_or_default().as_secs());
+        if let Some(doubts) = judge.news() {
+            worker.tell(News::Doubts(doubts))?;
+        }
+        self.names.with(|zone| zone.take(&changes));
+        worker.tell(News::Changes { revision, changes })
     }
 
     fn keep(&self, book: &Book) {

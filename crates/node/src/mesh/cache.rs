@@ -1,6 +1,9 @@
-//! What is known of the others, kept on disk: a host that starts while no coordinator can be reached finds its peers.
+//! What is known of the others, kept on disk: a host that starts while no coordinator can be reached finds its peers, and knows
+//! whose keys are other ones ([`super::known`]).
 
-use seikan_proto::mesh::{Book, MAX_ANSWER};
+use seikan_proto::mesh::MAX_ANSWER;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use std::fs::{self, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
@@ -14,13 +17,18 @@ pub(super) fn file(state: &Path, interface: &str) -> PathBuf {
     state.join(format!("{interface}.members.json"))
 }
 
+/// Where it is remembered who was who.
+pub(super) fn known_file(state: &Path, interface: &str) -> PathBuf {
+    state.join(format!("{interface}.known.json"))
+}
+
 /// What was kept; nothing if there is no file, or none of this version's: the coordinator tells all of it again.
-pub(super) fn load(file: &Path) -> Book {
+pub(super) fn load<T: DeserializeOwned + Default>(file: &Path) -> T {
     read(file).unwrap_or_default()
 }
 
 /// The same for who is not told again.
-pub(super) fn read(file: &Path) -> io::Result<Book> {
+pub(super) fn read<T: DeserializeOwned>(file: &Path) -> io::Result<T> {
     let mut text = Vec::new();
     fs::File::open(file)?
         .take(MAX_FILE)
@@ -29,7 +37,7 @@ pub(super) fn read(file: &Path) -> io::Result<Book> {
 }
 
 /// Keeps it, for nobody but our own user; a full disk or a crash leaves what was kept before.
-pub(super) fn store(file: &Path, book: &Book) -> io::Result<()> {
+pub(super) fn store(file: &Path, kept: &impl Serialize) -> io::Result<()> {
     let folder = file.parent().unwrap_or(Path::new("."));
     fs::DirBuilder::new()
         .recursive(true)
@@ -42,7 +50,7 @@ pub(super) fn store(file: &Path, book: &Book) -> io::Result<()> {
         .truncate(true)
         .mode(0o600)
         .open(&beside)?;
-    new.write_all(&serde_json::to_vec(book)?)?;
+    new.write_all(&serde_json::to_vec(kept)?)?;
     new.sync_all()?;
     fs::rename(&beside, file)
 }
@@ -56,25 +64,25 @@ pub(super) fn forget(file: &Path) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use seikan_proto::mesh::Changes;
+    use seikan_proto::mesh::{Book, Changes};
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn what_was_kept_is_there_again_and_for_nobody_else() {
         let folder = tempfile::tempdir().expect("a folder");
         let file = file(&folder.path().join("state"), "mesh0");
-        assert_eq!(load(&file), Book::default());
+        assert_eq!(load::<Book>(&file), Book::default());
         let mut book = Book::default();
         book.take(Changes {
             revision: 7,
             ..Changes::default()
         });
         store(&file, &book).expect("stored");
-        assert_eq!(load(&file), book);
+        assert_eq!(load::<Book>(&file), book);
         let mode = fs::metadata(&file).expect("a file").permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         forget(&file);
-        assert_eq!(load(&file), Book::default());
+        assert_eq!(load::<Book>(&file), Book::default());
     }
 
     #[test]
@@ -83,7 +91,7 @@ mod tests {
         let file = file(folder.path(), "mesh0");
         for text in ["", "{", "[]", r#"{"revision": "x"}"#] {
             fs::write(&file, text).expect("written");
-            assert_eq!(load(&file), Book::default());
+            assert_eq!(load::<Book>(&file), Book::default());
         }
     }
 }

@@ -9,13 +9,14 @@ mod agent;
 mod cache;
 pub mod client;
 mod endpoints;
+mod known;
 pub mod mapping;
 pub mod names;
 pub mod nat;
 mod relay;
 pub(crate) mod stun;
 
-use crate::config::{Config, MeshSettings};
+use crate::config::{Config, Diagnostic, MeshSettings, Severity};
 use crate::node::{Node, now};
 use crate::setup::names::{Found, Names};
 use crate::worker::{Service, Verdict};
@@ -23,9 +24,10 @@ pub use agent::View;
 use agent::{Agent, News};
 pub(crate) use endpoints::is_routable;
 use ipnet::IpNet;
+pub use known::{Changed, Doubts};
 use mapping::Mapping;
 use seikan_proto::keys::PublicKey;
-use seikan_proto::mesh::{Access, Book, Change, MAX_RELAYS, Member};
+use seikan_proto::mesh::{Access, Book, Change, MAX_RELAYS, Member, Name};
 use seikan_proto::tunnel::Reached;
 use seikan_sys::poll::{Epoll, Interest};
 use serde::{Deserialize, Serialize};
@@ -49,6 +51,8 @@ const MAX_HEARD: usize = 64;
 const MAX_ASKED: usize = 2048;
 /// For how long the answers of one are taken that was asked once.
 const ASKED_LATELY: Duration = Duration::from_secs(60);
+/// Oddities about members' keys that are logged, at most; all are shown by `status`.
+const MAX_SAID: usize = 1024;
 /// Members that become peers before packets get their turn.
 const CHANGES_PER_TURN: usize = 64;
 
@@ -67,6 +71,8 @@ pub struct MeshState {
     pub access: Access,
     /// Members that are no peers, with the reason.
     pub refused: BTreeMap<PublicKey, &'static str>,
+    /// What is odd about members' keys: others that are no peers, and those that are all the same.
+    pub doubts: Doubts,
     /// What this host looks like from outside.
     pub reflexive: Vec<SocketAddr>,
     /// To each STUN server, as of the last time.
@@ -110,7 +116,7 @@ pub enum Contact {
 }
 
 /// The worker's end.
-pub struct Mesh {
+pub struct Mesh<'a> {
     wake: UnixStream,
     /// The other end of it: something is left to do.
     again: UnixStream,
@@ -122,7 +128,38 @@ pub struct Mesh {
     pending: VecDeque<Change>,
     /// Members that are peers, under a filter that is not of the newest policy.
     unfiltered: VecDeque<PublicKey>,
+    log: Log<'a>,
     rules: Rules,
+}
+
+/// Says what is odd about members' keys, each thing once, and no more than a coordinator could have it say for ever.
+struct Log<'a> {
+    warn: Box<dyn FnMut(Diagnostic) + 'a>,
+    interface: String,
+    said: BTreeSet<(Name, PublicKey)>,
+}
+
+impl Log<'_> {
+    fn say(&mut self, doubts: &Doubts) {
+        let refused = doubts.refused.iter().map(|(key, refused)| {
+            let message = format!("no peer: {key}: {}", refused.reason);
+            let help = format!("if its key was changed where it is, write `pins = [\"{} {key}\"]`; else the coordinator may be in \
+                                wrong hands", refused.name);
+            ((&refused.name, key), message, help)
+        });
+        let changed = doubts.changed.iter().map(|(name, changed)| {
+            let message = format!("`{name}` has another key than before: {}, was {}", changed.now, changed.was);
+            let help = "if nobody changed it where it is, the coordinator may be in wrong hands; `pins` and \
+                        `pin-first-use` keep a key";
+            ((name, &changed.now), message, help.to_owned())
+        });
+        for ((name, key), message, help) in refused.chain(changed) {
+            if self.said.len() < MAX_SAID && self.said.insert((name.clone(), *key)) {
+                let warning = Diagnostic::new(Severity::Warning, &self.interface, message);
+                (self.warn)(warning.with_help(help));
+            }
+        }
+    }
 }
 
 /// Which members may become peers. A coordinator is believed about who has which address of the mesh, and about nothing
@@ -140,6 +177,7 @@ struct Rules {
 /// Forgets what is kept of an interface's mesh in `state`.
 pub fn forget(state: &Path, interface: &str) {
     cache::forget(&cache::file(state, interface));
+    cache::forget(&cache::known_file(state, interface));
 }
 
 /// What is kept of an interface's mesh in `state`, a few seconds old at most while its tunnel hears from a coordinator.
@@ -150,9 +188,9 @@ pub fn kept(state: &Path, interface: &str) -> io::Result<Book> {
     cache::read(&cache::file(state, interface))
 }
 
-impl Mesh {
+impl<'a> Mesh<'a> {
     /// Starts the thread. Call it after privileges were dropped. `state` is the folder of what is kept over restarts;
-    /// `names` is what was set up to find members by their names.
+    /// `names` is what was set up to find members by their names; `warn` is told of members whose keys are odd.
     ///
     /// # Errors
     /// No thread, or no pair of sockets.
@@ -162,7 +200,8 @@ impl Mesh {
         state: &Path,
         node: &mut Node,
         names: Option<&mut Names>,
-    ) -> io::Result<Mesh> {
+        warn: Box<dyn FnMut(Diagnostic) + 'a>,
+    ) -> io::Result<Mesh<'a>> {
         let (ours, theirs) = UnixStream::pair()?;
         ours.set_nonblocking(true)?;
         theirs.set_nonblocking(true)?;
@@ -179,6 +218,7 @@ impl Mesh {
             networks: config.addresses.clone(),
             port: port.clone(),
             cache: cache::file(state, config.name.as_str()),
+            known: cache::known_file(state, config.name.as_str()),
             own_key: *node.tunnel.identity().public(),
             names: names::Names::new(config.addresses.clone()),
             name_server: server,
@@ -190,6 +230,7 @@ impl Mesh {
             members: BTreeMap::new(),
             access: Access::default(),
             refused: BTreeMap::new(),
+            doubts: Doubts::default(),
             reflexive: Vec::new(),
             views: Vec::new(),
             mapped: None,
@@ -207,6 +248,11 @@ impl Mesh {
             port,
             pending: VecDeque::new(),
             unfiltered: VecDeque::new(),
+            log: Log {
+                warn,
+                interface: config.name.to_string(),
+                said: BTreeSet::new(),
+            },
             rules: Rules {
                 own: config.addresses.clone(),
                 configured: config.peers.iter().map(|peer| peer.public_key).collect(),
@@ -257,6 +303,10 @@ impl Mesh {
                 News::Changes { revision, changes } => {
                     mesh.revision = revision;
                     self.pending.extend(changes);
+                }
+                News::Doubts(doubts) => {
+                    self.log.say(&doubts);
+                    mesh.doubts = doubts;
                 }
                 News::Reflexive { addresses, views } => {
                     mesh.reflexive = addresses;
@@ -367,7 +417,7 @@ fn approach(node: &mut Node, keys: &[PublicKey]) {
     }
 }
 
-impl Service for Mesh {
+impl Service for Mesh<'_> {
     fn start(&mut self, epoll: &Epoll) -> io::Result<()> {
         epoll.add(&self.wake, TOKEN, Interest::Read)
     }

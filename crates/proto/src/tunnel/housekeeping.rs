@@ -8,6 +8,7 @@ use crate::noise::Construction;
 use crate::outbox::Outbox;
 use crate::paths::Due;
 use crate::peer::Peer;
+use crate::ping::Ping;
 use crate::time::Instant;
 use crate::timers::{self, Action};
 use seikan_observe::DropReason;
@@ -25,6 +26,8 @@ pub enum WakeReason {
     PathProbe,
     /// Ways to the peer are to be checked.
     PathCheck,
+    /// Somebody asks whether the peer answers.
+    Ping,
     /// A health report is due.
     HealthReport,
     /// Fragments have waited too long.
@@ -82,6 +85,7 @@ impl Tunnel {
         if self.construction == Construction::Native {
             self.probe_and_report(now, id, outbox);
             self.check_paths(now, id, outbox);
+            self.send_ping(now, id, outbox);
         }
     }
 
@@ -209,13 +213,10 @@ impl Tunnel {
 
     /// The earliest thing this peer waits for.
     fn deadline(&self, peer: &Peer, now: Instant) -> Option<(Instant, WakeReason)> {
-        let has_session = peer
-            .sessions
-            .current
-            .as_ref()
-            .is_some_and(|s| super::outbound::may_send(s, now));
+        let has_session = peer.has_session(now);
         let native = has_session && self.construction == Construction::Native;
         let stash = has_session && !peer.stash.is_empty();
+        let ping = native && peer.ping == Some(Ping::Waits);
         let probe = peer.path.mtu.next_wakeup().unwrap_or(Instant::BOOT);
         [
             peer.timers
@@ -235,6 +236,7 @@ impl Tunnel {
                 .next_expiry()
                 .map(|at| (at, WakeReason::Reassembly)),
             stash.then_some((Instant::BOOT, WakeReason::Stash)),
+            ping.then_some((Instant::BOOT, WakeReason::Ping)),
         ]
         .into_iter()
         .flatten()

@@ -9,7 +9,9 @@ use crate::native::health::stamp_of;
 use crate::native::record::{Envelope, RecordWriter};
 use crate::noise::Construction;
 use crate::outbox::Outbox;
+use crate::paths::Check;
 use crate::peer::Peer;
+use crate::ping::Ping;
 use crate::segment::SuperPacket;
 use crate::session::Session;
 use crate::time::Instant;
@@ -196,6 +198,59 @@ impl Tunnel {
     pub fn announce(&mut self, now: Now, id: PeerId, outbox: &mut Outbox) {
         self.send_keepalive(now, id, outbox);
         self.reschedule(id, now.mono, now.mono);
+    }
+
+    /// Asks a peer whether it answers, in the place of an earlier question: [`Peer::ping`] says what becomes of it. Like a packet
+    /// it begins a handshake where there is no session, and has the way to the peer looked after. Native only.
+    pub fn ping(&mut self, now: Now, id: PeerId, outbox: &mut Outbox) {
+        let Some(peer) = self.peer_mut(id) else {
+            return;
+        };
+        peer.ping = Some(Ping::Waits);
+        if !peer.has_session(now.mono)
+            && peer.is_reachable()
+            && peer.timers.want_handshake(now.mono)
+        {
+            self.initiate_handshake(now, id, outbox);
+        }
+        self.send_ping(now, id, outbox);
+        self.reschedule(id, now.mono, now.mono);
+    }
+
+    /// Sends the question that waits, if there is a session now.
+    pub(super) fn send_ping(&mut self, now: Now, id: PeerId, outbox: &mut Outbox) {
+        let sending = self.sending(now);
+        let Some(peer) = self.peers.get_mut(id.0 as usize).and_then(Option::as_mut) else {
+            return;
+        };
+        if peer.ping != Some(Ping::Waits) {
+            return;
+        }
+        let Some(envelope) = envelope(peer, &sending, 0) else {
+            return;
+        };
+        let Some(mut session) = peer.sessions.current.take_if(|s| may_send(s, now.mono)) else {
+            return;
+        };
+        let (check, to) = (Check::random(&mut *self.rng), envelope.destination.address);
+        let mut writer = RecordWriter::new(outbox, &mut session, &mut peer.path.next_id, envelope);
+        let sent = writer.probe(check.id, check.size.into()).is_ok();
+        let age = session.age();
+        let index = session.local_index;
+        peer.sessions.current = Some(session);
+        if !sent {
+            return;
+        }
+        let at = now.mono;
+        peer.ping = Some(Ping::Sent { check, at, to });
+        peer.path.mtu.check_sent(index);
+        peer.path.active_until = at + PROBE_WHILE_ACTIVE;
+        peer.paths.sent(at);
+        peer.timers.any_authenticated_packet_sent(at);
+        peer.timers.data_sent(at, &mut *self.rng);
+        if peer.timers.rekey_on_send(&age, at) {
+            self.initiate_handshake(now, id, outbox);
+        }
     }
 
     /// Seals an empty datagram: a keepalive. False without a session to send it in.
@@ -396,7 +451,7 @@ fn wireguard_record(
 }
 
 /// The session is young enough and has counters left to send in.
-pub(super) fn may_send(session: &Session, now: Instant) -> bool {
+pub(crate) fn may_send(session: &Session, now: Instant) -> bool {
     !session.created.has_expired(REJECT_AFTER_TIME, now)
         && session.counter() < REJECT_AFTER_MESSAGES
 }

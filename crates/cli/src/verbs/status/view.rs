@@ -2,8 +2,8 @@
 
 use std::fmt::Write;
 
-use seikan_node::mesh::Contact;
 use seikan_node::mesh::names::DOMAIN;
+use seikan_node::mesh::{Changed, Contact};
 use seikan_node::setup::names::Found;
 use seikan_node::status::{
     Capability, Device, Direction, MeshStatus, Path, PeerStatus, RelayStatus, Report, Socket,
@@ -78,7 +78,13 @@ fn interface(status: &Status, out: &mut Screen) {
             None => {}
         }
         for (key, reason) in &mesh.refused {
-            out.line(&format!("no peer: {key}"), printable(reason));
+            let reason = printable(reason);
+            out.line(&format!("no peer: {key}"), format!("{RED}{reason}{RESET}"));
+        }
+        for (name, changed) in &mesh.changed_keys {
+            let Changed { was, now, .. } = changed;
+            let label = format!("another key: {}", printable(name));
+            out.line(&label, format!("{YELLOW}{now}, was {was}{RESET}"));
         }
     }
     if let Some(reason) = &interface.without_uapi {

@@ -1,0 +1,133 @@
+//! `seikan ping`: whether a peer answers, by which way, and that this changes.
+
+use crate::common::{eventually, stderr};
+use crate::nat::{Mapping, Two};
+use crate::site::{Host, at_a_site};
+use serde_json::Value;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Output};
+use std::time::{Duration, Instant};
+
+impl Host {
+    fn ping(&self, words: &[&str]) -> Output {
+        self.run(&[&["ping", "--iface", &self.interface], words].concat())
+    }
+}
+
+/// What a run with `--json` says, line by line.
+struct Pings(Child, std::io::Lines<BufReader<std::process::ChildStdout>>);
+
+impl Pings {
+    fn begin(host: &Host, peer: &str) -> Pings {
+        let words = ["ping", peer, "--iface", &host.interface, "-i", "0.1"];
+        let mut command = host.command(&[&words[..], &["--json"]].concat());
+        let mut child = host.netns.spawn_command(&mut command).expect("start");
+        let stdout = child.stdout.take().expect("piped");
+        Pings(child, BufReader::new(stdout).lines())
+    }
+
+    fn next(&mut self) -> Value {
+        let line = self.1.next().expect("a line").expect("a line");
+        serde_json::from_str(&line).expect(&line)
+    }
+
+    /// The next change of the way.
+    fn moved(&mut self) -> Value {
+        let until = Instant::now() + Duration::from_secs(60);
+        while Instant::now() < until {
+            let line = self.next();
+            if !line["moved"].is_null() {
+                return line["moved"].clone();
+            }
+        }
+        panic!("no change of the way");
+    }
+}
+
+#[test]
+fn a_change_of_the_way_is_told_when_it_happens() {
+    at_a_site(|site| {
+        let _coordinator = site.coordinator();
+        let _relay = site.relay(0);
+        let two = Two::new(site, [Mapping::EndpointIndependent; 2]);
+        // Nothing passes between the two NATs; to the relay everything does.
+        let between = "192.0.2.101";
+        for rule in ["daddr", "saddr"] {
+            let rule = format!("insert rule inet filter through ip {rule} {between} drop");
+            two.nats[0].run_nft(&rule);
+        }
+        // Nothing was sent before: the question itself has the way found.
+        let mut pings = Pings::begin(&two.hosts[0], "b.seikan");
+        let first = loop {
+            let line = pings.next()["ping"].clone();
+            if !line["rtt_us"].is_null() {
+                break line;
+            }
+        };
+        assert_eq!(first["way"]["relayed"], true, "{first}");
+        assert_eq!(first["way"]["relay"], "192.0.2.1:3478", "{first}");
+        assert_eq!(first["name"], "b");
+        two.nats[0].run_nft("flush chain inet filter through");
+        two.nats[0].run_nft("add rule inet filter through accept");
+        let direct = pings.moved();
+        assert_eq!(direct["to"]["relayed"], false, "{direct}");
+        assert_eq!(direct["from"], first["way"]);
+        for rule in ["daddr", "saddr"] {
+            let rule = format!("insert rule inet filter through ip {rule} {between} drop");
+            two.nats[0].run_nft(&rule);
+        }
+        let back = pings.moved();
+        assert_eq!(back["to"]["relayed"], true, "{back}");
+        // Ctrl-C: `unshare` and the shell have become the program itself.
+        let pid = pings.0.id().to_string();
+        let killed = Command::new("kill").args(["-INT", &pid]).status();
+        assert!(killed.expect("kill").success());
+        let sum = loop {
+            let line = pings.next();
+            if !line["sum"].is_null() {
+                break line["sum"].clone();
+            }
+        };
+        assert!(pings.0.wait().expect("an end").success());
+        assert!(sum["answered"].as_u64() > Some(1), "{sum}");
+        assert_eq!(sum["ways"].as_array().map(Vec::len), Some(2), "{sum}");
+    });
+}
+
+#[test]
+fn a_member_is_asked_by_name_address_or_key_and_who_is_gone_gives_no_answer() {
+    at_a_site(|site| {
+        let _coordinator = site.coordinator();
+        let token = site.token(&["--reusable"]);
+        let [a, b] = [site.host(), site.host()];
+        a.join("a", &token);
+        let at_b = b.join("b", &token);
+        let (_a, b_runs) = (a.up(), b.up());
+        eventually("they know each other", || {
+            a.peers() == ["b"] && b.peers() == ["a"]
+        });
+        let key = a.status()["peers"][0]["public_key"].clone();
+        let key = key.as_str().expect("a key");
+        for peer in [
+            "b",
+            "B.seikan",
+            &at_b[0].to_string(),
+            &at_b[1].to_string(),
+            key,
+        ] {
+            let output = a.ping(&[peer, "-c", "1"]);
+            assert!(output.status.success(), "{peer}: {}", stderr(&output));
+            let said = String::from_utf8_lossy(&output.stdout);
+            assert!(said.contains("direct: 192.0.2.11:"), "{peer}: {said}");
+        }
+        let output = a.ping(&["nobody", "-c", "1"]);
+        assert_eq!(output.status.code(), Some(1));
+        assert!(stderr(&output).contains("no peer is `nobody`"));
+        drop(b_runs);
+        let output = a.ping(&["b", "-c", "1", "--json"]);
+        assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        let line: Value = serde_json::from_str(said.lines().next().expect("a line")).expect("JSON");
+        assert_eq!(line["ping"]["silence"], "no-answer", "{said}");
+    });
+}

@@ -1,0 +1,182 @@
+//! Whether a peer answers, for a client that waits until it does: [`Pong`].
+
+use super::subject::{Record, Subject};
+use crate::mesh::MeshState;
+use crate::mesh::names::DOMAIN;
+use crate::node::{Node, now};
+use seikan_proto::indices::PeerId;
+use seikan_proto::keys::PublicKey;
+use seikan_proto::mesh::Name;
+use seikan_proto::noise::Construction;
+use seikan_proto::ping::Ping;
+use seikan_proto::time::Instant;
+use serde::{Deserialize, Serialize};
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+/// How long an answer is waited for.
+pub const PATIENCE: Duration = Duration::from_secs(2);
+
+/// What became of a question.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pong {
+    /// What the peer is called, in the configuration or the mesh.
+    pub name: Option<String>,
+    /// Its identity.
+    pub public_key: String,
+    /// Microseconds from the question to the answer; absent if none came within [`PATIENCE`].
+    pub rtt_us: Option<u64>,
+    /// By which way the question went, or would have gone; absent if none is known.
+    pub way: Option<Way>,
+    /// Why there is no answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub silence: Option<Silence>,
+}
+
+/// The way to a peer.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Way {
+    /// Where to send.
+    pub address: SocketAddr,
+    /// Whether that is a relay.
+    pub relayed: bool,
+    /// What the mesh calls the relay, if one alone has that address.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub relay: Option<String>,
+}
+
+/// Why there is no answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Silence {
+    /// Nobody knows where the peer is.
+    NoAddress,
+    /// No handshake was answered, so there is no session to ask in.
+    NoHandshake,
+    /// Nothing came back in the session that there is.
+    NoAnswer,
+}
+
+/// A question under way.
+#[derive(Debug)]
+pub(super) struct Pinging {
+    key: PublicKey,
+    until: Instant,
+}
+
+impl Pinging {
+    /// Asks the peer that `whom` names.
+    ///
+    /// # Errors
+    /// For people: nobody is called so, or cannot be asked.
+    pub fn begin(subject: &mut Subject<'_>, whom: &str) -> Result<Pinging, String> {
+        if subject.node.tunnel.construction() == Construction::WireGuard {
+            return Err(
+                "it speaks the WireGuard protocol, which has no such question; ping(8) asks the \
+                 host behind an address"
+                    .to_owned(),
+            );
+        }
+        if subject.node.stands_by() {
+            return Err("it stands by for another gateway and has no sessions".to_owned());
+        }
+        let id = find(subject.node, subject.record, whom)?;
+        let now = now();
+        let node = &mut *subject.node;
+        let Some(key) = node.tunnel.peer(id).map(|peer| peer.public_key) else {
+            return Err(unknown(whom));
+        };
+        node.tunnel.ping(now, id, &mut node.outbox);
+        node.transmit();
+        Ok(Pinging {
+            key,
+            until: now.mono + PATIENCE,
+        })
+    }
+
+    /// The answer, or that none came in time; `None` while one may come.
+    pub fn outcome(&self, subject: &Subject<'_>) -> Option<Result<Pong, String>> {
+        let (node, now) = (&*subject.node, now().mono);
+        let Some(id) = node.tunnel.peer_by_key(&self.key) else {
+            return Some(Err("the peer was taken away meanwhile".to_owned()));
+        };
+        let peer = node.tunnel.peer(id)?;
+        let (to, rtt) = match peer.ping {
+            Some(Ping::Answered { to, rtt }) => (Some(to), Some(rtt)),
+            _ if now < self.until => return None,
+            Some(Ping::Sent { to, .. }) => (Some(to), None),
+            Some(Ping::Waits) | None => (peer.path.endpoint, None),
+        };
+        let silence = match peer.ping {
+            _ if rtt.is_some() => None,
+            Some(Ping::Sent { .. }) => Some(Silence::NoAnswer),
+            _ if peer.is_reachable() => Some(Silence::NoHandshake),
+            _ => Some(Silence::NoAddress),
+        };
+        Some(Ok(Pong {
+            name: subject.record.name_of(node, &self.key),
+            public_key: self.key.to_string(),
+            rtt_us: rtt.map(|rtt| rtt.as_micros().try_into().unwrap_or(u64::MAX)),
+            way: to.map(|address| {
+                let relayed = peer.paths.is_relay(address);
+                let mesh = node.mesh.as_ref().filter(|_| relayed);
+                Way {
+                    address,
+                    relayed,
+                    relay: mesh.and_then(|mesh| relay_at(mesh, address.ip())),
+                }
+            }),
+            silence,
+        }))
+    }
+}
+
+/// The relay that has an address. A pair's port is at the same as the main one, which is asked by STUN.
+fn relay_at(mesh: &MeshState, ip: IpAddr) -> Option<String> {
+    let views = mesh.views.iter();
+    let relays = views.filter(|view| mesh.relays.contains_key(&view.name));
+    let mut there = relays.filter(|view| view.server.ip().to_canonical() == ip.to_canonical());
+    let first = there.next()?;
+    there.next().is_none().then(|| first.name.clone())
+}
+
+/// The peer that people mean: by its name, the name that it is found by, its address or its key.
+fn find(node: &Node, record: &Record, whom: &str) -> Result<PeerId, String> {
+    let tunnel = &node.tunnel;
+    if let Ok(address) = whom.parse::<IpAddr>() {
+        return tunnel
+            .peer_at(address)
+            .ok_or_else(|| format!("no peer has the address {address}"));
+    }
+    if let Ok(key) = whom.parse::<PublicKey>() {
+        return tunnel.peer_by_key(&key).ok_or_else(|| unknown(whom));
+    }
+    let named = |name: &str| name.eq_ignore_ascii_case(whom);
+    let configured = record.names.iter().find(|(_, name)| named(name));
+    if let Some(id) = configured.and_then(|(key, _)| tunnel.peer_by_key(key)) {
+        return Ok(id);
+    }
+    let Some(mesh) = &node.mesh else {
+        return Err(unknown(whom));
+    };
+    let name = whom.strip_suffix('.').unwrap_or(whom);
+    let host = name.strip_suffix(DOMAIN);
+    let name = host.and_then(|host| host.strip_suffix('.')).unwrap_or(name);
+    let called = |member: &Name| member.as_str().eq_ignore_ascii_case(name);
+    let mut members = mesh.members.iter();
+    let member = members.find(|(_, member)| called(&member.name));
+    if let Some(id) = member.and_then(|(key, _)| tunnel.peer_by_key(key)) {
+        return Ok(id);
+    }
+    let mut refused = mesh.doubts.refused.values();
+    Err(match refused.find(|refused| called(&refused.name)) {
+        Some(refused) => format!("it is no peer: {}", refused.reason),
+        None => unknown(whom),
+    })
+}
+
+fn unknown(whom: &str) -> String {
+    // It is shown to people.
+    let shown: String = whom.chars().filter(|c| !c.is_control()).take(64).collect();
+    format!("no peer is `{shown}`: neither a name nor a key of one; `seikan status` lists them")
+}

@@ -1,0 +1,363 @@
+//! Who each name was: the key and the addresses that it had, remembered so that a coordinator that gives them to somebody else
+//! is found out. Kept beside the members and longer than they, until this host leaves the mesh.
+//!
+//! A key that `pins` names is believed for its name, and no other. Otherwise the first one seen counts: with `pin-first-use`
+//! another is refused, without it followed and told of. Addresses follow their key: who has one of a pinned member's is refused.
+
+use super::cache;
+use crate::config::Trust;
+use seikan_proto::keys::PublicKey;
+use seikan_proto::mesh::{Change, MAX_KNOWN, Member, Name};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::path::Path;
+use std::time::Duration;
+
+/// For how long a change that was followed is told of.
+const TOLD_FOR: Duration = Duration::from_secs(7 * 86_400);
+
+/// What is remembered.
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Known {
+    names: BTreeMap<Name, Entry>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Entry {
+    public_key: PublicKey,
+    addresses: Vec<IpAddr>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    before: Option<Before>,
+}
+
+/// The key that a name had before.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Before {
+    public_key: PublicKey,
+    /// Seconds since the Unix epoch.
+    until_unix_s: u64,
+}
+
+/// What is odd about members' keys.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Doubts {
+    /// Who is no peer therefore, by key.
+    pub refused: BTreeMap<PublicKey, Refused>,
+    /// Who is one all the same.
+    pub changed: BTreeMap<Name, Changed>,
+}
+
+/// A member that is no peer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// What the coordinator calls it.
+    pub name: Name,
+    /// Why.
+    pub reason: String,
+}
+
+/// A key that was followed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Changed {
+    /// The key that the name had.
+    pub was: PublicKey,
+    /// The key that it has.
+    pub now: PublicKey,
+    /// Since when, in seconds since the Unix epoch.
+    pub since_unix_s: u64,
+}
+
+/// Judges what a coordinator tells by what is remembered.
+#[derive(Debug)]
+pub(super) struct Judge {
+    trust: Trust,
+    known: Known,
+    /// Whose each remembered address is.
+    owners: BTreeMap<IpAddr, Name>,
+    doubts: Doubts,
+    /// What was odd when that was last asked for.
+    told: Doubts,
+    /// What is remembered is not what is kept.
+    dirty: bool,
+}
+
+impl Judge {
+    pub fn new(trust: Trust, known: Known) -> Judge {
+        let entries = known.names.iter();
+        let owners = entries.flat_map(|(name, entry)| {
+            let addresses = entry.addresses.iter();
+            addresses.map(|address| (*address, name.clone()))
+        });
+        let owners = owners.collect();
+        let mut judge = Judge {
+            trust,
+            known,
+            owners,
+            doubts: Doubts::default(),
+            told: Doubts::default(),
+            dirty: false,
+        };
+        for (name, entry) in &judge.known.names {
+            judge.doubts.note(name, entry, &judge.trust);
+        }
+        judge
+    }
+
+    /// Whether what is remembered is to be kept.
+    pub fn is_dirty(&self) -> bool {
+        self.dirty
+    }
+
+    /// Keeps it. Where that fails it is to be tried again; what is in memory counts meanwhile.
+    pub fn keep(&mut self, file: &Path) {
+        self.dirty = self.dirty && cache::store(file, &self.known).is_err();
+    }
+
+    /// What is odd now, if that is different.
+    pub fn news(&mut self) -> Option<Doubts> {
+        let different = self.told != self.doubts;
+        different.then(|| self.told.clone_from(&self.doubts));
+        different.then(|| self.doubts.clone())
+    }
+
+    /// What of the changes is to be believed at this time, in seconds since the Unix epoch: who is refused is as somebody who was
+    /// removed.
+    pub fn judge(&mut self, changes: Vec<Change>, unix_s: u64) -> Vec<Change> {
+        let judged = changes.into_iter().map(|change| match change {
+            Change::Access(access) => Change::Access(access),
+            Change::Removed(key) => {
+                self.doubts.refused.remove(&key);
+                Change::Removed(key)
+            }
+            Change::Set(member) => match self.doubt(&member) {
+                None => {
+                    self.doubts.refused.remove(&member.public_key);
+                    self.learn(&member, unix_s);
+                    Change::Set(member)
+                }
+                Some(reason) => {
+                    let (key, name) = (member.public_key, member.name);
+                    self.doubts.refused.insert(key, Refused { name, reason });
+                    Change::Removed(key)
+                }
+            },
+        });
+        let judged = judged.collect();
+        self.doubts.changed.retain(|_, changed| {
+            let age = unix_s.saturating_sub(changed.since_unix_s);
+            age < TOLD_FOR.as_secs()
+        });
+        judged
+    }
+
+    /// Why a member is not believed.
+    fn doubt(&self, member: &Member) -> Option<String> {
+        let key = member.public_key;
+        let pin = self.trust.pins.get(&member.name);
+        if pin.is_some_and(|pin| *pin != key) {
+            return Some(format!(
+                "`{}` is pinned to another key than this",
+                member.name
+            ));
+        }
+        let before = self.known.names.get(&member.name);
+        let before = before.filter(|before| before.public_key != key && pin.is_none());
+        if self.trust.first_use && before.is_some() {
+            return Some(format!(
+                "`{}` had another key when it was first seen",
+                member.name
+            ));
+        }
+        let owners = member.addresses.iter().filter_map(|address| {
+            let name = self.owners.get(address)?;
+            Some((address, name, self.known.names.get(name)?))
+        });
+        for (address, name, owner) in owners.filter(|(_, _, owner)| owner.public_key != key) {
+            let pinned = self.trust.pins.get(name) == Some(&owner.public_key);
+            if pinned || (self.trust.first_use && pin.is_none()) {
+                return Some(format!(
+                    "`{}` has the address {address} of `{name}`, but not its key",
+                    member.name
+                ));
+            }
+        }
+        None
+    }
+
+    /// Remembers somebody who is believed. Without room, who is new is not.
+    fn learn(&mut self, member: &Member, unix_s: u64) {
+        let (name, key) = (&member.name, member.public_key);
+        let old = self.known.names.get(name).cloned();
+        let same = |old: &Entry| old.public_key == key && old.addresses == member.addresses;
+        if old.as_ref().is_some_and(same) || (old.is_none() && self.known.names.len() >= MAX_KNOWN)
+        {
+            return;
+        }
+        for address in old.iter().flat_map(|old| &old.addresses) {
+            self.owners.remove(address);
+        }
+        for address in &member.addresses {
+            let other = self.owners.insert(*address, name.clone());
+            let other = other.and_then(|other| self.known.names.get_mut(&other));
+            if let Some(other) = other {
+                other.addresses.retain(|had| had != address);
+            }
+        }
+        let before = match old {
+            Some(old) if old.public_key != key => Some(Before {
+                public_key: old.public_key,
+                until_unix_s: unix_s,
+            }),
+            old => old.and_then(|old| old.before),
+        };
+        let entry = Entry {
+            public_key: key,
+            addresses: member.addresses.clone(),
+            before,
+        };
+        self.doubts.note(name, &entry, &self.trust);
+        self.known.names.insert(name.clone(), entry);
+        self.dirty = true;
+    }
+}
+
+impl Doubts {
+    /// Notes whose key was followed; a pinned one is as it should be.
+    fn note(&mut self, name: &Name, entry: &Entry, trust: &Trust) {
+        if let Some(before) = entry
+            .before
+            .as_ref()
+            .filter(|_| !trust.pins.contains_key(name))
+        {
+            let changed = Changed {
+                was: before.public_key,
+                now: entry.public_key,
+                since_unix_s: before.until_unix_s,
+            };
+            self.changed.insert(name.clone(), changed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: u64 = 1_800_000_000;
+
+    fn key(n: u8) -> PublicKey {
+        PublicKey::from_bytes([n; 32])
+    }
+
+    fn member(name: &str, n: u8, address: u8) -> Change {
+        Change::Set(Member {
+            name: name.parse().expect("a name"),
+            public_key: key(n),
+            addresses: vec![[100, 80, 0, address].into()],
+            endpoints: Vec::new(),
+            tags: Vec::new(),
+        })
+    }
+
+    fn trust(pins: &[(&str, u8)], first_use: bool) -> Trust {
+        let pins = pins.iter();
+        Trust {
+            pins: pins
+                .map(|(name, n)| (name.parse().expect("a name"), key(*n)))
+                .collect(),
+            first_use,
+        }
+    }
+
+    fn judge(trust: Trust) -> Judge {
+        Judge::new(trust, Known::default())
+    }
+
+    /// Whether it is believed, and else why not.
+    fn told(judge: &mut Judge, change: &Change) -> Result<(), String> {
+        let Change::Set(member) = change else {
+            panic!("a member")
+        };
+        let judged = judge.judge(vec![change.clone()], NOW);
+        if judged == std::slice::from_ref(change) {
+            assert!(!judge.doubts.refused.contains_key(&member.public_key));
+            return Ok(());
+        }
+        assert_eq!(judged, [Change::Removed(member.public_key)]);
+        Err(judge.doubts.refused[&member.public_key].reason.clone())
+    }
+
+    #[test]
+    fn a_pinned_name_has_the_pinned_key_or_none() {
+        let mut judge = judge(trust(&[("db", 1)], false));
+        // Also when it was never seen.
+        assert!(told(&mut judge, &member("db", 2, 2)).is_err());
+        assert_eq!(told(&mut judge, &member("db", 1, 1)), Ok(()));
+        assert!(told(&mut judge, &member("db", 2, 2)).is_err());
+        assert_eq!(judge.doubts.refused.len(), 1);
+        judge.judge(vec![Change::Removed(key(2))], NOW);
+        assert_eq!(judge.doubts, Doubts::default());
+    }
+
+    #[test]
+    fn an_address_that_a_pinned_member_has_or_had_is_nobody_elses() {
+        let mut judge = judge(trust(&[("db", 1)], false));
+        assert_eq!(told(&mut judge, &member("db", 1, 1)), Ok(()));
+        assert!(told(&mut judge, &member("evil", 2, 1)).is_err());
+        // It is said to be gone: nobody has its address.
+        judge.judge(vec![Change::Removed(key(1))], NOW);
+        assert!(told(&mut judge, &member("evil", 2, 1)).is_err());
+        assert_eq!(told(&mut judge, &member("web", 3, 3)), Ok(()));
+        // It has another one: the old one is free.
+        assert_eq!(told(&mut judge, &member("db", 1, 9)), Ok(()));
+        assert_eq!(told(&mut judge, &member("evil", 2, 1)), Ok(()));
+        assert!(told(&mut judge, &member("evil", 2, 9)).is_err());
+    }
+
+    #[test]
+    fn another_key_is_followed_and_told_of_for_a_week() {
+        let mut judge = judge(trust(&[], false));
+        assert_eq!(told(&mut judge, &member("db", 1, 1)), Ok(()));
+        assert_eq!(told(&mut judge, &member("db", 2, 1)), Ok(()));
+        let changed = Changed {
+            was: key(1),
+            now: key(2),
+            since_unix_s: NOW,
+        };
+        let expected = BTreeMap::from([("db".parse().expect("a name"), changed)]);
+        assert_eq!(judge.doubts.changed, expected);
+        // What is kept says so again.
+        let text = serde_json::to_string(&judge.known).expect("text");
+        let known = serde_json::from_str(&text).expect("again");
+        let again = Judge::new(trust(&[], false), known);
+        assert_eq!(again.doubts.changed, expected);
+        judge.judge(Vec::new(), NOW + TOLD_FOR.as_secs());
+        assert!(judge.doubts.changed.is_empty());
+    }
+
+    #[test]
+    fn the_first_key_counts_if_that_is_wanted_until_another_is_pinned() {
+        let mut first = judge(trust(&[], true));
+        assert_eq!(told(&mut first, &member("db", 1, 1)), Ok(()));
+        for odd in [member("db", 2, 2), member("evil", 3, 1)] {
+            assert!(told(&mut first, &odd).is_err());
+        }
+        assert_eq!(told(&mut first, &member("web", 4, 4)), Ok(()));
+        let text = serde_json::to_string(&first.known).expect("text");
+        let known = || serde_json::from_str(&text).expect("again");
+        let mut again = Judge::new(trust(&[], true), known());
+        assert!(told(&mut again, &member("db", 2, 2)).is_err());
+        let mut pinned = Judge::new(trust(&[("db", 2)], true), known());
+        assert_eq!(told(&mut pinned, &member("db", 2, 1)), Ok(()));
+        assert!(pinned.doubts.changed.is_empty());
+    }
+
+    #[test]
+    fn no_more_is_remembered_than_there_are_members_at_most() {
+        let mut judge = judge(trust(&[], true));
+        let all = (0..=MAX_KNOWN).map(|n| member(&format!("m{n}"), 1, 1));
+        judge.judge(all.collect(), NOW);
+        assert_eq!(judge.known.names.len(), MAX_KNOWN);
+    }
+}
