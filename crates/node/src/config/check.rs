@@ -200,6 +200,7 @@ fn check_mesh(interface: &InterfaceDraft, reporter: &mut Reporter<'_>) {
         Field::Names,
         Field::Pins,
         Field::PinFirstUse,
+        Field::PortMapping,
     ];
     let more = others.iter().any(|key| interface.given.has(*key));
     for (key, _) in keys.iter().zip(given).filter(|(_, given)| !given) {
@@ -383,6 +384,7 @@ fn complete(
             credential: credential.value,
             stun: mesh.stun.into_iter().map(|server| server.value).collect(),
             names: mesh.names.unwrap_or(true),
+            port_mapping: mesh.port_mapping.unwrap_or(true),
             trust: Trust {
                 pins: mesh.pins.into_iter().map(|pin| pin.value).collect(),
                 first_use: mesh.first_use.unwrap_or(false),

@@ -63,6 +63,7 @@ pub(super) struct MeshDraft {
     pub credential: Option<At<Credential>>,
     pub stun: Vec<At<Endpoint>>,
     pub names: Option<bool>,
+    pub port_mapping: Option<bool>,
     pub pins: Vec<At<(Name, PublicKey)>>,
     pub first_use: Option<bool>,
 }
@@ -203,6 +204,9 @@ impl Context<'_, '_, '_> {
                 }
                 Field::Stun => draft.mesh.stun.extend(self.all(&entry, values::endpoint)),
                 Field::Names => self.set(&entry, values::boolean, &mut draft.mesh.names),
+                Field::PortMapping => {
+                    self.set(&entry, values::boolean, &mut draft.mesh.port_mapping);
+                }
                 Field::Pins => draft.mesh.pins.extend(self.all(&entry, values::member_pin)),
                 Field::PinFirstUse => {
                     self.set(&entry, values::boolean, &mut draft.mesh.first_use);

@@ -35,6 +35,7 @@ pub(super) enum Field {
     Names,
     Pins,
     PinFirstUse,
+    PortMapping,
     Name,
     PublicKey,
     PresharedKey,
@@ -109,7 +110,7 @@ const fn spec(
 
 /// The schema.
 #[rustfmt::skip]
-pub(super) static KEYS: [FieldSpec; 46] = {
+pub(super) static KEYS: [FieldSpec; 47] = {
     use SectionKind::{Device, Gateway, Interface, Peer, Remote};
     use Shape::{Lines, List, One};
     [
@@ -138,6 +139,7 @@ pub(super) static KEYS: [FieldSpec; 46] = {
         spec(Field::Names, Interface, One, "Names", "names"),
         spec(Field::Pins, Interface, Lines, "Pins", "pins"),
         spec(Field::PinFirstUse, Interface, One, "PinFirstUse", "pin-first-use"),
+        spec(Field::PortMapping, Interface, One, "PortMapping", "port-mapping"),
         spec(Field::Name, Peer, One, "Name", "name"),
         spec(Field::PublicKey, Peer, One, "PublicKey", "public-key"),
         spec(Field::PresharedKey, Peer, One, "PresharedKey", "preshared-key"),

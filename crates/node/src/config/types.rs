@@ -67,6 +67,8 @@ pub struct MeshSettings {
     pub stun: Vec<Endpoint>,
     /// Have this host's programs find members by their names.
     pub names: bool,
+    /// Ask the router for a port where this host is behind a NAT.
+    pub port_mapping: bool,
     /// Which members' keys are believed.
     pub trust: Trust,
 }

@@ -161,6 +161,9 @@ impl Text {
             if !mesh.names {
                 self.one(Field::Names, "false");
             }
+            if !mesh.port_mapping {
+                self.one(Field::PortMapping, "false");
+            }
             let pins = mesh.trust.pins.iter();
             self.list(Field::Pins, pins.map(|(name, key)| format!("{name} {key}")));
             if mesh.trust.first_use {

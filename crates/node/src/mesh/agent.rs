@@ -460,6 +460,7 @@ impl Agent {
                 });
             let port = NonZeroU16::new(self.port.load(Ordering::Relaxed));
             let netlink = Netlink::open().ok();
+            let seen = seen.filter(|_| self.settings.port_mapping);
             let wanted = seen.zip(netlink).and_then(|(seen, netlink)| {
                 let router = Router::before(seen, &netlink, self.own_interface)?;
                 Some((router, seen, port?))
