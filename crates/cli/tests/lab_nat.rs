@@ -6,8 +6,9 @@ mod common;
 use std::process::{Command, Output};
 
 use common::skip;
-use seikan_lab::nat::{NatReport, PathKind};
+use seikan_lab::nat::{EventReport, NatReport, PathKind};
 use seikan_lab::wire::Wire;
+use serde::de::DeserializeOwned;
 
 const NATS: &str = r#"
 delay-ms = 2
@@ -29,7 +30,7 @@ boxes = [{ source = "masquerade random" }]
 "#;
 
 /// Plays these expectations; `None` (loudly) where the machine cannot.
-fn played(expectations: &str) -> Option<(Output, NatReport)> {
+fn played<R: DeserializeOwned>(expectations: &str, words: &[&str]) -> Option<(Output, R)> {
     if let Err(reason) = Wire::availability() {
         skip(&reason);
         return None;
@@ -42,7 +43,9 @@ fn played(expectations: &str) -> Option<(Output, NatReport)> {
     let [file, json] = ["plan.toml", "report.json"].map(|name| folder.path().join(name));
     std::fs::write(&file, format!("{NATS}{expectations}")).expect("a file");
     let output = Command::new(env!("CARGO_BIN_EXE_seikan"))
-        .args(["lab", "nat", "--file"])
+        .args(["lab", "nat"])
+        .args(words)
+        .arg("--file")
         .arg(&file)
         .arg("--json")
         .arg(&json)
@@ -66,8 +69,11 @@ fn linux_maps_anew_for_each_destination_with_random_and_alike_without() {
         why = "a port for each"
         pairs = [["random", "random"]]
         "#,
+        &[],
     );
-    let Some((_, report)) = played else { return };
+    let Some((_, report)): Option<(_, NatReport)> = played else {
+        return;
+    };
     let found: Vec<_> = report.rows.iter().map(|row| row.found).collect();
     assert_eq!(
         found,
@@ -90,8 +96,9 @@ fn another_path_than_the_file_says_is_told_and_the_exit_code_is_1() {
         why = "nobody would say so"
         pairs = [["open", "open"]]
         "#,
+        &[],
     );
-    let Some((output, report)) = played else {
+    let Some((output, report)): Option<(_, NatReport)> = played else {
         return;
     };
     assert_eq!(output.status.code(), Some(1));
@@ -99,4 +106,28 @@ fn another_path_than_the_file_says_is_told_and_the_exit_code_is_1() {
     assert!(report.rows[0].wrong.contains(&"another path".to_owned()));
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(said.contains("nobody would say so"), "{said}");
+}
+
+#[test]
+fn nothing_is_left_of_a_relayed_pair_whose_only_relay_was_killed() {
+    let played = played(
+        r#"
+        [[event]]
+        name = "killed"
+        about = ""
+        nats = ["random", "random"]
+        happens = "kill-relay"
+        path = "relay"
+        then = "none"
+        gap = 10
+        settled = 10
+        "#,
+        &["--events"],
+    );
+    let Some((_, report)): Option<(_, EventReport)> = played else {
+        return;
+    };
+    let row = &report.rows[0];
+    assert!(row.before.contains(&PathKind::Relay), "{row:?}");
+    assert_eq!(row.found, [PathKind::None; 2], "{row:?}");
 }

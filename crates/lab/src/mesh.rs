@@ -72,22 +72,23 @@ impl Mesh {
     pub(crate) fn start_coordinator(&self, host: &Host) -> Result<Process> {
         let (store, listen) = (self.path("coordinator"), self.coordinator.to_string());
         let words = ["coordinator", "--dir", &store, "--listen", &listen];
-        self.spawn(host, "coordinator", &words)
+        self.spawn(host, "coordinator", &words, &[])
     }
 
-    /// Starts a relay that the mesh knows, with these ports for pairs.
+    /// Starts a relay that the mesh knows, with these ports for pairs and these variables in its environment.
     pub(crate) fn start_relay(
         &self,
         host: &Host,
         at: SocketAddr,
         ports: &str,
+        environment: &[(String, String)],
         interrupt: &Interrupt,
     ) -> Result<Process> {
         let name = format!("relay{}", at.port());
         let (folder, at) = (self.path(&name), at.to_string());
         let words = ["relay", "--dir", &folder, "--listen", &at];
         let rest = ["--ports", ports, "--rate", "100G"];
-        let mut process = self.spawn(host, &name, &[&words[..], &rest].concat())?;
+        let mut process = self.spawn(host, &name, &[&words[..], &rest].concat(), environment)?;
         let secret = patiently("the relay has a secret", interrupt, || {
             process.check_alive()?;
             Ok(fs::read_to_string(format!("{folder}/secret")).ok())
@@ -133,17 +134,25 @@ impl Mesh {
         self.folder.join(name).to_string_lossy().into_owned()
     }
 
-    fn spawn(&self, host: &Host, name: &str, words: &[&str]) -> Result<Process> {
-        Process::start(host, name, command(&self.folder, words)?, &self.folder)
+    fn spawn(
+        &self,
+        host: &Host,
+        name: &str,
+        words: &[&str],
+        environment: &[(String, String)],
+    ) -> Result<Process> {
+        let mut command = command(&self.folder, words)?;
+        command.envs(environment.iter().cloned());
+        Process::start(host, name, command, &self.folder)
     }
 }
 
 impl Member {
     /// Starts its tunnel, with these variables in its environment.
-    pub(crate) fn up(&self, host: &Host, environment: &[(&str, &str)]) -> Result<Process> {
+    pub(crate) fn up(&self, host: &Host, environment: &[(String, String)]) -> Result<Process> {
         let file = self.folder.join(format!("{}.toml", self.interface));
         let mut command = command(&self.folder, &["up", &file.to_string_lossy()])?;
-        command.envs(environment.iter().copied());
+        command.envs(environment.iter().cloned());
         Process::start(host, &self.interface, command, &self.folder)
     }
 

@@ -2,8 +2,11 @@
 //!
 //! A [`plan`] says what NATs there are and what is to come of each pair, and why. Each pair is a cell with namespaces, a
 //! coordinator, a relay and two daemons of its own, some side by side: A is up and known; then B starts, and sends at once. What is
-//! measured counts from that start, the program's own included.
+//! measured counts from that start, the program's own included. Then there are [`events`]: what interrupts a pair that talks, and how
+//! long.
 
+mod clock;
+mod event;
 mod flow;
 mod plan;
 mod site;
@@ -15,7 +18,8 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-pub use plan::{Cell, Expect, Nat, NatBox, PLAN, PathKind, Plan};
+pub use event::{EventReport, EventRow, events};
+pub use plan::{Cell, Clocks, Event, Expect, Happening, Nat, NatBox, PLAN, PathKind, Plan};
 
 use crate::Progress;
 use crate::error::{LabError, Result};
@@ -37,15 +41,16 @@ const ASK: Duration = Duration::from_millis(100);
 /// Ports of services.
 const COORDINATOR: u16 = 7443;
 const RELAY: u16 = 3478;
-/// Ports that a relay has for pairs.
-const PAIRS: &str = "40000-40999";
+/// The first port that the first relay has for pairs, and how many each has.
+const PAIRS: u16 = 40_000;
+const PAIRS_EACH: u16 = 1000;
 
 /// What to play.
 #[derive(Clone, Debug)]
 pub struct NatOptions {
     /// The file.
     pub plan: Plan,
-    /// Only pairs with one of these NATs; all if empty.
+    /// Only pairs with one of these NATs, or these events; all if empty.
     pub only: Vec<String>,
     /// Cells side by side.
     pub jobs: usize,
@@ -118,7 +123,14 @@ pub fn nat(
             fraction: number as f64 / cells.len() as f64,
             what: cell.name(),
         });
-        Stage::set(cell, delay, number, interrupt)?.play(cell, interrupt)
+        let setting = Setting {
+            cell,
+            delay,
+            number,
+            relays: 1,
+            clocks: Clocks::default(),
+        };
+        Stage::set(&setting, interrupt)?.play(cell, interrupt)
     })?;
     Ok(NatReport {
         delay_ms: options.plan.delay_ms,
@@ -158,34 +170,59 @@ fn side_by_side<T: Send>(
     all.into_iter().map(|(_, outcome)| outcome).collect()
 }
 
+/// How a cell is made.
+struct Setting<'a> {
+    cell: &'a Cell,
+    delay: Duration,
+    /// Of all that are played, for names.
+    number: usize,
+    relays: u16,
+    clocks: Clocks,
+}
+
 /// A cell that is played: A is up.
 struct Stage {
     members: [Member; 2],
-    processes: Mutex<Processes>,
+    /// As long as it runs.
+    coordinator: Option<Process>,
+    relays: Vec<Process>,
+    /// Of A and B.
+    tunnels: Processes,
+    mesh: Mesh,
     site: Site,
     _folder: tempfile::TempDir,
 }
 
 impl Stage {
     /// Makes everything, and starts A.
-    fn set(cell: &Cell, delay: Duration, number: usize, interrupt: &Interrupt) -> Result<Stage> {
+    fn set(setting: &Setting<'_>, interrupt: &Interrupt) -> Result<Stage> {
         let folder =
             tempfile::TempDir::with_prefix("seikan-lab-").map_err(LabError::io("make a folder"))?;
-        let site = Site::create(cell, delay)?;
+        let site = Site::create(setting.cell, setting.delay)?;
         let (internet, address) = site.internet();
         let at = |port| (address, port).into();
         let (mesh, coordinator) = Mesh::start(internet, at(COORDINATOR), folder.path(), interrupt)?;
-        let relay = mesh.start_relay(internet, at(RELAY), PAIRS, interrupt)?;
+        let clock = clock::environment(setting.clocks.relay.as_deref())?;
+        let relay = |number: u16| {
+            let first = PAIRS + PAIRS_EACH * number;
+            let ports = format!("{first}-{}", first + PAIRS_EACH - 1);
+            mesh.start_relay(internet, at(RELAY + number), &ports, &clock, interrupt)
+        };
+        let relays = (0..setting.relays).map(relay).collect::<Result<_>>()?;
         let join = |end: usize| {
             let host = site.host(end);
+            let number = setting.number;
             let interface = format!("n{}x{number}{}", std::process::id(), host.name);
             mesh.join(host, &interface)
         };
         let members = [join(0)?, join(1)?];
         let a = members[0].up(site.host(0), &[])?;
-        let stage = Stage {
+        let mut stage = Stage {
             members,
-            processes: Mutex::new(Processes(vec![coordinator, relay, a])),
+            coordinator: Some(coordinator),
+            relays,
+            tunnels: Processes(vec![a]),
+            mesh,
             site,
             _folder: folder,
         };
@@ -198,25 +235,21 @@ impl Stage {
             let connected = status["mesh"]["contact"] == "connected";
             // As far as anybody answers.
             let seen = status["mesh"]["stun"].as_array().map_or(0, Vec::len);
-            Ok((connected && seen > 1).then_some(()))
+            Ok((connected && seen > setting.relays.into()).then_some(()))
         })?;
         Ok(stage)
     }
 
-    fn check_alive(&self) -> Result<()> {
-        let mut processes = self
-            .processes
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        processes.0.iter_mut().try_for_each(Process::check_alive)
+    fn check_alive(&mut self) -> Result<()> {
+        let services = self.coordinator.iter_mut().chain(&mut self.relays);
+        let mut all = services.chain(&mut self.tunnels.0);
+        all.try_for_each(Process::check_alive)
     }
 
-    fn start(&self, process: Process) {
-        let mut processes = self
-            .processes
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        processes.0.push(process);
+    fn start_b(&mut self, clock: &[(String, String)]) -> Result<()> {
+        let b = self.members[1].up(self.site.host(1), clock)?;
+        self.tunnels.0.push(b);
+        Ok(())
     }
 
     fn status(&self, end: usize) -> Result<serde_json::Value> {
@@ -234,12 +267,17 @@ impl Stage {
         })
     }
 
-    /// Starts B and watches what comes of it.
-    fn play(&self, cell: &Cell, interrupt: &Interrupt) -> Result<NatRow> {
+    /// Questions from B to A.
+    fn flow(&self) -> Result<Flow> {
         let (a, b) = (self.site.host(0), self.site.host(1));
+        Flow::start(b, a, self.members[0].address)
+    }
+
+    /// Starts B and watches what comes of it.
+    fn play(&mut self, cell: &Cell, interrupt: &Interrupt) -> Result<NatRow> {
         let begun = Instant::now();
-        self.start(self.members[1].up(b, &[])?);
-        let flow = Flow::start(b, a, self.members[0].address)?;
+        self.start_b(&[])?;
+        let flow = self.flow()?;
         let mut direct = None;
         let mut found = [PathKind::None; 2];
         loop {

@@ -12,8 +12,8 @@ pub const PLAN: &str = include_str!("../../scenarios/nat/matrix.toml");
 /// The longest delay of a direction, in milliseconds.
 const LONGEST_DELAY: f64 = 500.0;
 
-/// By which way two members talk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// By which way two members talk, the best first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PathKind {
     /// Both send to the other's own address.
@@ -78,6 +78,80 @@ pub struct Expect {
     pub pairs: Vec<[String; 2]>,
 }
 
+/// What happens to a pair, at B where it has a place.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Happening {
+    /// Nothing.
+    Nothing,
+    /// B's innermost box forgets all it has mapped, and maps by another statement perhaps.
+    RestartNat {
+        /// Which.
+        source: Option<String>,
+    },
+    /// B's outermost box has another address outside, or B itself if it has none.
+    ChangeAddress,
+    /// Nothing gets to B or from it for so many seconds.
+    Outage(f64),
+    /// The relay that the pair uses is killed, or the first if it uses none.
+    KillRelay,
+    /// The coordinator is killed, and starts again after so many seconds.
+    CoordinatorAway(f64),
+    /// B's tunnel ends and starts with the machine's own clock.
+    RestartWithRightClock,
+}
+
+/// Clocks that are wrong, by how much: `+1h`, `-90m` (libfaketime's offsets).
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Clocks {
+    /// B's.
+    pub b: Option<String>,
+    /// All relays'.
+    pub relay: Option<String>,
+}
+
+/// Something that happens to a pair, and what is to come of it.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Event {
+    /// What it is called.
+    pub name: String,
+    /// What happens, in a line, and why what comes of it does.
+    pub about: String,
+    /// Names of the NATs before A and before B.
+    pub nats: [String; 2],
+    /// Relays that there are.
+    #[serde(default = "one")]
+    pub relays: u16,
+    /// Whose clocks are wrong from the start.
+    #[serde(default)]
+    pub clocks: Clocks,
+    /// What happens.
+    pub happens: Happening,
+    /// By which way they talk before.
+    pub path: PathKind,
+    /// And after, if that is another.
+    pub then: Option<PathKind>,
+    /// Seconds in which nothing may arrive, at most.
+    pub gap: f64,
+    /// Seconds until they talk as they then do, at most.
+    pub settled: f64,
+    /// Whether a TCP connection goes on.
+    #[serde(default = "yes")]
+    pub tcp: bool,
+    /// Words that B's status has at the end.
+    pub says: Option<String>,
+}
+
+fn one() -> u16 {
+    1
+}
+
+fn yes() -> bool {
+    true
+}
+
 /// The whole file.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
@@ -90,6 +164,9 @@ pub struct Plan {
     /// All pairs.
     #[serde(default)]
     pub expect: Vec<Expect>,
+    /// All events.
+    #[serde(default, rename = "event")]
+    pub events: Vec<Event>,
 }
 
 /// A pair in one order.
@@ -139,7 +216,9 @@ impl Plan {
         if names.len() != plan.nats.len() {
             return Err(wrong("two NATs have the same name".to_owned()));
         }
-        for name in plan.expect.iter().flat_map(|e| e.pairs.iter().flatten()) {
+        let pairs = plan.expect.iter().flat_map(|expect| &expect.pairs);
+        let pairs = pairs.chain(plan.events.iter().map(|event| &event.nats));
+        for name in pairs.flatten() {
             plan.nat(name)?;
         }
         Ok(plan)

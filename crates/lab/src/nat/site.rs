@@ -30,6 +30,8 @@ const HOME: [u8; 3] = [192, 168, 1];
 const FIRST: u8 = 1;
 const ENDS: [u8; 2] = [10, 20];
 const SHARED: u8 = 30;
+/// What is added to the end of an address that changes.
+const MOVED: u8 = 100;
 /// The card to the outside, the switch inside, and where a wire is plugged in.
 const WAN: &str = "wan";
 const LAN: &str = "lan";
@@ -49,6 +51,7 @@ struct Router {
     what: NatBox,
     /// The network outside, and its address there.
     outside: ([u8; 3], u8),
+    wan: u32,
     /// Ends of the addresses inside that have an outer one of their own.
     customers: Vec<u8>,
 }
@@ -56,9 +59,12 @@ struct Router {
 /// All of a cell.
 pub(super) struct Site {
     internet: Switch,
+    _shared: Vec<Router>,
+    routers: [Vec<Router>; 2],
     hosts: [Host; 2],
-    _routers: Vec<Router>,
-    _wire: Wire,
+    cards: [u32; 2],
+    wire: Wire,
+    delay: Duration,
 }
 
 fn refused(error: NetlinkError) -> LabError {
@@ -147,10 +153,11 @@ impl Router {
         at.plug(&inside.host, WAN, end)?;
         // Networks of carriers are not the world's: who is in the world needs no way to them.
         let wan = at.configure(&inside.host, WAN, end, at.network != INTERNET)?;
-        let router = Router {
+        let mut router = Router {
             inside,
             what: what.clone(),
             outside: (at.network, end),
+            wan,
             customers: customers.to_vec(),
         };
         for (_, outer) in router.maps().into_iter().skip(1) {
@@ -166,8 +173,19 @@ impl Router {
             .host
             .run(|| fs::write("/proc/sys/net/ipv4/ip_forward", "1"))?;
         forwarded.map_err(LabError::io("have a box forward"))?;
-        router.set_rules()?;
+        router.set_rules(None)?;
         Ok(router)
+    }
+
+    /// Its way to everything else, once more after its card was down.
+    fn find_way_out(&self) -> Result<()> {
+        match self.outside.0 {
+            INTERNET => Ok(()),
+            network => {
+                let route = way(network, self.wan);
+                self.inside.netlink.add_route(&route).map_err(refused)
+            }
+        }
     }
 
     /// With a static map: who inside has which outer address.
@@ -182,8 +200,11 @@ impl Router {
         }
     }
 
-    /// Puts its rules in force.
-    fn set_rules(&self) -> Result<()> {
+    /// Puts its rules in force, with another statement that maps perhaps.
+    fn set_rules(&mut self, source: Option<&str>) -> Result<()> {
+        if let Some(source) = source {
+            source.clone_into(&mut self.what.source);
+        }
         let (mut inward, mut outward) = (String::new(), String::new());
         if self.what.one_to_one {
             let from = if self.what.hairpin {
@@ -283,19 +304,19 @@ impl Site {
         }
         let at = outer(&internet, &shared, &routers[0]);
         at.plug(&hosts[0], &hosts[0].device, ENDS[0])?;
-        at.configure(&hosts[0], &hosts[0].device, ENDS[0], at.network != INTERNET)?;
+        let a = at.configure(&hosts[0], &hosts[0].device, ENDS[0], at.network != INTERNET)?;
         let at = outer(&internet, &shared, &routers[1]);
-        let wire = Wire::between(&at.host, &hosts[1], delayed(delay))?;
+        let wire = Wire::between(&at.host, &hosts[1], delayed(delay, false))?;
         at.take(WIRED)?;
-        at.configure(&hosts[1], &hosts[1].device, ENDS[1], at.network != INTERNET)?;
+        let b = at.configure(&hosts[1], &hosts[1].device, ENDS[1], at.network != INTERNET)?;
         Ok(Site {
             internet,
+            _shared: shared,
+            routers,
             hosts,
-            _routers: shared
-                .into_iter()
-                .chain(routers.into_iter().flatten())
-                .collect(),
-            _wire: wire,
+            cards: [a, b],
+            wire,
+            delay,
         })
     }
 
@@ -304,10 +325,51 @@ impl Site {
         &self.hosts[end]
     }
 
+    /// Nothing gets to B or from it, or everything does.
+    pub(super) fn cut(&self, cut: bool) -> Result<()> {
+        self.wire.set(delayed(self.delay, cut))
+    }
+
+    /// B's innermost box forgets what it has mapped, and maps by this statement perhaps.
+    pub(super) fn restart_nat(&mut self, source: Option<&str>) -> Result<()> {
+        let router = self.routers[1].last_mut();
+        let router = router.ok_or_else(|| LabError::Usage("B has no NAT to restart".to_owned()))?;
+        router.set_rules(source)?;
+        // Masquerading forgets what it has mapped to a card that goes down.
+        let netlink = &router.inside.netlink;
+        netlink.set_down(router.wan).map_err(refused)?;
+        netlink.set_up(router.wan).map_err(refused)?;
+        router.find_way_out()
+    }
+
+    /// B's outermost box has another address outside, or B itself if it has none.
+    pub(super) fn change_address(&mut self) -> Result<()> {
+        let Some(router) = self.routers[1].first_mut() else {
+            let netlink = self.hosts[1].netlink()?;
+            let network = INTERNET;
+            return readdress(&netlink, self.cards[1], network, ENDS[1]);
+        };
+        let (network, end) = router.outside;
+        readdress(&router.inside.netlink, router.wan, network, end)?;
+        router.find_way_out()
+    }
+
     /// Where coordinator and relays run, and their address.
     pub(super) fn internet(&self) -> (&Host, IpAddr) {
         (&self.internet.host, address(INTERNET, FIRST))
     }
+}
+
+/// A card gets another address, after it was unplugged as it were.
+fn readdress(netlink: &Netlink, card: u32, network: [u8; 3], end: u8) -> Result<()> {
+    netlink.set_down(card).map_err(refused)?;
+    netlink
+        .delete_address(card, net(network, end))
+        .map_err(refused)?;
+    netlink
+        .add_address(card, net(network, end + MOVED))
+        .map_err(refused)?;
+    netlink.set_up(card).map_err(refused)
 }
 
 /// The network inside of a box with so many before it.
@@ -324,9 +386,10 @@ fn outer<'a>(internet: &'a Switch, shared: &'a [Router], own: &'a [Router]) -> &
     last.map_or(internet, |router| &router.inside)
 }
 
-fn delayed(delay: Duration) -> WireFaults {
+fn delayed(delay: Duration, cut: bool) -> WireFaults {
     WireFaults::both(Faults {
         delay_us: delay.as_micros() as u64,
+        loss: if cut { 1.0 } else { 0.0 },
         ..Faults::default()
     })
 }

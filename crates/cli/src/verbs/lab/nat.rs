@@ -7,7 +7,9 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{Args, ValueHint};
-use seikan_lab::nat::{NatOptions, NatReport, NatRow, PLAN, PathKind, Plan, nat};
+use seikan_lab::nat::{
+    EventReport, NatOptions, NatReport, NatRow, PLAN, PathKind, Plan, events, nat,
+};
 use seikan_lab::report::ProgressBar;
 use seikan_lab::{Interrupt, LabError};
 
@@ -19,12 +21,16 @@ use crate::screen::{BOLD, DIM, GREEN, RED, RESET, YELLOW, width};
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     sudo seikan lab nat                             all pairs, a few minutes\n  \
-    sudo seikan lab nat --only symmetric --jobs 1   those with a symmetric NAT, one by one\n\n\
+    sudo seikan lab nat --only symmetric --jobs 1   those with a symmetric NAT, one by one\n  \
+    sudo seikan lab nat --events --jobs 4           NATs that start anew, outages, relays that are killed, wrong clocks\n\n\
     Exit code 1 if any pair has another path than theory says, or has it late: a direct one after 3 s from the start of the\n\
-    second daemon, the first answer by a relay after 1 s.")]
+    second daemon, the first answer by a relay after 1 s; and if any event interrupts a pair for longer than the file allows.")]
 pub struct NatArguments {
-    /// Only pairs with one of these NATs; all if left out
-    #[arg(long, value_name = "NAT,...", value_delimiter = ',')]
+    /// Play what happens to pairs that talk, in place of how they find each other
+    #[arg(long)]
+    pub events: bool,
+    /// Only pairs with one of these NATs, or only these events; all if left out
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     pub only: Vec<String>,
     /// Pairs side by side
     #[arg(long, value_name = "PAIRS", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=32))]
@@ -56,17 +62,38 @@ pub fn run(arguments: &NatArguments) -> anyhow::Result<ExitCode> {
     let interrupt = Interrupt::new();
     let _signals = interrupt.catch_signals()?;
     let bar = ProgressBar::new();
-    let outcome = nat(&options, &interrupt, &mut |step| bar.show(step));
+    let mut show = |step| bar.show(step);
+    let outcome = match arguments.events {
+        true => events(&options, &interrupt, &mut show).map(Outcome::Events),
+        false => nat(&options, &interrupt, &mut show).map(Outcome::Pairs),
+    };
     drop(bar);
-    let report = match outcome {
+    let outcome = match outcome {
         Err(error @ LabError::Usage(_)) => return wrong_usage(error),
         outcome => outcome?,
     };
+    let (json, text, failed) = match &outcome {
+        Outcome::Pairs(report) => (
+            serde_json::to_string_pretty(report)?,
+            shown(report, &options.plan),
+            report.failed(),
+        ),
+        Outcome::Events(report) => (
+            serde_json::to_string_pretty(report)?,
+            shown_events(report),
+            report.failed(),
+        ),
+    };
     if let Some(file) = &arguments.json {
-        output::write_file(file, &(serde_json::to_string_pretty(&report)? + "\n"))?;
+        output::write_file(file, &(json + "\n"))?;
     }
-    write!(anstream::stdout(), "{}", shown(&report, &options.plan))?;
-    Ok(exit_code(report.failed()))
+    write!(anstream::stdout(), "{text}")?;
+    Ok(exit_code(failed))
+}
+
+enum Outcome {
+    Pairs(NatReport),
+    Events(EventReport),
 }
 
 /// The matrix, then what is not in it, then what is not as it was to be.
@@ -121,6 +148,42 @@ fn shown(report: &NatReport, plan: &Plan) -> String {
             name(row.found[1]),
             row.why
         );
+    }
+    text
+}
+
+/// A line for each, and why for those that are not as they were to be.
+fn shown_events(report: &EventReport) -> String {
+    let mut text = format!(
+        "{BOLD}{:<24}{:<18}{:>14}{:>18}{:>12}{RESET}\n",
+        "what happens", "path", "silence, s", "settled after, s", "TCP, s"
+    );
+    for row in &report.rows {
+        let way = |ways: [PathKind; 2]| name(ways[0].max(ways[1]));
+        let (before, after) = (way(row.before), way(row.found));
+        let path = match before == after {
+            true => before.to_owned(),
+            false => format!("{before}, then {after}"),
+        };
+        let [gap, most] = row.gap;
+        let time = |time: Option<f64>| time.map_or("-".to_owned(), |time| format!("{time:.1}"));
+        let colour = if row.wrong.is_empty() { GREEN } else { RED };
+        let _ = writeln!(
+            text,
+            "{colour}{:<24}{RESET}{path:<18}{:>14}{:>18}{:>12}",
+            row.event,
+            format!("{gap:.1} of {most}"),
+            format!("{} of {}", time(row.settled), row.settled_within),
+            time(row.tcp),
+        );
+        if !row.wrong.is_empty() {
+            let _ = writeln!(
+                text,
+                "  {}\n  {DIM}{}{RESET}",
+                row.wrong.join(", "),
+                row.about
+            );
+        }
     }
     text
 }
