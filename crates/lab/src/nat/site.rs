@@ -23,11 +23,11 @@ use crate::link::Host;
 use crate::wire::{Faults, Wire, WireFaults};
 
 /// The network of everybody.
-const INTERNET: [u8; 3] = [198, 51, 100];
+pub(crate) const INTERNET: [u8; 3] = [198, 51, 100];
 /// The network of a home.
 const HOME: [u8; 3] = [192, 168, 1];
 /// Ends of addresses: of who gives a network its way out, of A and B, and of what both are behind.
-const FIRST: u8 = 1;
+pub(crate) const FIRST: u8 = 1;
 const ENDS: [u8; 2] = [10, 20];
 const SHARED: u8 = 30;
 /// What is added to the end of an address that changes.
@@ -38,8 +38,8 @@ const LAN: &str = "lan";
 const WIRED: &str = "wired";
 
 /// A switch with a network, and the host that it belongs to.
-struct Switch {
-    host: Host,
+pub(crate) struct Switch {
+    pub(crate) host: Host,
     netlink: Netlink,
     bridge: u32,
     network: [u8; 3],
@@ -71,7 +71,7 @@ fn refused(error: NetlinkError) -> LabError {
     LabError::Setup(error.to_string())
 }
 
-fn address(network: [u8; 3], end: u8) -> IpAddr {
+pub(crate) fn address(network: [u8; 3], end: u8) -> IpAddr {
     let [a, b, c] = network;
     Ipv4Addr::new(a, b, c, end).into()
 }
@@ -81,7 +81,7 @@ fn net(network: [u8; 3], end: u8) -> IpNet {
 }
 
 impl Switch {
-    fn create(name: &'static str, network: [u8; 3]) -> Result<Switch> {
+    pub(crate) fn create(name: &'static str, network: [u8; 3]) -> Result<Switch> {
         let mut host = Host::create(name, FIRST)?;
         WIRED.clone_into(&mut host.device);
         let netlink = host.netlink()?;
@@ -108,7 +108,7 @@ impl Switch {
     }
 
     /// Gives `host` a card at this switch.
-    fn plug(&self, host: &Host, card: &str, end: u8) -> Result<()> {
+    pub(crate) fn plug(&self, host: &Host, card: &str, end: u8) -> Result<()> {
         let port = format!("port{end}");
         let peer = Some(host.netns().as_fd());
         self.netlink
@@ -118,7 +118,7 @@ impl Switch {
     }
 
     /// Gives a card that is plugged in its address, and the way out; the card's index.
-    fn configure(&self, host: &Host, card: &str, end: u8, way_out: bool) -> Result<u32> {
+    pub(crate) fn configure(&self, host: &Host, card: &str, end: u8, way_out: bool) -> Result<u32> {
         let netlink = host.netlink()?;
         let index = netlink.link(card).map_err(refused)?.index;
         netlink
