@@ -101,6 +101,13 @@ impl Process {
         lines[lines.len().saturating_sub(QUOTED_LINES)..].join("\n")
     }
 
+    /// Ends it as a crash does, without a word.
+    pub fn kill(mut self) {
+        // Fails only when it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
     /// Asks the program to end; [`Process::wait`] makes sure.
     fn terminate(&mut self) {
         // Not once it has been waited for: its number may be another's by then.

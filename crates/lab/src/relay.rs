@@ -12,7 +12,6 @@ use std::fs;
 use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use seikan_sys::netlink::Route;
@@ -23,9 +22,9 @@ use crate::error::{LabError, Result};
 use crate::interrupt::Interrupt;
 use crate::link::Host;
 use crate::load::{Ends, LiveOptions, Meter, live, wait_reachable};
+use crate::mesh::{Member, Mesh, patiently};
 use crate::process::{Process, Processes};
 use crate::stats::{Spread, ratio};
-use crate::tunnel::seikan::{RUN_DIR, program};
 
 /// How often is looked whether something has arrived.
 const LOOK: Duration = Duration::from_millis(1);
@@ -110,13 +109,13 @@ pub fn relay(
             let relayed = rate(meter, options, interrupt)?;
             step(1, "a direct path opens");
             let dropped = site.dropped()?;
-            site.forward(true)?;
+            forward(&site.middle, true)?;
             let change = site.wait_for(false, meter, interrupt)?;
             step(2, "directly");
             let direct = rate(meter, options, interrupt)?;
             let dropped = site.dropped()?.saturating_sub(dropped);
             step(3, "the direct path dies");
-            site.forward(false)?;
+            forward(&site.middle, false)?;
             let death = site.wait_for(true, meter, interrupt)?;
             rounds.push(RelayRound {
                 relayed,
@@ -157,9 +156,7 @@ struct Site {
     a: Host,
     b: Host,
     middle: Host,
-    folder: std::path::PathBuf,
-    /// B inside the tunnel.
-    target: IpAddr,
+    members: [Member; 2],
     processes: std::cell::RefCell<Processes>,
 }
 
@@ -179,93 +176,32 @@ impl Site {
         let (a, b, middle) = (a?, b?, middle?);
         cable(&a, &middle, 1)?;
         cable(&b, &middle, 2)?;
-        let mut site = Site {
+        forward(&middle, false)?;
+        let at = |port: u16| ([10, 77, 1, 3], port).into();
+        let (mesh, coordinator) = Mesh::start(&middle, at(7443), folder, interrupt)?;
+        // One relay, at an address in reach of both.
+        let relay = mesh.start_relay(&middle, at(3478), "49152-65535", &[], interrupt)?;
+        let members = [mesh.join(&a, "A", "labA")?, mesh.join(&b, "B", "labB")?];
+        let tunnels = [members[0].up(&a, &[])?, members[1].up(&b, &[])?];
+        let processes = [coordinator, relay].into_iter().chain(tunnels).collect();
+        let site = Site {
             a,
             b,
             middle,
-            folder: folder.to_owned(),
-            target: IpAddr::from([0; 4]),
-            processes: Default::default(),
+            members,
+            processes: Processes(processes).into(),
         };
-        site.forward(false)?;
-        let store = path(folder, "coordinator");
-        let coordinator = ["coordinator", "--dir", &store, "--listen", "10.77.1.3:7443"];
-        site.start("coordinator", None, &coordinator)?;
-        let relays = path(folder, "relay");
-        let relay = [
-            "relay",
-            "--dir",
-            &relays,
-            "--listen",
-            "0.0.0.0:3478",
-            "--rate",
-            "100G",
-        ];
-        site.start("relay", None, &relay)?;
-        let secret = patiently("the relay has a secret", interrupt, || {
-            Ok(fs::read_to_string(folder.join("relay/secret")).ok())
-        })?;
-        let said = patiently("the coordinator makes a token", interrupt, || {
-            let token = ["coordinator", "token", "--reusable", "--dir", &store];
-            Ok(run(&site.middle, folder, &token).ok())
-        })?;
-        let after = |option: &str| {
-            let mut words = said.split_whitespace();
-            words.find(|word| *word == option);
-            words.next().unwrap_or_default().to_owned()
-        };
-        let (token, pin) = (after("--token"), after("--pin"));
-        // One relay, at an address in reach of both.
-        let add = [
-            "coordinator",
-            "relay",
-            "add",
-            "10.77.1.3:3478",
-            "--secret",
-            secret.trim(),
-        ];
-        run(
-            &site.middle,
-            folder,
-            &[&add[..], &["--dir", &store]].concat(),
-        )?;
-        for host in [&site.a, &site.b] {
-            let file = path(folder, &format!("lab{}.toml", host.name));
-            let join = [
-                "join",
-                "https://10.77.1.3:7443",
-                "--token",
-                &token,
-                "--pin",
-                &pin,
-            ];
-            let rest = ["--name", host.name, "--iface", &file, "--no-up"];
-            run(host, folder, &[&join[..], &rest].concat())?;
-            site.start("seikan", Some(host), &["up", &file])?;
-        }
-        let text = fs::read_to_string(folder.join("labB.toml"));
-        let text = text.map_err(LabError::io("read what was joined"))?;
-        let address = text
-            .split('"')
-            .find_map(|word| word.split('/').next()?.parse().ok());
-        site.target = address.ok_or_else(|| LabError::Setup("B has no address".into()))?;
-        for host in [&site.a, &site.b] {
+        for end in 0..2 {
             patiently("the members know each other", interrupt, || {
-                let known = site.status(host)?["peers"]
-                    .as_array()
-                    .is_some_and(|p| p.len() == 1);
+                // Not up yet.
+                let Ok(status) = site.status(end) else {
+                    return site.check_alive().map(|()| None);
+                };
+                let known = status["peers"].as_array().is_some_and(|p| p.len() == 1);
                 Ok(known.then_some(()))
             })?;
         }
         Ok(site)
-    }
-
-    fn start(&self, name: &str, host: Option<&Host>, words: &[&str]) -> Result<()> {
-        let command = command(&self.folder, words)?;
-        let host = host.unwrap_or(&self.middle);
-        let process = Process::start(host, name, command, &self.folder)?;
-        self.processes.borrow_mut().0.push(process);
-        Ok(())
     }
 
     fn check_alive(&self) -> Result<()> {
@@ -278,32 +214,21 @@ impl Site {
         Ends {
             client: &self.a,
             server: &self.b,
-            target: self.target,
+            target: self.members[1].address,
             sources: &[],
         }
     }
 
-    /// Whether M forwards.
-    fn forward(&self, on: bool) -> Result<()> {
-        let file = "/proc/sys/net/ipv4/ip_forward";
-        let written = self
-            .middle
-            .run(|| fs::write(file, if on { "1" } else { "0" }))?;
-        written.map_err(LabError::io(format!("write {file} of M")))
-    }
-
     /// What an end says of itself.
-    fn status(&self, host: &Host) -> Result<serde_json::Value> {
-        let words = ["status", &format!("lab{}", host.name), "--json"];
-        let said = run(host, &self.folder, &words)?;
-        serde_json::from_str(&said).map_err(|e| LabError::Setup(format!("status: {e}")))
+    fn status(&self, end: usize) -> Result<serde_json::Value> {
+        self.members[end].status([&self.a, &self.b][end])
     }
 
     /// Datagrams that either end has dropped on their way in.
     fn dropped(&self) -> Result<u64> {
         let mut dropped = 0;
-        for host in [&self.a, &self.b] {
-            let status = self.status(host)?;
+        for end in 0..2 {
+            let status = self.status(end)?;
             let drops = status["totals"]["inbound"]["drops"].as_object();
             dropped += drops.map_or(0, |d| d.values().filter_map(|n| n.as_u64()).sum());
             dropped += status["receive_queue_drops"].as_u64().unwrap_or(0);
@@ -329,8 +254,8 @@ impl Site {
             if asked.elapsed() >= ASK {
                 self.check_alive()?;
                 let mut all = true;
-                for host in [&self.a, &self.b] {
-                    let path = &self.status(host)?["peers"][0]["path"];
+                for end in 0..2 {
+                    let path = &self.status(end)?["peers"][0]["path"];
                     all &= path["relayed"].as_bool() == Some(relayed);
                     lost = lost.max(path["report"]["lost"].as_u64().unwrap_or(0));
                 }
@@ -357,8 +282,11 @@ impl Site {
     }
 }
 
-fn path(folder: &Path, name: &str) -> String {
-    folder.join(name).to_string_lossy().into_owned()
+/// Whether M forwards.
+fn forward(middle: &Host, on: bool) -> Result<()> {
+    let file = "/proc/sys/net/ipv4/ip_forward";
+    let written = middle.run(|| fs::write(file, if on { "1" } else { "0" }))?;
+    written.map_err(LabError::io(format!("write {file} of M")))
 }
 
 /// A cable from a host to M, in a network of its own, with M as the way to everything else.
@@ -378,57 +306,4 @@ fn cable(host: &Host, middle: &Host, number: u8) -> Result<()> {
     let all = ipnet::IpNet::new_assert(IpAddr::from([0; 4]), 0);
     let gateway = IpAddr::from([10, 77, number, 3]);
     ours.add_route(&Route::to(all).via(gateway)).map_err(failed)
-}
-
-fn command(folder: &Path, words: &[&str]) -> Result<Command> {
-    let program = program()
-        .ok_or_else(|| LabError::Setup("no program `seikan`: set $SEIKAN_BIN to it".into()))?;
-    let mut command = Command::new(program);
-    command
-        .args(words)
-        .env(RUN_DIR, folder)
-        .env("SEIKAN_STATE_DIR", folder);
-    Ok(command)
-}
-
-/// What a command prints that ends well.
-fn run(host: &Host, folder: &Path, words: &[&str]) -> Result<String> {
-    let mut command = command(folder, words)?;
-    command
-        .stdin(std::process::Stdio::null())
-        .stdout(std::process::Stdio::piped())
-        .stderr(std::process::Stdio::piped());
-    let child = host
-        .spawn(&mut command)
-        .map_err(LabError::io("start seikan"))?;
-    let output = child
-        .wait_with_output()
-        .map_err(LabError::io("wait for seikan"))?;
-    if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        let what = words.first().copied().unwrap_or_default();
-        return Err(LabError::Setup(format!("seikan {what}: {}", said.trim())));
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
-}
-
-/// Tries until there is something.
-fn patiently<T>(
-    what: &str,
-    interrupt: &Interrupt,
-    mut attempt: impl FnMut() -> Result<Option<T>>,
-) -> Result<T> {
-    let begun = Instant::now();
-    loop {
-        if let Some(found) = attempt()? {
-            return Ok(found);
-        }
-        if begun.elapsed() > PATIENCE {
-            return Err(LabError::Timeout {
-                what: what.to_owned(),
-                seconds: PATIENCE.as_secs_f64(),
-            });
-        }
-        interrupt.sleep(ASK)?;
-    }
 }

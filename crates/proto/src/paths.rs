@@ -134,6 +134,8 @@ pub struct Paths {
     settled_until: Option<Instant>,
     /// When something last came by a relay.
     by_relay: Option<Instant>,
+    /// When the peer last had this host called, because nothing from here reaches it.
+    called: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -201,6 +203,12 @@ impl Paths {
     pub fn hears_by_relay(&self, time: Duration, now: Instant) -> bool {
         self.by_relay
             .is_some_and(|at| now.duration_since(at) < time)
+    }
+
+    /// Whether the peer has had this host called since `established`, when the session in use began. Such a session proves nothing: who
+    /// has sent nothing lately does not notice that its way has died. The handshake with which a call is answered makes one that does.
+    pub fn is_called_since(&self, established: Instant) -> bool {
+        self.called.is_some_and(|at| at > established)
     }
 
     /// Whether the way in use counts as lost.
@@ -361,6 +369,11 @@ impl Paths {
         self.moved();
         self.settled_until = Some(now + SETTLE);
         Some((rtt, Taken::Move(address)))
+    }
+
+    /// The peer does not reach this host, it had it told.
+    pub fn called(&mut self, now: Instant) {
+        self.called = Some(now);
     }
 
     /// The kernel refused to send there.

@@ -297,7 +297,9 @@ impl Tunnel {
             return Reached::Not;
         };
         let session = peer.sessions.current.as_ref();
-        let lives = session.is_some_and(|session| outbound::may_send(session, now));
+        let lives = session.is_some_and(|session| {
+            outbound::may_send(session, now) && !peer.paths.is_called_since(session.created)
+        });
         let relay = |endpoint| peer.paths.is_relay(endpoint);
         if !lives || peer.paths.is_lost() {
             Reached::Not

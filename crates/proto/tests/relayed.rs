@@ -3,6 +3,7 @@
 mod sim;
 
 use seikan_proto::noise::Construction;
+use seikan_proto::tunnel::Reached;
 use sim::network::Path;
 use sim::packets::Flow;
 use sim::{Setup, World, address};
@@ -51,6 +52,36 @@ fn who_is_called_and_comes_to_a_relay_tries_there_at_once() {
     world.flush(1, &[]);
     world.run(Duration::from_millis(100));
     assert_eq!(world.totals(1).handshakes.completed, 1);
+}
+
+#[test]
+fn who_is_called_over_a_way_that_died_quietly_is_reached_by_a_new_handshake_alone() {
+    let mut world = members(NATIVE);
+    world.sides[1].tunnel.set_relays(world.sides[1].peer, &[]);
+    talk(&mut world, 0, Duration::from_secs(2));
+    world.run(Duration::from_secs(2));
+    let reached = |world: &World| {
+        let side = &world.sides[1];
+        side.tunnel.reached(side.peer, world.now(1).mono)
+    };
+    let call = |world: &mut World| {
+        let now = world.now(1);
+        let side = &mut world.sides[1];
+        side.tunnel.approach(now, side.peer, &mut side.outbox);
+        world.flush(1, &[]);
+        world.run(Duration::from_millis(100));
+    };
+    // It has sent nothing that would be without an answer, and knows of nothing.
+    world.direct_down = [true; 2];
+    world.run(Duration::from_secs(4));
+    assert_eq!(reached(&world), Reached::Directly);
+    call(&mut world);
+    assert_eq!(reached(&world), Reached::Not);
+    world.direct_down = [false; 2];
+    world.run(Duration::from_secs(1));
+    assert_eq!(reached(&world), Reached::Not);
+    call(&mut world);
+    assert_eq!(reached(&world), Reached::Directly);
 }
 
 /// A datagram each way every 20 ms; the next number.

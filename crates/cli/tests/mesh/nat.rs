@@ -250,6 +250,8 @@ fn a_direct_path_that_dies_is_replaced_by_a_relay_and_found_again() {
         two.answering(|| {
             assert!(two.hear(SOON));
             assert_eq!(two.relayed(), [Some(false); 2]);
+            // Nobody misses anything by then: who is asked has to be told that its way has died.
+            std::thread::sleep(Duration::from_secs(2));
             // Nothing passes between the two NATs any more; to the relay everything does.
             two.nats[0].run_nft("insert rule inet filter through ip daddr 192.0.2.101 drop");
             two.nats[0].run_nft("insert rule inet filter through ip saddr 192.0.2.101 drop");

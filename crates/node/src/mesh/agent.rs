@@ -36,8 +36,10 @@ use tokio::sync::{Notify, mpsc};
 const WAIT: Duration = Duration::from_secs(50);
 /// Least time between an answer and the next question.
 const BREATH: Duration = Duration::from_millis(20);
-/// The same after an answer that came sooner than this and said nothing.
+/// The same after too many answers in a row that came sooner than this and said nothing.
 const IDLE_PAUSE: Duration = Duration::from_secs(1);
+/// Such answers that are no reason to ask more slowly: what this host tells of itself as it starts ends a question each time.
+const IDLE_ANSWERS: u32 = 8;
 /// Rounds without an answer after which what a STUN server said is not believed any more.
 const MAX_MISSES: u32 = 5;
 /// STUN servers that are asked, at most.
@@ -246,7 +248,7 @@ impl Agent {
         let changes = std::iter::once(access).chain(members).collect();
         self.believe(&mut judge, changes, book.revision, worker)?;
         // What is on disk may be of another coordinator: it tells of everybody once.
-        let (mut since, mut epoch, mut first) = (0, 0, true);
+        let (mut since, mut epoch, mut idle) = (0, 0, 0);
         let mut pause = Pause::default();
         let mut stored = tokio::time::Instant::now() - STORE_EVERY;
         judge.keep(&self.known);
@@ -297,9 +299,13 @@ impl Agent {
                         worker.tell(News::Called(calls))?;
                     }
                     // A coordinator that answers at once and says nothing is not asked as fast as it answers.
-                    let idle = nothing && !first && asked.elapsed() < IDLE_PAUSE;
-                    tokio::time::sleep(if idle { IDLE_PAUSE } else { BREATH }).await;
-                    first = false;
+                    idle = if nothing && asked.elapsed() < IDLE_PAUSE {
+                        idle + 1
+                    } else {
+                        0
+                    };
+                    let slow = idle > IDLE_ANSWERS;
+                    tokio::time::sleep(if slow { IDLE_PAUSE } else { BREATH }).await;
                 }
                 Err(ClientError::Refused(refusal)) if refusal.reason == Reason::NotAMember => {
                     cache::forget(&self.cache);

@@ -27,10 +27,11 @@ impl Tunnel {
     /// The peer tries to reach us, we were told: initiates to wherever it may be, which opens the NATs before us to what it
     /// sends. Twice a second at most.
     pub fn approach(&mut self, now: Now, id: PeerId, outbox: &mut Outbox) {
-        let wanted = self
-            .peer_mut(id)
-            .is_some_and(|peer| peer.timers.approach(APPROACH_INTERVAL, now.mono));
-        if wanted {
+        let Some(peer) = self.peer_mut(id) else {
+            return;
+        };
+        if peer.timers.approach(APPROACH_INTERVAL, now.mono) {
+            peer.paths.called(now.mono);
             self.initiate(now, id, true, outbox);
             self.reschedule(id, now.mono, now.mono);
         }

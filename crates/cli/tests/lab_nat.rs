@@ -1,0 +1,133 @@
+//! `seikan lab nat`, with a few pairs of its own file's.
+#![forbid(unsafe_code)]
+
+mod common;
+
+use std::process::{Command, Output};
+
+use common::skip;
+use seikan_lab::nat::{EventReport, NatReport, PathKind};
+use seikan_lab::wire::Wire;
+use serde::de::DeserializeOwned;
+
+const NATS: &str = r#"
+delay-ms = 2
+[[nat]]
+name = "open"
+about = ""
+seen = "open"
+boxes = []
+[[nat]]
+name = "masquerade"
+about = ""
+seen = "endpoint-independent"
+boxes = [{ source = "masquerade" }]
+[[nat]]
+name = "random"
+about = ""
+seen = "symmetric"
+boxes = [{ source = "masquerade random" }]
+"#;
+
+/// Plays these expectations; `None` (loudly) where the machine cannot.
+fn played<R: DeserializeOwned>(expectations: &str, words: &[&str]) -> Option<(Output, R)> {
+    if let Err(reason) = Wire::availability() {
+        skip(&reason);
+        return None;
+    }
+    if !nix::unistd::geteuid().is_root() {
+        skip("the lab needs root");
+        return None;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let [file, json] = ["plan.toml", "report.json"].map(|name| folder.path().join(name));
+    std::fs::write(&file, format!("{NATS}{expectations}")).expect("a file");
+    let output = Command::new(env!("CARGO_BIN_EXE_seikan"))
+        .args(["lab", "nat"])
+        .args(words)
+        .arg("--file")
+        .arg(&file)
+        .arg("--json")
+        .arg(&json)
+        .output()
+        .expect("seikan");
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    let text = std::fs::read_to_string(&json).unwrap_or_else(|_| panic!("{complaint}"));
+    Some((output, serde_json::from_str(&text).expect("a report")))
+}
+
+#[test]
+fn linux_maps_anew_for_each_destination_with_random_and_alike_without() {
+    let played = played(
+        r#"
+        [[expect]]
+        path = "direct"
+        why = "one port for all"
+        pairs = [["masquerade", "masquerade"]]
+        [[expect]]
+        path = "relay"
+        why = "a port for each"
+        pairs = [["random", "random"]]
+        "#,
+        &[],
+    );
+    let Some((_, report)): Option<(_, NatReport)> = played else {
+        return;
+    };
+    let found: Vec<_> = report.rows.iter().map(|row| row.found).collect();
+    assert_eq!(
+        found,
+        [[PathKind::Direct; 2], [PathKind::Relay; 2]],
+        "{report:?}"
+    );
+    for row in &report.rows {
+        for [expected, seen] in &row.seen {
+            assert_eq!(expected, seen, "{}", row.cell);
+        }
+    }
+}
+
+#[test]
+fn another_path_than_the_file_says_is_told_and_the_exit_code_is_1() {
+    let played = played(
+        r#"
+        [[expect]]
+        path = "relay"
+        why = "nobody would say so"
+        pairs = [["open", "open"]]
+        "#,
+        &[],
+    );
+    let Some((output, report)): Option<(_, NatReport)> = played else {
+        return;
+    };
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(report.rows[0].found, [PathKind::Direct; 2]);
+    assert!(report.rows[0].wrong.contains(&"another path".to_owned()));
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.contains("nobody would say so"), "{said}");
+}
+
+#[test]
+fn nothing_is_left_of_a_relayed_pair_whose_only_relay_was_killed() {
+    let played = played(
+        r#"
+        [[event]]
+        name = "killed"
+        about = ""
+        nats = ["random", "random"]
+        happens = "kill-relay"
+        path = "relay"
+        then = "none"
+        gap = 10
+        settled = 10
+        "#,
+        &["--events"],
+    );
+    let Some((_, report)): Option<(_, EventReport)> = played else {
+        return;
+    };
+    let row = &report.rows[0];
+    assert!(row.before.contains(&PathKind::Relay), "{row:?}");
+    assert_eq!(row.found, [PathKind::None; 2], "{row:?}");
+}

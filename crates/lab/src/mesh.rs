@@ -1,0 +1,220 @@
+//! A mesh in the lab: a coordinator, relays and members, each the program as anybody would run it, inside a host.
+//!
+//! Members leave the machine's `resolv.conf` alone (`names = false`): hosts here have networks of their own, but no files.
+
+use std::fs;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::error::{LabError, Result};
+use crate::interrupt::Interrupt;
+use crate::link::Host;
+use crate::process::Process;
+use crate::tunnel::seikan::{RUN_DIR, program};
+
+/// How often is looked whether something is there yet.
+const LOOK: Duration = Duration::from_millis(20);
+/// How long anything may take to start.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What all of a mesh have in common: a folder for what they keep, and where the coordinator is.
+pub(crate) struct Mesh {
+    folder: PathBuf,
+    coordinator: SocketAddr,
+    /// Lets in whoever has it.
+    pub(crate) token: String,
+    /// Of the coordinator's certificate.
+    pub(crate) pin: String,
+}
+
+/// A host that has joined.
+pub(crate) struct Member {
+    folder: PathBuf,
+    /// Its interface.
+    pub(crate) interface: String,
+    /// Its IPv4 address inside of the mesh.
+    pub(crate) address: IpAddr,
+}
+
+impl Mesh {
+    /// Starts a coordinator on `host` and makes a token for everybody.
+    pub(crate) fn start(
+        host: &Host,
+        coordinator: SocketAddr,
+        folder: &Path,
+        interrupt: &Interrupt,
+    ) -> Result<(Mesh, Process)> {
+        let mut mesh = Mesh {
+            folder: folder.to_owned(),
+            coordinator,
+            token: String::new(),
+            pin: String::new(),
+        };
+        let mut process = mesh.start_coordinator(host)?;
+        let said = patiently("the coordinator makes a token", interrupt, || {
+            process.check_alive()?;
+            let said = mesh.administer(host, &["token", "--reusable"]).ok();
+            // Its certificate may not be there yet.
+            Ok(said.filter(|said| said.contains("--pin")))
+        })?;
+        let after = |option: &str| {
+            let mut words = said.split_whitespace();
+            words.find(|word| *word == option);
+            words.next().unwrap_or_default().to_owned()
+        };
+        (mesh.token, mesh.pin) = (after("--token"), after("--pin"));
+        Ok((mesh, process))
+    }
+
+    /// Starts the coordinator, once more perhaps.
+    pub(crate) fn start_coordinator(&self, host: &Host) -> Result<Process> {
+        let (store, listen) = (self.path("coordinator"), self.coordinator.to_string());
+        let words = ["coordinator", "--dir", &store, "--listen", &listen];
+        self.spawn(host, "coordinator", &words, &[])
+    }
+
+    /// Starts a relay that the mesh knows, with these ports for pairs and these variables in its environment.
+    pub(crate) fn start_relay(
+        &self,
+        host: &Host,
+        at: SocketAddr,
+        ports: &str,
+        environment: &[(String, String)],
+        interrupt: &Interrupt,
+    ) -> Result<Process> {
+        let name = format!("relay{}", at.port());
+        let (folder, at) = (self.path(&name), at.to_string());
+        let words = ["relay", "--dir", &folder, "--listen", &at];
+        let rest = ["--ports", ports, "--rate", "100G"];
+        let mut process = self.spawn(host, &name, &[&words[..], &rest].concat(), environment)?;
+        let secret = patiently("the relay has a secret", interrupt, || {
+            process.check_alive()?;
+            Ok(fs::read_to_string(format!("{folder}/secret")).ok())
+        })?;
+        let words = ["relay", "add", &at, "--secret", secret.trim()];
+        self.administer(host, &words)?;
+        Ok(process)
+    }
+
+    /// What a verb of the coordinator prints.
+    pub(crate) fn administer(&self, host: &Host, words: &[&str]) -> Result<String> {
+        let store = self.path("coordinator");
+        let words = [&["coordinator"], words, &["--dir", &store]].concat();
+        run(host, &self.folder, &words)
+    }
+
+    /// Has a host join under a name; its tunnel is not up yet. Interfaces' names are the whole machine's.
+    pub(crate) fn join(&self, host: &Host, name: &str, interface: &str) -> Result<Member> {
+        let (url, file) = (
+            format!("https://{}", self.coordinator),
+            self.path(&format!("{interface}.toml")),
+        );
+        let join = ["join", &url, "--token", &self.token, "--pin", &self.pin];
+        let rest = ["--name", name, "--iface", &file, "--no-up"];
+        run(host, &self.folder, &[&join[..], &rest].concat())?;
+        let text = fs::read_to_string(&file).map_err(LabError::io("read what was joined"))?;
+        fs::write(&file, format!("names = false\n{text}"))
+            .map_err(LabError::io("write what was joined"))?;
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix("address = "));
+        let mut words = line.unwrap_or_default().split('"');
+        let address = words.find_map(|word| word.split('/').next()?.parse().ok());
+        Ok(Member {
+            folder: self.folder.clone(),
+            interface: interface.to_owned(),
+            address: address
+                .ok_or_else(|| LabError::Setup(format!("{interface} has no address")))?,
+        })
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.folder.join(name).to_string_lossy().into_owned()
+    }
+
+    fn spawn(
+        &self,
+        host: &Host,
+        name: &str,
+        words: &[&str],
+        environment: &[(String, String)],
+    ) -> Result<Process> {
+        let mut command = command(&self.folder, words)?;
+        command.envs(environment.iter().cloned());
+        Process::start(host, name, command, &self.folder)
+    }
+}
+
+impl Member {
+    /// Starts its tunnel, with these variables in its environment.
+    pub(crate) fn up(&self, host: &Host, environment: &[(String, String)]) -> Result<Process> {
+        let file = self.folder.join(format!("{}.toml", self.interface));
+        let mut command = command(&self.folder, &["up", &file.to_string_lossy()])?;
+        command.envs(environment.iter().cloned());
+        Process::start(host, &self.interface, command, &self.folder)
+    }
+
+    /// What it says of itself.
+    pub(crate) fn status(&self, host: &Host) -> Result<Value> {
+        let said = run(host, &self.folder, &["status", &self.interface, "--json"])?;
+        serde_json::from_str(&said).map_err(|e| LabError::Setup(format!("status: {e}")))
+    }
+}
+
+/// Tries until there is something.
+pub(crate) fn patiently<T>(
+    what: &str,
+    interrupt: &Interrupt,
+    mut attempt: impl FnMut() -> Result<Option<T>>,
+) -> Result<T> {
+    let begun = Instant::now();
+    loop {
+        if let Some(found) = attempt()? {
+            return Ok(found);
+        }
+        if begun.elapsed() > PATIENCE {
+            return Err(LabError::Timeout {
+                what: what.to_owned(),
+                seconds: PATIENCE.as_secs_f64(),
+            });
+        }
+        interrupt.sleep(LOOK)?;
+    }
+}
+
+/// The program, which keeps what it keeps in `folder`.
+fn command(folder: &Path, words: &[&str]) -> Result<Command> {
+    let program = program()
+        .ok_or_else(|| LabError::Setup("no program `seikan`: set $SEIKAN_BIN to it".into()))?;
+    let mut command = Command::new(program);
+    command
+        .args(words)
+        .env(RUN_DIR, folder)
+        .env("SEIKAN_STATE_DIR", folder);
+    Ok(command)
+}
+
+/// What a command prints that ends well.
+fn run(host: &Host, folder: &Path, words: &[&str]) -> Result<String> {
+    let mut command = command(folder, words)?;
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let child = host
+        .spawn(&mut command)
+        .map_err(LabError::io("start seikan"))?;
+    let output = child
+        .wait_with_output()
+        .map_err(LabError::io("wait for seikan"))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        let what = words.first().copied().unwrap_or_default();
+        return Err(LabError::Setup(format!("seikan {what}: {}", said.trim())));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}

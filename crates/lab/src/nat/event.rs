@@ -1,0 +1,286 @@
+//! What interrupts a pair that talks: NATs that start anew, addresses that change, outages, relays and coordinators that are gone,
+//! clocks that are wrong.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::flow::Flow;
+use super::plan::{Cell, Event, Happening, PathKind};
+use super::{ASK, NatOptions, PAIRS, PAIRS_EACH, Setting, Stage, clock, side_by_side};
+use crate::Progress;
+use crate::error::{LabError, Result};
+use crate::interrupt::Interrupt;
+
+/// How long the pair may take to talk as it is to at first.
+const FIRST: Duration = Duration::from_secs(15);
+/// How long it talks before anything happens.
+const REST: Duration = Duration::from_secs(2);
+/// How long it is to talk as it then does: longer than a way that has died can seem to be in use.
+const STEADY: Duration = Duration::from_secs(4);
+/// How much longer than it may is waited for what is late.
+const SLACK: Duration = Duration::from_secs(10);
+/// How long TCP may take to try again after an outage (RFC 6298: its timeout doubles each time).
+const TCP: Duration = Duration::from_secs(40);
+
+/// What came of an event. Times in seconds from when it happened.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct EventRow {
+    /// Its name in the file.
+    pub event: String,
+    /// What happens, and why what comes of it does.
+    pub about: String,
+    /// By which way they talked before, A and B.
+    pub before: [PathKind; 2],
+    /// How they were to talk after, and how they did.
+    pub expected: PathKind,
+    /// Of A and B; nothing arrives if `None`.
+    pub found: [PathKind; 2],
+    /// Longest time in which nothing arrived, and how long it might be.
+    pub gap: [f64; 2],
+    /// Until they talked as they then do, and how long that might take; absent if they never did.
+    pub settled: Option<f64>,
+    /// How long that might take.
+    pub settled_within: f64,
+    /// The longest pause of a TCP connection that was there before; absent if it came to an end, or was not to go on.
+    pub tcp: Option<f64>,
+    /// What is not as it was to be; empty if all is.
+    pub wrong: Vec<String>,
+}
+
+/// All of them.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct EventReport {
+    /// Each event.
+    pub rows: Vec<EventRow>,
+}
+
+impl EventReport {
+    /// Whether anything is not as it was to be.
+    #[must_use]
+    pub fn failed(&self) -> bool {
+        self.rows.iter().any(|row| !row.wrong.is_empty())
+    }
+}
+
+/// Plays all events; calls `progress` before every one.
+///
+/// # Errors
+/// A program that does not start, what the kernel refuses; [`LabError::Usage`]; [`LabError::Interrupted`].
+pub fn events(
+    options: &NatOptions,
+    interrupt: &Interrupt,
+    progress: &mut (dyn FnMut(Progress) + Send),
+) -> Result<EventReport> {
+    let plan = &options.plan;
+    for name in &options.only {
+        if !plan.events.iter().any(|event| event.name == *name) {
+            let all: Vec<&str> = plan.events.iter().map(|e| e.name.as_str()).collect();
+            let all = all.join(", ");
+            return Err(LabError::Usage(format!(
+                "no event `{name}`: there are {all}"
+            )));
+        }
+    }
+    let wanted = |event: &&Event| options.only.is_empty() || options.only.contains(&event.name);
+    let chosen: Vec<&Event> = plan.events.iter().filter(wanted).collect();
+    let delay = Duration::from_secs_f64(plan.delay_ms / 1000.0);
+    let progress = Mutex::new(progress);
+    let rows = side_by_side(chosen.len(), options.jobs, |number| {
+        let event = chosen[number];
+        interrupt.check()?;
+        (progress.lock().unwrap_or_else(PoisonError::into_inner))(Progress {
+            fraction: number as f64 / chosen.len() as f64,
+            what: event.name.clone(),
+        });
+        let cell = Cell {
+            nats: [
+                plan.nat(&event.nats[0])?.clone(),
+                plan.nat(&event.nats[1])?.clone(),
+            ],
+            shared: Vec::new(),
+            path: event.path,
+            why: event.about.clone(),
+        };
+        let setting = Setting {
+            cell: &cell,
+            delay,
+            number,
+            relays: event.relays,
+            clocks: event.clocks.clone(),
+        };
+        Stage::set(&setting, interrupt)?.meet(event, interrupt)
+    })?;
+    Ok(EventReport { rows })
+}
+
+impl Stage {
+    /// Has B join the other, and the event happen to them.
+    fn meet(&mut self, event: &Event, interrupt: &Interrupt) -> Result<EventRow> {
+        self.start_b(&clock::environment(event.clocks.b.as_deref())?)?;
+        let flow = self.flow()?;
+        self.settle(event.path, &flow, [FIRST, REST], interrupt)?;
+        let before = self.ways(&flow)?;
+        let connection = match event.tcp && event.path != PathKind::None {
+            true => {
+                let (a, b) = (self.site.host(0), self.site.host(1));
+                let connection = Flow::over_tcp(b, a, self.members[0].address)?;
+                interrupt.sleep(REST)?;
+                connection.reset();
+                Some(connection)
+            }
+            false => None,
+        };
+        flow.reset();
+        let begun = Instant::now();
+        self.happen(&event.happens, interrupt)?;
+        let expected = event.then.unwrap_or(event.path);
+        let within = Duration::from_secs_f64(event.settled) + SLACK;
+        let within = within.saturating_sub(begun.elapsed());
+        let settled = self.settle(expected, &flow, [within, STEADY], interrupt)?;
+        let settled = settled.map(|at| at - begun);
+        let gap = match expected {
+            // For ever.
+            PathKind::None => Duration::ZERO,
+            _ => flow.seen().longest(),
+        };
+        let found = self.ways(&flow)?;
+        let tcp = match connection {
+            Some(connection) if expected != PathKind::None => resumed(&connection, interrupt)?,
+            _ => None,
+        };
+        let mut row = EventRow {
+            event: event.name.clone(),
+            about: event.about.clone(),
+            before,
+            expected,
+            found,
+            gap: [gap.as_secs_f64(), event.gap],
+            settled: settled.map(|time| time.as_secs_f64()),
+            settled_within: event.settled,
+            tcp: tcp.map(|time| time.as_secs_f64()),
+            wrong: Vec::new(),
+        };
+        row.judge(event);
+        if let Some(words) = &event.says
+            && !self.status(1)?.to_string().contains(words)
+        {
+            row.wrong.push(format!("status does not say `{words}`"));
+        }
+        Ok(row)
+    }
+
+    /// By which way each end sends, if anything arrives.
+    fn ways(&self, flow: &Flow) -> Result<[PathKind; 2]> {
+        let lately = |at: Instant| at.elapsed() < Duration::from_millis(500);
+        if !flow.seen().latest.is_some_and(lately) {
+            return Ok([PathKind::None; 2]);
+        }
+        Ok([self.way(0)?, self.way(1)?])
+    }
+
+    /// Waits until they talk like this, and do so for a while; since when they do.
+    fn settle(
+        &mut self,
+        path: PathKind,
+        flow: &Flow,
+        [within, steady]: [Duration; 2],
+        interrupt: &Interrupt,
+    ) -> Result<Option<Instant>> {
+        let begun = Instant::now();
+        let mut since = None;
+        loop {
+            self.check_alive()?;
+            let now = Instant::now();
+            let there = is(self.ways(flow)?, path);
+            since = since.filter(|_| there).or(there.then_some(now));
+            if since.is_some_and(|since| since.elapsed() >= steady) {
+                return Ok(since);
+            }
+            if since.is_none() && begun.elapsed() > within {
+                return Ok(None);
+            }
+            interrupt.sleep(ASK)?;
+        }
+    }
+
+    fn happen(&mut self, what: &Happening, interrupt: &Interrupt) -> Result<()> {
+        match what {
+            Happening::Nothing => {}
+            Happening::RestartNat { source } => self.site.restart_nat(source.as_deref())?,
+            Happening::ChangeAddress => self.site.change_address()?,
+            Happening::Outage(seconds) => {
+                self.site.cut(true)?;
+                interrupt.sleep(Duration::from_secs_f64(*seconds))?;
+                self.site.cut(false)?;
+            }
+            Happening::KillRelay => {
+                // By the port, which tells whose it is; both ends use the same.
+                let endpoint = &self.status(1)?["peers"][0]["path"]["endpoint"];
+                let endpoint: Option<std::net::SocketAddr> =
+                    endpoint.as_str().and_then(|text| text.parse().ok());
+                let port = endpoint.map_or(PAIRS, |at| at.port()).max(PAIRS);
+                let used = usize::from((port - PAIRS) / PAIRS_EACH);
+                let last = self.relays.len().saturating_sub(1);
+                self.relays.remove(used.min(last)).kill();
+            }
+            Happening::CoordinatorAway(seconds) => {
+                if let Some(coordinator) = self.coordinator.take() {
+                    coordinator.kill();
+                }
+                interrupt.sleep(Duration::from_secs_f64(*seconds))?;
+                self.coordinator = Some(self.mesh.start_coordinator(self.site.internet().0)?);
+            }
+            Happening::RestartWithRightClock => {
+                drop(self.tunnels.0.pop());
+                self.start_b(&[])?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The longest pause of a connection, once it has gone on.
+fn resumed(connection: &Flow, interrupt: &Interrupt) -> Result<Option<Duration>> {
+    let begun = Instant::now();
+    while begun.elapsed() < TCP {
+        let seen = connection.seen();
+        if seen.latest.is_some_and(|at| at > begun) {
+            return Ok(Some(seen.gap));
+        }
+        interrupt.sleep(ASK)?;
+    }
+    Ok(None)
+}
+
+/// Whether both talk like this; one direction by a relay is enough for that.
+fn is(ways: [PathKind; 2], path: PathKind) -> bool {
+    match path {
+        PathKind::Relay => ways.contains(&path),
+        _ => ways == [path; 2],
+    }
+}
+
+impl EventRow {
+    /// Says what is not as it was to be.
+    fn judge(&mut self, event: &Event) {
+        if !is(self.before, event.path) {
+            self.wrong.push("another path before".to_owned());
+        }
+        if !is(self.found, self.expected) {
+            self.wrong.push("another path after".to_owned());
+        }
+        let [gap, most] = self.gap;
+        if gap > most {
+            self.wrong.push(format!("nothing arrived for {gap:.1} s"));
+        }
+        if self.settled.is_none_or(|time| time > event.settled) {
+            self.wrong.push("late".to_owned());
+        }
+        let goes_on = event.tcp && event.path != PathKind::None && self.expected != PathKind::None;
+        if goes_on && self.tcp.is_none() {
+            self.wrong.push("TCP does not go on".to_owned());
+        }
+    }
+}

@@ -1,0 +1,420 @@
+//! `seikan lab nat`: which pairs of hosts find a direct path through which NATs, held against theory.
+//!
+//! A [`plan`] says what NATs there are and what is to come of each pair, and why. Each pair is a cell with namespaces, a
+//! coordinator, a relay and two daemons of its own, some side by side: A is up and known; then B starts, and sends at once. What is
+//! measured counts from that start, the program's own included. Then there are [`events`]: what interrupts a pair that talks, and how
+//! long.
+
+mod clock;
+mod event;
+pub(crate) mod flow;
+mod plan;
+pub(crate) mod site;
+
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+pub use event::{EventReport, EventRow, events};
+pub use plan::{Cell, Clocks, Event, Expect, Happening, Nat, NatBox, PLAN, PathKind, Plan};
+
+use crate::Progress;
+use crate::error::{LabError, Result};
+use crate::interrupt::Interrupt;
+use crate::mesh::{Member, Mesh, patiently};
+use crate::process::{Process, Processes};
+use flow::{EVERY, Flow};
+use site::Site;
+
+/// From the start within which a direct path is to be in use, where there can be one.
+pub const DIRECT_WITHIN: Duration = Duration::from_secs(3);
+/// From the start within which the first answer is to come by a relay, where there is no direct path.
+pub const RELAY_WITHIN: Duration = Duration::from_secs(1);
+/// How long is waited for what is to come, and then for what is not.
+const PATIENCE: Duration = Duration::from_secs(10);
+const DOUBT: Duration = Duration::from_secs(3);
+/// How often is asked by which way members are reached.
+const ASK: Duration = Duration::from_millis(100);
+/// Ports of services.
+const COORDINATOR: u16 = 7443;
+const RELAY: u16 = 3478;
+/// The first port that the first relay has for pairs, and how many each has.
+const PAIRS: u16 = 40_000;
+const PAIRS_EACH: u16 = 1000;
+
+/// What to play.
+#[derive(Clone, Debug)]
+pub struct NatOptions {
+    /// The file.
+    pub plan: Plan,
+    /// Only pairs with one of these NATs, or these events; all if empty.
+    pub only: Vec<String>,
+    /// Cells side by side.
+    pub jobs: usize,
+}
+
+/// What came of a pair. Times in seconds from the start of the second daemon.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct NatRow {
+    /// The cell, by the names of its NATs.
+    pub cell: String,
+    /// What is before A and before B.
+    pub nats: [String; 2],
+    /// By which way they were to talk.
+    pub expected: PathKind,
+    /// Why.
+    pub why: String,
+    /// By which way each sends, of A and of B; nothing arrived if `None`.
+    pub found: [PathKind; 2],
+    /// Until an answer came at all.
+    pub first_answer: Option<f64>,
+    /// Until both ends used the direct path.
+    pub direct: Option<f64>,
+    /// What each daemon was to find out of the NAT before it, and what it did.
+    pub seen: [[String; 2]; 2],
+    /// What of that is not as it was to be; empty if all is.
+    pub wrong: Vec<String>,
+}
+
+/// All of them.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct NatReport {
+    /// Delay of a packet to or from host B, in milliseconds.
+    pub delay_ms: f64,
+    /// Each pair.
+    pub rows: Vec<NatRow>,
+}
+
+impl NatReport {
+    /// Whether anything is not as it was to be.
+    #[must_use]
+    pub fn failed(&self) -> bool {
+        self.rows.iter().any(|row| !row.wrong.is_empty())
+    }
+}
+
+/// Plays all pairs; calls `progress` before every one.
+///
+/// # Errors
+/// A program that does not start, what the kernel refuses; [`LabError::Usage`]; [`LabError::Interrupted`].
+pub fn nat(
+    options: &NatOptions,
+    interrupt: &Interrupt,
+    progress: &mut (dyn FnMut(Progress) + Send),
+) -> Result<NatReport> {
+    for name in &options.only {
+        options.plan.nat(name)?;
+    }
+    let wanted = |cell: &Cell| {
+        let only = &options.only;
+        only.is_empty() || cell.nats.iter().any(|nat| only.contains(&nat.name))
+    };
+    let mut cells = options.plan.cells()?;
+    cells.retain(wanted);
+    let delay = Duration::from_secs_f64(options.plan.delay_ms / 1000.0);
+    let progress = Mutex::new(progress);
+    let rows = side_by_side(cells.len(), options.jobs, |number| {
+        let cell = &cells[number];
+        interrupt.check()?;
+        (progress.lock().unwrap_or_else(PoisonError::into_inner))(Progress {
+            fraction: number as f64 / cells.len() as f64,
+            what: cell.name(),
+        });
+        let setting = Setting {
+            cell,
+            delay,
+            number,
+            relays: 1,
+            clocks: Clocks::default(),
+        };
+        Stage::set(&setting, interrupt)?.play(cell, interrupt)
+    })?;
+    Ok(NatReport {
+        delay_ms: options.plan.delay_ms,
+        rows,
+    })
+}
+
+/// From the first packet to a member that is known and directly reachable, to which nothing was sent yet, until its answer; one for each
+/// delay of a direction. In seconds.
+///
+/// # Errors
+/// A program that does not start, what the kernel refuses, no answer; [`LabError::Interrupted`].
+pub fn first_packets(delays: &[Duration], interrupt: &Interrupt) -> Result<Vec<f64>> {
+    let open = Nat {
+        name: "open".to_owned(),
+        about: String::new(),
+        seen: "open".to_owned(),
+        boxes: Vec::new(),
+    };
+    let cell = Cell {
+        nats: [open.clone(), open],
+        shared: Vec::new(),
+        path: PathKind::Direct,
+        why: String::new(),
+    };
+    let one = |(number, delay): (usize, &Duration)| {
+        let setting = Setting {
+            cell: &cell,
+            delay: *delay,
+            number,
+            relays: 1,
+            clocks: Clocks::default(),
+        };
+        let mut stage = Stage::set(&setting, interrupt)?;
+        stage.start_b(&[])?;
+        patiently("the members know each other", interrupt, || {
+            stage.check_alive()?;
+            let known = |end: usize| {
+                // Not up yet.
+                let status = stage.status(end).unwrap_or_default();
+                !status["peers"][0]["path"]["ways"].is_null()
+            };
+            Ok((known(0) && known(1)).then_some(()))
+        })?;
+        interrupt.sleep(DOUBT)?;
+        let begun = Instant::now();
+        let flow = stage.flow()?;
+        let answer = patiently("an answer", interrupt, || Ok(flow.seen().first))?;
+        Ok((answer - begun).as_secs_f64())
+    };
+    delays.iter().enumerate().map(one).collect()
+}
+
+/// Does `count` things, some at a time; the first error ends it.
+fn side_by_side<T: Send>(
+    count: usize,
+    jobs: usize,
+    work: impl Fn(usize) -> Result<T> + Sync,
+) -> Result<Vec<T>> {
+    let (next, outcomes) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..jobs.clamp(1, count.max(1)) {
+            scope.spawn(|| {
+                loop {
+                    let number = next.fetch_add(1, Ordering::Relaxed);
+                    if number >= count {
+                        break;
+                    }
+                    let outcome = work(number);
+                    if outcome.is_err() {
+                        next.store(count, Ordering::Relaxed);
+                    }
+                    let mut all = outcomes.lock().unwrap_or_else(PoisonError::into_inner);
+                    all.push((number, outcome));
+                }
+            });
+        }
+    });
+    let mut all = outcomes
+        .into_inner()
+        .unwrap_or_else(PoisonError::into_inner);
+    all.sort_by_key(|(number, _)| *number);
+    all.into_iter().map(|(_, outcome)| outcome).collect()
+}
+
+/// How a cell is made.
+struct Setting<'a> {
+    cell: &'a Cell,
+    delay: Duration,
+    /// Of all that are played, for names.
+    number: usize,
+    relays: u16,
+    clocks: Clocks,
+}
+
+/// A cell that is played: A is up.
+struct Stage {
+    members: [Member; 2],
+    /// As long as it runs.
+    coordinator: Option<Process>,
+    relays: Vec<Process>,
+    /// Of A and B.
+    tunnels: Processes,
+    mesh: Mesh,
+    site: Site,
+    _folder: tempfile::TempDir,
+}
+
+impl Stage {
+    /// Makes everything, and starts A.
+    fn set(setting: &Setting<'_>, interrupt: &Interrupt) -> Result<Stage> {
+        let folder =
+            tempfile::TempDir::with_prefix("seikan-lab-").map_err(LabError::io("make a folder"))?;
+        let site = Site::create(setting.cell, setting.delay)?;
+        let (internet, address) = site.internet();
+        let at = |port| (address, port).into();
+        let (mesh, coordinator) = Mesh::start(internet, at(COORDINATOR), folder.path(), interrupt)?;
+        let clock = clock::environment(setting.clocks.relay.as_deref())?;
+        let relay = |number: u16| {
+            let first = PAIRS + PAIRS_EACH * number;
+            let ports = format!("{first}-{}", first + PAIRS_EACH - 1);
+            mesh.start_relay(internet, at(RELAY + number), &ports, &clock, interrupt)
+        };
+        let relays = (0..setting.relays).map(relay).collect::<Result<_>>()?;
+        let join = |end: usize| {
+            let host = site.host(end);
+            let number = setting.number;
+            let interface = format!("n{}x{number}{}", std::process::id(), host.name);
+            mesh.join(host, host.name, &interface)
+        };
+        let members = [join(0)?, join(1)?];
+        let a = members[0].up(site.host(0), &[])?;
+        let mut stage = Stage {
+            members,
+            coordinator: Some(coordinator),
+            relays,
+            tunnels: Processes(vec![a]),
+            mesh,
+            site,
+            _folder: folder,
+        };
+        patiently("host A is up", interrupt, || {
+            stage.check_alive()?;
+            // Not up yet.
+            let Ok(status) = stage.status(0) else {
+                return Ok(None);
+            };
+            let connected = status["mesh"]["contact"] == "connected";
+            // As far as anybody answers.
+            let seen = status["mesh"]["stun"].as_array().map_or(0, Vec::len);
+            Ok((connected && seen > setting.relays.into()).then_some(()))
+        })?;
+        Ok(stage)
+    }
+
+    fn check_alive(&mut self) -> Result<()> {
+        let services = self.coordinator.iter_mut().chain(&mut self.relays);
+        let mut all = services.chain(&mut self.tunnels.0);
+        all.try_for_each(Process::check_alive)
+    }
+
+    fn start_b(&mut self, clock: &[(String, String)]) -> Result<()> {
+        let b = self.members[1].up(self.site.host(1), clock)?;
+        self.tunnels.0.push(b);
+        Ok(())
+    }
+
+    fn status(&self, end: usize) -> Result<serde_json::Value> {
+        self.members[end].status(self.site.host(end))
+    }
+
+    /// By which way an end sends.
+    fn way(&self, end: usize) -> Result<PathKind> {
+        let status = self.status(end)?;
+        let path = &status["peers"][0]["path"];
+        Ok(match path["relayed"].as_bool() {
+            Some(false) => PathKind::Direct,
+            Some(true) => PathKind::Relay,
+            None => PathKind::None,
+        })
+    }
+
+    /// Questions from B to A.
+    fn flow(&self) -> Result<Flow> {
+        let (a, b) = (self.site.host(0), self.site.host(1));
+        Flow::start(b, a, self.members[0].address, EVERY)
+    }
+
+    /// Starts B and watches what comes of it.
+    fn play(&mut self, cell: &Cell, interrupt: &Interrupt) -> Result<NatRow> {
+        let begun = Instant::now();
+        self.start_b(&[])?;
+        let flow = self.flow()?;
+        let mut direct = None;
+        let mut found = [PathKind::None; 2];
+        loop {
+            let answered = flow.seen().first.is_some();
+            if answered {
+                found = [self.way(0)?, self.way(1)?];
+                if direct.is_none() && found == [PathKind::Direct; 2] {
+                    direct = Some(begun.elapsed());
+                }
+            } else {
+                self.check_alive()?;
+            }
+            let doubted = begun.elapsed() > DOUBT;
+            let settled = match cell.path {
+                PathKind::Direct => direct.is_some(),
+                // A way that theory does not know would be found by then.
+                PathKind::Relay => answered && doubted,
+                PathKind::None => doubted,
+            };
+            if settled || begun.elapsed() > PATIENCE {
+                break;
+            }
+            interrupt.sleep(ASK)?;
+        }
+        let first_answer = flow.seen().first.map(|at| at - begun);
+        drop(flow);
+        let seen = self.seen(cell, interrupt)?;
+        let mut row = NatRow {
+            cell: cell.name(),
+            nats: cell.nats.each_ref().map(|nat| nat.name.clone()),
+            expected: cell.path,
+            why: cell.why.clone(),
+            found,
+            first_answer: first_answer.map(|time| time.as_secs_f64()),
+            direct: direct.map(|time| time.as_secs_f64()),
+            seen,
+            wrong: Vec::new(),
+        };
+        row.judge(!cell.shared.is_empty());
+        Ok(row)
+    }
+
+    /// What each end was to find out of its NATs, and what it did.
+    fn seen(&self, cell: &Cell, interrupt: &Interrupt) -> Result<[[String; 2]; 2]> {
+        let mut all = [const { [String::new(), String::new()] }; 2];
+        for (end, nat) in cell.nats.iter().enumerate() {
+            // Servers that do not answer are asked for some seconds.
+            let deadline = Instant::now() + PATIENCE;
+            loop {
+                let status = self.status(end)?;
+                let seen = status["mesh"]["nat4"].as_str().unwrap_or("?").to_owned();
+                let done = seen == nat.seen || Instant::now() > deadline;
+                all[end] = [nat.seen.clone(), seen];
+                if done || !cell.shared.is_empty() {
+                    break;
+                }
+                interrupt.sleep(ASK)?;
+            }
+        }
+        Ok(all)
+    }
+}
+
+impl NatRow {
+    /// Says what is not as it was to be. What is seen from behind shared boxes is theirs, too.
+    fn judge(&mut self, shared: bool) {
+        let ends = self.found;
+        let found = match self.first_answer {
+            None => PathKind::None,
+            Some(_) if ends == [PathKind::Direct; 2] => PathKind::Direct,
+            Some(_) => PathKind::Relay,
+        };
+        if found != self.expected {
+            self.wrong.push("another path".to_owned());
+        }
+        let late = |time: Option<f64>, within: Duration| {
+            time.is_some_and(|time| time > within.as_secs_f64())
+        };
+        let late = match self.expected {
+            PathKind::Direct => late(self.direct, DIRECT_WITHIN),
+            PathKind::Relay => late(self.first_answer, RELAY_WITHIN),
+            PathKind::None => false,
+        };
+        if late {
+            self.wrong.push("late".to_owned());
+        }
+        for (end, [expected, seen]) in ["A", "B"].iter().zip(&self.seen) {
+            if expected != seen && !shared {
+                self.wrong
+                    .push(format!("{end} takes its NAT for {seen}, not {expected}"));
+            }
+        }
+    }
+}

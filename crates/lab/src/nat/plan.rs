@@ -1,0 +1,316 @@
+//! The file that says what is played: NATs, pairs, events, and what is to come of each.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{LabError, Result};
+
+/// The file in the program.
+pub const PLAN: &str = include_str!("../../scenarios/nat/matrix.toml");
+
+/// The longest delay of a direction, in milliseconds.
+const LONGEST_DELAY: f64 = 500.0;
+
+/// By which way two members talk, the best first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PathKind {
+    /// Both send to the other's own address.
+    Direct,
+    /// At least one sends to a relay.
+    Relay,
+    /// Nothing arrives.
+    None,
+}
+
+/// A router that hides what is behind it.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
+pub struct NatBox {
+    /// The statement by which nftables maps, such as `masquerade random`.
+    pub source: String,
+    /// A static map in its place: an outer address for each customer, both ways.
+    pub one_to_one: bool,
+    /// Whether the static map holds from inside, too.
+    pub hairpin: bool,
+    /// Whether UDP passes.
+    pub udp: bool,
+}
+
+impl Default for NatBox {
+    fn default() -> Self {
+        Self {
+            source: "masquerade".to_owned(),
+            one_to_one: false,
+            hairpin: false,
+            udp: true,
+        }
+    }
+}
+
+/// What is before a host.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Nat {
+    /// What it is called.
+    pub name: String,
+    /// What it is, in a line.
+    pub about: String,
+    /// What the daemon is to find out of it, as its status says it.
+    pub seen: String,
+    /// From the outside in.
+    pub boxes: Vec<NatBox>,
+}
+
+/// Pairs, and what is to come of them.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Expect {
+    /// By which way they are to talk.
+    pub path: PathKind,
+    /// Why, in a line.
+    pub why: String,
+    /// Boxes that both are behind.
+    #[serde(default)]
+    pub shared: Vec<NatBox>,
+    /// Names of NATs; played in both orders.
+    pub pairs: Vec<[String; 2]>,
+}
+
+/// What happens to a pair, at B where it has a place.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Happening {
+    /// Nothing.
+    Nothing,
+    /// B's innermost box forgets all it has mapped, and maps by another statement perhaps.
+    RestartNat {
+        /// Which.
+        source: Option<String>,
+    },
+    /// B's outermost box has another address outside, or B itself if it has none.
+    ChangeAddress,
+    /// Nothing gets to B or from it for so many seconds.
+    Outage(f64),
+    /// The relay that the pair uses is killed, or the first if it uses none.
+    KillRelay,
+    /// The coordinator is killed, and starts again after so many seconds.
+    CoordinatorAway(f64),
+    /// B's tunnel ends and starts with the machine's own clock.
+    RestartWithRightClock,
+}
+
+/// Clocks that are wrong, by how much: `+1h`, `-90m` (libfaketime's offsets).
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Clocks {
+    /// B's.
+    pub b: Option<String>,
+    /// All relays'.
+    pub relay: Option<String>,
+}
+
+/// Something that happens to a pair, and what is to come of it.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Event {
+    /// What it is called.
+    pub name: String,
+    /// What happens, in a line, and why what comes of it does.
+    pub about: String,
+    /// Names of the NATs before A and before B.
+    pub nats: [String; 2],
+    /// Relays that there are.
+    #[serde(default = "one")]
+    pub relays: u16,
+    /// Whose clocks are wrong from the start.
+    #[serde(default)]
+    pub clocks: Clocks,
+    /// What happens.
+    pub happens: Happening,
+    /// By which way they talk before.
+    pub path: PathKind,
+    /// And after, if that is another.
+    pub then: Option<PathKind>,
+    /// Seconds in which nothing may arrive, at most.
+    pub gap: f64,
+    /// Seconds until they talk as they then do, at most.
+    pub settled: f64,
+    /// Whether a TCP connection goes on.
+    #[serde(default = "yes")]
+    pub tcp: bool,
+    /// Words that B's status has at the end.
+    pub says: Option<String>,
+}
+
+fn one() -> u16 {
+    1
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// The whole file.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Plan {
+    /// What a packet takes to or from host B, in milliseconds.
+    pub delay_ms: f64,
+    /// All NATs.
+    #[serde(rename = "nat")]
+    pub nats: Vec<Nat>,
+    /// All pairs.
+    #[serde(default)]
+    pub expect: Vec<Expect>,
+    /// All events.
+    #[serde(default, rename = "event")]
+    pub events: Vec<Event>,
+}
+
+/// A pair in one order.
+#[derive(Clone, Debug)]
+pub struct Cell {
+    /// What is before A and before B.
+    pub nats: [Nat; 2],
+    /// Boxes that both are behind.
+    pub shared: Vec<NatBox>,
+    /// By which way they are to talk.
+    pub path: PathKind,
+    /// Why.
+    pub why: String,
+}
+
+impl Cell {
+    /// `symmetric, open`, and what both are behind.
+    #[must_use]
+    pub fn name(&self) -> String {
+        let [a, b] = &self.nats;
+        let shared = match self.shared.first() {
+            None => "",
+            Some(NatBox { hairpin: true, .. }) => ", behind one carrier that hairpins",
+            Some(_) if a.boxes.is_empty() => ", behind one NAT",
+            Some(_) => ", behind one carrier",
+        };
+        format!("{}, {}{shared}", a.name, b.name)
+    }
+}
+
+impl Plan {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// [`LabError::Usage`] with what is wrong in it, and where.
+    pub fn parse(text: &str) -> Result<Self> {
+        let wrong = |what: String| LabError::Usage(format!("the scenario file: {what}"));
+        let plan: Self = toml::from_str(text).map_err(|e| wrong(e.to_string()))?;
+        if !(0.0..=LONGEST_DELAY).contains(&plan.delay_ms) {
+            let most = LONGEST_DELAY;
+            return Err(wrong(format!(
+                "delay-ms is {}: use 0 to {most}",
+                plan.delay_ms
+            )));
+        }
+        let names: BTreeSet<&str> = plan.nats.iter().map(|nat| nat.name.as_str()).collect();
+        if names.len() != plan.nats.len() {
+            return Err(wrong("two NATs have the same name".to_owned()));
+        }
+        let pairs = plan.expect.iter().flat_map(|expect| &expect.pairs);
+        let pairs = pairs.chain(plan.events.iter().map(|event| &event.nats));
+        for name in pairs.flatten() {
+            plan.nat(name)?;
+        }
+        Ok(plan)
+    }
+
+    /// A NAT by its name.
+    ///
+    /// # Errors
+    /// [`LabError::Usage`] if there is none.
+    pub fn nat(&self, name: &str) -> Result<&Nat> {
+        let found = self.nats.iter().find(|nat| nat.name == name);
+        found.ok_or_else(|| {
+            let all: Vec<&str> = self.nats.iter().map(|nat| nat.name.as_str()).collect();
+            LabError::Usage(format!("no NAT `{name}`: there are {}", all.join(", ")))
+        })
+    }
+
+    /// All pairs in both orders, in the order of the file.
+    ///
+    /// # Errors
+    /// A NAT that is not there.
+    pub fn cells(&self) -> Result<Vec<Cell>> {
+        let mut cells = Vec::new();
+        for expect in &self.expect {
+            for [a, b] in &expect.pairs {
+                let orders = if a == b {
+                    vec![[a, b]]
+                } else {
+                    vec![[a, b], [b, a]]
+                };
+                for [a, b] in orders {
+                    cells.push(Cell {
+                        nats: [self.nat(a)?.clone(), self.nat(b)?.clone()],
+                        shared: expect.shared.clone(),
+                        path: expect.path,
+                        why: expect.why.clone(),
+                    });
+                }
+            }
+        }
+        Ok(cells)
+    }
+
+    /// Pairs of which the file says nothing, or two things.
+    #[must_use]
+    pub fn unclear(&self) -> Vec<String> {
+        let mut said: BTreeMap<[&str; 2], usize> = BTreeMap::new();
+        for expect in self.expect.iter().filter(|e| e.shared.is_empty()) {
+            for pair in &expect.pairs {
+                let mut pair = [pair[0].as_str(), pair[1].as_str()];
+                pair.sort_unstable();
+                *said.entry(pair).or_default() += 1;
+            }
+        }
+        let mut unclear = Vec::new();
+        for (at, a) in self.nats.iter().enumerate() {
+            for b in &self.nats[at..] {
+                let mut pair = [a.name.as_str(), b.name.as_str()];
+                pair.sort_unstable();
+                if said.get(&pair) != Some(&1) {
+                    unclear.push(pair.join(", "));
+                }
+            }
+        }
+        unclear
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_matrix_is_full_and_says_one_thing_of_each_pair() {
+        let plan = Plan::parse(PLAN).expect("a plan");
+        assert_eq!(plan.unclear(), [""; 0]);
+        // 8 NATs in both orders, and three shared ones.
+        assert_eq!(plan.cells().expect("cells").len(), 8 * 8 + 3);
+    }
+
+    #[test]
+    fn what_is_wrong_in_a_file_is_said() {
+        for (text, said) in [
+            ("delay-ms = 5\nnat = []\nodd = 1", "unknown field `odd`"),
+            ("delay-ms = -1\nnat = []", "delay-ms is -1: use 0 to 500"),
+            (
+                "delay-ms = 0\nnat = []\n[[expect]]\npath = \"relay\"\nwhy = \"\"\npairs = [[\"a\", \"b\"]]",
+                "no NAT `a`",
+            ),
+        ] {
+            let error = Plan::parse(text).expect_err(text).to_string();
+            assert!(error.contains(said), "{error}");
+        }
+    }
+}
