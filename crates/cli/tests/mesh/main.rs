@@ -8,3 +8,4 @@ mod names;
 mod nat;
 mod policy;
 mod site;
+mod turn;

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 /// How a NAT maps (RFC 4787, section 4.1). All of Linux's filter by address and port (section 5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Mapping {
+pub enum Mapping {
     /// No NAT at all.
     None,
     /// The same port for everybody: what Linux's masquerading comes to while nobody else has the port.
@@ -24,7 +24,7 @@ enum Mapping {
 use Mapping::{AddressAndPortDependent, EndpointIndependent};
 
 /// A router that hides what is behind it.
-struct Nat {
+pub struct Nat {
     netlink: Netlink,
     lan: u32,
     netns: NetNs,
@@ -32,7 +32,7 @@ struct Nat {
 
 impl Nat {
     /// Number `number`, with 192.0.2.100 and so on outside and 10.0.0.1 inside.
-    fn create(site: &Site, number: u8, mapping: Mapping) -> Nat {
+    pub fn create(site: &Site, number: u8, mapping: Mapping) -> Nat {
         let netns = NetNs::create().expect("a namespace");
         let netlink = netns.netlink().expect("netlink");
         plug(
@@ -87,7 +87,7 @@ impl Nat {
     }
 
     /// Changes its rules.
-    fn run_nft(&self, rules: &str) {
+    pub fn run_nft(&self, rules: &str) {
         let mut nft = Command::new("nft");
         nft.args(["-f", "-"]).stdin(Stdio::piped());
         let mut child = self.netns.spawn_command(&mut nft).expect("nft");
@@ -98,7 +98,7 @@ impl Nat {
     }
 
     /// A host behind it.
-    fn host(&self, site: &Site, number: u8) -> Host {
+    pub fn host(&self, site: &Site, number: u8) -> Host {
         let at = (&self.netlink, self.lan);
         let host = site.host_at(at, &format!("10.0.0.{}/24", 10 + number));
         let gateway = "10.0.0.1".parse().expect("an address");
@@ -112,26 +112,35 @@ impl Nat {
 
 /// A member that knows what it looks like from outside.
 fn up(host: &Host, name: &str, token: &[String; 2]) -> (Tunnel, std::net::IpAddr) {
-    let addresses = host.join(name, token);
-    let tunnel = host.up();
+    let (tunnel, address) = up_unseen(host, name, token);
     eventually("it knows what it looks like from outside", || {
         let seen = &host.status()["mesh"]["reflexive"];
         seen.as_array().is_some_and(|seen| !seen.is_empty())
     });
-    (tunnel, addresses[0])
+    (tunnel, address)
+}
+
+fn up_unseen(host: &Host, name: &str, token: &[String; 2]) -> (Tunnel, std::net::IpAddr) {
+    let addresses = host.join(name, token);
+    (host.up(), addresses[0])
 }
 
 /// Two members that know each other, each at the switch or behind a NAT of its own.
-struct Two {
-    hosts: Vec<Host>,
-    nats: Vec<Nat>,
+pub struct Two {
+    pub hosts: Vec<Host>,
+    pub nats: Vec<Nat>,
     /// Of the second.
-    address: std::net::IpAddr,
+    pub address: std::net::IpAddr,
     _running: [Tunnel; 2],
 }
 
 impl Two {
-    fn new(site: &Site, mappings: [Mapping; 2]) -> Two {
+    pub fn new(site: &Site, mappings: [Mapping; 2]) -> Two {
+        Two::blocked(site, mappings, &[])
+    }
+
+    /// The same, where these routers let no UDP through.
+    pub fn blocked(site: &Site, mappings: [Mapping; 2], blocked: &[usize]) -> Two {
         let token = site.token(&["--reusable"]);
         let mut nats = Vec::new();
         let hosts: Vec<Host> = mappings
@@ -147,8 +156,15 @@ impl Two {
                 }
             })
             .collect();
-        let (a, _) = up(&hosts[0], "a", &token);
-        let (b, address) = up(&hosts[1], "b", &token);
+        for nat in blocked {
+            nats[*nat].run_nft("insert rule inet filter through meta l4proto udp drop");
+        }
+        let up = |end: usize, name: &str| match blocked.contains(&end) {
+            true => up_unseen(&hosts[end], name, &token),
+            false => up(&hosts[end], name, &token),
+        };
+        let (a, _) = up(0, "a");
+        let (b, address) = up(1, "b");
         eventually("they know each other", || {
             let ends = |host: &Host, name: &str| host.peers() == [name];
             ends(&hosts[0], "b") && ends(&hosts[1], "a")
@@ -164,17 +180,17 @@ impl Two {
     }
 
     /// Whether the first hears the second.
-    fn hear(&self, within: Duration) -> bool {
+    pub fn hear(&self, within: Duration) -> bool {
         self.hosts[0].hears(self.address, within)
     }
 
     /// Whether each sends by a relay.
-    fn relayed(&self) -> [Option<bool>; 2] {
+    pub fn relayed(&self) -> [Option<bool>; 2] {
         [0, 1].map(|i| self.hosts[i].status()["peers"][0]["path"]["relayed"].as_bool())
     }
 
     /// Runs `test` while the second answers.
-    fn answering(&self, test: impl FnOnce()) {
+    pub fn answering(&self, test: impl FnOnce()) {
         while_answering(&[&self.hosts[1]], test);
     }
 }
