@@ -2,13 +2,17 @@
 //!
 //! ```text
 //! A 10.77.1.1 ---- 10.77.1.3 M 10.77.2.3 ---- 10.77.2.1 B
-//!                coordinator, relay
+//!              coordinators, relay, coturn
 //! ```
 //! M is a router between A and B, and forwards or does not: without it, only the relay on M reaches both. A TCP stream runs through
 //! the tunnel all the time; each round has four parts: what it carries by the relay, how long nothing arrives at most while the path
 //! changes to direct, what it carries then, and how long nothing arrives when the direct path dies.
+//!
+//! Where there is coturn, A and B are members of a second mesh, whose only relay it is. Then a stream by the one relay and one by the
+//! other take turns, with M not forwarding, and it is noted how busy relay and ends were: who waits for whom.
 
 use std::fs;
+use std::io;
 use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -26,6 +30,7 @@ use crate::load::{Ends, LiveOptions, Meter, live, wait_reachable};
 use crate::process::{Process, Processes};
 use crate::stats::{Spread, ratio};
 use crate::tunnel::seikan::{RUN_DIR, program};
+use seikan_sys::process::CpuClock;
 
 /// How often is looked whether something has arrived.
 const LOOK: Duration = Duration::from_millis(1);
@@ -79,6 +84,33 @@ pub struct RelayReport {
     pub direct: Spread,
     /// Median by the relay by median directly.
     pub ratio: Option<f64>,
+    /// Against coturn, if it is installed.
+    #[serde(default)]
+    pub coturn: Option<CoturnReport>,
+}
+
+/// A stream by `seikan relay` and one by coturn, in turns.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct CoturnReport {
+    /// By ours and by coturn, each round.
+    pub rounds: Vec<[Relayed; 2]>,
+    /// By ours, in Gbit/s.
+    pub ours: Spread,
+    /// By coturn, in Gbit/s.
+    pub coturn: Spread,
+    /// Median by ours by median by coturn.
+    pub ratio: Option<f64>,
+}
+
+/// What a stream carried by a relay, and what that cost.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Relayed {
+    /// In Gbit/s.
+    pub rate: f64,
+    /// Processors that the relay kept busy.
+    pub relay_busy: f64,
+    /// Processors that the two members kept busy, each its tunnel and, by coturn, its client of TURN.
+    pub members_busy: f64,
 }
 
 /// Measures; calls `progress` before every step.
@@ -93,47 +125,69 @@ pub fn relay(
     let dir =
         tempfile::TempDir::with_prefix("seikan-lab-").map_err(LabError::io("make a folder"))?;
     let site = Site::create(dir.path(), interrupt)?;
+    let (ours, relay) = site.with_relay(interrupt)?;
     let begun = Instant::now();
-    wait_reachable(&site.ends(), PATIENCE, interrupt, || site.check_alive())?;
+    wait_reachable(&site.ends(&ours), PATIENCE, interrupt, || {
+        site.check_alive()
+    })?;
     let first_answer = begun.elapsed().as_secs_f64();
     let mut rounds = Vec::new();
-    live(&site.ends(), &LiveOptions::default(), interrupt, |meter| {
-        for round in 0..options.rounds {
-            let mut step = |part: u32, what: &str| {
-                progress(Progress {
-                    fraction: f64::from(4 * round + part) / f64::from(4 * options.rounds),
-                    what: format!("round {}  {what}", round + 1),
+    let coturn = site.with_coturn(interrupt)?;
+    // Each round of the comparison counts as one of four parts.
+    let steps = options.rounds * if coturn.is_some() { 5 } else { 4 };
+    live(
+        &site.ends(&ours),
+        &LiveOptions::default(),
+        interrupt,
+        |meter| {
+            for round in 0..options.rounds {
+                let mut step = |part: u32, what: &str| {
+                    progress(Progress {
+                        fraction: f64::from(4 * round + part) / f64::from(steps),
+                        what: format!("round {}  {what}", round + 1),
+                    });
+                };
+                step(0, "by the relay");
+                site.wait_for(&ours, true, meter, interrupt)?;
+                let relayed = rate(meter, options, interrupt)?;
+                step(1, "a direct path opens");
+                let dropped = site.dropped(&ours)?;
+                site.forward(true)?;
+                let change = site.wait_for(&ours, false, meter, interrupt)?;
+                step(2, "directly");
+                let direct = rate(meter, options, interrupt)?;
+                let dropped = site.dropped(&ours)?.saturating_sub(dropped);
+                step(3, "the direct path dies");
+                site.forward(false)?;
+                let death = site.wait_for(&ours, true, meter, interrupt)?;
+                rounds.push(RelayRound {
+                    relayed,
+                    direct,
+                    found_after: change.time.as_secs_f64(),
+                    stall: change.longest.as_secs_f64(),
+                    outage: death.longest.as_secs_f64(),
+                    dropped,
+                    lost: change.lost,
                 });
-            };
-            step(0, "by the relay");
-            site.wait_for(true, meter, interrupt)?;
-            let relayed = rate(meter, options, interrupt)?;
-            step(1, "a direct path opens");
-            let dropped = site.dropped()?;
-            site.forward(true)?;
-            let change = site.wait_for(false, meter, interrupt)?;
-            step(2, "directly");
-            let direct = rate(meter, options, interrupt)?;
-            let dropped = site.dropped()?.saturating_sub(dropped);
-            step(3, "the direct path dies");
-            site.forward(false)?;
-            let death = site.wait_for(true, meter, interrupt)?;
-            rounds.push(RelayRound {
-                relayed,
-                direct,
-                found_after: change.time.as_secs_f64(),
-                stall: change.longest.as_secs_f64(),
-                outage: death.longest.as_secs_f64(),
-                dropped,
-                lost: change.lost,
+            }
+            Ok(())
+        },
+    )?;
+    let mut compared = Vec::new();
+    if let Some((theirs, coturn)) = &coturn {
+        for round in 0..options.rounds {
+            let done = 4 * options.rounds + round;
+            progress(Progress {
+                fraction: f64::from(done) / f64::from(steps),
+                what: format!("round {}  by the relay, by coturn", round + 1),
             });
+            compared.push([
+                site.relayed(&ours, relay, options, interrupt)?,
+                site.relayed(theirs, *coturn, options, interrupt)?,
+            ]);
         }
-        Ok(())
-    })?;
-    let spread = |of: fn(&RelayRound) -> f64| {
-        let all: Vec<f64> = rounds.iter().map(of).collect();
-        Spread::of(&all).ok_or_else(|| LabError::Setup("nothing was measured".into()))
-    };
+    }
+    let spread = |of: fn(&RelayRound) -> f64| spread(rounds.iter().map(of));
     let (relayed, direct) = (spread(|r| r.relayed)?, spread(|r| r.direct)?);
     Ok(RelayReport {
         options: *options,
@@ -141,8 +195,30 @@ pub fn relay(
         relayed,
         direct,
         ratio: ratio(relayed.median, direct.median),
+        coturn: match compared.is_empty() {
+            true => None,
+            false => Some(CoturnReport::of(compared)?),
+        },
         rounds,
     })
+}
+
+fn spread(all: impl Iterator<Item = f64>) -> Result<Spread> {
+    Spread::of(&all.collect::<Vec<_>>())
+        .ok_or_else(|| LabError::Setup("nothing was measured".into()))
+}
+
+impl CoturnReport {
+    fn of(rounds: Vec<[Relayed; 2]>) -> Result<CoturnReport> {
+        let ours = spread(rounds.iter().map(|[ours, _]| ours.rate))?;
+        let coturn = spread(rounds.iter().map(|[_, coturn]| coturn.rate))?;
+        Ok(CoturnReport {
+            ours,
+            coturn,
+            ratio: ratio(ours.median, coturn.median),
+            rounds,
+        })
+    }
 }
 
 /// What the stream carries, in Gbit/s.
@@ -158,9 +234,17 @@ struct Site {
     b: Host,
     middle: Host,
     folder: std::path::PathBuf,
+    processes: std::cell::RefCell<Processes>,
+}
+
+/// A mesh whose members are A and B.
+struct Mesh {
+    /// What its interfaces' names begin with.
+    prefix: &'static str,
     /// B inside the tunnel.
     target: IpAddr,
-    processes: std::cell::RefCell<Processes>,
+    /// Processes of A and B.
+    members: Vec<u32>,
 }
 
 /// A change of the way.
@@ -179,35 +263,76 @@ impl Site {
         let (a, b, middle) = (a?, b?, middle?);
         cable(&a, &middle, 1)?;
         cable(&b, &middle, 2)?;
-        let mut site = Site {
+        let site = Site {
             a,
             b,
             middle,
             folder: folder.to_owned(),
-            target: IpAddr::from([0; 4]),
             processes: Default::default(),
         };
         site.forward(false)?;
-        let store = path(folder, "coordinator");
-        let coordinator = ["coordinator", "--dir", &store, "--listen", "10.77.1.3:7443"];
-        site.start("coordinator", None, &coordinator)?;
-        let relays = path(folder, "relay");
+        interrupt.check()?;
+        Ok(site)
+    }
+
+    /// The mesh with one relay of ours, at an address in reach of both, and the relay's process.
+    fn with_relay(&self, interrupt: &Interrupt) -> Result<(Mesh, u32)> {
+        let folder = path(&self.folder, "relay");
         let relay = [
             "relay",
             "--dir",
-            &relays,
+            &folder,
             "--listen",
             "0.0.0.0:3478",
             "--rate",
             "100G",
         ];
-        site.start("relay", None, &relay)?;
+        let process = self.start("relay", None, command(&self.folder, &relay)?)?;
         let secret = patiently("the relay has a secret", interrupt, || {
-            Ok(fs::read_to_string(folder.join("relay/secret")).ok())
+            Ok(fs::read_to_string(self.folder.join("relay/secret")).ok())
         })?;
+        let add = ["10.77.1.3:3478", "--secret", secret.trim()];
+        Ok((self.mesh("lab", "7443", &add, interrupt)?, process))
+    }
+
+    /// The mesh with coturn as Debian has it, and its process; `None` where it is not installed.
+    fn with_coturn(&self, interrupt: &Interrupt) -> Result<Option<(Mesh, u32)>> {
+        let mut coturn = Command::new("turnserver");
+        coturn
+            .args(["-n", "--listening-ip=10.77.1.3", "--relay-ip=10.77.1.3"])
+            .args(["--listening-port=5478", "--no-tls", "--no-dtls", "--no-cli"])
+            .args(["--use-auth-secret", "--static-auth-secret=lab"])
+            .args(["--realm=lab", "--log-file=stdout"])
+            .arg(format!("--pidfile={}", path(&self.folder, "coturn.pid")))
+            .arg(format!("--userdb={}", path(&self.folder, "coturn.db")));
+        let process = match self.start("coturn", None, coturn) {
+            Ok(process) => process,
+            Err(LabError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                return Ok(None);
+            }
+            Err(error) => return Err(error),
+        };
+        let add = ["10.77.1.3:5478", "--turn", "--secret", "lab"];
+        Ok(Some((self.mesh("turn", "7444", &add, interrupt)?, process)))
+    }
+
+    /// A mesh with one relay, of which A and B become members.
+    fn mesh(
+        &self,
+        prefix: &'static str,
+        port: &str,
+        relay: &[&str],
+        interrupt: &Interrupt,
+    ) -> Result<Mesh> {
+        let folder = &self.folder;
+        let store = path(folder, &format!("coordinator-{prefix}"));
+        let listen = format!("10.77.1.3:{port}");
+        let words = ["coordinator", "--dir", &store, "--listen", &listen];
+        let name = format!("coordinator-{prefix}");
+        self.start(&name, None, command(folder, &words)?)?;
         let said = patiently("the coordinator makes a token", interrupt, || {
             let token = ["coordinator", "token", "--reusable", "--dir", &store];
-            Ok(run(&site.middle, folder, &token).ok())
+            Ok(run(&self.middle, folder, &token).ok())
         })?;
         let after = |option: &str| {
             let mut words = said.split_whitespace();
@@ -215,57 +340,79 @@ impl Site {
             words.next().unwrap_or_default().to_owned()
         };
         let (token, pin) = (after("--token"), after("--pin"));
-        // One relay, at an address in reach of both.
-        let add = [
-            "coordinator",
-            "relay",
-            "add",
-            "10.77.1.3:3478",
-            "--secret",
-            secret.trim(),
-        ];
-        run(
-            &site.middle,
-            folder,
-            &[&add[..], &["--dir", &store]].concat(),
-        )?;
-        for host in [&site.a, &site.b] {
-            let file = path(folder, &format!("lab{}.toml", host.name));
-            let join = [
-                "join",
-                "https://10.77.1.3:7443",
-                "--token",
-                &token,
-                "--pin",
-                &pin,
-            ];
+        let add = ["coordinator", "relay", "add", "--dir", &store];
+        run(&self.middle, folder, &[&add[..], relay].concat())?;
+        let mut mesh = Mesh {
+            prefix,
+            target: IpAddr::from([0; 4]),
+            members: Vec::new(),
+        };
+        for host in [&self.a, &self.b] {
+            let file = path(folder, &format!("{prefix}{}.toml", host.name));
+            let url = format!("https://{listen}");
+            let join = ["join", &url, "--token", &token, "--pin", &pin];
             let rest = ["--name", host.name, "--iface", &file, "--no-up"];
             run(host, folder, &[&join[..], &rest].concat())?;
-            site.start("seikan", Some(host), &["up", &file])?;
+            let up = command(folder, &["up", &file])?;
+            let name = format!("seikan-{prefix}");
+            mesh.members.push(self.start(&name, Some(host), up)?);
         }
-        let text = fs::read_to_string(folder.join("labB.toml"));
+        let text = fs::read_to_string(folder.join(format!("{prefix}B.toml")));
         let text = text.map_err(LabError::io("read what was joined"))?;
         let address = text
             .split('"')
             .find_map(|word| word.split('/').next()?.parse().ok());
-        site.target = address.ok_or_else(|| LabError::Setup("B has no address".into()))?;
-        for host in [&site.a, &site.b] {
+        mesh.target = address.ok_or_else(|| LabError::Setup("B has no address".into()))?;
+        for host in [&self.a, &self.b] {
             patiently("the members know each other", interrupt, || {
-                let known = site.status(host)?["peers"]
+                let known = self.status(&mesh, host)?["peers"]
                     .as_array()
                     .is_some_and(|p| p.len() == 1);
                 Ok(known.then_some(()))
             })?;
         }
-        Ok(site)
+        Ok(mesh)
     }
 
-    fn start(&self, name: &str, host: Option<&Host>, words: &[&str]) -> Result<()> {
-        let command = command(&self.folder, words)?;
+    /// Starts a program on a host, or on M; its process.
+    fn start(&self, name: &str, host: Option<&Host>, command: Command) -> Result<u32> {
         let host = host.unwrap_or(&self.middle);
         let process = Process::start(host, name, command, &self.folder)?;
+        let pid = process.pid();
         self.processes.borrow_mut().0.push(process);
-        Ok(())
+        Ok(pid)
+    }
+
+    /// What a stream of its own carries by a mesh's relay, which is that process.
+    fn relayed(
+        &self,
+        mesh: &Mesh,
+        relay: u32,
+        options: &RelayOptions,
+        interrupt: &Interrupt,
+    ) -> Result<Relayed> {
+        let ends = self.ends(mesh);
+        wait_reachable(&ends, PATIENCE, interrupt, || self.check_alive())?;
+        live(&ends, &LiveOptions::default(), interrupt, |meter| {
+            self.wait_for(mesh, true, meter, interrupt)?;
+            let clock = |pids: &[u32]| {
+                let clock = CpuClock::start(pids.iter().copied());
+                clock.map_err(|e| LabError::Setup(e.to_string()))
+            };
+            let (relay, members) = (clock(&[relay])?, clock(&mesh.members)?);
+            let time = Duration::from_secs_f64(options.seconds);
+            let rate = meter.rate_over(time, interrupt)? / 1000.0;
+            let busy = |clock: &CpuClock| {
+                let used = clock.elapsed();
+                let used = used.map_err(|e| LabError::Setup(e.to_string()))?;
+                Ok::<_, LabError>(used.processes.total().as_secs_f64() / used.wall.as_secs_f64())
+            };
+            Ok(Relayed {
+                rate,
+                relay_busy: busy(&relay)?,
+                members_busy: busy(&members)?,
+            })
+        })
     }
 
     fn check_alive(&self) -> Result<()> {
@@ -274,11 +421,11 @@ impl Site {
     }
 
     /// From A to B through the tunnel.
-    fn ends(&self) -> Ends<'_> {
+    fn ends(&self, mesh: &Mesh) -> Ends<'_> {
         Ends {
             client: &self.a,
             server: &self.b,
-            target: self.target,
+            target: mesh.target,
             sources: &[],
         }
     }
@@ -293,17 +440,18 @@ impl Site {
     }
 
     /// What an end says of itself.
-    fn status(&self, host: &Host) -> Result<serde_json::Value> {
-        let words = ["status", &format!("lab{}", host.name), "--json"];
+    fn status(&self, mesh: &Mesh, host: &Host) -> Result<serde_json::Value> {
+        let interface = format!("{}{}", mesh.prefix, host.name);
+        let words = ["status", &interface, "--json"];
         let said = run(host, &self.folder, &words)?;
         serde_json::from_str(&said).map_err(|e| LabError::Setup(format!("status: {e}")))
     }
 
     /// Datagrams that either end has dropped on their way in.
-    fn dropped(&self) -> Result<u64> {
+    fn dropped(&self, mesh: &Mesh) -> Result<u64> {
         let mut dropped = 0;
         for host in [&self.a, &self.b] {
-            let status = self.status(host)?;
+            let status = self.status(mesh, host)?;
             let drops = status["totals"]["inbound"]["drops"].as_object();
             dropped += drops.map_or(0, |d| d.values().filter_map(|n| n.as_u64()).sum());
             dropped += status["receive_queue_drops"].as_u64().unwrap_or(0);
@@ -312,7 +460,13 @@ impl Site {
     }
 
     /// Waits until both ends send by a relay, or both directly.
-    fn wait_for(&self, relayed: bool, meter: &Meter, interrupt: &Interrupt) -> Result<Change> {
+    fn wait_for(
+        &self,
+        mesh: &Mesh,
+        relayed: bool,
+        meter: &Meter,
+        interrupt: &Interrupt,
+    ) -> Result<Change> {
         let begun = Instant::now();
         let (mut last, mut seen, mut longest) = (begun, meter.bytes(), Duration::ZERO);
         let mut asked = begun;
@@ -330,7 +484,7 @@ impl Site {
                 self.check_alive()?;
                 let mut all = true;
                 for host in [&self.a, &self.b] {
-                    let path = &self.status(host)?["peers"][0]["path"];
+                    let path = &self.status(mesh, host)?["peers"][0]["path"];
                     all &= path["relayed"].as_bool() == Some(relayed);
                     lost = lost.max(path["report"]["lost"].as_u64().unwrap_or(0));
                 }
