@@ -41,10 +41,11 @@ pub use relays::RelayInfo;
 pub use tokens::{NewToken, TokenId, TokenInfo};
 
 /// What makes the schema of each version out of the one before.
-const STEPS: [&str; 3] = [
+const STEPS: [&str; 4] = [
     include_str!("store/schema.sql"),
     include_str!("store/relays.sql"),
     include_str!("store/schema2.sql"),
+    include_str!("store/schema4.sql"),
 ];
 /// The schema that this version reads and writes.
 const SCHEMA: i64 = STEPS.len() as i64;

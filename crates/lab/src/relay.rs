@@ -2,16 +2,21 @@
 //!
 //! ```text
 //! A 10.77.1.1 ---- 10.77.1.3 M 10.77.2.3 ---- 10.77.2.1 B
-//!                coordinator, relay
+//!              coordinators, relay, coturn
 //! ```
 //! M is a router between A and B, and forwards or does not: without it, only the relay on M reaches both. A TCP stream runs through
 //! the tunnel all the time; each round has four parts: what it carries by the relay, how long nothing arrives at most while the path
 //! changes to direct, what it carries then, and how long nothing arrives when the direct path dies.
+//!
+//! Where there is coturn, A and B are members of a second mesh, whose only relay it is. Then a stream by the one relay and one by the
+//! other take turns, with M not forwarding, and it is noted how busy relay and ends were: who waits for whom.
 
 use std::fs;
+use std::io;
 use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use seikan_sys::netlink::Route;
@@ -22,9 +27,10 @@ use crate::error::{LabError, Result};
 use crate::interrupt::Interrupt;
 use crate::link::Host;
 use crate::load::{Ends, LiveOptions, Meter, live, wait_reachable};
-use crate::mesh::{Member, Mesh, patiently};
 use crate::process::{Process, Processes};
 use crate::stats::{Spread, ratio};
+use crate::tunnel::seikan::{RUN_DIR, program};
+use seikan_sys::process::CpuClock;
 
 /// How often is looked whether something has arrived.
 const LOOK: Duration = Duration::from_millis(1);
@@ -78,6 +84,33 @@ pub struct RelayReport {
     pub direct: Spread,
     /// Median by the relay by median directly.
     pub ratio: Option<f64>,
+    /// Against coturn, if it is installed.
+    #[serde(default)]
+    pub coturn: Option<CoturnReport>,
+}
+
+/// A stream by `seikan relay` and one by coturn, in turns.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct CoturnReport {
+    /// By ours and by coturn, each round.
+    pub rounds: Vec<[Relayed; 2]>,
+    /// By ours, in Gbit/s.
+    pub ours: Spread,
+    /// By coturn, in Gbit/s.
+    pub coturn: Spread,
+    /// Median by ours by median by coturn.
+    pub ratio: Option<f64>,
+}
+
+/// What a stream carried by a relay, and what that cost.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Relayed {
+    /// In Gbit/s.
+    pub rate: f64,
+    /// Processors that the relay kept busy.
+    pub relay_busy: f64,
+    /// Processors that the two members kept busy, each its tunnel and, by coturn, its client of TURN.
+    pub members_busy: f64,
 }
 
 /// Measures; calls `progress` before every step.
@@ -92,47 +125,69 @@ pub fn relay(
     let dir =
         tempfile::TempDir::with_prefix("seikan-lab-").map_err(LabError::io("make a folder"))?;
     let site = Site::create(dir.path(), interrupt)?;
+    let (ours, relay) = site.with_relay(interrupt)?;
     let begun = Instant::now();
-    wait_reachable(&site.ends(), PATIENCE, interrupt, || site.check_alive())?;
+    wait_reachable(&site.ends(&ours), PATIENCE, interrupt, || {
+        site.check_alive()
+    })?;
     let first_answer = begun.elapsed().as_secs_f64();
     let mut rounds = Vec::new();
-    live(&site.ends(), &LiveOptions::default(), interrupt, |meter| {
-        for round in 0..options.rounds {
-            let mut step = |part: u32, what: &str| {
-                progress(Progress {
-                    fraction: f64::from(4 * round + part) / f64::from(4 * options.rounds),
-                    what: format!("round {}  {what}", round + 1),
+    let coturn = site.with_coturn(interrupt)?;
+    // Each round of the comparison counts as one of four parts.
+    let steps = options.rounds * if coturn.is_some() { 5 } else { 4 };
+    live(
+        &site.ends(&ours),
+        &LiveOptions::default(),
+        interrupt,
+        |meter| {
+            for round in 0..options.rounds {
+                let mut step = |part: u32, what: &str| {
+                    progress(Progress {
+                        fraction: f64::from(4 * round + part) / f64::from(steps),
+                        what: format!("round {}  {what}", round + 1),
+                    });
+                };
+                step(0, "by the relay");
+                site.wait_for(&ours, true, meter, interrupt)?;
+                let relayed = rate(meter, options, interrupt)?;
+                step(1, "a direct path opens");
+                let dropped = site.dropped(&ours)?;
+                site.forward(true)?;
+                let change = site.wait_for(&ours, false, meter, interrupt)?;
+                step(2, "directly");
+                let direct = rate(meter, options, interrupt)?;
+                let dropped = site.dropped(&ours)?.saturating_sub(dropped);
+                step(3, "the direct path dies");
+                site.forward(false)?;
+                let death = site.wait_for(&ours, true, meter, interrupt)?;
+                rounds.push(RelayRound {
+                    relayed,
+                    direct,
+                    found_after: change.time.as_secs_f64(),
+                    stall: change.longest.as_secs_f64(),
+                    outage: death.longest.as_secs_f64(),
+                    dropped,
+                    lost: change.lost,
                 });
-            };
-            step(0, "by the relay");
-            site.wait_for(true, meter, interrupt)?;
-            let relayed = rate(meter, options, interrupt)?;
-            step(1, "a direct path opens");
-            let dropped = site.dropped()?;
-            forward(&site.middle, true)?;
-            let change = site.wait_for(false, meter, interrupt)?;
-            step(2, "directly");
-            let direct = rate(meter, options, interrupt)?;
-            let dropped = site.dropped()?.saturating_sub(dropped);
-            step(3, "the direct path dies");
-            forward(&site.middle, false)?;
-            let death = site.wait_for(true, meter, interrupt)?;
-            rounds.push(RelayRound {
-                relayed,
-                direct,
-                found_after: change.time.as_secs_f64(),
-                stall: change.longest.as_secs_f64(),
-                outage: death.longest.as_secs_f64(),
-                dropped,
-                lost: change.lost,
+            }
+            Ok(())
+        },
+    )?;
+    let mut compared = Vec::new();
+    if let Some((theirs, coturn)) = &coturn {
+        for round in 0..options.rounds {
+            let done = 4 * options.rounds + round;
+            progress(Progress {
+                fraction: f64::from(done) / f64::from(steps),
+                what: format!("round {}  by the relay, by coturn", round + 1),
             });
+            compared.push([
+                site.relayed(&ours, relay, options, interrupt)?,
+                site.relayed(theirs, *coturn, options, interrupt)?,
+            ]);
         }
-        Ok(())
-    })?;
-    let spread = |of: fn(&RelayRound) -> f64| {
-        let all: Vec<f64> = rounds.iter().map(of).collect();
-        Spread::of(&all).ok_or_else(|| LabError::Setup("nothing was measured".into()))
-    };
+    }
+    let spread = |of: fn(&RelayRound) -> f64| spread(rounds.iter().map(of));
     let (relayed, direct) = (spread(|r| r.relayed)?, spread(|r| r.direct)?);
     Ok(RelayReport {
         options: *options,
@@ -140,8 +195,30 @@ pub fn relay(
         relayed,
         direct,
         ratio: ratio(relayed.median, direct.median),
+        coturn: match compared.is_empty() {
+            true => None,
+            false => Some(CoturnReport::of(compared)?),
+        },
         rounds,
     })
+}
+
+fn spread(all: impl Iterator<Item = f64>) -> Result<Spread> {
+    Spread::of(&all.collect::<Vec<_>>())
+        .ok_or_else(|| LabError::Setup("nothing was measured".into()))
+}
+
+impl CoturnReport {
+    fn of(rounds: Vec<[Relayed; 2]>) -> Result<CoturnReport> {
+        let ours = spread(rounds.iter().map(|[ours, _]| ours.rate))?;
+        let coturn = spread(rounds.iter().map(|[_, coturn]| coturn.rate))?;
+        Ok(CoturnReport {
+            ours,
+            coturn,
+            ratio: ratio(ours.median, coturn.median),
+            rounds,
+        })
+    }
 }
 
 /// What the stream carries, in Gbit/s.
@@ -156,8 +233,18 @@ struct Site {
     a: Host,
     b: Host,
     middle: Host,
-    members: [Member; 2],
+    folder: std::path::PathBuf,
     processes: std::cell::RefCell<Processes>,
+}
+
+/// A mesh whose members are A and B.
+struct Mesh {
+    /// What its interfaces' names begin with.
+    prefix: &'static str,
+    /// B inside the tunnel.
+    target: IpAddr,
+    /// Processes of A and B.
+    members: Vec<u32>,
 }
 
 /// A change of the way.
@@ -176,32 +263,156 @@ impl Site {
         let (a, b, middle) = (a?, b?, middle?);
         cable(&a, &middle, 1)?;
         cable(&b, &middle, 2)?;
-        forward(&middle, false)?;
-        let at = |port: u16| ([10, 77, 1, 3], port).into();
-        let (mesh, coordinator) = Mesh::start(&middle, at(7443), folder, interrupt)?;
-        // One relay, at an address in reach of both.
-        let relay = mesh.start_relay(&middle, at(3478), "49152-65535", &[], interrupt)?;
-        let members = [mesh.join(&a, "A", "labA")?, mesh.join(&b, "B", "labB")?];
-        let tunnels = [members[0].up(&a, &[])?, members[1].up(&b, &[])?];
-        let processes = [coordinator, relay].into_iter().chain(tunnels).collect();
         let site = Site {
             a,
             b,
             middle,
-            members,
-            processes: Processes(processes).into(),
+            folder: folder.to_owned(),
+            processes: Default::default(),
         };
-        for end in 0..2 {
+        site.forward(false)?;
+        interrupt.check()?;
+        Ok(site)
+    }
+
+    /// The mesh with one relay of ours, at an address in reach of both, and the relay's process.
+    fn with_relay(&self, interrupt: &Interrupt) -> Result<(Mesh, u32)> {
+        let folder = path(&self.folder, "relay");
+        let relay = [
+            "relay",
+            "--dir",
+            &folder,
+            "--listen",
+            "0.0.0.0:3478",
+            "--rate",
+            "100G",
+        ];
+        let process = self.start("relay", None, command(&self.folder, &relay)?)?;
+        let secret = patiently("the relay has a secret", interrupt, || {
+            Ok(fs::read_to_string(self.folder.join("relay/secret")).ok())
+        })?;
+        let add = ["10.77.1.3:3478", "--secret", secret.trim()];
+        Ok((self.mesh("lab", "7443", &add, interrupt)?, process))
+    }
+
+    /// The mesh with coturn as Debian has it, and its process; `None` where it is not installed.
+    fn with_coturn(&self, interrupt: &Interrupt) -> Result<Option<(Mesh, u32)>> {
+        let mut coturn = Command::new("turnserver");
+        coturn
+            .args(["-n", "--listening-ip=10.77.1.3", "--relay-ip=10.77.1.3"])
+            .args(["--listening-port=5478", "--no-tls", "--no-dtls", "--no-cli"])
+            .args(["--use-auth-secret", "--static-auth-secret=lab"])
+            .args(["--realm=lab", "--log-file=stdout"])
+            .arg(format!("--pidfile={}", path(&self.folder, "coturn.pid")))
+            .arg(format!("--userdb={}", path(&self.folder, "coturn.db")));
+        let process = match self.start("coturn", None, coturn) {
+            Ok(process) => process,
+            Err(LabError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                return Ok(None);
+            }
+            Err(error) => return Err(error),
+        };
+        let add = ["10.77.1.3:5478", "--turn", "--secret", "lab"];
+        Ok(Some((self.mesh("turn", "7444", &add, interrupt)?, process)))
+    }
+
+    /// A mesh with one relay, of which A and B become members.
+    fn mesh(
+        &self,
+        prefix: &'static str,
+        port: &str,
+        relay: &[&str],
+        interrupt: &Interrupt,
+    ) -> Result<Mesh> {
+        let folder = &self.folder;
+        let store = path(folder, &format!("coordinator-{prefix}"));
+        let listen = format!("10.77.1.3:{port}");
+        let words = ["coordinator", "--dir", &store, "--listen", &listen];
+        let name = format!("coordinator-{prefix}");
+        self.start(&name, None, command(folder, &words)?)?;
+        let said = patiently("the coordinator makes a token", interrupt, || {
+            let token = ["coordinator", "token", "--reusable", "--dir", &store];
+            Ok(run(&self.middle, folder, &token).ok())
+        })?;
+        let after = |option: &str| {
+            let mut words = said.split_whitespace();
+            words.find(|word| *word == option);
+            words.next().unwrap_or_default().to_owned()
+        };
+        let (token, pin) = (after("--token"), after("--pin"));
+        let add = ["coordinator", "relay", "add", "--dir", &store];
+        run(&self.middle, folder, &[&add[..], relay].concat())?;
+        let mut mesh = Mesh {
+            prefix,
+            target: IpAddr::from([0; 4]),
+            members: Vec::new(),
+        };
+        for host in [&self.a, &self.b] {
+            let file = path(folder, &format!("{prefix}{}.toml", host.name));
+            let url = format!("https://{listen}");
+            let join = ["join", &url, "--token", &token, "--pin", &pin];
+            let rest = ["--name", host.name, "--iface", &file, "--no-up"];
+            run(host, folder, &[&join[..], &rest].concat())?;
+            let up = command(folder, &["up", &file])?;
+            let name = format!("seikan-{prefix}");
+            mesh.members.push(self.start(&name, Some(host), up)?);
+        }
+        let text = fs::read_to_string(folder.join(format!("{prefix}B.toml")));
+        let text = text.map_err(LabError::io("read what was joined"))?;
+        let address = text
+            .split('"')
+            .find_map(|word| word.split('/').next()?.parse().ok());
+        mesh.target = address.ok_or_else(|| LabError::Setup("B has no address".into()))?;
+        for host in [&self.a, &self.b] {
             patiently("the members know each other", interrupt, || {
-                // Not up yet.
-                let Ok(status) = site.status(end) else {
-                    return site.check_alive().map(|()| None);
-                };
-                let known = status["peers"].as_array().is_some_and(|p| p.len() == 1);
+                let known = self.status(&mesh, host)?["peers"]
+                    .as_array()
+                    .is_some_and(|p| p.len() == 1);
                 Ok(known.then_some(()))
             })?;
         }
-        Ok(site)
+        Ok(mesh)
+    }
+
+    /// Starts a program on a host, or on M; its process.
+    fn start(&self, name: &str, host: Option<&Host>, command: Command) -> Result<u32> {
+        let host = host.unwrap_or(&self.middle);
+        let process = Process::start(host, name, command, &self.folder)?;
+        let pid = process.pid();
+        self.processes.borrow_mut().0.push(process);
+        Ok(pid)
+    }
+
+    /// What a stream of its own carries by a mesh's relay, which is that process.
+    fn relayed(
+        &self,
+        mesh: &Mesh,
+        relay: u32,
+        options: &RelayOptions,
+        interrupt: &Interrupt,
+    ) -> Result<Relayed> {
+        let ends = self.ends(mesh);
+        wait_reachable(&ends, PATIENCE, interrupt, || self.check_alive())?;
+        live(&ends, &LiveOptions::default(), interrupt, |meter| {
+            self.wait_for(mesh, true, meter, interrupt)?;
+            let clock = |pids: &[u32]| {
+                let clock = CpuClock::start(pids.iter().copied());
+                clock.map_err(|e| LabError::Setup(e.to_string()))
+            };
+            let (relay, members) = (clock(&[relay])?, clock(&mesh.members)?);
+            let time = Duration::from_secs_f64(options.seconds);
+            let rate = meter.rate_over(time, interrupt)? / 1000.0;
+            let busy = |clock: &CpuClock| {
+                let used = clock.elapsed();
+                let used = used.map_err(|e| LabError::Setup(e.to_string()))?;
+                Ok::<_, LabError>(used.processes.total().as_secs_f64() / used.wall.as_secs_f64())
+            };
+            Ok(Relayed {
+                rate,
+                relay_busy: busy(&relay)?,
+                members_busy: busy(&members)?,
+            })
+        })
     }
 
     fn check_alive(&self) -> Result<()> {
@@ -210,25 +421,37 @@ impl Site {
     }
 
     /// From A to B through the tunnel.
-    fn ends(&self) -> Ends<'_> {
+    fn ends(&self, mesh: &Mesh) -> Ends<'_> {
         Ends {
             client: &self.a,
             server: &self.b,
-            target: self.members[1].address,
+            target: mesh.target,
             sources: &[],
         }
     }
 
+    /// Whether M forwards.
+    fn forward(&self, on: bool) -> Result<()> {
+        let file = "/proc/sys/net/ipv4/ip_forward";
+        let written = self
+            .middle
+            .run(|| fs::write(file, if on { "1" } else { "0" }))?;
+        written.map_err(LabError::io(format!("write {file} of M")))
+    }
+
     /// What an end says of itself.
-    fn status(&self, end: usize) -> Result<serde_json::Value> {
-        self.members[end].status([&self.a, &self.b][end])
+    fn status(&self, mesh: &Mesh, host: &Host) -> Result<serde_json::Value> {
+        let interface = format!("{}{}", mesh.prefix, host.name);
+        let words = ["status", &interface, "--json"];
+        let said = run(host, &self.folder, &words)?;
+        serde_json::from_str(&said).map_err(|e| LabError::Setup(format!("status: {e}")))
     }
 
     /// Datagrams that either end has dropped on their way in.
-    fn dropped(&self) -> Result<u64> {
+    fn dropped(&self, mesh: &Mesh) -> Result<u64> {
         let mut dropped = 0;
-        for end in 0..2 {
-            let status = self.status(end)?;
+        for host in [&self.a, &self.b] {
+            let status = self.status(mesh, host)?;
             let drops = status["totals"]["inbound"]["drops"].as_object();
             dropped += drops.map_or(0, |d| d.values().filter_map(|n| n.as_u64()).sum());
             dropped += status["receive_queue_drops"].as_u64().unwrap_or(0);
@@ -237,7 +460,13 @@ impl Site {
     }
 
     /// Waits until both ends send by a relay, or both directly.
-    fn wait_for(&self, relayed: bool, meter: &Meter, interrupt: &Interrupt) -> Result<Change> {
+    fn wait_for(
+        &self,
+        mesh: &Mesh,
+        relayed: bool,
+        meter: &Meter,
+        interrupt: &Interrupt,
+    ) -> Result<Change> {
         let begun = Instant::now();
         let (mut last, mut seen, mut longest) = (begun, meter.bytes(), Duration::ZERO);
         let mut asked = begun;
@@ -254,8 +483,8 @@ impl Site {
             if asked.elapsed() >= ASK {
                 self.check_alive()?;
                 let mut all = true;
-                for end in 0..2 {
-                    let path = &self.status(end)?["peers"][0]["path"];
+                for host in [&self.a, &self.b] {
+                    let path = &self.status(mesh, host)?["peers"][0]["path"];
                     all &= path["relayed"].as_bool() == Some(relayed);
                     lost = lost.max(path["report"]["lost"].as_u64().unwrap_or(0));
                 }
@@ -282,11 +511,8 @@ impl Site {
     }
 }
 
-/// Whether M forwards.
-fn forward(middle: &Host, on: bool) -> Result<()> {
-    let file = "/proc/sys/net/ipv4/ip_forward";
-    let written = middle.run(|| fs::write(file, if on { "1" } else { "0" }))?;
-    written.map_err(LabError::io(format!("write {file} of M")))
+fn path(folder: &Path, name: &str) -> String {
+    folder.join(name).to_string_lossy().into_owned()
 }
 
 /// A cable from a host to M, in a network of its own, with M as the way to everything else.
@@ -306,4 +532,57 @@ fn cable(host: &Host, middle: &Host, number: u8) -> Result<()> {
     let all = ipnet::IpNet::new_assert(IpAddr::from([0; 4]), 0);
     let gateway = IpAddr::from([10, 77, number, 3]);
     ours.add_route(&Route::to(all).via(gateway)).map_err(failed)
+}
+
+fn command(folder: &Path, words: &[&str]) -> Result<Command> {
+    let program = program()
+        .ok_or_else(|| LabError::Setup("no program `seikan`: set $SEIKAN_BIN to it".into()))?;
+    let mut command = Command::new(program);
+    command
+        .args(words)
+        .env(RUN_DIR, folder)
+        .env("SEIKAN_STATE_DIR", folder);
+    Ok(command)
+}
+
+/// What a command prints that ends well.
+fn run(host: &Host, folder: &Path, words: &[&str]) -> Result<String> {
+    let mut command = command(folder, words)?;
+    command
+        .stdin(std::process::Stdio::null())
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped());
+    let child = host
+        .spawn(&mut command)
+        .map_err(LabError::io("start seikan"))?;
+    let output = child
+        .wait_with_output()
+        .map_err(LabError::io("wait for seikan"))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        let what = words.first().copied().unwrap_or_default();
+        return Err(LabError::Setup(format!("seikan {what}: {}", said.trim())));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Tries until there is something.
+fn patiently<T>(
+    what: &str,
+    interrupt: &Interrupt,
+    mut attempt: impl FnMut() -> Result<Option<T>>,
+) -> Result<T> {
+    let begun = Instant::now();
+    loop {
+        if let Some(found) = attempt()? {
+            return Ok(found);
+        }
+        if begun.elapsed() > PATIENCE {
+            return Err(LabError::Timeout {
+                what: what.to_owned(),
+                seconds: PATIENCE.as_secs_f64(),
+            });
+        }
+        interrupt.sleep(ASK)?;
+    }
 }

@@ -89,6 +89,9 @@ pub struct MeshStatus {
     /// Relays that were asked for something, by address.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub relays: BTreeMap<String, RelayStatus>,
+    /// This host's allocations at TURN servers, by the servers' addresses.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub turn: BTreeMap<String, TurnStatus>,
     /// How members are found by their names; absent where it is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub names: Option<Found>,
@@ -111,6 +114,22 @@ pub enum PortMappingStatus {
     Given(Mapping),
     /// It gave none, for this reason.
     Refused(String),
+}
+
+/// An allocation at a TURN server (RFC 8656), and what was forwarded by it, in datagrams.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TurnStatus {
+    /// Where others send.
+    pub relayed: SocketAddr,
+    /// UDP, TCP or TLS.
+    pub transport: String,
+    /// To this host.
+    pub received: u64,
+    /// By this host.
+    pub sent: u64,
+    /// What went no further here, by reason.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub drops: BTreeMap<String, u64>,
 }
 
 /// What a STUN server sees of this host.
@@ -344,6 +363,9 @@ pub struct Path {
     /// Whether that is a relay, for a member of a mesh that has an endpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub relayed: Option<bool>,
+    /// By which TURN server, if it is one's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub turn: Option<TurnWay>,
     /// All ways to a member of a mesh, what it told of first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ways: Vec<Way>,
@@ -356,11 +378,24 @@ pub struct Way {
     pub address: SocketAddr,
     /// What is there.
     pub kind: WayKind,
+    /// By which TURN server, if it is one's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub turn: Option<TurnWay>,
     /// What became of it.
     pub standing: WayStanding,
     /// From a check to its acknowledgement in microseconds, if it works.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rtt_us: Option<u64>,
+}
+
+/// A way by a TURN server.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TurnWay {
+    /// Where it is sent to in the end, if this host's own server sends it there.
+    pub to: SocketAddr,
+    /// That server; absent if it is one of the other end's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server: Option<String>,
 }
 
 /// What is at the end of a way.
@@ -446,6 +481,7 @@ pub fn without_peers(node: &Node, record: &Record) -> Status {
 /// One peer.
 pub fn peer(node: &Node, record: &Record, peer: &Peer, now: Now) -> PeerStatus {
     let native = node.tunnel.construction() == Construction::Native;
+    let turn = |address: SocketAddr| turn(node, peer, address);
     PeerStatus {
         name: record.name_of(node, &peer.public_key),
         public_key: peer.public_key.to_string(),
@@ -480,13 +516,15 @@ pub fn peer(node: &Node, record: &Record, peer: &Peer, now: Now) -> PeerStatus {
                 .endpoint
                 .filter(|_| !peer.paths.is_empty())
                 .map(|endpoint| peer.paths.is_relay(endpoint)),
+            turn: peer.path.endpoint.and_then(turn),
             ways: peer
                 .paths
                 .ways()
                 .iter()
                 .map(|way| {
                     let used = peer.path.endpoint == Some(way.address);
-                    self::way(way, used && !peer.paths.is_lost())
+                    let in_use = used && !peer.paths.is_lost();
+                    self::way(way, in_use, turn(way.address))
                 })
                 .collect(),
         },
@@ -494,14 +532,31 @@ pub fn peer(node: &Node, record: &Record, peer: &Peer, now: Now) -> PeerStatus {
     }
 }
 
-fn way(way: &paths::Way, in_use: bool) -> Way {
+/// By which TURN server something is sent there, if it is.
+fn turn(node: &Node, peer: &Peer, address: SocketAddr) -> Option<TurnWay> {
+    let mesh = node.mesh.as_ref()?;
+    if let Some((server, to)) = mesh.legs.get(&address) {
+        let (to, server) = (*to, Some(server.clone()));
+        return Some(TurnWay { to, server });
+    }
+    let member = mesh.members.get(&peer.public_key)?;
+    let (to, server) = (address, None);
+    member
+        .relayed
+        .contains(&address)
+        .then_some(TurnWay { to, server })
+}
+
+fn way(way: &paths::Way, in_use: bool, turn: Option<TurnWay>) -> Way {
     Way {
         address: way.address,
         kind: match way.kind {
+            _ if turn.is_some() => WayKind::Relay,
             paths::Kind::Told => WayKind::Told,
             paths::Kind::Seen => WayKind::Seen,
             paths::Kind::Relay => WayKind::Relay,
         },
+        turn,
         standing: match way.standing {
             _ if in_use => WayStanding::InUse,
             paths::Standing::Silent => WayStanding::Silent,
@@ -590,6 +645,21 @@ fn mesh(mesh: &MeshState, own: &[IpAddr]) -> MeshStatus {
                 let status = match standing {
                     Ok(rtt) => RelayStatus::RttUs(micros(*rtt)),
                     Err(reason) => RelayStatus::Refuses(reason.clone()),
+                };
+                (address.clone(), status)
+            })
+            .collect(),
+        turn: mesh
+            .turn
+            .iter()
+            .map(|(address, allocation)| {
+                let counters = &allocation.counters;
+                let status = TurnStatus {
+                    relayed: allocation.relayed,
+                    transport: allocation.transport.to_owned(),
+                    received: counters.received,
+                    sent: counters.sent,
+                    drops: drops(&counters.drops),
                 };
                 (address.clone(), status)
             })
@@ -711,7 +781,7 @@ mod tests {
         paths.sent(Instant::BOOT);
         let late = Instant::BOOT + paths::SILENCE;
         paths.due(Some(address), late, &mut crate::node::SystemRandom);
-        let shown = |in_use| way(&paths.ways()[0], in_use).standing;
+        let shown = |in_use| way(&paths.ways()[0], in_use, None).standing;
         assert_eq!(shown(false), WayStanding::Silent);
         assert_eq!(shown(true), WayStanding::InUse);
     }

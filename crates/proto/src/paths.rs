@@ -24,7 +24,7 @@ use crate::rng::Rng;
 use crate::time::Instant;
 
 /// Relays by which one peer is reached, at most.
-pub const MAX_RELAYS: usize = 4;
+pub const MAX_RELAYS: usize = 8;
 /// From what was sent until the way in use is asked whether it carries anything.
 pub const PATIENCE: Duration = Duration::from_secs(1);
 /// Between two such questions.
@@ -57,7 +57,7 @@ pub enum Kind {
     Told,
     /// To an address that something authentic came from.
     Seen,
-    /// To a relay.
+    /// To a relay, or to a loopback address: no other host has one, so it is where a client of a TURN server on this host forwards.
     Relay,
 }
 
@@ -120,6 +120,11 @@ impl Check {
     }
 }
 
+/// Whether this host itself forwards what is sent there ([`Kind::Relay`]).
+fn is_forwarder(address: SocketAddr) -> bool {
+    address.ip().to_canonical().is_loopback()
+}
+
 /// All ways to one peer, besides one that a configuration or the peer itself gave.
 #[derive(Debug, Default)]
 pub struct Paths {
@@ -166,7 +171,7 @@ pub enum Taken {
 
 impl Way {
     fn is_direct(&self) -> bool {
-        self.kind != Kind::Relay
+        self.kind != Kind::Relay && !is_forwarder(self.address)
     }
 
     fn begin(&mut self, check: Check, now: Instant) -> Due {
@@ -196,7 +201,7 @@ impl Paths {
     /// Whether an address is a relay's.
     pub fn is_relay(&self, address: SocketAddr) -> bool {
         let relay = |way: &Way| way.kind == Kind::Relay && way.address == address;
-        self.ways.iter().any(relay)
+        is_forwarder(address) || self.ways.iter().any(relay)
     }
 
     /// Whether something came by a relay within `time`: the peer may have no other way to here.

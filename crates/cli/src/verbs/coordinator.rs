@@ -164,10 +164,11 @@ enum RelayVerb {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     seikan coordinator relay add relay.example.org:3478 --secret skr_...      one of `seikan relay`\n  \
-    seikan coordinator relay add turn.example.org:3478 --turn --secret north  coturn with use-auth-secret\n\n\
+    seikan coordinator relay add turn.example.org:3478 --turn --secret north  coturn with use-auth-secret\n  \
+    seikan coordinator relay add turn.example.org:443 --turns --secret north  the same by TLS\n\n\
     The same address again gives it another secret.")]
 struct AddRelay {
-    /// Where members reach it, UDP
+    /// Where members reach it: UDP; of a TURN server UDP or TCP, with --turns TLS
     #[arg(value_name = "HOST:PORT")]
     address: RelayAddress,
     /// What it shares with this coordinator
@@ -178,9 +179,12 @@ struct AddRelay {
         hide_env_values = true
     )]
     secret: Zeroizing<String>,
-    /// It is a TURN server that takes tickets as coturn does (static-auth-secret); members use it for STUN only, so far
+    /// It is a TURN server that takes tickets as coturn does (static-auth-secret), by UDP and TCP at that port
     #[arg(long)]
     turn: bool,
+    /// The same by TLS, with a certificate that the members' systems trust
+    #[arg(long, conflicts_with = "turn")]
+    turns: bool,
     #[command(flatten)]
     folder: Folder,
 }
@@ -332,9 +336,10 @@ fn revoke(arguments: &Revoke) -> anyhow::Result<ExitCode> {
 }
 
 fn add_relay(arguments: &AddRelay) -> anyhow::Result<ExitCode> {
-    let kind = match arguments.turn {
-        true => RelayKind::Turn,
-        false => RelayKind::Seikan,
+    let kind = match (arguments.turn, arguments.turns) {
+        (true, _) => RelayKind::Turn,
+        (_, true) => RelayKind::Turns,
+        _ => RelayKind::Seikan,
     };
     let secret = RelaySecret::parse(arguments.secret.trim(), kind)?;
     let relay = RelayInfo {

@@ -495,6 +495,38 @@ fn relay(arguments: &RelayArguments) -> anyhow::Result<ExitCode> {
             relayed.median, relayed.min, relayed.max, direct.median, direct.min, direct.max
         )?;
     }
+    let Some(coturn) = &report.coturn else {
+        writeln!(
+            out,
+            "\nno `turnserver` here to compare with: Debian's package coturn has it"
+        )?;
+        return Ok(ExitCode::SUCCESS);
+    };
+    writeln!(
+        out,
+        "\nIn turns with coturn, and how many processors each kept busy\n\n{:<7}{:>14}{:>9}{:>9}{:>18}{:>9}{:>9}",
+        "round", "ours, Gbit/s", "relay", "members", "coturn, Gbit/s", "coturn", "members"
+    )?;
+    for (number, [ours, coturn]) in (1..).zip(&coturn.rounds) {
+        writeln!(
+            out,
+            "{number:<7}{:>14.2}{:>9.2}{:>9.2}{:>18.2}{:>9.2}{:>9.2}",
+            ours.rate,
+            ours.relay_busy,
+            ours.members_busy,
+            coturn.rate,
+            coturn.relay_busy,
+            coturn.members_busy
+        )?;
+    }
+    if let Some(ratio) = coturn.ratio {
+        let (ours, theirs) = (coturn.ours, coturn.coturn);
+        writeln!(
+            out,
+            "\nmedian {:.2} by ours ({:.2} to {:.2}), {:.2} by coturn ({:.2} to {:.2}): {ratio:.2} x",
+            ours.median, ours.min, ours.max, theirs.median, theirs.min, theirs.max
+        )?;
+    }
     Ok(ExitCode::SUCCESS)
 }
 

@@ -10,3 +10,4 @@ mod nat;
 mod ping;
 mod policy;
 mod site;
+mod turn;

@@ -112,13 +112,17 @@ impl Nat {
 
 /// A member that knows what it looks like from outside.
 pub fn up(host: &Host, name: &str, token: &[String; 2]) -> (Tunnel, std::net::IpAddr) {
-    let addresses = host.join(name, token);
-    let tunnel = host.up();
+    let (tunnel, address) = up_unseen(host, name, token);
     eventually("it knows what it looks like from outside", || {
         let seen = &host.status()["mesh"]["reflexive"];
         seen.as_array().is_some_and(|seen| !seen.is_empty())
     });
-    (tunnel, addresses[0])
+    (tunnel, address)
+}
+
+fn up_unseen(host: &Host, name: &str, token: &[String; 2]) -> (Tunnel, std::net::IpAddr) {
+    let addresses = host.join(name, token);
+    (host.up(), addresses[0])
 }
 
 /// Two members that know each other, each at the switch or behind a NAT of its own.
@@ -132,6 +136,11 @@ pub struct Two {
 
 impl Two {
     pub fn new(site: &Site, mappings: [Mapping; 2]) -> Two {
+        Two::blocked(site, mappings, &[])
+    }
+
+    /// The same, where these routers let no UDP through.
+    pub fn blocked(site: &Site, mappings: [Mapping; 2], blocked: &[usize]) -> Two {
         let token = site.token(&["--reusable"]);
         let mut nats = Vec::new();
         let hosts: Vec<Host> = mappings
@@ -147,8 +156,15 @@ impl Two {
                 }
             })
             .collect();
-        let (a, _) = up(&hosts[0], "a", &token);
-        let (b, address) = up(&hosts[1], "b", &token);
+        for nat in blocked {
+            nats[*nat].run_nft("insert rule inet filter through meta l4proto udp drop");
+        }
+        let up = |end: usize, name: &str| match blocked.contains(&end) {
+            true => up_unseen(&hosts[end], name, &token),
+            false => up(&hosts[end], name, &token),
+        };
+        let (a, _) = up(0, "a");
+        let (b, address) = up(1, "b");
         eventually("they know each other", || {
             let ends = |host: &Host, name: &str| host.peers() == [name];
             ends(&hosts[0], "b") && ends(&hosts[1], "a")
@@ -164,17 +180,17 @@ impl Two {
     }
 
     /// Whether the first hears the second.
-    fn hear(&self, within: Duration) -> bool {
+    pub fn hear(&self, within: Duration) -> bool {
         self.hosts[0].hears(self.address, within)
     }
 
     /// Whether each sends by a relay.
-    fn relayed(&self) -> [Option<bool>; 2] {
+    pub fn relayed(&self) -> [Option<bool>; 2] {
         [0, 1].map(|i| self.hosts[i].status()["peers"][0]["path"]["relayed"].as_bool())
     }
 
     /// Runs `test` while the second answers.
-    fn answering(&self, test: impl FnOnce()) {
+    pub fn answering(&self, test: impl FnOnce()) {
         while_answering(&[&self.hosts[1]], test);
     }
 }

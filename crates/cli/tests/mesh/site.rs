@@ -5,13 +5,13 @@
 //!                                      |------ 192.0.2.100, .101 ... NATs --- 10.0.0.10, .11 ... hosts
 //! ```
 
-use crate::common::{Tunnel, skip, stderr};
+use crate::common::{Tunnel, eventually, skip, stderr};
 use seikan_sys::netlink::Netlink;
 use seikan_sys::netns::NetNs;
 use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -22,6 +22,8 @@ use std::time::{Duration, Instant};
 const COORDINATOR: &str = "192.0.2.1:7443";
 /// Where members answer.
 const ECHO_PORT: u16 = 7;
+/// Certificates that hosts' systems trust, if there is this file.
+const TRUSTED: &str = "trusted.pem";
 /// What a host's resolv.conf says at first.
 pub const RESOLV_CONF: &str =
     "# By hand.\nsearch corp.example\nnameserver 192.0.2.1\noptions timeout:1\n";
@@ -153,14 +155,56 @@ impl Site {
         child
     }
 
+    /// A TURN server at the coordinator's host, number 0 or 1: coturn, which takes tickets by its REST API. Known to the mesh as this
+    /// kind of a relay, `--turn` or `--turns`, from when it listens.
+    pub fn coturn(&self, number: u16, kind: &str) -> Tunnel {
+        let folder = self.folder.path().join(format!("coturn{number}"));
+        fs::create_dir(&folder).expect("a folder");
+        let (port, tls_port) = (5478 + number, 5349 + number);
+        let first = 44_000 + 1000 * number;
+        let host = vec!["192.0.2.1".to_owned()];
+        let own = rcgen::generate_simple_self_signed(host).expect("a certificate");
+        let file = |name: &str| folder.join(name).display().to_string();
+        fs::write(file("cert"), own.cert.pem()).expect("a file");
+        fs::write(file("key"), own.signing_key.serialize_pem()).expect("a file");
+        fs::write(self.folder.path().join(TRUSTED), own.cert.pem()).expect("a file");
+        let lines = format!(
+            "listening-ip=192.0.2.1\nrelay-ip=192.0.2.1\nlistening-port={port}\ntls-listening-port={tls_port}\n\
+             min-port={first}\nmax-port={}\nuse-auth-secret\nstatic-auth-secret=north\nrealm=mesh\n\
+             no-cli\nfingerprint\ncert={}\npkey={}\npidfile={}\nuserdb={}\nlog-file={}\nsimple-log\nno-stdout-log\n",
+            first + 999,
+            file("cert"),
+            file("key"),
+            file("pid"),
+            file("db"),
+            file("log"),
+        );
+        fs::write(folder.join("conf"), lines).expect("a file");
+        let mut command = Command::new("turnserver");
+        command.arg("-c").arg(folder.join("conf"));
+        let child = self.start(&mut command);
+        let listens = || {
+            let connected = self.netns.run(|| TcpStream::connect(("192.0.2.1", port)));
+            connected.expect("namespace").is_ok()
+        };
+        eventually("coturn listens", listens);
+        let port = if kind == "--turns" { tls_port } else { port };
+        let address = format!("192.0.2.1:{port}");
+        self.administer(&["relay", "add", &address, kind, "--secret", "north"]);
+        child
+    }
+
     fn spawn(&self, words: &[&str]) -> Tunnel {
         let mut command = Command::new(env!("CARGO_BIN_EXE_seikan"));
+        self.start(command.args(words))
+    }
+
+    fn start(&self, command: &mut Command) -> Tunnel {
         command
-            .args(words)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        let mut child = self.netns.spawn_command(&mut command).expect("start");
+        let mut child = self.netns.spawn_command(command).expect("start");
         let stdout = BufReader::new(child.stdout.take().expect("piped"));
         Tunnel { child, stdout }
     }
@@ -214,6 +258,7 @@ impl Host {
             .args(words)
             .env("SEIKAN_RUN_DIR", self.folder.join("run"))
             .env("SEIKAN_STATE_DIR", self.folder.join("state"))
+            .env("SSL_CERT_FILE", self.folder.with_file_name(TRUSTED))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());

@@ -18,8 +18,8 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use axum::routing::{get, post};
 use seikan_proto::mesh::{
-    BASE, Call, Credential, Digest, Endpoints, JoinRequest, Joined, MAX_ENDPOINTS, MAX_REQUEST,
-    MAX_WAIT, Name,
+    BASE, Call, Credential, Digest, Endpoints, JoinRequest, Joined, MAX_ENDPOINTS, MAX_RELAYED,
+    MAX_REQUEST, MAX_WAIT, Name,
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -158,15 +158,18 @@ async fn changes(
 
 async fn endpoints(State(app): State<Arc<App>>, request: Request) -> Result<StatusCode, Refused> {
     let credential = shown(request.headers())?;
-    let Endpoints { endpoints } = body(request).await?;
-    let endpoints = reachable(endpoints)?;
+    let Endpoints { endpoints, relayed } = body(request).await?;
+    let told = Endpoints {
+        endpoints: reachable(endpoints, MAX_ENDPOINTS)?,
+        relayed: reachable(relayed, MAX_RELAYED)?,
+    };
     let id = app.ask(move |store| store.authenticate(&credential));
     if !app.limits.may(id.await?, Doing::Moving) {
         return Err(Refused::too_often());
     }
     let set = app.change(move |store| {
         let id = store.authenticate(&credential)?;
-        store.set_endpoints(id, &endpoints, now())
+        store.set_endpoints(id, &told, now())
     });
     set.await?;
     Ok(StatusCode::NO_CONTENT)
@@ -236,9 +239,11 @@ async fn body<T: DeserializeOwned>(request: Request) -> Result<T, Refused> {
 
 /// Endpoints as others can use them: IPv4 addresses as such, and no zones, which mean something on
 /// their host only.
-fn reachable(endpoints: Vec<SocketAddr>) -> Result<Vec<SocketAddr>, Refused> {
-    if endpoints.len() > MAX_ENDPOINTS {
-        let message = format!("a member has {MAX_ENDPOINTS} endpoints at most");
+fn reachable(endpoints: Vec<SocketAddr>, most: usize) -> Result<Vec<SocketAddr>, Refused> {
+    if endpoints.len() > most {
+        let message = format!(
+            "a member has {MAX_ENDPOINTS} endpoints and {MAX_RELAYED} relayed addresses at most"
+        );
         return Err(Refused::malformed(message));
     }
     let plain = endpoints.into_iter().map(|endpoint| {

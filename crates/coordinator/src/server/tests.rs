@@ -312,8 +312,11 @@ async fn endpoints_that_nobody_can_reach_are_refused() {
             .await;
         let refused = (StatusCode::BAD_REQUEST, Reason::Malformed);
         assert_eq!(answer.refusal(), refused, "{bad}");
+        let relayed = json!({"endpoints": [], "relayed": bad});
+        let answer = mesh.post("/v1/endpoints", &a, relayed).await;
+        assert_eq!(answer.refusal(), refused, "{bad}");
     }
-    let good = json!({"endpoints": ["[2001:db8::1]:7", "[::ffff:192.0.2.1]:7"]});
+    let good = json!({"endpoints": ["[2001:db8::1]:7", "[::ffff:192.0.2.1]:7"], "relayed": ["192.0.2.9:9"]});
     let answer = mesh.post("/v1/endpoints", &a, good).await;
     assert_eq!(
         (answer.status, answer.body.len()),
@@ -326,6 +329,7 @@ async fn endpoints_that_nobody_can_reach_are_refused() {
         .map(ToString::to_string)
         .collect();
     assert_eq!(endpoints, ["[2001:db8::1]:7", "192.0.2.1:7"]);
+    assert_eq!(told.members[0].relayed[0].to_string(), "192.0.2.9:9");
 }
 
 #[tokio::test]

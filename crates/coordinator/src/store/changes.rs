@@ -18,7 +18,7 @@ use super::{MemberId, Store, StoreError, networks_of, revision_of, seconds, unsi
 const FRAME: usize = 4096 + RELAY * MAX_RELAYS + MAX_POLICY + 2 * MAX_RULES;
 /// Bytes of a relay in JSON: an address of 260, a name of 65, a password of 28, and 60 of field names and punctuation, with room to spare.
 pub(super) const RELAY: usize = 512;
-/// Bytes of a member in JSON, its name, endpoints and tags aside: field names and punctuation 93, the
+/// Bytes of a member in JSON, its name, endpoints, relayed addresses and tags aside: field names and punctuation 104, the
 /// key 44, the addresses 15 and 39, with room to spare.
 const MEMBER: usize = 256;
 /// Bytes of a removal in JSON: a key of 44, quotes and a comma.
@@ -83,16 +83,16 @@ pub(super) fn members_after(
     networks: &Networks,
 ) -> Result<Vec<News>, StoreError> {
     let mut statement = connection.prepare_cached(
-        "SELECT number, name, public_key, endpoints, tags, revision,
-                octet_length(name) + octet_length(endpoints) + octet_length(tags)
+        "SELECT number, name, public_key, endpoints, relayed, tags, revision,
+                octet_length(name) + octet_length(endpoints) + octet_length(relayed) + octet_length(tags)
          FROM member WHERE revision > ?1 AND id != ?2 ORDER BY revision LIMIT ?3",
     )?;
     let mut rows = statement.query((since, asker.0, LIMIT))?;
     let mut news = Vec::new();
     while let Some(row) = rows.next()? {
         news.push(News {
-            revision: row.get(5)?,
-            cost: MEMBER + row.get::<_, u32>(6)? as usize,
+            revision: row.get(6)?,
+            cost: MEMBER + row.get::<_, u32>(7)? as usize,
             what: What::Member(Box::new(member_of(row, networks)?)),
         });
     }

@@ -1,10 +1,8 @@
 //! What a member does, and how it ceases to be one.
 
-use std::net::SocketAddr;
-
 use rusqlite::{OptionalExtension as _, Row};
 use seikan_proto::keys::PublicKey;
-use seikan_proto::mesh::{Digest, MAX_ENDPOINTS, Member, Name, Networks};
+use seikan_proto::mesh::{Digest, Endpoints, MAX_ENDPOINTS, MAX_RELAYED, Member, Name, Networks};
 
 use super::tokens::{from_json, to_json};
 use super::{Actor, Store, StoreError, audit, networks_of, next_revision, seconds, unsigned};
@@ -58,32 +56,39 @@ impl Store {
     /// same again is no change: nobody is told of it.
     ///
     /// # Errors
-    /// [`StoreError::OutOfBounds`]: more than [`MAX_ENDPOINTS`]; [`StoreError::NotAMember`];
+    /// [`StoreError::OutOfBounds`]: more than [`MAX_ENDPOINTS`] or [`MAX_RELAYED`]; [`StoreError::NotAMember`];
     /// [`StoreError::Sqlite`].
     pub fn set_endpoints(
         &self,
         id: MemberId,
-        endpoints: &[SocketAddr],
+        told: &Endpoints,
         now: u64,
     ) -> Result<bool, StoreError> {
-        if endpoints.len() > MAX_ENDPOINTS {
+        if told.endpoints.len() > MAX_ENDPOINTS {
             return Err(StoreError::OutOfBounds("a member has 16 endpoints at most"));
         }
-        let endpoints = to_json(endpoints)?;
-        let known: Option<String> = self.look(|connection| {
+        if told.relayed.len() > MAX_RELAYED {
+            return Err(StoreError::OutOfBounds(
+                "a member has 4 relayed addresses at most",
+            ));
+        }
+        let (endpoints, relayed) = (to_json(&told.endpoints)?, to_json(&told.relayed)?);
+        let known: Option<(String, String)> = self.look(|connection| {
             let mut statement =
-                connection.prepare_cached("SELECT endpoints FROM member WHERE id = ?1")?;
-            Ok(statement.query_row([id.0], |row| row.get(0)).optional()?)
+                connection.prepare_cached("SELECT endpoints, relayed FROM member WHERE id = ?1")?;
+            let row = statement.query_row([id.0], |row| Ok((row.get(0)?, row.get(1)?)));
+            Ok(row.optional()?)
         })?;
-        if known.ok_or(StoreError::NotAMember)? == endpoints {
+        let told = (endpoints, relayed);
+        if known.ok_or(StoreError::NotAMember)? == told {
             return Ok(false);
         }
         self.change(|transaction| {
             let revision = next_revision(transaction)?;
             let changed = transaction.execute(
-                "UPDATE member SET endpoints = ?2, revision = ?3, seen = max(seen, ?4)
+                "UPDATE member SET endpoints = ?2, relayed = ?3, revision = ?4, seen = max(seen, ?5)
                  WHERE id = ?1",
-                (id.0, &endpoints, revision, seconds(now)),
+                (id.0, &told.0, &told.1, revision, seconds(now)),
             )?;
             match changed {
                 0 => Err(StoreError::NotAMember),
@@ -186,7 +191,7 @@ impl Store {
         self.look(|connection| {
             let networks = networks_of(connection)?.ok_or(StoreError::NoNetworks)?;
             let mut statement = connection.prepare_cached(
-                "SELECT number, name, public_key, endpoints, tags, joined, seen FROM member
+                "SELECT number, name, public_key, endpoints, relayed, tags, joined, seen FROM member
                  ORDER BY number",
             )?;
             let mut rows = statement.query([])?;
@@ -195,8 +200,8 @@ impl Store {
                 members.push(MemberInfo {
                     number: row.get(0)?,
                     member: member_of(row, &networks)?,
-                    joined: unsigned(row.get(5)?),
-                    seen: unsigned(row.get(6)?),
+                    joined: unsigned(row.get(6)?),
+                    seen: unsigned(row.get(7)?),
                 });
             }
             Ok(members)
@@ -208,7 +213,7 @@ fn id_and_name(row: &Row<'_>) -> rusqlite::Result<(i64, String)> {
     Ok((row.get(0)?, row.get(1)?))
 }
 
-/// The member of a row that begins with its number, name, key, endpoints and tags.
+/// The member of a row that begins with its number, name, key, endpoints, relayed addresses and tags.
 pub(super) fn member_of(row: &Row<'_>, networks: &Networks) -> Result<Member, StoreError> {
     let addresses = networks.addresses(row.get(0)?);
     let name = row.get::<_, String>(1)?.parse::<Name>();
@@ -217,6 +222,7 @@ pub(super) fn member_of(row: &Row<'_>, networks: &Networks) -> Result<Member, St
         public_key: PublicKey::from_bytes(row.get(2)?),
         addresses: addresses.ok_or(StoreError::Corrupt("numbers"))?.to_vec(),
         endpoints: from_json(&row.get::<_, String>(3)?, "endpoints")?,
-        tags: from_json(&row.get::<_, String>(4)?, "tags")?,
+        relayed: from_json(&row.get::<_, String>(4)?, "relayed addresses")?,
+        tags: from_json(&row.get::<_, String>(5)?, "tags")?,
     })
 }

@@ -35,7 +35,7 @@ impl Store {
     ) -> Result<(), StoreError> {
         let address = relay.address.to_string();
         let kind = match relay.kind {
-            RelayKind::Seikan | RelayKind::Turn => relay.kind.as_str(),
+            RelayKind::Seikan | RelayKind::Turn | RelayKind::Turns => relay.kind.as_str(),
             RelayKind::Other => {
                 return Err(StoreError::OutOfBounds(
                     "a relay is one of seikan's or a TURN server",
@@ -134,6 +134,7 @@ fn all(connection: &Connection) -> Result<Vec<(RelayInfo, RelaySecret)>, StoreEr
         let kind = match row.get_ref(1)?.as_str() {
             Ok("seikan") => RelayKind::Seikan,
             Ok("turn") => RelayKind::Turn,
+            Ok("turns") => RelayKind::Turns,
             _ => return Err(corrupt()),
         };
         let secret = row.get_ref(2)?.as_str().map_err(|_| corrupt())?;

@@ -2,8 +2,9 @@
 //!
 //! Tasks on one thread: one asks for what changed, each question waiting at the coordinator until there is something
 //! ([`Agent::follow`]); one asks by STUN what this host looks like from outside ([`Agent::reflect`]); one tells where it may be
-//! reached whenever that is different ([`Agent::tell`]); one has the router before it send on a port ([`Agent::map`]); one has members called that do not answer ([`Agent::call`]); one binds this
-//! host to relays for those that no direct way reaches ([`super::relay`]); some answer questions for members' names
+//! reached whenever that is different ([`Agent::tell`]); one has the router before it send on a port ([`Agent::map`]); one has
+//! members called that do not answer ([`Agent::call`]); one binds this host to relays for those that no direct way reaches
+//! ([`super::relay`]), or has TURN servers relay ([`super::turn`]); some answer questions for members' names
 //! ([`names::serve`]). None gives up: a coordinator that does not answer is asked again, ever less often.
 
 use super::client::{Client, ClientError};
@@ -11,12 +12,16 @@ use super::known::{Doubts, Judge, Known};
 use super::mapping::{self, Held, Mapping, Router};
 use super::relay::{Relays, Wish};
 use super::stun::{Question, Questions};
+use super::turn::Turns;
+use super::turn::forward::Counters;
 use super::{Contact, Heard, cache, endpoints, names};
 use crate::config::{Host, MeshSettings};
 use futures_util::future::join_all;
 use ipnet::IpNet;
 use seikan_proto::keys::PublicKey;
-use seikan_proto::mesh::{Book, Call, Change, Endpoints, MAX_CALLS, MAX_ENDPOINTS, Reason, Relay};
+use seikan_proto::mesh::{
+    Book, Call, Change, Endpoints, MAX_CALLS, MAX_ENDPOINTS, Reason, Relay, RelayKind,
+};
 use seikan_sys::netlink::Netlink;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -100,8 +105,10 @@ pub(super) enum News {
     Relays {
         /// The member.
         key: PublicKey,
-        /// Ports that it shares with this host.
+        /// Ports that it shares with this host, and its relayed addresses.
         addresses: Vec<SocketAddr>,
+        /// Where this host itself forwards to it.
+        legs: Vec<SocketAddr>,
         /// At one of them the member was there already: it is to be met.
         present: bool,
     },
@@ -114,6 +121,31 @@ pub(super) enum News {
         /// Milliseconds to its answer, or why there is none.
         standing: Result<Duration, String>,
     },
+    /// What the tunnel sends to a loopback address goes on by a TURN server, or does not any more.
+    Leg {
+        /// The address.
+        local: SocketAddr,
+        /// Which server, and where from there.
+        relay: Option<(String, SocketAddr)>,
+    },
+    /// There is an allocation at a TURN server.
+    Turn {
+        /// Which.
+        address: String,
+        /// Where others send.
+        relayed: SocketAddr,
+        /// How it is spoken to.
+        transport: &'static str,
+    },
+    /// What was forwarded by it.
+    Turned {
+        /// Which.
+        address: String,
+        /// Since it began.
+        counters: Box<Counters>,
+    },
+    /// There is none any more.
+    TurnEnded(String),
     /// The worker is to look whether its port is still the same.
     Tick,
 }
@@ -206,7 +238,9 @@ impl Agent {
         let (wishes, wished) = mpsc::channel(MAX_SOUGHT);
         let shared = Shared::new(wishes);
         let (sought, seeking) = mpsc::channel(MAX_SOUGHT);
-        let relays = Relays::new(self.own_key, &worker, &shared.questions, &shared.relays);
+        let networks = self.networks.clone();
+        let turns = Turns::new(self.own_key, &worker, &shared, &networks, self.port.clone());
+        let relays = Relays::new(self.own_key, &worker, &shared, &turns);
         let sort = async {
             // What finds no room comes again.
             while let Some(heard) = heard.recv().await {
@@ -227,6 +261,7 @@ impl Agent {
             _ = self.reflect(&worker, &shared) => {}
             _ = self.map(&worker, &shared) => {}
             _ = relays.keep(wished) => {}
+            _ = turns.keep() => {}
             _ = self.call(&client, seeking) => {}
             () = sort => {}
             () = names::serve(name_server, self.names.clone()) => {}
@@ -239,14 +274,19 @@ impl Agent {
 
     /// Asks for changes, again and again.
     async fn follow(&self, client: &Client, worker: &Worker, shared: &Shared) -> Result<(), Gone> {
-        let mut book: Book = cache::load(&self.cache);
+        shared.book.replace(cache::load(&self.cache));
         let known: Known = cache::load(&self.known);
         let mut judge = Judge::new(self.settings.trust.clone(), known);
-        shared.relays.replace(book.relays().to_vec());
-        let access = Change::Access(book.access().clone());
-        let members = book.members().values().cloned().map(Change::Set);
-        let changes = std::iter::once(access).chain(members).collect();
-        self.believe(&mut judge, changes, book.revision, worker)?;
+        let (revision, changes) = {
+            let book = shared.book.borrow();
+            let access = Change::Access(book.access().clone());
+            let members = book.members().values().cloned().map(Change::Set);
+            (
+                book.revision,
+                std::iter::once(access).chain(members).collect(),
+            )
+        };
+        self.believe(&mut judge, changes, revision, worker)?;
         // What is on disk may be of another coordinator: it tells of everybody once.
         let (mut since, mut epoch, mut idle) = (0, 0, 0);
         let mut pause = Pause::default();
@@ -263,7 +303,7 @@ impl Agent {
                     Ok(answer) => answer,
                     Err(_) => {
                         (stored, dirty) = (tokio::time::Instant::now(), false);
-                        self.keep(&book);
+                        self.keep(&shared.book.borrow());
                         judge.keep(&self.known);
                         continue;
                     }
@@ -281,19 +321,30 @@ impl Agent {
                         shared.retell.set(true);
                         shared.different.notify_one();
                     }
-                    let changes = book.take(changes);
-                    dirty |= !changes.is_empty() || *shared.relays.borrow() != book.relays();
-                    let before = shared.relays.replace(book.relays().to_vec());
+                    let (before, changes, after, revision) = {
+                        let mut book = shared.book.borrow_mut();
+                        let before = book.relays().to_vec();
+                        let changes = book.take(changes);
+                        (before, changes, book.relays().to_vec(), book.revision)
+                    };
+                    dirty |= !changes.is_empty() || before != after;
                     let addresses = |relays: &[Relay]| -> Vec<_> {
                         relays.iter().map(|relay| relay.address.clone()).collect()
                     };
-                    if addresses(&before) != addresses(book.relays()) {
+                    if addresses(&before) != addresses(&after) {
                         // They are STUN servers, too: with them it is seen what kind of a NAT there is.
                         shared.moved.notify_one();
                     }
+                    for change in &changes {
+                        if let Change::Set(member) = change
+                            && !member.relayed.is_empty()
+                        {
+                            shared.wish(Wish::Moved(member.public_key));
+                        }
+                    }
                     let nothing = changes.is_empty() && calls.is_empty();
                     worker.tell(News::Contact(Contact::Connected))?;
-                    self.believe(&mut judge, changes, book.revision, worker)?;
+                    self.believe(&mut judge, changes, revision, worker)?;
                     if !calls.is_empty() {
                         calls.iter().for_each(|key| shared.wish(Wish::Sought(*key)));
                         worker.tell(News::Called(calls))?;
@@ -312,8 +363,7 @@ impl Agent {
                     // Who was who is remembered: it may be made a member of this mesh again.
                     judge.keep(&self.known);
                     dirty = false;
-                    let changes = book.clear();
-                    shared.relays.borrow_mut().clear();
+                    let changes = shared.book.borrow_mut().clear();
                     (since, epoch) = (0, 0);
                     worker.tell(News::Contact(Contact::Revoked))?;
                     self.believe(&mut judge, changes, 0, worker)?;
@@ -351,7 +401,7 @@ impl Agent {
 
     /// Tells where this host may be reached, whenever that is different.
     async fn tell(&self, client: &Client, worker: &Worker, shared: &Shared) -> Result<(), Gone> {
-        let mut told: Option<Vec<SocketAddr>> = None;
+        let mut told: Option<Endpoints> = None;
         let mut known = Vec::new();
         let mut pause = Pause::default();
         loop {
@@ -375,11 +425,12 @@ impl Agent {
                 let others: Vec<SocketAddr> = others.copied().collect();
                 now.extend(others);
                 now.truncate(MAX_ENDPOINTS);
+                let now = Endpoints {
+                    endpoints: now,
+                    relayed: shared.relayed.borrow().clone(),
+                };
                 if shared.retell.take() || told.as_ref() != Some(&now) {
-                    let endpoints = Endpoints {
-                        endpoints: now.clone(),
-                    };
-                    match client.tell(&endpoints).await {
+                    match client.tell(&now).await {
                         Ok(()) => {
                             told = Some(now);
                             pause = Pause::default();
@@ -528,7 +579,9 @@ impl Agent {
             };
             named.push((endpoint.to_string(), host, endpoint.port));
         }
-        for relay in shared.relays.borrow().iter() {
+        // Behind TLS nobody answers by UDP.
+        let by_udp = |relay: &&Relay| relay.kind != RelayKind::Turns;
+        for relay in shared.book.borrow().relays().iter().filter(by_udp) {
             let (host, port) = (relay.address.host().to_owned(), relay.address.port());
             named.push((relay.address.to_string(), host, port));
         }
@@ -562,11 +615,13 @@ impl Agent {
 }
 
 /// What the tasks tell each other.
-struct Shared {
+pub(super) struct Shared {
     /// What this host looks like from outside.
     reflexive: RefCell<Vec<SocketAddr>>,
+    /// Its relayed addresses at TURN servers.
+    pub relayed: RefCell<Vec<SocketAddr>>,
     /// Something of what is told to the coordinator is different.
-    different: Notify,
+    pub different: Notify,
     /// What this host looks like from outside is.
     outside: Notify,
     /// The router's port, and how it stands with it.
@@ -577,9 +632,9 @@ struct Shared {
     /// What was told has to be told again.
     retell: Cell<bool>,
     /// What waits for an answer.
-    questions: Questions,
-    /// The mesh's relays.
-    relays: RefCell<Vec<Relay>>,
+    pub questions: Questions,
+    /// The others, and the mesh's relays with this host's tickets.
+    pub book: RefCell<Book>,
     wishes: mpsc::Sender<Wish>,
 }
 
@@ -587,6 +642,7 @@ impl Shared {
     fn new(wishes: mpsc::Sender<Wish>) -> Shared {
         Shared {
             reflexive: RefCell::default(),
+            relayed: RefCell::default(),
             different: Notify::new(),
             outside: Notify::new(),
             held: RefCell::default(),
@@ -594,13 +650,13 @@ impl Shared {
             moved: Notify::new(),
             retell: Cell::new(false),
             questions: Questions::default(),
-            relays: RefCell::default(),
+            book: RefCell::default(),
             wishes,
         }
     }
 
     /// For the task of relays. What finds no room comes again.
-    fn wish(&self, wish: Wish) {
+    pub(super) fn wish(&self, wish: Wish) {
         let _ = self.wishes.try_send(wish);
     }
 }
@@ -608,10 +664,10 @@ impl Shared {
 /// Pauses that grow, each up to half as long again by chance: members that lost a coordinator at the same time do not come back at
 /// the same time.
 #[derive(Default)]
-struct Pause(u32);
+pub(super) struct Pause(u32);
 
 impl Pause {
-    async fn wait(&mut self) {
+    pub(super) async fn wait(&mut self) {
         let pause = (FIRST_PAUSE * (1 << self.0)).min(LONGEST_PAUSE);
         self.0 = (self.0 + 1).min(7);
         let mut chance = [0];

@@ -12,7 +12,10 @@ use hyper_util::rt::{TokioExecutor, TokioTimer};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, aws_lc_rs, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+use rustls::version::TLS13;
+use rustls::{
+    ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme, SupportedProtocolVersion,
+};
 use seikan_proto::mesh::{
     BASE, Call, Changes, Credential, Endpoints, JoinRequest, Joined, MAX_ANSWER, Pin, Reason,
     Refusal,
@@ -86,7 +89,7 @@ impl Client {
         http.set_keepalive(Some(Duration::from_secs(15)));
         http.set_nodelay(true);
         let connector = HttpsConnectorBuilder::new()
-            .with_tls_config(tls(pin)?)
+            .with_tls_config(tls(pin, &[&TLS13])?)
             .https_only()
             .enable_http1()
             .wrap_connector(http);
@@ -292,11 +295,15 @@ fn causes(error: &(dyn Error + 'static)) -> String {
     text
 }
 
-fn tls(pin: Option<Pin>) -> Result<ClientConfig, ClientError> {
+/// What is trusted, and which versions of TLS: the coordinator's is 1.3.
+pub(super) fn tls(
+    pin: Option<Pin>,
+    versions: &[&'static SupportedProtocolVersion],
+) -> Result<ClientConfig, ClientError> {
     let provider = Arc::new(aws_lc_rs::default_provider());
     let failed = |e: rustls::Error| ClientError::Tls(e.to_string());
     let builder = ClientConfig::builder_with_provider(provider.clone())
-        .with_safe_default_protocol_versions()
+        .with_protocol_versions(versions)
         .map_err(failed)?;
     Ok(match pin {
         Some(pin) => builder

@@ -255,6 +255,7 @@ mod tests {
             name: name.parse().expect("a name"),
             public_key: key(n),
             addresses: vec![[100, 80, 0, address].into()],
+            relayed: Vec::new(),
             endpoints: Vec::new(),
             tags: Vec::new(),
         })

@@ -15,6 +15,7 @@ pub mod names;
 pub mod nat;
 mod relay;
 pub(crate) mod stun;
+mod turn;
 
 use crate::config::{Config, Diagnostic, MeshSettings, Severity};
 use crate::node::{Node, now};
@@ -42,6 +43,7 @@ use std::sync::mpsc::{Receiver, TryRecvError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
+pub use turn::forward::Counters as TurnCounters;
 
 /// Token of the descriptor through which the thread wakes the loop; near none of others.
 const TOKEN: u64 = 1 << 61;
@@ -82,12 +84,27 @@ pub struct MeshState {
     /// The mesh's relays that were asked for something, and how it stands with each: the time to its answer, or why there is
     /// none.
     pub relays: BTreeMap<String, Result<Duration, String>>,
+    /// Allocations at TURN servers, by their names as above.
+    pub turn: BTreeMap<String, Allocation>,
+    /// Loopback addresses at which this host forwards by TURN servers: which, and where from there.
+    pub legs: BTreeMap<SocketAddr, (String, SocketAddr)>,
     /// STUN servers and relays that were asked lately, and when: nobody else's answers are taken.
     pub(crate) asked: BTreeMap<SocketAddr, Instant>,
     /// How members are found by their names.
     pub names: Found,
     /// The way to the thread.
     pub(crate) to_agent: mpsc::Sender<Heard>,
+}
+
+/// An allocation at a TURN server.
+#[derive(Clone, Debug)]
+pub struct Allocation {
+    /// Where others send.
+    pub relayed: SocketAddr,
+    /// UDP, TCP or TLS: how the server is spoken to.
+    pub transport: &'static str,
+    /// What was forwarded.
+    pub counters: TurnCounters,
 }
 
 /// What the worker has for the thread. Never waited for: what finds no room comes again.
@@ -235,6 +252,8 @@ impl<'a> Mesh<'a> {
             views: Vec::new(),
             mapped: None,
             relays: BTreeMap::new(),
+            turn: BTreeMap::new(),
+            legs: BTreeMap::new(),
             asked: BTreeMap::new(),
             names: found,
             to_agent,
@@ -323,10 +342,13 @@ impl<'a> Mesh<'a> {
                 News::Relays {
                     key,
                     addresses,
+                    legs,
                     present,
                 } => {
                     let usable = addresses.into_iter().filter(|at| self.rules.may_be_at(*at));
-                    take_relays(node, &key, &usable.collect::<Vec<_>>(), present);
+                    // Legs are this host's own.
+                    let all: Vec<_> = usable.chain(legs).collect();
+                    take_relays(node, &key, &all, present);
                 }
                 News::Reached(key) => {
                     let reached = reached(node, &key);
@@ -341,6 +363,29 @@ impl<'a> Mesh<'a> {
                     }
                     mesh.relays.insert(address, standing);
                 }
+                News::Leg { local, relay } => match relay {
+                    Some(relay) => drop(mesh.legs.insert(local, relay)),
+                    None => drop(mesh.legs.remove(&local)),
+                },
+                News::Turn {
+                    address,
+                    relayed,
+                    transport,
+                } => {
+                    let counters = TurnCounters::default();
+                    let allocation = Allocation {
+                        relayed,
+                        transport,
+                        counters,
+                    };
+                    mesh.turn.insert(address, allocation);
+                }
+                News::Turned { address, counters } => {
+                    if let Some(allocation) = mesh.turn.get_mut(&address) {
+                        allocation.counters = *counters;
+                    }
+                }
+                News::TurnEnded(address) => drop(mesh.turn.remove(&address)),
                 News::Tick => {}
             }
         }
@@ -539,6 +584,7 @@ mod tests {
             public_key: PublicKey::from_bytes([key; 32]),
             addresses: addresses.iter().map(|a| a.parse().expect(a)).collect(),
             endpoints: Vec::new(),
+            relayed: Vec::new(),
             tags: Vec::new(),
         }
     }

@@ -4,8 +4,8 @@
 //! Two relays serve a pair where there are as many, so that the second is there when the first is not: both ends take the same two
 //! ([`in_turn`]). A direct way has a little time before a relay is asked at all.
 
-use super::agent::{Gone, News, Worker};
-use super::stun::Questions;
+use super::agent::{Gone, News, Shared, Worker};
+use super::turn::Turns;
 use crate::node::SystemRandom;
 use futures_util::future::{join_all, select_all};
 use futures_util::stream::{FuturesUnordered, StreamExt};
@@ -43,6 +43,8 @@ const WORKER_PATIENCE: Duration = Duration::from_secs(2);
 pub(super) enum Wish {
     /// A member does not answer, or tries to reach this host.
     Sought(PublicKey),
+    /// Where a member is reached by relays may be different.
+    Moved(PublicKey),
     /// How one is reached, as was asked.
     Reached(PublicKey, Reached),
 }
@@ -51,9 +53,8 @@ pub(super) enum Wish {
 pub(super) struct Relays<'a> {
     own: PublicKey,
     worker: &'a Worker,
-    questions: &'a Questions,
-    /// The mesh's, with this host's tickets.
-    relays: &'a RefCell<Vec<Relay>>,
+    shared: &'a Shared,
+    turns: &'a Turns<'a>,
     pairs: RefCell<BTreeMap<PublicKey, Rc<Pair>>>,
     /// The last stamp, of all pairs.
     stamp: Cell<u64>,
@@ -64,6 +65,8 @@ struct Pair {
     sought: Cell<Instant>,
     /// It was sought again.
     again: Notify,
+    /// It may be reached elsewhere.
+    moved: Notify,
     reached: Cell<Option<Reached>>,
     answered: Notify,
     /// Where it is bound, by relay.
@@ -74,14 +77,14 @@ impl<'a> Relays<'a> {
     pub(super) fn new(
         own: PublicKey,
         worker: &'a Worker,
-        questions: &'a Questions,
-        relays: &'a RefCell<Vec<Relay>>,
+        shared: &'a Shared,
+        turns: &'a Turns<'a>,
     ) -> Relays<'a> {
         Relays {
             own,
             worker,
-            questions,
-            relays,
+            shared,
+            turns,
             pairs: RefCell::default(),
             stamp: Cell::new(0),
         }
@@ -99,7 +102,7 @@ impl<'a> Relays<'a> {
                     continue;
                 }
             };
-            let (Wish::Sought(key) | Wish::Reached(key, _)) = wish;
+            let (Wish::Sought(key) | Wish::Moved(key) | Wish::Reached(key, _)) = wish;
             let pair = self.pairs.borrow().get(&key).cloned();
             match (wish, pair) {
                 (Wish::Sought(_), Some(pair)) => {
@@ -108,7 +111,7 @@ impl<'a> Relays<'a> {
                 }
                 (Wish::Sought(_), None) => {
                     let room = self.pairs.borrow().len() < MAX_PAIRS;
-                    if room && !self.relays.borrow().is_empty() {
+                    if room && !self.shared.book.borrow().relays().is_empty() {
                         let pair = Rc::new(Pair::new());
                         self.pairs.borrow_mut().insert(key, Rc::clone(&pair));
                         tasks.push(self.pair(key, pair));
@@ -118,7 +121,8 @@ impl<'a> Relays<'a> {
                     pair.reached.set(Some(reached));
                     pair.answered.notify_one();
                 }
-                (Wish::Reached(..), None) => {}
+                (Wish::Moved(_), Some(pair)) => pair.moved.notify_one(),
+                (Wish::Moved(_) | Wish::Reached(..), None) => {}
             }
         }
     }
@@ -128,8 +132,8 @@ impl<'a> Relays<'a> {
         tokio::time::sleep(HEAD_START).await;
         let mut anew = false;
         while self.is_needed(key, &pair).await? {
-            let relays = self.relays.borrow().clone();
-            let mut ours = in_turn(&relays, [&self.own, &key], RelayKind::Seikan);
+            let relays = self.shared.book.borrow().relays().to_vec();
+            let mut ours = in_turn(&relays, [&self.own, &key], |kind| kind == RelayKind::Seikan);
             ours.truncate(RELAYS_OF_A_PAIR);
             let addresses: Vec<String> = ours.iter().map(|r| r.address.to_string()).collect();
             let is_ours = |address: &String, _: &mut SocketAddr| addresses.contains(address);
@@ -140,27 +144,47 @@ impl<'a> Relays<'a> {
             for outcome in join_all(all).await {
                 outcome?;
             }
-            self.meet(key, &pair).await?;
-            // Whoever seeks it anew has lost the way that there was: nothing is taken to be as it was.
-            let again = tokio::time::timeout(BIND_EVERY, pair.again.notified()).await;
-            anew = again.is_ok();
+            // A TURN server is for those that our own relays do not help, and their ends.
+            let seated = !pair.seats.borrow().is_empty();
+            let met = seated && self.meet(key, &pair).await?;
+            if !met && relays.iter().any(|relay| relay.kind.is_turn()) {
+                self.turns.need(key);
+                self.meet(key, &pair).await?;
+            }
+            anew = self.rest(key, &pair).await?;
         }
+        self.turns.release(&key);
         // The tunnel goes on knowing where they were: for a minute something may still come from there, and is not to be taken for
         // what comes directly.
         Ok(key)
     }
 
-    /// Tries to meet a member where this host is bound: it may be there in a moment, and what was sent before was lost.
-    async fn meet(&self, key: PublicKey, pair: &Pair) -> Result<(), Gone> {
+    /// Tries to meet a member where this host is bound: it may be there in a moment, and what was sent before was lost. Whether it is
+    /// reached.
+    async fn meet(&self, key: PublicKey, pair: &Pair) -> Result<bool, Gone> {
         for _ in 0..MEETINGS {
             tokio::time::sleep(MEET_EVERY).await;
             self.is_needed(key, pair).await?;
-            if pair.reached.get() != Some(Reached::Not) || pair.seats.borrow().is_empty() {
-                break;
+            if pair.reached.get() != Some(Reached::Not) {
+                return Ok(true);
             }
             self.tell(key, pair, true)?;
         }
-        Ok(())
+        Ok(false)
+    }
+
+    /// Waits until the sides are to be bound anew: whether it is sought anew, so that the way that there was is lost and nothing is taken
+    /// to be as it was.
+    async fn rest(&self, key: PublicKey, pair: &Pair) -> Result<bool, Gone> {
+        let over = tokio::time::sleep(BIND_EVERY);
+        tokio::pin!(over);
+        loop {
+            tokio::select! {
+                () = &mut over => return Ok(false),
+                () = pair.again.notified() => return Ok(true),
+                () = pair.moved.notified() => self.tell(key, pair, true)?,
+            }
+        }
     }
 
     /// Whether a member is reached by a relay, or by nothing although it is sought.
@@ -293,7 +317,7 @@ impl<'a> Relays<'a> {
             stamp: self.stamp(),
         };
         let (id, message) = ask.write(&mut SystemRandom);
-        let answer = self.questions.ask(self.worker, to, &message).await?;
+        let answer = self.shared.questions.ask(self.worker, to, &message).await?;
         let password = &relay.ticket.password;
         Ok(answer.map(|answer| Answer::parse(&answer, id, password)))
     }
@@ -308,9 +332,12 @@ impl<'a> Relays<'a> {
     }
 
     fn tell(&self, key: PublicKey, pair: &Pair, present: bool) -> Result<(), Gone> {
+        let (relayed, legs) = self.turns.ways(&key);
+        let seats = pair.seats.borrow();
         self.worker.tell(News::Relays {
             key,
-            addresses: pair.seats.borrow().values().copied().collect(),
+            addresses: seats.values().copied().chain(relayed).collect(),
+            legs,
             present,
         })
     }
@@ -321,6 +348,7 @@ impl Pair {
         Pair {
             sought: Cell::new(Instant::now()),
             again: Notify::new(),
+            moved: Notify::new(),
             reached: Cell::new(None),
             answered: Notify::new(),
             seats: RefCell::default(),

@@ -110,7 +110,7 @@ impl Book {
 mod tests {
     use super::*;
     use crate::filter::Filter;
-    use crate::mesh::{MAX_ENDPOINTS, Party, Policy, RelayKind, RelaySecret, Ticket};
+    use crate::mesh::{MAX_ENDPOINTS, MAX_RELAYED, Party, Policy, RelayKind, RelaySecret, Ticket};
 
     fn key(n: u8) -> PublicKey {
         PublicKey::from_bytes([n; 32])
@@ -122,6 +122,7 @@ mod tests {
             public_key: key(n),
             addresses: vec![[100, 80, 0, n].into()],
             endpoints: vec![([192, 0, 2, n], port).into()],
+            relayed: Vec::new(),
             tags: Vec::new(),
         }
     }
@@ -196,11 +197,15 @@ mod tests {
             endpoints: vec![endpoint; MAX_ENDPOINTS + 1],
             ..member(2, 1)
         };
+        let relayed = Member {
+            relayed: vec![endpoint; MAX_RELAYED + 1],
+            ..member(4, 1)
+        };
         let nowhere = Member {
             addresses: Vec::new(),
             ..member(3, 1)
         };
-        let taken = book.take(told(1, &[good.clone(), many, nowhere], &[]));
+        let taken = book.take(told(1, &[good.clone(), many, relayed, nowhere], &[]));
         assert_eq!(taken, [Change::Set(good)]);
     }
 

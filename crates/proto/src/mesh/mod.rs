@@ -45,6 +45,8 @@ use crate::keys::PublicKey;
 pub const BASE: &str = "/v1";
 /// Endpoints of one member, at most.
 pub const MAX_ENDPOINTS: usize = 16;
+/// Relayed addresses of one member, at most.
+pub const MAX_RELAYED: usize = 4;
 /// Virtual addresses of one member, at most.
 pub const MAX_ADDRESSES: usize = 4;
 /// Callers that one answer tells of, at most.
@@ -86,6 +88,9 @@ pub struct Joined {
 pub struct Endpoints {
     /// At most [`MAX_ENDPOINTS`].
     pub endpoints: Vec<SocketAddr>,
+    /// Its relayed transport addresses at TURN servers (RFC 8656), at most [`MAX_RELAYED`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub relayed: Vec<SocketAddr>,
 }
 
 /// A member as others know it.
@@ -100,6 +105,9 @@ pub struct Member {
     /// Where it may be reached, the best first.
     #[serde(default)]
     pub endpoints: Vec<SocketAddr>,
+    /// Where it may be reached by TURN servers of its own (RFC 8656): relays, whoever sends there.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub relayed: Vec<SocketAddr>,
     /// What policy knows it by.
     #[serde(default)]
     pub tags: Vec<Name>,
@@ -110,6 +118,7 @@ impl Member {
     pub fn is_within_bounds(&self) -> bool {
         (1..=MAX_ADDRESSES).contains(&self.addresses.len())
             && self.endpoints.len() <= MAX_ENDPOINTS
+            && self.relayed.len() <= MAX_RELAYED
             && self.tags.len() <= MAX_TAGS
     }
 }
@@ -218,7 +227,7 @@ mod tests {
         .expect("a member");
         assert_eq!(member.name.as_str(), "db-1");
         assert_eq!(member.endpoints.len(), 2);
-        assert!(member.tags.is_empty());
+        assert!(member.tags.is_empty() && member.relayed.is_empty());
         // RFC 7748, section 6.1: Alice's public key.
         assert_eq!(member.public_key.as_bytes()[..4], [0x85, 0x20, 0xf0, 0x09]);
         let text = serde_json::to_string(&member).expect("text");

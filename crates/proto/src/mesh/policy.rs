@@ -664,6 +664,7 @@ mod tests {
             public_key: crate::keys::PublicKey::from_bytes([1; 32]),
             addresses: Vec::new(),
             endpoints: Vec::new(),
+            relayed: Vec::new(),
             tags: vec![name("web")],
         };
         let mut access = Access::default();

@@ -36,9 +36,13 @@ pub struct Relay {
     pub ticket: Ticket,
 }
 
-/// The relays of a kind as two members take them for each other: either end has the same order, and pairs spread over all of them
+/// The relays of some kinds as two members take them for each other: either end has the same order, and pairs spread over all of them
 /// (rendezvous hashing).
-pub fn in_turn<'a>(relays: &'a [Relay], pair: [&PublicKey; 2], kind: RelayKind) -> Vec<&'a Relay> {
+pub fn in_turn<'a>(
+    relays: &'a [Relay],
+    pair: [&PublicKey; 2],
+    is_of_kind: impl Fn(RelayKind) -> bool,
+) -> Vec<&'a Relay> {
     let (first, second) = (pair[0].min(pair[1]), pair[0].max(pair[1]));
     let weight = |relay: &Relay| {
         let mut context = aws_lc_rs::digest::Context::new(&aws_lc_rs::digest::SHA256);
@@ -47,7 +51,10 @@ pub fn in_turn<'a>(relays: &'a [Relay], pair: [&PublicKey; 2], kind: RelayKind) 
         context.update(relay.address.to_string().as_bytes());
         context.finish().as_ref().to_vec()
     };
-    let mut all: Vec<&Relay> = relays.iter().filter(|relay| relay.kind == kind).collect();
+    let mut all: Vec<&Relay> = relays
+        .iter()
+        .filter(|relay| is_of_kind(relay.kind))
+        .collect();
     all.sort_by_cached_key(|relay| weight(relay));
     all
 }
@@ -58,19 +65,27 @@ pub fn in_turn<'a>(relays: &'a [Relay], pair: [&PublicKey; 2], kind: RelayKind) 
 pub enum RelayKind {
     /// `seikan relay`, as [`super::relay`] has it.
     Seikan,
-    /// A TURN server (RFC 8656) that knows a secret for its REST API, as coturn with `use-auth-secret`.
+    /// A TURN server (RFC 8656), by UDP and TCP at the same port, that knows a secret for its REST API, as coturn with `use-auth-secret`.
     Turn,
+    /// The same by TLS over TCP (`turns` of RFC 7065).
+    Turns,
     /// A kind that this version does not know.
     #[serde(other)]
     Other,
 }
 
 impl RelayKind {
+    /// Whether it is a TURN server.
+    pub fn is_turn(self) -> bool {
+        matches!(self, RelayKind::Turn | RelayKind::Turns)
+    }
+
     /// As JSON has it.
     pub fn as_str(self) -> &'static str {
         match self {
             RelayKind::Seikan => "seikan",
             RelayKind::Turn => "turn",
+            RelayKind::Turns => "turns",
             RelayKind::Other => "other",
         }
     }
@@ -178,7 +193,7 @@ pub enum RelaySecretError {
     /// Not one of our own.
     #[error(
         "the secret of a relay begins with `{PREFIX}`, and 32 of A-Z a-z 0-9 - _ follow, as `seikan relay secret` \
-         prints it; that of a TURN server may be another, with --turn"
+         prints it; that of a TURN server may be another, with --turn or --turns"
     )]
     NotOurs,
     /// No TURN server's either.

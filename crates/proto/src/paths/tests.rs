@@ -98,6 +98,23 @@ fn what_comes_by_a_relay_does_not_make_it_the_way_while_a_direct_one_is_in_use()
 }
 
 #[test]
+fn a_loopback_address_is_a_relay_and_left_for_a_direct_way() {
+    let forwarder = SocketAddr::from(([127, 0, 0, 1], 40_000));
+    let mut paths = paths();
+    assert!(!paths.heard(forwarder, Some(told(1)), false, at(0)));
+    assert!(paths.hears_by_relay(PATIENCE, at(0)));
+    // Also when it is asked about as the way in use.
+    paths.look_again();
+    paths.sent(at(0));
+    let round = checks(&mut paths, forwarder, at(1000));
+    assert_eq!(round.len(), 3);
+    let direct = round.iter().find(|(_, address)| *address == told(1));
+    let (check, _) = direct.expect("a check");
+    let taken = paths.acknowledged(*check, Some(forwarder), at(1030));
+    assert_eq!(taken.map(|(_, taken)| taken), Some(Taken::Move(told(1))));
+}
+
+#[test]
 fn what_comes_directly_is_checked_before_a_relay_is_left_for_it() {
     let mut paths = paths();
     checks(&mut paths, relay(1), at(0));

@@ -221,6 +221,7 @@ impl Member {
         let endpoint = SocketAddr::from(([198, 18, a, b], change + 1));
         let endpoints = Endpoints {
             endpoints: vec![endpoint],
+            relayed: Vec::new(),
         };
         Ok(self.client.tell(&endpoints).await?)
     }

@@ -7,7 +7,7 @@ use seikan_node::mesh::{Changed, Contact};
 use seikan_node::setup::names::Found;
 use seikan_node::status::{
     Capability, Device, Direction, MeshStatus, Path, PeerStatus, RelayStatus, Report, Socket,
-    Status, Traffic, Way, WayKind, WayStanding,
+    Status, Traffic, TurnWay, Way, WayKind, WayStanding,
 };
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -69,6 +69,19 @@ fn interface(status: &Status, out: &mut Screen) {
                 RelayStatus::Refuses(reason) => format!("{YELLOW}{}{RESET}", printable(reason)),
             };
             out.line(&format!("relay {}", printable(address)), text);
+        }
+        for (address, turn) in &mesh.turn {
+            let mut text = format!(
+                "{}, {} received, {} sent",
+                turn.transport,
+                number(turn.received),
+                number(turn.sent)
+            );
+            for (reason, count) in &turn.drops {
+                let _ = write!(text, ", {YELLOW}{}{RESET} {reason}", number(*count));
+            }
+            let label = format!("relayed as {}", turn.relayed);
+            out.line(&label, format!("{text}, by {}", printable(address)));
         }
         match &mesh.names {
             Some(Found::By(by)) => out.line("names", format!("NAME.{DOMAIN} by {}", printable(by))),
@@ -190,12 +203,13 @@ fn peer(peer: &PeerStatus, out: &mut Screen) {
         out.line("preshared key", "(hidden)");
     }
     if let Some(endpoint) = peer.path.endpoint {
+        let endpoint = place(endpoint, peer.path.turn.as_ref());
         out.line(
             "endpoint",
             match peer.path.relayed {
                 Some(true) => format!("{endpoint}, {YELLOW}by a relay{RESET}"),
                 Some(false) => format!("{endpoint}, {GREEN}direct{RESET}"),
-                None => endpoint.to_string(),
+                None => endpoint,
             },
         );
     }
@@ -230,7 +244,8 @@ fn peer(peer: &PeerStatus, out: &mut Screen) {
     // Why there is nothing better; while a direct way is in use, nobody asks.
     if peer.path.relayed != Some(false) {
         for way in &peer.path.ways {
-            out.line(&format!("  {}", way.address), self::way(way));
+            let at = place(way.address, way.turn.as_ref());
+            out.line(&format!("  {at}"), self::way(way));
         }
     }
     if !peer.path.gso {
@@ -333,6 +348,17 @@ fn abilities(capabilities: &BTreeMap<String, Capability>) -> String {
         format!("no {} {DIM}({reason}){RESET}", names.join(", "))
     });
     listed.collect::<Vec<_>>().join("; ")
+}
+
+/// Where something is sent, and by which TURN server.
+fn place(address: SocketAddr, turn: Option<&TurnWay>) -> String {
+    match turn {
+        None => address.to_string(),
+        Some(TurnWay { to, server }) => match server {
+            Some(server) => format!("{to} from {} (TURN)", printable(server)),
+            None => format!("{to} (TURN)"),
+        },
+    }
 }
 
 /// A way and what became of it.

@@ -2,13 +2,20 @@
 
 use std::net::SocketAddr;
 
-use seikan_proto::mesh::{Changes, MAX_ENDPOINTS, MAX_MEMBERS, MAX_TAGS, Member};
+use seikan_proto::mesh::{Changes, Endpoints, MAX_ENDPOINTS, MAX_MEMBERS, MAX_TAGS, Member};
 
 use super::super::changes::{News, What, members_after, tell};
 use super::*;
 
 fn endpoint(n: u8) -> SocketAddr {
     SocketAddr::from(([192, 0, 2, n], 51820))
+}
+
+fn at(endpoints: &[SocketAddr]) -> Endpoints {
+    Endpoints {
+        endpoints: endpoints.to_vec(),
+        relayed: Vec::new(),
+    }
 }
 
 fn names(changes: &Changes) -> Vec<&str> {
@@ -21,7 +28,14 @@ fn a_member_is_told_of_the_others_and_not_of_itself() {
     let a = mesh.join("a", 1);
     let b = mesh.join("b", 2);
     mesh.store
-        .set_endpoints(b, &[endpoint(7)], NOW)
+        .set_endpoints(
+            b,
+            &Endpoints {
+                endpoints: vec![endpoint(7)],
+                relayed: vec![endpoint(8)],
+            },
+            NOW,
+        )
         .expect("set");
     let told = mesh.store.changes(0, a).expect("changes");
     let addresses = ["100.80.0.2", "fd00::2"].map(|a| a.parse::<IpAddr>().expect("an address"));
@@ -30,6 +44,7 @@ fn a_member_is_told_of_the_others_and_not_of_itself() {
         public_key: key(2),
         addresses: addresses.to_vec(),
         endpoints: vec![endpoint(7)],
+        relayed: vec![endpoint(8)],
         tags: Vec::new(),
     };
     assert_eq!(told.members, [expected]);
@@ -74,11 +89,17 @@ fn only_what_came_after_is_told() {
     mesh.join("c", 3);
     assert_eq!(names(&store.changes(2, a).expect("changes")), ["c"]);
 
-    assert!(store.set_endpoints(b, &[endpoint(1)], NOW).expect("set"));
+    assert!(
+        store
+            .set_endpoints(b, &at(&[endpoint(1)]), NOW)
+            .expect("set")
+    );
     let told = store.changes(3, a).expect("changes");
     assert_eq!((names(&told), told.revision), (vec!["b"], 4));
     assert!(
-        !store.set_endpoints(b, &[endpoint(1)], NOW).expect("set"),
+        !store
+            .set_endpoints(b, &at(&[endpoint(1)]), NOW)
+            .expect("set"),
         "the same again"
     );
     assert_eq!(store.revision().expect("asked"), 4);
@@ -87,7 +108,7 @@ fn only_what_came_after_is_told() {
     let told = store.changes(4, a).expect("changes");
     assert_eq!((told.members, told.removed), (vec![], vec![key(2)]));
     let error = store
-        .set_endpoints(b, &[endpoint(2)], NOW)
+        .set_endpoints(b, &at(&[endpoint(2)]), NOW)
         .expect_err("no member any more");
     assert!(matches!(error, StoreError::NotAMember), "{error}");
     store.touch(b, NOW).expect_err("no member any more");
@@ -163,6 +184,7 @@ fn removals_and_members_share_an_answer_in_the_order_of_their_revisions() {
             public_key: key(1),
             addresses: Vec::new(),
             endpoints: Vec::new(),
+            relayed: Vec::new(),
             tags: Vec::new(),
         })),
     };
@@ -212,7 +234,7 @@ fn the_longest_member_is_no_longer_than_it_is_taken_for() {
     let far = "[ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff]:65535";
     let far: SocketAddr = far.parse().expect("an endpoint");
     mesh.store
-        .set_endpoints(id, &[far; MAX_ENDPOINTS], NOW)
+        .set_endpoints(id, &at(&[far; MAX_ENDPOINTS]), NOW)
         .expect("set");
     let networks = networks("100.80.0.0/12");
     let news = mesh

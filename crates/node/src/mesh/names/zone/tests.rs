@@ -14,6 +14,7 @@ fn member(key: u8, name: &str, addresses: &[&str]) -> Member {
         public_key: PublicKey::from_bytes([key; 32]),
         addresses: addresses.iter().map(|a| a.parse().expect(a)).collect(),
         endpoints: Vec::new(),
+        relayed: Vec::new(),
         tags: Vec::new(),
     }
 }

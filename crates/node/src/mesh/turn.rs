@@ -1,0 +1,362 @@
+//! This host's side of TURN servers (RFC 8656): while there are members that nothing else reaches, an allocation at one or two of
+//! them, each kept by a thread of its own ([`forward`]).
+//!
+//! Its relayed address is told to the others beside this host's own, and is to them one more relay. Whoever is sought may send
+//! there, from any address that it tells of. What it sends comes to the tunnel from a loopback address, a *leg*, and what the tunnel sends
+//! there goes back the same way. Where this host cannot send by UDP, or not there, it sends by a leg to the other's relayed address.
+
+pub(super) mod forward;
+mod stream;
+
+use super::agent::{Gone, News, Pause, Shared, Worker};
+use super::client;
+use super::endpoints::is_routable;
+use super::relay::Wish;
+use forward::{Ended, Event, Handle, MAX_PERMITTED, Target, Transport, Wanted};
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use ipnet::IpNet;
+use rustls::ClientConfig;
+use seikan_proto::keys::PublicKey;
+use seikan_proto::mesh::{MAX_RELAYED, Relay, RelayKind, in_turn};
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU16;
+use std::time::{Duration, Instant};
+use tokio::sync::{Notify, mpsc};
+
+/// Servers at which there is an allocation at a time, so that the second is there when the first is not.
+const SERVERS: usize = 2;
+/// How long an allocation is kept that nobody needs any more: who needed it may come again.
+const KEPT: Duration = Duration::from_secs(300);
+/// How often is looked whether it is needed.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+/// How long the host may take to resolve a server's name.
+const RESOLVER_PATIENCE: Duration = Duration::from_secs(5);
+/// What a thread says that waits, at most.
+const MAX_EVENTS: usize = 64;
+
+/// All allocations.
+pub(super) struct Turns<'a> {
+    own: PublicKey,
+    worker: &'a Worker,
+    shared: &'a Shared,
+    /// The mesh's networks: what is there is reached through the tunnel, and is not what carries it.
+    inside: &'a [IpNet],
+    /// The tunnel's.
+    port: Arc<AtomicU16>,
+    tls: RefCell<Option<Arc<ClientConfig>>>,
+    /// Members that nothing else reaches.
+    needed: RefCell<BTreeSet<PublicKey>>,
+    /// When there was none for the first time.
+    unneeded: Cell<Option<Instant>>,
+    changed: Notify,
+    servers: RefCell<BTreeMap<String, Held>>,
+}
+
+/// An allocation, or the attempt at one.
+struct Held {
+    handle: Handle,
+    relayed: Option<SocketAddr>,
+    /// Where peers are to the tunnel.
+    legs: BTreeMap<SocketAddr, SocketAddr>,
+}
+
+impl<'a> Turns<'a> {
+    pub(super) fn new(
+        own: PublicKey,
+        worker: &'a Worker,
+        shared: &'a Shared,
+        inside: &'a [IpNet],
+        port: Arc<AtomicU16>,
+    ) -> Turns<'a> {
+        Turns {
+            own,
+            worker,
+            shared,
+            inside,
+            port,
+            tls: RefCell::default(),
+            needed: RefCell::default(),
+            unneeded: Cell::new(Some(Instant::now())),
+            changed: Notify::new(),
+            servers: RefCell::default(),
+        }
+    }
+
+    /// A member is not reached otherwise.
+    pub(super) fn need(&self, key: PublicKey) {
+        self.unneeded.set(None);
+        if self.needed.borrow_mut().insert(key) {
+            self.changed.notify_one();
+        }
+    }
+
+    /// It is, or is not looked for any more.
+    pub(super) fn release(&self, key: &PublicKey) {
+        let mut needed = self.needed.borrow_mut();
+        if needed.remove(key) && needed.is_empty() {
+            self.unneeded.set(Some(Instant::now()));
+        }
+        self.changed.notify_one();
+    }
+
+    /// Where a member is by relays: where it told to be, and the legs that lead there.
+    pub(super) fn ways(&self, key: &PublicKey) -> (Vec<SocketAddr>, Vec<SocketAddr>) {
+        let told = self.relayed_of(key);
+        let servers = self.servers.borrow();
+        let legs = |peer: &SocketAddr| -> Vec<SocketAddr> {
+            let legs = servers.values().filter_map(|held| held.legs.get(peer));
+            legs.copied().collect()
+        };
+        let legs = told.iter().flat_map(legs).collect();
+        (told, legs)
+    }
+
+    fn relayed_of(&self, key: &PublicKey) -> Vec<SocketAddr> {
+        let book = self.shared.book.borrow();
+        let relayed = book.members().get(key).map(|member| &member.relayed);
+        let usable = |at: &&SocketAddr| is_routable(at.ip()) && at.port() != 0;
+        let usable = relayed.into_iter().flatten().filter(usable);
+        usable.copied().collect()
+    }
+
+    /// Keeps all allocations that are needed; ends when the worker is gone.
+    pub(super) async fn keep(&self) -> Result<(), Gone> {
+        let mut tasks = FuturesUnordered::new();
+        let mut running = BTreeSet::new();
+        loop {
+            self.apply();
+            for relay in self.chosen() {
+                let name = relay.address.to_string();
+                if running.insert(name.clone()) {
+                    tasks.push(self.hold(name));
+                }
+            }
+            tokio::select! {
+                Some(ended) = tasks.next() => {
+                    running.remove(&ended?);
+                }
+                () = self.changed.notified() => {}
+                () = tokio::time::sleep(LOOK_EVERY) => {}
+            }
+        }
+    }
+
+    /// The servers at which there is to be an allocation now, with this host's tickets.
+    fn chosen(&self) -> Vec<Relay> {
+        let over = |since: Instant| since.elapsed() >= KEPT;
+        let idle = self.needed.borrow().is_empty() && self.servers.borrow().is_empty();
+        if idle || self.unneeded.get().is_some_and(over) {
+            return Vec::new();
+        }
+        let book = self.shared.book.borrow();
+        // Any two: the other end learns which.
+        let all = in_turn(book.relays(), [&self.own; 2], RelayKind::is_turn);
+        all.into_iter().take(SERVERS).cloned().collect()
+    }
+
+    /// Has an allocation at one server for as long as it is chosen.
+    async fn hold(&self, name: String) -> Result<String, Gone> {
+        let mut pause = Pause::default();
+        loop {
+            let chosen = self.chosen();
+            let Some(relay) = chosen.iter().find(|r| r.address.to_string() == name) else {
+                return Ok(name);
+            };
+            let (there, reason) = self.allocate(relay, &name).await?;
+            self.forget(&name)?;
+            if let Some(reason) = reason {
+                let (address, standing) = (name.clone(), Err(reason));
+                self.worker.tell(News::Relay { address, standing })?;
+            }
+            if there {
+                pause = Pause::default();
+            }
+            pause.wait().await;
+        }
+    }
+
+    /// Tries all ways to a server until one gives an allocation, and keeps that until it ends: whether there was one, and the reason for
+    /// people, unless it is not needed any more.
+    async fn allocate(&self, relay: &Relay, name: &str) -> Result<(bool, Option<String>), Gone> {
+        let mut reason = "its name stands for no address".to_owned();
+        let found = match self.resolve(relay).await {
+            Ok(found) => found,
+            Err(reason) => return Ok((false, Some(reason))),
+        };
+        let transports: &[Transport] = match relay.kind {
+            RelayKind::Turns => &[Transport::Tls],
+            _ => &[Transport::Udp, Transport::Tcp],
+        };
+        for transport in transports {
+            for server in &found {
+                let tls = match self.tls() {
+                    Ok(tls) => tls,
+                    Err(error) => return Ok((false, Some(error))),
+                };
+                let target = Target {
+                    server: *server,
+                    transport: *transport,
+                    host: relay.address.host().to_owned(),
+                    tls,
+                    ticket: relay.ticket.clone(),
+                };
+                let (there, ended) = self.live(target, name).await?;
+                match ended {
+                    Ended::Unwanted => return Ok((there, None)),
+                    ended if there => return Ok((true, Some(ended.to_string()))),
+                    ended => reason = ended.to_string(),
+                }
+            }
+        }
+        Ok((false, Some(reason)))
+    }
+
+    /// A server's addresses, one of each family, IPv6 first.
+    async fn resolve(&self, relay: &Relay) -> Result<Vec<SocketAddr>, String> {
+        let target = (relay.address.host(), relay.address.port());
+        let found = tokio::time::timeout(RESOLVER_PATIENCE, tokio::net::lookup_host(target)).await;
+        let found: Vec<SocketAddr> = match found {
+            Ok(Ok(found)) => found.collect(),
+            Ok(Err(error)) => return Err(format!("its name cannot be resolved: {error}")),
+            Err(_) => return Err("its name is not resolved in time".to_owned()),
+        };
+        let inside = |at: &SocketAddr| self.inside.iter().any(|net| net.contains(&at.ip()));
+        if found.iter().any(inside) {
+            return Err("it is inside of the mesh that it is to carry".to_owned());
+        }
+        let v6 = found.iter().find(|address| address.is_ipv6());
+        let v4 = found.iter().find(|address| address.is_ipv4());
+        Ok(v6.into_iter().chain(v4).copied().collect())
+    }
+
+    fn tls(&self) -> Result<Arc<ClientConfig>, String> {
+        let mut known = self.tls.borrow_mut();
+        if let Some(tls) = &*known {
+            return Ok(tls.clone());
+        }
+        // 1.2 is all that coturn of Debian 12 knows.
+        let tls = client::tls(None, rustls::ALL_VERSIONS).map_err(|error| error.to_string())?;
+        Ok(known.insert(Arc::new(tls)).clone())
+    }
+
+    /// One thread, from its start to its end: whether there was an allocation, and why there is none now.
+    async fn live(&self, target: Target, name: &str) -> Result<(bool, Ended), Gone> {
+        let begun = Instant::now();
+        let transport = target.transport;
+        let (events, mut heard) = mpsc::channel(MAX_EVENTS);
+        let handle = match forward::start(target, self.port.clone(), events) {
+            Ok(handle) => handle,
+            Err(error) => return Ok((false, Ended::System(error))),
+        };
+        let held = Held {
+            handle,
+            relayed: None,
+            legs: BTreeMap::new(),
+        };
+        self.servers.borrow_mut().insert(name.to_owned(), held);
+        self.apply();
+        let mut there = false;
+        loop {
+            let event = tokio::select! {
+                event = heard.recv() => event,
+                () = tokio::time::sleep(LOOK_EVERY) => {
+                    if !self.chosen().iter().any(|r| r.address.to_string() == name) {
+                        return Ok((there, Ended::Unwanted));
+                    }
+                    continue;
+                }
+            };
+            match event {
+                Some(Event::Allocated(relayed)) => {
+                    there = true;
+                    self.with(name, |held| held.relayed = Some(relayed));
+                    self.publish();
+                    let (address, standing) = (name.to_owned(), Ok(begun.elapsed()));
+                    self.worker.tell(News::Relay { address, standing })?;
+                    self.worker.tell(News::Turn {
+                        address: name.to_owned(),
+                        relayed,
+                        transport: transport.name(),
+                    })?;
+                }
+                Some(Event::Leg { peer, local }) => {
+                    self.with(name, |held| held.legs.insert(peer, local));
+                    let relay = Some((name.to_owned(), peer));
+                    self.worker.tell(News::Leg { local, relay })?;
+                    self.nudge(peer);
+                }
+                Some(Event::LegClosed { peer, local }) => {
+                    self.with(name, |held| held.legs.remove(&peer));
+                    self.worker.tell(News::Leg { local, relay: None })?;
+                }
+                Some(Event::Counted(counters)) => self.worker.tell(News::Turned {
+                    address: name.to_owned(),
+                    counters,
+                })?,
+                Some(Event::Ended(ended)) => return Ok((there, ended)),
+                // It says why, unless it could not end in order.
+                None => return Ok((there, Ended::Silent)),
+            }
+        }
+    }
+
+    fn with<T>(&self, name: &str, change: impl FnOnce(&mut Held) -> T) {
+        if let Some(held) = self.servers.borrow_mut().get_mut(name) {
+            change(held);
+        }
+    }
+
+    /// An allocation is gone: nobody is to send there, and nothing leads out by it.
+    fn forget(&self, name: &str) -> Result<(), Gone> {
+        let held = self.servers.borrow_mut().remove(name);
+        for local in held.iter().flat_map(|held| held.legs.values()) {
+            let (local, relay) = (*local, None);
+            self.worker.tell(News::Leg { local, relay })?;
+        }
+        self.worker.tell(News::TurnEnded(name.to_owned()))?;
+        self.publish();
+        Ok(())
+    }
+
+    /// Has the coordinator told where this host is reached.
+    fn publish(&self) {
+        let servers = self.servers.borrow();
+        let mut relayed: Vec<_> = servers.values().filter_map(|held| held.relayed).collect();
+        relayed.truncate(MAX_RELAYED);
+        if self.shared.relayed.replace(relayed.clone()) != relayed {
+            self.shared.different.notify_one();
+        }
+    }
+
+    /// A new leg leads to a peer: those who wait for a way to it are to try that.
+    fn nudge(&self, peer: SocketAddr) {
+        for key in self.needed.borrow().iter() {
+            if self.relayed_of(key).contains(&peer) {
+                self.shared.wish(Wish::Moved(*key));
+            }
+        }
+    }
+
+    /// Lets in whom this host looks for, at all allocations.
+    fn apply(&self) {
+        let mut wanted = Wanted::default();
+        for key in self.needed.borrow().iter() {
+            let relayed = self.relayed_of(key);
+            let book = self.shared.book.borrow();
+            let endpoints = book.members().get(key).map(|member| &member.endpoints);
+            let all = endpoints.into_iter().flatten().chain(&relayed);
+            let all = all.map(|at| at.ip().to_canonical());
+            wanted.permitted.extend(all.filter(|ip| is_routable(*ip)));
+            wanted.legs.extend(relayed);
+        }
+        while wanted.permitted.len() > MAX_PERMITTED {
+            wanted.permitted.pop_last();
+        }
+        for held in self.servers.borrow().values() {
+            held.handle.set(wanted.clone());
+        }
+    }
+}
