@@ -12,6 +12,7 @@
 pub mod bench;
 pub mod demo;
 mod error;
+pub mod etcd;
 pub mod gateway;
 pub mod hostile;
 mod interrupt;
