@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use rusqlite::{OptionalExtension as _, Row};
+use rusqlite::{OptionalExtension as _, Row, Transaction};
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::{Digest, MAX_ENDPOINTS, Member, Name, Networks};
 
@@ -42,9 +42,10 @@ impl Store {
     /// Whose credential this is.
     ///
     /// # Errors
-    /// [`StoreError::NotAMember`] if nobody's, or not any more; [`StoreError::Sqlite`].
+    /// [`StoreError::NotAMember`] if nobody's, or not any more; [`StoreError::Unavailable`] if that cannot be said for certain;
+    /// [`StoreError::Sqlite`].
     pub fn authenticate(&self, credential: &Digest) -> Result<MemberId, StoreError> {
-        self.look(|connection| {
+        self.look_surely(|connection| {
             let mut statement =
                 connection.prepare_cached("SELECT id FROM member WHERE credential = ?1")?;
             let id: Option<i64> = statement
@@ -81,13 +82,12 @@ impl Store {
         self.change(|transaction| {
             let revision = next_revision(transaction)?;
             let changed = transaction.execute(
-                "UPDATE member SET endpoints = ?2, revision = ?3, seen = max(seen, ?4)
-                 WHERE id = ?1",
-                (id.0, &endpoints, revision, seconds(now)),
+                "UPDATE member SET endpoints = ?2, revision = ?3 WHERE id = ?1",
+                (id.0, &endpoints, revision),
             )?;
             match changed {
                 0 => Err(StoreError::NotAMember),
-                _ => Ok(true),
+                _ => heard(transaction, id, seconds(now)).map(|()| true),
             }
         })
     }
@@ -99,18 +99,17 @@ impl Store {
     pub fn touch(&self, id: MemberId, now: u64) -> Result<(), StoreError> {
         let now = seconds(now);
         let seen: Option<i64> = self.look(|connection| {
-            let mut statement =
-                connection.prepare_cached("SELECT seen FROM member WHERE id = ?1")?;
+            let mut statement = connection.prepare_cached(
+                "SELECT ifnull((SELECT at FROM seen WHERE member = id), joined) FROM member
+                     WHERE id = ?1",
+            )?;
             Ok(statement.query_row([id.0], |row| row.get(0)).optional()?)
         })?;
         let seen = seen.ok_or(StoreError::NotAMember)?;
         if now < seen.saturating_add(SEEN_EVERY) {
             return Ok(());
         }
-        self.change(|transaction| {
-            transaction.execute("UPDATE member SET seen = ?2 WHERE id = ?1", (id.0, now))?;
-            Ok(())
-        })
+        self.note(|transaction| heard(transaction, id, now))
     }
 
     /// The key of a member, and the member with another key; `None` if there is none.
@@ -173,6 +172,7 @@ impl Store {
                 (id, revision),
             )?;
             transaction.execute("DELETE FROM member WHERE id = ?1", [id])?;
+            transaction.execute("DELETE FROM seen WHERE member = ?1", [id])?;
             audit::note(transaction, seconds(now), what, &name, by)?;
             Ok(true)
         })
@@ -186,8 +186,8 @@ impl Store {
         self.look(|connection| {
             let networks = networks_of(connection)?.ok_or(StoreError::NoNetworks)?;
             let mut statement = connection.prepare_cached(
-                "SELECT number, name, public_key, endpoints, tags, joined, seen FROM member
-                 ORDER BY number",
+                "SELECT number, name, public_key, endpoints, tags, joined, ifnull(at, joined)
+                 FROM member LEFT JOIN seen ON seen.member = member.id ORDER BY number",
             )?;
             let mut rows = statement.query([])?;
             let mut members = Vec::new();
@@ -202,6 +202,16 @@ impl Store {
             Ok(members)
         })
     }
+}
+
+/// Notes that a member was heard of.
+fn heard(transaction: &Transaction<'_>, id: MemberId, at: i64) -> Result<(), StoreError> {
+    transaction.execute(
+        "INSERT INTO seen (member, at) VALUES (?1, ?2)
+         ON CONFLICT DO UPDATE SET at = max(at, excluded.at)",
+        (id.0, at),
+    )?;
+    Ok(())
 }
 
 fn id_and_name(row: &Row<'_>) -> rusqlite::Result<(i64, String)> {
