@@ -1,4 +1,5 @@
-//! What a coordinator knows, in one SQLite file.
+//! What a coordinator knows: in one SQLite file, or with others in [`etcd`], of which each has a copy in SQLite's memory. Either way the
+//! same work is done on the same tables.
 //!
 //! [`Store::open`] makes the file or takes the one that is there; [`Store::init`] says once which
 //! networks the mesh has. Then [`tokens`], [`join`], [`members`] and [`changes`] are the life of a
@@ -33,7 +34,8 @@ use std::time::{Duration, Instant};
 use etcd::Replica;
 use ipnet::{Ipv4Net, Ipv6Net};
 use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction, TransactionBehavior};
-use seikan_proto::mesh::Networks;
+use seikan_proto::keys::PublicKey;
+use seikan_proto::mesh::{Networks, Pin, RelayAddress};
 
 pub use audit::{Actor, AuditEntry};
 pub use error::StoreError;
@@ -159,6 +161,54 @@ impl Store {
         match &self.0 {
             Backing::File(_) => None,
             Backing::Etcd(replica) => Some(replica.epoch()),
+        }
+    }
+
+    /// Has `listener` told when others have changed something or call somebody, on a thread that must not wait; of a file it never is.
+    pub fn listen(&self, listener: impl Fn() + Send + Sync + 'static) {
+        if let Backing::Etcd(replica) = &self.0 {
+            replica.listen(Box::new(listener));
+        }
+    }
+
+    /// Tells other coordinators of the mesh, if there are any, that a member is called, which does not ask here.
+    pub fn call(&self, member: MemberId, caller: PublicKey) {
+        if let Backing::Etcd(replica) = &self.0 {
+            replica.call(member.0, caller);
+        }
+    }
+
+    /// Whom other coordinators call, each with who calls, since this was last asked.
+    pub fn calls(&self) -> Vec<(MemberId, PublicKey)> {
+        let calls = match &self.0 {
+            Backing::File(_) => Vec::new(),
+            Backing::Etcd(replica) => replica.calls(),
+        };
+        let member = |(member, caller)| (MemberId(member), caller);
+        calls.into_iter().map(member).collect()
+    }
+
+    /// Where members reach the coordinators of the mesh that live, this one included; none if there is but one.
+    pub fn coordinators(&self) -> Vec<RelayAddress> {
+        match &self.0 {
+            Backing::File(_) => Vec::new(),
+            Backing::Etcd(replica) => replica.coordinators(),
+        }
+    }
+
+    /// The pin by which members know every coordinator of the mesh: `own`, unless one that was there before has another.
+    ///
+    /// # Errors
+    /// [`StoreError::Unavailable`]; [`StoreError::CorruptRow`].
+    pub fn agree_on_pin(&self, own: Pin) -> Result<Pin, StoreError> {
+        match &self.0 {
+            Backing::File(_) => Ok(own),
+            Backing::Etcd(replica) => {
+                let noted = replica.agree("pin", &own.to_string())?.parse();
+                noted.map_err(|_| StoreError::CorruptRow {
+                    key: "pin".to_owned(),
+                })
+            }
         }
     }
 

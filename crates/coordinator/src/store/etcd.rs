@@ -4,14 +4,15 @@
 //! PREFIX/state/head              the schema, and the random number of the latest change
 //! PREFIX/state/mesh              a random number: this mesh, and no other
 //! PREFIX/state/rows/TABLE/KEY    a row of the store's tables, as JSON
-//! PREFIX/live/...                what is gone with the coordinator that wrote it
-//! PREFIX/present/MEMBER          the same, of members that ask there
+//! PREFIX/pin                     by which members know the certificate of every coordinator
+//! PREFIX/live/..., present/...   what is gone with the coordinator that wrote it ([`live`])
 //! ```
 //!
 //! [`replica`] decides changes on its copy and proposes what they did to the rows, [`rows`], as one transaction that etcd takes
 //! only if the head is still the one that it was decided on. [`client`] speaks to etcd, by [`messages`].
 
 mod client;
+mod live;
 mod messages;
 mod replica;
 mod rows;

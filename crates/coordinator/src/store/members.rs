@@ -7,7 +7,9 @@ use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::{Digest, MAX_ENDPOINTS, Member, Name, Networks};
 
 use super::tokens::{from_json, to_json};
-use super::{Actor, Store, StoreError, audit, networks_of, next_revision, seconds, unsigned};
+use super::{
+    Actor, Backing, Store, StoreError, audit, networks_of, next_revision, seconds, unsigned,
+};
 
 /// How often it is noted that a member was heard of, in seconds.
 const SEEN_EVERY: i64 = 60;
@@ -34,8 +36,11 @@ pub struct MemberInfo {
     pub member: Member,
     /// When it joined, in seconds since 1970.
     pub joined: u64,
-    /// When it was last heard of, in seconds since 1970; up to a minute too early.
+    /// When it was last heard of, in seconds since 1970; up to a minute too early, or if it asks `at` a coordinator when it began to.
     pub seen: u64,
+    /// The coordinator that it asks now, by the address that members have for it; `None` if it asks none, or if that is not known, as of
+    /// a mesh with one coordinator.
+    pub at: Option<String>,
 }
 
 impl Store {
@@ -92,7 +97,7 @@ impl Store {
         })
     }
 
-    /// Notes that a member was heard of, once a minute at most.
+    /// Notes that a member was heard of, once a minute at most; for coordinators that share a mesh, that it asks here.
     ///
     /// # Errors
     /// [`StoreError::NotAMember`], [`StoreError::Sqlite`].
@@ -106,6 +111,10 @@ impl Store {
             Ok(statement.query_row([id.0], |row| row.get(0)).optional()?)
         })?;
         let seen = seen.ok_or(StoreError::NotAMember)?;
+        if let Backing::Etcd(replica) = &self.0 {
+            replica.asks(id.0, unsigned(now));
+            return Ok(());
+        }
         if now < seen.saturating_add(SEEN_EVERY) {
             return Ok(());
         }
@@ -183,20 +192,27 @@ impl Store {
     /// # Errors
     /// [`StoreError::NoNetworks`], [`StoreError::Corrupt`], [`StoreError::Sqlite`].
     pub fn members(&self) -> Result<Vec<MemberInfo>, StoreError> {
+        let (present, seen) = match &self.0 {
+            Backing::File(_) => Default::default(),
+            Backing::Etcd(replica) => (replica.of_members("present")?, replica.of_members("seen")?),
+        };
         self.look(|connection| {
             let networks = networks_of(connection)?.ok_or(StoreError::NoNetworks)?;
             let mut statement = connection.prepare_cached(
-                "SELECT number, name, public_key, endpoints, tags, joined, ifnull(at, joined)
+                "SELECT number, name, public_key, endpoints, tags, joined, ifnull(at, joined), member.id
                  FROM member LEFT JOIN seen ON seen.member = member.id ORDER BY number",
             )?;
             let mut rows = statement.query([])?;
             let mut members = Vec::new();
             while let Some(row) = rows.next()? {
+                let id = row.get(7)?;
+                let told = seen.get(&id).and_then(|seen| seen.parse().ok());
                 members.push(MemberInfo {
                     number: row.get(0)?,
                     member: member_of(row, &networks)?,
                     joined: unsigned(row.get(5)?),
-                    seen: unsigned(row.get(6)?),
+                    seen: told.unwrap_or(unsigned(row.get(6)?)),
+                    at: present.get(&id).cloned(),
                 });
             }
             Ok(members)

@@ -457,7 +457,6 @@ on_etcd! {
     what_was_written_is_there_for_the_next_who_opens_it
     networks_are_set_once
     another_stores_write_shows_and_an_own_one_does_not
-    a_member_that_is_heard_of_is_noted_once_a_minute
     members_are_listed_by_their_numbers
     the_audit_says_who_did_what_the_newest_first
     strangers_fill_their_own_part_of_the_audit_only

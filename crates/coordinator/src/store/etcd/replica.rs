@@ -8,13 +8,15 @@
 //! counts if the head is still the one that it was decided on: of two at once, one is decided anew. So a proposal can be sent again
 //! when its answer is lost: it counts once at most, and the next head tells by its number whose it is.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use rusqlite::{Connection as Database, Transaction, TransactionBehavior};
+use seikan_proto::keys::PublicKey;
+use seikan_proto::mesh::RelayAddress;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 use tokio::time::sleep;
@@ -22,6 +24,7 @@ use tonic::codec::Streaming;
 
 use super::Etcd;
 use super::client::{Cluster, Connection, Fault, end_of};
+use super::live::{Called, Live, Writer};
 use super::messages::{
     Compare, DeleteRangeRequest, KeyValue, Operand, PutRequest, RangeRequest, Request, RequestOp,
     TxnRequest, WatchCreateRequest, WatchResponse, target,
@@ -47,6 +50,10 @@ const HEADS: usize = 4096;
 const PAGE: i64 = 1000;
 /// Rows that one change may touch: etcd takes 128 operations in a transaction, and one is the head.
 const MAX_ROWS: usize = 127;
+/// What the watch of the rows is called.
+const STATE: i64 = 1;
+/// That of what lives with coordinators.
+const LIVE: i64 = 2;
 /// Questions that wait for the thread, at most.
 const MAX_QUESTIONS: usize = 1024;
 
@@ -80,7 +87,15 @@ struct Shared {
     /// Taken while the database is held, never the other way round.
     state: Mutex<State>,
     changed: Condvar,
+    live: Live,
+    /// What this coordinator is called in etcd.
+    id: u64,
+    /// Is told that others have changed something, or call somebody.
+    listener: Mutex<Option<Listener>>,
 }
+
+/// See [`Replica::listen`].
+type Listener = Box<dyn Fn() + Send + Sync>;
 
 #[derive(Default)]
 struct State {
@@ -144,6 +159,9 @@ impl Replica {
                 ..State::default()
             }),
             changed: Condvar::new(),
+            live: Live::default(),
+            id: random()?,
+            listener: Mutex::default(),
         });
         let (questions, asked) = mpsc::channel(MAX_QUESTIONS);
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -184,7 +202,7 @@ impl Replica {
                 key: key.clone(),
                 operand: Some(Operand::CreateRevision(0)),
             }],
-            success: vec![put(key, random()?.to_string().into_bytes())],
+            success: vec![put(key, random()?.to_string().into_bytes(), 0)],
         };
         let deadline = Instant::now() + PATIENCE;
         self.ask(What::Txn(txn), deadline)
@@ -207,6 +225,99 @@ impl Replica {
     /// How many changes others have made, as far as is known here.
     pub fn foreign(&self) -> i64 {
         self.state().foreign
+    }
+
+    /// What the first coordinator of the mesh noted under a name, which is `own` if there was none.
+    pub fn agree(&self, name: &str, own: &str) -> Result<String, StoreError> {
+        let key = format!("{}/{name}", self.shared.settings.prefix).into_bytes();
+        let txn = TxnRequest {
+            compare: vec![Compare {
+                target: target::CREATE,
+                key: key.clone(),
+                operand: Some(Operand::CreateRevision(0)),
+            }],
+            success: vec![put(key.clone(), own.as_bytes().to_vec(), 0)],
+        };
+        let range = RangeRequest {
+            key,
+            ..RangeRequest::default()
+        };
+        let deadline = Instant::now() + PATIENCE;
+        let away = |fault: Fault| StoreError::Unavailable(fault.to_string());
+        self.ask(What::Txn(txn), deadline).map_err(away)?;
+        match self.ask(What::Range(range), deadline).map_err(away)? {
+            Answer::Range(found) => {
+                let noted = found
+                    .first()
+                    .and_then(|kv| String::from_utf8(kv.value.clone()).ok());
+                noted.ok_or_else(|| StoreError::CorruptRow {
+                    key: name.to_owned(),
+                })
+            }
+            Answer::Txn(..) => Err(StoreError::Interrupted),
+        }
+    }
+
+    /// Has `listener` told, on a thread that must not wait, when others have changed something or call somebody.
+    pub fn listen(&self, listener: Listener) {
+        *lock(&self.shared.listener) = Some(listener);
+    }
+
+    /// A member asks here.
+    pub fn asks(&self, member: i64, now: u64) {
+        self.shared.live.asks(member, now);
+    }
+
+    /// Tells the other coordinators that a member is called.
+    pub fn call(&self, member: i64, caller: PublicKey) {
+        self.shared.live.call(Called { member, caller });
+    }
+
+    /// Whom others call, and who calls, since this was last asked.
+    pub fn calls(&self) -> Vec<(i64, PublicKey)> {
+        let heard = self.shared.live.heard().into_iter();
+        heard.map(|called| (called.member, called.caller)).collect()
+    }
+
+    /// Where coordinators are that live.
+    pub fn coordinators(&self) -> Vec<RelayAddress> {
+        self.shared.live.coordinators()
+    }
+
+    /// What all keys in a folder beside the rows have, by members: `present` or `seen`.
+    pub fn of_members(&self, folder: &str) -> Result<BTreeMap<i64, String>, StoreError> {
+        let prefix = format!("{}/{folder}/", self.shared.settings.prefix);
+        let mut range = RangeRequest {
+            range_end: end_of(&prefix),
+            key: prefix.clone().into_bytes(),
+            limit: PAGE,
+            revision: 0,
+        };
+        self.found()?;
+        let mut all = BTreeMap::new();
+        loop {
+            let asked = self.ask(What::Range(range.clone()), Instant::now() + PATIENCE);
+            let page = match asked {
+                Ok(Answer::Range(page)) => page,
+                Ok(Answer::Txn(..)) => Vec::new(),
+                Err(fault) => return Err(StoreError::Unavailable(fault.to_string())),
+            };
+            for kv in &page {
+                let key = String::from_utf8_lossy(&kv.key);
+                let id = key.strip_prefix(&prefix).and_then(|id| id.parse().ok());
+                let id = id.ok_or_else(|| StoreError::CorruptRow {
+                    key: format!("{folder}/..."),
+                })?;
+                all.insert(id, String::from_utf8_lossy(&kv.value).into_owned());
+            }
+            match page.last() {
+                Some(last) if page.len() as i64 == PAGE => {
+                    range.key.clone_from(&last.key);
+                    range.key.push(0);
+                }
+                _ => return Ok(all),
+            }
+        }
     }
 
     /// Changes rows, all of what `work` does or nothing. It may be called more than once.
@@ -268,11 +379,11 @@ impl Replica {
         };
         let new = serde_json::to_vec(&new).map_err(|_| StoreError::Corrupt("head"))?;
         let key = self.key("head");
-        let mut operations = vec![put(key.clone(), new)];
+        let mut operations = vec![put(key.clone(), new, 0)];
         operations.extend(rows.into_iter().map(|(row, value)| {
             let key = self.key(&format!("rows/{row}"));
             match value {
-                Some(value) => put(key, value),
+                Some(value) => put(key, value, 0),
                 None => delete(key),
             }
         }));
@@ -484,6 +595,8 @@ async fn keep(shared: Arc<Shared>, cluster: Cluster, mut asked: mpsc::Receiver<Q
     let mut turn = random().map_or(0, |n| usize::try_from(n % 1024).unwrap_or(0));
     let mut failed = 0;
     let mut pause = FIRST_PAUSE;
+    let settings = &shared.settings;
+    let mut writer = Writer::new(&settings.prefix, settings.advertise.clone(), shared.id);
     loop {
         let begun = match cluster.connect(turn).await {
             Ok(connection) => begin(&shared, &connection).await.map(|w| (connection, w)),
@@ -492,7 +605,14 @@ async fn keep(shared: Arc<Shared>, cluster: Cluster, mut asked: mpsc::Receiver<Q
         let end = match begun {
             Ok((connection, watch)) => {
                 (failed, pause) = (0, FIRST_PAUSE);
-                serve(&shared, &connection, watch, &mut asked).await
+                let end = tokio::select! {
+                    end = serve(&shared, &connection, watch, &mut asked) => end,
+                    fault = writer.keep(&shared.live, &connection) => fault.into(),
+                };
+                if matches!(end, End::Over) {
+                    writer.end(&connection).await;
+                }
+                end
             }
             Err(end) => end,
         };
@@ -500,7 +620,7 @@ async fn keep(shared: Arc<Shared>, cluster: Cluster, mut asked: mpsc::Receiver<Q
             End::Over => return,
             End::Compacted => {
                 lock(&shared.state).applied = 0;
-                Duration::ZERO
+                PAUSE
             }
             End::Senseless(trouble) => {
                 shared.set(Some(trouble));
@@ -512,7 +632,7 @@ async fn keep(shared: Arc<Shared>, cluster: Cluster, mut asked: mpsc::Receiver<Q
                 failed += 1;
                 // A member that goes is nobody's trouble while there are others.
                 if failed < cluster.len() {
-                    Duration::ZERO
+                    PAUSE
                 } else {
                     shared.set(Some(Trouble::Away(why)));
                     failed = 0;
@@ -521,7 +641,7 @@ async fn keep(shared: Arc<Shared>, cluster: Cluster, mut asked: mpsc::Receiver<Q
                 }
             }
         };
-        if asked.is_closed() && asked.is_empty() {
+        if asked.is_closed() {
             return;
         }
         sleep(wait).await;
@@ -577,14 +697,28 @@ async fn begin(shared: &Shared, connection: &Connection) -> Result<Streaming<Wat
     if applied == 0 || now.revision < applied || now.cluster_id != cluster {
         load(shared, connection).await?;
     }
-    let prefix = format!("{}/state/", shared.settings.prefix);
-    let create = WatchCreateRequest {
+    let live = format!("{}/live/", shared.settings.prefix);
+    let range = RangeRequest {
+        range_end: end_of(&live),
+        key: live.clone().into_bytes(),
+        ..RangeRequest::default()
+    };
+    let found = connection.range(range).await?;
+    shared.live.forget();
+    for kv in found.kvs {
+        shared.hear_live(&kv.key, Some(&kv.value));
+    }
+    let watch = |watch_id, prefix: String, after: i64| WatchCreateRequest {
         range_end: end_of(&prefix),
         key: prefix.into_bytes(),
-        start_revision: lock(&shared.state).applied + 1,
-        watch_id: 1,
+        start_revision: after + 1,
+        watch_id,
     };
-    let watch = connection.watch(vec![create]).await?;
+    let state = format!("{}/state/", shared.settings.prefix);
+    let applied = lock(&shared.state).applied;
+    let now = found.header.unwrap_or_default().revision;
+    let watches = vec![watch(STATE, state, applied), watch(LIVE, live, now)];
+    let watch = connection.watch(watches).await?;
     shared.set(None);
     Ok(watch)
 }
@@ -673,6 +807,7 @@ impl Shared {
         state.foreign += 1;
         drop(state);
         self.changed.notify_all();
+        self.tell();
         Ok(())
     }
 
@@ -684,6 +819,18 @@ impl Shared {
         if told.canceled {
             return Err(End::Broken(told.cancel_reason));
         }
+        if told.watch_id == LIVE {
+            let called = told.events.iter().filter(|event| {
+                let value = |kv: &KeyValue| (event.kind == 0).then(|| kv.value.clone());
+                let kv = event.kv.as_ref();
+                kv.is_some_and(|kv| self.hear_live(&kv.key, value(kv).as_deref()))
+            });
+            if called.count() > 0 {
+                self.tell();
+            }
+            return Ok(());
+        }
+        let before = lock(&self.state).foreign;
         let mut events = told.events.into_iter().peekable();
         while let Some(first) = events.next() {
             let revision = first.kv.as_ref().map_or(0, |kv| kv.mod_revision);
@@ -719,7 +866,24 @@ impl Shared {
             drop(state);
             self.changed.notify_all();
         }
+        if lock(&self.state).foreign != before {
+            self.tell();
+        }
         Ok(())
+    }
+
+    /// What a key under `live/` says; whether somebody is called by it.
+    fn hear_live(&self, key: &[u8], value: Option<&[u8]>) -> bool {
+        let prefix = format!("{}/live/", self.settings.prefix);
+        let key = String::from_utf8_lossy(key);
+        key.strip_prefix(&prefix)
+            .is_some_and(|key| self.live.take(key, value, self.id))
+    }
+
+    fn tell(&self) {
+        if let Some(listener) = &*lock(&self.listener) {
+            listener();
+        }
     }
 
     /// What one key says.
@@ -800,14 +964,14 @@ impl State {
     }
 }
 
-fn put(key: Vec<u8>, value: Vec<u8>) -> RequestOp {
-    let lease = 0;
+/// Under a lease, or 0.
+pub(super) fn put(key: Vec<u8>, value: Vec<u8>, lease: i64) -> RequestOp {
     RequestOp {
         request: Some(Request::Put(PutRequest { key, value, lease })),
     }
 }
 
-fn delete(key: Vec<u8>) -> RequestOp {
+pub(super) fn delete(key: Vec<u8>) -> RequestOp {
     let range_end = Vec::new();
     RequestOp {
         request: Some(Request::Delete(DeleteRangeRequest { key, range_end })),

@@ -338,3 +338,53 @@ fn a_row_that_makes_no_sense_is_named_and_not_passed_over() {
         );
     });
 }
+
+#[test]
+fn coordinators_know_of_each_other_and_who_asks_where() {
+    with_cluster(|cluster| {
+        let settings = settings(cluster);
+        let member = join(&mesh_at(&settings), 1, "m", 1).expect("joined").id;
+        let at = |address: &str| Etcd {
+            advertise: Some(address.parse().expect("an address")),
+            ..settings.clone()
+        };
+        let one = Store::open_etcd(&at("one.example:7443")).expect("opened");
+        let two = Store::open_etcd(&at("two.example:7443")).expect("opened");
+        let known = |store: &Store| -> Vec<String> {
+            store
+                .coordinators()
+                .iter()
+                .map(ToString::to_string)
+                .collect()
+        };
+        let soon = |what: &str, is_so: &dyn Fn() -> bool| {
+            let until = Instant::now() + Duration::from_secs(5);
+            while !is_so() {
+                assert!(Instant::now() < until, "{what}");
+                thread::sleep(Duration::from_millis(10));
+            }
+        };
+        let both = ["one.example:7443", "two.example:7443"];
+        soon("both know both", &|| {
+            known(&one) == both && known(&two) == both
+        });
+
+        one.touch(member, NOW + 100).expect("noted");
+        let seen = |store: &Store| {
+            let members = store.members().expect("members");
+            (members[0].at.clone(), members[0].seen)
+        };
+        let here = (Some("one.example:7443".to_owned()), NOW + 100);
+        soon("it is known where it asks", &|| seen(&two) == here);
+
+        two.call(member, key(7));
+        soon("the call arrives", &|| one.calls() == [(member, key(7))]);
+        assert_eq!(two.calls(), [], "nobody calls itself");
+
+        drop(one);
+        soon("who ends is gone at once", &|| {
+            known(&two) == ["two.example:7443"]
+        });
+        assert_eq!(seen(&two), (None, NOW + 100));
+    });
+}
