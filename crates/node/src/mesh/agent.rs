@@ -4,7 +4,8 @@
 //! ([`Agent::follow`]); one asks by STUN what this host looks like from outside ([`Agent::reflect`]); one tells where it may be
 //! reached whenever that is different ([`Agent::tell`]); one has members called that do not answer ([`Agent::call`]); one binds this
 //! host to relays for those that no direct way reaches ([`super::relay`]); some answer questions for members' names
-//! ([`names::serve`]). None gives up: a coordinator that does not answer is asked again, ever less often.
+//! ([`names::serve`]). None gives up: when a coordinator does not answer another one of the mesh
+//! is asked at once; when none does they are asked again, ever less often.
 
 use super::client::{Client, ClientError};
 use super::relay::{Relays, Wish};
@@ -61,6 +62,8 @@ const CALL_EVERY: Duration = Duration::from_secs(1);
 pub(super) enum News {
     /// How it stands with the coordinator.
     Contact(Contact),
+    /// The one that answers.
+    Coordinator(String),
     /// Members are different, or what they may begin here.
     Changes {
         /// Everything up to this revision is told.
@@ -221,6 +224,9 @@ impl Agent {
     /// Asks for changes, again and again.
     async fn follow(&self, client: &Client, worker: &Worker, shared: &Shared) -> Result<(), Gone> {
         let mut book = cache::load(&self.cache);
+        client.know(book.coordinators());
+        // Coordinators in a row that did not answer.
+        let mut silent = 0;
         shared.relays.replace(book.relays().to_vec());
         let access = Change::Access(book.access().clone());
         let members = book.members().values().cloned().map(Change::Set);
@@ -253,7 +259,7 @@ impl Agent {
             };
             match answer {
                 Ok(mut changes) => {
-                    pause = Pause::default();
+                    (pause, silent) = (Pause::default(), 0);
                     (since, epoch) = (changes.revision, changes.epoch);
                     let mut calls = std::mem::take(&mut changes.calls);
                     calls.truncate(MAX_CALLS);
@@ -262,8 +268,13 @@ impl Agent {
                         shared.retell.set(true);
                         shared.different.notify_one();
                     }
+                    let coordinators = book.coordinators().to_vec();
                     let changes = book.take(changes);
                     dirty |= !changes.is_empty() || *shared.relays.borrow() != book.relays();
+                    if coordinators != book.coordinators() {
+                        client.know(book.coordinators());
+                        dirty = true;
+                    }
                     let before = shared.relays.replace(book.relays().to_vec());
                     let addresses = |relays: &[Relay]| -> Vec<_> {
                         relays.iter().map(|relay| relay.address.clone()).collect()
@@ -274,6 +285,7 @@ impl Agent {
                     }
                     self.names.with(|zone| zone.take(&changes));
                     let nothing = changes.is_empty() && calls.is_empty();
+                    worker.tell(News::Coordinator(client.url()))?;
                     worker.tell(News::Contact(Contact::Connected))?;
                     worker.tell(News::Changes {
                         revision: book.revision,
@@ -303,8 +315,14 @@ impl Agent {
                     tokio::time::sleep(LONGEST_PAUSE).await;
                 }
                 Err(error) => {
-                    worker.tell(News::Contact(Contact::Lost(error.to_string())))?;
-                    pause.wait().await;
+                    // Another coordinator of the mesh says the same: it is asked at once, and it is no loss unless none answers.
+                    client.turn();
+                    silent += 1;
+                    if silent >= client.known() {
+                        silent = 0;
+                        worker.tell(News::Contact(Contact::Lost(error.to_string())))?;
+                        pause.wait().await;
+                    }
                 }
             }
         }
