@@ -1,5 +1,6 @@
 //! `seikan lab`: the test bench.
 
+mod coordinators;
 mod cost;
 mod mesh;
 mod reproduce;
@@ -30,7 +31,8 @@ use crate::output;
     sudo seikan lab run shaper          a tunnel made slow, and what the doctor says\n  \
     sudo seikan lab reproduce queue     what others have published, done again\n  \
     sudo seikan lab relay               a flow by a relay, and while its path changes\n  \
-    seikan lab mesh                     a thousand members at one coordinator")]
+    seikan lab mesh                     a thousand members at one coordinator\n  \
+    seikan lab coordinators             the same at three over etcd, of which some are killed")]
 pub struct Arguments {
     #[command(subcommand)]
     verb: LabVerb,
@@ -62,6 +64,8 @@ pub enum LabVerb {
     Cost(cost::CostArguments),
     /// Have many members join one coordinator, and change
     Mesh(mesh::MeshArguments),
+    /// Kill a coordinator and a member of etcd while members change
+    Coordinators(coordinators::CoordinatorsArguments),
     /// Measure a flow by a relay and directly, and while the path changes
     Relay(RelayArguments),
     /// Do again what others have published about slow tunnels, and ask the doctor
@@ -278,6 +282,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         LabVerb::Score(arguments) => score::count(arguments),
         LabVerb::Cost(arguments) => cost::measure(arguments),
         LabVerb::Mesh(arguments) => mesh::run(arguments),
+        LabVerb::Coordinators(arguments) => coordinators::run(arguments),
         LabVerb::Relay(arguments) => relay(arguments),
         LabVerb::Reproduce(arguments) => reproduce::run(arguments),
     }

@@ -7,4 +7,5 @@ mod members;
 mod names;
 mod nat;
 mod policy;
+mod several;
 mod site;
