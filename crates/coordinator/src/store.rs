@@ -1,4 +1,5 @@
-//! What a coordinator knows, in one SQLite file.
+//! What a coordinator knows: in one SQLite file, or with others in [`etcd`], of which each has a copy in SQLite's memory. Either way the
+//! same work is done on the same tables.
 //!
 //! [`Store::open`] makes the file or takes the one that is there; [`Store::init`] says once which
 //! networks the mesh has. Then [`tokens`], [`join`], [`members`] and [`changes`] are the life of a
@@ -12,6 +13,7 @@
 mod audit;
 mod changes;
 mod error;
+mod etcd;
 mod join;
 mod members;
 mod policy;
@@ -25,26 +27,30 @@ use std::fs::{self, OpenOptions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use etcd::Replica;
 use ipnet::{Ipv4Net, Ipv6Net};
 use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction, TransactionBehavior};
-use seikan_proto::mesh::Networks;
+use seikan_proto::keys::PublicKey;
+use seikan_proto::mesh::{Networks, Pin, RelayAddress};
 
 pub use audit::{Actor, AuditEntry};
 pub use error::StoreError;
+pub use etcd::{Etcd, PREFIX as ETCD_PREFIX};
 pub use join::Joining;
 pub use members::{MemberId, MemberInfo, Whom};
 pub use relays::RelayInfo;
 pub use tokens::{NewToken, TokenId, TokenInfo};
 
 /// What makes the schema of each version out of the one before.
-const STEPS: [&str; 4] = [
+const STEPS: [&str; 5] = [
     include_str!("store/schema.sql"),
     include_str!("store/relays.sql"),
     include_str!("store/schema2.sql"),
+    include_str!("store/schema3.sql"),
     include_str!("store/schema4.sql"),
 ];
 /// The schema that this version reads and writes.
@@ -54,10 +60,15 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Pause between two tries where SQLite does not wait by itself.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// The database of one mesh. Threads may share it; one at a time gets a turn.
+/// What is known of one mesh. Threads may share it; one at a time gets a turn.
 #[derive(Debug)]
-pub struct Store {
-    connection: Mutex<Connection>,
+pub struct Store(Backing);
+
+/// Where it is.
+#[derive(Debug)]
+enum Backing {
+    File(Mutex<Connection>),
+    Etcd(Replica),
 }
 
 impl Store {
@@ -84,9 +95,16 @@ impl Store {
         if version < SCHEMA {
             lay_out(&mut connection, path)?;
         }
-        Ok(Store {
-            connection: Mutex::new(connection),
-        })
+        Ok(Store(Backing::File(Mutex::new(connection))))
+    }
+
+    /// What etcd has, which other coordinators may have open at the same time. Everything is loaded before this returns.
+    ///
+    /// # Errors
+    /// [`StoreError::EtcdSettings`], [`StoreError::Unreadable`]; [`StoreError::Unavailable`]; [`StoreError::LaterVersion`];
+    /// [`StoreError::CorruptRow`].
+    pub fn open_etcd(settings: &Etcd) -> Result<Store, StoreError> {
+        Ok(Store(Backing::Etcd(Replica::open(settings)?)))
     }
 
     /// Says which networks the mesh has. They stay: members have addresses in them. Saying the same
@@ -125,17 +143,82 @@ impl Store {
     }
 
     /// A number that is another one after somebody else (another process, another [`Store`]) has
-    /// written to the file; own changes leave it as it is. Asking is cheap.
+    /// written to the same; own changes leave it as it is. Asking is cheap.
     ///
     /// # Errors
     /// [`StoreError::Sqlite`].
     pub fn data_version(&self) -> Result<i64, StoreError> {
-        let connection = self
-            .connection
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let connection = match &self.0 {
+            Backing::File(connection) => lock(connection),
+            Backing::Etcd(replica) => return Ok(replica.foreign()),
+        };
         let mut statement = connection.prepare_cached("PRAGMA data_version")?;
         Ok(statement.query_row([], |row| row.get(0))?)
+    }
+
+    /// A number that all who have the same open have in common, and that is another one for what is put in its place from a backup;
+    /// `None` if that cannot be known.
+    pub fn epoch(&self) -> Option<u64> {
+        match &self.0 {
+            Backing::File(_) => None,
+            Backing::Etcd(replica) => Some(replica.epoch()),
+        }
+    }
+
+    /// Has `listener` told when others have changed something or call somebody, on a thread that must not wait; of a file it never is.
+    pub fn listen(&self, listener: impl Fn() + Send + Sync + 'static) {
+        if let Backing::Etcd(replica) = &self.0 {
+            replica.listen(Box::new(listener));
+        }
+    }
+
+    /// Tells other coordinators of the mesh, if there are any, that a member is called, which does not ask here.
+    pub fn call(&self, member: MemberId, caller: PublicKey) {
+        if let Backing::Etcd(replica) = &self.0 {
+            replica.call(member.0, caller);
+        }
+    }
+
+    /// Whom other coordinators call, each with who calls, since this was last asked.
+    pub fn calls(&self) -> Vec<(MemberId, PublicKey)> {
+        let calls = match &self.0 {
+            Backing::File(_) => Vec::new(),
+            Backing::Etcd(replica) => replica.calls(),
+        };
+        let member = |(member, caller)| (MemberId(member), caller);
+        calls.into_iter().map(member).collect()
+    }
+
+    /// Where members reach the coordinators of the mesh that live, this one included; none if there is but one.
+    pub fn coordinators(&self) -> Vec<RelayAddress> {
+        match &self.0 {
+            Backing::File(_) => Vec::new(),
+            Backing::Etcd(replica) => replica.coordinators(),
+        }
+    }
+
+    /// The pin by which members know every coordinator of the mesh: `own`, unless one that was there before has another.
+    ///
+    /// # Errors
+    /// [`StoreError::Unavailable`]; [`StoreError::CorruptRow`].
+    pub fn agree_on_pin(&self, own: Pin) -> Result<Pin, StoreError> {
+        match &self.0 {
+            Backing::File(_) => Ok(own),
+            Backing::Etcd(replica) => {
+                let noted = replica.agree("pin", &own.to_string())?.parse();
+                noted.map_err(|_| StoreError::CorruptRow {
+                    key: "pin".to_owned(),
+                })
+            }
+        }
+    }
+
+    /// Waits until what others have changed before is known here; whether that is more than was known. Of a file it always is.
+    fn catch_up(&self) -> Result<bool, StoreError> {
+        match &self.0 {
+            Backing::File(_) => Ok(false),
+            Backing::Etcd(replica) => replica.catch_up(),
+        }
     }
 
     /// Reads, all of it at one moment.
@@ -144,28 +227,61 @@ impl Store {
         work: impl FnOnce(&Connection) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         // After a panic the transaction was rolled back: the connection is as good as before.
-        let mut connection = self
-            .connection
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut connection = match &self.0 {
+            Backing::File(connection) => lock(connection),
+            Backing::Etcd(replica) => replica.database()?,
+        };
         let transaction = connection.transaction()?;
         work(&transaction)
     }
 
-    /// Changes, all of it or nothing.
+    /// The same for what somebody is refused by: before that, what others have changed has to be known.
+    fn look_surely<T>(
+        &self,
+        work: impl Fn(&Connection) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let found = self.look(&work);
+        match found {
+            Err(_) if self.catch_up()? => self.look(&work),
+            found => found,
+        }
+    }
+
+    /// Changes, all of it or nothing. The work may be done more than once, of which one counts.
     fn change<T>(
         &self,
-        work: impl FnOnce(&Transaction<'_>) -> Result<T, StoreError>,
+        work: impl Fn(&Transaction<'_>) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        let mut connection = self
-            .connection
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        let done = work(&transaction)?;
-        transaction.commit()?;
-        Ok(done)
+        match &self.0 {
+            Backing::File(connection) => commit(&mut lock(connection), &work),
+            Backing::Etcd(replica) => replica.change(&work),
+        }
     }
+
+    /// Changes what is not shared with other coordinators.
+    fn note<T>(
+        &self,
+        work: impl Fn(&Transaction<'_>) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        match &self.0 {
+            Backing::File(connection) => commit(&mut lock(connection), &work),
+            Backing::Etcd(replica) => commit(&mut *replica.database()?, &work),
+        }
+    }
+}
+
+fn commit<T>(
+    connection: &mut Connection,
+    work: &dyn Fn(&Transaction<'_>) -> Result<T, StoreError>,
+) -> Result<T, StoreError> {
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    let done = work(&transaction)?;
+    transaction.commit()?;
+    Ok(done)
+}
+
+fn lock(connection: &Mutex<Connection>) -> MutexGuard<'_, Connection> {
+    connection.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Makes the file and its folder if they are not there.

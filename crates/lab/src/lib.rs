@@ -13,6 +13,7 @@ pub mod bench;
 pub mod crowd;
 pub mod demo;
 mod error;
+pub mod etcd;
 pub mod gateway;
 pub mod hostile;
 mod interrupt;

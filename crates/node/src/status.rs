@@ -63,7 +63,7 @@ pub struct Status {
 /// Membership in a mesh.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MeshStatus {
-    /// Where the coordinator is.
+    /// Where the coordinator is that is asked, or was last; of several it may be another than the configured one.
     pub coordinator: String,
     /// How it stands with it.
     pub contact: Contact,

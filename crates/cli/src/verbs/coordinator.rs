@@ -1,6 +1,7 @@
 //! `seikan coordinator`: who belongs to a mesh. Alone it runs the service; its verbs look into the same folder and change it,
 //! whether a coordinator runs on it or not.
 
+mod etcd;
 mod policy;
 mod serve;
 mod view;
@@ -258,6 +259,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 impl Folder {
     /// What is kept there; a coordinator has to have been started once.
     fn store(&self) -> anyhow::Result<Store> {
+        if let Some(etcd) = etcd::noted(&self.dir)? {
+            return Ok(Store::open_etcd(&etcd)?);
+        }
         let file = self.dir.join(DATABASE);
         // Opening makes it, and nobody wants an empty mesh in a folder that was mistyped.
         match file.try_exists() {

@@ -1,5 +1,6 @@
 //! `seikan lab`: the test bench.
 
+mod coordinators;
 mod cost;
 mod crowd;
 mod mesh;
@@ -34,7 +35,8 @@ use crate::output;
     sudo seikan lab relay               a flow by a relay, and while its path changes\n  \
     sudo seikan lab nat                 which pairs find a direct path through which NATs\n  \
     sudo seikan lab crowd               many daemons, and a thousand members beside them\n  \
-    seikan lab mesh                     a thousand members at one coordinator")]
+    seikan lab mesh                     a thousand members at one coordinator\n  \
+    seikan lab coordinators             the same at three over etcd, of which some are killed")]
 pub struct Arguments {
     #[command(subcommand)]
     verb: LabVerb,
@@ -66,6 +68,8 @@ pub enum LabVerb {
     Cost(cost::CostArguments),
     /// Have many members join one coordinator, and change
     Mesh(mesh::MeshArguments),
+    /// Kill a coordinator and a member of etcd while members change
+    Coordinators(coordinators::CoordinatorsArguments),
     /// Measure a flow by a relay and directly, and while the path changes
     Relay(RelayArguments),
     /// Have pairs of hosts find each other through NATs, and compare with theory
@@ -286,6 +290,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         LabVerb::Score(arguments) => score::count(arguments),
         LabVerb::Cost(arguments) => cost::measure(arguments),
         LabVerb::Mesh(arguments) => mesh::run(arguments),
+        LabVerb::Coordinators(arguments) => coordinators::run(arguments),
         LabVerb::Relay(arguments) => relay(arguments),
         LabVerb::Nat(arguments) => nat::run(arguments),
         LabVerb::Crowd(arguments) => crowd::run(arguments),

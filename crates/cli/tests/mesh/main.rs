@@ -9,5 +9,6 @@ mod names;
 mod nat;
 mod ping;
 mod policy;
+mod several;
 mod site;
 mod turn;

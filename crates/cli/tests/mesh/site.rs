@@ -13,7 +13,7 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 use std::os::fd::AsFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -113,10 +113,6 @@ impl Site {
         }
     }
 
-    pub fn folder(&self) -> &Path {
-        self.folder.path()
-    }
-
     pub fn store(&self) -> String {
         let store = self.folder.path().join("coordinator");
         store.to_str().expect("UTF-8").to_owned()
@@ -131,6 +127,39 @@ impl Site {
         child.stdout.read_line(&mut line).expect("read");
         assert!(line.contains("listens"), "{line}");
         child
+    }
+
+    /// One of several coordinators over etcd, number 1 or 2, once it listens; the verbs are said in the folder of the last. All of them have
+    /// the certificate of the first.
+    pub fn shared_coordinator(&self, number: u8, etcd: &str) -> Tunnel {
+        if number > 1 {
+            let address = format!("192.0.2.{number}/24").parse().expect("an address");
+            let added = self.netlink.add_address(self.bridge, address);
+            added.expect("an address");
+        }
+        let folder = self.folder.path().join(format!("coordinator{number}"));
+        fs::create_dir(&folder).expect("a folder");
+        let first = self.folder.path().join("coordinator1/tls.pem");
+        if first.exists() {
+            fs::copy(first, folder.join("tls.pem")).expect("copied");
+        }
+        let store = self.store();
+        // A link, so that what is said in the usual place is said there.
+        let _ = fs::remove_file(&store);
+        std::os::unix::fs::symlink(&folder, &store).expect("a link");
+        let address = format!("192.0.2.{number}:7443");
+        let folder = folder.to_str().expect("UTF-8");
+        let words = ["coordinator", "--dir", folder, "--listen", &address];
+        let shared = ["--advertise", &address, "--etcd", etcd];
+        let mut child = self.spawn(&[&words[..], &shared].concat());
+        let mut line = String::new();
+        child.stdout.read_line(&mut line).expect("read");
+        assert!(line.contains("listens"), "{line}: {:?}", child.ended());
+        child
+    }
+
+    pub fn folder(&self) -> &std::path::Path {
+        self.folder.path()
     }
 
     /// A relay at the coordinator's host, number 0 or 1, known to the mesh from when it listens.
@@ -212,12 +241,17 @@ impl Site {
     /// What a verb of the coordinator prints.
     pub fn administer(&self, words: &[&str]) -> String {
         let store = self.store();
-        let output = Command::new(env!("CARGO_BIN_EXE_seikan"))
+        let mut command = Command::new(env!("CARGO_BIN_EXE_seikan"));
+        command
             .arg("coordinator")
             .args(words)
             .args(["--dir", &store])
-            .output()
-            .expect("start");
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        // Here, where etcd is.
+        let child = self.netns.spawn_command(&mut command).expect("start");
+        let output = child.wait_with_output().expect("an end");
         assert!(output.status.success(), "{}", stderr(&output));
         String::from_utf8(output.stdout).expect("UTF-8")
     }

@@ -2,7 +2,8 @@
 //!
 //! Work on the store is done beside the loop, a few at a time ([`App::ask`], [`App::change`]): the rest
 //! waits in order, without a thread each. After a change of its own the server tells at once that there
-//! is a new revision; that another process wrote it finds out by looking ten times a second ([`keep`]).
+//! is a new revision; that another process wrote it finds out by looking ten times a second ([`keep`]), or at once if
+//! the store tells.
 //! Who waited does not ask at once ([`App::pause`]): changes that come together are told together.
 
 use std::collections::{BTreeSet, HashMap};
@@ -20,6 +21,8 @@ use crate::store::{MemberId, Store, StoreError};
 
 /// Work on the store at a time: it has one connection, so more would wait there.
 const TURNS: usize = 4;
+/// Changes at a time: where several coordinators share a store they wait for it, and those who only ask do not wait behind them.
+const CHANGES: usize = 64;
 /// Pause between two looks for what other processes wrote.
 const LOOK: Duration = Duration::from_millis(100);
 /// Pause between two sweeps of the table of sources.
@@ -41,9 +44,12 @@ const MAX_QUESTIONS: usize = 8;
 pub(super) struct App {
     store: Store,
     pub limits: Limits,
-    /// Of this process: revisions of another one may be others, as after a restore from a backup.
+    /// Of this process, or of all that share the store: revisions of another one may be others, as after a restore from a backup.
     pub epoch: u64,
     turns: Arc<Semaphore>,
+    changes: Arc<Semaphore>,
+    /// The store has told of something.
+    told: Arc<Notify>,
     progress: watch::Sender<Progress>,
     waiting: AtomicUsize,
     /// Of those who wait, or have been called since they did.
@@ -94,11 +100,16 @@ struct Progress {
 
 impl App {
     pub fn new(store: Store) -> App {
+        let told = Arc::new(Notify::new());
+        let listener = Arc::clone(&told);
+        store.listen(move || listener.notify_one());
         App {
+            epoch: store.epoch().unwrap_or_else(random),
             store,
             limits: Limits::new(),
-            epoch: random(),
             turns: Arc::new(Semaphore::new(TURNS)),
+            changes: Arc::new(Semaphore::new(CHANGES)),
+            told,
             progress: watch::Sender::new(Progress::default()),
             waiting: AtomicUsize::new(0),
             doorbells: Mutex::default(),
@@ -111,7 +122,19 @@ impl App {
         F: FnOnce(&Store) -> Result<T, StoreError> + Send + 'static,
         T: Send + 'static,
     {
-        let turn = Arc::clone(&self.turns).acquire_owned().await;
+        self.take_turn(&self.turns, work).await
+    }
+
+    async fn take_turn<T, F>(
+        self: &Arc<Self>,
+        turns: &Arc<Semaphore>,
+        work: F,
+    ) -> Result<T, StoreError>
+    where
+        F: FnOnce(&Store) -> Result<T, StoreError> + Send + 'static,
+        T: Send + 'static,
+    {
+        let turn = Arc::clone(turns).acquire_owned().await;
         let turn = turn.map_err(|_| StoreError::Interrupted)?;
         let app = Arc::clone(self);
         let done = spawn_blocking(move || {
@@ -130,7 +153,7 @@ impl App {
         T: Send + 'static,
     {
         let app = Arc::clone(self);
-        self.ask(move |store| {
+        self.take_turn(&self.changes, move |store| {
             let done = work(store)?;
             // What is done is done; that nobody heard of it is found out by looking.
             if let Ok(revision) = store.revision() {
@@ -170,15 +193,44 @@ impl App {
         Arc::clone(all.entry(of).or_default())
     }
 
-    /// Tells a member that somebody tries to reach it.
+    /// Tells a member that somebody tries to reach it, wherever it asks.
     pub fn call(&self, whom: MemberId, caller: PublicKey) {
         let bell = self.doorbell(whom);
+        // The table has it and this does; who waits has it, too.
+        if Arc::strong_count(&bell) <= 2 {
+            self.store.call(whom, caller);
+        }
+        self.ring(&bell, caller);
+    }
+
+    fn ring(&self, bell: &Doorbell, caller: PublicKey) {
         let mut callers = bell.callers.lock().unwrap_or_else(PoisonError::into_inner);
         if callers.len() < MAX_CALLERS {
             callers.insert(caller);
         }
         drop(callers);
         bell.rung.notify_one();
+    }
+
+    /// Looks for what others wrote, and whom they call.
+    async fn look(self: &Arc<Self>, known: &mut Option<i64>) {
+        let found = self.ask(|store| store.data_version()).await.ok();
+        // What cannot be read now is read at the next look.
+        if found != *known && self.change(|_| Ok(())).await.is_ok() {
+            *known = found;
+        }
+        for (member, caller) in self.store.calls() {
+            // Who does not ask here is called where it does.
+            let bells = self
+                .doorbells
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            let bell = bells.get(&member).map(Arc::clone);
+            drop(bells);
+            if let Some(bell) = bell {
+                self.ring(&bell, caller);
+            }
+        }
     }
 
     /// Forgets the doorbells of those who have not waited for a while.
@@ -250,13 +302,8 @@ pub(super) async fn keep(app: Arc<App>) {
     let mut known = None;
     loop {
         tokio::select! {
-            _ = look.tick() => {
-                let found = app.ask(|store| store.data_version()).await.ok();
-                // What cannot be read now is read at the next look.
-                if found != known && app.change(|_| Ok(())).await.is_ok() {
-                    known = found;
-                }
-            }
+            _ = look.tick() => app.look(&mut known).await,
+            () = app.told.notified() => app.look(&mut known).await,
             _ = sweep.tick() => {
                 app.limits.sweep();
                 app.sweep_doorbells();

@@ -147,6 +147,7 @@ async fn changes(
         changes.calls = bell.take();
         changes.epoch = own;
         changes.relays = store.tickets(id, now())?;
+        changes.coordinators = store.coordinators();
         // Here, where a long answer holds up nobody.
         Ok(serde_json::to_vec(&changes))
     });

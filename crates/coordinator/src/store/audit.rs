@@ -84,12 +84,13 @@ impl Store {
         })
     }
 
-    /// Notes that a host was not let in under the name it wanted. The newest 1,000 of these are kept.
+    /// Notes that a host was not let in under the name it wanted. The newest 1,000 of these are kept; of coordinators that share a
+    /// mesh each has its own, for as long as it runs.
     ///
     /// # Errors
     /// [`StoreError::Sqlite`].
     pub fn note_refused(&self, name: &Name, from: IpAddr, now: u64) -> Result<(), StoreError> {
-        self.change(|transaction| {
+        self.note(|transaction| {
             transaction.execute(
                 "INSERT INTO refused (at, what, subject, actor) VALUES (?1, 'refused', ?2, ?3)",
                 (seconds(now), name.as_str(), Actor::Host(from).to_string()),

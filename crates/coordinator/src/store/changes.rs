@@ -7,7 +7,9 @@
 use rusqlite::Connection;
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::policy::{MAX_POLICY, MAX_RULES};
-use seikan_proto::mesh::{Changes, MAX_ANSWER, MAX_MEMBERS, MAX_RELAYS, Member, Networks};
+use seikan_proto::mesh::{
+    Changes, MAX_ANSWER, MAX_COORDINATORS, MAX_MEMBERS, MAX_RELAYS, Member, Networks,
+};
 
 use super::members::member_of;
 use super::policy::{party_after, policy_after};
@@ -15,9 +17,12 @@ use super::{MemberId, Store, StoreError, networks_of, revision_of, seconds, unsi
 
 /// Bytes of an answer that are not members or removals: its other fields (64 callers of 47 among them), with room to spare. Of a policy
 /// each rule has quotes and a comma in the place of its line's end, and no rule is longer than it was written.
-const FRAME: usize = 4096 + RELAY * MAX_RELAYS + MAX_POLICY + 2 * MAX_RULES;
+const FRAME: usize =
+    4096 + RELAY * MAX_RELAYS + COORDINATOR * MAX_COORDINATORS + MAX_POLICY + 2 * MAX_RULES;
 /// Bytes of a relay in JSON: an address of 260, a name of 65, a password of 28, and 60 of field names and punctuation, with room to spare.
 pub(super) const RELAY: usize = 512;
+/// Bytes of a coordinator in JSON: an address of 260, quotes and a comma.
+const COORDINATOR: usize = 263;
 /// Bytes of a member in JSON, its name, endpoints, relayed addresses and tags aside: field names and punctuation 104, the
 /// key 44, the addresses 15 and 39, with room to spare.
 const MEMBER: usize = 256;
@@ -40,6 +45,10 @@ impl Store {
     /// [`StoreError::NoNetworks`], [`StoreError::Corrupt`], [`StoreError::Sqlite`].
     pub fn changes(&self, since: u64, asker: MemberId) -> Result<Changes, StoreError> {
         let since = seconds(since);
+        // Another coordinator may have told of more than is known here yet.
+        if since > seconds(self.revision()?) {
+            self.catch_up()?;
+        }
         self.look(|connection| {
             let current = revision_of(connection)?;
             let networks = networks_of(connection)?.ok_or(StoreError::NoNetworks)?;

@@ -92,6 +92,33 @@ pub enum StoreError {
         /// Why.
         source: io::Error,
     },
+    /// What is said about etcd cannot be right.
+    #[error("etcd: {0}")]
+    EtcdSettings(String),
+    /// A file for etcd cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// etcd cannot be asked, or has no majority. Nothing was changed.
+    #[error("etcd cannot be asked: {0}; see to its members")]
+    Unavailable(String),
+    /// The same, after a change was sent.
+    #[error(
+        "etcd took what was to be changed and did not answer: {0}; whether it is done is not known, so look before trying again"
+    )]
+    Unknown(String),
+    /// A row in etcd is not what this program writes.
+    #[error(
+        "what etcd has under {key} cannot be understood: take a copy from before, or put it right"
+    )]
+    CorruptRow {
+        /// Its key, without the prefix.
+        key: String,
+    },
     /// What SQLite says.
     #[error(
         "the database cannot be used: {0}; see to its file, its folder and the room on its disk"
@@ -116,6 +143,11 @@ impl StoreError {
             | Self::Corrupt(_)
             | Self::Interrupted
             | Self::Io { .. }
+            | Self::EtcdSettings(_)
+            | Self::Unreadable { .. }
+            | Self::Unavailable(_)
+            | Self::Unknown(_)
+            | Self::CorruptRow { .. }
             | Self::Sqlite(_) => {
                 return Refusal {
                     reason: Reason::Unavailable,

@@ -43,7 +43,7 @@ impl Store {
         now: u64,
     ) -> Result<Joining, StoreError> {
         let at = seconds(now);
-        self.look(|connection| admit(connection, request, at).map(drop))?;
+        self.look_surely(|connection| admit(connection, request, at).map(drop))?;
         self.change(|transaction| {
             let admission = admit(transaction, request, at)?;
             let (id, number) = match admission.own {
@@ -143,8 +143,8 @@ fn enter(
     transaction.execute("DELETE FROM removed WHERE public_key = ?1", [key])?;
     transaction.execute(
         "INSERT INTO member (number, name, public_key, credential, token, tags, endpoints,
-                             revision, joined, seen)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, '[]', ?7, ?8, ?8)",
+                             revision, joined)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, '[]', ?7, ?8)",
         (
             number,
             request.name.as_str(),

@@ -1,11 +1,13 @@
 //! What a member does, and how it ceases to be one.
 
-use rusqlite::{OptionalExtension as _, Row};
+use rusqlite::{OptionalExtension as _, Row, Transaction};
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::{Digest, Endpoints, MAX_ENDPOINTS, MAX_RELAYED, Member, Name, Networks};
 
 use super::tokens::{from_json, to_json};
-use super::{Actor, Store, StoreError, audit, networks_of, next_revision, seconds, unsigned};
+use super::{
+    Actor, Backing, Store, StoreError, audit, networks_of, next_revision, seconds, unsigned,
+};
 
 /// How often it is noted that a member was heard of, in seconds.
 const SEEN_EVERY: i64 = 60;
@@ -32,17 +34,21 @@ pub struct MemberInfo {
     pub member: Member,
     /// When it joined, in seconds since 1970.
     pub joined: u64,
-    /// When it was last heard of, in seconds since 1970; up to a minute too early.
+    /// When it was last heard of, in seconds since 1970; up to a minute too early, or if it asks `at` a coordinator when it began to.
     pub seen: u64,
+    /// The coordinator that it asks now, by the address that members have for it; `None` if it asks none, or if that is not known, as of
+    /// a mesh with one coordinator.
+    pub at: Option<String>,
 }
 
 impl Store {
     /// Whose credential this is.
     ///
     /// # Errors
-    /// [`StoreError::NotAMember`] if nobody's, or not any more; [`StoreError::Sqlite`].
+    /// [`StoreError::NotAMember`] if nobody's, or not any more; [`StoreError::Unavailable`] if that cannot be said for certain;
+    /// [`StoreError::Sqlite`].
     pub fn authenticate(&self, credential: &Digest) -> Result<MemberId, StoreError> {
-        self.look(|connection| {
+        self.look_surely(|connection| {
             let mut statement =
                 connection.prepare_cached("SELECT id FROM member WHERE credential = ?1")?;
             let id: Option<i64> = statement
@@ -86,36 +92,38 @@ impl Store {
         self.change(|transaction| {
             let revision = next_revision(transaction)?;
             let changed = transaction.execute(
-                "UPDATE member SET endpoints = ?2, relayed = ?3, revision = ?4, seen = max(seen, ?5)
-                 WHERE id = ?1",
-                (id.0, &told.0, &told.1, revision, seconds(now)),
+                "UPDATE member SET endpoints = ?2, relayed = ?3, revision = ?4 WHERE id = ?1",
+                (id.0, &told.0, &told.1, revision),
             )?;
             match changed {
                 0 => Err(StoreError::NotAMember),
-                _ => Ok(true),
+                _ => heard(transaction, id, seconds(now)).map(|()| true),
             }
         })
     }
 
-    /// Notes that a member was heard of, once a minute at most.
+    /// Notes that a member was heard of, once a minute at most; for coordinators that share a mesh, that it asks here.
     ///
     /// # Errors
     /// [`StoreError::NotAMember`], [`StoreError::Sqlite`].
     pub fn touch(&self, id: MemberId, now: u64) -> Result<(), StoreError> {
         let now = seconds(now);
         let seen: Option<i64> = self.look(|connection| {
-            let mut statement =
-                connection.prepare_cached("SELECT seen FROM member WHERE id = ?1")?;
+            let mut statement = connection.prepare_cached(
+                "SELECT ifnull((SELECT at FROM seen WHERE member = id), joined) FROM member
+                     WHERE id = ?1",
+            )?;
             Ok(statement.query_row([id.0], |row| row.get(0)).optional()?)
         })?;
         let seen = seen.ok_or(StoreError::NotAMember)?;
+        if let Backing::Etcd(replica) = &self.0 {
+            replica.asks(id.0, unsigned(now));
+            return Ok(());
+        }
         if now < seen.saturating_add(SEEN_EVERY) {
             return Ok(());
         }
-        self.change(|transaction| {
-            transaction.execute("UPDATE member SET seen = ?2 WHERE id = ?1", (id.0, now))?;
-            Ok(())
-        })
+        self.note(|transaction| heard(transaction, id, now))
     }
 
     /// The key of a member, and the member with another key; `None` if there is none.
@@ -178,6 +186,7 @@ impl Store {
                 (id, revision),
             )?;
             transaction.execute("DELETE FROM member WHERE id = ?1", [id])?;
+            transaction.execute("DELETE FROM seen WHERE member = ?1", [id])?;
             audit::note(transaction, seconds(now), what, &name, by)?;
             Ok(true)
         })
@@ -188,25 +197,42 @@ impl Store {
     /// # Errors
     /// [`StoreError::NoNetworks`], [`StoreError::Corrupt`], [`StoreError::Sqlite`].
     pub fn members(&self) -> Result<Vec<MemberInfo>, StoreError> {
+        let (present, seen) = match &self.0 {
+            Backing::File(_) => Default::default(),
+            Backing::Etcd(replica) => (replica.of_members("present")?, replica.of_members("seen")?),
+        };
         self.look(|connection| {
             let networks = networks_of(connection)?.ok_or(StoreError::NoNetworks)?;
             let mut statement = connection.prepare_cached(
-                "SELECT number, name, public_key, endpoints, relayed, tags, joined, seen FROM member
-                 ORDER BY number",
+                "SELECT number, name, public_key, endpoints, relayed, tags, joined, ifnull(at, joined), member.id
+                 FROM member LEFT JOIN seen ON seen.member = member.id ORDER BY number",
             )?;
             let mut rows = statement.query([])?;
             let mut members = Vec::new();
             while let Some(row) = rows.next()? {
+                let id = row.get(8)?;
+                let told = seen.get(&id).and_then(|seen| seen.parse().ok());
                 members.push(MemberInfo {
                     number: row.get(0)?,
                     member: member_of(row, &networks)?,
                     joined: unsigned(row.get(6)?),
-                    seen: unsigned(row.get(7)?),
+                    seen: told.unwrap_or(unsigned(row.get(7)?)),
+                    at: present.get(&id).cloned(),
                 });
             }
             Ok(members)
         })
     }
+}
+
+/// Notes that a member was heard of.
+fn heard(transaction: &Transaction<'_>, id: MemberId, at: i64) -> Result<(), StoreError> {
+    transaction.execute(
+        "INSERT INTO seen (member, at) VALUES (?1, ?2)
+         ON CONFLICT DO UPDATE SET at = max(at, excluded.at)",
+        (id.0, at),
+    )?;
+    Ok(())
 }
 
 fn id_and_name(row: &Row<'_>) -> rusqlite::Result<(i64, String)> {

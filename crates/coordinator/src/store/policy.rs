@@ -27,7 +27,7 @@ impl Store {
             }
             let revision = next_revision(transaction)?;
             transaction.execute(
-                "UPDATE mesh SET policy = ?1, policy_revision = ?2",
+                "UPDATE policy SET text = ?1, revision = ?2",
                 (text, revision),
             )?;
             let subject = match policy.rules().len() {
@@ -106,6 +106,6 @@ pub(super) fn party_after(
 }
 
 fn text_of(connection: &Connection) -> Result<(String, i64), StoreError> {
-    let mut statement = connection.prepare_cached("SELECT policy, policy_revision FROM mesh")?;
+    let mut statement = connection.prepare_cached("SELECT text, revision FROM policy")?;
     Ok(statement.query_row([], |row| Ok((row.get(0)?, row.get(1)?)))?)
 }

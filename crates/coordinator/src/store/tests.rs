@@ -1,8 +1,26 @@
-//! The rules of the store. Here: the file, and what is kept; [`joining`], [`telling`], [`relays`] and [`policies`] have the rest.
+//! The rules of the store. Here: the file, and what is kept; [`joining`], [`telling`], [`relays`] and [`policies`] have the rest, and
+//! [`shared`] what several coordinators over etcd are to each other.
+//!
+//! What holds for both stores is tested with both: what [`on_etcd`] lists is run again on a real cluster.
+
+/// The same tests again, on etcd.
+macro_rules! on_etcd {
+    ($($test:ident)*) => {
+        mod on_etcd {
+            $(
+                #[test]
+                fn $test() {
+                    crate::store::tests::shared::on_etcd(super::$test);
+                }
+            )*
+        }
+    };
+}
 
 mod joining;
 mod policies;
 mod relays;
+mod shared;
 mod telling;
 
 use std::net::IpAddr;
@@ -76,28 +94,59 @@ pub fn networks(v4: &str) -> Networks {
 
 /// A mesh with a token, number 1, that admits whoever comes.
 pub struct Mesh {
-    folder: TempDir,
+    place: Place,
     pub store: Store,
+}
+
+/// Where it is.
+pub enum Place {
+    File(TempDir),
+    Etcd(Etcd),
+}
+
+impl Place {
+    /// Where nothing is yet.
+    pub fn new() -> Place {
+        match shared::prefix() {
+            Some(settings) => Place::Etcd(settings),
+            None => Place::File(tempfile::tempdir().expect("a folder")),
+        }
+    }
+
+    pub fn path(&self) -> PathBuf {
+        match self {
+            Place::File(folder) => folder.path().join("state/mesh.db"),
+            Place::Etcd(_) => unreachable!("a test of files alone"),
+        }
+    }
+
+    pub fn open(&self) -> Store {
+        match self {
+            Place::File(_) => Store::open(&self.path()).expect("opened"),
+            Place::Etcd(settings) => Store::open_etcd(settings).expect("opened"),
+        }
+    }
 }
 
 impl Mesh {
     pub fn new(v4: &str) -> Mesh {
-        let folder = tempfile::tempdir().expect("a folder");
-        let store = Store::open(&folder.path().join("state/mesh.db")).expect("opened");
+        let place = Place::new();
+        let store = place.open();
         store
             .init(networks(v4), &operator(), NOW)
             .expect("networks set");
-        let mesh = Mesh { folder, store };
+        let mesh = Mesh { place, store };
         mesh.admit(1, NewToken::default());
         mesh
     }
 
     pub fn path(&self) -> PathBuf {
-        self.folder.path().join("state/mesh.db")
+        self.place.path()
     }
 
+    /// Another store of the same, which knows what this one does.
     pub fn again(&self) -> Store {
-        Store::open(&self.path()).expect("opened again")
+        self.place.open()
     }
 
     pub fn admit(&self, n: u8, good_for: NewToken) -> TokenId {
@@ -128,7 +177,8 @@ fn file_and_folder_are_their_owners_only() {
     let mesh = Mesh::new("100.80.0.0/12");
     mesh.join("a", 1);
     let mode = |path: PathBuf| fs::metadata(path).expect("there").permissions().mode() & 0o777;
-    assert_eq!(mode(mesh.folder.path().join("state")), 0o700);
+    let folder = mesh.path().parent().expect("a folder").to_owned();
+    assert_eq!(mode(folder), 0o700);
     for suffix in ["", "-wal", "-shm"] {
         let path = format!("{}{suffix}", mesh.path().display());
         assert_eq!(mode(path.clone().into()), 0o600, "{path}");
@@ -139,9 +189,9 @@ fn file_and_folder_are_their_owners_only() {
 fn what_was_written_is_there_for_the_next_who_opens_it() {
     let mesh = Mesh::new("100.80.0.0/12");
     let id = mesh.join("a", 1);
-    let Mesh { folder, store } = mesh;
+    let Mesh { place, store } = mesh;
     drop(store);
-    let store = Store::open(&folder.path().join("state/mesh.db")).expect("opened");
+    let store = place.open();
     assert_eq!(
         store.networks().expect("asked"),
         Some(networks("100.80.0.0/12"))
@@ -151,9 +201,9 @@ fn what_was_written_is_there_for_the_next_who_opens_it() {
 
 #[test]
 fn a_file_of_a_later_version_is_refused_and_left_alone() {
-    let Mesh { folder, store } = Mesh::new("100.80.0.0/12");
+    let Mesh { place, store } = Mesh::new("100.80.0.0/12");
     drop(store);
-    let path = folder.path().join("state/mesh.db");
+    let path = place.path();
     let file = Connection::open(&path).expect("opened");
     file.pragma_update(None, "user_version", SCHEMA + 1)
         .expect("set");
@@ -219,8 +269,8 @@ fn what_is_no_database_is_refused() {
 
 #[test]
 fn networks_are_set_once() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let store = Store::open(&folder.path().join("mesh.db")).expect("opened");
+    let place = Place::new();
+    let store = place.open();
     assert_eq!(store.networks().expect("asked"), None);
     let made = store.create_token(&token(1).digest(), &NewToken::default(), &operator(), NOW);
     made.expect("a token");
@@ -250,6 +300,7 @@ fn another_stores_write_shows_and_an_own_one_does_not() {
     mesh.join("a", 1);
     assert_eq!(mesh.store.data_version().expect("asked"), before);
     join(&other, 1, "b", 2).expect("joined");
+    mesh.store.catch_up().expect("caught up");
     assert_ne!(mesh.store.data_version().expect("asked"), before);
 }
 
@@ -260,7 +311,8 @@ fn secrets_are_not_in_the_file() {
     let credential = credential(9);
     join(&mesh.store, 7, "a", 9).expect("joined");
     let texts = [token(7).reveal(), credential.reveal()];
-    for file in fs::read_dir(mesh.folder.path().join("state")).expect("a folder") {
+    let folder = mesh.path().parent().expect("a folder").to_owned();
+    for file in fs::read_dir(folder).expect("a folder") {
         let bytes = fs::read(file.expect("a file").path()).expect("readable");
         assert!(!bytes.windows(24).any(|part| part == [7; 24]));
         for text in &texts {
@@ -367,7 +419,7 @@ fn the_audit_says_who_did_what_the_newest_first() {
 fn strangers_fill_their_own_part_of_the_audit_only() {
     let mesh = Mesh::new("100.80.0.0/12");
     mesh.store
-        .change(|transaction| {
+        .note(|transaction| {
             transaction.execute(
                 "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 3000)
                  INSERT INTO refused (at, what, subject, actor)
@@ -399,4 +451,13 @@ fn what_operators_must_know_is_not_told_to_strangers() {
         assert!(internal.to_string().contains(hidden));
         assert!(!refusal.message.contains(hidden), "{}", refusal.message);
     }
+}
+
+on_etcd! {
+    what_was_written_is_there_for_the_next_who_opens_it
+    networks_are_set_once
+    another_stores_write_shows_and_an_own_one_does_not
+    members_are_listed_by_their_numbers
+    the_audit_says_who_did_what_the_newest_first
+    strangers_fill_their_own_part_of_the_audit_only
 }

@@ -5,7 +5,8 @@
 //! reached whenever that is different ([`Agent::tell`]); one has the router before it send on a port ([`Agent::map`]); one has
 //! members called that do not answer ([`Agent::call`]); one binds this host to relays for those that no direct way reaches
 //! ([`super::relay`]), or has TURN servers relay ([`super::turn`]); some answer questions for members' names
-//! ([`names::serve`]). None gives up: a coordinator that does not answer is asked again, ever less often.
+//! ([`names::serve`]). None gives up: when a coordinator does not answer another one of the mesh
+//! is asked at once; when none does they are asked again, ever less often.
 
 use super::client::{Client, ClientError};
 use super::known::{Doubts, Judge, Known};
@@ -74,6 +75,8 @@ const CALL_EVERY: Duration = Duration::from_secs(1);
 pub(super) enum News {
     /// How it stands with the coordinator.
     Contact(Contact),
+    /// The one that answers.
+    Coordinator(String),
     /// Members are different, or what they may begin here.
     Changes {
         /// Everything up to this revision is told.
@@ -275,6 +278,9 @@ impl Agent {
     /// Asks for changes, again and again.
     async fn follow(&self, client: &Client, worker: &Worker, shared: &Shared) -> Result<(), Gone> {
         shared.book.replace(cache::load(&self.cache));
+        client.know(shared.book.borrow().coordinators());
+        // Coordinators in a row that did not answer.
+        let mut silent = 0;
         let known: Known = cache::load(&self.known);
         let mut judge = Judge::new(self.settings.trust.clone(), known);
         let (revision, changes) = {
@@ -312,7 +318,7 @@ impl Agent {
             };
             match answer {
                 Ok(mut changes) => {
-                    pause = Pause::default();
+                    (pause, silent) = (Pause::default(), 0);
                     (since, epoch) = (changes.revision, changes.epoch);
                     let mut calls = std::mem::take(&mut changes.calls);
                     calls.truncate(MAX_CALLS);
@@ -324,7 +330,12 @@ impl Agent {
                     let (before, changes, after, revision) = {
                         let mut book = shared.book.borrow_mut();
                         let before = book.relays().to_vec();
+                        let coordinators = book.coordinators().to_vec();
                         let changes = book.take(changes);
+                        if coordinators != book.coordinators() {
+                            client.know(book.coordinators());
+                            dirty = true;
+                        }
                         (before, changes, book.relays().to_vec(), book.revision)
                     };
                     dirty |= !changes.is_empty() || before != after;
@@ -343,6 +354,7 @@ impl Agent {
                         }
                     }
                     let nothing = changes.is_empty() && calls.is_empty();
+                    worker.tell(News::Coordinator(client.url()))?;
                     worker.tell(News::Contact(Contact::Connected))?;
                     self.believe(&mut judge, changes, revision, worker)?;
                     if !calls.is_empty() {
@@ -370,8 +382,14 @@ impl Agent {
                     tokio::time::sleep(LONGEST_PAUSE).await;
                 }
                 Err(error) => {
-                    worker.tell(News::Contact(Contact::Lost(error.to_string())))?;
-                    pause.wait().await;
+                    // Another coordinator of the mesh says the same: it is asked at once, and it is no loss unless none answers.
+                    client.turn();
+                    silent += 1;
+                    if silent >= client.known() {
+                        silent = 0;
+                        worker.tell(News::Contact(Contact::Lost(error.to_string())))?;
+                        pause.wait().await;
+                    }
                 }
             }
         }

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
 use hyper::{Method, Request, StatusCode};
-use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
@@ -18,13 +18,13 @@ use rustls::{
 };
 use seikan_proto::mesh::{
     BASE, Call, Changes, Credential, Endpoints, JoinRequest, Joined, MAX_ANSWER, Pin, Reason,
-    Refusal,
+    Refusal, RelayAddress,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::error::Error;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use zeroize::Zeroizing;
 
@@ -65,16 +65,25 @@ pub enum ClientError {
     Runtime(io::Error),
 }
 
-/// Speaks to one coordinator. Connections are kept open between questions.
+/// Speaks to one coordinator of a mesh at a time. Connections are kept open between questions.
 pub struct Client {
     http: legacy::Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
-    url: String,
+    coordinators: Mutex<Coordinators>,
     authorization: Option<HeaderValue>,
+}
+
+/// Where coordinators of the mesh are.
+struct Coordinators {
+    /// The configured one first.
+    urls: Vec<String>,
+    /// Which of them is asked.
+    asked: usize,
 }
 
 impl Client {
     /// Of the coordinator at `url`, whose certificate is the one of `pin` or, without one, any that the system trusts for its
-    /// name. A member shows its credential.
+    /// name. Others of its mesh ([`Self::know`]) have to show the same, for the same name: who tells where they are cannot have this
+    /// host trust anybody else. A member shows its credential.
     ///
     /// # Errors
     /// [`ClientError::Tls`].
@@ -86,11 +95,15 @@ impl Client {
         let mut http = HttpConnector::new();
         http.enforce_http(false);
         http.set_connect_timeout(Some(CONNECT));
-        http.set_keepalive(Some(Duration::from_secs(15)));
+        // Who is gone without a word is found out while a question waits: after some nine seconds.
+        http.set_keepalive(Some(Duration::from_secs(5)));
+        http.set_keepalive_interval(Some(Duration::from_secs(2)));
+        http.set_keepalive_retries(Some(2));
         http.set_nodelay(true);
         let connector = HttpsConnectorBuilder::new()
             .with_tls_config(tls(pin, &[&TLS13])?)
             .https_only()
+            .with_server_name_resolver(FixedServerNameResolver::new(server_name(url)?))
             .enable_http1()
             .wrap_connector(http);
         let http = legacy::Client::builder(TokioExecutor::new())
@@ -113,9 +126,54 @@ impl Client {
         };
         Ok(Client {
             http,
-            url,
+            coordinators: Mutex::new(Coordinators {
+                urls: vec![url],
+                asked: 0,
+            }),
             authorization,
         })
+    }
+
+    /// Takes these, beside the configured one, for coordinators of the mesh.
+    pub fn know(&self, others: &[RelayAddress]) {
+        let mut coordinators = self.coordinators();
+        let asked = coordinators.urls[coordinators.asked].clone();
+        coordinators.urls.truncate(1);
+        for other in others {
+            let url = format!("https://{other}");
+            if !coordinators.urls.contains(&url) {
+                coordinators.urls.push(url);
+            }
+        }
+        // The one that is asked goes on being asked while it answers, whether it is told of or not.
+        let place = coordinators.urls.iter().position(|url| *url == asked);
+        coordinators.asked = place.unwrap_or_else(|| {
+            coordinators.urls.push(asked);
+            coordinators.urls.len() - 1
+        });
+    }
+
+    /// How many coordinators are known, at least one.
+    pub fn known(&self) -> usize {
+        self.coordinators().urls.len()
+    }
+
+    /// From now on the next one is asked.
+    pub fn turn(&self) {
+        let mut coordinators = self.coordinators();
+        coordinators.asked = (coordinators.asked + 1) % coordinators.urls.len();
+    }
+
+    /// The coordinator that is asked.
+    pub fn url(&self) -> String {
+        let coordinators = self.coordinators();
+        coordinators.urls[coordinators.asked].clone()
+    }
+
+    fn coordinators(&self) -> MutexGuard<'_, Coordinators> {
+        self.coordinators
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Becomes a member.
@@ -183,79 +241,83 @@ impl Client {
         body: Option<&impl Serialize>,
         patience: Duration,
     ) -> Result<A, ClientError> {
+        let url = self.url();
         let body = match body {
-            Some(body) => serde_json::to_vec(body).map_err(|e| self.odd(&e))?,
+            Some(body) => serde_json::to_vec(body).map_err(|e| odd(&url, &e))?,
             None => Vec::new(),
         };
         let mut request = Request::builder()
             .method(method)
-            .uri(format!("{}{BASE}{path}", self.url))
+            .uri(format!("{url}{BASE}{path}"))
             .header(CONTENT_TYPE, "application/json");
         if let Some(authorization) = &self.authorization {
             request = request.header(AUTHORIZATION, authorization.clone());
         }
         let request = request
             .body(Full::new(Bytes::from(body)))
-            .map_err(|e| self.odd(&e))?;
+            .map_err(|e| odd(&url, &e))?;
         let answered = async {
             let response = self
                 .http
                 .request(request)
                 .await
-                .map_err(|e| self.unreachable(&e))?;
+                .map_err(|e| unreachable(&url, &e))?;
             let status = response.status();
             let body = Limited::new(response.into_body(), MAX_ANSWER)
                 .collect()
                 .await;
-            let body = body.map_err(|e| self.unreachable(&*e))?.to_bytes();
+            let body = body.map_err(|e| unreachable(&url, &*e))?.to_bytes();
             Ok((status, body))
         };
         let (status, body) = match tokio::time::timeout(patience, answered).await {
             Ok(answered) => answered?,
             Err(_) => {
                 let late = format!("no answer within {} s", patience.as_secs());
-                return Err(self.unreachable(&io::Error::new(io::ErrorKind::TimedOut, late)));
+                return Err(unreachable(
+                    &url,
+                    &io::Error::new(io::ErrorKind::TimedOut, late),
+                ));
             }
         };
-        self.understood(status, &body)
+        understood(&url, status, &body)
     }
+}
 
-    fn understood<A: DeserializeOwned>(
-        &self,
-        status: StatusCode,
-        body: &[u8],
-    ) -> Result<A, ClientError> {
-        if status.is_success() {
-            // No content is nothing, which reads as `null`.
-            let body = if body.is_empty() { b"null" } else { body };
-            return serde_json::from_slice(body).map_err(|e| self.odd(&e));
-        }
-        match serde_json::from_slice::<Refusal>(body) {
-            Ok(mut refusal) => {
-                // It is shown to people.
-                let shown = refusal.message.chars().filter(|c| !c.is_control());
-                refusal.message = shown.take(MAX_MESSAGE).collect();
-                Err(ClientError::Refused(refusal))
-            }
-            Err(_) => {
-                let reason = format!("it answers with status {status}");
-                Err(self.odd(&io::Error::other(reason)))
-            }
-        }
+fn understood<A: DeserializeOwned>(
+    url: &str,
+    status: StatusCode,
+    body: &[u8],
+) -> Result<A, ClientError> {
+    if status.is_success() {
+        // No content is nothing, which reads as `null`.
+        let body = if body.is_empty() { b"null" } else { body };
+        return serde_json::from_slice(body).map_err(|e| odd(url, &e));
     }
-
-    fn unreachable(&self, error: &(dyn Error + 'static)) -> ClientError {
-        ClientError::Unreachable {
-            url: self.url.clone(),
-            reason: causes(error),
+    match serde_json::from_slice::<Refusal>(body) {
+        Ok(mut refusal) => {
+            // It is shown to people.
+            let shown = refusal.message.chars().filter(|c| !c.is_control());
+            refusal.message = shown.take(MAX_MESSAGE).collect();
+            Err(ClientError::Refused(refusal))
+        }
+        Err(_) => {
+            let reason = format!("it answers with status {status}");
+            Err(odd(url, &io::Error::other(reason)))
         }
     }
+}
 
-    fn odd(&self, error: &(dyn Error + 'static)) -> ClientError {
-        ClientError::NotACoordinator {
-            url: self.url.clone(),
-            reason: causes(error),
-        }
+fn unreachable(url: &str, error: &(dyn Error + 'static)) -> ClientError {
+    ClientError::Unreachable {
+        url: url.to_owned(),
+        reason: causes(error),
+    }
+}
+
+fn odd(url: &str, error: &(dyn Error + 'static)) -> ClientError {
+    ClientError::NotACoordinator {
+        url: url.to_owned(),
+        reason: causes(error),
     }
 }
 
@@ -293,6 +355,15 @@ fn causes(error: &(dyn Error + 'static)) -> String {
         source = cause.source();
     }
     text
+}
+
+/// What a certificate has to be for, whichever coordinator shows it.
+fn server_name(url: &CoordinatorUrl) -> Result<ServerName<'static>, ClientError> {
+    match &url.endpoint().host {
+        Host::Address(ip) => Ok(ServerName::from(*ip)),
+        Host::Name(name) => ServerName::try_from(name.clone())
+            .map_err(|_| ClientError::Tls(format!("{name} is no name that a certificate has"))),
+    }
 }
 
 /// What is trusted, and which versions of TLS: the coordinator's is 1.3.

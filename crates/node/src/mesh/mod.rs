@@ -61,7 +61,7 @@ const CHANGES_PER_TURN: usize = 64;
 /// What a node knows of its mesh.
 #[derive(Clone, Debug)]
 pub struct MeshState {
-    /// Where the coordinator is.
+    /// Where the coordinator is that is asked, or was last.
     pub coordinator: String,
     /// How it stands with it.
     pub contact: Contact,
@@ -319,6 +319,7 @@ impl<'a> Mesh<'a> {
             };
             match news {
                 News::Contact(contact) => mesh.contact = contact,
+                News::Coordinator(url) => mesh.coordinator = url,
                 News::Changes { revision, changes } => {
                     mesh.revision = revision;
                     self.pending.extend(changes);

@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Access, Changes, MAX_MEMBERS, MAX_RELAYS, Member, Relay};
+use super::{
+    Access, Changes, MAX_COORDINATORS, MAX_MEMBERS, MAX_RELAYS, Member, Relay, RelayAddress,
+};
 use crate::keys::PublicKey;
 
 /// Members that are remembered, at most: of a coordinator that tells of more, the others are passed over.
@@ -20,6 +22,8 @@ pub struct Book {
     members: BTreeMap<PublicKey, Member>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     relays: Vec<Relay>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    coordinators: Vec<RelayAddress>,
     /// Known before an answer that tells of everybody, and not yet told of by it.
     #[serde(skip)]
     unconfirmed: BTreeSet<PublicKey>,
@@ -48,6 +52,11 @@ impl Book {
         &self.relays
     }
 
+    /// Where coordinators of the mesh are, as last told; none if there is but one.
+    pub fn coordinators(&self) -> &[RelayAddress] {
+        &self.coordinators
+    }
+
     /// What this host lets in.
     pub fn access(&self) -> &Access {
         &self.access
@@ -74,6 +83,8 @@ impl Book {
         self.revision = changes.revision;
         changes.relays.truncate(MAX_RELAYS);
         self.relays = changes.relays;
+        changes.coordinators.truncate(MAX_COORDINATORS);
+        self.coordinators = changes.coordinators;
         let mut different = Vec::new();
         if self.access.take(changes.own, changes.policy) {
             different.push(Change::Access(self.access.clone()));

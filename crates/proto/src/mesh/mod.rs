@@ -51,6 +51,8 @@ pub const MAX_RELAYED: usize = 4;
 pub const MAX_ADDRESSES: usize = 4;
 /// Callers that one answer tells of, at most.
 pub const MAX_CALLS: usize = 64;
+/// Coordinators that members are told of, at most.
+pub const MAX_COORDINATORS: usize = 8;
 /// Tags of one member, at most.
 pub const MAX_TAGS: usize = 16;
 /// Bytes of a request's body, at most.
@@ -156,6 +158,10 @@ pub struct Changes {
     /// The mesh's relays, all of them in every answer, with what the one that asks shows there: at most [`MAX_RELAYS`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub relays: Vec<Relay>,
+    /// Where coordinators of the mesh are, all of them in every answer, if there are several: each tells the same. At most
+    /// [`MAX_COORDINATORS`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub coordinators: Vec<RelayAddress>,
 }
 
 /// A member wants to reach another.

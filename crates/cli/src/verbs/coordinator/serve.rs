@@ -9,9 +9,10 @@ use anyhow::{Context, bail};
 use clap::ValueHint;
 use ipnet::{Ipv4Net, Ipv6Net};
 use sd_notify::NotifyState;
-use seikan_coordinator::{Certificate, Options, Server, Store};
-use seikan_proto::mesh::Networks;
+use seikan_coordinator::{Certificate, Etcd, Options, Server, Store};
+use seikan_proto::mesh::{Networks, RelayAddress};
 
+use super::etcd::{self, EtcdArguments};
 use super::{DATABASE, Folder, PORT, now, operator, own_name};
 
 /// How it is to run.
@@ -32,19 +33,33 @@ pub struct ServeArguments {
     /// IPv6 network of the mesh, a /64, at the first start [default: a random one of fd00::/8]
     #[arg(long, value_name = "PREFIX")]
     network6: Option<Ipv6Net>,
+    /// Where members reach this coordinator: the others of its mesh tell them, so that they find it when theirs is gone
+    #[arg(long, value_name = "HOST:PORT")]
+    advertise: Option<RelayAddress>,
+    #[command(flatten)]
+    etcd: EtcdArguments,
     #[command(flatten)]
     folder: Folder,
 }
 
 /// Runs it until Ctrl-C or SIGTERM.
 pub fn run(arguments: &ServeArguments) -> anyhow::Result<ExitCode> {
-    let store = Store::open(&arguments.folder.dir.join(DATABASE))?;
+    let store = open(arguments)?;
     let networks = networks(arguments, &store)?;
     let certificate = match (&arguments.cert, &arguments.key) {
         (Some(cert), Some(key)) => Certificate::load(cert, key)?,
         _ => Certificate::own(&arguments.folder.dir, &[own_name()])?,
     };
     let pin = arguments.cert.is_none().then(|| certificate.pin());
+    if let Some(own) = pin {
+        let pin = store.agree_on_pin(own)?;
+        if pin != own {
+            bail!(
+                "members of this mesh know its coordinators by another certificate ({pin}, not {own}): copy tls.pem from the folder of \
+                 one that is there already, or give all of them the same --cert and --key"
+            );
+        }
+    }
     let server = bind(arguments, store, certificate)?;
     let dir = &arguments.folder.dir;
     let noted = arguments.folder.note(server.address().port(), pin);
@@ -65,6 +80,32 @@ pub fn run(arguments: &ServeArguments) -> anyhow::Result<ExitCode> {
     let _ = seikan_sys::process::allow_more_files();
     server.run()?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// What it knows, in a file of the folder or in etcd.
+fn open(arguments: &ServeArguments) -> anyhow::Result<Store> {
+    let dir = &arguments.folder.dir;
+    let said = arguments.etcd.settings()?;
+    let is_said = said.is_some();
+    let etcd = match said {
+        Some(etcd) => Some(etcd),
+        None => etcd::noted(dir)?,
+    };
+    let Some(etcd) = etcd else {
+        if arguments.advertise.is_some() {
+            bail!("--advertise is for several coordinators, which share --etcd");
+        }
+        return Ok(Store::open(&dir.join(DATABASE))?);
+    };
+    etcd::refuse_both(dir, DATABASE)?;
+    let store = Store::open_etcd(&Etcd {
+        advertise: arguments.advertise.clone(),
+        ..etcd.clone()
+    })?;
+    if is_said {
+        etcd::note(dir, &etcd)?;
+    }
+    Ok(store)
 }
 
 /// Those that the mesh has, or at the first start is to have.

@@ -91,7 +91,7 @@ pub fn members(members: &[MemberInfo], now: u64, as_json: bool) -> anyhow::Resul
             json!({
                 "name": member.name, "public_key": member.public_key, "addresses": member.addresses,
                 "endpoints": member.endpoints, "tags": member.tags, "joined": info.joined,
-                "seen": info.seen,
+                "seen": info.seen, "at": info.at,
             })
         }));
     }
@@ -114,7 +114,11 @@ pub fn members(members: &[MemberInfo], now: u64, as_json: bool) -> anyhow::Resul
             member.name.to_string(),
             addresses.join(" "),
             at,
-            since(info.seen, now),
+            match &info.at {
+                Some(at) if at.is_empty() => "now".to_owned(),
+                Some(at) => format!("now, at {at}"),
+                None => since(info.seen, now),
+            },
             names(&member.tags),
         ]);
     }

@@ -114,7 +114,7 @@ pub fn run(arguments: &MeshArguments) -> anyhow::Result<ExitCode> {
 
 async fn measure(arguments: &MeshArguments) -> anyhow::Result<Figures> {
     let folder = tempfile::TempDir::with_prefix("seikan-lab-")?;
-    let coordinator = Coordinator::start(folder.path())?;
+    let coordinator = Coordinator::start(folder.path(), &[])?;
     let token = coordinator.token(folder.path())?;
 
     let begun = Instant::now();
@@ -340,17 +340,20 @@ pub(super) fn quantile(sorted: &[f64], share: f64) -> f64 {
 }
 
 /// The coordinator; ended with this.
-struct Coordinator {
+pub(super) struct Coordinator {
     child: Child,
-    url: CoordinatorUrl,
-    pin: Pin,
+    pub url: CoordinatorUrl,
+    pub address: SocketAddr,
+    pub pin: Pin,
 }
 
 impl Coordinator {
-    fn start(folder: &std::path::Path) -> anyhow::Result<Coordinator> {
+    /// With more options, if any.
+    pub fn start(folder: &std::path::Path, options: &[&str]) -> anyhow::Result<Coordinator> {
         let mut child = Command::new("/proc/self/exe")
             .args(["coordinator", "--listen", "127.0.0.1:0", "--dir"])
             .arg(folder)
+            .args(options)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()
@@ -371,6 +374,7 @@ impl Coordinator {
         };
         Ok(Coordinator {
             url: format!("https://{address}").parse()?,
+            address: address.parse()?,
             pin: pin.parse()?,
             child,
         })

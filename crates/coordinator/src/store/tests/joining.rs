@@ -236,3 +236,16 @@ fn a_token_has_its_bounds() {
     };
     mesh.admit(2, longest);
 }
+
+on_etcd! {
+    many_that_join_at_once_through_two_stores_have_addresses_of_their_own
+    a_host_gets_the_addresses_of_its_number_and_the_tokens_tags
+    a_one_time_token_admits_one_host_and_that_one_again_until_it_expires
+    nobody_takes_a_members_place_by_its_name_and_key
+    who_was_removed_does_not_come_back_by_the_token_that_it_used_up
+    a_token_admits_as_many_as_it_says
+    why_a_token_is_not_good_is_not_told
+    names_and_keys_are_one_members_only
+    a_name_is_free_at_once_and_an_address_is_as_late_as_can_be
+    a_token_has_its_bounds
+}

@@ -130,3 +130,12 @@ fn the_longest_policy_leaves_an_answer_in_its_bounds() {
     let room = MAX_ANSWER - told.removed.len() * cost;
     assert!(others.expect("JSON").len() <= room);
 }
+
+on_etcd! {
+    a_policy_is_kept_as_it_was_written_and_the_same_again_is_no_change
+    what_is_no_policy_changes_nothing
+    a_policy_is_told_once_and_to_who_knows_nothing
+    tags_are_told_to_the_others_and_to_who_has_them
+    tags_are_for_members_and_not_too_many
+    the_longest_policy_leaves_an_answer_in_its_bounds
+}

@@ -155,3 +155,11 @@ fn a_file_from_before_there_were_relays_can_have_some() {
         assert_eq!(store.revision().expect("asked"), 8);
     }
 }
+
+on_etcd! {
+    a_member_gets_a_ticket_for_each_relay_good_for_a_day
+    a_ticket_stays_the_same_within_an_hour
+    what_changes_relays_is_a_revision_and_noted_without_secrets
+    a_mesh_has_no_more_relays_than_members_are_told_of
+    the_longest_relay_is_no_longer_than_it_is_taken_for
+}

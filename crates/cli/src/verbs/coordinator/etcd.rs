@@ -1,0 +1,149 @@
+//! A mesh whose truth is in etcd: where that is, as it was said at the first start and noted in the folder for the other verbs.
+
+use std::fs;
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use clap::ValueHint;
+use seikan_coordinator::{ETCD_PREFIX, Etcd};
+use serde::{Deserialize, Serialize};
+
+/// The file in the folder.
+const FILE: &str = "etcd.toml";
+
+/// Where etcd is, and how it is spoken to.
+#[derive(Debug, clap::Args)]
+pub struct EtcdArguments {
+    /// Keep what the mesh is in this etcd cluster, which other coordinators may share: URLs of its members. Noted in the folder
+    #[arg(long, value_name = "URL,URL,...", value_delimiter = ',')]
+    etcd: Vec<String>,
+    /// What its keys begin with there [default: /seikan/mesh]
+    #[arg(long, value_name = "PREFIX", requires = "etcd")]
+    etcd_prefix: Option<String>,
+    /// What signs its certificates, PEM [default: what the system trusts]
+    #[arg(long, value_name = "FILE", requires = "etcd", value_hint = ValueHint::FilePath)]
+    etcd_ca: Option<PathBuf>,
+    /// Certificate to show it, PEM
+    #[arg(long, value_name = "FILE", requires_all = ["etcd", "etcd_key"], value_hint = ValueHint::FilePath)]
+    etcd_cert: Option<PathBuf>,
+    /// The key of that, PEM
+    #[arg(long, value_name = "FILE", requires = "etcd_cert", value_hint = ValueHint::FilePath)]
+    etcd_key: Option<PathBuf>,
+    /// User there
+    #[arg(long, value_name = "NAME", requires_all = ["etcd", "etcd_password_file"])]
+    etcd_user: Option<String>,
+    /// File with that user's password
+    #[arg(long, value_name = "FILE", requires = "etcd_user", value_hint = ValueHint::FilePath)]
+    etcd_password_file: Option<PathBuf>,
+}
+
+/// What is noted.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct Noted {
+    endpoints: Vec<String>,
+    prefix: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ca: Option<PathBuf>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cert: Option<PathBuf>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key: Option<PathBuf>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    user: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    password_file: Option<PathBuf>,
+}
+
+impl EtcdArguments {
+    /// What is said, if anything is.
+    pub fn settings(&self) -> anyhow::Result<Option<Etcd>> {
+        if self.etcd.is_empty() {
+            return Ok(None);
+        }
+        // Other verbs may be said elsewhere.
+        let absolute = |path: &Option<PathBuf>| path.as_ref().map(std::path::absolute).transpose();
+        let prefix = self.etcd_prefix.as_deref().unwrap_or(ETCD_PREFIX);
+        let noted = Noted {
+            endpoints: self.etcd.clone(),
+            prefix: prefix.trim_end_matches('/').to_owned(),
+            ca: absolute(&self.etcd_ca)?,
+            cert: absolute(&self.etcd_cert)?,
+            key: absolute(&self.etcd_key)?,
+            user: self.etcd_user.clone(),
+            password_file: absolute(&self.etcd_password_file)?,
+        };
+        Ok(Some(noted.into()))
+    }
+}
+
+impl From<Noted> for Etcd {
+    fn from(noted: Noted) -> Etcd {
+        Etcd {
+            endpoints: noted.endpoints,
+            prefix: noted.prefix,
+            ca: noted.ca,
+            identity: noted.cert.zip(noted.key),
+            user: noted.user.zip(noted.password_file),
+            advertise: None,
+        }
+    }
+}
+
+/// What is noted in a folder; `None`: its mesh is in a file.
+pub fn noted(folder: &Path) -> anyhow::Result<Option<Etcd>> {
+    let file = folder.join(FILE);
+    let text = match fs::read_to_string(&file) {
+        Ok(text) => text,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error).with_context(|| format!("cannot read {}", file.display())),
+    };
+    let noted: Noted =
+        toml::from_str(&text).with_context(|| format!("{} says something odd", file.display()))?;
+    Ok(Some(noted.into()))
+}
+
+/// Notes it in a folder, for its owner only.
+pub fn note(folder: &Path, etcd: &Etcd) -> anyhow::Result<()> {
+    let (cert, key) = etcd.identity.clone().unzip();
+    let (user, password_file) = etcd.user.clone().unzip();
+    let noted = Noted {
+        endpoints: etcd.endpoints.clone(),
+        prefix: etcd.prefix.clone(),
+        ca: etcd.ca.clone(),
+        cert,
+        key,
+        user,
+        password_file,
+    };
+    let text = toml::to_string(&noted)?;
+    let file = folder.join(FILE);
+    let write = || {
+        let mut builder = fs::DirBuilder::new();
+        builder.recursive(true).mode(0o700).create(folder)?;
+        let beside = file.with_extension("new");
+        let mut new = fs::OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&beside)?;
+        new.write_all(text.as_bytes())?;
+        new.sync_all()?;
+        fs::rename(&beside, &file)
+    };
+    write().with_context(|| format!("cannot write {}", file.display()))
+}
+
+/// A folder has its mesh in a file or in etcd, not both: the one that is meant would be anybody's guess.
+pub fn refuse_both(folder: &Path, database: &str) -> anyhow::Result<()> {
+    if folder.join(database).exists() {
+        bail!(
+            "{} has a mesh of its own in {database}: take another folder (--dir) for one in etcd; members of this one would have to join that",
+            folder.display()
+        );
+    }
+    Ok(())
+}

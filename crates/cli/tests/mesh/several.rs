@@ -1,0 +1,177 @@
+//! Several coordinators over etcd: some of them gone, and in the end all.
+
+use crate::common::{Tunnel, eventually, skip};
+use crate::site::{SOON, Site, at_a_site, while_answering};
+use seikan_lab::etcd::Cluster;
+use seikan_node::mesh::client::{Client, wait_for};
+use seikan_proto::mesh::Reason;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+fn with_etcd(test: impl FnOnce(&Site, &mut Cluster)) {
+    at_a_site(|site| {
+        if !Cluster::is_possible() {
+            return skip("no etcd (Debian: etcd-server)");
+        }
+        let mut cluster = Cluster::start(Some(&site.netns)).expect("a cluster");
+        test(site, &mut cluster);
+    });
+}
+
+#[test]
+fn members_do_not_notice_that_a_coordinator_and_a_member_of_etcd_are_killed() {
+    with_etcd(|site, cluster| {
+        let urls = cluster.endpoints().join(",");
+        let first = site.shared_coordinator(1, &urls);
+        let second = site.shared_coordinator(2, &urls);
+        let token = site.token(&["--reusable"]);
+        let [a, b, c] = [site.host(), site.host(), site.host()];
+        let at_a = a.join("a", &token);
+        let at_b = b.join("b", &token);
+        c.join("c", &token);
+        let _running = [a.up(), b.up(), c.up()];
+        while_answering(&[&a, &b], || {
+            assert!(a.hears(at_b[0], SOON) && b.hears(at_a[0], SOON));
+            assert_eq!(a.status()["mesh"]["coordinator"], "https://192.0.2.1:7443");
+            eventually("both coordinators are known", || {
+                let kept = a
+                    .folder
+                    .join("state")
+                    .join(format!("{}.members.json", a.interface));
+                fs::read_to_string(kept).is_ok_and(|text| text.contains("192.0.2.2:7443"))
+            });
+            let members = site.members();
+            assert!(
+                members.iter().all(|m| m["at"] == "192.0.2.1:7443"),
+                "{members:?}"
+            );
+
+            let mut ping = Command::new("ping");
+            ping.args(["-i", "0.05", "-c", "120", "-W", "1", &at_b[0].to_string()])
+                .stdout(Stdio::piped());
+            let ping = a.netns.spawn_command(&mut ping).expect("start");
+            first.signal("KILL");
+            cluster.kill(cluster.leader().expect("a leader"));
+            site.administer(&["revoke", "c"]);
+            let mut waited = Duration::ZERO;
+            while a.peers() != ["b"] {
+                assert!(waited < Duration::from_secs(5), "{:?}", a.status()["mesh"]);
+                std::thread::sleep(Duration::from_millis(50));
+                waited += Duration::from_millis(50);
+            }
+            let mesh = &a.status()["mesh"];
+            assert_eq!(mesh["contact"], "connected");
+            assert_eq!(mesh["coordinator"], "https://192.0.2.2:7443");
+            let pinged = ping.wait_with_output().expect("an end");
+            let said = String::from_utf8_lossy(&pinged.stdout);
+            assert!(said.contains(" 0% packet loss"), "{said}");
+
+            second.signal("KILL");
+            (0..3).for_each(|member| cluster.kill(member));
+            eventually("the loss is told", || {
+                !a.status()["mesh"]["contact"]["lost"].is_null()
+            });
+            assert!(a.hears(at_b[0], SOON) && b.hears(at_a[0], SOON));
+            assert_eq!(a.peers(), ["b"]);
+        });
+    });
+}
+
+#[test]
+fn who_asks_another_coordinator_is_called_there() {
+    with_etcd(|site, cluster| {
+        let urls = cluster.endpoints().join(",");
+        let _coordinators = [
+            site.shared_coordinator(1, &urls),
+            site.shared_coordinator(2, &urls),
+        ];
+        let token = site.token(&["--reusable"]);
+        let [a, b] = [site.host(), site.host()];
+        a.join("a", &token);
+        let at_b = b.join("b", &token);
+        // One asks here, one there.
+        let text = fs::read_to_string(b.file()).expect("a configuration");
+        fs::write(b.file(), text.replace("192.0.2.1:7443", "192.0.2.2:7443")).expect("written");
+        let _running = [a.up(), b.up()];
+        eventually("each asks its own", || {
+            let at = |name: &str| {
+                site.members().iter().any(|m| {
+                    m["name"] == name
+                        && m["at"] == format!("192.0.2.{}:7443", if name == "a" { 1 } else { 2 })
+                })
+            };
+            at("a") && at("b")
+        });
+        while_answering(&[&b], || assert!(a.hears(at_b[0], SOON)));
+    });
+}
+
+#[test]
+fn a_coordinator_with_another_certificate_is_refused() {
+    with_etcd(|site, cluster| {
+        let urls = cluster.endpoints().join(",");
+        let _first = site.shared_coordinator(1, &urls);
+        let folder = site.folder().join("stranger");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_seikan"));
+        command
+            .args([
+                "coordinator",
+                "--listen",
+                "192.0.2.3:7443",
+                "--etcd",
+                &urls,
+                "--dir",
+            ])
+            .arg(folder)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let output = site.netns.spawn_command(&mut command).expect("start");
+        let output = output.wait_with_output().expect("an end");
+        assert!(!output.status.success());
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains("copy tls.pem"), "{said}");
+    });
+}
+
+#[test]
+fn another_coordinator_has_to_show_the_same_certificate() {
+    let folder = tempfile::tempdir().expect("a folder");
+    // Each its own mesh and its own certificate.
+    let start = |name: &str| {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_seikan"))
+            .args(["coordinator", "--listen", "127.0.0.1:0", "--dir"])
+            .arg(folder.path().join(name))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("start");
+        let mut stdout = BufReader::new(child.stdout.take().expect("piped"));
+        let mut line = String::new();
+        stdout.read_line(&mut line).expect("read");
+        let after = |word: &str| {
+            let mut words = line.split([' ', ',', '\n']);
+            words.find(|w| *w == word);
+            words.find(|w| !w.is_empty()).expect("a word").to_owned()
+        };
+        (Tunnel { child, stdout }, after("on"), after("pin"))
+    };
+    let (_one, one, pin) = start("one");
+    let (_two, two, _) = start("two");
+    let url = format!("https://{one}").parse().expect("a URL");
+    let pin = pin.parse().expect("a pin");
+    let client = Client::new(&url, Some(pin), None).expect("a client");
+    let ask = || wait_for(client.changes(0, 0, Duration::ZERO)).expect_err("no member");
+    // Without a credential: it was asked, and refuses.
+    assert_eq!(ask().reason(), Some(Reason::NotAMember));
+    client.know(&[two.parse().expect("an address")]);
+    client.turn();
+    let error = ask().to_string();
+    assert!(
+        error.contains(&two) && error.contains("than the pinned"),
+        "{error}"
+    );
+    client.turn();
+    assert_eq!(ask().reason(), Some(Reason::NotAMember));
+}

@@ -1,0 +1,92 @@
+//! A store that several coordinators share: etcd has the truth, each coordinator a replica of it in memory.
+//!
+//! ```text
+//! PREFIX/state/head              the schema, and the random number of the latest change
+//! PREFIX/state/mesh              a random number: this mesh, and no other
+//! PREFIX/state/rows/TABLE/KEY    a row of the store's tables, as JSON
+//! PREFIX/pin                     by which members know the certificate of every coordinator
+//! PREFIX/live/..., present/...   what is gone with the coordinator that wrote it ([`live`])
+//! ```
+//!
+//! [`replica`] decides changes on its copy and proposes what they did to the rows, [`rows`], as one transaction that etcd takes
+//! only if the head is still the one that it was decided on. [`client`] speaks to etcd, by [`messages`].
+
+mod client;
+mod live;
+mod messages;
+mod replica;
+mod rows;
+
+use std::path::PathBuf;
+
+pub(super) use replica::Replica;
+
+/// Where etcd is, and who asks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Etcd {
+    /// URLs of members of the cluster, one at least.
+    pub endpoints: Vec<String>,
+    /// What all keys begin with, without a slash at its end.
+    pub prefix: String,
+    /// File with what signs their certificates, PEM; `None`: what the system trusts.
+    pub ca: Option<PathBuf>,
+    /// Files with a certificate to show them and its key, PEM.
+    pub identity: Option<(PathBuf, PathBuf)>,
+    /// A user, and the file with the password.
+    pub user: Option<(String, PathBuf)>,
+    /// Where members reach this coordinator, which the others then tell them; `None`: nobody is told of it.
+    pub advertise: Option<seikan_proto::mesh::RelayAddress>,
+}
+
+/// What keys begin with unless it is said otherwise.
+pub const PREFIX: &str = "/seikan/mesh";
+
+/// What tests do to etcd beside the store.
+#[cfg(test)]
+pub(super) mod testing {
+    use super::Etcd;
+    use super::client::Cluster;
+    use super::messages::{PutRequest, RangeRequest, Request, RequestOp, TxnRequest};
+
+    fn wait_for<T>(work: impl Future<Output = T>) -> T {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
+        runtime.expect("a runtime").block_on(work)
+    }
+
+    /// Has etcd forget all revisions but the latest.
+    pub fn compact(settings: &Etcd) {
+        wait_for(async {
+            let cluster = Cluster::new(settings).expect("a cluster");
+            let connection = cluster.connect(0).await.expect("a connection");
+            let range = RangeRequest {
+                key: b"x".to_vec(),
+                ..RangeRequest::default()
+            };
+            let now = connection.range(range).await.expect("an answer");
+            let revision = now.header.expect("a header").revision;
+            connection.compact(revision).await.expect("compacted");
+        });
+    }
+
+    /// Writes something there.
+    pub fn put(settings: &Etcd, key: &str, value: &str) {
+        wait_for(async {
+            let cluster = Cluster::new(settings).expect("a cluster");
+            let connection = cluster.connect(0).await.expect("a connection");
+            let put = PutRequest {
+                key: key.into(),
+                value: value.into(),
+                lease: 0,
+            };
+            let txn = TxnRequest {
+                compare: Vec::new(),
+                success: vec![RequestOp {
+                    request: Some(Request::Put(put)),
+                }],
+            };
+            connection.txn(txn).await.expect("written");
+        });
+    }
+}

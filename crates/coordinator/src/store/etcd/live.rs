@@ -1,0 +1,263 @@
+//! What is true only as long as a coordinator lives: it keeps a lease, and what it writes under that goes with it.
+//!
+//! ```text
+//! PREFIX/live/coordinators/ID    HOST:PORT where members reach it
+//! PREFIX/live/calls/ID           the latest calls that it has for members that ask elsewhere
+//! PREFIX/present/MEMBER          the coordinator that the member asks
+//! PREFIX/seen/MEMBER             when it began or ceased to ask, which stays: seconds since 1970
+//! ```
+//!
+//! Members ask again and again; only that one begins or ceases is written, and many at a time.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use seikan_proto::keys::PublicKey;
+use seikan_proto::mesh::{MAX_COORDINATORS, RelayAddress};
+use serde::{Deserialize, Serialize};
+use tokio::time::sleep;
+
+use super::client::{Connection, Fault};
+use super::messages::{RequestOp, TxnRequest};
+use super::replica::{delete, put};
+
+/// Seconds that a lease lives after it was renewed last.
+const TTL: i64 = 15;
+/// How often it is renewed.
+const RENEW: Duration = Duration::from_secs(5);
+/// Pause between two looks at what is to be written.
+const LOOK: Duration = Duration::from_millis(50);
+/// How long after its last question a member is taken for one that asks: a question waits for 55 s at most.
+const ASKS: Duration = Duration::from_secs(90);
+/// Members of whom one transaction tells, two operations each.
+const TOLD: usize = 50;
+/// Calls that wait, at most; more are called again by who wants it.
+const MAX_CALLS: usize = 256;
+
+/// What is written, and what others write.
+#[derive(Default)]
+pub(super) struct Live(Mutex<Known>);
+
+#[derive(Default)]
+struct Known {
+    /// Who asks here: when last, and at which second since 1970.
+    asking: BTreeMap<i64, (Instant, u64)>,
+    /// Calls that others are to hear of.
+    calls: Vec<Called>,
+    /// Calls that others have for members that ask here.
+    heard: Vec<Called>,
+    /// By the names that they have in etcd.
+    coordinators: BTreeMap<String, RelayAddress>,
+}
+
+/// A member and who calls it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Called {
+    pub member: i64,
+    pub caller: PublicKey,
+}
+
+impl Live {
+    /// A member asks here.
+    pub fn asks(&self, member: i64, now: u64) {
+        self.with(|known| known.asking.insert(member, (Instant::now(), now)));
+    }
+
+    /// A member is called that asks elsewhere.
+    pub fn call(&self, called: Called) {
+        self.with(|known| {
+            if known.calls.len() < MAX_CALLS && !known.calls.contains(&called) {
+                known.calls.push(called);
+            }
+        });
+    }
+
+    /// What others called since this was last asked.
+    pub fn heard(&self) -> Vec<Called> {
+        self.with(|known| std::mem::take(&mut known.heard))
+    }
+
+    /// Where coordinators are.
+    pub fn coordinators(&self) -> Vec<RelayAddress> {
+        self.with(|known| {
+            let mut all: Vec<_> = known.coordinators.values().cloned().collect();
+            all.sort_unstable_by_key(ToString::to_string);
+            all.dedup();
+            all.truncate(MAX_COORDINATORS);
+            all
+        })
+    }
+
+    /// Forgets what others wrote: it is told anew.
+    pub fn forget(&self) {
+        self.with(|known| known.coordinators.clear());
+    }
+
+    /// What a key under `live/` says, `own` aside; whether somebody is called by it. What makes no sense is of a later version.
+    pub fn take(&self, key: &str, value: Option<&[u8]>, own: u64) -> bool {
+        self.with(|known| {
+            if let Some(id) = key.strip_prefix("coordinators/") {
+                let address = value.and_then(|value| std::str::from_utf8(value).ok()?.parse().ok());
+                match address {
+                    // More than a mesh ever has are not kept.
+                    Some(address) if known.coordinators.len() < 64 * MAX_COORDINATORS => {
+                        known.coordinators.insert(id.to_owned(), address);
+                    }
+                    _ => {
+                        known.coordinators.remove(id);
+                    }
+                }
+                return false;
+            }
+            let foreign = key
+                .strip_prefix("calls/")
+                .filter(|id| *id != own.to_string());
+            let calls = foreign
+                .and(value)
+                .and_then(|value| serde_json::from_slice(value).ok());
+            let calls: Vec<Called> = calls.unwrap_or_default();
+            let room = MAX_CALLS.saturating_sub(known.heard.len());
+            known.heard.extend(calls.into_iter().take(room));
+            !known.heard.is_empty()
+        })
+    }
+
+    fn with<T>(&self, work: impl FnOnce(&mut Known) -> T) -> T {
+        work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// What this coordinator has written. It outlives connections.
+pub(super) struct Writer {
+    prefix: String,
+    /// What others tell this coordinator by.
+    pub id: u64,
+    advertise: Option<RelayAddress>,
+    /// 0: none.
+    lease: i64,
+    renewed: Instant,
+    /// Under the lease: where this coordinator is.
+    is_told: bool,
+    /// Under the lease: who asks here, and when it did last.
+    present: BTreeMap<i64, u64>,
+}
+
+impl Writer {
+    pub fn new(prefix: &str, advertise: Option<RelayAddress>, id: u64) -> Writer {
+        Writer {
+            prefix: prefix.to_owned(),
+            id,
+            advertise,
+            lease: 0,
+            renewed: Instant::now(),
+            is_told: false,
+            present: BTreeMap::new(),
+        }
+    }
+
+    /// Writes what there is to write; ends with the connection.
+    pub async fn keep(&mut self, live: &Live, connection: &Connection) -> Fault {
+        loop {
+            match self.write(live, connection).await {
+                Ok(()) => sleep(LOOK).await,
+                // The lease may be gone: everything is written anew under another one.
+                Err(Fault::Refused(_)) if self.lease != 0 => {
+                    self.lease = 0;
+                    sleep(LOOK).await;
+                }
+                Err(fault) => return fault,
+            }
+        }
+    }
+
+    async fn write(&mut self, live: &Live, connection: &Connection) -> Result<(), Fault> {
+        let has_calls = live.with(|known| !known.calls.is_empty());
+        let is_asked = live.with(|known| !known.asking.is_empty());
+        if self.lease == 0 {
+            // Who only looks, as an administrator's command, writes nothing.
+            if self.advertise.is_none() && !has_calls && !is_asked {
+                return Ok(());
+            }
+            self.lease = connection.grant(TTL).await?;
+            self.renewed = Instant::now();
+            self.present.clear();
+            self.is_told = false;
+        }
+        if self.renewed.elapsed() > RENEW {
+            if !connection.renew(self.lease).await? {
+                self.lease = 0;
+                return Ok(());
+            }
+            self.renewed = Instant::now();
+        }
+        if let Some(address) = self.advertise.as_ref().filter(|_| !self.is_told) {
+            let key = format!("{}/live/coordinators/{}", self.prefix, self.id);
+            let value = address.to_string().into_bytes();
+            commit(connection, vec![put(key.into_bytes(), value, self.lease)]).await?;
+            self.is_told = true;
+        }
+        let calls = live.with(|known| std::mem::take(&mut known.calls));
+        if !calls.is_empty() {
+            let key = format!("{}/live/calls/{}", self.prefix, self.id);
+            let value = serde_json::to_vec(&calls).unwrap_or_default();
+            commit(connection, vec![put(key.into_bytes(), value, self.lease)]).await?;
+        }
+        self.tell_presence(live, connection).await
+    }
+
+    async fn tell_presence(&mut self, live: &Live, connection: &Connection) -> Result<(), Fault> {
+        let asking = live.with(|known| {
+            known.asking.retain(|_, (last, _)| last.elapsed() < ASKS);
+            known.asking.clone()
+        });
+        let new = asking
+            .iter()
+            .filter(|(id, _)| !self.present.contains_key(id));
+        let gone = self.present.keys().filter(|id| !asking.contains_key(id));
+        let new: Vec<(i64, u64)> = new.map(|(id, (_, at))| (*id, *at)).take(TOLD).collect();
+        let gone: Vec<i64> = gone.copied().take(TOLD - new.len()).collect();
+        let key = |folder, id| format!("{}/{folder}/{id}", self.prefix).into_bytes();
+        let here = self.advertise.as_ref().map(ToString::to_string);
+        let here = here.unwrap_or_default().into_bytes();
+        let mut operations = Vec::new();
+        for (id, at) in &new {
+            operations.push(put(key("present", *id), here.clone(), self.lease));
+            operations.push(put(key("seen", *id), at.to_string().into_bytes(), 0));
+        }
+        for id in &gone {
+            let at = self.present.get(id).copied().unwrap_or(0);
+            operations.push(delete(key("present", *id)));
+            operations.push(put(key("seen", *id), at.to_string().into_bytes(), 0));
+        }
+        if !operations.is_empty() {
+            commit(connection, operations).await?;
+        }
+        self.present.extend(new);
+        for id in gone {
+            self.present.remove(&id);
+        }
+        // When it was heard last, for when it is gone.
+        for (id, at) in &mut self.present {
+            *at = asking.get(id).map_or(*at, |(_, now)| *now);
+        }
+        Ok(())
+    }
+
+    /// Ends what only lives with this coordinator.
+    pub async fn end(&mut self, connection: &Connection) {
+        if self.lease != 0 {
+            // Else it ends by itself.
+            let _ = connection.revoke(self.lease).await;
+            self.lease = 0;
+        }
+    }
+}
+
+async fn commit(connection: &Connection, success: Vec<RequestOp>) -> Result<(), Fault> {
+    let compare = Vec::new();
+    connection
+        .txn(TxnRequest { compare, success })
+        .await
+        .map(drop)
+}

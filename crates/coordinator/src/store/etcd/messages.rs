@@ -1,0 +1,217 @@
+//! What of etcd's API is used here: messages as etcd.io/docs/v3.4/dev-guide/api_reference_v3 numbers them, less the fields that
+//! nobody asks for. What is not named is passed over by whoever reads it.
+
+use prost::{Message, Oneof};
+
+#[derive(Clone, PartialEq, Message)]
+pub struct Header {
+    #[prost(uint64, tag = "1")]
+    pub cluster_id: u64,
+    /// etcd's own, of the whole cluster: not ours.
+    #[prost(int64, tag = "3")]
+    pub revision: i64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct KeyValue {
+    #[prost(bytes = "vec", tag = "1")]
+    pub key: Vec<u8>,
+    #[prost(int64, tag = "2")]
+    pub create_revision: i64,
+    #[prost(int64, tag = "3")]
+    pub mod_revision: i64,
+    #[prost(bytes = "vec", tag = "5")]
+    pub value: Vec<u8>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct RangeRequest {
+    #[prost(bytes = "vec", tag = "1")]
+    pub key: Vec<u8>,
+    #[prost(bytes = "vec", tag = "2")]
+    pub range_end: Vec<u8>,
+    #[prost(int64, tag = "3")]
+    pub limit: i64,
+    /// 0: the latest.
+    #[prost(int64, tag = "4")]
+    pub revision: i64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct RangeResponse {
+    #[prost(message, optional, tag = "1")]
+    pub header: Option<Header>,
+    #[prost(message, repeated, tag = "2")]
+    pub kvs: Vec<KeyValue>,
+    #[prost(bool, tag = "3")]
+    pub more: bool,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct PutRequest {
+    #[prost(bytes = "vec", tag = "1")]
+    pub key: Vec<u8>,
+    #[prost(bytes = "vec", tag = "2")]
+    pub value: Vec<u8>,
+    /// 0: none.
+    #[prost(int64, tag = "3")]
+    pub lease: i64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct DeleteRangeRequest {
+    #[prost(bytes = "vec", tag = "1")]
+    pub key: Vec<u8>,
+    #[prost(bytes = "vec", tag = "2")]
+    pub range_end: Vec<u8>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct RequestOp {
+    #[prost(oneof = "Request", tags = "2, 3")]
+    pub request: Option<Request>,
+}
+
+#[derive(Clone, PartialEq, Oneof)]
+pub enum Request {
+    #[prost(message, tag = "2")]
+    Put(PutRequest),
+    #[prost(message, tag = "3")]
+    Delete(DeleteRangeRequest),
+}
+
+/// The field `result` stays 0, which is "equal".
+#[derive(Clone, PartialEq, Message)]
+pub struct Compare {
+    /// One of [`target`].
+    #[prost(int32, tag = "2")]
+    pub target: i32,
+    #[prost(bytes = "vec", tag = "3")]
+    pub key: Vec<u8>,
+    #[prost(oneof = "Operand", tags = "5, 6")]
+    pub operand: Option<Operand>,
+}
+
+pub mod target {
+    pub const CREATE: i32 = 1;
+    pub const MOD: i32 = 2;
+}
+
+#[derive(Clone, PartialEq, Oneof)]
+pub enum Operand {
+    #[prost(int64, tag = "5")]
+    CreateRevision(i64),
+    #[prost(int64, tag = "6")]
+    ModRevision(i64),
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct TxnRequest {
+    #[prost(message, repeated, tag = "1")]
+    pub compare: Vec<Compare>,
+    #[prost(message, repeated, tag = "2")]
+    pub success: Vec<RequestOp>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct TxnResponse {
+    #[prost(message, optional, tag = "1")]
+    pub header: Option<Header>,
+    #[prost(bool, tag = "2")]
+    pub succeeded: bool,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct WatchRequest {
+    #[prost(message, optional, tag = "1")]
+    pub create: Option<WatchCreateRequest>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct WatchCreateRequest {
+    #[prost(bytes = "vec", tag = "1")]
+    pub key: Vec<u8>,
+    #[prost(bytes = "vec", tag = "2")]
+    pub range_end: Vec<u8>,
+    #[prost(int64, tag = "3")]
+    pub start_revision: i64,
+    #[prost(int64, tag = "7")]
+    pub watch_id: i64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct WatchResponse {
+    #[prost(message, optional, tag = "1")]
+    pub header: Option<Header>,
+    #[prost(int64, tag = "2")]
+    pub watch_id: i64,
+    #[prost(bool, tag = "4")]
+    pub canceled: bool,
+    /// What was asked for is not kept any more: there is nothing before this.
+    #[prost(int64, tag = "5")]
+    pub compact_revision: i64,
+    #[prost(string, tag = "6")]
+    pub cancel_reason: String,
+    #[prost(message, repeated, tag = "11")]
+    pub events: Vec<Event>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct Event {
+    /// 0: put, 1: deleted.
+    #[prost(int32, tag = "1")]
+    pub kind: i32,
+    #[prost(message, optional, tag = "2")]
+    pub kv: Option<KeyValue>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct LeaseGrantRequest {
+    /// Seconds.
+    #[prost(int64, tag = "1")]
+    pub ttl: i64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct LeaseGrantResponse {
+    #[prost(int64, tag = "2")]
+    pub id: i64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct LeaseId {
+    #[prost(int64, tag = "1")]
+    pub id: i64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct LeaseKeepAliveResponse {
+    /// Seconds; 0: there is no such lease (any more).
+    #[prost(int64, tag = "3")]
+    pub ttl: i64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct AuthenticateRequest {
+    #[prost(string, tag = "1")]
+    pub name: String,
+    #[prost(string, tag = "2")]
+    pub password: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct AuthenticateResponse {
+    #[prost(string, tag = "2")]
+    pub token: String,
+}
+
+#[cfg(test)]
+#[derive(Clone, PartialEq, Message)]
+pub struct CompactionRequest {
+    #[prost(int64, tag = "1")]
+    pub revision: i64,
+}
+
+/// An answer of which nothing is needed.
+#[derive(Clone, PartialEq, Message)]
+pub struct Nothing {}

@@ -1,0 +1,19 @@
+-- Version 4: what changes often apart from what is large or seldom read.
+
+-- One row: who may talk to whom.
+CREATE TABLE policy (
+    id       INTEGER PRIMARY KEY CHECK (id = 1),
+    text     TEXT NOT NULL,    -- as the administrator wrote it
+    revision INTEGER NOT NULL  -- of its latest change
+) STRICT;
+INSERT INTO policy (id, text, revision) SELECT 1, policy, policy_revision FROM mesh;
+ALTER TABLE mesh DROP COLUMN policy;
+ALTER TABLE mesh DROP COLUMN policy_revision;
+
+-- When members were last heard of. Members are told nothing of it.
+CREATE TABLE seen (
+    member INTEGER PRIMARY KEY,
+    at     INTEGER NOT NULL
+) STRICT;
+INSERT INTO seen (member, at) SELECT id, seen FROM member;
+ALTER TABLE member DROP COLUMN seen;

@@ -1,0 +1,390 @@
+//! Several stores on one cluster of etcd, and what becomes of them when it is not well.
+
+use std::cell::Cell;
+use std::io::{Read as _, Write as _};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use seikan_lab::etcd::Cluster;
+
+use super::super::etcd::testing::{compact, put};
+use super::*;
+
+thread_local! {
+    /// Whether this thread's test is one on etcd.
+    static ON_ETCD: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs a test with meshes on etcd.
+pub fn on_etcd(test: fn()) {
+    if is_possible() {
+        ON_ETCD.set(true);
+        test();
+    }
+}
+
+fn is_possible() -> bool {
+    if Cluster::is_possible() {
+        return true;
+    }
+    let all = std::env::var_os("SEIKAN_REQUIRE_ALL").is_some();
+    assert!(!all, "there is no etcd: make deps");
+    eprintln!("skipped: there is no etcd (Debian: etcd-server)");
+    false
+}
+
+/// A place on the cluster of all tests where nothing is yet, if this test is one on etcd.
+pub fn prefix() -> Option<Etcd> {
+    static CLUSTER: OnceLock<Cluster> = OnceLock::new();
+    ON_ETCD.get().then(|| {
+        let cluster = CLUSTER.get_or_init(|| Cluster::start(None).expect("a cluster"));
+        settings(cluster)
+    })
+}
+
+fn settings(cluster: &Cluster) -> Etcd {
+    static MESHES: AtomicU32 = AtomicU32::new(0);
+    Etcd {
+        endpoints: cluster.endpoints(),
+        prefix: format!("/test/{}", MESHES.fetch_add(1, Ordering::Relaxed)),
+        ca: None,
+        identity: None,
+        user: None,
+        advertise: None,
+    }
+}
+
+/// Runs a test with a cluster of its own.
+fn with_cluster(test: impl FnOnce(&mut Cluster)) {
+    if is_possible() {
+        test(&mut Cluster::start(None).expect("a cluster"));
+    }
+}
+
+/// A mesh with a token that admits whoever comes.
+fn mesh_at(settings: &Etcd) -> Store {
+    let store = Store::open_etcd(settings).expect("opened");
+    let networks = networks("100.80.0.0/12");
+    store.init(networks, &operator(), NOW).expect("set");
+    let made = store.create_token(&token(1).digest(), &NewToken::default(), &operator(), NOW);
+    made.expect("a token");
+    store
+}
+
+fn names(store: &Store) -> Vec<String> {
+    let members = store.members().expect("members");
+    members.iter().map(|m| m.member.name.to_string()).collect()
+}
+
+/// A way to a member of a cluster that can be cut.
+struct Way {
+    address: SocketAddr,
+    open: Arc<AtomicBool>,
+}
+
+impl Way {
+    fn to(endpoint: &str) -> Way {
+        let far: SocketAddr = endpoint["http://".len()..].parse().expect("an address");
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
+        let address = listener.local_addr().expect("an address");
+        let open = Arc::new(AtomicBool::new(true));
+        let is_open = Arc::clone(&open);
+        thread::spawn(move || {
+            for near in listener.incoming().flatten() {
+                if let Ok(far) = TcpStream::connect(far) {
+                    for (mut from, mut to) in [
+                        (
+                            near.try_clone().expect("a copy"),
+                            far.try_clone().expect("a copy"),
+                        ),
+                        (far, near),
+                    ] {
+                        let is_open = Arc::clone(&is_open);
+                        from.set_read_timeout(Some(Duration::from_millis(20)))
+                            .expect("set");
+                        thread::spawn(move || carry(&mut from, &mut to, &is_open));
+                    }
+                }
+            }
+        });
+        Way { address, open }
+    }
+}
+
+/// Cuts all ways, or lets connections through again.
+fn cut(ways: &[Way], cut: bool) {
+    for way in ways {
+        way.open.store(!cut, Ordering::Relaxed);
+    }
+    // As long as what carries may take to see it.
+    thread::sleep(Duration::from_millis(100));
+}
+
+fn carry(from: &mut TcpStream, to: &mut TcpStream, is_open: &AtomicBool) {
+    let mut buffer = [0; 16 << 10];
+    while is_open.load(Ordering::Relaxed) {
+        match from.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(length) if to.write_all(&buffer[..length]).is_err() => break,
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => break,
+            _ => {}
+        }
+    }
+    for stream in [from, to] {
+        let _ = stream.shutdown(Shutdown::Both);
+    }
+}
+
+#[test]
+fn what_one_store_changes_the_other_knows_without_asking() {
+    with_cluster(|cluster| {
+        let settings = settings(cluster);
+        let one = mesh_at(&settings);
+        let other = Store::open_etcd(&settings).expect("opened");
+        assert_eq!(one.epoch(), other.epoch());
+        join(&one, 1, "a", 1).expect("joined");
+        let until = Instant::now() + Duration::from_secs(2);
+        while names(&other) != ["a"] {
+            assert!(Instant::now() < until, "it does not hear of it");
+            thread::sleep(Duration::from_millis(5));
+        }
+        // And who is new elsewhere is known at the first question.
+        let b = join(&other, 1, "b", 2).expect("joined").id;
+        assert_eq!(one.authenticate(&shown(2)).expect("a member"), b);
+    });
+}
+
+#[test]
+fn nothing_acknowledged_is_lost_when_the_leader_is_killed() {
+    with_cluster(|cluster| {
+        let settings = settings(cluster);
+        let stores = [
+            mesh_at(&settings),
+            Store::open_etcd(&settings).expect("opened"),
+        ];
+        let done = AtomicBool::new(false);
+        let joined: Vec<String> = thread::scope(|scope| {
+            let joining: Vec<_> = (0..4)
+                .map(|thread| {
+                    let (store, done) = (&stores[thread % 2], &done);
+                    scope.spawn(move || {
+                        let mut joined = Vec::new();
+                        let mut n = 1000 * thread as u32;
+                        while !done.load(Ordering::Relaxed) {
+                            n += 1;
+                            let name = format!("m{n}");
+                            // As members do: what was not acknowledged is asked for again.
+                            if join(store, 1, &name, n).is_ok() {
+                                joined.push(name);
+                            }
+                        }
+                        joined
+                    })
+                })
+                .collect();
+            thread::sleep(Duration::from_secs(1));
+            let leader = cluster.leader().expect("a leader");
+            cluster.kill(leader);
+            let before = stores[0].revision().expect("asked");
+            // Changes go on with the two that are left.
+            let until = Instant::now() + Duration::from_secs(5);
+            while stores[0].revision().expect("asked") < before + 20 {
+                assert!(
+                    Instant::now() < until,
+                    "no changes after the leader was killed"
+                );
+                thread::sleep(Duration::from_millis(20));
+            }
+            done.store(true, Ordering::Relaxed);
+            joining
+                .into_iter()
+                .flat_map(|t| t.join().expect("no panic"))
+                .collect()
+        });
+        drop(stores);
+        let store = Store::open_etcd(&settings).expect("opened");
+        let known = names(&store);
+        let lost: Vec<&String> = joined.iter().filter(|name| !known.contains(name)).collect();
+        assert!(lost.is_empty(), "{lost:?} of {}", joined.len());
+        let members = store.members().expect("members");
+        let numbers: std::collections::BTreeSet<u32> = members.iter().map(|m| m.number).collect();
+        assert_eq!(numbers.len(), members.len(), "no number twice");
+    });
+}
+
+#[test]
+fn ids_and_revisions_go_on_after_everything_was_away() {
+    with_cluster(|cluster| {
+        let settings = settings(cluster);
+        let store = mesh_at(&settings);
+        let a = join(&store, 1, "a", 1).expect("joined").id;
+        assert!(store.remove(Whom::Id(a), &host(), NOW).expect("asked"));
+        let epoch = store.epoch();
+        drop(store);
+        for member in 0..3 {
+            cluster.kill(member);
+        }
+        let away = Store::open_etcd(&settings).expect_err("nobody answers");
+        assert!(matches!(away, StoreError::Unavailable(_)), "{away}");
+        cluster.revive().expect("a leader");
+        let store = Store::open_etcd(&settings).expect("opened");
+        assert_eq!(store.epoch(), epoch);
+        assert_eq!(store.revision().expect("asked"), 2);
+        let b = join(&store, 1, "b", 2).expect("joined");
+        assert!(b.id > a, "an id is never given twice");
+        assert_eq!(b.number, 2);
+    });
+}
+
+#[test]
+fn without_etcd_members_are_known_and_others_are_not_refused_for_good() {
+    with_cluster(|cluster| {
+        let direct = settings(cluster);
+        let one = mesh_at(&direct);
+        let ways: Vec<Way> = direct.endpoints.iter().map(|e| Way::to(e)).collect();
+        let far = Etcd {
+            endpoints: ways
+                .iter()
+                .map(|way| format!("http://{}", way.address))
+                .collect(),
+            ..direct.clone()
+        };
+        let other = Store::open_etcd(&far).expect("opened");
+        let a = join(&other, 1, "a", 1).expect("joined").id;
+        cut(&ways, true);
+        join(&one, 1, "b", 2).expect("joined");
+        assert_eq!(other.authenticate(&shown(1)).expect("known"), a);
+        for who in [2, 3] {
+            let error = other.authenticate(&shown(who)).expect_err("not known here");
+            assert!(
+                matches!(error, StoreError::Unavailable(_)),
+                "{who}: {error}"
+            );
+        }
+        let begun = Instant::now();
+        let error = join(&other, 1, "c", 3).expect_err("nobody to ask");
+        assert!(
+            matches!(error, StoreError::Unavailable(_) | StoreError::Unknown(_)),
+            "{error}"
+        );
+        assert!(begun.elapsed() < Duration::from_secs(10));
+        cut(&ways, false);
+        let until = Instant::now() + Duration::from_secs(10);
+        while other.authenticate(&shown(2)).is_err() {
+            assert!(Instant::now() < until, "it does not come back");
+            thread::sleep(Duration::from_millis(20));
+        }
+        let error = other.authenticate(&shown(4)).expect_err("nobody");
+        assert!(matches!(error, StoreError::NotAMember), "{error}");
+    });
+}
+
+#[test]
+fn who_was_away_while_etcd_forgot_loads_again() {
+    with_cluster(|cluster| {
+        let direct = settings(cluster);
+        let one = mesh_at(&direct);
+        let ways: Vec<Way> = direct.endpoints.iter().map(|e| Way::to(e)).collect();
+        let far = Etcd {
+            endpoints: ways
+                .iter()
+                .map(|way| format!("http://{}", way.address))
+                .collect(),
+            ..direct.clone()
+        };
+        let other = Store::open_etcd(&far).expect("opened");
+        join(&other, 1, "a", 1).expect("joined");
+        cut(&ways, true);
+        join(&one, 1, "b", 2).expect("joined");
+        assert!(
+            one.remove(Whom::Name(&name("a")), &operator(), NOW)
+                .expect("asked")
+        );
+        compact(&direct);
+        cut(&ways, false);
+        let until = Instant::now() + Duration::from_secs(10);
+        while names(&other) != ["b"] {
+            assert!(Instant::now() < until, "{:?}", names(&other));
+            thread::sleep(Duration::from_millis(20));
+        }
+        join(&other, 1, "c", 3).expect("joined");
+        one.catch_up().expect("caught up");
+        assert_eq!(names(&one), ["b", "c"]);
+    });
+}
+
+#[test]
+fn a_row_that_makes_no_sense_is_named_and_not_passed_over() {
+    with_cluster(|cluster| {
+        let settings = settings(cluster);
+        let store = mesh_at(&settings);
+        join(&store, 1, "a", 1).expect("joined");
+        let key = format!("{}/state/rows/member/7", settings.prefix);
+        put(&settings, &key, r#"{"id": 7, "name": "odd"}"#);
+        let until = Instant::now() + Duration::from_secs(2);
+        let error = loop {
+            match store.members() {
+                Err(error) => break error,
+                Ok(_) => assert!(Instant::now() < until, "it is passed over"),
+            }
+            thread::sleep(Duration::from_millis(5));
+        };
+        assert!(error.to_string().contains("member/7"), "{error}");
+        let error = Store::open_etcd(&settings).expect_err("no sense");
+        assert!(
+            matches!(&error, StoreError::CorruptRow { key } if key == "member/7"),
+            "{error}"
+        );
+    });
+}
+
+#[test]
+fn coordinators_know_of_each_other_and_who_asks_where() {
+    with_cluster(|cluster| {
+        let settings = settings(cluster);
+        let member = join(&mesh_at(&settings), 1, "m", 1).expect("joined").id;
+        let at = |address: &str| Etcd {
+            advertise: Some(address.parse().expect("an address")),
+            ..settings.clone()
+        };
+        let one = Store::open_etcd(&at("one.example:7443")).expect("opened");
+        let two = Store::open_etcd(&at("two.example:7443")).expect("opened");
+        let known = |store: &Store| -> Vec<String> {
+            store
+                .coordinators()
+                .iter()
+                .map(ToString::to_string)
+                .collect()
+        };
+        let soon = |what: &str, is_so: &dyn Fn() -> bool| {
+            let until = Instant::now() + Duration::from_secs(5);
+            while !is_so() {
+                assert!(Instant::now() < until, "{what}");
+                thread::sleep(Duration::from_millis(10));
+            }
+        };
+        let both = ["one.example:7443", "two.example:7443"];
+        soon("both know both", &|| {
+            known(&one) == both && known(&two) == both
+        });
+
+        one.touch(member, NOW + 100).expect("noted");
+        let seen = |store: &Store| {
+            let members = store.members().expect("members");
+            (members[0].at.clone(), members[0].seen)
+        };
+        let here = (Some("one.example:7443".to_owned()), NOW + 100);
+        soon("it is known where it asks", &|| seen(&two) == here);
+
+        two.call(member, key(7));
+        soon("the call arrives", &|| one.calls() == [(member, key(7))]);
+        assert_eq!(two.calls(), [], "nobody calls itself");
+
+        drop(one);
+        soon("who ends is gone at once", &|| {
+            known(&two) == ["two.example:7443"]
+        });
+        assert_eq!(seen(&two), (None, NOW + 100));
+    });
+}

@@ -1,0 +1,227 @@
+//! A cluster of etcd on this machine, of three real members whom tests and the lab take away.
+//!
+//! Each has ports and a folder of its own, and a shell beside it that ends it when this program ends, in whatever way.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use seikan_sys::netns::NetNs;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::error::{LabError, Result};
+
+/// Members of a cluster: the fewest of which one can go.
+const MEMBERS: usize = 3;
+/// How long it may take to have a leader.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Pause between two looks.
+const PAUSE: Duration = Duration::from_millis(50);
+/// How long a member may take for an answer.
+const ANSWER: Duration = Duration::from_secs(2);
+/// Runs a program until it is told to end it, or nobody is there any more who could.
+const WATCHED: &str = r#"log=$1 folder=$2; shift 2
+"$@" >"$log" 2>&1 </dev/null &
+read -r told
+kill -9 $! 2>/dev/null
+wait
+[ -n "$told" ] || rm -rf "$folder""#;
+
+/// The members.
+pub struct Cluster {
+    members: Vec<Member>,
+    folder: PathBuf,
+    /// Where they are, if not where this thread is.
+    netns: Option<NetNs>,
+}
+
+struct Member {
+    /// Where clients come.
+    client: u16,
+    /// Where the others come.
+    peer: u16,
+    /// The shell beside it.
+    running: Option<Child>,
+}
+
+impl Cluster {
+    /// Whether the program is there.
+    pub fn is_possible() -> bool {
+        let asked = Command::new("etcd").arg("--version").output();
+        asked.is_ok_and(|output| output.status.success())
+    }
+
+    /// Starts all members on the loopback interface, in a namespace if one is given, and waits until they have a leader.
+    ///
+    /// # Errors
+    /// [`LabError::Setup`] if there is no etcd, or it does not start.
+    pub fn start(netns: Option<&NetNs>) -> Result<Cluster> {
+        if !Cluster::is_possible() {
+            let what = "there is no etcd: install it (Debian: etcd-server)";
+            return Err(LabError::Setup(what.to_owned()));
+        }
+        let folder = TempDir::with_prefix("seikan-etcd-").map_err(failed)?.keep();
+        let netns = netns.map(NetNs::try_clone).transpose().map_err(failed)?;
+        let ports = within(netns.as_ref(), || free_ports(2 * MEMBERS))??;
+        let mut ports = ports.into_iter();
+        let mut port = || ports.next().unwrap_or_default();
+        let members = (0..MEMBERS).map(|_| Member {
+            client: port(),
+            peer: port(),
+            running: None,
+        });
+        let mut cluster = Cluster {
+            members: members.collect(),
+            folder,
+            netns,
+        };
+        for number in 0..MEMBERS {
+            cluster.run(number)?;
+        }
+        cluster.wait()?;
+        Ok(cluster)
+    }
+
+    /// URLs of all members, whether they run or not.
+    pub fn endpoints(&self) -> Vec<String> {
+        let url = |member: &Member| format!("http://127.0.0.1:{}", member.client);
+        self.members.iter().map(url).collect()
+    }
+
+    /// The member that leads, if there is one.
+    pub fn leader(&self) -> Option<usize> {
+        (0..MEMBERS).find(|number| {
+            self.status(*number).is_some_and(|status| {
+                let leader = status["leader"].as_str();
+                leader.is_some() && leader == status["header"]["member_id"].as_str()
+            })
+        })
+    }
+
+    /// Kills a member (SIGKILL).
+    pub fn kill(&mut self, number: usize) {
+        if let Some(mut shell) = self.members[number].running.take() {
+            if let Some(mut stdin) = shell.stdin.take() {
+                // Else it ends by itself, as nobody is there any more.
+                let _ = stdin.write_all(b"end\n");
+            }
+            let _ = shell.wait();
+        }
+    }
+
+    /// Starts again whatever was killed.
+    ///
+    /// # Errors
+    /// [`LabError::Setup`].
+    pub fn revive(&mut self) -> Result<()> {
+        for number in 0..MEMBERS {
+            if self.members[number].running.is_none() {
+                self.run(number)?;
+            }
+        }
+        self.wait()
+    }
+
+    fn run(&mut self, number: usize) -> Result<()> {
+        let name = |number: usize| format!("m{number}");
+        let peer = |member: &Member| format!("http://127.0.0.1:{}", member.peer);
+        let all = self.members.iter().enumerate();
+        let all: Vec<String> = all
+            .map(|(number, member)| format!("{}={}", name(number), peer(member)))
+            .collect();
+        let member = &self.members[number];
+        let client = format!("http://127.0.0.1:{}", member.client);
+        let folder = self.folder.join(name(number));
+        let log = self.folder.join(format!("{}.log", name(number)));
+        let mut shell = Command::new("sh");
+        shell
+            .args(["-c", WATCHED, "sh"])
+            .args([&log, &self.folder])
+            .args(["etcd", "--name", &name(number), "--data-dir"])
+            .arg(&folder)
+            .args(["--listen-client-urls", &client])
+            .args(["--advertise-client-urls", &client])
+            .args(["--listen-peer-urls", &peer(member)])
+            .args(["--initial-advertise-peer-urls", &peer(member)])
+            .args(["--initial-cluster", &all.join(",")])
+            .arg("--initial-cluster-token")
+            .arg(&self.folder)
+            .stdin(Stdio::piped());
+        let shell = match &self.netns {
+            Some(netns) => netns.spawn_command(&mut shell),
+            None => shell.spawn(),
+        };
+        self.members[number].running = Some(shell.map_err(failed)?);
+        Ok(())
+    }
+
+    /// Until all members that run have a leader.
+    fn wait(&self) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        let running = |number: &usize| self.members[*number].running.is_some();
+        for number in (0..MEMBERS).filter(running) {
+            let led = |status: Value| status["leader"].as_str().is_some_and(|l| l != "0");
+            while !self.status(number).is_some_and(led) {
+                if Instant::now() > deadline {
+                    let log = self.folder.join(format!("m{number}.log"));
+                    let log = fs::read_to_string(log).unwrap_or_default();
+                    let last = log.lines().last().unwrap_or_default();
+                    return Err(LabError::Setup(format!("etcd has no leader: {last}")));
+                }
+                std::thread::sleep(PAUSE);
+            }
+        }
+        Ok(())
+    }
+
+    /// What a member says of itself.
+    fn status(&self, number: usize) -> Option<Value> {
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.members[number].client));
+        within(self.netns.as_ref(), || status(address)).ok()?
+    }
+}
+
+fn status(address: SocketAddr) -> Option<Value> {
+    let mut stream = TcpStream::connect_timeout(&address, ANSWER).ok()?;
+    stream.set_read_timeout(Some(ANSWER)).ok()?;
+    let question = "POST /v3/maintenance/status HTTP/1.0\r\nContent-Length: 2\r\n\r\n{}";
+    stream.write_all(question.as_bytes()).ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    serde_json::from_str(answer.split_once("\r\n\r\n")?.1).ok()
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        for number in 0..self.members.len() {
+            self.kill(number);
+        }
+        // Else somebody clears /tmp in time.
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// Ports of the loopback interface that nobody has at this moment.
+fn free_ports(count: usize) -> Result<Vec<u16>> {
+    let listeners = (0..count).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)));
+    let listeners: Vec<TcpListener> = listeners.collect::<std::io::Result<_>>().map_err(failed)?;
+    let ports = listeners.iter().map(|l| Ok(l.local_addr()?.port()));
+    ports.collect::<std::io::Result<_>>().map_err(failed)
+}
+
+fn within<T: Send>(netns: Option<&NetNs>, work: impl FnOnce() -> T + Send) -> Result<T> {
+    match netns {
+        Some(netns) => netns
+            .run(work)
+            .map_err(|e| LabError::Setup(format!("a cluster of etcd: {e}"))),
+        None => Ok(work()),
+    }
+}
+
+fn failed(error: std::io::Error) -> LabError {
+    LabError::Setup(format!("a cluster of etcd: {error}"))
+}
