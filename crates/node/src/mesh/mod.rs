@@ -189,6 +189,7 @@ impl Mesh {
             own_interface: node.tun.index(),
             networks: config.addresses.clone(),
             port: port.clone(),
+            fwmark: node.sockets.fwmark(),
             cache: cache::file(state, config.name.as_str()),
             own_key: *node.tunnel.identity().public(),
             names: names::Names::new(config.addresses.clone()),
