@@ -123,6 +123,8 @@ drop_reasons! {
     NotBound = "not_bound",
     /// A member sends more through a relay than it may.
     OverRate = "over_rate",
+    /// By a TURN server: there is no permission for the other end yet, or no leg left for it.
+    NoChannel = "no_channel",
     /// Shutting down or the peer was removed while the packet was held.
     PeerRemoved = "peer_removed",
 }

@@ -175,6 +175,8 @@ pub(super) struct Agent {
     pub networks: Vec<IpNet>,
     /// The port that peers are to send to.
     pub port: Arc<AtomicU16>,
+    /// The firewall mark of what the tunnel sends.
+    pub fwmark: Option<u32>,
     /// Where the others are kept.
     pub cache: PathBuf,
     /// Where it is remembered who was who.
@@ -242,7 +244,14 @@ impl Agent {
         let shared = Shared::new(wishes);
         let (sought, seeking) = mpsc::channel(MAX_SOUGHT);
         let networks = self.networks.clone();
-        let turns = Turns::new(self.own_key, &worker, &shared, &networks, self.port.clone());
+        let turns = Turns::new(
+            self.own_key,
+            &worker,
+            &shared,
+            &networks,
+            self.port.clone(),
+            self.fwmark,
+        );
         let relays = Relays::new(self.own_key, &worker, &shared, &turns);
         let sort = async {
             // What finds no room comes again.

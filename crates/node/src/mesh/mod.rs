@@ -234,6 +234,7 @@ impl<'a> Mesh<'a> {
             own_interface: node.tun.index(),
             networks: config.addresses.clone(),
             port: port.clone(),
+            fwmark: node.sockets.fwmark(),
             cache: cache::file(state, config.name.as_str()),
             known: cache::known_file(state, config.name.as_str()),
             own_key: *node.tunnel.identity().public(),

@@ -46,6 +46,7 @@ pub(super) struct Turns<'a> {
     inside: &'a [IpNet],
     /// The tunnel's.
     port: Arc<AtomicU16>,
+    fwmark: Option<u32>,
     tls: RefCell<Option<Arc<ClientConfig>>>,
     /// Members that nothing else reaches.
     needed: RefCell<BTreeSet<PublicKey>>,
@@ -70,6 +71,7 @@ impl<'a> Turns<'a> {
         shared: &'a Shared,
         inside: &'a [IpNet],
         port: Arc<AtomicU16>,
+        fwmark: Option<u32>,
     ) -> Turns<'a> {
         Turns {
             own,
@@ -77,6 +79,7 @@ impl<'a> Turns<'a> {
             shared,
             inside,
             port,
+            fwmark,
             tls: RefCell::default(),
             needed: RefCell::default(),
             unneeded: Cell::new(Some(Instant::now())),
@@ -202,6 +205,7 @@ impl<'a> Turns<'a> {
                     host: relay.address.host().to_owned(),
                     tls,
                     ticket: relay.ticket.clone(),
+                    fwmark: self.fwmark,
                 };
                 let (there, ended) = self.live(target, name).await?;
                 match ended {
@@ -259,10 +263,11 @@ impl<'a> Turns<'a> {
         self.servers.borrow_mut().insert(name.to_owned(), held);
         self.apply();
         let mut there = false;
+        let mut look = tokio::time::interval(LOOK_EVERY);
         loop {
             let event = tokio::select! {
                 event = heard.recv() => event,
-                () = tokio::time::sleep(LOOK_EVERY) => {
+                _ = look.tick() => {
                     if !self.chosen().iter().any(|r| r.address.to_string() == name) {
                         return Ok((there, Ended::Unwanted));
                     }
@@ -298,7 +303,7 @@ impl<'a> Turns<'a> {
                 })?,
                 Some(Event::Ended(ended)) => return Ok((there, ended)),
                 // It says why, unless it could not end in order.
-                None => return Ok((there, Ended::Silent)),
+                None => return Ok((there, Ended::Failed)),
             }
         }
     }

@@ -46,8 +46,10 @@ const ASK_EVERY: Duration = Duration::from_secs(20);
 /// How soon after a question that is not answered the next one comes, and how many there are.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 const MAX_QUESTIONS: u32 = 6;
-/// A leg that nobody asked for and nothing has come by for so long is closed.
+/// A leg that nobody asked for is closed when the tunnel has sent nothing there for so long, or never has in the shorter time: whoever
+/// is let in can have one opened.
 const IDLE: Duration = Duration::from_secs(600);
+const UNANSWERED: Duration = Duration::from_secs(30);
 /// How often is looked for such legs, and for what was refused and may be granted now.
 const LOOK_EVERY: Duration = Duration::from_secs(30);
 /// How often is told how much was forwarded, while there is something.
@@ -91,6 +93,8 @@ pub(super) struct Target {
     pub host: String,
     pub tls: Arc<ClientConfig>,
     pub ticket: Ticket,
+    /// The firewall mark of what the tunnel sends.
+    pub fwmark: Option<u32>,
 }
 
 /// What an allocation is to be good for.
@@ -142,6 +146,8 @@ pub(super) enum Ended {
     Name(String),
     #[error("it refuses, by {}: {}", .transport.name(), describe(*.code))]
     Refused { transport: Transport, code: u16 },
+    #[error("what speaks to it here has failed")]
+    Failed,
     #[error("it does not answer any more")]
     Silent,
     #[error("the connection to it is lost: {0}")]
@@ -231,7 +237,9 @@ struct Leg {
     socket: UdpSocket,
     /// The agent knows of it.
     told: bool,
-    used: Instant,
+    opened: Instant,
+    /// When the tunnel last sent there, if it has.
+    answered: Option<Instant>,
 }
 
 struct Forwarder {
@@ -282,7 +290,13 @@ impl Forwarder {
         };
         let own = SocketAddr::new(any, 0);
         let link = match transport {
-            Transport::Udp => Link::Udp(UdpSocket::bind(own, &UdpOptions::default())?),
+            Transport::Udp => {
+                let options = UdpOptions {
+                    fwmark: target.fwmark,
+                    ..UdpOptions::default()
+                };
+                Link::Udp(UdpSocket::bind(own, &options)?)
+            }
             Transport::Tcp | Transport::Tls => {
                 let tls = (transport == Transport::Tls).then(|| tls(&target));
                 let stream = Stream::connect(server, tls.transpose()?);
@@ -527,9 +541,8 @@ impl Forwarder {
         }
         for peer in wanted.legs {
             let other = peer.is_ipv4() == relayed.is_ipv4() && peer != relayed;
-            if other && !self.by_peer.contains_key(&peer) {
-                // Without room the tunnel has one way less.
-                self.open(peer)?;
+            if other && !self.by_peer.contains_key(&peer) && self.open(peer)?.is_some() {
+                self.bind(peer);
             }
         }
         Ok(())
@@ -569,19 +582,23 @@ impl Forwarder {
         self.epoll
             .add(&socket, token, Interest::Read)
             .map_err(Ended::System)?;
-        // Without a channel, what is sent has a longer header.
-        let now = self.now();
-        let _ = self.client.bind_channel(TransportType::Udp, peer, now);
         let leg = Leg {
             peer,
             local,
             socket,
             told: false,
-            used: Instant::now(),
+            opened: Instant::now(),
+            answered: None,
         };
         self.legs.insert(token, leg);
         self.by_peer.insert(peer, token);
         Ok(Some(token))
+    }
+
+    /// Asks for a channel. Until there is one, what is sent has a longer header.
+    fn bind(&mut self, peer: SocketAddr) {
+        let now = self.now();
+        let _ = self.client.bind_channel(TransportType::Udp, peer, now);
     }
 
     fn tell_of(&mut self, token: u64) -> Result<(), Ended> {
@@ -604,8 +621,13 @@ impl Forwarder {
 
     fn close_idle(&mut self, now: Instant) -> Result<(), Ended> {
         let wanted = self.wanted.lock().unwrap_or_else(PoisonError::into_inner);
-        let idle =
-            |leg: &Leg| now.duration_since(leg.used) >= IDLE && !wanted.legs.contains(&leg.peer);
+        let idle = |leg: &Leg| {
+            let over = match leg.answered {
+                Some(at) => now.duration_since(at) >= IDLE,
+                None => now.duration_since(leg.opened) >= UNANSWERED,
+            };
+            over && !wanted.legs.contains(&leg.peer)
+        };
         let legs = self.legs.iter().filter(|(_, leg)| idle(leg));
         let idle: Vec<u64> = legs.map(|(token, _)| *token).collect();
         drop(wanted);
@@ -710,7 +732,7 @@ impl Forwarder {
             None => None,
         };
         let Some(token) = leg.filter(|_| !data.is_empty()) else {
-            self.counters.drops.add(DropReason::NotBound, 1);
+            self.counters.drops.add(DropReason::NoChannel, 1);
             return Ok(());
         };
         self.tell_of(token)?;
@@ -724,8 +746,7 @@ impl Forwarder {
     fn flush_inward(&mut self) {
         let port = self.port.load(Ordering::Relaxed);
         let tunnel = (Ipv4Addr::LOCALHOST, port).into();
-        if let Some(leg) = self.legs.get_mut(&self.inward.to) {
-            leg.used = self.heard;
+        if let Some(leg) = self.legs.get(&self.inward.to) {
             let sent = self
                 .inward
                 .send(&leg.socket, tunnel, &mut self.counters.drops);
@@ -746,8 +767,12 @@ impl Forwarder {
             if !leg.socket.receive(batch).is_ok_and(|filled| filled > 0) {
                 break;
             }
-            leg.used = Instant::now();
             let peer = leg.peer;
+            // Not before: whom the tunnel does not answer needs none.
+            let first = leg.answered.replace(Instant::now()).is_none();
+            if first {
+                self.bind(peer);
+            }
             let (metas, arena) = batch.parts_mut();
             for meta in metas {
                 let count = meta.length.div_ceil(meta.segment_size.max(1)).max(1) as u64;
@@ -770,7 +795,7 @@ impl Forwarder {
     fn forward_outward(&mut self, peer: SocketAddr, data: &[u8]) {
         let now = self.now();
         let Ok(Some(message)) = self.client.send_to(TransportType::Udp, peer, data, now) else {
-            return self.counters.drops.add(DropReason::NotBound, 1);
+            return self.counters.drops.add(DropReason::NoChannel, 1);
         };
         let length = message.data.len();
         if length > MAX_MESSAGE {

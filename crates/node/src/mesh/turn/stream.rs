@@ -229,6 +229,15 @@ mod tests {
         assert_eq!(messages, [message.to_vec(), message.to_vec()]);
     }
 
+    proptest::proptest! {
+        #[test]
+        fn whatever_comes_a_message_lies_within_what_is_there(bytes in proptest::collection::vec(0u8.., 0..100)) {
+            if let Ok(Some((message, padded))) = frame(&bytes) {
+                assert!(message.end <= padded && padded <= bytes.len() && !message.is_empty());
+            }
+        }
+    }
+
     #[test]
     fn what_has_no_room_is_not_sent_in_part() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
