@@ -73,7 +73,7 @@ impl Book {
         if !changes.more {
             gone.append(&mut self.unconfirmed);
         }
-        let rotated = self.rotated(&gone, &changes.members);
+        let mut rotated = self.rotated(&gone, &changes.members);
         self.revision = changes.revision;
         changes.relays.truncate(MAX_RELAYS);
         self.relays = changes.relays;
@@ -91,12 +91,15 @@ impl Book {
         for member in changes.members {
             let known = self.members.get(&member.public_key);
             let room = known.is_some() || self.members.len() < MAX_KNOWN;
+            let former = rotated.remove(&member.public_key);
             if room && known != Some(&member) {
                 self.members.insert(member.public_key, member.clone());
-                different.push(match rotated.get(&member.public_key) {
-                    Some(former) => Change::Rotated(*former, member),
+                different.push(match former {
+                    Some(former) => Change::Rotated(former, member),
                     None => Change::Set(member),
                 });
+            } else if let Some(former) = former {
+                different.push(Change::Removed(former));
             }
         }
         different
@@ -110,14 +113,17 @@ impl Book {
         members: &[Member],
     ) -> BTreeMap<PublicKey, PublicKey> {
         let gone = gone.iter().filter_map(|key| self.members.get(key));
-        let gone: BTreeMap<&Name, &Member> = gone.map(|member| (&member.name, member)).collect();
+        let mut gone: BTreeMap<&Name, &Member> =
+            gone.map(|member| (&member.name, member)).collect();
         let new = members
             .iter()
             .filter(|member| !self.members.contains_key(&member.public_key));
         let rotated = new.filter_map(|member| {
             let former = gone.get(&member.name)?;
             let same = former.addresses == member.addresses;
-            same.then_some((member.public_key, former.public_key))
+            // One follows it and no more, whatever is told.
+            let former = same.then(|| gone.remove(&member.name)).flatten()?;
+            Some((member.public_key, former.public_key))
         });
         rotated.collect()
     }
@@ -246,6 +252,13 @@ mod tests {
         let again = with_key(12, member(1, 5));
         let changes = book.take(whole(told(5, &[again.clone(), member(2, 1)], &[])));
         assert_eq!(changes, [Change::Rotated(key(11), again)]);
+        // Of two that say so one is.
+        let two = [21, 22].map(|n| with_key(n, member(2, 1)));
+        let mut twice = book.clone();
+        let changes = twice.take(told(7, &two, &[2]));
+        let [first, second] = two;
+        let expected = [Change::Rotated(key(2), first), Change::Set(second)];
+        assert_eq!(changes, expected);
         // Who comes back after it was revoked has another address.
         let back = Member {
             addresses: vec![[100, 80, 0, 9].into()],
