@@ -10,7 +10,7 @@ use super::client::{Client, ClientError};
 use super::known::{Doubts, Judge, Known};
 use super::relay::{Relays, Wish};
 use super::stun::{Question, Questions};
-use super::{Contact, Heard, cache, endpoints, names};
+use super::{Contact, Heard, OwnKey, cache, endpoints, names};
 use crate::config::{Host, MeshSettings};
 use futures_util::future::join_all;
 use ipnet::IpNet;
@@ -136,7 +136,7 @@ pub(super) struct Agent {
     /// Where it is remembered who was who.
     pub known: PathBuf,
     /// This host's identity.
-    pub own_key: PublicKey,
+    pub own_key: OwnKey,
     /// What the others are called.
     pub names: names::Names,
     /// Who says so, if names are on.
@@ -197,7 +197,8 @@ impl Agent {
         let (wishes, wished) = mpsc::channel(MAX_SOUGHT);
         let shared = Shared::new(wishes);
         let (sought, seeking) = mpsc::channel(MAX_SOUGHT);
-        let relays = Relays::new(self.own_key, &worker, &shared.questions, &shared.relays);
+        let own_key = self.own_key.clone();
+        let relays = Relays::new(own_key, &worker, &shared.questions, &shared.relays);
         let sort = async {
             // What finds no room comes again.
             while let Some(heard) = heard.recv().await {
@@ -331,8 +332,10 @@ impl Agent {
         let _ = cache::store(&self.cache, book);
     }
 
-    /// Tells where this host may be reached, whenever that is different.
+    /// Tells where this host may be reached, whenever that is different; likewise its key, which may have become another one while
+    /// nobody could be told.
     async fn tell(&self, client: &Client, worker: &Worker, shared: &Shared) -> Result<(), Gone> {
+        let mut told_key = None;
         let mut told: Option<Vec<SocketAddr>> = None;
         let mut known = Vec::new();
         let mut pause = Pause::default();
@@ -352,7 +355,15 @@ impl Agent {
                 let others: Vec<SocketAddr> = others.copied().collect();
                 now.extend(others);
                 now.truncate(MAX_ENDPOINTS);
-                if shared.retell.take() || told.as_ref() != Some(&now) {
+                let retell = shared.retell.take();
+                let own_key = self.own_key.get();
+                if (retell || told_key != Some(own_key))
+                    // One that refuses does so again; an earlier version knows no such thing.
+                    && matches!(client.rotate(own_key).await, Ok(()) | Err(ClientError::Refused(_)))
+                {
+                    told_key = Some(own_key);
+                }
+                if retell || told.as_ref() != Some(&now) {
                     let endpoints = Endpoints {
                         endpoints: now.clone(),
                     };

@@ -4,6 +4,7 @@
 //! Two relays serve a pair where there are as many, so that the second is there when the first is not: both ends take the same two
 //! ([`in_turn`]). A direct way has a little time before a relay is asked at all.
 
+use super::OwnKey;
 use super::agent::{Gone, News, Worker};
 use super::stun::Questions;
 use crate::node::SystemRandom;
@@ -49,7 +50,7 @@ pub(super) enum Wish {
 
 /// All pairs.
 pub(super) struct Relays<'a> {
-    own: PublicKey,
+    own: OwnKey,
     worker: &'a Worker,
     questions: &'a Questions,
     /// The mesh's, with this host's tickets.
@@ -72,7 +73,7 @@ struct Pair {
 
 impl<'a> Relays<'a> {
     pub(super) fn new(
-        own: PublicKey,
+        own: OwnKey,
         worker: &'a Worker,
         questions: &'a Questions,
         relays: &'a RefCell<Vec<Relay>>,
@@ -129,7 +130,7 @@ impl<'a> Relays<'a> {
         let mut anew = false;
         while self.is_needed(key, &pair).await? {
             let relays = self.relays.borrow().clone();
-            let mut ours = in_turn(&relays, [&self.own, &key], RelayKind::Seikan);
+            let mut ours = in_turn(&relays, [&self.own.get(), &key], RelayKind::Seikan);
             ours.truncate(RELAYS_OF_A_PAIR);
             let addresses: Vec<String> = ours.iter().map(|r| r.address.to_string()).collect();
             let is_ours = |address: &String, _: &mut SocketAddr| addresses.contains(address);
