@@ -8,4 +8,5 @@ mod names;
 mod nat;
 mod ping;
 mod policy;
+mod rotation;
 mod site;
