@@ -341,7 +341,7 @@ impl Tunnel {
     /// Sets by which relays the peer is reached ([`Paths::set_relays`](crate::paths::Paths::set_relays)).
     pub fn set_relays(&mut self, id: PeerId, relays: &[SocketAddr]) {
         if let Some(peer) = self.peer_mut(id)
-            && peer.paths.set_relays(relays)
+            && peer.paths.set_relays(relays, peer.path.endpoint)
         {
             // Where nobody has been met yet.
             peer.timers.forget_approach();
