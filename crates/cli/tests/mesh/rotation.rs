@@ -1,6 +1,7 @@
 //! `seikan rotate-key`: another key while packets go both ways.
 
 use crate::common::{eventually, stderr};
+use crate::nat::{Mapping, Two};
 use crate::site::{Host, SOON, at_a_site, while_answering};
 use seikan_sys::netns::NetNs;
 use std::collections::BTreeSet;
@@ -140,6 +141,33 @@ fn a_key_that_the_coordinator_was_not_told_of_is_told_at_the_next_start() {
         let _b = b.up();
         assert_ne!(b.public_key(), before);
         while_answering(&[&b], || assert!(a.hears(at_b[0], SOON)));
+        assert_eq!(a.status()["peers"][0]["public_key"], *b.public_key());
+    });
+}
+
+#[test]
+fn a_pair_at_a_relay_goes_over_to_its_new_port_there() {
+    at_a_site(|site| {
+        let _coordinator = site.coordinator();
+        let _relay = site.relay(0);
+        let two = Two::new(site, [Mapping::AddressAndPortDependent; 2]);
+        let [a, b] = [&two.hosts[0], &two.hosts[1]];
+        let ports = || [a, b].map(|host| host.status()["peers"][0]["path"]["endpoint"].clone());
+        while_answering(&[b], || {
+            assert!(a.hears(two.address, SOON));
+            let before = ports();
+            let (netns, to) = (&a.netns, two.address);
+            let missing = std::thread::scope(|scope| {
+                // A side is bound anew every 20 s.
+                let sending = scope.spawn(move || unanswered(netns, to, Duration::from_secs(30)));
+                std::thread::sleep(Duration::from_secs(2));
+                b.rotate_key();
+                sending.join().expect("sent")
+            });
+            assert_eq!(missing, BTreeSet::new());
+            let after = ports();
+            assert!(after[0] != before[0] && after[1] != before[1], "{after:?}");
+        });
         assert_eq!(a.status()["peers"][0]["public_key"], *b.public_key());
     });
 }
