@@ -39,6 +39,10 @@ fuzz_target!(|bytes: &[u8]| {
             match change {
                 Change::Access(access) => assert_eq!(&access, book.access()),
                 Change::Set(member) => drop(known.insert(member.public_key)),
+                Change::Rotated(former, member) => {
+                    assert!(known.remove(&former), "who was unknown is another now");
+                    known.insert(member.public_key);
+                }
                 Change::Removed(key) => assert!(known.remove(&key), "who was unknown is removed"),
             }
         }

@@ -43,6 +43,8 @@ pub enum Verb {
     Top(verbs::top::Arguments),
     /// Make this host a member of a mesh
     Join(verbs::join::Arguments),
+    /// Give this host another key in its mesh, while it is up
+    RotateKey(verbs::rotate_key::Arguments),
     /// Take this host out of a mesh
     Leave(verbs::leave::Arguments),
     /// See what lies between this host and the other members of its mesh

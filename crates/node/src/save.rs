@@ -1,15 +1,18 @@
-//! `SaveConfig`: writes the running state back to the file it came from.
+//! Changes of a configuration's file: `SaveConfig`, which writes the running state back to where it came from, and another private key.
 //!
 //! The new text is written beside the old file, brought to disk and then put in its place, so that
 //! a full disk or a crash leaves the old one as it was. Comments are lost, as with wg-quick, and a
 //! key that came from a file of its own is written out: the file is readable by its owner only.
 
-use crate::config::{Config, Endpoint, Host, NotInIni, PeerConfig, PresharedKey};
+use crate::config::{
+    Config, Endpoint, Host, NotInIni, PeerConfig, PresharedKey, PrivateKey, Syntax, encode_key,
+};
 use crate::node::Node;
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, chown};
 use std::path::{Path, PathBuf};
+use zeroize::Zeroizing;
 
 /// Why the state was not saved.
 #[derive(Debug, thiserror::Error)]
@@ -59,6 +62,57 @@ pub fn save(config: &Config, path: &Path) -> Result<(), SaveError> {
         path: path.into(),
         source,
     })
+}
+
+/// Puts another private key into the file at `path`, or into the file of its own that it names. All else stays as it is, mode and
+/// owner too.
+///
+/// # Errors
+/// The file cannot be read or replaced, or has no line with a key: it is as it was.
+pub fn set_private_key(path: &Path, key: &PrivateKey) -> Result<(), SaveError> {
+    let failed = |path: &Path| {
+        let path = path.to_owned();
+        move |source| SaveError::File { path, source }
+    };
+    let text = fs::read_to_string(path).map(Zeroizing::new);
+    let text = text.map_err(failed(path))?;
+    let syntax = Syntax::of(path);
+    let is = |name: &str, field: &str| match syntax {
+        Syntax::Ini => name.eq_ignore_ascii_case(&field.replace('-', "")),
+        Syntax::Toml => name == field,
+    };
+    let encoded = encode_key(key.as_bytes());
+    // Room for everything: growing would leave copies of the key behind.
+    let mut new = Zeroizing::new(String::with_capacity(text.len() + 128));
+    let mut found = false;
+    for line in text.split_inclusive('\n') {
+        let (name, value) = line.split_once('=').unwrap_or((line, ""));
+        if is(name.trim(), "private-key-file") {
+            let file = value.split('#').next().unwrap_or_default();
+            let file = file.trim().trim_matches(['"', '\'']);
+            let file = path.parent().unwrap_or(Path::new("")).join(file);
+            let line = Zeroizing::new(format!("{}\n", *encoded));
+            return replace_alike(&file, line.as_bytes()).map_err(failed(&file));
+        }
+        if found || !is(name.trim(), "private-key") {
+            new.push_str(line);
+            continue;
+        }
+        found = true;
+        let (open, close) = match syntax {
+            Syntax::Ini => (" ", "\n"),
+            Syntax::Toml => (" \"", "\"\n"),
+        };
+        for part in [name, "=", open, &encoded, close] {
+            new.push_str(part);
+        }
+    }
+    if !found {
+        let message = "it has no line with a private key";
+        let source = io::Error::new(io::ErrorKind::InvalidData, message);
+        return Err(failed(path)(source));
+    }
+    replace_alike(path, new.as_bytes()).map_err(failed(path))
 }
 
 /// What runs now, as a configuration: the configured one with the peers, port and mark that were
@@ -120,12 +174,31 @@ fn endpoint(before: Option<&PeerConfig>, now: Option<std::net::SocketAddr>) -> O
 }
 
 fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
+    replace_with(path, text, |_| Ok(()))
+}
+
+/// The same with the mode and the owner that the file had.
+fn replace_alike(path: &Path, text: &[u8]) -> io::Result<()> {
+    let old = fs::metadata(path)?;
+    replace_with(path, text, |new| {
+        chown(new, Some(old.uid()), Some(old.gid()))?;
+        fs::set_permissions(new, old.permissions())
+    })
+}
+
+fn replace_with(
+    path: &Path,
+    text: &[u8],
+    prepare: impl FnOnce(&Path) -> io::Result<()>,
+) -> io::Result<()> {
     // The file itself, where a link leads to it.
     let path = fs::canonicalize(path)?;
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".new");
     let new = path.with_file_name(name);
-    let written = write(&new, text).and_then(|()| fs::rename(&new, &path));
+    let written = write(&new, text)
+        .and_then(|()| prepare(&new))
+        .and_then(|()| fs::rename(&new, &path));
     if written.is_err() {
         let _ = fs::remove_file(&new);
     }
@@ -172,5 +245,40 @@ mod tests {
         replace(&link, b"new").expect("replace");
         assert!(fs::symlink_metadata(&link).expect("metadata").is_symlink());
         assert_eq!(fs::read(&file).expect("read"), b"new");
+    }
+
+    #[test]
+    fn another_key_takes_the_place_of_the_one_that_was_there_and_of_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let key = PrivateKey::from_bytes([0x48; 32]);
+        let (old, new) = (
+            "QEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEA=",
+            encode_key(&[0x48; 32]),
+        );
+        let ini = "# mine\n[Interface]\nprivatekey = KEY\nAddress = 10.0.0.1/24\n[Peer]\nPublicKey = KEY\n";
+        let toml = "# mine\nprivate-key = \"KEY\"\naddress = \"10.0.0.1/24\"\n";
+        for (name, text) in [("a.conf", ini), ("a.toml", toml)] {
+            let path = folder.path().join(name);
+            fs::write(&path, text.replace("KEY", old)).unwrap();
+            fs::set_permissions(&path, PermissionsExt::from_mode(0o640)).unwrap();
+            set_private_key(&path, &key).unwrap();
+            let expected = text.replacen("KEY", &new, 1).replace("KEY", old);
+            assert_eq!(fs::read_to_string(&path).unwrap(), expected);
+            assert_eq!(
+                fs::metadata(&path).unwrap().permissions().mode() & 0o777,
+                0o640
+            );
+        }
+        let path = folder.path().join("b.toml");
+        let text = "private-key-file = \"b.key\"\n";
+        fs::write(&path, text).unwrap();
+        fs::write(folder.path().join("b.key"), old).unwrap();
+        set_private_key(&path, &key).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), text);
+        let file = fs::read_to_string(folder.path().join("b.key")).unwrap();
+        assert_eq!(file.trim(), *new);
+        fs::write(&path, "address = \"10.0.0.1/24\"\n").unwrap();
+        assert!(set_private_key(&path, &key).is_err());
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 4);
     }
 }

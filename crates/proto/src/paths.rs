@@ -5,7 +5,8 @@
 //! comes back, proves the direction from here to there, which is the one that is chosen here. The other end chooses the other one
 //! likewise, and what both send opens the NATs between them.
 //!
-//! - While a relay is in use, direct ways are checked in rounds that become rarer; the first that is proven is taken.
+//! - While a relay is in use, direct ways are checked in rounds that become rarer; the first that is proven is taken. So are other
+//!   relays if the one in use is to be left.
 //! - A direct way in use is not left because something comes by a relay, nor a relay because something comes directly: both may be
 //!   half open. What comes directly from elsewhere is followed at once, as the peer has roamed.
 //! - When something was sent and nothing comes back for [`PATIENCE`], the way in use is checked; at [`SILENCE`] it counts as lost,
@@ -137,6 +138,8 @@ pub struct Paths {
     /// The way in use counts as lost; until something comes by it, or another is taken.
     lost: bool,
     settled_until: Option<Instant>,
+    /// The peer is not reached by this relay much longer: it is left for another while it still carries something.
+    ends: Option<SocketAddr>,
     /// When something last came by a relay.
     by_relay: Option<Instant>,
     /// When the peer last had this host called, because nothing from here reaches it.
@@ -172,6 +175,11 @@ pub enum Taken {
 impl Way {
     fn is_direct(&self) -> bool {
         self.kind != Kind::Relay && !is_forwarder(self.address)
+    }
+
+    /// Whether it is to be taken in the place of the relay that is `used`, if it works; `ends` is one that is to be left.
+    fn is_better(&self, used: SocketAddr, ends: Option<SocketAddr>) -> bool {
+        self.is_direct() || (ends == Some(used) && self.address != used)
     }
 
     fn begin(&mut self, check: Check, now: Instant) -> Due {
@@ -229,9 +237,19 @@ impl Paths {
         }
     }
 
-    /// Relays by which the peer is reached now: [`MAX_RELAYS`] at most. True if one is new.
-    pub fn set_relays(&mut self, addresses: &[SocketAddr]) -> bool {
-        self.replace(Kind::Relay, addresses, MAX_RELAYS)
+    /// Relays by which the peer is reached now, while `used` is the way in use: [`MAX_RELAYS`] at most. True if one is new. If
+    /// that in use is none of them it stays until another way is proven.
+    pub fn set_relays(&mut self, addresses: &[SocketAddr], used: Option<SocketAddr>) -> bool {
+        let ends = |used: &SocketAddr| self.is_relay(*used) && !addresses.contains(used);
+        self.ends = used.filter(ends).filter(|_| !addresses.is_empty());
+        let others = addresses.iter().copied();
+        let others = others.take(MAX_RELAYS - usize::from(self.ends.is_some()));
+        let all: Vec<SocketAddr> = others.chain(self.ends).collect();
+        let new = self.replace(Kind::Relay, &all, MAX_RELAYS);
+        if new && self.ends.is_some() {
+            self.look_again();
+        }
+        new
     }
 
     /// Puts `addresses` in the place of those of a kind; true if one is new. What is known of the others stays.
@@ -367,7 +385,10 @@ impl Paths {
             self.answered();
             return Some((rtt, Taken::InUse));
         }
-        let better = direct && used.is_none_or(|used| self.is_relay(used));
+        let better = match used {
+            None => direct,
+            Some(used) => self.is_relay(used) && (direct || self.ends == Some(used)),
+        };
         if !better && !self.lost {
             return Some((rtt, Taken::Stay));
         }
@@ -406,7 +427,7 @@ impl Paths {
     /// When [`Self::due`] has something to say, while `used` is the way in use.
     pub fn next_wakeup(&self, used: Option<SocketAddr>) -> Option<Instant> {
         let used = used?;
-        let round = self.next_round.filter(|_| self.looks_for_direct(used));
+        let round = self.next_round.filter(|_| self.looks_for_better(used));
         let ask = self.unanswered.map(|unanswered| unanswered.ask_at);
         round.into_iter().chain(ask).min()
     }
@@ -415,11 +436,12 @@ impl Paths {
     pub fn due(&mut self, used: Option<SocketAddr>, now: Instant, rng: &mut dyn Rng) -> Vec<Due> {
         let mut due = Vec::new();
         let Some(used) = used else { return due };
-        if self.looks_for_direct(used) && self.next_round.is_some_and(|at| at <= now) {
+        if self.looks_for_better(used) && self.next_round.is_some_and(|at| at <= now) {
             let pause = ROUNDS[self.rounds.min(ROUNDS.len() - 1)];
             self.rounds += 1;
             self.next_round = Some(now + pause);
-            for way in self.ways.iter_mut().filter(|way| way.is_direct()) {
+            let ends = self.ends;
+            for way in self.ways.iter_mut().filter(|way| way.is_better(used, ends)) {
                 due.push(way.begin(Check::random(rng), now));
             }
         }
@@ -455,9 +477,10 @@ impl Paths {
         due
     }
 
-    /// Direct ways are looked for while a relay is in use and there are any.
-    fn looks_for_direct(&self, used: SocketAddr) -> bool {
-        self.is_relay(used) && self.ways.iter().any(Way::is_direct)
+    /// Better ways are looked for while a relay is in use and there are any.
+    fn looks_for_better(&self, used: SocketAddr) -> bool {
+        let better = |way: &Way| way.is_better(used, self.ends);
+        self.is_relay(used) && self.ways.iter().any(better)
     }
 }
 

@@ -24,8 +24,8 @@ pub(crate) use outbound::{clamp_syn, may_send};
 
 use crate::allowed_ips::{AllowedIps, LookupCache};
 use crate::capabilities::Cipher;
-use crate::constants::REKEY_AFTER_TIME;
-use crate::cookie::CookieChecker;
+use crate::constants::{REJECT_AFTER_TIME, REKEY_AFTER_TIME};
+use crate::cookie::{CookieChecker, CookieJar};
 use crate::filter::{Filter, Guard};
 use crate::inbox::Write;
 use crate::indices::{IndexTable, PeerId};
@@ -90,6 +90,7 @@ pub struct TunnelConfig {
 pub struct Tunnel {
     construction: Construction,
     identity: Identity,
+    former: Option<Former>,
     inner_mtu: u32,
     offload: bool,
     ciphers: Vec<Cipher>,
@@ -109,6 +110,14 @@ pub struct Tunnel {
     sought: Vec<PeerId>,
     /// What belongs to no peer, and what belonged to peers that were removed.
     stray: PeerCounters,
+}
+
+/// Who this host was until lately, for peers that do not know its new key yet.
+struct Former {
+    identity: Identity,
+    cookies: CookieChecker,
+    /// Nobody is answered as it from then on.
+    until: Instant,
 }
 
 /// Against floods of handshakes.
@@ -138,6 +147,7 @@ impl Tunnel {
             construction: config.construction,
             defence: Defence::new(config.construction, &identity),
             identity,
+            former: None,
             inner_mtu: config.inner_mtu,
             offload: config.offload,
             ciphers: config.ciphers,
@@ -170,10 +180,57 @@ impl Tunnel {
     pub fn set_private_key(&mut self, private_key: PrivateKey) {
         self.identity = Identity::new(private_key);
         self.defence = Defence::new(self.construction, &self.identity);
+        self.former = None;
         if let Some(own) = self.peer_by_key(self.identity.public()) {
             self.remove_peer(own);
         }
         self.end_sessions();
+    }
+
+    /// Takes on another identity, and keeps every session: each ends when a handshake under the new key has replaced it, or when it
+    /// is too old. For so long ([`REJECT_AFTER_TIME`]) who does not know the new key is answered under the former one.
+    pub fn rotate_private_key(&mut self, private_key: PrivateKey, now: Instant) {
+        let identity = Identity::new(private_key);
+        if identity.public() == self.identity.public() {
+            return;
+        }
+        if let Some(own) = self.peer_by_key(identity.public()) {
+            self.remove_peer(own);
+        }
+        let cookies = CookieChecker::new(self.construction, &identity);
+        self.former = Some(Former {
+            identity: std::mem::replace(&mut self.identity, identity),
+            cookies: std::mem::replace(&mut self.defence.cookies, cookies),
+            until: now + REJECT_AFTER_TIME,
+        });
+    }
+
+    /// A peer has another key from now on, and is otherwise who it was: its sessions stay until a handshake under the new key has
+    /// replaced them. False if there is no such peer, or the key is another's or our own.
+    pub fn rotate_peer_key(&mut self, id: PeerId, key: PublicKey) -> bool {
+        if key == *self.identity.public() || self.by_key.contains_key(&key) {
+            return false;
+        }
+        let construction = self.construction;
+        let Some(peer) = self.peer_mut(id) else {
+            return false;
+        };
+        let former = std::mem::replace(&mut peer.public_key, key);
+        peer.handshake.cookie = CookieJar::new(construction, &key);
+        self.by_key.remove(&former);
+        self.by_key.insert(key, id);
+        true
+    }
+
+    /// Begins a handshake with a peer if there is a session that it would replace.
+    pub fn renew(&mut self, now: Now, id: PeerId, outbox: &mut Outbox) {
+        let wanted = self
+            .peer_mut(id)
+            .is_some_and(|p| p.has_session(now.mono) && p.timers.want_handshake(now.mono));
+        if wanted {
+            self.initiate_handshake(now, id, outbox);
+            self.reschedule(id, now.mono, now.mono);
+        }
     }
 
     /// Ends every session and pending handshake. The next initiation need not wait.
@@ -284,7 +341,7 @@ impl Tunnel {
     /// Sets by which relays the peer is reached ([`Paths::set_relays`](crate::paths::Paths::set_relays)).
     pub fn set_relays(&mut self, id: PeerId, relays: &[SocketAddr]) {
         if let Some(peer) = self.peer_mut(id)
-            && peer.paths.set_relays(relays)
+            && peer.paths.set_relays(relays, peer.path.endpoint)
         {
             // Where nobody has been met yet.
             peer.timers.forget_approach();

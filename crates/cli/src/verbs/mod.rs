@@ -18,6 +18,7 @@ pub mod pubkey;
 pub mod record;
 pub mod relay;
 pub mod report;
+pub mod rotate_key;
 pub mod status;
 pub mod top;
 pub mod up;
@@ -40,6 +41,7 @@ pub fn run(verb: Verb) -> anyhow::Result<ExitCode> {
         Verb::Join(arguments) => join::run(&arguments),
         Verb::Leave(arguments) => leave::run(&arguments),
         Verb::Netcheck(arguments) => netcheck::run(&arguments),
+        Verb::RotateKey(arguments) => rotate_key::run(&arguments),
         Verb::Ping(arguments) => ping::run(&arguments),
         Verb::Coordinator(arguments) => coordinator::run(&arguments),
         Verb::Relay(arguments) => relay::run(&arguments),

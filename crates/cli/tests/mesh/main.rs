@@ -9,6 +9,7 @@ mod names;
 mod nat;
 mod ping;
 mod policy;
+mod rotation;
 mod several;
 mod site;
 mod turn;

@@ -19,7 +19,7 @@ use axum::response::Response;
 use axum::routing::{get, post};
 use seikan_proto::mesh::{
     BASE, Call, Credential, Digest, Endpoints, JoinRequest, Joined, MAX_ENDPOINTS, MAX_RELAYED,
-    MAX_REQUEST, MAX_WAIT, Name,
+    MAX_REQUEST, MAX_WAIT, Name, Rotation,
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -40,6 +40,7 @@ pub(super) fn router(app: Arc<App>) -> Router {
         .route(&format!("{BASE}/changes"), get(changes))
         .route(&format!("{BASE}/endpoints"), post(endpoints))
         .route(&format!("{BASE}/call"), post(call))
+        .route(&format!("{BASE}/key"), post(key))
         .route(&format!("{BASE}/leave"), post(leave))
         .method_not_allowed_fallback(wrong_method)
         .fallback(nowhere)
@@ -191,6 +192,22 @@ async fn call(State(app): State<Arc<App>>, request: Request) -> Result<StatusCod
     if let Some(callee) = callee {
         app.call(callee, caller);
     }
+    Ok(StatusCode::NO_CONTENT)
+}
+
+async fn key(
+    State(app): State<Arc<App>>,
+    ConnectInfo(from): ConnectInfo<SocketAddr>,
+    request: Request,
+) -> Result<StatusCode, Refused> {
+    let credential = shown(request.headers())?;
+    let Rotation { public_key } = body(request).await?;
+    let by = Actor::Host(from.ip().to_canonical());
+    let set = app.change(move |store| {
+        let id = store.authenticate(&credential)?;
+        store.set_key(id, &public_key, &by, now())
+    });
+    set.await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -48,13 +48,27 @@ impl fmt::Display for Actor {
 pub struct AuditEntry {
     /// When, in seconds since 1970.
     pub time: u64,
-    /// What: `joined`, `left`, `removed`, `refused`, `token created`, `token withdrawn`,
+    /// What: `joined`, `key changed`, `left`, `removed`, `refused`, `token created`, `token withdrawn`,
     /// `networks set`, `relay added`, `relay removed`, `policy set` or `tags set`.
     pub what: String,
     /// To what or whom: a member's name, a token's number and label, networks, a relay's address, how many rules, a member's name and tags.
     pub subject: String,
     /// By whom: `operator NAME`, or the address of a host.
     pub actor: String,
+}
+
+/// How often something was done to somebody since a time, of the newest ten thousand entries.
+pub(super) fn count_since(
+    connection: &Connection,
+    what: &str,
+    subject: &str,
+    since: i64,
+) -> Result<u32, StoreError> {
+    let mut statement = connection.prepare_cached(
+        "SELECT count(*) FROM audit
+         WHERE id > (SELECT max(id) FROM audit) - 10000 AND what = ?1 AND subject = ?2 AND at > ?3",
+    )?;
+    Ok(statement.query_row((what, subject, since), |row| row.get(0))?)
 }
 
 impl Store {

@@ -38,6 +38,12 @@ pub enum StoreError {
     /// No member has the credential, or the id.
     #[error("this is not (any more) a member of the mesh: join it again with a token")]
     NotAMember,
+    /// Too many new keys within an hour.
+    #[error("a member has {most} new keys an hour at most: try again later")]
+    TooManyKeys {
+        /// How many may be.
+        most: u32,
+    },
     /// More than there may be, or too little.
     #[error("{0}")]
     OutOfBounds(&'static str),
@@ -135,6 +141,7 @@ impl StoreError {
             Self::KeyTaken { .. } => Reason::KeyTaken,
             Self::Full { .. } => Reason::Full,
             Self::NotAMember => Reason::NotAMember,
+            Self::TooManyKeys { .. } => Reason::TooMany,
             Self::OutOfBounds(_) | Self::Policy(_) => Reason::Malformed,
             Self::LaterVersion { .. }
             | Self::NoNetworks

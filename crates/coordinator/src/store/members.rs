@@ -1,6 +1,6 @@
 //! What a member does, and how it ceases to be one.
 
-use rusqlite::{OptionalExtension as _, Row, Transaction};
+use rusqlite::{Connection, OptionalExtension as _, Row, Transaction};
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::{Digest, Endpoints, MAX_ENDPOINTS, MAX_RELAYED, Member, Name, Networks};
 
@@ -11,6 +11,11 @@ use super::{
 
 /// How often it is noted that a member was heard of, in seconds.
 const SEEN_EVERY: i64 = 60;
+
+/// What a new key is called in the log.
+const KEY_CHANGED: &str = "key changed";
+/// New keys of one member within an hour, at most.
+const MAX_KEYS_AN_HOUR: u32 = 10;
 
 /// Stands for a member in this store. None is ever given to another member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -99,6 +104,56 @@ impl Store {
                 0 => Err(StoreError::NotAMember),
                 _ => heard(transaction, id, seconds(now)).map(|()| true),
             }
+        })
+    }
+
+    /// Gives a member another key; whether it is another. It stays who it is: number, name, tags and credential. The others hear of it
+    /// as of one who is gone and one who is new with the same name and addresses.
+    ///
+    /// # Errors
+    /// [`StoreError::KeyTaken`]: it is another member's; [`StoreError::TooManyKeys`]: what is gone is remembered for good;
+    /// [`StoreError::NotAMember`]; [`StoreError::Sqlite`].
+    pub fn set_key(
+        &self,
+        id: MemberId,
+        key: &PublicKey,
+        by: &Actor,
+        now: u64,
+    ) -> Result<bool, StoreError> {
+        let sql = "SELECT public_key, name FROM member WHERE id = ?1";
+        let own = |connection: &Connection| {
+            let row = |row: &Row<'_>| Ok((row.get::<_, [u8; 32]>(0)?, row.get::<_, String>(1)?));
+            let own = connection.query_row(sql, [id.0], row).optional()?;
+            own.ok_or(StoreError::NotAMember)
+        };
+        // Members say so whenever they start: mostly nothing is to be written.
+        if self.look(own)?.0 == *key.as_bytes() {
+            return Ok(false);
+        }
+        self.change(|transaction| {
+            let (former, name) = own(transaction)?;
+            let sql = "SELECT EXISTS (SELECT 1 FROM member WHERE public_key = ?1)";
+            if transaction.query_row(sql, [key.as_bytes()], |row| row.get(0))? {
+                return Err(StoreError::KeyTaken { key: *key });
+            }
+            let now = seconds(now);
+            let lately = audit::count_since(transaction, KEY_CHANGED, &name, now - 3600)?;
+            if lately >= MAX_KEYS_AN_HOUR {
+                return Err(StoreError::TooManyKeys {
+                    most: MAX_KEYS_AN_HOUR,
+                });
+            }
+            let sql = "DELETE FROM removed WHERE public_key = ?1";
+            transaction.execute(sql, [key.as_bytes()])?;
+            // One after the other, as no two have the same revision; together in an answer unless that ends between them.
+            let gone = next_revision(transaction)?;
+            let sql = "INSERT INTO removed (public_key, revision) VALUES (?1, ?2)";
+            transaction.execute(sql, (former, gone))?;
+            let new = next_revision(transaction)?;
+            let sql = "UPDATE member SET public_key = ?2, revision = ?3 WHERE id = ?1";
+            transaction.execute(sql, (id.0, key.as_bytes(), new))?;
+            audit::note(transaction, now, KEY_CHANGED, &name, by)?;
+            Ok(true)
         })
     }
 

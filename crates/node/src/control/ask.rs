@@ -1,6 +1,6 @@
 //! The asking end of the control socket, for the command line.
 
-use super::json::{Reply, Request};
+use super::json::{Reply, Request, Secret};
 use super::ping::Pong;
 use super::socket::Places;
 use crate::status::Status;
@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
+use zeroize::Zeroizing;
 
 /// How long an answer is waited for.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -136,6 +137,15 @@ pub fn ping(places: &Places, name: &str, peer: &str) -> Result<Asked, AskError> 
     begin(places, name, &Request::Ping { peer })
 }
 
+/// Has an instance take on another private key, in base64, and keep all its sessions.
+///
+/// # Errors
+/// See [`AskError`]; refused: it is no member of a mesh, or a gateway.
+pub fn rotate(places: &Places, name: &str, private_key: &str) -> Result<(), AskError> {
+    let private_key = Secret::new(private_key);
+    ask(places, name, Request::Rotate { private_key }).map(drop)
+}
+
 impl Asked {
     /// What became of a [`ping`].
     ///
@@ -194,7 +204,7 @@ fn begin(places: &Places, name: &str, request: &Request) -> Result<Asked, AskErr
     let send = || -> io::Result<()> {
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
-        let mut line = serde_json::to_vec(request)?;
+        let mut line = Zeroizing::new(serde_json::to_vec(request)?);
         line.push(b'\n');
         (&stream).write_all(&line)
     };

@@ -5,20 +5,25 @@
 //! | `{"cmd":"status"}` | `{"ok":true,"status":{...}}`, see [`crate::status::Status`] |
 //! | `{"cmd":"stop"}` | `{"ok":true,"pid":N}`; the connection ends when the process does |
 //! | `{"cmd":"ping","peer":"NAME, address or key"}` | `{"ok":true,"ping":{...}}` once it has answered or not, see [`super::ping::Pong`] |
+//! | `{"cmd":"rotate","private_key":"..."}` | `{"ok":true}`: a member has another key, and its sessions stay |
 //! | anything else | `{"ok":false,"error":"..."}` |
 
 use super::client::Phase;
 use super::output::Output;
 use super::ping::{Pinging, Pong};
 use super::subject::Subject;
+use crate::config::parse_private_key;
 use crate::gateway::status::{self as gateway, GatewayStatus};
+use crate::node::now;
 use crate::status::{self, Status};
 use crate::worker::Verdict;
 use seikan_proto::gateway::DeviceId;
 use seikan_proto::indices::PeerId;
 use seikan_proto::tunnel::Now;
 use serde::{Deserialize, Serialize};
+use std::fmt;
 use std::io::Write;
+use zeroize::Zeroize as _;
 
 /// Longest request in bytes.
 pub const MAX_LINE: usize = 4096;
@@ -36,6 +41,35 @@ pub enum Request {
         /// Its name, address or key.
         peer: String,
     },
+    /// Take on another private key, and keep all sessions.
+    Rotate {
+        /// In base64.
+        private_key: Secret,
+    },
+}
+
+/// A text that is never shown.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Secret(String);
+
+impl Secret {
+    /// Hides a text.
+    pub fn new(text: &str) -> Secret {
+        Secret(text.to_owned())
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("(hidden)")
+    }
+}
+
+impl Drop for Secret {
+    fn drop(&mut self) {
+        self.0.zeroize();
+    }
 }
 
 /// A reply, as the asker reads it.
@@ -108,6 +142,10 @@ impl super::client::Dialogue for Dialogue {
                 Ok(pinging) => self.state = State::Pinging(pinging),
                 Err(error) => refuse(&error, output),
             },
+            Ok(Request::Rotate { private_key }) => match rotate(subject, &private_key) {
+                Ok(()) => output.push(b"{\"ok\":true}\n"),
+                Err(error) => refuse(error, output),
+            },
             Err(error) => refuse(
                 &format!(
                     "{error}; a request is {{\"cmd\":\"status\"}}, {{\"cmd\":\"stop\"}} or \
@@ -153,6 +191,23 @@ impl super::client::Dialogue for Dialogue {
             State::Over => Phase::Over,
         }
     }
+}
+
+/// Who is a member of a mesh has a coordinator that tells the others; nobody else has.
+fn rotate(subject: &mut Subject<'_>, private_key: &Secret) -> Result<(), &'static str> {
+    let key = parse_private_key(&private_key.0).map_err(|_| "this is no private key")?;
+    let Some(mesh) = &mut subject.node.mesh else {
+        return Err("it is no member of a mesh: nobody would tell its peers");
+    };
+    if subject.node.gateway.is_some() {
+        return Err(
+            "a gateway's address on the local network is made of its key: restart it instead",
+        );
+    }
+    mesh.own_key = key.public();
+    subject.node.tunnel.rotate_private_key(key, now().mono);
+    subject.record.keyless = false;
+    Ok(())
 }
 
 /// Everything up to the list of peers, which follows in pieces, and so does the gateway.

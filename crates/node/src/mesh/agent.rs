@@ -15,7 +15,7 @@ use super::relay::{Relays, Wish};
 use super::stun::{Question, Questions};
 use super::turn::Turns;
 use super::turn::forward::Counters;
-use super::{Contact, Heard, cache, endpoints, names};
+use super::{Contact, Heard, OwnKey, cache, endpoints, names};
 use crate::config::{Host, MeshSettings};
 use futures_util::future::join_all;
 use ipnet::IpNet;
@@ -182,7 +182,7 @@ pub(super) struct Agent {
     /// Where it is remembered who was who.
     pub known: PathBuf,
     /// This host's identity.
-    pub own_key: PublicKey,
+    pub own_key: OwnKey,
     /// What the others are called.
     pub names: names::Names,
     /// Who says so, if names are on.
@@ -244,15 +244,16 @@ impl Agent {
         let shared = Shared::new(wishes);
         let (sought, seeking) = mpsc::channel(MAX_SOUGHT);
         let networks = self.networks.clone();
+        let own_key = self.own_key.clone();
         let turns = Turns::new(
-            self.own_key,
+            own_key.get(),
             &worker,
             &shared,
             &networks,
             self.port.clone(),
             self.fwmark,
         );
-        let relays = Relays::new(self.own_key, &worker, &shared, &turns);
+        let relays = Relays::new(own_key, &worker, &shared, &turns);
         let sort = async {
             // What finds no room comes again.
             while let Some(heard) = heard.recv().await {
@@ -426,8 +427,10 @@ impl Agent {
         let _ = cache::store(&self.cache, book);
     }
 
-    /// Tells where this host may be reached, whenever that is different.
+    /// Tells where this host may be reached, whenever that is different; likewise its key, which may have become another one while
+    /// nobody could be told.
     async fn tell(&self, client: &Client, worker: &Worker, shared: &Shared) -> Result<(), Gone> {
+        let mut told_key = None;
         let mut told: Option<Endpoints> = None;
         let mut known = Vec::new();
         let mut pause = Pause::default();
@@ -456,7 +459,15 @@ impl Agent {
                     endpoints: now,
                     relayed: shared.relayed.borrow().clone(),
                 };
-                if shared.retell.take() || told.as_ref() != Some(&now) {
+                let retell = shared.retell.take();
+                let own_key = self.own_key.get();
+                if (retell || told_key != Some(own_key))
+                    // One that refuses does so again; an earlier version knows no such thing.
+                    && matches!(client.rotate(own_key).await, Ok(()) | Err(ClientError::Refused(_)))
+                {
+                    told_key = Some(own_key);
+                }
+                if retell || told.as_ref() != Some(&now) {
                     match client.tell(&now).await {
                         Ok(()) => {
                             told = Some(now);

@@ -16,9 +16,10 @@ use rustls::version::TLS13;
 use rustls::{
     ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme, SupportedProtocolVersion,
 };
+use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::{
     BASE, Call, Changes, Credential, Endpoints, JoinRequest, Joined, MAX_ANSWER, Pin, Reason,
-    Refusal, RelayAddress,
+    Refusal, RelayAddress, Rotation,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -220,6 +221,17 @@ impl Client {
     /// As [`Self::changes`].
     pub async fn call(&self, call: &Call) -> Result<(), ClientError> {
         self.ask::<serde::de::IgnoredAny>(Method::POST, "/call", Some(call), PATIENCE)
+            .await
+            .map(drop)
+    }
+
+    /// Has another key from now on, or the same.
+    ///
+    /// # Errors
+    /// As [`Self::changes`]; refused: it is another member's, or one of too many.
+    pub async fn rotate(&self, public_key: PublicKey) -> Result<(), ClientError> {
+        let rotation = Rotation { public_key };
+        self.ask::<serde::de::IgnoredAny>(Method::POST, "/key", Some(&rotation), PATIENCE)
             .await
             .map(drop)
     }

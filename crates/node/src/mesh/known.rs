@@ -130,18 +130,17 @@ impl Judge {
                 self.doubts.refused.remove(&key);
                 Change::Removed(key)
             }
-            Change::Set(member) => match self.doubt(&member) {
-                None => {
-                    self.doubts.refused.remove(&member.public_key);
-                    self.learn(&member, unix_s);
-                    Change::Set(member)
-                }
-                Some(reason) => {
-                    let (key, name) = (member.public_key, member.name);
-                    self.doubts.refused.insert(key, Refused { name, reason });
-                    Change::Removed(key)
-                }
+            Change::Set(member) => match self.admit(&member, unix_s) {
+                true => Change::Set(member),
+                false => Change::Removed(member.public_key),
             },
+            Change::Rotated(former, member) => {
+                self.doubts.refused.remove(&former);
+                match self.admit(&member, unix_s) {
+                    true => Change::Rotated(former, member),
+                    false => Change::Removed(former),
+                }
+            }
         });
         let judged = judged.collect();
         self.doubts.changed.retain(|_, changed| {
@@ -149,6 +148,23 @@ impl Judge {
             age < TOLD_FOR.as_secs()
         });
         judged
+    }
+
+    /// Whether a member is believed, and then remembered.
+    fn admit(&mut self, member: &Member, unix_s: u64) -> bool {
+        match self.doubt(member) {
+            None => {
+                self.doubts.refused.remove(&member.public_key);
+                self.learn(member, unix_s);
+                true
+            }
+            Some(reason) => {
+                let name = member.name.clone();
+                let refused = Refused { name, reason };
+                self.doubts.refused.insert(member.public_key, refused);
+                false
+            }
+        }
     }
 
     /// Why a member is not believed.
@@ -352,6 +368,25 @@ mod tests {
         let mut pinned = Judge::new(trust(&[("db", 2)], true), known());
         assert_eq!(told(&mut pinned, &member("db", 2, 1)), Ok(()));
         assert!(pinned.doubts.changed.is_empty());
+    }
+
+    #[test]
+    fn a_key_that_is_rotated_is_followed_unless_it_was_pinned() {
+        let rotated = |name: &str| match member(name, 2, 1) {
+            Change::Set(member) => Change::Rotated(key(1), member),
+            other => other,
+        };
+        let rotate = |trust| {
+            let mut judge = judge(trust);
+            assert_eq!(told(&mut judge, &member("db", 1, 1)), Ok(()));
+            judge.judge(vec![rotated("db")], NOW)
+        };
+        assert_eq!(rotate(trust(&[], false)), [rotated("db")]);
+        for wary in [trust(&[("db", 1)], false), trust(&[], true)] {
+            assert_eq!(rotate(wary), [Change::Removed(key(1))]);
+        }
+        let mut again = judge(trust(&[("db", 2)], true));
+        assert_eq!(told(&mut again, &member("db", 2, 1)), Ok(()));
     }
 
     #[test]

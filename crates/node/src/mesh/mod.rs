@@ -37,9 +37,9 @@ use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
@@ -61,6 +61,8 @@ const CHANGES_PER_TURN: usize = 64;
 /// What a node knows of its mesh.
 #[derive(Clone, Debug)]
 pub struct MeshState {
+    /// This host's identity, as the others are to know it: not one that only `wg` was told of.
+    pub own_key: PublicKey,
     /// Where the coordinator is that is asked, or was last.
     pub coordinator: String,
     /// How it stands with it.
@@ -141,6 +143,8 @@ pub struct Mesh<'a> {
     thread: JoinHandle<()>,
     /// The port that peers are to send to, which may change.
     port: Arc<AtomicU16>,
+    /// This host's identity, which may, too.
+    own_key: OwnKey,
     /// Still to be done.
     pending: VecDeque<Change>,
     /// Members that are peers, under a filter that is not of the newest policy.
@@ -191,6 +195,25 @@ struct Rules {
     taken: Vec<IpNet>,
 }
 
+/// The identity of this host, for the thread to see.
+#[derive(Clone, Debug)]
+struct OwnKey(Arc<Mutex<PublicKey>>);
+
+impl OwnKey {
+    fn new(key: PublicKey) -> OwnKey {
+        OwnKey(Arc::new(Mutex::new(key)))
+    }
+
+    fn get(&self) -> PublicKey {
+        // A key is written whole or not at all.
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set(&self, key: PublicKey) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = key;
+    }
+}
+
 /// Forgets what is kept of an interface's mesh in `state`.
 pub fn forget(state: &Path, interface: &str) {
     cache::forget(&cache::file(state, interface));
@@ -224,6 +247,7 @@ impl<'a> Mesh<'a> {
         theirs.set_nonblocking(true)?;
         let again = theirs.try_clone()?;
         let port = Arc::new(AtomicU16::new(node.sockets.port()));
+        let own_key = OwnKey::new(*node.tunnel.identity().public());
         let (to_agent, heard) = mpsc::channel(MAX_HEARD);
         let (found, server) = match names {
             Some(names) => (names.found.clone(), names.server.take()),
@@ -237,11 +261,12 @@ impl<'a> Mesh<'a> {
             fwmark: node.sockets.fwmark(),
             cache: cache::file(state, config.name.as_str()),
             known: cache::known_file(state, config.name.as_str()),
-            own_key: *node.tunnel.identity().public(),
+            own_key: own_key.clone(),
             names: names::Names::new(config.addresses.clone()),
             name_server: server,
         };
         node.mesh = Some(MeshState {
+            own_key: own_key.get(),
             coordinator: settings.coordinator.to_string(),
             contact: Contact::Starting,
             revision: 0,
@@ -266,6 +291,7 @@ impl<'a> Mesh<'a> {
             news,
             thread,
             port,
+            own_key,
             pending: VecDeque::new(),
             unfiltered: VecDeque::new(),
             log: Log {
@@ -308,6 +334,9 @@ impl<'a> Mesh<'a> {
         let mut drain = [0; 64];
         while matches!(self.wake.read(&mut drain), Ok(n) if n > 0) {}
         self.port.store(node.sockets.port(), Ordering::Relaxed);
+        if let Some(mesh) = &node.mesh {
+            self.own_key.set(mesh.own_key);
+        }
         while self.pending.len() < CHANGES_PER_TURN {
             let Some(mesh) = &mut node.mesh else { return };
             let news = match self.news.try_recv() {
@@ -401,6 +430,7 @@ impl<'a> Mesh<'a> {
                     }
                 }
                 Change::Set(member) => set(node, member, &self.rules),
+                Change::Rotated(former, member) => rotate(node, &former, member, &self.rules),
                 Change::Removed(key) => remove(node, &key, &self.rules),
             }
         }
@@ -511,6 +541,31 @@ fn set(node: &mut Node, member: Member, rules: &Rules) {
     node.tunnel.set_candidates(id, &candidates, now().mono);
     mesh.members.insert(key, member);
     filter(node, &key);
+}
+
+/// A member has another key: its peer stays what it is, with its sessions, until a handshake under that key has replaced them.
+fn rotate(node: &mut Node, former: &PublicKey, member: Member, rules: &Rules) {
+    let (key, now) = (member.public_key, now());
+    let believed = rules.check(&member).is_ok();
+    let peer = node.tunnel.peer_by_key(former).filter(|_| believed);
+    let Some(mesh) = &mut node.mesh else { return };
+    match (peer, mesh.members.remove(former)) {
+        (Some(id), Some(before)) if node.tunnel.rotate_peer_key(id, key) => {
+            mesh.members.insert(key, before);
+            if node.tunnel.reached(id, now.mono) == Reached::ByRelay {
+                // Pairs at relays are made of keys.
+                let _ = mesh.to_agent.try_send(Heard::Sought(key));
+            }
+            node.tunnel.renew(now, id, &mut node.outbox);
+            node.transmit();
+        }
+        (_, Some(before)) => {
+            mesh.members.insert(*former, before);
+            remove(node, former, rules);
+        }
+        (_, None) => {}
+    }
+    set(node, member, rules);
 }
 
 /// Lets a member begin here what it may. Peers that are no members are under no policy.

@@ -4,6 +4,7 @@
 //! Two relays serve a pair where there are as many, so that the second is there when the first is not: both ends take the same two
 //! ([`in_turn`]). A direct way has a little time before a relay is asked at all.
 
+use super::OwnKey;
 use super::agent::{Gone, News, Shared, Worker};
 use super::turn::Turns;
 use crate::node::SystemRandom;
@@ -51,7 +52,7 @@ pub(super) enum Wish {
 
 /// All pairs.
 pub(super) struct Relays<'a> {
-    own: PublicKey,
+    own: OwnKey,
     worker: &'a Worker,
     shared: &'a Shared,
     turns: &'a Turns<'a>,
@@ -75,7 +76,7 @@ struct Pair {
 
 impl<'a> Relays<'a> {
     pub(super) fn new(
-        own: PublicKey,
+        own: OwnKey,
         worker: &'a Worker,
         shared: &'a Shared,
         turns: &'a Turns<'a>,
@@ -133,7 +134,8 @@ impl<'a> Relays<'a> {
         let mut anew = false;
         while self.is_needed(key, &pair).await? {
             let relays = self.shared.book.borrow().relays().to_vec();
-            let mut ours = in_turn(&relays, [&self.own, &key], |kind| kind == RelayKind::Seikan);
+            let own = self.own.get();
+            let mut ours = in_turn(&relays, [&own, &key], |kind| kind == RelayKind::Seikan);
             ours.truncate(RELAYS_OF_A_PAIR);
             let addresses: Vec<String> = ours.iter().map(|r| r.address.to_string()).collect();
             let is_ours = |address: &String, _: &mut SocketAddr| addresses.contains(address);

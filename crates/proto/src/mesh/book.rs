@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Access, Changes, MAX_COORDINATORS, MAX_MEMBERS, MAX_RELAYS, Member, Relay, RelayAddress,
+    Access, Changes, MAX_COORDINATORS, MAX_MEMBERS, MAX_RELAYS, Member, Name, Relay, RelayAddress,
 };
 use crate::keys::PublicKey;
 
@@ -36,6 +36,8 @@ pub enum Change {
     Access(Access),
     /// A member is new, or is not as before.
     Set(Member),
+    /// A member has another key in the place of this one, and is otherwise who it was: the same name and addresses.
+    Rotated(PublicKey, Member),
     /// Somebody is no member any more.
     Removed(PublicKey),
 }
@@ -80,6 +82,7 @@ impl Book {
         if !changes.more {
             gone.append(&mut self.unconfirmed);
         }
+        let mut rotated = self.rotated(&gone, &changes.members);
         self.revision = changes.revision;
         changes.relays.truncate(MAX_RELAYS);
         self.relays = changes.relays;
@@ -91,19 +94,49 @@ impl Book {
         }
         for key in gone {
             self.unconfirmed.remove(&key);
-            if self.members.remove(&key).is_some() {
+            let known = self.members.remove(&key).is_some();
+            if known && !rotated.values().any(|former| *former == key) {
                 different.push(Change::Removed(key));
             }
         }
         for member in changes.members {
             let known = self.members.get(&member.public_key);
             let room = known.is_some() || self.members.len() < MAX_KNOWN;
+            let former = rotated.remove(&member.public_key);
             if room && known != Some(&member) {
                 self.members.insert(member.public_key, member.clone());
-                different.push(Change::Set(member));
+                different.push(match former {
+                    Some(former) => Change::Rotated(former, member),
+                    None => Change::Set(member),
+                });
+            } else if let Some(former) = former {
+                different.push(Change::Removed(former));
             }
         }
         different
+    }
+
+    /// Of the members that are new, those that somebody was who is gone: by their keys, the former one. A number is not soon
+    /// another's, so who has the name and the addresses is the same member.
+    fn rotated(
+        &self,
+        gone: &BTreeSet<PublicKey>,
+        members: &[Member],
+    ) -> BTreeMap<PublicKey, PublicKey> {
+        let gone = gone.iter().filter_map(|key| self.members.get(key));
+        let mut gone: BTreeMap<&Name, &Member> =
+            gone.map(|member| (&member.name, member)).collect();
+        let new = members
+            .iter()
+            .filter(|member| !self.members.contains_key(&member.public_key));
+        let rotated = new.filter_map(|member| {
+            let former = gone.get(&member.name)?;
+            let same = former.addresses == member.addresses;
+            // One follows it and no more, whatever is told.
+            let former = same.then(|| gone.remove(&member.name)).flatten()?;
+            Some((member.public_key, former.public_key))
+        });
+        rotated.collect()
     }
 
     /// Forgets everybody, as who is no member any more; what is different by that.
@@ -218,6 +251,38 @@ mod tests {
         };
         let taken = book.take(told(1, &[good.clone(), many, relayed, nowhere], &[]));
         assert_eq!(taken, [Change::Set(good)]);
+    }
+
+    #[test]
+    fn who_has_another_key_and_is_otherwise_the_same_is_no_other_member() {
+        let mut book = Book::default();
+        let with_key = |n: u8, member: Member| Member {
+            public_key: key(n),
+            ..member
+        };
+        book.take(told(1, &[member(1, 1), member(2, 1)], &[]));
+        let rotated = with_key(11, member(1, 5));
+        let changes = book.take(told(3, std::slice::from_ref(&rotated), &[1]));
+        assert_eq!(changes, [Change::Rotated(key(1), rotated.clone())]);
+        // By an answer that tells of everybody, too.
+        let again = with_key(12, member(1, 5));
+        let changes = book.take(whole(told(5, &[again.clone(), member(2, 1)], &[])));
+        assert_eq!(changes, [Change::Rotated(key(11), again)]);
+        // Of two that say so one is.
+        let two = [21, 22].map(|n| with_key(n, member(2, 1)));
+        let mut twice = book.clone();
+        let changes = twice.take(told(7, &two, &[2]));
+        let [first, second] = two;
+        let expected = [Change::Rotated(key(2), first), Change::Set(second)];
+        assert_eq!(changes, expected);
+        // Who comes back after it was revoked has another address.
+        let back = Member {
+            addresses: vec![[100, 80, 0, 9].into()],
+            ..with_key(13, member(2, 1))
+        };
+        let changes = book.take(told(7, std::slice::from_ref(&back), &[2]));
+        assert_eq!(changes, [Change::Removed(key(2)), Change::Set(back)]);
+        assert_eq!(book.members().len(), 2);
     }
 
     fn relay(expires: u64) -> Relay {

@@ -9,6 +9,7 @@
 //! | `GET /v1/changes?since=R&epoch=E&wait=S` | a member | | [`Changes`] since revision R of epoch E, waited for S seconds at most |
 //! | `POST /v1/endpoints` | a member | [`Endpoints`] | nothing |
 //! | `POST /v1/call` | a member that wants to reach another | [`Call`] | nothing; the other hears of it in its next [`Changes`] |
+//! | `POST /v1/key` | a member that has another key | [`Rotation`] | nothing; the others hear of a member with the same name and addresses |
 //! | `POST /v1/leave` | a member | | nothing |
 //!
 //! A member shows its [`Credential`] as a bearer token (RFC 6750). What is refused comes with a
@@ -171,6 +172,13 @@ pub struct Call {
     pub public_key: PublicKey,
 }
 
+/// A member has another key from now on. The same again is no change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rotation {
+    /// Its identity in tunnels.
+    pub public_key: PublicKey,
+}
+
 /// Why a coordinator does not do what it was asked for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{message}")]
@@ -197,7 +205,7 @@ pub enum Reason {
     Full,
     /// Not a member's credential: never was, has left, or was revoked.
     NotAMember,
-    /// Too many attempts from this address.
+    /// Too many attempts from this address, or too many new keys.
     TooMany,
     /// The coordinator cannot reach what it knows.
     Unavailable,

@@ -16,7 +16,7 @@ fn relay(n: u8) -> SocketAddr {
 fn paths() -> Paths {
     let mut paths = Paths::default();
     paths.set_told(&[told(1), told(2)]);
-    paths.set_relays(&[relay(1)]);
+    paths.set_relays(&[relay(1)], None);
     paths
 }
 
@@ -93,7 +93,7 @@ fn what_comes_by_a_relay_does_not_make_it_the_way_while_a_direct_one_is_in_use()
     let mut paths = paths();
     assert!(!paths.heard(relay(1), Some(told(1)), false, at(0)));
     // Another relay, when one is in use, is followed.
-    paths.set_relays(&[relay(1), relay(2)]);
+    paths.set_relays(&[relay(1), relay(2)], Some(relay(1)));
     assert!(paths.heard(relay(2), Some(relay(1)), false, at(0)));
 }
 
@@ -149,7 +149,7 @@ fn chase(ways: [SocketAddr; 2]) -> [(usize, SocketAddr); 2] {
     let mut ends = [0, 1].map(|_| {
         let mut paths = Paths::default();
         paths.set_told(&[told(1), told(2)]);
-        paths.set_relays(&[relay(1), relay(2)]);
+        paths.set_relays(&[relay(1), relay(2)], None);
         paths
     });
     let mut used = ways;
@@ -335,7 +335,7 @@ fn there_are_no_more_ways_than_the_bounds() {
     let many: Vec<_> = (0..100).map(told).collect();
     paths.set_told(&many);
     let relays: Vec<_> = (0..100).map(relay).collect();
-    paths.set_relays(&relays);
+    paths.set_relays(&relays, None);
     for n in 0..100 {
         paths.heard(
             SocketAddr::from(([203, 0, 113, n], 9)),
@@ -345,4 +345,21 @@ fn there_are_no_more_ways_than_the_bounds() {
         );
     }
     assert_eq!(paths.ways().len(), MAX_CANDIDATES + MAX_RELAYS + 1);
+}
+
+#[test]
+fn a_relay_that_ends_is_left_for_the_next_that_is_proven() {
+    let mut paths = paths();
+    checks(&mut paths, relay(1), at(0));
+    assert!(paths.set_relays(&[relay(2)], Some(relay(1))));
+    assert!(paths.is_relay(relay(1)));
+    let round = checks(&mut paths, relay(1), at(10));
+    assert!(round.iter().all(|(_, address)| *address != relay(1)));
+    let next = round.iter().find(|(_, address)| *address == relay(2));
+    let (check, _) = next.expect("the next is checked");
+    let taken = paths.acknowledged(*check, Some(relay(1)), at(30));
+    let expected = (Duration::from_millis(20), Taken::Move(relay(2)));
+    assert_eq!(taken, Some(expected));
+    assert!(!paths.set_relays(&[relay(2)], Some(relay(2))));
+    assert!(!paths.is_relay(relay(1)));
 }

@@ -1,10 +1,10 @@
 //! Handshakes: ours to start, theirs to answer, cookies under load.
 
 use super::inbound::Datagram;
-use super::{Now, Tunnel};
+use super::{Former, Now, Tunnel};
 use crate::capabilities::{self, Capabilities, CapabilityError, Cipher};
 use crate::constants::*;
-use crate::cookie::Admission;
+use crate::cookie::{Admission, verify_mac1};
 use crate::indices::PeerId;
 use crate::noise::{self, Construction, HandshakeError};
 use crate::outbox::{Destination, Outbox};
@@ -22,6 +22,15 @@ const LOAD_THRESHOLD: u32 = 100;
 const MAX_SOUGHT: usize = 64;
 /// DSCP of handshake messages: AF41, as the kernel's (`HANDSHAKE_DSCP` 0x88).
 const HANDSHAKE_TRAFFIC_CLASS: u8 = 0x88;
+
+/// Whom a handshake message is for.
+#[derive(Clone, Copy)]
+enum Addressee {
+    /// Who we are.
+    Present,
+    /// Who we were until lately.
+    Former,
+}
 
 impl Tunnel {
     /// The peer tries to reach us, we were told: initiates to wherever it may be, which opens the NATs before us to what it
@@ -157,23 +166,26 @@ impl Tunnel {
         if kind != c.initiation_type() && kind != c.response_type() {
             return Err(DropReason::UnknownType);
         }
+        self.former.take_if(|former| former.until <= now.mono);
+        let for_former = |former: &&mut Former| verify_mac1(former.identity.mac1_key(c), message);
+        let former = self.former.as_mut().filter(for_former);
+        let to = match former {
+            Some(_) => Addressee::Former,
+            None => Addressee::Present,
+        };
         let super::Defence {
             cookies,
             load,
             recent,
         } = &mut self.defence;
+        let cookies = former.map_or(cookies, |former| &mut former.cookies);
         let under_load = || load.observe(busy(recent, now.mono), now.mono);
         match cookies.admit(message, from.source, under_load, now.mono, &mut *self.rng) {
             Admission::Process => {}
             Admission::InvalidMac1 => return Err(DropReason::BadMac1),
             Admission::RateLimited => return Err(DropReason::RateLimited),
             Admission::NeedsCookie => {
-                let reply = self.defence.cookies.create_reply(
-                    message,
-                    from.source,
-                    now.mono,
-                    &mut *self.rng,
-                );
+                let reply = cookies.create_reply(message, from.source, now.mono, &mut *self.rng);
                 if let Some(reply) = reply {
                     post(outbox, &reply_to, None, &reply);
                 }
@@ -181,7 +193,7 @@ impl Tunnel {
             }
         }
         if kind == c.initiation_type() {
-            self.initiation(now, message, &reply_to, outbox)
+            self.initiation(now, message, to, &reply_to, outbox)
         } else {
             self.response(now, message, from, outbox)
         }
@@ -214,10 +226,15 @@ impl Tunnel {
         &mut self,
         now: Now,
         message: &[u8],
+        to: Addressee,
         reply_to: &Destination,
         outbox: &mut Outbox,
     ) -> Result<PeerId, DropReason> {
-        let received = noise::consume_initiation(self.construction, &self.identity, message)
+        let identity = match (to, &self.former) {
+            (Addressee::Former, Some(former)) => &former.identity,
+            _ => &self.identity,
+        };
+        let received = noise::consume_initiation(self.construction, identity, message)
             .map_err(|e| drop_reason(&e))?;
         let id = self
             .peer_by_key(&received.remote)

@@ -49,6 +49,8 @@ impl Tunnel {
 
     /// Does what is due; true if there is more to do once the boxes are emptied.
     pub fn poll(&mut self, now: Now, outbox: &mut Outbox, inbox: &mut Inbox) -> bool {
+        // Its key is erased.
+        self.former.take_if(|former| former.until <= now.mono);
         while let Some((at, id)) = self.wakeups.first().copied() {
             if at > now.mono {
                 return false;

@@ -2,7 +2,9 @@
 
 use std::net::SocketAddr;
 
-use seikan_proto::mesh::{Changes, Endpoints, MAX_ENDPOINTS, MAX_MEMBERS, MAX_TAGS, Member};
+use seikan_proto::mesh::{
+    Changes, Endpoints, MAX_ENDPOINTS, MAX_MEMBERS, MAX_TAGS, Member, Reason,
+};
 
 use super::super::changes::{News, What, members_after, tell};
 use super::*;
@@ -264,6 +266,61 @@ fn the_longest_member_is_no_longer_than_it_is_taken_for() {
     assert!(length + 1 + 15 + 39 - addresses <= *cost, "{length} {cost}");
 }
 
+#[test]
+fn a_member_with_another_key_is_the_same_one_and_told_of_as_such() {
+    let mesh = Mesh::new("100.80.0.0/12");
+    let (a, b) = (mesh.join("a", 1), mesh.join("b", 2));
+    let before = mesh.store.revision().expect("asked");
+    let set = |n| mesh.store.set_key(a, &key(n), &host(), NOW);
+    assert!(set(11).expect("set"));
+    // The same again is no change.
+    let after = mesh.store.revision().expect("asked");
+    assert!(!set(11).expect("set"));
+    assert_eq!(mesh.store.revision().expect("asked"), after);
+    let told = mesh.store.changes(before, b).expect("changes");
+    assert_eq!(told.removed, [key(1)]);
+    let [member] = told.members.as_slice() else {
+        panic!("{told:?}")
+    };
+    assert_eq!((member.public_key, member.name.as_str()), (key(11), "a"));
+    assert_eq!(member.addresses[0].to_string(), "100.80.0.1");
+    // It shows the credential that it had.
+    assert_eq!(mesh.store.authenticate(&shown(1)).expect("a member"), a);
+    let audit = mesh.store.audit(1).expect("entries");
+    assert_eq!(
+        (audit[0].what.as_str(), audit[0].subject.as_str()),
+        ("key changed", "a")
+    );
+    // And back: nobody is told that it is gone.
+    assert!(set(1).expect("set"));
+    let told = mesh.store.changes(before, b).expect("changes");
+    assert_eq!(
+        (told.removed, told.members[0].public_key),
+        (vec![key(11)], key(1))
+    );
+}
+
+#[test]
+fn a_key_is_one_members_and_there_are_not_many_in_an_hour() {
+    let mesh = Mesh::new("100.80.0.0/12");
+    let (a, b) = (mesh.join("a", 1), mesh.join("b", 2));
+    let set = |id, n, now| mesh.store.set_key(id, &key(n), &host(), now);
+    let taken = set(a, 2, NOW).expect_err("b's");
+    assert_eq!(taken.refusal().reason, Reason::KeyTaken);
+    for n in 0..10 {
+        assert!(set(a, 100 + n, NOW).expect("set"));
+    }
+    let many = set(a, 200, NOW + 3599).expect_err("too many");
+    assert_eq!(many.refusal().reason, Reason::TooMany);
+    assert!(set(b, 201, NOW).expect("set"));
+    assert!(set(a, 200, NOW + 3600).expect("set"));
+    mesh.store
+        .remove(Whom::Id(b), &host(), NOW)
+        .expect("removed");
+    let gone = set(b, 300, NOW).expect_err("no member");
+    assert_eq!(gone.refusal().reason, Reason::NotAMember);
+}
+
 on_etcd! {
     a_member_is_told_of_the_others_and_not_of_itself
     an_answer_is_whole_if_the_asker_knows_nothing_that_was
@@ -272,4 +329,6 @@ on_etcd! {
     what_does_not_fit_into_one_answer_comes_in_the_next
     removals_and_members_share_an_answer_in_the_order_of_their_revisions
     the_longest_member_is_no_longer_than_it_is_taken_for
+    a_member_with_another_key_is_the_same_one_and_told_of_as_such
+    a_key_is_one_members_and_there_are_not_many_in_an_hour
 }

@@ -94,6 +94,10 @@ impl Zone {
                     self.set_own(access.own.as_ref().map(|own| own.name.clone()))
                 }
                 Change::Set(member) => self.set(member),
+                Change::Rotated(former, member) => {
+                    self.remove(former);
+                    self.set(member);
+                }
                 Change::Removed(key) => self.remove(key),
             }
             self.serial = self.serial.wrapping_add(1);

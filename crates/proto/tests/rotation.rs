@@ -1,0 +1,119 @@
+//! A key is replaced by another while packets go both ways.
+
+mod sim;
+
+use seikan_proto::keys::{PrivateKey, PublicKey};
+use seikan_proto::noise::Construction;
+use seikan_proto::peer::Peer;
+use sim::World;
+use sim::packets::Flow;
+use std::time::Duration;
+
+const EVERY: Duration = Duration::from_millis(10);
+
+fn new_key() -> PrivateKey {
+    PrivateKey::from_bytes([0x48; 32])
+}
+
+/// A packet each way every 10 ms, from number `first` on; returns the next number.
+fn both_ways(world: &mut World, first: u32, time: Duration) -> u32 {
+    let count = (time.as_millis() / EVERY.as_millis()) as u32;
+    for seq in first..first + count {
+        for i in [0, 1] {
+            world.send(i, &[Flow::udp(i).datagram(seq, 100)]);
+        }
+        world.run(EVERY);
+    }
+    first + count
+}
+
+fn arrived(world: &World) -> [u64; 2] {
+    [1, 0].map(|i| world.checkers[i].datagrams(Flow::udp(1 - i)) as u64)
+}
+
+/// The first side has another key.
+fn rotate(world: &mut World) {
+    let now = world.now(0).mono;
+    world.sides[0].tunnel.rotate_private_key(new_key(), now);
+}
+
+/// The second side hears of it.
+fn hear(world: &mut World) {
+    let now = world.now(1);
+    let side = &mut world.sides[1];
+    assert!(side.tunnel.rotate_peer_key(side.peer, new_key().public()));
+    side.tunnel.renew(now, side.peer, &mut side.outbox);
+    world.flush(1, &[]);
+}
+
+fn completed(peer: &Peer) -> u64 {
+    peer.counters.handshakes.completed
+}
+
+#[test]
+fn no_packet_is_lost_over_a_rotation_however_late_it_is_heard_of() {
+    for (construction, lates) in [
+        (Construction::Native, &[0, 1, 150][..]),
+        (Construction::WireGuard, &[1]),
+    ] {
+        for late in lates.iter().copied() {
+            let mut world = World::new(construction, 1);
+            world.establish();
+            let seq = both_ways(&mut world, 0, Duration::from_secs(2));
+            rotate(&mut world);
+            let seq = both_ways(&mut world, seq, Duration::from_secs(late));
+            let before = completed(world.peer(0));
+            hear(&mut world);
+            let seq = both_ways(&mut world, seq, Duration::from_secs(10));
+            world.run(Duration::from_secs(1));
+            assert_eq!(arrived(&world), [u64::from(seq); 2], "{late} s");
+            // And the sessions are those of the new key.
+            assert!(completed(world.peer(0)) > before, "{late} s");
+            assert_eq!(world.peer(1).public_key, new_key().public());
+            world.check_nothing_held();
+        }
+    }
+}
+
+#[test]
+fn who_has_not_heard_of_it_is_answered_for_three_minutes_and_then_not() {
+    for (after, answered) in [(170, true), (185, false)] {
+        let mut world = World::new(Construction::Native, 1);
+        world.establish();
+        rotate(&mut world);
+        world.run(Duration::from_secs(after));
+        // It has no session any more, and knows the former key alone.
+        world.restart(1);
+        world.send(1, &[Flow::udp(1).datagram(0, 100)]);
+        world.run(Duration::from_secs(2));
+        assert_eq!(
+            world.take_delivered(0).len(),
+            usize::from(answered),
+            "{after} s"
+        );
+    }
+}
+
+#[test]
+fn the_former_key_opens_nothing_where_the_new_one_is_known() {
+    let mut world = World::new(Construction::Native, 1);
+    world.establish();
+    hear(&mut world);
+    // The first side knows nothing of it, and begins anew under the key that it had.
+    world.restart(0);
+    world.send(0, &[Flow::udp(0).datagram(0, 100)]);
+    world.run(Duration::from_secs(20));
+    assert_eq!(world.take_delivered(1), Vec::<Vec<u8>>::new());
+}
+
+#[test]
+fn a_key_of_somebody_else_is_not_taken() {
+    let mut world = World::new(Construction::Native, 1);
+    let own = *world.sides[1].tunnel.identity().public();
+    let side = &mut world.sides[1];
+    let taken: PublicKey = PrivateKey::from_bytes([0x50; 32]).public();
+    side.tunnel.add_peer(taken).expect("another peer");
+    for key in [own, taken] {
+        assert!(!side.tunnel.rotate_peer_key(side.peer, key));
+    }
+}
