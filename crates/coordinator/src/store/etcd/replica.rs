@@ -37,6 +37,8 @@ use crate::store::{SCHEMA, StoreError, lay_out};
 const PATIENCE: Duration = Duration::from_secs(6);
 /// The same at least, for those who wait together with one that has waited long.
 const LEAST: Duration = Duration::from_secs(1);
+/// How long loading everything may take.
+const LOADING: Duration = Duration::from_secs(120);
 /// How long somebody is waited with who is to be refused.
 const SURE: Duration = Duration::from_secs(3);
 /// Pause before something is asked again that got no answer.
@@ -119,6 +121,8 @@ struct State {
     foreign: i64,
     /// The mesh's number and the cluster's.
     epoch: (u64, u64),
+    /// All members of the cluster were tried, and none answers.
+    is_away: bool,
     /// Why etcd cannot be reached, or what it says cannot be understood.
     trouble: Option<Trouble>,
 }
@@ -233,9 +237,15 @@ impl Replica {
             questions: Some(questions),
             thread: Some(thread),
         };
-        let deadline = Instant::now() + PATIENCE;
-        replica.wait(deadline, |state| state.applied > 0 || state.is_hopeless())?;
+        let begun = Instant::now();
+        replica.wait(begun + LOADING, |state| {
+            let is_away = state.is_away && begun.elapsed() > PATIENCE;
+            state.applied > 0 || state.is_hopeless() || is_away
+        })?;
         replica.found()?;
+        if replica.state().applied == 0 {
+            return Err(replica.away());
+        }
         if replica.state().epoch.0 == 0 {
             replica.name()?;
         }
@@ -884,7 +894,10 @@ async fn answer(connection: &Connection, question: Question) -> Option<String> {
 
 impl Shared {
     fn set(&self, trouble: Option<Trouble>) {
-        lock(&self.state).trouble = trouble;
+        let mut state = lock(&self.state);
+        state.is_away = matches!(trouble, Some(Trouble::Away(_)));
+        state.trouble = trouble;
+        drop(state);
         self.changed.notify_all();
     }
 
