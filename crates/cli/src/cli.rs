@@ -48,7 +48,7 @@ pub enum Verb {
     /// See what lies between this host and the other members of its mesh
     Netcheck(verbs::netcheck::Arguments),
     /// Run the coordinator of a mesh, and see to its members
-    Coordinator(verbs::coordinator::Arguments),
+    Coordinator(Box<verbs::coordinator::Arguments>),
     /// Run a relay for members of a mesh that do not reach each other
     Relay(verbs::relay::Arguments),
     /// See the devices of a gateway, and who is on a local network
