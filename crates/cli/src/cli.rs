@@ -52,7 +52,7 @@ pub enum Verb {
     /// Ask a peer whether it answers, how fast, and by which way
     Ping(verbs::ping::Arguments),
     /// Run the coordinator of a mesh, and see to its members
-    Coordinator(verbs::coordinator::Arguments),
+    Coordinator(Box<verbs::coordinator::Arguments>),
     /// Run a relay for members of a mesh that do not reach each other
     Relay(verbs::relay::Arguments),
     /// See the devices of a gateway, and who is on a local network

@@ -113,7 +113,8 @@ impl Store {
     /// # Errors
     /// [`StoreError::OtherNetworks`] if it has others; [`StoreError::Sqlite`].
     pub fn init(&self, networks: Networks, by: &Actor, now: u64) -> Result<(), StoreError> {
-        self.change(|transaction| {
+        let by = by.clone();
+        self.change(move |transaction| {
             match networks_of(transaction)? {
                 Some(have) if have == networks => return Ok(()),
                 Some(have) => return Err(StoreError::OtherNetworks { have }),
@@ -122,7 +123,7 @@ impl Store {
             let (v4, v6) = (networks.v4.to_string(), networks.v6.to_string());
             transaction.execute("UPDATE mesh SET v4 = ?1, v6 = ?2", (&v4, &v6))?;
             let subject = format!("{v4} {v6}");
-            audit::note(transaction, seconds(now), "networks set", &subject, by)
+            audit::note(transaction, seconds(now), "networks set", &subject, &by)
         })
     }
 
@@ -247,14 +248,14 @@ impl Store {
         }
     }
 
-    /// Changes, all of it or nothing. The work may be done more than once, of which one counts.
-    fn change<T>(
+    /// Changes, all of it or nothing. The work may be done more than once, of which one counts, and by another thread.
+    fn change<T: Send + 'static>(
         &self,
-        work: impl Fn(&Transaction<'_>) -> Result<T, StoreError>,
+        work: impl Fn(&Transaction<'_>) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
         match &self.0 {
             Backing::File(connection) => commit(&mut lock(connection), &work),
-            Backing::Etcd(replica) => replica.change(&work),
+            Backing::Etcd(replica) => replica.change(work),
         }
     }
 

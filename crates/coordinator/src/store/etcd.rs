@@ -70,6 +70,28 @@ pub(super) mod testing {
         });
     }
 
+    /// Some keys, and their values.
+    pub fn some(settings: &Etcd) -> Vec<(String, Vec<u8>)> {
+        wait_for(async {
+            let cluster = Cluster::new(settings).expect("a cluster");
+            let connection = cluster.connect(0).await.expect("a connection");
+            let mut all = Vec::new();
+            for key in ["head", "rows/mesh/1", "rows/member/100000"] {
+                let range = RangeRequest {
+                    key: format!("{}/state/{key}", settings.prefix).into_bytes(),
+                    ..RangeRequest::default()
+                };
+                let found = connection.range(range).await.expect("an answer").kvs;
+                all.extend(
+                    found
+                        .into_iter()
+                        .map(|kv| (String::from_utf8_lossy(&kv.key).into_owned(), kv.value)),
+                );
+            }
+            all
+        })
+    }
+
     /// Writes something there.
     pub fn put(settings: &Etcd, key: &str, value: &str) {
         wait_for(async {

@@ -44,13 +44,14 @@ impl Store {
     ) -> Result<Joining, StoreError> {
         let at = seconds(now);
         self.look_surely(|connection| admit(connection, request, at).map(drop))?;
-        self.change(|transaction| {
-            let admission = admit(transaction, request, at)?;
+        let (request, from) = (request.clone(), from.clone());
+        self.change(move |transaction| {
+            let admission = admit(transaction, &request, at)?;
             let (id, number) = match admission.own {
                 Some(own) => own,
                 None => {
-                    let entered = enter(transaction, &admission, request, at)?;
-                    audit::note(transaction, at, "joined", request.name.as_str(), from)?;
+                    let entered = enter(transaction, &admission, &request, at)?;
+                    audit::note(transaction, at, "joined", request.name.as_str(), &from)?;
                     entered
                 }
             };

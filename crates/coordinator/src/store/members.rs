@@ -94,7 +94,7 @@ impl Store {
         if known.ok_or(StoreError::NotAMember)? == told {
             return Ok(false);
         }
-        self.change(|transaction| {
+        self.change(move |transaction| {
             let revision = next_revision(transaction)?;
             let changed = transaction.execute(
                 "UPDATE member SET endpoints = ?2, relayed = ?3, revision = ?4 WHERE id = ?1",
@@ -216,13 +216,18 @@ impl Store {
             Actor::Host(_) => "left",
             Actor::Operator(_) => "removed",
         };
-        self.change(|transaction| {
-            let found = match whom {
-                Whom::Id(id) => {
+        let by = by.clone();
+        let whom = match whom {
+            Whom::Id(id) => Ok(id),
+            Whom::Name(name) => Err(name.clone()),
+        };
+        self.change(move |transaction| {
+            let found = match &whom {
+                Ok(id) => {
                     let sql = "SELECT id, name FROM member WHERE id = ?1";
                     transaction.query_row(sql, [id.0], id_and_name)
                 }
-                Whom::Name(name) => {
+                Err(name) => {
                     let sql = "SELECT id, name FROM member WHERE name = ?1";
                     transaction.query_row(sql, [name.as_str()], id_and_name)
                 }
@@ -242,7 +247,7 @@ impl Store {
             )?;
             transaction.execute("DELETE FROM member WHERE id = ?1", [id])?;
             transaction.execute("DELETE FROM seen WHERE member = ?1", [id])?;
-            audit::note(transaction, seconds(now), what, &name, by)?;
+            audit::note(transaction, seconds(now), what, &name, &by)?;
             Ok(true)
         })
     }

@@ -21,20 +21,21 @@ impl Store {
     /// [`StoreError::Policy`] if it is none; [`StoreError::Sqlite`].
     pub fn set_policy(&self, text: &str, by: &Actor, now: u64) -> Result<bool, StoreError> {
         let policy = Policy::parse(text)?;
-        self.change(|transaction| {
+        let (text, by) = (text.to_owned(), by.clone());
+        self.change(move |transaction| {
             if text_of(transaction)?.0 == text {
                 return Ok(false);
             }
             let revision = next_revision(transaction)?;
             transaction.execute(
                 "UPDATE policy SET text = ?1, revision = ?2",
-                (text, revision),
+                (&text, revision),
             )?;
             let subject = match policy.rules().len() {
                 1 => "1 rule".to_owned(),
                 count => format!("{count} rules"),
             };
-            audit::note(transaction, seconds(now), "policy set", &subject, by)?;
+            audit::note(transaction, seconds(now), "policy set", &subject, &by)?;
             Ok(true)
         })
     }
@@ -54,7 +55,8 @@ impl Store {
             return Err(StoreError::OutOfBounds("a member has 16 tags at most"));
         }
         let json = to_json(tags)?;
-        self.change(|transaction| {
+        let (name, tags, by) = (name.clone(), tags.to_vec(), by.clone());
+        self.change(move |transaction| {
             let sql = "SELECT tags FROM member WHERE name = ?1";
             let known = transaction.query_row(sql, [name.as_str()], |row| row.get::<_, String>(0));
             if known.optional()?.ok_or(StoreError::NotAMember)? == json {
@@ -67,7 +69,7 @@ impl Store {
             )?;
             let tags: Vec<&str> = tags.iter().map(Name::as_str).collect();
             let subject = format!("{name}: {}", tags.join(" "));
-            audit::note(transaction, seconds(now), "tags set", &subject, by)?;
+            audit::note(transaction, seconds(now), "tags set", &subject, &by)?;
             Ok(true)
         })
     }

@@ -42,7 +42,8 @@ impl Store {
                 ));
             }
         };
-        self.change(|transaction| {
+        let (secret, by) = (secret.clone(), by.clone());
+        self.change(move |transaction| {
             let sql = "SELECT kind, secret FROM relay WHERE address = ?1";
             let known: Option<(String, String)> = transaction
                 .query_row(sql, [&address], |row| Ok((row.get(0)?, row.get(1)?)))
@@ -63,7 +64,7 @@ impl Store {
                 (&address, kind, secret.reveal()),
             )?;
             next_revision(transaction)?;
-            audit::note(transaction, seconds(now), "relay added", &address, by)
+            audit::note(transaction, seconds(now), "relay added", &address, &by)
         })
     }
 
@@ -78,13 +79,14 @@ impl Store {
         now: u64,
     ) -> Result<bool, StoreError> {
         let address = address.to_string();
-        self.change(|transaction| {
+        let by = by.clone();
+        self.change(move |transaction| {
             let sql = "DELETE FROM relay WHERE address = ?1";
             if transaction.execute(sql, [&address])? == 0 {
                 return Ok(false);
             }
             next_revision(transaction)?;
-            audit::note(transaction, seconds(now), "relay removed", &address, by)?;
+            audit::note(transaction, seconds(now), "relay removed", &address, &by)?;
             Ok(true)
         })
     }

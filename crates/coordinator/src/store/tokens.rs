@@ -83,12 +83,14 @@ impl Store {
             ));
         }
         let tags = to_json(&token.tags)?;
-        self.change(|transaction| {
+        let (digest, token, by) = (digest.0, token.clone(), by.clone());
+        self.change(move |transaction| {
+            let label = token.label.as_deref();
             transaction.execute(
                 "INSERT INTO token (digest, label, uses, used, created, expires, tags)
                  VALUES (?1, ?2, ?3, 0, ?4, ?5, ?6)",
                 (
-                    digest.0,
+                    digest,
                     label,
                     token.uses,
                     seconds(now),
@@ -98,7 +100,7 @@ impl Store {
             )?;
             let id = transaction.last_insert_rowid();
             let subject = named(id, label);
-            audit::note(transaction, seconds(now), "token created", &subject, by)?;
+            audit::note(transaction, seconds(now), "token created", &subject, &by)?;
             Ok(TokenId(id))
         })
     }
@@ -137,7 +139,8 @@ impl Store {
     /// # Errors
     /// [`StoreError::Sqlite`].
     pub fn withdraw_token(&self, id: TokenId, by: &Actor, now: u64) -> Result<bool, StoreError> {
-        self.change(|transaction| {
+        let by = by.clone();
+        self.change(move |transaction| {
             let changed = transaction.execute(
                 "UPDATE token SET withdrawn = ?2 WHERE id = ?1 AND withdrawn IS NULL",
                 (id.0, seconds(now)),
@@ -148,7 +151,7 @@ impl Store {
             let sql = "SELECT label FROM token WHERE id = ?1";
             let label: Option<String> = transaction.query_row(sql, [id.0], |row| row.get(0))?;
             let subject = named(id.0, label.as_deref());
-            audit::note(transaction, seconds(now), "token withdrawn", &subject, by)?;
+            audit::note(transaction, seconds(now), "token withdrawn", &subject, &by)?;
             Ok(true)
         })
     }

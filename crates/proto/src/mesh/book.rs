@@ -311,6 +311,25 @@ mod tests {
     }
 
     #[test]
+    fn coordinators_are_as_last_told_and_no_more_than_there_may_be() {
+        let mut book = Book::default();
+        let at = |n: usize| -> RelayAddress { format!("c{n}:7443").parse().expect("an address") };
+        let with = |coordinators: Vec<RelayAddress>| Changes {
+            coordinators,
+            ..told(1, &[], &[])
+        };
+        book.take(with((0..=MAX_COORDINATORS).map(at).collect()));
+        let first: Vec<RelayAddress> = (0..MAX_COORDINATORS).map(at).collect();
+        assert_eq!(book.coordinators(), first);
+        let text = serde_json::to_string(&book).expect("text");
+        let kept: Book = serde_json::from_str(&text).expect("again");
+        assert_eq!(kept.coordinators(), first);
+        // One that is alone tells of none.
+        book.take(with(Vec::new()));
+        assert!(book.coordinators().is_empty());
+    }
+
+    #[test]
     fn what_is_let_in_is_told_before_members_and_stays_until_it_is_told_again() {
         let party = |tag: &str| Party {
             name: "me".parse().expect("a name"),

@@ -78,6 +78,8 @@ struct Figures {
 struct Member {
     client: Client,
     number: u16,
+    /// A member has one change told at a time, as a real one.
+    turn: tokio::sync::Mutex<()>,
 }
 
 /// A change that was acknowledged.
@@ -231,7 +233,13 @@ async fn join_all(
             let client = Client::new(&url, Some(pin), Some(request.credential))?;
             client.know(&others);
             let number = number as u16;
-            anyhow::Ok((Arc::new(Member { client, number }), joined.addresses))
+            let turn = tokio::sync::Mutex::default();
+            let member = Member {
+                client,
+                number,
+                turn,
+            };
+            anyhow::Ok((Arc::new(member), joined.addresses))
         });
     }
     let mut all = (Vec::new(), Vec::new());
@@ -282,6 +290,7 @@ impl Member {
             relayed: Vec::new(),
         };
         let asked = Instant::now();
+        let _turn = self.turn.lock().await;
         loop {
             match self.client.tell(&endpoints).await {
                 Ok(()) => {

@@ -59,10 +59,10 @@ impl From<Status> for Fault {
             Code::InvalidArgument
             | Code::PermissionDenied
             | Code::ResourceExhausted
-            | Code::Unauthenticated
             | Code::FailedPrecondition
             | Code::OutOfRange
             | Code::NotFound => Fault::Refused(text),
+            // Also a token that is not good any more: the next connection has another.
             _ => Fault::Lost(text),
         }
     }

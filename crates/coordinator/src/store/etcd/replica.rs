@@ -4,12 +4,13 @@
 //! as one transaction. When the connection breaks it takes the next member of the cluster and goes on where it was; when what it
 //! missed is not kept any more it loads again. Readers have the copy and wait for nobody.
 //!
-//! A change ([`Replica::change`]) is decided on the copy and taken back; what it would have done to rows is proposed. A proposal
+//! A change ([`Replica::change`]) is decided on the copy, together with those that wait at the same time, and taken back; what they would
+//! have done to rows is proposed. A proposal
 //! counts if the head is still the one that it was decided on: of two at once, one is decided anew. So a proposal can be sent again
 //! when its answer is lost: it counts once at most, and the next head tells by its number whose it is.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::mpsc::{SyncSender, TryRecvError, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -34,6 +35,10 @@ use crate::store::{SCHEMA, StoreError, lay_out};
 
 /// How long a change waits for etcd.
 const PATIENCE: Duration = Duration::from_secs(6);
+/// The same at least, for those who wait together with one that has waited long.
+const LEAST: Duration = Duration::from_secs(1);
+/// How long loading everything may take.
+const LOADING: Duration = Duration::from_secs(120);
 /// How long somebody is waited with who is to be refused.
 const SURE: Duration = Duration::from_secs(3);
 /// Pause before something is asked again that got no answer.
@@ -54,6 +59,8 @@ const MAX_ROWS: usize = 127;
 const STATE: i64 = 1;
 /// That of what lives with coordinators.
 const LIVE: i64 = 2;
+/// Changes that are proposed together, at most.
+const MAX_JOBS: usize = 32;
 /// Questions that wait for the thread, at most.
 const MAX_QUESTIONS: usize = 1024;
 
@@ -72,7 +79,9 @@ struct Head {
 /// A copy of what etcd has.
 pub(in crate::store) struct Replica {
     shared: Arc<Shared>,
-    /// Whose change is being decided and proposed: one at a time.
+    /// Changes that wait.
+    jobs: Mutex<VecDeque<Box<dyn Job>>>,
+    /// Who has them decided and proposed: one thread at a time.
     turn: Mutex<()>,
     questions: Option<mpsc::Sender<Question>>,
     thread: Option<JoinHandle<()>>,
@@ -112,6 +121,8 @@ struct State {
     foreign: i64,
     /// The mesh's number and the cluster's.
     epoch: (u64, u64),
+    /// All members of the cluster were tried, and none answers.
+    is_away: bool,
     /// Why etcd cannot be reached, or what it says cannot be understood.
     trouble: Option<Trouble>,
 }
@@ -121,6 +132,47 @@ enum Trouble {
     Away(String),
     Corrupt(String),
     Schema(i64),
+}
+
+/// A change that waits.
+trait Job: Send {
+    /// Does the work; whether it did not refuse.
+    fn decide(&mut self, transaction: &Transaction<'_>) -> bool;
+    /// Tells who waits for it what has become of it.
+    fn answer(self: Box<Self>, outcome: &Result<(), StoreError>);
+}
+
+struct Work<T, F> {
+    work: F,
+    /// What it said last.
+    decided: Option<Result<T, StoreError>>,
+    answer: SyncSender<Result<T, StoreError>>,
+}
+
+impl<T, F> Job for Work<T, F>
+where
+    T: Send,
+    F: Fn(&Transaction<'_>) -> Result<T, StoreError> + Send,
+{
+    fn decide(&mut self, transaction: &Transaction<'_>) -> bool {
+        let decided = (self.work)(transaction);
+        let is_done = decided.is_ok();
+        self.decided = Some(decided);
+        is_done
+    }
+
+    fn answer(self: Box<Self>, outcome: &Result<(), StoreError>) {
+        let answer = match outcome {
+            Ok(()) => self.decided.unwrap_or(Err(StoreError::Interrupted)),
+            Err(StoreError::Unavailable(why)) => Err(StoreError::Unavailable(why.clone())),
+            Err(StoreError::Unknown(why)) => Err(StoreError::Unknown(why.clone())),
+            Err(StoreError::CorruptRow { key }) => Err(StoreError::CorruptRow { key: key.clone() }),
+            Err(StoreError::OutOfBounds(what)) => Err(StoreError::OutOfBounds(what)),
+            Err(_) => Err(StoreError::Interrupted),
+        };
+        // Who waits is there until it has an answer.
+        let _ = self.answer.try_send(answer);
+    }
 }
 
 /// For the thread.
@@ -180,13 +232,20 @@ impl Replica {
         })?;
         let replica = Replica {
             shared,
+            jobs: Mutex::default(),
             turn: Mutex::new(()),
             questions: Some(questions),
             thread: Some(thread),
         };
-        let deadline = Instant::now() + PATIENCE;
-        replica.wait(deadline, |state| state.applied > 0 || state.is_hopeless())?;
+        let begun = Instant::now();
+        replica.wait(begun + LOADING, |state| {
+            let is_away = state.is_away && begun.elapsed() > PATIENCE;
+            state.applied > 0 || state.is_hopeless() || is_away
+        })?;
         replica.found()?;
+        if replica.state().applied == 0 {
+            return Err(replica.away());
+        }
         if replica.state().epoch.0 == 0 {
             replica.name()?;
         }
@@ -320,50 +379,98 @@ impl Replica {
         }
     }
 
-    /// Changes rows, all of what `work` does or nothing. It may be called more than once.
-    pub fn change<T>(
+    /// Changes rows, all of what `work` does or nothing. It may be called more than once, and by another thread: changes that wait at
+    /// the same time are proposed together.
+    pub fn change<T: Send + 'static>(
         &self,
-        work: &dyn Fn(&Transaction<'_>) -> Result<T, StoreError>,
+        work: impl Fn(&Transaction<'_>) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
         let deadline = Instant::now() + PATIENCE;
+        let (answer, answered) = sync_channel(1);
+        let job = Work {
+            work,
+            decided: None,
+            answer,
+        };
+        lock(&self.jobs).push_back(Box::new(job));
         let _turn = lock(&self.turn);
+        // Others' wait with it.
+        let deadline = deadline.max(Instant::now() + LEAST);
         loop {
-            if Instant::now() >= deadline {
-                return Err(self.away());
+            // Somebody else may have had it done meanwhile.
+            match answered.try_recv() {
+                Ok(done) => return done,
+                Err(TryRecvError::Disconnected) => return Err(StoreError::Interrupted),
+                Err(TryRecvError::Empty) => {}
             }
-            let (done, rows, head) = self.decide(work)?;
-            if done.is_err() || rows.is_empty() {
-                // It may be so because of what others have changed meanwhile, or have not.
-                if self.catch_up_by(deadline)? == head {
-                    return done;
-                }
-                continue;
-            }
-            if self.propose(rows, head, deadline)? {
-                return done;
+            let mut jobs = self.next_jobs();
+            let outcome = self.settle_all(&mut jobs, deadline);
+            for job in jobs {
+                job.answer(&outcome);
             }
         }
     }
 
-    /// What the work says, what it would do to rows, and the head that it was decided on.
-    #[allow(clippy::type_complexity)]
-    fn decide<T>(
+    /// The jobs that have waited longest.
+    fn next_jobs(&self) -> Vec<Box<dyn Job>> {
+        let mut jobs = lock(&self.jobs);
+        let count = jobs.len().min(MAX_JOBS);
+        jobs.drain(..count).collect()
+    }
+
+    /// Decides and proposes until it is known what has become of it.
+    fn settle_all(
         &self,
-        work: &dyn Fn(&Transaction<'_>) -> Result<T, StoreError>,
-    ) -> Result<(Result<T, StoreError>, Rows, i64), StoreError> {
+        jobs: &mut Vec<Box<dyn Job>>,
+        deadline: Instant,
+    ) -> Result<(), StoreError> {
+        loop {
+            if Instant::now() >= deadline {
+                return Err(self.away());
+            }
+            let (rows, head) = self.decide(jobs)?;
+            let counts = match rows.is_empty() {
+                false => self.propose(rows, head, deadline)?,
+                // It may be so because of what others have changed meanwhile, or have not.
+                true => self.catch_up_by(deadline)? == head,
+            };
+            if counts {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Has all jobs decide, as many as may be proposed together: what they would do to rows, and the head that it was decided on. Jobs
+    /// for which there is no room wait again.
+    fn decide(&self, jobs: &mut Vec<Box<dyn Job>>) -> Result<(Rows, i64), StoreError> {
         let mut database = self.database()?;
         let head = self.state().head;
         let tables = &self.shared.tables;
         let transaction = database.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let counter = tables.counter(&transaction)?;
-        let done = work(&transaction);
-        let rows = match done {
-            Ok(_) => tables.touched(&transaction, counter)?,
-            Err(_) => Rows::new(),
-        };
-        // Noted rows with it.
+        let mut decided = 0;
+        for job in jobs.iter_mut() {
+            transaction.execute_batch("SAVEPOINT job")?;
+            let is_done = job.decide(&transaction);
+            let is_too_much = decided > 0 && tables.count_touched(&transaction)? > MAX_ROWS;
+            if !is_done || is_too_much {
+                transaction.execute_batch("ROLLBACK TO job")?;
+            }
+            transaction.execute_batch("RELEASE job")?;
+            if is_too_much {
+                break;
+            }
+            decided += 1;
+        }
+        let rows = tables.touched(&transaction, counter)?;
+        // What was noted goes with it.
         transaction.rollback()?;
-        Ok((done, rows, head))
+        drop(database);
+        let mut waiting = lock(&self.jobs);
+        for job in jobs.drain(decided..).rev() {
+            waiting.push_front(job);
+        }
+        Ok((rows, head))
     }
 
     /// Has etcd take the rows if the head is still this one; whether it did. They are in the copy then.
@@ -634,7 +741,10 @@ async fn keep(shared: Arc<Shared>, cluster: Cluster, mut asked: mpsc::Receiver<Q
                 if failed < cluster.len() {
                     PAUSE
                 } else {
-                    shared.set(Some(Trouble::Away(why)));
+                    // What made no sense still makes none.
+                    if !lock(&shared.state).is_hopeless() {
+                        shared.set(Some(Trouble::Away(why)));
+                    }
                     failed = 0;
                     pause = (pause * 2).min(LONGEST_PAUSE);
                     pause
@@ -784,7 +894,10 @@ async fn answer(connection: &Connection, question: Question) -> Option<String> {
 
 impl Shared {
     fn set(&self, trouble: Option<Trouble>) {
-        lock(&self.state).trouble = trouble;
+        let mut state = lock(&self.state);
+        state.is_away = matches!(trouble, Some(Trouble::Away(_)));
+        state.trouble = trouble;
+        drop(state);
         self.changed.notify_all();
     }
 

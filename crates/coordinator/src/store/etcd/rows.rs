@@ -111,6 +111,15 @@ impl Tables {
             .optional()?)
     }
 
+    /// How many rows were touched since the last [`Self::forget`], the counter's included.
+    pub fn count_touched(&self, connection: &Connection) -> Result<usize, StoreError> {
+        let sql = "SELECT count(*) FROM (SELECT DISTINCT name, key FROM temp.touched)";
+        let count: u32 = connection
+            .prepare_cached(sql)?
+            .query_row([], |row| row.get(0))?;
+        Ok(count as usize + 1)
+    }
+
     /// What has become of the rows that were touched since the last [`Self::forget`].
     pub fn touched(
         &self,

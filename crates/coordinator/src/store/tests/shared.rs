@@ -324,7 +324,7 @@ fn a_row_that_makes_no_sense_is_named_and_not_passed_over() {
         put(&settings, &key, r#"{"id": 7, "name": "odd"}"#);
         let until = Instant::now() + Duration::from_secs(2);
         let error = loop {
-            match store.members() {
+            match store.policy() {
                 Err(error) => break error,
                 Ok(_) => assert!(Instant::now() < until, "it is passed over"),
             }
@@ -387,4 +387,136 @@ fn coordinators_know_of_each_other_and_who_asks_where() {
         });
         assert_eq!(seen(&two), (None, NOW + 100));
     });
+}
+
+/// `cargo test -p seikan-coordinator --lib replica_cost -- --ignored --nocapture`: what docs/MESH.md has of large meshes.
+#[test]
+#[ignore = "figures, of a minute"]
+fn replica_cost() {
+    const MEMBERS: u32 = 100_000;
+    let resident = || -> f64 {
+        let statm = fs::read_to_string("/proc/self/statm").expect("statm");
+        let pages = statm.split_whitespace().nth(1).and_then(|n| n.parse().ok());
+        pages.unwrap_or(0.0) * 4096.0 / 1e6
+    };
+    with_cluster(|cluster| {
+        let settings = settings(cluster);
+        let store = mesh_at(&settings);
+        let begun = Instant::now();
+        super::telling::crowd(&store, MEMBERS);
+        println!(
+            "{MEMBERS} rows written in {:.1} s",
+            begun.elapsed().as_secs_f64()
+        );
+        drop(store);
+        let (before, begun) = (resident(), Instant::now());
+        let store = Store::open_etcd(&settings).expect("opened");
+        println!(
+            "loaded in {:.1} s, {:.0} MB more",
+            begun.elapsed().as_secs_f64(),
+            resident() - before
+        );
+        assert_eq!(store.members().expect("members").len(), MEMBERS as usize);
+        let id = store
+            .authenticate(&Digest(
+                [&[0; 29][..], &[1, 0x86, 0xa0]]
+                    .concat()
+                    .try_into()
+                    .expect("32"),
+            ))
+            .expect("a member");
+        let endpoints: Vec<SocketAddr> = (1..=4).map(|n| ([192, 0, 2, n], 51820).into()).collect();
+        let begun = Instant::now();
+        for port in 1..=100u16 {
+            let mut endpoints = endpoints.clone();
+            endpoints[0].set_port(port);
+            store.set_endpoints(id, &endpoints, NOW).expect("set");
+        }
+        println!(
+            "a change with four endpoints: {:.1} ms",
+            begun.elapsed().as_secs_f64() * 10.0
+        );
+        for (key, value) in super::super::etcd::testing::some(&settings) {
+            println!("{key}: {} bytes", value.len());
+        }
+    });
+}
+
+#[test]
+fn etcd_is_spoken_to_by_tls_with_certificates_at_both_ends() {
+    struct Running(std::process::Child);
+    impl Drop for Running {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+    if !is_possible() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = |name: &str| folder.path().join(name);
+    for name in ["server", "client", "stranger"] {
+        let key = rcgen::KeyPair::generate().expect("a key");
+        let names = vec!["127.0.0.1".to_owned()];
+        let parameters = rcgen::CertificateParams::new(names).expect("parameters");
+        let certificate = parameters.self_signed(&key).expect("a certificate");
+        fs::write(file(&format!("{name}.pem")), certificate.pem()).expect("written");
+        fs::write(file(&format!("{name}.key")), key.serialize_pem()).expect("written");
+    }
+    let port = || {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        listener.local_addr().expect("an address").port()
+    };
+    let url = format!("https://127.0.0.1:{}", port());
+    let peer = format!("http://127.0.0.1:{}", port());
+    let etcd = std::process::Command::new("etcd")
+        .arg("--data-dir")
+        .arg(file("data"))
+        .args([
+            "--listen-client-urls",
+            &url,
+            "--advertise-client-urls",
+            &url,
+        ])
+        .args([
+            "--listen-peer-urls",
+            &peer,
+            "--initial-advertise-peer-urls",
+            &peer,
+        ])
+        .args(["--initial-cluster", &format!("default={peer}")])
+        .args(["--client-cert-auth", "--cert-file"])
+        .args([file("server.pem"), "--key-file".into(), file("server.key")])
+        .args(["--trusted-ca-file".into(), file("client.pem")])
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .spawn();
+    let _running = Running(etcd.expect("started"));
+    let settings = |ca: &str, identity: &str| Etcd {
+        endpoints: vec![url.clone()],
+        prefix: "/test".to_owned(),
+        ca: Some(file(&format!("{ca}.pem"))),
+        identity: Some((
+            file(&format!("{identity}.pem")),
+            file(&format!("{identity}.key")),
+        )),
+        user: None,
+        advertise: None,
+    };
+    let store = mesh_at(&settings("server", "client"));
+    join(&store, 1, "a", 1).expect("joined");
+    for (ca, identity) in [("server", "stranger"), ("stranger", "client")] {
+        let error = Store::open_etcd(&settings(ca, identity)).expect_err("nobody is trusted");
+        assert!(
+            matches!(error, StoreError::Unavailable(_)),
+            "{ca} {identity}: {error}"
+        );
+    }
+    let plain = Etcd {
+        endpoints: vec![url.replace("https", "http")],
+        ..settings("server", "client")
+    };
+    let error = Store::open_etcd(&plain).expect_err("certificates without TLS");
+    assert!(error.to_string().contains("https://"), "{error}");
 }

@@ -133,7 +133,7 @@ fn who_went_and_came_again_is_a_member() {
 }
 
 /// Members `c100` and so on, with revisions and keys of the same numbers.
-fn crowd(store: &Store, count: u32) {
+pub fn crowd(store: &Store, count: u32) {
     // As many at a time as one change may touch.
     for first in (0..count).step_by(100) {
         part_of_crowd(store, first, count.min(first + 100));
@@ -141,7 +141,7 @@ fn crowd(store: &Store, count: u32) {
 }
 
 fn part_of_crowd(store: &Store, first: u32, end: u32) {
-    let filled = store.change(|transaction| {
+    let filled = store.change(move |transaction| {
         transaction.execute(
             "WITH RECURSIVE n(i) AS (SELECT 100 + ?1 UNION ALL SELECT i + 1 FROM n WHERE i < 99 + ?2)
              INSERT INTO member (number, name, public_key, credential, token, tags, endpoints,
