@@ -3,13 +3,14 @@
 //!
 //! [`link`] makes two hosts ([`wire`] joins them with faults); [`tunnel`] starts a tunnel between them; [`load`] loads it; [`bench`](mod@bench)
 //! compares tunnels, [`gateway`](mod@gateway) puts them between a device and its remote, [`hostile`](mod@hostile)
-//! floods ours, [`scenario`] breaks them for the doctor, [`relay`](mod@relay) takes the direct path away, [`nat`] hides members from each other, and [`demo`](mod@demo) shows them; [`report`] draws the result for a terminal, as SVG or HTML.
+//! floods ours, [`scenario`] breaks them for the doctor, [`relay`](mod@relay) takes the direct path away, [`nat`] hides members from each other, [`crowd`] has many, and [`demo`](mod@demo) shows them; [`report`] draws the result for a terminal, as SVG or HTML.
 //!
 //! Nothing is left behind: namespaces have no name and end with the process, children die with it
 //! (`PR_SET_PDEATHSIG`), directories are removed by their guards, and every wait watches [`Interrupt`].
 #![forbid(unsafe_code)]
 
 pub mod bench;
+pub mod crowd;
 pub mod demo;
 mod error;
 pub mod gateway;

@@ -25,8 +25,10 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) struct Mesh {
     folder: PathBuf,
     coordinator: SocketAddr,
-    token: String,
-    pin: String,
+    /// Lets in whoever has it.
+    pub(crate) token: String,
+    /// Of the coordinator's certificate.
+    pub(crate) pin: String,
 }
 
 /// A host that has joined.
@@ -105,14 +107,14 @@ impl Mesh {
         run(host, &self.folder, &words)
     }
 
-    /// Has a host join under its name; its tunnel is not up yet. Interfaces' names are the whole machine's.
-    pub(crate) fn join(&self, host: &Host, interface: &str) -> Result<Member> {
+    /// Has a host join under a name; its tunnel is not up yet. Interfaces' names are the whole machine's.
+    pub(crate) fn join(&self, host: &Host, name: &str, interface: &str) -> Result<Member> {
         let (url, file) = (
             format!("https://{}", self.coordinator),
             self.path(&format!("{interface}.toml")),
         );
         let join = ["join", &url, "--token", &self.token, "--pin", &self.pin];
-        let rest = ["--name", host.name, "--iface", &file, "--no-up"];
+        let rest = ["--name", name, "--iface", &file, "--no-up"];
         run(host, &self.folder, &[&join[..], &rest].concat())?;
         let text = fs::read_to_string(&file).map_err(LabError::io("read what was joined"))?;
         fs::write(&file, format!("names = false\n{text}"))

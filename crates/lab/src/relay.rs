@@ -181,7 +181,7 @@ impl Site {
         let (mesh, coordinator) = Mesh::start(&middle, at(7443), folder, interrupt)?;
         // One relay, at an address in reach of both.
         let relay = mesh.start_relay(&middle, at(3478), "49152-65535", &[], interrupt)?;
-        let members = [mesh.join(&a, "labA")?, mesh.join(&b, "labB")?];
+        let members = [mesh.join(&a, "A", "labA")?, mesh.join(&b, "B", "labB")?];
         let tunnels = [members[0].up(&a, &[])?, members[1].up(&b, &[])?];
         let processes = [coordinator, relay].into_iter().chain(tunnels).collect();
         let site = Site {

@@ -1,6 +1,7 @@
 //! `seikan lab`: the test bench.
 
 mod cost;
+mod crowd;
 mod mesh;
 mod nat;
 mod reproduce;
@@ -32,6 +33,7 @@ use crate::output;
     sudo seikan lab reproduce queue     what others have published, done again\n  \
     sudo seikan lab relay               a flow by a relay, and while its path changes\n  \
     sudo seikan lab nat                 which pairs find a direct path through which NATs\n  \
+    sudo seikan lab crowd               many daemons, and a thousand members beside them\n  \
     seikan lab mesh                     a thousand members at one coordinator")]
 pub struct Arguments {
     #[command(subcommand)]
@@ -68,6 +70,8 @@ pub enum LabVerb {
     Relay(RelayArguments),
     /// Have pairs of hosts find each other through NATs, and compare with theory
     Nat(nat::NatArguments),
+    /// Have many daemons in one mesh with a thousand members beside, and measure what they need
+    Crowd(crowd::CrowdArguments),
     /// Do again what others have published about slow tunnels, and ask the doctor
     Reproduce(reproduce::ReproduceArguments),
 }
@@ -284,6 +288,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         LabVerb::Mesh(arguments) => mesh::run(arguments),
         LabVerb::Relay(arguments) => relay(arguments),
         LabVerb::Nat(arguments) => nat::run(arguments),
+        LabVerb::Crowd(arguments) => crowd::run(arguments),
         LabVerb::Reproduce(arguments) => reproduce::run(arguments),
     }
 }

@@ -2,7 +2,7 @@
 //! the same is said.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -11,15 +11,15 @@ use std::time::{Duration, Instant};
 use crate::error::{LabError, Result};
 use crate::link::Host;
 
-/// Between two questions.
-pub(super) const EVERY: Duration = Duration::from_millis(10);
+/// Between two questions, usually.
+pub(crate) const EVERY: Duration = Duration::from_millis(10);
 /// Where they are answered.
 const PORT: u16 = 7;
 /// How long a connection may take.
 const CONNECT: Duration = Duration::from_secs(10);
 
 /// Datagrams from one host to another and back, until it is dropped.
-pub(super) struct Flow {
+pub(crate) struct Flow {
     stop: Arc<AtomicBool>,
     seen: Arc<Mutex<Seen>>,
     threads: Vec<JoinHandle<()>>,
@@ -27,19 +27,19 @@ pub(super) struct Flow {
 
 /// What came back.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Seen {
+pub(crate) struct Seen {
     /// The first answer.
-    pub(super) first: Option<Instant>,
+    pub(crate) first: Option<Instant>,
     /// The latest.
-    pub(super) latest: Option<Instant>,
+    pub(crate) latest: Option<Instant>,
     /// The longest time between two, since it was last asked for.
-    pub(super) gap: Duration,
+    pub(crate) gap: Duration,
 }
 
 impl Flow {
-    /// Has `from` ask and `to`, which is `target` to it, answer.
-    pub(super) fn start(from: &Host, to: &Host, target: std::net::IpAddr) -> Result<Flow> {
-        let (asking, answering) = (socket(from, 0)?, socket(to, PORT)?);
+    /// Has `from` ask so often and `to`, which is `target` to it, answer.
+    pub(crate) fn start(from: &Host, to: &Host, target: IpAddr, every: Duration) -> Result<Flow> {
+        let (asking, answering) = (socket(from, 0, every)?, socket(to, PORT, every)?);
         let stop = Arc::new(AtomicBool::new(false));
         let seen = Arc::new(Mutex::new(Seen::default()));
         let over = Arc::clone(&stop);
@@ -57,7 +57,7 @@ impl Flow {
             let target = SocketAddr::new(target, PORT);
             let mut buffer = [0; 64];
             while !over.load(Ordering::Relaxed) {
-                let next = Instant::now() + EVERY;
+                let next = Instant::now() + every;
                 // There may be no tunnel yet.
                 let _ = asking.send_to(b"are you there?", target);
                 while Instant::now() < next {
@@ -76,7 +76,7 @@ impl Flow {
     }
 
     /// The same over one TCP connection, which is made first.
-    pub(super) fn over_tcp(from: &Host, to: &Host, target: std::net::IpAddr) -> Result<Flow> {
+    pub(crate) fn over_tcp(from: &Host, to: &Host, target: IpAddr) -> Result<Flow> {
         let listen = || TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT));
         let connect = || TcpStream::connect_timeout(&SocketAddr::new(target, PORT), CONNECT);
         let failed = "connect through the tunnel";
@@ -134,12 +134,12 @@ impl Flow {
     }
 
     /// What came back so far.
-    pub(super) fn seen(&self) -> Seen {
+    pub(crate) fn seen(&self) -> Seen {
         *self.lock()
     }
 
     /// Forgets the longest gap.
-    pub(super) fn reset(&self) {
+    pub(crate) fn reset(&self) {
         self.lock().gap = Duration::ZERO;
     }
 
@@ -150,7 +150,7 @@ impl Flow {
 
 impl Seen {
     /// The longest time without an answer, also if there is none since.
-    pub(super) fn longest(&self) -> Duration {
+    pub(crate) fn longest(&self) -> Duration {
         let since = self.latest.map_or(Duration::ZERO, |at| at.elapsed());
         self.gap.max(since)
     }
@@ -183,10 +183,10 @@ fn later(error: &std::io::Error) -> bool {
 }
 
 /// A socket of a host, which waits for a moment only.
-fn socket(host: &Host, port: u16) -> Result<UdpSocket> {
+fn socket(host: &Host, port: u16, every: Duration) -> Result<UdpSocket> {
     let open = || {
         let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port))?;
-        socket.set_read_timeout(Some(EVERY / 2))?;
+        socket.set_read_timeout(Some(every / 2))?;
         std::io::Result::Ok(socket)
     };
     host.run(open)?

@@ -7,9 +7,9 @@
 
 mod clock;
 mod event;
-mod flow;
+pub(crate) mod flow;
 mod plan;
-mod site;
+pub(crate) mod site;
 
 use std::sync::Mutex;
 use std::sync::PoisonError;
@@ -26,7 +26,7 @@ use crate::error::{LabError, Result};
 use crate::interrupt::Interrupt;
 use crate::mesh::{Member, Mesh, patiently};
 use crate::process::{Process, Processes};
-use flow::Flow;
+use flow::{EVERY, Flow};
 use site::Site;
 
 /// From the start within which a direct path is to be in use, where there can be one.
@@ -138,6 +138,57 @@ pub fn nat(
     })
 }
 
+/// From the first packet to a member that is known and directly reachable, to which nothing was sent yet, until its answer; one for each
+/// delay of a direction. In seconds.
+///
+/// # Errors
+/// A program that does not start, what the kernel refuses, no answer; [`LabError::Interrupted`].
+pub fn first_packets(delays: &[Duration], interrupt: &Interrupt) -> Result<Vec<f64>> {
+    let open = Nat {
+        name: "open".to_owned(),
+        about: String::new(),
+        seen: "open".to_owned(),
+        boxes: Vec::new(),
+    };
+    let cell = Cell {
+        nats: [open.clone(), open],
+        shared: Vec::new(),
+        path: PathKind::Direct,
+        why: String::new(),
+    };
+    let one = |(number, delay): (usize, &Duration)| {
+        let setting = Setting {
+            cell: &cell,
+            delay: *delay,
+            number,
+            relays: 1,
+            clocks: Clocks::default(),
+        };
+        let mut stage = Stage::set(&setting, interrupt)?;
+        stage.start_b(&[])?;
+        patiently("the members know each other", interrupt, || {
+            stage.check_alive()?;
+            let known = |end: usize| {
+                // Not up yet.
+                let status = stage.status(end).unwrap_or_default();
+                !status["peers"][0]["path"]["ways"].is_null()
+            };
+            Ok((known(0) && known(1)).then_some(()))
+        })?;
+        // Neighbours know each other, as those of a router do: its link has no such delay.
+        let (a, b) = (stage.site.host(0), stage.site.host(1));
+        let outside = Flow::start(b, a, stage.site.open_a(), EVERY)?;
+        patiently("an answer", interrupt, || Ok(outside.seen().first))?;
+        drop(outside);
+        interrupt.sleep(DOUBT)?;
+        let begun = Instant::now();
+        let flow = stage.flow()?;
+        let answer = patiently("an answer", interrupt, || Ok(flow.seen().first))?;
+        Ok((answer - begun).as_secs_f64())
+    };
+    delays.iter().enumerate().map(one).collect()
+}
+
 /// Does `count` things, some at a time; the first error ends it.
 fn side_by_side<T: Send>(
     count: usize,
@@ -213,7 +264,7 @@ impl Stage {
             let host = site.host(end);
             let number = setting.number;
             let interface = format!("n{}x{number}{}", std::process::id(), host.name);
-            mesh.join(host, &interface)
+            mesh.join(host, host.name, &interface)
         };
         let members = [join(0)?, join(1)?];
         let a = members[0].up(site.host(0), &[])?;
@@ -270,7 +321,7 @@ impl Stage {
     /// Questions from B to A.
     fn flow(&self) -> Result<Flow> {
         let (a, b) = (self.site.host(0), self.site.host(1));
-        Flow::start(b, a, self.members[0].address)
+        Flow::start(b, a, self.members[0].address, EVERY)
     }
 
     /// Starts B and watches what comes of it.

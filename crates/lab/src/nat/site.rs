@@ -23,11 +23,11 @@ use crate::link::Host;
 use crate::wire::{Faults, Wire, WireFaults};
 
 /// The network of everybody.
-const INTERNET: [u8; 3] = [198, 51, 100];
+pub(crate) const INTERNET: [u8; 3] = [198, 51, 100];
 /// The network of a home.
 const HOME: [u8; 3] = [192, 168, 1];
 /// Ends of addresses: of who gives a network its way out, of A and B, and of what both are behind.
-const FIRST: u8 = 1;
+pub(crate) const FIRST: u8 = 1;
 const ENDS: [u8; 2] = [10, 20];
 const SHARED: u8 = 30;
 /// What is added to the end of an address that changes.
@@ -37,9 +37,12 @@ const WAN: &str = "wan";
 const LAN: &str = "lan";
 const WIRED: &str = "wired";
 
+/// Of a switch itself. Without one it has the lowest of its ports', and another when a port comes, which its neighbours do not know.
+const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
+
 /// A switch with a network, and the host that it belongs to.
-struct Switch {
-    host: Host,
+pub(crate) struct Switch {
+    pub(crate) host: Host,
     netlink: Netlink,
     bridge: u32,
     network: [u8; 3],
@@ -71,7 +74,7 @@ fn refused(error: NetlinkError) -> LabError {
     LabError::Setup(error.to_string())
 }
 
-fn address(network: [u8; 3], end: u8) -> IpAddr {
+pub(crate) fn address(network: [u8; 3], end: u8) -> IpAddr {
     let [a, b, c] = network;
     Ipv4Addr::new(a, b, c, end).into()
 }
@@ -81,11 +84,12 @@ fn net(network: [u8; 3], end: u8) -> IpNet {
 }
 
 impl Switch {
-    fn create(name: &'static str, network: [u8; 3]) -> Result<Switch> {
+    pub(crate) fn create(name: &'static str, network: [u8; 3]) -> Result<Switch> {
         let mut host = Host::create(name, FIRST)?;
         WIRED.clone_into(&mut host.device);
         let netlink = host.netlink()?;
         let bridge = netlink.create_bridge(LAN).map_err(refused)?;
+        netlink.set_hardware_address(bridge, MAC).map_err(refused)?;
         netlink
             .add_address(bridge, net(network, FIRST))
             .map_err(refused)?;
@@ -108,7 +112,7 @@ impl Switch {
     }
 
     /// Gives `host` a card at this switch.
-    fn plug(&self, host: &Host, card: &str, end: u8) -> Result<()> {
+    pub(crate) fn plug(&self, host: &Host, card: &str, end: u8) -> Result<()> {
         let port = format!("port{end}");
         let peer = Some(host.netns().as_fd());
         self.netlink
@@ -118,7 +122,7 @@ impl Switch {
     }
 
     /// Gives a card that is plugged in its address, and the way out; the card's index.
-    fn configure(&self, host: &Host, card: &str, end: u8, way_out: bool) -> Result<u32> {
+    pub(crate) fn configure(&self, host: &Host, card: &str, end: u8, way_out: bool) -> Result<u32> {
         let netlink = host.netlink()?;
         let index = netlink.link(card).map_err(refused)?.index;
         netlink
@@ -323,6 +327,11 @@ impl Site {
     /// A or B.
     pub(super) fn host(&self, end: usize) -> &Host {
         &self.hosts[end]
+    }
+
+    /// Where B finds A without a NAT before it.
+    pub(super) fn open_a(&self) -> IpAddr {
+        address(INTERNET, ENDS[0])
     }
 
     /// Nothing gets to B or from it, or everything does.

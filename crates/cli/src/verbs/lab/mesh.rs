@@ -79,7 +79,7 @@ struct Figures {
 }
 
 /// A member.
-struct Member {
+pub(super) struct Member {
     client: Client,
     number: u16,
 }
@@ -118,7 +118,13 @@ async fn measure(arguments: &MeshArguments) -> anyhow::Result<Figures> {
     let token = coordinator.token(folder.path())?;
 
     let begun = Instant::now();
-    let (members, addresses) = join_all(arguments.members, &coordinator, &token).await?;
+    let (members, addresses) = join_all(
+        0..arguments.members,
+        &coordinator.url,
+        coordinator.pin,
+        &token,
+    )
+    .await?;
     let joined = begun.elapsed().as_secs_f64();
     let different: BTreeSet<IpNet> = addresses.iter().flatten().copied().collect();
     let duplicates = addresses.iter().map(Vec::len).sum::<usize>() - different.len();
@@ -175,20 +181,21 @@ async fn measure(arguments: &MeshArguments) -> anyhow::Result<Figures> {
 }
 
 /// All at once, each over a connection of its own.
-async fn join_all(
-    count: u32,
-    coordinator: &Coordinator,
+pub(super) async fn join_all(
+    numbers: std::ops::Range<u32>,
+    url: &CoordinatorUrl,
+    pin: Pin,
     token: &Token,
 ) -> anyhow::Result<(Vec<Arc<Member>>, Vec<Vec<IpNet>>)> {
     let mut joining = JoinSet::new();
-    for number in 0..count {
+    for number in numbers {
         let request = JoinRequest {
             token: token.clone(),
             name: format!("m{number}").parse()?,
             public_key: PrivateKey::generate(&mut SystemRandom).public(),
             credential: Credential::generate(&mut SystemRandom),
         };
-        let (url, pin) = (coordinator.url.clone(), coordinator.pin);
+        let url = url.clone();
         joining.spawn(async move {
             let client = Client::new(&url, Some(pin), None)?;
             let joined: Joined = client.join(&request).await?;
@@ -208,7 +215,7 @@ async fn join_all(
 
 impl Member {
     /// An endpoint that says who it is and how often it has changed.
-    async fn tell(&self, change: u16) -> anyhow::Result<()> {
+    pub(super) async fn tell(&self, change: u16) -> anyhow::Result<()> {
         let [a, b] = self.number.to_be_bytes();
         // A port is never 0.
         let endpoint = SocketAddr::from(([198, 18, a, b], change + 1));
@@ -323,7 +330,7 @@ async fn settle(
     (delays, unheard as u64)
 }
 
-fn quantile(sorted: &[f64], share: f64) -> f64 {
+pub(super) fn quantile(sorted: &[f64], share: f64) -> f64 {
     let last = sorted.len().saturating_sub(1);
     sorted
         .get((last as f64 * share).round() as usize)
