@@ -68,6 +68,9 @@ impl Site {
         let netns = NetNs::create().map_err(|e| e.to_string())?;
         let netlink = netns.netlink().map_err(|e| e.to_string())?;
         let bridge = netlink.create_bridge("switch").map_err(|e| e.to_string())?;
+        // Its own, or it has another each time that a port with a lower one comes, and its neighbours wait for it in vain.
+        let mac = [2, 0, 0, 0, 0, 1];
+        netlink.set_hardware_address(bridge, mac).expect("a MAC");
         let address = "192.0.2.1/24".parse().expect("an address");
         netlink.add_address(bridge, address).expect("an address");
         netlink.set_up(bridge).expect("up");

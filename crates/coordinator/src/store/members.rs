@@ -120,8 +120,8 @@ impl Store {
         by: &Actor,
         now: u64,
     ) -> Result<bool, StoreError> {
-        let sql = "SELECT public_key, name FROM member WHERE id = ?1";
-        let own = |connection: &Connection| {
+        let own = move |connection: &Connection| {
+            let sql = "SELECT public_key, name FROM member WHERE id = ?1";
             let row = |row: &Row<'_>| Ok((row.get::<_, [u8; 32]>(0)?, row.get::<_, String>(1)?));
             let own = connection.query_row(sql, [id.0], row).optional()?;
             own.ok_or(StoreError::NotAMember)
@@ -130,13 +130,13 @@ impl Store {
         if self.look(own)?.0 == *key.as_bytes() {
             return Ok(false);
         }
-        self.change(|transaction| {
+        let (key, by, now) = (*key, by.clone(), seconds(now));
+        self.change(move |transaction| {
             let (former, name) = own(transaction)?;
             let sql = "SELECT EXISTS (SELECT 1 FROM member WHERE public_key = ?1)";
             if transaction.query_row(sql, [key.as_bytes()], |row| row.get(0))? {
-                return Err(StoreError::KeyTaken { key: *key });
+                return Err(StoreError::KeyTaken { key });
             }
-            let now = seconds(now);
             let lately = audit::count_since(transaction, KEY_CHANGED, &name, now - 3600)?;
             if lately >= MAX_KEYS_AN_HOUR {
                 return Err(StoreError::TooManyKeys {
@@ -152,7 +152,7 @@ impl Store {
             let new = next_revision(transaction)?;
             let sql = "UPDATE member SET public_key = ?2, revision = ?3 WHERE id = ?1";
             transaction.execute(sql, (id.0, key.as_bytes(), new))?;
-            audit::note(transaction, now, KEY_CHANGED, &name, by)?;
+            audit::note(transaction, now, KEY_CHANGED, &name, &by)?;
             Ok(true)
         })
     }

@@ -175,6 +175,11 @@ pub fn first_packets(delays: &[Duration], interrupt: &Interrupt) -> Result<Vec<f
             };
             Ok((known(0) && known(1)).then_some(()))
         })?;
+        // Neighbours know each other, as those of a router do: its link has no such delay.
+        let (a, b) = (stage.site.host(0), stage.site.host(1));
+        let outside = Flow::start(b, a, stage.site.open_a(), EVERY)?;
+        patiently("an answer", interrupt, || Ok(outside.seen().first))?;
+        drop(outside);
         interrupt.sleep(DOUBT)?;
         let begun = Instant::now();
         let flow = stage.flow()?;

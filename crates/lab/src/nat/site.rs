@@ -37,6 +37,9 @@ const WAN: &str = "wan";
 const LAN: &str = "lan";
 const WIRED: &str = "wired";
 
+/// Of a switch itself. Without one it has the lowest of its ports', and another when a port comes, which its neighbours do not know.
+const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
+
 /// A switch with a network, and the host that it belongs to.
 pub(crate) struct Switch {
     pub(crate) host: Host,
@@ -86,6 +89,7 @@ impl Switch {
         WIRED.clone_into(&mut host.device);
         let netlink = host.netlink()?;
         let bridge = netlink.create_bridge(LAN).map_err(refused)?;
+        netlink.set_hardware_address(bridge, MAC).map_err(refused)?;
         netlink
             .add_address(bridge, net(network, FIRST))
             .map_err(refused)?;
@@ -323,6 +327,11 @@ impl Site {
     /// A or B.
     pub(super) fn host(&self, end: usize) -> &Host {
         &self.hosts[end]
+    }
+
+    /// Where B finds A without a NAT before it.
+    pub(super) fn open_a(&self) -> IpAddr {
+        address(INTERNET, ENDS[0])
     }
 
     /// Nothing gets to B or from it, or everything does.

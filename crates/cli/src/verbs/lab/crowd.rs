@@ -33,8 +33,6 @@ const DELAYS: [u64; 4] = [0, 5, 25, 50];
 const NEW: usize = 5;
 /// Members that one talks to now and then.
 const ACTIVE: usize = 10;
-/// How long its processor time is counted.
-const IDLE: Duration = Duration::from_secs(30);
 /// Until a stream has its rate.
 const WARMUP: Duration = Duration::from_secs(2);
 /// How often is looked whether members are to change.
@@ -54,6 +52,9 @@ pub struct CrowdArguments {
     /// Pairs of daemons that are to reach each other
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub pairs: u32,
+    /// How long the processor time of a daemon is counted that talks now and then
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    pub idle: u32,
     /// Length of each measurement of a stream
     #[arg(long, value_name = "SECONDS", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=600))]
     pub seconds: u32,
@@ -191,9 +192,10 @@ fn measure(
         reached.sort_by(f64::total_cmp);
         let active: Vec<usize> = (1..=ACTIVE).collect();
         progress(0.6, "a daemon that talks to ten".to_owned());
-        let idle = crowd.idle(0, &active, IDLE, interrupt)?;
+        let time = Duration::from_secs(arguments.idle.into());
+        let idle = crowd.idle(0, &active, time, interrupt)?;
         orders.change.store(true, Ordering::Relaxed);
-        let idle_changing = crowd.idle(0, &active, IDLE, interrupt)?;
+        let idle_changing = crowd.idle(0, &active, time, interrupt)?;
         let [still, changing] = compare(arguments, crowd, orders, interrupt, progress)?;
         let mut used = (0..real)
             .map(|number| crowd.used(number))

@@ -430,7 +430,8 @@ fn replica_cost() {
         for port in 1..=100u16 {
             let mut endpoints = endpoints.clone();
             endpoints[0].set_port(port);
-            store.set_endpoints(id, &endpoints, NOW).expect("set");
+            let told = telling::at(&endpoints);
+            store.set_endpoints(id, &told, NOW).expect("set");
         }
         println!(
             "a change with four endpoints: {:.1} ms",

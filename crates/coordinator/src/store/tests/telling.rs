@@ -13,7 +13,7 @@ fn endpoint(n: u8) -> SocketAddr {
     SocketAddr::from(([192, 0, 2, n], 51820))
 }
 
-fn at(endpoints: &[SocketAddr]) -> Endpoints {
+pub fn at(endpoints: &[SocketAddr]) -> Endpoints {
     Endpoints {
         endpoints: endpoints.to_vec(),
         relayed: Vec::new(),
