@@ -8,8 +8,8 @@
 //! the tunnel all the time; each round has four parts: what it carries by the relay, how long nothing arrives at most while the path
 //! changes to direct, what it carries then, and how long nothing arrives when the direct path dies.
 //!
-//! Where there is coturn, A and B are members of a second mesh, whose only relay it is. Then a stream by the one relay and one by the
-//! other take turns, with M not forwarding, and it is noted how busy relay and ends were: who waits for whom.
+//! Where there is coturn, it is the only relay of another mesh with members C and D, who are at M likewise. Then a stream by the one
+//! relay and one by the other take turns, with M not forwarding, and it is noted how busy relay and ends were: who waits for whom.
 
 use std::fs;
 use std::io;
@@ -230,20 +230,17 @@ fn rate(meter: &Meter, options: &RelayOptions, interrupt: &Interrupt) -> Result<
 
 /// The hosts and what runs on them.
 struct Site {
-    a: Host,
-    b: Host,
     middle: Host,
     folder: std::path::PathBuf,
     processes: std::cell::RefCell<Processes>,
 }
 
-/// A mesh whose members are A and B.
+/// A mesh of two members.
 struct Mesh {
-    /// What its interfaces' names begin with.
-    prefix: &'static str,
-    /// B inside the tunnel.
+    hosts: [Host; 2],
+    /// The second inside the tunnel.
     target: IpAddr,
-    /// Processes of A and B.
+    /// Processes of both.
     members: Vec<u32>,
 }
 
@@ -259,14 +256,8 @@ struct Change {
 
 impl Site {
     fn create(folder: &Path, interrupt: &Interrupt) -> Result<Site> {
-        let [a, b, middle] = [("A", 1), ("B", 2), ("M", 3)].map(|(n, i)| Host::create(n, i));
-        let (a, b, middle) = (a?, b?, middle?);
-        cable(&a, &middle, 1)?;
-        cable(&b, &middle, 2)?;
         let site = Site {
-            a,
-            b,
-            middle,
+            middle: Host::create("M", 3)?,
             folder: folder.to_owned(),
             processes: Default::default(),
         };
@@ -292,7 +283,10 @@ impl Site {
             Ok(fs::read_to_string(self.folder.join("relay/secret")).ok())
         })?;
         let add = ["10.77.1.3:3478", "--secret", secret.trim()];
-        Ok((self.mesh("lab", "7443", &add, interrupt)?, process))
+        Ok((
+            self.mesh([("A", 1), ("B", 2)], "7443", &add, interrupt)?,
+            process,
+        ))
     }
 
     /// The mesh with coturn as Debian has it, and its process; `None` where it is not installed.
@@ -313,22 +307,31 @@ impl Site {
             Err(error) => return Err(error),
         };
         let add = ["10.77.1.3:5478", "--turn", "--secret", "lab"];
-        Ok(Some((self.mesh("turn", "7444", &add, interrupt)?, process)))
+        Ok(Some((
+            self.mesh([("C", 4), ("D", 5)], "7444", &add, interrupt)?,
+            process,
+        )))
     }
 
-    /// A mesh with one relay, of which A and B become members.
+    /// A mesh with one relay, whose coordinator is at that port of M, and two new hosts as members.
     fn mesh(
         &self,
-        prefix: &'static str,
+        hosts: [(&'static str, u8); 2],
         port: &str,
         relay: &[&str],
         interrupt: &Interrupt,
     ) -> Result<Mesh> {
         let folder = &self.folder;
-        let store = path(folder, &format!("coordinator-{prefix}"));
+        let [first, second] = hosts.map(|(name, number)| {
+            let host = Host::create(name, number)?;
+            cable(&host, &self.middle, number)?;
+            Ok::<_, LabError>(host)
+        });
+        let hosts = [first?, second?];
+        let name = format!("coordinator-{port}");
+        let store = path(folder, &name);
         let listen = format!("10.77.1.3:{port}");
         let words = ["coordinator", "--dir", &store, "--listen", &listen];
-        let name = format!("coordinator-{prefix}");
         self.start(&name, None, command(folder, &words)?)?;
         let said = patiently("the coordinator makes a token", interrupt, || {
             let token = ["coordinator", "token", "--reusable", "--dir", &store];
@@ -345,29 +348,29 @@ impl Site {
         let add = ["coordinator", "relay", "add", "--dir", &store];
         run(&self.middle, folder, &[&add[..], relay].concat())?;
         let mut mesh = Mesh {
-            prefix,
+            hosts,
             target: IpAddr::from([0; 4]),
             members: Vec::new(),
         };
-        for host in [&self.a, &self.b] {
-            let file = path(folder, &format!("{prefix}{}.toml", host.name));
+        for host in &mesh.hosts {
+            let file = path(folder, &format!("lab{}.toml", host.name));
             let url = format!("https://{listen}");
             let join = ["join", &url, "--token", &token, "--pin", &pin];
             let rest = ["--name", host.name, "--iface", &file, "--no-up"];
             run(host, folder, &[&join[..], &rest].concat())?;
             let up = command(folder, &["up", &file])?;
-            let name = format!("seikan-{prefix}");
-            mesh.members.push(self.start(&name, Some(host), up)?);
+            mesh.members.push(self.start("seikan", Some(host), up)?);
         }
-        let text = fs::read_to_string(folder.join(format!("{prefix}B.toml")));
+        let file = format!("lab{}.toml", mesh.hosts[1].name);
+        let text = fs::read_to_string(folder.join(file));
         let text = text.map_err(LabError::io("read what was joined"))?;
         let address = text
             .split('"')
             .find_map(|word| word.split('/').next()?.parse().ok());
-        mesh.target = address.ok_or_else(|| LabError::Setup("B has no address".into()))?;
-        for host in [&self.a, &self.b] {
+        mesh.target = address.ok_or_else(|| LabError::Setup("a member has no address".into()))?;
+        for host in &mesh.hosts {
             patiently("the members know each other", interrupt, || {
-                let known = self.status(&mesh, host)?["peers"]
+                let known = self.status(host)?["peers"]
                     .as_array()
                     .is_some_and(|p| p.len() == 1);
                 Ok(known.then_some(()))
@@ -422,11 +425,11 @@ impl Site {
         processes.0.iter_mut().try_for_each(Process::check_alive)
     }
 
-    /// From A to B through the tunnel.
-    fn ends(&self, mesh: &Mesh) -> Ends<'_> {
+    /// From the first to the second through the tunnel.
+    fn ends<'a>(&self, mesh: &'a Mesh) -> Ends<'a> {
         Ends {
-            client: &self.a,
-            server: &self.b,
+            client: &mesh.hosts[0],
+            server: &mesh.hosts[1],
             target: mesh.target,
             sources: &[],
         }
@@ -442,9 +445,8 @@ impl Site {
     }
 
     /// What an end says of itself.
-    fn status(&self, mesh: &Mesh, host: &Host) -> Result<serde_json::Value> {
-        let interface = format!("{}{}", mesh.prefix, host.name);
-        let words = ["status", &interface, "--json"];
+    fn status(&self, host: &Host) -> Result<serde_json::Value> {
+        let words = ["status", &format!("lab{}", host.name), "--json"];
         let said = run(host, &self.folder, &words)?;
         serde_json::from_str(&said).map_err(|e| LabError::Setup(format!("status: {e}")))
     }
@@ -452,8 +454,8 @@ impl Site {
     /// Datagrams that either end has dropped on their way in.
     fn dropped(&self, mesh: &Mesh) -> Result<u64> {
         let mut dropped = 0;
-        for host in [&self.a, &self.b] {
-            let status = self.status(mesh, host)?;
+        for host in &mesh.hosts {
+            let status = self.status(host)?;
             let drops = status["totals"]["inbound"]["drops"].as_object();
             dropped += drops.map_or(0, |d| d.values().filter_map(|n| n.as_u64()).sum());
             dropped += status["receive_queue_drops"].as_u64().unwrap_or(0);
@@ -485,8 +487,8 @@ impl Site {
             if asked.elapsed() >= ASK {
                 self.check_alive()?;
                 let mut all = true;
-                for host in [&self.a, &self.b] {
-                    let path = &self.status(mesh, host)?["peers"][0]["path"];
+                for host in &mesh.hosts {
+                    let path = &self.status(host)?["peers"][0]["path"];
                     all &= path["relayed"].as_bool() == Some(relayed);
                     lost = lost.max(path["report"]["lost"].as_u64().unwrap_or(0));
                 }
