@@ -40,6 +40,10 @@ impl Tunnel {
             .peer_mut(id)
             .is_some_and(|peer| peer.timers.approach(APPROACH_INTERVAL, now.mono));
         if wanted {
+            // It may not hear us where we believe it to be, though nothing of ours is unanswered there.
+            if let Some(peer) = self.peer_mut(id).filter(|p| p.has_session(now.mono)) {
+                peer.paths.sent(now.mono);
+            }
             self.initiate(now, id, true, outbox);
             self.reschedule(id, now.mono, now.mono);
         }
