@@ -272,7 +272,11 @@ fn a_direct_path_that_dies_is_replaced_by_a_relay_and_found_again() {
             two.nats[0].run_nft("insert rule inet filter through ip daddr 192.0.2.101 drop");
             two.nats[0].run_nft("insert rule inet filter through ip saddr 192.0.2.101 drop");
             // How soon is measured by `seikan lab relay`.
-            assert!(two.hear(SOON));
+            assert!(
+                two.hear(SOON),
+                "{:?}",
+                two.hosts.iter().map(Host::status).collect::<Vec<_>>()
+            );
             assert_eq!(two.relayed(), [Some(true); 2]);
             two.nats[0].run_nft("flush chain inet filter through");
             two.nats[0].run_nft("add rule inet filter through accept");
