@@ -8,9 +8,9 @@ use crate::config::{
     Config, Endpoint, Host, NotInIni, PeerConfig, PresharedKey, PrivateKey, Syntax, encode_key,
 };
 use crate::node::Node;
-use std::fs::{self, OpenOptions};
+use std::fs::{self, OpenOptions, Permissions};
 use std::io::{self, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, chown};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use zeroize::Zeroizing;
 
@@ -177,12 +177,13 @@ fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
     replace_with(path, text, |_| Ok(()))
 }
 
-/// The same with the mode and the owner that the file had.
+/// The same with the owner and the mode that the file had, but for what everybody might do.
 fn replace_alike(path: &Path, text: &[u8]) -> io::Result<()> {
     let old = fs::metadata(path)?;
     replace_with(path, text, |new| {
         chown(new, Some(old.uid()), Some(old.gid()))?;
-        fs::set_permissions(new, old.permissions())
+        // There is a secret in it: whatever the mode was, not for everybody.
+        fs::set_permissions(new, Permissions::from_mode(old.mode() & 0o7770))
     })
 }
 

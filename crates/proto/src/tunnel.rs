@@ -217,6 +217,11 @@ impl Tunnel {
         };
         let former = std::mem::replace(&mut peer.public_key, key);
         peer.handshake.cookie = CookieJar::new(construction, &key);
+        // Nothing that was said under the former key counts for this one: not how late it was, nor an initiation to it.
+        peer.handshake.last_timestamp = None;
+        if let Some(begun) = peer.handshake.initiator.take() {
+            self.indices.remove(begun.local_index());
+        }
         self.by_key.remove(&former);
         self.by_key.insert(key, id);
         true

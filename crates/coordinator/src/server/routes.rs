@@ -203,6 +203,10 @@ async fn key(
     let credential = shown(request.headers())?;
     let Rotation { public_key } = body(request).await?;
     let by = Actor::Host(from.ip().to_canonical());
+    let id = app.ask(move |store| store.authenticate(&credential));
+    if !app.limits.may(id.await?, Doing::Moving) {
+        return Err(Refused::too_often());
+    }
     let set = app.change(move |store| {
         let id = store.authenticate(&credential)?;
         store.set_key(id, &public_key, &by, now())

@@ -63,6 +63,8 @@ const MAX_NEWS: usize = 16;
 /// How often STUN servers are asked: NATs forget a mapping after half a minute at the soonest (RFC 4787, section 4.3, asks for
 /// two minutes).
 const REFLECT_EVERY: Duration = Duration::from_secs(25);
+/// How often this host's key is told, changed or not: what became of it, if an answer was lost, nobody knows.
+const TELL_KEY_EVERY: Duration = Duration::from_secs(120);
 /// How long the router may take at the end to take its port back.
 pub(super) const LAST_WORDS: Duration = Duration::from_secs(1);
 /// Members to be called that wait, at most.
@@ -313,7 +315,13 @@ impl Agent {
             // The first answer comes at once; then what was kept has time to be written before the next question.
             let wait = if since == 0 { Duration::ZERO } else { WAIT };
             let asked = Instant::now();
-            let question = client.changes(since, epoch, wait);
+            // What waits at an address that this host has no more may wait for long.
+            let question = async {
+                tokio::select! {
+                    answer = client.changes(since, epoch, wait) => Some(answer),
+                    () = shared.elsewhere.notified() => None,
+                }
+            };
             let answer = match dirty || judge.is_dirty() {
                 true => match tokio::time::timeout_at(stored + STORE_EVERY, question).await {
                     Ok(answer) => answer,
@@ -326,6 +334,7 @@ impl Agent {
                 },
                 false => question.await,
             };
+            let Some(answer) = answer else { continue };
             match answer {
                 Ok(mut changes) => {
                     (pause, silent) = (Pause::default(), 0);
@@ -431,6 +440,7 @@ impl Agent {
     /// nobody could be told.
     async fn tell(&self, client: &Client, worker: &Worker, shared: &Shared) -> Result<(), Gone> {
         let mut told_key = None;
+        let mut key_told_at = Instant::now();
         let mut told: Option<Endpoints> = None;
         let mut known = Vec::new();
         let mut pause = Pause::default();
@@ -442,6 +452,10 @@ impl Agent {
             // What cannot be asked for now is asked for again.
             if let Ok(local) = local {
                 if local != known {
+                    if !known.is_empty() {
+                        client.connect_anew();
+                        shared.elsewhere.notify_one();
+                    }
                     known = local;
                     shared.moved.notify_one();
                 }
@@ -461,11 +475,25 @@ impl Agent {
                 };
                 let retell = shared.retell.take();
                 let own_key = self.own_key.get();
-                if (retell || told_key != Some(own_key))
-                    // One that refuses does so again; an earlier version knows no such thing.
-                    && matches!(client.rotate(own_key).await, Ok(()) | Err(ClientError::Refused(_)))
-                {
-                    told_key = Some(own_key);
+                let again = key_told_at.elapsed() > TELL_KEY_EVERY;
+                if retell || again || told_key != Some(own_key) {
+                    told_key = match client.rotate(own_key).await {
+                        Ok(()) => Some(own_key),
+                        // Now it cannot, or will not hear of it.
+                        Err(ClientError::Refused(refusal))
+                            if !matches!(
+                                refusal.reason,
+                                Reason::Unavailable | Reason::NotAMember
+                            ) =>
+                        {
+                            Some(own_key)
+                        }
+                        Err(_) => None,
+                    };
+                    key_told_at = Instant::now();
+                    if told_key.is_none() {
+                        pause.wait().await;
+                    }
                 }
                 if retell || told.as_ref() != Some(&now) {
                     match client.tell(&now).await {
@@ -560,20 +588,28 @@ impl Agent {
                 let router = Router::before(seen, &netlink, self.own_interface)?;
                 Some((router, seen, port?))
             });
-            let before = shared.held.take();
+            // It stays there meanwhile, to be given back if this ends.
+            let before = shared.held.borrow().clone();
             let held = match (wanted, before) {
                 (Some(wanted), Some(mut held)) if asked == Some(wanted) => {
                     let renewed = match held.renew_at <= Instant::now() {
                         true => held.renew().await,
                         false => Ok(()),
                     };
-                    renewed.map(|()| Some(held))
+                    match renewed {
+                        Err(_) if Instant::now() < held.expires_at => {
+                            held.put_off();
+                            Ok(Some(held))
+                        }
+                        renewed => renewed.map(|()| Some(held)),
+                    }
                 }
                 (Some(wanted), None) if asked == Some(wanted) && Instant::now() < again => Ok(None),
                 (wanted, before) => {
                     if let Some(before) = before {
                         before.give_back().await;
                     }
+                    shared.held.replace(None);
                     match wanted {
                         Some((router, _, port)) => Held::ask(router, port, &secret).await.map(Some),
                         None => Ok(None),
@@ -588,9 +624,11 @@ impl Agent {
                     shared.held.replace(Some(held));
                     Some(Ok(mapping))
                 }
+                // Nothing was asked for, as lately nothing was given.
                 Ok(None) if wanted.is_some() => known.clone(),
                 Ok(None) => None,
                 Err(reason) => {
+                    shared.held.replace(None);
                     again = Instant::now() + mapping::RETRY;
                     Some(Err(reason))
                 }
@@ -667,6 +705,8 @@ pub(super) struct Shared {
     mapped: RefCell<Option<Result<Mapping, String>>>,
     /// This host's own addresses are.
     moved: Notify,
+    /// They have become others: what waits for an answer at the former ones may wait in vain.
+    elsewhere: Notify,
     /// What was told has to be told again.
     retell: Cell<bool>,
     /// What waits for an answer.
@@ -686,6 +726,7 @@ impl Shared {
             held: RefCell::default(),
             mapped: RefCell::default(),
             moved: Notify::new(),
+            elsewhere: Notify::new(),
             retell: Cell::new(false),
             questions: Questions::default(),
             book: RefCell::default(),

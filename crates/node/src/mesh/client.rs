@@ -66,9 +66,13 @@ pub enum ClientError {
     Runtime(io::Error),
 }
 
-/// Speaks to one coordinator of a mesh at a time. Connections are kept open between questions.
+/// Connections, kept open between questions.
+type Http = legacy::Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
+
+/// Speaks to one coordinator of a mesh at a time.
 pub struct Client {
-    http: legacy::Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    connector: HttpsConnector<HttpConnector>,
+    http: Mutex<Http>,
     coordinators: Mutex<Coordinators>,
     authorization: Option<HeaderValue>,
 }
@@ -107,10 +111,6 @@ impl Client {
             .with_server_name_resolver(FixedServerNameResolver::new(server_name(url)?))
             .enable_http1()
             .wrap_connector(http);
-        let http = legacy::Client::builder(TokioExecutor::new())
-            .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(Duration::from_secs(30))
-            .build(connector);
         let authorization = credential.and_then(|credential| {
             let text = Zeroizing::new(format!("Bearer {}", *credential.reveal()));
             let mut value = HeaderValue::from_str(&text).ok()?;
@@ -126,13 +126,23 @@ impl Client {
             Host::Name(name) => format!("https://{name}:{port}"),
         };
         Ok(Client {
-            http,
+            http: Mutex::new(connected(&connector)),
+            connector,
             coordinators: Mutex::new(Coordinators {
                 urls: vec![url],
                 asked: 0,
             }),
             authorization,
         })
+    }
+
+    /// Asks by new connections from now on: those that there are may be of an address that this host has no more.
+    pub fn connect_anew(&self) {
+        *self.http() = connected(&self.connector);
+    }
+
+    fn http(&self) -> MutexGuard<'_, Http> {
+        self.http.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes these, beside the configured one, for coordinators of the mesh.
@@ -268,9 +278,9 @@ impl Client {
         let request = request
             .body(Full::new(Bytes::from(body)))
             .map_err(|e| odd(&url, &e))?;
+        let http = self.http().clone();
         let answered = async {
-            let response = self
-                .http
+            let response = http
                 .request(request)
                 .await
                 .map_err(|e| unreachable(&url, &e))?;
@@ -367,6 +377,13 @@ fn causes(error: &(dyn Error + 'static)) -> String {
         source = cause.source();
     }
     text
+}
+
+fn connected(connector: &HttpsConnector<HttpConnector>) -> Http {
+    legacy::Client::builder(TokioExecutor::new())
+        .pool_timer(TokioTimer::new())
+        .pool_idle_timeout(Duration::from_secs(30))
+        .build(connector.clone())
 }
 
 /// What a certificate has to be for, whichever coordinator shows it.

@@ -39,6 +39,11 @@ struct Before {
     until_unix_s: u64,
 }
 
+/// Doubts of one kind that are told of, at most.
+const MAX_DOUBTS: usize = 1024;
+/// Addresses that are remembered of a member, at most: those that a pinned one had among them.
+const MAX_REMEMBERED: usize = 16;
+
 /// What is odd about members' keys.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Doubts {
@@ -159,9 +164,11 @@ impl Judge {
                 true
             }
             Some(reason) => {
-                let name = member.name.clone();
-                let refused = Refused { name, reason };
-                self.doubts.refused.insert(member.public_key, refused);
+                let (name, key) = (member.name.clone(), member.public_key);
+                let refused = &mut self.doubts.refused;
+                if refused.len() < MAX_DOUBTS || refused.contains_key(&key) {
+                    refused.insert(key, Refused { name, reason });
+                }
                 false
             }
         }
@@ -177,6 +184,10 @@ impl Judge {
                 member.name
             ));
         }
+        let mut pins = self.trust.pins.iter();
+        if let Some((name, _)) = pins.find(|(name, pin)| **pin == key && **name != member.name) {
+            return Some(format!("its key is pinned as that of `{name}`"));
+        }
         let before = self.known.names.get(&member.name);
         let before = before.filter(|before| before.public_key != key && pin.is_none());
         if self.trust.first_use && before.is_some() {
@@ -190,8 +201,7 @@ impl Judge {
             Some((address, name, self.known.names.get(name)?))
         });
         for (address, name, owner) in owners.filter(|(_, _, owner)| owner.public_key != key) {
-            let pinned = self.trust.pins.get(name) == Some(&owner.public_key);
-            if pinned || (self.trust.first_use && pin.is_none()) {
+            if self.is_pinned(&owner.public_key) || (self.trust.first_use && pin.is_none()) {
                 return Some(format!(
                     "`{}` has the address {address} of `{name}`, but not its key",
                     member.name
@@ -201,19 +211,30 @@ impl Judge {
         None
     }
 
-    /// Remembers somebody who is believed. Without room, who is new is not.
+    fn is_pinned(&self, key: &PublicKey) -> bool {
+        self.trust.pins.values().any(|pin| pin == key)
+    }
+
+    /// Remembers somebody who is believed. Without room, who is new is not, unless pinned.
     fn learn(&mut self, member: &Member, unix_s: u64) {
         let (name, key) = (&member.name, member.public_key);
+        let pinned = self.is_pinned(&key);
         let old = self.known.names.get(name).cloned();
-        let same = |old: &Entry| old.public_key == key && old.addresses == member.addresses;
-        if old.as_ref().is_some_and(same) || (old.is_none() && self.known.names.len() >= MAX_KNOWN)
-        {
+        // What a pinned one had stays its own: else whoever says that it has moved could give that to another.
+        let had = old.iter().filter(|old| pinned && old.public_key == key);
+        let had = had.flat_map(|old| &old.addresses);
+        let mut addresses = member.addresses.clone();
+        addresses.extend(had.filter(|address| !member.addresses.contains(address)));
+        addresses.truncate(MAX_REMEMBERED);
+        let same = |old: &Entry| old.public_key == key && old.addresses == addresses;
+        let full = self.known.names.len() >= MAX_KNOWN && !pinned;
+        if old.as_ref().is_some_and(same) || (old.is_none() && full) {
             return;
         }
         for address in old.iter().flat_map(|old| &old.addresses) {
             self.owners.remove(address);
         }
-        for address in &member.addresses {
+        for address in &addresses {
             let other = self.owners.insert(*address, name.clone());
             let other = other.and_then(|other| self.known.names.get_mut(&other));
             if let Some(other) = other {
@@ -229,7 +250,7 @@ impl Judge {
         };
         let entry = Entry {
             public_key: key,
-            addresses: member.addresses.clone(),
+            addresses,
             before,
         };
         self.doubts.note(name, &entry, &self.trust);
@@ -251,7 +272,9 @@ impl Doubts {
                 now: entry.public_key,
                 since_unix_s: before.until_unix_s,
             };
-            self.changed.insert(name.clone(), changed);
+            if self.changed.len() < MAX_DOUBTS || self.changed.contains_key(name) {
+                self.changed.insert(name.clone(), changed);
+            }
         }
     }
 }
@@ -326,10 +349,31 @@ mod tests {
         judge.judge(vec![Change::Removed(key(1))], NOW);
         assert!(told(&mut judge, &member("evil", 2, 1)).is_err());
         assert_eq!(told(&mut judge, &member("web", 3, 3)), Ok(()));
-        // It has another one: the old one is free.
+        // It has another one: nobody has the old one either.
         assert_eq!(told(&mut judge, &member("db", 1, 9)), Ok(()));
-        assert_eq!(told(&mut judge, &member("evil", 2, 1)), Ok(()));
+        assert!(told(&mut judge, &member("evil", 2, 1)).is_err());
         assert!(told(&mut judge, &member("evil", 2, 9)).is_err());
+        // Nor is it had by way of another name for the pinned key.
+        assert!(told(&mut judge, &member("other", 1, 9)).is_err());
+        assert!(told(&mut judge, &member("evil", 2, 9)).is_err());
+    }
+
+    #[test]
+    fn no_more_doubts_are_told_than_people_can_read() {
+        let mut judge = judge(trust(&[("db", 1)], false));
+        let odd = |n: usize| {
+            let mut bytes = [2; 32];
+            bytes[..2].copy_from_slice(&(n as u16).to_le_bytes());
+            match member("db", 2, 2) {
+                Change::Set(member) => Change::Set(Member {
+                    public_key: PublicKey::from_bytes(bytes),
+                    ..member
+                }),
+                other => other,
+            }
+        };
+        judge.judge((0..=MAX_DOUBTS).map(odd).collect(), NOW);
+        assert_eq!(judge.doubts.refused.len(), MAX_DOUBTS);
     }
 
     #[test]

@@ -162,6 +162,9 @@ struct Log<'a> {
 
 impl Log<'_> {
     fn say(&mut self, doubts: &Doubts) {
+        if self.said.len() >= MAX_SAID {
+            return;
+        }
         let refused = doubts.refused.iter().map(|(key, refused)| {
             let message = format!("no peer: {key}: {}", refused.reason);
             let help = format!("if its key was changed where it is, write `pins = [\"{} {key}\"]`; else the coordinator may be in \
@@ -549,6 +552,7 @@ fn rotate(node: &mut Node, former: &PublicKey, member: Member, rules: &Rules) {
     let believed = rules.check(&member).is_ok();
     let peer = node.tunnel.peer_by_key(former).filter(|_| believed);
     let Some(mesh) = &mut node.mesh else { return };
+    mesh.refused.remove(former);
     match (peer, mesh.members.remove(former)) {
         (Some(id), Some(before)) if node.tunnel.rotate_peer_key(id, key) => {
             mesh.members.insert(key, before);
