@@ -214,11 +214,11 @@ impl Store {
         }
     }
 
-    /// Waits until what others have changed before is known here; whether that is more than was known. Of a file it always is.
+    /// Waits until what others have changed before is known here; whether it may not have been. Of a file it always is.
     fn catch_up(&self) -> Result<bool, StoreError> {
         match &self.0 {
             Backing::File(_) => Ok(false),
-            Backing::Etcd(replica) => replica.catch_up(),
+            Backing::Etcd(replica) => replica.catch_up().map(|()| true),
         }
     }
 
@@ -243,6 +243,7 @@ impl Store {
     ) -> Result<T, StoreError> {
         let found = self.look(&work);
         match found {
+            // Also if nothing was left to catch up with: it may have come right after that look.
             Err(_) if self.catch_up()? => self.look(&work),
             found => found,
         }

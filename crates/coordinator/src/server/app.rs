@@ -44,8 +44,8 @@ const MAX_QUESTIONS: usize = 8;
 pub(super) struct App {
     store: Store,
     pub limits: Limits,
-    /// Of this process, or of all that share the store: revisions of another one may be others, as after a restore from a backup.
-    pub epoch: u64,
+    /// The epoch of a store that has none.
+    own_epoch: u64,
     turns: Arc<Semaphore>,
     changes: Arc<Semaphore>,
     /// The store has told of something.
@@ -93,6 +93,8 @@ impl Doorbell {
 /// What those who wait look at.
 #[derive(Clone, Copy, Debug, Default)]
 struct Progress {
+    /// That of the revision.
+    epoch: u64,
     revision: u64,
     /// The server ends: nobody is to wait any more.
     stopping: bool,
@@ -103,17 +105,28 @@ impl App {
         let told = Arc::new(Notify::new());
         let listener = Arc::clone(&told);
         store.listen(move || listener.notify_one());
+        let own_epoch = random();
+        let progress = Progress {
+            epoch: store.epoch().unwrap_or(own_epoch),
+            ..Progress::default()
+        };
         App {
-            epoch: store.epoch().unwrap_or_else(random),
+            own_epoch,
             store,
             limits: Limits::new(),
             turns: Arc::new(Semaphore::new(TURNS)),
             changes: Arc::new(Semaphore::new(CHANGES)),
             told,
-            progress: watch::Sender::new(Progress::default()),
+            progress: watch::Sender::new(progress),
             waiting: AtomicUsize::new(0),
             doorbells: Mutex::default(),
         }
+    }
+
+    /// Of this process, or of all that share the store: revisions of another one may be others, as after a restore from a backup, which
+    /// may come at any time. What is read from the store after this was asked is of this epoch or a later one.
+    pub fn epoch(&self) -> u64 {
+        self.store.epoch().unwrap_or(self.own_epoch)
     }
 
     /// Asks the store for something that members are not told of.
@@ -155,20 +168,25 @@ impl App {
         let app = Arc::clone(self);
         self.take_turn(&self.changes, move |store| {
             let done = work(store)?;
+            let epoch = app.epoch();
             // What is done is done; that nobody heard of it is found out by looking.
             if let Ok(revision) = store.revision() {
-                app.tell(revision);
+                app.tell(epoch, revision);
             }
             Ok(done)
         })
         .await
     }
 
-    fn tell(&self, revision: u64) {
+    fn tell(&self, epoch: u64, revision: u64) {
         self.progress.send_if_modified(|progress| {
-            let newer = revision > progress.revision;
-            progress.revision = progress.revision.max(revision);
-            newer
+            // Who was slow may not bring back an epoch that is over; the next look tells of the one that is.
+            let is_over = epoch != self.epoch();
+            let is_newer = epoch != progress.epoch || revision > progress.revision;
+            if is_newer && !is_over {
+                (progress.epoch, progress.revision) = (epoch, revision);
+            }
+            is_newer && !is_over
         });
     }
 
@@ -244,14 +262,21 @@ impl App {
         });
     }
 
-    /// Waits for a revision after `since`, or for a call; which of them came within that time.
-    pub async fn wait_for_news(&self, since: u64, bell: &Doorbell, time: Duration) -> News {
+    /// Waits for a revision after `since`, or another epoch, or for a call; which of them came within that time.
+    pub async fn wait_for_news(
+        &self,
+        epoch: u64,
+        since: u64,
+        bell: &Doorbell,
+        time: Duration,
+    ) -> News {
         bell.idle.store(false, Ordering::Relaxed);
         let mut progress = self.progress.subscribe();
+        let is_news = |p: &Progress| p.stopping || p.epoch != epoch || p.revision > since;
         let news = async {
             tokio::select! {
                 _ = bell.rung.notified() => News::Call,
-                _ = progress.wait_for(|p| p.stopping || p.revision > since) => News::Revision,
+                _ = progress.wait_for(is_news) => News::Revision,
             }
         };
         timeout(time, news).await.unwrap_or(News::None)
@@ -278,7 +303,7 @@ pub(super) enum News {
     None,
     /// Somebody calls.
     Call,
-    /// A new revision, or the end of the server.
+    /// A new revision, another epoch, or the end of the server.
     Revision,
 }
 

@@ -118,9 +118,11 @@ async fn changes(
     let credential = shown(&headers)?;
     let Query(Question { since, epoch, wait }) =
         question.map_err(|rejection| Refused::malformed(rejection.body_text()))?;
-    let epochs_differ = epoch.is_some_and(|epoch| epoch != app.epoch);
+    // Before the store is asked: should there be another one meanwhile, the asker does not get that, and at its next question is told
+    // of everybody.
+    let own = app.epoch();
+    let epochs_differ = epoch.is_some_and(|epoch| epoch != own);
     let since = if epochs_differ { 0 } else { since };
-    let own = app.epoch;
     let current = app.ask(move |store| {
         let id = store.authenticate(&credential)?;
         store.touch(id, now())?;
@@ -134,7 +136,7 @@ async fn changes(
         let _waiting = app.waiting();
         let time = Duration::from_secs(wait.min(MAX_WAIT));
         let news = match current == since {
-            true => app.wait_for_news(since, &bell, time).await,
+            true => app.wait_for_news(own, since, &bell, time).await,
             false => News::Revision,
         };
         // A call is told at once: packets wait for it.

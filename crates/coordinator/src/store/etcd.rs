@@ -44,9 +44,13 @@ pub const PREFIX: &str = "/seikan/mesh";
 /// What tests do to etcd beside the store.
 #[cfg(test)]
 pub(super) mod testing {
+    use seikan_proto::mesh::RelayAddress;
+
     use super::Etcd;
     use super::client::Cluster;
+    use super::live::{Live, Writer};
     use super::messages::{PutRequest, RangeRequest, Request, RequestOp, TxnRequest};
+    use super::replica::delete;
 
     fn wait_for<T>(work: impl Future<Output = T>) -> T {
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -90,6 +94,43 @@ pub(super) mod testing {
             }
             all
         })
+    }
+
+    /// Has a member ask `one`, then `two`, then neither; what `look` finds when it does not ask `one` any more, and then.
+    pub fn move_member<T>(settings: &Etcd, member: i64, look: impl Fn() -> T) -> [T; 2] {
+        wait_for(async {
+            let cluster = Cluster::new(settings).expect("a cluster");
+            let connection = cluster.connect(0).await.expect("a connection");
+            let at = |address: &str| -> Option<RelayAddress> {
+                Some(address.parse().expect("an address"))
+            };
+            let (one, two) = (Live::default(), Live::default());
+            let mut first = Writer::new(&settings.prefix, at("one.example:7443"), 1);
+            let mut second = Writer::new(&settings.prefix, at("two.example:7443"), 2);
+            one.asks(member, 100);
+            first.write(&one, &connection).await.expect("written");
+            two.asks(member, 200);
+            second.write(&two, &connection).await.expect("written");
+            one.leave();
+            first.write(&one, &connection).await.expect("written");
+            let moved = look();
+            two.leave();
+            second.write(&two, &connection).await.expect("written");
+            [moved, look()]
+        })
+    }
+
+    /// Takes away what is there.
+    pub fn take_away(settings: &Etcd, key: &str) {
+        wait_for(async {
+            let cluster = Cluster::new(settings).expect("a cluster");
+            let connection = cluster.connect(0).await.expect("a connection");
+            let txn = TxnRequest {
+                compare: Vec::new(),
+                success: vec![delete(key.into())],
+            };
+            connection.txn(txn).await.expect("gone");
+        });
     }
 
     /// Writes something there.

@@ -133,6 +133,10 @@ impl Store {
         let (key, by, now) = (*key, by.clone(), seconds(now));
         self.change(move |transaction| {
             let (former, name) = own(transaction)?;
+            // Told twice at once.
+            if former == *key.as_bytes() {
+                return Ok(false);
+            }
             let sql = "SELECT EXISTS (SELECT 1 FROM member WHERE public_key = ?1)";
             if transaction.query_row(sql, [key.as_bytes()], |row| row.get(0))? {
                 return Err(StoreError::KeyTaken { key });

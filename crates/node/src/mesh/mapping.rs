@@ -40,6 +40,8 @@ const SEARCH_PATIENCE: Duration = Duration::from_millis(1500);
 /// Where one is searched for (UDA 2.0, section 1.3.2): the port at the router itself, and the group, for those that hear nothing else.
 const SSDP: u16 = 1900;
 const SSDP_GROUP: Ipv4Addr = Ipv4Addr::new(239, 255, 255, 250);
+/// Characters of a reason, at most: a router can answer at length.
+const MAX_REASON: usize = 200;
 /// What people find in the router's list.
 const DESCRIPTION: &str = "seikan";
 
@@ -88,14 +90,18 @@ impl Router {
 }
 
 /// A port that is held.
+#[derive(Clone)]
 pub(super) struct Held {
     /// What is told of it.
     pub mapping: Mapping,
     /// When it is to be asked for again.
     pub renew_at: Instant,
+    /// When the router forgets it.
+    pub expires_at: Instant,
     by: By,
 }
 
+#[derive(Clone)]
 enum By {
     Pmp(Box<PortMapping>),
     Upnp(Box<Gateway<Tokio>>, SocketAddr),
@@ -118,9 +124,14 @@ impl Held {
         };
         match tokio::time::timeout(UPNP_PATIENCE, ask_upnp(router, port)).await {
             Ok(Ok(held)) => Ok(held),
-            Ok(Err(by_upnp)) => Err(format!("{by_pcp}; {by_upnp}")),
-            Err(_) => Err(format!("{by_pcp}; UPnP: no answer in time")),
+            Ok(Err(by_upnp)) => Err(shortened(&format!("{by_pcp}; {by_upnp}"))),
+            Err(_) => Err(shortened(&format!("{by_pcp}; UPnP: no answer in time"))),
         }
+    }
+
+    /// Has it asked for again only after the least time: the router did not answer, and what it gave is good for longer.
+    pub(super) fn put_off(&mut self) {
+        self.renew_at = Instant::now() + LEAST;
     }
 
     /// Gives it back, if the router hears it.
@@ -142,21 +153,24 @@ impl Held {
     /// # Errors
     /// Why it is this host's no longer, for people.
     pub(super) async fn renew(&mut self) -> Result<(), String> {
-        let renewed = match &mut self.by {
+        let renewed = self.renewed().await;
+        *self = renewed.map_err(|reason| shortened(&reason))?;
+        Ok(())
+    }
+
+    async fn renewed(&mut self) -> Result<Held, String> {
+        match &mut self.by {
             By::Pmp(mapping) => {
                 mapping.renew().await.map_err(|error| error.to_string())?;
-                held_by_pmp((**mapping).clone()).await?
+                held_by_pmp((**mapping).clone()).await
             }
             By::Upnp(gateway, own) => {
                 let (gateway, own) = (gateway.clone(), *own);
                 let again = add_upnp(gateway, own, self.mapping.address.port());
-                tokio::time::timeout(UPNP_PATIENCE, again)
-                    .await
-                    .map_err(|_| "UPnP: no answer in time".to_owned())??
+                let again = tokio::time::timeout(UPNP_PATIENCE, again).await;
+                again.unwrap_or_else(|_| Err("UPnP: no answer in time".to_owned()))
             }
-        };
-        *self = renewed;
-        Ok(())
+        }
     }
 }
 
@@ -196,6 +210,7 @@ async fn held_by_pmp(mapping: PortMapping) -> Result<Held, String> {
     Ok(Held {
         mapping: usable(outside, mapping.external_port().get(), by)?,
         renew_at: half_of(mapping.lifetime()),
+        expires_at: end_of(mapping.lifetime()),
         by: By::Pmp(Box::new(mapping)),
     })
 }
@@ -243,6 +258,7 @@ async fn add_upnp(
     Ok(Held {
         mapping: usable(outside, port, Protocol::Upnp)?,
         renew_at: half_of(LIFETIME),
+        expires_at: end_of(LIFETIME),
         by: By::Upnp(gateway, own),
     })
 }
@@ -262,6 +278,15 @@ fn usable(outside: IpAddr, port: u16, by: Protocol) -> Result<Mapping, String> {
 fn half_of(lifetime: u32) -> Instant {
     let half = Duration::from_secs(lifetime.min(LIFETIME).into()) / 2;
     Instant::now() + half.max(LEAST)
+}
+
+fn end_of(lifetime: u32) -> Instant {
+    Instant::now() + Duration::from_secs(lifetime.min(LIFETIME).into())
+}
+
+/// A reason for people.
+fn shortened(reason: &str) -> String {
+    reason.chars().take(MAX_REASON).collect()
 }
 
 /// By which a router knows who asked first (RFC 6887, section 11.1): this host's, and nobody else's to guess.
@@ -339,6 +364,8 @@ mod tests {
             by: Protocol::NatPmp,
         };
         assert_eq!(held.mapping, wanted);
+        let left = held.expires_at - Instant::now();
+        assert!((110..=120).contains(&left.as_secs()), "{left:?}");
         server.abort();
     }
 
@@ -348,6 +375,20 @@ mod tests {
             let wait = half_of(lifetime) - Instant::now();
             assert_eq!(wait.as_secs_f64().round() as u64, wanted, "{lifetime}");
         }
+    }
+
+    #[test]
+    fn a_port_ends_when_the_router_says_and_within_what_was_asked_for() {
+        for (lifetime, wanted) in [(3600, 3600), (120, 120), (1, 1), (u32::MAX, 3600)] {
+            let left = end_of(lifetime) - Instant::now();
+            assert_eq!(left.as_secs_f64().round() as u64, wanted, "{lifetime}");
+        }
+    }
+
+    #[test]
+    fn a_reason_is_no_longer_than_people_read() {
+        assert_eq!(shortened("PCP: no answer"), "PCP: no answer");
+        assert_eq!(shortened(&"é".repeat(1 << 20)).chars().count(), MAX_REASON);
     }
 
     #[test]

@@ -20,7 +20,7 @@ use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::{MAX_RELAYED, Relay, RelayKind, in_turn};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU16;
 use std::time::{Duration, Instant};
@@ -30,6 +30,8 @@ use tokio::sync::{Notify, mpsc};
 const SERVERS: usize = 2;
 /// How long an allocation is kept that nobody needs any more: who needed it may come again.
 const KEPT: Duration = Duration::from_secs(300);
+/// After an allocation that was there for so long the pauses begin anew.
+const SETTLED: Duration = Duration::from_secs(60);
 /// How often is looked whether it is needed.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// How long the host may take to resolve a server's name.
@@ -120,7 +122,7 @@ impl<'a> Turns<'a> {
     fn relayed_of(&self, key: &PublicKey) -> Vec<SocketAddr> {
         let book = self.shared.book.borrow();
         let relayed = book.members().get(key).map(|member| &member.relayed);
-        let usable = |at: &&SocketAddr| is_routable(at.ip()) && at.port() != 0;
+        let usable = |at: &&SocketAddr| is_routable(at.ip().to_canonical()) && at.port() != 0;
         let usable = relayed.into_iter().flatten().filter(usable);
         usable.copied().collect()
     }
@@ -168,26 +170,30 @@ impl<'a> Turns<'a> {
             let Some(relay) = chosen.iter().find(|r| r.address.to_string() == name) else {
                 return Ok(name);
             };
-            let (there, reason) = self.allocate(relay, &name).await?;
+            let (lasted, reason) = self.allocate(relay, &name).await?;
             self.forget(&name)?;
             if let Some(reason) = reason {
                 let (address, standing) = (name.clone(), Err(reason));
                 self.worker.tell(News::Relay { address, standing })?;
             }
-            if there {
+            if lasted.is_some_and(|lasted| lasted >= SETTLED) {
                 pause = Pause::default();
             }
             pause.wait().await;
         }
     }
 
-    /// Tries all ways to a server until one gives an allocation, and keeps that until it ends: whether there was one, and the reason for
-    /// people, unless it is not needed any more.
-    async fn allocate(&self, relay: &Relay, name: &str) -> Result<(bool, Option<String>), Gone> {
-        let mut reason = "its name stands for no address".to_owned();
+    /// Tries all ways to a server until one gives an allocation, and keeps that until it ends: for how long there was one, and the
+    /// reason for people, unless it is not needed any more.
+    async fn allocate(
+        &self,
+        relay: &Relay,
+        name: &str,
+    ) -> Result<(Option<Duration>, Option<String>), Gone> {
+        let mut reason = "its name stands for no address that a server could have".to_owned();
         let found = match self.resolve(relay).await {
             Ok(found) => found,
-            Err(reason) => return Ok((false, Some(reason))),
+            Err(reason) => return Ok((None, Some(reason))),
         };
         let transports: &[Transport] = match relay.kind {
             RelayKind::Turns => &[Transport::Tls],
@@ -197,7 +203,7 @@ impl<'a> Turns<'a> {
             for server in &found {
                 let tls = match self.tls() {
                     Ok(tls) => tls,
-                    Err(error) => return Ok((false, Some(error))),
+                    Err(error) => return Ok((None, Some(error))),
                 };
                 let target = Target {
                     server: *server,
@@ -207,30 +213,34 @@ impl<'a> Turns<'a> {
                     ticket: relay.ticket.clone(),
                     fwmark: self.fwmark,
                 };
-                let (there, ended) = self.live(target, name).await?;
+                let (lasted, ended) = self.live(target, name).await?;
                 match ended {
-                    Ended::Unwanted => return Ok((there, None)),
-                    ended if there => return Ok((true, Some(ended.to_string()))),
+                    Ended::Unwanted => return Ok((lasted, None)),
+                    ended if lasted.is_some() => return Ok((lasted, Some(ended.to_string()))),
                     ended => reason = ended.to_string(),
                 }
             }
         }
-        Ok((false, Some(reason)))
+        Ok((None, Some(reason)))
     }
 
     /// A server's addresses, one of each family, IPv6 first.
     async fn resolve(&self, relay: &Relay) -> Result<Vec<SocketAddr>, String> {
         let target = (relay.address.host(), relay.address.port());
         let found = tokio::time::timeout(RESOLVER_PATIENCE, tokio::net::lookup_host(target)).await;
-        let found: Vec<SocketAddr> = match found {
+        let mut found: Vec<SocketAddr> = match found {
             Ok(Ok(found)) => found.collect(),
             Ok(Err(error)) => return Err(format!("its name cannot be resolved: {error}")),
             Err(_) => return Err("its name is not resolved in time".to_owned()),
         };
-        let inside = |at: &SocketAddr| self.inside.iter().any(|net| net.contains(&at.ip()));
+        let inside = |at: &SocketAddr| {
+            let ip = at.ip().to_canonical();
+            self.inside.iter().any(|net| net.contains(&ip))
+        };
         if found.iter().any(inside) {
             return Err("it is inside of the mesh that it is to carry".to_owned());
         }
+        found.retain(|at| can_serve(at.ip().to_canonical()));
         let v6 = found.iter().find(|address| address.is_ipv6());
         let v4 = found.iter().find(|address| address.is_ipv4());
         Ok(v6.into_iter().chain(v4).copied().collect())
@@ -246,14 +256,14 @@ impl<'a> Turns<'a> {
         Ok(known.insert(Arc::new(tls)).clone())
     }
 
-    /// One thread, from its start to its end: whether there was an allocation, and why there is none now.
-    async fn live(&self, target: Target, name: &str) -> Result<(bool, Ended), Gone> {
+    /// One thread, from its start to its end: for how long there was an allocation, and why there is none now.
+    async fn live(&self, target: Target, name: &str) -> Result<(Option<Duration>, Ended), Gone> {
         let begun = Instant::now();
         let transport = target.transport;
         let (events, mut heard) = mpsc::channel(MAX_EVENTS);
         let handle = match forward::start(target, self.port.clone(), events) {
             Ok(handle) => handle,
-            Err(error) => return Ok((false, Ended::System(error))),
+            Err(error) => return Ok((None, Ended::System(error))),
         };
         let held = Held {
             handle,
@@ -262,21 +272,22 @@ impl<'a> Turns<'a> {
         };
         self.servers.borrow_mut().insert(name.to_owned(), held);
         self.apply();
-        let mut there = false;
+        let mut there: Option<Instant> = None;
+        let lasted = |there: Option<Instant>| there.map(|since| since.elapsed());
         let mut look = tokio::time::interval(LOOK_EVERY);
         loop {
             let event = tokio::select! {
                 event = heard.recv() => event,
                 _ = look.tick() => {
                     if !self.chosen().iter().any(|r| r.address.to_string() == name) {
-                        return Ok((there, Ended::Unwanted));
+                        return Ok((lasted(there), Ended::Unwanted));
                     }
                     continue;
                 }
             };
             match event {
                 Some(Event::Allocated(relayed)) => {
-                    there = true;
+                    there = Some(Instant::now());
                     self.with(name, |held| held.relayed = Some(relayed));
                     self.publish();
                     let (address, standing) = (name.to_owned(), Ok(begun.elapsed()));
@@ -301,9 +312,9 @@ impl<'a> Turns<'a> {
                     address: name.to_owned(),
                     counters,
                 })?,
-                Some(Event::Ended(ended)) => return Ok((there, ended)),
+                Some(Event::Ended(ended)) => return Ok((lasted(there), ended)),
                 // It says why, unless it could not end in order.
-                None => return Ok((there, Ended::Failed)),
+                None => return Ok((lasted(there), Ended::Failed)),
             }
         }
     }
@@ -362,6 +373,35 @@ impl<'a> Turns<'a> {
         }
         for held in self.servers.borrow().values() {
             held.handle.set(wanted.clone());
+        }
+    }
+}
+
+/// Whether a server can be there. One on this host itself may be.
+fn can_serve(ip: IpAddr) -> bool {
+    is_routable(ip) || ip.is_loopback()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_has_an_address_that_is_its_own_and_stands_for_itself() {
+        let of = |ip: &str| can_serve(ip.parse::<IpAddr>().expect(ip).to_canonical());
+        for ip in ["192.0.2.1", "10.0.0.1", "127.0.0.1", "::1", "2001:db8::1"] {
+            assert!(of(ip), "{ip}");
+        }
+        for ip in [
+            "0.0.0.0",
+            "::",
+            "169.254.169.254",
+            "::ffff:169.254.169.254",
+            "fe80::1",
+            "224.0.0.1",
+            "ff02::1",
+        ] {
+            assert!(!of(ip), "{ip}");
         }
     }
 }

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::sleep;
 
 use super::client::{Connection, Fault};
-use super::messages::{RequestOp, TxnRequest};
+use super::messages::{Compare, Operand, Request, RequestOp, TxnRequest, target};
 use super::replica::{delete, put};
 
 /// Seconds that a lease lives after it was renewed last.
@@ -28,9 +28,11 @@ const TTL: i64 = 15;
 const RENEW: Duration = Duration::from_secs(5);
 /// Pause between two looks at what is to be written.
 const LOOK: Duration = Duration::from_millis(50);
+/// Pause after etcd has refused something.
+const REFUSED: Duration = Duration::from_secs(2);
 /// How long after its last question a member is taken for one that asks: a question waits for 55 s at most.
 const ASKS: Duration = Duration::from_secs(90);
-/// Members of whom one transaction tells, two operations each.
+/// Members of whom one transaction tells, two operations each at most.
 const TOLD: usize = 50;
 /// Calls that wait, at most; more are called again by who wants it.
 const MAX_CALLS: usize = 256;
@@ -62,6 +64,12 @@ impl Live {
     /// A member asks here.
     pub fn asks(&self, member: i64, now: u64) {
         self.with(|known| known.asking.insert(member, (Instant::now(), now)));
+    }
+
+    /// Nobody asks here any more.
+    #[cfg(test)]
+    pub fn leave(&self) {
+        self.with(|known| known.asking.clear());
     }
 
     /// A member is called that asks elsewhere.
@@ -159,19 +167,20 @@ impl Writer {
     /// Writes what there is to write; ends with the connection.
     pub async fn keep(&mut self, live: &Live, connection: &Connection) -> Fault {
         loop {
-            match self.write(live, connection).await {
-                Ok(()) => sleep(LOOK).await,
+            let pause = match self.write(live, connection).await {
+                Ok(()) => LOOK,
                 // The lease may be gone: everything is written anew under another one.
-                Err(Fault::Refused(_)) if self.lease != 0 => {
-                    self.lease = 0;
-                    sleep(LOOK).await;
+                Err(Fault::Refused(_)) => {
+                    self.end(connection).await;
+                    REFUSED
                 }
                 Err(fault) => return fault,
-            }
+            };
+            sleep(pause).await;
         }
     }
 
-    async fn write(&mut self, live: &Live, connection: &Connection) -> Result<(), Fault> {
+    pub async fn write(&mut self, live: &Live, connection: &Connection) -> Result<(), Fault> {
         let has_calls = live.with(|known| !known.calls.is_empty());
         let is_asked = live.with(|known| !known.asking.is_empty());
         if self.lease == 0 {
@@ -227,8 +236,18 @@ impl Writer {
         }
         for id in &gone {
             let at = self.present.get(id).copied().unwrap_or(0);
-            operations.push(delete(key("present", *id)));
-            operations.push(put(key("seen", *id), at.to_string().into_bytes(), 0));
+            let present = key("present", *id);
+            // Unless another coordinator, which it asks now, has written it since.
+            let compare = vec![Compare {
+                target: target::LEASE,
+                key: present.clone(),
+                operand: Some(Operand::Lease(self.lease)),
+            }];
+            let seen = put(key("seen", *id), at.to_string().into_bytes(), 0);
+            let success = vec![delete(present), seen];
+            operations.push(RequestOp {
+                request: Some(Request::Txn(TxnRequest { compare, success })),
+            });
         }
         if !operations.is_empty() {
             commit(connection, operations).await?;

@@ -68,7 +68,7 @@ pub struct DeleteRangeRequest {
 
 #[derive(Clone, PartialEq, Message)]
 pub struct RequestOp {
-    #[prost(oneof = "Request", tags = "2, 3")]
+    #[prost(oneof = "Request", tags = "2, 3, 4")]
     pub request: Option<Request>,
 }
 
@@ -78,6 +78,8 @@ pub enum Request {
     Put(PutRequest),
     #[prost(message, tag = "3")]
     Delete(DeleteRangeRequest),
+    #[prost(message, tag = "4")]
+    Txn(TxnRequest),
 }
 
 /// The field `result` stays 0, which is "equal".
@@ -88,13 +90,14 @@ pub struct Compare {
     pub target: i32,
     #[prost(bytes = "vec", tag = "3")]
     pub key: Vec<u8>,
-    #[prost(oneof = "Operand", tags = "5, 6")]
+    #[prost(oneof = "Operand", tags = "5, 6, 8")]
     pub operand: Option<Operand>,
 }
 
 pub mod target {
     pub const CREATE: i32 = 1;
     pub const MOD: i32 = 2;
+    pub const LEASE: i32 = 4;
 }
 
 #[derive(Clone, PartialEq, Oneof)]
@@ -103,6 +106,8 @@ pub enum Operand {
     CreateRevision(i64),
     #[prost(int64, tag = "6")]
     ModRevision(i64),
+    #[prost(int64, tag = "8")]
+    Lease(i64),
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -41,6 +41,8 @@ const LEAST: Duration = Duration::from_secs(1);
 const LOADING: Duration = Duration::from_secs(120);
 /// How long somebody is waited with who is to be refused.
 const SURE: Duration = Duration::from_secs(3);
+/// How long a connection has to last to be a good one.
+const LASTING: Duration = Duration::from_secs(5);
 /// Pause before something is asked again that got no answer.
 const PAUSE: Duration = Duration::from_millis(50);
 /// Pause when no member of the cluster could be reached; doubled each time.
@@ -83,6 +85,8 @@ pub(in crate::store) struct Replica {
     jobs: Mutex<VecDeque<Box<dyn Job>>>,
     /// Who has them decided and proposed: one thread at a time.
     turn: Mutex<()>,
+    /// When [`Self::catch_up`] last began to ask, and whether it got to know.
+    caught_up: Mutex<Option<(Instant, bool)>>,
     questions: Option<mpsc::Sender<Question>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -234,6 +238,7 @@ impl Replica {
             shared,
             jobs: Mutex::default(),
             turn: Mutex::new(()),
+            caught_up: Mutex::default(),
             questions: Some(questions),
             thread: Some(thread),
         };
@@ -462,9 +467,16 @@ impl Replica {
             }
             decided += 1;
         }
-        let rows = tables.touched(&transaction, counter)?;
+        let touched = tables.touched(&transaction, counter)?;
         // What was noted goes with it.
         transaction.rollback()?;
+        // Of what came and went etcd would tell nobody, and the others would miss it.
+        let mut rows = Rows::new();
+        for (key, row) in touched {
+            if row.is_some() || tables.has(&database, &key)? {
+                rows.insert(key, row);
+            }
+        }
         drop(database);
         let mut waiting = lock(&self.jobs);
         for job in jobs.drain(decided..).rev() {
@@ -525,7 +537,11 @@ impl Replica {
                     return Ok(true);
                 }
                 Ok(_) => {
-                    self.wait(deadline, |state| state.head > head)?;
+                    let told = self.wait(deadline, |state| state.head > head);
+                    told.map_err(|away| match lost {
+                        true => self.unknown(),
+                        false => away,
+                    })?;
                     let first = self.first_after(head);
                     return match first {
                         Some(first) => Ok(first == id),
@@ -552,14 +568,25 @@ impl Replica {
         (head >= state.since).then_some(first.1)
     }
 
-    /// Waits until all is known here that others have changed before; whether that is more than was known.
-    pub fn catch_up(&self) -> Result<bool, StoreError> {
+    /// Waits until all is known here that others have changed before. Who waits at the same time waits for the same: strangers can have
+    /// this asked as often as they like.
+    pub fn catch_up(&self) -> Result<(), StoreError> {
         let is_away = matches!(self.state().trouble, Some(Trouble::Away(_)));
         if is_away {
             return Err(self.away());
         }
-        let before = self.state().head;
-        Ok(self.catch_up_by(Instant::now() + SURE)? != before)
+        let asked = Instant::now();
+        let mut latest = lock(&self.caught_up);
+        if let Some((_, is_done)) = latest.filter(|(begun, _)| *begun > asked) {
+            return match is_done {
+                true => Ok(()),
+                false => Err(self.away()),
+            };
+        }
+        let begun = Instant::now();
+        let done = self.catch_up_by(begun + SURE);
+        *latest = Some((begun, done.is_ok()));
+        done.map(drop)
     }
 
     /// The head that there was at some moment after this was asked.
@@ -711,11 +738,14 @@ async fn keep(shared: Arc<Shared>, cluster: Cluster, mut asked: mpsc::Receiver<Q
         };
         let end = match begun {
             Ok((connection, watch)) => {
-                (failed, pause) = (0, FIRST_PAUSE);
+                let since = Instant::now();
                 let end = tokio::select! {
                     end = serve(&shared, &connection, watch, &mut asked) => end,
                     fault = writer.keep(&shared.live, &connection) => fault.into(),
                 };
+                if since.elapsed() >= LASTING {
+                    (failed, pause) = (0, FIRST_PAUSE);
+                }
                 if matches!(end, End::Over) {
                     writer.end(&connection).await;
                 }
@@ -909,6 +939,11 @@ impl Shared {
             let value = Some(kv.value);
             self.sort(&kv.key, value, kv.mod_revision, &mut rows, &mut news)?;
         }
+        // A mesh does not cease to be: what was restored is not all there yet, or somewhere else.
+        if news.mesh.is_none() && lock(&self.state).epoch.0 != 0 {
+            let key = format!("{}/state/mesh", self.settings.prefix);
+            return Err(End::Senseless(Trouble::Corrupt(key)));
+        }
         self.apply(&rows, true)?;
         let mut state = lock(&self.state);
         state.epoch = (news.mesh.unwrap_or(0), cluster);
@@ -972,6 +1007,7 @@ impl Shared {
             state.applied = revision;
             if let Some(mesh) = news.mesh {
                 state.epoch.0 = mesh;
+                state.foreign += 1;
             }
             if let Some((at, head)) = news.head {
                 state.take(at, head.id);

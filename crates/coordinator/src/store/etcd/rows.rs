@@ -175,14 +175,18 @@ impl Tables {
     /// Takes all rows away.
     pub fn clear(&self, connection: &Connection) -> Result<(), StoreError> {
         connection.pragma_update(None, "defer_foreign_keys", true)?;
+        // And all counters: those of what was here before may be ahead of what is put in, and of the other coordinators'.
         for table in &self.0 {
-            let sql = match table.name == COUNTERS {
-                true => format!("DELETE FROM {COUNTERS} WHERE name = '{COUNTED}'"),
-                false => format!("DELETE FROM {}", table.name),
-            };
-            connection.execute(&sql, [])?;
+            connection.execute(&format!("DELETE FROM {}", table.name), [])?;
         }
         Ok(())
+    }
+
+    /// Whether there is such a row.
+    pub fn has(&self, connection: &Connection, key: &str) -> Result<bool, StoreError> {
+        let (table, key_value) = self.find(key)?;
+        let mut statement = connection.prepare_cached(&table.select)?;
+        Ok(statement.exists([key_value])?)
     }
 
     /// The table of a key `TABLE/KEY`, and the primary key.
@@ -312,4 +316,32 @@ fn from_hex(text: &str) -> Option<Vec<u8>> {
             .map(|pair| pair[0] << 4 | pair[1])
             .collect(),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::lay_out;
+
+    fn note(database: &Connection) {
+        let sql = "INSERT INTO audit (at, what, subject, actor) VALUES (0, '', '', '')";
+        database.execute(sql, []).expect("noted");
+    }
+
+    #[test]
+    fn what_is_cleared_is_gone_and_counted_anew() {
+        let mut database = Connection::open_in_memory().expect("a database");
+        lay_out(&mut database, "here".as_ref()).expect("laid out");
+        let tables = Tables::of(&database).expect("tables");
+        let has = |key: &str| tables.has(&database, key).expect("asked");
+        assert!(has("mesh/1"));
+        assert!(!has("relay/turn.example:3478") && !has("removed/00ff"));
+        note(&database);
+        note(&database);
+        assert!(has("audit/2"));
+        tables.clear(&database).expect("cleared");
+        assert!(!has("audit/2") && !has("mesh/1"));
+        note(&database);
+        assert!(has("audit/1"));
+    }
 }

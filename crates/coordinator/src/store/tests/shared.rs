@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 
 use seikan_lab::etcd::Cluster;
 
-use super::super::etcd::testing::{compact, put};
+use super::super::etcd::testing::{compact, move_member, put, take_away};
 use super::*;
 
 thread_local! {
@@ -149,9 +149,11 @@ fn what_one_store_changes_the_other_knows_without_asking() {
             assert!(Instant::now() < until, "it does not hear of it");
             thread::sleep(Duration::from_millis(5));
         }
-        // And who is new elsewhere is known at the first question.
-        let b = join(&other, 1, "b", 2).expect("joined").id;
-        assert_eq!(one.authenticate(&shown(2)).expect("a member"), b);
+        // And who is new elsewhere is known at the first question, whatever has come of it by then.
+        for n in 2..50 {
+            let id = join(&other, 1, &format!("m{n}"), n).expect("joined").id;
+            assert_eq!(one.authenticate(&shown(n)).expect("a member"), id);
+        }
     });
 }
 
@@ -336,6 +338,50 @@ fn a_row_that_makes_no_sense_is_named_and_not_passed_over() {
             matches!(&error, StoreError::CorruptRow { key } if key == "member/7"),
             "{error}"
         );
+    });
+}
+
+#[test]
+fn what_takes_the_place_of_a_mesh_has_another_epoch_and_nothing_does_not_take_it() {
+    with_cluster(|cluster| {
+        let settings = settings(cluster);
+        let store = mesh_at(&settings);
+        let (epoch, version) = (store.epoch(), store.data_version().expect("asked"));
+        let mesh = format!("{}/state/mesh", settings.prefix);
+        let soon = |what: &str, is_so: &dyn Fn() -> bool| {
+            let until = Instant::now() + Duration::from_secs(10);
+            while !is_so() {
+                assert!(Instant::now() < until, "{what}");
+                thread::sleep(Duration::from_millis(5));
+            }
+        };
+        put(&settings, &mesh, "7");
+        soon("it does not hear of it", &|| store.epoch() != epoch);
+        assert_ne!(store.data_version().expect("asked"), version);
+
+        take_away(&settings, &mesh);
+        soon("it is passed over", &|| store.networks().is_err());
+        // It has loaded again then.
+        thread::sleep(Duration::from_secs(6));
+        let error = store.networks().expect_err("no mesh");
+        assert!(error.to_string().contains("/mesh"), "{error}");
+        put(&settings, &mesh, "7");
+        soon("it stays away", &|| store.networks().is_ok());
+    });
+}
+
+#[test]
+fn who_asks_elsewhere_by_now_is_not_taken_for_gone() {
+    with_cluster(|cluster| {
+        let settings = settings(cluster);
+        let store = mesh_at(&settings);
+        let member = join(&store, 1, "m", 1).expect("joined").id;
+        let seen = move_member(&settings, member.0, || {
+            let members = store.members().expect("members");
+            (members[0].at.clone(), members[0].seen)
+        });
+        let two = Some("two.example:7443".to_owned());
+        assert_eq!(seen, [(two, 200), (None, 200)]);
     });
 }
 

@@ -301,6 +301,19 @@ fn a_member_with_another_key_is_the_same_one_and_told_of_as_such() {
 }
 
 #[test]
+fn a_key_that_is_told_several_times_at_once_is_set_once() {
+    let mesh = Mesh::new("100.80.0.0/12");
+    let a = mesh.join("a", 1);
+    let set = || mesh.store.set_key(a, &key(11), &host(), NOW).expect("set");
+    let times = thread::scope(|scope| {
+        let threads: Vec<_> = (0..8).map(|_| scope.spawn(set)).collect();
+        let set = threads.into_iter().map(|t| t.join().expect("no panic"));
+        set.filter(|set| *set).count()
+    });
+    assert_eq!(times, 1);
+}
+
+#[test]
 fn a_key_is_one_members_and_there_are_not_many_in_an_hour() {
     let mesh = Mesh::new("100.80.0.0/12");
     let (a, b) = (mesh.join("a", 1), mesh.join("b", 2));
@@ -330,5 +343,6 @@ on_etcd! {
     removals_and_members_share_an_answer_in_the_order_of_their_revisions
     the_longest_member_is_no_longer_than_it_is_taken_for
     a_member_with_another_key_is_the_same_one_and_told_of_as_such
+    a_key_that_is_told_several_times_at_once_is_set_once
     a_key_is_one_members_and_there_are_not_many_in_an_hour
 }

@@ -26,7 +26,7 @@ use stun_types::attribute::ErrorCode;
 use stun_types::message::{Message, MessageClass};
 use tokio::sync::mpsc;
 use turn_client_proto::api::{
-    Transmit as TurnTransmit, TurnConfig, TurnEvent, TurnPollRet, TurnRecvRet,
+    BindChannelError, Transmit as TurnTransmit, TurnConfig, TurnEvent, TurnPollRet, TurnRecvRet,
 };
 use turn_client_proto::client::TurnClient;
 use turn_client_proto::prelude::{DelayedTransmitBuild as _, TurnClientApi as _};
@@ -36,7 +36,9 @@ use turn_client_proto::types::{AddressFamily, TransportType, TurnCredentials};
 use turn_client_proto::udp::TurnClientUdp;
 
 /// Legs at a time, at most: a server has 16,384 channels, this host has better uses for its sockets.
-const MAX_LEGS: usize = 512;
+const MAX_LEGS: usize = 128;
+/// Of those, to one address, that the tunnel has not answered yet: who is let in is not to have all.
+const MAX_UNANSWERED: usize = 16;
 /// Addresses that may send to one allocation, at most. The library keeps each for as long as the allocation.
 pub(super) const MAX_PERMITTED: usize = 1024;
 /// How long a server may take to give an allocation.
@@ -486,7 +488,7 @@ impl Forwarder {
                 let _ = socket.send(&whole(self.server, message));
             }
             Link::Stream(stream) => {
-                let _ = stream.push(message);
+                let _ = stream.push_request(message);
             }
         }
     }
@@ -541,8 +543,18 @@ impl Forwarder {
         }
         for peer in wanted.legs {
             let other = peer.is_ipv4() == relayed.is_ipv4() && peer != relayed;
-            if other && !self.by_peer.contains_key(&peer) && self.open(peer)?.is_some() {
-                self.bind(peer);
+            if !other || self.by_peer.contains_key(&peer) {
+                continue;
+            }
+            let Some(token) = self.open(peer) else {
+                continue;
+            };
+            match self.bind(peer) {
+                Ok(()) => {}
+                // Of a leg that was closed: there is nothing more to wait for.
+                Err(BindChannelError::AlreadyExists) => self.tell_of(token)?,
+                // The next look tries again.
+                Err(_) => self.close(token)?,
             }
         }
         Ok(())
@@ -570,18 +582,17 @@ impl Forwarder {
 
 /// Legs.
 impl Forwarder {
-    /// Opens one; `None`: there is no room for it.
-    fn open(&mut self, peer: SocketAddr) -> Result<Option<u64>, Ended> {
+    /// Opens one; `None`: there is no room for it, here or in the system.
+    fn open(&mut self, peer: SocketAddr) -> Option<u64> {
         if self.legs.len() >= MAX_LEGS {
-            return Ok(None);
+            return None;
         }
-        let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0).into(), &UdpOptions::default())?;
-        let local = socket.local_addr().map_err(Ended::System)?;
+        let any = (Ipv4Addr::LOCALHOST, 0).into();
+        let socket = UdpSocket::bind(any, &UdpOptions::default()).ok()?;
+        let local = socket.local_addr().ok()?;
         let token = self.next_leg;
         self.next_leg += 1;
-        self.epoll
-            .add(&socket, token, Interest::Read)
-            .map_err(Ended::System)?;
+        self.epoll.add(&socket, token, Interest::Read).ok()?;
         let leg = Leg {
             peer,
             local,
@@ -592,13 +603,20 @@ impl Forwarder {
         };
         self.legs.insert(token, leg);
         self.by_peer.insert(peer, token);
-        Ok(Some(token))
+        Some(token)
+    }
+
+    /// Whether one may be opened to a peer because it sends.
+    fn may_call(&self, peer: SocketAddr) -> bool {
+        let ip = peer.ip().to_canonical();
+        let same = |leg: &&Leg| leg.answered.is_none() && leg.peer.ip().to_canonical() == ip;
+        is_routable(ip) && self.legs.values().filter(same).count() < MAX_UNANSWERED
     }
 
     /// Asks for a channel. Until there is one, what is sent has a longer header.
-    fn bind(&mut self, peer: SocketAddr) {
+    fn bind(&mut self, peer: SocketAddr) -> Result<(), BindChannelError> {
         let now = self.now();
-        let _ = self.client.bind_channel(TransportType::Udp, peer, now);
+        self.client.bind_channel(TransportType::Udp, peer, now)
     }
 
     fn tell_of(&mut self, token: u64) -> Result<(), Ended> {
@@ -728,7 +746,7 @@ impl Forwarder {
         let known = self.by_peer.get(&peer).copied();
         let leg = match known {
             Some(token) => Some(token),
-            None if is_routable(peer.ip()) => self.open(peer)?,
+            None if self.may_call(peer) => self.open(peer),
             None => None,
         };
         let Some(token) = leg.filter(|_| !data.is_empty()) else {
@@ -771,7 +789,8 @@ impl Forwarder {
             // Not before: whom the tunnel does not answer needs none.
             let first = leg.answered.replace(Instant::now()).is_none();
             if first {
-                self.bind(peer);
+                // Without one it goes as well.
+                let _ = self.bind(peer);
             }
             let (metas, arena) = batch.parts_mut();
             for meta in metas {
@@ -946,7 +965,61 @@ fn error_code(bytes: &[u8]) -> Option<u16> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mesh::client;
+    use seikan_proto::keys::PublicKey;
+    use seikan_proto::mesh::{RelayKind, RelaySecret};
     use stun_types::message::{BINDING, MessageWrite as _, MessageWriteExt as _, MessageWriteVec};
+
+    /// One that speaks to nobody; the others are what it ends without.
+    fn forwarder() -> (Forwarder, UnixStream, mpsc::Receiver<Event>) {
+        let secret = RelaySecret::parse("north", RelayKind::Turn).expect("a secret");
+        let tls = client::tls(None, rustls::ALL_VERSIONS).expect("TLS");
+        let target = Target {
+            server: (Ipv4Addr::LOCALHOST, 9).into(),
+            transport: Transport::Udp,
+            host: "localhost".to_owned(),
+            tls: Arc::new(tls),
+            ticket: Ticket::new(&secret, &PublicKey::from_bytes([1; 32]), 7),
+            fwmark: None,
+        };
+        let (ours, theirs) = UnixStream::pair().expect("a pair");
+        let (events, heard) = mpsc::channel(1000);
+        let forwarder = Forwarder::new(target, Arc::default(), events, Arc::default(), theirs);
+        (forwarder.expect("a forwarder"), ours, heard)
+    }
+
+    #[test]
+    fn who_sends_from_one_address_has_few_legs_until_the_tunnel_answers() {
+        let (mut forwarder, _wake, _heard) = forwarder();
+        let hear = |forwarder: &mut Forwarder, ip: [u8; 4], port: u16| {
+            let taken = forwarder.forward_inward(SocketAddr::from((ip, port)), &[0]);
+            taken.expect("it goes on");
+            forwarder.legs.len()
+        };
+        for port in 1..=100 {
+            hear(&mut forwarder, [192, 0, 2, 1], port);
+        }
+        assert_eq!(forwarder.legs.len(), MAX_UNANSWERED);
+        let dropped = forwarder.counters.drops.get(DropReason::NoChannel);
+        assert_eq!(dropped, 100 - MAX_UNANSWERED as u64);
+        let another = hear(&mut forwarder, [192, 0, 2, 2], 1);
+        assert_eq!(another, MAX_UNANSWERED + 1);
+        for leg in forwarder.legs.values_mut() {
+            leg.answered = Some(Instant::now());
+        }
+        let more = hear(&mut forwarder, [192, 0, 2, 1], 101);
+        assert_eq!(more, MAX_UNANSWERED + 2);
+    }
+
+    #[test]
+    fn no_leg_leads_to_this_host_itself() {
+        let (mut forwarder, _wake, _heard) = forwarder();
+        for peer in ["127.0.0.1:7", "[::1]:7", "[::ffff:127.0.0.1]:7"] {
+            let taken = forwarder.forward_inward(peer.parse().expect(peer), &[0]);
+            taken.expect("it goes on");
+            assert!(forwarder.legs.is_empty(), "{peer}");
+        }
+    }
 
     fn run(datagrams: &[(u64, usize)]) -> (Run, usize) {
         let mut run = Run::default();

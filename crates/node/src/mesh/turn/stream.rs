@@ -11,10 +11,14 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Bytes that wait for the kernel to take them, at most: more would only stand in a queue.
 const MAX_UNSENT: usize = 256 << 10;
+/// As many more may be requests: without them the allocation ends while datagrams stand before them.
+const RESERVE: usize = 16 << 10;
 /// Bytes of a message, at most: a header, and what its 16 bits of length can say, padded.
 const MAX_MESSAGE: usize = 20 + (1 << 16);
 /// Bytes of a STUN message's header (RFC 8489, section 5).
 const STUN_HEADER: usize = 20;
+/// What is in it after its type and length.
+const COOKIE: [u8; 4] = [0x21, 0x12, 0xa4, 0x42];
 /// Bytes of a ChannelData message's header (RFC 8656, section 12.4).
 const CHANNEL_HEADER: usize = 4;
 
@@ -59,10 +63,19 @@ impl Stream {
         Ok(stream)
     }
 
-    /// Takes a message to be sent, padded; `false`: there is no room, nothing of it is sent.
+    /// Takes a message with a datagram to be sent, padded; `false`: there is no room, nothing of it is sent.
     pub(super) fn push(&mut self, message: &[u8]) -> bool {
+        self.append(message, MAX_UNSENT)
+    }
+
+    /// Takes a request, for which there is room where there is none for a datagram.
+    pub(super) fn push_request(&mut self, message: &[u8]) -> bool {
+        self.append(message, MAX_UNSENT + RESERVE)
+    }
+
+    fn append(&mut self, message: &[u8], most: usize) -> bool {
         let padded = message.len().next_multiple_of(4);
-        if self.unsent.len() + padded > MAX_UNSENT {
+        if self.unsent.len() + padded > most {
             return false;
         }
         self.unsent.extend_from_slice(message);
@@ -100,32 +113,40 @@ impl Stream {
         Ok(encrypted || !self.unsent.is_empty())
     }
 
-    /// Reads what is there, once.
+    /// Reads what is there, once, and all that comes of it: epoll knows nothing of what TLS would keep.
     ///
     /// # Errors
     /// `WouldBlock`: nothing more; `UnexpectedEof`: the server has closed it; or what the kernel or TLS says.
     pub(super) fn receive(&mut self) -> io::Result<()> {
         self.received.drain(..std::mem::take(&mut self.taken));
         let mut buffer = [0; 1 << 14];
-        let n = match &mut self.tls {
-            None => self.socket.read(&mut buffer)?,
-            Some(tls) => match tls.reader().read(&mut buffer) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    if tls.read_tls(&mut self.socket)? == 0 {
-                        return Err(io::ErrorKind::UnexpectedEof.into());
-                    }
-                    let processed = tls.process_new_packets();
-                    processed.map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))?;
-                    return Ok(());
-                }
-                read => read?,
-            },
+        let Some(tls) = &mut self.tls else {
+            let n = self.socket.read(&mut buffer)?;
+            if n == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            self.received.extend_from_slice(&buffer[..n]);
+            return Ok(());
         };
-        if n == 0 {
+        if tls.read_tls(&mut self.socket)? == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        self.received.extend_from_slice(&buffer[..n]);
-        Ok(())
+        let processed = tls.process_new_packets();
+        processed.map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))?;
+        let before = self.received.len();
+        loop {
+            let read = tls.reader().read(&mut buffer);
+            match read {
+                Ok(0) if self.received.len() == before => {
+                    return Err(io::ErrorKind::UnexpectedEof.into());
+                }
+                // What came before the end is taken first.
+                Ok(0) => return Ok(()),
+                Ok(n) => self.received.extend_from_slice(&buffer[..n]),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     /// The next message that is there as a whole.
@@ -154,7 +175,10 @@ fn frame(bytes: &[u8]) -> Result<Option<(Range<usize>, usize)>, NotTurn> {
     let said = usize::from(u16::from_be_bytes([*high, *low]));
     // The two uppermost bits (RFC 8656, section 12): 00 of a STUN message, 01 of a channel's.
     let length = match kind >> 6 {
-        0 if said % 4 == 0 => STUN_HEADER + said,
+        0 if !said.is_multiple_of(4) => return Err(NotTurn),
+        // The library would wait for more of what it does not know.
+        0 if bytes.get(4..8).is_some_and(|at| *at != COOKIE) => return Err(NotTurn),
+        0 => STUN_HEADER + said,
         1 => CHANNEL_HEADER + said,
         _ => return Err(NotTurn),
     };
@@ -175,11 +199,20 @@ mod tests {
         let channel = [0x40, 0x00, 0, 5, 1, 2, 3, 4, 5, 0, 0, 0];
         let found = frame(&channel).expect("TURN");
         assert_eq!(found, Some((0..9, 12)));
-        // RFC 8489, section 5: 20 bytes, and as many as it says.
+        // RFC 8489, section 5: 20 bytes, the cookie among them, and as many as it says.
         let mut stun = [0; 28];
         stun[3] = 8;
+        stun[4..8].copy_from_slice(&[0x21, 0x12, 0xa4, 0x42]);
         assert_eq!(frame(&stun).expect("TURN"), Some((0..28, 28)));
-        for part in [&channel[..3], &channel[..11], &stun[..27], &[]] {
+        for part in [
+            &channel[..3],
+            &channel[..11],
+            &stun[..4],
+            &stun[..7],
+            &stun[..8],
+            &stun[..27],
+            &[],
+        ] {
             assert_eq!(frame(part).expect("TURN"), None, "{part:?}");
         }
     }
@@ -194,10 +227,19 @@ mod tests {
 
     #[test]
     fn what_is_not_turn_is_no_message() {
-        for bad in [[0x80, 0, 0, 0], [0xff, 0, 0, 0], [0, 1, 0, 3], *b"HTTP"] {
+        for bad in [
+            &[0x80, 0, 0, 0][..],
+            &[0xff, 0, 0, 0],
+            &[0, 1, 0, 3],
+            &[0, 1, 0, 0, 0, 0, 0, 0],
+            &[0, 1, 0, 0, 0x21, 0x12, 0xa4, 0x43],
+            &[0, 1, 0xff, 0xfc, 0x42, 0xa4, 0x12, 0x21, 0],
+            b"\r\n\r\n\r\n\r\n",
+            b"HTTP",
+        ] {
             // "H" begins as a channel does; no channel has that number, which is the library's to say.
-            let expected = bad == *b"HTTP";
-            assert_eq!(frame(&bad).is_ok(), expected, "{bad:?}");
+            let expected = bad == b"HTTP";
+            assert_eq!(frame(bad).is_ok(), expected, "{bad:?}");
         }
     }
 
@@ -247,5 +289,16 @@ mod tests {
         let fit = (0..).take_while(|_| ours.push(&message)).count();
         assert_eq!(fit, MAX_UNSENT / 1000);
         assert_eq!(ours.unsent.len(), fit * 1000);
+    }
+
+    #[test]
+    fn a_request_has_room_behind_datagrams_and_not_without_end() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
+        let server = listener.local_addr().expect("an address");
+        let mut ours = Stream::connect(server, None).expect("connected");
+        while ours.push(&[0x40; 1024]) {}
+        let fit = (0..).take_while(|_| ours.push_request(&[0; 1024])).count();
+        assert_eq!(fit, RESERVE / 1024);
+        assert!(!ours.push(&[0x40; 4]));
     }
 }
