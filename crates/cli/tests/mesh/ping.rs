@@ -108,6 +108,8 @@ fn a_member_is_asked_by_name_address_or_key_and_who_is_gone_gives_no_answer() {
         });
         let key = a.status()["peers"][0]["public_key"].clone();
         let key = key.as_str().expect("a key");
+        // Where it is, they may know a moment later than that it is there.
+        eventually("it answers", || a.ping(&["b", "-c", "1"]).status.success());
         for peer in [
             "b",
             "B.seikan",

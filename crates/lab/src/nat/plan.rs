@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::{LabError, Result};
 
 /// The file in the program.
-pub const PLAN: &str = include_str!("../../scenarios/nat/matrix.toml");
+pub const PLAN: &str = include_str!("../../nat/matrix.toml");
 
 /// The longest delay of a direction, in milliseconds.
 const LONGEST_DELAY: f64 = 500.0;
