@@ -16,6 +16,7 @@ fuzz_target!(|bytes: &[u8]| {
         public_key: PublicKey::from_bytes([1; 32]),
         addresses: vec![[100, 80, 0, 2].into(), [0xfd00, 0, 0, 7, 0, 0, 0, 2].into()],
         endpoints: Vec::new(),
+        relayed: Vec::new(),
         tags: Vec::new(),
     })]);
     for (transport, room) in [
