@@ -116,9 +116,7 @@ impl Mesh {
         let join = ["join", &url, "--token", &self.token, "--pin", &self.pin];
         let rest = ["--name", name, "--iface", &file, "--no-up"];
         run(host, &self.folder, &[&join[..], &rest].concat())?;
-        let text = fs::read_to_string(&file).map_err(LabError::io("read what was joined"))?;
-        fs::write(&file, format!("names = false\n{text}"))
-            .map_err(LabError::io("write what was joined"))?;
+        let text = turn_names_off(Path::new(&file))?;
         let line = text
             .lines()
             .find_map(|line| line.strip_prefix("address = "));
@@ -186,8 +184,16 @@ pub(crate) fn patiently<T>(
     }
 }
 
+/// Has a member leave the machine's `resolv.conf` alone; what `join` wrote for it.
+pub(crate) fn turn_names_off(file: &Path) -> Result<String> {
+    let text = fs::read_to_string(file).map_err(LabError::io("read what was joined"))?;
+    fs::write(file, format!("names = false\n{text}"))
+        .map_err(LabError::io("write what was joined"))?;
+    Ok(text)
+}
+
 /// The program, which keeps what it keeps in `folder`.
-fn command(folder: &Path, words: &[&str]) -> Result<Command> {
+pub(crate) fn command(folder: &Path, words: &[&str]) -> Result<Command> {
     let program = program()
         .ok_or_else(|| LabError::Setup("no program `seikan`: set $SEIKAN_BIN to it".into()))?;
     let mut command = Command::new(program);
@@ -199,7 +205,7 @@ fn command(folder: &Path, words: &[&str]) -> Result<Command> {
 }
 
 /// What a command prints that ends well.
-fn run(host: &Host, folder: &Path, words: &[&str]) -> Result<String> {
+pub(crate) fn run(host: &Host, folder: &Path, words: &[&str]) -> Result<String> {
     let mut command = command(folder, words)?;
     command
         .stdin(Stdio::null())

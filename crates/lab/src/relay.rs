@@ -27,9 +27,9 @@ use crate::error::{LabError, Result};
 use crate::interrupt::Interrupt;
 use crate::link::Host;
 use crate::load::{Ends, LiveOptions, Meter, live, wait_reachable};
+use crate::mesh::{command, patiently, run, turn_names_off};
 use crate::process::{Process, Processes};
 use crate::stats::{Spread, ratio};
-use crate::tunnel::seikan::{RUN_DIR, program};
 use seikan_sys::process::CpuClock;
 
 /// How often is looked whether something has arrived.
@@ -358,6 +358,7 @@ impl Site {
             let join = ["join", &url, "--token", &token, "--pin", &pin];
             let rest = ["--name", host.name, "--iface", &file, "--no-up"];
             run(host, folder, &[&join[..], &rest].concat())?;
+            turn_names_off(Path::new(&file))?;
             let up = command(folder, &["up", &file])?;
             mesh.members.push(self.start("seikan", Some(host), up)?);
         }
@@ -536,57 +537,4 @@ fn cable(host: &Host, middle: &Host, number: u8) -> Result<()> {
     let all = ipnet::IpNet::new_assert(IpAddr::from([0; 4]), 0);
     let gateway = IpAddr::from([10, 77, number, 3]);
     ours.add_route(&Route::to(all).via(gateway)).map_err(failed)
-}
-
-fn command(folder: &Path, words: &[&str]) -> Result<Command> {
-    let program = program()
-        .ok_or_else(|| LabError::Setup("no program `seikan`: set $SEIKAN_BIN to it".into()))?;
-    let mut command = Command::new(program);
-    command
-        .args(words)
-        .env(RUN_DIR, folder)
-        .env("SEIKAN_STATE_DIR", folder);
-    Ok(command)
-}
-
-/// What a command prints that ends well.
-fn run(host: &Host, folder: &Path, words: &[&str]) -> Result<String> {
-    let mut command = command(folder, words)?;
-    command
-        .stdin(std::process::Stdio::null())
-        .stdout(std::process::Stdio::piped())
-        .stderr(std::process::Stdio::piped());
-    let child = host
-        .spawn(&mut command)
-        .map_err(LabError::io("start seikan"))?;
-    let output = child
-        .wait_with_output()
-        .map_err(LabError::io("wait for seikan"))?;
-    if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        let what = words.first().copied().unwrap_or_default();
-        return Err(LabError::Setup(format!("seikan {what}: {}", said.trim())));
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
-}
-
-/// Tries until there is something.
-fn patiently<T>(
-    what: &str,
-    interrupt: &Interrupt,
-    mut attempt: impl FnMut() -> Result<Option<T>>,
-) -> Result<T> {
-    let begun = Instant::now();
-    loop {
-        if let Some(found) = attempt()? {
-            return Ok(found);
-        }
-        if begun.elapsed() > PATIENCE {
-            return Err(LabError::Timeout {
-                what: what.to_owned(),
-                seconds: PATIENCE.as_secs_f64(),
-            });
-        }
-        interrupt.sleep(ASK)?;
-    }
 }
