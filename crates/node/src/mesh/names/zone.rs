@@ -19,8 +19,11 @@ use std::net::IpAddr;
 
 /// Where the names of members are.
 pub const DOMAIN: &str = "seikan";
-/// How long an answer, also one of nothing, may be kept, in seconds: a revoked member's name soon stands for nobody.
+/// How long an answer may be kept, in seconds: a revoked member's name soon stands for nobody.
 const TTL: u32 = 10;
+/// How long it may be kept that there is nothing (RFC 2308), in seconds: who joins now is found right away by who has asked already, and
+/// asking again costs this host alone.
+const TTL_OF_NOTHING: u32 = 1;
 /// Longest datagram for who does not say what he takes, in bytes (RFC 1035, section 2.3.4).
 const MAX_PLAIN: u16 = 512;
 /// Longest datagram, in bytes, whatever is taken: one that is nowhere cut to pieces (RFC 9715, section 3.1).
@@ -49,6 +52,8 @@ pub enum Reply {
 /// Who is called what.
 #[derive(Debug, Default)]
 pub struct Zone {
+    /// Something was told of the members: until then nobody is known not to exist.
+    told: bool,
     /// This host's own name, once it is known.
     own: Option<Name>,
     /// This host's own addresses, with the networks of the mesh.
@@ -88,6 +93,7 @@ impl Zone {
     /// Takes in what is different among the others. As with peers, a coordinator is believed about addresses of the mesh alone: a name
     /// stands for no other.
     pub fn take(&mut self, changes: &[Change]) {
+        self.told = true;
         for change in changes {
             match change {
                 Change::Access(access) => {
@@ -188,6 +194,9 @@ impl Zone {
         if question.query_class() != DNSClass::IN {
             return fail(answer, ResponseCode::Refused);
         }
+        if subject.records.is_none() && !self.told {
+            return fail(answer, ResponseCode::ServFail);
+        }
         self.fill(&mut answer, &question, subject);
         if transport == Transport::Tcp {
             room = u16::MAX;
@@ -208,7 +217,8 @@ impl Zone {
         if answer.answers.is_empty() {
             // RFC 2308, sections 2 and 3: how long it may be kept that there is nothing.
             let start = self.start_of_authority(&subject.zone);
-            answer.add_authority(Record::from_rdata(subject.zone, TTL, RData::SOA(start)));
+            let start = RData::SOA(start);
+            answer.add_authority(Record::from_rdata(subject.zone, TTL_OF_NOTHING, start));
         }
         if subject.records.is_none() {
             answer.metadata.response_code = ResponseCode::NXDomain;
@@ -270,7 +280,15 @@ impl Zone {
         let [server, mailbox] = [zone.clone(), zone.clone()];
         // Nobody copies this zone: what is said of copies is of no use, but has to be there.
         let (refresh, retry, expire) = (TTL as i32, TTL as i32, TTL as i32);
-        SOA::new(server, mailbox, self.serial, refresh, retry, expire, TTL)
+        SOA::new(
+            server,
+            mailbox,
+            self.serial,
+            refresh,
+            retry,
+            expire,
+            TTL_OF_NOTHING,
+        )
     }
 }
 
