@@ -18,6 +18,7 @@ macro_rules! on_etcd {
 }
 
 mod joining;
+mod moving;
 mod policies;
 mod relays;
 mod shared;

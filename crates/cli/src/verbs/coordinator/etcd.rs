@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{ErrorKind, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, fchown};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -131,6 +131,11 @@ pub fn note(folder: &Path, etcd: &Etcd) -> anyhow::Result<()> {
             .mode(0o600)
             .open(&beside)?;
         new.write_all(text.as_bytes())?;
+        let (own, owner) = (new.metadata()?, fs::metadata(folder)?);
+        // An administrator's verb writes it, and the service has to read it, which is another user.
+        if own.uid() == 0 && owner.uid() != 0 {
+            fchown(&new, Some(owner.uid()), Some(owner.gid()))?;
+        }
         new.sync_all()?;
         fs::rename(&beside, &file)
     };
@@ -141,7 +146,8 @@ pub fn note(folder: &Path, etcd: &Etcd) -> anyhow::Result<()> {
 pub fn refuse_both(folder: &Path, database: &str) -> anyhow::Result<()> {
     if folder.join(database).exists() {
         bail!(
-            "{} has a mesh of its own in {database}: take another folder (--dir) for one in etcd; members of this one would have to join that",
+            "{} has a mesh of its own in {database}: take another folder (--dir) for one in etcd, or bring it there with `seikan coordinator \
+             import`; if {FILE} is here because an import was broken off at its very end, rename {database}",
             folder.display()
         );
     }

@@ -31,11 +31,11 @@ use change::Job;
 use keep::keep;
 
 /// How long a change waits for etcd.
-const PATIENCE: Duration = Duration::from_secs(6);
+pub(super) const PATIENCE: Duration = Duration::from_secs(6);
 /// How long loading everything may take.
 const LOADING: Duration = Duration::from_secs(120);
 /// Pause before something is asked again that got no answer.
-const PAUSE: Duration = Duration::from_millis(50);
+pub(super) const PAUSE: Duration = Duration::from_millis(50);
 /// Rows that are loaded at a time.
 const PAGE: i64 = 1000;
 /// Questions that wait for the thread, at most.
@@ -43,15 +43,18 @@ const MAX_QUESTIONS: usize = 1024;
 
 /// What the latest change was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Head {
-    /// Of the rows.
-    schema: i64,
+pub(super) struct Head {
+    /// Of the rows, or [`UNFINISHED`].
+    pub schema: i64,
     /// Of the change, by chance.
-    id: u64,
+    pub id: u64,
     /// How many rows it touched: versions of etcd before August 2024 do not tell who comes back of what was deleted at a revision
     /// if everything before that very revision was forgotten meanwhile ("keep tombstone if revision == compactAtRev").
-    rows: usize,
+    pub rows: usize,
 }
+
+/// In the place of a schema as long as a mesh is being brought in, of which not all rows are there.
+pub(super) const UNFINISHED: i64 = 0;
 
 /// A copy of what etcd has.
 pub(in crate::store) struct Replica {
@@ -111,6 +114,8 @@ enum Trouble {
     Away(String),
     Corrupt(String),
     Schema(i64),
+    /// A mesh is being brought in.
+    Unfinished,
 }
 
 /// For the thread.
@@ -360,6 +365,9 @@ impl Replica {
                 found: *found,
                 known: SCHEMA,
             }),
+            Some(Trouble::Unfinished) => Err(StoreError::Unavailable(
+                "a mesh is being brought into it; if that was broken off, do it again".to_owned(),
+            )),
             Some(Trouble::Away(_)) | None => Ok(()),
         }
     }
@@ -408,7 +416,10 @@ impl std::fmt::Debug for Replica {
 
 impl State {
     fn is_hopeless(&self) -> bool {
-        matches!(self.trouble, Some(Trouble::Corrupt(_) | Trouble::Schema(_)))
+        matches!(
+            self.trouble,
+            Some(Trouble::Corrupt(_) | Trouble::Schema(_) | Trouble::Unfinished)
+        )
     }
 }
 
@@ -427,7 +438,7 @@ pub(super) fn delete(key: Vec<u8>) -> RequestOp {
 }
 
 /// Never 0.
-fn random() -> Result<u64, StoreError> {
+pub(super) fn random() -> Result<u64, StoreError> {
     let mut bytes = [0; 8];
     getrandom::fill(&mut bytes).map_err(|_| StoreError::Interrupted)?;
     Ok(u64::from_ne_bytes(bytes).max(1))

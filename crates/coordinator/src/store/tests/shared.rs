@@ -43,7 +43,7 @@ pub fn prefix() -> Option<Etcd> {
     })
 }
 
-fn settings(cluster: &Cluster) -> Etcd {
+pub fn settings(cluster: &Cluster) -> Etcd {
     static MESHES: AtomicU32 = AtomicU32::new(0);
     Etcd {
         endpoints: cluster.endpoints(),
@@ -56,14 +56,14 @@ fn settings(cluster: &Cluster) -> Etcd {
 }
 
 /// Runs a test with a cluster of its own.
-fn with_cluster(test: impl FnOnce(&mut Cluster)) {
+pub fn with_cluster(test: impl FnOnce(&mut Cluster)) {
     if is_possible() {
         test(&mut Cluster::start(None).expect("a cluster"));
     }
 }
 
 /// A mesh with a token that admits whoever comes.
-fn mesh_at(settings: &Etcd) -> Store {
+pub fn mesh_at(settings: &Etcd) -> Store {
     let store = Store::open_etcd(settings).expect("opened");
     let networks = networks("100.80.0.0/12");
     store.init(networks, &operator(), NOW).expect("set");
@@ -72,7 +72,7 @@ fn mesh_at(settings: &Etcd) -> Store {
     store
 }
 
-fn names(store: &Store) -> Vec<String> {
+pub fn names(store: &Store) -> Vec<String> {
     let members = store.members().expect("members");
     members.iter().map(|m| m.member.name.to_string()).collect()
 }

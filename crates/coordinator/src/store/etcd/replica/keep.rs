@@ -16,7 +16,9 @@ use super::super::client::{Cluster, Connection, Fault, end_of};
 use super::super::live::Writer;
 use super::super::messages::{Event, KeyValue, RangeRequest, WatchCreateRequest, WatchResponse};
 use super::super::rows::Rows;
-use super::{Answer, Head, PAGE, PAUSE, Question, Shared, State, Trouble, What, lock, random};
+use super::{
+    Answer, Head, PAGE, PAUSE, Question, Shared, State, Trouble, UNFINISHED, What, lock, random,
+};
 use crate::store::{SCHEMA, StoreError};
 
 /// How long a connection has to last to be a good one.
@@ -389,8 +391,10 @@ impl Shared {
         match rest {
             "head" => {
                 let head: Head = serde_json::from_slice(&value).map_err(|_| senseless())?;
-                if head.schema != SCHEMA {
-                    return Err(End::Senseless(Trouble::Schema(head.schema)));
+                match head.schema {
+                    SCHEMA => {}
+                    UNFINISHED => return Err(End::Senseless(Trouble::Unfinished)),
+                    other => return Err(End::Senseless(Trouble::Schema(other))),
                 }
                 news.head = Some((revision, head));
             }
