@@ -43,7 +43,7 @@ const MAX_QUESTIONS: usize = 8;
 /// What is shared by all connections.
 pub(super) struct App {
     store: Store,
-    pub limits: Limits,
+    pub limits: Arc<Limits>,
     /// The epoch of a store that has none.
     own_epoch: u64,
     turns: Arc<Semaphore>,
@@ -113,7 +113,7 @@ impl App {
         App {
             own_epoch,
             store,
-            limits: Limits::new(),
+            limits: Arc::new(Limits::new()),
             turns: Arc::new(Semaphore::new(TURNS)),
             changes: Arc::new(Semaphore::new(CHANGES)),
             told,
