@@ -9,7 +9,7 @@
 //! process has changed meanwhile. A change that members are to hear of takes the next revision; one
 //! row has it, so the order of revisions is the order of changes.
 //!
-//! All of it blocks. There is no clock in here: times are seconds since 1970 that the caller gives.
+//! All of it blocks. There is no clock in here, but for the note of a restore: times are seconds since 1970 that the caller gives.
 
 mod audit;
 mod changes;
@@ -166,6 +166,18 @@ impl Store {
         match &self.backing {
             Backing::File(_) => None,
             Backing::Etcd(replica) => Some(replica.epoch()),
+        }
+    }
+
+    /// Has the mesh go on from where it was known to be here, if what is shared came back from an earlier backup. To be called whenever
+    /// [`Store::data_version`] is another one; changes do it by themselves.
+    ///
+    /// # Errors
+    /// [`StoreError::Unavailable`]; [`StoreError::Unknown`].
+    pub fn mend(&self) -> Result<(), StoreError> {
+        match &self.backing {
+            Backing::File(_) => Ok(()),
+            Backing::Etcd(replica) => replica.mend(),
         }
     }
 

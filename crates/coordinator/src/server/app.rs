@@ -234,7 +234,7 @@ impl App {
     async fn look(self: &Arc<Self>, known: &mut Option<i64>) {
         let found = self.ask(|store| store.data_version()).await.ok();
         // What cannot be read now is read at the next look.
-        if found != *known && self.change(|_| Ok(())).await.is_ok() {
+        if found != *known && self.change(Store::mend).await.is_ok() {
             *known = found;
         }
         for (member, caller) in self.store.calls() {

@@ -3,6 +3,7 @@
 //! ```text
 //! PREFIX/state/head              the schema (0: not all rows are there yet), and the random number of the latest change
 //! PREFIX/state/mesh              a random number: this mesh, and no other
+//! PREFIX/state/restored          a random number, if etcd came back from a backup and somebody noticed
 //! PREFIX/state/rows/TABLE/KEY    a row of the store's tables, as JSON
 //! PREFIX/pin                     by which members know the certificate of every coordinator
 //! PREFIX/live/..., present/...   what is gone with the coordinator that wrote it ([`live`])

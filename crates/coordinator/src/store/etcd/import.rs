@@ -111,6 +111,7 @@ impl Import {
             put(self.key("state/head"), head.clone(), 0),
             all(&format!("{}/state/rows/", self.prefix)),
             all(&format!("{}/seen/", self.prefix)),
+            delete(self.key("state/restored")),
             delete(self.key("pin")),
         ];
         let begun = self.settle(&TxnRequest { compare, success }, &head).await?;

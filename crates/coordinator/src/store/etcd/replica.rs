@@ -1,10 +1,12 @@
 //! The copy of the rows.
 //!
 //! Readers have the copy and wait for nobody: one thread keeps it up ([`keep`]). A change is decided on it and proposed to etcd
-//! ([`change`]); what etcd has taken comes into the copy as what others change does, by that thread.
+//! ([`change`]); what etcd has taken comes into the copy as what others change does, by that thread. When etcd comes back from a backup,
+//! who still knows what came after it sees to the rest ([`mend`]).
 
 mod change;
 mod keep;
+mod mend;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -29,6 +31,7 @@ use super::rows::{Rows, Tables};
 use crate::store::{SCHEMA, StoreError, lay_out};
 use change::Job;
 use keep::keep;
+use mend::Standing;
 
 /// How long a change waits for etcd.
 pub(super) const PATIENCE: Duration = Duration::from_secs(6);
@@ -92,6 +95,8 @@ type Listener = Box<dyn Fn() + Send + Sync>;
 struct State {
     /// etcd's revision, up to which the rows are applied; 0: nothing is.
     applied: i64,
+    /// How often everything was loaded.
+    loads: u64,
     /// The revision of the latest head; 0: there is none.
     head: i64,
     /// Every head after `since`, with the numbers of their changes.
@@ -101,12 +106,26 @@ struct State {
     own: Option<u64>,
     /// How many changes were not ours.
     foreign: i64,
-    /// The mesh's number and the cluster's.
-    epoch: (u64, u64),
+    /// The number of the change that the latest head is of.
+    head_id: u64,
+    epoch: Epoch,
+    /// What this copy knew and etcd does not know any more.
+    lost: Option<Standing>,
     /// All members of the cluster were tried, and none answers.
     is_away: bool,
     /// Why etcd cannot be reached, or what it says cannot be understood.
     trouble: Option<Trouble>,
+}
+
+/// What tells revisions of a mesh from others of the same number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Epoch {
+    /// The mesh's number; 0: it has none yet.
+    mesh: u64,
+    /// The number of the latest restore from a backup that somebody noticed; 0: there was none.
+    restored: u64,
+    /// The cluster's number.
+    cluster: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -126,7 +145,8 @@ struct Question {
 }
 
 enum What {
-    Txn(TxnRequest),
+    /// And how often everything had been loaded when it was decided, if it was decided on the copy.
+    Txn(TxnRequest, Option<u64>),
     Range(RangeRequest),
 }
 
@@ -134,6 +154,8 @@ enum Answer {
     /// Whether what was compared was so, and etcd's revision.
     Txn(bool, i64),
     Range(Vec<KeyValue>),
+    /// Everything was loaded anew since this was decided: it is not asked.
+    Stale,
 }
 
 impl Replica {
@@ -190,7 +212,7 @@ impl Replica {
         if replica.state().applied == 0 {
             return Err(replica.away());
         }
-        if replica.state().epoch.0 == 0 {
+        if replica.state().epoch.mesh == 0 {
             replica.name()?;
         }
         Ok(replica)
@@ -208,9 +230,9 @@ impl Replica {
             success: vec![put(key, random()?.to_string().into_bytes(), 0)],
         };
         let deadline = Instant::now() + PATIENCE;
-        self.ask(What::Txn(txn), deadline)
+        self.ask(What::Txn(txn, None), deadline)
             .map_err(|fault| StoreError::Unavailable(fault.to_string()))?;
-        self.wait(deadline, |state| state.epoch.0 != 0)
+        self.wait(deadline, |state| state.epoch.mesh != 0)
     }
 
     /// The database, if what is in it is what etcd has, or had when it was last heard of.
@@ -221,8 +243,8 @@ impl Replica {
 
     /// A number that is the same for all coordinators of the mesh.
     pub fn epoch(&self) -> u64 {
-        let (mesh, cluster) = self.state().epoch;
-        (mesh ^ cluster.rotate_left(32)).max(1)
+        let epoch = self.state().epoch;
+        (epoch.mesh ^ epoch.restored.rotate_left(16) ^ epoch.cluster.rotate_left(32)).max(1)
     }
 
     /// How many changes others have made, as far as is known here.
@@ -247,7 +269,7 @@ impl Replica {
         };
         let deadline = Instant::now() + PATIENCE;
         let away = |fault: Fault| StoreError::Unavailable(fault.to_string());
-        self.ask(What::Txn(txn), deadline).map_err(away)?;
+        self.ask(What::Txn(txn, None), deadline).map_err(away)?;
         match self.ask(What::Range(range), deadline).map_err(away)? {
             Answer::Range(found) => {
                 let noted = found
@@ -257,7 +279,7 @@ impl Replica {
                     key: name.to_owned(),
                 })
             }
-            Answer::Txn(..) => Err(StoreError::Interrupted),
+            Answer::Txn(..) | Answer::Stale => Err(StoreError::Interrupted),
         }
     }
 
@@ -302,7 +324,7 @@ impl Replica {
             let asked = self.ask(What::Range(range.clone()), Instant::now() + PATIENCE);
             let page = match asked {
                 Ok(Answer::Range(page)) => page,
-                Ok(Answer::Txn(..)) => Vec::new(),
+                Ok(Answer::Txn(..) | Answer::Stale) => Vec::new(),
                 Err(fault) => return Err(StoreError::Unavailable(fault.to_string())),
             };
             for kv in &page {

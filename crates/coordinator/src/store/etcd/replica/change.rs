@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use rusqlite::{Transaction, TransactionBehavior};
 
 use super::super::client::Fault;
-use super::super::messages::{Compare, Operand, RangeRequest, TxnRequest, target};
+use super::super::messages::{Compare, Operand, RangeRequest, RequestOp, TxnRequest, target};
 use super::super::rows::Rows;
-use super::{Answer, Head, PATIENCE, PAUSE, Replica, Trouble, What, delete, lock, put, random};
+use super::{Answer, Head, PATIENCE, PAUSE, Replica, What, delete, lock, put, random};
 use crate::store::{SCHEMA, StoreError};
 
 /// The same at least, for those who wait together with one that has waited long.
@@ -24,6 +24,15 @@ const SURE: Duration = Duration::from_secs(3);
 const MAX_ROWS: usize = 127;
 /// Changes that are proposed together, at most.
 const MAX_JOBS: usize = 32;
+
+/// What a change was decided on.
+#[derive(Clone, Copy)]
+pub(super) struct Base {
+    /// The revision of the head.
+    pub head: i64,
+    /// [`super::State::loads`].
+    loads: u64,
+}
 
 /// A change that waits.
 pub(super) trait Job: Send {
@@ -116,11 +125,12 @@ impl Replica {
             if Instant::now() >= deadline {
                 return Err(self.away());
             }
-            let (rows, head) = self.decide(jobs)?;
+            self.mend_by(deadline)?;
+            let (rows, base) = self.decide(jobs)?;
             let counts = match rows.is_empty() {
-                false => self.propose(rows, head, deadline)?,
+                false => self.propose(rows, None, base, deadline)?,
                 // It may be so because of what others have changed meanwhile, or have not.
-                true => self.catch_up_by(deadline)? == head,
+                true => self.catch_up_by(deadline)? == base.head,
             };
             if counts {
                 return Ok(());
@@ -128,11 +138,17 @@ impl Replica {
         }
     }
 
-    /// Has all jobs decide, as many as may be proposed together: what they would do to rows, and the head that it was decided on. Jobs
+    /// Has all jobs decide, as many as may be proposed together: what they would do to rows, and what that was decided on. Jobs
     /// for which there is no room wait again.
-    fn decide(&self, jobs: &mut Vec<Box<dyn Job>>) -> Result<(Rows, i64), StoreError> {
+    pub(super) fn decide(&self, jobs: &mut Vec<Box<dyn Job>>) -> Result<(Rows, Base), StoreError> {
         let mut database = self.database()?;
-        let head = self.state().head;
+        let base = {
+            let state = self.state();
+            Base {
+                head: state.head,
+                loads: state.loads,
+            }
+        };
         let tables = &self.shared.tables;
         let transaction = database.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let counter = tables.counter(&transaction)?;
@@ -165,11 +181,17 @@ impl Replica {
         for job in jobs.drain(decided..).rev() {
             waiting.push_front(job);
         }
-        Ok((rows, head))
+        Ok((rows, base))
     }
 
-    /// Has etcd take the rows if the head is still this one; whether it did. They are in the copy then.
-    fn propose(&self, rows: Rows, head: i64, deadline: Instant) -> Result<bool, StoreError> {
+    /// Has etcd take the rows, and what is `beside` them, if the head is still this one; whether it did. They are in the copy then.
+    pub(super) fn propose(
+        &self,
+        rows: Rows,
+        beside: Option<RequestOp>,
+        base: Base,
+        deadline: Instant,
+    ) -> Result<bool, StoreError> {
         if rows.len() > MAX_ROWS {
             return Err(StoreError::OutOfBounds("a change touches 127 rows at most"));
         }
@@ -182,6 +204,7 @@ impl Replica {
         let new = serde_json::to_vec(&new).map_err(|_| StoreError::Corrupt("head"))?;
         let key = self.key("head");
         let mut operations = vec![put(key.clone(), new, 0)];
+        operations.extend(beside);
         operations.extend(rows.into_iter().map(|(row, value)| {
             let key = self.key(&format!("rows/{row}"));
             match value {
@@ -193,12 +216,12 @@ impl Replica {
             compare: vec![Compare {
                 target: target::MOD,
                 key,
-                operand: Some(Operand::ModRevision(head)),
+                operand: Some(Operand::ModRevision(base.head)),
             }],
             success: operations,
         };
         self.state().own = Some(id);
-        let outcome = self.settle(&txn, head, id, deadline);
+        let outcome = self.settle(&txn, base, id, deadline);
         self.state().own = None;
         outcome
     }
@@ -206,26 +229,28 @@ impl Replica {
     fn settle(
         &self,
         txn: &TxnRequest,
-        head: i64,
+        base: Base,
         id: u64,
         deadline: Instant,
     ) -> Result<bool, StoreError> {
         // Of an answer that got lost it is not known what it was.
         let mut lost = false;
         loop {
-            match self.ask(What::Txn(txn.clone()), deadline) {
+            match self.ask(What::Txn(txn.clone(), Some(base.loads)), deadline) {
                 Ok(Answer::Txn(true, revision)) => {
                     // It is done, whether it is seen here in time or not.
                     let _ = self.wait(deadline, |state| state.head >= revision);
                     return Ok(true);
                 }
+                Ok(Answer::Stale) if lost => return Err(self.unknown()),
+                Ok(Answer::Stale) => return Ok(false),
                 Ok(_) => {
-                    let told = self.wait(deadline, |state| state.head > head);
+                    let told = self.wait(deadline, |state| state.head > base.head);
                     told.map_err(|away| match lost {
                         true => self.unknown(),
                         false => away,
                     })?;
-                    let first = self.first_after(head);
+                    let first = self.first_after(base.head);
                     return match first {
                         Some(first) => Ok(first == id),
                         None if lost => Err(self.unknown()),
@@ -254,8 +279,8 @@ impl Replica {
     /// Waits until all is known here that others have changed before. Who waits at the same time waits for the same: strangers can have
     /// this asked as often as they like.
     pub fn catch_up(&self) -> Result<(), StoreError> {
-        let is_away = matches!(self.state().trouble, Some(Trouble::Away(_)));
-        if is_away {
+        // Not if nobody has answered yet: that may come at once.
+        if self.state().is_away {
             return Err(self.away());
         }
         let asked = Instant::now();

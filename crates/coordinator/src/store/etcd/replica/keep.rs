@@ -17,7 +17,8 @@ use super::super::live::Writer;
 use super::super::messages::{Event, KeyValue, RangeRequest, WatchCreateRequest, WatchResponse};
 use super::super::rows::Rows;
 use super::{
-    Answer, Head, PAGE, PAUSE, Question, Shared, State, Trouble, UNFINISHED, What, lock, random,
+    Answer, Epoch, Head, PAGE, PAUSE, Question, Shared, State, Trouble, UNFINISHED, What, lock,
+    random,
 };
 use crate::store::{SCHEMA, StoreError};
 
@@ -37,7 +38,7 @@ const STATE: i64 = 1;
 const LIVE: i64 = 2;
 
 /// What ends a connection.
-enum End {
+pub(super) enum End {
     /// Nobody asks any more.
     Over,
     /// Another member of the cluster may do better.
@@ -141,6 +142,12 @@ async fn serve(
                 Err(status) => return Fault::from(status).into(),
             },
             question = asked.recv() => match question {
+                // What it was decided on may be no more, whatever revisions say.
+                Some(Question { what: What::Txn(_, Some(loads)), answer, .. })
+                    if loads != lock(&shared.state).loads =>
+                {
+                    let _ = answer.try_send(Ok(Answer::Stale));
+                }
                 Some(question) => {
                     let (connection, broken) = (connection.clone(), broken.clone());
                     tokio::spawn(async move {
@@ -159,18 +166,21 @@ async fn serve(
 
 /// Loads all rows, unless they are there, and has later ones told.
 async fn begin(shared: &Shared, connection: &Connection) -> Result<Streaming<WatchResponse>, End> {
-    let (applied, (_, cluster)) = {
+    let (applied, cluster) = {
         let state = lock(&shared.state);
-        (state.applied, state.epoch)
+        (state.applied, state.epoch.cluster)
     };
-    let now = RangeRequest {
+    let head = RangeRequest {
         key: format!("{}/state/head", shared.settings.prefix).into_bytes(),
         ..RangeRequest::default()
     };
-    let now = connection.range(now).await?.header.unwrap_or_default();
-    // etcd's revisions rise, but for a restore from a backup.
-    if applied == 0 || now.revision < applied || now.cluster_id != cluster {
-        load(shared, connection).await?;
+    let now = connection.range(head.clone()).await?;
+    let now = now.header.unwrap_or_default();
+    // etcd's revisions rise and its past stays what it was, but for a restore from a backup.
+    let went_back =
+        applied > 0 && (now.revision < applied || !had(shared, connection, head, applied).await?);
+    if applied == 0 || went_back || now.cluster_id != cluster {
+        load(shared, connection, went_back).await?;
     }
     let live = format!("{}/live/", shared.settings.prefix);
     let range = RangeRequest {
@@ -198,7 +208,30 @@ async fn begin(shared: &Shared, connection: &Connection) -> Result<Streaming<Wat
     Ok(watch)
 }
 
-async fn load(shared: &Shared, connection: &Connection) -> Result<(), End> {
+/// Whether etcd had at a revision the head that it had there when it was heard of here.
+async fn had(
+    shared: &Shared,
+    connection: &Connection,
+    head: RangeRequest,
+    revision: i64,
+) -> Result<bool, End> {
+    let then = match connection.range(RangeRequest { revision, ..head }).await {
+        Ok(then) => then.kvs.into_iter().next(),
+        // It is not kept any more: everything is loaded, and compared with what was here.
+        Err(Fault::Refused(_)) => return Ok(true),
+        Err(fault) => return Err(fault.into()),
+    };
+    let id = then.as_ref().map_or(Some(0), |kv| {
+        let head: Head = serde_json::from_slice(&kv.value).ok()?;
+        Some(head.id)
+    });
+    let at = then.map_or(0, |kv| kv.mod_revision);
+    let state = lock(&shared.state);
+    Ok(at == state.head && id == Some(state.head_id))
+}
+
+/// `went_back`: something that is known here is not known there any more.
+async fn load(shared: &Shared, connection: &Connection, went_back: bool) -> Result<(), End> {
     let prefix = format!("{}/state/", shared.settings.prefix);
     let mut range = RangeRequest {
         range_end: end_of(&prefix),
@@ -225,7 +258,7 @@ async fn load(shared: &Shared, connection: &Connection) -> Result<(), End> {
             _ => break,
         }
     }
-    shared.replace(all, range.revision, cluster)
+    shared.replace(all, (range.revision, cluster), went_back)
 }
 
 /// Answers a question; what broke the connection, if that did.
@@ -240,7 +273,7 @@ async fn answer(connection: &Connection, question: Question) -> Option<String> {
     }
     let asked = async {
         Ok(match what {
-            What::Txn(txn) => {
+            What::Txn(txn, _) => {
                 let done = connection.txn(txn).await?;
                 Answer::Txn(done.succeeded, done.header.unwrap_or_default().revision)
             }
@@ -267,7 +300,12 @@ impl Shared {
     }
 
     /// Takes in all that there is.
-    fn replace(&self, all: Vec<KeyValue>, revision: i64, cluster: u64) -> Result<(), End> {
+    fn replace(
+        &self,
+        all: Vec<KeyValue>,
+        (revision, cluster): (i64, u64),
+        went_back: bool,
+    ) -> Result<(), End> {
         let mut rows = self.pristine.clone();
         let mut news = News::default();
         for kv in all {
@@ -275,17 +313,32 @@ impl Shared {
             self.sort(&kv.key, value, kv.mod_revision, &mut rows, &mut news)?;
         }
         // A mesh does not cease to be: what was restored is not all there yet, or somewhere else.
-        if news.mesh.is_none() && lock(&self.state).epoch.0 != 0 {
+        let before = lock(&self.state).epoch;
+        if news.mesh.is_none() && before.mesh != 0 {
             let key = format!("{}/state/mesh", self.settings.prefix);
             return Err(End::Senseless(Trouble::Corrupt(key)));
         }
+        let known = self.standing()?;
         self.apply(&rows, true)?;
+        let found = self.standing()?;
         let mut state = lock(&self.state);
-        state.epoch = (news.mesh.unwrap_or(0), cluster);
+        state.epoch = Epoch {
+            mesh: news.mesh.unwrap_or(0),
+            restored: news.restored.unwrap_or(0),
+            cluster,
+        };
+        // Of another mesh nothing is known.
+        if before.mesh != state.epoch.mesh {
+            state.lost = None;
+        } else if before.mesh != 0 && (went_back || found.revision < known.revision) {
+            state.lost = Some(known.or(state.lost.take(), before.restored));
+        }
         state.applied = revision;
+        state.loads += 1;
         // What led here was not told.
         state.heads.clear();
         state.head = news.head.map_or(0, |(at, _)| at);
+        state.head_id = news.head.map_or(0, |(_, head)| head.id);
         state.since = state.head;
         state.foreign += 1;
         drop(state);
@@ -341,7 +394,11 @@ impl Shared {
             let mut state = lock(&self.state);
             state.applied = revision;
             if let Some(mesh) = news.mesh {
-                state.epoch.0 = mesh;
+                state.epoch.mesh = mesh;
+                state.foreign += 1;
+            }
+            if let Some(restored) = news.restored {
+                state.epoch.restored = restored;
                 state.foreign += 1;
             }
             if let Some((at, head)) = news.head {
@@ -398,9 +455,13 @@ impl Shared {
                 }
                 news.head = Some((revision, head));
             }
-            "mesh" => {
+            "mesh" | "restored" => {
                 let text = std::str::from_utf8(&value).map_err(|_| senseless())?;
-                news.mesh = Some(text.parse().map_err(|_| senseless())?);
+                let number = text.parse().map_err(|_| senseless())?;
+                match rest {
+                    "mesh" => news.mesh = Some(number),
+                    _ => news.restored = Some(number),
+                }
             }
             _ => return Err(senseless()),
         }
@@ -432,12 +493,13 @@ struct News {
     /// And its revision.
     head: Option<(i64, Head)>,
     mesh: Option<u64>,
+    restored: Option<u64>,
 }
 
 impl State {
     /// Takes in a head.
     fn take(&mut self, at: i64, id: u64) {
-        self.head = at;
+        (self.head, self.head_id) = (at, id);
         self.heads.push_back((at, id));
         if self.heads.len() > HEADS
             && let Some((forgotten, _)) = self.heads.pop_front()
