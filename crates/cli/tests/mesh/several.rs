@@ -149,6 +149,40 @@ fn a_mesh_moves_from_one_coordinator_to_several_and_its_members_stay_up() {
 }
 
 #[test]
+fn members_go_on_when_etcd_comes_back_from_a_backup_and_who_is_not_in_it_hears_of_that() {
+    with_etcd(|site, cluster| {
+        let urls = cluster.endpoints().join(",");
+        let _coordinators = [
+            site.shared_coordinator(1, &urls),
+            site.shared_coordinator(2, &urls),
+        ];
+        let token = site.token(&["--reusable"]);
+        let [a, b, c, d] = [site.host(), site.host(), site.host(), site.host()];
+        let at_a = a.join("a", &token);
+        let at_b = b.join("b", &token);
+        let backup = site.folder().join("backup");
+        cluster.snapshot(&backup).expect("saved");
+        let at_c = c.join("c", &token);
+        let _running = [a.up(), b.up(), c.up()];
+        while_answering(&[&a, &b, &c], || {
+            assert!(a.hears(at_b[0], SOON) && a.hears(at_c[0], SOON));
+            cluster.restore(&backup, true).expect("restored");
+            eventually("who is not in the backup is no peer any more", || {
+                a.peers() == ["b"] && b.peers() == ["a"]
+            });
+            assert!(a.hears(at_b[0], SOON) && b.hears(at_a[0], SOON));
+            eventually("and hears of it", || {
+                c.status()["mesh"]["contact"] == "revoked"
+            });
+            let at_d = d.join("d", &token);
+            assert_ne!(at_d, at_c, "somebody still has that address");
+            eventually("changes are told", || a.peers() == ["b", "d"]);
+            assert!(site.administer(&["audit"]).contains("etcd restored"));
+        });
+    });
+}
+
+#[test]
 fn who_asks_another_coordinator_is_called_there() {
     with_etcd(|site, cluster| {
         let urls = cluster.endpoints().join(",");
