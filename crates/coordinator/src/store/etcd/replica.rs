@@ -9,6 +9,7 @@ mod keep;
 mod mend;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -141,6 +142,8 @@ enum Trouble {
 struct Question {
     what: What,
     until: Instant,
+    /// It is being asked, or nobody waits for it any more: whoever comes first.
+    taken: Arc<AtomicBool>,
     answer: SyncSender<Result<Answer, Fault>>,
 }
 
@@ -345,22 +348,28 @@ impl Replica {
         }
     }
 
+    /// [`Fault::Refused`] also if it was never asked.
     fn ask(&self, what: What, until: Instant) -> Result<Answer, Fault> {
         let (answer, answered) = sync_channel(1);
+        let taken = Arc::new(AtomicBool::new(false));
         let question = Question {
             what,
             until,
+            taken: Arc::clone(&taken),
             answer,
         };
         let gone = || Fault::Lost("the coordinator ends".to_owned());
         let questions = self.questions.as_ref().ok_or_else(gone)?;
         questions
             .try_send(question)
-            .map_err(|_| Fault::Lost("too much is asked at once".to_owned()))?;
+            .map_err(|_| Fault::Refused("too much is asked at once".to_owned()))?;
         let time = until.saturating_duration_since(Instant::now());
         answered
             .recv_timeout(time)
-            .map_err(|_| Fault::Lost("no answer in time".to_owned()))?
+            .unwrap_or_else(|_| match taken.swap(true, Ordering::Relaxed) {
+                true => Err(Fault::Lost("no answer in time".to_owned())),
+                false => Err(Fault::Refused(self.why_away())),
+            })
     }
 
     /// Waits until it is so.
@@ -395,17 +404,18 @@ impl Replica {
     }
 
     fn away(&self) -> StoreError {
-        StoreError::Unavailable(match &self.state().trouble {
-            Some(Trouble::Away(why)) => why.clone(),
-            _ => "it does not answer in time".to_owned(),
-        })
+        StoreError::Unavailable(self.why_away())
     }
 
     fn unknown(&self) -> StoreError {
-        StoreError::Unknown(match &self.state().trouble {
+        StoreError::Unknown(self.why_away())
+    }
+
+    fn why_away(&self) -> String {
+        match &self.state().trouble {
             Some(Trouble::Away(why)) => why.clone(),
             _ => "it does not answer in time".to_owned(),
-        })
+        }
     }
 
     fn key(&self, of: &str) -> Vec<u8> {

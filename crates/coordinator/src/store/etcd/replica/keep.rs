@@ -5,6 +5,7 @@
 //! missed is not kept any more it loads again.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rusqlite::TransactionBehavior;
@@ -266,9 +267,10 @@ async fn answer(connection: &Connection, question: Question) -> Option<String> {
     let Question {
         what,
         until,
+        taken,
         answer,
     } = question;
-    if Instant::now() >= until {
+    if Instant::now() >= until || taken.swap(true, Ordering::Relaxed) {
         return None;
     }
     let asked = async {
