@@ -41,6 +41,8 @@ use seikan_proto::mesh::{Networks, Pin, RelayAddress};
 
 pub use audit::{Actor, AuditEntry};
 pub use error::StoreError;
+#[cfg(feature = "fuzzing")]
+pub use etcd::fuzzing;
 pub use etcd::{Etcd, PREFIX as ETCD_PREFIX};
 pub use join::Joining;
 pub use members::{MemberId, MemberInfo, Whom};

@@ -24,6 +24,8 @@ use std::path::PathBuf;
 
 pub(super) use import::{Beside, import};
 pub(super) use replica::Replica;
+#[cfg(feature = "fuzzing")]
+pub use replica::fuzzing;
 
 /// Where etcd is, and who asks.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,6 +5,8 @@
 //! who still knows what came after it sees to the rest ([`mend`]).
 
 mod change;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 mod keep;
 mod mend;
 
@@ -165,24 +167,7 @@ impl Replica {
     /// Connects and loads everything.
     pub fn open(settings: &Etcd) -> Result<Replica, StoreError> {
         let cluster = Cluster::new(settings)?;
-        let mut database = Database::open_in_memory()?;
-        database.pragma_update(None, "foreign_keys", true)?;
-        lay_out(&mut database, "etcd".as_ref())?;
-        let tables = Tables::of(&database)?;
-        let shared = Arc::new(Shared {
-            settings: settings.clone(),
-            pristine: tables.all(&database)?,
-            tables,
-            database: Mutex::new(database),
-            state: Mutex::new(State {
-                trouble: Some(Trouble::Away("no answer yet".to_owned())),
-                ..State::default()
-            }),
-            changed: Condvar::new(),
-            live: Live::default(),
-            id: random()?,
-            listener: Mutex::default(),
-        });
+        let shared = Arc::new(Shared::new(settings)?);
         let (questions, asked) = mpsc::channel(MAX_QUESTIONS);
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -424,6 +409,30 @@ impl Replica {
 
     fn state(&self) -> MutexGuard<'_, State> {
         lock(&self.shared.state)
+    }
+}
+
+impl Shared {
+    /// A copy of which nothing is known yet.
+    fn new(settings: &Etcd) -> Result<Shared, StoreError> {
+        let mut database = Database::open_in_memory()?;
+        database.pragma_update(None, "foreign_keys", true)?;
+        lay_out(&mut database, "etcd".as_ref())?;
+        let tables = Tables::of(&database)?;
+        Ok(Shared {
+            settings: settings.clone(),
+            pristine: tables.all(&database)?,
+            tables,
+            database: Mutex::new(database),
+            state: Mutex::new(State {
+                trouble: Some(Trouble::Away("no answer yet".to_owned())),
+                ..State::default()
+            }),
+            changed: Condvar::new(),
+            live: Live::default(),
+            id: random()?,
+            listener: Mutex::default(),
+        })
     }
 }
 

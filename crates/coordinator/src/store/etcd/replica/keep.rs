@@ -34,9 +34,9 @@ const REPAIR: Duration = Duration::from_secs(5);
 /// Heads that are remembered: a proposal whose answer was lost looks for its own among them.
 const HEADS: usize = 4096;
 /// What the watch of the rows is called.
-const STATE: i64 = 1;
+pub(super) const STATE: i64 = 1;
 /// That of what lives with coordinators.
-const LIVE: i64 = 2;
+pub(super) const LIVE: i64 = 2;
 
 /// What ends a connection.
 pub(super) enum End {
@@ -302,7 +302,7 @@ impl Shared {
     }
 
     /// Takes in all that there is.
-    fn replace(
+    pub(super) fn replace(
         &self,
         all: Vec<KeyValue>,
         (revision, cluster): (i64, u64),
@@ -350,7 +350,7 @@ impl Shared {
     }
 
     /// Takes in what is different since.
-    fn hear(&self, told: WatchResponse) -> Result<(), End> {
+    pub(super) fn hear(&self, told: WatchResponse) -> Result<(), End> {
         if told.compact_revision > 0 {
             return Err(End::Compacted);
         }
@@ -470,7 +470,7 @@ impl Shared {
         Ok(())
     }
 
-    fn apply(&self, rows: &Rows, whole: bool) -> Result<(), End> {
+    pub(super) fn apply(&self, rows: &Rows, whole: bool) -> Result<(), End> {
         let mut database = lock(&self.database);
         let mut work = || {
             let transaction = database.transaction_with_behavior(TransactionBehavior::Immediate)?;
