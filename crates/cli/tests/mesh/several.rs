@@ -113,7 +113,8 @@ fn a_mesh_moves_from_one_coordinator_to_several_and_its_members_stay_up() {
             );
 
             alone.signal("KILL");
-            site.administer(&["import", "--etcd", &urls]);
+            let advertise = ["--advertise", "192.0.2.1:7443"];
+            site.administer(&[&["import", "--etcd", &urls][..], &advertise].concat());
             // Where the second is to find the certificate.
             let folder = site.folder().join("coordinator1");
             fs::rename(site.store(), &folder).expect("renamed");
@@ -124,6 +125,14 @@ fn a_mesh_moves_from_one_coordinator_to_several_and_its_members_stay_up() {
                 [&a, &b].iter().all(|host| {
                     let mesh = &host.status()["mesh"];
                     mesh["contact"] == "connected"
+                })
+            });
+            eventually("both coordinators are known, and no verb", || {
+                let kept = format!("{}.members.json", a.interface);
+                let kept = fs::read_to_string(a.folder.join("state").join(kept));
+                kept.is_ok_and(|text| {
+                    text.matches("192.0.2.1:7443").count() == 1
+                        && text.matches("192.0.2.2:7443").count() == 1
                 })
             });
             site.administer(&["revoke", "c"]);

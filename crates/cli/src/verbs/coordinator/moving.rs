@@ -6,7 +6,8 @@ use std::process::ExitCode;
 
 use anyhow::bail;
 use clap::{Args, ValueHint};
-use seikan_coordinator::Store;
+use seikan_coordinator::{Etcd, Store};
+use seikan_proto::mesh::RelayAddress;
 
 use super::etcd::{self, EtcdArguments};
 use super::{DATABASE, Folder, now, operator};
@@ -15,12 +16,15 @@ use crate::output::counted;
 /// Where to.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  \
-    seikan coordinator import --etcd https://etcd-1:2379,https://etcd-2:2379,https://etcd-3:2379\n\n\
-    Stop the coordinator first, and start it again afterwards, with --advertise: it goes on from etcd, and members with what\n\
-    they have. Others of its mesh need the same certificate: copy tls.pem to their folders.")]
+    seikan coordinator import --etcd https://etcd-1:2379,https://etcd-2:2379 --advertise coordinator-1.example.org:7443\n\n\
+    Stop the coordinator first, and start it again afterwards as before: it goes on from etcd, and members with what they have.\n\
+    Others of its mesh need the same certificate: copy tls.pem to their folders.")]
 pub struct ImportArguments {
     #[command(flatten)]
     etcd: EtcdArguments,
+    /// Where members reach this coordinator, as if it were said at its next start
+    #[arg(long, value_name = "HOST:PORT")]
+    advertise: Option<RelayAddress>,
     /// Put it in the place of a mesh that is there, which is the end of that one
     #[arg(long)]
     replace: bool,
@@ -62,11 +66,17 @@ pub fn import(arguments: &ImportArguments) -> anyhow::Result<ExitCode> {
     let moved = Store::move_to_etcd(&file, &into, pin, arguments.replace, &operator(), now())?;
     let members = moved.store.members()?.len();
     // First: with neither of both the next start would make a mesh of its own.
-    etcd::note(dir, &into)?;
+    etcd::note(
+        dir,
+        &Etcd {
+            advertise: arguments.advertise.clone(),
+            ..into.clone()
+        },
+    )?;
     let away = moved.put_away()?;
     writeln!(
         anstream::stdout(),
-        "the mesh of {} is in etcd now, under {}; {} is what it was. Start the coordinator again, with --advertise",
+        "the mesh of {} is in etcd now, under {}; {} is what it was. Start the coordinator again",
         counted(members, "member"),
         into.prefix,
         away.display()
