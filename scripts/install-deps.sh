@@ -7,7 +7,7 @@ set -euo pipefail
 # command:package
 needs=(cc:gcc c++:g++ git:git ip:iproute2 ping:iputils-ping wg:wireguard-tools column:bsdextrautils
     nft:nftables iperf3:iperf3 curl:curl nginx:nginx-light dropbear:dropbear-bin
-    etcd:etcd-server etcdctl:etcd-client openvpn:openvpn ovs-vswitchd:openvswitch-switch miniupnpd:miniupnpd-nftables faketime:faketime
+    etcd:etcd-server etcdctl:etcd-client systemd-analyze:systemd openvpn:openvpn ovs-vswitchd:openvswitch-switch miniupnpd:miniupnpd-nftables faketime:faketime
     turnserver:coturn)
 command -v go >/dev/null || needs+=(go:golang-go)
 
