@@ -120,7 +120,7 @@ fn a_mesh_moves_from_one_coordinator_to_several_and_its_members_stay_up() {
             fs::rename(site.store(), &folder).expect("renamed");
             std::os::unix::fs::symlink(&folder, site.store()).expect("a link");
             let first = site.coordinator();
-            let _second = site.shared_coordinator(2, &urls);
+            let second = site.shared_coordinator(2, &urls);
             eventually("both members are there again", || {
                 [&a, &b].iter().all(|host| {
                     let mesh = &host.status()["mesh"];
@@ -153,6 +153,21 @@ fn a_mesh_moves_from_one_coordinator_to_several_and_its_members_stay_up() {
             let pinged = ping.wait_with_output().expect("an end");
             let said = String::from_utf8_lossy(&pinged.stdout);
             assert!(said.contains(" 0% packet loss"), "{said}");
+
+            // And back: one coordinator without etcd, at the first one's address.
+            let back = site.folder().join("coordinator3");
+            fs::create_dir(&back).expect("a folder");
+            let file = back.join("mesh.db").display().to_string();
+            site.administer(&["export", &file]);
+            fs::copy(folder.join("tls.pem"), back.join("tls.pem")).expect("copied");
+            second.signal("KILL");
+            (0..3).for_each(|member| cluster.kill(member));
+            fs::remove_file(site.store()).expect("a link");
+            std::os::unix::fs::symlink(&back, site.store()).expect("a link");
+            let _alone = site.coordinator();
+            site.administer(&["revoke", "d"]);
+            eventually("a change is told again", || a.peers() == ["b"]);
+            assert!(a.hears(at_b[0], SOON) && b.hears(at_a[0], SOON));
         });
     });
 }
