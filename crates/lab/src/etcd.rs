@@ -134,14 +134,18 @@ impl Cluster {
     /// # Errors
     /// [`LabError::Setup`], also if there is no etcdctl.
     pub fn snapshot(&self, file: &Path) -> Result<()> {
-        let mut save = etcdctl();
-        save.args(["--endpoints", &self.endpoints()[0], "snapshot", "save"])
-            .arg(file);
-        let child = match &self.netns {
-            Some(netns) => netns.spawn_command(&mut save),
-            None => save.spawn(),
-        };
-        done("save", child.map_err(failed)?)
+        let file = file.display().to_string();
+        // A member saves what it has itself, which is everything once it has answered a question that the others have a say in.
+        for words in [&["get", "anything"][..], &["snapshot", "save", &file]] {
+            let mut ask = etcdctl();
+            ask.args(["--endpoints", &self.endpoints()[0]]).args(words);
+            let child = match &self.netns {
+                Some(netns) => netns.spawn_command(&mut ask),
+                None => ask.spawn(),
+            };
+            done(words[0], child.map_err(failed)?)?;
+        }
+        Ok(())
     }
 
     /// Kills all members, and starts them with what such a file has; `is_new`: as a cluster of another number, as etcd's documentation
@@ -160,7 +164,7 @@ impl Cluster {
             let mut restore = etcdctl();
             restore.args(["snapshot", "restore"]).arg(file);
             restore.args(self.membership(number));
-            done("restore", restore.spawn().map_err(failed)?)?;
+            done("snapshot restore", restore.spawn().map_err(failed)?)?;
         }
         self.revive()
     }
@@ -253,7 +257,7 @@ fn done(what: &str, child: Child) -> Result<()> {
     }
     let said = String::from_utf8_lossy(&output.stderr);
     let last = said.lines().last().unwrap_or_default();
-    Err(LabError::Setup(format!("etcdctl snapshot {what}: {last}")))
+    Err(LabError::Setup(format!("etcdctl {what}: {last}")))
 }
 
 fn status(address: SocketAddr) -> Option<Value> {

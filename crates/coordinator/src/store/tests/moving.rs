@@ -134,7 +134,7 @@ fn a_mesh_that_is_there_stays_unless_it_is_to_be_replaced() {
         );
 
         // Who looks all the time sees the one, nothing, or the other.
-        let done = AtomicBool::new(false);
+        let (begun, done) = (AtomicBool::new(false), AtomicBool::new(false));
         thread::scope(|scope| {
             let looking = scope.spawn(|| {
                 let mut seen = std::collections::BTreeSet::new();
@@ -142,10 +142,14 @@ fn a_mesh_that_is_there_stays_unless_it_is_to_be_replaced() {
                     if let Ok(members) = there.members() {
                         let names = members.iter().map(|m| m.member.name.to_string());
                         seen.insert(names.collect::<Vec<_>>().join(" "));
+                        begun.store(true, Ordering::Relaxed);
                     }
                 }
                 seen
             });
+            while !begun.load(Ordering::Relaxed) {
+                thread::sleep(Duration::from_millis(5));
+            }
             move_file(&file, &settings, true).expect("moved");
             let until = Instant::now() + Duration::from_secs(15);
             while there.epoch() == epoch || there.networks().is_err() {
