@@ -7,8 +7,8 @@ set -euo pipefail
 # command:package
 needs=(cc:gcc c++:g++ git:git ip:iproute2 ping:iputils-ping wg:wireguard-tools column:bsdextrautils
     nft:nftables iperf3:iperf3 curl:curl nginx:nginx-light dropbear:dropbear-bin
-    etcd:etcd-server openvpn:openvpn ovs-vswitchd:openvswitch-switch miniupnpd:miniupnpd-nftables faketime:faketime
-    turnserver:coturn dbus-daemon:dbus-daemon)
+    etcd:etcd-server etcdctl:etcd-client systemd-analyze:systemd openvpn:openvpn ovs-vswitchd:openvswitch-switch
+    miniupnpd:miniupnpd-nftables faketime:faketime turnserver:coturn dbus-daemon:dbus-daemon)
 command -v go >/dev/null || needs+=(go:golang-go)
 
 install_missing "${needs[@]}"

@@ -20,7 +20,7 @@ pub mod tls;
 
 pub use server::{Options, Server, ServerError};
 pub use store::{
-    Actor, AuditEntry, ETCD_PREFIX, Etcd, Joining, MemberId, MemberInfo, NewToken, RelayInfo,
-    Store, StoreError, TokenId, TokenInfo, Whom,
+    Actor, AuditEntry, ETCD_PREFIX, Etcd, Joining, MemberId, MemberInfo, Moved, NewToken,
+    RelayInfo, Store, StoreError, TokenId, TokenInfo, Whom,
 };
 pub use tls::{Certificate, TlsError};

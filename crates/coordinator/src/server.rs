@@ -4,7 +4,7 @@
 //! first gets a place ([`admit`]), of which there is a bounded number, then a TLS handshake and
 //! requests, each of which has to come in time. [`routes`] judges what was asked; what it asks of the
 //! store waits for a turn and is done beside the event loop ([`app`]), which also tells those who wait
-//! for changes. At the same port of UDP hosts are told what they look like from here ([`stun`]). What is refused has one form ([`refused`]). Who fails to join is let try again only so
+//! for changes. At the same port of UDP hosts are told what they look like from here ([`stun`]). What is refused has one form ([`refused`]). Who shows what is not good is let try again only so
 //! often ([`limit`]).
 
 mod admit;

@@ -3,12 +3,13 @@
 //!
 //! [`Store::open`] makes the file or takes the one that is there; [`Store::init`] says once which
 //! networks the mesh has. Then [`tokens`], [`join`], [`members`] and [`changes`] are the life of a
-//! member, [`policy`] says whom it may talk to, [`relays`] helps those that do not reach each other, and [`audit`] says who did what. Several processes may have the file open: each change is
+//! member, [`policy`] says whom it may talk to, [`relays`] helps those that do not reach each other, and [`audit`] says who did what.
+//! [`moving`] brings all of it from a file to etcd, and back. Several processes may have the file open: each change is
 //! one transaction that holds the write lock from its start, so nothing is decided on what another
 //! process has changed meanwhile. A change that members are to hear of takes the next revision; one
 //! row has it, so the order of revisions is the order of changes.
 //!
-//! All of it blocks. There is no clock in here: times are seconds since 1970 that the caller gives.
+//! All of it blocks. There is no clock in here, but for the note of a restore: times are seconds since 1970 that the caller gives.
 
 mod audit;
 mod changes;
@@ -16,6 +17,7 @@ mod error;
 mod etcd;
 mod join;
 mod members;
+mod moving;
 mod policy;
 mod relays;
 mod tokens;
@@ -39,9 +41,12 @@ use seikan_proto::mesh::{Networks, Pin, RelayAddress};
 
 pub use audit::{Actor, AuditEntry};
 pub use error::StoreError;
+#[cfg(feature = "fuzzing")]
+pub use etcd::fuzzing;
 pub use etcd::{Etcd, PREFIX as ETCD_PREFIX};
 pub use join::Joining;
 pub use members::{MemberId, MemberInfo, Whom};
+pub use moving::Moved;
 pub use relays::RelayInfo;
 pub use tokens::{NewToken, TokenId, TokenInfo};
 
@@ -62,7 +67,11 @@ const PAUSE: Duration = Duration::from_millis(20);
 
 /// What is known of one mesh. Threads may share it; one at a time gets a turn.
 #[derive(Debug)]
-pub struct Store(Backing);
+pub struct Store {
+    backing: Backing,
+    /// Of a file: its folder, locked for as long as this has the file open, so that nobody moves it away meanwhile.
+    _folder: Option<fs::File>,
+}
 
 /// Where it is.
 #[derive(Debug)]
@@ -76,26 +85,19 @@ impl Store {
     /// folder too (0700) unless it is there. One of an earlier version becomes one of this.
     ///
     /// # Errors
-    /// [`StoreError::Io`] if it cannot be made; [`StoreError::LaterVersion`]; [`StoreError::NoWal`];
+    /// [`StoreError::Io`] if it cannot be made; [`StoreError::InUse`] if it is being moved; [`StoreError::LaterVersion`]; [`StoreError::NoWal`];
     /// [`StoreError::Sqlite`] if it is no database or cannot be read and written.
     pub fn open(path: &Path) -> Result<Store, StoreError> {
         make_private(path).map_err(|source| StoreError::Io {
             path: path.to_owned(),
             source,
         })?;
-        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-        let mut connection = Connection::open_with_flags(path, flags)?;
-        connection.busy_timeout(PATIENCE)?;
-        // Before anything is written: a later version's file is left as it is.
-        let version = version(&connection, path)?;
-        write_ahead(&connection)?;
-        // With the default, a change that was confirmed could be gone after a power cut.
-        connection.pragma_update(None, "synchronous", "FULL")?;
-        connection.pragma_update(None, "foreign_keys", true)?;
-        if version < SCHEMA {
-            lay_out(&mut connection, path)?;
-        }
-        Ok(Store(Backing::File(Mutex::new(connection))))
+        let folder = moving::hold(path)?;
+        let connection = open_file(path)?;
+        Ok(Store {
+            backing: Backing::File(Mutex::new(connection)),
+            _folder: Some(folder),
+        })
     }
 
     /// What etcd has, which other coordinators may have open at the same time. Everything is loaded before this returns.
@@ -104,7 +106,10 @@ impl Store {
     /// [`StoreError::EtcdSettings`], [`StoreError::Unreadable`]; [`StoreError::Unavailable`]; [`StoreError::LaterVersion`];
     /// [`StoreError::CorruptRow`].
     pub fn open_etcd(settings: &Etcd) -> Result<Store, StoreError> {
-        Ok(Store(Backing::Etcd(Replica::open(settings)?)))
+        Ok(Store {
+            backing: Backing::Etcd(Replica::open(settings)?),
+            _folder: None,
+        })
     }
 
     /// Says which networks the mesh has. They stay: members have addresses in them. Saying the same
@@ -149,7 +154,7 @@ impl Store {
     /// # Errors
     /// [`StoreError::Sqlite`].
     pub fn data_version(&self) -> Result<i64, StoreError> {
-        let connection = match &self.0 {
+        let connection = match &self.backing {
             Backing::File(connection) => lock(connection),
             Backing::Etcd(replica) => return Ok(replica.foreign()),
         };
@@ -160,29 +165,41 @@ impl Store {
     /// A number that all who have the same open have in common, and that is another one for what is put in its place from a backup;
     /// `None` if that cannot be known.
     pub fn epoch(&self) -> Option<u64> {
-        match &self.0 {
+        match &self.backing {
             Backing::File(_) => None,
             Backing::Etcd(replica) => Some(replica.epoch()),
         }
     }
 
+    /// Has the mesh go on from where it was known to be here, if what is shared came back from an earlier backup. To be called whenever
+    /// [`Store::data_version`] is another one; changes do it by themselves.
+    ///
+    /// # Errors
+    /// [`StoreError::Unavailable`]; [`StoreError::Unknown`].
+    pub fn mend(&self) -> Result<(), StoreError> {
+        match &self.backing {
+            Backing::File(_) => Ok(()),
+            Backing::Etcd(replica) => replica.mend(),
+        }
+    }
+
     /// Has `listener` told when others have changed something or call somebody, on a thread that must not wait; of a file it never is.
     pub fn listen(&self, listener: impl Fn() + Send + Sync + 'static) {
-        if let Backing::Etcd(replica) = &self.0 {
+        if let Backing::Etcd(replica) = &self.backing {
             replica.listen(Box::new(listener));
         }
     }
 
     /// Tells other coordinators of the mesh, if there are any, that a member is called, which does not ask here.
     pub fn call(&self, member: MemberId, caller: PublicKey) {
-        if let Backing::Etcd(replica) = &self.0 {
+        if let Backing::Etcd(replica) = &self.backing {
             replica.call(member.0, caller);
         }
     }
 
     /// Whom other coordinators call, each with who calls, since this was last asked.
     pub fn calls(&self) -> Vec<(MemberId, PublicKey)> {
-        let calls = match &self.0 {
+        let calls = match &self.backing {
             Backing::File(_) => Vec::new(),
             Backing::Etcd(replica) => replica.calls(),
         };
@@ -192,7 +209,7 @@ impl Store {
 
     /// Where members reach the coordinators of the mesh that live, this one included; none if there is but one.
     pub fn coordinators(&self) -> Vec<RelayAddress> {
-        match &self.0 {
+        match &self.backing {
             Backing::File(_) => Vec::new(),
             Backing::Etcd(replica) => replica.coordinators(),
         }
@@ -203,7 +220,7 @@ impl Store {
     /// # Errors
     /// [`StoreError::Unavailable`]; [`StoreError::CorruptRow`].
     pub fn agree_on_pin(&self, own: Pin) -> Result<Pin, StoreError> {
-        match &self.0 {
+        match &self.backing {
             Backing::File(_) => Ok(own),
             Backing::Etcd(replica) => {
                 let noted = replica.agree("pin", &own.to_string())?.parse();
@@ -216,7 +233,7 @@ impl Store {
 
     /// Waits until what others have changed before is known here; whether it may not have been. Of a file it always is.
     fn catch_up(&self) -> Result<bool, StoreError> {
-        match &self.0 {
+        match &self.backing {
             Backing::File(_) => Ok(false),
             Backing::Etcd(replica) => replica.catch_up().map(|()| true),
         }
@@ -228,7 +245,7 @@ impl Store {
         work: impl FnOnce(&Connection) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         // After a panic the transaction was rolled back: the connection is as good as before.
-        let mut connection = match &self.0 {
+        let mut connection = match &self.backing {
             Backing::File(connection) => lock(connection),
             Backing::Etcd(replica) => replica.database()?,
         };
@@ -254,7 +271,7 @@ impl Store {
         &self,
         work: impl Fn(&Transaction<'_>) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
-        match &self.0 {
+        match &self.backing {
             Backing::File(connection) => commit(&mut lock(connection), &work),
             Backing::Etcd(replica) => replica.change(work),
         }
@@ -265,7 +282,7 @@ impl Store {
         &self,
         work: impl Fn(&Transaction<'_>) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        match &self.0 {
+        match &self.backing {
             Backing::File(connection) => commit(&mut lock(connection), &work),
             Backing::Etcd(replica) => commit(&mut *replica.database()?, &work),
         }
@@ -284,6 +301,23 @@ fn commit<T>(
 
 fn lock(connection: &Mutex<Connection>) -> MutexGuard<'_, Connection> {
     connection.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The connection to a file that is there.
+fn open_file(path: &Path) -> Result<Connection, StoreError> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let mut connection = Connection::open_with_flags(path, flags)?;
+    connection.busy_timeout(PATIENCE)?;
+    // Before anything is written: a later version's file is left as it is.
+    let version = version(&connection, path)?;
+    write_ahead(&connection)?;
+    // With the default, a change that was confirmed could be gone after a power cut.
+    connection.pragma_update(None, "synchronous", "FULL")?;
+    connection.pragma_update(None, "foreign_keys", true)?;
+    if version < SCHEMA {
+        lay_out(&mut connection, path)?;
+    }
+    Ok(connection)
 }
 
 /// Makes the file and its folder if they are not there.

@@ -5,7 +5,7 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -35,6 +35,8 @@ wait
 pub struct Cluster {
     members: Vec<Member>,
     folder: PathBuf,
+    /// What tells this cluster from others whose members have the same addresses.
+    token: String,
     /// Where they are, if not where this thread is.
     netns: Option<NetNs>,
 }
@@ -76,6 +78,7 @@ impl Cluster {
         });
         let mut cluster = Cluster {
             members: members.collect(),
+            token: folder.display().to_string(),
             folder,
             netns,
         };
@@ -126,30 +129,81 @@ impl Cluster {
         self.wait()
     }
 
-    fn run(&mut self, number: usize) -> Result<()> {
+    /// Writes all that the cluster has to a file (`etcdctl snapshot save`).
+    ///
+    /// # Errors
+    /// [`LabError::Setup`], also if there is no etcdctl.
+    pub fn snapshot(&self, file: &Path) -> Result<()> {
+        let file = file.display().to_string();
+        // A member saves what it has itself, which is everything once it has answered a question that the others have a say in.
+        for words in [&["get", "anything"][..], &["snapshot", "save", &file]] {
+            let mut ask = etcdctl();
+            ask.args(["--endpoints", &self.endpoints()[0]]).args(words);
+            let child = match &self.netns {
+                Some(netns) => netns.spawn_command(&mut ask),
+                None => ask.spawn(),
+            };
+            done(words[0], child.map_err(failed)?)?;
+        }
+        Ok(())
+    }
+
+    /// Kills all members, and starts them with what such a file has; `is_new`: as a cluster of another number, as etcd's documentation
+    /// wants it.
+    ///
+    /// # Errors
+    /// [`LabError::Setup`].
+    pub fn restore(&mut self, file: &Path, is_new: bool) -> Result<()> {
+        (0..MEMBERS).for_each(|number| self.kill(number));
+        if is_new {
+            self.token.push('+');
+        }
+        for number in 0..MEMBERS {
+            let folder = self.folder.join(format!("m{number}"));
+            fs::remove_dir_all(&folder).map_err(failed)?;
+            let mut restore = etcdctl();
+            restore.args(["snapshot", "restore"]).arg(file);
+            restore.args(self.membership(number));
+            done("snapshot restore", restore.spawn().map_err(failed)?)?;
+        }
+        self.revive()
+    }
+
+    /// Options that say which member of which cluster one is.
+    fn membership(&self, number: usize) -> Vec<String> {
         let name = |number: usize| format!("m{number}");
         let peer = |member: &Member| format!("http://127.0.0.1:{}", member.peer);
         let all = self.members.iter().enumerate();
         let all: Vec<String> = all
             .map(|(number, member)| format!("{}={}", name(number), peer(member)))
             .collect();
+        let folder = self.folder.join(name(number)).display().to_string();
+        [
+            ("--name", name(number)),
+            ("--data-dir", folder),
+            ("--initial-advertise-peer-urls", peer(&self.members[number])),
+            ("--initial-cluster", all.join(",")),
+            ("--initial-cluster-token", self.token.clone()),
+        ]
+        .into_iter()
+        .flat_map(|(option, value)| [option.to_owned(), value])
+        .collect()
+    }
+
+    fn run(&mut self, number: usize) -> Result<()> {
         let member = &self.members[number];
         let client = format!("http://127.0.0.1:{}", member.client);
-        let folder = self.folder.join(name(number));
-        let log = self.folder.join(format!("{}.log", name(number)));
+        let log = self.folder.join(format!("m{number}.log"));
         let mut shell = Command::new("sh");
         shell
             .args(["-c", WATCHED, "sh"])
             .args([&log, &self.folder])
-            .args(["etcd", "--name", &name(number), "--data-dir"])
-            .arg(&folder)
+            .arg("etcd")
+            .args(self.membership(number))
             .args(["--listen-client-urls", &client])
             .args(["--advertise-client-urls", &client])
-            .args(["--listen-peer-urls", &peer(member)])
-            .args(["--initial-advertise-peer-urls", &peer(member)])
-            .args(["--initial-cluster", &all.join(",")])
-            .arg("--initial-cluster-token")
-            .arg(&self.folder)
+            .arg("--listen-peer-urls")
+            .arg(format!("http://127.0.0.1:{}", member.peer))
             .stdin(Stdio::piped());
         let shell = match &self.netns {
             Some(netns) => netns.spawn_command(&mut shell),
@@ -183,6 +237,27 @@ impl Cluster {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.members[number].client));
         within(self.netns.as_ref(), || status(address)).ok()?
     }
+}
+
+/// Of version 3.5 or earlier: later ones have another program to restore with.
+fn etcdctl() -> Command {
+    let mut command = Command::new("etcdctl");
+    command
+        .env("ETCDCTL_API", "3")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped());
+    command
+}
+
+fn done(what: &str, child: Child) -> Result<()> {
+    let output = child.wait_with_output().map_err(failed)?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    let last = said.lines().last().unwrap_or_default();
+    Err(LabError::Setup(format!("etcdctl {what}: {last}")))
 }
 
 fn status(address: SocketAddr) -> Option<Value> {

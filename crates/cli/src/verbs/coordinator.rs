@@ -2,6 +2,7 @@
 //! whether a coordinator runs on it or not.
 
 mod etcd;
+mod moving;
 mod policy;
 mod serve;
 mod view;
@@ -78,6 +79,10 @@ enum CoordinatorVerb {
     Policy(policy::PolicyArguments),
     /// Show who did what
     Audit(Audit),
+    /// Move the mesh of this folder into etcd, which several coordinators share
+    Import(Box<moving::ImportArguments>),
+    /// Copy the whole mesh to a file
+    Export(moving::ExportArguments),
 }
 
 /// What a token is to be good for.
@@ -253,6 +258,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             let entries = arguments.folder.store()?.audit(arguments.last)?;
             view::audit(&entries, now(), arguments.json)
         }
+        Some(CoordinatorVerb::Import(arguments)) => moving::import(arguments),
+        Some(CoordinatorVerb::Export(arguments)) => moving::export(arguments),
     }
 }
 

@@ -3,6 +3,8 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod guarded;
+mod lasting;
 mod mapping;
 mod members;
 mod names;

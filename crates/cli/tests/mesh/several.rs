@@ -81,6 +81,132 @@ fn members_do_not_notice_that_a_coordinator_and_a_member_of_etcd_are_killed() {
 }
 
 #[test]
+fn a_mesh_moves_from_one_coordinator_to_several_and_its_members_stay_up() {
+    with_etcd(|site, cluster| {
+        let urls = cluster.endpoints().join(",");
+        let alone = site.coordinator();
+        let token = site.token(&["--reusable"]);
+        let [a, b, c, d] = [site.host(), site.host(), site.host(), site.host()];
+        let at_a = a.join("a", &token);
+        let at_b = b.join("b", &token);
+        c.join("c", &token);
+        let _running = [a.up(), b.up(), c.up()];
+        while_answering(&[&a, &b], || {
+            assert!(a.hears(at_b[0], SOON) && b.hears(at_a[0], SOON));
+            eventually("they know each other", || a.peers() == ["b", "c"]);
+            let mut ping = Command::new("ping");
+            ping.args(["-i", "0.05", "-W", "1", &at_b[0].to_string()])
+                .stdout(Stdio::piped());
+            let ping = a.netns.spawn_command(&mut ping).expect("start");
+
+            let mut import = Command::new(env!("CARGO_BIN_EXE_seikan"));
+            import
+                .args(["coordinator", "import", "--etcd", &urls, "--dir"])
+                .arg(site.store())
+                .stderr(Stdio::piped());
+            let refused = site.netns.spawn_command(&mut import).expect("start");
+            let refused = refused.wait_with_output().expect("an end");
+            let said = String::from_utf8_lossy(&refused.stderr);
+            assert!(
+                !refused.status.success() && said.contains("in use"),
+                "{said}"
+            );
+
+            alone.signal("KILL");
+            let advertise = ["--advertise", "192.0.2.1:7443"];
+            site.administer(&[&["import", "--etcd", &urls][..], &advertise].concat());
+            // Where the second is to find the certificate.
+            let folder = site.folder().join("coordinator1");
+            fs::rename(site.store(), &folder).expect("renamed");
+            std::os::unix::fs::symlink(&folder, site.store()).expect("a link");
+            let first = site.coordinator();
+            let second = site.shared_coordinator(2, &urls);
+            eventually("both members are there again", || {
+                [&a, &b].iter().all(|host| {
+                    let mesh = &host.status()["mesh"];
+                    mesh["contact"] == "connected"
+                })
+            });
+            eventually("both coordinators are known, and no verb", || {
+                let kept = format!("{}.members.json", a.interface);
+                let kept = fs::read_to_string(a.folder.join("state").join(kept));
+                kept.is_ok_and(|text| {
+                    text.matches("192.0.2.1:7443").count() == 1
+                        && text.matches("192.0.2.2:7443").count() == 1
+                })
+            });
+            site.administer(&["revoke", "c"]);
+            eventually("a change is told", || a.peers() == ["b"]);
+            // With a token of before.
+            let at_d = d.join("d", &token);
+            eventually("who is new is told of", || a.peers() == ["b", "d"]);
+            let known = [&at_a, &at_b].map(|addresses| addresses[0]);
+            assert!(!known.contains(&at_d[0]), "an address is given once");
+            assert!(site.administer(&["audit"]).contains("moved to etcd"));
+
+            first.signal("KILL");
+            assert!(a.hears(at_b[0], SOON) && b.hears(at_a[0], SOON));
+            assert_eq!(site.members().len(), 3);
+            let pid = ping.id().to_string();
+            let told = Command::new("kill").args(["-INT", &pid]).status();
+            assert!(told.expect("kill").success());
+            let pinged = ping.wait_with_output().expect("an end");
+            let said = String::from_utf8_lossy(&pinged.stdout);
+            assert!(said.contains(" 0% packet loss"), "{said}");
+
+            // And back: one coordinator without etcd, at the first one's address.
+            let back = site.folder().join("coordinator3");
+            fs::create_dir(&back).expect("a folder");
+            let file = back.join("mesh.db").display().to_string();
+            site.administer(&["export", &file]);
+            fs::copy(folder.join("tls.pem"), back.join("tls.pem")).expect("copied");
+            second.signal("KILL");
+            (0..3).for_each(|member| cluster.kill(member));
+            fs::remove_file(site.store()).expect("a link");
+            std::os::unix::fs::symlink(&back, site.store()).expect("a link");
+            let _alone = site.coordinator();
+            site.administer(&["revoke", "d"]);
+            eventually("a change is told again", || a.peers() == ["b"]);
+            assert!(a.hears(at_b[0], SOON) && b.hears(at_a[0], SOON));
+        });
+    });
+}
+
+#[test]
+fn members_go_on_when_etcd_comes_back_from_a_backup_and_who_is_not_in_it_hears_of_that() {
+    with_etcd(|site, cluster| {
+        let urls = cluster.endpoints().join(",");
+        let _coordinators = [
+            site.shared_coordinator(1, &urls),
+            site.shared_coordinator(2, &urls),
+        ];
+        let token = site.token(&["--reusable"]);
+        let [a, b, c, d] = [site.host(), site.host(), site.host(), site.host()];
+        let at_a = a.join("a", &token);
+        let at_b = b.join("b", &token);
+        let backup = site.folder().join("backup");
+        cluster.snapshot(&backup).expect("saved");
+        let at_c = c.join("c", &token);
+        let _running = [a.up(), b.up(), c.up()];
+        while_answering(&[&a, &b, &c], || {
+            assert!(a.hears(at_b[0], SOON) && a.hears(at_c[0], SOON));
+            cluster.restore(&backup, true).expect("restored");
+            eventually("who is not in the backup is no peer any more", || {
+                a.peers() == ["b"] && b.peers() == ["a"]
+            });
+            assert!(a.hears(at_b[0], SOON) && b.hears(at_a[0], SOON));
+            eventually("and hears of it", || {
+                c.status()["mesh"]["contact"] == "revoked"
+            });
+            let at_d = d.join("d", &token);
+            assert_ne!(at_d, at_c, "somebody still has that address");
+            eventually("changes are told", || a.peers() == ["b", "d"]);
+            assert!(site.administer(&["audit"]).contains("etcd restored"));
+        });
+    });
+}
+
+#[test]
 fn who_asks_another_coordinator_is_called_there() {
     with_etcd(|site, cluster| {
         let urls = cluster.endpoints().join(",");

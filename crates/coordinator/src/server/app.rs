@@ -43,7 +43,7 @@ const MAX_QUESTIONS: usize = 8;
 /// What is shared by all connections.
 pub(super) struct App {
     store: Store,
-    pub limits: Limits,
+    pub limits: Arc<Limits>,
     /// The epoch of a store that has none.
     own_epoch: u64,
     turns: Arc<Semaphore>,
@@ -113,7 +113,7 @@ impl App {
         App {
             own_epoch,
             store,
-            limits: Limits::new(),
+            limits: Arc::new(Limits::new()),
             turns: Arc::new(Semaphore::new(TURNS)),
             changes: Arc::new(Semaphore::new(CHANGES)),
             told,
@@ -234,7 +234,7 @@ impl App {
     async fn look(self: &Arc<Self>, known: &mut Option<i64>) {
         let found = self.ask(|store| store.data_version()).await.ok();
         // What cannot be read now is read at the next look.
-        if found != *known && self.change(|_| Ok(())).await.is_ok() {
+        if found != *known && self.change(Store::mend).await.is_ok() {
             *known = found;
         }
         for (member, caller) in self.store.calls() {

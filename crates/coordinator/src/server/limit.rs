@@ -1,24 +1,28 @@
-//! How often a source may fail to join, and how often a member may have the others told something.
-//! Tokens cannot be guessed; the first is so that trying costs the coordinator little, and its notes are
-//! not filled by one who tries. Members are told of every change of another: the second is so that one
-//! gone bad does not keep all of them busy.
+//! How often a source may show what is not good, and how often a member may have the others told something.
+//! Tokens and credentials cannot be guessed; the first is so that trying costs the coordinator, and etcd, little, and its notes are
+//! not filled by one who tries. Who shows a good one is never held up by others behind the same address. Members are told of every
+//! change of another: the second is so that one gone bad does not keep all of them busy.
 
+use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::num::NonZeroU32;
-use std::time::Duration;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use governor::{DefaultDirectRateLimiter, DefaultKeyedRateLimiter, Quota, RateLimiter};
 
 use crate::store::MemberId;
 
 /// Failures of one source in a minute, and at once.
-const FAILURES: NonZeroU32 = NonZeroU32::new(10).expect("not zero");
+const FAILURES: u32 = 10;
+/// Until the share of a source that fails no more is whole again.
+const WHOLE: Duration = Duration::from_secs(60);
 /// Failures of all sources together in a second of which a note is kept.
 const NOTES: NonZeroU32 = NonZeroU32::new(10).expect("not zero");
 /// Sources that are remembered, at most.
 const MAX_SOURCES: usize = 100_000;
 /// When another failure of a source that has had its share is judged again.
-pub(super) const RETRY_AFTER: Duration = Duration::from_secs(60 / FAILURES.get() as u64);
+pub(super) const RETRY_AFTER: Duration = Duration::from_secs(WHOLE.as_secs() / FAILURES as u64);
 
 /// Changes of where one member may be reached: each of a minute, which may come at once. A host that moves
 /// about has a few.
@@ -63,9 +67,48 @@ pub(super) enum Doing {
     Calling,
 }
 
-/// Counts failures to join, and what members do. A join that succeeds is not counted, and never held up.
+/// Failures of sources: until when each would have failed if it had no more than one in [`RETRY_AFTER`]. The same as governor's, which
+/// cannot be asked without counting.
+#[derive(Default)]
+struct Failures(Mutex<HashMap<Source, Instant>>);
+
+impl Failures {
+    /// Whether it has had its share. With so many sources, whoever is new is taken for one too many until the table is swept.
+    fn is_spent(&self, source: Source) -> bool {
+        let all = self.all();
+        match all.get(&source) {
+            Some(until) => *until > Instant::now() + (WHOLE - RETRY_AFTER),
+            None => all.len() >= MAX_SOURCES,
+        }
+    }
+
+    /// Counts one, unless it has had its share; whether it has not.
+    fn count(&self, source: Source) -> bool {
+        let is_spent = self.is_spent(source);
+        if !is_spent {
+            let now = Instant::now();
+            let mut all = self.all();
+            let until = all.entry(source).or_insert(now);
+            *until = now.max(*until) + RETRY_AFTER;
+        }
+        !is_spent
+    }
+
+    fn sweep(&self) {
+        let now = Instant::now();
+        let mut all = self.all();
+        all.retain(|_, until| *until > now);
+        all.shrink_to_fit();
+    }
+
+    fn all(&self) -> MutexGuard<'_, HashMap<Source, Instant>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Counts failures, and what members do. What succeeds is not counted, and never held up.
 pub(super) struct Limits {
-    sources: DefaultKeyedRateLimiter<Source>,
+    sources: Failures,
     notes: DefaultDirectRateLimiter,
     moves: DefaultKeyedRateLimiter<MemberId>,
     calls: DefaultKeyedRateLimiter<MemberId>,
@@ -74,7 +117,7 @@ pub(super) struct Limits {
 impl Limits {
     pub fn new() -> Limits {
         Limits {
-            sources: RateLimiter::keyed(Quota::per_minute(FAILURES)),
+            sources: Failures::default(),
             notes: RateLimiter::direct(Quota::per_second(NOTES)),
             moves: RateLimiter::keyed(Quota::per_minute(MOVES)),
             calls: RateLimiter::keyed(Quota::per_second(CALLS).allow_burst(CALLS_AT_ONCE)),
@@ -90,10 +133,19 @@ impl Limits {
         limiter.check_key(&member).is_ok()
     }
 
-    /// Counts one.
+    /// Whether a source has had its share of failures. What it shows then is looked for here alone, and nobody else is asked for it.
+    pub fn is_spent(&self, from: IpAddr) -> bool {
+        self.sources.is_spent(Source::of(from))
+    }
+
+    /// Counts a failure of which no note is kept; whether the source has not had its share.
+    pub fn count(&self, from: IpAddr) -> bool {
+        self.sources.count(Source::of(from))
+    }
+
+    /// Counts a failure to join.
     pub fn failed(&self, from: IpAddr) -> Failure {
-        // With so many, whoever it is is taken for one too many until the table is swept.
-        if self.sources.len() >= MAX_SOURCES || self.sources.check_key(&Source::of(from)).is_err() {
+        if !self.count(from) {
             return Failure::TooMany;
         }
         match self.notes.check() {
@@ -104,8 +156,7 @@ impl Limits {
 
     /// Forgets the sources and members that have their whole share again.
     pub fn sweep(&self) {
-        self.sources.retain_recent();
-        self.sources.shrink_to_fit();
+        self.sources.sweep();
         for members in [&self.moves, &self.calls] {
             members.retain_recent();
             members.shrink_to_fit();
@@ -147,6 +198,10 @@ mod tests {
         }
         assert_eq!(limits.failed(ip("192.0.2.1")), Failure::TooMany);
         assert_ne!(limits.failed(ip("192.0.2.2")), Failure::TooMany);
+        assert!(limits.is_spent(ip("192.0.2.1")) && !limits.is_spent(ip("192.0.2.2")));
+        // A sweep forgets nobody who has not his whole share.
+        limits.sweep();
+        assert!(limits.is_spent(ip("192.0.2.1")));
     }
 
     #[test]

@@ -28,7 +28,7 @@ use tokio::time::{sleep, timeout};
 use super::app::{App, News};
 use super::limit::{Doing, Failure};
 use super::refused::{Refused, json};
-use crate::store::{Actor, StoreError, Whom};
+use crate::store::{Actor, MemberId, Store, StoreError, Whom};
 
 /// How long the body of a request may take.
 const BODY: Duration = Duration::from_secs(10);
@@ -73,13 +73,24 @@ async fn join(
         }
     };
     let name = asked.name.clone();
-    let joined = app.change(move |store| store.join(&asked, &Actor::Host(from), now()));
+    let limits = Arc::clone(&app.limits);
+    let joined = app.change(move |store| {
+        if limits.is_spent(from) && store.is_refused_here(&asked, now())? {
+            return Ok(None);
+        }
+        store.join(&asked, &Actor::Host(from), now()).map(Some)
+    });
     match joined.await {
-        Ok(joining) => encoded(&Joined {
+        Ok(Some(joining)) => encoded(&Joined {
             addresses: joining.addresses.to_vec(),
         }),
+        Ok(None) => Err(Refused::too_many()),
         Err(StoreError::BadToken) => Err(not_let_in(&app, name, from).await),
-        Err(error) => Err(error.into()),
+        Err(error) => {
+            // A name or a key that is taken has the others asked, too.
+            app.limits.count(from);
+            Err(error.into())
+        }
     }
 }
 
@@ -97,6 +108,40 @@ async fn not_let_in(app: &Arc<App>, name: Name, from: IpAddr) -> Refused {
     StoreError::BadToken.into()
 }
 
+/// The member that shows its credential, the credential's digest, and what the store says `then`. Who shows another one is counted; what a source shows that has had
+/// its share of that is looked for here alone, so members behind it go on and etcd is asked no more for it.
+async fn member<T: Send + 'static>(
+    app: &Arc<App>,
+    from: SocketAddr,
+    headers: &HeaderMap,
+    then: impl FnOnce(&Store, MemberId) -> Result<T, StoreError> + Send + 'static,
+) -> Result<(MemberId, Digest, T), Refused> {
+    let from = from.ip().to_canonical();
+    let limits = Arc::clone(&app.limits);
+    let stranger = move || match limits.count(from) {
+        true => Refused::from(StoreError::NotAMember),
+        false => Refused::too_many(),
+    };
+    let Some(credential) = shown(headers) else {
+        return Err(stranger());
+    };
+    let limits = Arc::clone(&app.limits);
+    let found = app.ask(move |store| {
+        let id = match store.recognise(&credential)? {
+            Some(id) => id,
+            None if limits.is_spent(from) => return Ok(None),
+            None => store.authenticate(&credential)?,
+        };
+        Ok(Some((id, credential, then(store, id)?)))
+    });
+    match found.await {
+        Ok(Some(member)) => Ok(member),
+        Ok(None) => Err(Refused::too_many()),
+        Err(StoreError::NotAMember) => Err(stranger()),
+        Err(error) => Err(error.into()),
+    }
+}
+
 /// A question for changes.
 #[derive(Deserialize)]
 struct Question {
@@ -112,10 +157,10 @@ struct Question {
 
 async fn changes(
     State(app): State<Arc<App>>,
+    ConnectInfo(from): ConnectInfo<SocketAddr>,
     headers: HeaderMap,
     question: Result<Query<Question>, QueryRejection>,
 ) -> Result<Response, Refused> {
-    let credential = shown(&headers)?;
     let Query(Question { since, epoch, wait }) =
         question.map_err(|rejection| Refused::malformed(rejection.body_text()))?;
     // Before the store is asked: should there be another one meanwhile, the asker does not get that, and at its next question is told
@@ -123,12 +168,11 @@ async fn changes(
     let own = app.epoch();
     let epochs_differ = epoch.is_some_and(|epoch| epoch != own);
     let since = if epochs_differ { 0 } else { since };
-    let current = app.ask(move |store| {
-        let id = store.authenticate(&credential)?;
+    let current = |store: &Store, id| {
         store.touch(id, now())?;
-        Ok((id, store.revision()?))
-    });
-    let (id, current) = current.await?;
+        store.revision()
+    };
+    let (id, credential, current) = member(&app, from, &headers, current).await?;
     let bell = app.doorbell(id);
     // Who knows nothing yet, or asks in passing, is told at once.
     if since > 0 && wait > 0 {
@@ -160,15 +204,18 @@ async fn changes(
     }
 }
 
-async fn endpoints(State(app): State<Arc<App>>, request: Request) -> Result<StatusCode, Refused> {
-    let credential = shown(request.headers())?;
+async fn endpoints(
+    State(app): State<Arc<App>>,
+    ConnectInfo(from): ConnectInfo<SocketAddr>,
+    request: Request,
+) -> Result<StatusCode, Refused> {
+    let (id, credential, ()) = member(&app, from, request.headers(), |_, _| Ok(())).await?;
     let Endpoints { endpoints, relayed } = body(request).await?;
     let told = Endpoints {
         endpoints: reachable(endpoints, MAX_ENDPOINTS)?,
         relayed: reachable(relayed, MAX_RELAYED)?,
     };
-    let id = app.ask(move |store| store.authenticate(&credential));
-    if !app.limits.may(id.await?, Doing::Moving) {
+    if !app.limits.may(id, Doing::Moving) {
         return Err(Refused::too_often());
     }
     let set = app.change(move |store| {
@@ -179,14 +226,15 @@ async fn endpoints(State(app): State<Arc<App>>, request: Request) -> Result<Stat
     Ok(StatusCode::NO_CONTENT)
 }
 
-async fn call(State(app): State<Arc<App>>, request: Request) -> Result<StatusCode, Refused> {
-    let credential = shown(request.headers())?;
+async fn call(
+    State(app): State<Arc<App>>,
+    ConnectInfo(from): ConnectInfo<SocketAddr>,
+    request: Request,
+) -> Result<StatusCode, Refused> {
+    let (id, _, ()) = member(&app, from, request.headers(), |_, _| Ok(())).await?;
     let Call { public_key } = body(request).await?;
-    let pair = app.ask(move |store| {
-        let id = store.authenticate(&credential)?;
-        Ok((id, store.pair(id, &public_key)?))
-    });
-    let (id, (caller, callee)) = pair.await?;
+    let pair = app.ask(move |store| store.pair(id, &public_key));
+    let (caller, callee) = pair.await?;
     if !app.limits.may(id, Doing::Calling) {
         return Err(Refused::too_often());
     }
@@ -202,11 +250,10 @@ async fn key(
     ConnectInfo(from): ConnectInfo<SocketAddr>,
     request: Request,
 ) -> Result<StatusCode, Refused> {
-    let credential = shown(request.headers())?;
+    let (id, credential, ()) = member(&app, from, request.headers(), |_, _| Ok(())).await?;
     let Rotation { public_key } = body(request).await?;
     let by = Actor::Host(from.ip().to_canonical());
-    let id = app.ask(move |store| store.authenticate(&credential));
-    if !app.limits.may(id.await?, Doing::Moving) {
+    if !app.limits.may(id, Doing::Moving) {
         return Err(Refused::too_often());
     }
     let set = app.change(move |store| {
@@ -222,7 +269,7 @@ async fn leave(
     ConnectInfo(from): ConnectInfo<SocketAddr>,
     headers: HeaderMap,
 ) -> Result<StatusCode, Refused> {
-    let credential = shown(&headers)?;
+    let (_, credential, ()) = member(&app, from, &headers, |_, _| Ok(())).await?;
     let by = Actor::Host(from.ip().to_canonical());
     let left = app.change(move |store| {
         let id = store.authenticate(&credential)?;
@@ -233,14 +280,12 @@ async fn leave(
 }
 
 /// The digest of the credential that comes as a bearer token (RFC 6750, section 2.1).
-fn shown(headers: &HeaderMap) -> Result<Digest, Refused> {
-    let secret = headers.get(AUTHORIZATION).and_then(|value| {
-        let (scheme, secret) = value.to_str().ok()?.split_once(' ')?;
-        let bearer = scheme.eq_ignore_ascii_case("bearer");
-        bearer.then(|| secret.trim().parse::<Credential>().ok())?
-    });
-    let secret = secret.ok_or(StoreError::NotAMember)?;
-    Ok(secret.digest())
+fn shown(headers: &HeaderMap) -> Option<Digest> {
+    let value = headers.get(AUTHORIZATION)?.to_str().ok()?;
+    let (scheme, secret) = value.split_once(' ')?;
+    let bearer = scheme.eq_ignore_ascii_case("bearer");
+    let secret = bearer.then(|| secret.trim().parse::<Credential>().ok())??;
+    Some(secret.digest())
 }
 
 /// What was sent, if it is short, in time, and understood.

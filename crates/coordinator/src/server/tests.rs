@@ -11,6 +11,7 @@ use axum::body::{Body, to_bytes};
 use axum::extract::ConnectInfo;
 use axum::http::header::{AUTHORIZATION, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderMap, Method, Request, StatusCode};
+use seikan_lab::etcd::Cluster;
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::{
     Changes, Credential, JoinRequest, Joined, MAX_ANSWER, MAX_ENDPOINTS, MAX_REQUEST, Name,
@@ -25,7 +26,7 @@ use tower::ServiceExt as _;
 
 use super::app::{App, keep};
 use super::routes::router;
-use crate::store::{Actor, NewToken, RelayInfo, Store, Whom};
+use crate::store::{Actor, Etcd, NewToken, RelayInfo, Store, Whom};
 
 /// The same byte again and again.
 struct Same(u8);
@@ -54,7 +55,10 @@ fn host(n: u8) -> IpAddr {
 
 /// A mesh with a token, number 1, that admits whoever comes.
 fn store(folder: &TempDir) -> Store {
-    let store = Store::open(&folder.path().join("mesh.db")).expect("opened");
+    prepared(Store::open(&folder.path().join("mesh.db")).expect("opened"))
+}
+
+fn prepared(store: Store) -> Store {
     let networks = Networks::from_random([1, 2, 3, 4, 5]);
     store.init(networks, &operator(), 0).expect("networks set");
     let made = store.create_token(&token(1).digest(), &NewToken::default(), &operator(), 0);
@@ -125,7 +129,12 @@ fn credential(n: u8) -> String {
 impl Mesh {
     async fn new() -> Mesh {
         let folder = tempfile::tempdir().expect("a folder");
-        let app = Arc::new(App::new(store(&folder)));
+        let store = store(&folder);
+        Mesh::of(folder, store)
+    }
+
+    fn of(folder: TempDir, store: Store) -> Mesh {
+        let app = Arc::new(App::new(store));
         Mesh {
             folder,
             router: router(Arc::clone(&app)),
@@ -366,6 +375,83 @@ async fn who_fails_too_often_is_held_up_and_who_does_not_fail_is_not() {
     );
     assert!(refused.clone().count() > 0);
     assert!(refused.clone().all(|e| e.subject == "x"));
+}
+
+#[tokio::test]
+async fn who_shows_bad_credentials_is_held_up_and_members_behind_the_same_address_are_not() {
+    let mesh = Mesh::new().await;
+    let a = mesh.join("a", 1).await;
+    let ask = |from, shown: String| {
+        let question = request(Method::GET, "/v1/changes?since=0&wait=0", Some(&shown), "");
+        mesh.ask_from(from, question)
+    };
+    for n in 0..10 {
+        // Neither one that might be good nor nonsense is a way around.
+        let shown = if n % 2 == 0 {
+            credential(9)
+        } else {
+            "x".to_owned()
+        };
+        let refused = ask(host(1), shown).await.refusal();
+        assert_eq!(refused, (StatusCode::UNAUTHORIZED, Reason::NotAMember));
+    }
+    let too_many = (StatusCode::TOO_MANY_REQUESTS, Reason::TooMany);
+    for path in ["/v1/endpoints", "/v1/call", "/v1/key", "/v1/leave"] {
+        let refused = mesh.post(path, &credential(9), json!({})).await;
+        assert_eq!(refused.refusal(), too_many, "{path}");
+    }
+    let join = mesh.try_join(host(1), join_body(9, "x", 9).to_string());
+    assert_eq!(join.await.refusal(), too_many);
+
+    assert_eq!(ask(host(1), a).await.status, StatusCode::OK);
+    let b = mesh.join("b", 2).await;
+    assert_eq!(ask(host(1), b).await.status, StatusCode::OK);
+    let elsewhere = ask(host(2), credential(9)).await;
+    assert_eq!(elsewhere.refusal().1, Reason::NotAMember);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn etcd_is_not_asked_for_a_source_that_has_shown_too_much() {
+    if !Cluster::is_possible() {
+        let all = std::env::var_os("SEIKAN_REQUIRE_ALL").is_some();
+        assert!(!all, "there is no etcd: make deps");
+        return;
+    }
+    let mut cluster = Cluster::start(None).expect("a cluster");
+    let etcd = Etcd {
+        endpoints: cluster.endpoints(),
+        prefix: "/test".to_owned(),
+        ca: None,
+        identity: None,
+        user: None,
+        advertise: None,
+    };
+    let store = tokio::task::block_in_place(|| Store::open_etcd(&etcd).expect("opened"));
+    let mesh = tokio::task::block_in_place(|| {
+        Mesh::of(tempfile::tempdir().expect("a folder"), prepared(store))
+    });
+    let a = mesh.join("a", 1).await;
+    let asks = |from, shown: String| {
+        let question = request(Method::GET, "/v1/changes?since=0&wait=0", Some(&shown), "");
+        mesh.ask_from(from, question)
+    };
+    for _ in 0..10 {
+        let refused = asks(host(1), credential(9)).await.refusal();
+        assert_eq!(refused.1, Reason::NotAMember);
+    }
+    (0..3).for_each(|member| cluster.kill(member));
+    // Who is to be looked for there hears that it is away; who is not, hears the same as before.
+    assert_eq!(
+        asks(host(2), credential(9)).await.refusal().1,
+        Reason::Unavailable
+    );
+    assert_eq!(
+        asks(host(1), credential(9)).await.refusal().1,
+        Reason::TooMany
+    );
+    let join = mesh.try_join(host(1), join_body(9, "x", 9).to_string());
+    assert_eq!(join.await.refusal().1, Reason::TooMany);
+    assert_eq!(asks(host(1), a).await.status, StatusCode::OK);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

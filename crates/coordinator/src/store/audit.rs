@@ -49,9 +49,11 @@ pub struct AuditEntry {
     /// When, in seconds since 1970.
     pub time: u64,
     /// What: `joined`, `key changed`, `left`, `removed`, `refused`, `token created`, `token withdrawn`,
-    /// `networks set`, `relay added`, `relay removed`, `policy set` or `tags set`.
+    /// `networks set`, `relay added`, `relay removed`, `policy set`, `tags set`,
+    /// `moved to etcd` or `etcd restored`.
     pub what: String,
-    /// To what or whom: a member's name, a token's number and label, networks, a relay's address, how many rules, a member's name and tags.
+    /// To what or whom: a member's name, a token's number and label, networks, a relay's address, how many rules, a member's name and tags, what
+    /// keys begin with in etcd, the revisions before and after.
     pub subject: String,
     /// By whom: `operator NAME`, or the address of a host.
     pub actor: String,

@@ -98,6 +98,23 @@ pub enum StoreError {
         /// Why.
         source: io::Error,
     },
+    /// Somebody has the file open, or moves it.
+    #[error(
+        "{} is in use: a coordinator runs on it, or it is being moved; end that first",
+        path.display()
+    )]
+    InUse {
+        /// The file.
+        path: PathBuf,
+    },
+    /// There is a mesh where one was to be brought.
+    #[error(
+        "etcd has a mesh under {prefix} already: take another prefix, or say that it is to be replaced, which is the end of it"
+    )]
+    NotEmpty {
+        /// What its keys begin with.
+        prefix: String,
+    },
     /// What is said about etcd cannot be right.
     #[error("etcd: {0}")]
     EtcdSettings(String),
@@ -150,6 +167,8 @@ impl StoreError {
             | Self::Corrupt(_)
             | Self::Interrupted
             | Self::Io { .. }
+            | Self::InUse { .. }
+            | Self::NotEmpty { .. }
             | Self::EtcdSettings(_)
             | Self::Unreadable { .. }
             | Self::Unavailable(_)

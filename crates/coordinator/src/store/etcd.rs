@@ -1,17 +1,20 @@
 //! A store that several coordinators share: etcd has the truth, each coordinator a replica of it in memory.
 //!
 //! ```text
-//! PREFIX/state/head              the schema, and the random number of the latest change
+//! PREFIX/state/head              the schema (0: not all rows are there yet), and the random number of the latest change
 //! PREFIX/state/mesh              a random number: this mesh, and no other
+//! PREFIX/state/restored          a random number, if etcd came back from a backup and somebody noticed
 //! PREFIX/state/rows/TABLE/KEY    a row of the store's tables, as JSON
 //! PREFIX/pin                     by which members know the certificate of every coordinator
 //! PREFIX/live/..., present/...   what is gone with the coordinator that wrote it ([`live`])
 //! ```
 //!
 //! [`replica`] decides changes on its copy and proposes what they did to the rows, [`rows`], as one transaction that etcd takes
-//! only if the head is still the one that it was decided on. [`client`] speaks to etcd, by [`messages`].
+//! only if the head is still the one that it was decided on. [`import`] brings a whole
+//! mesh in. [`client`] speaks to etcd, by [`messages`].
 
 mod client;
+mod import;
 mod live;
 mod messages;
 mod replica;
@@ -19,7 +22,10 @@ mod rows;
 
 use std::path::PathBuf;
 
+pub(super) use import::{Beside, import};
 pub(super) use replica::Replica;
+#[cfg(feature = "fuzzing")]
+pub use replica::fuzzing;
 
 /// Where etcd is, and who asks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -118,6 +124,15 @@ pub(super) mod testing {
             second.write(&two, &connection).await.expect("written");
             [moved, look()]
         })
+    }
+
+    /// As an import that is broken off right after it has begun.
+    pub fn begin_import(settings: &Etcd) {
+        put(
+            settings,
+            &format!("{}/state/head", settings.prefix),
+            r#"{"schema":0,"id":1,"rows":0}"#,
+        );
     }
 
     /// Takes away what is there.

@@ -64,6 +64,18 @@ impl Store {
             })
         })
     }
+
+    /// Whether a request is refused by what is known here alone; others may have changed just now what it is refused by.
+    ///
+    /// # Errors
+    /// [`StoreError::Sqlite`].
+    pub fn is_refused_here(&self, request: &JoinRequest, now: u64) -> Result<bool, StoreError> {
+        match self.look(|connection| admit(connection, request, seconds(now)).map(drop)) {
+            Ok(()) => Ok(false),
+            Err(error @ StoreError::Sqlite(_)) => Err(error),
+            Err(_) => Ok(true),
+        }
+    }
 }
 
 /// A request that nothing speaks against.

@@ -54,13 +54,16 @@ impl Store {
     /// [`StoreError::Sqlite`].
     pub fn authenticate(&self, credential: &Digest) -> Result<MemberId, StoreError> {
         self.look_surely(|connection| {
-            let mut statement =
-                connection.prepare_cached("SELECT id FROM member WHERE credential = ?1")?;
-            let id: Option<i64> = statement
-                .query_row([credential.0], |row| row.get(0))
-                .optional()?;
-            id.map(MemberId).ok_or(StoreError::NotAMember)
+            with_credential(connection, credential)?.ok_or(StoreError::NotAMember)
         })
+    }
+
+    /// The same by what is known here alone: `None` may be a member that others have made one just now.
+    ///
+    /// # Errors
+    /// [`StoreError::Sqlite`].
+    pub fn recognise(&self, credential: &Digest) -> Result<Option<MemberId>, StoreError> {
+        self.look(|connection| with_credential(connection, credential))
     }
 
     /// Says where a member may be reached, the best first; whether that is different from before. The
@@ -175,7 +178,7 @@ impl Store {
             Ok(statement.query_row([id.0], |row| row.get(0)).optional()?)
         })?;
         let seen = seen.ok_or(StoreError::NotAMember)?;
-        if let Backing::Etcd(replica) = &self.0 {
+        if let Backing::Etcd(replica) = &self.backing {
             replica.asks(id.0, unsigned(now));
             return Ok(());
         }
@@ -261,7 +264,7 @@ impl Store {
     /// # Errors
     /// [`StoreError::NoNetworks`], [`StoreError::Corrupt`], [`StoreError::Sqlite`].
     pub fn members(&self) -> Result<Vec<MemberInfo>, StoreError> {
-        let (present, seen) = match &self.0 {
+        let (present, seen) = match &self.backing {
             Backing::File(_) => Default::default(),
             Backing::Etcd(replica) => (replica.of_members("present")?, replica.of_members("seen")?),
         };
@@ -287,6 +290,15 @@ impl Store {
             Ok(members)
         })
     }
+}
+
+fn with_credential(
+    connection: &Connection,
+    credential: &Digest,
+) -> Result<Option<MemberId>, StoreError> {
+    let mut statement = connection.prepare_cached("SELECT id FROM member WHERE credential = ?1")?;
+    let id = statement.query_row([credential.0], |row| row.get(0));
+    Ok(id.optional()?.map(MemberId))
 }
 
 /// Notes that a member was heard of.

@@ -18,6 +18,7 @@ macro_rules! on_etcd {
 }
 
 mod joining;
+mod moving;
 mod policies;
 mod relays;
 mod shared;
@@ -170,6 +171,31 @@ impl Mesh {
 
 pub fn join(store: &Store, with: u8, called: &str, n: u32) -> Result<Joining, StoreError> {
     store.join(&request(with, called, n), &host(), NOW)
+}
+
+#[test]
+fn what_is_acknowledged_is_on_the_disk() {
+    let mesh = Mesh::new("100.80.0.0/12");
+    let Backing::File(connection) = &mesh.store.backing else {
+        unreachable!("a file")
+    };
+    let asked = |name: &str| -> String {
+        let value = |row: &rusqlite::Row<'_>| row.get::<_, rusqlite::types::Value>(0);
+        let value = lock(connection).pragma_query_value(None, name, value);
+        match value.expect("asked") {
+            rusqlite::types::Value::Integer(number) => number.to_string(),
+            rusqlite::types::Value::Text(text) => text,
+            other => panic!("{other:?}"),
+        }
+    };
+    // sqlite.org/pragma.html#pragma_synchronous: in WAL mode only FULL (2) syncs the log after each transaction.
+    assert_eq!(
+        (
+            asked("journal_mode").as_str(),
+            asked("synchronous").as_str()
+        ),
+        ("wal", "2")
+    );
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{ErrorKind, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, fchown};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -55,6 +55,9 @@ struct Noted {
     user: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     password_file: Option<PathBuf>,
+    /// Where members reach the coordinator of this folder.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    advertise: Option<String>,
 }
 
 impl EtcdArguments {
@@ -74,6 +77,7 @@ impl EtcdArguments {
             key: absolute(&self.etcd_key)?,
             user: self.etcd_user.clone(),
             password_file: absolute(&self.etcd_password_file)?,
+            advertise: None,
         };
         Ok(Some(noted.into()))
     }
@@ -92,17 +96,31 @@ impl From<Noted> for Etcd {
     }
 }
 
-/// What is noted in a folder; `None`: its mesh is in a file.
+/// What is noted in a folder, for a verb, which nobody is to reach; `None`: its mesh is in a file.
 pub fn noted(folder: &Path) -> anyhow::Result<Option<Etcd>> {
+    let noted = noted_coordinator(folder)?;
+    Ok(noted.map(|etcd| Etcd {
+        advertise: None,
+        ..etcd
+    }))
+}
+
+/// The same for the coordinator of the folder.
+pub fn noted_coordinator(folder: &Path) -> anyhow::Result<Option<Etcd>> {
     let file = folder.join(FILE);
     let text = match fs::read_to_string(&file) {
         Ok(text) => text,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error).with_context(|| format!("cannot read {}", file.display())),
     };
-    let noted: Noted =
-        toml::from_str(&text).with_context(|| format!("{} says something odd", file.display()))?;
-    Ok(Some(noted.into()))
+    let odd = || format!("{} says something odd", file.display());
+    let mut noted: Noted = toml::from_str(&text).with_context(odd)?;
+    let advertise = noted.advertise.take();
+    let advertise = advertise.map(|address| address.parse().with_context(odd));
+    Ok(Some(Etcd {
+        advertise: advertise.transpose()?,
+        ..noted.into()
+    }))
 }
 
 /// Notes it in a folder, for its owner only.
@@ -117,6 +135,7 @@ pub fn note(folder: &Path, etcd: &Etcd) -> anyhow::Result<()> {
         key,
         user,
         password_file,
+        advertise: etcd.advertise.as_ref().map(ToString::to_string),
     };
     let text = toml::to_string(&noted)?;
     let file = folder.join(FILE);
@@ -131,6 +150,11 @@ pub fn note(folder: &Path, etcd: &Etcd) -> anyhow::Result<()> {
             .mode(0o600)
             .open(&beside)?;
         new.write_all(text.as_bytes())?;
+        let (own, owner) = (new.metadata()?, fs::metadata(folder)?);
+        // An administrator's verb writes it, and the service has to read it, which is another user.
+        if own.uid() == 0 && owner.uid() != 0 {
+            fchown(&new, Some(owner.uid()), Some(owner.gid()))?;
+        }
         new.sync_all()?;
         fs::rename(&beside, &file)
     };
@@ -141,7 +165,8 @@ pub fn note(folder: &Path, etcd: &Etcd) -> anyhow::Result<()> {
 pub fn refuse_both(folder: &Path, database: &str) -> anyhow::Result<()> {
     if folder.join(database).exists() {
         bail!(
-            "{} has a mesh of its own in {database}: take another folder (--dir) for one in etcd; members of this one would have to join that",
+            "{} has a mesh of its own in {database}: take another folder (--dir) for one in etcd, or bring it there with `seikan coordinator \
+             import`; if {FILE} is here because an import was broken off at its very end, rename {database}",
             folder.display()
         );
     }

@@ -33,7 +33,8 @@ pub struct ServeArguments {
     /// IPv6 network of the mesh, a /64, at the first start [default: a random one of fd00::/8]
     #[arg(long, value_name = "PREFIX")]
     network6: Option<Ipv6Net>,
-    /// Where members reach this coordinator: the others of its mesh tell them, so that they find it when theirs is gone
+    /// Where members reach this coordinator: the others of its mesh tell them, so that they find it when theirs is gone. Noted in the
+    /// folder
     #[arg(long, value_name = "HOST:PORT")]
     advertise: Option<RelayAddress>,
     #[command(flatten)]
@@ -86,22 +87,21 @@ pub fn run(arguments: &ServeArguments) -> anyhow::Result<ExitCode> {
 fn open(arguments: &ServeArguments) -> anyhow::Result<Store> {
     let dir = &arguments.folder.dir;
     let said = arguments.etcd.settings()?;
-    let is_said = said.is_some();
-    let etcd = match said {
-        Some(etcd) => Some(etcd),
-        None => etcd::noted(dir)?,
-    };
-    let Some(etcd) = etcd else {
+    let is_said = said.is_some() || arguments.advertise.is_some();
+    let noted = etcd::noted_coordinator(dir)?;
+    let advertise = noted.as_ref().and_then(|noted| noted.advertise.clone());
+    let Some(etcd) = said.or(noted) else {
         if arguments.advertise.is_some() {
             bail!("--advertise is for several coordinators, which share --etcd");
         }
         return Ok(Store::open(&dir.join(DATABASE))?);
     };
     etcd::refuse_both(dir, DATABASE)?;
-    let store = Store::open_etcd(&Etcd {
-        advertise: arguments.advertise.clone(),
-        ..etcd.clone()
-    })?;
+    let etcd = Etcd {
+        advertise: arguments.advertise.clone().or(advertise),
+        ..etcd
+    };
+    let store = Store::open_etcd(&etcd)?;
     if is_said {
         etcd::note(dir, &etcd)?;
     }

@@ -38,6 +38,9 @@ const PROBED: Duration = Duration::from_secs(3);
 /// Longest message that is read, in bytes: etcd tells up to a thousand revisions in one.
 const MAX_MESSAGE: usize = 64 << 20;
 
+/// What etcd says of a token from before its users were others (`ErrGRPCAuthOldRevision`), by the same code as of nonsense.
+const OLD_TOKEN: &str = "revision of auth store is old";
+
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Fault {
@@ -56,6 +59,8 @@ impl From<Status> for Fault {
             message => message.to_owned(),
         };
         match status.code() {
+            // A token of before etcd's users were others: the next connection has another.
+            Code::InvalidArgument if text.contains(OLD_TOKEN) => Fault::Lost(text),
             Code::InvalidArgument
             | Code::PermissionDenied
             | Code::ResourceExhausted

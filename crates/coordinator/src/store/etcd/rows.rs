@@ -91,6 +91,12 @@ impl Tables {
                 table.note(connection, &key?, &mut rows)?;
             }
         }
+        if self.counter(connection)?.is_some() {
+            let counters = self.0.iter().filter(|table| table.name == COUNTERS);
+            for table in counters {
+                table.note(connection, &Value::Text(COUNTED.to_owned()), &mut rows)?;
+            }
+        }
         Ok(rows)
     }
 

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use seikan_lab::etcd::Cluster;
@@ -43,7 +43,7 @@ pub fn prefix() -> Option<Etcd> {
     })
 }
 
-fn settings(cluster: &Cluster) -> Etcd {
+pub fn settings(cluster: &Cluster) -> Etcd {
     static MESHES: AtomicU32 = AtomicU32::new(0);
     Etcd {
         endpoints: cluster.endpoints(),
@@ -56,14 +56,14 @@ fn settings(cluster: &Cluster) -> Etcd {
 }
 
 /// Runs a test with a cluster of its own.
-fn with_cluster(test: impl FnOnce(&mut Cluster)) {
+pub fn with_cluster(test: impl FnOnce(&mut Cluster)) {
     if is_possible() {
         test(&mut Cluster::start(None).expect("a cluster"));
     }
 }
 
 /// A mesh with a token that admits whoever comes.
-fn mesh_at(settings: &Etcd) -> Store {
+pub fn mesh_at(settings: &Etcd) -> Store {
     let store = Store::open_etcd(settings).expect("opened");
     let networks = networks("100.80.0.0/12");
     store.init(networks, &operator(), NOW).expect("set");
@@ -72,15 +72,32 @@ fn mesh_at(settings: &Etcd) -> Store {
     store
 }
 
-fn names(store: &Store) -> Vec<String> {
+pub fn names(store: &Store) -> Vec<String> {
     let members = store.members().expect("members");
     members.iter().map(|m| m.member.name.to_string()).collect()
 }
 
+/// What becomes of what goes a way.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Open = 0,
+    /// All connections end, and new ones at once.
+    Cut = 1,
+    /// Questions arrive and answers do not.
+    Mute = 2,
+    /// Answers come later.
+    Slow = 3,
+}
+
+/// How much later.
+const LATER: Duration = Duration::from_millis(200);
+
 /// A way to a member of a cluster that can be cut.
 struct Way {
     address: SocketAddr,
-    open: Arc<AtomicBool>,
+    fate: Arc<AtomicU8>,
+    /// Bytes that went to the member.
+    asked: Arc<AtomicU64>,
 }
 
 impl Way {
@@ -88,52 +105,95 @@ impl Way {
         let far: SocketAddr = endpoint["http://".len()..].parse().expect("an address");
         let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
         let address = listener.local_addr().expect("an address");
-        let open = Arc::new(AtomicBool::new(true));
-        let is_open = Arc::clone(&open);
+        let (fate, asked) = <(Arc<AtomicU8>, Arc<AtomicU64>)>::default();
+        let way = Way {
+            address,
+            fate: Arc::clone(&fate),
+            asked: Arc::clone(&asked),
+        };
         thread::spawn(move || {
             for near in listener.incoming().flatten() {
+                // What is tried at all counts, too.
+                asked.fetch_add(1, Ordering::Relaxed);
                 if let Ok(far) = TcpStream::connect(far) {
-                    for (mut from, mut to) in [
-                        (
-                            near.try_clone().expect("a copy"),
-                            far.try_clone().expect("a copy"),
-                        ),
-                        (far, near),
-                    ] {
-                        let is_open = Arc::clone(&is_open);
+                    let copy = |stream: &TcpStream| stream.try_clone().expect("a copy");
+                    let there = (copy(&near), copy(&far), Some(Arc::clone(&asked)));
+                    for (mut from, mut to, asked) in [there, (far, near, None)] {
+                        let fate = Arc::clone(&fate);
                         from.set_read_timeout(Some(Duration::from_millis(20)))
                             .expect("set");
-                        thread::spawn(move || carry(&mut from, &mut to, &is_open));
+                        thread::spawn(move || carry(&mut from, &mut to, &fate, asked.as_deref()));
                     }
                 }
             }
         });
-        Way { address, open }
+        way
+    }
+
+    /// One to each member, and settings for who goes them.
+    fn to_all(settings: &Etcd) -> (Vec<Way>, Etcd) {
+        let ways: Vec<Way> = settings.endpoints.iter().map(|e| Way::to(e)).collect();
+        let endpoints = ways.iter().map(|way| format!("http://{}", way.address));
+        let far = Etcd {
+            endpoints: endpoints.collect(),
+            ..settings.clone()
+        };
+        (ways, far)
     }
 }
 
-/// Cuts all ways, or lets connections through again.
-fn cut(ways: &[Way], cut: bool) {
+/// From now on this becomes of what goes there.
+fn set(ways: &[Way], fate: Fate) {
     for way in ways {
-        way.open.store(!cut, Ordering::Relaxed);
+        way.fate.store(fate as u8, Ordering::Relaxed);
     }
     // As long as what carries may take to see it.
     thread::sleep(Duration::from_millis(100));
 }
 
-fn carry(from: &mut TcpStream, to: &mut TcpStream, is_open: &AtomicBool) {
+fn cut(ways: &[Way], cut: bool) {
+    set(ways, if cut { Fate::Cut } else { Fate::Open });
+}
+
+/// `asked`: counts questions; `None`: these are answers.
+fn carry(from: &mut TcpStream, to: &mut TcpStream, fate: &AtomicU8, asked: Option<&AtomicU64>) {
     let mut buffer = [0; 16 << 10];
-    while is_open.load(Ordering::Relaxed) {
+    let is = |wanted: Fate| fate.load(Ordering::Relaxed) == wanted as u8;
+    while !is(Fate::Cut) {
         match from.read(&mut buffer) {
             Ok(0) => break,
-            Ok(length) if to.write_all(&buffer[..length]).is_err() => break,
+            Ok(_) if asked.is_none() && is(Fate::Mute) => {}
+            Ok(length) => {
+                match asked {
+                    Some(asked) => drop(asked.fetch_add(length as u64, Ordering::Relaxed)),
+                    None if is(Fate::Slow) => thread::sleep(LATER),
+                    None => {}
+                }
+                if to.write_all(&buffer[..length]).is_err() {
+                    break;
+                }
+            }
             Err(error) if error.kind() != io::ErrorKind::WouldBlock => break,
-            _ => {}
+            Err(_) => {}
         }
     }
     for stream in [from, to] {
         let _ = stream.shutdown(Shutdown::Both);
     }
+}
+
+/// What a member of the cluster says to a question by HTTP.
+fn http(endpoint: &str, question: &str, body: &str) -> String {
+    let mut stream = TcpStream::connect(&endpoint["http://".len()..]).expect("connected");
+    let length = body.len();
+    write!(
+        stream,
+        "{question} HTTP/1.0\r\nContent-Length: {length}\r\n\r\n{body}"
+    )
+    .expect("sent");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    answer
 }
 
 #[test]
@@ -244,14 +304,7 @@ fn without_etcd_members_are_known_and_others_are_not_refused_for_good() {
     with_cluster(|cluster| {
         let direct = settings(cluster);
         let one = mesh_at(&direct);
-        let ways: Vec<Way> = direct.endpoints.iter().map(|e| Way::to(e)).collect();
-        let far = Etcd {
-            endpoints: ways
-                .iter()
-                .map(|way| format!("http://{}", way.address))
-                .collect(),
-            ..direct.clone()
-        };
+        let (ways, far) = Way::to_all(&direct);
         let other = Store::open_etcd(&far).expect("opened");
         let a = join(&other, 1, "a", 1).expect("joined").id;
         cut(&ways, true);
@@ -266,10 +319,8 @@ fn without_etcd_members_are_known_and_others_are_not_refused_for_good() {
         }
         let begun = Instant::now();
         let error = join(&other, 1, "c", 3).expect_err("nobody to ask");
-        assert!(
-            matches!(error, StoreError::Unavailable(_) | StoreError::Unknown(_)),
-            "{error}"
-        );
+        // It was never sent, so it is certain that it is not done.
+        assert!(matches!(error, StoreError::Unavailable(_)), "{error}");
         assert!(begun.elapsed() < Duration::from_secs(10));
         cut(&ways, false);
         let until = Instant::now() + Duration::from_secs(10);
@@ -282,19 +333,183 @@ fn without_etcd_members_are_known_and_others_are_not_refused_for_good() {
     });
 }
 
+/// How often somebody joined, as the log has it.
+fn joins(store: &Store, name: &str) -> usize {
+    let audit = store.audit(1000).expect("asked");
+    let of_it = |entry: &&AuditEntry| entry.what == "joined" && entry.subject == name;
+    audit.iter().filter(of_it).count()
+}
+
+#[test]
+fn a_change_whose_answer_is_lost_is_done_once_and_known_to_be() {
+    with_cluster(|cluster| {
+        let direct = settings(cluster);
+        let one = mesh_at(&direct);
+        let (ways, far) = Way::to_all(&direct);
+        join(&one, 1, "a", 1).expect("joined");
+        let other = Store::open_etcd(&far).expect("opened");
+        other.catch_up().expect("caught up");
+        set(&ways, Fate::Mute);
+        thread::scope(|scope| {
+            let removing = scope.spawn(|| other.remove(Whom::Name(&name("a")), &operator(), NOW));
+            let until = Instant::now() + Duration::from_secs(2);
+            while !names(&one).is_empty() {
+                assert!(Instant::now() < until, "it was not sent");
+                thread::sleep(Duration::from_millis(5));
+            }
+            // Somebody else goes on meanwhile.
+            join(&one, 1, "b", 2).expect("joined");
+            assert!(!removing.is_finished());
+            set(&ways, Fate::Cut);
+            set(&ways, Fate::Open);
+            // Done by this change, and not found done: that would be `false`.
+            let removed = removing.join().expect("no panic");
+            assert!(removed.expect("it is done"));
+        });
+        other.catch_up().expect("caught up");
+        assert_eq!(names(&other), ["b"]);
+    });
+}
+
+#[test]
+fn a_change_whose_answer_never_comes_is_not_said_to_have_failed() {
+    with_cluster(|cluster| {
+        let direct = settings(cluster);
+        let one = mesh_at(&direct);
+        let (ways, far) = Way::to_all(&direct);
+        let other = Store::open_etcd(&far).expect("opened");
+        other.authenticate(&shown(9)).expect_err("nobody");
+        set(&ways, Fate::Mute);
+        let error = join(&other, 1, "a", 1).expect_err("no answer");
+        assert!(matches!(error, StoreError::Unknown(_)), "{error}");
+        assert_eq!(names(&one), ["a"]);
+        // Nor is it done again when the way is there again.
+        set(&ways, Fate::Cut);
+        set(&ways, Fate::Open);
+        let until = Instant::now() + Duration::from_secs(10);
+        while names(&other) != ["a"] {
+            assert!(Instant::now() < until, "it does not come back");
+            thread::sleep(Duration::from_millis(20));
+        }
+        let again = join(&other, 1, "a", 1).expect("told what it was not told");
+        assert!(again.again);
+        assert_eq!(joins(&other, "a"), 1);
+    });
+}
+
+#[test]
+fn an_etcd_that_refuses_is_not_asked_all_the_time_and_goes_on_when_it_takes_again() {
+    with_cluster(|cluster| {
+        let direct = settings(cluster);
+        let (ways, far) = Way::to_all(&direct);
+        let far = Etcd {
+            advertise: Some("one.example:7443".parse().expect("an address")),
+            ..far
+        };
+        let store = mesh_at(&far);
+        let a = join(&store, 1, "a", 1).expect("joined").id;
+        let alarm = |action: u8| {
+            // Each member has its own: one is enough to have all refuse, and all are let off.
+            for endpoint in &direct.endpoints {
+                let status = http(endpoint, "POST /v3/maintenance/status", "{}");
+                let id = status.split("\"member_id\":\"").nth(1).expect("a member");
+                let id = id.split('"').next().expect("a number");
+                let body = format!(r#"{{"action":{action},"memberID":{id},"alarm":1}}"#);
+                http(endpoint, "POST /v3/maintenance/alarm", &body);
+            }
+        };
+        // No room is left.
+        alarm(1);
+        let begun = Instant::now();
+        let error = join(&store, 1, "b", 2).expect_err("refused");
+        assert!(
+            matches!(&error, StoreError::Unavailable(why) if why.contains("space")),
+            "{error}"
+        );
+        assert!(
+            begun.elapsed() < Duration::from_secs(2),
+            "it says so at once"
+        );
+        assert_eq!(store.authenticate(&shown(1)).expect("known"), a);
+        // This is to be written, too.
+        store.touch(a, NOW).expect("noted");
+        let asked = || -> u64 { ways.iter().map(|w| w.asked.load(Ordering::Relaxed)).sum() };
+        let before = asked();
+        thread::sleep(Duration::from_secs(4));
+        let bytes = asked() - before;
+        assert!(bytes < 4_000, "{bytes} bytes");
+
+        alarm(2);
+        join(&store, 1, "b", 2).expect("joined");
+        let until = Instant::now() + Duration::from_secs(10);
+        while store.members().expect("members")[0].at.is_none() {
+            assert!(Instant::now() < until, "it is not written any more");
+            thread::sleep(Duration::from_millis(50));
+        }
+    });
+}
+
+#[test]
+fn an_etcd_that_is_gone_is_tried_now_and_then() {
+    with_cluster(|cluster| {
+        let direct = settings(cluster);
+        let (ways, far) = Way::to_all(&direct);
+        let store = mesh_at(&far);
+        (0..3).for_each(|member| cluster.kill(member));
+        let asked = || -> u64 { ways.iter().map(|w| w.asked.load(Ordering::Relaxed)).sum() };
+        let before = asked();
+        thread::sleep(Duration::from_secs(4));
+        // Three members in a round; pauses grow to two seconds.
+        let tries = asked() - before;
+        assert!((3..100).contains(&tries), "{tries} connections and bytes");
+        cluster.revive().expect("a leader");
+        let until = Instant::now() + Duration::from_secs(10);
+        while join(&store, 1, "a", 1).is_err() {
+            assert!(Instant::now() < until, "it does not come back");
+        }
+    });
+}
+
+#[test]
+fn who_waits_to_be_refused_waits_together_with_others() {
+    with_cluster(|cluster| {
+        let direct = settings(cluster);
+        drop(mesh_at(&direct));
+        let (ways, far) = Way::to_all(&direct);
+        let store = Store::open_etcd(&far).expect("opened");
+        // What etcd was asked for, by its own count.
+        let ranges = || -> f64 {
+            let metrics = direct.endpoints.iter().map(|e| http(e, "GET /metrics", ""));
+            let counts = metrics.map(|text| {
+                let mut lines = text.lines();
+                let line = lines.find_map(|l| l.strip_prefix("etcd_debugging_mvcc_range_total "));
+                line.expect("a count").parse::<f64>().expect("a number")
+            });
+            counts.sum()
+        };
+        set(&ways, Fate::Slow);
+        let before = ranges();
+        thread::scope(|scope| {
+            for n in 0..64 {
+                let store = &store;
+                scope.spawn(move || {
+                    let error = store.authenticate(&shown(100 + n)).expect_err("nobody");
+                    assert!(matches!(error, StoreError::NotAMember), "{error}");
+                });
+            }
+        });
+        // One that had begun before some of them asked, one for all others, and again for who was late to start.
+        let asked = ranges() - before;
+        assert!((1.0..=4.0).contains(&asked), "{asked}");
+    });
+}
+
 #[test]
 fn who_was_away_while_etcd_forgot_loads_again() {
     with_cluster(|cluster| {
         let direct = settings(cluster);
         let one = mesh_at(&direct);
-        let ways: Vec<Way> = direct.endpoints.iter().map(|e| Way::to(e)).collect();
-        let far = Etcd {
-            endpoints: ways
-                .iter()
-                .map(|way| format!("http://{}", way.address))
-                .collect(),
-            ..direct.clone()
-        };
+        let (ways, far) = Way::to_all(&direct);
         let other = Store::open_etcd(&far).expect("opened");
         join(&other, 1, "a", 1).expect("joined");
         cut(&ways, true);
@@ -367,6 +582,102 @@ fn what_takes_the_place_of_a_mesh_has_another_epoch_and_nothing_does_not_take_it
         assert!(error.to_string().contains("/mesh"), "{error}");
         put(&settings, &mesh, "7");
         soon("it stays away", &|| store.networks().is_ok());
+    });
+}
+
+/// What becomes of a mesh whose etcd comes back from a backup: two coordinators were there, of whom the second hears of it only when
+/// etcd's revisions are ahead again of what it knew.
+fn restore(is_new: bool) {
+    with_cluster(|cluster| {
+        let direct = settings(cluster);
+        let one = mesh_at(&direct);
+        let (ways, far) = Way::to_all(&direct);
+        let other = Store::open_etcd(&far).expect("opened");
+        join(&one, 1, "a", 1).expect("joined");
+        let b = join(&one, 1, "b", 2).expect("joined");
+        let folder = tempfile::tempdir().expect("a folder");
+        let backup = folder.path().join("backup");
+        cluster.snapshot(&backup).expect("saved");
+
+        // What the backup does not have: two members, and a policy.
+        let c = join(&one, 1, "c", 3).expect("joined");
+        let d = join(&one, 1, "d", 4).expect("joined");
+        let policy = "allow a -> b tcp/22\n";
+        one.set_policy(policy, &operator(), NOW).expect("set");
+        other.authenticate(&shown(4)).expect("known");
+        other.catch_up().expect("caught up");
+        let (epoch, revision) = (one.epoch(), one.revision().expect("asked"));
+        assert_eq!(other.revision().expect("asked"), revision);
+        cut(&ways, true);
+        cluster.restore(&backup, is_new).expect("restored");
+
+        let until = Instant::now() + Duration::from_secs(15);
+        while names(&one) != ["a", "b"] {
+            assert!(Instant::now() < until, "{:?}", names(&one));
+            thread::sleep(Duration::from_millis(20));
+        }
+        assert_eq!(one.authenticate(&shown(2)).expect("a member"), b.id);
+        let error = one.authenticate(&shown(3)).expect_err("not in the backup");
+        assert!(matches!(error, StoreError::NotAMember), "{error}");
+
+        // By whatever is changed next.
+        let e = join(&one, 1, "e", 5).expect("joined");
+        assert!(e.number > d.number && e.number > c.number, "{e:?} {d:?}");
+        assert!(e.id > d.id);
+        assert_ne!(one.epoch(), epoch, "members are told of everybody anew");
+        assert!(one.revision().expect("asked") > revision);
+        let audit = one.audit(100).expect("asked");
+        let noted: Vec<&AuditEntry> = audit.iter().filter(|a| a.what == "etcd restored").collect();
+        assert_eq!(noted.len(), 1);
+        let said = format!("from revision {revision} to 2, with an earlier policy");
+        assert_eq!(noted[0].subject, said);
+
+        for n in 6..30 {
+            join(&one, 1, &format!("m{n}"), n).expect("joined");
+        }
+        cut(&ways, false);
+        let until = Instant::now() + Duration::from_secs(15);
+        while names(&other) != names(&one) {
+            assert!(Instant::now() < until, "{:?}", names(&other));
+            thread::sleep(Duration::from_millis(20));
+        }
+        // It has nothing to add.
+        other.mend().expect("asked");
+        assert_eq!(other.epoch(), one.epoch());
+        assert_eq!(other.policy().expect("asked"), "");
+        let audit = other.audit(100).expect("asked");
+        assert_eq!(
+            audit.iter().filter(|a| a.what == "etcd restored").count(),
+            1
+        );
+    });
+}
+
+#[test]
+fn a_mesh_goes_on_from_where_it_was_when_etcd_comes_back_from_a_backup() {
+    restore(true);
+}
+
+#[test]
+fn nor_does_it_help_that_the_cluster_has_the_same_number_as_before() {
+    restore(false);
+}
+
+#[test]
+fn nobody_is_told_of_a_restore_that_lost_nothing() {
+    with_cluster(|cluster| {
+        let settings = settings(cluster);
+        let store = mesh_at(&settings);
+        join(&store, 1, "a", 1).expect("joined");
+        let folder = tempfile::tempdir().expect("a folder");
+        let backup = folder.path().join("backup");
+        cluster.snapshot(&backup).expect("saved");
+        let revision = store.revision().expect("asked");
+        cluster.restore(&backup, true).expect("restored");
+        join(&store, 1, "b", 2).expect("joined");
+        assert_eq!(store.revision().expect("asked"), revision + 1);
+        let audit = store.audit(100).expect("asked");
+        assert!(audit.iter().all(|a| a.what != "etcd restored"));
     });
 }
 

@@ -1,0 +1,249 @@
+//! A whole mesh that is brought into etcd, and of which nobody sees a part.
+//!
+//! It takes many transactions. From the first to the last the head says that not all rows are there ([`UNFINISHED`]): who reads it then
+//! answers nothing. Each counts only if that very head is still there, so what two bring in at once does not become one.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use rusqlite::Transaction;
+use seikan_proto::mesh::Pin;
+use tokio::time::sleep;
+
+use super::Etcd;
+use super::client::{Cluster, Connection, Fault, end_of};
+use super::messages::{
+    Compare, DeleteRangeRequest, KeyValue, Operand, RangeRequest, Request, RequestOp, TxnRequest,
+    target,
+};
+use super::replica::{Head, PATIENCE, PAUSE, UNFINISHED, delete, put, random};
+use super::rows::Tables;
+use crate::store::{SCHEMA, StoreError};
+
+/// Operations of one transaction, at most: etcd takes 128.
+const MAX_OPERATIONS: usize = 100;
+/// Bytes of one transaction, at most, unless one operation has more: etcd takes 1.5 MiB.
+const MAX_BYTES: usize = 512 << 10;
+
+/// What goes with the rows.
+pub(in crate::store) struct Beside {
+    /// When members were heard last, in seconds since 1970, by their ids.
+    pub seen: BTreeMap<i64, i64>,
+    /// By which members know the coordinators; `None`: systems trust their certificate.
+    pub pin: Option<Pin>,
+}
+
+/// Brings the rows of a database into etcd; `replace`: in the place of a mesh that may be there.
+pub(in crate::store) fn import(
+    from: &Transaction<'_>,
+    beside: &Beside,
+    into: &Etcd,
+    replace: bool,
+) -> Result<(), StoreError> {
+    let rows = Tables::of(from)?.all(from)?;
+    let key = |of: &str| format!("{}/{of}", into.prefix).into_bytes();
+    let rows = rows.into_iter().filter_map(|(row, value)| {
+        let key = key(&format!("state/rows/{row}"));
+        value.map(|value| (key, value))
+    });
+    let seen = beside.seen.iter().map(|(member, at)| {
+        let key = key(&format!("seen/{member}"));
+        (key, at.to_string().into_bytes())
+    });
+    let pairs = rows.chain(seen);
+    let mut import = Import {
+        cluster: Cluster::new(into)?,
+        turn: 0,
+        connection: None,
+        prefix: into.prefix.clone(),
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|source| StoreError::Io {
+            path: "etcd".into(),
+            source,
+        })?;
+    runtime.block_on(async {
+        let begun = import.begin(replace).await?;
+        import.put_all(pairs, begun).await?;
+        import.end(beside.pin, begun).await
+    })
+}
+
+struct Import {
+    cluster: Cluster,
+    /// Counts through its members.
+    turn: usize,
+    connection: Option<Connection>,
+    prefix: String,
+}
+
+impl Import {
+    /// Takes away what is there, if that is wanted; the head's revision.
+    async fn begin(&mut self, replace: bool) -> Result<i64, StoreError> {
+        let mut compare = Vec::new();
+        if !replace {
+            let found = self.head().await?;
+            let at = found.as_ref().map_or(0, |kv| kv.mod_revision);
+            let head = found.and_then(|kv| serde_json::from_slice::<Head>(&kv.value).ok());
+            compare.push(self.is_still(at));
+            // What was broken off is no mesh.
+            if head.is_none_or(|head| head.schema != UNFINISHED) {
+                compare.push(Compare {
+                    target: target::CREATE,
+                    key: self.key("state/mesh"),
+                    operand: Some(Operand::CreateRevision(0)),
+                });
+                if head.is_some() {
+                    return Err(self.not_empty());
+                }
+            }
+        }
+        let head = head(UNFINISHED)?;
+        let all = |folder: &str| RequestOp {
+            request: Some(Request::Delete(DeleteRangeRequest {
+                range_end: end_of(folder),
+                key: folder.as_bytes().to_vec(),
+            })),
+        };
+        let success = vec![
+            put(self.key("state/head"), head.clone(), 0),
+            all(&format!("{}/state/rows/", self.prefix)),
+            all(&format!("{}/seen/", self.prefix)),
+            delete(self.key("state/restored")),
+            delete(self.key("pin")),
+        ];
+        let begun = self.settle(&TxnRequest { compare, success }, &head).await?;
+        begun.ok_or_else(|| self.not_empty())
+    }
+
+    async fn put_all(
+        &mut self,
+        pairs: impl Iterator<Item = (Vec<u8>, Vec<u8>)>,
+        begun: i64,
+    ) -> Result<(), StoreError> {
+        let mut pairs = pairs.peekable();
+        while pairs.peek().is_some() {
+            let (mut success, mut bytes) = (Vec::new(), 0);
+            while let Some((key, value)) = pairs.next_if(|(key, value)| {
+                let room =
+                    success.len() < MAX_OPERATIONS && bytes + key.len() + value.len() <= MAX_BYTES;
+                room || success.is_empty()
+            }) {
+                bytes += key.len() + value.len();
+                success.push(put(key, value, 0));
+            }
+            let compare = vec![self.is_still(begun)];
+            let put = self.settle(&TxnRequest { compare, success }, &[]).await?;
+            put.ok_or_else(another)?;
+        }
+        Ok(())
+    }
+
+    /// Now it is a mesh, and none that was there before.
+    async fn end(&mut self, pin: Option<Pin>, begun: i64) -> Result<(), StoreError> {
+        let head = head(SCHEMA)?;
+        let mesh = random()?.to_string().into_bytes();
+        let mut success = vec![
+            put(self.key("state/head"), head.clone(), 0),
+            put(self.key("state/mesh"), mesh, 0),
+        ];
+        if let Some(pin) = pin {
+            success.push(put(self.key("pin"), pin.to_string().into_bytes(), 0));
+        }
+        let compare = vec![self.is_still(begun)];
+        let done = self.settle(&TxnRequest { compare, success }, &head).await?;
+        done.ok_or_else(another).map(drop)
+    }
+
+    /// Has etcd do it if what is compared is so; its revision then. If the head is this one by then it was done before, and the
+    /// answer got lost.
+    async fn settle(&mut self, txn: &TxnRequest, head: &[u8]) -> Result<Option<i64>, StoreError> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let tried = match self.connection().await {
+                Ok(connection) => connection.txn(txn.clone()).await,
+                Err(fault) => Err(fault),
+            };
+            match tried {
+                Ok(done) if done.succeeded => {
+                    return Ok(Some(done.header.unwrap_or_default().revision));
+                }
+                Ok(_) => {
+                    let found = self.head().await?.filter(|kv| kv.value == head);
+                    return Ok(found.map(|kv| kv.mod_revision));
+                }
+                Err(fault) => self.recover(fault, deadline).await?,
+            }
+        }
+    }
+
+    async fn head(&mut self) -> Result<Option<KeyValue>, StoreError> {
+        let deadline = Instant::now() + PATIENCE;
+        let range = RangeRequest {
+            key: self.key("state/head"),
+            ..RangeRequest::default()
+        };
+        loop {
+            let tried = match self.connection().await {
+                Ok(connection) => connection.range(range.clone()).await,
+                Err(fault) => Err(fault),
+            };
+            match tried {
+                Ok(found) => return Ok(found.kvs.into_iter().next()),
+                Err(fault) => self.recover(fault, deadline).await?,
+            }
+        }
+    }
+
+    async fn connection(&mut self) -> Result<Connection, Fault> {
+        if let Some(connection) = &self.connection {
+            return Ok(connection.clone());
+        }
+        let connection = self.cluster.connect(self.turn).await?;
+        Ok(self.connection.insert(connection).clone())
+    }
+
+    /// Another member of the cluster may do better, for as long as there is time.
+    async fn recover(&mut self, fault: Fault, deadline: Instant) -> Result<(), StoreError> {
+        match fault {
+            Fault::Lost(_) if Instant::now() < deadline => {
+                self.connection = None;
+                self.turn += 1;
+                sleep(PAUSE).await;
+                Ok(())
+            }
+            Fault::Lost(why) | Fault::Refused(why) => Err(StoreError::Unavailable(why)),
+        }
+    }
+
+    /// That the head is the one of this revision; 0: that there is none.
+    fn is_still(&self, head: i64) -> Compare {
+        Compare {
+            target: target::MOD,
+            key: self.key("state/head"),
+            operand: Some(Operand::ModRevision(head)),
+        }
+    }
+
+    fn key(&self, of: &str) -> Vec<u8> {
+        format!("{}/{of}", self.prefix).into_bytes()
+    }
+
+    fn not_empty(&self) -> StoreError {
+        StoreError::NotEmpty {
+            prefix: self.prefix.clone(),
+        }
+    }
+}
+
+fn head(schema: i64) -> Result<Vec<u8>, StoreError> {
+    let (id, rows) = (random()?, 0);
+    let head = Head { schema, id, rows };
+    serde_json::to_vec(&head).map_err(|_| StoreError::Corrupt("head"))
+}
+
+fn another() -> StoreError {
+    StoreError::Unavailable("somebody else brings a mesh into it".to_owned())
+}

@@ -1,0 +1,199 @@
+//! From a file to etcd and back.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use seikan_proto::mesh::{Endpoints, RelayKind, RelaySecret};
+
+use super::super::etcd::testing::begin_import;
+use super::shared::{mesh_at, names, settings, with_cluster};
+use super::*;
+
+const PIN: &str = "sha256:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
+
+/// A mesh in a file that has something of everything: members of whom one went and one was removed, tokens, relays, a policy.
+fn file_with_everything() -> (TempDir, PathBuf) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("mesh.db");
+    let store = Store::open(&file).expect("opened");
+    let networks = networks("100.80.0.0/12");
+    store.init(networks, &operator(), NOW).expect("set");
+    let once = NewToken {
+        uses: Some(1),
+        tags: vec![name("web")],
+        ..NewToken::default()
+    };
+    for (n, new) in [(1, NewToken::default()), (2, once.clone()), (3, once)] {
+        let made = store.create_token(&token(n).digest(), &new, &operator(), NOW);
+        made.expect("a token");
+    }
+    let withdrawn = store.withdraw_token(TokenId(3), &operator(), NOW);
+    assert!(withdrawn.expect("asked"));
+    for n in 1..=4 {
+        join(&store, 1, &format!("m{n}"), n).expect("joined");
+    }
+    let web = join(&store, 2, "web", 5).expect("joined").id;
+    join(&store, 1, "last", 6).expect("joined");
+    let told = Endpoints {
+        endpoints: vec!["192.0.2.7:51820".parse().expect("an endpoint")],
+        relayed: Vec::new(),
+    };
+    store.set_endpoints(web, &told, NOW + 100).expect("set");
+    // The highest id is nobody's any more.
+    for gone in ["m3", "last"] {
+        let removed = store.remove(Whom::Name(&name(gone)), &operator(), NOW);
+        assert!(removed.expect("asked"));
+    }
+    let relay = RelayInfo {
+        address: "turn.example:3478".parse().expect("an address"),
+        kind: RelayKind::Turn,
+    };
+    let secret = RelaySecret::parse("north", RelayKind::Turn).expect("a secret");
+    store
+        .add_relay(&relay, &secret, &operator(), NOW)
+        .expect("added");
+    let policy = "allow m1 -> tag:web tcp/443\n";
+    store.set_policy(policy, &operator(), NOW).expect("set");
+    (folder, file)
+}
+
+/// All that can be asked of a mesh, but for what was noted of the move itself.
+fn everything(store: &Store) -> String {
+    let mut audit = store.audit(1000).expect("asked");
+    audit.retain(|entry| entry.what != "moved to etcd");
+    let asker = store.authenticate(&shown(1)).expect("a member");
+    format!(
+        "{:#?}",
+        (
+            store.networks().expect("asked"),
+            store.revision().expect("asked"),
+            store.members().expect("asked"),
+            store.tokens().expect("asked"),
+            store.relays().expect("asked"),
+            store.policy().expect("asked"),
+            store.changes(0, asker).expect("asked"),
+            store.changes(3, asker).expect("asked"),
+            audit,
+        )
+    )
+}
+
+fn move_file(file: &Path, into: &Etcd, replace: bool) -> Result<Moved, StoreError> {
+    let pin = Some(PIN.parse().expect("a pin"));
+    Store::move_to_etcd(file, into, pin, replace, &operator(), NOW)
+}
+
+#[test]
+fn everything_goes_to_etcd_and_back_and_goes_on_as_it_was() {
+    with_cluster(|cluster| {
+        let settings = settings(cluster);
+        let (folder, file) = file_with_everything();
+        let before = everything(&Store::open(&file).expect("opened"));
+
+        let moved = move_file(&file, &settings, false).expect("moved");
+        assert_eq!(everything(&moved.store), before);
+        let away = moved.put_away().expect("renamed");
+        assert!(!file.exists() && away.ends_with("mesh.db.moved"));
+
+        let store = Store::open_etcd(&settings).expect("opened");
+        let audit = store.audit(1).expect("asked");
+        assert_eq!(audit[0].what, "moved to etcd");
+        let other = "sha256:BBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBA";
+        let pin = store.agree_on_pin(other.parse().expect("a pin"));
+        assert_eq!(pin.expect("asked").to_string(), PIN);
+
+        let back = folder.path().join("back.db");
+        store.export(&back).expect("written");
+        let mode = fs::metadata(&back).expect("a file").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        assert_eq!(everything(&Store::open(&back).expect("opened")), before);
+        let again = store.export(&back).expect_err("it is there");
+        assert!(matches!(again, StoreError::Io { .. }), "{again}");
+
+        // Seven ids were given, of which the seventh is free, and seven numbers, of which none is.
+        for store in [&store, &Store::open(&back).expect("opened")] {
+            let new = join(store, 1, "new", 9).expect("joined");
+            assert_eq!((new.id, new.number), (MemberId(7), 7));
+        }
+    });
+}
+
+#[test]
+fn a_mesh_that_is_there_stays_unless_it_is_to_be_replaced() {
+    with_cluster(|cluster| {
+        let settings = settings(cluster);
+        let (_folder, file) = file_with_everything();
+        let there = mesh_at(&settings);
+        join(&there, 1, "there", 8).expect("joined");
+        let (epoch, version) = (there.epoch(), there.data_version().expect("asked"));
+        let error = move_file(&file, &settings, false).expect_err("there is one");
+        assert!(matches!(error, StoreError::NotEmpty { .. }), "{error}");
+        assert_eq!(names(&there), ["there"]);
+        assert_eq!(
+            (there.epoch(), there.data_version().expect("asked")),
+            (epoch, version)
+        );
+
+        // Who looks all the time sees the one, nothing, or the other.
+        let (begun, done) = (AtomicBool::new(false), AtomicBool::new(false));
+        thread::scope(|scope| {
+            let looking = scope.spawn(|| {
+                let mut seen = std::collections::BTreeSet::new();
+                while !done.load(Ordering::Relaxed) {
+                    if let Ok(members) = there.members() {
+                        let names = members.iter().map(|m| m.member.name.to_string());
+                        seen.insert(names.collect::<Vec<_>>().join(" "));
+                        begun.store(true, Ordering::Relaxed);
+                    }
+                }
+                seen
+            });
+            while !begun.load(Ordering::Relaxed) {
+                thread::sleep(Duration::from_millis(5));
+            }
+            move_file(&file, &settings, true).expect("moved");
+            let until = Instant::now() + Duration::from_secs(15);
+            while there.epoch() == epoch || there.networks().is_err() {
+                assert!(Instant::now() < until, "it does not hear of it");
+                thread::sleep(Duration::from_millis(20));
+            }
+            thread::sleep(Duration::from_millis(100));
+            done.store(true, Ordering::Relaxed);
+            let seen: Vec<String> = looking.join().expect("no panic").into_iter().collect();
+            assert_eq!(seen, ["m1 m2 m4 web", "there"]);
+        });
+    });
+}
+
+#[test]
+fn nothing_is_moved_that_somebody_has_open() {
+    let (_folder, file) = file_with_everything();
+    let store = Store::open(&file).expect("opened");
+    let nowhere = Etcd {
+        endpoints: vec!["http://127.0.0.1:1".to_owned()],
+        prefix: "/test".to_owned(),
+        ca: None,
+        identity: None,
+        user: None,
+        advertise: None,
+    };
+    let error = move_file(&file, &nowhere, false).expect_err("in use");
+    assert!(matches!(error, StoreError::InUse { .. }), "{error}");
+    drop(store);
+    let error = move_file(&file, &nowhere, false).expect_err("no etcd");
+    assert!(matches!(error, StoreError::Unavailable(_)), "{error}");
+    // It is as it was.
+    assert_eq!(names(&Store::open(&file).expect("opened")).len(), 4);
+}
+
+#[test]
+fn what_was_broken_off_is_no_mesh_and_is_done_again() {
+    with_cluster(|cluster| {
+        let settings = settings(cluster);
+        let (_folder, file) = file_with_everything();
+        begin_import(&settings);
+        let error = Store::open_etcd(&settings).expect_err("not all of it is there");
+        assert!(matches!(error, StoreError::Unavailable(_)), "{error}");
+        let moved = move_file(&file, &settings, false).expect("moved");
+        assert_eq!(names(&moved.store).len(), 4);
+    });
+}
