@@ -10,11 +10,11 @@
 
 use super::client::{Client, ClientError};
 use super::known::{Doubts, Judge, Known};
+use super::legs::Counters;
 use super::mapping::{self, Held, Mapping, Router};
 use super::relay::{Relays, Wish};
 use super::stun::{Question, Questions};
 use super::turn::Turns;
-use super::turn::forward::Counters;
 use super::{Contact, Heard, OwnKey, cache, endpoints, names};
 use crate::config::{Host, MeshSettings};
 use futures_util::future::join_all;

@@ -10,6 +10,7 @@ mod cache;
 pub mod client;
 mod endpoints;
 mod known;
+mod legs;
 pub mod mapping;
 pub mod names;
 pub mod nat;
@@ -26,6 +27,7 @@ use agent::{Agent, News};
 pub(crate) use endpoints::is_routable;
 use ipnet::IpNet;
 pub use known::{Changed, Doubts};
+pub use legs::Counters as LegCounters;
 use mapping::Mapping;
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::{Access, Book, Change, MAX_RELAYS, Member, Name};
@@ -43,7 +45,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
-pub use turn::forward::Counters as TurnCounters;
 
 /// Token of the descriptor through which the thread wakes the loop; near none of others.
 const TOKEN: u64 = 1 << 61;
@@ -106,7 +107,7 @@ pub struct Allocation {
     /// UDP, TCP or TLS: how the server is spoken to.
     pub transport: &'static str,
     /// What was forwarded.
-    pub counters: TurnCounters,
+    pub counters: LegCounters,
 }
 
 /// What the worker has for the thread. Never waited for: what finds no room comes again.
@@ -406,7 +407,7 @@ impl<'a> Mesh<'a> {
                     relayed,
                     transport,
                 } => {
-                    let counters = TurnCounters::default();
+                    let counters = LegCounters::default();
                     let allocation = Allocation {
                         relayed,
                         transport,

@@ -6,7 +6,6 @@
 //! there goes back the same way. Where this host cannot send by UDP, or not there, it sends by a leg to the other's relayed address.
 
 pub(super) mod forward;
-mod stream;
 
 use super::agent::{Gone, News, Pause, Shared, Worker};
 use super::client;
