@@ -12,4 +12,5 @@ mod policy;
 mod rotation;
 mod several;
 mod site;
+mod tls;
 mod turn;
