@@ -163,7 +163,8 @@ impl Streams {
             && strangers < self.most.div_ceil(ONE_IN)
             && strangers_there < STRANGERS_OF_A_SOURCE
             && all_there < MEMBERS_OF_A_SOURCE
-            && self.limiter.allow(ip, now)
+            // All ports of this host are one source here.
+            && self.limiter.allow(SocketAddr::new(ip, 0), now)
     }
 
     fn add(
