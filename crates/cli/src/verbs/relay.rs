@@ -193,7 +193,8 @@ fn tls(arguments: &ServeArguments) -> anyhow::Result<Option<(TlsOptions, Option<
 fn serve(arguments: &ServeArguments) -> anyhow::Result<ExitCode> {
     // Before any thread is there: all of them inherit it.
     let signals = Signals::block().context("cannot take signals")?;
-    allow_files(arguments.pairs, arguments.streams)?;
+    let streams = arguments.tls_listen.map_or(0, |_| arguments.streams);
+    allow_files(arguments.pairs, streams)?;
     let secret = arguments.folder.secret()?;
     let (tls, pin) = tls(arguments)?.unzip();
     let mut relay = Relay::bind(Options {
@@ -252,7 +253,7 @@ fn allow_files(pairs: u32, streams: u32) -> anyhow::Result<()> {
     if allowed < needed {
         writeln!(
             anstream::stderr(),
-            "warning: this process may have {allowed} files open, and {pairs} pairs and {streams} connections take up to {needed}: \
+            "warning: this process may have {allowed} files open, and {pairs} pairs with {streams} connections take up to {needed}: \
              raise the limit (`ulimit -Hn`, systemd's LimitNOFILE), or say fewer --pairs"
         )?;
     }
