@@ -21,6 +21,7 @@ use seikan_sys::udp::MAX_GSO_SEGMENTS;
 use seikan_tls::Stream;
 
 use crate::pair::LIFE;
+use crate::policer::Policer;
 
 /// How long it may take from a connection to a good ticket, all in all.
 const PROVE_WITHIN: Duration = Duration::from_secs(5);
@@ -29,6 +30,9 @@ const ONE_IN: usize = 4;
 /// Connections of strangers from one source, an IPv4 address or an IPv6 /64, at most; and of everybody there, as behind one NAT.
 const STRANGERS_OF_A_SOURCE: usize = 8;
 const MEMBERS_OF_A_SOURCE: usize = 256;
+/// Connections that are taken in a second, of all sources, a quarter of them at once: handshakes of TLS are not to take the time in which
+/// datagrams go on.
+const A_SECOND: u64 = 200;
 /// Connections that are taken before others have their turn.
 const ACCEPTS: usize = 8;
 /// Bytes of a frame that a stranger sends, at most.
@@ -50,6 +54,8 @@ pub(crate) struct Streams {
     all: BTreeMap<u64, Connection>,
     next: u64,
     limiter: RateLimiter,
+    /// What all sources together may begin.
+    pace: Policer,
     /// There was no descriptor left for another one: nobody is accepted until the next sweep.
     rests: bool,
     /// Something was put in since these were flushed.
@@ -165,6 +171,7 @@ impl Streams {
             && all_there < MEMBERS_OF_A_SOURCE
             // All ports of this host are one source here.
             && self.limiter.allow(SocketAddr::new(ip, 0), now)
+            && self.pace.admit(1, 1, A_SECOND, now) == 1
     }
 
     fn add(
@@ -352,5 +359,27 @@ fn source(ip: IpAddr) -> IpAddr {
     match ip.to_canonical() {
         IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64).into(),
         v4 => v4,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::Ipv4Addr;
+
+    #[test]
+    fn all_sources_together_begin_so_many_connections_a_second() {
+        let mut streams = Streams {
+            most: 1000,
+            ..Streams::default()
+        };
+        let mut admitted = |second: u64| {
+            let now = Instant::BOOT + Duration::from_secs(second);
+            let source = |n: u32| IpAddr::from(Ipv4Addr::from_bits(0xc000_0200 + n));
+            (0..1000)
+                .filter(|n| streams.admits(source(*n), now))
+                .count() as u64
+        };
+        assert_eq!([admitted(1), admitted(2)], [A_SECOND / 4; 2]);
     }
 }

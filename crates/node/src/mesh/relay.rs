@@ -17,7 +17,7 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::framing::MAIN_PORT;
 use seikan_proto::mesh::relay::{Answer, Ask, RelayError};
-use seikan_proto::mesh::{Relay, RelayKind, RelayTls, in_turn};
+use seikan_proto::mesh::{MAX_RELAYS, Relay, RelayKind, RelayTls, in_turn};
 use seikan_proto::tunnel::Reached;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -273,10 +273,14 @@ impl<'a> Relays<'a> {
     ) -> Result<(), Gone> {
         let address = relay.address.to_string();
         let by_tls = seat.by_tls;
-        match by_tls {
-            true => self.mute.borrow_mut().insert(address.clone()),
-            false => self.mute.borrow_mut().remove(&address),
-        };
+        let mut mute = self.mute.borrow_mut();
+        if !by_tls {
+            mute.remove(&address);
+        } else if mute.len() < MAX_RELAYS || mute.pop_first().is_some() {
+            // Of relays that were, too.
+            mute.insert(address.clone());
+        }
+        drop(mute);
         pair.seats.borrow_mut().insert(address.clone(), seat);
         self.tell(key, pair, present)?;
         let standing = Ok(Answers { rtt, by_tls });

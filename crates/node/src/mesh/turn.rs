@@ -5,7 +5,7 @@
 //! there, from any address that it tells of. What it sends comes to the tunnel from a loopback address, a *leg*, and what the tunnel sends
 //! there goes back the same way. Where this host cannot send by UDP, or not there, it sends by a leg to the other's relayed address.
 
-pub(super) mod forward;
+mod forward;
 
 use super::agent::{Answers, Gone, LegTo, News, Pause, Shared, Worker};
 use super::client;

@@ -38,6 +38,8 @@ const FIRST_LEG: u64 = 2;
 pub(super) enum Event {
     /// What the tunnel sends to `local` goes to a port of the relay's, and the other way.
     Leg { port: u16, local: SocketAddr },
+    /// Nothing does any more.
+    LegClosed { port: u16, local: SocketAddr },
     /// It answers: TLS stands.
     Answers,
     /// How much was forwarded.
@@ -139,8 +141,7 @@ impl Forwarder {
     /// Goes on until there is a reason not to.
     fn run(mut self) -> Ended {
         let mut batch = ReceiveBatch::new(16, MAX_BATCH);
-        let mut begin = || self.apply();
-        if let Err(ended) = begin() {
+        if let Err(ended) = self.apply() {
             return ended;
         }
         loop {
@@ -202,15 +203,18 @@ impl Forwarder {
 
     /// Opens legs that are wanted and not there, and closes the others.
     fn apply(&mut self) -> Result<(), Ended> {
-        let wanted = self.ports.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut wanted = wanted.clone();
+        let wanted = self.ports.lock();
+        let mut wanted = wanted.unwrap_or_else(PoisonError::into_inner).clone();
         wanted.insert(MAIN_PORT);
-        for port in self.legs_of.difference(&wanted) {
-            if let Some(token) = self.legs.at(&self.at(*port)) {
-                self.legs.close(token);
+        let unwanted: Vec<u16> = self.legs_of.difference(&wanted).copied().collect();
+        for port in unwanted {
+            self.legs_of.remove(&port);
+            let leg = self.legs.at(&self.at(port));
+            if let Some(leg) = leg.and_then(|token| self.legs.close(token)) {
+                let local = leg.local;
+                self.tell(Event::LegClosed { port, local })?;
             }
         }
-        self.legs_of.retain(|port| wanted.contains(port));
         for port in wanted {
             if self.legs_of.contains(&port) {
                 continue;

@@ -11,7 +11,6 @@ use ipnet::IpNet;
 use rustls::pki_types::ServerName;
 use rustls::version::TLS13;
 use rustls::{ClientConfig, ClientConnection};
-use seikan_proto::mesh::framing::MAIN_PORT;
 use seikan_proto::mesh::{Pin, Relay, RelayTls};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -82,20 +81,6 @@ impl Held {
         if let Some(handle) = &*self.handle.borrow() {
             handle.set(self.wanted.borrow().keys().copied().collect());
         }
-    }
-
-    /// Forgets legs that nobody asks for any more.
-    fn close_unwanted(&self) -> Vec<SocketAddr> {
-        let wanted = self.wanted.borrow();
-        let mut closed = Vec::new();
-        self.legs.borrow_mut().retain(|port, local| {
-            let kept = *port == MAIN_PORT || wanted.contains_key(port);
-            if !kept {
-                closed.push(*local);
-            }
-            kept
-        });
-        closed
     }
 
     fn end(&self, reason: String) {
@@ -307,9 +292,6 @@ impl<'a> Streams<'a> {
                         return Ok(Ended::Unwanted);
                     }
                     held.apply();
-                    for local in held.close_unwanted() {
-                        self.worker.tell(News::Leg { local, to: None })?;
-                    }
                     continue;
                 }
             };
@@ -320,6 +302,10 @@ impl<'a> Streams<'a> {
                     let to = Some(LegTo::Relay { relay: name(), to });
                     self.worker.tell(News::Leg { local, to })?;
                     held.changed.notify_waiters();
+                }
+                Some(Event::LegClosed { port, local }) => {
+                    held.legs.borrow_mut().remove(&port);
+                    self.worker.tell(News::Leg { local, to: None })?;
                 }
                 Some(Event::Answers) => self.worker.tell(News::Stream(name()))?,
                 Some(Event::Counted(counters)) => {
