@@ -7,7 +7,8 @@ use crate::site::{SOON, Site, at_a_site};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
-use std::io::Read;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 /// The relay as members know it.
@@ -76,6 +77,32 @@ fn two_that_cannot_send_by_udp_meet_by_tls_at_a_relay() {
                 let stream = &status["mesh"]["streams"][RELAY];
                 stream["received"].as_u64() > Some(0) && stream["sent"].as_u64() > Some(0)
             });
+        });
+    });
+}
+
+#[test]
+fn much_goes_by_tls_at_both_ends_byte_for_byte() {
+    at_a_site_with_relay(|site| {
+        let two = Two::blocked(site, [EndpointIndependent; 2], &[0, 1]);
+        two.answering(|| {
+            assert!(two.hear(SOON), "{}", two.hosts[0].status());
+            let sent: Vec<u8> = (0..8_000_000_u32).map(|n| (n % 251) as u8).collect();
+            let mut heard = Vec::new();
+            let listener = two.hosts[1].netns.run(|| TcpListener::bind(("::", 9)));
+            let listener = listener.expect("namespace").expect("bind");
+            let (netns, to, bytes) = (&two.hosts[0].netns, (two.address, 9), &sent);
+            std::thread::scope(|scope| {
+                scope.spawn(move || {
+                    let connected = netns.run(|| TcpStream::connect(to));
+                    let mut stream = connected.expect("namespace").expect("connected");
+                    stream.write_all(bytes).expect("sent");
+                });
+                let (mut stream, _) = listener.accept().expect("accepted");
+                stream.read_to_end(&mut heard).expect("received");
+            });
+            assert!(heard == sent, "{} of {}", heard.len(), sent.len());
+            assert_eq!(by_tls(&two), [true; 2]);
         });
     });
 }
