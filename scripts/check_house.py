@@ -21,13 +21,14 @@ ARROWS = {
     "seikan-observe": set(),
     "seikan-proto": VOCABULARY,
     "seikan-sys": VOCABULARY,
-    "seikan-node": VOCABULARY | {"seikan-proto", "seikan-sys"},
-    "seikan-coordinator": VOCABULARY | {"seikan-proto", "seikan-sys"},
-    "seikan-relay": {"seikan-observe", "seikan-proto", "seikan-sys"},
+    "seikan-tls": {"seikan-proto"},
+    "seikan-node": VOCABULARY | {"seikan-proto", "seikan-sys", "seikan-tls"},
+    "seikan-coordinator": VOCABULARY | {"seikan-proto", "seikan-sys", "seikan-tls"},
+    "seikan-relay": {"seikan-observe", "seikan-proto", "seikan-sys", "seikan-tls"},
     "seikan-diagnose": {"seikan-observe"},
     "seikan-lab": VOCABULARY | {"seikan-sys", "seikan-diagnose"},
     "seikan": VOCABULARY
-    | {"seikan-proto", "seikan-sys", "seikan-node", "seikan-coordinator", "seikan-relay", "seikan-diagnose", "seikan-lab"},
+    | {"seikan-proto", "seikan-sys", "seikan-tls", "seikan-node", "seikan-coordinator", "seikan-relay", "seikan-diagnose", "seikan-lab"},
     "seikan-interop": {"seikan-sys"},
 }
 UNSAFE_LIVES_IN = "seikan-sys"

@@ -10,6 +10,7 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use seikan_coordinator::Store;
+use seikan_tls::Certificate;
 
 fn seikan(words: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_seikan"));
@@ -117,6 +118,58 @@ fn what_a_relay_prints_is_what_a_coordinator_takes_and_shows_nobody() {
     );
 }
 
+/// Where it printed that it listens, in that order.
+fn addresses(line: &str) -> Vec<SocketAddr> {
+    let words = line.split_whitespace();
+    let words = words.map(|word| word.trim_end_matches(','));
+    words.filter_map(|word| word.parse().ok()).collect()
+}
+
+#[test]
+fn a_relay_by_tls_tells_its_port_and_pin_with_its_secret_while_it_is_one() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (mesh, relay) = (folder.path().join("mesh"), folder.path().join("relay"));
+    drop(Store::open(&mesh.join("mesh.db")).expect("a database"));
+    let (mesh, relay) = (text(&mesh), text(&relay));
+    let secret = || {
+        let words = ["relay", "secret", "--dir", relay, "--host", "r"];
+        let printed = good(seikan(&words).output().expect("run"));
+        printed.lines().last().expect("a line").to_owned()
+    };
+    assert!(!secret().contains("--tls"), "{}", secret());
+    let plain = ["relay", "--listen", "127.0.0.1:0", "--dir", relay];
+    let by_tls = [&plain[..], &["--tls-listen", "127.0.0.1:0"]].concat();
+    let service = Service::start(&by_tls);
+    let port = addresses(&service.line).last().expect("an address").port();
+    let pin = Certificate::own(Path::new(relay), "", &[])
+        .expect("kept")
+        .pin();
+    let line = secret();
+    assert!(
+        line.ends_with(&format!(" --tls {port} --pin {pin}")),
+        "{line}"
+    );
+    let words: Vec<&str> = line.split(' ').skip(1).chain(["--dir", mesh]).collect();
+    good(seikan(&words).output().expect("run"));
+    let list = ["coordinator", "relays", "--dir", mesh];
+    let json = seikan(&list).arg("--json").output().expect("run");
+    let shown: serde_json::Value = serde_json::from_str(&good(json)).expect("JSON");
+    let tls = serde_json::json!({"port": port, "pin": pin});
+    let expected = serde_json::json!([{"address": "r:3478", "kind": "seikan", "tls": tls}]);
+    assert_eq!(shown, expected);
+    let shown = good(seikan(&list).output().expect("run"));
+    assert!(shown.contains(&format!("port {port}, pinned")), "{shown}");
+    service.end();
+
+    // Of a certificate that systems trust there is no pin; without TLS there is no port.
+    let file = format!("{relay}/tls.pem");
+    let trusted = ["--cert", &file, "--key", &file];
+    Service::start(&[&by_tls[..], &trusted].concat()).end();
+    assert!(secret().contains(" --tls ") && !secret().contains("--pin"));
+    Service::start(&plain).end();
+    assert!(!secret().contains("--tls"), "{}", secret());
+}
+
 #[test]
 fn a_relay_answers_tells_its_metrics_and_sums_up_when_it_ends() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -135,11 +188,9 @@ fn a_relay_answers_tells_its_metrics_and_sums_up_when_it_ends() {
         "--metrics",
         &metrics,
     ]);
-    let address = relay.line.split_whitespace().find_map(|word| {
-        let word = word.trim_end_matches(',');
-        word.parse::<SocketAddr>().ok()
-    });
-    let address = address.unwrap_or_else(|| panic!("an address in {:?}", relay.line));
+    let address = addresses(&relay.line);
+    let address = address.first();
+    let address = *address.unwrap_or_else(|| panic!("an address in {:?}", relay.line));
 
     let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");
     let patience = Some(Duration::from_secs(10));

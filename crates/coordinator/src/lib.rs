@@ -9,18 +9,17 @@
 //!
 //! [`store`] keeps all of it in one SQLite file, which a server and the operator's commands may have
 //! open at the same time, or in etcd, which several servers share. [`server`] speaks to hosts: JSON over HTTPS, as `seikan_proto::mesh` has it.
-//! [`tls`] has the certificate that they know it by. No private key of a host is ever here, and of
+//! [`Certificate`] is what they know it by. No private key of a host is ever here, and of
 //! hosts' secrets only digests: who reads the file can neither join nor speak for a member (but can use the relays, whose secrets make
 //! tickets).
 #![forbid(unsafe_code)]
 
 pub mod server;
 pub mod store;
-pub mod tls;
 
+pub use seikan_tls::{Certificate, TlsError};
 pub use server::{Options, Server, ServerError};
 pub use store::{
     Actor, AuditEntry, ETCD_PREFIX, Etcd, Joining, MemberId, MemberInfo, Moved, NewToken,
     RelayInfo, Store, StoreError, TokenId, TokenInfo, Whom,
 };
-pub use tls::{Certificate, TlsError};

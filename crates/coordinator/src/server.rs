@@ -31,9 +31,9 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 
 use crate::store::{Store, StoreError};
-use crate::tls::{Certificate, TlsError};
 use admit::Admit;
 use app::App;
+use seikan_tls::{Certificate, TlsError};
 
 /// Connections at a time.
 const MAX_CONNECTIONS: usize = 10_000;
@@ -108,11 +108,13 @@ impl Server {
         let (listener, address) =
             listen(address).map_err(|source| ServerError::Listen { address, source })?;
         let stun = beside(address).map_err(|source| ServerError::Listen { address, source })?;
+        let mut tls = options.certificate.server_config()?;
+        tls.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(Server {
             listener,
             stun,
             address,
-            tls: options.certificate.server_config()?,
+            tls,
             app: Arc::new(App::new(options.store)),
         })
     }

@@ -51,12 +51,13 @@ pub use relays::RelayInfo;
 pub use tokens::{NewToken, TokenId, TokenInfo};
 
 /// What makes the schema of each version out of the one before.
-const STEPS: [&str; 5] = [
+const STEPS: [&str; 6] = [
     include_str!("store/schema.sql"),
     include_str!("store/relays.sql"),
     include_str!("store/schema2.sql"),
     include_str!("store/schema3.sql"),
     include_str!("store/schema4.sql"),
+    include_str!("store/relay_tls.sql"),
 ];
 /// The schema that this version reads and writes.
 const SCHEMA: i64 = STEPS.len() as i64;

@@ -77,7 +77,8 @@ impl Mesh {
         self.spawn(host, "coordinator", &words, &[])
     }
 
-    /// Starts a relay that the mesh knows, with these ports for pairs and these variables in its environment.
+    /// Starts a relay that the mesh knows, by TLS at the same port of TCP as well, with these ports for pairs and these variables in its
+    /// environment.
     pub(crate) fn start_relay(
         &self,
         host: &Host,
@@ -89,14 +90,19 @@ impl Mesh {
         let name = format!("relay{}", at.port());
         let (folder, at) = (self.path(&name), at.to_string());
         let words = ["relay", "--dir", &folder, "--listen", &at];
-        let rest = ["--ports", ports, "--rate", "100G"];
+        let rest = ["--tls-listen", &at, "--ports", ports, "--rate", "100G"];
         let mut process = self.spawn(host, &name, &[&words[..], &rest].concat(), environment)?;
-        let secret = patiently("the relay has a secret", interrupt, || {
+        // The last that it writes, once it listens: its port and its pin.
+        let tls = patiently("the relay listens", interrupt, || {
             process.check_alive()?;
-            Ok(fs::read_to_string(format!("{folder}/secret")).ok())
+            let noted = fs::read_to_string(format!("{folder}/tls")).ok();
+            Ok(noted.filter(|noted| noted.ends_with('\n')))
         })?;
+        let secret = fs::read_to_string(format!("{folder}/secret"));
+        let secret = secret.map_err(LabError::io("read the relay's secret"))?;
+        let (port, pin) = tls.trim().split_once(' ').unwrap_or_default();
         let words = ["relay", "add", &at, "--secret", secret.trim()];
-        self.administer(host, &words)?;
+        self.administer(host, &[&words[..], &["--tls", port, "--pin", pin]].concat())?;
         Ok(process)
     }
 

@@ -7,7 +7,7 @@ use crate::control::subject::Record;
 use crate::gateway::status::GatewayStatus;
 use crate::mesh::mapping::Mapping;
 use crate::mesh::nat::{self, Nat, Sight};
-use crate::mesh::{self, Changed, Contact, MeshState};
+use crate::mesh::{self, Answers, Changed, Contact, LegTo, MeshState};
 use crate::node::{Node, now};
 use crate::setup::names::Found;
 use seikan_observe::{DirectionCounters, DropCounts, Histogram, PeerCounters};
@@ -89,6 +89,9 @@ pub struct MeshStatus {
     /// Relays that were asked for something, by address.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub relays: BTreeMap<String, RelayStatus>,
+    /// Relays of ours to which there is a connection by TLS, by address.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub streams: BTreeMap<String, StreamStatus>,
     /// This host's allocations at TURN servers, by the servers' addresses.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub turn: BTreeMap<String, TurnStatus>,
@@ -132,6 +135,18 @@ pub struct TurnStatus {
     pub drops: BTreeMap<String, u64>,
 }
 
+/// A connection by TLS to a relay of ours, and what was forwarded by it, in datagrams.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StreamStatus {
+    /// To this host.
+    pub received: u64,
+    /// By this host.
+    pub sent: u64,
+    /// What went no further here, by reason.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub drops: BTreeMap<String, u64>,
+}
+
 /// What a STUN server sees of this host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StunStatus {
@@ -157,6 +172,8 @@ fn not_asked() -> Nat {
 pub enum RelayStatus {
     /// It answers, after so many microseconds.
     RttUs(u64),
+    /// It does by TLS, and not by UDP.
+    TlsRttUs(u64),
     /// It does not do what it was asked for.
     Refuses(String),
 }
@@ -366,6 +383,9 @@ pub struct Path {
     /// By which TURN server, if it is one's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub turn: Option<TurnWay>,
+    /// By which relay of ours, if it is one's and this host reaches it by TLS.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tls: Option<TlsWay>,
     /// All ways to a member of a mesh, what it told of first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ways: Vec<Way>,
@@ -381,6 +401,9 @@ pub struct Way {
     /// By which TURN server, if it is one's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub turn: Option<TurnWay>,
+    /// By which relay of ours, if it is one's and this host reaches it by TLS.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tls: Option<TlsWay>,
     /// What became of it.
     pub standing: WayStanding,
     /// From a check to its acknowledgement in microseconds, if it works.
@@ -396,6 +419,15 @@ pub struct TurnWay {
     /// That server; absent if it is one of the other end's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub server: Option<String>,
+}
+
+/// A way by a relay of ours, to which this host sends by TLS.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TlsWay {
+    /// Its address, and the port of it that this host shares with the peer.
+    pub to: SocketAddr,
+    /// As the coordinator calls it.
+    pub relay: String,
 }
 
 /// What is at the end of a way.
@@ -517,6 +549,7 @@ pub fn peer(node: &Node, record: &Record, peer: &Peer, now: Now) -> PeerStatus {
                 .filter(|_| !peer.paths.is_empty())
                 .map(|endpoint| peer.paths.is_relay(endpoint)),
             turn: peer.path.endpoint.and_then(turn),
+            tls: peer.path.endpoint.and_then(|at| tls(node, at)),
             ways: peer
                 .paths
                 .ways()
@@ -524,7 +557,7 @@ pub fn peer(node: &Node, record: &Record, peer: &Peer, now: Now) -> PeerStatus {
                 .map(|way| {
                     let used = peer.path.endpoint == Some(way.address);
                     let in_use = used && !peer.paths.is_lost();
-                    self::way(way, in_use, turn(way.address))
+                    self::way(way, in_use, turn(way.address), tls(node, way.address))
                 })
                 .collect(),
         },
@@ -535,9 +568,13 @@ pub fn peer(node: &Node, record: &Record, peer: &Peer, now: Now) -> PeerStatus {
 /// By which TURN server something is sent there, if it is.
 fn turn(node: &Node, peer: &Peer, address: SocketAddr) -> Option<TurnWay> {
     let mesh = node.mesh.as_ref()?;
-    if let Some((server, to)) = mesh.legs.get(&address) {
-        let (to, server) = (*to, Some(server.clone()));
-        return Some(TurnWay { to, server });
+    match mesh.legs.get(&address) {
+        Some(LegTo::Turn { server, to }) => {
+            let (to, server) = (*to, Some(server.clone()));
+            return Some(TurnWay { to, server });
+        }
+        Some(LegTo::Relay { .. }) => return None,
+        None => {}
     }
     let member = mesh.members.get(&peer.public_key)?;
     let (to, server) = (address, None);
@@ -547,16 +584,28 @@ fn turn(node: &Node, peer: &Peer, address: SocketAddr) -> Option<TurnWay> {
         .then_some(TurnWay { to, server })
 }
 
-fn way(way: &paths::Way, in_use: bool, turn: Option<TurnWay>) -> Way {
+/// By which relay of ours something is sent there by TLS, if it is.
+fn tls(node: &Node, address: SocketAddr) -> Option<TlsWay> {
+    match node.mesh.as_ref()?.legs.get(&address)? {
+        LegTo::Relay { relay, to } => Some(TlsWay {
+            to: *to,
+            relay: relay.clone(),
+        }),
+        LegTo::Turn { .. } => None,
+    }
+}
+
+fn way(way: &paths::Way, in_use: bool, turn: Option<TurnWay>, tls: Option<TlsWay>) -> Way {
     Way {
         address: way.address,
         kind: match way.kind {
-            _ if turn.is_some() => WayKind::Relay,
+            _ if turn.is_some() || tls.is_some() => WayKind::Relay,
             paths::Kind::Told => WayKind::Told,
             paths::Kind::Seen => WayKind::Seen,
             paths::Kind::Relay => WayKind::Relay,
         },
         turn,
+        tls,
         standing: match way.standing {
             _ if in_use => WayStanding::InUse,
             paths::Standing::Silent => WayStanding::Silent,
@@ -643,8 +692,21 @@ fn mesh(mesh: &MeshState, own: &[IpAddr]) -> MeshStatus {
             .iter()
             .map(|(address, standing)| {
                 let status = match standing {
-                    Ok(rtt) => RelayStatus::RttUs(micros(*rtt)),
+                    Ok(Answers { rtt, by_tls: false }) => RelayStatus::RttUs(micros(*rtt)),
+                    Ok(Answers { rtt, by_tls: true }) => RelayStatus::TlsRttUs(micros(*rtt)),
                     Err(reason) => RelayStatus::Refuses(reason.clone()),
+                };
+                (address.clone(), status)
+            })
+            .collect(),
+        streams: mesh
+            .streams
+            .iter()
+            .map(|(address, counters)| {
+                let status = StreamStatus {
+                    received: counters.received,
+                    sent: counters.sent,
+                    drops: drops(&counters.drops),
                 };
                 (address.clone(), status)
             })
@@ -781,7 +843,7 @@ mod tests {
         paths.sent(Instant::BOOT);
         let late = Instant::BOOT + paths::SILENCE;
         paths.due(Some(address), late, &mut crate::node::SystemRandom);
-        let shown = |in_use| way(&paths.ways()[0], in_use, None).standing;
+        let shown = |in_use| way(&paths.ways()[0], in_use, None, None).standing;
         assert_eq!(shown(false), WayStanding::Silent);
         assert_eq!(shown(true), WayStanding::InUse);
     }

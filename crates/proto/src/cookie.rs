@@ -133,13 +133,13 @@ impl CookieChecker {
         };
         if !has_cookie {
             let secret = fresh(&mut self.secret, now, rng);
-            return if self.replies.allow(source.ip(), secret, now) {
+            return if self.replies.allow(source, secret, now) {
                 Admission::NeedsCookie
             } else {
                 Admission::RateLimited
             };
         }
-        if self.limiter.allow(source.ip(), now) {
+        if self.limiter.allow(source, now) {
             Admission::Process
         } else {
             Admission::RateLimited

@@ -1,5 +1,6 @@
 //! How much handshake a source may have while we are under load: a token bucket per IPv4 address
-//! or IPv6 /64, with the constants of the kernel's `ratelimiter.c`.
+//! or IPv6 /64, with the constants of the kernel's `ratelimiter.c`; of this host itself per port, since each of those at which a client
+//! of a TURN server forwards is somebody else's address.
 //!
 //! Only sources that proved their address with mac2 get a bucket of a [`RateLimiter`], so the table
 //! cannot be filled with forged ones; it is bounded all the same, and who finds it full is refused.
@@ -7,7 +8,7 @@
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use crate::constants::*;
@@ -25,11 +26,13 @@ const FORGET_AFTER: Duration = Duration::from_secs(1);
 enum Source {
     V4(u32),
     V6Slash64(u64),
+    Here(u16),
 }
 
-impl From<IpAddr> for Source {
-    fn from(address: IpAddr) -> Self {
-        match address.to_canonical() {
+impl From<SocketAddr> for Source {
+    fn from(address: SocketAddr) -> Self {
+        match address.ip().to_canonical() {
+            ip if ip.is_loopback() => Source::Here(address.port()),
             IpAddr::V4(address) => Source::V4(address.to_bits()),
             IpAddr::V6(address) => Source::V6Slash64((address.to_bits() >> 64) as u64),
         }
@@ -73,7 +76,7 @@ pub struct RateLimiter {
 
 impl RateLimiter {
     /// Whether `source` may have one more message processed at `now`.
-    pub fn allow(&mut self, source: IpAddr, now: Instant) -> bool {
+    pub fn allow(&mut self, source: SocketAddr, now: Instant) -> bool {
         self.sweep(now);
         let source = Source::from(source);
         if self.buckets.len() >= RATE_LIMIT_SOURCES && !self.buckets.contains_key(&source) {
@@ -130,7 +133,7 @@ impl Default for ReplyLimiter {
 impl ReplyLimiter {
     /// Whether `source` may have a cookie reply at `now`. With another `secret` the sources are
     /// shared out anew.
-    pub fn allow(&mut self, source: IpAddr, secret: &[u8; 32], now: Instant) -> bool {
+    pub fn allow(&mut self, source: SocketAddr, secret: &[u8; 32], now: Instant) -> bool {
         let mut hasher = DefaultHasher::new();
         (secret, Source::from(source)).hash(&mut hasher);
         self.buckets[hasher.finish() as usize % REPLY_BUCKETS].take(now)
@@ -163,8 +166,14 @@ mod tests {
     const START: Instant = Instant::from_nanos(1 << 40);
     const HOST: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 
+    fn at(ip: IpAddr) -> SocketAddr {
+        SocketAddr::new(ip, 51820)
+    }
+
     fn allowed(limiter: &mut RateLimiter, source: IpAddr, now: Instant, tries: usize) -> usize {
-        (0..tries).filter(|_| limiter.allow(source, now)).count()
+        (0..tries)
+            .filter(|&port| limiter.allow(SocketAddr::new(source, port as u16), now))
+            .count()
     }
 
     #[test]
@@ -185,7 +194,7 @@ mod tests {
     fn a_second_of_flood_gives_the_rate_and_the_burst() {
         let mut limiter = RateLimiter::default();
         let allowed = (0..1000)
-            .filter(|&ms| limiter.allow(HOST, START + Duration::from_millis(ms)))
+            .filter(|&ms| limiter.allow(at(HOST), START + Duration::from_millis(ms)))
             .count();
         assert_eq!(allowed, 5 + 19);
     }
@@ -199,7 +208,7 @@ mod tests {
             .map(|i| allowed(&mut limiter, host(1, i), START, 1))
             .sum();
         assert_eq!(in_one, 5);
-        assert!(limiter.allow(host(2, 0), START));
+        assert!(limiter.allow(at(host(2, 0)), START));
     }
 
     #[test]
@@ -207,17 +216,31 @@ mod tests {
         let mut limiter = RateLimiter::default();
         allowed(&mut limiter, HOST, START, 5);
         let mapped = Ipv4Addr::new(192, 0, 2, 1).to_ipv6_mapped();
-        assert!(!limiter.allow(IpAddr::V6(mapped), START));
+        assert!(!limiter.allow(at(IpAddr::V6(mapped)), START));
+    }
+
+    #[test]
+    fn each_port_of_this_host_has_its_own_bucket() {
+        for loopback in ["127.0.0.1", "127.0.0.53", "::1", "::ffff:127.0.0.1"] {
+            let ip: IpAddr = loopback.parse().expect(loopback);
+            let mut limiter = RateLimiter::default();
+            let mut allow = |port| limiter.allow(SocketAddr::new(ip, port), START);
+            let first = (0..20).filter(|_| allow(40_001)).count();
+            assert_eq!((first, allow(40_002)), (5, true), "{loopback}");
+        }
+        // Of another host all ports are one source.
+        let mut limiter = RateLimiter::default();
+        assert_eq!(allowed(&mut limiter, HOST, START, 20), 5);
     }
 
     #[test]
     fn the_table_is_bounded_and_forgets() {
         let mut limiter = RateLimiter::default();
         for i in 0..RATE_LIMIT_SOURCES as u32 + 100 {
-            limiter.allow(IpAddr::V4(Ipv4Addr::from_bits(i)), START);
+            limiter.allow(at(IpAddr::V4(Ipv4Addr::from_bits(i))), START);
         }
         assert_eq!(limiter.len(), RATE_LIMIT_SOURCES);
-        assert!(limiter.allow(HOST, START + FORGET_AFTER));
+        assert!(limiter.allow(at(HOST), START + FORGET_AFTER));
         assert_eq!(limiter.len(), 1);
     }
 
@@ -226,7 +249,11 @@ mod tests {
         let mut limiter = ReplyLimiter::default();
         let mut allow = |host: u8, ms| {
             let at = START + Duration::from_millis(ms);
-            limiter.allow(Ipv4Addr::new(192, 0, 2, host).into(), &[1; 32], at)
+            limiter.allow(
+                self::at(Ipv4Addr::new(192, 0, 2, host).into()),
+                &[1; 32],
+                at,
+            )
         };
         let allowed = (0..1000).filter(|&ms| allow(1, ms)).count();
         assert_eq!(allowed, 5 + 19);
@@ -240,7 +267,7 @@ mod tests {
         let allowed = (0..100_000_u32)
             .filter(|&n| {
                 let at = START + Duration::from_micros(u64::from(n) * 10);
-                limiter.allow(Ipv4Addr::from_bits(n).into(), &[1; 32], at)
+                limiter.allow(self::at(Ipv4Addr::from_bits(n).into()), &[1; 32], at)
             })
             .count();
         assert!(allowed <= (5 + 20) * REPLY_BUCKETS, "{allowed}");

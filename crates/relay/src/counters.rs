@@ -12,6 +12,10 @@ pub struct Counters {
     pub pairs: usize,
     /// Members in these.
     pub members: usize,
+    /// Connections by TLS of members.
+    pub streams: usize,
+    /// Connections that there was no room for, or that showed no good ticket in time.
+    pub turned_away: u64,
     /// Datagrams that went on to the other side.
     pub datagrams: u64,
     /// Bytes of these, without headers of UDP and IP.
@@ -62,6 +66,10 @@ impl fmt::Display for Counters {
         if self.receive_queue_drops > 0 {
             let count = self.receive_queue_drops;
             write!(f, ", {count} dropped at full receive buffers")?;
+        }
+        if self.turned_away > 0 {
+            let count = self.turned_away;
+            write!(f, ", {count} connections turned away")?;
         }
         for (refusal, count) in self.refused().filter(|(_, count)| *count > 0) {
             write!(f, ", {count} requests refused with {}", refusal.code())?;

@@ -106,12 +106,16 @@ fn encode(counters: &Counters) -> String {
     };
     gauge("pairs", "Pairs of members that have a port", counters.pairs);
     gauge("members", "Members in these pairs", counters.members);
+    let help = "Connections by TLS of members";
+    gauge("streams", help, counters.streams);
     let mut count = |name: &str, help: &str, value: u64| {
         registry.register(name, help, ConstCounter::new(value));
     };
     count("datagrams", "Datagrams forwarded", counters.datagrams);
     count("bytes", "Bytes forwarded, without headers", counters.bytes);
     count("answered", "Requests granted", counters.answered);
+    let help = "Connections without room or without a good ticket in time";
+    count("turned_away", help, counters.turned_away);
     let help = "Dropped by the kernel at full receive buffers";
     count("receive_queue_drops", help, counters.receive_queue_drops);
     let drops = counters.drops.nonzero();
@@ -164,6 +168,7 @@ mod tests {
         let address = listener.local_addr().expect("an address");
         let mut counters = Counters::default();
         (counters.pairs, counters.bytes) = (3, 70_000);
+        (counters.streams, counters.turned_away) = (2, 9);
         counters.drops.add(DropReason::Stranger, 5);
         counters.refuse(RelayRefusal::Unauthorized);
         counters.refuse(RelayRefusal::Unauthorized);
@@ -173,6 +178,8 @@ mod tests {
         for line in [
             "seikan_relay_pairs 3",
             "seikan_relay_bytes_total 70000",
+            "seikan_relay_streams 2",
+            "seikan_relay_turned_away_total 9",
             "seikan_relay_drops_total{reason=\"stranger\"} 5",
             "seikan_relay_refused_total{error=\"401\"} 2",
             "# EOF",

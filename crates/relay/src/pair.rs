@@ -40,9 +40,10 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
-    /// Which side is bound to this address.
-    pub fn side_at(&self, address: SocketAddr) -> Option<usize> {
-        let is_there = |side: &Side| side.bound.is_some_and(|bound| bound.address == address);
+    /// Which side is in this place.
+    pub fn side_at(&self, place: Place) -> Option<usize> {
+        let is_there = |bound: &Option<Bound>| bound.is_some_and(|bound| bound.place == place);
+        let is_there = |side: &Side| is_there(&side.bound) || is_there(&side.former);
         self.sides.iter().position(is_there)
     }
 }
@@ -68,6 +69,9 @@ pub(crate) struct Side {
     pub asked: bool,
     /// Where it is.
     pub bound: Option<Bound>,
+    /// Where it was before, if that was by UDP and is by a stream now, or the other way: it may send from there, until its tunnel has
+    /// gone over, too.
+    pub former: Option<Bound>,
     /// From when on neither holds, unless it binds itself anew.
     pub until: Instant,
     /// Of the last request that bound it; kept when it is gone, so that a copy of that does not bring it back.
@@ -81,10 +85,19 @@ impl Side {
     }
 }
 
+/// Where something comes from or goes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// An address of UDP.
+    Udp(SocketAddr),
+    /// A connection, by its number.
+    Stream(u64),
+}
+
 /// Where a side is.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bound {
-    pub address: SocketAddr,
-    /// Our address that it knows the port by.
+    pub place: Place,
+    /// By UDP: our address that it knows the port by.
     pub source: Option<IpAddr>,
 }

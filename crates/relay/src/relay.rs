@@ -1,12 +1,13 @@
 //! The loop: wait, serve what is ready, look for sides that are gone.
 
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::ops::RangeInclusive;
 use std::os::fd::AsFd as _;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use rustls::ServerConfig;
 use seikan_proto::mesh::RelaySecret;
 use seikan_proto::time::Instant;
 use seikan_sys::clock;
@@ -15,6 +16,7 @@ use seikan_sys::signal::{Signal, Signals};
 use seikan_sys::udp::{ReceiveBatch, UdpError, UdpOptions, UdpSocket};
 
 use crate::Counters;
+use crate::streams::{FIRST_TOKEN as FIRST_STREAM_TOKEN, LISTENER_TOKEN, Streams};
 use crate::table::Table;
 
 /// Receive buffers, each for what GRO joins.
@@ -28,7 +30,7 @@ const SWEEP: Duration = Duration::from_secs(1);
 
 /// The main sockets have the numbers of their families.
 const TOKEN_SIGNAL: u64 = 2;
-/// Two for each pair, by its place and the family.
+/// Two for each pair, by its place and the family; 3 is the listener's for TLS.
 pub(crate) const FIRST_PAIR_TOKEN: u64 = 4;
 
 /// What a relay needs.
@@ -36,10 +38,21 @@ pub(crate) const FIRST_PAIR_TOKEN: u64 = 4;
 pub struct Options {
     /// Its main port; port 0 takes any that is free. `[::]` is IPv4, too. The pairs' ports are of the same address.
     pub listen: SocketAddr,
+    /// How it is spoken to by TLS, if it is.
+    pub tls: Option<TlsOptions>,
     /// What tickets are judged by.
     pub secret: RelaySecret,
     /// How much of what it gives.
     pub limits: Limits,
+}
+
+/// A relay by TLS over TCP, for members that have no answer by UDP.
+#[derive(Clone, Debug)]
+pub struct TlsOptions {
+    /// Where it listens; port 0 takes any that is free. `[::]` is IPv4, too.
+    pub listen: SocketAddr,
+    /// How TLS is spoken there.
+    pub config: ServerConfig,
 }
 
 /// How much a relay gives.
@@ -53,16 +66,19 @@ pub struct Limits {
     pub ports: RangeInclusive<u16>,
     /// What a member may send, in bytes a second.
     pub rate: u64,
+    /// Connections by TLS, at least 1. A quarter of them may be of strangers.
+    pub streams: usize,
 }
 
 impl Default for Limits {
-    /// 10,000 pairs, 256 of one member, the dynamic ports (RFC 6335), one gigabit a second.
+    /// 10,000 pairs, 256 of one member, the dynamic ports (RFC 6335), one gigabit a second, 1,000 connections.
     fn default() -> Limits {
         Limits {
             pairs: 10_000,
             pairs_per_member: 256,
             ports: 49_152..=65_535,
             rate: 1_000_000_000 / 8,
+            streams: 1_000,
         }
     }
 }
@@ -73,6 +89,14 @@ pub enum RelayError {
     /// The main port cannot be had.
     #[error(transparent)]
     Listen(#[from] UdpError),
+    /// The port of TLS cannot be had.
+    #[error("cannot listen for TLS on {address}: {source}")]
+    ListenTls {
+        /// Which.
+        address: SocketAddr,
+        /// Why.
+        source: io::Error,
+    },
     /// What the system says.
     #[error("{what}: {source}")]
     System {
@@ -114,7 +138,7 @@ pub struct Relay {
 }
 
 impl Relay {
-    /// Takes the main port.
+    /// Takes the main port, and that of TLS.
     ///
     /// # Errors
     /// [`RelayError`].
@@ -128,11 +152,22 @@ impl Relay {
                 added.map_err(failed("cannot watch the sockets"))?;
             }
         }
+        let streams = match options.tls {
+            None => Streams::default(),
+            Some(TlsOptions { listen, config }) => TcpListener::bind(listen)
+                .and_then(|listener| {
+                    Streams::listen(listener, config, options.limits.streams, &epoll)
+                })
+                .map_err(|source| RelayError::ListenTls {
+                    address: listen,
+                    source,
+                })?,
+        };
         Ok(Relay {
             epoll,
             batch: ReceiveBatch::new(RECEIVE_BUFFERS, RECEIVE_BUFFER),
             ready: Vec::with_capacity(EVENTS),
-            table: Table::new(main, options),
+            table: Table::new(main, streams, options.secret, options.limits),
             swept: Instant::BOOT,
             shared: Arc::default(),
         })
@@ -145,6 +180,14 @@ impl Relay {
     pub fn addresses(&self) -> io::Result<Vec<SocketAddr>> {
         let sockets = self.table.main.iter().flatten();
         sockets.map(UdpSocket::local_addr).collect()
+    }
+
+    /// Where it listens for TLS, if it does.
+    ///
+    /// # Errors
+    /// What getsockname(2) says.
+    pub fn tls_address(&self) -> io::Result<Option<SocketAddr>> {
+        self.table.streams.address().transpose()
     }
 
     /// What it has done, as of the last turn.
@@ -190,6 +233,11 @@ impl Relay {
         for &token in &self.ready {
             match token {
                 TOKEN_SIGNAL => {}
+                LISTENER_TOKEN => self.table.streams.accept(&self.epoll, now.mono),
+                FIRST_STREAM_TOKEN.. => {
+                    let id = token - FIRST_STREAM_TOKEN;
+                    self.table.serve_stream(id, &self.epoll, now);
+                }
                 0..TOKEN_SIGNAL => {
                     self.table
                         .serve_main(token as usize, &mut self.batch, &self.epoll, now);
@@ -206,7 +254,11 @@ impl Relay {
         if self.swept.has_expired(SWEEP, now.mono) {
             self.swept = now.mono;
             self.table.sweep(now.mono);
+            for id in self.table.streams.sweep(&self.epoll, now.mono) {
+                self.table.end_stream(id);
+            }
         }
+        self.table.flush_streams(&self.epoll);
         let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
         shared.clone_from(self.table.told());
         Ok(())

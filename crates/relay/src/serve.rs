@@ -1,19 +1,24 @@
 //! What is done with what has come: requests are answered, the rest is sent on.
 //!
 //! At the main port there are requests only. At a pair's port a request may lie between datagrams of the tunnel, also
-//! within what GRO has joined. What a send buffer does not take is dropped: no pair waits for another.
+//! within what GRO has joined. By a connection come datagrams for all ports. What a send buffer or a connection does not take is
+//! dropped: no pair waits for another.
 
 use std::io;
+use std::net::SocketAddr;
 
 use seikan_observe::DropReason;
 use seikan_proto::mesh::RelayPassword;
+use seikan_proto::mesh::framing::MAIN_PORT;
 use seikan_proto::mesh::relay::{
     Answer, Asked, AskedError, PortRequest, RelayRefusal, TransactionId, is_request,
 };
 use seikan_sys::poll::Epoll;
 use seikan_sys::udp::{ReceiveBatch, ReceiveMeta, SendError, Transmit, UdpSocket};
 
+use crate::pair::{Bound, Place};
 use crate::relay::Now;
+use crate::streams::{Pushed, Run};
 use crate::table::{Table, family_of};
 
 /// `EMSGSIZE` of Linux.
@@ -21,11 +26,37 @@ const EMSGSIZE: i32 = 90;
 /// `ENOBUFS` of Linux.
 const ENOBUFS: i32 = 105;
 
+/// Reads of a connection before others have their turn.
+const TURNS: usize = 16;
+
 /// Where a request came to.
 #[derive(Clone, Copy)]
-enum Place {
+enum At {
     Main,
     Pair(usize),
+}
+
+/// Where something came from, and how.
+#[derive(Clone, Copy)]
+struct Origin {
+    bound: Bound,
+    /// Its address, as it is told.
+    address: SocketAddr,
+    /// DSCP and ECN.
+    traffic_class: u8,
+}
+
+impl Origin {
+    fn of(meta: &ReceiveMeta) -> Origin {
+        Origin {
+            bound: Bound {
+                place: Place::Udp(meta.source),
+                source: meta.destination,
+            },
+            address: meta.source,
+            traffic_class: meta.traffic_class,
+        }
+    }
 }
 
 impl Table {
@@ -44,7 +75,7 @@ impl Table {
                 continue;
             }
             for segment in meta.segments() {
-                let answer = self.answer(Place::Main, meta, &arena[segment], epoll, now);
+                let answer = self.answer(At::Main, Origin::of(meta), &arena[segment], epoll, now);
                 if let (Some(answer), Some(socket)) = (answer, &self.main[family]) {
                     reply(socket, meta, &answer);
                 }
@@ -77,23 +108,92 @@ impl Table {
             if self.drop_broken(meta) {
                 continue;
             }
+            let (origin, size) = (Origin::of(meta), meta.segment_size);
             let mut unsent = meta.offset;
             for segment in meta.segments() {
                 let bytes = &arena[segment.clone()];
                 if !is_request(bytes) {
                     continue;
                 }
-                self.forward(slot, meta, &arena[unsent..segment.start], now);
+                self.forward(slot, origin, &arena[unsent..segment.start], size, now);
                 unsent = segment.end;
-                let answer = self.answer(Place::Pair(slot), meta, bytes, epoll, now);
+                let answer = self.answer(At::Pair(slot), origin, bytes, epoll, now);
                 let pair = self.pairs.get(slot);
                 let socket = pair.and_then(|pair| pair.sockets[family].as_ref());
                 if let (Some(answer), Some(socket)) = (answer, socket) {
                     reply(socket, meta, &answer);
                 }
             }
-            self.forward(slot, meta, &arena[unsent..meta.offset + meta.length], now);
+            let rest = &arena[unsent..meta.offset + meta.length];
+            self.forward(slot, origin, rest, size, now);
         }
+    }
+
+    /// Sends on what has come by a connection, and answers the requests in it. A stranger's ends with the first thing that does not show a
+    /// good ticket.
+    pub fn serve_stream(&mut self, id: u64, epoll: &Epoll, now: Now) {
+        let mut run = std::mem::take(&mut self.run);
+        for _ in 0..TURNS {
+            let more = self.streams.receive(id);
+            // What came before the end counts.
+            let taken = loop {
+                match self.streams.next_run(id, &mut run) {
+                    Ok(true) if self.take_run(id, &run, epoll, now) => {}
+                    Ok(false) => break true,
+                    Ok(true) | Err(_) => break false,
+                }
+            };
+            match more {
+                Ok(true) if taken => {}
+                Ok(false) if taken => break,
+                _ => {
+                    // An answer that says why goes first.
+                    self.flush_streams(epoll);
+                    self.end_stream(id);
+                    break;
+                }
+            }
+        }
+        self.run = run;
+    }
+
+    /// Whether a connection goes on after that.
+    fn take_run(&mut self, id: u64, run: &Run, epoll: &Epoll, now: Now) -> bool {
+        let Some(address) = self.streams.from(id) else {
+            return false;
+        };
+        let origin = Origin {
+            bound: Bound {
+                place: Place::Stream(id),
+                source: None,
+            },
+            address,
+            traffic_class: 0,
+        };
+        let at = match run.port {
+            MAIN_PORT => Some(At::Main),
+            port => self.pair_at(port).map(At::Pair),
+        };
+        match at {
+            Some(at) if run.port == MAIN_PORT || is_request(&run.bytes) => {
+                if let Some(answer) = self.answer(at, origin, &run.bytes, epoll, now) {
+                    self.streams.answer(id, run.port, &answer);
+                }
+            }
+            _ if !self.streams.is_member(id) => {}
+            Some(At::Pair(slot)) if !run.bytes.is_empty() => {
+                self.forward(slot, origin, &run.bytes, run.size, now);
+            }
+            _ => {
+                let reason = match run.bytes.is_empty() {
+                    true => DropReason::Truncated,
+                    false => DropReason::Stranger,
+                };
+                let count = datagrams(run.bytes.len(), run.size).max(1);
+                self.counters.drops.add(reason, count);
+            }
+        }
+        self.streams.is_member(id)
     }
 
     /// What was cut off by the buffer, and what is empty, is nobody's.
@@ -106,85 +206,99 @@ impl Table {
         broken
     }
 
-    /// Sends datagrams of one length (the last may be shorter) from who sent them to the other side.
-    fn forward(&mut self, slot: usize, meta: &ReceiveMeta, bytes: &[u8], now: Now) {
-        let size = meta.segment_size.max(1);
-        let mut drop = |reason, bytes| self.counters.drops.add(reason, datagrams(bytes, size));
-        let Some(pair) = self.pairs.get(slot).filter(|_| !bytes.is_empty()) else {
+    /// Sends datagrams of `size` bytes (the last may be shorter) from who sent them to the other side.
+    fn forward(&mut self, slot: usize, origin: Origin, bytes: &[u8], size: usize, now: Now) {
+        let size = size.max(1);
+        let Table {
+            pairs,
+            members,
+            streams,
+            counters,
+            limits,
+            ..
+        } = self;
+        let mut drop = |reason, bytes| counters.drops.add(reason, datagrams(bytes, size));
+        let Some(pair) = pairs.get(slot).filter(|_| !bytes.is_empty()) else {
             return;
         };
-        let Some(side) = pair.side_at(meta.source) else {
+        let Some(side) = pair.side_at(origin.bound.place) else {
             return drop(DropReason::Stranger, bytes.len());
         };
         let Some(to) = pair.sides[1 - side].bound else {
             return drop(DropReason::NotBound, bytes.len());
         };
-        let (Some(member), Some(socket)) = (
-            self.members.get_mut(pair.members[side]),
-            &pair.sockets[family_of(to.address)],
-        ) else {
+        let Some(member) = members.get_mut(pair.members[side]) else {
             return drop(DropReason::SendRefused, bytes.len());
         };
         let admitted = member
             .policer
-            .admit(bytes.len(), size, self.limits.rate, now.mono);
+            .admit(bytes.len(), size, limits.rate, now.mono);
         drop(DropReason::OverRate, bytes.len() - admitted);
-        let mut rest = &bytes[..admitted];
-        let mut sent = 0;
-        while !rest.is_empty() {
-            let transmit = Transmit {
-                destination: to.address,
-                source: to.source,
-                // As a router would: the members' tunnel looks at what becomes of ECN on the way.
-                traffic_class: meta.traffic_class,
-                segment_size: u16::try_from(size).ok().filter(|_| rest.len() > size),
-                payload: rest,
-            };
-            let Err(SendError { bytes, error, .. }) = socket.send(&transmit) else {
-                sent += rest.len();
-                break;
-            };
-            sent += bytes;
-            rest = &rest[bytes..];
-            let (reason, lost) = match error.raw_os_error() {
-                // A probe for the path's MTU is not to take along what comes behind it.
-                Some(EMSGSIZE) => (DropReason::SendTooLarge, size.min(rest.len())),
-                Some(ENOBUFS) => (DropReason::SendNoBuffers, rest.len()),
-                _ if error.kind() == io::ErrorKind::WouldBlock => {
-                    (DropReason::SendNoBuffers, rest.len())
+        let bytes = &bytes[..admitted];
+        let sent = match to.place {
+            Place::Stream(id) => {
+                let mut sent = 0;
+                for datagram in bytes.chunks(size) {
+                    match streams.push(id, pair.port, datagram) {
+                        Pushed::Sent => sent += datagram.len(),
+                        Pushed::Full => drop(DropReason::SendNoBuffers, datagram.len()),
+                        Pushed::Gone => drop(DropReason::NotBound, datagram.len()),
+                    }
                 }
-                _ => (DropReason::SendRefused, rest.len()),
-            };
-            drop(reason, lost);
-            rest = &rest[lost..];
-        }
-        self.counters.datagrams += datagrams(sent, size);
-        self.counters.bytes += sent as u64;
+                sent
+            }
+            Place::Udp(destination) => match &pair.sockets[family_of(destination)] {
+                Some(socket) => {
+                    // ECN and DSCP as a router would: the members' tunnel looks at what becomes of ECN on the way.
+                    let first = Transmit {
+                        destination,
+                        source: to.source,
+                        traffic_class: origin.traffic_class,
+                        segment_size: None,
+                        payload: bytes,
+                    };
+                    send(socket, &first, size, &mut drop)
+                }
+                None => {
+                    drop(DropReason::SendRefused, bytes.len());
+                    0
+                }
+            },
+        };
+        // Of one length but the last, so as many as bytes say; at a connection shorter by what was dropped.
+        counters.datagrams += datagrams(sent, size);
+        counters.bytes += sent as u64;
     }
 
     /// The answer to a request, if it gets one; counts it, or what is none.
     fn answer(
         &mut self,
-        place: Place,
-        meta: &ReceiveMeta,
+        at: At,
+        origin: Origin,
         bytes: &[u8],
         epoll: &Epoll,
         now: Now,
     ) -> Option<Vec<u8>> {
-        let (id, outcome, password) = match (self.hear(bytes, now), place) {
-            (Heard::Member(asked, password), Place::Main) => {
-                let port = self.port_for(&asked, family_of(meta.source), epoll, now);
+        let heard = self.hear(bytes, now);
+        if let (Heard::Member(..), Place::Stream(id)) = (&heard, origin.bound.place) {
+            self.streams.prove(id, now.mono);
+        }
+        let (id, outcome, password) = match (heard, at) {
+            (Heard::Member(asked, password), At::Main) => {
+                let family = self.family_for(&origin);
+                let port = self.port_for(&asked, family, epoll, now);
                 (asked.id, port, Some(password))
             }
-            (Heard::Member(asked, password), Place::Pair(slot)) => {
-                (asked.id, self.bind(slot, &asked, meta, now), Some(password))
+            (Heard::Member(asked, password), At::Pair(slot)) => {
+                let bound = self.bind(slot, &asked, origin.bound, now);
+                (asked.id, bound, Some(password))
             }
-            (Heard::Address(id), Place::Main) => {
+            (Heard::Address(id), At::Main) => {
                 self.counters.answered += 1;
-                return Some(Answer::address(meta.source).write(id, None));
+                return Some(Answer::address(origin.address).write(id, None));
             }
             (Heard::Refused(id, refusal), _) => (id, Err(refusal), None),
-            (Heard::Address(_), Place::Pair(_)) | (Heard::Nothing, _) => {
+            (Heard::Address(_), At::Pair(_)) | (Heard::Nothing, _) => {
                 self.counters.drops.add(DropReason::UnknownType, 1);
                 return None;
             }
@@ -193,7 +307,7 @@ impl Table {
             Ok((port, present)) => {
                 self.counters.answered += 1;
                 let answer = Answer {
-                    mapped: meta.source,
+                    mapped: origin.address,
                     port: Some(port),
                     present,
                 };
@@ -205,6 +319,14 @@ impl Table {
                 // Who forges addresses gains nothing.
                 (answer.len() <= bytes.len()).then_some(answer)
             }
+        }
+    }
+
+    /// By which family a pair's port is to be open for who asks: to a connection any is good that there is.
+    fn family_for(&self, origin: &Origin) -> usize {
+        match origin.bound.place {
+            Place::Udp(address) => family_of(address),
+            Place::Stream(_) => self.main.iter().position(Option::is_some).unwrap_or(0),
         }
     }
 
@@ -235,6 +357,41 @@ enum Heard {
     Refused(TransactionId, RelayRefusal),
     /// It is none.
     Nothing,
+}
+
+/// Sends datagrams of `size` bytes (the last may be shorter) as `first` says; the bytes that went. What does not go is dropped.
+fn send(
+    socket: &UdpSocket,
+    first: &Transmit<'_>,
+    size: usize,
+    drop: &mut impl FnMut(DropReason, usize),
+) -> usize {
+    let mut rest = first.payload;
+    let mut sent = 0;
+    while !rest.is_empty() {
+        let transmit = Transmit {
+            segment_size: u16::try_from(size).ok().filter(|_| rest.len() > size),
+            payload: rest,
+            ..*first
+        };
+        let Err(SendError { bytes, error, .. }) = socket.send(&transmit) else {
+            return sent + rest.len();
+        };
+        sent += bytes;
+        rest = &rest[bytes..];
+        let (reason, lost) = match error.raw_os_error() {
+            // A probe for the path's MTU is not to take along what comes behind it.
+            Some(EMSGSIZE) => (DropReason::SendTooLarge, size.min(rest.len())),
+            Some(ENOBUFS) => (DropReason::SendNoBuffers, rest.len()),
+            _ if error.kind() == io::ErrorKind::WouldBlock => {
+                (DropReason::SendNoBuffers, rest.len())
+            }
+            _ => (DropReason::SendRefused, rest.len()),
+        };
+        drop(reason, lost);
+        rest = &rest[lost..];
+    }
+    sent
 }
 
 /// Sends an answer from where the request came to. One that is lost is asked for again.

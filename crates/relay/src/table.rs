@@ -1,6 +1,6 @@
 //! Who shares a port with whom, and for how long; and the sockets of it.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, SocketAddr};
 
 use seikan_proto::keys::PublicKey;
@@ -8,12 +8,13 @@ use seikan_proto::mesh::RelaySecret;
 use seikan_proto::mesh::relay::{PortRequest, RelayRefusal};
 use seikan_proto::time::Instant;
 use seikan_sys::poll::{Epoll, Interest};
-use seikan_sys::udp::{ReceiveMeta, UdpOptions, UdpSocket};
+use seikan_sys::udp::{UdpOptions, UdpSocket};
 use slab::Slab;
 
 use crate::Counters;
-use crate::pair::{Bound, Keys, LIFE, Member, Pair, Side};
-use crate::relay::{FIRST_PAIR_TOKEN, Limits, Now, Options};
+use crate::pair::{Bound, Keys, LIFE, Member, Pair, Place, Side};
+use crate::relay::{FIRST_PAIR_TOKEN, Limits, Now};
+use crate::streams::{Run, Streams};
 
 /// Ports that are tried for a new pair: others may have some of ours.
 const TRIES: usize = 128;
@@ -27,6 +28,9 @@ const V6: usize = 1;
 #[derive(Debug)]
 pub(crate) struct Table {
     pub main: [Option<UdpSocket>; 2],
+    pub streams: Streams,
+    /// What has come by a connection, for a moment.
+    pub run: Run,
     pub secret: RelaySecret,
     pub limits: Limits,
     pub pairs: Slab<Pair>,
@@ -34,25 +38,32 @@ pub(crate) struct Table {
     by_keys: HashMap<Keys, usize>,
     by_key: HashMap<PublicKey, usize>,
     /// Those that pairs have.
-    ports: BTreeSet<u16>,
+    ports: BTreeMap<u16, usize>,
     /// Where the search for a free one goes on, so that one is not used again soon.
     next_port: u16,
     pub counters: Counters,
 }
 
 impl Table {
-    /// With these main sockets, and nobody in it.
-    pub fn new(main: [Option<UdpSocket>; 2], options: Options) -> Table {
+    /// With these main sockets and what takes connections, and nobody in it.
+    pub fn new(
+        main: [Option<UdpSocket>; 2],
+        streams: Streams,
+        secret: RelaySecret,
+        limits: Limits,
+    ) -> Table {
         Table {
             main,
-            secret: options.secret,
-            next_port: *options.limits.ports.start(),
-            limits: options.limits,
+            streams,
+            run: Run::default(),
+            secret,
+            next_port: *limits.ports.start(),
+            limits,
             pairs: Slab::new(),
             members: Slab::new(),
             by_keys: HashMap::new(),
             by_key: HashMap::new(),
-            ports: BTreeSet::new(),
+            ports: BTreeMap::new(),
             counters: Counters::default(),
         }
     }
@@ -107,29 +118,33 @@ impl Table {
         &mut self,
         slot: usize,
         asked: &PortRequest,
-        meta: &ReceiveMeta,
+        from: Bound,
         now: Now,
     ) -> Result<(u16, bool), RelayRefusal> {
         let (keys, side) = Keys::of(asked.member, asked.peer);
         let pair = self.pairs.get_mut(slot).filter(|pair| pair.keys == keys);
         let pair = pair.ok_or(RelayRefusal::Malformed)?;
         // With forged addresses, datagrams could go round from pair to pair.
-        let own = meta.destination == Some(meta.source.ip());
-        if own && self.ports.contains(&meta.source.port()) {
+        if let Place::Udp(at) = from.place
+            && from.source == Some(at.ip())
+            && self.ports.contains_key(&at.port())
+        {
             return Err(RelayRefusal::Malformed);
         }
         let this = &mut pair.sides[side];
         // The same once more: its answer was lost, and who asks is still there.
-        let again = this.bound.is_some_and(|bound| bound.address == meta.source);
+        let again = this.bound.is_some_and(|bound| bound.place == from.place);
         if asked.stamp < this.stamp || (asked.stamp == this.stamp && !again) {
             return Err(RelayRefusal::Stale);
         }
         this.stamp = asked.stamp;
         this.until = now.mono + LIFE;
-        this.bound = Some(Bound {
-            address: meta.source,
-            source: meta.destination,
-        });
+        let by_stream = |bound: &Bound| matches!(bound.place, Place::Stream(_));
+        if let Some(before) = this.bound.replace(from)
+            && before.place != from.place
+        {
+            this.former = Some(before).filter(|before| by_stream(before) != by_stream(&from));
+        }
         Ok((pair.port, pair.sides[1 - side].bound.is_some()))
     }
 
@@ -147,7 +162,7 @@ impl Table {
                 true => *self.limits.ports.start(),
                 false => port + 1,
             };
-            let free = !self.ports.contains(&port);
+            let free = !self.ports.contains_key(&port);
             Some((port, free.then(|| open(home, port, slot, epoll))??))
         });
         let (port, socket) = found.ok_or(RelayRefusal::Full)?;
@@ -167,7 +182,7 @@ impl Table {
             }
             place
         });
-        self.ports.insert(port);
+        self.ports.insert(port, slot);
         self.by_keys.insert(keys, slot);
         Ok(self.pairs.insert(Pair {
             keys,
@@ -178,6 +193,30 @@ impl Table {
             receive_queue_drops: 0,
             busy: false,
         }))
+    }
+
+    /// The pair that has a port.
+    pub fn pair_at(&self, port: u16) -> Option<usize> {
+        self.ports.get(&port).copied()
+    }
+
+    /// Hands over what was put into connections; who does not take it any more is ended.
+    pub fn flush_streams(&mut self, epoll: &Epoll) {
+        for id in self.streams.flush(epoll) {
+            self.end_stream(id);
+        }
+    }
+
+    /// Ends a connection; sides that were there are nowhere.
+    pub fn end_stream(&mut self, id: u64) {
+        if !self.streams.end(id) {
+            return;
+        }
+        let there = Place::Stream(id);
+        for side in self.pairs.iter_mut().flat_map(|(_, pair)| &mut pair.sides) {
+            side.bound = side.bound.filter(|bound| bound.place != there);
+            side.former = side.former.filter(|bound| bound.place != there);
+        }
     }
 
     /// Our address of this family.
@@ -208,7 +247,7 @@ impl Table {
                     {
                         member.asked -= 1;
                     }
-                    (side.asked, side.bound) = (false, None);
+                    (side.asked, side.bound, side.former) = (false, None, None);
                 }
             }
             if pair.sides.iter().any(Side::is_there) {
@@ -235,6 +274,8 @@ impl Table {
     pub fn told(&mut self) -> &Counters {
         self.counters.pairs = self.pairs.len();
         self.counters.members = self.members.len();
+        self.counters.streams = self.streams.members;
+        self.counters.turned_away = self.streams.turned_away;
         &self.counters
     }
 }
@@ -295,12 +336,9 @@ mod tests {
     fn a_side_is_never_one_of_the_relays_own_ports() {
         let listen = SocketAddr::from(([127, 0, 0, 1], 0));
         let main = UdpSocket::bind(listen, &UdpOptions::default()).expect("a socket");
-        let options = Options {
-            listen,
-            secret: RelaySecret::parse("north", RelayKind::Turn).expect("a secret"),
-            limits: Limits::default(),
-        };
-        let mut table = Table::new([Some(main), None], options);
+        let secret = RelaySecret::parse("north", RelayKind::Turn).expect("a secret");
+        let none = Streams::default();
+        let mut table = Table::new([Some(main), None], none, secret, Limits::default());
         let epoll = Epoll::new(1).expect("an epoll instance");
         let now = Now {
             mono: Instant::BOOT + Duration::from_secs(1),
@@ -314,22 +352,16 @@ mod tests {
         };
         let (own, other) = (port(2), port(3));
         let slot = table.by_keys[&Keys::of(request(1, 2).member, request(1, 2).peer).0];
-        let from = |port| ReceiveMeta {
-            source: ([127, 0, 0, 1], port).into(),
-            destination: Some([127, 0, 0, 1].into()),
-            interface: 1,
-            traffic_class: 0,
-            offset: 0,
-            length: 164,
-            segment_size: 164,
-            truncated: false,
+        let from = |port| Bound {
+            place: Place::Udp(([127, 0, 0, 1], port).into()),
+            source: Some([127, 0, 0, 1].into()),
         };
         for circle in [own, other] {
-            let bound = table.bind(slot, &request(1, 2), &from(circle), now);
+            let bound = table.bind(slot, &request(1, 2), from(circle), now);
             assert_eq!(bound, Err(RelayRefusal::Malformed));
         }
         // A member on the relay's own host.
-        let bound = table.bind(slot, &request(1, 2), &from(1), now);
+        let bound = table.bind(slot, &request(1, 2), from(1), now);
         assert_eq!(bound, Ok((own, false)));
     }
 }

@@ -7,6 +7,7 @@ mod policy;
 mod serve;
 mod view;
 
+use std::num::NonZeroU16;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -15,7 +16,7 @@ use anyhow::{Context, bail};
 use clap::{Args, Subcommand, ValueHint};
 use seikan_coordinator::{Actor, NewToken, RelayInfo, Store, StoreError, TokenId, Whom};
 use seikan_node::node::SystemRandom;
-use seikan_proto::mesh::{Name, Pin, RelayAddress, RelayKind, RelaySecret, Token};
+use seikan_proto::mesh::{Name, Pin, RelayAddress, RelayKind, RelaySecret, RelayTls, Token};
 use zeroize::Zeroizing;
 
 /// Where it keeps what it knows.
@@ -172,7 +173,7 @@ enum RelayVerb {
     seikan coordinator relay add relay.example.org:3478 --secret skr_...      one of `seikan relay`\n  \
     seikan coordinator relay add turn.example.org:3478 --turn --secret north  coturn with use-auth-secret\n  \
     seikan coordinator relay add turn.example.org:443 --turns --secret north  the same by TLS\n\n\
-    The same address again gives it another secret.")]
+    The same address again gives it another secret, or takes it from --tls.")]
 struct AddRelay {
     /// Where members reach it: UDP; of a TURN server UDP or TCP, with --turns TLS
     #[arg(value_name = "HOST:PORT")]
@@ -191,6 +192,12 @@ struct AddRelay {
     /// The same by TLS, with a certificate that the members' systems trust
     #[arg(long, conflicts_with = "turn")]
     turns: bool,
+    /// A relay of `seikan relay` is also there by TLS, at this port of TCP
+    #[arg(long, value_name = "PORT", conflicts_with_all = ["turn", "turns"])]
+    tls: Option<NonZeroU16>,
+    /// What its certificate is known by, unless the members' systems trust it
+    #[arg(long, value_name = "PIN", requires = "tls")]
+    pin: Option<Pin>,
     #[command(flatten)]
     folder: Folder,
 }
@@ -356,6 +363,10 @@ fn add_relay(arguments: &AddRelay) -> anyhow::Result<ExitCode> {
     let relay = RelayInfo {
         address: arguments.address.clone(),
         kind,
+        tls: arguments.tls.map(|port| RelayTls {
+            port,
+            pin: arguments.pin,
+        }),
     };
     let store = arguments.folder.store()?;
     store.add_relay(&relay, &secret, &operator(), now())?;

@@ -128,6 +128,12 @@ fn render(name: &str, mesh: &MeshStatus) -> String {
             RelayStatus::RttUs(us) => {
                 format!("{GREEN}answers{RESET} after {:.1} {CYAN}ms{RESET}", ms(*us))
             }
+            RelayStatus::TlsRttUs(us) => {
+                format!(
+                    "{GREEN}answers{RESET} {YELLOW}by TLS{RESET} after {:.1} {CYAN}ms{RESET}",
+                    ms(*us)
+                )
+            }
             RelayStatus::Refuses(reason) => format!("{YELLOW}{}{RESET}", printable(reason)),
         };
         out.0
@@ -157,7 +163,7 @@ fn explained(nat: Nat) -> (String, &'static str) {
         ),
         Nat::Silent => (
             format!("{RED}no server answers{RESET}"),
-            "Nobody is reached by addresses of this kind, relays neither: UDP is blocked on the way, or there is no way out.",
+            "Nobody is reached by addresses of this kind, but by relays over TLS and TURN servers over TCP: UDP is blocked on the way, or there is no way out.",
         ),
         Nat::Open => (
             format!("{GREEN}no NAT{RESET}"),

@@ -4,7 +4,7 @@
 use std::io::Write;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::ops::RangeInclusive;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::PoisonError;
 
@@ -12,9 +12,10 @@ use anyhow::{Context, bail};
 use clap::{Args, Subcommand, ValueHint};
 use sd_notify::NotifyState;
 use seikan_node::node::SystemRandom;
-use seikan_proto::mesh::RelaySecret;
-use seikan_relay::{Limits, Options, Relay, metrics, secret};
+use seikan_proto::mesh::{Pin, RelaySecret};
+use seikan_relay::{Limits, Options, Relay, TlsOptions, metrics, secret};
 use seikan_sys::signal::Signals;
+use seikan_tls::Certificate;
 
 use super::coordinator::own_name;
 use crate::screen::{DIM, RESET, printable};
@@ -23,6 +24,8 @@ use crate::screen::{DIM, RESET, printable};
 const FOLDER: &str = "/var/lib/seikan-relay";
 /// Its main port: that of STUN (RFC 8489, section 18.6).
 const PORT: u16 = 3478;
+/// The file in its folder that has the port at which it listened for TLS last, and the pin of a certificate of its own.
+const NOTED: &str = "tls";
 /// Slowest rate in bits per second: a quarter of a second of it is many datagrams.
 const MIN_RATE: u64 = 1_000_000;
 /// Descriptors that are not of pairs: the main sockets, signals, metrics, the standard ones.
@@ -34,10 +37,11 @@ const OTHER_FILES: u64 = 32;
     args_conflicts_with_subcommands = true,
     after_help = "Examples:\n  \
     seikan relay                        run it, until Ctrl-C\n  \
+    seikan relay --tls-listen [::]:443  the same, and by TLS for members whose networks pass no UDP\n  \
     seikan relay secret                 what to run at the coordinator, so that members use it\n  \
     seikan relay --rate 100M            no member sends more than 100 Mbit/s through it\n\n\
     Needs no privileges, only its folder, and cannot read what it forwards. A firewall before it has to\n\
-    let in UDP to port 3478 and to those of --ports."
+    let in UDP to port 3478 and to those of --ports, and TCP to that of --tls-listen."
 )]
 pub struct Arguments {
     #[command(subcommand)]
@@ -56,7 +60,7 @@ enum RelayVerb {
 /// Where its folder is.
 #[derive(Debug, Args)]
 struct Folder {
-    /// Folder of its secret
+    /// Folder of its secret and its certificate
     #[arg(long, value_name = "DIR", default_value = FOLDER, value_hint = ValueHint::DirPath)]
     dir: PathBuf,
 }
@@ -74,6 +78,18 @@ struct ServeArguments {
     /// Where to listen [default: port 3478 of every address]
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: Option<SocketAddr>,
+    /// Where to listen for TLS as well, such as [::]:443: for members that have no answer by UDP
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    tls_listen: Option<SocketAddr>,
+    /// Certificate that systems trust, PEM, with those it is signed by; without it, one of its own
+    #[arg(long, value_name = "FILE", requires_all = ["key", "tls_listen"], value_hint = ValueHint::FilePath)]
+    cert: Option<PathBuf>,
+    /// Its private key, PEM
+    #[arg(long, value_name = "FILE", requires = "cert", value_hint = ValueHint::FilePath)]
+    key: Option<PathBuf>,
+    /// Connections by TLS at a time; a quarter of them may be of who has shown no ticket yet
+    #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=65_535))]
+    streams: u32,
     /// Pairs of members at a time
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=65_535))]
     pairs: u32,
@@ -127,26 +143,70 @@ fn print_secret(arguments: &SecretArguments) -> anyhow::Result<ExitCode> {
     )?;
     writeln!(
         out,
-        "seikan coordinator relay add {} --secret {}",
+        "seikan coordinator relay add {} --secret {}{}",
         printable(&host),
-        secret.reveal()
+        secret.reveal(),
+        noted(&arguments.folder.dir)
     )?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// What a coordinator is to be told of how the relay was reached by TLS when it was started last: nothing if it was not.
+fn noted(folder: &Path) -> String {
+    let noted = std::fs::read_to_string(folder.join(NOTED)).unwrap_or_default();
+    let mut words = noted.split_whitespace();
+    let port: Option<u16> = words.next().and_then(|word| word.parse().ok());
+    let pin: Option<Pin> = words.next().and_then(|word| word.parse().ok());
+    let port = port.map_or(String::new(), |port| format!(" --tls {port}"));
+    port + &pin.map_or(String::new(), |pin| format!(" --pin {pin}"))
+}
+
+/// Notes that, for the line that is printed with the secret.
+fn note(folder: &Path, tls: Option<(u16, Option<Pin>)>) -> std::io::Result<()> {
+    let path = folder.join(NOTED);
+    match tls {
+        Some((port, Some(pin))) => std::fs::write(path, format!("{port} {pin}\n")),
+        Some((port, None)) => std::fs::write(path, format!("{port}\n")),
+        None if !path.exists() => Ok(()),
+        None => std::fs::remove_file(path),
+    }
+}
+
+/// How TLS is spoken, if it is; and by which pin the certificate is known if it is of the relay's own.
+fn tls(arguments: &ServeArguments) -> anyhow::Result<Option<(TlsOptions, Option<Pin>)>> {
+    let Some(listen) = arguments.tls_listen else {
+        return Ok(None);
+    };
+    let (certificate, pin) = match (&arguments.cert, &arguments.key) {
+        (Some(cert), Some(key)) => (Certificate::load(cert, key)?, None),
+        _ => {
+            let own = Certificate::own(&arguments.folder.dir, "seikan relay", &[own_name()])?;
+            let pin = own.pin();
+            (own, Some(pin))
+        }
+    };
+    let config = certificate.server_config()?;
+    Ok(Some((TlsOptions { listen, config }, pin)))
 }
 
 /// Runs it until Ctrl-C or SIGTERM.
 fn serve(arguments: &ServeArguments) -> anyhow::Result<ExitCode> {
     // Before any thread is there: all of them inherit it.
     let signals = Signals::block().context("cannot take signals")?;
-    allow_files(arguments.pairs)?;
+    let streams = arguments.tls_listen.map_or(0, |_| arguments.streams);
+    allow_files(arguments.pairs, streams)?;
+    let secret = arguments.folder.secret()?;
+    let (tls, pin) = tls(arguments)?.unzip();
     let mut relay = Relay::bind(Options {
         listen: listen(arguments)?,
-        secret: arguments.folder.secret()?,
+        tls,
+        secret,
         limits: Limits {
             pairs: arguments.pairs as usize,
             pairs_per_member: arguments.pairs_per_member as usize,
             ports: arguments.ports.clone(),
             rate: arguments.rate / 8,
+            streams: arguments.streams as usize,
         },
     })?;
     if let Some(address) = arguments.metrics {
@@ -163,10 +223,17 @@ fn serve(arguments: &ServeArguments) -> anyhow::Result<ExitCode> {
     let addresses = relay.addresses().context("cannot ask for the port")?;
     let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
     let (first, last) = (arguments.ports.start(), arguments.ports.end());
-    let line = format!(
+    let mut line = format!(
         "the relay listens on {}, pairs get ports {first} to {last}",
         addresses.join(" and ")
     );
+    let tls = relay.tls_address().context("cannot ask for the port")?;
+    if let Some(address) = tls {
+        line += &format!(", by TLS on {address}");
+    }
+    let dir = &arguments.folder.dir;
+    let noted = note(dir, tls.map(|at| (at.port(), pin.flatten())));
+    noted.with_context(|| format!("cannot write to {}", dir.display()))?;
     writeln!(anstream::stdout(), "{line}")?;
     // Without systemd there is nobody to tell.
     let _ = sd_notify::notify(&[NotifyState::Ready, NotifyState::Status(&line)]);
@@ -178,16 +245,16 @@ fn serve(arguments: &ServeArguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Makes room for two sockets a pair, one for each family; says so if there is less.
-fn allow_files(pairs: u32) -> anyhow::Result<()> {
-    let needed = 2 * u64::from(pairs) + OTHER_FILES;
+/// Makes room for two sockets a pair, one for each family, and for connections; says so if there is less.
+fn allow_files(pairs: u32, streams: u32) -> anyhow::Result<()> {
+    let needed = 2 * u64::from(pairs) + u64::from(streams) + OTHER_FILES;
     let allowed = seikan_sys::process::allow_more_files();
     let allowed = allowed.context("cannot raise the number of open files")?;
     if allowed < needed {
         writeln!(
             anstream::stderr(),
-            "warning: this process may have {allowed} files open, and {pairs} pairs take up to {needed}: raise the limit \
-             (`ulimit -Hn`, systemd's LimitNOFILE), or say fewer --pairs"
+            "warning: this process may have {allowed} files open, and {pairs} pairs with {streams} connections take up to {needed}: \
+             raise the limit (`ulimit -Hn`, systemd's LimitNOFILE), or say fewer --pairs"
         )?;
     }
     Ok(())

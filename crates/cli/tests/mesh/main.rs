@@ -14,4 +14,5 @@ mod policy;
 mod rotation;
 mod several;
 mod site;
+mod tls;
 mod turn;

@@ -55,6 +55,16 @@ fn give_ports(site: &Site, nat: &Nat, settings: &str) -> Daemon {
     Daemon(nat.netns.spawn_command(&mut command).expect("miniupnpd"))
 }
 
+/// The ports that a NAT has given, as rules.
+fn given_ports(nat: &Nat) -> String {
+    let mut nft = Command::new("nft");
+    nft.args(["list", "chain", "inet", "miniupnpd", "prerouting_miniupnpd"]);
+    nft.stdout(Stdio::piped());
+    let child = nat.netns.spawn_command(&mut nft).expect("nft");
+    let listed = child.wait_with_output().expect("nft");
+    String::from_utf8(listed.stdout).expect("text")
+}
+
 /// Both behind symmetric NATs, of which one router gives ports.
 fn comes_in_by_a_port(settings: &str, by: &str) {
     at_a_site(|site| {
@@ -86,17 +96,7 @@ fn comes_in_by_a_port(settings: &str, by: &str) {
                     && hosts[1].status()["peers"][0]["path"]["endpoint"] == told
             });
         });
-        let rules = || {
-            let mut nft = Command::new("nft");
-            nft.args(["list", "chain", "inet", "miniupnpd", "prerouting_miniupnpd"]);
-            nft.stdout(Stdio::piped());
-            let listed = nats[0]
-                .netns
-                .spawn_command(&mut nft)
-                .expect("nft")
-                .wait_with_output();
-            String::from_utf8(listed.expect("nft").stdout).expect("text")
-        };
+        let rules = || given_ports(&nats[0]);
         assert!(rules().contains("dnat"), "{}", rules());
         given.signal("INT");
         eventually("the port is given back", || !rules().contains("dnat"));
@@ -112,4 +112,34 @@ fn a_router_that_speaks_pcp_gives_a_port_and_gets_it_back() {
 #[test]
 fn a_router_that_speaks_upnp_gives_a_port_and_gets_it_back() {
     comes_in_by_a_port("enable_natpmp=no\nenable_upnp=yes\nhttp_port=5000", "upnp");
+}
+
+#[test]
+fn who_is_told_not_to_asks_the_router_for_no_port() {
+    at_a_site(|site| {
+        let _coordinator = site.coordinator();
+        let token = site.token(&["--reusable"]);
+        let nat = Nat::create(site, 0, Mapping::EndpointIndependent);
+        let _daemon = give_ports(site, &nat, "enable_natpmp=yes\nenable_upnp=no");
+        let hosts = [nat.host(site, 0), nat.host(site, 1)];
+        hosts[0].join("a", &token);
+        let text = fs::read_to_string(hosts[0].file()).expect("a configuration");
+        let text = format!("port-mapping = false\n{text}");
+        fs::write(hosts[0].file(), text).expect("written");
+        let _quiet = hosts[0].up();
+        eventually("it would have reason to ask", || {
+            let seen = &hosts[0].status()["mesh"]["reflexive"];
+            seen.as_array().is_some_and(|seen| !seen.is_empty())
+        });
+        // Who asks later has its port; so there was time.
+        let (_other, _) = up(&hosts[1], "b", &token);
+        let mapping = |host: usize| hosts[host].status()["mesh"]["port_mapping"].clone();
+        eventually("the router gives a port", || {
+            mapping(1)["given"].is_object()
+        });
+        assert!(mapping(0).is_null(), "{}", mapping(0));
+        let rules = given_ports(&nat);
+        assert_eq!(rules.matches("dnat").count(), 1, "{rules}");
+        assert!(rules.contains("10.0.0.11"), "{rules}");
+    });
 }

@@ -167,24 +167,43 @@ impl Site {
 
     /// A relay at the coordinator's host, number 0 or 1, known to the mesh from when it listens.
     pub fn relay(&self, number: u16) -> Tunnel {
-        let folder = self.folder.path().join(format!("relay{number}"));
-        let folder = folder.to_str().expect("UTF-8");
-        let port = 3478 + number;
-        let (listen, address) = (format!("[::]:{port}"), format!("192.0.2.1:{port}"));
+        let (child, _) = self.start_relay(number, &[]);
+        self.add_relay(number, &[]);
+        child
+    }
+
+    /// Relay 0, which is reached by TLS as well: with its own certificate, or members are told of this pin.
+    pub fn relay_by_tls(&self, pin: Option<&str>) -> Tunnel {
+        let (child, folder) = self.start_relay(0, &["--tls-listen", "[::]:443"]);
+        let noted = fs::read_to_string(folder.join("tls")).expect("a note");
+        let (port, own) = noted.trim().split_once(' ').expect("port and pin");
+        self.add_relay(0, &["--tls", port, "--pin", pin.unwrap_or(own)]);
+        child
+    }
+
+    fn start_relay(&self, number: u16, more: &[&str]) -> (Tunnel, PathBuf) {
+        let path = self.folder.path().join(format!("relay{number}"));
+        let folder = path.to_str().expect("UTF-8");
+        let listen = format!("[::]:{}", 3478 + number);
         // Each its own ports.
         let first = 40_000 + 1000 * number;
         let ports = format!("{first}-{}", first + 999);
         let words = [
             "relay", "--dir", folder, "--listen", &listen, "--ports", &ports,
         ];
-        let mut child = self.spawn(&words);
+        let mut child = self.spawn(&[&words[..], more].concat());
         let mut line = String::new();
         child.stdout.read_line(&mut line).expect("read");
         assert!(line.contains("listens"), "{line}: {:?}", child.ended());
-        let secret = fs::read_to_string(format!("{folder}/secret")).expect("a secret");
+        (child, path)
+    }
+
+    fn add_relay(&self, number: u16, more: &[&str]) {
+        let secret = self.folder.path().join(format!("relay{number}/secret"));
+        let secret = fs::read_to_string(secret).expect("a secret");
+        let address = format!("192.0.2.1:{}", 3478 + number);
         let add = ["relay", "add", &address, "--secret", secret.trim()];
-        self.administer(&add);
-        child
+        self.administer(&[&add[..], more].concat());
     }
 
     /// A TURN server at the coordinator's host, number 0 or 1: coturn, which takes tickets by its REST API. Known to the mesh as this

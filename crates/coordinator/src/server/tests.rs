@@ -730,6 +730,7 @@ async fn members_that_wait_hear_of_a_relay_at_once_and_of_it_in_every_answer() {
     let relay = RelayInfo {
         address: "relay.example.org:3478".parse().expect("an address"),
         kind: RelayKind::Turn,
+        tls: None,
     };
     let secret = RelaySecret::parse("north", RelayKind::Turn).expect("a secret");
     let (told, added) = tokio::join!(mesh.changes(&a, 1, 30), async {

@@ -19,8 +19,9 @@ use super::{MemberId, Store, StoreError, networks_of, revision_of, seconds, unsi
 /// each rule has quotes and a comma in the place of its line's end, and no rule is longer than it was written.
 const FRAME: usize =
     4096 + RELAY * MAX_RELAYS + COORDINATOR * MAX_COORDINATORS + MAX_POLICY + 2 * MAX_RULES;
-/// Bytes of a relay in JSON: an address of 260, a name of 65, a password of 28, and 60 of field names and punctuation, with room to spare.
-pub(super) const RELAY: usize = 512;
+/// Bytes of a relay in JSON: an address of 260, a name of 65, a password of 28, a pin of 50, and 90 of field names, a port and punctuation,
+/// with room to spare.
+pub(super) const RELAY: usize = 640;
 /// Bytes of a coordinator in JSON: an address of 260, quotes and a comma.
 const COORDINATOR: usize = 263;
 /// Bytes of a member in JSON, its name, endpoints, relayed addresses and tags aside: field names and punctuation 104, the

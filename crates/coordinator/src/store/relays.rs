@@ -1,8 +1,12 @@
 //! Relays for members that do not reach each other, and the tickets that members show there.
 
+use std::num::NonZeroU16;
+
 use rusqlite::{Connection, OptionalExtension as _};
 use seikan_proto::keys::PublicKey;
-use seikan_proto::mesh::{MAX_RELAYS, Relay, RelayAddress, RelayKind, RelaySecret, Ticket};
+use seikan_proto::mesh::{
+    MAX_RELAYS, Pin, Relay, RelayAddress, RelayKind, RelaySecret, RelayTls, Ticket,
+};
 
 use super::{Actor, MemberId, Store, StoreError, audit, next_revision, seconds};
 
@@ -19,13 +23,17 @@ pub struct RelayInfo {
     pub address: RelayAddress,
     /// How it is spoken to.
     pub kind: RelayKind,
+    /// Where one of ours is by TLS as well.
+    pub tls: Option<RelayTls>,
 }
 
 impl Store {
-    /// Adds a relay, or gives the one with this address another kind or secret; members hear of it. The same again is no change.
+    /// Adds a relay, or gives the one with this address another kind, secret or port of TLS; members hear of it. The same again
+    /// is no change.
     ///
     /// # Errors
-    /// [`StoreError::OutOfBounds`]: more than [`MAX_RELAYS`], or a kind that this version does not know; [`StoreError::Sqlite`].
+    /// [`StoreError::OutOfBounds`]: more than [`MAX_RELAYS`], a kind that this version does not know, or a TURN server that is to be like
+    /// ours by TLS; [`StoreError::Sqlite`].
     pub fn add_relay(
         &self,
         relay: &RelayInfo,
@@ -42,16 +50,26 @@ impl Store {
                 ));
             }
         };
+        if relay.tls.is_some() && relay.kind != RelayKind::Seikan {
+            return Err(StoreError::OutOfBounds(
+                "a TURN server by TLS has an address of its own, as another kind of a relay",
+            ));
+        }
+        let port = relay.tls.map(|tls| tls.port.get());
+        let pin = relay.tls.and_then(|tls| tls.pin).map(|pin| pin.to_string());
         let (secret, by) = (secret.clone(), by.clone());
         self.change(move |transaction| {
-            let sql = "SELECT kind, secret FROM relay WHERE address = ?1";
-            let known: Option<(String, String)> = transaction
-                .query_row(sql, [&address], |row| Ok((row.get(0)?, row.get(1)?)))
+            // `IS` takes two that are NULL for the same.
+            let sql = "SELECT kind = ?2 AND secret = ?3 AND tls_port IS ?4 AND tls_pin IS ?5
+                       FROM relay WHERE address = ?1";
+            let row = (&address, kind, secret.reveal(), port, &pin);
+            let same: Option<bool> = transaction
+                .query_row(sql, row, |row| row.get(0))
                 .optional()?;
             let count: u32 =
                 transaction.query_row("SELECT count(*) FROM relay", [], |row| row.get(0))?;
-            match known {
-                Some((of, with)) if of == kind && with == secret.reveal() => return Ok(()),
+            match same {
+                Some(true) => return Ok(()),
                 None if count as usize >= MAX_RELAYS => {
                     return Err(StoreError::OutOfBounds(
                         "a mesh has 8 relays at most: remove one first",
@@ -60,8 +78,9 @@ impl Store {
                 _ => {}
             }
             transaction.execute(
-                "INSERT OR REPLACE INTO relay (address, kind, secret) VALUES (?1, ?2, ?3)",
-                (&address, kind, secret.reveal()),
+                "INSERT OR REPLACE INTO relay (address, kind, secret, tls_port, tls_pin)
+                 VALUES (?1, ?2, ?3, ?4, ?5)",
+                row,
             )?;
             next_revision(transaction)?;
             audit::note(transaction, seconds(now), "relay added", &address, &by)
@@ -118,6 +137,7 @@ impl Store {
             let relays = relays.into_iter().map(|(info, secret)| Relay {
                 address: info.address,
                 kind: info.kind,
+                tls: info.tls,
                 ticket: Ticket::new(&secret, &key, expires),
             });
             Ok(relays.collect())
@@ -127,8 +147,9 @@ impl Store {
 
 fn all(connection: &Connection) -> Result<Vec<(RelayInfo, RelaySecret)>, StoreError> {
     let corrupt = || StoreError::Corrupt("relays");
-    let mut statement =
-        connection.prepare_cached("SELECT address, kind, secret FROM relay ORDER BY address")?;
+    let mut statement = connection.prepare_cached(
+        "SELECT address, kind, secret, tls_port, tls_pin FROM relay ORDER BY address",
+    )?;
     let mut rows = statement.query([])?;
     let mut relays = Vec::new();
     while let Some(row) = rows.next()? {
@@ -142,7 +163,13 @@ fn all(connection: &Connection) -> Result<Vec<(RelayInfo, RelaySecret)>, StoreEr
         let secret = row.get_ref(2)?.as_str().map_err(|_| corrupt())?;
         let secret = RelaySecret::parse(secret, kind).map_err(|_| corrupt())?;
         let address = address.ok_or_else(corrupt)?;
-        relays.push((RelayInfo { address, kind }, secret));
+        let pin: Option<String> = row.get(4)?;
+        let pin = pin.map(|pin| pin.parse()).transpose();
+        let pin: Option<Pin> = pin.map_err(|_| corrupt())?;
+        let port: Option<u16> = row.get(3)?;
+        let port = port.map(|port| NonZeroU16::new(port).ok_or_else(corrupt));
+        let tls = port.transpose()?.map(|port| RelayTls { port, pin });
+        relays.push((RelayInfo { address, kind, tls }, secret));
     }
     Ok(relays)
 }

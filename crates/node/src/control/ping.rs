@@ -1,8 +1,8 @@
 //! Whether a peer answers, for a client that waits until it does: [`Pong`].
 
 use super::subject::{Record, Subject};
-use crate::mesh::MeshState;
 use crate::mesh::names::DOMAIN;
+use crate::mesh::{LegTo, MeshState};
 use crate::node::{Node, now};
 use seikan_proto::indices::PeerId;
 use seikan_proto::keys::PublicKey;
@@ -123,7 +123,7 @@ impl Pinging {
                 Way {
                     address,
                     relayed,
-                    relay: mesh.and_then(|mesh| relay_at(mesh, address.ip())),
+                    relay: mesh.and_then(|mesh| relay_at(mesh, address)),
                 }
             }),
             silence,
@@ -132,7 +132,13 @@ impl Pinging {
 }
 
 /// The relay that has an address. A pair's port is at the same as the main one, which is asked by STUN.
-fn relay_at(mesh: &MeshState, ip: IpAddr) -> Option<String> {
+fn relay_at(mesh: &MeshState, address: SocketAddr) -> Option<String> {
+    match mesh.legs.get(&address) {
+        Some(LegTo::Relay { relay, .. }) => return Some(format!("{relay} (TLS)")),
+        Some(LegTo::Turn { server, .. }) => return Some(format!("{server} (TURN)")),
+        None => {}
+    }
+    let ip = address.ip();
     let views = mesh.views.iter();
     let relays = views.filter(|view| mesh.relays.contains_key(&view.name));
     let mut there = relays.filter(|view| view.server.ip().to_canonical() == ip.to_canonical());

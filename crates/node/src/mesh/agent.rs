@@ -10,11 +10,11 @@
 
 use super::client::{Client, ClientError};
 use super::known::{Doubts, Judge, Known};
+use super::legs::Counters;
 use super::mapping::{self, Held, Mapping, Router};
-use super::relay::{Relays, Wish};
+use super::relay::{Relays, Streams, Wish};
 use super::stun::{Question, Questions};
 use super::turn::Turns;
-use super::turn::forward::Counters;
 use super::{Contact, Heard, OwnKey, cache, endpoints, names};
 use crate::config::{Host, MeshSettings};
 use futures_util::future::join_all;
@@ -123,16 +123,27 @@ pub(super) enum News {
     Relay {
         /// Which.
         address: String,
-        /// Milliseconds to its answer, or why there is none.
-        standing: Result<Duration, String>,
+        /// How it answers, or why it does not.
+        standing: Result<Answers, String>,
     },
-    /// What the tunnel sends to a loopback address goes on by a TURN server, or does not any more.
+    /// What the tunnel sends to a loopback address is forwarded by this host, or is not any more.
     Leg {
         /// The address.
         local: SocketAddr,
-        /// Which server, and where from there.
-        relay: Option<(String, SocketAddr)>,
+        /// Where to.
+        to: Option<LegTo>,
     },
+    /// A relay of ours answers by TLS.
+    Stream(String),
+    /// What was forwarded by that.
+    Streamed {
+        /// Which relay.
+        address: String,
+        /// Since it began.
+        counters: Box<Counters>,
+    },
+    /// There is no connection to it any more.
+    StreamEnded(String),
     /// There is an allocation at a TURN server.
     Turn {
         /// Which.
@@ -153,6 +164,42 @@ pub(super) enum News {
     TurnEnded(String),
     /// The worker is to look whether its port is still the same.
     Tick,
+}
+
+/// How a relay answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answers {
+    /// After how long.
+    pub rtt: Duration,
+    /// By TLS: it does not by UDP.
+    pub by_tls: bool,
+}
+
+impl Answers {
+    /// By UDP, or as a TURN server does.
+    pub(super) fn after(rtt: Duration) -> Answers {
+        let by_tls = false;
+        Answers { rtt, by_tls }
+    }
+}
+
+/// Where this host forwards what the tunnel sends to a leg.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LegTo {
+    /// To a peer, by a TURN server.
+    Turn {
+        /// Which server.
+        server: String,
+        /// Where from there.
+        to: SocketAddr,
+    },
+    /// To a port of a relay of ours, by TLS; 0 is the main one.
+    Relay {
+        /// Which relay.
+        relay: String,
+        /// Its address, and the port.
+        to: SocketAddr,
+    },
 }
 
 /// What one STUN server said.
@@ -255,7 +302,8 @@ impl Agent {
             self.port.clone(),
             self.fwmark,
         );
-        let relays = Relays::new(own_key, &worker, &shared, &turns);
+        let streams = Streams::new(&worker, &networks, self.port.clone());
+        let relays = Relays::new(own_key, &worker, &shared, &turns, &streams);
         let sort = async {
             // What finds no room comes again.
             while let Some(heard) = heard.recv().await {
@@ -277,6 +325,7 @@ impl Agent {
             _ = self.map(&worker, &shared) => {}
             _ = relays.keep(wished) => {}
             _ = turns.keep() => {}
+            _ = streams.keep() => {}
             _ = self.call(&client, seeking) => {}
             () = sort => {}
             () = names::serve(name_server, self.names.clone()) => {}

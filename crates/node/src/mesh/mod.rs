@@ -10,6 +10,7 @@ mod cache;
 pub mod client;
 mod endpoints;
 mod known;
+mod legs;
 pub mod mapping;
 pub mod names;
 pub mod nat;
@@ -21,11 +22,12 @@ use crate::config::{Config, Diagnostic, MeshSettings, Severity};
 use crate::node::{Node, now};
 use crate::setup::names::{Found, Names};
 use crate::worker::{Service, Verdict};
-pub use agent::View;
 use agent::{Agent, News};
+pub use agent::{Answers, LegTo, View};
 pub(crate) use endpoints::is_routable;
 use ipnet::IpNet;
 pub use known::{Changed, Doubts};
+pub use legs::Counters as LegCounters;
 use mapping::Mapping;
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::{Access, Book, Change, MAX_RELAYS, Member, Name};
@@ -43,7 +45,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
-pub use turn::forward::Counters as TurnCounters;
 
 /// Token of the descriptor through which the thread wakes the loop; near none of others.
 const TOKEN: u64 = 1 << 61;
@@ -83,13 +84,14 @@ pub struct MeshState {
     pub views: Vec<View>,
     /// A port of the router before this host, or why there is none; `None` if none is needed.
     pub mapped: Option<Result<Mapping, String>>,
-    /// The mesh's relays that were asked for something, and how it stands with each: the time to its answer, or why there is
-    /// none.
-    pub relays: BTreeMap<String, Result<Duration, String>>,
+    /// The mesh's relays that were asked for something, and how it stands with each: how it answers, or why it does not.
+    pub relays: BTreeMap<String, Result<Answers, String>>,
+    /// Relays of ours to which there is a connection by TLS, and what was forwarded by it.
+    pub streams: BTreeMap<String, LegCounters>,
     /// Allocations at TURN servers, by their names as above.
     pub turn: BTreeMap<String, Allocation>,
-    /// Loopback addresses at which this host forwards by TURN servers: which, and where from there.
-    pub legs: BTreeMap<SocketAddr, (String, SocketAddr)>,
+    /// Loopback addresses at which this host forwards, and where to.
+    pub legs: BTreeMap<SocketAddr, LegTo>,
     /// STUN servers and relays that were asked lately, and when: nobody else's answers are taken.
     pub(crate) asked: BTreeMap<SocketAddr, Instant>,
     /// How members are found by their names.
@@ -106,7 +108,7 @@ pub struct Allocation {
     /// UDP, TCP or TLS: how the server is spoken to.
     pub transport: &'static str,
     /// What was forwarded.
-    pub counters: TurnCounters,
+    pub counters: LegCounters,
 }
 
 /// What the worker has for the thread. Never waited for: what finds no room comes again.
@@ -281,6 +283,7 @@ impl<'a> Mesh<'a> {
             views: Vec::new(),
             mapped: None,
             relays: BTreeMap::new(),
+            streams: BTreeMap::new(),
             turn: BTreeMap::new(),
             legs: BTreeMap::new(),
             asked: BTreeMap::new(),
@@ -366,8 +369,10 @@ impl<'a> Mesh<'a> {
                     mesh.views = views;
                 }
                 News::Mapped(standing) => mesh.mapped = standing,
-                // Not into the tunnel that it would be sent for; unanswered, it is asked elsewhere.
-                News::Send { to, .. } if self.rules.is_inside(to.ip()) => {}
+                // Who gives servers their names cannot have this host send just anywhere; unanswered, it is asked elsewhere.
+                News::Send { to, .. }
+                    if !mesh.legs.contains_key(&to)
+                        && !self.rules.may_serve(to, node.sockets.port()) => {}
                 News::Send { bytes, to } => {
                     mesh.note_asked(to);
                     node.send_beside(&bytes, to);
@@ -397,16 +402,23 @@ impl<'a> Mesh<'a> {
                     }
                     mesh.relays.insert(address, standing);
                 }
-                News::Leg { local, relay } => match relay {
-                    Some(relay) => drop(mesh.legs.insert(local, relay)),
+                News::Leg { local, to } => match to {
+                    Some(to) => drop(mesh.legs.insert(local, to)),
                     None => drop(mesh.legs.remove(&local)),
                 },
+                News::Stream(address) => drop(mesh.streams.insert(address, LegCounters::default())),
+                News::Streamed { address, counters } => {
+                    if let Some(known) = mesh.streams.get_mut(&address) {
+                        *known = *counters;
+                    }
+                }
+                News::StreamEnded(address) => drop(mesh.streams.remove(&address)),
                 News::Turn {
                     address,
                     relayed,
                     transport,
                 } => {
-                    let counters = TurnCounters::default();
+                    let counters = LegCounters::default();
                     let allocation = Allocation {
                         relayed,
                         transport,
@@ -609,6 +621,17 @@ impl Rules {
         endpoint.port() != 0 && !odd && !self.is_inside(ip)
     }
 
+    /// Whether a STUN server or a relay may be there, `own` being the tunnel's port: not inside of the mesh, where what is sent to it would go
+    /// through the tunnel that it is asked for; nor where the local network has what is nobody else's (169.254.169.254). On this very host a
+    /// relay may be, or a coordinator, but no server of the system's, whose ports are below 1024, and not the tunnel itself.
+    fn may_serve(&self, server: SocketAddr, own: u16) -> bool {
+        let ip = server.ip().to_canonical();
+        match ip.is_loopback() {
+            true => server.port() >= 1024 && server.port() != own,
+            false => server.port() != 0 && is_routable(ip) && !self.is_inside(ip),
+        }
+    }
+
     /// Whether it is an address of the mesh.
     fn is_inside(&self, ip: IpAddr) -> bool {
         self.own.iter().any(|net| net.contains(&ip.to_canonical()))
@@ -668,6 +691,41 @@ mod tests {
             "169.254.1.1:7",
             "[fe80::1]:7",
             "100.80.0.9:7",
+            "192.0.2.1:0",
+        ] {
+            assert!(!at(bad), "{bad}");
+        }
+    }
+
+    #[test]
+    fn nobody_is_asked_where_no_server_of_a_mesh_can_be() {
+        let rules = Rules {
+            own: vec!["100.80.0.1/12".parse().expect("a network")],
+            ..Rules::default()
+        };
+        let at = |text: &str| rules.may_serve(text.parse().expect(text), 51820);
+        for good in [
+            "192.0.2.1:443",
+            "10.0.0.1:3478",
+            "[2001:db8::1]:7",
+            "127.0.0.1:3478",
+            "[::1]:7443",
+        ] {
+            assert!(at(good), "{good}");
+        }
+        for bad in [
+            "100.80.0.1:3478",
+            "100.80.0.9:3478",
+            "[::ffff:100.80.0.9]:3478",
+            "127.0.0.53:53",
+            "[::1]:123",
+            "127.0.0.1:51820",
+            "[::ffff:127.0.0.1]:51820",
+            "169.254.169.254:3478",
+            "[fe80::1]:3478",
+            "0.0.0.0:3478",
+            "224.0.0.1:3478",
+            "255.255.255.255:3478",
             "192.0.2.1:0",
         ] {
             assert!(!at(bad), "{bad}");

@@ -2,23 +2,30 @@
 //! again, from the socket of the tunnel ([`seikan_proto::mesh::relay`]), for as long as it is needed.
 //!
 //! Two relays serve a pair where there are as many, so that the second is there when the first is not: both ends take the same two
-//! ([`in_turn`]). A direct way has a little time before a relay is asked at all.
+//! ([`in_turn`]). A direct way has a little time before a relay is asked at all, and UDP a little before the same is asked by TLS
+//! ([`streams`]), to which a relay that has no answer by UDP is a few more addresses of this host's own.
+
+mod stream;
+mod streams;
 
 use super::OwnKey;
-use super::agent::{Gone, News, Shared, Worker};
+use super::agent::{Answers, Gone, News, Shared, Worker};
 use super::turn::Turns;
 use crate::node::SystemRandom;
-use futures_util::future::{join_all, select_all};
+use futures_util::future::{Either, join_all, select, select_all};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use seikan_proto::keys::PublicKey;
+use seikan_proto::mesh::framing::MAIN_PORT;
 use seikan_proto::mesh::relay::{Answer, Ask, RelayError};
-use seikan_proto::mesh::{Relay, RelayKind, in_turn};
+use seikan_proto::mesh::{MAX_RELAYS, Relay, RelayKind, RelayTls, in_turn};
 use seikan_proto::tunnel::Reached;
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::rc::Rc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+pub(super) use streams::Streams;
 use tokio::sync::{Notify, mpsc};
 
 /// Pairs that are kept at a time, at most: who finds no room is sought again.
@@ -27,6 +34,8 @@ const MAX_PAIRS: usize = 256;
 const RELAYS_OF_A_PAIR: usize = 2;
 /// Time that a direct way has before a relay is asked.
 const HEAD_START: Duration = Duration::from_millis(200);
+/// Time that UDP has before TLS is tried, where it was not in vain before.
+const TLS_HEAD_START: Duration = Duration::from_millis(300);
 /// How often a side is bound anew: a third of the time for which a relay remembers it, and within the shortest that a NAT does.
 const BIND_EVERY: Duration = Duration::from_secs(20);
 /// How often a member is looked for at a relay when both may have come, and how soon after each other.
@@ -38,6 +47,9 @@ const SOUGHT_LATELY: Duration = Duration::from_secs(30);
 const RESOLVER_PATIENCE: Duration = Duration::from_secs(5);
 /// How long the worker may take to say how a member is reached.
 const WORKER_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Where a side is bound, whether the other is, and how long the relay took to say so; or the reason for people why it is not.
+type Seated = Result<(Seat, bool, Duration), String>;
 
 /// What this is to know.
 #[derive(Clone, Copy, Debug)]
@@ -56,6 +68,9 @@ pub(super) struct Relays<'a> {
     worker: &'a Worker,
     shared: &'a Shared,
     turns: &'a Turns<'a>,
+    streams: &'a Streams<'a>,
+    /// Relays that had no answer by UDP the last time.
+    mute: RefCell<BTreeSet<String>>,
     pairs: RefCell<BTreeMap<PublicKey, Rc<Pair>>>,
     /// The last stamp, of all pairs.
     stamp: Cell<u64>,
@@ -71,7 +86,17 @@ struct Pair {
     reached: Cell<Option<Reached>>,
     answered: Notify,
     /// Where it is bound, by relay.
-    seats: RefCell<BTreeMap<String, SocketAddr>>,
+    seats: RefCell<BTreeMap<String, Seat>>,
+}
+
+/// Where this host's side of a pair is bound.
+#[derive(Clone, Copy)]
+struct Seat {
+    /// The pair's port.
+    port: u16,
+    /// Where the tunnel sends for it: the relay's address, or a leg.
+    at: SocketAddr,
+    by_tls: bool,
 }
 
 impl<'a> Relays<'a> {
@@ -80,12 +105,15 @@ impl<'a> Relays<'a> {
         worker: &'a Worker,
         shared: &'a Shared,
         turns: &'a Turns<'a>,
+        streams: &'a Streams<'a>,
     ) -> Relays<'a> {
         Relays {
             own,
             worker,
             shared,
             turns,
+            streams,
+            mute: RefCell::default(),
             pairs: RefCell::default(),
             stamp: Cell::new(0),
         }
@@ -138,7 +166,7 @@ impl<'a> Relays<'a> {
             let mut ours = in_turn(&relays, [&own, &key], |kind| kind == RelayKind::Seikan);
             ours.truncate(RELAYS_OF_A_PAIR);
             let addresses: Vec<String> = ours.iter().map(|r| r.address.to_string()).collect();
-            let is_ours = |address: &String, _: &mut SocketAddr| addresses.contains(address);
+            let is_ours = |address: &String, _: &mut Seat| addresses.contains(address);
             pair.seats.borrow_mut().retain(is_ours);
             let all = ours
                 .into_iter()
@@ -210,37 +238,140 @@ impl<'a> Relays<'a> {
         pair: &Pair,
         anew: bool,
     ) -> Result<(), Gone> {
-        let address = relay.address.to_string();
-        let known = pair.seats.borrow().get(&address).copied();
-        let asked = Instant::now();
-        if let Some(seat) = known.filter(|_| !anew)
-            && let Some(Ok(answer)) = self.ask(relay, key, seat).await?
-            && answer.port == Some(seat.port())
+        let known = pair.seats.borrow().get(&relay.address.to_string()).copied();
+        let known = known.filter(|_| !anew);
+        // Who is there by TLS is to be there by UDP, if that goes again.
+        if known.is_some_and(|seat| seat.by_tls)
+            && let Ok((seat, present, rtt)) = self.sit_down(relay, key).await?
         {
-            let standing = Ok(asked.elapsed());
-            self.worker.tell(News::Relay { address, standing })?;
-            return self.tell(key, pair, false);
+            return self.sits(relay, key, pair, seat, present, rtt);
         }
-        let asked = Instant::now();
-        let standing = match self.sit_down(relay, key).await? {
-            Ok((seat, present)) => {
-                let rtt = asked.elapsed() / 2;
-                pair.seats.borrow_mut().insert(address.clone(), seat);
-                self.tell(key, pair, present)?;
-                Ok(rtt)
-            }
+        if let Some(seat) = known
+            && let Some((seat, rtt)) = self.sit_still(relay, key, seat).await?
+        {
+            return self.sits(relay, key, pair, seat, false, rtt);
+        }
+        match self.sit_anyhow(relay, key).await? {
+            Ok((seat, present, rtt)) => self.sits(relay, key, pair, seat, present, rtt),
             // The one that was bound stays a way until the tunnel finds it silent.
-            Err(reason) => Err(reason),
-        };
-        self.worker.tell(News::Relay { address, standing })
+            Err(reason) => {
+                let (address, standing) = (relay.address.to_string(), Err(reason));
+                self.worker.tell(News::Relay { address, standing })
+            }
+        }
     }
 
-    /// Asks for the pair's port and binds this side to it; the reason for people if that fails.
-    async fn sit_down(
+    /// This side is bound.
+    fn sits(
         &self,
         relay: &Relay,
         key: PublicKey,
-    ) -> Result<Result<(SocketAddr, bool), String>, Gone> {
+        pair: &Pair,
+        seat: Seat,
+        present: bool,
+        rtt: Duration,
+    ) -> Result<(), Gone> {
+        let address = relay.address.to_string();
+        let by_tls = seat.by_tls;
+        let mut mute = self.mute.borrow_mut();
+        if !by_tls {
+            mute.remove(&address);
+        } else if mute.len() < MAX_RELAYS || mute.pop_first().is_some() {
+            // Of relays that were, too.
+            mute.insert(address.clone());
+        }
+        drop(mute);
+        pair.seats.borrow_mut().insert(address.clone(), seat);
+        self.tell(key, pair, present)?;
+        let standing = Ok(Answers { rtt, by_tls });
+        self.worker.tell(News::Relay { address, standing })
+    }
+
+    /// Binds a side once more that is bound, where it is.
+    async fn sit_still(
+        &self,
+        relay: &Relay,
+        key: PublicKey,
+        seat: Seat,
+    ) -> Result<Option<(Seat, Duration)>, Gone> {
+        let at = match relay.tls.filter(|_| seat.by_tls) {
+            Some(tls) => self.streams.leg(relay, tls, seat.port).await.ok(),
+            None => Some(seat.at).filter(|_| !seat.by_tls),
+        };
+        let Some(at) = at else { return Ok(None) };
+        let asked = Instant::now();
+        let answer = self.ask(relay, key, at).await?;
+        let rtt = asked.elapsed();
+        let still = matches!(answer, Some(Ok(answer)) if answer.port == Some(seat.port));
+        Ok(still.then_some((Seat { at, ..seat }, rtt)))
+    }
+
+    /// Asks for the pair's port and binds this side to it by UDP, and a little later by TLS, if the relay has that: whatever is done first.
+    async fn sit_anyhow(&self, relay: &Relay, key: PublicKey) -> Result<Seated, Gone> {
+        let Some(tls) = relay.tls else {
+            return self.sit_down(relay, key).await;
+        };
+        let mute = self.mute.borrow().contains(&relay.address.to_string());
+        let udp = pin!(self.sit_down(relay, key));
+        let tls = pin!(async {
+            if !mute {
+                tokio::time::sleep(TLS_HEAD_START).await;
+            }
+            self.sit_by_tls(relay, tls, key).await
+        });
+        let (by_udp, by_tls) = match select(udp, tls).await {
+            Either::Left((udp, tls)) => match udp? {
+                Ok(seat) => return Ok(Ok(seat)),
+                Err(by_udp) => (by_udp, tls.await?),
+            },
+            Either::Right((tls, udp)) => match tls? {
+                Ok(seat) => return Ok(Ok(seat)),
+                Err(by_tls) => match udp.await? {
+                    Ok(seat) => return Ok(Ok(seat)),
+                    Err(by_udp) => (by_udp, Err(by_tls)),
+                },
+            },
+        };
+        Ok(by_tls.map_err(|by_tls| format!("{by_udp}; by TLS: {by_tls}")))
+    }
+
+    /// The same by TLS alone.
+    async fn sit_by_tls(
+        &self,
+        relay: &Relay,
+        tls: RelayTls,
+        key: PublicKey,
+    ) -> Result<Seated, Gone> {
+        let main = match self.streams.leg(relay, tls, MAIN_PORT).await {
+            Ok(main) => main,
+            Err(reason) => return Ok(Err(reason)),
+        };
+        let port = match self.ask(relay, key, main).await? {
+            Some(Ok(Answer {
+                port: Some(port), ..
+            })) => port,
+            Some(Ok(_)) => return Ok(Err("it is no relay".to_owned())),
+            Some(Err(error)) => return Ok(Err(error.to_string())),
+            None => return Ok(Err(self.streams.give_up(relay))),
+        };
+        let at = match self.streams.leg(relay, tls, port).await {
+            Ok(at) => at,
+            Err(reason) => return Ok(Err(reason)),
+        };
+        let asked = Instant::now();
+        Ok(match self.ask(relay, key, at).await? {
+            Some(Ok(answer)) => {
+                let by_tls = true;
+                Ok((Seat { port, at, by_tls }, answer.present, asked.elapsed()))
+            }
+            Some(Err(error)) => Err(error.to_string()),
+            None => Err(self.streams.give_up(relay)),
+        })
+    }
+
+    /// Asks for the pair's port and binds this side to it by UDP.
+    async fn sit_down(&self, relay: &Relay, key: PublicKey) -> Result<Seated, Gone> {
+        let begun = Instant::now();
         let target = (relay.address.host(), relay.address.port());
         let found = tokio::time::timeout(RESOLVER_PATIENCE, tokio::net::lookup_host(target));
         let found: Vec<SocketAddr> = match found.await {
@@ -261,14 +392,16 @@ impl<'a> Relays<'a> {
             open = others;
             // By one family only: a side is where it was bound last.
             let bound = match outcome? {
-                Ok(seat) => self
-                    .bind(relay, key, seat)
-                    .await?
-                    .map(|there| (seat, there)),
+                Ok(at) => self.bind(relay, key, at).await?.map(|there| (at, there)),
                 Err(why) => Err(why),
             };
             match bound {
-                Ok(seat) => return Ok(Ok(seat)),
+                Ok((at, present)) => {
+                    let (port, by_tls) = (at.port(), false);
+                    // To the main port, and to the pair's.
+                    let rtt = begun.elapsed() / 2;
+                    return Ok(Ok((Seat { port, at, by_tls }, present, rtt)));
+                }
                 Err(why) => reason = why,
             }
         }
@@ -336,10 +469,14 @@ impl<'a> Relays<'a> {
     fn tell(&self, key: PublicKey, pair: &Pair, present: bool) -> Result<(), Gone> {
         let (relayed, legs) = self.turns.ways(&key);
         let seats = pair.seats.borrow();
+        let by = |tls: bool| {
+            let seats = seats.values().filter(move |seat| seat.by_tls == tls);
+            seats.map(|seat| seat.at)
+        };
         self.worker.tell(News::Relays {
             key,
-            addresses: seats.values().copied().chain(relayed).collect(),
-            legs,
+            addresses: by(false).chain(relayed).collect(),
+            legs: by(true).chain(legs).collect(),
             present,
         })
     }

@@ -5,10 +5,9 @@
 //! there, from any address that it tells of. What it sends comes to the tunnel from a loopback address, a *leg*, and what the tunnel sends
 //! there goes back the same way. Where this host cannot send by UDP, or not there, it sends by a leg to the other's relayed address.
 
-pub(super) mod forward;
-mod stream;
+mod forward;
 
-use super::agent::{Gone, News, Pause, Shared, Worker};
+use super::agent::{Answers, Gone, LegTo, News, Pause, Shared, Worker};
 use super::client;
 use super::endpoints::is_routable;
 use super::relay::Wish;
@@ -290,7 +289,8 @@ impl<'a> Turns<'a> {
                     there = Some(Instant::now());
                     self.with(name, |held| held.relayed = Some(relayed));
                     self.publish();
-                    let (address, standing) = (name.to_owned(), Ok(begun.elapsed()));
+                    let standing = Ok(Answers::after(begun.elapsed()));
+                    let address = name.to_owned();
                     self.worker.tell(News::Relay { address, standing })?;
                     self.worker.tell(News::Turn {
                         address: name.to_owned(),
@@ -300,13 +300,14 @@ impl<'a> Turns<'a> {
                 }
                 Some(Event::Leg { peer, local }) => {
                     self.with(name, |held| held.legs.insert(peer, local));
-                    let relay = Some((name.to_owned(), peer));
-                    self.worker.tell(News::Leg { local, relay })?;
+                    let server = name.to_owned();
+                    let to = Some(LegTo::Turn { server, to: peer });
+                    self.worker.tell(News::Leg { local, to })?;
                     self.nudge(peer);
                 }
                 Some(Event::LegClosed { peer, local }) => {
                     self.with(name, |held| held.legs.remove(&peer));
-                    self.worker.tell(News::Leg { local, relay: None })?;
+                    self.worker.tell(News::Leg { local, to: None })?;
                 }
                 Some(Event::Counted(counters)) => self.worker.tell(News::Turned {
                     address: name.to_owned(),
@@ -329,8 +330,8 @@ impl<'a> Turns<'a> {
     fn forget(&self, name: &str) -> Result<(), Gone> {
         let held = self.servers.borrow_mut().remove(name);
         for local in held.iter().flat_map(|held| held.legs.values()) {
-            let (local, relay) = (*local, None);
-            self.worker.tell(News::Leg { local, relay })?;
+            let (local, to) = (*local, None);
+            self.worker.tell(News::Leg { local, to })?;
         }
         self.worker.tell(News::TurnEnded(name.to_owned()))?;
         self.publish();

@@ -291,6 +291,7 @@ mod tests {
         Relay {
             address: "relay.example.org:3478".parse().expect("an address"),
             kind: RelayKind::Seikan,
+            tls: None,
             ticket: Ticket::new(&secret, &key(9), expires),
         }
     }

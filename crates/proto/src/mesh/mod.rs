@@ -14,10 +14,11 @@
 //!
 //! A member shows its [`Credential`] as a bearer token (RFC 6750). What is refused comes with a
 //! [`Refusal`]. At the same port of UDP a coordinator answers STUN binding requests (RFC 8489).
-//! What members say to a relay is in [`relay`]. Private keys are in none of these messages: they never leave their host.
+//! What members say to a relay is in [`relay`], and by a stream in the frames of [`framing`]. Private keys are in none of these messages: they never leave their host.
 
 mod address;
 mod book;
+pub mod framing;
 mod name;
 mod pin;
 pub mod policy;
@@ -33,7 +34,7 @@ pub use policy::{Access, Party, Policy};
 pub use secret::{Credential, Digest, SecretError, Token};
 pub use ticket::{
     MAX_RELAYS, Relay, RelayAddress, RelayAddressError, RelayKind, RelayPassword, RelaySecret,
-    RelaySecretError, Ticket, in_turn,
+    RelaySecretError, RelayTls, Ticket, in_turn,
 };
 
 use std::net::{IpAddr, SocketAddr};

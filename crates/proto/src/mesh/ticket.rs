@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::Ipv6Addr;
+use std::num::NonZeroU16;
 use std::str::FromStr;
 
 use aws_lc_rs::hmac;
@@ -11,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq as _;
 use zeroize::{Zeroize as _, Zeroizing};
 
+use super::pin::Pin;
 use super::secret::SECRET_LEN;
 use crate::keys::PublicKey;
 use crate::rng::Rng;
@@ -31,9 +33,22 @@ pub struct Relay {
     pub address: RelayAddress,
     /// How it is spoken to.
     pub kind: RelayKind,
+    /// Where one of ours is by TLS as well.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tls: Option<RelayTls>,
     /// What this member shows.
     #[serde(flatten)]
     pub ticket: Ticket,
+}
+
+/// Where a relay of ours is by TLS over TCP, for members that have no answer by UDP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RelayTls {
+    /// Its port of TCP.
+    pub port: NonZeroU16,
+    /// What its certificate is known by; `None`: systems trust it, for the host of the relay's address.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pin: Option<Pin>,
 }
 
 /// The relays of some kinds as two members take them for each other: either end has the same order, and pairs spread over all of them
@@ -437,5 +452,29 @@ mod tests {
         let later = text.replace("\"seikan\"", "\"quic\"");
         let later: Relay = serde_json::from_str(&later).expect("a relay");
         assert_eq!(later.kind, RelayKind::Other);
+    }
+
+    #[test]
+    fn where_a_relay_is_by_tls_is_as_documented() {
+        // FIPS 180-2, appendix B.1: the digest of "abc".
+        let pin = "sha256:ungWv48Bz-pBQUDeXa4iI7ADYaOWF3qctBD_YfIAFa0";
+        let text = |tls: &str| {
+            format!(
+                r#"{{"address":"r:3478","kind":"seikan","tls":{tls},"username":"7:{KEY}","password":"cGFzcw=="}}"#
+            )
+        };
+        let pinned = format!(r#"{{"port":443,"pin":"{pin}"}}"#);
+        for (tls, known) in [
+            (pinned.as_str(), pin.parse().ok()),
+            (r#"{"port":443}"#, None),
+        ] {
+            let relay: Relay = serde_json::from_str(&text(tls)).expect("a relay");
+            let expected = relay.tls.expect("it is by TLS");
+            assert_eq!((expected.port.get(), expected.pin), (443, known));
+            assert_eq!(serde_json::to_string(&relay).expect("text"), text(tls));
+        }
+        for bad in [r#"{"port":0}"#, r#"{"port":443,"pin":"sha256:"}"#, "443"] {
+            assert!(serde_json::from_str::<Relay>(&text(bad)).is_err(), "{bad}");
+        }
     }
 }

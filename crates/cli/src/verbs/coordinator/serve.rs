@@ -49,7 +49,7 @@ pub fn run(arguments: &ServeArguments) -> anyhow::Result<ExitCode> {
     let networks = networks(arguments, &store)?;
     let certificate = match (&arguments.cert, &arguments.key) {
         (Some(cert), Some(key)) => Certificate::load(cert, key)?,
-        _ => Certificate::own(&arguments.folder.dir, &[own_name()])?,
+        _ => Certificate::own(&arguments.folder.dir, "seikan coordinator", &[own_name()])?,
     };
     let pin = arguments.cert.is_none().then(|| certificate.pin());
     if let Some(own) = pin {

@@ -128,17 +128,24 @@ pub fn members(members: &[MemberInfo], now: u64, as_json: bool) -> anyhow::Resul
 /// All relays, without their secrets.
 pub fn relays(relays: &[RelayInfo], as_json: bool) -> anyhow::Result<ExitCode> {
     if as_json {
-        return print(
-            relays
-                .iter()
-                .map(|relay| json!({"address": relay.address, "kind": relay.kind})),
-        );
+        return print(relays.iter().map(|relay| match relay.tls {
+            None => json!({"address": relay.address, "kind": relay.kind}),
+            Some(tls) => json!({"address": relay.address, "kind": relay.kind, "tls": tls}),
+        }));
     }
-    let mut table = Table::new(&[("address", Align::Left), ("kind", Align::Left)]);
+    let mut table = Table::new(&[
+        ("address", Align::Left),
+        ("kind", Align::Left),
+        ("TLS", Align::Left),
+    ]);
     for relay in relays {
         table.row(vec![
             relay.address.to_string(),
             relay.kind.as_str().to_owned(),
+            relay.tls.map_or(String::new(), |tls| match tls.pin {
+                Some(_) => format!("port {}, pinned", tls.port),
+                None => format!("port {}", tls.port),
+            }),
         ]);
     }
     show(&table, relays.len(), "relay")

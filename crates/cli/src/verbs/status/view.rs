@@ -7,7 +7,7 @@ use seikan_node::mesh::{Changed, Contact};
 use seikan_node::setup::names::Found;
 use seikan_node::status::{
     Capability, Device, Direction, MeshStatus, Path, PeerStatus, RelayStatus, Report, Socket,
-    Status, Traffic, TurnWay, Way, WayKind, WayStanding,
+    Status, TlsWay, Traffic, TurnWay, Way, WayKind, WayStanding,
 };
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -59,27 +59,24 @@ fn interface(status: &Status, out: &mut Screen) {
             out.line("seen from outside as", seen.join(", "));
         }
         for (address, relay) in &mesh.relays {
+            let rtt = |us: &u64| format!("{:.1} {CYAN}ms{RESET}", *us as f64 / 1000.0);
             let text = match relay {
-                RelayStatus::RttUs(us) => {
-                    format!(
-                        "{GREEN}answers{RESET}, {:.1} {CYAN}ms{RESET}",
-                        *us as f64 / 1000.0
-                    )
+                RelayStatus::RttUs(us) => format!("{GREEN}answers{RESET}, {}", rtt(us)),
+                RelayStatus::TlsRttUs(us) => {
+                    let mut text =
+                        format!("{GREEN}answers{RESET} {YELLOW}by TLS{RESET}, {}", rtt(us));
+                    if let Some(stream) = mesh.streams.get(address) {
+                        forwarded(stream.received, stream.sent, &stream.drops, &mut text);
+                    }
+                    text
                 }
                 RelayStatus::Refuses(reason) => format!("{YELLOW}{}{RESET}", printable(reason)),
             };
             out.line(&format!("relay {}", printable(address)), text);
         }
         for (address, turn) in &mesh.turn {
-            let mut text = format!(
-                "{}, {} received, {} sent",
-                turn.transport,
-                number(turn.received),
-                number(turn.sent)
-            );
-            for (reason, count) in &turn.drops {
-                let _ = write!(text, ", {YELLOW}{}{RESET} {reason}", number(*count));
-            }
+            let mut text = turn.transport.clone();
+            forwarded(turn.received, turn.sent, &turn.drops, &mut text);
             let label = format!("relayed as {}", turn.relayed);
             out.line(&label, format!("{text}, by {}", printable(address)));
         }
@@ -203,7 +200,7 @@ fn peer(peer: &PeerStatus, out: &mut Screen) {
         out.line("preshared key", "(hidden)");
     }
     if let Some(endpoint) = peer.path.endpoint {
-        let endpoint = place(endpoint, peer.path.turn.as_ref());
+        let endpoint = place(endpoint, peer.path.turn.as_ref(), peer.path.tls.as_ref());
         out.line(
             "endpoint",
             match peer.path.relayed {
@@ -244,7 +241,7 @@ fn peer(peer: &PeerStatus, out: &mut Screen) {
     // Why there is nothing better; while a direct way is in use, nobody asks.
     if peer.path.relayed != Some(false) {
         for way in &peer.path.ways {
-            let at = place(way.address, way.turn.as_ref());
+            let at = place(way.address, way.turn.as_ref(), way.tls.as_ref());
             out.line(&format!("  {at}"), self::way(way));
         }
     }
@@ -254,6 +251,19 @@ fn peer(peer: &PeerStatus, out: &mut Screen) {
     }
     traffic(&peer.traffic, out);
     peer_drops(&peer.traffic, out);
+}
+
+/// What this host forwarded for itself, behind other text.
+fn forwarded(received: u64, sent: u64, drops: &BTreeMap<String, u64>, text: &mut String) {
+    let _ = write!(
+        text,
+        ", {} received, {} sent",
+        number(received),
+        number(sent)
+    );
+    for (reason, count) in drops {
+        let _ = write!(text, ", {YELLOW}{}{RESET} {reason}", number(*count));
+    }
 }
 
 fn traffic(traffic: &Traffic, out: &mut Screen) {
@@ -350,8 +360,11 @@ fn abilities(capabilities: &BTreeMap<String, Capability>) -> String {
     listed.collect::<Vec<_>>().join("; ")
 }
 
-/// Where something is sent, and by which TURN server.
-fn place(address: SocketAddr, turn: Option<&TurnWay>) -> String {
+/// Where something is sent, and by which TURN server, or by which relay over TLS.
+fn place(address: SocketAddr, turn: Option<&TurnWay>, tls: Option<&TlsWay>) -> String {
+    if let Some(TlsWay { to, relay }) = tls {
+        return format!("{to} of {} (TLS)", printable(relay));
+    }
     match turn {
         None => address.to_string(),
         Some(TurnWay { to, server }) => match server {

@@ -15,7 +15,7 @@ use tokio::time::timeout;
 
 use super::*;
 use crate::server::{Options, Server, ServerError};
-use crate::tls::Certificate;
+use seikan_tls::Certificate;
 
 /// Trusts the one certificate that it was told of.
 #[derive(Debug)]
@@ -98,7 +98,8 @@ struct Running {
 
 fn start(folder: &TempDir) -> Running {
     let names = ["mesh.example.org".to_owned()];
-    let certificate = Certificate::own(folder.path(), &names).expect("a certificate");
+    let certificate =
+        Certificate::own(folder.path(), "a coordinator", &names).expect("a certificate");
     let pin = certificate.pin();
     let server = Server::bind(Options {
         listen: SocketAddr::from(([127, 0, 0, 1], 0)),
@@ -175,7 +176,7 @@ async fn another_certificate_is_not_the_coordinators() {
     let folder = tempfile::tempdir().expect("a folder");
     let elsewhere = tempfile::tempdir().expect("a folder");
     let mut running = start(&folder);
-    let other = Certificate::own(elsewhere.path(), &[]).expect("a certificate");
+    let other = Certificate::own(elsewhere.path(), "a coordinator", &[]).expect("a certificate");
     running.pin = other.pin();
     let answer = ask(&running, join_question("a", 1)).await;
     let error = answer.expect_err("it is another one");
@@ -212,7 +213,7 @@ fn a_mesh_without_networks_is_not_served() {
     let bound = Server::bind(Options {
         listen: SocketAddr::from(([127, 0, 0, 1], 0)),
         store: Store::open(&folder.path().join("mesh.db")).expect("opened"),
-        certificate: Certificate::own(folder.path(), &[]).expect("a certificate"),
+        certificate: Certificate::own(folder.path(), "a coordinator", &[]).expect("a certificate"),
     });
     let error = bound.err().expect("it has no networks");
     assert!(error.to_string().contains("no networks"), "{error}");

@@ -1,6 +1,8 @@
 //! Relays: who hears of them, and what a member shows there.
 
-use seikan_proto::mesh::{MAX_RELAYS, RelayKind, RelaySecret};
+use std::num::NonZeroU16;
+
+use seikan_proto::mesh::{MAX_RELAYS, RelayKind, RelaySecret, RelayTls};
 
 use super::*;
 
@@ -10,7 +12,67 @@ fn relay(n: usize) -> RelayInfo {
             .parse()
             .expect("an address"),
         kind: RelayKind::Turn,
+        tls: None,
     }
+}
+
+/// One of ours, which is by TLS at that port, if it is.
+fn own(tls: Option<u16>) -> RelayInfo {
+    let port = tls.and_then(NonZeroU16::new);
+    // FIPS 180-2, appendix B.1: the digest of "abc".
+    let pin = "sha256:ungWv48Bz-pBQUDeXa4iI7ADYaOWF3qctBD_YfIAFa0";
+    RelayInfo {
+        kind: RelayKind::Seikan,
+        tls: port.map(|port| RelayTls {
+            port,
+            pin: pin.parse().ok(),
+        }),
+        ..relay(1)
+    }
+}
+
+fn own_secret() -> RelaySecret {
+    let secret = "skr_AAECAwQFBgcICQoLDA0ODxAREhMUFRYX";
+    RelaySecret::parse(secret, RelayKind::Seikan).expect("a secret")
+}
+
+#[test]
+fn members_are_told_where_a_relay_is_by_tls_and_when_it_is_not_any_more() {
+    let mesh = Mesh::new("100.80.0.0/12");
+    let a = mesh.join("a", 1);
+    let revision = || mesh.store.revision().expect("asked");
+    let before = revision();
+    let unpinned = RelayInfo {
+        tls: own(Some(8443)).tls.map(|tls| RelayTls { pin: None, ..tls }),
+        ..own(None)
+    };
+    let steps = [
+        own(Some(443)),
+        own(Some(443)),
+        own(Some(8443)),
+        unpinned,
+        own(None),
+    ];
+    for (relay, more) in steps.iter().zip([1, 1, 2, 3, 4]) {
+        let added = mesh.store.add_relay(relay, &own_secret(), &operator(), NOW);
+        added.expect("added");
+        let told = mesh.store.tickets(a, NOW).expect("tickets");
+        assert_eq!(told[0].tls, relay.tls);
+        assert_eq!(
+            mesh.store.relays().expect("relays").as_slice(),
+            std::slice::from_ref(relay)
+        );
+        assert_eq!(revision(), before + more, "{relay:?}");
+    }
+    let turn = RelayInfo {
+        kind: RelayKind::Turn,
+        ..own(Some(443))
+    };
+    let error = mesh
+        .store
+        .add_relay(&turn, &secret("north"), &operator(), NOW);
+    let error = error.expect_err("a TURN server is no relay of ours");
+    assert!(matches!(error, StoreError::OutOfBounds(_)), "{error}");
 }
 
 fn secret(text: &str) -> RelaySecret {
@@ -123,11 +185,11 @@ fn the_longest_relay_is_no_longer_than_it_is_taken_for() {
     );
     let longest = RelayInfo {
         address: format!("{host}:65535").parse().expect("an address"),
-        kind: RelayKind::Seikan,
+        ..own(Some(65_535))
     };
-    let secret = "skr_AAECAwQFBgcICQoLDA0ODxAREhMUFRYX";
-    let secret = RelaySecret::parse(secret, RelayKind::Seikan).expect("a secret");
-    let added = mesh.store.add_relay(&longest, &secret, &operator(), NOW);
+    let added = mesh
+        .store
+        .add_relay(&longest, &own_secret(), &operator(), NOW);
     added.expect("added");
     let told = mesh.store.tickets(a, NOW * 10).expect("tickets");
     let length = serde_json::to_vec(&told[0]).expect("JSON").len();
@@ -157,6 +219,7 @@ fn a_file_from_before_there_were_relays_can_have_some() {
 }
 
 on_etcd! {
+    members_are_told_where_a_relay_is_by_tls_and_when_it_is_not_any_more
     a_member_gets_a_ticket_for_each_relay_good_for_a_day
     a_ticket_stays_the_same_within_an_hour
     what_changes_relays_is_a_revision_and_noted_without_secrets

@@ -1,25 +1,24 @@
 //! The thread that keeps one allocation at a TURN server (RFC 8656) and forwards between it and the tunnel.
 //!
 //! The protocol is the library's, which knows no sockets; those are here. For each address that the server receives from or sends to
-//! there is a *leg*: a UDP socket of a loopback address, which is where that peer is to the tunnel. What one datagram after another
-//! has of the same length and for the same place is sent at once (GSO), as it was received (GRO).
+//! there is one of the [`legs`](crate::mesh::legs).
 
-use super::stream::Stream;
 use crate::mesh::endpoints::is_routable;
+use crate::mesh::legs::{Counters, Legs, Run, whole};
 use crate::mesh::stun::Question;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection};
-use seikan_observe::{DropCounts, DropReason};
+use seikan_observe::DropReason;
 use seikan_proto::mesh::Ticket;
+use seikan_proto::mesh::framing::Framing;
 use seikan_sys::poll::{Epoll, Interest};
-use seikan_sys::udp::{
-    MAX_GSO_SEGMENTS, ReceiveBatch, SendError, Transmit, UdpError, UdpOptions, UdpSocket,
-};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use seikan_sys::udp::{ReceiveBatch, UdpError, UdpOptions, UdpSocket};
+use seikan_tls::Stream;
+use std::collections::BTreeSet;
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::atomic::AtomicU16;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use stun_types::attribute::ErrorCode;
@@ -41,30 +40,23 @@ const MAX_LEGS: usize = 128;
 const MAX_UNANSWERED: usize = 16;
 /// Addresses that may send to one allocation, at most. The library keeps each for as long as the allocation.
 pub(super) const MAX_PERMITTED: usize = 1024;
-/// How long a server may take to give an allocation.
+/// How long a server may take to accept a connection.
+const CONNECT_WITHIN: Duration = Duration::from_secs(5);
+/// How long it may take then to give an allocation, TLS included.
 const ALLOCATE_WITHIN: Duration = Duration::from_secs(4);
 /// How often the server is asked whether it is there, if nothing comes from it: within the shortest that a NAT remembers.
 const ASK_EVERY: Duration = Duration::from_secs(20);
 /// How soon after a question that is not answered the next one comes, and how many there are.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 const MAX_QUESTIONS: u32 = 6;
-/// A leg that nobody asked for is closed when the tunnel has sent nothing there for so long, or never has in the shorter time: whoever
-/// is let in can have one opened.
-const IDLE: Duration = Duration::from_secs(600);
-const UNANSWERED: Duration = Duration::from_secs(30);
-/// How often is looked for such legs, and for what was refused and may be granted now.
+/// How often is looked for legs that are over, and for what was refused and may be granted now.
 const LOOK_EVERY: Duration = Duration::from_secs(30);
 /// How often is told how much was forwarded, while there is something.
 const COUNT_EVERY: Duration = Duration::from_secs(1);
-/// Bytes that are sent at once, at most, and of one message.
-const MAX_RUN: usize = 60_000;
+/// Bytes of one message, at most.
 const MAX_MESSAGE: usize = 1 << 16;
 /// Receive calls before others have their turn.
 const TURNS: usize = 8;
-/// `EMSGSIZE` and `ENOBUFS` of Linux.
-const EMSGSIZE: i32 = 90;
-const ENOBUFS: i32 = 105;
-
 const WAKE: u64 = 0;
 const SERVER: u64 = 1;
 const FIRST_LEG: u64 = 2;
@@ -121,17 +113,6 @@ pub(super) enum Event {
     Counted(Box<Counters>),
     /// It is over: the last that it says.
     Ended(Ended),
-}
-
-/// What was forwarded, in datagrams of the tunnel.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
-    /// From the server to the tunnel.
-    pub received: u64,
-    /// From the tunnel to the server.
-    pub sent: u64,
-    /// What went no further.
-    pub drops: DropCounts,
 }
 
 /// Why there is no allocation (any more).
@@ -232,18 +213,6 @@ enum Link {
     Stream(Stream),
 }
 
-/// Where one peer is to the tunnel.
-struct Leg {
-    peer: SocketAddr,
-    local: SocketAddr,
-    socket: UdpSocket,
-    /// The agent knows of it.
-    told: bool,
-    opened: Instant,
-    /// When the tunnel last sent there, if it has.
-    answered: Option<Instant>,
-}
-
 struct Forwarder {
     transport: Transport,
     server: SocketAddr,
@@ -256,15 +225,11 @@ struct Forwarder {
     wanted: Arc<Mutex<Wanted>>,
     /// Who may send to the relayed address, or was asked for.
     permitted: BTreeSet<IpAddr>,
-    legs: BTreeMap<u64, Leg>,
-    by_peer: HashMap<SocketAddr, u64>,
-    next_leg: u64,
-    port: Arc<AtomicU16>,
+    legs: Legs,
     events: mpsc::Sender<Event>,
     relayed: Option<SocketAddr>,
     /// The last error that the server answered with.
     code: u16,
-    counters: Counters,
     told: Counters,
     begun: Instant,
     heard: Instant,
@@ -272,8 +237,7 @@ struct Forwarder {
     next_question: Instant,
     next_look: Instant,
     next_count: Instant,
-    /// To the tunnel, and to the server.
-    inward: Run,
+    /// To the server.
     outward: Run,
 }
 
@@ -301,7 +265,9 @@ impl Forwarder {
             }
             Transport::Tcp | Transport::Tls => {
                 let tls = (transport == Transport::Tls).then(|| tls(&target));
-                let stream = Stream::connect(server, tls.transpose()?);
+                let tls = tls.transpose()?.map(Into::into);
+                let stream = TcpStream::connect_timeout(&server, CONNECT_WITHIN)
+                    .and_then(|socket| Stream::new(socket, tls, Framing::Turn));
                 Link::Stream(stream.map_err(|source| Ended::Unconnected { transport, source })?)
             }
         };
@@ -335,14 +301,10 @@ impl Forwarder {
             wake,
             wanted,
             permitted: BTreeSet::new(),
-            legs: BTreeMap::new(),
-            by_peer: HashMap::new(),
-            next_leg: FIRST_LEG,
-            port,
+            legs: Legs::new(FIRST_LEG, port),
             events,
             relayed: None,
             code: 0,
-            counters: Counters::default(),
             told: Counters::default(),
             begun: now,
             heard: now,
@@ -350,7 +312,6 @@ impl Forwarder {
             next_question: now + ASK_EVERY,
             next_look: now + LOOK_EVERY,
             next_count: now + COUNT_EVERY,
-            inward: Run::default(),
             outward: Run::default(),
         })
     }
@@ -443,11 +404,11 @@ impl Forwarder {
             self.ask(now)?;
             next = next.min(self.next_question);
         }
-        if self.counters != self.told {
+        if self.legs.counters != self.told {
             if now >= self.next_count {
                 self.next_count = now + COUNT_EVERY;
-                self.told = self.counters.clone();
-                self.tell(Event::Counted(Box::new(self.counters.clone())))?;
+                self.told = self.legs.counters.clone();
+                self.tell(Event::Counted(Box::new(self.told.clone())))?;
             }
             next = next.min(self.next_count);
         }
@@ -488,7 +449,7 @@ impl Forwarder {
                 let _ = socket.send(&whole(self.server, message));
             }
             Link::Stream(stream) => {
-                let _ = stream.push_request(message);
+                let _ = stream.push_request(&[message]);
             }
         }
     }
@@ -508,12 +469,12 @@ impl Forwarder {
                 self.permitted.remove(&ip);
                 Ok(())
             }
-            TurnEvent::ChannelCreated(_, peer) => match self.by_peer.get(&peer) {
-                Some(&token) => self.tell_of(token),
+            TurnEvent::ChannelCreated(_, peer) => match self.legs.at(&peer) {
+                Some(token) => self.tell_of(token),
                 None => Ok(()),
             },
-            TurnEvent::ChannelCreateFailed(_, peer) => match self.by_peer.get(&peer) {
-                Some(&token) => self.close(token),
+            TurnEvent::ChannelCreateFailed(_, peer) => match self.legs.at(&peer) {
+                Some(token) => self.close(token),
                 None => Ok(()),
             },
             TurnEvent::PermissionCreated(..)
@@ -543,13 +504,13 @@ impl Forwarder {
         }
         for peer in wanted.legs {
             let other = peer.is_ipv4() == relayed.is_ipv4() && peer != relayed;
-            if !other || self.by_peer.contains_key(&peer) {
+            if !other || self.legs.at(&peer).is_some() {
                 continue;
             }
             let Some(token) = self.open(peer) else {
                 continue;
             };
-            match self.bind(peer) {
+            match self.bind(token) {
                 Ok(()) => {}
                 // Of a leg that was closed: there is nothing more to wait for.
                 Err(BindChannelError::AlreadyExists) => self.tell_of(token)?,
@@ -584,43 +545,31 @@ impl Forwarder {
 impl Forwarder {
     /// Opens one; `None`: there is no room for it, here or in the system.
     fn open(&mut self, peer: SocketAddr) -> Option<u64> {
-        if self.legs.len() >= MAX_LEGS {
-            return None;
-        }
-        let any = (Ipv4Addr::LOCALHOST, 0).into();
-        let socket = UdpSocket::bind(any, &UdpOptions::default()).ok()?;
-        let local = socket.local_addr().ok()?;
-        let token = self.next_leg;
-        self.next_leg += 1;
-        self.epoll.add(&socket, token, Interest::Read).ok()?;
-        let leg = Leg {
-            peer,
-            local,
-            socket,
-            told: false,
-            opened: Instant::now(),
-            answered: None,
-        };
-        self.legs.insert(token, leg);
-        self.by_peer.insert(peer, token);
-        Some(token)
+        let room = self.legs.len() < MAX_LEGS;
+        room.then(|| self.legs.open(peer, &self.epoll))?
     }
 
     /// Whether one may be opened to a peer because it sends.
     fn may_call(&self, peer: SocketAddr) -> bool {
         let ip = peer.ip().to_canonical();
-        let same = |leg: &&Leg| leg.answered.is_none() && leg.peer.ip().to_canonical() == ip;
-        is_routable(ip) && self.legs.values().filter(same).count() < MAX_UNANSWERED
+        is_routable(ip) && self.legs.unanswered(ip) < MAX_UNANSWERED
     }
 
-    /// Asks for a channel. Until there is one, what is sent has a longer header.
-    fn bind(&mut self, peer: SocketAddr) -> Result<(), BindChannelError> {
+    /// Asks for a channel, once for each leg. Until there is one, what is sent has a longer header.
+    fn bind(&mut self, token: u64) -> Result<(), BindChannelError> {
         let now = self.now();
-        self.client.bind_channel(TransportType::Udp, peer, now)
+        match self.legs.get_mut(token).filter(|leg| !leg.bound) {
+            Some(leg) => {
+                leg.bound = true;
+                let peer = leg.peer;
+                self.client.bind_channel(TransportType::Udp, peer, now)
+            }
+            None => Ok(()),
+        }
     }
 
     fn tell_of(&mut self, token: u64) -> Result<(), Ended> {
-        let Some(leg) = self.legs.get_mut(&token).filter(|leg| !leg.told) else {
+        let Some(leg) = self.legs.get_mut(token).filter(|leg| !leg.told) else {
             return Ok(());
         };
         leg.told = true;
@@ -629,25 +578,16 @@ impl Forwarder {
     }
 
     fn close(&mut self, token: u64) -> Result<(), Ended> {
-        let Some(leg) = self.legs.remove(&token) else {
+        let Some(leg) = self.legs.close(token) else {
             return Ok(());
         };
-        self.by_peer.remove(&leg.peer);
         let (peer, local) = (leg.peer, leg.local);
         self.tell(Event::LegClosed { peer, local })
     }
 
     fn close_idle(&mut self, now: Instant) -> Result<(), Ended> {
         let wanted = self.wanted.lock().unwrap_or_else(PoisonError::into_inner);
-        let idle = |leg: &Leg| {
-            let over = match leg.answered {
-                Some(at) => now.duration_since(at) >= IDLE,
-                None => now.duration_since(leg.opened) >= UNANSWERED,
-            };
-            over && !wanted.legs.contains(&leg.peer)
-        };
-        let legs = self.legs.iter().filter(|(_, leg)| idle(leg));
-        let idle: Vec<u64> = legs.map(|(token, _)| *token).collect();
+        let idle = self.legs.idle(now, |peer| wanted.legs.contains(peer));
         drop(wanted);
         idle.into_iter().try_for_each(|token| self.close(token))
     }
@@ -666,7 +606,7 @@ impl Forwarder {
                 break;
             }
         }
-        self.flush_inward();
+        self.legs.flush();
         self.flush_stream()
     }
 
@@ -684,9 +624,9 @@ impl Forwarder {
         for meta in metas {
             let count = meta.length.div_ceil(meta.segment_size.max(1)).max(1) as u64;
             if meta.source != self.server {
-                self.counters.drops.add(DropReason::Stranger, count);
+                self.legs.counters.drops.add(DropReason::Stranger, count);
             } else if meta.truncated {
-                self.counters.drops.add(DropReason::Truncated, count);
+                self.legs.counters.drops.add(DropReason::Truncated, count);
             } else {
                 for segment in meta.segments() {
                     self.take(arena.get(segment).unwrap_or_default())?;
@@ -704,16 +644,29 @@ impl Forwarder {
         match stream.receive() {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
-            Err(error) => return Err(Ended::Lost(error)),
+            Err(error) => return Err(self.lost(error)),
         }
+        let mut message = Vec::new();
         while let Link::Stream(stream) = &mut self.link {
             let wrong = |error| Ended::Lost(io::Error::new(io::ErrorKind::InvalidData, error));
-            let Some(message) = stream.next().map_err(wrong)? else {
+            let Some(next) = stream.peek().map_err(wrong)? else {
                 break;
             };
+            message.clear();
+            message.extend_from_slice(next);
+            stream.take();
             self.take(&message)?;
         }
         Ok(true)
+    }
+
+    /// What it is that a connection is no more.
+    fn lost(&self, source: io::Error) -> Ended {
+        let transport = self.transport;
+        match self.relayed {
+            Some(_) => Ended::Lost(source),
+            None => Ended::Unconnected { transport, source },
+        }
     }
 
     /// Takes one message of the server.
@@ -734,7 +687,7 @@ impl Forwarder {
             // The answer to a question whether it is there.
             TurnRecvRet::Ignored(_) if bytes.starts_with(&[0x01, 0x01]) => Ok(()),
             TurnRecvRet::Ignored(_) => {
-                self.counters.drops.add(DropReason::UnknownType, 1);
+                self.legs.counters.drops.add(DropReason::UnknownType, 1);
                 Ok(())
             }
             TurnRecvRet::Handled | TurnRecvRet::PeerIcmp { .. } => Ok(()),
@@ -743,63 +696,34 @@ impl Forwarder {
 
     /// Takes a datagram of a peer to the tunnel.
     fn forward_inward(&mut self, peer: SocketAddr, data: &[u8]) -> Result<(), Ended> {
-        let known = self.by_peer.get(&peer).copied();
-        let leg = match known {
+        let leg = match self.legs.at(&peer) {
             Some(token) => Some(token),
             None if self.may_call(peer) => self.open(peer),
             None => None,
         };
         let Some(token) = leg.filter(|_| !data.is_empty()) else {
-            self.counters.drops.add(DropReason::NoChannel, 1);
+            self.legs.counters.drops.add(DropReason::NoChannel, 1);
             return Ok(());
         };
         self.tell_of(token)?;
-        if !self.inward.has_room(token, data.len()) {
-            self.flush_inward();
-        }
-        self.inward.room(token, data.len()).copy_from_slice(data);
+        self.legs.deliver(token, data);
         Ok(())
-    }
-
-    fn flush_inward(&mut self) {
-        let port = self.port.load(Ordering::Relaxed);
-        let tunnel = (Ipv4Addr::LOCALHOST, port).into();
-        if let Some(leg) = self.legs.get(&self.inward.to) {
-            let sent = self
-                .inward
-                .send(&leg.socket, tunnel, &mut self.counters.drops);
-            self.counters.received += sent;
-        }
-        self.inward.clear();
     }
 
     /// Takes what the tunnel has sent to a leg.
     fn read_leg(&mut self, token: u64, batch: &mut ReceiveBatch) -> Result<(), Ended> {
-        let tunnel = self.port.load(Ordering::Relaxed);
-        let tunnel = SocketAddr::from((Ipv4Addr::LOCALHOST, tunnel));
+        let Some(peer) = self.legs.get_mut(token).map(|leg| leg.peer) else {
+            return Ok(());
+        };
         for _ in 0..TURNS {
-            let Some(leg) = self.legs.get_mut(&token) else {
-                break;
-            };
-            // An error belongs to something that was sent, and was counted there.
-            if !leg.socket.receive(batch).is_ok_and(|filled| filled > 0) {
+            if !self.legs.receive(token, batch) {
                 break;
             }
-            let peer = leg.peer;
-            // Not before: whom the tunnel does not answer needs none.
-            let first = leg.answered.replace(Instant::now()).is_none();
-            if first {
-                // Without one it goes as well.
-                let _ = self.bind(peer);
-            }
+            // Not before: whom the tunnel does not answer needs none. Without one it goes as well.
+            let _ = self.bind(token);
             let (metas, arena) = batch.parts_mut();
             for meta in metas {
-                let count = meta.length.div_ceil(meta.segment_size.max(1)).max(1) as u64;
-                if meta.source != tunnel {
-                    self.counters.drops.add(DropReason::Stranger, count);
-                } else if meta.truncated || meta.length == 0 {
-                    self.counters.drops.add(DropReason::Truncated, count);
-                } else {
+                if self.legs.is_whole(meta) {
                     for segment in meta.segments() {
                         self.forward_outward(peer, arena.get(segment).unwrap_or_default());
                     }
@@ -814,11 +738,11 @@ impl Forwarder {
     fn forward_outward(&mut self, peer: SocketAddr, data: &[u8]) {
         let now = self.now();
         let Ok(Some(message)) = self.client.send_to(TransportType::Udp, peer, data, now) else {
-            return self.counters.drops.add(DropReason::NoChannel, 1);
+            return self.legs.counters.drops.add(DropReason::NoChannel, 1);
         };
         let length = message.data.len();
         if length > MAX_MESSAGE {
-            return self.counters.drops.add(DropReason::SendTooLarge, 1);
+            return self.legs.counters.drops.add(DropReason::SendTooLarge, 1);
         }
         if !self.outward.has_room(SERVER, length) {
             self.flush_outward();
@@ -827,13 +751,13 @@ impl Forwarder {
     }
 
     fn flush_outward(&mut self) {
-        let drops = &mut self.counters.drops;
+        let drops = &mut self.legs.counters.drops;
         let sent = match &mut self.link {
             Link::Udp(socket) => self.outward.send(socket, self.server, drops),
             Link::Stream(stream) => {
                 let mut sent = 0;
                 for message in self.outward.bytes.chunks(self.outward.size.max(1)) {
-                    match stream.push(message) {
+                    match stream.push(&[message]) {
                         true => sent += 1,
                         false => drops.add(DropReason::SendNoBuffers, 1),
                     }
@@ -841,7 +765,7 @@ impl Forwarder {
                 sent
             }
         };
-        self.counters.sent += sent;
+        self.legs.counters.sent += sent;
         self.outward.clear();
     }
 
@@ -850,88 +774,14 @@ impl Forwarder {
         let Link::Stream(stream) = &mut self.link else {
             return Ok(());
         };
-        let interest = match stream.flush().map_err(Ended::Lost)? {
-            true => Interest::ReadWrite,
-            false => Interest::Read,
+        let interest = match stream.flush() {
+            Ok(true) => Interest::ReadWrite,
+            Ok(false) => Interest::Read,
+            Err(error) => return Err(self.lost(error)),
         };
         self.epoll
             .modify(&*stream, SERVER, interest)
             .map_err(Ended::System)
-    }
-}
-
-/// Datagrams for one place that are sent together: all of one length but the last, which may be shorter.
-#[derive(Default)]
-struct Run {
-    to: u64,
-    size: usize,
-    bytes: Vec<u8>,
-}
-
-impl Run {
-    /// Whether a datagram of this length can be added.
-    fn has_room(&self, to: u64, length: usize) -> bool {
-        self.bytes.is_empty()
-            || (to == self.to
-                && length <= self.size
-                && self.bytes.len().is_multiple_of(self.size)
-                && self.bytes.len() + length <= MAX_RUN
-                && self.bytes.len() / self.size < MAX_GSO_SEGMENTS)
-    }
-
-    /// Where one is to be written that has room.
-    fn room(&mut self, to: u64, length: usize) -> &mut [u8] {
-        if self.bytes.is_empty() {
-            (self.to, self.size) = (to, length.max(1));
-        }
-        let at = self.bytes.len();
-        self.bytes.resize(at + length, 0);
-        &mut self.bytes[at..]
-    }
-
-    /// Sends them; how many. What is not sent is counted.
-    fn send(&self, socket: &UdpSocket, to: SocketAddr, drops: &mut DropCounts) -> u64 {
-        let size = self.size.max(1);
-        let count = |bytes: usize| bytes.div_ceil(size) as u64;
-        let mut rest = self.bytes.as_slice();
-        let mut sent = 0;
-        while !rest.is_empty() {
-            let transmit = Transmit {
-                segment_size: u16::try_from(size).ok().filter(|_| rest.len() > size),
-                ..whole(to, rest)
-            };
-            let Err(SendError { bytes, error, .. }) = socket.send(&transmit) else {
-                return sent + count(rest.len());
-            };
-            sent += count(bytes);
-            rest = rest.get(bytes..).unwrap_or_default();
-            let (reason, lost) = match error.raw_os_error() {
-                // A probe for the path's MTU is not to take along what comes behind it.
-                Some(EMSGSIZE) => (DropReason::SendTooLarge, size.min(rest.len())),
-                Some(ENOBUFS) => (DropReason::SendNoBuffers, rest.len()),
-                _ if error.kind() == io::ErrorKind::WouldBlock => {
-                    (DropReason::SendNoBuffers, rest.len())
-                }
-                _ => (DropReason::SendRefused, rest.len()),
-            };
-            drops.add(reason, count(lost));
-            rest = rest.get(lost..).unwrap_or_default();
-        }
-        sent
-    }
-
-    fn clear(&mut self) {
-        self.bytes.clear();
-    }
-}
-
-fn whole(destination: SocketAddr, payload: &[u8]) -> Transmit<'_> {
-    Transmit {
-        destination,
-        source: None,
-        traffic_class: 0,
-        segment_size: None,
-        payload,
     }
 }
 
@@ -970,21 +820,24 @@ mod tests {
     use seikan_proto::mesh::{RelayKind, RelaySecret};
     use stun_types::message::{BINDING, MessageWrite as _, MessageWriteExt as _, MessageWriteVec};
 
-    /// One that speaks to nobody; the others are what it ends without.
-    fn forwarder() -> (Forwarder, UnixStream, mpsc::Receiver<Event>) {
+    fn target() -> Target {
         let secret = RelaySecret::parse("north", RelayKind::Turn).expect("a secret");
         let tls = client::tls(None, rustls::ALL_VERSIONS).expect("TLS");
-        let target = Target {
+        Target {
             server: (Ipv4Addr::LOCALHOST, 9).into(),
             transport: Transport::Udp,
             host: "localhost".to_owned(),
             tls: Arc::new(tls),
             ticket: Ticket::new(&secret, &PublicKey::from_bytes([1; 32]), 7),
             fwmark: None,
-        };
+        }
+    }
+
+    /// One that speaks to nobody; the others are what it ends without.
+    fn forwarder() -> (Forwarder, UnixStream, mpsc::Receiver<Event>) {
         let (ours, theirs) = UnixStream::pair().expect("a pair");
         let (events, heard) = mpsc::channel(1000);
-        let forwarder = Forwarder::new(target, Arc::default(), events, Arc::default(), theirs);
+        let forwarder = Forwarder::new(target(), Arc::default(), events, Arc::default(), theirs);
         (forwarder.expect("a forwarder"), ours, heard)
     }
 
@@ -1000,11 +853,12 @@ mod tests {
             hear(&mut forwarder, [192, 0, 2, 1], port);
         }
         assert_eq!(forwarder.legs.len(), MAX_UNANSWERED);
-        let dropped = forwarder.counters.drops.get(DropReason::NoChannel);
+        let dropped = forwarder.legs.counters.drops.get(DropReason::NoChannel);
         assert_eq!(dropped, 100 - MAX_UNANSWERED as u64);
         let another = hear(&mut forwarder, [192, 0, 2, 2], 1);
         assert_eq!(another, MAX_UNANSWERED + 1);
-        for leg in forwarder.legs.values_mut() {
+        for token in FIRST_LEG..FIRST_LEG + another as u64 {
+            let leg = forwarder.legs.get_mut(token).expect("a leg");
             leg.answered = Some(Instant::now());
         }
         let more = hear(&mut forwarder, [192, 0, 2, 1], 101);
@@ -1017,60 +871,76 @@ mod tests {
         for peer in ["127.0.0.1:7", "[::1]:7", "[::ffff:127.0.0.1]:7"] {
             let taken = forwarder.forward_inward(peer.parse().expect(peer), &[0]);
             taken.expect("it goes on");
-            assert!(forwarder.legs.is_empty(), "{peer}");
+            assert_eq!(forwarder.legs.len(), 0, "{peer}");
         }
     }
 
-    fn run(datagrams: &[(u64, usize)]) -> (Run, usize) {
-        let mut run = Run::default();
-        for (n, (to, length)) in datagrams.iter().enumerate() {
-            if !run.has_room(*to, *length) {
-                return (run, n);
-            }
-            run.room(*to, *length).fill(n as u8);
-        }
-        (run, datagrams.len())
-    }
-
-    #[test]
-    fn datagrams_of_one_length_for_one_place_are_sent_together() {
-        let (run, all) = run(&[(5, 100), (5, 100), (5, 40)]);
-        assert_eq!((run.to, run.size, run.bytes.len(), all), (5, 100, 240, 3));
-        assert_eq!(run.bytes[99..101], [0, 1]);
-    }
-
-    #[test]
-    fn another_place_a_longer_one_or_one_after_a_shorter_begins_anew() {
-        for third in [(6, 100), (5, 101)] {
-            assert_eq!(run(&[(5, 100), (5, 100), third]).1, 2, "{third:?}");
-        }
-        assert_eq!(run(&[(5, 100), (5, 40), (5, 40)]).1, 2);
-    }
-
-    #[test]
-    fn no_more_are_joined_than_can_be_sent_at_once() {
-        assert_eq!(run(&[(5, 100); 200]).1, MAX_GSO_SEGMENTS);
-        assert_eq!(run(&[(5, 1400); 200]).1, MAX_RUN / 1400);
-    }
-
-    #[test]
-    fn what_is_sent_together_arrives_one_by_one() {
-        let bind = || {
-            let any = (Ipv4Addr::LOCALHOST, 0).into();
-            UdpSocket::bind(any, &UdpOptions::default()).expect("bind")
+    /// The last that a thread says that is to have an allocation by TLS, and how long it took to say so.
+    fn ended_by_tls(server: SocketAddr) -> (Ended, Duration) {
+        let begun = Instant::now();
+        let (events, mut heard) = mpsc::channel(1000);
+        let target = Target {
+            transport: Transport::Tls,
+            server,
+            ..target()
         };
-        let from = bind();
-        let to = std::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("bind");
-        let (run, _) = run(&[(5, 100), (5, 100), (5, 40)]);
-        let mut drops = DropCounts::default();
-        let at = to.local_addr().expect("an address");
-        assert_eq!(run.send(&from, at, &mut drops), 3);
-        let mut buffer = [0; 1000];
-        let lengths: Vec<usize> = (0..3)
-            .map(|_| to.recv(&mut buffer).expect("received"))
-            .collect();
-        assert_eq!(lengths, [100, 100, 40]);
-        assert_eq!(drops, DropCounts::default());
+        let _handle = start(target, Arc::default(), events).expect("started");
+        while let Some(event) = heard.blocking_recv() {
+            if let Event::Ended(ended) = event {
+                return (ended, begun.elapsed());
+            }
+        }
+        panic!("it did not end in order");
+    }
+
+    #[test]
+    fn a_server_has_four_seconds_for_tls_and_the_allocation_whatever_it_sends_meanwhile() {
+        let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("bind");
+        let server = listener.local_addr().expect("an address");
+        let slowly = std::thread::spawn(move || {
+            let (mut socket, _) = listener.accept().expect("accepted");
+            // RFC 8446, section 5.1: a record of 16 KiB, of which a byte comes now and then, until nobody is there.
+            let mut bytes = [22, 3, 3, 0x40, 0, 2].into_iter();
+            while socket.write_all(&[bytes.next().unwrap_or(0)]).is_ok() {
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        });
+        let (ended, took) = ended_by_tls(server);
+        assert!(matches!(ended, Ended::NoAnswer(Transport::Tls)), "{ended}");
+        assert!(
+            (ALLOCATE_WITHIN..ALLOCATE_WITHIN * 2).contains(&took),
+            "{took:?}"
+        );
+        slowly.join().expect("it has ended");
+    }
+
+    #[test]
+    fn what_is_no_tls_is_no_connection() {
+        let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("bind");
+        let server = listener.local_addr().expect("an address");
+        let other = std::thread::spawn(move || {
+            let (mut socket, _) = listener.accept().expect("accepted");
+            socket
+                .write_all(b"220 mail.example.org\r\n")
+                .expect("written");
+            let _ = socket.read(&mut [0; 4096]);
+        });
+        let (ended, _) = ended_by_tls(server);
+        assert!(
+            ended.to_string().starts_with("no connection by TLS"),
+            "{ended}"
+        );
+        other.join().expect("it has ended");
+    }
+
+    #[test]
+    fn the_server_is_asked_for_one_channel_for_each_leg() {
+        let (mut forwarder, _wake, _heard) = forwarder();
+        let peer = SocketAddr::from(([192, 0, 2, 1], 7));
+        let token = forwarder.open(peer).expect("a leg");
+        assert!(forwarder.bind(token).is_err(), "there is no allocation");
+        // Once more, and the library is not asked: it would say the same.
+        assert!(forwarder.bind(token).is_ok());
     }
 
     #[test]

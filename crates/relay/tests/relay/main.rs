@@ -1,5 +1,7 @@
 //! A relay as members meet it: over the loopback, without privileges, with a clock of our own.
 
+mod streams;
+
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant as Wall};
 
@@ -51,6 +53,7 @@ impl Site {
     fn at(listen: &str, limits: Limits) -> Site {
         let relay = Relay::bind(Options {
             listen: listen.parse().expect("an address"),
+            tls: None,
             secret: secret("north"),
             limits,
         });

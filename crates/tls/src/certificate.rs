@@ -1,7 +1,7 @@
-//! The certificate that hosts know their coordinator by.
+//! The certificate that hosts know a server of ours by.
 //!
 //! Either an authority has signed it and it comes from files ([`Certificate::load`]), or the
-//! coordinator makes one itself and keeps it ([`Certificate::own`]). Hosts that are told its [`Pin`]
+//! server makes one itself and keeps it ([`Certificate::own`]). Hosts that are told its [`Pin`]
 //! beforehand need no authority.
 
 use std::fmt;
@@ -21,7 +21,7 @@ use rustls::version::TLS13;
 use seikan_proto::mesh::Pin;
 use zeroize::Zeroizing;
 
-/// The file of a certificate that the coordinator made itself, its key included.
+/// The file of a certificate that the server made itself, its key included.
 const OWN: &str = "tls.pem";
 
 /// Why there is no certificate.
@@ -52,7 +52,7 @@ pub enum TlsError {
     Unusable(rustls::Error),
     /// No certificate can be made, for instance for what is no host's name.
     #[error(
-        "cannot make a certificate: {0}; give names and addresses that hosts reach the coordinator by"
+        "cannot make a certificate: {0}; give names and addresses that hosts reach the server by"
     )]
     Make(rcgen::Error),
 }
@@ -84,21 +84,21 @@ impl Certificate {
         })
     }
 
-    /// The one that is kept in `directory`. If there is none it is made: for these names and addresses,
+    /// The one that is kept in `directory`. If there is none it is made: for these names and addresses of what it is called (`whose`),
     /// signed by itself, good until the year 4096, readable for its owner only (mode 0600). One that is
     /// there stays as it is, whatever the names: hosts know it by its pin.
     ///
     /// # Errors
     /// As [`Certificate::load`]; [`TlsError::Make`].
-    pub fn own(directory: &Path, names: &[String]) -> Result<Certificate, TlsError> {
+    pub fn own(directory: &Path, whose: &str, names: &[String]) -> Result<Certificate, TlsError> {
         let path = directory.join(OWN);
         if !Certificate::is_own(directory) {
-            make(directory, &path, names)?;
+            make(directory, &path, whose, names)?;
         }
         Certificate::load(&path, &path)
     }
 
-    /// Whether one that the coordinator made itself is kept in `directory`.
+    /// Whether one that the server made itself is kept in `directory`.
     pub fn is_own(directory: &Path) -> bool {
         directory.join(OWN).exists()
     }
@@ -112,16 +112,14 @@ impl Certificate {
     ///
     /// # Errors
     /// [`TlsError::Unusable`]: the key is not the certificate's, or of an unknown kind.
-    pub(crate) fn server_config(&self) -> Result<ServerConfig, TlsError> {
+    pub fn server_config(&self) -> Result<ServerConfig, TlsError> {
         let provider = Arc::new(aws_lc_rs::default_provider());
-        let mut config = ServerConfig::builder_with_provider(provider)
+        ServerConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&TLS13])
             .map_err(TlsError::Unusable)?
             .with_no_client_auth()
             .with_single_cert(self.chain.clone(), self.key.clone_key())
-            .map_err(TlsError::Unusable)?;
-        config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        Ok(config)
+            .map_err(TlsError::Unusable)
     }
 }
 
@@ -145,13 +143,13 @@ fn read(path: &Path) -> Result<Zeroizing<Vec<u8>>, TlsError> {
 }
 
 /// Makes a certificate and puts it where it is kept, unless another process was faster.
-fn make(directory: &Path, path: &Path, names: &[String]) -> Result<(), TlsError> {
+fn make(directory: &Path, path: &Path, whose: &str, names: &[String]) -> Result<(), TlsError> {
     let key = KeyPair::generate().map_err(TlsError::Make)?;
     let mut parameters = CertificateParams::new(names).map_err(TlsError::Make)?;
     parameters.distinguished_name = DistinguishedName::new();
     parameters
         .distinguished_name
-        .push(DnType::CommonName, "seikan coordinator");
+        .push(DnType::CommonName, whose);
     parameters.insert_extended_key_usage(ExtendedKeyUsagePurpose::ServerAuth);
     let certificate = parameters.self_signed(&key).map_err(TlsError::Make)?;
     let key = Zeroizing::new(key.serialize_pem());
@@ -199,9 +197,9 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let state = folder.path().join("state");
         assert!(!Certificate::is_own(&state));
-        let made = Certificate::own(&state, &names()).expect("made");
+        let made = Certificate::own(&state, "a server", &names()).expect("made");
         assert!(Certificate::is_own(&state));
-        let kept = Certificate::own(&state, &[]).expect("kept");
+        let kept = Certificate::own(&state, "a server", &[]).expect("kept");
         assert_eq!(made.pin(), kept.pin());
         let file = fs::metadata(state.join("tls.pem")).expect("a file");
         assert_eq!(file.permissions().mode() & 0o777, 0o600);
@@ -216,7 +214,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let make = |name: &str| {
             let folder = folder.path().join(name);
-            let own = Certificate::own(&folder, &names()).expect("made");
+            let own = Certificate::own(&folder, "a server", &names()).expect("made");
             (folder.join("tls.pem"), own)
         };
         let ((first, own), (second, _)) = (make("a"), make("b"));
@@ -232,7 +230,7 @@ mod tests {
     fn what_is_missing_is_said_without_what_is_there() {
         let folder = tempfile::tempdir().expect("a folder");
         let own = folder.path().join("own");
-        Certificate::own(&own, &names()).expect("made");
+        Certificate::own(&own, "a server", &names()).expect("made");
         let good = own.join("tls.pem");
         let odd = folder.path().join("odd.pem");
         fs::write(&odd, "-----BEGIN PRIVATE KEY-----\nc2VjcmV0\n").expect("a file");
@@ -250,7 +248,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let (a, b) = (folder.path().join("a"), folder.path().join("b"));
         for own in [&a, &b] {
-            Certificate::own(own, &names()).expect("made");
+            Certificate::own(own, "a server", &names()).expect("made");
         }
         let mixed = Certificate::load(&a.join("tls.pem"), &b.join("tls.pem")).expect("loaded");
         let error = mixed.server_config().expect_err("they do not fit");
@@ -262,7 +260,8 @@ mod tests {
     #[test]
     fn what_is_no_name_is_refused() {
         let folder = tempfile::tempdir().expect("a folder");
-        let error = Certificate::own(folder.path(), &["名".to_owned()]).expect_err("no name");
+        let error =
+            Certificate::own(folder.path(), "a server", &["名".to_owned()]).expect_err("no name");
         assert!(matches!(error, TlsError::Make(_)), "{error}");
     }
 }

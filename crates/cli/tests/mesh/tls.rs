@@ -1,0 +1,183 @@
+//! Members whose networks pass no UDP: they reach others by TLS to a relay of ours.
+
+use crate::common::eventually;
+use crate::nat::Mapping::{AddressAndPortDependent, EndpointIndependent, None as Open};
+use crate::nat::Two;
+use crate::site::{SOON, Site, at_a_site};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+/// The relay as members know it.
+const RELAY: &str = "192.0.2.1:3478";
+
+fn path(two: &Two, end: usize) -> Value {
+    two.hosts[end].status()["peers"][0]["path"].clone()
+}
+
+/// Whether each end sends by TLS to the relay.
+fn by_tls(two: &Two) -> [bool; 2] {
+    [0, 1].map(|end| path(two, end)["tls"]["relay"] == RELAY)
+}
+
+fn relay(two: &Two, end: usize) -> Value {
+    two.hosts[end].status()["mesh"]["relays"][RELAY].clone()
+}
+
+/// Lets UDP through again.
+fn unblock(two: &Two, nat: usize) {
+    two.nats[nat].run_nft(
+        "flush chain inet filter through
+         add rule inet filter through ct state established,related accept
+         add rule inet filter through iifname \"lan\" accept",
+    );
+}
+
+fn at_a_site_with_relay(test: impl FnOnce(&Site)) {
+    at_a_site(|site| {
+        let _coordinator = site.coordinator();
+        let _relay = site.relay_by_tls(None);
+        test(site);
+    });
+}
+
+#[test]
+fn who_cannot_send_by_udp_reaches_others_by_tls_to_a_relay() {
+    at_a_site_with_relay(|site| {
+        let two = Two::blocked(site, [EndpointIndependent, Open], &[0]);
+        two.answering(|| {
+            let begun = Instant::now();
+            assert!(two.hear(SOON), "{}", two.hosts[0].status());
+            let took = begun.elapsed();
+            assert_eq!(two.relayed(), [Some(true); 2]);
+            assert_eq!(by_tls(&two), [true, false]);
+            // Half a second without much else to do on the machine; UDP alone is given up after 3.5 s.
+            assert!(took < Duration::from_secs(3), "{took:?}");
+            eventually("it says so", || relay(&two, 0)["tls-rtt-us"].is_u64());
+            assert!(relay(&two, 1)["rtt-us"].is_u64());
+        });
+    });
+}
+
+#[test]
+fn two_that_cannot_send_by_udp_meet_by_tls_at_a_relay() {
+    at_a_site_with_relay(|site| {
+        let two = Two::blocked(site, [EndpointIndependent; 2], &[0, 1]);
+        two.answering(|| {
+            assert!(two.hear(SOON), "{}", two.hosts[0].status());
+            assert_eq!(by_tls(&two), [true; 2]);
+            // No address of a loopback interface is told to anybody.
+            let members = serde_json::to_string(&site.members()).expect("text");
+            assert!(!members.contains("127.0.0.1"), "{members}");
+            eventually("it is counted", || {
+                let status = two.hosts[0].status();
+                let stream = &status["mesh"]["streams"][RELAY];
+                stream["received"].as_u64() > Some(0) && stream["sent"].as_u64() > Some(0)
+            });
+        });
+    });
+}
+
+#[test]
+fn much_goes_by_tls_at_both_ends_byte_for_byte() {
+    at_a_site_with_relay(|site| {
+        let two = Two::blocked(site, [EndpointIndependent; 2], &[0, 1]);
+        two.answering(|| {
+            assert!(two.hear(SOON), "{}", two.hosts[0].status());
+            let sent: Vec<u8> = (0..8_000_000_u32).map(|n| (n % 251) as u8).collect();
+            let mut heard = Vec::new();
+            let listener = two.hosts[1].netns.run(|| TcpListener::bind(("::", 9)));
+            let listener = listener.expect("namespace").expect("bind");
+            let (netns, to, bytes) = (&two.hosts[0].netns, (two.address, 9), &sent);
+            std::thread::scope(|scope| {
+                scope.spawn(move || {
+                    let connected = netns.run(|| TcpStream::connect(to));
+                    let mut stream = connected.expect("namespace").expect("connected");
+                    stream.write_all(bytes).expect("sent");
+                });
+                let (mut stream, _) = listener.accept().expect("accepted");
+                stream.read_to_end(&mut heard).expect("received");
+            });
+            assert!(heard == sent, "{} of {}", heard.len(), sent.len());
+            assert_eq!(by_tls(&two), [true; 2]);
+        });
+    });
+}
+
+#[test]
+fn tls_is_left_for_udp_when_that_goes_again_while_packets_go_on() {
+    at_a_site_with_relay(|site| {
+        let two = Two::blocked(site, [AddressAndPortDependent; 2], &[0]);
+        two.answering(|| {
+            assert!(two.hear(SOON), "{}", two.hosts[0].status());
+            assert_eq!(by_tls(&two), [true, false]);
+            unblock(&two, 0);
+            // UDP is tried every 20 s; then the tunnel goes over.
+            let until = Instant::now() + Duration::from_secs(60);
+            while by_tls(&two)[0] {
+                assert!(Instant::now() < until, "{}", two.hosts[0].status());
+                assert!(two.hear(Duration::from_millis(500)), "lost on the way");
+            }
+            assert_eq!(two.relayed(), [Some(true); 2]);
+            assert!(relay(&two, 0)["rtt-us"].is_u64());
+            assert!(two.hear(SOON));
+        });
+    });
+}
+
+#[test]
+fn who_reaches_a_relay_by_udp_does_not_connect_to_it() {
+    at_a_site_with_relay(|site| {
+        let two = Two::new(site, [AddressAndPortDependent; 2]);
+        two.answering(|| {
+            assert!(two.hear(SOON), "{}", two.hosts[0].status());
+            assert_eq!(by_tls(&two), [false; 2]);
+            assert!(two.hosts[0].status()["mesh"]["streams"].is_null());
+        });
+    });
+}
+
+#[test]
+fn a_relay_by_tls_that_comes_back_is_used_again() {
+    at_a_site(|site| {
+        let _coordinator = site.coordinator();
+        let relay = site.relay_by_tls(None);
+        let two = Two::blocked(site, [EndpointIndependent; 2], &[0, 1]);
+        two.answering(|| {
+            assert!(two.hear(SOON), "{}", two.hosts[0].status());
+            drop(relay);
+            assert!(!two.hear(Duration::from_secs(1)));
+            let _relay = site.relay_by_tls(None);
+            assert!(two.hear(SOON * 2), "{}", two.hosts[0].status());
+            assert_eq!(by_tls(&two), [true; 2]);
+        });
+    });
+}
+
+#[test]
+fn a_relay_with_another_certificate_than_the_pinned_is_told_nothing() {
+    at_a_site(|site| {
+        let _coordinator = site.coordinator();
+        // FIPS 180-2, appendix B.1: the digest of "abc".
+        let other = "sha256:ungWv48Bz-pBQUDeXa4iI7ADYaOWF3qctBD_YfIAFa0";
+        let mut relay = site.relay_by_tls(Some(other));
+        let two = Two::blocked(site, [EndpointIndependent, Open], &[0]);
+        two.answering(|| {
+            assert!(!two.hear(Duration::from_secs(5)));
+            eventually("it says why", || {
+                let why = self::relay(&two, 0)["refuses"].clone();
+                why.as_str()
+                    .is_some_and(|why| why.contains("by TLS: ") && why.contains("pinned"))
+            });
+        });
+        let pid = Pid::from_raw(relay.child.id() as i32);
+        kill(pid, Signal::SIGTERM).expect("signalled");
+        let mut said = String::new();
+        relay.stdout.read_to_string(&mut said).expect("text");
+        // Nobody has shown a ticket there but by UDP.
+        assert!(said.contains("connections turned away"), "{said}");
+    });
+}

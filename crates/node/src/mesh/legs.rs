@@ -1,0 +1,317 @@
+//! Where the tunnel is forwarded to by a thread of this host: *legs*, UDP sockets of loopback addresses. Each stands for one address
+//! beyond, of a TURN server's peer or of a relay's port: what the tunnel sends there goes on to that, and what comes from that goes to
+//! the tunnel from there.
+//!
+//! What one datagram after another has of the same length and for the same place is sent at once (GSO), as it was received (GRO).
+
+use seikan_observe::{DropCounts, DropReason};
+use seikan_sys::poll::{Epoll, Interest};
+use seikan_sys::udp::{
+    MAX_GSO_SEGMENTS, ReceiveBatch, ReceiveMeta, SendError, Transmit, UdpOptions, UdpSocket,
+};
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::{Duration, Instant};
+
+/// A leg that nobody asked for is closed when the tunnel has sent nothing there for so long, or never has in the shorter time: whoever
+/// is let in can have one opened.
+const IDLE: Duration = Duration::from_secs(600);
+const UNANSWERED: Duration = Duration::from_secs(30);
+/// Bytes that are sent at once, at most.
+pub(super) const MAX_RUN: usize = 60_000;
+/// `EMSGSIZE` and `ENOBUFS` of Linux.
+const EMSGSIZE: i32 = 90;
+const ENOBUFS: i32 = 105;
+
+/// What was forwarded, in datagrams of the tunnel.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// From beyond to the tunnel.
+    pub received: u64,
+    /// From the tunnel to beyond.
+    pub sent: u64,
+    /// What went no further.
+    pub drops: DropCounts,
+}
+
+/// Where one address beyond is to the tunnel.
+pub(super) struct Leg {
+    pub peer: SocketAddr,
+    pub local: SocketAddr,
+    /// The agent knows of it.
+    pub told: bool,
+    /// A TURN server was asked for a channel.
+    pub bound: bool,
+    /// When the tunnel last sent there, if it has.
+    pub answered: Option<Instant>,
+    socket: UdpSocket,
+    opened: Instant,
+}
+
+/// All of one thread.
+pub(super) struct Legs {
+    all: BTreeMap<u64, Leg>,
+    by_peer: HashMap<SocketAddr, u64>,
+    next: u64,
+    /// The tunnel's.
+    port: Arc<AtomicU16>,
+    /// To the tunnel.
+    inward: Run,
+    pub counters: Counters,
+}
+
+impl Legs {
+    /// None yet; the first has this token. `port` is the tunnel's.
+    pub(super) fn new(first: u64, port: Arc<AtomicU16>) -> Legs {
+        Legs {
+            all: BTreeMap::new(),
+            by_peer: HashMap::new(),
+            next: first,
+            port,
+            inward: Run::default(),
+            counters: Counters::default(),
+        }
+    }
+
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    /// The leg that stands for a peer.
+    pub(super) fn at(&self, peer: &SocketAddr) -> Option<u64> {
+        self.by_peer.get(peer).copied()
+    }
+
+    pub(super) fn get_mut(&mut self, token: u64) -> Option<&mut Leg> {
+        self.all.get_mut(&token)
+    }
+
+    /// How many there are to one address that the tunnel has not answered yet.
+    pub(super) fn unanswered(&self, ip: IpAddr) -> usize {
+        let same = |leg: &&Leg| leg.answered.is_none() && leg.peer.ip().to_canonical() == ip;
+        self.all.values().filter(same).count()
+    }
+
+    /// Opens one; `None`: the system has no room for it.
+    pub(super) fn open(&mut self, peer: SocketAddr, epoll: &Epoll) -> Option<u64> {
+        let any = (Ipv4Addr::LOCALHOST, 0).into();
+        let socket = UdpSocket::bind(any, &UdpOptions::default()).ok()?;
+        let local = socket.local_addr().ok()?;
+        let token = self.next;
+        epoll.add(&socket, token, Interest::Read).ok()?;
+        self.next += 1;
+        let leg = Leg {
+            peer,
+            local,
+            told: false,
+            bound: false,
+            answered: None,
+            socket,
+            opened: Instant::now(),
+        };
+        self.all.insert(token, leg);
+        self.by_peer.insert(peer, token);
+        Some(token)
+    }
+
+    /// Closes one.
+    pub(super) fn close(&mut self, token: u64) -> Option<Leg> {
+        let leg = self.all.remove(&token)?;
+        self.by_peer.remove(&leg.peer);
+        Some(leg)
+    }
+
+    /// Those that are over, unless they are wanted.
+    pub(super) fn idle(&self, now: Instant, is_wanted: impl Fn(&SocketAddr) -> bool) -> Vec<u64> {
+        let idle = |leg: &Leg| match leg.answered {
+            Some(at) => now.duration_since(at) >= IDLE,
+            None => now.duration_since(leg.opened) >= UNANSWERED,
+        };
+        let idle = |leg: &Leg| idle(leg) && !is_wanted(&leg.peer);
+        let legs = self.all.iter().filter(|(_, leg)| idle(leg));
+        legs.map(|(token, _)| *token).collect()
+    }
+
+    /// Takes a datagram to the tunnel, with those behind it; it goes with [`Self::flush`] at the latest.
+    pub(super) fn deliver(&mut self, token: u64, data: &[u8]) {
+        if !self.inward.has_room(token, data.len()) {
+            self.flush();
+        }
+        self.inward.room(token, data.len()).copy_from_slice(data);
+    }
+
+    /// Sends what waits for the tunnel.
+    pub(super) fn flush(&mut self) {
+        let tunnel = self.tunnel();
+        if let Some(leg) = self.all.get(&self.inward.to) {
+            let drops = &mut self.counters.drops;
+            self.counters.received += self.inward.send(&leg.socket, tunnel, drops);
+        }
+        self.inward.clear();
+    }
+
+    /// Fills the batch with what was sent to a leg; whether there was anything.
+    pub(super) fn receive(&mut self, token: u64, batch: &mut ReceiveBatch) -> bool {
+        let Some(leg) = self.all.get_mut(&token) else {
+            return false;
+        };
+        // An error belongs to something that was sent, and was counted there.
+        let received = leg.socket.receive(batch).is_ok_and(|filled| filled > 0);
+        if received {
+            leg.answered = Some(Instant::now());
+        }
+        received
+    }
+
+    /// Whether that was sent by the tunnel, and is all there; counts what was not.
+    pub(super) fn is_whole(&mut self, meta: &ReceiveMeta) -> bool {
+        let reason = match meta.truncated || meta.length == 0 {
+            _ if meta.source != self.tunnel() => DropReason::Stranger,
+            true => DropReason::Truncated,
+            false => return true,
+        };
+        let count = meta.length.div_ceil(meta.segment_size.max(1)).max(1) as u64;
+        self.counters.drops.add(reason, count);
+        false
+    }
+
+    fn tunnel(&self) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, self.port.load(Ordering::Relaxed)).into()
+    }
+}
+
+/// Datagrams for one place that are sent together: all of one length but the last, which may be shorter.
+#[derive(Default)]
+pub(super) struct Run {
+    pub to: u64,
+    pub size: usize,
+    pub bytes: Vec<u8>,
+}
+
+impl Run {
+    /// Whether a datagram of this length can be added.
+    pub(super) fn has_room(&self, to: u64, length: usize) -> bool {
+        self.bytes.is_empty()
+            || (to == self.to
+                && length <= self.size
+                && self.bytes.len().is_multiple_of(self.size)
+                && self.bytes.len() + length <= MAX_RUN
+                && self.bytes.len() / self.size < MAX_GSO_SEGMENTS)
+    }
+
+    /// Where one is to be written that has room.
+    pub(super) fn room(&mut self, to: u64, length: usize) -> &mut [u8] {
+        if self.bytes.is_empty() {
+            (self.to, self.size) = (to, length.max(1));
+        }
+        let at = self.bytes.len();
+        self.bytes.resize(at + length, 0);
+        &mut self.bytes[at..]
+    }
+
+    /// Sends them; how many. What is not sent is counted.
+    pub(super) fn send(&self, socket: &UdpSocket, to: SocketAddr, drops: &mut DropCounts) -> u64 {
+        let size = self.size.max(1);
+        let count = |bytes: usize| bytes.div_ceil(size) as u64;
+        let mut rest = self.bytes.as_slice();
+        let mut sent = 0;
+        while !rest.is_empty() {
+            let transmit = Transmit {
+                segment_size: u16::try_from(size).ok().filter(|_| rest.len() > size),
+                ..whole(to, rest)
+            };
+            let Err(SendError { bytes, error, .. }) = socket.send(&transmit) else {
+                return sent + count(rest.len());
+            };
+            sent += count(bytes);
+            rest = rest.get(bytes..).unwrap_or_default();
+            let (reason, lost) = match error.raw_os_error() {
+                // A probe for the path's MTU is not to take along what comes behind it.
+                Some(EMSGSIZE) => (DropReason::SendTooLarge, size.min(rest.len())),
+                Some(ENOBUFS) => (DropReason::SendNoBuffers, rest.len()),
+                _ if error.kind() == io::ErrorKind::WouldBlock => {
+                    (DropReason::SendNoBuffers, rest.len())
+                }
+                _ => (DropReason::SendRefused, rest.len()),
+            };
+            drops.add(reason, count(lost));
+            rest = rest.get(lost..).unwrap_or_default();
+        }
+        sent
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.bytes.clear();
+    }
+}
+
+pub(super) fn whole(destination: SocketAddr, payload: &[u8]) -> Transmit<'_> {
+    Transmit {
+        destination,
+        source: None,
+        traffic_class: 0,
+        segment_size: None,
+        payload,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(datagrams: &[(u64, usize)]) -> (Run, usize) {
+        let mut run = Run::default();
+        for (n, (to, length)) in datagrams.iter().enumerate() {
+            if !run.has_room(*to, *length) {
+                return (run, n);
+            }
+            run.room(*to, *length).fill(n as u8);
+        }
+        (run, datagrams.len())
+    }
+
+    #[test]
+    fn datagrams_of_one_length_for_one_place_are_sent_together() {
+        let (run, all) = run(&[(5, 100), (5, 100), (5, 40)]);
+        assert_eq!((run.to, run.size, run.bytes.len(), all), (5, 100, 240, 3));
+        assert_eq!(run.bytes[99..101], [0, 1]);
+    }
+
+    #[test]
+    fn another_place_a_longer_one_or_one_after_a_shorter_begins_anew() {
+        for third in [(6, 100), (5, 101)] {
+            assert_eq!(run(&[(5, 100), (5, 100), third]).1, 2, "{third:?}");
+        }
+        assert_eq!(run(&[(5, 100), (5, 40), (5, 40)]).1, 2);
+    }
+
+    #[test]
+    fn no_more_are_joined_than_can_be_sent_at_once() {
+        assert_eq!(run(&[(5, 100); 200]).1, MAX_GSO_SEGMENTS);
+        assert_eq!(run(&[(5, 1400); 200]).1, MAX_RUN / 1400);
+    }
+
+    #[test]
+    fn what_is_sent_together_arrives_one_by_one() {
+        let bind = || {
+            let any = (Ipv4Addr::LOCALHOST, 0).into();
+            UdpSocket::bind(any, &UdpOptions::default()).expect("bind")
+        };
+        let from = bind();
+        let to = std::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("bind");
+        let (run, _) = run(&[(5, 100), (5, 100), (5, 40)]);
+        let mut drops = DropCounts::default();
+        let at = to.local_addr().expect("an address");
+        assert_eq!(run.send(&from, at, &mut drops), 3);
+        let mut buffer = [0; 1000];
+        let lengths: Vec<usize> = (0..3)
+            .map(|_| to.recv(&mut buffer).expect("received"))
+            .collect();
+        assert_eq!(lengths, [100, 100, 40]);
+        assert_eq!(drops, DropCounts::default());
+    }
+}

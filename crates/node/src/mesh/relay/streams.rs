@@ -1,0 +1,341 @@
+//! Relays of ours by TLS over TCP, for a host that has no answer by UDP: a connection to each that is needed, kept by a thread of its
+//! own ([`stream`]) for as long as somebody asks for a leg.
+
+use super::stream::{self, Ended, Event, Handle};
+use crate::mesh::agent::{Gone, LegTo, News, Worker};
+use crate::mesh::client;
+use crate::mesh::endpoints::is_routable;
+use futures_util::future::{Either, select};
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use ipnet::IpNet;
+use rustls::pki_types::ServerName;
+use rustls::version::TLS13;
+use rustls::{ClientConfig, ClientConnection};
+use seikan_proto::mesh::{Pin, Relay, RelayTls};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU16;
+use std::time::{Duration, Instant};
+use tokio::net::TcpStream;
+use tokio::sync::{Notify, mpsc};
+
+/// How long it may take to a leg, the relay's name and the connection included.
+const LEG_WITHIN: Duration = Duration::from_secs(5);
+/// How long the host may take to resolve a relay's name.
+const RESOLVER_PATIENCE: Duration = Duration::from_secs(5);
+/// What the first of two addresses is ahead of the second (RFC 8305, section 5).
+const HEAD_START: Duration = Duration::from_millis(250);
+/// How long a relay may take to accept a connection.
+const CONNECT_WITHIN: Duration = Duration::from_secs(4);
+/// How long a leg is kept that nobody asks for any more; those in use are asked for every 20 s.
+const KEPT: Duration = Duration::from_secs(60);
+/// How often is looked whether there is such a leg.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
+/// What a thread says that waits, at most.
+const MAX_EVENTS: usize = 64;
+
+/// All connections.
+pub(in crate::mesh) struct Streams<'a> {
+    worker: &'a Worker,
+    /// The mesh's networks: what is there is reached through the tunnel, and is not what carries it.
+    inside: &'a [IpNet],
+    /// The tunnel's.
+    port: Arc<AtomicU16>,
+    tls: RefCell<BTreeMap<Option<Pin>, Arc<ClientConfig>>>,
+    held: RefCell<BTreeMap<String, Rc<Held>>>,
+    /// Those of them that nothing is done for yet.
+    fresh: RefCell<Vec<Rc<Held>>>,
+    begun: Notify,
+}
+
+/// A connection, or the attempt at one.
+struct Held {
+    name: String,
+    host: String,
+    tls: RelayTls,
+    handle: RefCell<Option<Handle>>,
+    /// Ports that there are to be legs for, and when they were last asked for.
+    wanted: RefCell<BTreeMap<u16, Instant>>,
+    legs: RefCell<BTreeMap<u16, SocketAddr>>,
+    ended: RefCell<Option<String>>,
+    dropped: Cell<bool>,
+    changed: Notify,
+}
+
+impl Held {
+    fn is_for(&self, tls: RelayTls) -> bool {
+        self.tls == tls && self.ended.borrow().is_none() && !self.dropped.get()
+    }
+
+    fn want(&self, port: u16) {
+        self.wanted.borrow_mut().insert(port, Instant::now());
+        self.apply();
+    }
+
+    fn apply(&self) {
+        if let Some(handle) = &*self.handle.borrow() {
+            handle.set(self.wanted.borrow().keys().copied().collect());
+        }
+    }
+
+    fn end(&self, reason: String) {
+        self.ended.borrow_mut().get_or_insert(reason);
+        self.changed.notify_waiters();
+    }
+}
+
+impl<'a> Streams<'a> {
+    pub(in crate::mesh) fn new(
+        worker: &'a Worker,
+        inside: &'a [IpNet],
+        port: Arc<AtomicU16>,
+    ) -> Streams<'a> {
+        Streams {
+            worker,
+            inside,
+            port,
+            tls: RefCell::default(),
+            held: RefCell::default(),
+            fresh: RefCell::default(),
+            begun: Notify::new(),
+        }
+    }
+
+    /// Where the tunnel sends what is to go to a port of a relay's by TLS, 0 for the main one; the reason for people if it cannot.
+    pub(super) async fn leg(
+        &self,
+        relay: &Relay,
+        tls: RelayTls,
+        port: u16,
+    ) -> Result<SocketAddr, String> {
+        let held = self.hold(relay, tls);
+        held.want(port);
+        let there = async {
+            loop {
+                // Before the look, so that nothing changes unnoticed.
+                let changed = held.changed.notified();
+                if let Some(local) = held.legs.borrow().get(&port) {
+                    return Ok(*local);
+                }
+                if let Some(reason) = &*held.ended.borrow() {
+                    return Err(reason.clone());
+                }
+                changed.await;
+            }
+        };
+        match tokio::time::timeout(LEG_WITHIN, there).await {
+            Ok(there) => there,
+            Err(_) => Err("no connection".to_owned()),
+        }
+    }
+
+    /// A relay does not answer by its connection: the next leg is one of another. The reason for people.
+    pub(super) fn give_up(&self, relay: &Relay) -> String {
+        let held = self.held.borrow_mut().remove(&relay.address.to_string());
+        let Some(held) = held else {
+            return "no answer".to_owned();
+        };
+        held.dropped.set(true);
+        held.changed.notify_waiters();
+        let why = held.ended.borrow().clone();
+        why.unwrap_or_else(|| "no answer".to_owned())
+    }
+
+    fn hold(&self, relay: &Relay, tls: RelayTls) -> Rc<Held> {
+        let name = relay.address.to_string();
+        let mut all = self.held.borrow_mut();
+        match all.get(&name) {
+            Some(held) if held.is_for(tls) => return Rc::clone(held),
+            Some(other) => {
+                other.dropped.set(true);
+                other.changed.notify_waiters();
+            }
+            None => {}
+        }
+        let held = Rc::new(Held {
+            name: name.clone(),
+            host: relay.address.host().to_owned(),
+            tls,
+            handle: RefCell::default(),
+            wanted: RefCell::default(),
+            legs: RefCell::default(),
+            ended: RefCell::default(),
+            dropped: Cell::new(false),
+            changed: Notify::new(),
+        });
+        all.insert(name, Rc::clone(&held));
+        self.fresh.borrow_mut().push(Rc::clone(&held));
+        self.begun.notify_one();
+        held
+    }
+
+    /// Keeps all connections that are needed; ends when the worker is gone.
+    pub(in crate::mesh) async fn keep(&self) -> Result<(), Gone> {
+        let mut tasks = FuturesUnordered::new();
+        loop {
+            for held in self.fresh.take() {
+                tasks.push(self.live(held));
+            }
+            tokio::select! {
+                Some(ended) = tasks.next() => ended?,
+                () = self.begun.notified() => {}
+            }
+        }
+    }
+
+    /// One connection, from its beginning to its end.
+    async fn live(&self, held: Rc<Held>) -> Result<(), Gone> {
+        let (events, heard) = mpsc::channel(MAX_EVENTS);
+        match self.start(&held, events).await {
+            Ok((server, handle)) => {
+                held.handle.replace(Some(handle));
+                held.apply();
+                let ended = self.listen(&held, server, heard).await?;
+                held.end(ended.to_string());
+            }
+            Err(reason) => held.end(reason),
+        }
+        held.handle.replace(None);
+        for local in held.legs.take().into_values() {
+            self.worker.tell(News::Leg { local, to: None })?;
+        }
+        // If another one has taken its place, that is told of from here on.
+        let held_now = self.held.borrow().get(&held.name).cloned();
+        if held_now.is_none_or(|now| Rc::ptr_eq(&now, &held)) {
+            self.worker.tell(News::StreamEnded(held.name.clone()))?;
+        }
+        Ok(())
+    }
+
+    /// Connects, and hands it to a thread.
+    async fn start(
+        &self,
+        held: &Held,
+        events: mpsc::Sender<Event>,
+    ) -> Result<(SocketAddr, Handle), String> {
+        let text = |error: io::Error| error.to_string();
+        let config = self.config(held.tls.pin)?;
+        let name = ServerName::try_from(held.host.clone());
+        let name = name.map_err(|_| format!("{} is neither a name nor an address", held.host))?;
+        let tls = ClientConnection::new(config, name).map_err(|error| error.to_string())?;
+        let found = self.resolve(held).await?;
+        let connected = tokio::time::timeout(CONNECT_WITHIN, connect(&found)).await;
+        let socket = connected.map_err(|_| "no answer".to_owned())?;
+        let socket = socket.map_err(text)?;
+        let server = socket.peer_addr().map_err(text)?;
+        let socket = socket.into_std().map_err(text)?;
+        let handle = stream::start(socket, tls, self.port.clone(), events).map_err(text)?;
+        Ok((server, handle))
+    }
+
+    /// A relay's addresses by TLS, one of each family, IPv6 first.
+    async fn resolve(&self, held: &Held) -> Result<Vec<SocketAddr>, String> {
+        let target = (held.host.as_str(), held.tls.port.get());
+        let found = tokio::time::timeout(RESOLVER_PATIENCE, tokio::net::lookup_host(target)).await;
+        let mut found: Vec<SocketAddr> = match found {
+            Ok(Ok(found)) => found.collect(),
+            Ok(Err(error)) => return Err(format!("its name cannot be resolved: {error}")),
+            Err(_) => return Err("its name is not resolved in time".to_owned()),
+        };
+        // By loopback there would be an answer by UDP, and who gives relays their names has no business with other programs here.
+        found.retain(|at| {
+            let ip = at.ip().to_canonical();
+            is_routable(ip) && !self.inside.iter().any(|net| net.contains(&ip))
+        });
+        let v6 = found.iter().find(|address| address.is_ipv6());
+        let v4 = found.iter().find(|address| address.is_ipv4());
+        let found: Vec<SocketAddr> = v6.into_iter().chain(v4).copied().collect();
+        match found.is_empty() {
+            true => Err("its name stands for no address that a relay could have".to_owned()),
+            false => Ok(found),
+        }
+    }
+
+    fn config(&self, pin: Option<Pin>) -> Result<Arc<ClientConfig>, String> {
+        let mut known = self.tls.borrow_mut();
+        if let Some(config) = known.get(&pin) {
+            return Ok(Arc::clone(config));
+        }
+        // Pins of relays that were are of no use any more.
+        known.clear();
+        let config = client::tls(pin, &[&TLS13]).map_err(|error| error.to_string())?;
+        let config = Arc::new(config);
+        known.insert(pin, Arc::clone(&config));
+        Ok(config)
+    }
+
+    /// Takes what a thread has to say, until it ends or is not needed any more.
+    async fn listen(
+        &self,
+        held: &Held,
+        server: SocketAddr,
+        mut heard: mpsc::Receiver<Event>,
+    ) -> Result<Ended, Gone> {
+        let name = || held.name.clone();
+        let mut look = tokio::time::interval(LOOK_EVERY);
+        loop {
+            if held.dropped.get() {
+                return Ok(Ended::Unwanted);
+            }
+            let event = tokio::select! {
+                event = heard.recv() => event,
+                () = held.changed.notified() => continue,
+                _ = look.tick() => {
+                    let over = |asked: &Instant| asked.elapsed() >= KEPT;
+                    held.wanted.borrow_mut().retain(|_, asked| !over(asked));
+                    if held.wanted.borrow().is_empty() {
+                        return Ok(Ended::Unwanted);
+                    }
+                    held.apply();
+                    continue;
+                }
+            };
+            match event {
+                Some(Event::Leg { port, local }) => {
+                    held.legs.borrow_mut().insert(port, local);
+                    let to = SocketAddr::new(server.ip(), port);
+                    let to = Some(LegTo::Relay { relay: name(), to });
+                    self.worker.tell(News::Leg { local, to })?;
+                    held.changed.notify_waiters();
+                }
+                Some(Event::LegClosed { port, local }) => {
+                    held.legs.borrow_mut().remove(&port);
+                    self.worker.tell(News::Leg { local, to: None })?;
+                }
+                Some(Event::Answers) => self.worker.tell(News::Stream(name()))?,
+                Some(Event::Counted(counters)) => {
+                    let address = name();
+                    self.worker.tell(News::Streamed { address, counters })?;
+                }
+                Some(Event::Ended(ended)) => return Ok(ended),
+                // It says why, unless it could not end in order.
+                None => return Ok(Ended::NoAnswer),
+            }
+        }
+    }
+}
+
+/// Connects to the first of at most two addresses that accepts, the second a little later.
+async fn connect(found: &[SocketAddr]) -> io::Result<TcpStream> {
+    let (Some(first), second) = (found.first(), found.get(1)) else {
+        return Err(io::ErrorKind::AddrNotAvailable.into());
+    };
+    let first = TcpStream::connect(first);
+    let Some(second) = second else {
+        return first.await;
+    };
+    let second = async {
+        tokio::time::sleep(HEAD_START).await;
+        TcpStream::connect(second).await
+    };
+    match select(pin!(first), pin!(second)).await {
+        Either::Left((Err(_), second)) => second.await,
+        Either::Right((Err(_), first)) => first.await,
+        Either::Left((Ok(socket), _)) | Either::Right((Ok(socket), _)) => Ok(socket),
+    }
+}

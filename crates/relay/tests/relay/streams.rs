@@ -1,0 +1,426 @@
+//! Members that come by TLS, and strangers that do.
+
+use super::*;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{CryptoProvider, aws_lc_rs, verify_tls13_signature};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::{ClientConfig, ClientConnection, DigitallySignedStruct, SignatureScheme};
+use seikan_proto::mesh::framing::{Framing, split_port};
+use seikan_relay::TlsOptions;
+use seikan_tls::{Certificate, Stream};
+use std::io;
+use std::net::TcpStream;
+use std::sync::Arc;
+
+/// Takes any certificate: whose it is is the member's to look at, not the relay's.
+#[derive(Debug)]
+struct Anybody(CryptoProvider);
+
+impl ServerCertVerifier for Anybody {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Err(rustls::Error::General("only TLS 1.3".to_owned()))
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let known = &self.0.signature_verification_algorithms;
+        verify_tls13_signature(message, certificate, signature, known)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+/// A relay that is reached by TLS, too.
+fn by_tls(limits: Limits) -> (Site, SocketAddr) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let own = Certificate::own(folder.path(), "a relay", &[]).expect("made");
+    let relay = Relay::bind(Options {
+        listen: "127.0.0.1:0".parse().expect("an address"),
+        tls: Some(TlsOptions {
+            listen: "127.0.0.1:0".parse().expect("an address"),
+            config: own.server_config().expect("it can serve"),
+        }),
+        secret: secret("north"),
+        limits,
+    });
+    let relay = relay.expect("a relay");
+    let main = relay.addresses().expect("addresses")[0];
+    let tls = relay
+        .tls_address()
+        .expect("an address")
+        .expect("it is there");
+    let elapsed = Duration::ZERO;
+    (
+        Site {
+            relay,
+            main,
+            elapsed,
+        },
+        tls,
+    )
+}
+
+/// A member that is connected, or anybody.
+struct Caller {
+    stream: Stream,
+    ticket: Ticket,
+    stamp: u64,
+    rng: Counting,
+    over: bool,
+}
+
+impl Caller {
+    fn new(number: u8, relay: SocketAddr) -> Caller {
+        let provider = aws_lc_rs::default_provider();
+        let config = ClientConfig::builder_with_provider(Arc::new(provider.clone()))
+            .with_safe_default_protocol_versions()
+            .expect("versions")
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(Anybody(provider)))
+            .with_no_client_auth();
+        let name = ServerName::try_from("relay.example.org").expect("a name");
+        let tls = ClientConnection::new(Arc::new(config), name).expect("a client");
+        let socket = TcpStream::connect(relay).expect("connected");
+        let stream = Stream::new(socket, Some(tls.into()), Framing::Relay);
+        Caller {
+            stream: stream.expect("a stream"),
+            ticket: Ticket::new(&secret("north"), &key(number), START + 86_400),
+            stamp: 0,
+            rng: Counting(number),
+            over: false,
+        }
+    }
+
+    fn send(&mut self, port: u16, datagram: &[u8]) {
+        assert!(self.stream.push(&[&port.to_be_bytes(), datagram]));
+        let _ = self.stream.flush();
+    }
+
+    /// What comes until `enough` of it is there, with the ports that it comes from, or until it is over.
+    fn receive(
+        &mut self,
+        site: &mut Site,
+        enough: usize,
+        patience: Duration,
+    ) -> Vec<(u16, Vec<u8>)> {
+        let mut frames = Vec::new();
+        let end = Wall::now() + patience;
+        while frames.len() < enough && Wall::now() < end && !self.over {
+            site.turn();
+            self.over = match self.stream.receive() {
+                Err(error) => error.kind() != io::ErrorKind::WouldBlock,
+                Ok(()) => false,
+            };
+            let _ = self.stream.flush();
+            while let Some(frame) = self.stream.peek().expect("a frame") {
+                let (port, datagram) = split_port(frame).expect("a port");
+                frames.push((port, datagram.to_vec()));
+                self.stream.take();
+            }
+        }
+        frames
+    }
+
+    fn next(&mut self, site: &mut Site) -> (u16, Vec<u8>) {
+        let mut frames = self.receive(site, 1, PATIENCE);
+        assert_eq!(frames.len(), 1, "frames");
+        frames.remove(0)
+    }
+
+    fn is_over(&mut self, site: &mut Site) -> bool {
+        let heard = self.receive(site, 1, MOMENT);
+        assert!(heard.is_empty(), "{heard:?}");
+        self.over
+    }
+
+    fn ask(&mut self, site: &mut Site, peer: u8, port: u16) -> Result<Answer, Refused> {
+        self.stamp += 1;
+        let ask = Ask {
+            ticket: &self.ticket,
+            peer: key(peer),
+            stamp: self.stamp,
+        };
+        let (id, bytes) = ask.write(&mut self.rng);
+        self.send(port, &bytes);
+        let (from, answer) = self.next(site);
+        assert_eq!(from, port);
+        Answer::parse(&answer, id, &self.ticket.password)
+    }
+
+    /// As [`Host::bind`].
+    fn bind(&mut self, site: &mut Site, peer: u8) -> (u16, bool) {
+        let port = self.ask(site, peer, 0).expect("a port").port;
+        let port = port.expect("a port");
+        let bound = self.ask(site, peer, port).expect("bound");
+        assert_eq!(bound.port, Some(port));
+        (port, bound.present)
+    }
+}
+
+#[test]
+fn a_member_by_tls_and_one_by_udp_meet_at_a_port() {
+    let (mut site, tls) = by_tls(Limits::default());
+    let (mut a, mut b) = (Caller::new(1, tls), Host::new(2));
+    let (port, present) = a.bind(&mut site, 2);
+    assert!(!present, "nobody else yet");
+    let (at, present) = b.bind(&mut site, 1);
+    assert_eq!((at.port(), present), (port, true));
+    let sent = datagrams(40, 1200, 300);
+    b.send(at, &sent.concat(), Some(1200));
+    let heard = a.receive(&mut site, sent.len(), PATIENCE);
+    assert!(heard.iter().all(|(from, _)| *from == port));
+    let heard: Vec<_> = heard.into_iter().map(|(_, datagram)| datagram).collect();
+    assert_eq!(heard, sent);
+    sent.iter().for_each(|datagram| a.send(port, datagram));
+    let (heard, receives) = b.receive(&mut site, sent.len(), PATIENCE);
+    assert_eq!(heard, sent);
+    assert!(
+        receives < sent.len(),
+        "what comes together goes together: {receives}"
+    );
+    let counters = site.counters();
+    assert_eq!((counters.datagrams, counters.streams), (80, 1));
+    assert_eq!(counters.bytes, 2 * (39 * 1200 + 300));
+    assert_eq!((counters.drops.total(), counters.turned_away), (0, 0));
+}
+
+#[test]
+fn two_by_tls_meet_and_each_has_pairs_with_others_by_the_same_connection() {
+    let (mut site, tls) = by_tls(Limits::default());
+    let [mut a, mut b, mut c] = [1, 2, 3].map(|n| Caller::new(n, tls));
+    let (ab, _) = a.bind(&mut site, 2);
+    let (ac, _) = a.bind(&mut site, 3);
+    assert_eq!(b.bind(&mut site, 1), (ab, true));
+    assert_eq!(c.bind(&mut site, 1), (ac, true));
+    assert_ne!(ab, ac);
+    for (port, length) in [(ab, 100), (ac, 200), (ab, 300)] {
+        a.send(port, &vec![4; length]);
+    }
+    let lengths = |frames: Vec<(u16, Vec<u8>)>| -> Vec<_> {
+        let length = |(port, datagram): (u16, Vec<u8>)| (port, datagram.len());
+        frames.into_iter().map(length).collect()
+    };
+    assert_eq!(
+        lengths(b.receive(&mut site, 2, PATIENCE)),
+        [(ab, 100), (ab, 300)]
+    );
+    assert_eq!(lengths(c.receive(&mut site, 1, PATIENCE)), [(ac, 200)]);
+    b.send(ab, &[4; 60]);
+    assert_eq!(a.next(&mut site), (ab, vec![4; 60]));
+    // A port that is none of its own, and one that is nobody's.
+    b.send(ac, &[4; 60]);
+    b.send(7, &[4; 60]);
+    assert_eq!(site.dropped(DropReason::Stranger), 2);
+}
+
+#[test]
+fn who_goes_over_from_tls_to_udp_is_heard_from_both_until_it_has() {
+    let (mut site, tls) = by_tls(Limits::default());
+    let (mut a, mut b) = (Caller::new(1, tls), Host::new(2));
+    let (port, _) = a.bind(&mut site, 2);
+    let (at, _) = b.bind(&mut site, 1);
+    let mut over = Host::new(1);
+    over.stamp = a.stamp;
+    over.ask(&mut site, 2, at).expect("bound");
+    b.send(at, &[4; 100], None);
+    assert_eq!(over.next(&mut site), [4; 100]);
+    a.send(port, &[4; 60]);
+    assert_eq!(b.next(&mut site), [4; 60]);
+    over.send(at, &[4; 70], None);
+    assert_eq!(b.next(&mut site), [4; 70]);
+}
+
+#[test]
+fn a_connection_that_ends_is_nowhere() {
+    let (mut site, tls) = by_tls(Limits::default());
+    let (mut a, mut b) = (Caller::new(1, tls), Host::new(2));
+    a.bind(&mut site, 2);
+    let (at, _) = b.bind(&mut site, 1);
+    drop(a);
+    assert_eq!(site.counters().streams, 0);
+    b.send(at, &[4; 100], None);
+    assert_eq!(site.dropped(DropReason::NotBound), 1);
+}
+
+#[test]
+fn a_stranger_is_told_why_and_turned_away() {
+    let (mut site, tls) = by_tls(Limits::default());
+    let mut stranger = Caller::new(1, tls);
+    stranger.ticket = Ticket::new(&secret("south"), &key(1), START + 86_400);
+    let refused = stranger.ask(&mut site, 2, 0);
+    assert_eq!(refused, Err(Refused::Refused(RelayRefusal::Unauthorized)));
+    assert!(stranger.is_over(&mut site));
+    // Who sends anything else, or more than a request.
+    for (port, length) in [(0, 100), (50_000, 100), (0, 20_000)] {
+        let mut stranger = Caller::new(1, tls);
+        stranger.send(port, &vec![4; length]);
+        assert!(stranger.is_over(&mut site), "{port} {length}");
+    }
+    let counters = site.counters();
+    assert_eq!((counters.turned_away, counters.streams), (4, 0));
+    assert_eq!(counters.pairs, 0);
+}
+
+#[test]
+fn who_shows_nothing_for_five_seconds_is_turned_away_whatever_he_sends_meanwhile() {
+    let (mut site, tls) = by_tls(Limits::default());
+    let mut silent = TcpStream::connect(tls).expect("connected");
+    let mut slow = Caller::new(1, tls);
+    assert!(!slow.is_over(&mut site));
+    for _ in 0..4 {
+        site.pass(1);
+        // A TLS record that is never whole.
+        io::Write::write_all(&mut silent, &[22]).expect("written");
+        assert!(!slow.is_over(&mut site));
+    }
+    site.pass(1);
+    assert!(slow.is_over(&mut site));
+    assert_eq!(site.counters().turned_away, 2);
+}
+
+#[test]
+fn a_member_stays_for_a_minute_after_its_last_request_whatever_else_it_sends() {
+    let (mut site, tls) = by_tls(Limits::default());
+    let mut a = Caller::new(1, tls);
+    let (port, _) = a.bind(&mut site, 2);
+    for _ in 0..2 {
+        site.pass(59);
+        a.ask(&mut site, 2, port).expect("bound");
+    }
+    site.pass(59);
+    a.send(port, &[4; 100]);
+    assert!(!a.is_over(&mut site));
+    site.pass(1);
+    assert!(a.is_over(&mut site));
+}
+
+#[test]
+fn strangers_have_few_connections_and_leave_members_theirs() {
+    let of_eight = Limits {
+        streams: 8,
+        ..Limits::default()
+    };
+    let (mut site, tls) = by_tls(of_eight);
+    let mut a = Caller::new(1, tls);
+    a.bind(&mut site, 2);
+    // A quarter of eight.
+    let mut strangers: Vec<_> = (0..3).map(|_| Caller::new(9, tls)).collect();
+    let over = strangers.iter_mut().map(|one| one.is_over(&mut site));
+    assert_eq!(over.collect::<Vec<_>>(), [false, false, true]);
+    strangers.clear();
+    assert_eq!(site.counters().turned_away, 3);
+    // Time for the source's handshakes.
+    site.pass(1);
+    Caller::new(2, tls).bind(&mut site, 1);
+}
+
+#[test]
+fn one_source_begins_so_many_connections_a_second() {
+    let (mut site, tls) = by_tls(Limits::default());
+    // WireGuard's limit for handshakes: a burst of five.
+    let mut all: Vec<_> = (0..6).map(|_| Caller::new(1, tls)).collect();
+    let over = all
+        .iter_mut()
+        .filter_map(|one| one.is_over(&mut site).then_some(()));
+    assert_eq!(over.count(), 1);
+}
+
+#[test]
+fn who_does_not_read_loses_what_has_no_room_and_holds_up_nobody() {
+    let fast = Limits {
+        rate: 1 << 40,
+        ..Limits::default()
+    };
+    let (mut site, tls) = by_tls(fast);
+    let (mut a, mut b, mut c) = (Caller::new(1, tls), Host::new(2), Host::new(3));
+    a.bind(&mut site, 2);
+    let (deaf, _) = b.bind(&mut site, 1);
+    c.bind(&mut site, 2);
+    let (heard, _) = b.bind(&mut site, 3);
+    let sent = datagrams(40, 1400, 1400).concat();
+    // More than the kernel's buffers for one connection take, and ours.
+    let mut count = 0;
+    while site
+        .relay
+        .counters()
+        .lock()
+        .expect("counters")
+        .drops
+        .total()
+        == 0
+        && count < 1000
+    {
+        b.send(deaf, &sent, Some(1400));
+        site.turn();
+        count += 1;
+    }
+    let full = site.dropped(DropReason::SendNoBuffers);
+    assert!(full > 0, "after {count}");
+    b.send(heard, &[4; 100], None);
+    assert_eq!(c.next(&mut site), [4; 100]);
+    // It is still there: a request has its answer behind all that.
+    let port = deaf.port();
+    a.stamp += 1;
+    let ask = Ask {
+        ticket: &a.ticket,
+        peer: key(2),
+        stamp: a.stamp,
+    };
+    let (id, bytes) = ask.write(&mut a.rng);
+    a.send(port, &bytes);
+    let answered = |(from, bytes): &(u16, Vec<u8>)| {
+        *from == port && Answer::parse(bytes, id, &a.ticket.password).is_ok()
+    };
+    let mut heard = Vec::new();
+    let until = Wall::now() + PATIENCE;
+    let mut reader = a.stream;
+    while !heard.iter().any(answered) && Wall::now() < until {
+        site.turn();
+        let _ = reader.receive();
+        while let Some(frame) = reader.peek().expect("a frame") {
+            let (port, datagram) = split_port(frame).expect("a port");
+            heard.push((port, datagram.to_vec()));
+            reader.take();
+        }
+    }
+    assert!(heard.iter().any(answered));
+}
+
+#[test]
+fn a_members_rate_holds_for_what_it_sends_by_tls() {
+    let slow = Limits {
+        rate: 100_000,
+        ..Limits::default()
+    };
+    let (mut site, tls) = by_tls(slow);
+    let (mut a, mut b) = (Caller::new(1, tls), Host::new(2));
+    let (port, _) = a.bind(&mut site, 2);
+    b.bind(&mut site, 1);
+    // A quarter of a second's is 25,000 bytes.
+    (0..40).for_each(|_| a.send(port, &[4; 1000]));
+    let heard = b.receive(&mut site, 40, MOMENT * 4).0;
+    assert_eq!(heard.len(), 25);
+    assert_eq!(site.dropped(DropReason::OverRate), 15);
+}

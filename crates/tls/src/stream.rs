@@ -1,0 +1,284 @@
+//! Frames in and out of a TCP connection, by TLS or without it: a relay of ours and its members, a member and its TURN servers.
+//!
+//! Nothing here waits. What the kernel does not take stays here, so much and no more; TLS shakes hands by the way, while what is to be
+//! sent then waits likewise.
+
+use rustls::Connection;
+use seikan_proto::mesh::framing::{Frame, Framing, FramingError};
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::{AsFd, BorrowedFd};
+
+/// Bytes that wait for the kernel to take them, at most: more would only stand in a queue.
+pub const MAX_UNSENT: usize = 256 << 10;
+/// As many more may be requests: without them nothing goes on while datagrams stand before them.
+pub const RESERVE: usize = 16 << 10;
+/// Bytes of those that TLS may have taken, at most.
+const MAX_SEALED: usize = 64 << 10;
+
+/// A connection.
+#[derive(Debug)]
+pub struct Stream {
+    socket: TcpStream,
+    tls: Option<Box<Connection>>,
+    framing: Framing,
+    unsent: Vec<u8>,
+    received: Vec<u8>,
+    /// Where what is not taken yet begins.
+    taken: usize,
+}
+
+impl Stream {
+    /// Over a connection that stands, to be cut like this.
+    ///
+    /// # Errors
+    /// What the kernel says of it.
+    pub fn new(socket: TcpStream, tls: Option<Connection>, framing: Framing) -> io::Result<Stream> {
+        socket.set_nodelay(true)?;
+        socket.set_nonblocking(true)?;
+        let mut tls = tls.map(Box::new);
+        if let Some(tls) = &mut tls {
+            tls.set_buffer_limit(Some(MAX_SEALED));
+        }
+        Ok(Stream {
+            socket,
+            tls,
+            framing,
+            unsent: Vec::new(),
+            received: Vec::new(),
+            taken: 0,
+        })
+    }
+
+    /// Takes a frame with a datagram to be sent, in parts; `false`: there is no room for it, nothing of it is sent.
+    pub fn push(&mut self, parts: &[&[u8]]) -> bool {
+        self.append(parts, MAX_UNSENT)
+    }
+
+    /// Takes a request, for which there is room where there is none for a datagram.
+    pub fn push_request(&mut self, parts: &[&[u8]]) -> bool {
+        self.append(parts, MAX_UNSENT + RESERVE)
+    }
+
+    fn append(&mut self, parts: &[&[u8]], most: usize) -> bool {
+        let content = parts.iter().map(|part| part.len()).sum();
+        let fits = self.unsent.len() + self.framing.length(content) <= most;
+        fits && self.framing.put(parts, &mut self.unsent)
+    }
+
+    /// Hands over what the kernel takes; whether something is left.
+    ///
+    /// # Errors
+    /// What the kernel says, but that it takes no more now.
+    pub fn flush(&mut self) -> io::Result<bool> {
+        let mut sent = 0;
+        let outcome = loop {
+            let rest = self.unsent.get(sent..).unwrap_or_default();
+            let step = match &mut self.tls {
+                None if rest.is_empty() => break Ok(()),
+                None => self.socket.write(rest),
+                Some(tls) => {
+                    sent += tls.writer().write(rest)?;
+                    if !tls.wants_write() {
+                        break Ok(());
+                    }
+                    tls.write_tls(&mut self.socket).map(|_| 0)
+                }
+            };
+            match step {
+                Ok(n) => sent += n,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => break Err(error),
+            }
+        };
+        self.unsent.drain(..sent);
+        outcome?;
+        Ok(match &self.tls {
+            None => !self.unsent.is_empty(),
+            // What waits for the handshake waits for the other end.
+            Some(tls) => tls.wants_write() || (!tls.is_handshaking() && !self.unsent.is_empty()),
+        })
+    }
+
+    /// Reads what is there, once, and all that comes of it: epoll knows nothing of what TLS would keep. To be flushed behind it, as TLS
+    /// may have something to say.
+    ///
+    /// # Errors
+    /// `WouldBlock`: nothing more; `UnexpectedEof`: the other end has closed it; `InvalidData`: TLS does not take it, or the
+    /// certificate; or what the kernel says.
+    pub fn receive(&mut self) -> io::Result<()> {
+        self.received.drain(..std::mem::take(&mut self.taken));
+        let mut buffer = [0; 1 << 14];
+        let Some(tls) = &mut self.tls else {
+            let n = self.socket.read(&mut buffer)?;
+            if n == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            self.received.extend_from_slice(&buffer[..n]);
+            return Ok(());
+        };
+        if tls.read_tls(&mut self.socket)? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        if let Err(error) = tls.process_new_packets() {
+            // What is wrong, if the other end still hears it.
+            let _ = tls.write_tls(&mut self.socket);
+            return Err(io::Error::new(io::ErrorKind::InvalidData, error));
+        }
+        let before = self.received.len();
+        loop {
+            let read = tls.reader().read(&mut buffer);
+            match read {
+                Ok(0) if self.received.len() == before => {
+                    return Err(io::ErrorKind::UnexpectedEof.into());
+                }
+                // What came before the end is taken first.
+                Ok(0) => return Ok(()),
+                Ok(n) => self.received.extend_from_slice(&buffer[..n]),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// What is in the next frame that is there as a whole, to be taken by [`Self::take`].
+    ///
+    /// # Errors
+    /// [`FramingError`]: this is its end.
+    pub fn peek(&self) -> Result<Option<&[u8]>, FramingError> {
+        let rest = self.received.get(self.taken..).unwrap_or_default();
+        let frame = self.framing.first(rest)?;
+        Ok(frame.and_then(|frame| rest.get(frame.content)))
+    }
+
+    /// Takes the next frame that is there as a whole.
+    pub fn take(&mut self) {
+        let rest = self.received.get(self.taken..).unwrap_or_default();
+        if let Ok(Some(Frame { length, .. })) = self.framing.first(rest) {
+            self.taken += length;
+        }
+    }
+
+    /// Bytes that have come and are not taken.
+    pub fn waiting(&self) -> usize {
+        self.received.len().saturating_sub(self.taken)
+    }
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Certificate;
+    use rustls::client::WebPkiServerVerifier;
+    use rustls::pki_types::pem::PemObject as _;
+    use rustls::pki_types::{CertificateDer, ServerName};
+    use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConnection};
+    use std::net::TcpListener;
+    use std::sync::Arc;
+    use std::time::{Duration, Instant};
+
+    fn pair() -> [TcpStream; 2] {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
+        let server = listener.local_addr().expect("an address");
+        let ours = TcpStream::connect(server).expect("connected");
+        [ours, listener.accept().expect("accepted").0]
+    }
+
+    /// Reads until there are so many frames.
+    fn frames(stream: &mut Stream, count: usize) -> Vec<Vec<u8>> {
+        let mut frames = Vec::new();
+        let until = Instant::now() + Duration::from_secs(10);
+        while frames.len() < count && Instant::now() < until {
+            // Nothing there yet is no end.
+            let _ = stream.receive();
+            while let Some(frame) = stream.peek().expect("a frame").map(<[u8]>::to_vec) {
+                stream.take();
+                frames.push(frame);
+            }
+        }
+        frames
+    }
+
+    #[test]
+    fn frames_come_out_of_a_stream_as_they_went_in() {
+        let [ours, mut theirs] = pair();
+        let mut ours = Stream::new(ours, None, Framing::Turn).expect("a stream");
+        let message = [0x40, 0x01, 0, 5, 1, 2, 3, 4, 5];
+        assert!(ours.push(&[&message]) && ours.push(&[&message[..4], &message[4..]]));
+        assert!(!ours.flush().expect("sent"));
+        let mut got = [0; 24];
+        theirs.read_exact(&mut got).expect("read");
+        assert_eq!(got[..9], message);
+        assert_eq!(got[9..12], [0; 3]);
+        for piece in got.chunks(7) {
+            theirs.write_all(piece).expect("written");
+        }
+        assert_eq!(frames(&mut ours, 2), [message.to_vec(), message.to_vec()]);
+        assert_eq!(ours.waiting(), 0);
+    }
+
+    #[test]
+    fn what_has_no_room_is_not_sent_in_part() {
+        let [ours, _theirs] = pair();
+        let mut ours = Stream::new(ours, None, Framing::Turn).expect("a stream");
+        let message = vec![0x40; 1000];
+        let fit = (0..).take_while(|_| ours.push(&[&message])).count();
+        assert_eq!(fit, MAX_UNSENT / 1000);
+        assert_eq!(ours.unsent.len(), fit * 1000);
+    }
+
+    #[test]
+    fn a_request_has_room_behind_datagrams_and_not_without_end() {
+        let [ours, _theirs] = pair();
+        let mut ours = Stream::new(ours, None, Framing::Turn).expect("a stream");
+        while ours.push(&[&[0x40; 1024]]) {}
+        let fit = (0..).take_while(|_| ours.push_request(&[&[0; 1024]]));
+        assert_eq!(fit.count(), RESERVE / 1024);
+        assert!(!ours.push(&[&[0x40; 4]]));
+    }
+
+    #[test]
+    fn what_is_pushed_before_tls_has_shaken_hands_arrives_behind_it() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let names = ["localhost".to_owned()];
+        let own = Certificate::own(folder.path(), "a server", &names).expect("made");
+        let text = std::fs::read(folder.path().join("tls.pem")).expect("a file");
+        let mut roots = RootCertStore::empty();
+        let known = CertificateDer::from_pem_slice(&text).expect("a certificate");
+        roots.add(known).expect("a root");
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let verifier =
+            WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider.clone());
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .expect("versions")
+            .with_webpki_verifier(verifier.build().expect("a verifier"))
+            .with_no_client_auth();
+        let name = ServerName::try_from("localhost").expect("a name");
+        let client = ClientConnection::new(Arc::new(config), name).expect("a client");
+        let server = Arc::new(own.server_config().expect("it can serve"));
+        let server = ServerConnection::new(server).expect("a server");
+        let [ours, theirs] = pair();
+        let mut ours = Stream::new(ours, Some(client.into()), Framing::Relay).expect("a stream");
+        let mut theirs = Stream::new(theirs, Some(server.into()), Framing::Relay).expect("one");
+        assert!(ours.push(&[&[0, 7], b"hello"]));
+        let until = Instant::now() + Duration::from_secs(10);
+        while theirs.peek() == Ok(None) && Instant::now() < until {
+            for end in [&mut ours, &mut theirs] {
+                end.flush().expect("flushed");
+                match end.receive() {
+                    Err(error) if error.kind() != io::ErrorKind::WouldBlock => panic!("{error}"),
+                    _ => {}
+                }
+            }
+        }
+        assert_eq!(theirs.peek(), Ok(Some(&b"\0\x07hello"[..])));
+    }
+}
