@@ -478,7 +478,12 @@ fn check_answered(peer: &mut Peer, check: Check, now: Instant) {
         }
         return;
     }
-    let Some((rtt, better)) = peer.paths.acknowledged(check, peer.path.endpoint, now) else {
+    let session = peer.sessions.current.as_ref();
+    let began = session.is_some_and(|session| session.initiator);
+    let answered = peer
+        .paths
+        .acknowledged(check, peer.path.endpoint, began, now);
+    let Some((rtt, better)) = answered else {
         return;
     };
     peer.path.mtu.check_answered();
