@@ -453,8 +453,9 @@ impl Agent {
         loop {
             worker.tell(News::Tick)?;
             let port = self.port.load(Ordering::Relaxed);
-            let local = Netlink::open()
-                .and_then(|n| endpoints::local(&n, self.own_interface, &self.networks, port));
+            let local = Netlink::open().and_then(|n| {
+                endpoints::local(&n, self.own_interface, &self.networks, self.fwmark, port)
+            });
             // What cannot be asked for now is asked for again.
             if let Ok(local) = local {
                 if local != known {
@@ -474,9 +475,9 @@ impl Agent {
                 let others = known.iter().filter(|address| !now.contains(address));
                 let others: Vec<SocketAddr> = others.copied().collect();
                 now.extend(others);
+                now.truncate(MAX_ENDPOINTS);
                 // IPv6 first, else the best first as before.
                 now.sort_by_key(SocketAddr::is_ipv4);
-                now.truncate(MAX_ENDPOINTS);
                 let now = Endpoints {
                     endpoints: now,
                     relayed: shared.relayed.borrow().clone(),
