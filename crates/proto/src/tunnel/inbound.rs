@@ -469,9 +469,7 @@ fn control_frame(
 
 /// A check arrived by its way, which may be a better one than the one in use; or it was a question of somebody's.
 fn check_answered(peer: &mut Peer, check: Check, now: Instant) {
-    if let Some(ping) = &mut peer.ping
-        && let Some((rtt, to)) = ping.acknowledged(check, now)
-    {
+    if let Some((rtt, to)) = peer.pings.acknowledged(check, now) {
         peer.path.mtu.check_answered();
         if peer.path.endpoint == Some(to) {
             peer.path.rtt = Some(rtt);
