@@ -255,10 +255,10 @@ impl Paths {
     }
 
     /// Relays by which the peer is reached now, while `used` is the way in use: [`MAX_RELAYS`] at most. True if one is new. If
-    /// that in use is none of them it stays until another way is proven.
+    /// that in use is none of them, and be there none, it stays until another way is proven: it may still carry something.
     pub fn set_relays(&mut self, addresses: &[SocketAddr], used: Option<SocketAddr>) -> bool {
         let ends = |used: &SocketAddr| self.is_relay(*used) && !addresses.contains(used);
-        self.ends = used.filter(ends).filter(|_| !addresses.is_empty());
+        self.ends = used.filter(ends);
         let others = addresses.iter().copied();
         let others = others.take(MAX_RELAYS - usize::from(self.ends.is_some()));
         let all: Vec<SocketAddr> = others.chain(self.ends).collect();

@@ -357,6 +357,19 @@ fn a_peer_with_one_way_is_never_asked() {
 }
 
 #[test]
+fn a_relay_in_use_stays_one_when_there_is_none_any_more_until_a_direct_way_is_proven() {
+    let mut paths = paths();
+    assert!(!paths.set_relays(&[], Some(relay(1))));
+    assert!(paths.is_relay(relay(1)));
+    let round = checks(&mut paths, relay(1), at(0));
+    assert_eq!(round.len(), 2, "direct ways are looked for as before");
+    let taken = paths.acknowledged(round[0].0, Some(relay(1)), true, at(20));
+    assert_eq!(taken.map(|(_, taken)| taken), Some(Taken::Move(told(1))));
+    paths.set_relays(&[], Some(told(1)));
+    assert!(!paths.is_relay(relay(1)));
+}
+
+#[test]
 fn what_is_known_of_a_way_stays_when_it_is_told_again() {
     let mut paths = paths();
     let round = checks(&mut paths, relay(1), at(0));
