@@ -32,6 +32,7 @@ use crate::machine;
 use crate::mesh::{command, patiently, run, turn_names_off};
 use crate::process::{Process, Processes};
 use crate::stats::{Spread, ratio};
+use crate::tunnel::wireguard;
 use seikan_sys::process::CpuClock;
 
 /// How often is looked whether something has arrived.
@@ -391,7 +392,10 @@ impl Site {
             run(host, folder, &[&join[..], &rest].concat())?;
             turn_names_off(Path::new(&file))?;
             let up = command(folder, &["up", &file])?;
-            mesh.members.push(self.start("seikan", Some(host), up)?);
+            let process = Process::start(host, "seikan", up, folder)?;
+            mesh.members.push(process.pid());
+            let socket = wireguard::socket(&format!("lab{}", host.name));
+            self.processes.borrow_mut().0.push(process.leaving(socket));
         }
         let file = format!("lab{}.toml", mesh.hosts[1].name);
         let text = fs::read_to_string(folder.join(file));
