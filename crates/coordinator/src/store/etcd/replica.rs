@@ -61,6 +61,8 @@ const MAX_ROWS: usize = 127;
 const STATE: i64 = 1;
 /// That of what lives with coordinators.
 const LIVE: i64 = 2;
+/// That of where members ask.
+const PRESENT: i64 = 3;
 /// Changes that are proposed together, at most.
 const MAX_JOBS: usize = 32;
 /// Questions that wait for the thread, at most.
@@ -857,7 +859,12 @@ async fn begin(shared: &Shared, connection: &Connection) -> Result<Streaming<Wat
     let state = format!("{}/state/", shared.settings.prefix);
     let applied = lock(&shared.state).applied;
     let now = found.header.unwrap_or_default().revision;
-    let watches = vec![watch(STATE, state, applied), watch(LIVE, live, now)];
+    let present = format!("{}/present/", shared.settings.prefix);
+    let watches = vec![
+        watch(STATE, state, applied),
+        watch(LIVE, live, now),
+        watch(PRESENT, present, now),
+    ];
     let watch = connection.watch(watches).await?;
     shared.set(None);
     Ok(watch)
@@ -975,6 +982,17 @@ impl Shared {
             });
             if called.count() > 0 {
                 self.tell();
+            }
+            return Ok(());
+        }
+        if told.watch_id == PRESENT {
+            let prefix = format!("{}/present/", self.settings.prefix);
+            for kv in told.events.iter().filter_map(|event| event.kv.as_ref()) {
+                let key = String::from_utf8_lossy(&kv.key);
+                // What makes no sense is of a later version.
+                if let Some(Ok(member)) = key.strip_prefix(&prefix).map(str::parse) {
+                    self.live.is_elsewhere(member, kv.lease);
+                }
             }
             return Ok(());
         }
