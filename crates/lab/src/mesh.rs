@@ -15,6 +15,7 @@ use crate::interrupt::Interrupt;
 use crate::link::Host;
 use crate::process::Process;
 use crate::tunnel::seikan::{RUN_DIR, program};
+use crate::tunnel::wireguard;
 
 /// How often is looked whether something is there yet.
 const LOOK: Duration = Duration::from_millis(20);
@@ -159,7 +160,8 @@ impl Member {
         let file = self.folder.join(format!("{}.toml", self.interface));
         let mut command = command(&self.folder, &["up", &file.to_string_lossy()])?;
         command.envs(environment.iter().cloned());
-        Process::start(host, &self.interface, command, &self.folder)
+        let process = Process::start(host, &self.interface, command, &self.folder)?;
+        Ok(process.leaving(wireguard::socket(&self.interface)))
     }
 
     /// What it says of itself.

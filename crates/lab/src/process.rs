@@ -24,6 +24,8 @@ pub struct Process {
     host: &'static str,
     child: Child,
     log: PathBuf,
+    /// What it would leave behind if it were killed.
+    leftovers: Vec<PathBuf>,
 }
 
 impl Process {
@@ -53,7 +55,15 @@ impl Process {
             host: host.name,
             child,
             log,
+            leftovers: Vec::new(),
         })
+    }
+
+    /// Has a file taken away that the program makes, and would not take away itself if it were killed.
+    #[must_use]
+    pub fn leaving(mut self, file: PathBuf) -> Self {
+        self.leftovers.push(file);
+        self
     }
 
     /// Name of the host it runs in.
@@ -136,6 +146,10 @@ impl Drop for Process {
     fn drop(&mut self) {
         self.terminate();
         self.wait();
+        for file in &self.leftovers {
+            // Usually it has done so itself.
+            let _ = std::fs::remove_file(file);
+        }
     }
 }
 

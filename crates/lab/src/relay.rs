@@ -6,7 +6,8 @@
 //! ```
 //! M is a router between A and B, and forwards or does not: without it, only the relay on M reaches both. A TCP stream runs through
 //! the tunnel all the time; each round has four parts: what it carries by the relay, how long nothing arrives at most while the path
-//! changes to direct, what it carries then, and how long nothing arrives when the direct path dies.
+//! changes to direct, what it carries then, and how long nothing arrives when the direct path dies. A stream that takes all that there
+//! is fills the relay's receive buffer, which then drops; what a change loses by itself shows another that takes less.
 //!
 //! Where there is coturn, it is the only relay of another mesh with members C and D, who are at M likewise. Then a stream by the one
 //! relay and one by the other take turns, with M not forwarding, and it is noted how busy relay and ends were: who waits for whom.
@@ -27,9 +28,11 @@ use crate::error::{LabError, Result};
 use crate::interrupt::Interrupt;
 use crate::link::Host;
 use crate::load::{Ends, LiveOptions, Meter, live, wait_reachable};
+use crate::machine;
 use crate::mesh::{command, patiently, run, turn_names_off};
 use crate::process::{Process, Processes};
 use crate::stats::{Spread, ratio};
+use crate::tunnel::wireguard;
 use seikan_sys::process::CpuClock;
 
 /// How often is looked whether something has arrived.
@@ -38,6 +41,8 @@ const LOOK: Duration = Duration::from_millis(1);
 const ASK: Duration = Duration::from_millis(200);
 /// How long anything may take.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// What the stream carries that shows what a change loses, in Mbit/s: less than would fill a queue.
+const PACED: f64 = 500.0;
 /// Until a stream has its rate after the way has changed.
 const WARMUP: Duration = Duration::from_secs(2);
 
@@ -63,10 +68,19 @@ pub struct RelayRound {
     pub stall: f64,
     /// Longest time in which nothing arrived after the direct path died, in seconds.
     pub outage: f64,
-    /// Datagrams that the ends dropped while the path changed to direct, and until the next change.
+    /// While the path changed to direct, all the relay's time before that included.
+    pub missing: Missing,
+}
+
+/// What did not arrive, and where it was lost.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct Missing {
+    /// Datagrams that either end told the other were missing.
+    pub reported: u64,
+    /// Datagrams that the ends dropped.
     pub dropped: u64,
-    /// The most that a report of an end said were missing meanwhile, of about a second.
-    pub lost: u64,
+    /// What the kernel dropped at the relay's full receive buffer: up to 64 datagrams each, of one send.
+    pub relay_queue: u64,
 }
 
 /// All rounds.
@@ -78,6 +92,9 @@ pub struct RelayReport {
     pub first_answer: f64,
     /// Each round.
     pub rounds: Vec<RelayRound>,
+    /// Of as many changes to direct under a stream of 500 Mbit/s.
+    #[serde(default)]
+    pub paced: Vec<Missing>,
     /// By the relay, in Gbit/s.
     pub relayed: Spread,
     /// Directly, in Gbit/s.
@@ -133,8 +150,8 @@ pub fn relay(
     let first_answer = begun.elapsed().as_secs_f64();
     let mut rounds = Vec::new();
     let coturn = site.with_coturn(interrupt)?;
-    // Each round of the comparison counts as one of four parts.
-    let steps = options.rounds * if coturn.is_some() { 5 } else { 4 };
+    // Each round of the comparison, and of the slower stream, counts as one of four parts.
+    let steps = options.rounds * if coturn.is_some() { 6 } else { 5 };
     live(
         &site.ends(&ours),
         &LiveOptions::default(),
@@ -151,12 +168,9 @@ pub fn relay(
                 site.wait_for(&ours, true, meter, interrupt)?;
                 let relayed = rate(meter, options, interrupt)?;
                 step(1, "a direct path opens");
-                let dropped = site.dropped(&ours)?;
-                site.forward(true)?;
-                let change = site.wait_for(&ours, false, meter, interrupt)?;
+                let (change, missing) = site.open(&ours, meter, interrupt)?;
                 step(2, "directly");
                 let direct = rate(meter, options, interrupt)?;
-                let dropped = site.dropped(&ours)?.saturating_sub(dropped);
                 step(3, "the direct path dies");
                 site.forward(false)?;
                 let death = site.wait_for(&ours, true, meter, interrupt)?;
@@ -166,17 +180,34 @@ pub fn relay(
                     found_after: change.time.as_secs_f64(),
                     stall: change.longest.as_secs_f64(),
                     outage: death.longest.as_secs_f64(),
-                    dropped,
-                    lost: change.lost,
+                    missing,
                 });
             }
             Ok(())
         },
     )?;
+    let slower = LiveOptions {
+        rate: Some(PACED),
+        ..LiveOptions::default()
+    };
+    let paced = live(&site.ends(&ours), &slower, interrupt, |meter| {
+        let mut all = Vec::new();
+        for round in 0..options.rounds {
+            let done = 4 * options.rounds + round;
+            progress(Progress {
+                fraction: f64::from(done) / f64::from(steps),
+                what: format!("round {}  a direct path opens, 500 Mbit/s", round + 1),
+            });
+            site.wait_for(&ours, true, meter, interrupt)?;
+            all.push(site.open(&ours, meter, interrupt)?.1);
+            site.forward(false)?;
+        }
+        Ok(all)
+    })?;
     let mut compared = Vec::new();
     if let Some((theirs, coturn)) = &coturn {
         for round in 0..options.rounds {
-            let done = 4 * options.rounds + round;
+            let done = 5 * options.rounds + round;
             progress(Progress {
                 fraction: f64::from(done) / f64::from(steps),
                 what: format!("round {}  by the relay, by coturn", round + 1),
@@ -192,6 +223,7 @@ pub fn relay(
     Ok(RelayReport {
         options: *options,
         first_answer,
+        paced,
         relayed,
         direct,
         ratio: ratio(relayed.median, direct.median),
@@ -250,7 +282,7 @@ struct Change {
     time: Duration,
     /// Longest time in which nothing arrived.
     longest: Duration,
-    /// The most that a report said were missing.
+    /// What reports said were missing.
     lost: u64,
 }
 
@@ -360,7 +392,10 @@ impl Site {
             run(host, folder, &[&join[..], &rest].concat())?;
             turn_names_off(Path::new(&file))?;
             let up = command(folder, &["up", &file])?;
-            mesh.members.push(self.start("seikan", Some(host), up)?);
+            let process = Process::start(host, "seikan", up, folder)?;
+            mesh.members.push(process.pid());
+            let socket = wireguard::socket(&format!("lab{}", host.name));
+            self.processes.borrow_mut().0.push(process.leaving(socket));
         }
         let file = format!("lab{}.toml", mesh.hosts[1].name);
         let text = fs::read_to_string(folder.join(file));
@@ -445,6 +480,20 @@ impl Site {
         written.map_err(LabError::io(format!("write {file} of M")))
     }
 
+    /// Opens the direct path and waits until it is used: how that went, and what did not arrive meanwhile.
+    fn open(&self, mesh: &Mesh, meter: &Meter, interrupt: &Interrupt) -> Result<(Change, Missing)> {
+        let queue = || self.middle.run(machine::udp_receive_buffer_errors);
+        let (dropped, relay_queue) = (self.dropped(mesh)?, queue()?);
+        self.forward(true)?;
+        let change = self.wait_for(mesh, false, meter, interrupt)?;
+        let missing = Missing {
+            reported: change.lost,
+            dropped: self.dropped(mesh)?.saturating_sub(dropped),
+            relay_queue: queue()?.saturating_sub(relay_queue),
+        };
+        Ok((change, missing))
+    }
+
     /// What an end says of itself.
     fn status(&self, host: &Host) -> Result<serde_json::Value> {
         let words = ["status", &format!("lab{}", host.name), "--json"];
@@ -476,6 +525,7 @@ impl Site {
         let (mut last, mut seen, mut longest) = (begun, meter.bytes(), Duration::ZERO);
         let mut asked = begun;
         let (mut there, mut lost) = (None, 0);
+        let mut reports: [Option<serde_json::Value>; 2] = [None, None];
         // A moment longer: what was under way by the old way may come late.
         while there.is_none_or(|at: Instant| at.elapsed() < WARMUP) {
             interrupt.sleep(LOOK)?;
@@ -488,10 +538,17 @@ impl Site {
             if asked.elapsed() >= ASK {
                 self.check_alive()?;
                 let mut all = true;
-                for host in &mesh.hosts {
+                for (host, known) in mesh.hosts.iter().zip(&mut reports) {
                     let path = &self.status(host)?["peers"][0]["path"];
                     all &= path["relayed"].as_bool() == Some(relayed);
-                    lost = lost.max(path["report"]["lost"].as_u64().unwrap_or(0));
+                    // A second's. Two that are alike to the last datagram are one, and the first is of before.
+                    let report = &path["report"];
+                    if known
+                        .replace(report.clone())
+                        .is_some_and(|known| known != *report)
+                    {
+                        lost += report["lost"].as_u64().unwrap_or(0);
+                    }
                 }
                 asked = Instant::now();
                 there = there.or(all.then_some(now));

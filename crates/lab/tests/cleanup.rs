@@ -186,3 +186,21 @@ fn programs_run_inside_their_host() {
     }
     assert_eq!(process.last_words(), inside(&host).display().to_string());
 }
+
+#[test]
+fn the_file_of_a_program_that_is_killed_goes_with_it() {
+    let host = Host::create("A", 1).expect("a host");
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("socket");
+    let mut script = Command::new("sh");
+    script.args(["-c", &format!(": > {}; exec sleep 60", file.display())]);
+    let process = Process::start(&host, "script", script, folder.path()).expect("a program");
+    let process = process.leaving(file.clone());
+    let until = Instant::now() + Duration::from_secs(5);
+    while !file.exists() {
+        assert!(Instant::now() < until, "it makes its file");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    process.kill();
+    assert!(!file.exists());
+}

@@ -271,7 +271,10 @@ impl Node {
         for id in self.tunnel.take_sought() {
             if let Some(peer) = self.tunnel.peer(id) {
                 // The next initiation comes here again.
-                let _ = mesh.to_agent.try_send(Heard::Sought(peer.public_key));
+                let _ = mesh.to_agent.try_send(Heard::Sought {
+                    key: peer.public_key,
+                    lost: peer.paths.is_lost(),
+                });
             }
         }
     }

@@ -88,7 +88,8 @@ pub(crate) struct Guard {
 }
 
 impl Guard {
-    /// The guard of a peer that had `before`, under another filter.
+    /// The guard of a peer that had `before`, under another filter. Who could begin everything had none, and what was sent to it was
+    /// not noted: its answers by UDP and to echoes pass again from when this host next sends.
     pub fn set(before: Option<Box<Guard>>, filter: Filter) -> Option<Box<Guard>> {
         let Filter::Only(open) = filter else {
             return None;
@@ -682,6 +683,21 @@ mod tests {
         ));
         assert!(!judged(&mut guard, &tcp_to(false, 443, SYN), at(1)));
         assert!(Guard::set(Some(guard), Filter::All).is_none());
+    }
+
+    #[test]
+    fn after_a_peer_could_begin_everything_only_what_is_sent_anew_is_answered() {
+        let open = Open {
+            tcp: std::iter::once(443..=443).collect(),
+            ..Open::default()
+        };
+        let mut guard = Guard::set(None, Filter::Only(open)).expect("a guard");
+        let answer = udp(false, [PEER, HERE], 123, 5000);
+        assert!(!judged(&mut guard, &answer, at(0)));
+        // A connection goes on, whoever began it.
+        assert!(judged(&mut guard, &tcp_to(false, 22, tcp::ACK), at(0)));
+        sends(&mut guard, &udp(false, [HERE, PEER], 5000, 123), at(1));
+        assert!(judged(&mut guard, &answer, at(1)));
     }
 
     #[test]

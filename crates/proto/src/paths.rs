@@ -9,6 +9,8 @@
 //!   relays if the one in use is to be left.
 //! - A direct way in use is not left because something comes by a relay, nor a relay because something comes directly: both may be
 //!   half open. What comes directly from elsewhere is followed at once, as the peer has roamed.
+//! - While IPv4 is in use directly, IPv6 is checked beside it for a few rounds, and preferred if it is no slower: it has no NAT that could
+//!   forget the pair.
 //! - When something was sent and nothing comes back for [`PATIENCE`], the way in use is checked; at [`SILENCE`] it counts as lost,
 //!   and all others are tried.
 //!
@@ -47,6 +49,10 @@ const ROUNDS: [Duration; 8] = [
     Duration::from_secs(10),
     Duration::from_secs(30),
 ];
+/// Rounds in which IPv6 is checked while IPv4 is in use directly.
+const IPV6_ROUNDS: usize = 5;
+/// By how much a round trip may be longer by IPv6: the least head start that RFC 8305, section 8, gives it.
+const IPV6_LAG: Duration = Duration::from_millis(10);
 /// After a way was taken by a check, or the peer was followed, the end that began the session does not follow it elsewhere for so
 /// long: the peer follows instead, or both would for ever.
 const SETTLE: Duration = Duration::from_secs(1);
@@ -138,6 +144,8 @@ pub struct Paths {
     /// The way in use counts as lost; until something comes by it, or another is taken.
     lost: bool,
     settled_until: Option<Instant>,
+    /// IPv6 was in use and carried nothing any more: it is not preferred until the peer is somewhere else.
+    ipv6_lost: bool,
     /// The peer is not reached by this relay much longer: it is left for another while it still carries something.
     ends: Option<SocketAddr>,
     /// When something last came by a relay.
@@ -180,6 +188,14 @@ impl Way {
     /// Whether it is to be taken in the place of the relay that is `used`, if it works; `ends` is one that is to be left.
     fn is_better(&self, used: SocketAddr, ends: Option<SocketAddr>) -> bool {
         self.is_direct() || (ends == Some(used) && self.address != used)
+    }
+
+    /// Whether it is to be preferred to a direct way that is `used`, if it works as well.
+    fn is_preferred(&self, used: SocketAddr) -> bool {
+        self.is_direct()
+            && self.address.is_ipv6()
+            && used.is_ipv4()
+            && self.standing != Standing::NoRoute
     }
 
     fn begin(&mut self, check: Check, now: Instant) -> Due {
@@ -233,15 +249,16 @@ impl Paths {
     pub fn set_told(&mut self, addresses: &[SocketAddr]) {
         let new = self.replace(Kind::Told, addresses, MAX_CANDIDATES);
         if new {
+            self.ipv6_lost = false;
             self.look_again();
         }
     }
 
     /// Relays by which the peer is reached now, while `used` is the way in use: [`MAX_RELAYS`] at most. True if one is new. If
-    /// that in use is none of them it stays until another way is proven.
+    /// that in use is none of them, and be there none, it stays until another way is proven: it may still carry something.
     pub fn set_relays(&mut self, addresses: &[SocketAddr], used: Option<SocketAddr>) -> bool {
         let ends = |used: &SocketAddr| self.is_relay(*used) && !addresses.contains(used);
-        self.ends = used.filter(ends).filter(|_| !addresses.is_empty());
+        self.ends = used.filter(ends);
         let others = addresses.iter().copied();
         let others = others.take(MAX_RELAYS - usize::from(self.ends.is_some()));
         let all: Vec<SocketAddr> = others.chain(self.ends).collect();
@@ -365,12 +382,13 @@ impl Paths {
         }
     }
 
-    /// A check was acknowledged while `used` is the way in use: how long that took, and what follows. `None` if it was none of the
-    /// latest.
+    /// A check was acknowledged while `used` is the way in use: how long that took, and what follows; `began` says whether this end
+    /// began the session. `None` if it was none of the latest.
     pub fn acknowledged(
         &mut self,
         check: Check,
         used: Option<SocketAddr>,
+        began: bool,
         now: Instant,
     ) -> Option<(Duration, Taken)> {
         let fits = |sent: Sent| sent.check == check && now.duration_since(sent.at) < ANSWER_WITHIN;
@@ -387,7 +405,9 @@ impl Paths {
         }
         let better = match used {
             None => direct,
-            Some(used) => self.is_relay(used) && (direct || self.ends == Some(used)),
+            Some(used) if self.is_relay(used) => direct || self.ends == Some(used),
+            // The peer follows: each on its own could be led back by the other.
+            Some(used) => began && self.prefers(address, used, rtt),
         };
         if !better && !self.lost {
             return Some((rtt, Taken::Stay));
@@ -395,6 +415,20 @@ impl Paths {
         self.moved();
         self.settled_until = Some(now + SETTLE);
         Some((rtt, Taken::Move(address)))
+    }
+
+    /// Whether an address that answers after `rtt` is preferred to a direct way that is `used`, which was checked along with it.
+    fn prefers(&self, address: SocketAddr, used: SocketAddr, rtt: Duration) -> bool {
+        let mut ways = self.ways.iter();
+        let candidate = ways.find(|way| way.address == address);
+        let used_takes = self.ways.iter().find_map(|way| match way.standing {
+            Standing::Works { rtt } if way.address == used => Some(rtt),
+            _ => None,
+        });
+        !self.ipv6_lost
+            && candidate.is_some_and(|way| way.is_preferred(used))
+            // Without an answer yet it takes longer.
+            && used_takes.is_none_or(|used| rtt <= used + IPV6_LAG)
     }
 
     /// The peer does not reach this host, it had it told.
@@ -440,8 +474,15 @@ impl Paths {
             let pause = ROUNDS[self.rounds.min(ROUNDS.len() - 1)];
             self.rounds += 1;
             self.next_round = Some(now + pause);
-            let ends = self.ends;
-            for way in self.ways.iter_mut().filter(|way| way.is_better(used, ends)) {
+            let (ends, relayed) = (self.ends, self.is_relay(used));
+            if !relayed && !self.ways.iter().any(|way| way.address == used) {
+                self.replace(Kind::Seen, &[used], 1);
+            }
+            let wanted = |way: &&mut Way| match relayed {
+                true => way.is_better(used, ends),
+                false => way.is_preferred(used) || way.address == used,
+            };
+            for way in self.ways.iter_mut().filter(wanted) {
                 due.push(way.begin(Check::random(rng), now));
             }
         }
@@ -453,6 +494,7 @@ impl Paths {
                 if let Some(way) = self.ways.iter_mut().find(|way| way.address == used) {
                     way.standing = Standing::Silent;
                 }
+                self.ipv6_lost |= used.is_ipv6();
                 // Once: what is begun then is repeated by its own timer.
                 if !std::mem::replace(&mut self.lost, true) {
                     due.push(Due::Lost);
@@ -477,10 +519,16 @@ impl Paths {
         due
     }
 
-    /// Better ways are looked for while a relay is in use and there are any.
+    /// Better ways are looked for while a relay is in use and there are any; preferred ones for a while.
     fn looks_for_better(&self, used: SocketAddr) -> bool {
-        let better = |way: &Way| way.is_better(used, self.ends);
-        self.is_relay(used) && self.ways.iter().any(better)
+        let mut ways = self.ways.iter();
+        match self.is_relay(used) {
+            true => ways.any(|way| way.is_better(used, self.ends)),
+            false => {
+                let tries = self.rounds < IPV6_ROUNDS && !self.ipv6_lost;
+                tries && ways.any(|way| way.is_preferred(used))
+            }
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use crate::native::reassembly::Reassembly;
 use crate::noise::{Construction, Initiator};
 use crate::outbox::Destination;
 use crate::paths::Paths;
-use crate::ping::Ping;
+use crate::ping::Pings;
 use crate::session::Session;
 use crate::tai64n::Tai64n;
 use crate::time::Instant;
@@ -42,8 +42,8 @@ pub struct Peer {
     pub path: Path,
     /// How else it may be reached: an initiation goes there as well while nothing is heard from it.
     pub paths: Paths,
-    /// What became of the question whether it answers that was asked last.
-    pub ping: Option<Ping>,
+    /// What became of the questions whether it answers.
+    pub pings: Pings,
     /// What was counted.
     pub counters: PeerCounters,
     /// When the newest session was established, since the Unix epoch.
@@ -319,7 +319,7 @@ impl Peer {
             preshared_key: PresharedKey::from_bytes([0; 32]),
             path: Path::new(None),
             paths: Paths::default(),
-            ping: None,
+            pings: Pings::default(),
             counters: PeerCounters::default(),
             last_handshake: None,
             capabilities: None,

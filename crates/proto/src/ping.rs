@@ -3,6 +3,7 @@
 
 use crate::paths::Check;
 use crate::time::Instant;
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -29,18 +30,58 @@ pub enum Ping {
     },
 }
 
-impl Ping {
-    /// Something was acknowledged; how long that took and where it had been sent, if it was this question.
+/// Questions to one peer that are remembered, at most.
+const MAX_QUESTIONS: usize = 16;
+
+/// What was asked of one peer lately. Who asks knows a question by its number, and is not disturbed by others.
+#[derive(Debug, Default)]
+pub struct Pings {
+    questions: VecDeque<(u64, Ping)>,
+}
+
+impl Pings {
+    /// Where a question stands; `None` if it was never asked of this peer, or many have been since.
+    pub fn get(&self, number: u64) -> Option<Ping> {
+        let mut questions = self.questions.iter();
+        questions.find_map(|(of, ping)| (*of == number).then_some(*ping))
+    }
+
+    /// Somebody asks, under a number that no other has.
+    pub(crate) fn ask(&mut self, number: u64) {
+        self.questions.truncate(MAX_QUESTIONS - 1);
+        self.questions.push_front((number, Ping::Waits));
+    }
+
+    /// Whether there is one to be sent.
+    pub(crate) fn waits(&self) -> bool {
+        self.questions.iter().any(|(_, ping)| *ping == Ping::Waits)
+    }
+
+    /// What was sent is the question of all that waited.
+    pub(crate) fn sent(&mut self, check: Check, to: SocketAddr, at: Instant) {
+        for (_, ping) in &mut self.questions {
+            if *ping == Ping::Waits {
+                *ping = Ping::Sent { check, at, to };
+            }
+        }
+    }
+
+    /// Something was acknowledged; how long that took and where it had been sent, if it was one of these questions.
     pub(crate) fn acknowledged(
         &mut self,
         answered: Check,
         now: Instant,
     ) -> Option<(Duration, SocketAddr)> {
-        let Ping::Sent { check, at, to } = *self else {
-            return None;
-        };
-        let rtt = (check == answered).then(|| now.duration_since(at))?;
-        *self = Ping::Answered { to, rtt };
-        Some((rtt, to))
+        let mut answer = None;
+        for (_, ping) in &mut self.questions {
+            if let Ping::Sent { check, at, to } = *ping
+                && check == answered
+            {
+                let rtt = now.duration_since(at);
+                *ping = Ping::Answered { to, rtt };
+                answer = Some((rtt, to));
+            }
+        }
+        answer
     }
 }

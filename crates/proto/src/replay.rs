@@ -15,7 +15,9 @@ const WORDS: usize = 256;
 ///
 /// The kernel's window is 8,128. Lanes and receive batches put more in flight: at 10 Gbit/s in
 /// datagrams of 1,400 bytes this covers 18 ms of reordering, the kernel's size 9 ms, and the cost
-/// is 2 KiB per session. One word of the 16,384 bits is being reused at any time (RFC 6479, 2.1).
+/// is 2 KiB per session. A direct path that opens overtakes what is on its way by a relay, at most the rate times what the relay's
+/// way is longer by: at 1 Gbit/s, a relay's limit for a member, 183 ms more are covered; beyond that it is dropped, and counted, as
+/// replayed. One word of the 16,384 bits is being reused at any time (RFC 6479, 2.1).
 pub const WINDOW: u64 = (WORDS as u64 - 1) * WORD_BITS;
 
 /// Why a counter is refused.

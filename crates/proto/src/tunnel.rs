@@ -108,6 +108,8 @@ pub struct Tunnel {
     scratch: Scratch,
     /// See [`Tunnel::take_sought`].
     sought: Vec<PeerId>,
+    /// Questions so far whether a peer answers: the number of the latest.
+    questions: u64,
     /// What belongs to no peer, and what belonged to peers that were removed.
     stray: PeerCounters,
 }
@@ -161,6 +163,7 @@ impl Tunnel {
             wakeups: BTreeSet::new(),
             scratch: Scratch::default(),
             sought: Vec::new(),
+            questions: 0,
             stray: PeerCounters::default(),
         }
     }

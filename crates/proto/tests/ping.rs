@@ -2,6 +2,7 @@
 
 mod sim;
 
+use seikan_proto::keys::PrivateKey;
 use seikan_proto::noise::Construction;
 use seikan_proto::ping::Ping;
 use sim::network::Path;
@@ -20,11 +21,17 @@ fn world() -> World {
     World::with(setups, [path.clone(), path], 1)
 }
 
-fn ask(world: &mut World) {
+/// Asks; the question's number.
+fn ask(world: &mut World) -> u64 {
     let now = world.now(0);
     let side = &mut world.sides[0];
-    side.tunnel.ping(now, side.peer, &mut side.outbox);
+    let number = side.tunnel.ping(now, side.peer, &mut side.outbox);
     world.flush(0, &[]);
+    number
+}
+
+fn answer(world: &World, question: u64) -> Option<Ping> {
+    world.peer(0).pings.get(question)
 }
 
 #[test]
@@ -32,13 +39,13 @@ fn the_answer_takes_a_round_trip_and_comes_from_where_the_peer_is() {
     let mut world = world();
     world.establish();
     for _ in 0..3 {
-        ask(&mut world);
+        let question = ask(&mut world);
         world.run(3 * ONE_WAY);
         let answered = Ping::Answered {
             to: address(1, false),
             rtt: 2 * ONE_WAY,
         };
-        assert_eq!(world.peer(0).ping, Some(answered));
+        assert_eq!(answer(&world, question), Some(answered));
     }
     world.check();
 }
@@ -46,30 +53,65 @@ fn the_answer_takes_a_round_trip_and_comes_from_where_the_peer_is() {
 #[test]
 fn without_a_session_it_begins_one_and_is_no_part_of_the_time() {
     let mut world = world();
-    ask(&mut world);
-    assert_eq!(world.peer(0).ping, Some(Ping::Waits));
+    let question = ask(&mut world);
+    assert_eq!(answer(&world, question), Some(Ping::Waits));
     // The handshake, and then the question.
     world.run(4 * ONE_WAY + ONE_WAY / 2);
     let rtt = 2 * ONE_WAY;
     assert!(
-        matches!(world.peer(0).ping, Some(Ping::Answered { rtt: r, .. }) if r == rtt),
+        matches!(answer(&world, question), Some(Ping::Answered { rtt: r, .. }) if r == rtt),
         "{:?}",
-        world.peer(0).ping
+        answer(&world, question)
     );
 }
 
 #[test]
-fn one_that_was_lost_is_not_answered_by_the_answer_to_another() {
+fn who_asks_meanwhile_disturbs_nobody_and_each_is_answered_in_its_time() {
     let mut world = world();
     world.establish();
-    ask(&mut world);
+    let first = ask(&mut world);
     world.run(ONE_WAY);
-    ask(&mut world);
-    // The answer to the first is here; that to the second is not.
-    world.run(ONE_WAY + ONE_WAY / 2);
-    assert!(matches!(world.peer(0).ping, Some(Ping::Sent { .. })));
+    let second = ask(&mut world);
     world.run(ONE_WAY);
-    assert!(matches!(world.peer(0).ping, Some(Ping::Answered { .. })));
+    let answered = Some(Ping::Answered {
+        to: address(1, false),
+        rtt: 2 * ONE_WAY,
+    });
+    assert_eq!(answer(&world, first), answered);
+    assert!(matches!(answer(&world, second), Some(Ping::Sent { .. })));
+    world.run(ONE_WAY);
+    assert_eq!(answer(&world, second), answered);
+}
+
+#[test]
+fn all_that_wait_for_a_session_are_asked_by_one_datagram() {
+    let mut world = world();
+    let questions = [0; 3].map(|_| ask(&mut world));
+    world.run(4 * ONE_WAY + ONE_WAY / 2);
+    for question in questions {
+        let answered = answer(&world, question);
+        assert!(
+            matches!(answered, Some(Ping::Answered { .. })),
+            "{answered:?}"
+        );
+    }
+}
+
+#[test]
+fn what_was_asked_of_a_peer_is_answered_when_its_key_has_become_another() {
+    let mut world = world();
+    world.establish();
+    let question = ask(&mut world);
+    world.run(ONE_WAY / 2);
+    let side = &mut world.sides[0];
+    let key = PrivateKey::from_bytes([7; 32]).public();
+    assert!(side.tunnel.rotate_peer_key(side.peer, key));
+    world.run(2 * ONE_WAY);
+    let answered = answer(&world, question);
+    assert!(
+        matches!(answered, Some(Ping::Answered { .. })),
+        "{answered:?}"
+    );
 }
 
 #[test]
@@ -78,9 +120,9 @@ fn a_peer_that_has_forgotten_the_session_is_met_again() {
     world.establish();
     world.restart(1);
     for second in 0.. {
-        ask(&mut world);
+        let question = ask(&mut world);
         world.run(Duration::from_secs(1));
-        if matches!(world.peer(0).ping, Some(Ping::Answered { .. })) {
+        if matches!(answer(&world, question), Some(Ping::Answered { .. })) {
             break;
         }
         // KEEPALIVE_TIMEOUT and REKEY_TIMEOUT, 15 s, after the first that was lost.

@@ -140,6 +140,39 @@ fn the_relay_is_left_when_direct_ways_open_and_nothing_is_lost_by_it() {
 }
 
 #[test]
+fn what_a_faster_way_overtakes_beyond_the_horizon_of_reports_is_all_there_and_not_reported_lost() {
+    let mut world = members(NATIVE);
+    world.detour = Duration::from_millis(300);
+    world.checkers[1].in_order = false;
+    world.direct_down = [true; 2];
+    let flow = Flow::udp(0);
+    let mut sent = talk(&mut world, 0, Duration::from_secs(1));
+    let mut lost = Vec::new();
+    let mut load = |world: &mut World, ms: usize| {
+        for _ in 0..ms {
+            let reads: Vec<_> = (sent..sent + 5).map(|n| flow.datagram(n, 1392)).collect();
+            sent += 5;
+            world.send(0, &reads);
+            world.run(Duration::from_millis(1));
+            lost.extend(world.peer(0).path.report.map(|report| report.lost));
+        }
+    };
+    load(&mut world, 100);
+    assert_eq!(world.peer(0).path.endpoint, Some(relay()));
+    world.direct_down = [false; 2];
+    while world.peer(0).path.endpoint == Some(relay()) {
+        load(&mut world, 10);
+    }
+    // The first that comes directly overtakes more than the reports' horizon of 1,024: 300 ms at 5,000 a second.
+    load(&mut world, 2100);
+    world.run(Duration::from_secs(1));
+    assert_eq!(world.checkers[1].datagrams(flow), sent as usize);
+    assert_eq!(lost.iter().max(), Some(&0));
+    let reordering = world.peer(0).path.report.expect("a report").reordering;
+    assert_eq!(reordering, 0, "it has long been over");
+}
+
+#[test]
 fn a_direct_way_that_dies_is_left_for_the_relay_within_five_seconds() {
     let mut world = members(NATIVE);
     let seq = talk(&mut world, 0, Duration::from_secs(2));

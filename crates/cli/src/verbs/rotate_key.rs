@@ -44,6 +44,13 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             file.display()
         );
     };
+    if config.gateway.is_some() && is_running(&config)? {
+        let name = &config.name;
+        bail!(
+            "{name} is a gateway, whose address on the local network is made of its key: stop it (`seikan down {name}`), run this \
+             again, and start it; nothing was changed"
+        );
+    }
     let client = Client::new(&mesh.coordinator, mesh.pin, Some(mesh.credential.clone()))?;
     let key = PrivateKey::generate(&mut SystemRandom);
     let public = key.public();
@@ -64,10 +71,14 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 
 /// Has the tunnel take on a key, if it runs.
 fn take_on(config: &Config, key: &PrivateKey) -> anyhow::Result<()> {
-    let (places, name) = (Places::default(), config.name.as_str());
-    let running = ask::running(&places)?;
-    if running.iter().any(|running| running == name) {
-        ask::rotate(&places, name, &encode_key(key.as_bytes()))?;
+    if is_running(config)? {
+        let key = encode_key(key.as_bytes());
+        ask::rotate(&Places::default(), config.name.as_str(), &key)?;
     }
     Ok(())
+}
+
+fn is_running(config: &Config) -> anyhow::Result<bool> {
+    let running = ask::running(&Places::default())?;
+    Ok(running.iter().any(|name| name == config.name.as_str()))
 }

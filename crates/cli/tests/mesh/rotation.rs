@@ -146,6 +146,34 @@ fn a_key_that_the_coordinator_was_not_told_of_is_told_at_the_next_start() {
 }
 
 #[test]
+fn a_gateway_is_to_be_stopped_first_and_has_another_key_then() {
+    at_a_site(|site| {
+        let _coordinator = site.coordinator();
+        let token = site.token(&["--reusable"]);
+        let host = site.host();
+        host.join("g", &token);
+        let file = || fs::read_to_string(host.file()).expect("a file");
+        let gateway = "\n[gateway]\ninterface = \"eth0\"\nmode = \"routed\"\n";
+        fs::write(host.file(), file() + gateway).expect("written");
+        let runs = host.up();
+        let (before, kept) = (host.public_key(), file());
+        let output = host.run(&["rotate-key", &host.file()]);
+        assert!(!output.status.success());
+        let said = stderr(&output);
+        assert!(
+            said.contains("stop it") && said.contains("nothing was changed"),
+            "{said}"
+        );
+        assert_eq!((host.public_key(), file()), (before.clone(), kept));
+        runs.signal("TERM");
+        runs.ended();
+        host.rotate_key();
+        let _runs = host.up();
+        assert_ne!(host.public_key(), before);
+    });
+}
+
+#[test]
 fn a_pair_at_a_relay_goes_over_to_its_new_port_there() {
     at_a_site(|site| {
         let _coordinator = site.coordinator();

@@ -16,7 +16,7 @@ use crate::interrupt::Interrupt;
 use crate::link::Host;
 use crate::process::Process;
 use crate::tunnel::seikan::{RUN_DIR, program, status};
-use crate::tunnel::wireguard::WireGuard;
+use crate::tunnel::wireguard::{self, WireGuard};
 use crate::tunnel::{KeyPair, PORT, Started, Tunnel, device_name, need_tun, write_private};
 
 /// Devices in the configuration of a crowd's gateway.
@@ -251,10 +251,9 @@ fn start_seikan(
             .ok_or_else(|| LabError::Setup("no program `seikan`: set $SEIKAN_BIN to it".into()))?;
         let mut command = Command::new(program);
         command.arg("up").arg(&file).env(RUN_DIR, dir);
-        started
-            .processes
-            .0
-            .push(Process::start(host, SEIKAN, command, dir)?);
+        let process = Process::start(host, SEIKAN, command, dir)?;
+        let process = process.leaving(wireguard::socket(&device_name(host)));
+        started.processes.0.push(process);
     }
     Ok(started)
 }

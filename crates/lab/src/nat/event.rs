@@ -95,12 +95,10 @@ pub fn events(
             what: event.name.clone(),
         });
         let cell = Cell {
-            nats: [
-                plan.nat(&event.nats[0])?.clone(),
-                plan.nat(&event.nats[1])?.clone(),
-            ],
+            nats: [plan.nat(&event.nats[0])?, plan.nat(&event.nats[1])?],
             shared: Vec::new(),
             path: event.path,
+            family: None,
             why: event.about.clone(),
         };
         let setting = Setting {

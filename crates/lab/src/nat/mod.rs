@@ -11,6 +11,7 @@ pub(crate) mod flow;
 mod plan;
 pub(crate) mod site;
 
+use std::net::SocketAddr;
 use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,7 +20,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 pub use event::{EventReport, EventRow, events};
-pub use plan::{Cell, Clocks, Event, Expect, Happening, Nat, NatBox, PLAN, PathKind, Plan};
+pub use plan::{Cell, Clocks, Event, Expect, Family, Happening, Nat, NatBox, PLAN, PathKind, Plan};
 
 use crate::Progress;
 use crate::error::{LabError, Result};
@@ -31,6 +32,8 @@ use site::Site;
 
 /// From the start within which a direct path is to be in use, where there can be one.
 pub const DIRECT_WITHIN: Duration = Duration::from_secs(3);
+/// The same where IPv4 may be in use before IPv6 is found as good.
+const PREFERRED_WITHIN: Duration = Duration::from_secs(5);
 /// From the start within which the first answer is to come by a relay, where there is no direct path.
 pub const RELAY_WITHIN: Duration = Duration::from_secs(1);
 /// How long is waited for what is to come, and then for what is not.
@@ -44,6 +47,8 @@ const RELAY: u16 = 3478;
 /// The first port that the first relay has for pairs, and how many each has.
 const PAIRS: u16 = 40_000;
 const PAIRS_EACH: u16 = 1000;
+/// Those of the relay that is reached by IPv6.
+const PAIRS6: &str = "50000-50999";
 
 /// What to play.
 #[derive(Clone, Debug)]
@@ -69,6 +74,9 @@ pub struct NatRow {
     pub why: String,
     /// By which way each sends, of A and of B; nothing arrived if `None`.
     pub found: [PathKind; 2],
+    /// By which family, if that was to be seen to, and by which each sends.
+    #[serde(default)]
+    pub family: Option<(Family, [Option<Family>; 2])>,
     /// Until an answer came at all.
     pub first_answer: Option<f64>,
     /// Until both ends used the direct path.
@@ -149,11 +157,13 @@ pub fn first_packets(delays: &[Duration], interrupt: &Interrupt) -> Result<Vec<f
         about: String::new(),
         seen: "open".to_owned(),
         boxes: Vec::new(),
+        ipv6: false,
     };
     let cell = Cell {
         nats: [open.clone(), open],
         shared: Vec::new(),
         path: PathKind::Direct,
+        family: None,
         why: String::new(),
     };
     let one = |(number, delay): (usize, &Duration)| {
@@ -259,7 +269,11 @@ impl Stage {
             let ports = format!("{first}-{}", first + PAIRS_EACH - 1);
             mesh.start_relay(internet, at(RELAY + number), &ports, &clock, interrupt)
         };
-        let relays = (0..setting.relays).map(relay).collect::<Result<_>>()?;
+        let mut relays = (0..setting.relays).map(relay).collect::<Result<Vec<_>>>()?;
+        if setting.cell.nats.iter().any(|nat| nat.ipv6) {
+            let at = (site.internet6(), RELAY + setting.relays).into();
+            relays.push(mesh.start_relay(internet, at, PAIRS6, &clock, interrupt)?);
+        }
         let join = |end: usize| {
             let host = site.host(end);
             let number = setting.number;
@@ -286,7 +300,7 @@ impl Stage {
             let connected = status["mesh"]["contact"] == "connected";
             // As far as anybody answers.
             let seen = status["mesh"]["stun"].as_array().map_or(0, Vec::len);
-            Ok((connected && seen > setting.relays.into()).then_some(()))
+            Ok((connected && seen > stage.relays.len()).then_some(()))
         })?;
         Ok(stage)
     }
@@ -318,6 +332,16 @@ impl Stage {
         })
     }
 
+    /// By which family an end sends.
+    fn family(&self, end: usize) -> Result<Option<Family>> {
+        let endpoint = &self.status(end)?["peers"][0]["path"]["endpoint"];
+        let endpoint = endpoint.as_str().and_then(|at| at.parse().ok());
+        Ok(endpoint.map(|at: SocketAddr| match at.is_ipv6() {
+            true => Family::IPv6,
+            false => Family::IPv4,
+        }))
+    }
+
     /// Questions from B to A.
     fn flow(&self) -> Result<Flow> {
         let (a, b) = (self.site.host(0), self.site.host(1));
@@ -335,7 +359,11 @@ impl Stage {
             let answered = flow.seen().first.is_some();
             if answered {
                 found = [self.way(0)?, self.way(1)?];
-                if direct.is_none() && found == [PathKind::Direct; 2] {
+                let right = match cell.family {
+                    Some(family) => [self.family(0)?, self.family(1)?] == [Some(family); 2],
+                    None => true,
+                };
+                if direct.is_none() && right && found == [PathKind::Direct; 2] {
                     direct = Some(begun.elapsed());
                 }
             } else {
@@ -355,6 +383,10 @@ impl Stage {
         }
         let first_answer = flow.seen().first.map(|at| at - begun);
         drop(flow);
+        let family = match cell.family {
+            Some(expected) => Some((expected, [self.family(0)?, self.family(1)?])),
+            None => None,
+        };
         let seen = self.seen(cell, interrupt)?;
         let mut row = NatRow {
             cell: cell.name(),
@@ -362,6 +394,7 @@ impl Stage {
             expected: cell.path,
             why: cell.why.clone(),
             found,
+            family,
             first_answer: first_answer.map(|time| time.as_secs_f64()),
             direct: direct.map(|time| time.as_secs_f64()),
             seen,
@@ -379,7 +412,12 @@ impl Stage {
             let deadline = Instant::now() + PATIENCE;
             loop {
                 let status = self.status(end)?;
-                let seen = status["mesh"]["nat4"].as_str().unwrap_or("?").to_owned();
+                let of = |family: &str| status["mesh"][family].as_str().unwrap_or("?").to_owned();
+                let seen = match (of("nat4"), of("nat6")) {
+                    // Behind IPv6 there is no NAT.
+                    (_, odd) if nat.ipv6 && odd != "open" => format!("{odd} by IPv6"),
+                    (nat4, _) => nat4,
+                };
                 let done = seen == nat.seen || Instant::now() > deadline;
                 all[end] = [nat.seen.clone(), seen];
                 if done || !cell.shared.is_empty() {
@@ -404,10 +442,16 @@ impl NatRow {
         if found != self.expected {
             self.wrong.push("another path".to_owned());
         }
+        if let Some((expected, found)) = self.family
+            && found != [Some(expected); 2]
+        {
+            self.wrong.push(format!("not by {expected:?}"));
+        }
         let late = |time: Option<f64>, within: Duration| {
             time.is_some_and(|time| time > within.as_secs_f64())
         };
         let late = match self.expected {
+            PathKind::Direct if self.family.is_some() => late(self.direct, PREFERRED_WITHIN),
             PathKind::Direct => late(self.direct, DIRECT_WITHIN),
             PathKind::Relay => late(self.first_answer, RELAY_WITHIN),
             PathKind::None => false,

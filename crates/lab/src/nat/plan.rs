@@ -9,6 +9,9 @@ use crate::error::{LabError, Result};
 /// The file in the program.
 pub const PLAN: &str = include_str!("../../nat/matrix.toml");
 
+/// What the name of a NAT ends with where its host has IPv6 as well.
+const WITH_IPV6: &str = "+6";
+
 /// The longest delay of a direction, in milliseconds.
 const LONGEST_DELAY: f64 = 500.0;
 
@@ -22,6 +25,15 @@ pub enum PathKind {
     Relay,
     /// Nothing arrives.
     None,
+}
+
+/// Internet Protocol, version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Family {
+    /// 4.
+    IPv4,
+    /// 6.
+    IPv6,
 }
 
 /// A router that hides what is behind it.
@@ -61,6 +73,9 @@ pub struct Nat {
     pub seen: String,
     /// From the outside in.
     pub boxes: Vec<NatBox>,
+    /// Whether the host has a global IPv6 address, to which its box lets answers in: whose name in a pair ends with `+6`.
+    #[serde(skip)]
+    pub ipv6: bool,
 }
 
 /// Pairs, and what is to come of them.
@@ -69,12 +84,14 @@ pub struct Nat {
 pub struct Expect {
     /// By which way they are to talk.
     pub path: PathKind,
+    /// By which family, if that is to be seen to.
+    pub family: Option<Family>,
     /// Why, in a line.
     pub why: String,
     /// Boxes that both are behind.
     #[serde(default)]
     pub shared: Vec<NatBox>,
-    /// Names of NATs; played in both orders.
+    /// Names of NATs, with `+6` where there is IPv6; played in both orders.
     pub pairs: Vec<[String; 2]>,
 }
 
@@ -178,6 +195,8 @@ pub struct Cell {
     pub shared: Vec<NatBox>,
     /// By which way they are to talk.
     pub path: PathKind,
+    /// By which family, if that is to be seen to.
+    pub family: Option<Family>,
     /// Why.
     pub why: String,
 }
@@ -224,12 +243,21 @@ impl Plan {
         Ok(plan)
     }
 
-    /// A NAT by its name.
+    /// A NAT by its name, with `+6` perhaps.
     ///
     /// # Errors
     /// [`LabError::Usage`] if there is none.
-    pub fn nat(&self, name: &str) -> Result<&Nat> {
-        let found = self.nats.iter().find(|nat| nat.name == name);
+    pub fn nat(&self, name: &str) -> Result<Nat> {
+        let plain = name.strip_suffix(WITH_IPV6);
+        let found = self
+            .nats
+            .iter()
+            .find(|nat| nat.name == plain.unwrap_or(name));
+        let found = found.map(|nat| Nat {
+            name: name.to_owned(),
+            ipv6: plain.is_some(),
+            ..nat.clone()
+        });
         found.ok_or_else(|| {
             let all: Vec<&str> = self.nats.iter().map(|nat| nat.name.as_str()).collect();
             LabError::Usage(format!("no NAT `{name}`: there are {}", all.join(", ")))
@@ -251,9 +279,10 @@ impl Plan {
                 };
                 for [a, b] in orders {
                     cells.push(Cell {
-                        nats: [self.nat(a)?.clone(), self.nat(b)?.clone()],
+                        nats: [self.nat(a)?, self.nat(b)?],
                         shared: expect.shared.clone(),
                         path: expect.path,
+                        family: expect.family,
                         why: expect.why.clone(),
                     });
                 }
@@ -296,7 +325,13 @@ mod tests {
         let plan = Plan::parse(PLAN).expect("a plan");
         assert_eq!(plan.unclear(), [""; 0]);
         // 8 NATs in both orders, and three shared ones.
-        assert_eq!(plan.cells().expect("cells").len(), 8 * 8 + 3);
+        let cells = plan.cells().expect("cells");
+        let (with, without): (Vec<&Cell>, Vec<&Cell>) = cells
+            .iter()
+            .partition(|cell| cell.nats.iter().any(|nat| nat.ipv6));
+        assert_eq!(without.len(), 8 * 8 + 3);
+        assert!(with.iter().all(|cell| cell.shared.is_empty()));
+        assert!(!with.is_empty());
     }
 
     #[test]

@@ -5,17 +5,18 @@
 //! coordinator, relays                    (if any)                \-- .20 B's boxes --- switch -w- .20 B
 //! ```
 //! Networks of homes are all 192.168.1.0/24, as they are in life; carriers have 100.64.N.0/24. The cable of host B, `w`, is a
-//! [`Wire`], which takes its time. Each host and each box is a namespace of its own.
+//! [`Wire`], which takes its time. Each host and each box is a namespace of its own. Who has IPv6 has global addresses of a network of
+//! its own, 2001:db8:0:END::/64, which its box routes and lets answers into; without a box it is in 2001:db8::/64 with everybody.
 
 use std::fs;
 use std::io::Write as _;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsFd;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use ipnet::IpNet;
-use seikan_sys::netlink::{Netlink, NetlinkError, Route};
+use seikan_sys::netlink::{AddressOptions, Netlink, NetlinkError, Route};
 
 use super::plan::{Cell, NatBox};
 use crate::error::{LabError, Result};
@@ -79,6 +80,15 @@ pub(crate) fn address(network: [u8; 3], end: u8) -> IpAddr {
     Ipv4Addr::new(a, b, c, end).into()
 }
 
+/// An address of a network of 2001:db8::/48; everybody's is 0.
+fn address6(network: u8, end: u8) -> IpAddr {
+    Ipv6Addr::new(0x2001, 0xdb8, 0, network.into(), 0, 0, 0, end.into()).into()
+}
+
+fn net6(network: u8, end: u8) -> IpNet {
+    IpNet::new_assert(address6(network, end), 64)
+}
+
 fn net(network: [u8; 3], end: u8) -> IpNet {
     IpNet::new_assert(address(network, end), 24)
 }
@@ -136,6 +146,31 @@ impl Switch {
         }
         Ok(index)
     }
+}
+
+/// Gives a card an address of such a network, and the way out by its first address if that is another's.
+fn configure6(netlink: &Netlink, card: u32, network: u8, end: u8) -> Result<()> {
+    // Nobody else has it, and who starts next is to have it at once.
+    let options = AddressOptions {
+        no_dad: true,
+        ..AddressOptions::default()
+    };
+    netlink
+        .add_address_with(card, net6(network, end), options)
+        .map_err(refused)?;
+    if end == FIRST {
+        return Ok(());
+    }
+    let all = IpNet::new_assert(Ipv6Addr::UNSPECIFIED.into(), 0);
+    let route = Route::to(all).via(address6(network, FIRST)).device(card);
+    netlink.add_route(&route).map_err(refused)
+}
+
+/// Has a host forward IPv6.
+fn forward6(host: &Host) -> Result<()> {
+    let file = "/proc/sys/net/ipv6/conf/all/forwarding";
+    let forwarded = host.run(|| fs::write(file, "1"))?;
+    forwarded.map_err(LabError::io("have a box forward IPv6"))
 }
 
 /// The way to everything else.
@@ -245,6 +280,7 @@ impl Router {
              table inet filter {{
                  chain here {{ type filter hook input priority filter; policy drop
                      ct state established,related accept
+                     icmpv6 type {{ nd-neighbor-solicit, nd-neighbor-advert }} accept
                  }}
                  chain through {{ type filter hook forward priority filter; policy drop
                      {udp}
@@ -313,7 +349,7 @@ impl Site {
         let wire = Wire::between(&at.host, &hosts[1], delayed(delay, false))?;
         at.take(WIRED)?;
         let b = at.configure(&hosts[1], &hosts[1].device, ENDS[1], at.network != INTERNET)?;
-        Ok(Site {
+        let site = Site {
             internet,
             _shared: shared,
             routers,
@@ -321,7 +357,48 @@ impl Site {
             cards: [a, b],
             wire,
             delay,
-        })
+        };
+        if cell.nats.iter().any(|nat| nat.ipv6) {
+            site.add_ipv6(cell)?;
+        }
+        Ok(site)
+    }
+
+    /// Gives IPv6 to who is to have it.
+    fn add_ipv6(&self, cell: &Cell) -> Result<()> {
+        let Switch {
+            host,
+            netlink,
+            bridge,
+            ..
+        } = &self.internet;
+        forward6(host)?;
+        configure6(netlink, *bridge, 0, FIRST)?;
+        for (end, at) in ENDS.into_iter().enumerate() {
+            if !cell.nats[end].ipv6 {
+                continue;
+            }
+            let (card, of) = (self.cards[end], self.hosts[end].netlink()?);
+            match self.routers[end].as_slice() {
+                [] => configure6(&of, card, 0, at)?,
+                [router] if cell.shared.is_empty() => {
+                    let inside = &router.inside;
+                    forward6(&inside.host)?;
+                    configure6(&inside.netlink, router.wan, 0, at)?;
+                    configure6(&inside.netlink, inside.bridge, at, FIRST)?;
+                    configure6(&of, card, at, at)?;
+                    let home = Route::to(net6(at, 0)).via(address6(0, at)).device(*bridge);
+                    netlink.add_route(&home).map_err(refused)?;
+                }
+                _ => {
+                    return Err(LabError::Usage(format!(
+                        "{}: IPv6 is played behind one box of a host's own, or none",
+                        cell.name()
+                    )));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// A or B.
@@ -366,6 +443,11 @@ impl Site {
     /// Where coordinator and relays run, and their address.
     pub(super) fn internet(&self) -> (&Host, IpAddr) {
         (&self.internet.host, address(INTERNET, FIRST))
+    }
+
+    /// Where relays are by IPv6, if anybody has it.
+    pub(super) fn internet6(&self) -> IpAddr {
+        address6(0, FIRST)
     }
 }
 

@@ -11,6 +11,7 @@ use crate::error::{LabError, Result};
 use crate::interrupt::Interrupt;
 use crate::link::{Host, Hosts};
 use crate::process::Process;
+use crate::tunnel::wireguard;
 use crate::tunnel::{
     KeyPair, PORT, Started, Tunnel, device_name, find_program, is_executable, need_tun,
     version_line, write_private,
@@ -120,7 +121,8 @@ impl Seikan {
             .arg(&file)
             .args(["--protocol", self.protocol]);
         command.env(RUN_DIR, dir);
-        Process::start(host, &self.name, command, dir)
+        let process = Process::start(host, &self.name, command, dir)?;
+        Ok(process.leaving(wireguard::socket(&device_name(host))))
     }
 }
 

@@ -121,7 +121,12 @@ impl WireGuard {
 }
 
 fn socket_of(host: &Host) -> PathBuf {
-    Path::new(SOCKET_DIR).join(format!("{}.sock", device_name(host)))
+    socket(&device_name(host))
+}
+
+/// The control socket of an interface.
+pub(crate) fn socket(interface: &str) -> PathBuf {
+    Path::new(SOCKET_DIR).join(format!("{interface}.sock"))
 }
 
 /// Connects to the control socket as soon as it is there.

@@ -60,7 +60,10 @@ pub enum Silence {
 /// A question under way.
 #[derive(Debug)]
 pub(super) struct Pinging {
-    key: PublicKey,
+    /// The peer, whose key may become another one meanwhile.
+    id: PeerId,
+    /// The question's number.
+    number: u64,
     until: Instant,
 }
 
@@ -83,13 +86,11 @@ impl Pinging {
         let id = find(subject.node, subject.record, whom)?;
         let now = now();
         let node = &mut *subject.node;
-        let Some(key) = node.tunnel.peer(id).map(|peer| peer.public_key) else {
-            return Err(unknown(whom));
-        };
-        node.tunnel.ping(now, id, &mut node.outbox);
+        let number = node.tunnel.ping(now, id, &mut node.outbox);
         node.transmit();
         Ok(Pinging {
-            key,
+            id,
+            number,
             until: now.mono + PATIENCE,
         })
     }
@@ -97,25 +98,26 @@ impl Pinging {
     /// The answer, or that none came in time; `None` while one may come.
     pub fn outcome(&self, subject: &Subject<'_>) -> Option<Result<Pong, String>> {
         let (node, now) = (&*subject.node, now().mono);
-        let Some(id) = node.tunnel.peer_by_key(&self.key) else {
+        let peer = node.tunnel.peer(self.id);
+        let Some((peer, ping)) = peer.and_then(|peer| Some((peer, peer.pings.get(self.number)?)))
+        else {
             return Some(Err("the peer was taken away meanwhile".to_owned()));
         };
-        let peer = node.tunnel.peer(id)?;
-        let (to, rtt) = match peer.ping {
-            Some(Ping::Answered { to, rtt }) => (Some(to), Some(rtt)),
+        let (to, rtt) = match ping {
+            Ping::Answered { to, rtt } => (Some(to), Some(rtt)),
             _ if now < self.until => return None,
-            Some(Ping::Sent { to, .. }) => (Some(to), None),
-            Some(Ping::Waits) | None => (peer.path.endpoint, None),
+            Ping::Sent { to, .. } => (Some(to), None),
+            Ping::Waits => (peer.path.endpoint, None),
         };
-        let silence = match peer.ping {
+        let silence = match ping {
             _ if rtt.is_some() => None,
-            Some(Ping::Sent { .. }) => Some(Silence::NoAnswer),
+            Ping::Sent { .. } => Some(Silence::NoAnswer),
             _ if peer.is_reachable() => Some(Silence::NoHandshake),
             _ => Some(Silence::NoAddress),
         };
         Some(Ok(Pong {
-            name: subject.record.name_of(node, &self.key),
-            public_key: self.key.to_string(),
+            name: subject.record.name_of(node, &peer.public_key),
+            public_key: peer.public_key.to_string(),
             rtt_us: rtt.map(|rtt| rtt.as_micros().try_into().unwrap_or(u64::MAX)),
             way: to.map(|address| {
                 let relayed = peer.paths.is_relay(address);

@@ -18,6 +18,7 @@ use super::turn::Turns;
 use super::{Contact, Heard, OwnKey, cache, endpoints, names};
 use crate::config::{Host, MeshSettings};
 use futures_util::future::join_all;
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use ipnet::IpNet;
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::{
@@ -27,7 +28,7 @@ use seikan_sys::netlink::Netlink;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::io::{self, Write};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::num::NonZeroU16;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -63,6 +64,8 @@ const MAX_NEWS: usize = 16;
 /// How often STUN servers are asked: NATs forget a mapping after half a minute at the soonest (RFC 4787, section 4.3, asks for
 /// two minutes).
 const REFLECT_EVERY: Duration = Duration::from_secs(25);
+/// Least time between two rounds of questions, where no address is another one.
+const REFLECT_LEAST: Duration = Duration::from_secs(5);
 /// How often this host's key is told, changed or not: what became of it, if an answer was lost, nobody knows.
 const TELL_KEY_EVERY: Duration = Duration::from_secs(120);
 /// How long the router may take at the end to take its port back.
@@ -309,9 +312,12 @@ impl Agent {
             while let Some(heard) = heard.recv().await {
                 match heard {
                     Heard::Stun(bytes) => shared.questions.answered(bytes),
-                    Heard::Sought(key) => {
+                    Heard::Sought { key, lost } => {
                         let _ = sought.try_send(key);
                         shared.wish(Wish::Sought(key));
+                        if lost {
+                            shared.lost.notify_one();
+                        }
                     }
                     Heard::Reached(key, reached) => shared.wish(Wish::Reached(key, reached)),
                 }
@@ -496,8 +502,9 @@ impl Agent {
         loop {
             worker.tell(News::Tick)?;
             let port = self.port.load(Ordering::Relaxed);
-            let local = Netlink::open()
-                .and_then(|n| endpoints::local(&n, self.own_interface, &self.networks, port));
+            let local = Netlink::open().and_then(|n| {
+                endpoints::local(&n, self.own_interface, &self.networks, self.fwmark, port)
+            });
             // What cannot be asked for now is asked for again.
             if let Ok(local) = local {
                 if local != known {
@@ -518,6 +525,8 @@ impl Agent {
                 let others: Vec<SocketAddr> = others.copied().collect();
                 now.extend(others);
                 now.truncate(MAX_ENDPOINTS);
+                // IPv6 first, else the best first as before.
+                now.sort_by_key(SocketAddr::is_ipv4);
                 let now = Endpoints {
                     endpoints: now,
                     relayed: shared.relayed.borrow().clone(),
@@ -564,54 +573,74 @@ impl Agent {
     }
 
     /// Asks what this host looks like from outside: again and again, which keeps what NATs have made of it as it is; and at
-    /// once when an address is another one.
+    /// once when an address is another one, or when a way to a member has died, since a NAT may have started anew.
     async fn reflect(&self, worker: &Worker, shared: &Shared) -> Result<(), Gone> {
         // In the order in which servers were asked, with how often each has not answered since: what is lost on the way is no
         // news of a NAT.
         let mut last: Vec<(View, u32)> = Vec::new();
         loop {
+            let begun = tokio::time::Instant::now();
             let servers = self.servers(shared).await;
-            let asked = servers.into_iter().map(|(name, server)| async move {
-                let question = Question::new();
-                let begun = Instant::now();
-                let answer = shared.questions.ask(worker, server, &question.bytes);
-                let seen = answer.await?.and_then(|answer| question.answered(&answer));
-                Ok(View {
-                    name,
-                    server,
-                    seen,
-                    rtt: seen.map(|_| begun.elapsed()),
+            last = servers
+                .into_iter()
+                .map(|(name, server)| {
+                    let known = last.iter().find(|(known, _)| known.server == server);
+                    known.cloned().unwrap_or_else(|| {
+                        let view = View {
+                            name,
+                            server,
+                            seen: None,
+                            rtt: None,
+                        };
+                        (view, 0)
+                    })
                 })
-            });
-            let mut now = Vec::new();
-            for view in join_all(asked).await {
-                let view: View = view?;
-                let known = last.iter().find(|(known, _)| known.server == view.server);
-                now.push(match known {
-                    Some((known, misses)) if view.seen.is_none() && misses + 1 < MAX_MISSES => {
-                        (known.clone(), misses + 1)
+                .collect();
+            // A server of a family that this host does not have would be waited for in vain.
+            let mut asked = Vec::new();
+            for (at, (view, misses)) in last.iter_mut().enumerate() {
+                match has_way(view.server) {
+                    true => asked.push((at, view.server)),
+                    false => (view.seen, view.rtt, *misses) = (None, None, 0),
+                }
+            }
+            let mut asked: FuturesUnordered<_> = asked
+                .into_iter()
+                .map(|(at, server)| async move {
+                    let question = Question::new();
+                    let begun = Instant::now();
+                    let answer = shared.questions.ask(worker, server, &question.bytes);
+                    let seen = answer.await?.and_then(|answer| question.answered(&answer));
+                    Ok((at, seen, begun.elapsed()))
+                })
+                .collect();
+            // What one says is told before all have: who does not answer is waited for.
+            while let Some(answer) = asked.next().await {
+                let (at, seen, rtt) = answer?;
+                if let Some((view, misses)) = last.get_mut(at) {
+                    if seen.is_some() || *misses + 1 >= MAX_MISSES {
+                        (view.seen, view.rtt) = (seen, seen.map(|_| rtt));
+                        *misses = 0;
+                    } else {
+                        *misses += 1;
                     }
-                    _ => (view, 0),
-                });
+                }
+                shared.see(first_seen(&last));
             }
-            last = now;
-            let views: Vec<View> = last.iter().map(|(view, _)| view.clone()).collect();
-            // The first of each family, IPv6 before IPv4: those of a symmetric NAT help nobody else.
-            let first = |v6: bool| {
-                let mut seen = views.iter().filter_map(|view| view.seen);
-                seen.find(|seen| seen.is_ipv6() == v6)
-            };
-            let seen: Vec<SocketAddr> = [true, false].into_iter().filter_map(first).collect();
-            if *shared.reflexive.borrow() != seen {
-                shared.reflexive.borrow_mut().clone_from(&seen);
-                shared.different.notify_one();
-                shared.outside.notify_one();
-            }
+            shared.see(first_seen(&last));
             worker.tell(News::Reflexive {
-                addresses: seen,
-                views,
+                addresses: shared.reflexive.borrow().clone(),
+                views: last.iter().map(|(view, _)| view.clone()).collect(),
             })?;
-            let _ = tokio::time::timeout(REFLECT_EVERY, shared.moved.notified()).await;
+            let lost = async {
+                shared.lost.notified().await;
+                tokio::time::sleep_until(begun + REFLECT_LEAST).await;
+            };
+            tokio::select! {
+                () = shared.moved.notified() => {}
+                () = lost => {}
+                () = tokio::time::sleep(REFLECT_EVERY) => {}
+            }
         }
     }
 
@@ -739,6 +768,34 @@ impl Agent {
     }
 }
 
+/// The first that was seen of each family, IPv6 before IPv4: those of a symmetric NAT help nobody else.
+fn first_seen(views: &[(View, u32)]) -> Vec<SocketAddr> {
+    let first = |v6: bool| {
+        let mut seen = views.iter().filter_map(|(view, _)| view.seen);
+        seen.find(|seen| seen.is_ipv6() == v6)
+    };
+    [true, false].into_iter().filter_map(first).collect()
+}
+
+/// Whether this host could send there. Nothing is sent.
+fn has_way(server: SocketAddr) -> bool {
+    let any: IpAddr = match server {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let unreachable = |error: io::Error| {
+        matches!(
+            error.kind(),
+            io::ErrorKind::NetworkUnreachable
+                | io::ErrorKind::AddrNotAvailable
+                | io::ErrorKind::Unsupported
+        )
+    };
+    let connected = UdpSocket::bind((any, 0)).and_then(|socket| socket.connect(server));
+    // Anything else may be different for the tunnel's socket.
+    !connected.is_err_and(unreachable)
+}
+
 /// What the tasks tell each other.
 pub(super) struct Shared {
     /// What this host looks like from outside.
@@ -756,6 +813,8 @@ pub(super) struct Shared {
     moved: Notify,
     /// They have become others: what waits for an answer at the former ones may wait in vain.
     elsewhere: Notify,
+    /// A way to a member has died.
+    lost: Notify,
     /// What was told has to be told again.
     retell: Cell<bool>,
     /// What waits for an answer.
@@ -776,10 +835,20 @@ impl Shared {
             mapped: RefCell::default(),
             moved: Notify::new(),
             elsewhere: Notify::new(),
+            lost: Notify::new(),
             retell: Cell::new(false),
             questions: Questions::default(),
             book: RefCell::default(),
             wishes,
+        }
+    }
+
+    /// This host looks like this from outside.
+    fn see(&self, seen: Vec<SocketAddr>) {
+        if *self.reflexive.borrow() != seen {
+            self.reflexive.replace(seen);
+            self.different.notify_one();
+            self.outside.notify_one();
         }
     }
 

@@ -1,42 +1,131 @@
-//! Where this host may be reached: its own addresses. The kernel knows them; those that no other host can use are left out.
+//! Where this host may be reached: its own addresses. The kernel knows them; those that no other host can use, or only through another
+//! tunnel, are left out.
 
 use ipnet::IpNet;
 use seikan_proto::mesh::MAX_ENDPOINTS;
-use seikan_sys::netlink::{Address, Netlink, NetlinkError};
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use seikan_sys::netlink::{Address, Netlink, NetlinkError, RouteType};
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// The host's endpoints, IPv6 before IPv4 and public addresses before private ones. `own` is the mesh's own interface.
+/// Where the kernel is asked for its way out of each family: two of the root name servers. Nothing is sent.
+const FAR: [IpAddr; 2] = [
+    IpAddr::V6(Ipv6Addr::new(0x2001, 0x503, 0xba3e, 0, 0, 0, 2, 0x30)),
+    IpAddr::V4(Ipv4Addr::new(198, 41, 0, 4)),
+];
+/// Drivers of interfaces (`IFLA_INFO_KIND`) by which packets go through another tunnel.
+const TUNNELS: [&str; 17] = [
+    "tun",
+    "wireguard",
+    "ovpn",
+    "vxlan",
+    "geneve",
+    "bareudp",
+    "gre",
+    "gretap",
+    "erspan",
+    "ip6gre",
+    "ip6gretap",
+    "ip6tnl",
+    "ipip",
+    "sit",
+    "vti",
+    "vti6",
+    "xfrm",
+];
+
+/// The host's endpoints, IPv6 before IPv4, [`MAX_ENDPOINTS`] at most, with this firewall mark on what the tunnel sends. `own` is the
+/// mesh's own interface.
+///
+/// Addresses of other tunnels are left out, unless that is the way to the rest of the world: members would run one tunnel in another.
 pub(super) fn local(
     netlink: &Netlink,
     own: u32,
     networks: &[IpNet],
+    fwmark: Option<u32>,
     port: u16,
 ) -> Result<Vec<SocketAddr>, NetlinkError> {
-    Ok(choose(netlink.all_addresses()?, own, networks, port))
+    let links = netlink.links()?;
+    let of_kind = |kinds: &[&str]| -> BTreeSet<u32> {
+        let those = links
+            .iter()
+            .filter(|link| kinds.contains(&link.kind.as_str()));
+        those.map(|link| link.index).collect()
+    };
+    // Without a way out there is no such address.
+    let sources = FAR.iter().filter_map(|far| {
+        let route = netlink.route_get(*far, fwmark).ok()?;
+        route.source.filter(|_| route.kind == RouteType::Unicast)
+    });
+    let host = Host {
+        own,
+        networks,
+        tunnels: of_kind(&TUNNELS),
+        bridges: of_kind(&["bridge"]),
+        sources: sources.collect(),
+    };
+    Ok(host.choose(netlink.all_addresses()?, port))
 }
 
-fn choose(all: Vec<Address>, own: u32, networks: &[IpNet], port: u16) -> Vec<SocketAddr> {
-    let usable = |address: &Address| {
+/// What is known of a host.
+#[derive(Default)]
+struct Host<'a> {
+    /// The mesh's interface.
+    own: u32,
+    /// The mesh's networks.
+    networks: &'a [IpNet],
+    tunnels: BTreeSet<u32>,
+    bridges: BTreeSet<u32>,
+    /// What it sends to the rest of the world from.
+    sources: BTreeSet<IpAddr>,
+}
+
+impl Host<'_> {
+    fn choose(&self, mut all: Vec<Address>, port: u16) -> Vec<SocketAddr> {
+        all.retain(|address| self.is_usable(address));
+        all.sort_by_key(|address| (self.rank(address), address.net.addr().is_ipv4()));
+        let ranked = all.iter().map(|address| address.net.addr());
+        let mut found: Vec<IpAddr> = Vec::new();
+        for ip in ranked {
+            if found.len() < MAX_ENDPOINTS && !found.contains(&ip) {
+                found.push(ip);
+            }
+        }
+        found.sort_by_key(|ip| (ip.is_ipv4(), is_private(*ip)));
+        found
+            .into_iter()
+            .map(|ip| SocketAddr::new(ip, port))
+            .collect()
+    }
+
+    fn is_usable(&self, address: &Address) -> bool {
         let ip = address.net.addr();
-        address.index != own
+        address.index != self.own
             && !address.tentative
             && !address.dad_failed
             && is_routable(ip)
             // What goes to the mesh's addresses goes through the mesh.
-            && !networks.iter().any(|net| net.contains(&ip))
-    };
-    let mut found: Vec<IpAddr> = all
-        .iter()
-        .filter(|a| usable(a))
-        .map(|a| a.net.addr())
-        .collect();
-    found.sort_by_key(|ip| (ip.is_ipv4(), is_private(*ip), *ip));
-    found.dedup();
-    found.truncate(MAX_ENDPOINTS);
-    found
-        .into_iter()
-        .map(|ip| SocketAddr::new(ip, port))
-        .collect()
+            && !self.networks.iter().any(|net| net.contains(&ip))
+            && (!self.tunnels.contains(&address.index) || self.sources.contains(&ip))
+    }
+
+    /// Which are told if there are too many: first what this host sends from, since firewalls let answers in there; last those of
+    /// bridges, behind which there are containers, with the same addresses on every host.
+    fn rank(&self, address: &Address) -> (u8, bool, IpAddr) {
+        let ip = address.net.addr();
+        let rank = match address {
+            _ if self.sources.contains(&ip) => 0,
+            address if self.bridges.contains(&address.index) => 3,
+            // They go sooner than the others.
+            Address {
+                temporary: true, ..
+            }
+            | Address {
+                deprecated: true, ..
+            } => 2,
+            _ => 1,
+        };
+        (rank, is_private(ip), ip)
+    }
 }
 
 /// Whether another host could send there at all.
@@ -68,6 +157,8 @@ mod tests {
             peer: None,
             tentative: false,
             dad_failed: false,
+            temporary: false,
+            deprecated: false,
         }
     }
 
@@ -91,12 +182,13 @@ mod tests {
             },
         ];
         let networks = ["100.80.0.1/12".parse().expect("a network")];
-        let found: Vec<String> = choose(all, 4, &networks, 7)
-            .iter()
-            .map(ToString::to_string)
-            .collect();
+        let host = Host {
+            own: 4,
+            networks: &networks,
+            ..Host::default()
+        };
         assert_eq!(
-            found,
+            chosen(&host, all),
             [
                 "[2001:db8::7]:7",
                 "[fd12::1]:7",
@@ -106,11 +198,80 @@ mod tests {
         );
     }
 
+    fn chosen(host: &Host<'_>, all: Vec<Address>) -> Vec<String> {
+        let found = host.choose(all, 7);
+        found.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn addresses_of_other_tunnels_are_told_only_if_they_are_the_way_out() {
+        let all = || {
+            vec![
+                address(2, "10.0.0.5/24"),
+                address(7, "100.81.0.9/12"),
+                address(8, "2001:db8::8/64"),
+            ]
+        };
+        let mut host = Host {
+            own: 4,
+            tunnels: BTreeSet::from([7, 8]),
+            ..Host::default()
+        };
+        assert_eq!(chosen(&host, all()), ["10.0.0.5:7"]);
+        // A tunnel broker's.
+        host.sources.insert("2001:db8::8".parse().expect("one"));
+        assert_eq!(chosen(&host, all()), ["[2001:db8::8]:7", "10.0.0.5:7"]);
+    }
+
+    #[test]
+    fn of_too_many_those_are_told_that_others_reach_best() {
+        let mut all: Vec<Address> = (0..10)
+            .map(|n| address(9, &format!("172.{}.0.1/16", 17 + n)))
+            .collect();
+        let temporary = (1..=12).map(|n| Address {
+            temporary: true,
+            ..address(2, &format!("2001:db8::a:{n}/64"))
+        });
+        all.extend(temporary);
+        let stable = ["2001:db8::7/64", "192.168.1.5/24", "198.51.100.7/24"];
+        all.extend(stable.map(|net| address(2, net)));
+        let host = Host {
+            bridges: BTreeSet::from([9]),
+            sources: ["2001:db8::a:12", "192.168.1.5"]
+                .map(|ip| ip.parse().expect(ip))
+                .into(),
+            ..Host::default()
+        };
+        let found = chosen(&host, all);
+        assert_eq!(found.len(), MAX_ENDPOINTS);
+        // What it sends from, what lasts, what goes away; of the bridges one, for which there is room.
+        for told in [
+            "[2001:db8::a:12]:7",
+            "192.168.1.5:7",
+            "[2001:db8::7]:7",
+            "198.51.100.7:7",
+            "[2001:db8::a:1]:7",
+            "172.17.0.1:7",
+        ] {
+            assert!(
+                found.iter().any(|found| found == told),
+                "{told} of {found:?}"
+            );
+        }
+        assert_eq!(
+            found
+                .iter()
+                .filter(|found| found.starts_with("172."))
+                .count(),
+            1
+        );
+    }
+
     #[test]
     fn no_more_are_told_than_a_coordinator_takes() {
         let many = (0..40)
             .map(|n| address(2, &format!("10.0.0.{n}/24")))
             .collect();
-        assert_eq!(choose(many, 4, &[], 7).len(), MAX_ENDPOINTS);
+        assert_eq!(Host::default().choose(many, 7).len(), MAX_ENDPOINTS);
     }
 }

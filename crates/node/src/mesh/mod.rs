@@ -116,8 +116,8 @@ pub struct Allocation {
 pub(crate) enum Heard {
     /// An answer of a STUN server.
     Stun(Box<[u8]>),
-    /// A member does not answer yet.
-    Sought(PublicKey),
+    /// A member does not answer yet, or not any more: the way to it is `lost`.
+    Sought { key: PublicKey, lost: bool },
     /// How a member is reached, as was asked.
     Reached(PublicKey, Reached),
 }
@@ -570,7 +570,7 @@ fn rotate(node: &mut Node, former: &PublicKey, member: Member, rules: &Rules) {
             mesh.members.insert(key, before);
             if node.tunnel.reached(id, now.mono) == Reached::ByRelay {
                 // Pairs at relays are made of keys.
-                let _ = mesh.to_agent.try_send(Heard::Sought(key));
+                let _ = mesh.to_agent.try_send(Heard::Sought { key, lost: false });
             }
             node.tunnel.renew(now, id, &mut node.outbox);
             node.transmit();

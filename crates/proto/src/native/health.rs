@@ -14,7 +14,7 @@ use std::time::Duration;
 
 /// How often a report is sent while data arrives.
 pub const REPORT_INTERVAL: Duration = Duration::from_secs(1);
-/// Reordering further than this is counted as loss.
+/// Reordering further than this is counted as loss, until what was missing comes before the report.
 const HORIZON: u64 = 1024;
 /// Datagrams sent behind the first of their batch, from which on their absence means something.
 const MANGLED_SAMPLE: u32 = 32;
@@ -24,7 +24,7 @@ const MANGLED_SAMPLE: u32 = 32;
 pub struct Report {
     /// Datagrams received.
     pub received: u32,
-    /// Datagrams whose counter was passed over and did not come within the horizon.
+    /// Datagrams whose counter was passed over and that did not come: within the horizon, or, overtaken by a faster way, within a second.
     pub lost: u32,
     /// Of those lost, how many were the first of their GSO batch.
     pub lost_first: u32,
@@ -96,6 +96,10 @@ pub struct Receiver {
     window: [u64; (HORIZON / 64) as usize],
     /// Where the newest datagram came from.
     from: Option<SocketAddr>,
+    /// Datagrams that a faster way has overtaken and that are not here yet.
+    overtaken: u64,
+    /// When one did so last.
+    overtook: Instant,
     delay_base: Option<i64>,
     delay_sum: u64,
     last_transit: u16,
@@ -112,6 +116,8 @@ impl Default for Receiver {
             // Before the first datagram nothing is missing.
             window: [u64::MAX; (HORIZON / 64) as usize],
             from: None,
+            overtaken: 0,
+            overtook: Instant::BOOT,
             delay_base: None,
             delay_sum: 0,
             last_transit: 0,
@@ -122,7 +128,8 @@ impl Default for Receiver {
 
 impl Receiver {
     /// Notes an authenticated, fresh datagram of the session whose keys were `derived` then, which came from there. When that is
-    /// elsewhere than before, what was on its way by the slower way is passed over: it is late, and no loss.
+    /// elsewhere than before, what was on its way by the slower way is passed over: it is late, and lost only if it does not come
+    /// within [`REPORT_INTERVAL`].
     pub fn datagram(
         &mut self,
         header: &DataHeader,
@@ -153,15 +160,11 @@ impl Receiver {
         let counter = header.counter;
         if counter >= self.next {
             if self.from.replace(from).is_some_and(|before| before != from) {
-                self.pass_over(counter);
+                self.pass_over(counter, now);
             }
             self.advance(counter, stamp.position);
         } else {
-            let late = self.next - 1 - counter;
-            self.report.reordering = self.report.reordering.max(late.min(65_535) as u16);
-            if late < HORIZON {
-                self.window[(counter % HORIZON / 64) as usize] |= 1 << (counter % 64);
-            }
+            self.late(counter);
         }
         self.delay(stamp.time, now);
     }
@@ -179,6 +182,10 @@ impl Receiver {
         }
         self.since = None;
         let mut report = std::mem::take(&mut self.report);
+        if now.duration_since(self.overtook) >= REPORT_INTERVAL {
+            let lost = std::mem::take(&mut self.overtaken).min(u64::from(u32::MAX)) as u32;
+            report.lost = report.lost.saturating_add(lost);
+        }
         let mean = std::mem::take(&mut self.delay_sum) / u64::from(report.received.max(1));
         report.queueing_delay = mean.min(u64::from(u32::MAX)) as u32;
         Some(report)
@@ -189,15 +196,35 @@ impl Receiver {
         Some(self.since? + REPORT_INTERVAL)
     }
 
-    /// Takes what lies between the highest counter and this one for seen.
-    fn pass_over(&mut self, counter: u64) {
+    /// Takes what lies between the highest counter and this one for seen, until it is known better.
+    fn pass_over(&mut self, counter: u64, now: Instant) {
+        let overtaken = counter - self.next;
+        if overtaken > 0 {
+            self.overtaken = self.overtaken.saturating_add(overtaken);
+            self.overtook = now;
+        }
         // Of more than the window holds, only what stays in it.
-        if counter - self.next >= HORIZON {
+        if overtaken >= HORIZON {
             self.next = counter;
             self.window = [u64::MAX; (HORIZON / 64) as usize];
         }
         while self.next < counter {
             self.advance(self.next, 0);
+        }
+    }
+
+    /// A datagram came after one of a higher counter.
+    fn late(&mut self, counter: u64) {
+        let late = self.next - 1 - counter;
+        self.report.reordering = self.report.reordering.max(late.min(65_535) as u16);
+        let (word, bit) = ((counter % HORIZON / 64) as usize, 1 << (counter % 64));
+        if late < HORIZON && self.window[word] & bit == 0 {
+            self.window[word] |= bit;
+        } else if self.overtaken > 0 {
+            // None comes twice: what is taken for seen was passed over.
+            self.overtaken -= 1;
+        } else {
+            self.report.lost = self.report.lost.saturating_sub(1);
         }
     }
 
@@ -395,6 +422,40 @@ mod tests {
             let report = r.due(at(2000)).unwrap();
             assert_eq!(report.lost, 1, "{overtaken} overtaken");
         }
+    }
+
+    #[test]
+    fn what_is_overtaken_and_never_comes_is_lost_a_second_later() {
+        let elsewhere = SocketAddr::new(HERE.ip(), 8);
+        for (overtaken, late) in [(500, 100), (5000, 4000)] {
+            let mut r = Receiver::default();
+            note(&mut r, &header(0), stamp(0, 0), at(0));
+            let mut new = 1 + overtaken..;
+            let mut heard = |r: &mut Receiver, ms| {
+                let counter = header(new.next().expect("one"));
+                r.datagram(&counter, stamp(0, 0), (at(0), elsewhere), false, at(ms));
+                r.packets(at(ms));
+            };
+            heard(&mut r, 900);
+            for c in 1..=late {
+                note(&mut r, &header(c), stamp(0, 0), at(950));
+            }
+            let early = r.due(at(1000)).expect("a report");
+            heard(&mut r, 1001);
+            let report = r.due(at(2001)).expect("a report");
+            let missing = (overtaken - late) as u32;
+            assert_eq!((early.lost, report.lost), (0, missing), "{overtaken}");
+        }
+    }
+
+    #[test]
+    fn a_datagram_that_comes_from_beyond_the_horizon_is_lost_no_more() {
+        let mut r = Receiver::default();
+        for c in (0..3000).filter(|c| *c != 100).chain([100]) {
+            note(&mut r, &header(c), stamp(0, 0), at(0));
+        }
+        let report = r.due(at(1000)).expect("a report");
+        assert_eq!((report.lost, report.reordering), (0, 2899));
     }
 
     #[test]

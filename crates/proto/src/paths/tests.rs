@@ -73,19 +73,86 @@ fn a_direct_way_in_use_is_not_compared_with_others() {
     assert_eq!(due(&mut paths, told(1), at(5000)), []);
 }
 
+fn told6() -> SocketAddr {
+    SocketAddr::from(([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1], 7))
+}
+
+/// A peer with an address of each family.
+fn both_families() -> Paths {
+    let mut paths = Paths::default();
+    paths.set_told(&[told6(), told(1)]);
+    paths
+}
+
+#[test]
+fn ipv6_is_checked_beside_ipv4_for_a_few_rounds_alone() {
+    let mut paths = both_families();
+    let mut rounds = Vec::new();
+    for ms in (0..100_000).step_by(100) {
+        let round = checks(&mut paths, told(1), at(ms));
+        if !round.is_empty() {
+            let addresses: Vec<_> = round.iter().map(|(_, address)| *address).collect();
+            assert_eq!(addresses, [told6(), told(1)]);
+            rounds.push(ms);
+        }
+    }
+    assert_eq!(rounds, [0, 200, 500, 1000, 2000]);
+    assert_eq!(paths.next_wakeup(Some(told(1))), None);
+    // Nor the other way round.
+    assert_eq!(due(&mut both_families(), told6(), at(0)), []);
+}
+
+#[test]
+fn ipv6_is_taken_by_who_began_if_it_is_no_slower() {
+    for (ipv6, began, taken) in [
+        (30, true, Taken::Move(told6())),
+        (40, true, Taken::Move(told6())),
+        (41, true, Taken::Stay),
+        (30, false, Taken::Stay),
+    ] {
+        let mut paths = both_families();
+        let round = checks(&mut paths, told(1), at(0));
+        let mut answered = |of: usize, ms| {
+            let check = round[of].0;
+            paths.acknowledged(check, Some(told(1)), began, at(ms))
+        };
+        let used = answered(1, 30).expect("the one in use").1;
+        let other = answered(0, ipv6).expect("the other").1;
+        assert_eq!((used, other), (Taken::InUse, taken), "{ipv6} ms, {began}");
+    }
+}
+
+#[test]
+fn ipv6_that_was_lost_is_not_preferred_again_before_the_peer_is_somewhere_else() {
+    let mut paths = both_families();
+    paths.sent(at(0));
+    let mut lost = false;
+    for ms in (0..=3000).step_by(500) {
+        lost |= due(&mut paths, told6(), at(ms)).contains(&Due::Lost);
+    }
+    assert!(lost);
+    paths.moved();
+    assert_eq!(checks(&mut paths, told(1), at(4000)), []);
+    paths.set_told(&[told6(), told(1), told(2)]);
+    assert_eq!(checks(&mut paths, told(1), at(4000)).len(), 2);
+}
+
 #[test]
 fn the_first_direct_way_that_is_proven_is_taken() {
     let mut paths = paths();
     let round = checks(&mut paths, relay(1), at(0));
-    let taken = paths.acknowledged(round[1].0, Some(relay(1)), at(30));
+    let taken = paths.acknowledged(round[1].0, Some(relay(1)), true, at(30));
     let rtt = Duration::from_millis(30);
     assert_eq!(taken, Some((rtt, Taken::Move(told(2)))));
     assert_eq!(paths.ways()[1].standing, Standing::Works { rtt });
     // The other comes too late.
-    let late = paths.acknowledged(round[0].0, Some(told(2)), at(31));
+    let late = paths.acknowledged(round[0].0, Some(told(2)), true, at(31));
     assert_eq!(late.map(|(_, taken)| taken), Some(Taken::Stay));
     // And once is enough.
-    assert_eq!(paths.acknowledged(round[0].0, Some(told(2)), at(32)), None);
+    assert_eq!(
+        paths.acknowledged(round[0].0, Some(told(2)), true, at(32)),
+        None
+    );
 }
 
 #[test]
@@ -110,7 +177,7 @@ fn a_loopback_address_is_a_relay_and_left_for_a_direct_way() {
     assert_eq!(round.len(), 3);
     let direct = round.iter().find(|(_, address)| *address == told(1));
     let (check, _) = direct.expect("a check");
-    let taken = paths.acknowledged(*check, Some(forwarder), at(1030));
+    let taken = paths.acknowledged(*check, Some(forwarder), true, at(1030));
     assert_eq!(taken.map(|(_, taken)| taken), Some(Taken::Move(told(1))));
 }
 
@@ -134,7 +201,7 @@ fn a_peer_that_roams_is_followed_unless_this_end_has_just_chosen() {
     let mut paths = paths();
     assert!(paths.heard(told(9), Some(told(1)), true, at(0)));
     let round = checks(&mut paths, relay(1), at(0));
-    paths.acknowledged(round[0].0, Some(relay(1)), at(10));
+    paths.acknowledged(round[0].0, Some(relay(1)), true, at(10));
     assert!(!paths.heard(told(2), Some(told(1)), true, at(900)));
     assert!(
         paths.heard(told(2), Some(told(1)), false, at(900)),
@@ -217,7 +284,7 @@ fn an_answer_by_whatever_way_ends_the_silence() {
     // By a relay: it does not say that the direct way works.
     paths.heard(relay(1), Some(told(1)), false, at(500));
     let asked = checks(&mut paths, told(1), at(1000));
-    let taken = paths.acknowledged(asked[0].0, Some(told(1)), at(1040));
+    let taken = paths.acknowledged(asked[0].0, Some(told(1)), true, at(1040));
     assert_eq!(taken, Some((Duration::from_millis(40), Taken::InUse)));
     assert_eq!(due(&mut paths, told(1), at(9000)), []);
 }
@@ -238,12 +305,18 @@ fn only_who_received_a_check_can_acknowledge_it_and_not_for_long() {
         },
     ];
     for forged in forged {
-        assert_eq!(paths.acknowledged(forged, Some(relay(1)), at(1)), None);
+        assert_eq!(
+            paths.acknowledged(forged, Some(relay(1)), true, at(1)),
+            None
+        );
     }
-    assert_eq!(paths.acknowledged(check, Some(relay(1)), at(5000)), None);
+    assert_eq!(
+        paths.acknowledged(check, Some(relay(1)), true, at(5000)),
+        None
+    );
     assert!(
         paths
-            .acknowledged(check, Some(relay(1)), at(4999))
+            .acknowledged(check, Some(relay(1)), true, at(4999))
             .is_some()
     );
 }
@@ -257,7 +330,7 @@ fn a_question_that_is_repeated_is_answered_however_late() {
     // A round trip of 0.9 s.
     assert!(
         paths
-            .acknowledged(first[0].0, Some(told(1)), at(1900))
+            .acknowledged(first[0].0, Some(told(1)), true, at(1900))
             .is_some()
     );
     assert_eq!(due(&mut paths, told(1), at(9000)), []);
@@ -284,10 +357,23 @@ fn a_peer_with_one_way_is_never_asked() {
 }
 
 #[test]
+fn a_relay_in_use_stays_one_when_there_is_none_any_more_until_a_direct_way_is_proven() {
+    let mut paths = paths();
+    assert!(!paths.set_relays(&[], Some(relay(1))));
+    assert!(paths.is_relay(relay(1)));
+    let round = checks(&mut paths, relay(1), at(0));
+    assert_eq!(round.len(), 2, "direct ways are looked for as before");
+    let taken = paths.acknowledged(round[0].0, Some(relay(1)), true, at(20));
+    assert_eq!(taken.map(|(_, taken)| taken), Some(Taken::Move(told(1))));
+    paths.set_relays(&[], Some(told(1)));
+    assert!(!paths.is_relay(relay(1)));
+}
+
+#[test]
 fn what_is_known_of_a_way_stays_when_it_is_told_again() {
     let mut paths = paths();
     let round = checks(&mut paths, relay(1), at(0));
-    paths.acknowledged(round[0].0, Some(relay(1)), at(10));
+    paths.acknowledged(round[0].0, Some(relay(1)), true, at(10));
     paths.set_told(&[told(3), told(1)]);
     let ways: Vec<_> = paths
         .ways()
@@ -357,7 +443,7 @@ fn a_relay_that_ends_is_left_for_the_next_that_is_proven() {
     assert!(round.iter().all(|(_, address)| *address != relay(1)));
     let next = round.iter().find(|(_, address)| *address == relay(2));
     let (check, _) = next.expect("the next is checked");
-    let taken = paths.acknowledged(*check, Some(relay(1)), at(30));
+    let taken = paths.acknowledged(*check, Some(relay(1)), true, at(30));
     let expected = (Duration::from_millis(20), Taken::Move(relay(2)));
     assert_eq!(taken, Some(expected));
     assert!(!paths.set_relays(&[relay(2)], Some(relay(2))));

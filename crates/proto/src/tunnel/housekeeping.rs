@@ -8,7 +8,6 @@ use crate::noise::Construction;
 use crate::outbox::Outbox;
 use crate::paths::Due;
 use crate::peer::Peer;
-use crate::ping::Ping;
 use crate::time::Instant;
 use crate::timers::{self, Action};
 use seikan_observe::DropReason;
@@ -218,7 +217,7 @@ impl Tunnel {
         let has_session = peer.has_session(now);
         let native = has_session && self.construction == Construction::Native;
         let stash = has_session && !peer.stash.is_empty();
-        let ping = native && peer.ping == Some(Ping::Waits);
+        let ping = native && peer.pings.waits();
         let probe = peer.path.mtu.next_wakeup().unwrap_or(Instant::BOOT);
         [
             peer.timers

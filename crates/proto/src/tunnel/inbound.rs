@@ -469,16 +469,19 @@ fn control_frame(
 
 /// A check arrived by its way, which may be a better one than the one in use; or it was a question of somebody's.
 fn check_answered(peer: &mut Peer, check: Check, now: Instant) {
-    if let Some(ping) = &mut peer.ping
-        && let Some((rtt, to)) = ping.acknowledged(check, now)
-    {
+    if let Some((rtt, to)) = peer.pings.acknowledged(check, now) {
         peer.path.mtu.check_answered();
         if peer.path.endpoint == Some(to) {
             peer.path.rtt = Some(rtt);
         }
         return;
     }
-    let Some((rtt, better)) = peer.paths.acknowledged(check, peer.path.endpoint, now) else {
+    let session = peer.sessions.current.as_ref();
+    let began = session.is_some_and(|session| session.initiator);
+    let answered = peer
+        .paths
+        .acknowledged(check, peer.path.endpoint, began, now);
+    let Some((rtt, better)) = answered else {
         return;
     };
     peer.path.mtu.check_answered();

@@ -11,7 +11,6 @@ use crate::noise::Construction;
 use crate::outbox::Outbox;
 use crate::paths::Check;
 use crate::peer::Peer;
-use crate::ping::Ping;
 use crate::segment::SuperPacket;
 use crate::session::Session;
 use crate::time::Instant;
@@ -200,13 +199,15 @@ impl Tunnel {
         self.reschedule(id, now.mono, now.mono);
     }
 
-    /// Asks a peer whether it answers, in the place of an earlier question: [`Peer::ping`] says what becomes of it. Like a packet
+    /// Asks a peer whether it answers: [`Peer::pings`] says what becomes of the question with this number. Like a packet
     /// it begins a handshake where there is no session, and has the way to the peer looked after. Native only.
-    pub fn ping(&mut self, now: Now, id: PeerId, outbox: &mut Outbox) {
+    pub fn ping(&mut self, now: Now, id: PeerId, outbox: &mut Outbox) -> u64 {
+        self.questions += 1;
+        let number = self.questions;
         let Some(peer) = self.peer_mut(id) else {
-            return;
+            return number;
         };
-        peer.ping = Some(Ping::Waits);
+        peer.pings.ask(number);
         if !peer.has_session(now.mono)
             && peer.is_reachable()
             && peer.timers.want_handshake(now.mono)
@@ -215,6 +216,7 @@ impl Tunnel {
         }
         self.send_ping(now, id, outbox);
         self.reschedule(id, now.mono, now.mono);
+        number
     }
 
     /// Sends the question that waits, if there is a session now.
@@ -223,7 +225,7 @@ impl Tunnel {
         let Some(peer) = self.peers.get_mut(id.0 as usize).and_then(Option::as_mut) else {
             return;
         };
-        if peer.ping != Some(Ping::Waits) {
+        if !peer.pings.waits() {
             return;
         }
         let Some(envelope) = envelope(peer, &sending, 0) else {
@@ -242,7 +244,7 @@ impl Tunnel {
             return;
         }
         let at = now.mono;
-        peer.ping = Some(Ping::Sent { check, at, to });
+        peer.pings.sent(check, to, at);
         peer.path.mtu.check_sent(index);
         peer.path.active_until = at + PROBE_WHILE_ACTIVE;
         peer.paths.sent(at);

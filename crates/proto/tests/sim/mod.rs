@@ -112,6 +112,8 @@ pub struct World {
     pub sent: Option<Vec<(usize, Parcel)>>,
     /// What comes here goes on to the other side, from here.
     pub relay: Option<SocketAddr>,
+    /// How much longer that takes than directly.
+    pub detour: Duration,
     /// `direct_down[i]`: what side `i` sends arrives by the relay only.
     pub direct_down: [bool; 2],
     /// Receives are merged as UDP_GRO does.
@@ -156,6 +158,7 @@ impl World {
             time: 0,
             sent: Some(Vec::new()),
             relay: None,
+            detour: Duration::ZERO,
             direct_down: [false; 2],
             gro: true,
             trace: DefaultHasher::new(),
@@ -403,9 +406,11 @@ impl World {
                     },
                     None => parcel,
                 };
+                let detour = relayed.map_or(0, |_| self.detour.as_nanos() as u64);
                 for (at, parcel) in link.send(self.time, position, parcel, &mut self.rng) {
                     self.order += 1;
-                    self.flying.insert((at, self.order), (1 - i, parcel));
+                    let key = (at + detour, self.order);
+                    self.flying.insert(key, (1 - i, parcel));
                 }
             }
             side.tunnel.sent(run, Ok(()));

@@ -39,6 +39,10 @@ pub struct Address {
     pub tentative: bool,
     /// IPv6: another host has the address.
     pub dad_failed: bool,
+    /// IPv6: made for a while, so that who talks to this host does not know it again (RFC 8981).
+    pub temporary: bool,
+    /// Nothing new is to be begun from it: it is about to go (RFC 4862, section 5.5.4).
+    pub deprecated: bool,
 }
 
 impl Netlink {
@@ -144,5 +148,8 @@ pub(super) fn parse_address(payload: &[u8]) -> Option<Address> {
         peer: address.filter(|&peer| peer != own),
         tentative: flags.contains(AddressHeaderFlags::Tentative),
         dad_failed: flags.contains(AddressHeaderFlags::Dadfailed),
+        // The same bit means another thing for IPv4.
+        temporary: own.is_ipv6() && flags.contains(AddressHeaderFlags::Secondary),
+        deprecated: flags.contains(AddressHeaderFlags::Deprecated),
     })
 }

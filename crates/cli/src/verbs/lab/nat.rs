@@ -119,11 +119,10 @@ fn shown(report: &NatReport, plan: &Plan) -> String {
         line(a, names.iter().map(|b| cell(a, b)).collect());
     }
     text.push('\n');
-    for row in report
-        .rows
-        .iter()
-        .filter(|row| row.cell.contains(" behind "))
-    {
+    let beside = |row: &&NatRow| {
+        row.cell.contains(" behind ") || row.nats.iter().any(|nat| !names.contains(&nat.as_str()))
+    };
+    for row in report.rows.iter().filter(beside) {
         let _ = writeln!(text, "{}: {}", row.cell, brief(row));
     }
     let wrong: Vec<&NatRow> = report

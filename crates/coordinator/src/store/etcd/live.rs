@@ -7,9 +7,10 @@
 //! PREFIX/seen/MEMBER             when it began or ceased to ask, which stays: seconds since 1970
 //! ```
 //!
-//! Members ask again and again; only that one begins or ceases is written, and many at a time.
+//! Members ask again and again; only that one begins or ceases is written, and many at a time. Of one that asks elsewhere and then here
+//! again it is written anew: what the other wrote goes with that.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -45,6 +46,12 @@ pub(super) struct Live(Mutex<Known>);
 struct Known {
     /// Who asks here: when last, and at which second since 1970.
     asking: BTreeMap<i64, (Instant, u64)>,
+    /// Those of them of whom another has written since that they ask there, or what this one wrote is gone.
+    elsewhere: BTreeSet<i64>,
+    /// Those that were elsewhere, and ask here again.
+    back: BTreeSet<i64>,
+    /// Under which this coordinator writes.
+    lease: i64,
     /// Calls that others are to hear of.
     calls: Vec<Called>,
     /// Calls that others have for members that ask here.
@@ -63,7 +70,21 @@ pub(super) struct Called {
 impl Live {
     /// A member asks here.
     pub fn asks(&self, member: i64, now: u64) {
-        self.with(|known| known.asking.insert(member, (Instant::now(), now)));
+        self.with(|known| {
+            known.asking.insert(member, (Instant::now(), now));
+            if known.elsewhere.remove(&member) {
+                known.back.insert(member);
+            }
+        });
+    }
+
+    /// Where a member asks was written under a lease; 0: it is written no more.
+    pub fn is_elsewhere(&self, member: i64, lease: i64) {
+        self.with(|known| {
+            if lease != known.lease && known.asking.contains_key(&member) {
+                known.elsewhere.insert(member);
+            }
+        });
     }
 
     /// Nobody asks here any more.
@@ -99,7 +120,11 @@ impl Live {
 
     /// Forgets what others wrote: it is told anew.
     pub fn forget(&self) {
-        self.with(|known| known.coordinators.clear());
+        self.with(|known| {
+            known.coordinators.clear();
+            // What was written of them meanwhile was not told.
+            known.elsewhere = known.asking.keys().copied().collect();
+        });
     }
 
     /// What a key under `live/` says, `own` aside; whether somebody is called by it. What makes no sense is of a later version.
@@ -189,6 +214,7 @@ impl Writer {
                 return Ok(());
             }
             self.lease = connection.grant(TTL).await?;
+            live.with(|known| known.lease = self.lease);
             self.renewed = Instant::now();
             self.present.clear();
             self.is_told = false;
@@ -216,10 +242,15 @@ impl Writer {
     }
 
     async fn tell_presence(&mut self, live: &Live, connection: &Connection) -> Result<(), Fault> {
-        let asking = live.with(|known| {
+        let (asking, back) = live.with(|known| {
             known.asking.retain(|_, (last, _)| last.elapsed() < ASKS);
-            known.asking.clone()
+            let Known {
+                asking, elsewhere, ..
+            } = known;
+            elsewhere.retain(|id| asking.contains_key(id));
+            (asking.clone(), std::mem::take(&mut known.back))
         });
+        self.present.retain(|id, _| !back.contains(id));
         let new = asking
             .iter()
             .filter(|(id, _)| !self.present.contains_key(id));

@@ -22,6 +22,9 @@ pub struct KeyValue {
     pub mod_revision: i64,
     #[prost(bytes = "vec", tag = "5")]
     pub value: Vec<u8>,
+    /// 0: none.
+    #[prost(int64, tag = "6")]
+    pub lease: i64,
 }
 
 #[derive(Clone, PartialEq, Message)]

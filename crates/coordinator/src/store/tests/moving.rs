@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use seikan_proto::mesh::{Endpoints, RelayKind, RelaySecret};
 
 use super::super::etcd::testing::begin_import;
+use super::relays::{own, own_secret};
 use super::shared::{mesh_at, names, settings, with_cluster};
 use super::*;
 
@@ -43,14 +44,16 @@ fn file_with_everything() -> (TempDir, PathBuf) {
         let removed = store.remove(Whom::Name(&name(gone)), &operator(), NOW);
         assert!(removed.expect("asked"));
     }
-    let relay = RelayInfo {
+    let turn = RelayInfo {
         address: "turn.example:3478".parse().expect("an address"),
         kind: RelayKind::Turn,
+        tls: None,
     };
     let secret = RelaySecret::parse("north", RelayKind::Turn).expect("a secret");
-    store
-        .add_relay(&relay, &secret, &operator(), NOW)
-        .expect("added");
+    for (relay, secret) in [(turn, secret), (own(Some(443)), own_secret())] {
+        let added = store.add_relay(&relay, &secret, &operator(), NOW);
+        added.expect("added");
+    }
     let policy = "allow m1 -> tag:web tcp/443\n";
     store.set_policy(policy, &operator(), NOW).expect("set");
     (folder, file)

@@ -17,7 +17,7 @@ fn relay(n: usize) -> RelayInfo {
 }
 
 /// One of ours, which is by TLS at that port, if it is.
-fn own(tls: Option<u16>) -> RelayInfo {
+pub(super) fn own(tls: Option<u16>) -> RelayInfo {
     let port = tls.and_then(NonZeroU16::new);
     // FIPS 180-2, appendix B.1: the digest of "abc".
     let pin = "sha256:ungWv48Bz-pBQUDeXa4iI7ADYaOWF3qctBD_YfIAFa0";
@@ -31,7 +31,7 @@ fn own(tls: Option<u16>) -> RelayInfo {
     }
 }
 
-fn own_secret() -> RelaySecret {
+pub(super) fn own_secret() -> RelaySecret {
     let secret = "skr_AAECAwQFBgcICQoLDA0ODxAREhMUFRYX";
     RelaySecret::parse(secret, RelayKind::Seikan).expect("a secret")
 }

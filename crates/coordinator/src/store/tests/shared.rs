@@ -746,6 +746,38 @@ fn coordinators_know_of_each_other_and_who_asks_where() {
     });
 }
 
+#[test]
+fn who_asks_elsewhere_and_comes_back_is_not_taken_for_gone_when_the_other_ends() {
+    with_cluster(|cluster| {
+        let settings = settings(cluster);
+        let member = join(&mesh_at(&settings), 1, "m", 1).expect("joined").id;
+        let at = |address: &str| {
+            let settings = Etcd {
+                advertise: Some(address.parse().expect("an address")),
+                ..settings.clone()
+            };
+            Store::open_etcd(&settings).expect("opened")
+        };
+        let (one, two) = (at("one.example:7443"), at("two.example:7443"));
+        let is_at = || one.members().expect("members")[0].at.clone();
+        let asks = |store: &Store, now: u64, place: &str| {
+            let until = Instant::now() + Duration::from_secs(5);
+            while is_at().as_deref() != Some(place) {
+                assert!(Instant::now() < until, "it asks {place}");
+                // Again and again, as members do.
+                store.touch(member, now).expect("noted");
+                thread::sleep(Duration::from_millis(20));
+            }
+        };
+        asks(&one, NOW + 1, "one.example:7443");
+        asks(&two, NOW + 2, "two.example:7443");
+        asks(&one, NOW + 3, "one.example:7443");
+        drop(two);
+        thread::sleep(Duration::from_secs(1));
+        assert_eq!(is_at().as_deref(), Some("one.example:7443"));
+    });
+}
+
 /// `cargo test -p seikan-coordinator --lib replica_cost -- --ignored --nocapture`: what docs/MESH.md has of large meshes.
 #[test]
 #[ignore = "figures, of a minute"]

@@ -82,6 +82,7 @@ fn event(line: &str, mod_revision: i64) -> Event {
         create_revision: 0,
         mod_revision,
         value: value.as_bytes().to_vec(),
+        lease: 0,
     };
     Event { kind, kv: Some(kv) }
 }

@@ -37,6 +37,8 @@ const HEADS: usize = 4096;
 pub(super) const STATE: i64 = 1;
 /// That of what lives with coordinators.
 pub(super) const LIVE: i64 = 2;
+/// That of where members ask.
+const PRESENT: i64 = 3;
 
 /// What ends a connection.
 pub(super) enum End {
@@ -203,7 +205,12 @@ async fn begin(shared: &Shared, connection: &Connection) -> Result<Streaming<Wat
     let state = format!("{}/state/", shared.settings.prefix);
     let applied = lock(&shared.state).applied;
     let now = found.header.unwrap_or_default().revision;
-    let watches = vec![watch(STATE, state, applied), watch(LIVE, live, now)];
+    let present = format!("{}/present/", shared.settings.prefix);
+    let watches = vec![
+        watch(STATE, state, applied),
+        watch(LIVE, live, now),
+        watch(PRESENT, present, now),
+    ];
     let watch = connection.watch(watches).await?;
     shared.set(None);
     Ok(watch)
@@ -365,6 +372,17 @@ impl Shared {
             });
             if called.count() > 0 {
                 self.tell();
+            }
+            return Ok(());
+        }
+        if told.watch_id == PRESENT {
+            let prefix = format!("{}/present/", self.settings.prefix);
+            for kv in told.events.iter().filter_map(|event| event.kv.as_ref()) {
+                let key = String::from_utf8_lossy(&kv.key);
+                // What makes no sense is of a later version.
+                if let Some(Ok(member)) = key.strip_prefix(&prefix).map(str::parse) {
+                    self.live.is_elsewhere(member, kv.lease);
+                }
             }
             return Ok(());
         }
