@@ -119,6 +119,14 @@ impl Check {
             size: LEAST_CHECK + u16::from_le_bytes([c, d]) % sizes,
         }
     }
+
+    /// One that is as small as can be, since many are sent. Its acknowledgement proves nothing.
+    pub(crate) fn least(rng: &mut dyn Rng) -> Check {
+        Check {
+            size: LEAST_CHECK,
+            ..Check::random(rng)
+        }
+    }
 }
 
 /// Whether this host itself forwards what is sent there ([`Kind::Relay`]).
@@ -229,12 +237,13 @@ impl Paths {
         self.lost
     }
 
-    /// The peer tells where it may be, the best first: [`MAX_CANDIDATES`] at most, the others are passed over.
-    pub fn set_told(&mut self, addresses: &[SocketAddr]) {
+    /// The peer tells where it may be, the best first: [`MAX_CANDIDATES`] at most, the others are passed over. True if one is new.
+    pub fn set_told(&mut self, addresses: &[SocketAddr]) -> bool {
         let new = self.replace(Kind::Told, addresses, MAX_CANDIDATES);
         if new {
             self.look_again();
         }
+        new
     }
 
     /// Relays by which the peer is reached now, while `used` is the way in use: [`MAX_RELAYS`] at most. True if one is new. If
@@ -346,6 +355,14 @@ impl Paths {
                 }
                 follows
             }
+        }
+    }
+
+    /// An authentic datagram that is not the newest came from somewhere, while `used` is the way in use: it was overtaken, and does
+    /// not say where the peer is now. But if it came directly, and what overtook it by a relay, that way is looked at.
+    pub fn heard_late(&mut self, from: SocketAddr, used: Option<SocketAddr>, now: Instant) {
+        if used.is_some_and(|used| self.is_relay(used)) && !self.is_relay(from) {
+            self.seen(from, now);
         }
     }
 
