@@ -24,6 +24,11 @@ impl Tunnel {
         }
     }
 
+    /// What is before this host.
+    pub fn outside(&self) -> &Outside {
+        &self.outside
+    }
+
     /// Where ports are to be opened, or kept open, since this was last asked: the driver knocks, and reports by [`Tunnel::knocked`].
     pub fn take_knocks(&mut self) -> Vec<Knock> {
         std::mem::take(&mut self.knocks)

@@ -1,0 +1,330 @@
+//! Sockets beside the two on the tunnel's port, each for one address of a peer. Behind a symmetric NAT each that sends there comes by
+//! another port outside, and one of many is met ([`seikan_proto::birthday`]).
+//!
+//! Those that were opened towards a peer wait. As soon as the tunnel has authenticated a datagram that came in by one of them, from the
+//! address that it sends to, this one is a *door*: what goes to that address goes by it, and the others are closed. A door is closed when
+//! the way in use is another and nothing authentic came in by it lately.
+
+use crate::mesh::stun;
+use crate::node::{Node, SocketCounts, Sockets, now};
+use seikan_proto::birthday::{Knock, PORTS};
+use seikan_proto::indices::PeerId;
+use seikan_proto::time::Instant;
+use seikan_proto::tunnel::Now;
+use seikan_sys::poll::{Epoll, Interest};
+use seikan_sys::process::allow_more_files;
+use seikan_sys::udp::{ReceiveMeta, Transmit, UdpOptions, UdpSocket};
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
+
+/// Tokens from here on are doors'.
+pub(crate) const FIRST_TOKEN: u64 = 1 << 63;
+/// Files that are left for everything else this process does.
+const SPARE_FILES: u64 = 64;
+/// How often doors are looked after.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How often something is sent by a door in use: NATs forget a mapping after half a minute at the soonest, and while nothing is sent
+/// nobody notices.
+const KEEP_ALIVE: Duration = Duration::from_secs(20);
+/// How long a door by which nothing authentic came stays open while the way in use is another.
+const FADES: Duration = Duration::from_secs(5);
+
+/// All of them; usually none.
+#[derive(Debug, Default)]
+pub struct Doors {
+    waiting: Vec<Opened>,
+    doors: BTreeMap<SocketAddr, Door>,
+    /// Tokens given out.
+    tokens: u64,
+    look_at: Option<Instant>,
+    /// What those counted that are closed.
+    closed: SocketCounts,
+    /// Datagrams sent to open ports, without those that the kernel refused.
+    openers: u64,
+    /// Why none could be opened for a peer, the latest.
+    trouble: Option<(PeerId, String)>,
+}
+
+/// A socket, and for whom.
+#[derive(Debug)]
+struct Opened {
+    socket: UdpSocket,
+    token: u64,
+    peer: PeerId,
+    towards: SocketAddr,
+}
+
+#[derive(Debug)]
+struct Door {
+    opened: Opened,
+    /// When something authentic last came in by it.
+    heard: Instant,
+    /// When something was last sent by it for that alone.
+    kept: Instant,
+}
+
+impl Doors {
+    /// The door to an address.
+    #[inline]
+    pub fn to(&self, address: SocketAddr) -> Option<&UdpSocket> {
+        if self.doors.is_empty() {
+            return None;
+        }
+        self.doors.get(&address).map(|door| &door.opened.socket)
+    }
+
+    /// The port of the door to an address.
+    pub fn port_to(&self, address: SocketAddr) -> Option<u16> {
+        Some(self.to(address)?.local_addr().ok()?.port())
+    }
+
+    /// Datagrams that were sent to open ports.
+    pub fn openers(&self) -> u64 {
+        self.openers
+    }
+
+    /// Why no socket could be opened for a peer.
+    pub fn trouble(&self, peer: PeerId) -> Option<&str> {
+        let of = |(id, _): &&(PeerId, String)| *id == peer;
+        self.trouble.as_ref().filter(of).map(|(_, why)| &**why)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &UdpSocket> {
+        let doors = self.doors.values().map(|door| &door.opened);
+        self.waiting.iter().chain(doors).map(|one| &one.socket)
+    }
+
+    /// What was counted by those that are closed.
+    pub(crate) fn closed(&self) -> SocketCounts {
+        self.closed
+    }
+
+    fn opened(&self, token: u64) -> Option<&Opened> {
+        let doors = self.doors.values().map(|door| &door.opened);
+        let mut all = doors.chain(&self.waiting);
+        all.find(|opened| opened.token == token)
+    }
+
+    /// The socket of a token.
+    pub(crate) fn socket(&self, token: u64) -> Option<&UdpSocket> {
+        self.opened(token).map(|opened| &opened.socket)
+    }
+
+    /// Sends something from each socket that waits for the peer, after opening them if there is none; from how many.
+    fn knock(&mut self, knock: &Knock, options: &UdpOptions, epoll: &Epoll, now: Instant) -> u16 {
+        if !self.waiting.iter().any(|one| one.peer == knock.peer) {
+            self.trouble = None;
+            if let Err(why) = self.open(knock, options, epoll) {
+                self.close_waiting(knock.peer);
+                self.trouble = Some((knock.peer, why));
+                return 0;
+            }
+        }
+        self.look_at.get_or_insert(now + LOOK_EVERY);
+        let opener = stun::indication();
+        let waiting = self.waiting.iter().filter(|one| one.peer == knock.peer);
+        let sent = waiting.filter(|one| one.send(&opener)).count();
+        self.openers += sent as u64;
+        if sent == 0 {
+            let why = format!("nothing can be sent to {}", knock.towards[0]);
+            self.close_waiting(knock.peer);
+            self.trouble = Some((knock.peer, why));
+        }
+        sent as u16
+    }
+
+    fn open(&mut self, knock: &Knock, options: &UdpOptions, epoll: &Epoll) -> Result<(), String> {
+        has_room_for(PORTS)?;
+        for (_, towards) in (0..PORTS).zip(knock.towards.iter().cycle()) {
+            let any = match towards {
+                SocketAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
+                SocketAddr::V6(_) => SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0)),
+            };
+            let socket = UdpSocket::bind(any, options).map_err(|error| error.to_string())?;
+            let token = FIRST_TOKEN + self.tokens;
+            self.tokens += 1;
+            epoll
+                .add(&socket, token, Interest::Read)
+                .map_err(|error| format!("cannot watch a socket: {error}"))?;
+            self.waiting.push(Opened {
+                socket,
+                token,
+                peer: knock.peer,
+                towards: *towards,
+            });
+        }
+        Ok(())
+    }
+
+    /// Something authentic came in; true if it is the first for its peer.
+    fn heard(&mut self, token: u64, now: Instant) -> Option<PeerId> {
+        let mut doors = self.doors.values_mut();
+        if let Some(door) = doors.find(|door| door.opened.token == token) {
+            door.heard = now;
+            return None;
+        }
+        let at = self.waiting.iter().position(|one| one.token == token)?;
+        let opened = self.waiting.swap_remove(at);
+        let peer = opened.peer;
+        let door = Door {
+            heard: now,
+            kept: now,
+            opened,
+        };
+        self.close_waiting(peer);
+        if let Some(former) = self.doors.insert(door.opened.towards, door) {
+            self.count(&former.opened);
+        }
+        Some(peer)
+    }
+
+    fn close_waiting(&mut self, peer: PeerId) {
+        let waiting = std::mem::take(&mut self.waiting);
+        let (closed, others) = waiting.into_iter().partition(|one| one.peer == peer);
+        self.waiting = others;
+        let closed: Vec<Opened> = closed;
+        closed.iter().for_each(|one| self.count(one));
+    }
+
+    fn count(&mut self, closed: &Opened) {
+        self.closed.add(&closed.socket);
+    }
+}
+
+impl Opened {
+    fn send(&self, bytes: &[u8]) -> bool {
+        let sent = self.socket.send(&Transmit {
+            destination: self.towards,
+            source: None,
+            traffic_class: 0,
+            segment_size: None,
+            payload: bytes,
+        });
+        sent.is_ok()
+    }
+}
+
+/// Whether this process may open so many files more.
+fn has_room_for(files: u16) -> Result<(), String> {
+    let failed = |error| format!("cannot tell how many files may be open: {error}");
+    let most = allow_more_files().map_err(failed)?;
+    let open = fs::read_dir("/proc/self/fd").map_err(failed)?.count() as u64;
+    let needed = open + u64::from(files) + SPARE_FILES;
+    match needed <= most {
+        true => Ok(()),
+        false => Err(format!(
+            "{files} sockets are too many: {open} files are open, of {most} at most; raise `LimitNOFILE` to {needed}"
+        )),
+    }
+}
+
+impl Sockets {
+    /// Whence to send to an address: by its door, or else from the tunnel's port.
+    #[inline]
+    pub(crate) fn towards(&self, address: SocketAddr) -> Option<&UdpSocket> {
+        self.doors.to(address).or(match address {
+            SocketAddr::V4(_) => self.v4.as_ref(),
+            SocketAddr::V6(_) => self.v6.as_ref(),
+        })
+    }
+}
+
+/// A receive by a door, before the tunnel has looked at it.
+pub(crate) struct Caller {
+    token: u64,
+    peer: PeerId,
+    /// Authentic bytes of the peer's.
+    received: u64,
+}
+
+impl Node {
+    /// Who comes by a door, from the address that it is for.
+    pub(crate) fn caller(&self, token: u64, metas: &[ReceiveMeta]) -> Option<Caller> {
+        let opened = self.sockets.doors.opened(token)?;
+        let from_there = |meta: &ReceiveMeta| meta.source == opened.towards;
+        let peer = opened.peer;
+        metas.iter().any(from_there).then(|| Caller {
+            token,
+            peer,
+            received: self.authentic(peer),
+        })
+    }
+
+    /// The tunnel has looked at it.
+    pub(crate) fn heard_at_door(&mut self, caller: &Caller) {
+        if self.authentic(caller.peer) <= caller.received {
+            return;
+        }
+        let now = now().mono;
+        if let Some(peer) = self.sockets.doors.heard(caller.token, now) {
+            self.tunnel.met(peer, now);
+        }
+    }
+
+    fn authentic(&self, peer: PeerId) -> u64 {
+        let peer = self.tunnel.peer(peer);
+        peer.map_or(0, |peer| peer.counters.received_bytes)
+    }
+
+    /// When doors are to be looked after.
+    pub(crate) fn door_wakeup(&self) -> Option<Instant> {
+        self.sockets.doors.look_at
+    }
+
+    /// Opens sockets, and closes those that are of no more use.
+    pub(crate) fn tend_doors(&mut self, epoll: &Epoll) {
+        for knock in self.tunnel.take_knocks() {
+            let now = now().mono;
+            let ports = self.sockets.knock(&knock, epoll, now);
+            self.tunnel.knocked(knock.peer, ports, now);
+        }
+        if let Some(at) = self.sockets.doors.look_at {
+            let now = now();
+            if at <= now.mono {
+                self.look_after_doors(now);
+            }
+        }
+    }
+
+    fn look_after_doors(&mut self, now: Now) {
+        let Sockets { doors, .. } = &mut self.sockets;
+        let mut waiting: Vec<PeerId> = doors.waiting.iter().map(|one| one.peer).collect();
+        waiting.dedup();
+        for peer in waiting {
+            if !self.tunnel.is_open(peer, now.mono) {
+                doors.close_waiting(peer);
+            }
+        }
+        let mut closed = Vec::new();
+        for (address, door) in &mut doors.doors {
+            let peer = self.tunnel.peer(door.opened.peer);
+            let used = peer.is_some_and(|peer| {
+                peer.path.endpoint == Some(*address) && peer.has_session(now.mono)
+            });
+            if !used && now.mono.duration_since(door.heard) >= FADES {
+                closed.push(*address);
+            } else if used && now.mono.duration_since(door.kept) >= KEEP_ALIVE {
+                door.kept = now.mono;
+                let (peer, outbox) = (door.opened.peer, &mut self.outbox);
+                self.tunnel.keep_alive(now, peer, *address, outbox);
+            }
+        }
+        for address in closed {
+            if let Some(door) = doors.doors.remove(&address) {
+                doors.count(&door.opened);
+            }
+        }
+        let none = doors.waiting.is_empty() && doors.doors.is_empty();
+        doors.look_at = (!none).then_some(now.mono + LOOK_EVERY);
+        self.transmit();
+    }
+}
+
+impl Sockets {
+    fn knock(&mut self, knock: &Knock, epoll: &Epoll, now: Instant) -> u16 {
+        let options = self.options().clone();
+        self.doors.knock(knock, &options, epoll, now)
+    }
+}
