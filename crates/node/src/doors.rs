@@ -328,3 +328,114 @@ impl Sockets {
         self.doors.knock(knock, &options, epoll, now)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: u64) -> Instant {
+        Instant::BOOT + Duration::from_secs(seconds)
+    }
+
+    /// A peer's socket, and doors that knocked there.
+    fn knocked(peer: PeerId) -> (std::net::UdpSocket, SocketAddr, Doors, Epoll) {
+        let far = std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket");
+        let patience = Some(Duration::from_secs(1));
+        far.set_read_timeout(patience).expect("a timeout");
+        let address = far.local_addr().expect("an address");
+        let (mut doors, epoll) = (Doors::default(), Epoll::new(4).expect("epoll"));
+        let towards = vec![address];
+        let knock = Knock { peer, towards };
+        let ports = doors.knock(&knock, &UdpOptions::default(), &epoll, at(0));
+        assert_eq!(ports, PORTS, "{:?}", doors.trouble(peer));
+        (far, address, doors, epoll)
+    }
+
+    /// Where datagrams come from.
+    fn senders(far: &std::net::UdpSocket, count: usize) -> Vec<SocketAddr> {
+        let mut buffer = [0; 64];
+        let mut one = || {
+            let (length, from) = far.recv_from(&mut buffer).expect("a datagram");
+            // RFC 8489, sections 5 and 6: an indication of the method Binding, with the magic cookie and no attributes.
+            assert_eq!(buffer[..8], [0, 0x11, 0, 0, 0x21, 0x12, 0xa4, 0x42]);
+            assert_eq!(length, 20);
+            from
+        };
+        (0..count).map(|_| one()).collect()
+    }
+
+    #[test]
+    fn every_port_sends_something_and_again_from_the_same_ports() {
+        let (far, address, mut doors, epoll) = knocked(PeerId(3));
+        let mut first = senders(&far, PORTS.into());
+        let towards = vec![address];
+        let peer = PeerId(3);
+        let knock = Knock { peer, towards };
+        doors.knock(&knock, &UdpOptions::default(), &epoll, at(5));
+        let mut again = senders(&far, PORTS.into());
+        first.sort_unstable();
+        again.sort_unstable();
+        assert_eq!(first, again);
+        first.dedup();
+        assert_eq!(first.len(), usize::from(PORTS));
+        assert_eq!(doors.openers(), 2 * u64::from(PORTS));
+        // None of them is what is sent by.
+        assert!(doors.to(address).is_none());
+    }
+
+    #[test]
+    fn the_first_that_is_heard_is_the_door_and_the_others_are_closed() {
+        let (_far, address, mut doors, _epoll) = knocked(PeerId(3));
+        let token = doors.waiting[100].token;
+        let port = doors.waiting[100].socket.local_addr().expect("one").port();
+        assert_eq!(doors.heard(token, at(1)), Some(PeerId(3)));
+        assert_eq!(doors.port_to(address), Some(port));
+        assert_eq!(doors.iter().count(), 1);
+        assert_eq!(doors.heard(token, at(2)), None, "once");
+        assert_eq!(doors.heard(token + 1, at(2)), None, "closed");
+        assert_eq!(doors.port_to(address), Some(port));
+    }
+
+    #[test]
+    fn what_is_open_for_one_peer_stays_when_another_is_met() {
+        let (_far, _, mut doors, epoll) = knocked(PeerId(3));
+        let far = std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket");
+        let towards = vec![far.local_addr().expect("an address")];
+        let peer = PeerId(4);
+        let knock = Knock { peer, towards };
+        doors.knock(&knock, &UdpOptions::default(), &epoll, at(0));
+        let token = doors.waiting[0].token;
+        assert_eq!(doors.heard(token, at(1)), Some(PeerId(3)));
+        assert_eq!(doors.iter().count(), usize::from(PORTS) + 1);
+    }
+
+    #[test]
+    fn the_ports_are_shared_out_among_two_addresses() {
+        let all = [0; 2].map(|_| std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket"));
+        let address = |far: &std::net::UdpSocket| far.local_addr().expect("an address");
+        let (mut doors, epoll) = (Doors::default(), Epoll::new(4).expect("epoll"));
+        let towards = all.iter().map(address).collect();
+        let peer = PeerId(1);
+        let knock = Knock { peer, towards };
+        doors.knock(&knock, &UdpOptions::default(), &epoll, at(0));
+        for far in &all {
+            let patience = Some(Duration::from_secs(1));
+            far.set_read_timeout(patience).expect("a timeout");
+            senders(far, usize::from(PORTS) / 2);
+        }
+    }
+
+    #[test]
+    fn where_nothing_can_be_sent_it_says_so_and_nothing_stays_open() {
+        let (mut doors, epoll) = (Doors::default(), Epoll::new(4).expect("epoll"));
+        // Not a broadcast socket (socket(7), SO_BROADCAST): refused at once.
+        let towards = vec!["255.255.255.255:7".parse().expect("an address")];
+        let peer = PeerId(1);
+        let knock = Knock { peer, towards };
+        let ports = doors.knock(&knock, &UdpOptions::default(), &epoll, at(0));
+        assert_eq!(ports, 0);
+        assert_eq!(doors.iter().count(), 0);
+        let why = doors.trouble(peer).expect("why");
+        assert!(why.contains("255.255.255.255:7"), "{why}");
+    }
+}

@@ -102,6 +102,7 @@ pub fn events(
             shared: Vec::new(),
             path: event.path,
             why: event.about.clone(),
+            within: None,
         };
         let setting = Setting {
             cell: &cell,

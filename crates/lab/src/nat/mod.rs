@@ -67,6 +67,9 @@ pub struct NatRow {
     pub expected: PathKind,
     /// Why.
     pub why: String,
+    /// Until when a direct path was to be in use, if the pair was to begin at a relay.
+    #[serde(default)]
+    pub within: Option<f64>,
     /// By which way each sends, of A and of B; nothing arrived if `None`.
     pub found: [PathKind; 2],
     /// Until an answer came at all.
@@ -155,6 +158,7 @@ pub fn first_packets(delays: &[Duration], interrupt: &Interrupt) -> Result<Vec<f
         shared: Vec::new(),
         path: PathKind::Direct,
         why: String::new(),
+        within: None,
     };
     let one = |(number, delay): (usize, &Duration)| {
         let setting = Setting {
@@ -348,7 +352,8 @@ impl Stage {
                 PathKind::Relay => answered && doubted,
                 PathKind::None => doubted,
             };
-            if settled || begun.elapsed() > PATIENCE {
+            let within = cell.within.map_or(Duration::ZERO, Duration::from_secs_f64);
+            if settled || begun.elapsed() > within + PATIENCE {
                 break;
             }
             interrupt.sleep(ASK)?;
@@ -361,6 +366,7 @@ impl Stage {
             nats: cell.nats.each_ref().map(|nat| nat.name.clone()),
             expected: cell.path,
             why: cell.why.clone(),
+            within: cell.within,
             found,
             first_answer: first_answer.map(|time| time.as_secs_f64()),
             direct: direct.map(|time| time.as_secs_f64()),
@@ -408,7 +414,13 @@ impl NatRow {
             time.is_some_and(|time| time > within.as_secs_f64())
         };
         let late = match self.expected {
-            PathKind::Direct => late(self.direct, DIRECT_WITHIN),
+            PathKind::Direct => match self.within {
+                None => late(self.direct, DIRECT_WITHIN),
+                Some(within) => {
+                    late(self.direct, Duration::from_secs_f64(within))
+                        || late(self.first_answer, RELAY_WITHIN)
+                }
+            },
             PathKind::Relay => late(self.first_answer, RELAY_WITHIN),
             PathKind::None => false,
         };

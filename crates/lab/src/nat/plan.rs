@@ -11,6 +11,8 @@ pub const PLAN: &str = include_str!("../../nat/matrix.toml");
 
 /// The longest delay of a direction, in milliseconds.
 const LONGEST_DELAY: f64 = 500.0;
+/// Seconds that a direct path may be given.
+const WITHIN: std::ops::RangeInclusive<f64> = 1.0..=600.0;
 
 /// By which way two members talk, the best first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -71,6 +73,9 @@ pub struct Expect {
     pub path: PathKind,
     /// Why, in a line.
     pub why: String,
+    /// Seconds from the start of the second daemon within which a direct path is to be in use; [`DIRECT_WITHIN`](super::DIRECT_WITHIN) if
+    /// left out. If it is given the first answer is to come by a relay, as early as where there is no direct path.
+    pub within: Option<f64>,
     /// Boxes that both are behind.
     #[serde(default)]
     pub shared: Vec<NatBox>,
@@ -180,6 +185,8 @@ pub struct Cell {
     pub path: PathKind,
     /// Why.
     pub why: String,
+    /// Seconds until a direct path, at most, where it begins at a relay.
+    pub within: Option<f64>,
 }
 
 impl Cell {
@@ -211,6 +218,11 @@ impl Plan {
                 "delay-ms is {}: use 0 to {most}",
                 plan.delay_ms
             )));
+        }
+        let within = plan.expect.iter().filter_map(|expect| expect.within);
+        if let Some(within) = within.into_iter().find(|within| !WITHIN.contains(within)) {
+            let (least, most) = (WITHIN.start(), WITHIN.end());
+            return Err(wrong(format!("within is {within}: use {least} to {most}")));
         }
         let names: BTreeSet<&str> = plan.nats.iter().map(|nat| nat.name.as_str()).collect();
         if names.len() != plan.nats.len() {
@@ -255,6 +267,7 @@ impl Plan {
                         shared: expect.shared.clone(),
                         path: expect.path,
                         why: expect.why.clone(),
+                        within: expect.within,
                     });
                 }
             }
