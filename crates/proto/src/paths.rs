@@ -374,10 +374,9 @@ impl Paths {
                 self.look_again();
             }
             Some(way) => {
-                let lately = |sent: Sent| now.duration_since(sent.at) < ASK_EVERY;
-                if !way.check.is_some_and(lately) {
-                    self.next_round = Some(Instant::BOOT);
-                }
+                // A check that was sent before may have been too early.
+                let soon = way.check.map_or(now, |sent| sent.at + ASK_EVERY);
+                self.next_round = Some(self.next_round.map_or(soon, |at| at.min(soon)));
             }
         }
     }
