@@ -440,10 +440,15 @@ impl Birthday {
         self.hopeless = false;
         self.fruitless = 0;
         if self.stage == Stage::Idle && self.since.is_some() {
-            let soon = now + AFTER;
-            let tried = self.tried.map(|at| at + SERVE_EVERY);
-            self.next = Some(tried.map_or(soon, |at| at.max(soon)));
+            self.next = Some(self.soon(now));
         }
+    }
+
+    /// The next attempt where there is a new reason for one: before, the peer would not spray again.
+    fn soon(&self, now: Instant) -> Instant {
+        let soon = now + AFTER;
+        let tried = self.tried.map(|at| at + SERVE_EVERY);
+        tried.map_or(soon, |at| at.max(soon))
     }
 
     fn fail(&mut self, now: Instant) {
@@ -487,7 +492,7 @@ impl Birthday {
         }
         if self.since.is_none() {
             self.since = Some(now);
-            self.next = Some(now + AFTER);
+            self.next = Some(self.soon(now));
         }
         if let Some(ask) = self.asked.take() {
             due.extend(self.answer(ask, scene, now, rng));
