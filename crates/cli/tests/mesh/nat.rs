@@ -341,6 +341,63 @@ fn a_tcp_connection_goes_on_when_a_port_is_met() {
     });
 }
 
+/// Bytes a second of a TCP stream from the first to the second, for so long.
+fn stream(two: &Two, time: Duration) -> f64 {
+    let listener = two.hosts[1].netns.run(|| TcpListener::bind(("::", 7001)));
+    let listener = listener.expect("namespace").expect("a port");
+    let address = SocketAddr::new(two.address, 7001);
+    let stream = two.hosts[0].netns.run(|| TcpStream::connect(address));
+    let mut stream = stream.expect("namespace").expect("a connection");
+    let (mut other, _) = listener.accept().expect("a connection");
+    let begun = Instant::now();
+    let sender = std::thread::spawn(move || {
+        let block = vec![0; 256 << 10];
+        while begun.elapsed() < time {
+            stream.write_all(&block).expect("written");
+        }
+    });
+    let (mut read, mut block) = (0, vec![0; 256 << 10]);
+    loop {
+        match other.read(&mut block).expect("read") {
+            0 => break,
+            some => read += some,
+        }
+    }
+    let rate = read as f64 / begun.elapsed().as_secs_f64();
+    sender.join().expect("sent");
+    rate
+}
+
+#[test]
+#[ignore = "takes a minute, and says only how fast"]
+fn throughput_by_a_port_that_was_met() {
+    let mut rates = [Vec::new(), Vec::new()];
+    let pairs = [
+        [EndpointIndependent, AddressAndPortDependent],
+        [EndpointIndependent, EndpointIndependent],
+    ];
+    for _ in 0..3 {
+        for (mappings, rates) in pairs.iter().zip(&mut rates) {
+            at_a_site(|site| {
+                let _coordinator = site.coordinator();
+                let _relay = site.relay(0);
+                let two = Two::new(site, *mappings);
+                two.answering(|| {
+                    let direct = || two.hear(SOON) && two.relayed() == [Some(false); 2];
+                    let until = Instant::now() + MET_WITHIN;
+                    while !direct() && Instant::now() < until {}
+                    assert!(direct());
+                });
+                let rate = stream(&two, Duration::from_secs(4));
+                assert_eq!(two.relayed(), [Some(false); 2]);
+                rates.push(rate * 8.0 / 1e9);
+            });
+        }
+    }
+    println!("by a port that was met: {:.2?} Gbit/s", rates[0]);
+    println!("by the tunnel's own: {:.2?} Gbit/s", rates[1]);
+}
+
 #[test]
 fn without_a_relay_a_pair_behind_symmetric_nats_has_no_path() {
     at_a_site(|site| {
