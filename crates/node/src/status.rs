@@ -382,6 +382,8 @@ pub struct PortSearch {
     pub symmetric: bool,
     /// Ports that are open now.
     pub open: u16,
+    /// Datagrams sent from open ports to open them, for all peers.
+    pub openers: u64,
     /// This host's own port by which the way in use goes: the one that was met.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub met: Option<u16>,
@@ -579,6 +581,7 @@ fn port_search(node: &Node, peer: &Peer, now: Now) -> Option<PortSearch> {
             Standing::Open(ports) => ports,
             Standing::Idle(_) | Standing::Met => 0,
         },
+        openers: doors.openers(),
         met,
         fruitless: birthday.fruitless(),
         next_s: match standing {
