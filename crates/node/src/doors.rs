@@ -14,7 +14,7 @@ use seikan_proto::tunnel::Now;
 use seikan_sys::poll::{Epoll, Interest};
 use seikan_sys::process::allow_more_files;
 use seikan_sys::udp::{ReceiveMeta, Transmit, UdpOptions, UdpSocket};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -23,6 +23,8 @@ use std::time::Duration;
 pub(crate) const FIRST_TOKEN: u64 = 1 << 63;
 /// Files that are left for everything else this process does.
 const SPARE_FILES: u64 = 64;
+/// Sockets that are opened before packets get their turn: that takes some 100 us each.
+const PER_TURN: usize = 16;
 /// How often doors are looked after.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How often something is sent by a door in use: NATs forget a mapping after half a minute at the soonest, and while nothing is sent
@@ -36,6 +38,8 @@ const FADES: Duration = Duration::from_secs(5);
 pub struct Doors {
     waiting: Vec<Opened>,
     doors: BTreeMap<SocketAddr, Door>,
+    /// To be done; the first may be half done.
+    knocks: VecDeque<Knock>,
     /// Tokens given out.
     tokens: u64,
     look_at: Option<Instant>,
@@ -112,32 +116,48 @@ impl Doors {
         self.opened(token).map(|opened| &opened.socket)
     }
 
-    /// Sends something from each socket that waits for the peer, after opening them if there is none; from how many.
-    fn knock(&mut self, knock: &Knock, options: &UdpOptions, epoll: &Epoll, now: Instant) -> u16 {
-        if !self.waiting.iter().any(|one| one.peer == knock.peer) {
-            self.trouble = None;
-            if let Err(why) = self.open(knock, options, epoll) {
-                self.close_waiting(knock.peer);
-                self.trouble = Some((knock.peer, why));
-                return 0;
-            }
-        }
+    /// Goes on with what is to be done first; for whom it is done, and from how many sockets something was sent.
+    fn go_on(
+        &mut self,
+        options: &UdpOptions,
+        epoll: &Epoll,
+        now: Instant,
+    ) -> Option<(PeerId, u16)> {
+        let knock = self.knocks.pop_front()?;
+        let peer = knock.peer;
         self.look_at.get_or_insert(now + LOOK_EVERY);
+        if let Err(why) = self.open(&knock, options, epoll) {
+            self.close_waiting(peer);
+            self.trouble = Some((peer, why));
+            return Some((peer, 0));
+        }
+        let waiting = self.waiting.iter().filter(|one| one.peer == peer);
+        if waiting.clone().count() < PORTS.into() {
+            self.knocks.push_front(knock);
+            return None;
+        }
         let opener = stun::indication();
-        let waiting = self.waiting.iter().filter(|one| one.peer == knock.peer);
         let sent = waiting.filter(|one| one.send(&opener)).count();
         self.openers += sent as u64;
         if sent == 0 {
             let why = format!("nothing can be sent to {}", knock.towards[0]);
-            self.close_waiting(knock.peer);
-            self.trouble = Some((knock.peer, why));
+            self.close_waiting(peer);
+            self.trouble = Some((peer, why));
         }
-        sent as u16
+        Some((peer, sent as u16))
     }
 
+    /// Opens some of the sockets that are missing.
     fn open(&mut self, knock: &Knock, options: &UdpOptions, epoll: &Epoll) -> Result<(), String> {
-        has_room_for(PORTS)?;
-        for (_, towards) in (0..PORTS).zip(knock.towards.iter().cycle()) {
+        let waiting = self.waiting.iter();
+        let open = waiting.filter(|one| one.peer == knock.peer).count();
+        if open == 0 {
+            self.trouble = None;
+            has_room_for(PORTS)?;
+        }
+        let missing = usize::from(PORTS).saturating_sub(open).min(PER_TURN);
+        let all = knock.towards.iter().cycle();
+        for towards in all.skip(open % knock.towards.len().max(1)).take(missing) {
             let any = match towards {
                 SocketAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
                 SocketAddr::V6(_) => SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0)),
@@ -158,7 +178,7 @@ impl Doors {
         Ok(())
     }
 
-    /// Something authentic came in; true if it is the first for its peer.
+    /// Something authentic came in; whose it is, if it is the first.
     fn heard(&mut self, token: u64, now: Instant) -> Option<PeerId> {
         let mut doors = self.doors.values_mut();
         if let Some(door) = doors.find(|door| door.opened.token == token) {
@@ -270,15 +290,19 @@ impl Node {
 
     /// When doors are to be looked after.
     pub(crate) fn door_wakeup(&self) -> Option<Instant> {
-        self.sockets.doors.look_at
+        let doors = &self.sockets.doors;
+        let at_once = (!doors.knocks.is_empty()).then_some(Instant::BOOT);
+        at_once.or(doors.look_at)
     }
 
     /// Opens sockets, and closes those that are of no more use.
     pub(crate) fn tend_doors(&mut self, epoll: &Epoll) {
-        for knock in self.tunnel.take_knocks() {
+        self.sockets.doors.knocks.extend(self.tunnel.take_knocks());
+        if !self.sockets.doors.knocks.is_empty() {
             let now = now().mono;
-            let ports = self.sockets.knock(&knock, epoll, now);
-            self.tunnel.knocked(knock.peer, ports, now);
+            if let Some((peer, ports)) = self.sockets.go_on(epoll, now) {
+                self.tunnel.knocked(peer, ports, now);
+            }
         }
         if let Some(at) = self.sockets.doors.look_at {
             let now = now();
@@ -323,9 +347,9 @@ impl Node {
 }
 
 impl Sockets {
-    fn knock(&mut self, knock: &Knock, epoll: &Epoll, now: Instant) -> u16 {
+    fn go_on(&mut self, epoll: &Epoll, now: Instant) -> Option<(PeerId, u16)> {
         let options = self.options().clone();
-        self.doors.knock(knock, &options, epoll, now)
+        self.doors.go_on(&options, epoll, now)
     }
 }
 
@@ -337,6 +361,18 @@ mod tests {
         Instant::BOOT + Duration::from_secs(seconds)
     }
 
+    /// Knocks, in as many turns as that takes; from how many sockets.
+    fn knock(doors: &mut Doors, epoll: &Epoll, peer: PeerId, towards: Vec<SocketAddr>) -> u16 {
+        doors.knocks.push_back(Knock { peer, towards });
+        let turns = usize::from(PORTS) / PER_TURN;
+        let options = UdpOptions::default();
+        let mut done = (0..turns).filter_map(|_| doors.go_on(&options, epoll, at(0)));
+        let (whose, ports) = done.next().expect("done");
+        assert_eq!(whose, peer);
+        assert!(done.next().is_none());
+        ports
+    }
+
     /// A peer's socket, and doors that knocked there.
     fn knocked(peer: PeerId) -> (std::net::UdpSocket, SocketAddr, Doors, Epoll) {
         let far = std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket");
@@ -344,9 +380,7 @@ mod tests {
         far.set_read_timeout(patience).expect("a timeout");
         let address = far.local_addr().expect("an address");
         let (mut doors, epoll) = (Doors::default(), Epoll::new(4).expect("epoll"));
-        let towards = vec![address];
-        let knock = Knock { peer, towards };
-        let ports = doors.knock(&knock, &UdpOptions::default(), &epoll, at(0));
+        let ports = knock(&mut doors, &epoll, peer, vec![address]);
         assert_eq!(ports, PORTS, "{:?}", doors.trouble(peer));
         (far, address, doors, epoll)
     }
@@ -368,10 +402,7 @@ mod tests {
     fn every_port_sends_something_and_again_from_the_same_ports() {
         let (far, address, mut doors, epoll) = knocked(PeerId(3));
         let mut first = senders(&far, PORTS.into());
-        let towards = vec![address];
-        let peer = PeerId(3);
-        let knock = Knock { peer, towards };
-        doors.knock(&knock, &UdpOptions::default(), &epoll, at(5));
+        knock(&mut doors, &epoll, PeerId(3), vec![address]);
         let mut again = senders(&far, PORTS.into());
         first.sort_unstable();
         again.sort_unstable();
@@ -401,9 +432,7 @@ mod tests {
         let (_far, _, mut doors, epoll) = knocked(PeerId(3));
         let far = std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket");
         let towards = vec![far.local_addr().expect("an address")];
-        let peer = PeerId(4);
-        let knock = Knock { peer, towards };
-        doors.knock(&knock, &UdpOptions::default(), &epoll, at(0));
+        knock(&mut doors, &epoll, PeerId(4), towards);
         let token = doors.waiting[0].token;
         assert_eq!(doors.heard(token, at(1)), Some(PeerId(3)));
         assert_eq!(doors.iter().count(), usize::from(PORTS) + 1);
@@ -415,9 +444,7 @@ mod tests {
         let address = |far: &std::net::UdpSocket| far.local_addr().expect("an address");
         let (mut doors, epoll) = (Doors::default(), Epoll::new(4).expect("epoll"));
         let towards = all.iter().map(address).collect();
-        let peer = PeerId(1);
-        let knock = Knock { peer, towards };
-        doors.knock(&knock, &UdpOptions::default(), &epoll, at(0));
+        knock(&mut doors, &epoll, PeerId(1), towards);
         for far in &all {
             let patience = Some(Duration::from_secs(1));
             far.set_read_timeout(patience).expect("a timeout");
@@ -431,9 +458,7 @@ mod tests {
         // Not a broadcast socket (socket(7), SO_BROADCAST): refused at once.
         let towards = vec!["255.255.255.255:7".parse().expect("an address")];
         let peer = PeerId(1);
-        let knock = Knock { peer, towards };
-        let ports = doors.knock(&knock, &UdpOptions::default(), &epoll, at(0));
-        assert_eq!(ports, 0);
+        assert_eq!(knock(&mut doors, &epoll, peer, towards), 0);
         assert_eq!(doors.iter().count(), 0);
         let why = doors.trouble(peer).expect("why");
         assert!(why.contains("255.255.255.255:7"), "{why}");
