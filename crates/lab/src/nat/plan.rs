@@ -321,6 +321,10 @@ mod tests {
                 "delay-ms = 0\nnat = []\n[[expect]]\npath = \"relay\"\nwhy = \"\"\npairs = [[\"a\", \"b\"]]",
                 "no NAT `a`",
             ),
+            (
+                "delay-ms = 0\nnat = []\n[[expect]]\npath = \"direct\"\nwithin = 0\nwhy = \"\"\npairs = []",
+                "within is 0: use 1 to 600",
+            ),
         ] {
             let error = Plan::parse(text).expect_err(text).to_string();
             assert!(error.contains(said), "{error}");
