@@ -253,6 +253,11 @@ def fragment_frame(id, offset, total, chunk, partial=False):
     return frame(3, u16(id) + u16(offset) + u16(total) + chunk, 0x10 if partial else 0)
 
 
+def ports_frame(ports, *addresses):
+    mapped = [ip_address(a if ":" in a else "::ffff:" + a).packed for a in addresses]
+    return frame(7, u16(ports) + b"".join(mapped))
+
+
 def health_frame(r):
     fields = ("received", "lost", "lost_first", "congestion_marks", "queueing_delay")
     body = b"".join(u32(r[f]) for f in fields) + u16(r["reordering"]) + u32(r["received_later"])
@@ -641,6 +646,8 @@ def record_vectors():
         ("probe of 1472 bytes", frame(5, u16(0x0102)) + bytes(1472 - 35 - 5),
          {"answer": frame(6, u16(0x0102) + u16(1472))}),
         ("probe acknowledgement of a probe that was not sent", frame(6, u16(9) + u16(1472)), {}),
+        ("ports of a symmetric NAT", ports_frame(256, "198.51.100.7", "2001:db8::7"), {}),
+        ("ports, longer than there are addresses", frame(7, u16(1) + bytes(5 * 16 + 3)), {}),
         ("CE over ECT(0)", packet_frame(ect0), {"outer_ecn": 3, "writes": [plain_write(ce)]}),
         ("CE over Not-ECT", packet_frame(small), {"outer_ecn": 3, "drops": {"ecn_not_capable": 1}}),
         ("fragment, last of two", fragment_frame(7, 20, len(small), small[20:]), {}),
@@ -650,6 +657,7 @@ def record_vectors():
         ("length beyond the record", b"\x01" + u16(300) + small, {"drops": bad}),
         ("malformed frame, then a packet", frame(5, b"x") + packet_frame(small), {"writes": [plain_write(small)], "drops": bad}),
         ("probe acknowledgement too short", frame(6, b"abc"), {"drops": bad}),
+        ("ports too short", frame(7, b"x"), {"drops": bad}),
         ("health too short", frame(4, bytes(25)), {"drops": bad}),
         ("packet is not IP", packet_frame(b"\x50" + bytes(30)), {"drops": {"not_ip": 1}}),
         ("packet shorter than its length", packet_frame(small[:-1]), {"drops": {"not_ip": 1}}),

@@ -3,6 +3,7 @@
 
 pub mod config;
 pub mod control;
+pub mod doors;
 pub mod gateway;
 mod intake;
 pub mod life;

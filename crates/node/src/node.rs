@@ -1,6 +1,7 @@
 //! A running tunnel: the protocol, the TUN device, the sockets, and what is counted around them.
 
 use crate::config::{CipherPreference, Config, Host, Protocol};
+use crate::doors::Doors;
 use crate::gateway::GatewayNode;
 use crate::mesh::MeshState;
 use seikan_observe::Histogram;
@@ -77,6 +78,8 @@ pub struct Sockets {
     pub v4: Option<UdpSocket>,
     /// IPv6.
     pub v6: Option<UdpSocket>,
+    /// Others, each for one address.
+    pub doors: Doors,
     options: UdpOptions,
     /// What sockets counted that have been replaced since.
     replaced: SocketCounts,
@@ -89,6 +92,13 @@ pub struct SocketCounts {
     pub receive_queue_drops: u64,
     /// Sends that were refused with segmentation offload and replayed without.
     pub gso_fallbacks: u64,
+}
+
+impl SocketCounts {
+    pub(crate) fn add(&mut self, socket: &UdpSocket) {
+        self.receive_queue_drops += socket.receive_queue_drops();
+        self.gso_fallbacks += socket.gso_fallbacks();
+    }
 }
 
 impl Sockets {
@@ -112,12 +122,13 @@ impl Sockets {
         Ok(Sockets {
             v4,
             v6,
+            doors: Doors::default(),
             options,
             replaced: SocketCounts::default(),
         })
     }
 
-    /// Moves to another port; 0 lets the kernel choose. The old sockets are closed once the new
+    /// Moves to another port; 0 lets the kernel choose. The old sockets, doors too, are closed once the new
     /// ones are bound: after an error everything is as before.
     pub fn rebind(&mut self, port: u16) -> Result<(), UdpError> {
         let replaced = self.counts();
@@ -130,7 +141,7 @@ impl Sockets {
 
     /// Sets the firewall mark of everything sent from now on; 0 is none.
     pub fn set_fwmark(&mut self, mark: u32) -> Result<(), UdpError> {
-        for socket in self.iter() {
+        for socket in self.iter().chain(self.doors.iter()) {
             socket.set_fwmark(mark)?;
         }
         self.options.fwmark = Some(mark).filter(|mark| *mark != 0);
@@ -140,9 +151,11 @@ impl Sockets {
     /// What was counted, by earlier sockets too.
     pub fn counts(&self) -> SocketCounts {
         let mut sum = self.replaced;
-        for socket in self.iter() {
-            sum.receive_queue_drops += socket.receive_queue_drops();
-            sum.gso_fallbacks += socket.gso_fallbacks();
+        let closed = self.doors.closed();
+        sum.receive_queue_drops += closed.receive_queue_drops;
+        sum.gso_fallbacks += closed.gso_fallbacks;
+        for socket in self.iter().chain(self.doors.iter()) {
+            sum.add(socket);
         }
         sum
     }
@@ -159,7 +172,12 @@ impl Sockets {
         self.options.fwmark
     }
 
-    /// The sockets that there are.
+    /// How they are set up.
+    pub(crate) fn options(&self) -> &UdpOptions {
+        &self.options
+    }
+
+    /// The sockets on the port.
     pub fn iter(&self) -> impl Iterator<Item = &UdpSocket> {
         self.v4.iter().chain(&self.v6)
     }

@@ -11,6 +11,7 @@ use crate::mesh::{self, Answers, Changed, Contact, LegTo, MeshState};
 use crate::node::{Node, now};
 use crate::setup::names::Found;
 use seikan_observe::{DirectionCounters, DropCounts, Histogram, PeerCounters};
+use seikan_proto::birthday::Standing;
 use seikan_proto::noise::Construction;
 use seikan_proto::paths;
 use seikan_proto::peer::Peer;
@@ -389,6 +390,37 @@ pub struct Path {
     /// All ways to a member of a mesh, what it told of first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ways: Vec<Way>,
+    /// The search for a port of a symmetric NAT, once there was a reason for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub port_search: Option<PortSearch>,
+}
+
+/// The search for a port of a symmetric NAT at one of the ends, by which the two meet.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PortSearch {
+    /// The NAT before this host is symmetric: its ports are opened. Else those of the other end's are probed.
+    pub symmetric: bool,
+    /// Ports that are open now.
+    pub open: u16,
+    /// Datagrams sent from open ports to open them, for all peers.
+    pub openers: u64,
+    /// This host's own port by which the way in use goes: the one that was met.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub met: Option<u16>,
+    /// Attempts that met nothing since one did.
+    pub fruitless: usize,
+    /// Seconds to the next one, if packets are sent then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_s: Option<u64>,
+    /// Why no ports could be opened.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<String>,
+    /// Both ends are behind symmetric NATs.
+    pub both_symmetric: bool,
+    /// Probes that this host has sent to ports of the other end's NAT, and whether it is at it.
+    pub probes: u64,
+    /// Likewise.
+    pub probing: bool,
 }
 
 /// One of the ways to a peer.
@@ -560,9 +592,41 @@ pub fn peer(node: &Node, record: &Record, peer: &Peer, now: Now) -> PeerStatus {
                     self::way(way, in_use, turn(way.address), tls(node, way.address))
                 })
                 .collect(),
+            port_search: port_search(node, peer, now),
         },
         traffic: traffic(&peer.counters),
     }
+}
+
+fn port_search(node: &Node, peer: &Peer, now: Now) -> Option<PortSearch> {
+    let (birthday, doors) = (&peer.birthday, &node.sockets.doors);
+    let met = peer.path.endpoint.and_then(|to| doors.port_to(to));
+    let symmetric = node.tunnel.outside().is_symmetric();
+    let standing = birthday.standing();
+    let idle = standing == Standing::Idle(None);
+    let nothing = met.is_none() && birthday.probes() == 0 && !birthday.is_hopeless();
+    if nothing && (idle || !symmetric) {
+        return None;
+    }
+    Some(PortSearch {
+        symmetric,
+        open: match standing {
+            Standing::Open(ports) => ports,
+            Standing::Idle(_) | Standing::Met => 0,
+        },
+        openers: doors.openers(),
+        met,
+        fruitless: birthday.fruitless(),
+        next_s: match standing {
+            Standing::Idle(next) => next.filter(|_| symmetric),
+            Standing::Open(_) | Standing::Met => None,
+        }
+        .map(|next| next.duration_since(now.mono).as_secs()),
+        trouble: doors.trouble(peer.id).map(str::to_owned),
+        both_symmetric: birthday.is_hopeless(),
+        probes: birthday.probes(),
+        probing: birthday.is_spraying(),
+    })
 }
 
 /// By which TURN server something is sent there, if it is.

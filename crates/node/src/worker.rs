@@ -5,6 +5,7 @@
 //! act; serve the control sockets. Receiving comes first because its packets hold the
 //! acknowledgements on which the sending side waits.
 
+use crate::doors;
 use crate::gateway::Destination;
 use crate::intake::Intake;
 use crate::mesh::{Heard, stun};
@@ -107,6 +108,7 @@ pub fn run(
         receive: ReceiveBatch::new(RECEIVE_BUFFERS, 65_536),
     };
     let mut served = Vec::new();
+    let mut called = Vec::new();
     loop {
         let until = |(at, _): (Instant, _)| at.duration_since(now().mono);
         let timeout = if buffers.intake.waits() || node.lan_waits() {
@@ -117,11 +119,13 @@ pub fn run(
             let gateway = node
                 .gateway_wakeup()
                 .map(|at| at.duration_since(now().mono));
-            tunnel.into_iter().chain(gateway).min()
+            let doors = node.door_wakeup().map(|at| at.duration_since(now().mono));
+            tunnel.into_iter().chain(gateway).chain(doors).min()
         };
         let (mut receive, mut read, mut gone) = ([false; 2], false, false);
         let mut read_lan = false;
         served.clear();
+        called.clear();
         for event in epoll
             .wait(timeout)
             .map_err(failed("cannot wait for events"))?
@@ -133,6 +137,7 @@ pub fn run(
                     read = true;
                     gone = event.failed && !event.readable;
                 }
+                token if token >= doors::FIRST_TOKEN => called.push(token),
                 token => served.push(token),
             }
         }
@@ -140,6 +145,9 @@ pub fn run(
         // write: looking costs less than waiting to be told, and halves a round trip.
         read |= receive[0] && node.receive_from(TOKEN_V4, &mut buffers);
         read |= receive[1] && node.receive_from(TOKEN_V6, &mut buffers);
+        for door in &called {
+            read |= node.receive_from(*door, &mut buffers);
+        }
         if read_lan || node.lan_waits() {
             node.read_from_lan();
         }
@@ -150,6 +158,7 @@ pub fn run(
             return Ok(Ended::InterfaceGone);
         }
         node.poll_timers();
+        node.tend_doors(&epoll);
         node.tell_sought();
         node.poll_gateway();
         for token in served.drain(..) {
@@ -174,10 +183,11 @@ pub fn run(
 impl Node {
     /// Receives once from a socket and delivers; whether there was anything to deliver.
     fn receive_from(&mut self, token: u64, buffers: &mut Buffers) -> bool {
-        let socket = if token == TOKEN_V4 {
-            &self.sockets.v4
-        } else {
-            &self.sockets.v6
+        let socket = match token {
+            TOKEN_V4 => self.sockets.v4.as_ref(),
+            TOKEN_V6 => self.sockets.v6.as_ref(),
+            // Closed since it was ready.
+            door => self.sockets.doors.socket(door),
         };
         let Some(socket) = socket else { return false };
         // An error belongs to an earlier send (unreachable, refused) and was counted there.
@@ -199,12 +209,18 @@ impl Node {
         let merged = bytes > received * MERGED_BYTES;
         let mut others = Vec::new();
         let beside = self.take_beside(metas, arena, &mut others);
+        let caller = (token >= doors::FIRST_TOKEN)
+            .then(|| self.caller(token, metas))
+            .flatten();
         let arrived = metas.iter().enumerate();
         let arrived = arrived.filter(|(index, _)| beside & (1 << index) == 0);
         let arrived = arrived.map(|(_, meta)| datagram(meta));
         let arrived = arrived.chain(others);
         self.tunnel
             .inbound(now(), arrived, arena, &mut self.inbox, &mut self.outbox);
+        if let Some(caller) = caller {
+            self.heard_at_door(&caller);
+        }
         let delivers = !self.inbox.writes().is_empty();
         self.deliver(arena);
         self.transmit();
@@ -331,12 +347,7 @@ impl Node {
     /// Sends all runs.
     pub(crate) fn transmit(&mut self) {
         for run in self.outbox.runs() {
-            let socket = if run.destination.address.is_ipv4() {
-                &self.sockets.v4
-            } else {
-                &self.sockets.v6
-            };
-            let result = match socket {
+            let result = match self.sockets.towards(run.destination.address) {
                 Some(socket) => send(socket, run, self.outbox.bytes(run)),
                 None => Err(DropReason::SendRefused),
             };

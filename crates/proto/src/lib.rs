@@ -16,6 +16,7 @@ compile_error!(
 
 pub mod allowed_ips;
 pub mod batch;
+pub mod birthday;
 pub mod capabilities;
 pub mod codel;
 pub mod constants;

@@ -128,6 +128,15 @@ impl Outbox {
         }
     }
 
+    /// Sends the newest run, which is one datagram, to another address as well: the same bytes.
+    pub fn repeat(&mut self, to: SocketAddr) {
+        let Some(run) = self.runs.last() else { return };
+        let mut run = run.clone();
+        run.destination.address = to;
+        (run.packets, run.bytes) = (0, 0);
+        self.runs.push(run);
+    }
+
     /// The runs to send, oldest first.
     pub fn runs(&self) -> &[Run] {
         &self.runs

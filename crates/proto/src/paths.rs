@@ -125,6 +125,14 @@ impl Check {
             size: LEAST_CHECK + u16::from_le_bytes([c, d]) % sizes,
         }
     }
+
+    /// One that is as small as can be, since many are sent. Its acknowledgement proves nothing.
+    pub(crate) fn least(rng: &mut dyn Rng) -> Check {
+        Check {
+            size: LEAST_CHECK,
+            ..Check::random(rng)
+        }
+    }
 }
 
 /// Whether this host itself forwards what is sent there ([`Kind::Relay`]).
@@ -245,13 +253,14 @@ impl Paths {
         self.lost
     }
 
-    /// The peer tells where it may be, the best first: [`MAX_CANDIDATES`] at most, the others are passed over.
-    pub fn set_told(&mut self, addresses: &[SocketAddr]) {
+    /// The peer tells where it may be, the best first: [`MAX_CANDIDATES`] at most, the others are passed over. True if one is new.
+    pub fn set_told(&mut self, addresses: &[SocketAddr]) -> bool {
         let new = self.replace(Kind::Told, addresses, MAX_CANDIDATES);
         if new {
             self.ipv6_lost = false;
             self.look_again();
         }
+        new
     }
 
     /// Relays by which the peer is reached now, while `used` is the way in use: [`MAX_RELAYS`] at most. True if one is new. If
@@ -366,6 +375,14 @@ impl Paths {
         }
     }
 
+    /// An authentic datagram that is not the newest came from somewhere, while `used` is the way in use: it was overtaken, and does
+    /// not say where the peer is now. But if it came directly, and what overtook it by a relay, that way is looked at.
+    pub fn heard_late(&mut self, from: SocketAddr, used: Option<SocketAddr>, now: Instant) {
+        if used.is_some_and(|used| self.is_relay(used)) && !self.is_relay(from) {
+            self.seen(from, now);
+        }
+    }
+
     /// The peer sends directly, from there: what is sent there may get through.
     fn seen(&mut self, from: SocketAddr, now: Instant) {
         match self.ways.iter().find(|way| way.address == from) {
@@ -374,10 +391,9 @@ impl Paths {
                 self.look_again();
             }
             Some(way) => {
-                let lately = |sent: Sent| now.duration_since(sent.at) < ASK_EVERY;
-                if !way.check.is_some_and(lately) {
-                    self.next_round = Some(Instant::BOOT);
-                }
+                // A check that was sent before may have been too early.
+                let soon = way.check.map_or(now, |sent| sent.at + ASK_EVERY);
+                self.next_round = Some(self.next_round.map_or(soon, |at| at.min(soon)));
             }
         }
     }

@@ -1,5 +1,6 @@
 //! A peer: its keys, its sessions, the path to it and what was counted.
 
+use crate::birthday::Birthday;
 use crate::capabilities::Capabilities;
 use crate::cookie::CookieJar;
 use crate::filter::Guard;
@@ -42,6 +43,8 @@ pub struct Peer {
     pub path: Path,
     /// How else it may be reached: an initiation goes there as well while nothing is heard from it.
     pub paths: Paths,
+    /// Of the search for a port of a symmetric NAT, at either end.
+    pub birthday: Birthday,
     /// What became of the questions whether it answers.
     pub pings: Pings,
     /// What was counted.
@@ -319,6 +322,7 @@ impl Peer {
             preshared_key: PresharedKey::from_bytes([0; 32]),
             path: Path::new(None),
             paths: Paths::default(),
+            birthday: Birthday::default(),
             pings: Pings::default(),
             counters: PeerCounters::default(),
             last_handshake: None,

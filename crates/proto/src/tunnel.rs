@@ -13,6 +13,7 @@
 //!
 //! The same calls with the same arguments and the same random source give the same bytes.
 
+mod birthday;
 mod handshake;
 mod housekeeping;
 mod inbound;
@@ -23,6 +24,7 @@ pub use inbound::Datagram;
 pub(crate) use outbound::{clamp_syn, may_send};
 
 use crate::allowed_ips::{AllowedIps, LookupCache};
+use crate::birthday::{Knock, Outside};
 use crate::capabilities::Cipher;
 use crate::constants::{REJECT_AFTER_TIME, REKEY_AFTER_TIME};
 use crate::cookie::{CookieChecker, CookieJar};
@@ -110,6 +112,10 @@ pub struct Tunnel {
     sought: Vec<PeerId>,
     /// Questions so far whether a peer answers: the number of the latest.
     questions: u64,
+    /// What is before this host.
+    outside: Outside,
+    /// See [`Tunnel::take_knocks`]; one for each peer at most.
+    knocks: Vec<Knock>,
     /// What belongs to no peer, and what belonged to peers that were removed.
     stray: PeerCounters,
 }
@@ -164,6 +170,8 @@ impl Tunnel {
             scratch: Scratch::default(),
             sought: Vec::new(),
             questions: 0,
+            outside: Outside::default(),
+            knocks: Vec::new(),
             stray: PeerCounters::default(),
         }
     }
@@ -340,8 +348,10 @@ impl Tunnel {
 
     /// Sets where else the peer may be, the best first ([`Paths::set_told`](crate::paths::Paths::set_told)).
     pub fn set_candidates(&mut self, id: PeerId, candidates: &[SocketAddr], now: Instant) {
-        if let Some(peer) = self.peer_mut(id) {
-            peer.paths.set_told(candidates);
+        if let Some(peer) = self.peer_mut(id)
+            && peer.paths.set_told(candidates)
+        {
+            peer.birthday.look_again(now);
         }
         self.reschedule(id, now, now);
     }

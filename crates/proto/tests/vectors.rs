@@ -6,6 +6,7 @@
 
 use seikan_observe::DropReason;
 use seikan_proto::batch::PacketBatch;
+use seikan_proto::birthday::Ask;
 use seikan_proto::capabilities::{Capabilities, Cipher};
 use seikan_proto::constants::MAX_HANDSHAKE_LEN;
 use seikan_proto::cookie::{Admission, CookieChecker, CookieJar};
@@ -314,6 +315,14 @@ fn control_frames_are_written() {
             "probe acknowledgement of a probe that was not sent" => {
                 Box::new(|w| w.probe_ack(9, 1472).unwrap())
             }
+            "ports of a symmetric NAT" => Box::new(|w| {
+                let addresses = ["198.51.100.7", "2001:db8::7"];
+                let ask = Ask {
+                    ports: 256,
+                    addresses: addresses.map(|a| a.parse().unwrap()).to_vec(),
+                };
+                w.ports(&ask).unwrap();
+            }),
             _ => continue,
         };
         let time = u64::from(u16::from_le_bytes([plaintext[1], plaintext[2]]));

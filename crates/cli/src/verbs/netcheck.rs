@@ -167,7 +167,7 @@ fn explained(nat: Nat) -> (String, &'static str) {
         ),
         Nat::Open => (
             format!("{GREEN}no NAT{RESET}"),
-            "Everybody reaches this host directly, unless a firewall lets nothing in that this host has not asked for: then those behind a symmetric NAT need a relay.",
+            "Everybody reaches this host directly, unless a firewall lets nothing in that this host has not asked for: then those behind a symmetric NAT come by a relay for some seconds, until one of many ports is met.",
         ),
         Nat::Unknown => (
             format!("{BOLD}a NAT{RESET}"),
@@ -177,11 +177,11 @@ fn explained(nat: Nat) -> (String, &'static str) {
             format!(
                 "{GREEN}a NAT that keeps one port for everybody{RESET} (endpoint-independent mapping)"
             ),
-            "Direct paths to all but those behind symmetric NATs, who need a relay.",
+            "Direct paths to all; to those behind symmetric NATs after some seconds by a relay, when one of many ports is met.",
         ),
         Nat::Symmetric => (
             format!("{YELLOW}a NAT with another port for each destination{RESET} (symmetric)"),
-            "Direct paths to hosts without a NAT only; all others need a relay.",
+            "Direct paths to hosts without a NAT, and to those whose NAT is not symmetric after some seconds by a relay, when one of many ports is met. Two symmetric NATs need a relay.",
         ),
     }
 }

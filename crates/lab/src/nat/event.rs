@@ -14,7 +14,7 @@ use crate::error::{LabError, Result};
 use crate::interrupt::Interrupt;
 
 /// How long the pair may take to talk as it is to at first.
-const FIRST: Duration = Duration::from_secs(15);
+const FIRST: Duration = Duration::from_secs(20);
 /// How long it talks before anything happens.
 const REST: Duration = Duration::from_secs(2);
 /// How long it is to talk as it then does: longer than a way that has died can seem to be in use.
@@ -100,6 +100,7 @@ pub fn events(
             path: event.path,
             family: None,
             why: event.about.clone(),
+            within: None,
         };
         let setting = Setting {
             cell: &cell,

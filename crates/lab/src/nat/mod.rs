@@ -72,6 +72,9 @@ pub struct NatRow {
     pub expected: PathKind,
     /// Why.
     pub why: String,
+    /// Until when a direct path was to be in use, if the pair was to begin at a relay.
+    #[serde(default)]
+    pub within: Option<f64>,
     /// By which way each sends, of A and of B; nothing arrived if `None`.
     pub found: [PathKind; 2],
     /// By which family, if that was to be seen to, and by which each sends.
@@ -165,6 +168,7 @@ pub fn first_packets(delays: &[Duration], interrupt: &Interrupt) -> Result<Vec<f
         path: PathKind::Direct,
         family: None,
         why: String::new(),
+        within: None,
     };
     let one = |(number, delay): (usize, &Duration)| {
         let setting = Setting {
@@ -376,7 +380,8 @@ impl Stage {
                 PathKind::Relay => answered && doubted,
                 PathKind::None => doubted,
             };
-            if settled || begun.elapsed() > PATIENCE {
+            let within = cell.within.map_or(Duration::ZERO, Duration::from_secs_f64);
+            if settled || begun.elapsed() > within + PATIENCE {
                 break;
             }
             interrupt.sleep(ASK)?;
@@ -393,6 +398,7 @@ impl Stage {
             nats: cell.nats.each_ref().map(|nat| nat.name.clone()),
             expected: cell.path,
             why: cell.why.clone(),
+            within: cell.within,
             found,
             family,
             first_answer: first_answer.map(|time| time.as_secs_f64()),
@@ -451,8 +457,14 @@ impl NatRow {
             time.is_some_and(|time| time > within.as_secs_f64())
         };
         let late = match self.expected {
-            PathKind::Direct if self.family.is_some() => late(self.direct, PREFERRED_WITHIN),
-            PathKind::Direct => late(self.direct, DIRECT_WITHIN),
+            PathKind::Direct => match self.within {
+                None if self.family.is_some() => late(self.direct, PREFERRED_WITHIN),
+                None => late(self.direct, DIRECT_WITHIN),
+                Some(within) => {
+                    late(self.direct, Duration::from_secs_f64(within))
+                        || late(self.first_answer, RELAY_WITHIN)
+                }
+            },
             PathKind::Relay => late(self.first_answer, RELAY_WITHIN),
             PathKind::None => false,
         };

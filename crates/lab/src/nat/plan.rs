@@ -14,6 +14,8 @@ const WITH_IPV6: &str = "+6";
 
 /// The longest delay of a direction, in milliseconds.
 const LONGEST_DELAY: f64 = 500.0;
+/// Seconds that a direct path may be given.
+const WITHIN: std::ops::RangeInclusive<f64> = 1.0..=600.0;
 
 /// By which way two members talk, the best first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -88,6 +90,9 @@ pub struct Expect {
     pub family: Option<Family>,
     /// Why, in a line.
     pub why: String,
+    /// Seconds from the start of the second daemon within which a direct path is to be in use; [`DIRECT_WITHIN`](super::DIRECT_WITHIN) if
+    /// left out. If it is given the first answer is to come by a relay, as early as where there is no direct path.
+    pub within: Option<f64>,
     /// Boxes that both are behind.
     #[serde(default)]
     pub shared: Vec<NatBox>,
@@ -199,6 +204,8 @@ pub struct Cell {
     pub family: Option<Family>,
     /// Why.
     pub why: String,
+    /// Seconds until a direct path, at most, where it begins at a relay.
+    pub within: Option<f64>,
 }
 
 impl Cell {
@@ -230,6 +237,11 @@ impl Plan {
                 "delay-ms is {}: use 0 to {most}",
                 plan.delay_ms
             )));
+        }
+        let within = plan.expect.iter().filter_map(|expect| expect.within);
+        if let Some(within) = within.into_iter().find(|within| !WITHIN.contains(within)) {
+            let (least, most) = (WITHIN.start(), WITHIN.end());
+            return Err(wrong(format!("within is {within}: use {least} to {most}")));
         }
         let names: BTreeSet<&str> = plan.nats.iter().map(|nat| nat.name.as_str()).collect();
         if names.len() != plan.nats.len() {
@@ -284,6 +296,7 @@ impl Plan {
                         path: expect.path,
                         family: expect.family,
                         why: expect.why.clone(),
+                        within: expect.within,
                     });
                 }
             }
@@ -342,6 +355,10 @@ mod tests {
             (
                 "delay-ms = 0\nnat = []\n[[expect]]\npath = \"relay\"\nwhy = \"\"\npairs = [[\"a\", \"b\"]]",
                 "no NAT `a`",
+            ),
+            (
+                "delay-ms = 0\nnat = []\n[[expect]]\npath = \"direct\"\nwithin = 0\nwhy = \"\"\npairs = []",
+                "within is 0: use 1 to 600",
             ),
         ] {
             let error = Plan::parse(text).expect_err(text).to_string();

@@ -365,6 +365,7 @@ impl<'a> Mesh<'a> {
                     mesh.doubts = doubts;
                 }
                 News::Reflexive { addresses, views } => {
+                    node.tunnel.set_outside(nat::outside(&views), now().mono);
                     mesh.reflexive = addresses;
                     mesh.views = views;
                 }

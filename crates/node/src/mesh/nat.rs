@@ -4,6 +4,8 @@
 //! have a NAT before them that maps alike for everybody, or none. How a NAT filters cannot be seen so, and does not matter: both
 //! ends send.
 
+use super::agent::View;
+use seikan_proto::birthday::{Mapping, Outside};
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, SocketAddr};
 
@@ -56,6 +58,38 @@ pub fn judge(sights: &[Sight], own: &[IpAddr]) -> Nat {
     }
 }
 
+/// What servers saw, in the tunnel's words.
+pub(super) fn outside(views: &[View]) -> Outside {
+    let family = |v6: bool| {
+        let of_family = views.iter().filter(|view| view.server.is_ipv6() == v6);
+        let sights: Vec<Sight> = of_family
+            .map(|view| Sight {
+                server: view.server,
+                seen: view.seen,
+            })
+            .collect();
+        // How it maps does not depend on this host's own addresses.
+        match judge(&sights, &[]) {
+            Nat::Symmetric => {
+                // The first is the one that others are told.
+                let mut all: Vec<IpAddr> = Vec::new();
+                for seen in sights.iter().filter_map(|sight| sight.seen) {
+                    if !all.contains(&seen.ip()) {
+                        all.push(seen.ip());
+                    }
+                }
+                Mapping::PerDestination(all)
+            }
+            Nat::Open | Nat::Unknown | Nat::EndpointIndependent => Mapping::Alike,
+            Nat::NotAsked | Nat::Silent => Mapping::Unknown,
+        }
+    };
+    Outside {
+        v4: family(false),
+        v6: family(true),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -90,5 +124,32 @@ mod tests {
             assert_eq!(judge(&sights(&seen), &own), nat, "{seen:?}");
         }
         assert_eq!(judge(&sights(&[None]), &[]), Nat::NotAsked);
+    }
+
+    #[test]
+    fn a_symmetric_nat_is_at_every_address_that_was_seen_the_first_one_first() {
+        let mapping = |seen: &[Option<&str>]| {
+            let view = |sight: Sight| View {
+                name: String::new(),
+                server: sight.server,
+                seen: sight.seen,
+                rtt: None,
+            };
+            let views: Vec<View> = sights(seen).into_iter().map(view).collect();
+            let outside = outside(&views);
+            assert_eq!(outside.v6, Mapping::Unknown);
+            outside.v4
+        };
+        let [a, b] = ["203.0.113.9", "203.0.113.8"].map(|ip| ip.parse().expect(ip));
+        let seen = [
+            Some("203.0.113.9:1"),
+            Some("203.0.113.8:2"),
+            Some("203.0.113.9:3"),
+            None,
+        ];
+        assert_eq!(mapping(&seen), Mapping::PerDestination(vec![a, b]));
+        assert_eq!(mapping(&seen[..1]), Mapping::Alike);
+        assert_eq!(mapping(&seen[3..]), Mapping::Unknown);
+        assert_eq!(mapping(&[]), Mapping::Unknown);
     }
 }

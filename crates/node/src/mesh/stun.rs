@@ -131,6 +131,11 @@ impl Question {
     }
 }
 
+/// A binding indication, which nobody answers (section 6.3.2): what opens a NAT.
+pub(crate) fn indication() -> Vec<u8> {
+    Message::builder_indication(BINDING, MessageWriteVec::new()).finish()
+}
+
 /// Whether a datagram is an answer of a STUN server, by its first bytes.
 pub(crate) fn is_answer(datagram: &[u8]) -> bool {
     (HEADER..=MAX_ANSWER).contains(&datagram.len())

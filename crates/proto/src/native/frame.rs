@@ -15,9 +15,11 @@
 //! HEALTH    kind 4 | length | see native/health.rs
 //! PROBE     kind 5 | length | id u16, then padding up to the probed size
 //! PROBE_ACK kind 6 | length | id u16 | size u16
+//! PORTS     kind 7 | length | ports u16 | addresses of 16 bytes, IPv4 as IPv4-mapped
 //! ```
 //! A kind that is not known is skipped by its length, so that later ones need no new version.
 
+use crate::birthday::Ask;
 use crate::inbox::{MAX_HEADER, Slice};
 use crate::native::health::Report;
 use seikan_observe::DropReason;
@@ -43,6 +45,7 @@ const FRAGMENT: u8 = 3;
 const HEALTH: u8 = 4;
 const PROBE: u8 = 5;
 const PROBE_ACK: u8 = 6;
+const PORTS: u8 = 7;
 /// The transport checksum holds the pseudo-header's sum only (PACKET, FRAGMENT).
 const FLAG_PARTIAL: u8 = 0x10;
 /// The super-packet has CWR set (SLICE).
@@ -107,6 +110,8 @@ pub enum Frame {
         /// UDP payload bytes of the probe.
         size: u16,
     },
+    /// Ports of the far end are open: probe them.
+    Ports(Ask),
 }
 
 /// A part of a packet that does not fit a record.
@@ -192,6 +197,10 @@ impl Frames {
                 })),
                 _ => Err(DropReason::BadFrame),
             },
+            PORTS => Ask::read(&arena[body])
+                .map(Frame::Ports)
+                .ok_or(DropReason::BadFrame)
+                .map(Some),
             _ => Ok(None),
         }
     }
@@ -390,6 +399,14 @@ pub fn write_probe_ack(out: &mut [u8], id: u16, size: u16) {
     head(out, PROBE_ACK, 4);
     out[3..5].copy_from_slice(&id.to_le_bytes());
     out[5..7].copy_from_slice(&size.to_le_bytes());
+}
+
+/// Writes a PORTS and returns its length.
+pub fn write_ports(out: &mut [u8], ask: &Ask) -> usize {
+    let body = ask.to_bytes();
+    head(out, PORTS, body.len());
+    out[3..3 + body.len()].copy_from_slice(&body);
+    3 + body.len()
 }
 
 fn head(out: &mut [u8], first: u8, length: usize) {

@@ -197,6 +197,18 @@ fn what_comes_directly_is_checked_before_a_relay_is_left_for_it() {
 }
 
 #[test]
+fn what_comes_directly_just_after_a_check_has_it_repeated_after_half_a_second() {
+    let mut paths = paths();
+    // The sixth round is at 4 s, the next at 9 s.
+    for ms in [0, 200, 500, 1000, 2000, 4000] {
+        assert!(!checks(&mut paths, relay(1), at(ms)).is_empty());
+    }
+    paths.heard(told(1), Some(relay(1)), false, at(4_010));
+    assert_eq!(checks(&mut paths, relay(1), at(4_490)), []);
+    assert!(!checks(&mut paths, relay(1), at(4_500)).is_empty());
+}
+
+#[test]
 fn a_peer_that_roams_is_followed_unless_this_end_has_just_chosen() {
     let mut paths = paths();
     assert!(paths.heard(told(9), Some(told(1)), true, at(0)));

@@ -25,6 +25,8 @@ pub enum WakeReason {
     PathProbe,
     /// Ways to the peer are to be checked.
     PathCheck,
+    /// A port of a symmetric NAT is searched for.
+    PortSearch,
     /// Somebody asks whether the peer answers.
     Ping,
     /// A health report is due.
@@ -86,6 +88,7 @@ impl Tunnel {
         if self.construction == Construction::Native {
             self.probe_and_report(now, id, outbox);
             self.check_paths(now, id, outbox);
+            self.search_ports(now, id, outbox);
             self.send_ping(now, id, outbox);
         }
     }
@@ -228,6 +231,10 @@ impl Tunnel {
                 .next_wakeup(peer.path.endpoint)
                 .filter(|_| native)
                 .map(|at| (at, WakeReason::PathCheck)),
+            peer.birthday
+                .next_wakeup(self.outside.is_symmetric(), peer.path.active_until)
+                .filter(|_| native)
+                .map(|at| (at, WakeReason::PortSearch)),
             peer.path
                 .health
                 .next_report()

@@ -140,6 +140,9 @@ impl Tunnel {
         let follows = newest
             && (self.construction == Construction::WireGuard
                 || peer.paths.heard(from, peer.path.endpoint, began, now.mono));
+        if !newest && self.construction == Construction::Native {
+            peer.paths.heard_late(from, peer.path.endpoint, now.mono);
+        }
         if follows
             && (peer.path.endpoint != Some(from) || peer.path.source != arrival.from.destination)
         {
@@ -463,6 +466,8 @@ fn control_frame(
                 peer.timers.any_authenticated_packet_sent(sending.now.mono);
             }
         }
+        // Looked at with what the other peers are at (`Tunnel::search_ports`).
+        Frame::Ports(ask) => peer.birthday.asked(ask),
         Frame::Packet { .. } | Frame::Slice(_) | Frame::Fragment(_) => {}
     }
 }
@@ -474,6 +479,11 @@ fn check_answered(peer: &mut Peer, check: Check, now: Instant) {
         if peer.path.endpoint == Some(to) {
             peer.path.rtt = Some(rtt);
         }
+        return;
+    }
+    if peer.birthday.is_spray(check) {
+        // Its way is known once the peer has sent by it.
+        peer.path.mtu.check_answered();
         return;
     }
     let session = peer.sessions.current.as_ref();

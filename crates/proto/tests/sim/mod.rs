@@ -9,10 +9,11 @@ pub mod packets;
 
 use network::{Link, Parcel, Path};
 use packets::Checker;
-use rand::{RngCore, SeedableRng};
+use rand::{Rng as _, RngCore, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use seikan_observe::{DropReason, PeerCounters};
 use seikan_proto::batch::PacketBatch;
+use seikan_proto::birthday::PORTS;
 use seikan_proto::capabilities::Cipher;
 use seikan_proto::inbox::{Inbox, MAX_PIECES};
 use seikan_proto::indices::PeerId;
@@ -23,7 +24,7 @@ use seikan_proto::peer::Peer;
 use seikan_proto::rng::Rng;
 use seikan_proto::time::Instant;
 use seikan_proto::tunnel::{Datagram, Now, Tunnel, TunnelConfig};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hasher};
 use std::io::IoSlice;
 use std::net::SocketAddr;
@@ -116,6 +117,8 @@ pub struct World {
     pub detour: Duration,
     /// `direct_down[i]`: what side `i` sends arrives by the relay only.
     pub direct_down: [bool; 2],
+    /// Side 0 is behind a symmetric NAT, side 1 behind one that lets in only whom it has sent to.
+    pub nats: Option<Nats>,
     /// Receives are merged as UDP_GRO does.
     pub gro: bool,
     pub trace: DefaultHasher,
@@ -124,6 +127,44 @@ pub struct World {
     rng: ChaCha8Rng,
     flying: BTreeMap<(u64, u64), (usize, Parcel)>,
     order: u64,
+}
+
+/// What is before the sides, if it is NATs.
+#[derive(Default)]
+pub struct Nats {
+    /// Ports that side 0 has opened towards side 1, and the one that it keeps.
+    pub open: BTreeSet<u16>,
+    pub door: Option<u16>,
+    /// Where side 1 has sent.
+    sent: BTreeSet<SocketAddr>,
+    /// How much longer than by the relay a datagram takes, in nanoseconds.
+    pub detour: u64,
+    pub knocks: u32,
+}
+
+impl Nats {
+    /// The port to which the tunnel's own socket is mapped for side 1.
+    const MAIN: u16 = 999;
+
+    /// Whether a datagram of side `i` passes, with the address that it has then.
+    fn pass(&mut self, i: usize, parcel: &mut Parcel) -> bool {
+        match i {
+            0 => {
+                let port = self.door.unwrap_or(Nats::MAIN);
+                parcel.from.set_port(port);
+                self.sent.contains(&parcel.from)
+            }
+            _ => {
+                self.sent.insert(parcel.to);
+                let port = parcel.to.port();
+                if self.open.contains(&port) {
+                    self.door = Some(port);
+                }
+                parcel.to = address(0, parcel.to.is_ipv6());
+                self.door == Some(port)
+            }
+        }
+    }
 }
 
 pub fn address(side: usize, v6: bool) -> SocketAddr {
@@ -160,6 +201,7 @@ impl World {
             relay: None,
             detour: Duration::ZERO,
             direct_down: [false; 2],
+            nats: None,
             gro: true,
             trace: DefaultHasher::new(),
             keys,
@@ -275,9 +317,32 @@ impl World {
                 }
             }
             self.arrivals();
+            self.knock();
             self.check();
         }
         self.time = self.time.max(end);
+    }
+
+    /// Opens ports before side 0, as its driver does.
+    fn knock(&mut self) {
+        let now = self.now(0).mono;
+        let side = &mut self.sides[0];
+        let Some(nats) = &mut self.nats else { return };
+        for knock in side.tunnel.take_knocks() {
+            nats.knocks += 1;
+            while nats.open.len() < usize::from(PORTS) {
+                let port: u16 = self.rng.random_range(1024..=u16::MAX);
+                nats.open.insert(port);
+            }
+            side.tunnel.knocked(knock.peer, PORTS, now);
+        }
+        if nats.door.is_some() && !nats.open.is_empty() {
+            nats.open.clear();
+            side.tunnel.met(side.peer, now);
+        }
+        if !side.tunnel.is_open(side.peer, now) {
+            nats.open.clear();
+        }
     }
 
     /// When side `i` wants to be polled, in world time.
@@ -398,6 +463,18 @@ impl World {
                 if relayed.is_none() && self.direct_down[i] {
                     continue;
                 }
+                let (mut parcel, mut detour) = match relayed {
+                    Some(_) => (parcel, self.detour.as_nanos() as u64),
+                    None => (parcel, 0),
+                };
+                if relayed.is_none()
+                    && let Some(nats) = &mut self.nats
+                {
+                    detour = nats.detour;
+                    if !nats.pass(i, &mut parcel) {
+                        continue;
+                    }
+                }
                 let parcel = match relayed {
                     Some(relay) => Parcel {
                         from: relay,
@@ -406,7 +483,6 @@ impl World {
                     },
                     None => parcel,
                 };
-                let detour = relayed.map_or(0, |_| self.detour.as_nanos() as u64);
                 for (at, parcel) in link.send(self.time, position, parcel, &mut self.rng) {
                     self.order += 1;
                     let key = (at + detour, self.order);

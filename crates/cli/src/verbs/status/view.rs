@@ -6,8 +6,8 @@ use seikan_node::mesh::names::DOMAIN;
 use seikan_node::mesh::{Changed, Contact};
 use seikan_node::setup::names::Found;
 use seikan_node::status::{
-    Capability, Device, Direction, MeshStatus, Path, PeerStatus, RelayStatus, Report, Socket,
-    Status, TlsWay, Traffic, TurnWay, Way, WayKind, WayStanding,
+    Capability, Device, Direction, MeshStatus, Path, PeerStatus, PortSearch, RelayStatus, Report,
+    Socket, Status, TlsWay, Traffic, TurnWay, Way, WayKind, WayStanding,
 };
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -245,6 +245,9 @@ fn peer(peer: &PeerStatus, out: &mut Screen) {
             out.line(&format!("  {at}"), self::way(way));
         }
     }
+    if let Some(search) = &peer.path.port_search {
+        port_search(search, peer.path.relayed == Some(true), out);
+    }
     if !peer.path.gso {
         let text = "off, the path loses by place in the batch";
         out.line("segmentation offload", format!("{YELLOW}{text}{RESET}"));
@@ -263,6 +266,52 @@ fn forwarded(received: u64, sent: u64, drops: &BTreeMap<String, u64>, text: &mut
     );
     for (reason, count) in drops {
         let _ = write!(text, ", {YELLOW}{}{RESET} {reason}", number(*count));
+    }
+}
+
+/// At which of many ports the two ends meet, or why at none yet.
+fn port_search(search: &PortSearch, relayed: bool, out: &mut Screen) {
+    if let Some(port) = search.met {
+        out.line(
+            "symmetric NAT here",
+            format!("{GREEN}met{RESET} by a port of its own, {port}"),
+        );
+    }
+    if !relayed {
+        return;
+    }
+    if search.both_symmetric {
+        let text = "at both ends: they need a relay";
+        out.line("symmetric NATs", format!("{YELLOW}{text}{RESET}"));
+    } else if search.symmetric {
+        let open = match search.open {
+            0 => String::new(),
+            open => format!("{} ports open, the other end probes, ", number(open.into())),
+        };
+        let attempts = match search.fruitless {
+            0 => "not met yet".to_owned(),
+            1 => "not met in an attempt".to_owned(),
+            some => format!("not met in {some} attempts"),
+        };
+        let next = match search.next_s {
+            Some(seconds) => format!(", next in {}", duration(seconds)),
+            None => String::new(),
+        };
+        out.line("symmetric NAT here", format!("{open}{attempts}{next}"));
+    }
+    if let Some(trouble) = &search.trouble {
+        let trouble = printable(trouble);
+        out.line("no ports opened", format!("{YELLOW}{trouble}{RESET}"));
+    }
+    if search.probes > 0 {
+        let (probes, at_it) = (
+            number(search.probes),
+            if search.probing { ", going on" } else { "" },
+        );
+        out.line(
+            "symmetric NAT there",
+            format!("{probes} probes of its ports{at_it}"),
+        );
     }
 }
 

@@ -1,0 +1,466 @@
+//! Sockets beside the two on the tunnel's port, each for one address of a peer. Behind a symmetric NAT each that sends there comes by
+//! another port outside, and one of many is met ([`seikan_proto::birthday`]).
+//!
+//! Those that were opened towards a peer wait. As soon as the tunnel has authenticated a datagram that came in by one of them, from the
+//! address that it sends to, this one is a *door*: what goes to that address goes by it, and the others are closed. A door is closed when
+//! the way in use is another and nothing authentic came in by it lately.
+
+use crate::mesh::stun;
+use crate::node::{Node, SocketCounts, Sockets, now};
+use seikan_proto::birthday::{Knock, PORTS};
+use seikan_proto::indices::PeerId;
+use seikan_proto::time::Instant;
+use seikan_proto::tunnel::Now;
+use seikan_sys::poll::{Epoll, Interest};
+use seikan_sys::process::allow_more_files;
+use seikan_sys::udp::{ReceiveMeta, Transmit, UdpOptions, UdpSocket};
+use std::collections::{BTreeMap, VecDeque};
+use std::fs;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
+
+/// Tokens from here on are doors'.
+pub(crate) const FIRST_TOKEN: u64 = 1 << 63;
+/// Files that are left for everything else this process does.
+const SPARE_FILES: u64 = 64;
+/// Sockets that are opened before packets get their turn: that takes some 100 us each.
+const PER_TURN: usize = 16;
+/// How often doors are looked after.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How often something is sent by a door in use: NATs forget a mapping after half a minute at the soonest, and while nothing is sent
+/// nobody notices.
+const KEEP_ALIVE: Duration = Duration::from_secs(20);
+/// How long a door by which nothing authentic came stays open while the way in use is another.
+const FADES: Duration = Duration::from_secs(5);
+
+/// All of them; usually none.
+#[derive(Debug, Default)]
+pub struct Doors {
+    waiting: Vec<Opened>,
+    doors: BTreeMap<SocketAddr, Door>,
+    /// To be done; the first may be half done.
+    knocks: VecDeque<Knock>,
+    /// Tokens given out.
+    tokens: u64,
+    look_at: Option<Instant>,
+    /// What those counted that are closed.
+    closed: SocketCounts,
+    /// Datagrams sent to open ports, without those that the kernel refused.
+    openers: u64,
+    /// Why none could be opened for a peer, the latest.
+    trouble: Option<(PeerId, String)>,
+}
+
+/// A socket, and for whom.
+#[derive(Debug)]
+struct Opened {
+    socket: UdpSocket,
+    token: u64,
+    peer: PeerId,
+    towards: SocketAddr,
+}
+
+#[derive(Debug)]
+struct Door {
+    opened: Opened,
+    /// When something authentic last came in by it.
+    heard: Instant,
+    /// When something was last sent by it for that alone.
+    kept: Instant,
+}
+
+impl Doors {
+    /// The door to an address.
+    #[inline]
+    pub fn to(&self, address: SocketAddr) -> Option<&UdpSocket> {
+        if self.doors.is_empty() {
+            return None;
+        }
+        self.doors.get(&address).map(|door| &door.opened.socket)
+    }
+
+    /// The port of the door to an address.
+    pub fn port_to(&self, address: SocketAddr) -> Option<u16> {
+        Some(self.to(address)?.local_addr().ok()?.port())
+    }
+
+    /// Datagrams that were sent to open ports.
+    pub fn openers(&self) -> u64 {
+        self.openers
+    }
+
+    /// Why no socket could be opened for a peer.
+    pub fn trouble(&self, peer: PeerId) -> Option<&str> {
+        let of = |(id, _): &&(PeerId, String)| *id == peer;
+        self.trouble.as_ref().filter(of).map(|(_, why)| &**why)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &UdpSocket> {
+        let doors = self.doors.values().map(|door| &door.opened);
+        self.waiting.iter().chain(doors).map(|one| &one.socket)
+    }
+
+    /// What was counted by those that are closed.
+    pub(crate) fn closed(&self) -> SocketCounts {
+        self.closed
+    }
+
+    fn opened(&self, token: u64) -> Option<&Opened> {
+        let doors = self.doors.values().map(|door| &door.opened);
+        let mut all = doors.chain(&self.waiting);
+        all.find(|opened| opened.token == token)
+    }
+
+    /// The socket of a token.
+    pub(crate) fn socket(&self, token: u64) -> Option<&UdpSocket> {
+        self.opened(token).map(|opened| &opened.socket)
+    }
+
+    /// Goes on with what is to be done first; for whom it is done, and from how many sockets something was sent.
+    fn go_on(
+        &mut self,
+        options: &UdpOptions,
+        epoll: &Epoll,
+        now: Instant,
+    ) -> Option<(PeerId, u16)> {
+        let knock = self.knocks.pop_front()?;
+        let peer = knock.peer;
+        self.look_at.get_or_insert(now + LOOK_EVERY);
+        if let Err(why) = self.open(&knock, options, epoll) {
+            self.close_waiting(peer);
+            self.trouble = Some((peer, why));
+            return Some((peer, 0));
+        }
+        let waiting = self.waiting.iter().filter(|one| one.peer == peer);
+        if waiting.clone().count() < PORTS.into() {
+            self.knocks.push_front(knock);
+            return None;
+        }
+        let opener = stun::indication();
+        let sent = waiting.filter(|one| one.send(&opener)).count();
+        self.openers += sent as u64;
+        if sent == 0 {
+            let why = format!("nothing can be sent to {}", knock.towards[0]);
+            self.close_waiting(peer);
+            self.trouble = Some((peer, why));
+        }
+        Some((peer, sent as u16))
+    }
+
+    /// Opens some of the sockets that are missing.
+    fn open(&mut self, knock: &Knock, options: &UdpOptions, epoll: &Epoll) -> Result<(), String> {
+        let waiting = self.waiting.iter();
+        let open = waiting.filter(|one| one.peer == knock.peer).count();
+        if open == 0 {
+            self.trouble = None;
+            has_room_for(PORTS)?;
+        }
+        let missing = usize::from(PORTS).saturating_sub(open).min(PER_TURN);
+        let all = knock.towards.iter().cycle();
+        for towards in all.skip(open % knock.towards.len().max(1)).take(missing) {
+            let any = match towards {
+                SocketAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
+                SocketAddr::V6(_) => SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0)),
+            };
+            let socket = UdpSocket::bind(any, options).map_err(|error| error.to_string())?;
+            let token = FIRST_TOKEN + self.tokens;
+            self.tokens += 1;
+            epoll
+                .add(&socket, token, Interest::Read)
+                .map_err(|error| format!("cannot watch a socket: {error}"))?;
+            self.waiting.push(Opened {
+                socket,
+                token,
+                peer: knock.peer,
+                towards: *towards,
+            });
+        }
+        Ok(())
+    }
+
+    /// Something authentic came in; whose it is, if it is the first.
+    fn heard(&mut self, token: u64, now: Instant) -> Option<PeerId> {
+        let mut doors = self.doors.values_mut();
+        if let Some(door) = doors.find(|door| door.opened.token == token) {
+            door.heard = now;
+            return None;
+        }
+        let at = self.waiting.iter().position(|one| one.token == token)?;
+        let opened = self.waiting.swap_remove(at);
+        let peer = opened.peer;
+        let door = Door {
+            heard: now,
+            kept: now,
+            opened,
+        };
+        self.close_waiting(peer);
+        if let Some(former) = self.doors.insert(door.opened.towards, door) {
+            self.count(&former.opened);
+        }
+        Some(peer)
+    }
+
+    fn close_waiting(&mut self, peer: PeerId) {
+        let waiting = std::mem::take(&mut self.waiting);
+        let (closed, others) = waiting.into_iter().partition(|one| one.peer == peer);
+        self.waiting = others;
+        let closed: Vec<Opened> = closed;
+        closed.iter().for_each(|one| self.count(one));
+    }
+
+    fn count(&mut self, closed: &Opened) {
+        self.closed.add(&closed.socket);
+    }
+}
+
+impl Opened {
+    fn send(&self, bytes: &[u8]) -> bool {
+        let sent = self.socket.send(&Transmit {
+            destination: self.towards,
+            source: None,
+            traffic_class: 0,
+            segment_size: None,
+            payload: bytes,
+        });
+        sent.is_ok()
+    }
+}
+
+/// Whether this process may open so many files more.
+fn has_room_for(files: u16) -> Result<(), String> {
+    let failed = |error| format!("cannot tell how many files may be open: {error}");
+    let most = allow_more_files().map_err(failed)?;
+    let open = fs::read_dir("/proc/self/fd").map_err(failed)?.count() as u64;
+    let needed = open + u64::from(files) + SPARE_FILES;
+    match needed <= most {
+        true => Ok(()),
+        false => Err(format!(
+            "{files} sockets are too many: {open} files are open, of {most} at most; raise `LimitNOFILE` to {needed}"
+        )),
+    }
+}
+
+impl Sockets {
+    /// Whence to send to an address: by its door, or else from the tunnel's port.
+    #[inline]
+    pub(crate) fn towards(&self, address: SocketAddr) -> Option<&UdpSocket> {
+        self.doors.to(address).or(match address {
+            SocketAddr::V4(_) => self.v4.as_ref(),
+            SocketAddr::V6(_) => self.v6.as_ref(),
+        })
+    }
+}
+
+/// A receive by a door, before the tunnel has looked at it.
+pub(crate) struct Caller {
+    token: u64,
+    peer: PeerId,
+    /// Authentic bytes of the peer's.
+    received: u64,
+}
+
+impl Node {
+    /// Who comes by a door, from the address that it is for.
+    pub(crate) fn caller(&self, token: u64, metas: &[ReceiveMeta]) -> Option<Caller> {
+        let opened = self.sockets.doors.opened(token)?;
+        let from_there = |meta: &ReceiveMeta| meta.source == opened.towards;
+        let peer = opened.peer;
+        metas.iter().any(from_there).then(|| Caller {
+            token,
+            peer,
+            received: self.authentic(peer),
+        })
+    }
+
+    /// The tunnel has looked at it.
+    pub(crate) fn heard_at_door(&mut self, caller: &Caller) {
+        if self.authentic(caller.peer) <= caller.received {
+            return;
+        }
+        let now = now().mono;
+        if let Some(peer) = self.sockets.doors.heard(caller.token, now) {
+            self.tunnel.met(peer, now);
+        }
+    }
+
+    fn authentic(&self, peer: PeerId) -> u64 {
+        let peer = self.tunnel.peer(peer);
+        peer.map_or(0, |peer| peer.counters.received_bytes)
+    }
+
+    /// When doors are to be looked after.
+    pub(crate) fn door_wakeup(&self) -> Option<Instant> {
+        let doors = &self.sockets.doors;
+        let at_once = (!doors.knocks.is_empty()).then_some(Instant::BOOT);
+        at_once.or(doors.look_at)
+    }
+
+    /// Opens sockets, and closes those that are of no more use.
+    pub(crate) fn tend_doors(&mut self, epoll: &Epoll) {
+        self.sockets.doors.knocks.extend(self.tunnel.take_knocks());
+        if !self.sockets.doors.knocks.is_empty() {
+            let now = now().mono;
+            if let Some((peer, ports)) = self.sockets.go_on(epoll, now) {
+                self.tunnel.knocked(peer, ports, now);
+            }
+        }
+        if let Some(at) = self.sockets.doors.look_at {
+            let now = now();
+            if at <= now.mono {
+                self.look_after_doors(now);
+            }
+        }
+    }
+
+    fn look_after_doors(&mut self, now: Now) {
+        let Sockets { doors, .. } = &mut self.sockets;
+        let mut waiting: Vec<PeerId> = doors.waiting.iter().map(|one| one.peer).collect();
+        waiting.dedup();
+        for peer in waiting {
+            if !self.tunnel.is_open(peer, now.mono) {
+                doors.close_waiting(peer);
+            }
+        }
+        let mut closed = Vec::new();
+        for (address, door) in &mut doors.doors {
+            let peer = self.tunnel.peer(door.opened.peer);
+            let used = peer.is_some_and(|peer| {
+                peer.path.endpoint == Some(*address) && peer.has_session(now.mono)
+            });
+            if !used && now.mono.duration_since(door.heard) >= FADES {
+                closed.push(*address);
+            } else if used && now.mono.duration_since(door.kept) >= KEEP_ALIVE {
+                door.kept = now.mono;
+                let (peer, outbox) = (door.opened.peer, &mut self.outbox);
+                self.tunnel.keep_alive(now, peer, *address, outbox);
+            }
+        }
+        for address in closed {
+            if let Some(door) = doors.doors.remove(&address) {
+                doors.count(&door.opened);
+            }
+        }
+        let none = doors.waiting.is_empty() && doors.doors.is_empty();
+        doors.look_at = (!none).then_some(now.mono + LOOK_EVERY);
+        self.transmit();
+    }
+}
+
+impl Sockets {
+    fn go_on(&mut self, epoll: &Epoll, now: Instant) -> Option<(PeerId, u16)> {
+        let options = self.options().clone();
+        self.doors.go_on(&options, epoll, now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: u64) -> Instant {
+        Instant::BOOT + Duration::from_secs(seconds)
+    }
+
+    /// Knocks, in as many turns as that takes; from how many sockets.
+    fn knock(doors: &mut Doors, epoll: &Epoll, peer: PeerId, towards: Vec<SocketAddr>) -> u16 {
+        doors.knocks.push_back(Knock { peer, towards });
+        let turns = usize::from(PORTS) / PER_TURN;
+        let options = UdpOptions::default();
+        let mut done = (0..turns).filter_map(|_| doors.go_on(&options, epoll, at(0)));
+        let (whose, ports) = done.next().expect("done");
+        assert_eq!(whose, peer);
+        assert!(done.next().is_none());
+        ports
+    }
+
+    /// A peer's socket, and doors that knocked there.
+    fn knocked(peer: PeerId) -> (std::net::UdpSocket, SocketAddr, Doors, Epoll) {
+        let far = std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket");
+        let patience = Some(Duration::from_secs(1));
+        far.set_read_timeout(patience).expect("a timeout");
+        let address = far.local_addr().expect("an address");
+        let (mut doors, epoll) = (Doors::default(), Epoll::new(4).expect("epoll"));
+        let ports = knock(&mut doors, &epoll, peer, vec![address]);
+        assert_eq!(ports, PORTS, "{:?}", doors.trouble(peer));
+        (far, address, doors, epoll)
+    }
+
+    /// Where datagrams come from.
+    fn senders(far: &std::net::UdpSocket, count: usize) -> Vec<SocketAddr> {
+        let mut buffer = [0; 64];
+        let mut one = || {
+            let (length, from) = far.recv_from(&mut buffer).expect("a datagram");
+            // RFC 8489, sections 5 and 6: an indication of the method Binding, with the magic cookie and no attributes.
+            assert_eq!(buffer[..8], [0, 0x11, 0, 0, 0x21, 0x12, 0xa4, 0x42]);
+            assert_eq!(length, 20);
+            from
+        };
+        (0..count).map(|_| one()).collect()
+    }
+
+    #[test]
+    fn every_port_sends_something_and_again_from_the_same_ports() {
+        let (far, address, mut doors, epoll) = knocked(PeerId(3));
+        let mut first = senders(&far, PORTS.into());
+        knock(&mut doors, &epoll, PeerId(3), vec![address]);
+        let mut again = senders(&far, PORTS.into());
+        first.sort_unstable();
+        again.sort_unstable();
+        assert_eq!(first, again);
+        first.dedup();
+        assert_eq!(first.len(), usize::from(PORTS));
+        assert_eq!(doors.openers(), 2 * u64::from(PORTS));
+        // None of them is what is sent by.
+        assert!(doors.to(address).is_none());
+    }
+
+    #[test]
+    fn the_first_that_is_heard_is_the_door_and_the_others_are_closed() {
+        let (_far, address, mut doors, _epoll) = knocked(PeerId(3));
+        let token = doors.waiting[100].token;
+        let port = doors.waiting[100].socket.local_addr().expect("one").port();
+        assert_eq!(doors.heard(token, at(1)), Some(PeerId(3)));
+        assert_eq!(doors.port_to(address), Some(port));
+        assert_eq!(doors.iter().count(), 1);
+        assert_eq!(doors.heard(token, at(2)), None, "once");
+        assert_eq!(doors.heard(token + 1, at(2)), None, "closed");
+        assert_eq!(doors.port_to(address), Some(port));
+    }
+
+    #[test]
+    fn what_is_open_for_one_peer_stays_when_another_is_met() {
+        let (_far, _, mut doors, epoll) = knocked(PeerId(3));
+        let far = std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket");
+        let towards = vec![far.local_addr().expect("an address")];
+        knock(&mut doors, &epoll, PeerId(4), towards);
+        let token = doors.waiting[0].token;
+        assert_eq!(doors.heard(token, at(1)), Some(PeerId(3)));
+        assert_eq!(doors.iter().count(), usize::from(PORTS) + 1);
+    }
+
+    #[test]
+    fn the_ports_are_shared_out_among_two_addresses() {
+        let all = [0; 2].map(|_| std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket"));
+        let address = |far: &std::net::UdpSocket| far.local_addr().expect("an address");
+        let (mut doors, epoll) = (Doors::default(), Epoll::new(4).expect("epoll"));
+        let towards = all.iter().map(address).collect();
+        knock(&mut doors, &epoll, PeerId(1), towards);
+        for far in &all {
+            let patience = Some(Duration::from_secs(1));
+            far.set_read_timeout(patience).expect("a timeout");
+            senders(far, usize::from(PORTS) / 2);
+        }
+    }
+
+    #[test]
+    fn where_nothing_can_be_sent_it_says_so_and_nothing_stays_open() {
+        let (mut doors, epoll) = (Doors::default(), Epoll::new(4).expect("epoll"));
+        // Not a broadcast socket (socket(7), SO_BROADCAST): refused at once.
+        let towards = vec!["255.255.255.255:7".parse().expect("an address")];
+        let peer = PeerId(1);
+        assert_eq!(knock(&mut doors, &epoll, peer, towards), 0);
+        assert_eq!(doors.iter().count(), 0);
+        let why = doors.trouble(peer).expect("why");
+        assert!(why.contains("255.255.255.255:7"), "{why}");
+    }
+}

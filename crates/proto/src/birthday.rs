@@ -1,0 +1,593 @@
+//! A direct way between two ends of which one is behind a NAT that maps anew for each destination: symmetric.
+//!
+//! Nobody knows by which port such an end comes, and the NAT before the other lets in only whom something was sent to. So the
+//! symmetric end *opens* ports: it sends from [`PORTS`] sockets to the address as which the other is seen, and its NAT maps each to an outer
+//! port that lets that address in. By the relay it *asks* the other to *spray*: to send a PROBE to one port after the other, in an
+//! order drawn for it, of the addresses as which the first is seen. What gets through is an authentic datagram from a direct address,
+//! which [`Paths`](crate::paths::Paths) has checked, and takes, as any other.
+//!
+//! Of [`RANGE`] ports [`PORTS`] are open. As no port is tried twice, `k` probes meet one with a probability of at least
+//! `1 - (1 - PORTS / RANGE)^k` (the birthday problem with two kinds of people): 98.3 % of 1,024, 99.97 % of 2,048.
+//!
+//! A pure state machine for each peer, without sockets: its driver opens them when it is told to [`Knock`].
+
+use crate::paths::{Check, Kind, Way};
+use crate::rng::Rng;
+use crate::time::Instant;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
+
+/// Ports that are opened for one peer.
+pub const PORTS: u16 = 256;
+/// The least port that is tried: NATs map what is sent from ports above 1023 to such ones (RFC 4787, section 4.2.2).
+const FIRST_PORT: u16 = 1024;
+/// Ports that there are to try.
+pub const RANGE: u32 = 65_536 - FIRST_PORT as u32;
+/// Addresses of one family in one asking, at most.
+pub const MAX_ADDRESSES: usize = 2;
+/// Addresses that ports are opened towards for one peer, at most.
+const MAX_TOWARDS: usize = 2;
+/// How long a relay was in use, and nothing direct was proven, before ports are opened.
+pub const AFTER: Duration = Duration::from_secs(3);
+/// From the end of an attempt that met nothing to the next; the last counts for all that follow.
+const PAUSES: [Duration; 3] = [
+    Duration::from_secs(60),
+    Duration::from_secs(5 * 60),
+    Duration::from_secs(30 * 60),
+];
+/// How long ports stay open: what a spray takes, and some time for the asking.
+const OPEN_FOR: Duration = Duration::from_secs(15);
+/// How often is sent from them, and asked again: NATs forget what was not answered after 30 s (Linux,
+/// `nf_conntrack_udp_timeout`), and something may be lost.
+const REPEAT: Duration = Duration::from_secs(5);
+/// How long a way is waited for once something came in by a port.
+const MET_FOR: Duration = Duration::from_secs(5);
+/// Peers that ports are open for at a time, at most.
+const MAX_OPENING: usize = 2;
+/// Probes of one spray.
+pub const PROBES: u32 = 2048;
+/// Between two bursts of a spray, and the probes of each: 200 a second.
+const TICK: Duration = Duration::from_millis(50);
+const PER_TICK: u32 = 10;
+/// Least time between two sprays for one peer.
+const SERVE_EVERY: Duration = Duration::from_secs(60);
+/// Peers that are sprayed for at a time, at most.
+const MAX_SPRAYING: usize = 4;
+
+/// How the NAT before this host maps, for one family of addresses (RFC 4787, section 4.1).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Mapping {
+    /// Nobody has told.
+    #[default]
+    Unknown,
+    /// Alike for all destinations, as far as is known; or there is no NAT.
+    Alike,
+    /// Anew for each destination, to ports of these addresses: [`MAX_ADDRESSES`] at most are used.
+    PerDestination(Vec<IpAddr>),
+}
+
+/// What is before this host.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Outside {
+    /// For IPv4.
+    pub v4: Mapping,
+    /// For IPv6.
+    pub v6: Mapping,
+}
+
+impl Outside {
+    fn of(&self, ip: IpAddr) -> &Mapping {
+        match ip {
+            IpAddr::V4(_) => &self.v4,
+            IpAddr::V6(_) => &self.v6,
+        }
+    }
+
+    /// Whether it maps anew for each destination in any family.
+    pub fn is_symmetric(&self) -> bool {
+        let symmetric = |mapping| matches!(mapping, &Mapping::PerDestination(_));
+        symmetric(&self.v4) || symmetric(&self.v6)
+    }
+}
+
+/// What a symmetric end asks of the other: the PORTS frame.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ask {
+    /// How many ports are open; 0 says that the one that was asked is behind a symmetric NAT itself, and sends nothing.
+    pub ports: u16,
+    /// At which addresses: [`MAX_ADDRESSES`] of each family at most.
+    pub addresses: Vec<IpAddr>,
+}
+
+impl Ask {
+    /// Bytes of the number of ports, and of each address.
+    pub const PORTS_LEN: usize = 2;
+    /// IPv4 as an IPv4-mapped address (RFC 4291, section 2.5.5.2).
+    pub const ADDRESS_LEN: usize = 16;
+
+    /// Reads a frame's body; bytes behind the last whole address, and addresses beyond the bound, are passed over. `None` if it is too
+    /// short.
+    pub fn read(body: &[u8]) -> Option<Ask> {
+        let (ports, addresses) = body.split_first_chunk()?;
+        let (addresses, _) = addresses.as_chunks::<{ Ask::ADDRESS_LEN }>();
+        let addresses = addresses.iter().take(2 * MAX_ADDRESSES);
+        Some(Ask {
+            ports: u16::from_le_bytes(*ports),
+            addresses: addresses
+                .map(|bytes| Ipv6Addr::from(*bytes).to_canonical())
+                .collect(),
+        })
+    }
+
+    /// Bytes of a frame's body.
+    #[expect(clippy::len_without_is_empty, reason = "none is empty")]
+    pub fn len(&self) -> usize {
+        Ask::PORTS_LEN + self.addresses.len() * Ask::ADDRESS_LEN
+    }
+
+    /// A frame's body.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mapped = |ip: &IpAddr| match ip {
+            IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+            IpAddr::V6(ip) => ip.octets(),
+        };
+        let addresses = self.addresses.iter().flat_map(mapped);
+        self.ports
+            .to_le_bytes()
+            .into_iter()
+            .chain(addresses)
+            .collect()
+    }
+}
+
+/// Addresses that mean something on some networks only (RFC 1918, RFC 6598, RFC 4193): nobody is seen as one of them from everywhere.
+pub fn is_private(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => ip.is_private() || (ip.octets()[0] == 100 && ip.octets()[1] & 0xc0 == 64),
+        IpAddr::V6(ip) => ip.is_unique_local(),
+    }
+}
+
+/// What the driver is to do: send something from [`PORTS`] sockets to these, and open them before if they are not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Knock {
+    /// For whom.
+    pub peer: crate::indices::PeerId,
+    /// The sockets are shared out among these; one or two.
+    pub towards: Vec<SocketAddr>,
+}
+
+/// Where the symmetric end stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// Nothing is open.
+    Idle,
+    /// So many ports are, or none yet.
+    Open {
+        ports: u16,
+        until: Instant,
+        again: Instant,
+    },
+    /// Something came in by one of them.
+    Met { until: Instant },
+}
+
+/// The same, for others to see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// Nothing is open; when it will be if nothing changes and something is sent.
+    Idle(Option<Instant>),
+    /// So many ports are.
+    Open(u16),
+    /// Something came in by one of them.
+    Met,
+}
+
+/// What is due.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Due {
+    /// Have the driver knock.
+    Knock(Vec<SocketAddr>),
+    /// Send this, by the way in use.
+    Ask(Ask),
+    /// Send this probe to each of these.
+    Spray(Check, Vec<SocketAddr>),
+}
+
+/// What is known when it is asked what is due.
+pub(crate) struct Scene<'a> {
+    /// A relay is in use.
+    pub relayed: bool,
+    /// Packets were sent lately.
+    pub active: bool,
+    /// All ways to the peer.
+    pub ways: &'a [Way],
+    /// What is before this host.
+    pub outside: &'a Outside,
+    /// Other peers that ports are open for, and that are sprayed for.
+    pub opening: usize,
+    /// Likewise.
+    pub spraying: usize,
+}
+
+impl Scene<'_> {
+    /// Addresses as which the peer may be seen from everywhere, as it told its coordinator: what it was seen as comes first.
+    fn told(&self) -> impl Iterator<Item = SocketAddr> {
+        let told = self.ways.iter().filter(|way| way.kind == Kind::Told);
+        told.map(|way| way.address)
+            .filter(|address| !is_private(address.ip()))
+    }
+
+    /// Where to open ports towards: one for each address of the peer, in families that need it. Who is seen as the same address as
+    /// this host is behind the same NAT.
+    fn towards(&self) -> Vec<SocketAddr> {
+        let mut towards: Vec<SocketAddr> = Vec::new();
+        for address in self.told() {
+            let ip = address.ip();
+            let same = |known: &SocketAddr| known.ip() == ip;
+            let of_use =
+                matches!(self.outside.of(ip), Mapping::PerDestination(own) if !own.contains(&ip));
+            if of_use && towards.len() < MAX_TOWARDS && !towards.iter().any(same) {
+                towards.push(address);
+            }
+        }
+        towards
+    }
+
+    /// As what this host is seen there.
+    fn seen_as(&self, towards: &[SocketAddr]) -> Vec<IpAddr> {
+        let mut seen = Vec::new();
+        for v6 in [false, true] {
+            let first = towards.iter().find(|to| to.is_ipv6() == v6);
+            if let Some(Mapping::PerDestination(own)) = first.map(|to| self.outside.of(to.ip())) {
+                seen.extend(own.iter().take(MAX_ADDRESSES));
+            }
+        }
+        seen
+    }
+
+    /// What of these addresses may be sprayed: what the peer has told its coordinator, where this end's NAT has the port that the peer
+    /// has opened its own towards.
+    fn sprayable(&self, addresses: &[IpAddr]) -> Vec<IpAddr> {
+        let told = |ip: &IpAddr| self.told().any(|told| told.ip() == *ip);
+        let alike = |ip: &IpAddr| *self.outside.of(*ip) == Mapping::Alike;
+        let mut all: Vec<IpAddr> = Vec::new();
+        for ip in addresses {
+            if told(ip) && alike(ip) && !all.contains(ip) {
+                all.push(*ip);
+            }
+        }
+        all
+    }
+}
+
+/// Ports in an order drawn by a linear congruential generator with the period 2^16 (Hull and Dobell, 1962): each comes once.
+#[derive(Clone, Debug)]
+struct Ports {
+    state: u16,
+    factor: u16,
+    step: u16,
+}
+
+impl Ports {
+    fn random(rng: &mut dyn Rng) -> Ports {
+        let mut bytes = [0; 6];
+        rng.fill(&mut bytes);
+        let [a, b, c, d, e, f] = bytes;
+        Ports {
+            state: u16::from_le_bytes([a, b]),
+            // One more than a multiple of four, and an odd one.
+            factor: u16::from_le_bytes([c, d]) & !3 | 1,
+            step: u16::from_le_bytes([e, f]) | 1,
+        }
+    }
+
+    fn next(&mut self) -> u16 {
+        loop {
+            let factor = self.factor;
+            self.state = self.state.wrapping_mul(factor).wrapping_add(self.step);
+            if self.state >= FIRST_PORT {
+                return self.state;
+            }
+        }
+    }
+}
+
+/// Probes that are being sent.
+#[derive(Clone, Debug)]
+struct Spray {
+    /// One at least.
+    targets: Vec<IpAddr>,
+    ports: Ports,
+    sent: u32,
+    next: Instant,
+}
+
+impl Spray {
+    fn burst(&mut self) -> Vec<SocketAddr> {
+        let mut burst = Vec::new();
+        while burst.len() < PER_TICK as usize && self.sent < PROBES {
+            let port = self.ports.next();
+            let targets = self.targets.iter();
+            burst.extend(targets.map(|ip| SocketAddr::new(*ip, port)));
+            self.sent += self.targets.len() as u32;
+        }
+        burst
+    }
+}
+
+/// What there is with one peer, at either end.
+#[derive(Clone, Debug)]
+pub struct Birthday {
+    /// A relay is in use since.
+    since: Option<Instant>,
+    stage: Stage,
+    /// When to open next.
+    next: Option<Instant>,
+    /// When the latest attempt began, and how many met nothing since something did.
+    tried: Option<Instant>,
+    fruitless: usize,
+    /// Ports were opened: the peer is to be asked.
+    ask: bool,
+    /// The peer is behind a symmetric NAT, too.
+    hopeless: bool,
+    /// What the peer asked, until it is looked at.
+    asked: Option<Ask>,
+    /// When a spray last began.
+    served: Option<Instant>,
+    spray: Option<Spray>,
+    /// What is sprayed, or was.
+    probe: Option<Check>,
+    probes: u64,
+}
+
+impl Default for Birthday {
+    fn default() -> Birthday {
+        Birthday {
+            since: None,
+            stage: Stage::Idle,
+            next: None,
+            tried: None,
+            fruitless: 0,
+            ask: false,
+            hopeless: false,
+            asked: None,
+            served: None,
+            spray: None,
+            probe: None,
+            probes: 0,
+        }
+    }
+}
+
+/// How it stands.
+impl Birthday {
+    /// With this end's ports.
+    pub fn standing(&self) -> Standing {
+        match self.stage {
+            Stage::Idle => Standing::Idle(self.next),
+            Stage::Open { ports, .. } => Standing::Open(ports),
+            Stage::Met { .. } => Standing::Met,
+        }
+    }
+
+    /// Attempts that met nothing since something did, or since what is before this host changed.
+    pub fn fruitless(&self) -> usize {
+        self.fruitless
+    }
+
+    /// Whether both ends are behind symmetric NATs: neither can spray.
+    pub fn is_hopeless(&self) -> bool {
+        self.hopeless
+    }
+
+    /// Probes that were sprayed for the peer.
+    pub fn probes(&self) -> u64 {
+        self.probes
+    }
+
+    /// Whether they are being sprayed.
+    pub fn is_spraying(&self) -> bool {
+        self.spray.is_some()
+    }
+
+    /// Whether that is a probe of the latest spray.
+    pub(crate) fn is_spray(&self, check: Check) -> bool {
+        self.probe == Some(check)
+    }
+
+    /// Whether it depends on what other peers are at what is due.
+    pub(crate) fn is_due(&self, now: Instant) -> bool {
+        let idle = self.stage == Stage::Idle;
+        self.asked.is_some() || (idle && self.next.is_some_and(|next| next <= now))
+    }
+
+    /// Whether ports are to be open now.
+    pub(crate) fn is_open(&self, now: Instant) -> bool {
+        matches!(self.stage, Stage::Open { until, .. } if now < until)
+    }
+}
+
+/// What happened.
+impl Birthday {
+    /// The peer asks.
+    pub(crate) fn asked(&mut self, ask: Ask) {
+        self.asked = Some(ask);
+    }
+
+    /// The driver has knocked from so many sockets; none: it could not.
+    pub(crate) fn knocked(&mut self, opened: u16, now: Instant) {
+        let Stage::Open { ports, .. } = &mut self.stage else {
+            return;
+        };
+        *ports = opened;
+        self.ask = opened > 0;
+        if opened == 0 {
+            self.fail(now);
+        }
+    }
+
+    /// Something authentic came in by one of the ports.
+    pub(crate) fn met(&mut self, now: Instant) {
+        if matches!(self.stage, Stage::Open { .. }) {
+            let until = now + MET_FOR;
+            self.stage = Stage::Met { until };
+        }
+    }
+
+    /// What is before either end is different: what was in vain need not be now.
+    pub(crate) fn look_again(&mut self, now: Instant) {
+        self.hopeless = false;
+        self.fruitless = 0;
+        if self.stage == Stage::Idle && self.since.is_some() {
+            self.next = Some(self.soon(now));
+        }
+    }
+
+    /// The next attempt where there is a new reason for one: before, the peer would not spray again.
+    fn soon(&self, now: Instant) -> Instant {
+        let soon = now + AFTER;
+        let tried = self.tried.map(|at| at + SERVE_EVERY);
+        tried.map_or(soon, |at| at.max(soon))
+    }
+
+    fn fail(&mut self, now: Instant) {
+        self.stage = Stage::Idle;
+        let pause = match self.hopeless {
+            true => PAUSES.len() - 1,
+            false => self.fruitless.min(PAUSES.len() - 1),
+        };
+        self.fruitless += 1;
+        self.next = Some(now + PAUSES[pause]);
+    }
+}
+
+/// The passing of time.
+impl Birthday {
+    /// When [`Self::due`] has something to say. Ports are opened before a symmetric NAT alone, and while packets are sent: until
+    /// `active_until`.
+    pub(crate) fn next_wakeup(&self, symmetric: bool, active_until: Instant) -> Option<Instant> {
+        let at_once = (self.ask || self.asked.is_some()).then_some(Instant::BOOT);
+        let stage = match self.stage {
+            Stage::Idle => self.next.filter(|next| symmetric && *next < active_until),
+            Stage::Open { until, again, .. } => Some(until.min(again)),
+            Stage::Met { until } => Some(until),
+        };
+        let spray = self.spray.as_ref().map(|spray| spray.next);
+        at_once.into_iter().chain(stage).chain(spray).min()
+    }
+
+    /// What is to be done now.
+    pub(crate) fn due(&mut self, scene: &Scene<'_>, now: Instant, rng: &mut dyn Rng) -> Vec<Due> {
+        let mut due = Vec::new();
+        if !scene.relayed {
+            *self = Birthday {
+                tried: self.tried,
+                served: self.served,
+                probe: self.probe,
+                probes: self.probes,
+                ..Birthday::default()
+            };
+            return due;
+        }
+        if self.since.is_none() {
+            self.since = Some(now);
+            self.next = Some(self.soon(now));
+        }
+        if let Some(ask) = self.asked.take() {
+            due.extend(self.answer(ask, scene, now, rng));
+        }
+        let towards = self.open(scene, now);
+        if std::mem::take(&mut self.ask)
+            && let Stage::Open { ports, .. } = self.stage
+        {
+            let addresses = scene.seen_as(&scene.towards());
+            due.push(Due::Ask(Ask { ports, addresses }));
+        }
+        due.extend(towards.map(Due::Knock));
+        if let Some(spray) = self.spray.as_mut().filter(|spray| spray.next <= now)
+            && let Some(probe) = self.probe
+        {
+            let burst = spray.burst();
+            self.probes += burst.len() as u64;
+            // After a sleep nothing is made up for.
+            spray.next = now + TICK;
+            self.spray.take_if(|spray| spray.sent >= PROBES);
+            due.push(Due::Spray(probe, burst));
+        }
+        due
+    }
+
+    /// Moves from stage to stage; where to knock, if it is time.
+    fn open(&mut self, scene: &Scene<'_>, now: Instant) -> Option<Vec<SocketAddr>> {
+        match &mut self.stage {
+            Stage::Open { until, .. } | Stage::Met { until } if *until <= now => {
+                self.fail(now);
+                None
+            }
+            Stage::Open { again, .. } if *again <= now => {
+                *again = now + REPEAT;
+                Some(scene.towards())
+            }
+            Stage::Idle if self.next.is_some_and(|next| next <= now) => {
+                let towards = scene.towards();
+                if towards.is_empty() || !scene.active || scene.opening >= MAX_OPENING {
+                    self.next = Some(now + AFTER);
+                    return None;
+                }
+                self.tried = Some(now);
+                self.stage = Stage::Open {
+                    ports: 0,
+                    until: now + OPEN_FOR,
+                    again: now + REPEAT,
+                };
+                Some(towards)
+            }
+            _ => None,
+        }
+        .filter(|towards| !towards.is_empty())
+    }
+
+    /// What follows from what the peer asks: an answer, if it asks in vain for good.
+    fn answer(
+        &mut self,
+        ask: Ask,
+        scene: &Scene<'_>,
+        now: Instant,
+        rng: &mut dyn Rng,
+    ) -> Option<Due> {
+        let symmetric = |ip: &IpAddr| matches!(scene.outside.of(*ip), Mapping::PerDestination(_));
+        let targets = scene.sprayable(&ask.addresses);
+        let both = targets.is_empty() && ask.addresses.iter().any(symmetric);
+        if ask.ports == 0 || both {
+            self.hopeless = true;
+            if matches!(self.stage, Stage::Open { .. }) {
+                self.fail(now);
+            }
+            self.next = self
+                .next
+                .map(|next| next.max(now + PAUSES[PAUSES.len() - 1]));
+            let none = Ask {
+                ports: 0,
+                addresses: Vec::new(),
+            };
+            return both.then_some(Due::Ask(none));
+        }
+        let lately = |at: Instant| now.duration_since(at) < SERVE_EVERY;
+        let busy = self.spray.is_some() || scene.spraying >= MAX_SPRAYING;
+        if !targets.is_empty() && !busy && !self.served.is_some_and(lately) {
+            self.served = Some(now);
+            self.probe = Some(Check::least(rng));
+            self.spray = Some(Spray {
+                targets,
+                ports: Ports::random(rng),
+                sent: 0,
+                next: now,
+            });
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,366 @@
+use super::*;
+use crate::paths::Paths;
+use rand::{RngCore, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use std::collections::BTreeSet;
+
+struct Seeded(ChaCha8Rng);
+
+impl Rng for Seeded {
+    fn fill(&mut self, destination: &mut [u8]) {
+        self.0.fill_bytes(destination);
+    }
+}
+
+fn seeded(seed: u64) -> Seeded {
+    Seeded(ChaCha8Rng::seed_from_u64(seed))
+}
+
+fn at(millis: u64) -> Instant {
+    Instant::BOOT + Duration::from_millis(1_000_000 + millis)
+}
+
+fn address(text: &str) -> SocketAddr {
+    text.parse().expect(text)
+}
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().expect(text)
+}
+
+/// An end, and what it knows.
+struct End {
+    birthday: Birthday,
+    paths: Paths,
+    outside: Outside,
+    relayed: bool,
+    opening: usize,
+    spraying: usize,
+    rng: Seeded,
+}
+
+impl End {
+    fn new(v4: Mapping, told: &[&str]) -> End {
+        let mut paths = Paths::default();
+        paths.set_told(&told.iter().map(|text| address(text)).collect::<Vec<_>>());
+        End {
+            birthday: Birthday::default(),
+            paths,
+            outside: Outside {
+                v4,
+                v6: Mapping::Unknown,
+            },
+            relayed: true,
+            opening: 0,
+            spraying: 0,
+            rng: seeded(1),
+        }
+    }
+
+    fn due(&mut self, millis: u64) -> Vec<Due> {
+        let scene = Scene {
+            relayed: self.relayed,
+            active: true,
+            ways: self.paths.ways(),
+            outside: &self.outside,
+            opening: self.opening,
+            spraying: self.spraying,
+        };
+        self.birthday.due(&scene, at(millis), &mut self.rng)
+    }
+
+    /// What is due at its times until then, with when it was.
+    fn run(&mut self, from: u64, until: u64) -> Vec<(u64, Due)> {
+        let mut all = Vec::new();
+        for millis in (from..until).step_by(10) {
+            all.extend(self.due(millis).into_iter().map(|due| (millis, due)));
+        }
+        all
+    }
+}
+
+/// Behind a symmetric NAT at 198.51.100.7, with a peer that is seen as 203.0.113.9 port 4000.
+fn symmetric() -> End {
+    let own = Mapping::PerDestination(vec![ip("198.51.100.7")]);
+    End::new(own, &["203.0.113.9:4000", "192.168.1.10:4000"])
+}
+
+/// The other end.
+fn easy() -> End {
+    End::new(Mapping::Alike, &["198.51.100.7:6000", "10.0.0.5:6000"])
+}
+
+fn ask(addresses: &[&str]) -> Ask {
+    Ask {
+        ports: PORTS,
+        addresses: addresses.iter().map(|text| ip(text)).collect(),
+    }
+}
+
+fn sprayed(due: &[(u64, Due)]) -> Vec<SocketAddr> {
+    let ports = due.iter().filter_map(|(_, due)| match due {
+        Due::Spray(_, ports) => Some(ports.clone()),
+        _ => None,
+    });
+    ports.flatten().collect()
+}
+
+fn knocks(due: &[(u64, Due)]) -> Vec<u64> {
+    let knocks = due.iter().filter(|(_, due)| matches!(due, Due::Knock(_)));
+    knocks.map(|(at, _)| *at).collect()
+}
+
+/// Two probes of which one meets a port, if 256 of 64,512 are open and `k` are tried: none of them is met with probability
+/// (64512 - 256 - i) / (64512 - i) at the i-th (hypergeometric).
+fn met_by(k: u32) -> f64 {
+    let miss = |i: u32| f64::from(RANGE - u32::from(PORTS) - i) / f64::from(RANGE - i);
+    1.0 - (0..k).map(miss).product::<f64>()
+}
+
+#[test]
+fn every_port_comes_once() {
+    for seed in 0..20 {
+        let mut ports = Ports::random(&mut seeded(seed));
+        let all: BTreeSet<u16> = (0..RANGE).map(|_| ports.next()).collect();
+        assert_eq!(all.len(), RANGE as usize);
+        assert_eq!(all.first(), Some(&FIRST_PORT));
+    }
+}
+
+#[test]
+fn as_many_probes_meet_a_port_as_the_closed_form_says() {
+    // The bound of the documentation, from below.
+    for (k, least) in [(1024, 0.9828), (2048, 0.9997)] {
+        let bound = 1.0 - (1.0 - f64::from(PORTS) / f64::from(RANGE)).powf(f64::from(k));
+        assert!(bound >= least && met_by(k) >= bound, "{k}: {bound}");
+    }
+    const TRIALS: u32 = 2000;
+    let mut rng = seeded(7);
+    let mut met = [0; 3];
+    let tries = [128, 512, 1024];
+    for _ in 0..TRIALS {
+        let mut open = BTreeSet::new();
+        while open.len() < usize::from(PORTS) {
+            let port = rng.next_u32() as u16;
+            if port >= FIRST_PORT {
+                open.insert(port);
+            }
+        }
+        let mut ports = Ports::random(&mut rng);
+        let first = (1..=2048).find(|_| open.contains(&ports.next()));
+        for (count, k) in met.iter_mut().zip(tries) {
+            *count += u32::from(first.is_some_and(|first| first <= k));
+        }
+    }
+    for (count, k) in met.into_iter().zip(tries) {
+        let (share, expected) = (f64::from(count) / f64::from(TRIALS), met_by(k));
+        // Four standard deviations of a binomial share.
+        let spread = 4.0 * (expected * (1.0 - expected) / f64::from(TRIALS)).sqrt();
+        assert!(
+            (share - expected).abs() < spread,
+            "{k}: {share}, {expected}"
+        );
+    }
+}
+
+#[test]
+fn ports_are_opened_after_three_seconds_on_a_relay_and_the_peer_is_asked_then() {
+    let mut end = symmetric();
+    let due = end.run(0, 3500);
+    let towards = vec![address("203.0.113.9:4000")];
+    assert_eq!(due, [(3000, Due::Knock(towards))]);
+    end.birthday.knocked(PORTS, at(3500));
+    assert_eq!(end.due(3500), [Due::Ask(ask(&["198.51.100.7"]))]);
+    assert_eq!(end.birthday.standing(), Standing::Open(PORTS));
+}
+
+#[test]
+fn only_who_is_behind_a_symmetric_nat_opens_ports() {
+    for outside in [Mapping::Alike, Mapping::Unknown] {
+        let mut end = symmetric();
+        end.outside.v4 = outside;
+        assert_eq!(end.run(0, 10_000), []);
+        // Nor has it anything to wait for.
+        assert_eq!(end.birthday.next_wakeup(false, at(20_000)), None);
+    }
+}
+
+#[test]
+fn who_is_seen_at_no_public_address_or_at_our_own_is_not_knocked_at() {
+    for told in [
+        &["192.168.1.10:4000", "100.64.0.3:4000", "10.1.1.1:1"][..],
+        &["198.51.100.7:4000"],
+        &["[2001:db8::7]:4000"],
+    ] {
+        let mut end = symmetric();
+        end.paths = End::new(Mapping::Unknown, told).paths;
+        assert_eq!(end.run(0, 10_000), [], "{told:?}");
+    }
+}
+
+#[test]
+fn attempts_that_meet_nothing_become_rare() {
+    let mut end = symmetric();
+    let due = end.run(0, 5_000_000);
+    let first: Vec<u64> = knocks(&due)
+        .into_iter()
+        .scan(0, |last, at| {
+            let begins = at - std::mem::replace(last, at) > 10_000 || at == 3000;
+            Some(begins.then_some(at / 1000))
+        })
+        .flatten()
+        .collect();
+    // 15 s each, and 1, 5, 30 and 30 minutes between.
+    let [a, b, c] = [3 + 15 + 60, 15 + 300, 15 + 1800];
+    assert_eq!(first, [3, a, a + b, a + b + c, a + b + 2 * c]);
+    // Kept open meanwhile.
+    assert_eq!(knocks(&due)[..3], [3000, 8000, 13_000]);
+}
+
+#[test]
+fn a_way_that_was_lost_again_is_searched_for_as_soon_as_at_first_but_not_within_a_minute() {
+    // Lost 40 s and 100 s after the first attempt began, which was at 3 s.
+    for (lost, again) in [(43_000, 63_000), (103_000, 106_000)] {
+        let mut end = symmetric();
+        end.run(0, 30_000);
+        assert_eq!(end.birthday.fruitless(), 1);
+        end.relayed = false;
+        end.due(30_000);
+        end.relayed = true;
+        assert_eq!(knocks(&end.run(lost, again + 1000)), [again]);
+    }
+}
+
+#[test]
+fn no_more_than_two_peers_are_knocked_at_and_the_next_has_its_turn() {
+    let mut end = symmetric();
+    end.opening = MAX_OPENING;
+    assert_eq!(end.run(0, 20_000), []);
+    end.opening = MAX_OPENING - 1;
+    assert_eq!(knocks(&end.run(20_000, 24_000)).len(), 1);
+}
+
+#[test]
+fn once_something_came_in_nobody_is_asked_any_more() {
+    let mut end = symmetric();
+    end.run(0, 3500);
+    end.birthday.knocked(PORTS, at(3500));
+    end.due(3500);
+    end.birthday.met(at(4000));
+    assert!(!end.birthday.is_open(at(4000)));
+    assert_eq!(end.run(4000, 60_000), []);
+}
+
+#[test]
+fn where_no_socket_could_be_opened_nobody_is_asked() {
+    let mut end = symmetric();
+    end.run(0, 3500);
+    end.birthday.knocked(0, at(3500));
+    assert_eq!(end.run(3500, 60_000), []);
+}
+
+#[test]
+fn a_spray_is_two_hundred_probes_a_second_to_ports_of_the_told_address_each_once() {
+    let mut end = easy();
+    end.due(0);
+    end.birthday.asked(ask(&["198.51.100.7"]));
+    let second = sprayed(&end.run(0, 1000));
+    assert_eq!(second.len(), 200);
+    let mut all = second;
+    all.extend(sprayed(&end.run(1000, 30_000)));
+    assert_eq!(all.len(), PROBES as usize);
+    assert_eq!(end.birthday.probes(), u64::from(PROBES));
+    assert!(all.iter().all(|to| to.ip() == ip("198.51.100.7")));
+    assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), all.len());
+}
+
+#[test]
+fn what_the_peer_has_not_told_its_coordinator_is_not_sprayed_and_nothing_private() {
+    for asked in ["203.0.113.77", "10.0.0.5", "192.168.1.1", "2001:db8::1"] {
+        let mut end = easy();
+        end.due(0);
+        end.birthday.asked(ask(&[asked]));
+        assert_eq!(end.run(0, 1000), [], "{asked}");
+    }
+}
+
+#[test]
+fn who_does_not_know_its_own_nat_or_has_a_direct_way_sprays_nothing() {
+    let mut unknown = easy();
+    unknown.outside.v4 = Mapping::Unknown;
+    let mut direct = easy();
+    direct.relayed = false;
+    for mut end in [unknown, direct] {
+        end.due(0);
+        end.birthday.asked(ask(&["198.51.100.7"]));
+        assert_eq!(end.run(0, 1000), []);
+    }
+}
+
+#[test]
+fn a_spray_ends_when_the_way_is_direct() {
+    let mut end = easy();
+    end.due(0);
+    end.birthday.asked(ask(&["198.51.100.7"]));
+    assert_eq!(sprayed(&end.run(0, 500)).len(), 100);
+    end.relayed = false;
+    assert_eq!(end.run(500, 1000), []);
+    end.relayed = true;
+    assert_eq!(end.run(1000, 2000), []);
+}
+
+#[test]
+fn one_asking_a_minute_is_served_and_four_peers_at_a_time() {
+    let mut end = easy();
+    end.due(0);
+    end.spraying = MAX_SPRAYING;
+    end.birthday.asked(ask(&["198.51.100.7"]));
+    assert_eq!(end.run(0, 1000), []);
+    end.spraying = MAX_SPRAYING - 1;
+    for second in 0..130 {
+        end.birthday.asked(ask(&["198.51.100.7"]));
+        end.run(second * 1000, second * 1000 + 1000);
+    }
+    // At 0, 60 and 120 s, of which ten belong to the last.
+    assert_eq!(end.birthday.probes(), 2 * u64::from(PROBES) + 2000);
+}
+
+#[test]
+fn two_symmetric_ends_tell_each_other_that_it_is_in_vain() {
+    let mut ends = [symmetric(), symmetric()];
+    ends[1].outside.v4 = Mapping::PerDestination(vec![ip("203.0.113.9")]);
+    ends[1].paths = End::new(Mapping::Unknown, &["198.51.100.7:6000"]).paths;
+    ends[1].due(0);
+    ends[0].run(0, 3500);
+    ends[0].birthday.knocked(PORTS, at(3500));
+    ends[0].due(3500);
+    ends[1].birthday.asked(ask(&["198.51.100.7"]));
+    let none = Ask {
+        ports: 0,
+        addresses: Vec::new(),
+    };
+    assert_eq!(ends[1].due(3500), [Due::Ask(none.clone())]);
+    ends[0].birthday.asked(none);
+    for end in &mut ends {
+        // No more of it for half an hour, and no answer to an answer.
+        assert_eq!(end.run(3500, 1_800_000), []);
+        assert!(end.birthday.is_hopeless());
+    }
+    // With another NAT it may not be.
+    ends[0].birthday.look_again(at(1_800_000));
+    assert_eq!(knocks(&ends[0].run(1_800_000, 1_804_000)).len(), 1);
+}
+
+#[test]
+fn what_is_asked_is_read_as_it_was_written_and_no_more_of_it_than_there_may_be() {
+    let all = ["198.51.100.7", "198.51.100.8", "2001:db8::1", "2001:db8::2"];
+    let whole = ask(&all);
+    let bytes = whole.to_bytes();
+    assert_eq!((bytes.len(), whole.len()), (2 + 4 * 16, 2 + 4 * 16));
+    // RFC 4291, section 2.5.5.2.
+    assert_eq!(bytes[2..14], [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff]);
+    assert_eq!(Ask::read(&bytes), Some(whole.clone()));
+    assert_eq!(Ask::read(&[&bytes[..], &[7; 500]].concat()), Some(whole));
+    assert_eq!(Ask::read(&bytes[..2 + 16 + 15]), Some(ask(&all[..1])));
+    assert_eq!(Ask::read(&bytes[..1]), None);
+}
