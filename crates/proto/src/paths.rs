@@ -34,6 +34,8 @@ pub const PATIENCE: Duration = Duration::from_secs(1);
 const ASK_EVERY: Duration = Duration::from_millis(500);
 /// From what was sent until the way in use counts as lost.
 pub const SILENCE: Duration = Duration::from_secs(3);
+/// Checks of one way whose answers are waited for, at most.
+const MAX_CHECKS: usize = 16;
 /// An acknowledgement that takes longer proves nothing.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 /// The least size of a check in UDP payload bytes; the largest is below that of any probe for the MTU.
@@ -95,8 +97,8 @@ pub struct Way {
     pub kind: Kind,
     /// What became of it.
     pub standing: Standing,
-    /// The latest check.
-    check: Option<Sent>,
+    /// Checks that may still be answered, the latest last: a round trip may be longer than the time between two.
+    checks: Vec<Sent>,
 }
 
 /// A check: a PROBE of this number and size. Both are random, so that who has not received it does not know them.
@@ -112,6 +114,12 @@ pub struct Check {
 struct Sent {
     check: Check,
     at: Instant,
+}
+
+impl Sent {
+    fn is_over(&self, now: Instant) -> bool {
+        now.duration_since(self.at) >= ANSWER_WITHIN
+    }
 }
 
 impl Check {
@@ -207,13 +215,21 @@ impl Way {
     }
 
     fn begin(&mut self, check: Check, now: Instant) -> Due {
-        let late = |sent: Sent| now.duration_since(sent.at) >= PATIENCE;
-        if self.check.is_some_and(late) {
+        self.checks.retain(|sent| !sent.is_over(now));
+        let late = |sent: &Sent| now.duration_since(sent.at) >= PATIENCE;
+        if self.checks.iter().any(late) {
             self.standing = Standing::Silent;
         } else if matches!(self.standing, Standing::Unchecked | Standing::NoRoute) {
             self.standing = Standing::Checking;
         }
-        self.check = Some(Sent { check, at: now });
+        self.send(check, now)
+    }
+
+    fn send(&mut self, check: Check, now: Instant) -> Due {
+        if self.checks.len() >= MAX_CHECKS {
+            self.checks.remove(0);
+        }
+        self.checks.push(Sent { check, at: now });
         Due::Check(check, self.address)
     }
 }
@@ -301,7 +317,7 @@ impl Paths {
                     address: *address,
                     kind,
                     standing: Standing::Unchecked,
-                    check: None,
+                    checks: Vec::new(),
                 },
             });
         }
@@ -392,7 +408,7 @@ impl Paths {
             }
             Some(way) => {
                 // A check that was sent before may have been too early.
-                let soon = way.check.map_or(now, |sent| sent.at + ASK_EVERY);
+                let soon = way.checks.last().map_or(now, |sent| sent.at + ASK_EVERY);
                 self.next_round = Some(self.next_round.map_or(soon, |at| at.min(soon)));
             }
         }
@@ -407,12 +423,14 @@ impl Paths {
         began: bool,
         now: Instant,
     ) -> Option<(Duration, Taken)> {
-        let fits = |sent: Sent| sent.check == check && now.duration_since(sent.at) < ANSWER_WITHIN;
-        let way = self
-            .ways
-            .iter_mut()
-            .find(|way| way.check.is_some_and(fits))?;
-        let rtt = now.duration_since(way.check.take()?.at);
+        let fits = |sent: &Sent| sent.check == check && !sent.is_over(now);
+        let (way, at) = self.ways.iter_mut().find_map(|way| {
+            let place = way.checks.iter().position(fits)?;
+            // Those before are answered with it.
+            let at = way.checks.drain(..=place).next_back()?.at;
+            Some((way, at))
+        })?;
+        let rtt = now.duration_since(at);
         way.standing = Standing::Works { rtt };
         let (address, direct) = (way.address, way.is_direct());
         if used == Some(address) {
@@ -456,7 +474,7 @@ impl Paths {
     pub fn refused(&mut self, address: SocketAddr) {
         if let Some(way) = self.ways.iter_mut().find(|way| way.address == address) {
             way.standing = Standing::NoRoute;
-            way.check = None;
+            way.checks.clear();
         }
     }
 
@@ -523,12 +541,9 @@ impl Paths {
                 }
                 if let Some(way) = self.ways.iter_mut().find(|way| way.address == used) {
                     // The same again: the answer to the first may still be on its way.
-                    let sent = way.check.filter(|sent| sent.at >= since).unwrap_or(Sent {
-                        check: Check::random(rng),
-                        at: now,
-                    });
-                    way.check = Some(sent);
-                    due.push(Due::Check(sent.check, used));
+                    let sent = way.checks.last().filter(|sent| sent.at >= since);
+                    let again = sent.map(|sent| Due::Check(sent.check, used));
+                    due.push(again.unwrap_or_else(|| way.send(Check::random(rng), now)));
                 }
             }
         }

@@ -209,6 +209,27 @@ fn what_comes_directly_just_after_a_check_has_it_repeated_after_half_a_second() 
 }
 
 #[test]
+fn a_way_is_taken_whose_round_trip_is_longer_than_the_time_between_two_checks() {
+    for rtt in [700, 1_300, 4_900] {
+        let mut paths = paths();
+        let (mut under_way, mut taken) = (Vec::new(), None);
+        for ms in (0..10_000).step_by(100) {
+            // What comes from there all the time has it checked every half a second.
+            paths.heard(told(1), Some(relay(1)), false, at(ms));
+            let sent = checks(&mut paths, relay(1), at(ms));
+            let there = sent.into_iter().filter(|(_, to)| *to == told(1));
+            under_way.extend(there.map(|(check, _)| (ms + rtt, check)));
+            for (_, check) in under_way.extract_if(.., |(due, _)| *due <= ms) {
+                let answered = paths.acknowledged(check, Some(relay(1)), true, at(ms));
+                taken = taken.or(answered);
+            }
+        }
+        let expected = (Duration::from_millis(rtt), Taken::Move(told(1)));
+        assert_eq!(taken, Some(expected), "{rtt} ms");
+    }
+}
+
+#[test]
 fn a_peer_that_roams_is_followed_unless_this_end_has_just_chosen() {
     let mut paths = paths();
     assert!(paths.heard(told(9), Some(told(1)), true, at(0)));
