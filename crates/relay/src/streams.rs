@@ -52,6 +52,8 @@ pub(crate) struct Streams {
     most: usize,
     /// By numbers that are never used again, so that nobody gets what was for somebody else.
     all: BTreeMap<u64, Connection>,
+    /// Members' of them.
+    pub members: usize,
     next: u64,
     limiter: RateLimiter,
     /// What all sources together may begin.
@@ -116,11 +118,6 @@ impl Streams {
         self.listening
             .as_ref()
             .map(|(listener, _)| listener.local_addr())
-    }
-
-    /// Members' connections.
-    pub fn members(&self) -> usize {
-        self.all.values().filter(|c| c.is_member).count()
     }
 
     /// Who is at the other end; `None`: nobody.
@@ -268,6 +265,7 @@ impl Streams {
     /// A good ticket was shown: it stays for another minute.
     pub fn prove(&mut self, id: u64, now: Instant) {
         if let Some(connection) = self.all.get_mut(&id) {
+            self.members += usize::from(!connection.is_member);
             connection.is_member = true;
             connection.until = now + LIFE;
         }
@@ -330,6 +328,7 @@ impl Streams {
     pub fn end(&mut self, id: u64) -> bool {
         let ended = self.all.remove(&id);
         let was_member = ended.as_ref().is_some_and(|ended| ended.is_member);
+        self.members -= usize::from(was_member);
         self.turned_away += u64::from(ended.is_some() && !was_member);
         was_member
     }

@@ -274,7 +274,7 @@ impl Table {
     pub fn told(&mut self) -> &Counters {
         self.counters.pairs = self.pairs.len();
         self.counters.members = self.members.len();
-        self.counters.streams = self.streams.members();
+        self.counters.streams = self.streams.members;
         self.counters.turned_away = self.streams.turned_away;
         &self.counters
     }

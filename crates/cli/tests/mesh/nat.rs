@@ -6,7 +6,7 @@ use seikan_sys::netlink::{Netlink, Route};
 use seikan_sys::netns::NetNs;
 use std::fs;
 use std::io::Write;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, UdpSocket};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -300,6 +300,31 @@ fn behind_the_same_nat_they_meet_inside() {
         let endpoint = a.status()["peers"][0]["path"]["endpoint"].clone();
         let endpoint = endpoint.as_str().expect("an endpoint").to_owned();
         assert!(endpoint.starts_with("10.0.0.11:"), "{endpoint}");
+    });
+}
+
+#[test]
+fn no_question_goes_to_a_system_service_of_the_host_whatever_a_relay_is_called() {
+    at_a_site(|site| {
+        let _coordinator = site.coordinator();
+        let host = site.host();
+        let lo = host.netlink.link("lo").expect("a card").index;
+        host.netlink.set_up(lo).expect("up");
+        let [system, other] = [53, 5353].map(|port| {
+            let address = format!("127.0.0.1:{port}");
+            site.administer(&["relay", "add", &address, "--turn", "--secret", "north"]);
+            let socket = host.netns.run(|| UdpSocket::bind(&address));
+            socket.expect("namespace").expect("bind")
+        });
+        host.join("a", &site.token(&[]));
+        let _tunnel = host.up();
+        let asked = |socket: &UdpSocket, within| {
+            socket.set_read_timeout(Some(within)).expect("timeout");
+            socket.recv_from(&mut [0; 1500]).is_ok()
+        };
+        // Both are asked at the same time, or not.
+        assert!(asked(&other, SOON));
+        assert!(!asked(&system, Duration::from_secs(1)));
     });
 }
 
