@@ -78,7 +78,7 @@ struct ServeArguments {
     /// Where to listen [default: port 3478 of every address]
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: Option<SocketAddr>,
-    /// Where to listen for TLS as well, such as [::]:443: for members that have no answer by UDP
+    /// Where to listen for TLS as well, usually at port 443: for members that have no answer by UDP
     #[arg(long, value_name = "ADDRESS:PORT")]
     tls_listen: Option<SocketAddr>,
     /// Certificate that systems trust, PEM, with those it is signed by; without it, one of its own

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! [`replica`] decides changes on its copy and proposes what they did to the rows, [`rows`], as one transaction that etcd takes
-//! only if the head is still the one that it was decided on. [`import`] brings a whole
+//! only if the head is still the one that it was decided on. [`import()`] brings a whole
 //! mesh in. [`client`] speaks to etcd, by [`messages`].
 
 mod client;

@@ -1,6 +1,6 @@
 //! The copy of the rows.
 //!
-//! Readers have the copy and wait for nobody: one thread keeps it up ([`keep`]). A change is decided on it and proposed to etcd
+//! Readers have the copy and wait for nobody: one thread keeps it up ([`keep()`]). A change is decided on it and proposed to etcd
 //! ([`change`]); what etcd has taken comes into the copy as what others change does, by that thread. When etcd comes back from a backup,
 //! who still knows what came after it sees to the rest ([`mend`]).
 
