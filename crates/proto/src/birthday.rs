@@ -49,6 +49,8 @@ pub const PROBES: u32 = 2048;
 /// Between two bursts of a spray, and the probes of each: 200 a second.
 const TICK: Duration = Duration::from_millis(50);
 const PER_TICK: u32 = 10;
+/// A spray that is so late does not go on.
+const STALLED: Duration = Duration::from_secs(1);
 /// Least time between two sprays for one peer.
 const SERVE_EVERY: Duration = Duration::from_secs(60);
 /// Peers that are sprayed for at a time, at most.
@@ -387,8 +389,10 @@ impl Birthday {
     }
 
     /// Whether they are being sprayed.
-    pub fn is_spraying(&self) -> bool {
-        self.spray.is_some()
+    pub fn is_spraying(&self, now: Instant) -> bool {
+        // One whose session is over has stopped, and may never go on.
+        let goes_on = |spray: &Spray| now < spray.next + STALLED;
+        self.spray.as_ref().is_some_and(goes_on)
     }
 
     /// Whether that is a probe of the latest spray.

@@ -377,6 +377,13 @@ impl Paths {
                 self.seen(from, now);
                 false
             }
+            // The peer checks IPv6 from both ends, which says nothing of the direction from here to there.
+            (false, false)
+                if began && used.is_ipv4() && from.is_ipv6() && !self.is_proven(from) =>
+            {
+                self.seen(from, now);
+                false
+            }
             (true, true) | (false, false) => {
                 let settled = self.settled_until.is_some_and(|until| now < until);
                 let follows = !(began && settled);
@@ -389,6 +396,12 @@ impl Paths {
                 follows
             }
         }
+    }
+
+    fn is_proven(&self, address: SocketAddr) -> bool {
+        let works = |way: &Way| matches!(way.standing, Standing::Works { .. });
+        let mut ways = self.ways.iter();
+        !self.ipv6_lost && ways.any(|way| way.address == address && works(way))
     }
 
     /// An authentic datagram that is not the newest came from somewhere, while `used` is the way in use: it was overtaken, and does

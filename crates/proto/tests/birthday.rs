@@ -80,7 +80,7 @@ fn they_leave_the_relay_for_a_port_that_was_met_and_nothing_is_lost_by_it() {
     }
     // Nothing goes on once they have.
     assert_eq!(world.peer(0).birthday.standing(), Standing::Idle(None));
-    assert!(!world.peer(1).birthday.is_spraying());
+    assert!(!world.peer(1).birthday.is_spraying(world.now(1).mono));
 }
 
 #[test]

@@ -138,6 +138,19 @@ fn ipv6_that_was_lost_is_not_preferred_again_before_the_peer_is_somewhere_else()
 }
 
 #[test]
+fn who_began_follows_to_ipv6_only_what_it_has_proven() {
+    let mut paths = both_families();
+    let round = checks(&mut paths, told(1), at(0));
+    assert!(!paths.heard(told6(), Some(told(1)), true, at(20)));
+    // It is slower, so nothing is moved by itself.
+    paths.acknowledged(round[1].0, Some(told(1)), true, at(30));
+    paths.acknowledged(round[0].0, Some(told(1)), true, at(60));
+    assert!(paths.heard(told6(), Some(told(1)), true, at(70)));
+    // The other end, which does not choose, follows at once.
+    assert!(both_families().heard(told6(), Some(told(1)), false, at(20)));
+}
+
+#[test]
 fn the_first_direct_way_that_is_proven_is_taken() {
     let mut paths = paths();
     let round = checks(&mut paths, relay(1), at(0));

@@ -79,7 +79,7 @@ impl Tunnel {
             0
         };
         let spraying = match matters {
-            true => others(|birthday, _| birthday.is_spraying()),
+            true => others(Birthday::is_spraying),
             false => 0,
         };
         let Some(peer) = self.peers.get_mut(id.0 as usize).and_then(Option::as_mut) else {
