@@ -70,18 +70,20 @@ struct Door {
 }
 
 impl Doors {
-    /// The door to an address.
+    /// A peer's door to an address; others may be there as well, to whom it is none.
     #[inline]
-    pub fn to(&self, address: SocketAddr) -> Option<&UdpSocket> {
+    pub fn to(&self, address: SocketAddr, peer: Option<PeerId>) -> Option<&UdpSocket> {
         if self.doors.is_empty() {
             return None;
         }
-        self.doors.get(&address).map(|door| &door.opened.socket)
+        let door = self.doors.get(&address);
+        let door = door.filter(|door| Some(door.opened.peer) == peer)?;
+        Some(&door.opened.socket)
     }
 
-    /// The port of the door to an address.
-    pub fn port_to(&self, address: SocketAddr) -> Option<u16> {
-        Some(self.to(address)?.local_addr().ok()?.port())
+    /// The port of a peer's door to an address.
+    pub fn port_to(&self, address: SocketAddr, peer: PeerId) -> Option<u16> {
+        Some(self.to(address, Some(peer))?.local_addr().ok()?.port())
     }
 
     /// Datagrams that were sent to open ports.
@@ -243,8 +245,8 @@ fn has_room_for(files: u16) -> Result<(), String> {
 impl Sockets {
     /// Whence to send to an address: by its door, or else from the tunnel's port.
     #[inline]
-    pub(crate) fn towards(&self, address: SocketAddr) -> Option<&UdpSocket> {
-        self.doors.to(address).or(match address {
+    pub(crate) fn towards(&self, address: SocketAddr, peer: Option<PeerId>) -> Option<&UdpSocket> {
+        self.doors.to(address, peer).or(match address {
             SocketAddr::V4(_) => self.v4.as_ref(),
             SocketAddr::V6(_) => self.v6.as_ref(),
         })
@@ -411,7 +413,7 @@ mod tests {
         assert_eq!(first.len(), usize::from(PORTS));
         assert_eq!(doors.openers(), 2 * u64::from(PORTS));
         // None of them is what is sent by.
-        assert!(doors.to(address).is_none());
+        assert!(doors.to(address, Some(PeerId(3))).is_none());
     }
 
     #[test]
@@ -420,11 +422,13 @@ mod tests {
         let token = doors.waiting[100].token;
         let port = doors.waiting[100].socket.local_addr().expect("one").port();
         assert_eq!(doors.heard(token, at(1)), Some(PeerId(3)));
-        assert_eq!(doors.port_to(address), Some(port));
+        assert_eq!(doors.port_to(address, PeerId(3)), Some(port));
+        // Who else is there is reached as before.
+        assert_eq!(doors.port_to(address, PeerId(4)), None);
         assert_eq!(doors.iter().count(), 1);
         assert_eq!(doors.heard(token, at(2)), None, "once");
         assert_eq!(doors.heard(token + 1, at(2)), None, "closed");
-        assert_eq!(doors.port_to(address), Some(port));
+        assert_eq!(doors.port_to(address, PeerId(3)), Some(port));
     }
 
     #[test]

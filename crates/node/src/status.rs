@@ -600,7 +600,7 @@ pub fn peer(node: &Node, record: &Record, peer: &Peer, now: Now) -> PeerStatus {
 
 fn port_search(node: &Node, peer: &Peer, now: Now) -> Option<PortSearch> {
     let (birthday, doors) = (&peer.birthday, &node.sockets.doors);
-    let met = peer.path.endpoint.and_then(|to| doors.port_to(to));
+    let met = peer.path.endpoint.and_then(|to| doors.port_to(to, peer.id));
     let symmetric = node.tunnel.outside().is_symmetric();
     let standing = birthday.standing();
     let idle = standing == Standing::Idle(None);
@@ -625,7 +625,7 @@ fn port_search(node: &Node, peer: &Peer, now: Now) -> Option<PortSearch> {
         trouble: doors.trouble(peer.id).map(str::to_owned),
         both_symmetric: birthday.is_hopeless(),
         probes: birthday.probes(),
-        probing: birthday.is_spraying(),
+        probing: birthday.is_spraying(now.mono),
     })
 }
 

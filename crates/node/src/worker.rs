@@ -347,7 +347,7 @@ impl Node {
     /// Sends all runs.
     pub(crate) fn transmit(&mut self) {
         for run in self.outbox.runs() {
-            let result = match self.sockets.towards(run.destination.address) {
+            let result = match self.sockets.towards(run.destination.address, run.peer) {
                 Some(socket) => send(socket, run, self.outbox.bytes(run)),
                 None => Err(DropReason::SendRefused),
             };
