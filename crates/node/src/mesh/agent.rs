@@ -15,7 +15,7 @@ use super::mapping::{self, Held, Mapping, Router};
 use super::relay::{Relays, Streams, Wish};
 use super::stun::{Question, Questions};
 use super::turn::Turns;
-use super::{Contact, Heard, OwnKey, cache, endpoints, names};
+use super::{Contact, Heard, OwnKey, cache, endpoints, names, nat};
 use crate::config::{Host, MeshSettings};
 use futures_util::future::join_all;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
@@ -614,10 +614,13 @@ impl Agent {
                     Ok((at, seen, begun.elapsed()))
                 })
                 .collect();
+            let mut moved = [false; 2];
             // What one says is told before all have: who does not answer is waited for.
             while let Some(answer) = asked.next().await {
                 let (at, seen, rtt) = answer?;
                 if let Some((view, misses)) = last.get_mut(at) {
+                    moved[usize::from(view.server.is_ipv6())] |=
+                        seen.is_some() && view.seen.is_some() && seen != view.seen;
                     if seen.is_some() || *misses + 1 >= MAX_MISSES {
                         (view.seen, view.rtt) = (seen, seen.map(|_| rtt));
                         *misses = 0;
@@ -626,6 +629,12 @@ impl Agent {
                     }
                 }
                 shared.see(first_seen(&last));
+            }
+            // What others saw before that tells nothing of the NAT that is there now.
+            for (view, misses) in &mut last {
+                if *misses > 0 && moved[usize::from(view.server.is_ipv6())] {
+                    (view.seen, view.rtt, *misses) = (None, None, 0);
+                }
             }
             shared.see(first_seen(&last));
             worker.tell(News::Reflexive {
@@ -768,11 +777,14 @@ impl Agent {
     }
 }
 
-/// The first that was seen of each family, IPv6 before IPv4: those of a symmetric NAT help nobody else.
+/// The first that was seen of each family, IPv6 before IPv4: those of a symmetric NAT help nobody else. Seen from a network of this
+/// host's own it is one that others cannot use.
 fn first_seen(views: &[(View, u32)]) -> Vec<SocketAddr> {
     let first = |v6: bool| {
-        let mut seen = views.iter().filter_map(|(view, _)| view.seen);
-        seen.find(|seen| seen.is_ipv6() == v6)
+        let seen = views.iter().filter_map(|(view, _)| view.seen);
+        let mut seen = seen.filter(|seen| seen.is_ipv6() == v6);
+        let first = seen.clone().find(nat::is_outside);
+        first.or_else(|| seen.next())
     };
     [true, false].into_iter().filter_map(first).collect()
 }

@@ -5,7 +5,8 @@
 //! ends send.
 
 use super::agent::View;
-use seikan_proto::birthday::{Mapping, Outside};
+use super::is_routable;
+use seikan_proto::birthday::{self, Mapping, Outside};
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, SocketAddr};
 
@@ -58,16 +59,23 @@ pub fn judge(sights: &[Sight], own: &[IpAddr]) -> Nat {
     }
 }
 
+/// Whether it is an address as which a host is seen from everywhere.
+pub(super) fn is_outside(seen: &SocketAddr) -> bool {
+    let ip = seen.ip().to_canonical();
+    is_routable(ip) && !birthday::is_private(ip)
+}
+
 /// What servers saw, in the tunnel's words.
 pub(super) fn outside(views: &[View]) -> Outside {
     let family = |v6: bool| {
         let of_family = views.iter().filter(|view| view.server.is_ipv6() == v6);
-        let sights: Vec<Sight> = of_family
-            .map(|view| Sight {
-                server: view.server,
-                seen: view.seen,
-            })
-            .collect();
+        let sights = of_family.map(|view| Sight {
+            server: view.server,
+            seen: view.seen,
+        });
+        let from_outside = |sight: &Sight| sight.seen.is_none_or(|seen| is_outside(&seen));
+        // A server on this side of the NAT sees nothing of it.
+        let sights: Vec<Sight> = sights.filter(from_outside).collect();
         // How it maps does not depend on this host's own addresses.
         match judge(&sights, &[]) {
             Nat::Symmetric => {
@@ -151,5 +159,8 @@ mod tests {
         assert_eq!(mapping(&seen[..1]), Mapping::Alike);
         assert_eq!(mapping(&seen[3..]), Mapping::Unknown);
         assert_eq!(mapping(&[]), Mapping::Unknown);
+        // A server on this side of the NAT, and one on this host.
+        let seen = ["192.168.1.5:1", "127.0.0.1:1", "203.0.113.9:3"].map(Some);
+        assert_eq!(mapping(&seen), Mapping::Alike);
     }
 }
