@@ -42,9 +42,10 @@ pub(crate) struct Pair {
 impl Pair {
     /// Which side is in this place.
     pub fn side_at(&self, place: Place) -> Option<usize> {
-        let is_there = |bound: &Option<Bound>| bound.is_some_and(|bound| bound.place == place);
-        let is_there = |side: &Side| is_there(&side.bound) || is_there(&side.former);
-        self.sides.iter().position(is_there)
+        let is_there = |bound: Option<Bound>| bound.is_some_and(|bound| bound.place == place);
+        let mut sides = self.sides.iter();
+        let now = sides.position(|side| is_there(side.bound));
+        now.or_else(|| self.sides.iter().position(|side| is_there(side.former)))
     }
 }
 

@@ -34,6 +34,8 @@ const TURNS: usize = 16;
 enum At {
     Main,
     Pair(usize),
+    /// A port that no pair has, or has any more: so it is only by a stream.
+    Nowhere,
 }
 
 /// Where something came from, and how.
@@ -171,17 +173,17 @@ impl Table {
             traffic_class: 0,
         };
         let at = match run.port {
-            MAIN_PORT => Some(At::Main),
-            port => self.pair_at(port).map(At::Pair),
+            MAIN_PORT => At::Main,
+            port => self.pair_at(port).map_or(At::Nowhere, At::Pair),
         };
         match at {
-            Some(at) if run.port == MAIN_PORT || is_request(&run.bytes) => {
+            at if run.port == MAIN_PORT || is_request(&run.bytes) => {
                 if let Some(answer) = self.answer(at, origin, &run.bytes, epoll, now) {
                     self.streams.answer(id, run.port, &answer);
                 }
             }
             _ if !self.streams.is_member(id) => {}
-            Some(At::Pair(slot)) if !run.bytes.is_empty() => {
+            At::Pair(slot) if !run.bytes.is_empty() => {
                 self.forward(slot, origin, &run.bytes, run.size, now);
             }
             _ => {
@@ -293,12 +295,15 @@ impl Table {
                 let bound = self.bind(slot, &asked, origin.bound, now);
                 (asked.id, bound, Some(password))
             }
+            (Heard::Member(asked, password), At::Nowhere) => {
+                (asked.id, Err(RelayRefusal::Malformed), Some(password))
+            }
             (Heard::Address(id), At::Main) => {
                 self.counters.answered += 1;
                 return Some(Answer::address(origin.address).write(id, None));
             }
             (Heard::Refused(id, refusal), _) => (id, Err(refusal), None),
-            (Heard::Address(_), At::Pair(_)) | (Heard::Nothing, _) => {
+            (Heard::Address(_), At::Pair(_) | At::Nowhere) | (Heard::Nothing, _) => {
                 self.counters.drops.add(DropReason::UnknownType, 1);
                 return None;
             }

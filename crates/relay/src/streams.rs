@@ -223,13 +223,14 @@ impl Streams {
         let Some(connection) = self.all.get_mut(&id) else {
             return Ok(false);
         };
-        let wrong = |error| io::Error::new(io::ErrorKind::InvalidData, error);
-        while let Some((port, datagram)) = connection
-            .stream
-            .peek()
-            .map_err(wrong)?
-            .and_then(split_port)
-        {
+        loop {
+            let next = match connection.stream.peek() {
+                Ok(next) => next.and_then(split_port),
+                // What came before goes first; it is as wrong the next time.
+                Err(_) if count > 0 => return Ok(true),
+                Err(error) => return Err(io::Error::new(io::ErrorKind::InvalidData, error)),
+            };
+            let Some((port, datagram)) = next else { break };
             let request = is_request(datagram);
             let goes_along = port == run.port
                 && !request

@@ -137,6 +137,7 @@ impl Table {
         if asked.stamp < this.stamp || (asked.stamp == this.stamp && !again) {
             return Err(RelayRefusal::Stale);
         }
+        let newer = asked.stamp > this.stamp;
         this.stamp = asked.stamp;
         this.until = now.mono + LIFE;
         let by_stream = |bound: &Bound| matches!(bound.place, Place::Stream(_));
@@ -144,6 +145,9 @@ impl Table {
             && before.place != from.place
         {
             this.former = Some(before).filter(|before| by_stream(before) != by_stream(&from));
+        } else if newer {
+            // It has been here for a while: so has its tunnel.
+            this.former = None;
         }
         Ok((pair.port, pair.sides[1 - side].bound.is_some()))
     }

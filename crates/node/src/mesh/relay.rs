@@ -242,7 +242,7 @@ impl<'a> Relays<'a> {
         let known = known.filter(|_| !anew);
         // Who is there by TLS is to be there by UDP, if that goes again.
         if known.is_some_and(|seat| seat.by_tls)
-            && let Ok((seat, present, rtt)) = self.sit_down(relay, key).await?
+            && let Ok((seat, present, rtt)) = self.sit_down(relay, key, &Cell::default()).await?
         {
             return self.sits(relay, key, pair, seat, present, rtt);
         }
@@ -309,10 +309,11 @@ impl<'a> Relays<'a> {
     /// Asks for the pair's port and binds this side to it by UDP, and a little later by TLS, if the relay has that: whatever is done first.
     async fn sit_anyhow(&self, relay: &Relay, key: PublicKey) -> Result<Seated, Gone> {
         let Some(tls) = relay.tls else {
-            return self.sit_down(relay, key).await;
+            return self.sit_down(relay, key, &Cell::default()).await;
         };
         let mute = self.mute.borrow().contains(&relay.address.to_string());
-        let udp = pin!(self.sit_down(relay, key));
+        let answers = Cell::new(false);
+        let udp = pin!(self.sit_down(relay, key, &answers));
         let tls = pin!(async {
             if !mute {
                 tokio::time::sleep(TLS_HEAD_START).await;
@@ -325,6 +326,8 @@ impl<'a> Relays<'a> {
                 Err(by_udp) => (by_udp, tls.await?),
             },
             Either::Right((tls, udp)) => match tls? {
+                // A relay that is far away answers by UDP, too, and that is better.
+                Ok(seat) if answers.get() => return Ok(Ok(udp.await?.unwrap_or(seat))),
                 Ok(seat) => return Ok(Ok(seat)),
                 Err(by_tls) => match udp.await? {
                     Ok(seat) => return Ok(Ok(seat)),
@@ -352,7 +355,7 @@ impl<'a> Relays<'a> {
             })) => port,
             Some(Ok(_)) => return Ok(Err("it is no relay".to_owned())),
             Some(Err(error)) => return Ok(Err(error.to_string())),
-            None => return Ok(Err(self.streams.give_up(relay))),
+            None => return Ok(Err(self.streams.give_up(relay, main))),
         };
         let at = match self.streams.leg(relay, tls, port).await {
             Ok(at) => at,
@@ -365,12 +368,17 @@ impl<'a> Relays<'a> {
                 Ok((Seat { port, at, by_tls }, answer.present, asked.elapsed()))
             }
             Some(Err(error)) => Err(error.to_string()),
-            None => Err(self.streams.give_up(relay)),
+            None => Err(self.streams.give_up(relay, at)),
         })
     }
 
-    /// Asks for the pair's port and binds this side to it by UDP.
-    async fn sit_down(&self, relay: &Relay, key: PublicKey) -> Result<Seated, Gone> {
+    /// Asks for the pair's port and binds this side to it by UDP; `answers` is set as soon as the relay does.
+    async fn sit_down(
+        &self,
+        relay: &Relay,
+        key: PublicKey,
+        answers: &Cell<bool>,
+    ) -> Result<Seated, Gone> {
         let begun = Instant::now();
         let target = (relay.address.host(), relay.address.port());
         let found = tokio::time::timeout(RESOLVER_PATIENCE, tokio::net::lookup_host(target));
@@ -391,7 +399,9 @@ impl<'a> Relays<'a> {
             let (outcome, _, others) = select_all(open).await;
             open = others;
             // By one family only: a side is where it was bound last.
-            let bound = match outcome? {
+            let outcome = outcome?;
+            answers.set(answers.get() || outcome.is_ok());
+            let bound = match outcome {
                 Ok(at) => self.bind(relay, key, at).await?.map(|there| (at, there)),
                 Err(why) => Err(why),
             };
@@ -476,7 +486,10 @@ impl<'a> Relays<'a> {
         self.worker.tell(News::Relays {
             key,
             addresses: by(false).chain(relayed).collect(),
-            legs: by(true).chain(legs).collect(),
+            legs: by(true)
+                .filter(|at| self.streams.has(*at))
+                .chain(legs)
+                .collect(),
             present,
         })
     }

@@ -15,7 +15,7 @@ use seikan_proto::mesh::{Pin, Relay, RelayTls};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -70,6 +70,10 @@ struct Held {
 impl Held {
     fn is_for(&self, tls: RelayTls) -> bool {
         self.tls == tls && self.ended.borrow().is_none() && !self.dropped.get()
+    }
+
+    fn has(&self, leg: SocketAddr) -> bool {
+        self.legs.borrow().values().any(|local| *local == leg)
     }
 
     fn want(&self, port: u16) {
@@ -134,16 +138,26 @@ impl<'a> Streams<'a> {
         }
     }
 
-    /// A relay does not answer by its connection: the next leg is one of another. The reason for people.
-    pub(super) fn give_up(&self, relay: &Relay) -> String {
-        let held = self.held.borrow_mut().remove(&relay.address.to_string());
-        let Some(held) = held else {
+    /// A relay does not answer by the connection that this leg is of: the next leg is one of another. The reason for people.
+    pub(super) fn give_up(&self, relay: &Relay, leg: SocketAddr) -> String {
+        let name = relay.address.to_string();
+        let mut all = self.held.borrow_mut();
+        // Another may have taken its place meanwhile.
+        if !all.get(&name).is_some_and(|held| held.has(leg)) {
+            return "no answer".to_owned();
+        }
+        let Some(held) = all.remove(&name) else {
             return "no answer".to_owned();
         };
         held.dropped.set(true);
         held.changed.notify_waiters();
         let why = held.ended.borrow().clone();
         why.unwrap_or_else(|| "no answer".to_owned())
+    }
+
+    /// Whether something that the tunnel sends to this leg is forwarded.
+    pub(super) fn has(&self, leg: SocketAddr) -> bool {
+        self.held.borrow().values().any(|held| held.has(leg))
     }
 
     fn hold(&self, relay: &Relay, tls: RelayTls) -> Rc<Held> {
@@ -242,10 +256,10 @@ impl<'a> Streams<'a> {
             Ok(Err(error)) => return Err(format!("its name cannot be resolved: {error}")),
             Err(_) => return Err("its name is not resolved in time".to_owned()),
         };
-        // By loopback there would be an answer by UDP, and who gives relays their names has no business with other programs here.
+        // On this host there would be an answer by UDP, and who gives relays their names has no business with other programs here.
         found.retain(|at| {
             let ip = at.ip().to_canonical();
-            is_routable(ip) && !self.inside.iter().any(|net| net.contains(&ip))
+            is_routable(ip) && !is_own(ip) && !self.inside.iter().any(|net| net.contains(&ip))
         });
         let v6 = found.iter().find(|address| address.is_ipv6());
         let v4 = found.iter().find(|address| address.is_ipv4());
@@ -318,6 +332,11 @@ impl<'a> Streams<'a> {
             }
         }
     }
+}
+
+/// Whether an address is one of this host's: nobody may bind himself to another.
+fn is_own(ip: IpAddr) -> bool {
+    UdpSocket::bind((ip, 0)).is_ok()
 }
 
 /// Connects to the first of at most two addresses that accepts, the second a little later.
