@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions, TryLockError};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, fchown};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -116,6 +116,15 @@ impl Store {
                 transaction.execute(sql, (member, at))?;
             }
             transaction.commit()?;
+            // Root has made it for a service that is another user.
+            let owner = |file: &Path| fs::metadata(file).map(|of| (of.uid(), of.gid()));
+            let folder = file.parent().filter(|folder| *folder != Path::new(""));
+            let folder = owner(folder.unwrap_or(Path::new(".")));
+            if let (Ok((0, _)), Ok((user, group))) = (owner(file), folder)
+                && user != 0
+            {
+                fchown(&new, Some(user), Some(group)).map_err(|source| failed(file, source))?;
+            }
             new.sync_all().map_err(|source| failed(file, source))
         };
         write().inspect_err(|_| {

@@ -143,10 +143,11 @@ pub fn note(folder: &Path, etcd: &Etcd) -> anyhow::Result<()> {
         let mut builder = fs::DirBuilder::new();
         builder.recursive(true).mode(0o700).create(folder)?;
         let beside = file.with_extension("new");
+        // Of one that was broken off. Whatever is there is not followed or written to: the folder may be another user's.
+        let _ = fs::remove_file(&beside);
         let mut new = fs::OpenOptions::new()
             .write(true)
-            .create(true)
-            .truncate(true)
+            .create_new(true)
             .mode(0o600)
             .open(&beside)?;
         new.write_all(text.as_bytes())?;
