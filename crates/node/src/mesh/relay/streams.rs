@@ -142,8 +142,9 @@ impl<'a> Streams<'a> {
     pub(super) fn give_up(&self, relay: &Relay, leg: SocketAddr) -> String {
         let name = relay.address.to_string();
         let mut all = self.held.borrow_mut();
-        // Another may have taken its place meanwhile.
-        if !all.get(&name).is_some_and(|held| held.has(leg)) {
+        // Another may have taken its place meanwhile. One that has ended has no legs any more, and knows why.
+        let over = |held: &Rc<Held>| held.has(leg) || held.ended.borrow().is_some();
+        if !all.get(&name).is_some_and(over) {
             return "no answer".to_owned();
         }
         let Some(held) = all.remove(&name) else {
