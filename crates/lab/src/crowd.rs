@@ -104,7 +104,7 @@ impl Crowd {
         let end = FIRST + 1 + number as u8;
         let host = Host::create("member", end)?;
         self.switch.plug(&host, &host.device, end)?;
-        self.switch.configure(&host, &host.device, end, false)?;
+        self.switch.configure(&host, &host.device, end)?;
         let interface = format!("c{}x{number}", std::process::id());
         let name = format!("real-{number}");
         let member = self.mesh.join(&host, &name, &interface)?;

@@ -132,18 +132,16 @@ impl Switch {
     }
 
     /// Gives a card that is plugged in its address, and the way out; the card's index.
-    pub(crate) fn configure(&self, host: &Host, card: &str, end: u8, way_out: bool) -> Result<u32> {
+    pub(crate) fn configure(&self, host: &Host, card: &str, end: u8) -> Result<u32> {
         let netlink = host.netlink()?;
         let index = netlink.link(card).map_err(refused)?.index;
         netlink
             .add_address(index, net(self.network, end))
             .map_err(refused)?;
         netlink.set_up(index).map_err(refused)?;
-        if way_out {
-            netlink
-                .add_route(&way(self.network, index))
-                .map_err(refused)?;
-        }
+        netlink
+            .add_route(&way(self.network, index))
+            .map_err(refused)?;
         Ok(index)
     }
 }
@@ -191,7 +189,7 @@ impl Router {
         let inside = Switch::create("box", inside)?;
         at.plug(&inside.host, WAN, end)?;
         // Networks of carriers are not the world's: who is in the world needs no way to them.
-        let wan = at.configure(&inside.host, WAN, end, at.network != INTERNET)?;
+        let wan = at.configure(&inside.host, WAN, end)?;
         let mut router = Router {
             inside,
             what: what.clone(),
@@ -214,17 +212,6 @@ impl Router {
         forwarded.map_err(LabError::io("have a box forward"))?;
         router.set_rules(None)?;
         Ok(router)
-    }
-
-    /// Its way to everything else, once more after its card was down.
-    fn find_way_out(&self) -> Result<()> {
-        match self.outside.0 {
-            INTERNET => Ok(()),
-            network => {
-                let route = way(network, self.wan);
-                self.inside.netlink.add_route(&route).map_err(refused)
-            }
-        }
     }
 
     /// With a static map: who inside has which outer address.
@@ -344,11 +331,11 @@ impl Site {
         }
         let at = outer(&internet, &shared, &routers[0]);
         at.plug(&hosts[0], &hosts[0].device, ENDS[0])?;
-        let a = at.configure(&hosts[0], &hosts[0].device, ENDS[0], at.network != INTERNET)?;
+        let a = at.configure(&hosts[0], &hosts[0].device, ENDS[0])?;
         let at = outer(&internet, &shared, &routers[1]);
         let wire = Wire::between(&at.host, &hosts[1], delayed(delay, false))?;
         at.take(WIRED)?;
-        let b = at.configure(&hosts[1], &hosts[1].device, ENDS[1], at.network != INTERNET)?;
+        let b = at.configure(&hosts[1], &hosts[1].device, ENDS[1])?;
         let site = Site {
             internet,
             _shared: shared,
@@ -425,7 +412,10 @@ impl Site {
         let netlink = &router.inside.netlink;
         netlink.set_down(router.wan).map_err(refused)?;
         netlink.set_up(router.wan).map_err(refused)?;
-        router.find_way_out()
+        let (network, _) = router.outside;
+        netlink
+            .add_route(&way(network, router.wan))
+            .map_err(refused)
     }
 
     /// B's outermost box has another address outside, or B itself if it has none.
@@ -436,8 +426,7 @@ impl Site {
             return readdress(&netlink, self.cards[1], network, ENDS[1]);
         };
         let (network, end) = router.outside;
-        readdress(&router.inside.netlink, router.wan, network, end)?;
-        router.find_way_out()
+        readdress(&router.inside.netlink, router.wan, network, end)
     }
 
     /// Where coordinator and relays run, and their address.
@@ -460,7 +449,8 @@ fn readdress(netlink: &Netlink, card: u32, network: [u8; 3], end: u8) -> Result<
     netlink
         .add_address(card, net(network, end + MOVED))
         .map_err(refused)?;
-    netlink.set_up(card).map_err(refused)
+    netlink.set_up(card).map_err(refused)?;
+    netlink.add_route(&way(network, card)).map_err(refused)
 }
 
 /// The network inside of a box with so many before it.
