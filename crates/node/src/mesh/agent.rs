@@ -26,7 +26,7 @@ use seikan_proto::mesh::{
 };
 use seikan_sys::netlink::Netlink;
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::num::NonZeroU16;
@@ -498,6 +498,7 @@ impl Agent {
         let mut key_told_at = Instant::now();
         let mut told: Option<Endpoints> = None;
         let mut known = Vec::new();
+        let mut had = BTreeSet::new();
         let mut pause = Pause::default();
         loop {
             worker.tell(News::Tick)?;
@@ -508,10 +509,6 @@ impl Agent {
             // What cannot be asked for now is asked for again.
             if let Ok(local) = local {
                 if local != known {
-                    if !known.is_empty() {
-                        client.connect_anew();
-                        shared.elsewhere.notify_one();
-                    }
                     known = local;
                     shared.moved.notify_one();
                 }
@@ -521,6 +518,15 @@ impl Agent {
                 {
                     now.push(mapping.address);
                 }
+                let outside = now.iter().map(|address| (false, address.ip()));
+                let inside = known.iter().map(|address| (true, address.ip()));
+                let has: BTreeSet<(bool, IpAddr)> = outside.chain(inside).collect();
+                // Connections may be of the address that is gone.
+                if !has.is_superset(&had) {
+                    client.connect_anew();
+                    shared.elsewhere.notify_one();
+                }
+                had = has;
                 let others = known.iter().filter(|address| !now.contains(address));
                 let others: Vec<SocketAddr> = others.copied().collect();
                 now.extend(others);

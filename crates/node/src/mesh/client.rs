@@ -136,7 +136,7 @@ impl Client {
         })
     }
 
-    /// Asks by new connections from now on: those that there are may be of an address that this host has no more.
+    /// Asks by new connections from now on: those that there are may be of an address that this host, or the NAT before it, has no more.
     pub fn connect_anew(&self) {
         *self.http() = connected(&self.connector);
     }
