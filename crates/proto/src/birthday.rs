@@ -43,7 +43,7 @@ const REPEAT: Duration = Duration::from_secs(5);
 /// How long a way is waited for once something came in by a port.
 const MET_FOR: Duration = Duration::from_secs(5);
 /// Peers that ports are open for at a time, at most.
-const MAX_OPENING: usize = 2;
+pub(crate) const MAX_OPENING: usize = 2;
 /// Probes of one spray.
 pub const PROBES: u32 = 2048;
 /// Between two bursts of a spray, and the probes of each: 200 a second.
@@ -54,7 +54,7 @@ const STALLED: Duration = Duration::from_secs(1);
 /// Least time between two sprays for one peer.
 const SERVE_EVERY: Duration = Duration::from_secs(60);
 /// Peers that are sprayed for at a time, at most.
-const MAX_SPRAYING: usize = 4;
+pub(crate) const MAX_SPRAYING: usize = 4;
 
 /// How the NAT before this host maps, for one family of addresses (RFC 4787, section 4.1).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -390,7 +390,6 @@ impl Birthday {
 
     /// Whether they are being sprayed.
     pub fn is_spraying(&self, now: Instant) -> bool {
-        // One whose session is over has stopped, and may never go on.
         let goes_on = |spray: &Spray| now < spray.next + STALLED;
         self.spray.as_ref().is_some_and(goes_on)
     }
@@ -398,12 +397,6 @@ impl Birthday {
     /// Whether that is a probe of the latest spray.
     pub(crate) fn is_spray(&self, check: Check) -> bool {
         self.probe == Some(check)
-    }
-
-    /// Whether it depends on what other peers are at what is due.
-    pub(crate) fn is_due(&self, now: Instant) -> bool {
-        let idle = self.stage == Stage::Idle;
-        self.asked.is_some() || (idle && self.next.is_some_and(|next| next <= now))
     }
 
     /// Whether ports are to be open now.
@@ -498,6 +491,8 @@ impl Birthday {
             self.since = Some(now);
             self.next = Some(self.soon(now));
         }
+        // Others may have begun since.
+        self.spray.take_if(|spray| now >= spray.next + STALLED);
         if let Some(ask) = self.asked.take() {
             due.extend(self.answer(ask, scene, now, rng));
         }
