@@ -219,8 +219,8 @@ fn attempts_that_meet_nothing_become_rare() {
 
 #[test]
 fn a_way_that_was_lost_again_is_searched_for_as_soon_as_at_first_but_not_within_a_minute() {
-    // Lost 40 s and 100 s after the first attempt began, which was at 3 s.
-    for (lost, again) in [(43_000, 63_000), (103_000, 106_000)] {
+    // The last knock of the first attempt was at 13 s.
+    for (lost, again) in [(43_000, 73_000), (103_000, 106_000)] {
         let mut end = symmetric();
         end.run(0, 30_000);
         assert_eq!(end.birthday.fruitless(), 1);
@@ -229,6 +229,125 @@ fn a_way_that_was_lost_again_is_searched_for_as_soon_as_at_first_but_not_within_
         end.relayed = true;
         assert_eq!(knocks(&end.run(lost, again + 1000)), [again]);
     }
+}
+
+#[test]
+fn what_an_attempt_that_met_something_early_did_not_use_is_for_those_that_follow_at_once() {
+    let mut end = symmetric();
+    let lost_again = |end: &mut End, millis| {
+        end.birthday.knocked(PORTS, at(millis));
+        end.birthday.met(at(millis));
+        end.relayed = false;
+        end.due(millis);
+        end.relayed = true;
+    };
+    assert_eq!(knocks(&end.run(0, 4000)), [3000]);
+    lost_again(&mut end, 4000);
+    // This one meets nothing, and has two knocks of three. The next of this minute is none; the next after it has all.
+    let next = knocks(&end.run(10_000, 100_000));
+    assert_eq!(next, [13_000, 18_000, 83_000, 88_000, 93_000]);
+}
+
+#[test]
+fn probes_that_a_spray_did_not_use_are_for_the_next_of_the_same_minute() {
+    let mut end = easy();
+    end.due(0);
+    let asked = |end: &mut End, from, until| {
+        end.birthday.asked(ask(&["198.51.100.7"]));
+        sprayed(&end.run(from, until)).len()
+    };
+    assert_eq!(asked(&mut end, 0, 1000), 200);
+    end.relayed = false;
+    end.due(1000);
+    end.relayed = true;
+    assert_eq!(asked(&mut end, 10_000, 30_000), PROBES as usize - 200);
+    assert_eq!(asked(&mut end, 69_000, 69_900), 0);
+    // A minute after that one began.
+    assert_eq!(asked(&mut end, 70_000, 90_000), PROBES as usize);
+}
+
+#[test]
+fn who_asks_as_soon_as_it_may_is_served_at_once() {
+    // Both count from what they did first in the former attempt; the asking takes longer there by 2 s than now.
+    let (mut asks, mut serves) = (symmetric(), easy());
+    let first = knocks(&asks.run(0, 30_000))[0];
+    serves.due(0);
+    serves.birthday.asked(ask(&["198.51.100.7"]));
+    serves.run(first + 2000, 30_000);
+    asks.relayed = false;
+    asks.due(30_000);
+    asks.relayed = true;
+    let again = knocks(&asks.run(30_000, 200_000))[0];
+    serves.birthday.asked(ask(&["198.51.100.7"]));
+    assert_eq!(sprayed(&serves.run(again, again + 100)).len(), 20);
+}
+
+/// The most of these that are in so many places in a row.
+fn most_of(window: usize, counts: &[usize]) -> usize {
+    let before = |at: usize| counts[..at].iter().sum::<usize>();
+    let mut sum = before(window);
+    let moves = counts.iter().zip(&counts[window..]).map(|(gone, new)| {
+        sum = sum + new - gone;
+        sum
+    });
+    moves.max().unwrap_or(0).max(before(window))
+}
+
+#[test]
+fn whatever_a_peer_tells_and_asks_no_more_is_sent_for_it_in_a_minute_than_may_be() {
+    let strangers = ["203.0.113.9:4000", "203.0.113.10:53", "[2001:db8::9]:1"];
+    let asked = ["203.0.113.9", "203.0.113.10", "2001:db8::9", "2001:db8::a"];
+    // Knocks and probes in a minute, and probes in a burst.
+    let mut most = [0; 3];
+    for (seed, symmetric) in (0..40).map(|seed| (seed, seed % 2 == 0)) {
+        let mapping = match symmetric {
+            true => Mapping::PerDestination(vec![ip("198.51.100.7")]),
+            false => Mapping::Alike,
+        };
+        let mut end = End::new(mapping.clone(), &strangers);
+        end.outside.v6 = mapping;
+        let mut rng = seeded(seed);
+        // In each 50 ms of five minutes.
+        let (mut knocks, mut probes) = ([0; 6000], [0; 6000]);
+        for tick in 0..6000 {
+            let millis = tick as u64 * 50;
+            // Something happens every second or two.
+            match rng.next_u32() % 200 {
+                0 => end.relayed = false,
+                1..5 => end.relayed = true,
+                5 => end.birthday.look_again(at(millis)),
+                6 => end.birthday.met(at(millis)),
+                7 => end.birthday.knocked(0, at(millis)),
+                8 => {
+                    let ports = 0;
+                    let addresses = Vec::new();
+                    end.birthday.asked(Ask { ports, addresses });
+                }
+                9..12 => end.birthday.asked(ask(&asked[..1 + millis as usize % 4])),
+                12..15 => {
+                    let told: Vec<_> = strangers.iter().map(|text| address(text)).collect();
+                    end.paths.set_told(&told[..1 + millis as usize % 3]);
+                    end.birthday.look_again(at(millis));
+                }
+                _ => end.birthday.knocked(PORTS, at(millis)),
+            }
+            for due in end.due(millis) {
+                match due {
+                    Due::Knock(towards) => {
+                        assert!(towards.len() <= MAX_TOWARDS);
+                        knocks[tick] += 1;
+                    }
+                    Due::Spray(_, ports) => probes[tick] += ports.len(),
+                    Due::Ask(_) => {}
+                }
+            }
+        }
+        let minute = 60 * 20;
+        most[0] = most[0].max(most_of(minute, &knocks));
+        most[1] = most[1].max(most_of(minute, &probes));
+        most[2] = most[2].max(most_of(1, &probes));
+    }
+    assert_eq!(most, [KNOCKS, PROBES, PER_TICK].map(|most| most as usize));
 }
 
 #[test]
