@@ -460,9 +460,9 @@ impl Birthday {
             return;
         };
         *ports = opened;
-        self.ask = opened > 0;
-        if opened == 0 {
-            self.fail(now);
+        match opened {
+            0 => self.fail(now),
+            _ => self.ask = true,
         }
     }
 
@@ -478,9 +478,8 @@ impl Birthday {
     pub(crate) fn look_again(&mut self, now: Instant) {
         self.hopeless = false;
         self.fruitless = 0;
-        if self.stage == Stage::Idle && self.since.is_some() {
-            self.next = Some(self.soon(now));
-        }
+        // An attempt that goes on tells when the next one is.
+        self.next = self.since.map(|_| self.soon(now));
     }
 
     /// The next attempt where there is a new reason for one. One that met something early has left some knocks for it, and probes at

@@ -34,6 +34,7 @@ struct End {
     paths: Paths,
     outside: Outside,
     relayed: bool,
+    active: bool,
     opening: usize,
     spraying: usize,
     rng: Seeded,
@@ -51,6 +52,7 @@ impl End {
                 v6: Mapping::Unknown,
             },
             relayed: true,
+            active: true,
             opening: 0,
             spraying: 0,
             rng: seeded(1),
@@ -60,7 +62,7 @@ impl End {
     fn due(&mut self, millis: u64) -> Vec<Due> {
         let scene = Scene {
             relayed: self.relayed,
-            active: true,
+            active: self.active,
             ways: self.paths.ways(),
             outside: &self.outside,
             opening: self.opening,
@@ -199,6 +201,80 @@ fn who_is_seen_at_no_public_address_or_at_our_own_is_not_knocked_at() {
 }
 
 #[test]
+fn private_are_the_ranges_of_the_rfcs_and_no_more() {
+    // RFC 1918, RFC 6598 (100.64.0.0/10), RFC 4193 (fc00::/7): first and last of each, and their neighbours.
+    for private in [
+        "10.0.0.0",
+        "10.255.255.255",
+        "172.16.0.0",
+        "172.31.255.255",
+        "192.168.0.0",
+        "192.168.255.255",
+        "100.64.0.0",
+        "100.127.255.255",
+        "fc00::",
+        "fdff::ffff",
+    ] {
+        assert!(is_private(ip(private)), "{private}");
+    }
+    for public in [
+        "9.255.255.255",
+        "11.0.0.0",
+        "172.15.255.255",
+        "172.32.0.0",
+        "192.169.0.0",
+        "100.63.255.255",
+        "100.128.0.0",
+        "101.64.0.0",
+        "fbff::ffff",
+        "fe00::",
+    ] {
+        assert!(!is_private(ip(public)), "{public}");
+    }
+}
+
+#[test]
+fn two_addresses_of_a_peer_are_knocked_at_and_each_at_one_port() {
+    let mut end = symmetric();
+    let told = [
+        "203.0.113.9:1",
+        "203.0.113.9:2",
+        "203.0.113.10:3",
+        "203.0.113.11:4",
+    ];
+    end.paths = End::new(Mapping::Unknown, &told).paths;
+    let towards = [told[0], told[2]].map(address).to_vec();
+    assert_eq!(end.run(0, 3500), [(3000, Due::Knock(towards))]);
+}
+
+#[test]
+fn two_addresses_of_its_own_are_told_at_most() {
+    let own = ["198.51.100.7", "198.51.100.8", "198.51.100.9"];
+    let mut end = symmetric();
+    end.outside.v4 = Mapping::PerDestination(own.map(ip).to_vec());
+    end.run(0, 3500);
+    end.birthday.knocked(PORTS, at(3500));
+    assert_eq!(end.due(3500), [Due::Ask(ask(&own[..2]))]);
+}
+
+#[test]
+fn while_nobody_sends_nothing_is_opened() {
+    let mut end = symmetric();
+    end.active = false;
+    assert_eq!(end.run(0, 60_000), []);
+    end.active = true;
+    assert_eq!(knocks(&end.run(60_000, 64_000)).len(), 1);
+}
+
+#[test]
+fn where_the_peer_is_seen_nowhere_any_more_nothing_is_sent_again() {
+    let mut end = symmetric();
+    assert_eq!(knocks(&end.run(0, 4000)), [3000]);
+    end.paths.set_told(&[]);
+    assert_eq!(end.run(4000, 60_000), []);
+}
+
+#[test]
 fn attempts_that_meet_nothing_become_rare() {
     let mut end = symmetric();
     let due = end.run(0, 5_000_000);
@@ -218,9 +294,22 @@ fn attempts_that_meet_nothing_become_rare() {
 }
 
 #[test]
+fn attempts_are_as_frequent_as_at_first_once_something_has_changed() {
+    let mut end = symmetric();
+    // At 3, 78 and 393 s, each knocking for the last time 10 s later.
+    end.run(0, 420_000);
+    assert_eq!(end.birthday.fruitless(), 3);
+    end.birthday.look_again(at(420_000));
+    assert_eq!(end.birthday.fruitless(), 0);
+    // A minute after the last knock, and a minute after the end of that attempt.
+    let begin = knocks(&end.run(420_000, 540_000));
+    assert_eq!(begin, [463_000, 468_000, 473_000, 538_000]);
+}
+
+#[test]
 fn a_way_that_was_lost_again_is_searched_for_as_soon_as_at_first_but_not_within_a_minute() {
     // The last knock of the first attempt was at 13 s.
-    for (lost, again) in [(43_000, 73_000), (103_000, 106_000)] {
+    for (lost, again) in [(43_000, 73_000), (72_000, 75_000), (103_000, 106_000)] {
         let mut end = symmetric();
         end.run(0, 30_000);
         assert_eq!(end.birthday.fruitless(), 1);
@@ -371,6 +460,23 @@ fn once_something_came_in_nobody_is_asked_any_more() {
 }
 
 #[test]
+fn what_came_in_but_became_no_way_in_five_seconds_met_nothing() {
+    let mut end = symmetric();
+    end.run(0, 4000);
+    end.birthday.met(at(4000));
+    assert_eq!(knocks(&end.run(4000, 70_000)), [69_000]);
+    assert_eq!(end.birthday.fruitless(), 1);
+}
+
+#[test]
+fn who_has_opened_nothing_is_met_by_nobody() {
+    let mut end = symmetric();
+    end.due(0);
+    end.birthday.met(at(100));
+    assert!(matches!(end.birthday.standing(), Standing::Idle(_)));
+}
+
+#[test]
 fn where_no_socket_could_be_opened_nobody_is_asked() {
     let mut end = symmetric();
     end.run(0, 3500);
@@ -391,6 +497,54 @@ fn a_spray_is_two_hundred_probes_a_second_to_ports_of_the_told_address_each_once
     assert_eq!(end.birthday.probes(), u64::from(PROBES));
     assert!(all.iter().all(|to| to.ip() == ip("198.51.100.7")));
     assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), all.len());
+}
+
+#[test]
+fn an_address_that_is_asked_for_twice_is_sprayed_once() {
+    let mut end = easy();
+    end.due(0);
+    end.birthday.asked(ask(&["198.51.100.7"; 2]));
+    let all = sprayed(&end.run(0, 1000));
+    assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), all.len());
+}
+
+#[test]
+fn what_a_spray_has_missed_is_not_made_up_for_and_after_a_second_it_is_over() {
+    let mut end = easy();
+    end.birthday.asked(ask(&["198.51.100.7"]));
+    for (millis, probes) in [
+        (0, 10),
+        (990, 10),
+        (1030, 0),
+        (1040, 10),
+        (2090, 0),
+        (2200, 0),
+    ] {
+        let due = end.due(millis).into_iter().map(|due| (millis, due));
+        assert_eq!(
+            sprayed(&due.collect::<Vec<_>>()).len(),
+            probes,
+            "{millis} ms"
+        );
+    }
+    assert!(!end.birthday.is_spraying(at(2200)));
+}
+
+#[test]
+fn who_is_behind_a_symmetric_nat_for_one_family_sprays_the_other() {
+    let mut end = easy();
+    end.outside.v4 = Mapping::PerDestination(vec![ip("203.0.113.9")]);
+    end.outside.v6 = Mapping::Alike;
+    end.paths = End::new(
+        Mapping::Unknown,
+        &["198.51.100.7:6000", "[2001:db8::7]:6000"],
+    )
+    .paths;
+    end.due(0);
+    end.birthday.asked(ask(&["198.51.100.7", "2001:db8::7"]));
+    let all = sprayed(&end.run(0, 100));
+    assert!(!all.is_empty() && all.iter().all(SocketAddr::is_ipv6));
+    assert!(!end.birthday.is_hopeless());
 }
 
 #[test]
@@ -467,7 +621,23 @@ fn two_symmetric_ends_tell_each_other_that_it_is_in_vain() {
     }
     // With another NAT it may not be.
     ends[0].birthday.look_again(at(1_800_000));
+    assert!(!ends[0].birthday.is_hopeless());
     assert_eq!(knocks(&ends[0].run(1_800_000, 1_804_000)).len(), 1);
+}
+
+#[test]
+fn who_was_told_that_it_is_in_vain_tries_every_half_an_hour() {
+    let mut end = symmetric();
+    end.run(0, 3500);
+    end.birthday.asked(Ask {
+        ports: 0,
+        addresses: Vec::new(),
+    });
+    let begin = knocks(&end.run(3500, 4_000_000));
+    // And nobody says anything any more.
+    let first = 3500 + 1_800_000;
+    assert_eq!(begin[..3], [first, first + 5000, first + 10_000]);
+    assert_eq!(begin[3], first + 15_000 + 1_800_000);
 }
 
 #[test]

@@ -189,7 +189,7 @@ impl Tunnel {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::birthday::{MAX_OPENING, MAX_SPRAYING, Mapping, PORTS};
+    use crate::birthday::{MAX_SPRAYING, Mapping, PORTS};
     use crate::keys::{PrivateKey, PublicKey};
     use crate::noise::Construction;
     use crate::rng::Rng;
@@ -238,57 +238,66 @@ mod tests {
         tunnel
     }
 
-    /// Has all looked at; which ones are busy then.
-    fn look(tunnel: &mut Tunnel, millis: u64, is: fn(&Birthday, Instant) -> bool) -> Vec<PeerId> {
+    /// Has all of these looked at; which of all are busy then.
+    fn look(
+        tunnel: &mut Tunnel,
+        ids: std::ops::Range<u32>,
+        millis: u64,
+        is: fn(&Birthday, Instant) -> bool,
+    ) -> Vec<u32> {
         let mut outbox = Outbox::new(1 << 20);
-        for n in 0..10_000 {
-            tunnel.search_ports(at(millis), PeerId(n), &mut outbox);
+        for id in ids {
+            tunnel.search_ports(at(millis), PeerId(id), &mut outbox);
         }
         let busy = |peer: &&Peer| is(&peer.birthday, at(millis).mono);
-        tunnel.peers().filter(busy).map(|peer| peer.id).collect()
+        let mut busy: Vec<u32> = tunnel.peers().filter(busy).map(|peer| peer.id.0).collect();
+        busy.sort_unstable();
+        busy
     }
 
     #[test]
     fn of_ten_thousand_that_ask_four_are_sprayed_for_and_no_more_are_remembered_than_those() {
         let mut tunnel = tunnel(Mapping::Alike);
-        let ask = |tunnel: &mut Tunnel| {
-            for peer in tunnel.peers.iter_mut().flatten() {
-                peer.birthday.asked(Ask {
-                    ports: PORTS,
-                    addresses: vec!["203.0.113.9".parse().expect("an address")],
-                });
-            }
+        for peer in tunnel.peers.iter_mut().flatten() {
+            peer.birthday.asked(Ask {
+                ports: PORTS,
+                addresses: vec!["203.0.113.9".parse().expect("an address")],
+            });
+        }
+        let mut look = |ids, millis, expected: [u32; MAX_SPRAYING]| {
+            let busy = look(&mut tunnel, ids, millis, Birthday::is_spraying);
+            assert_eq!(busy, expected);
+            assert_eq!(tunnel.searches.spraying.len(), MAX_SPRAYING);
         };
-        ask(&mut tunnel);
-        let first = look(&mut tunnel, 0, Birthday::is_spraying);
-        assert_eq!(first.len(), MAX_SPRAYING);
-        assert_eq!(tunnel.searches.spraying.len(), MAX_SPRAYING);
-        // They have no sessions: two seconds later their sprays are over, but not those that begin.
-        ask(&mut tunnel);
-        let second = look(&mut tunnel, 2000, Birthday::is_spraying);
-        assert_eq!(second.len(), MAX_SPRAYING);
-        assert_eq!(tunnel.searches.spraying.len(), MAX_SPRAYING);
-        // Who is removed makes room for another.
-        tunnel.remove_peer(second[0]);
-        ask(&mut tunnel);
-        let third = look(&mut tunnel, 2050, Birthday::is_spraying);
-        assert_eq!(third.len(), MAX_SPRAYING);
-        assert!(!third.contains(&second[0]));
-        assert_eq!(tunnel.searches.spraying.len(), MAX_SPRAYING);
+        look(0..5000, 0, [0, 1, 2, 3]);
+        // They have no sessions: two seconds later their sprays have come to a standstill, and do not go on beside others'.
+        look(5000..10_000, 2000, [5000, 5001, 5002, 5003]);
+        look(0..10_000, 2050, [5000, 5001, 5002, 5003]);
+    }
+
+    #[test]
+    fn who_is_removed_makes_room_for_another() {
+        let own = vec!["198.51.100.7".parse().expect("an address")];
+        let mut tunnel = tunnel(Mapping::PerDestination(own));
+        look(&mut tunnel, 0..10_000, 0, Birthday::is_open);
+        look(&mut tunnel, 0..10_000, 3000, Birthday::is_open);
+        tunnel.remove_peer(PeerId(0));
+        let next = look(&mut tunnel, 0..10_000, 6000, Birthday::is_open);
+        assert_eq!(next, [1, 2]);
     }
 
     #[test]
     fn of_ten_thousand_that_are_out_of_reach_ports_are_open_for_two() {
         let own = vec!["198.51.100.7".parse().expect("an address")];
         let mut tunnel = tunnel(Mapping::PerDestination(own));
-        assert_eq!(look(&mut tunnel, 0, Birthday::is_open), []);
-        let first = look(&mut tunnel, 3000, Birthday::is_open);
-        assert_eq!(first.len(), MAX_OPENING);
-        assert_eq!(tunnel.searches.opening.len(), MAX_OPENING);
+        let mut look = |millis, expected: &[u32]| {
+            let busy = look(&mut tunnel, 0..10_000, millis, Birthday::is_open);
+            assert_eq!(busy, expected);
+            assert_eq!(tunnel.searches.opening.len(), expected.len());
+        };
+        look(0, &[]);
+        look(3000, &[0, 1]);
         // 15 s later they are closed.
-        let next = look(&mut tunnel, 18_000, Birthday::is_open);
-        assert_eq!(next.len(), MAX_OPENING);
-        assert!(next.iter().all(|id| !first.contains(id)));
-        assert_eq!(tunnel.searches.opening.len(), MAX_OPENING);
+        look(18_000, &[2, 3]);
     }
 }
