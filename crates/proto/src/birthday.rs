@@ -371,6 +371,7 @@ pub struct Birthday {
     next: Option<Instant>,
     /// Attempts that met nothing since something did.
     fruitless: usize,
+    /// Of [`KNOCKS`].
     knocks: Allowance,
     /// Ports were opened: the peer is to be asked.
     ask: bool,
@@ -379,6 +380,7 @@ pub struct Birthday {
     /// What the peer asked, until it is looked at.
     asked: Option<Ask>,
     spray: Option<Spray>,
+    /// Of [`PROBES`].
     allowed: Allowance,
     /// What is sprayed, or was.
     probe: Option<Check>,
