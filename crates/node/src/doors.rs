@@ -210,6 +210,16 @@ impl Doors {
         closed.iter().for_each(|one| self.count(one));
     }
 
+    /// Closes all, and forgets what was to be done; the tunnel asks again for what it needs.
+    pub(crate) fn close_all(&mut self) {
+        self.knocks.clear();
+        let doors = std::mem::take(&mut self.doors).into_values();
+        let waiting = std::mem::take(&mut self.waiting);
+        for closed in doors.map(|door| door.opened).chain(waiting) {
+            self.count(&closed);
+        }
+    }
+
     fn count(&mut self, closed: &Opened) {
         self.closed.add(&closed.socket);
     }
@@ -429,6 +439,46 @@ mod tests {
         assert_eq!(doors.heard(token, at(2)), None, "once");
         assert_eq!(doors.heard(token + 1, at(2)), None, "closed");
         assert_eq!(doors.port_to(address, PeerId(3)), Some(port));
+    }
+
+    #[test]
+    fn what_doors_have_counted_is_still_known_once_the_tunnel_has_another_port() {
+        let far = std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket");
+        let address = far.local_addr().expect("an address");
+        let options = UdpOptions {
+            receive_buffer: 4096,
+            ..UdpOptions::default()
+        };
+        let mut sockets = Sockets::bind(0, options).expect("sockets");
+        let epoll = Epoll::new(4).expect("epoll");
+        sockets.doors.knocks.push_back(Knock {
+            peer: PeerId(3),
+            towards: vec![address],
+        });
+        for _ in 0..usize::from(PORTS) / PER_TURN {
+            sockets.go_on(&epoll, at(0));
+        }
+        let waiting = &sockets.doors.waiting;
+        let [door, other] = [0, 1].map(|i| (waiting[i].token, waiting[i].socket.local_addr()));
+        // More than their receive buffers take.
+        for (_, local) in [&door, &other] {
+            let port = local.as_ref().expect("an address").port();
+            for _ in 0..100 {
+                far.send_to(&[0; 1000], ("127.0.0.1", port))
+                    .expect("a datagram");
+            }
+        }
+        sockets.doors.heard(door.0, at(1));
+        let (closed, all) = (sockets.doors.closed(), sockets.counts());
+        assert!(closed.receive_queue_drops > 0, "the other's");
+        assert!(
+            all.receive_queue_drops > closed.receive_queue_drops,
+            "the door's"
+        );
+        sockets.rebind(0).expect("another port");
+        assert_eq!(sockets.doors.iter().count(), 0);
+        assert_eq!(sockets.counts(), all);
+        assert_eq!(sockets.doors.openers(), u64::from(PORTS));
     }
 
     #[test]

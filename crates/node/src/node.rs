@@ -129,13 +129,17 @@ impl Sockets {
     }
 
     /// Moves to another port; 0 lets the kernel choose. The old sockets, doors too, are closed once the new
-    /// ones are bound: after an error everything is as before.
+    /// ones are bound: after an error everything is as before. What all of them counted stays.
     pub fn rebind(&mut self, port: u16) -> Result<(), UdpError> {
-        let replaced = self.counts();
-        *self = Sockets {
-            replaced,
-            ..Sockets::bind(port, self.options.clone())?
-        };
+        let Sockets { v4, v6, .. } = Sockets::bind(port, self.options.clone())?;
+        let former = [
+            std::mem::replace(&mut self.v4, v4),
+            std::mem::replace(&mut self.v6, v6),
+        ];
+        for socket in former.iter().flatten() {
+            self.replaced.add(socket);
+        }
+        self.doors.close_all();
         Ok(())
     }
 

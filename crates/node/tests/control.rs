@@ -467,6 +467,16 @@ fn metrics_are_well_formed_and_slow_scrapes_end() {
     assert!(head.contains("application/openmetrics-text; version=1.0.0"));
     assert!(body.contains("peer_info{"), "{body}");
     assert!(body.contains(r#"name="a \"b\"""#), "{body}");
+    for none in [
+        "seikan_port_search_sockets{",
+        "seikan_port_search_openers_total{",
+        "seikan_peer_port_search_probes_total{",
+        "seikan_peer_port_search_failures{",
+    ] {
+        let line = body.lines().find(|line| line.starts_with(none));
+        let value = line.expect(none).rsplit(' ').next().expect("a value");
+        assert_eq!(value.parse(), Ok(0.0), "{none}");
+    }
     check_open_metrics(body);
 }
 

@@ -35,26 +35,27 @@ const PAUSES: [Duration; 3] = [
     Duration::from_secs(5 * 60),
     Duration::from_secs(30 * 60),
 ];
-/// How long ports stay open: what a spray takes, and some time for the asking.
-const OPEN_FOR: Duration = Duration::from_secs(15);
-/// How often is sent from them, and asked again: NATs forget what was not answered after 30 s (Linux,
+/// How often is sent from open ports, and asked again: NATs forget what was not answered after 30 s (Linux,
 /// `nf_conntrack_udp_timeout`), and something may be lost.
 const REPEAT: Duration = Duration::from_secs(5);
+/// Knocks at one peer within [`ANEW`]. Ports are open until the last was repeated: what a spray takes, and some time for the asking.
+const KNOCKS: u32 = 3;
 /// How long a way is waited for once something came in by a port.
 const MET_FOR: Duration = Duration::from_secs(5);
 /// Peers that ports are open for at a time, at most.
-const MAX_OPENING: usize = 2;
-/// Probes of one spray.
+pub(crate) const MAX_OPENING: usize = 2;
+/// Probes for one peer within [`ANEW`], in one spray unless that met a port before.
 pub const PROBES: u32 = 2048;
 /// Between two bursts of a spray, and the probes of each: 200 a second.
 const TICK: Duration = Duration::from_millis(50);
 const PER_TICK: u32 = 10;
 /// A spray that is so late does not go on.
 const STALLED: Duration = Duration::from_secs(1);
-/// Least time between two sprays for one peer.
-const SERVE_EVERY: Duration = Duration::from_secs(60);
+/// From the latest knock, and from the beginning of the latest spray, until all that is allowed for the peer is so anew. The end that
+/// asks waits longer by that than the one that is asked.
+const ANEW: Duration = Duration::from_secs(60);
 /// Peers that are sprayed for at a time, at most.
-const MAX_SPRAYING: usize = 4;
+pub(crate) const MAX_SPRAYING: usize = 4;
 
 /// How the NAT before this host maps, for one family of addresses (RFC 4787, section 4.1).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -298,23 +299,65 @@ impl Ports {
 /// Probes that are being sent.
 #[derive(Clone, Debug)]
 struct Spray {
-    /// One at least.
     targets: Vec<IpAddr>,
     ports: Ports,
-    sent: u32,
+    /// To be tried before the next port is drawn.
+    rest: Vec<SocketAddr>,
     next: Instant,
 }
 
 impl Spray {
-    fn burst(&mut self) -> Vec<SocketAddr> {
-        let mut burst = Vec::new();
-        while burst.len() < PER_TICK as usize && self.sent < PROBES {
+    fn burst(&mut self, probes: u32) -> Vec<SocketAddr> {
+        (0..probes).filter_map(|_| self.probe()).collect()
+    }
+
+    fn probe(&mut self) -> Option<SocketAddr> {
+        if self.rest.is_empty() {
             let port = self.ports.next();
             let targets = self.targets.iter();
-            burst.extend(targets.map(|ip| SocketAddr::new(*ip, port)));
-            self.sent += self.targets.len() as u32;
+            self.rest
+                .extend(targets.map(|ip| SocketAddr::new(*ip, port)));
         }
-        burst
+        self.rest.pop()
+    }
+}
+
+/// What may be sent for one peer, whatever it tells or asks, within [`ANEW`].
+#[derive(Clone, Copy, Debug)]
+struct Allowance {
+    whole: u32,
+    left: u32,
+    /// When it is whole again.
+    anew: Instant,
+}
+
+impl Allowance {
+    fn new(whole: u32) -> Allowance {
+        Allowance {
+            whole,
+            left: whole,
+            anew: Instant::BOOT,
+        }
+    }
+
+    fn left(&self, now: Instant) -> u32 {
+        match now < self.anew {
+            true => self.left,
+            false => self.whole,
+        }
+    }
+
+    /// Something of it is used from now on.
+    fn begin(&mut self, now: Instant) {
+        self.left = self.left(now);
+        self.anew = now + ANEW;
+    }
+
+    /// So much of `wanted` as is left.
+    fn take(&mut self, wanted: u32) -> u32 {
+        let taken = wanted.min(self.left);
+        self.left -= taken;
+        taken
     }
 }
 
@@ -326,18 +369,19 @@ pub struct Birthday {
     stage: Stage,
     /// When to open next.
     next: Option<Instant>,
-    /// When the latest attempt began, and how many met nothing since something did.
-    tried: Option<Instant>,
+    /// Attempts that met nothing since something did.
     fruitless: usize,
+    /// Of [`KNOCKS`].
+    knocks: Allowance,
     /// Ports were opened: the peer is to be asked.
     ask: bool,
     /// The peer is behind a symmetric NAT, too.
     hopeless: bool,
     /// What the peer asked, until it is looked at.
     asked: Option<Ask>,
-    /// When a spray last began.
-    served: Option<Instant>,
     spray: Option<Spray>,
+    /// Of [`PROBES`].
+    allowed: Allowance,
     /// What is sprayed, or was.
     probe: Option<Check>,
     probes: u64,
@@ -349,13 +393,13 @@ impl Default for Birthday {
             since: None,
             stage: Stage::Idle,
             next: None,
-            tried: None,
             fruitless: 0,
+            knocks: Allowance::new(KNOCKS),
             ask: false,
             hopeless: false,
             asked: None,
-            served: None,
             spray: None,
+            allowed: Allowance::new(PROBES),
             probe: None,
             probes: 0,
         }
@@ -390,7 +434,6 @@ impl Birthday {
 
     /// Whether they are being sprayed.
     pub fn is_spraying(&self, now: Instant) -> bool {
-        // One whose session is over has stopped, and may never go on.
         let goes_on = |spray: &Spray| now < spray.next + STALLED;
         self.spray.as_ref().is_some_and(goes_on)
     }
@@ -398,12 +441,6 @@ impl Birthday {
     /// Whether that is a probe of the latest spray.
     pub(crate) fn is_spray(&self, check: Check) -> bool {
         self.probe == Some(check)
-    }
-
-    /// Whether it depends on what other peers are at what is due.
-    pub(crate) fn is_due(&self, now: Instant) -> bool {
-        let idle = self.stage == Stage::Idle;
-        self.asked.is_some() || (idle && self.next.is_some_and(|next| next <= now))
     }
 
     /// Whether ports are to be open now.
@@ -425,9 +462,9 @@ impl Birthday {
             return;
         };
         *ports = opened;
-        self.ask = opened > 0;
-        if opened == 0 {
-            self.fail(now);
+        match opened {
+            0 => self.fail(now),
+            _ => self.ask = true,
         }
     }
 
@@ -443,16 +480,18 @@ impl Birthday {
     pub(crate) fn look_again(&mut self, now: Instant) {
         self.hopeless = false;
         self.fruitless = 0;
-        if self.stage == Stage::Idle && self.since.is_some() {
-            self.next = Some(self.soon(now));
-        }
+        // An attempt that goes on tells when the next one is.
+        self.next = self.since.map(|_| self.soon(now));
     }
 
-    /// The next attempt where there is a new reason for one: before, the peer would not spray again.
+    /// The next attempt where there is a new reason for one. One that met something early has left some knocks for it, and probes at
+    /// the other end.
     fn soon(&self, now: Instant) -> Instant {
         let soon = now + AFTER;
-        let tried = self.tried.map(|at| at + SERVE_EVERY);
-        tried.map_or(soon, |at| at.max(soon))
+        match self.knocks.left(now) {
+            0 => soon.max(self.knocks.anew),
+            _ => soon,
+        }
     }
 
     fn fail(&mut self, now: Instant) {
@@ -486,8 +525,8 @@ impl Birthday {
         let mut due = Vec::new();
         if !scene.relayed {
             *self = Birthday {
-                tried: self.tried,
-                served: self.served,
+                knocks: self.knocks,
+                allowed: self.allowed,
                 probe: self.probe,
                 probes: self.probes,
                 ..Birthday::default()
@@ -498,6 +537,8 @@ impl Birthday {
             self.since = Some(now);
             self.next = Some(self.soon(now));
         }
+        // Others may have begun since.
+        self.spray.take_if(|spray| now >= spray.next + STALLED);
         if let Some(ask) = self.asked.take() {
             due.extend(self.answer(ask, scene, now, rng));
         }
@@ -512,11 +553,11 @@ impl Birthday {
         if let Some(spray) = self.spray.as_mut().filter(|spray| spray.next <= now)
             && let Some(probe) = self.probe
         {
-            let burst = spray.burst();
+            let burst = spray.burst(self.allowed.take(PER_TICK));
             self.probes += burst.len() as u64;
             // After a sleep nothing is made up for.
             spray.next = now + TICK;
-            self.spray.take_if(|spray| spray.sent >= PROBES);
+            self.spray.take_if(|_| self.allowed.left == 0);
             due.push(Due::Spray(probe, burst));
         }
         due
@@ -531,6 +572,8 @@ impl Birthday {
             }
             Stage::Open { again, .. } if *again <= now => {
                 *again = now + REPEAT;
+                self.knocks.begin(now);
+                self.knocks.take(1);
                 Some(scene.towards())
             }
             Stage::Idle if self.next.is_some_and(|next| next <= now) => {
@@ -539,12 +582,13 @@ impl Birthday {
                     self.next = Some(now + AFTER);
                     return None;
                 }
-                self.tried = Some(now);
                 self.stage = Stage::Open {
                     ports: 0,
-                    until: now + OPEN_FOR,
+                    until: now + REPEAT * self.knocks.left(now),
                     again: now + REPEAT,
                 };
+                self.knocks.begin(now);
+                self.knocks.take(1);
                 Some(towards)
             }
             _ => None,
@@ -577,15 +621,14 @@ impl Birthday {
             };
             return both.then_some(Due::Ask(none));
         }
-        let lately = |at: Instant| now.duration_since(at) < SERVE_EVERY;
         let busy = self.spray.is_some() || scene.spraying >= MAX_SPRAYING;
-        if !targets.is_empty() && !busy && !self.served.is_some_and(lately) {
-            self.served = Some(now);
+        if !targets.is_empty() && !busy && self.allowed.left(now) > 0 {
+            self.allowed.begin(now);
             self.probe = Some(Check::least(rng));
             self.spray = Some(Spray {
                 targets,
                 ports: Ports::random(rng),
-                sent: 0,
+                rest: Vec::new(),
                 next: now,
             });
         }

@@ -116,6 +116,7 @@ pub struct Tunnel {
     outside: Outside,
     /// See [`Tunnel::take_knocks`]; one for each peer at most.
     knocks: Vec<Knock>,
+    searches: birthday::Searches,
     /// What belongs to no peer, and what belonged to peers that were removed.
     stray: PeerCounters,
 }
@@ -172,6 +173,7 @@ impl Tunnel {
             questions: 0,
             outside: Outside::default(),
             knocks: Vec::new(),
+            searches: birthday::Searches::default(),
             stray: PeerCounters::default(),
         }
     }

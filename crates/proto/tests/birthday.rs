@@ -166,3 +166,17 @@ fn who_meets_nobody_has_sent_no_more_than_there_may_be() {
     let lost = world.peer(1).path.report.map_or(0, |report| report.lost);
     assert_eq!(lost, 0, "probes are no losses");
 }
+
+#[test]
+fn a_symmetric_nat_that_starts_anew_is_met_again_without_a_minute_at_the_relay() {
+    let mut world = members(Mapping::Alike, 7);
+    let seq = talk(&mut world, 0, Duration::from_secs(18));
+    assert_eq!(Some(endpoints(&world)), met(&world));
+    // It has forgotten all ports, and so has the other.
+    world.nats = Some(Nats::default());
+    // 3 s of silence, 3 s at the relay, and a spray of what the first has left: 10 s at most.
+    talk(&mut world, seq, Duration::from_secs(18));
+    assert_eq!(Some(endpoints(&world)), met(&world));
+    let all = [0, 1].map(|i| world.peer(i).birthday.probes());
+    assert!(all[0] == 0 && all[1] <= u64::from(PROBES), "{all:?}");
+}

@@ -3,6 +3,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod doors;
 mod guarded;
 mod lasting;
 mod mapping;

@@ -229,10 +229,10 @@ pairs! {
 
 /// Until two ends of which one is behind a symmetric NAT meet at a port of it: 3 s at the relay, a spray of 10.3 s, which meets none once in
 /// 3,400 times, and some time for both daemons to become sure.
-const MET_WITHIN: Duration = Duration::from_secs(18);
+pub const MET_WITHIN: Duration = Duration::from_secs(18);
 
 /// The search for a port, as a host tells of it.
-fn port_search(host: &Host) -> Value {
+pub fn port_search(host: &Host) -> Value {
     host.status()["peers"][0]["path"]["port_search"].clone()
 }
 

@@ -232,6 +232,24 @@ pub const FAMILIES: &[Family] = &[
         }
     ),
     family!(
+        Gauge,
+        "port_search_sockets",
+        "Sockets open beside the tunnel's port, by which a peer is met or may be: behind a symmetric NAT.",
+        |s, out| {
+            let open = s.node.sockets.doors.iter().count();
+            push(out, vec![], Value::Gauge(open as f64));
+        }
+    ),
+    family!(
+        Counter,
+        "port_search_openers",
+        "Datagrams sent to open ports of the symmetric NAT before this host.",
+        |s, out| {
+            let openers = s.node.sockets.doors.openers();
+            push(out, vec![], Value::Count(openers));
+        }
+    ),
+    family!(
         Histogram,
         "batch_size",
         "Packets or datagrams moved by one call.",
@@ -311,6 +329,21 @@ pub const FAMILIES: &[Family] = &[
         "peer_dropped_packets",
         "Packets of the peer dropped, by reason.",
         |s, out| peers(s, |labels, peer| dropped(&peer.counters, labels, out))
+    ),
+    family!(
+        Counter,
+        "peer_port_search_probes",
+        "Probes sent to ports of the symmetric NAT before the peer.",
+        |s, out| peers(s, |labels, peer| {
+            let probes = Value::Count(peer.birthday.probes());
+            push(out, std::mem::take(labels), probes);
+        })
+    ),
+    family!(
+        Gauge,
+        "peer_port_search_failures",
+        "Attempts to meet the peer at a port of the symmetric NAT before this host that met nothing, since one did.",
+        |s, out| gauge(s, out, |p| Some(p.birthday.fruitless() as f64))
     ),
     family!(
         Gauge,

@@ -34,6 +34,7 @@ struct End {
     paths: Paths,
     outside: Outside,
     relayed: bool,
+    active: bool,
     opening: usize,
     spraying: usize,
     rng: Seeded,
@@ -51,6 +52,7 @@ impl End {
                 v6: Mapping::Unknown,
             },
             relayed: true,
+            active: true,
             opening: 0,
             spraying: 0,
             rng: seeded(1),
@@ -60,7 +62,7 @@ impl End {
     fn due(&mut self, millis: u64) -> Vec<Due> {
         let scene = Scene {
             relayed: self.relayed,
-            active: true,
+            active: self.active,
             ways: self.paths.ways(),
             outside: &self.outside,
             opening: self.opening,
@@ -199,6 +201,80 @@ fn who_is_seen_at_no_public_address_or_at_our_own_is_not_knocked_at() {
 }
 
 #[test]
+fn private_are_the_ranges_of_the_rfcs_and_no_more() {
+    // RFC 1918, RFC 6598 (100.64.0.0/10), RFC 4193 (fc00::/7): first and last of each, and their neighbours.
+    for private in [
+        "10.0.0.0",
+        "10.255.255.255",
+        "172.16.0.0",
+        "172.31.255.255",
+        "192.168.0.0",
+        "192.168.255.255",
+        "100.64.0.0",
+        "100.127.255.255",
+        "fc00::",
+        "fdff::ffff",
+    ] {
+        assert!(is_private(ip(private)), "{private}");
+    }
+    for public in [
+        "9.255.255.255",
+        "11.0.0.0",
+        "172.15.255.255",
+        "172.32.0.0",
+        "192.169.0.0",
+        "100.63.255.255",
+        "100.128.0.0",
+        "101.64.0.0",
+        "fbff::ffff",
+        "fe00::",
+    ] {
+        assert!(!is_private(ip(public)), "{public}");
+    }
+}
+
+#[test]
+fn two_addresses_of_a_peer_are_knocked_at_and_each_at_one_port() {
+    let mut end = symmetric();
+    let told = [
+        "203.0.113.9:1",
+        "203.0.113.9:2",
+        "203.0.113.10:3",
+        "203.0.113.11:4",
+    ];
+    end.paths = End::new(Mapping::Unknown, &told).paths;
+    let towards = [told[0], told[2]].map(address).to_vec();
+    assert_eq!(end.run(0, 3500), [(3000, Due::Knock(towards))]);
+}
+
+#[test]
+fn two_addresses_of_its_own_are_told_at_most() {
+    let own = ["198.51.100.7", "198.51.100.8", "198.51.100.9"];
+    let mut end = symmetric();
+    end.outside.v4 = Mapping::PerDestination(own.map(ip).to_vec());
+    end.run(0, 3500);
+    end.birthday.knocked(PORTS, at(3500));
+    assert_eq!(end.due(3500), [Due::Ask(ask(&own[..2]))]);
+}
+
+#[test]
+fn while_nobody_sends_nothing_is_opened() {
+    let mut end = symmetric();
+    end.active = false;
+    assert_eq!(end.run(0, 60_000), []);
+    end.active = true;
+    assert_eq!(knocks(&end.run(60_000, 64_000)).len(), 1);
+}
+
+#[test]
+fn where_the_peer_is_seen_nowhere_any_more_nothing_is_sent_again() {
+    let mut end = symmetric();
+    assert_eq!(knocks(&end.run(0, 4000)), [3000]);
+    end.paths.set_told(&[]);
+    assert_eq!(end.run(4000, 60_000), []);
+}
+
+#[test]
 fn attempts_that_meet_nothing_become_rare() {
     let mut end = symmetric();
     let due = end.run(0, 5_000_000);
@@ -218,9 +294,22 @@ fn attempts_that_meet_nothing_become_rare() {
 }
 
 #[test]
+fn attempts_are_as_frequent_as_at_first_once_something_has_changed() {
+    let mut end = symmetric();
+    // At 3, 78 and 393 s, each knocking for the last time 10 s later.
+    end.run(0, 420_000);
+    assert_eq!(end.birthday.fruitless(), 3);
+    end.birthday.look_again(at(420_000));
+    assert_eq!(end.birthday.fruitless(), 0);
+    // A minute after the last knock, and a minute after the end of that attempt.
+    let begin = knocks(&end.run(420_000, 540_000));
+    assert_eq!(begin, [463_000, 468_000, 473_000, 538_000]);
+}
+
+#[test]
 fn a_way_that_was_lost_again_is_searched_for_as_soon_as_at_first_but_not_within_a_minute() {
-    // Lost 40 s and 100 s after the first attempt began, which was at 3 s.
-    for (lost, again) in [(43_000, 63_000), (103_000, 106_000)] {
+    // The last knock of the first attempt was at 13 s.
+    for (lost, again) in [(43_000, 73_000), (72_000, 75_000), (103_000, 106_000)] {
         let mut end = symmetric();
         end.run(0, 30_000);
         assert_eq!(end.birthday.fruitless(), 1);
@@ -229,6 +318,125 @@ fn a_way_that_was_lost_again_is_searched_for_as_soon_as_at_first_but_not_within_
         end.relayed = true;
         assert_eq!(knocks(&end.run(lost, again + 1000)), [again]);
     }
+}
+
+#[test]
+fn what_an_attempt_that_met_something_early_did_not_use_is_for_those_that_follow_at_once() {
+    let mut end = symmetric();
+    let lost_again = |end: &mut End, millis| {
+        end.birthday.knocked(PORTS, at(millis));
+        end.birthday.met(at(millis));
+        end.relayed = false;
+        end.due(millis);
+        end.relayed = true;
+    };
+    assert_eq!(knocks(&end.run(0, 4000)), [3000]);
+    lost_again(&mut end, 4000);
+    // This one meets nothing, and has two knocks of three. The next of this minute is none; the next after it has all.
+    let next = knocks(&end.run(10_000, 100_000));
+    assert_eq!(next, [13_000, 18_000, 83_000, 88_000, 93_000]);
+}
+
+#[test]
+fn probes_that_a_spray_did_not_use_are_for_the_next_of_the_same_minute() {
+    let mut end = easy();
+    end.due(0);
+    let asked = |end: &mut End, from, until| {
+        end.birthday.asked(ask(&["198.51.100.7"]));
+        sprayed(&end.run(from, until)).len()
+    };
+    assert_eq!(asked(&mut end, 0, 1000), 200);
+    end.relayed = false;
+    end.due(1000);
+    end.relayed = true;
+    assert_eq!(asked(&mut end, 10_000, 30_000), PROBES as usize - 200);
+    assert_eq!(asked(&mut end, 69_000, 69_900), 0);
+    // A minute after that one began.
+    assert_eq!(asked(&mut end, 70_000, 90_000), PROBES as usize);
+}
+
+#[test]
+fn who_asks_as_soon_as_it_may_is_served_at_once() {
+    // Both count from what they did first in the former attempt; the asking takes longer there by 2 s than now.
+    let (mut asks, mut serves) = (symmetric(), easy());
+    let first = knocks(&asks.run(0, 30_000))[0];
+    serves.due(0);
+    serves.birthday.asked(ask(&["198.51.100.7"]));
+    serves.run(first + 2000, 30_000);
+    asks.relayed = false;
+    asks.due(30_000);
+    asks.relayed = true;
+    let again = knocks(&asks.run(30_000, 200_000))[0];
+    serves.birthday.asked(ask(&["198.51.100.7"]));
+    assert_eq!(sprayed(&serves.run(again, again + 100)).len(), 20);
+}
+
+/// The most of these that are in so many places in a row.
+fn most_of(window: usize, counts: &[usize]) -> usize {
+    let before = |at: usize| counts[..at].iter().sum::<usize>();
+    let mut sum = before(window);
+    let moves = counts.iter().zip(&counts[window..]).map(|(gone, new)| {
+        sum = sum + new - gone;
+        sum
+    });
+    moves.max().unwrap_or(0).max(before(window))
+}
+
+#[test]
+fn whatever_a_peer_tells_and_asks_no_more_is_sent_for_it_in_a_minute_than_may_be() {
+    let strangers = ["203.0.113.9:4000", "203.0.113.10:53", "[2001:db8::9]:1"];
+    let asked = ["203.0.113.9", "203.0.113.10", "2001:db8::9", "2001:db8::a"];
+    // Knocks and probes in a minute, and probes in a burst.
+    let mut most = [0; 3];
+    for (seed, symmetric) in (0..40).map(|seed| (seed, seed % 2 == 0)) {
+        let mapping = match symmetric {
+            true => Mapping::PerDestination(vec![ip("198.51.100.7")]),
+            false => Mapping::Alike,
+        };
+        let mut end = End::new(mapping.clone(), &strangers);
+        end.outside.v6 = mapping;
+        let mut rng = seeded(seed);
+        // In each 50 ms of five minutes.
+        let (mut knocks, mut probes) = ([0; 6000], [0; 6000]);
+        for tick in 0..6000 {
+            let millis = tick as u64 * 50;
+            // Something happens every second or two.
+            match rng.next_u32() % 200 {
+                0 => end.relayed = false,
+                1..5 => end.relayed = true,
+                5 => end.birthday.look_again(at(millis)),
+                6 => end.birthday.met(at(millis)),
+                7 => end.birthday.knocked(0, at(millis)),
+                8 => {
+                    let ports = 0;
+                    let addresses = Vec::new();
+                    end.birthday.asked(Ask { ports, addresses });
+                }
+                9..12 => end.birthday.asked(ask(&asked[..1 + millis as usize % 4])),
+                12..15 => {
+                    let told: Vec<_> = strangers.iter().map(|text| address(text)).collect();
+                    end.paths.set_told(&told[..1 + millis as usize % 3]);
+                    end.birthday.look_again(at(millis));
+                }
+                _ => end.birthday.knocked(PORTS, at(millis)),
+            }
+            for due in end.due(millis) {
+                match due {
+                    Due::Knock(towards) => {
+                        assert!(towards.len() <= MAX_TOWARDS);
+                        knocks[tick] += 1;
+                    }
+                    Due::Spray(_, ports) => probes[tick] += ports.len(),
+                    Due::Ask(_) => {}
+                }
+            }
+        }
+        let minute = 60 * 20;
+        most[0] = most[0].max(most_of(minute, &knocks));
+        most[1] = most[1].max(most_of(minute, &probes));
+        most[2] = most[2].max(most_of(1, &probes));
+    }
+    assert_eq!(most, [KNOCKS, PROBES, PER_TICK].map(|most| most as usize));
 }
 
 #[test]
@@ -252,6 +460,23 @@ fn once_something_came_in_nobody_is_asked_any_more() {
 }
 
 #[test]
+fn what_came_in_but_became_no_way_in_five_seconds_met_nothing() {
+    let mut end = symmetric();
+    end.run(0, 4000);
+    end.birthday.met(at(4000));
+    assert_eq!(knocks(&end.run(4000, 70_000)), [69_000]);
+    assert_eq!(end.birthday.fruitless(), 1);
+}
+
+#[test]
+fn who_has_opened_nothing_is_met_by_nobody() {
+    let mut end = symmetric();
+    end.due(0);
+    end.birthday.met(at(100));
+    assert!(matches!(end.birthday.standing(), Standing::Idle(_)));
+}
+
+#[test]
 fn where_no_socket_could_be_opened_nobody_is_asked() {
     let mut end = symmetric();
     end.run(0, 3500);
@@ -272,6 +497,54 @@ fn a_spray_is_two_hundred_probes_a_second_to_ports_of_the_told_address_each_once
     assert_eq!(end.birthday.probes(), u64::from(PROBES));
     assert!(all.iter().all(|to| to.ip() == ip("198.51.100.7")));
     assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), all.len());
+}
+
+#[test]
+fn an_address_that_is_asked_for_twice_is_sprayed_once() {
+    let mut end = easy();
+    end.due(0);
+    end.birthday.asked(ask(&["198.51.100.7"; 2]));
+    let all = sprayed(&end.run(0, 1000));
+    assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), all.len());
+}
+
+#[test]
+fn what_a_spray_has_missed_is_not_made_up_for_and_after_a_second_it_is_over() {
+    let mut end = easy();
+    end.birthday.asked(ask(&["198.51.100.7"]));
+    for (millis, probes) in [
+        (0, 10),
+        (990, 10),
+        (1030, 0),
+        (1040, 10),
+        (2090, 0),
+        (2200, 0),
+    ] {
+        let due = end.due(millis).into_iter().map(|due| (millis, due));
+        assert_eq!(
+            sprayed(&due.collect::<Vec<_>>()).len(),
+            probes,
+            "{millis} ms"
+        );
+    }
+    assert!(!end.birthday.is_spraying(at(2200)));
+}
+
+#[test]
+fn who_is_behind_a_symmetric_nat_for_one_family_sprays_the_other() {
+    let mut end = easy();
+    end.outside.v4 = Mapping::PerDestination(vec![ip("203.0.113.9")]);
+    end.outside.v6 = Mapping::Alike;
+    end.paths = End::new(
+        Mapping::Unknown,
+        &["198.51.100.7:6000", "[2001:db8::7]:6000"],
+    )
+    .paths;
+    end.due(0);
+    end.birthday.asked(ask(&["198.51.100.7", "2001:db8::7"]));
+    let all = sprayed(&end.run(0, 100));
+    assert!(!all.is_empty() && all.iter().all(SocketAddr::is_ipv6));
+    assert!(!end.birthday.is_hopeless());
 }
 
 #[test]
@@ -348,7 +621,23 @@ fn two_symmetric_ends_tell_each_other_that_it_is_in_vain() {
     }
     // With another NAT it may not be.
     ends[0].birthday.look_again(at(1_800_000));
+    assert!(!ends[0].birthday.is_hopeless());
     assert_eq!(knocks(&ends[0].run(1_800_000, 1_804_000)).len(), 1);
+}
+
+#[test]
+fn who_was_told_that_it_is_in_vain_tries_every_half_an_hour() {
+    let mut end = symmetric();
+    end.run(0, 3500);
+    end.birthday.asked(Ask {
+        ports: 0,
+        addresses: Vec::new(),
+    });
+    let begin = knocks(&end.run(3500, 4_000_000));
+    // And nobody says anything any more.
+    let first = 3500 + 1_800_000;
+    assert_eq!(begin[..3], [first, first + 5000, first + 10_000]);
+    assert_eq!(begin[3], first + 15_000 + 1_800_000);
 }
 
 #[test]

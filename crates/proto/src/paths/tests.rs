@@ -495,3 +495,113 @@ fn a_relay_that_ends_is_left_for_the_next_that_is_proven() {
     assert!(!paths.set_relays(&[relay(2)], Some(relay(2))));
     assert!(!paths.is_relay(relay(1)));
 }
+
+#[test]
+fn no_more_checks_of_a_way_are_remembered_than_the_bound() {
+    let mut paths = paths();
+    for ms in (0..4000).step_by(10) {
+        paths.look_again();
+        assert_eq!(checks(&mut paths, relay(1), at(ms)).len(), 2);
+        assert!(paths.ways()[0].checks.len() <= MAX_CHECKS);
+    }
+}
+
+#[test]
+fn who_began_follows_the_peer_again_a_second_after_it_did() {
+    let mut paths = paths();
+    assert!(paths.heard(told(2), Some(told(1)), true, at(0)));
+    assert!(!paths.heard(told(1), Some(told(2)), true, at(999)));
+    assert!(paths.heard(told(1), Some(told(2)), true, at(1000)));
+}
+
+#[test]
+fn ipv6_without_a_route_is_not_preferred() {
+    let mut paths = both_families();
+    assert_eq!(checks(&mut paths, told(1), at(0)).len(), 2);
+    paths.refused(told6());
+    assert_eq!(checks(&mut paths, told(1), at(200)), []);
+}
+
+#[test]
+fn a_relay_that_ends_stays_one_beside_as_many_as_there_may_be() {
+    let mut paths = paths();
+    let others: Vec<_> = (10..10 + MAX_RELAYS as u8).map(relay).collect();
+    paths.set_relays(&others, Some(relay(1)));
+    assert!(paths.is_relay(relay(1)));
+}
+
+#[test]
+fn another_relay_is_no_reason_to_check_direct_ways_anew() {
+    let mut paths = paths();
+    checks(&mut paths, relay(1), at(0));
+    assert!(paths.set_relays(&[relay(1), relay(2)], Some(relay(1))));
+    assert_eq!(checks(&mut paths, relay(1), at(10)), []);
+}
+
+#[test]
+fn ipv6_that_was_lost_is_not_followed_though_it_answers_again() {
+    let mut paths = both_families();
+    paths.set_relays(&[relay(1)], None);
+    paths.sent(at(0));
+    due(&mut paths, told6(), at(3000));
+    assert!(paths.is_lost());
+    // A relay is in use, and both answer: IPv4 first.
+    paths.moved();
+    let round = checks(&mut paths, relay(1), at(3000));
+    let check_of = |to| round.iter().find(|(_, address)| *address == to);
+    for (to, used) in [(told(1), relay(1)), (told6(), told(1))] {
+        let (check, _) = check_of(to).expect("a check");
+        paths.acknowledged(*check, Some(used), true, at(3010));
+    }
+    assert!(!paths.heard(told6(), Some(told(1)), true, at(9000)));
+}
+
+#[test]
+fn what_was_overtaken_by_a_relay_is_looked_at_if_it_came_directly() {
+    for (from, again) in [(relay(2), false), (told(1), true)] {
+        let mut paths = paths();
+        paths.set_relays(&[relay(1), relay(2)], Some(relay(1)));
+        for ms in [0, 200, 500, 1000, 2000, 4000] {
+            checks(&mut paths, relay(1), at(ms));
+        }
+        // The next round is at 9 s.
+        paths.heard_late(from, Some(relay(1)), at(5000));
+        let checked = !checks(&mut paths, relay(1), at(5000)).is_empty();
+        assert_eq!(checked, again, "{from}");
+    }
+}
+
+#[test]
+fn in_the_place_of_a_way_that_is_lost_any_that_answers_is_taken() {
+    let mut paths = both_families();
+    let round = checks(&mut paths, told(1), at(0));
+    let (check, _) = round.iter().find(|(_, to)| *to == told6()).expect("one");
+    paths.sent(at(0));
+    due(&mut paths, told(1), at(3000));
+    // Who did not begin the session prefers nothing by itself.
+    let taken = paths.acknowledged(*check, Some(told(1)), false, at(3100));
+    let expected = (Duration::from_millis(3100), Taken::Move(told6()));
+    assert_eq!(taken, Some(expected));
+}
+
+#[test]
+fn a_check_that_the_kernel_refused_is_not_waited_for() {
+    let mut paths = paths();
+    let round = checks(&mut paths, relay(1), at(0));
+    paths.refused(told(1));
+    let taken = paths.acknowledged(round[0].0, Some(relay(1)), true, at(10));
+    assert_eq!(taken, None);
+}
+
+#[test]
+fn a_question_of_an_earlier_silence_is_not_repeated() {
+    let mut paths = paths();
+    paths.sent(at(0));
+    let first = checks(&mut paths, told(1), at(1000));
+    paths.heard(told(1), Some(told(1)), false, at(1100));
+    paths.sent(at(8000));
+    let second = checks(&mut paths, told(1), at(9000));
+    assert_ne!(first, second);
+    let taken = paths.acknowledged(second[0].0, Some(told(1)), true, at(9040));
+    assert_eq!(taken, Some((Duration::from_millis(40), Taken::InUse)));
+}

@@ -6,8 +6,40 @@ use crate::indices::PeerId;
 use crate::native::record::RecordWriter;
 use crate::outbox::Outbox;
 use crate::paths::Check;
+use crate::peer::Peer;
 use crate::time::Instant;
 use std::net::SocketAddr;
+
+/// The peers that ports are open for, and that are sprayed for: so few that each asking is looked at with all of them.
+#[derive(Debug, Default)]
+pub(super) struct Searches {
+    opening: Vec<PeerId>,
+    spraying: Vec<PeerId>,
+}
+
+impl Searches {
+    /// How many there are of each, without one.
+    fn others(&mut self, peers: &[Option<Peer>], id: PeerId, now: Instant) -> (usize, usize) {
+        let busy = |id: PeerId, is: fn(&Birthday, Instant) -> bool| {
+            let peer = peers.get(id.0 as usize).and_then(Option::as_ref);
+            peer.is_some_and(|peer| is(&peer.birthday, now))
+        };
+        self.opening.retain(|id| busy(*id, Birthday::is_open));
+        self.spraying.retain(|id| busy(*id, Birthday::is_spraying));
+        let others = |all: &[PeerId]| all.iter().filter(|other| **other != id).count();
+        (others(&self.opening), others(&self.spraying))
+    }
+
+    /// What one is at now.
+    fn enter(&mut self, id: PeerId, birthday: &Birthday, now: Instant) {
+        if birthday.is_open(now) && !self.opening.contains(&id) {
+            self.opening.push(id);
+        }
+        if birthday.is_spraying(now) && !self.spraying.contains(&id) {
+            self.spraying.push(id);
+        }
+    }
+}
 
 impl Tunnel {
     /// Tells what is before this host. What was in vain before may not be now.
@@ -66,22 +98,7 @@ impl Tunnel {
     }
 
     pub(super) fn search_ports(&mut self, now: Now, id: PeerId, outbox: &mut Outbox) {
-        let others = |busy: fn(&Birthday, Instant) -> bool| {
-            let others = self.peers.iter().flatten().filter(|peer| peer.id != id);
-            others.filter(|peer| busy(&peer.birthday, now.mono)).count()
-        };
-        let Some(peer) = self.peer(id) else { return };
-        // Counting the others takes time: only if it counts.
-        let matters = peer.birthday.is_due(now.mono);
-        let opening = if matters {
-            others(Birthday::is_open)
-        } else {
-            0
-        };
-        let spraying = match matters {
-            true => others(Birthday::is_spraying),
-            false => 0,
-        };
+        let (opening, spraying) = self.searches.others(&self.peers, id, now.mono);
         let Some(peer) = self.peers.get_mut(id.0 as usize).and_then(Option::as_mut) else {
             return;
         };
@@ -96,7 +113,9 @@ impl Tunnel {
             opening,
             spraying,
         };
-        for due in peer.birthday.due(&scene, now.mono, &mut *self.rng) {
+        let due = peer.birthday.due(&scene, now.mono, &mut *self.rng);
+        self.searches.enter(id, &peer.birthday, now.mono);
+        for due in due {
             match due {
                 Due::Knock(towards) => {
                     self.knocks.retain(|knock| knock.peer != id);
@@ -164,5 +183,121 @@ impl Tunnel {
             }
         }
         peer.sessions.current = Some(session);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::birthday::{MAX_SPRAYING, Mapping, PORTS};
+    use crate::keys::{PrivateKey, PublicKey};
+    use crate::noise::Construction;
+    use crate::rng::Rng;
+    use crate::tunnel::TunnelConfig;
+    use std::time::Duration;
+
+    struct Zeros;
+
+    impl Rng for Zeros {
+        fn fill(&mut self, destination: &mut [u8]) {
+            destination.fill(0);
+        }
+    }
+
+    fn at(millis: u64) -> Now {
+        Now {
+            mono: Instant::BOOT + Duration::from_millis(1_000_000 + millis),
+            wall: Duration::ZERO,
+        }
+    }
+
+    /// A tunnel behind this with ten thousand peers, all by a relay and seen as one address.
+    fn tunnel(v4: Mapping) -> Tunnel {
+        let mut tunnel = Tunnel::new(TunnelConfig {
+            construction: Construction::Native,
+            private_key: PrivateKey::from_bytes([1; 32]),
+            inner_mtu: 1420,
+            offload: false,
+            ciphers: Vec::new(),
+            copy_dscp: false,
+            rng: Box::new(Zeros),
+        });
+        let v6 = Mapping::Unknown;
+        tunnel.set_outside(Outside { v4, v6 }, at(0).mono);
+        let relay: SocketAddr = "192.0.2.1:50000".parse().expect("an address");
+        let told: SocketAddr = "203.0.113.9:4000".parse().expect("an address");
+        for n in 0..10_000_u32 {
+            let mut key = [7; 32];
+            key[..4].copy_from_slice(&n.to_le_bytes());
+            let id = tunnel.add_peer(PublicKey::from_bytes(key)).expect("a peer");
+            tunnel.set_endpoint(id, relay);
+            tunnel.set_relays(id, &[relay]);
+            tunnel.set_candidates(id, &[told], at(0).mono);
+            tunnel.peer_mut(id).expect("a peer").path.active_until = at(1_000_000).mono;
+        }
+        tunnel
+    }
+
+    /// Has all of these looked at; which of all are busy then.
+    fn look(
+        tunnel: &mut Tunnel,
+        ids: std::ops::Range<u32>,
+        millis: u64,
+        is: fn(&Birthday, Instant) -> bool,
+    ) -> Vec<u32> {
+        let mut outbox = Outbox::new(1 << 20);
+        for id in ids {
+            tunnel.search_ports(at(millis), PeerId(id), &mut outbox);
+        }
+        let busy = |peer: &&Peer| is(&peer.birthday, at(millis).mono);
+        let mut busy: Vec<u32> = tunnel.peers().filter(busy).map(|peer| peer.id.0).collect();
+        busy.sort_unstable();
+        busy
+    }
+
+    #[test]
+    fn of_ten_thousand_that_ask_four_are_sprayed_for_and_no_more_are_remembered_than_those() {
+        let mut tunnel = tunnel(Mapping::Alike);
+        for peer in tunnel.peers.iter_mut().flatten() {
+            peer.birthday.asked(Ask {
+                ports: PORTS,
+                addresses: vec!["203.0.113.9".parse().expect("an address")],
+            });
+        }
+        let mut look = |ids, millis, expected: [u32; MAX_SPRAYING]| {
+            let busy = look(&mut tunnel, ids, millis, Birthday::is_spraying);
+            assert_eq!(busy, expected);
+            assert_eq!(tunnel.searches.spraying.len(), MAX_SPRAYING);
+        };
+        look(0..5000, 0, [0, 1, 2, 3]);
+        // They have no sessions: two seconds later their sprays have come to a standstill, and do not go on beside others'.
+        look(5000..10_000, 2000, [5000, 5001, 5002, 5003]);
+        look(0..10_000, 2050, [5000, 5001, 5002, 5003]);
+    }
+
+    #[test]
+    fn who_is_removed_makes_room_for_another() {
+        let own = vec!["198.51.100.7".parse().expect("an address")];
+        let mut tunnel = tunnel(Mapping::PerDestination(own));
+        look(&mut tunnel, 0..10_000, 0, Birthday::is_open);
+        look(&mut tunnel, 0..10_000, 3000, Birthday::is_open);
+        tunnel.remove_peer(PeerId(0));
+        let next = look(&mut tunnel, 0..10_000, 6000, Birthday::is_open);
+        assert_eq!(next, [1, 2]);
+    }
+
+    #[test]
+    fn of_ten_thousand_that_are_out_of_reach_ports_are_open_for_two() {
+        let own = vec!["198.51.100.7".parse().expect("an address")];
+        let mut tunnel = tunnel(Mapping::PerDestination(own));
+        let mut look = |millis, expected: &[u32]| {
+            let busy = look(&mut tunnel, 0..10_000, millis, Birthday::is_open);
+            assert_eq!(busy, expected);
+            assert_eq!(tunnel.searches.opening.len(), expected.len());
+        };
+        look(0, &[]);
+        look(3000, &[0, 1]);
+        // 15 s later they are closed.
+        look(18_000, &[2, 3]);
     }
 }

@@ -1,0 +1,184 @@
+//! Ports that are opened behind a symmetric NAT: as the tunnel's own is, for either family.
+
+use crate::common::eventually;
+use crate::nat::{
+    MET_WITHIN, Mapping,
+    Mapping::{AddressAndPortDependent, EndpointIndependent},
+    Nat, port_search,
+};
+use crate::site::{Host, SOON, Site, at_a_site, while_answering};
+use seikan_sys::netlink::Route;
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{IpAddr, TcpStream};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Two members behind NATs, whose files say this as well; they are up while `test` runs, with the address of the second.
+fn between(site: &Site, hosts: [&Host; 2], settings: &str, test: impl FnOnce(IpAddr)) {
+    let token = site.token(&["--reusable"]);
+    let names = ["a", "b"];
+    let addresses = [0, 1].map(|i| {
+        let addresses = hosts[i].join(names[i], &token);
+        let file = fs::read_to_string(hosts[i].file()).expect("a file");
+        fs::write(hosts[i].file(), format!("{settings}\n{file}")).expect("a file");
+        addresses[0]
+    });
+    let _running = hosts.map(Host::up);
+    eventually("they know each other", || {
+        hosts[0].peers() == ["b"] && hosts[1].peers() == ["a"]
+    });
+    while_answering(&hosts, || test(addresses[1]));
+}
+
+/// Whether both send directly within the time that a search for a port takes.
+fn meet(hosts: [&Host; 2], address: IpAddr) -> bool {
+    let relayed = |host: &Host| host.status()["peers"][0]["path"]["relayed"].as_bool();
+    let until = Instant::now() + SOON + MET_WITHIN;
+    loop {
+        let heard = hosts[0].hears(address, Duration::from_secs(1));
+        let direct = hosts.map(relayed) == [Some(false); 2];
+        if heard && direct || Instant::now() > until {
+            return heard && direct;
+        }
+    }
+}
+
+/// Has a host obey these rules.
+fn nft(host: &Host, rules: &str) {
+    let mut nft = Command::new("nft");
+    nft.args(["-f", "-"]).stdin(Stdio::piped());
+    let mut child = host.netns.spawn_command(&mut nft).expect("nft");
+    let mut input = child.stdin.take().expect("piped");
+    input.write_all(rules.as_bytes()).expect("rules");
+    drop(input);
+    assert!(child.wait().expect("nft").success());
+}
+
+/// Hosts behind a NAT and behind a symmetric one, with a coordinator and a relay.
+fn at_nats(test: impl FnOnce(&Site, [&Host; 2])) {
+    at_a_site(|site| {
+        let _coordinator = site.coordinator();
+        let _relay = site.relay(0);
+        let nats = [(0, EndpointIndependent), (1, AddressAndPortDependent)];
+        let nats = nats.map(|(number, mapping)| Nat::create(site, number, mapping));
+        let [a, b] = nats.each_ref().map(|nat| nat.host(site, 0));
+        test(site, [&a, &b]);
+    });
+}
+
+#[test]
+fn ports_are_opened_with_the_firewall_mark_of_the_configuration() {
+    at_nats(|site, [a, b]| {
+        // No UDP without the mark leaves the host behind the symmetric NAT.
+        nft(
+            b,
+            "table inet marked {
+                 chain out {
+                     type filter hook output priority filter;
+                     oifname \"eth0\" meta l4proto udp meta mark != 42 drop
+                 }
+             }",
+        );
+        between(site, [a, b], "fwmark = 42", |address| {
+            assert!(meet([a, b], address), "{}", b.status());
+            assert!(port_search(b)["met"].is_u64(), "{}", b.status());
+        });
+    });
+}
+
+/// The value of a metric of one sample, as Prometheus would see it.
+fn metric(host: &Host, name: &str) -> f64 {
+    let scraped = host.netns.run(|| {
+        let mut stream = TcpStream::connect("127.0.0.1:9586").expect("a connection");
+        let request = b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n";
+        stream.write_all(request).expect("asked");
+        let mut text = String::new();
+        stream.read_to_string(&mut text).expect("an answer");
+        text
+    });
+    let text = scraped.expect("namespace");
+    let line = text.lines().find(|line| line.starts_with(name));
+    let value = line.and_then(|line| line.rsplit(' ').next());
+    value.expect(&text).parse().expect("a number")
+}
+
+#[test]
+fn metrics_tell_what_meeting_at_a_port_took() {
+    at_nats(|site, [a, b]| {
+        for host in [a, b] {
+            let lo = host.netlink.link("lo").expect("a card").index;
+            host.netlink.set_up(lo).expect("up");
+        }
+        between(site, [a, b], "metrics = \"127.0.0.1:9586\"", |address| {
+            assert!(meet([a, b], address), "{}", b.status());
+            assert_eq!(metric(b, "seikan_port_search_sockets{"), 1.0);
+            // 256 sockets, and again after 5 s.
+            assert!(metric(b, "seikan_port_search_openers_total{") >= 256.0);
+            assert_eq!(metric(a, "seikan_port_search_openers_total{"), 0.0);
+            assert!(metric(a, "seikan_peer_port_search_probes_total{") >= 1.0);
+            assert_eq!(metric(b, "seikan_peer_port_search_probes_total{"), 0.0);
+        });
+    });
+}
+
+/// Gives a router IPv6 on both sides and has it hide, by a mapping of this kind, the host behind it, which gets an address, too.
+fn add_ipv6(nat: &Nat, number: u8, mapping: Mapping, host: &Host) {
+    let wan = nat.netlink.link("wan").expect("a card").index;
+    let lan = nat.netlink.link("lan").expect("a bridge").index;
+    let outside = format!("2001:db8::10{number}/64");
+    for (netlink, index, address) in [
+        (&nat.netlink, wan, outside.as_str()),
+        (&nat.netlink, lan, "fd00::1/64"),
+        (&host.netlink, host.card, "fd00::10/64"),
+    ] {
+        let address = address.parse().expect("an address");
+        netlink.add_address(index, address).expect("an address");
+    }
+    let forward = || fs::write("/proc/sys/net/ipv6/conf/all/forwarding", "1");
+    nat.netns.run(forward).expect("namespace").expect("written");
+    let random = match mapping {
+        AddressAndPortDependent => "random,fully-random",
+        _ => "",
+    };
+    nat.run_nft(&format!(
+        "table ip6 nat {{
+             chain out {{
+                 type nat hook postrouting priority srcnat;
+                 oifname \"wan\" masquerade {random}
+             }}
+         }}
+         insert rule inet filter in meta l4proto icmpv6 accept"
+    ));
+    let gateway = "fd00::1".parse().expect("an address");
+    let route = Route::to("::/0".parse().expect("a prefix")).via(gateway);
+    let added = host.netlink.add_route(&route.device(host.card));
+    added.expect("a route");
+}
+
+#[test]
+fn a_port_of_a_symmetric_nat_is_met_by_ipv6() {
+    at_a_site(|site| {
+        let address = "2001:db8::1/64".parse().expect("an address");
+        let added = site.netlink.add_address(site.bridge, address);
+        added.expect("an address");
+        let _coordinator = site.coordinator();
+        let _relays = [site.relay(0), site.relay(1)];
+        let nats = [0, 1].map(|i| Nat::create(site, i, EndpointIndependent));
+        let [a, b] = nats.each_ref().map(|nat| nat.host(site, 0));
+        add_ipv6(&nats[0], 0, EndpointIndependent, &a);
+        add_ipv6(&nats[1], 1, AddressAndPortDependent, &b);
+        // By IPv4 they have nothing but the relay.
+        nats[0].run_nft("insert rule inet filter through ip daddr 192.0.2.101 drop");
+        // Relays answer STUN at every address of theirs.
+        let stun = "stun = [\"[2001:db8::1]:3478\", \"[2001:db8::1]:3479\"]";
+        between(site, [&a, &b], stun, |address| {
+            assert!(meet([&a, &b], address), "{} {}", a.status(), b.status());
+            let search = port_search(&b);
+            assert!(search["met"].is_u64(), "{search}");
+            let endpoint = b.status()["peers"][0]["path"]["endpoint"].clone();
+            let endpoint = endpoint.as_str().expect("an endpoint");
+            assert!(endpoint.starts_with("[2001:db8::100]:"), "{endpoint}");
+        });
+    });
+}

@@ -1,0 +1,142 @@
+//! The interface, its device, its sockets, and what the kernel can do for them.
+
+use crate::control::subject::Record;
+use crate::node::{Node, now};
+use seikan_proto::noise::Construction;
+use seikan_sys::ability::Ability;
+use seikan_sys::udp::UdpSocket;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+/// What the interface is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Interface {
+    /// Its name.
+    pub name: String,
+    /// `wireguard` or `native`.
+    pub protocol: String,
+    /// Our public key; absent after a client took the private one away.
+    pub public_key: Option<String>,
+    /// UDP port.
+    pub listen_port: u16,
+    /// Mark on what we send, if any.
+    pub fwmark: Option<u32>,
+    /// Seconds since the start, time asleep included.
+    pub uptime_s: f64,
+    /// Why `wg` cannot reach this instance, if so.
+    pub without_uapi: Option<String>,
+}
+
+/// The TUN device.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Device {
+    /// MTU inside the tunnel in bytes.
+    pub mtu: Option<u32>,
+    /// Packets that wait for us at most; what comes then is dropped before we see it.
+    pub queue_length: Option<u32>,
+    /// The kernel's counts.
+    pub kernel: Option<KernelCounters>,
+    /// What the device can do.
+    pub capabilities: BTreeMap<String, Capability>,
+}
+
+/// The kernel's counts of the TUN device, seen from the kernel: it transmits to us.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KernelCounters {
+    /// Packets handed to us; a super-packet counts once.
+    pub tx_packets: u64,
+    /// Packets dropped before us: the queue was full, or nobody read.
+    pub tx_dropped: u64,
+    /// Packets that could not be handed to us.
+    pub tx_errors: u64,
+    /// Packets taken from us; a super-packet counts once.
+    pub rx_packets: u64,
+    /// Packets of ours that the kernel's stack dropped.
+    pub rx_dropped: u64,
+    /// Packets of ours that the kernel found faulty.
+    pub rx_errors: u64,
+}
+
+/// Something that the kernel may or may not be able to do.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Capability {
+    /// Whether it can.
+    pub present: bool,
+    /// Why not.
+    pub reason: Option<String>,
+}
+
+/// A UDP socket.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Socket {
+    /// Where it listens.
+    pub address: Option<SocketAddr>,
+    /// Receive buffer in bytes, as granted.
+    pub receive_buffer: Option<usize>,
+    /// Send buffer in bytes, as granted.
+    pub send_buffer: Option<usize>,
+    /// Segmentation offload is in use.
+    pub gso: bool,
+    /// What the socket can do.
+    pub capabilities: BTreeMap<String, Capability>,
+}
+
+pub(super) fn interface(node: &Node, record: &Record) -> Interface {
+    let key = node.tunnel.identity().public();
+    let uptime = now().mono.duration_since(node.started);
+    Interface {
+        name: record.name.clone(),
+        protocol: match node.tunnel.construction() {
+            Construction::WireGuard => "wireguard".into(),
+            Construction::Native => "native".into(),
+        },
+        public_key: (!record.keyless).then(|| key.to_string()),
+        listen_port: node.sockets.port(),
+        fwmark: node.sockets.fwmark(),
+        uptime_s: uptime.as_millis() as f64 / 1000.0,
+        without_uapi: record.without_uapi.clone(),
+    }
+}
+
+pub(super) fn device(node: &Node, record: &Record) -> Device {
+    let index = node.tun.index();
+    let netlink = record.netlink.as_ref();
+    let link = netlink.and_then(|netlink| netlink.link_by_index(index).ok());
+    let stats = netlink.and_then(|netlink| netlink.link_stats(index).ok());
+    Device {
+        mtu: link.as_ref().map(|link| link.mtu),
+        queue_length: link.as_ref().map(|link| link.tx_queue_len),
+        kernel: stats.map(|stats| KernelCounters {
+            tx_packets: stats.tx_packets,
+            tx_dropped: stats.tx_dropped,
+            tx_errors: stats.tx_errors,
+            rx_packets: stats.rx_packets,
+            rx_dropped: stats.rx_dropped,
+            rx_errors: stats.rx_errors,
+        }),
+        capabilities: capabilities(&node.tun.capabilities().table()),
+    }
+}
+
+pub(super) fn socket(socket: &UdpSocket) -> Socket {
+    let buffers = socket.buffers().ok();
+    Socket {
+        address: socket.local_addr().ok(),
+        receive_buffer: buffers.map(|(receive, _)| receive),
+        send_buffer: buffers.map(|(_, send)| send),
+        gso: socket.gso(),
+        capabilities: capabilities(&socket.capabilities().table()),
+    }
+}
+
+fn capabilities(table: &[(&'static str, &Ability)]) -> BTreeMap<String, Capability> {
+    let entry = |(name, ability): &(&'static str, &Ability)| {
+        let capability = Capability {
+            present: ability.is_present(),
+            reason: ability.reason().map(str::to_owned),
+        };
+        ((*name).to_owned(), capability)
+    };
+    table.iter().map(entry).collect()
+}

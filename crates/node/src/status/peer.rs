@@ -1,0 +1,355 @@
+//! A peer, and the ways to it.
+
+use super::micros;
+use super::traffic::{Traffic, traffic};
+use crate::control::subject::Record;
+use crate::mesh::LegTo;
+use crate::node::Node;
+use seikan_proto::birthday::Standing;
+use seikan_proto::noise::Construction;
+use seikan_proto::paths;
+use seikan_proto::peer::Peer;
+use seikan_proto::tunnel::Now;
+use serde::{Deserialize, Serialize};
+use std::net::SocketAddr;
+
+/// A peer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PeerStatus {
+    /// Its name in the configuration or the mesh.
+    pub name: Option<String>,
+    /// Its identity.
+    pub public_key: String,
+    /// Whether there is a preshared key; never which.
+    pub has_preshared_key: bool,
+    /// Prefixes routed to it and accepted from it.
+    pub allowed_ips: Vec<String>,
+    /// Seconds between persistent keepalives, if any.
+    pub persistent_keepalive_s: Option<u64>,
+    /// The newest session.
+    pub latest_handshake: Option<LatestHandshake>,
+    /// AEAD of the current session.
+    pub cipher: Option<String>,
+    /// Why its latest handshake was refused.
+    pub refusal: Option<String>,
+    /// The way to it.
+    pub path: Path,
+    /// What was counted.
+    pub traffic: Traffic,
+}
+
+/// When a session was established.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LatestHandshake {
+    /// Seconds since the Unix epoch.
+    pub unix_s: u64,
+    /// Seconds ago.
+    pub age_s: u64,
+}
+
+/// The way to a peer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Path {
+    /// Where the peer is.
+    pub endpoint: Option<SocketAddr>,
+    /// Largest outer IP packet that is known to get through, in bytes (native).
+    pub mtu: Option<usize>,
+    /// Segmentation offload is used; not where it turned out to lose datagrams.
+    pub gso: bool,
+    /// What the far end says about what we send (native).
+    pub report: Option<Report>,
+    /// From a probe to its acknowledgement, the latest, in microseconds (native).
+    #[serde(default)]
+    pub rtt_us: Option<u64>,
+    /// Whether that is a relay, for a member of a mesh that has an endpoint.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub relayed: Option<bool>,
+    /// By which TURN server, if it is one's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub turn: Option<TurnWay>,
+    /// By which relay of ours, if it is one's and this host reaches it by TLS.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tls: Option<TlsWay>,
+    /// All ways to a member of a mesh, what it told of first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ways: Vec<Way>,
+    /// The search for a port of a symmetric NAT, once there was a reason for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub port_search: Option<PortSearch>,
+}
+
+/// The search for a port of a symmetric NAT at one of the ends, by which the two meet.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PortSearch {
+    /// The NAT before this host is symmetric: its ports are opened. Else those of the other end's are probed.
+    pub symmetric: bool,
+    /// Ports that are open now.
+    pub open: u16,
+    /// Datagrams sent from open ports to open them, for all peers.
+    pub openers: u64,
+    /// This host's own port by which the way in use goes: the one that was met.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub met: Option<u16>,
+    /// Attempts that met nothing since one did.
+    pub fruitless: usize,
+    /// Seconds to the next one, if packets are sent then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_s: Option<u64>,
+    /// Why no ports could be opened.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<String>,
+    /// Both ends are behind symmetric NATs.
+    pub both_symmetric: bool,
+    /// Probes that this host has sent to ports of the other end's NAT, and whether it is at it.
+    pub probes: u64,
+    /// Likewise.
+    pub probing: bool,
+}
+
+/// One of the ways to a peer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Way {
+    /// Where to send.
+    pub address: SocketAddr,
+    /// What is there.
+    pub kind: WayKind,
+    /// By which TURN server, if it is one's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub turn: Option<TurnWay>,
+    /// By which relay of ours, if it is one's and this host reaches it by TLS.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tls: Option<TlsWay>,
+    /// What became of it.
+    pub standing: WayStanding,
+    /// From a check to its acknowledgement in microseconds, if it works.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rtt_us: Option<u64>,
+}
+
+/// A way by a TURN server.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TurnWay {
+    /// Where it is sent to in the end, if this host's own server sends it there.
+    pub to: SocketAddr,
+    /// That server; absent if it is one of the other end's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server: Option<String>,
+}
+
+/// A way by a relay of ours, to which this host sends by TLS.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TlsWay {
+    /// Its address, and the port of it that this host shares with the peer.
+    pub to: SocketAddr,
+    /// As the coordinator calls it.
+    pub relay: String,
+}
+
+/// What is at the end of a way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum WayKind {
+    /// An address that the peer told of.
+    Told,
+    /// An address that something authentic came from.
+    Seen,
+    /// A relay.
+    Relay,
+}
+
+/// What became of a way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum WayStanding {
+    /// Packets go there.
+    InUse,
+    /// Not checked: the one in use is direct, or nothing was sent yet.
+    Unchecked,
+    /// A check may be on its way.
+    Checking,
+    /// A check was answered.
+    Works,
+    /// No answer.
+    Silent,
+    /// This host has no route there.
+    NoRoute,
+}
+
+/// The far end's latest report: of about a second.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Report {
+    /// Datagrams received.
+    pub received: u32,
+    /// Datagrams missing.
+    pub lost: u32,
+    /// Of those, the first of their batch.
+    pub lost_first: u32,
+    /// Largest distance by which one came late, in datagrams.
+    pub reordering: u16,
+    /// Datagrams marked by a congested router.
+    pub congestion_marks: u32,
+    /// Mean delay above the least, in microseconds.
+    pub queueing_delay_us: u32,
+}
+
+/// One peer.
+pub fn peer(node: &Node, record: &Record, peer: &Peer, now: Now) -> PeerStatus {
+    let native = node.tunnel.construction() == Construction::Native;
+    let turn = |address: SocketAddr| turn(node, peer, address);
+    PeerStatus {
+        name: record.name_of(node, &peer.public_key),
+        public_key: peer.public_key.to_string(),
+        has_preshared_key: peer.preshared_key.is_set(),
+        allowed_ips: node
+            .tunnel
+            .allowed_ips(peer.id)
+            .map(|prefix| prefix.to_string())
+            .collect(),
+        persistent_keepalive_s: peer.persistent_keepalive().map(|i| i.as_secs()),
+        latest_handshake: peer.last_handshake.map(|at| LatestHandshake {
+            unix_s: at.as_secs(),
+            age_s: now.wall.saturating_sub(at).as_secs(),
+        }),
+        cipher: peer.cipher().map(|cipher| cipher.name().to_owned()),
+        refusal: peer.refusal.clone(),
+        path: Path {
+            endpoint: peer.path.endpoint,
+            mtu: native.then(|| peer.path.mtu.mtu()),
+            gso: peer.path.gso,
+            report: peer.path.report.as_ref().map(|report| Report {
+                received: report.received,
+                lost: report.lost,
+                lost_first: report.lost_first,
+                reordering: report.reordering,
+                congestion_marks: report.congestion_marks,
+                queueing_delay_us: report.queueing_delay,
+            }),
+            rtt_us: peer.path.rtt.map(micros),
+            relayed: peer
+                .path
+                .endpoint
+                .filter(|_| !peer.paths.is_empty())
+                .map(|endpoint| peer.paths.is_relay(endpoint)),
+            turn: peer.path.endpoint.and_then(turn),
+            tls: peer.path.endpoint.and_then(|at| tls(node, at)),
+            ways: peer
+                .paths
+                .ways()
+                .iter()
+                .map(|way| {
+                    let used = peer.path.endpoint == Some(way.address);
+                    let in_use = used && !peer.paths.is_lost();
+                    self::way(way, in_use, turn(way.address), tls(node, way.address))
+                })
+                .collect(),
+            port_search: port_search(node, peer, now),
+        },
+        traffic: traffic(&peer.counters),
+    }
+}
+
+fn port_search(node: &Node, peer: &Peer, now: Now) -> Option<PortSearch> {
+    let (birthday, doors) = (&peer.birthday, &node.sockets.doors);
+    let met = peer.path.endpoint.and_then(|to| doors.port_to(to, peer.id));
+    let symmetric = node.tunnel.outside().is_symmetric();
+    let standing = birthday.standing();
+    let idle = standing == Standing::Idle(None);
+    let nothing = met.is_none() && birthday.probes() == 0 && !birthday.is_hopeless();
+    if nothing && (idle || !symmetric) {
+        return None;
+    }
+    Some(PortSearch {
+        symmetric,
+        open: match standing {
+            Standing::Open(ports) => ports,
+            Standing::Idle(_) | Standing::Met => 0,
+        },
+        openers: doors.openers(),
+        met,
+        fruitless: birthday.fruitless(),
+        next_s: match standing {
+            Standing::Idle(next) => next.filter(|_| symmetric),
+            Standing::Open(_) | Standing::Met => None,
+        }
+        .map(|next| next.duration_since(now.mono).as_secs()),
+        trouble: doors.trouble(peer.id).map(str::to_owned),
+        both_symmetric: birthday.is_hopeless(),
+        probes: birthday.probes(),
+        probing: birthday.is_spraying(now.mono),
+    })
+}
+
+/// By which TURN server something is sent there, if it is.
+fn turn(node: &Node, peer: &Peer, address: SocketAddr) -> Option<TurnWay> {
+    let mesh = node.mesh.as_ref()?;
+    match mesh.legs.get(&address) {
+        Some(LegTo::Turn { server, to }) => {
+            let (to, server) = (*to, Some(server.clone()));
+            return Some(TurnWay { to, server });
+        }
+        Some(LegTo::Relay { .. }) => return None,
+        None => {}
+    }
+    let member = mesh.members.get(&peer.public_key)?;
+    let (to, server) = (address, None);
+    member
+        .relayed
+        .contains(&address)
+        .then_some(TurnWay { to, server })
+}
+
+/// By which relay of ours something is sent there by TLS, if it is.
+fn tls(node: &Node, address: SocketAddr) -> Option<TlsWay> {
+    match node.mesh.as_ref()?.legs.get(&address)? {
+        LegTo::Relay { relay, to } => Some(TlsWay {
+            to: *to,
+            relay: relay.clone(),
+        }),
+        LegTo::Turn { .. } => None,
+    }
+}
+
+fn way(way: &paths::Way, in_use: bool, turn: Option<TurnWay>, tls: Option<TlsWay>) -> Way {
+    Way {
+        address: way.address,
+        kind: match way.kind {
+            _ if turn.is_some() || tls.is_some() => WayKind::Relay,
+            paths::Kind::Told => WayKind::Told,
+            paths::Kind::Seen => WayKind::Seen,
+            paths::Kind::Relay => WayKind::Relay,
+        },
+        turn,
+        tls,
+        standing: match way.standing {
+            _ if in_use => WayStanding::InUse,
+            paths::Standing::Silent => WayStanding::Silent,
+            paths::Standing::Unchecked => WayStanding::Unchecked,
+            paths::Standing::Checking => WayStanding::Checking,
+            paths::Standing::Works { .. } => WayStanding::Works,
+            paths::Standing::NoRoute => WayStanding::NoRoute,
+        },
+        rtt_us: match way.standing {
+            paths::Standing::Works { rtt } => Some(micros(rtt)),
+            _ => None,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use seikan_proto::time::Instant;
+
+    #[test]
+    fn a_way_that_was_silent_once_is_shown_as_in_use_when_it_is() {
+        let address: SocketAddr = "192.0.2.1:7".parse().unwrap();
+        let mut paths = paths::Paths::default();
+        paths.set_told(&[address]);
+        paths.sent(Instant::BOOT);
+        let late = Instant::BOOT + paths::SILENCE;
+        paths.due(Some(address), late, &mut crate::node::SystemRandom);
+        let shown = |in_use| way(&paths.ways()[0], in_use, None, None).standing;
+        assert_eq!(shown(false), WayStanding::Silent);
+        assert_eq!(shown(true), WayStanding::InUse);
+    }
+}

@@ -1,0 +1,123 @@
+//! What is counted, for a peer or for all of them.
+
+use seikan_observe::{DirectionCounters, DropCounts, Histogram, PeerCounters};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Both directions and the handshakes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Traffic {
+    /// Outer bytes sent: the payload of UDP.
+    pub sent_bytes: u64,
+    /// Outer bytes received and authenticated.
+    pub received_bytes: u64,
+    /// From the TUN device to the network.
+    pub outbound: Direction,
+    /// From the network to the TUN device.
+    pub inbound: Direction,
+    /// Handshakes.
+    pub handshakes: Handshakes,
+}
+
+/// One direction. `packets_in = packets_out + consumed + held + drops + unaccounted`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Direction {
+    /// Inner packets that entered; a super-packet counts as those it stands for.
+    pub packets_in: u64,
+    /// Inner packets that left.
+    pub packets_out: u64,
+    /// Inner bytes that left.
+    pub bytes_out: u64,
+    /// Packets that ended here as intended: keepalives, probes, reports, handshakes.
+    pub consumed: u64,
+    /// Packets that wait for a handshake or for missing parts.
+    pub held: u64,
+    /// Packets whose fate is unknown. Anything but 0 is a fault of Seikan.
+    pub unaccounted: i64,
+    /// Packets dropped, by the reason's name; reasons that never occurred are left out.
+    pub drops: BTreeMap<String, u64>,
+}
+
+/// Handshakes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Handshakes {
+    /// Initiations sent.
+    pub initiations_sent: u64,
+    /// Valid initiations received.
+    pub initiations_received: u64,
+    /// Sessions established.
+    pub completed: u64,
+}
+
+/// How many packets or datagrams each system call moved.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Batches {
+    /// Reads of the TUN device handled together; each may be a super-packet.
+    pub packets_per_read: Distribution,
+    /// Datagrams per send.
+    pub datagrams_per_send: Distribution,
+    /// Datagrams per receive.
+    pub datagrams_per_receive: Distribution,
+    /// Packets per write to the TUN device.
+    pub packets_per_write: Distribution,
+}
+
+/// A distribution of sizes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Distribution {
+    /// How many batches.
+    pub count: u64,
+    /// Arithmetic mean of their sizes; 0 without batches.
+    pub mean: f64,
+    /// How many had which size; empty classes are left out.
+    pub buckets: Vec<Bucket>,
+}
+
+/// Sizes from a power of two up to the next.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Bucket {
+    /// Least size.
+    pub from: u64,
+    /// How many had this size or more, up to twice as much.
+    pub count: u64,
+}
+
+pub(super) fn traffic(counters: &PeerCounters) -> Traffic {
+    Traffic {
+        sent_bytes: counters.sent_bytes,
+        received_bytes: counters.received_bytes,
+        outbound: direction(&counters.outbound),
+        inbound: direction(&counters.inbound),
+        handshakes: Handshakes {
+            initiations_sent: counters.handshakes.initiations_sent,
+            initiations_received: counters.handshakes.initiations_received,
+            completed: counters.handshakes.completed,
+        },
+    }
+}
+
+pub(crate) fn direction(counters: &DirectionCounters) -> Direction {
+    Direction {
+        packets_in: counters.packets_in,
+        packets_out: counters.packets_out,
+        bytes_out: counters.bytes_out,
+        consumed: counters.consumed,
+        held: counters.held,
+        unaccounted: i64::try_from(counters.unaccounted()).unwrap_or(i64::MAX),
+        drops: drops(&counters.drops),
+    }
+}
+
+pub(super) fn drops(counts: &DropCounts) -> BTreeMap<String, u64> {
+    let named = counts.nonzero();
+    named.map(|(r, n)| (r.name().to_owned(), n)).collect()
+}
+
+pub(crate) fn distribution(histogram: &Histogram) -> Distribution {
+    let filled = histogram.buckets().filter(|(_, count)| *count > 0);
+    Distribution {
+        count: histogram.count(),
+        mean: histogram.mean(),
+        buckets: filled.map(|(from, count)| Bucket { from, count }).collect(),
+    }
+}

@@ -1,0 +1,464 @@
+use super::begun::GENERATION_FLOWS;
+use super::*;
+use std::time::Duration;
+use tcp::{ACK, FIN, PSH, RST, SYN};
+
+const HERE: u8 = 1;
+const PEER: u8 = 2;
+
+fn at(seconds: u64) -> Instant {
+    Instant::from_nanos(1 << 40) + Duration::from_secs(seconds)
+}
+
+fn guard(open: Open) -> Guard {
+    *Guard::set(None, Filter::Only(open)).expect("not everything is open")
+}
+
+/// TCP 443 and 8000 to 8010, UDP 53, and no ICMP.
+fn some() -> Guard {
+    guard(Open {
+        icmp: false,
+        tcp: [443..=443, 8000..=8010].into_iter().collect(),
+        udp: std::iter::once(53..=53).collect(),
+    })
+}
+
+/// A packet from host to host, whose addresses end in these numbers.
+fn packet(v6: bool, [from, to]: [u8; 2], protocol: u8, transport: &[u8]) -> Vec<u8> {
+    let mut p = vec![0; if v6 { 40 } else { 20 }];
+    if v6 {
+        (p[0], p[6], p[8], p[23], p[24], p[39]) = (0x60, protocol, 0xfd, from, 0xfd, to);
+    } else {
+        (p[0], p[9], p[12], p[15], p[16], p[19]) = (0x45, protocol, 10, from, 10, to);
+    }
+    p.extend(transport);
+    let (header, length) = (if v6 { 40 } else { 20 }, p.len());
+    seikan_wire::ip::set_length(&mut p, header, length, None);
+    p
+}
+
+fn judged(guard: &mut Guard, packet: &[u8], now: Instant) -> bool {
+    let ip = IpPacket::parse(packet).expect("a packet");
+    let judged = guard.check(&ip, packet, now);
+    assert!(matches!(judged, Ok(()) | Err(DropReason::PolicyDenied)));
+    judged.is_ok()
+}
+
+fn sends(guard: &mut Guard, packet: &[u8], now: Instant) {
+    let ip = IpPacket::parse(packet).expect("a packet");
+    guard.note(&ip, packet, now);
+}
+
+fn ports(from: u16, to: u16) -> Vec<u8> {
+    [from.to_be_bytes(), to.to_be_bytes()].concat()
+}
+
+fn tcp_to(v6: bool, port: u16, flags: u8) -> Vec<u8> {
+    let mut segment = ports(40_000, port);
+    segment.resize(20, 0);
+    (segment[12], segment[13]) = (0x50, flags);
+    packet(v6, [PEER, HERE], PROTO_TCP, &segment)
+}
+
+fn udp(v6: bool, way: [u8; 2], from: u16, to: u16) -> Vec<u8> {
+    let datagram = [ports(from, to), vec![0, 12, 0, 0, 1, 2, 3, 4]].concat();
+    packet(v6, way, PROTO_UDP, &datagram)
+}
+
+fn echo(v6: bool, way: [u8; 2], kind: [u8; 2], id: u8) -> Vec<u8> {
+    let protocol = if v6 { PROTO_ICMPV6 } else { PROTO_ICMP };
+    let kind = kind[usize::from(v6)];
+    packet(v6, way, protocol, &[kind, 0, 0, 0, 0, id, 0, 1])
+}
+const REQUEST: [u8; 2] = [8, 128];
+const REPLY: [u8; 2] = [0, 129];
+const UNREACHABLE: [u8; 2] = [3, 1];
+
+/// An error about a packet.
+fn error(v6: bool, way: [u8; 2], about: &[u8]) -> Vec<u8> {
+    let protocol = if v6 { PROTO_ICMPV6 } else { PROTO_ICMP };
+    let mut message = vec![UNREACHABLE[usize::from(v6)], 0, 0, 0, 0, 0, 0, 0];
+    message.extend(about);
+    packet(v6, way, protocol, &message)
+}
+
+#[test]
+fn a_connection_is_begun_at_open_ports_alone() {
+    for v6 in [false, true] {
+        for (port, open) in [
+            (443, true),
+            (442, false),
+            (444, false),
+            (7999, false),
+            (8000, true),
+            (8010, true),
+            (8011, false),
+            (53, false),
+        ] {
+            let syn = tcp_to(v6, port, SYN);
+            assert_eq!(judged(&mut some(), &syn, at(0)), open, "{port}");
+        }
+    }
+}
+
+#[test]
+fn what_begins_no_connection_passes_at_every_port() {
+    for (flags, passes) in [
+        (ACK, true),
+        (ACK | PSH, true),
+        (SYN | ACK, true),
+        (FIN | ACK, true),
+        (RST, true),
+        (RST | ACK, true),
+        (SYN, false),
+        (SYN | FIN, false),
+        (SYN | RST, false),
+        // Nobody sends these but who looks for open ports.
+        (0, false),
+        (FIN, false),
+        (FIN | PSH | tcp::URG, false),
+    ] {
+        let segment = tcp_to(false, 22, flags);
+        assert_eq!(judged(&mut some(), &segment, at(0)), passes, "{flags:#x}");
+    }
+}
+
+#[test]
+fn datagrams_pass_to_open_ports_and_as_answers() {
+    for v6 in [false, true] {
+        let mut guard = some();
+        assert!(judged(&mut guard, &udp(v6, [PEER, HERE], 999, 53), at(0)));
+        let answer = udp(v6, [PEER, HERE], 123, 5000);
+        assert!(!judged(&mut guard, &answer, at(0)));
+        sends(&mut guard, &udp(v6, [HERE, PEER], 5000, 123), at(0));
+        assert!(judged(&mut guard, &answer, at(1)));
+        // From another port, and to another.
+        for (from, to) in [(124, 5000), (123, 5001), (5000, 123)] {
+            let other = udp(v6, [PEER, HERE], from, to);
+            assert!(!judged(&mut guard, &other, at(1)), "{from} {to}");
+        }
+    }
+}
+
+#[test]
+fn an_answer_is_let_in_for_two_to_four_minutes_after_what_it_answers() {
+    for began in [0, 60, 119] {
+        let mut guard = some();
+        // The generations' own time begins here.
+        sends(&mut guard, &udp(false, [HERE, PEER], 1, 1), at(0));
+        sends(&mut guard, &udp(false, [HERE, PEER], 5000, 123), at(began));
+        let answer = udp(false, [PEER, HERE], 123, 5000);
+        // What comes in prolongs nothing.
+        for second in (began..began + 120).step_by(10) {
+            assert!(judged(&mut guard, &answer, at(second)), "{began} {second}");
+        }
+        assert!(!judged(&mut guard, &answer, at(began + 240)));
+    }
+    let mut guard = some();
+    sends(&mut guard, &udp(false, [HERE, PEER], 5000, 123), at(0));
+    let answer = udp(false, [PEER, HERE], 123, 5000);
+    assert!(!judged(&mut guard, &answer, at(3600)), "silent for an hour");
+}
+
+#[test]
+fn flows_are_bounded_and_the_newest_are_kept() {
+    let mut guard = some();
+    for port in 1000..1000 + 10 * GENERATION_FLOWS as u16 {
+        sends(&mut guard, &udp(false, [HERE, PEER], port, 123), at(0));
+    }
+    let kept = guard.begun.young.len() + guard.begun.old.len();
+    assert!(kept <= 2 * GENERATION_FLOWS, "{kept}");
+    let newest = 1000 + 10 * GENERATION_FLOWS as u16 - 1;
+    for (port, known) in [(newest, true), (1000, false)] {
+        let answer = udp(false, [PEER, HERE], 123, port);
+        assert_eq!(judged(&mut guard, &answer, at(0)), known, "{port}");
+    }
+}
+
+#[test]
+fn an_echo_is_answered_and_none_is_begun() {
+    for v6 in [false, true] {
+        let mut guard = some();
+        let request = echo(v6, [PEER, HERE], REQUEST, 7);
+        let reply = echo(v6, [PEER, HERE], REPLY, 7);
+        assert!(!judged(&mut guard, &request, at(0)));
+        assert!(!judged(&mut guard, &reply, at(0)));
+        sends(&mut guard, &echo(v6, [HERE, PEER], REQUEST, 7), at(0));
+        assert!(judged(&mut guard, &reply, at(0)));
+        assert!(!judged(&mut guard, &request, at(0)));
+        assert!(!judged(
+            &mut guard,
+            &echo(v6, [PEER, HERE], REPLY, 8),
+            at(0)
+        ));
+        let mut open = self::guard(Open {
+            icmp: true,
+            ..Open::default()
+        });
+        assert!(judged(&mut open, &request, at(0)));
+    }
+}
+
+#[test]
+fn errors_pass_about_what_was_sent_to_the_peer() {
+    for v6 in [false, true] {
+        let mut guard = some();
+        let begun = udp(v6, [HERE, PEER], 5000, 123);
+        sends(&mut guard, &begun, at(0));
+        sends(&mut guard, &echo(v6, [HERE, PEER], REQUEST, 7), at(0));
+        let segment = packet(
+            v6,
+            [HERE, PEER],
+            PROTO_TCP,
+            &[ports(443, 40_000), vec![0; 16]].concat(),
+        );
+        for (about, passes) in [
+            (&begun, true),
+            (&echo(v6, [HERE, PEER], REQUEST, 7), true),
+            (&segment, true),
+            // An answer from an open port.
+            (&udp(v6, [HERE, PEER], 53, 999), true),
+            // Nothing that was sent, sent to somebody else, not sent by this host, not whole.
+            (&udp(v6, [HERE, PEER], 5001, 123), false),
+            (&echo(v6, [HERE, PEER], REQUEST, 8), false),
+            (&udp(v6, [HERE, 3], 5000, 123), false),
+            (
+                &packet(
+                    v6,
+                    [HERE, 3],
+                    PROTO_TCP,
+                    &segment[if v6 { 40 } else { 20 }..],
+                ),
+                false,
+            ),
+            (&udp(v6, [PEER, HERE], 5000, 123), false),
+            (&begun[..10].to_vec(), false),
+        ] {
+            let error = error(v6, [PEER, HERE], about);
+            assert_eq!(judged(&mut guard, &error, at(0)), passes, "{about:?}");
+        }
+    }
+}
+
+/// A fragment: of `offset` bytes, with more behind it or not.
+fn fragment(v6: bool, protocol: u8, offset: u16, more: bool, id: u8, payload: &[u8]) -> Vec<u8> {
+    if v6 {
+        let [high, low] = (offset | u16::from(more)).to_be_bytes();
+        let header = [protocol, 0, high, low, 0, 0, 0, id];
+        return packet(true, [PEER, HERE], 44, &[&header, payload].concat());
+    }
+    let mut p = packet(false, [PEER, HERE], protocol, payload);
+    let field = (offset / 8) | if more { 0x2000 } else { 0 };
+    p[4..6].copy_from_slice(&[0, id]);
+    p[6..8].copy_from_slice(&field.to_be_bytes());
+    p
+}
+
+#[test]
+fn later_fragments_pass_if_the_first_did() {
+    let datagram = |port| [ports(999, port), vec![0; 12]].concat();
+    for v6 in [false, true] {
+        let mut guard = some();
+        let later = |id| fragment(v6, PROTO_UDP, 16, false, id, &[0; 8]);
+        assert!(!judged(&mut guard, &later(1), at(0)), "before the first");
+        let first = fragment(v6, PROTO_UDP, 0, true, 1, &datagram(53));
+        assert!(judged(&mut guard, &first, at(0)));
+        assert!(judged(&mut guard, &later(1), at(0)));
+        assert!(!judged(&mut guard, &later(2), at(0)), "of another packet");
+        let closed = fragment(v6, PROTO_UDP, 0, true, 3, &datagram(54));
+        assert!(!judged(&mut guard, &closed, at(0)));
+        assert!(!judged(&mut guard, &later(3), at(0)));
+    }
+}
+
+#[test]
+fn tcp_in_fragments_does_not_pass() {
+    for v6 in [false, true] {
+        let mut guard = some();
+        let segment = &tcp_to(false, 443, ACK)[20..];
+        let first = fragment(v6, PROTO_TCP, 0, true, 1, segment);
+        assert!(!judged(&mut guard, &first, at(0)));
+        let flags = fragment(v6, PROTO_TCP, 8, false, 1, &segment[8..]);
+        assert!(!judged(&mut guard, &flags, at(0)));
+    }
+}
+
+#[test]
+fn what_has_no_whole_header_does_not_pass() {
+    for v6 in [false, true] {
+        for (protocol, most) in [
+            (PROTO_TCP, 13),
+            (PROTO_UDP, 3),
+            (PROTO_ICMP, 5),
+            (PROTO_ICMPV6, 5),
+        ] {
+            for length in 0..=most {
+                // Ports that are open, and padding behind the packet that would make it whole.
+                let transport = &[0, 53, 0, 53, 0, 7, 0, 0, 0, 0, 0, 0, 0x50, ACK][..length];
+                let mut packet = packet(v6, [PEER, HERE], protocol, transport);
+                packet.extend([0xff; 32]);
+                assert!(!judged(&mut some(), &packet, at(0)), "{protocol} {length}");
+            }
+        }
+    }
+}
+
+#[test]
+fn other_protocols_do_not_pass() {
+    for protocol in [2, 4, 41, 47, 50, 51, 132, 255] {
+        for v6 in [false, true] {
+            let packet = packet(v6, [PEER, HERE], protocol, &[0; 40]);
+            assert!(!judged(&mut some(), &packet, at(0)), "{protocol}");
+        }
+    }
+}
+
+#[test]
+fn ports_are_found_behind_extension_headers() {
+    let mut rest = vec![PROTO_TCP, 0, 1, 4, 0, 0, 0, 0];
+    rest.extend(&tcp_to(true, 22, SYN)[40..]);
+    let closed = packet(true, [PEER, HERE], 60, &rest);
+    assert!(!judged(&mut some(), &closed, at(0)));
+    rest[10..12].copy_from_slice(&443u16.to_be_bytes());
+    let open = packet(true, [PEER, HERE], 60, &rest);
+    assert!(judged(&mut some(), &open, at(0)));
+}
+
+#[test]
+fn another_filter_keeps_what_was_begun() {
+    let mut guard = some();
+    sends(&mut guard, &udp(false, [HERE, PEER], 5000, 123), at(0));
+    let changed = Guard::set(Some(Box::new(guard)), Filter::Only(Open::default()));
+    let mut guard = changed.expect("a guard");
+    assert!(judged(
+        &mut guard,
+        &udp(false, [PEER, HERE], 123, 5000),
+        at(1)
+    ));
+    assert!(!judged(&mut guard, &tcp_to(false, 443, SYN), at(1)));
+    assert!(Guard::set(Some(guard), Filter::All).is_none());
+}
+
+#[test]
+fn after_a_peer_could_begin_everything_only_what_is_sent_anew_is_answered() {
+    let open = Open {
+        tcp: std::iter::once(443..=443).collect(),
+        ..Open::default()
+    };
+    let mut guard = Guard::set(None, Filter::Only(open)).expect("a guard");
+    let answer = udp(false, [PEER, HERE], 123, 5000);
+    assert!(!judged(&mut guard, &answer, at(0)));
+    // A connection goes on, whoever began it.
+    assert!(judged(&mut guard, &tcp_to(false, 22, tcp::ACK), at(0)));
+    sends(&mut guard, &udp(false, [HERE, PEER], 5000, 123), at(1));
+    assert!(judged(&mut guard, &answer, at(1)));
+}
+
+#[test]
+fn ranges_of_ports_are_joined_where_they_meet() {
+    let ports = |ranges: &[(u16, u16)]| -> Ports {
+        ranges.iter().map(|(first, last)| *first..=*last).collect()
+    };
+    let joined = ports(&[
+        (20, 30),
+        (1, 5),
+        (6, 6),
+        (25, 40),
+        (65_535, 65_535),
+        (0, 0),
+        (9, 8),
+    ]);
+    assert_eq!(joined, Ports(vec![(0, 6), (20, 40), (65_535, 65_535)]));
+    let all = ports(&[(0, 65_535), (7, 7)]);
+    assert_eq!(all, Ports(vec![(0, 65_535)]));
+    for (port, inside) in [
+        (0, true),
+        (6, true),
+        (7, false),
+        (19, false),
+        (20, true),
+        (40, true),
+        (41, false),
+    ] {
+        assert_eq!(joined.contains(port), inside, "{port}");
+    }
+    assert!(!Ports::default().contains(0));
+}
+
+/// Prints what judging a packet costs: `CARGO_PROFILE_DEV_OPT_LEVEL=3 cargo test -p seikan-proto --lib filter_cost -- --ignored
+/// --nocapture`.
+#[test]
+#[ignore = "a measurement"]
+#[expect(clippy::disallowed_methods, reason = "a measurement reads the clock")]
+fn filter_cost_with_64_rules() {
+    use std::hint::black_box;
+    const ROUNDS: u32 = 10_000_000;
+    // 32 ranges of TCP and 32 of UDP, none of which touches another.
+    let ranges = || (0..32u16).map(|n| 1000 * n + 100..=1000 * n + 200);
+    let open = Open {
+        icmp: false,
+        tcp: ranges().collect(),
+        udp: ranges().collect(),
+    };
+    let time = |name: &str, bytes: &[u8], guard: &mut Option<Box<Guard>>| {
+        let ip = IpPacket::parse(bytes).expect("a packet");
+        let best = (0..5).map(|_| {
+            let start = std::time::Instant::now();
+            for _ in 0..ROUNDS {
+                let (ip, bytes) = (black_box(&ip), black_box(bytes));
+                let judged = match black_box(&mut *guard) {
+                    None => Ok(()),
+                    Some(guard) => guard.check(ip, bytes, at(1)),
+                };
+                black_box(judged.is_ok());
+            }
+            start.elapsed().as_nanos() as f64 / f64::from(ROUNDS)
+        });
+        eprintln!("{name}: {:.1} ns", best.fold(f64::INFINITY, f64::min));
+    };
+    for v6 in [false, true] {
+        let (data, syn) = (tcp_to(v6, 15_150, ACK), tcp_to(v6, 15_150, SYN));
+        let asked = udp(v6, [PEER, HERE], 999, 15_150);
+        let answer = udp(v6, [PEER, HERE], 53, 5000);
+        let begun = udp(v6, [HERE, PEER], 5000, 53);
+        let mut guard = Guard::set(None, Filter::Only(open.clone()));
+        // As many flows as there may be.
+        for port in 0..2 * GENERATION_FLOWS as u16 {
+            let guard = guard.as_mut().expect("a guard");
+            sends(guard, &udp(v6, [HERE, PEER], 5000 + port, 53), at(0));
+        }
+        sends(guard.as_mut().expect("a guard"), &begun, at(0));
+        let family = if v6 { "IPv6" } else { "IPv4" };
+        time(&format!("{family}, no filter"), &data, &mut None);
+        time(&format!("{family}, TCP data"), &data, &mut guard);
+        time(
+            &format!("{family}, TCP SYN to an open port"),
+            &syn,
+            &mut guard,
+        );
+        time(
+            &format!("{family}, UDP to an open port"),
+            &asked,
+            &mut guard,
+        );
+        let name = format!("{family}, UDP, an answer");
+        time(&format!("{name}, same flow as before"), &answer, &mut guard);
+        let other = udp(v6, [HERE, PEER], 5001, 53);
+        sends(guard.as_mut().expect("a guard"), &other, at(1));
+        time(&format!("{name}, another flow"), &answer, &mut guard);
+        let guard = guard.as_mut().expect("a guard");
+        let both = [&begun, &other].map(|bytes| (IpPacket::parse(bytes).expect("a packet"), bytes));
+        for (name, step) in [("the same flow", 0), ("two flows in turns", 1)] {
+            let best = (0..5).map(|_| {
+                let start = std::time::Instant::now();
+                for round in 0..ROUNDS as usize {
+                    let (ip, bytes) = black_box(&both[(round & 1) * step]);
+                    guard.note(ip, bytes, at(1));
+                }
+                start.elapsed().as_nanos() as f64 / f64::from(ROUNDS)
+            });
+            let best = best.fold(f64::INFINITY, f64::min);
+            eprintln!("{family}, UDP, noting what is sent, {name}: {best:.1} ns");
+        }
+    }
+}
