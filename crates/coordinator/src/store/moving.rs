@@ -5,19 +5,20 @@
 //! have.
 
 use std::collections::BTreeMap;
-use std::fs::{self, OpenOptions, TryLockError};
+use std::fs::{self, TryLockError};
 use std::io;
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, fchown};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rusqlite::backup::{Backup, StepResult};
 use rusqlite::{Connection, TransactionBehavior};
 use seikan_proto::mesh::Pin;
 
 use super::etcd::{self, Beside, Etcd};
 use super::{
-    Actor, Backing, PAUSE, Store, StoreError, audit, lock, networks_of, open_file, seconds,
+    Actor, Backing, PATIENCE, PAUSE, Store, StoreError, audit, lock, networks_of, open_file,
+    seconds,
 };
 
 /// How long those who have the file open are waited for: a verb ends soon, a coordinator does not.
@@ -87,50 +88,47 @@ impl Store {
         })
     }
 
-    /// Writes all of it to a new file, for its owner only, as of one moment: a copy to keep, or for one coordinator to go on with. What is
-    /// changed afterwards is not in it.
+    /// All of it as of one moment, as what a file has: a copy to keep, or for one coordinator to go on with. What is changed afterwards is
+    /// not in it.
     ///
     /// # Errors
-    /// [`StoreError::Io`], also if there is such a file; [`StoreError::Unavailable`], [`StoreError::Sqlite`].
-    pub fn export(&self, file: &Path) -> Result<(), StoreError> {
+    /// [`StoreError::Unavailable`], [`StoreError::Sqlite`].
+    pub fn export(&self) -> Result<Vec<u8>, StoreError> {
         self.catch_up()?;
         let seen = match &self.backing {
             Backing::File(_) => BTreeMap::new(),
             Backing::Etcd(replica) => replica.of_members("seen")?,
         };
-        let mut new = OpenOptions::new();
-        let new = new.write(true).create_new(true).mode(0o600).open(file);
-        let new = new.map_err(|source| failed(file, source))?;
-        let write = || {
-            let name = file.to_str().ok_or(io::ErrorKind::InvalidFilename);
-            let name = name.map_err(|kind| failed(file, kind.into()))?;
-            match &self.backing {
-                Backing::File(connection) => lock(connection).execute("VACUUM INTO ?1", [name])?,
-                Backing::Etcd(replica) => replica.database()?.execute("VACUUM INTO ?1", [name])?,
-            };
-            let mut copy = Connection::open(file)?;
-            let transaction = copy.transaction()?;
-            for (member, at) in &seen {
-                let at: i64 = at.parse().unwrap_or(0);
-                let sql = "INSERT OR REPLACE INTO seen (member, at) SELECT id, ?2 FROM member WHERE id = ?1";
-                transaction.execute(sql, (member, at))?;
-            }
-            transaction.commit()?;
-            // Root has made it for a service that is another user.
-            let owner = |file: &Path| fs::metadata(file).map(|of| (of.uid(), of.gid()));
-            let folder = file.parent().filter(|folder| *folder != Path::new(""));
-            let folder = owner(folder.unwrap_or(Path::new(".")));
-            if let (Ok((0, _)), Ok((user, group))) = (owner(file), folder)
-                && user != 0
-            {
-                fchown(&new, Some(user), Some(group)).map_err(|source| failed(file, source))?;
-            }
-            new.sync_all().map_err(|source| failed(file, source))
-        };
-        write().inspect_err(|_| {
-            // Half a mesh is no use to anybody.
-            let _ = fs::remove_file(file);
-        })
+        let mut copy = Connection::open_in_memory()?;
+        match &self.backing {
+            Backing::File(connection) => copy_all(&lock(connection), &mut copy)?,
+            Backing::Etcd(replica) => copy_all(&*replica.database()?, &mut copy)?,
+        }
+        let transaction = copy.transaction()?;
+        for (member, at) in &seen {
+            let at: i64 = at.parse().unwrap_or(0);
+            let sql =
+                "INSERT OR REPLACE INTO seen (member, at) SELECT id, ?2 FROM member WHERE id = ?1";
+            transaction.execute(sql, (member, at))?;
+        }
+        transaction.commit()?;
+        // Nothing of what was deleted, such as the secret of a relay.
+        copy.execute("VACUUM", [])?;
+        Ok(copy.serialize("main")?.to_vec())
+    }
+}
+
+/// All pages, of one moment.
+fn copy_all(from: &Connection, to: &mut Connection) -> Result<(), StoreError> {
+    let deadline = Instant::now() + PATIENCE;
+    let copying = Backup::new(from, to)?;
+    loop {
+        match copying.step(-1)? {
+            StepResult::Done => return Ok(()),
+            // Somebody lays the file out, or changes it right now.
+            _ if Instant::now() < deadline => thread::sleep(PAUSE),
+            _ => return Err(StoreError::Interrupted),
+        }
     }
 }
 

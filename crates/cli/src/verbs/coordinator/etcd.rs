@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{ErrorKind, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, fchown};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -143,7 +143,7 @@ pub fn note(folder: &Path, etcd: &Etcd) -> anyhow::Result<()> {
         let mut builder = fs::DirBuilder::new();
         builder.recursive(true).mode(0o700).create(folder)?;
         let beside = file.with_extension("new");
-        // Of one that was broken off. Whatever is there is not followed or written to: the folder may be another user's.
+        // Of one that was broken off.
         let _ = fs::remove_file(&beside);
         let mut new = fs::OpenOptions::new()
             .write(true)
@@ -151,11 +151,6 @@ pub fn note(folder: &Path, etcd: &Etcd) -> anyhow::Result<()> {
             .mode(0o600)
             .open(&beside)?;
         new.write_all(text.as_bytes())?;
-        let (own, owner) = (new.metadata()?, fs::metadata(folder)?);
-        // An administrator's verb writes it, and the service has to read it, which is another user.
-        if own.uid() == 0 && owner.uid() != 0 {
-            fchown(&new, Some(owner.uid()), Some(owner.gid()))?;
-        }
         new.sync_all()?;
         fs::rename(&beside, &file)
     };

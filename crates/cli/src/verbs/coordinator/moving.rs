@@ -1,10 +1,12 @@
 //! From one coordinator to several, and back.
 
-use std::io::Write;
-use std::path::PathBuf;
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, fchown};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use clap::{Args, ValueHint};
 use seikan_coordinator::{Etcd, Store};
 use seikan_proto::mesh::RelayAddress;
@@ -47,10 +49,16 @@ pub struct ExportArguments {
 }
 
 pub fn import(arguments: &ImportArguments) -> anyhow::Result<ExitCode> {
-    let dir = &arguments.folder.dir;
     let Some(into) = arguments.etcd.settings()? else {
         bail!("say where etcd is: --etcd https://HOST:2379,...");
     };
+    // Also the password and the certificates are read by who the coordinator will be.
+    arguments
+        .folder
+        .as_owner(|dir| move_from(dir, arguments, &into))
+}
+
+fn move_from(dir: &Path, arguments: &ImportArguments, into: &Etcd) -> anyhow::Result<ExitCode> {
     if let Some(noted) = etcd::noted(dir)? {
         bail!(
             "the mesh of {} is in etcd under {} already",
@@ -63,7 +71,7 @@ pub fn import(arguments: &ImportArguments) -> anyhow::Result<ExitCode> {
         bail!("there is no {} to bring: say --dir", file.display());
     }
     let (_, pin) = arguments.folder.noted();
-    let moved = Store::move_to_etcd(&file, &into, pin, arguments.replace, &operator(), now())?;
+    let moved = Store::move_to_etcd(&file, into, pin, arguments.replace, &operator(), now())?;
     let members = moved.store.members()?.len();
     // First: with neither of both the next start would make a mesh of its own.
     etcd::note(
@@ -85,6 +93,38 @@ pub fn import(arguments: &ImportArguments) -> anyhow::Result<ExitCode> {
 }
 
 pub fn export(arguments: &ExportArguments) -> anyhow::Result<ExitCode> {
-    arguments.folder.store()?.export(&arguments.file)?;
+    let file = &arguments.file;
+    let cannot = || format!("cannot write {}", file.display());
+    // Before it is the folder's owner who opens.
+    let new = make(file).with_context(cannot)?;
+    let write = |mut new: fs::File| {
+        let copy = arguments.folder.store()?.export()?;
+        let written = new.write_all(&copy).and_then(|()| new.sync_all());
+        written.with_context(cannot)
+    };
+    write(new).map_err(|error| match fs::remove_file(file) {
+        // Half a mesh is no use to anybody.
+        Ok(()) => error,
+        Err(_) => error.context(format!(
+            "{} is left with nothing of use in it",
+            file.display()
+        )),
+    })?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// A new file, for its owner only, who is the folder's if root makes it: for a service that is another user.
+fn make(file: &Path) -> io::Result<fs::File> {
+    let folder = file.parent().filter(|folder| *folder != Path::new(""));
+    let folder = folder.unwrap_or(Path::new("."));
+    let new = fs::OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(file)?;
+    let (own, owner) = (new.metadata()?, fs::metadata(folder)?);
+    if own.uid() == 0 && owner.uid() != 0 {
+        fchown(&new, Some(owner.uid()), Some(owner.gid()))?;
+    }
+    Ok(new)
 }

@@ -11,6 +11,7 @@ use ipnet::{Ipv4Net, Ipv6Net};
 use sd_notify::NotifyState;
 use seikan_coordinator::{Certificate, Etcd, Options, Server, Store};
 use seikan_proto::mesh::{Networks, RelayAddress};
+use seikan_sys::owner;
 
 use super::etcd::{self, EtcdArguments};
 use super::{DATABASE, Folder, PORT, now, operator, own_name};
@@ -86,6 +87,13 @@ pub fn run(arguments: &ServeArguments) -> anyhow::Result<ExitCode> {
 /// What it knows, in a file of the folder or in etcd.
 fn open(arguments: &ServeArguments) -> anyhow::Result<Store> {
     let dir = &arguments.folder.dir;
+    if let Some(user) = owner::foreign_owner(dir)? {
+        bail!(
+            "{} belongs to user {user}, and this is root: start the coordinator as that user, as its service does (systemctl start \
+             seikan-coordinator), or take another folder (--dir)",
+            dir.display()
+        );
+    }
     let said = arguments.etcd.settings()?;
     let is_said = said.is_some() || arguments.advertise.is_some();
     let noted = etcd::noted_coordinator(dir)?;
