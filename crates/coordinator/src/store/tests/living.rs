@@ -1,0 +1,102 @@
+//! What several stores know of each other as long as they live.
+
+use super::super::etcd::testing::move_member;
+use super::shared::{mesh_at, settings, with_cluster};
+use super::*;
+
+#[test]
+fn who_asks_elsewhere_by_now_is_not_taken_for_gone() {
+    with_cluster(|cluster| {
+        let settings = settings(cluster);
+        let store = mesh_at(&settings);
+        let member = join(&store, 1, "m", 1).expect("joined").id;
+        let seen = move_member(&settings, member.0, || {
+            let members = store.members().expect("members");
+            (members[0].at.clone(), members[0].seen)
+        });
+        let two = Some("two.example:7443".to_owned());
+        assert_eq!(seen, [(two, 200), (None, 200)]);
+    });
+}
+
+#[test]
+fn coordinators_know_of_each_other_and_who_asks_where() {
+    with_cluster(|cluster| {
+        let settings = settings(cluster);
+        let member = join(&mesh_at(&settings), 1, "m", 1).expect("joined").id;
+        let at = |address: &str| Etcd {
+            advertise: Some(address.parse().expect("an address")),
+            ..settings.clone()
+        };
+        let one = Store::open_etcd(&at("one.example:7443")).expect("opened");
+        let two = Store::open_etcd(&at("two.example:7443")).expect("opened");
+        let known = |store: &Store| -> Vec<String> {
+            store
+                .coordinators()
+                .iter()
+                .map(ToString::to_string)
+                .collect()
+        };
+        let soon = |what: &str, is_so: &dyn Fn() -> bool| {
+            let until = Instant::now() + Duration::from_secs(5);
+            while !is_so() {
+                assert!(Instant::now() < until, "{what}");
+                thread::sleep(Duration::from_millis(10));
+            }
+        };
+        let both = ["one.example:7443", "two.example:7443"];
+        soon("both know both", &|| {
+            known(&one) == both && known(&two) == both
+        });
+
+        one.touch(member, NOW + 100).expect("noted");
+        let seen = |store: &Store| {
+            let members = store.members().expect("members");
+            (members[0].at.clone(), members[0].seen)
+        };
+        let here = (Some("one.example:7443".to_owned()), NOW + 100);
+        soon("it is known where it asks", &|| seen(&two) == here);
+
+        two.call(member, key(7));
+        soon("the call arrives", &|| one.calls() == [(member, key(7))]);
+        assert_eq!(two.calls(), [], "nobody calls itself");
+
+        drop(one);
+        soon("who ends is gone at once", &|| {
+            known(&two) == ["two.example:7443"]
+        });
+        assert_eq!(seen(&two), (None, NOW + 100));
+    });
+}
+
+#[test]
+fn who_asks_elsewhere_and_comes_back_is_not_taken_for_gone_when_the_other_ends() {
+    with_cluster(|cluster| {
+        let settings = settings(cluster);
+        let member = join(&mesh_at(&settings), 1, "m", 1).expect("joined").id;
+        let at = |address: &str| {
+            let settings = Etcd {
+                advertise: Some(address.parse().expect("an address")),
+                ..settings.clone()
+            };
+            Store::open_etcd(&settings).expect("opened")
+        };
+        let (one, two) = (at("one.example:7443"), at("two.example:7443"));
+        let is_at = || one.members().expect("members")[0].at.clone();
+        let asks = |store: &Store, now: u64, place: &str| {
+            let until = Instant::now() + Duration::from_secs(5);
+            while is_at().as_deref() != Some(place) {
+                assert!(Instant::now() < until, "it asks {place}");
+                // Again and again, as members do.
+                store.touch(member, now).expect("noted");
+                thread::sleep(Duration::from_millis(20));
+            }
+        };
+        asks(&one, NOW + 1, "one.example:7443");
+        asks(&two, NOW + 2, "two.example:7443");
+        asks(&one, NOW + 3, "one.example:7443");
+        drop(two);
+        thread::sleep(Duration::from_secs(1));
+        assert_eq!(is_at().as_deref(), Some("one.example:7443"));
+    });
+}
