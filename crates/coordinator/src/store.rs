@@ -23,7 +23,7 @@ mod relays;
 mod tokens;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::fs::{self, OpenOptions};
 use std::io;
