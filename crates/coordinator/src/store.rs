@@ -198,6 +198,14 @@ impl Store {
         }
     }
 
+    /// Whether a member that asked here is known to have asked another coordinator since.
+    pub fn asks_elsewhere(&self, member: MemberId) -> bool {
+        match &self.backing {
+            Backing::File(_) => false,
+            Backing::Etcd(replica) => replica.asks_elsewhere(member.0),
+        }
+    }
+
     /// Whom other coordinators call, each with who calls, since this was last asked.
     pub fn calls(&self) -> Vec<(MemberId, PublicKey)> {
         let calls = match &self.backing {

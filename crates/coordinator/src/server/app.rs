@@ -249,8 +249,8 @@ impl App {
     /// Tells a member that somebody tries to reach it, wherever it asks.
     pub fn call(&self, whom: MemberId, caller: PublicKey) {
         let bell = self.doorbell(whom);
-        // The table has it and this does; who waits has it, too.
-        if Arc::strong_count(&bell) <= 2 {
+        // The table has it and this does; who waits has it, too. A question may still wait here of which the other end is gone.
+        if Arc::strong_count(&bell) <= 2 || self.store.asks_elsewhere(whom) {
             self.store.call(whom, caller);
         }
         self.ring(&bell, caller);

@@ -109,3 +109,47 @@ async fn who_tries_while_etcd_does_not_answer_is_counted_and_holds_up_nobody() {
     // Two of each source's twelve; one more of its ten is forgotten every six seconds.
     assert!((5..=8).contains(&too_many), "{too_many}");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_asks_elsewhere_is_called_there_even_if_its_question_here_never_ended() {
+    let Some(cluster) = cluster() else { return };
+    let at = |address: &str| {
+        open(&Etcd {
+            advertise: Some(address.parse().expect("an address")),
+            ..settings(&cluster)
+        })
+    };
+    let one = at("one.example:7443");
+    let one = Arc::new(serving(block_in_place(|| prepared(one))));
+    let two = Arc::new(serving(at("two.example:7443")));
+    let (a, b) = (one.join("a", 1).await, one.join("b", 2).await);
+    let waits = |mesh: &Arc<Mesh>, shown: &str| {
+        let (mesh, shown) = (Arc::clone(mesh), shown.to_owned());
+        tokio::spawn(async move { mesh.changes(&shown, 2, 30).await })
+    };
+    let look = open(&settings(&cluster));
+    let asks = async |place: &str| {
+        let until = Instant::now() + Duration::from_secs(5);
+        let is_there = || {
+            let members = look.members().expect("members");
+            members[1].at.as_deref() == Some(place)
+        };
+        while !block_in_place(is_there) {
+            assert!(Instant::now() < until, "it asks {place}");
+            sleep(MOMENT).await;
+        }
+    };
+    // The host went away without a word, and asks another coordinator.
+    let dead = waits(&one, &b);
+    asks("one.example:7443").await;
+    let alive = waits(&two, &b);
+    asks("two.example:7443").await;
+    sleep(MOMENT).await;
+    let call = json!({"public_key": key(2).to_string()});
+    let answer = one.post("/v1/call", &a, call).await;
+    assert_eq!(answer.status, StatusCode::NO_CONTENT);
+    let told = tokio::time::timeout(Duration::from_secs(5), alive).await;
+    let told: Changes = told.expect("in time").expect("no panic").read();
+    assert_eq!(told.calls, vec![key(1)]);
+    dead.abort();
+}

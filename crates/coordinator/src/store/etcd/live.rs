@@ -87,6 +87,11 @@ impl Live {
         });
     }
 
+    /// Whether it asked here, and elsewhere since.
+    pub fn asks_elsewhere(&self, member: i64) -> bool {
+        self.with(|known| known.elsewhere.contains(&member))
+    }
+
     /// Nobody asks here any more.
     #[cfg(test)]
     pub fn leave(&self) {

@@ -281,6 +281,11 @@ impl Replica {
         self.shared.live.asks(member, now);
     }
 
+    /// Whether it asked here, and elsewhere since.
+    pub fn asks_elsewhere(&self, member: i64) -> bool {
+        self.shared.live.asks_elsewhere(member)
+    }
+
     /// Tells the other coordinators that a member is called.
     pub fn call(&self, member: i64, caller: PublicKey) {
         self.shared.live.call(Called { member, caller });
