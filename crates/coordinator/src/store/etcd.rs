@@ -102,6 +102,20 @@ pub(super) mod testing {
         })
     }
 
+    /// Whether there is such a key.
+    pub fn has(settings: &Etcd, key: &str) -> bool {
+        wait_for(async {
+            let cluster = Cluster::new(settings).expect("a cluster");
+            let connection = cluster.connect(0).await.expect("a connection");
+            let range = RangeRequest {
+                key: key.into(),
+                ..RangeRequest::default()
+            };
+            let found = connection.range(range).await.expect("an answer").kvs;
+            !found.is_empty()
+        })
+    }
+
     /// Has a member ask `one`, then `two`, then neither; what `look` finds when it does not ask `one` any more, and then.
     pub fn move_member<T>(settings: &Etcd, member: i64, look: impl Fn() -> T) -> [T; 2] {
         wait_for(async {

@@ -94,6 +94,7 @@ impl Import {
                     target: target::CREATE,
                     key: self.key("state/mesh"),
                     operand: Some(Operand::CreateRevision(0)),
+                    ..Compare::default()
                 });
                 if head.is_some() {
                     return Err(self.not_empty());
@@ -224,6 +225,7 @@ impl Import {
             target: target::MOD,
             key: self.key("state/head"),
             operand: Some(Operand::ModRevision(head)),
+            ..Compare::default()
         }
     }
 

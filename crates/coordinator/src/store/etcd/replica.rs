@@ -214,6 +214,7 @@ impl Replica {
                 target: target::CREATE,
                 key: key.clone(),
                 operand: Some(Operand::CreateRevision(0)),
+                ..Compare::default()
             }],
             success: vec![put(key, random()?.to_string().into_bytes(), 0)],
         };
@@ -248,6 +249,7 @@ impl Replica {
                 target: target::CREATE,
                 key: key.clone(),
                 operand: Some(Operand::CreateRevision(0)),
+                ..Compare::default()
             }],
             success: vec![put(key.clone(), own.as_bytes().to_vec(), 0)],
         };

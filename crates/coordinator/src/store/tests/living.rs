@@ -1,6 +1,6 @@
 //! What several stores know of each other as long as they live.
 
-use super::super::etcd::testing::move_member;
+use super::super::etcd::testing::{has, move_member};
 use super::shared::{mesh_at, settings, with_cluster};
 use super::*;
 
@@ -98,5 +98,49 @@ fn who_asks_elsewhere_and_comes_back_is_not_taken_for_gone_when_the_other_ends()
         drop(two);
         thread::sleep(Duration::from_secs(1));
         assert_eq!(is_at().as_deref(), Some("one.example:7443"));
+    });
+}
+
+#[test]
+fn when_a_member_was_heard_goes_with_it_and_does_not_come_back() {
+    with_cluster(|cluster| {
+        let settings = settings(cluster);
+        let store = mesh_at(&settings);
+        let member = join(&store, 1, "m", 1).expect("joined").id;
+        let key = format!("{}/seen/{}", settings.prefix, member.0);
+        // On a thread of its own, as this is asked while another question is.
+        let is_noted = || {
+            let asked = thread::scope(|scope| scope.spawn(|| has(&settings, &key)).join());
+            asked.expect("no panic")
+        };
+        let look = || {
+            let was_noted = is_noted();
+            // The first time it asks, the other does not know yet that it is none any more.
+            let removed = store.remove(Whom::Id(member), &operator(), NOW);
+            (was_noted, removed.expect("asked"), is_noted())
+        };
+        let found = move_member(&settings, member.0, look);
+        assert_eq!(found, [(true, true, false), (false, false, false)]);
+    });
+}
+
+#[test]
+fn as_many_as_like_may_go_at_once() {
+    with_cluster(|cluster| {
+        let store = mesh_at(&settings(cluster));
+        let all: Vec<MemberId> = (1..=64)
+            .map(|n| join(&store, 1, &format!("m{n}"), n).expect("joined").id)
+            .collect();
+        // Together they are more than etcd takes in a transaction.
+        thread::scope(|scope| {
+            for id in &all {
+                let store = &store;
+                scope.spawn(move || {
+                    let gone = store.remove(Whom::Id(*id), &host(), NOW);
+                    assert!(gone.expect("asked"));
+                });
+            }
+        });
+        assert_eq!(store.members().expect("members"), []);
     });
 }
