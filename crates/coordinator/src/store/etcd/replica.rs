@@ -34,7 +34,7 @@ use super::rows::{Rows, Tables};
 use crate::store::{SCHEMA, StoreError, lay_out};
 use change::Job;
 use keep::keep;
-use mend::Standing;
+use mend::Lost;
 
 /// How long a change waits for etcd.
 pub(super) const PATIENCE: Duration = Duration::from_secs(6);
@@ -113,7 +113,7 @@ struct State {
     head_id: u64,
     epoch: Epoch,
     /// What this copy knew and etcd does not know any more.
-    lost: Option<Standing>,
+    lost: Option<Lost>,
     /// All members of the cluster were tried, and none answers.
     is_away: bool,
     /// Why etcd cannot be reached, or what it says cannot be understood.

@@ -99,3 +99,74 @@ fn nobody_is_told_of_a_restore_that_lost_nothing() {
         assert!(audit.iter().all(|a| a.what != "etcd restored"));
     });
 }
+
+/// A mesh of so many addresses.
+fn mesh_of(settings: &Etcd, v4: &str) -> Store {
+    let store = Store::open_etcd(settings).expect("opened");
+    let set = store.init(networks(v4), &operator(), NOW);
+    set.expect("networks");
+    let made = store.create_token(&token(1).digest(), &NewToken::default(), &operator(), NOW);
+    made.expect("a token");
+    store
+}
+
+#[test]
+fn an_address_that_somebody_had_after_the_backup_is_given_after_all_others() {
+    with_cluster(|cluster| {
+        let settings = settings(cluster);
+        let store = mesh_of(&settings, "10.0.0.0/29");
+        let joins = |n: u32| join(&store, 1, &format!("m{n}"), n).expect("joined");
+        let leaves = |n: u32| {
+            let gone = store.remove(Whom::Name(&name(&format!("m{n}"))), &operator(), NOW);
+            assert!(gone.expect("asked"));
+        };
+        (1..=6).for_each(|n| assert_eq!(joins(n).number, n));
+        [3, 1, 5, 2].into_iter().for_each(leaves);
+        let folder = tempfile::tempdir().expect("a folder");
+        let backup = folder.path().join("backup");
+        cluster.snapshot(&backup).expect("saved");
+        // One has it still, and one had it for a while.
+        assert_eq!(joins(7).number, 3);
+        assert_eq!(joins(8).number, 1);
+        leaves(8);
+        cluster.restore(&backup, true).expect("restored");
+        let until = Instant::now() + Duration::from_secs(15);
+        while names(&store) != ["m4", "m6"] {
+            assert!(Instant::now() < until, "{:?}", names(&store));
+            thread::sleep(Duration::from_millis(20));
+        }
+        let numbers = [9, 10, 11, 12].map(|n| joins(n).number);
+        assert_eq!(numbers[..2], [5, 2]);
+        let last: std::collections::BTreeSet<u32> = numbers[2..].iter().copied().collect();
+        assert_eq!(last, [1, 3].into());
+    });
+}
+
+#[test]
+fn no_address_is_lost_with_however_many_members() {
+    with_cluster(|cluster| {
+        let settings = settings(cluster);
+        let store = mesh_of(&settings, "10.0.0.0/24");
+        let folder = tempfile::tempdir().expect("a folder");
+        let backup = folder.path().join("backup");
+        cluster.snapshot(&backup).expect("saved");
+        for n in 1..=250 {
+            join(&store, 1, &format!("m{n}"), n).expect("joined");
+        }
+        cluster.restore(&backup, true).expect("restored");
+        let until = Instant::now() + Duration::from_secs(15);
+        while !names(&store).is_empty() {
+            assert!(Instant::now() < until, "it does not hear of it");
+            thread::sleep(Duration::from_millis(20));
+        }
+        let epoch = store.epoch();
+        let all: std::collections::BTreeSet<u32> = (251..=504)
+            .map(|n| join(&store, 1, &format!("m{n}"), n).expect("joined").number)
+            .collect();
+        assert_eq!(all, (1..=254).collect());
+        assert_ne!(store.epoch(), epoch);
+        let audit = store.audit(1000).expect("asked");
+        let noted = audit.iter().filter(|entry| entry.what == "etcd restored");
+        assert_eq!(noted.count(), 1);
+    });
+}
