@@ -20,7 +20,9 @@ use crate::output::counted;
 #[command(after_help = "Example:\n  \
     seikan coordinator import --etcd https://etcd-1:2379,https://etcd-2:2379 --advertise coordinator-1.example.org:7443\n\n\
     Stop the coordinator first, and start it again afterwards as before: it goes on from etcd, and members with what they have.\n\
-    Others of its mesh need the same certificate: copy tls.pem to their folders.")]
+    Others of its mesh need the same certificate: copy tls.pem to their folders.\n\n\
+    If it is broken off, or etcd does not answer in the end, the coordinator does not start until the same was done again, or taken back:\n  \
+    seikan coordinator import --etcd https://etcd-1:2379 --undo")]
 pub struct ImportArguments {
     #[command(flatten)]
     etcd: EtcdArguments,
@@ -30,6 +32,9 @@ pub struct ImportArguments {
     /// Put it in the place of a mesh that is there, which is the end of that one
     #[arg(long)]
     replace: bool,
+    /// Take back an import that was broken off: the mesh stays in its file
+    #[arg(long, conflicts_with_all = ["replace", "advertise"])]
+    undo: bool,
     #[command(flatten)]
     folder: Folder,
 }
@@ -49,7 +54,7 @@ pub struct ExportArguments {
 }
 
 pub fn import(arguments: &ImportArguments) -> anyhow::Result<ExitCode> {
-    let Some(into) = arguments.etcd.settings()? else {
+    let Some(into) = arguments.etcd.settings(None)? else {
         bail!("say where etcd is: --etcd https://HOST:2379,...");
     };
     // Also the password and the certificates are read by who the coordinator will be.
@@ -59,16 +64,23 @@ pub fn import(arguments: &ImportArguments) -> anyhow::Result<ExitCode> {
 }
 
 fn move_from(dir: &Path, arguments: &ImportArguments, into: &Etcd) -> anyhow::Result<ExitCode> {
-    if let Some(noted) = etcd::noted(dir)? {
+    let file = dir.join(DATABASE);
+    let is_there = file.try_exists()?;
+    // One that was broken off after it was noted goes on.
+    let is_moving = is_there && Store::is_moving(&file)?;
+    if let Some(noted) = etcd::noted(dir)?.filter(|_| !is_moving) {
         bail!(
             "the mesh of {} is in etcd under {} already",
             dir.display(),
             noted.prefix
         );
     }
-    let file = dir.join(DATABASE);
-    if !file.try_exists()? {
+    if !is_there {
         bail!("there is no {} to bring: say --dir", file.display());
+    }
+    if arguments.undo {
+        Store::undo_move(&file, into)?;
+        return Ok(ExitCode::SUCCESS);
     }
     let (_, pin) = arguments.folder.noted();
     let moved = Store::move_to_etcd(&file, into, pin, arguments.replace, &operator(), now())?;
@@ -78,6 +90,7 @@ fn move_from(dir: &Path, arguments: &ImportArguments, into: &Etcd) -> anyhow::Re
         dir,
         &Etcd {
             advertise: arguments.advertise.clone(),
+            mesh: moved.store.mesh(),
             ..into.clone()
         },
     )?;

@@ -94,23 +94,21 @@ fn open(arguments: &ServeArguments) -> anyhow::Result<Store> {
             dir.display()
         );
     }
-    let said = arguments.etcd.settings()?;
-    let is_said = said.is_some() || arguments.advertise.is_some();
     let noted = etcd::noted_coordinator(dir)?;
-    let advertise = noted.as_ref().and_then(|noted| noted.advertise.clone());
-    let Some(etcd) = said.or(noted) else {
+    let Some(etcd) = arguments.etcd.settings(noted.as_ref())? else {
         if arguments.advertise.is_some() {
             bail!("--advertise is for several coordinators, which share --etcd");
         }
         return Ok(Store::open(&dir.join(DATABASE))?);
     };
     etcd::refuse_both(dir, DATABASE)?;
-    let etcd = Etcd {
-        advertise: arguments.advertise.clone().or(advertise),
-        ..etcd
-    };
+    let advertise = arguments.advertise.clone().or(etcd.advertise.clone());
+    let etcd = Etcd { advertise, ..etcd };
     let store = Store::open_etcd(&etcd)?;
-    if is_said {
+    let mesh = store.mesh();
+    let etcd = Etcd { mesh, ..etcd };
+    // With the mesh, so that a later start makes no other in its place.
+    if noted.as_ref() != Some(&etcd) {
         etcd::note(dir, &etcd)?;
     }
     Ok(store)

@@ -23,6 +23,7 @@ fn settings(cluster: &Cluster) -> Etcd {
         ca: None,
         identity: None,
         user: None,
+        mesh: None,
         advertise: None,
     }
 }

@@ -200,7 +200,16 @@ impl Replica {
         if replica.state().applied == 0 {
             return Err(replica.away());
         }
-        if replica.state().epoch.mesh == 0 {
+        let found = replica.mesh();
+        if let Some(noted) = settings.mesh.filter(|noted| found != Some(*noted)) {
+            let prefix = settings.prefix.clone();
+            return Err(StoreError::OtherMesh {
+                prefix,
+                noted,
+                found,
+            });
+        }
+        if found.is_none() {
             replica.name()?;
         }
         Ok(replica)
@@ -228,6 +237,11 @@ impl Replica {
     pub fn database(&self) -> Result<MutexGuard<'_, Database>, StoreError> {
         self.found()?;
         Ok(lock(&self.shared.database))
+    }
+
+    /// The mesh's number, if it has one.
+    pub fn mesh(&self) -> Option<u64> {
+        Some(self.state().epoch.mesh).filter(|mesh| *mesh != 0)
     }
 
     /// A number that is the same for all coordinators of the mesh.
@@ -486,7 +500,7 @@ pub(super) fn delete(key: Vec<u8>) -> RequestOp {
 }
 
 /// Never 0.
-pub(super) fn random() -> Result<u64, StoreError> {
+pub(in crate::store) fn random() -> Result<u64, StoreError> {
     let mut bytes = [0; 8];
     getrandom::fill(&mut bytes).map_err(|_| StoreError::Interrupted)?;
     Ok(u64::from_ne_bytes(bytes).max(1))

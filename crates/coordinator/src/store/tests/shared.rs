@@ -52,6 +52,7 @@ pub fn settings(cluster: &Cluster) -> Etcd {
         ca: None,
         identity: None,
         user: None,
+        mesh: None,
         advertise: None,
     }
 }
@@ -595,6 +596,7 @@ fn etcd_is_spoken_to_by_tls_with_certificates_at_both_ends() {
             file(&format!("{identity}.key")),
         )),
         user: None,
+        mesh: None,
         advertise: None,
     };
     let store = mesh_at(&settings("server", "client"));

@@ -94,12 +94,14 @@ fn carry(from: &mut TcpStream, to: &mut TcpStream, fate: &AtomicU8, asked: Optio
     while !is(Fate::Cut) {
         match from.read(&mut buffer) {
             Ok(0) => break,
-            Ok(_) if asked.is_none() && is(Fate::Mute) => {}
             Ok(length) => {
                 match asked {
                     Some(asked) => drop(asked.fetch_add(length as u64, Ordering::Relaxed)),
                     None if is(Fate::Slow) => thread::sleep(LATER),
                     None => {}
+                }
+                if asked.is_none() && is(Fate::Mute) {
+                    continue;
                 }
                 if to.write_all(&buffer[..length]).is_err() {
                     break;
