@@ -23,7 +23,7 @@ mod relays;
 mod tokens;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::fs::{self, OpenOptions};
 use std::io;
@@ -86,7 +86,8 @@ impl Store {
     /// folder too (0700) unless it is there. One of an earlier version becomes one of this.
     ///
     /// # Errors
-    /// [`StoreError::Io`] if it cannot be made; [`StoreError::InUse`] if it is being moved; [`StoreError::LaterVersion`]; [`StoreError::NoWal`];
+    /// [`StoreError::Io`] if it cannot be made; [`StoreError::InUse`] if it is being moved, [`StoreError::Moving`] if that was broken off;
+    /// [`StoreError::LaterVersion`]; [`StoreError::NoWal`];
     /// [`StoreError::Sqlite`] if it is no database or cannot be read and written.
     pub fn open(path: &Path) -> Result<Store, StoreError> {
         make_private(path).map_err(|source| StoreError::Io {
@@ -95,6 +96,10 @@ impl Store {
         })?;
         let folder = moving::hold(path)?;
         let connection = open_file(path)?;
+        if let Some((prefix, _)) = moving::mark_of(&connection)? {
+            let path = path.to_owned();
+            return Err(StoreError::Moving { path, prefix });
+        }
         Ok(Store {
             backing: Backing::File(Mutex::new(connection)),
             _folder: Some(folder),
@@ -105,7 +110,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError::EtcdSettings`], [`StoreError::Unreadable`]; [`StoreError::Unavailable`]; [`StoreError::LaterVersion`];
-    /// [`StoreError::CorruptRow`].
+    /// [`StoreError::CorruptRow`]; [`StoreError::OtherMesh`].
     pub fn open_etcd(settings: &Etcd) -> Result<Store, StoreError> {
         Ok(Store {
             backing: Backing::Etcd(Replica::open(settings)?),
@@ -163,6 +168,14 @@ impl Store {
         Ok(statement.query_row([], |row| row.get(0))?)
     }
 
+    /// The number by which a mesh in etcd is known from others; `None` of a file.
+    pub fn mesh(&self) -> Option<u64> {
+        match &self.backing {
+            Backing::File(_) => None,
+            Backing::Etcd(replica) => replica.mesh(),
+        }
+    }
+
     /// A number that all who have the same open have in common, and that is another one for what is put in its place from a backup;
     /// `None` if that cannot be known.
     pub fn epoch(&self) -> Option<u64> {
@@ -195,6 +208,14 @@ impl Store {
     pub fn call(&self, member: MemberId, caller: PublicKey) {
         if let Backing::Etcd(replica) = &self.backing {
             replica.call(member.0, caller);
+        }
+    }
+
+    /// Whether a member that asked here is known to have asked another coordinator since.
+    pub fn asks_elsewhere(&self, member: MemberId) -> bool {
+        match &self.backing {
+            Backing::File(_) => false,
+            Backing::Etcd(replica) => replica.asks_elsewhere(member.0),
         }
     }
 

@@ -8,7 +8,7 @@ mod serve;
 mod view;
 
 use std::num::NonZeroU16;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -17,6 +17,7 @@ use clap::{Args, Subcommand, ValueHint};
 use seikan_coordinator::{Actor, NewToken, RelayInfo, Store, StoreError, TokenId, Whom};
 use seikan_node::node::SystemRandom;
 use seikan_proto::mesh::{Name, Pin, RelayAddress, RelayKind, RelaySecret, RelayTls, Token};
+use seikan_sys::owner;
 use zeroize::Zeroizing;
 
 /// Where it keeps what it knows.
@@ -271,24 +272,37 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 }
 
 impl Folder {
-    /// What is kept there; a coordinator has to have been started once.
+    /// What is kept there; a coordinator has to have been started once. Files that only root may open have to be open before.
     fn store(&self) -> anyhow::Result<Store> {
-        if let Some(etcd) = etcd::noted(&self.dir)? {
-            return Ok(Store::open_etcd(&etcd)?);
-        }
-        let file = self.dir.join(DATABASE);
-        // Opening makes it, and nobody wants an empty mesh in a folder that was mistyped.
-        match file.try_exists() {
-            Ok(true) => {}
-            Ok(false) => bail!(
-                "there is no coordinator in {}: start one with `seikan coordinator`, or say --dir",
-                self.dir.display()
-            ),
-            Err(error) => {
-                return Err(error).with_context(|| format!("cannot look for {}", file.display()));
+        self.as_owner(|dir| {
+            if let Some(etcd) = etcd::noted(dir)? {
+                return Ok(Store::open_etcd(&etcd)?);
             }
+            let file = dir.join(DATABASE);
+            // Opening makes it, and nobody wants an empty mesh in a folder that was mistyped.
+            match file.try_exists() {
+                Ok(true) => Ok(Store::open(&file)?),
+                Ok(false) => bail!(
+                    "there is no coordinator in {}: start one with `seikan coordinator`, or say --dir",
+                    dir.display()
+                ),
+                Err(error) => {
+                    Err(error).with_context(|| format!("cannot look for {}", file.display()))
+                }
+            }
+        })
+    }
+
+    /// Works in the folder as who it belongs to, and root stays that user: what is in a service's folder is not to have root read, write or
+    /// send anything, and what is made there the service can use.
+    fn as_owner<T>(&self, work: impl FnOnce(&Path) -> anyhow::Result<T>) -> anyhow::Result<T> {
+        let user = owner::become_owner(&self.dir)?;
+        let done = work(&self.dir);
+        match user {
+            Some(user) => done
+                .with_context(|| format!("as user {user}, whose folder {} is", self.dir.display())),
+            None => done,
         }
-        Ok(Store::open(&file)?)
     }
 
     /// Where the coordinator listened last, and by which pin it is known; none if systems trust its certificate.

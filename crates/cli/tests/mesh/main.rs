@@ -10,6 +10,7 @@ mod mapping;
 mod members;
 mod names;
 mod nat;
+mod owned;
 mod ping;
 mod policy;
 mod rotation;

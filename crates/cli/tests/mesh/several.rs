@@ -302,3 +302,54 @@ fn another_coordinator_has_to_show_the_same_certificate() {
     client.turn();
     assert_eq!(ask().reason(), Some(Reason::NotAMember));
 }
+
+#[test]
+fn a_coordinator_makes_no_mesh_in_the_place_of_one_that_etcd_has_lost() {
+    if !Cluster::is_possible() {
+        return skip("no etcd (Debian: etcd-server)");
+    }
+    let cluster = Cluster::start(None).expect("a cluster");
+    let urls = cluster.endpoints().join(",");
+    let folder = tempfile::tempdir().expect("a folder");
+    let start = |more: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_seikan"));
+        command
+            .args(["coordinator", "--listen", "127.0.0.1:0", "--etcd", &urls])
+            .args(more)
+            .arg("--dir")
+            .arg(folder.path())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut child = command.spawn().expect("start");
+        let mut stdout = BufReader::new(child.stdout.take().expect("piped"));
+        let mut line = String::new();
+        stdout.read_line(&mut line).expect("read");
+        (Tunnel { child, stdout }, line)
+    };
+    let ctl = |words: &[&str]| {
+        let mut command = Command::new("etcdctl");
+        command.env("ETCDCTL_API", "3").args(["--endpoints", &urls]);
+        let output = command.args(words).output().expect("start");
+        String::from_utf8(output.stdout).expect("UTF-8")
+    };
+    let (first, line) = start(&["--etcd-prefix", "/our/mesh"]);
+    let mesh = |line: &str| line.split(" listens").next().map(str::to_owned);
+    assert!(line.contains("listens"), "{line}: {:?}", first.ended());
+    first.signal("KILL");
+    // Where it is need not be said again.
+    let (second, again) = start(&[]);
+    assert_eq!(mesh(&again), mesh(&line));
+    second.signal("KILL");
+    assert_eq!(ctl(&["get", "--prefix", "/seikan", "--keys-only"]), "");
+
+    let number = ctl(&["get", "--print-value-only", "/our/mesh/state/mesh"]);
+    ctl(&["del", "--prefix", "/our"]);
+    let (third, line) = start(&[]);
+    let (code, said) = third.ended();
+    assert_ne!(code, Some(0), "{line}");
+    assert!(
+        said.contains("no mesh") && said.contains(number.trim()) && said.contains("backup"),
+        "{said}"
+    );
+    assert_eq!(ctl(&["get", "--prefix", "/our", "--keys-only"]), "");
+}

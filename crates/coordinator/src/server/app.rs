@@ -1,7 +1,7 @@
 //! The store as the event loop has it, and those who wait for changes.
 //!
-//! Work on the store is done beside the loop, a few at a time ([`App::ask`], [`App::change`]): the rest
-//! waits in order, without a thread each. After a change of its own the server tells at once that there
+//! Work on the store is done beside the loop, a few at a time ([`App::ask`], [`App::change`], and apart from them what is done for
+//! strangers): the rest waits in order, without a thread each. After a change of its own the server tells at once that there
 //! is a new revision; that another process wrote it finds out by looking ten times a second ([`keep`]), or at once if
 //! the store tells.
 //! Who waited does not ask at once ([`App::pause`]): changes that come together are told together.
@@ -23,6 +23,9 @@ use crate::store::{MemberId, Store, StoreError};
 const TURNS: usize = 4;
 /// Changes at a time: where several coordinators share a store they wait for it, and those who only ask do not wait behind them.
 const CHANGES: usize = 64;
+/// Of those who show what is not known here at a time: others are asked for it, which takes seconds if they do not answer, and nobody else
+/// is to wait behind that.
+const STRANGERS: usize = 16;
 /// Pause between two looks for what other processes wrote.
 const LOOK: Duration = Duration::from_millis(100);
 /// Pause between two sweeps of the table of sources.
@@ -48,6 +51,7 @@ pub(super) struct App {
     own_epoch: u64,
     turns: Arc<Semaphore>,
     changes: Arc<Semaphore>,
+    strangers: Arc<Semaphore>,
     /// The store has told of something.
     told: Arc<Notify>,
     progress: watch::Sender<Progress>,
@@ -116,6 +120,7 @@ impl App {
             limits: Arc::new(Limits::new()),
             turns: Arc::new(Semaphore::new(TURNS)),
             changes: Arc::new(Semaphore::new(CHANGES)),
+            strangers: Arc::new(Semaphore::new(STRANGERS)),
             told,
             progress: watch::Sender::new(progress),
             waiting: AtomicUsize::new(0),
@@ -136,6 +141,15 @@ impl App {
         T: Send + 'static,
     {
         self.take_turn(&self.turns, work).await
+    }
+
+    /// The same for who shows what is not known here.
+    pub async fn ask_for_stranger<T, F>(self: &Arc<Self>, work: F) -> Result<T, StoreError>
+    where
+        F: FnOnce(&Store) -> Result<T, StoreError> + Send + 'static,
+        T: Send + 'static,
+    {
+        self.take_turn(&self.strangers, work).await
     }
 
     async fn take_turn<T, F>(
@@ -165,8 +179,29 @@ impl App {
         F: FnOnce(&Store) -> Result<T, StoreError> + Send + 'static,
         T: Send + 'static,
     {
+        self.change_in_turn(&self.changes, work).await
+    }
+
+    /// The same for who shows what is not known here.
+    pub async fn change_for_stranger<T, F>(self: &Arc<Self>, work: F) -> Result<T, StoreError>
+    where
+        F: FnOnce(&Store) -> Result<T, StoreError> + Send + 'static,
+        T: Send + 'static,
+    {
+        self.change_in_turn(&self.strangers, work).await
+    }
+
+    async fn change_in_turn<T, F>(
+        self: &Arc<Self>,
+        turns: &Arc<Semaphore>,
+        work: F,
+    ) -> Result<T, StoreError>
+    where
+        F: FnOnce(&Store) -> Result<T, StoreError> + Send + 'static,
+        T: Send + 'static,
+    {
         let app = Arc::clone(self);
-        self.take_turn(&self.changes, move |store| {
+        self.take_turn(turns, move |store| {
             let done = work(store)?;
             let epoch = app.epoch();
             // What is done is done; that nobody heard of it is found out by looking.
@@ -214,8 +249,8 @@ impl App {
     /// Tells a member that somebody tries to reach it, wherever it asks.
     pub fn call(&self, whom: MemberId, caller: PublicKey) {
         let bell = self.doorbell(whom);
-        // The table has it and this does; who waits has it, too.
-        if Arc::strong_count(&bell) <= 2 {
+        // The table has it and this does; who waits has it, too. A question may still wait here of which the other end is gone.
+        if Arc::strong_count(&bell) <= 2 || self.store.asks_elsewhere(whom) {
             self.store.call(whom, caller);
         }
         self.ring(&bell, caller);

@@ -47,17 +47,6 @@ impl Source {
     }
 }
 
-/// What became of a failure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Failure {
-    /// It is told why; worth a note.
-    Noted,
-    /// It is told why.
-    Passed,
-    /// It has had its share.
-    TooMany,
-}
-
 /// What a member may do so often.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Doing {
@@ -94,6 +83,13 @@ impl Failures {
         !is_spent
     }
 
+    /// Takes one back.
+    fn forgive(&self, source: Source) {
+        if let Some(until) = self.all().get_mut(&source) {
+            *until = until.checked_sub(RETRY_AFTER).unwrap_or(*until);
+        }
+    }
+
     fn sweep(&self) {
         let now = Instant::now();
         let mut all = self.all();
@@ -106,7 +102,7 @@ impl Failures {
     }
 }
 
-/// Counts failures, and what members do. What succeeds is not counted, and never held up.
+/// Counts failures, and what members do. What is known to be good is not counted, and never held up.
 pub(super) struct Limits {
     sources: Failures,
     notes: DefaultDirectRateLimiter,
@@ -133,25 +129,20 @@ impl Limits {
         limiter.check_key(&member).is_ok()
     }
 
-    /// Whether a source has had its share of failures. What it shows then is looked for here alone, and nobody else is asked for it.
-    pub fn is_spent(&self, from: IpAddr) -> bool {
-        self.sources.is_spent(Source::of(from))
-    }
-
-    /// Counts a failure of which no note is kept; whether the source has not had its share.
+    /// Counts a failure, or what may become one while others are asked, which may take long; whether the source had not had its share.
+    /// Else what it shows is looked for here alone, and nobody else is asked for it.
     pub fn count(&self, from: IpAddr) -> bool {
         self.sources.count(Source::of(from))
     }
 
-    /// Counts a failure to join.
-    pub fn failed(&self, from: IpAddr) -> Failure {
-        if !self.count(from) {
-            return Failure::TooMany;
-        }
-        match self.notes.check() {
-            Ok(()) => Failure::Noted,
-            Err(_) => Failure::Passed,
-        }
+    /// What was counted was no failure.
+    pub fn forgive(&self, from: IpAddr) {
+        self.sources.forgive(Source::of(from));
+    }
+
+    /// Whether a note is kept of a failure to join, of all that there are.
+    pub fn may_note(&self) -> bool {
+        self.notes.check().is_ok()
     }
 
     /// Forgets the sources and members that have their whole share again.
@@ -194,23 +185,28 @@ mod tests {
     fn ten_failures_of_a_source_pass_and_the_next_does_not() {
         let limits = Limits::new();
         for _ in 0..10 {
-            assert_ne!(limits.failed(ip("192.0.2.1")), Failure::TooMany);
+            assert!(limits.count(ip("192.0.2.1")));
         }
-        assert_eq!(limits.failed(ip("192.0.2.1")), Failure::TooMany);
-        assert_ne!(limits.failed(ip("192.0.2.2")), Failure::TooMany);
-        assert!(limits.is_spent(ip("192.0.2.1")) && !limits.is_spent(ip("192.0.2.2")));
+        assert!(!limits.count(ip("192.0.2.1")));
+        assert!(limits.count(ip("192.0.2.2")));
         // A sweep forgets nobody who has not his whole share.
         limits.sweep();
-        assert!(limits.is_spent(ip("192.0.2.1")));
+        assert!(!limits.count(ip("192.0.2.1")));
+    }
+
+    #[test]
+    fn what_was_no_failure_is_not_counted() {
+        let limits = Limits::new();
+        for _ in 0..100 {
+            assert!(limits.count(ip("192.0.2.1")));
+            limits.forgive(ip("192.0.2.1"));
+        }
     }
 
     #[test]
     fn the_notes_of_all_sources_together_are_bounded() {
         let limits = Limits::new();
-        let noted = (0..100u8).filter(|n| {
-            let from = IpAddr::from([192, 0, 2, *n]);
-            limits.failed(from) == Failure::Noted
-        });
+        let noted = (0..100).filter(|_| limits.may_note());
         // Ten at once, and one more for each tenth of a second that this takes.
         assert!((10..20).contains(&noted.count()));
     }

@@ -19,14 +19,14 @@ use axum::response::Response;
 use axum::routing::{get, post};
 use seikan_proto::mesh::{
     BASE, Call, Credential, Digest, Endpoints, JoinRequest, Joined, MAX_ENDPOINTS, MAX_RELAYED,
-    MAX_REQUEST, MAX_WAIT, Name, Rotation,
+    MAX_REQUEST, MAX_WAIT, Rotation,
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::time::{sleep, timeout};
 
 use super::app::{App, News};
-use super::limit::{Doing, Failure};
+use super::limit::Doing;
 use super::refused::{Refused, json};
 use crate::store::{Actor, MemberId, Store, StoreError, Whom};
 
@@ -66,50 +66,46 @@ async fn join(
     let asked: JoinRequest = match body(request).await {
         Ok(asked) => asked,
         Err(refused) => {
-            return Err(match app.limits.failed(from) {
-                Failure::TooMany => Refused::too_many(),
-                Failure::Noted | Failure::Passed => refused,
+            return Err(match app.limits.count(from) {
+                true => refused,
+                false => Refused::too_many(),
             });
         }
     };
     let name = asked.name.clone();
-    let limits = Arc::clone(&app.limits);
-    let joined = app.change(move |store| {
-        if limits.is_spent(from) && store.is_refused_here(&asked, now())? {
-            return Ok(None);
+    let asked = Arc::new(asked);
+    let looked = Arc::clone(&asked);
+    let is_stranger = app.ask(move |store| store.is_refused_here(&looked, now()));
+    let is_stranger = is_stranger.await?;
+    let enter = move |store: &Store| store.join(&asked, &Actor::Host(from), now());
+    let joined = match is_stranger {
+        false => app.change(enter).await,
+        true if !app.limits.count(from) => return Err(Refused::too_many()),
+        true => app.change_for_stranger(enter).await,
+    };
+    match joined {
+        Ok(joining) => {
+            if is_stranger {
+                app.limits.forgive(from);
+            }
+            encoded(&Joined {
+                addresses: joining.addresses.to_vec(),
+            })
         }
-        store.join(&asked, &Actor::Host(from), now()).map(Some)
-    });
-    match joined.await {
-        Ok(Some(joining)) => encoded(&Joined {
-            addresses: joining.addresses.to_vec(),
-        }),
-        Ok(None) => Err(Refused::too_many()),
-        Err(StoreError::BadToken) => Err(not_let_in(&app, name, from).await),
         Err(error) => {
-            // A name or a key that is taken has the others asked, too.
-            app.limits.count(from);
+            if matches!(error, StoreError::BadToken) && app.limits.may_note() {
+                // A refusal is one even if it cannot be noted.
+                let note = app.ask(move |store| store.note_refused(&name, from, now()));
+                let _ = note.await;
+            }
             Err(error.into())
         }
     }
 }
 
-/// Somebody without a good token.
-async fn not_let_in(app: &Arc<App>, name: Name, from: IpAddr) -> Refused {
-    match app.limits.failed(from) {
-        Failure::TooMany => return Refused::too_many(),
-        Failure::Noted => {
-            // A refusal is one even if it cannot be noted.
-            let note = app.ask(move |store| store.note_refused(&name, from, now()));
-            let _ = note.await;
-        }
-        Failure::Passed => {}
-    }
-    StoreError::BadToken.into()
-}
-
-/// The member that shows its credential, the credential's digest, and what the store says `then`. Who shows another one is counted; what a source shows that has had
-/// its share of that is looked for here alone, so members behind it go on and etcd is asked no more for it.
+/// The member that shows its credential, the credential's digest, and what the store says `then`. Who shows one that is not known here is
+/// counted before others are asked for it; what a source shows that has had its share of that is looked for here alone, so members behind
+/// it go on and etcd is asked no more for it.
 async fn member<T: Send + 'static>(
     app: &Arc<App>,
     from: SocketAddr,
@@ -117,29 +113,30 @@ async fn member<T: Send + 'static>(
     then: impl FnOnce(&Store, MemberId) -> Result<T, StoreError> + Send + 'static,
 ) -> Result<(MemberId, Digest, T), Refused> {
     let from = from.ip().to_canonical();
-    let limits = Arc::clone(&app.limits);
-    let stranger = move || match limits.count(from) {
-        true => Refused::from(StoreError::NotAMember),
-        false => Refused::too_many(),
-    };
     let Some(credential) = shown(headers) else {
-        return Err(stranger());
+        return Err(match app.limits.count(from) {
+            true => StoreError::NotAMember.into(),
+            false => Refused::too_many(),
+        });
     };
-    let limits = Arc::clone(&app.limits);
-    let found = app.ask(move |store| {
-        let id = match store.recognise(&credential)? {
-            Some(id) => id,
-            None if limits.is_spent(from) => return Ok(None),
-            None => store.authenticate(&credential)?,
-        };
-        Ok(Some((id, credential, then(store, id)?)))
+    let known = app.ask(move |store| match store.recognise(&credential)? {
+        Some(id) => Ok(Ok((id, then(store, id)?))),
+        None => Ok(Err(then)),
     });
-    match found.await {
-        Ok(Some(member)) => Ok(member),
-        Ok(None) => Err(Refused::too_many()),
-        Err(StoreError::NotAMember) => Err(stranger()),
-        Err(error) => Err(error.into()),
+    let then = match known.await? {
+        Ok((id, done)) => return Ok((id, credential, done)),
+        Err(then) => then,
+    };
+    if !app.limits.count(from) {
+        return Err(Refused::too_many());
     }
+    let found = app.ask_for_stranger(move |store| {
+        let id = store.authenticate(&credential)?;
+        Ok((id, then(store, id)?))
+    });
+    let (id, done) = found.await?;
+    app.limits.forgive(from);
+    Ok((id, credential, done))
 }
 
 /// A question for changes.

@@ -1,6 +1,7 @@
-//! The server as hosts meet it. Here: its paths, without a network; [`secure`] has the whole of it.
+//! The server as hosts meet it. Here: its paths, without a network; [`secure`] has the whole of it, [`shared`] what is different over etcd.
 
 mod secure;
+mod shared;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -11,7 +12,6 @@ use axum::body::{Body, to_bytes};
 use axum::extract::ConnectInfo;
 use axum::http::header::{AUTHORIZATION, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderMap, Method, Request, StatusCode};
-use seikan_lab::etcd::Cluster;
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::{
     Changes, Credential, JoinRequest, Joined, MAX_ANSWER, MAX_ENDPOINTS, MAX_REQUEST, Name,
@@ -26,7 +26,7 @@ use tower::ServiceExt as _;
 
 use super::app::{App, keep};
 use super::routes::router;
-use crate::store::{Actor, Etcd, NewToken, RelayInfo, Store, Whom};
+use crate::store::{Actor, NewToken, RelayInfo, Store, Whom};
 
 /// The same byte again and again.
 struct Same(u8);
@@ -408,50 +408,6 @@ async fn who_shows_bad_credentials_is_held_up_and_members_behind_the_same_addres
     assert_eq!(ask(host(1), b).await.status, StatusCode::OK);
     let elsewhere = ask(host(2), credential(9)).await;
     assert_eq!(elsewhere.refusal().1, Reason::NotAMember);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn etcd_is_not_asked_for_a_source_that_has_shown_too_much() {
-    if !Cluster::is_possible() {
-        let all = std::env::var_os("SEIKAN_REQUIRE_ALL").is_some();
-        assert!(!all, "there is no etcd: make deps");
-        return;
-    }
-    let mut cluster = Cluster::start(None).expect("a cluster");
-    let etcd = Etcd {
-        endpoints: cluster.endpoints(),
-        prefix: "/test".to_owned(),
-        ca: None,
-        identity: None,
-        user: None,
-        advertise: None,
-    };
-    let store = tokio::task::block_in_place(|| Store::open_etcd(&etcd).expect("opened"));
-    let mesh = tokio::task::block_in_place(|| {
-        Mesh::of(tempfile::tempdir().expect("a folder"), prepared(store))
-    });
-    let a = mesh.join("a", 1).await;
-    let asks = |from, shown: String| {
-        let question = request(Method::GET, "/v1/changes?since=0&wait=0", Some(&shown), "");
-        mesh.ask_from(from, question)
-    };
-    for _ in 0..10 {
-        let refused = asks(host(1), credential(9)).await.refusal();
-        assert_eq!(refused.1, Reason::NotAMember);
-    }
-    (0..3).for_each(|member| cluster.kill(member));
-    // Who is to be looked for there hears that it is away; who is not, hears the same as before.
-    assert_eq!(
-        asks(host(2), credential(9)).await.refusal().1,
-        Reason::Unavailable
-    );
-    assert_eq!(
-        asks(host(1), credential(9)).await.refusal().1,
-        Reason::TooMany
-    );
-    let join = mesh.try_join(host(1), join_body(9, "x", 9).to_string());
-    assert_eq!(join.await.refusal().1, Reason::TooMany);
-    assert_eq!(asks(host(1), a).await.status, StatusCode::OK);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -115,6 +115,55 @@ pub enum StoreError {
         /// What its keys begin with.
         prefix: String,
     },
+    /// What is to be replaced is being changed.
+    #[error(
+        "the mesh under {prefix} was changed while it was to be replaced, and is as it was: end its coordinators first"
+    )]
+    Changing {
+        /// What its keys begin with.
+        prefix: String,
+    },
+    /// The mesh of the file may be in etcd already.
+    #[error(
+        "the mesh of {} is being moved to etcd, under {prefix}: do the same `seikan coordinator import` again, which ends that, or take it \
+         back with `seikan coordinator import --undo`",
+        path.display()
+    )]
+    Moving {
+        /// The file.
+        path: PathBuf,
+        /// What its keys begin with there.
+        prefix: String,
+    },
+    /// Nobody moves it.
+    #[error("the mesh of {} is not being moved: there is nothing to take back", path.display())]
+    NotMoving {
+        /// The file.
+        path: PathBuf,
+    },
+    /// It has been moved.
+    #[error(
+        "all of the mesh is in etcd under {prefix}, where others may have changed it since: do the same `seikan coordinator import` again, \
+         without --undo"
+    )]
+    HasMoved {
+        /// What its keys begin with.
+        prefix: String,
+    },
+    /// etcd has another mesh than before, or lost the one that it had.
+    #[error(
+        "under {prefix} etcd has {}, and not the mesh {noted} of before: see that this is the right etcd, and bring back what it had from a \
+         backup (etcdctl snapshot restore); if the mesh is to be another one from now on, take the line `mesh` out of etcd.toml",
+        found.map_or("no mesh".to_owned(), |found| format!("the mesh {found}"))
+    )]
+    OtherMesh {
+        /// What its keys begin with.
+        prefix: String,
+        /// The number that was noted.
+        noted: u64,
+        /// The number of the one that is there.
+        found: Option<u64>,
+    },
     /// What is said about etcd cannot be right.
     #[error("etcd: {0}")]
     EtcdSettings(String),
@@ -169,6 +218,11 @@ impl StoreError {
             | Self::Io { .. }
             | Self::InUse { .. }
             | Self::NotEmpty { .. }
+            | Self::Changing { .. }
+            | Self::Moving { .. }
+            | Self::NotMoving { .. }
+            | Self::HasMoved { .. }
+            | Self::OtherMesh { .. }
             | Self::EtcdSettings(_)
             | Self::Unreadable { .. }
             | Self::Unavailable(_)

@@ -22,10 +22,10 @@ mod rows;
 
 use std::path::PathBuf;
 
-pub(super) use import::{Beside, import};
-pub(super) use replica::Replica;
+pub(super) use import::{Beside, give_up, import};
 #[cfg(feature = "fuzzing")]
 pub use replica::fuzzing;
+pub(super) use replica::{Replica, random};
 
 /// Where etcd is, and who asks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,6 +40,8 @@ pub struct Etcd {
     pub identity: Option<(PathBuf, PathBuf)>,
     /// A user, and the file with the password.
     pub user: Option<(String, PathBuf)>,
+    /// The mesh that is there, if one was known before: none is made in its place, and no other is taken for it.
+    pub mesh: Option<u64>,
     /// Where members reach this coordinator, which the others then tell them; `None`: nobody is told of it.
     pub advertise: Option<seikan_proto::mesh::RelayAddress>,
 }
@@ -99,6 +101,20 @@ pub(super) mod testing {
                 );
             }
             all
+        })
+    }
+
+    /// Whether there is such a key.
+    pub fn has(settings: &Etcd, key: &str) -> bool {
+        wait_for(async {
+            let cluster = Cluster::new(settings).expect("a cluster");
+            let connection = cluster.connect(0).await.expect("a connection");
+            let range = RangeRequest {
+                key: key.into(),
+                ..RangeRequest::default()
+            };
+            let found = connection.range(range).await.expect("an answer").kvs;
+            !found.is_empty()
         })
     }
 

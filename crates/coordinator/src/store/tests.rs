@@ -1,5 +1,6 @@
-//! The rules of the store. Here: the file, and what is kept; [`joining`], [`telling`], [`relays`] and [`policies`] have the rest, and
-//! [`shared`] what several coordinators over etcd are to each other.
+//! The rules of the store. Here: the file, and what is kept; [`joining`], [`telling`], [`relays`] and [`policies`] have the rest,
+//! [`shared`] how several coordinators are on etcd, [`living`] what they know of each other, [`restoring`] what becomes of them with a
+//! backup, and [`moving`] how a mesh comes there.
 //!
 //! What holds for both stores is tested with both: what [`on_etcd`] lists is run again on a real cluster.
 
@@ -18,11 +19,14 @@ macro_rules! on_etcd {
 }
 
 mod joining;
+mod living;
 mod moving;
 mod policies;
 mod relays;
+mod restoring;
 mod shared;
 mod telling;
+pub(crate) mod ways;
 
 use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt as _;

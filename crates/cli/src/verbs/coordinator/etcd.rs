@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{ErrorKind, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, fchown};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -16,7 +16,8 @@ const FILE: &str = "etcd.toml";
 /// Where etcd is, and how it is spoken to.
 #[derive(Debug, clap::Args)]
 pub struct EtcdArguments {
-    /// Keep what the mesh is in this etcd cluster, which other coordinators may share: URLs of its members. Noted in the folder
+    /// Keep what the mesh is in this etcd cluster, which other coordinators may share: URLs of its members. Noted in the folder, and what is
+    /// not said beside it stays as it was noted
     #[arg(long, value_name = "URL,URL,...", value_delimiter = ',')]
     etcd: Vec<String>,
     /// What its keys begin with there [default: /seikan/mesh]
@@ -55,44 +56,40 @@ struct Noted {
     user: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     password_file: Option<PathBuf>,
+    /// The number of the mesh that was there, as text: TOML's numbers end at 2^63.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mesh: Option<String>,
     /// Where members reach the coordinator of this folder.
     #[serde(skip_serializing_if = "Option::is_none")]
     advertise: Option<String>,
 }
 
 impl EtcdArguments {
-    /// What is said, if anything is.
-    pub fn settings(&self) -> anyhow::Result<Option<Etcd>> {
+    /// What is said, if anything is, and for the rest what was noted before.
+    pub fn settings(&self, noted: Option<&Etcd>) -> anyhow::Result<Option<Etcd>> {
         if self.etcd.is_empty() {
-            return Ok(None);
+            return Ok(noted.cloned());
         }
         // Other verbs may be said elsewhere.
         let absolute = |path: &Option<PathBuf>| path.as_ref().map(std::path::absolute).transpose();
-        let prefix = self.etcd_prefix.as_deref().unwrap_or(ETCD_PREFIX);
-        let noted = Noted {
+        let (ca, cert, key) = (&self.etcd_ca, &self.etcd_cert, &self.etcd_key);
+        let identity = absolute(cert)?.zip(absolute(key)?);
+        let user = self.etcd_user.clone();
+        let user = user.zip(absolute(&self.etcd_password_file)?);
+        let prefix = self.etcd_prefix.as_deref();
+        let prefix = prefix.map(|prefix| prefix.trim_end_matches('/'));
+        let before = noted.map_or(ETCD_PREFIX, |noted| &noted.prefix);
+        let prefix = prefix.unwrap_or(before).to_owned();
+        Ok(Some(Etcd {
             endpoints: self.etcd.clone(),
-            prefix: prefix.trim_end_matches('/').to_owned(),
-            ca: absolute(&self.etcd_ca)?,
-            cert: absolute(&self.etcd_cert)?,
-            key: absolute(&self.etcd_key)?,
-            user: self.etcd_user.clone(),
-            password_file: absolute(&self.etcd_password_file)?,
-            advertise: None,
-        };
-        Ok(Some(noted.into()))
-    }
-}
-
-impl From<Noted> for Etcd {
-    fn from(noted: Noted) -> Etcd {
-        Etcd {
-            endpoints: noted.endpoints,
-            prefix: noted.prefix,
-            ca: noted.ca,
-            identity: noted.cert.zip(noted.key),
-            user: noted.user.zip(noted.password_file),
-            advertise: None,
-        }
+            ca: absolute(ca)?.or(noted.and_then(|noted| noted.ca.clone())),
+            identity: identity.or(noted.and_then(|noted| noted.identity.clone())),
+            user: user.or(noted.and_then(|noted| noted.user.clone())),
+            // Under another prefix another mesh is meant.
+            mesh: noted.and_then(|noted| noted.mesh.filter(|_| noted.prefix == prefix)),
+            advertise: noted.and_then(|noted| noted.advertise.clone()),
+            prefix,
+        }))
     }
 }
 
@@ -114,12 +111,17 @@ pub fn noted_coordinator(folder: &Path) -> anyhow::Result<Option<Etcd>> {
         Err(error) => return Err(error).with_context(|| format!("cannot read {}", file.display())),
     };
     let odd = || format!("{} says something odd", file.display());
-    let mut noted: Noted = toml::from_str(&text).with_context(odd)?;
-    let advertise = noted.advertise.take();
-    let advertise = advertise.map(|address| address.parse().with_context(odd));
+    let noted: Noted = toml::from_str(&text).with_context(odd)?;
+    let advertise = noted.advertise.as_deref().map(str::parse).transpose();
+    let mesh = noted.mesh.as_deref().map(str::parse).transpose();
     Ok(Some(Etcd {
-        advertise: advertise.transpose()?,
-        ..noted.into()
+        endpoints: noted.endpoints,
+        prefix: noted.prefix,
+        ca: noted.ca,
+        identity: noted.cert.zip(noted.key),
+        user: noted.user.zip(noted.password_file),
+        mesh: mesh.with_context(odd)?,
+        advertise: advertise.with_context(odd)?,
     }))
 }
 
@@ -135,6 +137,7 @@ pub fn note(folder: &Path, etcd: &Etcd) -> anyhow::Result<()> {
         key,
         user,
         password_file,
+        mesh: etcd.mesh.as_ref().map(ToString::to_string),
         advertise: etcd.advertise.as_ref().map(ToString::to_string),
     };
     let text = toml::to_string(&noted)?;
@@ -143,7 +146,7 @@ pub fn note(folder: &Path, etcd: &Etcd) -> anyhow::Result<()> {
         let mut builder = fs::DirBuilder::new();
         builder.recursive(true).mode(0o700).create(folder)?;
         let beside = file.with_extension("new");
-        // Of one that was broken off. Whatever is there is not followed or written to: the folder may be another user's.
+        // Of one that was broken off.
         let _ = fs::remove_file(&beside);
         let mut new = fs::OpenOptions::new()
             .write(true)
@@ -151,11 +154,6 @@ pub fn note(folder: &Path, etcd: &Etcd) -> anyhow::Result<()> {
             .mode(0o600)
             .open(&beside)?;
         new.write_all(text.as_bytes())?;
-        let (own, owner) = (new.metadata()?, fs::metadata(folder)?);
-        // An administrator's verb writes it, and the service has to read it, which is another user.
-        if own.uid() == 0 && owner.uid() != 0 {
-            fchown(&new, Some(owner.uid()), Some(owner.gid()))?;
-        }
         new.sync_all()?;
         fs::rename(&beside, &file)
     };
@@ -167,9 +165,50 @@ pub fn refuse_both(folder: &Path, database: &str) -> anyhow::Result<()> {
     if folder.join(database).exists() {
         bail!(
             "{} has a mesh of its own in {database}: take another folder (--dir) for one in etcd, or bring it there with `seikan coordinator \
-             import`; if {FILE} is here because an import was broken off at its very end, rename {database}",
+             import`; if {FILE} is here because an import was broken off, do that again",
             folder.display()
         );
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(words: &[&str], noted: Option<&Etcd>) -> Etcd {
+        #[derive(clap::Parser)]
+        struct Words {
+            #[command(flatten)]
+            etcd: EtcdArguments,
+        }
+        let words = [&["coordinator"], words].concat();
+        let words: Words = clap::Parser::try_parse_from(words).expect("understood");
+        words.etcd.settings(noted).expect("paths").expect("said")
+    }
+
+    #[test]
+    fn what_is_not_said_is_as_it_was_noted() {
+        let first = said(&["--etcd", "https://a:1"], None);
+        assert_eq!(first.prefix, ETCD_PREFIX);
+        let folder = tempfile::tempdir().expect("a folder");
+        let first = Etcd {
+            prefix: "/our/mesh".to_owned(),
+            ca: Some("/ca.pem".into()),
+            identity: Some(("/cert.pem".into(), "/key.pem".into())),
+            user: Some(("me".to_owned(), "/password".into())),
+            mesh: Some(u64::MAX),
+            advertise: Some("one.example:7443".parse().expect("an address")),
+            ..first
+        };
+        note(folder.path(), &first).expect("noted");
+        let noted = noted_coordinator(folder.path()).expect("read");
+        assert_eq!(noted.as_ref(), Some(&first));
+        let later = said(&["--etcd", "https://b:1,https://c:1"], noted.as_ref());
+        let endpoints = ["https://b:1", "https://c:1"].map(str::to_owned).to_vec();
+        assert_eq!(later, Etcd { endpoints, ..first });
+        let other = ["--etcd", "https://a:1", "--etcd-prefix", "/other/"];
+        let other = said(&other, noted.as_ref());
+        assert_eq!((&*other.prefix, other.mesh), ("/other", None));
+    }
 }

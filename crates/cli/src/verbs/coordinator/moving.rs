@@ -1,10 +1,12 @@
 //! From one coordinator to several, and back.
 
-use std::io::Write;
-use std::path::PathBuf;
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, fchown};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use clap::{Args, ValueHint};
 use seikan_coordinator::{Etcd, Store};
 use seikan_proto::mesh::RelayAddress;
@@ -18,7 +20,9 @@ use crate::output::counted;
 #[command(after_help = "Example:\n  \
     seikan coordinator import --etcd https://etcd-1:2379,https://etcd-2:2379 --advertise coordinator-1.example.org:7443\n\n\
     Stop the coordinator first, and start it again afterwards as before: it goes on from etcd, and members with what they have.\n\
-    Others of its mesh need the same certificate: copy tls.pem to their folders.")]
+    Others of its mesh need the same certificate: copy tls.pem to their folders.\n\n\
+    If it is broken off, or etcd does not answer in the end, the coordinator does not start until the same was done again, or taken back:\n  \
+    seikan coordinator import --etcd https://etcd-1:2379 --undo")]
 pub struct ImportArguments {
     #[command(flatten)]
     etcd: EtcdArguments,
@@ -28,6 +32,9 @@ pub struct ImportArguments {
     /// Put it in the place of a mesh that is there, which is the end of that one
     #[arg(long)]
     replace: bool,
+    /// Take back an import that was broken off: the mesh stays in its file
+    #[arg(long, conflicts_with_all = ["replace", "advertise"])]
+    undo: bool,
     #[command(flatten)]
     folder: Folder,
 }
@@ -47,29 +54,43 @@ pub struct ExportArguments {
 }
 
 pub fn import(arguments: &ImportArguments) -> anyhow::Result<ExitCode> {
-    let dir = &arguments.folder.dir;
-    let Some(into) = arguments.etcd.settings()? else {
+    let Some(into) = arguments.etcd.settings(None)? else {
         bail!("say where etcd is: --etcd https://HOST:2379,...");
     };
-    if let Some(noted) = etcd::noted(dir)? {
+    // Also the password and the certificates are read by who the coordinator will be.
+    arguments
+        .folder
+        .as_owner(|dir| move_from(dir, arguments, &into))
+}
+
+fn move_from(dir: &Path, arguments: &ImportArguments, into: &Etcd) -> anyhow::Result<ExitCode> {
+    let file = dir.join(DATABASE);
+    let is_there = file.try_exists()?;
+    // One that was broken off after it was noted goes on.
+    let is_moving = is_there && Store::is_moving(&file)?;
+    if let Some(noted) = etcd::noted(dir)?.filter(|_| !is_moving) {
         bail!(
             "the mesh of {} is in etcd under {} already",
             dir.display(),
             noted.prefix
         );
     }
-    let file = dir.join(DATABASE);
-    if !file.try_exists()? {
+    if !is_there {
         bail!("there is no {} to bring: say --dir", file.display());
     }
+    if arguments.undo {
+        Store::undo_move(&file, into)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let (_, pin) = arguments.folder.noted();
-    let moved = Store::move_to_etcd(&file, &into, pin, arguments.replace, &operator(), now())?;
+    let moved = Store::move_to_etcd(&file, into, pin, arguments.replace, &operator(), now())?;
     let members = moved.store.members()?.len();
     // First: with neither of both the next start would make a mesh of its own.
     etcd::note(
         dir,
         &Etcd {
             advertise: arguments.advertise.clone(),
+            mesh: moved.store.mesh(),
             ..into.clone()
         },
     )?;
@@ -85,6 +106,38 @@ pub fn import(arguments: &ImportArguments) -> anyhow::Result<ExitCode> {
 }
 
 pub fn export(arguments: &ExportArguments) -> anyhow::Result<ExitCode> {
-    arguments.folder.store()?.export(&arguments.file)?;
+    let file = &arguments.file;
+    let cannot = || format!("cannot write {}", file.display());
+    // Before it is the folder's owner who opens.
+    let new = make(file).with_context(cannot)?;
+    let write = |mut new: fs::File| {
+        let copy = arguments.folder.store()?.export()?;
+        let written = new.write_all(&copy).and_then(|()| new.sync_all());
+        written.with_context(cannot)
+    };
+    write(new).map_err(|error| match fs::remove_file(file) {
+        // Half a mesh is no use to anybody.
+        Ok(()) => error,
+        Err(_) => error.context(format!(
+            "{} is left with nothing of use in it",
+            file.display()
+        )),
+    })?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// A new file, for its owner only, who is the folder's if root makes it: for a service that is another user.
+fn make(file: &Path) -> io::Result<fs::File> {
+    let folder = file.parent().filter(|folder| *folder != Path::new(""));
+    let folder = folder.unwrap_or(Path::new("."));
+    let new = fs::OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(file)?;
+    let (own, owner) = (new.metadata()?, fs::metadata(folder)?);
+    if own.uid() == 0 && owner.uid() != 0 {
+        fchown(&new, Some(owner.uid()), Some(owner.gid()))?;
+    }
+    Ok(new)
 }

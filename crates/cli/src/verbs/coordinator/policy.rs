@@ -119,10 +119,11 @@ pub fn tag(arguments: &TagArguments) -> anyhow::Result<ExitCode> {
 }
 
 fn set(arguments: &Set) -> anyhow::Result<ExitCode> {
-    let store = arguments.folder.store()?;
+    // Before it is the folder's owner who reads.
     let file = arguments.file.display();
     let text = std::fs::read_to_string(&arguments.file);
     let text = text.with_context(|| format!("cannot read {file}"))?;
+    let store = arguments.folder.store()?;
     let policy = Policy::parse(&text).with_context(|| format!("{file} is no policy"))?;
     for warning in warnings(&store, &policy)? {
         writeln!(io::stderr(), "warning: {warning}")?;

@@ -11,6 +11,7 @@ use ipnet::{Ipv4Net, Ipv6Net};
 use sd_notify::NotifyState;
 use seikan_coordinator::{Certificate, Etcd, Options, Server, Store};
 use seikan_proto::mesh::{Networks, RelayAddress};
+use seikan_sys::owner;
 
 use super::etcd::{self, EtcdArguments};
 use super::{DATABASE, Folder, PORT, now, operator, own_name};
@@ -86,23 +87,28 @@ pub fn run(arguments: &ServeArguments) -> anyhow::Result<ExitCode> {
 /// What it knows, in a file of the folder or in etcd.
 fn open(arguments: &ServeArguments) -> anyhow::Result<Store> {
     let dir = &arguments.folder.dir;
-    let said = arguments.etcd.settings()?;
-    let is_said = said.is_some() || arguments.advertise.is_some();
+    if let Some(user) = owner::foreign_owner(dir)? {
+        bail!(
+            "{} belongs to user {user}, and this is root: start the coordinator as that user, as its service does (systemctl start \
+             seikan-coordinator), or take another folder (--dir)",
+            dir.display()
+        );
+    }
     let noted = etcd::noted_coordinator(dir)?;
-    let advertise = noted.as_ref().and_then(|noted| noted.advertise.clone());
-    let Some(etcd) = said.or(noted) else {
+    let Some(etcd) = arguments.etcd.settings(noted.as_ref())? else {
         if arguments.advertise.is_some() {
             bail!("--advertise is for several coordinators, which share --etcd");
         }
         return Ok(Store::open(&dir.join(DATABASE))?);
     };
     etcd::refuse_both(dir, DATABASE)?;
-    let etcd = Etcd {
-        advertise: arguments.advertise.clone().or(advertise),
-        ..etcd
-    };
+    let advertise = arguments.advertise.clone().or(etcd.advertise.clone());
+    let etcd = Etcd { advertise, ..etcd };
     let store = Store::open_etcd(&etcd)?;
-    if is_said {
+    let mesh = store.mesh();
+    let etcd = Etcd { mesh, ..etcd };
+    // With the mesh, so that a later start makes no other in its place.
+    if noted.as_ref() != Some(&etcd) {
         etcd::note(dir, &etcd)?;
     }
     Ok(store)

@@ -133,6 +133,7 @@ async fn measure(
         ca: None,
         identity: None,
         user: None,
+        mesh: None,
         advertise: None,
     };
     let token = Token::generate(&mut SystemRandom);

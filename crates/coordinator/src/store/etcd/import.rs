@@ -33,11 +33,13 @@ pub(in crate::store) struct Beside {
     pub pin: Option<Pin>,
 }
 
-/// Brings the rows of a database into etcd; `replace`: in the place of a mesh that may be there.
+/// Brings the rows of a database into etcd, as the mesh of this number, unless it is there already; `replace`: in the place of a mesh that
+/// may be there. [`StoreError::Unknown`] if it may be there now, any other error if it is not by this.
 pub(in crate::store) fn import(
     from: &Transaction<'_>,
     beside: &Beside,
     into: &Etcd,
+    mesh: u64,
     replace: bool,
 ) -> Result<(), StoreError> {
     let rows = Tables::of(from)?.all(from)?;
@@ -51,24 +53,61 @@ pub(in crate::store) fn import(
         (key, at.to_string().into_bytes())
     });
     let pairs = rows.chain(seen);
-    let mut import = Import {
-        cluster: Cluster::new(into)?,
-        turn: 0,
-        connection: None,
-        prefix: into.prefix.clone(),
-    };
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|source| StoreError::Io {
-            path: "etcd".into(),
-            source,
-        })?;
-    runtime.block_on(async {
-        let begun = import.begin(replace).await?;
-        import.put_all(pairs, begun).await?;
+    let mut import = Import::new(into, mesh)?;
+    wait_for(async {
+        if import.is_done().await? {
+            return Ok(());
+        }
+        let begun = import.begin(replace).await.map_err(not_done)?;
+        import.put_all(pairs, begun).await.map_err(not_done)?;
         import.end(beside.pin, begun).await
     })
+}
+
+/// Sees to it that what was broken off is never ended; [`StoreError::HasMoved`] if it has been.
+pub(in crate::store) fn give_up(into: &Etcd, mesh: u64) -> Result<(), StoreError> {
+    let mut import = Import::new(into, mesh)?;
+    wait_for(async {
+        let found = import.head().await?.filter(is_unfinished);
+        if let Some(found) = found {
+            let head = head(UNFINISHED)?;
+            let success = vec![put(import.key("state/head"), head.clone(), 0)];
+            let compare = vec![import.is_still(found.mod_revision)];
+            import
+                .settle(&TxnRequest { compare, success }, &head)
+                .await?;
+        }
+        match import.is_done().await? {
+            true => Err(StoreError::HasMoved {
+                prefix: into.prefix.clone(),
+            }),
+            false => Ok(()),
+        }
+    })
+}
+
+fn wait_for<T>(work: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    let runtime = runtime.map_err(|source| StoreError::Io {
+        path: "etcd".into(),
+        source,
+    })?;
+    runtime.block_on(work)
+}
+
+/// Whatever became of it, there is no mesh yet.
+fn not_done(error: StoreError) -> StoreError {
+    match error {
+        StoreError::Unknown(why) => StoreError::Unavailable(why),
+        other => other,
+    }
+}
+
+fn is_unfinished(head: &KeyValue) -> bool {
+    let head: Option<Head> = serde_json::from_slice(&head.value).ok();
+    head.is_some_and(|head| head.schema == UNFINISHED)
 }
 
 struct Import {
@@ -77,25 +116,46 @@ struct Import {
     turn: usize,
     connection: Option<Connection>,
     prefix: String,
+    /// What it will be known by.
+    mesh: u64,
 }
 
 impl Import {
+    fn new(into: &Etcd, mesh: u64) -> Result<Import, StoreError> {
+        Ok(Import {
+            cluster: Cluster::new(into)?,
+            turn: 0,
+            connection: None,
+            prefix: into.prefix.clone(),
+            mesh,
+        })
+    }
+
+    /// Whether all of it is there, as it was brought or changed since.
+    async fn is_done(&mut self) -> Result<bool, StoreError> {
+        let number = self.mesh.to_string();
+        let mesh = self.value("state/mesh").await?;
+        let is_this = mesh.is_some_and(|kv| kv.value == number.as_bytes());
+        let head = self.head().await?;
+        Ok(is_this && head.is_some_and(|kv| !is_unfinished(&kv)))
+    }
+
     /// Takes away what is there, if that is wanted; the head's revision.
     async fn begin(&mut self, replace: bool) -> Result<i64, StoreError> {
-        let mut compare = Vec::new();
+        let found = self.head().await?;
+        let at = found.as_ref().map_or(0, |kv| kv.mod_revision);
+        // Also of what is replaced: what somebody else has brought in since it was asked for is not.
+        let mut compare = vec![self.is_still(at)];
         if !replace {
-            let found = self.head().await?;
-            let at = found.as_ref().map_or(0, |kv| kv.mod_revision);
-            let head = found.and_then(|kv| serde_json::from_slice::<Head>(&kv.value).ok());
-            compare.push(self.is_still(at));
             // What was broken off is no mesh.
-            if head.is_none_or(|head| head.schema != UNFINISHED) {
+            if !found.as_ref().is_some_and(is_unfinished) {
                 compare.push(Compare {
                     target: target::CREATE,
                     key: self.key("state/mesh"),
                     operand: Some(Operand::CreateRevision(0)),
+                    ..Compare::default()
                 });
-                if head.is_some() {
+                if found.is_some() {
                     return Err(self.not_empty());
                 }
             }
@@ -115,7 +175,12 @@ impl Import {
             delete(self.key("pin")),
         ];
         let begun = self.settle(&TxnRequest { compare, success }, &head).await?;
-        begun.ok_or_else(|| self.not_empty())
+        begun.ok_or_else(|| match replace {
+            true => StoreError::Changing {
+                prefix: self.prefix.clone(),
+            },
+            false => self.not_empty(),
+        })
     }
 
     async fn put_all(
@@ -144,7 +209,7 @@ impl Import {
     /// Now it is a mesh, and none that was there before.
     async fn end(&mut self, pin: Option<Pin>, begun: i64) -> Result<(), StoreError> {
         let head = head(SCHEMA)?;
-        let mesh = random()?.to_string().into_bytes();
+        let mesh = self.mesh.to_string().into_bytes();
         let mut success = vec![
             put(self.key("state/head"), head.clone(), 0),
             put(self.key("state/mesh"), mesh, 0),
@@ -153,17 +218,29 @@ impl Import {
             success.push(put(self.key("pin"), pin.to_string().into_bytes(), 0));
         }
         let compare = vec![self.is_still(begun)];
-        let done = self.settle(&TxnRequest { compare, success }, &head).await?;
-        done.ok_or_else(another).map(drop)
+        if (self.settle(&TxnRequest { compare, success }, &head).await?).is_some() {
+            return Ok(());
+        }
+        // It may have been done, and changed by those who found it since.
+        match self.is_done().await {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(another()),
+            Err(error) => Err(StoreError::Unknown(error.to_string())),
+        }
     }
 
     /// Has etcd do it if what is compared is so; its revision then. If the head is this one by then it was done before, and the
-    /// answer got lost.
+    /// answer got lost. [`StoreError::Unknown`] if it got lost and nothing more is heard.
     async fn settle(&mut self, txn: &TxnRequest, head: &[u8]) -> Result<Option<i64>, StoreError> {
         let deadline = Instant::now() + PATIENCE;
+        let mut is_sent = false;
         loop {
             let tried = match self.connection().await {
-                Ok(connection) => connection.txn(txn.clone()).await,
+                Ok(connection) => {
+                    let tried = connection.txn(txn.clone()).await;
+                    is_sent |= matches!(tried, Err(Fault::Lost(_)));
+                    tried
+                }
                 Err(fault) => Err(fault),
             };
             match tried {
@@ -171,18 +248,29 @@ impl Import {
                     return Ok(Some(done.header.unwrap_or_default().revision));
                 }
                 Ok(_) => {
-                    let found = self.head().await?.filter(|kv| kv.value == head);
+                    let found = self
+                        .head()
+                        .await
+                        .map_err(|error| unknown_if(is_sent, error))?;
+                    let found = found.filter(|kv| kv.value == head);
                     return Ok(found.map(|kv| kv.mod_revision));
                 }
-                Err(fault) => self.recover(fault, deadline).await?,
+                Err(fault) => {
+                    let recovered = self.recover(fault, deadline).await;
+                    recovered.map_err(|error| unknown_if(is_sent, error))?;
+                }
             }
         }
     }
 
     async fn head(&mut self) -> Result<Option<KeyValue>, StoreError> {
+        self.value("state/head").await
+    }
+
+    async fn value(&mut self, of: &str) -> Result<Option<KeyValue>, StoreError> {
         let deadline = Instant::now() + PATIENCE;
         let range = RangeRequest {
-            key: self.key("state/head"),
+            key: self.key(of),
             ..RangeRequest::default()
         };
         loop {
@@ -224,6 +312,7 @@ impl Import {
             target: target::MOD,
             key: self.key("state/head"),
             operand: Some(Operand::ModRevision(head)),
+            ..Compare::default()
         }
     }
 
@@ -242,6 +331,13 @@ fn head(schema: i64) -> Result<Vec<u8>, StoreError> {
     let (id, rows) = (random()?, 0);
     let head = Head { schema, id, rows };
     serde_json::to_vec(&head).map_err(|_| StoreError::Corrupt("head"))
+}
+
+fn unknown_if(is_sent: bool, error: StoreError) -> StoreError {
+    match error {
+        StoreError::Unavailable(why) if is_sent => StoreError::Unknown(why),
+        other => other,
+    }
 }
 
 fn another() -> StoreError {

@@ -4,7 +4,7 @@
 //! PREFIX/live/coordinators/ID    HOST:PORT where members reach it
 //! PREFIX/live/calls/ID           the latest calls that it has for members that ask elsewhere
 //! PREFIX/present/MEMBER          the coordinator that the member asks
-//! PREFIX/seen/MEMBER             when it began or ceased to ask, which stays: seconds since 1970
+//! PREFIX/seen/MEMBER             when it began or ceased to ask, which stays as long as it is one: seconds since 1970
 //! ```
 //!
 //! Members ask again and again; only that one begins or ceases is written, and many at a time. Of one that asks elsewhere and then here
@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::sleep;
 
 use super::client::{Connection, Fault};
-use super::messages::{Compare, Operand, Request, RequestOp, TxnRequest, target};
+use super::messages::{Compare, NOT_EQUAL, Operand, Request, RequestOp, TxnRequest, target};
 use super::replica::{delete, put};
 
 /// Seconds that a lease lives after it was renewed last.
@@ -85,6 +85,11 @@ impl Live {
                 known.elsewhere.insert(member);
             }
         });
+    }
+
+    /// Whether it asked here, and elsewhere since.
+    pub fn asks_elsewhere(&self, member: i64) -> bool {
+        self.with(|known| known.elsewhere.contains(&member))
     }
 
     /// Nobody asks here any more.
@@ -263,22 +268,19 @@ impl Writer {
         let mut operations = Vec::new();
         for (id, at) in &new {
             operations.push(put(key("present", *id), here.clone(), self.lease));
-            operations.push(put(key("seen", *id), at.to_string().into_bytes(), 0));
+            operations.push(self.seen(*id, *at));
         }
         for id in &gone {
             let at = self.present.get(id).copied().unwrap_or(0);
             let present = key("present", *id);
             // Unless another coordinator, which it asks now, has written it since.
-            let compare = vec![Compare {
+            let compare = Compare {
                 target: target::LEASE,
                 key: present.clone(),
                 operand: Some(Operand::Lease(self.lease)),
-            }];
-            let seen = put(key("seen", *id), at.to_string().into_bytes(), 0);
-            let success = vec![delete(present), seen];
-            operations.push(RequestOp {
-                request: Some(Request::Txn(TxnRequest { compare, success })),
-            });
+                ..Compare::default()
+            };
+            operations.push(if_so(compare, vec![delete(present), self.seen(*id, at)]));
         }
         if !operations.is_empty() {
             commit(connection, operations).await?;
@@ -294,6 +296,18 @@ impl Writer {
         Ok(())
     }
 
+    /// When a member was heard last, unless it is none any more: what was written of it went with it.
+    fn seen(&self, id: i64, at: u64) -> RequestOp {
+        let is_member = Compare {
+            result: NOT_EQUAL,
+            target: target::CREATE,
+            key: format!("{}/state/rows/member/{id}", self.prefix).into_bytes(),
+            operand: Some(Operand::CreateRevision(0)),
+        };
+        let key = format!("{}/seen/{id}", self.prefix).into_bytes();
+        if_so(is_member, vec![put(key, at.to_string().into_bytes(), 0)])
+    }
+
     /// Ends what only lives with this coordinator.
     pub async fn end(&mut self, connection: &Connection) {
         if self.lease != 0 {
@@ -301,6 +315,14 @@ impl Writer {
             let _ = connection.revoke(self.lease).await;
             self.lease = 0;
         }
+    }
+}
+
+/// Done only if it is so.
+fn if_so(compare: Compare, success: Vec<RequestOp>) -> RequestOp {
+    let compare = vec![compare];
+    RequestOp {
+        request: Some(Request::Txn(TxnRequest { compare, success })),
     }
 }
 

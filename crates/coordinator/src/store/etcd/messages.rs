@@ -85,9 +85,13 @@ pub enum Request {
     Txn(TxnRequest),
 }
 
-/// The field `result` stays 0, which is "equal".
+/// What [`Compare::result`] can be beside 0, which is "equal".
+pub const NOT_EQUAL: i32 = 3;
+
 #[derive(Clone, PartialEq, Message)]
 pub struct Compare {
+    #[prost(int32, tag = "1")]
+    pub result: i32,
     /// One of [`target`].
     #[prost(int32, tag = "2")]
     pub target: i32,

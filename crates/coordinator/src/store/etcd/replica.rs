@@ -34,7 +34,7 @@ use super::rows::{Rows, Tables};
 use crate::store::{SCHEMA, StoreError, lay_out};
 use change::Job;
 use keep::keep;
-use mend::Standing;
+use mend::Lost;
 
 /// How long a change waits for etcd.
 pub(super) const PATIENCE: Duration = Duration::from_secs(6);
@@ -113,7 +113,7 @@ struct State {
     head_id: u64,
     epoch: Epoch,
     /// What this copy knew and etcd does not know any more.
-    lost: Option<Standing>,
+    lost: Option<Lost>,
     /// All members of the cluster were tried, and none answers.
     is_away: bool,
     /// Why etcd cannot be reached, or what it says cannot be understood.
@@ -200,7 +200,16 @@ impl Replica {
         if replica.state().applied == 0 {
             return Err(replica.away());
         }
-        if replica.state().epoch.mesh == 0 {
+        let found = replica.mesh();
+        if let Some(noted) = settings.mesh.filter(|noted| found != Some(*noted)) {
+            let prefix = settings.prefix.clone();
+            return Err(StoreError::OtherMesh {
+                prefix,
+                noted,
+                found,
+            });
+        }
+        if found.is_none() {
             replica.name()?;
         }
         Ok(replica)
@@ -214,6 +223,7 @@ impl Replica {
                 target: target::CREATE,
                 key: key.clone(),
                 operand: Some(Operand::CreateRevision(0)),
+                ..Compare::default()
             }],
             success: vec![put(key, random()?.to_string().into_bytes(), 0)],
         };
@@ -227,6 +237,11 @@ impl Replica {
     pub fn database(&self) -> Result<MutexGuard<'_, Database>, StoreError> {
         self.found()?;
         Ok(lock(&self.shared.database))
+    }
+
+    /// The mesh's number, if it has one.
+    pub fn mesh(&self) -> Option<u64> {
+        Some(self.state().epoch.mesh).filter(|mesh| *mesh != 0)
     }
 
     /// A number that is the same for all coordinators of the mesh.
@@ -248,6 +263,7 @@ impl Replica {
                 target: target::CREATE,
                 key: key.clone(),
                 operand: Some(Operand::CreateRevision(0)),
+                ..Compare::default()
             }],
             success: vec![put(key.clone(), own.as_bytes().to_vec(), 0)],
         };
@@ -279,6 +295,11 @@ impl Replica {
     /// A member asks here.
     pub fn asks(&self, member: i64, now: u64) {
         self.shared.live.asks(member, now);
+    }
+
+    /// Whether it asked here, and elsewhere since.
+    pub fn asks_elsewhere(&self, member: i64) -> bool {
+        self.shared.live.asks_elsewhere(member)
     }
 
     /// Tells the other coordinators that a member is called.
@@ -479,7 +500,7 @@ pub(super) fn delete(key: Vec<u8>) -> RequestOp {
 }
 
 /// Never 0.
-pub(super) fn random() -> Result<u64, StoreError> {
+pub(in crate::store) fn random() -> Result<u64, StoreError> {
     let mut bytes = [0; 8];
     getrandom::fill(&mut bytes).map_err(|_| StoreError::Interrupted)?;
     Ok(u64::from_ne_bytes(bytes).max(1))

@@ -4,9 +4,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use seikan_proto::mesh::{Endpoints, RelayKind, RelaySecret};
 
-use super::super::etcd::testing::begin_import;
+use super::super::etcd::testing::{begin_import, has, some, take_away};
+use super::super::moving::mark;
 use super::relays::{own, own_secret};
 use super::shared::{mesh_at, names, settings, with_cluster};
+use super::ways::{Fate, Way, set};
 use super::*;
 
 const PIN: &str = "sha256:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
@@ -105,12 +107,8 @@ fn everything_goes_to_etcd_and_back_and_goes_on_as_it_was() {
         assert_eq!(pin.expect("asked").to_string(), PIN);
 
         let back = folder.path().join("back.db");
-        store.export(&back).expect("written");
-        let mode = fs::metadata(&back).expect("a file").permissions().mode();
-        assert_eq!(mode & 0o777, 0o600);
+        fs::write(&back, store.export().expect("a copy")).expect("written");
         assert_eq!(everything(&Store::open(&back).expect("opened")), before);
-        let again = store.export(&back).expect_err("it is there");
-        assert!(matches!(again, StoreError::Io { .. }), "{again}");
 
         // Seven ids were given, of which the seventh is free, and seven numbers, of which none is.
         for store in [&store, &Store::open(&back).expect("opened")] {
@@ -177,6 +175,7 @@ fn nothing_is_moved_that_somebody_has_open() {
         ca: None,
         identity: None,
         user: None,
+        mesh: None,
         advertise: None,
     };
     let error = move_file(&file, &nowhere, false).expect_err("in use");
@@ -198,5 +197,124 @@ fn what_was_broken_off_is_no_mesh_and_is_done_again() {
         assert!(matches!(error, StoreError::Unavailable(_)), "{error}");
         let moved = move_file(&file, &settings, false).expect("moved");
         assert_eq!(names(&moved.store).len(), 4);
+    });
+}
+
+#[test]
+fn a_mesh_whose_move_is_not_known_to_be_done_is_in_one_place_and_the_same_again_ends_it() {
+    with_cluster(|cluster| {
+        let direct = settings(cluster);
+        let (ways, far) = Way::to_all(&direct);
+        let (_folder, file) = file_with_everything();
+        let there = format!("{}/state/mesh", direct.prefix);
+        // All arrives, and the last answer does not come.
+        set(&ways, Fate::Slow);
+        let error = thread::scope(|scope| {
+            let moving = scope.spawn(|| move_file(&file, &far, false).map(drop));
+            while !has(&direct, &there) && !moving.is_finished() {
+                thread::sleep(Duration::from_millis(2));
+            }
+            set(&ways, Fate::Mute);
+            moving.join().expect("no panic")
+        });
+        let error = error.expect_err("no answer");
+        assert!(matches!(error, StoreError::Unknown(_)), "{error}");
+        let is_moving = |error: &StoreError| matches!(error, StoreError::Moving { prefix, .. } if *prefix == direct.prefix);
+        let error = Store::open(&file).expect_err("it is being moved");
+        assert!(is_moving(&error), "{error}");
+        let elsewhere = Etcd {
+            prefix: "/elsewhere".to_owned(),
+            ..direct.clone()
+        };
+        let error = move_file(&file, &elsewhere, false).expect_err("once is enough");
+        assert!(is_moving(&error), "{error}");
+        let error = Store::undo_move(&file, &direct).expect_err("it is there");
+        assert!(matches!(error, StoreError::HasMoved { .. }), "{error}");
+
+        // Nobody may know: somebody goes on with it.
+        let other = Store::open_etcd(&direct).expect("opened");
+        join(&other, 1, "new", 9).expect("joined");
+        let moved = move_file(&file, &direct, false).expect("ended");
+        assert!(names(&moved.store).contains(&"new".to_owned()));
+        let away = moved.put_away().expect("renamed");
+        assert_eq!(names(&Store::open(&away).expect("opened")).len(), 4);
+    });
+}
+
+#[test]
+fn a_move_that_was_broken_off_is_taken_back_and_not_ended_by_anybody() {
+    with_cluster(|cluster| {
+        let settings = settings(cluster);
+        let (_folder, file) = file_with_everything();
+        let error = Store::undo_move(&file, &settings).expect_err("nobody moves it");
+        assert!(matches!(error, StoreError::NotMoving { .. }), "{error}");
+        mark(&open_file(&file).expect("opened"), &settings.prefix).expect("marked");
+        assert!(Store::is_moving(&file).expect("asked"));
+        begin_import(&settings);
+        let before = some(&settings);
+        Store::undo_move(&file, &settings).expect("taken back");
+        // Who is not told yet finds another head than the one that it wrote.
+        assert_ne!(some(&settings), before);
+        assert_eq!(names(&Store::open(&file).expect("opened")).len(), 4);
+    });
+}
+
+#[test]
+fn a_mesh_that_changes_while_it_is_to_be_replaced_stays() {
+    with_cluster(|cluster| {
+        let direct = settings(cluster);
+        let (ways, far) = Way::to_all(&direct);
+        let (_folder, file) = file_with_everything();
+        let there = mesh_at(&direct);
+        set(&ways, Fate::Slow);
+        let (error, joined) = thread::scope(|scope| {
+            let moving = scope.spawn(|| move_file(&file, &far, true).map(drop));
+            let mut joined = 0;
+            while !moving.is_finished() {
+                joined += 1;
+                join(&there, 1, &format!("n{joined}"), joined).expect("joined");
+            }
+            (moving.join().expect("no panic"), joined)
+        });
+        let error = error.expect_err("it changes");
+        assert!(matches!(error, StoreError::Changing { .. }), "{error}");
+        assert_eq!(names(&there).len(), joined as usize);
+        // The file is the mesh that it was.
+        assert_eq!(names(&Store::open(&file).expect("opened")).len(), 4);
+    });
+}
+
+#[test]
+fn no_mesh_and_no_other_takes_the_place_of_one_that_was_known() {
+    with_cluster(|cluster| {
+        let settings = settings(cluster);
+        let mesh = mesh_at(&settings).mesh().expect("a number");
+        let known = Etcd {
+            mesh: Some(mesh),
+            ..settings.clone()
+        };
+        Store::open_etcd(&known).expect("the same");
+        let (_folder, file) = file_with_everything();
+        let other = move_file(&file, &settings, true)
+            .expect("moved")
+            .store
+            .mesh();
+        let error = Store::open_etcd(&known).expect_err("another");
+        let said = error.to_string();
+        assert!(
+            matches!(error, StoreError::OtherMesh { noted, found, .. } if noted == mesh && found == other),
+            "{said}"
+        );
+        let numbers = [mesh, other.expect("a number")].map(|number| number.to_string());
+        assert!(numbers.iter().all(|number| said.contains(number)), "{said}");
+        for key in ["head", "mesh"] {
+            take_away(&settings, &format!("{}/state/{key}", settings.prefix));
+        }
+        let error = Store::open_etcd(&known).expect_err("none");
+        assert!(
+            matches!(error, StoreError::OtherMesh { found: None, .. }),
+            "{error}"
+        );
+        assert!(!has(&settings, &format!("{}/state/mesh", settings.prefix)));
     });
 }

@@ -2,13 +2,14 @@
 
 use std::cell::Cell;
 use std::io::{Read as _, Write as _};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use seikan_lab::etcd::Cluster;
 
-use super::super::etcd::testing::{compact, move_member, put, take_away};
+use super::super::etcd::testing::{compact, put, take_away};
+use super::ways::{Fate, Way, cut, set};
 use super::*;
 
 thread_local! {
@@ -51,6 +52,7 @@ pub fn settings(cluster: &Cluster) -> Etcd {
         ca: None,
         identity: None,
         user: None,
+        mesh: None,
         advertise: None,
     }
 }
@@ -75,111 +77,6 @@ pub fn mesh_at(settings: &Etcd) -> Store {
 pub fn names(store: &Store) -> Vec<String> {
     let members = store.members().expect("members");
     members.iter().map(|m| m.member.name.to_string()).collect()
-}
-
-/// What becomes of what goes a way.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Fate {
-    Open = 0,
-    /// All connections end, and new ones at once.
-    Cut = 1,
-    /// Questions arrive and answers do not.
-    Mute = 2,
-    /// Answers come later.
-    Slow = 3,
-}
-
-/// How much later.
-const LATER: Duration = Duration::from_millis(200);
-
-/// A way to a member of a cluster that can be cut.
-struct Way {
-    address: SocketAddr,
-    fate: Arc<AtomicU8>,
-    /// Bytes that went to the member.
-    asked: Arc<AtomicU64>,
-}
-
-impl Way {
-    fn to(endpoint: &str) -> Way {
-        let far: SocketAddr = endpoint["http://".len()..].parse().expect("an address");
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
-        let address = listener.local_addr().expect("an address");
-        let (fate, asked) = <(Arc<AtomicU8>, Arc<AtomicU64>)>::default();
-        let way = Way {
-            address,
-            fate: Arc::clone(&fate),
-            asked: Arc::clone(&asked),
-        };
-        thread::spawn(move || {
-            for near in listener.incoming().flatten() {
-                // What is tried at all counts, too.
-                asked.fetch_add(1, Ordering::Relaxed);
-                if let Ok(far) = TcpStream::connect(far) {
-                    let copy = |stream: &TcpStream| stream.try_clone().expect("a copy");
-                    let there = (copy(&near), copy(&far), Some(Arc::clone(&asked)));
-                    for (mut from, mut to, asked) in [there, (far, near, None)] {
-                        let fate = Arc::clone(&fate);
-                        from.set_read_timeout(Some(Duration::from_millis(20)))
-                            .expect("set");
-                        thread::spawn(move || carry(&mut from, &mut to, &fate, asked.as_deref()));
-                    }
-                }
-            }
-        });
-        way
-    }
-
-    /// One to each member, and settings for who goes them.
-    fn to_all(settings: &Etcd) -> (Vec<Way>, Etcd) {
-        let ways: Vec<Way> = settings.endpoints.iter().map(|e| Way::to(e)).collect();
-        let endpoints = ways.iter().map(|way| format!("http://{}", way.address));
-        let far = Etcd {
-            endpoints: endpoints.collect(),
-            ..settings.clone()
-        };
-        (ways, far)
-    }
-}
-
-/// From now on this becomes of what goes there.
-fn set(ways: &[Way], fate: Fate) {
-    for way in ways {
-        way.fate.store(fate as u8, Ordering::Relaxed);
-    }
-    // As long as what carries may take to see it.
-    thread::sleep(Duration::from_millis(100));
-}
-
-fn cut(ways: &[Way], cut: bool) {
-    set(ways, if cut { Fate::Cut } else { Fate::Open });
-}
-
-/// `asked`: counts questions; `None`: these are answers.
-fn carry(from: &mut TcpStream, to: &mut TcpStream, fate: &AtomicU8, asked: Option<&AtomicU64>) {
-    let mut buffer = [0; 16 << 10];
-    let is = |wanted: Fate| fate.load(Ordering::Relaxed) == wanted as u8;
-    while !is(Fate::Cut) {
-        match from.read(&mut buffer) {
-            Ok(0) => break,
-            Ok(_) if asked.is_none() && is(Fate::Mute) => {}
-            Ok(length) => {
-                match asked {
-                    Some(asked) => drop(asked.fetch_add(length as u64, Ordering::Relaxed)),
-                    None if is(Fate::Slow) => thread::sleep(LATER),
-                    None => {}
-                }
-                if to.write_all(&buffer[..length]).is_err() {
-                    break;
-                }
-            }
-            Err(error) if error.kind() != io::ErrorKind::WouldBlock => break,
-            Err(_) => {}
-        }
-    }
-    for stream in [from, to] {
-        let _ = stream.shutdown(Shutdown::Both);
-    }
 }
 
 /// What a member of the cluster says to a question by HTTP.
@@ -585,199 +482,6 @@ fn what_takes_the_place_of_a_mesh_has_another_epoch_and_nothing_does_not_take_it
     });
 }
 
-/// What becomes of a mesh whose etcd comes back from a backup: two coordinators were there, of whom the second hears of it only when
-/// etcd's revisions are ahead again of what it knew.
-fn restore(is_new: bool) {
-    with_cluster(|cluster| {
-        let direct = settings(cluster);
-        let one = mesh_at(&direct);
-        let (ways, far) = Way::to_all(&direct);
-        let other = Store::open_etcd(&far).expect("opened");
-        join(&one, 1, "a", 1).expect("joined");
-        let b = join(&one, 1, "b", 2).expect("joined");
-        let folder = tempfile::tempdir().expect("a folder");
-        let backup = folder.path().join("backup");
-        cluster.snapshot(&backup).expect("saved");
-
-        // What the backup does not have: two members, and a policy.
-        let c = join(&one, 1, "c", 3).expect("joined");
-        let d = join(&one, 1, "d", 4).expect("joined");
-        let policy = "allow a -> b tcp/22\n";
-        one.set_policy(policy, &operator(), NOW).expect("set");
-        other.authenticate(&shown(4)).expect("known");
-        other.catch_up().expect("caught up");
-        let (epoch, revision) = (one.epoch(), one.revision().expect("asked"));
-        assert_eq!(other.revision().expect("asked"), revision);
-        cut(&ways, true);
-        cluster.restore(&backup, is_new).expect("restored");
-
-        let until = Instant::now() + Duration::from_secs(15);
-        while names(&one) != ["a", "b"] {
-            assert!(Instant::now() < until, "{:?}", names(&one));
-            thread::sleep(Duration::from_millis(20));
-        }
-        assert_eq!(one.authenticate(&shown(2)).expect("a member"), b.id);
-        let error = one.authenticate(&shown(3)).expect_err("not in the backup");
-        assert!(matches!(error, StoreError::NotAMember), "{error}");
-
-        // By whatever is changed next.
-        let e = join(&one, 1, "e", 5).expect("joined");
-        assert!(e.number > d.number && e.number > c.number, "{e:?} {d:?}");
-        assert!(e.id > d.id);
-        assert_ne!(one.epoch(), epoch, "members are told of everybody anew");
-        assert!(one.revision().expect("asked") > revision);
-        let audit = one.audit(100).expect("asked");
-        let noted: Vec<&AuditEntry> = audit.iter().filter(|a| a.what == "etcd restored").collect();
-        assert_eq!(noted.len(), 1);
-        let said = format!("from revision {revision} to 2, with an earlier policy");
-        assert_eq!(noted[0].subject, said);
-
-        for n in 6..30 {
-            join(&one, 1, &format!("m{n}"), n).expect("joined");
-        }
-        cut(&ways, false);
-        let until = Instant::now() + Duration::from_secs(15);
-        while names(&other) != names(&one) {
-            assert!(Instant::now() < until, "{:?}", names(&other));
-            thread::sleep(Duration::from_millis(20));
-        }
-        // It has nothing to add.
-        other.mend().expect("asked");
-        assert_eq!(other.epoch(), one.epoch());
-        assert_eq!(other.policy().expect("asked"), "");
-        let audit = other.audit(100).expect("asked");
-        assert_eq!(
-            audit.iter().filter(|a| a.what == "etcd restored").count(),
-            1
-        );
-    });
-}
-
-#[test]
-fn a_mesh_goes_on_from_where_it_was_when_etcd_comes_back_from_a_backup() {
-    restore(true);
-}
-
-#[test]
-fn nor_does_it_help_that_the_cluster_has_the_same_number_as_before() {
-    restore(false);
-}
-
-#[test]
-fn nobody_is_told_of_a_restore_that_lost_nothing() {
-    with_cluster(|cluster| {
-        let settings = settings(cluster);
-        let store = mesh_at(&settings);
-        join(&store, 1, "a", 1).expect("joined");
-        let folder = tempfile::tempdir().expect("a folder");
-        let backup = folder.path().join("backup");
-        cluster.snapshot(&backup).expect("saved");
-        let revision = store.revision().expect("asked");
-        cluster.restore(&backup, true).expect("restored");
-        join(&store, 1, "b", 2).expect("joined");
-        assert_eq!(store.revision().expect("asked"), revision + 1);
-        let audit = store.audit(100).expect("asked");
-        assert!(audit.iter().all(|a| a.what != "etcd restored"));
-    });
-}
-
-#[test]
-fn who_asks_elsewhere_by_now_is_not_taken_for_gone() {
-    with_cluster(|cluster| {
-        let settings = settings(cluster);
-        let store = mesh_at(&settings);
-        let member = join(&store, 1, "m", 1).expect("joined").id;
-        let seen = move_member(&settings, member.0, || {
-            let members = store.members().expect("members");
-            (members[0].at.clone(), members[0].seen)
-        });
-        let two = Some("two.example:7443".to_owned());
-        assert_eq!(seen, [(two, 200), (None, 200)]);
-    });
-}
-
-#[test]
-fn coordinators_know_of_each_other_and_who_asks_where() {
-    with_cluster(|cluster| {
-        let settings = settings(cluster);
-        let member = join(&mesh_at(&settings), 1, "m", 1).expect("joined").id;
-        let at = |address: &str| Etcd {
-            advertise: Some(address.parse().expect("an address")),
-            ..settings.clone()
-        };
-        let one = Store::open_etcd(&at("one.example:7443")).expect("opened");
-        let two = Store::open_etcd(&at("two.example:7443")).expect("opened");
-        let known = |store: &Store| -> Vec<String> {
-            store
-                .coordinators()
-                .iter()
-                .map(ToString::to_string)
-                .collect()
-        };
-        let soon = |what: &str, is_so: &dyn Fn() -> bool| {
-            let until = Instant::now() + Duration::from_secs(5);
-            while !is_so() {
-                assert!(Instant::now() < until, "{what}");
-                thread::sleep(Duration::from_millis(10));
-            }
-        };
-        let both = ["one.example:7443", "two.example:7443"];
-        soon("both know both", &|| {
-            known(&one) == both && known(&two) == both
-        });
-
-        one.touch(member, NOW + 100).expect("noted");
-        let seen = |store: &Store| {
-            let members = store.members().expect("members");
-            (members[0].at.clone(), members[0].seen)
-        };
-        let here = (Some("one.example:7443".to_owned()), NOW + 100);
-        soon("it is known where it asks", &|| seen(&two) == here);
-
-        two.call(member, key(7));
-        soon("the call arrives", &|| one.calls() == [(member, key(7))]);
-        assert_eq!(two.calls(), [], "nobody calls itself");
-
-        drop(one);
-        soon("who ends is gone at once", &|| {
-            known(&two) == ["two.example:7443"]
-        });
-        assert_eq!(seen(&two), (None, NOW + 100));
-    });
-}
-
-#[test]
-fn who_asks_elsewhere_and_comes_back_is_not_taken_for_gone_when_the_other_ends() {
-    with_cluster(|cluster| {
-        let settings = settings(cluster);
-        let member = join(&mesh_at(&settings), 1, "m", 1).expect("joined").id;
-        let at = |address: &str| {
-            let settings = Etcd {
-                advertise: Some(address.parse().expect("an address")),
-                ..settings.clone()
-            };
-            Store::open_etcd(&settings).expect("opened")
-        };
-        let (one, two) = (at("one.example:7443"), at("two.example:7443"));
-        let is_at = || one.members().expect("members")[0].at.clone();
-        let asks = |store: &Store, now: u64, place: &str| {
-            let until = Instant::now() + Duration::from_secs(5);
-            while is_at().as_deref() != Some(place) {
-                assert!(Instant::now() < until, "it asks {place}");
-                // Again and again, as members do.
-                store.touch(member, now).expect("noted");
-                thread::sleep(Duration::from_millis(20));
-            }
-        };
-        asks(&one, NOW + 1, "one.example:7443");
-        asks(&two, NOW + 2, "two.example:7443");
-        asks(&one, NOW + 3, "one.example:7443");
-        drop(two);
-        thread::sleep(Duration::from_secs(1));
-        assert_eq!(is_at().as_deref(), Some("one.example:7443"));
-    });
-}
-
 /// `cargo test -p seikan-coordinator --lib replica_cost -- --ignored --nocapture`: what docs/MESH.md has of large meshes.
 #[test]
 #[ignore = "figures, of a minute"]
@@ -892,6 +596,7 @@ fn etcd_is_spoken_to_by_tls_with_certificates_at_both_ends() {
             file(&format!("{identity}.key")),
         )),
         user: None,
+        mesh: None,
         advertise: None,
     };
     let store = mesh_at(&settings("server", "client"));

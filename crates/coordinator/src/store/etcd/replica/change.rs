@@ -20,8 +20,9 @@ use crate::store::{SCHEMA, StoreError};
 const LEAST: Duration = Duration::from_secs(1);
 /// How long somebody is waited with who is to be refused.
 const SURE: Duration = Duration::from_secs(3);
-/// Rows that one change may touch: etcd takes 128 operations in a transaction, and one is the head.
-const MAX_ROWS: usize = 127;
+/// Rows that one change may touch: etcd takes 128 operations in a transaction, of which two are the head and what is beside, and with each
+/// member that goes, which is four rows, goes when it was seen.
+const MAX_ROWS: usize = 100;
 /// Changes that are proposed together, at most.
 const MAX_JOBS: usize = 32;
 
@@ -193,7 +194,7 @@ impl Replica {
         deadline: Instant,
     ) -> Result<bool, StoreError> {
         if rows.len() > MAX_ROWS {
-            return Err(StoreError::OutOfBounds("a change touches 127 rows at most"));
+            return Err(StoreError::OutOfBounds("a change touches 100 rows at most"));
         }
         let id = random()?;
         let new = Head {
@@ -205,6 +206,10 @@ impl Replica {
         let key = self.key("head");
         let mut operations = vec![put(key.clone(), new, 0)];
         operations.extend(beside);
+        let gone = rows.iter().filter(|(_, value)| value.is_none());
+        let gone = gone.filter_map(|(row, _)| row.strip_prefix("member/"));
+        let prefix = &self.shared.settings.prefix;
+        operations.extend(gone.map(|id| delete(format!("{prefix}/seen/{id}").into_bytes())));
         operations.extend(rows.into_iter().map(|(row, value)| {
             let key = self.key(&format!("rows/{row}"));
             match value {
@@ -217,6 +222,7 @@ impl Replica {
                 target: target::MOD,
                 key,
                 operand: Some(Operand::ModRevision(base.head)),
+                ..Compare::default()
             }],
             success: operations,
         };

@@ -66,6 +66,7 @@ fn copy() -> Shared {
         ca: None,
         identity: None,
         user: None,
+        mesh: None,
         advertise: None,
     });
     copy.expect("a copy")

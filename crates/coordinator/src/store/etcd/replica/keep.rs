@@ -17,6 +17,7 @@ use super::super::client::{Cluster, Connection, Fault, end_of};
 use super::super::live::Writer;
 use super::super::messages::{Event, KeyValue, RangeRequest, WatchCreateRequest, WatchResponse};
 use super::super::rows::Rows;
+use super::mend::Lost;
 use super::{
     Answer, Epoch, Head, PAGE, PAUSE, Question, Shared, State, Trouble, UNFINISHED, What, lock,
     random,
@@ -329,7 +330,7 @@ impl Shared {
         }
         let known = self.standing()?;
         self.apply(&rows, true)?;
-        let found = self.standing()?;
+        let (found, numbers) = self.standing()?;
         let mut state = lock(&self.state);
         state.epoch = Epoch {
             mesh: news.mesh.unwrap_or(0),
@@ -339,8 +340,9 @@ impl Shared {
         // Of another mesh nothing is known.
         if before.mesh != state.epoch.mesh {
             state.lost = None;
-        } else if before.mesh != 0 && (went_back || found.revision < known.revision) {
-            state.lost = Some(known.or(state.lost.take(), before.restored));
+        } else if before.mesh != 0 && (went_back || found.revision < known.0.revision) {
+            let earlier = state.lost.take();
+            state.lost = Some(Lost::new(known, &numbers, earlier, before.restored));
         }
         state.applied = revision;
         state.loads += 1;
