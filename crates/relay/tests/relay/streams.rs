@@ -207,6 +207,19 @@ fn a_member_by_tls_and_one_by_udp_meet_at_a_port() {
 }
 
 #[test]
+fn what_comes_in_one_go_is_more_than_may_wait_and_arrives_all_the_same() {
+    let (mut site, tls) = by_tls(Limits::default());
+    let (mut a, mut b) = (Caller::new(1, tls), Host::new(2));
+    a.bind(&mut site, 2);
+    let (at, _) = b.bind(&mut site, 1);
+    // 448,000 bytes, of which 256 KiB wait at most.
+    let sent = datagrams(40, 1400, 1400).concat();
+    (0..8).for_each(|_| b.send(at, &sent, Some(1400)));
+    assert_eq!(a.receive(&mut site, 8 * 40, PATIENCE).len(), 8 * 40);
+    assert_eq!(site.dropped(DropReason::SendNoBuffers), 0);
+}
+
+#[test]
 fn two_by_tls_meet_and_each_has_pairs_with_others_by_the_same_connection() {
     let (mut site, tls) = by_tls(Limits::default());
     let [mut a, mut b, mut c] = [1, 2, 3].map(|n| Caller::new(n, tls));
