@@ -48,6 +48,7 @@ pub(super) struct Leg {
     /// When the tunnel last sent there, if it has.
     pub answered: Option<Instant>,
     socket: UdpSocket,
+    overflow: Overflow,
     opened: Instant,
 }
 
@@ -111,6 +112,7 @@ impl Legs {
             bound: false,
             answered: None,
             socket,
+            overflow: Overflow::default(),
             opened: Instant::now(),
         };
         self.all.insert(token, leg);
@@ -120,8 +122,9 @@ impl Legs {
 
     /// Closes one.
     pub(super) fn close(&mut self, token: u64) -> Option<Leg> {
-        let leg = self.all.remove(&token)?;
+        let mut leg = self.all.remove(&token)?;
         self.by_peer.remove(&leg.peer);
+        leg.overflow.count(&leg.socket, &mut self.counters.drops);
         Some(leg)
     }
 
@@ -167,6 +170,13 @@ impl Legs {
         received
     }
 
+    /// Counts what the kernel has dropped at full receive buffers.
+    pub(super) fn count_overflow(&mut self) {
+        for leg in self.all.values_mut() {
+            leg.overflow.count(&leg.socket, &mut self.counters.drops);
+        }
+    }
+
     /// Whether that was sent by the tunnel, and is all there; counts what was not.
     pub(super) fn is_whole(&mut self, meta: &ReceiveMeta) -> bool {
         let reason = match meta.truncated || meta.length == 0 {
@@ -181,6 +191,18 @@ impl Legs {
 
     fn tunnel(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.port.load(Ordering::Relaxed)).into()
+    }
+}
+
+/// How much of what the kernel has dropped at a socket's full receive buffer is counted.
+#[derive(Default)]
+pub(super) struct Overflow(u64);
+
+impl Overflow {
+    /// Counts the rest.
+    pub(super) fn count(&mut self, socket: &UdpSocket, drops: &mut DropCounts) {
+        let before = std::mem::replace(&mut self.0, socket.receive_queue_drops());
+        drops.add(DropReason::ReceiveQueueFull, self.0 - before);
     }
 }
 
@@ -293,6 +315,37 @@ mod tests {
     fn no_more_are_joined_than_can_be_sent_at_once() {
         assert_eq!(run(&[(5, 100); 200]).1, MAX_GSO_SEGMENTS);
         assert_eq!(run(&[(5, 1400); 200]).1, MAX_RUN / 1400);
+    }
+
+    #[test]
+    fn what_the_kernel_drops_before_a_leg_is_counted_also_of_one_that_is_closed() {
+        let tunnel = std::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("bind");
+        let port = tunnel.local_addr().expect("an address").port();
+        let epoll = Epoll::new(1).expect("an epoll instance");
+        let mut legs = Legs::new(2, Arc::new(AtomicU16::new(port)));
+        let token = legs.open(([192, 0, 2, 1], 7).into(), &epoll).expect("one");
+        let local = legs.get_mut(token).expect("one").local;
+        let overflow = |legs: &mut Legs| {
+            // More than the largest buffer holds, with what the kernel keeps of each.
+            let sent = 20_000;
+            for _ in 0..sent {
+                tunnel.send_to(&[4; 1000], local).expect("sent");
+            }
+            let mut batch = ReceiveBatch::new(16, 1 << 16);
+            let mut came = 0;
+            while legs.receive(token, &mut batch) {
+                came += batch.parts_mut().0.len() as u64;
+            }
+            sent - came
+        };
+        let dropped = |legs: &Legs| legs.counters.drops.get(DropReason::ReceiveQueueFull);
+        let first = overflow(&mut legs);
+        assert!(first > 0, "nothing overflowed");
+        legs.count_overflow();
+        assert_eq!(dropped(&legs), first);
+        let second = overflow(&mut legs);
+        legs.close(token);
+        assert_eq!(dropped(&legs), first + second);
     }
 
     #[test]

@@ -180,6 +180,7 @@ impl Forwarder {
         if self.legs.counters != self.told {
             if now >= self.next_count {
                 self.next_count = now + COUNT_EVERY;
+                self.legs.count_overflow();
                 self.told = self.legs.counters.clone();
                 self.tell(Event::Counted(Box::new(self.told.clone())))?;
             }

@@ -4,7 +4,7 @@
 //! there is one of the [`legs`](crate::mesh::legs).
 
 use crate::mesh::endpoints::is_routable;
-use crate::mesh::legs::{Counters, Legs, Run, whole};
+use crate::mesh::legs::{Counters, Legs, Overflow, Run, whole};
 use crate::mesh::stun::Question;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection};
@@ -220,6 +220,8 @@ struct Forwarder {
     own: SocketAddr,
     client: TurnClient,
     link: Link,
+    /// Before the server's socket.
+    overflow: Overflow,
     epoll: Epoll,
     wake: UnixStream,
     wanted: Arc<Mutex<Wanted>>,
@@ -297,6 +299,7 @@ impl Forwarder {
             own,
             client,
             link,
+            overflow: Overflow::default(),
             epoll,
             wake,
             wanted,
@@ -407,6 +410,10 @@ impl Forwarder {
         if self.legs.counters != self.told {
             if now >= self.next_count {
                 self.next_count = now + COUNT_EVERY;
+                self.legs.count_overflow();
+                if let Link::Udp(socket) = &self.link {
+                    self.overflow.count(socket, &mut self.legs.counters.drops);
+                }
                 self.told = self.legs.counters.clone();
                 self.tell(Event::Counted(Box::new(self.told.clone())))?;
             }
@@ -863,6 +870,32 @@ mod tests {
         }
         let more = hear(&mut forwarder, [192, 0, 2, 1], 101);
         assert_eq!(more, MAX_UNANSWERED + 2);
+    }
+
+    #[test]
+    fn what_the_kernel_drops_before_the_servers_socket_is_counted() {
+        let (mut forwarder, _wake, mut heard) = forwarder();
+        let Link::Udp(socket) = &forwarder.link else {
+            panic!("it is by UDP");
+        };
+        let port = socket.local_addr().expect("an address").port();
+        let sender = std::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("bind");
+        // More than the largest buffer holds, with what the kernel keeps of each.
+        for _ in 0..20_000 {
+            let sent = sender.send_to(&[4; 1000], (Ipv4Addr::LOCALHOST, port));
+            sent.expect("sent");
+        }
+        let mut batch = ReceiveBatch::new(16, MAX_MESSAGE);
+        while forwarder.datagrams(&mut batch).expect("it goes on") {}
+        forwarder.next_count = Instant::now();
+        forwarder.drive().expect("it goes on");
+        let Some(Event::Counted(counters)) = heard.blocking_recv() else {
+            panic!("it does not say how much");
+        };
+        let [came, dropped] = [DropReason::Stranger, DropReason::ReceiveQueueFull]
+            .map(|reason| counters.drops.get(reason));
+        assert!(dropped > 0, "nothing overflowed");
+        assert_eq!(came + dropped, 20_000);
     }
 
     #[test]
