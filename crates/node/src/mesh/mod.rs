@@ -9,12 +9,14 @@ mod agent;
 mod cache;
 pub mod client;
 mod endpoints;
+mod forward;
 mod known;
 mod legs;
 pub mod mapping;
 pub mod names;
 pub mod nat;
 mod relay;
+mod resolve;
 pub(crate) mod stun;
 mod turn;
 

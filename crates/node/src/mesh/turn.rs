@@ -1,19 +1,25 @@
 //! This host's side of TURN servers (RFC 8656): while there are members that nothing else reaches, an allocation at one or two of
-//! them, each kept by a thread of its own ([`forward`]).
+//! them, each kept by a thread of its own ([`allocation`]).
 //!
 //! Its relayed address is told to the others beside this host's own, and is to them one more relay. Whoever is sought may send
 //! there, from any address that it tells of. What it sends comes to the tunnel from a loopback address, a *leg*, and what the tunnel sends
 //! there goes back the same way. Where this host cannot send by UDP, or not there, it sends by a leg to the other's relayed address.
 
-mod forward;
+mod allocation;
+mod ended;
+mod link;
 
 use super::agent::{Answers, Gone, LegTo, News, Pause, Shared, Worker};
 use super::client;
 use super::endpoints::is_routable;
+use super::forward::{Event, Handle, Over};
 use super::relay::Wish;
-use forward::{Ended, Event, Handle, MAX_PERMITTED, Target, Transport, Wanted};
+use super::resolve::{one_of_each, resolve};
+use allocation::{MAX_PERMITTED, Wanted};
+use ended::Ended;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use ipnet::IpNet;
+use link::{Target, Transport};
 use rustls::ClientConfig;
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::{MAX_RELAYED, Relay, RelayKind, in_turn};
@@ -23,7 +29,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU16;
 use std::time::{Duration, Instant};
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::Notify;
 
 /// Servers at which there is an allocation at a time, so that the second is there when the first is not.
 const SERVERS: usize = 2;
@@ -33,10 +39,6 @@ const KEPT: Duration = Duration::from_secs(300);
 const SETTLED: Duration = Duration::from_secs(60);
 /// How often is looked whether it is needed.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// How long the host may take to resolve a server's name.
-const RESOLVER_PATIENCE: Duration = Duration::from_secs(5);
-/// What a thread says that waits, at most.
-const MAX_EVENTS: usize = 64;
 
 /// All allocations.
 pub(super) struct Turns<'a> {
@@ -59,7 +61,7 @@ pub(super) struct Turns<'a> {
 
 /// An allocation, or the attempt at one.
 struct Held {
-    handle: Handle,
+    handle: Handle<Wanted>,
     relayed: Option<SocketAddr>,
     /// Where peers are to the tunnel.
     legs: BTreeMap<SocketAddr, SocketAddr>,
@@ -214,7 +216,7 @@ impl<'a> Turns<'a> {
                 };
                 let (lasted, ended) = self.live(target, name).await?;
                 match ended {
-                    Ended::Unwanted => return Ok((lasted, None)),
+                    Ended::Over(Over::Unwanted) => return Ok((lasted, None)),
                     ended if lasted.is_some() => return Ok((lasted, Some(ended.to_string()))),
                     ended => reason = ended.to_string(),
                 }
@@ -225,13 +227,7 @@ impl<'a> Turns<'a> {
 
     /// A server's addresses, one of each family, IPv6 first.
     async fn resolve(&self, relay: &Relay) -> Result<Vec<SocketAddr>, String> {
-        let target = (relay.address.host(), relay.address.port());
-        let found = tokio::time::timeout(RESOLVER_PATIENCE, tokio::net::lookup_host(target)).await;
-        let mut found: Vec<SocketAddr> = match found {
-            Ok(Ok(found)) => found.collect(),
-            Ok(Err(error)) => return Err(format!("its name cannot be resolved: {error}")),
-            Err(_) => return Err("its name is not resolved in time".to_owned()),
-        };
+        let mut found = resolve(relay.address.host(), relay.address.port()).await?;
         let inside = |at: &SocketAddr| {
             let ip = at.ip().to_canonical();
             self.inside.iter().any(|net| net.contains(&ip))
@@ -240,9 +236,7 @@ impl<'a> Turns<'a> {
             return Err("it is inside of the mesh that it is to carry".to_owned());
         }
         found.retain(|at| can_serve(at.ip().to_canonical()));
-        let v6 = found.iter().find(|address| address.is_ipv6());
-        let v4 = found.iter().find(|address| address.is_ipv4());
-        Ok(v6.into_iter().chain(v4).copied().collect())
+        Ok(one_of_each(&found))
     }
 
     fn tls(&self) -> Result<Arc<ClientConfig>, String> {
@@ -259,10 +253,9 @@ impl<'a> Turns<'a> {
     async fn live(&self, target: Target, name: &str) -> Result<(Option<Duration>, Ended), Gone> {
         let begun = Instant::now();
         let transport = target.transport;
-        let (events, mut heard) = mpsc::channel(MAX_EVENTS);
-        let handle = match forward::start(target, self.port.clone(), events) {
-            Ok(handle) => handle,
-            Err(error) => return Ok((None, Ended::System(error))),
+        let (handle, mut heard) = match allocation::start(target, self.port.clone()) {
+            Ok(started) => started,
+            Err(error) => return Ok((None, Over::System(error).into())),
         };
         let held = Held {
             handle,
@@ -279,13 +272,13 @@ impl<'a> Turns<'a> {
                 event = heard.recv() => event,
                 _ = look.tick() => {
                     if !self.chosen().iter().any(|r| r.address.to_string() == name) {
-                        return Ok((lasted(there), Ended::Unwanted));
+                        return Ok((lasted(there), Over::Unwanted.into()));
                     }
                     continue;
                 }
             };
             match event {
-                Some(Event::Allocated(relayed)) => {
+                Some(Event::Serves(relayed)) => {
                     there = Some(Instant::now());
                     self.with(name, |held| held.relayed = Some(relayed));
                     self.publish();

@@ -129,10 +129,7 @@ impl Caller {
         let end = Wall::now() + patience;
         while frames.len() < enough && Wall::now() < end && !self.over {
             site.turn();
-            self.over = match self.stream.receive() {
-                Err(error) => error.kind() != io::ErrorKind::WouldBlock,
-                Ok(()) => false,
-            };
+            self.over = self.stream.receive().is_err();
             let _ = self.stream.flush();
             while let Some(frame) = self.stream.peek().expect("a frame") {
                 let (port, datagram) = split_port(frame).expect("a port");
