@@ -7,10 +7,9 @@
 use seikan_observe::{DropCounts, DropReason};
 use seikan_sys::poll::{Epoll, Interest};
 use seikan_sys::udp::{
-    MAX_GSO_SEGMENTS, ReceiveBatch, ReceiveMeta, SendError, Transmit, UdpOptions, UdpSocket,
+    MAX_GSO_SEGMENTS, ReceiveBatch, ReceiveMeta, Transmit, UdpOptions, UdpSocket,
 };
 use std::collections::{BTreeMap, HashMap};
-use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -22,9 +21,6 @@ const IDLE: Duration = Duration::from_secs(600);
 const UNANSWERED: Duration = Duration::from_secs(30);
 /// Bytes that are sent at once, at most.
 pub(super) const MAX_RUN: usize = 60_000;
-/// `EMSGSIZE` and `ENOBUFS` of Linux.
-const EMSGSIZE: i32 = 90;
-const ENOBUFS: i32 = 105;
 
 /// What was forwarded, in datagrams of the tunnel.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -236,33 +232,12 @@ impl Run {
 
     /// Sends them; how many. What is not sent is counted.
     pub(super) fn send(&self, socket: &UdpSocket, to: SocketAddr, drops: &mut DropCounts) -> u64 {
-        let size = self.size.max(1);
-        let count = |bytes: usize| bytes.div_ceil(size) as u64;
-        let mut rest = self.bytes.as_slice();
-        let mut sent = 0;
-        while !rest.is_empty() {
-            let transmit = Transmit {
-                segment_size: u16::try_from(size).ok().filter(|_| rest.len() > size),
-                ..whole(to, rest)
-            };
-            let Err(SendError { bytes, error, .. }) = socket.send(&transmit) else {
-                return sent + count(rest.len());
-            };
-            sent += count(bytes);
-            rest = rest.get(bytes..).unwrap_or_default();
-            let (reason, lost) = match error.raw_os_error() {
-                // A probe for the path's MTU is not to take along what comes behind it.
-                Some(EMSGSIZE) => (DropReason::SendTooLarge, size.min(rest.len())),
-                Some(ENOBUFS) => (DropReason::SendNoBuffers, rest.len()),
-                _ if error.kind() == io::ErrorKind::WouldBlock => {
-                    (DropReason::SendNoBuffers, rest.len())
-                }
-                _ => (DropReason::SendRefused, rest.len()),
-            };
-            drops.add(reason, count(lost));
-            rest = rest.get(lost..).unwrap_or_default();
-        }
-        sent
+        let count = |bytes: usize| bytes.div_ceil(self.size.max(1)) as u64;
+        let transmit = Transmit {
+            segment_size: u16::try_from(self.size).ok(),
+            ..whole(to, &self.bytes)
+        };
+        count(socket.send_or_drop(&transmit, |reason, bytes| drops.add(reason, count(bytes))))
     }
 
     pub(super) fn clear(&mut self) {
