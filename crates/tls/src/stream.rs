@@ -196,10 +196,9 @@ impl AsFd for Stream {
 mod tests {
     use super::*;
     use crate::Certificate;
-    use rustls::client::WebPkiServerVerifier;
-    use rustls::pki_types::pem::PemObject as _;
-    use rustls::pki_types::{CertificateDer, ServerName};
-    use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConnection};
+    use rustls::pki_types::ServerName;
+    use rustls::version::TLS13;
+    use rustls::{ClientConnection, ServerConnection};
     use std::net::TcpListener;
     use std::sync::Arc;
     use std::time::{Duration, Instant};
@@ -285,20 +284,8 @@ mod tests {
     #[test]
     fn what_is_pushed_before_tls_has_shaken_hands_arrives_behind_it() {
         let folder = tempfile::tempdir().expect("a folder");
-        let names = ["localhost".to_owned()];
-        let own = Certificate::own(folder.path(), "a server", &names).expect("made");
-        let text = std::fs::read(folder.path().join("tls.pem")).expect("a file");
-        let mut roots = RootCertStore::empty();
-        let known = CertificateDer::from_pem_slice(&text).expect("a certificate");
-        roots.add(known).expect("a root");
-        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let verifier =
-            WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider.clone());
-        let config = ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .expect("versions")
-            .with_webpki_verifier(verifier.build().expect("a verifier"))
-            .with_no_client_auth();
+        let own = Certificate::own(folder.path(), "a server", &[]).expect("made");
+        let config = crate::pinned(own.pin(), &[&TLS13]).expect("a configuration");
         let name = ServerName::try_from("localhost").expect("a name");
         let client = ClientConnection::new(Arc::new(config), name).expect("a client");
         let server = Arc::new(own.server_config().expect("it can serve"));
