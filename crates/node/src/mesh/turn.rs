@@ -11,7 +11,7 @@ mod link;
 
 use super::agent::{Answers, Gone, LegTo, News, Pause, Shared, Worker};
 use super::client;
-use super::endpoints::is_routable;
+use super::endpoints::{is_routable, may_serve};
 use super::forward::{Event, Handle, Over};
 use super::relay::Wish;
 use super::resolve::{one_of_each, resolve};
@@ -25,9 +25,9 @@ use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::{MAX_RELAYED, Relay, RelayKind, in_turn};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU16;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
@@ -192,7 +192,9 @@ impl<'a> Turns<'a> {
         name: &str,
     ) -> Result<(Option<Duration>, Option<String>), Gone> {
         let mut reason = "its name stands for no address that a server could have".to_owned();
-        let found = match self.resolve(relay).await {
+        let found = resolve(relay.address.host(), relay.address.port()).await;
+        let own = self.port.load(Ordering::Relaxed);
+        let found = match found.and_then(|found| servers(found, own, self.inside)) {
             Ok(found) => found,
             Err(reason) => return Ok((None, Some(reason))),
         };
@@ -223,20 +225,6 @@ impl<'a> Turns<'a> {
             }
         }
         Ok((None, Some(reason)))
-    }
-
-    /// A server's addresses, one of each family, IPv6 first.
-    async fn resolve(&self, relay: &Relay) -> Result<Vec<SocketAddr>, String> {
-        let mut found = resolve(relay.address.host(), relay.address.port()).await?;
-        let inside = |at: &SocketAddr| {
-            let ip = at.ip().to_canonical();
-            self.inside.iter().any(|net| net.contains(&ip))
-        };
-        if found.iter().any(inside) {
-            return Err("it is inside of the mesh that it is to carry".to_owned());
-        }
-        found.retain(|at| can_serve(at.ip().to_canonical()));
-        Ok(one_of_each(&found))
     }
 
     fn tls(&self) -> Result<Arc<ClientConfig>, String> {
@@ -371,9 +359,21 @@ impl<'a> Turns<'a> {
     }
 }
 
-/// Whether a server can be there. One on this host itself may be.
-fn can_serve(ip: IpAddr) -> bool {
-    is_routable(ip) || ip.is_loopback()
+/// Those of its addresses at which a server may be, one of each family, IPv6 first; `own` is the tunnel's port, `inside` the mesh's networks.
+fn servers(
+    mut found: Vec<SocketAddr>,
+    own: u16,
+    inside: &[IpNet],
+) -> Result<Vec<SocketAddr>, String> {
+    let is_inside = |at: &SocketAddr| {
+        let ip = at.ip().to_canonical();
+        inside.iter().any(|net| net.contains(&ip))
+    };
+    if found.iter().any(is_inside) {
+        return Err("it is inside of the mesh that it is to carry".to_owned());
+    }
+    found.retain(|at| may_serve(*at, own));
+    Ok(one_of_each(&found))
 }
 
 #[cfg(test)]
@@ -381,21 +381,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_server_has_an_address_that_is_its_own_and_stands_for_itself() {
-        let of = |ip: &str| can_serve(ip.parse::<IpAddr>().expect(ip).to_canonical());
-        for ip in ["192.0.2.1", "10.0.0.1", "127.0.0.1", "::1", "2001:db8::1"] {
-            assert!(of(ip), "{ip}");
-        }
-        for ip in [
-            "0.0.0.0",
-            "::",
-            "169.254.169.254",
-            "::ffff:169.254.169.254",
-            "fe80::1",
-            "224.0.0.1",
-            "ff02::1",
-        ] {
-            assert!(!of(ip), "{ip}");
-        }
+    fn a_turn_server_is_asked_where_a_relay_is() {
+        let at = |text: &str| -> SocketAddr { text.parse().expect(text) };
+        let mesh: [IpNet; 1] = ["100.80.0.0/12".parse().expect("a network")];
+        let found = [
+            "127.0.0.1:443",
+            "10.0.0.1:443",
+            "[::1]:443",
+            "[fe80::1]:443",
+        ]
+        .map(at);
+        assert_eq!(servers(found.to_vec(), 51_820, &mesh), Ok(vec![found[1]]));
+        let found = ["10.0.0.1:3478", "127.0.0.1:3478", "[::1]:3478"].map(at);
+        let one = Ok(vec![found[2], found[0]]);
+        assert_eq!(servers(found.to_vec(), 51_820, &mesh), one);
+        let inside = at("[::ffff:100.80.0.9]:3478");
+        assert!(servers(vec![found[0], inside], 51_820, &mesh).is_err());
     }
 }
