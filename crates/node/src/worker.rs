@@ -19,7 +19,7 @@ use seikan_proto::tunnel::Datagram;
 use seikan_sys::poll::{Epoll, Interest};
 use seikan_sys::signal::{Signal, Signals};
 use seikan_sys::tun::TunQueue;
-use seikan_sys::udp::{ReceiveBatch, ReceiveMeta, SendError, Transmit, UdpSocket};
+use seikan_sys::udp::{ReceiveBatch, ReceiveMeta, Transmit, UdpSocket};
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -393,11 +393,6 @@ impl Node {
     }
 }
 
-/// `EMSGSIZE` of Linux.
-const EMSGSIZE: i32 = 90;
-/// `ENOBUFS` of Linux.
-const ENOBUFS: i32 = 105;
-
 fn datagram(meta: &ReceiveMeta) -> Datagram {
     Datagram {
         source: meta.source,
@@ -420,20 +415,15 @@ fn send(socket: &UdpSocket, run: &Run, bytes: &[u8]) -> Result<(), DropReason> {
         payload: bytes,
     };
     loop {
-        let Err(SendError { bytes, error, .. }) = socket.send(&transmit) else {
+        let Err(stopped) = socket.send(&transmit) else {
             return Ok(());
         };
-        transmit.payload = &transmit.payload[bytes..];
-        match error.raw_os_error() {
-            _ if error.kind() == io::ErrorKind::WouldBlock => {
-                if !wait_writable(socket) {
-                    return Err(DropReason::SendNoBuffers);
-                }
-            }
-            Some(ENOBUFS) => return Err(DropReason::SendNoBuffers),
-            Some(EMSGSIZE) => return Err(DropReason::SendTooLarge),
-            _ if transmit.source.is_some() => transmit.source = None,
-            _ => return Err(DropReason::SendRefused),
+        transmit.payload = &transmit.payload[stopped.bytes..];
+        let full = stopped.error.kind() == io::ErrorKind::WouldBlock;
+        match stopped.reason() {
+            _ if full && wait_writable(socket) => {}
+            DropReason::SendRefused if transmit.source.is_some() => transmit.source = None,
+            reason => return Err(reason),
         }
     }
 }

@@ -125,6 +125,8 @@ drop_reasons! {
     OverRate = "over_rate",
     /// By a TURN server: there is no permission for the other end yet, or no leg left for it.
     NoChannel = "no_channel",
+    /// The kernel's receive buffer was full where this host forwards to a relay or from it; what was joined counts once.
+    ReceiveQueueFull = "receive_queue_full",
     /// Shutting down or the peer was removed while the packet was held.
     PeerRemoved = "peer_removed",
 }

@@ -4,7 +4,6 @@
 //! within what GRO has joined. By a connection come datagrams for all ports. What a send buffer or a connection does not take is
 //! dropped: no pair waits for another.
 
-use std::io;
 use std::net::SocketAddr;
 
 use seikan_observe::DropReason;
@@ -14,17 +13,12 @@ use seikan_proto::mesh::relay::{
     Answer, Asked, AskedError, PortRequest, RelayRefusal, TransactionId, is_request,
 };
 use seikan_sys::poll::Epoll;
-use seikan_sys::udp::{ReceiveBatch, ReceiveMeta, SendError, Transmit, UdpSocket};
+use seikan_sys::udp::{ReceiveBatch, ReceiveMeta, Transmit, UdpSocket};
 
 use crate::pair::{Bound, Place};
 use crate::relay::Now;
 use crate::streams::{Pushed, Run};
 use crate::table::{Table, family_of};
-
-/// `EMSGSIZE` of Linux.
-const EMSGSIZE: i32 = 90;
-/// `ENOBUFS` of Linux.
-const ENOBUFS: i32 = 105;
 
 /// Reads of a connection before others have their turn.
 const TURNS: usize = 16;
@@ -252,14 +246,14 @@ impl Table {
             Place::Udp(destination) => match &pair.sockets[family_of(destination)] {
                 Some(socket) => {
                     // ECN and DSCP as a router would: the members' tunnel looks at what becomes of ECN on the way.
-                    let first = Transmit {
+                    let transmit = Transmit {
                         destination,
                         source: to.source,
                         traffic_class: origin.traffic_class,
-                        segment_size: None,
+                        segment_size: u16::try_from(size).ok(),
                         payload: bytes,
                     };
-                    send(socket, &first, size, &mut drop)
+                    socket.send_or_drop(&transmit, drop)
                 }
                 None => {
                     drop(DropReason::SendRefused, bytes.len());
@@ -362,41 +356,6 @@ enum Heard {
     Refused(TransactionId, RelayRefusal),
     /// It is none.
     Nothing,
-}
-
-/// Sends datagrams of `size` bytes (the last may be shorter) as `first` says; the bytes that went. What does not go is dropped.
-fn send(
-    socket: &UdpSocket,
-    first: &Transmit<'_>,
-    size: usize,
-    drop: &mut impl FnMut(DropReason, usize),
-) -> usize {
-    let mut rest = first.payload;
-    let mut sent = 0;
-    while !rest.is_empty() {
-        let transmit = Transmit {
-            segment_size: u16::try_from(size).ok().filter(|_| rest.len() > size),
-            payload: rest,
-            ..*first
-        };
-        let Err(SendError { bytes, error, .. }) = socket.send(&transmit) else {
-            return sent + rest.len();
-        };
-        sent += bytes;
-        rest = &rest[bytes..];
-        let (reason, lost) = match error.raw_os_error() {
-            // A probe for the path's MTU is not to take along what comes behind it.
-            Some(EMSGSIZE) => (DropReason::SendTooLarge, size.min(rest.len())),
-            Some(ENOBUFS) => (DropReason::SendNoBuffers, rest.len()),
-            _ if error.kind() == io::ErrorKind::WouldBlock => {
-                (DropReason::SendNoBuffers, rest.len())
-            }
-            _ => (DropReason::SendRefused, rest.len()),
-        };
-        drop(reason, lost);
-        rest = &rest[lost..];
-    }
-    sent
 }
 
 /// Sends an answer from where the request came to. One that is lost is asked for again.

@@ -206,11 +206,7 @@ impl Streams {
         };
         // TLS may have something to say to it.
         note(&mut self.unflushed, id, connection);
-        match connection.stream.receive() {
-            Ok(()) => Ok(true),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
-            Err(error) => Err(error),
-        }
+        connection.stream.receive()
     }
 
     /// The next datagrams that have come by a connection, in the place of those in `run`; whether there are any.
@@ -228,7 +224,7 @@ impl Streams {
                 Ok(next) => next.and_then(split_port),
                 // What came before goes first; it is as wrong the next time.
                 Err(_) if count > 0 => return Ok(true),
-                Err(error) => return Err(io::Error::new(io::ErrorKind::InvalidData, error)),
+                Err(error) => return Err(error),
             };
             let Some((port, datagram)) = next else { break };
             let request = is_request(datagram);

@@ -132,7 +132,7 @@ pub struct Two {
     pub nats: Vec<Nat>,
     /// Of the second.
     pub address: std::net::IpAddr,
-    _running: [Tunnel; 2],
+    pub running: [Tunnel; 2],
 }
 
 impl Two {
@@ -176,7 +176,7 @@ impl Two {
             hosts,
             nats,
             address,
-            _running: [a, b],
+            running: [a, b],
         }
     }
 

@@ -7,6 +7,7 @@ use crate::site::{SOON, Site, at_a_site};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
+use std::fs::{self, DirEntry};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
@@ -179,5 +180,50 @@ fn a_relay_with_another_certificate_than_the_pinned_is_told_nothing() {
         relay.stdout.read_to_string(&mut said).expect("text");
         // Nobody has shown a ticket there but by UDP.
         assert!(said.contains("connections turned away"), "{said}");
+    });
+}
+
+/// The time that threads of a process were on a processor, all or those of this name, /proc/PID/task/TID/schedstat.
+fn busy(process: u32, name: Option<&str>) -> Duration {
+    let tasks = fs::read_dir(format!("/proc/{process}/task")).expect("tasks");
+    let read = |task: &DirEntry, file| fs::read_to_string(task.path().join(file)).expect("text");
+    let nanoseconds = tasks
+        .map(|task| task.expect("a task"))
+        .filter(|task| name.is_none_or(|name| read(task, "comm").trim() == name))
+        .map(|task| {
+            let text = read(&task, "schedstat");
+            let first = text.split_whitespace().next().expect("a number");
+            first.parse::<u64>().expect("a number")
+        });
+    Duration::from_nanos(nanoseconds.sum())
+}
+
+#[test]
+#[ignore = "a measurement, of a minute"]
+fn what_a_connection_that_nothing_goes_by_costs_a_member() {
+    at_a_site_with_relay(|site| {
+        let two = Two::blocked(site, [EndpointIndependent; 2], &[0]);
+        two.answering(|| {
+            assert!(two.hear(SOON), "{}", two.hosts[0].status());
+            std::thread::sleep(Duration::from_secs(10));
+            assert_eq!(by_tls(&two), [true, false]);
+            let [a, b] = [0, 1].map(|end: usize| two.running[end].child.id());
+            let now = || [busy(a, Some("relay")), busy(a, None), busy(b, None)];
+            let (begun, before) = (Instant::now(), now());
+            std::thread::sleep(Duration::from_secs(60));
+            let (took, after) = (begun.elapsed(), now());
+            assert_eq!(by_tls(&two), [true, false]);
+            let titles = ["the thread", "its daemon", "the other's, by UDP"];
+            for ((before, after), title) in before.iter().zip(&after).zip(titles) {
+                let share = 100.0 * (*after - *before).as_secs_f64() / took.as_secs_f64();
+                println!("{title}: {share:.3} % of a processor");
+            }
+            for (process, title) in [(a, "its daemon"), (b, "the other's")] {
+                let status = fs::read_to_string(format!("/proc/{process}/status"));
+                let status = status.expect("status");
+                let memory = status.lines().find(|line| line.starts_with("VmRSS:"));
+                println!("{title}: {}", memory.expect("memory"));
+            }
+        });
     });
 }

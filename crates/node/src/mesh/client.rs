@@ -9,13 +9,10 @@ use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilde
 use hyper_util::client::legacy;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{CryptoProvider, aws_lc_rs, verify_tls12_signature, verify_tls13_signature};
-use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::crypto::aws_lc_rs;
+use rustls::pki_types::ServerName;
 use rustls::version::TLS13;
-use rustls::{
-    ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme, SupportedProtocolVersion,
-};
+use rustls::{ClientConfig, RootCertStore, SupportedProtocolVersion};
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::{
     BASE, Call, Changes, Credential, Endpoints, JoinRequest, Joined, MAX_ANSWER, Pin, Reason,
@@ -400,72 +397,14 @@ pub(super) fn tls(
     pin: Option<Pin>,
     versions: &[&'static SupportedProtocolVersion],
 ) -> Result<ClientConfig, ClientError> {
-    let provider = Arc::new(aws_lc_rs::default_provider());
     let failed = |e: rustls::Error| ClientError::Tls(e.to_string());
-    let builder = ClientConfig::builder_with_provider(provider.clone())
-        .with_protocol_versions(versions)
-        .map_err(failed)?;
-    Ok(match pin {
-        Some(pin) => builder
-            .dangerous()
-            .with_custom_certificate_verifier(Arc::new(Pinned { pin, provider }))
-            .with_no_client_auth(),
-        None => {
-            let mut roots = RootCertStore::empty();
-            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-            builder.with_root_certificates(roots).with_no_client_auth()
-        }
-    })
-}
-
-/// Trusts the one certificate that it knows, whatever it says of itself: names, dates and issuer are not looked at.
-#[derive(Debug)]
-struct Pinned {
-    pin: Pin,
-    provider: Arc<CryptoProvider>,
-}
-
-impl ServerCertVerifier for Pinned {
-    fn verify_server_cert(
-        &self,
-        end_entity: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        let found = Pin::of_certificate(end_entity);
-        if found == self.pin {
-            return Ok(ServerCertVerified::assertion());
-        }
-        Err(rustls::Error::General(format!(
-            "its certificate is another one than the pinned: {found}"
-        )))
+    if let Some(pin) = pin {
+        return seikan_tls::pinned(pin, versions).map_err(failed);
     }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let known = &self.provider.signature_verification_algorithms;
-        verify_tls12_signature(message, certificate, signature, known)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let known = &self.provider.signature_verification_algorithms;
-        verify_tls13_signature(message, certificate, signature, known)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider
-            .signature_verification_algorithms
-            .supported_schemes()
-    }
+    let provider = Arc::new(aws_lc_rs::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider);
+    let builder = builder.with_protocol_versions(versions).map_err(failed)?;
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    Ok(builder.with_root_certificates(roots).with_no_client_auth())
 }

@@ -138,6 +138,17 @@ pub(crate) fn is_routable(ip: IpAddr) -> bool {
     !(ip.is_loopback() || ip.is_unspecified() || ip.is_multicast() || link_local)
 }
 
+/// Whether a server of the mesh may be there, `own` being the tunnel's port: not where the local network has what is nobody else's
+/// (169.254.169.254). On this very host a relay may be, or a coordinator, but no server of the system's, whose ports are below 1024, and not the
+/// tunnel itself.
+pub(super) fn may_serve(server: SocketAddr, own: u16) -> bool {
+    let ip = server.ip().to_canonical();
+    match ip.is_loopback() {
+        true => server.port() >= 1024 && server.port() != own,
+        false => server.port() != 0 && is_routable(ip),
+    }
+}
+
 /// RFC 1918, RFC 6598, RFC 4193.
 fn is_private(ip: IpAddr) -> bool {
     match ip {

@@ -7,10 +7,9 @@
 use seikan_observe::{DropCounts, DropReason};
 use seikan_sys::poll::{Epoll, Interest};
 use seikan_sys::udp::{
-    MAX_GSO_SEGMENTS, ReceiveBatch, ReceiveMeta, SendError, Transmit, UdpOptions, UdpSocket,
+    MAX_GSO_SEGMENTS, ReceiveBatch, ReceiveMeta, Transmit, UdpOptions, UdpSocket,
 };
 use std::collections::{BTreeMap, HashMap};
-use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -22,9 +21,6 @@ const IDLE: Duration = Duration::from_secs(600);
 const UNANSWERED: Duration = Duration::from_secs(30);
 /// Bytes that are sent at once, at most.
 pub(super) const MAX_RUN: usize = 60_000;
-/// `EMSGSIZE` and `ENOBUFS` of Linux.
-const EMSGSIZE: i32 = 90;
-const ENOBUFS: i32 = 105;
 
 /// What was forwarded, in datagrams of the tunnel.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -48,7 +44,18 @@ pub(super) struct Leg {
     /// When the tunnel last sent there, if it has.
     pub answered: Option<Instant>,
     socket: UdpSocket,
+    overflow: Overflow,
     opened: Instant,
+}
+
+impl Leg {
+    /// Whether it is over, unless somebody wants it.
+    pub(super) fn is_idle(&self, now: Instant) -> bool {
+        match self.answered {
+            Some(at) => now.duration_since(at) >= IDLE,
+            None => now.duration_since(self.opened) >= UNANSWERED,
+        }
+    }
 }
 
 /// All of one thread.
@@ -111,6 +118,7 @@ impl Legs {
             bound: false,
             answered: None,
             socket,
+            overflow: Overflow::default(),
             opened: Instant::now(),
         };
         self.all.insert(token, leg);
@@ -120,19 +128,15 @@ impl Legs {
 
     /// Closes one.
     pub(super) fn close(&mut self, token: u64) -> Option<Leg> {
-        let leg = self.all.remove(&token)?;
+        let mut leg = self.all.remove(&token)?;
         self.by_peer.remove(&leg.peer);
+        leg.overflow.count(&leg.socket, &mut self.counters.drops);
         Some(leg)
     }
 
-    /// Those that are over, unless they are wanted.
-    pub(super) fn idle(&self, now: Instant, is_wanted: impl Fn(&SocketAddr) -> bool) -> Vec<u64> {
-        let idle = |leg: &Leg| match leg.answered {
-            Some(at) => now.duration_since(at) >= IDLE,
-            None => now.duration_since(leg.opened) >= UNANSWERED,
-        };
-        let idle = |leg: &Leg| idle(leg) && !is_wanted(&leg.peer);
-        let legs = self.all.iter().filter(|(_, leg)| idle(leg));
+    /// Those that are like this.
+    pub(super) fn of(&self, is_like: impl Fn(&Leg) -> bool) -> Vec<u64> {
+        let legs = self.all.iter().filter(|(_, leg)| is_like(leg));
         legs.map(|(token, _)| *token).collect()
     }
 
@@ -161,8 +165,9 @@ impl Legs {
         };
         // An error belongs to something that was sent, and was counted there.
         let received = leg.socket.receive(batch).is_ok_and(|filled| filled > 0);
-        if received {
-            leg.answered = Some(Instant::now());
+        match received {
+            true => leg.answered = Some(Instant::now()),
+            false => leg.overflow.count(&leg.socket, &mut self.counters.drops),
         }
         received
     }
@@ -181,6 +186,18 @@ impl Legs {
 
     fn tunnel(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.port.load(Ordering::Relaxed)).into()
+    }
+}
+
+/// How much of what the kernel has dropped at a socket's full receive buffer is counted.
+#[derive(Default)]
+pub(super) struct Overflow(u64);
+
+impl Overflow {
+    /// Counts the rest.
+    pub(super) fn count(&mut self, socket: &UdpSocket, drops: &mut DropCounts) {
+        let before = std::mem::replace(&mut self.0, socket.receive_queue_drops());
+        drops.add(DropReason::ReceiveQueueFull, self.0 - before);
     }
 }
 
@@ -215,33 +232,12 @@ impl Run {
 
     /// Sends them; how many. What is not sent is counted.
     pub(super) fn send(&self, socket: &UdpSocket, to: SocketAddr, drops: &mut DropCounts) -> u64 {
-        let size = self.size.max(1);
-        let count = |bytes: usize| bytes.div_ceil(size) as u64;
-        let mut rest = self.bytes.as_slice();
-        let mut sent = 0;
-        while !rest.is_empty() {
-            let transmit = Transmit {
-                segment_size: u16::try_from(size).ok().filter(|_| rest.len() > size),
-                ..whole(to, rest)
-            };
-            let Err(SendError { bytes, error, .. }) = socket.send(&transmit) else {
-                return sent + count(rest.len());
-            };
-            sent += count(bytes);
-            rest = rest.get(bytes..).unwrap_or_default();
-            let (reason, lost) = match error.raw_os_error() {
-                // A probe for the path's MTU is not to take along what comes behind it.
-                Some(EMSGSIZE) => (DropReason::SendTooLarge, size.min(rest.len())),
-                Some(ENOBUFS) => (DropReason::SendNoBuffers, rest.len()),
-                _ if error.kind() == io::ErrorKind::WouldBlock => {
-                    (DropReason::SendNoBuffers, rest.len())
-                }
-                _ => (DropReason::SendRefused, rest.len()),
-            };
-            drops.add(reason, count(lost));
-            rest = rest.get(lost..).unwrap_or_default();
-        }
-        sent
+        let count = |bytes: usize| bytes.div_ceil(self.size.max(1)) as u64;
+        let transmit = Transmit {
+            segment_size: u16::try_from(self.size).ok(),
+            ..whole(to, &self.bytes)
+        };
+        count(socket.send_or_drop(&transmit, |reason, bytes| drops.add(reason, count(bytes))))
     }
 
     pub(super) fn clear(&mut self) {
@@ -293,6 +289,35 @@ mod tests {
     fn no_more_are_joined_than_can_be_sent_at_once() {
         assert_eq!(run(&[(5, 100); 200]).1, MAX_GSO_SEGMENTS);
         assert_eq!(run(&[(5, 1400); 200]).1, MAX_RUN / 1400);
+    }
+
+    #[test]
+    fn what_the_kernel_drops_before_a_leg_is_counted_also_of_one_that_is_closed() {
+        let tunnel = std::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("bind");
+        let port = tunnel.local_addr().expect("an address").port();
+        let epoll = Epoll::new(1).expect("an epoll instance");
+        let mut legs = Legs::new(2, Arc::new(AtomicU16::new(port)));
+        let token = legs.open(([192, 0, 2, 1], 7).into(), &epoll).expect("one");
+        let local = legs.get_mut(token).expect("one").local;
+        // More than the largest buffer holds, with what the kernel keeps of each.
+        let flood = || {
+            for _ in 0..20_000 {
+                tunnel.send_to(&[4; 1000], local).expect("sent");
+            }
+        };
+        let dropped = |legs: &Legs| legs.counters.drops.get(DropReason::ReceiveQueueFull);
+        flood();
+        let mut batch = ReceiveBatch::new(16, 1 << 16);
+        let mut came = 0;
+        while legs.receive(token, &mut batch) {
+            came += batch.parts_mut().0.len() as u64;
+        }
+        assert!(came < 20_000, "nothing overflowed");
+        let first = 20_000 - came;
+        assert_eq!(dropped(&legs), first);
+        flood();
+        legs.close(token);
+        assert!(dropped(&legs) > first, "what was not read is not counted");
     }
 
     #[test]

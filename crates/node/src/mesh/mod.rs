@@ -9,12 +9,14 @@ mod agent;
 mod cache;
 pub mod client;
 mod endpoints;
+mod forward;
 mod known;
 mod legs;
 pub mod mapping;
 pub mod names;
 pub mod nat;
 mod relay;
+mod resolve;
 pub(crate) mod stun;
 mod turn;
 
@@ -25,6 +27,7 @@ use crate::worker::{Service, Verdict};
 use agent::{Agent, News};
 pub use agent::{Answers, LegTo, View};
 pub(crate) use endpoints::is_routable;
+use endpoints::may_serve;
 use ipnet::IpNet;
 pub use known::{Changed, Doubts};
 pub use legs::Counters as LegCounters;
@@ -623,14 +626,9 @@ impl Rules {
     }
 
     /// Whether a STUN server or a relay may be there, `own` being the tunnel's port: not inside of the mesh, where what is sent to it would go
-    /// through the tunnel that it is asked for; nor where the local network has what is nobody else's (169.254.169.254). On this very host a
-    /// relay may be, or a coordinator, but no server of the system's, whose ports are below 1024, and not the tunnel itself.
+    /// through the tunnel that it is asked for.
     fn may_serve(&self, server: SocketAddr, own: u16) -> bool {
-        let ip = server.ip().to_canonical();
-        match ip.is_loopback() {
-            true => server.port() >= 1024 && server.port() != own,
-            false => server.port() != 0 && is_routable(ip) && !self.is_inside(ip),
-        }
+        may_serve(server, own) && !self.is_inside(server.ip())
     }
 
     /// Whether it is an address of the mesh.

@@ -10,6 +10,7 @@ mod streams;
 
 use super::OwnKey;
 use super::agent::{Answers, Gone, News, Shared, Worker};
+use super::resolve::{one_of_each, resolve};
 use super::turn::Turns;
 use crate::node::SystemRandom;
 use futures_util::future::{Either, join_all, select, select_all};
@@ -43,8 +44,6 @@ const MEETINGS: u32 = 4;
 const MEET_EVERY: Duration = Duration::from_millis(550);
 /// How long a member that does not answer is waited for at a relay after it was sought.
 const SOUGHT_LATELY: Duration = Duration::from_secs(30);
-/// How long the host may take to resolve a relay's name.
-const RESOLVER_PATIENCE: Duration = Duration::from_secs(5);
 /// How long the worker may take to say how a member is reached.
 const WORKER_PATIENCE: Duration = Duration::from_secs(2);
 
@@ -380,19 +379,13 @@ impl<'a> Relays<'a> {
         answers: &Cell<bool>,
     ) -> Result<Seated, Gone> {
         let begun = Instant::now();
-        let target = (relay.address.host(), relay.address.port());
-        let found = tokio::time::timeout(RESOLVER_PATIENCE, tokio::net::lookup_host(target));
-        let found: Vec<SocketAddr> = match found.await {
-            Ok(Ok(found)) => found.collect(),
-            Ok(Err(error)) => return Ok(Err(format!("its name cannot be resolved: {error}"))),
-            Err(_) => return Ok(Err("its name is not resolved in time".to_owned())),
+        let found = match resolve(relay.address.host(), relay.address.port()).await {
+            Ok(found) => one_of_each(&found),
+            Err(reason) => return Ok(Err(reason)),
         };
-        let v6 = found.iter().find(|address| address.is_ipv6());
-        let v4 = found.iter().find(|address| address.is_ipv4());
-        let mut open: Vec<_> = v6
+        let mut open: Vec<_> = found
             .into_iter()
-            .chain(v4)
-            .map(|main| Box::pin(self.port(relay, key, *main)))
+            .map(|main| Box::pin(self.port(relay, key, main)))
             .collect();
         let mut reason = "its name stands for no address".to_owned();
         while !open.is_empty() {

@@ -1,29 +1,35 @@
 //! This host's side of TURN servers (RFC 8656): while there are members that nothing else reaches, an allocation at one or two of
-//! them, each kept by a thread of its own ([`forward`]).
+//! them, each kept by a thread of its own ([`allocation`]).
 //!
 //! Its relayed address is told to the others beside this host's own, and is to them one more relay. Whoever is sought may send
 //! there, from any address that it tells of. What it sends comes to the tunnel from a loopback address, a *leg*, and what the tunnel sends
 //! there goes back the same way. Where this host cannot send by UDP, or not there, it sends by a leg to the other's relayed address.
 
-mod forward;
+mod allocation;
+mod ended;
+mod link;
 
 use super::agent::{Answers, Gone, LegTo, News, Pause, Shared, Worker};
 use super::client;
-use super::endpoints::is_routable;
+use super::endpoints::{is_routable, may_serve};
+use super::forward::{Event, Handle, Over};
 use super::relay::Wish;
-use forward::{Ended, Event, Handle, MAX_PERMITTED, Target, Transport, Wanted};
+use super::resolve::{one_of_each, resolve};
+use allocation::{MAX_PERMITTED, Wanted};
+use ended::Ended;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use ipnet::IpNet;
+use link::{Target, Transport};
 use rustls::ClientConfig;
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::{MAX_RELAYED, Relay, RelayKind, in_turn};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU16;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::Notify;
 
 /// Servers at which there is an allocation at a time, so that the second is there when the first is not.
 const SERVERS: usize = 2;
@@ -33,10 +39,6 @@ const KEPT: Duration = Duration::from_secs(300);
 const SETTLED: Duration = Duration::from_secs(60);
 /// How often is looked whether it is needed.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// How long the host may take to resolve a server's name.
-const RESOLVER_PATIENCE: Duration = Duration::from_secs(5);
-/// What a thread says that waits, at most.
-const MAX_EVENTS: usize = 64;
 
 /// All allocations.
 pub(super) struct Turns<'a> {
@@ -59,7 +61,7 @@ pub(super) struct Turns<'a> {
 
 /// An allocation, or the attempt at one.
 struct Held {
-    handle: Handle,
+    handle: Handle<Wanted>,
     relayed: Option<SocketAddr>,
     /// Where peers are to the tunnel.
     legs: BTreeMap<SocketAddr, SocketAddr>,
@@ -190,7 +192,9 @@ impl<'a> Turns<'a> {
         name: &str,
     ) -> Result<(Option<Duration>, Option<String>), Gone> {
         let mut reason = "its name stands for no address that a server could have".to_owned();
-        let found = match self.resolve(relay).await {
+        let found = resolve(relay.address.host(), relay.address.port()).await;
+        let own = self.port.load(Ordering::Relaxed);
+        let found = match found.and_then(|found| servers(found, own, self.inside)) {
             Ok(found) => found,
             Err(reason) => return Ok((None, Some(reason))),
         };
@@ -214,35 +218,13 @@ impl<'a> Turns<'a> {
                 };
                 let (lasted, ended) = self.live(target, name).await?;
                 match ended {
-                    Ended::Unwanted => return Ok((lasted, None)),
+                    Ended::Over(Over::Unwanted) => return Ok((lasted, None)),
                     ended if lasted.is_some() => return Ok((lasted, Some(ended.to_string()))),
                     ended => reason = ended.to_string(),
                 }
             }
         }
         Ok((None, Some(reason)))
-    }
-
-    /// A server's addresses, one of each family, IPv6 first.
-    async fn resolve(&self, relay: &Relay) -> Result<Vec<SocketAddr>, String> {
-        let target = (relay.address.host(), relay.address.port());
-        let found = tokio::time::timeout(RESOLVER_PATIENCE, tokio::net::lookup_host(target)).await;
-        let mut found: Vec<SocketAddr> = match found {
-            Ok(Ok(found)) => found.collect(),
-            Ok(Err(error)) => return Err(format!("its name cannot be resolved: {error}")),
-            Err(_) => return Err("its name is not resolved in time".to_owned()),
-        };
-        let inside = |at: &SocketAddr| {
-            let ip = at.ip().to_canonical();
-            self.inside.iter().any(|net| net.contains(&ip))
-        };
-        if found.iter().any(inside) {
-            return Err("it is inside of the mesh that it is to carry".to_owned());
-        }
-        found.retain(|at| can_serve(at.ip().to_canonical()));
-        let v6 = found.iter().find(|address| address.is_ipv6());
-        let v4 = found.iter().find(|address| address.is_ipv4());
-        Ok(v6.into_iter().chain(v4).copied().collect())
     }
 
     fn tls(&self) -> Result<Arc<ClientConfig>, String> {
@@ -259,10 +241,9 @@ impl<'a> Turns<'a> {
     async fn live(&self, target: Target, name: &str) -> Result<(Option<Duration>, Ended), Gone> {
         let begun = Instant::now();
         let transport = target.transport;
-        let (events, mut heard) = mpsc::channel(MAX_EVENTS);
-        let handle = match forward::start(target, self.port.clone(), events) {
-            Ok(handle) => handle,
-            Err(error) => return Ok((None, Ended::System(error))),
+        let (handle, mut heard) = match allocation::start(target, self.port.clone()) {
+            Ok(started) => started,
+            Err(error) => return Ok((None, Over::System(error).into())),
         };
         let held = Held {
             handle,
@@ -279,13 +260,13 @@ impl<'a> Turns<'a> {
                 event = heard.recv() => event,
                 _ = look.tick() => {
                     if !self.chosen().iter().any(|r| r.address.to_string() == name) {
-                        return Ok((lasted(there), Ended::Unwanted));
+                        return Ok((lasted(there), Over::Unwanted.into()));
                     }
                     continue;
                 }
             };
             match event {
-                Some(Event::Allocated(relayed)) => {
+                Some(Event::Serves(relayed)) => {
                     there = Some(Instant::now());
                     self.with(name, |held| held.relayed = Some(relayed));
                     self.publish();
@@ -378,9 +359,21 @@ impl<'a> Turns<'a> {
     }
 }
 
-/// Whether a server can be there. One on this host itself may be.
-fn can_serve(ip: IpAddr) -> bool {
-    is_routable(ip) || ip.is_loopback()
+/// Those of its addresses at which a server may be, one of each family, IPv6 first; `own` is the tunnel's port, `inside` the mesh's networks.
+fn servers(
+    mut found: Vec<SocketAddr>,
+    own: u16,
+    inside: &[IpNet],
+) -> Result<Vec<SocketAddr>, String> {
+    let is_inside = |at: &SocketAddr| {
+        let ip = at.ip().to_canonical();
+        inside.iter().any(|net| net.contains(&ip))
+    };
+    if found.iter().any(is_inside) {
+        return Err("it is inside of the mesh that it is to carry".to_owned());
+    }
+    found.retain(|at| may_serve(*at, own));
+    Ok(one_of_each(&found))
 }
 
 #[cfg(test)]
@@ -388,21 +381,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_server_has_an_address_that_is_its_own_and_stands_for_itself() {
-        let of = |ip: &str| can_serve(ip.parse::<IpAddr>().expect(ip).to_canonical());
-        for ip in ["192.0.2.1", "10.0.0.1", "127.0.0.1", "::1", "2001:db8::1"] {
-            assert!(of(ip), "{ip}");
-        }
-        for ip in [
-            "0.0.0.0",
-            "::",
-            "169.254.169.254",
-            "::ffff:169.254.169.254",
-            "fe80::1",
-            "224.0.0.1",
-            "ff02::1",
-        ] {
-            assert!(!of(ip), "{ip}");
-        }
+    fn a_turn_server_is_asked_where_a_relay_is() {
+        let at = |text: &str| -> SocketAddr { text.parse().expect(text) };
+        let mesh: [IpNet; 1] = ["100.80.0.0/12".parse().expect("a network")];
+        let found = [
+            "127.0.0.1:443",
+            "10.0.0.1:443",
+            "[::1]:443",
+            "[fe80::1]:443",
+        ]
+        .map(at);
+        assert_eq!(servers(found.to_vec(), 51_820, &mesh), Ok(vec![found[1]]));
+        let found = ["10.0.0.1:3478", "127.0.0.1:3478", "[::1]:3478"].map(at);
+        let one = Ok(vec![found[2], found[0]]);
+        assert_eq!(servers(found.to_vec(), 51_820, &mesh), one);
+        let inside = at("[::ffff:100.80.0.9]:3478");
+        assert!(servers(vec![found[0], inside], 51_820, &mesh).is_err());
     }
 }

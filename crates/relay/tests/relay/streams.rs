@@ -1,10 +1,10 @@
 //! Members that come by TLS, and strangers that do.
 
 use super::*;
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{CryptoProvider, aws_lc_rs, verify_tls13_signature};
-use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::{ClientConfig, ClientConnection, DigitallySignedStruct, SignatureScheme};
+use rustls::ClientConnection;
+use rustls::pki_types::ServerName;
+use rustls::version::TLS13;
+use seikan_proto::mesh::Pin;
 use seikan_proto::mesh::framing::{Framing, split_port};
 use seikan_relay::TlsOptions;
 use seikan_tls::{Certificate, Stream};
@@ -12,48 +12,15 @@ use std::io;
 use std::net::TcpStream;
 use std::sync::Arc;
 
-/// Takes any certificate: whose it is is the member's to look at, not the relay's.
-#[derive(Debug)]
-struct Anybody(CryptoProvider);
-
-impl ServerCertVerifier for Anybody {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Err(rustls::Error::General("only TLS 1.3".to_owned()))
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let known = &self.0.signature_verification_algorithms;
-        verify_tls13_signature(message, certificate, signature, known)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
-    }
+/// Where a relay is by TLS.
+#[derive(Clone, Copy)]
+struct ByTls {
+    at: SocketAddr,
+    pin: Pin,
 }
 
 /// A relay that is reached by TLS, too.
-fn by_tls(limits: Limits) -> (Site, SocketAddr) {
+fn by_tls(limits: Limits) -> (Site, ByTls) {
     let folder = tempfile::tempdir().expect("a folder");
     let own = Certificate::own(folder.path(), "a relay", &[]).expect("made");
     let relay = Relay::bind(Options {
@@ -67,19 +34,18 @@ fn by_tls(limits: Limits) -> (Site, SocketAddr) {
     });
     let relay = relay.expect("a relay");
     let main = relay.addresses().expect("addresses")[0];
-    let tls = relay
-        .tls_address()
-        .expect("an address")
-        .expect("it is there");
+    let at = relay.tls_address().expect("an address");
+    let tls = ByTls {
+        at: at.expect("it is there"),
+        pin: own.pin(),
+    };
     let elapsed = Duration::ZERO;
-    (
-        Site {
-            relay,
-            main,
-            elapsed,
-        },
-        tls,
-    )
+    let site = Site {
+        relay,
+        main,
+        elapsed,
+    };
+    (site, tls)
 }
 
 /// A member that is connected, or anybody.
@@ -92,17 +58,11 @@ struct Caller {
 }
 
 impl Caller {
-    fn new(number: u8, relay: SocketAddr) -> Caller {
-        let provider = aws_lc_rs::default_provider();
-        let config = ClientConfig::builder_with_provider(Arc::new(provider.clone()))
-            .with_safe_default_protocol_versions()
-            .expect("versions")
-            .dangerous()
-            .with_custom_certificate_verifier(Arc::new(Anybody(provider)))
-            .with_no_client_auth();
+    fn new(number: u8, relay: ByTls) -> Caller {
+        let config = seikan_tls::pinned(relay.pin, &[&TLS13]).expect("a configuration");
         let name = ServerName::try_from("relay.example.org").expect("a name");
         let tls = ClientConnection::new(Arc::new(config), name).expect("a client");
-        let socket = TcpStream::connect(relay).expect("connected");
+        let socket = TcpStream::connect(relay.at).expect("connected");
         let stream = Stream::new(socket, Some(tls.into()), Framing::Relay);
         Caller {
             stream: stream.expect("a stream"),
@@ -129,10 +89,7 @@ impl Caller {
         let end = Wall::now() + patience;
         while frames.len() < enough && Wall::now() < end && !self.over {
             site.turn();
-            self.over = match self.stream.receive() {
-                Err(error) => error.kind() != io::ErrorKind::WouldBlock,
-                Ok(()) => false,
-            };
+            self.over = self.stream.receive().is_err();
             let _ = self.stream.flush();
             while let Some(frame) = self.stream.peek().expect("a frame") {
                 let (port, datagram) = split_port(frame).expect("a port");
@@ -204,6 +161,19 @@ fn a_member_by_tls_and_one_by_udp_meet_at_a_port() {
     assert_eq!((counters.datagrams, counters.streams), (80, 1));
     assert_eq!(counters.bytes, 2 * (39 * 1200 + 300));
     assert_eq!((counters.drops.total(), counters.turned_away), (0, 0));
+}
+
+#[test]
+fn what_comes_in_one_go_is_more_than_may_wait_and_arrives_all_the_same() {
+    let (mut site, tls) = by_tls(Limits::default());
+    let (mut a, mut b) = (Caller::new(1, tls), Host::new(2));
+    a.bind(&mut site, 2);
+    let (at, _) = b.bind(&mut site, 1);
+    // 448,000 bytes, of which 256 KiB wait at most.
+    let sent = datagrams(40, 1400, 1400).concat();
+    (0..8).for_each(|_| b.send(at, &sent, Some(1400)));
+    assert_eq!(a.receive(&mut site, 8 * 40, PATIENCE).len(), 8 * 40);
+    assert_eq!(site.dropped(DropReason::SendNoBuffers), 0);
 }
 
 #[test]
@@ -286,7 +256,7 @@ fn a_stranger_is_told_why_and_turned_away() {
 #[test]
 fn who_shows_nothing_for_five_seconds_is_turned_away_whatever_he_sends_meanwhile() {
     let (mut site, tls) = by_tls(Limits::default());
-    let mut silent = TcpStream::connect(tls).expect("connected");
+    let mut silent = TcpStream::connect(tls.at).expect("connected");
     let mut slow = Caller::new(1, tls);
     assert!(!slow.is_over(&mut site));
     for _ in 0..4 {

@@ -12,6 +12,7 @@ use std::os::fd::AsRawFd;
 
 use libc::{c_uint, iovec, mmsghdr, socklen_t};
 use nix::errno::Errno;
+use seikan_observe::DropReason;
 
 use super::UdpSocket;
 use super::control::{RawAddress, SendControl};
@@ -72,6 +73,18 @@ pub struct SendError {
     pub error: io::Error,
 }
 
+impl SendError {
+    /// What becomes of a datagram that is not sent again.
+    pub fn reason(&self) -> DropReason {
+        match self.error.raw_os_error() {
+            Some(libc::EMSGSIZE) => DropReason::SendTooLarge,
+            Some(libc::ENOBUFS) => DropReason::SendNoBuffers,
+            _ if self.error.kind() == io::ErrorKind::WouldBlock => DropReason::SendNoBuffers,
+            _ => DropReason::SendRefused,
+        }
+    }
+}
+
 impl From<SendError> for io::Error {
     fn from(error: SendError) -> Self {
         error.error
@@ -87,6 +100,33 @@ impl UdpSocket {
     #[inline]
     pub fn send(&self, transmit: &Transmit<'_>) -> Result<(), SendError> {
         self.drive(std::slice::from_ref(transmit))
+    }
+
+    /// As [`UdpSocket::send`], without waiting and whatever is refused: of that `dropped` hears, why and how many bytes. How many bytes went.
+    pub fn send_or_drop(
+        &self,
+        transmit: &Transmit<'_>,
+        mut dropped: impl FnMut(DropReason, usize),
+    ) -> usize {
+        let size = transmit.segment_size.map_or(usize::MAX, usize::from);
+        let mut rest = *transmit;
+        let mut sent = 0;
+        while !rest.payload.is_empty() {
+            let Err(stopped) = self.send(&rest) else {
+                return sent + rest.payload.len();
+            };
+            sent += stopped.bytes;
+            let unsent = rest.payload.get(stopped.bytes..).unwrap_or_default();
+            let reason = stopped.reason();
+            let lost = match reason {
+                // A probe for the path's MTU is not to take along what comes behind it.
+                DropReason::SendTooLarge => size.min(unsent.len()),
+                _ => unsent.len(),
+            };
+            dropped(reason, lost);
+            rest.payload = unsent.get(lost..).unwrap_or_default();
+        }
+        sent
     }
 
     /// As [`UdpSocket::send`], with the payload gathered from `pieces`, whose borders need not be

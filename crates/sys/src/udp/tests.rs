@@ -5,6 +5,7 @@ use super::*;
 use crate::testing::{in_namespace, set_address, set_mtu, set_up, skip};
 use crate::tun::ioctl;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use seikan_observe::DropReason;
 use std::io::{IoSlice, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -510,6 +511,21 @@ fn a_foreign_source_is_an_error_and_does_not_cost_the_offload() {
             assert_eq!(error.error.raw_os_error(), Some(errno));
             assert_eq!(sender.gso_fallbacks(), 0);
         }
+    });
+}
+
+#[test]
+fn a_datagram_that_is_too_large_does_not_take_along_what_comes_behind_it() {
+    in_namespace(|| {
+        let (sender, receiver) = (socket(LOOPBACKS[0]), socket(LOOPBACKS[0]));
+        // UDP over IPv4 has 65,507 bytes at most.
+        let payload = pattern(65_520 + 100);
+        let mut dropped = Vec::new();
+        let transmit = to(&receiver, Some(65_520), &payload);
+        let sent = sender.send_or_drop(&transmit, |reason, bytes| dropped.push((reason, bytes)));
+        assert_eq!(sent, 100);
+        assert_eq!(dropped, [(DropReason::SendTooLarge, 65_520)]);
+        assert_eq!(receive_datagrams(&receiver), [&payload[65_520..]]);
     });
 }
 

@@ -3,11 +3,9 @@
 use std::io::{self, Read as _, Write as _};
 use std::net::TcpStream;
 
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{CryptoProvider, aws_lc_rs, verify_tls13_signature};
-use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::pki_types::ServerName;
 use rustls::version::TLS13;
-use rustls::{ClientConfig, ClientConnection, DigitallySignedStruct, SignatureScheme, StreamOwned};
+use rustls::{ClientConnection, StreamOwned};
 use seikan_proto::mesh::Pin;
 use tokio::sync::oneshot;
 use tokio::task::spawn_blocking;
@@ -17,67 +15,9 @@ use super::*;
 use crate::server::{Options, Server, ServerError};
 use seikan_tls::Certificate;
 
-/// Trusts the one certificate that it was told of.
-#[derive(Debug)]
-struct Pinned {
-    pin: Pin,
-    provider: Arc<CryptoProvider>,
-}
-
-impl ServerCertVerifier for Pinned {
-    fn verify_server_cert(
-        &self,
-        certificate: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        match Pin::of_certificate(certificate) == self.pin {
-            true => Ok(ServerCertVerified::assertion()),
-            false => Err(rustls::Error::General("another certificate".to_owned())),
-        }
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Err(rustls::Error::General("only TLS 1.3".to_owned()))
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let known = &self.provider.signature_verification_algorithms;
-        verify_tls13_signature(message, certificate, signature, known)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider
-            .signature_verification_algorithms
-            .supported_schemes()
-    }
-}
-
 /// One question over a connection of its own; the answer with its head.
 fn https(address: SocketAddr, pin: Pin, question: &str) -> io::Result<String> {
-    let provider = Arc::new(aws_lc_rs::default_provider());
-    let verifier = Pinned {
-        pin,
-        provider: Arc::clone(&provider),
-    };
-    let config = ClientConfig::builder_with_provider(provider)
-        .with_protocol_versions(&[&TLS13])
-        .expect("TLS 1.3")
-        .dangerous()
-        .with_custom_certificate_verifier(Arc::new(verifier))
-        .with_no_client_auth();
+    let config = seikan_tls::pinned(pin, &[&TLS13]).expect("a configuration");
     let name = ServerName::try_from("mesh.example.org").expect("a name");
     let connection = ClientConnection::new(Arc::new(config), name).map_err(io::Error::other)?;
     let socket = TcpStream::connect(address)?;
@@ -180,7 +120,10 @@ async fn another_certificate_is_not_the_coordinators() {
     running.pin = other.pin();
     let answer = ask(&running, join_question("a", 1)).await;
     let error = answer.expect_err("it is another one");
-    assert!(error.to_string().contains("another certificate"), "{error}");
+    assert!(
+        error.to_string().contains("another one than the pinned"),
+        "{error}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,52 +1,22 @@
-//! The thread that keeps a connection by TLS to a relay of ours and forwards between it and the tunnel: each port of the relay's that
-//! this host uses, the main one among them, is one of the [`legs`](crate::mesh::legs).
+//! What forwards between the tunnel and a relay of ours by TLS: each port of the relay's that this host uses, the main one among them,
+//! is one of the [`legs`](crate::mesh::legs).
 
-use crate::mesh::legs::{Counters, Legs};
+use crate::mesh::forward::{self, Ends, Event, Forwarder, Hub, LOOK_EVERY, Over, TURNS};
 use rustls::ClientConnection;
 use seikan_observe::DropReason;
 use seikan_proto::mesh::framing::{Framing, MAIN_PORT, split_port};
 use seikan_proto::mesh::relay::is_request;
-use seikan_sys::poll::{Epoll, Interest};
 use seikan_sys::udp::ReceiveBatch;
 use seikan_tls::Stream;
 use std::collections::BTreeSet;
-use std::io::{self, Read, Write};
+use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream};
-use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU16;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use tokio::sync::mpsc;
 
 /// How long a relay may take to answer for the first time, TLS included.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
-/// How often is told how much was forwarded, while there is something.
-const COUNT_EVERY: Duration = Duration::from_secs(1);
-/// Longest time without a look at anything.
-const LOOK_EVERY: Duration = Duration::from_secs(30);
-/// Bytes of one receive from the tunnel.
-const MAX_BATCH: usize = 1 << 16;
-/// Reads before others have their turn.
-const TURNS: usize = 8;
-
-const WAKE: u64 = 0;
-const RELAY: u64 = 1;
-const FIRST_LEG: u64 = 2;
-
-/// What the thread has to say.
-#[derive(Debug)]
-pub(super) enum Event {
-    /// What the tunnel sends to `local` goes to a port of the relay's, and the other way.
-    Leg { port: u16, local: SocketAddr },
-    /// Nothing does any more.
-    LegClosed { port: u16, local: SocketAddr },
-    /// It answers: TLS stands.
-    Answers,
-    /// How much was forwarded.
-    Counted(Box<Counters>),
-    /// It is over: the last that it says.
-    Ended(Ended),
-}
 
 /// Why there is no connection any more.
 #[derive(Debug, thiserror::Error)]
@@ -54,30 +24,9 @@ pub(super) enum Ended {
     #[error("no answer")]
     NoAnswer,
     #[error("{0}")]
-    Lost(io::Error),
-    #[error("a system call: {0}")]
-    System(io::Error),
-    /// Nobody wants it.
-    #[error("it is not needed")]
-    Unwanted,
-}
-
-/// The agent's hold on the thread, which ends when it is dropped.
-pub(super) struct Handle {
-    ports: Arc<Mutex<BTreeSet<u16>>>,
-    wake: UnixStream,
-}
-
-impl Handle {
-    /// The relay's ports that there are to be legs for, beside the main one.
-    pub(super) fn set(&self, ports: BTreeSet<u16>) {
-        let mut now = self.ports.lock().unwrap_or_else(PoisonError::into_inner);
-        if *now != ports {
-            *now = ports;
-            // A full pair wakes the thread anyway.
-            let _ = (&self.wake).write(&[0]);
-        }
-    }
+    Lost(#[from] io::Error),
+    #[error(transparent)]
+    Over(#[from] Over),
 }
 
 /// Starts the thread, over a connection that stands; TLS has not shaken hands yet. `port` is the tunnel's.
@@ -85,200 +34,111 @@ pub(super) fn start(
     socket: TcpStream,
     tls: ClientConnection,
     port: Arc<AtomicU16>,
-    events: mpsc::Sender<Event>,
-) -> io::Result<Handle> {
-    let relay = socket.peer_addr()?.ip();
-    let stream = Stream::new(socket, Some(tls.into()), Framing::Relay)?;
-    let (ours, theirs) = UnixStream::pair()?;
-    ours.set_nonblocking(true)?;
-    theirs.set_nonblocking(true)?;
-    let epoll = Epoll::new(64)?;
-    epoll.add(&stream, RELAY, Interest::Read)?;
-    epoll.add(&theirs, WAKE, Interest::Read)?;
-    let ports = Arc::new(Mutex::new(BTreeSet::new()));
-    let now = Instant::now();
-    let forwarder = Forwarder {
-        relay,
-        stream,
-        epoll,
-        wake: theirs,
-        ports: ports.clone(),
-        legs: Legs::new(FIRST_LEG, port),
-        legs_of: BTreeSet::new(),
-        events: events.clone(),
-        told: Counters::default(),
-        begun: now,
-        answers: false,
-        next_count: now + COUNT_EVERY,
-    };
-    std::thread::Builder::new()
-        .name("relay".into())
-        .spawn(move || {
-            let ended = forwarder.run();
-            // Who is to hear it may be gone.
-            let _ = events.blocking_send(Event::Ended(ended));
-        })?;
-    Ok(Handle { ports, wake: ours })
+) -> io::Result<Ends<Connection>> {
+    forward::start("relay", port, |hub| {
+        let relay = socket.peer_addr()?.ip();
+        let stream = Stream::new(socket, Some(tls.into()), Framing::Relay)?;
+        hub.watch(&stream)?;
+        Ok(Connection {
+            relay,
+            stream,
+            hub,
+            begun: Instant::now(),
+            answers: false,
+        })
+    })
 }
 
-struct Forwarder {
+/// A connection to a relay.
+pub(super) struct Connection {
     relay: IpAddr,
     stream: Stream,
-    epoll: Epoll,
-    wake: UnixStream,
-    ports: Arc<Mutex<BTreeSet<u16>>>,
-    legs: Legs,
-    /// The ports that they stand for.
-    legs_of: BTreeSet<u16>,
-    events: mpsc::Sender<Event>,
-    told: Counters,
+    hub: Hub<Connection>,
     begun: Instant,
     answers: bool,
-    next_count: Instant,
 }
 
-impl Forwarder {
-    /// Goes on until there is a reason not to.
-    fn run(mut self) -> Ended {
-        let mut batch = ReceiveBatch::new(16, MAX_BATCH);
-        if let Err(ended) = self.apply() {
-            return ended;
-        }
-        loop {
-            if let Err(ended) = self.turn(&mut batch) {
-                return ended;
-            }
-        }
-    }
+impl Forwarder for Connection {
+    /// The relay's ports that there are to be legs for, beside the main one.
+    type Wanted = BTreeSet<u16>;
+    type Serves = ();
+    type Ended = Ended;
 
-    /// Waits for something to do, and does it.
-    fn turn(&mut self, batch: &mut ReceiveBatch) -> Result<(), Ended> {
-        self.flush()?;
-        let wait = self.drive()?;
-        let events = self.epoll.wait(Some(wait)).map_err(Ended::System)?;
-        let ready: Vec<u64> = events.map(|event| event.token).collect();
-        for token in ready {
-            match token {
-                WAKE => self.woken()?,
-                RELAY => self.read_relay()?,
-                leg => self.read_leg(leg, batch),
-            }
-        }
-        Ok(())
-    }
-
-    /// Does what is due; how long there is nothing more.
-    fn drive(&mut self) -> Result<Duration, Ended> {
-        let now = Instant::now();
-        let mut next = now + LOOK_EVERY;
-        if !self.answers {
-            next = self.begun + ANSWER_WITHIN;
-            if now >= next {
-                return Err(Ended::NoAnswer);
-            }
-        }
-        if self.legs.counters != self.told {
-            if now >= self.next_count {
-                self.next_count = now + COUNT_EVERY;
-                self.told = self.legs.counters.clone();
-                self.tell(Event::Counted(Box::new(self.told.clone())))?;
-            }
-            next = next.min(self.next_count);
-        }
-        let wait = next.saturating_duration_since(now);
-        Ok(wait.max(Duration::from_millis(1)))
-    }
-
-    fn woken(&mut self) -> Result<(), Ended> {
-        let mut drain = [0; 64];
-        loop {
-            match self.wake.read(&mut drain) {
-                Ok(0) => return Err(Ended::Unwanted),
-                Ok(_) => {}
-                Err(_) => break,
-            }
-        }
-        self.apply()
+    fn hub(&mut self) -> &mut Hub<Connection> {
+        &mut self.hub
     }
 
     /// Opens legs that are wanted and not there, and closes the others.
     fn apply(&mut self) -> Result<(), Ended> {
-        let wanted = self.ports.lock();
-        let mut wanted = wanted.unwrap_or_else(PoisonError::into_inner).clone();
+        let mut wanted = self.hub.wanted().clone();
         wanted.insert(MAIN_PORT);
-        let unwanted: Vec<u16> = self.legs_of.difference(&wanted).copied().collect();
-        for port in unwanted {
-            self.legs_of.remove(&port);
-            let leg = self.legs.at(&self.at(port));
-            if let Some(leg) = leg.and_then(|token| self.legs.close(token)) {
-                let local = leg.local;
-                self.tell(Event::LegClosed { port, local })?;
-            }
+        for token in self.hub.legs.of(|leg| !wanted.contains(&leg.peer.port())) {
+            self.hub.close(token)?;
         }
         for port in wanted {
-            if self.legs_of.contains(&port) {
+            let at = SocketAddr::new(self.relay, port);
+            if self.hub.legs.at(&at).is_some() {
                 continue;
             }
             // Without room in the system whoever waits for it gives up.
-            let Some(token) = self.legs.open(self.at(port), &self.epoll) else {
-                continue;
-            };
-            self.legs_of.insert(port);
-            if let Some(local) = self.legs.get_mut(token).map(|leg| leg.local) {
-                self.tell(Event::Leg { port, local })?;
+            if let Some(token) = self.hub.open(at) {
+                self.hub.tell_of(token)?;
             }
         }
         Ok(())
     }
 
-    /// What stands for a port of the relay's among the legs.
-    fn at(&self, port: u16) -> SocketAddr {
-        SocketAddr::new(self.relay, port)
+    fn drive(&mut self) -> Result<Instant, Ended> {
+        self.hub.flush(&mut self.stream)?;
+        let now = Instant::now();
+        let until = self.begun + ANSWER_WITHIN;
+        match self.answers {
+            true => Ok(now + LOOK_EVERY),
+            false if now < until => Ok(until),
+            false => Err(Ended::NoAnswer),
+        }
     }
 
-    /// Takes what the relay has sent to the tunnel.
-    fn read_relay(&mut self) -> Result<(), Ended> {
+    fn read_server(&mut self, _: &mut ReceiveBatch) -> Result<(), Ended> {
         for _ in 0..TURNS {
-            match self.stream.receive() {
-                Ok(()) => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(error) => return Err(Ended::Lost(error)),
+            if !self.stream.receive()? {
+                break;
             }
-            let wrong = |error| Ended::Lost(io::Error::new(io::ErrorKind::InvalidData, error));
             let mut came = false;
-            while let Some(frame) = self.stream.peek().map_err(wrong)? {
+            while let Some(frame) = self.stream.peek()? {
                 came = true;
+                let legs = &mut self.hub.legs;
                 let leg = split_port(frame).and_then(|(port, datagram)| {
-                    let token = self.legs.at(&SocketAddr::new(self.relay, port))?;
+                    let token = legs.at(&SocketAddr::new(self.relay, port))?;
                     (!datagram.is_empty()).then_some((token, datagram))
                 });
                 match leg {
-                    Some((token, datagram)) => self.legs.deliver(token, datagram),
-                    None => self.legs.counters.drops.add(DropReason::NoChannel, 1),
+                    Some((token, datagram)) => legs.deliver(token, datagram),
+                    None => legs.counters.drops.add(DropReason::NoChannel, 1),
                 }
                 self.stream.take();
             }
             if came && !self.answers {
                 self.answers = true;
-                self.tell(Event::Answers)?;
+                self.hub.tell(Event::Serves(()))?;
             }
         }
-        self.legs.flush();
+        self.hub.legs.flush();
         Ok(())
     }
 
-    /// Takes what the tunnel has sent to a leg.
-    fn read_leg(&mut self, token: u64, batch: &mut ReceiveBatch) {
-        let Some(port) = self.legs.get_mut(token).map(|leg| leg.peer.port()) else {
-            return;
+    fn read_leg(&mut self, token: u64, batch: &mut ReceiveBatch) -> Result<(), Ended> {
+        let legs = &mut self.hub.legs;
+        let Some(port) = legs.get_mut(token).map(|leg| leg.peer.port()) else {
+            return Ok(());
         };
         for _ in 0..TURNS {
-            if !self.legs.receive(token, batch) {
+            if !legs.receive(token, batch) {
                 break;
             }
             let (metas, arena) = batch.parts_mut();
             for meta in metas {
-                if !self.legs.is_whole(meta) {
+                if !legs.is_whole(meta) {
                     continue;
                 }
                 for segment in meta.segments() {
@@ -289,28 +149,12 @@ impl Forwarder {
                         false => self.stream.push(&parts),
                     };
                     match pushed {
-                        true => self.legs.counters.sent += 1,
-                        false => self.legs.counters.drops.add(DropReason::SendNoBuffers, 1),
+                        true => legs.counters.sent += 1,
+                        false => legs.counters.drops.add(DropReason::SendNoBuffers, 1),
                     }
                 }
             }
         }
-    }
-
-    /// Hands the stream's bytes to the kernel, and waits for room if it does not take them all.
-    fn flush(&mut self) -> Result<(), Ended> {
-        let interest = match self.stream.flush().map_err(Ended::Lost)? {
-            true => Interest::ReadWrite,
-            false => Interest::Read,
-        };
-        self.epoll
-            .modify(&self.stream, RELAY, interest)
-            .map_err(Ended::System)
-    }
-
-    fn tell(&self, event: Event) -> Result<(), Ended> {
-        self.events
-            .blocking_send(event)
-            .map_err(|_| Ended::Unwanted)
+        Ok(())
     }
 }

@@ -1,10 +1,12 @@
 //! Relays of ours by TLS over TCP, for a host that has no answer by UDP: a connection to each that is needed, kept by a thread of its
 //! own ([`stream`]) for as long as somebody asks for a leg.
 
-use super::stream::{self, Ended, Event, Handle};
+use super::stream::{self, Connection, Ended};
 use crate::mesh::agent::{Gone, LegTo, News, Worker};
 use crate::mesh::client;
 use crate::mesh::endpoints::is_routable;
+use crate::mesh::forward::{Ends, Event, Handle, Heard, Over};
+use crate::mesh::resolve::{one_of_each, resolve};
 use futures_util::future::{Either, select};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use ipnet::IpNet;
@@ -13,7 +15,7 @@ use rustls::version::TLS13;
 use rustls::{ClientConfig, ClientConnection};
 use seikan_proto::mesh::{Pin, Relay, RelayTls};
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::pin::pin;
@@ -22,12 +24,10 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU16;
 use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::Notify;
 
 /// How long it may take to a leg, the relay's name and the connection included.
 const LEG_WITHIN: Duration = Duration::from_secs(5);
-/// How long the host may take to resolve a relay's name.
-const RESOLVER_PATIENCE: Duration = Duration::from_secs(5);
 /// What the first of two addresses is ahead of the second (RFC 8305, section 5).
 const HEAD_START: Duration = Duration::from_millis(250);
 /// How long a relay may take to accept a connection.
@@ -36,8 +36,6 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(4);
 const KEPT: Duration = Duration::from_secs(60);
 /// How often is looked whether there is such a leg.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
-/// What a thread says that waits, at most.
-const MAX_EVENTS: usize = 64;
 
 /// All connections.
 pub(in crate::mesh) struct Streams<'a> {
@@ -58,7 +56,7 @@ struct Held {
     name: String,
     host: String,
     tls: RelayTls,
-    handle: RefCell<Option<Handle>>,
+    handle: RefCell<Option<Handle<BTreeSet<u16>>>>,
     /// Ports that there are to be legs for, and when they were last asked for.
     wanted: RefCell<BTreeMap<u16, Instant>>,
     legs: RefCell<BTreeMap<u16, SocketAddr>>,
@@ -205,12 +203,11 @@ impl<'a> Streams<'a> {
 
     /// One connection, from its beginning to its end.
     async fn live(&self, held: Rc<Held>) -> Result<(), Gone> {
-        let (events, heard) = mpsc::channel(MAX_EVENTS);
-        match self.start(&held, events).await {
-            Ok((server, handle)) => {
+        match self.start(&held).await {
+            Ok((handle, heard)) => {
                 held.handle.replace(Some(handle));
                 held.apply();
-                let ended = self.listen(&held, server, heard).await?;
+                let ended = self.listen(&held, heard).await?;
                 held.end(ended.to_string());
             }
             Err(reason) => held.end(reason),
@@ -228,11 +225,7 @@ impl<'a> Streams<'a> {
     }
 
     /// Connects, and hands it to a thread.
-    async fn start(
-        &self,
-        held: &Held,
-        events: mpsc::Sender<Event>,
-    ) -> Result<(SocketAddr, Handle), String> {
+    async fn start(&self, held: &Held) -> Result<Ends<Connection>, String> {
         let text = |error: io::Error| error.to_string();
         let config = self.config(held.tls.pin)?;
         let name = ServerName::try_from(held.host.clone());
@@ -242,32 +235,21 @@ impl<'a> Streams<'a> {
         let connected = tokio::time::timeout(CONNECT_WITHIN, connect(&found)).await;
         let socket = connected.map_err(|_| "no answer".to_owned())?;
         let socket = socket.map_err(text)?;
-        let server = socket.peer_addr().map_err(text)?;
         let socket = socket.into_std().map_err(text)?;
-        let handle = stream::start(socket, tls, self.port.clone(), events).map_err(text)?;
-        Ok((server, handle))
+        stream::start(socket, tls, self.port.clone()).map_err(text)
     }
 
     /// A relay's addresses by TLS, one of each family, IPv6 first.
     async fn resolve(&self, held: &Held) -> Result<Vec<SocketAddr>, String> {
-        let target = (held.host.as_str(), held.tls.port.get());
-        let found = tokio::time::timeout(RESOLVER_PATIENCE, tokio::net::lookup_host(target)).await;
-        let mut found: Vec<SocketAddr> = match found {
-            Ok(Ok(found)) => found.collect(),
-            Ok(Err(error)) => return Err(format!("its name cannot be resolved: {error}")),
-            Err(_) => return Err("its name is not resolved in time".to_owned()),
-        };
+        let mut found = resolve(&held.host, held.tls.port.get()).await?;
         // On this host there would be an answer by UDP, and who gives relays their names has no business with other programs here.
         found.retain(|at| {
             let ip = at.ip().to_canonical();
             is_routable(ip) && !is_own(ip) && !self.inside.iter().any(|net| net.contains(&ip))
         });
-        let v6 = found.iter().find(|address| address.is_ipv6());
-        let v4 = found.iter().find(|address| address.is_ipv4());
-        let found: Vec<SocketAddr> = v6.into_iter().chain(v4).copied().collect();
         match found.is_empty() {
             true => Err("its name stands for no address that a relay could have".to_owned()),
-            false => Ok(found),
+            false => Ok(one_of_each(&found)),
         }
     }
 
@@ -285,17 +267,12 @@ impl<'a> Streams<'a> {
     }
 
     /// Takes what a thread has to say, until it ends or is not needed any more.
-    async fn listen(
-        &self,
-        held: &Held,
-        server: SocketAddr,
-        mut heard: mpsc::Receiver<Event>,
-    ) -> Result<Ended, Gone> {
+    async fn listen(&self, held: &Held, mut heard: Heard<Connection>) -> Result<Ended, Gone> {
         let name = || held.name.clone();
         let mut look = tokio::time::interval(LOOK_EVERY);
         loop {
             if held.dropped.get() {
-                return Ok(Ended::Unwanted);
+                return Ok(Over::Unwanted.into());
             }
             let event = tokio::select! {
                 event = heard.recv() => event,
@@ -304,25 +281,24 @@ impl<'a> Streams<'a> {
                     let over = |asked: &Instant| asked.elapsed() >= KEPT;
                     held.wanted.borrow_mut().retain(|_, asked| !over(asked));
                     if held.wanted.borrow().is_empty() {
-                        return Ok(Ended::Unwanted);
+                        return Ok(Over::Unwanted.into());
                     }
                     held.apply();
                     continue;
                 }
             };
             match event {
-                Some(Event::Leg { port, local }) => {
-                    held.legs.borrow_mut().insert(port, local);
-                    let to = SocketAddr::new(server.ip(), port);
+                Some(Event::Leg { peer: to, local }) => {
+                    held.legs.borrow_mut().insert(to.port(), local);
                     let to = Some(LegTo::Relay { relay: name(), to });
                     self.worker.tell(News::Leg { local, to })?;
                     held.changed.notify_waiters();
                 }
-                Some(Event::LegClosed { port, local }) => {
-                    held.legs.borrow_mut().remove(&port);
+                Some(Event::LegClosed { peer, local }) => {
+                    held.legs.borrow_mut().remove(&peer.port());
                     self.worker.tell(News::Leg { local, to: None })?;
                 }
-                Some(Event::Answers) => self.worker.tell(News::Stream(name()))?,
+                Some(Event::Serves(())) => self.worker.tell(News::Stream(name()))?,
                 Some(Event::Counted(counters)) => {
                     let address = name();
                     self.worker.tell(News::Streamed { address, counters })?;

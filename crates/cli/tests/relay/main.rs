@@ -1,6 +1,8 @@
 //! `seikan relay` and what a coordinator is told of it, as a shell sees them; no privileges needed.
 #![forbid(unsafe_code)]
 
+mod idle;
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::path::Path;
@@ -50,6 +52,14 @@ impl Service {
         self.out.read_to_string(&mut rest).expect("the rest");
         assert!(self.child.wait().expect("ended").success());
         rest
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        // Who has ended is not there any more.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 

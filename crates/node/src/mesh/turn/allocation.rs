@@ -1,0 +1,506 @@
+//! What keeps one allocation at a TURN server (RFC 8656) and forwards between it and the tunnel.
+//!
+//! The protocol is the library's, which knows no sockets; those are here. For each address that the server receives from or sends to
+//! there is one of the [`legs`](crate::mesh::legs).
+
+mod datagrams;
+
+use super::ended::Ended;
+use super::link::{Link, Target, Transport};
+use crate::mesh::endpoints::is_routable;
+use crate::mesh::forward::{self, Ends, Event, Forwarder, Hub, LOOK_EVERY};
+use crate::mesh::legs::{Leg, Run};
+use crate::mesh::stun::Question;
+use seikan_sys::udp::ReceiveBatch;
+use std::collections::BTreeSet;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU16;
+use std::time::{Duration, Instant};
+use turn_client_proto::api::{BindChannelError, TurnConfig, TurnEvent, TurnPollRet};
+use turn_client_proto::client::TurnClient;
+use turn_client_proto::prelude::TurnClientApi as _;
+use turn_client_proto::stun::Instant as TurnInstant;
+use turn_client_proto::tcp::TurnClientTcp;
+use turn_client_proto::types::{AddressFamily, TransportType, TurnCredentials};
+use turn_client_proto::udp::TurnClientUdp;
+
+/// Legs at a time, at most: a server has 16,384 channels, this host has better uses for its sockets.
+const MAX_LEGS: usize = 128;
+/// Of those, to one address, that the tunnel has not answered yet: who is let in is not to have all.
+const MAX_UNANSWERED: usize = 16;
+/// Addresses that may send to one allocation, at most. The library keeps each for as long as the allocation.
+pub(super) const MAX_PERMITTED: usize = 1024;
+/// How long a server may take to give an allocation when it is connected, TLS included.
+const ALLOCATE_WITHIN: Duration = Duration::from_secs(4);
+/// How often the server is asked whether it is there, if nothing comes from it: within the shortest that a NAT remembers.
+const ASK_EVERY: Duration = Duration::from_secs(20);
+/// How soon after a question that is not answered the next one comes, and how many there are.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
+const MAX_QUESTIONS: u32 = 6;
+
+/// What an allocation is to be good for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Wanted {
+    /// Who may send to the relayed address.
+    pub permitted: BTreeSet<IpAddr>,
+    /// Whom the tunnel sends to by it without having heard from there.
+    pub legs: BTreeSet<SocketAddr>,
+}
+
+/// Starts the thread. `port` is the tunnel's.
+pub(super) fn start(target: Target, port: Arc<AtomicU16>) -> io::Result<Ends<Allocation>> {
+    forward::start("turn", port, |hub| Allocation::new(target, hub))
+}
+
+/// An allocation, or the attempt at one.
+pub(super) struct Allocation {
+    transport: Transport,
+    server: SocketAddr,
+    /// What the library takes this end's address to be: it compares, and sends nothing there.
+    own: SocketAddr,
+    client: TurnClient,
+    link: Link,
+    hub: Hub<Allocation>,
+    /// Who may send to the relayed address, or was asked for.
+    permitted: BTreeSet<IpAddr>,
+    relayed: Option<SocketAddr>,
+    /// The last error that the server answered with.
+    code: u16,
+    begun: Instant,
+    heard: Instant,
+    questions: u32,
+    next_question: Instant,
+    /// When is looked for legs that are over, and for what was refused and may be granted now.
+    next_look: Instant,
+    /// To the server.
+    outward: Run,
+}
+
+impl Allocation {
+    fn new(target: Target, hub: Hub<Allocation>) -> Result<Allocation, Ended> {
+        let (server, transport) = (target.server, target.transport);
+        let (any, family) = match server {
+            SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED.into(), AddressFamily::IPV4),
+            SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED.into(), AddressFamily::IPV6),
+        };
+        let own = SocketAddr::new(any, 0);
+        let link = Link::open(&target, own)?;
+        hub.watch(&link)?;
+        let ticket = &target.ticket;
+        let credentials = TurnCredentials::new(&ticket.username, ticket.password.reveal());
+        let mut config = TurnConfig::new(credentials);
+        config.set_address_family(family);
+        let client = match transport {
+            Transport::Udp => TurnClientUdp::allocate(own, server, config).into(),
+            Transport::Tcp | Transport::Tls => TurnClientTcp::allocate(own, server, config).into(),
+        };
+        let now = Instant::now();
+        Ok(Allocation {
+            transport,
+            server,
+            own,
+            client,
+            link,
+            hub,
+            permitted: BTreeSet::new(),
+            relayed: None,
+            code: 0,
+            begun: now,
+            heard: now,
+            questions: 0,
+            next_question: now + ASK_EVERY,
+            next_look: now + LOOK_EVERY,
+            outward: Run::default(),
+        })
+    }
+
+    fn now(&self) -> TurnInstant {
+        TurnInstant::from_std(self.begun)
+    }
+}
+
+impl Forwarder for Allocation {
+    type Wanted = Wanted;
+    type Serves = SocketAddr;
+    type Ended = Ended;
+
+    fn hub(&mut self) -> &mut Hub<Allocation> {
+        &mut self.hub
+    }
+
+    /// Asks the server for what is wanted and not there.
+    fn apply(&mut self) -> Result<(), Ended> {
+        let Some(relayed) = self.relayed else {
+            return Ok(());
+        };
+        let wanted = self.hub.wanted().clone();
+        let now = self.now();
+        for ip in wanted.permitted {
+            if ip.is_ipv4() != relayed.is_ipv4() || self.permitted.contains(&ip) {
+                continue;
+            }
+            if self.permitted.len() >= MAX_PERMITTED {
+                return Err(Ended::Full);
+            }
+            // Refused is only what is there already.
+            let _ = self.client.create_permission(TransportType::Udp, ip, now);
+            self.permitted.insert(ip);
+        }
+        for peer in wanted.legs {
+            let other = peer.is_ipv4() == relayed.is_ipv4() && peer != relayed;
+            if !other || self.hub.legs.at(&peer).is_some() {
+                continue;
+            }
+            let Some(token) = self.open(peer) else {
+                continue;
+            };
+            match self.bind(token) {
+                Ok(()) => {}
+                // Of a leg that was closed: there is nothing more to wait for.
+                Err(BindChannelError::AlreadyExists) => self.hub.tell_of(token)?,
+                // The next look tries again.
+                Err(_) => self.hub.close(token)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn drive(&mut self) -> Result<Instant, Ended> {
+        let now = self.now();
+        let mut wait = LOOK_EVERY;
+        // As much as there may be to say at once; the rest has its turn soon.
+        for _ in 0..MAX_LEGS {
+            self.transmit();
+            while let Some(event) = self.client.poll_event() {
+                self.note(event)?;
+            }
+            wait = match self.client.poll(now) {
+                TurnPollRet::WaitUntil(at) => at.saturating_duration_since(now).min(LOOK_EVERY),
+                TurnPollRet::Closed => return Err(self.closed()),
+                // Of allocations of TCP, which nobody makes here.
+                TurnPollRet::AllocateTcpSocket { .. } | TurnPollRet::TcpClose { .. } => continue,
+            };
+            if !wait.is_zero() {
+                break;
+            }
+        }
+        self.flush_stream()?;
+        let now = Instant::now();
+        if now >= self.next_look {
+            self.next_look = now + LOOK_EVERY;
+            self.close_idle(now)?;
+            self.apply()?;
+        }
+        let until = self.begun + ALLOCATE_WITHIN;
+        let next = match self.relayed {
+            Some(_) => self.ask(now)?,
+            None if now < until => until,
+            None => return Err(self.closed()),
+        };
+        Ok(next.min(self.next_look).min(now + wait))
+    }
+
+    fn read_server(&mut self, batch: &mut ReceiveBatch) -> Result<(), Ended> {
+        self.forward_in(batch)
+    }
+
+    fn read_leg(&mut self, token: u64, batch: &mut ReceiveBatch) -> Result<(), Ended> {
+        self.forward_out(token, batch)
+    }
+
+    fn leave(&mut self) {
+        if self.client.delete(self.now()).is_ok() {
+            self.transmit();
+        }
+    }
+}
+
+/// The allocation.
+impl Allocation {
+    /// Why the client has nothing more to do.
+    fn closed(&self) -> Ended {
+        match (self.relayed, self.code) {
+            (None, 0) => Ended::NoAnswer(self.transport),
+            (None, code) => Ended::Refused {
+                transport: self.transport,
+                code,
+            },
+            (Some(_), code) => Ended::TakenBack(code),
+        }
+    }
+
+    /// Sends what the client has to say to the server.
+    fn transmit(&mut self) {
+        let now = self.now();
+        while let Some(transmit) = self.client.poll_transmit(now) {
+            self.link.say(self.server, &transmit.data);
+        }
+    }
+
+    fn note(&mut self, event: TurnEvent) -> Result<(), Ended> {
+        match event {
+            TurnEvent::AllocationCreated(_, relayed) => {
+                self.relayed = Some(relayed);
+                // What was refused on the way there was a question for the ticket.
+                self.code = 0;
+                self.hub.tell(Event::Serves(relayed))?;
+                self.apply()
+            }
+            TurnEvent::AllocationCreateFailed(_) => Err(self.closed()),
+            TurnEvent::PermissionCreateFailed(_, ip) => {
+                // Asked for again when there is time.
+                self.permitted.remove(&ip);
+                Ok(())
+            }
+            TurnEvent::ChannelCreated(_, peer) => match self.hub.legs.at(&peer) {
+                Some(token) => Ok(self.hub.tell_of(token)?),
+                None => Ok(()),
+            },
+            TurnEvent::ChannelCreateFailed(_, peer) => match self.hub.legs.at(&peer) {
+                Some(token) => Ok(self.hub.close(token)?),
+                None => Ok(()),
+            },
+            TurnEvent::PermissionCreated(..)
+            | TurnEvent::TcpConnected(_)
+            | TurnEvent::TcpConnectFailed(_) => Ok(()),
+        }
+    }
+
+    /// Asks whether the server is there, if it has said nothing for a while: that keeps what a NAT remembers, too. When it is the next
+    /// time to.
+    fn ask(&mut self, now: Instant) -> Result<Instant, Ended> {
+        if now < self.next_question {
+            return Ok(self.next_question);
+        }
+        if now.duration_since(self.heard) < ASK_EVERY / 2 {
+            self.questions = 0;
+            self.next_question = now + ASK_EVERY;
+            return Ok(self.next_question);
+        }
+        if self.questions >= MAX_QUESTIONS {
+            return Err(Ended::Silent);
+        }
+        self.questions += 1;
+        self.next_question = now + ASK_AGAIN;
+        self.link.say(self.server, &Question::new().bytes);
+        self.flush_stream()?;
+        Ok(self.next_question)
+    }
+
+    /// Hands the stream's bytes to the kernel, if it is one.
+    fn flush_stream(&mut self) -> Result<(), Ended> {
+        match &mut self.link {
+            Link::Udp(..) => Ok(()),
+            Link::Stream(stream) => self.hub.flush(stream).map_err(|error| self.lost(error)),
+        }
+    }
+
+    /// What it is that a connection is no more.
+    fn lost(&self, source: io::Error) -> Ended {
+        let transport = self.transport;
+        match self.relayed {
+            Some(_) => Ended::Lost(source),
+            None => Ended::Unconnected { transport, source },
+        }
+    }
+}
+
+/// Legs.
+impl Allocation {
+    /// Opens one; `None`: there is no room for it, here or in the system.
+    fn open(&mut self, peer: SocketAddr) -> Option<u64> {
+        let room = self.hub.legs.len() < MAX_LEGS;
+        room.then(|| self.hub.open(peer))?
+    }
+
+    /// Whether one may be opened to a peer because it sends.
+    fn may_call(&self, peer: SocketAddr) -> bool {
+        let ip = peer.ip().to_canonical();
+        is_routable(ip) && self.hub.legs.unanswered(ip) < MAX_UNANSWERED
+    }
+
+    /// Asks for a channel, once for each leg. Until there is one, what is sent has a longer header.
+    fn bind(&mut self, token: u64) -> Result<(), BindChannelError> {
+        let now = self.now();
+        match self.hub.legs.get_mut(token).filter(|leg| !leg.bound) {
+            Some(leg) => {
+                leg.bound = true;
+                let peer = leg.peer;
+                self.client.bind_channel(TransportType::Udp, peer, now)
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn close_idle(&mut self, now: Instant) -> Result<(), Ended> {
+        let wanted = self.hub.wanted().clone();
+        let is_over = |leg: &Leg| leg.is_idle(now) && !wanted.legs.contains(&leg.peer);
+        for token in self.hub.legs.of(is_over) {
+            self.hub.close(token)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mesh::client;
+    use seikan_observe::DropReason;
+    use seikan_proto::keys::PublicKey;
+    use seikan_proto::mesh::{RelayKind, RelaySecret, Ticket};
+    use std::io::{Read as _, Write as _};
+
+    fn target() -> Target {
+        let secret = RelaySecret::parse("north", RelayKind::Turn).expect("a secret");
+        let tls = client::tls(None, rustls::ALL_VERSIONS).expect("TLS");
+        Target {
+            server: (Ipv4Addr::LOCALHOST, 9).into(),
+            transport: Transport::Udp,
+            host: "localhost".to_owned(),
+            tls: Arc::new(tls),
+            ticket: Ticket::new(&secret, &PublicKey::from_bytes([1; 32]), 7),
+            fwmark: None,
+        }
+    }
+
+    /// One that speaks to nobody; the others are what it ends without.
+    fn allocation() -> (Allocation, Ends<Allocation>) {
+        let (hub, ends) = Hub::new(Arc::default()).expect("a hub");
+        (Allocation::new(target(), hub).expect("an attempt"), ends)
+    }
+
+    #[test]
+    fn who_sends_from_one_address_has_few_legs_until_the_tunnel_answers() {
+        let (mut allocation, _ends) = allocation();
+        let hear = |allocation: &mut Allocation, ip: [u8; 4], port: u16| {
+            let taken = allocation.forward_inward(SocketAddr::from((ip, port)), &[0]);
+            taken.expect("it goes on");
+            allocation.hub.legs.len()
+        };
+        for port in 1..=100 {
+            hear(&mut allocation, [192, 0, 2, 1], port);
+        }
+        assert_eq!(allocation.hub.legs.len(), MAX_UNANSWERED);
+        let dropped = allocation
+            .hub
+            .legs
+            .counters
+            .drops
+            .get(DropReason::NoChannel);
+        assert_eq!(dropped, 100 - MAX_UNANSWERED as u64);
+        let another = hear(&mut allocation, [192, 0, 2, 2], 1);
+        assert_eq!(another, MAX_UNANSWERED + 1);
+        for token in allocation.hub.legs.of(|_| true) {
+            let leg = allocation.hub.legs.get_mut(token).expect("a leg");
+            leg.answered = Some(Instant::now());
+        }
+        let more = hear(&mut allocation, [192, 0, 2, 1], 101);
+        assert_eq!(more, MAX_UNANSWERED + 2);
+    }
+
+    #[test]
+    fn what_the_kernel_drops_before_the_servers_socket_is_counted() {
+        let (mut allocation, _ends) = allocation();
+        let Link::Udp(socket, _) = &allocation.link else {
+            panic!("it is by UDP");
+        };
+        let port = socket.local_addr().expect("an address").port();
+        let sender = std::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("bind");
+        // More than the largest buffer holds, with what the kernel keeps of each.
+        for _ in 0..20_000 {
+            let sent = sender.send_to(&[4; 1000], (Ipv4Addr::LOCALHOST, port));
+            sent.expect("sent");
+        }
+        let mut batch = ReceiveBatch::new(16, 1 << 16);
+        let until = Instant::now() + Duration::from_secs(10);
+        let mut counts = [0; 2];
+        while counts[1] == 0 && Instant::now() < until {
+            allocation.read_server(&mut batch).expect("it goes on");
+            counts = [DropReason::Stranger, DropReason::ReceiveQueueFull]
+                .map(|reason| allocation.hub.legs.counters.drops.get(reason));
+        }
+        let [came, dropped] = counts;
+        assert!(dropped > 0, "nothing overflowed");
+        assert_eq!(came + dropped, 20_000);
+    }
+
+    #[test]
+    fn no_leg_leads_to_this_host_itself() {
+        let (mut allocation, _ends) = allocation();
+        for peer in ["127.0.0.1:7", "[::1]:7", "[::ffff:127.0.0.1]:7"] {
+            let taken = allocation.forward_inward(peer.parse().expect(peer), &[0]);
+            taken.expect("it goes on");
+            assert_eq!(allocation.hub.legs.len(), 0, "{peer}");
+        }
+    }
+
+    /// The last that a thread says that is to have an allocation by TLS, and how long it took to say so.
+    fn ended_by_tls(server: SocketAddr) -> (Ended, Duration) {
+        let begun = Instant::now();
+        let target = Target {
+            transport: Transport::Tls,
+            server,
+            ..target()
+        };
+        let (_handle, mut heard) = start(target, Arc::default()).expect("started");
+        while let Some(event) = heard.blocking_recv() {
+            if let Event::Ended(ended) = event {
+                return (ended, begun.elapsed());
+            }
+        }
+        panic!("it did not end in order");
+    }
+
+    #[test]
+    fn a_server_has_four_seconds_for_tls_and_the_allocation_whatever_it_sends_meanwhile() {
+        let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("bind");
+        let server = listener.local_addr().expect("an address");
+        let slowly = std::thread::spawn(move || {
+            let (mut socket, _) = listener.accept().expect("accepted");
+            // RFC 8446, section 5.1: a record of 16 KiB, of which a byte comes now and then, until nobody is there.
+            let mut bytes = [22, 3, 3, 0x40, 0, 2].into_iter();
+            while socket.write_all(&[bytes.next().unwrap_or(0)]).is_ok() {
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        });
+        let (ended, took) = ended_by_tls(server);
+        assert!(matches!(ended, Ended::NoAnswer(Transport::Tls)), "{ended}");
+        assert!(
+            (ALLOCATE_WITHIN..ALLOCATE_WITHIN * 2).contains(&took),
+            "{took:?}"
+        );
+        slowly.join().expect("it has ended");
+    }
+
+    #[test]
+    fn what_is_no_tls_is_no_connection() {
+        let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("bind");
+        let server = listener.local_addr().expect("an address");
+        let other = std::thread::spawn(move || {
+            let (mut socket, _) = listener.accept().expect("accepted");
+            socket
+                .write_all(b"220 mail.example.org\r\n")
+                .expect("written");
+            let _ = socket.read(&mut [0; 4096]);
+        });
+        let (ended, _) = ended_by_tls(server);
+        assert!(
+            ended.to_string().starts_with("no connection by TLS"),
+            "{ended}"
+        );
+        other.join().expect("it has ended");
+    }
+
+    #[test]
+    fn the_server_is_asked_for_one_channel_for_each_leg() {
+        let (mut allocation, _ends) = allocation();
+        let peer = SocketAddr::from(([192, 0, 2, 1], 7));
+        let token = allocation.open(peer).expect("a leg");
+        assert!(allocation.bind(token).is_err(), "there is no allocation");
+        // Once more, and the library is not asked: it would say the same.
+        assert!(allocation.bind(token).is_ok());
+    }
+}
