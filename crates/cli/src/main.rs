@@ -7,6 +7,7 @@
 mod cli;
 mod explain;
 mod fix;
+mod folder;
 mod output;
 mod recording;
 mod screen;

@@ -12,12 +12,12 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use crate::folder;
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand, ValueHint};
 use seikan_coordinator::{Actor, NewToken, RelayInfo, Store, StoreError, TokenId, Whom};
 use seikan_node::node::SystemRandom;
 use seikan_proto::mesh::{Name, Pin, RelayAddress, RelayKind, RelaySecret, RelayTls, Token};
-use seikan_sys::owner;
 use zeroize::Zeroizing;
 
 /// Where it keeps what it knows.
@@ -38,9 +38,9 @@ pub const DATABASE: &str = "mesh.db";
     seikan coordinator token            a token for one host, and what that is to run\n  \
     seikan coordinator members          who belongs to the mesh?\n  \
     seikan coordinator revoke laptop    take a member out\n  \
-    seikan coordinator relays           where members go that do not reach each other\n\n\
+    seikan coordinator relays           where members go that do not reach each other\n  \
     seikan coordinator policy set FILE  who may talk to whom?\n\n\
-    Needs no privileges, only its folder. No packet of a member's passes through it, and when it stops, members go on\n\
+    Needs no privileges, only its folder. No packet of a member's passes through it, and when it stops, members go on \
     with what they know."
 )]
 pub struct Arguments {
@@ -118,7 +118,9 @@ struct TokenArguments {
 /// A list, for people or programs.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
-    seikan coordinator members --json   for programs; likewise `tokens --json` and `relays --json`")]
+    seikan coordinator members --json   for programs\n  \
+    seikan coordinator tokens --json\n  \
+    seikan coordinator relays --json")]
 struct List {
     /// Print JSON
     #[arg(long)]
@@ -293,16 +295,9 @@ impl Folder {
         })
     }
 
-    /// Works in the folder as who it belongs to, and root stays that user: what is in a service's folder is not to have root read, write or
-    /// send anything, and what is made there the service can use.
+    /// Works in it as who it belongs to, from then on.
     fn as_owner<T>(&self, work: impl FnOnce(&Path) -> anyhow::Result<T>) -> anyhow::Result<T> {
-        let user = owner::become_owner(&self.dir)?;
-        let done = work(&self.dir);
-        match user {
-            Some(user) => done
-                .with_context(|| format!("as user {user}, whose folder {} is", self.dir.display())),
-            None => done,
-        }
+        folder::as_owner(&self.dir, || work(&self.dir))
     }
 
     /// Where the coordinator listened last, and by which pin it is known; none if systems trust its certificate.

@@ -18,6 +18,7 @@ use seikan_sys::signal::Signals;
 use seikan_tls::Certificate;
 
 use super::coordinator::own_name;
+use crate::folder::{as_owner, refuse_foreign};
 use crate::screen::{DIM, RESET, printable};
 
 /// Where it keeps its secret.
@@ -40,7 +41,7 @@ const OTHER_FILES: u64 = 32;
     seikan relay --tls-listen [::]:443  the same, and by TLS for members whose networks pass no UDP\n  \
     seikan relay secret                 what to run at the coordinator, so that members use it\n  \
     seikan relay --rate 100M            no member sends more than 100 Mbit/s through it\n\n\
-    Needs no privileges, only its folder, and cannot read what it forwards. A firewall before it has to\n\
+    Needs no privileges, only its folder, and cannot read what it forwards. A firewall before it has to \
     let in UDP to port 3478 and to those of --ports, and TCP to that of --tls-listen."
 )]
 pub struct Arguments {
@@ -130,7 +131,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 }
 
 fn print_secret(arguments: &SecretArguments) -> anyhow::Result<ExitCode> {
-    let secret = arguments.folder.secret()?;
+    let dir = &arguments.folder.dir;
+    let (secret, noted) = as_owner(dir, || Ok((arguments.folder.secret()?, noted(dir))))?;
     let host = arguments.host.clone().unwrap_or_else(own_name);
     let host = match host.rsplit_once(':') {
         Some((_, port)) if port.parse::<u16>().is_ok() => host,
@@ -146,7 +148,7 @@ fn print_secret(arguments: &SecretArguments) -> anyhow::Result<ExitCode> {
         "seikan coordinator relay add {} --secret {}{}",
         printable(&host),
         secret.reveal(),
-        noted(&arguments.folder.dir)
+        noted
     )?;
     Ok(ExitCode::SUCCESS)
 }
@@ -195,6 +197,7 @@ fn serve(arguments: &ServeArguments) -> anyhow::Result<ExitCode> {
     let signals = Signals::block().context("cannot take signals")?;
     let streams = arguments.tls_listen.map_or(0, |_| arguments.streams);
     allow_files(arguments.pairs, streams)?;
+    refuse_foreign(&arguments.folder.dir, "seikan-relay")?;
     let secret = arguments.folder.secret()?;
     let (tls, pin) = tls(arguments)?.unzip();
     let mut relay = Relay::bind(Options {

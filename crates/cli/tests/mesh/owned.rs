@@ -185,6 +185,37 @@ fn what_a_coordinator_links_to_is_not_written_by_root() {
 }
 
 #[test]
+fn what_a_relay_links_to_is_not_read_by_root_nor_printed_as_its_secret() {
+    if !is_root() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let (of_root, of_nobody) = (folder.path().join("root"), folder.path().join("relay"));
+    let run = |words: &[&str], dir: &Path| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_seikan"));
+        command.arg("relay").args(words).arg("--dir").arg(dir);
+        command.stdin(Stdio::null()).output().expect("start")
+    };
+    let secret = ["secret", "--host", "relay.example.org"];
+    assert!(run(&secret, &of_root).status.success());
+    fs::create_dir(&of_nobody).expect("made");
+    symlink(of_root.join("secret"), of_nobody.join("secret")).expect("a link");
+    // As long as it is root's own, root trusts it.
+    assert!(run(&secret, &of_nobody).status.success());
+    chown(&of_nobody, Some(NOBODY), Some(NOBODY)).expect("given away");
+    let output = run(&secret, &of_nobody);
+    assert!(!output.status.success());
+    assert!(output.stdout.is_empty());
+    let said = stderr(&output);
+    assert!(said.contains("Permission denied"), "{said}");
+    assert!(said.contains("as user 65534"), "{said}");
+    let output = run(&["--listen", "127.0.0.1:0"], &of_nobody);
+    assert!(!output.status.success());
+    let said = stderr(&output);
+    assert!(said.contains("belongs to user 65534"), "{said}");
+}
+
+#[test]
 fn verbs_leave_the_coordinator_its_files_and_root_reads_and_writes_what_it_names() {
     if !is_root() {
         return;

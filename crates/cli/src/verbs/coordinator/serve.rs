@@ -11,9 +11,10 @@ use ipnet::{Ipv4Net, Ipv6Net};
 use sd_notify::NotifyState;
 use seikan_coordinator::{Certificate, Etcd, Options, Server, Store};
 use seikan_proto::mesh::{Networks, RelayAddress};
-use seikan_sys::owner;
 
 use super::etcd::{self, EtcdArguments};
+use crate::folder::refuse_foreign;
+
 use super::{DATABASE, Folder, PORT, now, operator, own_name};
 
 /// How it is to run.
@@ -87,13 +88,7 @@ pub fn run(arguments: &ServeArguments) -> anyhow::Result<ExitCode> {
 /// What it knows, in a file of the folder or in etcd.
 fn open(arguments: &ServeArguments) -> anyhow::Result<Store> {
     let dir = &arguments.folder.dir;
-    if let Some(user) = owner::foreign_owner(dir)? {
-        bail!(
-            "{} belongs to user {user}, and this is root: start the coordinator as that user, as its service does (systemctl start \
-             seikan-coordinator), or take another folder (--dir)",
-            dir.display()
-        );
-    }
+    refuse_foreign(dir, "seikan-coordinator")?;
     let noted = etcd::noted_coordinator(dir)?;
     let Some(etcd) = arguments.etcd.settings(noted.as_ref())? else {
         if arguments.advertise.is_some() {

@@ -1,0 +1,30 @@
+//! The folder of a service, in which root works as who it belongs to.
+
+use anyhow::{Context, bail};
+use seikan_sys::owner;
+use std::path::Path;
+
+/// Works in the folder as its owner, and root stays that user: what is in a service's folder is not to have root read, write or send
+/// anything, and what is made there the service can use.
+pub fn as_owner<T>(folder: &Path, work: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T> {
+    let user = owner::become_owner(folder)?;
+    let done = work();
+    match user {
+        Some(user) => {
+            done.with_context(|| format!("as user {user}, whose folder {} is", folder.display()))
+        }
+        None => done,
+    }
+}
+
+/// A service that root starts in another user's folder is refused: started as that user it could not use what it has made there before.
+pub fn refuse_foreign(folder: &Path, service: &str) -> anyhow::Result<()> {
+    if let Some(user) = owner::foreign_owner(folder)? {
+        bail!(
+            "{} belongs to user {user}, and this is root: start it as that user, as its service does (systemctl start {service}), or \
+             take another folder (--dir)",
+            folder.display()
+        );
+    }
+    Ok(())
+}
