@@ -44,13 +44,13 @@ use text::Page;
     seikan doctor --from slow.parquet           what that says, here or anywhere\n  \
     sudo seikan doctor --listen --key doctor.key --allow-load     on the other host, then here:\n  \
     sudo seikan doctor --peer 10.8.0.1 --key doctor.key --load    measure both ends under load\n\n\
-    Works on any tunnel or virtual network. It looks at counters of the kernel while the tunnel is in use, so\n\
-    let something run through it. Without --prove or --fix nothing is changed; no packet is captured, no payload read. It sends\n\
-    a handful of ICMP echo requests through the tunnel (5 small ones, and some to find out which sizes pass,\n\
+    Works on any tunnel or virtual network. It looks at counters of the kernel while the tunnel is in use, so \
+    let something run through it. Without --prove or --fix nothing is changed; no packet is captured, no payload read. It sends \
+    a handful of ICMP echo requests through the tunnel (5 small ones, and some to find out which sizes pass, \
     2 s at most) unless --no-probe. Without root less can be seen, and it says what.\n\
-    Ctrl-C ends it early, with what there is after a second. With --json: fields keep their names and\n\
+    Ctrl-C ends it early, with what there is after a second. With --json: fields keep their names and \
     meaning as long as `version` stays the same (docs/DOCTOR.md).\n\
-    Exit status: 0 if a diagnosis was made, also if nothing is wrong; 1 if none could be made. With\n\
+    Exit status: 0 if a diagnosis was made, also if nothing is wrong; 1 if none could be made. With \
     --exit-code, 3 if something is wrong or it is slow for an unknown reason.")]
 pub struct Arguments {
     #[command(flatten)]

@@ -35,8 +35,8 @@ const PAUSE: Duration = Duration::from_millis(500);
 #[command(after_help = "Examples:\n  \
     sudo seikan join https://mesh.example.org:7443 --token skt_...\n  \
     sudo seikan join https://192.0.2.1:7443 --pin sha256:... --token skt_... --name db-1\n\n\
-    `seikan coordinator token` prints the whole line. Writes /etc/seikan/IFACE.toml, which holds the host's\n\
-    private key and nothing that has to be kept elsewhere, and runs `seikan up -d IFACE`. To come up at every\n\
+    `seikan coordinator token` prints the whole line. Writes /etc/seikan/IFACE.toml, which holds the host's \
+    private key and nothing that has to be kept elsewhere, and runs `seikan up -d IFACE`. To come up at every \
     start of the host: `systemctl enable seikan@IFACE`. `seikan leave` takes it all back.")]
 pub struct Arguments {
     /// Where the coordinator is: https://HOST or https://HOST:PORT

@@ -19,7 +19,7 @@ use crate::screen::{BOLD, CYAN, DIM, GREEN, RED, RESET, Screen, YELLOW, printabl
 #[command(after_help = "Examples:\n  \
     sudo seikan netcheck                of the one member that runs here\n  \
     sudo seikan netcheck seikan0 --json for a program\n\n\
-    The daemon asks STUN servers every 25 s, and whenever an address of this host changes: its coordinator, the relays that\n\
+    The daemon asks STUN servers every 25 s, and whenever an address of this host changes: its coordinator, the relays that \
     the coordinator tells of, and those of `stun` in its configuration. Nothing is sent for this command.")]
 pub struct Arguments {
     /// Interface; may be left out where one member runs

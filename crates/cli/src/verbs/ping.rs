@@ -22,7 +22,7 @@ use crate::screen::{BOLD, CYAN, DIM, GREEN, RED, RESET, YELLOW, printable};
 #[command(after_help = "Examples:\n  \
     sudo seikan ping db-1               until Ctrl-C, once a second\n  \
     sudo seikan ping 100.80.0.7 -c 3 --json\n\n\
-    The daemon asks the peer's daemon inside of the tunnel: no host's firewall or routing is in the way, nor anything behind the\n\
+    The daemon asks the peer's daemon inside of the tunnel: no host's firewall or routing is in the way, nor anything behind the \
     peer. Like any packet it has a handshake begun and a better way looked for. Native protocol only.\n\
     Exit status: 0 there was an answer, 1 there was none, 2 wrong usage.")]
 pub struct Arguments {

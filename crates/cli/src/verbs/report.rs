@@ -44,8 +44,8 @@ use crate::verbs::doctor::verdict;
     seikan report slow.parquet                  draw it: slow.html\n  \
     seikan report slow.parquet --html /tmp/a.html --pcap headers.pcap\n  \
     seikan report slow.parquet --png pictures   the pictures alone, as files\n\n\
-    The page needs nothing from anywhere else and no JavaScript: mail it, archive it. A capture is read\n\
-    for its headers only; the first 96 bytes of each packet are enough (tcpdump -s 96 -w headers.pcap).\n\
+    The page needs nothing from anywhere else and no JavaScript: mail it, archive it. A capture is read \
+    for its headers only; the first 96 bytes of each packet are enough (tcpdump -s 96 -w headers.pcap). \
     A page holds what the recording does: addresses, names of interfaces, programs and functions.")]
 pub struct Arguments {
     /// The recording

@@ -22,8 +22,8 @@ use crate::output;
 #[command(after_help = "Examples:\n  \
     sudo seikan rotate-key              of the member seikan0\n  \
     sudo seikan rotate-key office       of another interface\n\n\
-    Makes a new private key, which never leaves this host, and writes it to the interface's file; the coordinator is told the public\n\
-    one, and tells the others. Name, addresses and connections stay: no packet is lost. Members that have pinned the old key refuse\n\
+    Makes a new private key, which never leaves this host, and writes it to the interface's file; the coordinator is told the public \
+    one, and tells the others. Name, addresses and connections stay: no packet is lost. Members that have pinned the old key refuse \
     the new one until they pin that; members that cannot hear of it reach this host for three minutes more.")]
 pub struct Arguments {
     /// Interface, or its file

@@ -18,9 +18,9 @@ use crate::output;
 #[command(after_help = "Examples:\n  \
     sudo seikan status                  all tunnels\n  \
     sudo seikan status wg0 --json       one, for a program\n\n\
-    With --json: an object for IFACE, an array without. Its fields keep their names and meaning as\n\
+    With --json: an object for IFACE, an array without. Its fields keep their names and meaning as \
     long as `version` stays the same.\n\
-    Exit status: 0 if all was shown (also if nothing runs), 1 if an interface is not running or\n\
+    Exit status: 0 if all was shown (also if nothing runs), 1 if an interface is not running or \
     does not answer. SEIKAN_RUN_DIR says where instances are looked for, if not in /run/seikan.")]
 pub struct Arguments {
     /// Interface; all of them if left out

@@ -33,7 +33,7 @@ const HISTORY: usize = 600;
 #[command(after_help = "Examples:\n  \
     sudo seikan top                     the tunnel that carries most\n  \
     sudo seikan top --iface tun0 --expect 900\n\n\
-    Keys: space holds the picture, q ends. The verdict is the doctor's over the last 10 s. It changes nothing, sends\n\
+    Keys: space holds the picture, q ends. The verdict is the doctor's over the last 10 s. It changes nothing, sends \
     nothing and reads no packet. For a program there is `seikan doctor --json`.")]
 pub struct Arguments {
     #[command(flatten)]

@@ -28,9 +28,9 @@ use crate::output;
 #[command(after_help = "Examples:\n  \
     sudo seikan up ./wg0.conf           run a wg-quick file until Ctrl-C\n  \
     sudo seikan up -d office            run /etc/seikan/office.toml in the background\n\n\
-    An interface's name is looked up as /etc/seikan/NAME.toml, /etc/seikan/NAME.conf and\n\
-    /etc/wireguard/NAME.conf. A .conf file speaks WireGuard, a .toml file the native protocol, unless\n\
-    they say otherwise. Needs CAP_NET_ADMIN. On SIGINT, SIGTERM and `seikan down` everything that was\n\
+    An interface's name is looked up as /etc/seikan/NAME.toml, /etc/seikan/NAME.conf and \
+    /etc/wireguard/NAME.conf. A .conf file speaks WireGuard, a .toml file the native protocol, unless \
+    they say otherwise. Needs CAP_NET_ADMIN. On SIGINT, SIGTERM and `seikan down` everything that was \
     set up is taken back; SIGHUP does nothing.")]
 pub struct Arguments {
     /// Configuration file, or the name of an interface

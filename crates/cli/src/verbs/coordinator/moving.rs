@@ -19,7 +19,7 @@ use crate::output::counted;
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  \
     seikan coordinator import --etcd https://etcd-1:2379,https://etcd-2:2379 --advertise coordinator-1.example.org:7443\n\n\
-    Stop the coordinator first, and start it again afterwards as before: it goes on from etcd, and members with what they have.\n\
+    Stop the coordinator first, and start it again afterwards as before: it goes on from etcd, and members with what they have. \
     Others of its mesh need the same certificate: copy tls.pem to their folders.\n\n\
     If it is broken off, or etcd does not answer in the end, the coordinator does not start until the same was done again, or taken back:\n  \
     seikan coordinator import --etcd https://etcd-1:2379 --undo")]

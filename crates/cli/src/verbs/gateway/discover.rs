@@ -39,8 +39,8 @@ const FRAMES: usize = 256;
 #[command(after_help = "Examples:\n  \
     sudo seikan gateway discover eth1\n  \
     sudo seikan gateway discover eth1 --seconds 60 --toml >> /etc/seikan/office.toml\n\n\
-    Listens only: who is silent is not found, so let devices do something, or wait longer. A switch\n\
-    shows what is meant for everybody or for this host; --promiscuous shows more on a hub or a mirror port,\n\
+    Listens only: who is silent is not found, so let devices do something, or wait longer. A switch \
+    shows what is meant for everybody or for this host; --promiscuous shows more on a hub or a mirror port, \
     and VLANs that the card would leave out. Addresses behind a router are not listed as the router's.\n\
     Ctrl-C ends it early and prints what was heard. Needs CAP_NET_RAW.")]
 pub struct Arguments {

@@ -14,8 +14,8 @@ use super::wrong_usage;
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  \
     sudo seikan lab cost --tunnel openvpn --rounds 20\n\n\
-    Bulk TCP runs through the tunnel, without the doctor and with it in turns, which looks at level 1 (counters and\n\
-    dropped packets by reason) and at level 2 (processor time by function too). The cost is the share of the\n\
+    Bulk TCP runs through the tunnel, without the doctor and with it in turns, which looks at level 1 (counters and \
+    dropped packets by reason) and at level 2 (processor time by function too). The cost is the share of the \
     throughput that is lost, with a 95 % interval over the pairs of neighbouring blocks.")]
 pub struct CostArguments {
     /// Only this tunnel; may be given more than once. seikan-native, seikan-wireguard and openvpn if left out

@@ -23,7 +23,7 @@ use crate::screen::{BOLD, DIM, GREEN, RED, RESET, YELLOW, width};
     sudo seikan lab nat                             all pairs, a few minutes\n  \
     sudo seikan lab nat --only symmetric --jobs 1   those with a symmetric NAT, one by one\n  \
     sudo seikan lab nat --events --jobs 4           NATs that start anew, outages, relays that are killed, wrong clocks\n\n\
-    Exit code 1 if any pair has another path than theory says, or has it late: a direct one after 3 s from the start of the\n\
+    Exit code 1 if any pair has another path than theory says, or has it late: a direct one after 3 s from the start of the \
     second daemon or as the file says, the first answer by a relay after 1 s; and if any event interrupts a pair for longer than the file allows.")]
 pub struct NatArguments {
     /// Play what happens to pairs that talk, in place of how they find each other

@@ -27,8 +27,8 @@ const PICTURES: [&str; 2] = ["sequence", "softirq"];
 #[command(after_help = "Examples:\n  \
     sudo seikan lab reproduce queue\n  \
     sudo seikan lab reproduce all --html reproduced.html --json reproduced.json\n\n\
-    Each source is set up as nearly as one machine allows, the slow way beside the good one, and its figures\n\
-    stand beside ours as ratios. The doctor is asked about the slow way, blind. Each takes some minutes.\n\
+    Each source is set up as nearly as one machine allows, the slow way beside the good one, and its figures \
+    stand beside ours as ratios. The doctor is asked about the slow way, blind. Each takes some minutes. \
     The exit status is 1 if a comparison did not hold in every round, or the doctor was wrong.")]
 pub struct ReproduceArguments {
     /// Which
