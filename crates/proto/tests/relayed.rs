@@ -235,6 +235,27 @@ fn who_only_listens_is_found_directly_too() {
 }
 
 #[test]
+fn who_only_listens_is_not_woken_in_vain_when_the_way_is_another() {
+    let mut world = members(NATIVE);
+    world.direct_down = [true; 2];
+    let speak = |world: &mut World, from: u32, to: u32| {
+        for seq in from..to {
+            world.send(0, &[Flow::udp(0).datagram(seq, 100)]);
+            world.run(Duration::from_millis(100));
+        }
+    };
+    // Who does not send probes nothing any more by now.
+    speak(&mut world, 0, 200);
+    world.direct_down = [false; 2];
+    speak(&mut world, 200, 600);
+    assert_eq!(endpoints(&world), direct());
+    world.run(Duration::from_millis(150));
+    let (at, _) = world.sides[1].tunnel.next_wakeup().expect("a timer");
+    let waits = at.duration_since(world.now(1).mono);
+    assert!(waits > Duration::from_millis(10), "{waits:?}");
+}
+
+#[test]
 fn a_relay_that_dies_is_no_way_any_more_and_the_direct_one_is_found() {
     let mut world = members(NATIVE);
     world.direct_down = [true; 2];
