@@ -55,6 +55,23 @@ fn who_is_called_and_comes_to_a_relay_tries_there_at_once() {
 }
 
 #[test]
+fn two_relays_at_once_do_not_spoil_the_meeting_at_the_first() {
+    let mut world = members(NATIVE);
+    world.direct_down = [true; 2];
+    let other: SocketAddr = "198.51.100.2:50000".parse().expect("an address");
+    let now = world.now(1);
+    let side = &mut world.sides[1];
+    // What is sent to the second arrives nowhere.
+    for relays in [vec![relay()], vec![relay(), other]] {
+        side.tunnel.set_relays(side.peer, &relays);
+        side.tunnel.approach(now, side.peer, &mut side.outbox);
+    }
+    world.flush(1, &[]);
+    world.run(Duration::from_millis(100));
+    assert_eq!(world.totals(1).handshakes.completed, 1);
+}
+
+#[test]
 fn who_is_called_over_a_way_that_died_quietly_is_reached_by_a_new_handshake_alone() {
     let mut world = members(NATIVE);
     world.sides[1].tunnel.set_relays(world.sides[1].peer, &[]);
