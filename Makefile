@@ -19,7 +19,7 @@ TARGET ?=
 SOURCE ?= all
 
 .PHONY: help test deps peers fmt-check house deny clippy doc unit interop fuzz-ci fuzz \
-	build release demo bench gateway reproduce reproduce-kernel hostile soak interop-kernel doctor-kernel clean
+	build release demo bench gateway reproduce reproduce-kernel hostile soak soak-mesh interop-kernel doctor-kernel clean
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' Makefile | column -t -s '|'
@@ -92,6 +92,9 @@ hostile: release ## what a flow keeps of its throughput while strangers flood th
 
 soak: release ## ten minutes in both protocols: no leak, no stall, every byte checksummed (root)
 	@SEIKAN_SOAK=$(SECONDS) cargo test --locked --release -p seikan-interop --test soak -- --nocapture --test-threads 1
+
+soak-mesh: ## a thousand members in a virtual network, ten minutes of changes, ten seeds
+	@cargo test --locked --release -p seikan-proto --test mesh -- --ignored --nocapture
 
 interop-kernel: ## our binary against the kernel's WireGuard, in a virtual machine (installs QEMU)
 	@scripts/interop-kernel.sh

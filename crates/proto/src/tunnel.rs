@@ -364,7 +364,7 @@ impl Tunnel {
             && peer.paths.set_relays(relays, peer.path.endpoint)
         {
             // Where nobody has been met yet.
-            peer.timers.forget_approach();
+            peer.timers.hasten_approach();
         }
     }
 

@@ -55,6 +55,23 @@ fn who_is_called_and_comes_to_a_relay_tries_there_at_once() {
 }
 
 #[test]
+fn two_relays_at_once_do_not_spoil_the_meeting_at_the_first() {
+    let mut world = members(NATIVE);
+    world.direct_down = [true; 2];
+    let other: SocketAddr = "198.51.100.2:50000".parse().expect("an address");
+    let now = world.now(1);
+    let side = &mut world.sides[1];
+    // What is sent to the second arrives nowhere.
+    for relays in [vec![relay()], vec![relay(), other]] {
+        side.tunnel.set_relays(side.peer, &relays);
+        side.tunnel.approach(now, side.peer, &mut side.outbox);
+    }
+    world.flush(1, &[]);
+    world.run(Duration::from_millis(100));
+    assert_eq!(world.totals(1).handshakes.completed, 1);
+}
+
+#[test]
 fn who_is_called_over_a_way_that_died_quietly_is_reached_by_a_new_handshake_alone() {
     let mut world = members(NATIVE);
     world.sides[1].tunnel.set_relays(world.sides[1].peer, &[]);
@@ -232,6 +249,27 @@ fn who_only_listens_is_found_directly_too() {
         world.run(Duration::from_millis(20));
     }
     assert_eq!(endpoints(&world), direct());
+}
+
+#[test]
+fn who_only_listens_is_not_woken_in_vain_when_the_way_is_another() {
+    let mut world = members(NATIVE);
+    world.direct_down = [true; 2];
+    let speak = |world: &mut World, from: u32, to: u32| {
+        for seq in from..to {
+            world.send(0, &[Flow::udp(0).datagram(seq, 100)]);
+            world.run(Duration::from_millis(100));
+        }
+    };
+    // Who does not send probes nothing any more by now.
+    speak(&mut world, 0, 200);
+    world.direct_down = [false; 2];
+    speak(&mut world, 200, 600);
+    assert_eq!(endpoints(&world), direct());
+    world.run(Duration::from_millis(150));
+    let (at, _) = world.sides[1].tunnel.next_wakeup().expect("a timer");
+    let waits = at.duration_since(world.now(1).mono);
+    assert!(waits > Duration::from_millis(10), "{waits:?}");
 }
 
 #[test]

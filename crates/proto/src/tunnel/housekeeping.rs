@@ -221,12 +221,14 @@ impl Tunnel {
         let native = has_session && self.construction == Construction::Native;
         let stash = has_session && !peer.stash.is_empty();
         let ping = native && peer.pings.waits();
-        let probe = peer.path.mtu.next_wakeup().unwrap_or(Instant::BOOT);
+        let probe = peer.path.mtu.next_wakeup().unwrap_or(now);
         [
             peer.timers
                 .next()
                 .map(|(at, why)| (at, WakeReason::Timer(why))),
-            (native && probe < peer.path.active_until).then_some((probe, WakeReason::PathProbe)),
+            // Without packets nothing is probed, whatever was begun.
+            (native && probe.max(now) < peer.path.active_until)
+                .then_some((probe, WakeReason::PathProbe)),
             peer.paths
                 .next_wakeup(peer.path.endpoint)
                 .filter(|_| native)

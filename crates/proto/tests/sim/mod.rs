@@ -15,7 +15,7 @@ use seikan_observe::{DropReason, PeerCounters};
 use seikan_proto::batch::PacketBatch;
 use seikan_proto::birthday::PORTS;
 use seikan_proto::capabilities::Cipher;
-use seikan_proto::inbox::{Inbox, MAX_PIECES};
+use seikan_proto::inbox::{Inbox, MAX_PIECES, Write};
 use seikan_proto::indices::PeerId;
 use seikan_proto::keys::{PresharedKey, PrivateKey};
 use seikan_proto::noise::Construction;
@@ -33,7 +33,7 @@ use std::time::Duration;
 pub const SECOND: u64 = 1_000_000_000;
 pub const MILLISECOND: u64 = 1_000_000;
 /// World time zero on the monotonic clock.
-const EPOCH: u64 = 1 << 42;
+pub const EPOCH: u64 = 1 << 42;
 
 /// A seeded random source.
 pub struct Seeded(pub ChaCha8Rng);
@@ -387,38 +387,7 @@ impl World {
         if parcels.is_empty() {
             return;
         }
-        let mut arena = Vec::new();
-        let mut datagrams: Vec<Datagram> = Vec::new();
-        let mut closed = true;
-        for parcel in parcels {
-            let length = parcel.bytes.len();
-            let range = arena.len()..arena.len() + length;
-            arena.extend(&parcel.bytes);
-            match datagrams.last_mut() {
-                Some(last)
-                    if self.gro
-                        && !closed
-                        && last.source == parcel.from
-                        && last.traffic_class == parcel.traffic_class
-                        && length <= last.segment_size
-                        && last.range.len() + length <= 65_535 =>
-                {
-                    last.range.end = range.end;
-                    closed = length < last.segment_size;
-                }
-                _ => {
-                    closed = length == 0;
-                    datagrams.push(Datagram {
-                        source: parcel.from,
-                        destination: Some(parcel.to.ip()),
-                        traffic_class: parcel.traffic_class,
-                        range,
-                        segment_size: length,
-                        truncated: false,
-                    });
-                }
-            }
-        }
+        let (mut arena, datagrams) = gather(parcels, self.gro);
         let now = self.now(i);
         let side = &mut self.sides[i];
         side.tunnel.inbound(
@@ -493,9 +462,7 @@ impl World {
         }
         side.outbox.clear();
         for write in side.inbox.writes() {
-            let mut parts = [IoSlice::new(&[]); MAX_PIECES + 2];
-            let n = write.parts(arena, &mut parts);
-            let bytes: Vec<u8> = parts[..n].iter().flat_map(|p| p.iter().copied()).collect();
+            let bytes = written(write, arena);
             side.writes += 1;
             if side.refuse_every > 0 && side.writes % side.refuse_every == 0 {
                 side.tunnel
@@ -570,6 +537,50 @@ impl World {
         self.run(Duration::from_secs(2));
         assert_eq!(self.take_delivered(1).len(), 1, "a session");
     }
+}
+
+/// Parcels to one host as its socket hands them over, and the arena in which they lie; with `gro` merged as UDP_GRO does.
+pub fn gather(parcels: &[Parcel], gro: bool) -> (Vec<u8>, Vec<Datagram>) {
+    let mut arena = Vec::new();
+    let mut datagrams: Vec<Datagram> = Vec::new();
+    let mut closed = true;
+    for parcel in parcels {
+        let length = parcel.bytes.len();
+        let range = arena.len()..arena.len() + length;
+        arena.extend(&parcel.bytes);
+        match datagrams.last_mut() {
+            Some(last)
+                if gro
+                    && !closed
+                    && last.source == parcel.from
+                    && last.traffic_class == parcel.traffic_class
+                    && length <= last.segment_size
+                    && last.range.len() + length <= 65_535 =>
+            {
+                last.range.end = range.end;
+                closed = length < last.segment_size;
+            }
+            _ => {
+                closed = length == 0;
+                datagrams.push(Datagram {
+                    source: parcel.from,
+                    destination: Some(parcel.to.ip()),
+                    traffic_class: parcel.traffic_class,
+                    range,
+                    segment_size: length,
+                    truncated: false,
+                });
+            }
+        }
+    }
+    (arena, datagrams)
+}
+
+/// A write to the TUN device as bytes, virtio-net header first.
+pub fn written(write: &Write, arena: &[u8]) -> Vec<u8> {
+    let mut parts = [IoSlice::new(&[]); MAX_PIECES + 2];
+    let n = write.parts(arena, &mut parts);
+    parts[..n].iter().flat_map(|p| p.iter().copied()).collect()
 }
 
 impl Side {

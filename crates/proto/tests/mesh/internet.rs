@@ -1,0 +1,213 @@
+//! Networks and the NATs between them: who is where, and by which addresses a datagram passes.
+//!
+//! A *realm* is a network in which addresses mean something: the world, what is behind a carrier's NAT, a home. Each but the world has a
+//! NAT as its way out. Homes have the same private addresses, so what is sent to one of them may come to somebody else.
+
+use super::nat::{Behaviour, Nat, Refused};
+use super::sim::network::Parcel;
+use rand_chacha::ChaCha8Rng;
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+/// The realm in which everybody's outer addresses are.
+pub const WORLD: usize = 0;
+
+/// Who has an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum At {
+    Host(usize),
+    Nat(usize),
+    Server(usize),
+}
+
+/// Why a datagram does not arrive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Lost {
+    /// The network lost it.
+    OnTheWay,
+    /// A NAT did not let it through.
+    AtNat(Refused),
+    /// Nobody has the address: private ones mean nothing in the world.
+    Nobody,
+    /// The two are in parts of the network that do not reach each other.
+    Apart,
+    /// No socket has the port.
+    NoSocket,
+    /// The host is off.
+    Off,
+    /// A relay is off, or does not forward it.
+    AtRelay(AtRelay),
+}
+
+/// Why a relay does not forward a datagram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum AtRelay {
+    Off,
+    /// It is from neither of the two, or no pair has the port.
+    Stranger,
+    /// The other of the two is not there.
+    NotBound,
+}
+
+#[derive(Debug, Default)]
+struct Realm {
+    way_out: Option<usize>,
+    at: HashMap<IpAddr, At>,
+    hosts: u32,
+}
+
+#[derive(Debug)]
+struct Border {
+    nat: Nat,
+    inside: usize,
+    outside: usize,
+}
+
+/// All of it.
+#[derive(Debug)]
+pub struct Internet {
+    realms: Vec<Realm>,
+    borders: Vec<Border>,
+    carriers: HashMap<usize, usize>,
+    /// Outer addresses given out.
+    given: u32,
+}
+
+impl Internet {
+    pub fn new() -> Internet {
+        Internet {
+            realms: vec![Realm::default()],
+            borders: Vec::new(),
+            carriers: HashMap::new(),
+            given: 0,
+        }
+    }
+
+    /// A NAT with what is inside of it, in another realm; the one inside, and the NAT.
+    pub fn add_nat(&mut self, outside: usize, behaviour: Behaviour) -> (usize, usize) {
+        let (border, inside) = (self.borders.len(), self.realms.len());
+        let outer = self.add(outside, At::Nat(border));
+        let nat = Nat::new(behaviour, outer);
+        self.borders.push(Border {
+            nat,
+            inside,
+            outside,
+        });
+        self.realms.push(Realm {
+            way_out: Some(border),
+            ..Realm::default()
+        });
+        (inside, border)
+    }
+
+    /// The realm behind the carrier's NAT of this number, which is made if there is none.
+    pub fn carrier(&mut self, number: usize, behaviour: Behaviour) -> usize {
+        if let Some(realm) = self.carriers.get(&number) {
+            return *realm;
+        }
+        let (realm, _) = self.add_nat(WORLD, behaviour);
+        self.carriers.insert(number, realm);
+        realm
+    }
+
+    /// Whether somebody has that address in a realm.
+    pub fn is_in(&self, realm: usize, ip: IpAddr) -> bool {
+        self.realms[realm].at.contains_key(&ip)
+    }
+
+    /// Gives somebody a new address in a realm.
+    pub fn add(&mut self, realm: usize, who: At) -> IpAddr {
+        let address = match realm {
+            // RFC 2544's, which nothing takes for private.
+            WORLD => {
+                self.given += 1;
+                Ipv4Addr::from_bits(Ipv4Addr::new(198, 18, 0, 0).to_bits() + self.given)
+            }
+            _ => {
+                let here = &mut self.realms[realm];
+                here.hosts += 1;
+                let network = match who {
+                    At::Nat(_) => Ipv4Addr::new(10, 0, 0, 1),
+                    _ => Ipv4Addr::new(192, 168, 1, 1),
+                };
+                Ipv4Addr::from_bits(network.to_bits() + here.hosts)
+            }
+        };
+        self.add_at(realm, address.into(), who);
+        address.into()
+    }
+
+    /// Gives somebody this address.
+    pub fn add_at(&mut self, realm: usize, address: IpAddr, who: At) {
+        let before = self.realms[realm].at.insert(address, who);
+        assert_eq!(before, None, "{address} is somebody's");
+    }
+
+    /// Nobody has the address any more.
+    pub fn remove(&mut self, realm: usize, address: IpAddr) {
+        self.realms[realm].at.remove(&address);
+    }
+
+    /// A datagram leaves a realm outwards: where it comes in, and as what. It stays in a realm in which its address is somebody's.
+    pub fn leave(
+        &mut self,
+        now: u64,
+        mut realm: usize,
+        parcel: &mut Parcel,
+        rng: &mut ChaCha8Rng,
+    ) -> Result<At, Lost> {
+        let mut last = None;
+        loop {
+            let here = &self.realms[realm];
+            if let Some(at) = here.at.get(&parcel.to.ip()) {
+                let back = last.filter(|nat| *at == At::Nat(*nat));
+                return match back.map(|nat| self.borders[nat].nat.behaviour.hairpin) {
+                    Some(false) => Err(Lost::AtNat(Refused::NoHairpin)),
+                    _ => Ok(*at),
+                };
+            }
+            let way_out = here.way_out.ok_or(Lost::Nobody)?;
+            let border = &mut self.borders[way_out];
+            let outer = border.nat.out(now, parcel.from, parcel.to, rng);
+            parcel.from = outer.map_err(Lost::AtNat)?;
+            (realm, last) = (border.outside, Some(way_out));
+        }
+    }
+
+    /// It comes in, and goes inwards to a host or a server.
+    pub fn enter(&mut self, now: u64, mut at: At, parcel: &mut Parcel) -> Result<At, Lost> {
+        while let At::Nat(border) = at {
+            let Border { nat, inside, .. } = &mut self.borders[border];
+            // Its address may be another one by now.
+            if nat.outer != parcel.to.ip() {
+                return Err(Lost::Nobody);
+            }
+            let inner = nat.enter(now, parcel.from, parcel.to.port());
+            parcel.to = inner.map_err(Lost::AtNat)?;
+            let here = &self.realms[*inside];
+            at = *here.at.get(&parcel.to.ip()).ok_or(Lost::Nobody)?;
+        }
+        Ok(at)
+    }
+
+    /// A NAT forgets everything, and has another address.
+    pub fn restart_nat(&mut self, border: usize) {
+        let outside = self.borders[border].outside;
+        let former = self.borders[border].nat.outer;
+        self.remove(outside, former);
+        let outer = self.add(outside, At::Nat(border));
+        self.borders[border].nat.restart(outer);
+    }
+
+    /// Forgets what NATs have forgotten: memory only.
+    pub fn sweep(&mut self, now: u64) {
+        for border in &mut self.borders {
+            border.nat.sweep(now);
+        }
+    }
+}
+
+/// A member's own port.
+pub fn at(ip: IpAddr, port: u16) -> SocketAddr {
+    SocketAddr::new(ip, port)
+}

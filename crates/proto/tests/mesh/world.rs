@@ -1,0 +1,1048 @@
+//! Members of one mesh, the internet between them, its relays, STUN servers and coordinator: all of it seeded, no clock, no socket.
+//!
+//! Events are taken in the order of their times. What a host sends passes the NATs on its way out at once, crosses the network, and passes those
+//! on its way in when it comes there.
+
+use super::internet::{At, AtRelay, Internet, Lost, WORLD, at};
+use super::member::{Agent, Doors, Member, PORT, Place, leg, new_tunnel, relay_of};
+use super::nat::{Behaviour, By};
+use super::relay::{self, Outcome, Relay};
+use super::sim::network::{Link, Parcel, Path};
+use super::sim::{self, EPOCH, MILLISECOND, SECOND, Seeded};
+use rand::{Rng as _, RngCore as _, SeedableRng as _};
+use rand_chacha::ChaCha8Rng;
+use seikan_observe::DropReason;
+use seikan_proto::batch::PacketBatch;
+use seikan_proto::inbox::Inbox;
+use seikan_proto::keys::{PrivateKey, PublicKey};
+use seikan_proto::mesh::{
+    Book, Changes, Member as Row, Policy, Relay as Told, RelayKind, RelaySecret, Ticket,
+};
+use seikan_proto::outbox::Outbox;
+use seikan_proto::time::Instant;
+use seikan_proto::tunnel::Now;
+use seikan_wire::VNET_HDR_LEN;
+use seikan_wire::ip::{self, IpPacket, PROTO_UDP};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::hash::{DefaultHasher, Hasher};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+/// The wall clock at the beginning, in seconds since 1970.
+const WALL: u64 = 1_800_000_000;
+/// How long a change waits at the coordinator for others, at most.
+const GATHERS: u64 = 500 * MILLISECOND;
+/// When members first ask the coordinator for the others.
+const OPENS: u64 = 3 * SECOND;
+/// How long a datagram takes on one network, and a NAT is inside of none.
+const LOCAL: u64 = 500_000;
+/// Members with the same tag may do anything; beside that:
+pub const POLICY: &str = "allow tag:t0 -> tag:t1 udp/7000";
+/// A port that policy opens, and one that it does not.
+pub const OPEN_PORT: u16 = 7000;
+pub const CLOSED_PORT: u16 = 7001;
+
+/// What lies before a host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Before {
+    Open,
+    FullCone,
+    Restricted,
+    PortRestricted,
+    AddressDependent,
+    Symmetric,
+    NoUdp,
+    /// A home's NAT behind a carrier's, of this number, which turns nothing around.
+    Carrier(usize),
+    /// The same, and it does.
+    Hairpin(usize),
+}
+
+impl Before {
+    pub fn behaviour(self) -> Behaviour {
+        let (mapping, filtering) = match self {
+            Before::Open | Before::FullCone => (By::Nothing, By::Nothing),
+            Before::Restricted => (By::Nothing, By::Address),
+            Before::AddressDependent => (By::Address, By::AddressAndPort),
+            Before::Symmetric => (By::AddressAndPort, By::AddressAndPort),
+            _ => (By::Nothing, By::AddressAndPort),
+        };
+        Behaviour {
+            mapping,
+            filtering,
+            hairpin: matches!(self, Before::Hairpin(_)),
+            udp: self != Before::NoUdp,
+            // RFC 4787, REQ-5: two minutes at least.
+            forgets: 120 * SECOND,
+        }
+    }
+}
+
+/// For the ledger: whose datagram it is, of which talk in which direction, and how many packets are in it.
+#[derive(Clone, Copy, Debug)]
+pub struct Load {
+    pub member: usize,
+    pub talk: Option<(usize, usize)>,
+    pub packets: u64,
+}
+
+impl Load {
+    pub fn beside(member: usize) -> Load {
+        Load {
+            member,
+            talk: None,
+            packets: 0,
+        }
+    }
+}
+
+/// Two members that send each other packets: the first begins, the other answers.
+pub struct Talk {
+    pub ends: [usize; 2],
+    pub port: u16,
+    /// Policy lets the first begin it.
+    pub is_allowed: bool,
+    /// Nanoseconds between two packets; 0: it is over.
+    pub every: u64,
+    pub began: u64,
+    pub sent: [u32; 2],
+    pub got: [u32; 2],
+    pub seen: [Vec<bool>; 2],
+    /// When something first arrived.
+    pub first: [Option<u64>; 2],
+    /// When something last arrived.
+    pub last: [u64; 2],
+    /// The longest time between two arrivals.
+    pub silence: [u64; 2],
+    /// Packets that the network lost.
+    pub lost: [u64; 2],
+    /// Packets that arrived at the far host and that its tunnel dropped.
+    pub refused: [u64; 2],
+}
+
+pub enum Event {
+    Arrives(At, Parcel, Load),
+    /// By TLS, to a relay's port or from it.
+    ToRelay(usize, u16, usize, Vec<u8>, Load),
+    FromRelay(usize, SocketAddr, Vec<u8>, Load),
+    Wake(usize),
+    AskAgain(usize, [u8; 12]),
+    Reflect(usize, u64),
+    Pair(usize, PublicKey, u64),
+    Tls(usize, PublicKey, usize),
+    Doors(usize),
+    News(usize),
+    /// The coordinator hears where a member may be reached, that its key is another one, that it seeks somebody.
+    Row(usize),
+    Key(usize, PublicKey),
+    Call(usize, PublicKey),
+    Called(usize, PublicKey),
+    /// A host with other addresses says so to whom it has sessions with, and notices.
+    Announce(usize),
+    LookAround(usize),
+    Talk(usize),
+    Reply(usize),
+    Sweep,
+}
+
+struct Entry {
+    at: (u64, u64),
+    event: Event,
+}
+
+impl PartialEq for Entry {
+    fn eq(&self, other: &Entry) -> bool {
+        self.at == other.at
+    }
+}
+
+impl Eq for Entry {}
+
+impl PartialOrd for Entry {
+    fn partial_cmp(&self, other: &Entry) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Entry {
+    fn cmp(&self, other: &Entry) -> std::cmp::Ordering {
+        self.at.cmp(&other.at)
+    }
+}
+
+/// What was sent and what became of it.
+#[derive(Default)]
+pub struct Ledger {
+    pub datagrams: u64,
+    pub arrived: u64,
+    /// Datagrams and the packets in them.
+    pub lost: BTreeMap<Lost, (u64, u64)>,
+    /// Those that relays sent on: each is one more.
+    pub forwarded: u64,
+    /// Packets handed to tunnels, delivered, and dropped by the far tunnel.
+    pub packets: u64,
+    pub delivered: u64,
+    pub refused: u64,
+}
+
+/// What a member has sent.
+#[derive(Clone, Debug, Default)]
+pub struct Sent {
+    /// To STUN servers and relays.
+    pub beside: u64,
+    /// Of the tunnel, by the number of the peer.
+    pub to: BTreeMap<usize, u64>,
+}
+
+#[derive(Default)]
+struct Coordinator {
+    rows: BTreeMap<usize, Row>,
+    /// What changed: a revision each.
+    log: Vec<Changed>,
+}
+
+enum Changed {
+    Set(usize),
+    Removed(PublicKey),
+}
+
+pub struct World {
+    pub seed: u64,
+    pub time: u64,
+    pub events: u64,
+    pub trace: DefaultHasher,
+    pub members: Vec<Member>,
+    pub talks: Vec<Talk>,
+    pub relays: Vec<Relay>,
+    /// Where STUN is answered: the coordinator, then the relays.
+    pub stun: Vec<SocketAddr>,
+    pub ledger: Ledger,
+    pub sent: Vec<Sent>,
+    /// Wake-ups of tunnels.
+    pub wakes: u64,
+    /// Those who reach each other, and nobody else.
+    pub apart: BTreeSet<usize>,
+    /// How long a question takes to the coordinator.
+    pub to_coordinator: u64,
+    pub outbox: Outbox,
+    pub inbox: Inbox,
+    pub internet: Internet,
+    pub core: Link,
+    pub rng: ChaCha8Rng,
+    policy: Policy,
+    coordinator: Coordinator,
+    by_key: BTreeMap<PublicKey, usize>,
+    talk_of: BTreeMap<(usize, usize), usize>,
+    homes: BTreeMap<usize, Before>,
+    queue: BinaryHeap<Reverse<Entry>>,
+    order: u64,
+    batch: PacketBatch,
+}
+
+impl World {
+    pub fn new(seed: u64, loss: f64) -> World {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let mut internet = Internet::new();
+        let mut stun = Vec::new();
+        let mut relays = Vec::new();
+        for number in 0..4 {
+            let ip: IpAddr = [192, 0, 2, number as u8 + 1].into();
+            internet.add_at(WORLD, ip, At::Server(number));
+            if number == 0 {
+                stun.push(at(ip, 7443));
+            } else {
+                let secret = RelaySecret::generate(&mut Seeded::new(rng.random()));
+                stun.push(at(ip, 3478));
+                relays.push(Relay::new(at(ip, 3478), secret));
+            }
+        }
+        let path = Path {
+            latency: Duration::ZERO,
+            jitter: Duration::from_millis(1),
+            loss,
+            ..Path::default()
+        };
+        let mut world = World {
+            seed,
+            time: 0,
+            events: 0,
+            trace: DefaultHasher::new(),
+            members: Vec::new(),
+            talks: Vec::new(),
+            relays,
+            stun,
+            ledger: Ledger::default(),
+            sent: Vec::new(),
+            wakes: 0,
+            apart: BTreeSet::new(),
+            to_coordinator: 20 * MILLISECOND,
+            outbox: Outbox::new(4 << 20),
+            inbox: Inbox::new(false, false),
+            internet,
+            core: Link::new(path),
+            rng,
+            policy: Policy::parse(POLICY).expect("a policy"),
+            coordinator: Coordinator::default(),
+            by_key: BTreeMap::new(),
+            talk_of: BTreeMap::new(),
+            homes: BTreeMap::new(),
+            queue: BinaryHeap::new(),
+            order: 0,
+            batch: PacketBatch::new(1 << 18, 4),
+        };
+        world.after(60 * SECOND, Event::Sweep);
+        world
+    }
+
+    pub fn now(&self) -> Now {
+        Now {
+            mono: Instant::from_nanos(EPOCH + self.time),
+            wall: Duration::from_secs(WALL) + Duration::from_nanos(self.time),
+        }
+    }
+
+    pub fn at(&mut self, time: u64, event: Event) {
+        self.order += 1;
+        let at = (time, self.order);
+        self.queue.push(Reverse(Entry { at, event }));
+    }
+
+    pub fn after(&mut self, time: u64, event: Event) {
+        self.at(self.time + time, event);
+    }
+
+    pub fn random<const N: usize>(&mut self) -> [u8; N] {
+        let mut bytes = [0; N];
+        self.rng.fill_bytes(&mut bytes);
+        bytes
+    }
+
+    /// Moves time on by `by`, doing all that falls due.
+    pub fn run(&mut self, by: u64) {
+        let end = self.time + by;
+        while let Some(Reverse(first)) = self.queue.peek()
+            && first.at.0 <= end
+        {
+            let Some(Reverse(Entry { at, event })) = self.queue.pop() else {
+                break;
+            };
+            self.time = at.0;
+            self.events += 1;
+            self.trace.write_u64(at.0);
+            self.happens(event);
+        }
+        self.time = end;
+    }
+
+    fn happens(&mut self, event: Event) {
+        match event {
+            Event::Arrives(at, parcel, load) => self.arrives(at, parcel, load),
+            Event::ToRelay(relay, port, m, bytes, load) => {
+                let from = (relay::Place::Stream(m), at([127, 0, 0, 1].into(), PORT));
+                self.at_relay(relay, port, from, bytes, load);
+            }
+            Event::FromRelay(m, from, bytes, load) => {
+                let ip = self.members[m].place.ip;
+                let parcel = Parcel {
+                    from,
+                    to: at(ip, PORT),
+                    traffic_class: 0,
+                    bytes,
+                };
+                self.receive(m, parcel, load);
+            }
+            Event::Wake(m) => self.wake(m),
+            Event::AskAgain(m, id) => self.ask_again(m, id),
+            Event::Reflect(m, round) if self.members[m].is_on => self.reflect(m, round),
+            Event::Reflect(..) => {}
+            Event::Pair(m, key, step) => self.pair(m, key, step),
+            Event::Tls(m, key, relay) => self.sit_by_tls(m, key, relay),
+            Event::Doors(m) => self.look_after_doors(m),
+            Event::News(m) => self.news(m),
+            Event::Row(m) | Event::Key(m, _) | Event::Call(m, _) if self.apart.contains(&m) => {
+                // It tries again until it gets through.
+                self.after(2 * SECOND, event);
+            }
+            Event::Row(m) => self.row(m),
+            Event::Key(m, former) => {
+                self.coordinator.log.push(Changed::Removed(former));
+                self.row(m);
+            }
+            Event::Call(m, key) => {
+                if let Some(to) = self.member_of(&key) {
+                    let key = self.members[m].key;
+                    self.after(self.to_coordinator, Event::Called(to, key));
+                }
+            }
+            Event::Called(m, _) if !self.members[m].is_on || self.apart.contains(&m) => {}
+            Event::Called(m, key) => self.called(m, key),
+            Event::Announce(m) => self.announce(m),
+            Event::LookAround(m) => self.look_around(m),
+            Event::Talk(talk) => {
+                let Talk { every, .. } = self.talks[talk];
+                if every > 0 {
+                    self.say(talk, 0);
+                    self.after(every, Event::Talk(talk));
+                }
+            }
+            Event::Reply(talk) => self.say(talk, 1),
+            Event::Sweep => {
+                self.internet.sweep(self.time);
+                self.after(60 * SECOND, Event::Sweep);
+            }
+        }
+    }
+}
+
+/// Who there is.
+impl World {
+    /// A host joins the mesh.
+    pub fn join(&mut self, before: Before, home: Option<usize>, tag: &str) -> usize {
+        let number = self.members.len();
+        let place = match home {
+            Some(mate) => self.beside(number, mate),
+            None => self.settle(number, before),
+        };
+        let private = self.random();
+        let key = *seikan_proto::keys::Identity::new(PrivateKey::from_bytes(private)).public();
+        let seed = self.rng.random();
+        let mesh = Ipv4Addr::new(100, 80, 0, 0).to_bits();
+        let member = Member {
+            name: format!("m-{number}").parse().expect("a name"),
+            tags: vec![tag.parse().expect("a tag")],
+            address: Ipv4Addr::from_bits(mesh + 2 + number as u32),
+            key,
+            tunnel: new_tunnel(private, seed),
+            place,
+            is_on: true,
+            book: Book::default(),
+            wake: None,
+            news_due: true,
+            agent: Agent::default(),
+            doors: Doors::default(),
+        };
+        self.members.push(member);
+        self.sent.push(Sent::default());
+        self.homes.insert(number, before);
+        self.by_key.insert(key, number);
+        let reflects = self.rng.random_range(0..SECOND);
+        self.after(reflects, Event::Reflect(number, 0));
+        let asks = OPENS.max(self.time) + self.rng.random_range(0..SECOND);
+        self.at(asks, Event::News(number));
+        number
+    }
+
+    pub fn before(&self, m: usize) -> Before {
+        self.homes[&m]
+    }
+
+    /// Whether a member may begin this with another: [`POLICY`] in other words.
+    pub fn may_begin(&self, from: usize, to: usize, port: u16) -> bool {
+        let [from, to] = [from, to].map(|m| self.members[m].tags[0].as_str());
+        from == to || (from == "t0" && to == "t1" && port == OPEN_PORT)
+    }
+
+    /// The member that has this key, or had it.
+    pub fn member_of(&self, key: &PublicKey) -> Option<usize> {
+        self.by_key.get(key).copied()
+    }
+
+    fn settle(&mut self, number: usize, before: Before) -> Place {
+        let outside = match before {
+            Before::Open => {
+                let ip = self.internet.add(WORLD, At::Host(number));
+                return Place {
+                    realm: WORLD,
+                    ip,
+                    nat: None,
+                };
+            }
+            Before::Carrier(n) | Before::Hairpin(n) => self.internet.carrier(n, before.behaviour()),
+            _ => WORLD,
+        };
+        let home = Behaviour {
+            hairpin: false,
+            ..before.behaviour()
+        };
+        let (realm, nat) = self.internet.add_nat(outside, home);
+        let ip = self.internet.add(realm, At::Host(number));
+        Place {
+            realm,
+            ip,
+            nat: Some(nat),
+        }
+    }
+
+    /// In the same home.
+    fn beside(&mut self, number: usize, mate: usize) -> Place {
+        let Place { realm, nat, .. } = self.members[mate].place;
+        let ip = self.internet.add(realm, At::Host(number));
+        Place { realm, ip, nat }
+    }
+
+    /// A host is somewhere else from now on, behind the like.
+    pub fn moves(&mut self, m: usize) {
+        let Place { realm, ip, .. } = self.members[m].place;
+        self.internet.remove(realm, ip);
+        self.members[m].place = self.settle(m, self.homes[&m]);
+        self.after(200 * MILLISECOND, Event::Announce(m));
+        let notices = self.rng.random_range(0..2 * SECOND);
+        self.after(notices, Event::LookAround(m));
+    }
+
+    /// The NAT before a host forgets everything and has another outer address, which the host does not notice. A host that has none of its
+    /// own moves.
+    pub fn loses_its_nat(&mut self, m: usize) {
+        let Place { realm, nat, .. } = self.members[m].place;
+        let here = self
+            .members
+            .iter()
+            .filter(|other| other.place.realm == realm);
+        match nat.filter(|_| here.count() == 1) {
+            Some(nat) => self.internet.restart_nat(nat),
+            None => self.moves(m),
+        }
+    }
+
+    /// As `announce_to_members` of `node::life`.
+    fn announce(&mut self, m: usize) {
+        let now = self.now();
+        let member = &mut self.members[m];
+        let peers: Vec<_> = member.tunnel.peers().map(|peer| peer.id).collect();
+        for id in peers {
+            self.members[m].tunnel.announce(now, id, &mut self.outbox);
+        }
+        self.flush(m, &[]);
+    }
+
+    /// A member has another key.
+    pub fn rotates(&mut self, m: usize) {
+        let private = self.random();
+        let now = self.now().mono;
+        let member = &mut self.members[m];
+        let former = member.key;
+        let private = PrivateKey::from_bytes(private);
+        member.tunnel.rotate_private_key(private, now);
+        member.key = *member.tunnel.identity().public();
+        self.by_key.insert(member.key, m);
+        self.after(self.to_coordinator, Event::Key(m, former));
+    }
+
+    /// The coordinator takes a member out; it does not hear of it.
+    pub fn revoked(&mut self, m: usize) {
+        self.coordinator.rows.remove(&m);
+        let key = self.members[m].key;
+        self.coordinator.log.push(Changed::Removed(key));
+        self.members[m].news_due = true;
+        self.spread();
+    }
+
+    /// A member goes, and says so.
+    pub fn leaves(&mut self, m: usize) {
+        self.revoked(m);
+        self.members[m].is_on = false;
+    }
+}
+
+/// The coordinator.
+impl World {
+    fn row(&mut self, m: usize) {
+        let row = self.members[m].row();
+        let first = self.coordinator.rows.insert(m, row).is_none();
+        self.coordinator.log.push(Changed::Set(m));
+        if !first || self.time > OPENS {
+            self.spread();
+        }
+    }
+
+    /// Everybody hears of a change, if they do not soon anyway.
+    fn spread(&mut self) {
+        for m in 0..self.members.len() {
+            if !self.members[m].news_due {
+                self.members[m].news_due = true;
+                let waits = self.rng.random_range(0..GATHERS);
+                self.after(waits + self.to_coordinator, Event::News(m));
+            }
+        }
+    }
+
+    /// A member hears what changed.
+    fn news(&mut self, m: usize) {
+        if self.apart.contains(&m) {
+            return self.after(2 * SECOND, Event::News(m));
+        }
+        let member = &mut self.members[m];
+        if !member.is_on {
+            return;
+        }
+        member.news_due = false;
+        let Coordinator { rows, log } = &self.coordinator;
+        let since = member.book.revision as usize;
+        let whole = since == 0;
+        let mut set = BTreeSet::new();
+        let mut removed = Vec::new();
+        for changed in &log[since..] {
+            match changed {
+                Changed::Set(other) => drop(set.insert(*other)),
+                Changed::Removed(key) => removed.push(*key),
+            }
+        }
+        let others = set.into_iter().filter(|other| *other != m);
+        let members: Vec<Row> = others
+            .filter_map(|other| rows.get(&other))
+            .cloned()
+            .collect();
+        let own = member.row().party();
+        let tickets = self.relays.iter().map(|relay| Told {
+            address: relay.address.to_string().parse().expect("an address"),
+            kind: RelayKind::Seikan,
+            tls: None,
+            ticket: Ticket::new(&relay.secret, &member.key, WALL + 86_400),
+        });
+        let changes = Changes {
+            revision: log.len() as u64,
+            whole,
+            members,
+            removed,
+            policy: whole.then(|| self.policy.clone()),
+            own: whole.then_some(own),
+            relays: tickets.collect(),
+            ..Changes::default()
+        };
+        self.take_news(m, changes);
+    }
+
+    /// Whether everybody has heard of everything.
+    pub fn is_known(&self) -> bool {
+        let latest = self.coordinator.log.len() as u64;
+        let all = self.members.iter().enumerate();
+        all.filter(|(m, _)| self.is_member(*m))
+            .all(|(_, member)| member.book.revision == latest)
+    }
+}
+
+/// What there is to see.
+impl World {
+    /// Whether a host is on, and the coordinator knows it.
+    pub fn is_member(&self, m: usize) -> bool {
+        self.members[m].is_on && self.coordinator.rows.contains_key(&m)
+    }
+
+    /// When something last arrived from a member, of a talk that it has.
+    pub fn last_from(&self, m: usize, talk: usize) -> Option<u64> {
+        let talk = &self.talks[talk];
+        let direction = usize::from(talk.ends[0] != m);
+        talk.first[direction].map(|_| talk.last[direction])
+    }
+
+    /// All that happened so far.
+    pub fn hash(&self) -> u64 {
+        self.trace.finish()
+    }
+
+    /// Datagrams that are under way, and packets in them.
+    pub fn flying(&self) -> (u64, u64) {
+        let flying = self
+            .queue
+            .iter()
+            .filter_map(|Reverse(entry)| match &entry.event {
+                Event::Arrives(_, _, load)
+                | Event::ToRelay(_, _, _, _, load)
+                | Event::FromRelay(_, _, _, load) => Some(load.packets),
+                _ => None,
+            });
+        flying.fold((0, 0), |(datagrams, sum), packets| {
+            (datagrams + 1, sum + packets)
+        })
+    }
+}
+
+/// The network.
+impl World {
+    /// How long it takes to get to somebody, and from there.
+    fn access(at: At) -> u64 {
+        match at {
+            At::Server(_) => 2 * MILLISECOND,
+            At::Host(n) | At::Nat(n) => (2 + (n as u64 * 7919) % 18) * MILLISECOND,
+        }
+    }
+
+    /// A host sends a datagram from one of its ports.
+    pub fn send(
+        &mut self,
+        m: usize,
+        port: u16,
+        to: SocketAddr,
+        traffic_class: u8,
+        bytes: Vec<u8>,
+        load: Load,
+    ) {
+        self.ledger.datagrams += 1;
+        self.trace.write(&bytes);
+        if let Some(relay) = relay_of(to) {
+            // What is under way by TLS arrives.
+            let is_there = self.relays[relay].is_on && !self.apart.contains(&m);
+            return match is_there {
+                true => {
+                    let event = Event::ToRelay(relay, to.port(), m, bytes, load);
+                    self.after(20 * MILLISECOND, event);
+                }
+                false => self.lost(Lost::AtRelay(AtRelay::Off), load),
+            };
+        }
+        let Place { realm, ip, .. } = self.members[m].place;
+        let mut parcel = Parcel {
+            from: at(ip, port),
+            to,
+            traffic_class,
+            bytes,
+        };
+        let inside = realm != WORLD && self.internet.is_in(realm, to.ip());
+        match self
+            .internet
+            .leave(self.time, realm, &mut parcel, &mut self.rng)
+        {
+            Ok(at) if inside => self.after(LOCAL, Event::Arrives(at, parcel, load)),
+            Ok(At::Server(_)) if self.apart.contains(&m) => self.lost(Lost::Apart, load),
+            Ok(at) => self.cross(Self::access(At::Host(m)), at, parcel, load),
+            Err(lost) => self.lost(lost, load),
+        }
+    }
+
+    /// A datagram crosses the network.
+    fn cross(&mut self, access: u64, to: At, parcel: Parcel, load: Load) {
+        let takes = access + Self::access(to);
+        let crossed = self.core.send(self.time, 0, parcel, &mut self.rng);
+        if crossed.is_empty() {
+            self.lost(Lost::OnTheWay, load);
+        }
+        for (time, parcel) in crossed {
+            self.at(time + takes, Event::Arrives(to, parcel, load));
+        }
+    }
+
+    fn arrives(&mut self, at: At, mut parcel: Parcel, load: Load) {
+        match self.internet.enter(self.time, at, &mut parcel) {
+            Ok(At::Host(m)) if self.apart.contains(&m) != self.apart.contains(&load.member) => {
+                self.lost(Lost::Apart, load)
+            }
+            Ok(At::Host(m)) => self.receive(m, parcel, load),
+            Ok(At::Server(0)) => {
+                let answer = self.answer(&parcel);
+                self.ledger.arrived += 1;
+                self.send_from_server(
+                    0,
+                    parcel.to.port(),
+                    parcel.from,
+                    answer,
+                    Load::beside(load.member),
+                );
+            }
+            Ok(At::Server(number)) => {
+                let from = (relay::Place::Udp(parcel.from), parcel.from);
+                self.at_relay(number - 1, parcel.to.port(), from, parcel.bytes, load);
+            }
+            Ok(At::Nat(_)) => unreachable!("it goes on inside"),
+            Err(lost) => self.lost(lost, load),
+        }
+    }
+
+    /// What the coordinator answers by UDP.
+    fn answer(&self, parcel: &Parcel) -> Vec<u8> {
+        use seikan_proto::mesh::relay::{Answer, request_id};
+        let id = request_id(&parcel.bytes).expect("members ask nothing else");
+        Answer::address(parcel.from).write(id, None)
+    }
+
+    fn at_relay(
+        &mut self,
+        number: usize,
+        port: u16,
+        from: (relay::Place, SocketAddr),
+        bytes: Vec<u8>,
+        load: Load,
+    ) {
+        let unix = WALL + self.time / SECOND;
+        let relay = &mut self.relays[number];
+        match relay.receive(self.time, unix, port, from, &bytes) {
+            Outcome::Answer(answer) => {
+                self.ledger.arrived += 1;
+                let load = Load::beside(load.member);
+                self.send_from_relay(number, port, from.0, answer, load);
+            }
+            Outcome::Forward(to) => {
+                self.ledger.arrived += 1;
+                self.ledger.forwarded += 1;
+                self.send_from_relay(number, port, to, bytes, load);
+            }
+            Outcome::Dropped(why) => self.lost(Lost::AtRelay(why), load),
+        }
+    }
+
+    fn send_from_relay(
+        &mut self,
+        number: usize,
+        port: u16,
+        to: relay::Place,
+        bytes: Vec<u8>,
+        load: Load,
+    ) {
+        match to {
+            relay::Place::Udp(to) => self.send_from_server(number + 1, port, to, bytes, load),
+            relay::Place::Stream(m) => {
+                self.ledger.datagrams += 1;
+                match self.apart.contains(&m) {
+                    true => self.lost(Lost::Apart, load),
+                    false => {
+                        let from = leg(number, port);
+                        self.after(20 * MILLISECOND, Event::FromRelay(m, from, bytes, load));
+                    }
+                }
+            }
+        }
+    }
+
+    fn send_from_server(
+        &mut self,
+        number: usize,
+        port: u16,
+        to: SocketAddr,
+        bytes: Vec<u8>,
+        load: Load,
+    ) {
+        self.ledger.datagrams += 1;
+        let from = at([192, 0, 2, number as u8 + 1].into(), port);
+        let mut parcel = Parcel {
+            from,
+            to,
+            traffic_class: 0,
+            bytes,
+        };
+        match self
+            .internet
+            .leave(self.time, WORLD, &mut parcel, &mut self.rng)
+        {
+            Ok(at) => self.cross(Self::access(At::Server(number)), at, parcel, load),
+            Err(lost) => self.lost(lost, load),
+        }
+    }
+
+    pub fn lost(&mut self, why: Lost, load: Load) {
+        let (datagrams, packets) = self.ledger.lost.entry(why).or_default();
+        *datagrams += 1;
+        *packets += load.packets;
+        if let Some((talk, direction)) = load.talk {
+            self.talks[talk].lost[direction] += load.packets;
+        }
+    }
+
+    /// A datagram was opened, and so many packets came of it.
+    pub fn opened(&mut self, _: usize, load: Load, delivered: u64) {
+        let refused = load.packets.saturating_sub(delivered);
+        self.ledger.refused += refused;
+        if let Some((talk, direction)) = load.talk {
+            self.talks[talk].refused[direction] += refused;
+        }
+    }
+}
+
+/// Tunnels.
+impl World {
+    fn wake(&mut self, m: usize) {
+        if self.members[m].wake != Some(self.time) {
+            return;
+        }
+        self.members[m].wake = None;
+        self.wakes += 1;
+        let now = self.now();
+        for _ in 0..100 {
+            let tunnel = &mut self.members[m].tunnel;
+            let more = tunnel.poll(now, &mut self.outbox, &mut self.inbox);
+            let next = tunnel.next_wakeup();
+            self.flush(m, &[]);
+            if !more {
+                assert!(
+                    next.is_none_or(|(at, _)| at > now.mono),
+                    "nothing came of it"
+                );
+                return;
+            }
+        }
+        panic!("seed {}: poll has no end", self.seed);
+    }
+
+    /// Sends what a member's tunnel has to send, takes what it has written, and does what it asks for; packets that were written.
+    pub fn flush(&mut self, m: usize, arena: &[u8]) -> u64 {
+        let mut outbox = std::mem::replace(&mut self.outbox, Outbox::new(0));
+        for run in outbox.runs() {
+            let tunnel = &mut self.members[m].tunnel;
+            tunnel.sent(run, Ok(()));
+            if !self.members[m].is_on {
+                continue;
+            }
+            let peer = run.peer.and_then(|id| self.members[m].tunnel.peer(id));
+            let other = peer.and_then(|peer| self.member_of(&peer.public_key));
+            if let Some(other) = other {
+                *self.sent[m].to.entry(other).or_default() += run.segments as u64;
+            }
+            assert!(run.segments == 1 || run.packets == 0, "packets are small");
+            let talk = other.and_then(|other| self.talk_between(m, other));
+            let port = self.members[m]
+                .doors
+                .port_to(run.destination.address, run.peer);
+            for datagram in outbox.bytes(run).chunks(run.segment_size) {
+                let load = Load {
+                    member: m,
+                    talk,
+                    packets: run.packets,
+                };
+                let class = run.destination.traffic_class;
+                self.send(
+                    m,
+                    port,
+                    run.destination.address,
+                    class,
+                    datagram.to_vec(),
+                    load,
+                );
+            }
+        }
+        outbox.clear();
+        self.outbox = outbox;
+        let mut inbox = std::mem::replace(&mut self.inbox, Inbox::new(false, false));
+        let mut packets = 0;
+        for write in inbox.writes() {
+            packets += write.packets;
+            let bytes = sim::written(write, arena);
+            self.members[m]
+                .tunnel
+                .delivered(write, Ok::<(), DropReason>(()));
+            self.delivered(m, &bytes);
+        }
+        inbox.clear();
+        self.inbox = inbox;
+        self.tend(m);
+        self.sleep(m);
+        packets
+    }
+
+    /// Has a member woken when its tunnel wants that.
+    fn sleep(&mut self, m: usize) {
+        let member = &mut self.members[m];
+        let Some((at, _)) = member.tunnel.next_wakeup() else {
+            return;
+        };
+        let at = at.as_nanos().saturating_sub(EPOCH).max(self.time);
+        if member.is_on && member.wake.is_none_or(|wake| at < wake) {
+            member.wake = Some(at);
+            self.at(at, Event::Wake(m));
+        }
+    }
+}
+
+/// Packets.
+impl World {
+    /// Two members begin to talk, the first to this port of the second.
+    pub fn add_talk(&mut self, ends: [usize; 2], port: u16, every: u64, begins: u64) -> usize {
+        let number = self.talks.len();
+        let [a, b] = ends;
+        let is_allowed = self.may_begin(a, b, port);
+        self.talk_of.insert((a.min(b), a.max(b)), number);
+        self.talks.push(Talk {
+            ends,
+            port,
+            is_allowed,
+            every,
+            began: begins,
+            sent: [0; 2],
+            got: [0; 2],
+            seen: Default::default(),
+            first: [None; 2],
+            last: [begins; 2],
+            silence: [0; 2],
+            lost: [0; 2],
+            refused: [0; 2],
+        });
+        self.at(begins, Event::Talk(number));
+        number
+    }
+
+    /// The talk of two members, and in which direction what the first sends goes.
+    pub fn talk_between(&self, from: usize, to: usize) -> Option<(usize, usize)> {
+        let talk = *self.talk_of.get(&(from.min(to), from.max(to)))?;
+        let direction = usize::from(self.talks[talk].ends[0] != from);
+        Some((talk, direction))
+    }
+
+    /// An end of a talk sends its next packet.
+    fn say(&mut self, number: usize, direction: usize) {
+        let talk = &mut self.talks[number];
+        let (from, to) = (talk.ends[direction], talk.ends[1 - direction]);
+        if !self.members[from].is_on {
+            return;
+        }
+        let seq = talk.sent[direction];
+        talk.sent[direction] += 1;
+        talk.seen[direction].push(false);
+        let ports = match direction {
+            0 => [40_000, talk.port],
+            _ => [talk.port, 40_000],
+        };
+        let addresses = [self.members[from].address, self.members[to].address];
+        let read = packet(addresses, ports, number as u32, seq);
+        self.ledger.packets += 1;
+        self.batch.clear();
+        self.batch.space().expect("room")[..read.len()].copy_from_slice(&read);
+        self.batch.commit(read.len());
+        let now = self.now();
+        let tunnel = &mut self.members[from].tunnel;
+        tunnel.outbound(now, &mut self.batch, &mut self.outbox, &mut self.inbox);
+        self.flush(from, &[]);
+    }
+
+    /// A packet comes out of a member's tunnel.
+    fn delivered(&mut self, m: usize, write: &[u8]) {
+        self.trace.write(write);
+        self.ledger.delivered += 1;
+        let packet = IpPacket::parse(&write[VNET_HDR_LEN..]).expect("IP");
+        let payload = &write[VNET_HDR_LEN + 28..];
+        let word = |at: usize| u32::from_be_bytes(payload[at..at + 4].try_into().expect("4"));
+        let (number, seq) = (word(0) as usize, word(4));
+        let talk = &mut self.talks[number];
+        let direction = usize::from(talk.ends[1] != m);
+        let address = |m: usize| IpAddr::from(self.members[m].address);
+        assert_eq!(talk.ends[1 - direction], m, "delivered to whom it is for");
+        assert_eq!(packet.dst, address(m));
+        assert_eq!(packet.src, address(talk.ends[direction]));
+        assert!(talk.is_allowed, "policy lets nothing else in");
+        let seen = &mut talk.seen[direction][seq as usize];
+        assert!(!std::mem::replace(seen, true), "delivered once");
+        talk.got[direction] += 1;
+        talk.first[direction].get_or_insert(self.time);
+        let silence = self.time - talk.last[direction];
+        talk.silence[direction] = talk.silence[direction].max(silence);
+        talk.last[direction] = self.time;
+        if direction == 0 {
+            self.after(0, Event::Reply(number));
+        }
+    }
+}
+
+/// A read of the TUN device: a UDP packet over IPv4, without a checksum, as it may be (RFC 768).
+fn packet(addresses: [Ipv4Addr; 2], ports: [u16; 2], talk: u32, seq: u32) -> Vec<u8> {
+    let payload = [talk.to_be_bytes(), seq.to_be_bytes()].concat();
+    let mut bytes = vec![0; VNET_HDR_LEN + 20];
+    let header = &mut bytes[VNET_HDR_LEN..];
+    (header[0], header[6], header[8], header[9]) = (0x45, 0x40, 64, PROTO_UDP);
+    header[12..16].copy_from_slice(&addresses[0].octets());
+    header[16..20].copy_from_slice(&addresses[1].octets());
+    ip::set_length(header, 20, 28 + payload.len(), None);
+    for port in ports {
+        bytes.extend(port.to_be_bytes());
+    }
+    bytes.extend((8 + payload.len() as u16).to_be_bytes());
+    bytes.extend([0, 0]);
+    bytes.extend(payload);
+    bytes
+}
