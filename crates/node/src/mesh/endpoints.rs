@@ -142,11 +142,15 @@ pub(crate) fn is_routable(ip: IpAddr) -> bool {
 /// (169.254.169.254). On this very host a relay may be, or a coordinator, but no server of the system's, whose ports are below 1024, and not the
 /// tunnel itself.
 pub(super) fn may_serve(server: SocketAddr, own: u16) -> bool {
-    let ip = server.ip().to_canonical();
-    match ip.is_loopback() {
-        true => server.port() >= 1024 && server.port() != own,
-        false => server.port() != 0 && is_routable(ip),
-    }
+    let (ip, port) = (server.ip().to_canonical(), server.port());
+    let of_a_host = ip.is_loopback() || is_routable(ip);
+    of_a_host && port != 0 && (!is_own(ip) || (port >= 1024 && port != own))
+}
+
+/// Whether an address is one of this host's.
+pub(super) fn is_own(ip: IpAddr) -> bool {
+    let found = Netlink::open().and_then(|netlink| netlink.route_get(ip, None));
+    ip.is_loopback() || found.is_ok_and(|found| found.kind == RouteType::Local)
 }
 
 /// RFC 1918, RFC 6598, RFC 4193.
@@ -170,6 +174,16 @@ mod tests {
             dad_failed: false,
             temporary: false,
             deprecated: false,
+        }
+    }
+
+    #[test]
+    fn this_hosts_addresses_are_its_own() {
+        for own in ["127.0.0.1", "127.9.9.9", "::1"] {
+            assert!(is_own(own.parse().expect(own)), "{own}");
+        }
+        for other in ["192.0.2.1", "2001:db8::1", "0.0.0.0"] {
+            assert!(!is_own(other.parse().expect(other)), "{other}");
         }
     }
 

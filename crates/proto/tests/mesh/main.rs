@@ -66,7 +66,7 @@ fn the_same_seed_gives_the_same_trace() {
 
 #[test]
 fn a_thousand_members_live_as_theory_says() {
-    life(1, 1000, 3);
+    life(1, 1000, 1);
 }
 
 /// A member keeps a thousand others in a few megabytes: each in one place of a table that doubles as it grows, with its addresses, and in its

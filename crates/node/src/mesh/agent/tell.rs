@@ -6,7 +6,7 @@ use crate::mesh::endpoints;
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::{Call, Endpoints, MAX_ENDPOINTS, Reason};
 use seikan_sys::netlink::Netlink;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -32,7 +32,7 @@ impl Agent {
         let mut key_told_at = Instant::now();
         let mut told: Option<Endpoints> = None;
         let mut known = Vec::new();
-        let mut had = BTreeSet::new();
+        let mut outside: BTreeMap<bool, IpAddr> = BTreeMap::new();
         let mut pause = Pause::default();
         loop {
             worker.tell(News::Tick)?;
@@ -42,25 +42,28 @@ impl Agent {
             });
             // What cannot be asked for now is asked for again.
             if let Ok(local) = local {
+                // Connections may be of an address that this host has no more, or the NAT before it.
+                let mut elsewhere = false;
                 if local != known {
+                    elsewhere = !known.is_empty();
                     known = local;
                     shared.moved.notify_one();
                 }
                 let mut now = shared.reflexive.borrow().clone();
+                // What merely is not seen any more may be there as before.
+                for seen in &now {
+                    let before = outside.insert(seen.is_ipv6(), seen.ip());
+                    elsewhere |= before.is_some_and(|before| before != seen.ip());
+                }
+                if elsewhere {
+                    client.connect_anew();
+                    shared.elsewhere.notify_one();
+                }
                 if let Some(Ok(mapping)) = &*shared.mapped.borrow()
                     && !now.contains(&mapping.address)
                 {
                     now.push(mapping.address);
                 }
-                let outside = now.iter().map(|address| (false, address.ip()));
-                let inside = known.iter().map(|address| (true, address.ip()));
-                let has: BTreeSet<(bool, IpAddr)> = outside.chain(inside).collect();
-                // Connections may be of the address that is gone.
-                if !has.is_superset(&had) {
-                    client.connect_anew();
-                    shared.elsewhere.notify_one();
-                }
-                had = has;
                 let others = known.iter().filter(|address| !now.contains(address));
                 let others: Vec<SocketAddr> = others.copied().collect();
                 now.extend(others);

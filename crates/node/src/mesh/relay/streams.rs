@@ -4,7 +4,7 @@
 use super::stream::{self, Connection, Ended};
 use crate::mesh::agent::{Gone, LegTo, News, Worker};
 use crate::mesh::client;
-use crate::mesh::endpoints::is_routable;
+use crate::mesh::endpoints::{is_own, is_routable};
 use crate::mesh::forward::{Ends, Event, Handle, Heard, Over};
 use crate::mesh::resolve::{one_of_each, resolve};
 use futures_util::future::{Either, select};
@@ -17,7 +17,7 @@ use seikan_proto::mesh::{Pin, Relay, RelayTls};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -309,11 +309,6 @@ impl<'a> Streams<'a> {
             }
         }
     }
-}
-
-/// Whether an address is one of this host's: nobody may bind himself to another.
-fn is_own(ip: IpAddr) -> bool {
-    UdpSocket::bind((ip, 0)).is_ok()
 }
 
 /// Connects to the first of at most two addresses that accepts, the second a little later.

@@ -213,6 +213,8 @@ impl Forwarder for Allocation {
     fn leave(&mut self) {
         if self.client.delete(self.now()).is_ok() {
             self.transmit();
+            // This is the end anyway.
+            let _ = self.flush_stream();
         }
     }
 }
