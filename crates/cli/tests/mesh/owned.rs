@@ -216,6 +216,53 @@ fn what_a_relay_links_to_is_not_read_by_root_nor_printed_as_its_secret() {
 }
 
 #[test]
+fn verbs_work_in_a_folder_that_is_named_from_where_root_is_and_in_none_that_is_not_there() {
+    if !is_root() {
+        return;
+    }
+    let owned = Owned::new();
+    let verb = |words: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_seikan"));
+        command.arg("coordinator").args(words);
+        command.current_dir(owned.folder.path());
+        command.stdin(Stdio::null()).output().expect("start")
+    };
+    let output = verb(&["token", "--dir", "mesh"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    owned.is_its_own();
+    let output = verb(&["token", "--dir", "nowhere"]);
+    let said = stderr(&output);
+    assert!(
+        !output.status.success() && said.contains("there is no folder nowhere"),
+        "{said}"
+    );
+    assert!(!owned.folder.path().join("nowhere").exists());
+}
+
+#[test]
+fn root_trusts_no_folder_that_others_can_change() {
+    if !is_root() {
+        return;
+    }
+    let owned = Owned::new();
+    chown(owned.store(), Some(0), Some(0)).expect("taken back");
+    let everybody = Permissions::from_mode(0o777);
+    fs::set_permissions(owned.store(), everybody).expect("set");
+    for words in [&["token"][..], &["--listen", "127.0.0.1:0"]] {
+        let output = owned.run(words);
+        let said = stderr(&output);
+        assert!(
+            !output.status.success() && output.stdout.is_empty(),
+            "{words:?}"
+        );
+        assert!(
+            said.contains("can be changed by others"),
+            "{words:?}: {said}"
+        );
+    }
+}
+
+#[test]
 fn verbs_leave_the_coordinator_its_files_and_root_reads_and_writes_what_it_names() {
     if !is_root() {
         return;

@@ -12,7 +12,7 @@ use seikan_coordinator::{Etcd, Store};
 use seikan_proto::mesh::RelayAddress;
 
 use super::etcd::{self, EtcdArguments};
-use super::{DATABASE, Folder, now, operator};
+use super::{DATABASE, Folder, noted, now, operator};
 use crate::output::counted;
 
 /// Where to.
@@ -82,7 +82,7 @@ fn move_from(dir: &Path, arguments: &ImportArguments, into: &Etcd) -> anyhow::Re
         Store::undo_move(&file, into)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let (_, pin) = arguments.folder.noted();
+    let (_, pin) = noted(dir);
     let moved = Store::move_to_etcd(&file, into, pin, arguments.replace, &operator(), now())?;
     let members = moved.store.members()?.len();
     // First: with neither of both the next start would make a mesh of its own.
