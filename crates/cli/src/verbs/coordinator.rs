@@ -297,9 +297,10 @@ fn store(folder: &Path) -> anyhow::Result<Store> {
         return Ok(Store::open_etcd(&etcd)?);
     }
     let file = folder.join(DATABASE);
+    let held = etcd::hold_file(folder, DATABASE)?;
     // Opening makes it, and nobody wants an empty mesh in a folder that was mistyped.
     match file.try_exists() {
-        Ok(true) => Ok(Store::open(&file)?),
+        Ok(true) => Ok(Store::open_held(held)?),
         Ok(false) => bail!(
             "there is no coordinator in {}: start one with `seikan coordinator`, or say --dir",
             folder.display()
