@@ -7,19 +7,26 @@ use anstream::{AutoStream, ColorChoice};
 use anyhow::Context;
 use seikan_node::config::Diagnostics;
 
+use crate::screen::printable_lines;
+
 /// Whether standard error takes colours: a terminal, and `NO_COLOR` is not set.
 fn colours() -> bool {
     AutoStream::choice(&io::stderr()) != ColorChoice::Never
 }
 
-/// Says why the command failed. Nothing can be done about a standard error that is closed.
+/// Says why the command failed. Some of that may be what a file or a coordinator says, which moves no terminal's cursor. Nothing can be done
+/// about a standard error that is closed.
 pub fn error(error: &anyhow::Error) {
     let label = if colours() {
         "\x1b[1;31merror\x1b[0m"
     } else {
         "error"
     };
-    let _ = writeln!(io::stderr(), "{label}: {}", told_once(error));
+    let _ = writeln!(
+        io::stderr(),
+        "{label}: {}",
+        printable_lines(&told_once(error))
+    );
 }
 
 /// An error and its causes in one line; a cause that the error tells itself is not told again.

@@ -134,6 +134,16 @@ pub fn printable(text: &str) -> String {
     text.chars().map(shown).collect()
 }
 
+/// The same of several lines, which may have tabs.
+pub fn printable_lines(text: &str) -> String {
+    let shown = |c: char| match c {
+        '\n' | '\t' => c,
+        c if c.is_control() => '\u{fffd}',
+        c => c,
+    };
+    text.chars().map(shown).collect()
+}
+
 /// With separators.
 pub fn number(count: u64) -> String {
     let digits = count.to_string();
@@ -223,6 +233,13 @@ pub fn plain(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_what_moves_a_cursor_only_lines_and_tabs_are_left() {
+        let text = "a\tb\n\x1b[2J\r\u{9b}1m";
+        assert_eq!(printable_lines(text), "a\tb\n\u{fffd}[2J\u{fffd}\u{fffd}1m");
+        assert!(!printable(text).contains(['\t', '\n', '\x1b']));
+    }
 
     #[test]
     fn sizes_and_times_are_written_as_wg_does() {

@@ -20,6 +20,6 @@ pub mod store;
 pub use seikan_tls::{Certificate, TlsError};
 pub use server::{Options, Server, ServerError};
 pub use store::{
-    Actor, AuditEntry, ETCD_PREFIX, Etcd, Joining, MemberId, MemberInfo, Moved, NewToken,
-    RelayInfo, Store, StoreError, TokenId, TokenInfo, Whom,
+    Actor, AuditEntry, ETCD_PREFIX, Etcd, Hold, Joining, MemberId, MemberInfo, Moved, NewToken,
+    PutAway, RelayInfo, Store, StoreError, TokenId, TokenInfo, Whom,
 };

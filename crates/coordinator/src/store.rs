@@ -46,7 +46,7 @@ pub use etcd::fuzzing;
 pub use etcd::{Etcd, PREFIX as ETCD_PREFIX};
 pub use join::Joining;
 pub use members::{MemberId, MemberInfo, Whom};
-pub use moving::Moved;
+pub use moving::{Hold, Moved, PutAway};
 pub use relays::RelayInfo;
 pub use tokens::{NewToken, TokenId, TokenInfo};
 
@@ -90,15 +90,22 @@ impl Store {
     /// [`StoreError::LaterVersion`]; [`StoreError::NoWal`];
     /// [`StoreError::Sqlite`] if it is no database or cannot be read and written.
     pub fn open(path: &Path) -> Result<Store, StoreError> {
-        make_private(path).map_err(|source| StoreError::Io {
-            path: path.to_owned(),
+        Store::open_held(Store::hold(path)?)
+    }
+
+    /// The same of a file that is held already: what was looked at since has not changed by a move.
+    ///
+    /// # Errors
+    /// As [`Store::open`].
+    pub fn open_held(held: Hold) -> Result<Store, StoreError> {
+        let Hold { file, folder } = held;
+        make_private(&file).map_err(|source| StoreError::Io {
+            path: file.clone(),
             source,
         })?;
-        let folder = moving::hold(path)?;
-        let connection = open_file(path)?;
-        if let Some((prefix, _)) = moving::mark_of(&connection)? {
-            let path = path.to_owned();
-            return Err(StoreError::Moving { path, prefix });
+        let connection = open_file(&file)?;
+        if let Some(mark) = moving::mark_of(&connection)? {
+            return Err(mark.error(&file));
         }
         Ok(Store {
             backing: Backing::File(Mutex::new(connection)),
@@ -342,14 +349,19 @@ fn open_file(path: &Path) -> Result<Connection, StoreError> {
     Ok(connection)
 }
 
-/// Makes the file and its folder if they are not there.
-fn make_private(path: &Path) -> io::Result<()> {
+/// Makes the folder of the file if it is not there.
+fn make_folder(path: &Path) -> io::Result<()> {
     if let Some(folder) = path.parent().filter(|f| !f.as_os_str().is_empty())
         && !folder.exists()
     {
         let mut builder = fs::DirBuilder::new();
         builder.recursive(true).mode(0o700).create(folder)?;
     }
+    Ok(())
+}
+
+/// Makes the file if it is not there.
+fn make_private(path: &Path) -> io::Result<()> {
     // Never opened if it is there: closing it again would take away this process' locks on it
     // (sqlite.org/howtocorrupt.html, section 2.2).
     let made = OpenOptions::new()

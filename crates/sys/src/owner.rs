@@ -1,20 +1,30 @@
 //! Work in another user's folder as that user.
 //!
 //! Root that opens what is in somebody else's folder does that user's bidding: a link leads it anywhere, and a file there can name others
-//! that only root may read. [`become_owner`] gives up being root first, for good.
+//! that only root may read. [`become_owner`] gives up being root first, for good. Root stays root only where nobody else can change what is
+//! in the folder, or put another in its place; as sshd has it for keys (`StrictModes` of sshd_config(5)).
 //!
 //! The folder may lie behind one that its owner cannot pass, as that of a service with `DynamicUser=` does (`/var/lib/private`). Then this
 //! process has mounts of its own, in which the way is open.
 
-use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::ffi::CString;
+use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, Permissions};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use caps::CapSet;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
-use nix::unistd::{Gid, Uid, geteuid, setgroups, setresgid, setresuid};
+use nix::unistd::{Gid, Uid, User, geteuid, getgrouplist, setgroups, setresgid, setresuid};
+
+/// Write permission of the group and of others (inode(7)).
+const OTHERS_WRITE: u32 = 0o022;
+/// Entries of a folder are renamed and removed by their owners alone (inode(7)).
+const STICKY: u32 = 0o1000;
+/// Who files belong to whose owner is nobody in this user namespace (user_namespaces(7)).
+const OVERFLOW: u32 = 65534;
 
 /// Why this process is still who it was.
 #[derive(Debug, thiserror::Error)]
@@ -33,6 +43,24 @@ pub enum OwnerError {
         /// The folder.
         path: PathBuf,
     },
+    /// Somebody else can put into the folder what they like, or another folder in its place.
+    #[error(
+        "{} (of user {user}, mode {mode:04o}) can be changed by others, and with it what is found in {}: {what}, or take another folder",
+        loose.display(),
+        path.display()
+    )]
+    Loose {
+        /// The folder.
+        path: PathBuf,
+        /// What others can change: it, or one above it.
+        loose: PathBuf,
+        /// Who owns that.
+        user: u32,
+        /// Its permissions.
+        mode: u32,
+        /// What would be right.
+        what: &'static str,
+    },
     /// The owner cannot get there, and no mounts could be made in which it can.
     #[error(
         "user {user} cannot pass {} to its own folder, and a way around it cannot be mounted: {source}; run this as that user where it can",
@@ -46,6 +74,17 @@ pub enum OwnerError {
         /// Why not.
         source: io::Error,
     },
+    /// No group is known that is not root's.
+    #[error(
+        "user {user}, whose folder {} is, is unknown here and the folder's group is root's: give the folder to a group of that user (chgrp)",
+        path.display()
+    )]
+    Group {
+        /// Who.
+        user: u32,
+        /// Its folder.
+        path: PathBuf,
+    },
     /// A system call failed.
     #[error("cannot become user {user}, whose folder it is: {source}")]
     Become {
@@ -56,45 +95,98 @@ pub enum OwnerError {
     },
 }
 
+/// A folder to work in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Without links, and from the root: what is opened there is to be opened by this path.
+    pub path: PathBuf,
+    /// Who root has become for it; `None`: this process is who it was.
+    pub user: Option<u32>,
+}
+
 /// The user whose folder this is, if it is another one than root, which this process is; `None` also if there is no folder.
 ///
 /// # Errors
-/// [`OwnerError::Look`].
+/// [`OwnerError::Look`]; [`OwnerError::Loose`] if it is root's own and others can change it.
 pub fn foreign_owner(folder: &Path) -> Result<Option<u32>, OwnerError> {
-    let found = open(folder)?.map(|folder| folder.user);
-    Ok(found.filter(|user| geteuid().is_root() && *user != 0))
-}
-
-/// If this process is root and the folder another user's, become that user, with its group and no others, for good; who it is then. All
-/// threads do. Whatever only root may open has to be open before.
-///
-/// # Errors
-/// Each means that nothing may be opened there.
-pub fn become_owner(folder: &Path) -> Result<Option<u32>, OwnerError> {
     if !geteuid().is_root() {
         return Ok(None);
     }
-    let Some(held) = open(folder)?.filter(|held| held.user != 0) else {
+    let Some(held) = open(folder)? else {
         return Ok(None);
     };
-    if let Some(wall) = held.wall()? {
-        let user = held.user;
-        let walled = |source| OwnerError::Wall { user, wall, source };
-        held.make_way(folder)?.map_err(walled)?;
+    if held.user() == 0 {
+        held.is_roots_alone()?;
     }
-    let (user, group) = (Uid::from_raw(held.user), Gid::from_raw(held.group));
-    let change = || {
-        setgroups(&[])?;
-        setresgid(group, group, group)?;
-        // Last: it takes the right to do the others, and all capabilities (capabilities(7)).
-        setresuid(user, user, user)?;
-        nix::sys::prctl::set_no_new_privs()
+    Ok(Some(held.user()).filter(|user| *user != 0))
+}
+
+/// If this process is root and the folder another user's, become that user, with the groups that it has and no others, for good. Whatever
+/// only root may open has to be open before, and no other thread may run: each has capabilities of its own. `None`: there is no folder.
+///
+/// # Errors
+/// Each means that nothing may be opened there.
+pub fn become_owner(folder: &Path) -> Result<Option<Place>, OwnerError> {
+    let Some(held) = open(folder)? else {
+        return Ok(None);
     };
-    change().map_err(|errno| OwnerError::Become {
-        user: held.user,
-        source: errno.into(),
+    let mut place = Place {
+        path: held.path.clone(),
+        user: None,
+    };
+    if !geteuid().is_root() {
+        return Ok(Some(place));
+    }
+    if held.user() == 0 {
+        held.is_roots_alone()?;
+        return Ok(Some(place));
+    }
+    held.above(|of| others_write(of).then_some(CLOSE))?;
+    let owner = held.owner()?;
+    if let Some(wall) = held.wall(&owner)? {
+        let user = held.user();
+        let walled = |source| OwnerError::Wall { user, wall, source };
+        held.make_way(folder, &owner)?.map_err(walled)?;
+    }
+    owner.become_it().map_err(|source| OwnerError::Become {
+        user: held.user(),
+        source,
     })?;
-    Ok(Some(held.user))
+    place.user = Some(held.user());
+    Ok(Some(place))
+}
+
+/// What would be right where others write.
+const CLOSE: &str = "take the right to write from them (chmod go-w)";
+/// What would be right where somebody else owns.
+const OWN: &str = "give it to root (chown root)";
+
+/// Whether others than the owner put something else in the place of what is in this folder.
+fn others_write(of: &Metadata) -> bool {
+    of.mode() & OTHERS_WRITE != 0 && of.mode() & STICKY == 0
+}
+
+/// Whether somebody can who is not root.
+fn others_change(of: &Metadata) -> Option<&'static str> {
+    let is_roots = of.uid() == 0 || (of.uid() == OVERFLOW && is_outside(OVERFLOW));
+    match is_roots {
+        false => Some(OWN),
+        true => others_write(of).then_some(CLOSE),
+    }
+}
+
+/// Whether a user is none of this user namespace, so that what it owns is of whoever is above it: root here is less than that.
+fn is_outside(user: u32) -> bool {
+    let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    let mut ranges = map.lines().map(|line| {
+        let mut numbers = line.split_whitespace().map(str::parse::<u32>);
+        let (first, _, count) = (numbers.next(), numbers.next(), numbers.next());
+        Some((first?.ok()?, count?.ok()?))
+    });
+    // What cannot be read says nothing of an outside.
+    !map.is_empty()
+        && ranges
+            .all(|range| range.is_some_and(|(first, count)| user < first || user - first >= count))
 }
 
 /// A folder that stays the same whatever is put in its place.
@@ -102,41 +194,106 @@ struct Held {
     file: File,
     /// Without links.
     path: PathBuf,
-    user: u32,
-    group: u32,
+    of: Metadata,
+}
+
+/// Who to be in a folder.
+struct Owner {
+    user: Uid,
+    group: Gid,
+    /// The others that it is in.
+    groups: Vec<Gid>,
 }
 
 /// `None`: there is none.
 fn open(folder: &Path) -> Result<Option<Held>, OwnerError> {
-    let flags = libc::O_PATH | libc::O_DIRECTORY;
-    let look = || -> io::Result<Held> {
-        let file = OpenOptions::new()
-            .read(true)
-            .custom_flags(flags)
-            .open(folder)?;
-        let of = file.metadata()?;
-        Ok(Held {
-            path: fs::read_link(itself(&file))?,
-            user: of.uid(),
-            group: of.gid(),
-            file,
-        })
+    let mut options = OpenOptions::new();
+    let options = options.read(true);
+    let file = match options
+        .custom_flags(libc::O_PATH | libc::O_DIRECTORY)
+        .open(folder)
+    {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(source) => return Err(failed(folder)(source)),
     };
-    match look() {
-        Ok(held) => Ok(Some(held)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(failed(folder)(source)),
-    }
+    // Without /proc nothing is known of it, which is not that it is not there.
+    let path = fs::read_link(itself(&file)).map_err(failed(folder))?;
+    let of = file.metadata().map_err(failed(folder))?;
+    Ok(Some(Held { file, path, of }))
 }
 
 impl Held {
-    /// The first folder on the way that the owner cannot pass, as far as its mode tells.
-    fn wall(&self) -> Result<Option<PathBuf>, OwnerError> {
-        let mut way: Vec<&Path> = self.path.ancestors().skip(1).collect();
-        way.reverse();
-        for folder in way {
+    fn user(&self) -> u32 {
+        self.of.uid()
+    }
+
+    /// That root may stay root in it. Files in a sticky folder of others' are theirs, so that is none.
+    fn is_roots_alone(&self) -> Result<(), OwnerError> {
+        if self.of.mode() & OTHERS_WRITE != 0 {
+            return Err(self.loose(&self.path, &self.of, CLOSE));
+        }
+        self.above(others_change)
+    }
+
+    /// That nothing is wrong with any folder above it.
+    fn above(&self, wrong: impl Fn(&Metadata) -> Option<&'static str>) -> Result<(), OwnerError> {
+        for folder in self.path.ancestors().skip(1) {
             let of = fs::metadata(folder).map_err(failed(folder))?;
-            let shift = match (of.uid() == self.user, of.gid() == self.group) {
+            if let Some(what) = wrong(&of) {
+                return Err(self.loose(folder, &of, what));
+            }
+        }
+        Ok(())
+    }
+
+    fn loose(&self, loose: &Path, of: &Metadata, what: &'static str) -> OwnerError {
+        OwnerError::Loose {
+            path: self.path.clone(),
+            loose: loose.to_owned(),
+            user: of.uid(),
+            mode: of.mode() & 0o7777,
+            what,
+        }
+    }
+
+    /// Its user as the system knows it; one that it does not know, as with `DynamicUser=`, has the folder's group alone.
+    fn owner(&self) -> Result<Owner, OwnerError> {
+        let user = Uid::from_raw(self.user());
+        let known = || -> nix::Result<Option<Owner>> {
+            let Some(entry) = User::from_uid(user)? else {
+                return Ok(None);
+            };
+            let name = CString::new(entry.name).map_err(|_| nix::Error::EINVAL)?;
+            Ok(Some(Owner {
+                user,
+                group: entry.gid,
+                groups: getgrouplist(&name, entry.gid)?,
+            }))
+        };
+        let known = known().map_err(|errno| OwnerError::Become {
+            user: self.user(),
+            source: errno.into(),
+        })?;
+        match known {
+            Some(owner) => Ok(owner),
+            None if self.of.gid() != 0 => Ok(Owner {
+                user,
+                group: Gid::from_raw(self.of.gid()),
+                groups: Vec::new(),
+            }),
+            None => Err(OwnerError::Group {
+                user: self.user(),
+                path: self.path.clone(),
+            }),
+        }
+    }
+
+    /// The first folder on the way that the owner cannot pass, as far as its mode tells.
+    fn wall(&self, owner: &Owner) -> Result<Option<PathBuf>, OwnerError> {
+        for folder in self.way() {
+            let of = fs::metadata(folder).map_err(failed(folder))?;
+            let shift = match (of.uid() == self.user(), owner.is_in(of.gid())) {
                 (true, _) => 6,
                 (_, true) => 3,
                 _ => 0,
@@ -148,8 +305,14 @@ impl Held {
         Ok(None)
     }
 
+    /// The folders above it, from the root.
+    fn way(&self) -> impl Iterator<Item = &Path> {
+        let way: Vec<&Path> = self.path.ancestors().skip(1).collect();
+        way.into_iter().rev()
+    }
+
     /// Puts, for this process alone, an empty folder over the wall, and the folder where it is in that.
-    fn make_way(&self, folder: &Path) -> Result<io::Result<()>, OwnerError> {
+    fn make_way(&self, folder: &Path, owner: &Owner) -> Result<io::Result<()>, OwnerError> {
         let none = None::<&str>;
         let own = || {
             unshare(CloneFlags::CLONE_NEWNS)?;
@@ -164,9 +327,17 @@ impl Held {
         let again = again.ok_or_else(|| OwnerError::Replaced {
             path: folder.to_owned(),
         })?;
-        let Some(wall) = self.wall()? else {
+        let Some(wall) = self.wall(owner)? else {
             return Ok(Ok(()));
         };
+        // What follows is done by these paths, and by root.
+        for above in wall.ancestors() {
+            let of = fs::metadata(above).map_err(failed(above))?;
+            if let Some(what) = others_change(&of) {
+                let why = format!("{} can be changed by others: {what}", above.display());
+                return Ok(Err(io::Error::other(why)));
+            }
+        }
         let cover = || {
             let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
             mount(
@@ -191,11 +362,32 @@ impl Held {
     }
 
     fn is_same(&self, other: &Held) -> bool {
-        let number = |held: &Held| {
-            let of = held.file.metadata();
-            of.map(|of| (of.dev(), of.ino(), of.uid(), of.gid())).ok()
-        };
-        self.path == other.path && number(self).is_some() && number(self) == number(other)
+        let number = |held: &Held| (held.of.dev(), held.of.ino(), held.of.uid(), held.of.gid());
+        self.path == other.path && number(self) == number(other)
+    }
+}
+
+impl Owner {
+    fn is_in(&self, group: u32) -> bool {
+        let mut all = self.groups.iter().chain([&self.group]);
+        all.any(|gid| gid.as_raw() == group)
+    }
+
+    fn become_it(&self) -> io::Result<()> {
+        setgroups(&self.groups)?;
+        setresgid(self.group, self.group, self.group)?;
+        // After those: it takes the right to do them, and usually all capabilities.
+        setresuid(self.user, self.user, self.user)?;
+        // Not with SECBIT_KEEP_CAPS or SECBIT_NO_SETUID_FIXUP (capabilities(7)). First what is part of the next.
+        for set in [
+            CapSet::Ambient,
+            CapSet::Effective,
+            CapSet::Permitted,
+            CapSet::Inheritable,
+        ] {
+            caps::clear(None, set).map_err(io::Error::other)?;
+        }
+        Ok(nix::sys::prctl::set_no_new_privs()?)
     }
 }
 
@@ -257,9 +449,15 @@ mod tests {
             };
             let (inside, secret) = (folder.join("new"), around.path().join("secret"));
             in_child(|| {
+                // A kernel that is told so takes them from nobody who changes its user id.
+                nix::sys::prctl::set_keepcaps(true).map_err(|errno| errno.to_string())?;
                 nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
                 let who = become_owner(&folder).map_err(|error| error.to_string())?;
-                if who != Some(NOBODY) {
+                let place = Place {
+                    path: folder.clone(),
+                    user: Some(NOBODY),
+                };
+                if who != Some(place) {
                     return Err(format!("it is {who:?}"));
                 }
                 let status = said("status", fs::read_to_string("/proc/self/status"))?;
@@ -273,7 +471,8 @@ mod tests {
                 let all = [NOBODY; 4].map(|id| id.to_string()).join(" ");
                 let none = "0".repeat(16);
                 let left = ["Uid:", "Gid:", "Groups:", "CapPrm:", "CapEff:"].map(line);
-                if left != [&all, &all, "", &none, &none] {
+                let groups = NOBODY.to_string();
+                if left != [all.clone(), all, groups, none.clone(), none] {
                     return Err(format!("{left:?}"));
                 }
                 let own = said("own", fs::read_to_string(folder.join("own")))?;
@@ -298,8 +497,12 @@ mod tests {
         std::os::unix::fs::symlink(&folder, &link).unwrap();
         assert_eq!(foreign_owner(&link).unwrap(), Some(NOBODY));
         in_child(|| {
-            become_owner(&link).map_err(|error| error.to_string())?;
-            said("own", fs::read(link.join("own"))).map(drop)
+            let place = become_owner(&link).map_err(|error| error.to_string())?;
+            let path = place.ok_or("there is no folder")?.path;
+            if path != folder {
+                return Err(format!("{}", path.display()));
+            }
+            said("own", fs::read(path.join("own"))).map(drop)
         });
     }
 
@@ -310,10 +513,171 @@ mod tests {
         };
         for place in [around.path(), &folder.join("nowhere")] {
             assert_eq!(foreign_owner(place).unwrap(), None);
-            in_child(|| match become_owner(place) {
-                Ok(None) if geteuid().is_root() => Ok(()),
-                other => Err(format!("{other:?}")),
+            in_child(|| {
+                let found = become_owner(place).map_err(|error| error.to_string())?;
+                let stays = found.as_ref().is_none_or(|place| place.user.is_none());
+                match stays && geteuid().is_root() && found.is_some() == place.exists() {
+                    true => Ok(()),
+                    false => Err(format!("{found:?}")),
+                }
             });
         }
+    }
+
+    #[test]
+    fn a_folder_behind_a_wall_is_found_again_by_the_path_that_comes_back() {
+        let Some((around, folder)) = folder(0o700) else {
+            return;
+        };
+        in_child(|| {
+            said("go", std::env::set_current_dir(around.path().join("wall")))?;
+            let place = become_owner(Path::new("service")).map_err(|error| error.to_string())?;
+            let path = place.ok_or("there is no folder")?.path;
+            said("own", fs::read(path.join("own")))?;
+            match path == folder {
+                true => Ok(()),
+                false => Err(format!("{}", path.display())),
+            }
+        });
+    }
+
+    /// Nobody becomes anybody, and `loose` is to blame.
+    fn is_loose(folder: &Path, loose: &Path) {
+        in_child(|| match become_owner(folder) {
+            Err(OwnerError::Loose { loose: found, .. }) if found == loose => Ok(()),
+            other => Err(format!("{other:?}")),
+        });
+    }
+
+    #[test]
+    fn root_stays_root_nowhere_that_others_can_change() {
+        let Some((around, of_nobody)) = folder(0o755) else {
+            return;
+        };
+        let wall = around.path().join("wall");
+        let own = wall.join("own");
+        fs::create_dir(&own).unwrap();
+        let mode = |path: &Path, mode| {
+            fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+        };
+        assert_eq!(foreign_owner(&own).unwrap(), None);
+        for others in [0o775, 0o757, 0o1777] {
+            mode(&own, others);
+            is_loose(&own, &own);
+        }
+        assert!(foreign_owner(&own).is_err());
+        mode(&own, 0o755);
+        // By its sticky bit what is in it stays where it is, as in /tmp.
+        mode(&wall, 0o1777);
+        assert_eq!(foreign_owner(&own).unwrap(), None);
+        for others in [0o775, 0o777] {
+            mode(&wall, others);
+            is_loose(&own, &wall);
+            assert!(foreign_owner(&own).is_err());
+            // Whoever writes there chooses who root becomes.
+            is_loose(&of_nobody, &wall);
+        }
+        mode(&wall, 0o755);
+        chown(&wall, Some(NOBODY), None).unwrap();
+        is_loose(&own, &wall);
+        assert!(foreign_owner(&own).is_err());
+        // Its owner, and no other.
+        in_child(|| {
+            let found = become_owner(&of_nobody).map_err(|error| error.to_string())?;
+            let user = found.and_then(|place| place.user);
+            match user == Some(NOBODY) {
+                true => Ok(()),
+                false => Err(format!("{user:?}")),
+            }
+        });
+    }
+
+    #[test]
+    fn no_way_is_made_where_somebody_else_can_change_it() {
+        let Some((around, folder)) = folder(0o700) else {
+            return;
+        };
+        chown(around.path(), Some(NOBODY + 1), None).unwrap();
+        in_child(|| match become_owner(&folder) {
+            Err(OwnerError::Wall { source, .. }) if source.to_string().contains("by others") => {
+                Ok(())
+            }
+            other => Err(format!("{other:?}")),
+        });
+    }
+
+    #[test]
+    fn an_owner_has_the_groups_that_it_is_in_and_an_unknown_one_that_of_its_folder() {
+        /// In no file of any distribution.
+        const UNKNOWN: u32 = 3_999_999_999;
+        const KEYS: u32 = 3_999_999_998;
+        let Some((around, folder)) = folder(0o755) else {
+            return;
+        };
+        let known = around.path().join("group");
+        fs::write(&known, format!("keys:x:{KEYS}:nobody\n")).unwrap();
+        fs::set_permissions(&known, Permissions::from_mode(0o644)).unwrap();
+        let key = around.path().join("key");
+        fs::write(&key, "east").unwrap();
+        fs::set_permissions(&key, Permissions::from_mode(0o640)).unwrap();
+        chown(&key, None, Some(KEYS)).unwrap();
+        // The folder's group is no matter.
+        chown(&folder, None, Some(0)).unwrap();
+        in_child(|| {
+            let none = None::<&str>;
+            unshare(CloneFlags::CLONE_NEWNS).map_err(|errno| errno.to_string())?;
+            let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
+            mount(none, "/", none, private, none).map_err(|errno| errno.to_string())?;
+            let over = mount(Some(&known), "/etc/group", none, MsFlags::MS_BIND, none);
+            over.map_err(|errno| errno.to_string())?;
+            become_owner(&folder).map_err(|error| error.to_string())?;
+            said("key", fs::read(&key))?;
+            match nix::unistd::getegid().as_raw() {
+                NOBODY => Ok(()),
+                other => Err(format!("group {other}")),
+            }
+        });
+        chown(&folder, Some(UNKNOWN), Some(0)).unwrap();
+        in_child(|| match become_owner(&folder) {
+            Err(OwnerError::Group { user: UNKNOWN, .. }) => Ok(()),
+            other => Err(format!("{other:?}")),
+        });
+        chown(&folder, Some(UNKNOWN), Some(KEYS)).unwrap();
+        in_child(|| {
+            become_owner(&folder).map_err(|error| error.to_string())?;
+            said("key", fs::read(&key)).map(drop)
+        });
+    }
+
+    #[test]
+    fn without_proc_it_is_not_said_that_there_is_no_folder() {
+        let Some((_around, folder)) = folder(0o755) else {
+            return;
+        };
+        in_child(|| {
+            let none = None::<&str>;
+            unshare(CloneFlags::CLONE_NEWNS).map_err(|errno| errno.to_string())?;
+            let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
+            mount(none, "/", none, private, none).map_err(|errno| errno.to_string())?;
+            let over = mount(
+                Some("tmpfs"),
+                "/proc",
+                Some("tmpfs"),
+                MsFlags::empty(),
+                none,
+            );
+            over.map_err(|errno| errno.to_string())?;
+            match (become_owner(&folder), foreign_owner(&folder)) {
+                (Err(OwnerError::Look { .. }), Err(OwnerError::Look { .. })) => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
+        });
+    }
+
+    #[test]
+    fn who_is_in_no_range_of_the_namespace_is_outside() {
+        // Of the namespace in which this runs: 2^32 - 1 is nobody's id anywhere.
+        assert!(is_outside(u32::MAX));
+        assert!(!is_outside(geteuid().as_raw()));
     }
 }

@@ -276,37 +276,12 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 impl Folder {
     /// What is kept there; a coordinator has to have been started once. Files that only root may open have to be open before.
     fn store(&self) -> anyhow::Result<Store> {
-        self.as_owner(|dir| {
-            if let Some(etcd) = etcd::noted(dir)? {
-                return Ok(Store::open_etcd(&etcd)?);
-            }
-            let file = dir.join(DATABASE);
-            // Opening makes it, and nobody wants an empty mesh in a folder that was mistyped.
-            match file.try_exists() {
-                Ok(true) => Ok(Store::open(&file)?),
-                Ok(false) => bail!(
-                    "there is no coordinator in {}: start one with `seikan coordinator`, or say --dir",
-                    dir.display()
-                ),
-                Err(error) => {
-                    Err(error).with_context(|| format!("cannot look for {}", file.display()))
-                }
-            }
-        })
+        self.as_owner(store)
     }
 
     /// Works in it as who it belongs to, from then on.
     fn as_owner<T>(&self, work: impl FnOnce(&Path) -> anyhow::Result<T>) -> anyhow::Result<T> {
-        folder::as_owner(&self.dir, || work(&self.dir))
-    }
-
-    /// Where the coordinator listened last, and by which pin it is known; none if systems trust its certificate.
-    fn noted(&self) -> (u16, Option<Pin>) {
-        let noted = std::fs::read_to_string(self.dir.join(NOTED)).unwrap_or_default();
-        let mut words = noted.split_whitespace();
-        let port = words.next().and_then(|word| word.parse().ok());
-        let pin = words.next().and_then(|word| word.parse().ok());
-        (port.unwrap_or(PORT), pin)
+        folder::as_owner(&self.dir, work)
     }
 
     /// Notes both, for the line that is printed with a token.
@@ -316,9 +291,36 @@ impl Folder {
     }
 }
 
+/// What is kept in a folder.
+fn store(folder: &Path) -> anyhow::Result<Store> {
+    if let Some(etcd) = etcd::noted(folder)? {
+        return Ok(Store::open_etcd(&etcd)?);
+    }
+    let file = folder.join(DATABASE);
+    let held = etcd::hold_file(folder, DATABASE)?;
+    // Opening makes it, and nobody wants an empty mesh in a folder that was mistyped.
+    match file.try_exists() {
+        Ok(true) => Ok(Store::open_held(held)?),
+        Ok(false) => bail!(
+            "there is no coordinator in {}: start one with `seikan coordinator`, or say --dir",
+            folder.display()
+        ),
+        Err(error) => Err(error).with_context(|| format!("cannot look for {}", file.display())),
+    }
+}
+
+/// Where the coordinator of a folder listened last, and by which pin it is known; none if systems trust its certificate.
+fn noted(folder: &Path) -> (u16, Option<Pin>) {
+    let noted = std::fs::read_to_string(folder.join(NOTED)).unwrap_or_default();
+    let mut words = noted.split_whitespace();
+    let port = words.next().and_then(|word| word.parse().ok());
+    let pin = words.next().and_then(|word| word.parse().ok());
+    (port.unwrap_or(PORT), pin)
+}
+
 fn token(arguments: &TokenArguments) -> anyhow::Result<ExitCode> {
-    let store = arguments.folder.store()?;
-    let (port, pin) = arguments.folder.noted();
+    let both = |dir: &Path| Ok((store(dir)?, noted(dir)));
+    let (store, (port, pin)) = arguments.folder.as_owner(both)?;
     let token = Token::generate(&mut SystemRandom);
     let new = NewToken {
         label: arguments.label.clone(),

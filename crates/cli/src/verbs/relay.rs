@@ -18,7 +18,7 @@ use seikan_sys::signal::Signals;
 use seikan_tls::Certificate;
 
 use super::coordinator::own_name;
-use crate::folder::{as_owner, refuse_foreign};
+use crate::folder::{as_owner_or_new, refuse_foreign};
 use crate::screen::{DIM, RESET, printable};
 
 /// Where it keeps its secret.
@@ -64,13 +64,6 @@ struct Folder {
     /// Folder of its secret and its certificate
     #[arg(long, value_name = "DIR", default_value = FOLDER, value_hint = ValueHint::DirPath)]
     dir: PathBuf,
-}
-
-impl Folder {
-    /// The secret in it, made if there is none.
-    fn secret(&self) -> anyhow::Result<RelaySecret> {
-        Ok(secret::load(&self.dir, &mut SystemRandom)?)
-    }
 }
 
 /// How it is to run.
@@ -130,9 +123,14 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
 }
 
+/// The secret in a folder, made if there is none.
+fn secret(folder: &Path) -> anyhow::Result<RelaySecret> {
+    Ok(secret::load(folder, &mut SystemRandom)?)
+}
+
 fn print_secret(arguments: &SecretArguments) -> anyhow::Result<ExitCode> {
     let dir = &arguments.folder.dir;
-    let (secret, noted) = as_owner(dir, || Ok((arguments.folder.secret()?, noted(dir))))?;
+    let (secret, noted) = as_owner_or_new(dir, |dir| Ok((secret(dir)?, noted(dir))))?;
     let host = arguments.host.clone().unwrap_or_else(own_name);
     let host = match host.rsplit_once(':') {
         Some((_, port)) if port.parse::<u16>().is_ok() => host,
@@ -198,7 +196,7 @@ fn serve(arguments: &ServeArguments) -> anyhow::Result<ExitCode> {
     let streams = arguments.tls_listen.map_or(0, |_| arguments.streams);
     allow_files(arguments.pairs, streams)?;
     refuse_foreign(&arguments.folder.dir, "seikan-relay")?;
-    let secret = arguments.folder.secret()?;
+    let secret = secret(&arguments.folder.dir)?;
     let (tls, pin) = tls(arguments)?.unzip();
     let mut relay = Relay::bind(Options {
         listen: listen(arguments)?,

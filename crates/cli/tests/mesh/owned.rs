@@ -169,6 +169,51 @@ fn what_a_coordinator_notes_has_root_read_and_send_nothing_that_is_roots() {
 }
 
 #[test]
+fn what_a_coordinator_notes_moves_no_cursor_in_the_error_about_it() {
+    if !is_root() {
+        return;
+    }
+    let owned = Owned::new();
+    let lines = "endpoints = [\"\\u001b[2J://x\"]\nprefix = \"/mesh\"\n";
+    fs::write(owned.store().join("etcd.toml"), lines).expect("written");
+    owned.give_away();
+    let output = owned.run(&["members"]);
+    let said = stderr(&output);
+    assert!(!output.status.success());
+    assert!(said.contains("[2J://x"), "{said}");
+    assert!(!said.contains('\u{1b}'), "{said:?}");
+}
+
+#[test]
+fn a_policy_moves_no_cursor_and_a_file_gets_it_as_it_was_written() {
+    if !is_root() {
+        return;
+    }
+    let owned = Owned::new();
+    let rules = "# \u{1b}[2Jhidden\nallow *\t-> * *\n";
+    fs::write(owned.secret(), rules).expect("written");
+    owned.done(&["policy", "set", text(&owned.secret())]);
+    let shown = owned.done(&["policy", "show"]);
+    assert_eq!(String::from_utf8_lossy(&shown.stdout), rules);
+    // script(1), of bsdutils, which every Debian has, makes a terminal.
+    let line = format!(
+        "{} coordinator policy show --dir {}",
+        env!("CARGO_BIN_EXE_seikan"),
+        text(&owned.store())
+    );
+    let mut script = Command::new("script");
+    script.args(["--quiet", "--return", "--command", &line, "/dev/null"]);
+    let output = script.stdin(Stdio::null()).output().expect("start");
+    let screen = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{screen}");
+    assert!(
+        screen.contains("[2Jhidden") && screen.contains("allow *\t-> * *"),
+        "{screen:?}"
+    );
+    assert!(!screen.contains('\u{1b}'), "{screen:?}");
+}
+
+#[test]
 fn what_a_coordinator_links_to_is_not_written_by_root() {
     if !is_root() {
         return;
@@ -213,6 +258,53 @@ fn what_a_relay_links_to_is_not_read_by_root_nor_printed_as_its_secret() {
     assert!(!output.status.success());
     let said = stderr(&output);
     assert!(said.contains("belongs to user 65534"), "{said}");
+}
+
+#[test]
+fn verbs_work_in_a_folder_that_is_named_from_where_root_is_and_in_none_that_is_not_there() {
+    if !is_root() {
+        return;
+    }
+    let owned = Owned::new();
+    let verb = |words: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_seikan"));
+        command.arg("coordinator").args(words);
+        command.current_dir(owned.folder.path());
+        command.stdin(Stdio::null()).output().expect("start")
+    };
+    let output = verb(&["token", "--dir", "mesh"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    owned.is_its_own();
+    let output = verb(&["token", "--dir", "nowhere"]);
+    let said = stderr(&output);
+    assert!(
+        !output.status.success() && said.contains("there is no folder nowhere"),
+        "{said}"
+    );
+    assert!(!owned.folder.path().join("nowhere").exists());
+}
+
+#[test]
+fn root_trusts_no_folder_that_others_can_change() {
+    if !is_root() {
+        return;
+    }
+    let owned = Owned::new();
+    chown(owned.store(), Some(0), Some(0)).expect("taken back");
+    let everybody = Permissions::from_mode(0o777);
+    fs::set_permissions(owned.store(), everybody).expect("set");
+    for words in [&["token"][..], &["--listen", "127.0.0.1:0"]] {
+        let output = owned.run(words);
+        let said = stderr(&output);
+        assert!(
+            !output.status.success() && output.stdout.is_empty(),
+            "{words:?}"
+        );
+        assert!(
+            said.contains("can be changed by others"),
+            "{words:?}: {said}"
+        );
+    }
 }
 
 #[test]

@@ -130,7 +130,8 @@ impl Limits {
     }
 
     /// Counts a failure, or what may become one while others are asked, which may take long; whether the source had not had its share.
-    /// Else what it shows is looked for here alone, and nobody else is asked for it.
+    /// Else what it shows is looked for here alone, and nobody else is asked for it. What could not be judged, as they did not answer, stays
+    /// counted: it costs the same.
     pub fn count(&self, from: IpAddr) -> bool {
         self.sources.count(Source::of(from))
     }

@@ -132,11 +132,12 @@ async fn member<T: Send + 'static>(
     }
     let found = app.ask_for_stranger(move |store| {
         let id = store.authenticate(&credential)?;
-        Ok((id, then(store, id)?))
+        Ok((id, then(store, id)))
     });
     let (id, done) = found.await?;
+    // Its credential is good, whatever becomes of what it wants.
     app.limits.forgive(from);
-    Ok((id, credential, done))
+    Ok((id, credential, done?))
 }
 
 /// A question for changes.

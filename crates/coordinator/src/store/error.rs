@@ -125,8 +125,8 @@ pub enum StoreError {
     },
     /// The mesh of the file may be in etcd already.
     #[error(
-        "the mesh of {} is being moved to etcd, under {prefix}: do the same `seikan coordinator import` again, which ends that, or take it \
-         back with `seikan coordinator import --undo`",
+        "the mesh of {} is being moved to the etcd at {endpoints}, under {prefix}: do the same `seikan coordinator import` again, which ends \
+         that, or take it back there with `seikan coordinator import --undo`",
         path.display()
     )]
     Moving {
@@ -134,6 +134,8 @@ pub enum StoreError {
         path: PathBuf,
         /// What its keys begin with there.
         prefix: String,
+        /// Where that etcd was when this began.
+        endpoints: String,
     },
     /// Nobody moves it.
     #[error("the mesh of {} is not being moved: there is nothing to take back", path.display())]

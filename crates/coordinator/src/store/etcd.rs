@@ -22,7 +22,7 @@ mod rows;
 
 use std::path::PathBuf;
 
-pub(super) use import::{Beside, give_up, import};
+pub(super) use import::{Beside, cluster, give_up, import};
 #[cfg(feature = "fuzzing")]
 pub use replica::fuzzing;
 pub(super) use replica::{Replica, random};

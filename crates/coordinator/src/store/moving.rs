@@ -18,8 +18,8 @@ use seikan_proto::mesh::Pin;
 
 use super::etcd::{self, Beside, Etcd};
 use super::{
-    Actor, Backing, PATIENCE, PAUSE, Store, StoreError, audit, lock, networks_of, open_file,
-    seconds,
+    Actor, Backing, PATIENCE, PAUSE, Store, StoreError, audit, lock, make_folder, networks_of,
+    open_file, seconds,
 };
 
 /// How long those who have the file open are waited for: a verb ends soon, a coordinator does not.
@@ -34,20 +34,60 @@ pub struct Moved {
     _folder: fs::File,
 }
 
+/// A file whose mesh is not in it any more.
+#[derive(Debug)]
+pub struct PutAway {
+    /// Its new name.
+    pub file: PathBuf,
+    /// Why it still has its mark, and nobody opens it; `None`: it is as it was, for whoever takes it up again on purpose.
+    pub marked: Option<StoreError>,
+}
+
 impl Moved {
-    /// Renames the file, so that nobody takes it for the mesh any more: `.moved` comes after its name. Its new name.
+    /// Renames the file, so that nobody takes it for the mesh any more: `.moved` comes after its name, and a number if that is there.
     ///
     /// # Errors
-    /// [`StoreError::Io`], [`StoreError::Sqlite`].
-    pub fn put_away(self) -> Result<PathBuf, StoreError> {
-        let mut name = self.file.clone().into_os_string();
-        name.push(".moved");
-        let away = PathBuf::from(name);
+    /// [`StoreError::Io`].
+    pub fn put_away(self) -> Result<PutAway, StoreError> {
+        let away = away(&self.file).map_err(|source| failed(&self.file, source))?;
         fs::rename(&self.file, &away).map_err(|source| failed(&self.file, source))?;
-        // As it was, for whoever takes it up again on purpose.
-        unmark(&open_file(&away)?)?;
-        Ok(away)
+        let unmarked = open_file(&away).and_then(|connection| unmark(&connection));
+        Ok(PutAway {
+            file: away,
+            marked: unmarked.err(),
+        })
     }
+}
+
+/// A name that nothing has: what was moved before may be the only copy of another mesh.
+fn away(file: &Path) -> io::Result<PathBuf> {
+    let named = |number: Option<u32>| {
+        let mut name = file.as_os_str().to_owned();
+        name.push(".moved");
+        if let Some(number) = number {
+            name.push(format!(".{number}"));
+        }
+        PathBuf::from(name)
+    };
+    for name in [None]
+        .into_iter()
+        .chain((2..=u32::MAX).map(Some))
+        .map(named)
+    {
+        match fs::symlink_metadata(&name) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(name),
+            Err(error) => return Err(error),
+            Ok(_) => {}
+        }
+    }
+    Err(io::ErrorKind::AlreadyExists.into())
+}
+
+/// A file that nobody moves as long as this is there.
+#[derive(Debug)]
+pub struct Hold {
+    pub(super) file: PathBuf,
+    pub(super) folder: fs::File,
 }
 
 impl Store {
@@ -60,7 +100,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError::InUse`] if somebody has the file open; [`StoreError::NotEmpty`], [`StoreError::Changing`]; [`StoreError::NoNetworks`] if it
-    /// was never a mesh; [`StoreError::Moving`] if it is being moved elsewhere; those of [`Store::open`] and [`Store::open_etcd`].
+    /// was never a mesh; [`StoreError::Moving`] if it is being moved elsewhere, also if another etcd has the same prefix; those of [`Store::open`] and [`Store::open_etcd`].
     pub fn move_to_etcd(
         file: &Path,
         into: &Etcd,
@@ -73,13 +113,10 @@ impl Store {
         let mut connection = open_file(file)?;
         networks_of(&connection)?.ok_or(StoreError::NoNetworks)?;
         let begun = mark_of(&connection)?;
+        let cluster = etcd::cluster(into)?;
         let mesh = match &begun {
-            Some((prefix, _)) if *prefix != into.prefix => {
-                let (path, prefix) = (file.to_owned(), prefix.clone());
-                return Err(StoreError::Moving { path, prefix });
-            }
-            Some((_, mesh)) => *mesh,
-            None => mark(&connection, &into.prefix)?,
+            Some(mark) => mark.is_of(into, cluster, file)?.mesh,
+            None => mark(&connection, into, cluster)?,
         };
         let bring = |connection: &mut Connection| {
             let behaviour = TransactionBehavior::Immediate;
@@ -118,20 +155,37 @@ impl Store {
         Ok(mark_of(&open_file(file)?)?.is_some())
     }
 
-    /// Takes back a move that was broken off: the mesh stays in its file.
+    /// Takes back a move that was broken off: the mesh stays in its file. Once that is sure, and before the file is opened by anybody else,
+    /// `forget` is told the number that the mesh would have had.
     ///
     /// # Errors
     /// [`StoreError::NotMoving`]; [`StoreError::HasMoved`] if all of it is in etcd; [`StoreError::Unavailable`] if that is not known;
-    /// [`StoreError::Moving`] if it is being moved elsewhere; [`StoreError::InUse`], [`StoreError::Sqlite`].
-    pub fn undo_move(file: &Path, into: &Etcd) -> Result<(), StoreError> {
+    /// [`StoreError::Moving`] if it is being moved elsewhere; [`StoreError::Io`] of `forget`; [`StoreError::InUse`], [`StoreError::Sqlite`].
+    pub fn undo_move(
+        file: &Path,
+        into: &Etcd,
+        forget: impl FnOnce(u64) -> io::Result<()>,
+    ) -> Result<(), StoreError> {
         let _folder = hold_alone(file)?;
         let connection = open_file(file)?;
         let path = file.to_owned();
-        match mark_of(&connection)? {
-            None => Err(StoreError::NotMoving { path }),
-            Some((prefix, _)) if prefix != into.prefix => Err(StoreError::Moving { path, prefix }),
-            Some((_, mesh)) => etcd::give_up(into, mesh).and_then(|()| unmark(&connection)),
-        }
+        let mark = mark_of(&connection)?.ok_or(StoreError::NotMoving { path })?;
+        let mesh = mark.is_of(into, etcd::cluster(into)?, file)?.mesh;
+        etcd::give_up(into, mesh)?;
+        forget(mesh).map_err(|source| failed(file, source))?;
+        unmark(&connection)
+    }
+
+    /// Holds a file, which need not be there, and makes its folder if that is not: nobody moves its mesh until it is opened, or this is gone.
+    ///
+    /// # Errors
+    /// [`StoreError::InUse`] if it is being moved right now; [`StoreError::Io`].
+    pub fn hold(file: &Path) -> Result<Hold, StoreError> {
+        make_folder(file).map_err(|source| failed(file, source))?;
+        Ok(Hold {
+            folder: hold(file)?,
+            file: file.to_owned(),
+        })
     }
 
     /// All of it as of one moment, as what a file has: a copy to keep, or for one coordinator to go on with. What is changed afterwards is
@@ -178,32 +232,73 @@ fn copy_all(from: &Connection, to: &mut Connection) -> Result<(), StoreError> {
     }
 }
 
-/// What keys begin with where the mesh of a file is being moved, and the number that it has or will have there.
-pub(super) fn mark_of(connection: &Connection) -> Result<Option<(String, u64)>, StoreError> {
+/// Where the mesh of a file is being moved.
+pub(super) struct Mark {
+    /// What keys begin with there.
+    prefix: String,
+    /// The number that the mesh has or will have.
+    mesh: u64,
+    /// That of the etcd cluster: another one may have the same prefix.
+    cluster: u64,
+    /// As it was said where that is.
+    endpoints: String,
+}
+
+impl Mark {
+    /// Itself, if it is going there.
+    fn is_of(&self, into: &Etcd, cluster: u64, file: &Path) -> Result<&Mark, StoreError> {
+        match self.prefix == into.prefix && self.cluster == cluster {
+            true => Ok(self),
+            false => Err(self.error(file)),
+        }
+    }
+
+    /// That nobody opens the file meanwhile.
+    pub fn error(&self, file: &Path) -> StoreError {
+        StoreError::Moving {
+            path: file.to_owned(),
+            prefix: self.prefix.clone(),
+            endpoints: self.endpoints.clone(),
+        }
+    }
+}
+
+pub(super) fn mark_of(connection: &Connection) -> Result<Option<Mark>, StoreError> {
     // No part of the schema: no file has it for long.
     if !connection.table_exists(Some("main"), "moving")? {
         return Ok(None);
     }
-    let sql = "SELECT prefix, mesh FROM moving";
-    let found = connection.query_row(sql, [], |row| Ok((row.get(0)?, row.get::<_, String>(1)?)));
-    let (prefix, mesh) = found?;
-    let mesh = mesh.parse().map_err(|_| StoreError::Corrupt("move"))?;
-    Ok(Some((prefix, mesh)))
+    let sql = "SELECT prefix, mesh, cluster, endpoints FROM moving";
+    let found = connection.query_row(sql, [], |row| {
+        let texts: [String; 4] = [row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?];
+        Ok(texts)
+    });
+    let [prefix, mesh, cluster, endpoints] = found?;
+    let number = |text: String| text.parse().map_err(|_| StoreError::Corrupt("move"));
+    Ok(Some(Mark {
+        prefix,
+        mesh: number(mesh)?,
+        cluster: number(cluster)?,
+        endpoints,
+    }))
 }
 
 /// Marks a file; the number that its mesh will have.
-pub(super) fn mark(connection: &Connection, prefix: &str) -> Result<u64, StoreError> {
+pub(super) fn mark(connection: &Connection, into: &Etcd, cluster: u64) -> Result<u64, StoreError> {
     let mesh = etcd::random()?;
     let transaction = connection.unchecked_transaction()?;
-    transaction.execute("CREATE TABLE moving (prefix TEXT, mesh TEXT) STRICT", [])?;
-    let sql = "INSERT INTO moving (prefix, mesh) VALUES (?1, ?2)";
-    transaction.execute(sql, (prefix, mesh.to_string()))?;
+    let sql = "CREATE TABLE moving (prefix TEXT, mesh TEXT, cluster TEXT, endpoints TEXT) STRICT";
+    transaction.execute(sql, [])?;
+    let sql = "INSERT INTO moving (prefix, mesh, cluster, endpoints) VALUES (?1, ?2, ?3, ?4)";
+    let (mesh_text, cluster) = (mesh.to_string(), cluster.to_string());
+    let values = (&into.prefix, mesh_text, cluster, into.endpoints.join(","));
+    transaction.execute(sql, values)?;
     transaction.commit()?;
     Ok(mesh)
 }
 
 fn unmark(connection: &Connection) -> Result<(), StoreError> {
-    connection.execute("DROP TABLE moving", [])?;
+    connection.execute("DROP TABLE IF EXISTS moving", [])?;
     Ok(())
 }
 

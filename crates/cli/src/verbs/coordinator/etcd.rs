@@ -1,13 +1,13 @@
 //! A mesh whose truth is in etcd: where that is, as it was said at the first start and noted in the folder for the other verbs.
 
 use std::fs;
-use std::io::{ErrorKind, Write};
+use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::ValueHint;
-use seikan_coordinator::{ETCD_PREFIX, Etcd};
+use seikan_coordinator::{ETCD_PREFIX, Etcd, Hold, Store};
 use serde::{Deserialize, Serialize};
 
 /// The file in the folder.
@@ -160,6 +160,28 @@ pub fn note(folder: &Path, etcd: &Etcd) -> anyhow::Result<()> {
     write().with_context(|| format!("cannot write {}", file.display()))
 }
 
+/// Notes nothing any more, if it is this mesh that was noted.
+pub fn forget(folder: &Path, mesh: u64) -> io::Result<()> {
+    let noted = noted_coordinator(folder).map_err(io::Error::other)?;
+    match noted.is_some_and(|noted| noted.mesh == Some(mesh)) {
+        true => fs::remove_file(folder.join(FILE)),
+        false => Ok(()),
+    }
+}
+
+/// Holds the file of a folder that has no etcd noted, so that no import notes one until it is opened.
+pub fn hold_file(folder: &Path, database: &str) -> anyhow::Result<Hold> {
+    let held = Store::hold(&folder.join(database))?;
+    // An import that ended a moment ago has put the file away: another one would be another mesh.
+    if noted(folder)?.is_some() {
+        bail!(
+            "the mesh of {} has just been brought into etcd: do this again",
+            folder.display()
+        );
+    }
+    Ok(held)
+}
+
 /// A folder has its mesh in a file or in etcd, not both: the one that is meant would be anybody's guess.
 pub fn refuse_both(folder: &Path, database: &str) -> anyhow::Result<()> {
     if folder.join(database).exists() {
@@ -185,6 +207,33 @@ mod tests {
         let words = [&["coordinator"], words].concat();
         let words: Words = clap::Parser::try_parse_from(words).expect("understood");
         words.etcd.settings(noted).expect("paths").expect("said")
+    }
+
+    #[test]
+    fn a_mesh_is_forgotten_and_no_other() {
+        let folder = tempfile::tempdir().expect("a folder");
+        forget(folder.path(), 7).expect("nothing is noted");
+        let etcd = Etcd {
+            mesh: Some(7),
+            ..said(&["--etcd", "https://a:1"], None)
+        };
+        note(folder.path(), &etcd).expect("noted");
+        forget(folder.path(), 8).expect("another");
+        let noted = || noted_coordinator(folder.path()).expect("read");
+        assert_eq!(noted(), Some(etcd));
+        forget(folder.path(), 7).expect("this");
+        assert_eq!(noted(), None);
+    }
+
+    #[test]
+    fn no_file_is_held_where_etcd_was_noted_meanwhile() {
+        let folder = tempfile::tempdir().expect("a folder");
+        drop(hold_file(folder.path(), "mesh.db").expect("held"));
+        let etcd = said(&["--etcd", "https://a:1"], None);
+        note(folder.path(), &etcd).expect("noted");
+        let error = hold_file(folder.path(), "mesh.db").expect_err("it is in etcd");
+        assert!(error.to_string().contains("into etcd"), "{error}");
+        assert!(!folder.path().join("mesh.db").exists());
     }
 
     #[test]

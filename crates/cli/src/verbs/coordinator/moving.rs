@@ -1,18 +1,23 @@
 //! From one coordinator to several, and back.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, fchown};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::fchown;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use clap::{Args, ValueHint};
+use nix::fcntl::{OFlag, open, openat};
+use nix::sys::stat::{Mode, fstat};
+use nix::unistd::{UnlinkatFlags, unlinkat};
 use seikan_coordinator::{Etcd, Store};
 use seikan_proto::mesh::RelayAddress;
 
 use super::etcd::{self, EtcdArguments};
-use super::{DATABASE, Folder, now, operator};
+use super::{DATABASE, Folder, noted, now, operator};
 use crate::output::counted;
 
 /// Where to.
@@ -22,17 +27,20 @@ use crate::output::counted;
     Stop the coordinator first, and start it again afterwards as before: it goes on from etcd, and members with what they have. \
     Others of its mesh need the same certificate: copy tls.pem to their folders.\n\n\
     If it is broken off, or etcd does not answer in the end, the coordinator does not start until the same was done again, or taken back:\n  \
-    seikan coordinator import --etcd https://etcd-1:2379 --undo")]
+    seikan coordinator import --etcd https://etcd-1:2379 --undo\n\n\
+    With --replace the mesh that was there is gone from the moment that this begins, also if it is broken off or taken back: copy it first, \
+    in the folder of one of its coordinators:\n  \
+    seikan coordinator export /backup/former.db")]
 pub struct ImportArguments {
     #[command(flatten)]
     etcd: EtcdArguments,
     /// Where members reach this coordinator, as if it were said at its next start
     #[arg(long, value_name = "HOST:PORT")]
     advertise: Option<RelayAddress>,
-    /// Put it in the place of a mesh that is there, which is the end of that one
+    /// Put it in the place of a mesh that is there, which is the end of that one, also if this is broken off: `export` it first
     #[arg(long)]
     replace: bool,
-    /// Take back an import that was broken off: the mesh stays in its file
+    /// Take back an import that was broken off: the mesh stays in its file. One that --replace was to end does not come back
     #[arg(long, conflicts_with_all = ["replace", "advertise"])]
     undo: bool,
     #[command(flatten)]
@@ -79,10 +87,10 @@ fn move_from(dir: &Path, arguments: &ImportArguments, into: &Etcd) -> anyhow::Re
         bail!("there is no {} to bring: say --dir", file.display());
     }
     if arguments.undo {
-        Store::undo_move(&file, into)?;
+        Store::undo_move(&file, into, |mesh| etcd::forget(dir, mesh))?;
         return Ok(ExitCode::SUCCESS);
     }
-    let (_, pin) = arguments.folder.noted();
+    let (_, pin) = noted(dir);
     let moved = Store::move_to_etcd(&file, into, pin, arguments.replace, &operator(), now())?;
     let members = moved.store.members()?.len();
     // First: with neither of both the next start would make a mesh of its own.
@@ -100,8 +108,15 @@ fn move_from(dir: &Path, arguments: &ImportArguments, into: &Etcd) -> anyhow::Re
         "the mesh of {} is in etcd now, under {}; {} is what it was. Start the coordinator again",
         counted(members, "member"),
         into.prefix,
-        away.display()
+        away.file.display()
     )?;
+    if let Some(error) = away.marked {
+        writeln!(
+            io::stderr(),
+            "warning: {} cannot be opened again as it is: {error}",
+            away.file.display()
+        )?;
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -109,13 +124,13 @@ pub fn export(arguments: &ExportArguments) -> anyhow::Result<ExitCode> {
     let file = &arguments.file;
     let cannot = || format!("cannot write {}", file.display());
     // Before it is the folder's owner who opens.
-    let new = make(file).with_context(cannot)?;
+    let (beside, new) = make(file).with_context(cannot)?;
     let write = |mut new: fs::File| {
         let copy = arguments.folder.store()?.export()?;
         let written = new.write_all(&copy).and_then(|()| new.sync_all());
         written.with_context(cannot)
     };
-    write(new).map_err(|error| match fs::remove_file(file) {
+    write(new).map_err(|error| match beside.remove() {
         // Half a mesh is no use to anybody.
         Ok(()) => error,
         Err(_) => error.context(format!(
@@ -126,18 +141,34 @@ pub fn export(arguments: &ExportArguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// A name in a folder that stays the same whatever is put in its place.
+struct Beside<'a> {
+    folder: OwnedFd,
+    name: &'a OsStr,
+}
+
+impl Beside<'_> {
+    fn remove(&self) -> io::Result<()> {
+        Ok(unlinkat(
+            &self.folder,
+            self.name,
+            UnlinkatFlags::NoRemoveDir,
+        )?)
+    }
+}
+
 /// A new file, for its owner only, who is the folder's if root makes it: for a service that is another user.
-fn make(file: &Path) -> io::Result<fs::File> {
+fn make(file: &Path) -> io::Result<(Beside<'_>, fs::File)> {
+    let name = file.file_name().ok_or(io::ErrorKind::IsADirectory)?;
     let folder = file.parent().filter(|folder| *folder != Path::new(""));
     let folder = folder.unwrap_or(Path::new("."));
-    let new = fs::OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(file)?;
-    let (own, owner) = (new.metadata()?, fs::metadata(folder)?);
-    if own.uid() == 0 && owner.uid() != 0 {
-        fchown(&new, Some(owner.uid()), Some(owner.gid()))?;
+    let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+    let folder = open(folder, flags, Mode::empty())?;
+    let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC;
+    let new = openat(&folder, name, flags, Mode::S_IRUSR | Mode::S_IWUSR)?;
+    let (own, owner) = (fstat(&new)?, fstat(&folder)?);
+    if own.st_uid == 0 && owner.st_uid != 0 {
+        fchown(&new, Some(owner.st_uid), Some(owner.st_gid))?;
     }
-    Ok(new)
+    Ok((Beside { folder, name }, new.into()))
 }

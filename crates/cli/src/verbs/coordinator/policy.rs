@@ -1,7 +1,7 @@
 //! Who may talk to whom: the policy, and the tags that it speaks of.
 
 use std::collections::BTreeSet;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -13,6 +13,7 @@ use seikan_proto::mesh::{Name, Party, Policy};
 
 use super::{Folder, now, operator};
 use crate::explain::Question;
+use crate::screen::printable_lines;
 
 /// What is done about the policy.
 #[derive(Debug, Args)]
@@ -101,6 +102,11 @@ pub fn run(arguments: &PolicyArguments) -> anyhow::Result<ExitCode> {
         PolicyVerb::Set(arguments) => set(arguments),
         PolicyVerb::Show(arguments) => {
             let text = arguments.folder.store()?.policy()?;
+            // A file gets it as it is.
+            let text = match io::stdout().is_terminal() {
+                true => printable_lines(&text),
+                false => text,
+            };
             write!(io::stdout(), "{text}")?;
             Ok(ExitCode::SUCCESS)
         }

@@ -94,7 +94,7 @@ fn open(arguments: &ServeArguments) -> anyhow::Result<Store> {
         if arguments.advertise.is_some() {
             bail!("--advertise is for several coordinators, which share --etcd");
         }
-        return Ok(Store::open(&dir.join(DATABASE))?);
+        return Ok(Store::open_held(etcd::hold_file(dir, DATABASE)?)?);
     };
     etcd::refuse_both(dir, DATABASE)?;
     let advertise = arguments.advertise.clone().or(etcd.advertise.clone());

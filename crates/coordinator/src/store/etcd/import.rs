@@ -13,8 +13,8 @@ use tokio::time::sleep;
 use super::Etcd;
 use super::client::{Cluster, Connection, Fault, end_of};
 use super::messages::{
-    Compare, DeleteRangeRequest, KeyValue, Operand, RangeRequest, Request, RequestOp, TxnRequest,
-    target,
+    Compare, DeleteRangeRequest, KeyValue, Operand, RangeRequest, RangeResponse, Request,
+    RequestOp, TxnRequest, target,
 };
 use super::replica::{Head, PATIENCE, PAUSE, UNFINISHED, delete, put, random};
 use super::rows::Tables;
@@ -58,9 +58,45 @@ pub(in crate::store) fn import(
         if import.is_done().await? {
             return Ok(());
         }
-        let begun = import.begin(replace).await.map_err(not_done)?;
-        import.put_all(pairs, begun).await.map_err(not_done)?;
-        import.end(beside.pin, begun).await
+        // Whatever becomes of this, what was there is gone with the first of it.
+        let lost = |error| match replace {
+            true => former_is_lost(&into.prefix, error),
+            false => error,
+        };
+        let begun = import.begin(replace).await;
+        let begun = begun.map_err(|error| match error {
+            StoreError::Unknown(_) => not_done(lost(error)),
+            other => other,
+        })?;
+        let brought = import.put_all(pairs, begun).await;
+        brought.map_err(|error| lost(not_done(error)))?;
+        import.end(beside.pin, begun).await.map_err(lost)
+    })
+}
+
+/// The same, for who has to know what cannot be taken back.
+fn former_is_lost(prefix: &str, error: StoreError) -> StoreError {
+    let told = |why| {
+        format!(
+            "{why} (the mesh that was under {prefix} is gone, as --replace has it: --undo does not bring it back, a copy of before does)"
+        )
+    };
+    match error {
+        StoreError::Unavailable(why) => StoreError::Unavailable(told(why)),
+        StoreError::Unknown(why) => StoreError::Unknown(told(why)),
+        other => other,
+    }
+}
+
+/// The number of the cluster that is asked.
+pub(in crate::store) fn cluster(of: &Etcd) -> Result<u64, StoreError> {
+    // No mesh is meant.
+    let mut import = Import::new(of, 0)?;
+    wait_for(async {
+        let found = import.range("state/head").await?;
+        let header = found.header.filter(|header| header.cluster_id != 0);
+        let unnamed = || StoreError::Unavailable("it does not say which cluster it is".to_owned());
+        Ok(header.ok_or_else(unnamed)?.cluster_id)
     })
 }
 
@@ -268,6 +304,10 @@ impl Import {
     }
 
     async fn value(&mut self, of: &str) -> Result<Option<KeyValue>, StoreError> {
+        Ok(self.range(of).await?.kvs.into_iter().next())
+    }
+
+    async fn range(&mut self, of: &str) -> Result<RangeResponse, StoreError> {
         let deadline = Instant::now() + PATIENCE;
         let range = RangeRequest {
             key: self.key(of),
@@ -279,7 +319,7 @@ impl Import {
                 Err(fault) => Err(fault),
             };
             match tried {
-                Ok(found) => return Ok(found.kvs.into_iter().next()),
+                Ok(found) => return Ok(found),
                 Err(fault) => self.recover(fault, deadline).await?,
             }
         }

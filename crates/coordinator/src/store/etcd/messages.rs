@@ -5,6 +5,7 @@ use prost::{Message, Oneof};
 
 #[derive(Clone, PartialEq, Message)]
 pub struct Header {
+    /// Of all members the same, and of another cluster usually another (also of one that came back under a new token).
     #[prost(uint64, tag = "1")]
     pub cluster_id: u64,
     /// etcd's own, of the whole cluster: not ours.

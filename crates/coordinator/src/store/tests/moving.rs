@@ -1,9 +1,11 @@
 //! From a file to etcd and back.
 
+use std::io::ErrorKind;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use seikan_proto::mesh::{Endpoints, RelayKind, RelaySecret};
 
+use super::super::etcd::cluster;
 use super::super::etcd::testing::{begin_import, has, some, take_away};
 use super::super::moving::mark;
 use super::relays::{own, own_secret};
@@ -87,6 +89,12 @@ fn move_file(file: &Path, into: &Etcd, replace: bool) -> Result<Moved, StoreErro
     Store::move_to_etcd(file, into, pin, replace, &operator(), NOW)
 }
 
+/// Marks a file as a move does that is broken off right afterwards; the number that the mesh would have.
+fn marked(file: &Path, into: &Etcd) -> u64 {
+    let cluster = cluster(into).expect("asked");
+    mark(&open_file(file).expect("opened"), into, cluster).expect("marked")
+}
+
 #[test]
 fn everything_goes_to_etcd_and_back_and_goes_on_as_it_was() {
     with_cluster(|cluster| {
@@ -97,7 +105,8 @@ fn everything_goes_to_etcd_and_back_and_goes_on_as_it_was() {
         let moved = move_file(&file, &settings, false).expect("moved");
         assert_eq!(everything(&moved.store), before);
         let away = moved.put_away().expect("renamed");
-        assert!(!file.exists() && away.ends_with("mesh.db.moved"));
+        assert!(!file.exists() && away.file.ends_with("mesh.db.moved"));
+        assert!(away.marked.is_none());
 
         let store = Store::open_etcd(&settings).expect("opened");
         let audit = store.audit(1).expect("asked");
@@ -228,7 +237,7 @@ fn a_mesh_whose_move_is_not_known_to_be_done_is_in_one_place_and_the_same_again_
         };
         let error = move_file(&file, &elsewhere, false).expect_err("once is enough");
         assert!(is_moving(&error), "{error}");
-        let error = Store::undo_move(&file, &direct).expect_err("it is there");
+        let error = Store::undo_move(&file, &direct, |_| Ok(())).expect_err("it is there");
         assert!(matches!(error, StoreError::HasMoved { .. }), "{error}");
 
         // Nobody may know: somebody goes on with it.
@@ -237,7 +246,7 @@ fn a_mesh_whose_move_is_not_known_to_be_done_is_in_one_place_and_the_same_again_
         let moved = move_file(&file, &direct, false).expect("ended");
         assert!(names(&moved.store).contains(&"new".to_owned()));
         let away = moved.put_away().expect("renamed");
-        assert_eq!(names(&Store::open(&away).expect("opened")).len(), 4);
+        assert_eq!(names(&Store::open(&away.file).expect("opened")).len(), 4);
     });
 }
 
@@ -246,16 +255,135 @@ fn a_move_that_was_broken_off_is_taken_back_and_not_ended_by_anybody() {
     with_cluster(|cluster| {
         let settings = settings(cluster);
         let (_folder, file) = file_with_everything();
-        let error = Store::undo_move(&file, &settings).expect_err("nobody moves it");
+        let error = Store::undo_move(&file, &settings, |_| Ok(())).expect_err("nobody moves it");
         assert!(matches!(error, StoreError::NotMoving { .. }), "{error}");
-        mark(&open_file(&file).expect("opened"), &settings.prefix).expect("marked");
+        let mesh = marked(&file, &settings);
         assert!(Store::is_moving(&file).expect("asked"));
         begin_import(&settings);
         let before = some(&settings);
-        Store::undo_move(&file, &settings).expect("taken back");
+        // It is not taken back before others know of it.
+        let error = Store::undo_move(&file, &settings, |_| Err(ErrorKind::Other.into()));
+        assert!(matches!(error, Err(StoreError::Io { .. })), "{error:?}");
+        assert!(Store::is_moving(&file).expect("asked"));
+        let mut told = None;
+        let undone = Store::undo_move(&file, &settings, |mesh| {
+            told = Some(mesh);
+            Ok(())
+        });
+        undone.expect("taken back");
+        assert_eq!(told, Some(mesh));
         // Who is not told yet finds another head than the one that it wrote.
         assert_ne!(some(&settings), before);
         assert_eq!(names(&Store::open(&file).expect("opened")).len(), 4);
+    });
+}
+
+#[test]
+fn a_move_that_was_begun_in_one_etcd_is_ended_or_taken_back_there_and_in_no_other_of_the_same_prefix()
+ {
+    with_cluster(|one| {
+        with_cluster(|other| {
+            let here = settings(one);
+            let there = Etcd {
+                endpoints: other.endpoints(),
+                ..here.clone()
+            };
+            let (_folder, file) = file_with_everything();
+            marked(&file, &here);
+            let at = here.endpoints.join(",");
+            let is_told = |error: StoreError| {
+                assert!(matches!(error, StoreError::Moving { .. }), "{error}");
+                assert!(error.to_string().contains(&at), "{error}");
+            };
+            is_told(Store::undo_move(&file, &there, |_| Ok(())).expect_err("elsewhere"));
+            is_told(move_file(&file, &there, false).expect_err("elsewhere"));
+            is_told(move_file(&file, &there, true).expect_err("elsewhere"));
+            is_told(Store::open(&file).expect_err("it is being moved"));
+            assert!(!has(&there, &format!("{}/state/head", there.prefix)));
+            move_file(&file, &here, false).expect("moved");
+        });
+    });
+}
+
+#[test]
+fn what_was_moved_before_is_not_written_over_and_a_mark_that_is_gone_already_is_no_matter() {
+    with_cluster(|cluster| {
+        let settings = settings(cluster);
+        let (folder, file) = file_with_everything();
+        for name in ["mesh.db.moved", "mesh.db.moved.2"] {
+            fs::write(folder.path().join(name), name).expect("written");
+        }
+        let moved = move_file(&file, &settings, false).expect("moved");
+        // As whoever has mended it by hand.
+        let connection = open_file(&file).expect("opened");
+        connection.execute("DROP TABLE moving", []).expect("gone");
+        drop(connection);
+        let away = moved.put_away().expect("renamed");
+        assert!(away.file.ends_with("mesh.db.moved.3") && away.marked.is_none());
+        assert_eq!(names(&Store::open(&away.file).expect("opened")).len(), 4);
+        for name in ["mesh.db.moved", "mesh.db.moved.2"] {
+            let text = fs::read_to_string(folder.path().join(name));
+            assert_eq!(text.expect("a file"), name);
+        }
+    });
+}
+
+#[test]
+fn a_file_that_stays_marked_after_it_was_renamed_is_no_failure_but_told() {
+    with_cluster(|cluster| {
+        let settings = settings(cluster);
+        let (_folder, file) = file_with_everything();
+        let moved = move_file(&file, &settings, false).expect("moved");
+        fs::write(&file, "no database").expect("written");
+        let away = moved.put_away().expect("renamed");
+        assert!(!file.exists() && away.file.exists());
+        assert!(
+            matches!(away.marked, Some(StoreError::Sqlite(_))),
+            "{away:?}"
+        );
+    });
+}
+
+#[test]
+fn a_file_that_is_held_is_not_made_and_not_moved() {
+    let (_folder, file) = file_with_everything();
+    let held = Store::hold(&file).expect("held");
+    let nowhere = Etcd {
+        endpoints: vec!["http://127.0.0.1:1".to_owned()],
+        prefix: "/test".to_owned(),
+        ca: None,
+        identity: None,
+        user: None,
+        mesh: None,
+        advertise: None,
+    };
+    let error = move_file(&file, &nowhere, false).expect_err("held");
+    assert!(matches!(error, StoreError::InUse { .. }), "{error}");
+    Store::open_held(held).expect("opened");
+    let new = file.with_file_name("new/mesh.db");
+    drop(Store::hold(&new).expect("held"));
+    assert!(!new.exists() && new.parent().expect("a folder").exists());
+}
+
+#[test]
+fn who_broke_a_replacement_off_is_told_what_is_gone() {
+    with_cluster(|cluster| {
+        let direct = settings(cluster);
+        let (ways, far) = Way::to_all(&direct);
+        let (_folder, file) = file_with_everything();
+        mesh_at(&direct);
+        set(&ways, Fate::Slow);
+        let before = some(&direct);
+        let error = thread::scope(|scope| {
+            let moving = scope.spawn(|| move_file(&file, &far, true).map(drop));
+            while some(&direct) == before && !moving.is_finished() {
+                thread::sleep(Duration::from_millis(2));
+            }
+            set(&ways, Fate::Mute);
+            moving.join().expect("no panic")
+        });
+        let said = error.expect_err("no answer").to_string();
+        assert!(said.contains("--undo does not bring it back"), "{said}");
     });
 }
 
