@@ -175,7 +175,16 @@ enum Stage {
     Met { until: Instant },
 }
 
-/// The same, for others to see.
+/// Between which addresses a port is searched for, in their order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Ends {
+    /// Where ports are opened towards.
+    towards: Vec<SocketAddr>,
+    /// As what this host is seen there.
+    seen_as: Vec<IpAddr>,
+}
+
+/// Where it stands, for others to see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
     /// Nothing is open; when it will be if nothing changes and something is sent.
@@ -235,6 +244,14 @@ impl Scene<'_> {
             }
         }
         towards
+    }
+
+    fn ends(&self) -> Ends {
+        let mut towards = self.towards();
+        let mut seen_as = self.seen_as(&towards);
+        towards.sort_unstable();
+        seen_as.sort_unstable();
+        Ends { towards, seen_as }
     }
 
     /// As what this host is seen there.
@@ -367,6 +384,10 @@ pub struct Birthday {
     /// A relay is in use since.
     since: Option<Instant>,
     stage: Stage,
+    /// Of the latest attempt.
+    ends: Ends,
+    /// What is before either end is different, which is to be looked at.
+    look: bool,
     /// When to open next.
     next: Option<Instant>,
     /// Attempts that met nothing since something did.
@@ -392,6 +413,8 @@ impl Default for Birthday {
         Birthday {
             since: None,
             stage: Stage::Idle,
+            ends: Ends::default(),
+            look: false,
             next: None,
             fruitless: 0,
             knocks: Allowance::new(KNOCKS),
@@ -480,7 +503,8 @@ impl Birthday {
     pub(crate) fn look_again(&mut self, now: Instant) {
         self.hopeless = false;
         self.fruitless = 0;
-        // An attempt that goes on tells when the next one is.
+        self.look = true;
+        // An attempt that goes on between the same ends tells when the next one is.
         self.next = self.since.map(|_| self.soon(now));
     }
 
@@ -492,6 +516,12 @@ impl Birthday {
             0 => soon.max(self.knocks.anew),
             _ => soon,
         }
+    }
+
+    /// The attempt was between other ends: it is none in vain.
+    fn begin_anew(&mut self, now: Instant) {
+        self.stage = Stage::Idle;
+        self.next = Some(self.soon(now));
     }
 
     fn fail(&mut self, now: Instant) {
@@ -510,7 +540,7 @@ impl Birthday {
     /// When [`Self::due`] has something to say. Ports are opened before a symmetric NAT alone, and while packets are sent: until
     /// `active_until`.
     pub(crate) fn next_wakeup(&self, symmetric: bool, active_until: Instant) -> Option<Instant> {
-        let at_once = (self.ask || self.asked.is_some()).then_some(Instant::BOOT);
+        let at_once = (self.ask || self.asked.is_some() || self.look).then_some(Instant::BOOT);
         let stage = match self.stage {
             Stage::Idle => self.next.filter(|next| symmetric && *next < active_until),
             Stage::Open { until, again, .. } => Some(until.min(again)),
@@ -537,6 +567,7 @@ impl Birthday {
             self.since = Some(now);
             self.next = Some(self.soon(now));
         }
+        self.look = false;
         // Others may have begun since.
         self.spray.take_if(|spray| now >= spray.next + STALLED);
         if let Some(ask) = self.asked.take() {
@@ -546,7 +577,7 @@ impl Birthday {
         if std::mem::take(&mut self.ask)
             && let Stage::Open { ports, .. } = self.stage
         {
-            let addresses = scene.seen_as(&scene.towards());
+            let addresses = self.ends.seen_as.clone();
             due.push(Due::Ask(Ask { ports, addresses }));
         }
         due.extend(towards.map(Due::Knock));
@@ -566,6 +597,15 @@ impl Birthday {
     /// Moves from stage to stage; where to knock, if it is time.
     fn open(&mut self, scene: &Scene<'_>, now: Instant) -> Option<Vec<SocketAddr>> {
         match &mut self.stage {
+            // What is open is of no more use, however much time it has left. What came in may still be.
+            Stage::Open { .. } if self.ends != scene.ends() => {
+                self.begin_anew(now);
+                None
+            }
+            Stage::Met { until } if *until <= now && self.ends != scene.ends() => {
+                self.begin_anew(now);
+                None
+            }
             Stage::Open { until, .. } | Stage::Met { until } if *until <= now => {
                 self.fail(now);
                 None
@@ -574,11 +614,11 @@ impl Birthday {
                 *again = now + REPEAT;
                 self.knocks.begin(now);
                 self.knocks.take(1);
-                Some(scene.towards())
+                Some(self.ends.towards.clone())
             }
             Stage::Idle if self.next.is_some_and(|next| next <= now) => {
-                let towards = scene.towards();
-                if towards.is_empty() || !scene.active || scene.opening >= MAX_OPENING {
+                self.ends = scene.ends();
+                if self.ends.towards.is_empty() || !scene.active || scene.opening >= MAX_OPENING {
                     self.next = Some(now + AFTER);
                     return None;
                 }
@@ -589,11 +629,10 @@ impl Birthday {
                 };
                 self.knocks.begin(now);
                 self.knocks.take(1);
-                Some(towards)
+                Some(self.ends.towards.clone())
             }
             _ => None,
         }
-        .filter(|towards| !towards.is_empty())
     }
 
     /// What follows from what the peer asks: an answer, if it asks in vain for good.

@@ -275,6 +275,71 @@ fn where_the_peer_is_seen_nowhere_any_more_nothing_is_sent_again() {
 }
 
 #[test]
+fn an_attempt_at_an_address_that_is_no_more_begins_anew_at_the_other_with_the_knocks_it_has_left() {
+    let told = |end: &mut End, told: &[&str], millis| {
+        end.paths = End::new(Mapping::Unknown, told).paths;
+        end.birthday.look_again(at(millis));
+        let wakeup = end.birthday.next_wakeup(true, at(1_000_000));
+        assert_eq!(wakeup, Some(Instant::BOOT), "at once");
+    };
+    let others = ["203.0.113.77:4000", "203.0.113.9:4000"];
+    let after = AFTER.as_millis() as u64;
+    let mut end = symmetric();
+    assert_eq!(knocks(&end.run(0, after + 100)), [after]);
+    // Of no use to this NAT: the attempt goes on.
+    told(
+        &mut end,
+        &["203.0.113.9:4000", "192.168.7.7:1"],
+        after + 100,
+    );
+    end.due(after + 100);
+    assert!(end.birthday.is_open(at(after + 100)));
+    told(&mut end, &others[..1], after + 200);
+    assert_eq!(end.due(after + 200), []);
+    assert!(!end.birthday.is_open(at(after + 200)));
+    let again = 2 * after + 200;
+    let due = end.run(after + 210, again + 60_000);
+    let towards = others[..1].iter().map(|to| address(to)).collect();
+    assert_eq!(due[0], (again, Due::Knock(towards)));
+    assert_eq!(knocks(&due), [again, again + 5000]);
+    assert_eq!(end.birthday.fruitless(), 1, "the second alone");
+}
+
+#[test]
+fn an_attempt_as_who_this_host_is_no_more_begins_anew_and_the_same_ends_in_another_order_do_not() {
+    let own = |all: [&str; 2]| Mapping::PerDestination(all.map(ip).to_vec());
+    let after = AFTER.as_millis() as u64;
+    let mut end = symmetric();
+    end.outside.v4 = own(["198.51.100.7", "198.51.100.8"]);
+    end.run(0, after + 10);
+    for (seen, open) in [
+        (["198.51.100.8", "198.51.100.7"], true),
+        (["198.51.100.8", "198.51.100.9"], false),
+    ] {
+        end.outside.v4 = own(seen);
+        end.birthday.look_again(at(after + 10));
+        end.due(after + 10);
+        assert_eq!(end.birthday.is_open(at(after + 10)), open);
+    }
+    end.run(after + 20, 2 * after + 20);
+    end.birthday.knocked(PORTS, at(2 * after + 20));
+    let addresses = ["198.51.100.8", "198.51.100.9"];
+    assert_eq!(end.due(2 * after + 20), [Due::Ask(ask(&addresses))]);
+}
+
+#[test]
+fn who_was_met_from_where_it_is_no_more_is_searched_for_anew_once_that_has_become_no_way() {
+    let after = AFTER.as_millis() as u64;
+    let mut end = symmetric();
+    end.run(0, after + 10);
+    end.birthday.met(at(after + 10));
+    end.paths = End::new(Mapping::Unknown, &["203.0.113.77:4000"]).paths;
+    end.birthday.look_again(at(after + 20));
+    let again = after + 10 + 5000 + after;
+    assert_eq!(knocks(&end.run(after + 20, again + 1000)), [again]);
+}
+
+#[test]
 fn attempts_that_meet_nothing_become_rare() {
     let mut end = symmetric();
     let due = end.run(0, 5_000_000);
