@@ -324,6 +324,15 @@ struct Spray {
 }
 
 impl Spray {
+    fn new(targets: Vec<IpAddr>, now: Instant, rng: &mut dyn Rng) -> Spray {
+        Spray {
+            targets,
+            ports: Ports::random(rng),
+            rest: Vec::new(),
+            next: now,
+        }
+    }
+
     fn burst(&mut self, probes: u32) -> Vec<SocketAddr> {
         (0..probes).filter_map(|_| self.probe()).collect()
     }
@@ -660,16 +669,21 @@ impl Birthday {
             };
             return both.then_some(Due::Ask(none));
         }
-        let busy = self.spray.is_some() || scene.spraying >= MAX_SPRAYING;
+        if let Some(spray) = &mut self.spray {
+            // What is left goes to where the peer is now.
+            if !targets.is_empty() && spray.targets != targets {
+                *spray = Spray {
+                    next: spray.next,
+                    ..Spray::new(targets, now, rng)
+                };
+            }
+            return None;
+        }
+        let busy = scene.spraying >= MAX_SPRAYING;
         if !targets.is_empty() && !busy && self.allowed.left(now) > 0 {
             self.allowed.begin(now);
             self.probe = Some(Check::least(rng));
-            self.spray = Some(Spray {
-                targets,
-                ports: Ports::random(rng),
-                rest: Vec::new(),
-                next: now,
-            });
+            self.spray = Some(Spray::new(targets, now, rng));
         }
         None
     }

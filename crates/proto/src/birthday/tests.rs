@@ -574,6 +574,24 @@ fn an_address_that_is_asked_for_twice_is_sprayed_once() {
 }
 
 #[test]
+fn who_asks_at_another_address_meanwhile_gets_there_what_is_left_and_no_more() {
+    let mut end = easy();
+    end.paths = End::new(Mapping::Unknown, &["198.51.100.7:1", "198.51.100.8:1"]).paths;
+    end.due(0);
+    end.birthday.asked(ask(&["198.51.100.7"]));
+    assert_eq!(sprayed(&end.run(0, 1000)).len(), 200);
+    end.birthday.asked(ask(&["198.51.100.8"]));
+    let second = sprayed(&end.run(1000, 2000));
+    assert_eq!(second.len(), 200);
+    assert!(second.iter().all(|to| to.ip() == ip("198.51.100.8")));
+    // The same once more changes nothing: no port twice.
+    end.birthday.asked(ask(&["198.51.100.8"]));
+    let all = [second, sprayed(&end.run(2000, 60_000))].concat();
+    assert_eq!(all.len(), PROBES as usize - 200);
+    assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), all.len());
+}
+
+#[test]
 fn what_a_spray_has_missed_is_not_made_up_for_and_after_a_second_it_is_over() {
     let mut end = easy();
     end.birthday.asked(ask(&["198.51.100.7"]));
