@@ -409,6 +409,8 @@ pub struct Birthday {
     hopeless: bool,
     /// What the peer asked, until it is looked at.
     asked: Option<Ask>,
+    /// What the peer asked last, and when, if it was not known that all of it may be sprayed: that may be known soon.
+    unserved: Option<(Ask, Instant)>,
     spray: Option<Spray>,
     /// Of [`PROBES`].
     allowed: Allowance,
@@ -430,6 +432,7 @@ impl Default for Birthday {
             ask: false,
             hopeless: false,
             asked: None,
+            unserved: None,
             spray: None,
             allowed: Allowance::new(PROBES),
             probe: None,
@@ -576,11 +579,15 @@ impl Birthday {
             self.since = Some(now);
             self.next = Some(self.soon(now));
         }
-        self.look = false;
+        let look = std::mem::take(&mut self.look);
         // Others may have begun since.
         self.spray.take_if(|spray| now >= spray.next + STALLED);
-        if let Some(ask) = self.asked.take() {
-            due.extend(self.answer(ask, scene, now, rng));
+        let asked = self.asked.take().map(|ask| (ask, now));
+        let earlier = self.unserved.take_if(|_| look || asked.is_some());
+        // Later than that it is asked again.
+        let earlier = earlier.filter(|(_, at)| now < *at + REPEAT);
+        if let Some((ask, at)) = asked.or(earlier) {
+            due.extend(self.answer(ask, at, scene, now, rng));
         }
         let towards = self.open(scene, now);
         if std::mem::take(&mut self.ask)
@@ -644,10 +651,11 @@ impl Birthday {
         }
     }
 
-    /// What follows from what the peer asks: an answer, if it asks in vain for good.
+    /// What follows from what the peer has asked `at` some time: an answer, if it asks in vain for good.
     fn answer(
         &mut self,
         ask: Ask,
+        at: Instant,
         scene: &Scene<'_>,
         now: Instant,
         rng: &mut dyn Rng,
@@ -668,6 +676,9 @@ impl Birthday {
                 addresses: Vec::new(),
             };
             return both.then_some(Due::Ask(none));
+        }
+        if ask.addresses.iter().any(|ip| !targets.contains(ip)) {
+            self.unserved = Some((ask, at));
         }
         if let Some(spray) = &mut self.spray {
             // What is left goes to where the peer is now.

@@ -592,6 +592,32 @@ fn who_asks_at_another_address_meanwhile_gets_there_what_is_left_and_no_more() {
 }
 
 #[test]
+fn what_was_asked_too_early_is_served_once_it_is_known_that_it_may_be_and_not_later_than_it_is_asked_again()
+ {
+    let know = |end: &mut End, millis| {
+        let known = easy();
+        (end.outside, end.paths) = (known.outside, known.paths);
+        end.birthday.look_again(at(millis));
+        let wakeup = end.birthday.next_wakeup(false, at(1_000_000));
+        assert_eq!(wakeup, Some(Instant::BOOT), "at once");
+    };
+    let early: [fn(&mut End); 2] = [
+        |end| end.outside.v4 = Mapping::Unknown,
+        |end| end.paths = Paths::default(),
+    ];
+    for early in early {
+        for (known, probes) in [(4990, 200), (5000, 0)] {
+            let mut end = easy();
+            early(&mut end);
+            end.birthday.asked(ask(&["198.51.100.7"]));
+            assert_eq!(end.run(0, known), []);
+            know(&mut end, known);
+            assert_eq!(sprayed(&end.run(known, known + 1000)).len(), probes);
+        }
+    }
+}
+
+#[test]
 fn what_a_spray_has_missed_is_not_made_up_for_and_after_a_second_it_is_over() {
     let mut end = easy();
     end.birthday.asked(ask(&["198.51.100.7"]));
