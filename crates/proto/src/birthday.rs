@@ -29,6 +29,8 @@ pub const MAX_ADDRESSES: usize = 2;
 const MAX_TOWARDS: usize = 2;
 /// How long a relay was in use, and nothing direct was proven, before ports are opened.
 pub const AFTER: Duration = Duration::from_secs(3);
+/// When it is time, but there is nowhere to open ports towards, or others' are open: how long until that is looked at again.
+const RETRY: Duration = Duration::from_secs(3);
 /// From the end of an attempt that met nothing to the next; the last counts for all that follow.
 const PAUSES: [Duration; 3] = [
     Duration::from_secs(60),
@@ -635,7 +637,7 @@ impl Birthday {
             Stage::Idle if self.next.is_some_and(|next| next <= now) => {
                 self.ends = scene.ends();
                 if self.ends.towards.is_empty() || !scene.active || scene.opening >= MAX_OPENING {
-                    self.next = Some(now + AFTER);
+                    self.next = Some(now + RETRY);
                     return None;
                 }
                 self.stage = Stage::Open {
