@@ -323,16 +323,25 @@ struct Spray {
     /// To be tried before the next port is drawn.
     rest: Vec<SocketAddr>,
     next: Instant,
+    /// When it would be over, had it never been late.
+    until: Instant,
 }
 
 impl Spray {
-    fn new(targets: Vec<IpAddr>, now: Instant, rng: &mut dyn Rng) -> Spray {
+    /// Of so many probes. One that lags ends without some of them: made up for late, they would be sent in the same minute as
+    /// those that are allowed anew.
+    fn new(targets: Vec<IpAddr>, probes: u32, now: Instant, rng: &mut dyn Rng) -> Spray {
         Spray {
             targets,
             ports: Ports::random(rng),
             rest: Vec::new(),
             next: now,
+            until: now + TICK * probes.div_ceil(PER_TICK),
         }
+    }
+
+    fn is_over(&self, now: Instant) -> bool {
+        now >= self.until.min(self.next + STALLED)
     }
 
     fn burst(&mut self, probes: u32) -> Vec<SocketAddr> {
@@ -471,7 +480,7 @@ impl Birthday {
 
     /// Whether they are being sprayed.
     pub fn is_spraying(&self, now: Instant) -> bool {
-        let goes_on = |spray: &Spray| now < spray.next + STALLED;
+        let goes_on = |spray: &Spray| !spray.is_over(now);
         self.spray.as_ref().is_some_and(goes_on)
     }
 
@@ -583,7 +592,7 @@ impl Birthday {
         }
         let look = std::mem::take(&mut self.look);
         // Others may have begun since.
-        self.spray.take_if(|spray| now >= spray.next + STALLED);
+        self.spray.take_if(|spray| spray.is_over(now));
         let asked = self.asked.take().map(|ask| (ask, now));
         let earlier = self.unserved.take_if(|_| look || asked.is_some());
         // Later than that it is asked again.
@@ -685,10 +694,9 @@ impl Birthday {
         if let Some(spray) = &mut self.spray {
             // What is left goes to where the peer is now.
             if !targets.is_empty() && spray.targets != targets {
-                *spray = Spray {
-                    next: spray.next,
-                    ..Spray::new(targets, now, rng)
-                };
+                spray.targets = targets;
+                spray.ports = Ports::random(rng);
+                spray.rest.clear();
             }
             return None;
         }
@@ -696,7 +704,7 @@ impl Birthday {
         if !targets.is_empty() && !busy && self.allowed.left(now) > 0 {
             self.allowed.begin(now);
             self.probe = Some(Check::least(rng));
-            self.spray = Some(Spray::new(targets, now, rng));
+            self.spray = Some(Spray::new(targets, self.allowed.left, now, rng));
         }
         None
     }

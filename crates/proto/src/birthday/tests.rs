@@ -465,6 +465,10 @@ fn whatever_a_peer_tells_and_asks_no_more_is_sent_for_it_in_a_minute_than_may_be
         let (mut knocks, mut probes) = ([0; 6000], [0; 6000]);
         for tick in 0..6000 {
             let millis = tick as u64 * 50;
+            // Some lag, by less than what ends a spray, and by turns.
+            if seed % 4 == 3 && tick / 300 % 2 == 0 && tick % 19 > 0 {
+                continue;
+            }
             // Something happens every second or two.
             match rng.next_u32() % 200 {
                 0 => end.relayed = false,
@@ -637,6 +641,27 @@ fn what_a_spray_has_missed_is_not_made_up_for_and_after_a_second_it_is_over() {
         );
     }
     assert!(!end.birthday.is_spraying(at(2200)));
+}
+
+#[test]
+fn a_spray_that_lags_is_over_when_it_would_have_been_so_that_no_minute_has_more_than_there_may_be()
+{
+    let mut end = easy();
+    let mut sent = vec![0; 3000];
+    for (tick, sent) in sent.iter_mut().enumerate() {
+        // As late as may be, and from the 50th second on in time.
+        if tick < 1000 && tick % 20 > 0 {
+            continue;
+        }
+        let millis = tick as u64 * 50;
+        if tick == 0 || tick >= 1000 {
+            end.birthday.asked(ask(&["198.51.100.7"]));
+        }
+        *sent = sprayed(&end.run(millis, millis + 10)).len();
+    }
+    // 2,048 at 200 a second take 10.2 s, which is eleven bursts a second apart.
+    assert_eq!(sent[..1000].iter().sum::<usize>(), 110);
+    assert_eq!(most_of(60 * 20, &sent), PROBES as usize);
 }
 
 #[test]
