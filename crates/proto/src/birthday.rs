@@ -514,6 +514,11 @@ impl Birthday {
         }
     }
 
+    /// So many probes were sent: none, where there is no session.
+    pub(crate) fn sprayed(&mut self, probes: usize) {
+        self.probes += probes as u64;
+    }
+
     /// Something authentic came in by one of the ports.
     pub(crate) fn met(&mut self, now: Instant) {
         if matches!(self.stage, Stage::Open { .. }) {
@@ -612,7 +617,6 @@ impl Birthday {
             && let Some(probe) = self.probe
         {
             let burst = spray.burst(self.allowed.take(PER_TICK));
-            self.probes += burst.len() as u64;
             // After a sleep nothing is made up for.
             spray.next = now + TICK;
             self.spray.take_if(|_| self.allowed.left == 0);

@@ -68,7 +68,13 @@ impl End {
             opening: self.opening,
             spraying: self.spraying,
         };
-        self.birthday.due(&scene, at(millis), &mut self.rng)
+        let due = self.birthday.due(&scene, at(millis), &mut self.rng);
+        for due in &due {
+            if let Due::Spray(_, ports) = due {
+                self.birthday.sprayed(ports.len());
+            }
+        }
+        due
     }
 
     /// What is due at its times until then, with when it was.
