@@ -28,7 +28,7 @@ pub const MAX_ADDRESSES: usize = 2;
 /// Addresses that ports are opened towards for one peer, at most.
 const MAX_TOWARDS: usize = 2;
 /// How long a relay was in use, and nothing direct was proven, before ports are opened.
-pub const AFTER: Duration = Duration::from_secs(3);
+pub const AFTER: Duration = Duration::from_secs(1);
 /// When it is time, but there is nowhere to open ports towards, or others' are open: how long until that is looked at again.
 const RETRY: Duration = Duration::from_secs(3);
 /// From the end of an attempt that met nothing to the next; the last counts for all that follow.

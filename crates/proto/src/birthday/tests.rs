@@ -16,6 +16,8 @@ fn seeded(seed: u64) -> Seeded {
     Seeded(ChaCha8Rng::seed_from_u64(seed))
 }
 
+const AFTER_MILLIS: u64 = AFTER.as_millis() as u64;
+
 fn at(millis: u64) -> Instant {
     Instant::BOOT + Duration::from_millis(1_000_000 + millis)
 }
@@ -172,11 +174,11 @@ fn as_many_probes_meet_a_port_as_the_closed_form_says() {
 }
 
 #[test]
-fn ports_are_opened_after_three_seconds_on_a_relay_and_the_peer_is_asked_then() {
+fn ports_are_opened_after_a_second_on_a_relay_and_the_peer_is_asked_then() {
     let mut end = symmetric();
     let due = end.run(0, 3500);
     let towards = vec![address("203.0.113.9:4000")];
-    assert_eq!(due, [(3000, Due::Knock(towards))]);
+    assert_eq!(due, [(1000, Due::Knock(towards))]);
     end.birthday.knocked(PORTS, at(3500));
     assert_eq!(end.due(3500), [Due::Ask(ask(&["198.51.100.7"]))]);
     assert_eq!(end.birthday.standing(), Standing::Open(PORTS));
@@ -250,7 +252,7 @@ fn two_addresses_of_a_peer_are_knocked_at_and_each_at_one_port() {
     ];
     end.paths = End::new(Mapping::Unknown, &told).paths;
     let towards = [told[0], told[2]].map(address).to_vec();
-    assert_eq!(end.run(0, 3500), [(3000, Due::Knock(towards))]);
+    assert_eq!(end.run(0, 3500), [(AFTER_MILLIS, Due::Knock(towards))]);
 }
 
 #[test]
@@ -275,7 +277,7 @@ fn while_nobody_sends_nothing_is_opened() {
 #[test]
 fn where_the_peer_is_seen_nowhere_any_more_nothing_is_sent_again() {
     let mut end = symmetric();
-    assert_eq!(knocks(&end.run(0, 4000)), [3000]);
+    assert_eq!(knocks(&end.run(0, 4000)), [AFTER_MILLIS]);
     end.paths.set_told(&[]);
     assert_eq!(end.run(4000, 60_000), []);
 }
@@ -289,22 +291,21 @@ fn an_attempt_at_an_address_that_is_no_more_begins_anew_at_the_other_with_the_kn
         assert_eq!(wakeup, Some(Instant::BOOT), "at once");
     };
     let others = ["203.0.113.77:4000", "203.0.113.9:4000"];
-    let after = AFTER.as_millis() as u64;
     let mut end = symmetric();
-    assert_eq!(knocks(&end.run(0, after + 100)), [after]);
+    assert_eq!(knocks(&end.run(0, AFTER_MILLIS + 100)), [AFTER_MILLIS]);
     // Of no use to this NAT: the attempt goes on.
     told(
         &mut end,
         &["203.0.113.9:4000", "192.168.7.7:1"],
-        after + 100,
+        AFTER_MILLIS + 100,
     );
-    end.due(after + 100);
-    assert!(end.birthday.is_open(at(after + 100)));
-    told(&mut end, &others[..1], after + 200);
-    assert_eq!(end.due(after + 200), []);
-    assert!(!end.birthday.is_open(at(after + 200)));
-    let again = 2 * after + 200;
-    let due = end.run(after + 210, again + 60_000);
+    end.due(AFTER_MILLIS + 100);
+    assert!(end.birthday.is_open(at(AFTER_MILLIS + 100)));
+    told(&mut end, &others[..1], AFTER_MILLIS + 200);
+    assert_eq!(end.due(AFTER_MILLIS + 200), []);
+    assert!(!end.birthday.is_open(at(AFTER_MILLIS + 200)));
+    let again = 2 * AFTER_MILLIS + 200;
+    let due = end.run(AFTER_MILLIS + 210, again + 60_000);
     let towards = others[..1].iter().map(|to| address(to)).collect();
     assert_eq!(due[0], (again, Due::Knock(towards)));
     assert_eq!(knocks(&due), [again, again + 5000]);
@@ -314,35 +315,33 @@ fn an_attempt_at_an_address_that_is_no_more_begins_anew_at_the_other_with_the_kn
 #[test]
 fn an_attempt_as_who_this_host_is_no_more_begins_anew_and_the_same_ends_in_another_order_do_not() {
     let own = |all: [&str; 2]| Mapping::PerDestination(all.map(ip).to_vec());
-    let after = AFTER.as_millis() as u64;
     let mut end = symmetric();
     end.outside.v4 = own(["198.51.100.7", "198.51.100.8"]);
-    end.run(0, after + 10);
+    end.run(0, AFTER_MILLIS + 10);
     for (seen, open) in [
         (["198.51.100.8", "198.51.100.7"], true),
         (["198.51.100.8", "198.51.100.9"], false),
     ] {
         end.outside.v4 = own(seen);
-        end.birthday.look_again(at(after + 10));
-        end.due(after + 10);
-        assert_eq!(end.birthday.is_open(at(after + 10)), open);
+        end.birthday.look_again(at(AFTER_MILLIS + 10));
+        end.due(AFTER_MILLIS + 10);
+        assert_eq!(end.birthday.is_open(at(AFTER_MILLIS + 10)), open);
     }
-    end.run(after + 20, 2 * after + 20);
-    end.birthday.knocked(PORTS, at(2 * after + 20));
+    end.run(AFTER_MILLIS + 20, 2 * AFTER_MILLIS + 20);
+    end.birthday.knocked(PORTS, at(2 * AFTER_MILLIS + 20));
     let addresses = ["198.51.100.8", "198.51.100.9"];
-    assert_eq!(end.due(2 * after + 20), [Due::Ask(ask(&addresses))]);
+    assert_eq!(end.due(2 * AFTER_MILLIS + 20), [Due::Ask(ask(&addresses))]);
 }
 
 #[test]
 fn who_was_met_from_where_it_is_no_more_is_searched_for_anew_once_that_has_become_no_way() {
-    let after = AFTER.as_millis() as u64;
     let mut end = symmetric();
-    end.run(0, after + 10);
-    end.birthday.met(at(after + 10));
+    end.run(0, AFTER_MILLIS + 10);
+    end.birthday.met(at(AFTER_MILLIS + 10));
     end.paths = End::new(Mapping::Unknown, &["203.0.113.77:4000"]).paths;
-    end.birthday.look_again(at(after + 20));
-    let again = after + 10 + 5000 + after;
-    assert_eq!(knocks(&end.run(after + 20, again + 1000)), [again]);
+    end.birthday.look_again(at(AFTER_MILLIS + 20));
+    let again = AFTER_MILLIS + 10 + 5000 + AFTER_MILLIS;
+    assert_eq!(knocks(&end.run(AFTER_MILLIS + 20, again + 1000)), [again]);
 }
 
 #[test]
@@ -352,35 +351,43 @@ fn attempts_that_meet_nothing_become_rare() {
     let first: Vec<u64> = knocks(&due)
         .into_iter()
         .scan(0, |last, at| {
-            let begins = at - std::mem::replace(last, at) > 10_000 || at == 3000;
-            Some(begins.then_some(at / 1000))
+            let begins = at - std::mem::replace(last, at) > 10_000 || at == AFTER_MILLIS;
+            Some(begins.then_some(at))
         })
         .flatten()
         .collect();
     // 15 s each, and 1, 5, 30 and 30 minutes between.
-    let [a, b, c] = [3 + 15 + 60, 15 + 300, 15 + 1800];
-    assert_eq!(first, [3, a, a + b, a + b + c, a + b + 2 * c]);
+    let [a, b, c] = [15 + 60, 15 + 300, 15 + 1800];
+    let begin = [0, a, a + b, a + b + c, a + b + 2 * c];
+    assert_eq!(first, begin.map(|seconds| AFTER_MILLIS + seconds * 1000));
     // Kept open meanwhile.
-    assert_eq!(knocks(&due)[..3], [3000, 8000, 13_000]);
+    let open = [0, 5000, 10_000].map(|millis| AFTER_MILLIS + millis);
+    assert_eq!(knocks(&due)[..3], open);
 }
 
 #[test]
 fn attempts_are_as_frequent_as_at_first_once_something_has_changed() {
     let mut end = symmetric();
-    // At 3, 78 and 393 s, each knocking for the last time 10 s later.
+    // The third begins 390 s after the first, and knocks for the last time 10 s later.
     end.run(0, 420_000);
     assert_eq!(end.birthday.fruitless(), 3);
     end.birthday.look_again(at(420_000));
     assert_eq!(end.birthday.fruitless(), 0);
     // A minute after the last knock, and a minute after the end of that attempt.
     let begin = knocks(&end.run(420_000, 540_000));
-    assert_eq!(begin, [463_000, 468_000, 473_000, 538_000]);
+    let first = AFTER_MILLIS + 390_000 + 10_000 + 60_000;
+    let expected = [0, 5000, 10_000, 75_000].map(|millis| first + millis);
+    assert_eq!(begin, expected);
 }
 
 #[test]
 fn a_way_that_was_lost_again_is_searched_for_as_soon_as_at_first_but_not_within_a_minute() {
-    // The last knock of the first attempt was at 13 s.
-    for (lost, again) in [(43_000, 73_000), (72_000, 75_000), (103_000, 106_000)] {
+    let last_knock = AFTER_MILLIS + 10_000;
+    for (lost, again) in [
+        (43_000, last_knock + 60_000),
+        (72_000, 72_000 + AFTER_MILLIS),
+        (103_000, 103_000 + AFTER_MILLIS),
+    ] {
         let mut end = symmetric();
         end.run(0, 30_000);
         assert_eq!(end.birthday.fruitless(), 1);
@@ -401,11 +408,12 @@ fn what_an_attempt_that_met_something_early_did_not_use_is_for_those_that_follow
         end.due(millis);
         end.relayed = true;
     };
-    assert_eq!(knocks(&end.run(0, 4000)), [3000]);
+    assert_eq!(knocks(&end.run(0, 4000)), [AFTER_MILLIS]);
     lost_again(&mut end, 4000);
     // This one meets nothing, and has two knocks of three. The next of this minute is none; the next after it has all.
     let next = knocks(&end.run(10_000, 100_000));
-    assert_eq!(next, [13_000, 18_000, 83_000, 88_000, 93_000]);
+    let expected = [0, 5000, 70_000, 75_000, 80_000].map(|millis| 10_000 + AFTER_MILLIS + millis);
+    assert_eq!(next, expected);
 }
 
 #[test]
