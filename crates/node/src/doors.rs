@@ -15,9 +15,9 @@ use seikan_sys::poll::{Epoll, Interest};
 use seikan_sys::process::allow_more_files;
 use seikan_sys::udp::{ReceiveMeta, Transmit, UdpOptions, UdpSocket};
 use std::collections::{BTreeMap, VecDeque};
-use std::fs;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
+use std::{fs, iter};
 
 /// Tokens from here on are doors'.
 pub(crate) const FIRST_TOKEN: u64 = 1 << 63;
@@ -118,6 +118,15 @@ impl Doors {
         self.opened(token).map(|opened| &opened.socket)
     }
 
+    /// Takes in what is to be done. What a later knock at the same peer replaces is not done any more, nor what the tunnel has
+    /// given up meanwhile.
+    fn take_in(&mut self, knocks: Vec<Knock>, is_open: impl Fn(PeerId) -> bool) {
+        let replaced = |old: &Knock| knocks.iter().any(|new| new.peer == old.peer);
+        self.knocks.retain(|old| !replaced(old));
+        self.knocks.extend(knocks);
+        self.knocks.retain(|knock| is_open(knock.peer));
+    }
+
     /// Goes on with what is to be done first; for whom it is done, and from how many sockets something was sent.
     fn go_on(
         &mut self,
@@ -149,17 +158,29 @@ impl Doors {
         Some((peer, sent as u16))
     }
 
-    /// Opens some of the sockets that are missing.
+    /// Opens some of the sockets that are missing. Those for where the peer is no more, and those that are more than an address's
+    /// share, make room for them.
     fn open(&mut self, knock: &Knock, options: &UdpOptions, epoll: &Epoll) -> Result<(), String> {
-        let waiting = self.waiting.iter();
-        let open = waiting.filter(|one| one.peer == knock.peer).count();
-        if open == 0 {
+        if !self.waiting.iter().any(|one| one.peer == knock.peer) {
             self.trouble = None;
             has_room_for(PORTS)?;
         }
-        let missing = usize::from(PORTS).saturating_sub(open).min(PER_TURN);
-        let all = knock.towards.iter().cycle();
-        for towards in all.skip(open % knock.towards.len().max(1)).take(missing) {
+        let share = usize::from(PORTS).div_ceil(knock.towards.len().max(1));
+        let mut missing: Vec<(SocketAddr, usize)> =
+            knock.towards.iter().map(|to| (*to, share)).collect();
+        self.close(|one| {
+            let of_use =
+                |(to, missing): &&mut (SocketAddr, usize)| *to == one.towards && *missing > 0;
+            let ours = one.peer == knock.peer;
+            ours && missing
+                .iter_mut()
+                .find(of_use)
+                .map(|(_, missing)| *missing -= 1)
+                .is_none()
+        });
+        let missing = missing.into_iter();
+        let missing = missing.flat_map(|(to, missing)| iter::repeat_n(to, missing));
+        for towards in missing.take(PER_TURN) {
             let any = match towards {
                 SocketAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
                 SocketAddr::V6(_) => SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0)),
@@ -174,7 +195,7 @@ impl Doors {
                 socket,
                 token,
                 peer: knock.peer,
-                towards: *towards,
+                towards,
             });
         }
         Ok(())
@@ -203,10 +224,12 @@ impl Doors {
     }
 
     fn close_waiting(&mut self, peer: PeerId) {
-        let waiting = std::mem::take(&mut self.waiting);
-        let (closed, others) = waiting.into_iter().partition(|one| one.peer == peer);
-        self.waiting = others;
-        let closed: Vec<Opened> = closed;
+        self.close(|one| one.peer == peer);
+    }
+
+    /// Closes what waits and is meant.
+    fn close(&mut self, mut meant: impl FnMut(&Opened) -> bool) {
+        let closed: Vec<Opened> = self.waiting.extract_if(.., |one| meant(one)).collect();
         closed.iter().for_each(|one| self.count(one));
     }
 
@@ -309,9 +332,11 @@ impl Node {
 
     /// Opens sockets, and closes those that are of no more use.
     pub(crate) fn tend_doors(&mut self, epoll: &Epoll) {
-        self.sockets.doors.knocks.extend(self.tunnel.take_knocks());
-        if !self.sockets.doors.knocks.is_empty() {
+        let knocks = self.tunnel.take_knocks();
+        if !knocks.is_empty() || !self.sockets.doors.knocks.is_empty() {
             let now = now().mono;
+            let is_open = |peer| self.tunnel.is_open(peer, now);
+            self.sockets.doors.take_in(knocks, is_open);
             if let Some((peer, ports)) = self.sockets.go_on(epoll, now) {
                 self.tunnel.knocked(peer, ports, now);
             }
@@ -424,6 +449,36 @@ mod tests {
         assert_eq!(doors.openers(), 2 * u64::from(PORTS));
         // None of them is what is sent by.
         assert!(doors.to(address, Some(PeerId(3))).is_none());
+    }
+
+    #[test]
+    fn a_knock_at_another_address_closes_what_was_opened_towards_the_former() {
+        let (_far, address, mut doors, epoll) = knocked(PeerId(3));
+        let others = [0; 2].map(|_| std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket"));
+        let [kept, new] = others.map(|far| far.local_addr().expect("an address"));
+        for towards in [vec![address, kept], vec![kept, new]] {
+            assert_eq!(knock(&mut doors, &epoll, PeerId(3), towards.clone()), PORTS);
+            assert_eq!(doors.waiting.len(), usize::from(PORTS));
+            for to in towards {
+                let there = doors.waiting.iter().filter(|one| one.towards == to);
+                assert_eq!(there.count(), usize::from(PORTS) / 2);
+            }
+        }
+    }
+
+    #[test]
+    fn what_the_tunnel_has_given_up_or_asked_anew_is_not_done_any_more() {
+        let knock = |peer, to: &str| Knock {
+            peer: PeerId(peer),
+            towards: vec![to.parse().expect("an address")],
+        };
+        let mut doors = Doors::default();
+        let [first, second, third] =
+            [(1, "[::1]:1"), (2, "[::1]:2"), (3, "[::1]:3")].map(|(peer, to)| knock(peer, to));
+        doors.take_in(vec![first, second, third.clone()], |_| true);
+        let anew = knock(1, "[::1]:4");
+        doors.take_in(vec![anew.clone()], |peer| peer != PeerId(2));
+        assert_eq!(doors.knocks, [third, anew]);
     }
 
     #[test]

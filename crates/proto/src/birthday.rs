@@ -28,7 +28,9 @@ pub const MAX_ADDRESSES: usize = 2;
 /// Addresses that ports are opened towards for one peer, at most.
 const MAX_TOWARDS: usize = 2;
 /// How long a relay was in use, and nothing direct was proven, before ports are opened.
-pub const AFTER: Duration = Duration::from_secs(3);
+pub const AFTER: Duration = Duration::from_secs(1);
+/// When it is time, but there is nowhere to open ports towards, or others' are open: how long until that is looked at again.
+const RETRY: Duration = Duration::from_secs(3);
 /// From the end of an attempt that met nothing to the next; the last counts for all that follow.
 const PAUSES: [Duration; 3] = [
     Duration::from_secs(60),
@@ -175,7 +177,16 @@ enum Stage {
     Met { until: Instant },
 }
 
-/// The same, for others to see.
+/// Between which addresses a port is searched for, in their order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Ends {
+    /// Where ports are opened towards.
+    towards: Vec<SocketAddr>,
+    /// As what this host is seen there.
+    seen_as: Vec<IpAddr>,
+}
+
+/// Where it stands, for others to see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
     /// Nothing is open; when it will be if nothing changes and something is sent.
@@ -235,6 +246,14 @@ impl Scene<'_> {
             }
         }
         towards
+    }
+
+    fn ends(&self) -> Ends {
+        let mut towards = self.towards();
+        let mut seen_as = self.seen_as(&towards);
+        towards.sort_unstable();
+        seen_as.sort_unstable();
+        Ends { towards, seen_as }
     }
 
     /// As what this host is seen there.
@@ -304,9 +323,27 @@ struct Spray {
     /// To be tried before the next port is drawn.
     rest: Vec<SocketAddr>,
     next: Instant,
+    /// When it would be over, had it never been late.
+    until: Instant,
 }
 
 impl Spray {
+    /// Of so many probes. One that lags ends without some of them: made up for late, they would be sent in the same minute as
+    /// those that are allowed anew.
+    fn new(targets: Vec<IpAddr>, probes: u32, now: Instant, rng: &mut dyn Rng) -> Spray {
+        Spray {
+            targets,
+            ports: Ports::random(rng),
+            rest: Vec::new(),
+            next: now,
+            until: now + TICK * probes.div_ceil(PER_TICK),
+        }
+    }
+
+    fn is_over(&self, now: Instant) -> bool {
+        now >= self.until.min(self.next + STALLED)
+    }
+
     fn burst(&mut self, probes: u32) -> Vec<SocketAddr> {
         (0..probes).filter_map(|_| self.probe()).collect()
     }
@@ -367,6 +404,10 @@ pub struct Birthday {
     /// A relay is in use since.
     since: Option<Instant>,
     stage: Stage,
+    /// Of the latest attempt.
+    ends: Ends,
+    /// What is before either end is different, which is to be looked at.
+    look: bool,
     /// When to open next.
     next: Option<Instant>,
     /// Attempts that met nothing since something did.
@@ -379,6 +420,8 @@ pub struct Birthday {
     hopeless: bool,
     /// What the peer asked, until it is looked at.
     asked: Option<Ask>,
+    /// What the peer asked last, and when, if it was not known that all of it may be sprayed: that may be known soon.
+    unserved: Option<(Ask, Instant)>,
     spray: Option<Spray>,
     /// Of [`PROBES`].
     allowed: Allowance,
@@ -392,12 +435,15 @@ impl Default for Birthday {
         Birthday {
             since: None,
             stage: Stage::Idle,
+            ends: Ends::default(),
+            look: false,
             next: None,
             fruitless: 0,
             knocks: Allowance::new(KNOCKS),
             ask: false,
             hopeless: false,
             asked: None,
+            unserved: None,
             spray: None,
             allowed: Allowance::new(PROBES),
             probe: None,
@@ -434,7 +480,7 @@ impl Birthday {
 
     /// Whether they are being sprayed.
     pub fn is_spraying(&self, now: Instant) -> bool {
-        let goes_on = |spray: &Spray| now < spray.next + STALLED;
+        let goes_on = |spray: &Spray| !spray.is_over(now);
         self.spray.as_ref().is_some_and(goes_on)
     }
 
@@ -468,6 +514,11 @@ impl Birthday {
         }
     }
 
+    /// So many probes were sent: none, where there is no session.
+    pub(crate) fn sprayed(&mut self, probes: usize) {
+        self.probes += probes as u64;
+    }
+
     /// Something authentic came in by one of the ports.
     pub(crate) fn met(&mut self, now: Instant) {
         if matches!(self.stage, Stage::Open { .. }) {
@@ -480,7 +531,8 @@ impl Birthday {
     pub(crate) fn look_again(&mut self, now: Instant) {
         self.hopeless = false;
         self.fruitless = 0;
-        // An attempt that goes on tells when the next one is.
+        self.look = true;
+        // An attempt that goes on between the same ends tells when the next one is.
         self.next = self.since.map(|_| self.soon(now));
     }
 
@@ -492,6 +544,12 @@ impl Birthday {
             0 => soon.max(self.knocks.anew),
             _ => soon,
         }
+    }
+
+    /// The attempt was between other ends: it is none in vain.
+    fn begin_anew(&mut self, now: Instant) {
+        self.stage = Stage::Idle;
+        self.next = Some(self.soon(now));
     }
 
     fn fail(&mut self, now: Instant) {
@@ -510,7 +568,7 @@ impl Birthday {
     /// When [`Self::due`] has something to say. Ports are opened before a symmetric NAT alone, and while packets are sent: until
     /// `active_until`.
     pub(crate) fn next_wakeup(&self, symmetric: bool, active_until: Instant) -> Option<Instant> {
-        let at_once = (self.ask || self.asked.is_some()).then_some(Instant::BOOT);
+        let at_once = (self.ask || self.asked.is_some() || self.look).then_some(Instant::BOOT);
         let stage = match self.stage {
             Stage::Idle => self.next.filter(|next| symmetric && *next < active_until),
             Stage::Open { until, again, .. } => Some(until.min(again)),
@@ -537,16 +595,21 @@ impl Birthday {
             self.since = Some(now);
             self.next = Some(self.soon(now));
         }
+        let look = std::mem::take(&mut self.look);
         // Others may have begun since.
-        self.spray.take_if(|spray| now >= spray.next + STALLED);
-        if let Some(ask) = self.asked.take() {
-            due.extend(self.answer(ask, scene, now, rng));
+        self.spray.take_if(|spray| spray.is_over(now));
+        let asked = self.asked.take().map(|ask| (ask, now));
+        let earlier = self.unserved.take_if(|_| look || asked.is_some());
+        // Later than that it is asked again.
+        let earlier = earlier.filter(|(_, at)| now < *at + REPEAT);
+        if let Some((ask, at)) = asked.or(earlier) {
+            due.extend(self.answer(ask, at, scene, now, rng));
         }
         let towards = self.open(scene, now);
         if std::mem::take(&mut self.ask)
             && let Stage::Open { ports, .. } = self.stage
         {
-            let addresses = scene.seen_as(&scene.towards());
+            let addresses = self.ends.seen_as.clone();
             due.push(Due::Ask(Ask { ports, addresses }));
         }
         due.extend(towards.map(Due::Knock));
@@ -554,7 +617,6 @@ impl Birthday {
             && let Some(probe) = self.probe
         {
             let burst = spray.burst(self.allowed.take(PER_TICK));
-            self.probes += burst.len() as u64;
             // After a sleep nothing is made up for.
             spray.next = now + TICK;
             self.spray.take_if(|_| self.allowed.left == 0);
@@ -566,6 +628,15 @@ impl Birthday {
     /// Moves from stage to stage; where to knock, if it is time.
     fn open(&mut self, scene: &Scene<'_>, now: Instant) -> Option<Vec<SocketAddr>> {
         match &mut self.stage {
+            // What is open is of no more use, however much time it has left. What came in may still be.
+            Stage::Open { .. } if self.ends != scene.ends() => {
+                self.begin_anew(now);
+                None
+            }
+            Stage::Met { until } if *until <= now && self.ends != scene.ends() => {
+                self.begin_anew(now);
+                None
+            }
             Stage::Open { until, .. } | Stage::Met { until } if *until <= now => {
                 self.fail(now);
                 None
@@ -574,12 +645,12 @@ impl Birthday {
                 *again = now + REPEAT;
                 self.knocks.begin(now);
                 self.knocks.take(1);
-                Some(scene.towards())
+                Some(self.ends.towards.clone())
             }
             Stage::Idle if self.next.is_some_and(|next| next <= now) => {
-                let towards = scene.towards();
-                if towards.is_empty() || !scene.active || scene.opening >= MAX_OPENING {
-                    self.next = Some(now + AFTER);
+                self.ends = scene.ends();
+                if self.ends.towards.is_empty() || !scene.active || scene.opening >= MAX_OPENING {
+                    self.next = Some(now + RETRY);
                     return None;
                 }
                 self.stage = Stage::Open {
@@ -589,17 +660,17 @@ impl Birthday {
                 };
                 self.knocks.begin(now);
                 self.knocks.take(1);
-                Some(towards)
+                Some(self.ends.towards.clone())
             }
             _ => None,
         }
-        .filter(|towards| !towards.is_empty())
     }
 
-    /// What follows from what the peer asks: an answer, if it asks in vain for good.
+    /// What follows from what the peer has asked `at` some time: an answer, if it asks in vain for good.
     fn answer(
         &mut self,
         ask: Ask,
+        at: Instant,
         scene: &Scene<'_>,
         now: Instant,
         rng: &mut dyn Rng,
@@ -621,16 +692,23 @@ impl Birthday {
             };
             return both.then_some(Due::Ask(none));
         }
-        let busy = self.spray.is_some() || scene.spraying >= MAX_SPRAYING;
+        if ask.addresses.iter().any(|ip| !targets.contains(ip)) {
+            self.unserved = Some((ask, at));
+        }
+        if let Some(spray) = &mut self.spray {
+            // What is left goes to where the peer is now.
+            if !targets.is_empty() && spray.targets != targets {
+                spray.targets = targets;
+                spray.ports = Ports::random(rng);
+                spray.rest.clear();
+            }
+            return None;
+        }
+        let busy = scene.spraying >= MAX_SPRAYING;
         if !targets.is_empty() && !busy && self.allowed.left(now) > 0 {
             self.allowed.begin(now);
             self.probe = Some(Check::least(rng));
-            self.spray = Some(Spray {
-                targets,
-                ports: Ports::random(rng),
-                rest: Vec::new(),
-                next: now,
-            });
+            self.spray = Some(Spray::new(targets, self.allowed.left, now, rng));
         }
         None
     }

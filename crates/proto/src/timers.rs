@@ -8,6 +8,7 @@
 //! - **New handshake**: data was sent and nothing authenticated was received for
 //!   `KEEPALIVE_TIMEOUT + REKEY_TIMEOUT`: the session may be dead, so a new one is asked for.
 //! - **Zero keys**: no new session for three times `REJECT_AFTER_TIME`: every key is erased.
+//! - **Approach**: who tries to reach us is met at a new way, too, if no handshake gets through until another initiation may be sent.
 //! - **Persistent keepalive**: nothing authenticated in either direction for the configured
 //!   interval: an empty packet keeps the state of middle boxes alive.
 //!
@@ -34,16 +35,19 @@ pub enum WakeReason {
     ZeroKeys,
     /// A persistent keepalive may be due.
     PersistentKeepalive,
+    /// Somebody who tries to reach us may have to be met at a new way.
+    Approach,
 }
 
 use WakeReason::*;
 
-const ALL: [WakeReason; 5] = [
+const ALL: [WakeReason; 6] = [
     RetransmitHandshake,
     SendKeepalive,
     NewHandshake,
     ZeroKeys,
     PersistentKeepalive,
+    Approach,
 ];
 
 /// What an expired timer asks for.
@@ -61,6 +65,8 @@ pub enum Action {
     },
     /// Send an empty packet; without a session, ask [`Timers::want_handshake`] instead.
     SendKeepalive,
+    /// Ask [`Timers::approach`] again.
+    Approach,
 }
 
 /// What [`Timers`] has to know of a session to judge its age.
@@ -135,6 +141,7 @@ impl Timers {
     /// that a response of ours made.
     pub fn handshake_complete(&mut self) {
         self.disarm(RetransmitHandshake);
+        self.disarm(Approach);
         self.retries = 0;
         self.sent_lastminute_handshake = false;
     }
@@ -151,7 +158,7 @@ impl Timers {
 
     /// Somebody is trying to reach us, and an initiation would help: not if one was sent for that less than `interval` ago. A new way
     /// does not wait for so long, only until the peer takes another one: that would be dropped there, and here the answer to the one
-    /// before, which it replaces.
+    /// before, which it replaces. Then it is asked again, unless a handshake has got through.
     pub fn approach(&mut self, interval: Duration, now: Instant) -> bool {
         let last = self.last_approach;
         let pause = if self.new_way {
@@ -160,8 +167,12 @@ impl Timers {
             interval
         };
         let due = last.is_none_or(|last| last.has_expired(pause, now));
+        if let Some(last) = last.filter(|_| self.new_way && !due) {
+            self.arm(Approach, last + pause);
+        }
         if due {
             self.last_approach = Some(now);
+            self.disarm(Approach);
             self.new_way = false;
             // A partial handshake may leave key material behind.
             if self.due[ZeroKeys as usize].is_none() {
@@ -265,7 +276,8 @@ impl Timers {
         let zero_keys = self.take_due(ZeroKeys, now).then_some(Action::ZeroKeys);
         let (give_up, initiation) = self.expire_handshake(now);
         let keepalive = self.expire_keepalives(now).then_some(Action::SendKeepalive);
-        [zero_keys, give_up, initiation, keepalive]
+        let approach = self.take_due(Approach, now).then_some(Action::Approach);
+        [zero_keys, give_up, initiation, keepalive, approach]
             .into_iter()
             .flatten()
     }

@@ -332,6 +332,7 @@ impl Tunnel {
         self.stray.add(&peer.counters);
         self.by_key.remove(&peer.public_key);
         self.allowed_ips.remove_peer(id);
+        self.knocks.retain(|knock| knock.peer != id);
     }
 
     /// Sets the preshared key; all zero means none. It takes effect with the next handshake.

@@ -174,7 +174,7 @@ fn a_symmetric_nat_that_starts_anew_is_met_again_without_a_minute_at_the_relay()
     assert_eq!(Some(endpoints(&world)), met(&world));
     // It has forgotten all ports, and so has the other.
     world.nats = Some(Nats::default());
-    // 3 s of silence, 3 s at the relay, and a spray of what the first has left: 10 s at most.
+    // 3 s of silence, 1 s at the relay, and a spray of what the first has left: 10 s at most.
     talk(&mut world, seq, Duration::from_secs(18));
     assert_eq!(Some(endpoints(&world)), met(&world));
     let all = [0, 1].map(|i| world.peer(i).birthday.probes());

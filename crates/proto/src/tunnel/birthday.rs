@@ -181,6 +181,7 @@ impl Tunnel {
             for port in others {
                 outbox.repeat(*port);
             }
+            peer.birthday.sprayed(ports.len());
         }
         peer.sessions.current = Some(session);
     }
@@ -273,15 +274,21 @@ mod tests {
         // They have no sessions: two seconds later their sprays have come to a standstill, and do not go on beside others'.
         look(5000..10_000, 2000, [5000, 5001, 5002, 5003]);
         look(0..10_000, 2050, [5000, 5001, 5002, 5003]);
+        let sent = tunnel.peers().map(|peer| peer.birthday.probes());
+        assert_eq!(sent.sum::<u64>(), 0);
     }
 
     #[test]
-    fn who_is_removed_makes_room_for_another() {
+    fn who_is_removed_makes_room_for_another_and_is_not_knocked_at() {
         let own = vec!["198.51.100.7".parse().expect("an address")];
         let mut tunnel = tunnel(Mapping::PerDestination(own));
         look(&mut tunnel, 0..10_000, 0, Birthday::is_open);
         look(&mut tunnel, 0..10_000, 3000, Birthday::is_open);
         tunnel.remove_peer(PeerId(0));
+        // Who comes next is given its number.
+        let knocks = tunnel.take_knocks();
+        let knocks: Vec<PeerId> = knocks.iter().map(|knock| knock.peer).collect();
+        assert_eq!(knocks, [PeerId(1)]);
         let next = look(&mut tunnel, 0..10_000, 6000, Birthday::is_open);
         assert_eq!(next, [1, 2]);
     }

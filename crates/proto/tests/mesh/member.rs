@@ -746,6 +746,8 @@ impl World {
         }
         for knock in self.members[m].tunnel.take_knocks() {
             let doors = &mut self.members[m].doors;
+            let stays = |id, to| id != knock.peer || knock.towards.contains(&to);
+            doors.waiting.retain(|_, (id, to)| stays(*id, *to));
             let open = doors.waiting.values().filter(|(id, _)| *id == knock.peer);
             for i in open.count()..usize::from(PORTS) {
                 let mut port = 0;
