@@ -8,7 +8,6 @@
 //! - **New handshake**: data was sent and nothing authenticated was received for
 //!   `KEEPALIVE_TIMEOUT + REKEY_TIMEOUT`: the session may be dead, so a new one is asked for.
 //! - **Zero keys**: no new session for three times `REJECT_AFTER_TIME`: every key is erased.
-//! - **Approach**: who tries to reach us is met at a new way, too, if no handshake gets through until another initiation may be sent.
 //! - **Persistent keepalive**: nothing authenticated in either direction for the configured
 //!   interval: an empty packet keeps the state of middle boxes alive.
 //!
@@ -35,19 +34,16 @@ pub enum WakeReason {
     ZeroKeys,
     /// A persistent keepalive may be due.
     PersistentKeepalive,
-    /// Somebody who tries to reach us may have to be met at a new way.
-    Approach,
 }
 
 use WakeReason::*;
 
-const ALL: [WakeReason; 6] = [
+const ALL: [WakeReason; 5] = [
     RetransmitHandshake,
     SendKeepalive,
     NewHandshake,
     ZeroKeys,
     PersistentKeepalive,
-    Approach,
 ];
 
 /// What an expired timer asks for.
@@ -65,8 +61,6 @@ pub enum Action {
     },
     /// Send an empty packet; without a session, ask [`Timers::want_handshake`] instead.
     SendKeepalive,
-    /// Ask [`Timers::approach`] again.
-    Approach,
 }
 
 /// What [`Timers`] has to know of a session to judge its age.
@@ -141,7 +135,6 @@ impl Timers {
     /// that a response of ours made.
     pub fn handshake_complete(&mut self) {
         self.disarm(RetransmitHandshake);
-        self.disarm(Approach);
         self.retries = 0;
         self.sent_lastminute_handshake = false;
     }
@@ -158,7 +151,7 @@ impl Timers {
 
     /// Somebody is trying to reach us, and an initiation would help: not if one was sent for that less than `interval` ago. A new way
     /// does not wait for so long, only until the peer takes another one: that would be dropped there, and here the answer to the one
-    /// before, which it replaces. Then it is asked again, unless a handshake has got through.
+    /// before, which it replaces.
     pub fn approach(&mut self, interval: Duration, now: Instant) -> bool {
         let last = self.last_approach;
         let pause = if self.new_way {
@@ -167,12 +160,8 @@ impl Timers {
             interval
         };
         let due = last.is_none_or(|last| last.has_expired(pause, now));
-        if let Some(last) = last.filter(|_| self.new_way && !due) {
-            self.arm(Approach, last + pause);
-        }
         if due {
             self.last_approach = Some(now);
-            self.disarm(Approach);
             self.new_way = false;
             // A partial handshake may leave key material behind.
             if self.due[ZeroKeys as usize].is_none() {
@@ -276,8 +265,7 @@ impl Timers {
         let zero_keys = self.take_due(ZeroKeys, now).then_some(Action::ZeroKeys);
         let (give_up, initiation) = self.expire_handshake(now);
         let keepalive = self.expire_keepalives(now).then_some(Action::SendKeepalive);
-        let approach = self.take_due(Approach, now).then_some(Action::Approach);
-        [zero_keys, give_up, initiation, keepalive, approach]
+        [zero_keys, give_up, initiation, keepalive]
             .into_iter()
             .flatten()
     }

@@ -72,25 +72,6 @@ fn two_relays_at_once_do_not_spoil_the_meeting_at_the_first() {
 }
 
 #[test]
-fn where_the_first_of_two_relays_carries_nothing_they_meet_at_the_other_a_moment_later() {
-    let mut world = members(NATIVE);
-    world.direct_down = [true; 2];
-    let dead: SocketAddr = "198.51.100.2:50000".parse().expect("an address");
-    let now = world.now(1);
-    let side = &mut world.sides[1];
-    for relays in [vec![dead], vec![dead, relay()]] {
-        side.tunnel.set_relays(side.peer, &relays);
-        side.tunnel.approach(now, side.peer, &mut side.outbox);
-    }
-    world.flush(1, &[]);
-    world.run(Duration::from_millis(100));
-    assert_eq!(world.totals(1).handshakes.completed, 1);
-    // Two, and no more of them: nobody calls any more.
-    world.run(Duration::from_secs(4));
-    assert_eq!(world.totals(1).handshakes.initiations_sent, 2);
-}
-
-#[test]
 fn who_is_called_over_a_way_that_died_quietly_is_reached_by_a_new_handshake_alone() {
     let mut world = members(NATIVE);
     world.sides[1].tunnel.set_relays(world.sides[1].peer, &[]);

@@ -34,7 +34,7 @@ enum Addressee {
 
 impl Tunnel {
     /// The peer tries to reach us, we were told: initiates to wherever it may be, which opens the NATs before us to what it
-    /// sends. Twice a second at most, and once more for each new relay, 40 ms later at the soonest.
+    /// sends. Twice a second at most.
     pub fn approach(&mut self, now: Now, id: PeerId, outbox: &mut Outbox) {
         let Some(peer) = self.peer_mut(id) else {
             return;
@@ -42,8 +42,8 @@ impl Tunnel {
         if peer.timers.approach(APPROACH_INTERVAL, now.mono) {
             peer.paths.called(now.mono);
             self.initiate(now, id, true, outbox);
+            self.reschedule(id, now.mono, now.mono);
         }
-        self.reschedule(id, now.mono, now.mono);
     }
 
     /// Peers with candidates that were sent initiations everywhere since this was last asked: it may help to tell them.

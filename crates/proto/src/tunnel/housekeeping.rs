@@ -106,7 +106,6 @@ impl Tunnel {
                 }
                 self.rekey_after_sending(now, id, outbox);
             }
-            Action::Approach => self.approach(now, id, outbox),
             Action::ZeroKeys => self.zero_keys(id),
             Action::GiveUp => {
                 if let Some(peer) = self.peer_mut(id) {
