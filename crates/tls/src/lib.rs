@@ -1,4 +1,4 @@
-//! What both ends of a TLS connection of ours need: the certificate that a server is known by ([`certificate`]), trust in it ([`pinned`]),
+//! What both ends of a TLS connection of ours need: the certificate that a server is known by ([`certificate`]), trust in it ([`pinned()`]),
 //! and a stream of frames that never waits ([`stream`]).
 #![forbid(unsafe_code)]
 
