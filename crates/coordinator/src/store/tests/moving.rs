@@ -95,6 +95,19 @@ fn marked(file: &Path, into: &Etcd) -> u64 {
     mark(&open_file(file).expect("opened"), into, cluster).expect("marked")
 }
 
+/// An etcd that nobody is at.
+fn nowhere() -> Etcd {
+    Etcd {
+        endpoints: vec!["http://127.0.0.1:1".to_owned()],
+        prefix: "/test".to_owned(),
+        ca: None,
+        identity: None,
+        user: None,
+        mesh: None,
+        advertise: None,
+    }
+}
+
 #[test]
 fn everything_goes_to_etcd_and_back_and_goes_on_as_it_was() {
     with_cluster(|cluster| {
@@ -178,19 +191,10 @@ fn a_mesh_that_is_there_stays_unless_it_is_to_be_replaced() {
 fn nothing_is_moved_that_somebody_has_open() {
     let (_folder, file) = file_with_everything();
     let store = Store::open(&file).expect("opened");
-    let nowhere = Etcd {
-        endpoints: vec!["http://127.0.0.1:1".to_owned()],
-        prefix: "/test".to_owned(),
-        ca: None,
-        identity: None,
-        user: None,
-        mesh: None,
-        advertise: None,
-    };
-    let error = move_file(&file, &nowhere, false).expect_err("in use");
+    let error = move_file(&file, &nowhere(), false).expect_err("in use");
     assert!(matches!(error, StoreError::InUse { .. }), "{error}");
     drop(store);
-    let error = move_file(&file, &nowhere, false).expect_err("no etcd");
+    let error = move_file(&file, &nowhere(), false).expect_err("no etcd");
     assert!(matches!(error, StoreError::Unavailable(_)), "{error}");
     // It is as it was.
     assert_eq!(names(&Store::open(&file).expect("opened")).len(), 4);
@@ -348,16 +352,7 @@ fn a_file_that_stays_marked_after_it_was_renamed_is_no_failure_but_told() {
 fn a_file_that_is_held_is_not_made_and_not_moved() {
     let (_folder, file) = file_with_everything();
     let held = Store::hold(&file).expect("held");
-    let nowhere = Etcd {
-        endpoints: vec!["http://127.0.0.1:1".to_owned()],
-        prefix: "/test".to_owned(),
-        ca: None,
-        identity: None,
-        user: None,
-        mesh: None,
-        advertise: None,
-    };
-    let error = move_file(&file, &nowhere, false).expect_err("held");
+    let error = move_file(&file, &nowhere(), false).expect_err("held");
     assert!(matches!(error, StoreError::InUse { .. }), "{error}");
     Store::open_held(held).expect("opened");
     let new = file.with_file_name("new/mesh.db");
