@@ -34,7 +34,7 @@ enum Addressee {
 
 impl Tunnel {
     /// The peer tries to reach us, we were told: initiates to wherever it may be, which opens the NATs before us to what it
-    /// sends. Twice a second at most.
+    /// sends. Twice a second at most, and once more when there is a new relay by which it may be reached.
     pub fn approach(&mut self, now: Now, id: PeerId, outbox: &mut Outbox) {
         let Some(peer) = self.peer_mut(id) else {
             return;
