@@ -190,6 +190,17 @@ pub struct View {
     pub rtt: Option<Duration>,
 }
 
+impl View {
+    fn none(name: String, server: SocketAddr) -> View {
+        View {
+            name,
+            server,
+            seen: None,
+            rtt: None,
+        }
+    }
+}
+
 /// What the thread needs.
 pub(super) struct Agent {
     pub settings: MeshSettings,
