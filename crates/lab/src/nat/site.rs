@@ -96,6 +96,11 @@ fn net(network: [u8; 3], end: u8) -> IpNet {
 impl Switch {
     pub(crate) fn create(name: &'static str, network: [u8; 3]) -> Result<Switch> {
         let mut host = Host::create(name, FIRST)?;
+        // A box has long been up when hosts behind it begin: its link-local address, from which it looks for neighbours, is not
+        // tentative any more (RFC 4862, section 5.4).
+        let file = "/proc/sys/net/ipv6/conf/default/accept_dad";
+        let sure = host.run(|| fs::write(file, "0"))?;
+        sure.map_err(LabError::io("have a box be sure of its address"))?;
         WIRED.clone_into(&mut host.device);
         let netlink = host.netlink()?;
         let bridge = netlink.create_bridge(LAN).map_err(refused)?;
