@@ -28,7 +28,7 @@ pub const MAX_ADDRESSES: usize = 2;
 /// Addresses that ports are opened towards for one peer, at most.
 const MAX_TOWARDS: usize = 2;
 /// How long a relay was in use, and nothing direct was proven, before ports are opened.
-pub const AFTER: Duration = Duration::from_secs(1);
+pub const AFTER: Duration = Duration::from_millis(500);
 /// When it is time, but there is nowhere to open ports towards, or others' are open: how long until that is looked at again.
 const RETRY: Duration = Duration::from_secs(3);
 /// From the end of an attempt that met nothing to the next; the last counts for all that follow.
@@ -48,9 +48,9 @@ const MET_FOR: Duration = Duration::from_secs(5);
 pub(crate) const MAX_OPENING: usize = 2;
 /// Probes for one peer within [`ANEW`], in one spray unless that met a port before.
 pub const PROBES: u32 = 2048;
-/// Between two bursts of a spray, and the probes of each: 200 a second.
+/// Between two bursts of a spray, and the probes of each: 500 a second.
 const TICK: Duration = Duration::from_millis(50);
-const PER_TICK: u32 = 10;
+const PER_TICK: u32 = 25;
 /// A spray that is so late does not go on.
 const STALLED: Duration = Duration::from_secs(1);
 /// From the latest knock, and from the beginning of the latest spray, until all that is allowed for the peer is so anew. The end that

@@ -17,6 +17,8 @@ fn seeded(seed: u64) -> Seeded {
 }
 
 const AFTER_MILLIS: u64 = AFTER.as_millis() as u64;
+/// Probes of a second.
+const RATE: usize = 500;
 
 fn at(millis: u64) -> Instant {
     Instant::BOOT + Duration::from_millis(1_000_000 + millis)
@@ -174,11 +176,11 @@ fn as_many_probes_meet_a_port_as_the_closed_form_says() {
 }
 
 #[test]
-fn ports_are_opened_after_a_second_on_a_relay_and_the_peer_is_asked_then() {
+fn ports_are_opened_after_half_a_second_on_a_relay_and_the_peer_is_asked_then() {
     let mut end = symmetric();
     let due = end.run(0, 3500);
     let towards = vec![address("203.0.113.9:4000")];
-    assert_eq!(due, [(1000, Due::Knock(towards))]);
+    assert_eq!(due, [(500, Due::Knock(towards))]);
     end.birthday.knocked(PORTS, at(3500));
     assert_eq!(end.due(3500), [Due::Ask(ask(&["198.51.100.7"]))]);
     assert_eq!(end.birthday.standing(), Standing::Open(PORTS));
@@ -424,11 +426,11 @@ fn probes_that_a_spray_did_not_use_are_for_the_next_of_the_same_minute() {
         end.birthday.asked(ask(&["198.51.100.7"]));
         sprayed(&end.run(from, until)).len()
     };
-    assert_eq!(asked(&mut end, 0, 1000), 200);
+    assert_eq!(asked(&mut end, 0, 1000), RATE);
     end.relayed = false;
     end.due(1000);
     end.relayed = true;
-    assert_eq!(asked(&mut end, 10_000, 30_000), PROBES as usize - 200);
+    assert_eq!(asked(&mut end, 10_000, 30_000), PROBES as usize - RATE);
     assert_eq!(asked(&mut end, 69_000, 69_900), 0);
     // A minute after that one began.
     assert_eq!(asked(&mut end, 70_000, 90_000), PROBES as usize);
@@ -447,7 +449,7 @@ fn who_asks_as_soon_as_it_may_is_served_at_once() {
     asks.relayed = true;
     let again = knocks(&asks.run(30_000, 200_000))[0];
     serves.birthday.asked(ask(&["198.51.100.7"]));
-    assert_eq!(sprayed(&serves.run(again, again + 100)).len(), 20);
+    assert_eq!(sprayed(&serves.run(again, again + 100)).len(), RATE / 10);
 }
 
 /// The most of these that are in so many places in a row.
@@ -568,12 +570,12 @@ fn where_no_socket_could_be_opened_nobody_is_asked() {
 }
 
 #[test]
-fn a_spray_is_two_hundred_probes_a_second_to_ports_of_the_told_address_each_once() {
+fn a_spray_is_five_hundred_probes_a_second_to_ports_of_the_told_address_each_once() {
     let mut end = easy();
     end.due(0);
     end.birthday.asked(ask(&["198.51.100.7"]));
     let second = sprayed(&end.run(0, 1000));
-    assert_eq!(second.len(), 200);
+    assert_eq!(second.len(), RATE);
     let mut all = second;
     all.extend(sprayed(&end.run(1000, 30_000)));
     assert_eq!(all.len(), PROBES as usize);
@@ -597,15 +599,15 @@ fn who_asks_at_another_address_meanwhile_gets_there_what_is_left_and_no_more() {
     end.paths = End::new(Mapping::Unknown, &["198.51.100.7:1", "198.51.100.8:1"]).paths;
     end.due(0);
     end.birthday.asked(ask(&["198.51.100.7"]));
-    assert_eq!(sprayed(&end.run(0, 1000)).len(), 200);
+    assert_eq!(sprayed(&end.run(0, 1000)).len(), RATE);
     end.birthday.asked(ask(&["198.51.100.8"]));
     let second = sprayed(&end.run(1000, 2000));
-    assert_eq!(second.len(), 200);
+    assert_eq!(second.len(), RATE);
     assert!(second.iter().all(|to| to.ip() == ip("198.51.100.8")));
     // The same once more changes nothing: no port twice.
     end.birthday.asked(ask(&["198.51.100.8"]));
     let all = [second, sprayed(&end.run(2000, 60_000))].concat();
-    assert_eq!(all.len(), PROBES as usize - 200);
+    assert_eq!(all.len(), PROBES as usize - RATE);
     assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), all.len());
 }
 
@@ -624,7 +626,7 @@ fn what_was_asked_too_early_is_served_once_it_is_known_that_it_may_be_and_not_la
         |end| end.paths = Paths::default(),
     ];
     for early in early {
-        for (known, probes) in [(4990, 200), (5000, 0)] {
+        for (known, probes) in [(4990, RATE), (5000, 0)] {
             let mut end = easy();
             early(&mut end);
             end.birthday.asked(ask(&["198.51.100.7"]));
@@ -640,10 +642,10 @@ fn what_a_spray_has_missed_is_not_made_up_for_and_after_a_second_it_is_over() {
     let mut end = easy();
     end.birthday.asked(ask(&["198.51.100.7"]));
     for (millis, probes) in [
-        (0, 10),
-        (990, 10),
+        (0, 25),
+        (990, 25),
         (1030, 0),
-        (1040, 10),
+        (1040, 25),
         (2090, 0),
         (2200, 0),
     ] {
@@ -673,8 +675,8 @@ fn a_spray_that_lags_is_over_when_it_would_have_been_so_that_no_minute_has_more_
         }
         *sent = sprayed(&end.run(millis, millis + 10)).len();
     }
-    // 2,048 at 200 a second take 10.2 s, which is eleven bursts a second apart.
-    assert_eq!(sent[..1000].iter().sum::<usize>(), 110);
+    // 2,048 at 500 a second take 4.1 s, which is five bursts a second apart.
+    assert_eq!(sent[..1000].iter().sum::<usize>(), 125);
     assert_eq!(most_of(60 * 20, &sent), PROBES as usize);
 }
 
@@ -723,7 +725,7 @@ fn a_spray_ends_when_the_way_is_direct() {
     let mut end = easy();
     end.due(0);
     end.birthday.asked(ask(&["198.51.100.7"]));
-    assert_eq!(sprayed(&end.run(0, 500)).len(), 100);
+    assert_eq!(sprayed(&end.run(0, 500)).len(), RATE / 2);
     end.relayed = false;
     assert_eq!(end.run(500, 1000), []);
     end.relayed = true;
@@ -738,12 +740,15 @@ fn one_asking_a_minute_is_served_and_four_peers_at_a_time() {
     end.birthday.asked(ask(&["198.51.100.7"]));
     assert_eq!(end.run(0, 1000), []);
     end.spraying = MAX_SPRAYING - 1;
-    for second in 0..130 {
+    for second in 0..122 {
         end.birthday.asked(ask(&["198.51.100.7"]));
         end.run(second * 1000, second * 1000 + 1000);
     }
-    // At 0, 60 and 120 s, of which ten belong to the last.
-    assert_eq!(end.birthday.probes(), 2 * u64::from(PROBES) + 2000);
+    // At 0, 60 and 120 s, of which two belong to the last.
+    assert_eq!(
+        end.birthday.probes(),
+        2 * u64::from(PROBES) + 2 * RATE as u64
+    );
 }
 
 #[test]

@@ -78,7 +78,10 @@ impl Tunnel {
     pub fn met(&mut self, id: PeerId, now: Instant) {
         if let Some(peer) = self.peer_mut(id) {
             peer.birthday.met(now);
+            // Checks that were sent before went by another socket.
+            peer.paths.look_again();
         }
+        self.reschedule(id, now, now);
     }
 
     /// Whether sockets that were opened for a peer are still needed.
