@@ -7,6 +7,7 @@
 #[macro_use]
 mod families;
 mod gateway;
+mod mesh;
 
 use crate::control::client::{self, Phase};
 use crate::control::output::Output;
@@ -88,7 +89,11 @@ impl client::Dialogue for Dialogue {
         let State::Replying(next) = self.state else {
             return;
         };
-        self.state = match FAMILIES.iter().chain(gateway::FAMILIES).nth(next) {
+        let mut all = FAMILIES
+            .iter()
+            .chain(mesh::FAMILIES)
+            .chain(gateway::FAMILIES);
+        self.state = match all.nth(next) {
             Some(family) => {
                 let interface = ("interface".into(), subject.record.name.clone().into());
                 let mut registry =

@@ -194,3 +194,53 @@ fn a_symmetric_nat_that_starts_anew_is_met_again_without_a_minute_at_the_relay()
     let all = [0, 1].map(|i| world.peer(i).birthday.probes());
     assert!(all[0] == 0 && all[1] <= u64::from(PROBES), "{all:?}");
 }
+
+/// Nobody sends for so long; the driver of side 0 keeps its port open meanwhile, once in so many seconds.
+fn idle(world: &mut World, time: Duration, every: Duration) {
+    let end = world.time + time.as_nanos() as u64;
+    while world.time < end {
+        world.run(every);
+        let now = world.now(0);
+        let side = &mut world.sides[0];
+        let far = address(1, false);
+        side.tunnel
+            .keep_alive(now, side.peer, far, &mut side.outbox);
+        world.flush(0, &[]);
+    }
+}
+
+#[test]
+fn a_port_that_was_met_is_kept_open_while_the_session_lasts_and_not_for_ever() {
+    // Also by a driver that is late, and whoever began the session.
+    for (every, first) in [(20, 0), (20, 1), (23, 0), (23, 1)] {
+        let every = Duration::from_secs(every);
+        let mut world = members(Mapping::Alike, 8);
+        world.send(first, &[Flow::udp(first).datagram(0, 100)]);
+        world.run(Duration::from_millis(50));
+        let seq = talk(&mut world, 1, Duration::from_secs(18));
+        assert_eq!(Some(endpoints(&world)), met(&world));
+        // Paths are probed and reported on for some seconds more.
+        idle(&mut world, Duration::from_secs(20), every);
+        world.take_sent(0);
+        idle(&mut world, Duration::from_secs(115), every);
+        let kept = world.take_sent(0).len();
+        assert!((5..=8).contains(&kept), "{kept} kept it open");
+        idle(&mut world, Duration::from_secs(90), every);
+        let handshakes = |world: &World, i| world.peer(i).counters.handshakes.completed;
+        let before = [0, 1].map(|i| (handshakes(&world, i), world.take_sent(i)));
+        idle(&mut world, Duration::from_secs(1200), every);
+        for (i, (completed, _)) in before.into_iter().enumerate() {
+            assert_eq!(handshakes(&world, i), completed, "side {i}, {every:?}");
+            assert_eq!(world.take_sent(i).len(), 0, "side {i}, {every:?}");
+        }
+        // The NATs have forgotten it by then. The relay carries what comes next, and they meet again.
+        world.nats = Some(Nats::default());
+        let flow = Flow::udp(first);
+        let arrived = world.checkers[1 - first].datagrams(flow);
+        world.send(first, &[flow.datagram(seq, 100)]);
+        world.run(Duration::from_millis(500));
+        assert_eq!(world.checkers[1 - first].datagrams(flow), arrived + 1);
+        talk(&mut world, seq + 1, Duration::from_secs(18));
+        assert_eq!(Some(endpoints(&world)), met(&world));
+    }
+}

@@ -9,13 +9,13 @@ use crate::nat::{
 use crate::site::{Host, SOON, Site, at_a_site, while_answering};
 use seikan_sys::netlink::Route;
 use std::fs;
-use std::io::{Read, Write};
-use std::net::{IpAddr, TcpStream};
+use std::io::Write;
+use std::net::IpAddr;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Two members behind NATs, whose files say this as well; they are up while `test` runs, with the address of the second.
-fn between(site: &Site, hosts: [&Host; 2], settings: &str, test: impl FnOnce(IpAddr)) {
+pub fn between(site: &Site, hosts: [&Host; 2], settings: &str, test: impl FnOnce(IpAddr)) {
     let token = site.token(&["--reusable"]);
     let names = ["a", "b"];
     let addresses = [0, 1].map(|i| {
@@ -32,7 +32,7 @@ fn between(site: &Site, hosts: [&Host; 2], settings: &str, test: impl FnOnce(IpA
 }
 
 /// Whether both send directly within the time that a search for a port takes.
-fn meet(hosts: [&Host; 2], address: IpAddr) -> bool {
+pub fn meet(hosts: [&Host; 2], address: IpAddr) -> bool {
     let relayed = |host: &Host| host.status()["peers"][0]["path"]["relayed"].as_bool();
     let until = Instant::now() + SOON + MET_WITHIN;
     loop {
@@ -56,7 +56,7 @@ fn nft(host: &Host, rules: &str) {
 }
 
 /// Hosts behind a NAT and behind a symmetric one, with a coordinator and a relay.
-fn at_nats(test: impl FnOnce(&Site, [&Host; 2])) {
+pub fn at_nats(test: impl FnOnce(&Site, [&Host; 2])) {
     at_a_site(|site| {
         let _coordinator = site.coordinator();
         let _relay = site.relay(0);
@@ -83,41 +83,6 @@ fn ports_are_opened_with_the_firewall_mark_of_the_configuration() {
         between(site, [a, b], "fwmark = 42", |address| {
             assert!(meet([a, b], address), "{}", b.status());
             assert!(port_search(b)["met"].is_u64(), "{}", b.status());
-        });
-    });
-}
-
-/// The value of a metric of one sample, as Prometheus would see it.
-fn metric(host: &Host, name: &str) -> f64 {
-    let scraped = host.netns.run(|| {
-        let mut stream = TcpStream::connect("127.0.0.1:9586").expect("a connection");
-        let request = b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n";
-        stream.write_all(request).expect("asked");
-        let mut text = String::new();
-        stream.read_to_string(&mut text).expect("an answer");
-        text
-    });
-    let text = scraped.expect("namespace");
-    let line = text.lines().find(|line| line.starts_with(name));
-    let value = line.and_then(|line| line.rsplit(' ').next());
-    value.expect(&text).parse().expect("a number")
-}
-
-#[test]
-fn metrics_tell_what_meeting_at_a_port_took() {
-    at_nats(|site, [a, b]| {
-        for host in [a, b] {
-            let lo = host.netlink.link("lo").expect("a card").index;
-            host.netlink.set_up(lo).expect("up");
-        }
-        between(site, [a, b], "metrics = \"127.0.0.1:9586\"", |address| {
-            assert!(meet([a, b], address), "{}", b.status());
-            assert_eq!(metric(b, "seikan_port_search_sockets{"), 1.0);
-            // 256 sockets, and again after 5 s.
-            assert!(metric(b, "seikan_port_search_openers_total{") >= 256.0);
-            assert_eq!(metric(a, "seikan_port_search_openers_total{"), 0.0);
-            assert!(metric(a, "seikan_peer_port_search_probes_total{") >= 1.0);
-            assert_eq!(metric(b, "seikan_peer_port_search_probes_total{"), 0.0);
         });
     });
 }

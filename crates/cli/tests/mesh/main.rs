@@ -8,6 +8,7 @@ mod guarded;
 mod lasting;
 mod mapping;
 mod members;
+mod metrics;
 mod names;
 mod nat;
 mod owned;

@@ -24,7 +24,7 @@ insert rule inet filter through ct status dnat accept
 ";
 
 /// Ends with it.
-struct Daemon(Child);
+pub struct Daemon(Child);
 
 impl Drop for Daemon {
     fn drop(&mut self) {
@@ -35,7 +35,7 @@ impl Drop for Daemon {
 
 /// Has a NAT give ports to who asks. It takes no address for one of the Internet that is reserved, as those of this site are: so it
 /// has another, which hosts of the site reach.
-fn give_ports(site: &Site, nat: &Nat, settings: &str) -> Daemon {
+pub fn give_ports(site: &Site, nat: &Nat, settings: &str) -> Daemon {
     let wan = nat.netlink.link("wan").expect("a card").index;
     let outside = "11.0.0.100/24".parse().expect("an address");
     nat.netlink.add_address(wan, outside).expect("an address");

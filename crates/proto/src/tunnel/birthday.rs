@@ -2,12 +2,14 @@
 
 use super::{Now, Tunnel};
 use crate::birthday::{Ask, Birthday, Due, Knock, Outside, Scene};
+use crate::constants::{REKEY_ON_RECEIVE_AFTER, REKEY_TIMEOUT};
 use crate::indices::PeerId;
 use crate::native::record::RecordWriter;
 use crate::outbox::Outbox;
 use crate::paths::Check;
 use crate::peer::Peer;
 use crate::time::Instant;
+use crate::timers::SessionAge;
 use std::net::SocketAddr;
 
 /// The peers that ports are open for, and that are sprayed for: so few that each asking is looked at with all of them.
@@ -92,10 +94,18 @@ impl Tunnel {
         })
     }
 
-    /// Has a peer's way that is in use stay open in the NATs, if it is that address.
+    /// Has a peer's way that is in use stay open in the NATs, if it is that address, for no longer than the session lasts: what came
+    /// near its end would have the peer renew it, and that for ever.
     pub fn keep_alive(&mut self, now: Now, id: PeerId, address: SocketAddr, outbox: &mut Outbox) {
-        let used = self.peer(id).and_then(|peer| peer.path.endpoint);
-        if used == Some(address) {
+        let kept = self.peer(id).is_some_and(|peer| {
+            let session = peer.sessions.current.as_ref();
+            let is_young = |age: SessionAge| {
+                let until = REKEY_ON_RECEIVE_AFTER - REKEY_TIMEOUT;
+                !age.derived.has_expired(until, now.mono)
+            };
+            peer.path.endpoint == Some(address) && session.is_some_and(|s| is_young(s.age()))
+        });
+        if kept {
             self.send_keepalive(now, id, outbox);
         }
     }

@@ -572,8 +572,7 @@ impl Mesh {
         for talk in &mut self.world.talks {
             talk.every = 0;
         }
-        // Who does not answer is given up after 90 s, a session is over after 180; the port of a symmetric NAT is kept open as long as there is one,
-        // which may have it renewed at 165.
+        // Who does not answer is given up after 90 s, a session is over after 180, and one that is renewed meanwhile after as long again.
         self.world.run(420 * SECOND);
         let (before, wakes) = (self.world.sent.clone(), self.world.wakes);
         self.world.run(100 * SECOND);

@@ -18,6 +18,10 @@ const LOOK_EVERY: Duration = Duration::from_secs(2);
 const TELL_KEY_EVERY: Duration = Duration::from_secs(120);
 /// Least time between two calls of one member.
 const CALL_EVERY: Duration = Duration::from_secs(1);
+/// How long an address is one of those that this host is seen at: longer than two rounds of questions to STUN servers.
+const LATELY: Duration = Duration::from_secs(60);
+/// Such addresses of one family, at most.
+const MAX_SIGHTS: usize = 4;
 
 impl Agent {
     /// Tells where this host may be reached, whenever that is different; likewise its key, which may have become another one while
@@ -32,7 +36,7 @@ impl Agent {
         let mut key_told_at = Instant::now();
         let mut told: Option<Endpoints> = None;
         let mut known = Vec::new();
-        let mut outside: BTreeMap<bool, IpAddr> = BTreeMap::new();
+        let mut outside: [Sights; 2] = Default::default();
         let mut pause = Pause::default();
         loop {
             worker.tell(News::Tick)?;
@@ -50,10 +54,9 @@ impl Agent {
                     shared.moved.notify_one();
                 }
                 let mut now = shared.reflexive.borrow().clone();
-                // What merely is not seen any more may be there as before.
                 for seen in &now {
-                    let before = outside.insert(seen.is_ipv6(), seen.ip());
-                    elsewhere |= before.is_some_and(|before| before != seen.ip());
+                    let sights = &mut outside[usize::from(seen.is_ipv6())];
+                    elsewhere |= sights.is_elsewhere(seen.ip(), Instant::now());
                 }
                 if elsewhere {
                     client.connect_anew();
@@ -127,5 +130,71 @@ impl Agent {
             // Without a coordinator nobody can be called; the next initiation comes here again.
             let _ = client.call(&Call { public_key: key }).await;
         }
+    }
+}
+
+/// The addresses of one family that this host was seen at from outside, the latest first. A router with several uplinks sends by one
+/// or the other: who is seen by turns at the same addresses has not moved.
+#[derive(Default)]
+struct Sights(Vec<(IpAddr, Instant)>);
+
+impl Sights {
+    /// Whether this host has moved to the address that it is seen at. What merely was not seen meanwhile may be there as before.
+    fn is_elsewhere(&mut self, seen: IpAddr, now: Instant) -> bool {
+        let latest = self.0.first().map(|(latest, _)| *latest);
+        self.0
+            .retain(|(ip, at)| Some(*ip) == latest || now.duration_since(*at) < LATELY);
+        let known = self.0.iter().any(|(ip, _)| *ip == seen);
+        self.0.retain(|(ip, _)| *ip != seen);
+        self.0.insert(0, (seen, now));
+        self.0.truncate(MAX_SIGHTS);
+        latest.is_some() && !known
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// When a host is seen where, in seconds: whether it has moved there.
+    fn moves(seen: &[(u64, u8)]) -> Vec<bool> {
+        let begun = Instant::now();
+        let mut sights = Sights::default();
+        let mut is_elsewhere = |(at, host): &(u64, u8)| {
+            let ip = IpAddr::from([192, 0, 2, *host]);
+            sights.is_elsewhere(ip, begun + Duration::from_secs(*at))
+        };
+        seen.iter().map(&mut is_elsewhere).collect()
+    }
+
+    #[test]
+    fn who_is_seen_by_two_uplinks_in_turns_moves_once() {
+        let turns: Vec<_> = (0..10).map(|n| (25 * n, n as u8 % 2)).collect();
+        let mut expected = [false; 10];
+        expected[1] = true;
+        assert_eq!(moves(&turns), expected);
+    }
+
+    #[test]
+    fn who_moves_and_comes_back_after_a_minute_has_moved_twice_at_once() {
+        let seen = [(0, 1), (2, 1), (4, 2), (34, 2), (61, 2), (62, 1), (63, 1)];
+        let expected = [false, false, true, false, false, true, false];
+        assert_eq!(moves(&seen), expected);
+    }
+
+    #[test]
+    fn who_was_not_seen_for_long_is_where_it_was_or_elsewhere() {
+        assert_eq!(moves(&[(0, 1), (900, 1)]), [false, false]);
+        assert_eq!(moves(&[(0, 1), (900, 2)]), [false, true]);
+        // The one before is not where it was last.
+        assert_eq!(moves(&[(0, 1), (2, 2), (900, 1)]), [false, true, true]);
+    }
+
+    #[test]
+    fn of_ever_other_addresses_each_is_another_place() {
+        let seen: Vec<_> = (0..=MAX_SIGHTS as u8).cycle().take(11).collect();
+        let seen: Vec<_> = (0..).zip(seen).collect();
+        let moved = moves(&seen);
+        assert!(!moved[0] && moved[1..].iter().all(|moved| *moved));
     }
 }

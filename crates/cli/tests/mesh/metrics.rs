@@ -1,0 +1,145 @@
+//! What Prometheus is told of a member, where it takes routers or servers for that.
+
+use crate::common::eventually;
+use crate::doors::{at_nats, between, meet};
+use crate::mapping::give_ports;
+use crate::nat::{Mapping::AddressAndPortDependent, Nat};
+use crate::site::{Host, SOON, Site, at_a_site};
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
+
+/// Two members that can be scraped, as in [`between`].
+fn measured(site: &Site, hosts: [&Host; 2], test: impl FnOnce(IpAddr)) {
+    for host in hosts {
+        let lo = host.netlink.link("lo").expect("a card").index;
+        host.netlink.set_up(lo).expect("up");
+    }
+    between(site, hosts, "metrics = \"127.0.0.1:9586\"", test);
+}
+
+/// The values of a metric's samples that have these labels, as Prometheus would see them.
+fn samples(host: &Host, name: &str, labels: &str) -> Vec<f64> {
+    let scraped = host.netns.run(|| {
+        let mut stream = TcpStream::connect("127.0.0.1:9586").expect("a connection");
+        let request = b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n";
+        stream.write_all(request).expect("asked");
+        let mut text = String::new();
+        stream.read_to_string(&mut text).expect("an answer");
+        text
+    });
+    let text = scraped.expect("namespace");
+    let begin = format!("{name}{{");
+    let lines = text
+        .lines()
+        .filter(|line| line.starts_with(&begin) && line.contains(labels));
+    let value = |line: &str| line.rsplit(' ').next()?.parse().ok();
+    lines.map(|line| value(line).expect("a number")).collect()
+}
+
+/// The value of the one sample.
+fn metric(host: &Host, name: &str, labels: &str) -> f64 {
+    let samples = samples(host, name, labels);
+    assert_eq!(samples.len(), 1, "{name} {labels}");
+    samples[0]
+}
+
+#[test]
+fn metrics_tell_what_meeting_at_a_port_took() {
+    at_nats(|site, [a, b]| {
+        measured(site, [a, b], |address| {
+            assert!(meet([a, b], address), "{}", b.status());
+            assert_eq!(metric(b, "seikan_port_search_sockets", ""), 1.0);
+            // 256 sockets, and again after 5 s.
+            assert!(metric(b, "seikan_port_search_openers_total", "") >= 256.0);
+            assert_eq!(metric(a, "seikan_port_search_openers_total", ""), 0.0);
+            assert!(metric(a, "seikan_peer_port_search_probes_total", "") >= 1.0);
+            assert_eq!(metric(b, "seikan_peer_port_search_probes_total", ""), 0.0);
+        });
+    });
+}
+
+#[test]
+fn metrics_tell_whether_the_router_gives_a_port() {
+    at_a_site(|site| {
+        let _coordinator = site.coordinator();
+        let nats = [0, 1].map(|n| Nat::create(site, n, AddressAndPortDependent));
+        let _daemon = give_ports(site, &nats[0], "enable_natpmp=yes\nenable_upnp=no");
+        let [a, b] = nats.each_ref().map(|nat| nat.host(site, 0));
+        measured(site, [&a, &b], |_| {
+            for (host, expected) in [(&a, 1.0), (&b, 0.0)] {
+                let told = || samples(host, "seikan_port_mapping_active", "");
+                eventually("it is known", || !told().is_empty());
+                assert_eq!(told(), [expected], "{}", host.status());
+            }
+        });
+    });
+}
+
+/// Two members that reach each other by a server alone: what its metrics say is what this part of the status does.
+fn tell_what_is_forwarded(site: &Site, nats: &[Nat; 2], part: &str, (by, server): (&str, &str)) {
+    let [a, b] = nats.each_ref().map(|nat| nat.host(site, 0));
+    measured(site, [&a, &b], |address| {
+        assert!(a.hears(address, SOON), "{}", a.status());
+        // At a TURN server one end's allocation may do for both.
+        let leg = |host: &&Host| {
+            let status = host.status();
+            let endpoint = status["peers"][0]["path"]["endpoint"].as_str();
+            let at: SocketAddr = endpoint.expect("one").parse().expect("one");
+            at.ip().is_loopback().then_some(at)
+        };
+        let mut hosts = [&a, &b].into_iter();
+        let (host, leg) = hosts
+            .find_map(|host| Some((host, leg(&host)?)))
+            .expect("one forwards");
+        let stranger = || {
+            UdpSocket::bind(("127.0.0.1", 0))
+                .expect("bind")
+                .send_to(&[1], leg)
+        };
+        host.netns.run(stranger).expect("namespace").expect("sent");
+        let status = || host.status()["mesh"][part][server].clone();
+        eventually("it is counted", || {
+            let status = status();
+            status["drops"]["stranger"] == 1 && status["received"].as_u64() > Some(0)
+        });
+        let told = |name: &str, label: (&str, &str)| {
+            let (key, value) = label;
+            let labels = format!("by=\"{by}\",server=\"{server}\",{key}=\"{value}\"");
+            metric(host, name, &labels)
+        };
+        for (name, direction) in [("received", "inbound"), ("sent", "outbound")] {
+            let count = || status()[name].as_f64().expect("a number");
+            let datagrams = "seikan_forwarded_datagrams_total";
+            let (least, told, most) = (count(), told(datagrams, ("direction", direction)), count());
+            assert!(
+                least <= told && told <= most,
+                "{name}: {least}, {told}, {most}"
+            );
+        }
+        let dropped = "seikan_forwarded_dropped_datagrams_total";
+        assert_eq!(told(dropped, ("reason", "stranger")), 1.0);
+    });
+}
+
+#[test]
+fn metrics_tell_what_is_forwarded_by_a_turn_server() {
+    at_a_site(|site| {
+        let _coordinator = site.coordinator();
+        let _turn = site.coturn(0, "--turn");
+        let nats = [0, 1].map(|n| Nat::create(site, n, AddressAndPortDependent));
+        tell_what_is_forwarded(site, &nats, "turn", ("turn", "192.0.2.1:5478"));
+    });
+}
+
+#[test]
+fn metrics_tell_what_is_forwarded_by_tls_to_a_relay() {
+    at_a_site(|site| {
+        let _coordinator = site.coordinator();
+        let _relay = site.relay_by_tls(None);
+        let nats = [0, 1].map(|n| Nat::create(site, n, AddressAndPortDependent));
+        for nat in &nats {
+            nat.run_nft("insert rule inet filter through meta l4proto udp drop");
+        }
+        tell_what_is_forwarded(site, &nats, "streams", ("tls", "192.0.2.1:3478"));
+    });
+}

@@ -1,0 +1,255 @@
+//! Members become peers: those that may, with the addresses and the filter that they are to have, until they are members no more.
+
+use super::Heard;
+use super::endpoints::may_serve;
+use crate::node::{Node, now};
+use ipnet::IpNet;
+use seikan_proto::keys::PublicKey;
+use seikan_proto::mesh::Member;
+use seikan_proto::tunnel::Reached;
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+
+/// Which members may become peers. A coordinator is believed about who has which address of the mesh, and about nothing
+/// else: it cannot have other traffic sent to a member, nor change a peer that the file names.
+#[derive(Debug, Default)]
+pub(super) struct Rules {
+    /// The interface's own addresses, with the networks of the mesh.
+    pub own: Vec<IpNet>,
+    /// Peers of the file.
+    pub configured: BTreeSet<PublicKey>,
+    /// Their allowed IPs.
+    pub taken: Vec<IpNet>,
+}
+
+/// Makes a peer of a member, or changes the one that it is.
+pub(super) fn set(node: &mut Node, member: Member, rules: &Rules) {
+    let Some(mesh) = &mut node.mesh else { return };
+    let key = member.public_key;
+    mesh.refused.remove(&key);
+    if let Err(reason) = rules.check(&member) {
+        remove(node, &key, rules);
+        if let Some(mesh) = &mut node.mesh {
+            mesh.refused.insert(key, reason);
+        }
+        return;
+    }
+    let before = mesh.members.get(&key);
+    let peer = node.tunnel.peer_by_key(&key);
+    if before.is_none() && peer.is_some() {
+        mesh.refused
+            .insert(key, "it is a peer that was added by hand");
+        return;
+    }
+    // Or its peer was taken away by hand.
+    let moved = peer.is_none() || before.is_none_or(|before| before.addresses != member.addresses);
+    // Our own key is no peer's.
+    let Some(id) = node.tunnel.add_peer(key) else {
+        return;
+    };
+    if moved {
+        node.tunnel.clear_allowed_ips(id);
+        for address in &member.addresses {
+            node.tunnel.add_allowed_ip(id, IpNet::from(*address));
+        }
+    }
+    let candidates = member.endpoints.iter().copied();
+    let candidates: Vec<_> = candidates.filter(|at| rules.may_be_at(*at)).collect();
+    node.tunnel.set_candidates(id, &candidates, now().mono);
+    mesh.members.insert(key, member);
+    filter(node, &key);
+}
+
+/// A member has another key: its peer stays what it is, with its sessions, until a handshake under that key has replaced them.
+pub(super) fn rotate(node: &mut Node, former: &PublicKey, member: Member, rules: &Rules) {
+    let (key, now) = (member.public_key, now());
+    let believed = rules.check(&member).is_ok();
+    let peer = node.tunnel.peer_by_key(former).filter(|_| believed);
+    let Some(mesh) = &mut node.mesh else { return };
+    mesh.refused.remove(former);
+    match (peer, mesh.members.remove(former)) {
+        (Some(id), Some(before)) if node.tunnel.rotate_peer_key(id, key) => {
+            mesh.members.insert(key, before);
+            if node.tunnel.reached(id, now.mono) == Reached::ByRelay {
+                // Pairs at relays are made of keys.
+                let _ = mesh.to_agent.try_send(Heard::Sought { key, lost: false });
+            }
+            node.tunnel.renew(now, id, &mut node.outbox);
+            node.transmit();
+        }
+        (_, Some(before)) => {
+            mesh.members.insert(*former, before);
+            remove(node, former, rules);
+        }
+        (_, None) => {}
+    }
+    set(node, member, rules);
+}
+
+/// Lets a member begin here what it may. Peers that are no members are under no policy.
+pub(super) fn filter(node: &mut Node, key: &PublicKey) {
+    let Some(mesh) = &node.mesh else { return };
+    let Some(member) = mesh.members.get(key) else {
+        return;
+    };
+    if let Some(id) = node.tunnel.peer_by_key(key) {
+        node.tunnel.set_filter(id, mesh.access.filter(member));
+    }
+}
+
+/// Takes a member's peer away, with its sessions: nothing of it is let in any more.
+pub(super) fn remove(node: &mut Node, key: &PublicKey, rules: &Rules) {
+    let Some(mesh) = &mut node.mesh else { return };
+    mesh.refused.remove(key);
+    let was_peer = mesh.members.remove(key).is_some();
+    if !was_peer || rules.configured.contains(key) {
+        return;
+    }
+    if let Some(id) = node.tunnel.peer_by_key(key) {
+        node.tunnel.remove_peer(id);
+    }
+}
+
+impl Rules {
+    /// Whether a member may be at an address: not on this very host, nor inside of the mesh, where datagrams to it would be sent
+    /// through the tunnel that they make.
+    pub(super) fn may_be_at(&self, endpoint: SocketAddr) -> bool {
+        let ip = endpoint.ip().to_canonical();
+        let link_local = match ip {
+            IpAddr::V4(ip) => ip.is_link_local() || ip.is_broadcast(),
+            IpAddr::V6(ip) => ip.is_unicast_link_local(),
+        };
+        let odd = ip.is_loopback() || ip.is_unspecified() || ip.is_multicast() || link_local;
+        endpoint.port() != 0 && !odd && !self.is_inside(ip)
+    }
+
+    /// Whether a STUN server or a relay may be there, `own` being the tunnel's port: not inside of the mesh, where what is sent to it would go
+    /// through the tunnel that it is asked for.
+    pub(super) fn may_serve(&self, server: SocketAddr, own: u16) -> bool {
+        may_serve(server, own) && !self.is_inside(server.ip())
+    }
+
+    /// Whether it is an address of the mesh.
+    fn is_inside(&self, ip: IpAddr) -> bool {
+        self.own.iter().any(|net| net.contains(&ip.to_canonical()))
+    }
+
+    /// Why a member is no peer.
+    fn check(&self, member: &Member) -> Result<(), &'static str> {
+        if self.configured.contains(&member.public_key) {
+            return Err("it is a peer of the configuration file, which counts");
+        }
+        let inside = |address: &IpAddr| self.own.iter().any(|net| net.contains(address));
+        if !member.addresses.iter().all(inside) {
+            return Err("it has an address outside of the mesh's networks");
+        }
+        let own = |address: &IpAddr| self.own.iter().any(|net| net.addr() == *address);
+        if member.addresses.iter().any(own) {
+            return Err("it has this host's own address");
+        }
+        let taken = |address: &IpAddr| self.taken.iter().any(|net| net.contains(address));
+        if member.addresses.iter().any(taken) {
+            return Err("it has an address of a peer of the configuration file");
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn member(key: u8, addresses: &[&str]) -> Member {
+        Member {
+            name: "m".parse().expect("a name"),
+            public_key: PublicKey::from_bytes([key; 32]),
+            addresses: addresses.iter().map(|a| a.parse().expect(a)).collect(),
+            endpoints: Vec::new(),
+            relayed: Vec::new(),
+            tags: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn members_are_neither_on_this_host_nor_inside_of_the_mesh() {
+        let rules = Rules {
+            own: vec!["100.80.0.1/12".parse().expect("a network")],
+            ..Rules::default()
+        };
+        let at = |text: &str| rules.may_be_at(text.parse().expect(text));
+        assert!(at("192.0.2.1:7") && at("10.0.0.1:7") && at("[2001:db8::1]:7"));
+        for bad in [
+            "127.0.0.1:7",
+            "[::1]:7",
+            "[::ffff:127.0.0.1]:7",
+            "0.0.0.0:7",
+            "224.0.0.1:7",
+            "255.255.255.255:7",
+            "169.254.1.1:7",
+            "[fe80::1]:7",
+            "100.80.0.9:7",
+            "192.0.2.1:0",
+        ] {
+            assert!(!at(bad), "{bad}");
+        }
+    }
+
+    #[test]
+    fn nobody_is_asked_where_no_server_of_a_mesh_can_be() {
+        let rules = Rules {
+            own: vec!["100.80.0.1/12".parse().expect("a network")],
+            ..Rules::default()
+        };
+        let at = |text: &str| rules.may_serve(text.parse().expect(text), 51820);
+        for good in [
+            "192.0.2.1:443",
+            "10.0.0.1:3478",
+            "[2001:db8::1]:7",
+            "127.0.0.1:3478",
+            "[::1]:7443",
+        ] {
+            assert!(at(good), "{good}");
+        }
+        for bad in [
+            "100.80.0.1:3478",
+            "100.80.0.9:3478",
+            "[::ffff:100.80.0.9]:3478",
+            "127.0.0.53:53",
+            "[::1]:123",
+            "127.0.0.1:51820",
+            "[::ffff:127.0.0.1]:51820",
+            "169.254.169.254:3478",
+            "[fe80::1]:3478",
+            "0.0.0.0:3478",
+            "224.0.0.1:3478",
+            "255.255.255.255:3478",
+            "192.0.2.1:0",
+        ] {
+            assert!(!at(bad), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_coordinator_is_believed_about_addresses_of_the_mesh_alone() {
+        let net = |text: &str| text.parse::<IpNet>().expect(text);
+        let rules = Rules {
+            own: vec![net("100.80.0.1/12"), net("fd00::1/64")],
+            configured: BTreeSet::from([PublicKey::from_bytes([9; 32])]),
+            taken: vec![net("100.80.7.0/24")],
+        };
+        let good = ["100.80.0.2", "fd00::2"];
+        assert_eq!(rules.check(&member(1, &good)), Ok(()));
+        for (key, addresses) in [
+            (1, vec!["192.0.2.1"]),
+            (1, vec!["100.80.0.2", "2001:db8::1"]),
+            (1, vec!["100.80.0.1"]),
+            (1, vec!["100.80.7.3"]),
+            (9, good.to_vec()),
+        ] {
+            assert!(
+                rules.check(&member(key, &addresses)).is_err(),
+                "{addresses:?}"
+            );
+        }
+    }
+}
