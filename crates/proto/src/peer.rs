@@ -110,13 +110,39 @@ impl DerefMut for PeerTable {
 
 /// The state of handshakes with one peer.
 pub(crate) struct Handshake {
-    /// The initiation that waits for its response.
-    pub initiator: Option<Initiator>,
+    pub pending: Option<Box<Pending>>,
     pub cookie: CookieJar,
     /// The newest timestamp of an initiation from the peer.
     pub last_timestamp: Option<Tai64n>,
     /// When the last initiation from the peer was processed.
     pub last_received: Option<Instant>,
+}
+
+/// An initiation that waits for its response.
+pub(crate) struct Pending {
+    pub initiator: Initiator,
+    /// As it was sent.
+    pub message: Box<[u8]>,
+    pub sent: Instant,
+    /// The ways that there were when it was sent, and those that it was sent to since.
+    pub known: Vec<SocketAddr>,
+    /// There may be another one.
+    pub new_way: bool,
+}
+
+impl Handshake {
+    /// There is a new way to the peer.
+    pub fn new_way(&mut self) {
+        if let Some(pending) = &mut self.pending {
+            pending.new_way = true;
+        }
+    }
+
+    /// Whether an initiation waits for its response that may not have been sent by every way.
+    pub fn has_new_way(&self) -> bool {
+        let pending = self.pending.as_ref();
+        pending.is_some_and(|pending| pending.new_way)
+    }
 }
 
 /// The way to a peer.
@@ -330,7 +356,7 @@ impl Peer {
             refusal: None,
             sessions: Sessions::default(),
             handshake: Handshake {
-                initiator: None,
+                pending: None,
                 cookie: CookieJar::new(construction, &public_key),
                 last_timestamp: None,
                 last_received: None,
@@ -362,7 +388,7 @@ impl Peer {
             .iter()
             .filter(|s| s.is_some())
             .count()
-            + usize::from(self.handshake.initiator.is_some())
+            + usize::from(self.handshake.pending.is_some())
     }
 
     /// The AEAD of the current session.

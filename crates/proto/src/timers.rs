@@ -83,8 +83,6 @@ pub struct Timers {
     last_initiation: Option<Instant>,
     /// When an initiation was last sent because the peer tries to reach us: it is not repeated, nor does it hold up others.
     last_approach: Option<Instant>,
-    /// There is a way to the peer that none was sent yet.
-    new_way: bool,
     /// Initiations repeated since the last reason to send one.
     retries: u32,
     /// A session is being renewed because data came near its end; once per session suffices.
@@ -149,31 +147,20 @@ impl Timers {
         self.due[RetransmitHandshake as usize].is_some()
     }
 
-    /// Somebody is trying to reach us, and an initiation would help: not if one was sent for that less than `interval` ago. A new way
-    /// does not wait for so long, only until the peer takes another one: that would be dropped there, and here the answer to the one
-    /// before, which it replaces.
-    pub fn approach(&mut self, interval: Duration, now: Instant) -> bool {
-        let last = self.last_approach;
-        let pause = if self.new_way {
-            2 * Duration::from_secs(1) / INITIATIONS_PER_SECOND
-        } else {
-            interval
-        };
-        let due = last.is_none_or(|last| last.has_expired(pause, now));
-        if due {
-            self.last_approach = Some(now);
-            self.new_way = false;
-            // A partial handshake may leave key material behind.
-            if self.due[ZeroKeys as usize].is_none() {
-                self.arm(ZeroKeys, now + ZERO_KEYS_AFTER);
-            }
-        }
-        due
+    /// Whether an initiation would help somebody who is trying to reach us: not if one was sent for that less than
+    /// [`APPROACH_INTERVAL`] ago.
+    pub fn may_approach(&self, now: Instant) -> bool {
+        self.last_approach
+            .is_none_or(|last| last.has_expired(APPROACH_INTERVAL, now))
     }
 
-    /// There is a new way to the peer: who tries to reach us is met there soon.
-    pub fn hasten_approach(&mut self) {
-        self.new_way = true;
+    /// One was sent for that.
+    pub fn approached(&mut self, now: Instant) {
+        self.last_approach = Some(now);
+        // A partial handshake may leave key material behind.
+        if self.due[ZeroKeys as usize].is_none() {
+            self.arm(ZeroKeys, now + ZERO_KEYS_AFTER);
+        }
     }
 
     /// The latest initiation repeats one that was not answered.

@@ -232,8 +232,8 @@ impl Tunnel {
         peer.handshake.cookie = CookieJar::new(construction, &key);
         // Nothing that was said under the former key counts for this one: not how late it was, nor an initiation to it.
         peer.handshake.last_timestamp = None;
-        if let Some(begun) = peer.handshake.initiator.take() {
-            self.indices.remove(begun.local_index());
+        if let Some(begun) = peer.handshake.pending.take() {
+            self.indices.remove(begun.initiator.local_index());
         }
         self.by_key.remove(&former);
         self.by_key.insert(key, id);
@@ -355,6 +355,7 @@ impl Tunnel {
             && peer.paths.set_told(candidates)
         {
             peer.birthday.look_again(now);
+            peer.handshake.new_way();
         }
         self.reschedule(id, now, now);
     }
@@ -364,8 +365,8 @@ impl Tunnel {
         if let Some(peer) = self.peer_mut(id)
             && peer.paths.set_relays(relays, peer.path.endpoint)
         {
-            // Where nobody has been met yet.
-            peer.timers.hasten_approach();
+            peer.handshake.new_way();
+            self.reschedule(id, Instant::BOOT, Instant::BOOT);
         }
     }
 
@@ -501,7 +502,8 @@ impl Tunnel {
         let Some(peer) = self.peers.get_mut(id.0 as usize).and_then(Option::as_mut) else {
             return;
         };
-        let pending = peer.handshake.initiator.take().map(|i| i.local_index());
+        let pending = peer.handshake.pending.take();
+        let pending = pending.map(|pending| pending.initiator.local_index());
         for index in peer.sessions.clear().into_iter().flatten().chain(pending) {
             self.indices.remove(index);
         }

@@ -173,3 +173,78 @@ fn who_is_called_tries_once_and_no_more_than_twice_a_second() {
     assert_eq!(world.take_sent(1).len(), 0);
     assert!(world.sides[1].tunnel.take_sought().is_empty());
 }
+
+#[test]
+fn a_place_that_is_told_of_while_an_initiation_waits_is_sent_the_same_one_at_once() {
+    for construction in [Construction::Native, Construction::WireGuard] {
+        let mut world = strangers(construction);
+        set_candidates(&mut world, 0, &[nowhere(1)]);
+        world.send(0, &[Flow::udp(0).datagram(0, 100)]);
+        world.run(Duration::from_millis(100));
+        set_candidates(&mut world, 0, &[nowhere(1), address(1, false)]);
+        // 10 ms each way: initiation, response, packet.
+        world.run(Duration::from_millis(31));
+        assert_eq!(world.sides[1].delivered.len(), 1, "{construction:?}");
+        let sent = world.take_sent(0);
+        assert_eq!(sent[0].bytes, sent[1].bytes);
+        assert_eq!([sent[0].to, sent[1].to], [nowhere(1), address(1, false)]);
+    }
+}
+
+/// Side 1 is called, and has sent an initiation to places at which nobody is; the other side is not told of it.
+fn called(places: &[SocketAddr]) -> World {
+    let mut world = strangers(Construction::Native);
+    set_candidates(&mut world, 1, places);
+    let now = world.now(1);
+    let side = &mut world.sides[1];
+    side.tunnel.approach(now, side.peer, &mut side.outbox);
+    world.flush(1, &[]);
+    assert_eq!(world.take_sent(1).len(), places.len());
+    world
+}
+
+#[test]
+fn an_initiation_goes_to_each_new_place_once_and_to_no_more_of_them_than_the_bound() {
+    let mut world = called(&[nowhere(0)]);
+    let mut tell = |places: std::ops::Range<u8>| {
+        let places: Vec<SocketAddr> = places.map(nowhere).collect();
+        set_candidates(&mut world, 1, &places);
+        world.run(Duration::from_millis(1));
+        world.take_sent(1).len()
+    };
+    assert_eq!(tell(1..11), 10);
+    assert_eq!([tell(0..1), tell(1..11)], [0, 0], "once");
+    assert_eq!([tell(11..21), tell(21..31), tell(31..41)], [10, 3, 0]);
+}
+
+#[test]
+fn an_initiation_that_nobody_waits_for_any_more_goes_to_no_new_place() {
+    let mut late = called(&[nowhere(1)]);
+    late.run(Duration::from_secs(5));
+    // It answers the other side's, and its own still waits.
+    let mut met = called(&[nowhere(1)]);
+    set_candidates(&mut met, 0, &[address(1, false)]);
+    met.send(0, &[Flow::udp(0).datagram(0, 100)]);
+    met.run(Duration::from_secs(1));
+    assert_eq!(met.sides[1].delivered.len(), 1);
+    for mut world in [late, met] {
+        world.take_sent(1);
+        set_candidates(&mut world, 1, &[nowhere(2)]);
+        world.run(Duration::from_millis(100));
+        let sent = world.take_sent(1);
+        assert!(sent.iter().all(|parcel| parcel.to != nowhere(2)));
+    }
+}
+
+#[test]
+fn who_is_called_and_knows_no_place_yet_tries_as_soon_as_there_is_one() {
+    let mut world = called(&[]);
+    world.run(Duration::from_millis(10));
+    set_candidates(&mut world, 1, &[address(0, false)]);
+    let now = world.now(1);
+    let side = &mut world.sides[1];
+    side.tunnel.approach(now, side.peer, &mut side.outbox);
+    world.flush(1, &[]);
+    world.run(Duration::from_millis(20));
+    assert_eq!(world.totals(1).handshakes.completed, 1);
+}

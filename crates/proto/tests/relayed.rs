@@ -2,6 +2,7 @@
 
 mod sim;
 
+use seikan_observe::DropReason;
 use seikan_proto::noise::Construction;
 use seikan_proto::tunnel::Reached;
 use sim::network::Path;
@@ -69,6 +70,55 @@ fn two_relays_at_once_do_not_spoil_the_meeting_at_the_first() {
     world.flush(1, &[]);
     world.run(Duration::from_millis(100));
     assert_eq!(world.totals(1).handshakes.completed, 1);
+}
+
+#[test]
+fn where_the_first_of_two_relays_carries_nothing_they_meet_at_the_other_in_a_round_trip() {
+    let mut world = members(NATIVE);
+    world.direct_down = [true; 2];
+    let dead: SocketAddr = "198.51.100.2:50000".parse().expect("an address");
+    let now = world.now(1);
+    let side = &mut world.sides[1];
+    side.tunnel.set_relays(side.peer, &[dead]);
+    side.tunnel.approach(now, side.peer, &mut side.outbox);
+    world.flush(1, &[]);
+    world.run(Duration::from_millis(20));
+    let side = &mut world.sides[1];
+    side.tunnel.set_relays(side.peer, &[dead, relay()]);
+    // 10 ms each way.
+    world.run(Duration::from_millis(20));
+    assert_eq!(world.totals(1).handshakes.completed, 1);
+    assert_eq!(world.totals(1).handshakes.initiations_sent, 1);
+}
+
+#[test]
+fn a_way_that_appears_does_not_void_the_answer_that_is_on_its_way_by_another() {
+    let mut world = members(NATIVE);
+    for link in &mut world.links {
+        link.path.latency = Duration::from_millis(50);
+    }
+    world.detour = Duration::from_millis(20);
+    let now = world.now(1);
+    let side = &mut world.sides[1];
+    side.tunnel.set_relays(side.peer, &[]);
+    side.tunnel.approach(now, side.peer, &mut side.outbox);
+    world.flush(1, &[]);
+    world.run(Duration::from_millis(60));
+    let now = world.now(1);
+    let side = &mut world.sides[1];
+    side.tunnel.set_relays(side.peer, &[relay()]);
+    side.tunnel.approach(now, side.peer, &mut side.outbox);
+    world.flush(1, &[]);
+    world.run(Duration::from_millis(40));
+    assert_eq!(world.totals(1).handshakes.completed, 1);
+    // The copy by the relay comes later.
+    world.run(Duration::from_millis(100));
+    let [answered, began] = [0, 1].map(|i| world.totals(i));
+    assert_eq!(answered.handshakes.initiations_received, 1);
+    assert_eq!(began.handshakes.initiations_sent, 1);
+    let replayed = DropReason::ReplayedHandshake;
+    assert_eq!(answered.inbound.drops.get(replayed), 1);
+    assert_eq!(endpoints(&world), direct());
 }
 
 #[test]

@@ -1,17 +1,19 @@
 //! Handshakes: ours to start, theirs to answer, cookies under load.
 
 use super::inbound::Datagram;
-use super::{Former, Now, Tunnel};
+use super::{Former, Now, Reached, Tunnel};
 use crate::capabilities::{self, Capabilities, CapabilityError, Cipher};
 use crate::constants::*;
 use crate::cookie::{Admission, verify_mac1};
 use crate::indices::PeerId;
 use crate::noise::{self, Construction, HandshakeError};
 use crate::outbox::{Destination, Outbox};
-use crate::peer::Peer;
+use crate::paths::MAX_RELAYS;
+use crate::peer::{Peer, Pending};
 use crate::session::Session;
 use crate::time::Instant;
 use seikan_observe::DropReason;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 /// Handshake messages with a right mac1 per second from which on cookies are demanded: each costs
@@ -20,6 +22,8 @@ use std::time::Duration;
 const LOAD_THRESHOLD: u32 = 100;
 /// Peers that are sought at once of which is told; the others are sought again.
 const MAX_SOUGHT: usize = 64;
+/// Ways that one initiation is sent by, at most, however often they change.
+const MAX_COPIES: usize = MAX_CANDIDATES + MAX_RELAYS;
 /// DSCP of handshake messages: AF41, as the kernel's (`HANDSHAKE_DSCP` 0x88).
 const HANDSHAKE_TRAFFIC_CLASS: u8 = 0x88;
 
@@ -34,14 +38,18 @@ enum Addressee {
 
 impl Tunnel {
     /// The peer tries to reach us, we were told: initiates to wherever it may be, which opens the NATs before us to what it
-    /// sends. Twice a second at most, and once more when there is a new relay by which it may be reached.
+    /// sends. Twice a second at most.
     pub fn approach(&mut self, now: Now, id: PeerId, outbox: &mut Outbox) {
         let Some(peer) = self.peer_mut(id) else {
             return;
         };
-        if peer.timers.approach(APPROACH_INTERVAL, now.mono) {
-            peer.paths.called(now.mono);
-            self.initiate(now, id, true, outbox);
+        if !peer.timers.may_approach(now.mono) {
+            return;
+        }
+        peer.paths.called(now.mono);
+        let tried = self.initiate(now, id, true, outbox);
+        if let Some(peer) = self.peer_mut(id).filter(|_| tried) {
+            peer.timers.approached(now.mono);
             self.reschedule(id, now.mono, now.mono);
         }
     }
@@ -80,8 +88,8 @@ impl Tunnel {
             peer.drop_stash(DropReason::NoEndpoint);
             return false;
         }
-        if let Some(old) = peer.handshake.initiator.take() {
-            self.indices.remove(old.local_index());
+        if let Some(old) = peer.handshake.pending.take() {
+            self.indices.remove(old.initiator.local_index());
         }
         let Ok(index) = self.indices.insert(id, &mut *self.rng) else {
             return false;
@@ -108,10 +116,17 @@ impl Tunnel {
         );
         match made {
             Ok((initiator, length)) => {
-                peer.handshake.initiator = Some(initiator);
                 peer.handshake
                     .cookie
                     .stamp(&mut message[..length], now.mono);
+                let ways = peer.paths.ways().iter().map(|way| way.address);
+                peer.handshake.pending = Some(Box::new(Pending {
+                    initiator,
+                    message: message[..length].into(),
+                    sent: now.mono,
+                    known: ways.chain(peer.path.endpoint).collect(),
+                    new_way: false,
+                }));
                 peer.counters.handshakes.initiations_sent += 1;
                 peer.timers.any_authenticated_packet_sent(now.mono);
                 for destination in &destinations {
@@ -125,6 +140,28 @@ impl Tunnel {
             }
         }
         true
+    }
+
+    /// Sends the initiation that waits for its response by the ways that have appeared meanwhile. It is the same one, so that whichever
+    /// copy comes first is answered: another would make the answer to this one void, which may be on its way.
+    pub(super) fn initiate_at_new_ways(&mut self, now: Now, id: PeerId, outbox: &mut Outbox) {
+        let reached = self.reached(id, now.mono);
+        let Some(peer) = self.peer_mut(id) else {
+            return;
+        };
+        let Some(pending) = peer.handshake.pending.as_mut() else {
+            return;
+        };
+        pending.new_way = false;
+        if reached != Reached::Not || pending.sent.has_expired(REKEY_TIMEOUT, now.mono) {
+            return;
+        }
+        for address in peer.paths.ways().iter().map(|way| way.address) {
+            if !pending.known.contains(&address) && pending.known.len() < MAX_COPIES {
+                pending.known.push(address);
+                post(outbox, &towards(address), Some(id), &pending.message);
+            }
+        }
     }
 
     /// What we can do, for a native handshake.
@@ -332,15 +369,16 @@ impl Tunnel {
         let peer = self.peers[id.0 as usize]
             .as_mut()
             .ok_or(DropReason::UnknownIndex)?;
-        let initiator = peer
+        let pending = peer
             .handshake
-            .initiator
+            .pending
             .as_mut()
             .ok_or(DropReason::UnknownIndex)?;
-        let established = initiator
+        let established = pending
+            .initiator
             .consume_response(message)
             .map_err(|e| drop_reason(&e))?;
-        peer.handshake.initiator = None;
+        peer.handshake.pending = None;
         let cipher = match self.construction {
             Construction::WireGuard => Some(Cipher::ChaCha20Poly1305),
             Construction::Native => match accept(&ours, &established.payload) {
@@ -395,11 +433,7 @@ fn initiation_destinations(peer: &Peer, everywhere: bool) -> Vec<Destination> {
     if everywhere {
         let ways = peer.paths.ways().iter().map(|way| way.address);
         let others = ways.filter(|address| Some(*address) != peer.path.endpoint);
-        all.extend(others.map(|address| Destination {
-            address,
-            source: None,
-            traffic_class: HANDSHAKE_TRAFFIC_CLASS,
-        }));
+        all.extend(others.map(towards));
     }
     let left_out = peer.paths.is_lost() && !peer.timers.is_retrying() && !all.is_empty();
     if let Some(known) = peer
@@ -410,6 +444,15 @@ fn initiation_destinations(peer: &Peer, everywhere: bool) -> Vec<Destination> {
         all.insert(0, known);
     }
     all
+}
+
+/// An address from which nothing has come yet.
+fn towards(address: SocketAddr) -> Destination {
+    Destination {
+        address,
+        source: None,
+        traffic_class: HANDSHAKE_TRAFFIC_CLASS,
+    }
 }
 
 /// The responder's part of the negotiation.

@@ -35,6 +35,8 @@ pub enum WakeReason {
     Reassembly,
     /// Packets wait that may be sent now.
     Stash,
+    /// An initiation waits for its response, and has not been sent by every way yet.
+    NewWay,
 }
 
 impl Tunnel {
@@ -84,6 +86,9 @@ impl Tunnel {
         for action in peer.timers.expire(now.mono) {
             self.act(now, id, action, outbox);
         }
+        if self.peer_mut(id).is_some_and(|p| p.handshake.has_new_way()) {
+            self.initiate_at_new_ways(now, id, outbox);
+        }
         self.send_stash(now, id, outbox, inbox);
         if self.construction == Construction::Native {
             self.probe_and_report(now, id, outbox);
@@ -122,10 +127,10 @@ impl Tunnel {
             return;
         };
         let pending = peer.timers.handshake_pending();
-        let begun = pending.then(|| peer.handshake.initiator.take()).flatten();
+        let begun = pending.then(|| peer.handshake.pending.take()).flatten();
         self.forget_sessions(id);
         if let Some(peer) = self.peer_mut(id) {
-            peer.handshake.initiator = begun;
+            peer.handshake.pending = begun;
         }
     }
 
@@ -221,6 +226,7 @@ impl Tunnel {
         let native = has_session && self.construction == Construction::Native;
         let stash = has_session && !peer.stash.is_empty();
         let ping = native && peer.pings.waits();
+        let new_way = peer.handshake.has_new_way();
         let probe = peer.path.mtu.next_wakeup().unwrap_or(now);
         [
             peer.timers
@@ -247,6 +253,7 @@ impl Tunnel {
                 .map(|at| (at, WakeReason::Reassembly)),
             stash.then_some((Instant::BOOT, WakeReason::Stash)),
             ping.then_some((Instant::BOOT, WakeReason::Ping)),
+            new_way.then_some((Instant::BOOT, WakeReason::NewWay)),
         ]
         .into_iter()
         .flatten()
