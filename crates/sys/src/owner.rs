@@ -169,12 +169,15 @@ pub fn may_make(folder: &Path) -> Result<(), OwnerError> {
     let folder = std::path::absolute(folder).map_err(failed(folder))?;
     for above in folder.ancestors().skip(1) {
         if let Some(held) = open(above)? {
-            // In a sticky folder, too, whoever comes first makes it.
-            let is_open = held.of.mode() & OTHERS_WRITE != 0;
-            return match others_change(&held.of).or(is_open.then_some(MAKE)) {
-                Some(what) => Err(loose(&folder, &held.path, &held.of, what)),
-                None => held.above(others_change),
-            };
+            for at in held.path.ancestors() {
+                let of = fs::metadata(at).map_err(failed(at))?;
+                // In a sticky folder, too, whoever comes first makes it.
+                let is_first = at == held.path && of.mode() & OTHERS_WRITE != 0;
+                if let Some(what) = others_change(&of).or(is_first.then_some(MAKE)) {
+                    return Err(loose(&folder, at, &of, what));
+                }
+            }
+            return Ok(());
         }
     }
     Ok(())
