@@ -104,8 +104,8 @@ pub struct Place {
     pub user: Option<u32>,
 }
 
-/// The user whose folder this is, if it is another one than root, which this process is; `None` also if there is no folder and root may make
-/// it.
+/// The user whose folder this is, if it is another one than root, which this process is; `None` also if there is no folder and root
+/// may make it.
 ///
 /// # Errors
 /// [`OwnerError::Look`]; [`OwnerError::Loose`] if it is or would be root's own and others can change it.
