@@ -26,7 +26,10 @@ pub fn as_owner_or_new<T>(
 ) -> anyhow::Result<T> {
     match owner::become_owner(folder)? {
         Some(place) => work_in(&place, work),
-        None => work(folder),
+        None => {
+            owner::may_make(folder)?;
+            work(folder)
+        }
     }
 }
 
@@ -39,7 +42,8 @@ fn work_in<T>(place: &Place, work: impl FnOnce(&Path) -> anyhow::Result<T>) -> a
     }
 }
 
-/// A service that root starts in another user's folder is refused: started as that user it could not use what it has made there before.
+/// A service that root starts in another user's folder is refused: started as that user it could not use what it has made there before. So
+/// is one whose folder is not there, if somebody else could make it first.
 pub fn refuse_foreign(folder: &Path, service: &str) -> anyhow::Result<()> {
     if let Some(user) = owner::foreign_owner(folder)? {
         bail!(

@@ -104,15 +104,17 @@ pub struct Place {
     pub user: Option<u32>,
 }
 
-/// The user whose folder this is, if it is another one than root, which this process is; `None` also if there is no folder.
+/// The user whose folder this is, if it is another one than root, which this process is; `None` also if there is no folder and root
+/// may make it.
 ///
 /// # Errors
-/// [`OwnerError::Look`]; [`OwnerError::Loose`] if it is root's own and others can change it.
+/// [`OwnerError::Look`]; [`OwnerError::Loose`] if it is or would be root's own and others can change it.
 pub fn foreign_owner(folder: &Path) -> Result<Option<u32>, OwnerError> {
     if !geteuid().is_root() {
         return Ok(None);
     }
     let Some(held) = open(folder)? else {
+        may_make(folder)?;
         return Ok(None);
     };
     if held.user() == 0 {
@@ -156,10 +158,37 @@ pub fn become_owner(folder: &Path) -> Result<Option<Place>, OwnerError> {
     Ok(Some(place))
 }
 
+/// That root, if this process is root, may make a folder that is not there: nobody else can make it first, or put another in its place.
+///
+/// # Errors
+/// [`OwnerError::Look`]; [`OwnerError::Loose`].
+pub fn may_make(folder: &Path) -> Result<(), OwnerError> {
+    if !geteuid().is_root() {
+        return Ok(());
+    }
+    let folder = std::path::absolute(folder).map_err(failed(folder))?;
+    for above in folder.ancestors().skip(1) {
+        if let Some(held) = open(above)? {
+            for at in held.path.ancestors() {
+                let of = fs::metadata(at).map_err(failed(at))?;
+                // In a sticky folder, too, whoever comes first makes it.
+                let is_first = at == held.path && of.mode() & OTHERS_WRITE != 0;
+                if let Some(what) = others_change(&of).or(is_first.then_some(MAKE)) {
+                    return Err(loose(&folder, at, &of, what));
+                }
+            }
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
 /// What would be right where others write.
 const CLOSE: &str = "take the right to write from them (chmod go-w)";
 /// What would be right where somebody else owns.
 const OWN: &str = "give it to root (chown root)";
+/// What would be right where others may make a folder first.
+const MAKE: &str = "make the folder yourself before (mkdir -m 700)";
 
 /// Whether others than the owner put something else in the place of what is in this folder.
 fn others_write(of: &Metadata) -> bool {
@@ -231,7 +260,7 @@ impl Held {
     /// That root may stay root in it. Files in a sticky folder of others' are theirs, so that is none.
     fn is_roots_alone(&self) -> Result<(), OwnerError> {
         if self.of.mode() & OTHERS_WRITE != 0 {
-            return Err(self.loose(&self.path, &self.of, CLOSE));
+            return Err(loose(&self.path, &self.path, &self.of, CLOSE));
         }
         self.above(others_change)
     }
@@ -241,20 +270,10 @@ impl Held {
         for folder in self.path.ancestors().skip(1) {
             let of = fs::metadata(folder).map_err(failed(folder))?;
             if let Some(what) = wrong(&of) {
-                return Err(self.loose(folder, &of, what));
+                return Err(loose(&self.path, folder, &of, what));
             }
         }
         Ok(())
-    }
-
-    fn loose(&self, loose: &Path, of: &Metadata, what: &'static str) -> OwnerError {
-        OwnerError::Loose {
-            path: self.path.clone(),
-            loose: loose.to_owned(),
-            user: of.uid(),
-            mode: of.mode() & 0o7777,
-            what,
-        }
     }
 
     /// Its user as the system knows it; one that it does not know, as with `DynamicUser=`, has the folder's group alone.
@@ -396,6 +415,16 @@ fn itself(file: &File) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
+fn loose(path: &Path, loose: &Path, of: &Metadata, what: &'static str) -> OwnerError {
+    OwnerError::Loose {
+        path: path.to_owned(),
+        loose: loose.to_owned(),
+        user: of.uid(),
+        mode: of.mode() & 0o7777,
+        what,
+    }
+}
+
 fn failed(path: &Path) -> impl Fn(io::Error) -> OwnerError {
     move |source| OwnerError::Look {
         path: path.to_owned(),
@@ -508,10 +537,10 @@ mod tests {
 
     #[test]
     fn who_is_at_home_or_nowhere_stays_who_it_is() {
-        let Some((around, folder)) = folder(0o700) else {
+        let Some((around, _)) = folder(0o700) else {
             return;
         };
-        for place in [around.path(), &folder.join("nowhere")] {
+        for place in [around.path(), &around.path().join("no/where")] {
             assert_eq!(foreign_owner(place).unwrap(), None);
             in_child(|| {
                 let found = become_owner(place).map_err(|error| error.to_string())?;
@@ -589,6 +618,51 @@ mod tests {
                 true => Ok(()),
                 false => Err(format!("{user:?}")),
             }
+        });
+    }
+
+    #[test]
+    fn root_makes_a_folder_nowhere_that_others_can_change() {
+        let Some((around, of_nobody)) = folder(0o755) else {
+            return;
+        };
+        let wall = around.path().join("wall");
+        let own = wall.join("own");
+        fs::create_dir(&own).unwrap();
+        let mode = |path: &Path, mode| {
+            fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+        };
+        let new = own.join("new/folder");
+        let is_refused = |folder: &Path, by: &Path| {
+            for refused in [may_make(folder), foreign_owner(folder).map(drop)] {
+                match refused {
+                    Err(OwnerError::Loose { path, loose, .. }) => {
+                        assert_eq!((&*path, &*loose), (folder, by));
+                    }
+                    other => panic!("{other:?}"),
+                }
+            }
+        };
+        assert_eq!(foreign_owner(&new).unwrap(), None);
+        may_make(&new).unwrap();
+        is_refused(&of_nobody.join("new"), &of_nobody);
+        // Whoever may write there makes it first, sticky or not.
+        for others in [0o775, 0o757, 0o1777] {
+            mode(&own, others);
+            is_refused(&new, &own);
+        }
+        mode(&own, 0o755);
+        mode(&wall, 0o1777);
+        may_make(&new).unwrap();
+        mode(&wall, 0o777);
+        is_refused(&new, &wall);
+        mode(&wall, 0o755);
+        chown(&wall, Some(NOBODY), None).unwrap();
+        is_refused(&new, &wall);
+        // Who is no root has nobody's bidding to do but its own.
+        in_child(|| {
+            become_owner(&of_nobody).map_err(|error| error.to_string())?;
+            may_make(&new).map_err(|error| error.to_string())
         });
     }
 

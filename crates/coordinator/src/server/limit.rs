@@ -56,49 +56,84 @@ pub(super) enum Doing {
     Calling,
 }
 
-/// Failures of sources: until when each would have failed if it had no more than one in [`RETRY_AFTER`]. The same as governor's, which
-/// cannot be asked without counting.
+/// Failures of sources. The same as governor's, which cannot be asked without counting, nor take a try for a failure only once it is one.
 #[derive(Default)]
-struct Failures(Mutex<HashMap<Source, Instant>>);
+struct Failures(Mutex<HashMap<Source, Failed>>);
+
+/// What a source has had of its share.
+struct Failed {
+    /// Until when it would have failed if it had no more than one in [`RETRY_AFTER`].
+    until: Instant,
+    /// Tries that are not judged yet.
+    trying: u32,
+}
+
+impl Failed {
+    /// The same if all that it tries fails.
+    fn at_worst(&self, now: Instant) -> Instant {
+        now.max(self.until) + RETRY_AFTER * self.trying
+    }
+}
 
 impl Failures {
-    /// Whether it has had its share. With so many sources, whoever is new is taken for one too many until the table is swept.
-    fn is_spent(&self, source: Source) -> bool {
-        let all = self.all();
-        match all.get(&source) {
-            Some(until) => *until > Instant::now() + (WHOLE - RETRY_AFTER),
-            None => all.len() >= MAX_SOURCES,
+    /// Begins one, unless the source has had its share. With so many sources, whoever is new is taken for one too many until the table is
+    /// swept.
+    fn begin(&self, source: Source) -> Option<Try<'_>> {
+        let now = Instant::now();
+        let mut all = self.all();
+        if all.len() >= MAX_SOURCES && !all.contains_key(&source) {
+            return None;
         }
-    }
-
-    /// Counts one, unless it has had its share; whether it has not.
-    fn count(&self, source: Source) -> bool {
-        let is_spent = self.is_spent(source);
-        if !is_spent {
-            let now = Instant::now();
-            let mut all = self.all();
-            let until = all.entry(source).or_insert(now);
-            *until = now.max(*until) + RETRY_AFTER;
+        let failed = all.entry(source).or_insert(Failed {
+            until: now,
+            trying: 0,
+        });
+        if failed.at_worst(now) > now + (WHOLE - RETRY_AFTER) {
+            return None;
         }
-        !is_spent
-    }
-
-    /// Takes one back.
-    fn forgive(&self, source: Source) {
-        if let Some(until) = self.all().get_mut(&source) {
-            *until = until.checked_sub(RETRY_AFTER).unwrap_or(*until);
-        }
+        failed.trying += 1;
+        Some(Try {
+            failures: self,
+            source,
+            is_failure: true,
+        })
     }
 
     fn sweep(&self) {
         let now = Instant::now();
         let mut all = self.all();
-        all.retain(|_, until| *until > now);
+        all.retain(|_, failed| failed.at_worst(now) > now);
         all.shrink_to_fit();
     }
 
-    fn all(&self) -> MutexGuard<'_, HashMap<Source, Instant>> {
+    fn all(&self) -> MutexGuard<'_, HashMap<Source, Failed>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A try of a source: part of its share until it is dropped, and a failure then, also if its end was not waited for.
+#[must_use = "it fails when it is dropped"]
+pub(super) struct Try<'a> {
+    failures: &'a Failures,
+    source: Source,
+    is_failure: bool,
+}
+
+impl Try<'_> {
+    /// What was shown is good, or nobody knows whether it is.
+    pub fn is_no_failure(mut self) {
+        self.is_failure = false;
+    }
+}
+
+impl Drop for Try<'_> {
+    fn drop(&mut self) {
+        if let Some(failed) = self.failures.all().get_mut(&self.source) {
+            failed.trying -= 1;
+            if self.is_failure {
+                failed.until = Instant::now().max(failed.until) + RETRY_AFTER;
+            }
+        }
     }
 }
 
@@ -129,16 +164,15 @@ impl Limits {
         limiter.check_key(&member).is_ok()
     }
 
-    /// Counts a failure, or what may become one while others are asked, which may take long; whether the source had not had its share.
-    /// Else what it shows is looked for here alone, and nobody else is asked for it. What could not be judged, as they did not answer, stays
-    /// counted: it costs the same.
-    pub fn count(&self, from: IpAddr) -> bool {
-        self.sources.count(Source::of(from))
+    /// Begins what may become a failure while others are asked, which may take long; `None` if the source has had its share: what it shows
+    /// is looked for here alone then, and nobody else is asked for it.
+    pub fn begin(&self, from: IpAddr) -> Option<Try<'_>> {
+        self.sources.begin(Source::of(from))
     }
 
-    /// What was counted was no failure.
-    pub fn forgive(&self, from: IpAddr) {
-        self.sources.forgive(Source::of(from));
+    /// Counts a failure; whether the source had not had its share.
+    pub fn count(&self, from: IpAddr) -> bool {
+        self.begin(from).is_some()
     }
 
     /// Whether a note is kept of a failure to join, of all that there are.
@@ -196,12 +230,30 @@ mod tests {
     }
 
     #[test]
-    fn what_was_no_failure_is_not_counted() {
+    fn what_was_no_failure_is_not_counted_and_takes_back_no_other() {
         let limits = Limits::new();
-        for _ in 0..100 {
-            assert!(limits.count(ip("192.0.2.1")));
-            limits.forgive(ip("192.0.2.1"));
+        let from = ip("192.0.2.1");
+        for _ in 0..9 {
+            assert!(limits.count(from));
         }
+        for _ in 0..100 {
+            limits.begin(from).expect("a tenth").is_no_failure();
+        }
+        assert!(limits.count(from));
+        assert!(!limits.count(from));
+    }
+
+    #[test]
+    fn who_tries_ten_at_once_tries_no_more_until_they_are_judged() {
+        let limits = Limits::new();
+        let from = ip("192.0.2.1");
+        let tries: Vec<_> = (0..10).map_while(|_| limits.begin(from)).collect();
+        assert_eq!(tries.len(), 10);
+        // Nor are they forgotten meanwhile.
+        limits.sweep();
+        assert!(limits.begin(from).is_none());
+        tries.into_iter().for_each(Try::is_no_failure);
+        assert!(limits.count(from));
     }
 
     #[test]

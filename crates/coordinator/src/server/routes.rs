@@ -19,14 +19,14 @@ use axum::response::Response;
 use axum::routing::{get, post};
 use seikan_proto::mesh::{
     BASE, Call, Credential, Digest, Endpoints, JoinRequest, Joined, MAX_ENDPOINTS, MAX_RELAYED,
-    MAX_REQUEST, MAX_WAIT, Rotation,
+    MAX_REQUEST, MAX_WAIT, Reason, Rotation,
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::time::{sleep, timeout};
 
 use super::app::{App, News};
-use super::limit::Doing;
+use super::limit::{Doing, Try};
 use super::refused::{Refused, json};
 use crate::store::{Actor, MemberId, Store, StoreError, Whom};
 
@@ -80,18 +80,15 @@ async fn join(
     let enter = move |store: &Store| store.join(&asked, &Actor::Host(from), now());
     let joined = match is_stranger {
         false => app.change(enter).await,
-        true if !app.limits.count(from) => return Err(Refused::too_many()),
-        true => app.change_for_stranger(enter).await,
+        true => {
+            let a_try = app.limits.begin(from).ok_or_else(Refused::too_many)?;
+            judged(a_try, app.change_for_stranger(enter).await)
+        }
     };
     match joined {
-        Ok(joining) => {
-            if is_stranger {
-                app.limits.forgive(from);
-            }
-            encoded(&Joined {
-                addresses: joining.addresses.to_vec(),
-            })
-        }
+        Ok(joining) => encoded(&Joined {
+            addresses: joining.addresses.to_vec(),
+        }),
         Err(error) => {
             if matches!(error, StoreError::BadToken) && app.limits.may_note() {
                 // A refusal is one even if it cannot be noted.
@@ -101,6 +98,18 @@ async fn join(
             Err(error.into())
         }
     }
+}
+
+/// What became of a try, which is a failure unless what was shown is good, or could not be looked at.
+fn judged<T>(a_try: Try<'_>, done: Result<T, StoreError>) -> Result<T, StoreError> {
+    if done
+        .as_ref()
+        .err()
+        .is_none_or(|error| error.refusal().reason == Reason::Unavailable)
+    {
+        a_try.is_no_failure();
+    }
+    done
 }
 
 /// The member that shows its credential, the credential's digest, and what the store says `then`. Who shows one that is not known here is
@@ -127,16 +136,13 @@ async fn member<T: Send + 'static>(
         Ok((id, done)) => return Ok((id, credential, done)),
         Err(then) => then,
     };
-    if !app.limits.count(from) {
-        return Err(Refused::too_many());
-    }
+    let a_try = app.limits.begin(from).ok_or_else(Refused::too_many)?;
     let found = app.ask_for_stranger(move |store| {
         let id = store.authenticate(&credential)?;
         Ok((id, then(store, id)))
     });
-    let (id, done) = found.await?;
     // Its credential is good, whatever becomes of what it wants.
-    app.limits.forgive(from);
+    let (id, done) = judged(a_try, found.await)?;
     Ok((id, credential, done?))
 }
 

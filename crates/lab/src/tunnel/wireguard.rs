@@ -14,7 +14,7 @@ use crate::interrupt::Interrupt;
 use crate::link::{Host, Hosts};
 use crate::process::Process;
 use crate::tunnel::{
-    KeyPair, PORT, Started, Tunnel, device_name, need_program, need_tun, version_line,
+    KeyPair, PORT, Started, Tunnel, device_name, is_of, need_program, need_tun, version_line,
 };
 
 /// Where the protocol puts control sockets.
@@ -127,6 +127,18 @@ fn socket_of(host: &Host) -> PathBuf {
 /// The control socket of an interface.
 pub(crate) fn socket(interface: &str) -> PathBuf {
     Path::new(SOCKET_DIR).join(format!("{interface}.sock"))
+}
+
+/// Removes the control sockets of tunnels of this lab, which went with it when it was killed.
+pub(crate) fn remove_sockets(lab: u32) {
+    let entries = std::fs::read_dir(SOCKET_DIR).into_iter().flatten();
+    for file in entries.flatten().map(|entry| entry.path()) {
+        let interface = file.file_stem().and_then(|name| name.to_str());
+        if interface.is_some_and(|name| is_of(name, lab)) {
+            // There is nobody left to be told.
+            let _ = std::fs::remove_file(file);
+        }
+    }
 }
 
 /// Connects to the control socket as soon as it is there.

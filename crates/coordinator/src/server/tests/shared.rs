@@ -72,7 +72,8 @@ async fn etcd_is_not_asked_for_a_source_that_has_shown_too_much() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_tries_while_etcd_does_not_answer_is_counted_and_holds_up_nobody() {
+async fn who_tries_while_etcd_does_not_answer_has_ten_at_once_which_count_no_more_when_it_is_over()
+{
     let Some(cluster) = cluster() else { return };
     let (ways, far) = Way::to_all(&settings(&cluster));
     let store = open(&far);
@@ -107,8 +108,33 @@ async fn who_tries_while_etcd_does_not_answer_is_counted_and_holds_up_nobody() {
             other => assert_eq!(other, Reason::Unavailable),
         }
     }
-    // Two of each source's twelve; one more of its ten is forgotten every six seconds.
-    assert!((5..=8).contains(&too_many), "{too_many}");
+    // Two of each source's twelve.
+    assert_eq!(too_many, 8);
+    // What nobody looked at was no guess; what somebody does is.
+    block_in_place(|| set(&ways, Fate::Open));
+    for from in [1, 3] {
+        let until = Instant::now() + Duration::from_secs(20);
+        let mut wrong = 0;
+        loop {
+            let refused = match from {
+                1 => mesh.ask_from(host(from), question(&credential(9))).await,
+                _ => {
+                    let body = join_body(9, "x", 9).to_string();
+                    mesh.try_join(host(from), body).await
+                }
+            };
+            match refused.refusal().1 {
+                Reason::NotAMember | Reason::BadToken => wrong += 1,
+                Reason::TooMany => break,
+                // It is found again.
+                other => assert_eq!(other, Reason::Unavailable),
+            }
+            assert!(Instant::now() < until, "{wrong}");
+            sleep(MOMENT).await;
+        }
+        // One more for each six seconds that this takes.
+        assert!((10..=13).contains(&wrong), "{wrong}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

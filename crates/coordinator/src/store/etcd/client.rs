@@ -112,7 +112,7 @@ impl Cluster {
                     })
                 }),
                 Some("http") if settings.ca.is_some() || settings.identity.is_some() => Err(wrong(
-                    "certificates are for https:// only, so write that".to_owned(),
+                    "certificates are for https:// only: write that for each member, or name none".to_owned(),
                 )),
                 Some("http") => Ok(endpoint),
                 _ => Err(wrong(

@@ -1,4 +1,5 @@
-//! Faults that are settings of the whole machine: set back afterwards, also by a second process should this one be killed.
+//! Faults that are settings of the whole machine: set back afterwards, also by a second process should this one be killed, which then takes
+//! away the sockets of killed tunnels, too.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,6 +9,7 @@ use seikan_sys::hooks::HookRunner;
 
 use super::Applied;
 use crate::error::{LabError, Result};
+use crate::tunnel::wireguard;
 
 /// Where settings are.
 const ROOT: &str = "/proc/sys";
@@ -17,7 +19,7 @@ const NOTES: &str = "/run";
 /// What was changed and is not set back yet: files, and what was in them.
 static CHANGED: Mutex<Vec<(PathBuf, String)>> = Mutex::new(Vec::new());
 
-/// A process that sets back what this one has changed of the machine, should it be killed.
+/// A process that sets back what this one has changed of the machine, and takes away what its tunnels leave there, should it be killed.
 #[derive(Debug)]
 pub struct MachineGuard(#[expect(dead_code, reason = "lives as long as this")] HookRunner);
 
@@ -27,8 +29,12 @@ impl MachineGuard {
     /// # Errors
     /// There are threads already, or no process to be had.
     pub fn prepare() -> Result<Self> {
-        let notes = notes(std::process::id());
-        HookRunner::start_with(Vec::new(), move || set_back(&notes))
+        let lab = std::process::id();
+        let clean_up = move || {
+            set_back(&notes(lab));
+            wireguard::remove_sockets(lab);
+        };
+        HookRunner::start_with(Vec::new(), clean_up)
             .map(Self)
             .map_err(LabError::io(
                 "start the process that sets the machine's settings back",
