@@ -121,7 +121,7 @@ pub(super) struct Try<'a> {
 
 impl Try<'_> {
     /// What was shown is good, or nobody knows whether it is.
-    pub fn is_no_failure(mut self) {
+    pub fn forgive(mut self) {
         self.is_failure = false;
     }
 }
@@ -237,7 +237,7 @@ mod tests {
             assert!(limits.count(from));
         }
         for _ in 0..100 {
-            limits.begin(from).expect("a tenth").is_no_failure();
+            limits.begin(from).expect("a tenth").forgive();
         }
         assert!(limits.count(from));
         assert!(!limits.count(from));
@@ -252,7 +252,7 @@ mod tests {
         // Nor are they forgotten meanwhile.
         limits.sweep();
         assert!(limits.begin(from).is_none());
-        tries.into_iter().for_each(Try::is_no_failure);
+        tries.into_iter().for_each(Try::forgive);
         assert!(limits.count(from));
     }
 

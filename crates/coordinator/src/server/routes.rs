@@ -107,7 +107,7 @@ fn judged<T>(a_try: Try<'_>, done: Result<T, StoreError>) -> Result<T, StoreErro
         .err()
         .is_none_or(|error| error.refusal().reason == Reason::Unavailable)
     {
-        a_try.is_no_failure();
+        a_try.forgive();
     }
     done
 }
