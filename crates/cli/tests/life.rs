@@ -297,6 +297,21 @@ fn in_the_background_it_returns_when_it_is_up() {
         let errors = stderr(&output);
         assert_eq!((output.status.code(), errors.as_str()), (Some(0), ""));
         assert!(world.answers_within(Duration::from_secs(10)), "no echo");
+        // For `ps` and `pidof`.
+        let command = format!("seikan\0up\0--detached\0{}\0", world.left.config());
+        let processes = fs::read_dir("/proc").expect("processes").flatten();
+        // Others come and go meanwhile.
+        let read = |process: &fs::DirEntry, file| fs::read(process.path().join(file)).ok();
+        let ours = |process: &fs::DirEntry| {
+            read(process, "cmdline").is_some_and(|words| words == command.as_bytes())
+        };
+        let names: Vec<_> = processes
+            .filter(ours)
+            .map(|process| read(&process, "comm"))
+            .collect();
+        assert!(!names.is_empty(), "{command:?}");
+        let called = |name: &Option<Vec<u8>>| name.as_deref() == Some(b"seikan\n");
+        assert!(names.iter().all(called), "{names:?}");
         let down = world.run(&world.left, &["down", &world.left.interface]);
         assert!(down.status.success(), "{}", stderr(&down));
         assert_eq!(world.left.traces(), Vec::<String>::new());

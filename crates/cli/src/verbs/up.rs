@@ -4,18 +4,20 @@
 //! with `--detached` and a socket for standard input, shows what comes over it, and returns once
 //! that says that the interface carries traffic; the other goes on in a session of its own.
 
-use std::ffi::OsString;
+use std::ffi::{CString, OsString};
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Instant;
 
 use anyhow::Context;
 use clap::{Args, ValueHint};
+use nix::sys::prctl;
 use sd_notify::NotifyState;
 use seikan_node::config::{self, Config, Diagnostic, Diagnostics};
 use seikan_node::up::{Observer, UpOptions, UpSummary, up};
@@ -167,6 +169,8 @@ fn span(seconds: u64) -> String {
 const UP: &str = "up";
 const WARNING: &str = "warning";
 const ERROR: &str = "error";
+/// What the background process is called; else it would be `exe`, as the file that it is started from.
+const NAME: &str = "seikan";
 
 /// Starts the background process and shows what it says until it is up or has ended.
 fn start_detached(arguments: &Arguments) -> anyhow::Result<ExitCode> {
@@ -180,6 +184,7 @@ fn start_detached(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         }
     };
     let mut child = Command::new("/proc/self/exe")
+        .arg0(NAME)
         .args(detached_arguments(std::env::args_os().skip(1)))
         .stdin(OwnedFd::from(theirs))
         .stdout(output)
@@ -237,6 +242,8 @@ fn detached_arguments(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
 
 /// The background process.
 fn run_detached(arguments: &Arguments) -> ExitCode {
+    // Under another name it does the same.
+    let _ = CString::new(NAME).map(|name| prctl::set_name(&name));
     let mut starter = Detached {
         socket: starter().ok(),
     };
