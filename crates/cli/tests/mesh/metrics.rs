@@ -87,10 +87,14 @@ fn tell_what_is_forwarded(site: &Site, nats: &[Nat; 2], part: &str, (by, server)
             let at: SocketAddr = endpoint.expect("one").parse().expect("one");
             at.ip().is_loopback().then_some(at)
         };
-        let mut hosts = [&a, &b].into_iter();
-        let (host, leg) = hosts
-            .find_map(|host| Some((host, leg(&host)?)))
-            .expect("one forwards");
+        let mut forwards = None;
+        // At first each may send to the other's.
+        eventually("one forwards", || {
+            let mut hosts = [&a, &b].into_iter();
+            forwards = hosts.find_map(|host| Some((host, leg(&host)?)));
+            forwards.is_some()
+        });
+        let (host, leg) = forwards.expect("one");
         let stranger = || {
             UdpSocket::bind(("127.0.0.1", 0))
                 .expect("bind")
