@@ -4,10 +4,11 @@
 //! with `--detached` and a socket for standard input, shows what comes over it, and returns once
 //! that says that the interface carries traffic; the other goes on in a session of its own.
 
-use std::ffi::{CString, OsString};
+use std::ffi::{CStr, OsStr, OsString};
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
@@ -170,7 +171,7 @@ const UP: &str = "up";
 const WARNING: &str = "warning";
 const ERROR: &str = "error";
 /// What the background process is called; else it would be `exe`, as the file that it is started from.
-const NAME: &str = "seikan";
+const NAME: &CStr = c"seikan";
 
 /// Starts the background process and shows what it says until it is up or has ended.
 fn start_detached(arguments: &Arguments) -> anyhow::Result<ExitCode> {
@@ -184,7 +185,7 @@ fn start_detached(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         }
     };
     let mut child = Command::new("/proc/self/exe")
-        .arg0(NAME)
+        .arg0(OsStr::from_bytes(NAME.to_bytes()))
         .args(detached_arguments(std::env::args_os().skip(1)))
         .stdin(OwnedFd::from(theirs))
         .stdout(output)
@@ -243,7 +244,7 @@ fn detached_arguments(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
 /// The background process.
 fn run_detached(arguments: &Arguments) -> ExitCode {
     // Under another name it does the same.
-    let _ = CString::new(NAME).map(|name| prctl::set_name(&name));
+    let _ = prctl::set_name(NAME);
     let mut starter = Detached {
         socket: starter().ok(),
     };
