@@ -76,8 +76,9 @@ impl Agent {
                 }
             };
             drop(asked);
+            // In one that was broken off, too: the next would not know who has moved.
+            round.end();
             if whole {
-                round.end();
                 shared.see(first_seen(&round));
                 told(&round)?;
             }
@@ -284,7 +285,7 @@ impl Round {
         }
     }
 
-    /// All have answered, or not.
+    /// Who has not answered by now does not in this round.
     fn end(&mut self) {
         for v6 in [false, true] {
             let moved = self.of(v6).any(|one| one.moved);
