@@ -200,7 +200,8 @@ impl Mesh {
                     // Others wait until they are done.
                     if self.searches(talk.ends) <= OPEN_AT_A_TIME {
                         soon += 1;
-                        late += usize::from(direct.is_none_or(|direct| direct > 15 * SECOND));
+                        // An asking that the network lost is repeated after 5 s.
+                        late += usize::from(direct.is_none_or(|direct| direct > 11 * SECOND));
                     }
                 }
             }
