@@ -578,6 +578,10 @@ mod tests {
         });
     }
 
+    fn set_mode(path: &Path, mode: u32) {
+        fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    }
+
     #[test]
     fn root_stays_root_nowhere_that_others_can_change() {
         let Some((around, of_nobody)) = folder(0o755) else {
@@ -586,27 +590,24 @@ mod tests {
         let wall = around.path().join("wall");
         let own = wall.join("own");
         fs::create_dir(&own).unwrap();
-        let mode = |path: &Path, mode| {
-            fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
-        };
         assert_eq!(foreign_owner(&own).unwrap(), None);
         for others in [0o775, 0o757, 0o1777] {
-            mode(&own, others);
+            set_mode(&own, others);
             is_loose(&own, &own);
         }
         assert!(foreign_owner(&own).is_err());
-        mode(&own, 0o755);
+        set_mode(&own, 0o755);
         // By its sticky bit what is in it stays where it is, as in /tmp.
-        mode(&wall, 0o1777);
+        set_mode(&wall, 0o1777);
         assert_eq!(foreign_owner(&own).unwrap(), None);
         for others in [0o775, 0o777] {
-            mode(&wall, others);
+            set_mode(&wall, others);
             is_loose(&own, &wall);
             assert!(foreign_owner(&own).is_err());
             // Whoever writes there chooses who root becomes.
             is_loose(&of_nobody, &wall);
         }
-        mode(&wall, 0o755);
+        set_mode(&wall, 0o755);
         chown(&wall, Some(NOBODY), None).unwrap();
         is_loose(&own, &wall);
         assert!(foreign_owner(&own).is_err());
@@ -629,9 +630,6 @@ mod tests {
         let wall = around.path().join("wall");
         let own = wall.join("own");
         fs::create_dir(&own).unwrap();
-        let mode = |path: &Path, mode| {
-            fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
-        };
         let new = own.join("new/folder");
         let is_refused = |folder: &Path, by: &Path| {
             for refused in [may_make(folder), foreign_owner(folder).map(drop)] {
@@ -648,15 +646,15 @@ mod tests {
         is_refused(&of_nobody.join("new"), &of_nobody);
         // Whoever may write there makes it first, sticky or not.
         for others in [0o775, 0o757, 0o1777] {
-            mode(&own, others);
+            set_mode(&own, others);
             is_refused(&new, &own);
         }
-        mode(&own, 0o755);
-        mode(&wall, 0o1777);
+        set_mode(&own, 0o755);
+        set_mode(&wall, 0o1777);
         may_make(&new).unwrap();
-        mode(&wall, 0o777);
+        set_mode(&wall, 0o777);
         is_refused(&new, &wall);
-        mode(&wall, 0o755);
+        set_mode(&wall, 0o755);
         chown(&wall, Some(NOBODY), None).unwrap();
         is_refused(&new, &wall);
         // Who is no root has nobody's bidding to do but its own.
