@@ -91,10 +91,10 @@ hostile: release ## what a flow keeps of its throughput while strangers flood th
 	@"$${CARGO_TARGET_DIR:-target}/release/seikan" lab hostile
 
 soak: release ## ten minutes in both protocols: no leak, no stall, every byte checksummed (root)
-	@SEIKAN_SOAK=$(SECONDS) cargo test --locked --release -p seikan-interop --test soak -- --nocapture --test-threads 1
+	@SEIKAN_SOAK=$(SECONDS) cargo test --locked --release -p seikan-interop --test it soak:: -- --nocapture --test-threads 1
 
 soak-mesh: ## a thousand members in a virtual network, ten minutes of changes, ten seeds
-	@cargo test --locked --release -p seikan-proto --test mesh -- --ignored --nocapture
+	@cargo test --locked --release -p seikan-proto --test it mesh:: -- --ignored --nocapture
 
 interop-kernel: ## our binary against the kernel's WireGuard, in a virtual machine (installs QEMU)
 	@scripts/interop-kernel.sh

@@ -6,6 +6,7 @@
 
 1. Arrows: which crate of the workspace may use which (docs/ARCHITECTURE.md), in normal and build dependencies.
 2. Unsafe code lives in one crate: every other library and binary forbids it, and no other target contains it.
+3. A crate's files of tests are all built: where one binary holds them (tests/it.rs), it names each.
 """
 
 import json
@@ -65,11 +66,28 @@ def unsafe_faults(name, kind, path, text):
     return faults
 
 
+def unbuilt_faults(folder, names, text):
+    """Faults of a folder of tests: `names` are its files and those of its folders, `text` is its it.rs."""
+    built = set(re.findall(r"^mod (\w+);", text, re.MULTILINE)) | {"it"}
+    faults = []
+    for name in sorted(names):
+        parts = name.removesuffix(".rs").split("/")
+        if parts[0] not in built and (len(parts) == 1 or parts[1] in ("main", "mod")):
+            faults.append(f"{folder}/{name}: nothing builds it; name it in {folder}/it.rs (mod {parts[0]};)")
+        elif parts[1:] == ["main"]:
+            faults.append(f"{folder}/{name}: a module of {folder}/it.rs; rename it to mod.rs")
+    return faults
+
+
 def judge(packages):
     faults = arrow_faults(packages)
     for p in packages:
         roots = {t["src_path"] for t in p["targets"] if {"lib", "bin", "proc-macro"} & set(t["kind"])}
         home = pathlib.Path(p["manifest_path"]).parent
+        tests = home / "tests"
+        if (tests / "it.rs").exists():
+            names = [str(file.relative_to(tests)) for file in [*tests.glob("*.rs"), *tests.glob("*/*.rs")]]
+            faults += unbuilt_faults(tests, names, (tests / "it.rs").read_text())
         for file in sorted(home.rglob("*.rs")):
             if "target" not in file.relative_to(home).parts:
                 kind = "root" if str(file) in roots else "file"
@@ -95,6 +113,10 @@ def self_test():
         ("forbid in a comment", ["x.rs: lacks"], unsafe_faults("seikan-wire", "root", "x.rs", "// #![forbid(unsafe_code)]\n")),
         ("an unsafe block in a test", ["x.rs: contains"], unsafe_faults("seikan-wire", "file", "x.rs", "fn f() { unsafe { g() } }")),
         ("the word in a comment", [], unsafe_faults("seikan-wire", "file", "x.rs", "// an unsafe { } block\n")),
+        ("tests that are built", [], unbuilt_faults("tests", ["it.rs", "a.rs", "b/mod.rs", "b/c.rs"], "mod a;\nmod b;\n")),
+        ("a file of tests that is not", ["tests/z.rs: nothing"], unbuilt_faults("tests", ["it.rs", "a.rs", "z.rs"], "mod a;\n")),
+        ("a folder of tests that is not", ["tests/z/main.rs: nothing"], unbuilt_faults("tests", ["z/main.rs", "z/c.rs"], "mod a;\n")),
+        ("a module with a root's name", ["tests/b/main.rs: a module"], unbuilt_faults("tests", ["b/main.rs"], "mod b;\n")),
         ("unsafe code where it lives", [], unsafe_faults("seikan-sys", "root", "x.rs", "fn f() { unsafe { g() } }")),
     ]
     failed = 0

@@ -1,15 +1,12 @@
 //! Ten thousand configured peers that are never heard of: what they take of memory, and that the
 //! one that is there is served. What they cost of throughput: `seikan lab bench --idle-peers`.
-#![forbid(unsafe_code)]
-
-mod common;
 
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 
+use crate::common::{in_world, unaccounted};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use common::{in_world, unaccounted};
 use seikan_lab::load::Pattern;
 
 const IDLE: u32 = 10_000;

@@ -1,8 +1,5 @@
 //! The doctor in front of a real tunnel: idle, with a queue that is too short, asked for what is not there, and reading what
 //! was recorded.
-#![forbid(unsafe_code)]
-
-mod common;
 
 use std::io::Read;
 use std::net::UdpSocket;
@@ -11,7 +8,7 @@ use std::process::Output;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use common::{World, eventually, in_world, skip, stderr};
+use crate::common::{World, eventually, in_world, skip, stderr};
 use seikan_sys::netlink::Route;
 use serde_json::Value;
 

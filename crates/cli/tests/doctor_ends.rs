@@ -1,7 +1,4 @@
 //! Two doctors at the two ends of a tunnel: what one cannot see the other tells, and strangers are told nothing.
-#![forbid(unsafe_code)]
-
-mod common;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -9,7 +6,7 @@ use std::path::PathBuf;
 use std::process::{Child, ChildStderr, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{eventually, skip, stderr};
+use crate::common::{eventually, skip, stderr};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use seikan_lab::Interrupt;

@@ -5,9 +5,6 @@
 //!                                         ==(tunnel)==
 //!         10.80.0.10 in the overlay       10.80.0.1       10.80.0.2, on the LAN 192.168.1.202
 //! ```
-#![forbid(unsafe_code)]
-
-mod common;
 
 use std::fs;
 use std::io::{IoSlice, Read, Write};
@@ -16,7 +13,7 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use common::{ECHO_PORT, Tunnel, World, echo, eventually, in_world, stderr};
+use crate::common::{ECHO_PORT, Tunnel, World, echo, eventually, in_world, stderr};
 use seikan_sys::netns::NetNs;
 use seikan_sys::packet::{Accept, PacketOptions, PacketSocket, VNET_HEADER_LEN};
 use seikan_wire::arp::Arp;

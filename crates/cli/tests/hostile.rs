@@ -2,18 +2,15 @@
 //! stays, nobody is answered who has no claim to it, and an established flow goes on.
 //!
 //! What a flow keeps of its throughput is a measurement, not a test: `seikan lab hostile`.
-#![forbid(unsafe_code)]
-
-mod common;
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::common::{TUNNEL_PORT, Tunnel, World, drops, eventually, in_world, unaccounted};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use common::{TUNNEL_PORT, Tunnel, World, drops, eventually, in_world, unaccounted};
 use seikan_lab::hostile::{Capture, Flood, Target, shoot};
 use seikan_lab::load::Pattern;
 use seikan_proto::keys::{Identity, PrivateKey, PublicKey};

@@ -1,11 +1,8 @@
 //! `seikan lab crowd`, with a small one.
-#![forbid(unsafe_code)]
-
-mod common;
 
 use std::process::Command;
 
-use common::skip;
+use crate::common::skip;
 use seikan_lab::wire::Wire;
 use serde_json::Value;
 

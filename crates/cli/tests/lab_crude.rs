@@ -1,13 +1,10 @@
 //! The crude tunnel between two namespaces: it carries, and each of its illnesses shows in a counter.
-#![forbid(unsafe_code)]
-
-mod common;
 
 use std::io::Read;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::skip;
+use crate::common::skip;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use seikan_lab::Interrupt;

@@ -1,13 +1,10 @@
 //! The gateway part of the lab as a program: the naive encapsulator's verb, and what an interrupted run leaves.
-#![forbid(unsafe_code)]
-
-mod common;
 
 use std::io::Read;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::skip;
+use crate::common::skip;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use seikan_lab::Interrupt;

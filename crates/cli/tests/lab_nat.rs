@@ -1,11 +1,8 @@
 //! `seikan lab nat`, with a few pairs of its own file's.
-#![forbid(unsafe_code)]
-
-mod common;
 
 use std::process::{Command, Output};
 
-use common::skip;
+use crate::common::skip;
 use seikan_lab::nat::{EventReport, NatReport, PathKind};
 use seikan_lab::wire::Wire;
 use serde::de::DeserializeOwned;

@@ -1,11 +1,8 @@
 //! A published experiment done again, briefly: it has to come out as it did, and be drawn.
-#![forbid(unsafe_code)]
-
-mod common;
 
 use std::process::Command;
 
-use common::skip;
+use crate::common::skip;
 use seikan_diagnose::Cause;
 use seikan_lab::Experiment;
 

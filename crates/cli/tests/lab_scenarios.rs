@@ -1,13 +1,10 @@
 //! Scenarios, played with the real program; the doctor is not asked.
-#![forbid(unsafe_code)]
-
-mod common;
 
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use common::skip;
+use crate::common::skip;
 use seikan_lab::link::{Hosts, Link};
 use seikan_lab::scenario::{Fault, Outcome, Site};
 use seikan_lab::tunnel::Started;

@@ -1,14 +1,11 @@
 //! The doctor, blind, in a handful of scenarios that are told apart easily. And cases judged again
 //! from their recordings.
-#![forbid(unsafe_code)]
-
-mod common;
 
 use std::path::Path;
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
-use common::skip;
+use crate::common::skip;
 use seikan_diagnose::Cause;
 use seikan_lab::scenario::{Outcome, Tally};
 

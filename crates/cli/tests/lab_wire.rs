@@ -1,12 +1,9 @@
 //! The lab's wire with faults, between two namespaces: each fault does what it says, as the hosts' kernels see it.
-#![forbid(unsafe_code)]
-
-mod common;
 
 use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
 
-use common::skip;
+use crate::common::skip;
 use seikan_lab::Interrupt;
 use seikan_lab::link::{Host, Hosts, Link};
 use seikan_lab::load::{LatencyOptions, TcpOptions, TcpReport, ping, tcp_bulk};

@@ -1,13 +1,10 @@
 //! The ledger of the real program closes on both sides: every packet that entered left again, was
 //! consumed, is held, or was dropped for a reason that is told.
-#![forbid(unsafe_code)]
-
-mod common;
 
 use std::net::UdpSocket;
 use std::time::Duration;
 
-use common::{World, drops, eventually, in_world, number, unaccounted};
+use crate::common::{World, drops, eventually, in_world, number, unaccounted};
 
 const PROTOCOLS: [&str; 2] = ["wireguard", "native"];
 

@@ -1,8 +1,5 @@
 //! A tunnel's life with the real program: two hosts in namespaces, a link between them, and what
 //! befalls hosts and links. Each test has names of its own, so that all can run at once.
-#![forbid(unsafe_code)]
-
-mod common;
 
 use std::fs;
 use std::io::{BufRead, Read};
@@ -11,7 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::time::Duration;
 
-use common::{TUNNEL_PORT, eventually, in_world, key_pair, skip, stderr};
+use crate::common::{TUNNEL_PORT, eventually, in_world, key_pair, skip, stderr};
 
 const DEFAULT_ROUTE: &str = "AllowedIPs = 0.0.0.0/0, ::/0\nPersistentKeepalive = 1";
 

@@ -1,13 +1,10 @@
 //! More than the tunnel can carry: the queue of its device stands, and what waits there is marked, or
 //! dropped at the head where it cannot be (RFC 8289, RFC 3168).
-#![forbid(unsafe_code)]
-
-mod common;
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use common::{World, drops, in_world, unaccounted};
+use crate::common::{World, drops, in_world, unaccounted};
 use seikan_sys::poll::{Epoll, Interest};
 use seikan_sys::udp::{ReceiveBatch, Transmit, UdpOptions, UdpSocket};
 

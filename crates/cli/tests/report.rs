@@ -1,7 +1,4 @@
 //! A recording of a real tunnel under load, drawn.
-#![forbid(unsafe_code)]
-
-mod common;
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -9,7 +6,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use common::{World, in_world, stderr};
+use crate::common::{World, in_world, stderr};
 
 /// What `work` gives while a TCP connection sends through the tunnel what it can.
 fn under_load<T>(world: &World, work: impl FnOnce() -> T) -> T {

@@ -5,7 +5,6 @@
 //! 192.168.1.10                10.0.0.1     10.0.0.2       on the cards; the remote is shown as 192.168.1.202
 //! 10.77.0.10       10.77.0.1               10.77.0.2      in the overlay; fd77::10 and so on
 //! ```
-#![forbid(unsafe_code)]
 
 use std::fs;
 use std::net::SocketAddr;

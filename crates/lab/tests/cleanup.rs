@@ -1,7 +1,5 @@
 //! Nothing is left behind: whatever happens, the programs, interfaces and files of a tunnel go with it.
 
-mod common;
-
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -105,7 +103,7 @@ fn fail(script: &'static str, interrupt: &Interrupt) -> LabError {
 }
 
 fn may_run() -> bool {
-    common::host().is_some()
+    crate::common::host().is_some()
 }
 
 #[test]
@@ -159,7 +157,9 @@ fn a_program_that_ignores_sigterm_is_killed() {
     if !may_run() {
         return;
     }
-    let Some(host) = common::host() else { return };
+    let Some(host) = crate::common::host() else {
+        return;
+    };
     let dir = tempfile::tempdir().expect("directory");
     let mut command = Command::new("sh");
     command.args(["-c", "trap '' TERM; while :; do sleep 1; done", &token()]);
@@ -171,7 +171,9 @@ fn a_program_that_ignores_sigterm_is_killed() {
 
 #[test]
 fn programs_run_inside_their_host() {
-    let Some(host) = common::host() else { return };
+    let Some(host) = crate::common::host() else {
+        return;
+    };
     let dir = tempfile::tempdir().expect("directory");
     let inside = |host: &Host| {
         host.run(|| std::fs::read_link("/proc/thread-self/ns/net"))

@@ -1,7 +1,5 @@
 //! Faults against a real kernel: what they change is changed, and back afterwards. Cheap ones only.
 
-mod common;
-
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -16,7 +14,7 @@ fn hosts(link: Link) -> Option<Hosts> {
     match Hosts::create(link) {
         Ok(hosts) => Some(hosts),
         Err(error) => {
-            common::skip(&error.to_string());
+            crate::common::skip(&error.to_string());
             None
         }
     }
@@ -57,7 +55,7 @@ fn printed(host: &Host, line: &str) -> Option<String> {
             Some(String::from_utf8_lossy(&output.stdout).into_owned())
         }
         Err(error) => {
-            common::skip(&format!("{program}: {error}"));
+            crate::common::skip(&format!("{program}: {error}"));
             None
         }
     }
@@ -65,7 +63,7 @@ fn printed(host: &Host, line: &str) -> Option<String> {
 
 /// Whether the tools that faults are made with are there.
 fn tools() -> bool {
-    let Some(host) = common::host() else {
+    let Some(host) = crate::common::host() else {
         return false;
     };
     printed(&host, "nft --version").is_some() && printed(&host, "tc -V").is_some()
@@ -249,7 +247,7 @@ fn a_setting_of_the_machine_is_set_back_also_after_a_panic() {
         };
         let applied = fault("kind = \"napi-budget\"").apply(299.0, site);
         if let Err(error) = &applied {
-            common::skip(&error.to_string());
+            crate::common::skip(&error.to_string());
             return;
         }
         assert_eq!(read().trim(), "299");

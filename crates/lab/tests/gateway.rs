@@ -1,7 +1,5 @@
 //! Gateways in namespaces: the naive one fails as it must, forwarding works, and nothing is left behind.
 
-mod common;
-
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -23,7 +21,7 @@ const PLAIN: Lan = Lan {
 fn alone() -> Option<MutexGuard<'static, ()>> {
     static ALONE: Mutex<()> = Mutex::new(());
     let guard = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    common::host().map(|_| guard)
+    crate::common::host().map(|_| guard)
 }
 
 fn options(only: &[&str], loads: &[Load]) -> GatewayOptions {
@@ -39,7 +37,7 @@ fn options(only: &[&str], loads: &[Load]) -> GatewayOptions {
 fn run(only: &[&str], loads: &[Load]) -> Option<GatewayReport> {
     let report = gateway(&options(only, loads), &Interrupt::new(), &mut |_| ()).expect("runs");
     if let Some(absent) = report.absent.first() {
-        common::skip(&format!("{}: {}", absent.name, absent.reason));
+        crate::common::skip(&format!("{}: {}", absent.name, absent.reason));
         return None;
     }
     Some(report)

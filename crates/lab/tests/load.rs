@@ -1,7 +1,5 @@
 //! The load generator against a real kernel: over the loopback of a fresh namespace.
 
-mod common;
-
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
@@ -36,7 +34,9 @@ fn short() -> TcpOptions {
 
 #[test]
 fn every_byte_of_a_tcp_stream_is_verified() {
-    let Some(host) = common::host() else { return };
+    let Some(host) = crate::common::host() else {
+        return;
+    };
     let options = TcpOptions {
         verify: true,
         streams: 3,
@@ -50,7 +50,9 @@ fn every_byte_of_a_tcp_stream_is_verified() {
 
 #[test]
 fn rate_is_bytes_over_time() {
-    let Some(host) = common::host() else { return };
+    let Some(host) = crate::common::host() else {
+        return;
+    };
     let report = tcp_bulk(&loopback(&host, V4), &short(), &Interrupt::new()).expect("load");
     let bytes: u64 = report.stream_bytes.iter().sum();
     assert!((report.seconds - 0.3).abs() < 0.1, "{report:?}");
@@ -66,7 +68,9 @@ fn rate_is_bytes_over_time() {
 
 #[test]
 fn reverse_flows_from_server_to_client_only() {
-    let Some(host) = common::host() else { return };
+    let Some(host) = crate::common::host() else {
+        return;
+    };
     let options = TcpOptions {
         direction: Direction::Reverse,
         ..short()
@@ -78,7 +82,9 @@ fn reverse_flows_from_server_to_client_only() {
 
 #[test]
 fn both_ways_at_once_and_over_ipv6() {
-    let Some(host) = common::host() else { return };
+    let Some(host) = crate::common::host() else {
+        return;
+    };
     let options = TcpOptions {
         direction: Direction::Both,
         streams: 2,
@@ -92,7 +98,9 @@ fn both_ways_at_once_and_over_ipv6() {
 
 #[test]
 fn a_hundred_and_twenty_eight_streams() {
-    let Some(host) = common::host() else { return };
+    let Some(host) = crate::common::host() else {
+        return;
+    };
     let options = TcpOptions {
         streams: 128,
         ..short()
@@ -103,7 +111,9 @@ fn a_hundred_and_twenty_eight_streams() {
 
 #[test]
 fn an_interrupted_load_ends_at_once() {
-    let Some(host) = common::host() else { return };
+    let Some(host) = crate::common::host() else {
+        return;
+    };
     let interrupt = Interrupt::new();
     let waker = interrupt.clone();
     let start = Instant::now();
@@ -124,7 +134,9 @@ fn an_interrupted_load_ends_at_once() {
 /// A proxy that flips one bit of what it forwards.
 #[test]
 fn a_corrupted_byte_far_into_the_stream_is_detected() {
-    let Some(host) = common::host() else { return };
+    let Some(host) = crate::common::host() else {
+        return;
+    };
     const LENGTH: usize = 1 << 20;
     const WRONG: usize = 777_777;
     let pattern = Pattern::new(5);
@@ -151,7 +163,9 @@ fn a_corrupted_byte_far_into_the_stream_is_detected() {
 
 #[test]
 fn an_undisturbed_udp_flow_loses_nothing() {
-    let Some(host) = common::host() else { return };
+    let Some(host) = crate::common::host() else {
+        return;
+    };
     let options = UdpOptions {
         rate: Some(20e6),
         duration: Duration::from_millis(500),
@@ -177,7 +191,9 @@ fn an_undisturbed_udp_flow_loses_nothing() {
 /// Behind a translating gateway the server knows the client by what came from it only.
 #[test]
 fn a_udp_flow_can_go_the_other_way() {
-    let Some(host) = common::host() else { return };
+    let Some(host) = crate::common::host() else {
+        return;
+    };
     let options = UdpOptions {
         direction: Direction::Reverse,
         rate: Some(20e6),
@@ -197,7 +213,9 @@ fn a_udp_flow_can_go_the_other_way() {
 
 #[test]
 fn loss_at_a_tiny_receive_buffer_is_counted_and_located() {
-    let Some(host) = common::host() else { return };
+    let Some(host) = crate::common::host() else {
+        return;
+    };
     let options = UdpOptions {
         receive_buffer: Some(1),
         duration: Duration::from_millis(500),
@@ -214,7 +232,9 @@ fn loss_at_a_tiny_receive_buffer_is_counted_and_located() {
 
 #[test]
 fn a_datagram_larger_than_ip_allows_is_refused() {
-    let Some(host) = common::host() else { return };
+    let Some(host) = crate::common::host() else {
+        return;
+    };
     let options = UdpOptions {
         datagram: 65_508,
         ..UdpOptions::default()
@@ -225,7 +245,9 @@ fn a_datagram_larger_than_ip_allows_is_refused() {
 
 #[test]
 fn loopback_answers_pings_within_ten_milliseconds() {
-    let Some(host) = common::host() else { return };
+    let Some(host) = crate::common::host() else {
+        return;
+    };
     for target in [V4, Ipv6Addr::LOCALHOST.into()] {
         let options = LatencyOptions {
             count: 20,
@@ -242,7 +264,9 @@ fn loopback_answers_pings_within_ten_milliseconds() {
 
 #[test]
 fn an_address_without_a_host_times_out() {
-    let Some(host) = common::host() else { return };
+    let Some(host) = crate::common::host() else {
+        return;
+    };
     let ends = loopback(&host, Ipv4Addr::new(192, 0, 2, 1).into());
     let outcome = wait_reachable(&ends, Duration::from_millis(300), &Interrupt::new(), || {
         Ok(())
@@ -252,7 +276,7 @@ fn an_address_without_a_host_times_out() {
 
 #[test]
 fn sockets_stay_in_their_host() {
-    let (Some(one), Some(other)) = (common::host(), common::host()) else {
+    let (Some(one), Some(other)) = (crate::common::host(), crate::common::host()) else {
         return;
     };
     let bound = one

@@ -1,7 +1,5 @@
 //! A virtual switch in the middle, as the doctor sees it.
 
-mod common;
-
 use std::time::{Duration, Instant};
 
 use seikan_lab::Interrupt;
@@ -46,9 +44,9 @@ fn grown(series: &Series, name: &str) -> u64 {
 fn open_vswitch_is_found_behind_its_port_and_tells_what_it_had_to_look_up() {
     let tunnel = tunnel::named("openvswitch", &Changes::default()).expect("a tunnel");
     if let Err(reason) = tunnel.availability() {
-        return common::skip(&reason);
+        return crate::common::skip(&reason);
     }
-    if common::host().is_none() {
+    if crate::common::host().is_none() {
         return;
     }
     let hosts = Hosts::create(tunnel.link(Link::default())).expect("hosts");

@@ -1,5 +1,4 @@
 //! What the two syntaxes mean: files as people write them, and the way to text and back.
-#![forbid(unsafe_code)]
 
 use std::net::IpAddr;
 

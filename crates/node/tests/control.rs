@@ -1,6 +1,5 @@
 //! Control sockets of a real node, in a namespace of its own: `wg` as the client of one, Seikan's
 //! command line of the other, hostile ones of both.
-#![forbid(unsafe_code)]
 
 use seikan_node::config::{self, Config, Overrides, Source, Syntax};
 use seikan_node::control::{Control, Places, ask};

@@ -1,12 +1,10 @@
 //! Two members of which one is behind a symmetric NAT and the other behind one that filters: they meet at a port of it.
 
-mod sim;
-
+use crate::sim::network::Path;
+use crate::sim::packets::Flow;
+use crate::sim::{MILLISECOND, Nats, Setup, World, address};
 use seikan_proto::birthday::{Mapping, Outside, PROBES, Standing};
 use seikan_proto::noise::Construction;
-use sim::network::Path;
-use sim::packets::Flow;
-use sim::{MILLISECOND, Nats, Setup, World, address};
 use std::net::SocketAddr;
 use std::time::Duration;
 

@@ -1,13 +1,11 @@
 //! A peer that may be in several places: initiations go to all of them until one answers.
 
-mod sim;
-
+use crate::sim::network::Path;
+use crate::sim::packets::Flow;
+use crate::sim::{Setup, World, address};
 use seikan_observe::DropReason;
 use seikan_proto::constants::MAX_CANDIDATES;
 use seikan_proto::noise::Construction;
-use sim::network::Path;
-use sim::packets::Flow;
-use sim::{Setup, World, address};
 use std::net::SocketAddr;
 use std::time::Duration;
 

@@ -1,15 +1,13 @@
 //! Packets of all kinds, with and without offload at either end, whole and in pieces.
 
-mod sim;
-
+use crate::sim::network::{Parcel, Path};
+use crate::sim::packets::{Flow, packets_of};
+use crate::sim::{Setup, World};
 use seikan_observe::DropReason;
 use seikan_proto::noise::Construction;
 use seikan_proto::outbox::Outbox;
 use seikan_wire::ip::{self, ECN_CE, ECN_ECT0, ECN_NOT_ECT};
 use seikan_wire::{GsoType, IpPacket, VNET_HDR_LEN, VnetHdr, tcp};
-use sim::network::{Parcel, Path};
-use sim::packets::{Flow, packets_of};
-use sim::{Setup, World};
 use std::time::Duration;
 
 const NATIVE: Construction = Construction::Native;
@@ -538,7 +536,7 @@ fn what_belongs_to_nobody_is_counted() {
     let from = std::net::SocketAddr::from(([198, 18, 0, 1], 9));
     let garbage = |bytes: &[u8]| Parcel {
         from,
-        to: sim::address(1, false),
+        to: crate::sim::address(1, false),
         traffic_class: 0,
         bytes: bytes.to_vec(),
     };
@@ -589,7 +587,7 @@ fn a_segment_does_not_pass_a_super_packet_of_its_flow() {
     let starts: Vec<u32> = world
         .take_delivered(1)
         .iter()
-        .map(|w| tcp::seq(&w[VNET_HDR_LEN + 20..]).wrapping_sub(sim::packets::ISN))
+        .map(|w| tcp::seq(&w[VNET_HDR_LEN + 20..]).wrapping_sub(crate::sim::packets::ISN))
         .collect();
     assert_eq!(starts, [0, 1000, 500]);
 }

@@ -1,10 +1,8 @@
 //! Two tunnels on a good path: the first packets of a life.
 
-mod sim;
-
+use crate::sim::World;
+use crate::sim::packets::Flow;
 use seikan_proto::noise::Construction;
-use sim::World;
-use sim::packets::Flow;
 use std::time::Duration;
 
 const BOTH: [Construction; 2] = [Construction::WireGuard, Construction::Native];

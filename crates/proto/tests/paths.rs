@@ -1,15 +1,13 @@
 //! What lies between the two sides: its MTU, its marks, its losses, and what is told about them.
 
-mod sim;
-
+use crate::sim::network::{Parcel, Path};
+use crate::sim::packets::{Flow, packets_of};
+use crate::sim::{Setup, World};
 use seikan_observe::DropReason;
 use seikan_proto::native::health::Report;
 use seikan_proto::noise::Construction;
 use seikan_wire::ip::{ECN_CE, ECN_ECT0, ECN_ECT1, ECN_NOT_ECT, traffic_class};
 use seikan_wire::{IpPacket, VNET_HDR_LEN, VnetHdr, checksum, tcp};
-use sim::network::{Parcel, Path};
-use sim::packets::{Flow, packets_of};
-use sim::{Setup, World};
 use std::ops::Range;
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! Ten thousand peers: memory, lookups, and nothing left behind.
 
-mod sim;
-
+use crate::sim::Seeded;
+use crate::sim::packets::Flow;
 use seikan_proto::capabilities::Cipher;
 use seikan_proto::keys::{PrivateKey, PublicKey};
 use seikan_proto::noise::Construction;
@@ -9,8 +9,6 @@ use seikan_proto::peer::Peer;
 use seikan_proto::session::Session;
 use seikan_proto::time::Instant;
 use seikan_proto::tunnel::{Now, Tunnel, TunnelConfig};
-use sim::Seeded;
-use sim::packets::Flow;
 use std::net::SocketAddr;
 use std::time::Duration;
 

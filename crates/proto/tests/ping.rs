@@ -1,12 +1,10 @@
 //! Asking a peer whether it answers.
 
-mod sim;
-
+use crate::sim::network::Path;
+use crate::sim::{Setup, World, address};
 use seikan_proto::keys::PrivateKey;
 use seikan_proto::noise::Construction;
 use seikan_proto::ping::Ping;
-use sim::network::Path;
-use sim::{Setup, World, address};
 use std::time::Duration;
 
 const ONE_WAY: Duration = Duration::from_millis(30);

@@ -1,15 +1,13 @@
 //! What a peer may begin, between two tunnels: packets whole, merged, in slices and in pieces.
 
-mod sim;
-
+use crate::sim::network::Path;
+use crate::sim::packets::{Flow, raw};
+use crate::sim::{Setup, World};
 use seikan_observe::DropReason;
 use seikan_proto::filter::{Filter, Open};
 use seikan_proto::noise::Construction;
 use seikan_wire::ip::{ECN_NOT_ECT, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP};
 use seikan_wire::tcp;
-use sim::network::Path;
-use sim::packets::{Flow, raw};
-use sim::{Setup, World};
 use std::slice;
 use std::time::Duration;
 

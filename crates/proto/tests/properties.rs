@@ -2,24 +2,22 @@
 //!
 //! Each seed makes a scenario: protocol, offloads, addresses, faults, and disturbances at random
 //! times (clocks that jump, addresses that change, outages, restarts in the middle of anything),
-//! while packets of several flows go both ways. [`sim::World`] and [`sim::packets::Checker`] assert
+//! while packets of several flows go both ways. [`crate::sim::World`] and [`crate::sim::packets::Checker`] assert
 //! all along that what is delivered is genuine, comes once and in order, that the ledgers close, no
 //! index leaks, and time moves on. Afterwards the path is good again, and both directions must work
 //! again within the protocol's times.
 //!
 //! `SEIKAN_SEEDS=100000` runs more of them, `SEIKAN_SEED=17` only that one.
 
-mod sim;
-
+use crate::sim::network::Path;
+use crate::sim::packets::Flow;
+use crate::sim::{MILLISECOND, SECOND, Setup, World, address};
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use seikan_proto::capabilities::Cipher;
 use seikan_proto::constants::{KEEPALIVE_TIMEOUT, REKEY_TIMEOUT};
 use seikan_proto::noise::Construction;
-use sim::network::Path;
-use sim::packets::Flow;
-use sim::{MILLISECOND, SECOND, Setup, World, address};
 use std::hash::Hasher;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,13 +1,11 @@
 //! A peer that is reached by a relay, directly, or by turns.
 
-mod sim;
-
+use crate::sim::network::Path;
+use crate::sim::packets::Flow;
+use crate::sim::{Setup, World, address};
 use seikan_observe::DropReason;
 use seikan_proto::noise::Construction;
 use seikan_proto::tunnel::Reached;
-use sim::network::Path;
-use sim::packets::Flow;
-use sim::{Setup, World, address};
 use std::net::SocketAddr;
 use std::time::Duration;
 

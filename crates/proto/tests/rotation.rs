@@ -1,12 +1,10 @@
 //! A key is replaced by another while packets go both ways.
 
-mod sim;
-
+use crate::sim::World;
+use crate::sim::packets::Flow;
 use seikan_proto::keys::{PrivateKey, PublicKey};
 use seikan_proto::noise::Construction;
 use seikan_proto::peer::Peer;
-use sim::World;
-use sim::packets::Flow;
 use std::time::Duration;
 
 const EVERY: Duration = Duration::from_millis(10);

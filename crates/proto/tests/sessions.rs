@@ -1,16 +1,14 @@
 //! Sessions over their life: established, renewed, confirmed, refused, moved, given up.
 
-mod sim;
-
+use crate::sim::network::{Parcel, Path};
+use crate::sim::packets::Flow;
+use crate::sim::{MILLISECOND, SECOND, Seeded, Setup, World, address};
 use seikan_observe::DropReason;
 use seikan_proto::capabilities::{Capabilities, Cipher};
 use seikan_proto::constants::*;
 use seikan_proto::keys::Identity;
 use seikan_proto::noise::{self, Construction};
 use seikan_proto::tai64n::Tai64nClock;
-use sim::network::{Parcel, Path};
-use sim::packets::Flow;
-use sim::{MILLISECOND, SECOND, Seeded, Setup, World, address};
 use std::net::SocketAddr;
 use std::time::Duration;
 

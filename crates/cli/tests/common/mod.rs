@@ -4,7 +4,6 @@
 //!  left: SxxA 10.80.0.1 ==(tunnel)== SxxB 10.80.0.2 :right
 //!        under 192.0.2.1 ---(veth)--- 192.0.2.2 under
 //! ```
-#![allow(dead_code, reason = "every test file uses its part")]
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};

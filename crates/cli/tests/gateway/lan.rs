@@ -8,11 +8,11 @@ use seikan_sys::ethtool::Feature;
 use serde_json::Value;
 
 use crate::common::{Tunnel, eventually, unaccounted};
-use crate::site::{
+use crate::gateway::site::{
     CARD, DEVICE, LAN, Plan, SHOWN, Site, add_address, answers, at_running_site, at_site, carries,
     carries_udp, index, mac, new_host, remove_address, run, set_feature, set_mac,
 };
-use crate::stream::Stream;
+use crate::gateway::stream::Stream;
 
 /// A device that is known by its card.
 const BY_CARD: &str = r#"

@@ -11,11 +11,11 @@ use seikan_wire::arp::{Arp, Operation};
 use seikan_wire::ethernet::{ETHERTYPE_ARP, Ethernet, HEADER_LEN, Mac};
 
 use crate::common::{Tunnel, eventually};
-use crate::lan::end;
-use crate::site::{
+use crate::gateway::lan::end;
+use crate::gateway::site::{
     CARD, DEVICE, DEVICE_MAC, LAN, Plan, SHOWN, Site, WAN, add_addresses, at_site, index, new_host,
 };
-use crate::stream::Stream;
+use crate::gateway::stream::Stream;
 
 /// The second gateway.
 struct Second {

@@ -6,8 +6,8 @@ use std::time::Duration;
 use seikan_lab::link::Host;
 
 use crate::common::eventually;
-use crate::lan::{end, same, settled, traces};
-use crate::site::{
+use crate::gateway::lan::{end, same, settled, traces};
+use crate::gateway::site::{
     CARD, LAN, Plan, REMOTE, SHOWN, Site, WAN, add_address, add_addresses, add_route, answers,
     at_site, index, ip, new_host, read_sysctl, run, write_sysctl,
 };

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use seikan_lab::link::Host;
 
-use crate::site::{DEVICE, LISTED, Plan, SHOWN, at_site, ip};
+use crate::gateway::site::{DEVICE, LISTED, Plan, SHOWN, at_site, ip};
 
 /// An open connection takes no time here; a denied one is silence.
 const SILENCE: Duration = Duration::from_millis(600);

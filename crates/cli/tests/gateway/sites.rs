@@ -1,10 +1,10 @@
 //! Two sites with the same addresses, and a device in a VLAN.
 
-use crate::site::{
+use crate::gateway::site::{
     CARD, DEVICE, LAN, LISTED, Plan, SHOWN, add_addresses, at_site, carries, carries_tcp, new_host,
 };
-use crate::tagger::Tagger;
-use crate::{common::skip, site::Switch};
+use crate::gateway::tagger::Tagger;
+use crate::{common::skip, gateway::site::Switch};
 
 #[test]
 fn two_sites_have_the_same_addresses() {

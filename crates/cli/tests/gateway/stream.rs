@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use seikan_lab::link::Host;
 use seikan_lab::load::Pattern;
 
-use crate::site::ip;
+use crate::gateway::site::ip;
 
 const CHUNK: usize = 8 * 1024;
 const PATTERN: Pattern = Pattern::new(7);

@@ -12,7 +12,7 @@ use seikan_lab::link::Host;
 use seikan_sys::packet::{Accept, PacketOptions, PacketSocket, RECEIVE_BUFFER_LEN};
 use seikan_wire::{VNET_HDR_LEN, VnetHdr};
 
-use crate::site::{Switch, index, new_host, write_sysctl};
+use crate::gateway::site::{Switch, index, new_host, write_sysctl};
 
 /// Where the tag is: behind both addresses.
 const TAG_AT: usize = VNET_HDR_LEN + 12;

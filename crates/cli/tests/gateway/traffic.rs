@@ -6,7 +6,7 @@ use std::time::Duration;
 use seikan_lab::link::Host;
 
 use crate::common::eventually;
-use crate::site::{
+use crate::gateway::site::{
     DEVICE, Plan, REMOTE, SHOWN, at_running_site, carries, carries_tcp, carries_udp, ip,
 };
 

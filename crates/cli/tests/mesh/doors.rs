@@ -1,12 +1,12 @@
 //! Ports that are opened behind a symmetric NAT: as the tunnel's own is, for either family.
 
 use crate::common::eventually;
-use crate::nat::{
+use crate::mesh::nat::{
     MET_WITHIN, Mapping,
     Mapping::{AddressAndPortDependent, EndpointIndependent},
     Nat, port_search,
 };
-use crate::site::{Host, SOON, Site, at_a_site, while_answering};
+use crate::mesh::site::{Host, SOON, Site, at_a_site, while_answering};
 use seikan_sys::netlink::Route;
 use std::fs;
 use std::io::Write;

@@ -1,8 +1,8 @@
 //! A router that sends on a port for who asks: another program's, miniupnpd.
 
 use crate::common::eventually;
-use crate::nat::{Mapping, Nat, up};
-use crate::site::{SOON, Site, at_a_site, while_answering};
+use crate::mesh::nat::{Mapping, Nat, up};
+use crate::mesh::site::{SOON, Site, at_a_site, while_answering};
 use std::fs;
 use std::process::{Child, Command, Stdio};
 

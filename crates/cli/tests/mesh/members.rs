@@ -1,7 +1,7 @@
 //! Members at one switch: joining, leaving, being revoked, moving, and a coordinator that is gone.
 
 use crate::common::{eventually, stderr};
-use crate::site::{Host, SOON, at_a_site, while_answering};
+use crate::mesh::site::{Host, SOON, at_a_site, while_answering};
 use serde_json::Value;
 use std::fs;
 use std::time::{Duration, Instant};

@@ -1,10 +1,10 @@
 //! What Prometheus is told of a member, where it takes routers or servers for that.
 
 use crate::common::eventually;
-use crate::doors::{at_nats, between, meet};
-use crate::mapping::give_ports;
-use crate::nat::{Mapping::AddressAndPortDependent, Nat};
-use crate::site::{Host, SOON, Site, at_a_site};
+use crate::mesh::doors::{at_nats, between, meet};
+use crate::mesh::mapping::give_ports;
+use crate::mesh::nat::{Mapping::AddressAndPortDependent, Nat};
+use crate::mesh::site::{Host, SOON, Site, at_a_site};
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 

@@ -1,7 +1,7 @@
 //! Members by their names, on hosts whose programs go by resolv.conf.
 
 use crate::common::{Tunnel, eventually, skip};
-use crate::site::{Host, RESOLV_CONF, SOON, at_a_site, while_answering};
+use crate::mesh::site::{Host, RESOLV_CONF, SOON, at_a_site, while_answering};
 use std::fs::{self, OpenOptions};
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};

@@ -1,7 +1,7 @@
 //! Members behind NATs: which pairs find each other, and which need a relay.
 
 use crate::common::{Tunnel, eventually};
-use crate::site::{Host, SOON, Site, at_a_site, plug, while_answering};
+use crate::mesh::site::{Host, SOON, Site, at_a_site, plug, while_answering};
 use seikan_sys::netlink::{Netlink, Route};
 use seikan_sys::netns::NetNs;
 use serde_json::Value;

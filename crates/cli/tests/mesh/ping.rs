@@ -1,8 +1,8 @@
 //! `seikan ping`: whether a peer answers, by which way, and that this changes.
 
 use crate::common::{eventually, stderr};
-use crate::nat::{Mapping, Two};
-use crate::site::{Host, at_a_site};
+use crate::mesh::nat::{Mapping, Two};
+use crate::mesh::site::{Host, at_a_site};
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Output};

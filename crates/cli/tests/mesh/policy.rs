@@ -1,7 +1,7 @@
 //! Who may talk to whom, as hosts meet it.
 
 use crate::common::eventually;
-use crate::site::{Host, SOON, Site, at_a_site, while_answering};
+use crate::mesh::site::{Host, SOON, Site, at_a_site, while_answering};
 use serde_json::Value;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::process::{Command, Stdio};

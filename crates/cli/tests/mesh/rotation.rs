@@ -1,8 +1,8 @@
 //! `seikan rotate-key`: another key while packets go both ways.
 
 use crate::common::{eventually, stderr};
-use crate::nat::{Mapping, Two};
-use crate::site::{Host, SOON, at_a_site, while_answering};
+use crate::mesh::nat::{Mapping, Two};
+use crate::mesh::site::{Host, SOON, at_a_site, while_answering};
 use seikan_sys::netns::NetNs;
 use std::collections::BTreeSet;
 use std::fs;

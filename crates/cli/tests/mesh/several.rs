@@ -1,7 +1,7 @@
 //! Several coordinators over etcd: some of them gone, and in the end all.
 
 use crate::common::{Tunnel, eventually, skip};
-use crate::site::{SOON, Site, at_a_site, while_answering};
+use crate::mesh::site::{SOON, Site, at_a_site, while_answering};
 use seikan_lab::etcd::Cluster;
 use seikan_node::mesh::client::{Client, wait_for};
 use seikan_proto::mesh::Reason;

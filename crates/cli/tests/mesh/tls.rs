@@ -1,9 +1,9 @@
 //! Members whose networks pass no UDP: they reach others by TLS to a relay of ours.
 
 use crate::common::eventually;
-use crate::nat::Mapping::{AddressAndPortDependent, EndpointIndependent, None as Open};
-use crate::nat::Two;
-use crate::site::{SOON, Site, at_a_site};
+use crate::mesh::nat::Mapping::{AddressAndPortDependent, EndpointIndependent, None as Open};
+use crate::mesh::nat::Two;
+use crate::mesh::site::{SOON, Site, at_a_site};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;

@@ -1,9 +1,9 @@
 //! Members that only a TURN server joins: coturn, as Debian has it.
 
 use crate::common::eventually;
-use crate::nat::Mapping::{AddressAndPortDependent, EndpointIndependent, None as Open};
-use crate::nat::Two;
-use crate::site::{SOON, Site, at_a_site};
+use crate::mesh::nat::Mapping::{AddressAndPortDependent, EndpointIndependent, None as Open};
+use crate::mesh::nat::Two;
+use crate::mesh::site::{SOON, Site, at_a_site};
 use serde_json::Value;
 use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;

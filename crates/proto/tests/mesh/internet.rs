@@ -4,7 +4,7 @@
 //! NAT as its way out. Homes have the same private addresses, so what is sent to one of them may come to somebody else.
 
 use super::nat::{Behaviour, Nat, Refused};
-use super::sim::network::Parcel;
+use crate::sim::network::Parcel;
 use rand_chacha::ChaCha8Rng;
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};

@@ -1,8 +1,8 @@
 //! A member: a tunnel, and what drives it in the daemon's place. What is done when is as in `node::mesh` and `node::doors`.
 
 use super::internet::{Lost, at};
-use super::sim::{MILLISECOND, SECOND, Seeded};
 use super::world::{Event, Load, World};
+use crate::sim::{MILLISECOND, SECOND, Seeded};
 use seikan_proto::birthday::{Mapping, Outside, PORTS};
 use seikan_proto::capabilities::Cipher;
 use seikan_proto::indices::PeerId;
@@ -838,7 +838,7 @@ impl World {
     }
 
     /// A datagram has come to a host.
-    pub fn receive(&mut self, m: usize, parcel: super::sim::network::Parcel, load: Load) {
+    pub fn receive(&mut self, m: usize, parcel: crate::sim::network::Parcel, load: Load) {
         let now = self.now();
         let member = &mut self.members[m];
         if !member.is_on {
@@ -861,7 +861,7 @@ impl World {
             peer.map_or(0, |peer| peer.counters.received_bytes)
         };
         let before = from_there.map(|(id, _)| authentic(member, id));
-        let (mut arena, datagrams) = super::sim::gather(&[parcel], false);
+        let (mut arena, datagrams) = crate::sim::gather(&[parcel], false);
         member.tunnel.inbound(
             now,
             datagrams.into_iter(),

@@ -1,9 +1,9 @@
 //! A mesh that meets, changes, and falls silent, and what has to be true of it each time.
 
 use super::nat::By;
-use super::sim::{MILLISECOND, SECOND};
 use super::theory::{Way, failures, way};
 use super::world::{Before, CLOSED_PORT, OPEN_PORT, World};
+use crate::sim::{MILLISECOND, SECOND};
 use rand::Rng as _;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;

@@ -2,7 +2,6 @@
 //!
 //! [`World`] moves time from event to event: a datagram arrives, a tunnel wants to be polled. After
 //! every step it checks what must hold at all times; [`Checker`] checks what is delivered.
-#![allow(dead_code, reason = "every test file uses its part of the harness")]
 
 pub mod network;
 pub mod packets;

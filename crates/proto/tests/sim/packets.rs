@@ -10,8 +10,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Sequence number of a stream's first byte: soon wraps.
 pub const ISN: u32 = 0xffff_f000;
-/// Bytes before a UDP payload's pattern.
-pub const UDP_TAG: usize = 6;
 
 /// One flow, from side to side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -1,8 +1,5 @@
 //! The gateway with the real program: devices on which nothing runs but a kernel, in namespaces.
-#![forbid(unsafe_code)]
 
-#[path = "../common/mod.rs"]
-mod common;
 mod lan;
 mod pair;
 mod routed;

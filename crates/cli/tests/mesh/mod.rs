@@ -1,8 +1,5 @@
 //! A mesh from the outside: coordinators, members and NATs in namespaces, and nothing but the program.
-#![forbid(unsafe_code)]
 
-#[path = "../common/mod.rs"]
-mod common;
 mod doors;
 mod guarded;
 mod lasting;

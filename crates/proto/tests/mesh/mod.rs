@@ -6,14 +6,12 @@ mod member;
 mod nat;
 mod relay;
 mod scenario;
-#[path = "../sim/mod.rs"]
-mod sim;
 mod theory;
 mod world;
 
+use crate::sim::SECOND;
 use scenario::Mesh;
 use seikan_proto::peer::Peer;
-use sim::SECOND;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 

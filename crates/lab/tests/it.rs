@@ -1,0 +1,9 @@
+//! The lab against a real kernel.
+#![forbid(unsafe_code)]
+
+mod cleanup;
+mod common;
+mod faults;
+mod gateway;
+mod load;
+mod switch;

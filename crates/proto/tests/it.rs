@@ -1,0 +1,18 @@
+//! Tunnels without clocks and sockets, and what others have published.
+#![forbid(unsafe_code)]
+
+mod birthday;
+mod candidates;
+mod flows;
+mod mesh;
+mod pair;
+mod paths;
+mod peers;
+mod ping;
+mod policy;
+mod properties;
+mod relayed;
+mod rotation;
+mod sessions;
+mod sim;
+mod vectors;
