@@ -628,9 +628,11 @@ def record_vectors():
     header = ip_packet(I4, R4, 6, tcp(0, 0x10), partial=True)
     chunk = payload_bytes(100)
 
-    def slice_of(id=1, offset=0, total=100, gso=50, header=header, chunk=chunk):
+    def slice_of(id=1, offset=0, total=100, gso=256, header=header, chunk=chunk):
         return slice_frame(id, offset, total, gso, header, chunk)
 
+    split = ip_packet(I4, R4, 17, udp(300))
+    icmp = ip_packet(I4, R4, 1, bytes(280))
     fragmented = put(header, 6, be16(0x2000))
     bad = {"bad_frame": 1}
     cases = [
@@ -650,8 +652,8 @@ def record_vectors():
         ("ports, longer than there are addresses", frame(7, u16(1) + bytes(5 * 16 + 3)), {}),
         ("CE over ECT(0)", packet_frame(ect0), {"outer_ecn": 3, "writes": [plain_write(ce)]}),
         ("CE over Not-ECT", packet_frame(small), {"outer_ecn": 3, "drops": {"ecn_not_capable": 1}}),
-        ("fragment, last of two", fragment_frame(7, 20, len(small), small[20:]), {}),
-        ("fragment, first of two", fragment_frame(7, 0, len(small), small[:20]), {"writes": [plain_write(small)]}),
+        ("fragment, last of two", fragment_frame(7, 256, len(split), split[256:]), {}),
+        ("fragment, first of two", fragment_frame(7, 0, len(split), split[:256]), {"writes": [plain_write(split)]}),
         ("no whole stamp", None, {"plaintext": b"\0\0", "drops": bad}),
         ("frame header cut off", packet_frame(small) + b"\x01\x00", {"writes": [plain_write(small)], "drops": bad}),
         ("length beyond the record", b"\x01" + u16(300) + small, {"drops": bad}),
@@ -663,18 +665,23 @@ def record_vectors():
         ("packet shorter than its length", packet_frame(small[:-1]), {"drops": {"not_ip": 1}}),
         ("partial checksum of ICMP", packet_frame(ip_packet(I4, R4, 1, bytes(20)), True), {"drops": bad}),
         ("partial checksum of an IP fragment", packet_frame(put(small, 6, be16(0x2000)), True), {"drops": bad}),
-        ("partial checksum in fragments, first of two", fragment_frame(8, 0, 40, ip_packet(I4, R4, 1, bytes(20))[:20], True), {}),
-        ("partial checksum in fragments, last of two", fragment_frame(8, 20, 40, bytes(20), True), {"drops": bad}),
+        ("partial checksum in fragments, first of two", fragment_frame(8, 0, 300, icmp[:256], True), {}),
+        ("partial checksum in fragments, last of two", fragment_frame(8, 256, 300, icmp[256:], True), {"drops": bad}),
         ("source of somebody else", packet_frame(ip_packet("10.7.0.9", R4, 17, udp(20))), {"drops": {"source_not_allowed": 1}}),
         ("fragment that is whole", fragment_frame(1, 0, len(small), small), {"drops": bad}),
         ("fragment without bytes", fragment_frame(1, 0, 10, b""), {"drops": bad}),
         ("fragment beyond the packet", fragment_frame(1, 8, 10, b"abc"), {"drops": bad}),
+        ("fragment below the least chunk that is not the last", fragment_frame(1, 0, 1000, bytes(255)), {"drops": bad}),
+        ("two probes in a record", frame(5, u16(7)) + frame(5, u16(8)),
+         {"answer": frame(6, u16(7) + u16(45)), "drops": bad}),
         ("slice without chunk", slice_of(chunk=b""), {"drops": bad}),
         ("slice with gso 0", slice_of(gso=0), {"drops": bad}),
+        ("slice with gso below the least chunk", slice_of(gso=255), {"drops": bad}),
+        ("slice below the least chunk that is not the last", slice_of(total=1000, chunk=bytes(255)), {"drops": bad}),
         ("slice beyond the payload", slice_of(offset=1), {"drops": bad}),
         ("slice of UDP", slice_of(header=put(header, 9, b"\x11")), {"drops": bad}),
         ("slice of an IP fragment", slice_of(header=fragmented), {"drops": bad}),
-        ("slice that would be too large a packet", slice_of(total=65_500), {"drops": bad}),
+        ("slice that would be too large a packet", slice_of(total=65_500, chunk=bytes(300)), {"drops": bad}),
         ("slice with headers cut off", frame(2, bytes(8) + header[:39]), {"drops": bad}),
         ("slice shorter than its fields", frame(2, bytes(7)), {"drops": bad}),
         ("ECT(1) over ECT(0)", packet_frame(ect0), {"outer_ecn": 1, "writes": [plain_write(ect1)]}),

@@ -3,7 +3,9 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use seikan_proto::native::frame::{Frame, Frames};
+use seikan_proto::native::frame::{Frame, Frames, MIN_CHUNK};
+use seikan_proto::native::reassembly::{Reassembly, Record};
+use seikan_proto::time::Instant;
 use std::ops::Range;
 
 /// Bytes before and behind the plaintext, which are nobody's business.
@@ -20,6 +22,8 @@ fuzz_target!(|input: &[u8]| {
     let mut frames = Frames::new(inside.clone(), first & 3);
     let within = |part: &Range<usize>| part.start >= inside.start && part.end <= inside.end;
     let mut count = 0;
+    let mut control = 0;
+    let (mut segments, mut reassembly) = (0, Reassembly::default());
     while let Some(frame) = frames.next(&mut arena) {
         count += 1;
         assert!(
@@ -36,14 +40,41 @@ fuzz_target!(|input: &[u8]| {
                 // The segments of the parts never add up to more than those of the whole.
                 let most = slice.total.div_ceil(slice.gso_size) as u64;
                 assert!(slice.segments() <= most);
+                assert!(slice.gso_size >= MIN_CHUNK);
+                segments += slice.segments();
             }
             Ok(Frame::Fragment(fragment)) => {
                 assert!(within(&fragment.chunk));
-                assert!(fragment.offset + fragment.chunk.len() <= fragment.total);
+                let end = fragment.offset + fragment.chunk.len();
+                assert!(
+                    end == fragment.total
+                        || end < fragment.total && fragment.chunk.len() >= MIN_CHUNK
+                );
+                let record = Record {
+                    session: 0,
+                    counter: count as u64 / 8,
+                    ecn: 0,
+                };
+                reassembly.fragment(
+                    &fragment,
+                    record,
+                    &arena[fragment.chunk.clone()],
+                    Instant::BOOT,
+                );
+                let (bytes, pieces) = reassembly.held_bytes();
+                assert!(bytes <= plaintext.len() && pieces <= 8 * 64);
+            }
+            Ok(
+                Frame::Health(_) | Frame::Probe { .. } | Frame::ProbeAck { .. } | Frame::Ports(_),
+            ) => {
+                control += 1;
             }
             Ok(_) | Err(_) => {}
         }
     }
+    assert!(control <= 4, "one of each kind");
+    // A slice has a header of 40 bytes, and its segments are no smaller than may be.
+    assert!(segments as usize <= plaintext.len() / 40 + 1);
     assert!(
         arena[..MARGIN]
             .iter()

@@ -4,7 +4,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use seikan_fuzz::Peer;
+use seikan_fuzz::{Peer, SOURCE};
 use seikan_proto::construction::Construction;
 use seikan_proto::filter::{Filter, Open};
 use std::time::Duration;
@@ -32,12 +32,15 @@ fuzz_target!(|script: &[u8]| {
         let length = usize::from(u16::from_le_bytes([l0, l1])).min(tail.len());
         let (bytes, tail) = tail.split_at(length);
         rest = tail;
-        match operation % 7 {
+        match operation % 8 {
             // An authentic record of any content.
             0 => {
                 let message = peer.seal(bytes);
                 let size = message.len();
-                peer.deliver(message, size, b);
+                // From where the peer is, or from one of three other places.
+                let mut source = SOURCE;
+                source.set_port(source.port() + u16::from(a & 3));
+                peer.deliver_batch(source, message, size, b);
             }
             // Several of one size in one receive, as GRO merges them.
             1 => {
@@ -79,6 +82,8 @@ fuzz_target!(|script: &[u8]| {
                     peer.deliver(answer, size, b);
                 }
             }
+            // There is something to send.
+            6 => peer.read_from_device(usize::from(a) * 5),
             // From a millisecond to four minutes.
             _ => peer.wait(Duration::from_millis(
                 1 + 1000 * u64::from(a) + u64::from(b),
@@ -86,4 +91,6 @@ fuzz_target!(|script: &[u8]| {
         }
     }
     peer.assert_ledger_closes();
+    peer.assert_nobody_is_flooded();
+    peer.take_work().assert_bounded("the script");
 });

@@ -4,7 +4,9 @@
 //! what the fuzzer makes up arrives authentic.
 #![forbid(unsafe_code)]
 
+use seikan_proto::batch::PacketBatch;
 use seikan_proto::capabilities::{Capabilities, Cipher};
+use seikan_proto::constants::MAX_HANDSHAKE_LEN;
 use seikan_proto::cookie::CookieJar;
 use seikan_proto::inbox::{Inbox, MAX_PIECES};
 use seikan_proto::keys::{Identity, PresharedKey, PrivateKey};
@@ -15,8 +17,9 @@ use seikan_proto::session::Session;
 use seikan_proto::tai64n::Tai64nClock;
 use seikan_proto::time::Instant;
 use seikan_proto::tunnel::{Datagram, Now, Tunnel, TunnelConfig};
-use seikan_wire::message::{DATA_HEADER_LEN, TAG_LEN};
+use seikan_wire::message::{DATA_HEADER_LEN, DataHeader, TAG_LEN};
 use seikan_wire::{IpPacket, VNET_HDR_LEN, VnetHdr};
+use std::collections::{BTreeMap, VecDeque};
 use std::io::IoSlice;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -57,6 +60,67 @@ pub struct Peer {
     outbox: Outbox,
     inbox: Inbox,
     answers: Vec<Vec<u8>>,
+    /// The latest datagrams that the tunnel sent, with where they went.
+    outgoing: VecDeque<(SocketAddr, Vec<u8>)>,
+    work: Work,
+    addresses: BTreeMap<SocketAddr, Address>,
+}
+
+/// Where the peer is unless told otherwise.
+pub const SOURCE: SocketAddr =
+    SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 2)), 51820);
+
+/// What came from an address and went there, in bytes of UDP payload.
+#[derive(Clone, Copy, Debug, Default)]
+struct Address {
+    received: usize,
+    sent: usize,
+    /// The tunnel has known it for the peer's.
+    proven: bool,
+}
+
+/// What the tunnel was given and what it made of that at once: no timer is in it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Work {
+    /// Datagrams that came in.
+    pub datagrams_in: usize,
+    /// Their bytes.
+    pub bytes_in: usize,
+    /// Datagrams that were answers.
+    pub records_out: usize,
+    /// Their bytes.
+    pub bytes_out: usize,
+    /// Frames and packets that were looked at.
+    pub looked_at: u64,
+    /// Packets on the next link, segments of super-packets among them.
+    pub packets: u64,
+    /// Their bytes.
+    pub packet_bytes: u64,
+    /// Writes to the TUN device.
+    pub writes: usize,
+}
+
+impl Work {
+    /// Fails if something is more than the bytes that came in pay for.
+    pub fn assert_bounded(&self, what: &str) {
+        let bytes = self.bytes_in as u64;
+        // An initiation may be due besides, once.
+        let due = MAX_HANDSHAKE_LEN;
+        assert!(
+            self.records_out <= self.datagrams_in + 1,
+            "{what}: {self:?}"
+        );
+        assert!(
+            self.bytes_out <= 3 * self.bytes_in + due,
+            "{what}: {self:?}"
+        );
+        // Every frame has three bytes, and a packet of its own a header besides.
+        assert!(self.looked_at * 3 <= bytes, "{what}: {self:?}");
+        assert!(self.packets * 23 <= bytes, "{what}: {self:?}");
+        assert!(self.writes as u64 <= self.packets, "{what}: {self:?}");
+        // The headers of segments come with every 256 bytes, and have 128 at most.
+        assert!(self.packet_bytes <= 2 * bytes, "{what}: {self:?}");
+    }
 }
 
 /// The peer's only inner addresses.
@@ -145,6 +209,100 @@ impl Peer {
             outbox,
             inbox,
             answers: vec![],
+            outgoing: VecDeque::new(),
+            work: Work::default(),
+            addresses: BTreeMap::from([(
+                SOURCE,
+                Address {
+                    received: length,
+                    sent: response.len(),
+                    proven: false,
+                },
+            )]),
+        }
+    }
+
+    /// Seals a plaintext and delivers it.
+    pub fn deliver_record(&mut self, plaintext: &[u8]) {
+        let message = self.seal(plaintext);
+        self.deliver_from(SOURCE, message);
+    }
+
+    /// Delivers one datagram from anywhere.
+    pub fn deliver_from(&mut self, source: SocketAddr, bytes: Vec<u8>) {
+        let size = bytes.len().max(1);
+        self.deliver_batch(source, bytes, size, 0);
+    }
+
+    /// Hands the tunnel a UDP packet for the peer, with so many bytes of payload.
+    pub fn read_from_device(&mut self, payload: usize) {
+        let mut read = vec![0; VNET_HDR_LEN + 28 + payload];
+        let packet = &mut read[VNET_HDR_LEN..];
+        packet[0] = 0x45;
+        packet[2..4].copy_from_slice(&((28 + payload) as u16).to_be_bytes());
+        (packet[8], packet[9]) = (64, 17);
+        packet[12..16].copy_from_slice(&[10, 0, 0, 1]);
+        packet[16..20].copy_from_slice(&[10, 0, 0, 2]);
+        packet[24..26].copy_from_slice(&((8 + payload) as u16).to_be_bytes());
+        let mut batch = PacketBatch::new(4 << 16, 4);
+        batch.space().expect("room for one")[..read.len()].copy_from_slice(&read);
+        batch.commit(read.len());
+        self.tunnel
+            .outbound(self.now, &mut batch, &mut self.outbox, &mut self.inbox);
+        self.flush(&[]);
+    }
+
+    /// Somebody at the tunnel's host asks whether the peer answers.
+    pub fn ask_whether_it_answers(&mut self) {
+        let id = self.tunnel.peers().next().expect("the peer").id;
+        self.tunnel.ping(self.now, id, &mut self.outbox);
+        self.flush(&[]);
+    }
+
+    /// Answers the checks among what was sent to an address last, from there.
+    pub fn answer_probes(&mut self, at: SocketAddr) {
+        let outgoing = std::mem::take(&mut self.outgoing);
+        for (to, mut datagram) in outgoing.into_iter().filter(|(to, _)| *to == at) {
+            let Some(header) = DataHeader::read(&datagram) else {
+                continue;
+            };
+            let size = datagram.len() as u16;
+            let Ok(plaintext) = self.session.open(&header, &mut datagram) else {
+                continue;
+            };
+            if let [_, _, _, 5, 2, 0, a, b, ..] = datagram[plaintext] {
+                let [c, d] = size.to_le_bytes();
+                let answer = self.seal(&[0, 0, 0, 6, 4, 0, a, b, c, d]);
+                self.deliver_from(to, answer);
+            }
+        }
+    }
+
+    /// Bytes of UDP payload that were sent to an address.
+    pub fn sent_to(&self, address: SocketAddr) -> usize {
+        self.addresses.get(&address).map_or(0, |a| a.sent)
+    }
+
+    /// What was made of all that came in since this was last asked.
+    pub fn take_work(&mut self) -> Work {
+        std::mem::take(&mut self.work)
+    }
+
+    /// An address that never proved to be the peer's was sent three times what came from it, at most.
+    pub fn assert_nobody_is_flooded(&self) {
+        for (
+            address,
+            Address {
+                received,
+                sent,
+                proven,
+            },
+        ) in &self.addresses
+        {
+            assert!(
+                *proven || *sent <= 3 * received,
+                "{sent} bytes to {address} for {received}"
+            );
         }
     }
 
@@ -177,8 +335,26 @@ impl Peer {
     }
 
     /// Hands the tunnel what one receive call returned, and checks all that comes out.
-    pub fn deliver(&mut self, mut bytes: Vec<u8>, segment_size: usize, traffic_class: u8) {
-        let whole = datagram(0..bytes.len(), segment_size, traffic_class);
+    pub fn deliver(&mut self, bytes: Vec<u8>, segment_size: usize, traffic_class: u8) {
+        self.deliver_batch(SOURCE, bytes, segment_size, traffic_class);
+    }
+
+    /// As [`Self::deliver`], from anywhere.
+    pub fn deliver_batch(
+        &mut self,
+        source: SocketAddr,
+        mut bytes: Vec<u8>,
+        segment_size: usize,
+        traffic_class: u8,
+    ) {
+        let whole = Datagram {
+            source,
+            ..datagram(0..bytes.len(), segment_size, traffic_class)
+        };
+        self.addresses.entry(source).or_default().received += bytes.len();
+        self.work.datagrams_in += bytes.len().div_ceil(segment_size.max(1));
+        self.work.bytes_in += bytes.len();
+        let before = self.tunnel.totals().inbound.packets_in;
         self.tunnel.inbound(
             self.now,
             [whole].into_iter(),
@@ -186,6 +362,19 @@ impl Peer {
             &mut self.inbox,
             &mut self.outbox,
         );
+        // A slice stands for several packets.
+        let slices: u64 = self.inbox.writes().iter().map(|w| w.packets - 1).sum();
+        let looked_at = self.tunnel.totals().inbound.packets_in - before;
+        self.work.looked_at += looked_at.saturating_sub(slices);
+        for run in self.outbox.runs() {
+            self.work.records_out += run.segments;
+            self.work.bytes_out += run.range.len();
+        }
+        for write in self.inbox.writes() {
+            self.work.packets += write.packets.max(1);
+            self.work.packet_bytes += write.bytes;
+            self.work.writes += 1;
+        }
         self.flush(&bytes);
     }
 
@@ -215,8 +404,20 @@ impl Peer {
     }
 
     fn flush(&mut self, arena: &[u8]) {
+        for peer in self.tunnel.peers() {
+            if let Some(endpoint) = peer.path.endpoint.filter(|_| peer.path.is_proven()) {
+                self.addresses.entry(endpoint).or_default().proven = true;
+            }
+        }
         for run in self.outbox.runs() {
-            self.answers = vec![self.outbox.bytes(run).to_vec()];
+            let (to, bytes) = (run.destination.address, self.outbox.bytes(run));
+            self.addresses.entry(to).or_default().sent += bytes.len();
+            self.answers = vec![bytes.to_vec()];
+            for datagram in bytes.chunks(run.segment_size) {
+                self.outgoing.push_back((to, datagram.to_vec()));
+            }
+            let most = self.outgoing.len().saturating_sub(64);
+            self.outgoing.drain(..most);
             self.tunnel.sent(run, Ok(()));
         }
         self.outbox.clear();
@@ -284,7 +485,7 @@ fn initiation(
 
 fn datagram(range: std::ops::Range<usize>, segment_size: usize, traffic_class: u8) -> Datagram {
     Datagram {
-        source: SocketAddr::from(([192, 0, 2, 2], 51820)),
+        source: SOURCE,
         destination: None,
         traffic_class,
         range,

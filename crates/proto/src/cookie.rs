@@ -23,7 +23,7 @@ use crate::constants::*;
 use crate::construction::Construction;
 use crate::keys::{Identity, PublicKey};
 use crate::noise::{get_u32, put_u32};
-use crate::rate_limiter::{RateLimiter, ReplyLimiter};
+use crate::rate_limiter::{RateLimiter, ReplyLimiter, Reserved};
 use crate::rng::Rng;
 use crate::time::Instant;
 
@@ -93,6 +93,7 @@ pub struct CookieChecker {
     secret: Option<(Zeroizing<[u8; 32]>, Instant)>,
     limiter: RateLimiter,
     replies: ReplyLimiter,
+    reserved: Reserved,
 }
 
 impl CookieChecker {
@@ -105,7 +106,13 @@ impl CookieChecker {
             secret: None,
             limiter: RateLimiter::default(),
             replies: ReplyLimiter::default(),
+            reserved: Reserved::default(),
         }
+    }
+
+    /// What is set aside for the endpoints of live sessions, whose handshakes strangers are not to hold up.
+    pub fn reserved(&mut self) -> &mut Reserved {
+        &mut self.reserved
     }
 
     /// Judges an initiation or a response that came from `source`. The caller says whether it is
@@ -132,14 +139,19 @@ impl CookieChecker {
             keyed(&*cookie, &[covered]).verify_slice(mac2).is_ok()
         };
         if !has_cookie {
-            let secret = fresh(&mut self.secret, now, rng);
-            return if self.replies.allow(source, secret, now) {
+            let reserved = self.reserved.allow_reply(source, now);
+            let allowed = reserved.unwrap_or_else(|| {
+                let secret = fresh(&mut self.secret, now, rng);
+                self.replies.allow(source, secret, now)
+            });
+            return if allowed {
                 Admission::NeedsCookie
             } else {
                 Admission::RateLimited
             };
         }
-        if self.limiter.allow(source, now) {
+        let reserved = self.reserved.allow_handshake(source, now);
+        if reserved.unwrap_or_else(|| self.limiter.allow(source, now)) {
             Admission::Process
         } else {
             Admission::RateLimited

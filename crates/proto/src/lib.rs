@@ -34,6 +34,7 @@ pub mod outbox;
 pub mod paths;
 pub mod peer;
 pub mod ping;
+pub mod proof;
 pub mod rate_limiter;
 pub mod replay;
 pub mod rng;

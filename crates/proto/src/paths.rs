@@ -38,6 +38,8 @@ pub const SILENCE: Duration = Duration::from_secs(3);
 const MAX_CHECKS: usize = 16;
 /// An acknowledgement that takes longer proves nothing.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+/// Acknowledgements of what was never sent, from which on the checks that are waited for count no more: none can be guessed.
+const MAX_WRONG: u8 = 16;
 /// The least size of a check in UDP payload bytes; the largest is below that of any probe for the MTU.
 const LEAST_CHECK: u16 = (RECORD_OVERHEAD + PROBE_LEN) as u16;
 /// Time between two rounds of checks, the first few; the last counts for all that follow.
@@ -134,6 +136,15 @@ impl Check {
         }
     }
 
+    /// One that little credit pays for ([`crate::proof`]).
+    pub(crate) fn short(rng: &mut dyn Rng) -> Check {
+        let Check { id, size } = Check::random(rng);
+        Check {
+            id,
+            size: LEAST_CHECK + size % 13,
+        }
+    }
+
     /// One that is as small as can be, since many are sent. Its acknowledgement proves nothing.
     pub(crate) fn least(rng: &mut dyn Rng) -> Check {
         Check {
@@ -168,6 +179,8 @@ pub struct Paths {
     by_relay: Option<Instant>,
     /// When the peer last had this host called, because nothing from here reaches it.
     called: Option<Instant>,
+    /// Acknowledgements of what was never sent, since checks were last forgotten for them.
+    wrong: u8,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -462,6 +475,15 @@ impl Paths {
         self.moved();
         self.settled_until = Some(now + SETTLE);
         Some((rtt, Taken::Move(address)))
+    }
+
+    /// Something was acknowledged that was never sent.
+    pub fn guessed(&mut self) {
+        self.wrong += 1;
+        if self.wrong >= MAX_WRONG {
+            self.wrong = 0;
+            self.ways.iter_mut().for_each(|way| way.checks.clear());
+        }
     }
 
     /// Whether an address that answers after `rtt` is preferred to a direct way that is `used`, which was checked along with it.

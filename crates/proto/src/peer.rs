@@ -9,10 +9,12 @@ use crate::keys::{PresharedKey, PublicKey};
 use crate::native::health::{Receiver, Report};
 use crate::native::path_mtu::PathMtu;
 use crate::native::reassembly::Reassembly;
+use crate::native::record::{Outgoing, RECORD_OVERHEAD};
 use crate::noise::{Construction, Initiator};
 use crate::outbox::Destination;
 use crate::paths::Paths;
 use crate::ping::Pings;
+use crate::proof::Proof;
 use crate::session::Session;
 use crate::tai64n::Tai64n;
 use crate::time::Instant;
@@ -124,6 +126,8 @@ pub(crate) struct Pending {
     /// As it was sent.
     pub message: Box<[u8]>,
     pub sent: Instant,
+    /// The one address that it was sent to, if it is one.
+    pub alone: Option<SocketAddr>,
     /// The ways that there were when it was sent, and those that it was sent to since.
     pub known: Vec<SocketAddr>,
     /// There may be another one.
@@ -162,8 +166,12 @@ pub struct Path {
     pub gso: bool,
     /// What we see of what the peer sends (native).
     pub(crate) health: Receiver,
-    /// Identifies sliced packets.
-    pub(crate) next_id: u16,
+    /// What is sent there, and how much may be.
+    pub(crate) outgoing: Outgoing,
+    /// The endpoint before this one, if it was proven and this one is not yet.
+    before: Option<(SocketAddr, Option<IpAddr>)>,
+    /// Where the response that waits to be confirmed went.
+    pub(crate) responded: Option<SocketAddr>,
     /// Probing goes on until then; moved by sending data.
     pub(crate) active_until: Instant,
     /// Datagrams sent behind the first of their GSO batch since the latest report.
@@ -182,7 +190,9 @@ impl Path {
             report: None,
             gso: true,
             health: Receiver::default(),
-            next_id: 0,
+            outgoing: Outgoing::default(),
+            before: None,
+            responded: None,
             active_until: Instant::BOOT,
             sent_later: 0,
             missed: 0,
@@ -203,13 +213,48 @@ impl Path {
         });
     }
 
-    /// Sends to `endpoint` from now on; a path that is another one is measured anew.
+    /// Whether the peer is known to receive at its endpoint.
+    pub fn is_proven(&self) -> bool {
+        self.outgoing.proof.is_given()
+    }
+
+    /// It is, now.
+    pub(crate) fn prove(&mut self) {
+        self.outgoing.proof = Proof::default();
+        self.before = None;
+    }
+
+    /// Sends to `endpoint` from now on, which is where a datagram came from: little until it is proven.
+    pub(crate) fn follow(&mut self, endpoint: SocketAddr, source: Option<IpAddr>, now: Instant) {
+        if self.endpoint == Some(endpoint) {
+            self.source = source;
+            return;
+        }
+        let proven = self.endpoint.filter(|_| self.is_proven());
+        let before = proven.map(|endpoint| (endpoint, self.source));
+        let before = before.or(self.before);
+        self.move_to(endpoint, source);
+        self.outgoing.proof = Proof::wanted(now);
+        self.before = before;
+    }
+
+    /// Goes back to where the peer was before, if this endpoint is not proven; false if that is not known.
+    pub(crate) fn go_back(&mut self) -> bool {
+        let Some((endpoint, source)) = self.before.filter(|_| !self.is_proven()) else {
+            return false;
+        };
+        self.move_to(endpoint, source);
+        true
+    }
+
+    /// Sends to `endpoint` from now on, where the peer is known to be; a path that is another one is measured anew.
     pub(crate) fn move_to(&mut self, endpoint: SocketAddr, source: Option<IpAddr>) {
         if self.endpoint != Some(endpoint) {
-            let next_id = self.next_id;
+            let next_id = self.outgoing.next_id;
             let health = std::mem::take(&mut self.health);
             *self = Path {
-                next_id,
+                outgoing: Outgoing::from_id(next_id),
+                responded: self.responded,
                 health,
                 active_until: self.active_until,
                 mtu: self.mtu.moved(endpoint.is_ipv6()),
@@ -333,6 +378,14 @@ impl Stash {
         let (read, packets) = self.reads.pop_front()?;
         self.bytes -= read.len();
         Some((read, packets))
+    }
+
+    /// Bytes of UDP payload that the oldest read takes at most, in a record of its own; of a super-packet it is not known.
+    pub fn next_cost(&self) -> usize {
+        match self.reads.front() {
+            Some((read, 1)) => read.len() + RECORD_OVERHEAD,
+            _ => usize::MAX,
+        }
     }
 
     pub fn is_empty(&self) -> bool {

@@ -119,6 +119,66 @@ pub struct ReplyLimiter {
     buckets: Box<[Bucket]>,
 }
 
+/// What is set aside for the endpoints of live sessions: each has its own share of cookie replies and of handshakes, which nobody
+/// uses up who does not send from that very address and port.
+#[derive(Clone, Debug, Default)]
+pub struct Reserved {
+    shares: BTreeMap<SocketAddr, Share>,
+    /// When it was last told of them.
+    told: Option<Instant>,
+}
+
+/// What one endpoint may still have.
+#[derive(Clone, Copy, Debug)]
+struct Share {
+    replies: Bucket,
+    handshakes: Bucket,
+}
+
+impl Reserved {
+    /// Whether it is to be told of the endpoints there are now: once a second, as sessions come and go.
+    pub fn is_old(&self, now: Instant) -> bool {
+        self.told
+            .is_none_or(|told| told.has_expired(FORGET_AFTER, now))
+    }
+
+    /// These are the endpoints of live sessions; those that stay keep what they have used.
+    pub fn set(&mut self, endpoints: impl Iterator<Item = SocketAddr>, now: Instant) {
+        let mut old = std::mem::take(&mut self.shares);
+        self.told = Some(now);
+        self.shares = endpoints
+            .map(|endpoint| {
+                let endpoint = canonical(endpoint);
+                let full = Bucket::full(now);
+                let share = old.remove(&endpoint).unwrap_or(Share {
+                    replies: full,
+                    handshakes: full,
+                });
+                (endpoint, share)
+            })
+            .collect();
+    }
+
+    /// Whether `source` may have a cookie reply; `None` if nothing is set aside for it.
+    pub fn allow_reply(&mut self, source: SocketAddr, now: Instant) -> Option<bool> {
+        Some(self.of(source)?.replies.take(now))
+    }
+
+    /// Whether `source` may have a message processed; `None` if nothing is set aside for it.
+    pub fn allow_handshake(&mut self, source: SocketAddr, now: Instant) -> Option<bool> {
+        Some(self.of(source)?.handshakes.take(now))
+    }
+
+    fn of(&mut self, source: SocketAddr) -> Option<&mut Share> {
+        self.shares.get_mut(&canonical(source))
+    }
+}
+
+/// An IPv4-mapped address as the IPv4 one that it is.
+fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
 /// Buckets of a [`ReplyLimiter`]: at the rate of each, some 5,000 replies a second at most.
 const REPLY_BUCKETS: usize = 256;
 
@@ -148,13 +208,18 @@ pub struct LoadMeter {
 }
 
 impl LoadMeter {
+    /// Whether there was load of late.
+    pub fn is_on(&self, now: Instant) -> bool {
+        self.last
+            .is_some_and(|last| !last.has_expired(UNDER_LOAD_HOLD, now))
+    }
+
     /// Whether to act as under load, given whether the caller is busy at `now`.
     pub fn observe(&mut self, busy: bool, now: Instant) -> bool {
         if busy {
             self.last = Some(now);
         }
-        self.last
-            .is_some_and(|last| !last.has_expired(UNDER_LOAD_HOLD, now))
+        self.is_on(now)
     }
 }
 

@@ -16,7 +16,7 @@ use seikan_proto::keys::{Identity, PresharedKey, PrivateKey, PublicKey};
 use seikan_proto::native::frame::Stamp;
 use seikan_proto::native::health::{Receiver, Report};
 use seikan_proto::native::path_mtu::PathMtu;
-use seikan_proto::native::record::{Envelope, RecordWriter};
+use seikan_proto::native::record::{Envelope, Outgoing, RecordWriter};
 use seikan_proto::noise::{
     Construction, Established, Initiator, consume_initiation, create_initiation,
 };
@@ -283,9 +283,9 @@ fn reads_are_packed() {
     for v in list(&VECTORS["handshakes"]) {
         let datagrams = list(&v["batch_datagrams"]);
         for (batch, datagrams) in list(&VECTORS["batches"]).iter().zip(datagrams) {
-            let mut next_id = number(&batch["first_id"]) as u16;
+            let mut outgoing = Outgoing::from_id(number(&batch["first_id"]) as u16);
             let (size, time) = (number(&batch["size"]), number(&batch["time"]));
-            let sent = with_writer(v, size, time, &mut next_id, |writer| {
+            let sent = with_writer(v, size, time, &mut outgoing, |writer| {
                 for read in list(&batch["reads"]) {
                     let read = bytes(read);
                     let packet = SuperPacket::parse(&read).expect("a good read");
@@ -326,7 +326,7 @@ fn control_frames_are_written() {
             _ => continue,
         };
         let time = u64::from(u16::from_le_bytes([plaintext[1], plaintext[2]]));
-        let sent = with_writer(v, 1232, time, &mut 0, write);
+        let sent = with_writer(v, 1232, time, &mut Outgoing::default(), write);
         let (keys, _) = response(v);
         let mut receiver = Session::new(&keys, cipher(v), false, Instant::BOOT);
         let opened: Vec<String> = sent
@@ -613,7 +613,7 @@ fn with_writer(
     v: &Value,
     size: u64,
     time: u64,
-    next_id: &mut u16,
+    outgoing: &mut Outgoing,
     write: impl FnOnce(&mut RecordWriter<'_>),
 ) -> Vec<(u8, Vec<u8>)> {
     let mut outbox = Outbox::new(1 << 20);
@@ -630,7 +630,7 @@ fn with_writer(
         offload: true,
         gso: true,
     };
-    let mut writer = RecordWriter::new(&mut outbox, &mut session, next_id, envelope);
+    let mut writer = RecordWriter::new(&mut outbox, &mut session, outgoing, envelope);
     write(&mut writer);
     writer.finish().expect("there is room");
     datagrams(&outbox)

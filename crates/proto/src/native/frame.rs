@@ -18,6 +18,9 @@
 //! PORTS     kind 7 | length | ports u16 | addresses of 16 bytes, IPv4 as IPv4-mapped
 //! ```
 //! A kind that is not known is skipped by its length, so that later ones need no new version.
+//!
+//! Work and what comes out are bounded by the bytes that came in: a chunk that is not the last of its packet, and a segment of a
+//! super-packet, has [`MIN_CHUNK`] bytes at least; of HEALTH, PROBE, PROBE_ACK and PORTS a record has one each.
 
 use crate::birthday::Ask;
 use crate::inbox::{MAX_HEADER, Slice};
@@ -37,6 +40,11 @@ pub const FRAGMENT_OVERHEAD: usize = 3 + 6;
 pub const PROBE_LEN: usize = 3 + 2;
 /// Bytes of a PROBE_ACK.
 pub const PROBE_ACK_LEN: usize = 3 + 4;
+
+/// The least payload of a fragment or slice that is not the last of its packet, and the least segment size of a super-packet:
+/// smaller ones would make one datagram hundreds of pieces to put together, or of packets on the next link. Even a path of 576
+/// bytes has room for such a chunk; super-packets of smaller segments go as one PACKET for each.
+pub const MIN_CHUNK: usize = 256;
 
 const PADDING: u8 = 0;
 const PACKET: u8 = 1;
@@ -134,6 +142,8 @@ pub struct Fragment {
 pub struct Frames {
     rest: Range<usize>,
     ecn: u8,
+    /// The control frames that there were: bit `kind`.
+    control: u8,
 }
 
 impl Frames {
@@ -143,6 +153,7 @@ impl Frames {
         Frames {
             rest: plaintext,
             ecn,
+            control: 0,
         }
     }
 
@@ -180,29 +191,31 @@ impl Frames {
             PACKET => self.packet(arena, body, partial).map(Some),
             SLICE => self.slice(arena, body, first & FLAG_ECN != 0).map(Some),
             FRAGMENT => fragment(arena, body, partial).map(Some),
-            HEALTH => Report::read(&arena[body])
-                .map(Frame::Health)
-                .ok_or(DropReason::BadFrame)
-                .map(Some),
-            PROBE => match arena[body] {
-                [a, b, ..] => Ok(Some(Frame::Probe {
-                    id: u16::from_le_bytes([a, b]),
-                })),
-                _ => Err(DropReason::BadFrame),
-            },
-            PROBE_ACK => match arena[body] {
-                [a, b, c, d, ..] => Ok(Some(Frame::ProbeAck {
-                    id: u16::from_le_bytes([a, b]),
-                    size: u16::from_le_bytes([c, d]),
-                })),
-                _ => Err(DropReason::BadFrame),
-            },
-            PORTS => Ask::read(&arena[body])
-                .map(Frame::Ports)
-                .ok_or(DropReason::BadFrame)
-                .map(Some),
+            kind @ HEALTH..=PORTS => self.control(kind, &arena[body]).map(Some),
             _ => Ok(None),
         }
+    }
+
+    /// Each makes work, and a PROBE an answer: one of a kind is enough for a record.
+    fn control(&mut self, kind: u8, body: &[u8]) -> Result<Frame, DropReason> {
+        let bit = 1 << kind;
+        if self.control & bit != 0 {
+            return Err(DropReason::BadFrame);
+        }
+        self.control |= bit;
+        match (kind, body) {
+            (HEALTH, body) => Report::read(body).map(Frame::Health),
+            (PROBE, &[a, b, ..]) => Some(Frame::Probe {
+                id: u16::from_le_bytes([a, b]),
+            }),
+            (PROBE_ACK, &[a, b, c, d, ..]) => Some(Frame::ProbeAck {
+                id: u16::from_le_bytes([a, b]),
+                size: u16::from_le_bytes([c, d]),
+            }),
+            (PORTS, body) => Ask::read(body).map(Frame::Ports),
+            _ => None,
+        }
+        .ok_or(DropReason::BadFrame)
     }
 
     fn packet(
@@ -238,9 +251,8 @@ impl Frames {
         let valid = ip.protocol == PROTO_TCP
             && !ip.fragment
             && header_len <= MAX_HEADER
-            && gso_size > 0
-            && !chunk.is_empty()
-            && offset + chunk.len() <= total
+            && gso_size >= MIN_CHUNK
+            && fits(offset, chunk.len(), total)
             && header_len + total <= 65_535;
         if !valid {
             return Err(DropReason::BadFrame);
@@ -293,10 +305,16 @@ fn fragment(arena: &[u8], body: Range<usize>, partial: bool) -> Result<Frame, Dr
         chunk: body.start + 6..body.end,
     };
     let length = fragment.chunk.len();
-    if length == 0 || length == fragment.total || fragment.offset + length > fragment.total {
+    if length == fragment.total || !fits(fragment.offset, length, fragment.total) {
         return Err(DropReason::BadFrame);
     }
     Ok(Frame::Fragment(fragment))
+}
+
+/// Whether a chunk may be at this place of so many bytes.
+fn fits(offset: usize, length: usize, total: usize) -> bool {
+    let end = offset + length;
+    end == total && length > 0 || end < total && length >= MIN_CHUNK
 }
 
 /// Gives the packet the ECN field that it leaves the tunnel with when its datagram arrived with `outer`: the more

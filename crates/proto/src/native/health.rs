@@ -208,8 +208,27 @@ impl Receiver {
             self.next = counter;
             self.window = [u64::MAX; (HORIZON / 64) as usize];
         }
-        while self.next < counter {
-            self.advance(self.next, 0);
+        self.enter(counter, true);
+        self.next = counter;
+    }
+
+    /// Moves counters up to `end`, not included, into the window, of which it holds as many at most; what leaves it unseen was lost. By
+    /// words, since who chooses the counters chooses how far it moves.
+    fn enter(&mut self, end: u64, seen: bool) {
+        let mut at = self.next;
+        while at < end {
+            let (word, from) = ((at % HORIZON / 64) as usize, at % 64);
+            let count = (64 - from).min(end - at);
+            let mask = (u64::MAX >> (64 - count)) << from;
+            // The counters HORIZON before them.
+            let unseen = (mask & !self.window[word]).count_ones();
+            self.report.lost = self.report.lost.saturating_add(unseen);
+            if seen {
+                self.window[word] |= mask;
+            } else {
+                self.window[word] &= !mask;
+            }
+            at += count;
         }
     }
 
@@ -242,14 +261,7 @@ impl Receiver {
                 .saturating_add(skipped);
             self.window = [0; (HORIZON / 64) as usize];
         } else {
-            for c in self.next..=counter {
-                let (word, bit) = ((c % HORIZON / 64) as usize, 1 << (c % 64));
-                if self.window[word] & bit == 0 {
-                    // Counter c - HORIZON leaves, unseen.
-                    self.report.lost = self.report.lost.saturating_add(1);
-                }
-                self.window[word] &= !bit;
-            }
+            self.enter(counter + 1, false);
         }
         // The first of this datagram's batch was passed over for good once later ones are here;
         // counted when the batch is first seen.

@@ -4,6 +4,9 @@
 //! fragment is placed once: the replay window has already refused repeated records. Identifiers
 //! wrap within a second at high rates and start over with the peer, so fragments must also come in
 //! records of one session and close to each other (RFC 4963 tells what happens otherwise).
+//!
+//! Memory and work are bounded by the bytes received, whatever a peer claims: chunks are kept as they arrive, one behind the
+//! other, in pieces of which there are few, and are put in order once, when the packet is whole.
 
 use crate::native::frame::{self, Fragment};
 use crate::time::Instant;
@@ -20,6 +23,10 @@ pub const TIMEOUT: Duration = Duration::from_secs(1);
 pub struct Reassembly {
     open: VecDeque<Open>,
 }
+
+/// Pieces of one packet, at most. One is a run of chunks that arrived in order. 64 KiB in records of the least size of a path
+/// ([`BASE`](crate::native::path_mtu::BASE)) are 57 fragments, which may arrive in any order.
+const MAX_PIECES: usize = 64;
 
 /// Records between the fragments of one packet, at most: 64 KiB take 60 of the smallest.
 const MAX_DISTANCE: u64 = 256;
@@ -49,12 +56,93 @@ pub struct Reassembled {
 #[derive(Debug)]
 struct Open {
     id: u16,
+    total: usize,
     first: Record,
     since: Instant,
     partial: bool,
     ecn: u8,
-    packet: Vec<u8>,
-    received: Vec<(usize, usize)>,
+    /// All chunks, in the order of their arrival.
+    bytes: Vec<u8>,
+    /// Where they belong: by offset, without overlaps, [`MAX_PIECES`] at most.
+    pieces: Vec<Piece>,
+}
+
+/// Bytes that belong together and arrived so.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    /// Their place in the packet.
+    offset: usize,
+    /// Their place in [`Open::bytes`].
+    at: usize,
+    length: usize,
+}
+
+impl Piece {
+    fn end(&self) -> usize {
+        self.offset + self.length
+    }
+}
+
+impl Open {
+    fn new(fragment: &Fragment, record: Record, now: Instant) -> Open {
+        Open {
+            id: fragment.id,
+            total: fragment.total,
+            first: record,
+            since: now,
+            partial: fragment.partial,
+            ecn: 0,
+            // Not `total`, which is only claimed.
+            bytes: Vec::with_capacity(fragment.total.min(4 * fragment.chunk.len())),
+            pieces: Vec::new(),
+        }
+    }
+
+    /// Keeps a chunk; false if it overlaps with another, or what is here would be in too many pieces.
+    fn place(&mut self, offset: usize, chunk: &[u8]) -> bool {
+        let next = self.pieces.partition_point(|piece| piece.offset < offset);
+        let is_free = |next: &Piece| offset + chunk.len() <= next.offset;
+        if !self.pieces.get(next).is_none_or(is_free) {
+            return false;
+        }
+        let (at, full) = (self.bytes.len(), self.pieces.len() == MAX_PIECES);
+        let before = self.pieces[..next].last_mut();
+        match before {
+            Some(before) if before.end() > offset => return false,
+            Some(before) if before.end() == offset && before.at + before.length == at => {
+                before.length += chunk.len();
+            }
+            _ if full => return false,
+            _ => self.pieces.insert(
+                next,
+                Piece {
+                    offset,
+                    at,
+                    length: chunk.len(),
+                },
+            ),
+        }
+        self.bytes.extend_from_slice(chunk);
+        true
+    }
+
+    /// The packet, all of whose bytes are here.
+    fn whole(self) -> Reassembled {
+        let packet = match self.pieces[..] {
+            [_] => self.bytes,
+            _ => self
+                .pieces
+                .iter()
+                .flat_map(|piece| &self.bytes[piece.at..piece.at + piece.length])
+                .copied()
+                .collect(),
+        };
+        Reassembled {
+            packet,
+            partial: self.partial,
+            ecn: self.ecn,
+        }
+    }
 }
 
 /// What became of a fragment.
@@ -69,7 +157,7 @@ pub enum Outcome {
     Joined,
     /// It completed the packet.
     Complete(Reassembled),
-    /// It contradicts the packet's other fragments.
+    /// It contradicts the packet's other fragments, or lies too far from them all.
     Contradiction,
 }
 
@@ -84,7 +172,7 @@ impl Reassembly {
     ) -> Outcome {
         let found = self.open.iter().position(|o| {
             o.id == fragment.id
-                && o.packet.len() == fragment.total
+                && o.total == fragment.total
                 && o.first.session == record.session
                 && o.first.counter.abs_diff(record.counter) <= MAX_DISTANCE
         });
@@ -93,39 +181,19 @@ impl Reassembly {
             None => {
                 let evicted =
                     u64::from(self.open.len() == MAX_OPEN && self.open.pop_front().is_some());
-                self.open.push_back(Open {
-                    id: fragment.id,
-                    first: record,
-                    since: now,
-                    partial: fragment.partial,
-                    ecn: 0,
-                    packet: vec![0; fragment.total],
-                    received: Vec::new(),
-                });
+                self.open.push_back(Open::new(fragment, record, now));
                 (self.open.len() - 1, Some(evicted))
             }
         };
         let open = &mut self.open[at];
-        let span = (fragment.offset, fragment.offset + chunk.len());
-        let overlaps = open
-            .received
-            .iter()
-            .any(|(from, to)| span.0 < *to && *from < span.1);
-        if overlaps || open.partial != fragment.partial {
+        if open.partial != fragment.partial || !open.place(fragment.offset, chunk) {
             return Outcome::Contradiction;
         }
-        open.packet[span.0..span.1].copy_from_slice(chunk);
-        open.received.push(span);
         open.ecn = frame::most_severe(open.ecn, record.ecn);
-        let received: usize = open.received.iter().map(|(from, to)| to - from).sum();
-        if received == open.packet.len()
+        if open.bytes.len() == open.total
             && let Some(whole) = self.open.remove(at)
         {
-            return Outcome::Complete(Reassembled {
-                packet: whole.packet,
-                partial: whole.partial,
-                ecn: whole.ecn,
-            });
+            return Outcome::Complete(whole.whole());
         }
         match opened {
             Some(evicted) => Outcome::Opened { evicted },
@@ -148,6 +216,12 @@ impl Reassembly {
     /// Packets held.
     pub fn held(&self) -> usize {
         self.open.len()
+    }
+
+    /// Bytes held, and the pieces that they are in.
+    pub fn held_bytes(&self) -> (usize, usize) {
+        let each = self.open.iter().map(|o| (o.bytes.len(), o.pieces.len()));
+        each.fold((0, 0), |sum, of| (sum.0 + of.0, sum.1 + of.1))
     }
 }
 
@@ -269,5 +343,131 @@ mod tests {
         }
         assert_eq!((r.held(), evicted_in_all), (8, 12));
         assert_eq!(r.expire(Instant::BOOT + TIMEOUT), 8);
+    }
+
+    #[test]
+    fn a_claim_of_a_large_packet_takes_no_memory() {
+        let mut r = Reassembly::default();
+        for id in 0..8 {
+            let last = fragment(id, 65_534, 65_535, 1);
+            r.fragment(&last, record(u64::from(id)), &[0; 1], Instant::BOOT);
+        }
+        assert_eq!(r.held_bytes(), (8, 8));
+        assert!(r.open.iter().all(|open| open.bytes.capacity() < 64));
+    }
+
+    #[test]
+    fn the_largest_packet_arrives_backwards_in_records_of_the_least_size() {
+        let whole: Vec<u8> = (0..65_535u32).map(|i| (i * 7) as u8).collect();
+        let mut r = Reassembly::default();
+        let mut got = None;
+        // What is left of a record of BASE bytes behind its overhead and the frame's.
+        for (n, chunk) in whole.chunks(1188).enumerate().rev() {
+            let part = fragment(1, n * 1188, whole.len(), chunk.len());
+            got = Some(r.fragment(&part, record(100 - n as u64), chunk, Instant::BOOT));
+        }
+        let Some(Outcome::Complete(got)) = got else {
+            panic!("{got:?}");
+        };
+        assert_eq!(got.packet, whole);
+    }
+
+    #[test]
+    fn chunks_that_lie_apart_are_few() {
+        let mut r = Reassembly::default();
+        let mut refused = 0;
+        for n in 0..127 {
+            let part = fragment(1, n * 512, 65_535, 256);
+            let outcome = r.fragment(&part, record(n as u64), &[0; 256], Instant::BOOT);
+            refused += u64::from(outcome == Outcome::Contradiction);
+        }
+        assert_eq!((r.held_bytes(), refused), ((64 * 256, 64), 63));
+        // What goes on where the last one ended is no further piece.
+        let on = fragment(1, 63 * 512 + 256, 65_535, 256);
+        let outcome = r.fragment(&on, record(200), &[0; 256], Instant::BOOT);
+        assert_eq!((outcome, r.held_bytes().1), (Outcome::Joined, 64));
+    }
+
+    /// Packets by the bytes that are known of each: what reassembly is meant to be.
+    #[derive(Default)]
+    struct Naive(Vec<(u16, usize, std::collections::BTreeMap<usize, u8>)>);
+
+    impl Naive {
+        fn fragment(&mut self, part: &Fragment, chunk: &[u8]) -> Outcome {
+            let of = |open: &(u16, usize, _)| open.0 == part.id && open.1 == part.total;
+            let found = self.0.iter().position(of);
+            let at = found.unwrap_or_else(|| {
+                self.0.push((part.id, part.total, Default::default()));
+                self.0.len() - 1
+            });
+            let (_, total, known) = &mut self.0[at];
+            let span = part.offset..part.offset + chunk.len();
+            if known.range(span.clone()).next().is_some() {
+                return Outcome::Contradiction;
+            }
+            known.extend(span.zip(chunk.iter().copied()));
+            if known.len() == *total {
+                let packet = self.0.remove(at).2.into_values().collect();
+                return Outcome::Complete(Reassembled {
+                    packet,
+                    partial: false,
+                    ecn: 0,
+                });
+            }
+            match found {
+                None => Outcome::Opened { evicted: 0 },
+                Some(_) => Outcome::Joined,
+            }
+        }
+    }
+
+    /// The chunks of a packet of `total` bytes, cut there: those that are not the last have 256 bytes at least.
+    fn cut(id: u16, total: usize, cuts: &[usize]) -> Vec<Fragment> {
+        let mut parts = Vec::new();
+        let mut offset = 0;
+        for cut in cuts.iter().chain([&total]) {
+            let length = (*cut).min(total - offset);
+            if length > 0 {
+                parts.push(fragment(id, offset, total, length));
+            }
+            offset += length;
+        }
+        parts
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_fragments_in_any_order_are_put_together_as_a_byte_map_does(
+            packets in proptest::collection::vec(
+                (257_usize..16_000, proptest::collection::vec(256_usize..3000, 1..60)), 1..5),
+            // Cut elsewhere, so that they overlap with the true ones.
+            strays in proptest::collection::vec((0_u16..5, 0_usize..15_000, 256_usize..900), 0..4),
+            order in proptest::collection::vec(proptest::num::u32::ANY, 300),
+        ) {
+            let totals: Vec<usize> = packets.iter().map(|(total, _)| *total).collect();
+            let mut parts = Vec::new();
+            for (id, (total, cuts)) in packets.iter().enumerate() {
+                parts.extend(cut(id as u16, *total, cuts));
+            }
+            for (id, offset, length) in strays {
+                if let Some(total) = totals.get(usize::from(id))
+                    && offset + length < *total
+                {
+                    parts.push(fragment(id, offset, *total, length));
+                }
+            }
+            let mut keyed: Vec<_> = order.iter().cycle().zip(parts).collect();
+            keyed.sort_by_key(|(key, _)| **key);
+            let (mut r, mut naive) = (Reassembly::default(), Naive::default());
+            let mut received = 0;
+            for (n, (key, part)) in keyed.iter().enumerate() {
+                let chunk: Vec<u8> = part.chunk.clone().map(|i| (i as u8) ^ (**key as u8)).collect();
+                received += chunk.len();
+                let outcome = r.fragment(part, record(n as u64 % 200), &chunk, Instant::BOOT);
+                proptest::prop_assert_eq!(outcome, naive.fragment(part, &chunk));
+                let (bytes, pieces) = r.held_bytes();
+                proptest::prop_assert!(bytes <= received && pieces <= 8 * MAX_PIECES);
+            }
+        }
     }
 }

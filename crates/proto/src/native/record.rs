@@ -10,11 +10,12 @@ use crate::constants::NATIVE_DATA;
 use crate::inbox::MAX_HEADER;
 use crate::indices::PeerId;
 use crate::native::frame::{
-    self, FRAGMENT_OVERHEAD, PACKET_OVERHEAD, PROBE_ACK_LEN, PROBE_LEN, SLICE_OVERHEAD, STAMP_LEN,
-    SliceHead, Stamp,
+    self, FRAGMENT_OVERHEAD, MIN_CHUNK, PACKET_OVERHEAD, PROBE_ACK_LEN, PROBE_LEN, SLICE_OVERHEAD,
+    STAMP_LEN, SliceHead, Stamp,
 };
 use crate::native::health::Report;
 use crate::outbox::{Destination, MAX_SEGMENTS, Outbox};
+use crate::proof::Proof;
 use crate::segment::{SuperPacket, Transport};
 use crate::session::Session;
 use seikan_observe::DropReason;
@@ -26,8 +27,6 @@ use seikan_wire::tcp;
 pub const RECORD_OVERHEAD: usize = FRAMES_AT + TAG_LEN;
 /// Where the frames of a record start.
 const FRAMES_AT: usize = DATA_HEADER_LEN + STAMP_LEN;
-/// A slice is not started in less room than this; the record is closed instead.
-const MIN_CHUNK: usize = 256;
 /// A record at most this much shorter than its run's datagrams is padded to keep the run going.
 const MAX_PADDING: usize = 400;
 
@@ -48,14 +47,32 @@ pub struct Envelope {
     pub gso: bool,
 }
 
+/// What the records to one address have in common over all batches.
+#[derive(Debug, Default)]
+pub struct Outgoing {
+    /// Identifies packets in slices and fragments.
+    pub(crate) next_id: u16,
+    /// Bounds what is sent there.
+    pub(crate) proof: Proof,
+}
+
+impl Outgoing {
+    /// To an address that is proven; the next packet in slices or fragments is this one.
+    pub fn from_id(next_id: u16) -> Outgoing {
+        Outgoing {
+            next_id,
+            proof: Proof::default(),
+        }
+    }
+}
+
 /// Packs frames for one peer into sealed records.
 #[derive(Debug)]
 pub struct RecordWriter<'a> {
     outbox: &'a mut Outbox,
     session: &'a mut Session,
     envelope: Envelope,
-    /// Identifies sliced packets; counts on over batches.
-    next_id: &'a mut u16,
+    outgoing: &'a mut Outgoing,
     /// Bytes of the open record written, header included.
     used: usize,
     packets: u64,
@@ -67,14 +84,14 @@ impl<'a> RecordWriter<'a> {
     pub fn new(
         outbox: &'a mut Outbox,
         session: &'a mut Session,
-        next_id: &'a mut u16,
+        outgoing: &'a mut Outgoing,
         envelope: Envelope,
     ) -> RecordWriter<'a> {
         RecordWriter {
             outbox,
             session,
             envelope,
-            next_id,
+            outgoing,
             used: FRAMES_AT,
             packets: 0,
             bytes: 0,
@@ -118,7 +135,9 @@ impl<'a> RecordWriter<'a> {
             return None;
         }
         let (header_len, gso_size) = match packet.kind {
-            Some(Transport::Tcp) => (packet.header_len, packet.gso_size),
+            Some(Transport::Tcp) if packet.gso_size >= MIN_CHUNK => {
+                (packet.header_len, packet.gso_size)
+            }
             None if PACKET_OVERHEAD + packet.bytes.len() > self.capacity()
                 && !packet.ip.fragment =>
             {
@@ -289,8 +308,8 @@ impl<'a> RecordWriter<'a> {
     }
 
     fn take_id(&mut self) -> u16 {
-        let id = *self.next_id;
-        *self.next_id = id.wrapping_add(1);
+        let id = self.outgoing.next_id;
+        self.outgoing.next_id = id.wrapping_add(1);
         id
     }
 
@@ -344,6 +363,9 @@ impl<'a> RecordWriter<'a> {
             0
         };
         let mut slot = self.outbox.reserve(length).ok_or(DropReason::OutboxFull)?;
+        if !self.outgoing.proof.take(length) {
+            return Err(DropReason::NoEndpoint);
+        }
         let record = slot.bytes();
         let stamp = Stamp {
             position,

@@ -4,7 +4,7 @@ use super::{Now, Tunnel};
 use crate::birthday::{Ask, Birthday, Due, Knock, Outside, Scene};
 use crate::constants::{REKEY_ON_RECEIVE_AFTER, REKEY_TIMEOUT};
 use crate::indices::PeerId;
-use crate::native::record::RecordWriter;
+use crate::native::record::{Outgoing, RecordWriter};
 use crate::outbox::Outbox;
 use crate::paths::Check;
 use crate::peer::Peer;
@@ -153,7 +153,7 @@ impl Tunnel {
         let Some(mut session) = peer.sessions.current.take_if(may_send) else {
             return;
         };
-        let mut writer = RecordWriter::new(outbox, &mut session, &mut peer.path.next_id, envelope);
+        let mut writer = RecordWriter::new(outbox, &mut session, &mut peer.path.outgoing, envelope);
         if writer.ports(ask).is_ok() && writer.finish().is_ok() {
             peer.timers.any_authenticated_packet_sent(now.mono);
         }
@@ -188,7 +188,9 @@ impl Tunnel {
         envelope.destination.source = None;
         // In a run of its own.
         envelope.gso = false;
-        let mut writer = RecordWriter::new(outbox, &mut session, &mut peer.path.next_id, envelope);
+        // What is sprayed has a bound of its own.
+        let mut outgoing = Outgoing::default();
+        let mut writer = RecordWriter::new(outbox, &mut session, &mut outgoing, envelope);
         if writer.probe(probe.id, probe.size.into()).is_ok() {
             peer.path.mtu.check_sent(session.local_index);
             for port in others {

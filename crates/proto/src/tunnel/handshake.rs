@@ -80,10 +80,19 @@ impl Tunnel {
     /// Makes an initiation and sends it; false if there is nowhere to send it to, or no index for it: then none was tried, and
     /// none is repeated.
     fn initiate(&mut self, now: Now, id: PeerId, everywhere: bool, outbox: &mut Outbox) -> bool {
+        let ours = self.capabilities();
         let Some(peer) = self.peers[id.0 as usize].as_mut() else {
             return false;
         };
-        let destinations = initiation_destinations(peer, everywhere);
+        let payload = match self.construction {
+            Construction::WireGuard => Vec::new(),
+            Construction::Native => ours.encode(),
+        };
+        let length = INITIATION_LEN + payload.len();
+        if !peer.path.outgoing.proof.allows(length) {
+            peer.path.go_back();
+        }
+        let destinations = initiation_destinations(peer, everywhere, length);
         if destinations.is_empty() {
             peer.drop_stash(DropReason::NoEndpoint);
             return false;
@@ -93,10 +102,6 @@ impl Tunnel {
         }
         let Ok(index) = self.indices.insert(id, &mut *self.rng) else {
             return false;
-        };
-        let payload = match self.construction {
-            Construction::WireGuard => Vec::new(),
-            Construction::Native => self.capabilities().encode(),
         };
         let Some(peer) = self.peers[id.0 as usize].as_mut() else {
             return false;
@@ -124,11 +129,21 @@ impl Tunnel {
                     initiator,
                     message: message[..length].into(),
                     sent: now.mono,
+                    alone: match destinations[..] {
+                        [alone] => Some(alone.address),
+                        _ => None,
+                    },
                     known: ways.chain(peer.path.endpoint).collect(),
                     new_way: false,
                 }));
                 peer.counters.handshakes.initiations_sent += 1;
                 peer.timers.any_authenticated_packet_sent(now.mono);
+                if destinations
+                    .iter()
+                    .any(|to| Some(to.address) == peer.path.endpoint)
+                {
+                    peer.path.outgoing.proof.take(length);
+                }
                 for destination in &destinations {
                     post(outbox, destination, Some(id), &message[..length]);
                 }
@@ -159,6 +174,7 @@ impl Tunnel {
         for address in peer.paths.ways().iter().map(|way| way.address) {
             if !pending.known.contains(&address) && pending.known.len() < MAX_COPIES {
                 pending.known.push(address);
+                pending.alone = None;
                 post(outbox, &towards(address), Some(id), &pending.message);
             }
         }
@@ -216,6 +232,15 @@ impl Tunnel {
             recent,
         } = &mut self.defence;
         let cookies = former.map_or(cookies, |former| &mut former.cookies);
+        if load.is_on(now.mono) && cookies.reserved().is_old(now.mono) {
+            let live = self
+                .peers
+                .iter()
+                .flatten()
+                .filter(|p| p.has_session(now.mono));
+            let endpoints = live.filter_map(|peer| peer.path.endpoint);
+            cookies.reserved().set(endpoints, now.mono);
+        }
         let under_load = || load.observe(busy(recent, now.mono), now.mono);
         match cookies.admit(message, from.source, under_load, now.mono, &mut *self.rng) {
             Admission::Process => {}
@@ -339,7 +364,18 @@ impl Tunnel {
         {
             self.indices.remove(ended);
         }
-        peer.path.move_to(reply_to.address, reply_to.source);
+        let (to, source) = (reply_to.address, reply_to.source);
+        match self.construction {
+            Construction::Native if !peer.paths.is_relay(to) => {
+                peer.path.follow(to, source, now.mono)
+            }
+            _ => peer.path.move_to(to, source),
+        }
+        peer.path.responded = Some(to);
+        let proof = &mut peer.path.outgoing.proof;
+        proof.received(message.len(), now.mono);
+        // No longer than what it answers.
+        proof.take(length);
         peer.paths.moved();
         peer.timers.any_authenticated_packet_received(now.mono);
         peer.timers.session_derived(now.mono);
@@ -378,6 +414,7 @@ impl Tunnel {
             .initiator
             .consume_response(message)
             .map_err(|e| drop_reason(&e))?;
+        let alone = pending.alone == Some(from.source);
         peer.handshake.pending = None;
         let cipher = match self.construction {
             Construction::WireGuard => Some(Cipher::ChaCha20Poly1305),
@@ -411,14 +448,23 @@ impl Tunnel {
         peer.counters.inbound.consumed += 1;
         peer.counters.handshakes.completed += 1;
         peer.last_handshake = Some(now.wall);
-        peer.path.move_to(from.source, from.destination);
+        // Sent to that address alone, the initiation was received there; of several it may have been another.
+        if alone || self.construction == Construction::WireGuard || peer.paths.is_relay(from.source)
+        {
+            peer.path.move_to(from.source, from.destination);
+            peer.path.prove();
+        } else {
+            peer.path.follow(from.source, from.destination, now.mono);
+            let proof = &mut peer.path.outgoing.proof;
+            proof.received(message.len(), now.mono);
+        }
         peer.paths.moved();
         peer.path.active_until = now.mono + KEEPALIVE_TIMEOUT;
         peer.timers.any_authenticated_packet_received(now.mono);
         peer.timers.handshake_complete();
         peer.timers.session_derived(now.mono);
         // The responder may not send before it has received something (whitepaper 5.1).
-        if peer.stash.is_empty() {
+        if peer.stash.is_empty() || !peer.path.is_proven() {
             self.send_keepalive(now, id, outbox);
         }
         Ok(id)
@@ -428,7 +474,8 @@ impl Tunnel {
 /// Where an initiation goes: to where the peer is, and if told so by all other ways to it. Of the copies the first that comes
 /// is answered, and by that way; the others are replays. Two peers that do so at once open the NATs between them. A way that was lost
 /// is left out at first: what gets through it may be answered by it, where nothing comes back.
-fn initiation_destinations(peer: &Peer, everywhere: bool) -> Vec<Destination> {
+/// So is an endpoint that is not proven and to which so many bytes may not be sent.
+fn initiation_destinations(peer: &Peer, everywhere: bool, length: usize) -> Vec<Destination> {
     let mut all: Vec<Destination> = Vec::new();
     if everywhere {
         let ways = peer.paths.ways().iter().map(|way| way.address);
@@ -439,7 +486,7 @@ fn initiation_destinations(peer: &Peer, everywhere: bool) -> Vec<Destination> {
     if let Some(known) = peer
         .path
         .destination(HANDSHAKE_TRAFFIC_CLASS)
-        .filter(|_| !left_out)
+        .filter(|_| !left_out && peer.path.outgoing.proof.allows(length))
     {
         all.insert(0, known);
     }

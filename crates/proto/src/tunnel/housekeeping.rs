@@ -3,7 +3,7 @@
 use super::{Now, Tunnel};
 use crate::inbox::Inbox;
 use crate::indices::PeerId;
-use crate::native::record::RecordWriter;
+use crate::native::record::{Outgoing, RecordWriter};
 use crate::noise::Construction;
 use crate::outbox::Outbox;
 use crate::paths::Due;
@@ -27,6 +27,8 @@ pub enum WakeReason {
     PathCheck,
     /// A port of a symmetric NAT is searched for.
     PortSearch,
+    /// The endpoint is to be proven, or left.
+    Proof,
     /// Somebody asks whether the peer answers.
     Ping,
     /// A health report is due.
@@ -89,6 +91,9 @@ impl Tunnel {
         if self.peer_mut(id).is_some_and(|p| p.handshake.has_new_way()) {
             self.initiate_at_new_ways(now, id, outbox);
         }
+        if self.construction == Construction::Native {
+            self.prove_endpoint(now, id, outbox);
+        }
         self.send_stash(now, id, outbox, inbox);
         if self.construction == Construction::Native {
             self.probe_and_report(now, id, outbox);
@@ -145,11 +150,41 @@ impl Tunnel {
         }
     }
 
+    /// Asks the peer to prove that it receives at its endpoint, or goes back to the one before.
+    fn prove_endpoint(&mut self, now: Now, id: PeerId, outbox: &mut Outbox) {
+        let sending = self.sending(now);
+        let Some(peer) = self.peers.get_mut(id.0 as usize).and_then(Option::as_mut) else {
+            return;
+        };
+        if peer.path.outgoing.proof.is_given_up(now.mono) && peer.path.go_back() {
+            return;
+        }
+        let may_send = |s: &mut Box<_>| super::outbound::may_send(s, now.mono);
+        let Some(mut session) = peer.sessions.current.take_if(may_send) else {
+            return;
+        };
+        if let Some(check) = peer.path.outgoing.proof.ask(now.mono, &mut *self.rng)
+            && let Some(envelope) = super::outbound::envelope(peer, &sending, 0)
+        {
+            let mut writer =
+                RecordWriter::new(outbox, &mut session, &mut peer.path.outgoing, envelope);
+            // Without room it is as good as lost, and another follows.
+            if writer.probe(check.id, check.size.into()).is_ok() {
+                peer.path.mtu.check_sent(session.local_index);
+                peer.timers.any_authenticated_packet_sent(now.mono);
+            }
+        }
+        peer.sessions.current = Some(session);
+    }
+
     fn probe_and_report(&mut self, now: Now, id: PeerId, outbox: &mut Outbox) {
         let sending = self.sending(now);
         let Some(peer) = self.peer_mut(id) else {
             return;
         };
+        if !peer.path.is_proven() {
+            return;
+        }
         let Some(envelope) = super::outbound::envelope(peer, &sending, 0) else {
             return;
         };
@@ -166,7 +201,7 @@ impl Tunnel {
             .flatten();
         if report.is_some() || probe.is_some() {
             let mut writer =
-                RecordWriter::new(outbox, &mut session, &mut peer.path.next_id, envelope);
+                RecordWriter::new(outbox, &mut session, &mut peer.path.outgoing, envelope);
             // There is room (see `poll`); were there none, the next interval brings another.
             let reported = report.is_none_or(|r| writer.health(&r).is_ok());
             let probed = probe.is_none_or(|(id, size)| writer.probe(id, size).is_ok());
@@ -198,12 +233,15 @@ impl Tunnel {
             else {
                 continue;
             };
+            // Checks of other ways have bounds of their own (`Paths`).
+            let mut other = Outgoing::default();
+            let mut outgoing = &mut peer.path.outgoing;
             if Some(address) != peer.path.endpoint {
                 envelope.destination.address = address;
                 envelope.destination.source = None;
+                outgoing = &mut other;
             }
-            let mut writer =
-                RecordWriter::new(outbox, &mut session, &mut peer.path.next_id, envelope);
+            let mut writer = RecordWriter::new(outbox, &mut session, outgoing, envelope);
             // Without room it is as good as lost, and another follows.
             if writer.probe(check.id, check.size.into()).is_ok() {
                 peer.path.mtu.check_sent(session.local_index);
@@ -224,8 +262,10 @@ impl Tunnel {
     fn deadline(&self, peer: &Peer, now: Instant) -> Option<(Instant, WakeReason)> {
         let has_session = peer.has_session(now);
         let native = has_session && self.construction == Construction::Native;
-        let stash = has_session && !peer.stash.is_empty();
-        let ping = native && peer.pings.waits();
+        // Little is sent to an endpoint that is not proven: all else waits.
+        let proven = peer.path.is_proven();
+        let stash = has_session && proven && !peer.stash.is_empty();
+        let ping = native && proven && peer.pings.waits();
         let new_way = peer.handshake.has_new_way();
         let probe = peer.path.mtu.next_wakeup().unwrap_or(now);
         [
@@ -233,8 +273,14 @@ impl Tunnel {
                 .next()
                 .map(|(at, why)| (at, WakeReason::Timer(why))),
             // Without packets nothing is probed, whatever was begun.
-            (native && probe.max(now) < peer.path.active_until)
+            (native && proven && probe.max(now) < peer.path.active_until)
                 .then_some((probe, WakeReason::PathProbe)),
+            peer.path
+                .outgoing
+                .proof
+                .next_wakeup(now)
+                .filter(|_| native)
+                .map(|at| (at, WakeReason::Proof)),
             peer.paths
                 .next_wakeup(peer.path.endpoint)
                 .filter(|_| native)
@@ -246,7 +292,7 @@ impl Tunnel {
             peer.path
                 .health
                 .next_report()
-                .filter(|_| native)
+                .filter(|_| native && proven)
                 .map(|at| (at, WakeReason::HealthReport)),
             peer.reassembly
                 .next_expiry()

@@ -146,7 +146,17 @@ impl Tunnel {
         if follows
             && (peer.path.endpoint != Some(from) || peer.path.source != arrival.from.destination)
         {
-            peer.path.move_to(from, arrival.from.destination);
+            let to = arrival.from.destination;
+            // A relay is not where the peer says that it is, but where we were told to reach it.
+            match self.construction {
+                Construction::Native if !peer.paths.is_relay(from) => {
+                    peer.path.follow(from, to, now.mono)
+                }
+                _ => peer.path.move_to(from, to),
+            }
+        }
+        if !peer.path.is_proven() && peer.path.endpoint == Some(from) {
+            peer.path.outgoing.proof.received(bytes.len(), now.mono);
         }
         peer.timers.any_authenticated_packet_received(now.mono);
         if unconfirmed {
@@ -188,6 +198,10 @@ impl Tunnel {
         let Some(peer) = self.peers[id.0 as usize].as_mut() else {
             return;
         };
+        // Who confirms it has received the response.
+        if peer.path.responded.take() == peer.path.endpoint {
+            peer.path.prove();
+        }
         let ended = peer.sessions.confirm_next();
         peer.timers.handshake_complete();
         peer.counters.handshakes.completed += 1;
@@ -457,7 +471,7 @@ fn control_frame(
                 return;
             };
             let mut writer =
-                RecordWriter::new(outbox, &mut session, &mut peer.path.next_id, envelope);
+                RecordWriter::new(outbox, &mut session, &mut peer.path.outgoing, envelope);
             // Without room the probe goes unanswered and is sent again.
             let answered =
                 writer.probe_ack(id, size.min(65_535) as u16).is_ok() && writer.finish().is_ok();
@@ -474,6 +488,11 @@ fn control_frame(
 
 /// A check arrived by its way, which may be a better one than the one in use; or it was a question of somebody's.
 fn check_answered(peer: &mut Peer, check: Check, now: Instant) {
+    if peer.path.outgoing.proof.acknowledged(check) {
+        peer.path.mtu.check_answered();
+        peer.path.prove();
+        return;
+    }
     if let Some((rtt, to)) = peer.pings.acknowledged(check, now) {
         peer.path.mtu.check_answered();
         if peer.path.endpoint == Some(to) {
@@ -492,12 +511,17 @@ fn check_answered(peer: &mut Peer, check: Check, now: Instant) {
         .paths
         .acknowledged(check, peer.path.endpoint, began, now);
     let Some((rtt, better)) = answered else {
+        peer.path.outgoing.proof.guessed();
+        peer.paths.guessed();
         return;
     };
     peer.path.mtu.check_answered();
     match better {
         Taken::Stay => {}
-        Taken::InUse => peer.path.rtt = Some(rtt),
+        Taken::InUse => {
+            peer.path.rtt = Some(rtt);
+            peer.path.prove();
+        }
         Taken::Move(address) => {
             peer.path.move_to(address, None);
             peer.path.rtt = Some(rtt);

@@ -6,7 +6,7 @@ use crate::constants::*;
 use crate::inbox::Inbox;
 use crate::indices::PeerId;
 use crate::native::health::stamp_of;
-use crate::native::record::{Envelope, RecordWriter};
+use crate::native::record::{Envelope, RECORD_OVERHEAD, RecordWriter};
 use crate::noise::Construction;
 use crate::outbox::Outbox;
 use crate::paths::Check;
@@ -125,8 +125,11 @@ impl Tunnel {
         let want_handshake = if !peer.is_reachable() {
             reads.for_each(|i| drop_read(peer, batch.packet(i), DropReason::NoEndpoint));
             false
-        } else if waiting {
+        } else if waiting || (usable && !peer.path.is_proven()) {
             reads.for_each(|i| stash_read(peer, batch.packet(i)));
+            if !waiting {
+                self.send_stash(now, id, outbox, inbox);
+            }
             false
         } else if usable {
             send_reads(peer, &sending, reads, batch, outbox, inbox);
@@ -170,6 +173,9 @@ impl Tunnel {
         if peer.stash.is_empty() || !session.is_some_and(|s| may_send(s, now.mono)) {
             return false;
         }
+        // An endpoint that is not proven is sent little: the rest waits.
+        let proven = peer.path.is_proven();
+        let mut credit = peer.path.outgoing.proof.for_packets();
         let mut batch = PacketBatch::new(2 * crate::batch::MAX_READ, 64);
         while !peer.stash.is_empty() {
             // Twice the arena covers headers, tags and padding of whatever it holds.
@@ -177,13 +183,18 @@ impl Tunnel {
                 return true;
             }
             batch.clear();
-            while let Some(space) = batch.space()
+            while (proven || peer.stash.next_cost() <= credit)
+                && let Some(space) = batch.space()
                 && let Some((read, packets)) = peer.stash.pop()
             {
                 peer.counters.outbound.held -= packets;
                 peer.counters.outbound.packets_in -= packets;
                 space[..read.len()].copy_from_slice(&read);
                 batch.commit(read.len());
+                credit = credit.saturating_sub(read.len() + RECORD_OVERHEAD);
+            }
+            if batch.is_empty() {
+                return true;
             }
             send_reads(peer, &sending, 0..batch.len(), &mut batch, outbox, inbox);
             let jitter = &mut self.scratch.jitter;
@@ -225,7 +236,7 @@ impl Tunnel {
         let Some(peer) = self.peers.get_mut(id.0 as usize).and_then(Option::as_mut) else {
             return;
         };
-        if !peer.pings.waits() {
+        if !peer.pings.waits() || !peer.path.is_proven() {
             return;
         }
         let Some(envelope) = envelope(peer, &sending, 0) else {
@@ -235,7 +246,7 @@ impl Tunnel {
             return;
         };
         let (check, to) = (Check::random(&mut *self.rng), envelope.destination.address);
-        let mut writer = RecordWriter::new(outbox, &mut session, &mut peer.path.next_id, envelope);
+        let mut writer = RecordWriter::new(outbox, &mut session, &mut peer.path.outgoing, envelope);
         let sent = writer.probe(check.id, check.size.into()).is_ok();
         let age = session.age();
         let index = session.local_index;
@@ -270,7 +281,7 @@ impl Tunnel {
             }
             Construction::Native => match envelope(peer, &sending, 0) {
                 Some(envelope) => {
-                    RecordWriter::new(outbox, &mut session, &mut peer.path.next_id, envelope)
+                    RecordWriter::new(outbox, &mut session, &mut peer.path.outgoing, envelope)
                         .keepalive()
                 }
                 None => Err(DropReason::NoEndpoint),
@@ -336,7 +347,7 @@ fn native_reads(
         .capabilities
         .as_ref()
         .map_or(sending.inner_mtu, |c| u32::from(c.inner_mtu)) as usize;
-    let mut writer = RecordWriter::new(outbox, session, &mut peer.path.next_id, envelope);
+    let mut writer = RecordWriter::new(outbox, session, &mut peer.path.outgoing, envelope);
     let counters = &mut peer.counters.outbound;
     for i in reads {
         let read = batch.packet(i);

@@ -1,0 +1,215 @@
+//! Whether a peer receives at its endpoint, and how much may be sent there until that is known (RFC 9000, sections 8 and 9.3).
+//!
+//! Where an authentic datagram came from is what its source field says, which a peer gone bad can forge, or who stands between can
+//! change: without a bound it would have us send to a stranger whatever we have for it. So an endpoint that only such a datagram names
+//! is sent [`FACTOR`] times the bytes that came from it, of whatever kind, and packets wait. A *check* is sent at once: a PROBE whose
+//! number and size are random. Its acknowledgement proves the endpoint, and so does the first record in a session whose response
+//! went there alone. An endpoint that nobody proves for [`GIVE_UP`] is left for the one before.
+//!
+//! Native only: WireGuard has no message that could prove an address before a session is renewed.
+
+use crate::paths::Check;
+use crate::rng::Rng;
+use crate::time::Instant;
+use std::time::Duration;
+
+/// What may be sent for each byte received (RFC 9000, section 8.1).
+pub const FACTOR: usize = 3;
+/// Between two checks of the same endpoint.
+const ASK_EVERY: Duration = Duration::from_millis(500);
+/// From the first datagram until an endpoint that did not answer is left.
+const GIVE_UP: Duration = Duration::from_secs(3);
+/// Acknowledgements of what was never sent, from which on a check is another: it cannot be guessed.
+const MAX_WRONG: u8 = 4;
+/// The largest check, in UDP payload bytes.
+const LARGEST_CHECK: usize = 52;
+
+/// What is known of one endpoint: it is proven unless there is something to prove.
+#[derive(Debug, Default)]
+pub struct Proof(Option<Claim>);
+
+/// An endpoint that a datagram has named, and nothing else yet.
+#[derive(Debug)]
+struct Claim {
+    /// Bytes that may be sent there.
+    credit: usize,
+    /// When a datagram last came from there after a pause.
+    since: Instant,
+    ask_at: Instant,
+    check: Option<Check>,
+    wrong: u8,
+}
+
+impl Proof {
+    /// Of an endpoint that a datagram just named.
+    pub fn wanted(now: Instant) -> Proof {
+        Proof(Some(Claim {
+            credit: 0,
+            since: now,
+            ask_at: now,
+            check: None,
+            wrong: 0,
+        }))
+    }
+
+    /// Whether as much may be sent as there is.
+    #[inline]
+    pub fn is_given(&self) -> bool {
+        self.0.is_none()
+    }
+
+    /// An authentic datagram of so many bytes came from there.
+    #[inline]
+    pub fn received(&mut self, bytes: usize, now: Instant) {
+        if let Some(claim) = &mut self.0 {
+            claim.credit = claim.credit.saturating_add(FACTOR * bytes);
+            if claim.is_given_up(now) {
+                claim.since = now;
+                claim.ask_at = now;
+            }
+        }
+    }
+
+    /// Whether so many bytes may be sent.
+    pub fn allows(&self, bytes: usize) -> bool {
+        self.0.as_ref().is_none_or(|claim| bytes <= claim.credit)
+    }
+
+    /// Bytes of packets that may be sent, with two checks left; none is held up once it is given.
+    pub fn for_packets(&self) -> usize {
+        self.0.as_ref().map_or(usize::MAX, |claim| {
+            claim.credit.saturating_sub(2 * LARGEST_CHECK)
+        })
+    }
+
+    /// Takes so many bytes off what may be sent; false if there are not as many.
+    #[inline]
+    pub fn take(&mut self, bytes: usize) -> bool {
+        match &mut self.0 {
+            None => true,
+            Some(claim) => match claim.credit.checked_sub(bytes) {
+                Some(rest) => {
+                    claim.credit = rest;
+                    true
+                }
+                None => false,
+            },
+        }
+    }
+
+    /// The check to send now, if one is due. It is the same again while it may be answered.
+    pub fn ask(&mut self, now: Instant, rng: &mut dyn Rng) -> Option<Check> {
+        let claim = self.0.as_mut()?;
+        if now < claim.ask_at || claim.is_given_up(now) {
+            return None;
+        }
+        claim.ask_at = now + ASK_EVERY;
+        let check = *claim.check.get_or_insert_with(|| Check::short(rng));
+        (usize::from(check.size) <= claim.credit).then_some(check)
+    }
+
+    /// When there is something to do: to send a check, or to leave the endpoint.
+    pub fn next_wakeup(&self, now: Instant) -> Option<Instant> {
+        let claim = self.0.as_ref()?;
+        (!claim.is_given_up(now)).then(|| claim.ask_at.min(claim.since + GIVE_UP))
+    }
+
+    /// Whether it was asked in vain for long enough.
+    pub fn is_given_up(&self, now: Instant) -> bool {
+        self.0.as_ref().is_some_and(|claim| claim.is_given_up(now))
+    }
+
+    /// A check was acknowledged; true if it was this one: then the endpoint is proven.
+    pub fn acknowledged(&mut self, check: Check) -> bool {
+        let fits = self.0.as_ref().is_some_and(|c| c.check == Some(check));
+        if fits {
+            self.0 = None;
+        }
+        fits
+    }
+
+    /// Something was acknowledged that was never sent.
+    pub fn guessed(&mut self) {
+        if let Some(claim) = &mut self.0 {
+            claim.wrong += 1;
+            if claim.wrong >= MAX_WRONG {
+                (claim.check, claim.wrong) = (None, 0);
+            }
+        }
+    }
+}
+
+impl Claim {
+    fn is_given_up(&self, now: Instant) -> bool {
+        now.duration_since(self.since) >= GIVE_UP
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Counting(u8);
+
+    impl Rng for Counting {
+        fn fill(&mut self, destination: &mut [u8]) {
+            for byte in destination {
+                self.0 = self.0.wrapping_add(37);
+                *byte = self.0;
+            }
+        }
+    }
+
+    fn at(millis: u64) -> Instant {
+        Instant::from_nanos(millis * 1_000_000)
+    }
+
+    #[test]
+    fn three_times_what_came_may_be_sent_until_the_check_is_answered() {
+        let mut proof = Proof::wanted(at(0));
+        assert!(!proof.take(1));
+        proof.received(100, at(0));
+        let check = proof.ask(at(0), &mut Counting(0)).expect("a check");
+        assert!(proof.take(check.size.into()));
+        assert!(!proof.take(301 - usize::from(check.size)));
+        assert!(proof.take(300 - usize::from(check.size)));
+        assert!(!proof.take(1));
+        assert!(proof.acknowledged(check));
+        assert!(proof.is_given() && proof.take(1 << 30));
+    }
+
+    #[test]
+    fn the_least_datagram_pays_for_two_checks() {
+        let mut proof = Proof::wanted(at(0));
+        proof.received(35, at(0));
+        let mut rng = Counting(7);
+        let first = proof.ask(at(0), &mut rng).expect("a check");
+        assert!(proof.take(first.size.into()));
+        assert_eq!(proof.ask(at(499), &mut rng), None);
+        assert_eq!(proof.ask(at(500), &mut rng), Some(first));
+        assert!(proof.take(first.size.into()));
+        assert_eq!(proof.ask(at(1000), &mut rng), None, "nothing left");
+    }
+
+    #[test]
+    fn who_guesses_has_another_check_to_guess() {
+        let mut proof = Proof::wanted(at(0));
+        proof.received(1000, at(0));
+        let mut rng = Counting(0);
+        let check = proof.ask(at(0), &mut rng).expect("a check");
+        (0..4).for_each(|_| proof.guessed());
+        assert!(!proof.acknowledged(check));
+        assert_ne!(proof.ask(at(500), &mut rng), Some(check));
+    }
+
+    #[test]
+    fn it_is_given_up_after_three_seconds_until_something_comes_again() {
+        let mut proof = Proof::wanted(at(0));
+        proof.received(100, at(0));
+        assert!(!proof.is_given_up(at(2999)));
+        assert!(proof.is_given_up(at(3000)));
+        assert_eq!(proof.next_wakeup(at(3000)), None);
+        proof.received(100, at(4000));
+        assert!(proof.ask(at(4000), &mut Counting(0)).is_some());
+    }
+}
