@@ -176,6 +176,58 @@ fn a_killed_tunnel_leaves_nothing_behind_and_its_hooks_are_made_good() {
     });
 }
 
+/// The tunnel's monitor: its only child.
+fn monitor_of(tunnel: &common::Tunnel) -> String {
+    let pid = tunnel.child.id();
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+    children.expect("children").trim().to_owned()
+}
+
+#[test]
+fn what_a_tunnel_left_that_was_killed_with_its_monitor_is_taken_back_by_down() {
+    in_world(["", DEFAULT_ROUTE], |world| {
+        let [_right, mut left] = world.both_up();
+        let kill = format!("kill -KILL {} {}", monitor_of(&left), left.child.id());
+        let killed = Command::new("sh").args(["-c", &kill]).status();
+        assert!(killed.expect("sh").success());
+        left.wait(Duration::from_secs(10));
+        let left_behind = world.left.traces();
+        assert!(
+            left_behind.iter().any(|t| t.contains("rule")),
+            "{left_behind:?}"
+        );
+        let down = || world.run(&world.left, &["down", &world.left.interface]);
+        let first = down();
+        let said = stderr(&first);
+        assert_eq!(first.status.code(), Some(0), "{said}");
+        assert!(
+            said.contains("was killed; what it left was taken back"),
+            "{said}"
+        );
+        assert_eq!(world.left.traces(), Vec::<String>::new());
+        let second = down();
+        assert_eq!(second.status.code(), Some(1));
+        assert!(stderr(&second).contains("is not running"));
+        let _again = world.up(&world.left);
+    });
+}
+
+#[test]
+fn a_tunnel_whose_monitor_was_killed_ends_and_says_how_to_clean_up() {
+    in_world(["", DEFAULT_ROUTE], |world| {
+        let [_right, left] = world.both_up();
+        let kill = format!("kill -KILL {}", monitor_of(&left));
+        let killed = Command::new("sh").args(["-c", &kill]).status();
+        assert!(killed.expect("sh").success());
+        let (code, errors) = left.ended();
+        assert_eq!(code, Some(1));
+        assert!(errors.contains("run `seikan down`"), "{errors}");
+        let down = world.run(&world.left, &["down", &world.left.interface]);
+        assert_eq!(down.status.code(), Some(0), "{}", stderr(&down));
+        assert_eq!(world.left.traces(), Vec::<String>::new());
+    });
+}
+
 #[test]
 fn a_hangup_does_nothing() {
     in_world(["", ""], |world| {

@@ -127,12 +127,21 @@ impl Control {
         })
     }
 
-    /// Notes the process id again, after a fork.
-    ///
-    /// # Errors
-    /// What writing the file says.
-    pub fn forked(&mut self) -> io::Result<()> {
-        self.lock.write_pid()
+    /// From now on somebody else removes the sockets and gives the name back; whether `wg` has a socket.
+    pub fn leave_sockets(&mut self) -> bool {
+        let mut uapi = false;
+        for door in &mut self.doors {
+            match door {
+                Door::Uapi(listener) => {
+                    uapi = true;
+                    listener.leave_file();
+                }
+                Door::Json(listener) => listener.leave_file(),
+                Door::Metrics(_) => {}
+            }
+        }
+        self.lock.leave_file();
+        uapi
     }
 
     /// Takes in everybody who waits at a door.

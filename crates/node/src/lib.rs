@@ -9,6 +9,7 @@ mod intake;
 pub mod life;
 pub mod mesh;
 pub mod metrics;
+pub mod monitor;
 pub mod node;
 pub mod save;
 pub mod setup;

@@ -5,11 +5,16 @@
 //! key that came from a file of its own is written out: the file is readable by its owner only.
 
 use crate::config::{
-    Config, Endpoint, Host, NotInIni, PeerConfig, PresharedKey, PrivateKey, Syntax, encode_key,
+    Config, Endpoint, Host, KeyError, NotInIni, PeerConfig, PrivateKey, PublicKey, Syntax,
+    encode_key, parse_preshared_key, parse_private_key,
 };
+use crate::control::json::Secret;
 use crate::node::Node;
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
 use std::fs::{self, OpenOptions, Permissions};
 use std::io::{self, Write};
+use std::net::SocketAddr;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use zeroize::Zeroizing;
@@ -115,48 +120,93 @@ pub fn set_private_key(path: &Path, key: &PrivateKey) -> Result<(), SaveError> {
     replace_alike(path, new.as_bytes()).map_err(failed(path))
 }
 
-/// What runs now, as a configuration: the configured one with the peers, port and mark that were
-/// changed since.
-pub fn running(config: &Config, node: &Node) -> Config {
-    let tunnel = &node.tunnel;
-    // Members of a mesh are told anew each time.
-    let members = node.mesh.as_ref().map(|mesh| &mesh.members);
-    let is_member = |key| members.is_some_and(|members| members.contains_key(key));
-    let peers = tunnel.peers().filter(|peer| !is_member(&peer.public_key));
-    let peers = peers.map(|peer| {
-        let before = config
-            .peers
-            .iter()
-            .find(|before| before.public_key == peer.public_key);
-        let preshared_key = peer.preshared_key.clone();
-        let mut allowed_ips: Vec<_> = tunnel.allowed_ips(peer.id).collect();
-        allowed_ips.sort();
-        PeerConfig {
-            name: before.and_then(|before| before.name.clone()),
-            public_key: peer.public_key,
-            preshared_key: Some(preshared_key).filter(PresharedKey::is_set),
-            allowed_ips,
-            endpoint: endpoint(before, peer.path.endpoint),
-            persistent_keepalive: peer
-                .persistent_keepalive()
-                .and_then(|interval| u16::try_from(interval.as_secs()).ok())
-                .filter(|seconds| *seconds != 0),
+/// What of a running tunnel goes into its configuration: values, and no text that a configuration's reader would interpret.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Running {
+    listen_port: u16,
+    fwmark: Option<u32>,
+    private_key: Secret,
+    peers: Vec<RunningPeer>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RunningPeer {
+    public_key: PublicKey,
+    preshared_key: Option<Secret>,
+    allowed_ips: Vec<IpNet>,
+    endpoint: Option<SocketAddr>,
+    /// Seconds.
+    persistent_keepalive: Option<u16>,
+}
+
+impl Running {
+    /// What runs now.
+    pub fn of(node: &Node) -> Running {
+        let tunnel = &node.tunnel;
+        // Members of a mesh are told anew each time.
+        let members = node.mesh.as_ref().map(|mesh| &mesh.members);
+        let is_member = |key| members.is_some_and(|members| members.contains_key(key));
+        let peers = tunnel.peers().filter(|peer| !is_member(&peer.public_key));
+        let peers = peers.map(|peer| {
+            let preshared_key = Some(&peer.preshared_key).filter(|key| key.is_set());
+            let mut allowed_ips: Vec<_> = tunnel.allowed_ips(peer.id).collect();
+            allowed_ips.sort();
+            RunningPeer {
+                public_key: peer.public_key,
+                preshared_key: preshared_key.map(|key| Secret::new(&encode_key(key.as_bytes()))),
+                allowed_ips,
+                endpoint: peer.path.endpoint,
+                persistent_keepalive: peer
+                    .persistent_keepalive()
+                    .and_then(|interval| u16::try_from(interval.as_secs()).ok())
+                    .filter(|seconds| *seconds != 0),
+            }
+        });
+        Running {
+            listen_port: node.sockets.port(),
+            fwmark: node.sockets.fwmark(),
+            private_key: Secret::new(&encode_key(tunnel.identity().private().as_bytes())),
+            peers: peers.collect(),
         }
-    });
-    let mut peers: Vec<PeerConfig> = peers.collect();
-    // In the order of the file, new ones last.
-    let place = |peer: &PeerConfig| {
-        let mut keys = config.peers.iter().map(|before| before.public_key);
-        keys.position(|key| key == peer.public_key)
-            .unwrap_or(usize::MAX)
-    };
-    peers.sort_by_key(place);
-    Config {
-        listen_port: Some(node.sockets.port()),
-        fwmark: node.sockets.fwmark(),
-        private_key: tunnel.identity().private().clone(),
-        peers,
-        ..config.clone()
+    }
+
+    /// The configuration with what was changed since. Names of peers and of their hosts are the configuration's.
+    ///
+    /// # Errors
+    /// A key is none.
+    pub fn in_place_of(&self, config: &Config) -> Result<Config, KeyError> {
+        let mut peers = Vec::new();
+        for peer in &self.peers {
+            let mut before = config.peers.iter();
+            let before = before.find(|before| before.public_key == peer.public_key);
+            let preshared_key = peer.preshared_key.as_ref();
+            peers.push(PeerConfig {
+                name: before.and_then(|before| before.name.clone()),
+                public_key: peer.public_key,
+                preshared_key: preshared_key
+                    .map(|key| parse_preshared_key(key.reveal()))
+                    .transpose()?,
+                allowed_ips: peer.allowed_ips.clone(),
+                endpoint: endpoint(before, peer.endpoint),
+                persistent_keepalive: peer.persistent_keepalive,
+            });
+        }
+        // In the order of the file, new ones last.
+        let place = |peer: &PeerConfig| {
+            let mut keys = config.peers.iter().map(|before| before.public_key);
+            keys.position(|key| key == peer.public_key)
+                .unwrap_or(usize::MAX)
+        };
+        peers.sort_by_key(place);
+        Ok(Config {
+            listen_port: Some(self.listen_port),
+            fwmark: self.fwmark,
+            private_key: parse_private_key(self.private_key.reveal())?,
+            peers,
+            ..config.clone()
+        })
     }
 }
 

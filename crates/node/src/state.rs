@@ -3,9 +3,10 @@
 //! The interface goes with the daemon, and its addresses and routes go with the interface. Rules,
 //! sysctls, name servers and firewall tables do not. Each is written to `/run/seikan` *before* it is
 //! made ([`Journal::will_do`]) and the file is removed once all are taken back
-//! ([`Journal::take_back`]). A daemon that was killed leaves the file behind: the process that runs
-//! its hooks takes everything back at once ([`clean_up_after`]), and if that was killed, too, the
-//! next `up` of the interface does ([`Journal::open`]).
+//! ([`Journal::take_back`]). The file is the monitor's ([`crate::monitor`]), which outlives a daemon
+//! that was killed and takes everything back. If the monitor was killed, too, `down` or the next
+//! `up` of the interface does ([`Journal::open`]); after a restart of the machine only what outlives
+//! that ([`Undo::outlives_boot`]).
 //!
 //! The file is locked by whoever may take back what is in it, so that only one does; the kernel lets
 //! go of the lock with the process, however that ends. (That there is no second instance is seen to
@@ -16,6 +17,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -24,6 +26,8 @@ use std::time::{Duration, Instant};
 const CLEAN_UP_PATIENCE: Duration = Duration::from_secs(5);
 /// Pause between two looks at a lock that somebody holds.
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
+/// Another text after each restart of the machine (random(4)).
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// Why there is no journal.
 #[derive(Debug, thiserror::Error)]
@@ -69,11 +73,29 @@ pub trait Undo: Serialize + DeserializeOwned + Clone + PartialEq {
         self == other
     }
 
+    /// Whether it is still in force after a restart of the machine.
+    fn outlives_boot(&self) -> bool {
+        true
+    }
+
     /// Takes it back. What is gone already is no failure.
     ///
     /// # Errors
     /// What could not be taken back, and why, for people.
     fn take_back(self) -> Result<(), String>;
+}
+
+/// Keeps note of changes.
+pub trait Notes {
+    /// Notes a change that is about to be made, or made again. The text is the reason why the note does not outlive the
+    /// process that keeps it.
+    fn will_do(&mut self, change: Change) -> Result<(), String>;
+}
+
+impl Notes for Journal {
+    fn will_do(&mut self, change: Change) -> Result<(), String> {
+        Journal::will_do(self, change).map_err(|error| error.to_string())
+    }
 }
 
 /// The changes in force that outlive the process.
@@ -108,7 +130,10 @@ impl<C: Undo> Journal<C> {
                 name: name.to_owned(),
                 pid: owner(&path),
             })?;
-        let (_, left) = read(&mut file).map_err(failed)?;
+        let (owner, mut left) = read::<C>(&mut file).map_err(failed)?;
+        if owner.is_some_and(|owner| owner.is_of_another_boot()) {
+            left.retain(C::outlives_boot);
+        }
         write_owner(&mut file).map_err(failed)?;
         let journal = Journal {
             file: Some((file, path)),
@@ -123,6 +148,22 @@ impl<C: Undo> Journal<C> {
             file: None,
             changes: Vec::new(),
         }
+    }
+
+    /// The number of the open file, if there is one.
+    pub fn file(&self) -> Option<RawFd> {
+        self.file.as_ref().map(|(file, _)| file.as_raw_fd())
+    }
+
+    /// Closes this process's copy of the file after a fork; the journal is the other process's.
+    pub fn leave_to_the_other(mut self) {
+        self.file = None;
+        self.changes.clear();
+    }
+
+    /// What is noted.
+    pub fn changes(&self) -> &[C] {
+        &self.changes
     }
 
     /// Where it is, if anywhere.
@@ -210,7 +251,7 @@ pub fn clean_up_after<C: Undo>(pid: u32, path: &Path, first: impl FnOnce(&[C])) 
         return Vec::new();
     };
     let failures = match read(&mut file) {
-        Ok((Some(owner), changes)) if owner == pid => {
+        Ok((Some(owner), changes)) if owner.pid == pid => {
             first(&changes);
             take_back(changes)
         }
@@ -273,23 +314,60 @@ fn lock(path: &Path, patience: Duration) -> io::Result<Option<File>> {
     }
 }
 
+/// Whether changes of an earlier instance are noted in the folder, and nobody holds them now.
+pub fn is_left(directory: &Path, name: &str) -> bool {
+    let path = directory.join(format!("{name}.journal"));
+    let Ok(file) = File::open(path) else {
+        return false;
+    };
+    file.try_lock_shared().is_ok() && BufReader::new(file).lines().nth(1).is_some()
+}
+
+/// Who wrote the file.
+struct Owner {
+    pid: u32,
+    boot: Option<String>,
+}
+
+impl Owner {
+    fn parse(line: &str) -> Option<Owner> {
+        let mut words = line.split_whitespace();
+        Some(Owner {
+            pid: words.next()?.parse().ok()?,
+            boot: words.next().map(str::to_owned),
+        })
+    }
+
+    /// A file that does not say is taken to be of this one.
+    fn is_of_another_boot(&self) -> bool {
+        self.boot.is_some() && boot_id().is_some() && self.boot != boot_id()
+    }
+}
+
+fn boot_id() -> Option<String> {
+    let id = fs::read_to_string(BOOT_ID).ok()?;
+    Some(id.trim().to_owned())
+}
+
 /// The process that holds the file, by its own word.
 fn owner(path: &Path) -> Option<u32> {
     let text = fs::read_to_string(path).ok()?;
-    text.lines().next()?.parse().ok()
+    Some(Owner::parse(text.lines().next()?)?.pid)
 }
 
 fn write_owner(file: &mut File) -> io::Result<()> {
     file.set_len(0)?;
     file.seek(SeekFrom::Start(0))?;
-    file.write_all(format!("{}\n", std::process::id()).as_bytes())
+    let (pid, boot) = (std::process::id(), boot_id().unwrap_or_default());
+    file.write_all(format!("{pid} {boot}\n").as_bytes())
 }
 
 /// One line for each change; a line that was cut off by a full disk is passed over.
-fn read<C: Undo>(file: &mut File) -> io::Result<(Option<u32>, Vec<C>)> {
+fn read<C: Undo>(file: &mut File) -> io::Result<(Option<Owner>, Vec<C>)> {
     file.seek(SeekFrom::Start(0))?;
     let mut lines = BufReader::new(file).lines();
-    let owner = lines.next().transpose()?.and_then(|line| line.parse().ok());
+    let owner = lines.next().transpose()?;
+    let owner = owner.and_then(|line| Owner::parse(&line));
     let mut changes = Vec::new();
     for line in lines {
         changes.extend(serde_json::from_str::<C>(&line?));
@@ -357,6 +435,27 @@ mod tests {
         drop(journal); // as the kernel closes the files of a killed process
         let (_, left) = Journal::<Change>::open(folder.path(), "wg0").expect("open");
         assert_eq!(left, [sysctl(&switch)]);
+    }
+
+    #[test]
+    fn after_a_restart_of_the_machine_only_a_file_on_disk_is_left() {
+        let folder = tempfile::tempdir().expect("folder");
+        let name_server = Change::ResolvConf {
+            interface: "wg0".into(),
+            server: [10, 0, 0, 1].into(),
+        };
+        let (mut journal, _) = Journal::open(folder.path(), "wg0").expect("open");
+        for change in [sysctl(Path::new("/switch")), name_server.clone()] {
+            journal.will_do(change).expect("note");
+        }
+        let path = journal.path().expect("a file").to_owned();
+        drop(journal);
+        assert!(is_left(folder.path(), "wg0"));
+        let text = fs::read_to_string(&path).expect("read");
+        let boot = boot_id().expect("a boot id");
+        fs::write(&path, text.replace(&boot, "another")).expect("write");
+        let (_, left) = Journal::<Change>::open(folder.path(), "wg0").expect("open");
+        assert_eq!(left, [name_server]);
     }
 
     #[test]

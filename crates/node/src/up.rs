@@ -1,36 +1,28 @@
 //! From a configuration to a running tunnel, and back to nothing.
 //!
 //! Up, in this order: the control sockets, and with them the name; the journal and what a killed
-//! instance left; is anything in the way ([`in_the_way`]); the hook process; `PreUp`; the plan of routes; the interface with its sockets;
-//! addresses, MTU, up; name servers; routes, rules, firewall; `PostUp`; the names of a mesh. Then privileges are dropped
-//! to `CAP_NET_ADMIN`, and the worker runs. Down in reverse: `PreDown`, `SaveConfig`, the interface,
-//! everything in the journal, `PostDown`. A failure or a signal half way goes down from there.
-//!
-//! # Privileges
-//!
-//! What has to be done at the end needs no more than what is kept: rules, `net.` sysctls and
-//! nftables ask for `CAP_NET_ADMIN`; resolvconf(8) and the file that `SaveConfig` writes belong to
-//! root, which the daemon's user still is, without being able to override permissions. Hooks may
-//! need anything, so the process that was forked for them before keeps everything; it takes no
-//! input but the number of a command that was fixed at the start. `CAP_DAC_OVERRIDE` is kept only if
-//! `SaveConfig` has to write into a folder that is not its user's.
+//! instance left; is anything in the way ([`in_the_way`]); the monitor ([`crate::monitor`]); `PreUp`; the plan of routes; the
+//! interface with its sockets; addresses, MTU, up; name servers; routes, rules, firewall; `PostUp`; the names of a mesh. Then
+//! the monitor is sealed, privileges are dropped to `CAP_NET_ADMIN`, and the worker runs. Down in reverse, by the monitor:
+//! `PreDown`, `SaveConfig`; the interface; everything in the journal, `PostDown`. A failure or a signal half way goes down from
+//! there.
 
 use crate::config::{Config, Diagnostic, GatewayMode, GatewaySettings, Host, Severity};
 use crate::control::{Control, ControlError, Places};
 use crate::gateway::{GatewayNode, LanError, Watch};
 use crate::life::{Life, LifeError};
 use crate::mesh::Mesh;
+use crate::monitor::{self, Monitor, MonitorError, Sealed};
 use crate::node::{Node, NodeError, resolve};
-use crate::save;
-use crate::setup::forwarding::Upkeep;
-use crate::setup::hooks::{HookError, Hooks, Moment};
-use crate::setup::names::Names;
-use crate::setup::{self, Change, firewall, forwarding, mtu, occupied, routes};
-use crate::state::{self, Journal, StateError};
+use crate::save::Running;
+use crate::setup::hooks::Moment;
+use crate::setup::names::{Found, Names};
+use crate::setup::{self, firewall, forwarding, mtu, occupied, routes};
+use crate::state::{Journal, StateError};
 use crate::worker::{self, Ended, Service, Verdict};
 use seikan_sys::dns::DnsError;
 use seikan_sys::netlink::{Netlink, NetlinkError};
-use seikan_sys::poll::Epoll;
+use seikan_sys::poll::{Epoll, Interest};
 use seikan_sys::privilege::{self, Capability, PrivilegeError};
 use seikan_sys::signal::{Signal, Signals};
 use seikan_sys::tun::TunError;
@@ -38,8 +30,11 @@ use seikan_sys::udp::UdpError;
 use std::cell::RefCell;
 use std::io;
 use std::net::IpAddr;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+
+/// Token of the stream to the monitor; near none of others.
+const TOKEN_MONITOR: u64 = (1 << 62) + 32;
 
 /// Why `up` failed. Everything made until then was taken back.
 #[derive(Debug, thiserror::Error)]
@@ -59,9 +54,9 @@ pub enum UpError {
     /// What an earlier instance left is in the way.
     #[error(transparent)]
     State(#[from] StateError),
-    /// A command of the configuration.
+    /// The monitor, or a command of the configuration.
     #[error(transparent)]
-    Hook(#[from] HookError),
+    Monitor(#[from] MonitorError),
     /// Name servers.
     #[error(transparent)]
     Dns(#[from] DnsError),
@@ -134,35 +129,20 @@ pub trait Observer {
     fn warn(&mut self, warning: Diagnostic);
     /// The interface carries traffic. With an error the tunnel ends again: nobody knows of it.
     fn is_up(&mut self, summary: &UpSummary) -> io::Result<()>;
-    /// The tunnel was asked to end.
-    fn is_stopping(&mut self);
 }
 
 /// What `up` needs to know beside the configuration.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct UpOptions {
     /// Where `SaveConfig` writes.
     pub config_file: Option<PathBuf>,
-    /// Where the control sockets and the journal are.
+    /// Where the control sockets, the journal and the state are.
     pub places: Places,
-    /// Give up all privileges but `CAP_NET_ADMIN` once everything is set up.
-    pub drop_privileges: bool,
-}
-
-impl Default for UpOptions {
-    fn default() -> Self {
-        UpOptions {
-            config_file: None,
-            places: Places::default(),
-            drop_privileges: true,
-        }
-    }
 }
 
 /// Brings the interface up and runs until told to stop.
 ///
-/// The process must still have one thread: one that has more, such as a test, can have no hooks and
-/// has to keep its privileges.
+/// The process must still have one thread, and has few privileges afterwards.
 pub fn up(
     config: &Config,
     options: &UpOptions,
@@ -179,18 +159,17 @@ pub fn up(
     let mut control = Control::at(&options.places, config)?;
     let journal = open_journal(config, options, observer)?;
     in_the_way(config, &netlink)?;
-    let hooks = Hooks::start(config, journal.path().map(Path::to_owned))?;
+    let file = options.config_file.as_deref();
+    let monitor = Monitor::start(config, file, &options.places, journal)?;
     let mut work = Work {
         config,
         options,
         observer,
         signals: &signals,
         netlink,
-        journal,
-        hooks,
         node: None,
         names: None,
-        reached: None,
+        monitor,
     };
     let outcome = work.bring_up().and_then(|()| work.run(&mut control));
     work.tear_down();
@@ -217,20 +196,7 @@ fn open_journal(
             (Journal::in_memory(), Vec::new())
         }
     };
-    if !left.is_empty() {
-        let name = config.name.as_str();
-        let message = "an earlier tunnel of this name was killed; what it left was taken back";
-        let mut warning = Diagnostic::new(Severity::Warning, name, message);
-        if left.contains(&Change::Hooks) {
-            warning = warning.with_help(
-                "but for its hooks: see whether its PreDown and PostDown commands have to be run",
-            );
-        }
-        observer.warn(warning);
-        for failure in state::take_back(left) {
-            observer.warn(Diagnostic::new(Severity::Warning, name, failure));
-        }
-    }
+    monitor::take_back(config.name.as_str(), left, &mut |w| observer.warn(w));
     Ok(journal)
 }
 
@@ -268,32 +234,24 @@ fn in_the_way(config: &Config, netlink: &Netlink) -> Result<(), UpError> {
     Err(UpError::InterfaceExists { interface, what })
 }
 
-/// A tunnel on its way up or down. The journal comes before the hooks: should this process panic,
-/// its lock is free when the hook process, which is then waited for, wants to clean up.
+/// A tunnel on its way up or down. The node comes before the monitor: should this process panic, the interface is gone when the
+/// monitor, which is then waited for, cleans up.
 struct Work<'a> {
     config: &'a Config,
     options: &'a UpOptions,
     observer: &'a mut dyn Observer,
     signals: &'a Signals,
     netlink: Netlink,
-    journal: Journal,
     node: Option<Node>,
     /// Names of members, if this host is one.
     names: Option<Names>,
-    /// How far the hooks have come on the way up.
-    reached: Option<Moment>,
-    hooks: Hooks,
+    monitor: Monitor,
 }
 
 impl Work<'_> {
     /// All of the way up; leaves early, without a node, if a signal says so.
     fn bring_up(&mut self) -> Result<(), UpError> {
-        if !self.hooks.is_empty() {
-            let observer = &mut *self.observer;
-            setup::note(&mut self.journal, Change::Hooks, &mut |w| observer.warn(w));
-        }
-        self.reached = Some(Moment::PreUp);
-        self.hooks.run(Moment::PreUp)?;
+        self.monitor.run(Moment::PreUp)?;
         if self.is_interrupted() {
             return Ok(());
         }
@@ -312,22 +270,21 @@ impl Work<'_> {
         setup::set_up_interface(&config, index, &self.netlink)?;
         let observer = &mut *self.observer;
         let mut warn = |warning| observer.warn(warning);
-        setup::set_dns(&config, &mut self.journal, &mut warn)?;
-        setup::set_routes(&plan, index, &self.netlink, &mut self.journal, &mut warn)?;
+        setup::set_dns(&config, &mut self.monitor, &mut warn)?;
+        setup::set_routes(&plan, index, &self.netlink, &mut self.monitor, &mut warn)?;
         if let Some(mark) = plan.own_table() {
-            firewall::apply(&config, mark, &mut self.journal, &mut warn);
+            firewall::apply(&config, mark, &mut self.monitor, &mut warn);
         }
         self.open_gateway(&config)?;
         if self.is_interrupted() {
             return Ok(());
         }
-        self.reached = Some(Moment::PostUp);
-        self.hooks.run(Moment::PostUp)?;
+        self.monitor.run(Moment::PostUp)?;
         if config.mesh.is_some() {
             // After the hooks: until the thread of the mesh runs, nobody answers.
             let observer = &mut *self.observer;
             let mut warn = |warning| observer.warn(warning);
-            self.names = Some(Names::set(&config, &mut self.journal, &mut warn));
+            self.names = Some(Names::set(&config, &mut self.monitor, &mut warn));
         }
         Ok(())
     }
@@ -350,7 +307,7 @@ impl Work<'_> {
                 settings,
                 tun,
                 &self.netlink,
-                &mut self.journal,
+                &mut self.monitor,
                 &mut warn,
             )?;
         }
@@ -363,17 +320,22 @@ impl Work<'_> {
         let Some(node) = self.node.as_mut().filter(|_| !interrupted) else {
             return Ok(Ended::Asked);
         };
-        if self.options.drop_privileges {
-            match privilege::drop_to(&kept(self.config, self.options)) {
-                // What is not there cannot be kept, and is not needed for the tunnel itself.
-                Err(PrivilegeError::Missing { .. }) => privilege::drop_to(&[])?,
-                other => other?,
-            }
+        let found = self.names.as_ref().map(|names| &names.found);
+        self.monitor.seal(Sealed {
+            names: matches!(found, Some(Found::By(_))),
+            uapi: control.leave_sockets(),
+        })?;
+        match privilege::drop_to(&kept(self.config)) {
+            // What is not there cannot be kept, and is not needed for the tunnel itself.
+            Err(PrivilegeError::Missing { .. }) => privilege::drop_to(&[])?,
+            other => other?,
         }
         let observer = RefCell::new(&mut *self.observer);
         let warn = || Box::new(|warning| observer.borrow_mut().warn(warning));
         let mut services = Services {
             control,
+            monitor: self.monitor.socket(),
+            has_monitor: true,
             life: Life::new(self.config, node)?,
             watch: match &node.gateway {
                 Some(_) => Some(Watch::new()?),
@@ -398,45 +360,26 @@ impl Work<'_> {
         if observer.borrow_mut().is_up(&summary).is_err() {
             return Ok(Ended::Asked);
         }
-        let routed = |g: &&GatewaySettings| g.mode == GatewayMode::Routed;
-        if let (Some(watch), Some(settings)) = (
-            &mut services.watch,
-            self.config.gateway.as_ref().filter(routed),
-        ) {
-            let upkeep = Upkeep::new(settings, &self.netlink, &mut self.journal, warn())?;
-            watch.keep_up(upkeep);
-        }
         let ended = worker::run(node, self.signals, &mut services)?;
         if let Some(mesh) = services.mesh.take() {
             mesh.end(node);
         }
+        let is_kept = services.has_monitor;
         drop(services);
         node.leave_election();
-        self.observer.is_stopping();
-        Ok(ended)
+        match is_kept {
+            true => Ok(ended),
+            false => Err(MonitorError::Gone(io::ErrorKind::UnexpectedEof.into()).into()),
+        }
     }
 
     /// All of the way down, from wherever the way up ended. Failures are told and passed over.
     fn tear_down(&mut self) {
-        let mut failures = Vec::new();
-        if let Some(names) = self.names.take() {
-            names.take_back();
-        }
-        let hooks = |moment, hooks: &mut Hooks| hooks.run(moment).map_err(|e| e.to_string());
-        if self.reached == Some(Moment::PostUp) {
-            failures.extend(hooks(Moment::PreDown, &mut self.hooks).err());
-        }
-        if let (Some(node), Some(file)) = (&self.node, &self.options.config_file)
-            && self.config.save_config
-        {
-            let saved = save::save(&save::running(self.config, node), file);
-            failures.extend(saved.err().map(|error| error.to_string()));
-        }
+        let saves = self.config.save_config;
+        let running = self.node.as_ref().filter(|_| saves).map(Running::of);
+        let mut failures = self.monitor.leave(running);
         self.node = None; // the interface, its addresses and its routes go with it
-        failures.extend(self.journal.take_back());
-        if self.reached.is_some() {
-            failures.extend(hooks(Moment::PostDown, &mut self.hooks).err());
-        }
+        failures.extend(self.monitor.end());
         for failure in failures {
             let name = self.config.name.as_str();
             self.observer
@@ -500,7 +443,7 @@ impl Work<'_> {
 }
 
 /// What is kept beside `CAP_NET_ADMIN`.
-fn kept(config: &Config, options: &UpOptions) -> Vec<Capability> {
+fn kept(config: &Config) -> Vec<Capability> {
     let mut kept = Vec::new();
     if config
         .listen_port
@@ -512,33 +455,24 @@ fn kept(config: &Config, options: &UpOptions) -> Vec<Capability> {
     if config.gateway.as_ref().is_some_and(transparent) {
         kept.push(Capability::CAP_NET_RAW); // a card that was taken out and put in again
     }
-    if config.save_config && !options.config_file.as_deref().is_none_or(is_writable) {
-        kept.push(Capability::CAP_DAC_OVERRIDE);
-    }
     kept
-}
-
-/// Whether the file's folder belongs to this process's user, who may then write to it.
-fn is_writable(file: &Path) -> bool {
-    let user = std::fs::metadata("/proc/self").map(|own| own.uid());
-    let folder = file.canonicalize().ok();
-    let folder = folder.as_deref().and_then(Path::parent);
-    folder
-        .and_then(|folder| std::fs::metadata(folder).ok())
-        .is_none_or(|folder| user.is_ok_and(|user| folder.uid() == user))
 }
 
 /// Everything that shares the worker's loop.
 struct Services<'a> {
     control: &'a mut Control,
+    monitor: &'a UnixStream,
+    /// It has not ended.
+    has_monitor: bool,
     life: Life,
-    watch: Option<Watch<'a>>,
+    watch: Option<Watch>,
     mesh: Option<Mesh<'a>>,
 }
 
 impl Service for Services<'_> {
     fn start(&mut self, epoll: &Epoll) -> io::Result<()> {
         self.control.start(epoll)?;
+        epoll.add(self.monitor, TOKEN_MONITOR, Interest::Read)?;
         self.life.start(epoll)?;
         if let Some(mesh) = &mut self.mesh {
             mesh.start(epoll)?;
@@ -550,6 +484,11 @@ impl Service for Services<'_> {
 
     fn ready(&mut self, token: u64, epoll: &Epoll, node: &mut Node) -> Verdict {
         match (&mut self.watch, &mut self.mesh) {
+            // It says nothing unless it was asked: it has ended.
+            _ if token == TOKEN_MONITOR => {
+                self.has_monitor = false;
+                Verdict::Stop
+            }
             _ if Life::owns(token) => self.life.ready(token, epoll, node),
             (_, Some(mesh)) if Mesh::owns(token) => mesh.ready(token, epoll, node),
             (Some(watch), _) if Watch::owns(token) => watch.ready(token, epoll, node),

@@ -160,6 +160,16 @@ pub fn route(interface: &str, server: IpAddr, domain: &str) -> Result<AppliedDns
     Ok(applied)
 }
 
+/// Take back what [`route`] has told systemd-resolved.
+pub fn unroute(interface: &str) -> Result<(), DnsError> {
+    check(interface, &DnsSettings::default())?;
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    match find_program(&path, "resolvectl") {
+        Some(program) => Resolver::Resolvectl { program }.undo(interface).run(),
+        None => Ok(()),
+    }
+}
+
 /// The domain before the server, which without one would be asked for all names; and none of what a server on this very host, of a domain
 /// that the root of DNS does not know, has not: signatures and TLS.
 fn routing(program: &Path, interface: &str, server: IpAddr, domain: &str) -> [Invocation; 4] {

@@ -17,7 +17,7 @@ pub mod discover;
 pub mod dns;
 pub mod echo;
 pub mod ethtool;
-pub mod hooks;
+pub mod monitor;
 pub mod netlink;
 pub mod netns;
 pub mod owner;

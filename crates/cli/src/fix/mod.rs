@@ -15,7 +15,7 @@ use seikan_diagnose::Remedy;
 use seikan_diagnose::trial::{self, Decision, Look, Trial};
 use seikan_node::control::Places;
 use seikan_node::state::{self, Journal};
-use seikan_sys::hooks::HookRunner;
+use seikan_sys::monitor::{self, Monitor};
 use seikan_sys::netns::NetNs;
 
 pub use change::Change;
@@ -24,7 +24,7 @@ pub use change::Change;
 #[derive(Debug)]
 pub struct Fix {
     /// Takes back what is noted when this process is gone.
-    _guard: HookRunner,
+    _guard: Monitor,
     directory: PathBuf,
     name: String,
 }
@@ -39,7 +39,8 @@ impl Fix {
         let pid = std::process::id();
         let name = format!("{}{pid}", prefix()?);
         let path = directory.join(format!("{name}.journal"));
-        let guard = HookRunner::start_with(Vec::new(), move || {
+        let guard = Monitor::start(&[], move |socket| {
+            monitor::wait_for_the_end(&socket);
             state::clean_up_after(pid, &path, |_: &[Change]| ());
         });
         Ok(Fix {

@@ -130,10 +130,6 @@ impl Observer for Foreground {
         let _ = sd_notify::notify(&[NotifyState::Ready, NotifyState::Status(&line)]);
         Ok(())
     }
-
-    fn is_stopping(&mut self) {
-        let _ = sd_notify::notify(&[NotifyState::Stopping]);
-    }
 }
 
 /// One line on standard output; a reader who has gone does not stop the tunnel.
@@ -300,8 +296,6 @@ impl Observer for Detached {
         print(&line);
         self.say(UP, &line)
     }
-
-    fn is_stopping(&mut self) {}
 }
 
 #[cfg(test)]

@@ -58,6 +58,11 @@ impl Secret {
     pub fn new(text: &str) -> Secret {
         Secret(text.to_owned())
     }
+
+    /// The text.
+    pub(crate) fn reveal(&self) -> &str {
+        &self.0
+    }
 }
 
 impl fmt::Debug for Secret {

@@ -171,6 +171,8 @@ impl Places {
 pub struct Lock {
     file: File,
     path: PathBuf,
+    /// The file is removed by somebody else.
+    is_left: bool,
 }
 
 impl Lock {
@@ -212,7 +214,11 @@ impl Lock {
             // The one before may have removed the file between our opening and locking it.
             let ours = file.metadata().map_err(failed("look at"))?;
             if fs::metadata(&path).is_ok_and(|there| there.ino() == ours.ino()) {
-                let mut lock = Lock { file, path };
+                let mut lock = Lock {
+                    file,
+                    path,
+                    is_left: false,
+                };
                 lock.write_pid().map_err(|error| ControlError::File {
                     action: "write",
                     path: lock.path.clone(),
@@ -223,8 +229,13 @@ impl Lock {
         }
     }
 
-    /// Notes who holds it; again after a fork, which changes that.
-    pub fn write_pid(&mut self) -> io::Result<()> {
+    /// From now on somebody else removes the file.
+    pub fn leave_file(&mut self) {
+        self.is_left = true;
+    }
+
+    /// Notes who holds it.
+    fn write_pid(&mut self) -> io::Result<()> {
         self.file.rewind()?;
         self.file.set_len(0)?;
         writeln!(self.file, "{}", std::process::id())
@@ -234,7 +245,9 @@ impl Lock {
 impl Drop for Lock {
     fn drop(&mut self) {
         // Before the lock goes, or we might remove that of a successor.
-        let _ = fs::remove_file(&self.path);
+        if !self.is_left {
+            let _ = fs::remove_file(&self.path);
+        }
     }
 }
 
@@ -244,6 +257,8 @@ pub struct Listener {
     /// Never blocks.
     pub socket: UnixListener,
     path: PathBuf,
+    /// The file is removed by somebody else.
+    is_left: bool,
 }
 
 impl Listener {
@@ -276,13 +291,21 @@ impl Listener {
         Ok(Listener {
             socket: bound?,
             path: path.to_owned(),
+            is_left: false,
         })
+    }
+
+    /// From now on somebody else removes the file.
+    pub fn leave_file(&mut self) {
+        self.is_left = true;
     }
 }
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        let _ = fs::remove_file(&self.path);
+        if !self.is_left {
+            let _ = fs::remove_file(&self.path);
+        }
     }
 }
 

@@ -1,11 +1,11 @@
 //! What happens to the card of the local network while the gateway runs: cable out and in, deleted
-//! and made anew, another MTU. Where the kernel forwards, a new card is told to ([`Upkeep`]).
+//! and made anew, another MTU. Where the kernel forwards, the monitor has a new card forward, too
+//! ([`crate::monitor`]).
 //!
 //! [`Watch`] is a [`Service`] of the worker's loop.
 
 use super::lan::{LanError, Link};
 use crate::node::{Node, now};
-use crate::setup::forwarding::Upkeep;
 use crate::worker::{Service, TOKEN_LAN, Verdict};
 use seikan_proto::gateway::Mtus;
 use seikan_sys::netlink::{Event, Group, Netlink, NetlinkError, Subscription};
@@ -18,25 +18,18 @@ const TOKEN: u64 = (1 << 62) + 16;
 const EVENTS_PER_TURN: usize = 64;
 
 /// Watches the card.
-pub struct Watch<'a> {
+pub struct Watch {
     network: Subscription,
     netlink: Netlink,
-    upkeep: Option<Upkeep<'a>>,
 }
 
-impl<'a> Watch<'a> {
+impl Watch {
     /// Watches from now on.
-    pub fn new() -> Result<Watch<'a>, NetlinkError> {
+    pub fn new() -> Result<Watch, NetlinkError> {
         Ok(Watch {
             network: Netlink::subscribe(&[Group::Link])?,
             netlink: Netlink::open()?,
-            upkeep: None,
         })
-    }
-
-    /// From now on a new card is told to forward.
-    pub fn keep_up(&mut self, upkeep: Upkeep<'a>) {
-        self.upkeep = Some(upkeep);
     }
 
     /// Whether a token is this service's.
@@ -45,7 +38,7 @@ impl<'a> Watch<'a> {
     }
 }
 
-impl Service for Watch<'_> {
+impl Service for Watch {
     fn start(&mut self, epoll: &Epoll) -> io::Result<()> {
         epoll.add(&self.network, TOKEN, Interest::Read)
     }
@@ -67,12 +60,6 @@ impl Service for Watch<'_> {
                 Event::Lost => removed = true,
                 _ => {}
             }
-        }
-        if let Some(upkeep) = self.upkeep.as_mut().filter(|_| concerned || removed) {
-            if removed {
-                upkeep.card_removed();
-            }
-            upkeep.look(&self.netlink);
         }
         if concerned || removed {
             node.look_at_card(&self.netlink, epoll);

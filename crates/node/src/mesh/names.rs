@@ -12,7 +12,6 @@ pub use zone::DOMAIN;
 use forward::{Forwarder, framed};
 use ipnet::IpNet;
 use seikan_sys::netlink::Netlink;
-use seikan_sys::resolv_conf::ResolvConf;
 use std::io;
 use std::net::{self, IpAddr};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -40,8 +39,6 @@ const SETTLE_PAUSE: Duration = Duration::from_millis(10);
 const PAUSE: Duration = Duration::from_millis(100);
 /// Least time between two looks at the host's addresses.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// How often it is seen to that resolv.conf, which others write anew, has us in it.
-const KEEP_EVERY: Duration = Duration::from_secs(5);
 
 /// Why there is no name server.
 #[derive(Debug, thiserror::Error)]
@@ -140,9 +137,6 @@ fn sockets(ip: IpAddr) -> io::Result<(net::UdpSocket, net::TcpListener)> {
 pub(super) async fn serve(server: Option<Server>, names: Names) {
     let mut tasks = JoinSet::new();
     if let Some(server) = server {
-        if let Upstream::Beside(file) = &server.upstream {
-            tasks.spawn(keep(file.clone()));
-        }
         let desk = Arc::new(Desk {
             names,
             forwarder: Forwarder::new(server.upstream),
@@ -159,15 +153,6 @@ pub(super) async fn serve(server: Option<Server>, names: Names) {
     }
     while tasks.join_next().await.is_some() {}
     std::future::pending().await
-}
-
-/// Has us in resolv.conf, whoever writes it anew.
-async fn keep(file: ResolvConf) {
-    loop {
-        sleep(KEEP_EVERY).await;
-        // What cannot be written now is tried again.
-        let _ = file.keep();
-    }
 }
 
 /// What it takes to answer.

@@ -12,14 +12,19 @@
 
 use crate::config::{Config, Diagnostic, Severity};
 use crate::setup::{Change, note};
-use crate::state::Journal;
+use crate::state::Notes;
 use seikan_sys::sysctl;
 use std::fmt::Write as _;
 use std::io::{self, Write};
 use std::process::{Command, Stdio};
 
 /// Puts the rules in force, as far as this host lets us.
-pub fn apply(config: &Config, mark: u32, journal: &mut Journal, warn: &mut dyn FnMut(Diagnostic)) {
+pub fn apply(
+    config: &Config,
+    mark: u32,
+    journal: &mut dyn Notes,
+    warn: &mut dyn FnMut(Diagnostic),
+) {
     let table = format!("seikan-{}", config.name);
     let strict = checks_strictly();
     let change = Change::Firewall {

@@ -14,7 +14,7 @@
 use crate::config::{Config, Diagnostic, GatewaySettings, Severity};
 use crate::setup::firewall;
 use crate::setup::{Change, note};
-use crate::state::Journal;
+use crate::state::Notes;
 use seikan_sys::netlink::{Netlink, NetlinkError, Route};
 use seikan_sys::sysctl;
 use std::fmt::Write as _;
@@ -32,7 +32,7 @@ pub fn apply(
     settings: &GatewaySettings,
     tun: u32,
     netlink: &Netlink,
-    journal: &mut Journal,
+    journal: &mut dyn Notes,
     warn: &mut dyn FnMut(Diagnostic),
 ) -> Result<(), NetlinkError> {
     let lan = settings.interface.as_str();
@@ -66,27 +66,23 @@ pub fn apply(
 /// Sets the card up again when it was made anew while the tunnel runs.
 pub struct Upkeep<'a> {
     settings: &'a GatewaySettings,
-    journal: &'a mut Journal,
-    warn: Box<dyn FnMut(Diagnostic) + 'a>,
     /// The card that is set up.
     index: Option<u32>,
 }
 
 impl<'a> Upkeep<'a> {
-    /// After [`apply`], with the same journal. `warn` is told what cannot be done.
+    /// After [`apply`].
     pub fn new(
         settings: &'a GatewaySettings,
         netlink: &Netlink,
-        journal: &'a mut Journal,
-        warn: Box<dyn FnMut(Diagnostic) + 'a>,
     ) -> Result<Upkeep<'a>, NetlinkError> {
         let index = netlink.link_index(settings.interface.as_str())?;
-        Ok(Upkeep {
-            settings,
-            journal,
-            warn,
-            index,
-        })
+        Ok(Upkeep { settings, index })
+    }
+
+    /// The card's name.
+    pub fn card(&self) -> &str {
+        self.settings.interface.as_str()
     }
 
     /// What was set on the card went with it.
@@ -94,18 +90,22 @@ impl<'a> Upkeep<'a> {
         self.index = None;
     }
 
-    /// Sees to the card that has the name now.
-    pub fn look(&mut self, netlink: &Netlink) {
-        let (settings, warn) = (self.settings, &mut self.warn);
+    /// Sees to the card that has the name now. `warn` is told what cannot be done.
+    pub fn look(
+        &mut self,
+        netlink: &Netlink,
+        journal: &mut dyn Notes,
+        warn: &mut dyn FnMut(Diagnostic),
+    ) {
         // What is not known now is asked again with the next event.
-        let Ok(index) = netlink.link_index(settings.interface.as_str()) else {
+        let Ok(index) = netlink.link_index(self.settings.interface.as_str()) else {
             return;
         };
         if index.is_none() || index == self.index {
             return;
         }
         self.index = index;
-        if let Err(error) = set_up_card(settings, netlink, self.journal, warn) {
+        if let Err(error) = set_up_card(self.settings, netlink, journal, warn) {
             let message = format!("the card was made anew: {error}");
             let help = "devices may not find the remotes: restart the tunnel";
             warn(Diagnostic::new(Severity::Warning, "gateway", message).with_help(help));
@@ -118,7 +118,7 @@ impl<'a> Upkeep<'a> {
 fn set_up_card(
     settings: &GatewaySettings,
     netlink: &Netlink,
-    journal: &mut Journal,
+    journal: &mut dyn Notes,
     warn: &mut dyn FnMut(Diagnostic),
 ) -> Result<(), NetlinkError> {
     let lan = settings.interface.as_str();
@@ -129,7 +129,7 @@ fn set_up_card(
     Ok(())
 }
 
-fn forward_ipv6(journal: &mut Journal, warn: &mut dyn FnMut(Diagnostic)) {
+fn forward_ipv6(journal: &mut dyn Notes, warn: &mut dyn FnMut(Diagnostic)) {
     // Setting `all` sets every interface, and a router listens to no other (`accept_ra` 1), but for 2.
     for interface in sysctl::list(&["ipv6", "conf"]).unwrap_or_default() {
         let learns = ["ipv6", "conf", &interface, "accept_ra"];
@@ -143,7 +143,7 @@ fn forward_ipv6(journal: &mut Journal, warn: &mut dyn FnMut(Diagnostic)) {
 fn answer_for_remotes(
     settings: &GatewaySettings,
     netlink: &Netlink,
-    journal: &mut Journal,
+    journal: &mut dyn Notes,
     warn: &mut dyn FnMut(Diagnostic),
 ) -> Result<(), NetlinkError> {
     let lan = settings.interface.as_str();
@@ -171,7 +171,12 @@ fn answer_for_remotes(
 }
 
 /// Sets a parameter, noting what it was.
-fn set(components: &[&str], value: &str, journal: &mut Journal, warn: &mut dyn FnMut(Diagnostic)) {
+fn set(
+    components: &[&str],
+    value: &str,
+    journal: &mut dyn Notes,
+    warn: &mut dyn FnMut(Diagnostic),
+) {
     let before = sysctl::read(components);
     if before.as_ref().is_ok_and(|before| before == value) {
         return;
@@ -189,7 +194,7 @@ fn restrict(
     config: &Config,
     settings: &GatewaySettings,
     guarded: Guarded,
-    journal: &mut Journal,
+    journal: &mut dyn Notes,
     warn: &mut dyn FnMut(Diagnostic),
 ) {
     let table = format!("seikan-gateway-{}", config.name);

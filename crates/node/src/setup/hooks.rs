@@ -1,19 +1,15 @@
-//! The configuration's commands around the life of the interface.
-//!
-//! They are run by a process that is forked before the daemon gives up its privileges and that
-//! outlives it: should the daemon be killed, that process runs the commands of the end and takes
-//! back what the journal says. See `seikan_sys::hooks` for why it is safe to have.
+//! The configuration's commands around the life of the interface, run by the monitor ([`crate::monitor`]) with the privileges
+//! that the daemon has given up.
 
-use crate::config::{Config, Hooks as Commands, InterfaceName};
-use crate::setup::Change;
-use crate::state;
-use seikan_sys::hooks::HookRunner;
+use crate::config::Config;
+use serde::{Deserialize, Serialize};
 use std::io;
-use std::path::PathBuf;
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitStatus, Stdio};
 
 /// When a command is run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Moment {
     /// Before the interface is made.
     PreUp,
@@ -48,102 +44,86 @@ pub enum HookError {
         /// Why.
         source: io::Error,
     },
-    /// The process that runs them could not be started.
-    #[error("cannot start the process that runs the hooks: {0}")]
-    Start(io::Error),
 }
 
-/// The commands and the process that runs them.
-#[derive(Debug)]
-pub struct Hooks {
-    /// `None` where none is needed and none could be had.
-    runner: Option<HookRunner>,
-    commands: Vec<(Moment, String)>,
-}
-
-impl Hooks {
-    /// Forks the process that runs the commands. With a `journal`, it also cleans up should this
-    /// process be killed.
-    pub fn start(config: &Config, journal: Option<PathBuf>) -> Result<Hooks, HookError> {
-        let commands = in_order(&config.hooks, &config.name);
-        let lines = commands.iter().map(|(_, line)| line.clone()).collect();
-        let at_the_end: Vec<String> = commands
-            .iter()
-            .filter(|(moment, _)| matches!(moment, Moment::PreDown | Moment::PostDown))
-            .map(|(_, line)| line.clone())
-            .collect();
-        let daemon = std::process::id();
-        let clean_up = move || {
-            let Some(journal) = journal else { return };
-            state::clean_up_after(daemon, &journal, |changes: &[Change]| {
-                if changes.contains(&Change::Hooks) {
-                    at_the_end.iter().for_each(|line| run_alone(line));
-                }
-            });
-        };
-        match HookRunner::start_with(lines, clean_up) {
-            Ok(runner) => Ok(Hooks {
-                runner: Some(runner),
-                commands,
-            }),
-            // A program of many threads, such as a test, cannot fork; it is not killed, either.
-            Err(_) if commands.is_empty() => Ok(Hooks {
-                runner: None,
-                commands,
-            }),
-            Err(error) => Err(HookError::Start(error)),
-        }
-    }
-
-    /// Whether there is any command.
-    pub fn is_empty(&self) -> bool {
-        self.commands.is_empty()
-    }
-
-    /// Runs all commands of one moment, in order, and stops at the first that fails.
-    pub fn run(&mut self, wanted: Moment) -> Result<(), HookError> {
-        let Some(runner) = &mut self.runner else {
-            return Ok(());
-        };
-        for (number, (moment, command)) in self.commands.iter().enumerate() {
-            if *moment != wanted {
-                continue;
-            }
-            let status = runner.run(number).map_err(|source| HookError::Run {
-                moment: wanted,
-                command: command.clone(),
-                source,
-            })?;
-            if !status.success() {
+/// Runs all commands of one moment, in order, and stops at the first that fails.
+///
+/// # Errors
+/// See [`HookError`].
+pub fn run(config: &Config, moment: Moment) -> Result<(), HookError> {
+    let lines = match moment {
+        Moment::PreUp => &config.hooks.pre_up,
+        Moment::PostUp => &config.hooks.post_up,
+        Moment::PreDown => &config.hooks.pre_down,
+        Moment::PostDown => &config.hooks.post_down,
+    };
+    for line in lines {
+        let command = config.name.fill_in(line);
+        let mut shell = Command::new("/bin/sh");
+        let status = shell.arg("-c").arg(&command).stdin(Stdio::null()).status();
+        match status {
+            Ok(status) if status.success() => {}
+            Ok(status) => {
                 return Err(HookError::Failed {
-                    moment: wanted,
-                    command: command.clone(),
+                    moment,
+                    command,
                     status,
                 });
             }
+            Err(source) => {
+                return Err(HookError::Run {
+                    moment,
+                    command,
+                    source,
+                });
+            }
         }
-        Ok(())
+    }
+    Ok(())
+}
+
+/// Why a command failed, as the monitor tells it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    command: String,
+    /// As waitpid(2) has it, or the error's number.
+    outcome: Result<i32, i32>,
+}
+
+impl From<HookError> for Failure {
+    fn from(error: HookError) -> Failure {
+        match error {
+            HookError::Failed {
+                command, status, ..
+            } => Failure {
+                command,
+                outcome: Ok(status.into_raw()),
+            },
+            HookError::Run {
+                command, source, ..
+            } => Failure {
+                command,
+                outcome: Err(source.raw_os_error().unwrap_or(0)),
+            },
+        }
     }
 }
 
-fn in_order(hooks: &Commands, interface: &InterfaceName) -> Vec<(Moment, String)> {
-    let lists = [
-        (Moment::PreUp, &hooks.pre_up),
-        (Moment::PostUp, &hooks.post_up),
-        (Moment::PreDown, &hooks.pre_down),
-        (Moment::PostDown, &hooks.post_down),
-    ];
-    let all = lists.into_iter().flat_map(|(moment, list)| {
-        list.iter()
-            .map(move |line| (moment, interface.fill_in(line)))
-    });
-    all.collect()
-}
-
-/// Runs a command with nobody to tell how it went.
-fn run_alone(line: &str) {
-    let _ = Command::new("/bin/sh")
-        .args(["-c", line])
-        .stdin(Stdio::null())
-        .status();
+impl Failure {
+    /// The error that it was.
+    pub fn of(self, moment: Moment) -> HookError {
+        let command = self.command;
+        match self.outcome {
+            Ok(status) => HookError::Failed {
+                moment,
+                command,
+                status: ExitStatus::from_raw(status),
+            },
+            Err(number) => HookError::Run {
+                moment,
+                command,
+                source: io::Error::from_raw_os_error(number),
+            },
+        }
+    }
 }

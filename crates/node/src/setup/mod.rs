@@ -2,7 +2,7 @@
 //!
 //! In the order in which [`crate::up`] makes them: hooks ([`hooks`]), the interface's addresses and
 //! MTU ([`mtu`]), name servers, routes and rules ([`routes`]), firewall ([`firewall`]), for a
-//! gateway what it takes to forward ([`forwarding`]), and for a member of a mesh the others' names ([`names`]). What does not go away with the interface is a [`Change`]: noted in the [`Journal`] before it is made.
+//! gateway what it takes to forward ([`forwarding`]), and for a member of a mesh the others' names ([`names`]). What does not go away with the interface is a [`Change`]: noted by the monitor ([`crate::monitor`]) before it is made.
 
 pub mod firewall;
 pub mod forwarding;
@@ -13,9 +13,9 @@ pub mod occupied;
 pub mod routes;
 
 use crate::config::{Config, Diagnostic, Severity};
-use crate::state::{Journal, Undo};
+use crate::state::{Notes, Undo};
 use seikan_sys::dns::{self, DnsError, DnsSettings};
-use seikan_sys::netlink::{Family, Netlink, NetlinkError, Route, Rule};
+use seikan_sys::netlink::{Family, Netlink, NetlinkError, Route, Rule, TABLE_MAIN};
 use seikan_sys::resolv_conf::{self, ResolvConf};
 use seikan_sys::sysctl;
 use serde::{Deserialize, Serialize};
@@ -93,6 +93,63 @@ impl Change {
             suppress: rule.suppress_prefix_length,
         }
     }
+
+    /// Whether a tunnel of this configuration makes such a change: what taking it back touches is its own.
+    pub fn is_of(&self, config: &Config) -> bool {
+        let name = config.name.as_str();
+        let gateway = config.gateway.as_ref();
+        match self {
+            Change::Hooks => !config.hooks.is_empty(),
+            Change::Sysctl { path, before } => {
+                let is_value = before.len() <= 10 && before.bytes().all(|b| b.is_ascii_digit());
+                is_value && is_sysctl_of(path, gateway.map(|g| g.interface.as_str()))
+            }
+            Change::Rule {
+                table,
+                unless_mark,
+                suppress,
+                ..
+            } => match (unless_mark, suppress) {
+                (Some(mark), None) => mark == table,
+                (None, Some(_)) => *table == TABLE_MAIN,
+                _ => false,
+            },
+            Change::Dns { interface } => interface == name && !config.dns.is_empty(),
+            Change::ResolvConf { interface, server } => {
+                let mut own = config.addresses.iter().map(|net| net.addr());
+                interface == name && config.mesh.is_some() && own.any(|own| own == *server)
+            }
+            Change::Firewall { table } => {
+                *table == format!("seikan-{name}") || *table == format!("seikan-gateway-{name}")
+            }
+            Change::Proxy { interface, address } => gateway.is_some_and(|gateway| {
+                *interface == gateway.interface.to_string()
+                    && gateway.remotes.iter().any(|remote| remote.lan == *address)
+            }),
+        }
+    }
+}
+
+/// Whether the file is one of those that a tunnel sets, with a gateway on the card `lan` or without.
+fn is_sysctl_of(path: &Path, lan: Option<&str>) -> bool {
+    if path == Path::new(SOURCE_VALID_MARK) {
+        return true;
+    }
+    let Some(parameter) = path.to_str().and_then(|p| p.strip_prefix("/proc/sys/net/")) else {
+        return false;
+    };
+    let components: Vec<&str> = parameter.split('/').collect();
+    // Else the file could be another one.
+    if sysctl::path(&components).is_err() {
+        return false;
+    }
+    let Some(lan) = lan else { return false };
+    match components[..] {
+        ["ipv4", "conf", card, "forwarding"] | ["ipv6", "conf", card, "proxy_ndp"] => card == lan,
+        ["ipv4" | "ipv6", "neigh", card, "proxy_delay"] => card == lan,
+        ["ipv6", "conf", "all", "forwarding"] | ["ipv6", "conf", _, "accept_ra"] => true,
+        _ => false,
+    }
 }
 
 impl Undo for Change {
@@ -101,6 +158,11 @@ impl Undo for Change {
             (Change::Sysctl { path, .. }, Change::Sysctl { path: other, .. }) => path == other,
             _ => self == other,
         }
+    }
+
+    /// The kernel forgets everything, and `/run` with what resolvers keep there is empty.
+    fn outlives_boot(&self) -> bool {
+        matches!(self, Change::ResolvConf { .. })
     }
 
     fn take_back(self) -> Result<(), String> {
@@ -199,7 +261,7 @@ pub fn set_up_interface(
 /// Tells the resolver, if there is anything to tell.
 pub fn set_dns(
     config: &Config,
-    journal: &mut Journal,
+    journal: &mut dyn Notes,
     warn: &mut dyn FnMut(Diagnostic),
 ) -> Result<(), DnsError> {
     // As wg-quick, search domains alone change nothing.
@@ -227,7 +289,7 @@ pub fn set_routes(
     plan: &routes::Plan,
     index: u32,
     netlink: &Netlink,
-    journal: &mut Journal,
+    journal: &mut dyn Notes,
     warn: &mut dyn FnMut(Diagnostic),
 ) -> Result<(), NetlinkError> {
     for (prefix, table) in &plan.routes {
@@ -243,7 +305,7 @@ pub fn set_routes(
     Ok(())
 }
 
-fn set_source_valid_mark(journal: &mut Journal, warn: &mut dyn FnMut(Diagnostic)) {
+fn set_source_valid_mark(journal: &mut dyn Notes, warn: &mut dyn FnMut(Diagnostic)) {
     let before = match fs::read_to_string(SOURCE_VALID_MARK) {
         Ok(text) if text.trim() == "1" => return,
         Ok(text) => text.trim().to_owned(),
@@ -263,9 +325,9 @@ fn set_source_valid_mark(journal: &mut Journal, warn: &mut dyn FnMut(Diagnostic)
 }
 
 /// Notes a change; a journal that cannot be written costs only what it is for.
-pub(crate) fn note(journal: &mut Journal, change: Change, warn: &mut dyn FnMut(Diagnostic)) {
+pub(crate) fn note(journal: &mut dyn Notes, change: Change, warn: &mut dyn FnMut(Diagnostic)) {
     if let Err(error) = journal.will_do(change) {
-        warn(without_journal(&error.to_string()));
+        warn(without_journal(&error));
     }
 }
 

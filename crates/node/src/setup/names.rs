@@ -7,7 +7,7 @@
 use super::{Change, note};
 use crate::config::{Config, Diagnostic};
 use crate::mesh::names::{DOMAIN, Server, Upstream};
-use crate::state::Journal;
+use crate::state::Notes;
 use seikan_sys::dns::{self, AppliedDns, DnsSettings};
 use seikan_sys::resolv_conf::{FILE, ResolvConf};
 use serde::{Deserialize, Serialize};
@@ -30,100 +30,101 @@ pub struct Names {
     pub found: Found,
     /// Who answers, until the mesh's thread has it.
     pub server: Option<Server>,
-    way: Option<Way>,
-}
-
-/// How programs come to ask us.
-#[derive(Debug)]
-enum Way {
-    Resolved(AppliedDns),
-    ResolvConf(ResolvConf),
-    /// In place of those that the configuration names.
-    Configured {
-        interface: String,
-        settings: DnsSettings,
-    },
 }
 
 impl Names {
     /// Sets all up. What fails costs the names, and nothing else.
-    pub fn set(config: &Config, journal: &mut Journal, warn: &mut dyn FnMut(Diagnostic)) -> Names {
+    pub fn set(
+        config: &Config,
+        journal: &mut dyn Notes,
+        warn: &mut dyn FnMut(Diagnostic),
+    ) -> Names {
         match Names::try_set(config, journal, warn) {
             Ok(names) => names,
             Err(reason) => Names {
                 found: Found::Off(reason),
                 server: None,
-                way: None,
             },
         }
     }
 
     fn try_set(
         config: &Config,
-        journal: &mut Journal,
+        journal: &mut dyn Notes,
         warn: &mut dyn FnMut(Diagnostic),
     ) -> Result<Names, String> {
         if !config.mesh.as_ref().is_some_and(|mesh| mesh.names) {
             return Err("the configuration says so".to_owned());
         }
         let mut answering = Server::bind(&config.addresses).map_err(|e| e.to_string())?;
-        let mut all = config.addresses.iter().map(|net| net.addr());
-        let first = config.addresses.first().map(|net| net.addr());
-        // Any program that asks at all does by IPv4.
-        let at = all.find(IpAddr::is_ipv4).or(first);
-        let at = at.ok_or("the interface has no address")?;
+        let at = address(config).ok_or("the interface has no address")?;
         let interface = config.name.to_string();
-        let (by, way) = if !config.dns.is_empty() {
-            let settings = DnsSettings {
-                servers: config.dns.clone(),
-                search: config.dns_search.clone(),
-            };
+        let by = if !config.dns.is_empty() {
             answering.upstream = Upstream::Servers(config.dns.clone());
-            let by = in_place_of(&interface, &settings, at)?;
-            (
-                by,
-                Way::Configured {
-                    interface,
-                    settings,
-                },
-            )
+            in_place_of(&interface, &settings(config), at)?
         } else if dns::is_resolved_asked() {
             let applied = dns::route(&interface, at, DOMAIN).map_err(|e| e.to_string())?;
-            ("systemd-resolved", Way::Resolved(applied))
+            applied.keep();
+            "systemd-resolved"
         } else {
-            let file = ResolvConf {
-                path: FILE.into(),
-                interface: interface.clone(),
-                server: at,
-            };
             let server = at;
             note(journal, Change::ResolvConf { interface, server }, warn);
+            let file = resolv_conf(config, at);
             file.add().map_err(|e| e.to_string())?;
-            answering.upstream = Upstream::Beside(file.clone());
-            ("resolv.conf", Way::ResolvConf(file))
+            answering.upstream = Upstream::Beside(file);
+            "resolv.conf"
         };
         Ok(Names {
             found: Found::By(by.to_owned()),
             server: Some(answering),
-            way: Some(way),
         })
     }
+}
 
-    /// Takes back what was set up, once nobody answers any more: before the hooks of the end, whose names would be asked for in vain. What
-    /// fails is tried again with the journal.
-    pub fn take_back(self) {
-        let _ = match self.way {
-            Some(Way::Resolved(applied)) => applied.undo().map_err(drop),
-            Some(Way::ResolvConf(file)) => file.remove().map_err(drop),
-            Some(Way::Configured {
-                interface,
-                settings,
-            }) => dns::apply(&interface, &settings)
-                .map(AppliedDns::keep)
-                .map_err(drop),
-            None => Ok(()),
-        };
+/// What a program that looks names up is told to ask: an IPv4 address if there is one, which any program asks.
+fn address(config: &Config) -> Option<IpAddr> {
+    let mut all = config.addresses.iter().map(|net| net.addr());
+    let first = config.addresses.first().map(|net| net.addr());
+    all.find(IpAddr::is_ipv4).or(first)
+}
+
+fn settings(config: &Config) -> DnsSettings {
+    DnsSettings {
+        servers: config.dns.clone(),
+        search: config.dns_search.clone(),
     }
+}
+
+fn resolv_conf(config: &Config, server: IpAddr) -> ResolvConf {
+    ResolvConf {
+        path: FILE.into(),
+        interface: config.name.to_string(),
+        server,
+    }
+}
+
+/// Has us in resolv.conf, if that is how names are found, whoever wrote it anew.
+pub fn keep(config: &Config) {
+    if let Some(server) = address(config)
+        && config.dns.is_empty()
+        && !dns::is_resolved_asked()
+    {
+        // What cannot be written now is tried again.
+        let _ = resolv_conf(config, server).keep();
+    }
+}
+
+/// Takes back what [`Names::set`] has set up, once nobody answers any more: before the hooks of the end, whose names would be asked for
+/// in vain. What fails is tried again with the journal.
+pub fn take_back(config: &Config) {
+    let _ = match address(config) {
+        _ if !config.dns.is_empty() => dns::apply(config.name.as_str(), &settings(config))
+            .map(AppliedDns::keep)
+            .map_err(drop),
+        _ if dns::is_resolved_asked() => dns::unroute(config.name.as_str()).map_err(drop),
+        Some(server) => resolv_conf(config, server).remove().map_err(drop),
+        None => Ok(()),
+    };
 }
 
 /// Our server instead of those of the configuration, which are noted already; if that fails, they are as before.

@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use seikan_sys::hooks::HookRunner;
+use seikan_sys::monitor::{self, Monitor};
 
 use super::Applied;
 use crate::error::{LabError, Result};
@@ -21,7 +21,7 @@ static CHANGED: Mutex<Vec<(PathBuf, String)>> = Mutex::new(Vec::new());
 
 /// A process that sets back what this one has changed of the machine, and takes away what its tunnels leave there, should it be killed.
 #[derive(Debug)]
-pub struct MachineGuard(#[expect(dead_code, reason = "lives as long as this")] HookRunner);
+pub struct MachineGuard(#[expect(dead_code, reason = "lives as long as this")] Monitor);
 
 impl MachineGuard {
     /// Starts it. Must come before this process has a second thread.
@@ -30,11 +30,12 @@ impl MachineGuard {
     /// There are threads already, or no process to be had.
     pub fn prepare() -> Result<Self> {
         let lab = std::process::id();
-        let clean_up = move || {
+        let clean_up = move |socket| {
+            monitor::wait_for_the_end(&socket);
             set_back(&notes(lab));
             wireguard::remove_sockets(lab);
         };
-        HookRunner::start_with(Vec::new(), clean_up)
+        Monitor::start(&[], clean_up)
             .map(Self)
             .map_err(LabError::io(
                 "start the process that sets the machine's settings back",

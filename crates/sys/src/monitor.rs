@@ -1,0 +1,270 @@
+//! A process that keeps the privileges which the process that started it gives up.
+//!
+//! [`Monitor::start`] forks it before the other drops its privileges and faces a network. The two share a stream of bytes and
+//! nothing else; the function given to `start` decides what a message means, and has to take each as forged. The monitor
+//! outlives the process that started it, however that ended, so that it can clean up. Ctrl-C and SIGTERM do not reach it: they
+//! are for the other, which tells it what to do about them.
+
+use std::io::{self, Read};
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::net::UnixStream;
+
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::wait::waitpid;
+use nix::unistd::{ForkResult, Pid, fork};
+
+/// The process, as the one that started it has it. Dropping it closes the stream and waits until the process has ended.
+#[derive(Debug)]
+pub struct Monitor {
+    socket: Option<UnixStream>,
+    process: Pid,
+}
+
+impl Monitor {
+    /// Forks the process, which runs `life` with its end of the stream and ends with it. Of the files that are open it keeps the
+    /// standard three and those with the numbers `files`.
+    ///
+    /// # Errors
+    /// This process has a second thread, or the system has no process or sockets left.
+    pub fn start(files: &[RawFd], life: impl FnOnce(UnixStream)) -> io::Result<Monitor> {
+        let threads = std::fs::read_dir("/proc/self/task")?.count();
+        if threads != 1 {
+            return Err(io::Error::other(format!(
+                "{threads} threads are running: the monitor must be started before the second"
+            )));
+        }
+        Self::fork(files, life)
+    }
+
+    fn fork(files: &[RawFd], life: impl FnOnce(UnixStream)) -> io::Result<Monitor> {
+        let (ours, theirs) = UnixStream::pair()?;
+        let mut kept = files.to_vec();
+        kept.push(theirs.as_raw_fd());
+        // SAFETY: the process has one thread (checked by `start`), so no lock is held by another
+        // and the child may go on as usual; it never returns from this function.
+        match unsafe { fork() }? {
+            ForkResult::Parent { child } => Ok(Monitor {
+                socket: Some(ours),
+                process: child,
+            }),
+            ForkResult::Child => {
+                let _ = ours;
+                close_all_but(kept);
+                let code = i32::from(prepare().is_err());
+                if code == 0 {
+                    life(theirs);
+                }
+                // SAFETY: ends the child without running the parent's destructors and exit hooks.
+                unsafe { libc::_exit(code) }
+            }
+        }
+    }
+
+    /// This end of the stream.
+    ///
+    /// # Panics
+    /// Never: it is there until the drop.
+    pub fn socket(&self) -> &UnixStream {
+        self.socket.as_ref().expect("open until the drop")
+    }
+}
+
+impl Drop for Monitor {
+    fn drop(&mut self) {
+        drop(self.socket.take()); // the child reads the end of the stream and leaves
+        let _ = waitpid(self.process, None);
+    }
+}
+
+/// Waits until the process at the other end of the stream is gone; whatever it sends is passed over.
+pub fn wait_for_the_end(mut socket: &UnixStream) {
+    let mut nothing = [0; 64];
+    while matches!(socket.read(&mut nothing), Ok(length) if length > 0) {}
+}
+
+/// Makes the child deaf to the terminal, and its memory, which may hold keys, unreadable for others.
+fn prepare() -> io::Result<()> {
+    // Blocked, not ignored: std gives programs it starts an empty mask, but not default actions.
+    let mut signals = SigSet::empty();
+    for signal in [
+        Signal::SIGINT,
+        Signal::SIGTERM,
+        Signal::SIGHUP,
+        Signal::SIGQUIT,
+    ] {
+        signals.add(signal);
+    }
+    signals.thread_block()?;
+    nix::sys::prctl::set_dumpable(false)?;
+    Ok(())
+}
+
+/// Closes the parent's files, so that a tunnel's interface does not live as long as this process.
+fn close_all_but(mut kept: Vec<RawFd>) {
+    kept.sort_unstable();
+    let mut first = 3;
+    for end in kept.into_iter().map(i32::cast_unsigned).chain([u32::MAX]) {
+        if end > first {
+            // SAFETY: the forked child uses no descriptor but those kept and the standard three, and leaves by _exit, so that
+            // no owner of a closed one ever acts again. Before Linux 5.9 the call fails and they stay open.
+            unsafe { libc::close_range(first, end - 1, 0) };
+        }
+        first = first.max(end.saturating_add(1));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+    use crate::netns::tests::{in_child, namespace};
+
+    /// Answers each byte with what `answer` makes of it, until the other end is gone.
+    fn echo(mut socket: UnixStream, answer: impl Fn(u8) -> u8) {
+        let mut byte = [0];
+        while socket.read_exact(&mut byte).is_ok() {
+            let _ = socket.write_all(&[answer(byte[0])]);
+        }
+    }
+
+    fn ask(monitor: &Monitor, byte: u8) -> Result<u8, String> {
+        let mut answer = [0];
+        let asked = monitor.socket().write_all(&[byte]);
+        asked
+            .and_then(|()| monitor.socket().read_exact(&mut answer))
+            .map_err(|e| e.to_string())?;
+        Ok(answer[0])
+    }
+
+    fn expect<T: PartialEq + std::fmt::Debug>(found: T, wanted: T) -> Result<(), String> {
+        match found == wanted {
+            true => Ok(()),
+            false => Err(format!("{found:?}")),
+        }
+    }
+
+    /// Whether the calling thread has CAP_SYS_ADMIN, which is bit 21.
+    fn is_admin() -> u8 {
+        let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+        let set = u64::from_str_radix(line.unwrap().trim(), 16).unwrap();
+        (set >> 21 & 1) as u8
+    }
+
+    #[test]
+    fn it_keeps_what_the_caller_gives_up() {
+        if namespace().is_none() {
+            return;
+        }
+        in_child(|| {
+            let monitor = Monitor::start(&[], |socket| echo(socket, |_| is_admin()));
+            let monitor = monitor.map_err(|e| e.to_string())?;
+            crate::privilege::drop_to(&[]).map_err(|e| e.to_string())?;
+            expect((is_admin(), ask(&monitor, 0)?), (0, 1))
+        });
+    }
+
+    #[test]
+    fn it_keeps_no_file_of_the_caller_open_but_those_it_was_given() {
+        in_child(|| {
+            let pipe = || io::pipe().map_err(|e| e.to_string());
+            let (mut reader, writer) = pipe()?;
+            let (mut kept_reader, kept_writer) = pipe()?;
+            let monitor = Monitor::start(&[kept_writer.as_raw_fd()], |socket| {
+                let mut file = &kept_writer;
+                let _ = file.write_all(&[7]);
+                echo(socket, |byte| byte);
+            });
+            let monitor = monitor.map_err(|e| e.to_string())?;
+            ask(&monitor, 0)?;
+            drop(writer);
+            let mut byte = [0];
+            // Would block for ever if the other process still held the writing end.
+            let length = reader.read(&mut byte).map_err(|e| e.to_string())?;
+            kept_reader
+                .read_exact(&mut byte)
+                .map_err(|e| e.to_string())?;
+            expect((length, byte[0]), (0, 7))
+        });
+    }
+
+    #[test]
+    fn signals_of_the_terminal_do_not_end_it() {
+        in_child(|| {
+            let monitor = Monitor::start(&[], |socket| echo(socket, |byte| byte + 1));
+            let monitor = monitor.map_err(|e| e.to_string())?;
+            ask(&monitor, 0)?; // it has blocked them by now
+            for signal in [Signal::SIGINT, Signal::SIGTERM] {
+                nix::sys::signal::kill(monitor.process, signal).map_err(|e| e.to_string())?;
+            }
+            expect(ask(&monitor, 4)?, 5)
+        });
+    }
+
+    #[test]
+    fn a_program_that_it_starts_is_not_deaf_to_signals() {
+        in_child(|| {
+            let monitor = Monitor::start(&[], |socket| {
+                echo(socket, |_| {
+                    use std::os::unix::process::ExitStatusExt;
+                    let mut shell = std::process::Command::new("sh");
+                    let status = shell.args(["-c", "kill -TERM $$; sleep 5"]).status();
+                    status.ok().and_then(|status| status.signal()).unwrap_or(0) as u8
+                });
+            });
+            let monitor = monitor.map_err(|e| e.to_string())?;
+            expect(i32::from(ask(&monitor, 0)?), libc::SIGTERM)
+        });
+    }
+
+    #[test]
+    fn it_is_gone_after_the_drop() {
+        in_child(|| {
+            let monitor = Monitor::start(&[], |socket| wait_for_the_end(&socket));
+            let monitor = monitor.map_err(|e| e.to_string())?;
+            let process = monitor.process;
+            drop(monitor);
+            expect(
+                nix::sys::signal::kill(process, None),
+                Err(nix::errno::Errno::ESRCH),
+            )
+        });
+    }
+
+    #[test]
+    fn it_outlives_a_caller_that_is_killed() {
+        let folder = tempfile::tempdir().unwrap();
+        let mark = folder.path().join("mark");
+        // SAFETY: the child only forks, waits in a system call and is killed; it never returns.
+        let ForkResult::Parent { child } = unsafe { fork() }.unwrap() else {
+            let monitor = Monitor::fork(&[], |socket| {
+                let _ = (&socket).write_all(&[0]);
+                wait_for_the_end(&socket);
+                let _ = std::fs::write(&mark, "");
+            });
+            let _ = monitor.and_then(|monitor| {
+                monitor.socket().read_exact(&mut [0])?; // it is there now
+                nix::sys::signal::raise(Signal::SIGKILL)?;
+                Ok(())
+            });
+            // SAFETY: as above; not reached unless something failed.
+            unsafe { libc::_exit(1) }
+        };
+        waitpid(child, None).unwrap();
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(5);
+        while !mark.exists() {
+            assert!(std::time::Instant::now() < until, "it did not clean up");
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+    }
+
+    #[test]
+    fn a_process_with_threads_is_refused() {
+        let (stop, stopped) = std::sync::mpsc::channel::<()>();
+        let other = std::thread::spawn(move || stopped.recv());
+        assert!(Monitor::start(&[], drop).is_err());
+        drop(stop);
+        let _ = other.join();
+    }
+}
