@@ -67,13 +67,13 @@ fn under_bursts<T>(world: &World, work: impl FnOnce() -> T) -> T {
 }
 
 #[test]
-fn an_idle_tunnel_is_healthy_and_the_verdict_has_its_keys() {
+fn an_idle_tunnel_is_told_to_be_used_and_the_verdict_has_its_keys() {
     in_world([""; 2], |world| {
         let _tunnels = world.both_up();
         let output = doctor(world, &["--json", "--exit-code"]);
         assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
         let verdict = verdict(&output);
-        assert_eq!(verdict["cause"], "healthy", "{verdict:#}");
+        assert_eq!(verdict["cause"], "idle", "{verdict:#}");
         let mut keys: Vec<_> = verdict.as_object().expect("object").keys().collect();
         keys.sort();
         let mut expected = KEYS;
@@ -373,7 +373,7 @@ fn who_may_nothing_is_told_what_is_missing() {
         };
         assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
         let verdict = verdict(&output);
-        assert_eq!(verdict["cause"], "healthy", "{verdict:#}");
+        assert_eq!(verdict["cause"], "idle", "{verdict:#}");
         let unseen = verdict["path"]["unseen"].as_array().expect("a list");
         assert!(!unseen.is_empty(), "{verdict:#}");
     });

@@ -21,6 +21,12 @@ macro_rules! causes {
                 match self { $(Cause::$variant => $name,)* }
             }
 
+            /// Whether it says that something is wrong, and what: not [`Cause::Healthy`], [`Cause::Idle`] and
+            /// [`Cause::Unknown`].
+            pub fn is_fault(self) -> bool {
+                !matches!(self, Cause::Healthy | Cause::Idle | Cause::Unknown)
+            }
+
             /// One sentence for somebody who knows nothing of it.
             pub fn sentence(self) -> &'static str {
                 match self { $(Cause::$variant => $sentence,)* }
@@ -65,6 +71,7 @@ causes! {
     VirtualSwitchUpcalls "virtual-switch-upcalls" "The virtual switch does not know the flows and asks its slow path for each packet.";
     VhostStarved "vhost-starved" "The thread that moves a virtual machine's packets does not get a processor.";
     Healthy "healthy" "Nothing is wrong: the tunnel carries what it is given.";
+    Idle "idle" "Hardly anything goes through the tunnel, so nothing can be said of its speed: run it under load.";
     Unknown "unknown" "It is slow, and none of the known causes shows.";
 }
 

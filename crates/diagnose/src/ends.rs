@@ -63,7 +63,7 @@ pub enum End {
 /// What the far end says.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Far {
-    /// Where the named cause is; `None` for `healthy` and `unknown`.
+    /// Where the named cause is; `None` for `healthy`, `idle` and `unknown`.
     pub at: Option<End>,
     /// The path on that host, with what it could not see.
     pub path: PathMap,
@@ -129,7 +129,7 @@ pub fn both(near: &Evidence, far: &Evidence) -> Verdict {
     let satisfied = shortfall.is_some_and(is_tolerated);
     let (mut here, ruled_out) = judge(near, &[]);
     let (mut there, far_ruled_out) = judge(far, &[]);
-    if satisfied {
+    if satisfied || near.is_idle() && far.is_idle() {
         here.clear();
         there.clear();
     }

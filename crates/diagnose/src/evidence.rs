@@ -7,6 +7,18 @@ use seikan_observe::profile::{Profile, Stage};
 use seikan_observe::{Column, Series, Subject, metric};
 use serde::{Deserialize, Serialize};
 
+/// Bits per second below which a tunnel is idle: keepalives, a shell at which somebody types.
+pub const IDLE: f64 = 100e3;
+/// And packets per second, both directions: a call over small packets is none.
+const IDLE_PACKETS: f64 = 100.0;
+/// Of the time, how long a connection has data under way from which somebody waits for it.
+const WAITING: f64 = 0.5;
+/// Packets lost at the inner interface from which something wanted to go through.
+const IDLE_LOST: f64 = 10.0;
+
+/// Segments sent again, or received early or twice, of all, from which packets are lost.
+const LOSSY: f64 = 0.001;
+
 /// Everything a diagnosis knows.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Evidence {
@@ -31,6 +43,52 @@ pub struct Probes {
     pub idle_rtt_us: Option<f64>,
     /// See [`Probes::idle_rtt_us`].
     pub loaded_rtt_us: Option<f64>,
+    /// What was sent for all that.
+    #[serde(default)]
+    pub own: OwnTraffic,
+}
+
+/// What the doctor itself sent through the tunnel, and the answers: IP packets and their bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OwnTraffic {
+    /// Packets sent.
+    pub packets_out: u64,
+    /// Bytes sent.
+    pub bytes_out: u64,
+    /// Packets received.
+    pub packets_in: u64,
+    /// Bytes received.
+    pub bytes_in: u64,
+}
+
+impl OwnTraffic {
+    /// What it adds to a counter of an interface; 0 to those that do not count packets or bytes.
+    fn of(self, name: &str) -> f64 {
+        let added = match name {
+            metric::TX_PACKETS => self.packets_out,
+            metric::TX_BYTES => self.bytes_out,
+            metric::RX_PACKETS => self.packets_in,
+            metric::RX_BYTES => self.bytes_in,
+            _ => 0,
+        };
+        added as f64
+    }
+}
+
+impl std::ops::AddAssign for OwnTraffic {
+    fn add_assign(&mut self, other: Self) {
+        self.packets_out += other.packets_out;
+        self.bytes_out += other.bytes_out;
+        self.packets_in += other.packets_in;
+        self.bytes_in += other.bytes_in;
+    }
+}
+
+impl MtuProbe {
+    /// Whether long packets vanish, short ones pass, and nobody says so.
+    pub fn is_black_hole(&self) -> bool {
+        self.passed.is_some() && self.lost.is_some() && !self.reported
+    }
 }
 
 /// Which sizes of inner IP packets pass.
@@ -136,7 +194,7 @@ impl Evidence {
         self.growth(&Subject::Link(link.to_owned()), name)
     }
 
-    /// By how much a counter of the inner interface grew. A bridge itself counts only what is for this host: what it
+    /// By how much a counter of the inner interface grew, but for what the doctor itself sent. A bridge itself counts only what is for this host: what it
     /// passes on, its ports count, those packets come in by and those they leave by.
     pub fn inner(&self, name: &str) -> Option<f64> {
         let inner = self.map.inner.as_deref()?;
@@ -145,15 +203,29 @@ impl Evidence {
         let counts: Vec<f64> = ports
             .filter_map(|port| self.link(&port.name, name))
             .collect();
-        match counts.is_empty() {
-            true => self.link(inner, name),
-            false => Some(counts.iter().sum()),
-        }
+        let all = match counts.is_empty() {
+            true => self.link(inner, name)?,
+            false => counts.iter().sum(),
+        };
+        Some((all - self.probes.own.of(name)).max(0.0))
     }
 
-    /// By how much a counter of the interface to the outside grew.
+    /// By how much a counter of the interface to the outside grew, but for the packets that carried the doctor's own.
     pub fn egress(&self, name: &str) -> Option<f64> {
-        self.link(self.map.egress.as_deref()?, name)
+        let all = self.link(self.map.egress.as_deref()?, name)?;
+        Some((all - self.probes.own.of(name)).max(0.0))
+    }
+
+    /// Fragments that were created, both IP versions, but for those that the doctor's own packets may have become: two each.
+    pub fn fragments_created(&self) -> Option<f64> {
+        let own = 2.0 * self.probes.own.packets_out as f64;
+        Some((self.both("Ip", "FragCreates")? - own).max(0.0))
+    }
+
+    /// Fragments that came in, likewise.
+    pub fn fragments_received(&self) -> Option<f64> {
+        let own = 2.0 * self.probes.own.packets_in as f64;
+        Some((self.both("Ip", "ReasmReqds")? - own).max(0.0))
     }
 
     /// By how much a counter of an interface's queueing disciplines grew.
@@ -175,6 +247,27 @@ impl Evidence {
         let short = self.host("IpExt.InTruncatedPkts").unwrap_or(0.0);
         let whole = 1.0 - (short / received.max(1.0)).min(1.0);
         bytes(metric::TX_BYTES).max(bytes(metric::RX_BYTES) * whole) * 8.0 / self.seconds()
+    }
+
+    /// Whether too little goes through for its causes to show: nobody said how much should, hardly anything does beside the
+    /// doctor's own packets, and nothing wants to. Not where connections stand still or packets are lost on the way in, nor
+    /// where long packets were found to vanish.
+    pub fn is_idle(&self) -> bool {
+        if self.expected.is_some() || self.inner(metric::TX_BYTES).is_none() {
+            return false;
+        }
+        let black_hole = self.probes.mtu.is_some_and(|probe| probe.is_black_hole());
+        let waits = |flow: &SocketFacts| {
+            let busy = self.tcp(flow, metric::TCP_BUSY_US).unwrap_or(0.0) / 1e6;
+            busy / self.seconds() >= WAITING
+        };
+        let lost = self.inner(metric::TX_DROPPED).unwrap_or(0.0);
+        let lost = lost + self.inner(metric::RX_ERRORS).unwrap_or(0.0);
+        self.throughput() < IDLE
+            && self.packets() < IDLE_PACKETS
+            && !black_hole
+            && !self.map.flows.iter().any(waits)
+            && lost < IDLE_LOST
     }
 
     /// What should go through but does not, 0 to 1; `None` if nobody said what should.
@@ -263,6 +356,45 @@ impl Evidence {
         (!values.is_empty()).then(|| values.iter().map(|(_, value)| value).sum())
     }
 
+    /// Packets dropped because a processor's queue of received packets was full, as far as they are this path's. The queue counts
+    /// for the whole machine, the interface that a packet came by for itself, among other drops (`enqueue_to_backlog()`,
+    /// net/core/dev.c): so no more than either. `None` where one of them could not be read.
+    pub fn backlog_drops(&self) -> Option<f64> {
+        let machine = self.all_cpus(metric::SOFTNET_DROPPED)?;
+        Some(machine.min(self.links(metric::RX_DROPPED)?))
+    }
+
+    /// The sum of a counter over the interfaces on the way.
+    pub fn links(&self, name: &str) -> Option<f64> {
+        let links = self.map.links.iter();
+        let counts: Vec<f64> = links
+            .filter_map(|link| self.link(&link.name, name))
+            .collect();
+        (!counts.is_empty()).then(|| counts.iter().sum())
+    }
+
+    /// The share of the packets that the machine received, in whatever namespace, that came by the interfaces on the way: 0 to 1.
+    /// A processor that is full with other packets says nothing of this tunnel. `None` if it was not counted.
+    pub fn share_of_received(&self) -> Option<f64> {
+        let all = self
+            .all_cpus(metric::SOFTNET_PROCESSED)
+            .filter(|n| *n > 0.0)?;
+        Some((self.links(metric::RX_PACKETS)? / all).min(1.0))
+    }
+
+    /// Whether something is missing at the tunnel itself: less goes through than should, or connections through it lose packets.
+    /// What is counted for the whole machine names a cause only where this is so.
+    pub fn suffers(&self) -> bool {
+        let short = self
+            .shortfall()
+            .is_some_and(|it| it >= crate::verdict::TOLERATED_SHORTFALL);
+        let again = self.retransmitted().is_some_and(|share| share >= LOSSY);
+        let early = self
+            .arrivals()
+            .is_some_and(|it| (it.early + it.twice) / it.segments >= LOSSY);
+        short || again || early || self.stalled().is_some()
+    }
+
     /// Sockets from which the program reads packets whole and one by one, whatever their length, without being told of
     /// merged ones: raw and packet sockets without `PACKET_VNET_HDR`.
     pub fn raw_sockets(&self) -> usize {
@@ -349,6 +481,110 @@ mod tests {
         evidence.map.links[1].master = Some("tun0".into());
         assert_eq!(evidence.inner(metric::RX_BYTES), Some(100.0));
         assert_eq!(evidence.inner(metric::TX_BYTES), None);
+    }
+
+    /// A tunnel through which the doctor sent so many packets of 1,400 bytes, all answered, and nobody else anything.
+    fn only_probed(packets: u64) -> Evidence {
+        let mut evidence = tunnel();
+        let bytes = 1_400 * packets;
+        for (name, value) in [
+            (metric::TX_PACKETS, packets),
+            (metric::TX_BYTES, bytes),
+            (metric::RX_PACKETS, packets),
+            (metric::RX_BYTES, bytes),
+        ] {
+            count(&mut evidence, inner(), name, value);
+            count(&mut evidence, egress(), name, 2 * value);
+        }
+        count(&mut evidence, Subject::Host, "Ip.FragCreates", 2 * packets);
+        count(&mut evidence, Subject::Host, "Ip.ReasmReqds", 2 * packets);
+        evidence.probes.own = OwnTraffic {
+            packets_out: packets,
+            bytes_out: bytes,
+            packets_in: packets,
+            bytes_in: bytes,
+        };
+        evidence
+    }
+
+    #[test]
+    fn the_doctors_own_packets_are_not_counted() {
+        let mut evidence = only_probed(300);
+        assert_eq!(evidence.throughput(), 0.0);
+        assert_eq!(evidence.fragments_created(), Some(0.0));
+        assert_eq!(evidence.fragments_received(), Some(0.0));
+        assert_eq!(evidence.inner(metric::RX_PACKETS), Some(0.0));
+        assert_eq!(crate::diagnose(&evidence).cause, crate::Cause::Idle);
+        count(
+            &mut evidence,
+            inner(),
+            metric::TX_BYTES,
+            12_500_000 + 300 * 1_400,
+        );
+        assert_eq!(evidence.throughput(), 10e6);
+        assert_eq!(crate::diagnose(&evidence).cause, crate::Cause::Healthy);
+    }
+
+    #[test]
+    fn a_tunnel_through_which_something_wants_to_go_is_not_idle() {
+        assert!(only_probed(300).is_idle());
+        let mut expected = only_probed(300);
+        expected.expected = Some(1e6);
+        assert!(!expected.is_idle());
+        let mut waiting = only_probed(300);
+        count(
+            &mut waiting,
+            Subject::Tcp(2),
+            metric::TCP_BUSY_US,
+            9_000_000,
+        );
+        assert!(!waiting.is_idle());
+        let mut lossy = only_probed(300);
+        count(&mut lossy, inner(), metric::TX_DROPPED, 100);
+        assert!(!lossy.is_idle());
+        let mut small = only_probed(0);
+        count(&mut small, inner(), metric::TX_PACKETS, 2_000);
+        assert!(!small.is_idle());
+        let mut black_hole = only_probed(300);
+        black_hole.probes.mtu = Some(MtuProbe {
+            passed: Some(1_200),
+            lost: Some(1_201),
+            reported: false,
+        });
+        assert!(!black_hole.is_idle());
+    }
+
+    #[test]
+    fn an_idle_tunnel_is_told_to_be_used_and_no_cause_is_named() {
+        let mut evidence = only_probed(20);
+        // A machine on which others drop, wait and steal.
+        for (name, value) in [
+            (metric::SOFTNET_PROCESSED, 1_000_000),
+            (metric::SOFTNET_DROPPED, 100_000),
+            (metric::SOFTNET_TIME_SQUEEZE, 100_000),
+        ] {
+            count(&mut evidence, Subject::Cpu(0), name, value);
+        }
+        let verdict = crate::diagnose(&evidence);
+        assert_eq!(verdict.cause, crate::Cause::Idle);
+        assert!(
+            verdict.alternatives.is_empty(),
+            "{:?}",
+            verdict.alternatives
+        );
+        assert!(verdict.remedies[0].commands[0].contains("--load"));
+    }
+
+    #[test]
+    fn drops_of_the_queue_of_received_packets_are_this_paths_as_far_as_its_interfaces_count_them() {
+        let mut evidence = tunnel();
+        assert_eq!(evidence.backlog_drops(), None);
+        count(&mut evidence, Subject::Cpu(0), metric::SOFTNET_DROPPED, 500);
+        assert_eq!(evidence.backlog_drops(), None);
+        count(&mut evidence, egress(), metric::RX_DROPPED, 20);
+        assert_eq!(evidence.backlog_drops(), Some(20.0));
+        count(&mut evidence, inner(), metric::RX_DROPPED, 2_000);
+        assert_eq!(evidence.backlog_drops(), Some(500.0));
     }
 
     #[test]

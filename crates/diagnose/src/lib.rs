@@ -27,7 +27,7 @@ mod verdict;
 
 pub use cause::Cause;
 pub use ends::{Crossing, End, Far, both};
-pub use evidence::{Evidence, MtuProbe, Probes, ThreadUse};
+pub use evidence::{Evidence, MtuProbe, OwnTraffic, Probes, ThreadUse};
 pub use finding::{Fact, Finding, Judgement};
 pub use losses::{Arrivals, Losses, Stall};
 pub use recording::{Recording, RecordingError};

@@ -4,8 +4,8 @@
 //! that for nothing. A receiver knows what came out of order and what came twice. Packets that this host itself
 //! dropped on the way are told apart by its own counters.
 //!
-//! Drops by reason (`drop.*`) are not among these: the kernel counts them for all namespaces of the machine, so they
-//! may belong to somebody else's packets.
+//! Drops by reason (`drop.*`) are not among these, nor are those of the processors' queues but where an interface on the way
+//! counts them, too: the kernel counts both for all namespaces of the machine, so they may be of somebody else's packets.
 
 use seikan_observe::path::{SocketFacts, Transport};
 use seikan_observe::{Subject, metric};
@@ -211,8 +211,7 @@ impl Evidence {
             })
             .sum();
         let udp = self.both("Udp", "SndbufErrors").unwrap_or(0.0);
-        let backlog = self.all_cpus(metric::SOFTNET_DROPPED).unwrap_or(0.0);
-        at_links + udp + backlog
+        at_links + udp
     }
 
     /// Packets that this host dropped between the wire and TCP.
@@ -221,11 +220,12 @@ impl Evidence {
         let errors = self.both("Udp", "RcvbufErrors");
         // Both count the same datagrams.
         let udp = sockets.unwrap_or(0.0).max(errors.unwrap_or(0.0));
-        let inner = [metric::RX_DROPPED, metric::RX_ERRORS];
-        let inner: f64 = inner.iter().filter_map(|name| self.inner(name)).sum();
-        let backlog = self.all_cpus(metric::SOFTNET_DROPPED).unwrap_or(0.0);
+        // Those of the queue of received packets are among what the interfaces count.
+        let counted = |name| self.inner(name).unwrap_or(0.0);
+        let dropped = counted(metric::RX_DROPPED).max(self.backlog_drops().unwrap_or(0.0));
+        let inner = dropped + counted(metric::RX_ERRORS);
         let damaged = self.damaged().map_or(0.0, |(damaged, _)| damaged);
-        udp + inner + backlog + damaged
+        udp + inner + damaged
     }
 
     /// A super-packet that is dropped takes all its segments along.
@@ -311,6 +311,26 @@ pub(crate) mod made {
         count(&mut evidence, inner(), metric::TX_DROPPED, 300);
         let losses = evidence.inner_losses().expect("a sender");
         assert_eq!((losses.lost(), losses.elsewhere()), (0.04, 0.01));
+    }
+
+    #[test]
+    fn what_another_namespace_drops_is_no_loss_of_this_host() {
+        let mut evidence = receiver(10_000, 0, 0);
+        count(
+            &mut evidence,
+            Subject::Cpu(0),
+            metric::SOFTNET_DROPPED,
+            5_000,
+        );
+        assert_eq!(evidence.dropped_receiving(), 0.0);
+        let mut evidence = sender(10_000, 500, 0);
+        count(
+            &mut evidence,
+            Subject::Cpu(0),
+            metric::SOFTNET_DROPPED,
+            5_000,
+        );
+        assert_eq!(evidence.inner_losses().expect("a sender").elsewhere(), 0.05);
     }
 
     #[test]

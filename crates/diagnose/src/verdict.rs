@@ -2,16 +2,17 @@
 //!
 //! Rules that find their cause are ordered by the weight they give it. Where one of them makes another
 //! ([`Rule::makes`](crate::rules::Rule)), the deeper is named and the other is part of its chain. Nothing found is `healthy` if what
-//! should go through does, or nobody said what should; otherwise `unknown`. Where nobody said it, a faint finding is none: tunnels
+//! should go through does, or nobody said what should; `idle` if hardly anything does; otherwise `unknown`. Where nobody said it, a faint finding is none: tunnels
 //! that are well show traces of much.
 
 use seikan_observe::path::PathMap;
 use serde::{Deserialize, Serialize};
 
+use crate::evidence::IDLE;
 use crate::rules::{self, Rule};
 use crate::signature::{Moves, moves};
 use crate::trial::Attempt;
-use crate::{Cause, Evidence, Fact, Far, Finding, Judgement, Remedy};
+use crate::{Cause, Evidence, Fact, Far, Finding, Judgement, Place, Remedy};
 
 /// Findings lighter than this are not worth naming.
 pub(crate) const LEAST_WEIGHT: f64 = 0.1;
@@ -107,8 +108,7 @@ pub fn diagnose(evidence: &Evidence) -> Verdict {
 pub fn rival(evidence: &Evidence, verdict: &Verdict) -> Option<Verdict> {
     verdict.alternatives.first()?;
     let rival = diagnose_without(evidence, &verdict.chain);
-    let shows = !matches!(rival.cause, Cause::Healthy | Cause::Unknown);
-    shows.then_some(rival)
+    rival.cause.is_fault().then_some(rival)
 }
 
 /// The verdict after remedies were tried: a gain that is sure confirms its cause, and makes it the verdict.
@@ -136,8 +136,8 @@ pub fn concluded(verdict: Verdict, evidence: &Evidence, attempts: &[Attempt]) ->
 
 fn diagnose_without(evidence: &Evidence, left_out: &[Cause]) -> Verdict {
     let (mut found, ruled_out) = judge(evidence, left_out);
-    // Who gets what was expected has nothing to complain of.
-    if evidence.shortfall().is_some_and(is_tolerated) {
+    // Who gets what was expected has nothing to complain of, and of an idle tunnel nothing can be told.
+    if evidence.shortfall().is_some_and(is_tolerated) || evidence.is_idle() {
         found.clear();
     }
     let faint = found.first().is_some_and(|(_, f)| f.weight < WEIGHTY);
@@ -265,11 +265,17 @@ fn nothing(evidence: &Evidence) -> Verdict {
         Some(shortfall) if shortfall >= TOLERATED_SHORTFALL => {
             (Cause::Unknown, evidence.throughput(), evidence.expected)
         }
+        _ if evidence.is_idle() => (Cause::Idle, evidence.throughput(), None),
         _ => (Cause::Healthy, evidence.throughput(), evidence.expected),
     };
     let expected = match expected {
         Some(bits) => format!("{:.0}", bits / 1e6),
-        None => "nobody said".to_owned(),
+        None if cause == Cause::Idle => format!("{} or more, to tell anything", IDLE / 1e6),
+        None => "no target given (--expect)".to_owned(),
+    };
+    let remedies = match cause {
+        Cause::Idle => vec![under_load()],
+        _ => Vec::new(),
     };
     let level = Level::Supported;
     Verdict {
@@ -279,8 +285,20 @@ fn nothing(evidence: &Evidence) -> Verdict {
             expected,
             "rtnetlink bytes of the inner interface",
         )],
+        remedies,
         ..empty(cause, level, vec![cause])
     }
+}
+
+/// How to have something go through the tunnel while the doctor looks.
+fn under_load() -> Remedy {
+    Remedy::ask(
+        Place::Application,
+        "run it again while something large goes through the tunnel, or let two doctors make the load: one listens at the \
+         far end (`seikan doctor --listen --key FILE --allow-load`), the other sends",
+        vec!["seikan doctor --peer ADDRESS --key FILE --load".into()],
+        "a cause shows under load only",
+    )
 }
 
 fn empty(cause: Cause, level: Level, chain: Vec<Cause>) -> Verdict {

@@ -25,7 +25,7 @@ pub struct Arguments {
     #[arg(long)]
     pub json: bool,
     /// Length of each measurement
-    #[arg(long, value_name = "SECONDS", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=60))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=60))]
     pub seconds: u32,
 }
 

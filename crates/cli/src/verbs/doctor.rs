@@ -51,7 +51,7 @@ use text::Page;
     Ctrl-C ends it early, with what there is after a second. With --json: fields keep their names and \
     meaning as long as `version` stays the same (docs/DOCTOR.md).\n\
     Exit status: 0 if a diagnosis was made, also if nothing is wrong; 1 if none could be made. With \
-    --exit-code, 3 if something is wrong or it is slow for an unknown reason.")]
+    --exit-code, 3 if something is wrong or it is slow for an unknown reason; an idle tunnel is neither.")]
 pub struct Arguments {
     #[command(flatten)]
     looking: measure::Looking,
@@ -221,7 +221,7 @@ fn show_map(map: &PathMap, json: bool) -> anyhow::Result<ExitCode> {
 }
 
 fn exit_code(verdict: &Verdict, arguments: &Arguments) -> ExitCode {
-    match arguments.exit_code && verdict.cause != Cause::Healthy {
+    match arguments.exit_code && !matches!(verdict.cause, Cause::Healthy | Cause::Idle) {
         true => ExitCode::from(UNHEALTHY),
         false => ExitCode::SUCCESS,
     }

@@ -1,14 +1,16 @@
 //! A processor's queue of received packets (`netdev_max_backlog`) is full and drops them.
 //!
 //! A short one is a cause of its own; one of the usual length fills because its processor has too much to do.
+//!
+//! `/proc/net/softnet_stat` counts for the whole machine. A drop is this tunnel's only where an interface on its way counts it.
 
 use seikan_observe::metric;
 
 use super::weigh::{judged, ramp};
 use crate::{Action, Cause, Evidence, Fact, Judgement, Remedy};
 
-/// Lost packets per packet from which TCP suffers; a packet counts as handled at each interface it passes, so the
-/// loss of a flow is a few times this.
+/// Lost packets, of those that came by the interfaces on the way, from which TCP suffers; a packet counts at each interface it
+/// passes, so the loss of a flow is a few times this.
 const LOSS: (f64, f64) = (0.0003, 0.005);
 /// Queue length up to which the queue is the reason, and the kernel's default (net/core/hotdata.c), from which its
 /// processor is.
@@ -20,35 +22,35 @@ const GOOD_LENGTH: f64 = 4000.0;
 const SYSCTL: &str = "net.core.netdev_max_backlog";
 
 pub(super) fn judge(evidence: &Evidence) -> Judgement {
-    let (Some(dropped), Some(processed)) = (
-        evidence.all_cpus(metric::SOFTNET_DROPPED),
-        evidence.all_cpus(metric::SOFTNET_PROCESSED),
-    ) else {
+    let Some(machine) = evidence.all_cpus(metric::SOFTNET_DROPPED) else {
         return Judgement::Unseen("/proc/net/softnet_stat could not be read".into());
     };
-    let share = dropped / (dropped + processed).max(1.0);
+    let (Some(dropped), Some(received)) =
+        (evidence.backlog_drops(), evidence.links(metric::RX_PACKETS))
+    else {
+        return Judgement::Unseen("the counters of the interfaces could not be read".into());
+    };
+    let share = dropped / (dropped + received).max(1.0);
     let mut facts = vec![
         Fact::new(
-            "packets lost at the queue of received packets, of those handled",
+            "packets lost at the queue of received packets, of those that came by this path's interfaces",
             share,
             "0",
-            "/proc/net/softnet_stat dropped",
+            "rtnetlink rx_dropped, up to /proc/net/softnet_stat dropped",
         ),
         Fact::new(
             "packets lost there per second",
             dropped / evidence.seconds(),
             "0",
+            "rtnetlink rx_dropped, up to /proc/net/softnet_stat dropped",
+        ),
+        Fact::new(
+            "the same of the whole machine",
+            machine / evidence.seconds(),
+            "as many, if only this path has trouble",
             "/proc/net/softnet_stat dropped",
         ),
     ];
-    if let Some(reason) = evidence.dropped("CPU_BACKLOG") {
-        facts.push(Fact::new(
-            "drops of that reason by the kernel",
-            reason,
-            "as many",
-            "skb:kfree_skb CPU_BACKLOG",
-        ));
-    }
     let length = evidence.sysctl(SYSCTL);
     if let Some(length) = length {
         facts.push(Fact::new(
@@ -94,6 +96,8 @@ mod tests {
             metric::SOFTNET_DROPPED,
             dropped,
         );
+        count(&mut evidence, egress(), metric::RX_PACKETS, 100_000);
+        count(&mut evidence, egress(), metric::RX_DROPPED, dropped);
         evidence
     }
 
@@ -110,6 +114,24 @@ mod tests {
     #[test]
     fn a_long_queue_fills_because_of_its_processor() {
         assert_eq!(present(judge(&backlog("1000", 2_000))).weight, CONSEQUENCE);
+    }
+
+    #[test]
+    fn drops_of_another_namespace_are_not() {
+        let mut evidence = backlog("10", 2_000);
+        count(&mut evidence, egress(), metric::RX_DROPPED, 0);
+        assert!(absent(judge(&evidence)));
+        // Nor do they become this tunnel's by a few packets that were dropped here for another reason.
+        count(&mut evidence, egress(), metric::RX_DROPPED, 5);
+        assert!(absent(judge(&evidence)));
+    }
+
+    #[test]
+    fn drops_that_no_interface_tells_of_cannot_be_judged() {
+        let mut evidence = backlog("10", 2_000);
+        let columns = &mut evidence.series.columns;
+        columns.retain(|key, _| key.name != metric::RX_DROPPED);
+        assert!(unseen(judge(&evidence)));
     }
 
     #[test]

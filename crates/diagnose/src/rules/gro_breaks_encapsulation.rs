@@ -29,13 +29,18 @@ const NOT_RAW: f64 = 0.5;
 
 pub(super) fn judge(evidence: &Evidence) -> Judgement {
     let raw = evidence.raw_sockets();
-    let Some(created) = evidence.both("Ip", "FragCreates") else {
+    let Some(created) = evidence.fragments_created() else {
         return Judgement::Unseen("the host's IP counters could not be read".into());
     };
     let outside = evidence.egress(metric::TX_PACKETS).unwrap_or(0.0).max(1.0);
     let fragments = (created / outside).min(1.0);
-    let refused = evidence.both("Ip", "FragFails").unwrap_or(0.0)
-        + evidence.dropped("PKT_TOO_BIG").unwrap_or(0.0);
+    // The doctor's own long packets may be refused, too; and drops by reason are those of the whole machine.
+    let own = evidence.probes.own.packets_out as f64;
+    let machine = match evidence.suffers() {
+        true => evidence.dropped("PKT_TOO_BIG").unwrap_or(0.0),
+        false => 0.0,
+    };
+    let refused = (evidence.both("Ip", "FragFails").unwrap_or(0.0) + machine - own).max(0.0);
     let harm = (fragments / FULL_HARM).max(refused / outside / (10.0 * REFUSED));
     let harmed = fragments >= HARM || refused / outside >= REFUSED;
     let fragments = Fact::new(

@@ -21,7 +21,7 @@ const OVERHEAD: u32 = 100;
 /// What losses inside the program may weigh, and what the reasons of drops on the whole machine may.
 const SWALLOWED: f64 = 0.85;
 /// See [`SWALLOWED`].
-const MACHINE: f64 = 0.5;
+const MACHINE: f64 = 0.49;
 
 pub(super) fn judge(evidence: &Evidence) -> Judgement {
     let host = |name| evidence.host(name).unwrap_or(0.0);
@@ -76,7 +76,7 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
 /// Whether long packets do not arrive and nobody says so.
 fn vanish(evidence: &Evidence) -> bool {
     match evidence.probes.mtu {
-        Some(probe) => probe.passed.is_some() && probe.lost.is_some() && !probe.reported,
+        Some(probe) => probe.is_black_hole(),
         None => evidence.stalled().is_some(),
     }
 }

@@ -5,6 +5,7 @@
 
 use seikan_observe::metric;
 
+use super::receive::concerned;
 use super::weigh::{judged, ramp};
 use crate::{Action, Cause, Evidence, Fact, Judgement, Remedy};
 
@@ -63,7 +64,9 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
     // How small the smaller of the two is: at a third of the default, fully.
     let of_usual = (budget.unwrap_or(BUDGET) / BUDGET).min(time.unwrap_or(BUDGET_US) / BUDGET_US);
     let small = 1.0 - ramp(of_usual, 0.33, 1.0);
-    let weight = ramp(share, SQUEEZED.0, SQUEEZED.1) * (CONSEQUENCE + (0.9 - CONSEQUENCE) * small);
+    let weight = ramp(share, SQUEEZED.0, SQUEEZED.1)
+        * (CONSEQUENCE + (0.9 - CONSEQUENCE) * small)
+        * concerned(evidence);
     let larger = |value: Option<f64>, good: f64| {
         format!("{:.0}", (2.0 * value.unwrap_or(0.0)).max(2.0 * good))
     };
@@ -114,6 +117,15 @@ mod tests {
     #[test]
     fn the_usual_budget_that_runs_out_tells_of_a_busy_processor() {
         assert!(present(judge(&budget("300", 15_000))).weight < 0.3);
+    }
+
+    #[test]
+    fn a_budget_that_others_packets_use_up_is_not() {
+        let mut evidence = budget("4", 15_000);
+        count(&mut evidence, egress(), metric::RX_PACKETS, 500_000);
+        assert!(present(judge(&evidence)).weight > 0.85);
+        count(&mut evidence, egress(), metric::RX_PACKETS, 500);
+        assert!(absent(judge(&evidence)));
     }
 
     #[test]

@@ -19,10 +19,9 @@ const OVERHEAD: u32 = 100;
 const LEAST: u32 = 1280;
 
 pub(super) fn judge(evidence: &Evidence) -> Judgement {
-    let (Some(created), Some(arrived)) = (
-        evidence.both("Ip", "FragCreates"),
-        evidence.both("Ip", "ReasmReqds"),
-    ) else {
+    let (Some(created), Some(arrived)) =
+        (evidence.fragments_created(), evidence.fragments_received())
+    else {
         return Judgement::Unseen("the host's IP counters could not be read".into());
     };
     let share = |fragments: f64, name| match evidence.egress(name) {

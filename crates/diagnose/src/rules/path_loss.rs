@@ -126,7 +126,7 @@ fn judge_sender(evidence: &Evidence, losses: Losses, outer: bool) -> Judgement {
             "segments dropped by this host",
             losses.here,
             "as many as are sent again, if it were to blame",
-            "tx_dropped, qdisc drops, SndbufErrors, softnet dropped",
+            "tx_dropped, qdisc drops, SndbufErrors",
         ),
     ];
     finding(evidence, weight, facts)
@@ -180,7 +180,7 @@ fn judge_receiver(evidence: &Evidence, arrivals: Arrivals) -> Judgement {
             "packets dropped by this host, of all",
             here,
             "above 0.001, if it were to blame",
-            "drops of UDP sockets, softnet, the inner interface; checksums",
+            "drops of UDP sockets and interfaces; checksums",
         ),
         Fact::new(
             "segments received twice, of all",

@@ -15,6 +15,17 @@ const PART: (f64, f64) = (0.6, 0.85);
 /// A processor that is idle for more than this has room.
 const ROOM: (f64, f64) = (0.05, 0.2);
 
+/// Packets of this path, of all that the machine received, up to which it is others' packets that keep a processor busy, and from
+/// which they are its own: acknowledgements alone are one in ten.
+const OWN: (f64, f64) = (0.01, 0.05);
+
+/// How far it is this path's packets that processors receive, 0 to 1: they are counted for all namespaces of the machine. 1 where
+/// that is not known.
+pub(super) fn concerned(evidence: &Evidence) -> f64 {
+    let share = evidence.share_of_received();
+    share.map_or(1.0, |share| ramp(share, OWN.0, OWN.1))
+}
+
 /// How far one processor alone handles received packets.
 pub(super) struct OneCore {
     /// 0 to 1: fully.
@@ -38,6 +49,7 @@ pub(super) fn one_core(evidence: &Evidence) -> Result<OneCore, String> {
     let next = others.filter_map(|cpu| share(*cpu)).fold(0.0, f64::max);
     let several = f64::from(cpus.len() > 1);
     let strength = several
+        * concerned(evidence)
         * ramp(softirq, SOFTIRQ.0, SOFTIRQ.1)
         * ramp(part, PART.0, PART.1)
         * (1.0 - ramp(idle, ROOM.0, ROOM.1));

@@ -124,7 +124,7 @@ fn judge_receiver(arrivals: Arrivals) -> Judgement {
             "packets dropped by this host",
             arrivals.here,
             "many, if they were lost here",
-            "drops of UDP sockets, softnet, the inner interface; checksums",
+            "drops of UDP sockets and interfaces; checksums",
         ),
     ];
     present(0.7 * (twice / FULL_SPURIOUS).min(1.0), facts, remedies())

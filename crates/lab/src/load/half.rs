@@ -179,7 +179,7 @@ impl Flow {
     pub fn send(&self, rate: Option<f64>, stop: &AtomicBool) {
         match self {
             Flow::Tcp(stream) => send(stream, rate, stop),
-            Flow::Udp(socket) => send_datagrams(socket, DATAGRAM, rate, stop),
+            Flow::Udp(socket) => send_datagrams(socket, DATAGRAM, None, rate, stop),
         }
     }
 

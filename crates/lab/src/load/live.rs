@@ -56,6 +56,8 @@ pub struct LiveOptions {
     pub rate: Option<f64>,
     /// UDP payload, or bytes of each short connection.
     pub size: usize,
+    /// Datagrams that are sent straight after one another, at the offered rate; `None`: what the rate is in a millisecond.
+    pub burst: Option<usize>,
     /// What the receiving application reads at most, all streams together, in Mbit/s.
     pub reader_rate: Option<f64>,
     /// `SO_RCVBUF` of the receiving application, in bytes.
@@ -69,6 +71,7 @@ impl Default for LiveOptions {
             streams: 1,
             rate: None,
             size: 1_400,
+            burst: None,
             reader_rate: None,
             receive_buffer: None,
         }
@@ -161,14 +164,14 @@ impl Job {
     ) -> (Work<'a>, Work<'a>) {
         let send_rate = options.rate.map(|rate| rate / parts);
         let read_rate = options.reader_rate.map(|rate| rate / parts);
-        let size = options.size;
+        let (size, burst) = (options.size, options.burst);
         match self {
             Self::Stream { tx, rx } => (
                 Box::new(move || send(&tx, send_rate, stop)),
                 Box::new(move || receive(&rx, read_rate, meter, stop)),
             ),
             Self::Datagrams { tx, rx } => (
-                Box::new(move || send_datagrams(&tx, size, send_rate, stop)),
+                Box::new(move || send_datagrams(&tx, size, burst, send_rate, stop)),
                 Box::new(move || receive_datagrams(&rx, meter, stop)),
             ),
             Self::Connections { to, rx } => (
@@ -360,10 +363,17 @@ fn abort(stream: &TcpStream) {
     let _ = stream.shutdown(Shutdown::Both);
 }
 
-pub(super) fn send_datagrams(tx: &UdpSocket, size: usize, rate: Option<f64>, stop: &AtomicBool) {
+pub(super) fn send_datagrams(
+    tx: &UdpSocket,
+    size: usize,
+    burst: Option<usize>,
+    rate: Option<f64>,
+    stop: &AtomicBool,
+) {
     let block = vec![0x5a_u8; size];
     let mut pace = rate.map(Pace::new);
-    let burst = pace.as_ref().map_or(1, |p| p.burst().div_ceil(size));
+    let steady = pace.as_ref().map_or(1, |p| p.burst().div_ceil(size));
+    let burst = burst.unwrap_or(steady);
     while allowed(&mut pace, burst * size, stop) {
         for _ in 0..burst {
             // What the kernel refuses now is lost, as with any datagram.

@@ -4,10 +4,9 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use crate::demo::{DemoReport, DemoRow, GATEWAY};
+use crate::demo::{Chapter, DemoReport, DemoRow, GATEWAY};
 use crate::load::UdpReport;
 use crate::report::{Bar, Kind, Panel, Row, Sheet, Table, machine_facts, mebibytes, or_none};
-use crate::scenario::Outcome;
 use crate::stats::Spread;
 
 pub(super) fn sheet(report: &DemoReport) -> Sheet {
@@ -16,22 +15,22 @@ pub(super) fn sheet(report: &DemoReport) -> Sheet {
         title: "Seikan between two hosts".to_owned(),
         subtitle: format!("{} UTC, one machine, two network namespaces", report.date),
         headlines: rows.iter().filter_map(headline).collect(),
-        panels: vec![
-            panel(
+        panels: [
+            Some(panel(
                 "TCP, 1 stream, A to B",
                 &["× raw"],
                 rows,
                 |r| r.forward_gbit_per_second,
                 |r| vec![or_none(r.ratio_to_raw, 2)],
-            ),
-            panel(
+            )),
+            Some(panel(
                 "TCP, 1 stream, B to A",
                 &["CPU s/Gbit"],
                 rows,
                 |r| r.reverse_gbit_per_second,
                 |r| vec![or_none(r.cpu_seconds_per_gbit, 3)],
-            ),
-            panel(
+            )),
+            Some(panel(
                 "UDP flood of 1200 byte datagrams, received",
                 &["lost %"],
                 rows,
@@ -42,8 +41,12 @@ pub(super) fn sheet(report: &DemoReport) -> Sheet {
                         1,
                     )]
                 },
-            ),
-        ],
+            )),
+            report.doctor.as_ref().map(stream),
+        ]
+        .into_iter()
+        .flatten()
+        .collect(),
         tables: [
             Some(latency(rows)),
             ledger(rows),
@@ -214,8 +217,32 @@ fn ledger_line(status: &[Value]) -> String {
     text
 }
 
-/// The tunnel that was broken, step by step.
-fn doctor(outcome: &Outcome) -> Table {
+/// The stream before, with the fault, and after the fix.
+fn stream(chapter: &Chapter) -> Panel {
+    let share = |value: f64| vec![format!("{:.0}", 100.0 * value / chapter.healthy.max(1e-9))];
+    let bar = |label: &str, kind, value: f64| Bar {
+        label: label.to_owned(),
+        kind,
+        value: Spread::of(&[value]),
+        cells: share(value),
+    };
+    Panel {
+        title: format!(
+            "A video stream of {:.0} Mbit/s through the native tunnel",
+            chapter.offered
+        ),
+        unit: "Mbit/s".to_owned(),
+        columns: vec!["%".to_owned()],
+        bars: vec![
+            bar("as it was", Kind::Raw, chapter.healthy),
+            bar("broken", Kind::Other, chapter.broken),
+            bar("mended", Kind::Own, chapter.mended),
+        ],
+    }
+}
+
+/// What the doctor made of it.
+fn doctor(chapter: &Chapter) -> Table {
     let mut rows = Vec::new();
     let mut say = |kind, what: &str, text: String| {
         rows.push(Row {
@@ -223,34 +250,74 @@ fn doctor(outcome: &Outcome) -> Table {
             cells: vec![what.to_owned(), text],
         });
     };
-    let through = |rate: f64| format!("{rate:.0} Mbit/s");
-    say(Kind::Own, "as it was", through(outcome.healthy));
-    let packets = outcome.severity.unwrap_or_default();
-    let broken = format!(
-        "{} with a queue of {packets:.0} packets",
-        through(outcome.faulty)
+    say(
+        Kind::Other,
+        "the fault",
+        format!(
+            "its queue holds {} {}; the stream comes in bursts of {} packets: {:.1} of {:.1} Mbit/s are left",
+            chapter.queue,
+            if chapter.queue == 1 {
+                "packet"
+            } else {
+                "packets"
+            },
+            chapter.burst,
+            chapter.broken,
+            chapter.healthy,
+        ),
     );
-    say(Kind::Other, "broken", broken);
-    if let Some(diagnosis) = &outcome.diagnosis {
-        let named = format!("{} ({})", diagnosis.cause.sentence(), diagnosis.level);
-        say(Kind::Own, "seikan doctor", named);
+    if let Some(diagnosis) = &chapter.diagnosis {
+        let named = format!("{} ({})", diagnosis.cause, diagnosis.level);
+        say(Kind::Own, "the cause", named);
+        say(Kind::Own, "", chapter.sentence.clone());
     }
-    if let Some(repair) = &outcome.repair {
-        say(Kind::Own, "its remedy", repair.commands.join("; "));
-        let state = match (repair.kept, &repair.why) {
-            (true, _) => "kept: the gain was proven with and without it, in turns".to_owned(),
-            (false, why) => format!("taken back: {}", why.as_deref().unwrap_or("no gain")),
-        };
-        say(
-            Kind::Own,
-            "mended",
-            format!("{}; {state}", through(repair.throughput)),
+    for (number, fact) in chapter.evidence.iter().take(2).enumerate() {
+        let what = if number == 0 { "its figures" } else { "" };
+        let text = format!(
+            "{}: {} (normal: {})",
+            fact.name,
+            rounded(fact.value),
+            fact.expected
         );
+        say(Kind::Own, what, text);
     }
+    say(Kind::Own, "the fix", chapter.commands.join("; "));
+    if let (Some((without, with)), Some(gain)) = (chapter.turns, chapter.gain) {
+        let percent = |share: f64| 100.0 * share;
+        let text = format!(
+            "{without:.1} Mbit/s without, {with:.1} with, in turns: {:+.0} % ({:+.0} to {:+.0})",
+            percent(gain.value),
+            percent(gain.low),
+            percent(gain.high),
+        );
+        say(Kind::Own, "tried", text);
+    }
+    let kept = if chapter.kept {
+        "; the fix is kept"
+    } else {
+        ""
+    };
+    let mended = format!(
+        "{:.1} of {:.1} Mbit/s{kept}",
+        chapter.mended, chapter.healthy
+    );
+    say(Kind::Own, "mended", mended);
     Table {
-        title: "A tunnel that was broken on purpose: `seikan doctor --fix`".to_owned(),
-        columns: vec!["native".to_owned(), "200 Mbit/s are offered".to_owned()],
+        title: "The tunnel was broken on purpose, then: `seikan doctor --fix`".to_owned(),
+        columns: vec![
+            "".to_owned(),
+            "what the receiving application reads".to_owned(),
+        ],
         rows,
+    }
+}
+
+/// A figure with as many digits as it is worth.
+fn rounded(value: f64) -> String {
+    match value {
+        value if value == value.trunc() => format!("{value:.0}"),
+        value if value.abs() >= 10.0 => format!("{value:.1}"),
+        _ => format!("{value:.3}"),
     }
 }
 
@@ -276,7 +343,7 @@ fn method(report: &DemoReport) -> Vec<String> {
         "Hosts A and B are network namespaces of this machine, joined by a veth pair with an MTU of 1500 bytes and all of its offloads; both ends of the tunnel and of the load share its cores.".to_owned(),
         format!("TCP: one stream for {} s after 0.5 s of warm-up, bytes read by the receiving program. UDP: half that time. Latency: ICMP echo, idle and during the transfer from A to B.", report.options.seconds),
         "The device behind a gateway has one more link before it, and uses the native protocol from the gateway on; nothing is set on it but its address.".to_owned(),
-        "The doctor knows nothing but the interface and what should go through; what it kept is undone afterwards.".to_owned(),
+        "The broken tunnel: one stream of datagrams from A to B all the time, bytes read by the receiving program; the queue is shortened until a third is lost. The doctor knows the interface and what should go through; what it kept is undone afterwards.".to_owned(),
         "One run only: `seikan lab bench` repeats, interleaves and compares with other tunnels.".to_owned(),
     ]
 }

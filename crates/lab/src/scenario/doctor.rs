@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use seikan_diagnose::trial::Attempt;
-use seikan_diagnose::{Cause, Verdict};
+use seikan_diagnose::{Cause, Fact, Verdict};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{LabError, Result};
@@ -79,6 +79,12 @@ pub(crate) struct Question<'a> {
 pub(crate) struct Answer {
     #[serde(flatten)]
     pub diagnosis: Diagnosis,
+    /// The cause in a sentence.
+    #[serde(default)]
+    pub sentence: String,
+    /// Its numbers, the telling one first.
+    #[serde(default)]
+    pub evidence: Vec<Fact>,
     /// What it tried.
     #[serde(default)]
     pub fixes: Vec<Attempt>,
@@ -131,7 +137,7 @@ pub(crate) fn ask(question: &Question<'_>, interrupt: &Interrupt) -> Result<Answ
 ///
 /// # Errors
 /// As [`ask`].
-pub(super) fn undo(host: &Host, run_dir: &Path, interrupt: &Interrupt) -> Result<()> {
+pub(crate) fn undo(host: &Host, run_dir: &Path, interrupt: &Interrupt) -> Result<()> {
     let mut command = called()?;
     command.env(RUN_DIR, run_dir).arg("--undo");
     answered(host, command, PATIENCE, interrupt).map(drop)

@@ -208,9 +208,7 @@ impl Tally {
                 faults,
             ),
             false_alarms: Interval::wilson(
-                sum(&|is, said| {
-                    is == Cause::Healthy && !matches!(said, Cause::Healthy | Cause::Unknown)
-                }),
+                sum(&|is, said| is == Cause::Healthy && said.is_fault()),
                 cases - faults,
             ),
             seconds: Spread::of(&times),

@@ -342,7 +342,7 @@ fn spot(verdict: &Verdict, map: &PathMap) -> Option<Spot> {
     let egress = map.egress.clone().map(Spot::Link);
     let changed = changed.map(|name| Spot::Link(name.clone())).next();
     match verdict.cause {
-        Cause::Healthy | Cause::Unknown => None,
+        Cause::Healthy | Cause::Idle | Cause::Unknown => None,
         Cause::TunQueueOverflow | Cause::MtuMismatch | Cause::PacketsTooSmall => inner,
         Cause::Shaper
         | Cause::Bufferbloat

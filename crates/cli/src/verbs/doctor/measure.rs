@@ -440,5 +440,6 @@ fn take(found: Found, shortest: &HashMap<u64, u64>, evidence: &mut Evidence) {
         mtu: found.mtu,
         idle_rtt_us: idle.map(|(_, rtt)| rtt as f64),
         loaded_rtt_us: found.rtt_us,
+        own: found.own,
     };
 }

@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use seikan_diagnose::MtuProbe;
+use seikan_diagnose::{MtuProbe, OwnTraffic};
 use seikan_lab::Interrupt;
 use seikan_observe::path::Unseen;
 use seikan_sys::echo::{Echo, Outcome};
@@ -43,6 +43,8 @@ pub struct Found {
     pub mtu: Option<MtuProbe>,
     /// Why there is nothing.
     pub unseen: Option<Unseen>,
+    /// What was sent and what came back.
+    pub own: OwnTraffic,
 }
 
 impl Found {
@@ -108,6 +110,37 @@ impl Prober {
     }
 }
 
+/// Counts what is sent, and what comes back.
+struct Counting {
+    echo: Echo,
+    own: Cell<OwnTraffic>,
+}
+
+impl Counting {
+    /// As [`Echo::ask`].
+    fn ask(&self, sequence: u16, size: usize, patience: Duration) -> io::Result<Outcome> {
+        let outcome = self.echo.ask(sequence, size, patience)?;
+        let bytes = size.max(self.echo.smallest()) as u64;
+        let mut own = self.own.get();
+        own += match outcome {
+            Outcome::Answered(_) => OwnTraffic {
+                packets_out: 1,
+                bytes_out: bytes,
+                packets_in: 1,
+                bytes_in: bytes,
+            },
+            Outcome::Silent => OwnTraffic {
+                packets_out: 1,
+                bytes_out: bytes,
+                ..OwnTraffic::default()
+            },
+            Outcome::TooBig => OwnTraffic::default(),
+        };
+        self.own.set(own);
+        Ok(outcome)
+    }
+}
+
 struct Asking {
     link: String,
     mtu: usize,
@@ -118,21 +151,34 @@ struct Asking {
 impl Asking {
     fn first_that_answers(&self, targets: &[IpAddr]) -> Found {
         let mut why = String::new();
+        let mut own = OwnTraffic::default();
         for target in targets {
             match self.ask(*target) {
-                Ok(found) if found.rtt_us.is_some() => return found,
-                Ok(_) => why = format!("{target} does not answer ICMP echo"),
+                Ok(mut found) if found.rtt_us.is_some() => {
+                    found.own += own;
+                    return found;
+                }
+                Ok(found) => {
+                    own += found.own;
+                    why = format!("{target} does not answer ICMP echo");
+                }
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                     why = format!("ICMP echo is not allowed here ({error}); run it as root");
                 }
                 Err(error) => why = format!("{target} cannot be asked: {error}"),
             }
         }
-        Found::nothing(why)
+        Found {
+            own,
+            ..Found::nothing(why)
+        }
     }
 
     fn ask(&self, target: IpAddr) -> io::Result<Found> {
-        let echo = Echo::open(target, &self.link)?;
+        let echo = Counting {
+            echo: Echo::open(target, &self.link)?,
+            own: Cell::default(),
+        };
         let mut found = Found {
             target: Some(target),
             ..Found::default()
@@ -160,17 +206,19 @@ impl Asking {
         }
         times.sort();
         let Some(median) = times.get(times.len() / 2) else {
+            found.own = echo.own.get();
             return Ok(found);
         };
         found.rtt_us = Some(median.as_secs_f64() * 1e6);
         let longest = times.last().copied().unwrap_or_default();
         let patience = (2 * longest + LEAST).min(PATIENCE);
         found.mtu = self.sizes(&echo, patience)?;
+        found.own = echo.own.get();
         Ok(found)
     }
 
     /// Which sizes pass; `None` if it was stopped before anything was known.
-    fn sizes(&self, echo: &Echo, patience: Duration) -> io::Result<Option<MtuProbe>> {
+    fn sizes(&self, echo: &Counting, patience: Duration) -> io::Result<Option<MtuProbe>> {
         let mut sequence = COUNT;
         let reported = Cell::new(false);
         let mut passes = |size: usize, tries: u16| -> io::Result<bool> {
@@ -190,7 +238,7 @@ impl Asking {
         if self.stop.is_raised() || self.mtu <= SMALL {
             return Ok(None);
         }
-        let (mut passed, mut lost) = (SMALL.max(echo.smallest()), None);
+        let (mut passed, mut lost) = (SMALL.max(echo.echo.smallest()), None);
         match passes(self.mtu, TRIES[0])? {
             true => passed = self.mtu,
             false => lost = Some(self.mtu),
@@ -273,6 +321,15 @@ mod tests {
             reported: false,
         };
         assert_eq!(found.mtu, Some(whole));
+        // The small ones, and the one of the whole length, all of them answered.
+        let bytes = u64::from(COUNT) * SMALL as u64 + 1500;
+        let own = OwnTraffic {
+            packets_out: u64::from(COUNT) + 1,
+            bytes_out: bytes,
+            packets_in: u64::from(COUNT) + 1,
+            bytes_in: bytes,
+        };
+        assert_eq!(found.own, own);
     }
 
     #[test]

@@ -11,8 +11,6 @@ use crate::screen::{BOLD, DIM, GREEN, RED, RESET, YELLOW, printable, width};
 
 /// Things that could not be seen, before "and 3 more".
 const MANY: usize = 3;
-/// Less than this through the tunnel, bits per second, is nothing: keepalives, and what probes send.
-const IDLE: f64 = 100e3;
 const INDENT: &str = "  ";
 
 /// The screen; `verbose`: nothing is left out.
@@ -61,7 +59,7 @@ fn heading(text: &str, out: &mut String) {
 fn title(verdict: &Verdict, page: &Page) -> String {
     let colour = match verdict.cause {
         Cause::Healthy => GREEN,
-        Cause::Unknown => YELLOW,
+        Cause::Idle | Cause::Unknown => YELLOW,
         _ => RED,
     };
     let mut out = String::new();
@@ -70,7 +68,7 @@ fn title(verdict: &Verdict, page: &Page) -> String {
     }
     let level = sureness(verdict);
     let _ = match verdict.cause {
-        Cause::Healthy | Cause::Unknown => writeln!(out, "{BOLD}{}{RESET}", verdict.cause),
+        cause if !cause.is_fault() => writeln!(out, "{BOLD}{cause}{RESET}"),
         cause => writeln!(out, "{BOLD}{cause}{RESET}, {level}"),
     };
     let inner = verdict.path.inner.as_deref().unwrap_or("the tunnel");
@@ -87,11 +85,7 @@ fn title(verdict: &Verdict, page: &Page) -> String {
     if let Some(far) = &verdict.far {
         out += &paragraph("", "", &ends(far), page.width);
     }
-    if verdict.throughput < IDLE {
-        let hint = "Hardly anything went through it, so hardly anything could show: run it again while the \
-                    tunnel is in use.";
-        out += &paragraph("", "", hint, page.width);
-    } else if verdict.cause == Cause::Healthy && verdict.expected.is_none() {
+    if verdict.cause == Cause::Healthy && verdict.expected.is_none() {
         let hint = "Nobody said how much should go through: with `--expect MBIT`, too little of it shows as well.";
         out += &paragraph("", "", hint, page.width);
     }
@@ -221,6 +215,10 @@ fn sure(verdict: &Verdict, page: &Page, out: &mut String) {
     let mut say = |text: &str| *out += &paragraph(INDENT, INDENT, text, page.width);
     match (verdict.cause, verdict.level) {
         (Cause::Healthy, _) => say("No known cause shows in what could be measured."),
+        (Cause::Idle, _) => say(
+            "No cause is named of an idle tunnel: what shows on this machine may be of other traffic. The doctor's own \
+             packets are not counted.",
+        ),
         (Cause::Unknown, _) => say(
             "It is slower than it should be, and no known cause shows. Look longer (`--seconds 30`), as root, \
              and at the other end as well.",

@@ -49,7 +49,7 @@ pub fn page(
     pictures: &[Picture],
     absent: &[Absent],
 ) -> anyhow::Result<String> {
-    let is_named = !matches!(verdict.cause, Cause::Healthy | Cause::Unknown);
+    let is_named = verdict.cause.is_fault();
     let inner = printable(verdict.path.inner.as_deref().unwrap_or("the tunnel"));
     let expected = verdict
         .expected

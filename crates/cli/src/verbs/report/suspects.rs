@@ -294,7 +294,7 @@ fn processors(all: &mut Collection<'_>) {
     let every = || cpus.iter().copied().map(Subject::Cpu);
     let title = "processor time that the hypervisor gave to others";
     all.count(every(), metric::STEAL_NS, title, SHARE_OF_NS, &[CpuSteal]);
-    let title = "packets dropped for a full backlog";
+    let title = "packets of the whole machine dropped for a full backlog";
     all.count(
         every(),
         metric::SOFTNET_DROPPED,

@@ -81,11 +81,11 @@ fn verdict(view: &View) -> Paragraph<'static> {
     let verdict = &view.verdict;
     let colour = match verdict.cause {
         Cause::Healthy => Color::Green,
-        Cause::Unknown => Color::Yellow,
+        Cause::Idle | Cause::Unknown => Color::Yellow,
         _ => Color::Red,
     };
     let level = match (verdict.cause, verdict.level) {
-        (Cause::Healthy | Cause::Unknown, _) => "",
+        (cause, _) if !cause.is_fault() => "",
         (_, Level::Consistent) => ", possible",
         (_, _) => ", likely",
     };
@@ -229,7 +229,7 @@ fn drops(now: &Evidence) -> Sheet {
         let name = match &key.subject {
             Subject::Host => {
                 let reason = key.name.strip_prefix(metric::DROP_PREFIX)?;
-                format!("kernel: {reason}")
+                format!("machine: {reason}")
             }
             Subject::Link(link)
                 if matches!(&*key.name, metric::RX_DROPPED | metric::TX_DROPPED) =>
@@ -241,7 +241,7 @@ fn drops(now: &Evidence) -> Sheet {
             }
             Subject::Udp(_) if key.name == metric::UDP_DROPS => "receive buffer of a socket".into(),
             Subject::Cpu(cpu) if key.name == metric::SOFTNET_DROPPED => {
-                format!("backlog of processor {cpu}")
+                format!("machine: backlog of processor {cpu}")
             }
             _ => return None,
         };

@@ -193,8 +193,7 @@ fn every_cause_but_two_has_its_place_on_the_path() {
         };
         let screen = drawing::draw(&verdict.path, Some(&verdict), &PAGE);
         let marks = screen.matches('◀').count();
-        let healthy = matches!(cause, Cause::Healthy | Cause::Unknown);
-        assert_eq!(marks, usize::from(!healthy), "{cause}");
+        assert_eq!(marks, usize::from(cause.is_fault()), "{cause}");
     }
 }
 
@@ -209,14 +208,24 @@ fn verbose_leaves_nothing_out() {
 
 #[test]
 fn an_idle_tunnel_is_told_to_be_used() {
-    let verdict = Verdict {
-        cause: Cause::Healthy,
-        throughput: 500.0,
-        expected: None,
-        ..verdict()
+    let mut evidence = seikan_diagnose::Evidence::default();
+    evidence.map.inner = Some("tun0".into());
+    let bytes = seikan_observe::Key::new(
+        seikan_observe::Subject::Link("tun0".into()),
+        seikan_observe::metric::TX_BYTES,
+    );
+    let column = seikan_observe::Column {
+        kind: seikan_observe::Kind::Counter,
+        points: vec![(0, 0), (1, 500)],
     };
+    evidence.series.columns.insert(bytes, column);
+    evidence.series.times = vec![Duration::ZERO, Duration::from_secs(5)];
+    let verdict = seikan_diagnose::diagnose(&evidence);
+    assert_eq!(verdict.cause, Cause::Idle);
     let screen = plain(&render(&verdict, false, &PAGE));
-    assert!(screen.contains("while the tunnel is in use"), "{screen}");
+    for text in ["run it under load", "--load", "No cause is named"] {
+        assert!(screen.contains(text), "{text}: {screen}");
+    }
 }
 
 #[test]

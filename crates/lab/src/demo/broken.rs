@@ -1,0 +1,411 @@
+//! The chapter of the doctor: a video stream through a tunnel, a queue made so short that the stream suffers, the doctor who knows
+//! of neither, and the stream again.
+//!
+//! The load is the same all the time, and so is the measure: what the receiving application reads. A stream that comes in bursts
+//! is felt at a short queue on every machine; how short it has to be, and how long the bursts, is found out by trying. A chapter
+//! that does not convince is played once more, and is an error after that.
+
+use std::fmt;
+use std::time::Duration;
+
+use seikan_diagnose::stats::Interval;
+use seikan_diagnose::trial::{Attempt, Decision};
+use seikan_diagnose::{Cause, Fact};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{LabError, Result};
+use crate::interrupt::Interrupt;
+use crate::link::{Host, Link};
+use crate::load::{LiveKind, LiveOptions, Meter, live};
+use crate::scenario::doctor::{self, Diagnosis, Question};
+use crate::tunnel::{self, Changes, inner_device};
+
+/// The tunnel that is broken.
+const TUNNEL: &str = "seikan-native";
+/// What should be found.
+const CAUSE: Cause = Cause::TunQueueOverflow;
+/// The stream: as much as a video in 4K takes, Mbit/s.
+const RATE: f64 = 25.0;
+/// Bytes of each datagram, and with the headers of UDP and IPv4, which the doctor counts, too.
+const PAYLOAD: usize = 1_200;
+/// See [`PAYLOAD`].
+const PACKET: f64 = PAYLOAD as f64 + 28.0;
+/// Datagrams of a picture, sent straight after one another; more where that is not felt.
+const BURSTS: [usize; 2] = [64, 200];
+/// Packets that the queue holds, tried one after the other until the stream suffers.
+const QUEUES: [u32; 5] = [16, 8, 4, 2, 1];
+/// Of the healthy throughput, what is left at most when the stream suffers: a third is gone. While it is looked for a little
+/// less must be left, so that it is still so when it is measured.
+const SUFFERS: f64 = 2.0 / 3.0;
+/// See [`SUFFERS`].
+const LOOKED_FOR: f64 = 0.6;
+/// Of the healthy throughput, what is mended.
+const MENDED: f64 = 0.9;
+/// Of the offered rate, what must arrive before anything is broken.
+const SOUND: f64 = 0.9;
+/// Time for the stream to settle after a change.
+const SETTLE: Duration = Duration::from_millis(300);
+/// Time for a throughput that is shown, and for a try.
+const MEASURE: Duration = Duration::from_millis(1_500);
+/// See [`MEASURE`].
+const TRY: Duration = Duration::from_millis(500);
+/// Seconds that the doctor looks, before it tries what helps.
+const LOOK: f64 = 3.0;
+/// How often it is played until it convinces.
+const PLAYED: u32 = 2;
+
+/// What happened, in order. Throughputs are Mbit/s that the receiving application read, of the same stream.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Chapter {
+    /// The tunnel.
+    pub tunnel: String,
+    /// Offered.
+    pub offered: f64,
+    /// Datagrams that are sent straight after one another.
+    pub burst: usize,
+    /// Throughput before anything was broken.
+    pub healthy: f64,
+    /// Queues that were tried, in packets, with the throughput then.
+    pub tried: Vec<(u32, f64)>,
+    /// Packets that the queue holds.
+    pub queue: u32,
+    /// Throughput with that.
+    pub broken: f64,
+    /// What the doctor says.
+    pub diagnosis: Option<Diagnosis>,
+    /// In a sentence.
+    pub sentence: String,
+    /// Its numbers, the telling one first.
+    pub evidence: Vec<Fact>,
+    /// What it changed.
+    pub commands: Vec<String>,
+    /// Throughput without and with that, in turns, as the doctor measured it: means.
+    pub turns: Option<(f64, f64)>,
+    /// The gain of that.
+    pub gain: Option<Interval>,
+    /// Whether it was kept; otherwise why not.
+    pub kept: bool,
+    /// See [`Chapter::kept`].
+    pub why: Option<String>,
+    /// Throughput afterwards.
+    pub mended: f64,
+}
+
+/// Why a chapter does not convince.
+#[derive(Clone, Debug, PartialEq)]
+enum Doubt {
+    Unsound {
+        got: f64,
+    },
+    NotFelt {
+        left: f64,
+    },
+    Named(String),
+    NotKept(String),
+    NotMended {
+        mended: f64,
+        healthy: f64,
+    },
+    Contradiction {
+        turns: (f64, f64),
+        broken: f64,
+        mended: f64,
+    },
+}
+
+impl fmt::Display for Doubt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unsound { got } => write!(
+                f,
+                "cannot show a fault: only {got:.1} of {RATE:.0} Mbit/s arrive before anything is broken; run it again while the \
+                 machine has less to do"
+            ),
+            Self::NotFelt { left } => write!(
+                f,
+                "cannot break the tunnel: with a queue of one packet {left:.1} of {RATE:.0} Mbit/s still arrive"
+            ),
+            Self::Named(cause) => write!(
+                f,
+                "cannot show the cause: the doctor named {cause}, not {CAUSE}; run it again while the machine has less to do"
+            ),
+            Self::NotKept(why) => write!(f, "cannot show the fix: the doctor took it back: {why}"),
+            Self::NotMended { mended, healthy } => write!(
+                f,
+                "cannot show that it is mended: {mended:.1} Mbit/s arrive, of {healthy:.1} before"
+            ),
+            Self::Contradiction {
+                turns,
+                broken,
+                mended,
+            } => write!(
+                f,
+                "cannot show the fix: the doctor measured {:.1} Mbit/s without it and {:.1} with it, the receiver {broken:.1} and \
+                 {mended:.1}; run it again while the machine has less to do",
+                turns.0, turns.1
+            ),
+        }
+    }
+}
+
+impl Chapter {
+    /// What is missing for it to convince.
+    fn doubt(&self) -> Option<Doubt> {
+        if self.healthy < SOUND * self.offered {
+            return Some(Doubt::Unsound { got: self.healthy });
+        }
+        if self.broken > SUFFERS * self.healthy {
+            return Some(Doubt::NotFelt { left: self.broken });
+        }
+        let named = self.diagnosis.as_ref().map(|diagnosis| diagnosis.cause);
+        if named != Some(CAUSE) {
+            let named = named.map_or("nothing".to_owned(), |cause| cause.to_string());
+            return Some(Doubt::Named(named));
+        }
+        let (true, Some(turns)) = (self.kept, self.turns) else {
+            let why = self.why.clone();
+            return Some(Doubt::NotKept(
+                why.unwrap_or_else(|| "nothing was tried".to_owned()),
+            ));
+        };
+        if self.mended < MENDED * self.healthy {
+            let (mended, healthy) = (self.mended, self.healthy);
+            return Some(Doubt::NotMended { mended, healthy });
+        }
+        // What the doctor measured and what the receiver read have to tell the same story.
+        if turns.0 > SUFFERS * self.healthy || turns.1 < MENDED * self.healthy {
+            let (broken, mended) = (self.broken, self.mended);
+            return Some(Doubt::Contradiction {
+                turns,
+                broken,
+                mended,
+            });
+        }
+        None
+    }
+
+    /// Takes down what the doctor tried last.
+    fn note(&mut self, fixes: &[Attempt]) {
+        let Some(last) = fixes.last() else { return };
+        self.commands = last.remedy.commands.clone();
+        self.gain = last.trial.gain;
+        self.kept = last.trial.decision == Decision::Keep;
+        self.why = match &last.trial.decision {
+            Decision::Keep => None,
+            Decision::TakeBack(why) | Decision::NotPossible(why) => Some(why.clone()),
+        };
+        let pairs = &last.trial.pairs;
+        let count = pairs.len().max(1) as f64;
+        let payload = PAYLOAD as f64 / PACKET / 1e6 / count;
+        let sum = pairs.iter().fold((0.0, 0.0), |(without, with), (a, b)| {
+            (without + a.throughput, with + b.throughput)
+        });
+        self.turns = (!pairs.is_empty()).then_some((sum.0 * payload, sum.1 * payload));
+    }
+}
+
+/// Plays it until it convinces.
+///
+/// # Errors
+/// [`LabError::Interrupted`]; a tunnel that does not start; [`LabError::Setup`] with the reason for which it does not convince.
+pub(super) fn play(interrupt: &Interrupt, step: &mut dyn FnMut(&str)) -> Result<Chapter> {
+    let mut last = None;
+    for _ in 0..PLAYED {
+        let chapter = once(interrupt, step)?;
+        match chapter.doubt() {
+            None => return Ok(chapter),
+            Some(doubt) => last = Some(doubt.to_string()),
+        }
+    }
+    Err(LabError::Setup(last.unwrap_or_default()))
+}
+
+fn once(interrupt: &Interrupt, step: &mut dyn FnMut(&str)) -> Result<Chapter> {
+    step("starting");
+    let tunnel = tunnel::named(TUNNEL, &Changes::default())
+        .ok_or_else(|| LabError::Setup(format!("no tunnel `{TUNNEL}`: this is a bug")))?;
+    tunnel.availability().map_err(LabError::Setup)?;
+    let mut running = tunnel::start(tunnel.as_ref(), Link::default(), interrupt)?;
+    let mut chapter = Chapter {
+        tunnel: TUNNEL.to_owned(),
+        offered: RATE,
+        ..Chapter::default()
+    };
+    for burst in BURSTS {
+        let load = LiveOptions {
+            kind: LiveKind::Udp,
+            rate: Some(RATE),
+            size: PAYLOAD,
+            burst: Some(burst),
+            ..LiveOptions::default()
+        };
+        chapter.burst = burst;
+        chapter.tried.clear();
+        let host = &running.hosts.a;
+        let play = |meter: &Meter| under_load(&mut chapter, host, meter, interrupt, step);
+        live(&tunnel.ends(&running.hosts), &load, interrupt, play)?;
+        // Nothing else is gained by longer bursts.
+        if !matches!(chapter.doubt(), Some(Doubt::NotFelt { .. })) {
+            break;
+        }
+    }
+    running.check_alive()?;
+    Ok(chapter)
+}
+
+/// Everything that happens while the stream flows.
+fn under_load(
+    chapter: &mut Chapter,
+    host: &Host,
+    meter: &Meter,
+    interrupt: &Interrupt,
+    step: &mut dyn FnMut(&str),
+) -> Result<()> {
+    let interface = inner_device(TUNNEL, host);
+    let refuse = |e: seikan_sys::netlink::NetlinkError| LabError::Setup(e.to_string());
+    let netlink = host.netlink()?;
+    let link = netlink.link(&interface).map_err(refuse)?;
+    let set = |packets| {
+        netlink
+            .set_tx_queue_len(link.index, packets)
+            .map_err(refuse)
+    };
+    let over = |time| {
+        interrupt.sleep(SETTLE)?;
+        meter.rate_over(time, interrupt)
+    };
+    step("a video stream, as it should be");
+    set(link.tx_queue_len)?;
+    chapter.healthy = over(MEASURE)?;
+    if chapter.healthy < SOUND * RATE {
+        return Ok(());
+    }
+    step("a shorter and shorter queue, until the stream suffers");
+    for packets in QUEUES {
+        set(packets)?;
+        let left = over(TRY)?;
+        chapter.tried.push((packets, left));
+        (chapter.queue, chapter.broken) = (packets, left);
+        if left <= LOOKED_FOR * chapter.healthy {
+            chapter.broken = over(MEASURE)?;
+            if chapter.broken <= LOOKED_FOR * chapter.healthy {
+                break;
+            }
+        }
+    }
+    if chapter.broken > SUFFERS * chapter.healthy {
+        return set(link.tx_queue_len);
+    }
+    step("`seikan doctor --fix`, who knows nothing of it");
+    let scratch = tempfile::TempDir::with_prefix("seikan-lab-")
+        .map_err(LabError::io("make a folder for the doctor"))?;
+    let question = Question {
+        host,
+        interface: &interface,
+        expected: Some(chapter.healthy),
+        seconds: LOOK,
+        level: None,
+        fix: true,
+        record: &scratch.path().join("recording.parquet"),
+        run_dir: scratch.path(),
+    };
+    let answer = doctor::ask(&question, interrupt)?;
+    chapter.note(&answer.fixes);
+    chapter.diagnosis = Some(answer.diagnosis);
+    chapter.sentence = answer.sentence;
+    chapter.evidence = answer.evidence;
+    step("the stream again");
+    chapter.mended = over(MEASURE)?;
+    doctor::undo(host, scratch.path(), interrupt)?;
+    set(link.tx_queue_len)
+}
+
+#[cfg(test)]
+mod tests {
+    use seikan_diagnose::trial::{Block, Trial};
+    use seikan_diagnose::{Remedy, stats};
+
+    use super::*;
+
+    fn good() -> Chapter {
+        let mut chapter = Chapter {
+            tunnel: TUNNEL.to_owned(),
+            offered: RATE,
+            burst: 64,
+            healthy: 25.0,
+            queue: 4,
+            broken: 5.0,
+            mended: 25.0,
+            diagnosis: Some(Diagnosis {
+                cause: CAUSE,
+                level: "confirmed".to_owned(),
+                alternatives: vec![],
+                chain: vec![CAUSE],
+                seconds: 3.0,
+            }),
+            ..Chapter::default()
+        };
+        let block = |mbit: f64| Block {
+            throughput: mbit * 1e6 * PACKET / PAYLOAD as f64,
+            ..Block::default()
+        };
+        chapter.note(&[Attempt {
+            cause: CAUSE,
+            remedy: Remedy::here("a longer queue", vec![], "all of it"),
+            trial: Trial {
+                pairs: vec![(block(5.0), block(25.0)); 4],
+                gain: stats::paired_gain(&[(5.0, 25.0); 4]),
+                decision: Decision::Keep,
+            },
+        }]);
+        chapter
+    }
+
+    #[test]
+    fn a_fault_that_bites_and_a_fix_that_helps_convince() {
+        let chapter = good();
+        assert_eq!(chapter.doubt(), None);
+        let turns = chapter.turns.expect("turns");
+        assert!((turns.0 - 5.0).abs() < 1e-9 && (turns.1 - 25.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_fault_that_is_not_felt_does_not_convince() {
+        let chapter = Chapter {
+            broken: 23.5,
+            ..good()
+        };
+        assert_eq!(chapter.doubt(), Some(Doubt::NotFelt { left: 23.5 }));
+    }
+
+    #[test]
+    fn another_cause_or_none_does_not_convince() {
+        for cause in [Cause::Healthy, Cause::CpuContention] {
+            let mut chapter = good();
+            chapter.diagnosis.as_mut().expect("a diagnosis").cause = cause;
+            assert_eq!(chapter.doubt(), Some(Doubt::Named(cause.to_string())));
+        }
+    }
+
+    #[test]
+    fn a_fix_that_is_taken_back_does_not_convince() {
+        let mut chapter = good();
+        (chapter.kept, chapter.why) = (false, Some("the gain is +8 %".to_owned()));
+        let doubt = chapter.doubt().expect("a doubt").to_string();
+        assert!(doubt.contains("the gain is +8 %"), "{doubt}");
+    }
+
+    #[test]
+    fn figures_that_contradict_each_other_do_not_convince() {
+        let chapter = Chapter {
+            turns: Some((22.0, 24.0)),
+            ..good()
+        };
+        assert!(matches!(chapter.doubt(), Some(Doubt::Contradiction { .. })));
+        let chapter = Chapter {
+            mended: 12.0,
+            ..good()
+        };
+        assert!(matches!(chapter.doubt(), Some(Doubt::NotMended { .. })));
+    }
+}
