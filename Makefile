@@ -9,8 +9,6 @@ export PATH := $(TOOLS)/bin:$(PATH)
 # Tests that need root or a kernel ability skip loudly; as root nothing may be skipped.
 SEIKAN_REQUIRE_ALL ?= $(if $(filter 0,$(shell id -u)),1,0)
 export SEIKAN_REQUIRE_ALL
-# Where something may be skipped, what passing tests print has to be seen.
-SHOW := $(if $(filter 1,$(SEIKAN_REQUIRE_ALL)),,--show-output)
 
 # For `make fuzz`: seconds for each target, and a single TARGET to run instead of all.
 SECONDS ?= 600
@@ -18,24 +16,29 @@ TARGET ?=
 # For `make reproduce`: queue, offload, batch, profile, mtu-cipher or all, and options of `seikan lab reproduce`.
 SOURCE ?= all
 
-.PHONY: help test deps peers fmt-check house deny clippy doc unit interop fuzz-ci fuzz \
+.PHONY: help test deps deps-build bare-root peers fmt-check house deny clippy doc tests unit interop golden fuzz-ci fuzz fuzz-asan \
 	build release demo bench gateway reproduce reproduce-kernel hostile soak soak-mesh interop-kernel doctor-kernel clean
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' Makefile | column -t -s '|'
 
 test: ## everything CI checks, with the time each step took (under half an hour from cold on two cores)
-	@scripts/test.sh deps fmt-check house deny clippy doc unit peers interop fuzz-ci
+	@scripts/test.sh deps fmt-check house deny clippy doc peers tests fuzz-ci
 
 deps: ## install what the checks need and what is missing
 	@scripts/install-deps.sh
 
-peers: ## install the other WireGuard implementations the interop tests talk to
+deps-build:
+	@scripts/install-deps.sh build
+
+bare-root: ## `make demo` and `make test` in a fresh minimal Debian that has a Rust toolchain and make (root; an hour)
+	@scripts/bare-root.sh $(TARGET)
+
+peers: deps-build ## install the other WireGuard implementations the interop tests talk to
 	@scripts/install-peers.sh "$(PEERS)" wireguard-go boringtun
 
 fmt-check: ## formatting
 	@cargo fmt --all --check
-	@cargo fmt --manifest-path fuzz/Cargo.toml --check
 
 house: ## the rules of the house: arrows between crates, where unsafe code may live
 	@scripts/check_house.py --self-test
@@ -51,23 +54,31 @@ clippy: ## lints, warnings denied
 doc: ## documentation, warnings denied
 	@RUSTDOCFLAGS="-D warnings -A rustdoc::private-intra-doc-links" cargo doc --workspace --no-deps --document-private-items --locked
 
-unit: ## every test of the workspace but interop
-	@cargo test --workspace --exclude seikan-interop --locked -- $(SHOW)
+tests: peers ## every test of the workspace, side by side (.config/nextest.toml); ARGS="-p CRATE NAME" for some of them
+	@SEIKAN_PEERS="$(PEERS)" scripts/tests.sh $(or $(ARGS),--workspace)
 
-interop: peers ## our binary against other people's WireGuard in namespaces (root)
-	@cargo build --locked -p seikan
-	@SEIKAN_PEERS="$(PEERS)" cargo test --locked -p seikan-interop -- --test-threads 32 $(SHOW)
+unit: ## every test of the workspace but interop
+	@scripts/tests.sh --workspace --exclude seikan-interop
+
+interop: peers build ## our binary against other people's WireGuard in namespaces (root)
+	@SEIKAN_PEERS="$(PEERS)" scripts/tests.sh -p seikan-interop
+
+golden: ## write the golden texts anew (help, JSON, complaints about configurations): read what changed
+	@UPDATE_GOLDEN=1 cargo test --locked -p seikan -p seikan-node --test it -- golden findings_are_those_expected
 
 fuzz-ci: ## one minute of fuzzing over all targets
 	@scripts/fuzz.sh --total 60
 
+fuzz-asan: ## SECONDS=600 of fuzzing for each target, or for TARGET=name only, with AddressSanitizer
+	@scripts/fuzz.sh --asan --each $(SECONDS) $(TARGET)
+
 fuzz: ## SECONDS=600 of fuzzing for each target, or for TARGET=name only
 	@scripts/fuzz.sh --each $(SECONDS) $(TARGET)
 
-build: ## the command, for debugging
+build: deps-build ## the command, for debugging
 	@cargo build --locked -p seikan
 
-release: ## the command, optimised: target/release/seikan
+release: deps-build ## the command, optimised: target/release/seikan
 	@cargo build --locked --release -p seikan
 
 demo: release ## two hosts in namespaces, a tunnel, load, a picture: under a minute
@@ -91,7 +102,7 @@ hostile: release ## what a flow keeps of its throughput while strangers flood th
 	@"$${CARGO_TARGET_DIR:-target}/release/seikan" lab hostile
 
 soak: release ## ten minutes in both protocols: no leak, no stall, every byte checksummed (root)
-	@SEIKAN_SOAK=$(SECONDS) cargo test --locked --release -p seikan-interop --test it soak:: -- --nocapture --test-threads 1
+	@SEIKAN_SOAK=$(SECONDS) cargo test --locked --release -p seikan-interop --test it soak:: -- --ignored --nocapture --test-threads 1
 
 soak-mesh: ## a thousand members in a virtual network, ten minutes of changes, ten seeds
 	@cargo test --locked --release -p seikan-proto --test it mesh:: -- --ignored --nocapture

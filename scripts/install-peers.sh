@@ -10,10 +10,23 @@ shift || true
 peers=("$@")
 [ ${#peers[@]} -gt 0 ] || peers=(wireguard-go wireguard-go-tailscale boringtun gotatun nebula openvpn)
 
+# Go from 1.21 on fetches by itself the Go that a module asks for; an older one (Debian 12 has 1.19) is given one that does.
+recent_go() {
+    local had=go1.21 go=golang.org/toolchain@v0.0.1-go1.24.0.linux-amd64 folder
+    [ "$(printf '%s\n' $had "$(go env GOVERSION)" | sort -V | head -n 1)" != $had ] || return 0
+    folder=$(go env GOMODCACHE)/$go
+    if [ ! -x "$folder/bin/go" ]; then
+        (cd "$(mktemp -d)" && go mod init any && go mod download $go) >/dev/null 2>&1
+        chmod +x "$folder"/bin/* "$folder"/pkg/tool/*/*
+    fi
+    export PATH=$folder/bin:$PATH
+}
+
 # go_tool BINARY MODULE@VERSION
 go_tool() {
     [ ! -x "$out/$1" ] || return 0
     echo "installing $2"
+    recent_go
     GOBIN=$out GOFLAGS=-mod=mod go install "$2"
 }
 

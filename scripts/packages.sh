@@ -1,11 +1,11 @@
 # Debian packages for the other scripts, which source this.
 
-# install_missing COMMAND:PACKAGE...: the packages of commands that are not there, as root. Services that come along are not
+# install_missing COMMAND:PACKAGE...: the packages of commands (or of files, by their paths) that are not there, as root. Services that come along are not
 # started: only their programs are wanted.
 install_missing() {
     local need missing=() sudo=() policy=/usr/sbin/policy-rc.d
     for need in "$@"; do
-        PATH=$PATH:/usr/sbin:/sbin command -v "${need%%:*}" >/dev/null || missing+=("${need##*:}")
+        [ -e "${need%%:*}" ] || PATH=$PATH:/usr/sbin:/sbin command -v "${need%%:*}" >/dev/null || missing+=("${need##*:}")
     done
     [ ${#missing[@]} -gt 0 ] || return 0
     if [ "$(id -u)" != 0 ]; then

@@ -27,7 +27,7 @@ printf '%-12s %2d:%02d\n' total $(((SECONDS - start) / 60)) $(((SECONDS - start)
 grep -h '^SKIPPED' "$log/out" | sort | uniq -c
 [ -z "$failed" ] || printf 'FAILED: make %s\n' "$failed"
 
-# The sum over every runner's closing line: "test result: ok. 3 passed; 0 failed; 1 ignored; ..." and "...: 3 passed, 0 failed".
-sed -nE 's/.*: .*\b([0-9]+) passed[;,] ([0-9]+) failed(; ([0-9]+) ignored)?.*/\1 \2 \4/p' "$log/out" |
+# The sum over every runner's closing line: "...: 3 passed, 0 failed" and perhaps ", 1 skipped".
+sed -nE 's/.*: .*\b([0-9]+) passed, ([0-9]+) failed(, ([0-9]+) skipped)?.*/\1 \2 \4/p' "$log/out" |
     awk -v broken="${failed:+1}" '{ p += $1; f += $2; s += $3 } END { if (broken && !f) f = 1; printf "%d passed, %d failed, %d skipped\n", p, f, s }'
 [ -z "$failed" ]

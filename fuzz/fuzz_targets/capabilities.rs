@@ -1,10 +1,8 @@
 //! Any bytes as the capabilities of a handshake: what is understood is said again the same way.
-#![no_main]
-
-use libfuzzer_sys::fuzz_target;
 use seikan_proto::capabilities::Capabilities;
 
-fuzz_target!(|payload: &[u8]| {
+/// One input.
+pub fn run(payload: &[u8]) {
     if let Ok(capabilities) = Capabilities::parse(payload) {
         let again = Capabilities::parse(&capabilities.encode());
         assert!(
@@ -12,4 +10,4 @@ fuzz_target!(|payload: &[u8]| {
             "{capabilities:?} became {again:?}"
         );
     }
-});
+}

@@ -1,10 +1,8 @@
 //! Any text as a configuration, in both syntaxes: what is accepted survives being written and read again.
-#![no_main]
-
-use libfuzzer_sys::fuzz_target;
 use seikan_node::config::{Overrides, Source, Syntax, parse};
 
-fuzz_target!(|bytes: &[u8]| {
+/// One input.
+pub fn run(bytes: &[u8]) {
     let Some((first, Ok(text))) = bytes
         .split_first()
         .map(|(f, rest)| (f, std::str::from_utf8(rest)))
@@ -41,4 +39,4 @@ fuzz_target!(|bytes: &[u8]| {
         again.protocol = config.protocol;
         assert!(*again.to_toml() == *config.to_toml(), "INI changed it");
     }
-});
+}

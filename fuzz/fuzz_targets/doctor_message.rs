@@ -1,12 +1,10 @@
 //! Any bytes as a message of another doctor: what is taken survives being written and read again, and whatever is told, the
 //! rules come to a verdict about it, alone and as the other end of itself.
-#![no_main]
-
-use libfuzzer_sys::fuzz_target;
 use seikan_diagnose::exchange::{Message, Told};
 use seikan_diagnose::{both, diagnose};
 
-fuzz_target!(|bytes: &[u8]| {
+/// One input.
+pub fn run(bytes: &[u8]) {
     let Ok(message) = Message::read(bytes) else {
         return;
     };
@@ -22,4 +20,4 @@ fuzz_target!(|bytes: &[u8]| {
     let verdict = both(&evidence, &evidence);
     assert_eq!(verdict.chain.first(), Some(&verdict.cause));
     assert!(Told::of(&evidence).evidence().is_ok());
-});
+}

@@ -1,8 +1,5 @@
 //! Any plaintext as the frames of a record, in the middle of an arena: nothing outside is read or changed, and the walk
 //! ends.
-#![no_main]
-
-use libfuzzer_sys::fuzz_target;
 use seikan_proto::native::frame::{Frame, Frames, MIN_CHUNK};
 use seikan_proto::native::reassembly::{Reassembly, Record};
 use seikan_proto::time::Instant;
@@ -11,7 +8,8 @@ use std::ops::Range;
 /// Bytes before and behind the plaintext, which are nobody's business.
 const MARGIN: usize = 64;
 
-fuzz_target!(|input: &[u8]| {
+/// One input.
+pub fn run(input: &[u8]) {
     let Some((first, plaintext)) = input.split_first() else {
         return;
     };
@@ -81,4 +79,4 @@ fuzz_target!(|input: &[u8]| {
             .chain(&arena[inside.end..])
             .all(|b| *b == 0x11)
     );
-});
+}

@@ -1,8 +1,5 @@
 //! Any bytes as a stream of frames, of a relay's and of a TURN server's: however they come in, the same frames come out of them, each
 //! within what is there, and a relay's go back into the very bytes.
-#![no_main]
-
-use libfuzzer_sys::fuzz_target;
 use seikan_proto::mesh::framing::{Framing, FramingError, split_port};
 
 /// What is in all frames that are there, and where the rest begins.
@@ -17,7 +14,8 @@ fn cut(framing: Framing, bytes: &[u8]) -> Result<(Vec<&[u8]>, usize), FramingErr
     Ok((contents, taken))
 }
 
-fuzz_target!(|input: &[u8]| {
+/// One input.
+pub fn run(input: &[u8]) {
     let Some((at, bytes)) = input.split_first() else {
         return;
     };
@@ -42,4 +40,4 @@ fuzz_target!(|input: &[u8]| {
             assert_eq!(again, bytes[..taken]);
         }
     }
-});
+}

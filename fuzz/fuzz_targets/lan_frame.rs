@@ -1,8 +1,5 @@
 //! Any bytes as a frame from the LAN: what is understood of it is written back as it was, and what we answer is
 //! understood.
-#![no_main]
-
-use libfuzzer_sys::fuzz_target;
 use seikan_wire::arp::{ARP_LEN, Arp, Operation};
 use seikan_wire::ethernet::{ETHERTYPE_ARP, ETHERTYPE_IPV6, TAGGED_HEADER_LEN};
 use seikan_wire::ip::PROTO_ICMPV6;
@@ -11,7 +8,8 @@ use seikan_wire::{Ethernet, IpPacket, Mac, checksum};
 
 const US: Mac = Mac([2, 0, 0x5e, 0x10, 0, 1]);
 
-fuzz_target!(|frame: &[u8]| {
+/// One input.
+pub fn run(frame: &[u8]) {
     let Ok(header) = Ethernet::parse(frame) else {
         return;
     };
@@ -35,7 +33,7 @@ fuzz_target!(|frame: &[u8]| {
         }
         _ => {}
     }
-});
+}
 
 fn arp(payload: &[u8]) {
     let Ok(arp) = Arp::parse(payload) else {

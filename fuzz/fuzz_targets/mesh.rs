@@ -1,11 +1,9 @@
 //! Any bytes as what coordinators and members say to each other: what is taken survives being written and read again, and
 //! what a member remembers stays in order whatever it is told, in whatever order.
-#![no_main]
-
-use libfuzzer_sys::fuzz_target;
 use seikan_proto::mesh::{Book, Change, Changes, Endpoints, JoinRequest, Joined, Refusal};
 
-fuzz_target!(|bytes: &[u8]| {
+/// One input.
+pub fn run(bytes: &[u8]) {
     if let Ok(request) = serde_json::from_slice::<JoinRequest>(bytes) {
         let text = serde_json::to_vec(&request).expect("JSON");
         let again: JoinRequest = serde_json::from_slice(&text).expect("its own text");
@@ -52,4 +50,4 @@ fuzz_target!(|bytes: &[u8]| {
         assert_eq!(kept.members(), book.members());
         assert_eq!(kept.access(), book.access());
     }
-});
+}

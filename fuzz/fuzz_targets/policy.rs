@@ -1,13 +1,11 @@
 //! Any text as the policy of a mesh: what is taken survives being written and read again, here and as members are told it, and what a
 //! receiver applies is what is decided.
-#![no_main]
-
-use libfuzzer_sys::fuzz_target;
 use seikan_proto::filter::Filter;
 use seikan_proto::mesh::policy::{Traffic, Who};
 use seikan_proto::mesh::{Party, Policy};
 
-fuzz_target!(|bytes: &[u8]| {
+/// One input.
+pub fn run(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else {
         return;
     };
@@ -52,4 +50,4 @@ fuzz_target!(|bytes: &[u8]| {
             }
         }
     }
-});
+}

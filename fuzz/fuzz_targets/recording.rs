@@ -1,10 +1,8 @@
 //! Any bytes as a recording: what is accepted survives being written and read again.
-#![no_main]
-
-use libfuzzer_sys::fuzz_target;
 use seikan_diagnose::Recording;
 
-fuzz_target!(|bytes: &[u8]| {
+/// One input.
+pub fn run(bytes: &[u8]) {
     let Ok(recording) = Recording::parse(bytes) else {
         return;
     };
@@ -15,4 +13,4 @@ fuzz_target!(|bytes: &[u8]| {
     let read = Recording::parse(&again);
     let read = read.unwrap_or_else(|error| panic!("what was written is not read: {error}"));
     assert!(read == recording, "it is another one");
-});
+}

@@ -1,12 +1,10 @@
 //! Any bytes as what members and a relay say to each other: nothing is believed without the password, and what is
 //! understood is no more than was said.
-#![no_main]
-
-use libfuzzer_sys::fuzz_target;
 use seikan_proto::mesh::relay::{Answer, Asked, AskedError, RelayError, TransactionId, is_request};
 use seikan_proto::mesh::{Relay, RelayAddress, RelayKind, RelaySecret};
 
-fuzz_target!(|bytes: &[u8]| {
+/// One input.
+pub fn run(bytes: &[u8]) {
     let secret = RelaySecret::parse("north", RelayKind::Turn).expect("a secret");
     match Asked::parse(bytes) {
         Ok(Asked::Port(asked)) => {
@@ -32,4 +30,4 @@ fuzz_target!(|bytes: &[u8]| {
         let again: RelayAddress = address.to_string().parse().expect("its own text");
         assert_eq!(again, address);
     }
-});
+}

@@ -1,12 +1,10 @@
 //! Any bytes as a read of the TUN device: what is taken for a super-packet can be cut up, and its parts are packets
 //! that add up to it.
-#![no_main]
-
-use libfuzzer_sys::fuzz_target;
 use seikan_proto::segment::SuperPacket;
 use seikan_wire::IpPacket;
 
-fuzz_target!(|read: &[u8]| {
+/// One input.
+pub fn run(read: &[u8]) {
     let Ok(packet) = SuperPacket::parse(read) else {
         return;
     };
@@ -27,4 +25,4 @@ fuzz_target!(|read: &[u8]| {
     if packet.kind.is_some() {
         assert_eq!(payload, packet.payload().len());
     }
-});
+}

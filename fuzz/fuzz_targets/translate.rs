@@ -2,9 +2,6 @@
 //! that a right checksum stays right and a wrong one wrong; and a refused packet is as it was.
 //!
 //! Input: a byte that says what is mapped, 64 bytes of new addresses, the packet.
-#![no_main]
-
-use libfuzzer_sys::fuzz_target;
 use seikan_proto::gateway::translate::translate;
 use seikan_wire::ip::{PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP};
 use seikan_wire::{IpPacket, checksum, icmp};
@@ -13,7 +10,8 @@ use std::net::IpAddr;
 /// DCCP and UDP-Lite, whose checksums may leave out payload but never the pseudo-header.
 const OTHERS: [u8; 2] = [33, 136];
 
-fuzz_target!(|input: &[u8]| {
+/// One input.
+pub fn run(input: &[u8]) {
     let Some((&[choice], rest)) = input.split_first_chunk() else {
         return;
     };
@@ -54,7 +52,7 @@ fuzz_target!(|input: &[u8]| {
     if IpPacket::parse(before).is_ok_and(|quoted| quoted.is_v6() == ip.is_v6()) {
         same_sums(before, after, false);
     }
-});
+}
 
 /// Pairs for the addresses of the packet and of the one that it quotes, as far as the bits of `choice` say.
 fn mapping(choice: u8, new: &[u8; 64], ip: &IpPacket, packet: &[u8]) -> Vec<(IpAddr, IpAddr)> {

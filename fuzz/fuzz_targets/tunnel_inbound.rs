@@ -1,15 +1,13 @@
 //! The whole receive path of a tunnel: a stranger's bytes, and those of a peer that has a session and keeps no rule.
 //!
 //! The input is a script: an operation, two bytes for it, a length of two bytes, and as many bytes.
-#![no_main]
-
-use libfuzzer_sys::fuzz_target;
 use seikan_fuzz::{Peer, SOURCE};
 use seikan_proto::construction::Construction;
 use seikan_proto::filter::{Filter, Open};
 use std::time::Duration;
 
-fuzz_target!(|script: &[u8]| {
+/// One input.
+pub fn run(script: &[u8]) {
     let Some((protocol, mut rest)) = script.split_first() else {
         return;
     };
@@ -93,4 +91,4 @@ fuzz_target!(|script: &[u8]| {
     peer.assert_ledger_closes();
     peer.assert_nobody_is_flooded();
     peer.take_work().assert_bounded("the script");
-});
+}

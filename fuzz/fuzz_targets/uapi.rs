@@ -1,8 +1,5 @@
 //! Any bytes on the configuration socket, in any pieces: every request is answered, and what `get` tells makes, given to
 //! `set` of another device, the same device.
-#![no_main]
-
-use libfuzzer_sys::fuzz_target;
 use seikan_fuzz::Counter;
 use seikan_node::control::client::Phase;
 use seikan_node::control::output::Output;
@@ -108,7 +105,8 @@ fn get(device: &mut Paper) -> String {
     talk(device, &mut Dialogue::default(), b"get=1\n\n", 7)
 }
 
-fuzz_target!(|bytes: &[u8]| {
+/// One input.
+pub fn run(bytes: &[u8]) {
     let Some((&piece, bytes)) = bytes.split_first() else {
         return;
     };
@@ -150,4 +148,4 @@ fuzz_target!(|bytes: &[u8]| {
     );
     assert_eq!(answer, "errno=0\n\n", "{request}");
     assert_eq!(get(&mut copy), told);
-});
+}

@@ -2,9 +2,9 @@
 //! one that is there is served. What they cost of throughput: `seikan lab bench --idle-peers`.
 
 use std::fmt::Write;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use crate::common::{in_world, unaccounted};
+use crate::common::{PATIENCE, in_world, unaccounted};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use seikan_lab::load::Pattern;
@@ -37,9 +37,9 @@ fn serves_one_of_many(protocol: &str) {
         let begin = Instant::now();
         let right = world.up_with(&world.right, &["--protocol", protocol]);
         let started = begin.elapsed();
-        assert!(started < Duration::from_secs(10), "up after {started:?}");
+        assert!(started < PATIENCE, "up after {started:?}");
         let _left = world.up_with(&world.left, &["--protocol", protocol]);
-        assert!(world.answers_within(Duration::from_secs(10)), "no echo");
+        assert!(world.answers_within(PATIENCE), "no echo");
         let status = world.status(&world.right);
         assert_eq!(
             status["peers"].as_array().expect("peers").len() as u32,
@@ -53,7 +53,7 @@ fn serves_one_of_many(protocol: &str) {
             memory.peak >> 10
         );
         // Once the status was told and memory is at its peak, all goes on.
-        assert!(world.answers_within(Duration::from_secs(2)), "no echo");
+        assert!(world.answers_within(PATIENCE), "no echo");
     });
 }
 

@@ -8,7 +8,9 @@ use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::common::{TUNNEL_PORT, Tunnel, World, drops, eventually, in_world, unaccounted};
+use crate::common::{
+    PATIENCE, TUNNEL_PORT, Tunnel, World, drops, eventually, in_world, unaccounted,
+};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use seikan_lab::hostile::{Capture, Flood, Target, shoot};
@@ -113,7 +115,7 @@ fn overhear(world: &World, protocol: &str) -> (Target, Vec<Vec<u8>>, Tunnel) {
         let seen = scope.spawn(move || capture.datagrams(TUNNEL_PORT, Duration::from_secs(2)));
         let left = world.up_with(&world.left, &["--protocol", protocol]);
         for _ in 0..20 {
-            assert!(world.answers_within(Duration::from_secs(5)), "no echo");
+            assert!(world.answers_within(PATIENCE), "no echo");
         }
         (seen.join().expect("capture"), left)
     });
@@ -297,7 +299,7 @@ fn known_key(stranger: &Stranger, target: &Target, initiations: &[Vec<u8>]) {
 
 /// The ledger closes over all of it, and says what came.
 fn accounted(world: &World) {
-    assert!(world.answers_within(Duration::from_secs(5)), "no echo");
+    assert!(world.answers_within(PATIENCE), "no echo");
     // Everything in the socket's queue has been taken in once two looks agree.
     let count = || world.status(&world.right)["totals"]["inbound"]["drops"].clone();
     eventually("no end of drops", || count() == count());

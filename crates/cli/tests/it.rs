@@ -8,6 +8,7 @@ mod doctor;
 mod doctor_ends;
 mod gateway;
 mod gateway_status;
+mod golden;
 mod hostile;
 mod lab_crowd;
 mod lab_crude;

@@ -4,7 +4,7 @@ use std::io::Read;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::common::skip;
+use crate::common::{PATIENCE, skip};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use seikan_lab::Interrupt;
@@ -46,7 +46,7 @@ impl ByHand {
         };
         let ends = [end(&hosts.a, &hosts.b), end(&hosts.b, &hosts.a)];
         let through = Self { ends, hosts };
-        let patience = Duration::from_secs(10);
+        let patience = PATIENCE;
         wait_reachable(
             &through.hosts.through_tunnel(),
             patience,
@@ -92,7 +92,7 @@ impl ByHand {
         kill(Pid::from_raw(end.id() as i32), Signal::SIGTERM).expect("running");
         let begin = Instant::now();
         while end.try_wait().expect("a child").is_none() {
-            assert!(begin.elapsed() < Duration::from_secs(10), "does not end");
+            assert!(begin.elapsed() < PATIENCE, "does not end");
             std::thread::sleep(Duration::from_millis(5));
         }
         let mut text = String::new();

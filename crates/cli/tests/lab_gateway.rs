@@ -4,7 +4,7 @@ use std::io::Read;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::common::skip;
+use crate::common::{PATIENCE, skip};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use seikan_lab::Interrupt;
@@ -90,7 +90,7 @@ fn the_naive_verb_carries_and_counts_until_a_signal() {
         target: on_overlay(2).of(false),
         sources: &[],
     };
-    let patience = Duration::from_secs(10);
+    let patience = PATIENCE;
     wait_reachable(&through, patience, &Interrupt::new(), || Ok(())).expect("an answer");
     for end in &mut ends {
         end.signal(Signal::SIGTERM);
@@ -130,13 +130,13 @@ fn an_interrupted_run_leaves_no_files_and_says_so() {
     let mut run = Running(command.spawn().expect("starts"));
     let begin = Instant::now();
     while files() == 0 {
-        assert!(begin.elapsed() < Duration::from_secs(10), "does not begin");
+        assert!(begin.elapsed() < PATIENCE, "does not begin");
         std::thread::sleep(Duration::from_millis(10));
     }
     // In the middle of the load, or of what comes before it: whatever is there is removed.
     std::thread::sleep(Duration::from_secs(1));
     run.signal(Signal::SIGINT);
-    assert_eq!(run.end(Duration::from_secs(10)).code(), Some(1));
+    assert_eq!(run.end(PATIENCE).code(), Some(1));
     assert_eq!(files(), 0);
     let mut text = String::new();
     let output = run.0.stderr.as_mut().expect("piped");

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::common::skip;
+use crate::common::{PATIENCE, skip};
 use seikan_lab::link::{Hosts, Link};
 use seikan_lab::scenario::{Fault, Outcome, Site};
 use seikan_lab::tunnel::Started;
@@ -85,7 +85,7 @@ fn the_machine_is_as_it_was_when_the_lab_is_killed() {
     lab.kill().expect("kill");
     lab.wait().expect("wait");
     let set_back = comes(before.trim());
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + PATIENCE;
     while are_there() != [false; 2] && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(20));
     }
@@ -137,7 +137,7 @@ fn a_wire_carries_as_before_once_its_fault_is_undone() {
         };
         hosts.a.run(send).expect("run");
         // The neighbour's address is asked for first, once a second.
-        let deadline = Instant::now() + Duration::from_secs(5);
+        let deadline = Instant::now() + PATIENCE;
         loop {
             let after = wire.counts().expect("counts").a_to_b;
             if after.frames > before.frames {

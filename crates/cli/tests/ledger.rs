@@ -2,9 +2,8 @@
 //! consumed, is held, or was dropped for a reason that is told.
 
 use std::net::UdpSocket;
-use std::time::Duration;
 
-use crate::common::{World, drops, eventually, in_world, number, unaccounted};
+use crate::common::{PATIENCE, World, drops, eventually, in_world, number, unaccounted};
 
 const PROTOCOLS: [&str; 2] = ["wireguard", "native"];
 
@@ -33,7 +32,7 @@ fn closes(protocol: &str) {
             }
         };
         world.left.namespace.run(send).expect("namespace");
-        assert!(world.answers_within(Duration::from_secs(5)), "no echo");
+        assert!(world.answers_within(PATIENCE), "no echo");
         let left = world.status(&world.left);
         let right = world.status(&world.right);
         assert_eq!((unaccounted(&left), unaccounted(&right)), ([0; 2], [0; 2]));

@@ -8,7 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::common::{TUNNEL_PORT, eventually, in_world, key_pair, skip, stderr};
+use crate::common::{PATIENCE, TUNNEL_PORT, eventually, in_world, key_pair, skip, stderr};
 
 const DEFAULT_ROUTE: &str = "AllowedIPs = 0.0.0.0/0, ::/0\nPersistentKeepalive = 1";
 
@@ -19,7 +19,7 @@ fn a_killed_peer_is_back_when_it_is_started_again() {
         right.child.kill().expect("kill");
         right.child.wait().expect("wait");
         let _again = world.up(&world.right);
-        assert!(world.answers_within(Duration::from_secs(30)));
+        assert!(world.answers_within(PATIENCE));
     });
 }
 
@@ -39,7 +39,7 @@ fn a_deleted_interface_ends_the_tunnel_with_a_word_and_it_can_be_started_again()
         assert!(errors.contains("was deleted under the tunnel"), "{errors}");
         assert_eq!(world.left.traces(), Vec::<String>::new());
         let _again = world.up(&world.left);
-        assert!(world.answers_within(Duration::from_secs(10)));
+        assert!(world.answers_within(PATIENCE));
     });
 }
 
@@ -49,7 +49,7 @@ fn a_new_address_under_the_tunnel_is_found_out_in_seconds() {
         let _tunnels = world.both_up();
         world.left.remove_address("192.0.2.1/24");
         world.left.add_address("192.0.2.77/24");
-        assert!(world.answers_within(Duration::from_secs(10)));
+        assert!(world.answers_within(PATIENCE));
     });
 }
 
@@ -61,7 +61,7 @@ fn thirty_seconds_without_a_link_are_survived() {
         world.right.netlink.set_down(link).expect("down");
         assert!(!world.answers_within(Duration::from_secs(30)));
         world.right.netlink.set_up(link).expect("up");
-        assert!(world.answers_within(Duration::from_secs(15)));
+        assert!(world.answers_within(PATIENCE));
     });
 }
 
@@ -76,12 +76,12 @@ fn a_peer_whose_name_moved_is_found_again() {
         let script = "mount --bind $folder/hosts /etc/hosts && exec $seikan up \"$0\"";
         let mut command = world.shell(script);
         let _left = world.start(&world.left, command.arg(world.left.config()));
-        assert!(world.answers_within(Duration::from_secs(10)), "no echo");
+        assert!(world.answers_within(PATIENCE), "no echo");
         world.right.remove_address("192.0.2.2/24");
         world.right.add_address("192.0.2.3/24");
         fs::write(&hosts, "192.0.2.3 right.example\n").expect("write");
         // 15 s until silence is noticed, two tries 5 s apart, one look after 5 s more.
-        assert!(world.answers_within(Duration::from_secs(50)));
+        assert!(world.answers_within(PATIENCE));
     });
 }
 
@@ -97,7 +97,7 @@ fn a_name_that_cannot_be_resolved_yet_is_tried_again() {
         let _left = world.start(&world.left, command.arg(world.left.config()));
         eventually("no tunnel", || world.left.has_tunnel());
         fs::write(&hosts, "192.0.2.2 right.example\n").expect("write");
-        assert!(world.answers_within(Duration::from_secs(20)));
+        assert!(world.answers_within(PATIENCE));
     });
 }
 
@@ -109,7 +109,7 @@ fn a_second_instance_is_told_of_the_first_which_goes_on() {
         assert_eq!(second.status.code(), Some(1));
         let errors = stderr(&second);
         assert!(errors.contains(&left.child.id().to_string()), "{errors}");
-        assert!(world.answers_within(Duration::from_secs(5)));
+        assert!(world.answers_within(PATIENCE));
     });
 }
 
@@ -233,7 +233,7 @@ fn a_hangup_does_nothing() {
     in_world(["", ""], |world| {
         let [_right, left] = world.both_up();
         left.signal("HUP");
-        assert!(world.answers_within(Duration::from_secs(5)));
+        assert!(world.answers_within(PATIENCE));
     });
 }
 
@@ -345,7 +345,7 @@ fn in_the_background_it_returns_when_it_is_up() {
         let output = world.run(&world.left, &["up", "-d", world.left.config()]);
         let errors = stderr(&output);
         assert_eq!((output.status.code(), errors.as_str()), (Some(0), ""));
-        assert!(world.answers_within(Duration::from_secs(10)), "no echo");
+        assert!(world.answers_within(PATIENCE), "no echo");
         // For `ps` and `pidof`.
         let command = format!("seikan\0up\0--detached\0{}\0", world.left.config());
         let processes = fs::read_dir("/proc").expect("processes").flatten();

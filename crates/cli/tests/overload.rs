@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use crate::common::{World, drops, in_world, unaccounted};
+use crate::common::{PATIENCE, World, drops, in_world, unaccounted};
 use seikan_sys::poll::{Epoll, Interest};
 use seikan_sys::udp::{ReceiveBatch, Transmit, UdpOptions, UdpSocket};
 
@@ -70,7 +70,7 @@ fn overload(world: &World, traffic_class: u8) -> ([u64; 4], u64) {
 fn relieved(protocol: &str) {
     in_world([""; 2], |world| {
         let _tunnels = world.both_up_with(&["--protocol", protocol]);
-        assert!(world.answers_within(Duration::from_secs(5)), "no echo");
+        assert!(world.answers_within(PATIENCE), "no echo");
 
         let ([plain, _, _, marked], dropped) = overload(world, 0);
         assert!(plain > 0 && marked == 0, "{plain} {marked}");

@@ -193,7 +193,7 @@ fn the_coordinator_and_the_relay_run_as_nobody_with_nothing_but_their_folder() {
             .args(["-TERM", &pid.to_string()])
             .status();
         assert!(stop.expect("kill").success());
-        let until = Instant::now() + Duration::from_secs(10);
+        let until = Instant::now() + crate::common::PATIENCE;
         let end = loop {
             match running.0.try_wait().expect("asked") {
                 Some(end) => break end,

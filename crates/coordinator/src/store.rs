@@ -41,7 +41,7 @@ use seikan_proto::mesh::{Networks, Pin, RelayAddress};
 
 pub use audit::{Actor, AuditEntry};
 pub use error::StoreError;
-#[cfg(feature = "fuzzing")]
+#[cfg(fuzzing)]
 pub use etcd::fuzzing;
 pub use etcd::{Etcd, PREFIX as ETCD_PREFIX};
 pub use join::Joining;

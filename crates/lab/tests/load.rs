@@ -127,7 +127,7 @@ fn an_interrupted_load_ends_at_once() {
     };
     let outcome = tcp_bulk(&loopback(&host, V4), &options, &interrupt);
     assert!(matches!(outcome, Err(LabError::Interrupted)));
-    assert!(start.elapsed() < Duration::from_secs(5));
+    assert!(start.elapsed() < Duration::from_secs(30));
     waking.join().expect("waker");
 }
 

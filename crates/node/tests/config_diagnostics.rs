@@ -1,6 +1,6 @@
 //! Every file in `tests/config` against the findings written beside it (`FILE.expected`).
 //!
-//! With `SEIKAN_BLESS=1` the expected files are written anew: read what changed.
+//! With `UPDATE_GOLDEN=1` the expected files are written anew: read what changed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -43,7 +43,7 @@ fn findings_are_those_expected() {
     for file in files() {
         let expected = PathBuf::from(format!("{}.expected", file.display()));
         let (found, _) = findings(&file);
-        if std::env::var_os("SEIKAN_BLESS").is_some() {
+        if std::env::var_os("UPDATE_GOLDEN").is_some() {
             fs::write(&expected, &found).unwrap();
         }
         let expected = fs::read_to_string(&expected).unwrap_or_default();

@@ -210,7 +210,7 @@ impl World {
     /// As [`World::both_up`], with more words behind `up`.
     pub fn both_up_with(&self, words: &[&str]) -> [Tunnel; 2] {
         let tunnels = [&self.right, &self.left].map(|host| self.up_with(host, words));
-        assert!(self.answers_within(Duration::from_secs(10)), "no echo");
+        assert!(self.answers_within(PATIENCE), "no echo");
         tunnels
     }
 
@@ -377,7 +377,7 @@ impl Tunnel {
 
     /// Ends it by a signal; gives its exit code and what it had to say.
     pub fn ended(mut self) -> (Option<i32>, String) {
-        let code = self.wait(Duration::from_secs(10)).code();
+        let code = self.wait(PATIENCE).code();
         let mut errors = String::new();
         let stderr = self.child.stderr.as_mut().expect("piped");
         stderr.read_to_string(&mut errors).expect("read");
@@ -440,9 +440,12 @@ pub fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
+/// How long what another process does may take: much longer than it should, as only a failure waits so long, and machines are busy.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
 /// Waits for something that another process does.
 pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
-    let until = Instant::now() + Duration::from_secs(20);
+    let until = Instant::now() + PATIENCE;
     while !is_so() {
         assert!(Instant::now() < until, "{what}");
         std::thread::sleep(Duration::from_millis(20));

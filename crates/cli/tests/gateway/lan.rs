@@ -7,7 +7,7 @@ use seikan_lab::link::Host;
 use seikan_sys::ethtool::Feature;
 use serde_json::Value;
 
-use crate::common::{Tunnel, eventually, unaccounted};
+use crate::common::{PATIENCE, Tunnel, eventually, unaccounted};
 use crate::gateway::site::{
     CARD, DEVICE, LAN, Plan, SHOWN, Site, add_address, answers, at_running_site, at_site, carries,
     carries_udp, index, mac, new_host, remove_address, run, set_feature, set_mac,
@@ -369,7 +369,7 @@ pub fn same(before: &[String], after: &[String]) {
 pub fn end(mut tunnel: Tunnel, signal: &str) -> (Option<i32>, Duration) {
     let begin = Instant::now();
     tunnel.signal(signal);
-    (tunnel.wait(Duration::from_secs(10)).code(), begin.elapsed())
+    (tunnel.wait(PATIENCE).code(), begin.elapsed())
 }
 
 /// All that a gateway can leave: links with their promiscuity, addresses, groups, routes, rules, proxies, tables.

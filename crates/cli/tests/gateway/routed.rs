@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use seikan_lab::link::Host;
 
-use crate::common::eventually;
+use crate::common::{PATIENCE, eventually};
 use crate::gateway::lan::{end, same, settled, traces};
 use crate::gateway::site::{
     CARD, LAN, Plan, REMOTE, SHOWN, Site, WAN, add_address, add_addresses, add_route, answers,
@@ -230,13 +230,10 @@ fn who_was_a_router_of_one_family_stays_one() {
         at_site(&plan(), |site| {
             know_each_other(site);
             write_sysctl(&site.gateway, switch, "1");
-            assert!(answers(&site.device, forwards, Duration::from_secs(5)));
+            assert!(answers(&site.device, forwards, PATIENCE));
             let _tunnels = site.up();
             site.reaches(&site.device, SHOWN[0]);
-            assert!(
-                answers(&site.device, forwards, Duration::from_secs(2)),
-                "{switch}"
-            );
+            assert!(answers(&site.device, forwards, PATIENCE), "{switch}");
             let leaks = arrives(&site.device, source, &site.remote, silent);
             assert!(!leaks, "{switch}");
         });

@@ -29,7 +29,7 @@ use seikan_sys::netlink::{AddressOptions, Netlink, Route};
 use seikan_sys::netns::NetNs;
 use serde_json::Value;
 
-use crate::common::{Tunnel, key_pair, skip};
+use crate::common::{PATIENCE, Tunnel, key_pair, skip};
 
 /// The gateways' card to the devices.
 pub const LAN: &str = "lan0";
@@ -305,7 +305,7 @@ impl Site {
     /// Fails unless an echo comes back from an address within ten seconds.
     pub fn reaches(&self, from: &Host, to: &str) {
         assert!(
-            answers(from, to, Duration::from_secs(10)),
+            answers(from, to, PATIENCE),
             "no answer from {to} to the {}: {}",
             from.name,
             self.logs()

@@ -48,7 +48,7 @@ fn a_member_that_was_there_before_reaches_a_new_one() {
         let addresses = new.join("new", &token);
         let _new = new.up();
         while_answering(&[&new], || {
-            assert!(old.hears(addresses[0], Duration::from_secs(5)));
+            assert!(old.hears(addresses[0], SOON));
         });
     });
 }
@@ -130,7 +130,7 @@ fn a_member_whose_address_changed_is_found_where_it_is_now() {
             b.netlink.delete_address(b.card, old).expect("an address");
             b.netlink.add_address(b.card, new).expect("an address");
             // It says so itself, as soon as it has settled.
-            assert!(a.hears(at_b[0], Duration::from_secs(5)));
+            assert!(a.hears(at_b[0], SOON));
         });
         let endpoint = a.status()["peers"][0]["path"]["endpoint"].clone();
         assert!(

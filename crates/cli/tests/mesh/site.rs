@@ -460,4 +460,4 @@ pub fn while_answering(hosts: &[&Host], test: impl FnOnce()) {
 }
 
 /// Time for what should take much less.
-pub const SOON: Duration = Duration::from_secs(10);
+pub const SOON: Duration = Duration::from_secs(30);

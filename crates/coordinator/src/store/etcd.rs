@@ -23,7 +23,7 @@ mod rows;
 use std::path::PathBuf;
 
 pub(super) use import::{Beside, cluster, give_up, import};
-#[cfg(feature = "fuzzing")]
+#[cfg(fuzzing)]
 pub use replica::fuzzing;
 pub(super) use replica::{Replica, random};
 

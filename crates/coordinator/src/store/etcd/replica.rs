@@ -5,7 +5,7 @@
 //! who still knows what came after it sees to the rest ([`mend`]).
 
 mod change;
-#[cfg(any(test, feature = "fuzzing"))]
+#[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 mod keep;
 mod mend;

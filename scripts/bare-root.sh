@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Tries the two commands where nothing is but a Rust toolchain: in a fresh minimal Debian with `make`, as the README asks for.
+#
+#   scripts/bare-root.sh [TARGET...]     make targets; demo and test unless named (root; an hour from cold)
+#
+# What ran in it and what it mounted ends with it. BARE_ROOT=DIR keeps the root in DIR and takes it again: with what is
+# installed and built by then, so no longer a bare one.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+. scripts/packages.sh
+[ "$(id -u)" = 0 ] || { echo "a root of its own needs root" >&2; exit 1; }
+install_missing debootstrap:debootstrap unshare:util-linux
+targets=("$@")
+[ ${#targets[@]} -gt 0 ] || targets=(demo test)
+
+root=${BARE_ROOT:-$(mktemp -d)}
+[ -n "${BARE_ROOT:-}" ] || trap 'rm -rf --one-file-system "$root"' EXIT
+if [ ! -e "$root/etc/debian_version" ]; then
+    mkdir -p "$root"
+    debootstrap --variant=minbase bookworm "$root" http://deb.debian.org/debian >"$root.log" || { tail -n 5 "$root.log" >&2; exit 1; }
+    rm -f "$root.log"
+fi
+# How this machine reaches the network.
+cp /etc/resolv.conf /etc/hosts "$root/etc/"
+cp /etc/ssl/certs/ca-certificates.crt "$root/etc/certificates-of-the-host.crt"
+cp -n /etc/apt/apt.conf.d/* "$root/etc/apt/apt.conf.d/"
+toolchain=$(rustc --print sysroot)
+mkdir -p "$root/seikan" "$root/toolchain"
+git ls-files -z | tar --null -T - -c | tar -x -C "$root/seikan"
+
+exec 3<<'END'
+set -euo pipefail
+mount --make-rprivate /
+mount -t proc proc "$root/proc"
+mount --rbind /sys "$root/sys"
+mount --rbind /dev "$root/dev"
+mount --bind -o ro "$toolchain" "$root/toolchain"
+mount -t tmpfs tmpfs "$root/run"
+chroot "$root" /usr/bin/env -i HOME=/root TERM=dumb LANG=C.UTF-8 SSL_CERT_FILE=/etc/certificates-of-the-host.crt \
+    PIP_CERT=/etc/certificates-of-the-host.crt CARGO_HTTP_CAINFO=/etc/certificates-of-the-host.crt PATH=/toolchain/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
+    sh -ec 'command -v make >/dev/null || { apt-get update -q >/dev/null; apt-get install -y -q --no-install-recommends make >/dev/null; }
+        cd /seikan; for target; do echo "== make $target, in a bare root"; make "$target" </dev/null; done' sh "$@"
+END
+root=$root toolchain=$toolchain unshare --mount --pid --fork --kill-child bash /dev/fd/3 "${targets[@]}"
