@@ -1,6 +1,7 @@
 //! The gateway with the real program: devices on which nothing runs but a kernel, in namespaces.
 #![forbid(unsafe_code)]
 
+mod bypass;
 #[path = "../common/mod.rs"]
 mod common;
 mod lan;
