@@ -337,9 +337,9 @@ impl Work<'_> {
             monitor: self.monitor.socket(),
             has_monitor: true,
             life: Life::new(self.config, node)?,
-            watch: match &node.gateway {
-                Some(_) => Some(Watch::new()?),
-                None => None,
+            watch: match node.gateway.is_some() {
+                true => Some(Watch::new(node)?),
+                false => None,
             },
             mesh: match &self.config.mesh {
                 Some(settings) => {

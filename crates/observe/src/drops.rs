@@ -97,7 +97,7 @@ drop_reasons! {
     IcmpRedirect = "icmp_redirect",
     /// Not from or for a device of the gateway.
     UnlistedDevice = "unlisted_device",
-    /// A device's address from another card than its own, or another address from its card.
+    /// A device's address from another card than its own, another address from its card, or an address of the gateway's side from the tunnel.
     DeviceMismatch = "device_mismatch",
     /// No card or no address on the local network is known for the device.
     DeviceUnresolved = "device_unresolved",
@@ -107,7 +107,7 @@ drop_reasons! {
     DeniedFrom = "denied_from",
     /// A device calls a remote by its overlay address, although it is shown to devices under another.
     ShownOtherwise = "shown_otherwise",
-    /// A broadcast or multicast of the local network, which stays there.
+    /// A broadcast or multicast packet: a gateway passes none.
     NotUnicast = "not_unicast",
     /// A frame of the local network that is neither IP, nor ARP, nor once tagged.
     BadFrameType = "bad_frame_type",

@@ -1,5 +1,6 @@
 //! The gateway with the real program: devices on which nothing runs but a kernel, in namespaces.
 
+mod bypass;
 mod lan;
 mod pair;
 mod routed;

@@ -80,6 +80,8 @@ pub struct Plan {
     pub remotes: &'static str,
     /// What the remote's file says at its end.
     pub remote_gateway: &'static str,
+    /// Further `allowed-ips` that the gateway's file gives the remote, and the remote's the gateway.
+    pub allowed: [&'static str; 2],
     /// MTU on the LAN.
     pub mtu: u32,
 }
@@ -95,6 +97,7 @@ impl Default for Plan {
             devices: LISTED.to_owned(),
             remotes: REMOTES,
             remote_gateway: "",
+            allowed: ["", ""],
             mtu: 1500,
         }
     }
@@ -228,18 +231,25 @@ impl Site {
         let text = format!(
             "protocol = \"{protocol}\"\nprivate-key = \"{}\"\nlisten-port = {PORT}\n\
              address = [\"10.77.0.1/24\", \"fd77::1/64\"]\n{}\n\
-             [[peer]]\npublic-key = \"{}\"\nallowed-ips = [\"10.77.0.2/32\", \"10.77.0.20/32\", \"fd77::2/128\", \"fd77::20/128\"]\n\
+             [[peer]]\npublic-key = \"{}\"\nallowed-ips = [\"10.77.0.2/32\", \"10.77.0.20/32\", \"fd77::2/128\", \"fd77::20/128\"{}]\n\
              endpoint = \"10.0.0.2:{PORT}\"\npersistent-keepalive = 5\n\
              [gateway]\ninterface = \"{LAN}\"\nmode = \"{}\"\n{}\n{}\n{}\n",
-            gateway.0, plan.head, remote.1, plan.mode, plan.gateway, plan.devices, plan.remotes,
+            gateway.0,
+            plan.head,
+            remote.1,
+            plan.allowed[0],
+            plan.mode,
+            plan.gateway,
+            plan.devices,
+            plan.remotes,
         );
         self.gateway_config = self.write("g", &text);
         let text = format!(
             "protocol = \"{protocol}\"\nprivate-key = \"{}\"\nlisten-port = {PORT}\n\
              address = [\"10.77.0.2/24\", \"fd77::2/64\"]\n{}\n\
              [[peer]]\npublic-key = \"{}\"\nendpoint = \"10.0.0.1:{PORT}\"\n\
-             allowed-ips = [\"10.77.0.0/24\", \"fd77::/64\"]\n{}\n",
-            remote.0, plan.remote_head, gateway.1, plan.remote_gateway,
+             allowed-ips = [\"10.77.0.0/24\", \"fd77::/64\"{}]\n{}\n",
+            remote.0, plan.remote_head, gateway.1, plan.allowed[1], plan.remote_gateway,
         );
         self.remote_config = self.write("r", &text);
     }

@@ -45,6 +45,8 @@ pub struct GatewayStatus {
     pub flows: FlowTable,
     /// What came from the local network and is of no device; without bytes.
     pub stray: Direction,
+    /// What came from the tunnel, neither for a device nor for the host; without bytes.
+    pub refused: Direction,
     /// Addresses that two claim, heard within the last minute.
     pub conflicts: Vec<Conflict>,
     /// Offloads of the cards on both sides.
@@ -300,6 +302,7 @@ pub fn without_devices(node: &Node, record: &Record) -> Option<GatewayStatus> {
             evicted: flows.evicted(),
         },
         stray: direction(gateway.gateway.stray()),
+        refused: direction(gateway.gateway.refused()),
         conflicts: lan.map_or_else(Vec::new, |lan| conflicts(lan, now)),
         offloads: offloads(gateway, &links),
         softirqs: softirqs(&links),

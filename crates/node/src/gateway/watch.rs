@@ -1,6 +1,6 @@
-//! What happens to the card of the local network while the gateway runs: cable out and in, deleted
-//! and made anew, another MTU. Where the kernel forwards, the monitor has a new card forward, too
-//! ([`crate::monitor`]).
+//! Changes of the interfaces on both sides while the gateway runs: the local network's card with its cable
+//! out and in, deleted and made anew, with another MTU; the addresses of the tunnel's. Where the kernel
+//! forwards, the monitor has a new card forward, too ([`crate::monitor`]).
 //!
 //! [`Watch`] is a [`Service`] of the worker's loop.
 
@@ -17,19 +17,21 @@ const TOKEN: u64 = (1 << 62) + 16;
 /// Events read before packets get their turn.
 const EVENTS_PER_TURN: usize = 64;
 
-/// Watches the card.
+/// Watches the card, and the addresses of the tunnel's interface.
 pub struct Watch {
     network: Subscription,
     netlink: Netlink,
 }
 
 impl Watch {
-    /// Watches from now on.
-    pub fn new() -> Result<Watch, NetlinkError> {
-        Ok(Watch {
-            network: Netlink::subscribe(&[Group::Link])?,
+    /// Watches from now on. Hooks may have changed the addresses before.
+    pub fn new(node: &mut Node) -> Result<Watch, NetlinkError> {
+        let watch = Watch {
+            network: Netlink::subscribe(&[Group::Link, Group::Address])?,
             netlink: Netlink::open()?,
-        })
+        };
+        node.look_at_addresses(&watch.netlink);
+        Ok(watch)
     }
 
     /// Whether a token is this service's.
@@ -47,7 +49,8 @@ impl Service for Watch {
         let Some(gateway) = &node.gateway else {
             return Verdict::Continue;
         };
-        let (mut concerned, mut removed) = (false, false);
+        let (mut concerned, mut removed, mut addressed) = (false, false, false);
+        let tun = node.tun.index();
         for _ in 0..EVENTS_PER_TURN {
             // An error of the socket is no event; the next is.
             let Ok(Some(event)) = self.network.next_event() else {
@@ -56,10 +59,16 @@ impl Service for Watch {
             match event {
                 Event::Link(link) => concerned |= link.name == gateway.interface,
                 Event::LinkRemoved(link) => removed |= link.name == gateway.interface,
-                // It may have been that.
-                Event::Lost => removed = true,
-                _ => {}
+                Event::Address(address) | Event::AddressRemoved(address) => {
+                    addressed |= address.index == tun;
+                }
+                // It may have been any of these.
+                Event::Lost => (removed, addressed) = (true, true),
+                Event::Route(_) | Event::RouteRemoved(_) => {}
             }
+        }
+        if addressed {
+            node.look_at_addresses(&self.netlink);
         }
         if concerned || removed {
             node.look_at_card(&self.netlink, epoll);
@@ -69,6 +78,15 @@ impl Service for Watch {
 }
 
 impl Node {
+    /// Takes in which addresses the tunnel's interface has now. What cannot be asked stays as it was.
+    fn look_at_addresses(&mut self, netlink: &Netlink) {
+        let addresses = netlink.addresses(self.tun.index());
+        if let (Some(node), Ok(addresses)) = (&mut self.gateway, addresses) {
+            let own = addresses.iter().map(|address| address.net.addr());
+            node.gateway.set_own(own.collect());
+        }
+    }
+
     /// Takes in how the card is now.
     fn look_at_card(&mut self, netlink: &Netlink, epoll: &Epoll) {
         let Some(node) = &mut self.gateway else {

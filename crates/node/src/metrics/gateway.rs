@@ -92,6 +92,20 @@ pub const FAMILIES: &[Family] = &[
         })
     ),
     family!(
+        Counter,
+        "gateway_refused_packets",
+        "Packets from the tunnel for neither a device nor the host, by reason.",
+        |s, out| gateway(s, |gateway| {
+            for (reason, count) in gateway.gateway.refused().drops.nonzero() {
+                push(
+                    out,
+                    vec![("reason", reason.name().into())],
+                    Value::Count(count),
+                );
+            }
+        })
+    ),
+    family!(
         Gauge,
         "gateway_device_last_seen_seconds",
         "Time since something of the device was heard.",

@@ -5,8 +5,9 @@
 //!   interfaces that learn from router advertisements are told to go on doing so.
 //! - Routes into the tunnel for remotes that have addresses of the local network, and answers to ARP
 //!   and neighbour discovery for these where asked.
-//! - Rules in a table of its own (nft(8)): a family that was not forwarded goes only between the two
-//!   interfaces; a device whose card is given sends from no other.
+//! - Rules in a table of its own (nft(8)): between the two interfaces only devices are forwarded, under their own
+//!   addresses; a family that was not forwarded goes nowhere else; a device whose card is given sends from no
+//!   other. The gateway's stage ([`crate::gateway`]) refuses the same, so that either holds without the other.
 //!
 //! What is set on the card itself goes with the card: [`Upkeep`] sets it again when there is another of
 //! that name.
@@ -24,6 +25,12 @@ use std::fmt::Write as _;
 struct Guarded {
     v4: bool,
     v6: bool,
+}
+
+impl Guarded {
+    fn of(self, v6: bool) -> bool {
+        if v6 { self.v6 } else { self.v4 }
+    }
 }
 
 /// Makes the changes; what cannot be made is told.
@@ -199,9 +206,6 @@ fn restrict(
 ) {
     let table = format!("seikan-gateway-{}", config.name);
     let rules = rules(config, settings, guarded);
-    if rules.is_empty() {
-        return;
-    }
     let change = Change::Firewall {
         table: table.clone(),
     };
@@ -216,8 +220,8 @@ fn restrict(
             "this host now forwards for anybody who sends to it: install \
              nftables, or forbid that by other means"
         } else {
-            "a device's address is taken from any card: install nftables, or forbid that by other \
-             means"
+            "what this host forwards between the tunnel and the local network is refused by the tunnel \
+             alone: install nftables, or forbid the rest by other means"
         };
         warn(Diagnostic::new(Severity::Warning, "nft", message).with_help(help));
     }
@@ -225,8 +229,40 @@ fn restrict(
 
 fn rules(config: &Config, settings: &GatewaySettings, guarded: Guarded) -> String {
     let (lan, tun) = (&settings.interface, &config.name);
-    let mut text = String::new();
+    // Nobody sends from an address of this host but the host, and that is not forwarded. IPv6 does not look.
+    let mut text = format!("  oifname \"{tun}\" fib saddr type local counter drop\n");
     // Writing to a String cannot fail.
+    for (family, protocol, v6) in [("ip", "ipv4", false), ("ip6", "ipv6", true)] {
+        let addresses = settings.devices.iter().flat_map(|device| &device.lan);
+        let addresses = addresses.filter(|address| address.is_ipv6() == v6);
+        let devices: Vec<String> = addresses.map(ToString::to_string).collect();
+        let (to, from, elsewhere) = match devices.join(", ") {
+            none if none.is_empty() => (String::new(), String::new(), None),
+            all => (
+                format!(" {family} daddr != {{ {all} }}"),
+                format!(" {family} saddr != {{ {all} }}"),
+                Some(format!("{family} saddr {{ {all} }}")),
+            ),
+        };
+        let _ = writeln!(
+            text,
+            "  meta nfproto {protocol} iifname \"{tun}\" oifname \"{lan}\"{to} counter drop\n  \
+             meta nfproto {protocol} iifname \"{lan}\" oifname \"{tun}\"{from} counter drop"
+        );
+        if let Some(devices) = elsewhere {
+            let _ = writeln!(
+                text,
+                "  iifname != \"{lan}\" oifname \"{tun}\" {devices} counter drop"
+            );
+        }
+        if guarded.of(v6) {
+            let _ = writeln!(
+                text,
+                "  meta nfproto {protocol} iifname \"{lan}\" oifname != \"{tun}\" counter drop\n  \
+                 meta nfproto {protocol} iifname \"{tun}\" oifname != \"{lan}\" counter drop"
+            );
+        }
+    }
     for device in &settings.devices {
         let Some(mac) = device.mac else { continue };
         for address in &device.lan {
@@ -242,16 +278,6 @@ fn rules(config: &Config, settings: &GatewaySettings, guarded: Guarded) -> Strin
         let _ = writeln!(
             text,
             "  meta nfproto ipv6 iifname != {{ \"{lan}\", \"{tun}\" }} counter drop"
-        );
-    }
-    for (family, _) in [("ipv4", guarded.v4), ("ipv6", guarded.v6)]
-        .iter()
-        .filter(|f| f.1)
-    {
-        let _ = writeln!(
-            text,
-            "  meta nfproto {family} iifname \"{lan}\" oifname != \"{tun}\" counter drop\n  \
-             meta nfproto {family} iifname \"{tun}\" oifname != \"{lan}\" counter drop"
         );
     }
     text

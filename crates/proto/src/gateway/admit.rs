@@ -129,24 +129,24 @@ impl Gateway {
         outcome.map(|()| Outbound::Whole)
     }
 
-    /// Looks at a read of the TUN device in transparent mode, where it has what the host itself sends or
-    /// forwards: that is not the gateway's, unless it pretends to be a device.
+    /// Looks at a read of the TUN device in transparent mode. The host's own packets pass. Packets that it
+    /// forwards do not: the tunnel is for devices, and those come in by the card.
     pub fn from_host(&mut self, read: &[u8]) -> Result<(), DropReason> {
         let packet = read.get(VNET_HDR_LEN..).unwrap_or_default();
-        let source = IpPacket::parse_headers(packet).map(|ip| ip.src);
-        match source {
-            Ok(source) if self.by_overlay.contains_key(&source) => {
-                self.drop_stray(DropReason::DeviceMismatch, 1);
-                Err(DropReason::DeviceMismatch)
-            }
-            // What is no packet is dropped by the tunnel.
-            _ => Ok(()),
-        }
+        let reason = match IpPacket::parse_headers(packet).map(|ip| ip.src) {
+            Ok(source) if self.by_overlay.contains_key(&source) => DropReason::DeviceMismatch,
+            Ok(source) if self.own.contains(&source) || source.is_unspecified() => return Ok(()),
+            Ok(_) => DropReason::UnlistedDevice,
+            // The tunnel drops it.
+            Err(_) => return Ok(()),
+        };
+        self.drop_stray(reason, 1);
+        Err(reason)
     }
 
     /// Takes in a packet from the tunnel. `header` begins with the IP header and holds all headers
     /// of a super-packet, or the whole of an ordinary packet; it stands for `packets` of `bytes`
-    /// altogether. After `Ok` its fate is told by [`Self::delivered`].
+    /// altogether. After `Ok` for a device its fate is told by [`Self::delivered`]; after `Err` it was counted.
     pub fn inbound(
         &mut self,
         now: Instant,
@@ -155,12 +155,16 @@ impl Gateway {
         packets: u64,
         bytes: u64,
     ) -> Result<Inbound, DropReason> {
-        // The tunnel has parsed it once.
-        let Ok(ip) = IpPacket::parse_headers(header) else {
-            return Ok(Inbound::Host);
-        };
-        let Some(&id) = self.by_overlay.get(&ip.dst) else {
-            return Ok(Inbound::Host);
+        let found = IpPacket::parse_headers(header).map_err(|_| DropReason::NotIp);
+        let found = found.and_then(|ip| Ok((self.receiver(&ip, header)?, ip)));
+        let (id, ip) = match found {
+            Ok((Inbound::Device(id), ip)) => (id, ip),
+            Ok((Inbound::Host, _)) => return Ok(Inbound::Host),
+            Err(reason) => {
+                self.refused.packets_in += packets;
+                self.refused.drops.add(reason, packets);
+                return Err(reason);
+            }
         };
         let passing = Passing {
             ip,
@@ -176,6 +180,40 @@ impl Gateway {
             self.delivered(id, passing.packets, passing.bytes, Err(reason));
         }
         outcome.map(|()| Inbound::Device(id))
+    }
+
+    /// Whom a packet from the tunnel is for: a device, or the host by an address of the tunnel's interface.
+    /// Nothing else may reach the host, which could forward it or take it in for another network.
+    fn receiver(&self, ip: &IpPacket, header: &[u8]) -> Result<Inbound, DropReason> {
+        let is_own = |address| self.own.contains(address) || self.by_overlay.contains_key(address);
+        // Allowed IPs may be wide, and rules look at the source.
+        if is_own(&ip.src) {
+            return Err(DropReason::DeviceMismatch);
+        }
+        if is_group(ip.src) || ip.src.is_unspecified() || ip.src.is_loopback() {
+            return Err(DropReason::NotUnicast);
+        }
+        if let Some(&id) = self.by_overlay.get(&ip.dst) {
+            // The device would take it for a neighbour of its own.
+            let shown = self.shown_as.get(&ip.src).unwrap_or(&ip.src);
+            let vlan = self.devices[id.0 as usize].config.vlan;
+            let pretends = self.by_lan.contains_key(&(vlan, *shown)) || self.is_shown(ip.src);
+            return match pretends {
+                true => Err(DropReason::DeviceMismatch),
+                false => Ok(Inbound::Device(id)),
+            };
+        }
+        if self.own.contains(&ip.dst) {
+            // The next hop of a source route is an address that nobody has looked at.
+            return match ip.source_routed(header) {
+                true => Err(DropReason::SourceRouted),
+                false => Ok(Inbound::Host),
+            };
+        }
+        match is_group(ip.dst) {
+            true => Err(DropReason::NotUnicast),
+            false => Err(DropReason::UnlistedDevice),
+        }
     }
 
     /// Tells what became of a packet that [`Self::inbound`] let through to a device.

@@ -74,7 +74,7 @@ pub struct GatewayConfig {
     pub devices: Vec<DeviceConfig>,
     /// Remote addresses that are shown on the local network under others.
     pub remotes: Vec<Remote>,
-    /// The overlay addresses of the gateway's own host, whose packets are none of the gateway's business.
+    /// The overlay addresses of the gateway's own host: its packets pass, and by these alone a remote reaches it.
     pub own: Vec<IpAddr>,
     /// The gateway is a hop by itself, which lowers hop limits, cuts what is too long or says so to
     /// its sender. Where the kernel forwards, it does all that.
@@ -133,6 +133,8 @@ pub struct Gateway {
     merging: Merging,
     /// From the local network, of no device.
     stray: DirectionCounters,
+    /// From the tunnel, neither for a device nor for the host.
+    refused: DirectionCounters,
 }
 
 impl Gateway {
@@ -154,6 +156,7 @@ impl Gateway {
             fragments: query::Fragments::default(),
             merging: Merging::default(),
             stray: DirectionCounters::default(),
+            refused: DirectionCounters::default(),
         };
         for device in config.devices {
             let id = DeviceId(gateway.devices.len() as u32);
@@ -176,6 +179,11 @@ impl Gateway {
     /// Tells what the interfaces carry after it changed.
     pub fn set_mtu(&mut self, mtu: Mtus) {
         self.mtu = mtu;
+    }
+
+    /// Tells which addresses the tunnel's interface has after that changed.
+    pub fn set_own(&mut self, own: Vec<IpAddr>) {
+        self.own = own;
     }
 
     /// What the interfaces carry.
@@ -227,6 +235,11 @@ impl Gateway {
     pub fn drop_stray(&mut self, reason: seikan_observe::DropReason, packets: u64) {
         self.stray.packets_in += packets;
         self.stray.drops.add(reason, packets);
+    }
+
+    /// Packets from the tunnel that were neither for a device nor for the host: in, and dropped.
+    pub fn refused(&self) -> &DirectionCounters {
+        &self.refused
     }
 
     /// What becomes of super-packets on the local network.

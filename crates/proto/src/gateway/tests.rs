@@ -173,14 +173,88 @@ fn the_host_itself_is_no_device() {
     assert_eq!(found, Ok(Inbound::Host));
 }
 
+/// What becomes of a packet from the tunnel between these addresses.
+fn receiver(gateway: &mut Gateway, src: &str, dst: &str) -> Result<Inbound, DropReason> {
+    let mut packet = read(src, dst, UDP, &udp(53, 5000));
+    let packet = &mut packet[VNET_HDR_LEN..];
+    gateway.inbound(at(0), packet, &VnetHdr::default(), 3, 96)
+}
+
+#[test]
+fn a_packet_for_neither_a_device_nor_the_host_goes_nowhere() {
+    let mut gateway = gateway(|_| {});
+    let mut n = 0;
+    for (dst, reason) in [
+        (LAN, DropReason::UnlistedDevice),
+        ("192.168.1.1", DropReason::UnlistedDevice),
+        (SHOWN, DropReason::UnlistedDevice),
+        ("10.77.0.255", DropReason::UnlistedDevice),
+        ("127.0.0.1", DropReason::UnlistedDevice),
+        ("0.0.0.0", DropReason::UnlistedDevice),
+        ("255.255.255.255", DropReason::NotUnicast),
+        ("224.0.0.1", DropReason::NotUnicast),
+    ] {
+        assert_eq!(receiver(&mut gateway, REMOTE, dst), Err(reason), "{dst}");
+        n += 3;
+        assert_eq!(gateway.refused().packets_in, n);
+        assert_eq!(gateway.refused().drops.total(), n);
+    }
+    assert_eq!(
+        receiver(&mut gateway, REMOTE, OVERLAY),
+        Ok(Inbound::Device(DeviceId(0)))
+    );
+    gateway.set_own(vec![ip("10.77.0.3")]);
+    assert_eq!(
+        receiver(&mut gateway, REMOTE, "10.77.0.3"),
+        Ok(Inbound::Host)
+    );
+    let former = receiver(&mut gateway, REMOTE, "10.77.0.1");
+    assert_eq!(former, Err(DropReason::UnlistedDevice));
+}
+
+#[test]
+fn a_remote_has_no_address_of_the_gateways_side() {
+    let mut gateway = gateway(|_| {});
+    for dst in [OVERLAY, "10.77.0.1"] {
+        for src in [OVERLAY, "10.77.0.1"] {
+            let found = receiver(&mut gateway, src, dst);
+            assert_eq!(found, Err(DropReason::DeviceMismatch), "{src} to {dst}");
+        }
+        for src in ["224.0.0.1", "255.255.255.255", "0.0.0.0", "127.0.0.1"] {
+            let found = receiver(&mut gateway, src, dst);
+            assert_eq!(found, Err(DropReason::NotUnicast), "{src} to {dst}");
+        }
+    }
+    for src in [LAN, SHOWN] {
+        let found = receiver(&mut gateway, src, OVERLAY);
+        assert_eq!(found, Err(DropReason::DeviceMismatch), "{src}");
+    }
+}
+
+#[test]
+fn the_host_takes_no_packet_with_a_source_route() {
+    let mut gateway = gateway(|_| {});
+    let mut packet = read(REMOTE, "10.77.0.1", UDP, &udp(53, 5000));
+    let option = [[131, 7, 4, 192], [168, 1, 20, 0]].concat();
+    packet.splice(VNET_HDR_LEN + 20..VNET_HDR_LEN + 20, option);
+    let packet = &mut packet[VNET_HDR_LEN..];
+    packet[0] = 0x47;
+    packet[3] += 8;
+    let found = gateway.inbound(at(0), packet, &VnetHdr::default(), 1, 40);
+    assert_eq!(found, Err(DropReason::SourceRouted));
+}
+
 #[test]
 fn who_goes_by_the_host_is_no_device_either() {
     let mut gateway = gateway(|_| {});
     let forwarded = |from| read(from, REMOTE, UDP, &udp(5000, 53));
     assert_eq!(gateway.from_host(&forwarded("10.77.0.1")), Ok(()));
-    assert_eq!(gateway.from_host(&forwarded("192.168.9.9")), Ok(()));
-    let pretended = gateway.from_host(&forwarded(OVERLAY));
-    assert_eq!(pretended, Err(DropReason::DeviceMismatch));
+    for (from, reason) in [
+        ("192.168.9.9", DropReason::UnlistedDevice),
+        (OVERLAY, DropReason::DeviceMismatch),
+    ] {
+        assert_eq!(gateway.from_host(&forwarded(from)), Err(reason));
+    }
 }
 
 #[test]

@@ -91,6 +91,7 @@ fn head(gateway: &GatewayStatus, out: &mut Screen) {
         out.line("duplicate address", text);
     }
     stray(&gateway.stray, out);
+    refused(&gateway.refused, out);
     advice(gateway, out);
 }
 
@@ -149,6 +150,18 @@ fn stray(stray: &Direction, out: &mut Screen) {
     out.line("of no device", text);
     for (name, count) in &stray.drops {
         out.drop(*count, "out", &sentence(name));
+    }
+}
+
+/// What came from the tunnel and is for nobody here.
+fn refused(refused: &Direction, out: &mut Screen) {
+    if refused.packets_in == 0 {
+        return;
+    }
+    let text = format!("{} packets from the tunnel", number(refused.packets_in));
+    out.line("refused", text);
+    for (name, count) in &refused.drops {
+        out.drop(*count, "in", &sentence(name));
     }
 }
 
