@@ -177,7 +177,7 @@ fn a_killed_tunnel_leaves_nothing_behind_and_its_hooks_are_made_good() {
 }
 
 /// The tunnel's monitor: its only child.
-fn monitor_of(tunnel: &common::Tunnel) -> String {
+fn monitor_of(tunnel: &crate::common::Tunnel) -> String {
     let pid = tunnel.child.id();
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
     children.expect("children").trim().to_owned()

@@ -6,17 +6,15 @@
 #[allow(dead_code, reason = "the fuzz targets use all of it")]
 mod fuzz;
 
-mod shapes;
-
+use crate::shapes::{Shape, fields, frame, full};
 use fuzz::{Peer, Work};
 use seikan_observe::DropReason;
 use seikan_proto::noise::Construction;
-use shapes::{Shape, fields, frame, full};
 use std::net::SocketAddr;
 use std::time::Duration;
 
 /// Plaintext of a record of 1,400 bytes of UDP payload.
-const PLAINTEXT: usize = 1400 - shapes::OVERHEAD;
+const PLAINTEXT: usize = 1400 - crate::shapes::OVERHEAD;
 
 /// The work that so many records of one shape make, in all.
 fn work(records: usize, mut plaintext: impl FnMut(usize) -> Vec<u8>) -> Work {
@@ -35,7 +33,7 @@ fn work(records: usize, mut plaintext: impl FnMut(usize) -> Vec<u8>) -> Work {
 #[test]
 fn no_shape_of_a_record_makes_more_than_its_bytes_pay_for() {
     for size in [100, 1400] {
-        for shape in Shape::all(size - shapes::OVERHEAD) {
+        for shape in Shape::all(size - crate::shapes::OVERHEAD) {
             let name = shape.name;
             let work = work(200, shape.plaintext);
             println!("{name}, {size}: {work:?}");

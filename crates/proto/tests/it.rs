@@ -3,6 +3,7 @@
 
 mod birthday;
 mod candidates;
+mod cost;
 mod flows;
 mod mesh;
 mod pair;
@@ -14,5 +15,6 @@ mod properties;
 mod relayed;
 mod rotation;
 mod sessions;
+mod shapes;
 mod sim;
 mod vectors;

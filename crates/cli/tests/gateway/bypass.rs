@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use seikan_lab::link::Host;
 use socket2::{Domain, InterfaceIndexOrAddress, Socket, Type};
 
-use crate::common::{eventually, unaccounted};
-use crate::site::{
+use super::site::{
     CARD, DEVICE, LAN, LISTED, Plan, REMOTE, SHOWN, Site, add_address, add_addresses, add_route,
     at_site, index, interface, ip, new_host, remove_address, run, write_sysctl,
 };
+use crate::common::{eventually, unaccounted};
 
 /// The one port, of UDP and of TCP, that the rules leave open.
 const OPEN: u16 = 5001;

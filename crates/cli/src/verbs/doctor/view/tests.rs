@@ -2,6 +2,7 @@
 
 use seikan_diagnose::{Action, Cost};
 use seikan_observe::path::{HostFacts, LinkFacts, PathMap, ProgramFacts, SocketFacts, Transport};
+use std::time::Duration;
 
 use super::*;
 use crate::screen::plain;
