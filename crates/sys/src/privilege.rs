@@ -2,7 +2,7 @@
 //!
 //! The order in a daemon's life:
 //! 1. As root: open files that only root may read, bind a port below 1024, make the TUN interface,
-//!    run the `PreUp` and `PostUp` hooks, start a [`crate::hooks::HookRunner`] for the hooks that
+//!    run the `PreUp` and `PostUp` hooks, start the [`crate::monitor`] for the hooks that
 //!    come at the end.
 //! 2. [`drop_to`], while there is still one thread: capabilities belong to threads, and those
 //!    started later inherit what is left.
@@ -13,8 +13,7 @@
 //! it, but it gets no capability beyond those kept, whatever its file says
 //! (`PR_SET_NO_NEW_PRIVS`). That is enough for `ip` and `wg`; `iptables` needs `CAP_NET_RAW`, too,
 //! and `sysctl` outside of `net.` will not work. This is why `PreDown` and `PostDown` go through
-//! the hook runner, which keeps the privileges and takes no input but the number of a command that
-//! was fixed in step 1.
+//! the monitor, which keeps the privileges and checks each request itself.
 
 use std::collections::HashSet;
 use std::io;
