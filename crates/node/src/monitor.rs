@@ -510,3 +510,129 @@ pub fn take_back(name: &str, left: Vec<Change>, warn: &mut dyn FnMut(Diagnostic)
         warn(Diagnostic::new(Severity::Warning, name, failure));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Overrides, Source, Syntax, parse};
+    use std::net::Shutdown;
+
+    fn config(hooks: &str) -> Config {
+        let key = "QEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEA=";
+        let text = format!("[Interface]\nPrivateKey = {key}\nAddress = 10.0.0.1/24\n{hooks}");
+        let source = Source {
+            file: "wg0.conf".into(),
+            syntax: Syntax::Ini,
+            text: Zeroizing::new(text),
+        };
+        let parsed = parse(&source, &Overrides::default(), &|_| unreachable!());
+        parsed.config.expect("a configuration")
+    }
+
+    /// What the monitor answers to these bytes after the requests, and what is then in the folder.
+    fn answers(requests: &[Request], bytes: &[u8]) -> (Vec<String>, Vec<String>) {
+        let folder = tempfile::tempdir().expect("folder");
+        let mark = folder.path().join("mark");
+        let config = config(&format!("PostDown = touch {}", mark.display()));
+        let places = Places {
+            run: folder.path().to_owned(),
+            wireguard: folder.path().join("wireguard"),
+            state: folder.path().join("state"),
+        };
+        let (journal, _) = Journal::open(&places.run, "wg0").expect("journal");
+        let (ours, theirs) = UnixStream::pair().expect("a pair");
+        let answers = std::thread::scope(|scope| {
+            let (config, places) = (&config, &places);
+            scope.spawn(move || Keeper::new(config, None, places, journal).serve(&theirs));
+            for request in requests {
+                send(&ours, request).expect("sent");
+            }
+            let _ = (&ours).write_all(bytes);
+            let _ = ours.shutdown(Shutdown::Write);
+            let mut answers = Vec::new();
+            while let Ok(Some(reply)) = receive::<serde_json::Value>(&ours) {
+                answers.push(reply.to_string());
+            }
+            answers
+        });
+        let entries = fs::read_dir(folder.path()).expect("folder").flatten();
+        let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+        (answers, names.collect())
+    }
+
+    fn message(text: &str) -> Vec<u8> {
+        let length = u32::try_from(text.len()).expect("short");
+        [&length.to_le_bytes(), text.as_bytes()].concat()
+    }
+
+    const SEALED: Request = Request::Seal(Sealed {
+        names: false,
+        uapi: false,
+    });
+
+    #[test]
+    fn a_forged_request_is_refused_and_ends_the_conversation() {
+        let forged = [
+            r#"{"note":{"sysctl":{"path":"/proc/sys/kernel/core_pattern","before":"|/tmp/x"}}}"#,
+            r#"{"note":{"rule":{"v6":false,"priority":1,"table":254,"unless_mark":null,"suppress":null}}}"#,
+            r#"{"note":{"resolv-conf":{"interface":"../../x","server":"10.0.0.1"}}}"#,
+            r#"{"note":{"firewall":{"table":"seikan-wg0"}}}"#,
+            r#"{"run":"post-down"}"#,
+            r#"{"run":"pre-up"}"#,
+            r#"{"seal":{"names":true,"uapi":true}}"#,
+            r#"{"exec":"id"}"#,
+            r#"{"leave":{"path":"/etc/cron.d/x"}}"#,
+            r#""end""#,
+            "",
+            "[",
+        ];
+        for text in forged {
+            // What follows is not read.
+            let bytes = [message(text), message(r#"{"leave":null}"#)].concat();
+            let (answers, files) = answers(&[Request::Run(Moment::PreUp), SEALED], &bytes);
+            assert_eq!(answers.len(), 3, "{text}: {answers:?}");
+            assert!(
+                answers[2].starts_with(r#"{"refused":"#),
+                "{text}: {answers:?}"
+            );
+            assert_eq!(files, ["mark"], "{text}: everything is taken back");
+        }
+    }
+
+    #[test]
+    fn a_message_that_is_too_long_is_refused_unread() {
+        let (answers, _) = answers(&[SEALED], &u32::MAX.to_le_bytes());
+        assert!(answers[1].starts_with(r#"{"refused":"#), "{answers:?}");
+    }
+
+    #[test]
+    fn also_before_it_is_sealed_only_the_tunnels_own_changes_are_noted() {
+        let sysctl = |path: &str| Change::Sysctl {
+            path: path.into(),
+            before: "0".to_owned(),
+        };
+        let firewall = |table: &str| Change::Firewall {
+            table: table.to_owned(),
+        };
+        let config = config("");
+        assert!(sysctl("/proc/sys/net/ipv4/conf/all/src_valid_mark").is_of(&config));
+        assert!(firewall("seikan-wg0").is_of(&config));
+        for change in [
+            sysctl("/proc/sys/kernel/core_pattern"),
+            sysctl("/proc/sys/net/../kernel/core_pattern"),
+            sysctl("/proc/sys/net/ipv4/ip_forward"),
+            sysctl("/etc/cron.d/x"),
+            firewall("filter"),
+            firewall("seikan-wg1"),
+            Change::Dns {
+                interface: "wg0".to_owned(),
+            },
+            Change::ResolvConf {
+                interface: "wg0".to_owned(),
+                server: [10, 0, 0, 1].into(),
+            },
+        ] {
+            assert!(!change.is_of(&config), "{change:?}");
+        }
+    }
+}
