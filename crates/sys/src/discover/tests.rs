@@ -1,6 +1,7 @@
 //! Paths made in namespaces of the test's own, and found again.
 
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use super::*;
 use crate::netlink::Netlink;
@@ -253,6 +254,14 @@ fn the_program_has_its_sockets_and_the_connections_their_tunnel() {
 fn a_program_is_found_where_a_supervisor_holds_the_device_too() {
     in_namespace(|| {
         let Some(_tun) = tun("disc5") else { return };
+        // The kernel counts processor time in ticks of 10 ms: this process is to have several more than the child.
+        let used = || {
+            nix::time::clock_gettime(nix::time::ClockId::CLOCK_PROCESS_CPUTIME_ID)
+                .map(Duration::from)
+        };
+        while used().unwrap() < Duration::from_millis(100) {
+            std::hint::spin_loop();
+        }
         // A child that inherits every descriptor, and does nothing: std closes none but its own,
         // all of which are closed on exec, so the fork alone is the second holder.
         crate::netns::tests::in_child(|| {
