@@ -71,8 +71,8 @@ pub fn run(input: &[u8]) {
         }
     }
     assert!(control <= 4, "one of each kind");
-    // A slice has a header of 40 bytes, and its segments are no smaller than may be.
-    assert!(segments as usize <= plaintext.len() / 40 + 1);
+    // A slice of two segments has 53 bytes at least: its frame, headers, and the end of one and the start of the next.
+    assert!(2 * 53 * segments as usize <= 4 * plaintext.len() + 53);
     assert!(
         arena[..MARGIN]
             .iter()

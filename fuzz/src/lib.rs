@@ -115,7 +115,8 @@ impl Work {
             "{what}: {self:?}"
         );
         // Every frame has three bytes, and a packet of its own a header besides.
-        assert!(self.looked_at * 3 <= bytes, "{what}: {self:?}");
+        let frames = bytes / 3 + self.datagrams_in as u64;
+        assert!(self.looked_at <= frames, "{what}: {self:?}");
         assert!(self.packets * 23 <= bytes, "{what}: {self:?}");
         assert!(self.writes as u64 <= self.packets, "{what}: {self:?}");
         // The headers of segments come with every 256 bytes, and have 128 at most.
@@ -352,7 +353,7 @@ impl Peer {
             ..datagram(0..bytes.len(), segment_size, traffic_class)
         };
         self.addresses.entry(source).or_default().received += bytes.len();
-        self.work.datagrams_in += bytes.len().div_ceil(segment_size.max(1));
+        self.work.datagrams_in += bytes.len().div_ceil(segment_size.max(1)).max(1);
         self.work.bytes_in += bytes.len();
         let before = self.tunnel.totals().inbound.packets_in;
         self.tunnel.inbound(

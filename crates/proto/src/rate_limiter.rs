@@ -346,4 +346,55 @@ mod tests {
         assert!(meter.observe(false, START + Duration::from_millis(999)));
         assert!(!meter.observe(false, START + Duration::from_millis(1000)));
     }
+
+    /// A hundred thousand messages a second, each from a /64 of its own within one /48; every live session asks for a cookie each
+    /// 5 s, from its rekeying at 120 s to its end at 180 s. How many get none in all that time.
+    fn without_renewal(reserved: bool) -> usize {
+        const SESSIONS: u16 = 100;
+        let endpoint = |n: u16| SocketAddr::from(([198, 51, (n >> 8) as u8, n as u8], 51820));
+        let (mut replies, mut shares) = (ReplyLimiter::default(), Reserved::default());
+        let mut renewed = [false; SESSIONS as usize];
+        for n in 0..60 * 100_000_u64 {
+            let now = START + Duration::from_micros(n * 10);
+            let prefix = (n % 65_536) as u16;
+            let stranger = Ipv6Addr::new(0x2001, 0xdb8, 0, prefix, 0, 0, 0, 1);
+            replies.allow(at(stranger.into()), &[1; 32], now);
+            // Each peer in its turn within the 5 s, a little later each time.
+            let turn = (n + n / 500_000 * 487_655) % 500_000;
+            if turn % 5000 == 0 {
+                let peer = (turn / 5000) as u16;
+                if reserved && shares.is_old(now) {
+                    shares.set((0..SESSIONS).map(endpoint), now);
+                }
+                let source = endpoint(peer);
+                let allowed = shares.allow_reply(source, now);
+                renewed[usize::from(peer)] |=
+                    allowed.unwrap_or_else(|| replies.allow(source, &[1; 32], now));
+            }
+        }
+        renewed.iter().filter(|renewed| !**renewed).count()
+    }
+
+    #[test]
+    fn a_flood_from_many_networks_keeps_no_live_session_from_renewal() {
+        let without = without_renewal(false);
+        println!("of 100 sessions not renewed: {without} without shares of their own");
+        assert!(without > 20, "{without}: the flood is none");
+        assert_eq!(without_renewal(true), 0);
+    }
+
+    #[test]
+    fn a_share_is_its_endpoints_alone_and_bounded() {
+        let mut shares = Reserved::default();
+        let own = at(HOST);
+        shares.set([own].into_iter(), START);
+        let other_port = SocketAddr::new(HOST, 1);
+        assert_eq!(shares.allow_reply(other_port, START), None);
+        let allowed = (0..20).filter(|_| shares.allow_reply(own, START) == Some(true));
+        assert_eq!(allowed.count(), 5);
+        // Told again, it keeps what it has used.
+        shares.set([own].into_iter(), START);
+        assert_eq!(shares.allow_reply(own, START), Some(false));
+        assert_eq!(shares.allow_handshake(own, START), Some(true));
+    }
 }
