@@ -22,7 +22,7 @@ SOURCE ?= all
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' Makefile | column -t -s '|'
 
-test: ## everything CI checks, with the time each step took (under half an hour from cold on two cores)
+test: ## everything CI checks, with the time each step took
 	@scripts/test.sh deps fmt-check house deny clippy doc peers tests fuzz-ci
 
 deps: ## install what the checks need and what is missing
