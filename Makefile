@@ -63,7 +63,7 @@ unit: ## every test of the workspace but interop
 interop: peers build ## our binary against other people's WireGuard in namespaces (root)
 	@SEIKAN_PEERS="$(PEERS)" scripts/tests.sh -p seikan-interop
 
-golden: ## write the golden texts anew (help, JSON, complaints about configurations): read what changed
+golden: ## write the golden texts anew (help, complaints about configurations): read what changed
 	@UPDATE_GOLDEN=1 cargo test --locked -p seikan -p seikan-node --test it -- golden findings_are_those_expected
 
 fuzz-ci: ## one minute of fuzzing over all targets

@@ -1,4 +1,4 @@
-//! What people and their programs read of the command, word for word: `--help` of every verb, and the shape of what `--json` prints.
+//! Golden texts: `--help` of every verb, word for word.
 //!
 //! With `UPDATE_GOLDEN=1` the files under `tests/golden` are written anew (`make golden`): read what changed.
 
