@@ -19,3 +19,4 @@ mod several;
 mod site;
 mod tls;
 mod turn;
+mod wary;
