@@ -306,6 +306,7 @@ fn accounted(world: &World) {
     let status = world.status(&world.right);
     assert_eq!(unaccounted(&status), [0, 0], "{status:#}");
     assert_eq!(unaccounted(&world.status(&world.left)), [0, 0]);
+    assert!(status["oversized_drops"].as_u64() > Some(0), "{status:#}");
     for reason in [
         "truncated",
         "unknown_type",
@@ -334,4 +335,31 @@ fn wireguard_mode_stands_the_floods() {
 #[test]
 fn native_mode_stands_the_floods() {
     stands_the_floods("native");
+}
+
+#[test]
+fn a_long_datagram_is_refused_until_an_interface_carries_it() {
+    in_world(["", ""], |world| {
+        let _right = world.up_with(&world.right, &["--protocol", "native"]);
+        let stranger = Stranger::beside(world);
+        // Of no type, and joined out of fragments.
+        let counts = || {
+            let status = world.status(&world.right);
+            let refused = status["oversized_drops"].as_u64().expect("a count");
+            (refused, drops(&status, "inbound", "unknown_type"))
+        };
+        stranger.gun.send(&[0xff; 8000]).expect("send");
+        eventually("it is not refused", || counts() == (1, 0));
+        let outer = world.right.netlink.link("outer").expect("link").index;
+        world.right.netlink.set_mtu(outer, 9000).expect("mtu");
+        let taken = || {
+            stranger.gun.send(&[0xff; 8000]).expect("send");
+            counts().1 > 0
+        };
+        eventually("it is refused still", taken);
+        // Longer than that is refused as before.
+        let (before, _) = counts();
+        stranger.gun.send(&[0xff; 9001]).expect("send");
+        eventually("a longer one is not refused", || counts().0 == before + 1);
+    });
 }

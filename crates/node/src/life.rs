@@ -114,13 +114,14 @@ impl Life {
     }
 
     /// Reads events; true if the way to a peer may have changed.
-    fn network_changed(&mut self) -> bool {
-        let mut changed = false;
+    fn network_changed(&mut self, node: &Node) -> bool {
+        let (mut changed, mut links) = (false, false);
         for _ in 0..EVENTS_PER_TURN {
             // An error of the socket is no event; the next is.
             let Ok(Some(event)) = self.network.next_event() else {
                 break;
             };
+            links |= matches!(event, Event::Link(_) | Event::LinkRemoved(_) | Event::Lost);
             changed |= match event {
                 Event::Link(link) => link.index != self.own && link.up,
                 Event::LinkRemoved(link) => link.index != self.own,
@@ -130,6 +131,9 @@ impl Life {
                 Event::Route(route) | Event::RouteRemoved(route) => route.device != Some(self.own),
                 Event::Lost => true,
             };
+        }
+        if links {
+            node.limit_datagrams();
         }
         changed
     }
@@ -230,8 +234,10 @@ impl Service for Life {
 
     fn ready(&mut self, token: u64, _: &Epoll, node: &mut Node) -> Verdict {
         match token {
-            TOKEN_NETWORK if self.network_changed() && !self.settling => {
-                self.settling = self.settled.set(SETTLE).is_ok();
+            TOKEN_NETWORK => {
+                if self.network_changed(node) && !self.settling {
+                    self.settling = self.settled.set(SETTLE).is_ok();
+                }
             }
             TOKEN_SETTLED => {
                 self.settling = false;

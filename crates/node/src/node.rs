@@ -16,10 +16,11 @@ use seikan_proto::tunnel::{Now, Tunnel, TunnelConfig};
 use seikan_sys::netlink::Netlink;
 use seikan_sys::packet::PacketSocket;
 use seikan_sys::tun::{Tun, TunError, TunOptions};
-use seikan_sys::udp::{UdpError, UdpOptions, UdpSocket};
+use seikan_sys::udp::{SizeLimit, UdpError, UdpOptions, UdpSocket};
 use seikan_sys::{clock, random};
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
 
 /// MTU of the TUN device unless configured: a 1500-byte path less WireGuard's largest overhead.
 pub const DEFAULT_MTU: u32 = 1420;
@@ -90,6 +91,8 @@ pub struct Sockets {
 pub struct SocketCounts {
     /// Datagrams that found the receive buffer full; joined ones count once.
     pub receive_queue_drops: u64,
+    /// Datagrams longer than any that a peer sends ([`Node::limit_datagrams`]), refused before they were received.
+    pub oversized_drops: u64,
     /// Sends that were refused with segmentation offload and replayed without.
     pub gso_fallbacks: u64,
 }
@@ -160,6 +163,12 @@ impl Sockets {
         sum.gso_fallbacks += closed.gso_fallbacks;
         for socket in self.iter().chain(self.doors.iter()) {
             sum.add(socket);
+        }
+        if let Ok(limit) = &self.options.size_limit {
+            // To the kernel these are drops of the socket, too.
+            let refused = limit.refused();
+            sum.receive_queue_drops = sum.receive_queue_drops.saturating_sub(refused.runs);
+            sum.oversized_drops = refused.datagrams;
         }
         sum
     }
@@ -248,6 +257,10 @@ impl Node {
             fwmark: config.fwmark,
             gso: config.offload,
             gro: config.offload,
+            size_limit: match SizeLimit::load() {
+                Ok(limit) => Ok(Arc::new(limit)),
+                Err(error) => Err(format!("the kernel takes no program for it: {error}")),
+            },
             ..UdpOptions::default()
         };
         let sockets = Sockets::bind(config.listen_port.unwrap_or(0), options)?;
@@ -276,7 +289,7 @@ impl Node {
         }
         let mut outbox = Outbox::new(OUTBOX_BYTES);
         outbox.set_gso(sockets.iter().any(|s| s.gso()));
-        Ok(Node {
+        let node = Node {
             tunnel,
             tun,
             sockets,
@@ -286,9 +299,42 @@ impl Node {
             mesh: None,
             outbox,
             inbox: Inbox::new(tcp_gso, udp_gso),
-        })
+        };
+        node.limit_datagrams();
+        Ok(node)
+    }
+
+    /// Lets the kernel refuse datagrams that are longer than any that a peer sends. To be called again when
+    /// an interface has come, gone or changed its MTU.
+    ///
+    /// The native protocol never sends fragments, so its datagrams fit the MTU of an interface. WireGuard's may come in
+    /// fragments, and then hold a packet of the tunnel's MTU.
+    pub(crate) fn limit_datagrams(&self) {
+        let Ok(limit) = &self.sockets.options.size_limit else {
+            return;
+        };
+        let links = Netlink::open().and_then(|netlink| netlink.links());
+        let longest = links.map(|links| {
+            let mtus = links
+                .iter()
+                .map(|link| match link.index == self.tun.index() {
+                    true => link.mtu + SEALED,
+                    // The limit does not hold there.
+                    false if link.hardware_type == LOOPBACK => 0,
+                    false => link.mtu,
+                });
+            mtus.max().unwrap_or(0).max(SMALL_DATAGRAM)
+        });
+        limit.set(longest.unwrap_or(u32::MAX));
     }
 }
+
+/// What a record of WireGuard adds to a packet at most, in bytes: header, padding, tag.
+const SEALED: u32 = 16 + 15 + 16;
+/// Datagrams up to this length are never refused: interfaces may receive somewhat more than their MTU.
+const SMALL_DATAGRAM: u32 = 2048;
+/// `ARPHRD_LOOPBACK` (include/uapi/linux/if_arp.h).
+const LOOPBACK: u16 = 772;
 
 /// Asks the kernel for super-packets that one GSO send can carry, records and all; larger ones would
 /// cost a second call each. Only speed depends on it, so a refusal is not an error. A gateway's

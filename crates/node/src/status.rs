@@ -43,6 +43,9 @@ pub struct Status {
     /// Datagrams that the kernel dropped because the receive buffer was full; what it had joined
     /// counts once.
     pub receive_queue_drops: u64,
+    /// Datagrams longer than any that a peer sends, refused before they were received.
+    #[serde(default)]
+    pub oversized_drops: u64,
     /// Sends that were refused with segmentation offload and repeated without.
     pub gso_fallbacks: u64,
     /// All peers together, past ones and what belonged to none included.
@@ -69,6 +72,7 @@ pub fn without_peers(node: &Node, record: &Record) -> Status {
         device: interface::device(node, record),
         sockets: node.sockets.iter().map(interface::socket).collect(),
         receive_queue_drops: counts.receive_queue_drops,
+        oversized_drops: counts.oversized_drops,
         gso_fallbacks: counts.gso_fallbacks,
         totals: traffic::traffic(&node.tunnel.totals()),
         batches: Batches {

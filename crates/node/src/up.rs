@@ -11,7 +11,7 @@ use crate::config::{Config, Diagnostic, GatewayMode, GatewaySettings, Host, Seve
 use crate::control::{Control, ControlError, Places};
 use crate::gateway::{GatewayNode, LanError, Watch};
 use crate::life::{Life, LifeError};
-use crate::mesh::Mesh;
+use crate::mesh::{Mesh, MeshError};
 use crate::monitor::{self, Monitor, MonitorError, Sealed};
 use crate::node::{Node, NodeError, resolve};
 use crate::save::Running;
@@ -66,9 +66,9 @@ pub enum UpError {
     /// The network cannot be watched.
     #[error(transparent)]
     Life(#[from] LifeError),
-    /// What talks to the coordinator of the mesh cannot start.
-    #[error("cannot start what talks to the coordinator: {0}")]
-    Mesh(io::Error),
+    /// This host cannot take part in its mesh.
+    #[error(transparent)]
+    Mesh(#[from] MeshError),
     /// The gateway's side of the local network.
     #[error(transparent)]
     Lan(#[from] LanError),
@@ -346,7 +346,7 @@ impl Work<'_> {
                     let state = &self.options.places.state;
                     let names = self.names.as_mut();
                     let started = Mesh::start(self.config, settings, state, node, names, warn());
-                    Some(started.map_err(UpError::Mesh)?)
+                    Some(started?)
                 }
                 None => None,
             },

@@ -8,11 +8,13 @@
 //! A node binds one socket for IPv4 and one for IPv6 to the same port: the IPv6 one is `V6ONLY`.
 
 mod control;
+mod limit;
 mod receive;
 mod send;
 #[cfg(test)]
 mod tests;
 
+pub use limit::{Refused, SizeLimit};
 pub use receive::{ReceiveBatch, ReceiveMeta};
 pub use send::{Envelope, MAX_GSO_BYTES, MAX_GSO_SEGMENTS, SendError, Transmit};
 
@@ -20,8 +22,8 @@ use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use nix::errno::Errno;
 use nix::sys::socket::{
@@ -46,6 +48,8 @@ pub struct UdpOptions {
     pub gso: bool,
     /// Whether to use UDP_GRO.
     pub gro: bool,
+    /// Which datagrams are too long to be received, or why nothing says so.
+    pub size_limit: Result<Arc<SizeLimit>, String>,
 }
 
 impl Default for UdpOptions {
@@ -56,6 +60,7 @@ impl Default for UdpOptions {
             fwmark: None,
             gso: true,
             gro: true,
+            size_limit: Err("not asked for".to_owned()),
         }
     }
 }
@@ -120,17 +125,20 @@ pub struct UdpCapabilities {
     pub send_buffer: Ability,
     /// SO_RXQ_OVFL: datagrams dropped at a full receive buffer are counted.
     pub receive_queue_drops: Ability,
+    /// Datagrams that are too long are refused before they take room in the receive buffer.
+    pub size_limit: Ability,
 }
 
 impl UdpCapabilities {
     /// Name and ability.
-    pub fn table(&self) -> [(&'static str, &Ability); 5] {
+    pub fn table(&self) -> [(&'static str, &Ability); 6] {
         [
             ("gso", &self.gso),
             ("gro", &self.gro),
             ("receive_buffer", &self.receive_buffer),
             ("send_buffer", &self.send_buffer),
             ("receive_queue_drops", &self.receive_queue_drops),
+            ("size_limit", &self.size_limit),
         ]
     }
 }
@@ -214,6 +222,10 @@ impl UdpSocket {
                 "SO_RXQ_OVFL",
                 sockopt::RxqOvfl.set(&fd, &1),
             ),
+            size_limit: match &options.size_limit {
+                Ok(limit) => Ability::from_outcome("SO_ATTACH_BPF", limit.attach(fd.as_fd())),
+                Err(reason) => Ability::Absent(reason.clone()),
+            },
         };
         // Last, so that no datagram comes in before the options hold.
         socket::bind(fd.as_raw_fd(), &SockaddrStorage::from(address)).map_err(
@@ -293,8 +305,8 @@ impl UdpSocket {
         self.gso.fallbacks.load(Ordering::Relaxed)
     }
 
-    /// How many datagrams were dropped because the receive buffer was full, or their checksum was
-    /// wrong. What GRO had joined counts once.
+    /// How many datagrams were dropped because the receive buffer was full, their checksum was wrong, or they were
+    /// longer than [`SizeLimit`] lets pass. What GRO had joined counts once.
     pub fn receive_queue_drops(&self) -> u64 {
         if let Ok(drops) = control::queue_drops(self.socket.as_fd()) {
             self.note_drops(drops);

@@ -19,6 +19,7 @@ use seikan_node::control::{Places, ask};
 use seikan_node::mesh::client::{Client, ClientError, wait_for};
 use seikan_node::node::SystemRandom;
 use seikan_proto::mesh::{Credential, JoinRequest, Joined, Name, Pin, Token};
+use seikan_sys::netlink::{Family, Netlink, Route, RouteType};
 use zeroize::Zeroizing;
 
 use super::genkey::random_bytes;
@@ -57,7 +58,7 @@ pub struct Arguments {
     /// UDP port to listen on [default: any]
     #[arg(long)]
     port: Option<u16>,
-    /// Network that the mesh may have although it is no private one; may be given again
+    /// Accept this network of the mesh although it is not private, or overlaps routes of this host; may be given again
     #[arg(long = "network", value_name = "PREFIX")]
     networks: Vec<IpNet>,
     /// Write the configuration, and bring nothing up
@@ -93,18 +94,29 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     };
     // Whether the file can be written is known before a token is spent.
     let mut written = create(&file)?;
-    let outcome = join(arguments, &token, &name).and_then(|text| {
-        written
+    let outcome = join(arguments, &token, &name).and_then(|(joined, text)| {
+        let written = written
             .write_all(text.as_bytes())
-            .and_then(|()| written.sync_all())
-            .with_context(|| format!("cannot write {}", file.display()))
+            .and_then(|()| written.sync_all());
+        written.with_context(|| format!("cannot write {}", file.display()))?;
+        Ok(joined)
     });
-    if let Err(error) = outcome {
-        let _ = fs::remove_file(&file);
-        return Err(error);
-    }
+    let joined = match outcome {
+        Ok(joined) => joined,
+        Err(error) => {
+            let _ = fs::remove_file(&file);
+            return Err(error);
+        }
+    };
     let mut out = io::stdout();
     writeln!(out, "joined as {name}: wrote {}", file.display())?;
+    for address in &joined.addresses {
+        let (own, network) = (address.addr(), address.trunc());
+        writeln!(
+            out,
+            "this host is {own}; traffic to {network} goes into the mesh"
+        )?;
+    }
     // What follows takes this process's place, with what was not written yet.
     out.flush()?;
     if arguments.no_up {
@@ -120,8 +132,15 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Err(error).context("cannot run `seikan up`")
 }
 
-/// Asks the coordinator; the configuration that comes of it.
-fn join(arguments: &Arguments, token: &Token, name: &Name) -> anyhow::Result<Zeroizing<String>> {
+/// Asks the coordinator; its answer, and the configuration that comes of it.
+fn join(
+    arguments: &Arguments,
+    token: &Token,
+    name: &Name,
+) -> anyhow::Result<(Joined, Zeroizing<String>)> {
+    // Asked for before a token is spent.
+    let netlink = Netlink::open()?;
+    let routes = routes(&netlink)?;
     let key = encode_key(&*random_bytes()?);
     let key = parse_private_key(&key).context("cannot make a key")?;
     let request = JoinRequest {
@@ -149,18 +168,81 @@ fn join(arguments: &Arguments, token: &Token, name: &Name) -> anyhow::Result<Zer
         }
         _ => error.into(),
     })?;
+    if let Err(error) = accept(&joined, &arguments.networks, &routes, |index| {
+        netlink
+            .link_by_index(index)
+            .map_or_else(|_| format!("interface {index}"), |link| link.name)
+    }) {
+        // The coordinator has this host as a member by now; its name is to be free for another attempt.
+        let client = Client::new(&arguments.url, arguments.pin, Some(request.credential))?;
+        return Err(match wait_for(client.leave()) {
+            Ok(()) => error.context("not joined; the token may be spent"),
+            Err(_) => error.context(format!(
+                "not joined, but the coordinator lists {name} as a member: revoke it there"
+            )),
+        });
+    }
+    let key = encode_key(key.as_bytes());
+    let text = text(arguments, &joined, &request.credential, &key);
+    Ok((joined, text))
+}
+
+/// The routes of this host that a network may overlap: all but default routes, also in halves (as some tunnels make
+/// them), and those of groups.
+fn routes(netlink: &Netlink) -> anyhow::Result<Vec<Route>> {
+    let mut routes = netlink.all_routes(Family::V4)?;
+    routes.extend(netlink.all_routes(Family::V6)?);
+    routes.retain(|route| {
+        let is_group = matches!(
+            route.kind,
+            RouteType::Broadcast | RouteType::Anycast | RouteType::Multicast
+        );
+        route.destination.prefix_len() > 1 && !is_group
+    });
+    // The widest says most; this host's own addresses are in a network that is connected.
+    routes.sort_by_key(|route| {
+        (
+            route.kind == RouteType::Local,
+            route.destination.prefix_len(),
+        )
+    });
+    Ok(routes)
+}
+
+/// Whether the mesh's networks are private and nobody else's, or were confirmed. `interface` names one by its index.
+fn accept(
+    joined: &Joined,
+    confirmed: &[IpNet],
+    routes: &[Route],
+    interface: impl Fn(u32) -> String,
+) -> anyhow::Result<()> {
     for address in &joined.addresses {
-        if !is_for_meshes(address) && !arguments.networks.iter().any(|net| net.contains(address)) {
+        let network = address.trunc();
+        if confirmed.iter().any(|net| net.contains(&network)) {
+            continue;
+        }
+        if !is_for_meshes(&network) {
             bail!(
-                "the coordinator says that the mesh has the network {}, which is no private one: traffic to it would go \
-                 into the mesh. If that is meant, say --network {}",
-                address.trunc(),
-                address.trunc()
+                "cannot accept the mesh's network {network}: it is not private, and traffic to it would go into the \
+                 mesh; say --network {network} if that is meant"
+            );
+        }
+        let overlaps = |route: &&Route| {
+            route.destination.contains(&network) || network.contains(&route.destination)
+        };
+        if let Some(route) = routes.iter().find(overlaps) {
+            let by = route
+                .device
+                .map(|index| format!(" on {}", interface(index)));
+            bail!(
+                "cannot accept the mesh's network {network}: it overlaps the route to {}{} of this host; say \
+                 --network {network} if that is meant",
+                route.destination,
+                by.unwrap_or_default()
             );
         }
     }
-    let key = encode_key(key.as_bytes());
-    Ok(text(arguments, &joined, &request.credential, &key))
+    Ok(())
 }
 
 /// Whether a mesh may have it unasked: private (RFC 1918), shared (RFC 6598) or unique local (RFC 4193) space. A coordinator
@@ -322,6 +404,37 @@ mod tests {
             "::/0",
         ] {
             assert!(!is(bad), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_network_that_overlaps_a_route_is_to_be_confirmed() {
+        let refused = |network: &str, route: &str, confirmed: &[&str]| {
+            let joined = Joined {
+                addresses: vec![network.parse().expect(network)],
+            };
+            let confirmed: Vec<IpNet> = confirmed.iter().map(|n| n.parse().expect(n)).collect();
+            let route = Route::to(route.parse().expect(route)).device(3);
+            let outcome = accept(&joined, &confirmed, &[route], |index| format!("eth{index}"));
+            outcome.err().map(|error| error.to_string())
+        };
+        for (network, route) in [
+            ("10.0.0.9/8", "10.1.2.0/24"),
+            ("10.1.0.9/16", "10.0.0.0/8"),
+            ("10.1.0.9/16", "10.1.0.0/16"),
+            ("fd00:1::9/64", "fd00::/8"),
+        ] {
+            let message = refused(network, route, &[]).expect(network);
+            assert!(message.contains(&format!("{route} on eth3")), "{message}");
+            let whole: IpNet = network.parse().expect(network);
+            assert_eq!(refused(network, route, &[&whole.trunc().to_string()]), None);
+        }
+        for (network, route) in [
+            ("10.0.0.9/8", "192.168.1.0/24"),
+            ("10.0.0.9/8", "fd00::/8"),
+            ("10.1.0.9/16", "10.2.0.0/16"),
+        ] {
+            assert_eq!(refused(network, route, &[]), None, "{network}, {route}");
         }
     }
 

@@ -16,3 +16,4 @@ mod several;
 mod site;
 mod tls;
 mod turn;
+mod wary;

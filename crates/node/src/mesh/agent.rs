@@ -13,7 +13,7 @@ mod outside;
 mod tell;
 
 use super::client::Client;
-use super::known::Doubts;
+use super::known::{Doubts, Known};
 use super::legs::Counters;
 use super::mapping::{Held, Mapping};
 use super::relay::{Relays, Streams, Wish};
@@ -216,6 +216,8 @@ pub(super) struct Agent {
     pub cache: PathBuf,
     /// Where it is remembered who was who.
     pub known: PathBuf,
+    /// What was remembered; taken once.
+    pub remembered: Cell<Known>,
     /// This host's identity.
     pub own_key: OwnKey,
     /// What the others are called.

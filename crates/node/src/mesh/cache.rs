@@ -9,6 +9,20 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+/// Why a file that cannot be replaced is not read.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "cannot read {}, the members' keys as this host first saw them: {source}; restore the file, or move it away to \
+     trust the keys that the coordinator names next",
+    file.display()
+)]
+pub struct KnownError {
+    /// The file.
+    pub file: PathBuf,
+    /// What is wrong with it.
+    pub source: io::Error,
+}
+
 /// Longest file that is read, in bytes.
 const MAX_FILE: u64 = 8 * MAX_ANSWER as u64;
 
@@ -27,7 +41,21 @@ pub(super) fn load<T: DeserializeOwned + Default>(file: &Path) -> T {
     read(file).unwrap_or_default()
 }
 
-/// The same for who is not told again.
+/// What was kept and is told by nobody again: nothing if there is no file.
+///
+/// # Errors
+/// The file is there, and cannot be read or is not what was written. To take it for none would be to forget it.
+pub(super) fn load_known<T: DeserializeOwned + Default>(file: &Path) -> Result<T, KnownError> {
+    match read(file) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(T::default()),
+        other => other.map_err(|source| KnownError {
+            file: file.to_owned(),
+            source,
+        }),
+    }
+}
+
+/// What was kept.
 pub(super) fn read<T: DeserializeOwned>(file: &Path) -> io::Result<T> {
     let mut text = Vec::new();
     fs::File::open(file)?
@@ -52,7 +80,9 @@ pub(super) fn store(file: &Path, kept: &impl Serialize) -> io::Result<()> {
         .open(&beside)?;
     new.write_all(&serde_json::to_vec(kept)?)?;
     new.sync_all()?;
-    fs::rename(&beside, file)
+    fs::rename(&beside, file)?;
+    // The name is the folder's.
+    fs::File::open(folder)?.sync_all()
 }
 
 /// Forgets it.
@@ -92,6 +122,9 @@ mod tests {
         for text in ["", "{", "[]", r#"{"revision": "x"}"#] {
             fs::write(&file, text).expect("written");
             assert_eq!(load::<Book>(&file), Book::default());
+            assert!(load_known::<Book>(&file).is_err());
         }
+        fs::remove_file(&file).expect("removed");
+        assert!(load_known::<Book>(&file).is_ok());
     }
 }

@@ -27,6 +27,7 @@ use crate::setup::names::{Found, Names};
 use crate::worker::{Service, Verdict};
 use agent::{Agent, News};
 pub use agent::{Answers, LegTo, View};
+pub use cache::KnownError;
 pub(crate) use endpoints::is_routable;
 pub use known::{Changed, Doubts};
 pub use legs::Counters as LegCounters;
@@ -37,6 +38,7 @@ use seikan_proto::mesh::{Access, Book, Change, MAX_RELAYS, Member, Name};
 use seikan_proto::tunnel::Reached;
 use seikan_sys::poll::{Epoll, Interest};
 use serde::{Deserialize, Serialize};
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::{self, Read, Write};
 use std::net::SocketAddr;
@@ -210,6 +212,17 @@ impl OwnKey {
     }
 }
 
+/// Why a host does not take part in its mesh.
+#[derive(Debug, thiserror::Error)]
+pub enum MeshError {
+    /// The thread that talks to the coordinator.
+    #[error("cannot start what talks to the coordinator: {0}")]
+    Thread(#[from] io::Error),
+    /// Without what it remembers this host would trust whoever comes next.
+    #[error(transparent)]
+    Known(#[from] KnownError),
+}
+
 /// Forgets what is kept of an interface's mesh in `state`.
 pub fn forget(state: &Path, interface: &str) {
     cache::forget(&cache::file(state, interface));
@@ -229,7 +242,7 @@ impl<'a> Mesh<'a> {
     /// `names` is what was set up to find members by their names; `warn` is told of members whose keys are odd.
     ///
     /// # Errors
-    /// No thread, or no pair of sockets.
+    /// No thread, or no pair of sockets; what is remembered of the members cannot be read.
     pub fn start(
         config: &Config,
         settings: &MeshSettings,
@@ -237,7 +250,9 @@ impl<'a> Mesh<'a> {
         node: &mut Node,
         names: Option<&mut Names>,
         warn: Box<dyn FnMut(Diagnostic) + 'a>,
-    ) -> io::Result<Mesh<'a>> {
+    ) -> Result<Mesh<'a>, MeshError> {
+        let known = cache::known_file(state, config.name.as_str());
+        let remembered = cache::load_known(&known)?;
         let (ours, theirs) = UnixStream::pair()?;
         ours.set_nonblocking(true)?;
         theirs.set_nonblocking(true)?;
@@ -256,7 +271,8 @@ impl<'a> Mesh<'a> {
             port: port.clone(),
             fwmark: node.sockets.fwmark(),
             cache: cache::file(state, config.name.as_str()),
-            known: cache::known_file(state, config.name.as_str()),
+            known,
+            remembered: Cell::new(remembered),
             own_key: own_key.clone(),
             names: names::Names::new(config.addresses.clone()),
             name_server: server,

@@ -224,6 +224,15 @@ pub const FAMILIES: &[Family] = &[
     ),
     family!(
         Counter,
+        "oversized_dropped_datagrams",
+        "Datagrams longer than any that a peer sends, refused before they were received.",
+        |s, out| {
+            let drops = s.node.sockets.counts().oversized_drops;
+            push(out, vec![], Value::Count(drops));
+        }
+    ),
+    family!(
+        Counter,
         "gso_fallbacks",
         "Sends refused with segmentation offload and repeated without.",
         |s, out| {

@@ -215,19 +215,21 @@ impl Netlink {
 
     /// The routes of a table. A route with several next hops is listed once for each.
     pub fn routes(&self, family: Family, table: u32) -> Result<Vec<Route>, NetlinkError> {
-        let mut message = RouteMessage::default();
-        message.header.address_family = family.into();
-        let mut routes: Vec<Route> = self
-            .dump(
-                RouteNetlinkMessage::GetRoute(message),
-                |_, payload| Some(parse_routes(payload)),
-                |_| format!("list the {family} routes of table {table}"),
-            )?
-            .into_iter()
-            .flatten()
-            .collect();
+        let mut routes = self.all_routes(family)?;
         routes.retain(|route| route.table == table);
         Ok(routes)
+    }
+
+    /// The routes of all tables, those to this host's own addresses (table `local`) included.
+    pub fn all_routes(&self, family: Family) -> Result<Vec<Route>, NetlinkError> {
+        let mut message = RouteMessage::default();
+        message.header.address_family = family.into();
+        let routes = self.dump(
+            RouteNetlinkMessage::GetRoute(message),
+            |_, payload| Some(parse_routes(payload)),
+            |_| format!("list the {family} routes"),
+        )?;
+        Ok(routes.into_iter().flatten().collect())
     }
 
     /// Ask the kernel how a packet of this host to `destination`, carrying that firewall mark,

@@ -698,3 +698,124 @@ fn the_firewall_mark_is_set() {
         assert_eq!(sockopt::Mark.get(&socket), Ok(0));
     });
 }
+
+/// Two namespaces with a link of this MTU, and a socket in the second that takes datagrams up to `limit` bytes.
+fn limited(limit: u32, test: impl FnOnce(&SizeLimit, &UdpSocket, &UdpSocket)) {
+    let (here, there) = match (crate::netns::NetNs::create(), crate::netns::NetNs::create()) {
+        (Ok(here), Ok(there)) => (here, there),
+        _ => return skip("no namespaces"),
+    };
+    let filter = match SizeLimit::load() {
+        Ok(filter) => std::sync::Arc::new(filter),
+        Err(error) => return skip(&format!("no eBPF: {error}")),
+    };
+    filter.set(limit);
+    let (left, right) = (
+        here.netlink().expect("netlink"),
+        there.netlink().expect("netlink"),
+    );
+    left.create_veth("a", "b", Some(there.as_fd()))
+        .expect("veth");
+    for (netlink, name, address) in [(&left, "a", "10.9.9.1/24"), (&right, "b", "10.9.9.2/24")] {
+        let index = netlink.link(name).expect("link").index;
+        netlink
+            .add_address(index, address.parse().expect("net"))
+            .expect("address");
+        netlink.set_up(index).expect("up");
+    }
+    let options = UdpOptions {
+        size_limit: Ok(filter.clone()),
+        ..UdpOptions::default()
+    };
+    let bind = |address: [u8; 4], options: UdpOptions| {
+        move || UdpSocket::bind((address, 7000).into(), &options).expect("bind")
+    };
+    let sender = here
+        .run(bind([10, 9, 9, 1], UdpOptions::default()))
+        .expect("namespace");
+    let receiver = there.run(bind([10, 9, 9, 2], options)).expect("namespace");
+    assert_eq!(receiver.capabilities().size_limit, Ability::Present);
+    test(&filter, &sender, &receiver);
+}
+
+/// The lengths that arrive of what is sent, each as datagrams of this size; in fragments where they are longer than the MTU.
+fn that_arrive(sender: &UdpSocket, receiver: &UdpSocket, sent: &[(usize, usize)]) -> Vec<usize> {
+    // Whoever is hostile fragments.
+    set_int_for_tests(
+        sender,
+        libc::IPPROTO_IP,
+        libc::IP_MTU_DISCOVER,
+        libc::IP_PMTUDISC_DONT,
+    );
+    for (bytes, size) in sent {
+        let payload = pattern(*bytes);
+        let joined = (*size < *bytes).then_some(*size as u16);
+        sender.send(&to(receiver, joined, &payload)).expect("send");
+    }
+    let buffers = receive_buffers(receiver);
+    buffers
+        .iter()
+        .flat_map(|(_, datagrams)| datagrams.iter().map(Vec::len))
+        .collect()
+}
+
+fn set_int_for_tests(socket: &UdpSocket, level: i32, name: i32, value: i32) {
+    control::set_int(socket.as_fd(), level, name, value).expect("option");
+}
+
+#[test]
+fn a_datagram_longer_than_the_limit_is_refused_and_counted() {
+    limited(2048, |filter, sender, receiver| {
+        let lengths = that_arrive(
+            sender,
+            receiver,
+            &[(2048, 2048), (2049, 2049), (60_000, 60_000), (0, 0)],
+        );
+        assert_eq!(lengths, [2048]);
+        let refused = Refused {
+            runs: 2,
+            datagrams: 2,
+        };
+        assert_eq!(filter.refused(), refused);
+        assert_eq!(receiver.receive_queue_drops(), 2);
+        // What is let pass is said while it runs.
+        filter.set(9000);
+        assert_eq!(
+            that_arrive(sender, receiver, &[(9000, 9000), (9001, 9001)]),
+            [9000]
+        );
+        assert_eq!(filter.refused().runs, 3);
+    });
+}
+
+#[test]
+fn joined_datagrams_are_as_long_as_each_of_them() {
+    limited(1000, |filter, sender, receiver| {
+        let lengths = that_arrive(sender, receiver, &[(30_000, 1000), (30_000, 1200)]);
+        assert_eq!(lengths, [1000; 30]);
+        assert_eq!(
+            filter.refused(),
+            Refused {
+                runs: 1,
+                datagrams: 25
+            }
+        );
+    });
+}
+
+#[test]
+fn the_loopback_interface_has_no_limit() {
+    in_namespace(|| {
+        let Ok(filter) = SizeLimit::load() else {
+            return skip("no eBPF");
+        };
+        filter.set(100);
+        let options = UdpOptions {
+            size_limit: Ok(std::sync::Arc::new(filter)),
+            ..UdpOptions::default()
+        };
+        let receiver = socket_with(LOOPBACKS[0], &options);
+        let sender = socket(LOOPBACKS[0]);
+        assert_eq!(that_arrive(&sender, &receiver, &[(5000, 5000)]), [5000]);
+    });
+}

@@ -158,6 +158,11 @@ fn interface_drops(status: &Status, out: &mut Screen) {
         "in",
         "The receive buffer of a socket was full; the kernel dropped it before us.",
     ));
+    drops.push((
+        status.oversized_drops,
+        "in",
+        "Longer than any datagram that a peer sends; the kernel dropped it before us.",
+    ));
     let of_peers = |pick: fn(&Traffic) -> &Direction, name: &str| -> u64 {
         let all = status.peers.iter();
         all.filter_map(|peer| pick(&peer.traffic).drops.get(name))

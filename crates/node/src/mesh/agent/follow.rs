@@ -2,7 +2,7 @@
 
 use super::{Agent, Gone, LONGEST_PAUSE, News, Pause, Shared, Worker};
 use crate::mesh::client::{Client, ClientError};
-use crate::mesh::known::{Judge, Known};
+use crate::mesh::known::Judge;
 use crate::mesh::relay::Wish;
 use crate::mesh::{Contact, cache};
 use seikan_proto::mesh::{Book, Change, MAX_CALLS, Reason, Relay};
@@ -31,8 +31,7 @@ impl Agent {
         client.know(shared.book.borrow().coordinators());
         // Coordinators in a row that did not answer.
         let mut silent = 0;
-        let known: Known = cache::load(&self.known);
-        let mut judge = Judge::new(self.settings.trust.clone(), known);
+        let mut judge = Judge::new(self.settings.trust.clone(), self.remembered.take());
         let (revision, changes) = {
             let book = shared.book.borrow();
             let access = Change::Access(book.access().clone());

@@ -1,0 +1,148 @@
+//! A host that is about to trust somebody: whom it remembers, and which networks it gives away.
+
+use crate::common::{Tunnel, eventually, stderr};
+use crate::mesh::site::{Host, Site, at_a_site};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::Output;
+
+/// What a host remembers of the members' keys.
+fn known(host: &Host) -> PathBuf {
+    let name = format!("{}.known.json", host.interface);
+    host.folder.join("state").join(name)
+}
+
+fn end(tunnel: Tunnel) {
+    tunnel.signal("TERM");
+    assert_eq!(tunnel.ended().0, Some(0));
+}
+
+/// A host that trusts the first key that it sees, and has seen one; its coordinator goes on.
+fn at_a_host_that_remembers(test: impl FnOnce(&Site, &Host)) {
+    at_a_site(|site| {
+        let _coordinator = site.coordinator();
+        let token = site.token(&["--reusable"]);
+        let [host, other] = [site.host(), site.host()];
+        host.join("host", &token);
+        other.join("other", &token);
+        let file = host.file();
+        let text = fs::read_to_string(&file).expect("a configuration");
+        fs::write(&file, format!("pin-first-use = true\n{text}")).expect("a configuration");
+        let tunnel = host.up();
+        eventually("it is remembered who the other is", || {
+            fs::read_to_string(known(&host)).is_ok_and(|text| text.contains("\"other\""))
+        });
+        end(tunnel);
+        test(site, &host);
+    });
+}
+
+/// That `up` says which file it is and what to do, and leaves everything as it was.
+fn is_refused(host: &Host, reason: &str) {
+    let output = host.run(&["up", &host.file()]);
+    let said = stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{reason}: {said}");
+    let file = known(host).display().to_string();
+    assert!(
+        said.contains(&file) && said.contains("move it away"),
+        "{reason}: {said}"
+    );
+    assert!(host.netlink.link(&host.interface).is_err(), "{reason}");
+}
+
+#[test]
+fn a_host_that_cannot_read_whom_it_remembers_does_not_start_to_trust_anew() {
+    at_a_host_that_remembers(|_, host| {
+        let file = known(host);
+        let good = fs::read(&file).expect("remembered");
+        let damaged: [&[u8]; 5] = [b"", b"{", b"[]", b"{\"names\": 1}", &good[..good.len() / 2]];
+        for bytes in damaged {
+            fs::write(&file, bytes).expect("damaged");
+            is_refused(host, &String::from_utf8_lossy(bytes));
+            assert_eq!(fs::read(&file).expect("still there"), bytes);
+        }
+        fs::write(&file, &good).expect("mended");
+        // A member's process has no right to pass over modes.
+        fs::set_permissions(&file, fs::Permissions::from_mode(0)).expect("mode");
+        is_refused(host, "unreadable");
+        fs::remove_file(&file).expect("removed");
+        fs::create_dir(&file).expect("a folder");
+        is_refused(host, "a folder");
+        fs::remove_dir(&file).expect("removed");
+        // None at all is what a new member has.
+        end(host.up());
+        fs::write(&file, &good).expect("mended");
+        end(host.up());
+    });
+}
+
+/// What `join` says where the mesh has this network, and whether there is a configuration afterwards.
+fn try_join(site: &Site, host: &Host, name: &str, more: &[&str]) -> (Output, bool) {
+    let [token, pin] = site.token(&[]);
+    let (url, file) = ("https://192.0.2.1:7443", host.file());
+    let words = [
+        "join", url, "--token", &token, "--pin", &pin, "--name", name,
+    ];
+    let output = host.run(&[&words[..], &["--iface", &file, "--no-up"], more].concat());
+    let written = PathBuf::from(&file).exists();
+    (output, written)
+}
+
+#[test]
+fn who_joins_gives_no_network_away_that_is_in_use() {
+    at_a_site(|site| {
+        let _coordinator = site.coordinator();
+        let host = site.host();
+        // A connected network within the mesh's, a route around it, and both of IPv6.
+        let networks = networks_of_the_mesh(site);
+        for (network, route) in networks.iter().zip(["100.64.0.0/10", "fd00::/8"]) {
+            let via = |words: &[&str]| {
+                let output = host.run_program("ip", &[&["route"], words].concat());
+                assert!(output.status.success(), "{}", stderr(&output));
+            };
+            via(&["add", route, "dev", "eth0"]);
+            let (output, written) = try_join(site, &host, "host", &[]);
+            let said = stderr(&output);
+            assert!(!output.status.success() && !written, "{said}");
+            assert!(said.contains(&format!("{route} on eth0")), "{said}");
+            assert!(said.contains(&format!("--network {network}")), "{said}");
+            assert!(site.members().is_empty(), "{:?}", site.members());
+            via(&["del", route, "dev", "eth0"]);
+        }
+        let own = "100.80.3.1/24".parse().expect("an address");
+        host.netlink
+            .add_address(host.card, own)
+            .expect("an address");
+        let (output, written) = try_join(site, &host, "host", &[]);
+        let said = stderr(&output);
+        assert!(!written && said.contains("100.80.3.0/24 on eth0"), "{said}");
+        let (output, written) = try_join(site, &host, "host", &["--network", &networks[0]]);
+        assert!(written, "{}", stderr(&output));
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(
+            networks.iter().all(|network| said.contains(network)),
+            "{said}"
+        );
+        // A default route, also in halves, is no overlap.
+        let other = site.host();
+        for net in ["0.0.0.0/0", "0.0.0.0/1", "128.0.0.0/1"] {
+            let words = ["route", "add", net, "via", "192.0.2.1"];
+            assert!(other.run_program("ip", &words).status.success(), "{net}");
+        }
+        let (output, written) = try_join(site, &other, "other", &[]);
+        assert!(written, "{}", stderr(&output));
+    });
+}
+
+/// What a coordinator gives its mesh by itself: the networks of a first member's addresses.
+fn networks_of_the_mesh(site: &Site) -> Vec<String> {
+    let first = site.host();
+    let (output, written) = try_join(site, &first, "first", &[]);
+    assert!(written, "{}", stderr(&output));
+    let text = fs::read_to_string(first.file()).expect("a configuration");
+    let line = text.lines().find_map(|l| l.strip_prefix("address = "));
+    let nets: Vec<ipnet::IpNet> = serde_json::from_str(line.expect(&text)).expect("a list");
+    site.administer(&["revoke", "first"]);
+    nets.iter().map(|net| net.trunc().to_string()).collect()
+}
