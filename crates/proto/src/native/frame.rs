@@ -142,8 +142,9 @@ pub struct Fragment {
 pub struct Frames {
     rest: Range<usize>,
     ecn: u8,
-    /// The control frames that there were: bit `kind`.
-    control: u8,
+    /// The kinds of which the record has had all that it may have: bit `kind`. [`SLICE`] stands for a chunk, of a slice or a
+    /// fragment, that continues a packet of an earlier record.
+    seen: u8,
 }
 
 impl Frames {
@@ -153,12 +154,12 @@ impl Frames {
         Frames {
             rest: plaintext,
             ecn,
-            control: 0,
+            seen: 0,
         }
     }
 
-    /// The next frame; `None` at the end. An error costs the frame, or, when its length is wrong, the
-    /// rest of the record.
+    /// The next frame; `None` at the end. A malformed frame costs the rest of the record: nobody sends one by mistake, and
+    /// hundreds in a record would each cost a little.
     pub fn next(&mut self, arena: &mut [u8]) -> Option<Result<Frame, DropReason>> {
         loop {
             if self.rest.is_empty() || arena[self.rest.start] & 0x0f == PADDING {
@@ -168,7 +169,12 @@ impl Frames {
             match frame {
                 Ok(None) => {}
                 Ok(Some(frame)) => return Some(Ok(frame)),
-                Err(reason) => return Some(Err(reason)),
+                // The network marked the datagram: the packets behind this one may be capable.
+                Err(DropReason::EcnNotCapable) => return Some(Err(DropReason::EcnNotCapable)),
+                Err(reason) => {
+                    self.rest.start = self.rest.end;
+                    return Some(Err(reason));
+                }
             }
         }
     }
@@ -177,32 +183,54 @@ impl Frames {
     fn take(&mut self, arena: &mut [u8]) -> Result<Option<Frame>, DropReason> {
         let start = self.rest.start;
         let Some(&[first, l0, l1]) = arena[self.rest.clone()].first_chunk() else {
-            self.rest.start = self.rest.end;
             return Err(DropReason::BadFrame);
         };
         let body = start + 3..start + 3 + usize::from(u16::from_le_bytes([l0, l1]));
         if body.end > self.rest.end {
-            self.rest.start = self.rest.end;
             return Err(DropReason::BadFrame);
         }
         self.rest.start = body.end;
         let partial = first & FLAG_PARTIAL != 0;
         match first & 0x0f {
             PACKET => self.packet(arena, body, partial).map(Some),
-            SLICE => self.slice(arena, body, first & FLAG_ECN != 0).map(Some),
-            FRAGMENT => fragment(arena, body, partial).map(Some),
+            SLICE => {
+                let slice = self.slice(arena, body, first & FLAG_ECN != 0)?;
+                self.continues(slice.offset)?;
+                Ok(Some(Frame::Slice(slice)))
+            }
+            FRAGMENT => {
+                let fragment = fragment(arena, body, partial)?;
+                self.continues(fragment.offset)?;
+                Ok(Some(Frame::Fragment(fragment)))
+            }
             kind @ HEALTH..=PORTS => self.control(kind, &arena[body]).map(Some),
             _ => Ok(None),
         }
     }
 
-    /// Each makes work, and a PROBE an answer: one of a kind is enough for a record.
-    fn control(&mut self, kind: u8, body: &[u8]) -> Result<Frame, DropReason> {
+    /// An error from the second call for a kind on.
+    fn once(&mut self, kind: u8) -> Result<(), DropReason> {
         let bit = 1 << kind;
-        if self.control & bit != 0 {
+        if self.seen & bit != 0 {
             return Err(DropReason::BadFrame);
         }
-        self.control |= bit;
+        self.seen |= bit;
+        Ok(())
+    }
+
+    /// A sender fills a record before it goes on with a packet in the next: so a record continues one packet at most.
+    /// Each more would be a packet to put together for a few bytes.
+    fn continues(&mut self, offset: usize) -> Result<(), DropReason> {
+        if offset == 0 {
+            Ok(())
+        } else {
+            self.once(SLICE)
+        }
+    }
+
+    /// Each makes work, and a PROBE an answer: one of a kind is enough for a record.
+    fn control(&mut self, kind: u8, body: &[u8]) -> Result<Frame, DropReason> {
+        self.once(kind)?;
         match (kind, body) {
             (HEALTH, body) => Report::read(body).map(Frame::Health),
             (PROBE, &[a, b, ..]) => Some(Frame::Probe {
@@ -232,7 +260,7 @@ impl Frames {
         Ok(Frame::Packet { range, ip, partial })
     }
 
-    fn slice(&self, arena: &mut [u8], body: Range<usize>, ecn: bool) -> Result<Frame, DropReason> {
+    fn slice(&self, arena: &mut [u8], body: Range<usize>, ecn: bool) -> Result<Slice, DropReason> {
         let Some(&[i0, i1, o0, o1, t0, t1, g0, g1]) = arena[body.clone()].first_chunk() else {
             return Err(DropReason::BadFrame);
         };
@@ -257,7 +285,7 @@ impl Frames {
         if !valid {
             return Err(DropReason::BadFrame);
         }
-        Ok(Frame::Slice(Slice {
+        Ok(Slice {
             id,
             offset,
             total,
@@ -266,7 +294,7 @@ impl Frames {
             ip,
             header,
             chunk,
-        }))
+        })
     }
 }
 
@@ -293,7 +321,7 @@ fn slice_ip(bytes: &[u8]) -> Result<IpPacket, DropReason> {
     IpPacket::parse(&head[..n]).map_err(|_| DropReason::BadFrame)
 }
 
-fn fragment(arena: &[u8], body: Range<usize>, partial: bool) -> Result<Frame, DropReason> {
+fn fragment(arena: &[u8], body: Range<usize>, partial: bool) -> Result<Fragment, DropReason> {
     let Some(&[i0, i1, o0, o1, t0, t1]) = arena[body.clone()].first_chunk() else {
         return Err(DropReason::BadFrame);
     };
@@ -308,7 +336,7 @@ fn fragment(arena: &[u8], body: Range<usize>, partial: bool) -> Result<Frame, Dr
     if length == fragment.total || !fits(fragment.offset, length, fragment.total) {
         return Err(DropReason::BadFrame);
     }
-    Ok(Frame::Fragment(fragment))
+    Ok(fragment)
 }
 
 /// Whether a chunk may be at this place of so many bytes.

@@ -8,8 +8,8 @@ pub const OVERHEAD: usize = 32;
 /// A way to fill records.
 pub struct Shape {
     pub name: &'static str,
-    /// Each record makes packets for the host out of its bytes, which cost a write each.
-    pub delivers: bool,
+    /// Packets for the host in each record, if those are all that it makes: they cost a write each.
+    pub packets: Option<usize>,
     /// The plaintext of the `n`th record.
     pub plaintext: Box<dyn FnMut(usize) -> Vec<u8>>,
 }
@@ -75,12 +75,7 @@ impl Shape {
     pub fn all(size: usize) -> Vec<Shape> {
         let shape = |name, plaintext| Shape {
             name,
-            delivers: false,
-            plaintext,
-        };
-        let delivers = |name, plaintext| Shape {
-            name,
-            delivers: true,
+            packets: None,
             plaintext,
         };
         let number = |n: usize, i: usize| (n * 300 + i) as u16;
@@ -88,10 +83,13 @@ impl Shape {
         let chunk = size - 3 - 51;
         vec![
             shape("padding", Box::new(move |_| vec![0; size])),
-            delivers(
-                "tiny packets",
-                Box::new(move |_| full(size, |_| frame(1, &packet(20)))),
-            ),
+            Shape {
+                packets: Some((size - 3) / frame(1, &packet(20)).len()),
+                ..shape(
+                    "tiny packets",
+                    Box::new(move |_| full(size, |_| frame(1, &packet(20)))),
+                )
+            },
             shape(
                 "packets of somebody else",
                 Box::new(move |_| {
@@ -106,7 +104,7 @@ impl Shape {
                 "slices of tiny segments",
                 Box::new(move |n| full(size, |_| slice(n as u16, 0, chunk as u16, 1, chunk))),
             ),
-            delivers(
+            shape(
                 "slices of the least segments",
                 Box::new(move |n| full(size, |_| slice(n as u16, 0, chunk as u16, 256, chunk))),
             ),
@@ -114,7 +112,7 @@ impl Shape {
                 "tiny slices",
                 Box::new(move |n| full(size, |i| slice(n as u16, i as u16, 65_000, 1400, 1))),
             ),
-            delivers(
+            shape(
                 "tiny last slices",
                 Box::new(move |n| full(size, |i| slice(number(n, i), 999, 1000, 1400, 1))),
             ),
