@@ -3,6 +3,8 @@
 //!
 //! What a flow keeps of its throughput is a measurement, not a test: `seikan lab hostile`.
 
+mod cost;
+
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -42,7 +44,7 @@ impl Drop for StopsAtEnd<'_> {
 
 /// A third host with a link of its own to the right, and a socket there that fires at the tunnel.
 struct Stranger {
-    _namespace: NetNs,
+    namespace: NetNs,
     gun: UdpSocket,
 }
 
@@ -67,10 +69,7 @@ impl Stranger {
         let gun = namespace.run(open).expect("namespace").expect("bind");
         gun.connect(("198.51.100.2", TUNNEL_PORT)).expect("connect");
         gun.set_nonblocking(true).expect("socket");
-        Stranger {
-            _namespace: namespace,
-            gun,
-        }
+        Stranger { namespace, gun }
     }
 
     /// Fires for a while, and says what came back meanwhile and shortly after.

@@ -24,4 +24,6 @@ mod mesh;
 mod overload;
 mod relay;
 mod report;
+#[path = "../../proto/tests/shapes/mod.rs"]
+mod shapes;
 mod units;

@@ -1,0 +1,398 @@
+//! An authenticated peer that keeps no rule of the protocol. Each shape of its records may cost the daemon a small multiple of the
+//! processor time that padding of the same size costs at the same rate, and must not delay another peer. An address that it only
+//! claims is sent three times what came from there at most.
+
+use std::net::UdpSocket;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use super::{StopsAtEnd, Stranger};
+use crate::common::{TUNNEL_PORT, World, echo, in_world, key_pair, unaccounted};
+use crate::shapes::{OVERHEAD, Shape, fields, frame, full, packet};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use seikan_lab::hostile::{Flood, Target};
+use seikan_lab::load::Pattern;
+use seikan_proto::capabilities::{Capabilities, Cipher};
+use seikan_proto::keys::{Identity, PresharedKey, PrivateKey, PublicKey};
+use seikan_proto::noise::{Construction, create_initiation};
+use seikan_proto::rng::Rng;
+use seikan_proto::session::Session;
+use seikan_proto::tai64n::Tai64nClock;
+use seikan_sys::netns::NetNs;
+
+/// How long each shape is sent.
+const SHOOTING: Duration = Duration::from_millis(300);
+/// A daemon that runs for less than a quarter of it is idle.
+const PAUSE: Duration = Duration::from_millis(30);
+/// Bits per second of UDP payload.
+const RATES: [u64; 2] = [10_000_000, 100_000_000];
+/// Bytes of UDP payload.
+const SIZES: [usize; 2] = [100, 1400];
+/// What a shape may cost of what padding costs.
+const DEARER: f64 = 5.0;
+/// What goes to the other peer and back takes less.
+const ROUND_TRIP: Duration = Duration::from_millis(20);
+
+struct Random;
+
+impl Rng for Random {
+    fn fill(&mut self, destination: &mut [u8]) {
+        let now = std::time::SystemTime::now();
+        let since = now.duration_since(std::time::UNIX_EPOCH).expect("time");
+        Pattern::new(since.as_nanos() as u64).fill(0, destination);
+    }
+}
+
+/// The peer: a host beside the right one, with a session there.
+struct Hostile {
+    stranger: Stranger,
+    session: Session,
+}
+
+fn key(text: &str) -> [u8; 32] {
+    let bytes = STANDARD.decode(text).expect("base64");
+    bytes.try_into().expect("32 bytes")
+}
+
+impl Hostile {
+    /// Enters the peer into the configuration of the right, which is not up yet, and gives its private key.
+    fn enter(world: &World) -> PrivateKey {
+        let (private, public) = key_pair();
+        let config = std::fs::read_to_string(&world.right.config).expect("configuration");
+        let peer = format!("[Peer]\nPublicKey = {public}\nAllowedIPs = 10.0.0.2/32\n");
+        world.right.write(&(config + &peer));
+        PrivateKey::from_bytes(key(&private))
+    }
+
+    fn beside(world: &World, private: PrivateKey) -> Hostile {
+        let stranger = Stranger::beside(world);
+        let status = world.status(&world.right);
+        let theirs = status["interface"]["public_key"].as_str().expect("a key");
+        let offer = Capabilities {
+            version: 1,
+            ciphers: vec![Cipher::Aes256Gcm, Cipher::ChaCha20Poly1305],
+            max_lanes: 1,
+            inner_mtu: 1420,
+            features: 1,
+        };
+        let mut message = [0; 512];
+        let now = std::time::SystemTime::now();
+        let since = now.duration_since(std::time::UNIX_EPOCH).expect("time");
+        let (mut initiator, length) = create_initiation(
+            Construction::Native,
+            &Identity::new(private),
+            &PublicKey::from_bytes(key(theirs)),
+            &PresharedKey::default(),
+            7,
+            Tai64nClock::default().stamp(since),
+            &offer.encode(),
+            &mut Random,
+            &mut message,
+        )
+        .expect("an initiation");
+        let gun = &stranger.gun;
+        gun.send(&message[..length]).expect("send");
+        let mut response = [0; 512];
+        let mut length = Err(std::io::ErrorKind::WouldBlock.into());
+        let until = Instant::now() + Duration::from_secs(5);
+        while length.is_err() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+            length = gun.recv(&mut response);
+        }
+        let response = &response[..length.expect("a response")];
+        let keys = initiator.consume_response(response).expect("its response");
+        let choice = Capabilities::parse(&keys.payload).expect("its choice");
+        let at = seikan_proto::time::Instant::BOOT;
+        let mut hostile = Hostile {
+            session: Session::new(&keys, choice.ciphers[0], true, at),
+            stranger,
+        };
+        let keepalive = hostile.seal(&[0; 3]);
+        hostile.stranger.gun.send(&keepalive).expect("send");
+        hostile
+    }
+
+    fn seal(&mut self, plaintext: &[u8]) -> Vec<u8> {
+        let mut message = vec![0; OVERHEAD + plaintext.len()];
+        message[16..][..plaintext.len()].copy_from_slice(plaintext);
+        self.session.seal(0x14, &mut message);
+        message
+    }
+
+    fn seal_each(
+        &mut self,
+        count: usize,
+        mut plaintext: impl FnMut(usize) -> Vec<u8>,
+    ) -> Vec<Vec<u8>> {
+        (0..count).map(|n| self.seal(&plaintext(n))).collect()
+    }
+
+    /// Sends so many bits in a second, and says how many datagrams went.
+    fn send_at(&self, rate: u64, datagrams: &[Vec<u8>]) -> usize {
+        let begin = Instant::now();
+        let mut sent: u64 = 0;
+        for (n, datagram) in datagrams.iter().enumerate() {
+            while self.stranger.gun.send(datagram).is_err() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            sent += 8 * datagram.len() as u64;
+            if n % 16 == 15 {
+                let due = Duration::from_nanos(sent * 1_000_000_000 / rate);
+                std::thread::sleep(due.saturating_sub(begin.elapsed()));
+            }
+            if begin.elapsed() > 3 * SHOOTING {
+                return n + 1;
+            }
+        }
+        datagrams.len()
+    }
+
+    /// Bytes of UDP payload that have come.
+    fn received(&self) -> usize {
+        let (mut bytes, mut buffer) = (0, [0; 65_536]);
+        while let Ok(length) = self.stranger.gun.recv(&mut buffer) {
+            bytes += length;
+        }
+        bytes
+    }
+}
+
+/// Time on a processor of all threads so far, in nanoseconds: `/proc/PID/stat` counts in hundredths of a second.
+fn cpu(pid: u32) -> u64 {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("tasks");
+    tasks
+        .filter_map(|task| {
+            let text = std::fs::read_to_string(task.ok()?.path().join("schedstat")).ok()?;
+            text.split(' ').next()?.parse::<u64>().ok()
+        })
+        .sum()
+}
+
+/// The same once it has done what is waiting for it.
+fn until_idle(pid: u32) -> u64 {
+    let mut before = cpu(pid);
+    loop {
+        std::thread::sleep(PAUSE);
+        let after = cpu(pid);
+        if Duration::from_nanos(after - before) < PAUSE / 4 {
+            return after;
+        }
+        before = after;
+    }
+}
+
+/// Round trips from the left to the right until told to stop.
+fn round_trips(left: &NetNs, stop: &AtomicBool) -> Vec<Duration> {
+    let bind = || UdpSocket::bind("10.80.0.1:0");
+    let socket = left.run(bind).expect("namespace").expect("bind");
+    socket
+        .connect(("10.80.0.2", crate::common::ECHO_PORT))
+        .expect("connect");
+    let patience = Some(Duration::from_millis(200));
+    socket.set_read_timeout(patience).expect("timeout");
+    let mut all = Vec::new();
+    for n in 0_u64.. {
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+        let (begin, mut buffer) = (Instant::now(), [0; 8]);
+        socket.send(&n.to_le_bytes()).expect("send");
+        // An answer to an earlier one is passed over.
+        while socket.recv(&mut buffer).is_ok() && buffer != n.to_le_bytes() {}
+        all.push(begin.elapsed());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    all.sort_unstable();
+    all
+}
+
+/// What sending these cost the program for each, in nanoseconds, and the round trip of the other peer meanwhile: the middle one.
+fn measure(
+    world: &World,
+    pid: u32,
+    hostile: &Hostile,
+    rate: u64,
+    datagrams: &[Vec<u8>],
+) -> (f64, Duration) {
+    let stop = AtomicBool::new(false);
+    let (cost, trips) = std::thread::scope(|scope| {
+        let (left, stop) = (&world.left.namespace, &stop);
+        let stopping = StopsAtEnd(stop);
+        let trips = scope.spawn(move || round_trips(left, stop));
+        let before = cpu(pid);
+        let begin = Instant::now();
+        let sent = hostile.send_at(rate, datagrams);
+        std::thread::sleep((SHOOTING + PAUSE).saturating_sub(begin.elapsed()));
+        let cost = (until_idle(pid) - before) as f64 / sent as f64;
+        drop(stopping);
+        (cost, trips.join().expect("round trips"))
+    });
+    hostile.received();
+    (cost, trips[trips.len() / 2])
+}
+
+/// Initiations of random content by somebody who knows the right's public key.
+fn initiations(world: &World) -> Vec<Vec<u8>> {
+    let status = world.status(&world.right);
+    let public_key = key(status["interface"]["public_key"].as_str().expect("a key"));
+    let target = Target {
+        native: true,
+        public_key,
+        genuine: Vec::new(),
+    };
+    target.datagrams(Flood::Initiations, 5)
+}
+
+#[test]
+fn no_message_costs_five_times_what_padding_does() {
+    in_world(["", ""], |world| {
+        let private = Hostile::enter(world);
+        let [right, _left] = world.both_up_with(&["--protocol", "native"]);
+        let mut hostile = Hostile::beside(world, private);
+        let pid = right.child.id();
+        let stop = AtomicBool::new(false);
+        let mut failures = Vec::new();
+        std::thread::scope(|scope| {
+            let (there, stop) = (&world.right.namespace, &stop);
+            scope.spawn(move || there.run(|| echo(stop)));
+            let _stopping = StopsAtEnd(stop);
+            let lone =
+                hostile.seal_each(10_000, |_| [&[0; 3], &frame(1, &packet(20))[..]].concat());
+            let (alone, _) = measure(world, pid, &hostile, RATES[0], &lone);
+            let initiations = initiations(world);
+            let sizes = [SIZES[0], initiations[0].len(), SIZES[1]];
+            for (size, rate) in sizes.into_iter().flat_map(|s| RATES.map(|r| (s, r))) {
+                let count =
+                    (rate as u128 * SHOOTING.as_nanos() / 1_000_000_000 / 8) as usize / size;
+                let mut padding = None;
+                let mut check = |name: &str,
+                                 most: Option<f64>,
+                                 datagrams: &[Vec<u8>],
+                                 hostile: &Hostile| {
+                    let (cost, trip) = measure(world, pid, hostile, rate, datagrams);
+                    let padding = *padding.get_or_insert(cost);
+                    println!(
+                        "{size} bytes, {} Mbit/s, {name}: {:.1} us, {:.1} times; round trip {trip:?}",
+                        rate / 1_000_000,
+                        cost / 1000.0,
+                        cost / padding,
+                    );
+                    if cost > most.unwrap_or(DEARER * padding) {
+                        failures.push(format!(
+                            "{size} bytes at {rate}, {name}: {:.1} times",
+                            cost / padding
+                        ));
+                    }
+                    if most.is_none() && trip > ROUND_TRIP {
+                        failures.push(format!(
+                            "{size} bytes at {rate}, {name}: round trip {trip:?}"
+                        ));
+                    }
+                };
+                for mut shape in Shape::all(size - OVERHEAD) {
+                    let datagrams = hostile.seal_each(count, &mut shape.plaintext);
+                    // Packets that arrive are written to the host one by one, however they came.
+                    let most = shape.packets.map(|packets| packets as f64 * alone);
+                    check(shape.name, most, &datagrams, &hostile);
+                }
+                let good = hostile.seal(&vec![0; size - OVERHEAD]);
+                let mut forged = good.clone();
+                forged[8 + 5] ^= 0x40;
+                let mut garbage = vec![0; size];
+                Pattern::new(9).fill(0, &mut garbage);
+                for (name, datagram) in
+                    [("replayed", good), ("forged", forged), ("garbage", garbage)]
+                {
+                    check(name, None, &vec![datagram; count], &hostile);
+                }
+                if size == initiations[0].len() {
+                    let mut messages: Vec<Vec<u8>> =
+                        initiations.iter().cycle().take(count).cloned().collect();
+                    check("initiations", None, &messages, &hostile);
+                    for message in &mut messages {
+                        message[size - 32] ^= 1;
+                    }
+                    check("initiations without a mac1", None, &messages, &hostile);
+                }
+            }
+        });
+        assert!(failures.is_empty(), "{failures:#?}");
+        assert_eq!(unaccounted(&world.status(&world.right)), [0, 0]);
+    });
+}
+
+/// The peer sends from another address, and answers nothing there.
+#[test]
+fn an_address_that_does_not_answer_gets_three_times_what_came_from_it_at_most() {
+    in_world(["", ""], |world| {
+        let private = Hostile::enter(world);
+        let [_right, _left] = world.both_up_with(&["--protocol", "native"]);
+        let mut hostile = Hostile::beside(world, private);
+        // The right has always something to send to it.
+        let route = [
+            "ip",
+            "route",
+            "replace",
+            "10.0.0.2/32",
+            "dev",
+            &world.right.interface,
+        ];
+        let mut command = std::process::Command::new(route[0]);
+        command.args(&route[1..]);
+        let added = world
+            .right
+            .namespace
+            .spawn_command(&mut command)
+            .expect("ip")
+            .wait();
+        assert!(added.expect("ip").success());
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let (there, stop) = (&world.right.namespace, &stop);
+            scope.spawn(move || {
+                let bind = || UdpSocket::bind("0.0.0.0:0");
+                let socket = there.run(bind).expect("namespace").expect("bind");
+                while !stop.load(Ordering::Relaxed) {
+                    let _ = socket.send_to(&[7; 1000], "10.0.0.2:9");
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            });
+            let _stopping = StopsAtEnd(stop);
+            let bytes_of = |hostile: &Hostile| {
+                std::thread::sleep(Duration::from_millis(300));
+                hostile.received()
+            };
+            assert!(
+                bytes_of(&hostile) > 10_000,
+                "its own address is sent all there is"
+            );
+            let open = || UdpSocket::bind("198.51.100.1:4001");
+            let other = hostile
+                .stranger
+                .namespace
+                .run(open)
+                .expect("namespace")
+                .expect("bind");
+            other
+                .connect(("198.51.100.2", TUNNEL_PORT))
+                .expect("connect");
+            other.set_nonblocking(true).expect("socket");
+            hostile.stranger.gun = other;
+            let mut sent = 0;
+            let mut received = 0;
+            for n in 0..10_u16 {
+                let probes = full(1400 - OVERHEAD, |i| {
+                    frame(5, &fields(&[n * 300 + i as u16]))
+                });
+                let datagram = hostile.seal(if n % 2 == 0 { &probes } else { &[0; 3] });
+                hostile.stranger.gun.send(&datagram).expect("send");
+                sent += datagram.len();
+                received += bytes_of(&hostile);
+                assert!(received <= 3 * sent, "{received} bytes for {sent}");
+            }
+            println!("{received} bytes for {sent}");
+            assert!(received > 0, "it is asked whether it is there");
+        });
+    });
+}
