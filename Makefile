@@ -16,7 +16,7 @@ TARGET ?=
 # For `make reproduce`: queue, offload, batch, profile, mtu-cipher or all, and options of `seikan lab reproduce`.
 SOURCE ?= all
 
-.PHONY: help test deps deps-build bare-root peers fmt-check house deny clippy doc tests unit interop golden fuzz-ci fuzz fuzz-asan \
+.PHONY: help test deps deps-build bare-root peers fmt-check house deny clippy doc tests unit interop golden recordings fuzz-ci fuzz fuzz-asan \
 	build release demo bench gateway reproduce reproduce-kernel hostile soak soak-mesh interop-kernel doctor-kernel clean
 
 help: ## this list
@@ -65,6 +65,12 @@ interop: peers build ## our binary against other people's WireGuard in namespace
 
 golden: ## write the golden texts anew (help, complaints about configurations): read what changed
 	@UPDATE_GOLDEN=1 cargo test --locked -p seikan -p seikan-node --test it -- golden findings_are_those_expected
+
+recordings: ## record the doctor's cases anew, which `make tests` judges again (root; two hours on a machine that does nothing else)
+	@cargo build --locked --workspace --bins --examples
+	@sudo=$$(id -u | grep -qx 0 || echo sudo); folder=$$(mktemp -d) && \
+		$$sudo target/debug/seikan lab score --cases 5 --out $$folder/cases.jsonl --recordings $$folder/cases && \
+		target/debug/examples/pack-recordings crates/diagnose/tests/recordings/cases.jsonl.gz $$folder/cases.jsonl $$folder/cases
 
 fuzz-ci: ## one minute of fuzzing over all targets
 	@scripts/fuzz.sh --total 60
