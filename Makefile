@@ -63,8 +63,9 @@ unit: ## every test of the workspace but interop
 interop: peers build ## our binary against other people's WireGuard in namespaces (root)
 	@SEIKAN_PEERS="$(PEERS)" scripts/tests.sh -p seikan-interop
 
-golden: ## write the golden texts anew (help, complaints about configurations): read what changed
-	@UPDATE_GOLDEN=1 cargo test --locked -p seikan -p seikan-node --test it -- golden findings_are_those_expected
+golden: ## write the golden texts anew (help, JSON, complaints about configurations): read what changed
+	@rm -f crates/cli/tests/golden/json/*
+	@UPDATE_GOLDEN=1 scripts/tests.sh --workspace -E 'package(seikan) & test(/^(golden|cli|gateway_status|doctor|doctor_ends|mesh::ping|lab_score|lab_reproduce|lab_crowd|lab_nat|lab_gateway)::/) | test(findings_are_those_expected)'
 
 recordings: ## record the doctor's cases anew, which `make tests` judges again (root; two hours on a machine that does nothing else)
 	@cargo build --locked --workspace --bins --examples

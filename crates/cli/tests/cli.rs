@@ -293,6 +293,7 @@ fn check_lists_its_findings_as_json() {
     let output = run(&["check", "--json", path.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(1));
     let json: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
+    crate::golden::check_shape("check", &json);
     assert_eq!(json["usable"], false);
     assert_eq!((&json["errors"], &json["warnings"]), (&1.into(), &1.into()));
     let all = json["diagnostics"].as_array().unwrap();

@@ -1,6 +1,7 @@
 //! The doctor in front of a real tunnel: idle, with a queue that is too short, asked for what is not there, and reading what
 //! was recorded.
 
+use crate::golden::check_shape;
 use std::io::Read;
 use std::net::UdpSocket;
 use std::path::Path;
@@ -38,8 +39,10 @@ fn doctor(world: &World, words: &[&str]) -> Output {
 }
 
 fn verdict(output: &Output) -> Value {
-    serde_json::from_slice(&output.stdout)
-        .unwrap_or_else(|error| panic!("{error}: {}", stderr(output)))
+    let verdict = serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {}", stderr(output)));
+    check_shape("doctor", &verdict);
+    verdict
 }
 
 /// Bursts of datagrams into the tunnel, far below what it can carry, until told to stop.
@@ -415,7 +418,9 @@ fn what_was_recorded_gives_the_verdict_that_was_given_live() {
             &world.right,
             &["doctor", "--from", &file, "--map", "--json"],
         );
-        assert_eq!(verdict(&map), live["path"]);
+        let map: Value = serde_json::from_slice(&map.stdout).expect("JSON");
+        check_shape("doctor --map", &map);
+        assert_eq!(map, live["path"]);
         world.run(&world.left, &["doctor", "--undo"]);
     });
 }

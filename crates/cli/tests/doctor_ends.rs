@@ -1,5 +1,6 @@
 //! Two doctors at the two ends of a tunnel: what one cannot see the other tells, and strangers are told nothing.
 
+use crate::golden::check_shape;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::path::PathBuf;
@@ -190,8 +191,10 @@ fn finish(mut running: Running) -> Output {
 }
 
 fn verdict(output: &Output) -> Value {
-    serde_json::from_slice(&output.stdout)
-        .unwrap_or_else(|error| panic!("{error}: {}", stderr(output)))
+    let verdict = serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {}", stderr(output)));
+    check_shape("doctor", &verdict);
+    verdict
 }
 
 /// Whether a cause is named, or shows beside it: where many tests run at once, waiting for a processor shows as well.

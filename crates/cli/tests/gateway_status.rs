@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::common::{ECHO_PORT, Tunnel, World, echo, eventually, in_world, stderr};
+use crate::golden::check_shape;
 use seikan_sys::netns::NetNs;
 use seikan_sys::packet::{Accept, PacketOptions, PacketSocket, VNET_HEADER_LEN};
 use seikan_wire::arp::Arp;
@@ -275,6 +276,7 @@ fn rates_come_from_two_samples() {
         let output = world.run(&world.left, &words);
         assert!(output.status.success(), "{}", stderr(&output));
         let told: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        check_shape("gateway status", &told);
         assert_eq!(told["interface"], world.left.interface);
         let gateway = &told["gateway"];
         assert!(gateway["interval_s"].as_f64() >= Some(1.0));
@@ -345,6 +347,7 @@ fn who_is_on_the_network_is_discovered() {
         let [json, toml] = output;
         assert!(json.status.success(), "{}", stderr(&json));
         let found: Value = serde_json::from_slice(&json.stdout).expect("JSON");
+        check_shape("gateway discover", &found);
         let card = |mac: Mac| {
             let cards = found["cards"].as_array().expect("a list");
             let found = cards.iter().find(|card| card["mac"] == mac.to_string());

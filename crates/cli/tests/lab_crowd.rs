@@ -27,6 +27,7 @@ fn daemons_of_a_crowd_reach_each_other_and_all_is_measured() {
     assert!(output.status.success(), "{complaint}");
     let text = std::fs::read_to_string(&json).expect("figures");
     let figures: Value = serde_json::from_str(&text).expect("JSON");
+    crate::golden::check_shape("lab crowd", &figures);
     let count = |name: &str| figures[name].as_array().map_or(0, Vec::len);
     assert_eq!([count("first_packet"), count("join_to_answer")], [4, 5]);
     let all_positive = |value: &Value| value.as_f64().is_some_and(|number| number > 0.0);

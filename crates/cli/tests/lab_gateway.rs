@@ -163,6 +163,7 @@ fn succeeds(words: &[&str]) -> bool {
         .expect("runs");
     let text = std::fs::read_to_string(file.path()).expect("read");
     let report: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    crate::golden::check_shape("lab gateway", &report);
     let absent = report["absent"].as_array().expect("a list");
     if !absent.is_empty() {
         skip(&format!("{absent:?}"));

@@ -50,7 +50,9 @@ fn played<R: DeserializeOwned>(expectations: &str, words: &[&str]) -> Option<(Ou
         .expect("seikan");
     let complaint = String::from_utf8_lossy(&output.stderr);
     let text = std::fs::read_to_string(&json).unwrap_or_else(|_| panic!("{complaint}"));
-    Some((output, serde_json::from_str(&text).expect("a report")))
+    let report = serde_json::from_str(&text).expect("JSON");
+    crate::golden::check_shape("lab nat", &report);
+    Some((output, serde_json::from_value(report).expect("a report")))
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! A published experiment done again, briefly: it has to come out as it did, and be drawn.
 
+use crate::golden::check_shape;
 use std::process::Command;
 
 use crate::common::skip;
@@ -39,6 +40,7 @@ fn a_queue_of_three_packets_is_slow_again_and_drawn() {
             return;
         }
         let text = std::fs::read_to_string(&json).expect(&complaint);
+        check_shape("lab reproduce", &serde_json::from_str(&text).expect("JSON"));
         let experiments: Vec<Experiment> = serde_json::from_str(&text).expect("experiments");
         let [experiment] = &experiments[..] else {
             panic!("one was asked for: {}", experiments.len());

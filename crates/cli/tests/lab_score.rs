@@ -6,6 +6,7 @@ use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
 use crate::common::skip;
+use crate::golden::check_shape;
 use seikan_diagnose::Cause;
 use seikan_lab::scenario::{Outcome, Tally};
 
@@ -50,7 +51,9 @@ fn is_named(scenario: &str, severity: Option<&str>) -> Option<bool> {
     let fixed = ["--tunnel", "openvpn", "--seconds", "5", "--json"];
     let mut words = [&["run", scenario], &fixed[..]].concat();
     words.extend(severity.iter().flat_map(|value| ["--severity", value]));
-    let outcome: Outcome = serde_json::from_slice(&lab(&words)?).expect("an outcome");
+    let outcome = lab(&words)?;
+    check_shape("lab run", &serde_json::from_slice(&outcome).expect("JSON"));
+    let outcome: Outcome = serde_json::from_slice(&outcome).expect("an outcome");
     let right = outcome.counts && outcome.found() == Some(outcome.cause);
     if !right {
         eprintln!("{scenario}: {outcome:?}");
@@ -88,6 +91,7 @@ fn a_case_that_was_kept_is_judged_the_same_again_without_being_played() {
         all.extend(words);
         all.extend(kept);
         let json = lab(&all)?;
+        check_shape("lab score", &serde_json::from_slice(&json).expect("JSON"));
         Some(serde_json::from_slice(&json).expect("a count"))
     };
     let Some(played) = tally(&["--cases", "1", "--seconds", "3"]) else {

@@ -13,7 +13,7 @@ mod ping;
 mod policy;
 mod rotation;
 mod several;
-mod site;
+pub mod site;
 mod tls;
 mod turn;
 mod wary;

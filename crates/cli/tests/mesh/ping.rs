@@ -1,6 +1,7 @@
 //! `seikan ping`: whether a peer answers, by which way, and that this changes.
 
 use crate::common::{eventually, stderr};
+use crate::golden::check_shape;
 use crate::mesh::nat::{Mapping, Two};
 use crate::mesh::site::{Host, at_a_site};
 use serde_json::Value;
@@ -28,7 +29,9 @@ impl Pings {
 
     fn next(&mut self) -> Value {
         let line = self.1.next().expect("a line").expect("a line");
-        serde_json::from_str(&line).expect(&line)
+        let value = serde_json::from_str(&line).expect(&line);
+        check_shape("ping", &value);
+        value
     }
 
     /// The next change of the way.
