@@ -207,7 +207,7 @@ impl Table {
         let size = size.max(1);
         let Table {
             pairs,
-            members,
+            holders,
             streams,
             counters,
             limits,
@@ -223,10 +223,11 @@ impl Table {
         let Some(to) = pair.sides[1 - side].bound else {
             return drop(DropReason::NotBound, bytes.len());
         };
-        let Some(member) = members.get_mut(pair.members[side]) else {
+        let holder = pair.sides[side].holder;
+        let Some(holder) = holder.and_then(|place| holders.get_mut(place)) else {
             return drop(DropReason::SendRefused, bytes.len());
         };
-        let admitted = member
+        let admitted = holder
             .policer
             .admit(bytes.len(), size, limits.rate, now.mono);
         drop(DropReason::OverRate, bytes.len() - admitted);

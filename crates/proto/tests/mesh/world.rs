@@ -598,7 +598,7 @@ impl World {
             address: relay.address.to_string().parse().expect("an address"),
             kind: RelayKind::Seikan,
             tls: None,
-            ticket: Ticket::new(&relay.secret, &member.key, WALL + 86_400),
+            ticket: Ticket::new(&relay.secret, m as u64, &member.key, WALL + 86_400),
         });
         let changes = Changes {
             revision: log.len() as u64,
