@@ -18,8 +18,8 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use axum::routing::{get, post};
 use seikan_proto::mesh::{
-    BASE, Call, Credential, Digest, Endpoints, JoinRequest, Joined, MAX_ENDPOINTS, MAX_RELAYED,
-    MAX_REQUEST, MAX_WAIT, Reason, Rotation,
+    BASE, Call, Credential, Cursor, Digest, Endpoints, JoinRequest, Joined, MAX_ENDPOINTS,
+    MAX_RELAYED, MAX_REQUEST, MAX_WAIT, Reason, Rotation,
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -152,6 +152,8 @@ struct Question {
     /// What the asker knows.
     #[serde(default)]
     since: u64,
+    /// As of which revision it knows whom it may know; who does not say knows all of that.
+    sight: Option<u64>,
     /// Of which epoch; who does not say takes revisions for what they are.
     epoch: Option<u64>,
     /// Seconds.
@@ -165,8 +167,12 @@ async fn changes(
     headers: HeaderMap,
     question: Result<Query<Question>, QueryRejection>,
 ) -> Result<Response, Refused> {
-    let Query(Question { since, epoch, wait }) =
-        question.map_err(|rejection| Refused::malformed(rejection.body_text()))?;
+    let Query(Question {
+        since,
+        sight,
+        epoch,
+        wait,
+    }) = question.map_err(|rejection| Refused::malformed(rejection.body_text()))?;
     // Before the store is asked: should there be another one meanwhile, the asker does not get that, and at its next question is told
     // of everybody.
     let own = app.epoch();
@@ -192,9 +198,14 @@ async fn changes(
             sleep(app.pause()).await;
         }
     }
+    let known = Cursor {
+        revision: since,
+        epoch: own,
+        sight: sight.unwrap_or(since),
+    };
     let told = app.ask(move |store| {
         let id = store.authenticate(&credential)?;
-        let mut changes = store.changes(since, id)?;
+        let mut changes = store.changes(known, id)?;
         changes.calls = bell.take();
         changes.epoch = own;
         changes.relays = store.tickets(id, now())?;
