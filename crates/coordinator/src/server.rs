@@ -5,9 +5,10 @@
 //! requests, each of which has to come in time. [`routes`] judges what was asked; what it asks of the
 //! store waits for a turn and is done beside the event loop ([`app`]), which also tells those who wait
 //! for changes. At the same port of UDP hosts are told what they look like from here ([`stun`]). What is refused has one form ([`refused`]). Who shows what is not good is let try again only so
-//! often ([`limit`]).
+//! often ([`limit`]), and what is not read takes only so much memory ([`answers`]).
 
 mod admit;
+mod answers;
 mod app;
 mod limit;
 mod refused;

@@ -33,10 +33,10 @@ const CALLS_AT_ONCE: NonZeroU32 = NonZeroU32::new(256).expect("not zero");
 
 /// Who is taken for one: an IPv4 address, or the /64 of an IPv6 address, whose host has all of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Source(IpAddr);
+pub(super) struct Source(IpAddr);
 
 impl Source {
-    fn of(address: IpAddr) -> Source {
+    pub fn of(address: IpAddr) -> Source {
         Source(match address.to_canonical() {
             IpAddr::V6(v6) => {
                 let network = v6.to_bits() & !u128::from(u64::MAX);

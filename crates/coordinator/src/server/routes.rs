@@ -27,7 +27,7 @@ use tokio::time::{sleep, timeout};
 
 use super::app::{App, News};
 use super::limit::{Doing, Try};
-use super::refused::{Refused, json};
+use super::refused::{Refused, json, long};
 use crate::store::{Actor, MemberId, Store, StoreError, Whom};
 
 /// How long the body of a request may take.
@@ -184,9 +184,9 @@ async fn changes(
     };
     let (id, credential, current) = member(&app, from, &headers, current).await?;
     let bell = app.doorbell(id);
+    let question = bell.question().ok_or_else(Refused::too_often)?;
     // Who knows nothing yet, or asks in passing, is told at once.
     if since > 0 && wait > 0 {
-        let _question = bell.question().ok_or_else(Refused::too_often)?;
         let _waiting = app.waiting();
         let time = Duration::from_secs(wait.min(MAX_WAIT));
         let news = match current == since {
@@ -198,6 +198,8 @@ async fn changes(
             sleep(app.pause()).await;
         }
     }
+    let room = app.answers.room(id, from.ip().to_canonical()).await;
+    let mut room = room.ok_or_else(Refused::too_often)?;
     let known = Cursor {
         revision: since,
         epoch: own,
@@ -214,7 +216,11 @@ async fn changes(
         Ok(serde_json::to_vec(&changes))
     });
     match told.await? {
-        Ok(body) => Ok(json(StatusCode::OK, body)),
+        Ok(body) => {
+            app.answers.count(id, body.len());
+            room.shrink(body.len());
+            Ok(long(body, (question, room)))
+        }
         Err(_) => Err(StoreError::Corrupt("members").into()),
     }
 }
