@@ -183,6 +183,9 @@ async fn changes(
         store.revision()
     };
     let (id, credential, current) = member(&app, from, &headers, current).await?;
+    if !app.limits.may(id, Doing::Asking) {
+        return Err(Refused::too_often());
+    }
     let bell = app.doorbell(id);
     let question = bell.question().ok_or_else(Refused::too_often)?;
     // Who knows nothing yet, or asks in passing, is told at once.
