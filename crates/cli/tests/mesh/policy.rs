@@ -1,6 +1,6 @@
 //! Who may talk to whom, as hosts meet it.
 
-use crate::common::eventually;
+use crate::common::{eventually, stderr};
 use crate::mesh::site::{Host, SOON, Site, at_a_site, while_answering};
 use serde_json::Value;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -289,5 +289,59 @@ fn the_first_rule_denies_everything_else_in_a_mesh_without_tags_and_says_so() {
         });
         let again = site.administer(&["policy", "set", path]);
         assert!(again.contains("no pair"), "{again}");
+        std::fs::write(file.path(), "allow * -> * *\n").expect("written");
+        let said = site.administer(&["policy", "set", path]);
+        assert!(said.contains("opened: 5 pairs\n"), "{said}");
+        eventually("all know each other again", || {
+            hosts.iter().all(|host| host.peers().len() == 2)
+        });
+        assert!(connects(c, at[1][0], CLOSED, SOON));
+    });
+}
+
+/// The file is there for every namespace: the verb is said on a member's host, as an administrator does who came by the mesh.
+#[test]
+fn a_policy_that_takes_something_from_this_host_is_set_after_a_yes_alone() {
+    at_a_site(|site| {
+        let _coordinator = site.coordinator();
+        let [a, b] = [site.host(), site.host()];
+        a.join("a", &site.token(&[]));
+        b.join("b", &site.token(&[]));
+        let _running = [a.up(), b.up()];
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let path = file.path().to_str().expect("UTF-8");
+        let store = site.store();
+        let set = |text: &str, more: &[&str]| {
+            std::fs::write(file.path(), text).expect("written");
+            let words = ["coordinator", "policy", "set", path, "--dir", &store];
+            a.run(&[&words[..], more].concat())
+        };
+        let in_force = || site.administer(&["policy", "show"]);
+        // What takes nothing from it needs no question, and there is nobody to ask.
+        let wide = "allow * -> * *\n";
+        let done = set(wide, &[]);
+        assert!(done.status.success(), "{}", stderr(&done));
+        let narrow = "allow a -> b tcp/1\n";
+        let refused = set(narrow, &[]);
+        assert_eq!(refused.status.code(), Some(1));
+        let said = stderr(&refused);
+        assert!(said.contains("b -> a") && said.contains("--yes"), "{said}");
+        assert_eq!(in_force(), wide);
+        // At a terminal it asks.
+        let answered = |answer: &str| {
+            let binary = env!("CARGO_BIN_EXE_seikan");
+            let line = format!("{binary} coordinator policy set {path} --dir {store}");
+            let line = format!("echo {answer} | script -qec '{line}' /dev/null");
+            a.run_program("sh", &["-c", &line])
+        };
+        let no = answered("n");
+        let said = String::from_utf8_lossy(&no.stdout);
+        assert!(said.contains("[y/N]") && !no.status.success(), "{said}");
+        assert_eq!(in_force(), wide);
+        assert!(answered("y").status.success());
+        assert_eq!(in_force(), narrow);
+        set(wide, &[]);
+        assert!(set(narrow, &["--yes"]).status.success());
+        assert_eq!(in_force(), narrow);
     });
 }
