@@ -244,6 +244,50 @@ fn the_longest_policy_leaves_an_answer_in_its_bounds() {
     assert!(others.expect("JSON").len() <= room);
 }
 
+/// `cargo test -p seikan-coordinator --lib telling_cost -- --ignored --nocapture`: what docs/MESH.md has of telling all members of a change.
+#[test]
+#[ignore = "figures, of some seconds"]
+fn telling_cost() {
+    let pairs = |count: u32| -> String {
+        let rules = (0..MAX_RULES as u32).map(|n| {
+            let n = 100 + n % (count - 1);
+            format!("allow c{n} -> c{} tcp/1\n", n + 1)
+        });
+        rules.collect()
+    };
+    for count in [500, 1000, 2000] {
+        for (policy, text) in [
+            ("everybody", "allow * -> * *\n".to_owned()),
+            ("one server", "allow * -> c100 tcp/443\n".to_owned()),
+            ("1,024 rules of pairs", pairs(count)),
+        ] {
+            let mesh = Mesh::new("100.80.0.0/12");
+            crowd(&mesh.store, count);
+            let ids: Vec<MemberId> = (1..=i64::from(count)).map(MemberId).collect();
+            let mut known = vec![seikan_proto::mesh::Cursor::default(); ids.len()];
+            let mut tell = |what: &str| {
+                let (begun, mut bytes) = (Instant::now(), 0);
+                for (id, known) in ids.iter().zip(&mut known) {
+                    let told = mesh.store.changes(*known, *id).expect("changes");
+                    bytes += serde_json::to_vec(&told).expect("JSON").len();
+                    *known = told.cursor();
+                }
+                let took = begun.elapsed().as_secs_f64() * 1e3;
+                println!("{count} members, {policy}, {what}: {took:.1} ms, {bytes} bytes");
+            };
+            tell("nothing known");
+            set(&mesh.store, &text);
+            tell("another policy");
+            let at = Endpoints {
+                endpoints: vec![([192, 0, 2, 1], 7).into()],
+                relayed: Vec::new(),
+            };
+            assert!(mesh.store.set_endpoints(ids[0], &at, NOW).expect("set"));
+            tell("one moved");
+        }
+    }
+}
+
 on_etcd! {
     a_policy_is_kept_as_it_was_written_and_the_same_again_is_no_change
     what_is_no_policy_changes_nothing
