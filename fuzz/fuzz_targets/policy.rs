@@ -10,7 +10,9 @@ pub fn run(bytes: &[u8]) {
         return;
     };
     // What members are told, rule by rule, of any version.
-    let told = Policy::from(text.lines().map(str::to_owned).collect::<Vec<_>>());
+    let rules: Vec<&str> = text.lines().collect();
+    let json = serde_json::json!({ "rules": rules, "untold": rules.len() });
+    let told: Policy = serde_json::from_value(json).expect("a policy");
     let json = serde_json::to_vec(&told).expect("JSON");
     let again: Policy = serde_json::from_slice(&json).expect("its own text");
     assert_eq!(again, told);
@@ -38,6 +40,17 @@ pub fn run(bytes: &[u8]) {
         .flat_map(|a| parties.iter().map(move |b| (a, b)))
     {
         let decide = |traffic| policy.decide(from, to, traffic).is_allowed();
+        // Either end is told enough to apply it, and of the other if they may talk.
+        for own in [from, to] {
+            assert_eq!(
+                policy.concerning(own).filter(from, to),
+                policy.filter(from, to)
+            );
+        }
+        if !policy.filter(from, to).is_closed() {
+            assert!(policy.sight(from).has(&to.name, &to.tags));
+            assert!(policy.sight(to).has(&from.name, &from.tags));
+        }
         match policy.filter(from, to) {
             Filter::All => assert!(decide(Traffic::Other)),
             Filter::Only(open) => {

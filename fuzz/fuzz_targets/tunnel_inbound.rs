@@ -3,7 +3,7 @@
 //! The input is a script: an operation, two bytes for it, a length of two bytes, and as many bytes.
 use seikan_fuzz::{Peer, SOURCE};
 use seikan_proto::construction::Construction;
-use seikan_proto::filter::{Filter, Open};
+use seikan_proto::filter::{Destinations, Filter, Open};
 use std::time::Duration;
 
 /// One input.
@@ -24,7 +24,8 @@ pub fn run(script: &[u8]) {
             udp: std::iter::once(53..=53).collect(),
             ..Open::default()
         };
-        peer.tunnel.set_filter(id, Filter::Only(open));
+        peer.tunnel
+            .set_filter(id, Filter::Only(open), Destinations::Any);
     }
     while let Some((&[operation, a, b, l0, l1], tail)) = rest.split_first_chunk() {
         let length = usize::from(u16::from_le_bytes([l0, l1])).min(tail.len());

@@ -43,10 +43,11 @@ impl Question {
             Decision::NoTags => ("allowed", "neither has a tag".to_owned()),
             Decision::CommonTag(tag) => ("allowed", format!("both have the tag {tag}")),
             Decision::Rule(rule) => ("allowed", format!("rule: {rule}")),
-            Decision::Denied => (
+            Decision::Denied if policy.is_empty() => (
                 "denied",
-                "no rule allows it, and they have no tag in common".to_owned(),
+                "there is no rule, and they have no tag in common".to_owned(),
             ),
+            Decision::Denied => ("denied", "no rule allows it".to_owned()),
         };
         let mut text = format!("{} from {from} to {to}: {answer}\n  {why}\n", self.traffic);
         if decision.is_allowed() {
@@ -131,7 +132,8 @@ mod tests {
 
     #[test]
     fn rules_that_are_not_known_are_told() {
-        let policy = Policy::from(vec!["forbid * -> * *".to_owned()]);
+        let policy: Policy =
+            serde_json::from_value(json!({ "rules": ["forbid * -> * *"] })).expect("a policy");
         let question = question(80);
         let said = question.words(&Decision::Denied, &policy);
         assert!(said.contains("1 rule of a later version"), "{said}");

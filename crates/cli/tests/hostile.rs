@@ -4,6 +4,7 @@
 //! What a flow keeps of its throughput is a measurement, not a test: `seikan lab hostile`.
 
 mod cost;
+mod members;
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};

@@ -5,9 +5,10 @@
 //! requests, each of which has to come in time. [`routes`] judges what was asked; what it asks of the
 //! store waits for a turn and is done beside the event loop ([`app`]), which also tells those who wait
 //! for changes. At the same port of UDP hosts are told what they look like from here ([`stun`]). What is refused has one form ([`refused`]). Who shows what is not good is let try again only so
-//! often ([`limit`]).
+//! often ([`limit`]), and what is not read takes only so much memory ([`answers`]).
 
 mod admit;
+mod answers;
 mod app;
 mod limit;
 mod refused;
@@ -37,6 +38,8 @@ use seikan_tls::{Certificate, TlsError};
 
 /// Connections at a time.
 const MAX_CONNECTIONS: usize = 10_000;
+/// The same of one source: an IPv4 address or the /64 of an IPv6 address.
+const MAX_OF_SOURCE: usize = 4096;
 /// Connections that the kernel has accepted and that have not been looked at, at most.
 const BACKLOG: i32 = 4096;
 /// How long a TLS handshake may take.
@@ -137,7 +140,11 @@ impl Server {
         let handle: Handle<SocketAddr> = Handle::new();
         let acceptor = RustlsAcceptor::new(RustlsConfig::from_config(Arc::new(self.tls)))
             .handshake_timeout(HANDSHAKE)
-            .acceptor(Admit::new(MAX_CONNECTIONS));
+            .acceptor(Admit::new(
+                MAX_CONNECTIONS,
+                MAX_OF_SOURCE,
+                Arc::clone(&self.app.limits),
+            ));
         let mut server = axum_server::from_tcp(self.listener)?
             .http1_only()
             .first_request_timeout(FIRST_HEAD)

@@ -51,13 +51,14 @@ pub use relays::RelayInfo;
 pub use tokens::{NewToken, TokenId, TokenInfo};
 
 /// What makes the schema of each version out of the one before.
-const STEPS: [&str; 6] = [
+const STEPS: [&str; 7] = [
     include_str!("store/schema.sql"),
     include_str!("store/relays.sql"),
     include_str!("store/schema2.sql"),
     include_str!("store/schema3.sql"),
     include_str!("store/schema4.sql"),
     include_str!("store/relay_tls.sql"),
+    include_str!("store/schema5.sql"),
 ];
 /// The schema that this version reads and writes.
 const SCHEMA: i64 = STEPS.len() as i64;
@@ -70,6 +71,8 @@ const PAUSE: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub struct Store {
     backing: Backing,
+    /// The policy as it was last read.
+    parsed: policy::Parsed,
     /// Of a file: its folder, locked for as long as this has the file open, so that nobody moves it away meanwhile.
     _folder: Option<fs::File>,
 }
@@ -109,6 +112,7 @@ impl Store {
         }
         Ok(Store {
             backing: Backing::File(Mutex::new(connection)),
+            parsed: policy::Parsed::default(),
             _folder: Some(folder),
         })
     }
@@ -121,6 +125,7 @@ impl Store {
     pub fn open_etcd(settings: &Etcd) -> Result<Store, StoreError> {
         Ok(Store {
             backing: Backing::Etcd(Replica::open(settings)?),
+            parsed: policy::Parsed::default(),
             _folder: None,
         })
     }

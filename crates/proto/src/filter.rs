@@ -1,8 +1,10 @@
 //! What a peer may begin here, applied to every packet that it sends.
 //!
-//! A [`Filter`] lists the services of this host that are open to the peer. Its guard judges each packet by its own headers and by
-//! what this host has sent to the peer:
+//! A [`Filter`] lists the services of this host that are open to the peer, and [`Destinations`] the addresses at which they are. The
+//! guard of the peer checks each packet against its own headers and against what this host has sent to the peer:
 //!
+//! - **The destination** is one of the addresses, for answers too. Networks behind this host, multicast groups and broadcast addresses
+//!   are none of them.
 //! - **TCP** that begins nothing passes whatever its port: a segment with ACK, or with RST and without SYN. A connection begins with
 //!   a SYN without ACK (RFC 9293, section 3.5), and of all others every segment but a reset has ACK (section 3.1).
 //! - **UDP** passes to an open port, or from where this host has sent to, between the same ports.
@@ -22,16 +24,55 @@ use begun::{Begun, Key, Kind, identification};
 use seikan_observe::DropReason;
 use seikan_wire::ip::{IpPacket, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP};
 use seikan_wire::{icmp, tcp};
+use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
 /// What a peer may begin here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Filter {
-    /// Everything: packets are not looked at.
+    /// Everything: only the destination counts.
     #[default]
     All,
     /// What is open to it.
     Only(Open),
+}
+
+impl Filter {
+    /// Whether nothing is open.
+    pub fn is_closed(&self) -> bool {
+        match self {
+            Filter::All => false,
+            Filter::Only(open) => !open.icmp && open.tcp.is_empty() && open.udp.is_empty(),
+        }
+    }
+
+    /// Whether a peer may begin everything under `other` that it may begin under this.
+    pub fn is_within(&self, other: &Filter) -> bool {
+        match (self, other) {
+            (_, Filter::All) => true,
+            (Filter::All, Filter::Only(_)) => false,
+            (Filter::Only(own), Filter::Only(other)) => own.is_within(other),
+        }
+    }
+}
+
+/// Where a peer may send packets.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Destinations {
+    /// Anywhere, as far as the host forwards: a peer under no policy.
+    #[default]
+    Any,
+    /// To these addresses alone; a few, as each packet is compared with all of them.
+    Only(Vec<IpAddr>),
+}
+
+impl Destinations {
+    fn has(&self, address: &IpAddr) -> bool {
+        match self {
+            Destinations::Any => true,
+            Destinations::Only(addresses) => addresses.contains(address),
+        }
+    }
 }
 
 /// What is open to a peer. The default is nothing.
@@ -56,6 +97,22 @@ impl Ports {
         let nearest = before.checked_sub(1).and_then(|at| self.0.get(at));
         nearest.is_some_and(|(_, last)| port <= *last)
     }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether all of them are among others.
+    fn is_within(&self, others: &Ports) -> bool {
+        let mut all = self.0.iter();
+        all.all(|(first, last)| {
+            others
+                .0
+                .iter()
+                .any(|(low, high)| low <= first && last <= high)
+        })
+    }
 }
 
 impl FromIterator<RangeInclusive<u16>> for Ports {
@@ -77,25 +134,34 @@ impl FromIterator<RangeInclusive<u16>> for Ports {
 /// Applies the filter of a peer that may not send everything.
 #[derive(Debug, Default)]
 pub(crate) struct Guard {
-    open: Open,
+    to: Destinations,
+    filter: Filter,
     begun: Begun,
 }
 
 impl Guard {
     /// The guard of a peer that had `before`, under another filter. Who could begin everything had none, and what was sent to it was
     /// not noted: its answers by UDP and to echoes pass again from when this host next sends.
-    pub fn set(before: Option<Box<Guard>>, filter: Filter) -> Option<Box<Guard>> {
-        let Filter::Only(open) = filter else {
+    pub fn set(before: Option<Box<Guard>>, filter: Filter, to: Destinations) -> Option<Box<Guard>> {
+        if (&filter, &to) == (&Filter::All, &Destinations::Any) {
             return None;
-        };
+        }
         let mut guard = before.unwrap_or_default();
-        guard.open = open;
+        if filter == Filter::All {
+            guard.begun = Begun::default();
+        }
+        (guard.filter, guard.to) = (filter, to);
         Some(guard)
     }
 
     /// Judges a packet from the peer. `packet` is what `ip` was parsed from, of which the headers need to be there.
     pub fn check(&mut self, ip: &IpPacket, packet: &[u8], now: Instant) -> Result<(), DropReason> {
-        match self.passes(ip, packet, now) {
+        let passes = self.to.has(&ip.dst)
+            && match &self.filter {
+                Filter::All => true,
+                Filter::Only(open) => open.passes(&mut self.begun, ip, packet, now),
+            };
+        match passes {
             true => Ok(()),
             false => Err(DropReason::PolicyDenied),
         }
@@ -103,27 +169,38 @@ impl Guard {
 
     /// Takes note of a packet to the peer, so that it may be answered. Later fragments have no ports: their first one had them.
     pub fn note(&mut self, ip: &IpPacket, packet: &[u8], now: Instant) {
+        let Filter::Only(open) = &self.filter else {
+            return;
+        };
         let Ok(Some((protocol, at))) = ip.transport(packet) else {
             return;
         };
         let transport = packet.get(at..).unwrap_or_default();
         // What is open needs no note.
-        if let Some(key) = Key::of_sent(ip, protocol, transport).filter(|key| !self.is_open(key)) {
+        if let Some(key) = Key::of_sent(ip, protocol, transport).filter(|key| !open.has(key)) {
             self.begun.note(key, now);
         }
     }
+}
+
+impl Open {
+    fn is_within(&self, other: &Open) -> bool {
+        (other.icmp || !self.icmp)
+            && self.tcp.is_within(&other.tcp)
+            && self.udp.is_within(&other.udp)
+    }
 
     /// Whether the peer needs nothing of ours to send what has this key.
-    fn is_open(&self, key: &Key) -> bool {
+    fn has(&self, key: &Key) -> bool {
         let [high, low, ..] = key.id;
         match key.kind {
-            Kind::Udp => self.open.udp.contains(u16::from_be_bytes([high, low])),
-            Kind::Echo => self.open.icmp,
+            Kind::Udp => self.udp.contains(u16::from_be_bytes([high, low])),
+            Kind::Echo => self.icmp,
             Kind::Fragment(_) => false,
         }
     }
 
-    fn passes(&mut self, ip: &IpPacket, packet: &[u8], now: Instant) -> bool {
+    fn passes(&self, begun: &mut Begun, ip: &IpPacket, packet: &[u8], now: Instant) -> bool {
         // Behind the packet there may be padding, which has no ports.
         let packet = packet.get(..ip.total_len).unwrap_or(packet);
         let Ok(transport) = ip.transport(packet) else {
@@ -136,17 +213,17 @@ impl Guard {
             id: identification(ip, packet),
         });
         let Some((protocol, at)) = transport else {
-            return fragments.is_some_and(|key| self.begun.has(&key, now));
+            return fragments.is_some_and(|key| begun.has(&key, now));
         };
         let transport = packet.get(at..).unwrap_or_default();
         let passes = match protocol {
             PROTO_TCP => !ip.fragment && self.tcp_passes(transport),
-            PROTO_UDP => self.udp_passes(ip, transport, now),
-            PROTO_ICMP | PROTO_ICMPV6 => self.open.icmp || self.icmp_passes(ip, packet, at, now),
+            PROTO_UDP => self.udp_passes(begun, ip, transport, now),
+            PROTO_ICMP | PROTO_ICMPV6 => self.icmp || self.icmp_passes(begun, ip, packet, at, now),
             _ => false,
         };
         if let Some(key) = fragments.filter(|_| passes) {
-            self.begun.note(key, now);
+            begun.note(key, now);
         }
         passes
     }
@@ -159,12 +236,11 @@ impl Guard {
         let begins_nothing = flags & tcp::ACK != 0 || flags & (tcp::RST | tcp::SYN) == tcp::RST;
         begins_nothing
             || self
-                .open
                 .tcp
                 .contains(u16::from_be_bytes([header[2], header[3]]))
     }
 
-    fn udp_passes(&mut self, ip: &IpPacket, datagram: &[u8], now: Instant) -> bool {
+    fn udp_passes(&self, begun: &mut Begun, ip: &IpPacket, datagram: &[u8], now: Instant) -> bool {
         let Some(&[r0, r1, l0, l1]) = datagram.first_chunk() else {
             return false;
         };
@@ -174,13 +250,20 @@ impl Guard {
             remote: ip.src,
             id: [l0, l1, r0, r1],
         };
-        self.is_open(&key) || self.begun.has(&key, now)
+        self.has(&key) || begun.has(&key, now)
     }
 
     /// `at` is where the ICMP message begins.
-    fn icmp_passes(&mut self, ip: &IpPacket, packet: &[u8], at: usize, now: Instant) -> bool {
+    fn icmp_passes(
+        &self,
+        begun: &mut Begun,
+        ip: &IpPacket,
+        packet: &[u8],
+        at: usize,
+        now: Instant,
+    ) -> bool {
         if let Some(quote) = icmp::quote(ip, packet) {
-            return self.quote_passes(ip, packet.get(quote..).unwrap_or_default(), now);
+            return self.quote_passes(begun, ip, packet.get(quote..).unwrap_or_default(), now);
         }
         let Some(&[kind, _, _, _, i0, i1]) = packet.get(at..).and_then(<[u8]>::first_chunk) else {
             return false;
@@ -191,11 +274,17 @@ impl Guard {
             remote: ip.src,
             id: [i0, i1, 0, 0],
         };
-        kind == if ip.is_v6() { 129 } else { 0 } && self.begun.has(&key, now)
+        kind == if ip.is_v6() { 129 } else { 0 } && begun.has(&key, now)
     }
 
     /// An error that quotes a packet.
-    fn quote_passes(&mut self, error: &IpPacket, quote: &[u8], now: Instant) -> bool {
+    fn quote_passes(
+        &self,
+        begun: &mut Begun,
+        error: &IpPacket,
+        quote: &[u8],
+        now: Instant,
+    ) -> bool {
         let Ok(ip) = IpPacket::parse_headers(quote) else {
             return false;
         };
@@ -208,7 +297,7 @@ impl Guard {
         };
         let transport = quote.get(at..).unwrap_or_default();
         match Key::of_sent(&ip, protocol, transport) {
-            Some(key) => self.is_open(&key) || self.begun.has(&key, now),
+            Some(key) => self.has(&key) || begun.has(&key, now),
             // Which connections there are the kernel knows.
             None => protocol == PROTO_TCP,
         }

@@ -28,7 +28,7 @@ use crate::birthday::{Knock, Outside};
 use crate::capabilities::Cipher;
 use crate::constants::{REJECT_AFTER_TIME, REKEY_AFTER_TIME};
 use crate::cookie::{CookieChecker, CookieJar};
-use crate::filter::{Filter, Guard};
+use crate::filter::{Destinations, Filter, Guard};
 use crate::inbox::Write;
 use crate::indices::{IndexTable, PeerId};
 use crate::keys::{Identity, PresharedKey, PrivateKey, PublicKey};
@@ -396,10 +396,11 @@ impl Tunnel {
         self.allowed_ips.lookup(address)
     }
 
-    /// Sets what a peer may begin to send here: whatever it likes until then. TCP connections go on; UDP that this host has begun is answered from when it next sends, if it could begin everything before.
-    pub fn set_filter(&mut self, id: PeerId, filter: Filter) {
+    /// Sets what a peer may begin to send here, and where: whatever it likes, anywhere, until then. TCP connections to these addresses go
+    /// on; UDP that this host has begun is answered from when it next sends, if the peer could begin everything before.
+    pub fn set_filter(&mut self, id: PeerId, filter: Filter, to: Destinations) {
         if let Some(peer) = self.peer_mut(id) {
-            peer.guard = Guard::set(peer.guard.take(), filter);
+            peer.guard = Guard::set(peer.guard.take(), filter, to);
         }
     }
 

@@ -4,7 +4,7 @@ use crate::sim::network::Path;
 use crate::sim::packets::{Flow, raw};
 use crate::sim::{Setup, World};
 use seikan_observe::DropReason;
-use seikan_proto::filter::{Filter, Open};
+use seikan_proto::filter::{Destinations, Filter, Open};
 use seikan_proto::noise::Construction;
 use seikan_wire::ip::{ECN_NOT_ECT, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP};
 use seikan_wire::tcp;
@@ -20,7 +20,8 @@ fn world(construction: Construction, open: Open) -> World {
     let mut world = World::new(construction, 1);
     world.establish();
     let side = &mut world.sides[1];
-    side.tunnel.set_filter(side.peer, Filter::Only(open));
+    side.tunnel
+        .set_filter(side.peer, Filter::Only(open), Destinations::Any);
     world
 }
 
@@ -106,7 +107,7 @@ fn what_waited_for_a_session_is_answered_too() {
     let mut world = World::new(NATIVE, 1);
     let side = &mut world.sides[1];
     side.tunnel
-        .set_filter(side.peer, Filter::Only(Open::default()));
+        .set_filter(side.peer, Filter::Only(Open::default()), Destinations::Any);
     assert_eq!(
         sent(&mut world, 1, &[datagram(1, false, [1999, 53])]),
         (1, 0)
@@ -171,7 +172,8 @@ fn packets_in_pieces_are_judged_when_they_are_whole() {
             udp: std::iter::once(port..=port).collect(),
             ..Open::default()
         };
-        side.tunnel.set_filter(side.peer, Filter::Only(open));
+        side.tunnel
+            .set_filter(side.peer, Filter::Only(open), Destinations::Any);
         // Nothing as long as this gets through in one piece.
         let read = Flow::udp(0).datagram(1, 1380);
         assert_eq!(sent(&mut world, 0, &[read]), fate);
@@ -184,6 +186,7 @@ fn without_a_filter_everything_passes_again() {
     let read = datagram(0, false, [1999, 1998]);
     assert_eq!(sent(&mut world, 0, slice::from_ref(&read)), (0, 1));
     let side = &mut world.sides[1];
-    side.tunnel.set_filter(side.peer, Filter::All);
+    side.tunnel
+        .set_filter(side.peer, Filter::All, Destinations::Any);
     assert_eq!(sent(&mut world, 0, &[read]), (1, 0));
 }

@@ -12,12 +12,13 @@ use crate::policer::Policer;
 /// How long a side stays that does not bind itself anew, or is bound by nobody.
 pub(crate) const LIFE: Duration = Duration::from_secs(60);
 
-/// A member, for as long as it is in a pair.
+/// A member for as long as it is a side of a pair, whatever keys it has had.
 #[derive(Debug)]
-pub(crate) struct Member {
-    pub key: PublicKey,
-    /// Pairs that it is in.
-    pub pairs: usize,
+pub(crate) struct Holder {
+    /// Its number in tickets.
+    pub number: u64,
+    /// Sides that it is.
+    pub sides: usize,
     /// Those of them that it asked for: its share.
     pub asked: usize,
     pub policer: Policer,
@@ -27,8 +28,6 @@ pub(crate) struct Member {
 #[derive(Debug)]
 pub(crate) struct Pair {
     pub keys: Keys,
-    /// Where their [`Member`]s are, in the order of their keys.
-    pub members: [usize; 2],
     pub port: u16,
     pub sides: [Side; 2],
     /// For IPv4 and IPv6, as far as the sides have asked by them.
@@ -66,6 +65,8 @@ impl Keys {
 /// One of two members.
 #[derive(Debug, Default)]
 pub(crate) struct Side {
+    /// Where the [`Holder`] is that asked for the port or bound itself to it.
+    pub holder: Option<usize>,
     /// It asked for the port, which counts as one of its share.
     pub asked: bool,
     /// Where it is.

@@ -22,6 +22,8 @@ use crate::table::{Table, family_of};
 
 /// Reads of a connection before others have their turn.
 const TURNS: usize = 16;
+/// Bytes of the shortest message of a tunnel: a record without content. At a connection a shorter one would take less than it costs.
+const SHORTEST: usize = 32;
 
 /// Where a request came to.
 #[derive(Clone, Copy)]
@@ -166,6 +168,11 @@ impl Table {
             address,
             traffic_class: 0,
         };
+        if !self.streams.may_bring(id, run, now.mono) {
+            let count = datagrams(run.bytes.len(), run.size).max(1);
+            self.counters.drops.add(DropReason::OverRate, count);
+            return self.streams.is_member(id);
+        }
         let at = match run.port {
             MAIN_PORT => At::Main,
             port => self.pair_at(port).map_or(At::Nowhere, At::Pair),
@@ -177,11 +184,11 @@ impl Table {
                 }
             }
             _ if !self.streams.is_member(id) => {}
-            At::Pair(slot) if !run.bytes.is_empty() => {
+            At::Pair(slot) if run.size >= SHORTEST => {
                 self.forward(slot, origin, &run.bytes, run.size, now);
             }
             _ => {
-                let reason = match run.bytes.is_empty() {
+                let reason = match run.size < SHORTEST {
                     true => DropReason::Truncated,
                     false => DropReason::Stranger,
                 };
@@ -207,7 +214,7 @@ impl Table {
         let size = size.max(1);
         let Table {
             pairs,
-            members,
+            holders,
             streams,
             counters,
             limits,
@@ -223,10 +230,11 @@ impl Table {
         let Some(to) = pair.sides[1 - side].bound else {
             return drop(DropReason::NotBound, bytes.len());
         };
-        let Some(member) = members.get_mut(pair.members[side]) else {
+        let holder = pair.sides[side].holder;
+        let Some(holder) = holder.and_then(|place| holders.get_mut(place)) else {
             return drop(DropReason::SendRefused, bytes.len());
         };
-        let admitted = member
+        let admitted = holder
             .policer
             .admit(bytes.len(), size, limits.rate, now.mono);
         drop(DropReason::OverRate, bytes.len() - admitted);

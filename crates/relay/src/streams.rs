@@ -33,6 +33,11 @@ const MEMBERS_OF_A_SOURCE: usize = 256;
 /// Connections that are taken in a second, of all sources, a quarter of them at once: handshakes of TLS are not to take the time in which
 /// datagrams go on.
 const A_SECOND: u64 = 200;
+/// Runs of datagrams that a connection may bring in a second, a quarter of them at once. Each is a call of the kernel, however short it is:
+/// at a connection a datagram takes few bytes.
+const RUNS: u64 = 4_000;
+/// Runs for which a request counts.
+const REQUEST_RUNS: usize = 4;
 /// Connections that are taken before others have their turn.
 const ACCEPTS: usize = 8;
 /// Bytes of a frame that a stranger sends, at most.
@@ -76,6 +81,8 @@ struct Connection {
     until: Instant,
     interest: Interest,
     unflushed: bool,
+    /// What it brings.
+    pace: Policer,
 }
 
 /// Datagrams for one port as they came one behind the other: of one length, the last may be shorter. A request is alone.
@@ -191,6 +198,7 @@ impl Streams {
             until: now + PROVE_WITHIN,
             interest: Interest::Read,
             unflushed: false,
+            pace: Policer::default(),
         };
         self.all.insert(id, connection);
         Ok(())
@@ -252,6 +260,16 @@ impl Streams {
             return Err(io::ErrorKind::InvalidData.into());
         }
         Ok(count > 0)
+    }
+
+    /// Counts a run that came by a connection; whether it has not brought too many.
+    pub fn may_bring(&mut self, id: u64, run: &Run, now: Instant) -> bool {
+        let weight = match is_request(&run.bytes) {
+            true => REQUEST_RUNS,
+            false => 1,
+        };
+        let connection = self.all.get_mut(&id);
+        connection.is_some_and(|c| c.pace.admit(weight, weight, RUNS, now) == weight)
     }
 
     /// Whether a good ticket was shown there.

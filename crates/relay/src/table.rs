@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, SocketAddr};
 
-use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::RelaySecret;
 use seikan_proto::mesh::relay::{PortRequest, RelayRefusal};
 use seikan_proto::time::Instant;
@@ -12,7 +11,7 @@ use seikan_sys::udp::{UdpOptions, UdpSocket};
 use slab::Slab;
 
 use crate::Counters;
-use crate::pair::{Bound, Keys, LIFE, Member, Pair, Place, Side};
+use crate::pair::{Bound, Holder, Keys, LIFE, Pair, Place, Side};
 use crate::relay::{FIRST_PAIR_TOKEN, Limits, Now};
 use crate::streams::{Run, Streams};
 
@@ -34,9 +33,10 @@ pub(crate) struct Table {
     pub secret: RelaySecret,
     pub limits: Limits,
     pub pairs: Slab<Pair>,
-    pub members: Slab<Member>,
+    pub holders: Slab<Holder>,
     by_keys: HashMap<Keys, usize>,
-    by_key: HashMap<PublicKey, usize>,
+    /// By the numbers in tickets: a member that changes its key stays the same one.
+    by_number: HashMap<u64, usize>,
     /// Those that pairs have.
     ports: BTreeMap<u16, usize>,
     /// Where the search for a free one goes on, so that one is not used again soon.
@@ -60,9 +60,9 @@ impl Table {
             next_port: *limits.ports.start(),
             limits,
             pairs: Slab::new(),
-            members: Slab::new(),
+            holders: Slab::new(),
             by_keys: HashMap::new(),
-            by_key: HashMap::new(),
+            by_number: HashMap::new(),
             ports: BTreeMap::new(),
             counters: Counters::default(),
         }
@@ -79,12 +79,12 @@ impl Table {
     ) -> Result<(u16, bool), RelayRefusal> {
         let (keys, side) = Keys::of(asked.member, asked.peer);
         let known = self.by_keys.get(&keys).copied();
+        let own = self.by_number.get(&asked.holder).copied();
         let has_asked = known
             .and_then(|slot| self.pairs.get(slot))
-            .is_some_and(|pair| pair.sides[side].asked);
-        let member = self.by_key.get(&asked.member);
-        let share = member.and_then(|place| self.members.get(*place));
-        let share = share.map_or(0, |member| member.asked);
+            .is_some_and(|pair| pair.sides[side].asked && pair.sides[side].holder == own);
+        let share = own.and_then(|place| self.holders.get(place));
+        let share = share.map_or(0, |holder| holder.asked);
         if !has_asked && share >= self.limits.pairs_per_member {
             return Err(RelayRefusal::Quota);
         }
@@ -94,6 +94,14 @@ impl Table {
         };
         let home = self.home(family).ok_or(RelayRefusal::Full)?;
         let pair = self.pairs.get_mut(slot).ok_or(RelayRefusal::Full)?;
+        let taken = &mut pair.sides[side];
+        hold(taken, asked.holder, &mut self.holders, &mut self.by_number);
+        if !taken.asked {
+            taken.asked = true;
+            if let Some(holder) = taken.holder.and_then(|at| self.holders.get_mut(at)) {
+                holder.asked += 1;
+            }
+        }
         if pair.sockets[family].is_none() {
             pair.sockets[family] = open(home, pair.port, slot, epoll);
         }
@@ -101,12 +109,6 @@ impl Table {
             return Err(RelayRefusal::Full);
         }
         let this = &mut pair.sides[side];
-        if !this.asked {
-            this.asked = true;
-            if let Some(member) = self.members.get_mut(pair.members[side]) {
-                member.asked += 1;
-            }
-        }
         if this.bound.is_none() {
             this.until = now.mono + LIFE;
         }
@@ -137,6 +139,7 @@ impl Table {
         if asked.stamp < this.stamp || (asked.stamp == this.stamp && !again) {
             return Err(RelayRefusal::Stale);
         }
+        hold(this, asked.holder, &mut self.holders, &mut self.by_number);
         let newer = asked.stamp > this.stamp;
         this.stamp = asked.stamp;
         this.until = now.mono + LIFE;
@@ -172,25 +175,10 @@ impl Table {
         let (port, socket) = found.ok_or(RelayRefusal::Full)?;
         let mut sockets = [None, None];
         sockets[family] = Some(socket);
-        let members = keys.0.map(|key| {
-            let place = *self.by_key.entry(key).or_insert_with(|| {
-                self.members.insert(Member {
-                    key,
-                    pairs: 0,
-                    asked: 0,
-                    policer: Default::default(),
-                })
-            });
-            if let Some(member) = self.members.get_mut(place) {
-                member.pairs += 1;
-            }
-            place
-        });
         self.ports.insert(port, slot);
         self.by_keys.insert(keys, slot);
         Ok(self.pairs.insert(Pair {
             keys,
-            members,
             port,
             sides: Default::default(),
             sockets,
@@ -233,7 +221,8 @@ impl Table {
     pub fn sweep(&mut self, now: Instant) {
         let Table {
             pairs,
-            members,
+            holders,
+            by_number,
             counters,
             ..
         } = self;
@@ -244,14 +233,10 @@ impl Table {
                 counters.receive_queue_drops += dropped - pair.receive_queue_drops;
                 pair.receive_queue_drops = dropped;
             }
-            for (side, place) in pair.sides.iter_mut().zip(pair.members) {
+            for side in &mut pair.sides {
                 if side.is_there() && side.until <= now {
-                    if side.asked
-                        && let Some(member) = members.get_mut(place)
-                    {
-                        member.asked -= 1;
-                    }
-                    (side.asked, side.bound, side.former) = (false, None, None);
+                    release(side, holders, by_number);
+                    (side.bound, side.former) = (None, None);
                 }
             }
             if pair.sides.iter().any(Side::is_there) {
@@ -259,16 +244,8 @@ impl Table {
             }
             self.ports.remove(&pair.port);
             self.by_keys.remove(&pair.keys);
-            for place in pair.members {
-                let member = members.get_mut(place);
-                let ends = member.is_some_and(|member| {
-                    member.pairs -= 1;
-                    member.pairs == 0
-                });
-                if ends {
-                    let member = members.remove(place);
-                    self.by_key.remove(&member.key);
-                }
+            for side in &mut pair.sides {
+                release(side, holders, by_number);
             }
             false
         });
@@ -277,10 +254,53 @@ impl Table {
     /// The counters, with what there is now.
     pub fn told(&mut self) -> &Counters {
         self.counters.pairs = self.pairs.len();
-        self.counters.members = self.members.len();
+        self.counters.members = self.holders.len();
         self.counters.streams = self.streams.members;
         self.counters.turned_away = self.streams.turned_away;
         &self.counters
+    }
+}
+
+/// Makes a side that of the member of this number. If it was another's, under the same key at another time, it is that one's no more.
+fn hold(
+    side: &mut Side,
+    number: u64,
+    holders: &mut Slab<Holder>,
+    by_number: &mut HashMap<u64, usize>,
+) {
+    let own = by_number.get(&number);
+    if side.holder.is_some() && side.holder == own.copied() {
+        return;
+    }
+    release(side, holders, by_number);
+    let place = *by_number.entry(number).or_insert_with(|| {
+        holders.insert(Holder {
+            number,
+            sides: 0,
+            asked: 0,
+            policer: Default::default(),
+        })
+    });
+    if let Some(holder) = holders.get_mut(place) {
+        holder.sides += 1;
+    }
+    side.holder = Some(place);
+}
+
+/// Makes a side nobody's; who is no side any more is forgotten.
+fn release(side: &mut Side, holders: &mut Slab<Holder>, by_number: &mut HashMap<u64, usize>) {
+    let asked = std::mem::take(&mut side.asked);
+    let Some(place) = side.holder.take() else {
+        return;
+    };
+    let Some(holder) = holders.get_mut(place) else {
+        return;
+    };
+    holder.asked -= usize::from(asked);
+    holder.sides -= 1;
+    if holder.sides == 0 {
+        by_number.remove(&holder.number);
+        holders.remove(place);
     }
 }
 
@@ -307,6 +327,7 @@ pub(crate) fn family_of(address: SocketAddr) -> usize {
 mod tests {
     use std::time::Duration;
 
+    use seikan_proto::keys::PublicKey;
     use seikan_proto::mesh::relay::{Ask, Asked};
     use seikan_proto::mesh::{RelayKind, Ticket};
     use seikan_proto::rng::Rng;
@@ -325,7 +346,7 @@ mod tests {
         let secret = RelaySecret::generate(&mut Same(7));
         let key = |n| PublicKey::from_bytes([n; 32]);
         let ask = Ask {
-            ticket: &Ticket::new(&secret, &key(member), u64::MAX),
+            ticket: &Ticket::new(&secret, member.into(), &key(member), u64::MAX),
             peer: key(peer),
             stamp: 1,
         };

@@ -87,9 +87,16 @@ fn explain(words: &[String], interface: &str, as_json: bool) -> anyhow::Result<E
             return Ok(own.clone());
         }
         let member = book.members().values().find(|member| member.name == name);
-        let member = member.with_context(|| format!("no member is called {name}"))?;
+        let member = member.with_context(|| {
+            format!("no member that this host may talk to is called {name}; ask where the coordinator is: seikan coordinator policy explain")
+        })?;
         Ok(member.party())
     };
+    if policy.untold() > 0 && ![from, to].contains(&&own.name.to_string()) {
+        bail!(
+            "this host is told no rules between others; ask where the coordinator is: seikan coordinator policy explain {from} {to} {traffic}"
+        );
+    }
     let question = Question {
         from: party(from)?,
         to: party(to)?,

@@ -1,9 +1,9 @@
 //! Who may talk to whom, as hosts meet it.
 
-use crate::common::eventually;
+use crate::common::{eventually, stderr};
 use crate::mesh::site::{Host, SOON, Site, at_a_site, while_answering};
 use serde_json::Value;
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -73,6 +73,9 @@ fn members_of_different_tags_reach_what_a_rule_opens_and_nothing_else() {
         let _coordinator = site.coordinator();
         let ([a, b], [at_a, at_b]) = tagged(site);
         let _running = [a.up(), b.up()];
+        std::thread::sleep(HEARD);
+        assert!(a.peers().is_empty() && b.peers().is_empty());
+        set_policy(site, "allow tag:ops -> tag:web udp/9\n");
         eventually("they know each other", || {
             a.peers() == ["b"] && b.peers() == ["a"]
         });
@@ -106,12 +109,17 @@ fn members_of_different_tags_reach_what_a_rule_opens_and_nothing_else() {
             assert!(!pings(&b, at_a[0]));
             assert!(!a.hears(at_b[0], NEVER));
             assert!(!connects(&a, at_b[0], OPEN, NEVER), "that rule is gone");
-            // Another tag, and everything is open.
+            // A tag in common opens nothing beside rules, and everything without any.
             site.administer(&["tag", "a", "web"]);
+            std::thread::sleep(HEARD);
+            assert!(!connects(&a, at_b[0], CLOSED, NEVER));
+            set_policy(site, "# by tags\n");
             assert!(connects(&a, at_b[0], CLOSED, HEARD));
             assert!(connects(&b, at_a[0], CLOSED, HEARD));
             site.administer(&["tag", "a", "--none"]);
-            std::thread::sleep(HEARD);
+            eventually("they are gone for each other", || {
+                a.peers().is_empty() && b.peers().is_empty()
+            });
             assert!(!connects(&b, at_a[0], CLOSED, NEVER));
         });
         let audit = site.administer(&["audit"]);
@@ -169,5 +177,171 @@ fn policy_holds_and_is_explained_without_a_coordinator() {
         // The administrator hears the same.
         let said = site.administer(&["policy", "explain", "a", "b", "tcp/8001"]);
         assert!(said.contains("allow tag:ops -> tag:web tcp/8001"), "{said}");
+    });
+}
+
+/// The member sends what its own program never would: its interface has the other as a peer of the file, with networks behind it.
+#[test]
+fn a_rule_opens_the_member_and_nothing_behind_it_nor_groups_nor_broadcasts() {
+    at_a_site(|site| {
+        let _coordinator = site.coordinator();
+        let ([a, b], [at_a, at_b]) = tagged(site);
+        set_policy(site, "allow tag:ops -> tag:web *\n");
+        let words = |host: &Host, words: &str| {
+            let words: Vec<&str> = words.split(' ').collect();
+            let mut command = Command::new(words[0]);
+            command.args(&words[1..]);
+            let mut child = host.netns.spawn_command(&mut command).expect(words[0]);
+            assert!(child.wait().expect("an end").success(), "{words:?}");
+        };
+        // What is behind the other: another network of its own host.
+        words(&b, "ip link add behind type veth peer name wall");
+        words(&b, "ip link set wall up");
+        words(&b, "ip link set behind up");
+        words(&b, "ip addr add 10.99.0.1/24 dev behind");
+        words(&b, "ip addr add fd99::1/64 dev behind nodad");
+        let _b = b.up();
+        let first = a.up();
+        eventually("they know each other", || a.peers() == ["b"]);
+        eventually("so do they there", || b.peers() == ["a"]);
+        let there = b.status()["interface"].clone();
+        let key = there["public_key"].as_str().expect("a key").to_owned();
+        let endpoint = format!("192.0.2.11:{}", there["listen_port"]);
+        first.signal("TERM");
+        first.ended();
+        let text = std::fs::read_to_string(a.file()).expect("a configuration");
+        let kept = text.lines().filter(|line| {
+            ["private-key", "address"]
+                .iter()
+                .any(|key| line.starts_with(key))
+        });
+        let nets = r#"["100.80.0.0/12", "10.99.0.0/24", "fd99::/64", "224.0.0.0/4", "ff00::/8", "255.255.255.255/32"]"#;
+        let own = format!(
+            "{}\n[[peer]]\npublic-key = \"{key}\"\nendpoint = \"{endpoint}\"\nallowed-ips = {nets}\n",
+            kept.collect::<Vec<_>>().join("\n")
+        );
+        std::fs::write(a.file(), own).expect("written");
+        let _a = a.up();
+        let listening = listen(&b);
+        assert!(connects(&a, at_b[0], OPEN, SOON), "its own address");
+        for behind in ["10.99.0.1", "fd99::1"] {
+            let before = denied(&b);
+            let to: IpAddr = behind.parse().expect(behind);
+            assert!(!connects(&a, to, OPEN, NEVER), "{behind}");
+            eventually("it came and was denied", || denied(&b) > before);
+        }
+        let receive = || UdpSocket::bind(("0.0.0.0", OPEN)).expect("bind");
+        let received = b.netns.run(receive).expect("namespace");
+        received.set_read_timeout(Some(NEVER)).expect("timeout");
+        let send = || {
+            let socket = UdpSocket::bind((at_a[0], 0)).expect("bind");
+            socket.set_broadcast(true).expect("set");
+            socket
+        };
+        let sender = a.netns.run(send).expect("namespace");
+        let hears = || received.recv_from(&mut [0; 64]).is_ok();
+        sender.send_to(b"you?", (at_b[0], OPEN)).expect("sent");
+        assert!(hears(), "its own address");
+        for to in ["100.95.255.255", "224.0.0.1", "255.255.255.255"] {
+            let before = denied(&b);
+            sender.send_to(b"anybody?", (to, OPEN)).expect(to);
+            eventually(to, || denied(&b) > before);
+            assert!(!hears(), "{to}");
+        }
+        drop(listening);
+    });
+}
+
+#[test]
+fn the_first_rule_denies_everything_else_in_a_mesh_without_tags_and_says_so() {
+    at_a_site(|site| {
+        let _coordinator = site.coordinator();
+        let hosts = [site.host(), site.host(), site.host()];
+        let names = ["a", "b", "c"];
+        let at: Vec<Vec<IpAddr>> = hosts
+            .iter()
+            .zip(names)
+            .map(|(host, name)| host.join(name, &site.token(&[])))
+            .collect();
+        let [a, b, c] = &hosts;
+        let _running = [a.up(), b.up(), c.up()];
+        eventually("all know each other", || {
+            hosts.iter().all(|host| host.peers().len() == 2)
+        });
+        let _listening = listen(b);
+        assert!(connects(c, at[1][0], OPEN, SOON));
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        std::fs::write(file.path(), "allow a -> b tcp/8001\n").expect("written");
+        let path = file.path().to_str().expect("UTF-8");
+        let said = site.administer(&["policy", "set", path]);
+        assert!(said.contains("closed: 5 pairs\n"), "{said}");
+        assert!(said.contains("changed: 1 pair\n  a -> b\n"), "{said}");
+        eventually("those alone are left who may talk", || {
+            a.peers() == ["b"] && b.peers() == ["a"] && c.peers().is_empty()
+        });
+        assert!(connects(a, at[1][0], OPEN, SOON));
+        assert!(!connects(a, at[1][0], CLOSED, NEVER));
+        assert!(!connects(c, at[1][0], OPEN, NEVER));
+        eventually("c is told nothing of them", || {
+            let words = ["check", "--explain", "a", "b", "tcp/8001", "--iface"];
+            let explained = c.run(&[&words[..], &[&c.interface]].concat());
+            !explained.status.success()
+        });
+        let again = site.administer(&["policy", "set", path]);
+        assert!(again.contains("no pair"), "{again}");
+        std::fs::write(file.path(), "allow * -> * *\n").expect("written");
+        let said = site.administer(&["policy", "set", path]);
+        assert!(said.contains("opened: 5 pairs\n"), "{said}");
+        eventually("all know each other again", || {
+            hosts.iter().all(|host| host.peers().len() == 2)
+        });
+        assert!(connects(c, at[1][0], CLOSED, SOON));
+    });
+}
+
+/// The file is there for every namespace: the verb is said on a member's host, as an administrator does who came by the mesh.
+#[test]
+fn a_policy_that_takes_something_from_this_host_is_set_after_a_yes_alone() {
+    at_a_site(|site| {
+        let _coordinator = site.coordinator();
+        let [a, b] = [site.host(), site.host()];
+        a.join("a", &site.token(&[]));
+        b.join("b", &site.token(&[]));
+        let _running = [a.up(), b.up()];
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let path = file.path().to_str().expect("UTF-8");
+        let store = site.store();
+        let set = |text: &str, more: &[&str]| {
+            std::fs::write(file.path(), text).expect("written");
+            let words = ["coordinator", "policy", "set", path, "--dir", &store];
+            a.run(&[&words[..], more].concat())
+        };
+        let in_force = || site.administer(&["policy", "show"]);
+        // What takes nothing from it needs no question, and there is nobody to ask.
+        let wide = "allow * -> * *\n";
+        let done = set(wide, &[]);
+        assert!(done.status.success(), "{}", stderr(&done));
+        let narrow = "allow a -> b tcp/1\n";
+        let refused = set(narrow, &[]);
+        assert_eq!(refused.status.code(), Some(1));
+        let said = stderr(&refused);
+        assert!(said.contains("b -> a") && said.contains("--yes"), "{said}");
+        assert_eq!(in_force(), wide);
+        // At a terminal it asks.
+        let answered = |answer: &str| {
+            let binary = env!("CARGO_BIN_EXE_seikan");
+            let line = format!("{binary} coordinator policy set {path} --dir {store}");
+            let line = format!("echo {answer} | script -qec '{line}' /dev/null");
+            a.run_program("sh", &["-c", &line])
+        };
+        let no = answered("n");
+        let said = String::from_utf8_lossy(&no.stdout);
+        assert!(said.contains("[y/N]") && !no.status.success(), "{said}");
+        assert_eq!(in_force(), wide);
+        assert!(answered("y").status.success());
+        assert_eq!(in_force(), narrow);
+        set(wide, &[]);
+        assert!(set(narrow, &["--yes"]).status.success());
+        assert_eq!(in_force(), narrow);
     });
 }

@@ -4,7 +4,7 @@ use crate::common::{Tunnel, eventually, skip};
 use crate::mesh::site::{SOON, Site, at_a_site, while_answering};
 use seikan_lab::etcd::Cluster;
 use seikan_node::mesh::client::{Client, wait_for};
-use seikan_proto::mesh::Reason;
+use seikan_proto::mesh::{Cursor, Reason};
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -289,7 +289,8 @@ fn another_coordinator_has_to_show_the_same_certificate() {
     let url = format!("https://{one}").parse().expect("a URL");
     let pin = pin.parse().expect("a pin");
     let client = Client::new(&url, Some(pin), None).expect("a client");
-    let ask = || wait_for(client.changes(0, 0, Duration::ZERO)).expect_err("no member");
+    let ask =
+        || wait_for(client.changes(Cursor::default(), Duration::ZERO)).expect_err("no member");
     // Without a credential: it was asked, and refuses.
     assert_eq!(ask().reason(), Some(Reason::NotAMember));
     client.know(&[two.parse().expect("an address")]);

@@ -61,7 +61,7 @@ impl Member {
         let stream = Stream::new(socket.into(), Some(tls.into()), Framing::Relay);
         let mut member = Member {
             stream: stream.expect("a stream"),
-            ticket: Ticket::new(secret, &key(number), seconds() + 86_400),
+            ticket: Ticket::new(secret, number.into(), &key(number), seconds() + 86_400),
             peer: key(number ^ 1),
             port: MAIN_PORT,
         };

@@ -16,6 +16,7 @@ use tokio::sync::{Notify, Semaphore, watch};
 use tokio::task::spawn_blocking;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
+use super::answers::Answers;
 use super::limit::Limits;
 use crate::store::{MemberId, Store, StoreError};
 
@@ -40,13 +41,14 @@ const MAX_PAUSE: Duration = Duration::from_millis(500);
 
 /// Callers of one member that it is told of together, at most.
 const MAX_CALLERS: usize = 64;
-/// Questions of one member that wait at a time, at most: it has one, and a few more when its connections broke off.
+/// Questions of one member at a time, until their answers are read, at most: it has one, and a few more when its connections broke off.
 const MAX_QUESTIONS: usize = 8;
 
 /// What is shared by all connections.
 pub(super) struct App {
     store: Store,
     pub limits: Arc<Limits>,
+    pub answers: Answers,
     /// The epoch of a store that has none.
     own_epoch: u64,
     turns: Arc<Semaphore>,
@@ -70,10 +72,11 @@ pub(super) struct Doorbell {
     questions: AtomicUsize,
 }
 
-/// A question of a member that is not answered yet.
-pub(super) struct Question<'a>(&'a Doorbell);
+/// A question of a member until its answer is read.
+#[derive(Debug)]
+pub(super) struct Question(Arc<Doorbell>);
 
-impl Drop for Question<'_> {
+impl Drop for Question {
     fn drop(&mut self) {
         self.0.questions.fetch_sub(1, Ordering::Relaxed);
     }
@@ -81,8 +84,8 @@ impl Drop for Question<'_> {
 
 impl Doorbell {
     /// Counts a question until it is dropped; `None` if the member has too many.
-    pub fn question(&self) -> Option<Question<'_>> {
-        let question = Question(self);
+    pub fn question(self: &Arc<Self>) -> Option<Question> {
+        let question = Question(Arc::clone(self));
         let others = self.questions.fetch_add(1, Ordering::Relaxed);
         (others < MAX_QUESTIONS).then_some(question)
     }
@@ -118,6 +121,7 @@ impl App {
             own_epoch,
             store,
             limits: Arc::new(Limits::new()),
+            answers: Answers::new(),
             turns: Arc::new(Semaphore::new(TURNS)),
             changes: Arc::new(Semaphore::new(CHANGES)),
             strangers: Arc::new(Semaphore::new(STRANGERS)),
@@ -249,8 +253,8 @@ impl App {
     /// Tells a member that somebody tries to reach it, wherever it asks.
     pub fn call(&self, whom: MemberId, caller: PublicKey) {
         let bell = self.doorbell(whom);
-        // The table has it and this does; who waits has it, too. A question may still wait here of which the other end is gone.
-        if Arc::strong_count(&bell) <= 2 || self.store.asks_elsewhere(whom) {
+        // A question may still wait here of which the other end is gone.
+        if bell.questions.load(Ordering::Relaxed) == 0 || self.store.asks_elsewhere(whom) {
             self.store.call(whom, caller);
         }
         self.ring(&bell, caller);
@@ -366,6 +370,7 @@ pub(super) async fn keep(app: Arc<App>) {
             () = app.told.notified() => app.look(&mut known).await,
             _ = sweep.tick() => {
                 app.limits.sweep();
+                app.answers.sweep();
                 app.sweep_doorbells();
             }
         }

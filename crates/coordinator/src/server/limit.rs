@@ -31,12 +31,21 @@ const MOVES: NonZeroU32 = NonZeroU32::new(60).expect("not zero");
 const CALLS: NonZeroU32 = NonZeroU32::new(64).expect("not zero");
 const CALLS_AT_ONCE: NonZeroU32 = NonZeroU32::new(256).expect("not zero");
 
+/// Questions of one member in a second: it has one again after each answer, which comes 50 ms after a change at the earliest. More may come
+/// at once, as the parts of a long list.
+const QUESTIONS: NonZeroU32 = NonZeroU32::new(32).expect("not zero");
+const QUESTIONS_AT_ONCE: NonZeroU32 = NonZeroU32::new(128).expect("not zero");
+/// New connections of a source in a second, each of which is a TLS handshake; a mesh that comes at once behind one address has as many
+/// more.
+const CONNECTIONS: NonZeroU32 = NonZeroU32::new(50).expect("not zero");
+const CONNECTIONS_AT_ONCE: NonZeroU32 = NonZeroU32::new(4096).expect("not zero");
+
 /// Who is taken for one: an IPv4 address, or the /64 of an IPv6 address, whose host has all of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Source(IpAddr);
+pub(super) struct Source(IpAddr);
 
 impl Source {
-    fn of(address: IpAddr) -> Source {
+    pub fn of(address: IpAddr) -> Source {
         Source(match address.to_canonical() {
             IpAddr::V6(v6) => {
                 let network = v6.to_bits() & !u128::from(u64::MAX);
@@ -54,6 +63,8 @@ pub(super) enum Doing {
     Moving,
     /// It calls another.
     Calling,
+    /// It asks for changes.
+    Asking,
 }
 
 /// Failures of sources. The same as governor's, which cannot be asked without counting, nor take a try for a failure only once it is one.
@@ -143,6 +154,8 @@ pub(super) struct Limits {
     notes: DefaultDirectRateLimiter,
     moves: DefaultKeyedRateLimiter<MemberId>,
     calls: DefaultKeyedRateLimiter<MemberId>,
+    questions: DefaultKeyedRateLimiter<MemberId>,
+    connections: DefaultKeyedRateLimiter<Source>,
 }
 
 impl Limits {
@@ -152,6 +165,12 @@ impl Limits {
             notes: RateLimiter::direct(Quota::per_second(NOTES)),
             moves: RateLimiter::keyed(Quota::per_minute(MOVES)),
             calls: RateLimiter::keyed(Quota::per_second(CALLS).allow_burst(CALLS_AT_ONCE)),
+            questions: RateLimiter::keyed(
+                Quota::per_second(QUESTIONS).allow_burst(QUESTIONS_AT_ONCE),
+            ),
+            connections: RateLimiter::keyed(
+                Quota::per_second(CONNECTIONS).allow_burst(CONNECTIONS_AT_ONCE),
+            ),
         }
     }
 
@@ -160,8 +179,15 @@ impl Limits {
         let limiter = match doing {
             Doing::Moving => &self.moves,
             Doing::Calling => &self.calls,
+            Doing::Asking => &self.questions,
         };
         limiter.check_key(&member).is_ok()
+    }
+
+    /// Counts a connection; whether its source may have it. With too many sources to count all may, as far as there are places.
+    pub fn may_connect(&self, from: IpAddr) -> bool {
+        let source = Source::of(from);
+        self.connections.len() >= MAX_SOURCES || self.connections.check_key(&source).is_ok()
     }
 
     /// Begins what may become a failure while others are asked, which may take long; `None` if the source has had its share: what it shows
@@ -183,10 +209,12 @@ impl Limits {
     /// Forgets the sources and members that have their whole share again.
     pub fn sweep(&self) {
         self.sources.sweep();
-        for members in [&self.moves, &self.calls] {
+        for members in [&self.moves, &self.calls, &self.questions] {
             members.retain_recent();
             members.shrink_to_fit();
         }
+        self.connections.retain_recent();
+        self.connections.shrink_to_fit();
     }
 }
 
@@ -254,6 +282,16 @@ mod tests {
         assert!(limits.begin(from).is_none());
         tries.into_iter().for_each(Try::forgive);
         assert!(limits.count(from));
+    }
+
+    #[test]
+    fn a_source_connects_so_often_and_another_beside_it() {
+        let limits = Limits::new();
+        let from = ip("192.0.2.1");
+        let connected = (0..10_000).filter(|_| limits.may_connect(from)).count();
+        // As many as may come at once, and a few for the time that this takes.
+        assert!((4096..4200).contains(&connected), "{connected}");
+        assert!(limits.may_connect(ip("192.0.2.2")));
     }
 
     #[test]

@@ -1,11 +1,13 @@
 //! Answers: what was asked for, or why not.
 
-use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
+use axum::http::header::{
+    CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE,
+};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use seikan_proto::mesh::{Reason, Refusal};
 
-use super::limit;
+use super::{answers, limit};
 use crate::store::StoreError;
 
 /// What is told to who is not given what it asked for.
@@ -88,6 +90,16 @@ impl IntoResponse for Refused {
         }
         response
     }
+}
+
+/// The same of an answer that may be long, with what is held until it is read.
+pub(super) fn long<T: Send + 'static>(body: Vec<u8>, held: T) -> Response {
+    let length = body.len();
+    let mut response = json(StatusCode::OK, Vec::new());
+    *response.body_mut() = answers::body(body, held);
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_LENGTH, length.into());
+    response
 }
 
 /// An answer in JSON, which nobody on the way is to keep.

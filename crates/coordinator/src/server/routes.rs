@@ -18,8 +18,8 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use axum::routing::{get, post};
 use seikan_proto::mesh::{
-    BASE, Call, Credential, Digest, Endpoints, JoinRequest, Joined, MAX_ENDPOINTS, MAX_RELAYED,
-    MAX_REQUEST, MAX_WAIT, Reason, Rotation,
+    BASE, Call, Credential, Cursor, Digest, Endpoints, JoinRequest, Joined, MAX_ENDPOINTS,
+    MAX_RELAYED, MAX_REQUEST, MAX_WAIT, Reason, Rotation,
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -27,7 +27,7 @@ use tokio::time::{sleep, timeout};
 
 use super::app::{App, News};
 use super::limit::{Doing, Try};
-use super::refused::{Refused, json};
+use super::refused::{Refused, json, long};
 use crate::store::{Actor, MemberId, Store, StoreError, Whom};
 
 /// How long the body of a request may take.
@@ -152,6 +152,8 @@ struct Question {
     /// What the asker knows.
     #[serde(default)]
     since: u64,
+    /// As of which revision it knows whom it may know; who does not say knows all of that.
+    sight: Option<u64>,
     /// Of which epoch; who does not say takes revisions for what they are.
     epoch: Option<u64>,
     /// Seconds.
@@ -165,8 +167,12 @@ async fn changes(
     headers: HeaderMap,
     question: Result<Query<Question>, QueryRejection>,
 ) -> Result<Response, Refused> {
-    let Query(Question { since, epoch, wait }) =
-        question.map_err(|rejection| Refused::malformed(rejection.body_text()))?;
+    let Query(Question {
+        since,
+        sight,
+        epoch,
+        wait,
+    }) = question.map_err(|rejection| Refused::malformed(rejection.body_text()))?;
     // Before the store is asked: should there be another one meanwhile, the asker does not get that, and at its next question is told
     // of everybody.
     let own = app.epoch();
@@ -177,10 +183,13 @@ async fn changes(
         store.revision()
     };
     let (id, credential, current) = member(&app, from, &headers, current).await?;
+    if !app.limits.may(id, Doing::Asking) {
+        return Err(Refused::too_often());
+    }
     let bell = app.doorbell(id);
+    let question = bell.question().ok_or_else(Refused::too_often)?;
     // Who knows nothing yet, or asks in passing, is told at once.
     if since > 0 && wait > 0 {
-        let _question = bell.question().ok_or_else(Refused::too_often)?;
         let _waiting = app.waiting();
         let time = Duration::from_secs(wait.min(MAX_WAIT));
         let news = match current == since {
@@ -192,9 +201,16 @@ async fn changes(
             sleep(app.pause()).await;
         }
     }
+    let room = app.answers.room(id, from.ip().to_canonical()).await;
+    let mut room = room.ok_or_else(Refused::too_often)?;
+    let known = Cursor {
+        revision: since,
+        epoch: own,
+        sight: sight.unwrap_or(since),
+    };
     let told = app.ask(move |store| {
         let id = store.authenticate(&credential)?;
-        let mut changes = store.changes(since, id)?;
+        let mut changes = store.changes(known, id)?;
         changes.calls = bell.take();
         changes.epoch = own;
         changes.relays = store.tickets(id, now())?;
@@ -203,7 +219,11 @@ async fn changes(
         Ok(serde_json::to_vec(&changes))
     });
     match told.await? {
-        Ok(body) => Ok(json(StatusCode::OK, body)),
+        Ok(body) => {
+            app.answers.count(id, body.len());
+            room.shrink(body.len());
+            Ok(long(body, (question, room)))
+        }
         Err(_) => Err(StoreError::Corrupt("members").into()),
     }
 }

@@ -3,16 +3,21 @@
 //! Everything that changed has its revision, so an answer is the members and the removals after the
 //! revision that the asker knows, in the order of their revisions; what does not fit comes after it.
 //! Removals are kept for good: a member may have been away for long.
+//!
+//! A member is told of those alone that policy lets it talk to, in either direction ([`Eyes`]). When the tags of another change it hears that
+//! one is new or gone; when the policy or its own tags do, it is told of everybody anew whom it may know.
+
+use std::collections::HashSet;
 
 use rusqlite::Connection;
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::policy::{MAX_POLICY, MAX_RULES};
 use seikan_proto::mesh::{
-    Changes, MAX_ANSWER, MAX_COORDINATORS, MAX_MEMBERS, MAX_RELAYS, Member, Networks,
+    Changes, Cursor, MAX_ANSWER, MAX_COORDINATORS, MAX_MEMBERS, MAX_RELAYS, Member, Networks,
 };
 
 use super::members::member_of;
-use super::policy::{party_after, policy_after};
+use super::policy::Eyes;
 use super::{MemberId, Store, StoreError, networks_of, revision_of, seconds, unsigned};
 
 /// Bytes of an answer that are not members or removals: its other fields (64 callers of 47 among them), with room to spare. Of a policy
@@ -31,21 +36,25 @@ const MEMBER: usize = 256;
 const REMOVAL: usize = 47;
 
 impl Store {
-    /// What changed after revision `since` among the others: at most [`MAX_MEMBERS`] members and
+    /// What changed after what the asker knows among the others that it may know: at most [`MAX_MEMBERS`] members and
     /// removals together, and no more than fit into [`MAX_ANSWER`] bytes of JSON. If that is not all,
-    /// `more` is set, and asking with the answer's revision gives what comes next.
+    /// `more` is set, and asking with the answer's cursor gives what comes next.
     ///
-    /// If `since` is 0, or a revision that there has not been, the answer is `whole`: the asker is to
-    /// forget everything that it knew before this answer. A whole answer with `more` is the first part
+    /// If the asker knows nothing, or a revision that there has not been, or others may be known to it than to its knowledge, the answer is
+    /// `whole`: the asker is to forget everything that it knew before this answer. A whole answer with `more` is the first part
     /// of a list; the parts after it are plain changes, not `whole` again.
     ///
-    /// The policy, and what the asker is known by, come before anything else that is news: with the first part, and with those after
-    /// it up to their own revision.
+    /// The policy, and what the asker is known by, come before anything else that is news: with the first part.
     ///
     /// # Errors
-    /// [`StoreError::NoNetworks`], [`StoreError::Corrupt`], [`StoreError::Sqlite`].
-    pub fn changes(&self, since: u64, asker: MemberId) -> Result<Changes, StoreError> {
-        let since = seconds(since);
+    /// [`StoreError::NotAMember`], [`StoreError::NoNetworks`], [`StoreError::Corrupt`], [`StoreError::Sqlite`].
+    pub fn changes(
+        &self,
+        known: impl Into<Cursor>,
+        asker: MemberId,
+    ) -> Result<Changes, StoreError> {
+        let known = known.into();
+        let (since, sight) = (seconds(known.revision), seconds(known.sight));
         // Another coordinator may have told of more than is known here yet.
         if since > seconds(self.revision()?) {
             self.catch_up()?;
@@ -53,17 +62,21 @@ impl Store {
         self.look(|connection| {
             let current = revision_of(connection)?;
             let networks = networks_of(connection)?.ok_or(StoreError::NoNetworks)?;
-            let whole = since == 0 || since > current;
+            let eyes = Eyes::new(self, connection, asker);
+            let whole = since == 0 || since > current || eyes.are_others_since(sight)?;
             let since = if whole { 0 } else { since };
-            let mut news = members_after(connection, since, asker, &networks)?;
+            let mut news = members_after(connection, since, &networks, &eyes, asker)?;
             // Who forgets everything need not hear who is gone.
             if !whole {
-                news.append(&mut removals_after(connection, since)?);
+                news.append(&mut gone_after(connection, since, &eyes, asker)?);
                 news.sort_unstable_by_key(|news| news.revision);
             }
+            let policy = whole.then(|| eyes.rules()).transpose()?;
+            let own = whole.then(|| eyes.party()).transpose()?;
             Ok(Changes {
-                policy: policy_after(connection, since)?,
-                own: party_after(connection, since, asker)?,
+                sight: unsigned(current),
+                policy,
+                own,
                 ..tell(news, current, whole)
             })
         })
@@ -84,22 +97,28 @@ pub(super) enum What {
 }
 
 /// As much as one answer has room for, and one more, by which it is known that there is more.
-const LIMIT: i64 = MAX_MEMBERS as i64 + 1;
+const LIMIT: usize = MAX_MEMBERS + 1;
 
 pub(super) fn members_after(
     connection: &Connection,
     since: i64,
-    asker: MemberId,
     networks: &Networks,
+    eyes: &Eyes<'_>,
+    asker: MemberId,
 ) -> Result<Vec<News>, StoreError> {
     let mut statement = connection.prepare_cached(
         "SELECT number, name, public_key, endpoints, relayed, tags, revision,
                 octet_length(name) + octet_length(endpoints) + octet_length(relayed) + octet_length(tags)
-         FROM member WHERE revision > ?1 AND id != ?2 ORDER BY revision LIMIT ?3",
+         , name, tags FROM member WHERE revision > ?1 AND id != ?2 ORDER BY revision",
     )?;
-    let mut rows = statement.query((since, asker.0, LIMIT))?;
+    let mut rows = statement.query((since, asker.0))?;
     let mut news = Vec::new();
-    while let Some(row) = rows.next()? {
+    while let Some(row) = rows.next()?
+        && news.len() < LIMIT
+    {
+        if !eyes.see(row, 8)? {
+            continue;
+        }
         news.push(News {
             revision: row.get(6)?,
             cost: MEMBER + row.get::<_, u32>(7)? as usize,
@@ -109,20 +128,39 @@ pub(super) fn members_after(
     Ok(news)
 }
 
-fn removals_after(connection: &Connection, since: i64) -> Result<Vec<News>, StoreError> {
+/// Those that went, of whom the asker knew; and those that it knew by what they were and may not know by what they are: to the asker they
+/// went, too.
+fn gone_after(
+    connection: &Connection,
+    since: i64,
+    eyes: &Eyes<'_>,
+    asker: MemberId,
+) -> Result<Vec<News>, StoreError> {
     let mut statement = connection.prepare_cached(
-        "SELECT revision, public_key FROM removed WHERE revision > ?1 ORDER BY revision LIMIT ?2",
+        "SELECT revision, public_key, name, tags FROM removed WHERE revision > ?1
+         UNION ALL
+         SELECT revision, public_key, name, tags FROM former WHERE revision > ?1 AND member != ?2
+         ORDER BY revision",
     )?;
-    let mut rows = statement.query((since, LIMIT))?;
-    let mut news = Vec::new();
-    while let Some(row) = rows.next()? {
-        news.push(News {
-            revision: row.get(0)?,
-            cost: REMOVAL,
-            what: What::Removal(PublicKey::from_bytes(row.get(1)?)),
-        });
+    let mut rows = statement.query((since, asker.0))?;
+    let (mut news, mut told) = (Vec::new(), HashSet::new());
+    while let Some(row) = rows.next()?
+        && news.len() < LIMIT
+    {
+        let key = row.get(1)?;
+        if eyes.see(row, 2)? && !eyes.see_key(&key)? && told.insert(key) {
+            news.push(removal(row.get(0)?, key));
+        }
     }
     Ok(news)
+}
+
+fn removal(revision: i64, key: [u8; 32]) -> News {
+    News {
+        revision,
+        cost: REMOVAL,
+        what: What::Removal(PublicKey::from_bytes(key)),
+    }
 }
 
 /// An answer from what there is to tell, ordered by revisions. Where it was cut off at [`LIMIT`], the

@@ -13,7 +13,7 @@ use ipnet::IpNet;
 use rusqlite::{Connection, OptionalExtension as _, Transaction};
 use seikan_proto::mesh::{JoinRequest, Networks};
 
-use super::members::MemberId;
+use super::members::{MemberId, comes_again};
 use super::{Actor, Store, StoreError, audit, networks_of, next_revision, seconds, tokens};
 
 /// What a host that joined gets, its credential aside.
@@ -152,8 +152,7 @@ fn enter(
     let number = take_number(transaction, admission.networks.capacity())?;
     let revision = next_revision(transaction)?;
     let key = request.public_key.as_bytes();
-    // Who comes again is told of as a member, not as somebody who went.
-    transaction.execute("DELETE FROM removed WHERE public_key = ?1", [key])?;
+    comes_again(transaction, key)?;
     transaction.execute(
         "INSERT INTO member (number, name, public_key, credential, token, tags, endpoints,
                              revision, joined)

@@ -4,6 +4,7 @@ use rusqlite::{Connection, OptionalExtension as _, Row, Transaction};
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::{Digest, Endpoints, MAX_ENDPOINTS, MAX_RELAYED, Member, Name, Networks};
 
+use super::policy::Eyes;
 use super::tokens::{from_json, to_json};
 use super::{
     Actor, Backing, Store, StoreError, audit, networks_of, next_revision, seconds, unsigned,
@@ -19,7 +20,7 @@ const MAX_KEYS_AN_HOUR: u32 = 10;
 
 /// Stands for a member in this store. None is ever given to another member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct MemberId(pub(super) i64);
+pub struct MemberId(pub(crate) i64);
 
 /// Which member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -150,12 +151,12 @@ impl Store {
                     most: MAX_KEYS_AN_HOUR,
                 });
             }
-            let sql = "DELETE FROM removed WHERE public_key = ?1";
-            transaction.execute(sql, [key.as_bytes()])?;
+            comes_again(transaction, key.as_bytes())?;
             // One after the other, as no two have the same revision; together in an answer unless that ends between them.
             let gone = next_revision(transaction)?;
-            let sql = "INSERT INTO removed (public_key, revision) VALUES (?1, ?2)";
-            transaction.execute(sql, (former, gone))?;
+            let sql = "INSERT INTO removed (public_key, revision, name, tags)
+                       SELECT public_key, ?2, name, tags FROM member WHERE id = ?1";
+            transaction.execute(sql, (id.0, gone))?;
             let new = next_revision(transaction)?;
             let sql = "UPDATE member SET public_key = ?2, revision = ?3 WHERE id = ?1";
             transaction.execute(sql, (id.0, key.as_bytes(), new))?;
@@ -188,7 +189,7 @@ impl Store {
         self.note(|transaction| heard(transaction, id, now))
     }
 
-    /// The key of a member, and the member with another key; `None` if there is none.
+    /// The key of a member, and the member with another key; `None` if there is none that the first may talk to.
     ///
     /// # Errors
     /// [`StoreError::NotAMember`] if the first is none; [`StoreError::Sqlite`].
@@ -202,12 +203,15 @@ impl Store {
                 connection.prepare_cached("SELECT public_key FROM member WHERE id = ?1")?;
             let own: Option<[u8; 32]> = statement.query_row([id.0], |row| row.get(0)).optional()?;
             let own = own.ok_or(StoreError::NotAMember)?;
-            let mut statement =
-                connection.prepare_cached("SELECT id FROM member WHERE public_key = ?1")?;
-            let other: Option<i64> = statement
-                .query_row([other.as_bytes()], |row| row.get(0))
-                .optional()?;
-            Ok((PublicKey::from_bytes(own), other.map(MemberId)))
+            let eyes = Eyes::new(self, connection, id);
+            let mut statement = connection
+                .prepare_cached("SELECT id, name, tags FROM member WHERE public_key = ?1")?;
+            let mut rows = statement.query([other.as_bytes()])?;
+            let other = match rows.next()? {
+                Some(row) if eyes.see(row, 1)? => Some(MemberId(row.get(0)?)),
+                _ => None,
+            };
+            Ok((PublicKey::from_bytes(own), other))
         })
     }
 
@@ -244,8 +248,8 @@ impl Store {
             };
             let revision = next_revision(transaction)?;
             transaction.execute(
-                "INSERT INTO removed (public_key, revision)
-                 SELECT public_key, ?2 FROM member WHERE id = ?1",
+                "INSERT INTO removed (public_key, revision, name, tags)
+                 SELECT public_key, ?2, name, tags FROM member WHERE id = ?1",
                 (id, revision),
             )?;
             transaction.execute(
@@ -290,6 +294,17 @@ impl Store {
             Ok(members)
         })
     }
+}
+
+/// Who comes again under a key is told of as a member, not as somebody who went; who saw it before and does not now hears that it went.
+pub(super) fn comes_again(transaction: &Transaction<'_>, key: &[u8; 32]) -> Result<(), StoreError> {
+    transaction.execute(
+        "INSERT INTO former (revision, member, public_key, name, tags)
+         SELECT revision, 0, public_key, name, tags FROM removed WHERE public_key = ?1",
+        [key],
+    )?;
+    transaction.execute("DELETE FROM removed WHERE public_key = ?1", [key])?;
+    Ok(())
 }
 
 fn with_credential(

@@ -1,6 +1,10 @@
 //! Who may talk to whom: the text that an administrator wrote, and the tags that members have. The members themselves apply it.
 
-use rusqlite::{Connection, OptionalExtension as _};
+use std::cell::OnceCell;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rusqlite::{Connection, OptionalExtension as _, Row};
+use seikan_proto::mesh::policy::Sight;
 use seikan_proto::mesh::{MAX_TAGS, Name, Party, Policy};
 
 use super::tokens::{from_json, to_json};
@@ -64,6 +68,11 @@ impl Store {
             }
             let revision = next_revision(transaction)?;
             transaction.execute(
+                "INSERT INTO former (revision, member, public_key, name, tags)
+                 SELECT ?2, id, public_key, name, tags FROM member WHERE name = ?1",
+                (name.as_str(), revision),
+            )?;
+            transaction.execute(
                 "UPDATE member SET tags = ?2, revision = ?3 WHERE name = ?1",
                 (name.as_str(), &json, revision),
             )?;
@@ -75,36 +84,105 @@ impl Store {
     }
 }
 
-/// The policy, if it changed after that revision, or 0, at which none knows any.
-pub(super) fn policy_after(
-    connection: &Connection,
-    since: i64,
-) -> Result<Option<Policy>, StoreError> {
-    let (text, revision) = text_of(connection)?;
-    if since > 0 && revision <= since {
-        return Ok(None);
+/// The policy that was last read, so that it is not parsed for each question.
+#[derive(Debug, Default)]
+pub(super) struct Parsed(Mutex<Option<(String, Arc<Policy>)>>);
+
+impl Parsed {
+    fn get(&self, text: String) -> Result<Arc<Policy>, StoreError> {
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, policy)) = last.as_ref().filter(|(known, _)| *known == text) {
+            return Ok(Arc::clone(policy));
+        }
+        let policy = Policy::parse(&text).map_err(|_| StoreError::Corrupt("policy"))?;
+        let policy = Arc::new(policy);
+        *last = Some((text, Arc::clone(&policy)));
+        Ok(policy)
     }
-    let policy = Policy::parse(&text).map_err(|_| StoreError::Corrupt("policy"))?;
-    Ok(Some(policy))
 }
 
-/// What the others know the asker by, if that changed after that revision, or 0.
-pub(super) fn party_after(
-    connection: &Connection,
-    since: i64,
-    asker: MemberId,
-) -> Result<Option<Party>, StoreError> {
-    let mut statement = connection
-        .prepare_cached("SELECT name, tags FROM member WHERE id = ?1 AND revision > ?2")?;
-    let found = statement.query_row((asker.0, since), |row| {
-        Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?))
-    });
-    let Some((name, tags)) = found.optional()? else {
-        return Ok(None);
-    };
-    let name = name.parse().map_err(|_| StoreError::Corrupt("names"))?;
-    let tags = from_json(&tags, "tags")?;
-    Ok(Some(Party { name, tags }))
+/// Whom one member is told of: those that it may talk to, whichever begins. The policy is read when it is first needed: most questions are
+/// of what concerns nobody.
+pub(super) struct Eyes<'a> {
+    store: &'a Store,
+    connection: &'a Connection,
+    of: MemberId,
+    sight: OnceCell<Sight>,
+}
+
+impl<'a> Eyes<'a> {
+    pub fn new(store: &'a Store, connection: &'a Connection, of: MemberId) -> Eyes<'a> {
+        Eyes {
+            store,
+            connection,
+            of,
+            sight: OnceCell::new(),
+        }
+    }
+
+    /// Whether a member is seen whose name and tags are in a row, from that column on. What it was known by is not known of who went before
+    /// that was noted: everybody hears of it.
+    pub fn see(&self, row: &Row<'_>, column: usize) -> Result<bool, StoreError> {
+        let name: Option<String> = row.get(column)?;
+        let tags: Option<String> = row.get(column + 1)?;
+        let (Some(name), Some(tags)) = (name, tags) else {
+            return Ok(true);
+        };
+        let name = name.parse().map_err(|_| StoreError::Corrupt("names"))?;
+        Ok(self.sight()?.has(&name, &from_json(&tags, "tags")?))
+    }
+
+    /// Whether the member with a key is seen; not if there is none.
+    pub fn see_key(&self, key: &[u8; 32]) -> Result<bool, StoreError> {
+        let mut statement = self
+            .connection
+            .prepare_cached("SELECT name, tags FROM member WHERE public_key = ?1")?;
+        let mut rows = statement.query([key])?;
+        match rows.next()? {
+            Some(row) => self.see(row, 0),
+            None => Ok(false),
+        }
+    }
+
+    fn sight(&self) -> Result<&Sight, StoreError> {
+        if let Some(sight) = self.sight.get() {
+            return Ok(sight);
+        }
+        let sight = self.policy()?.sight(&self.party()?);
+        Ok(self.sight.get_or_init(|| sight))
+    }
+
+    fn policy(&self) -> Result<Arc<Policy>, StoreError> {
+        self.store.parsed.get(text_of(self.connection)?.0)
+    }
+
+    /// What the others know the member by.
+    pub fn party(&self) -> Result<Party, StoreError> {
+        let mut statement = self
+            .connection
+            .prepare_cached("SELECT name, tags FROM member WHERE id = ?1")?;
+        let found = statement.query_row([self.of.0], |row| {
+            Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?))
+        });
+        let (name, tags) = found.optional()?.ok_or(StoreError::NotAMember)?;
+        let name = name.parse().map_err(|_| StoreError::Corrupt("names"))?;
+        let tags = from_json(&tags, "tags")?;
+        Ok(Party { name, tags })
+    }
+
+    /// What it is told of the policy.
+    pub fn rules(&self) -> Result<Policy, StoreError> {
+        Ok(self.policy()?.concerning(&self.party()?))
+    }
+
+    /// Whether it may see others than it did at that revision: the policy is another one, or its tags are.
+    pub fn are_others_since(&self, revision: i64) -> Result<bool, StoreError> {
+        let mut statement = self.connection.prepare_cached(
+            "SELECT (SELECT revision FROM policy) > ?2
+                 OR EXISTS (SELECT 1 FROM former WHERE revision > ?2 AND member = ?1)",
+        )?;
+        Ok(statement.query_row((self.of.0, revision), |row| row.get(0))?)
+    }
 }
 
 fn text_of(connection: &Connection) -> Result<(String, i64), StoreError> {

@@ -130,19 +130,29 @@ impl Store {
             if relays.is_empty() {
                 return Ok(Vec::new());
             }
-            let mut statement =
-                connection.prepare_cached("SELECT public_key FROM member WHERE id = ?1")?;
-            let key: Option<[u8; 32]> = statement.query_row([id.0], |row| row.get(0)).optional()?;
-            let key = PublicKey::from_bytes(key.ok_or(StoreError::NotAMember)?);
+            let mut statement = connection
+                .prepare_cached("SELECT public_key, credential FROM member WHERE id = ?1")?;
+            let row = statement.query_row([id.0], |row| {
+                Ok((row.get::<_, [u8; 32]>(0)?, row.get::<_, [u8; 32]>(1)?))
+            });
+            let (key, credential) = row.optional()?.ok_or(StoreError::NotAMember)?;
+            let (key, holder) = (PublicKey::from_bytes(key), holder(&credential));
             let relays = relays.into_iter().map(|(info, secret)| Relay {
                 address: info.address,
                 kind: info.kind,
                 tls: info.tls,
-                ticket: Ticket::new(&secret, &key, expires),
+                ticket: Ticket::new(&secret, holder, &key, expires),
             });
             Ok(relays.collect())
         })
     }
+}
+
+/// The number that a relay counts a member by: part of the digest of its credential, which stays the same for as long as it is a member and
+/// is another's nowhere, in whatever mesh. Nobody gets from it to the credential.
+fn holder(credential: &[u8; 32]) -> u64 {
+    let [a, b, c, d, e, f, g, h, ..] = *credential;
+    u64::from_be_bytes([a, b, c, d, e, f, g, h])
 }
 
 fn all(connection: &Connection) -> Result<Vec<(RelayInfo, RelaySecret)>, StoreError> {

@@ -31,6 +31,7 @@ pub(crate) mod ways;
 use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::{Credential, Digest, JoinRequest, Name, Token};
@@ -40,6 +41,15 @@ use tempfile::TempDir;
 use super::*;
 
 pub const NOW: u64 = 1_800_000_000;
+
+/// Sets a flag when it is dropped, also by a panic: threads of a scope that go on until it is set would keep the scope from ending.
+pub struct SetOnDrop<'a>(pub &'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
 
 /// The same byte again and again.
 struct Same(u8);

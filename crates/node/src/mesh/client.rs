@@ -15,8 +15,8 @@ use rustls::version::TLS13;
 use rustls::{ClientConfig, RootCertStore, SupportedProtocolVersion};
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::{
-    BASE, Call, Changes, Credential, Endpoints, JoinRequest, Joined, MAX_ANSWER, Pin, Reason,
-    Refusal, RelayAddress, Rotation,
+    BASE, Call, Changes, Credential, Cursor, Endpoints, JoinRequest, Joined, MAX_ANSWER, Pin,
+    Reason, Refusal, RelayAddress, Rotation,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -193,21 +193,18 @@ impl Client {
             .await
     }
 
-    /// What changed after revision `since`, waited for up to `wait`; everybody if `epoch`, in which that revision was told, is not
-    /// the coordinator's any more.
+    /// What changed after what is `known`, waited for up to `wait`; everybody if its epoch is not the coordinator's any more.
     ///
     /// # Errors
     /// Refused: this host is no member any more; or the coordinator cannot be reached.
-    pub async fn changes(
-        &self,
-        since: u64,
-        epoch: u64,
-        wait: Duration,
-    ) -> Result<Changes, ClientError> {
-        let path = format!(
-            "/changes?since={since}&epoch={epoch}&wait={}",
-            wait.as_secs()
-        );
+    pub async fn changes(&self, known: Cursor, wait: Duration) -> Result<Changes, ClientError> {
+        let Cursor {
+            revision,
+            epoch,
+            sight,
+        } = known;
+        let wait_for = wait.as_secs();
+        let path = format!("/changes?since={revision}&sight={sight}&epoch={epoch}&wait={wait_for}");
         self.ask(Method::GET, &path, None::<&()>, wait + PATIENCE)
             .await
     }

@@ -4,6 +4,7 @@ use super::Heard;
 use super::endpoints::may_serve;
 use crate::node::{Node, now};
 use ipnet::IpNet;
+use seikan_proto::filter::Destinations;
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::Member;
 use seikan_proto::tunnel::Reached;
@@ -57,7 +58,7 @@ pub(super) fn set(node: &mut Node, member: Member, rules: &Rules) {
     let candidates: Vec<_> = candidates.filter(|at| rules.may_be_at(*at)).collect();
     node.tunnel.set_candidates(id, &candidates, now().mono);
     mesh.members.insert(key, member);
-    filter(node, &key);
+    filter(node, &key, rules);
 }
 
 /// A member has another key: its peer stays what it is, with its sessions, until a handshake under that key has replaced them.
@@ -86,14 +87,16 @@ pub(super) fn rotate(node: &mut Node, former: &PublicKey, member: Member, rules:
     set(node, member, rules);
 }
 
-/// Lets a member begin here what it may. Peers that are no members are under no policy.
-pub(super) fn filter(node: &mut Node, key: &PublicKey) {
+/// Lets a member begin here what it may, at this host's addresses of the mesh alone. Peers that are no members are under no policy.
+pub(super) fn filter(node: &mut Node, key: &PublicKey, rules: &Rules) {
     let Some(mesh) = &node.mesh else { return };
     let Some(member) = mesh.members.get(key) else {
         return;
     };
     if let Some(id) = node.tunnel.peer_by_key(key) {
-        node.tunnel.set_filter(id, mesh.access.filter(member));
+        let own = rules.own.iter().map(IpNet::addr).collect();
+        let filter = mesh.access.filter(member);
+        node.tunnel.set_filter(id, filter, Destinations::Only(own));
     }
 }
 

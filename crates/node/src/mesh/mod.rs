@@ -459,7 +459,7 @@ impl<'a> Mesh<'a> {
         }
         let some = self.unfiltered.len().min(CHANGES_PER_TURN);
         for key in self.unfiltered.drain(..some) {
-            filter(node, &key);
+            filter(node, &key, &self.rules);
         }
         if turn == CHANGES_PER_TURN || !self.unfiltered.is_empty() {
             // A full pair wakes the loop anyway.

@@ -11,7 +11,7 @@ fn at(seconds: u64) -> Instant {
 }
 
 fn guard(open: Open) -> Guard {
-    *Guard::set(None, Filter::Only(open)).expect("not everything is open")
+    *Guard::set(None, Filter::Only(open), Destinations::Any).expect("not everything is open")
 }
 
 /// TCP 443 and 8000 to 8010, UDP 53, and no ICMP.
@@ -80,6 +80,108 @@ fn error(v6: bool, way: [u8; 2], about: &[u8]) -> Vec<u8> {
     let mut message = vec![UNREACHABLE[usize::from(v6)], 0, 0, 0, 0, 0, 0, 0];
     message.extend(about);
     packet(v6, way, protocol, &message)
+}
+
+/// The address of this host in these packets.
+fn here(v6: bool) -> IpAddr {
+    let ip = IpPacket::parse(&tcp_to(v6, 1, SYN)).expect("a packet");
+    ip.dst
+}
+
+/// The same packet to another destination; checksums are not looked at here.
+fn readdressed(mut packet: Vec<u8>, to: IpAddr) -> Vec<u8> {
+    match to {
+        IpAddr::V4(to) => packet[16..20].copy_from_slice(&to.octets()),
+        IpAddr::V6(to) => packet[24..40].copy_from_slice(&to.octets()),
+    }
+    packet
+}
+
+/// Of networks behind this host, groups, broadcasts, and addresses that hosts take for their own.
+const ELSEWHERE: [(bool, &str); 12] = [
+    (false, "192.168.1.7"),
+    (false, "10.0.0.3"),
+    (false, "10.255.255.255"),
+    (false, "255.255.255.255"),
+    (false, "224.0.0.1"),
+    (false, "0.0.0.0"),
+    (false, "127.0.0.1"),
+    (true, "fd00::3"),
+    (true, "2001:db8::1"),
+    (true, "ff02::1"),
+    (true, "fe80::1"),
+    (true, "::1"),
+];
+
+#[test]
+fn packets_to_other_destinations_are_denied_whatever_is_open() {
+    let own = Destinations::Only(vec![here(false), here(true)]);
+    let open = Open {
+        icmp: true,
+        tcp: std::iter::once(0..=65_535).collect(),
+        udp: std::iter::once(0..=65_535).collect(),
+    };
+    for filter in [Filter::All, Filter::Only(open)] {
+        let mut guard = *Guard::set(None, filter, own.clone()).expect("a guard");
+        for v6 in [false, true] {
+            let packets = [
+                tcp_to(v6, 443, SYN),
+                tcp_to(v6, 443, ACK),
+                udp(v6, [PEER, HERE], 40_000, 53),
+                echo(v6, [PEER, HERE], REQUEST, 1),
+            ];
+            for packet in packets {
+                assert!(judged(&mut guard, &packet, at(0)));
+                for (_, to) in ELSEWHERE.iter().filter(|(family, _)| *family == v6) {
+                    let packet = readdressed(packet.clone(), to.parse().expect(to));
+                    assert!(!judged(&mut guard, &packet, at(0)), "{to}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn answers_are_denied_too_where_they_do_not_go_to_this_host() {
+    let own = Destinations::Only(vec![here(false)]);
+    let mut guard = *Guard::set(None, Filter::Only(Open::default()), own).expect("a guard");
+    // The host has forwarded a datagram of a network behind it.
+    let behind: IpAddr = [192, 168, 1, 7].into();
+    let IpAddr::V4(source) = behind else {
+        unreachable!()
+    };
+    let mut sent = udp(false, [HERE, PEER], 5000, 53);
+    sent[12..16].copy_from_slice(&source.octets());
+    sends(&mut guard, &sent, at(0));
+    let answer = readdressed(udp(false, [PEER, HERE], 53, 5000), behind);
+    assert!(!judged(&mut guard, &answer, at(0)));
+}
+
+#[test]
+fn a_filter_is_within_another_that_opens_as_much() {
+    let ports = |ranges: &[RangeInclusive<u16>]| ranges.iter().cloned().collect::<Ports>();
+    let open = |icmp, tcp: &[_], udp: &[_]| {
+        Filter::Only(Open {
+            icmp,
+            tcp: ports(tcp),
+            udp: ports(udp),
+        })
+    };
+    let wide = open(true, &[1..=9, 20..=29], &[53..=53]);
+    for (narrow, within) in [
+        (open(false, &[], &[]), true),
+        (open(true, &[2..=9, 29..=29], &[53..=53]), true),
+        (open(true, &[2..=10], &[]), false),
+        (open(true, &[5..=21], &[]), false),
+        (open(false, &[], &[52..=53]), false),
+        (Filter::All, false),
+    ] {
+        assert_eq!(narrow.is_within(&wide), within, "{narrow:?}");
+        assert!(narrow.is_within(&Filter::All));
+    }
+    assert!(!open(true, &[], &[]).is_within(&open(false, &[1..=9], &[])));
+    assert!(open(false, &[], &[]).is_closed());
+    assert!(!wide.is_closed() && !Filter::All.is_closed());
 }
 
 #[test]
@@ -328,7 +430,11 @@ fn ports_are_found_behind_extension_headers() {
 fn another_filter_keeps_what_was_begun() {
     let mut guard = some();
     sends(&mut guard, &udp(false, [HERE, PEER], 5000, 123), at(0));
-    let changed = Guard::set(Some(Box::new(guard)), Filter::Only(Open::default()));
+    let changed = Guard::set(
+        Some(Box::new(guard)),
+        Filter::Only(Open::default()),
+        Destinations::Any,
+    );
     let mut guard = changed.expect("a guard");
     assert!(judged(
         &mut guard,
@@ -336,7 +442,7 @@ fn another_filter_keeps_what_was_begun() {
         at(1)
     ));
     assert!(!judged(&mut guard, &tcp_to(false, 443, SYN), at(1)));
-    assert!(Guard::set(Some(guard), Filter::All).is_none());
+    assert!(Guard::set(Some(guard), Filter::All, Destinations::Any).is_none());
 }
 
 #[test]
@@ -345,7 +451,7 @@ fn after_a_peer_could_begin_everything_only_what_is_sent_anew_is_answered() {
         tcp: std::iter::once(443..=443).collect(),
         ..Open::default()
     };
-    let mut guard = Guard::set(None, Filter::Only(open)).expect("a guard");
+    let mut guard = Guard::set(None, Filter::Only(open), Destinations::Any).expect("a guard");
     let answer = udp(false, [PEER, HERE], 123, 5000);
     assert!(!judged(&mut guard, &answer, at(0)));
     // A connection goes on, whoever began it.
@@ -418,10 +524,11 @@ fn filter_cost_with_64_rules() {
     };
     for v6 in [false, true] {
         let (data, syn) = (tcp_to(v6, 15_150, ACK), tcp_to(v6, 15_150, SYN));
+        let own = Destinations::Only(vec![here(false), here(true)]);
         let asked = udp(v6, [PEER, HERE], 999, 15_150);
         let answer = udp(v6, [PEER, HERE], 53, 5000);
         let begun = udp(v6, [HERE, PEER], 5000, 53);
-        let mut guard = Guard::set(None, Filter::Only(open.clone()));
+        let mut guard = Guard::set(None, Filter::Only(open.clone()), own.clone());
         // As many flows as there may be.
         for port in 0..2 * GENERATION_FLOWS as u16 {
             let guard = guard.as_mut().expect("a guard");
@@ -430,6 +537,8 @@ fn filter_cost_with_64_rules() {
         sends(guard.as_mut().expect("a guard"), &begun, at(0));
         let family = if v6 { "IPv6" } else { "IPv4" };
         time(&format!("{family}, no filter"), &data, &mut None);
+        let mut all = Guard::set(None, Filter::All, own.clone());
+        time(&format!("{family}, everything open"), &data, &mut all);
         time(&format!("{family}, TCP data"), &data, &mut guard);
         time(
             &format!("{family}, TCP SYN to an open port"),

@@ -292,7 +292,7 @@ mod tests {
             address: "relay.example.org:3478".parse().expect("an address"),
             kind: RelayKind::Seikan,
             tls: None,
-            ticket: Ticket::new(&secret, &key(9), expires),
+            ticket: Ticket::new(&secret, 9, &key(9), expires),
         }
     }
 

@@ -6,7 +6,7 @@
 //! | | who | sends | gets |
 //! |---|---|---|---|
 //! | `POST /v1/join` | a host with a [`Token`] | [`JoinRequest`] | [`Joined`] |
-//! | `GET /v1/changes?since=R&epoch=E&wait=S` | a member | | [`Changes`] since revision R of epoch E, waited for S seconds at most |
+//! | `GET /v1/changes?since=R&sight=R&epoch=E&wait=S` | a member | | [`Changes`] after its [`Cursor`], waited for S seconds at most |
 //! | `POST /v1/endpoints` | a member | [`Endpoints`] | nothing |
 //! | `POST /v1/call` | a member that wants to reach another | [`Call`] | nothing; the other hears of it in its next [`Changes`] |
 //! | `POST /v1/key` | a member that has another key | [`Rotation`] | nothing; the others hear of a member with the same name and addresses |
@@ -127,7 +127,7 @@ impl Member {
     }
 }
 
-/// What changed among the others.
+/// What changed among the others that policy lets a member talk to, in either direction.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Changes {
     /// Everything up to this revision is told by this answer and those before it.
@@ -136,6 +136,9 @@ pub struct Changes {
     /// from a backup, tells of everybody.
     #[serde(default)]
     pub epoch: u64,
+    /// Whom the asker may know, which is by the policy and its own tags, is told as of this revision: sent back with the next question.
+    #[serde(default)]
+    pub sight: u64,
     /// The answer tells of every member, if need be together with those that go on from it: who is in none of them is none.
     #[serde(default)]
     pub whole: bool,
@@ -145,13 +148,13 @@ pub struct Changes {
     /// New members, and those of which something is different.
     #[serde(default)]
     pub members: Vec<Member>,
-    /// Who is no member any more.
+    /// Who is no member any more, or none any more that the one that asks may talk to.
     #[serde(default)]
     pub removed: Vec<PublicKey>,
-    /// Who may talk to whom, if that changed or the answer is whole.
+    /// Who may talk to whom, as far as it concerns the one that asks, if the answer is whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<Policy>,
-    /// What the one that asks is known by, if that changed or the answer is whole.
+    /// What the one that asks is known by, if the answer is whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub own: Option<Party>,
     /// Members that try to reach the one that asks, now: it is to send to them, which opens the NATs before it.
@@ -164,6 +167,39 @@ pub struct Changes {
     /// [`MAX_COORDINATORS`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub coordinators: Vec<RelayAddress>,
+}
+
+/// What a member knows, as it was told: with it, it asks for what is new. The default is nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cursor {
+    /// [`Changes::revision`].
+    pub revision: u64,
+    /// [`Changes::epoch`].
+    pub epoch: u64,
+    /// [`Changes::sight`].
+    pub sight: u64,
+}
+
+impl From<u64> for Cursor {
+    /// Everything up to this revision.
+    fn from(revision: u64) -> Cursor {
+        Cursor {
+            revision,
+            epoch: 0,
+            sight: revision,
+        }
+    }
+}
+
+impl Changes {
+    /// What is known to who takes this answer.
+    pub fn cursor(&self) -> Cursor {
+        Cursor {
+            revision: self.revision,
+            epoch: self.epoch,
+            sight: self.sight,
+        }
+    }
 }
 
 /// A member wants to reach another.

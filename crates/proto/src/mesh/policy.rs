@@ -12,10 +12,12 @@
 //! Who and whom are `*`, a tag or a member's name; to what is `*`, `icmp`, `tcp`, `udp`, or a port or range of them. A line is a rule
 //! and nothing else, so it reads as it is said, an error has its line, and a decision names the rule as it was written.
 //!
-//! Without any rule, members may talk that have a tag in common, and members that both have none. Rules only ever add to that, so
-//! their order means nothing, and who does not know one is stricter for it. The receiver decides, about what a member begins:
-//! [`crate::filter`] has what is an answer.
+//! Without any rule, members may talk that have a tag in common, and members that both have none. From the first rule on, nothing is
+//! allowed but by a rule, for members with and without tags alike. Rules only ever add, so their order means nothing, and who does not
+//! know one is stricter for it. The receiver decides, about what a member begins: [`crate::filter`] has what is an answer. A member is
+//! told of the rules that name it, and of how many others there are ([`Policy::concerning`]).
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
@@ -29,14 +31,54 @@ use crate::filter::{Filter, Open};
 pub const MAX_RULES: usize = 1024;
 /// Bytes of the text of a policy, at most.
 pub const MAX_POLICY: usize = 256 << 10;
-/// What an administrator allows. In messages it is a list of rules as text. Of more than [`MAX_RULES`] the others are left out, and
-/// what is no rule here allows nothing: it may be one of a later version.
+/// What an administrator allows. In messages it is a list of rules as text, and how many others there are. Of more than [`MAX_RULES`]
+/// the others are left out, and what is no rule here allows nothing: it may be one of a later version.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "Vec<String>", into = "Vec<String>")]
+#[serde(from = "Told", into = "Told")]
 pub struct Policy {
     rules: Vec<Rule>,
     /// As they came, so that who passes it on loses nothing.
     unknown: Vec<String>,
+    /// Rules between other members, which this one is not told.
+    untold: usize,
+}
+
+/// A policy in messages.
+#[derive(Serialize, Deserialize)]
+struct Told {
+    rules: Vec<String>,
+    #[serde(default)]
+    untold: usize,
+}
+
+/// The members with which one may talk in either direction, as far as rules say: [`Policy::sight`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Sight {
+    /// No rules: by tags alone.
+    ByTags(BTreeSet<Name>),
+    /// Everybody.
+    Everybody,
+    /// Members with one of these tags or names.
+    Some {
+        /// Tags.
+        tags: BTreeSet<Name>,
+        /// Names.
+        names: BTreeSet<Name>,
+    },
+}
+
+impl Sight {
+    /// Whether a member is among them.
+    pub fn has(&self, name: &Name, tags: &[Name]) -> bool {
+        match self {
+            Sight::ByTags(own) if own.is_empty() => tags.is_empty(),
+            Sight::ByTags(own) => tags.iter().any(|tag| own.contains(tag)),
+            Sight::Everybody => true,
+            Sight::Some { tags: seen, names } => {
+                names.contains(name) || tags.iter().any(|tag| seen.contains(tag))
+            }
+        }
+    }
 }
 
 /// One thing that is allowed.
@@ -214,10 +256,52 @@ impl Policy {
         self.unknown.len()
     }
 
+    /// How many rules there are that this member is not told, as they name neither it nor its tags.
+    pub fn untold(&self) -> usize {
+        self.untold
+    }
+
+    /// Whether there is no rule, so that tags decide.
+    pub fn is_empty(&self) -> bool {
+        self.rules.is_empty() && self.unknown.is_empty() && self.untold == 0
+    }
+
+    /// What one member is told of it: the rules that apply to it, and how many others there are.
+    pub fn concerning(&self, party: &Party) -> Policy {
+        let concerns = |rule: &&Rule| rule.from.is(party) || rule.to.is(party);
+        let rules: Vec<Rule> = self.rules.iter().filter(concerns).cloned().collect();
+        Policy {
+            untold: self.untold + self.rules.len() - rules.len(),
+            rules,
+            unknown: self.unknown.clone(),
+        }
+    }
+
+    /// With whom a member may talk, whichever of the two begins.
+    pub fn sight(&self, party: &Party) -> Sight {
+        if self.is_empty() {
+            return Sight::ByTags(party.tags.iter().cloned().collect());
+        }
+        let (mut tags, mut names) = (BTreeSet::new(), BTreeSet::new());
+        for rule in &self.rules {
+            for (own, other) in [(&rule.from, &rule.to), (&rule.to, &rule.from)] {
+                if !own.is(party) {
+                    continue;
+                }
+                match other {
+                    Who::Anybody => return Sight::Everybody,
+                    Who::Tag(tag) => tags.insert(tag.clone()),
+                    Who::Member(name) => names.insert(name.clone()),
+                };
+            }
+        }
+        Sight::Some { tags, names }
+    }
+
     /// Whether `from` may begin this with `to`, and why: of several rules, the first.
     pub fn decide(&self, from: &Party, to: &Party, traffic: Traffic) -> Decision {
-        if let Some(decision) = by_tags(from, to) {
-            return decision;
+        if self.is_empty() {
+            return by_tags(from, to).unwrap_or(Decision::Denied);
         }
         let rule = self
             .between(from, to)
@@ -227,7 +311,7 @@ impl Policy {
 
     /// Everything that `from` may begin with `to`.
     pub fn filter(&self, from: &Party, to: &Party) -> Filter {
-        if by_tags(from, to).is_some() {
+        if self.is_empty() && by_tags(from, to).is_some() {
             return Filter::All;
         }
         let (mut icmp, mut tcp, mut udp) = (false, Vec::new(), Vec::new());
@@ -262,7 +346,7 @@ fn by_tags(from: &Party, to: &Party) -> Option<Decision> {
 }
 
 impl Access {
-    /// What another member may begin here.
+    /// What another member may begin here, at this host's own addresses.
     pub fn filter(&self, from: &Member) -> Filter {
         match &self.own {
             Some(own) => self.policy.filter(&from.party(), own),
@@ -455,10 +539,16 @@ impl fmt::Display for Traffic {
     }
 }
 
-impl From<Vec<String>> for Policy {
-    fn from(texts: Vec<String>) -> Policy {
-        let mut policy = Policy::default();
-        for text in texts.into_iter().take(MAX_RULES) {
+impl From<Told> for Policy {
+    fn from(told: Told) -> Policy {
+        let mut policy = Policy {
+            // Left out, but there.
+            untold: told
+                .untold
+                .saturating_add(told.rules.len().saturating_sub(MAX_RULES)),
+            ..Policy::default()
+        };
+        for text in told.rules.into_iter().take(MAX_RULES) {
             match text.parse() {
                 Ok(rule) => policy.rules.push(rule),
                 Err(_) => policy.unknown.push(text),
@@ -468,10 +558,13 @@ impl From<Vec<String>> for Policy {
     }
 }
 
-impl From<Policy> for Vec<String> {
-    fn from(policy: Policy) -> Vec<String> {
+impl From<Policy> for Told {
+    fn from(policy: Policy) -> Told {
         let rules = policy.rules.iter().map(ToString::to_string);
-        rules.chain(policy.unknown).collect()
+        Told {
+            rules: rules.chain(policy.unknown).collect(),
+            untold: policy.untold,
+        }
     }
 }
 
@@ -568,7 +661,8 @@ mod tests {
             Err(PolicyError::TooLong(MAX_POLICY + 1))
         );
         let rules = vec!["allow a -> b *".to_owned(); MAX_RULES + 1];
-        assert_eq!(Policy::from(rules).rules().len(), MAX_RULES);
+        let told = Policy::from(Told { rules, untold: 0 });
+        assert_eq!((told.rules().len(), told.untold()), (MAX_RULES, 1));
     }
 
     #[test]
@@ -617,13 +711,87 @@ mod tests {
 
     #[test]
     fn a_decision_says_why() {
-        let policy = policy("allow a -> b tcp/1\nallow * -> b tcp/1");
-        let why = |from: &str, to: &str| policy.decide(&party(from), &party(to), Traffic::Tcp(1));
-        assert_eq!(why("a", "b"), Decision::NoTags);
-        assert_eq!(why("a x y", "b z y"), Decision::CommonTag(name("y")));
+        let why = |policy: &Policy, from: &str, to: &str| {
+            policy.decide(&party(from), &party(to), Traffic::Tcp(1))
+        };
+        let none = Policy::default();
+        assert_eq!(why(&none, "a", "b"), Decision::NoTags);
+        assert_eq!(why(&none, "a x y", "b z y"), Decision::CommonTag(name("y")));
+        assert_eq!(why(&none, "a x", "b"), Decision::Denied);
+        let some = policy("allow a -> b tcp/1\nallow * -> b tcp/1");
         let first = "allow a -> b tcp/1".parse().expect("a rule");
-        assert_eq!(why("a x", "b"), Decision::Rule(first));
-        assert_eq!(why("b", "a x"), Decision::Denied);
+        assert_eq!(why(&some, "a x", "b"), Decision::Rule(first));
+        assert_eq!(why(&some, "b", "a x"), Decision::Denied);
+    }
+
+    #[test]
+    fn from_the_first_rule_on_nothing_else_is_allowed() {
+        // The rule names nobody of these; one of a later version, or one that is not told, counts as well.
+        let unknown = |rule: &str| {
+            Policy::from(Told {
+                rules: vec![rule.to_owned()],
+                untold: 0,
+            })
+        };
+        let strange = policy("allow strange -> stranger tcp/1");
+        let untold = strange.concerning(&party("a"));
+        for policy in [strange, untold, unknown("forbid c -> d *")] {
+            for (from, to) in [("a", "b"), ("a web", "b web"), ("a web", "b db")] {
+                for traffic in [Traffic::Tcp(80), Traffic::Icmp, Traffic::Other] {
+                    let decided = policy.decide(&party(from), &party(to), traffic);
+                    assert_eq!(decided, Decision::Denied, "{from}, {to}");
+                }
+                assert!(policy.filter(&party(from), &party(to)).is_closed());
+                let to = party(to);
+                assert!(!policy.sight(&party(from)).has(&to.name, &to.tags));
+            }
+        }
+        // Comments are no rules.
+        assert!(policy("# nothing yet\n").is_empty());
+    }
+
+    #[test]
+    fn a_member_sees_whom_it_may_talk_to_in_either_direction() {
+        let text = "allow tag:ops -> tag:web tcp/443\nallow laptop -> db udp/8000\nallow tag:root -> * icmp";
+        let parties = [
+            "a ops", "b web", "c web eu", "laptop", "db", "r root", "x", "y eu",
+        ];
+        for policy in [Policy::default(), policy(text)] {
+            for one in parties.map(party) {
+                let sight = policy.sight(&one);
+                for other in parties.map(party) {
+                    let opens = |from, to| !policy.filter(from, to).is_closed();
+                    let talks = opens(&one, &other) || opens(&other, &one);
+                    let sees = sight.has(&other.name, &other.tags);
+                    assert_eq!(sees, talks, "{one:?} {other:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_member_is_told_the_rules_that_apply_to_it_and_how_many_others_there_are() {
+        let all =
+            policy("allow tag:ops -> tag:web tcp/443\nallow laptop -> db *\nallow * -> dns udp/53");
+        let told = |words: &str| {
+            let told = all.concerning(&party(words));
+            let rules: Vec<String> = told.rules().iter().map(ToString::to_string).collect();
+            (rules, told.untold())
+        };
+        let dns = "allow * -> dns udp/53".to_owned();
+        assert_eq!(told("x"), (vec![dns.clone()], 2));
+        let db = "allow laptop -> db *".to_owned();
+        assert_eq!(told("db"), (vec![db, dns.clone()], 1));
+        let web = "allow tag:ops -> tag:web tcp/443".to_owned();
+        assert_eq!(told("w web"), (vec![web, dns], 1));
+        // What it may begin and let in is the same by both.
+        for own in ["x", "db", "w web", "o ops", "laptop", "dns"].map(party) {
+            let part = all.concerning(&own);
+            for other in ["x", "db", "w web", "o ops", "laptop", "dns"].map(party) {
+                assert_eq!(part.filter(&own, &other), all.filter(&own, &other));
+                assert_eq!(part.filter(&other, &own), all.filter(&other, &own));
+            }
+        }
     }
 
     #[test]
@@ -650,11 +818,12 @@ mod tests {
 
     #[test]
     fn a_rule_of_a_later_version_allows_nothing_and_is_passed_on() {
-        let text = r#"["allow a -> b tcp/1", "forbid c -> d *"]"#;
+        let text = r#"{"rules":["allow a -> b tcp/1","forbid c -> d *"],"untold":3}"#;
         let policy: Policy = serde_json::from_str(text).expect("a policy");
-        assert_eq!((policy.rules().len(), policy.unknown()), (1, 1));
+        let counts = (policy.rules().len(), policy.unknown(), policy.untold());
+        assert_eq!(counts, (1, 1, 3));
         let again = serde_json::to_string(&policy).expect("text");
-        assert_eq!(again, text.replace(", ", ","));
+        assert_eq!(again, text);
     }
 
     #[test]

@@ -113,7 +113,9 @@ pub struct PortRequest {
     pub username: String,
     /// Until when the ticket is good, in seconds since 1970.
     pub expires: u64,
-    /// Who asks.
+    /// Who asks, by the number that it keeps when its key is another one.
+    pub holder: u64,
+    /// Its key.
     pub member: PublicKey,
     /// With whom it wants to share the port: somebody else.
     pub peer: PublicKey,
@@ -149,7 +151,7 @@ impl Asked {
         let unauthorized = AskedError::Refused(id, RelayRefusal::Unauthorized);
         let malformed = AskedError::Refused(id, RelayRefusal::Malformed);
         let username = attribute::<Username>(&message).ok_or(unauthorized)?;
-        let (expires, member) = parse_username(username.username()).ok_or(unauthorized)?;
+        let (expires, holder, member) = parse_username(username.username()).ok_or(unauthorized)?;
         let (signed, integrity) = signed(&message).ok_or(unauthorized)?;
         let peer = peer.value.as_ref().try_into().map_err(|_| malformed)?;
         let peer = PublicKey::from_bytes(peer);
@@ -162,6 +164,7 @@ impl Asked {
             id,
             username: username.username().to_owned(),
             expires,
+            holder,
             member,
             peer,
             stamp: u64::from_be_bytes(stamp),

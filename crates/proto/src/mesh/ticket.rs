@@ -109,7 +109,8 @@ impl RelayKind {
 /// What a member shows to a relay until it expires (draft-uberti-behave-turn-rest-00, section 2.2).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ticket {
-    /// `EXPIRY:PUBLICKEY`: the second since 1970 from which on it is good no more, and the member's key in base64.
+    /// `EXPIRY:HOLDER:PUBLICKEY`: the second since 1970 from which on it is good no more, the number of the member, which stays the same
+    /// whatever key it has, and its key in base64.
     #[serde(deserialize_with = "username")]
     pub username: String,
     /// The base64 of HMAC-SHA1 of that, by the relay's secret.
@@ -117,9 +118,9 @@ pub struct Ticket {
 }
 
 impl Ticket {
-    /// One that is good until that second since 1970.
-    pub fn new(secret: &RelaySecret, member: &PublicKey, expires: u64) -> Ticket {
-        let username = format!("{expires}:{member}");
+    /// One that is good until that second since 1970. A relay counts what a member has by `holder`.
+    pub fn new(secret: &RelaySecret, holder: u64, member: &PublicKey, expires: u64) -> Ticket {
+        let username = format!("{expires}:{holder}:{member}");
         let password = secret.password(&username);
         Ticket { username, password }
     }
@@ -130,10 +131,15 @@ impl Ticket {
     }
 }
 
-/// What a ticket's name says.
-pub(super) fn parse_username(text: &str) -> Option<(u64, PublicKey)> {
-    let (expires, member) = text.split_once(':')?;
-    Some((expires.parse().ok()?, member.parse().ok()?))
+/// What a ticket's name says: until when it is good, whose it is, and for which key.
+pub(super) fn parse_username(text: &str) -> Option<(u64, u64, PublicKey)> {
+    let (expires, rest) = text.split_once(':')?;
+    let (holder, member) = rest.split_once(':')?;
+    Some((
+        expires.parse().ok()?,
+        holder.parse().ok()?,
+        member.parse().ok()?,
+    ))
 }
 
 fn username<'de, D: serde::Deserializer<'de>>(from: D) -> Result<String, D::Error> {
@@ -362,10 +368,10 @@ mod tests {
     #[test]
     fn a_ticket_is_what_coturn_takes() {
         let secret = RelaySecret::parse("north", RelayKind::Turn).expect("a secret");
-        let ticket = Ticket::new(&secret, &KEY.parse().expect("a key"), 1_700_000_000);
-        assert_eq!(ticket.username, format!("1700000000:{KEY}"));
-        // printf %s 1700000000:hSDwCYkwp1R0i33ctD73Wg2/Og0mOBr066SpjqqbTmo= | openssl dgst -sha1 -hmac north -binary | base64
-        assert_eq!(ticket.password.reveal(), "43wRpxpjDTXbFefayfqtQbwae5M=");
+        let ticket = Ticket::new(&secret, 42, &KEY.parse().expect("a key"), 1_700_000_000);
+        assert_eq!(ticket.username, format!("1700000000:42:{KEY}"));
+        // printf %s 1700000000:42:hSDwCYkwp1R0i33ctD73Wg2/Og0mOBr066SpjqqbTmo= | openssl dgst -sha1 -hmac north -binary | base64
+        assert_eq!(ticket.password.reveal(), "yYh0ezuY1DYnPMJmLQf7ZaZHDsM=");
         assert_eq!(ticket.expires(), Some(1_700_000_000));
     }
 
@@ -375,7 +381,7 @@ mod tests {
         // Bytes 0 to 23 in base64url (RFC 4648, section 5).
         assert_eq!(secret.reveal(), "skr_AAECAwQFBgcICQoLDA0ODxAREhMUFRYX");
         assert!(RelaySecret::parse(secret.reveal(), RelayKind::Seikan).is_ok());
-        let ticket = Ticket::new(&secret, &KEY.parse().expect("a key"), 7);
+        let ticket = Ticket::new(&secret, 42, &KEY.parse().expect("a key"), 7);
         let shown = format!("{secret:?} {ticket:?}");
         assert!(shown.starts_with("RelaySecret(redacted) Ticket"), "{shown}");
         assert!(!shown.contains(ticket.password.reveal()), "{shown}");

@@ -5,6 +5,7 @@ use super::world::{Event, Load, World};
 use crate::sim::{MILLISECOND, SECOND, Seeded};
 use seikan_proto::birthday::{Mapping, Outside, PORTS};
 use seikan_proto::capabilities::Cipher;
+use seikan_proto::filter::Destinations;
 use seikan_proto::indices::PeerId;
 use seikan_proto::keys::{PrivateKey, PublicKey};
 use seikan_proto::mesh::relay::{Answer, Ask};
@@ -287,7 +288,9 @@ impl Member {
 
     fn filter(&mut self, row: &Row) {
         if let Some(id) = self.tunnel.peer_by_key(&row.public_key) {
-            self.tunnel.set_filter(id, self.book.access().filter(row));
+            let to = Destinations::Only(vec![self.address.into()]);
+            self.tunnel
+                .set_filter(id, self.book.access().filter(row), to);
         }
     }
 

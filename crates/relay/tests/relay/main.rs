@@ -124,7 +124,12 @@ impl Host {
         Host {
             socket: socket.expect("a socket"),
             batch: ReceiveBatch::new(64, 65_536),
-            ticket: Ticket::new(&secret("north"), &key(number), START + 86_400),
+            ticket: Ticket::new(
+                &secret("north"),
+                number.into(),
+                &key(number),
+                START + 86_400,
+            ),
             stamp: 0,
             rng: Counting(number),
             heard_from: None,
@@ -361,10 +366,10 @@ fn who_has_no_good_ticket_gets_no_port() {
     let main = site.main;
     let unauthorized = Err(Refused::Refused(RelayRefusal::Unauthorized));
     let mut expired = Host::new(1);
-    expired.ticket = Ticket::new(&secret("north"), &key(1), START);
+    expired.ticket = Ticket::new(&secret("north"), 1, &key(1), START);
     assert_eq!(expired.ask(&mut site, 2, main), unauthorized);
     let mut wrong = Host::new(1);
-    wrong.ticket = Ticket::new(&secret("south"), &key(1), START + 86_400);
+    wrong.ticket = Ticket::new(&secret("south"), 1, &key(1), START + 86_400);
     assert_eq!(wrong.ask(&mut site, 2, main), unauthorized);
     assert_eq!(site.refused(RelayRefusal::Unauthorized), 2);
     assert_eq!(site.counters().pairs, 0);
@@ -380,7 +385,7 @@ fn who_has_no_good_ticket_gets_no_port() {
     assert_eq!(site.refused(RelayRefusal::Unauthorized), 3);
     // While it lasts.
     let mut short = Host::new(1);
-    short.ticket = Ticket::new(&secret("north"), &key(1), START + 1);
+    short.ticket = Ticket::new(&secret("north"), 1, &key(1), START + 1);
     let (port, _) = short.bind(&mut site, 2);
     site.pass(1);
     assert_eq!(short.ask(&mut site, 2, port), unauthorized);
@@ -423,6 +428,36 @@ fn a_members_share_is_what_it_asked_for_itself() {
     assert_eq!(site.counters().pairs, 1);
     a.ask(&mut site, 5, main).expect("a port");
     assert_eq!(a.ask(&mut site, 6, main), quota);
+}
+
+/// Tickets outlive a rotation: each key that a member has had is as good as the one that it has.
+#[test]
+fn a_member_has_one_share_whatever_keys_it_has_had() {
+    let mut site = Site::new(Limits {
+        pairs: 8,
+        pairs_per_member: 2,
+        ..Limits::default()
+    });
+    let main = site.main;
+    let mut asked = Vec::new();
+    for rotation in 0..8 {
+        let mut a = Host::new(100 + rotation);
+        a.ticket = Ticket::new(&secret("north"), 1, &key(100 + rotation), START + 86_400);
+        for peer in [2, 3] {
+            asked.push(a.ask(&mut site, peer, main).is_ok());
+        }
+    }
+    assert_eq!(asked.iter().filter(|granted| **granted).count(), 2);
+    assert_eq!((site.counters().pairs, site.counters().members), (2, 1));
+    // What is left is for others.
+    Host::new(2).ask(&mut site, 4, main).expect("a port");
+    // A pair that has gone takes what it was counted for with it.
+    site.pass(61);
+    assert_eq!((site.counters().pairs, site.counters().members), (0, 0));
+    let mut a = Host::new(1);
+    for peer in [2, 3] {
+        a.ask(&mut site, peer, main).expect("a port");
+    }
 }
 
 #[test]

@@ -66,7 +66,12 @@ impl Caller {
         let stream = Stream::new(socket, Some(tls.into()), Framing::Relay);
         Caller {
             stream: stream.expect("a stream"),
-            ticket: Ticket::new(&secret("north"), &key(number), START + 86_400),
+            ticket: Ticket::new(
+                &secret("north"),
+                number.into(),
+                &key(number),
+                START + 86_400,
+            ),
             stamp: 0,
             rng: Counting(number),
             over: false,
@@ -238,7 +243,7 @@ fn a_connection_that_ends_is_nowhere() {
 fn a_stranger_is_told_why_and_turned_away() {
     let (mut site, tls) = by_tls(Limits::default());
     let mut stranger = Caller::new(1, tls);
-    stranger.ticket = Ticket::new(&secret("south"), &key(1), START + 86_400);
+    stranger.ticket = Ticket::new(&secret("south"), 1, &key(1), START + 86_400);
     let refused = stranger.ask(&mut site, 2, 0);
     assert_eq!(refused, Err(Refused::Refused(RelayRefusal::Unauthorized)));
     assert!(stranger.is_over(&mut site));

@@ -1,18 +1,20 @@
 //! Who may talk to whom: the policy, and the tags that it speaks of.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, IsTerminal, Write};
+use std::net::{IpAddr, UdpSocket};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{Args, Subcommand, ValueHint};
-use seikan_coordinator::{Store, StoreError};
+use seikan_coordinator::{MemberInfo, Store, StoreError};
 use seikan_proto::mesh::policy::{Traffic, Who};
-use seikan_proto::mesh::{Name, Party, Policy};
+use seikan_proto::mesh::{Member, Name, Party, Policy};
 
 use super::{Folder, now, operator};
 use crate::explain::Question;
+use crate::output::counted;
 use crate::screen::printable_lines;
 
 /// What is done about the policy.
@@ -24,7 +26,8 @@ use crate::screen::printable_lines;
     allow tag:ops -> *       *              everything to everybody\n  \
     allow *       -> tag:web tcp/443        a port: tcp/443, udp/8000-8999, tcp, udp, icmp\n  \
     allow laptop  -> db-1    icmp           members by their names\n\n\
-    Without rules, members may talk that have a tag in common, or neither of which has any. Rules only add to that.")]
+    Without rules, members may talk that have a tag in common, or neither of which has any. From the first rule on,\n\
+    nothing else is allowed, with tags or without.")]
 pub struct PolicyArguments {
     #[command(subcommand)]
     verb: PolicyVerb,
@@ -41,13 +44,16 @@ enum PolicyVerb {
 }
 
 #[derive(Debug, Args)]
-#[command(
-    after_help = "Example:\n  seikan coordinator policy set rules.txt     warns of whom nobody is yet"
-)]
+#[command(after_help = "Examples:\n  \
+    seikan coordinator policy set rules.txt           prints who may talk to whom by it and could not, or may no more\n  \
+    seikan coordinator policy set rules.txt --yes     asks nothing, also if it takes something from this host")]
 struct Set {
     /// Its rules, one a line
     #[arg(value_hint = ValueHint::FilePath)]
     file: PathBuf,
+    /// Set it without asking, also if it takes something from this host
+    #[arg(long)]
+    yes: bool,
     #[command(flatten)]
     folder: Folder,
 }
@@ -134,8 +140,155 @@ fn set(arguments: &Set) -> anyhow::Result<ExitCode> {
     for warning in warnings(&store, &policy)? {
         writeln!(io::stderr(), "warning: {warning}")?;
     }
+    let before = Policy::parse(&store.policy()?)?;
+    let members = store.members()?;
+    let changes = Changes::between(&before, &policy, &members);
+    write!(io::stdout(), "{}", changes.words())?;
+    if !changes.own.is_empty() && !arguments.yes && !confirmed(&changes)? {
+        return Ok(ExitCode::FAILURE);
+    }
     store.set_policy(&text, &operator(), now())?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Pairs of members that are named, of each kind.
+const SHOWN: usize = 20;
+
+/// What another policy changes.
+#[derive(Default)]
+struct Changes {
+    /// One may begin something with the other, and could begin nothing.
+    opened: Pairs,
+    /// The other way round.
+    closed: Pairs,
+    /// Something else than before.
+    changed: Pairs,
+    /// Those that may begin less, from or to a member that is this host.
+    own: Vec<String>,
+}
+
+/// How many pairs, and the names of the first of them.
+#[derive(Default)]
+struct Pairs {
+    count: usize,
+    first: Vec<String>,
+}
+
+impl Pairs {
+    fn words(&self, what: &str) -> String {
+        let mut text = format!("{what}: {}\n", counted(self.count, "pair"));
+        for pair in &self.first {
+            text += &format!("  {pair}\n");
+        }
+        if self.count > self.first.len() {
+            text += &format!("  and {} more\n", self.count - self.first.len());
+        }
+        text
+    }
+}
+
+impl Changes {
+    /// Members of the same tags whom no rule names are alike: each pair of such groups is looked at once.
+    fn between(before: &Policy, after: &Policy, members: &[MemberInfo]) -> Changes {
+        let rules = before.rules().iter().chain(after.rules());
+        let named: BTreeSet<&Name> = rules
+            .flat_map(|rule| [&rule.from, &rule.to])
+            .filter_map(|who| match who {
+                Who::Member(name) => Some(name),
+                _ => None,
+            })
+            .collect();
+        let mut groups: BTreeMap<(Option<&Name>, &[Name]), Vec<&MemberInfo>> = BTreeMap::new();
+        for info in members {
+            let Member { name, tags, .. } = &info.member;
+            let group = groups.entry((Some(name).filter(|name| named.contains(name)), tags));
+            group.or_default().push(info);
+        }
+        let own: BTreeSet<&Name> = members
+            .iter()
+            .filter(|info| info.member.addresses.iter().any(is_here))
+            .map(|info| &info.member.name)
+            .collect();
+        let mut changes = Changes::default();
+        for from in groups.values() {
+            for to in groups.values() {
+                changes.look(before, after, (from, to), &own);
+            }
+        }
+        changes
+    }
+
+    fn look(
+        &mut self,
+        before: &Policy,
+        after: &Policy,
+        (from, to): (&[&MemberInfo], &[&MemberInfo]),
+        own: &BTreeSet<&Name>,
+    ) {
+        let ([one, ..], [other, ..]) = (from, to) else {
+            return;
+        };
+        let (one, other) = (one.member.party(), other.member.party());
+        let filter = |policy: &Policy| policy.filter(&one, &other);
+        let (before, after) = (filter(before), filter(after));
+        let pairs = match (before.is_closed(), after.is_closed()) {
+            _ if before == after => return,
+            (true, _) => &mut self.opened,
+            (_, true) => &mut self.closed,
+            _ => &mut self.changed,
+        };
+        let all = from.iter().flat_map(|a| to.iter().map(move |b| (a, b)));
+        let all = all.map(|(a, b)| (&a.member.name, &b.member.name));
+        let mut all = all.filter(|(a, b)| a != b);
+        let is_less = !before.is_within(&after);
+        let of_own = |(a, b): &(&Name, &Name)| is_less && (own.contains(a) || own.contains(b));
+        let room = SHOWN.saturating_sub(pairs.first.len());
+        let words = |(a, b): (&Name, &Name)| format!("{a} -> {b}");
+        if !own.is_empty() {
+            let theirs = all.clone().filter(of_own).map(words);
+            let room = SHOWN.saturating_sub(self.own.len());
+            self.own.extend(theirs.take(room));
+        }
+        let first: Vec<String> = all.by_ref().take(room).map(words).collect();
+        pairs.count += first.len() + all.count();
+        pairs.first.extend(first);
+    }
+
+    fn words(&self) -> String {
+        let kinds = [
+            (&self.opened, "opened"),
+            (&self.closed, "closed"),
+            (&self.changed, "changed"),
+        ];
+        let kinds = kinds.into_iter().filter(|(pairs, _)| pairs.count > 0);
+        let text: String = kinds.map(|(pairs, what)| pairs.words(what)).collect();
+        match text.is_empty() {
+            true => "no pair of members may do anything else than before\n".to_owned(),
+            false => text,
+        }
+    }
+}
+
+/// Whether an address is one of this host: only those can be bound to.
+fn is_here(address: &IpAddr) -> bool {
+    UdpSocket::bind((*address, 0)).is_ok()
+}
+
+/// Asks whether to take something from this host, which may be how the one that asks came here.
+fn confirmed(changes: &Changes) -> anyhow::Result<bool> {
+    let pairs = changes.own.join(", ");
+    if !io::stdin().is_terminal() {
+        anyhow::bail!(
+            "cannot set the policy: it takes from this host what was open ({pairs}), and nobody can be asked; add --yes to set it anyway"
+        );
+    }
+    write!(
+        io::stderr(),
+        "This takes from this host what was open: {pairs}. If you came by it, you may be cut off.\nSet it? [y/N] "
+    )?;
+    let mut answer = String::new();
+    io::stdin().read_line(&mut answer)?;
+    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
 }
 
 /// Whom the policy speaks of, and nobody is: they may come.

@@ -22,7 +22,7 @@ use seikan_node::config::CoordinatorUrl;
 use seikan_node::mesh::client::Client;
 use seikan_node::node::SystemRandom;
 use seikan_proto::keys::PrivateKey;
-use seikan_proto::mesh::{Book, Credential, Endpoints, JoinRequest, Joined, Pin, Token};
+use seikan_proto::mesh::{Book, Credential, Cursor, Endpoints, JoinRequest, Joined, Pin, Token};
 use seikan_sys::process;
 use serde::Serialize;
 use tokio::sync::mpsc;
@@ -235,15 +235,15 @@ async fn follow(
     said: mpsc::UnboundedSender<Heard>,
 ) {
     let mut book = Book::default();
-    let mut epoch = 0;
+    let mut known = Cursor::default();
     let mut knows = false;
     loop {
-        let wait = if book.revision == 0 {
+        let wait = if known.revision == 0 {
             Duration::ZERO
         } else {
             WAIT
         };
-        let Ok(changes) = member.client.changes(book.revision, epoch, wait).await else {
+        let Ok(changes) = member.client.changes(known, wait).await else {
             tokio::time::sleep(Duration::from_millis(200)).await;
             continue;
         };
@@ -255,7 +255,7 @@ async fn follow(
                 let _ = said.send(Heard { of, change, at });
             }
         }
-        epoch = changes.epoch;
+        known = changes.cursor();
         book.take(changes);
         let members = book.members();
         if !knows && members.len() == others && members.values().all(|m| !m.endpoints.is_empty()) {

@@ -12,8 +12,8 @@ use serde_json::{Map, Value as Json};
 use crate::store::StoreError;
 
 /// Tables that all coordinators share. The others are each coordinator's own.
-const SHARED: [&str; 8] = [
-    "mesh", "policy", "relay", "token", "member", "removed", "freed", "audit",
+const SHARED: [&str; 9] = [
+    "mesh", "policy", "relay", "token", "member", "removed", "former", "freed", "audit",
 ];
 /// Of the counters behind AUTOINCREMENT the one whose highest row can be gone: a new replica would give its id again. Tokens stay, and
 /// the newest entry of the audit does.

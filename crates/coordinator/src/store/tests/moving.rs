@@ -1,7 +1,7 @@
 //! From a file to etcd and back.
 
 use std::io::ErrorKind;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 use seikan_proto::mesh::{Endpoints, RelayKind, RelaySecret};
 
@@ -159,6 +159,7 @@ fn a_mesh_that_is_there_stays_unless_it_is_to_be_replaced() {
         // Who looks all the time sees the one, nothing, or the other.
         let (begun, done) = (AtomicBool::new(false), AtomicBool::new(false));
         thread::scope(|scope| {
+            let over = SetOnDrop(&done);
             let looking = scope.spawn(|| {
                 let mut seen = std::collections::BTreeSet::new();
                 while !done.load(Ordering::Relaxed) {
@@ -170,7 +171,9 @@ fn a_mesh_that_is_there_stays_unless_it_is_to_be_replaced() {
                 }
                 seen
             });
+            let until = Instant::now() + Duration::from_secs(60);
             while !begun.load(Ordering::Relaxed) {
+                assert!(Instant::now() < until, "nobody looks");
                 thread::sleep(Duration::from_millis(5));
             }
             move_file(&file, &settings, true).expect("moved");
@@ -180,7 +183,7 @@ fn a_mesh_that_is_there_stays_unless_it_is_to_be_replaced() {
                 thread::sleep(Duration::from_millis(20));
             }
             thread::sleep(Duration::from_millis(100));
-            done.store(true, Ordering::Relaxed);
+            drop(over);
             let seen: Vec<String> = looking.join().expect("no panic").into_iter().collect();
             assert_eq!(seen, ["m1 m2 m4 web", "there"]);
         });

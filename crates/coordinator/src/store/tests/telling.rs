@@ -7,6 +7,7 @@ use seikan_proto::mesh::{
 };
 
 use super::super::changes::{News, What, members_after, tell};
+use super::super::policy::Eyes;
 use super::*;
 
 fn endpoint(n: u8) -> SocketAddr {
@@ -77,6 +78,7 @@ fn an_answer_is_whole_if_the_asker_knows_nothing_that_was() {
     let told = mesh.store.changes(4, a).expect("changes");
     let nothing = Changes {
         revision: 4,
+        sight: 4,
         ..Changes::default()
     };
     assert_eq!(told, nothing);
@@ -246,9 +248,10 @@ fn the_longest_member_is_no_longer_than_it_is_taken_for() {
         .set_endpoints(id, &at(&[far; MAX_ENDPOINTS]), NOW)
         .expect("set");
     let networks = networks("100.80.0.0/12");
-    let news = mesh
-        .store
-        .look(|connection| members_after(connection, 0, MemberId(0), &networks));
+    let news = mesh.store.look(|connection| {
+        let eyes = Eyes::new(&mesh.store, connection, id);
+        members_after(connection, 0, &networks, &eyes, MemberId(0))
+    });
     let news = news.expect("news");
     let [
         News {

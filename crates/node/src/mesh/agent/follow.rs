@@ -5,7 +5,7 @@ use crate::mesh::client::{Client, ClientError};
 use crate::mesh::known::Judge;
 use crate::mesh::relay::Wish;
 use crate::mesh::{Contact, cache};
-use seikan_proto::mesh::{Book, Change, MAX_CALLS, Reason, Relay};
+use seikan_proto::mesh::{Book, Change, Cursor, MAX_CALLS, Reason, Relay};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// How long a question for changes waits at the coordinator.
@@ -43,19 +43,23 @@ impl Agent {
         };
         self.believe(&mut judge, changes, revision, worker)?;
         // What is on disk may be of another coordinator: it tells of everybody once.
-        let (mut since, mut epoch, mut idle) = (0, 0, 0);
+        let (mut cursor, mut idle) = (Cursor::default(), 0);
         let mut pause = Pause::default();
         let mut stored = tokio::time::Instant::now() - STORE_EVERY;
         judge.keep(&self.known);
         let mut dirty = false;
         loop {
             // The first answer comes at once; then what was kept has time to be written before the next question.
-            let wait = if since == 0 { Duration::ZERO } else { WAIT };
+            let wait = if cursor.revision == 0 {
+                Duration::ZERO
+            } else {
+                WAIT
+            };
             let asked = Instant::now();
             // What waits at an address that this host has no more may wait for long.
             let question = async {
                 tokio::select! {
-                    answer = client.changes(since, epoch, wait) => Some(answer),
+                    answer = client.changes(cursor, wait) => Some(answer),
                     () = shared.elsewhere.notified() => None,
                 }
             };
@@ -75,7 +79,7 @@ impl Agent {
             match answer {
                 Ok(mut changes) => {
                     (pause, silent) = (Pause::default(), 0);
-                    (since, epoch) = (changes.revision, changes.epoch);
+                    cursor = changes.cursor();
                     let mut calls = std::mem::take(&mut changes.calls);
                     calls.truncate(MAX_CALLS);
                     if changes.whole {
@@ -132,7 +136,7 @@ impl Agent {
                     judge.keep(&self.known);
                     dirty = false;
                     let changes = shared.book.borrow_mut().clear();
-                    (since, epoch) = (0, 0);
+                    cursor = Cursor::default();
                     worker.tell(News::Contact(Contact::Revoked))?;
                     self.believe(&mut judge, changes, 0, worker)?;
                     tokio::time::sleep(LONGEST_PAUSE).await;

@@ -363,7 +363,7 @@ mod tests {
             transport: Transport::Udp,
             host: "localhost".to_owned(),
             tls: Arc::new(tls),
-            ticket: Ticket::new(&secret, &PublicKey::from_bytes([1; 32]), 7),
+            ticket: Ticket::new(&secret, 1, &PublicKey::from_bytes([1; 32]), 7),
             fwmark: None,
         }
     }

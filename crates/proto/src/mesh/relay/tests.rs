@@ -8,7 +8,7 @@ fn key(n: u8) -> PublicKey {
 
 fn ticket(secret: &str) -> Ticket {
     let secret = RelaySecret::parse(secret, RelayKind::Turn).expect("a secret");
-    Ticket::new(&secret, &key(1), 1_700_000_000)
+    Ticket::new(&secret, 42, &key(1), 1_700_000_000)
 }
 
 fn ask(ticket: &Ticket) -> (TransactionId, Vec<u8>) {
@@ -43,6 +43,7 @@ fn what_a_member_asks_is_what_the_relay_reads() {
         panic!("a request for a port");
     };
     assert_eq!((asked.id, asked.member, asked.peer), (id, key(1), key(2)));
+    assert_eq!(asked.holder, 42);
     assert_eq!(asked.stamp, 0x0102_0304_0506_0708);
     assert_eq!(
         (asked.username, asked.expires),
@@ -54,15 +55,15 @@ fn what_a_member_asks_is_what_the_relay_reads() {
 #[test]
 fn a_request_is_laid_out_as_documented() {
     let (id, bytes) = ask(&ticket("north"));
-    let mut expected = hex("0001 0090 2112a442");
+    let mut expected = hex("0001 0094 2112a442");
     expected.extend(&u128::from(id).to_be_bytes()[4..]);
-    expected.extend(hex("0006 0037"));
-    expected.extend(b"1700000000:AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=\0");
+    expected.extend(hex("0006 003a"));
+    expected.extend(b"1700000000:42:AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=\0\0");
     expected.extend(hex("c5e1 0020"));
     expected.extend([2; 32]);
     expected.extend(hex("c5e2 0008 0102030405060708 001c 0020"));
     assert_eq!(bytes[..bytes.len() - 32], expected);
-    assert_eq!(bytes.len(), 20 + 0x90);
+    assert_eq!(bytes.len(), 20 + 0x94);
 }
 
 /// RFC 8489, appendix B.1, with erratum 6268. Its key is a long-term one: SHA-256 of user, realm and password.
@@ -116,7 +117,7 @@ fn who_shows_no_ticket_is_refused_and_who_asks_nonsense_too() {
     let other = RawAttribute::new(PEER, &peer);
     let stamp = RawAttribute::new(STAMP, &stamp);
     let password = Some(&ticket.password);
-    for unknown in [name("7:x"), name("x:AA"), name(""), name(":")] {
+    for unknown in [name("7:x"), name("x:AA"), name(""), name("::")] {
         let all = [unknown, other.clone(), stamp.clone()];
         assert_eq!(refused(&all, password), RelayRefusal::Unauthorized);
     }

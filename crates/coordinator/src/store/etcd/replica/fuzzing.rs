@@ -126,6 +126,7 @@ fn ask(copy: Shared) {
         thread: None,
     };
     let store = Store {
+        parsed: crate::store::policy::Parsed::default(),
         backing: Backing::Etcd(replica),
         _folder: None,
     };
