@@ -3,6 +3,8 @@
 //!
 //! What a flow keeps of its throughput is a measurement, not a test: `seikan lab hostile`.
 
+mod takeover;
+
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -2,6 +2,7 @@
 //! whose keys are other ones ([`super::known`]).
 
 use seikan_proto::mesh::MAX_ANSWER;
+use seikan_sys::handover::open_plain;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fs::{self, OpenOptions};
@@ -12,14 +13,14 @@ use std::path::{Path, PathBuf};
 /// Longest file that is read, in bytes.
 const MAX_FILE: u64 = 8 * MAX_ANSWER as u64;
 
-/// The file of an interface.
-pub(super) fn file(state: &Path, interface: &str) -> PathBuf {
-    state.join(format!("{interface}.members.json"))
+/// The file in an interface's folder.
+pub(super) fn file(folder: &Path) -> PathBuf {
+    folder.join("members.json")
 }
 
 /// Where it is remembered who was who.
-pub(super) fn known_file(state: &Path, interface: &str) -> PathBuf {
-    state.join(format!("{interface}.known.json"))
+pub(super) fn known_file(folder: &Path) -> PathBuf {
+    folder.join("known.json")
 }
 
 /// What was kept; nothing if there is no file, or none of this version's: the coordinator tells all of it again.
@@ -30,9 +31,8 @@ pub(super) fn load<T: DeserializeOwned + Default>(file: &Path) -> T {
 /// The same for who is not told again.
 pub(super) fn read<T: DeserializeOwned>(file: &Path) -> io::Result<T> {
     let mut text = Vec::new();
-    fs::File::open(file)?
-        .take(MAX_FILE)
-        .read_to_end(&mut text)?;
+    // The folder is the daemon's, and root reads there, too.
+    open_plain(file)?.take(MAX_FILE).read_to_end(&mut text)?;
     Ok(serde_json::from_slice(&text)?)
 }
 
@@ -70,7 +70,7 @@ mod tests {
     #[test]
     fn what_was_kept_is_there_again_and_for_nobody_else() {
         let folder = tempfile::tempdir().expect("a folder");
-        let file = file(&folder.path().join("state"), "mesh0");
+        let file = file(&folder.path().join("state"));
         assert_eq!(load::<Book>(&file), Book::default());
         let mut book = Book::default();
         book.take(Changes {
@@ -88,7 +88,7 @@ mod tests {
     #[test]
     fn a_spoilt_file_is_as_none() {
         let folder = tempfile::tempdir().expect("a folder");
-        let file = file(folder.path(), "mesh0");
+        let file = file(folder.path());
         for text in ["", "{", "[]", r#"{"revision": "x"}"#] {
             fs::write(&file, text).expect("written");
             assert_eq!(load::<Book>(&file), Book::default());
