@@ -18,10 +18,11 @@ impl Manager {
         Manager(address.and_then(|address| connected(&address).ok()))
     }
 
-    /// Tells it how things go. Without a manager there is nobody to tell.
-    pub fn tell(&self, states: &[NotifyState<'_>]) {
+    /// Tells it how things go, once: a process that was taken over could send to others by this socket. Without a manager there is
+    /// nobody to tell.
+    pub fn tell(&mut self, states: &[NotifyState<'_>]) {
         let lines: Vec<String> = states.iter().map(ToString::to_string).collect();
-        if let Some(socket) = &self.0 {
+        if let Some(socket) = self.0.take() {
             let _ = socket.send(lines.join("\n").as_bytes());
         }
     }

@@ -3,7 +3,7 @@
 //! Up, in this order: the control sockets, and with them the name; the journal and what a killed
 //! instance left; is anything in the way ([`in_the_way`]); the monitor ([`crate::monitor`]); `PreUp`; the plan of routes; the
 //! interface with its sockets; addresses, MTU, up; name servers; routes, rules, firewall; `PostUp`; the names of a mesh. Then
-//! the monitor is sealed, the process becomes a user of its own with `CAP_NET_ADMIN`, and the worker runs. Down in reverse, by the monitor:
+//! the monitor is sealed, the process becomes a user of its own with `CAP_NET_ADMIN` and is confined, and the worker runs. Down in reverse, by the monitor:
 //! `PreDown`, `SaveConfig`; the interface; everything in the journal, `PostDown`. A failure or a signal half way goes down from
 //! there.
 
@@ -20,6 +20,7 @@ use crate::setup::names::{Found, Names};
 use crate::setup::{self, firewall, forwarding, mtu, occupied, routes};
 use crate::state::{Journal, StateError};
 use crate::worker::{self, Ended, Service, Verdict};
+use seikan_sys::confine::{Needs, confine};
 use seikan_sys::dns::DnsError;
 use seikan_sys::handover::Folder;
 use seikan_sys::netlink::{Netlink, NetlinkError};
@@ -344,6 +345,10 @@ impl Work<'_> {
             uapi: control.leave_sockets(),
         })?;
         give_up_privileges(self.config, identity, &mut *self.observer)?;
+        node.confinement = Some(confine(&Needs {
+            packets: is_transparent(self.config),
+            folders: kept.iter().map(|kept| kept.inside("")).collect(),
+        }));
         let observer = RefCell::new(&mut *self.observer);
         let warn = || Box::new(|warning| observer.borrow_mut().warn(warning));
         let mut services = Services {
@@ -503,11 +508,15 @@ fn capabilities(config: &Config) -> Vec<Capability> {
     {
         kept.push(Capability::CAP_NET_BIND_SERVICE); // `wg set` may move it and back
     }
-    let transparent = |g: &GatewaySettings| g.mode == GatewayMode::Transparent;
-    if config.gateway.as_ref().is_some_and(transparent) {
+    if is_transparent(config) {
         kept.push(Capability::CAP_NET_RAW); // a card that was taken out and put in again
     }
     kept
+}
+
+fn is_transparent(config: &Config) -> bool {
+    let transparent = |g: &GatewaySettings| g.mode == GatewayMode::Transparent;
+    config.gateway.as_ref().is_some_and(transparent)
 }
 
 /// Everything that shares the worker's loop.

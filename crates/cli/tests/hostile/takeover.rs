@@ -5,23 +5,26 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, BufRead, IoSlice, Read, Write};
+use std::net::{ToSocketAddrs, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, chown};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use nix::errno::Errno;
+use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::uio::{RemoteIoVec, process_vm_writev};
 use nix::unistd::{Pid, Uid, setresuid};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+use seikan_sys::confine::{Needs, confine};
 use seikan_sys::netlink::Netlink;
 use seikan_sys::privilege::{self, Identity};
 use serde::{Deserialize, Serialize};
 
-use crate::common::{Tunnel, World, in_world, monitor_of, stderr};
+use crate::common::{Tunnel, World, in_world, monitor_of, skip, stderr};
 
 /// CAP_NET_ADMIN (include/uapi/linux/capability.h).
 const NET_ADMIN: u64 = 1 << 12;
@@ -96,6 +99,9 @@ fn the_daemon_is_a_user_of_its_own_with_one_capability_in_all_of_its_threads() {
             assert!(user != 0 && group != 0, "{user}, {group}");
             assert_eq!(status_of(&task, "Groups:"), "");
             assert_eq!(status_of(&task, "NoNewPrivs:"), "1");
+            // Filtered, by two filters (proc_pid_status(5)).
+            assert_eq!(status_of(&task, "Seccomp:"), "2");
+            assert_eq!(status_of(&task, "Seccomp_filters:"), "2");
             for set in ["CapEff:", "CapPrm:", "CapBnd:"] {
                 assert_eq!(capabilities_of(&task, set), NET_ADMIN, "{set}");
             }
@@ -104,6 +110,15 @@ fn the_daemon_is_a_user_of_its_own_with_one_capability_in_all_of_its_threads() {
         }
         let monitor = monitor_of(&left);
         assert_eq!(user_of(&monitor).0, 0, "the monitor keeps its privileges");
+        assert_eq!(status_of(&monitor, "Seccomp:"), "0");
+        let confinement = &world.status(&world.left)["interface"]["confinement"];
+        assert_eq!(
+            confinement["system-calls"]["present"], true,
+            "{confinement}"
+        );
+        if confinement["files"]["present"] != true {
+            skip(&confinement["files"]["reason"].to_string());
+        }
     });
 }
 
@@ -261,8 +276,10 @@ fn plays_a_daemon_that_was_taken_over() {
     };
     // The one that waits for this thread does nothing else.
     privilege::drop_thread_to(&[], Some(identity)).expect("privileges are given up");
+    // As the daemon of a plain tunnel.
+    let confinement = confine(&Needs::default());
     println!();
-    for (attempt, outcome) in attempts(&play) {
+    for (attempt, outcome) in attempts(&play, confinement.files.is_present()) {
         let errno = outcome
             .err()
             .map(|error| error.raw_os_error().unwrap_or(-1));
@@ -274,8 +291,8 @@ fn plays_a_daemon_that_was_taken_over() {
     }
 }
 
-/// Everything that it tries, and what came of each.
-fn attempts(play: &Play) -> Vec<(String, io::Result<()>)> {
+/// Everything that it tries, and what came of each. `few_files`: the kernel keeps files from it that permissions do not.
+fn attempts(play: &Play, few_files: bool) -> Vec<(String, io::Result<()>)> {
     let mut all = Vec::new();
     let mut attempt = |name: String, outcome: io::Result<()>| all.push((name, outcome));
 
@@ -370,12 +387,34 @@ fn attempts(play: &Play) -> Vec<(String, io::Result<()>)> {
         }
     }
 
+    // What permissions leave to everybody.
+    if few_files {
+        attempt("make a file in /tmp".to_owned(), make_in(Path::new("/tmp")));
+        attempt("write what is its own".to_owned(), write(&play.own));
+        let sysctl = Path::new("/proc/sys/net/ipv4/ip_forward");
+        attempt("write a sysctl of the network".to_owned(), write(sysctl));
+        let status = fs::read("/proc/1/status").map(drop);
+        attempt("look at another process".to_owned(), status);
+    }
+    let program = Command::new("/bin/true").status().map(drop);
+    attempt("start a program".to_owned(), program);
+    let namespace = unshare(CloneFlags::CLONE_NEWUSER).map_err(io::Error::from);
+    attempt("make a user namespace".to_owned(), namespace);
+    let datagrams = UnixDatagram::unbound().map(drop);
+    attempt("open a socket to services".to_owned(), datagrams);
+
     let mtu = || {
         let netlink = Netlink::open()?;
         let link = netlink.link(&play.interface)?;
         netlink.set_mtu(link.index, link.mtu - 1)?;
         netlink.set_mtu(link.index, link.mtu)
     };
+    let resolved = ("localhost", 1).to_socket_addrs().map(drop);
+    attempt("own: resolve a name".to_owned(), resolved);
+    let socket = UdpSocket::bind("127.0.0.1:0").map(drop);
+    attempt("own: open a socket".to_owned(), socket);
+    let thread = std::thread::Builder::new().spawn(|| ()).map(drop);
+    attempt("own: start a thread".to_owned(), thread);
     attempt(
         "own: change its interface".to_owned(),
         mtu().map_err(io::Error::other),
