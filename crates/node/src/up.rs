@@ -348,6 +348,7 @@ impl Work<'_> {
         node.confinement = Some(confine(&Needs {
             packets: is_transparent(self.config),
             folders: kept.iter().map(|kept| kept.inside("")).collect(),
+            files: Vec::new(),
         }));
         let observer = RefCell::new(&mut *self.observer);
         let warn = || Box::new(|warning| observer.borrow_mut().warn(warning));

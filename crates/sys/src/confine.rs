@@ -54,6 +54,8 @@ pub struct Needs {
     pub packets: bool,
     /// Make and change files in these folders.
     pub folders: Vec<PathBuf>,
+    /// Read these files.
+    pub files: Vec<PathBuf>,
 }
 
 /// How it is confined.
@@ -75,7 +77,7 @@ impl Confinement {
 /// Confines the calling thread, and those that it starts, for good.
 pub fn confine(needs: &Needs) -> Confinement {
     // In this order: the calls that confine are not among those that are left.
-    let files = match restrict_files(&needs.folders) {
+    let files = match restrict_files(needs) {
         Ok(status) if status.ruleset == RulesetStatus::NotEnforced => {
             Ability::Absent("the kernel has no Landlock".to_owned())
         }
@@ -92,7 +94,7 @@ pub fn confine(needs: &Needs) -> Confinement {
     }
 }
 
-fn restrict_files(folders: &[PathBuf]) -> Result<RestrictionStatus, RulesetError> {
+fn restrict_files(needs: &Needs) -> Result<RestrictionStatus, RulesetError> {
     let read = AccessFs::ReadFile | AccessFs::ReadDir;
     let change = read
         | AccessFs::WriteFile
@@ -115,7 +117,8 @@ fn restrict_files(folders: &[PathBuf]) -> Result<RestrictionStatus, RulesetError
         .add_rules(path_beneath_rules(readable, read))?
         .add_rules(path_beneath_rules(["/dev/null"], write_file))?
         .add_rules(path_beneath_rules(["/dev/urandom"], read))?
-        .add_rules(path_beneath_rules(folders, change))?
+        .add_rules(path_beneath_rules(&needs.files, read))?
+        .add_rules(path_beneath_rules(&needs.folders, change))?
         .restrict_self()
 }
 
@@ -421,8 +424,8 @@ mod tests {
         fs::write(other.path().join("file"), "").unwrap();
         in_child(|| {
             let confinement = confine(&Needs {
-                packets: false,
                 folders: vec![own.path().to_owned()],
+                ..Needs::default()
             });
             if !confinement.files.is_present() {
                 return Ok(()); // This kernel cannot, and `status` says so.

@@ -47,21 +47,7 @@ impl Folder {
                 "it belongs to user {owner}; give it to root (chown root), or move it away"
             )));
         }
-        for entry in read_dir(self.inside(""))? {
-            // The file itself: no link is followed, no pipe waited for, and no permission to read needed.
-            let mut options = OpenOptions::new();
-            options
-                .read(true)
-                .custom_flags(libc::O_PATH | libc::O_NOFOLLOW);
-            let Ok(file) = options.open(entry?.path()) else {
-                continue;
-            };
-            let of = file.metadata()?;
-            // Of a daemon under another user, or of root. A second name of it would be a file elsewhere.
-            if of.is_file() && of.nlink() == 1 && [0, UNNAMED].contains(&of.uid()) {
-                chown(itself(&file), Some(to.user), Some(to.group))?;
-            }
-        }
+        give_files(&self.inside(""), to)?;
         fchown(&self.file, None, Some(to.group))?;
         self.file.set_permissions(Permissions::from_mode(0o770))
     }
@@ -70,6 +56,26 @@ impl Folder {
     pub fn inside(&self, name: &str) -> PathBuf {
         itself(&self.file).join(name)
     }
+}
+
+/// Gives the plain files of a folder to a daemon: those of root and of a daemon under another user.
+pub(crate) fn give_files(folder: &Path, to: Identity) -> io::Result<()> {
+    for entry in read_dir(folder)? {
+        // The file itself: no link is followed, no pipe waited for, and no permission to read needed.
+        let mut options = OpenOptions::new();
+        options
+            .read(true)
+            .custom_flags(libc::O_PATH | libc::O_NOFOLLOW);
+        let Ok(file) = options.open(entry?.path()) else {
+            continue;
+        };
+        let of = file.metadata()?;
+        // A second name of it would be a file elsewhere.
+        if of.is_file() && of.nlink() == 1 && [0, UNNAMED].contains(&of.uid()) {
+            chown(itself(&file), Some(to.user), Some(to.group))?;
+        }
+    }
+    Ok(())
 }
 
 /// Its name in this process.

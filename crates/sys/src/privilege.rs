@@ -191,6 +191,20 @@ pub fn drop_thread_to(
     forbid_core_dumps()
 }
 
+/// Gives up all capabilities of the calling thread but these, as far as it has them, and whatever programs could add, for good.
+///
+/// # Errors
+/// [`PrivilegeError::System`].
+pub fn keep_only(these: &[Capability]) -> Result<(), PrivilegeError> {
+    let action = "read the capabilities";
+    let permitted = caps::read(None, CapSet::Permitted).map_err(from_caps(action))?;
+    let these = these.iter().copied();
+    let keep = these.filter(|capability| permitted.contains(capability));
+    let keep: CapsHashSet = keep.collect();
+    give_up_what_exec_adds(&keep)?;
+    set_capabilities(&keep)
+}
+
 /// What is to be kept, if it is there.
 fn keepable(also: &[Capability]) -> Result<CapsHashSet, PrivilegeError> {
     let mut keep: CapsHashSet = also.iter().copied().collect();
@@ -212,7 +226,7 @@ fn give_up_what_exec_adds(keep: &CapsHashSet) -> Result<(), PrivilegeError> {
     caps::clear(None, CapSet::Ambient).map_err(from_caps("clear the ambient capabilities"))?;
     // The bounding set limits what exec could add. It takes CAP_SETPCAP; without that there is
     // nothing to fear, because of no_new_privs.
-    if caps::has_cap(None, CapSet::Permitted, Capability::CAP_SETPCAP).unwrap_or(false) {
+    if caps::has_cap(None, CapSet::Effective, Capability::CAP_SETPCAP).unwrap_or(false) {
         let action = "shrink the bounding capabilities";
         let bounding = caps::read(None, CapSet::Bounding).map_err(from_caps(action))?;
         for &capability in bounding.difference(keep) {

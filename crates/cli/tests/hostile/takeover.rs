@@ -24,7 +24,7 @@ use seikan_sys::netlink::Netlink;
 use seikan_sys::privilege::{self, Identity};
 use serde::{Deserialize, Serialize};
 
-use crate::common::{Tunnel, World, in_world, monitor_of, skip, stderr};
+use crate::common::{Tunnel, World, eventually, in_world, monitor_of, skip, stderr};
 
 /// CAP_NET_ADMIN (include/uapi/linux/capability.h).
 const NET_ADMIN: u64 = 1 << 12;
@@ -69,7 +69,7 @@ fn status_of(pid: &str, key: &str) -> String {
     line.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-fn capabilities_of(pid: &str, set: &str) -> u64 {
+fn mask_of(pid: &str, set: &str) -> u64 {
     u64::from_str_radix(&status_of(pid, set), 16).expect("hexadecimal")
 }
 
@@ -103,10 +103,10 @@ fn the_daemon_is_a_user_of_its_own_with_one_capability_in_all_of_its_threads() {
             assert_eq!(status_of(&task, "Seccomp:"), "2");
             assert_eq!(status_of(&task, "Seccomp_filters:"), "2");
             for set in ["CapEff:", "CapPrm:", "CapBnd:"] {
-                assert_eq!(capabilities_of(&task, set), NET_ADMIN, "{set}");
+                assert_eq!(mask_of(&task, set), NET_ADMIN, "{set}");
             }
-            assert_eq!(capabilities_of(&task, "CapInh:"), 0);
-            assert_eq!(capabilities_of(&task, "CapAmb:"), 0);
+            assert_eq!(mask_of(&task, "CapInh:"), 0);
+            assert_eq!(mask_of(&task, "CapAmb:"), 0);
         }
         let monitor = monitor_of(&left);
         assert_eq!(user_of(&monitor).0, 0, "the monitor keeps its privileges");
@@ -231,6 +231,65 @@ fn a_tunnel_starts_again_and_again_with_the_capabilities_of_its_unit() {
             assert_eq!(errors, "");
             let folder = fs::metadata(state.join(&world.left.interface)).expect("a folder");
             assert_eq!((folder.uid(), folder.mode() & 0o7777), (0, 0o770));
+        }
+    });
+}
+
+#[test]
+fn a_coordinator_and_a_relay_that_root_starts_are_who_owns_their_folder_without_any_capability() {
+    in_world(["", ""], |world| {
+        let (new, of_nobody) = (
+            world.folder.path().join("new"),
+            world.folder.path().join("nobody"),
+        );
+        fs::create_dir(&of_nobody).expect("a folder");
+        chown(&of_nobody, Some(65534), Some(65534)).expect("given away");
+        for service in ["coordinator", "relay"] {
+            for folder in [
+                new.join(service),
+                new.join(service),
+                of_nobody.join(service),
+            ] {
+                let is_new = folder.starts_with(&new);
+                if !is_new {
+                    fs::create_dir(&folder).expect("a folder");
+                    chown(&folder, Some(65534), Some(65534)).expect("given away");
+                }
+                let shown = folder.to_str().expect("UTF-8");
+                let words = [service, "--listen", "127.0.0.1:0", "--dir", shown];
+                let mut running = world.start(&world.left, &mut world.seikan(&words));
+                let mut line = String::new();
+                running.stdout.read_line(&mut line).expect("read");
+                if !line.contains("listens on") {
+                    let (_, errors) = running.ended();
+                    panic!("{service} in {shown}: {line}{errors}");
+                }
+                let pid = running.child.id().to_string();
+                // The lowest bit is that of signal 1, and SIGTERM is 15.
+                let takes_the_end = |set| mask_of(&pid, set) >> 14 & 1 == 1;
+                eventually("it takes no signal", || {
+                    takes_the_end("SigCgt:") || takes_the_end("SigBlk:")
+                });
+                let (user, group) = user_of(&pid);
+                match is_new {
+                    true => assert!(user != 0 && group != 0, "{user}, {group}"),
+                    false => assert_eq!((user, group), (65534, 65534)),
+                }
+                let of = fs::metadata(&folder).expect("a folder");
+                assert_eq!((of.uid(), of.mode() & 0o077 != 0 && is_new), (user, false));
+                let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("threads");
+                for task in tasks.flatten() {
+                    let task = task.file_name().into_string().expect("a number");
+                    for set in ["CapEff:", "CapPrm:", "CapInh:", "CapAmb:"] {
+                        assert_eq!(mask_of(&task, set), 0, "{service}: {set}");
+                    }
+                    assert_eq!(status_of(&task, "NoNewPrivs:"), "1");
+                    assert_eq!(status_of(&task, "Seccomp:"), "2", "{service}");
+                }
+                running.signal("TERM");
+                let (code, errors) = running.ended();
+                assert_eq!(code, Some(0), "{service}: {errors}");
+            }
         }
     });
 }
