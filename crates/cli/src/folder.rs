@@ -1,8 +1,11 @@
 //! The folder of a service, in which root works as who it belongs to.
 
 use anyhow::{Context, bail};
-use seikan_sys::owner::{self, Place};
-use std::path::Path;
+use seikan_sys::confine::{self, Needs};
+use seikan_sys::owner::{self, OwnerError, Place};
+use seikan_sys::privilege::{self, Capability};
+use std::io::Write;
+use std::path::{Path, PathBuf};
 
 /// Works in the folder as its owner, by the path that is given to the work, and root stays that user: what is in a service's folder is not
 /// to have root read, write or send anything, and what is made there the service can use.
@@ -42,15 +45,38 @@ fn work_in<T>(place: &Place, work: impl FnOnce(&Path) -> anyhow::Result<T>) -> a
     }
 }
 
-/// A service that root starts in another user's folder is refused: started as that user it could not use what it has made there before. So
-/// is one whose folder is not there, if somebody else could make it first.
-pub fn refuse_foreign(folder: &Path, service: &str) -> anyhow::Result<()> {
-    if let Some(user) = owner::foreign_owner(folder)? {
-        bail!(
-            "{} belongs to user {user}, and this is root: start it as that user, as its service does (systemctl start {service}), or \
-             take another folder (--dir)",
-            folder.display()
-        );
+/// Has a service be the owner of its folder before it opens anything there, if root starts it; of a folder of root's, or of a new one, that is
+/// the user that daemons become. Of the capabilities it keeps none but what these ports take. The folder, by the path that is open to it.
+pub fn settle(folder: &Path, ports: &[u16]) -> anyhow::Result<PathBuf> {
+    privilege::forbid_core_dumps()?;
+    let keep: &[Capability] = match ports.iter().any(|port| (1..1024).contains(port)) {
+        true => &[Capability::CAP_NET_BIND_SERVICE],
+        false => &[],
+    };
+    match owner::give_to_daemon(folder) {
+        // In a user namespace that does not have that user, root is nobody outside of it.
+        Err(error @ OwnerError::Become { .. }) => writeln!(
+            anstream::stderr(),
+            "warning: {error}; it runs as root without capabilities"
+        )?,
+        other => other?,
+    }
+    let place = owner::become_owner_with(folder, keep)?;
+    privilege::keep_only(keep)?;
+    Ok(place.map_or_else(|| folder.to_owned(), |place| place.path))
+}
+
+/// Confines a service to its folder, and to these files to read. Threads that it has already stay as they are.
+pub fn confine_to(folder: &Path, files: Vec<PathBuf>) -> anyhow::Result<()> {
+    let confinement = confine::confine(&Needs {
+        packets: false,
+        folders: vec![folder.to_owned()],
+        files,
+    });
+    for (name, ability) in confinement.table() {
+        if let Some(reason) = ability.reason() {
+            writeln!(anstream::stderr(), "note: not confined: {name}: {reason}")?;
+        }
     }
     Ok(())
 }

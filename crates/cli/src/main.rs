@@ -8,6 +8,7 @@ mod cli;
 mod explain;
 mod fix;
 mod folder;
+mod manager;
 mod output;
 mod recording;
 mod screen;

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::mesh::site::at_a_site;
+use crate::mesh::site::{Host, SOON, at_a_site, while_answering};
 use serde_json::Value;
 
 fn folder() -> PathBuf {
@@ -235,8 +235,10 @@ fn what_a_coordinator_and_a_member_print_has_the_shape_that_was_written_down() {
         let _coordinator = site.coordinator();
         let host = site.host();
         host.join("host", &site.token(&[]));
-        site.host().join("other", &site.token(&[]));
-        let _tunnel = host.up();
+        let other = site.host();
+        let addresses = other.join("other", &site.token(&[]));
+        let _tunnels = [&host, &other].map(Host::up);
+        while_answering(&[&other], || assert!(host.hears(addresses[0], SOON)));
         site.token(&["--reusable", "--tag", "server"]);
         let secret = "--secret=skr_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
         site.administer(&["relay", "add", "192.0.2.1:3478", secret]);

@@ -5,6 +5,7 @@
 
 mod cost;
 mod members;
+mod takeover;
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};

@@ -8,7 +8,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::common::{PATIENCE, TUNNEL_PORT, eventually, in_world, key_pair, skip, stderr};
+use crate::common::{
+    PATIENCE, TUNNEL_PORT, eventually, in_world, key_pair, monitor_of, skip, stderr,
+};
 
 const DEFAULT_ROUTE: &str = "AllowedIPs = 0.0.0.0/0, ::/0\nPersistentKeepalive = 1";
 
@@ -174,13 +176,6 @@ fn a_killed_tunnel_leaves_nothing_behind_and_its_hooks_are_made_good() {
             world.left.traces().is_empty() && !mark.exists()
         });
     });
-}
-
-/// The tunnel's monitor: its only child.
-fn monitor_of(tunnel: &crate::common::Tunnel) -> String {
-    let pid = tunnel.child.id();
-    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
-    children.expect("children").trim().to_owned()
 }
 
 #[test]

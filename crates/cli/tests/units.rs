@@ -104,6 +104,19 @@ fn every_unit_starts_a_program_that_knows_its_words() {
             assert!(help.contains(option), "{name}: {option}");
         }
         assert_eq!(said(&unit, "Type"), "notify");
+        // Else the program could not confine itself: they are in no group of older systemd.
+        for call in [
+            "seccomp",
+            "landlock_create_ruleset",
+            "landlock_add_rule",
+            "landlock_restrict_self",
+        ] {
+            let is_let_through = |line: &str| {
+                let calls = line.strip_prefix("SystemCallFilter=").unwrap_or_default();
+                calls.split(' ').any(|word| word == call)
+            };
+            assert!(unit.lines().any(is_let_through), "{name}: {call}");
+        }
     }
 }
 

@@ -348,6 +348,8 @@ fn open_file(path: &Path) -> Result<Connection, StoreError> {
     // With the default, a change that was confirmed could be gone after a power cut.
     connection.pragma_update(None, "synchronous", "FULL")?;
     connection.pragma_update(None, "foreign_keys", true)?;
+    // Not in folders that the coordinator does not have.
+    connection.pragma_update(None, "temp_store", "MEMORY")?;
     if version < SCHEMA {
         lay_out(&mut connection, path)?;
     }

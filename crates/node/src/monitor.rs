@@ -493,8 +493,19 @@ pub enum CleanUpError {
     State(#[from] StateError),
 }
 
-/// Takes back what an earlier instance has left, and says so.
+/// Takes back what an earlier instance has left, and says so. What no tunnel of this name changes is not touched, whoever wrote it
+/// into the journal.
 pub fn take_back(name: &str, left: Vec<Change>, warn: &mut dyn FnMut(Diagnostic)) {
+    let (left, foreign): (Vec<_>, Vec<_>) =
+        left.into_iter().partition(|change| change.may_be_of(name));
+    if !foreign.is_empty() {
+        let message = format!(
+            "the journal of an earlier tunnel names {} changes that no tunnel of this name makes; they were not taken back",
+            foreign.len()
+        );
+        let warning = Diagnostic::new(Severity::Warning, name, message);
+        warn(warning.with_help("find out who wrote it: only root can"));
+    }
     if left.is_empty() {
         return;
     }
@@ -597,6 +608,29 @@ mod tests {
             );
             assert_eq!(files, ["mark"], "{text}: everything is taken back");
         }
+    }
+
+    #[test]
+    fn a_forged_journal_takes_nothing_back_that_is_not_the_tunnels() {
+        let folder = tempfile::tempdir().expect("folder");
+        let file = folder.path().join("x");
+        fs::write(&file, "1").expect("written");
+        let sysctl = |path: &Path| Change::Sysctl {
+            path: path.to_owned(),
+            before: "0".to_owned(),
+        };
+        let left = vec![
+            sysctl(&file),
+            sysctl(Path::new("/proc/sys/net/ipv4/conf/all/forwarding")),
+            Change::Firewall {
+                table: "filter".to_owned(),
+            },
+        ];
+        let mut warnings = Vec::new();
+        take_back("wg0", left, &mut |warning| warnings.push(warning.message));
+        assert_eq!(fs::read_to_string(&file).expect("read"), "1");
+        assert_eq!(warnings.len(), 1, "{warnings:?}");
+        assert!(warnings[0].contains("3 changes"), "{warnings:?}");
     }
 
     #[test]

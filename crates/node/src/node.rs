@@ -13,6 +13,7 @@ use seikan_proto::outbox::Outbox;
 use seikan_proto::rng::Rng;
 use seikan_proto::time::Instant;
 use seikan_proto::tunnel::{Now, Tunnel, TunnelConfig};
+use seikan_sys::confine::Confinement;
 use seikan_sys::netlink::Netlink;
 use seikan_sys::packet::PacketSocket;
 use seikan_sys::tun::{Tun, TunError, TunOptions};
@@ -225,6 +226,8 @@ pub struct Node {
     pub gateway: Option<GatewayNode>,
     /// The mesh that it is a member of.
     pub mesh: Option<MeshState>,
+    /// What its process cannot do any more; `None` before that.
+    pub confinement: Option<Confinement>,
     pub(crate) outbox: Outbox,
     pub(crate) inbox: Inbox,
 }
@@ -297,6 +300,7 @@ impl Node {
             started: now.mono,
             gateway: None,
             mesh: None,
+            confinement: None,
             outbox,
             inbox: Inbox::new(tcp_gso, udp_gso),
         };

@@ -3,7 +3,7 @@
 //! Up, in this order: the control sockets, and with them the name; the journal and what a killed
 //! instance left; is anything in the way ([`in_the_way`]); the monitor ([`crate::monitor`]); `PreUp`; the plan of routes; the
 //! interface with its sockets; addresses, MTU, up; name servers; routes, rules, firewall; `PostUp`; the names of a mesh. Then
-//! the monitor is sealed, privileges are dropped to `CAP_NET_ADMIN`, and the worker runs. Down in reverse, by the monitor:
+//! the monitor is sealed, the process becomes a user of its own with `CAP_NET_ADMIN` and is confined, and the worker runs. Down in reverse, by the monitor:
 //! `PreDown`, `SaveConfig`; the interface; everything in the journal, `PostDown`. A failure or a signal half way goes down from
 //! there.
 
@@ -11,7 +11,7 @@ use crate::config::{Config, Diagnostic, GatewayMode, GatewaySettings, Host, Seve
 use crate::control::{Control, ControlError, Places};
 use crate::gateway::{GatewayNode, LanError, Watch};
 use crate::life::{Life, LifeError};
-use crate::mesh::{Mesh, MeshError};
+use crate::mesh::{Mesh, MeshError, client};
 use crate::monitor::{self, Monitor, MonitorError, Sealed};
 use crate::node::{Node, NodeError, resolve};
 use crate::save::Running;
@@ -20,10 +20,12 @@ use crate::setup::names::{Found, Names};
 use crate::setup::{self, firewall, forwarding, mtu, occupied, routes};
 use crate::state::{Journal, StateError};
 use crate::worker::{self, Ended, Service, Verdict};
+use seikan_sys::confine::{Needs, confine};
 use seikan_sys::dns::DnsError;
+use seikan_sys::handover::Folder;
 use seikan_sys::netlink::{Netlink, NetlinkError};
 use seikan_sys::poll::{Epoll, Interest};
-use seikan_sys::privilege::{self, Capability, PrivilegeError};
+use seikan_sys::privilege::{self, Capability, Identity, PrivilegeError};
 use seikan_sys::signal::{Signal, Signals};
 use seikan_sys::tun::TunError;
 use seikan_sys::udp::UdpError;
@@ -72,6 +74,17 @@ pub enum UpError {
     /// The gateway's side of the local network.
     #[error(transparent)]
     Lan(#[from] LanError),
+    /// There is nowhere to keep what is known of the mesh.
+    #[error(
+        "cannot open {}, where is kept what is known of the mesh: {source}",
+        path.display()
+    )]
+    Kept {
+        /// The folder.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
     /// The process may not do it.
     #[error(
         "bringing up interface {interface} takes CAP_NET_ADMIN, which this process lacks: run it \
@@ -148,6 +161,7 @@ pub fn up(
     options: &UpOptions,
     observer: &mut dyn Observer,
 ) -> Result<(), UpError> {
+    privilege::forbid_core_dumps()?;
     let signals = Signals::block().map_err(UpError::Signals)?;
     let netlink = Netlink::open()?;
     if !privilege::has_net_admin() {
@@ -320,16 +334,22 @@ impl Work<'_> {
         let Some(node) = self.node.as_mut().filter(|_| !interrupted) else {
             return Ok(Ended::Asked);
         };
+        let identity = Identity::of_daemon()?;
+        let kept = match self.config.mesh {
+            Some(_) => Some(open_kept(&self.options.places, self.config, identity)?),
+            None => None,
+        };
         let found = self.names.as_ref().map(|names| &names.found);
         self.monitor.seal(Sealed {
             names: matches!(found, Some(Found::By(_))),
             uapi: control.leave_sockets(),
         })?;
-        match privilege::drop_to(&kept(self.config)) {
-            // What is not there cannot be kept, and is not needed for the tunnel itself.
-            Err(PrivilegeError::Missing { .. }) => privilege::drop_to(&[])?,
-            other => other?,
-        }
+        give_up_privileges(self.config, identity, &mut *self.observer)?;
+        node.confinement = Some(confine(&Needs {
+            packets: is_transparent(self.config),
+            folders: kept.iter().map(|kept| kept.inside("")).collect(),
+            files: Vec::new(),
+        }));
         let observer = RefCell::new(&mut *self.observer);
         let warn = || Box::new(|warning| observer.borrow_mut().warn(warning));
         let mut services = Services {
@@ -341,14 +361,14 @@ impl Work<'_> {
                 true => Some(Watch::new(node)?),
                 false => None,
             },
-            mesh: match &self.config.mesh {
-                Some(settings) => {
-                    let state = &self.options.places.state;
+            mesh: match (&self.config.mesh, &kept) {
+                (Some(settings), Some(kept)) => {
                     let names = self.names.as_mut();
-                    let started = Mesh::start(self.config, settings, state, node, names, warn());
+                    let state = kept.inside("");
+                    let started = Mesh::start(self.config, settings, &state, node, names, warn());
                     Some(started?)
                 }
-                None => None,
+                _ => None,
             },
         };
         let summary = UpSummary {
@@ -442,8 +462,46 @@ impl Work<'_> {
     }
 }
 
-/// What is kept beside `CAP_NET_ADMIN`.
-fn kept(config: &Config) -> Vec<Capability> {
+/// Opens the folder of what is kept of a mesh, and gives it to whom the daemon becomes. What the system trusts is read with it.
+fn open_kept(
+    places: &Places,
+    config: &Config,
+    identity: Option<Identity>,
+) -> Result<Folder, UpError> {
+    client::roots();
+    let path = places.state.join(config.name.as_str());
+    Folder::give(&path, identity).map_err(|source| UpError::Kept { path, source })
+}
+
+/// Becomes a user of its own, with few capabilities.
+fn give_up_privileges(
+    config: &Config,
+    identity: Option<Identity>,
+    observer: &mut dyn Observer,
+) -> Result<(), UpError> {
+    let keep = capabilities(config);
+    // What is not there cannot be kept, and is not needed for the tunnel itself.
+    let drop_to = |identity| match privilege::drop_to(&keep, identity) {
+        Err(PrivilegeError::Missing { .. }) => privilege::drop_to(&[], identity),
+        other => other,
+    };
+    match drop_to(identity) {
+        // In a user namespace that does not have the user, or where this was not granted.
+        Err(error @ PrivilegeError::Become { .. }) => {
+            let warning =
+                Diagnostic::new(Severity::Warning, config.name.as_str(), error.to_string());
+            observer.warn(warning.with_help(
+                "the tunnel works; but who takes it over can open files of root: grant CAP_SETUID, CAP_SETGID and CAP_SETPCAP",
+            ));
+            Ok(drop_to(None)?)
+        }
+        other => Ok(other?),
+    }
+}
+
+/// What is kept beside `CAP_NET_ADMIN`, which sockets that are opened while the tunnel runs need for their marks and buffer sizes: those of
+/// another port, and those to relays.
+fn capabilities(config: &Config) -> Vec<Capability> {
     let mut kept = Vec::new();
     if config
         .listen_port
@@ -451,11 +509,15 @@ fn kept(config: &Config) -> Vec<Capability> {
     {
         kept.push(Capability::CAP_NET_BIND_SERVICE); // `wg set` may move it and back
     }
-    let transparent = |g: &GatewaySettings| g.mode == GatewayMode::Transparent;
-    if config.gateway.as_ref().is_some_and(transparent) {
+    if is_transparent(config) {
         kept.push(Capability::CAP_NET_RAW); // a card that was taken out and put in again
     }
     kept
+}
+
+fn is_transparent(config: &Config) -> bool {
+    let transparent = |g: &GatewaySettings| g.mode == GatewayMode::Transparent;
+    config.gateway.as_ref().is_some_and(transparent)
 }
 
 /// Everything that shares the worker's loop.

@@ -95,8 +95,7 @@ fn prepare() -> io::Result<()> {
         signals.add(signal);
     }
     signals.thread_block()?;
-    nix::sys::prctl::set_dumpable(false)?;
-    Ok(())
+    crate::privilege::forbid_core_dumps().map_err(io::Error::other)
 }
 
 /// Closes the parent's files, so that a tunnel's interface does not live as long as this process.
@@ -160,7 +159,7 @@ mod tests {
         in_child(|| {
             let monitor = Monitor::start(&[], |socket| echo(socket, |_| is_admin()));
             let monitor = monitor.map_err(|e| e.to_string())?;
-            crate::privilege::drop_to(&[]).map_err(|e| e.to_string())?;
+            crate::privilege::drop_to(&[], None).map_err(|e| e.to_string())?;
             expect((is_admin(), ask(&monitor, 0)?), (0, 1))
         });
     }

@@ -11,13 +11,17 @@ use std::ffi::CString;
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, Permissions};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
-use caps::CapSet;
+use caps::Capability;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
+use nix::sys::prctl;
 use nix::unistd::{Gid, Uid, User, geteuid, getgrouplist, setgroups, setresgid, setresuid};
+
+use crate::handover::give_files;
+use crate::privilege::{Identity, PrivilegeError, keep_only};
 
 /// Write permission of the group and of others (inode(7)).
 const OTHERS_WRITE: u32 = 0o022;
@@ -85,6 +89,9 @@ pub enum OwnerError {
         /// Its folder.
         path: PathBuf,
     },
+    /// What is to be kept cannot be, or who a service is cannot be told.
+    #[error(transparent)]
+    Privilege(#[from] PrivilegeError),
     /// A system call failed.
     #[error("cannot become user {user}, whose folder it is: {source}")]
     Become {
@@ -129,6 +136,42 @@ pub fn foreign_owner(folder: &Path) -> Result<Option<u32>, OwnerError> {
 /// # Errors
 /// Each means that nothing may be opened there.
 pub fn become_owner(folder: &Path) -> Result<Option<Place>, OwnerError> {
+    become_owner_with(folder, &[])
+}
+
+/// For a service that root starts: a folder of root's own, or one that is made if it is not there, goes to the user that daemons become
+/// ([`Identity::of_daemon`]), with the plain files in it. Another user's stays that user's.
+///
+/// # Errors
+/// As [`foreign_owner`]; [`OwnerError::Become`]: this namespace does not have that user, and nothing was given.
+pub fn give_to_daemon(folder: &Path) -> Result<(), OwnerError> {
+    let is_foreign = foreign_owner(folder)?.is_some();
+    // Where it cannot be made, its service says why.
+    let _ = DirBuilder::new().recursive(true).mode(0o700).create(folder);
+    let (Some(held), false) = (open(folder)?, is_foreign) else {
+        return Ok(());
+    };
+    let Some(daemon) = Identity::of_daemon()? else {
+        return Ok(());
+    };
+    let folder = itself(&held.file);
+    // First the folder: what cannot be given is left as it is.
+    let given = chown(&folder, Some(daemon.user), Some(daemon.group))
+        .and_then(|()| give_files(&folder, daemon));
+    given.map_err(|source| OwnerError::Become {
+        user: daemon.user,
+        source,
+    })
+}
+
+/// [`become_owner`], but for these capabilities.
+///
+/// # Errors
+/// The same.
+pub fn become_owner_with(
+    folder: &Path,
+    capabilities: &[Capability],
+) -> Result<Option<Place>, OwnerError> {
     let Some(held) = open(folder)? else {
         return Ok(None);
     };
@@ -150,10 +193,12 @@ pub fn become_owner(folder: &Path) -> Result<Option<Place>, OwnerError> {
         let walled = |source| OwnerError::Wall { user, wall, source };
         held.make_way(folder, &owner)?.map_err(walled)?;
     }
-    owner.become_it().map_err(|source| OwnerError::Become {
-        user: held.user(),
-        source,
-    })?;
+    owner
+        .become_it(capabilities)
+        .map_err(|source| OwnerError::Become {
+            user: held.user(),
+            source,
+        })?;
     place.user = Some(held.user());
     Ok(Some(place))
 }
@@ -392,21 +437,14 @@ impl Owner {
         all.any(|gid| gid.as_raw() == group)
     }
 
-    fn become_it(&self) -> io::Result<()> {
+    fn become_it(&self, capabilities: &[Capability]) -> io::Result<()> {
         setgroups(&self.groups)?;
         setresgid(self.group, self.group, self.group)?;
-        // After those: it takes the right to do them, and usually all capabilities.
+        // After those: it takes the right to do them, and the capabilities that are in force.
+        prctl::set_keepcaps(true)?;
         setresuid(self.user, self.user, self.user)?;
-        // Not with SECBIT_KEEP_CAPS or SECBIT_NO_SETUID_FIXUP (capabilities(7)). First what is part of the next.
-        for set in [
-            CapSet::Ambient,
-            CapSet::Effective,
-            CapSet::Permitted,
-            CapSet::Inheritable,
-        ] {
-            caps::clear(None, set).map_err(io::Error::other)?;
-        }
-        Ok(nix::sys::prctl::set_no_new_privs()?)
+        prctl::set_keepcaps(false)?;
+        keep_only(capabilities).map_err(io::Error::other)
     }
 }
 
@@ -434,8 +472,6 @@ fn failed(path: &Path) -> impl Fn(io::Error) -> OwnerError {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::chown;
-
     use super::*;
     use crate::netns::tests::in_child;
 

@@ -1,28 +1,84 @@
-//! Give up privileges: a daemon that faces the network keeps `CAP_NET_ADMIN` and no more.
+//! Give up privileges: a daemon that faces the network is a user of its own with `CAP_NET_ADMIN` and no more.
 //!
 //! The order in a daemon's life:
-//! 1. As root: open files that only root may read, bind a port below 1024, make the TUN interface,
-//!    run the `PreUp` and `PostUp` hooks, start the [`crate::monitor`] for the hooks that
-//!    come at the end.
+//! 1. As root: start the [`crate::monitor`], open files that only root may read, bind a port below 1024, make the TUN interface,
+//!    run the `PreUp` and `PostUp` hooks, give the folder of the state away ([`crate::handover`]).
 //! 2. [`drop_to`], while there is still one thread: capabilities belong to threads, and those
 //!    started later inherit what is left.
-//! 3. Face the network. Addresses, routes, rules, marks and forced socket buffers need only
-//!    `CAP_NET_ADMIN`.
+//! 3. Face the network. Marks and buffer sizes of sockets that are opened from now on need `CAP_NET_ADMIN`, and nothing else
+//!    does.
 //!
-//! What a program started after step 2 may do: the user id stays, so files of root remain open to
-//! it, but it gets no capability beyond those kept, whatever its file says
-//! (`PR_SET_NO_NEW_PRIVS`). That is enough for `ip` and `wg`; `iptables` needs `CAP_NET_RAW`, too,
-//! and `sysctl` outside of `net.` will not work. This is why `PreDown` and `PostDown` go through
-//! the monitor, which keeps the privileges and checks each request itself.
+//! After step 2 no file of root's is open to the process by its path, whatever it executes gains nothing
+//! (`PR_SET_NO_NEW_PRIVS`), and no other process of root can be looked into or sent a signal. What takes privileges later on the
+//! monitor does, which keeps them and checks each request itself.
 
 use std::collections::HashSet;
 use std::io;
 
 use caps::{CapSet, CapsHashSet};
+use nix::errno::Errno;
 use nix::sched::{CpuSet, sched_setaffinity};
-use nix::unistd::Pid;
+use nix::sys::prctl;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::unistd::{Gid, Group, Pid, Uid, User, geteuid, setgroups, setresgid, setresuid};
 
 pub use caps::Capability;
+
+/// The system user that a daemon becomes which root has started, if the host has such a user.
+pub const USER: &str = "seikan";
+/// Its user and group on other hosts. Neither Debian's policy (9.2.2) nor systemd (UIDS-GIDS.md) gives it to anybody by itself.
+pub const UNNAMED: u32 = 61_000;
+
+/// Who a daemon is once it faces the network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Identity {
+    /// User id.
+    pub user: u32,
+    /// Group id; there are no other groups.
+    pub group: u32,
+}
+
+impl Identity {
+    /// User and group [`USER`] as the host knows them, else [`UNNAMED`]; `None` if this process is not root's, and stays who it is.
+    ///
+    /// # Errors
+    /// [`PrivilegeError::Taken`]; the system cannot say who there is.
+    pub fn of_daemon() -> Result<Option<Identity>, PrivilegeError> {
+        if !geteuid().is_root() {
+            return Ok(None);
+        }
+        let failed = |errno: Errno| system("look up the daemon's user")(errno.into());
+        let (user, group) = match User::from_name(USER).map_err(failed)? {
+            Some(entry) => (entry.uid.as_raw(), entry.gid.as_raw()),
+            None => {
+                let user = User::from_uid(Uid::from_raw(UNNAMED)).map_err(failed)?;
+                let group = Group::from_gid(Gid::from_raw(UNNAMED)).map_err(failed)?;
+                let taken = user.map(|user| user.name);
+                if let Some(name) = taken.or(group.map(|group| group.name)) {
+                    return Err(PrivilegeError::Taken { id: UNNAMED, name });
+                }
+                (UNNAMED, UNNAMED)
+            }
+        };
+        match user == 0 || group == 0 {
+            true => Err(PrivilegeError::Taken {
+                id: 0,
+                name: USER.to_owned(),
+            }),
+            false => Ok(Some(Identity { user, group })),
+        }
+    }
+
+    /// Keeps the permitted capabilities and loses the effective ones.
+    fn assume(self) -> nix::Result<()> {
+        let (user, group) = (Uid::from_raw(self.user), Gid::from_raw(self.group));
+        prctl::set_keepcaps(true)?;
+        setgroups(&[])?;
+        setresgid(group, group, group)?;
+        setresuid(user, user, user)?;
+        prctl::set_keepcaps(false)
+    }
+}
 
 /// Why privileges could not be changed.
 #[derive(Debug, thiserror::Error)]
@@ -42,6 +98,24 @@ pub enum PrivilegeError {
     Threads {
         /// How many, this one included.
         count: usize,
+    },
+    /// The daemon's user is somebody else.
+    #[error(
+        "user or group {id}, which the daemon is to become, is `{name}`: create a system user `{USER}` with a group of its own"
+    )]
+    Taken {
+        /// User or group.
+        id: u32,
+        /// Its name.
+        name: String,
+    },
+    /// The process remains who it was.
+    #[error("cannot become user {user}: {source}")]
+    Become {
+        /// Who.
+        user: u32,
+        /// The kernel's error.
+        source: io::Error,
     },
     /// A system call failed.
     #[error("cannot {action}: {source}")]
@@ -68,18 +142,71 @@ pub fn has_net_admin() -> bool {
     caps::has_cap(None, CapSet::Effective, Capability::CAP_NET_ADMIN).unwrap_or(false)
 }
 
-/// Keep `CAP_NET_ADMIN` and the named capabilities (say, `CAP_NET_BIND_SERVICE` for a port below
-/// 1024 that is bound anew later), give up all others, for good. The process must have one thread.
-pub fn drop_to(also: &[Capability]) -> Result<(), PrivilegeError> {
+/// Has a crash of this process write no memory, which holds keys, to a disk, and lets nobody but root look into it.
+///
+/// # Errors
+/// [`PrivilegeError::System`].
+pub fn forbid_core_dumps() -> Result<(), PrivilegeError> {
+    let failed = |errno: Errno| system("forbid core dumps")(errno.into());
+    prctl::set_dumpable(false).map_err(failed)?;
+    // The hard limit stays, for the programs that this one starts.
+    let (_, hard) = getrlimit(Resource::RLIMIT_CORE).map_err(failed)?;
+    setrlimit(Resource::RLIMIT_CORE, 0, hard).map_err(failed)
+}
+
+/// Become `identity`, if there is one, with no other group; keep `CAP_NET_ADMIN` and the named capabilities (say,
+/// `CAP_NET_BIND_SERVICE` for a port below 1024 that is bound anew later), give up all others, for good. The process must have
+/// one thread.
+///
+/// # Errors
+/// After [`PrivilegeError::Become`] and [`PrivilegeError::Missing`] the process can still do what it could do before, but execute
+/// programs that give it more; it may try again for less.
+pub fn drop_to(also: &[Capability], identity: Option<Identity>) -> Result<(), PrivilegeError> {
     let tasks = std::fs::read_dir("/proc/self/task").map_err(system("count the threads"))?;
     match tasks.count() {
-        1 => drop_thread_to(also),
+        1 => drop_thread_to(also, identity),
         count => Err(PrivilegeError::Threads { count }),
     }
 }
 
-/// As [`drop_to`], for the calling thread and those it starts; other threads keep what they have.
-pub fn drop_thread_to(also: &[Capability]) -> Result<(), PrivilegeError> {
+/// As [`drop_to`], for the calling thread and those it starts; others become the user, too, and keep what capabilities that leaves
+/// them.
+///
+/// # Errors
+/// As [`drop_to`].
+pub fn drop_thread_to(
+    also: &[Capability],
+    identity: Option<Identity>,
+) -> Result<(), PrivilegeError> {
+    let keep = keepable(also)?;
+    give_up_what_exec_adds(&keep)?;
+    if let Some(identity) = identity {
+        identity.assume().map_err(|errno| PrivilegeError::Become {
+            user: identity.user,
+            source: errno.into(),
+        })?;
+    }
+    set_capabilities(&keep)?;
+    // Another user makes the process as dumpable as fs.suid_dumpable says (prctl(2), PR_SET_DUMPABLE).
+    forbid_core_dumps()
+}
+
+/// Gives up all capabilities of the calling thread but these, as far as it has them, and whatever programs could add, for good.
+///
+/// # Errors
+/// [`PrivilegeError::System`].
+pub fn keep_only(these: &[Capability]) -> Result<(), PrivilegeError> {
+    let action = "read the capabilities";
+    let permitted = caps::read(None, CapSet::Permitted).map_err(from_caps(action))?;
+    let these = these.iter().copied();
+    let keep = these.filter(|capability| permitted.contains(capability));
+    let keep: CapsHashSet = keep.collect();
+    give_up_what_exec_adds(&keep)?;
+    set_capabilities(&keep)
+}
+
+/// What is to be kept, if it is there.
+fn keepable(also: &[Capability]) -> Result<CapsHashSet, PrivilegeError> {
     let mut keep: CapsHashSet = also.iter().copied().collect();
     keep.insert(Capability::CAP_NET_ADMIN);
     let permitted =
@@ -91,25 +218,31 @@ pub fn drop_thread_to(also: &[Capability]) -> Result<(), PrivilegeError> {
         return Err(PrivilegeError::Missing { capability });
     }
 
-    // First, so that nothing started below or later can win back what is given up.
-    nix::sys::prctl::set_no_new_privs()
-        .map_err(|errno| system("forbid new privileges")(errno.into()))?;
+    Ok(keep)
+}
+
+fn give_up_what_exec_adds(keep: &CapsHashSet) -> Result<(), PrivilegeError> {
+    prctl::set_no_new_privs().map_err(|errno| system("forbid new privileges")(errno.into()))?;
     caps::clear(None, CapSet::Ambient).map_err(from_caps("clear the ambient capabilities"))?;
     // The bounding set limits what exec could add. It takes CAP_SETPCAP; without that there is
     // nothing to fear, because of no_new_privs.
-    if permitted.contains(&Capability::CAP_SETPCAP) {
+    if caps::has_cap(None, CapSet::Effective, Capability::CAP_SETPCAP).unwrap_or(false) {
         let action = "shrink the bounding capabilities";
         let bounding = caps::read(None, CapSet::Bounding).map_err(from_caps(action))?;
-        for &capability in bounding.difference(&keep) {
+        for &capability in bounding.difference(keep) {
             caps::drop(None, CapSet::Bounding, capability).map_err(from_caps(action))?;
         }
     }
+    Ok(())
+}
+
+fn set_capabilities(keep: &CapsHashSet) -> Result<(), PrivilegeError> {
     let set = |kind, value: &HashSet<Capability>| {
         caps::set(None, kind, value).map_err(from_caps("drop the capabilities"))
     };
     set(CapSet::Inheritable, &CapsHashSet::new())?;
-    set(CapSet::Effective, &keep)?; // before the permitted, of which it must be a part
-    set(CapSet::Permitted, &keep)
+    set(CapSet::Effective, keep)?; // before the permitted, of which it must be a part
+    set(CapSet::Permitted, keep)
 }
 
 /// Set the calling thread's nice value, from -20 (first) to 19. Below the current one it needs
@@ -203,7 +336,7 @@ mod tests {
             return;
         }
         std::thread::spawn(|| {
-            drop_thread_to(&[Capability::CAP_NET_BIND_SERVICE]).unwrap();
+            drop_thread_to(&[Capability::CAP_NET_BIND_SERVICE], None).unwrap();
             let keep = NET_ADMIN | NET_BIND_SERVICE;
             assert_eq!(
                 ["CapPrm:", "CapEff:", "CapBnd:", "CapInh:", "CapAmb:"].map(status),
@@ -221,7 +354,7 @@ mod tests {
             return;
         }
         let effective = std::thread::spawn(|| {
-            drop_thread_to(&[]).unwrap();
+            drop_thread_to(&[], None).unwrap();
             let output = Command::new("grep")
                 .args(["CapEff:", "/proc/self/status"])
                 .output()
@@ -241,7 +374,7 @@ mod tests {
             .run(|| {
                 let netlink = crate::netlink::Netlink::open().unwrap();
                 let device = netlink.create_veth("v0", "v1", None).unwrap();
-                drop_thread_to(&[]).unwrap();
+                drop_thread_to(&[], None).unwrap();
                 assert!(has_net_admin());
                 netlink.set_mtu(device, 1400).unwrap();
                 assert!(matches!(
@@ -256,7 +389,10 @@ mod tests {
     fn a_process_with_threads_is_refused() {
         let (stop, stopped) = std::sync::mpsc::channel::<()>();
         let other = std::thread::spawn(move || stopped.recv());
-        assert!(matches!(drop_to(&[]), Err(PrivilegeError::Threads { .. })));
+        assert!(matches!(
+            drop_to(&[], None),
+            Err(PrivilegeError::Threads { .. })
+        ));
         drop(stop);
         let _ = other.join();
     }
@@ -267,7 +403,7 @@ mod tests {
             return;
         }
         in_child(|| {
-            drop_to(&[]).map_err(|error| error.to_string())?;
+            drop_to(&[], None).map_err(|error| error.to_string())?;
             let left = status("CapEff:");
             if left == NET_ADMIN {
                 Ok(())
@@ -278,12 +414,45 @@ mod tests {
     }
 
     #[test]
+    fn a_process_that_becomes_another_user_keeps_the_capability_and_no_way_back() {
+        if !privileged() {
+            return;
+        }
+        in_child(|| {
+            let said = |error: PrivilegeError| error.to_string();
+            let identity = Identity {
+                user: UNNAMED,
+                group: UNNAMED,
+            };
+            drop_to(&[Capability::CAP_NET_RAW], Some(identity)).map_err(said)?;
+            let text = std::fs::read_to_string("/proc/self/status").map_err(|e| e.to_string())?;
+            let of = |key: &str| {
+                let mut lines = text.lines().filter_map(|line| line.strip_prefix(key));
+                let line = lines.next().unwrap_or_default();
+                line.split_whitespace().collect::<Vec<_>>().join(" ")
+            };
+            let ids = format!("{UNNAMED} {UNNAMED} {UNNAMED} {UNNAMED}");
+            let keep = format!("{:016x}", NET_ADMIN | 1 << 13);
+            let found = ["Uid:", "Gid:", "Groups:", "CapPrm:", "CapEff:", "CapBnd:"].map(of);
+            let wanted = [&ids, &ids, "", &keep, &keep, &keep].map(str::to_owned);
+            if found != wanted {
+                return Err(format!("{found:?}"));
+            }
+            let root = Uid::from_raw(0);
+            match (setresuid(root, root, root), prctl::get_dumpable()) {
+                (Err(Errno::EPERM), Ok(false)) => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
+        });
+    }
+
+    #[test]
     fn without_the_capability_it_says_which_is_missing() {
         std::thread::spawn(|| {
             caps::clear(None, CapSet::Effective).unwrap();
             caps::clear(None, CapSet::Permitted).unwrap();
             assert!(!has_net_admin());
-            let error = drop_thread_to(&[]).unwrap_err();
+            let error = drop_thread_to(&[], None).unwrap_err();
             assert!(error.to_string().contains("CAP_NET_ADMIN"), "{error}");
         })
         .join()

@@ -51,7 +51,7 @@ pub struct Arguments {
 }
 
 /// Where its folder is.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 struct Folder {
     /// Folder of what it knows
     #[arg(long, value_name = "DIR", default_value = FOLDER, value_hint = ValueHint::DirPath)]

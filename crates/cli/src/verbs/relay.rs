@@ -14,11 +14,13 @@ use sd_notify::NotifyState;
 use seikan_node::node::SystemRandom;
 use seikan_proto::mesh::{Pin, RelaySecret};
 use seikan_relay::{Limits, Options, Relay, TlsOptions, metrics, secret};
+use seikan_sys::privilege;
 use seikan_sys::signal::Signals;
 use seikan_tls::Certificate;
 
 use super::coordinator::own_name;
-use crate::folder::{as_owner_or_new, refuse_foreign};
+use crate::folder::{as_owner_or_new, confine_to, settle};
+use crate::manager::Manager;
 use crate::screen::{DIM, RESET, printable};
 
 /// Where it keeps its secret.
@@ -173,14 +175,18 @@ fn note(folder: &Path, tls: Option<(u16, Option<Pin>)>) -> std::io::Result<()> {
 }
 
 /// How TLS is spoken, if it is; and by which pin the certificate is known if it is of the relay's own.
-fn tls(arguments: &ServeArguments) -> anyhow::Result<Option<(TlsOptions, Option<Pin>)>> {
-    let Some(listen) = arguments.tls_listen else {
+fn tls(
+    listen: Option<SocketAddr>,
+    given: Option<Certificate>,
+    dir: &Path,
+) -> anyhow::Result<Option<(TlsOptions, Option<Pin>)>> {
+    let Some(listen) = listen else {
         return Ok(None);
     };
-    let (certificate, pin) = match (&arguments.cert, &arguments.key) {
-        (Some(cert), Some(key)) => (Certificate::load(cert, key)?, None),
-        _ => {
-            let own = Certificate::own(&arguments.folder.dir, "seikan relay", &[own_name()])?;
+    let (certificate, pin) = match given {
+        Some(given) => (given, None),
+        None => {
+            let own = Certificate::own(dir, "seikan relay", &[own_name()])?;
             let pin = own.pin();
             (own, Some(pin))
         }
@@ -195,9 +201,21 @@ fn serve(arguments: &ServeArguments) -> anyhow::Result<ExitCode> {
     let signals = Signals::block().context("cannot take signals")?;
     let streams = arguments.tls_listen.map_or(0, |_| arguments.streams);
     allow_files(arguments.pairs, streams)?;
-    refuse_foreign(&arguments.folder.dir, "seikan-relay")?;
-    let secret = secret(&arguments.folder.dir)?;
-    let (tls, pin) = tls(arguments)?.unzip();
+    // Files that root names are opened by root.
+    let given = match (&arguments.cert, &arguments.key) {
+        (Some(cert), Some(key)) => Some(Certificate::load(cert, key)?),
+        _ => None,
+    };
+    let mut manager = Manager::connect();
+    let bound = [
+        Some(listen(arguments)?),
+        arguments.tls_listen,
+        arguments.metrics,
+    ];
+    let ports: Vec<u16> = bound.iter().flatten().map(SocketAddr::port).collect();
+    let dir = &settle(&arguments.folder.dir, &ports)?;
+    let secret = secret(dir)?;
+    let (tls, pin) = tls(arguments.tls_listen, given, dir)?.unzip();
     let mut relay = Relay::bind(Options {
         listen: listen(arguments)?,
         tls,
@@ -210,9 +228,15 @@ fn serve(arguments: &ServeArguments) -> anyhow::Result<ExitCode> {
             streams: arguments.streams as usize,
         },
     })?;
-    if let Some(address) = arguments.metrics {
+    let scraped = arguments.metrics.map(|address| {
         let listener = TcpListener::bind(address);
         let listener = listener.with_context(|| format!("cannot serve metrics at {address}"))?;
+        anyhow::Ok((address, listener))
+    });
+    let scraped = scraped.transpose()?;
+    privilege::keep_only(&[])?;
+    confine_to(dir, Vec::new())?;
+    if let Some((address, listener)) = scraped {
         metrics::serve(listener, relay.counters()).context("cannot serve metrics")?;
         if !address.ip().is_loopback() {
             writeln!(
@@ -232,14 +256,11 @@ fn serve(arguments: &ServeArguments) -> anyhow::Result<ExitCode> {
     if let Some(address) = tls {
         line += &format!(", by TLS on {address}");
     }
-    let dir = &arguments.folder.dir;
     let noted = note(dir, tls.map(|at| (at.port(), pin.flatten())));
     noted.with_context(|| format!("cannot write to {}", dir.display()))?;
     writeln!(anstream::stdout(), "{line}")?;
-    // Without systemd there is nobody to tell.
-    let _ = sd_notify::notify(&[NotifyState::Ready, NotifyState::Status(&line)]);
+    manager.tell(&[NotifyState::Ready, NotifyState::Status(&line)]);
     relay.run(&signals)?;
-    let _ = sd_notify::notify(&[NotifyState::Stopping]);
     let counters = relay.counters();
     let counters = counters.lock().unwrap_or_else(PoisonError::into_inner);
     writeln!(anstream::stdout(), "the relay has ended: {counters}")?;

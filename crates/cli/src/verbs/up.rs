@@ -24,6 +24,7 @@ use seikan_node::config::{self, Config, Diagnostic, Diagnostics};
 use seikan_node::up::{Observer, UpOptions, UpSummary, up};
 
 use crate::cli::OverrideArguments;
+use crate::manager::Manager;
 use crate::output;
 
 /// What `up` is told.
@@ -66,6 +67,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let mut observer = Foreground {
         interface: config.name.to_string(),
         since: None,
+        manager: Manager::connect(),
     };
     let outcome = up(&config, &options(path), &mut observer);
     observer.has_stopped();
@@ -101,6 +103,7 @@ fn options(path: PathBuf) -> UpOptions {
 struct Foreground {
     interface: String,
     since: Option<Instant>,
+    manager: Manager,
 }
 
 impl Foreground {
@@ -126,8 +129,8 @@ impl Observer for Foreground {
         self.since = Some(Instant::now());
         let line = describe(summary);
         print(&line);
-        // Without systemd there is nobody to tell.
-        let _ = sd_notify::notify(&[NotifyState::Ready, NotifyState::Status(&line)]);
+        self.manager
+            .tell(&[NotifyState::Ready, NotifyState::Status(&line)]);
         Ok(())
     }
 }

@@ -385,6 +385,13 @@ impl Tunnel {
     }
 }
 
+/// A tunnel's monitor: its only child.
+pub fn monitor_of(tunnel: &Tunnel) -> String {
+    let pid = tunnel.child.id();
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+    children.expect("children").trim().to_owned()
+}
+
 impl Drop for Host {
     fn drop(&mut self) {
         // What a killed tunnel could not remove.

@@ -92,7 +92,7 @@ fn members_go_on_without_their_coordinator_and_start_without_it() {
             let kept = a
                 .folder
                 .join("state")
-                .join(format!("{}.members.json", a.interface));
+                .join(format!("{}/members.json", a.interface));
             eventually("the members are kept", || {
                 fs::read_to_string(&kept).is_ok_and(|text| text.contains("192.0.2.11"))
             });

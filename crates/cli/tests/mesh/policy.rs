@@ -156,7 +156,7 @@ fn policy_holds_and_is_explained_without_a_coordinator() {
             !explain(&b, "a", "b", "tcp/8001").is_null()
         });
         // And where the other is: nobody tells it again.
-        let kept = format!("{}.members.json", b.interface);
+        let kept = format!("{}/members.json", b.interface);
         let kept = b.folder.join("state").join(kept);
         eventually("its address is kept", || {
             std::fs::read_to_string(&kept).is_ok_and(|text| text.contains("192.0.2.10:"))

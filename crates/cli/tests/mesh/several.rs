@@ -39,7 +39,7 @@ fn members_do_not_notice_that_a_coordinator_and_a_member_of_etcd_are_killed() {
                 let kept = a
                     .folder
                     .join("state")
-                    .join(format!("{}.members.json", a.interface));
+                    .join(format!("{}/members.json", a.interface));
                 fs::read_to_string(kept).is_ok_and(|text| text.contains("192.0.2.2:7443"))
             });
             eventually("it is known where each asks", || {
@@ -128,7 +128,7 @@ fn a_mesh_moves_from_one_coordinator_to_several_and_its_members_stay_up() {
                 })
             });
             eventually("both coordinators are known, and no verb", || {
-                let kept = format!("{}.members.json", a.interface);
+                let kept = format!("{}/members.json", a.interface);
                 let kept = fs::read_to_string(a.folder.join("state").join(kept));
                 kept.is_ok_and(|text| {
                     text.matches("192.0.2.1:7443").count() == 1

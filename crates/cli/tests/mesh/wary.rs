@@ -9,8 +9,10 @@ use std::process::Output;
 
 /// What a host remembers of the members' keys.
 fn known(host: &Host) -> PathBuf {
-    let name = format!("{}.known.json", host.interface);
-    host.folder.join("state").join(name)
+    host.folder
+        .join("state")
+        .join(&host.interface)
+        .join("known.json")
 }
 
 fn end(tunnel: Tunnel) {

@@ -46,6 +46,16 @@ pub struct Etcd {
     pub advertise: Option<seikan_proto::mesh::RelayAddress>,
 }
 
+impl Etcd {
+    /// The files that it names.
+    pub fn files(&self) -> Vec<PathBuf> {
+        let identity = self.identity.iter().flat_map(|(cert, key)| [cert, key]);
+        let password = self.user.iter().map(|(_, file)| file);
+        let all = self.ca.iter().chain(identity).chain(password);
+        all.cloned().collect()
+    }
+}
+
 /// What keys begin with unless it is said otherwise.
 pub const PREFIX: &str = "/seikan/mesh";
 

@@ -101,7 +101,7 @@ pub struct Places {
     pub run: PathBuf,
     /// `wg`'s.
     pub wireguard: PathBuf,
-    /// What is kept over restarts.
+    /// What is kept over restarts: a folder for each interface.
     pub state: PathBuf,
 }
 

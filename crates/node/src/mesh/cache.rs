@@ -2,6 +2,7 @@
 //! whose keys are other ones ([`super::known`]).
 
 use seikan_proto::mesh::MAX_ANSWER;
+use seikan_sys::handover::open_plain;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fs::{self, OpenOptions};
@@ -26,14 +27,14 @@ pub struct KnownError {
 /// Longest file that is read, in bytes.
 const MAX_FILE: u64 = 8 * MAX_ANSWER as u64;
 
-/// The file of an interface.
-pub(super) fn file(state: &Path, interface: &str) -> PathBuf {
-    state.join(format!("{interface}.members.json"))
+/// The file in an interface's folder.
+pub(super) fn file(folder: &Path) -> PathBuf {
+    folder.join("members.json")
 }
 
 /// Where it is remembered who was who.
-pub(super) fn known_file(state: &Path, interface: &str) -> PathBuf {
-    state.join(format!("{interface}.known.json"))
+pub(super) fn known_file(folder: &Path) -> PathBuf {
+    folder.join("known.json")
 }
 
 /// What was kept; nothing if there is no file, or none of this version's: the coordinator tells all of it again.
@@ -49,18 +50,26 @@ pub(super) fn load_known<T: DeserializeOwned + Default>(file: &Path) -> Result<T
     match read(file) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(T::default()),
         other => other.map_err(|source| KnownError {
-            file: file.to_owned(),
+            file: real(file),
             source,
         }),
+    }
+}
+
+/// The name of a file for people, whose folder is named by a descriptor of this process.
+fn real(file: &Path) -> PathBuf {
+    let folder = file.parent().and_then(|folder| fs::read_link(folder).ok());
+    match (folder, file.file_name()) {
+        (Some(folder), Some(name)) => folder.join(name),
+        _ => file.to_owned(),
     }
 }
 
 /// What was kept.
 pub(super) fn read<T: DeserializeOwned>(file: &Path) -> io::Result<T> {
     let mut text = Vec::new();
-    fs::File::open(file)?
-        .take(MAX_FILE)
-        .read_to_end(&mut text)?;
+    // The folder is the daemon's, and root reads there, too.
+    open_plain(file)?.take(MAX_FILE).read_to_end(&mut text)?;
     Ok(serde_json::from_slice(&text)?)
 }
 
@@ -100,7 +109,7 @@ mod tests {
     #[test]
     fn what_was_kept_is_there_again_and_for_nobody_else() {
         let folder = tempfile::tempdir().expect("a folder");
-        let file = file(&folder.path().join("state"), "mesh0");
+        let file = file(&folder.path().join("state"));
         assert_eq!(load::<Book>(&file), Book::default());
         let mut book = Book::default();
         book.take(Changes {
@@ -118,7 +127,7 @@ mod tests {
     #[test]
     fn a_spoilt_file_is_as_none() {
         let folder = tempfile::tempdir().expect("a folder");
-        let file = file(folder.path(), "mesh0");
+        let file = file(folder.path());
         for text in ["", "{", "[]", r#"{"revision": "x"}"#] {
             fs::write(&file, text).expect("written");
             assert_eq!(load::<Book>(&file), Book::default());

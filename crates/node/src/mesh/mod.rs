@@ -40,6 +40,7 @@ use seikan_sys::poll::{Epoll, Interest};
 use serde::{Deserialize, Serialize};
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fs;
 use std::io::{self, Read, Write};
 use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
@@ -223,10 +224,10 @@ pub enum MeshError {
     Known(#[from] KnownError),
 }
 
-/// Forgets what is kept of an interface's mesh in `state`.
+/// Forgets what is kept of an interface's mesh in `state`: the interface's folder there.
 pub fn forget(state: &Path, interface: &str) {
-    cache::forget(&cache::file(state, interface));
-    cache::forget(&cache::known_file(state, interface));
+    // Nothing there is as good.
+    let _ = fs::remove_dir_all(state.join(interface));
 }
 
 /// What is kept of an interface's mesh in `state`, a few seconds old at most while its tunnel hears from a coordinator.
@@ -234,11 +235,11 @@ pub fn forget(state: &Path, interface: &str) {
 /// # Errors
 /// Nothing is kept, or it cannot be read.
 pub fn kept(state: &Path, interface: &str) -> io::Result<Book> {
-    cache::read(&cache::file(state, interface))
+    cache::read(&cache::file(&state.join(interface)))
 }
 
 impl<'a> Mesh<'a> {
-    /// Starts the thread. Call it after privileges were dropped. `state` is the folder of what is kept over restarts;
+    /// Starts the thread. Call it after privileges were dropped. `state` is the interface's folder of what is kept over restarts;
     /// `names` is what was set up to find members by their names; `warn` is told of members whose keys are odd.
     ///
     /// # Errors
@@ -251,7 +252,7 @@ impl<'a> Mesh<'a> {
         names: Option<&mut Names>,
         warn: Box<dyn FnMut(Diagnostic) + 'a>,
     ) -> Result<Mesh<'a>, MeshError> {
-        let known = cache::known_file(state, config.name.as_str());
+        let known = cache::known_file(state);
         let remembered = cache::load_known(&known)?;
         let (ours, theirs) = UnixStream::pair()?;
         ours.set_nonblocking(true)?;
@@ -270,7 +271,7 @@ impl<'a> Mesh<'a> {
             networks: config.addresses.clone(),
             port: port.clone(),
             fwmark: node.sockets.fwmark(),
-            cache: cache::file(state, config.name.as_str()),
+            cache: cache::file(state),
             known,
             remembered: Cell::new(remembered),
             own_key: own_key.clone(),

@@ -96,13 +96,36 @@ impl Change {
 
     /// Whether a tunnel of this configuration makes such a change: what taking it back touches is its own.
     pub fn is_of(&self, config: &Config) -> bool {
-        let name = config.name.as_str();
         let gateway = config.gateway.as_ref();
-        match self {
+        let is_asked_for = match self {
             Change::Hooks => !config.hooks.is_empty(),
+            Change::Sysctl { path, .. } => {
+                let card = card_of(path);
+                card.is_none_or(|card| {
+                    gateway.is_some_and(|g| card.is_empty() || card == g.interface.as_str())
+                })
+            }
+            Change::Rule { .. } | Change::Firewall { .. } => true,
+            Change::Dns { .. } => !config.dns.is_empty(),
+            Change::ResolvConf { server, .. } => {
+                let mut own = config.addresses.iter().map(|net| net.addr());
+                config.mesh.is_some() && own.any(|own| own == *server)
+            }
+            Change::Proxy { interface, address } => gateway.is_some_and(|gateway| {
+                *interface == gateway.interface.to_string()
+                    && gateway.remotes.iter().any(|remote| remote.lan == *address)
+            }),
+        };
+        is_asked_for && self.may_be_of(config.name.as_str())
+    }
+
+    /// Whether a tunnel of this name makes such a change with any configuration.
+    pub fn may_be_of(&self, name: &str) -> bool {
+        match self {
+            Change::Hooks | Change::Proxy { .. } => true,
             Change::Sysctl { path, before } => {
                 let is_value = before.len() <= 10 && before.bytes().all(|b| b.is_ascii_digit());
-                is_value && is_sysctl_of(path, gateway.map(|g| g.interface.as_str()))
+                is_value && (path == Path::new(SOURCE_VALID_MARK) || card_of(path).is_some())
             }
             Change::Rule {
                 table,
@@ -114,41 +137,27 @@ impl Change {
                 (None, Some(_)) => *table == TABLE_MAIN,
                 _ => false,
             },
-            Change::Dns { interface } => interface == name && !config.dns.is_empty(),
-            Change::ResolvConf { interface, server } => {
-                let mut own = config.addresses.iter().map(|net| net.addr());
-                interface == name && config.mesh.is_some() && own.any(|own| own == *server)
-            }
+            Change::Dns { interface } | Change::ResolvConf { interface, .. } => interface == name,
             Change::Firewall { table } => {
                 *table == format!("seikan-{name}") || *table == format!("seikan-gateway-{name}")
             }
-            Change::Proxy { interface, address } => gateway.is_some_and(|gateway| {
-                *interface == gateway.interface.to_string()
-                    && gateway.remotes.iter().any(|remote| remote.lan == *address)
-            }),
         }
     }
 }
 
-/// Whether the file is one of those that a tunnel sets, with a gateway on the card `lan` or without.
-fn is_sysctl_of(path: &Path, lan: Option<&str>) -> bool {
-    if path == Path::new(SOURCE_VALID_MARK) {
-        return true;
-    }
-    let Some(parameter) = path.to_str().and_then(|p| p.strip_prefix("/proc/sys/net/")) else {
-        return false;
-    };
+/// The card whose parameter a gateway sets in this file, empty for what it sets of all; `None`: it sets no such thing.
+fn card_of(path: &Path) -> Option<&str> {
+    let parameter = path.to_str()?.strip_prefix("/proc/sys/net/")?;
     let components: Vec<&str> = parameter.split('/').collect();
     // Else the file could be another one.
-    if sysctl::path(&components).is_err() {
-        return false;
-    }
-    let Some(lan) = lan else { return false };
+    sysctl::path(&components).ok()?;
     match components[..] {
-        ["ipv4", "conf", card, "forwarding"] | ["ipv6", "conf", card, "proxy_ndp"] => card == lan,
-        ["ipv4" | "ipv6", "neigh", card, "proxy_delay"] => card == lan,
-        ["ipv6", "conf", "all", "forwarding"] | ["ipv6", "conf", _, "accept_ra"] => true,
-        _ => false,
+        ["ipv6", "conf", "all", "forwarding"] | ["ipv6", "conf", _, "accept_ra"] => Some(""),
+        ["ipv4" | "ipv6", _, "all" | "default", _] => None,
+        ["ipv4", "conf", card, "forwarding"]
+        | ["ipv6", "conf", card, "proxy_ndp"]
+        | ["ipv4" | "ipv6", "neigh", card, "proxy_delay"] => Some(card),
+        _ => None,
     }
 }
 

@@ -26,6 +26,8 @@ pub struct Interface {
     pub uptime_s: f64,
     /// Why `wg` cannot reach this instance, if so.
     pub without_uapi: Option<String>,
+    /// What the kernel keeps from the process in case that it is taken over.
+    pub confinement: BTreeMap<String, Capability>,
 }
 
 /// The TUN device.
@@ -96,6 +98,11 @@ pub(super) fn interface(node: &Node, record: &Record) -> Interface {
         fwmark: node.sockets.fwmark(),
         uptime_s: uptime.as_millis() as f64 / 1000.0,
         without_uapi: record.without_uapi.clone(),
+        confinement: node
+            .confinement
+            .as_ref()
+            .map(|confinement| capabilities(&confinement.table()))
+            .unwrap_or_default(),
     }
 }
 

@@ -16,7 +16,7 @@ use toml_edit::{DocumentMut, Item};
 const FILE: &str = "etcd.toml";
 
 /// Where etcd is, and how it is spoken to.
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 pub struct EtcdArguments {
     /// Keep what the mesh is in this etcd cluster, which other coordinators may share: URLs of its members. Noted in the folder, and what is
     /// not said beside it stays as it was noted: an empty value ('') takes it back, and http:// alone all certificates

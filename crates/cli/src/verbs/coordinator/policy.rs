@@ -26,8 +26,8 @@ use crate::screen::printable_lines;
     allow tag:ops -> *       *              everything to everybody\n  \
     allow *       -> tag:web tcp/443        a port: tcp/443, udp/8000-8999, tcp, udp, icmp\n  \
     allow laptop  -> db-1    icmp           members by their names\n\n\
-    Without rules, members may talk that have a tag in common, or neither of which has any. From the first rule on,\n\
-    nothing else is allowed, with tags or without.")]
+    Without rules, members may talk that have a tag in common, or neither of which has any. Once there\n\
+    is a rule, only what a rule allows is allowed, with tags or without.")]
 pub struct PolicyArguments {
     #[command(subcommand)]
     verb: PolicyVerb,

@@ -13,12 +13,13 @@ use seikan_coordinator::{Certificate, Etcd, Options, Server, Store};
 use seikan_proto::mesh::{Networks, RelayAddress};
 
 use super::etcd::{self, EtcdArguments};
-use crate::folder::refuse_foreign;
+use crate::folder::{confine_to, settle};
+use crate::manager::Manager;
 
 use super::{DATABASE, Folder, PORT, now, operator, own_name};
 
 /// How it is to run.
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 pub struct ServeArguments {
     /// Where to listen [default: port 7443 of every address]
     #[arg(long, value_name = "ADDRESS:PORT")]
@@ -47,11 +48,21 @@ pub struct ServeArguments {
 
 /// Runs it until Ctrl-C or SIGTERM.
 pub fn run(arguments: &ServeArguments) -> anyhow::Result<ExitCode> {
+    // Files that root names are opened by root.
+    let given = match (&arguments.cert, &arguments.key) {
+        (Some(cert), Some(key)) => Some(Certificate::load(cert, key)?),
+        _ => None,
+    };
+    let mut manager = Manager::connect();
+    let port = arguments.listen.map_or(PORT, |listen| listen.port());
+    let mut arguments = arguments.clone();
+    arguments.folder.dir = settle(&arguments.folder.dir, &[port])?;
+    let arguments = &arguments;
     let store = open(arguments)?;
     let networks = networks(arguments, &store)?;
-    let certificate = match (&arguments.cert, &arguments.key) {
-        (Some(cert), Some(key)) => Certificate::load(cert, key)?,
-        _ => Certificate::own(&arguments.folder.dir, "seikan coordinator", &[own_name()])?,
+    let certificate = match given {
+        Some(given) => given,
+        None => Certificate::own(&arguments.folder.dir, "seikan coordinator", &[own_name()])?,
     };
     let pin = arguments.cert.is_none().then(|| certificate.pin());
     if let Some(own) = pin {
@@ -77,8 +88,7 @@ pub fn run(arguments: &ServeArguments) -> anyhow::Result<ExitCode> {
         line += &format!(", pin {pin}");
     }
     writeln!(anstream::stdout(), "{line}")?;
-    // Without systemd there is nobody to tell.
-    let _ = sd_notify::notify(&[NotifyState::Ready, NotifyState::Status(&line)]);
+    manager.tell(&[NotifyState::Ready, NotifyState::Status(&line)]);
     // Each member keeps a connection. With fewer it serves as many as it can.
     let _ = seikan_sys::process::allow_more_files();
     server.run()?;
@@ -88,9 +98,12 @@ pub fn run(arguments: &ServeArguments) -> anyhow::Result<ExitCode> {
 /// What it knows, in a file of the folder or in etcd.
 fn open(arguments: &ServeArguments) -> anyhow::Result<Store> {
     let dir = &arguments.folder.dir;
-    refuse_foreign(dir, "seikan-coordinator")?;
     let noted = etcd::noted_coordinator(dir)?;
-    let Some(etcd) = arguments.etcd.settings(noted.as_ref())? else {
+    let etcd = arguments.etcd.settings(noted.as_ref())?;
+    // What keeps a mesh in etcd has threads of its own from then on.
+    let files = etcd.as_ref().map(Etcd::files).unwrap_or_default();
+    confine_to(dir, files)?;
+    let Some(etcd) = etcd else {
         if arguments.advertise.is_some() {
             bail!("--advertise is for several coordinators, which share --etcd");
         }

@@ -100,6 +100,13 @@ fn interface(status: &Status, out: &mut Screen) {
     if let Some(reason) = &interface.without_uapi {
         out.line("no socket for `wg`", printable(reason));
     }
+    for (name, capability) in &interface.confinement {
+        if !capability.present {
+            let reason = capability.reason.as_deref().unwrap_or("not there");
+            let label = format!("not confined: {}", printable(name));
+            out.line(&label, format!("{YELLOW}{}{RESET}", printable(reason)));
+        }
+    }
     if status.peers.len() != 1 {
         traffic(&status.totals, out);
     }
