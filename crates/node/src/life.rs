@@ -234,10 +234,8 @@ impl Service for Life {
 
     fn ready(&mut self, token: u64, _: &Epoll, node: &mut Node) -> Verdict {
         match token {
-            TOKEN_NETWORK => {
-                if self.network_changed(node) && !self.settling {
-                    self.settling = self.settled.set(SETTLE).is_ok();
-                }
+            TOKEN_NETWORK if self.network_changed(node) && !self.settling => {
+                self.settling = self.settled.set(SETTLE).is_ok();
             }
             TOKEN_SETTLED => {
                 self.settling = false;

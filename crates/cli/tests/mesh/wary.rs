@@ -66,7 +66,7 @@ fn a_host_that_cannot_read_whom_it_remembers_does_not_start_to_trust_anew() {
         }
         fs::write(&file, &good).expect("mended");
         // A member's process has no right to pass over modes.
-        fs::set_permissions(&file, fs::Permissions::from_mode(0)).expect("mode");
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o000)).expect("mode");
         is_refused(host, "unreadable");
         fs::remove_file(&file).expect("removed");
         fs::create_dir(&file).expect("a folder");
