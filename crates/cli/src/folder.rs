@@ -45,15 +45,15 @@ fn work_in<T>(place: &Place, work: impl FnOnce(&Path) -> anyhow::Result<T>) -> a
     }
 }
 
-/// Has a service be the owner of its folder before it opens anything there, if root starts it; of a folder of root's, or of a new one, that is
+/// Has a service, the names of whose files begin so, be the owner of its folder before it opens anything there, if root starts it; of a folder of root's, or of a new one, that is
 /// the user that daemons become. Of the capabilities it keeps none but what these ports take. The folder, by the path that is open to it.
-pub fn settle(folder: &Path, ports: &[u16]) -> anyhow::Result<PathBuf> {
+pub fn settle(folder: &Path, names: &[&str], ports: &[u16]) -> anyhow::Result<PathBuf> {
     privilege::forbid_core_dumps()?;
     let keep: &[Capability] = match ports.iter().any(|port| (1..1024).contains(port)) {
         true => &[Capability::CAP_NET_BIND_SERVICE],
         false => &[],
     };
-    match owner::give_to_daemon(folder) {
+    match owner::give_to_daemon(folder, names) {
         // In a user namespace that does not have that user, root is nobody outside of it.
         Err(error @ OwnerError::Become { .. }) => writeln!(
             anstream::stderr(),

@@ -86,6 +86,8 @@ impl Life {
             peer.path.endpoint
         };
         let network = Netlink::subscribe(&[Group::Link, Group::Address, Group::Route])?;
+        // What changed since the sockets were opened, by a hook or others, nobody says again.
+        node.limit_datagrams();
         let named = config.peers.iter().filter_map(|peer| {
             let endpoint = peer.endpoint.as_ref()?;
             matches!(endpoint.host, Host::Name(_)).then(|| Named {

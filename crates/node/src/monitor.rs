@@ -584,7 +584,7 @@ mod tests {
     #[test]
     fn a_forged_request_is_refused_and_ends_the_conversation() {
         let forged = [
-            r#"{"note":{"sysctl":{"path":"/proc/sys/kernel/core_pattern","before":"|/tmp/x"}}}"#,
+            r#"{"note":{"sysctl":{"path":"/proc/sys/net/ipv4/ip_default_ttl","before":"64"}}}"#,
             r#"{"note":{"rule":{"v6":false,"priority":1,"table":254,"unless_mark":null,"suppress":null}}}"#,
             r#"{"note":{"resolv-conf":{"interface":"../../x","server":"10.0.0.1"}}}"#,
             r#"{"note":{"firewall":{"table":"seikan-wg0"}}}"#,

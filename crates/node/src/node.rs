@@ -312,7 +312,7 @@ impl Node {
     /// an interface has come, gone or changed its MTU.
     ///
     /// The native protocol never sends fragments, so its datagrams fit the MTU of an interface. WireGuard's may come in
-    /// fragments, and then hold a packet of the tunnel's MTU.
+    /// fragments, and hold a packet of the MTU that the peer's tunnel has.
     pub(crate) fn limit_datagrams(&self) {
         let Ok(limit) = &self.sockets.options.size_limit else {
             return;
@@ -327,7 +327,11 @@ impl Node {
                     false if link.hardware_type == LOOPBACK => 0,
                     false => link.mtu,
                 });
-            mtus.max().unwrap_or(0).max(SMALL_DATAGRAM)
+            let always = match self.tunnel.construction() {
+                Construction::Native => SMALL_DATAGRAM,
+                Construction::WireGuard => JUMBO_DATAGRAM,
+            };
+            mtus.max().unwrap_or(0).max(always)
         });
         limit.set(longest.unwrap_or(u32::MAX));
     }
@@ -337,6 +341,8 @@ impl Node {
 const SEALED: u32 = 16 + 15 + 16;
 /// Datagrams up to this length are never refused: interfaces may receive somewhat more than their MTU.
 const SMALL_DATAGRAM: u32 = 2048;
+/// The same of WireGuard: jumbo frames of 9,216 bytes.
+const JUMBO_DATAGRAM: u32 = 9216;
 /// `ARPHRD_LOOPBACK` (include/uapi/linux/if_arp.h).
 const LOOPBACK: u16 = 772;
 

@@ -334,9 +334,14 @@ impl Work<'_> {
         let Some(node) = self.node.as_mut().filter(|_| !interrupted) else {
             return Ok(Ended::Asked);
         };
-        let identity = Identity::of_daemon()?;
+        let mut identity = Identity::of_daemon()?;
         let kept = match self.config.mesh {
-            Some(_) => Some(open_kept(&self.options.places, self.config, identity)?),
+            Some(_) => Some(open_kept(
+                &self.options.places,
+                self.config,
+                &mut identity,
+                &mut *self.observer,
+            )?),
             None => None,
         };
         let found = self.names.as_ref().map(|names| &names.found);
@@ -463,15 +468,44 @@ impl Work<'_> {
 }
 
 /// Opens the folder of what is kept of a mesh, and gives it to whom the daemon becomes. What the system trusts is read with it.
+/// Where it cannot be given to `identity`, because this namespace does not have that user or a capability is missing, the daemon
+/// stays who it is.
 fn open_kept(
     places: &Places,
     config: &Config,
-    identity: Option<Identity>,
+    identity: &mut Option<Identity>,
+    observer: &mut dyn Observer,
 ) -> Result<Folder, UpError> {
     client::roots();
     let path = places.state.join(config.name.as_str());
-    Folder::give(&path, identity).map_err(|source| UpError::Kept { path, source })
+    let given = Folder::give(&path, *identity);
+    let is_refused = |error: &io::Error| {
+        matches!(
+            error.kind(),
+            io::ErrorKind::InvalidInput | io::ErrorKind::PermissionDenied
+        )
+    };
+    let given = match given {
+        Err(error) if identity.is_some() && is_refused(&error) => {
+            *identity = None;
+            let warning = Diagnostic::new(
+                Severity::Warning,
+                config.name.as_str(),
+                format!(
+                    "cannot give {} to the daemon's user: {error}",
+                    path.display()
+                ),
+            );
+            observer.warn(warning.with_help(STAYS_ROOT));
+            Folder::give(&path, None)
+        }
+        other => other,
+    };
+    given.map_err(|source| UpError::Kept { path, source })
 }
+
+/// Beside the reason for which a daemon stays root.
+const STAYS_ROOT: &str = "the tunnel works; but who takes it over can open files of root: grant CAP_SETUID, CAP_SETGID, CAP_SETPCAP and CAP_CHOWN";
 
 /// Becomes a user of its own, with few capabilities.
 fn give_up_privileges(
@@ -490,9 +524,7 @@ fn give_up_privileges(
         Err(error @ PrivilegeError::Become { .. }) => {
             let warning =
                 Diagnostic::new(Severity::Warning, config.name.as_str(), error.to_string());
-            observer.warn(warning.with_help(
-                "the tunnel works; but who takes it over can open files of root: grant CAP_SETUID, CAP_SETGID and CAP_SETPCAP",
-            ));
+            observer.warn(warning.with_help(STAYS_ROOT));
             Ok(drop_to(None)?)
         }
         other => Ok(other?),

@@ -67,10 +67,13 @@ pub enum Destinations {
 }
 
 impl Destinations {
-    fn has(&self, address: &IpAddr) -> bool {
+    fn has(&self, ip: &IpPacket, packet: &[u8]) -> bool {
         match self {
             Destinations::Any => true,
-            Destinations::Only(addresses) => addresses.contains(address),
+            // With a source route it would go on from there.
+            Destinations::Only(addresses) => {
+                addresses.contains(&ip.dst) && !ip.source_routed(packet)
+            }
         }
     }
 }
@@ -156,7 +159,7 @@ impl Guard {
 
     /// Judges a packet from the peer. `packet` is what `ip` was parsed from, of which the headers need to be there.
     pub fn check(&mut self, ip: &IpPacket, packet: &[u8], now: Instant) -> Result<(), DropReason> {
-        let passes = self.to.has(&ip.dst)
+        let passes = self.to.has(ip, packet)
             && match &self.filter {
                 Filter::All => true,
                 Filter::Only(open) => open.passes(&mut self.begun, ip, packet, now),

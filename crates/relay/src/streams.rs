@@ -33,9 +33,11 @@ const MEMBERS_OF_A_SOURCE: usize = 256;
 /// Connections that are taken in a second, of all sources, a quarter of them at once: handshakes of TLS are not to take the time in which
 /// datagrams go on.
 const A_SECOND: u64 = 200;
-/// Runs of datagrams that a connection may bring in a second, a quarter of them at once. Each is a call of the kernel, however short it is:
+/// Runs of datagrams of less than [`LONG_RUN`] bytes that a connection may bring in a second, a quarter of them at once. Each is a call of the kernel, however short it is:
 /// at a connection a datagram takes few bytes.
 const RUNS: u64 = 4_000;
+/// Bytes of a run that is not counted.
+const LONG_RUN: usize = 1024;
 /// Runs for which a request counts.
 const REQUEST_RUNS: usize = 4;
 /// Connections that are taken before others have their turn.
@@ -266,6 +268,8 @@ impl Streams {
     pub fn may_bring(&mut self, id: u64, run: &Run, now: Instant) -> bool {
         let weight = match is_request(&run.bytes) {
             true => REQUEST_RUNS,
+            // Its bytes pay for it.
+            false if run.bytes.len() >= LONG_RUN => return self.all.contains_key(&id),
             false => 1,
         };
         let connection = self.all.get_mut(&id);

@@ -272,6 +272,8 @@ fn hold(
     if side.holder.is_some() && side.holder == own.copied() {
         return;
     }
+    // Who asked for it is the same host, whatever its number is now: it goes on to count.
+    let asked = side.asked;
     release(side, holders, by_number);
     let place = *by_number.entry(number).or_insert_with(|| {
         holders.insert(Holder {
@@ -283,6 +285,8 @@ fn hold(
     });
     if let Some(holder) = holders.get_mut(place) {
         holder.sides += 1;
+        holder.asked += usize::from(asked);
+        side.asked = asked;
     }
     side.holder = Some(place);
 }

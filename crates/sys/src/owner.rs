@@ -41,6 +41,19 @@ pub enum OwnerError {
         /// Why.
         source: io::Error,
     },
+    /// A folder of root's has what is not the service's.
+    #[error(
+        "{} is root's and has `{name}`, which is not of this service: name a folder of its own, or give it this one (chown -R {daemon})",
+        path.display()
+    )]
+    Strange {
+        /// The folder.
+        path: PathBuf,
+        /// What is in it.
+        name: String,
+        /// Who would get it.
+        daemon: u32,
+    },
     /// The folder was another one a moment ago.
     #[error("{} is being replaced by another: try again", path.display())]
     Replaced {
@@ -140,21 +153,40 @@ pub fn become_owner(folder: &Path) -> Result<Option<Place>, OwnerError> {
 }
 
 /// For a service that root starts: a folder of root's own, or one that is made if it is not there, goes to the user that daemons become
-/// ([`Identity::of_daemon`]), with the plain files in it. Another user's stays that user's.
+/// ([`Identity::of_daemon`]), with the plain files in it. Another user's stays that user's. The names of a service's files begin with one
+/// of `names`.
 ///
 /// # Errors
-/// As [`foreign_owner`]; [`OwnerError::Become`]: this namespace does not have that user, and nothing was given.
-pub fn give_to_daemon(folder: &Path) -> Result<(), OwnerError> {
-    let is_foreign = foreign_owner(folder)?.is_some();
+/// As [`foreign_owner`]; [`OwnerError::Strange`]: there is something else in it, so that it may not be the service's alone;
+/// [`OwnerError::Become`]: this namespace does not have that user, and nothing was given.
+pub fn give_to_daemon(folder: &Path, names: &[&str]) -> Result<(), OwnerError> {
+    if !geteuid().is_root() || foreign_owner(folder)?.is_some() {
+        return Ok(());
+    }
     // Where it cannot be made, its service says why.
     let _ = DirBuilder::new().recursive(true).mode(0o700).create(folder);
-    let (Some(held), false) = (open(folder)?, is_foreign) else {
+    let Some(held) = open(folder)? else {
         return Ok(());
     };
+    if held.user() != 0 {
+        return Err(OwnerError::Replaced { path: held.path });
+    }
+    held.is_roots_alone()?;
     let Some(daemon) = Identity::of_daemon()? else {
         return Ok(());
     };
     let folder = itself(&held.file);
+    for entry in fs::read_dir(&folder).map_err(failed(&held.path))? {
+        let name = entry.map_err(failed(&held.path))?.file_name();
+        let name = name.to_string_lossy();
+        if !names.iter().any(|known| name.starts_with(known)) {
+            return Err(OwnerError::Strange {
+                path: held.path,
+                name: name.into_owned(),
+                daemon: daemon.user,
+            });
+        }
+    }
     // First the folder: what cannot be given is left as it is.
     let given = chown(&folder, Some(daemon.user), Some(daemon.group))
         .and_then(|()| give_files(&folder, daemon));

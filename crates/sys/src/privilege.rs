@@ -29,6 +29,9 @@ pub const USER: &str = "seikan";
 /// Its user and group on other hosts. Neither Debian's policy (9.2.2) nor systemd (UIDS-GIDS.md) gives it to anybody by itself.
 pub const UNNAMED: u32 = 61_000;
 
+/// Ids of users who log in (`UID_MIN` and `UID_MAX` of login.defs(5)).
+const PEOPLE: std::ops::RangeInclusive<u32> = 1000..=60_000;
+
 /// Who a daemon is once it faces the network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Identity {
@@ -40,19 +43,19 @@ pub struct Identity {
 
 impl Identity {
     /// User and group [`USER`] as the host knows them, else [`UNNAMED`]; `None` if this process is not root's, and stays who it is.
+    /// If the host's directory of users does not answer, which may be because it lies behind this tunnel, nobody is in it.
     ///
     /// # Errors
-    /// [`PrivilegeError::Taken`]; the system cannot say who there is.
+    /// [`PrivilegeError::Taken`], also if [`USER`] is root or a person who can log in (ids from 1000 to 60000, login.defs(5)).
     pub fn of_daemon() -> Result<Option<Identity>, PrivilegeError> {
         if !geteuid().is_root() {
             return Ok(None);
         }
-        let failed = |errno: Errno| system("look up the daemon's user")(errno.into());
-        let (user, group) = match User::from_name(USER).map_err(failed)? {
+        let (user, group) = match User::from_name(USER).unwrap_or(None) {
             Some(entry) => (entry.uid.as_raw(), entry.gid.as_raw()),
             None => {
-                let user = User::from_uid(Uid::from_raw(UNNAMED)).map_err(failed)?;
-                let group = Group::from_gid(Gid::from_raw(UNNAMED)).map_err(failed)?;
+                let user = User::from_uid(Uid::from_raw(UNNAMED)).unwrap_or(None);
+                let group = Group::from_gid(Gid::from_raw(UNNAMED)).unwrap_or(None);
                 let taken = user.map(|user| user.name);
                 if let Some(name) = taken.or(group.map(|group| group.name)) {
                     return Err(PrivilegeError::Taken { id: UNNAMED, name });
@@ -60,9 +63,9 @@ impl Identity {
                 (UNNAMED, UNNAMED)
             }
         };
-        match user == 0 || group == 0 {
+        match user == 0 || group == 0 || PEOPLE.contains(&user) {
             true => Err(PrivilegeError::Taken {
-                id: 0,
+                id: user,
                 name: USER.to_owned(),
             }),
             false => Ok(Some(Identity { user, group })),

@@ -200,6 +200,12 @@ fn serve(arguments: &ServeArguments) -> anyhow::Result<ExitCode> {
     // Before any thread is there: all of them inherit it.
     let signals = Signals::block().context("cannot take signals")?;
     let streams = arguments.tls_listen.map_or(0, |_| arguments.streams);
+    if *arguments.ports.start() < 1024 {
+        bail!(
+            "cannot give pairs the ports from {}: take ports from 1024 on, as the relay has no capability for others",
+            arguments.ports.start()
+        );
+    }
     allow_files(arguments.pairs, streams)?;
     // Files that root names are opened by root.
     let given = match (&arguments.cert, &arguments.key) {
@@ -213,7 +219,7 @@ fn serve(arguments: &ServeArguments) -> anyhow::Result<ExitCode> {
         arguments.metrics,
     ];
     let ports: Vec<u16> = bound.iter().flatten().map(SocketAddr::port).collect();
-    let dir = &settle(&arguments.folder.dir, &ports)?;
+    let dir = &settle(&arguments.folder.dir, &["secret", "tls"], &ports)?;
     let secret = secret(dir)?;
     let (tls, pin) = tls(arguments.tls_listen, given, dir)?.unzip();
     let mut relay = Relay::bind(Options {

@@ -540,7 +540,7 @@ fn a_forged_request_has_the_monitor_take_everything_back_and_do_nothing_else() {
     let message = |text: &str| [&length(text)[..], text.as_bytes()].concat();
     let forged = [
         message(
-            r#"{"note":{"sysctl":{"path":"/proc/sys/kernel/core_pattern","before":"|/tmp/x"}}}"#,
+            r#"{"note":{"sysctl":{"path":"/proc/sys/net/ipv4/ip_default_ttl","before":"77"}}}"#,
         ),
         message(r#"{"note":"hooks"}"#),
         message(r#"{"run":"post-up"}"#),
@@ -550,9 +550,17 @@ fn a_forged_request_has_the_monitor_take_everything_back_and_do_nothing_else() {
         u32::MAX.to_le_bytes().to_vec(),
     ];
     in_world(EVERYTHING, |world| {
-        let core_pattern =
-            || fs::read_to_string("/proc/sys/kernel/core_pattern").expect("a sysctl");
-        let before = core_pattern();
+        // One of the namespace's own, so that a monitor that obeys harms nobody.
+        let sysctl = || {
+            let read = || fs::read_to_string("/proc/sys/net/ipv4/ip_default_ttl");
+            world
+                .left
+                .namespace
+                .run(read)
+                .expect("namespace")
+                .expect("a sysctl")
+        };
+        let before = sysctl();
         let mark = world.folder.path().join("mark");
         let hook = format!(
             "PostUp = echo up >> {0}\nPostDown = echo down >> {0}",
@@ -577,7 +585,7 @@ fn a_forged_request_has_the_monitor_take_everything_back_and_do_nothing_else() {
                 "up\ndown\n",
                 "{shown}"
             );
-            assert_eq!(core_pattern(), before);
+            assert_eq!(sysctl(), before);
             let down = world.run(&world.left, &["down", &world.left.interface]);
             assert!(stderr(&down).contains("is not running"), "{shown}");
         }

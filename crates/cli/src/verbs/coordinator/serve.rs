@@ -56,13 +56,16 @@ pub fn run(arguments: &ServeArguments) -> anyhow::Result<ExitCode> {
     let mut manager = Manager::connect();
     let port = arguments.listen.map_or(PORT, |listen| listen.port());
     let mut arguments = arguments.clone();
-    arguments.folder.dir = settle(&arguments.folder.dir, &[port])?;
+    // Before it is confined: it cannot read that later.
+    let own_name = own_name();
+    let names = [DATABASE, "tls.pem", "etcd.", "listens"];
+    arguments.folder.dir = settle(&arguments.folder.dir, &names, &[port])?;
     let arguments = &arguments;
     let store = open(arguments)?;
     let networks = networks(arguments, &store)?;
     let certificate = match given {
         Some(given) => given,
-        None => Certificate::own(&arguments.folder.dir, "seikan coordinator", &[own_name()])?,
+        None => Certificate::own(&arguments.folder.dir, "seikan coordinator", &[own_name])?,
     };
     let pin = arguments.cert.is_none().then(|| certificate.pin());
     if let Some(own) = pin {
