@@ -16,7 +16,7 @@ TARGET ?=
 # For `make reproduce`: queue, offload, batch, profile, mtu-cipher or all, and options of `seikan lab reproduce`.
 SOURCE ?= all
 
-.PHONY: help test deps deps-build bare-root peers fmt-check house deny clippy doc tests unit interop golden recordings fuzz-ci fuzz fuzz-asan \
+.PHONY: help test deps deps-build bare-root peers fmt-check house deny clippy doc tests unit interop golden demo-recording recordings fuzz-ci fuzz fuzz-asan \
 	build release demo bench gateway reproduce reproduce-kernel hostile soak soak-mesh interop-kernel doctor-kernel clean
 
 help: ## this list
@@ -66,6 +66,9 @@ interop: peers build ## our binary against other people's WireGuard in namespace
 golden: ## write the golden texts anew (help, JSON, complaints about configurations): read what changed
 	@rm -f crates/cli/tests/golden/json/*
 	@UPDATE_GOLDEN=1 scripts/tests.sh --workspace -E 'package(seikan) & test(/^(golden|cli|gateway_status|doctor|doctor_ends|mesh::ping|lab_score|lab_reproduce|lab_crowd|lab_nat|lab_gateway)::/) | test(findings_are_those_expected)'
+
+demo-recording: release ## docs/pictures/demo.svg: a run of the demo as a moving picture (root, or user namespaces)
+	@scripts/record-demo.py "$${CARGO_TARGET_DIR:-target}/release/seikan" docs/pictures/demo.svg
 
 recordings: ## record the doctor's cases anew, which `make tests` judges again (root; two hours on a machine that does nothing else)
 	@cargo build --locked --workspace --bins --examples
