@@ -173,15 +173,16 @@ impl Server {
         Ok(server.serve(routes).await?)
     }
 
-    /// [`Server::serve`] on a runtime of its own, until SIGINT or SIGTERM; blocks that long.
+    /// [`Server::serve`] on a runtime of its own, until SIGINT or SIGTERM; blocks that long. `ready` is called once these end it.
     ///
     /// # Errors
     /// [`ServerError::System`].
-    pub fn run(self) -> Result<(), ServerError> {
+    pub fn run(self, ready: impl FnOnce() -> io::Result<()>) -> Result<(), ServerError> {
         let runtime = Builder::new_multi_thread().enable_all().build()?;
         runtime.block_on(async {
             let mut interrupt = signal(SignalKind::interrupt())?;
             let mut terminate = signal(SignalKind::terminate())?;
+            ready()?;
             self.serve(async move {
                 tokio::select! {
                     _ = interrupt.recv() => {}

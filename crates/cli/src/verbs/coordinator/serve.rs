@@ -90,11 +90,13 @@ pub fn run(arguments: &ServeArguments) -> anyhow::Result<ExitCode> {
     if let Some(pin) = pin {
         line += &format!(", pin {pin}");
     }
-    writeln!(anstream::stdout(), "{line}")?;
-    manager.tell(&[NotifyState::Ready, NotifyState::Status(&line)]);
     // Each member keeps a connection. With fewer it serves as many as it can.
     let _ = seikan_sys::process::allow_more_files();
-    server.run()?;
+    server.run(|| {
+        writeln!(anstream::stdout(), "{line}")?;
+        manager.tell(&[NotifyState::Ready, NotifyState::Status(&line)]);
+        Ok(())
+    })?;
     Ok(ExitCode::SUCCESS)
 }
 
