@@ -470,12 +470,15 @@ impl Owner {
     }
 
     fn become_it(&self, capabilities: &[Capability]) -> io::Result<()> {
+        // The kernel forgets it with the user (commit_creds in kernel/cred.c): who started this process may rely on it.
+        let with_parent = prctl::get_pdeathsig()?;
         setgroups(&self.groups)?;
         setresgid(self.group, self.group, self.group)?;
         // After those: it takes the right to do them, and the capabilities that are in force.
         prctl::set_keepcaps(true)?;
         setresuid(self.user, self.user, self.user)?;
         prctl::set_keepcaps(false)?;
+        prctl::set_pdeathsig(with_parent)?;
         keep_only(capabilities).map_err(io::Error::other)
     }
 }

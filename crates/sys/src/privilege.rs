@@ -75,11 +75,14 @@ impl Identity {
     /// Keeps the permitted capabilities and loses the effective ones.
     fn assume(self) -> nix::Result<()> {
         let (user, group) = (Uid::from_raw(self.user), Gid::from_raw(self.group));
+        // The kernel forgets it with the user (commit_creds in kernel/cred.c): who started this process may rely on it.
+        let with_parent = prctl::get_pdeathsig()?;
         prctl::set_keepcaps(true)?;
         setgroups(&[])?;
         setresgid(group, group, group)?;
         setresuid(user, user, user)?;
-        prctl::set_keepcaps(false)
+        prctl::set_keepcaps(false)?;
+        prctl::set_pdeathsig(with_parent)
     }
 }
 
