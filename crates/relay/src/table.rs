@@ -83,9 +83,7 @@ impl Table {
         let has_asked = known
             .and_then(|slot| self.pairs.get(slot))
             .is_some_and(|pair| pair.sides[side].asked && pair.sides[side].holder == own);
-        let share = own.and_then(|place| self.holders.get(place));
-        let share = share.map_or(0, |holder| holder.asked);
-        if !has_asked && share >= self.limits.pairs_per_member {
+        if !has_asked && self.share_of(asked.holder) >= self.limits.pairs_per_member {
             return Err(RelayRefusal::Quota);
         }
         let slot = match known {
@@ -115,6 +113,12 @@ impl Table {
         Ok((pair.port, pair.sides[1 - side].bound.is_some()))
     }
 
+    /// Pairs for which the member of this number asked.
+    fn share_of(&self, number: u64) -> usize {
+        let holder = self.by_number.get(&number);
+        holder.map_or(0, |place| self.holders.get(*place).map_or(0, |h| h.asked))
+    }
+
     /// Binds one of two to where it asks from; the port, and whether the other is bound.
     pub fn bind(
         &mut self,
@@ -124,6 +128,10 @@ impl Table {
         now: Now,
     ) -> Result<(u16, bool), RelayRefusal> {
         let (keys, side) = Keys::of(asked.member, asked.peer);
+        let (own, share) = (
+            self.by_number.get(&asked.holder).copied(),
+            self.share_of(asked.holder),
+        );
         let pair = self.pairs.get_mut(slot).filter(|pair| pair.keys == keys);
         let pair = pair.ok_or(RelayRefusal::Malformed)?;
         // With forged addresses, datagrams could go round from pair to pair.
@@ -138,6 +146,10 @@ impl Table {
         let again = this.bound.is_some_and(|bound| bound.place == from.place);
         if asked.stamp < this.stamp || (asked.stamp == this.stamp && !again) {
             return Err(RelayRefusal::Stale);
+        }
+        // The same key under another number takes the other's share with the pair.
+        if this.asked && this.holder != own && share >= self.limits.pairs_per_member {
+            return Err(RelayRefusal::Quota);
         }
         hold(this, asked.holder, &mut self.holders, &mut self.by_number);
         let newer = asked.stamp > this.stamp;
@@ -358,6 +370,42 @@ mod tests {
             Ok(Asked::Port(asked)) => asked,
             other => panic!("{other:?}"),
         }
+    }
+
+    /// A member that leaves and joins again has another number, and its former ticket is good for hours.
+    #[test]
+    fn a_share_goes_with_the_pair_to_the_same_key_under_another_number() {
+        let listen = SocketAddr::from(([127, 0, 0, 1], 0));
+        let main = UdpSocket::bind(listen, &UdpOptions::default()).expect("a socket");
+        let secret = RelaySecret::parse("north", RelayKind::Turn).expect("a secret");
+        let limits = Limits {
+            pairs_per_member: 2,
+            ..Limits::default()
+        };
+        let mut table = Table::new([Some(main), None], Streams::default(), secret, limits);
+        let epoll = Epoll::new(1).expect("an epoll instance");
+        let now = Now {
+            mono: Instant::BOOT + Duration::from_secs(1),
+            unix: 0,
+        };
+        let mut granted = 0;
+        for peer in 10..20 {
+            let asked = request(1, peer);
+            if table.port_for(&asked, V4, &epoll, now).is_err() {
+                continue;
+            }
+            granted += 1;
+            let mut rejoined = request(1, peer);
+            rejoined.holder = 2;
+            let slot = table.by_keys[&Keys::of(asked.member, asked.peer).0];
+            let from = Bound {
+                place: Place::Udp(([127, 0, 0, 1], 4000 + u16::from(peer)).into()),
+                source: Some([127, 0, 0, 1].into()),
+            };
+            let _ = table.bind(slot, &rejoined, from, now);
+        }
+        // A share for each of the two numbers.
+        assert_eq!(granted, 4);
     }
 
     /// With a forged source a side could be another pair's port, and that one's this: a circle.
