@@ -63,26 +63,35 @@ pub struct Needs {
 pub struct Confinement {
     /// It asks for few system calls.
     pub system_calls: Ability,
-    /// It opens few files, and reaches no process outside by a signal or an abstract socket.
+    /// It opens few files.
     pub files: Ability,
+    /// It reaches no process outside by a signal or an abstract socket.
+    pub signals: Ability,
 }
 
 impl Confinement {
     /// Names of the abilities, for people.
-    pub fn table(&self) -> [(&'static str, &Ability); 2] {
-        [("system-calls", &self.system_calls), ("files", &self.files)]
+    pub fn table(&self) -> [(&'static str, &Ability); 3] {
+        [
+            ("system-calls", &self.system_calls),
+            ("files", &self.files),
+            ("signals", &self.signals),
+        ]
     }
 }
 
 /// Confines the calling thread, and those that it starts, for good.
 pub fn confine(needs: &Needs) -> Confinement {
     // In this order: the calls that confine are not among those that are left.
-    let files = match restrict_files(needs) {
-        Ok(status) if status.ruleset == RulesetStatus::NotEnforced => {
-            Ability::Absent("the kernel has no Landlock".to_owned())
+    let none = |reason: String| [Ability::Absent(reason.clone()), Ability::Absent(reason)];
+    let [files, signals] = match restrict_files(needs).map(|status| status.ruleset) {
+        Ok(RulesetStatus::NotEnforced) => none("the kernel has no Landlock".to_owned()),
+        Ok(RulesetStatus::PartiallyEnforced) => {
+            let reason = "the kernel's Landlock does not cover them (Linux 6.12 does)";
+            [Ability::Present, Ability::Absent(reason.to_owned())]
         }
-        Ok(_) => Ability::Present,
-        Err(error) => Ability::Absent(format!("the kernel refused Landlock: {error}")),
+        Ok(RulesetStatus::FullyEnforced) => [Ability::Present, Ability::Present],
+        Err(error) => none(format!("the kernel refused Landlock: {error}")),
     };
     let system_calls = match restrict_calls(needs) {
         Ok(()) => Ability::Present,
@@ -91,6 +100,7 @@ pub fn confine(needs: &Needs) -> Confinement {
     Confinement {
         system_calls,
         files,
+        signals,
     }
 }
 

@@ -453,6 +453,26 @@ mod tests {
     }
 
     #[test]
+    fn the_signal_at_the_parents_death_outlives_the_change_of_the_user() {
+        if !privileged() {
+            return;
+        }
+        in_child(|| {
+            let identity = Identity {
+                user: UNNAMED,
+                group: UNNAMED,
+            };
+            let signal = nix::sys::signal::Signal::SIGUSR1;
+            prctl::set_pdeathsig(signal).map_err(|e| e.to_string())?;
+            drop_to(&[], Some(identity)).map_err(|e| e.to_string())?;
+            match prctl::get_pdeathsig() {
+                Ok(Some(found)) if found == signal => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
+        });
+    }
+
+    #[test]
     fn without_the_capability_it_says_which_is_missing() {
         std::thread::spawn(|| {
             caps::clear(None, CapSet::Effective).unwrap();
