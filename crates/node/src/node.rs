@@ -19,6 +19,7 @@ use seikan_sys::packet::PacketSocket;
 use seikan_sys::tun::{Tun, TunError, TunOptions};
 use seikan_sys::udp::{SizeLimit, UdpError, UdpOptions, UdpSocket};
 use seikan_sys::{clock, random};
+use std::cell::Cell;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
@@ -85,6 +86,8 @@ pub struct Sockets {
     options: UdpOptions,
     /// What sockets counted that have been replaced since.
     replaced: SocketCounts,
+    /// The most of [`SocketCounts::receive_queue_drops`] that was told: two counts that are read one after the other make it.
+    told: Cell<u64>,
 }
 
 /// What the sockets count.
@@ -129,6 +132,7 @@ impl Sockets {
             doors: Doors::default(),
             options,
             replaced: SocketCounts::default(),
+            told: Cell::default(),
         })
     }
 
@@ -171,6 +175,8 @@ impl Sockets {
             sum.receive_queue_drops = sum.receive_queue_drops.saturating_sub(refused.runs);
             sum.oversized_drops = refused.datagrams;
         }
+        self.told.set(self.told.get().max(sum.receive_queue_drops));
+        sum.receive_queue_drops = self.told.get();
         sum
     }
 
