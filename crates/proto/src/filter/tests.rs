@@ -141,6 +141,24 @@ fn packets_to_other_destinations_are_denied_whatever_is_open() {
     }
 }
 
+/// Such a packet would go on from here to the address that is behind its pointer.
+#[test]
+fn a_source_route_does_not_pass_for_this_hosts_address() {
+    let own = Destinations::Only(vec![here(false)]);
+    let mut guard = *Guard::set(None, Filter::All, own).expect("a guard");
+    for (pointer, passes) in [(4, false), (8, true)] {
+        let datagram = udp(false, [PEER, HERE], 40_000, 53);
+        let mut packet = datagram[..20].to_vec();
+        // No operation, then a loose source route with one address (RFC 791, section 3.1).
+        packet.extend([1, 131, 7, pointer, 10, 9, 9, 9]);
+        packet.extend(&datagram[20..]);
+        packet[0] = 0x47;
+        let length = packet.len();
+        seikan_wire::ip::set_length(&mut packet, 28, length, None);
+        assert_eq!(judged(&mut guard, &packet, at(0)), passes, "{pointer}");
+    }
+}
+
 #[test]
 fn answers_are_denied_too_where_they_do_not_go_to_this_host() {
     let own = Destinations::Only(vec![here(false)]);
