@@ -3,8 +3,10 @@
 //!
 //! What a flow keeps of its throughput is a measurement, not a test: `seikan lab hostile`.
 
+mod coordinator;
 mod cost;
-mod members;
+mod relay;
+pub mod service;
 mod takeover;
 
 use std::io::{ErrorKind, Read, Write};

@@ -6,6 +6,7 @@ use std::net::UdpSocket;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use super::service::busy;
 use super::{StopsAtEnd, Stranger};
 use crate::common::{TUNNEL_PORT, World, echo, in_world, key_pair, unaccounted};
 use crate::shapes::{OVERHEAD, Shape, fields, frame, full, packet};
@@ -29,9 +30,9 @@ const PAUSE: Duration = Duration::from_millis(30);
 const RATES: [u64; 2] = [10_000_000, 100_000_000];
 /// Bytes of UDP payload.
 const SIZES: [usize; 2] = [100, 1400];
-/// What a shape may cost of what padding costs.
+/// A message may cost so many times as much as padding.
 const DEARER: f64 = 5.0;
-/// What goes to the other peer and back takes less.
+/// The other peer's round trips are shorter.
 const ROUND_TRIP: Duration = Duration::from_millis(20);
 
 struct Random;
@@ -158,24 +159,13 @@ impl Hostile {
     }
 }
 
-/// Time on a processor of all threads so far, in nanoseconds: `/proc/PID/stat` counts in hundredths of a second.
-fn cpu(pid: u32) -> u64 {
-    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("tasks");
-    tasks
-        .filter_map(|task| {
-            let text = std::fs::read_to_string(task.ok()?.path().join("schedstat")).ok()?;
-            text.split(' ').next()?.parse::<u64>().ok()
-        })
-        .sum()
-}
-
-/// The same once it has done what is waiting for it.
-fn until_idle(pid: u32) -> u64 {
-    let mut before = cpu(pid);
+/// The daemon's processor time once it has done what is waiting for it.
+fn until_idle(pid: u32) -> Duration {
+    let mut before = busy(pid);
     loop {
         std::thread::sleep(PAUSE);
-        let after = cpu(pid);
-        if Duration::from_nanos(after - before) < PAUSE / 4 {
+        let after = busy(pid);
+        if after - before < PAUSE / 4 {
             return after;
         }
         before = after;
@@ -207,7 +197,7 @@ fn round_trips(left: &NetNs, stop: &AtomicBool) -> Vec<Duration> {
     all
 }
 
-/// What sending these cost the program for each, in nanoseconds, and the round trip of the other peer meanwhile: the middle one.
+/// The daemon's processor time for each of these, in nanoseconds, and the median round trip of the other peer meanwhile.
 fn measure(
     world: &World,
     pid: u32,
@@ -220,11 +210,11 @@ fn measure(
         let (left, stop) = (&world.left.namespace, &stop);
         let stopping = StopsAtEnd(stop);
         let trips = scope.spawn(move || round_trips(left, stop));
-        let before = cpu(pid);
+        let before = busy(pid);
         let begin = Instant::now();
         let sent = hostile.send_at(rate, datagrams);
         std::thread::sleep((SHOOTING + PAUSE).saturating_sub(begin.elapsed()));
-        let cost = (until_idle(pid) - before) as f64 / sent as f64;
+        let cost = (until_idle(pid) - before).as_nanos() as f64 / sent as f64;
         drop(stopping);
         (cost, trips.join().expect("round trips"))
     });
@@ -259,7 +249,7 @@ fn no_message_costs_five_times_what_padding_does() {
             let _stopping = StopsAtEnd(stop);
             let lone =
                 hostile.seal_each(10_000, |_| [&[0; 3], &frame(1, &packet(20))[..]].concat());
-            let (alone, _) = measure(world, pid, &hostile, RATES[0], &lone);
+            let (alone, _) = measure(world, pid, &hostile, RATES[1], &lone);
             let initiations = initiations(world);
             let sizes = [SIZES[0], initiations[0].len(), SIZES[1]];
             for (size, rate) in sizes.into_iter().flat_map(|s| RATES.map(|r| (s, r))) {
@@ -340,23 +330,16 @@ fn an_address_that_does_not_answer_gets_three_times_what_came_from_it_at_most() 
         let [_right, _left] = world.both_up_with(&["--protocol", "native"]);
         let mut hostile = Hostile::beside(world, private);
         // The right has always something to send to it.
-        let route = [
-            "ip",
+        let mut route = std::process::Command::new("ip");
+        route.args([
             "route",
             "replace",
             "10.0.0.2/32",
             "dev",
             &world.right.interface,
-        ];
-        let mut command = std::process::Command::new(route[0]);
-        command.args(&route[1..]);
-        let added = world
-            .right
-            .namespace
-            .spawn_command(&mut command)
-            .expect("ip")
-            .wait();
-        assert!(added.expect("ip").success());
+        ]);
+        let route = world.right.namespace.spawn_command(&mut route);
+        assert!(route.expect("ip").wait().expect("an end").success());
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let (there, stop) = (&world.right.namespace, &stop);

@@ -3,24 +3,20 @@
 //! A process of the test's own plays it: with the user, the groups and the capabilities that the real daemon is seen to have, given up
 //! by the product's own functions. It tries what would get it more, and each attempt has to be denied.
 
-use std::fs::{self, OpenOptions};
-use std::io::{self, BufRead, IoSlice, Read, Write};
-use std::net::{ToSocketAddrs, UdpSocket};
+mod attempts;
+
+use std::fs;
+use std::io::{BufRead, Read, Write};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, chown};
-use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
+use std::os::unix::fs::{MetadataExt, chown};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::sched::{CloneFlags, unshare};
-use nix::sys::signal::{Signal, kill};
-use nix::sys::uio::{RemoteIoVec, process_vm_writev};
-use nix::unistd::{Pid, Uid, setresuid};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use seikan_sys::confine::{Needs, confine};
-use seikan_sys::netlink::Netlink;
 use seikan_sys::privilege::{self, Identity};
 use serde::{Deserialize, Serialize};
 
@@ -41,6 +37,8 @@ const OUTCOME: &str = "OUTCOME ";
 /// Against whom, and who plays.
 #[derive(Debug, Serialize, Deserialize)]
 struct Play {
+    /// Under seccomp and Landlock, too. Without these, what permissions and capabilities deny is not hidden by them.
+    confined: bool,
     user: u32,
     group: u32,
     monitor: i32,
@@ -73,6 +71,10 @@ fn mask_of(pid: &str, set: &str) -> u64 {
     u64::from_str_radix(&status_of(pid, set), 16).expect("hexadecimal")
 }
 
+fn filters_of(pid: &str) -> u32 {
+    status_of(pid, "Seccomp_filters:").parse().expect("a count")
+}
+
 /// The one user that it is in all respects, and its group.
 fn user_of(pid: &str) -> (u32, u32) {
     let [user, group] = ["Uid:", "Gid:"].map(|key| {
@@ -99,9 +101,9 @@ fn the_daemon_is_a_user_of_its_own_with_one_capability_in_all_of_its_threads() {
             assert!(user != 0 && group != 0, "{user}, {group}");
             assert_eq!(status_of(&task, "Groups:"), "");
             assert_eq!(status_of(&task, "NoNewPrivs:"), "1");
-            // Filtered, by two filters (proc_pid_status(5)).
+            // Filtered, by two filters more than this test (proc_pid_status(5)).
             assert_eq!(status_of(&task, "Seccomp:"), "2");
-            assert_eq!(status_of(&task, "Seccomp_filters:"), "2");
+            assert_eq!(filters_of(&task), filters_of("self") + 2);
             for set in ["CapEff:", "CapPrm:", "CapBnd:"] {
                 assert_eq!(mask_of(&task, set), NET_ADMIN, "{set}");
             }
@@ -110,7 +112,7 @@ fn the_daemon_is_a_user_of_its_own_with_one_capability_in_all_of_its_threads() {
         }
         let monitor = monitor_of(&left);
         assert_eq!(user_of(&monitor).0, 0, "the monitor keeps its privileges");
-        assert_eq!(status_of(&monitor, "Seccomp:"), "0");
+        assert_eq!(filters_of(&monitor), filters_of("self"));
         let confinement = &world.status(&world.left)["interface"]["confinement"];
         assert_eq!(
             confinement["system-calls"]["present"], true,
@@ -149,8 +151,11 @@ fn a_daemon_that_was_taken_over_is_denied_what_is_not_its_own() {
         let own = world.folder.path().join("own");
         fs::create_dir(&own).expect("a folder");
         fs::write(own.join("file"), "").expect("a file");
-        chown(&own, Some(user), Some(group)).expect("given away");
-        let play = Play {
+        for path in [&own, &own.join("file")] {
+            chown(path, Some(user), Some(group)).expect("given away");
+        }
+        let mut play = Play {
+            confined: false,
             own: own.join("file"),
             user,
             group,
@@ -161,29 +166,36 @@ fn a_daemon_that_was_taken_over_is_denied_what_is_not_its_own() {
             socket,
         };
         let journal = fs::read(&play.journal).expect("the journal");
-        let outcomes = played(world, &play);
-        let (own, denied): (Vec<_>, Vec<_>) = outcomes
-            .iter()
-            .partition(|outcome| outcome.attempt.starts_with("own: "));
-        assert!(denied.len() > 15, "{denied:?}");
-        let undenied: Vec<_> = denied
-            .iter()
-            .filter(|outcome| {
-                let errno = outcome.errno.map(Errno::from_raw);
-                !matches!(errno, Some(Errno::EACCES | Errno::EPERM | Errno::EROFS))
-            })
-            .collect();
-        assert!(undenied.is_empty(), "not denied: {undenied:#?}");
-        // Else the process would be denied everything, and nothing would be shown.
-        assert!(
-            !own.is_empty() && own.iter().all(|outcome| outcome.errno.is_none()),
-            "{own:?}"
-        );
+        for confined in [false, true] {
+            play.confined = confined;
+            check(&played(world, &play));
+        }
         assert_eq!(fs::read(&play.journal).expect("the journal"), journal);
         left.signal("TERM");
         assert_eq!(left.ended(), (Some(0), String::new()));
         assert_eq!(world.left.traces(), Vec::<String>::new());
     });
+}
+
+/// That everything was denied but what a daemon has to be able to do.
+fn check(outcomes: &[Outcome]) {
+    let (own, denied): (Vec<_>, Vec<_>) = outcomes
+        .iter()
+        .partition(|outcome| outcome.attempt.starts_with("own: "));
+    assert!(denied.len() > 15, "{denied:?}");
+    let undenied: Vec<_> = denied
+        .iter()
+        .filter(|outcome| {
+            let errno = outcome.errno.map(Errno::from_raw);
+            !matches!(errno, Some(Errno::EACCES | Errno::EPERM | Errno::EROFS))
+        })
+        .collect();
+    assert!(undenied.is_empty(), "not denied: {undenied:#?}");
+    // Else the process would be denied everything, and nothing would be shown.
+    assert!(
+        !own.is_empty() && own.iter().all(|outcome| outcome.errno.is_none()),
+        "{own:?}"
+    );
 }
 
 #[test]
@@ -238,6 +250,61 @@ fn a_tunnel_starts_again_and_again_with_the_capabilities_of_its_unit() {
     });
 }
 
+/// As in a container that has CAP_NET_ADMIN and no more.
+#[test]
+fn a_member_without_the_capabilities_to_change_its_user_stays_root_and_says_so() {
+    in_world(["", ""], |world| {
+        let member = "Coordinator = https://192.0.2.2:1\nNames = false\nCredential = skc_";
+        world
+            .left
+            .add_to_interface(&format!("{member}{}", "a".repeat(32)));
+        let mut command = Command::new("setpriv");
+        command
+            .args(["--inh-caps=-all", "--bounding-set=-all,+net_admin", "--"])
+            .args([env!("CARGO_BIN_EXE_seikan"), "up", world.left.config()])
+            .env("SEIKAN_STATE_DIR", world.folder.path().join("state"));
+        for _ in 0..2 {
+            world.settle(&mut command);
+            let mut left = world.start(&world.left, &mut command);
+            let mut line = String::new();
+            left.stdout.read_line(&mut line).expect("read");
+            let user = line
+                .contains("is up")
+                .then(|| user_of(&left.child.id().to_string()).0);
+            left.signal("TERM");
+            let (code, errors) = left.ended();
+            assert_eq!((user, code), (Some(0), Some(0)), "{line}{errors}");
+            assert!(
+                errors.contains("who takes it over can open files of root"),
+                "{errors}"
+            );
+        }
+    });
+}
+
+#[test]
+fn a_service_is_not_given_a_folder_of_roots_with_other_files_in_it() {
+    in_world(["", ""], |world| {
+        let folder = world.folder.path().join("etc");
+        fs::create_dir(&folder).expect("a folder");
+        fs::write(folder.join("shadow"), "").expect("a file");
+        for service in ["coordinator", "relay"] {
+            let words = [service, "--listen", "127.0.0.1:0", "--dir", text(&folder)];
+            let output = world.run(&world.left, &words);
+            assert_eq!(output.status.code(), Some(1), "{service}");
+            let said = stderr(&output);
+            assert!(said.contains("`shadow`"), "{service}: {said}");
+            for path in [&folder, &folder.join("shadow")] {
+                assert_eq!(fs::metadata(path).expect("there").uid(), 0, "{service}");
+            }
+        }
+    });
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("UTF-8")
+}
+
 #[test]
 fn a_coordinator_and_a_relay_that_root_starts_are_who_owns_their_folder_without_any_capability() {
     in_world(["", ""], |world| {
@@ -258,7 +325,7 @@ fn a_coordinator_and_a_relay_that_root_starts_are_who_owns_their_folder_without_
                     fs::create_dir(&folder).expect("a folder");
                     chown(&folder, Some(65534), Some(65534)).expect("given away");
                 }
-                let shown = folder.to_str().expect("UTF-8");
+                let shown = text(&folder);
                 let words = [service, "--listen", "127.0.0.1:0", "--dir", shown];
                 let mut running = world.start(&world.left, &mut world.seikan(&words));
                 let mut line = String::new();
@@ -339,9 +406,9 @@ fn plays_a_daemon_that_was_taken_over() {
     // The one that waits for this thread does nothing else.
     privilege::drop_thread_to(&[], Some(identity)).expect("privileges are given up");
     // As the daemon of a plain tunnel.
-    let confinement = confine(&Needs::default());
+    let few_files = play.confined && confine(&Needs::default()).files.is_present();
     println!();
-    for (attempt, outcome) in attempts(&play, confinement.files.is_present()) {
+    for (attempt, outcome) in attempts::attempts(&play, few_files) {
         let errno = outcome
             .err()
             .map(|error| error.raw_os_error().unwrap_or(-1));
@@ -351,151 +418,6 @@ fn plays_a_daemon_that_was_taken_over() {
             serde_json::to_string(&outcome).expect("JSON")
         );
     }
-}
-
-/// Everything that it tries, and what came of each. `few_files`: the kernel keeps files from it that permissions do not.
-fn attempts(play: &Play, few_files: bool) -> Vec<(String, io::Result<()>)> {
-    let mut all = Vec::new();
-    let mut attempt = |name: String, outcome: io::Result<()>| all.push((name, outcome));
-
-    // Files of root's: those that decide what root does later, and what the monitor takes back.
-    let run = play.journal.parent().expect("a folder").to_owned();
-    let mut written = vec![play.journal.clone(), play.config.clone()];
-    written.extend(
-        [
-            "/proc/sys/kernel/core_pattern",
-            "/proc/sys/kernel/modprobe",
-            "/etc/passwd",
-            "/etc/ld.so.cache",
-        ]
-        .map(PathBuf::from),
-    );
-    for path in written
-        .iter()
-        .filter(|path| path.starts_with("/tmp") || path.exists())
-    {
-        attempt(format!("write {}", path.display()), write(path));
-    }
-    for folder in [
-        &run,
-        Path::new("/etc"),
-        Path::new("/etc/cron.d"),
-        Path::new("/etc/wireguard"),
-        Path::new("/etc/seikan"),
-        Path::new("/run"),
-        Path::new("/usr/bin"),
-        Path::new("/root"),
-        Path::new("/var/lib"),
-    ] {
-        if folder.exists() || folder == run {
-            let name = format!("make a file in {}", folder.display());
-            attempt(name, make_in(folder));
-        }
-    }
-    // The world's own alone: what is let in happens.
-    for path in [&play.journal, &play.config] {
-        attempt(format!("remove {}", path.display()), fs::remove_file(path));
-        attempt(
-            format!("replace {}", path.display()),
-            fs::rename(&play.own, path),
-        );
-    }
-    for path in [&play.journal, &play.config, Path::new("/etc/shadow")] {
-        attempt(format!("read {}", path.display()), fs::read(path).map(drop));
-    }
-
-    // The monitor, and the way back to root.
-    let monitor = Pid::from_raw(play.monitor);
-    for signal in [
-        None,
-        Some(Signal::SIGTERM),
-        Some(Signal::SIGKILL),
-        Some(Signal::SIGSTOP),
-    ] {
-        let sent = kill(monitor, signal).map_err(io::Error::from);
-        attempt(format!("send the monitor {signal:?}"), sent);
-    }
-    let memory = format!("/proc/{monitor}/mem");
-    let open = OpenOptions::new().write(true).open(&memory);
-    attempt(format!("write {memory}"), open.map(drop));
-    let remote = [RemoteIoVec {
-        base: 0x1000,
-        len: 1,
-    }];
-    let poked = process_vm_writev(monitor, &[IoSlice::new(&[0])], &remote);
-    attempt(
-        "process_vm_writev".to_owned(),
-        poked.map(drop).map_err(io::Error::from),
-    );
-    let files = fs::read_dir(format!("/proc/{monitor}/fd"));
-    attempt("look into the monitor's files".to_owned(), files.map(drop));
-    let pidfd = rustix::process::Pid::from_raw(play.monitor).expect("a number");
-    let stolen = pidfd_open(pidfd, PidfdFlags::empty())
-        .and_then(|pidfd| pidfd_getfd(pidfd, 0, PidfdGetfdFlags::empty()));
-    attempt(
-        "take a file of the monitor's".to_owned(),
-        stolen.map(drop).map_err(io::Error::from),
-    );
-    let root = Uid::from_raw(0);
-    let become_root = setresuid(root, root, root).map_err(io::Error::from);
-    attempt("become root".to_owned(), become_root);
-
-    // Services of root's.
-    let private = Path::new("/run/systemd/private");
-    for socket in [&play.socket, private] {
-        if *socket == *play.socket || socket.exists() {
-            let connected = UnixStream::connect(socket).map(drop);
-            attempt(format!("connect to {}", socket.display()), connected);
-        }
-    }
-
-    // What permissions leave to everybody.
-    if few_files {
-        attempt("make a file in /tmp".to_owned(), make_in(Path::new("/tmp")));
-        attempt("write what is its own".to_owned(), write(&play.own));
-        let sysctl = Path::new("/proc/sys/net/ipv4/ip_forward");
-        attempt("write a sysctl of the network".to_owned(), write(sysctl));
-        let status = fs::read("/proc/1/status").map(drop);
-        attempt("look at another process".to_owned(), status);
-    }
-    let program = Command::new("/bin/true").status().map(drop);
-    attempt("start a program".to_owned(), program);
-    let namespace = unshare(CloneFlags::CLONE_NEWUSER).map_err(io::Error::from);
-    attempt("make a user namespace".to_owned(), namespace);
-    let datagrams = UnixDatagram::unbound().map(drop);
-    attempt("open a socket to services".to_owned(), datagrams);
-
-    let mtu = || {
-        let netlink = Netlink::open()?;
-        let link = netlink.link(&play.interface)?;
-        netlink.set_mtu(link.index, link.mtu - 1)?;
-        netlink.set_mtu(link.index, link.mtu)
-    };
-    let resolved = ("localhost", 1).to_socket_addrs().map(drop);
-    attempt("own: resolve a name".to_owned(), resolved);
-    let socket = UdpSocket::bind("127.0.0.1:0").map(drop);
-    attempt("own: open a socket".to_owned(), socket);
-    let thread = std::thread::Builder::new().spawn(|| ()).map(drop);
-    attempt("own: start a thread".to_owned(), thread);
-    attempt(
-        "own: change its interface".to_owned(),
-        mtu().map_err(io::Error::other),
-    );
-    all
-}
-
-/// Opens it to be written, and leaves it as it is: tests run on machines that matter.
-fn write(path: &Path) -> io::Result<()> {
-    OpenOptions::new().append(true).open(path).map(drop)
-}
-
-/// Makes a file without a name, which is gone at once.
-fn make_in(folder: &Path) -> io::Result<()> {
-    let mut options = OpenOptions::new();
-    let options = options
-        .write(true)
-        .custom_flags(nix::fcntl::OFlag::O_TMPFILE.bits());
-    options.open(folder).map(drop)
 }
 
 /// The daemon's end of its stream to the monitor: the one socket of a pair that it has.

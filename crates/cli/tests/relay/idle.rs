@@ -1,6 +1,7 @@
 //! What members that are connected by TLS and say nothing cost a relay.
 
 use super::{Service, addresses, text};
+use crate::hostile::service::seconds;
 use rustls::pki_types::ServerName;
 use rustls::version::TLS13;
 use rustls::{ClientConfig, ClientConnection};
@@ -94,11 +95,6 @@ impl Member {
             std::thread::sleep(Duration::from_micros(200));
         }
     }
-}
-
-fn seconds() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    now.expect("a clock").as_secs()
 }
 
 /// A process's memory in KiB, proc_pid_status(5).

@@ -2,8 +2,9 @@
 
 mod idle;
 
+use crate::hostile::service::addresses;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
@@ -125,13 +126,6 @@ fn what_a_relay_prints_is_what_a_coordinator_takes_and_shows_nobody() {
         error.contains("seikan relay secret") && !error.contains("hunter2"),
         "{error}"
     );
-}
-
-/// Where it printed that it listens, in that order.
-fn addresses(line: &str) -> Vec<SocketAddr> {
-    let words = line.split_whitespace();
-    let words = words.map(|word| word.trim_end_matches(','));
-    words.filter_map(|word| word.parse().ok()).collect()
 }
 
 #[test]

@@ -1,0 +1,425 @@
+//! Members gone bad, and strangers, at a coordinator: the program as it runs, on loopback.
+//!
+//! The cost of a message is compared with that of the cheapest of the same length, in the same run.
+
+use super::service::{WORTH, addresses, busy, connect, seconds, start};
+use crate::common::Tunnel;
+use rustls::pki_types::ServerName;
+use rustls::version::TLS13;
+use rustls::{ClientConfig, ClientConnection, StreamOwned};
+use seikan_coordinator::{Actor, NewToken, Store};
+use seikan_node::mesh::client::{Client, wait_for};
+use seikan_node::node::SystemRandom;
+use seikan_proto::keys::{PrivateKey, PublicKey};
+use seikan_proto::mesh::{Call, Credential, Cursor, JoinRequest, Networks, Pin, Token};
+use seikan_sys::process;
+use std::fs;
+use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+fn operator() -> Actor {
+    Actor::Operator("root".to_owned())
+}
+
+pub struct Coordinator {
+    tunnel: Tunnel,
+    at: SocketAddr,
+    pin: Pin,
+    folder: tempfile::TempDir,
+    token: Token,
+}
+
+impl Coordinator {
+    /// With so many members more, whose tags make what is told of each a kilobyte.
+    pub fn start(crowd: u32) -> Coordinator {
+        let folder = tempfile::tempdir().expect("a folder");
+        let token = Token::generate(&mut SystemRandom);
+        let store = Store::open(&folder.path().join("mesh.db")).expect("a store");
+        let networks = Networks::from_random([1, 2, 3, 4, 5]);
+        store.init(networks, &operator(), 0).expect("networks");
+        let plain = NewToken::default();
+        let made = store.create_token(&token.digest(), &plain, &operator(), 0);
+        made.expect("a token");
+        let wordy = Token::generate(&mut SystemRandom);
+        let tags = (0..16).map(|n| format!("t{n}{}", "x".repeat(55)).parse().expect("a tag"));
+        let tagged = NewToken {
+            tags: tags.collect(),
+            ..NewToken::default()
+        };
+        let made = store.create_token(&wordy.digest(), &tagged, &operator(), 0);
+        made.expect("a token");
+        for number in 0..crowd {
+            let request = request(&wordy, &format!("crowd{number}"));
+            let from = Actor::Host([127, 0, 0, 1].into());
+            store.join(&request, &from, seconds()).expect("joined");
+        }
+        if crowd > 0 {
+            let all = "allow * -> * *\n";
+            store.set_policy(all, &operator(), 0).expect("a policy");
+        }
+        drop(store);
+        let dir = folder.path().to_str().expect("UTF-8").to_owned();
+        let words = ["coordinator", "--listen", "127.0.0.1:0", "--dir", &dir];
+        let (tunnel, line) = start(&words);
+        let mut words = line.split([' ', ',', '\n']).filter(|word| !word.is_empty());
+        words.find(|word| *word == "pin");
+        let pin = words.next().expect(&line).parse().expect(&line);
+        Coordinator {
+            at: addresses(&line)[0],
+            tunnel,
+            pin,
+            folder,
+            token,
+        }
+    }
+
+    /// A member that joined over the network.
+    pub fn member(&self, name: &str) -> Member {
+        let url = format!("https://{}", self.at).parse().expect("a URL");
+        let request = request(&self.token, name);
+        let client = Client::new(&url, Some(self.pin), None).expect("a client");
+        wait_for(client.join(&request)).expect("joined");
+        let shown = request.credential.reveal().to_string();
+        Member {
+            key: request.public_key,
+            client: Client::new(&url, Some(self.pin), Some(request.credential)).expect("a client"),
+            shown,
+        }
+    }
+
+    pub fn administer(&self, words: &[&str]) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_seikan"));
+        command.arg("coordinator").args(words).arg("--dir");
+        let status = command
+            .arg(self.folder.path())
+            .stdout(Stdio::null())
+            .status();
+        assert!(status.expect("run").success());
+    }
+
+    fn policy(&self, text: &str) {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        fs::write(file.path(), text).expect("written");
+        self.administer(&["policy", "set", file.path().to_str().expect("UTF-8")]);
+    }
+
+    fn tls(&self) -> Arc<ClientConfig> {
+        Arc::new(seikan_tls::pinned(self.pin, &[&TLS13]).expect("a configuration"))
+    }
+}
+
+pub struct Member {
+    key: PublicKey,
+    pub client: Client,
+    /// Its credential.
+    shown: String,
+}
+
+fn request(token: &Token, name: &str) -> JoinRequest {
+    JoinRequest {
+        token: token.clone(),
+        name: name.parse().expect("a name"),
+        public_key: PrivateKey::generate(&mut SystemRandom).public(),
+        credential: Credential::generate(&mut SystemRandom),
+    }
+}
+
+/// A connection on which requests follow each other.
+struct Https(StreamOwned<ClientConnection, TcpStream>);
+
+impl Https {
+    fn new(socket: TcpStream, tls: &Arc<ClientConfig>) -> Https {
+        let name = ServerName::try_from("mesh.example.org").expect("a name");
+        let connection = ClientConnection::new(Arc::clone(tls), name).expect("a client");
+        Https(StreamOwned::new(connection, socket))
+    }
+
+    /// Sends a request, and gives the status and the body of its answer.
+    fn ask(&mut self, request: &str) -> io::Result<(u16, Vec<u8>)> {
+        self.0.write_all(request.as_bytes())?;
+        let (mut head, mut buffer) = (Vec::new(), [0; 16_384]);
+        let end = loop {
+            let length = self.0.read(&mut buffer)?;
+            if length == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            head.extend_from_slice(&buffer[..length]);
+            if let Some(at) = head.windows(4).position(|four| four == b"\r\n\r\n") {
+                break at + 4;
+            }
+        };
+        let text = String::from_utf8_lossy(&head[..end]).to_lowercase();
+        let status = text.get(9..12).and_then(|status| status.parse().ok());
+        let length = text
+            .lines()
+            .find_map(|l| l.strip_prefix("content-length: "));
+        let length: usize = length.map_or(0, |l| l.trim().parse().expect("a length"));
+        let mut body = head.split_off(end);
+        let had = body.len();
+        body.resize(length, 0);
+        self.0.read_exact(&mut body[had..])?;
+        Ok((status.expect("a status"), body))
+    }
+}
+
+/// Bytes of each request.
+const REQUEST: usize = 600;
+
+/// A request of that length.
+fn http(line: &str, shown: Option<&str>, body: &str) -> String {
+    let shown = shown.map_or(String::new(), |shown| {
+        format!("Authorization: Bearer {shown}\r\n")
+    });
+    let head = format!(
+        "{line} HTTP/1.1\r\nHost: mesh\r\n{shown}Content-Length: {}\r\nX-Fill: ",
+        body.len()
+    );
+    let fill = REQUEST - head.len() - body.len() - 4;
+    format!("{head}{}\r\n\r\n{body}", "x".repeat(fill))
+}
+
+/// Everybody whom one question told of, by name.
+fn told(member: &Member) -> (Vec<String>, Cursor) {
+    let changes = wait_for(member.client.changes(Cursor::default(), Duration::ZERO));
+    let changes = changes.expect("an answer");
+    assert!(changes.whole);
+    let names = changes.members.iter().map(|m| m.name.to_string());
+    let mut names: Vec<String> = names.collect();
+    names.sort();
+    (names, changes.cursor())
+}
+
+#[test]
+fn a_member_hears_of_those_alone_that_policy_lets_it_talk_to() {
+    let coordinator = Coordinator::start(0);
+    let [a, b, c] = ["alice", "bob", "carol"].map(|name| coordinator.member(name));
+    coordinator.policy("allow alice -> bob tcp/443\n");
+    assert_eq!(told(&a).0, ["bob"]);
+    assert_eq!(told(&b).0, ["alice"]);
+    let (names, cursor) = told(&c);
+    assert!(names.is_empty(), "{names:?}");
+    // Nor is there anything of them in what it is sent.
+    let socket = connect(Ipv4Addr::LOCALHOST, coordinator.at, false).expect("connected");
+    let mut raw = Https::new(socket, &coordinator.tls());
+    let question = http("GET /v1/changes?since=0", Some(&c.shown), "");
+    let (status, body) = raw.ask(&question).expect("an answer");
+    let body = String::from_utf8(body).expect("text");
+    assert_eq!(status, 200);
+    for secret in [
+        "alice",
+        "bob",
+        &a.key.to_string(),
+        &b.key.to_string(),
+        "443",
+    ] {
+        assert!(!body.contains(secret), "{secret} in {body}");
+    }
+    // It can call nobody whom it may not know: that is as if there were no such member.
+    let call = |whom| {
+        let called = wait_for(c.client.call(&Call { public_key: whom }));
+        called.map_err(|error| error.to_string())
+    };
+    let nobody = PrivateKey::generate(&mut SystemRandom).public();
+    assert_eq!(call(b.key), call(nobody));
+    let calls = wait_for(b.client.changes(told(&b).1, Duration::ZERO));
+    assert!(calls.expect("an answer").calls.is_empty());
+
+    // Another policy shows them while it waits, and the former hides them again.
+    let ask = |cursor| wait_for(c.client.changes(cursor, Duration::from_secs(30))).expect("told");
+    let asked = thread::scope(|scope| {
+        let asked = scope.spawn(move || ask(cursor));
+        thread::sleep(Duration::from_millis(100));
+        coordinator.policy("allow * -> * *\n");
+        asked.join().expect("no panic")
+    });
+    assert_eq!((asked.whole, asked.members.len()), (true, 2));
+    coordinator.policy("allow alice -> bob tcp/443\n");
+    let asked = wait_for(c.client.changes(asked.cursor(), Duration::from_secs(30)));
+    let asked = asked.expect("told");
+    assert_eq!((asked.whole, asked.members.len()), (true, 0));
+}
+
+/// Connections that ask for everything and read nothing.
+const UNREAD: u32 = 2_000;
+/// Memory that they may take: 64 MiB of answers, 64 KiB for each connection, and some to make answers of.
+const UNREAD_MEMORY: u64 = (64 << 20) + UNREAD as u64 * (64 << 10) + (48 << 20);
+
+#[test]
+fn thousands_of_questions_whose_answers_nobody_reads_take_little_memory_and_nobodys_turn() {
+    process::allow_more_files().expect("files");
+    let coordinator = Coordinator::start(1500);
+    let bad: Vec<Member> = (0..8)
+        .map(|n| coordinator.member(&format!("bad{n}")))
+        .collect();
+    let good = coordinator.member("good");
+    let pid = coordinator.tunnel.child.id();
+    let memory = || process::memory(pid).expect("memory").resident;
+    let before = memory();
+    let (tls, from) = (coordinator.tls(), Ipv4Addr::new(127, 0, 0, 2));
+    let mut unread: Vec<Https> = thread::scope(|scope| {
+        let asking: Vec<_> = bad
+            .iter()
+            .map(|member| {
+                let (tls, at) = (&tls, coordinator.at);
+                scope.spawn(move || {
+                    let question = http("GET /v1/changes?since=0", Some(&member.shown), "");
+                    let asked = (0..UNREAD / 8).map(|_| {
+                        let mut raw = Https::new(connect(from, at, true).expect("connected"), tls);
+                        raw.0.write_all(question.as_bytes()).expect("asked");
+                        raw.0.flush().expect("asked");
+                        raw
+                    });
+                    asked.collect::<Vec<_>>()
+                })
+            })
+            .collect();
+        let all = asking.into_iter().flat_map(|t| t.join().expect("no panic"));
+        all.collect()
+    });
+    let mut most = memory();
+    for _ in 0..60 {
+        thread::sleep(Duration::from_millis(50));
+        most = most.max(memory());
+    }
+    let grown = most.saturating_sub(before);
+    println!(
+        "{} MiB for {UNREAD} connections, from {} MiB",
+        grown >> 20,
+        before >> 20
+    );
+    assert!(grown < UNREAD_MEMORY, "{} MiB", grown >> 20);
+    let begun = Instant::now();
+    // Some of them have left since, one by one, as far as the other members are concerned.
+    assert!(told(&good).0.len() >= 1500);
+    println!("another member is answered within {:?}", begun.elapsed());
+    // Each question counted: a member's ninth at a time was refused.
+    let mut answered = 0;
+    for raw in &mut unread {
+        let mut status = [0; 12];
+        if raw.0.read_exact(&mut status).is_ok() {
+            assert!([&b"HTTP/1.1 200"[..], b"HTTP/1.1 429"].contains(&&status[..]));
+            answered += u32::from(status.ends_with(b"200"));
+        }
+    }
+    assert!((8..=64).contains(&answered), "{answered} were told");
+}
+
+#[test]
+fn one_source_does_not_take_all_connections_of_a_coordinator() {
+    process::allow_more_files().expect("files");
+    let coordinator = Coordinator::start(0);
+    let member = coordinator.member("good");
+    let from = Ipv4Addr::new(127, 0, 0, 3);
+    let all: Vec<TcpStream> = (0..4500)
+        .map(|_| connect(from, coordinator.at, false).expect("connected"))
+        .collect();
+    assert!(told(&member).0.is_empty());
+    thread::sleep(Duration::from_millis(500));
+    let is_there = |mut socket: &TcpStream| {
+        socket.set_nonblocking(true).expect("set");
+        let read = socket.read(&mut [0]);
+        read.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+    };
+    let there = all.iter().filter(|socket| is_there(socket)).count();
+    assert!((4000..=4096).contains(&there), "{there} of {}", all.len());
+}
+
+#[test]
+fn no_request_costs_a_coordinator_more_than_its_bytes_are_worth() {
+    const COUNT: u32 = 800;
+    let coordinator = Coordinator::start(0);
+    let member = coordinator.member("good");
+    let other = coordinator.member("other");
+    let shown = Some(member.shown.as_str());
+    let now = told(&member).1;
+    let bad = Credential::generate(&mut SystemRandom).reveal().to_string();
+    let none = |_: u32| http("GET /v1/nothing", None, "");
+    let is_member = |_: u32| {
+        http(
+            &format!("GET /v1/changes?since={}", now.revision),
+            shown,
+            "",
+        )
+    };
+    let since_0 = |_: u32| http("GET /v1/changes?since=0", Some(&other.shown), "");
+    let unknown = |_: u32| http("GET /v1/changes?since=0", Some(&bad), "");
+    let nonsense = |_: u32| http("POST /v1/join", None, &"[".repeat(200));
+    let joining = |n: u32| {
+        let request = request(&Token::generate(&mut SystemRandom), &format!("m{n}"));
+        http(
+            "POST /v1/join",
+            None,
+            &serde_json::to_string(&request).expect("JSON"),
+        )
+    };
+    let moving = |n: u32| {
+        let at = format!(r#"{{"endpoints":["192.0.2.1:{}"]}}"#, 1 + n);
+        http("POST /v1/endpoints", shown, &at)
+    };
+    let calling = |_: u32| {
+        let whom = PrivateKey::generate(&mut SystemRandom).public();
+        http(
+            "POST /v1/call",
+            shown,
+            &format!(r#"{{"public_key":"{whom}"}}"#),
+        )
+    };
+    let rotating = |_: u32| {
+        let key = PrivateKey::generate(&mut SystemRandom).public();
+        http(
+            "POST /v1/key",
+            shown,
+            &format!(r#"{{"public_key":"{key}"}}"#),
+        )
+    };
+    let kinds: [(&str, &dyn Fn(u32) -> String); 9] = [
+        // The base. A member asks it all the time; so few that none is refused.
+        ("a member's question, nothing new", &is_member),
+        ("a member's question, everything", &since_0),
+        ("a member moves", &moving),
+        ("a member calls", &calling),
+        ("a member has another key", &rotating),
+        ("a path that is none", &none),
+        ("a credential that is none", &unknown),
+        ("joining, no JSON", &nonsense),
+        ("joining, a token that is none", &joining),
+    ];
+    let pid = coordinator.tunnel.child.id();
+    let tls = coordinator.tls();
+    let at = |source| connect(source, coordinator.at, false).expect("connected");
+    let mut costs = Vec::new();
+    for (number, (name, make)) in (0..).zip(kinds) {
+        let mut raw = Https::new(at(Ipv4Addr::new(127, 0, 1, number)), &tls);
+        raw.ask(&none(0)).expect("an answer");
+        let count = if number == 0 { 100 } else { COUNT };
+        let requests: Vec<String> = (0..count).map(make).collect();
+        let before = busy(pid);
+        let mut statuses = std::collections::BTreeMap::new();
+        for request in &requests {
+            assert_eq!(request.len(), REQUEST);
+            let (status, _) = raw.ask(request).expect(name);
+            *statuses.entry(status).or_insert(0) += 1;
+        }
+        let each = (busy(pid) - before).as_secs_f64() * 1e6 / f64::from(count);
+        costs.push((each, format!("{name} {statuses:?}")));
+    }
+    const CONNECTIONS: u32 = 100;
+    let before = busy(pid);
+    for _ in 0..CONNECTIONS {
+        let mut raw = Https::new(at(Ipv4Addr::new(127, 0, 1, 100)), &tls);
+        raw.ask(&none(0)).expect("an answer");
+    }
+    let each = (busy(pid) - before).as_secs_f64() * 1e6 / f64::from(CONNECTIONS);
+    costs.push((each, "a connection, and a path that is none".to_owned()));
+    let base = costs[0].0;
+    for (each, name) in &costs {
+        println!("{each:7.1} µs  {:4.1}  {name}", each / base);
+    }
+    for (each, name) in &costs {
+        assert!(*each < WORTH * base, "{name}: {each} to {base} µs");
+    }
+}

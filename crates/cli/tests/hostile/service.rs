@@ -1,0 +1,64 @@
+//! A service of ours as it runs on loopback, and the cost of what it is sent.
+
+use crate::common::{PATIENCE, Tunnel};
+use socket2::{Domain, Socket, Type};
+use std::fs;
+use std::io::{self, BufRead, BufReader};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::process::{Command, Stdio};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// So many times what the cheapest message of the same length costs, a message may cost.
+pub const WORTH: f64 = 5.0;
+
+pub fn seconds() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.expect("a clock").as_secs()
+}
+
+/// A service, and the line that it says when it listens.
+pub fn start(words: &[&str]) -> (Tunnel, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_seikan"));
+    command.args(words).env_remove("SEIKAN_RELAY_SECRET");
+    command.stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut child = command.stderr(Stdio::null()).spawn().expect("started");
+    let mut stdout = BufReader::new(child.stdout.take().expect("piped"));
+    let mut line = String::new();
+    stdout.read_line(&mut line).expect("a line");
+    (Tunnel { child, stdout }, line)
+}
+
+/// Addresses in a line, in their order.
+pub fn addresses(line: &str) -> Vec<SocketAddr> {
+    let words = line.split([' ', ',', '\n']);
+    words.filter_map(|word| word.parse().ok()).collect()
+}
+
+/// The time that the threads of a process were on a processor, to the nanosecond (schedstat): utime and stime are in ticks of 10 ms.
+pub fn busy(pid: u32) -> Duration {
+    let sum = || {
+        let mut sum = 0;
+        for task in fs::read_dir(format!("/proc/{pid}/task")).ok()? {
+            let text = fs::read_to_string(task.ok()?.path().join("schedstat")).ok()?;
+            sum += text.split_whitespace().next()?.parse::<u64>().ok()?;
+        }
+        Some(sum)
+    };
+    // A thread may end between two looks.
+    let looks = std::iter::repeat_with(sum).take(100);
+    Duration::from_nanos(looks.flatten().next().expect("schedstat"))
+}
+
+/// A TCP connection from one of this host's addresses; `deaf`: hardly anything fits into its receive buffer.
+pub fn connect(from: Ipv4Addr, to: SocketAddr, deaf: bool) -> io::Result<TcpStream> {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+    if deaf {
+        socket.set_recv_buffer_size(4096)?;
+    }
+    socket.bind(&SocketAddr::from((from, 0)).into())?;
+    socket.connect(&to.into())?;
+    let socket = TcpStream::from(socket);
+    socket.set_read_timeout(Some(PATIENCE))?;
+    socket.set_write_timeout(Some(PATIENCE))?;
+    Ok(socket)
+}
