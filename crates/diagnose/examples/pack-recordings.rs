@@ -22,7 +22,7 @@ use seikan_observe::Kind;
 use serde_json::Value;
 
 #[path = "../tests/recordings/packed.rs"]
-#[allow(dead_code)]
+#[allow(dead_code, reason = "the test reads, this writes")]
 mod packed;
 
 /// Of so many values of a gauge one stays.

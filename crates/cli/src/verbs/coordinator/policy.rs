@@ -154,7 +154,7 @@ fn set(arguments: &Set) -> anyhow::Result<ExitCode> {
 /// Pairs of members that are named, of each kind.
 const SHOWN: usize = 20;
 
-/// What another policy changes.
+/// The differences between two policies.
 #[derive(Default)]
 struct Changes {
     /// One may begin something with the other, and could begin nothing.

@@ -105,7 +105,7 @@ fn open(arguments: &ServeArguments) -> anyhow::Result<Store> {
     let dir = &arguments.folder.dir;
     let noted = etcd::noted_coordinator(dir)?;
     let etcd = arguments.etcd.settings(noted.as_ref())?;
-    // What keeps a mesh in etcd has threads of its own from then on.
+    // A store in etcd starts threads, which inherit the confinement if it comes first.
     let files = etcd.as_ref().map(Etcd::files).unwrap_or_default();
     confine_to(dir, files)?;
     let Some(etcd) = etcd else {
