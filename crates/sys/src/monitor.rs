@@ -9,7 +9,7 @@ use std::io::{self, Read};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 
-use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use nix::sys::wait::waitpid;
 use nix::unistd::{ForkResult, Pid, fork};
 
@@ -84,7 +84,14 @@ pub fn wait_for_the_end(mut socket: &UnixStream) {
 
 /// Makes the child deaf to the terminal, and its memory, which may hold keys, unreadable for others.
 fn prepare() -> io::Result<()> {
-    // Blocked, not ignored: std gives programs it starts an empty mask, but not default actions.
+    extern "C" fn nothing(_: libc::c_int) {}
+    // Caught, neither blocked nor ignored: a program that is executed takes over the mask and what is ignored, but no handlers
+    // (execve(2)), and a hook has to end by the signals.
+    let caught = SigAction::new(
+        SigHandler::Handler(nothing),
+        SaFlags::SA_RESTART,
+        SigSet::empty(),
+    );
     let mut signals = SigSet::empty();
     for signal in [
         Signal::SIGINT,
@@ -92,9 +99,12 @@ fn prepare() -> io::Result<()> {
         Signal::SIGHUP,
         Signal::SIGQUIT,
     ] {
+        // SAFETY: the handler does nothing.
+        unsafe { sigaction(signal, &caught) }?;
         signals.add(signal);
     }
-    signals.thread_block()?;
+    // Whoever started this process may have blocked them.
+    signals.thread_unblock()?;
     crate::privilege::forbid_core_dumps().map_err(io::Error::other)
 }
 
@@ -208,7 +218,7 @@ mod tests {
                 echo(socket, |_| {
                     use std::os::unix::process::ExitStatusExt;
                     let mut shell = std::process::Command::new("sh");
-                    let status = shell.args(["-c", "kill -TERM $$; sleep 5"]).status();
+                    let status = shell.args(["-c", "kill -TERM $$; exec sleep 5"]).status();
                     status.ok().and_then(|status| status.signal()).unwrap_or(0) as u8
                 });
             });
