@@ -231,16 +231,27 @@ fn no_datagram_costs_a_relay_more_than_its_bytes_are_worth() {
     let mut bases: Vec<(usize, f64)> = Vec::new();
     let mut dear = Vec::new();
     for (size, name, socket, to, bytes) in &kinds {
-        let before = busy(pid);
-        shoot(socket, *to, bytes, COUNT, RATE);
-        thread::sleep(Duration::from_millis(50));
-        let each = (busy(pid) - before).as_secs_f64() * 1e6 / f64::from(COUNT);
+        let measured = || {
+            let before = busy(pid);
+            shoot(socket, *to, bytes, COUNT, RATE);
+            thread::sleep(Duration::from_millis(50));
+            (busy(pid) - before).as_secs_f64() * 1e6 / f64::from(COUNT)
+        };
+        let mut each = measured();
         if *name == SENT_ON {
+            each = each.min(measured());
             bases.push((*size, each));
         }
         // Of two tickets one may be some bytes longer.
         let base = bases.iter().min_by_key(|(of, _)| of.abs_diff(*size));
-        let ratio = each / base.expect("it comes first").1;
+        let base = base.expect("it comes first").1;
+        // The least of several measurements: other work on the machine adds to each.
+        for _ in 0..3 {
+            if each >= WORTH * base {
+                each = each.min(measured());
+            }
+        }
+        let ratio = each / base;
         println!("{each:6.2} µs  {ratio:4.1}  {name}, {size} bytes");
         if ratio >= WORTH {
             dear.push(format!("{name}, {size} bytes: {ratio:.1}"));
@@ -322,6 +333,10 @@ impl ByTls {
     }
 }
 
+/// A frame may cost so many times as much a byte as a forwarded frame of 1,400 bytes: the kernel sends datagrams of 33 bytes one by one,
+/// and each costs about as much as a large one.
+const WORTH_BY_TLS: f64 = 15.0;
+
 #[test]
 fn no_frame_costs_a_relay_more_than_its_bytes_are_worth() {
     const BYTES: usize = 1_000_000;
@@ -343,20 +358,20 @@ fn no_frame_costs_a_relay_more_than_its_bytes_are_worth() {
     let request = ask.write(&mut one.rng).1;
     let mut binding = vec![0, 1, 0, 0, 0x21, 0x12, 0xa4, 0x42];
     binding.extend([9; 12]);
-    let kinds: [(&str, u16, &[&[u8]]); 8] = [
-        ("sent on, 1,400 bytes", port, &[&[0xee; 1400]]),
-        ("sent on, 100 bytes", port, &[&[0xee; 100]]),
-        ("sent on, 32 bytes", port, &[&[0xee; 32]]),
-        // Of unlike lengths, so they do not go on together.
-        (
-            "sent on, 32 and 33 bytes",
-            port,
-            &[&[0xee; 32], &[0xee; 33]],
-        ),
-        ("1 byte", port, &[&[0xee; 1]]),
-        ("to a port that is none", 1, &[&[0xee; 1]]),
-        ("a question for its address", MAIN_PORT, &[&binding]),
-        ("a port that it has", MAIN_PORT, &[&request]),
+    let long = vec![0xee; request.len()];
+    // Each length begins with the cost of a frame that is forwarded.
+    let kinds: [(&str, u16, &[&[u8]]); 10] = [
+        ("forwarded, 1,400 bytes", port, &[&[0xee; 1400]]),
+        ("forwarded, 100 bytes", port, &[&[0xee; 100]]),
+        ("forwarded, 32 bytes", port, &[&[0xee; 32]]),
+        // Datagrams of different lengths are sent one by one.
+        ("32 and 33 bytes", port, &[&[0xee; 32], &[0xee; 33]]),
+        ("forwarded, 1 byte", port, &[&[0xee; 1]]),
+        ("to a port that does not exist, 1 byte", 1, &[&[0xee; 1]]),
+        ("forwarded, 20 bytes", port, &[&[0xee; 20]]),
+        ("a binding request, 20 bytes", MAIN_PORT, &[&binding]),
+        ("forwarded, as long as a request", port, &[&long]),
+        ("a request for a port that it has", MAIN_PORT, &[&request]),
     ];
     let pid = relay.tunnel.child.id();
     let mut cost = |(_, port, datagrams): (&str, u16, &[&[u8]])| {
@@ -365,21 +380,35 @@ fn no_frame_costs_a_relay_more_than_its_bytes_are_worth() {
         thread::sleep(Duration::from_millis(50));
         (busy(pid) - before).as_secs_f64() * 1e9 / BYTES as f64
     };
-    // The least of some: other work on the machine makes it more.
+    let bases = |costs: [f64; 10]| {
+        let mut base = costs[0];
+        let forwarded = kinds.map(|(name, ..)| name.starts_with("forwarded"));
+        std::array::from_fn::<f64, 10, _>(|n| {
+            base = if forwarded[n] { costs[n] } else { base };
+            base
+        })
+    };
+    // The least of several measurements: other work on the machine adds to each.
     let mut costs = kinds.map(|kind| cost(kind).min(cost(kind)));
-    for (kind, n) in kinds.iter().zip(0..) {
+    let too_much = |costs: [f64; 10], n: usize| {
+        costs[n] >= WORTH * bases(costs)[n] || costs[n] >= WORTH_BY_TLS * costs[0]
+    };
+    for n in 0..kinds.len() {
         for _ in 0..3 {
-            if costs[n] < WORTH * costs[0] {
-                break;
+            if too_much(costs, n) {
+                costs[n] = costs[n].min(cost(kinds[n]));
             }
-            costs[n] = costs[n].min(cost(*kind));
         }
     }
-    let ratios = costs.map(|cost| cost / costs[0]);
-    for ((name, ..), (cost, ratio)) in kinds.iter().zip(costs.iter().zip(ratios)) {
-        println!("{cost:6.2} ns a byte  {ratio:4.1}  {name}");
+    let bases = bases(costs);
+    for (n, (name, ..)) in kinds.iter().enumerate() {
+        let (same, large) = (costs[n] / bases[n], costs[n] / costs[0]);
+        println!(
+            "{:6.2} ns a byte  {same:4.1}  {large:4.1}  {name}",
+            costs[n]
+        );
     }
-    for ((name, ..), ratio) in kinds.iter().zip(ratios) {
-        assert!(ratio < WORTH, "{name}: {ratio:.1} times");
+    for (n, (name, ..)) in kinds.iter().enumerate() {
+        assert!(!too_much(costs, n), "{name}: {costs:?}");
     }
 }
