@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::{Child, ChildStderr, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::common::{eventually, skip, stderr};
+use crate::common::{PATIENCE, eventually, skip, stderr};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use seikan_lab::Interrupt;
@@ -68,7 +68,7 @@ impl Two {
             Running(host.spawn(&mut command).expect("starts"))
         };
         let ends = [end(&hosts.a, &hosts.b, &[]), end(&hosts.b, &hosts.a, far)];
-        let patience = Duration::from_secs(20);
+        let patience = PATIENCE;
         wait_reachable(&hosts.through_tunnel(), patience, &Interrupt::new(), || {
             Ok(())
         })
@@ -307,13 +307,13 @@ fn strangers_hear_nothing_and_keep_nobody_out() {
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     for stranger in [&mut talking, &mut silent] {
         let mut heard = Vec::new();
-        let limit = Some(Duration::from_secs(20));
+        let limit = Some(PATIENCE);
         stranger.set_read_timeout(limit).expect("timeout");
         // Closed, or reset with what it said unread.
         let _ = stranger.read_to_end(&mut heard);
         assert!(heard.is_empty(), "{heard:?}");
     }
-    assert!(begun.elapsed() < Duration::from_secs(20));
+    assert!(begun.elapsed() < PATIENCE);
 }
 
 #[test]
@@ -412,7 +412,7 @@ fn a_far_end_that_goes_leaves_the_verdict_of_this_one() {
     let begun = Instant::now();
     let output = finish(asking);
     // Without load there is nothing left to look at.
-    assert!(begun.elapsed() < Duration::from_secs(15));
+    assert!(begun.elapsed() < Duration::from_secs(45));
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let verdict = verdict(&output);
     assert_eq!(verdict["far"], Value::Null);
@@ -439,7 +439,7 @@ fn a_service_manager_ends_it_cleanly() {
     two.listener.signal(Signal::SIGTERM);
     let status = two.listener.0.wait().expect("wait");
     assert_eq!(status.code(), Some(0));
-    assert!(begun.elapsed() < Duration::from_secs(5));
+    assert!(begun.elapsed() < PATIENCE);
     assert!(two.logged().contains("it was stopped"));
     let output = finish(asking);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));

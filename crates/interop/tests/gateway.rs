@@ -25,6 +25,8 @@ const SHOWN: [&str; 2] = ["192.168.1.202", "fd00:1::202"];
 const DEVICE: [&str; 2] = ["10.77.0.10", "fd77::10"];
 /// Bytes that are fetched.
 const FILE: usize = 5_000_000;
+/// How long a test waits for what is to come.
+const PATIENCE: Duration = Duration::from_secs(60);
 /// Bytes that go through a shell session each way: some hundred super-packets.
 const SESSION: usize = 20_000_000;
 
@@ -259,7 +261,7 @@ fn run(host: &NetNs, words: &[&str]) -> Result<String> {
 fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) -> Result<()> {
     let begin = Instant::now();
     while !is_so() {
-        if begin.elapsed() > Duration::from_secs(15) {
+        if begin.elapsed() > PATIENCE {
             bail!("{what}");
         }
         std::thread::sleep(Duration::from_millis(50));
@@ -283,8 +285,7 @@ fn when_free(mut client: impl FnMut() -> Result<String>) -> Result<String> {
     loop {
         match client() {
             Err(refused)
-                if refused.to_string().contains("server is busy")
-                    && begin.elapsed() < Duration::from_secs(15) =>
+                if refused.to_string().contains("server is busy") && begin.elapsed() < PATIENCE =>
             {
                 std::thread::sleep(Duration::from_millis(200));
             }

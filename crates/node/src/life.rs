@@ -46,8 +46,19 @@ pub struct Life {
     /// Runs while a burst settles.
     settled: Timer,
     settling: bool,
+    /// What the burst has changed.
+    burst: Burst,
     names: Vec<Named>,
     resolver: Option<Resolver>,
+}
+
+/// What has changed since the last burst was acted upon.
+#[derive(Clone, Copy, Default)]
+struct Burst {
+    /// The way to a peer may have.
+    ways: bool,
+    /// A link has: its MTU may be another.
+    links: bool,
 }
 
 /// A peer that was given by name.
@@ -110,21 +121,22 @@ impl Life {
             own: node.tun.index(),
             settled: Timer::new().map_err(LifeError::Timer)?,
             settling: false,
+            burst: Burst::default(),
             names,
             resolver,
         })
     }
 
-    /// Reads events; true if the way to a peer may have changed.
-    fn network_changed(&mut self, node: &Node) -> bool {
-        let (mut changed, mut links) = (false, false);
+    /// Reads events. The first of a burst starts the timer.
+    fn network_changed(&mut self) {
         for _ in 0..EVENTS_PER_TURN {
             // An error of the socket is no event; the next is.
             let Ok(Some(event)) = self.network.next_event() else {
                 break;
             };
-            links |= matches!(event, Event::Link(_) | Event::LinkRemoved(_) | Event::Lost);
-            changed |= match event {
+            self.burst.links |=
+                matches!(event, Event::Link(_) | Event::LinkRemoved(_) | Event::Lost);
+            self.burst.ways |= match event {
                 Event::Link(link) => link.index != self.own && link.up,
                 Event::LinkRemoved(link) => link.index != self.own,
                 Event::Address(address) | Event::AddressRemoved(address) => {
@@ -134,10 +146,25 @@ impl Life {
                 Event::Lost => true,
             };
         }
-        if links {
+        if (self.burst.ways || self.burst.links) && !self.settling {
+            self.settling = self.settled.set(SETTLE).is_ok();
+        }
+    }
+
+    /// Acts upon a burst. All links are listed once for it: a host with containers has hundreds, and each comes with several events.
+    fn act(&mut self, node: &mut Node) {
+        self.settling = false;
+        let _ = self.settled.stop();
+        let burst = std::mem::take(&mut self.burst);
+        if burst.links {
             node.limit_datagrams();
         }
-        changed
+        if burst.ways {
+            forget_sources(node);
+            announce_to_members(node);
+            self.names.iter_mut().for_each(|named| named.wanted = true);
+            self.look_after_names(node);
+        }
     }
 
     /// Asks for the address of the first peer that does not answer, or for which it is wanted.
@@ -236,17 +263,8 @@ impl Service for Life {
 
     fn ready(&mut self, token: u64, _: &Epoll, node: &mut Node) -> Verdict {
         match token {
-            TOKEN_NETWORK if self.network_changed(node) && !self.settling => {
-                self.settling = self.settled.set(SETTLE).is_ok();
-            }
-            TOKEN_SETTLED => {
-                self.settling = false;
-                let _ = self.settled.stop();
-                forget_sources(node);
-                announce_to_members(node);
-                self.names.iter_mut().for_each(|named| named.wanted = true);
-                self.look_after_names(node);
-            }
+            TOKEN_NETWORK => self.network_changed(),
+            TOKEN_SETTLED => self.act(node),
             TOKEN_NAMES => {
                 self.take_answers(node);
                 self.look_after_names(node);
