@@ -18,7 +18,7 @@ pub mod server;
 pub mod store;
 
 pub use seikan_tls::{Certificate, TlsError};
-pub use server::{Options, Server, ServerError};
+pub use server::{Options, Server, ServerError, Sockets};
 pub use store::{
     Actor, Answer, AuditEntry, ETCD_PREFIX, Etcd, Hold, Joining, MemberId, MemberInfo, Moved,
     NewToken, PutAway, RelayInfo, Store, StoreError, TokenId, TokenInfo, Whom,
