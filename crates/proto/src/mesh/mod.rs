@@ -151,7 +151,7 @@ pub struct Changes {
     /// Who is no member any more, or none any more that the one that asks may talk to.
     #[serde(default)]
     pub removed: Vec<PublicKey>,
-    /// Who may talk to whom, as far as it concerns the one that asks, if the answer is whole.
+    /// Who may talk to whom, as far as it concerns the one that asks, if the answer is whole or this is news.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<Policy>,
     /// What the one that asks is known by, if the answer is whole.

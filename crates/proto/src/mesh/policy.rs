@@ -314,8 +314,13 @@ impl Policy {
         if self.is_empty() && by_tags(from, to).is_some() {
             return Filter::All;
         }
+        Policy::filter_of(self.between(from, to))
+    }
+
+    /// Everything that these rules allow together, to whom all of them apply.
+    pub fn filter_of<'a>(rules: impl IntoIterator<Item = &'a Rule>) -> Filter {
         let (mut icmp, mut tcp, mut udp) = (false, Vec::new(), Vec::new());
-        for rule in self.between(from, to) {
+        for rule in rules {
             match &rule.what {
                 What::Anything => return Filter::All,
                 What::Icmp => icmp = true,
@@ -388,7 +393,8 @@ impl Decision {
 }
 
 impl Who {
-    fn is(&self, party: &Party) -> bool {
+    /// Whether a member is meant.
+    pub fn is(&self, party: &Party) -> bool {
         match self {
             Who::Anybody => true,
             Who::Tag(tag) => party.tags.contains(tag),
