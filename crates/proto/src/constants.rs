@@ -108,7 +108,7 @@ pub const RESPONSE_LEN: usize = RESPONSE_NOISE_OFFSET + KEY_LEN + TAG_LEN + MACS
 pub const COOKIE_NONCE_LEN: usize = 24;
 /// Bytes of a cookie reply.
 pub const COOKIE_REPLY_LEN: usize = 8 + COOKIE_NONCE_LEN + MAC_LEN + TAG_LEN;
-/// A buffer of this size holds any handshake message of either construction.
+/// A buffer of this size holds any handshake message of either protocol.
 pub const MAX_HANDSHAKE_LEN: usize = INITIATION_LEN + MAX_PAYLOAD_LEN;
 
 #[cfg(test)]

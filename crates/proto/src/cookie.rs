@@ -20,9 +20,9 @@ use chacha20poly1305::{AeadInPlace, KeyInit, XChaCha20Poly1305, XNonce};
 use zeroize::Zeroizing;
 
 use crate::constants::*;
-use crate::construction::Construction;
 use crate::keys::{Identity, PublicKey};
 use crate::noise::{get_u32, put_u32};
+use crate::protocol::Protocol;
 use crate::rate_limiter::{RateLimiter, ReplyLimiter, Reserved};
 use crate::rng::Rng;
 use crate::time::Instant;
@@ -32,8 +32,8 @@ use crate::time::Instant;
 pub struct MacKey([u8; 32]);
 
 /// The key of mac1 in messages to the holder of `receiver`: HASH(LABEL_MAC1 || public key).
-pub fn mac1_key(construction: Construction, receiver: &PublicKey) -> MacKey {
-    MacKey(hash(construction.mac1_label(), receiver))
+pub fn mac1_key(protocol: Protocol, receiver: &PublicKey) -> MacKey {
+    MacKey(hash(protocol.mac1_label(), receiver))
 }
 
 /// Fills in mac1 of a handshake message whose other fields are complete. The message has at least
@@ -86,7 +86,7 @@ pub enum Admission {
 
 /// The receiver's side: judges incoming handshake messages and hands out cookies.
 pub struct CookieChecker {
-    construction: Construction,
+    protocol: Protocol,
     mac1_key: MacKey,
     cookie_key: Zeroizing<[u8; 32]>,
     /// The paper's R_m, replaced when older than [`COOKIE_REFRESH_TIME`].
@@ -98,11 +98,11 @@ pub struct CookieChecker {
 
 impl CookieChecker {
     /// The checker for messages to `identity`.
-    pub fn new(construction: Construction, identity: &Identity) -> Self {
+    pub fn new(protocol: Protocol, identity: &Identity) -> Self {
         CookieChecker {
-            construction,
-            mac1_key: *identity.mac1_key(construction),
-            cookie_key: Zeroizing::new(hash(construction.cookie_label(), identity.public())),
+            protocol,
+            mac1_key: *identity.mac1_key(protocol),
+            cookie_key: Zeroizing::new(hash(protocol.cookie_label(), identity.public())),
             secret: None,
             limiter: RateLimiter::default(),
             replies: ReplyLimiter::default(),
@@ -171,11 +171,7 @@ impl CookieChecker {
         let cookie = self.cookie(source, now, rng);
 
         let mut reply = [0; COOKIE_REPLY_LEN];
-        put_u32(
-            &mut reply,
-            0,
-            u32::from(self.construction.cookie_reply_type()),
-        );
+        put_u32(&mut reply, 0, u32::from(self.protocol.cookie_reply_type()));
         put_u32(
             &mut reply,
             RECEIVER_INDEX_OFFSET,
@@ -230,7 +226,7 @@ fn fresh<'a>(
 impl fmt::Debug for CookieChecker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CookieChecker")
-            .field("construction", &self.construction)
+            .field("protocol", &self.protocol)
             .finish_non_exhaustive()
     }
 }
@@ -238,7 +234,7 @@ impl fmt::Debug for CookieChecker {
 /// Why a cookie reply was not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CookieError {
-    /// Not a cookie reply of this construction.
+    /// Not a cookie reply of this protocol.
     #[error("not a cookie reply: wrong size or message type")]
     NotACookieReply,
     /// No message of ours waits for one.
@@ -251,7 +247,7 @@ pub enum CookieError {
 
 /// The sender's side, one per peer: keeps the cookie that the peer gave us.
 pub struct CookieJar {
-    construction: Construction,
+    protocol: Protocol,
     cookie_key: Zeroizing<[u8; 32]>,
     /// mac1 of the last message sent, which a cookie reply must answer; taken by the first reply.
     last_mac1: Option<[u8; MAC_LEN]>,
@@ -260,10 +256,10 @@ pub struct CookieJar {
 
 impl CookieJar {
     /// The jar for messages to `remote`.
-    pub fn new(construction: Construction, remote: &PublicKey) -> Self {
+    pub fn new(protocol: Protocol, remote: &PublicKey) -> Self {
         CookieJar {
-            construction,
-            cookie_key: Zeroizing::new(hash(construction.cookie_label(), remote)),
+            protocol,
+            cookie_key: Zeroizing::new(hash(protocol.cookie_label(), remote)),
             last_mac1: None,
             cookie: None,
         }
@@ -293,7 +289,7 @@ impl CookieJar {
     /// Takes the cookie out of a reply. The next message to the peer will carry mac2; there is no
     /// retransmission before its time because of a cookie (paper 6.6).
     pub fn consume_reply(&mut self, message: &[u8], now: Instant) -> Result<(), CookieError> {
-        let expected = u32::from(self.construction.cookie_reply_type());
+        let expected = u32::from(self.protocol.cookie_reply_type());
         if message.len() != COOKIE_REPLY_LEN || get_u32(message, 0) != expected {
             return Err(CookieError::NotACookieReply);
         }
@@ -314,7 +310,7 @@ impl CookieJar {
 impl fmt::Debug for CookieJar {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CookieJar")
-            .field("construction", &self.construction)
+            .field("protocol", &self.protocol)
             .field("has_cookie", &self.cookie.is_some())
             .finish_non_exhaustive()
     }

@@ -11,8 +11,8 @@ use x25519_dalek::StaticSecret;
 use zeroize::{Zeroize, ZeroizeOnDrop};
 
 use crate::constants::KEY_LEN;
-use crate::construction::Construction;
 use crate::cookie::{self, MacKey};
+use crate::protocol::Protocol;
 use crate::rng::Rng;
 
 /// A peer's static X25519 public key; its identity.
@@ -151,8 +151,8 @@ impl Identity {
     /// The identity of `private`.
     pub fn new(private: PrivateKey) -> Self {
         let public = private.public();
-        let mac1_keys = [Construction::WireGuard, Construction::Native]
-            .map(|construction| cookie::mac1_key(construction, &public));
+        let mac1_keys = [Protocol::WireGuard, Protocol::Native]
+            .map(|protocol| cookie::mac1_key(protocol, &public));
         Identity {
             private,
             public,
@@ -171,8 +171,8 @@ impl Identity {
     }
 
     /// The key of mac1 in messages sent to this host.
-    pub const fn mac1_key(&self, construction: Construction) -> &MacKey {
-        &self.mac1_keys[construction as usize]
+    pub const fn mac1_key(&self, protocol: Protocol) -> &MacKey {
+        &self.mac1_keys[protocol as usize]
     }
 }
 

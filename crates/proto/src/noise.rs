@@ -8,7 +8,7 @@
 //! Established                             Established          (mirrored keys)
 //! ```
 //!
-//! Both [`Construction`]s take one path; they differ in prologue, mac labels, message types, and in
+//! Both [`Protocol`]s take one path; they differ in prologue, mac labels, message types, and in
 //! the payload, which WireGuard does not have. Initiation: `type, 0, 0, 0, sender index (LE),
 //! ephemeral, sealed static, sealed (TAI64N, payload), mac1, mac2`. Response: `type, 0, 0, 0,
 //! sender index, receiver index, ephemeral, sealed payload, mac1, mac2`.
@@ -25,9 +25,9 @@ use snow::HandshakeState;
 use zeroize::Zeroizing;
 
 use crate::constants::*;
-pub use crate::construction::Construction;
 use crate::cookie;
 pub use crate::keys::{Identity, PresharedKey, PrivateKey, PublicKey};
+pub use crate::protocol::Protocol;
 use crate::rng::Rng;
 use crate::tai64n::Tai64n;
 
@@ -73,7 +73,7 @@ pub enum HandshakeError {
     /// A Diffie-Hellman result was zero.
     #[error("public key of low order: no secret can be agreed with it")]
     LowOrderPoint,
-    /// The payload exceeds what this construction carries.
+    /// The payload exceeds what this protocol carries.
     #[error("handshake payload of {found} bytes, more than {maximum}")]
     PayloadTooLong {
         /// Size of the payload in bytes.
@@ -138,7 +138,7 @@ impl fmt::Debug for Established {
 /// `timestamp` must be greater than in any initiation before. `payload` must be empty for WireGuard.
 #[allow(clippy::too_many_arguments)]
 pub fn create_initiation(
-    construction: Construction,
+    protocol: Protocol,
     identity: &Identity,
     remote: &PublicKey,
     psk: &PresharedKey,
@@ -149,13 +149,13 @@ pub fn create_initiation(
     out: &mut [u8],
 ) -> Result<(Initiator, usize), HandshakeError> {
     let len = INITIATION_LEN + payload.len();
-    let out = message_buffer(construction, payload, len, out)?;
-    out[..4].copy_from_slice(&u32::from(construction.initiation_type()).to_le_bytes());
+    let out = message_buffer(protocol, payload, len, out)?;
+    out[..4].copy_from_slice(&u32::from(protocol.initiation_type()).to_le_bytes());
     put_u32(out, SENDER_INDEX_OFFSET, sender_index);
 
     let ephemeral = EphemeralSeed::default();
     let mut state = ephemeral
-        .builder(construction, identity)?
+        .builder(protocol, identity)?
         .remote_public_key(remote.as_bytes())?
         .psk(2, psk.as_bytes())?
         .build_initiator()?;
@@ -165,12 +165,12 @@ pub fn create_initiation(
     plaintext[TAI64N_LEN..][..payload.len()].copy_from_slice(payload);
     let noise = &mut out[INITIATION_NOISE_OFFSET..len - MACS_LEN];
     state.write_message(&plaintext[..TAI64N_LEN + payload.len()], noise)?;
-    cookie::write_mac1(&cookie::mac1_key(construction, remote), out);
+    cookie::write_mac1(&cookie::mac1_key(protocol, remote), out);
 
     let initiator = Initiator {
-        construction,
+        protocol,
         local_index: sender_index,
-        mac1_key: *identity.mac1_key(construction),
+        mac1_key: *identity.mac1_key(protocol),
         state: Box::new(state),
     };
     Ok((initiator, len))
@@ -178,7 +178,7 @@ pub fn create_initiation(
 
 /// An initiation that was sent and waits for its response.
 pub struct Initiator {
-    construction: Construction,
+    protocol: Protocol,
     local_index: u32,
     mac1_key: cookie::MacKey,
     state: Box<HandshakeState>,
@@ -193,12 +193,8 @@ impl Initiator {
     /// Completes the handshake with a response. A message that is refused changes nothing: the
     /// true response may still come.
     pub fn consume_response(&mut self, message: &[u8]) -> Result<Established, HandshakeError> {
-        let construction = self.construction;
-        check_header(
-            message,
-            construction.response_type(),
-            &construction.response_len(),
-        )?;
+        let protocol = self.protocol;
+        check_header(message, protocol.response_type(), &protocol.response_len())?;
         let receiver = get_u32(message, RESPONSE_RECEIVER_OFFSET);
         if receiver != self.local_index {
             return Err(HandshakeError::ReceiverIndex { found: receiver });
@@ -233,22 +229,20 @@ impl fmt::Debug for Initiator {
 /// [`remote`](ReceivedInitiation::remote) made it once for this host: the caller still has to know
 /// that key as a peer's and to find the stamp greater than that peer's last.
 pub fn consume_initiation(
-    construction: Construction,
+    protocol: Protocol,
     identity: &Identity,
     message: &[u8],
 ) -> Result<ReceivedInitiation, HandshakeError> {
     check_header(
         message,
-        construction.initiation_type(),
-        &construction.initiation_len(),
+        protocol.initiation_type(),
+        &protocol.initiation_len(),
     )?;
-    if !cookie::verify_mac1(identity.mac1_key(construction), message) {
+    if !cookie::verify_mac1(identity.mac1_key(protocol), message) {
         return Err(HandshakeError::Mac1);
     }
     let ephemeral = EphemeralSeed::default();
-    let mut state = ephemeral
-        .builder(construction, identity)?
-        .build_responder()?;
+    let mut state = ephemeral.builder(protocol, identity)?.build_responder()?;
     let mut plaintext = [0; TAI64N_LEN + MAX_PAYLOAD_LEN];
     let noise = &message[INITIATION_NOISE_OFFSET..message.len() - MACS_LEN];
     let len = state.read_message(noise, &mut plaintext)?;
@@ -260,7 +254,7 @@ pub fn consume_initiation(
         .split_first_chunk()
         .ok_or(HandshakeError::Library)?;
     Ok(ReceivedInitiation {
-        construction,
+        protocol,
         remote: PublicKey::from_bytes(remote.ok_or(HandshakeError::Library)?),
         timestamp: Tai64n::from_bytes(*timestamp),
         payload: payload.to_vec(),
@@ -280,7 +274,7 @@ pub struct ReceivedInitiation {
     pub payload: Vec<u8>,
     /// The sender's index.
     pub sender_index: u32,
-    construction: Construction,
+    protocol: Protocol,
     ephemeral: EphemeralSeed,
     state: Box<HandshakeState>,
 }
@@ -300,8 +294,8 @@ impl ReceivedInitiation {
         out: &mut [u8],
     ) -> Result<(Established, usize), HandshakeError> {
         let len = RESPONSE_LEN + payload.len();
-        let out = message_buffer(self.construction, payload, len, out)?;
-        out[..4].copy_from_slice(&u32::from(self.construction.response_type()).to_le_bytes());
+        let out = message_buffer(self.protocol, payload, len, out)?;
+        out[..4].copy_from_slice(&u32::from(self.protocol.response_type()).to_le_bytes());
         put_u32(out, SENDER_INDEX_OFFSET, local_index);
         put_u32(out, RESPONSE_RECEIVER_OFFSET, self.sender_index);
 
@@ -309,7 +303,7 @@ impl ReceivedInitiation {
         self.ephemeral.refill(rng);
         let noise = &mut out[RESPONSE_NOISE_OFFSET..len - MACS_LEN];
         self.state.write_message(payload, noise)?;
-        cookie::write_mac1(&cookie::mac1_key(self.construction, &self.remote), out);
+        cookie::write_mac1(&cookie::mac1_key(self.protocol, &self.remote), out);
         let session = established(
             &mut self.state,
             local_index,
@@ -361,12 +355,12 @@ fn established(
 
 /// The first `len` bytes of `out`, zeroed, if payload and buffer are within bounds.
 fn message_buffer<'a>(
-    construction: Construction,
+    protocol: Protocol,
     payload: &[u8],
     len: usize,
     out: &'a mut [u8],
 ) -> Result<&'a mut [u8], HandshakeError> {
-    let maximum = construction.max_payload();
+    let maximum = protocol.max_payload();
     if payload.len() > maximum {
         return Err(HandshakeError::PayloadTooLong {
             found: payload.len(),

@@ -10,7 +10,7 @@ use crate::native::health::{Receiver, Report};
 use crate::native::path_mtu::PathMtu;
 use crate::native::reassembly::Reassembly;
 use crate::native::record::{Outgoing, RECORD_OVERHEAD};
-use crate::noise::{Construction, Initiator};
+use crate::noise::{Initiator, Protocol};
 use crate::outbox::Destination;
 use crate::paths::Paths;
 use crate::ping::Pings;
@@ -394,7 +394,7 @@ impl Stash {
 }
 
 impl Peer {
-    pub(crate) fn new(id: PeerId, construction: Construction, public_key: PublicKey) -> Peer {
+    pub(crate) fn new(id: PeerId, protocol: Protocol, public_key: PublicKey) -> Peer {
         Peer {
             id,
             public_key,
@@ -410,7 +410,7 @@ impl Peer {
             sessions: Sessions::default(),
             handshake: Handshake {
                 pending: None,
-                cookie: CookieJar::new(construction, &public_key),
+                cookie: CookieJar::new(protocol, &public_key),
                 last_timestamp: None,
                 last_received: None,
             },

@@ -32,7 +32,7 @@ use crate::filter::{Destinations, Filter, Guard};
 use crate::inbox::Write;
 use crate::indices::{IndexTable, PeerId};
 use crate::keys::{Identity, PresharedKey, PrivateKey, PublicKey};
-use crate::noise::Construction;
+use crate::noise::Protocol;
 use crate::outbox::{Outbox, Run};
 use crate::peer::{Peer, PeerTable};
 use crate::rate_limiter::LoadMeter;
@@ -72,7 +72,7 @@ pub enum Reached {
 /// What a tunnel is made with.
 pub struct TunnelConfig {
     /// WireGuard or native.
-    pub construction: Construction,
+    pub protocol: Protocol,
     /// Our static key.
     pub private_key: PrivateKey,
     /// MTU of the TUN device.
@@ -90,7 +90,7 @@ pub struct TunnelConfig {
 
 /// One tunnel.
 pub struct Tunnel {
-    construction: Construction,
+    protocol: Protocol,
     identity: Identity,
     former: Option<Former>,
     inner_mtu: u32,
@@ -153,8 +153,8 @@ impl Tunnel {
     pub fn new(config: TunnelConfig) -> Tunnel {
         let identity = Identity::new(config.private_key);
         Tunnel {
-            construction: config.construction,
-            defence: Defence::new(config.construction, &identity),
+            protocol: config.protocol,
+            defence: Defence::new(config.protocol, &identity),
             identity,
             former: None,
             inner_mtu: config.inner_mtu,
@@ -179,8 +179,8 @@ impl Tunnel {
     }
 
     /// WireGuard or native.
-    pub fn construction(&self) -> Construction {
-        self.construction
+    pub fn protocol(&self) -> Protocol {
+        self.protocol
     }
 
     /// Our key pair.
@@ -192,7 +192,7 @@ impl Tunnel {
     /// new key is removed, as nobody is their own peer.
     pub fn set_private_key(&mut self, private_key: PrivateKey) {
         self.identity = Identity::new(private_key);
-        self.defence = Defence::new(self.construction, &self.identity);
+        self.defence = Defence::new(self.protocol, &self.identity);
         self.former = None;
         if let Some(own) = self.peer_by_key(self.identity.public()) {
             self.remove_peer(own);
@@ -210,7 +210,7 @@ impl Tunnel {
         if let Some(own) = self.peer_by_key(identity.public()) {
             self.remove_peer(own);
         }
-        let cookies = CookieChecker::new(self.construction, &identity);
+        let cookies = CookieChecker::new(self.protocol, &identity);
         self.former = Some(Former {
             identity: std::mem::replace(&mut self.identity, identity),
             cookies: std::mem::replace(&mut self.defence.cookies, cookies),
@@ -224,12 +224,12 @@ impl Tunnel {
         if key == *self.identity.public() || self.by_key.contains_key(&key) {
             return false;
         }
-        let construction = self.construction;
+        let protocol = self.protocol;
         let Some(peer) = self.peer_mut(id) else {
             return false;
         };
         let former = std::mem::replace(&mut peer.public_key, key);
-        peer.handshake.cookie = CookieJar::new(construction, &key);
+        peer.handshake.cookie = CookieJar::new(protocol, &key);
         // Nothing that was said under the former key counts for this one: not how late it was, nor an initiation to it.
         peer.handshake.last_timestamp = None;
         if let Some(begun) = peer.handshake.pending.take() {
@@ -308,8 +308,8 @@ impl Tunnel {
         if let Some(id) = self.peer_by_key(&key) {
             return Some(id);
         }
-        let construction = self.construction;
-        let id = self.peers.insert(|id| Peer::new(id, construction, key))?;
+        let protocol = self.protocol;
+        let id = self.peers.insert(|id| Peer::new(id, protocol, key))?;
         self.by_key.insert(key, id);
         Some(id)
     }
@@ -512,9 +512,9 @@ impl Tunnel {
 }
 
 impl Defence {
-    fn new(construction: Construction, identity: &Identity) -> Defence {
+    fn new(protocol: Protocol, identity: &Identity) -> Defence {
         Defence {
-            cookies: CookieChecker::new(construction, identity),
+            cookies: CookieChecker::new(protocol, identity),
             load: LoadMeter::default(),
             recent: (Instant::BOOT, 0),
         }

@@ -4,7 +4,7 @@ use crate::sim::network::Path;
 use crate::sim::packets::Flow;
 use crate::sim::{MILLISECOND, Nats, Setup, World, address};
 use seikan_proto::birthday::{Mapping, Outside, PROBES, Standing};
-use seikan_proto::noise::Construction;
+use seikan_proto::noise::Protocol;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ fn relay() -> SocketAddr {
 fn members(second: Mapping, seed: u64) -> World {
     let setup = Setup {
         knows_endpoint: false,
-        ..Setup::new(Construction::Native)
+        ..Setup::new(Protocol::Native)
     };
     let path = Path::default;
     let mut world = World::with([setup.clone(), setup], [path(), path()], seed);

@@ -5,15 +5,15 @@ use crate::sim::packets::Flow;
 use crate::sim::{Setup, World, address};
 use seikan_observe::DropReason;
 use seikan_proto::constants::MAX_CANDIDATES;
-use seikan_proto::noise::Construction;
+use seikan_proto::noise::Protocol;
 use std::net::SocketAddr;
 use std::time::Duration;
 
 /// Two sides that know nothing of where the other is.
-fn strangers(construction: Construction) -> World {
+fn strangers(protocol: Protocol) -> World {
     let setup = Setup {
         knows_endpoint: false,
-        ..Setup::new(construction)
+        ..Setup::new(protocol)
     };
     World::with(
         [setup.clone(), setup],
@@ -35,15 +35,15 @@ fn nowhere(n: u8) -> SocketAddr {
 
 #[test]
 fn the_first_packet_takes_two_round_trips_wherever_the_peer_is() {
-    for construction in [Construction::Native, Construction::WireGuard] {
-        let mut world = strangers(construction);
+    for protocol in [Protocol::Native, Protocol::WireGuard] {
+        let mut world = strangers(protocol);
         set_candidates(&mut world, 0, &[nowhere(1), nowhere(2), address(1, false)]);
         world.send(0, &[Flow::udp(0).datagram(0, 100)]);
         // 10 ms each way: initiation, response, packet.
         world.run(Duration::from_millis(29));
         assert_eq!(world.sides[1].delivered.len(), 0);
         world.run(Duration::from_millis(2));
-        assert_eq!(world.sides[1].delivered.len(), 1, "{construction:?}");
+        assert_eq!(world.sides[1].delivered.len(), 1, "{protocol:?}");
         assert_eq!(world.peer(0).path.endpoint, Some(address(1, false)));
         assert_eq!(world.peer(1).path.endpoint, Some(address(0, false)));
     }
@@ -51,7 +51,7 @@ fn the_first_packet_takes_two_round_trips_wherever_the_peer_is() {
 
 #[test]
 fn a_place_that_is_named_twice_is_tried_once() {
-    let mut world = strangers(Construction::Native);
+    let mut world = strangers(Protocol::Native);
     let there = address(1, false);
     set_candidates(&mut world, 0, &[there, there]);
     world.send(0, &[Flow::udp(0).datagram(0, 100)]);
@@ -64,7 +64,7 @@ fn a_place_that_is_named_twice_is_tried_once() {
 
 #[test]
 fn who_answers_is_asked_nowhere_else() {
-    let mut world = strangers(Construction::Native);
+    let mut world = strangers(Protocol::Native);
     set_candidates(&mut world, 0, &[nowhere(1), address(1, false)]);
     world.send(0, &[Flow::udp(0).datagram(0, 100)]);
     world.run(Duration::from_secs(1));
@@ -84,7 +84,7 @@ fn who_answers_is_asked_nowhere_else() {
 
 #[test]
 fn a_peer_that_went_elsewhere_in_silence_is_found_among_its_candidates() {
-    let mut world = strangers(Construction::Native);
+    let mut world = strangers(Protocol::Native);
     set_candidates(&mut world, 0, &[address(1, false)]);
     world.send(0, &[Flow::udp(0).datagram(0, 100)]);
     world.run(Duration::from_secs(1));
@@ -102,7 +102,7 @@ fn a_peer_that_went_elsewhere_in_silence_is_found_among_its_candidates() {
 
 #[test]
 fn without_any_place_a_packet_is_dropped_with_its_reason() {
-    let mut world = strangers(Construction::Native);
+    let mut world = strangers(Protocol::Native);
     world.send(0, &[Flow::udp(0).datagram(0, 100)]);
     let drops = world.totals(0).outbound.drops;
     assert_eq!(drops.get(DropReason::NoEndpoint), 1);
@@ -110,7 +110,7 @@ fn without_any_place_a_packet_is_dropped_with_its_reason() {
 
 #[test]
 fn what_could_be_sent_nowhere_does_not_hold_up_what_can_be_sent() {
-    let mut world = strangers(Construction::Native);
+    let mut world = strangers(Protocol::Native);
     let now = world.now(0).mono;
     let side = &mut world.sides[0];
     // A keepalive is due at once, and there is nowhere to begin a handshake.
@@ -127,7 +127,7 @@ fn what_could_be_sent_nowhere_does_not_hold_up_what_can_be_sent() {
 
 #[test]
 fn no_more_places_are_tried_than_the_bound() {
-    let mut world = strangers(Construction::Native);
+    let mut world = strangers(Protocol::Native);
     let many: Vec<SocketAddr> = (0..100).map(nowhere).collect();
     set_candidates(&mut world, 0, &many);
     world.send(0, &[Flow::udp(0).datagram(0, 100)]);
@@ -136,7 +136,7 @@ fn no_more_places_are_tried_than_the_bound() {
 
 #[test]
 fn who_announces_itself_from_elsewhere_is_answered_there_at_once() {
-    let mut world = strangers(Construction::Native);
+    let mut world = strangers(Protocol::Native);
     set_candidates(&mut world, 0, &[address(1, false)]);
     world.send(0, &[Flow::udp(0).datagram(0, 100)]);
     world.run(Duration::from_secs(1));
@@ -152,7 +152,7 @@ fn who_announces_itself_from_elsewhere_is_answered_there_at_once() {
 
 #[test]
 fn who_is_called_tries_once_and_no_more_than_twice_a_second() {
-    let mut world = strangers(Construction::Native);
+    let mut world = strangers(Protocol::Native);
     set_candidates(&mut world, 1, &[nowhere(1), nowhere(2)]);
     let approach = |world: &mut World| {
         let now = world.now(1);
@@ -174,15 +174,15 @@ fn who_is_called_tries_once_and_no_more_than_twice_a_second() {
 
 #[test]
 fn a_place_that_is_told_of_while_an_initiation_waits_is_sent_the_same_one_at_once() {
-    for construction in [Construction::Native, Construction::WireGuard] {
-        let mut world = strangers(construction);
+    for protocol in [Protocol::Native, Protocol::WireGuard] {
+        let mut world = strangers(protocol);
         set_candidates(&mut world, 0, &[nowhere(1)]);
         world.send(0, &[Flow::udp(0).datagram(0, 100)]);
         world.run(Duration::from_millis(100));
         set_candidates(&mut world, 0, &[nowhere(1), address(1, false)]);
         // 10 ms each way: initiation, response, packet.
         world.run(Duration::from_millis(31));
-        assert_eq!(world.sides[1].delivered.len(), 1, "{construction:?}");
+        assert_eq!(world.sides[1].delivered.len(), 1, "{protocol:?}");
         let sent = world.take_sent(0);
         assert_eq!(sent[0].bytes, sent[1].bytes);
         assert_eq!([sent[0].to, sent[1].to], [nowhere(1), address(1, false)]);
@@ -191,7 +191,7 @@ fn a_place_that_is_told_of_while_an_initiation_waits_is_sent_the_same_one_at_onc
 
 /// Side 1 is called, and has sent an initiation to places at which nobody is; the other side is not told of it.
 fn called(places: &[SocketAddr]) -> World {
-    let mut world = strangers(Construction::Native);
+    let mut world = strangers(Protocol::Native);
     set_candidates(&mut world, 1, places);
     let now = world.now(1);
     let side = &mut world.sides[1];

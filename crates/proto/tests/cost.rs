@@ -9,7 +9,7 @@ mod fuzz;
 use crate::shapes::{Shape, fields, frame, full};
 use fuzz::{Peer, Work};
 use seikan_observe::DropReason;
-use seikan_proto::noise::Construction;
+use seikan_proto::noise::Protocol;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ const PLAINTEXT: usize = 1400 - crate::shapes::OVERHEAD;
 
 /// The work that so many records of one shape make, in all.
 fn work(records: usize, mut plaintext: impl FnMut(usize) -> Vec<u8>) -> Work {
-    let mut peer = Peer::new(Construction::Native);
+    let mut peer = Peer::new(Protocol::Native);
     peer.wait(Duration::from_millis(1));
     peer.take_work();
     for n in 0..records {
@@ -44,7 +44,7 @@ fn no_shape_of_a_record_makes_more_than_its_bytes_pay_for() {
 
 #[test]
 fn many_probes_in_a_record_have_one_answer() {
-    let mut peer = Peer::new(Construction::Native);
+    let mut peer = Peer::new(Protocol::Native);
     peer.wait(Duration::from_secs(1));
     peer.take_work();
     peer.deliver_record(&full(PLAINTEXT, |i| frame(5, &fields(&[i as u16]))));
@@ -60,7 +60,7 @@ fn many_probes_in_a_record_have_one_answer() {
 fn an_endpoint_that_does_not_answer_is_sent_three_times_what_came_from_it_at_most() {
     let victim = SocketAddr::from(([203, 0, 113, 5], 9));
     for from_the_peer in [1, 3, 50] {
-        let mut peer = Peer::new(Construction::Native);
+        let mut peer = Peer::new(Protocol::Native);
         // Confirms the session from where the peer is.
         peer.deliver_record(&[0; 3]);
         peer.wait(Duration::from_secs(1));
@@ -94,7 +94,7 @@ fn an_endpoint_that_does_not_answer_is_sent_three_times_what_came_from_it_at_mos
 #[test]
 fn a_peer_that_answers_from_its_new_endpoint_is_sent_all_that_waited() {
     let new = SocketAddr::from(([203, 0, 113, 5], 9));
-    let mut peer = Peer::new(Construction::Native);
+    let mut peer = Peer::new(Protocol::Native);
     peer.deliver_record(&[0; 3]);
     peer.wait(Duration::from_secs(1));
     let keepalive = peer.seal(&[0; 3]);
@@ -113,7 +113,7 @@ fn a_peer_that_answers_from_its_new_endpoint_is_sent_all_that_waited() {
 #[test]
 fn an_endpoint_that_does_not_answer_is_left_for_the_one_before() {
     let nowhere = SocketAddr::from(([203, 0, 113, 5], 9));
-    let mut peer = Peer::new(Construction::Native);
+    let mut peer = Peer::new(Protocol::Native);
     peer.deliver_record(&[0; 3]);
     peer.wait(Duration::from_secs(1));
     let keepalive = peer.seal(&[0; 3]);

@@ -5,13 +5,13 @@ use crate::sim::packets::{Flow, packets_of};
 use crate::sim::{Setup, World};
 use seikan_observe::DropReason;
 use seikan_proto::native::health::Report;
-use seikan_proto::noise::Construction;
+use seikan_proto::noise::Protocol;
 use seikan_wire::ip::{ECN_CE, ECN_ECT0, ECN_ECT1, ECN_NOT_ECT, traffic_class};
 use seikan_wire::{IpPacket, VNET_HDR_LEN, VnetHdr, checksum, tcp};
 use std::ops::Range;
 use std::time::Duration;
 
-const NATIVE: Construction = Construction::Native;
+const NATIVE: Protocol = Protocol::Native;
 
 fn seconds(n: u64) -> Duration {
     Duration::from_secs(n)
@@ -273,10 +273,10 @@ fn decapsulations() -> impl Iterator<Item = (u8, u8, Option<u8>)> {
 
 #[test]
 fn the_marking_of_the_inner_packet_goes_out_and_that_of_the_path_comes_in() {
-    for construction in [Construction::WireGuard, NATIVE] {
+    for protocol in [Protocol::WireGuard, NATIVE] {
         for (inner, on_the_way, expected) in decapsulations() {
             for v6 in [false, true] {
-                let mut world = World::new(construction, 1);
+                let mut world = World::new(protocol, 1);
                 world.establish();
                 world.take_sent(0);
                 let flow = Flow { v6, ..Flow::udp(0) };
@@ -294,7 +294,7 @@ fn the_marking_of_the_inner_packet_goes_out_and_that_of_the_path_comes_in() {
                 assert_eq!(
                     marks.first().copied(),
                     expected,
-                    "{construction:?} {inner} {on_the_way}"
+                    "{protocol:?} {inner} {on_the_way}"
                 );
                 world.check();
             }
@@ -333,12 +333,12 @@ fn the_dscp_goes_out_if_told_so_and_none_comes_in() {
     /// Expedited forwarding (RFC 3246), CS1 (RFC 2474) and their traffic classes.
     const INNER: u8 = 46 << 2 | ECN_ECT0;
     const CHANGED: u8 = 8 << 2 | ECN_ECT0;
-    for construction in [Construction::WireGuard, NATIVE] {
+    for protocol in [Protocol::WireGuard, NATIVE] {
         for (copy_dscp, outer) in [(false, ECN_ECT0), (true, INNER)] {
             for v6 in [false, true] {
                 let setup = Setup {
                     copy_dscp,
-                    ..Setup::new(construction)
+                    ..Setup::new(protocol)
                 };
                 let mut world = World::with(
                     [setup.clone(), setup],
@@ -356,7 +356,7 @@ fn the_dscp_goes_out_if_told_so_and_none_comes_in() {
                 world.send(0, &reads);
                 let mut sent = world.take_sent(0);
                 let classes: Vec<u8> = sent.iter().map(|p| p.traffic_class).collect();
-                assert_eq!(classes, [outer, outer, ECN_ECT0], "{construction:?}");
+                assert_eq!(classes, [outer, outer, ECN_ECT0], "{protocol:?}");
                 sent[0].traffic_class = CHANGED;
                 world.receive(1, &sent);
                 let inner: Vec<u8> = packets_of_all(&world.take_delivered(1))

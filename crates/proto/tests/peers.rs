@@ -4,7 +4,7 @@ use crate::sim::Seeded;
 use crate::sim::packets::Flow;
 use seikan_proto::capabilities::Cipher;
 use seikan_proto::keys::{PrivateKey, PublicKey};
-use seikan_proto::noise::Construction;
+use seikan_proto::noise::Protocol;
 use seikan_proto::peer::Peer;
 use seikan_proto::session::Session;
 use seikan_proto::time::Instant;
@@ -16,7 +16,7 @@ const PEERS: u32 = 10_000;
 
 fn tunnel() -> Tunnel {
     Tunnel::new(TunnelConfig {
-        construction: Construction::Native,
+        protocol: Protocol::Native,
         private_key: PrivateKey::from_bytes([1; 32]),
         inner_mtu: 1420,
         offload: true,

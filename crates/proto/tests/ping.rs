@@ -3,7 +3,7 @@
 use crate::sim::network::Path;
 use crate::sim::{Setup, World, address};
 use seikan_proto::keys::PrivateKey;
-use seikan_proto::noise::Construction;
+use seikan_proto::noise::Protocol;
 use seikan_proto::ping::Ping;
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ fn world() -> World {
         latency: ONE_WAY,
         ..Path::default()
     };
-    let setups = [0, 1].map(|_| Setup::new(Construction::Native));
+    let setups = [0, 1].map(|_| Setup::new(Protocol::Native));
     World::with(setups, [path.clone(), path], 1)
 }
 

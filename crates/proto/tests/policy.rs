@@ -5,19 +5,19 @@ use crate::sim::packets::{Flow, raw};
 use crate::sim::{Setup, World};
 use seikan_observe::DropReason;
 use seikan_proto::filter::{Destinations, Filter, Open};
-use seikan_proto::noise::Construction;
+use seikan_proto::noise::Protocol;
 use seikan_wire::ip::{ECN_NOT_ECT, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP};
 use seikan_wire::tcp;
 use std::slice;
 use std::time::Duration;
 
-const NATIVE: Construction = Construction::Native;
-const BOTH: [Construction; 2] = [Construction::WireGuard, NATIVE];
+const NATIVE: Protocol = Protocol::Native;
+const BOTH: [Protocol; 2] = [Protocol::WireGuard, NATIVE];
 const FAMILIES: [bool; 2] = [false, true];
 
 /// Two sides with a session, of which side 1 has this open to side 0.
-fn world(construction: Construction, open: Open) -> World {
-    let mut world = World::new(construction, 1);
+fn world(protocol: Protocol, open: Open) -> World {
+    let mut world = World::new(protocol, 1);
     world.establish();
     let side = &mut world.sides[1];
     side.tunnel
@@ -69,9 +69,9 @@ fn datagram(from: usize, v6: bool, ports: [u16; 2]) -> Vec<u8> {
 
 #[test]
 fn a_connection_is_begun_where_it_may_be_and_answered_everywhere() {
-    for construction in BOTH {
+    for protocol in BOTH {
         for v6 in FAMILIES {
-            let mut world = world(construction, tcp_80());
+            let mut world = world(protocol, tcp_80());
             for (ports, flags, fate) in [
                 ([1000, 80], tcp::SYN, (1, 0)),
                 ([1000, 81], tcp::SYN, (0, 1)),
@@ -91,9 +91,9 @@ fn a_connection_is_begun_where_it_may_be_and_answered_everywhere() {
 
 #[test]
 fn datagrams_pass_once_they_are_answers() {
-    for construction in BOTH {
+    for protocol in BOTH {
         for v6 in FAMILIES {
-            let mut world = world(construction, tcp_80());
+            let mut world = world(protocol, tcp_80());
             let answer = datagram(0, v6, [53, 1999]);
             assert_eq!(sent(&mut world, 0, slice::from_ref(&answer)), (0, 1));
             assert_eq!(sent(&mut world, 1, &[datagram(1, v6, [1999, 53])]), (1, 0));
@@ -120,9 +120,9 @@ fn what_waited_for_a_session_is_answered_too() {
 
 #[test]
 fn errors_pass_about_what_was_sent() {
-    for construction in BOTH {
+    for protocol in BOTH {
         for v6 in FAMILIES {
-            let mut world = world(construction, Open::default());
+            let mut world = world(protocol, Open::default());
             let [begun, other] = [1999, 1998].map(|port| datagram(1, v6, [port, 53]));
             assert_eq!(sent(&mut world, 1, slice::from_ref(&begun)), (1, 0));
             for (about, fate) in [(begun, (1, 0)), (other, (0, 1))] {
@@ -134,7 +134,7 @@ fn errors_pass_about_what_was_sent() {
                 let packet = &about[seikan_wire::VNET_HDR_LEN..];
                 let message = [&[kind, 0, 0, 0, 0, 0, 0, 0], packet].concat();
                 let error = raw(0, v6, protocol, message);
-                assert_eq!(sent(&mut world, 0, &[error]), fate, "{construction:?} {v6}");
+                assert_eq!(sent(&mut world, 0, &[error]), fate, "{protocol:?} {v6}");
             }
         }
     }
@@ -143,13 +143,13 @@ fn errors_pass_about_what_was_sent() {
 /// A super-packet of TCP goes in slices, each of which is judged by the header that it bears.
 #[test]
 fn super_packets_are_judged_and_counted_by_their_segments() {
-    for construction in BOTH {
+    for protocol in BOTH {
         for v6 in FAMILIES {
             let flow = Flow { v6, ..Flow::tcp(0) };
             let read = |flags| flow.segments_with(0, 13_000, 1300, flags, ECN_NOT_ECT, true);
-            let mut open = world(construction, tcp_80());
+            let mut open = world(protocol, tcp_80());
             assert_eq!(sent(&mut open, 0, &[read(tcp::SYN)]), (10, 0));
-            let mut closed = world(construction, Open::default());
+            let mut closed = world(protocol, Open::default());
             assert_eq!(sent(&mut closed, 0, &[read(tcp::SYN)]), (0, 10));
             assert_eq!(sent(&mut closed, 0, &[read(tcp::ACK)]), (10, 0));
         }

@@ -17,7 +17,7 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use seikan_proto::capabilities::Cipher;
 use seikan_proto::constants::{KEEPALIVE_TIMEOUT, REKEY_TIMEOUT};
-use seikan_proto::noise::Construction;
+use seikan_proto::noise::Protocol;
 use std::hash::Hasher;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -60,10 +60,10 @@ struct Scenario {
 }
 
 fn scenario(rng: &mut ChaCha8Rng) -> Scenario {
-    let construction = if rng.random_bool(0.6) {
-        Construction::Native
+    let protocol = if rng.random_bool(0.6) {
+        Protocol::Native
     } else {
-        Construction::WireGuard
+        Protocol::WireGuard
     };
     let v6 = rng.random_bool(0.3);
     let psk = if rng.random_bool(0.3) {
@@ -77,7 +77,7 @@ fn scenario(rng: &mut ChaCha8Rng) -> Scenario {
         vec![Cipher::ChaCha20Poly1305],
     ];
     let mut setup = || Setup {
-        construction,
+        protocol,
         offload: rng.random_bool(0.6),
         inner_mtu: *[1280, 1420, 9000, 65_535].choose(rng).expect("some"),
         ciphers: ciphers.choose(rng).expect("some").clone(),
@@ -333,7 +333,7 @@ fn recover(world: &mut World) {
             "{flow:?} does not work again after {bound:?}"
         );
     }
-    if world.sides[0].setup.construction == Construction::Native {
+    if world.sides[0].setup.protocol == Protocol::Native {
         large_packets_pass(world);
     }
 }

@@ -4,22 +4,22 @@ use crate::sim::network::Path;
 use crate::sim::packets::Flow;
 use crate::sim::{Setup, World, address};
 use seikan_observe::DropReason;
-use seikan_proto::noise::Construction;
+use seikan_proto::noise::Protocol;
 use seikan_proto::tunnel::Reached;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-const NATIVE: Construction = Construction::Native;
+const NATIVE: Protocol = Protocol::Native;
 
 fn relay() -> SocketAddr {
     "198.51.100.1:50000".parse().expect("an address")
 }
 
 /// Two members that know each other's addresses, and have a relay.
-fn members(construction: Construction) -> World {
+fn members(protocol: Protocol) -> World {
     let setup = Setup {
         knows_endpoint: false,
-        ..Setup::new(construction)
+        ..Setup::new(protocol)
     };
     let path = Path::default;
     let mut world = World::with([setup.clone(), setup], [path(), path()], 1);
@@ -334,7 +334,7 @@ fn a_relay_that_dies_is_no_way_any_more_and_the_direct_one_is_found() {
 
 #[test]
 fn wireguard_follows_whatever_comes_and_checks_nothing() {
-    let mut world = members(Construction::WireGuard);
+    let mut world = members(Protocol::WireGuard);
     world.direct_down = [true; 2];
     let sent = talk(&mut world, 0, Duration::from_secs(5));
     world.run(Duration::from_secs(1));

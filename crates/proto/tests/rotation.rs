@@ -3,7 +3,7 @@
 use crate::sim::World;
 use crate::sim::packets::Flow;
 use seikan_proto::keys::{PrivateKey, PublicKey};
-use seikan_proto::noise::Construction;
+use seikan_proto::noise::Protocol;
 use seikan_proto::peer::Peer;
 use std::time::Duration;
 
@@ -50,12 +50,12 @@ fn completed(peer: &Peer) -> u64 {
 
 #[test]
 fn no_packet_is_lost_over_a_rotation_however_late_it_is_heard_of() {
-    for (construction, lates) in [
-        (Construction::Native, &[0, 1, 150][..]),
-        (Construction::WireGuard, &[1]),
+    for (protocol, lates) in [
+        (Protocol::Native, &[0, 1, 150][..]),
+        (Protocol::WireGuard, &[1]),
     ] {
         for late in lates.iter().copied() {
-            let mut world = World::new(construction, 1);
+            let mut world = World::new(protocol, 1);
             world.establish();
             let seq = both_ways(&mut world, 0, Duration::from_secs(2));
             rotate(&mut world);
@@ -76,7 +76,7 @@ fn no_packet_is_lost_over_a_rotation_however_late_it_is_heard_of() {
 #[test]
 fn who_has_not_heard_of_it_is_answered_for_three_minutes_and_then_not() {
     for (after, answered) in [(170, true), (185, false)] {
-        let mut world = World::new(Construction::Native, 1);
+        let mut world = World::new(Protocol::Native, 1);
         world.establish();
         rotate(&mut world);
         world.run(Duration::from_secs(after));
@@ -94,7 +94,7 @@ fn who_has_not_heard_of_it_is_answered_for_three_minutes_and_then_not() {
 
 #[test]
 fn the_former_key_opens_nothing_where_the_new_one_is_known() {
-    let mut world = World::new(Construction::Native, 1);
+    let mut world = World::new(Protocol::Native, 1);
     world.establish();
     hear(&mut world);
     // The first side knows nothing of it, and begins anew under the key that it had.
@@ -106,7 +106,7 @@ fn the_former_key_opens_nothing_where_the_new_one_is_known() {
 
 #[test]
 fn a_key_of_somebody_else_is_not_taken() {
-    let mut world = World::new(Construction::Native, 1);
+    let mut world = World::new(Protocol::Native, 1);
     let own = *world.sides[1].tunnel.identity().public();
     let side = &mut world.sides[1];
     let taken: PublicKey = PrivateKey::from_bytes([0x50; 32]).public();

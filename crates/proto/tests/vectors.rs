@@ -18,7 +18,7 @@ use seikan_proto::native::health::{Receiver, Report};
 use seikan_proto::native::path_mtu::PathMtu;
 use seikan_proto::native::record::{Envelope, Outgoing, RecordWriter};
 use seikan_proto::noise::{
-    Construction, Established, Initiator, consume_initiation, create_initiation,
+    Established, Initiator, Protocol, consume_initiation, create_initiation,
 };
 use seikan_proto::outbox::{Destination, Outbox};
 use seikan_proto::rng::Rng;
@@ -89,7 +89,7 @@ fn cookies_are_handed_out_and_used() {
         let source = SocketAddr::new(address, number(&v["port"]) as u16);
         let now = Instant::from_nanos(1 << 40);
         let mut rng = Scripted([bytes(&v["secret"]), bytes(&v["nonce"])].concat());
-        let mut checker = CookieChecker::new(Construction::Native, &responder);
+        let mut checker = CookieChecker::new(Protocol::Native, &responder);
         let first = bytes(&v["initiation"]);
         let admission = checker.admit(&first, source, || true, now, &mut rng);
         assert_eq!(admission, Admission::NeedsCookie);
@@ -98,12 +98,12 @@ fn cookies_are_handed_out_and_used() {
             .expect("long enough");
         assert_eq!(hex(&reply), text(&v["reply"]));
 
-        let mut jar = CookieJar::new(Construction::Native, responder.public());
+        let mut jar = CookieJar::new(Protocol::Native, responder.public());
         jar.stamp(&mut first.clone(), now);
         jar.consume_reply(&reply, now).expect("a good reply");
         let mut second = [0; MAX_HANDSHAKE_LEN];
         let (_, length) = create_initiation(
-            Construction::Native,
+            Protocol::Native,
             &identity("initiator"),
             responder.public(),
             &PresharedKey::default(),
@@ -429,7 +429,7 @@ impl End {
             &bytes(&VECTORS[role]["ephemeral"]),
         ];
         let mut tunnel = Tunnel::new(TunnelConfig {
-            construction: Construction::Native,
+            protocol: Protocol::Native,
             private_key: PrivateKey::from_bytes(key(&VECTORS[role]["private"])),
             inner_mtu: 1420,
             offload: true,
@@ -565,7 +565,7 @@ fn reason(v: &Value) -> BTreeMap<String, u64> {
 fn initiation(v: &Value) -> (Initiator, Vec<u8>) {
     let mut out = [0; MAX_HANDSHAKE_LEN];
     let (initiator, length) = create_initiation(
-        Construction::Native,
+        Protocol::Native,
         &identity("initiator"),
         identity("responder").public(),
         &PresharedKey::from_bytes(key(&v["psk"])),
@@ -581,7 +581,7 @@ fn initiation(v: &Value) -> (Initiator, Vec<u8>) {
 
 fn response(v: &Value) -> (Established, Vec<u8>) {
     let message = bytes(&v["initiation"]);
-    let received = consume_initiation(Construction::Native, &identity("responder"), &message)
+    let received = consume_initiation(Protocol::Native, &identity("responder"), &message)
         .expect("the initiation is good");
     assert_eq!(
         received.remote.as_bytes()[..],

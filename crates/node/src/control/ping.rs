@@ -7,7 +7,7 @@ use crate::node::{Node, now};
 use seikan_proto::indices::PeerId;
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::Name;
-use seikan_proto::noise::Construction;
+use seikan_proto::noise::Protocol;
 use seikan_proto::ping::Ping;
 use seikan_proto::time::Instant;
 use serde::{Deserialize, Serialize};
@@ -73,7 +73,7 @@ impl Pinging {
     /// # Errors
     /// For people: nobody is called so, or cannot be asked.
     pub fn begin(subject: &mut Subject<'_>, whom: &str) -> Result<Pinging, String> {
-        if subject.node.tunnel.construction() == Construction::WireGuard {
+        if subject.node.tunnel.protocol() == Protocol::WireGuard {
             return Err(
                 "it speaks the WireGuard protocol, which has no such question; ping(8) asks the \
                  host behind an address"

@@ -6,7 +6,7 @@ use crate::control::subject::Record;
 use crate::mesh::LegTo;
 use crate::node::Node;
 use seikan_proto::birthday::Standing;
-use seikan_proto::noise::Construction;
+use seikan_proto::noise::Protocol;
 use seikan_proto::paths;
 use seikan_proto::peer::Peer;
 use seikan_proto::tunnel::Now;
@@ -194,7 +194,7 @@ pub struct Report {
 
 /// One peer.
 pub fn peer(node: &Node, record: &Record, peer: &Peer, now: Now) -> PeerStatus {
-    let native = node.tunnel.construction() == Construction::Native;
+    let native = node.tunnel.protocol() == Protocol::Native;
     let turn = |address: SocketAddr| turn(node, peer, address);
     PeerStatus {
         name: record.name_of(node, &peer.public_key),

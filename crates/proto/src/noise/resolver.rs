@@ -9,7 +9,7 @@ use snow::types::{Cipher, Dh, Hash, Random};
 use x25519_dalek::StaticSecret;
 use zeroize::Zeroizing;
 
-use super::{Construction, Identity, PROTOCOL_NAME};
+use super::{Identity, PROTOCOL_NAME, Protocol};
 use crate::constants::KEY_LEN;
 use crate::rng::Rng;
 
@@ -22,13 +22,13 @@ impl EphemeralSeed {
     /// A builder of handshakes of `identity` that draw their ephemeral key from this seed.
     pub(super) fn builder<'a>(
         &self,
-        construction: Construction,
+        protocol: Protocol,
         identity: &'a Identity,
     ) -> Result<Builder<'a>, snow::Error> {
         static PARAMS: LazyLock<NoiseParams> =
             LazyLock::new(|| PROTOCOL_NAME.parse().expect("a pattern that snow knows"));
         Builder::with_resolver(PARAMS.clone(), Box::new(Resolver(self.clone())))
-            .prologue(construction.identifier())?
+            .prologue(protocol.identifier())?
             .local_private_key(identity.private().as_bytes())
     }
 

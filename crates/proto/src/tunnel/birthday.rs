@@ -207,7 +207,7 @@ mod tests {
     use super::*;
     use crate::birthday::{MAX_SPRAYING, Mapping, PORTS};
     use crate::keys::{PrivateKey, PublicKey};
-    use crate::noise::Construction;
+    use crate::noise::Protocol;
     use crate::rng::Rng;
     use crate::tunnel::TunnelConfig;
     use std::time::Duration;
@@ -230,7 +230,7 @@ mod tests {
     /// A tunnel behind this with ten thousand peers, all by a relay and seen as one address.
     fn tunnel(v4: Mapping) -> Tunnel {
         let mut tunnel = Tunnel::new(TunnelConfig {
-            construction: Construction::Native,
+            protocol: Protocol::Native,
             private_key: PrivateKey::from_bytes([1; 32]),
             inner_mtu: 1420,
             offload: false,

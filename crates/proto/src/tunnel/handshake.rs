@@ -6,7 +6,7 @@ use crate::capabilities::{self, Capabilities, CapabilityError, Cipher};
 use crate::constants::*;
 use crate::cookie::{Admission, verify_mac1};
 use crate::indices::PeerId;
-use crate::noise::{self, Construction, HandshakeError};
+use crate::noise::{self, HandshakeError, Protocol};
 use crate::outbox::{Destination, Outbox};
 use crate::paths::MAX_RELAYS;
 use crate::peer::{Peer, Pending};
@@ -84,9 +84,9 @@ impl Tunnel {
         let Some(peer) = self.peers[id.0 as usize].as_mut() else {
             return false;
         };
-        let payload = match self.construction {
-            Construction::WireGuard => Vec::new(),
-            Construction::Native => ours.encode(),
+        let payload = match self.protocol {
+            Protocol::WireGuard => Vec::new(),
+            Protocol::Native => ours.encode(),
         };
         let length = INITIATION_LEN + payload.len();
         if !peer.path.outgoing.proof.allows(length) {
@@ -109,7 +109,7 @@ impl Tunnel {
         let stamp = self.clock.stamp(now.wall);
         let mut message = [0; MAX_HANDSHAKE_LEN];
         let made = noise::create_initiation(
-            self.construction,
+            self.protocol,
             &self.identity,
             &peer.public_key,
             &peer.preshared_key,
@@ -207,7 +207,7 @@ impl Tunnel {
         outbox: &mut Outbox,
     ) -> Result<PeerId, DropReason> {
         let kind = message[0];
-        let c = self.construction;
+        let c = self.protocol;
         let reply_to = Destination {
             address: from.source,
             source: from.destination,
@@ -296,7 +296,7 @@ impl Tunnel {
             (Addressee::Former, Some(former)) => &former.identity,
             _ => &self.identity,
         };
-        let received = noise::consume_initiation(self.construction, identity, message)
+        let received = noise::consume_initiation(self.protocol, identity, message)
             .map_err(|e| drop_reason(&e))?;
         let id = self
             .peer_by_key(&received.remote)
@@ -319,9 +319,9 @@ impl Tunnel {
         if flood {
             return Err(DropReason::RateLimited);
         }
-        let (cipher, payload) = match self.construction {
-            Construction::WireGuard => (Cipher::ChaCha20Poly1305, Vec::new()),
-            Construction::Native => match answer(&ours, &received.payload) {
+        let (cipher, payload) = match self.protocol {
+            Protocol::WireGuard => (Cipher::ChaCha20Poly1305, Vec::new()),
+            Protocol::Native => match answer(&ours, &received.payload) {
                 Ok((theirs, choice, cipher)) => {
                     peer.capabilities = Some(theirs);
                     peer.refusal = None;
@@ -365,10 +365,8 @@ impl Tunnel {
             self.indices.remove(ended);
         }
         let (to, source) = (reply_to.address, reply_to.source);
-        match self.construction {
-            Construction::Native if !peer.paths.is_relay(to) => {
-                peer.path.follow(to, source, now.mono)
-            }
+        match self.protocol {
+            Protocol::Native if !peer.paths.is_relay(to) => peer.path.follow(to, source, now.mono),
             _ => peer.path.move_to(to, source),
         }
         peer.path.responded = Some(to);
@@ -416,9 +414,9 @@ impl Tunnel {
             .map_err(|e| drop_reason(&e))?;
         let alone = pending.alone == Some(from.source);
         peer.handshake.pending = None;
-        let cipher = match self.construction {
-            Construction::WireGuard => Some(Cipher::ChaCha20Poly1305),
-            Construction::Native => match accept(&ours, &established.payload) {
+        let cipher = match self.protocol {
+            Protocol::WireGuard => Some(Cipher::ChaCha20Poly1305),
+            Protocol::Native => match accept(&ours, &established.payload) {
                 Ok((theirs, cipher)) => {
                     peer.capabilities = Some(theirs);
                     peer.refusal = None;
@@ -449,8 +447,7 @@ impl Tunnel {
         peer.counters.handshakes.completed += 1;
         peer.last_handshake = Some(now.wall);
         // Sent to that address alone, the initiation was received there; of several it may have been another.
-        if alone || self.construction == Construction::WireGuard || peer.paths.is_relay(from.source)
-        {
+        if alone || self.protocol == Protocol::WireGuard || peer.paths.is_relay(from.source) {
             peer.path.move_to(from.source, from.destination);
             peer.path.prove();
         } else {

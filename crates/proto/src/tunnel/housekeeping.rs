@@ -4,7 +4,7 @@ use super::{Now, Tunnel};
 use crate::inbox::Inbox;
 use crate::indices::PeerId;
 use crate::native::record::{Outgoing, RecordWriter};
-use crate::noise::Construction;
+use crate::noise::Protocol;
 use crate::outbox::Outbox;
 use crate::paths::Due;
 use crate::peer::Peer;
@@ -91,11 +91,11 @@ impl Tunnel {
         if self.peer_mut(id).is_some_and(|p| p.handshake.has_new_way()) {
             self.initiate_at_new_ways(now, id, outbox);
         }
-        if self.construction == Construction::Native {
+        if self.protocol == Protocol::Native {
             self.prove_endpoint(now, id, outbox);
         }
         self.send_stash(now, id, outbox, inbox);
-        if self.construction == Construction::Native {
+        if self.protocol == Protocol::Native {
             self.probe_and_report(now, id, outbox);
             self.check_paths(now, id, outbox);
             self.search_ports(now, id, outbox);
@@ -261,7 +261,7 @@ impl Tunnel {
     /// The earliest thing this peer waits for.
     fn deadline(&self, peer: &Peer, now: Instant) -> Option<(Instant, WakeReason)> {
         let has_session = peer.has_session(now);
-        let native = has_session && self.construction == Construction::Native;
+        let native = has_session && self.protocol == Protocol::Native;
         // Little is sent to an endpoint that is not proven: all else waits.
         let proven = peer.path.is_proven();
         let stash = has_session && proven && !peer.stash.is_empty();

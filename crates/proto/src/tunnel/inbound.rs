@@ -11,7 +11,7 @@ use crate::native::frame::{self, Frame, Frames, STAMP_LEN, Stamp};
 use crate::native::path_mtu;
 use crate::native::reassembly::{Outcome, Reassembled, Record};
 use crate::native::record::RecordWriter;
-use crate::noise::Construction;
+use crate::noise::Protocol;
 use crate::outbox::Outbox;
 use crate::paths::{Check, Taken};
 use crate::peer::Peer;
@@ -110,7 +110,7 @@ impl Tunnel {
         }
         let bytes = &mut arena[arrival.range.clone()];
         let kind = *bytes.first().ok_or(DropReason::Truncated)?;
-        if kind != self.construction.data_type() {
+        if kind != self.protocol.data_type() {
             return self.handshake_message(now, bytes, arrival.from, outbox);
         }
         let header = DataHeader::read(bytes).ok_or(DropReason::Truncated)?;
@@ -138,9 +138,9 @@ impl Tunnel {
         let derived = session.created;
         let (from, began) = (arrival.from.source, session.initiator);
         let follows = newest
-            && (self.construction == Construction::WireGuard
+            && (self.protocol == Protocol::WireGuard
                 || peer.paths.heard(from, peer.path.endpoint, began, now.mono));
-        if !newest && self.construction == Construction::Native {
+        if !newest && self.protocol == Protocol::Native {
             peer.paths.heard_late(from, peer.path.endpoint, now.mono);
         }
         if follows
@@ -148,8 +148,8 @@ impl Tunnel {
         {
             let to = arrival.from.destination;
             // A relay is not where the peer says that it is, but where we were told to reach it.
-            match self.construction {
-                Construction::Native if !peer.paths.is_relay(from) => {
+            match self.protocol {
+                Protocol::Native if !peer.paths.is_relay(from) => {
                     peer.path.follow(from, to, now.mono)
                 }
                 _ => peer.path.move_to(from, to),
@@ -163,7 +163,7 @@ impl Tunnel {
             self.confirm_session(now, id);
         }
         let plaintext = arrival.range.start + plaintext.start..arrival.range.start + plaintext.end;
-        if self.construction == Construction::Native
+        if self.protocol == Protocol::Native
             && let Some(peer) = self.peer_mut(id)
         {
             let Some(stamp) = Stamp::read(&arena[plaintext.clone()]) else {
@@ -236,17 +236,17 @@ impl Tunnel {
             cache: &mut self.scratch.source,
             now: now.mono,
         };
-        let keepalive = match sending.construction {
-            Construction::WireGuard => 0,
-            Construction::Native => STAMP_LEN,
+        let keepalive = match sending.protocol {
+            Protocol::WireGuard => 0,
+            Protocol::Native => STAMP_LEN,
         };
         if plaintext.len() == keepalive {
             peer.counters.inbound.packets_in += 1;
             peer.counters.inbound.consumed += 1;
             return;
         }
-        match sending.construction {
-            Construction::WireGuard => {
+        match sending.protocol {
+            Protocol::WireGuard => {
                 peer.timers.data_received(now.mono);
                 peer.counters.inbound.packets_in += 1;
                 if let Err(reason) =
@@ -255,7 +255,7 @@ impl Tunnel {
                     peer.counters.inbound.drops.add(reason, 1);
                 }
             }
-            Construction::Native => {
+            Protocol::Native => {
                 let mut frames =
                     Frames::new(plaintext.start + STAMP_LEN..plaintext.end, record.ecn);
                 while let Some(frame) = frames.next(arena) {

@@ -7,7 +7,7 @@ use crate::inbox::Inbox;
 use crate::indices::PeerId;
 use crate::native::health::stamp_of;
 use crate::native::record::{Envelope, RECORD_OVERHEAD, RecordWriter};
-use crate::noise::Construction;
+use crate::noise::Protocol;
 use crate::outbox::Outbox;
 use crate::paths::Check;
 use crate::peer::Peer;
@@ -28,7 +28,7 @@ const PROBE_WHILE_ACTIVE: Duration = Duration::from_secs(15);
 #[derive(Clone, Copy)]
 pub(super) struct Sending {
     pub now: Now,
-    pub construction: Construction,
+    pub protocol: Protocol,
     pub inner_mtu: u32,
     pub offload: bool,
     /// What of the inner packet's traffic class goes into the outer header.
@@ -150,7 +150,7 @@ impl Tunnel {
     pub(super) fn sending(&self, now: Now) -> Sending {
         Sending {
             now,
-            construction: self.construction,
+            protocol: self.protocol,
             inner_mtu: self.inner_mtu,
             offload: self.offload,
             class_mask: self.class_mask,
@@ -275,11 +275,9 @@ impl Tunnel {
         let Some(mut session) = peer.sessions.current.take_if(|s| may_send(s, now.mono)) else {
             return false;
         };
-        let sent = match sending.construction {
-            Construction::WireGuard => {
-                wireguard_record(peer, &mut session, outbox, 0, 0, |_| {}, 0, 0)
-            }
-            Construction::Native => match envelope(peer, &sending, 0) {
+        let sent = match sending.protocol {
+            Protocol::WireGuard => wireguard_record(peer, &mut session, outbox, 0, 0, |_| {}, 0, 0),
+            Protocol::Native => match envelope(peer, &sending, 0) {
                 Some(envelope) => {
                     RecordWriter::new(outbox, &mut session, &mut peer.path.outgoing, envelope)
                         .keepalive()
@@ -308,8 +306,8 @@ pub(super) fn send_reads(
         return;
     };
     let now = sending.now.mono;
-    match sending.construction {
-        Construction::WireGuard => {
+    match sending.protocol {
+        Protocol::WireGuard => {
             for i in reads {
                 let read = batch.packet(i);
                 let packets = segments(read);
@@ -321,7 +319,7 @@ pub(super) fn send_reads(
                 }
             }
         }
-        Construction::Native => {
+        Protocol::Native => {
             native_reads(peer, &mut session, sending, reads, batch, outbox, inbox);
             peer.paths.sent(now);
         }

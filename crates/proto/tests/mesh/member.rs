@@ -10,7 +10,7 @@ use seikan_proto::indices::PeerId;
 use seikan_proto::keys::{PrivateKey, PublicKey};
 use seikan_proto::mesh::relay::{Answer, Ask};
 use seikan_proto::mesh::{Book, Change, Changes, Member as Row, Name, RelayKind, in_turn};
-use seikan_proto::noise::Construction;
+use seikan_proto::noise::Protocol;
 use seikan_proto::tunnel::{Reached, Tunnel, TunnelConfig};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -195,7 +195,7 @@ fn is_answer(bytes: &[u8]) -> bool {
 
 pub fn new_tunnel(private: [u8; 32], seed: u64) -> Tunnel {
     Tunnel::new(TunnelConfig {
-        construction: Construction::Native,
+        protocol: Protocol::Native,
         private_key: PrivateKey::from_bytes(private),
         inner_mtu: 1420,
         offload: false,

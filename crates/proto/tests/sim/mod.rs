@@ -17,7 +17,7 @@ use seikan_proto::capabilities::Cipher;
 use seikan_proto::inbox::{Inbox, MAX_PIECES, Write};
 use seikan_proto::indices::PeerId;
 use seikan_proto::keys::{PresharedKey, PrivateKey};
-use seikan_proto::noise::Construction;
+use seikan_proto::noise::Protocol;
 use seikan_proto::outbox::Outbox;
 use seikan_proto::peer::Peer;
 use seikan_proto::rng::Rng;
@@ -52,7 +52,7 @@ impl Rng for Seeded {
 /// How a side is set up; kept over restarts.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    pub construction: Construction,
+    pub protocol: Protocol,
     pub offload: bool,
     pub inner_mtu: u32,
     pub ciphers: Vec<Cipher>,
@@ -65,9 +65,9 @@ pub struct Setup {
 }
 
 impl Setup {
-    pub fn new(construction: Construction) -> Setup {
+    pub fn new(protocol: Protocol) -> Setup {
         Setup {
-            construction,
+            protocol,
             offload: true,
             inner_mtu: 1420,
             ciphers: vec![Cipher::Aes256Gcm, Cipher::ChaCha20Poly1305],
@@ -176,9 +176,9 @@ pub fn address(side: usize, v6: bool) -> SocketAddr {
 
 impl World {
     /// Two sides alike and good paths.
-    pub fn new(construction: Construction, seed: u64) -> World {
+    pub fn new(protocol: Protocol, seed: u64) -> World {
         World::with(
-            [Setup::new(construction), Setup::new(construction)],
+            [Setup::new(protocol), Setup::new(protocol)],
             [Path::default(), Path::default()],
             seed,
         )
@@ -585,7 +585,7 @@ pub fn written(write: &Write, arena: &[u8]) -> Vec<u8> {
 impl Side {
     fn new(i: usize, setup: Setup, keys: [[u8; 32]; 2], seed: u64, restarts: u64) -> Side {
         let mut tunnel = Tunnel::new(TunnelConfig {
-            construction: setup.construction,
+            protocol: setup.protocol,
             private_key: PrivateKey::from_bytes(keys[i]),
             inner_mtu: setup.inner_mtu,
             offload: setup.offload,
