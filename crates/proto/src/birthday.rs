@@ -11,7 +11,7 @@
 //!
 //! A pure state machine for each peer, without sockets: its driver opens them when it is told to [`Knock`].
 
-use crate::paths::{Check, Kind, Way};
+use crate::paths::{Candidate, CandidateKind, Check};
 use crate::rng::Rng;
 use crate::time::Instant;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -215,7 +215,7 @@ pub(crate) struct Scene<'a> {
     /// Packets were sent lately.
     pub active: bool,
     /// All ways to the peer.
-    pub ways: &'a [Way],
+    pub candidates: &'a [Candidate],
     /// What is before this host.
     pub outside: &'a Outside,
     /// Other peers that ports are open for, and that are sprayed for.
@@ -227,8 +227,11 @@ pub(crate) struct Scene<'a> {
 impl Scene<'_> {
     /// Addresses as which the peer may be seen from everywhere, as it told its coordinator: what it was seen as comes first.
     fn told(&self) -> impl Iterator<Item = SocketAddr> {
-        let told = self.ways.iter().filter(|way| way.kind == Kind::Told);
-        told.map(|way| way.address)
+        let told = self
+            .candidates
+            .iter()
+            .filter(|c| c.kind == CandidateKind::Signalled);
+        told.map(|c| c.address)
             .filter(|address| !is_private(address.ip()))
     }
 

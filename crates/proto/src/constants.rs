@@ -30,7 +30,7 @@ pub const MAX_HANDSHAKE_ATTEMPTS: u32 =
 /// Addresses besides a peer's endpoint that an initiation is sent to, at most.
 pub const MAX_CANDIDATES: usize = 16;
 /// Least time between two initiations to a peer that tries to reach us.
-pub const APPROACH_INTERVAL: Duration = Duration::from_millis(500);
+pub const CALL_INTERVAL: Duration = Duration::from_millis(500);
 /// Age of the youngest session at which all key material of a peer is erased (paper 6.3).
 pub const ZERO_KEYS_AFTER: Duration = Duration::from_secs(3 * REJECT_AFTER_TIME.as_secs());
 /// Age at which the initiator, on receipt of data, asks for the next session before this one dies.

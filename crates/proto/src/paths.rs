@@ -63,18 +63,18 @@ const SETTLE: Duration = Duration::from_secs(1);
 
 /// What kind of a way it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum CandidateKind {
     /// To an address that the peer told of.
-    Told,
+    Signalled,
     /// To an address that something authentic came from.
-    Seen,
+    PeerReflexive,
     /// To a relay, or to a loopback address: no other host has one, so it is where a client of a TURN server on this host forwards.
-    Relay,
+    Relayed,
 }
 
 /// What is known of a way, in the direction from here to there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum CheckState {
     /// It was not checked.
     Unchecked,
     /// A check may be on its way.
@@ -92,13 +92,13 @@ pub enum Standing {
 
 /// A way.
 #[derive(Clone, Debug)]
-pub struct Way {
+pub struct Candidate {
     /// Where to send.
     pub address: SocketAddr,
     /// What is there.
-    pub kind: Kind,
+    pub kind: CandidateKind,
     /// What became of it.
-    pub standing: Standing,
+    pub state: CheckState,
     /// Checks that may still be answered, the latest last: a round trip may be longer than the time between two.
     checks: Vec<Sent>,
 }
@@ -154,7 +154,7 @@ impl Check {
     }
 }
 
-/// Whether this host itself forwards what is sent there ([`Kind::Relay`]).
+/// Whether this host itself forwards what is sent there ([`CandidateKind::Relayed`]).
 fn is_forwarder(address: SocketAddr) -> bool {
     address.ip().to_canonical().is_loopback()
 }
@@ -162,7 +162,7 @@ fn is_forwarder(address: SocketAddr) -> bool {
 /// All ways to one peer, besides one that a configuration or the peer itself gave.
 #[derive(Debug, Default)]
 pub struct Paths {
-    ways: Vec<Way>,
+    candidates: Vec<Candidate>,
     /// Rounds since there was a reason to look, and when the next one is due.
     rounds: usize,
     next_round: Option<Instant>,
@@ -178,7 +178,7 @@ pub struct Paths {
     /// When something last came by a relay.
     by_relay: Option<Instant>,
     /// When the peer last had this host called, because nothing from here reaches it.
-    called: Option<Instant>,
+    called_at: Option<Instant>,
     /// Acknowledgements of what was never sent, since checks were last forgotten for them.
     wrong: u8,
 }
@@ -209,9 +209,9 @@ pub enum Taken {
     Move(SocketAddr),
 }
 
-impl Way {
+impl Candidate {
     fn is_direct(&self) -> bool {
-        self.kind != Kind::Relay && !is_forwarder(self.address)
+        self.kind != CandidateKind::Relayed && !is_forwarder(self.address)
     }
 
     /// Whether it is to be taken in the place of the relay that is `used`, if it works; `ends` is one that is to be left.
@@ -224,16 +224,16 @@ impl Way {
         self.is_direct()
             && self.address.is_ipv6()
             && used.is_ipv4()
-            && self.standing != Standing::NoRoute
+            && self.state != CheckState::NoRoute
     }
 
     fn begin(&mut self, check: Check, now: Instant) -> Due {
         self.checks.retain(|sent| !sent.is_over(now));
         let late = |sent: &Sent| now.duration_since(sent.at) >= PATIENCE;
         if self.checks.iter().any(late) {
-            self.standing = Standing::Silent;
-        } else if matches!(self.standing, Standing::Unchecked | Standing::NoRoute) {
-            self.standing = Standing::Checking;
+            self.state = CheckState::Silent;
+        } else if matches!(self.state, CheckState::Unchecked | CheckState::NoRoute) {
+            self.state = CheckState::Checking;
         }
         self.send(check, now)
     }
@@ -250,31 +250,33 @@ impl Way {
 /// Which ways there are.
 impl Paths {
     /// All of them: what the peer told of first, in its order.
-    pub fn ways(&self) -> &[Way] {
-        &self.ways
+    pub fn candidates(&self) -> &[Candidate] {
+        &self.candidates
     }
 
     /// Whether the peer has no other way than one.
     pub fn is_empty(&self) -> bool {
-        self.ways.is_empty()
+        self.candidates.is_empty()
     }
 
     /// Whether an address is a relay's.
     pub fn is_relay(&self, address: SocketAddr) -> bool {
-        let relay = |way: &Way| way.kind == Kind::Relay && way.address == address;
-        is_forwarder(address) || self.ways.iter().any(relay)
+        let relay = |candidate: &Candidate| {
+            candidate.kind == CandidateKind::Relayed && candidate.address == address
+        };
+        is_forwarder(address) || self.candidates.iter().any(relay)
     }
 
     /// Whether something came by a relay within `time`: the peer may have no other way to here.
-    pub fn hears_by_relay(&self, time: Duration, now: Instant) -> bool {
+    pub fn received_by_relay_within(&self, time: Duration, now: Instant) -> bool {
         self.by_relay
             .is_some_and(|at| now.duration_since(at) < time)
     }
 
     /// Whether the peer has had this host called since `established`, when the session in use began. Such a session proves nothing: who
     /// has sent nothing lately does not notice that its way has died. The handshake with which a call is answered makes one that does.
-    pub fn is_called_since(&self, established: Instant) -> bool {
-        self.called.is_some_and(|at| at > established)
+    pub fn call_received_since(&self, established: Instant) -> bool {
+        self.called_at.is_some_and(|at| at > established)
     }
 
     /// Whether the way in use counts as lost.
@@ -283,11 +285,11 @@ impl Paths {
     }
 
     /// The peer tells where it may be, the best first: [`MAX_CANDIDATES`] at most, the others are passed over. True if one is new.
-    pub fn set_told(&mut self, addresses: &[SocketAddr]) -> bool {
-        let new = self.replace(Kind::Told, addresses, MAX_CANDIDATES);
+    pub fn set_signalled(&mut self, addresses: &[SocketAddr]) -> bool {
+        let new = self.replace(CandidateKind::Signalled, addresses, MAX_CANDIDATES);
         if new {
             self.ipv6_lost = false;
-            self.look_again();
+            self.restart_checks();
         }
         new
     }
@@ -300,53 +302,53 @@ impl Paths {
         let others = addresses.iter().copied();
         let others = others.take(MAX_RELAYS - usize::from(self.ends.is_some()));
         let all: Vec<SocketAddr> = others.chain(self.ends).collect();
-        let new = self.replace(Kind::Relay, &all, MAX_RELAYS);
+        let new = self.replace(CandidateKind::Relayed, &all, MAX_RELAYS);
         if new && self.ends.is_some() {
-            self.look_again();
+            self.restart_checks();
         }
         new
     }
 
     /// Puts `addresses` in the place of those of a kind; true if one is new. What is known of the others stays.
-    fn replace(&mut self, kind: Kind, addresses: &[SocketAddr], most: usize) -> bool {
-        let old = std::mem::take(&mut self.ways);
-        let (mut same, mut others): (Vec<Way>, Vec<Way>) =
-            old.into_iter().partition(|way| way.kind == kind);
+    fn replace(&mut self, kind: CandidateKind, addresses: &[SocketAddr], most: usize) -> bool {
+        let old = std::mem::take(&mut self.candidates);
+        let (mut same, mut others): (Vec<Candidate>, Vec<Candidate>) =
+            old.into_iter().partition(|c| c.kind == kind);
         let mut new = false;
-        let mut ways: Vec<Way> = Vec::new();
+        let mut candidates: Vec<Candidate> = Vec::new();
         for address in addresses {
-            if ways.len() >= most || ways.iter().any(|way| way.address == *address) {
+            if candidates.len() >= most || candidates.iter().any(|c| c.address == *address) {
                 continue;
             }
-            let known = same.iter().position(|way| way.address == *address);
+            let known = same.iter().position(|c| c.address == *address);
             let known = known.map(|at| same.swap_remove(at)).or_else(|| {
-                let at = others.iter().position(|way| way.address == *address)?;
+                let at = others.iter().position(|c| c.address == *address)?;
                 Some(others.remove(at))
             });
             new |= known.is_none();
-            ways.push(match known {
-                Some(known) => Way { kind, ..known },
-                None => Way {
+            candidates.push(match known {
+                Some(known) => Candidate { kind, ..known },
+                None => Candidate {
                     address: *address,
                     kind,
-                    standing: Standing::Unchecked,
+                    state: CheckState::Unchecked,
                     checks: Vec::new(),
                 },
             });
         }
         match kind {
-            Kind::Told => ways.append(&mut others),
-            Kind::Seen | Kind::Relay => {
-                others.append(&mut ways);
-                ways = others;
+            CandidateKind::Signalled => candidates.append(&mut others),
+            CandidateKind::PeerReflexive | CandidateKind::Relayed => {
+                others.append(&mut candidates);
+                candidates = others;
             }
         }
-        self.ways = ways;
+        self.candidates = candidates;
         new
     }
 
     /// There is a new reason to check direct ways: at once, and then ever less often.
-    pub fn look_again(&mut self) {
+    pub fn restart_checks(&mut self) {
         self.rounds = 0;
         self.next_round = Some(Instant::BOOT);
     }
@@ -356,7 +358,7 @@ impl Paths {
 impl Paths {
     /// Packets were sent the way in use.
     pub fn sent(&mut self, now: Instant) {
-        if !self.ways.is_empty() && self.unanswered.is_none() {
+        if !self.candidates.is_empty() && self.unanswered.is_none() {
             self.unanswered = Some(Unanswered {
                 since: now,
                 ask_at: now + PATIENCE,
@@ -366,14 +368,14 @@ impl Paths {
 
     /// The newest authentic datagram came from somewhere, while `used` is the way in use; `began` says whether this end began the
     /// session. Whether to send there from now on.
-    pub fn heard(
+    pub fn on_datagram(
         &mut self,
         from: SocketAddr,
         used: Option<SocketAddr>,
         began: bool,
         now: Instant,
     ) -> bool {
-        if self.ways.is_empty() {
+        if self.candidates.is_empty() {
             return true;
         }
         let relayed = self.is_relay(from);
@@ -387,14 +389,14 @@ impl Paths {
         match (self.is_relay(used), relayed) {
             (false, true) => false,
             (true, false) => {
-                self.seen(from, now);
+                self.on_peer_reflexive(from, now);
                 false
             }
             // The peer checks IPv6 from both ends, which says nothing of the direction from here to there.
             (false, false)
                 if began && used.is_ipv4() && from.is_ipv6() && !self.is_proven(from) =>
             {
-                self.seen(from, now);
+                self.on_peer_reflexive(from, now);
                 false
             }
             (true, true) | (false, false) => {
@@ -412,29 +414,32 @@ impl Paths {
     }
 
     fn is_proven(&self, address: SocketAddr) -> bool {
-        let works = |way: &Way| matches!(way.standing, Standing::Works { .. });
-        let mut ways = self.ways.iter();
-        !self.ipv6_lost && ways.any(|way| way.address == address && works(way))
+        let works = |candidate: &Candidate| matches!(candidate.state, CheckState::Works { .. });
+        let mut candidates = self.candidates.iter();
+        !self.ipv6_lost && candidates.any(|c| c.address == address && works(c))
     }
 
     /// An authentic datagram that is not the newest came from somewhere, while `used` is the way in use: it was overtaken, and does
     /// not say where the peer is now. But if it came directly, and what overtook it by a relay, that way is looked at.
-    pub fn heard_late(&mut self, from: SocketAddr, used: Option<SocketAddr>, now: Instant) {
+    pub fn on_late_datagram(&mut self, from: SocketAddr, used: Option<SocketAddr>, now: Instant) {
         if used.is_some_and(|used| self.is_relay(used)) && !self.is_relay(from) {
-            self.seen(from, now);
+            self.on_peer_reflexive(from, now);
         }
     }
 
     /// The peer sends directly, from there: what is sent there may get through.
-    fn seen(&mut self, from: SocketAddr, now: Instant) {
-        match self.ways.iter().find(|way| way.address == from) {
+    fn on_peer_reflexive(&mut self, from: SocketAddr, now: Instant) {
+        match self.candidates.iter().find(|c| c.address == from) {
             None => {
-                self.replace(Kind::Seen, &[from], 1);
-                self.look_again();
+                self.replace(CandidateKind::PeerReflexive, &[from], 1);
+                self.restart_checks();
             }
-            Some(way) => {
+            Some(candidate) => {
                 // A check that was sent before may have been too early.
-                let soon = way.checks.last().map_or(now, |sent| sent.at + ASK_EVERY);
+                let soon = candidate
+                    .checks
+                    .last()
+                    .map_or(now, |sent| sent.at + ASK_EVERY);
                 self.next_round = Some(self.next_round.map_or(soon, |at| at.min(soon)));
             }
         }
@@ -450,15 +455,15 @@ impl Paths {
         now: Instant,
     ) -> Option<(Duration, Taken)> {
         let fits = |sent: &Sent| sent.check == check && !sent.is_over(now);
-        let (way, at) = self.ways.iter_mut().find_map(|way| {
-            let place = way.checks.iter().position(fits)?;
+        let (candidate, at) = self.candidates.iter_mut().find_map(|candidate| {
+            let place = candidate.checks.iter().position(fits)?;
             // Those before are answered with it.
-            let at = way.checks.drain(..=place).next_back()?.at;
-            Some((way, at))
+            let at = candidate.checks.drain(..=place).next_back()?.at;
+            Some((candidate, at))
         })?;
         let rtt = now.duration_since(at);
-        way.standing = Standing::Works { rtt };
-        let (address, direct) = (way.address, way.is_direct());
+        candidate.state = CheckState::Works { rtt };
+        let (address, direct) = (candidate.address, candidate.is_direct());
         if used == Some(address) {
             self.answered();
             return Some((rtt, Taken::InUse));
@@ -482,41 +487,44 @@ impl Paths {
         self.wrong += 1;
         if self.wrong >= MAX_WRONG {
             self.wrong = 0;
-            self.ways.iter_mut().for_each(|way| way.checks.clear());
+            self.candidates.iter_mut().for_each(|c| c.checks.clear());
         }
     }
 
     /// Whether an address that answers after `rtt` is preferred to a direct way that is `used`, which was checked along with it.
     fn prefers(&self, address: SocketAddr, used: SocketAddr, rtt: Duration) -> bool {
-        let mut ways = self.ways.iter();
-        let candidate = ways.find(|way| way.address == address);
-        let used_takes = self.ways.iter().find_map(|way| match way.standing {
-            Standing::Works { rtt } if way.address == used => Some(rtt),
-            _ => None,
-        });
+        let mut candidates = self.candidates.iter();
+        let candidate = candidates.find(|c| c.address == address);
+        let used_takes = self
+            .candidates
+            .iter()
+            .find_map(|candidate| match candidate.state {
+                CheckState::Works { rtt } if candidate.address == used => Some(rtt),
+                _ => None,
+            });
         !self.ipv6_lost
-            && candidate.is_some_and(|way| way.is_preferred(used))
+            && candidate.is_some_and(|c| c.is_preferred(used))
             // Without an answer yet it takes longer.
             && used_takes.is_none_or(|used| rtt <= used + IPV6_LAG)
     }
 
     /// The peer does not reach this host, it had it told.
-    pub fn called(&mut self, now: Instant) {
-        self.called = Some(now);
+    pub fn on_call_me_maybe(&mut self, now: Instant) {
+        self.called_at = Some(now);
     }
 
     /// The kernel refused to send there.
     pub fn refused(&mut self, address: SocketAddr) {
-        if let Some(way) = self.ways.iter_mut().find(|way| way.address == address) {
-            way.standing = Standing::NoRoute;
-            way.checks.clear();
+        if let Some(candidate) = self.candidates.iter_mut().find(|c| c.address == address) {
+            candidate.state = CheckState::NoRoute;
+            candidate.checks.clear();
         }
     }
 
     /// A handshake was completed by the way in use, or another was taken.
     pub fn moved(&mut self) {
         self.answered();
-        self.look_again();
+        self.restart_checks();
     }
 
     fn answered(&mut self) {
@@ -530,7 +538,7 @@ impl Paths {
     /// When [`Self::due`] has something to say, while `used` is the way in use.
     pub fn next_wakeup(&self, used: Option<SocketAddr>) -> Option<Instant> {
         let used = used?;
-        let round = self.next_round.filter(|_| self.looks_for_better(used));
+        let round = self.next_round.filter(|_| self.is_checking(used));
         let ask = self.unanswered.map(|unanswered| unanswered.ask_at);
         round.into_iter().chain(ask).min()
     }
@@ -539,20 +547,20 @@ impl Paths {
     pub fn due(&mut self, used: Option<SocketAddr>, now: Instant, rng: &mut dyn Rng) -> Vec<Due> {
         let mut due = Vec::new();
         let Some(used) = used else { return due };
-        if self.looks_for_better(used) && self.next_round.is_some_and(|at| at <= now) {
+        if self.is_checking(used) && self.next_round.is_some_and(|at| at <= now) {
             let pause = ROUNDS[self.rounds.min(ROUNDS.len() - 1)];
             self.rounds += 1;
             self.next_round = Some(now + pause);
             let (ends, relayed) = (self.ends, self.is_relay(used));
-            if !relayed && !self.ways.iter().any(|way| way.address == used) {
-                self.replace(Kind::Seen, &[used], 1);
+            if !relayed && !self.candidates.iter().any(|c| c.address == used) {
+                self.replace(CandidateKind::PeerReflexive, &[used], 1);
             }
-            let wanted = |way: &&mut Way| match relayed {
-                true => way.is_better(used, ends),
-                false => way.is_preferred(used) || way.address == used,
+            let wanted = |candidate: &&mut Candidate| match relayed {
+                true => candidate.is_better(used, ends),
+                false => candidate.is_preferred(used) || candidate.address == used,
             };
-            for way in self.ways.iter_mut().filter(wanted) {
-                due.push(way.begin(Check::random(rng), now));
+            for candidate in self.candidates.iter_mut().filter(wanted) {
+                due.push(candidate.begin(Check::random(rng), now));
             }
         }
         if let Some(unanswered) = &mut self.unanswered
@@ -560,8 +568,8 @@ impl Paths {
         {
             if now.duration_since(unanswered.since) >= SILENCE {
                 self.unanswered = None;
-                if let Some(way) = self.ways.iter_mut().find(|way| way.address == used) {
-                    way.standing = Standing::Silent;
+                if let Some(candidate) = self.candidates.iter_mut().find(|c| c.address == used) {
+                    candidate.state = CheckState::Silent;
                 }
                 self.ipv6_lost |= used.is_ipv6();
                 // Once: what is begun then is repeated by its own timer.
@@ -571,14 +579,14 @@ impl Paths {
             } else {
                 unanswered.ask_at = now + ASK_EVERY;
                 let since = unanswered.since;
-                if !self.ways.iter().any(|way| way.address == used) {
-                    self.replace(Kind::Seen, &[used], 1);
+                if !self.candidates.iter().any(|c| c.address == used) {
+                    self.replace(CandidateKind::PeerReflexive, &[used], 1);
                 }
-                if let Some(way) = self.ways.iter_mut().find(|way| way.address == used) {
+                if let Some(candidate) = self.candidates.iter_mut().find(|c| c.address == used) {
                     // The same again: the answer to the first may still be on its way.
-                    let sent = way.checks.last().filter(|sent| sent.at >= since);
+                    let sent = candidate.checks.last().filter(|sent| sent.at >= since);
                     let again = sent.map(|sent| Due::Check(sent.check, used));
-                    due.push(again.unwrap_or_else(|| way.send(Check::random(rng), now)));
+                    due.push(again.unwrap_or_else(|| candidate.send(Check::random(rng), now)));
                 }
             }
         }
@@ -586,13 +594,13 @@ impl Paths {
     }
 
     /// Better ways are looked for while a relay is in use and there are any; preferred ones for a while.
-    fn looks_for_better(&self, used: SocketAddr) -> bool {
-        let mut ways = self.ways.iter();
+    fn is_checking(&self, used: SocketAddr) -> bool {
+        let mut candidates = self.candidates.iter();
         match self.is_relay(used) {
-            true => ways.any(|way| way.is_better(used, self.ends)),
+            true => candidates.any(|c| c.is_better(used, self.ends)),
             false => {
                 let tries = self.rounds < IPV6_ROUNDS && !self.ipv6_lost;
-                tries && ways.any(|way| way.is_preferred(used))
+                tries && candidates.any(|c| c.is_preferred(used))
             }
         }
     }

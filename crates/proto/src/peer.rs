@@ -131,21 +131,21 @@ pub(crate) struct Pending {
     /// The ways that there were when it was sent, and those that it was sent to since.
     pub known: Vec<SocketAddr>,
     /// There may be another one.
-    pub new_way: bool,
+    pub new_candidate: bool,
 }
 
 impl Handshake {
     /// There is a new way to the peer.
-    pub fn new_way(&mut self) {
+    pub fn new_candidate(&mut self) {
         if let Some(pending) = &mut self.pending {
-            pending.new_way = true;
+            pending.new_candidate = true;
         }
     }
 
     /// Whether an initiation waits for its response that may not have been sent by every way.
-    pub fn has_new_way(&self) -> bool {
+    pub fn has_new_candidate(&self) -> bool {
         let pending = self.pending.as_ref();
-        pending.is_some_and(|pending| pending.new_way)
+        pending.is_some_and(|pending| pending.new_candidate)
     }
 }
 

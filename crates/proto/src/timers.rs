@@ -82,7 +82,7 @@ pub struct Timers {
     persistent_interval: Option<Duration>,
     last_initiation: Option<Instant>,
     /// When an initiation was last sent because the peer tries to reach us: it is not repeated, nor does it hold up others.
-    last_approach: Option<Instant>,
+    last_call: Option<Instant>,
     /// Initiations repeated since the last reason to send one.
     retries: u32,
     /// A session is being renewed because data came near its end; once per session suffices.
@@ -148,15 +148,15 @@ impl Timers {
     }
 
     /// Whether an initiation would help somebody who is trying to reach us: not if one was sent for that less than
-    /// [`APPROACH_INTERVAL`] ago.
-    pub fn may_approach(&self, now: Instant) -> bool {
-        self.last_approach
-            .is_none_or(|last| last.has_expired(APPROACH_INTERVAL, now))
+    /// [`CALL_INTERVAL`] ago.
+    pub fn may_answer_call(&self, now: Instant) -> bool {
+        self.last_call
+            .is_none_or(|last| last.has_expired(CALL_INTERVAL, now))
     }
 
     /// One was sent for that.
-    pub fn approached(&mut self, now: Instant) {
-        self.last_approach = Some(now);
+    pub fn call_answered(&mut self, now: Instant) {
+        self.last_call = Some(now);
         // A partial handshake may leave key material behind.
         if self.due[ZeroKeys as usize].is_none() {
             self.arm(ZeroKeys, now + ZERO_KEYS_AFTER);

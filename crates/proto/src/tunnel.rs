@@ -349,13 +349,13 @@ impl Tunnel {
         }
     }
 
-    /// Sets where else the peer may be, the best first ([`Paths::set_told`](crate::paths::Paths::set_told)).
+    /// Sets where else the peer may be, the best first ([`Paths::set_signalled`](crate::paths::Paths::set_signalled)).
     pub fn set_candidates(&mut self, id: PeerId, candidates: &[SocketAddr], now: Instant) {
         if let Some(peer) = self.peer_mut(id)
-            && peer.paths.set_told(candidates)
+            && peer.paths.set_signalled(candidates)
         {
             peer.birthday.look_again(now);
-            peer.handshake.new_way();
+            peer.handshake.new_candidate();
         }
         self.reschedule(id, now, now);
     }
@@ -365,7 +365,7 @@ impl Tunnel {
         if let Some(peer) = self.peer_mut(id)
             && peer.paths.set_relays(relays, peer.path.endpoint)
         {
-            peer.handshake.new_way();
+            peer.handshake.new_candidate();
             self.reschedule(id, Instant::BOOT, Instant::BOOT);
         }
     }
@@ -377,13 +377,13 @@ impl Tunnel {
         };
         let session = peer.sessions.current.as_ref();
         let lives = session.is_some_and(|session| {
-            outbound::may_send(session, now) && !peer.paths.is_called_since(session.created)
+            outbound::may_send(session, now) && !peer.paths.call_received_since(session.created)
         });
         let relay = |endpoint| peer.paths.is_relay(endpoint);
         if !lives || peer.paths.is_lost() {
             Reached::Not
         } else if peer.path.endpoint.is_some_and(relay)
-            || peer.paths.hears_by_relay(REKEY_AFTER_TIME, now)
+            || peer.paths.received_by_relay_within(REKEY_AFTER_TIME, now)
         {
             Reached::ByRelay
         } else {

@@ -154,18 +154,19 @@ fn who_announces_itself_from_elsewhere_is_answered_there_at_once() {
 fn who_is_called_tries_once_and_no_more_than_twice_a_second() {
     let mut world = strangers(Protocol::Native);
     set_candidates(&mut world, 1, &[nowhere(1), nowhere(2)]);
-    let approach = |world: &mut World| {
+    let call = |world: &mut World| {
         let now = world.now(1);
         let side = &mut world.sides[1];
-        side.tunnel.approach(now, side.peer, &mut side.outbox);
+        side.tunnel
+            .on_call_me_maybe(now, side.peer, &mut side.outbox);
         world.flush(1, &[]);
         world.take_sent(1).len()
     };
-    assert_eq!(approach(&mut world), 2);
+    assert_eq!(call(&mut world), 2);
     world.run(Duration::from_millis(400));
-    assert_eq!(approach(&mut world), 0);
+    assert_eq!(call(&mut world), 0);
     world.run(Duration::from_millis(200));
-    assert_eq!(approach(&mut world), 2);
+    assert_eq!(call(&mut world), 2);
     // It has nothing to send itself: nothing is repeated, and nobody is called in turn.
     world.run(Duration::from_secs(60));
     assert_eq!(world.take_sent(1).len(), 0);
@@ -195,7 +196,8 @@ fn called(places: &[SocketAddr]) -> World {
     set_candidates(&mut world, 1, places);
     let now = world.now(1);
     let side = &mut world.sides[1];
-    side.tunnel.approach(now, side.peer, &mut side.outbox);
+    side.tunnel
+        .on_call_me_maybe(now, side.peer, &mut side.outbox);
     world.flush(1, &[]);
     assert_eq!(world.take_sent(1).len(), places.len());
     world
@@ -241,7 +243,8 @@ fn who_is_called_and_knows_no_place_yet_tries_as_soon_as_there_is_one() {
     set_candidates(&mut world, 1, &[address(0, false)]);
     let now = world.now(1);
     let side = &mut world.sides[1];
-    side.tunnel.approach(now, side.peer, &mut side.outbox);
+    side.tunnel
+        .on_call_me_maybe(now, side.peer, &mut side.outbox);
     world.flush(1, &[]);
     world.run(Duration::from_millis(20));
     assert_eq!(world.totals(1).handshakes.completed, 1);

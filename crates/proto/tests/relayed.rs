@@ -41,13 +41,15 @@ fn who_is_called_and_comes_to_a_relay_tries_there_at_once() {
     let now = world.now(1);
     let side = &mut world.sides[1];
     side.tunnel.set_relays(side.peer, &[]);
-    side.tunnel.approach(now, side.peer, &mut side.outbox);
+    side.tunnel
+        .on_call_me_maybe(now, side.peer, &mut side.outbox);
     world.flush(1, &[]);
     world.run(Duration::from_millis(100));
     let now = world.now(1);
     let side = &mut world.sides[1];
     side.tunnel.set_relays(side.peer, &[relay()]);
-    side.tunnel.approach(now, side.peer, &mut side.outbox);
+    side.tunnel
+        .on_call_me_maybe(now, side.peer, &mut side.outbox);
     world.flush(1, &[]);
     world.run(Duration::from_millis(100));
     assert_eq!(world.totals(1).handshakes.completed, 1);
@@ -63,7 +65,8 @@ fn two_relays_at_once_do_not_spoil_the_meeting_at_the_first() {
     // What is sent to the second arrives nowhere.
     for relays in [vec![relay()], vec![relay(), other]] {
         side.tunnel.set_relays(side.peer, &relays);
-        side.tunnel.approach(now, side.peer, &mut side.outbox);
+        side.tunnel
+            .on_call_me_maybe(now, side.peer, &mut side.outbox);
     }
     world.flush(1, &[]);
     world.run(Duration::from_millis(100));
@@ -78,7 +81,8 @@ fn where_the_first_of_two_relays_carries_nothing_they_meet_at_the_other_in_a_rou
     let now = world.now(1);
     let side = &mut world.sides[1];
     side.tunnel.set_relays(side.peer, &[dead]);
-    side.tunnel.approach(now, side.peer, &mut side.outbox);
+    side.tunnel
+        .on_call_me_maybe(now, side.peer, &mut side.outbox);
     world.flush(1, &[]);
     world.run(Duration::from_millis(20));
     let side = &mut world.sides[1];
@@ -99,13 +103,15 @@ fn a_way_that_appears_does_not_void_the_answer_that_is_on_its_way_by_another() {
     let now = world.now(1);
     let side = &mut world.sides[1];
     side.tunnel.set_relays(side.peer, &[]);
-    side.tunnel.approach(now, side.peer, &mut side.outbox);
+    side.tunnel
+        .on_call_me_maybe(now, side.peer, &mut side.outbox);
     world.flush(1, &[]);
     world.run(Duration::from_millis(60));
     let now = world.now(1);
     let side = &mut world.sides[1];
     side.tunnel.set_relays(side.peer, &[relay()]);
-    side.tunnel.approach(now, side.peer, &mut side.outbox);
+    side.tunnel
+        .on_call_me_maybe(now, side.peer, &mut side.outbox);
     world.flush(1, &[]);
     world.run(Duration::from_millis(40));
     assert_eq!(world.totals(1).handshakes.completed, 1);
@@ -132,7 +138,8 @@ fn who_is_called_over_a_way_that_died_quietly_is_reached_by_a_new_handshake_alon
     let call = |world: &mut World| {
         let now = world.now(1);
         let side = &mut world.sides[1];
-        side.tunnel.approach(now, side.peer, &mut side.outbox);
+        side.tunnel
+            .on_call_me_maybe(now, side.peer, &mut side.outbox);
         world.flush(1, &[]);
         world.run(Duration::from_millis(100));
     };

@@ -512,7 +512,7 @@ fn approach(node: &mut Node, keys: &[PublicKey]) {
             .as_ref()
             .is_some_and(|mesh| mesh.members.contains_key(key));
         if let Some(id) = node.tunnel.peer_by_key(key).filter(|_| known) {
-            node.tunnel.approach(now(), id, &mut node.outbox);
+            node.tunnel.on_call_me_maybe(now(), id, &mut node.outbox);
             node.transmit();
         }
     }

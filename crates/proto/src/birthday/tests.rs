@@ -47,7 +47,7 @@ struct End {
 impl End {
     fn new(v4: Mapping, told: &[&str]) -> End {
         let mut paths = Paths::default();
-        paths.set_told(&told.iter().map(|text| address(text)).collect::<Vec<_>>());
+        paths.set_signalled(&told.iter().map(|text| address(text)).collect::<Vec<_>>());
         End {
             birthday: Birthday::default(),
             paths,
@@ -67,7 +67,7 @@ impl End {
         let scene = Scene {
             relayed: self.relayed,
             active: self.active,
-            ways: self.paths.ways(),
+            candidates: self.paths.candidates(),
             outside: &self.outside,
             opening: self.opening,
             spraying: self.spraying,
@@ -280,7 +280,7 @@ fn while_nobody_sends_nothing_is_opened() {
 fn where_the_peer_is_seen_nowhere_any_more_nothing_is_sent_again() {
     let mut end = symmetric();
     assert_eq!(knocks(&end.run(0, 4000)), [AFTER_MILLIS]);
-    end.paths.set_told(&[]);
+    end.paths.set_signalled(&[]);
     assert_eq!(end.run(4000, 60_000), []);
 }
 
@@ -500,7 +500,7 @@ fn whatever_a_peer_tells_and_asks_no_more_is_sent_for_it_in_a_minute_than_may_be
                 9..12 => end.birthday.asked(ask(&asked[..1 + millis as usize % 4])),
                 12..15 => {
                     let told: Vec<_> = strangers.iter().map(|text| address(text)).collect();
-                    end.paths.set_told(&told[..1 + millis as usize % 3]);
+                    end.paths.set_signalled(&told[..1 + millis as usize % 3]);
                     end.birthday.look_again(at(millis));
                 }
                 _ => end.birthday.knocked(PORTS, at(millis)),

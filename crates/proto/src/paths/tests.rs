@@ -15,7 +15,7 @@ fn relay(n: u8) -> SocketAddr {
 /// A peer with two addresses of its own, and a relay.
 fn paths() -> Paths {
     let mut paths = Paths::default();
-    paths.set_told(&[told(1), told(2)]);
+    paths.set_signalled(&[told(1), told(2)]);
     paths.set_relays(&[relay(1)], None);
     paths
 }
@@ -80,7 +80,7 @@ fn told6() -> SocketAddr {
 /// A peer with an address of each family.
 fn both_families() -> Paths {
     let mut paths = Paths::default();
-    paths.set_told(&[told6(), told(1)]);
+    paths.set_signalled(&[told6(), told(1)]);
     paths
 }
 
@@ -133,7 +133,7 @@ fn ipv6_that_was_lost_is_not_preferred_again_before_the_peer_is_somewhere_else()
     assert!(lost);
     paths.moved();
     assert_eq!(checks(&mut paths, told(1), at(4000)), []);
-    paths.set_told(&[told6(), told(1), told(2)]);
+    paths.set_signalled(&[told6(), told(1), told(2)]);
     assert_eq!(checks(&mut paths, told(1), at(4000)).len(), 2);
 }
 
@@ -141,13 +141,13 @@ fn ipv6_that_was_lost_is_not_preferred_again_before_the_peer_is_somewhere_else()
 fn who_began_follows_to_ipv6_only_what_it_has_proven() {
     let mut paths = both_families();
     let round = checks(&mut paths, told(1), at(0));
-    assert!(!paths.heard(told6(), Some(told(1)), true, at(20)));
+    assert!(!paths.on_datagram(told6(), Some(told(1)), true, at(20)));
     // It is slower, so nothing is moved by itself.
     paths.acknowledged(round[1].0, Some(told(1)), true, at(30));
     paths.acknowledged(round[0].0, Some(told(1)), true, at(60));
-    assert!(paths.heard(told6(), Some(told(1)), true, at(70)));
+    assert!(paths.on_datagram(told6(), Some(told(1)), true, at(70)));
     // The other end, which does not choose, follows at once.
-    assert!(both_families().heard(told6(), Some(told(1)), false, at(20)));
+    assert!(both_families().on_datagram(told6(), Some(told(1)), false, at(20)));
 }
 
 #[test]
@@ -157,7 +157,7 @@ fn the_first_direct_way_that_is_proven_is_taken() {
     let taken = paths.acknowledged(round[1].0, Some(relay(1)), true, at(30));
     let rtt = Duration::from_millis(30);
     assert_eq!(taken, Some((rtt, Taken::Move(told(2)))));
-    assert_eq!(paths.ways()[1].standing, Standing::Works { rtt });
+    assert_eq!(paths.candidates()[1].state, CheckState::Works { rtt });
     // The other comes too late.
     let late = paths.acknowledged(round[0].0, Some(told(2)), true, at(31));
     assert_eq!(late.map(|(_, taken)| taken), Some(Taken::Stay));
@@ -171,20 +171,20 @@ fn the_first_direct_way_that_is_proven_is_taken() {
 #[test]
 fn what_comes_by_a_relay_does_not_make_it_the_way_while_a_direct_one_is_in_use() {
     let mut paths = paths();
-    assert!(!paths.heard(relay(1), Some(told(1)), false, at(0)));
+    assert!(!paths.on_datagram(relay(1), Some(told(1)), false, at(0)));
     // Another relay, when one is in use, is followed.
     paths.set_relays(&[relay(1), relay(2)], Some(relay(1)));
-    assert!(paths.heard(relay(2), Some(relay(1)), false, at(0)));
+    assert!(paths.on_datagram(relay(2), Some(relay(1)), false, at(0)));
 }
 
 #[test]
 fn a_loopback_address_is_a_relay_and_left_for_a_direct_way() {
     let forwarder = SocketAddr::from(([127, 0, 0, 1], 40_000));
     let mut paths = paths();
-    assert!(!paths.heard(forwarder, Some(told(1)), false, at(0)));
-    assert!(paths.hears_by_relay(PATIENCE, at(0)));
+    assert!(!paths.on_datagram(forwarder, Some(told(1)), false, at(0)));
+    assert!(paths.received_by_relay_within(PATIENCE, at(0)));
     // Also when it is asked about as the way in use.
-    paths.look_again();
+    paths.restart_checks();
     paths.sent(at(0));
     let round = checks(&mut paths, forwarder, at(1000));
     assert_eq!(round.len(), 3);
@@ -198,14 +198,17 @@ fn a_loopback_address_is_a_relay_and_left_for_a_direct_way() {
 fn what_comes_directly_is_checked_before_a_relay_is_left_for_it() {
     let mut paths = paths();
     checks(&mut paths, relay(1), at(0));
-    assert!(!paths.heard(told(9), Some(relay(1)), false, at(10)));
+    assert!(!paths.on_datagram(told(9), Some(relay(1)), false, at(10)));
     let round = checks(&mut paths, relay(1), at(10));
     assert!(round.iter().any(|(_, address)| *address == told(9)));
-    assert_eq!(paths.ways().last().map(|way| way.kind), Some(Kind::Seen));
+    assert_eq!(
+        paths.candidates().last().map(|c| c.kind),
+        Some(CandidateKind::PeerReflexive)
+    );
     // From an address that is known: not more often than twice a second.
-    assert!(!paths.heard(told(1), Some(relay(1)), false, at(100)));
+    assert!(!paths.on_datagram(told(1), Some(relay(1)), false, at(100)));
     assert_eq!(checks(&mut paths, relay(1), at(100)), []);
-    assert!(!paths.heard(told(1), Some(relay(1)), false, at(5_000)));
+    assert!(!paths.on_datagram(told(1), Some(relay(1)), false, at(5_000)));
     assert_eq!(checks(&mut paths, relay(1), at(5_000)).len(), 3);
 }
 
@@ -216,7 +219,7 @@ fn what_comes_directly_just_after_a_check_has_it_repeated_after_half_a_second() 
     for ms in [0, 200, 500, 1000, 2000, 4000] {
         assert!(!checks(&mut paths, relay(1), at(ms)).is_empty());
     }
-    paths.heard(told(1), Some(relay(1)), false, at(4_010));
+    paths.on_datagram(told(1), Some(relay(1)), false, at(4_010));
     assert_eq!(checks(&mut paths, relay(1), at(4_490)), []);
     assert!(!checks(&mut paths, relay(1), at(4_500)).is_empty());
 }
@@ -228,7 +231,7 @@ fn a_way_is_taken_whose_round_trip_is_longer_than_the_time_between_two_checks() 
         let (mut under_way, mut taken) = (Vec::new(), None);
         for ms in (0..10_000).step_by(100) {
             // What comes from there all the time has it checked every half a second.
-            paths.heard(told(1), Some(relay(1)), false, at(ms));
+            paths.on_datagram(told(1), Some(relay(1)), false, at(ms));
             let sent = checks(&mut paths, relay(1), at(ms));
             let there = sent.into_iter().filter(|(_, to)| *to == told(1));
             under_way.extend(there.map(|(check, _)| (ms + rtt, check)));
@@ -245,27 +248,27 @@ fn a_way_is_taken_whose_round_trip_is_longer_than_the_time_between_two_checks() 
 #[test]
 fn a_peer_that_roams_is_followed_unless_this_end_has_just_chosen() {
     let mut paths = paths();
-    assert!(paths.heard(told(9), Some(told(1)), true, at(0)));
+    assert!(paths.on_datagram(told(9), Some(told(1)), true, at(0)));
     let round = checks(&mut paths, relay(1), at(0));
     paths.acknowledged(round[0].0, Some(relay(1)), true, at(10));
-    assert!(!paths.heard(told(2), Some(told(1)), true, at(900)));
+    assert!(!paths.on_datagram(told(2), Some(told(1)), true, at(900)));
     assert!(
-        paths.heard(told(2), Some(told(1)), false, at(900)),
+        paths.on_datagram(told(2), Some(told(1)), false, at(900)),
         "who did not begin the session follows"
     );
-    assert!(paths.heard(told(2), Some(told(1)), true, at(1100)));
+    assert!(paths.on_datagram(told(2), Some(told(1)), true, at(1100)));
 }
 
 /// Two ends that send to each other all the time, each by another way at first and 10 ms away: how often each moved, and what it
 /// uses at the end.
-fn chase(ways: [SocketAddr; 2]) -> [(usize, SocketAddr); 2] {
+fn chase(candidates: [SocketAddr; 2]) -> [(usize, SocketAddr); 2] {
     let mut ends = [0, 1].map(|_| {
         let mut paths = Paths::default();
-        paths.set_told(&[told(1), told(2)]);
+        paths.set_signalled(&[told(1), told(2)]);
         paths.set_relays(&[relay(1), relay(2)], None);
         paths
     });
-    let mut used = ways;
+    let mut used = candidates;
     let mut moves = [0, 0];
     let mut under_way = std::collections::VecDeque::new();
     for ms in 0..900 {
@@ -276,7 +279,7 @@ fn chase(ways: [SocketAddr; 2]) -> [(usize, SocketAddr); 2] {
         let arrived = under_way.pop_front().unwrap();
         for end in [0, 1] {
             let from = arrived[1 - end];
-            let follows = ends[end].heard(from, Some(used[end]), end == 0, at(ms));
+            let follows = ends[end].on_datagram(from, Some(used[end]), end == 0, at(ms));
             if follows && used[end] != from {
                 used[end] = from;
                 moves[end] += 1;
@@ -288,9 +291,9 @@ fn chase(ways: [SocketAddr; 2]) -> [(usize, SocketAddr); 2] {
 
 #[test]
 fn ends_that_use_different_ways_come_to_use_one_and_do_not_change_for_ever() {
-    for ways in [[told(1), told(2)], [relay(1), relay(2)]] {
-        let [first, second] = chase(ways);
-        assert_eq!(first.1, second.1, "{ways:?}");
+    for candidates in [[told(1), told(2)], [relay(1), relay(2)]] {
+        let [first, second] = chase(candidates);
+        assert_eq!(first.1, second.1, "{candidates:?}");
         assert!(first.0 + second.0 <= 3, "{first:?}, {second:?}");
     }
 }
@@ -317,9 +320,9 @@ fn silence_is_asked_about_and_then_taken_for_a_loss() {
         ]
     );
     assert!(paths.is_lost());
-    assert_eq!(paths.ways()[0].standing, Standing::Silent);
+    assert_eq!(paths.candidates()[0].state, CheckState::Silent);
     // Something comes after all.
-    assert!(paths.heard(told(1), Some(told(1)), false, at(6000)));
+    assert!(paths.on_datagram(told(1), Some(told(1)), false, at(6000)));
     assert!(!paths.is_lost());
 }
 
@@ -328,7 +331,7 @@ fn an_answer_by_whatever_way_ends_the_silence() {
     let mut paths = paths();
     paths.sent(at(0));
     // By a relay: it does not say that the direct way works.
-    paths.heard(relay(1), Some(told(1)), false, at(500));
+    paths.on_datagram(relay(1), Some(told(1)), false, at(500));
     let asked = checks(&mut paths, told(1), at(1000));
     let taken = paths.acknowledged(asked[0].0, Some(told(1)), true, at(1040));
     assert_eq!(taken, Some((Duration::from_millis(40), Taken::InUse)));
@@ -399,7 +402,7 @@ fn a_peer_with_one_way_is_never_asked() {
     let mut paths = Paths::default();
     paths.sent(at(0));
     assert_eq!(paths.next_wakeup(Some(told(1))), None);
-    assert!(paths.heard(told(2), Some(told(1)), true, at(0)));
+    assert!(paths.on_datagram(told(2), Some(told(1)), true, at(0)));
 }
 
 #[test]
@@ -420,21 +423,24 @@ fn what_is_known_of_a_way_stays_when_it_is_told_again() {
     let mut paths = paths();
     let round = checks(&mut paths, relay(1), at(0));
     paths.acknowledged(round[0].0, Some(relay(1)), true, at(10));
-    paths.set_told(&[told(3), told(1)]);
-    let ways: Vec<_> = paths
-        .ways()
+    paths.set_signalled(&[told(3), told(1)]);
+    let candidates: Vec<_> = paths
+        .candidates()
         .iter()
-        .map(|way| (way.address, way.kind))
+        .map(|candidate| (candidate.address, candidate.kind))
         .collect();
     assert_eq!(
-        ways,
+        candidates,
         [
-            (told(3), Kind::Told),
-            (told(1), Kind::Told),
-            (relay(1), Kind::Relay)
+            (told(3), CandidateKind::Signalled),
+            (told(1), CandidateKind::Signalled),
+            (relay(1), CandidateKind::Relayed)
         ]
     );
-    assert!(matches!(paths.ways()[1].standing, Standing::Works { .. }));
+    assert!(matches!(
+        paths.candidates()[1].state,
+        CheckState::Works { .. }
+    ));
 }
 
 #[test]
@@ -443,11 +449,11 @@ fn a_way_that_does_not_answer_is_shown_so() {
     for ms in [0, 200, 500, 1000, 2000] {
         checks(&mut paths, relay(1), at(ms));
     }
-    assert_eq!(paths.ways()[0].standing, Standing::Silent);
+    assert_eq!(paths.candidates()[0].state, CheckState::Silent);
     // It may still be on its way.
     assert_eq!(
-        super::tests::paths().ways()[0].standing,
-        Standing::Unchecked
+        super::tests::paths().candidates()[0].state,
+        CheckState::Unchecked
     );
 }
 
@@ -456,27 +462,27 @@ fn a_way_without_a_route_is_shown_so_and_tried_again() {
     let mut paths = paths();
     checks(&mut paths, relay(1), at(0));
     paths.refused(told(1));
-    assert_eq!(paths.ways()[0].standing, Standing::NoRoute);
+    assert_eq!(paths.candidates()[0].state, CheckState::NoRoute);
     checks(&mut paths, relay(1), at(200));
-    assert_eq!(paths.ways()[0].standing, Standing::Checking);
+    assert_eq!(paths.candidates()[0].state, CheckState::Checking);
 }
 
 #[test]
 fn there_are_no_more_ways_than_the_bounds() {
     let mut paths = Paths::default();
     let many: Vec<_> = (0..100).map(told).collect();
-    paths.set_told(&many);
+    paths.set_signalled(&many);
     let relays: Vec<_> = (0..100).map(relay).collect();
     paths.set_relays(&relays, None);
     for n in 0..100 {
-        paths.heard(
+        paths.on_datagram(
             SocketAddr::from(([203, 0, 113, n], 9)),
             Some(relay(1)),
             false,
             at(0),
         );
     }
-    assert_eq!(paths.ways().len(), MAX_CANDIDATES + MAX_RELAYS + 1);
+    assert_eq!(paths.candidates().len(), MAX_CANDIDATES + MAX_RELAYS + 1);
 }
 
 #[test]
@@ -500,18 +506,18 @@ fn a_relay_that_ends_is_left_for_the_next_that_is_proven() {
 fn no_more_checks_of_a_way_are_remembered_than_the_bound() {
     let mut paths = paths();
     for ms in (0..4000).step_by(10) {
-        paths.look_again();
+        paths.restart_checks();
         assert_eq!(checks(&mut paths, relay(1), at(ms)).len(), 2);
-        assert!(paths.ways()[0].checks.len() <= MAX_CHECKS);
+        assert!(paths.candidates()[0].checks.len() <= MAX_CHECKS);
     }
 }
 
 #[test]
 fn who_began_follows_the_peer_again_a_second_after_it_did() {
     let mut paths = paths();
-    assert!(paths.heard(told(2), Some(told(1)), true, at(0)));
-    assert!(!paths.heard(told(1), Some(told(2)), true, at(999)));
-    assert!(paths.heard(told(1), Some(told(2)), true, at(1000)));
+    assert!(paths.on_datagram(told(2), Some(told(1)), true, at(0)));
+    assert!(!paths.on_datagram(told(1), Some(told(2)), true, at(999)));
+    assert!(paths.on_datagram(told(1), Some(told(2)), true, at(1000)));
 }
 
 #[test]
@@ -553,7 +559,7 @@ fn ipv6_that_was_lost_is_not_followed_though_it_answers_again() {
         let (check, _) = check_of(to).expect("a check");
         paths.acknowledged(*check, Some(used), true, at(3010));
     }
-    assert!(!paths.heard(told6(), Some(told(1)), true, at(9000)));
+    assert!(!paths.on_datagram(told6(), Some(told(1)), true, at(9000)));
 }
 
 #[test]
@@ -565,7 +571,7 @@ fn what_was_overtaken_by_a_relay_is_looked_at_if_it_came_directly() {
             checks(&mut paths, relay(1), at(ms));
         }
         // The next round is at 9 s.
-        paths.heard_late(from, Some(relay(1)), at(5000));
+        paths.on_late_datagram(from, Some(relay(1)), at(5000));
         let checked = !checks(&mut paths, relay(1), at(5000)).is_empty();
         assert_eq!(checked, again, "{from}");
     }
@@ -598,7 +604,7 @@ fn a_question_of_an_earlier_silence_is_not_repeated() {
     let mut paths = paths();
     paths.sent(at(0));
     let first = checks(&mut paths, told(1), at(1000));
-    paths.heard(told(1), Some(told(1)), false, at(1100));
+    paths.on_datagram(told(1), Some(told(1)), false, at(1100));
     paths.sent(at(8000));
     let second = checks(&mut paths, told(1), at(9000));
     assert_ne!(first, second);

@@ -81,7 +81,7 @@ impl Tunnel {
         if let Some(peer) = self.peer_mut(id) {
             peer.birthday.met(now);
             // Checks that were sent before went by another socket.
-            peer.paths.look_again();
+            peer.paths.restart_checks();
         }
         self.reschedule(id, now, now);
     }
@@ -121,7 +121,7 @@ impl Tunnel {
                 .endpoint
                 .is_some_and(|used| peer.paths.is_relay(used)),
             active: now.mono < peer.path.active_until,
-            ways: peer.paths.ways(),
+            candidates: peer.paths.candidates(),
             outside: &self.outside,
             opening,
             spraying,

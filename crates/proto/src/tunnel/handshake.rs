@@ -39,17 +39,17 @@ enum Addressee {
 impl Tunnel {
     /// The peer tries to reach us, we were told: initiates to wherever it may be, which opens the NATs before us to what it
     /// sends. Twice a second at most.
-    pub fn approach(&mut self, now: Now, id: PeerId, outbox: &mut Outbox) {
+    pub fn on_call_me_maybe(&mut self, now: Now, id: PeerId, outbox: &mut Outbox) {
         let Some(peer) = self.peer_mut(id) else {
             return;
         };
-        if !peer.timers.may_approach(now.mono) {
+        if !peer.timers.may_answer_call(now.mono) {
             return;
         }
-        peer.paths.called(now.mono);
+        peer.paths.on_call_me_maybe(now.mono);
         let tried = self.initiate(now, id, true, outbox);
         if let Some(peer) = self.peer_mut(id).filter(|_| tried) {
-            peer.timers.approached(now.mono);
+            peer.timers.call_answered(now.mono);
             self.reschedule(id, now.mono, now.mono);
         }
     }
@@ -124,7 +124,7 @@ impl Tunnel {
                 peer.handshake
                     .cookie
                     .stamp(&mut message[..length], now.mono);
-                let ways = peer.paths.ways().iter().map(|way| way.address);
+                let candidates = peer.paths.candidates().iter().map(|c| c.address);
                 peer.handshake.pending = Some(Box::new(Pending {
                     initiator,
                     message: message[..length].into(),
@@ -133,8 +133,8 @@ impl Tunnel {
                         [alone] => Some(alone.address),
                         _ => None,
                     },
-                    known: ways.chain(peer.path.endpoint).collect(),
-                    new_way: false,
+                    known: candidates.chain(peer.path.endpoint).collect(),
+                    new_candidate: false,
                 }));
                 peer.counters.handshakes.initiations_sent += 1;
                 peer.timers.any_authenticated_packet_sent(now.mono);
@@ -159,7 +159,7 @@ impl Tunnel {
 
     /// Sends the initiation that waits for its response by the ways that have appeared meanwhile. It is the same one, so that whichever
     /// copy comes first is answered: another would make the answer to this one void, which may be on its way.
-    pub(super) fn initiate_at_new_ways(&mut self, now: Now, id: PeerId, outbox: &mut Outbox) {
+    pub(super) fn initiate_to_new_candidates(&mut self, now: Now, id: PeerId, outbox: &mut Outbox) {
         let reached = self.reached(id, now.mono);
         let Some(peer) = self.peer_mut(id) else {
             return;
@@ -167,11 +167,11 @@ impl Tunnel {
         let Some(pending) = peer.handshake.pending.as_mut() else {
             return;
         };
-        pending.new_way = false;
+        pending.new_candidate = false;
         if reached != Reached::Not || pending.sent.has_expired(REKEY_TIMEOUT, now.mono) {
             return;
         }
-        for address in peer.paths.ways().iter().map(|way| way.address) {
+        for address in peer.paths.candidates().iter().map(|c| c.address) {
             if !pending.known.contains(&address) && pending.known.len() < MAX_COPIES {
                 pending.known.push(address);
                 pending.alone = None;
@@ -475,8 +475,8 @@ impl Tunnel {
 fn initiation_destinations(peer: &Peer, everywhere: bool, length: usize) -> Vec<Destination> {
     let mut all: Vec<Destination> = Vec::new();
     if everywhere {
-        let ways = peer.paths.ways().iter().map(|way| way.address);
-        let others = ways.filter(|address| Some(*address) != peer.path.endpoint);
+        let candidates = peer.paths.candidates().iter().map(|c| c.address);
+        let others = candidates.filter(|address| Some(*address) != peer.path.endpoint);
         all.extend(others.map(towards));
     }
     let left_out = peer.paths.is_lost() && !peer.timers.is_retrying() && !all.is_empty();

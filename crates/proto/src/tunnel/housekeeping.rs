@@ -38,7 +38,7 @@ pub enum WakeReason {
     /// Packets wait that may be sent now.
     Stash,
     /// An initiation waits for its response, and has not been sent by every way yet.
-    NewWay,
+    NewCandidate,
 }
 
 impl Tunnel {
@@ -88,8 +88,11 @@ impl Tunnel {
         for action in peer.timers.expire(now.mono) {
             self.act(now, id, action, outbox);
         }
-        if self.peer_mut(id).is_some_and(|p| p.handshake.has_new_way()) {
-            self.initiate_at_new_ways(now, id, outbox);
+        if self
+            .peer_mut(id)
+            .is_some_and(|p| p.handshake.has_new_candidate())
+        {
+            self.initiate_to_new_candidates(now, id, outbox);
         }
         if self.protocol == Protocol::Native {
             self.prove_endpoint(now, id, outbox);
@@ -266,7 +269,7 @@ impl Tunnel {
         let proven = peer.path.is_proven();
         let stash = has_session && proven && !peer.stash.is_empty();
         let ping = native && proven && peer.pings.waits();
-        let new_way = peer.handshake.has_new_way();
+        let new_candidate = peer.handshake.has_new_candidate();
         let probe = peer.path.mtu.next_wakeup().unwrap_or(now);
         [
             peer.timers
@@ -299,7 +302,7 @@ impl Tunnel {
                 .map(|at| (at, WakeReason::Reassembly)),
             stash.then_some((Instant::BOOT, WakeReason::Stash)),
             ping.then_some((Instant::BOOT, WakeReason::Ping)),
-            new_way.then_some((Instant::BOOT, WakeReason::NewWay)),
+            new_candidate.then_some((Instant::BOOT, WakeReason::NewCandidate)),
         ]
         .into_iter()
         .flatten()

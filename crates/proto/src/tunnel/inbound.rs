@@ -139,9 +139,12 @@ impl Tunnel {
         let (from, began) = (arrival.from.source, session.initiator);
         let follows = newest
             && (self.protocol == Protocol::WireGuard
-                || peer.paths.heard(from, peer.path.endpoint, began, now.mono));
+                || peer
+                    .paths
+                    .on_datagram(from, peer.path.endpoint, began, now.mono));
         if !newest && self.protocol == Protocol::Native {
-            peer.paths.heard_late(from, peer.path.endpoint, now.mono);
+            peer.paths
+                .on_late_datagram(from, peer.path.endpoint, now.mono);
         }
         if follows
             && (peer.path.endpoint != Some(from) || peer.path.source != arrival.from.destination)

@@ -260,14 +260,14 @@ impl World {
     /// The coordinator says that a member tries to reach this one.
     pub fn called(&mut self, m: usize, key: PublicKey) {
         self.wish(m, key);
-        self.approach(m, key);
+        self.on_call_me_maybe(m, key);
     }
 
-    fn approach(&mut self, m: usize, key: PublicKey) {
+    fn on_call_me_maybe(&mut self, m: usize, key: PublicKey) {
         let now = self.now();
         let tunnel = &mut self.members[m].tunnel;
         if let Some(id) = tunnel.peer_by_key(&key) {
-            tunnel.approach(now, id, &mut self.outbox);
+            tunnel.on_call_me_maybe(now, id, &mut self.outbox);
             self.flush(m, &[]);
         }
     }
@@ -722,7 +722,7 @@ impl World {
         let seats: Vec<SocketAddr> = pair.seats.values().copied().collect();
         member.tunnel.set_relays(id, &seats);
         if present && self.reached(m, &key) == Reached::Not {
-            self.approach(m, key);
+            self.on_call_me_maybe(m, key);
         }
         self.flush(m, &[]);
     }

@@ -1,7 +1,7 @@
 //! A mesh that meets, changes, and falls silent, and what has to be true of it each time.
 
 use super::nat::By;
-use super::theory::{Way, failures, way};
+use super::theory::{Candidate, candidate, failures};
 use super::world::{Before, CLOSED_PORT, OPEN_PORT, World};
 use crate::sim::{MILLISECOND, SECOND};
 use rand::Rng as _;
@@ -112,7 +112,7 @@ impl Mesh {
                 let began = self.world.talks[talk].began;
                 if self.direct[talk].is_none()
                     && began <= self.world.time
-                    && self.stands(talk) == Some(Way::Direct)
+                    && self.stands(talk) == Some(Candidate::Direct)
                 {
                     self.direct[talk] = Some(self.world.time - began);
                 }
@@ -137,22 +137,22 @@ impl Mesh {
     }
 
     /// How the ends of a talk reach each other now; directly only if both do.
-    fn stands(&self, talk: usize) -> Option<Way> {
+    fn stands(&self, talk: usize) -> Option<Candidate> {
         let [a, b] = self.world.talks[talk].ends;
         let (there, back) = (self.endpoint(a, b)?, self.endpoint(b, a)?);
         Some(match there.1 || back.1 {
-            true => Way::Relay,
-            false => Way::Direct,
+            true => Candidate::Relay,
+            false => Candidate::Direct,
         })
     }
 
     /// How they are to.
-    fn expected(&self, talk: usize) -> Way {
+    fn expected(&self, talk: usize) -> Candidate {
         let [a, b] = self.world.talks[talk].ends;
         let world = &self.world;
         let realm = |m: usize| world.members[m].place.realm;
         let same_home = realm(a) == realm(b) && world.before(a) != Before::Open;
-        way(world.before(a), world.before(b), same_home)
+        candidate(world.before(a), world.before(b), same_home)
     }
 }
 
@@ -167,7 +167,7 @@ impl Mesh {
     /// Each pair is reached as theory says, and in time.
     pub fn meets(&mut self) {
         self.run(BEGINS + WITHIN + 25 * SECOND - self.world.time);
-        let mut shares: BTreeMap<Way, usize> = BTreeMap::new();
+        let mut shares: BTreeMap<Candidate, usize> = BTreeMap::new();
         let (mut ports, mut soon, mut late, mut unmet) = (0, 0, 0, 0);
         for number in 0..self.world.talks.len() {
             let expected = self.expected(number);
@@ -186,15 +186,15 @@ impl Mesh {
             if let Some(stands) = self.stands(number)
                 && direct.is_some()
             {
-                assert_eq!(stands, Way::Direct, "{what}: not any more");
+                assert_eq!(stands, Candidate::Direct, "{what}: not any more");
             }
             match expected {
-                Way::Direct => {
+                Candidate::Direct => {
                     let direct = direct.unwrap_or_else(|| panic!("{what}: not direct"));
                     assert!(direct <= 3 * SECOND, "{what}: after {direct}");
                 }
-                Way::Relay => assert_eq!(direct, None, "{what}: direct"),
-                Way::Port => {
+                Candidate::Relay => assert_eq!(direct, None, "{what}: direct"),
+                Candidate::Port => {
                     ports += 1;
                     unmet += usize::from(direct.is_none());
                     // Others wait until they are done.
@@ -235,7 +235,7 @@ impl Mesh {
         let symmetric = |m: &usize| self.world.before(*m).behaviour().mapping != By::Nothing;
         let m = ends.into_iter().find(symmetric).expect("one is");
         let of_it = |talk: &usize| {
-            self.world.talks[*talk].ends.contains(&m) && self.expected(*talk) == Way::Port
+            self.world.talks[*talk].ends.contains(&m) && self.expected(*talk) == Candidate::Port
         };
         (0..self.world.talks.len()).filter(of_it).count()
     }
@@ -511,7 +511,7 @@ impl Mesh {
     /// A relay dies, and comes back: pairs that it carried go by their other one.
     pub fn a_relay_dies(&mut self) {
         let relayed =
-            self.talks(|mesh, talk| mesh.lives(talk) && mesh.expected(talk) == Way::Relay);
+            self.talks(|mesh, talk| mesh.lives(talk) && mesh.expected(talk) == Candidate::Relay);
         let watched: Vec<_> = relayed.into_iter().take(WATCHED).collect();
         self.watch(watched.clone());
         let before = self.world.relays[0].pairs();
@@ -549,7 +549,7 @@ impl Mesh {
         });
         let inside = self.talks(|mesh, talk| {
             let [a, b] = ends(mesh, talk);
-            let direct = mesh.stands(talk) == Some(Way::Direct);
+            let direct = mesh.stands(talk) == Some(Candidate::Direct);
             mesh.lives(talk) && a && b && direct
         });
         let across = across.into_iter().take(WATCHED);

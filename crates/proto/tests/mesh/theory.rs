@@ -6,7 +6,7 @@ use seikan_proto::birthday::{PORTS, PROBES, RANGE};
 
 /// By which way the two reach each other for good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Way {
+pub enum Candidate {
     Direct,
     /// Directly when one of many ports of a symmetric NAT is met, and by a relay until then.
     Port,
@@ -21,22 +21,22 @@ pub enum Way {
 /// | one port, lets in everybody or an address | direct | direct | direct: the answer goes to where it was seen to come from |
 /// | one port, lets in an address and port | direct | direct: both send | only when the port is guessed |
 /// | a port for each destination | direct | only when the port is guessed | relay: nobody knows where to send |
-pub fn way(a: Before, b: Before, same_home: bool) -> Way {
+pub fn candidate(a: Before, b: Before, same_home: bool) -> Candidate {
     match (a, b) {
         // They meet inside, by their own addresses.
-        _ if same_home => return Way::Direct,
-        (Before::NoUdp, _) | (_, Before::NoUdp) => return Way::Relay,
+        _ if same_home => return Candidate::Direct,
+        (Before::NoUdp, _) | (_, Before::NoUdp) => return Candidate::Relay,
         // Each knows the other by an outer address of the carrier's NAT, which lets nothing back in from inside.
-        (Before::Carrier(a), Before::Carrier(b)) if a == b => return Way::Relay,
+        (Before::Carrier(a), Before::Carrier(b)) if a == b => return Candidate::Relay,
         _ => {}
     }
     let [a, b] = [a, b].map(Before::behaviour);
     match (a.mapping, b.mapping) {
-        (By::Nothing, By::Nothing) => Way::Direct,
-        (By::Nothing, _) if a.filtering != By::AddressAndPort => Way::Direct,
-        (_, By::Nothing) if b.filtering != By::AddressAndPort => Way::Direct,
-        (By::Nothing, _) | (_, By::Nothing) => Way::Port,
-        _ => Way::Relay,
+        (By::Nothing, By::Nothing) => Candidate::Direct,
+        (By::Nothing, _) if a.filtering != By::AddressAndPort => Candidate::Direct,
+        (_, By::Nothing) if b.filtering != By::AddressAndPort => Candidate::Direct,
+        (By::Nothing, _) | (_, By::Nothing) => Candidate::Port,
+        _ => Candidate::Relay,
     }
 }
 
