@@ -9,7 +9,7 @@
 //! Of [`RANGE`] ports [`PORTS`] are open. As no port is tried twice, `k` probes meet one with a probability of at least
 //! `1 - (1 - PORTS / RANGE)^k` (the birthday problem with two kinds of people): 98.3 % of 1,024, 99.97 % of 2,048.
 //!
-//! A pure state machine for each peer, without sockets: its driver opens them when it is told to [`Knock`].
+//! A pure state machine for each peer, without sockets: its driver opens them when it is told to [`Punch`].
 
 use crate::paths::{Candidate, CandidateKind, Check};
 use crate::rng::Rng;
@@ -26,7 +26,7 @@ pub const RANGE: u32 = 65_536 - FIRST_PORT as u32;
 /// Addresses of one family in one asking, at most.
 pub const MAX_ADDRESSES: usize = 2;
 /// Addresses that ports are opened towards for one peer, at most.
-const MAX_TOWARDS: usize = 2;
+const MAX_DESTINATIONS: usize = 2;
 /// How long a relay was in use, and nothing direct was proven, before ports are opened.
 pub const AFTER: Duration = Duration::from_millis(500);
 /// When it is time, but there is nowhere to open ports towards, or others' are open: how long until that is looked at again.
@@ -40,13 +40,13 @@ const PAUSES: [Duration; 3] = [
 /// How often is sent from open ports, and asked again: NATs forget what was not answered after 30 s (Linux,
 /// `nf_conntrack_udp_timeout`), and something may be lost.
 const REPEAT: Duration = Duration::from_secs(5);
-/// Knocks at one peer within [`ANEW`]. Ports are open until the last was repeated: what a spray takes, and some time for the asking.
-const KNOCKS: u32 = 3;
+/// Knocks at one peer within [`WINDOW`]. Ports are open until the last was repeated: what a spray takes, and some time for the asking.
+const PUNCHES: u32 = 3;
 /// How long a way is waited for once something came in by a port.
-const MET_FOR: Duration = Duration::from_secs(5);
+const SUCCESS_TIMEOUT: Duration = Duration::from_secs(5);
 /// Peers that ports are open for at a time, at most.
 pub(crate) const MAX_OPENING: usize = 2;
-/// Probes for one peer within [`ANEW`], in one spray unless that met a port before.
+/// Probes for one peer within [`WINDOW`], in one spray unless that met a port before.
 pub const PROBES: u32 = 2048;
 /// Between two bursts of a spray, and the probes of each: 500 a second.
 const TICK: Duration = Duration::from_millis(50);
@@ -55,9 +55,9 @@ const PER_TICK: u32 = 25;
 const STALLED: Duration = Duration::from_secs(1);
 /// From the latest knock, and from the beginning of the latest spray, until all that is allowed for the peer is so anew. The end that
 /// asks waits longer by that than the one that is asked.
-const ANEW: Duration = Duration::from_secs(60);
+const WINDOW: Duration = Duration::from_secs(60);
 /// Peers that are sprayed for at a time, at most.
-pub(crate) const MAX_SPRAYING: usize = 4;
+pub(crate) const MAX_PROBING: usize = 4;
 
 /// How the NAT before this host maps, for one family of addresses (RFC 4787, section 4.1).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -66,21 +66,21 @@ pub enum Mapping {
     #[default]
     Unknown,
     /// Alike for all destinations, as far as is known; or there is no NAT.
-    Alike,
+    EndpointIndependent,
     /// Anew for each destination, to ports of these addresses: [`MAX_ADDRESSES`] at most are used.
-    PerDestination(Vec<IpAddr>),
+    AddressAndPortDependent(Vec<IpAddr>),
 }
 
 /// What is before this host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Outside {
+pub struct NatMappings {
     /// For IPv4.
     pub v4: Mapping,
     /// For IPv6.
     pub v6: Mapping,
 }
 
-impl Outside {
+impl NatMappings {
     fn of(&self, ip: IpAddr) -> &Mapping {
         match ip {
             IpAddr::V4(_) => &self.v4,
@@ -90,21 +90,21 @@ impl Outside {
 
     /// Whether it maps anew for each destination in any family.
     pub fn is_symmetric(&self) -> bool {
-        let symmetric = |mapping| matches!(mapping, &Mapping::PerDestination(_));
+        let symmetric = |mapping| matches!(mapping, &Mapping::AddressAndPortDependent(_));
         symmetric(&self.v4) || symmetric(&self.v6)
     }
 }
 
 /// What a symmetric end asks of the other: the PORTS frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ask {
+pub struct ProbeRequest {
     /// How many ports are open; 0 says that the one that was asked is behind a symmetric NAT itself, and sends nothing.
     pub ports: u16,
     /// At which addresses: [`MAX_ADDRESSES`] of each family at most.
     pub addresses: Vec<IpAddr>,
 }
 
-impl Ask {
+impl ProbeRequest {
     /// Bytes of the number of ports, and of each address.
     pub const PORTS_LEN: usize = 2;
     /// IPv4 as an IPv4-mapped address (RFC 4291, section 2.5.5.2).
@@ -112,11 +112,11 @@ impl Ask {
 
     /// Reads a frame's body; bytes behind the last whole address, and addresses beyond the bound, are passed over. `None` if it is too
     /// short.
-    pub fn read(body: &[u8]) -> Option<Ask> {
+    pub fn read(body: &[u8]) -> Option<ProbeRequest> {
         let (ports, addresses) = body.split_first_chunk()?;
-        let (addresses, _) = addresses.as_chunks::<{ Ask::ADDRESS_LEN }>();
+        let (addresses, _) = addresses.as_chunks::<{ ProbeRequest::ADDRESS_LEN }>();
         let addresses = addresses.iter().take(2 * MAX_ADDRESSES);
-        Some(Ask {
+        Some(ProbeRequest {
             ports: u16::from_le_bytes(*ports),
             addresses: addresses
                 .map(|bytes| Ipv6Addr::from(*bytes).to_canonical())
@@ -127,7 +127,7 @@ impl Ask {
     /// Bytes of a frame's body.
     #[expect(clippy::len_without_is_empty, reason = "none is empty")]
     pub fn len(&self) -> usize {
-        Ask::PORTS_LEN + self.addresses.len() * Ask::ADDRESS_LEN
+        ProbeRequest::PORTS_LEN + self.addresses.len() * ProbeRequest::ADDRESS_LEN
     }
 
     /// A frame's body.
@@ -155,11 +155,11 @@ pub fn is_private(ip: IpAddr) -> bool {
 
 /// What the driver is to do: send something from [`PORTS`] sockets to these, and open them before if they are not.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Knock {
+pub struct Punch {
     /// For whom.
     pub peer: crate::indices::PeerId,
     /// The sockets are shared out among these; one or two.
-    pub towards: Vec<SocketAddr>,
+    pub destinations: Vec<SocketAddr>,
 }
 
 /// Where the symmetric end stands.
@@ -174,42 +174,42 @@ enum Stage {
         again: Instant,
     },
     /// Something came in by one of them.
-    Met { until: Instant },
+    Succeeded { until: Instant },
 }
 
 /// Between which addresses a port is searched for, in their order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Ends {
+struct SearchAddresses {
     /// Where ports are opened towards.
-    towards: Vec<SocketAddr>,
+    destinations: Vec<SocketAddr>,
     /// As what this host is seen there.
-    seen_as: Vec<IpAddr>,
+    own_addresses: Vec<IpAddr>,
 }
 
 /// Where it stands, for others to see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum PunchState {
     /// Nothing is open; when it will be if nothing changes and something is sent.
     Idle(Option<Instant>),
     /// So many ports are.
     Open(u16),
     /// Something came in by one of them.
-    Met,
+    Succeeded,
 }
 
 /// What is due.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Due {
     /// Have the driver knock.
-    Knock(Vec<SocketAddr>),
+    Punch(Vec<SocketAddr>),
     /// Send this, by the way in use.
-    Ask(Ask),
+    Request(ProbeRequest),
     /// Send this probe to each of these.
-    Spray(Check, Vec<SocketAddr>),
+    Probe(Check, Vec<SocketAddr>),
 }
 
 /// What is known when it is asked what is due.
-pub(crate) struct Scene<'a> {
+pub(crate) struct Context<'a> {
     /// A relay is in use.
     pub relayed: bool,
     /// Packets were sent lately.
@@ -217,54 +217,59 @@ pub(crate) struct Scene<'a> {
     /// All ways to the peer.
     pub candidates: &'a [Candidate],
     /// What is before this host.
-    pub outside: &'a Outside,
+    pub nat_mappings: &'a NatMappings,
     /// Other peers that ports are open for, and that are sprayed for.
-    pub opening: usize,
+    pub opening_peers: usize,
     /// Likewise.
-    pub spraying: usize,
+    pub probing_peers: usize,
 }
 
-impl Scene<'_> {
+impl Context<'_> {
     /// Addresses as which the peer may be seen from everywhere, as it told its coordinator: what it was seen as comes first.
-    fn told(&self) -> impl Iterator<Item = SocketAddr> {
-        let told = self
+    fn signalled(&self) -> impl Iterator<Item = SocketAddr> {
+        let signalled = self
             .candidates
             .iter()
             .filter(|c| c.kind == CandidateKind::Signalled);
-        told.map(|c| c.address)
+        signalled
+            .map(|c| c.address)
             .filter(|address| !is_private(address.ip()))
     }
 
     /// Where to open ports towards: one for each address of the peer, in families that need it. Who is seen as the same address as
     /// this host is behind the same NAT.
-    fn towards(&self) -> Vec<SocketAddr> {
-        let mut towards: Vec<SocketAddr> = Vec::new();
-        for address in self.told() {
+    fn destinations(&self) -> Vec<SocketAddr> {
+        let mut destinations: Vec<SocketAddr> = Vec::new();
+        for address in self.signalled() {
             let ip = address.ip();
             let same = |known: &SocketAddr| known.ip() == ip;
-            let of_use =
-                matches!(self.outside.of(ip), Mapping::PerDestination(own) if !own.contains(&ip));
-            if of_use && towards.len() < MAX_TOWARDS && !towards.iter().any(same) {
-                towards.push(address);
+            let of_use = matches!(self.nat_mappings.of(ip), Mapping::AddressAndPortDependent(own) if !own.contains(&ip));
+            if of_use && destinations.len() < MAX_DESTINATIONS && !destinations.iter().any(same) {
+                destinations.push(address);
             }
         }
-        towards
+        destinations
     }
 
-    fn ends(&self) -> Ends {
-        let mut towards = self.towards();
-        let mut seen_as = self.seen_as(&towards);
-        towards.sort_unstable();
-        seen_as.sort_unstable();
-        Ends { towards, seen_as }
+    fn search_addresses(&self) -> SearchAddresses {
+        let mut destinations = self.destinations();
+        let mut own_addresses = self.own_addresses(&destinations);
+        destinations.sort_unstable();
+        own_addresses.sort_unstable();
+        SearchAddresses {
+            destinations,
+            own_addresses,
+        }
     }
 
     /// As what this host is seen there.
-    fn seen_as(&self, towards: &[SocketAddr]) -> Vec<IpAddr> {
+    fn own_addresses(&self, destinations: &[SocketAddr]) -> Vec<IpAddr> {
         let mut seen = Vec::new();
         for v6 in [false, true] {
-            let first = towards.iter().find(|to| to.is_ipv6() == v6);
-            if let Some(Mapping::PerDestination(own)) = first.map(|to| self.outside.of(to.ip())) {
+            let first = destinations.iter().find(|to| to.is_ipv6() == v6);
+            if let Some(Mapping::AddressAndPortDependent(own)) =
+                first.map(|to| self.nat_mappings.of(to.ip()))
+            {
                 seen.extend(own.iter().take(MAX_ADDRESSES));
             }
         }
@@ -273,12 +278,13 @@ impl Scene<'_> {
 
     /// What of these addresses may be sprayed: what the peer has told its coordinator, where this end's NAT has the port that the peer
     /// has opened its own towards.
-    fn sprayable(&self, addresses: &[IpAddr]) -> Vec<IpAddr> {
-        let told = |ip: &IpAddr| self.told().any(|told| told.ip() == *ip);
-        let alike = |ip: &IpAddr| *self.outside.of(*ip) == Mapping::Alike;
+    fn probe_targets(&self, addresses: &[IpAddr]) -> Vec<IpAddr> {
+        let signalled = |ip: &IpAddr| self.signalled().any(|signalled| signalled.ip() == *ip);
+        let endpoint_independent =
+            |ip: &IpAddr| *self.nat_mappings.of(*ip) == Mapping::EndpointIndependent;
         let mut all: Vec<IpAddr> = Vec::new();
         for ip in addresses {
-            if told(ip) && alike(ip) && !all.contains(ip) {
+            if signalled(ip) && endpoint_independent(ip) && !all.contains(ip) {
                 all.push(*ip);
             }
         }
@@ -320,7 +326,7 @@ impl Ports {
 
 /// Probes that are being sent.
 #[derive(Clone, Debug)]
-struct Spray {
+struct PortProbing {
     targets: Vec<IpAddr>,
     ports: Ports,
     /// To be tried before the next port is drawn.
@@ -330,11 +336,11 @@ struct Spray {
     until: Instant,
 }
 
-impl Spray {
+impl PortProbing {
     /// Of so many probes. One that lags ends without some of them: made up for late, they would be sent in the same minute as
     /// those that are allowed anew.
-    fn new(targets: Vec<IpAddr>, probes: u32, now: Instant, rng: &mut dyn Rng) -> Spray {
-        Spray {
+    fn new(targets: Vec<IpAddr>, probes: u32, now: Instant, rng: &mut dyn Rng) -> PortProbing {
+        PortProbing {
             targets,
             ports: Ports::random(rng),
             rest: Vec::new(),
@@ -362,13 +368,13 @@ impl Spray {
     }
 }
 
-/// What may be sent for one peer, whatever it tells or asks, within [`ANEW`].
+/// What may be sent for one peer, whatever it tells or asks, within [`WINDOW`].
 #[derive(Clone, Copy, Debug)]
 struct Allowance {
     whole: u32,
     left: u32,
     /// When it is whole again.
-    anew: Instant,
+    renews_at: Instant,
 }
 
 impl Allowance {
@@ -376,12 +382,12 @@ impl Allowance {
         Allowance {
             whole,
             left: whole,
-            anew: Instant::BOOT,
+            renews_at: Instant::BOOT,
         }
     }
 
     fn left(&self, now: Instant) -> u32 {
-        match now < self.anew {
+        match now < self.renews_at {
             true => self.left,
             false => self.whole,
         }
@@ -390,7 +396,7 @@ impl Allowance {
     /// Something of it is used from now on.
     fn begin(&mut self, now: Instant) {
         self.left = self.left(now);
-        self.anew = now + ANEW;
+        self.renews_at = now + WINDOW;
     }
 
     /// So much of `wanted` as is left.
@@ -405,27 +411,27 @@ impl Allowance {
 #[derive(Clone, Debug)]
 pub struct Birthday {
     /// A relay is in use since.
-    since: Option<Instant>,
+    relayed_since: Option<Instant>,
     stage: Stage,
     /// Of the latest attempt.
-    ends: Ends,
+    search_addresses: SearchAddresses,
     /// What is before either end is different, which is to be looked at.
-    look: bool,
+    nat_changed: bool,
     /// When to open next.
     next: Option<Instant>,
     /// Attempts that met nothing since something did.
-    fruitless: usize,
-    /// Of [`KNOCKS`].
-    knocks: Allowance,
+    failed_attempts: usize,
+    /// Of [`PUNCHES`].
+    punches: Allowance,
     /// Ports were opened: the peer is to be asked.
-    ask: bool,
+    request_due: bool,
     /// The peer is behind a symmetric NAT, too.
-    hopeless: bool,
+    both_symmetric: bool,
     /// What the peer asked, until it is looked at.
-    asked: Option<Ask>,
+    received_request: Option<ProbeRequest>,
     /// What the peer asked last, and when, if it was not known that all of it may be sprayed: that may be known soon.
-    unserved: Option<(Ask, Instant)>,
-    spray: Option<Spray>,
+    unserved: Option<(ProbeRequest, Instant)>,
+    probing: Option<PortProbing>,
     /// Of [`PROBES`].
     allowed: Allowance,
     /// What is sprayed, or was.
@@ -436,18 +442,18 @@ pub struct Birthday {
 impl Default for Birthday {
     fn default() -> Birthday {
         Birthday {
-            since: None,
+            relayed_since: None,
             stage: Stage::Idle,
-            ends: Ends::default(),
-            look: false,
+            search_addresses: SearchAddresses::default(),
+            nat_changed: false,
             next: None,
-            fruitless: 0,
-            knocks: Allowance::new(KNOCKS),
-            ask: false,
-            hopeless: false,
-            asked: None,
+            failed_attempts: 0,
+            punches: Allowance::new(PUNCHES),
+            request_due: false,
+            both_symmetric: false,
+            received_request: None,
             unserved: None,
-            spray: None,
+            probing: None,
             allowed: Allowance::new(PROBES),
             probe: None,
             probes: 0,
@@ -458,22 +464,22 @@ impl Default for Birthday {
 /// How it stands.
 impl Birthday {
     /// With this end's ports.
-    pub fn standing(&self) -> Standing {
+    pub fn punch_state(&self) -> PunchState {
         match self.stage {
-            Stage::Idle => Standing::Idle(self.next),
-            Stage::Open { ports, .. } => Standing::Open(ports),
-            Stage::Met { .. } => Standing::Met,
+            Stage::Idle => PunchState::Idle(self.next),
+            Stage::Open { ports, .. } => PunchState::Open(ports),
+            Stage::Succeeded { .. } => PunchState::Succeeded,
         }
     }
 
     /// Attempts that met nothing since something did, or since what is before this host changed.
-    pub fn fruitless(&self) -> usize {
-        self.fruitless
+    pub fn failed_attempts(&self) -> usize {
+        self.failed_attempts
     }
 
     /// Whether both ends are behind symmetric NATs: neither can spray.
-    pub fn is_hopeless(&self) -> bool {
-        self.hopeless
+    pub fn is_both_symmetric(&self) -> bool {
+        self.both_symmetric
     }
 
     /// Probes that were sprayed for the peer.
@@ -482,13 +488,13 @@ impl Birthday {
     }
 
     /// Whether they are being sprayed.
-    pub fn is_spraying(&self, now: Instant) -> bool {
-        let goes_on = |spray: &Spray| !spray.is_over(now);
-        self.spray.as_ref().is_some_and(goes_on)
+    pub fn is_probing(&self, now: Instant) -> bool {
+        let goes_on = |probing: &PortProbing| !probing.is_over(now);
+        self.probing.as_ref().is_some_and(goes_on)
     }
 
     /// Whether that is a probe of the latest spray.
-    pub(crate) fn is_spray(&self, check: Check) -> bool {
+    pub(crate) fn is_port_probe(&self, check: Check) -> bool {
         self.probe == Some(check)
     }
 
@@ -501,67 +507,67 @@ impl Birthday {
 /// What happened.
 impl Birthday {
     /// The peer asks.
-    pub(crate) fn asked(&mut self, ask: Ask) {
-        self.asked = Some(ask);
+    pub(crate) fn on_request(&mut self, request: ProbeRequest) {
+        self.received_request = Some(request);
     }
 
     /// The driver has knocked from so many sockets; none: it could not.
-    pub(crate) fn knocked(&mut self, opened: u16, now: Instant) {
+    pub(crate) fn on_punched(&mut self, opened: u16, now: Instant) {
         let Stage::Open { ports, .. } = &mut self.stage else {
             return;
         };
         *ports = opened;
         match opened {
             0 => self.fail(now),
-            _ => self.ask = true,
+            _ => self.request_due = true,
         }
     }
 
     /// So many probes were sent: none, where there is no session.
-    pub(crate) fn sprayed(&mut self, probes: usize) {
+    pub(crate) fn on_probed(&mut self, probes: usize) {
         self.probes += probes as u64;
     }
 
     /// Something authentic came in by one of the ports.
-    pub(crate) fn met(&mut self, now: Instant) {
+    pub(crate) fn on_punch_succeeded(&mut self, now: Instant) {
         if matches!(self.stage, Stage::Open { .. }) {
-            let until = now + MET_FOR;
-            self.stage = Stage::Met { until };
+            let until = now + SUCCESS_TIMEOUT;
+            self.stage = Stage::Succeeded { until };
         }
     }
 
     /// What is before either end is different: what was in vain need not be now.
-    pub(crate) fn look_again(&mut self, now: Instant) {
-        self.hopeless = false;
-        self.fruitless = 0;
-        self.look = true;
+    pub(crate) fn on_nat_change(&mut self, now: Instant) {
+        self.both_symmetric = false;
+        self.failed_attempts = 0;
+        self.nat_changed = true;
         // An attempt that goes on between the same ends tells when the next one is.
-        self.next = self.since.map(|_| self.soon(now));
+        self.next = self.relayed_since.map(|_| self.soon(now));
     }
 
     /// The next attempt where there is a new reason for one. One that met something early has left some knocks for it, and probes at
     /// the other end.
     fn soon(&self, now: Instant) -> Instant {
         let soon = now + AFTER;
-        match self.knocks.left(now) {
-            0 => soon.max(self.knocks.anew),
+        match self.punches.left(now) {
+            0 => soon.max(self.punches.renews_at),
             _ => soon,
         }
     }
 
     /// The attempt was between other ends: it is none in vain.
-    fn begin_anew(&mut self, now: Instant) {
+    fn restart(&mut self, now: Instant) {
         self.stage = Stage::Idle;
         self.next = Some(self.soon(now));
     }
 
     fn fail(&mut self, now: Instant) {
         self.stage = Stage::Idle;
-        let pause = match self.hopeless {
+        let pause = match self.both_symmetric {
             true => PAUSES.len() - 1,
-            false => self.fruitless.min(PAUSES.len() - 1),
+            false => self.failed_attempts.min(PAUSES.len() - 1),
         };
-        self.fruitless += 1;
+        self.failed_attempts += 1;
         self.next = Some(now + PAUSES[pause]);
     }
 }
@@ -571,22 +577,28 @@ impl Birthday {
     /// When [`Self::due`] has something to say. Ports are opened before a symmetric NAT alone, and while packets are sent: until
     /// `active_until`.
     pub(crate) fn next_wakeup(&self, symmetric: bool, active_until: Instant) -> Option<Instant> {
-        let at_once = (self.ask || self.asked.is_some() || self.look).then_some(Instant::BOOT);
+        let at_once = (self.request_due || self.received_request.is_some() || self.nat_changed)
+            .then_some(Instant::BOOT);
         let stage = match self.stage {
             Stage::Idle => self.next.filter(|next| symmetric && *next < active_until),
             Stage::Open { until, again, .. } => Some(until.min(again)),
-            Stage::Met { until } => Some(until),
+            Stage::Succeeded { until } => Some(until),
         };
-        let spray = self.spray.as_ref().map(|spray| spray.next);
-        at_once.into_iter().chain(stage).chain(spray).min()
+        let probing = self.probing.as_ref().map(|probing| probing.next);
+        at_once.into_iter().chain(stage).chain(probing).min()
     }
 
     /// What is to be done now.
-    pub(crate) fn due(&mut self, scene: &Scene<'_>, now: Instant, rng: &mut dyn Rng) -> Vec<Due> {
+    pub(crate) fn due(
+        &mut self,
+        context: &Context<'_>,
+        now: Instant,
+        rng: &mut dyn Rng,
+    ) -> Vec<Due> {
         let mut due = Vec::new();
-        if !scene.relayed {
+        if !context.relayed {
             *self = Birthday {
-                knocks: self.knocks,
+                punches: self.punches,
                 allowed: self.allowed,
                 probe: self.probe,
                 probes: self.probes,
@@ -594,76 +606,81 @@ impl Birthday {
             };
             return due;
         }
-        if self.since.is_none() {
-            self.since = Some(now);
+        if self.relayed_since.is_none() {
+            self.relayed_since = Some(now);
             self.next = Some(self.soon(now));
         }
-        let look = std::mem::take(&mut self.look);
+        let nat_changed = std::mem::take(&mut self.nat_changed);
         // Others may have begun since.
-        self.spray.take_if(|spray| spray.is_over(now));
-        let asked = self.asked.take().map(|ask| (ask, now));
-        let earlier = self.unserved.take_if(|_| look || asked.is_some());
+        self.probing.take_if(|probing| probing.is_over(now));
+        let received = self.received_request.take().map(|request| (request, now));
+        let earlier = self.unserved.take_if(|_| nat_changed || received.is_some());
         // Later than that it is asked again.
         let earlier = earlier.filter(|(_, at)| now < *at + REPEAT);
-        if let Some((ask, at)) = asked.or(earlier) {
-            due.extend(self.answer(ask, at, scene, now, rng));
+        if let Some((request, at)) = received.or(earlier) {
+            due.extend(self.answer(request, at, context, now, rng));
         }
-        let towards = self.open(scene, now);
-        if std::mem::take(&mut self.ask)
+        let destinations = self.open(context, now);
+        if std::mem::take(&mut self.request_due)
             && let Stage::Open { ports, .. } = self.stage
         {
-            let addresses = self.ends.seen_as.clone();
-            due.push(Due::Ask(Ask { ports, addresses }));
+            let addresses = self.search_addresses.own_addresses.clone();
+            due.push(Due::Request(ProbeRequest { ports, addresses }));
         }
-        due.extend(towards.map(Due::Knock));
-        if let Some(spray) = self.spray.as_mut().filter(|spray| spray.next <= now)
+        due.extend(destinations.map(Due::Punch));
+        if let Some(probing) = self.probing.as_mut().filter(|probing| probing.next <= now)
             && let Some(probe) = self.probe
         {
-            let burst = spray.burst(self.allowed.take(PER_TICK));
+            let burst = probing.burst(self.allowed.take(PER_TICK));
             // After a sleep nothing is made up for.
-            spray.next = now + TICK;
-            self.spray.take_if(|_| self.allowed.left == 0);
-            due.push(Due::Spray(probe, burst));
+            probing.next = now + TICK;
+            self.probing.take_if(|_| self.allowed.left == 0);
+            due.push(Due::Probe(probe, burst));
         }
         due
     }
 
     /// Moves from stage to stage; where to knock, if it is time.
-    fn open(&mut self, scene: &Scene<'_>, now: Instant) -> Option<Vec<SocketAddr>> {
+    fn open(&mut self, context: &Context<'_>, now: Instant) -> Option<Vec<SocketAddr>> {
         match &mut self.stage {
             // What is open is of no more use, however much time it has left. What came in may still be.
-            Stage::Open { .. } if self.ends != scene.ends() => {
-                self.begin_anew(now);
+            Stage::Open { .. } if self.search_addresses != context.search_addresses() => {
+                self.restart(now);
                 None
             }
-            Stage::Met { until } if *until <= now && self.ends != scene.ends() => {
-                self.begin_anew(now);
+            Stage::Succeeded { until }
+                if *until <= now && self.search_addresses != context.search_addresses() =>
+            {
+                self.restart(now);
                 None
             }
-            Stage::Open { until, .. } | Stage::Met { until } if *until <= now => {
+            Stage::Open { until, .. } | Stage::Succeeded { until } if *until <= now => {
                 self.fail(now);
                 None
             }
             Stage::Open { again, .. } if *again <= now => {
                 *again = now + REPEAT;
-                self.knocks.begin(now);
-                self.knocks.take(1);
-                Some(self.ends.towards.clone())
+                self.punches.begin(now);
+                self.punches.take(1);
+                Some(self.search_addresses.destinations.clone())
             }
             Stage::Idle if self.next.is_some_and(|next| next <= now) => {
-                self.ends = scene.ends();
-                if self.ends.towards.is_empty() || !scene.active || scene.opening >= MAX_OPENING {
+                self.search_addresses = context.search_addresses();
+                if self.search_addresses.destinations.is_empty()
+                    || !context.active
+                    || context.opening_peers >= MAX_OPENING
+                {
                     self.next = Some(now + RETRY);
                     return None;
                 }
                 self.stage = Stage::Open {
                     ports: 0,
-                    until: now + REPEAT * self.knocks.left(now),
+                    until: now + REPEAT * self.punches.left(now),
                     again: now + REPEAT,
                 };
-                self.knocks.begin(now);
-                self.knocks.take(1);
-                Some(self.ends.towards.clone())
+                self.punches.begin(now);
+                self.punches.take(1);
+                Some(self.search_addresses.destinations.clone())
             }
             _ => None,
         }
@@ -672,46 +689,51 @@ impl Birthday {
     /// What follows from what the peer has asked `at` some time: an answer, if it asks in vain for good.
     fn answer(
         &mut self,
-        ask: Ask,
+        request: ProbeRequest,
         at: Instant,
-        scene: &Scene<'_>,
+        context: &Context<'_>,
         now: Instant,
         rng: &mut dyn Rng,
     ) -> Option<Due> {
-        let symmetric = |ip: &IpAddr| matches!(scene.outside.of(*ip), Mapping::PerDestination(_));
-        let targets = scene.sprayable(&ask.addresses);
-        let both = targets.is_empty() && ask.addresses.iter().any(symmetric);
-        if ask.ports == 0 || both {
-            self.hopeless = true;
+        let symmetric = |ip: &IpAddr| {
+            matches!(
+                context.nat_mappings.of(*ip),
+                Mapping::AddressAndPortDependent(_)
+            )
+        };
+        let targets = context.probe_targets(&request.addresses);
+        let both = targets.is_empty() && request.addresses.iter().any(symmetric);
+        if request.ports == 0 || both {
+            self.both_symmetric = true;
             if matches!(self.stage, Stage::Open { .. }) {
                 self.fail(now);
             }
             self.next = self
                 .next
                 .map(|next| next.max(now + PAUSES[PAUSES.len() - 1]));
-            let none = Ask {
+            let none = ProbeRequest {
                 ports: 0,
                 addresses: Vec::new(),
             };
-            return both.then_some(Due::Ask(none));
+            return both.then_some(Due::Request(none));
         }
-        if ask.addresses.iter().any(|ip| !targets.contains(ip)) {
-            self.unserved = Some((ask, at));
+        if request.addresses.iter().any(|ip| !targets.contains(ip)) {
+            self.unserved = Some((request, at));
         }
-        if let Some(spray) = &mut self.spray {
+        if let Some(probing) = &mut self.probing {
             // What is left goes to where the peer is now.
-            if !targets.is_empty() && spray.targets != targets {
-                spray.targets = targets;
-                spray.ports = Ports::random(rng);
-                spray.rest.clear();
+            if !targets.is_empty() && probing.targets != targets {
+                probing.targets = targets;
+                probing.ports = Ports::random(rng);
+                probing.rest.clear();
             }
             return None;
         }
-        let busy = scene.spraying >= MAX_SPRAYING;
+        let busy = context.probing_peers >= MAX_PROBING;
         if !targets.is_empty() && !busy && self.allowed.left(now) > 0 {
             self.allowed.begin(now);
             self.probe = Some(Check::least(rng));
-            self.spray = Some(Spray::new(targets, self.allowed.left, now, rng));
+            self.probing = Some(PortProbing::new(targets, self.allowed.left, now, rng));
         }
         None
     }

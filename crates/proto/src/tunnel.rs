@@ -24,7 +24,7 @@ pub use inbound::Datagram;
 pub(crate) use outbound::{clamp_syn, may_send};
 
 use crate::allowed_ips::{AllowedIps, LookupCache};
-use crate::birthday::{Knock, Outside};
+use crate::birthday::{NatMappings, Punch};
 use crate::capabilities::Cipher;
 use crate::constants::{REJECT_AFTER_TIME, REKEY_AFTER_TIME};
 use crate::cookie::{CookieChecker, CookieJar};
@@ -113,9 +113,9 @@ pub struct Tunnel {
     /// Questions so far whether a peer answers: the number of the latest.
     questions: u64,
     /// What is before this host.
-    outside: Outside,
-    /// See [`Tunnel::take_knocks`]; one for each peer at most.
-    knocks: Vec<Knock>,
+    nat_mappings: NatMappings,
+    /// See [`Tunnel::take_punches`]; one for each peer at most.
+    punches: Vec<Punch>,
     searches: birthday::Searches,
     /// What belongs to no peer, and what belonged to peers that were removed.
     stray: PeerCounters,
@@ -171,8 +171,8 @@ impl Tunnel {
             scratch: Scratch::default(),
             sought: Vec::new(),
             questions: 0,
-            outside: Outside::default(),
-            knocks: Vec::new(),
+            nat_mappings: NatMappings::default(),
+            punches: Vec::new(),
             searches: birthday::Searches::default(),
             stray: PeerCounters::default(),
         }
@@ -332,7 +332,7 @@ impl Tunnel {
         self.stray.add(&peer.counters);
         self.by_key.remove(&peer.public_key);
         self.allowed_ips.remove_peer(id);
-        self.knocks.retain(|knock| knock.peer != id);
+        self.punches.retain(|punch| punch.peer != id);
     }
 
     /// Sets the preshared key; all zero means none. It takes effect with the next handshake.
@@ -354,7 +354,7 @@ impl Tunnel {
         if let Some(peer) = self.peer_mut(id)
             && peer.paths.set_signalled(candidates)
         {
-            peer.birthday.look_again(now);
+            peer.birthday.on_nat_change(now);
             peer.handshake.new_candidate();
         }
         self.reschedule(id, now, now);

@@ -3,7 +3,7 @@
 use crate::sim::network::Path;
 use crate::sim::packets::Flow;
 use crate::sim::{MILLISECOND, Nats, Setup, World, address};
-use seikan_proto::birthday::{Mapping, Outside, PROBES, Standing};
+use seikan_proto::birthday::{Mapping, NatMappings, PROBES, PunchState};
 use seikan_proto::noise::Protocol;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -22,7 +22,7 @@ fn members(second: Mapping, seed: u64) -> World {
     let mut world = World::with([setup.clone(), setup], [path(), path()], seed);
     world.relay = Some(relay());
     world.nats = Some(Nats::default());
-    let first = Mapping::PerDestination(vec![address(0, false).ip()]);
+    let first = Mapping::AddressAndPortDependent(vec![address(0, false).ip()]);
     for (i, v4) in [(0, first), (1, second)] {
         let now = world.now(i).mono;
         let side = &mut world.sides[i];
@@ -30,7 +30,7 @@ fn members(second: Mapping, seed: u64) -> World {
         side.tunnel.set_candidates(side.peer, &other, now);
         side.tunnel.set_relays(side.peer, &[relay()]);
         let v6 = Mapping::Unknown;
-        side.tunnel.set_outside(Outside { v4, v6 }, now);
+        side.tunnel.set_nat_mappings(NatMappings { v4, v6 }, now);
     }
     world
 }
@@ -61,7 +61,7 @@ fn met(world: &World) -> Option<[Option<SocketAddr>; 2]> {
 
 #[test]
 fn they_leave_the_relay_for_a_port_that_was_met_and_nothing_is_lost_by_it() {
-    let mut world = members(Mapping::Alike, 1);
+    let mut world = members(Mapping::EndpointIndependent, 1);
     let mut sent = 0;
     for second in 0..30 {
         sent = talk(&mut world, sent, Duration::from_secs(1));
@@ -77,8 +77,8 @@ fn they_leave_the_relay_for_a_port_that_was_met_and_nothing_is_lost_by_it() {
         assert_eq!(arrived, sent as usize, "side {i}");
     }
     // Nothing goes on once they have.
-    assert_eq!(world.peer(0).birthday.standing(), Standing::Idle(None));
-    assert!(!world.peer(1).birthday.is_spraying(world.now(1).mono));
+    assert_eq!(world.peer(0).birthday.punch_state(), PunchState::Idle(None));
+    assert!(!world.peer(1).birthday.is_probing(world.now(1).mono));
 }
 
 #[test]
@@ -86,7 +86,7 @@ fn forty_of_forty_pairs_meet_in_the_first_attempt() {
     // By the closed form each fails with 1 of 3,400.
     let mut probes = Vec::new();
     for seed in 0..40 {
-        let mut world = members(Mapping::Alike, seed);
+        let mut world = members(Mapping::EndpointIndependent, seed);
         talk(&mut world, 0, Duration::from_secs(18));
         assert_eq!(Some(endpoints(&world)), met(&world), "seed {seed}");
         probes.push(world.peer(1).birthday.probes());
@@ -107,7 +107,7 @@ fn forty_of_forty_pairs_meet_in_the_first_attempt() {
 #[test]
 fn both_go_over_within_two_round_trips_of_the_first_probe_that_gets_through() {
     for seed in 0..20 {
-        let mut world = members(Mapping::Alike, seed);
+        let mut world = members(Mapping::EndpointIndependent, seed);
         let mut seq = 0;
         while met(&world).is_none() && seq < 400 {
             seq = talk(&mut world, seq, Duration::from_millis(50));
@@ -119,7 +119,7 @@ fn both_go_over_within_two_round_trips_of_the_first_probe_that_gets_through() {
 
 #[test]
 fn probes_that_are_overtaken_by_what_goes_by_the_relay_count_as_well() {
-    let mut world = members(Mapping::Alike, 3);
+    let mut world = members(Mapping::EndpointIndependent, 3);
     world.nats.as_mut().expect("NATs").detour = 75 * MILLISECOND;
     let mut seq = 0;
     while met(&world).is_none() && seq < 400 {
@@ -132,24 +132,24 @@ fn probes_that_are_overtaken_by_what_goes_by_the_relay_count_as_well() {
 
 #[test]
 fn while_nobody_sends_nothing_is_opened() {
-    let mut world = members(Mapping::Alike, 4);
-    let outside = |first| Outside {
+    let mut world = members(Mapping::EndpointIndependent, 4);
+    let outside = |first| NatMappings {
         v4: first,
         v6: Mapping::Unknown,
     };
     let set = |world: &mut World, first| {
         let now = world.now(0).mono;
-        world.sides[0].tunnel.set_outside(outside(first), now);
+        world.sides[0].tunnel.set_nat_mappings(outside(first), now);
     };
     set(&mut world, Mapping::Unknown);
     let seq = talk(&mut world, 0, Duration::from_secs(5));
     world.run(Duration::from_secs(60));
     set(
         &mut world,
-        Mapping::PerDestination(vec![address(0, false).ip()]),
+        Mapping::AddressAndPortDependent(vec![address(0, false).ip()]),
     );
     world.run(Duration::from_secs(60));
-    assert_eq!(world.nats.as_ref().expect("NATs").knocks, 0);
+    assert_eq!(world.nats.as_ref().expect("NATs").punches, 0);
     talk(&mut world, seq, Duration::from_secs(18));
     assert_eq!(Some(endpoints(&world)), met(&world));
 }
@@ -157,19 +157,19 @@ fn while_nobody_sends_nothing_is_opened() {
 #[test]
 fn two_symmetric_ends_stay_at_the_relay_and_spray_nothing() {
     let own = vec![address(1, false).ip()];
-    let mut world = members(Mapping::PerDestination(own), 5);
+    let mut world = members(Mapping::AddressAndPortDependent(own), 5);
     talk(&mut world, 0, Duration::from_secs(120));
     assert_eq!(endpoints(&world), [Some(relay()); 2]);
     for i in 0..2 {
         assert_eq!(world.peer(i).birthday.probes(), 0);
-        assert!(world.peer(i).birthday.is_hopeless(), "side {i}");
+        assert!(world.peer(i).birthday.is_both_symmetric(), "side {i}");
     }
-    assert_eq!(world.nats.as_ref().expect("NATs").knocks, 1);
+    assert_eq!(world.nats.as_ref().expect("NATs").punches, 1);
 }
 
 #[test]
 fn who_meets_nobody_has_sent_no_more_than_there_may_be() {
-    let mut world = members(Mapping::Alike, 6);
+    let mut world = members(Mapping::EndpointIndependent, 6);
     // Nothing gets through directly; the asking is repeated every 5 s while ports are open.
     world.direct_down = [true; 2];
     talk(&mut world, 0, Duration::from_secs(60));
@@ -181,7 +181,7 @@ fn who_meets_nobody_has_sent_no_more_than_there_may_be() {
 
 #[test]
 fn a_symmetric_nat_that_starts_anew_is_met_again_without_a_minute_at_the_relay() {
-    let mut world = members(Mapping::Alike, 7);
+    let mut world = members(Mapping::EndpointIndependent, 7);
     let seq = talk(&mut world, 0, Duration::from_secs(18));
     assert_eq!(Some(endpoints(&world)), met(&world));
     // It has forgotten all ports, and so has the other.
@@ -212,7 +212,7 @@ fn a_port_that_was_met_is_kept_open_while_the_session_lasts_and_not_for_ever() {
     // Also by a driver that is late, and whoever began the session.
     for (every, first) in [(20, 0), (20, 1), (23, 0), (23, 1)] {
         let every = Duration::from_secs(every);
-        let mut world = members(Mapping::Alike, 8);
+        let mut world = members(Mapping::EndpointIndependent, 8);
         world.send(first, &[Flow::udp(first).datagram(0, 100)]);
         world.run(Duration::from_millis(50));
         let seq = talk(&mut world, 1, Duration::from_secs(18));

@@ -6,7 +6,7 @@
 
 use seikan_observe::DropReason;
 use seikan_proto::batch::PacketBatch;
-use seikan_proto::birthday::Ask;
+use seikan_proto::birthday::ProbeRequest;
 use seikan_proto::capabilities::{Capabilities, Cipher};
 use seikan_proto::constants::MAX_HANDSHAKE_LEN;
 use seikan_proto::cookie::{Admission, CookieChecker, CookieJar};
@@ -317,11 +317,11 @@ fn control_frames_are_written() {
             }
             "ports of a symmetric NAT" => Box::new(|w| {
                 let addresses = ["198.51.100.7", "2001:db8::7"];
-                let ask = Ask {
+                let request = ProbeRequest {
                     ports: 256,
                     addresses: addresses.map(|a| a.parse().unwrap()).to_vec(),
                 };
-                w.ports(&ask).unwrap();
+                w.ports(&request).unwrap();
             }),
             _ => continue,
         };

@@ -373,7 +373,8 @@ impl<'a> Mesh<'a> {
                     mesh.doubts = doubts;
                 }
                 News::Reflexive { addresses, views } => {
-                    node.tunnel.set_outside(nat::outside(&views), now().mono);
+                    node.tunnel
+                        .set_nat_mappings(nat::outside(&views), now().mono);
                     mesh.reflexive = addresses;
                     mesh.views = views;
                 }

@@ -352,7 +352,7 @@ pub const FAMILIES: &[Family] = &[
         Gauge,
         "peer_port_search_failures",
         "Attempts to meet the peer at a port of the symmetric NAT before this host that met nothing, since one did.",
-        |s, out| gauge(s, out, |p| Some(p.birthday.fruitless() as f64))
+        |s, out| gauge(s, out, |p| Some(p.birthday.failed_attempts() as f64))
     ),
     family!(
         Gauge,

@@ -5,7 +5,7 @@ use super::traffic::{Traffic, traffic};
 use crate::control::subject::Record;
 use crate::mesh::LegTo;
 use crate::node::Node;
-use seikan_proto::birthday::Standing;
+use seikan_proto::birthday::PunchState;
 use seikan_proto::noise::Protocol;
 use seikan_proto::paths;
 use seikan_proto::peer::Peer;
@@ -256,31 +256,31 @@ pub fn peer(node: &Node, record: &Record, peer: &Peer, now: Now) -> PeerStatus {
 fn port_search(node: &Node, peer: &Peer, now: Now) -> Option<PortSearch> {
     let (birthday, doors) = (&peer.birthday, &node.sockets.doors);
     let met = peer.path.endpoint.and_then(|to| doors.port_to(to, peer.id));
-    let symmetric = node.tunnel.outside().is_symmetric();
-    let standing = birthday.standing();
-    let idle = standing == Standing::Idle(None);
-    let nothing = met.is_none() && birthday.probes() == 0 && !birthday.is_hopeless();
+    let symmetric = node.tunnel.nat_mappings().is_symmetric();
+    let punch = birthday.punch_state();
+    let idle = punch == PunchState::Idle(None);
+    let nothing = met.is_none() && birthday.probes() == 0 && !birthday.is_both_symmetric();
     if nothing && (idle || !symmetric) {
         return None;
     }
     Some(PortSearch {
         symmetric,
-        open: match standing {
-            Standing::Open(ports) => ports,
-            Standing::Idle(_) | Standing::Met => 0,
+        open: match punch {
+            PunchState::Open(ports) => ports,
+            PunchState::Idle(_) | PunchState::Succeeded => 0,
         },
         openers: doors.openers(),
         met,
-        fruitless: birthday.fruitless(),
-        next_s: match standing {
-            Standing::Idle(next) => next.filter(|_| symmetric),
-            Standing::Open(_) | Standing::Met => None,
+        fruitless: birthday.failed_attempts(),
+        next_s: match punch {
+            PunchState::Idle(next) => next.filter(|_| symmetric),
+            PunchState::Open(_) | PunchState::Succeeded => None,
         }
         .map(|next| next.duration_since(now.mono).as_secs()),
         trouble: doors.trouble(peer.id).map(str::to_owned),
-        both_symmetric: birthday.is_hopeless(),
+        both_symmetric: birthday.is_both_symmetric(),
         probes: birthday.probes(),
-        probing: birthday.is_spraying(now.mono),
+        probing: birthday.is_probing(now.mono),
     })
 }
 

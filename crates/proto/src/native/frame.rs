@@ -22,7 +22,7 @@
 //! Work and what comes out are bounded by the bytes that came in: a chunk that is not the last of its packet, and a segment of a
 //! super-packet, has [`MIN_CHUNK`] bytes at least; of HEALTH, PROBE, PROBE_ACK and PORTS a record has one each.
 
-use crate::birthday::Ask;
+use crate::birthday::ProbeRequest;
 use crate::inbox::{MAX_HEADER, Slice};
 use crate::native::health::Report;
 use seikan_observe::DropReason;
@@ -119,7 +119,7 @@ pub enum Frame {
         size: u16,
     },
     /// Ports of the far end are open: probe them.
-    Ports(Ask),
+    Ports(ProbeRequest),
 }
 
 /// A part of a packet that does not fit a record.
@@ -240,7 +240,7 @@ impl Frames {
                 id: u16::from_le_bytes([a, b]),
                 size: u16::from_le_bytes([c, d]),
             }),
-            (PORTS, body) => Ask::read(body).map(Frame::Ports),
+            (PORTS, body) => ProbeRequest::read(body).map(Frame::Ports),
             _ => None,
         }
         .ok_or(DropReason::BadFrame)
@@ -448,8 +448,8 @@ pub fn write_probe_ack(out: &mut [u8], id: u16, size: u16) {
 }
 
 /// Writes a PORTS and returns its length.
-pub fn write_ports(out: &mut [u8], ask: &Ask) -> usize {
-    let body = ask.to_bytes();
+pub fn write_ports(out: &mut [u8], request: &ProbeRequest) -> usize {
+    let body = request.to_bytes();
     head(out, PORTS, body.len());
     out[3..3 + body.len()].copy_from_slice(&body);
     3 + body.len()

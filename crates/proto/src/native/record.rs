@@ -5,7 +5,7 @@
 //! packets are never held back for a fuller record. The tail of one super-packet and the head of
 //! the next share a record, which keeps all datagrams of a batch the same size.
 
-use crate::birthday::Ask;
+use crate::birthday::ProbeRequest;
 use crate::constants::NATIVE_DATA;
 use crate::inbox::MAX_HEADER;
 use crate::indices::PeerId;
@@ -265,12 +265,12 @@ impl<'a> RecordWriter<'a> {
     }
 
     /// Adds what a symmetric end asks of the other.
-    pub fn ports(&mut self, ask: &Ask) -> Result<(), DropReason> {
-        if self.left() < 3 + ask.len() {
+    pub fn ports(&mut self, request: &ProbeRequest) -> Result<(), DropReason> {
+        if self.left() < 3 + request.len() {
             self.close(true)?;
         }
         let used = self.used;
-        self.used += frame::write_ports(&mut self.room()?[used..], ask);
+        self.used += frame::write_ports(&mut self.room()?[used..], request);
         Ok(())
     }
 

@@ -1,7 +1,7 @@
 //! The search for a port of a symmetric NAT: between a peer's part of it, the driver and the session.
 
 use super::{Now, Tunnel};
-use crate::birthday::{Ask, Birthday, Due, Knock, Outside, Scene};
+use crate::birthday::{Birthday, Context, Due, NatMappings, ProbeRequest, Punch};
 use crate::constants::{REKEY_ON_RECEIVE_AFTER, REKEY_TIMEOUT};
 use crate::indices::PeerId;
 use crate::native::record::{Outgoing, RecordWriter};
@@ -16,7 +16,7 @@ use std::net::SocketAddr;
 #[derive(Debug, Default)]
 pub(super) struct Searches {
     opening: Vec<PeerId>,
-    spraying: Vec<PeerId>,
+    probing: Vec<PeerId>,
 }
 
 impl Searches {
@@ -27,9 +27,9 @@ impl Searches {
             peer.is_some_and(|peer| is(&peer.birthday, now))
         };
         self.opening.retain(|id| busy(*id, Birthday::is_open));
-        self.spraying.retain(|id| busy(*id, Birthday::is_spraying));
+        self.probing.retain(|id| busy(*id, Birthday::is_probing));
         let others = |all: &[PeerId]| all.iter().filter(|other| **other != id).count();
-        (others(&self.opening), others(&self.spraying))
+        (others(&self.opening), others(&self.probing))
     }
 
     /// What one is at now.
@@ -37,49 +37,49 @@ impl Searches {
         if birthday.is_open(now) && !self.opening.contains(&id) {
             self.opening.push(id);
         }
-        if birthday.is_spraying(now) && !self.spraying.contains(&id) {
-            self.spraying.push(id);
+        if birthday.is_probing(now) && !self.probing.contains(&id) {
+            self.probing.push(id);
         }
     }
 }
 
 impl Tunnel {
     /// Tells what is before this host. What was in vain before may not be now.
-    pub fn set_outside(&mut self, outside: Outside, now: Instant) {
-        if outside == self.outside {
+    pub fn set_nat_mappings(&mut self, nat_mappings: NatMappings, now: Instant) {
+        if nat_mappings == self.nat_mappings {
             return;
         }
-        self.outside = outside;
+        self.nat_mappings = nat_mappings;
         for id in self.by_key.values().copied().collect::<Vec<_>>() {
             if let Some(peer) = self.peer_mut(id) {
-                peer.birthday.look_again(now);
+                peer.birthday.on_nat_change(now);
             }
             self.reschedule(id, now, now);
         }
     }
 
     /// What is before this host.
-    pub fn outside(&self) -> &Outside {
-        &self.outside
+    pub fn nat_mappings(&self) -> &NatMappings {
+        &self.nat_mappings
     }
 
-    /// Where ports are to be opened, or kept open, since this was last asked: the driver knocks, and reports by [`Tunnel::knocked`].
-    pub fn take_knocks(&mut self) -> Vec<Knock> {
-        std::mem::take(&mut self.knocks)
+    /// Where ports are to be opened, or kept open, since this was last asked: the driver knocks, and reports by [`Tunnel::on_punched`].
+    pub fn take_punches(&mut self) -> Vec<Punch> {
+        std::mem::take(&mut self.punches)
     }
 
     /// The driver has knocked from so many sockets; none: it could not.
-    pub fn knocked(&mut self, id: PeerId, ports: u16, now: Instant) {
+    pub fn on_punched(&mut self, id: PeerId, ports: u16, now: Instant) {
         if let Some(peer) = self.peer_mut(id) {
-            peer.birthday.knocked(ports, now);
+            peer.birthday.on_punched(ports, now);
         }
         self.reschedule(id, now, now);
     }
 
     /// Something authentic came in by one of the sockets, which is kept; the others need not be.
-    pub fn met(&mut self, id: PeerId, now: Instant) {
+    pub fn on_punch_succeeded(&mut self, id: PeerId, now: Instant) {
         if let Some(peer) = self.peer_mut(id) {
-            peer.birthday.met(now);
+            peer.birthday.on_punch_succeeded(now);
             // Checks that were sent before went by another socket.
             peer.paths.restart_checks();
         }
@@ -111,37 +111,46 @@ impl Tunnel {
     }
 
     pub(super) fn search_ports(&mut self, now: Now, id: PeerId, outbox: &mut Outbox) {
-        let (opening, spraying) = self.searches.others(&self.peers, id, now.mono);
+        let (opening, probing) = self.searches.others(&self.peers, id, now.mono);
         let Some(peer) = self.peers.get_mut(id.0 as usize).and_then(Option::as_mut) else {
             return;
         };
-        let scene = Scene {
+        let context = Context {
             relayed: peer
                 .path
                 .endpoint
                 .is_some_and(|used| peer.paths.is_relay(used)),
             active: now.mono < peer.path.active_until,
             candidates: peer.paths.candidates(),
-            outside: &self.outside,
-            opening,
-            spraying,
+            nat_mappings: &self.nat_mappings,
+            opening_peers: opening,
+            probing_peers: probing,
         };
-        let due = peer.birthday.due(&scene, now.mono, &mut *self.rng);
+        let due = peer.birthday.due(&context, now.mono, &mut *self.rng);
         self.searches.enter(id, &peer.birthday, now.mono);
         for due in due {
             match due {
-                Due::Knock(towards) => {
-                    self.knocks.retain(|knock| knock.peer != id);
-                    self.knocks.push(Knock { peer: id, towards });
+                Due::Punch(destinations) => {
+                    self.punches.retain(|punch| punch.peer != id);
+                    self.punches.push(Punch {
+                        peer: id,
+                        destinations,
+                    });
                 }
-                Due::Ask(ask) => self.send_ask(now, id, &ask, outbox),
-                Due::Spray(probe, ports) => self.spray(now, id, probe, &ports, outbox),
+                Due::Request(request) => self.send_probe_request(now, id, &request, outbox),
+                Due::Probe(probe, ports) => self.probe_ports(now, id, probe, &ports, outbox),
             }
         }
     }
 
     /// By the way in use. What is lost is asked again with the next knock.
-    fn send_ask(&mut self, now: Now, id: PeerId, ask: &Ask, outbox: &mut Outbox) {
+    fn send_probe_request(
+        &mut self,
+        now: Now,
+        id: PeerId,
+        request: &ProbeRequest,
+        outbox: &mut Outbox,
+    ) {
         let sending = self.sending(now);
         let Some(peer) = self.peer_mut(id) else {
             return;
@@ -154,7 +163,7 @@ impl Tunnel {
             return;
         };
         let mut writer = RecordWriter::new(outbox, &mut session, &mut peer.path.outgoing, envelope);
-        if writer.ports(ask).is_ok() && writer.finish().is_ok() {
+        if writer.ports(request).is_ok() && writer.finish().is_ok() {
             peer.timers.any_authenticated_packet_sent(now.mono);
         }
         peer.sessions.current = Some(session);
@@ -162,7 +171,7 @@ impl Tunnel {
 
     /// One record goes to all: of those that arrive the first is the record, and the others are repeats of it, so that the far end
     /// misses one at most.
-    fn spray(
+    fn probe_ports(
         &mut self,
         now: Now,
         id: PeerId,
@@ -196,7 +205,7 @@ impl Tunnel {
             for port in others {
                 outbox.repeat(*port);
             }
-            peer.birthday.sprayed(ports.len());
+            peer.birthday.on_probed(ports.len());
         }
         peer.sessions.current = Some(session);
     }
@@ -205,7 +214,7 @@ impl Tunnel {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::birthday::{MAX_SPRAYING, Mapping, PORTS};
+    use crate::birthday::{MAX_PROBING, Mapping, PORTS};
     use crate::keys::{PrivateKey, PublicKey};
     use crate::noise::Protocol;
     use crate::rng::Rng;
@@ -239,7 +248,7 @@ mod tests {
             rng: Box::new(Zeros),
         });
         let v6 = Mapping::Unknown;
-        tunnel.set_outside(Outside { v4, v6 }, at(0).mono);
+        tunnel.set_nat_mappings(NatMappings { v4, v6 }, at(0).mono);
         let relay: SocketAddr = "192.0.2.1:50000".parse().expect("an address");
         let told: SocketAddr = "203.0.113.9:4000".parse().expect("an address");
         for n in 0..10_000_u32 {
@@ -273,17 +282,17 @@ mod tests {
 
     #[test]
     fn of_ten_thousand_that_ask_four_are_sprayed_for_and_no_more_are_remembered_than_those() {
-        let mut tunnel = tunnel(Mapping::Alike);
+        let mut tunnel = tunnel(Mapping::EndpointIndependent);
         for peer in tunnel.peers.iter_mut().flatten() {
-            peer.birthday.asked(Ask {
+            peer.birthday.on_request(ProbeRequest {
                 ports: PORTS,
                 addresses: vec!["203.0.113.9".parse().expect("an address")],
             });
         }
-        let mut look = |ids, millis, expected: [u32; MAX_SPRAYING]| {
-            let busy = look(&mut tunnel, ids, millis, Birthday::is_spraying);
+        let mut look = |ids, millis, expected: [u32; MAX_PROBING]| {
+            let busy = look(&mut tunnel, ids, millis, Birthday::is_probing);
             assert_eq!(busy, expected);
-            assert_eq!(tunnel.searches.spraying.len(), MAX_SPRAYING);
+            assert_eq!(tunnel.searches.probing.len(), MAX_PROBING);
         };
         look(0..5000, 0, [0, 1, 2, 3]);
         // They have no sessions: two seconds later their sprays have come to a standstill, and do not go on beside others'.
@@ -296,14 +305,14 @@ mod tests {
     #[test]
     fn who_is_removed_makes_room_for_another_and_is_not_knocked_at() {
         let own = vec!["198.51.100.7".parse().expect("an address")];
-        let mut tunnel = tunnel(Mapping::PerDestination(own));
+        let mut tunnel = tunnel(Mapping::AddressAndPortDependent(own));
         look(&mut tunnel, 0..10_000, 0, Birthday::is_open);
         look(&mut tunnel, 0..10_000, 3000, Birthday::is_open);
         tunnel.remove_peer(PeerId(0));
         // Who comes next is given its number.
-        let knocks = tunnel.take_knocks();
-        let knocks: Vec<PeerId> = knocks.iter().map(|knock| knock.peer).collect();
-        assert_eq!(knocks, [PeerId(1)]);
+        let punches = tunnel.take_punches();
+        let punches: Vec<PeerId> = punches.iter().map(|punch| punch.peer).collect();
+        assert_eq!(punches, [PeerId(1)]);
         let next = look(&mut tunnel, 0..10_000, 6000, Birthday::is_open);
         assert_eq!(next, [1, 2]);
     }
@@ -311,7 +320,7 @@ mod tests {
     #[test]
     fn of_ten_thousand_that_are_out_of_reach_ports_are_open_for_two() {
         let own = vec!["198.51.100.7".parse().expect("an address")];
-        let mut tunnel = tunnel(Mapping::PerDestination(own));
+        let mut tunnel = tunnel(Mapping::AddressAndPortDependent(own));
         let mut look = |millis, expected: &[u32]| {
             let busy = look(&mut tunnel, 0..10_000, millis, Birthday::is_open);
             assert_eq!(busy, expected);

@@ -289,7 +289,7 @@ impl Tunnel {
                 .filter(|_| native)
                 .map(|at| (at, WakeReason::PathCheck)),
             peer.birthday
-                .next_wakeup(self.outside.is_symmetric(), peer.path.active_until)
+                .next_wakeup(self.nat_mappings.is_symmetric(), peer.path.active_until)
                 .filter(|_| native)
                 .map(|at| (at, WakeReason::PortSearch)),
             peer.path

@@ -484,7 +484,7 @@ fn control_frame(
             }
         }
         // Looked at with what the other peers are at (`Tunnel::search_ports`).
-        Frame::Ports(ask) => peer.birthday.asked(ask),
+        Frame::Ports(request) => peer.birthday.on_request(request),
         Frame::Packet { .. } | Frame::Slice(_) | Frame::Fragment(_) => {}
     }
 }
@@ -503,7 +503,7 @@ fn check_answered(peer: &mut Peer, check: Check, now: Instant) {
         }
         return;
     }
-    if peer.birthday.is_spray(check) {
+    if peer.birthday.is_port_probe(check) {
         // Its way is known once the peer has sent by it.
         peer.path.mtu.check_answered();
         return;

@@ -3,7 +3,7 @@
 use super::internet::{Lost, at};
 use super::world::{Event, Load, World};
 use crate::sim::{MILLISECOND, SECOND, Seeded};
-use seikan_proto::birthday::{Mapping, Outside, PORTS};
+use seikan_proto::birthday::{Mapping, NatMappings, PORTS};
 use seikan_proto::capabilities::Cipher;
 use seikan_proto::filter::Destinations;
 use seikan_proto::indices::PeerId;
@@ -355,11 +355,11 @@ impl World {
         }
         let now = self.now();
         let member = &mut self.members[m];
-        let outside = Outside {
+        let outside = NatMappings {
             v4: mapping(&member.agent.views),
             v6: Mapping::Unknown,
         };
-        member.tunnel.set_outside(outside, now.mono);
+        member.tunnel.set_nat_mappings(outside, now.mono);
         let next = match member.agent.lost {
             true => member.agent.begun + REFLECT_LEAST,
             false => self.time + REFLECT_EVERY,
@@ -417,11 +417,13 @@ fn mapping(views: &[(Option<SocketAddr>, u32)]) -> Mapping {
     let seen: Vec<SocketAddr> = views.iter().filter_map(|(seen, _)| *seen).collect();
     match seen.split_first() {
         None => Mapping::Unknown,
-        Some((first, others)) if others.iter().all(|other| other == first) => Mapping::Alike,
+        Some((first, others)) if others.iter().all(|other| other == first) => {
+            Mapping::EndpointIndependent
+        }
         Some(_) => {
             let mut ips: Vec<IpAddr> = seen.iter().map(SocketAddr::ip).collect();
             ips.dedup();
-            Mapping::PerDestination(ips)
+            Mapping::AddressAndPortDependent(ips)
         }
     }
 }
@@ -747,23 +749,23 @@ impl World {
                 self.reflect_soon(m);
             }
         }
-        for knock in self.members[m].tunnel.take_knocks() {
+        for punch in self.members[m].tunnel.take_punches() {
             let doors = &mut self.members[m].doors;
-            let stays = |id, to| id != knock.peer || knock.towards.contains(&to);
+            let stays = |id, to| id != punch.peer || punch.destinations.contains(&to);
             doors.waiting.retain(|_, (id, to)| stays(*id, *to));
-            let open = doors.waiting.values().filter(|(id, _)| *id == knock.peer);
+            let open = doors.waiting.values().filter(|(id, _)| *id == punch.peer);
             for i in open.count()..usize::from(PORTS) {
                 let mut port = 0;
                 while port == 0 || doors.has(port) {
                     doors.next = doors.next.wrapping_add(1) % 30_000;
                     port = 20_000 + doors.next;
                 }
-                let towards = knock.towards[i % knock.towards.len()];
-                doors.waiting.insert(port, (knock.peer, towards));
+                let towards = punch.destinations[i % punch.destinations.len()];
+                doors.waiting.insert(port, (punch.peer, towards));
             }
             let all = doors.waiting.iter();
             let all: Vec<(u16, SocketAddr)> = all
-                .filter(|(_, (id, _))| *id == knock.peer)
+                .filter(|(_, (id, _))| *id == punch.peer)
                 .map(|(port, (_, towards))| (*port, *towards))
                 .collect();
             doors.openers += all.len() as u64;
@@ -774,7 +776,7 @@ impl World {
                 self.send_beside(m, port, towards, OPENER.to_vec());
             }
             let now = self.now().mono;
-            self.members[m].tunnel.knocked(knock.peer, PORTS, now);
+            self.members[m].tunnel.on_punched(punch.peer, PORTS, now);
         }
     }
 
@@ -799,7 +801,7 @@ impl World {
         };
         doors.doors.insert(towards, door);
         doors.met += 1;
-        member.tunnel.met(peer, now);
+        member.tunnel.on_punch_succeeded(peer, now);
     }
 
     /// Closes those that are of no more use, and keeps the others open.

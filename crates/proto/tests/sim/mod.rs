@@ -138,7 +138,7 @@ pub struct Nats {
     sent: BTreeSet<SocketAddr>,
     /// How much longer than by the relay a datagram takes, in nanoseconds.
     pub detour: u64,
-    pub knocks: u32,
+    pub punches: u32,
 }
 
 impl Nats {
@@ -316,28 +316,28 @@ impl World {
                 }
             }
             self.arrivals();
-            self.knock();
+            self.punch();
             self.check();
         }
         self.time = self.time.max(end);
     }
 
     /// Opens ports before side 0, as its driver does.
-    fn knock(&mut self) {
+    fn punch(&mut self) {
         let now = self.now(0).mono;
         let side = &mut self.sides[0];
         let Some(nats) = &mut self.nats else { return };
-        for knock in side.tunnel.take_knocks() {
-            nats.knocks += 1;
+        for punch in side.tunnel.take_punches() {
+            nats.punches += 1;
             while nats.open.len() < usize::from(PORTS) {
                 let port: u16 = self.rng.random_range(1024..=u16::MAX);
                 nats.open.insert(port);
             }
-            side.tunnel.knocked(knock.peer, PORTS, now);
+            side.tunnel.on_punched(punch.peer, PORTS, now);
         }
         if nats.door.is_some() && !nats.open.is_empty() {
             nats.open.clear();
-            side.tunnel.met(side.peer, now);
+            side.tunnel.on_punch_succeeded(side.peer, now);
         }
         if !side.tunnel.is_open(side.peer, now) {
             nats.open.clear();

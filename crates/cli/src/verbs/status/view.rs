@@ -460,10 +460,7 @@ fn candidate(candidate: &Candidate) -> String {
         CandidateState::NoRoute => format!("{YELLOW}this host has no route there{RESET}"),
     };
     match candidate.rtt_us {
-        Some(us) => format!(
-            "{kind}, {state}, {:.1} {CYAN}ms{RESET}",
-            us as f64 / 1000.0
-        ),
+        Some(us) => format!("{kind}, {state}, {:.1} {CYAN}ms{RESET}", us as f64 / 1000.0),
         None => format!("{kind}, {state}"),
     }
 }
