@@ -232,7 +232,7 @@ fn who_is_no_device_and_who_takes_an_address_is_told() {
         );
         device.tell(STRANGER, &asks);
         eventually("no stranger", || {
-            gateway(world)["stray"]["drops"]["unlisted_device"].as_u64() >= Some(1)
+            gateway(world)["unattributed"]["drops"]["unlisted_device"].as_u64() >= Some(1)
         });
         let takes = Arp::announcement(THIEF, [192, 168, 1, 202].into());
         device.tell(THIEF, &takes);

@@ -18,18 +18,18 @@ pub struct DirectionCounters {
     /// Packets that ended here as intended (keepalives, probes, reports, handshakes).
     pub consumed: u64,
     /// Packets that are held now (waiting for a handshake or for missing slices).
-    pub held: u64,
+    pub pending: u64,
     /// Packets dropped, by reason.
     pub drops: DropCounts,
 }
 
 impl DirectionCounters {
-    /// `in - out - consumed - held - drops`: zero when every packet is accounted for.
+    /// `in - out - consumed - pending - drops`: zero when every packet is accounted for.
     pub fn unaccounted(&self) -> i128 {
         i128::from(self.packets_in)
             - i128::from(self.packets_out)
             - i128::from(self.consumed)
-            - i128::from(self.held)
+            - i128::from(self.pending)
             - i128::from(self.drops.total())
     }
 }
@@ -41,7 +41,7 @@ impl DirectionCounters {
         self.packets_out += other.packets_out;
         self.bytes_out += other.bytes_out;
         self.consumed += other.consumed;
-        self.held += other.held;
+        self.pending += other.pending;
         for (reason, packets) in other.drops.nonzero() {
             self.drops.add(reason, packets);
         }
@@ -98,7 +98,7 @@ mod tests {
             packets_in: 10,
             packets_out: 6,
             consumed: 1,
-            held: 1,
+            pending: 1,
             ..Default::default()
         };
         c.drops.add(DropReason::BadTag, 1);

@@ -17,10 +17,10 @@
 //! What this host has begun is kept for each peer in bounded memory, and forgotten two to four minutes after it last sent something
 //! (RFC 4787, section 4.3, asks for two at least); what the peer sends prolongs nothing.
 
-mod begun;
+mod conntrack;
 
 use crate::time::Instant;
-use begun::{Begun, Key, Kind, identification};
+use conntrack::{Conntrack, Key, Kind, identification};
 use seikan_observe::DropReason;
 use seikan_wire::ip::{IpPacket, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP};
 use seikan_wire::{icmp, tcp};
@@ -136,25 +136,29 @@ impl FromIterator<RangeInclusive<u16>> for Ports {
 
 /// Applies the filter of a peer that may not send everything.
 #[derive(Debug, Default)]
-pub(crate) struct Guard {
+pub(crate) struct StatefulFilter {
     to: Destinations,
     filter: Filter,
-    begun: Begun,
+    conntrack: Conntrack,
 }
 
-impl Guard {
+impl StatefulFilter {
     /// The guard of a peer that had `before`, under another filter. Who could begin everything had none, and what was sent to it was
     /// not noted: its answers by UDP and to echoes pass again from when this host next sends.
-    pub fn set(before: Option<Box<Guard>>, filter: Filter, to: Destinations) -> Option<Box<Guard>> {
+    pub fn set(
+        before: Option<Box<StatefulFilter>>,
+        filter: Filter,
+        to: Destinations,
+    ) -> Option<Box<StatefulFilter>> {
         if (&filter, &to) == (&Filter::All, &Destinations::Any) {
             return None;
         }
-        let mut guard = before.unwrap_or_default();
+        let mut state = before.unwrap_or_default();
         if filter == Filter::All {
-            guard.begun = Begun::default();
+            state.conntrack = Conntrack::default();
         }
-        (guard.filter, guard.to) = (filter, to);
-        Some(guard)
+        (state.filter, state.to) = (filter, to);
+        Some(state)
     }
 
     /// Judges a packet from the peer. `packet` is what `ip` was parsed from, of which the headers need to be there.
@@ -162,7 +166,7 @@ impl Guard {
         let passes = self.to.has(ip, packet)
             && match &self.filter {
                 Filter::All => true,
-                Filter::Only(open) => open.passes(&mut self.begun, ip, packet, now),
+                Filter::Only(open) => open.passes(&mut self.conntrack, ip, packet, now),
             };
         match passes {
             true => Ok(()),
@@ -181,7 +185,7 @@ impl Guard {
         let transport = packet.get(at..).unwrap_or_default();
         // What is open needs no note.
         if let Some(key) = Key::of_sent(ip, protocol, transport).filter(|key| !open.has(key)) {
-            self.begun.note(key, now);
+            self.conntrack.note(key, now);
         }
     }
 }
@@ -203,7 +207,13 @@ impl Open {
         }
     }
 
-    fn passes(&self, begun: &mut Begun, ip: &IpPacket, packet: &[u8], now: Instant) -> bool {
+    fn passes(
+        &self,
+        conntrack: &mut Conntrack,
+        ip: &IpPacket,
+        packet: &[u8],
+        now: Instant,
+    ) -> bool {
         // Behind the packet there may be padding, which has no ports.
         let packet = packet.get(..ip.total_len).unwrap_or(packet);
         let Ok(transport) = ip.transport(packet) else {
@@ -216,17 +226,19 @@ impl Open {
             id: identification(ip, packet),
         });
         let Some((protocol, at)) = transport else {
-            return fragments.is_some_and(|key| begun.has(&key, now));
+            return fragments.is_some_and(|key| conntrack.has(&key, now));
         };
         let transport = packet.get(at..).unwrap_or_default();
         let passes = match protocol {
             PROTO_TCP => !ip.fragment && self.tcp_passes(transport),
-            PROTO_UDP => self.udp_passes(begun, ip, transport, now),
-            PROTO_ICMP | PROTO_ICMPV6 => self.icmp || self.icmp_passes(begun, ip, packet, at, now),
+            PROTO_UDP => self.udp_passes(conntrack, ip, transport, now),
+            PROTO_ICMP | PROTO_ICMPV6 => {
+                self.icmp || self.icmp_passes(conntrack, ip, packet, at, now)
+            }
             _ => false,
         };
         if let Some(key) = fragments.filter(|_| passes) {
-            begun.note(key, now);
+            conntrack.note(key, now);
         }
         passes
     }
@@ -243,7 +255,13 @@ impl Open {
                 .contains(u16::from_be_bytes([header[2], header[3]]))
     }
 
-    fn udp_passes(&self, begun: &mut Begun, ip: &IpPacket, datagram: &[u8], now: Instant) -> bool {
+    fn udp_passes(
+        &self,
+        conntrack: &mut Conntrack,
+        ip: &IpPacket,
+        datagram: &[u8],
+        now: Instant,
+    ) -> bool {
         let Some(&[r0, r1, l0, l1]) = datagram.first_chunk() else {
             return false;
         };
@@ -253,20 +271,20 @@ impl Open {
             remote: ip.src,
             id: [l0, l1, r0, r1],
         };
-        self.has(&key) || begun.has(&key, now)
+        self.has(&key) || conntrack.has(&key, now)
     }
 
     /// `at` is where the ICMP message begins.
     fn icmp_passes(
         &self,
-        begun: &mut Begun,
+        conntrack: &mut Conntrack,
         ip: &IpPacket,
         packet: &[u8],
         at: usize,
         now: Instant,
     ) -> bool {
         if let Some(quote) = icmp::quote(ip, packet) {
-            return self.quote_passes(begun, ip, packet.get(quote..).unwrap_or_default(), now);
+            return self.quote_passes(conntrack, ip, packet.get(quote..).unwrap_or_default(), now);
         }
         let Some(&[kind, _, _, _, i0, i1]) = packet.get(at..).and_then(<[u8]>::first_chunk) else {
             return false;
@@ -277,13 +295,13 @@ impl Open {
             remote: ip.src,
             id: [i0, i1, 0, 0],
         };
-        kind == if ip.is_v6() { 129 } else { 0 } && begun.has(&key, now)
+        kind == if ip.is_v6() { 129 } else { 0 } && conntrack.has(&key, now)
     }
 
     /// An error that quotes a packet.
     fn quote_passes(
         &self,
-        begun: &mut Begun,
+        conntrack: &mut Conntrack,
         error: &IpPacket,
         quote: &[u8],
         now: Instant,
@@ -300,7 +318,7 @@ impl Open {
         };
         let transport = quote.get(at..).unwrap_or_default();
         match Key::of_sent(&ip, protocol, transport) {
-            Some(key) => self.has(&key) || begun.has(&key, now),
+            Some(key) => self.has(&key) || conntrack.has(&key, now),
             // Which connections there are the kernel knows.
             None => protocol == PROTO_TCP,
         }

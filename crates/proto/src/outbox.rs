@@ -81,13 +81,13 @@ impl Outbox {
     }
 
     /// Bytes that still fit.
-    pub fn room(&self) -> usize {
+    pub fn remaining(&self) -> usize {
         self.buffer.len() - self.used
     }
 
     /// Reserves `length` bytes; `None` when they do not fit.
     pub fn reserve(&mut self, length: usize) -> Option<Slot<'_>> {
-        if self.room() < length {
+        if self.remaining() < length {
             return None;
         }
         Some(Slot {
@@ -283,7 +283,7 @@ mod tests {
     fn a_dropped_slot_leaves_no_trace() {
         let mut o = Outbox::new(3000);
         o.reserve(2000).unwrap().bytes().fill(7);
-        assert!(o.is_empty() && o.room() == 3000);
+        assert!(o.is_empty() && o.remaining() == 3000);
         assert!(o.reserve(3001).is_none());
     }
 

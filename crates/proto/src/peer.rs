@@ -3,7 +3,7 @@
 use crate::birthday::Birthday;
 use crate::capabilities::Capabilities;
 use crate::cookie::CookieJar;
-use crate::filter::Guard;
+use crate::filter::StatefulFilter;
 use crate::indices::PeerId;
 use crate::keys::{PresharedKey, PublicKey};
 use crate::native::health::{Receiver, Report};
@@ -29,9 +29,9 @@ use std::time::Duration;
 /// Reports in a row without what followed the first of a batch, from which GSO counts as mangled.
 const MANGLED_REPORTS: u8 = 2;
 /// Packets that wait for a handshake, at most (kernel: `MAX_STAGED_PACKETS` is 128).
-const STASH_PACKETS: usize = 128;
+const STAGED_PACKETS: usize = 128;
 /// Bytes that wait for a handshake, at most.
-pub(crate) const STASH_BYTES: usize = 256 * 1024;
+pub(crate) const STAGED_BYTES: usize = 256 * 1024;
 
 /// Everything about one peer.
 pub struct Peer {
@@ -60,10 +60,10 @@ pub struct Peer {
     pub(crate) sessions: Sessions,
     pub(crate) handshake: Handshake,
     pub(crate) timers: Timers,
-    pub(crate) stash: Stash,
+    pub(crate) staged: StagedPackets,
     pub(crate) reassembly: Reassembly,
     /// Judges what it sends; absent if it may send whatever it likes.
-    pub(crate) guard: Option<Box<Guard>>,
+    pub(crate) filter: Option<Box<StatefulFilter>>,
     /// This peer's entry in the tunnel's wake-up queue.
     pub(crate) scheduled: Option<Instant>,
 }
@@ -350,16 +350,16 @@ fn index(session: &Option<Box<Session>>) -> Option<u32> {
 
 /// Reads of the TUN device that wait for a session; bounded, dropped at the head.
 #[derive(Debug, Default)]
-pub(crate) struct Stash {
+pub(crate) struct StagedPackets {
     reads: VecDeque<(Box<[u8]>, u64)>,
     bytes: usize,
 }
 
-impl Stash {
+impl StagedPackets {
     /// Keeps a read that stands for `packets`; returns how many packets had to go for it.
     pub fn push(&mut self, read: &[u8], packets: u64) -> u64 {
         let mut dropped = 0;
-        while self.reads.len() >= STASH_PACKETS || self.bytes + read.len() > STASH_BYTES {
+        while self.reads.len() >= STAGED_PACKETS || self.bytes + read.len() > STAGED_BYTES {
             match self.reads.pop_front() {
                 Some((old, packets)) => {
                     self.bytes -= old.len();
@@ -415,9 +415,9 @@ impl Peer {
                 last_received: None,
             },
             timers: Timers::default(),
-            stash: Stash::default(),
+            staged: StagedPackets::default(),
             reassembly: Reassembly::default(),
-            guard: None,
+            filter: None,
             scheduled: None,
         }
     }
@@ -455,9 +455,9 @@ impl Peer {
     }
 
     /// Gives up everything that waits for a handshake.
-    pub(crate) fn drop_stash(&mut self, reason: DropReason) {
-        while let Some((_, packets)) = self.stash.pop() {
-            self.counters.outbound.held -= packets;
+    pub(crate) fn drop_staged(&mut self, reason: DropReason) {
+        while let Some((_, packets)) = self.staged.pop() {
+            self.counters.outbound.pending -= packets;
             self.counters.outbound.drops.add(reason, packets);
         }
     }

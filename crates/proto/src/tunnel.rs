@@ -28,7 +28,7 @@ use crate::birthday::{NatMappings, Punch};
 use crate::capabilities::Cipher;
 use crate::constants::{REJECT_AFTER_TIME, REKEY_AFTER_TIME};
 use crate::cookie::{CookieChecker, CookieJar};
-use crate::filter::{Destinations, Filter, Guard};
+use crate::filter::{Destinations, Filter, StatefulFilter};
 use crate::inbox::Write;
 use crate::indices::{IndexTable, PeerId};
 use crate::keys::{Identity, PresharedKey, PrivateKey, PublicKey};
@@ -118,7 +118,7 @@ pub struct Tunnel {
     punches: Vec<Punch>,
     searches: birthday::Searches,
     /// What belongs to no peer, and what belonged to peers that were removed.
-    stray: PeerCounters,
+    unattributed: PeerCounters,
 }
 
 /// Who this host was until lately, for peers that do not know its new key yet.
@@ -174,7 +174,7 @@ impl Tunnel {
             nat_mappings: NatMappings::default(),
             punches: Vec::new(),
             searches: birthday::Searches::default(),
-            stray: PeerCounters::default(),
+            unattributed: PeerCounters::default(),
         }
     }
 
@@ -232,8 +232,8 @@ impl Tunnel {
         peer.handshake.cookie = CookieJar::new(protocol, &key);
         // Nothing that was said under the former key counts for this one: not how late it was, nor an initiation to it.
         peer.handshake.last_timestamp = None;
-        if let Some(begun) = peer.handshake.pending.take() {
-            self.indices.remove(begun.initiator.local_index());
+        if let Some(pending) = peer.handshake.pending.take() {
+            self.indices.remove(pending.initiator.local_index());
         }
         self.by_key.remove(&former);
         self.by_key.insert(key, id);
@@ -268,7 +268,7 @@ impl Tunnel {
             let wanted = self
                 .peer_mut(id)
                 .is_some_and(|p| p.is_reachable() && p.timers.want_handshake(now.mono));
-            if wanted && outbox.room() > crate::batch::MAX_READ {
+            if wanted && outbox.remaining() > crate::batch::MAX_READ {
                 self.initiate_handshake(now, id, outbox);
                 self.reschedule(id, now.mono, now.mono);
             }
@@ -323,13 +323,13 @@ impl Tunnel {
         if let Some(at) = peer.scheduled {
             self.wakeups.remove(&(at, id));
         }
-        peer.drop_stash(DropReason::PeerRemoved);
-        let held = std::mem::take(&mut peer.counters.inbound.held);
+        peer.drop_staged(DropReason::PeerRemoved);
+        let pending = std::mem::take(&mut peer.counters.inbound.pending);
         peer.counters
             .inbound
             .drops
-            .add(DropReason::PeerRemoved, held);
-        self.stray.add(&peer.counters);
+            .add(DropReason::PeerRemoved, pending);
+        self.unattributed.add(&peer.counters);
         self.by_key.remove(&peer.public_key);
         self.allowed_ips.remove_peer(id);
         self.punches.retain(|punch| punch.peer != id);
@@ -400,7 +400,7 @@ impl Tunnel {
     /// on; UDP that this host has begun is answered from when it next sends, if the peer could begin everything before.
     pub fn set_filter(&mut self, id: PeerId, filter: Filter, to: Destinations) {
         if let Some(peer) = self.peer_mut(id) {
-            peer.guard = Guard::set(peer.guard.take(), filter, to);
+            peer.filter = StatefulFilter::set(peer.filter.take(), filter, to);
         }
     }
 
@@ -429,7 +429,7 @@ impl Tunnel {
 
     /// The sum over all peers, past ones included, and what belonged to none.
     pub fn totals(&self) -> PeerCounters {
-        let mut sum = self.stray.clone();
+        let mut sum = self.unattributed.clone();
         for peer in self.peers.iter().flatten() {
             sum.add(&peer.counters);
         }
@@ -457,7 +457,7 @@ impl Tunnel {
                 }
                 (&mut peer.counters, &mut peer.path.sent_later)
             }
-            None => (&mut self.stray, &mut nobody),
+            None => (&mut self.unattributed, &mut nobody),
         };
         match result {
             Ok(()) => {
@@ -491,7 +491,7 @@ impl Tunnel {
     fn inbound_of(&mut self, id: PeerId) -> &mut DirectionCounters {
         match self.peers.get_mut(id.0 as usize).and_then(Option::as_mut) {
             Some(peer) => &mut peer.counters.inbound,
-            None => &mut self.stray.inbound,
+            None => &mut self.unattributed.inbound,
         }
     }
 

@@ -300,12 +300,12 @@ fn a_lost_fragment_costs_its_packet_after_a_while() {
     sent.remove(1);
     world.receive(1, &sent);
     let inbound = world.totals(1).inbound;
-    assert_eq!(inbound.held, 1);
+    assert_eq!(inbound.pending, 1);
     world.run(seconds(2));
     let inbound = world.totals(1).inbound;
     assert_eq!(
         (
-            inbound.held,
+            inbound.pending,
             inbound.drops.get(DropReason::ReassemblyTimeout)
         ),
         (0, 1)

@@ -176,13 +176,13 @@ fn what_waits_for_a_handshake_is_bounded_and_given_up() {
         }
         let out = world.totals(0).outbound;
         assert_eq!(
-            (out.held, out.drops.get(DropReason::HandshakeQueueFull)),
+            (out.pending, out.drops.get(DropReason::HandshakeQueueFull)),
             (128, 72)
         );
         world.run(REKEY_ATTEMPT_TIME + seconds(10));
         let out = world.totals(0).outbound;
         assert_eq!(
-            (out.held, out.drops.get(DropReason::HandshakeTimeout)),
+            (out.pending, out.drops.get(DropReason::HandshakeTimeout)),
             (0, 128)
         );
         assert_eq!(handshakes(&world, 0).0, u64::from(MAX_HANDSHAKE_ATTEMPTS));

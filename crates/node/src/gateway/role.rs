@@ -19,7 +19,7 @@ impl GatewayNode {
 
     /// Passes over what the TUN device or a socket has, `packets` of it.
     pub(crate) fn drop_standing_by(&mut self, packets: u64) {
-        self.gateway.drop_stray(DropReason::Standby, packets);
+        self.gateway.drop_unattributed(DropReason::Standby, packets);
     }
 
     /// An advert of the other gateway.

@@ -44,7 +44,7 @@ pub struct GatewayStatus {
     /// Flows that are known.
     pub flows: FlowTable,
     /// What came from the local network and is of no device; without bytes.
-    pub stray: Direction,
+    pub unattributed: Direction,
     /// What came from the tunnel, neither for a device nor for the host; without bytes.
     pub refused: Direction,
     /// Addresses that two claim, heard within the last minute.
@@ -301,7 +301,7 @@ pub fn without_devices(node: &Node, record: &Record) -> Option<GatewayStatus> {
             known: flows.len() as u64,
             evicted: flows.evicted(),
         },
-        stray: direction(gateway.gateway.stray()),
+        unattributed: direction(gateway.gateway.unattributed()),
         refused: direction(gateway.gateway.refused()),
         conflicts: lan.map_or_else(Vec::new, |lan| conflicts(lan, now)),
         offloads: offloads(gateway, &links),

@@ -53,7 +53,7 @@ impl Node {
                     Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
                         // Merged in a way that cannot be told (SCTP, tunnels): it is lost.
                         frames += 1;
-                        gateway.drop_stray(DropReason::BadOffload, 1);
+                        gateway.drop_unattributed(DropReason::BadOffload, 1);
                         continue;
                     }
                     // An empty queue, or a card that is down: its link's event says more.
@@ -61,7 +61,7 @@ impl Node {
                 };
                 frames += 1;
                 if received.truncated || received.vlan_protocol == PROVIDER_TAG {
-                    gateway.drop_stray(DropReason::BadFrameType, 1);
+                    gateway.drop_unattributed(DropReason::BadFrameType, 1);
                     continue;
                 }
                 let frame = &mut space[..received.length];

@@ -178,13 +178,13 @@ pub const FAMILIES: &[Family] = &[
     ),
     family!(
         Gauge,
-        "held_packets",
+        "pending_packets",
         "Packets that wait for a handshake or for missing parts.",
         |s, out| {
             let sum = s.tunnel().totals();
             for (name, direction) in directions(&sum) {
                 let labels = vec![("direction", name.into())];
-                push(out, labels, Value::Gauge(direction.held as f64));
+                push(out, labels, Value::Gauge(direction.pending as f64));
             }
         }
     ),

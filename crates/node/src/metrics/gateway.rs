@@ -73,7 +73,7 @@ pub const FAMILIES: &[Family] = &[
             push(
                 out,
                 vec![],
-                Value::Count(gateway.gateway.stray().packets_in),
+                Value::Count(gateway.gateway.unattributed().packets_in),
             );
         })
     ),
@@ -82,7 +82,7 @@ pub const FAMILIES: &[Family] = &[
         "gateway_stray_dropped_packets",
         "What of it was dropped, by reason.",
         |s, out| gateway(s, |gateway| {
-            for (reason, count) in gateway.gateway.stray().drops.nonzero() {
+            for (reason, count) in gateway.gateway.unattributed().drops.nonzero() {
                 push(
                     out,
                     vec![("reason", reason.name().into())],

@@ -90,7 +90,7 @@ impl Gateway {
                 header_len: packet.header_len,
             },
             Err(reason) => {
-                self.drop_stray(reason, 1);
+                self.drop_unattributed(reason, 1);
                 return Err(reason);
             }
         };
@@ -98,7 +98,7 @@ impl Gateway {
             Ok(Some(id)) => id,
             Ok(None) => return Ok(Outbound::Whole),
             Err(reason) => {
-                self.drop_stray(reason, passing.packets);
+                self.drop_unattributed(reason, passing.packets);
                 return Err(reason);
             }
         };
@@ -140,7 +140,7 @@ impl Gateway {
             // The tunnel drops it.
             Err(_) => return Ok(()),
         };
-        self.drop_stray(reason, 1);
+        self.drop_unattributed(reason, 1);
         Err(reason)
     }
 

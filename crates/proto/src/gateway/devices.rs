@@ -213,9 +213,9 @@ impl Gateway {
     }
 
     /// An ARP or neighbour message of the local network ended here as intended.
-    pub(super) fn consume_stray(&mut self) {
-        self.stray.packets_in += 1;
-        self.stray.consumed += 1;
+    pub(super) fn consume_unattributed(&mut self) {
+        self.unattributed.packets_in += 1;
+        self.unattributed.consumed += 1;
     }
 
     /// A broadcast or multicast packet: of a device or of somebody else, it stays.
@@ -230,7 +230,7 @@ impl Gateway {
                 device.reads += 1;
                 &mut device.outbound
             }
-            None => &mut self.stray,
+            None => &mut self.unattributed,
         };
         counters.packets_in += 1;
         counters.drops.add(DropReason::NotUnicast, 1);

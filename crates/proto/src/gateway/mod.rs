@@ -132,7 +132,7 @@ pub struct Gateway {
     /// What becomes of super-packets on the local network.
     merging: Merging,
     /// From the local network, of no device.
-    stray: DirectionCounters,
+    unattributed: DirectionCounters,
     /// From the tunnel, neither for a device nor for the host.
     refused: DirectionCounters,
 }
@@ -155,7 +155,7 @@ impl Gateway {
             flows: Flows::default(),
             fragments: query::Fragments::default(),
             merging: Merging::default(),
-            stray: DirectionCounters::default(),
+            unattributed: DirectionCounters::default(),
             refused: DirectionCounters::default(),
         };
         for device in config.devices {
@@ -227,14 +227,14 @@ impl Gateway {
     }
 
     /// What came from the local network and is of no device: in, and dropped.
-    pub fn stray(&self) -> &DirectionCounters {
-        &self.stray
+    pub fn unattributed(&self) -> &DirectionCounters {
+        &self.unattributed
     }
 
     /// Counts something of the local network that is of no device.
-    pub fn drop_stray(&mut self, reason: seikan_observe::DropReason, packets: u64) {
-        self.stray.packets_in += packets;
-        self.stray.drops.add(reason, packets);
+    pub fn drop_unattributed(&mut self, reason: seikan_observe::DropReason, packets: u64) {
+        self.unattributed.packets_in += packets;
+        self.unattributed.drops.add(reason, packets);
     }
 
     /// Packets from the tunnel that were neither for a device nor for the host: in, and dropped.

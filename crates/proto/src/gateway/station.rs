@@ -192,7 +192,7 @@ impl Station {
         tci: Option<u16>,
     ) -> Frame {
         let Some(Ok(header)) = read.get(VNET_HDR_LEN..).map(Ethernet::parse) else {
-            gateway.drop_stray(DropReason::BadFrameType, 1);
+            gateway.drop_unattributed(DropReason::BadFrameType, 1);
             return Frame::Done;
         };
         let tag = tci.filter(|tci| tci & 0x0fff != 0).map(|tci| tci & 0x0fff);
@@ -201,12 +201,12 @@ impl Station {
         let payload = &read[VNET_HDR_LEN + start..];
         if header.src.is_multicast() || header.src == self.mac {
             // Nobody's card; or ours, by a second gateway that has taken over.
-            gateway.drop_stray(DropReason::BadFrameType, 1);
+            gateway.drop_unattributed(DropReason::BadFrameType, 1);
             return Frame::Done;
         }
         match header.ethertype {
             election::ETHERTYPE_ADVERT if header.dst == election::GROUP => {
-                gateway.consume_stray();
+                gateway.consume_unattributed();
                 return Frame::Advert {
                     start: VNET_HDR_LEN + start,
                 };
@@ -216,7 +216,7 @@ impl Station {
                 self.neighbour(now, gateway, &header, vlan, payload)
             }
             ETHERTYPE_IPV4 | ETHERTYPE_IPV6 if header.dst == self.mac && !self.active => {
-                gateway.drop_stray(DropReason::Standby, 1)
+                gateway.drop_unattributed(DropReason::Standby, 1)
             }
             ETHERTYPE_IPV4 | ETHERTYPE_IPV6 if header.dst == self.mac => {
                 shift(read, start);
@@ -229,7 +229,7 @@ impl Station {
             ETHERTYPE_IPV4 | ETHERTYPE_IPV6 if header.dst.is_multicast() => {
                 gateway.drop_group(vlan, header.src, payload)
             }
-            _ => gateway.drop_stray(DropReason::BadFrameType, 1),
+            _ => gateway.drop_unattributed(DropReason::BadFrameType, 1),
         }
         Frame::Done
     }
@@ -244,7 +244,7 @@ impl Station {
     ) {
         let arp = match Arp::parse(payload) {
             Ok(arp) if arp.sender_mac == header.src => arp,
-            _ => return gateway.drop_stray(DropReason::BadFrameType, 1),
+            _ => return gateway.drop_unattributed(DropReason::BadFrameType, 1),
         };
         if !arp.is_probe() {
             self.claimed(now, gateway, vlan, arp.sender_mac, arp.sender.into());
@@ -255,12 +255,12 @@ impl Station {
             // Whoever is about to take one of our addresses is told, device or not (RFC 5227).
             let known = gateway.knows(vlan, arp.sender_mac, arp.sender.into());
             if !known && !arp.is_probe() {
-                return gateway.drop_stray(DropReason::UnlistedDevice, 1);
+                return gateway.drop_unattributed(DropReason::UnlistedDevice, 1);
             }
             let reply = arp.reply(self.mac).to_bytes();
             self.push(arp.sender_mac, vlan, ETHERTYPE_ARP, &reply);
         }
-        gateway.consume_stray();
+        gateway.consume_unattributed();
     }
 
     fn neighbour(
@@ -279,7 +279,7 @@ impl Station {
                 if self.answers(now, gateway, vlan, asked.target.into()) {
                     let known = gateway.knows(vlan, header.src, asked.source.into());
                     if !known && !asked.is_duplicate_address_detection() {
-                        return gateway.drop_stray(DropReason::UnlistedDevice, 1);
+                        return gateway.drop_unattributed(DropReason::UnlistedDevice, 1);
                     }
                     let answer = asked.answer(self.mac);
                     let to = match answer.destination.is_multicast() {
@@ -293,13 +293,13 @@ impl Station {
                 let mac = told.link_layer.unwrap_or(header.src);
                 if mac != header.src {
                     // Who speaks for another card could send a device's packets anywhere.
-                    return gateway.drop_stray(DropReason::BadFrameType, 1);
+                    return gateway.drop_unattributed(DropReason::BadFrameType, 1);
                 }
                 self.claimed(now, gateway, vlan, mac, told.target.into());
             }
-            Err(_) => return gateway.drop_stray(DropReason::BadFrameType, 1),
+            Err(_) => return gateway.drop_unattributed(DropReason::BadFrameType, 1),
         }
-        gateway.consume_stray();
+        gateway.consume_unattributed();
     }
 
     /// Somebody says that `address` is at `mac`.

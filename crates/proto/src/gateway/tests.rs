@@ -155,8 +155,11 @@ fn who_is_not_listed_stays_out() {
     let mut out = read("192.168.1.11", SHOWN, UDP, &udp(5000, 53));
     let outcome = gateway.outbound(at(0), &mut out, from_card(OTHER));
     assert_eq!(outcome, Err(DropReason::UnlistedDevice));
-    assert_eq!(gateway.stray().drops.get(DropReason::UnlistedDevice), 1);
-    assert_eq!(gateway.stray().unaccounted(), 0);
+    assert_eq!(
+        gateway.unattributed().drops.get(DropReason::UnlistedDevice),
+        1
+    );
+    assert_eq!(gateway.unattributed().unaccounted(), 0);
 }
 
 #[test]
@@ -519,11 +522,14 @@ fn nobody_is_answered_for_addresses_of_others() {
     }
     let stranger = Arp::request(OTHER, v4("192.168.1.11"), v4(SHOWN));
     assert_eq!(answers(&mut station, &mut gateway, 0, &stranger), []);
-    assert_eq!(gateway.stray().drops.get(DropReason::UnlistedDevice), 1);
+    assert_eq!(
+        gateway.unattributed().drops.get(DropReason::UnlistedDevice),
+        1
+    );
     // But whoever wants to take our address is told that it is in use.
     let probe = Arp::probe(OTHER, v4(SHOWN));
     assert_eq!(answers(&mut station, &mut gateway, 0, &probe).len(), 1);
-    assert_eq!(gateway.stray().unaccounted(), 0);
+    assert_eq!(gateway.unattributed().unaccounted(), 0);
 }
 
 #[test]
@@ -658,7 +664,7 @@ fn what_is_for_everybody_stays_on_the_local_network() {
     }
     let (_, device) = gateway.devices().next().unwrap();
     assert_eq!(device.outbound.drops.get(DropReason::NotUnicast), 1);
-    assert_eq!(gateway.stray().drops.get(DropReason::NotUnicast), 1);
+    assert_eq!(gateway.unattributed().drops.get(DropReason::NotUnicast), 1);
 }
 
 /// A device that another card's claim has called in doubt, at 1 s, and what is asked until 3.5 s.
@@ -810,5 +816,8 @@ fn nobody_moves_a_device_by_speaking_for_its_card() {
     let told = Advertisement::unsolicited("fd00:1::66".parse().unwrap(), CARD);
     tell(&mut station, &mut gateway, 0, OTHER, &told);
     assert_eq!(gateway.device_by_lan(None, ip("fd00:1::66")), None);
-    assert_eq!(gateway.stray().drops.get(DropReason::BadFrameType), 1);
+    assert_eq!(
+        gateway.unattributed().drops.get(DropReason::BadFrameType),
+        1
+    );
 }

@@ -214,12 +214,12 @@ impl Reassembly {
     }
 
     /// Packets held.
-    pub fn held(&self) -> usize {
+    pub fn pending(&self) -> usize {
         self.open.len()
     }
 
     /// Bytes held, and the pieces that they are in.
-    pub fn held_bytes(&self) -> (usize, usize) {
+    pub fn pending_bytes(&self) -> (usize, usize) {
         let each = self.open.iter().map(|o| (o.bytes.len(), o.pieces.len()));
         each.fold((0, 0), |sum, of| (sum.0 + of.0, sum.1 + of.1))
     }
@@ -277,7 +277,7 @@ mod tests {
                 ecn: 3
             })
         );
-        assert_eq!(r.held(), 0);
+        assert_eq!(r.pending(), 0);
     }
 
     fn record(counter: u64) -> Record {
@@ -341,7 +341,7 @@ mod tests {
                 evicted_in_all += evicted;
             }
         }
-        assert_eq!((r.held(), evicted_in_all), (8, 12));
+        assert_eq!((r.pending(), evicted_in_all), (8, 12));
         assert_eq!(r.expire(Instant::BOOT + TIMEOUT), 8);
     }
 
@@ -352,7 +352,7 @@ mod tests {
             let last = fragment(id, 65_534, 65_535, 1);
             r.fragment(&last, record(u64::from(id)), &[0; 1], Instant::BOOT);
         }
-        assert_eq!(r.held_bytes(), (8, 8));
+        assert_eq!(r.pending_bytes(), (8, 8));
         assert!(r.open.iter().all(|open| open.bytes.capacity() < 64));
     }
 
@@ -381,11 +381,11 @@ mod tests {
             let outcome = r.fragment(&part, record(n as u64), &[0; 256], Instant::BOOT);
             refused += u64::from(outcome == Outcome::Contradiction);
         }
-        assert_eq!((r.held_bytes(), refused), ((64 * 256, 64), 63));
+        assert_eq!((r.pending_bytes(), refused), ((64 * 256, 64), 63));
         // What goes on where the last one ended is no further piece.
         let on = fragment(1, 63 * 512 + 256, 65_535, 256);
         let outcome = r.fragment(&on, record(200), &[0; 256], Instant::BOOT);
-        assert_eq!((outcome, r.held_bytes().1), (Outcome::Joined, 64));
+        assert_eq!((outcome, r.pending_bytes().1), (Outcome::Joined, 64));
     }
 
     /// Packets by the bytes that are known of each: what reassembly is meant to be.
@@ -465,7 +465,7 @@ mod tests {
                 received += chunk.len();
                 let outcome = r.fragment(part, record(n as u64 % 200), &chunk, Instant::BOOT);
                 proptest::prop_assert_eq!(outcome, naive.fragment(part, &chunk));
-                let (bytes, pieces) = r.held_bytes();
+                let (bytes, pieces) = r.pending_bytes();
                 proptest::prop_assert!(bytes <= received && pieces <= 8 * MAX_PIECES);
             }
         }

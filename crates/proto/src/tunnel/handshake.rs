@@ -94,7 +94,7 @@ impl Tunnel {
         }
         let destinations = initiation_destinations(peer, everywhere, length);
         if destinations.is_empty() {
-            peer.drop_stash(DropReason::NoEndpoint);
+            peer.drop_staged(DropReason::NoEndpoint);
             return false;
         }
         if let Some(old) = peer.handshake.pending.take() {
@@ -461,7 +461,7 @@ impl Tunnel {
         peer.timers.handshake_complete();
         peer.timers.session_derived(now.mono);
         // The responder may not send before it has received something (whitepaper 5.1).
-        if peer.stash.is_empty() || !peer.path.is_proven() {
+        if peer.staged.is_empty() || !peer.path.is_proven() {
             self.send_keepalive(now, id, outbox);
         }
         Ok(id)

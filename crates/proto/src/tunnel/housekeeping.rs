@@ -36,7 +36,7 @@ pub enum WakeReason {
     /// Fragments have waited too long.
     Reassembly,
     /// Packets wait that may be sent now.
-    Stash,
+    Staged,
     /// An initiation waits for its response, and has not been sent by every way yet.
     NewCandidate,
 }
@@ -61,7 +61,7 @@ impl Tunnel {
                 return false;
             }
             // One peer at a time, and only if what it may send is sure to fit.
-            if outbox.room() < 4 * crate::batch::MAX_READ {
+            if outbox.remaining() < 4 * crate::batch::MAX_READ {
                 return true;
             }
             self.wakeups.pop_first();
@@ -80,7 +80,7 @@ impl Tunnel {
             return;
         };
         let given_up = peer.reassembly.expire(now.mono);
-        peer.counters.inbound.held -= given_up;
+        peer.counters.inbound.pending -= given_up;
         peer.counters
             .inbound
             .drops
@@ -97,7 +97,7 @@ impl Tunnel {
         if self.protocol == Protocol::Native {
             self.prove_endpoint(now, id, outbox);
         }
-        self.send_stash(now, id, outbox, inbox);
+        self.send_staged(now, id, outbox, inbox);
         if self.protocol == Protocol::Native {
             self.probe_and_report(now, id, outbox);
             self.check_paths(now, id, outbox);
@@ -122,7 +122,7 @@ impl Tunnel {
             Action::ZeroKeys => self.zero_keys(id),
             Action::GiveUp => {
                 if let Some(peer) = self.peer_mut(id) {
-                    peer.drop_stash(DropReason::HandshakeTimeout);
+                    peer.drop_staged(DropReason::HandshakeTimeout);
                 }
             }
         }
@@ -135,10 +135,10 @@ impl Tunnel {
             return;
         };
         let pending = peer.timers.handshake_pending();
-        let begun = pending.then(|| peer.handshake.pending.take()).flatten();
+        let pending = pending.then(|| peer.handshake.pending.take()).flatten();
         self.forget_sessions(id);
         if let Some(peer) = self.peer_mut(id) {
-            peer.handshake.pending = begun;
+            peer.handshake.pending = pending;
         }
     }
 
@@ -267,7 +267,7 @@ impl Tunnel {
         let native = has_session && self.protocol == Protocol::Native;
         // Little is sent to an endpoint that is not proven: all else waits.
         let proven = peer.path.is_proven();
-        let stash = has_session && proven && !peer.stash.is_empty();
+        let staged = has_session && proven && !peer.staged.is_empty();
         let ping = native && proven && peer.pings.waits();
         let new_candidate = peer.handshake.has_new_candidate();
         let probe = peer.path.mtu.next_wakeup().unwrap_or(now);
@@ -300,7 +300,7 @@ impl Tunnel {
             peer.reassembly
                 .next_expiry()
                 .map(|at| (at, WakeReason::Reassembly)),
-            stash.then_some((Instant::BOOT, WakeReason::Stash)),
+            staged.then_some((Instant::BOOT, WakeReason::Staged)),
             ping.then_some((Instant::BOOT, WakeReason::Ping)),
             new_candidate.then_some((Instant::BOOT, WakeReason::NewCandidate)),
         ]

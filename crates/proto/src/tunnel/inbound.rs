@@ -4,7 +4,7 @@ use super::outbound::clamp_syn;
 use super::{Now, Tunnel};
 use crate::allowed_ips::{AllowedIps, LookupCache};
 use crate::constants::*;
-use crate::filter::Guard;
+use crate::filter::StatefulFilter;
 use crate::inbox::Inbox;
 use crate::indices::PeerId;
 use crate::native::frame::{self, Frame, Frames, STAMP_LEN, Stamp};
@@ -92,8 +92,8 @@ impl Tunnel {
     }
 
     fn drop_datagram(&mut self, reason: DropReason) {
-        self.stray.inbound.packets_in += 1;
-        self.stray.inbound.drops.add(reason, 1);
+        self.unattributed.inbound.packets_in += 1;
+        self.unattributed.inbound.drops.add(reason, 1);
     }
 
     /// One datagram. An error is for those that no peer can be charged with.
@@ -293,15 +293,15 @@ impl Sources<'_> {
         ip: &IpPacket,
         packet: &[u8],
         peer: PeerId,
-        guard: &mut Option<Box<Guard>>,
+        filter: &mut Option<Box<StatefulFilter>>,
     ) -> Result<(), DropReason> {
         match self.allowed_ips.lookup_cached(ip.src, self.cache) {
             Some(owner) if owner == peer => {}
             _ => return Err(DropReason::SourceNotAllowed),
         }
-        match guard {
+        match filter {
             None => Ok(()),
-            Some(guard) => guard.check(ip, packet, self.now),
+            Some(filter) => filter.check(ip, packet, self.now),
         }
     }
 }
@@ -315,7 +315,7 @@ fn wireguard_packet(
     inbox: &mut Inbox,
 ) -> Result<(), DropReason> {
     let ip = IpPacket::parse(&arena[range.clone()]).map_err(|_| DropReason::NotIp)?;
-    sources.check(&ip, &arena[range.clone()], peer.id, &mut peer.guard)?;
+    sources.check(&ip, &arena[range.clone()], peer.id, &mut peer.filter)?;
     frame::decapsulate_ecn(&mut arena[range.clone()], ecn)?;
     inbox.packet(arena, range, &ip, peer.id, false);
     Ok(())
@@ -353,7 +353,7 @@ fn native_frame(
         Ok(Frame::Packet { range, ip, partial }) => {
             counters.packets_in += 1;
             sources
-                .check(&ip, &arena[range.clone()], peer.id, &mut peer.guard)
+                .check(&ip, &arena[range.clone()], peer.id, &mut peer.filter)
                 .map_err(|reason| (reason, 1))
                 .map(|()| {
                     clamp_syn(
@@ -372,7 +372,7 @@ fn native_frame(
                     &slice.ip,
                     &arena[slice.header.clone()],
                     peer.id,
-                    &mut peer.guard,
+                    &mut peer.filter,
                 )
                 .map_err(|reason| (reason, packets))
                 .map(|()| inbox.slice(arena, &slice, peer.id))
@@ -382,14 +382,14 @@ fn native_frame(
             match peer.reassembly.fragment(&fragment, record, chunk, now) {
                 Outcome::Opened { evicted } => {
                     counters.packets_in += 1;
-                    counters.held += 1;
-                    counters.held -= evicted;
+                    counters.pending += 1;
+                    counters.pending -= evicted;
                     counters.drops.add(DropReason::ReassemblyTimeout, evicted);
                     Ok(())
                 }
                 Outcome::Joined => Ok(()),
                 Outcome::Complete(whole) => {
-                    counters.held -= 1;
+                    counters.pending -= 1;
                     reassembled(peer, sources, whole, inbox).map_err(|reason| (reason, 1))
                 }
                 Outcome::Contradiction => {
@@ -438,7 +438,7 @@ fn reassembled(
     if partial && !frame::has_checksum(&ip) {
         return Err(DropReason::BadFrame);
     }
-    sources.check(&ip, &packet, peer.id, &mut peer.guard)?;
+    sources.check(&ip, &packet, peer.id, &mut peer.filter)?;
     packet.truncate(ip.total_len);
     inbox.owned(packet, &ip, peer.id, partial);
     Ok(())

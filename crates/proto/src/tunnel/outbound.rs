@@ -83,8 +83,8 @@ impl Tunnel {
                 }
                 Err(reason) => {
                     let packets = SuperPacket::parse(read).map_or(1, |p| p.segments() as u64);
-                    self.stray.outbound.packets_in += packets;
-                    self.stray.outbound.drops.add(reason, packets);
+                    self.unattributed.outbound.packets_in += packets;
+                    self.unattributed.outbound.drops.add(reason, packets);
                 }
             }
         }
@@ -113,7 +113,7 @@ impl Tunnel {
     ) {
         let sending = self.sending(now);
         // What waited longer goes first, or a flow would be reordered.
-        let waiting = self.send_stash(now, id, outbox, inbox);
+        let waiting = self.send_staged(now, id, outbox, inbox);
         let Some(peer) = self.peers[id.0 as usize].as_mut() else {
             return;
         };
@@ -126,9 +126,9 @@ impl Tunnel {
             reads.for_each(|i| drop_read(peer, batch.packet(i), DropReason::NoEndpoint));
             false
         } else if waiting || (usable && !peer.path.is_proven()) {
-            reads.for_each(|i| stash_read(peer, batch.packet(i)));
+            reads.for_each(|i| stage_read(peer, batch.packet(i)));
             if !waiting {
-                self.send_stash(now, id, outbox, inbox);
+                self.send_staged(now, id, outbox, inbox);
             }
             false
         } else if usable {
@@ -139,7 +139,7 @@ impl Tunnel {
             let age = peer.sessions.current.as_ref().map(|s| s.age());
             age.is_some_and(|age| peer.timers.rekey_on_send(&age, now.mono))
         } else {
-            reads.for_each(|i| stash_read(peer, batch.packet(i)));
+            reads.for_each(|i| stage_read(peer, batch.packet(i)));
             peer.timers.want_handshake(now.mono)
         };
         if want_handshake {
@@ -158,7 +158,7 @@ impl Tunnel {
     }
 
     /// Sends what waited for a session, as far as there is room; true if more waits.
-    pub(super) fn send_stash(
+    pub(super) fn send_staged(
         &mut self,
         now: Now,
         id: PeerId,
@@ -170,24 +170,24 @@ impl Tunnel {
             return false;
         };
         let session = peer.sessions.current.as_ref();
-        if peer.stash.is_empty() || !session.is_some_and(|s| may_send(s, now.mono)) {
+        if peer.staged.is_empty() || !session.is_some_and(|s| may_send(s, now.mono)) {
             return false;
         }
         // An endpoint that is not proven is sent little: the rest waits.
         let proven = peer.path.is_proven();
         let mut credit = peer.path.outgoing.proof.for_packets();
         let mut batch = PacketBatch::new(2 * crate::batch::MAX_READ, 64);
-        while !peer.stash.is_empty() {
+        while !peer.staged.is_empty() {
             // Twice the arena covers headers, tags and padding of whatever it holds.
-            if outbox.room() < 4 * crate::batch::MAX_READ {
+            if outbox.remaining() < 4 * crate::batch::MAX_READ {
                 return true;
             }
             batch.clear();
-            while (proven || peer.stash.next_cost() <= credit)
+            while (proven || peer.staged.next_cost() <= credit)
                 && let Some(space) = batch.space()
-                && let Some((read, packets)) = peer.stash.pop()
+                && let Some((read, packets)) = peer.staged.pop()
             {
-                peer.counters.outbound.held -= packets;
+                peer.counters.outbound.pending -= packets;
                 peer.counters.outbound.packets_in -= packets;
                 space[..read.len()].copy_from_slice(&read);
                 batch.commit(read.len());
@@ -362,8 +362,8 @@ fn native_reads(
         };
         let packets = packet.segments() as u64;
         counters.packets_in += packets;
-        if let Some(guard) = &mut peer.guard {
-            guard.note(&packet.ip, packet.bytes, sending.now.mono);
+        if let Some(filter) = &mut peer.filter {
+            filter.note(&packet.ip, packet.bytes, sending.now.mono);
         }
         if packet.segment_len(0) > mtu {
             counters.drops.add(DropReason::TooBig, packets);
@@ -412,8 +412,8 @@ fn wireguard_read(
     outbox: &mut Outbox,
 ) -> Result<(), (DropReason, u64)> {
     let packet = SuperPacket::parse(read).map_err(|reason| (reason, 1))?;
-    if let Some(guard) = &mut peer.guard {
-        guard.note(&packet.ip, packet.bytes, sending.now.mono);
+    if let Some(filter) = &mut peer.filter {
+        filter.note(&packet.ip, packet.bytes, sending.now.mono);
     }
     let count = packet.segments();
     let class = ip::traffic_class(packet.bytes) & sending.class_mask;
@@ -481,12 +481,12 @@ fn mark_congestion(read: &mut [u8]) -> bool {
     }
 }
 
-fn stash_read(peer: &mut Peer, read: &[u8]) {
+fn stage_read(peer: &mut Peer, read: &[u8]) {
     let packets = segments(read);
     peer.counters.outbound.packets_in += packets;
-    peer.counters.outbound.held += packets;
-    let dropped = peer.stash.push(read, packets);
-    peer.counters.outbound.held -= dropped;
+    peer.counters.outbound.pending += packets;
+    let dropped = peer.staged.push(read, packets);
+    peer.counters.outbound.pending -= dropped;
     peer.counters
         .outbound
         .drops

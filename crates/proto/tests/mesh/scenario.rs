@@ -270,7 +270,7 @@ impl Mesh {
             for direction in [&totals.outbound, &totals.inbound] {
                 assert_eq!(direction.unaccounted(), 0, "{direction:?}");
             }
-            out += totals.outbound.held + totals.outbound.drops.total();
+            out += totals.outbound.pending + totals.outbound.drops.total();
             dropped += totals.inbound.drops.total();
         }
         let known = ledger.delivered + ledger.refused + lost + out + packets;

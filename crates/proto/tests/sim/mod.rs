@@ -503,7 +503,7 @@ impl World {
                 self.seed
             );
             // 128 reads of 64 segments each, and eight packets in fragments.
-            assert!(totals.outbound.held <= 128 * 64 && totals.inbound.held <= 8);
+            assert!(totals.outbound.pending <= 128 * 64 && totals.inbound.pending <= 8);
         }
     }
 
@@ -514,7 +514,7 @@ impl World {
         for i in 0..2 {
             let totals = self.totals(i);
             assert_eq!(
-                (totals.outbound.held, totals.inbound.held),
+                (totals.outbound.pending, totals.inbound.pending),
                 (0, 0),
                 "seed {}",
                 self.seed

@@ -90,7 +90,7 @@ fn head(gateway: &GatewayStatus, out: &mut Screen) {
         );
         out.line("duplicate address", text);
     }
-    stray(&gateway.stray, out);
+    unattributed(&gateway.unattributed, out);
     refused(&gateway.refused, out);
     advice(gateway, out);
 }
@@ -135,20 +135,20 @@ fn station(station: &Station, out: &mut Screen) {
 }
 
 /// What is of no device.
-fn stray(stray: &Direction, out: &mut Screen) {
-    if stray.packets_in == 0 {
+fn unattributed(unattributed: &Direction, out: &mut Screen) {
+    if unattributed.packets_in == 0 {
         return;
     }
-    let mut text = format!("{} packets", number(stray.packets_in));
-    if stray.consumed > 0 {
-        let consumed = number(stray.consumed);
+    let mut text = format!("{} packets", number(unattributed.packets_in));
+    if unattributed.consumed > 0 {
+        let consumed = number(unattributed.consumed);
         let _ = write!(
             text,
             ", of which {consumed} ARP, neighbour discovery and the like"
         );
     }
     out.line("of no device", text);
-    for (name, count) in &stray.drops {
+    for (name, count) in &unattributed.drops {
         out.drop(*count, "out", &sentence(name));
     }
 }

@@ -335,14 +335,14 @@ fn traffic(traffic: &Traffic, out: &mut Screen) {
     let (received, sent) = (bytes(traffic.received_bytes), bytes(traffic.sent_bytes));
     out.line("transfer", format!("{received} received, {sent} sent"));
     let (inbound, outbound) = (&traffic.inbound, &traffic.outbound);
-    let held = inbound.held + outbound.held;
+    let pending = inbound.pending + outbound.pending;
     let mut packets = format!(
         "{} received, {} sent",
         number(inbound.packets_out),
         number(outbound.packets_out)
     );
-    if held > 0 {
-        let _ = write!(packets, ", {} waiting", number(held));
+    if pending > 0 {
+        let _ = write!(packets, ", {} waiting", number(pending));
     }
     out.line("packets", packets);
 }

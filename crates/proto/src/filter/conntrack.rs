@@ -85,7 +85,7 @@ impl Key {
 /// What may be answered, in two generations: when the younger is full or old enough it becomes the older, and the older is forgotten
 /// but for what was noted again since. Their memory is used again.
 #[derive(Debug, Default)]
-pub(super) struct Begun {
+pub(super) struct Conntrack {
     pub young: HashSet<Key>,
     pub old: HashSet<Key>,
     /// Among the young: a flow is mostly many packets in a row.
@@ -93,7 +93,7 @@ pub(super) struct Begun {
     since: Instant,
 }
 
-impl Begun {
+impl Conntrack {
     pub fn note(&mut self, key: Key, now: Instant) {
         self.age(now);
         if self.newest == Some(key) {
