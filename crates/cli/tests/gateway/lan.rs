@@ -86,11 +86,11 @@ fn who_is_not_listed_stays_out_and_is_counted() {
     at_running_site(&Plan::default(), |site, _tunnels| {
         let stranger = stranger(site, "192.168.1.66/24");
         assert!(!answers(&stranger, SHOWN[0], Duration::from_millis(500)));
-        let station = site.gateway_status()["station"]["mac"].clone();
+        let responder = site.gateway_status()["responder"]["mac"].clone();
         // Even one who knows where to send.
-        let station = station.as_str().expect("MAC");
+        let responder = responder.as_str().expect("MAC");
         let known = [
-            "ip", "neigh", "replace", SHOWN[0], "lladdr", station, "dev", CARD,
+            "ip", "neigh", "replace", SHOWN[0], "lladdr", responder, "dev", CARD,
         ];
         run(&stranger, &known);
         let before = dropped(&site.gateway_status()["unattributed"], "unlisted_device");
@@ -296,7 +296,7 @@ fn every_packet_is_accounted_for() {
         let device = &gateway["devices"][0];
         for counts in [
             &gateway["unattributed"],
-            &gateway["station"]["own"],
+            &gateway["responder"]["own"],
             &device["outbound"],
             &device["inbound"],
         ] {
@@ -318,7 +318,7 @@ fn what_the_gateway_cannot_say_is_counted() {
         let card = index(&site.gateway, LAN);
         netlink.set_down(card).expect("down");
         let _gateway = site.start(&site.gateway, &site.gateway_config);
-        let own = || site.gateway_status()["station"]["own"].clone();
+        let own = || site.gateway_status()["responder"]["own"].clone();
         // It asks for the device, which it has not found yet.
         eventually("not counted", || dropped(&own(), "lan_write_refused") > 0);
         balanced(&own());

@@ -100,7 +100,7 @@ impl Conntrack {
             return;
         }
         if self.young.len() >= GENERATION_FLOWS && !self.young.contains(&key) {
-            self.turn(now);
+            self.rotate(now);
         }
         self.young.insert(key);
         self.newest = Some(key);
@@ -113,14 +113,14 @@ impl Conntrack {
 
     fn age(&mut self, now: Instant) {
         if self.since.has_expired(2 * GENERATION, now) {
-            self.turn(now);
+            self.rotate(now);
             self.old.clear();
         } else if self.since.has_expired(GENERATION, now) {
-            self.turn(self.since + GENERATION);
+            self.rotate(self.since + GENERATION);
         }
     }
 
-    fn turn(&mut self, since: Instant) {
+    fn rotate(&mut self, since: Instant) {
         std::mem::swap(&mut self.young, &mut self.old);
         self.young.clear();
         self.newest = None;

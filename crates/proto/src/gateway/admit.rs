@@ -392,8 +392,8 @@ fn observe(
     let segment = Segment::read(header, payload, size);
     let seen = flow.observe(direction, &segment, now);
     let (before, behind) = match direction {
-        Direction::Out => (&mut device.lan_leg, &mut device.tunnel_leg),
-        Direction::In => (&mut device.tunnel_leg, &mut device.lan_leg),
+        Direction::Out => (&mut device.lan_side, &mut device.tunnel_side),
+        Direction::In => (&mut device.tunnel_side, &mut device.lan_side),
     };
     if payload > 0 {
         before.segments += passing.packets;

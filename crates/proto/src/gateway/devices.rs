@@ -42,14 +42,14 @@ pub struct Device {
     /// New flows by the rule that let them pass: those of `allow_from`, then those of `allow_to`.
     pub rule_hits: Vec<u64>,
     /// Between device and gateway.
-    pub lan_leg: Leg,
+    pub lan_side: SideStats,
     /// Between gateway and remote.
-    pub tunnel_leg: Leg,
+    pub tunnel_side: SideStats,
 }
 
 /// What TCP told of one leg.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Leg {
+pub struct SideStats {
     /// Segments that were sent into the leg, or found missing out of it.
     pub segments: u64,
     /// Of these, lost: they had to be sent again.
@@ -60,7 +60,7 @@ pub struct Leg {
     pub rtt_min: Option<Duration>,
 }
 
-impl Leg {
+impl SideStats {
     /// Takes in a round trip.
     pub fn measured(&mut self, sample: Duration) {
         self.rtt = Some(match self.rtt {
@@ -102,8 +102,8 @@ impl Device {
             inbound: DirectionCounters::default(),
             reads: 0,
             rule_hits: vec![0; config.allow_from.len() + config.allow_to.len()],
-            lan_leg: Leg::default(),
-            tunnel_leg: Leg::default(),
+            lan_side: SideStats::default(),
+            tunnel_side: SideStats::default(),
             config,
         }
     }
@@ -204,7 +204,7 @@ impl Gateway {
     }
 
     /// Whether the card or the address is a device's.
-    pub(super) fn knows(&self, vlan: Option<u16>, mac: Mac, address: IpAddr) -> bool {
+    pub(super) fn is_known(&self, vlan: Option<u16>, mac: Mac, address: IpAddr) -> bool {
         if self.by_mac.contains_key(&(vlan, mac)) {
             return true;
         }
@@ -238,13 +238,13 @@ impl Gateway {
 
     /// Hears that `address` is at `mac`: which device that is, or an error if it contradicts what is
     /// known of the device.
-    pub(super) fn heard(
+    pub(super) fn on_address_claim(
         &mut self,
         now: Instant,
         vlan: Option<u16>,
         mac: Mac,
         address: IpAddr,
-        still_there: Duration,
+        present_for: Duration,
     ) -> Result<Option<DeviceId>, ()> {
         let Some(id) = self.device_by_lan(vlan, address) else {
             let Some(id) = self.device_by_mac(vlan, mac) else {
@@ -258,7 +258,7 @@ impl Gateway {
         let device = &mut self.devices[id.0 as usize];
         let is_there = device
             .last_seen
-            .is_some_and(|seen| !seen.has_expired(still_there, now));
+            .is_some_and(|seen| !seen.has_expired(present_for, now));
         match (device.config.mac, device.mac) {
             (Some(own), _) if own != mac => return Err(()),
             (None, Some(known)) if known != mac && is_there => return Err(()),

@@ -41,7 +41,7 @@ const MAC_LEN: usize = 16;
 /// What a gateway says of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
-    StandingBy = 0,
+    Standby = 0,
     Active = 1,
     Leaving = 2,
 }
@@ -63,7 +63,7 @@ struct Advert {
 struct Other {
     rank: (u8, u64),
     role: Role,
-    heard: Instant,
+    last_received: Instant,
 }
 
 /// One gateway's part.
@@ -78,7 +78,7 @@ pub struct Election {
     recent: [u64; RECENT],
     sent: usize,
     /// The last number heard, and from whom.
-    heard: u64,
+    received_number: u64,
     other: Option<Other>,
     /// The card has a carrier.
     connected: bool,
@@ -110,7 +110,7 @@ impl Election {
             next_advert: now,
             recent: [0; RECENT],
             sent: 0,
-            heard: 0,
+            received_number: 0,
             other: None,
             connected: true,
         }
@@ -123,7 +123,9 @@ impl Election {
 
     /// Whether the other one was heard within the last second, and whether it is active.
     pub fn other(&self, now: Instant) -> Option<bool> {
-        let other = self.other.filter(|o| !o.heard.has_expired(DEAD, now))?;
+        let other = self
+            .other
+            .filter(|o| !o.last_received.has_expired(DEAD, now))?;
         Some(other.role == Role::Active)
     }
 
@@ -143,8 +145,8 @@ impl Election {
         self.next_advert
     }
 
-    /// Decides, and gives the advert that is due, a whole frame from `card`.
-    pub fn poll(&mut self, now: Instant, card: Mac, rng: &mut dyn Rng) -> Option<Vec<u8>> {
+    /// Decides, and gives the advert that is due, a whole frame from `mac`.
+    pub fn poll(&mut self, now: Instant, mac: Mac, rng: &mut dyn Rng) -> Option<Vec<u8>> {
         if now < self.next_advert {
             return None;
         }
@@ -152,19 +154,19 @@ impl Election {
         self.decide(now);
         let role = match self.active {
             true => Role::Active,
-            false => Role::StandingBy,
+            false => Role::Standby,
         };
-        Some(self.advert(role, card, rng))
+        Some(self.advert(role, mac, rng))
     }
 
     /// The last advert of one that ends in order.
-    pub fn leave(&mut self, card: Mac, rng: &mut dyn Rng) -> Vec<u8> {
+    pub fn leave(&mut self, mac: Mac, rng: &mut dyn Rng) -> Vec<u8> {
         self.active = false;
-        self.advert(Role::Leaving, card, rng)
+        self.advert(Role::Leaving, mac, rng)
     }
 
     /// Takes in the payload of a frame with [`ETHERTYPE_ADVERT`]; false if it is not believed.
-    pub fn hear(&mut self, now: Instant, payload: &[u8]) -> bool {
+    pub fn receive(&mut self, now: Instant, payload: &[u8]) -> bool {
         let Some(advert) = self.read(payload) else {
             return false;
         };
@@ -175,7 +177,7 @@ impl Election {
         // Echoed in the next advert, so that the answer to that can be believed. Two that hear each
         // other are not disturbed by what somebody repeats.
         if fresh || self.other(now).is_none() {
-            self.heard = advert.number;
+            self.received_number = advert.number;
         }
         if !fresh {
             return false;
@@ -183,7 +185,7 @@ impl Election {
         self.other = Some(Other {
             rank: (advert.priority, advert.instance),
             role: advert.role,
-            heard: now,
+            last_received: now,
         });
         self.decide(now);
         true
@@ -194,17 +196,19 @@ impl Election {
             self.active = false;
             return;
         }
-        let other = self.other.filter(|o| !o.heard.has_expired(DEAD, now));
+        let other = self
+            .other
+            .filter(|o| !o.last_received.has_expired(DEAD, now));
         let outranked = other.is_some_and(|o| o.rank > (self.priority, self.instance));
         self.active = match other.map(|o| o.role) {
             Some(Role::Active) => self.active && !outranked,
             Some(Role::Leaving) => true,
-            Some(Role::StandingBy) => self.active || (now >= self.listen_until && !outranked),
+            Some(Role::Standby) => self.active || (now >= self.listen_until && !outranked),
             None => self.active || now >= self.listen_until,
         };
     }
 
-    fn advert(&mut self, role: Role, card: Mac, rng: &mut dyn Rng) -> Vec<u8> {
+    fn advert(&mut self, role: Role, mac: Mac, rng: &mut dyn Rng) -> Vec<u8> {
         let mut number = [0; 8];
         rng.fill(&mut number);
         // Zero means that nothing was heard.
@@ -212,10 +216,10 @@ impl Election {
         self.recent[self.sent % RECENT] = number;
         self.sent += 1;
         let mut frame = vec![0; seikan_wire::ethernet::HEADER_LEN];
-        Ethernet::new(GROUP, card, None, ETHERTYPE_ADVERT).write(&mut frame);
+        Ethernet::new(GROUP, mac, None, ETHERTYPE_ADVERT).write(&mut frame);
         let start = frame.len();
         frame.extend([VERSION, role as u8, self.priority, 0]);
-        for value in [self.instance, number, self.heard] {
+        for value in [self.instance, number, self.received_number] {
             frame.extend(value.to_be_bytes());
         }
         let mac = self.mac(&frame[start..]);
@@ -229,7 +233,7 @@ impl Election {
         self.mac(body).verify_slice(mac).ok()?;
         let number = |at: usize| Some(u64::from_be_bytes(*body.get(at..)?.first_chunk()?));
         let role = match body[1] {
-            0 => Role::StandingBy,
+            0 => Role::Standby,
             1 => Role::Active,
             2 => Role::Leaving,
             _ => return None,
@@ -275,7 +279,7 @@ mod tests {
         }
     }
 
-    const CARD: Mac = Mac([2, 0, 0, 0, 0, 1]);
+    const MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
 
     fn at(ms: u64) -> Instant {
         Instant::from_nanos(1 << 40) + Duration::from_millis(ms)
@@ -292,7 +296,7 @@ mod tests {
         /// How often two were active at once.
         both: u32,
         /// Everything that was on the wire.
-        heard: Vec<Vec<u8>>,
+        frames: Vec<Vec<u8>>,
     }
 
     impl Lan {
@@ -301,7 +305,7 @@ mod tests {
                 gateways: Vec::new(),
                 ms: 0,
                 both: 0,
-                heard: Vec::new(),
+                frames: Vec::new(),
             };
             for priority in priorities {
                 lan.join(*priority);
@@ -316,12 +320,12 @@ mod tests {
         }
 
         fn spread(&mut self, from: usize, frame: &[u8]) {
-            self.heard.push(frame.to_vec());
+            self.frames.push(frame.to_vec());
             for (i, gateway) in self.gateways.iter_mut().enumerate() {
                 if let Some((election, _)) = gateway
                     && i != from
                 {
-                    election.hear(at(self.ms), &frame[14..]);
+                    election.receive(at(self.ms), &frame[14..]);
                 }
             }
         }
@@ -334,7 +338,7 @@ mod tests {
                     let now = at(self.ms);
                     let frame = self.gateways[i]
                         .as_mut()
-                        .and_then(|(election, rng)| election.poll(now, CARD, rng));
+                        .and_then(|(election, rng)| election.poll(now, MAC, rng));
                     if let Some(frame) = frame {
                         self.spread(i, &frame);
                     }
@@ -391,7 +395,7 @@ mod tests {
         let mut lan = Lan::new(&[100, 50]);
         lan.run(5_000);
         let (mut leaving, mut rng) = lan.gateways[0].take().unwrap();
-        let frame = leaving.leave(CARD, &mut rng);
+        let frame = leaving.leave(MAC, &mut rng);
         lan.spread(0, &frame);
         assert_eq!(lan.active(), [1]);
     }
@@ -423,19 +427,19 @@ mod tests {
     fn nobody_else_is_believed() {
         let mut lan = Lan::new(&[100]);
         let mut rng = Counting(99);
-        let mut stranger = Election::new(&key(8), 254, &mut rng, at(0));
+        let mut other_key = Election::new(&key(8), 254, &mut rng, at(0));
         lan.run(1_000);
-        let frame = stranger.leave(CARD, &mut rng);
+        let frame = other_key.leave(MAC, &mut rng);
         let (election, _) = lan.gateways[0].as_mut().unwrap();
-        assert!(!election.hear(at(1_000), &frame[14..]));
-        assert!(!election.hear(at(1_000), &[]));
+        assert!(!election.receive(at(1_000), &frame[14..]));
+        assert!(!election.receive(at(1_000), &[]));
         // What was heard before is not believed again.
         let mut lan = Lan::new(&[100, 50]);
         lan.run(5_000);
-        let old = lan.heard.clone();
+        let old = lan.frames.clone();
         lan.run(5_000);
         let now = at(lan.ms);
         let (standby, _) = lan.gateways[1].as_mut().unwrap();
-        assert!(old.iter().all(|frame| !standby.hear(now, &frame[14..])));
+        assert!(old.iter().all(|frame| !standby.receive(now, &frame[14..])));
     }
 }

@@ -142,7 +142,7 @@ impl Half {
             return seen;
         };
         let segments = |bytes: u32| u64::from(bytes.div_ceil(segment.size));
-        if is_before(start, next) {
+        if seq_before(start, next) {
             // A keepalive probe repeats one byte (RFC 9293 section 3.8.4).
             let again = next.wrapping_sub(start).min(segment.payload);
             if again > 1 {
@@ -150,15 +150,16 @@ impl Half {
                 let rest = again - filled.min(again);
                 seen.lost_before = segments(filled);
                 seen.lost_behind = segments(rest);
-                if rest > 0 && is_before(start, self.merged.1) && !is_before(start, self.merged.0) {
+                if rest > 0 && seq_before(start, self.merged.1) && !seq_before(start, self.merged.0)
+                {
                     seen.lost_merged = seen.lost_behind;
                 }
                 // What goes on now, whole or not, is what may be lost next.
                 if segment.payload > segment.size {
-                    if is_before(start, self.merged.0) {
+                    if seq_before(start, self.merged.0) {
                         self.merged.0 = start;
                     }
-                } else if !is_before(start, self.merged.0) {
+                } else if !seq_before(start, self.merged.0) {
                     self.merged.0 = start.wrapping_add(again);
                 }
                 self.timed = None;
@@ -168,7 +169,7 @@ impl Half {
         } else if self.timed.is_none() {
             self.timed = Some((end, now));
         }
-        if is_before(next, end) {
+        if seq_before(next, end) {
             self.next = Some(end);
             if segment.payload > segment.size {
                 let (first, last) = self.merged;
@@ -183,18 +184,18 @@ impl Half {
         let Some((from, to)) = self.hole else {
             return 0;
         };
-        let from_max = if is_before(from, start) { start } else { from };
-        let to_min = if is_before(end, to) { end } else { to };
-        if !is_before(from_max, to_min) {
+        let from_max = if seq_before(from, start) { start } else { from };
+        let to_min = if seq_before(end, to) { end } else { to };
+        if !seq_before(from_max, to_min) {
             return 0;
         }
-        self.hole = is_before(to_min, to).then_some((to_min, to));
+        self.hole = seq_before(to_min, to).then_some((to_min, to));
         to_min.wrapping_sub(from_max)
     }
 
     fn acknowledged(&mut self, ack: u32, now: Instant) -> Option<Duration> {
         let (end, at) = self.timed?;
-        if is_before(ack, end) {
+        if seq_before(ack, end) {
             return None;
         }
         self.timed = None;
@@ -203,7 +204,7 @@ impl Half {
 }
 
 /// Sequence numbers compare modulo 2^32 (RFC 9293 section 3.4).
-fn is_before(a: u32, b: u32) -> bool {
+fn seq_before(a: u32, b: u32) -> bool {
     (a.wrapping_sub(b) as i32) < 0
 }
 
@@ -223,7 +224,7 @@ impl Flows {
         self.age(now);
         if !self.young.contains_key(key) {
             let flow = self.old.remove(key)?;
-            self.make_room(now);
+            self.evict(now);
             self.young.insert(*key, flow);
         }
         self.young.get_mut(key)
@@ -234,7 +235,7 @@ impl Flows {
         self.age(now);
         if !self.young.contains_key(key) {
             let flow = self.old.remove(key).unwrap_or_default();
-            self.make_room(now);
+            self.evict(now);
             self.young.insert(*key, flow);
         }
         self.young.entry(*key).or_default()
@@ -257,18 +258,18 @@ impl Flows {
 
     fn age(&mut self, now: Instant) {
         if now.duration_since(self.since) > GENERATION {
-            self.turn(now);
+            self.rotate(now);
         }
     }
 
-    fn make_room(&mut self, now: Instant) {
+    fn evict(&mut self, now: Instant) {
         if self.young.len() >= GENERATION_FLOWS {
             self.evicted += self.old.len() as u64;
-            self.turn(now);
+            self.rotate(now);
         }
     }
 
-    fn turn(&mut self, now: Instant) {
+    fn rotate(&mut self, now: Instant) {
         self.old = std::mem::take(&mut self.young);
         self.since = now;
     }

@@ -15,9 +15,9 @@ const ENOUGH: u64 = 8;
 /// How long segments of our own are tried.
 const TRIAL: Duration = Duration::from_secs(5);
 /// How long a card that was found out is spared.
-const SPARED: Duration = Duration::from_secs(600);
+const BROKEN_FOR: Duration = Duration::from_secs(600);
 /// How long one that was not to blame is not suspected again.
-const TRUSTED: Duration = Duration::from_secs(60);
+const TRUSTED_FOR: Duration = Duration::from_secs(60);
 
 /// Segments sent to the local network since the last judgement, and of these lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,11 +35,11 @@ impl Sent {
 
 /// What is thought of the card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Opinion {
+enum Verdict {
     /// It is given super-packets; not suspected before the instant.
     Trusted(Instant),
     /// They are cut up until the instant, to see whether that helps; losses per thousand before.
-    OnTrial(Instant, u64),
+    Testing(Instant, u64),
     /// It helped: they are cut up until the instant.
     Broken(Instant),
 }
@@ -47,7 +47,7 @@ enum Opinion {
 /// The judge.
 #[derive(Clone, Debug)]
 pub struct Merging {
-    opinion: Opinion,
+    verdict: Verdict,
     since: Instant,
     /// In super-packets, or, while they are cut up, in all.
     sent: Sent,
@@ -56,7 +56,7 @@ pub struct Merging {
 impl Default for Merging {
     fn default() -> Self {
         Merging {
-            opinion: Opinion::Trusted(Instant::BOOT),
+            verdict: Verdict::Trusted(Instant::BOOT),
             since: Instant::BOOT,
             sent: Sent::default(),
         }
@@ -66,12 +66,12 @@ impl Default for Merging {
 impl Merging {
     /// Whether super-packets are to be cut up before they go to the card.
     pub fn is_cut(&self) -> bool {
-        !matches!(self.opinion, Opinion::Trusted(_))
+        !matches!(self.verdict, Verdict::Trusted(_))
     }
 
     /// Whether the card was found to lose super-packets.
     pub fn is_broken(&self) -> bool {
-        matches!(self.opinion, Opinion::Broken(_))
+        matches!(self.verdict, Verdict::Broken(_))
     }
 
     /// Takes in `segments` that go to the local network, as a super-packet or not, and of what went
@@ -92,34 +92,34 @@ impl Merging {
             self.sent.segments += if merged { segments } else { 0 };
             self.sent.lost += lost_merged;
         }
-        self.judge(now);
+        self.update(now);
     }
 
-    fn judge(&mut self, now: Instant) {
-        let next = match self.opinion {
-            Opinion::Trusted(from) => {
+    fn update(&mut self, now: Instant) {
+        let next = match self.verdict {
+            Verdict::Trusted(from) => {
                 // A quarter lost is more than any network does that TCP can live with.
                 let bad = self.sent.lost >= ENOUGH && self.sent.loss() >= 250;
                 if bad && now >= from {
-                    Some(Opinion::OnTrial(now + TRIAL, self.sent.loss()))
+                    Some(Verdict::Testing(now + TRIAL, self.sent.loss()))
                 } else {
                     self.since
                         .has_expired(WINDOW, now)
-                        .then_some(Opinion::Trusted(from))
+                        .then_some(Verdict::Trusted(from))
                 }
             }
-            Opinion::OnTrial(until, before) if now >= until => {
+            Verdict::Testing(until, before) if now >= until => {
                 Some(match self.sent.loss() * 2 < before {
-                    _ if self.sent.segments < ENOUGH => Opinion::Trusted(now),
-                    true => Opinion::Broken(now + SPARED),
-                    false => Opinion::Trusted(now + TRUSTED),
+                    _ if self.sent.segments < ENOUGH => Verdict::Trusted(now),
+                    true => Verdict::Broken(now + BROKEN_FOR),
+                    false => Verdict::Trusted(now + TRUSTED_FOR),
                 })
             }
-            Opinion::Broken(until) if now >= until => Some(Opinion::Trusted(now)),
+            Verdict::Broken(until) if now >= until => Some(Verdict::Trusted(now)),
             _ => None,
         };
-        if let Some(opinion) = next {
-            (self.opinion, self.since) = (opinion, now);
+        if let Some(verdict) = next {
+            (self.verdict, self.since) = (verdict, now);
             self.sent = Sent::default();
         }
     }

@@ -10,23 +10,23 @@
 //! Super-packets go through whole, either way: addresses are exchanged in their one header. In this
 //! order: whose packet is it (`devices`), is it allowed ([`rules`] on what `query` finds, and answers to what is
 //! allowed: [`flows`]), what does it tell of the two legs ([`flows`]), then [`translate`].
-//! In transparent mode [`station`] speaks for the gateway on the local network.
+//! In transparent mode [`responder`] speaks for the gateway on the local network.
 
 mod admit;
 mod devices;
 pub mod election;
 pub mod flows;
-pub mod heard;
 mod length;
 pub mod merging;
+pub mod neighbours;
 mod query;
+pub mod responder;
 pub mod rules;
-pub mod station;
 mod successor;
 pub mod translate;
 
 pub use admit::{Inbound, Origin, Outbound};
-pub use devices::{Device, DeviceId, Leg};
+pub use devices::{Device, DeviceId, SideStats};
 
 use flows::Flows;
 use merging::Merging;

@@ -2,7 +2,7 @@
 //!
 //! IPv6 hosts use several addresses at once, and one to one is the one that was first, as long as it is used.
 //! So a second one is only remembered ([`Device::contend`]). The station asks for the first
-//! ([`Gateway::look_at_successor`]): if the device answers for it or uses it, nothing changes; if it is silent
+//! ([`Gateway::poll_successor`]): if the device answers for it or uses it, nothing changes; if it is silent
 //! about it, it has moved. Only frames of the device's own card count in all this.
 
 use super::devices::Device;
@@ -15,7 +15,7 @@ use std::time::Duration;
 const V6: usize = 1;
 /// Questions for the first address, and the time between (RFC 4861 section 10: `MAX_MULTICAST_SOLICIT`
 /// and `RETRANS_TIMER`).
-const QUESTIONS: u8 = 3;
+const MAX_QUERIES: u8 = 3;
 const INTERVAL: Duration = Duration::from_secs(1);
 /// How long the outcome holds.
 const SETTLED_FOR: Duration = Duration::from_secs(10);
@@ -26,7 +26,7 @@ pub(super) struct Successor {
     address: IpAddr,
     since: Instant,
     /// Questions asked for the first one.
-    asked: u8,
+    queries_sent: u8,
     next: Instant,
     /// The first one is there.
     refuted: bool,
@@ -40,7 +40,7 @@ impl Device {
             self.successor = Some(Successor {
                 address,
                 since: now,
-                asked: 0,
+                queries_sent: 0,
                 next: now,
                 refuted: false,
             });
@@ -62,14 +62,14 @@ impl Device {
 impl Gateway {
     /// What is to be done about a second address of a device: the first one if it is to be asked for now. Where
     /// it was asked for in vain, the second is the device's from now on.
-    pub(super) fn look_at_successor(&mut self, id: DeviceId, now: Instant) -> Option<Ipv6Addr> {
+    pub(super) fn poll_successor(&mut self, id: DeviceId, now: Instant) -> Option<Ipv6Addr> {
         let device = self.devices.get_mut(id.0 as usize)?;
         let successor = device.successor.as_mut()?;
         if successor.refuted || now < successor.next {
             return None;
         }
-        if successor.asked < QUESTIONS {
-            successor.asked += 1;
+        if successor.queries_sent < MAX_QUERIES {
+            successor.queries_sent += 1;
             successor.next = now + INTERVAL;
             return match device.lan[V6] {
                 Some(IpAddr::V6(address)) => Some(address),

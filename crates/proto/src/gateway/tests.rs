@@ -1,4 +1,4 @@
-use super::station::{Frame, Station};
+use super::responder::{Frame, Responder};
 use super::*;
 use crate::time::Instant;
 use seikan_observe::DropReason;
@@ -12,7 +12,7 @@ use std::time::Duration;
 
 const CARD: Mac = Mac([2, 0, 0, 0, 0, 0x10]);
 const OTHER: Mac = Mac([2, 0, 0, 0, 0, 0x99]);
-const STATION: Mac = Mac([2, 0, 0x5e, 1, 2, 3]);
+const RESPONDER: Mac = Mac([2, 0, 0x5e, 1, 2, 3]);
 const LAN: &str = "192.168.1.10";
 const SHOWN: &str = "192.168.1.202";
 const OVERLAY: &str = "10.77.0.10";
@@ -370,9 +370,9 @@ fn the_two_legs_are_told_apart() {
     inbound(&mut gateway, 30, (TCP, &tcp(80, 7000, 101, 201, 100))).unwrap();
     let (_, device) = gateway.devices().next().unwrap();
     let ms = Duration::from_millis;
-    assert_eq!(device.tunnel_leg.rtt_min, Some(ms(19)));
-    assert_eq!(device.lan_leg.rtt_min, Some(ms(3)));
-    assert_eq!((device.lan_leg.lost, device.tunnel_leg.lost), (1, 0));
+    assert_eq!(device.tunnel_side.rtt_min, Some(ms(19)));
+    assert_eq!(device.lan_side.rtt_min, Some(ms(3)));
+    assert_eq!((device.lan_side.lost, device.tunnel_side.lost), (1, 0));
 }
 
 /// Sets what the two interfaces carry.
@@ -461,8 +461,8 @@ fn the_segments_of_a_connection_fit_both_sides() {
 
 // The station.
 
-fn station() -> Station {
-    Station::new(STATION, vec!["10.77.0.0/24".parse().unwrap()])
+fn responder() -> Responder {
+    Responder::new(RESPONDER, vec!["10.77.0.0/24".parse().unwrap()])
 }
 
 /// A read of an ARP message as the kernel hands it up.
@@ -482,19 +482,19 @@ fn v4(text: &str) -> Ipv4Addr {
 
 /// The replies to an ARP message: to whom, and what.
 fn answers(
-    station: &mut Station,
+    responder: &mut Responder,
     gateway: &mut Gateway,
     ms: u64,
     message: &Arp,
 ) -> Vec<(Mac, Arp)> {
-    let frame = station.frame(at(ms), gateway, &mut arp(message, None), None);
+    let frame = responder.frame(at(ms), gateway, &mut arp(message, None), None);
     assert_eq!(frame, Frame::Done);
-    let frames = station.take_frames();
+    let frames = responder.take_frames();
     frames
         .iter()
         .map(|frame| {
             let header = Ethernet::parse(&frame[VNET_HDR_LEN..]).unwrap();
-            assert_eq!(header.src, STATION);
+            assert_eq!(header.src, RESPONDER);
             let payload = &frame[VNET_HDR_LEN + header.header_len..];
             (header.dst, Arp::parse(payload).unwrap())
         })
@@ -503,11 +503,11 @@ fn answers(
 
 #[test]
 fn a_device_that_asks_for_a_remote_is_answered() {
-    let (mut station, mut gateway) = (station(), gateway(|_| {}));
+    let (mut responder, mut gateway) = (responder(), gateway(|_| {}));
     for target in [SHOWN, "10.77.0.9"] {
         let ask = Arp::request(CARD, v4(LAN), v4(target));
-        let got = answers(&mut station, &mut gateway, 0, &ask);
-        assert_eq!(got, [(CARD, ask.reply(STATION))]);
+        let got = answers(&mut responder, &mut gateway, 0, &ask);
+        assert_eq!(got, [(CARD, ask.reply(RESPONDER))]);
     }
     let (_, device) = gateway.devices().next().unwrap();
     assert_eq!(device.mac, Some(CARD));
@@ -515,69 +515,69 @@ fn a_device_that_asks_for_a_remote_is_answered() {
 
 #[test]
 fn nobody_is_answered_for_addresses_of_others() {
-    let (mut station, mut gateway) = (station(), gateway(|_| {}));
+    let (mut responder, mut gateway) = (responder(), gateway(|_| {}));
     for target in ["192.168.1.1", LAN, "10.78.0.1", "10.77.0.1"] {
         let ask = Arp::request(CARD, v4(LAN), v4(target));
-        assert_eq!(answers(&mut station, &mut gateway, 0, &ask), []);
+        assert_eq!(answers(&mut responder, &mut gateway, 0, &ask), []);
     }
     let stranger = Arp::request(OTHER, v4("192.168.1.11"), v4(SHOWN));
-    assert_eq!(answers(&mut station, &mut gateway, 0, &stranger), []);
+    assert_eq!(answers(&mut responder, &mut gateway, 0, &stranger), []);
     assert_eq!(
         gateway.unattributed().drops.get(DropReason::UnlistedDevice),
         1
     );
     // But whoever wants to take our address is told that it is in use.
     let probe = Arp::probe(OTHER, v4(SHOWN));
-    assert_eq!(answers(&mut station, &mut gateway, 0, &probe).len(), 1);
+    assert_eq!(answers(&mut responder, &mut gateway, 0, &probe).len(), 1);
     assert_eq!(gateway.unattributed().unaccounted(), 0);
 }
 
 #[test]
 fn an_address_that_somebody_has_is_left_to_them() {
-    let (mut station, mut gateway) = (station(), gateway(|_| {}));
+    let (mut responder, mut gateway) = (responder(), gateway(|_| {}));
     let theirs = Arp::announcement(OTHER, v4(SHOWN));
-    assert_eq!(answers(&mut station, &mut gateway, 0, &theirs), []);
+    assert_eq!(answers(&mut responder, &mut gateway, 0, &theirs), []);
     let ask = Arp::request(CARD, v4(LAN), v4(SHOWN));
-    assert_eq!(answers(&mut station, &mut gateway, 1, &ask), []);
-    assert_eq!(station.conflicts(at(1)).next().unwrap().mac, OTHER);
+    assert_eq!(answers(&mut responder, &mut gateway, 1, &ask), []);
+    assert_eq!(responder.conflicts(at(1)).next().unwrap().mac, OTHER);
     // A minute after it was last heard of, it is ours again.
-    assert_eq!(answers(&mut station, &mut gateway, 60_001, &ask).len(), 1);
+    assert_eq!(answers(&mut responder, &mut gateway, 60_001, &ask).len(), 1);
 }
 
 #[test]
 fn a_second_card_with_a_devices_address_is_a_duplicate_until_the_first_is_silent() {
-    let (mut station, mut gateway) = (station(), gateway(|_| {}));
+    let (mut responder, mut gateway) = (responder(), gateway(|_| {}));
     let first = Arp::announcement(CARD, v4(LAN));
-    answers(&mut station, &mut gateway, 0, &first);
+    answers(&mut responder, &mut gateway, 0, &first);
     let second = Arp::announcement(OTHER, v4(LAN));
-    answers(&mut station, &mut gateway, 5_000, &second);
+    answers(&mut responder, &mut gateway, 5_000, &second);
     let card = |gateway: &Gateway| gateway.devices().next().unwrap().1.mac;
     assert_eq!(card(&gateway), Some(CARD));
-    let conflict = station.conflicts(at(5_000)).next().unwrap();
+    let conflict = responder.conflicts(at(5_000)).next().unwrap();
     assert_eq!((conflict.address, conflict.mac), (ip(LAN), OTHER));
-    answers(&mut station, &mut gateway, 20_000, &second);
+    answers(&mut responder, &mut gateway, 20_000, &second);
     assert_eq!(card(&gateway), Some(OTHER));
 }
 
 #[test]
 fn a_device_that_was_not_heard_is_asked_for() {
-    let (mut station, mut gateway) = (station(), gateway(|_| {}));
-    station.poll(at(0), &mut gateway);
-    let frames = station.take_frames();
+    let (mut responder, mut gateway) = (responder(), gateway(|_| {}));
+    responder.poll(at(0), &mut gateway);
+    let frames = responder.take_frames();
     let header = Ethernet::parse(&frames[0][VNET_HDR_LEN..]).unwrap();
     let asked = Arp::parse(&frames[0][VNET_HDR_LEN + 14..]).unwrap();
     assert_eq!((frames.len(), header.dst), (1, Mac::BROADCAST));
     assert_eq!((asked.sender, asked.target), (v4(SHOWN), v4(LAN)));
     let reply = asked.reply(CARD);
-    answers(&mut station, &mut gateway, 1, &reply);
+    answers(&mut responder, &mut gateway, 1, &reply);
     let (id, device) = gateway.devices().next().unwrap();
     assert_eq!(device.mac, Some(CARD));
-    let (header, length) = station.header_to(&gateway, id, false).unwrap();
+    let (header, length) = responder.header_to(&gateway, id, false).unwrap();
     let header = Ethernet::parse(&header[..length]).unwrap();
-    assert_eq!((header.dst, header.src), (CARD, STATION));
+    assert_eq!((header.dst, header.src), (CARD, RESPONDER));
     // Heard a moment ago, it is left in peace.
-    station.poll(at(5_000), &mut gateway);
-    assert!(station.take_frames().is_empty());
+    responder.poll(at(5_000), &mut gateway);
+    assert!(responder.take_frames().is_empty());
 }
 
 #[test]
@@ -591,10 +591,10 @@ fn a_thousand_devices_are_asked_for_little_by_little() {
             });
         }
     });
-    let mut station = station();
-    station.poll(at(0), &mut gateway);
-    assert_eq!(station.take_frames().len(), 32);
-    assert_eq!(station.next_wakeup(), at(50));
+    let mut responder = responder();
+    responder.poll(at(0), &mut gateway);
+    assert_eq!(responder.take_frames().len(), 32);
+    assert_eq!(responder.next_wakeup(), at(50));
 }
 
 #[test]
@@ -603,16 +603,16 @@ fn answers_carry_the_tag_of_the_question() {
     let ask = Arp::request(CARD, v4(LAN), v4(SHOWN));
     // Taken off by the kernel, or still in the frame.
     for (tag, tci) in [(None, Some(0x6007)), (Some(7), None)] {
-        let mut station = station();
-        station.frame(at(0), &mut gateway, &mut arp(&ask, tag), tci);
-        let frames = station.take_frames();
+        let mut responder = responder();
+        responder.frame(at(0), &mut gateway, &mut arp(&ask, tag), tci);
+        let frames = responder.take_frames();
         let header = Ethernet::parse(&frames[0][VNET_HDR_LEN..]).unwrap();
         assert_eq!(header.vlan_id(), Some(7));
     }
     // The same address in another VLAN is another device.
-    let mut station = station();
-    station.frame(at(0), &mut gateway, &mut arp(&ask, None), None);
-    assert!(station.take_frames().is_empty());
+    let mut responder = responder();
+    responder.frame(at(0), &mut gateway, &mut arp(&ask, None), None);
+    assert!(responder.take_frames().is_empty());
 }
 
 #[test]
@@ -621,7 +621,7 @@ fn a_packet_for_the_station_follows_its_virtio_header() {
     let packet = read(LAN, SHOWN, UDP, &udp(5000, 53));
     for tag in [None, Some(7)] {
         let vlan = tag.map(|tci| seikan_wire::ethernet::Vlan { tci });
-        let header = Ethernet::new(STATION, CARD, vlan, ETHERTYPE_IPV4);
+        let header = Ethernet::new(RESPONDER, CARD, vlan, ETHERTYPE_IPV4);
         let mut head = [0; 18];
         let length = header.write(&mut head);
         let vnet = VnetHdr {
@@ -633,7 +633,7 @@ fn a_packet_for_the_station_follows_its_virtio_header() {
         let mut read = vnet.to_bytes().to_vec();
         read.extend(&head[..length]);
         read.extend(&packet[VNET_HDR_LEN..]);
-        let found = station().frame(at(0), &mut gateway, &mut read, None);
+        let found = responder().frame(at(0), &mut gateway, &mut read, None);
         let expected = Frame::Packet {
             start: length,
             mac: CARD,
@@ -648,7 +648,7 @@ fn a_packet_for_the_station_follows_its_virtio_header() {
 
 #[test]
 fn what_is_for_everybody_stays_on_the_local_network() {
-    let (mut station, mut gateway) = (station(), gateway(|_| {}));
+    let (mut responder, mut gateway) = (responder(), gateway(|_| {}));
     let packet = read(LAN, "192.168.1.255", UDP, &udp(137, 137));
     for (source, address) in [(CARD, LAN), (OTHER, "192.168.1.11")] {
         let header = Ethernet::new(Mac::BROADCAST, source, None, ETHERTYPE_IPV4);
@@ -659,7 +659,7 @@ fn what_is_for_everybody_stays_on_the_local_network() {
             panic!()
         };
         read[VNET_HDR_LEN + 14 + 12..][..4].copy_from_slice(&source.octets());
-        let found = station.frame(at(0), &mut gateway, &mut read, None);
+        let found = responder.frame(at(0), &mut gateway, &mut read, None);
         assert_eq!(found, Frame::Done);
     }
     let (_, device) = gateway.devices().next().unwrap();
@@ -669,23 +669,23 @@ fn what_is_for_everybody_stays_on_the_local_network() {
 
 /// A device that another card's claim has called in doubt, at 1 s, and what is asked until 3.5 s.
 fn in_doubt(answering: bool) -> (Gateway, Vec<Mac>) {
-    let (mut station, mut gateway) = (station(), gateway(|_| {}));
+    let (mut responder, mut gateway) = (responder(), gateway(|_| {}));
     answers(
-        &mut station,
+        &mut responder,
         &mut gateway,
         0,
         &Arp::announcement(CARD, v4(LAN)),
     );
     let claim = Arp::announcement(OTHER, v4(LAN));
-    answers(&mut station, &mut gateway, 1_000, &claim);
+    answers(&mut responder, &mut gateway, 1_000, &claim);
     let mut asked = Vec::new();
     for ms in (1_000..=4_500).step_by(500) {
-        station.poll(at(ms), &mut gateway);
-        for frame in station.take_frames() {
+        responder.poll(at(ms), &mut gateway);
+        for frame in responder.take_frames() {
             let to = Ethernet::parse(&frame[VNET_HDR_LEN..]).unwrap().dst;
             let question = Arp::parse(&frame[VNET_HDR_LEN + 14..]).unwrap();
             if answering && to == CARD {
-                let _ = station.frame(
+                let _ = responder.frame(
                     at(ms),
                     &mut gateway,
                     &mut arp(&question.reply(CARD), None),
@@ -695,7 +695,7 @@ fn in_doubt(answering: bool) -> (Gateway, Vec<Mac>) {
             asked.push(to);
         }
     }
-    answers(&mut station, &mut gateway, 4_600, &claim);
+    answers(&mut responder, &mut gateway, 4_600, &claim);
     (gateway, asked)
 }
 
@@ -746,7 +746,7 @@ fn a_learned_ipv6_address_is_replaced_once_it_is_silent_whatever_else_is_used() 
 /// answers if told so. The address it has then, and for what it was asked and when.
 fn with_a_second_address(answers: bool) -> (Gateway, Vec<(u64, Ipv6Addr)>) {
     let (old, new) = ("fd00:1::10".parse().unwrap(), ip("fd00:1::77"));
-    let mut station = station();
+    let mut responder = responder();
     let mut gateway = gateway(|config| {
         config.devices[0].mac = Some(CARD);
         config.devices[0].lan.clear();
@@ -759,15 +759,21 @@ fn with_a_second_address(answers: bool) -> (Gateway, Vec<(u64, Ipv6Addr)>) {
     for ms in (1_000..=6_000).step_by(100) {
         // It was heard just now, and is not asked for anything else.
         gateway.devices[0].last_seen = Some(at(ms));
-        station.poll(at(ms), &mut gateway);
-        for frame in station.take_frames() {
+        responder.poll(at(ms), &mut gateway);
+        for frame in responder.take_frames() {
             let payload = &frame[VNET_HDR_LEN + 14..];
             let Ok(Neighbour::Solicitation(question)) = Neighbour::parse(payload) else {
                 panic!("no solicitation");
             };
             asked.push((ms, question.target));
             if answers {
-                tell(&mut station, &mut gateway, ms, CARD, &question.answer(CARD));
+                tell(
+                    &mut responder,
+                    &mut gateway,
+                    ms,
+                    CARD,
+                    &question.answer(CARD),
+                );
             }
         }
     }
@@ -775,12 +781,12 @@ fn with_a_second_address(answers: bool) -> (Gateway, Vec<(u64, Ipv6Addr)>) {
 }
 
 /// An advertisement in a frame of this card.
-fn tell(station: &mut Station, gateway: &mut Gateway, ms: u64, src: Mac, told: &Advertisement) {
-    let header = Ethernet::new(STATION, src, None, ETHERTYPE_IPV6);
+fn tell(responder: &mut Responder, gateway: &mut Gateway, ms: u64, src: Mac, told: &Advertisement) {
+    let header = Ethernet::new(RESPONDER, src, None, ETHERTYPE_IPV6);
     let mut read = vec![0; VNET_HDR_LEN + 14];
     header.write(&mut read[VNET_HDR_LEN..]);
     read.extend(told.to_packet());
-    let frame = station.frame(at(ms), gateway, &mut read, None);
+    let frame = responder.frame(at(ms), gateway, &mut read, None);
     assert_eq!(frame, Frame::Done);
 }
 
@@ -806,15 +812,15 @@ fn a_device_that_answers_for_its_ipv6_address_keeps_it() {
 
 #[test]
 fn nobody_moves_a_device_by_speaking_for_its_card() {
-    let (mut station, mut gateway) = (
-        station(),
+    let (mut responder, mut gateway) = (
+        responder(),
         gateway(|config| {
             config.devices[0].mac = Some(CARD);
             config.devices[0].lan.clear();
         }),
     );
     let told = Advertisement::unsolicited("fd00:1::66".parse().unwrap(), CARD);
-    tell(&mut station, &mut gateway, 0, OTHER, &told);
+    tell(&mut responder, &mut gateway, 0, OTHER, &told);
     assert_eq!(gateway.device_by_lan(None, ip("fd00:1::66")), None);
     assert_eq!(
         gateway.unattributed().drops.get(DropReason::BadFrameType),

@@ -19,13 +19,13 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 
 /// Cards that are told apart, at most.
-pub const MAX_CARDS: usize = 4096;
+pub const MAX_NEIGHBOURS: usize = 4096;
 /// Addresses of one card, at most: a host with IPv6 privacy addresses has some ten.
 pub const MAX_ADDRESSES: usize = 16;
 
 /// A card that was heard.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Card {
+pub struct NeighbourEntry {
     /// Its address.
     pub mac: Mac,
     /// The VLAN it was heard in; `None` is untagged.
@@ -46,7 +46,7 @@ pub struct Card {
 
 /// One frame.
 #[derive(Clone, Copy, Debug)]
-pub struct Sighting<'a> {
+pub struct CapturedFrame<'a> {
     /// From the Ethernet header on; what follows the headers may be missing.
     pub frame: &'a [u8],
     /// What the kernel says of it.
@@ -59,43 +59,43 @@ pub struct Sighting<'a> {
 
 /// Everybody who was heard.
 #[derive(Clone, Debug, Default)]
-pub struct Heard {
+pub struct NeighbourTable {
     /// Prefixes of our own interface.
     local: Vec<IpNet>,
-    cards: HashMap<(Option<u16>, Mac), Card>,
-    overlooked: u64,
+    entries: HashMap<(Option<u16>, Mac), NeighbourEntry>,
+    overflowed: u64,
     not_understood: u64,
 }
 
-impl Heard {
+impl NeighbourTable {
     /// Nobody yet. `local` are the prefixes of the interface that is listened on.
-    pub fn new(local: Vec<IpNet>) -> Heard {
-        Heard {
+    pub fn new(local: Vec<IpNet>) -> NeighbourTable {
+        NeighbourTable {
             local,
-            ..Heard::default()
+            ..NeighbourTable::default()
         }
     }
 
     /// Takes in a frame.
-    pub fn hear(&mut self, now: Instant, sighting: &Sighting<'_>) {
-        let header = match Ethernet::parse(sighting.frame) {
+    pub fn observe(&mut self, now: Instant, captured: &CapturedFrame<'_>) {
+        let header = match Ethernet::parse(captured.frame) {
             Ok(header) if !header.src.is_multicast() && header.src != Mac::default() => header,
             _ => {
                 self.not_understood += 1;
                 return;
             }
         };
-        let tag = sighting.tci.map(|tci| tci & 0x0fff).filter(|id| *id != 0);
+        let tag = captured.tci.map(|tci| tci & 0x0fff).filter(|id| *id != 0);
         let vlan = tag.or(header.vlan_id());
-        let payload = &sighting.frame[header.header_len..];
+        let payload = &captured.frame[header.header_len..];
         let address = self.address(&header, payload);
         let key = (vlan, header.src);
-        if !self.cards.contains_key(&key) && self.cards.len() >= MAX_CARDS {
-            self.overlooked += 1;
+        if !self.entries.contains_key(&key) && self.entries.len() >= MAX_NEIGHBOURS {
+            self.overflowed += 1;
             return;
         }
-        let (frames, bytes) = sighting.counts(&header);
-        let card = self.cards.entry(key).or_insert(Card {
+        let (frames, bytes) = captured.counts(&header);
+        let entry = self.entries.entry(key).or_insert(NeighbourEntry {
             mac: header.src,
             vlan,
             addresses: Vec::new(),
@@ -105,42 +105,42 @@ impl Heard {
             frames: 0,
             bytes: 0,
         });
-        card.last = now;
-        card.frames += frames;
-        card.bytes += bytes;
+        entry.last = now;
+        entry.frames += frames;
+        entry.bytes += bytes;
         if let Some(address) = address
-            && !card.addresses.contains(&address)
+            && !entry.addresses.contains(&address)
         {
-            match card.addresses.len() < MAX_ADDRESSES {
-                true => card.addresses.push(address),
-                false => card.has_more = true,
+            match entry.addresses.len() < MAX_ADDRESSES {
+                true => entry.addresses.push(address),
+                false => entry.has_more = true,
             }
         }
     }
 
     /// Everybody, ordered by VLAN, then by address on the network, then by card.
-    pub fn cards(&self) -> Vec<&Card> {
-        let mut cards: Vec<_> = self.cards.values().collect();
-        cards.sort_by_key(|card| {
-            let first = card.main_address();
-            (card.vlan, first.is_none(), first, card.mac)
+    pub fn entries(&self) -> Vec<&NeighbourEntry> {
+        let mut entries: Vec<_> = self.entries.values().collect();
+        entries.sort_by_key(|entry| {
+            let first = entry.primary_address();
+            (entry.vlan, first.is_none(), first, entry.mac)
         });
-        cards
+        entries
     }
 
     /// How many were told apart.
     pub fn len(&self) -> usize {
-        self.cards.len()
+        self.entries.len()
     }
 
     /// Whether nobody was heard.
     pub fn is_empty(&self) -> bool {
-        self.cards.is_empty()
+        self.entries.is_empty()
     }
 
     /// Frames of cards for which there was no room.
-    pub fn overlooked(&self) -> u64 {
-        self.overlooked
+    pub fn overflowed(&self) -> u64 {
+        self.overflowed
     }
 
     /// Frames from which no card could be told.
@@ -149,9 +149,9 @@ impl Heard {
     }
 
     /// Who else was heard with this address in the same VLAN.
-    pub fn shares(&self, card: &Card, address: IpAddr) -> Option<Mac> {
-        let others = self.cards.values().filter(|other| {
-            other.vlan == card.vlan && other.mac != card.mac && other.addresses.contains(&address)
+    pub fn shares(&self, entry: &NeighbourEntry, address: IpAddr) -> Option<Mac> {
+        let others = self.entries.values().filter(|other| {
+            other.vlan == entry.vlan && other.mac != entry.mac && other.addresses.contains(&address)
         });
         others.map(|other| other.mac).min()
     }
@@ -164,10 +164,10 @@ impl Heard {
                 (arp.sender_mac == header.src).then_some(IpAddr::V4(arp.sender))?
             }
             ETHERTYPE_IPV4 | ETHERTYPE_IPV6 => match Neighbour::parse(payload) {
-                Ok(Neighbour::Solicitation(asked)) => asked.source.into(),
-                Ok(Neighbour::Advertisement(told)) => {
-                    let mac = told.link_layer.unwrap_or(header.src);
-                    (mac == header.src).then_some(IpAddr::V6(told.target))?
+                Ok(Neighbour::Solicitation(solicitation)) => solicitation.source.into(),
+                Ok(Neighbour::Advertisement(advertisement)) => {
+                    let mac = advertisement.link_layer.unwrap_or(header.src);
+                    (mac == header.src).then_some(IpAddr::V6(advertisement.target))?
                 }
                 Err(_) => {
                     let source = IpPacket::parse_headers(payload).ok()?.src;
@@ -176,7 +176,7 @@ impl Heard {
             },
             _ => return None,
         };
-        is_a_hosts(address).then_some(address)
+        is_unicast(address).then_some(address)
     }
 
     fn is_local(&self, address: IpAddr) -> bool {
@@ -188,9 +188,9 @@ impl Heard {
     }
 }
 
-impl Card {
+impl NeighbourEntry {
     /// The address by which one would call it: IPv4 first, link-local ones last.
-    pub fn main_address(&self) -> Option<IpAddr> {
+    pub fn primary_address(&self) -> Option<IpAddr> {
         self.addresses.iter().copied().min_by_key(|address| {
             let link_local = match address {
                 IpAddr::V4(address) => address.is_link_local(),
@@ -215,7 +215,7 @@ impl Card {
     }
 }
 
-impl Sighting<'_> {
+impl CapturedFrame<'_> {
     /// Frames and bytes as they were on the wire, before GRO joined them.
     fn counts(&self, ethernet: &Ethernet) -> (u64, u64) {
         let size = usize::from(self.vnet.gso_size);
@@ -243,7 +243,7 @@ impl Sighting<'_> {
 }
 
 /// Neither "nobody", nor a group, nor ourselves.
-fn is_a_hosts(address: IpAddr) -> bool {
+fn is_unicast(address: IpAddr) -> bool {
     let broadcast = IpAddr::V4(std::net::Ipv4Addr::BROADCAST);
     !(address.is_unspecified()
         || address.is_loopback()
@@ -265,8 +265,8 @@ mod tests {
         Instant::from_nanos(1 << 40) + Duration::from_secs(seconds)
     }
 
-    fn local() -> Heard {
-        Heard::new(vec!["192.168.1.1/24".parse().unwrap()])
+    fn local() -> NeighbourTable {
+        NeighbourTable::new(vec!["192.168.1.1/24".parse().unwrap()])
     }
 
     fn frame(src: Mac, vlan: Option<u16>, ethertype: u16, payload: &[u8]) -> Vec<u8> {
@@ -278,8 +278,8 @@ mod tests {
         frame
     }
 
-    fn sighting(frame: &[u8]) -> Sighting<'_> {
-        Sighting {
+    fn captured(frame: &[u8]) -> CapturedFrame<'_> {
+        CapturedFrame {
             frame,
             vnet: VnetHdr::default(),
             tci: None,
@@ -296,178 +296,184 @@ mod tests {
         packet
     }
 
-    fn addresses(heard: &Heard) -> Vec<String> {
-        let cards = heard.cards();
-        let all = cards.iter().flat_map(|card| &card.addresses);
+    fn addresses(table: &NeighbourTable) -> Vec<String> {
+        let entries = table.entries();
+        let all = entries.iter().flat_map(|entry| &entry.addresses);
         all.map(ToString::to_string).collect()
     }
 
     #[test]
     fn a_routers_card_is_not_where_the_world_is() {
-        let mut heard = local();
+        let mut table = local();
         for source in [[192, 168, 1, 10], [8, 8, 8, 8], [192, 168, 2, 10]] {
             let frame = frame(A, None, ETHERTYPE_IPV4, &packet(source));
-            heard.hear(at(0), &sighting(&frame));
+            table.observe(at(0), &captured(&frame));
         }
-        assert_eq!(addresses(&heard), ["192.168.1.10"]);
-        assert_eq!(heard.cards()[0].frames, 3);
+        assert_eq!(addresses(&table), ["192.168.1.10"]);
+        assert_eq!(table.entries()[0].frames, 3);
     }
 
     #[test]
     fn without_an_address_of_our_own_only_arp_tells() {
-        let mut heard = Heard::default();
-        let told = frame(A, None, ETHERTYPE_IPV4, &packet([192, 168, 1, 10]));
-        heard.hear(at(0), &sighting(&told));
-        assert_eq!(addresses(&heard), [""; 0]);
+        let mut table = NeighbourTable::default();
+        let advertisement = frame(A, None, ETHERTYPE_IPV4, &packet([192, 168, 1, 10]));
+        table.observe(at(0), &captured(&advertisement));
+        assert_eq!(addresses(&table), [""; 0]);
         let arp = Arp::request(A, [192, 168, 1, 10].into(), [192, 168, 1, 1].into());
-        let told = frame(A, None, ETHERTYPE_ARP, &arp.to_bytes());
-        heard.hear(at(1), &sighting(&told));
-        assert_eq!(addresses(&heard), ["192.168.1.10"]);
+        let advertisement = frame(A, None, ETHERTYPE_ARP, &arp.to_bytes());
+        table.observe(at(1), &captured(&advertisement));
+        assert_eq!(addresses(&table), ["192.168.1.10"]);
     }
 
     #[test]
     fn who_asks_whether_an_address_is_free_does_not_have_it() {
-        let mut heard = local();
+        let mut table = local();
         let arp = Arp::probe(A, [192, 168, 1, 10].into());
         let probe = frame(A, None, ETHERTYPE_ARP, &arp.to_bytes());
-        heard.hear(at(0), &sighting(&probe));
-        let asked = Solicitation::duplicate_address_detection("fe80::a".parse().unwrap());
-        let probe = frame(A, None, ETHERTYPE_IPV6, &asked.to_packet());
-        heard.hear(at(0), &sighting(&probe));
-        assert_eq!(addresses(&heard), [""; 0]);
-        assert_eq!(heard.cards()[0].frames, 2);
+        table.observe(at(0), &captured(&probe));
+        let solicitation = Solicitation::duplicate_address_detection("fe80::a".parse().unwrap());
+        let probe = frame(A, None, ETHERTYPE_IPV6, &solicitation.to_packet());
+        table.observe(at(0), &captured(&probe));
+        assert_eq!(addresses(&table), [""; 0]);
+        assert_eq!(table.entries()[0].frames, 2);
     }
 
     #[test]
     fn arp_for_another_card_tells_nothing() {
-        let mut heard = local();
+        let mut table = local();
         let arp = Arp::request(B, [192, 168, 1, 10].into(), [192, 168, 1, 1].into());
-        let told = frame(A, None, ETHERTYPE_ARP, &arp.to_bytes());
-        heard.hear(at(0), &sighting(&told));
-        assert_eq!(addresses(&heard), [""; 0]);
+        let advertisement = frame(A, None, ETHERTYPE_ARP, &arp.to_bytes());
+        table.observe(at(0), &captured(&advertisement));
+        assert_eq!(addresses(&table), [""; 0]);
     }
 
     #[test]
     fn neighbour_discovery_tells_addresses_of_ipv6() {
-        let mut heard = Heard::default();
-        let told = Advertisement::unsolicited("fd00:1::10".parse().unwrap(), A);
-        let told = frame(A, None, ETHERTYPE_IPV6, &told.to_packet());
-        heard.hear(at(0), &sighting(&told));
+        let mut table = NeighbourTable::default();
+        let advertisement = Advertisement::unsolicited("fd00:1::10".parse().unwrap(), A);
+        let advertisement = frame(A, None, ETHERTYPE_IPV6, &advertisement.to_packet());
+        table.observe(at(0), &captured(&advertisement));
         let source = "fe80::a".parse().unwrap();
-        let asked = Solicitation::new(source, A, "fd00:1::1".parse().unwrap());
-        let asked = frame(A, None, ETHERTYPE_IPV6, &asked.to_packet());
-        heard.hear(at(0), &sighting(&asked));
-        assert_eq!(addresses(&heard), ["fd00:1::10", "fe80::a"]);
+        let solicitation = Solicitation::new(source, A, "fd00:1::1".parse().unwrap());
+        let solicitation = frame(A, None, ETHERTYPE_IPV6, &solicitation.to_packet());
+        table.observe(at(0), &captured(&solicitation));
+        assert_eq!(addresses(&table), ["fd00:1::10", "fe80::a"]);
         assert_eq!(
-            heard.cards()[0].lan(),
+            table.entries()[0].lan(),
             ["fd00:1::10".parse::<IpAddr>().unwrap()]
         );
     }
 
     #[test]
     fn one_card_in_two_vlans_is_two() {
-        let mut heard = local();
+        let mut table = local();
         let arp = Arp::announcement(A, [192, 168, 1, 10].into()).to_bytes();
         let tagged = frame(A, Some(0xb02a), ETHERTYPE_ARP, &arp);
-        heard.hear(at(0), &sighting(&tagged));
+        table.observe(at(0), &captured(&tagged));
         let plain = frame(A, None, ETHERTYPE_ARP, &arp);
-        heard.hear(at(0), &sighting(&plain));
+        table.observe(at(0), &captured(&plain));
         // The kernel took this one's tag off; a mere priority tag is none.
-        let taken = Sighting {
+        let taken = CapturedFrame {
             tci: Some(0xb02a),
-            ..sighting(&plain)
+            ..captured(&plain)
         };
-        heard.hear(at(0), &taken);
-        heard.hear(
+        table.observe(at(0), &taken);
+        table.observe(
             at(0),
-            &Sighting {
+            &CapturedFrame {
                 tci: Some(0xe000),
                 ..taken
             },
         );
-        let seen: Vec<_> = heard.cards().iter().map(|c| (c.vlan, c.frames)).collect();
+        let seen: Vec<_> = table.entries().iter().map(|c| (c.vlan, c.frames)).collect();
         assert_eq!(seen, [(None, 2), (Some(42), 2)]);
     }
 
     #[test]
     fn an_address_of_two_cards_is_seen() {
-        let mut heard = local();
+        let mut table = local();
         for mac in [A, B] {
             let arp = Arp::announcement(mac, [192, 168, 1, 10].into()).to_bytes();
-            heard.hear(at(0), &sighting(&frame(mac, None, ETHERTYPE_ARP, &arp)));
+            table.observe(at(0), &captured(&frame(mac, None, ETHERTYPE_ARP, &arp)));
         }
-        let cards = heard.cards();
-        assert_eq!(heard.shares(cards[0], cards[0].addresses[0]), Some(B));
-        assert_eq!(heard.shares(cards[0], [192, 168, 1, 11].into()), None);
+        let entries = table.entries();
+        assert_eq!(table.shares(entries[0], entries[0].addresses[0]), Some(B));
+        assert_eq!(table.shares(entries[0], [192, 168, 1, 11].into()), None);
     }
 
     #[test]
     fn times_are_of_the_first_and_the_last_frame() {
-        let mut heard = local();
-        let told = frame(A, None, ETHERTYPE_IPV4, &packet([192, 168, 1, 10]));
+        let mut table = local();
+        let advertisement = frame(A, None, ETHERTYPE_IPV4, &packet([192, 168, 1, 10]));
         for second in [1, 2, 5] {
-            heard.hear(at(second), &sighting(&told));
+            table.observe(at(second), &captured(&advertisement));
         }
-        let card = heard.cards()[0].clone();
-        assert_eq!((card.first, card.last), (at(1), at(5)));
-        assert_eq!((card.frames, card.bytes), (3, 3 * 42));
+        let entry = table.entries()[0].clone();
+        assert_eq!((entry.first, entry.last), (at(1), at(5)));
+        assert_eq!((entry.frames, entry.bytes), (3, 3 * 42));
     }
 
     #[test]
     fn joined_frames_count_as_they_were_on_the_wire() {
-        let mut heard = local();
+        let mut table = local();
         // TCP: 20 bytes of header by its data offset, as much of it as is left in the packet.
-        let mut told = packet([192, 168, 1, 10]);
-        told[9] = 6;
-        told.resize(40, 0);
-        told[32] = 0x50;
-        let told = frame(A, None, ETHERTYPE_IPV4, &told);
+        let mut advertisement = packet([192, 168, 1, 10]);
+        advertisement[9] = 6;
+        advertisement.resize(40, 0);
+        advertisement[32] = 0x50;
+        let advertisement = frame(A, None, ETHERTYPE_IPV4, &advertisement);
         // Headers of 14 + 20 + 20 bytes in front of 3,000 bytes of payload, cut by 1,400.
         let vnet = VnetHdr {
             gso_size: 1400,
             hdr_len: 1000,
             ..VnetHdr::default()
         };
-        let joined = Sighting {
+        let joined = CapturedFrame {
             vnet,
             length: 3054,
-            ..sighting(&told)
+            ..captured(&advertisement)
         };
-        heard.hear(at(0), &joined);
-        let card = heard.cards()[0];
-        assert_eq!((card.frames, card.bytes), (3, 3000 + 3 * 54));
+        table.observe(at(0), &joined);
+        let entry = table.entries()[0];
+        assert_eq!((entry.frames, entry.bytes), (3, 3000 + 3 * 54));
     }
 
     #[test]
     fn what_tells_no_card_is_counted() {
-        let mut heard = local();
-        heard.hear(at(0), &sighting(&[0; 13]));
-        heard.hear(
+        let mut table = local();
+        table.observe(at(0), &captured(&[0; 13]));
+        table.observe(
             at(0),
-            &sighting(&frame(Mac::BROADCAST, None, ETHERTYPE_ARP, &[])),
+            &captured(&frame(Mac::BROADCAST, None, ETHERTYPE_ARP, &[])),
         );
-        heard.hear(
+        table.observe(
             at(0),
-            &sighting(&frame(Mac::default(), None, ETHERTYPE_ARP, &[])),
+            &captured(&frame(Mac::default(), None, ETHERTYPE_ARP, &[])),
         );
-        assert_eq!((heard.not_understood(), heard.cards().len()), (3, 0));
+        assert_eq!((table.not_understood(), table.entries().len()), (3, 0));
     }
 
     #[test]
     fn there_is_room_for_so_many_cards_and_addresses() {
-        let mut heard = local();
-        for n in 0..MAX_CARDS as u32 + 10 {
+        let mut table = local();
+        for n in 0..MAX_NEIGHBOURS as u32 + 10 {
             let [_, _, c, d] = n.to_be_bytes();
             let mac = Mac([2, 0, 0, 0, c, d]);
-            heard.hear(at(0), &sighting(&frame(mac, None, 0x88cc, &[])));
+            table.observe(at(0), &captured(&frame(mac, None, 0x88cc, &[])));
         }
-        assert_eq!((heard.cards().len(), heard.overlooked()), (MAX_CARDS, 10));
-        let mut heard = local();
+        assert_eq!(
+            (table.entries().len(), table.overflowed()),
+            (MAX_NEIGHBOURS, 10)
+        );
+        let mut table = local();
         for n in 1..=20 {
-            let told = frame(A, None, ETHERTYPE_IPV4, &packet([192, 168, 1, n]));
-            heard.hear(at(0), &sighting(&told));
+            let advertisement = frame(A, None, ETHERTYPE_IPV4, &packet([192, 168, 1, n]));
+            table.observe(at(0), &captured(&advertisement));
         }
-        let card = heard.cards()[0];
-        assert_eq!((card.addresses.len(), card.has_more), (MAX_ADDRESSES, true));
+        let entry = table.entries()[0];
+        assert_eq!(
+            (entry.addresses.len(), entry.has_more),
+            (MAX_ADDRESSES, true)
+        );
     }
 }

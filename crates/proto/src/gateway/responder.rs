@@ -1,7 +1,7 @@
 //! The gateway on the local network, in transparent mode: it answers for remotes, finds devices and
 //! watches for conflicts. Without I/O: frames in, frames out.
 //!
-//! A [`Station`] has a MAC address of its own, derived from the gateway's identity, so that the host's
+//! A [`Responder`] has a MAC address of its own, derived from the gateway's identity, so that the host's
 //! network stack never takes part, and a gateway that takes over has the same one. What devices
 //! send to that address is for the tunnel ([`Frame::Packet`]); ARP (RFC 826, 5227) and neighbour
 //! discovery (RFC 4861) end here; everything else of the local network stays there, counted.
@@ -24,19 +24,19 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
 /// How long an address is left to somebody who was heard to use it.
-const CONFLICT: Duration = Duration::from_secs(60);
+const CONFLICT_TTL: Duration = Duration::from_secs(60);
 /// Conflicts remembered; the oldest is replaced.
 const MAX_CONFLICTS: usize = 64;
 /// How long after a device was heard another card with its address is a duplicate and no replacement.
-const STILL_THERE: Duration = Duration::from_secs(10);
+const PRESENT_FOR: Duration = Duration::from_secs(10);
 /// How often a device that is not found is asked for: at first, and at most.
-const ASK_FIRST: Duration = Duration::from_secs(1);
-const ASK_RARELY: Duration = Duration::from_secs(30);
+const FIRST_INTERVAL: Duration = Duration::from_secs(1);
+const MAX_INTERVAL: Duration = Duration::from_secs(30);
 /// How long a device may be silent before it is asked whether it is still there.
-const SILENT: Duration = Duration::from_secs(30);
+const SILENT_AFTER: Duration = Duration::from_secs(30);
 /// Questions at a time, and the time between: a thousand devices are no storm.
-const QUESTIONS: usize = 32;
-const PACE: Duration = Duration::from_millis(50);
+const MAX_QUERIES: usize = 32;
+const BATCH_INTERVAL: Duration = Duration::from_millis(50);
 
 /// What a frame turned out to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,14 +72,14 @@ pub struct Conflict {
 
 /// The state of the gateway's own card.
 #[derive(Debug)]
-pub struct Station {
+pub struct Responder {
     mac: Mac,
     link_local: Ipv6Addr,
     answer_for: Vec<IpNet>,
     /// It speaks for the remotes; one that stands by only listens.
     active: bool,
     conflicts: Vec<Conflict>,
-    questions: HashMap<DeviceId, Question>,
+    queries: HashMap<DeviceId, AddressQuery>,
     /// When devices are looked through next.
     due: Instant,
     /// Devices before this one were looked through.
@@ -89,29 +89,29 @@ pub struct Station {
 
 /// A device that is asked for.
 #[derive(Clone, Copy, Debug)]
-struct Question {
+struct AddressQuery {
     next: Instant,
     interval: Duration,
     unanswered: u32,
     /// Since when another card has its address, while it is not known which of them is there.
-    doubted: Option<Instant>,
+    contested_since: Option<Instant>,
 }
 
-impl Question {
-    fn new(now: Instant) -> Question {
-        Question {
+impl AddressQuery {
+    fn new(now: Instant) -> AddressQuery {
+        AddressQuery {
             next: now,
-            interval: ASK_FIRST,
+            interval: FIRST_INTERVAL,
             unanswered: 0,
-            doubted: None,
+            contested_since: None,
         }
     }
 }
 
-impl Station {
+impl Responder {
     /// A station with this address, which answers for the remotes that the gateway shows and for whole
     /// prefixes.
-    pub fn new(mac: Mac, answer_for: Vec<IpNet>) -> Station {
+    pub fn new(mac: Mac, answer_for: Vec<IpNet>) -> Responder {
         let [a, b, c, d, e, f] = mac.0;
         // RFC 4291 appendix A: EUI-64 from a MAC address, the universal/local bit turned round.
         let link_local = Ipv6Addr::from([
@@ -132,13 +132,13 @@ impl Station {
             e,
             f,
         ]);
-        Station {
+        Responder {
             mac,
             link_local,
             answer_for,
             active: true,
             conflicts: Vec::new(),
-            questions: HashMap::new(),
+            queries: HashMap::new(),
             due: Instant::BOOT,
             cursor: 0,
             out: Vec::new(),
@@ -175,7 +175,7 @@ impl Station {
     pub fn conflicts(&self, now: Instant) -> impl Iterator<Item = &Conflict> {
         self.conflicts
             .iter()
-            .filter(move |c| !c.at.has_expired(CONFLICT, now))
+            .filter(move |c| !c.at.has_expired(CONFLICT_TTL, now))
     }
 
     /// Frames to be sent, each behind an empty virtio-net header.
@@ -247,13 +247,13 @@ impl Station {
             _ => return gateway.drop_unattributed(DropReason::BadFrameType, 1),
         };
         if !arp.is_probe() {
-            self.claimed(now, gateway, vlan, arp.sender_mac, arp.sender.into());
+            self.on_claim(now, gateway, vlan, arp.sender_mac, arp.sender.into());
         }
         let target = IpAddr::V4(arp.target);
-        let asked = arp.operation == Operation::Request && !arp.is_announcement();
-        if asked && self.answers(now, gateway, vlan, target) {
+        let solicitation = arp.operation == Operation::Request && !arp.is_announcement();
+        if solicitation && self.answers(now, gateway, vlan, target) {
             // Whoever is about to take one of our addresses is told, device or not (RFC 5227).
-            let known = gateway.knows(vlan, arp.sender_mac, arp.sender.into());
+            let known = gateway.is_known(vlan, arp.sender_mac, arp.sender.into());
             if !known && !arp.is_probe() {
                 return gateway.drop_unattributed(DropReason::UnlistedDevice, 1);
             }
@@ -272,16 +272,16 @@ impl Station {
         payload: &[u8],
     ) {
         match Neighbour::parse(payload) {
-            Ok(Neighbour::Solicitation(asked)) => {
-                if !asked.is_duplicate_address_detection() {
-                    self.claimed(now, gateway, vlan, header.src, asked.source.into());
+            Ok(Neighbour::Solicitation(solicitation)) => {
+                if !solicitation.is_duplicate_address_detection() {
+                    self.on_claim(now, gateway, vlan, header.src, solicitation.source.into());
                 }
-                if self.answers(now, gateway, vlan, asked.target.into()) {
-                    let known = gateway.knows(vlan, header.src, asked.source.into());
-                    if !known && !asked.is_duplicate_address_detection() {
+                if self.answers(now, gateway, vlan, solicitation.target.into()) {
+                    let known = gateway.is_known(vlan, header.src, solicitation.source.into());
+                    if !known && !solicitation.is_duplicate_address_detection() {
                         return gateway.drop_unattributed(DropReason::UnlistedDevice, 1);
                     }
-                    let answer = asked.answer(self.mac);
+                    let answer = solicitation.answer(self.mac);
                     let to = match answer.destination.is_multicast() {
                         true => neighbour::multicast_mac(answer.destination),
                         false => header.src,
@@ -289,13 +289,13 @@ impl Station {
                     self.push(to, vlan, ETHERTYPE_IPV6, &answer.to_packet());
                 }
             }
-            Ok(Neighbour::Advertisement(told)) => {
-                let mac = told.link_layer.unwrap_or(header.src);
+            Ok(Neighbour::Advertisement(advertisement)) => {
+                let mac = advertisement.link_layer.unwrap_or(header.src);
                 if mac != header.src {
                     // Who speaks for another card could send a device's packets anywhere.
                     return gateway.drop_unattributed(DropReason::BadFrameType, 1);
                 }
-                self.claimed(now, gateway, vlan, mac, told.target.into());
+                self.on_claim(now, gateway, vlan, mac, advertisement.target.into());
             }
             Err(_) => return gateway.drop_unattributed(DropReason::BadFrameType, 1),
         }
@@ -303,7 +303,7 @@ impl Station {
     }
 
     /// Somebody says that `address` is at `mac`.
-    fn claimed(
+    fn on_claim(
         &mut self,
         now: Instant,
         gateway: &mut Gateway,
@@ -315,53 +315,59 @@ impl Station {
             return;
         }
         if gateway.is_shown(address) {
-            return self.conflict(now, address, mac);
+            return self.record_conflict(now, address, mac);
         }
-        match gateway.heard(now, vlan, mac, address, STILL_THERE) {
+        match gateway.on_address_claim(now, vlan, mac, address, PRESENT_FOR) {
             Ok(Some(id)) => {
-                self.questions.remove(&id);
+                self.queries.remove(&id);
                 self.conflicts
                     .retain(|c| (c.address, c.mac) != (address, mac));
             }
             Ok(None) => {}
             Err(()) => {
-                self.doubt(now, gateway, vlan, address);
-                self.conflict(now, address, mac);
+                self.verify_owner(now, gateway, vlan, address);
+                self.record_conflict(now, address, mac);
             }
         }
     }
 
     /// Another card has a device's address: a duplicate if the device is still there, else its new card.
-    fn doubt(&mut self, now: Instant, gateway: &Gateway, vlan: Option<u16>, address: IpAddr) {
+    fn verify_owner(
+        &mut self,
+        now: Instant,
+        gateway: &Gateway,
+        vlan: Option<u16>,
+        address: IpAddr,
+    ) {
         let Some(id) = gateway.device_by_lan(vlan, address) else {
             return;
         };
         if gateway.device(id).is_none_or(|d| d.config.mac.is_some()) {
             return;
         }
-        let question = self.questions.entry(id).or_insert(Question::new(now));
-        if question.doubted.is_none() {
-            *question = Question {
-                doubted: Some(now),
-                ..Question::new(now)
+        let query = self.queries.entry(id).or_insert(AddressQuery::new(now));
+        if query.contested_since.is_none() {
+            *query = AddressQuery {
+                contested_since: Some(now),
+                ..AddressQuery::new(now)
             };
             (self.due, self.cursor) = (now, 0);
         }
     }
 
-    fn conflict(&mut self, now: Instant, address: IpAddr, mac: Mac) {
-        let conflict = Conflict {
+    fn record_conflict(&mut self, now: Instant, address: IpAddr, mac: Mac) {
+        let record_conflict = Conflict {
             address,
             mac,
             at: now,
         };
         let known = self.conflicts.iter_mut().find(|c| c.address == address);
         if let Some(known) = known {
-            *known = conflict;
+            *known = record_conflict;
         } else if self.conflicts.len() < MAX_CONFLICTS {
-            self.conflicts.push(conflict);
+            self.conflicts.push(record_conflict);
         } else if let Some(oldest) = self.conflicts.iter_mut().min_by_key(|c| c.at) {
-            *oldest = conflict;
+            *oldest = record_conflict;
         }
     }
 
@@ -378,10 +384,10 @@ impl Station {
     }
 
     /// A packet waits for this device: ask where it is, if that was not just done.
-    pub fn want(&mut self, now: Instant, gateway: &Gateway, id: DeviceId) {
-        let question = self.questions.get(&id);
-        if question.is_none_or(|q| q.next <= now) {
-            self.ask(now, gateway, id);
+    pub fn resolve(&mut self, now: Instant, gateway: &Gateway, id: DeviceId) {
+        let query = self.queries.get(&id);
+        if query.is_none_or(|q| q.next <= now) {
+            self.send_query(now, gateway, id);
         }
     }
 
@@ -396,49 +402,49 @@ impl Station {
             return;
         }
         if !self.active {
-            self.due = now + ASK_FIRST;
+            self.due = now + FIRST_INTERVAL;
             return;
         }
-        let mut asked = 0;
+        let mut solicitation = 0;
         while let Some(device) = gateway.device(DeviceId(self.cursor)) {
             let (id, vlan) = (DeviceId(self.cursor), device.config.vlan);
             let silent = device
                 .last_seen
-                .is_none_or(|seen| seen.has_expired(SILENT, now));
-            let mut question = self.questions.get(&id).copied();
-            let doubted = question.and_then(|q| q.doubted);
-            if doubted.is_some_and(|since| device.last_seen > Some(since)) {
+                .is_none_or(|seen| seen.has_expired(SILENT_AFTER, now));
+            let mut query = self.queries.get(&id).copied();
+            let contested_since = query.and_then(|q| q.contested_since);
+            if contested_since.is_some_and(|since| device.last_seen > Some(since)) {
                 // It is there, whoever else is.
-                self.questions.remove(&id);
-                question = None;
+                self.queries.remove(&id);
+                query = None;
             }
-            let in_doubt = question.is_some_and(|q| q.doubted.is_some());
-            if (silent || in_doubt) && question.is_none_or(|q| q.next <= now) {
-                if asked >= QUESTIONS {
-                    self.due = now + PACE;
+            let contested = query.is_some_and(|q| q.contested_since.is_some());
+            if (silent || contested) && query.is_none_or(|q| q.next <= now) {
+                if solicitation >= MAX_QUERIES {
+                    self.due = now + BATCH_INTERVAL;
                     return;
                 }
                 // A card that does not answer may have been replaced.
-                if question.is_some_and(|q| q.unanswered >= 3) {
+                if query.is_some_and(|q| q.unanswered >= 3) {
                     gateway.forget_mac(id);
                 }
-                self.ask(now, gateway, id);
-                asked += 1;
+                self.send_query(now, gateway, id);
+                solicitation += 1;
             }
-            if let Some(address) = gateway.look_at_successor(id, now) {
+            if let Some(address) = gateway.poll_successor(id, now) {
                 self.solicit(address, vlan);
-                asked += 1;
+                solicitation += 1;
             }
             self.cursor += 1;
         }
         self.cursor = 0;
-        self.due = now + ASK_FIRST;
+        self.due = now + FIRST_INTERVAL;
     }
 
     /// Everything is to be found anew: the cable was out, or this gateway has just become active. The local
     /// network is told where the remotes are.
     pub fn announce(&mut self, now: Instant, gateway: &Gateway) {
-        self.questions.clear();
+        self.queries.clear();
         (self.due, self.cursor) = (now, 0);
         let mut vlans: Vec<Option<u16>> = gateway.devices().map(|(_, d)| d.config.vlan).collect();
         vlans.sort_unstable();
@@ -449,24 +455,24 @@ impl Station {
             for address in &shown {
                 match address {
                     IpAddr::V4(address) => {
-                        let told = Arp::announcement(self.mac, *address).to_bytes();
-                        self.push(Mac::BROADCAST, vlan, ETHERTYPE_ARP, &told);
+                        let advertisement = Arp::announcement(self.mac, *address).to_bytes();
+                        self.push(Mac::BROADCAST, vlan, ETHERTYPE_ARP, &advertisement);
                     }
                     IpAddr::V6(address) => {
-                        let told = Advertisement::unsolicited(*address, self.mac);
-                        let to = neighbour::multicast_mac(told.destination);
-                        self.push(to, vlan, ETHERTYPE_IPV6, &told.to_packet());
+                        let advertisement = Advertisement::unsolicited(*address, self.mac);
+                        let to = neighbour::multicast_mac(advertisement.destination);
+                        self.push(to, vlan, ETHERTYPE_IPV6, &advertisement.to_packet());
                     }
                 }
             }
             // Switches learn from any frame where our address is now.
-            let told = Advertisement::unsolicited(self.link_local, self.mac);
-            let to = neighbour::multicast_mac(told.destination);
-            self.push(to, vlan, ETHERTYPE_IPV6, &told.to_packet());
+            let advertisement = Advertisement::unsolicited(self.link_local, self.mac);
+            let to = neighbour::multicast_mac(advertisement.destination);
+            self.push(to, vlan, ETHERTYPE_IPV6, &advertisement.to_packet());
         }
     }
 
-    fn ask(&mut self, now: Instant, gateway: &Gateway, id: DeviceId) {
+    fn send_query(&mut self, now: Instant, gateway: &Gateway, id: DeviceId) {
         let Some(device) = gateway.device(id) else {
             return;
         };
@@ -486,18 +492,18 @@ impl Station {
                 IpAddr::V6(address) => self.solicit(address, vlan),
             }
         }
-        let question = self.questions.entry(id).or_insert(Question::new(now));
-        question.next = now + question.interval;
-        question.unanswered += 1;
-        if question.doubted.is_none() {
-            question.interval = (question.interval * 2).min(ASK_RARELY);
+        let query = self.queries.entry(id).or_insert(AddressQuery::new(now));
+        query.next = now + query.interval;
+        query.unanswered += 1;
+        if query.contested_since.is_none() {
+            query.interval = (query.interval * 2).min(MAX_INTERVAL);
         }
     }
 
     fn solicit(&mut self, address: Ipv6Addr, vlan: Option<u16>) {
-        let asked = Solicitation::new(self.link_local, self.mac, address);
-        let to = neighbour::multicast_mac(asked.destination);
-        self.push(to, vlan, ETHERTYPE_IPV6, &asked.to_packet());
+        let solicitation = Solicitation::new(self.link_local, self.mac, address);
+        let to = neighbour::multicast_mac(solicitation.destination);
+        self.push(to, vlan, ETHERTYPE_IPV6, &solicitation.to_packet());
     }
 
     fn push(&mut self, to: Mac, vlan: Option<u16>, ethertype: u16, payload: &[u8]) {
