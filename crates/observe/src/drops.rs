@@ -118,7 +118,7 @@ drop_reasons! {
     /// Another gateway of this local network is active.
     Standby = "standby",
     /// At a relay's port for two: from neither of them.
-    Stranger = "stranger",
+    UnknownSource = "unknown_source",
     /// At a relay's port for two: the other is not bound to it.
     NotBound = "not_bound",
     /// A member sends more through a relay than it may.

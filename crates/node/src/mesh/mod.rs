@@ -34,7 +34,7 @@ pub use legs::Counters as LegCounters;
 use mapping::Mapping;
 use members::{Rules, filter, remove, rotate, set};
 use seikan_proto::keys::PublicKey;
-use seikan_proto::mesh::{Access, Book, Change, MAX_RELAYS, Member, Name};
+use seikan_proto::mesh::{Access, Change, MAX_RELAYS, Member, Membership, Name};
 use seikan_proto::tunnel::Reached;
 use seikan_sys::poll::{Epoll, Interest};
 use serde::{Deserialize, Serialize};
@@ -234,7 +234,7 @@ pub fn forget(state: &Path, interface: &str) {
 ///
 /// # Errors
 /// Nothing is kept, or it cannot be read.
-pub fn kept(state: &Path, interface: &str) -> io::Result<Book> {
+pub fn kept(state: &Path, interface: &str) -> io::Result<Membership> {
     cache::read(&cache::file(&state.join(interface)))
 }
 

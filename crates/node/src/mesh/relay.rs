@@ -17,7 +17,7 @@ use futures_util::future::{Either, join_all, select, select_all};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::framing::MAIN_PORT;
-use seikan_proto::mesh::relay::{Answer, Ask, RelayError};
+use seikan_proto::mesh::relay::{Answer, ClientRequest, RelayError};
 use seikan_proto::mesh::{MAX_RELAYS, Relay, RelayKind, RelayTls, in_turn};
 use seikan_proto::tunnel::Reached;
 use std::cell::{Cell, RefCell};
@@ -139,7 +139,7 @@ impl<'a> Relays<'a> {
                 }
                 (Wish::Sought(_), None) => {
                     let room = self.pairs.borrow().len() < MAX_PAIRS;
-                    if room && !self.shared.book.borrow().relays().is_empty() {
+                    if room && !self.shared.membership.borrow().relays().is_empty() {
                         let pair = Rc::new(Pair::new());
                         self.pairs.borrow_mut().insert(key, Rc::clone(&pair));
                         tasks.push(self.pair(key, pair));
@@ -160,7 +160,7 @@ impl<'a> Relays<'a> {
         tokio::time::sleep(HEAD_START).await;
         let mut anew = false;
         while self.is_needed(key, &pair).await? {
-            let relays = self.shared.book.borrow().relays().to_vec();
+            let relays = self.shared.membership.borrow().relays().to_vec();
             let own = self.own.get();
             let mut ours = in_turn(&relays, [&own, &key], |kind| kind == RelayKind::Seikan);
             ours.truncate(RELAYS_OF_A_PAIR);
@@ -449,7 +449,7 @@ impl<'a> Relays<'a> {
         key: PublicKey,
         to: SocketAddr,
     ) -> Result<Option<Result<Answer, RelayError>>, Gone> {
-        let ask = Ask {
+        let ask = ClientRequest {
             ticket: &relay.ticket,
             peer: key,
             stamp: self.stamp(),

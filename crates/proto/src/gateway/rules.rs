@@ -13,13 +13,13 @@ const MAX_RANGES: usize = 16;
 /// One thing that is allowed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
-    who: Option<IpNet>,
-    what: What,
+    remote: Option<IpNet>,
+    service: Service,
 }
 
 /// Which traffic a rule is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum What {
+enum Service {
     Any,
     /// ICMP, ICMPv6.
     Icmp,
@@ -41,11 +41,11 @@ pub struct Subject {
 impl Rule {
     /// Whether the rule allows it.
     pub fn allows(&self, subject: &Subject) -> bool {
-        self.who.is_none_or(|net| net.contains(&subject.remote))
-            && match &self.what {
-                What::Any => true,
-                What::Icmp => matches!(subject.protocol, PROTO_ICMP | PROTO_ICMPV6),
-                What::Ports(protocol, ranges) => {
+        self.remote.is_none_or(|net| net.contains(&subject.remote))
+            && match &self.service {
+                Service::Any => true,
+                Service::Icmp => matches!(subject.protocol, PROTO_ICMP | PROTO_ICMPV6),
+                Service::Ports(protocol, ranges) => {
                     *protocol == subject.protocol
                         && (ranges.is_empty()
                             || subject
@@ -64,12 +64,12 @@ pub enum RuleError {
     Words(usize),
     /// The first word.
     #[error("`{0}` is nobody's address; write `any`, an address, or a prefix such as 10.77.0.0/24")]
-    Who(String),
+    Address(String),
     /// The second word.
     #[error(
         "`{0}` is no traffic; write `any`, `icmp`, `tcp`, `udp`, or ports as in `tcp/22,8000-8010`"
     )]
-    What(String),
+    Service(String),
     /// Too much for one rule.
     #[error("has more than {MAX_RANGES} port ranges; write two rules")]
     Ranges,
@@ -80,36 +80,37 @@ impl FromStr for Rule {
 
     fn from_str(text: &str) -> Result<Rule, RuleError> {
         let words: Vec<&str> = text.split_whitespace().collect();
-        let (who, what) = match words[..] {
-            [who] => (who, "any"),
-            [who, what] => (who, what),
+        let (remote, service) = match words[..] {
+            [remote] => (remote, "any"),
+            [remote, service] => (remote, service),
             _ => return Err(RuleError::Words(words.len())),
         };
-        let who = match who {
+        let remote = match remote {
             "any" => None,
-            who => Some(
-                who.parse::<IpNet>()
-                    .or_else(|_| who.parse::<IpAddr>().map(IpNet::from))
-                    .map_err(|_| RuleError::Who(who.to_owned()))?
+            remote => Some(
+                remote
+                    .parse::<IpNet>()
+                    .or_else(|_| remote.parse::<IpAddr>().map(IpNet::from))
+                    .map_err(|_| RuleError::Address(remote.to_owned()))?
                     .trunc(),
             ),
         };
         Ok(Rule {
-            who,
-            what: what_of(what)?,
+            remote,
+            service: parse_service(service)?,
         })
     }
 }
 
-fn what_of(text: &str) -> Result<What, RuleError> {
-    let wrong = || RuleError::What(text.to_owned());
+fn parse_service(text: &str) -> Result<Service, RuleError> {
+    let wrong = || RuleError::Service(text.to_owned());
     let (name, ports) = match text.split_once('/') {
         Some((name, ports)) => (name, Some(ports)),
         None => (text, None),
     };
     let protocol = match (name, ports) {
-        ("any", None) => return Ok(What::Any),
-        ("icmp", None) => return Ok(What::Icmp),
+        ("any", None) => return Ok(Service::Any),
+        ("icmp", None) => return Ok(Service::Icmp),
         ("tcp", _) => PROTO_TCP,
         ("udp", _) => PROTO_UDP,
         _ => return Err(wrong()),
@@ -127,20 +128,20 @@ fn what_of(text: &str) -> Result<What, RuleError> {
         }
         ranges.push(range);
     }
-    Ok(What::Ports(protocol, ranges))
+    Ok(Service::Ports(protocol, ranges))
 }
 
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.who {
+        match self.remote {
             Some(net) if net.prefix_len() == net.max_prefix_len() => write!(f, "{}", net.addr())?,
             Some(net) => write!(f, "{net}")?,
             None => f.write_str("any")?,
         }
-        let (protocol, ranges) = match &self.what {
-            What::Any => return Ok(()),
-            What::Icmp => return f.write_str(" icmp"),
-            What::Ports(protocol, ranges) => (*protocol, ranges),
+        let (protocol, ranges) = match &self.service {
+            Service::Any => return Ok(()),
+            Service::Icmp => return f.write_str(" icmp"),
+            Service::Ports(protocol, ranges) => (*protocol, ranges),
         };
         f.write_str(if protocol == PROTO_TCP {
             " tcp"
@@ -218,9 +219,12 @@ mod tests {
         let error = |text: &str| text.parse::<Rule>().unwrap_err();
         assert_eq!(error(""), RuleError::Words(0));
         assert_eq!(error("10.0.0.1 tcp 22"), RuleError::Words(3));
-        assert_eq!(error("10.0.0"), RuleError::Who("10.0.0".into()));
-        for what in ["tcp/", "tcp/70000", "tcp/9-8", "sctp", "icmp/8"] {
-            assert_eq!(error(&format!("any {what}")), RuleError::What(what.into()));
+        assert_eq!(error("10.0.0"), RuleError::Address("10.0.0".into()));
+        for service in ["tcp/", "tcp/70000", "tcp/9-8", "sctp", "icmp/8"] {
+            assert_eq!(
+                error(&format!("any {service}")),
+                RuleError::Service(service.into())
+            );
         }
         let many = (1..=17)
             .map(|p| p.to_string())

@@ -17,8 +17,8 @@
 //! What members say to a relay is in [`relay`], and by a stream in the frames of [`framing`]. Private keys are in none of these messages: they never leave their host.
 
 mod address;
-mod book;
 pub mod framing;
+mod membership;
 mod name;
 mod pin;
 pub mod policy;
@@ -27,7 +27,7 @@ mod secret;
 mod ticket;
 
 pub use address::{HOSTS, NetworkError, Networks};
-pub use book::{Book, Change, MAX_KNOWN};
+pub use membership::{Change, MAX_KNOWN, Membership};
 pub use name::{Name, NameError};
 pub use pin::{Pin, PinError};
 pub use policy::{Access, Party, Policy};

@@ -34,7 +34,7 @@ pub const MAX_POLICY: usize = 256 << 10;
 /// What an administrator allows. In messages it is a list of rules as text, and how many others there are. Of more than [`MAX_RULES`]
 /// the others are left out, and what is no rule here allows nothing: it may be one of a later version.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "Told", into = "Told")]
+#[serde(from = "Encoded", into = "Encoded")]
 pub struct Policy {
     rules: Vec<Rule>,
     /// As they came, so that who passes it on loses nothing.
@@ -45,7 +45,7 @@ pub struct Policy {
 
 /// A policy in messages.
 #[derive(Serialize, Deserialize)]
-struct Told {
+struct Encoded {
     rules: Vec<String>,
     #[serde(default)]
     untold: usize,
@@ -85,18 +85,18 @@ impl Sight {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
     /// Who may begin.
-    pub from: Who,
+    pub from: Selector,
     /// With whom.
-    pub to: Who,
+    pub to: Selector,
     /// To do what.
-    pub what: What,
+    pub service: Service,
 }
 
 /// One end of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Who {
+pub enum Selector {
     /// Every member.
-    Anybody,
+    Any,
     /// Who has this tag.
     Tag(Name),
     /// The member of this name.
@@ -105,9 +105,9 @@ pub enum Who {
 
 /// The traffic of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum What {
+pub enum Service {
     /// All of it, also what is neither TCP, UDP nor ICMP.
-    Anything,
+    Any,
     /// ICMP and ICMPv6.
     Icmp,
     /// To these TCP ports.
@@ -193,10 +193,10 @@ pub enum RuleError {
     )]
     Words,
     /// No end.
-    #[error("{who:?} is nobody: {error}; write `*`, a tag as in `tag:web`, or a member's name")]
-    Who {
+    #[error("{text:?} is nobody: {error}; write `*`, a tag as in `tag:web`, or a member's name")]
+    Selector {
         /// What is there.
-        who: String,
+        text: String,
         /// What is wrong with it.
         error: NameError,
     },
@@ -204,7 +204,7 @@ pub enum RuleError {
     #[error(
         "{0:?} is no traffic; write `*`, `icmp`, `tcp`, `udp`, a port as in `tcp/443`, or a range as in `udp/8000-8999`"
     )]
-    What(String),
+    Service(String),
     /// A range whose end is before its beginning.
     #[error("{0:?} counts down; write the lower port first")]
     Backwards(String),
@@ -289,9 +289,9 @@ impl Policy {
                     continue;
                 }
                 match other {
-                    Who::Anybody => return Sight::Everybody,
-                    Who::Tag(tag) => tags.insert(tag.clone()),
-                    Who::Member(name) => names.insert(name.clone()),
+                    Selector::Any => return Sight::Everybody,
+                    Selector::Tag(tag) => tags.insert(tag.clone()),
+                    Selector::Member(name) => names.insert(name.clone()),
                 };
             }
         }
@@ -305,7 +305,7 @@ impl Policy {
         }
         let rule = self
             .between(from, to)
-            .find(|rule| rule.what.covers(traffic));
+            .find(|rule| rule.service.covers(traffic));
         rule.map_or(Decision::Denied, |rule| Decision::Rule(rule.clone()))
     }
 
@@ -316,11 +316,11 @@ impl Policy {
         }
         let (mut icmp, mut tcp, mut udp) = (false, Vec::new(), Vec::new());
         for rule in self.between(from, to) {
-            match &rule.what {
-                What::Anything => return Filter::All,
-                What::Icmp => icmp = true,
-                What::Tcp(ports) => tcp.push(ports.clone()),
-                What::Udp(ports) => udp.push(ports.clone()),
+            match &rule.service {
+                Service::Any => return Filter::All,
+                Service::Icmp => icmp = true,
+                Service::Tcp(ports) => tcp.push(ports.clone()),
+                Service::Udp(ports) => udp.push(ports.clone()),
             }
         }
         Filter::Only(Open {
@@ -387,22 +387,22 @@ impl Decision {
     }
 }
 
-impl Who {
+impl Selector {
     fn is(&self, party: &Party) -> bool {
         match self {
-            Who::Anybody => true,
-            Who::Tag(tag) => party.tags.contains(tag),
-            Who::Member(name) => party.name == *name,
+            Selector::Any => true,
+            Selector::Tag(tag) => party.tags.contains(tag),
+            Selector::Member(name) => party.name == *name,
         }
     }
 }
 
-impl What {
+impl Service {
     fn covers(&self, traffic: Traffic) -> bool {
         match (self, traffic) {
-            (What::Anything, _) | (What::Icmp, Traffic::Icmp) => true,
-            (What::Tcp(ports), Traffic::Tcp(port)) => ports.contains(&port),
-            (What::Udp(ports), Traffic::Udp(port)) => ports.contains(&port),
+            (Service::Any, _) | (Service::Icmp, Traffic::Icmp) => true,
+            (Service::Tcp(ports), Traffic::Tcp(port)) => ports.contains(&port),
+            (Service::Udp(ports), Traffic::Udp(port)) => ports.contains(&port),
             _ => false,
         }
     }
@@ -414,7 +414,8 @@ impl FromStr for Rule {
     fn from_str(text: &str) -> Result<Rule, RuleError> {
         let mut words = text.split_whitespace();
         let mut word = || words.next().ok_or(RuleError::Words);
-        let ("allow", from, "->", to, what) = (word()?, word()?, word()?, word()?, word()?) else {
+        let ("allow", from, "->", to, service) = (word()?, word()?, word()?, word()?, word()?)
+        else {
             return Err(RuleError::Words);
         };
         if words.next().is_some() {
@@ -423,34 +424,34 @@ impl FromStr for Rule {
         Ok(Rule {
             from: from.parse()?,
             to: to.parse()?,
-            what: what.parse()?,
+            service: service.parse()?,
         })
     }
 }
 
-impl FromStr for Who {
+impl FromStr for Selector {
     type Err = RuleError;
 
-    fn from_str(text: &str) -> Result<Who, RuleError> {
+    fn from_str(text: &str) -> Result<Selector, RuleError> {
         if text == "*" {
-            return Ok(Who::Anybody);
+            return Ok(Selector::Any);
         }
-        let who = match text.strip_prefix("tag:") {
-            Some(tag) => tag.parse().map(Who::Tag),
-            None => text.parse().map(Who::Member),
+        let selector = match text.strip_prefix("tag:") {
+            Some(tag) => tag.parse().map(Selector::Tag),
+            None => text.parse().map(Selector::Member),
         };
-        who.map_err(|error| RuleError::Who {
-            who: text.to_owned(),
+        selector.map_err(|error| RuleError::Selector {
+            text: text.to_owned(),
             error,
         })
     }
 }
 
-impl FromStr for What {
+impl FromStr for Service {
     type Err = RuleError;
 
-    fn from_str(text: &str) -> Result<What, RuleError> {
-        let wrong = || RuleError::What(text.to_owned());
+    fn from_str(text: &str) -> Result<Service, RuleError> {
+        let wrong = || RuleError::Service(text.to_owned());
         let (protocol, ports) = match text.split_once('/') {
             Some((protocol, ports)) => (protocol, Some(ports)),
             None => (text, None),
@@ -466,10 +467,10 @@ impl FromStr for What {
             return Err(RuleError::Backwards(text.to_owned()));
         }
         match (protocol, ports) {
-            ("*", None) => Ok(What::Anything),
-            ("icmp", None) => Ok(What::Icmp),
-            ("tcp", _) => Ok(What::Tcp(range)),
-            ("udp", _) => Ok(What::Udp(range)),
+            ("*", None) => Ok(Service::Any),
+            ("icmp", None) => Ok(Service::Icmp),
+            ("tcp", _) => Ok(Service::Tcp(range)),
+            ("udp", _) => Ok(Service::Udp(range)),
             _ => Err(wrong()),
         }
     }
@@ -498,27 +499,27 @@ fn port(text: &str) -> Option<u16> {
 
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "allow {} -> {} {}", self.from, self.to, self.what)
+        write!(f, "allow {} -> {} {}", self.from, self.to, self.service)
     }
 }
 
-impl fmt::Display for Who {
+impl fmt::Display for Selector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Who::Anybody => f.write_str("*"),
-            Who::Tag(tag) => write!(f, "tag:{tag}"),
-            Who::Member(name) => write!(f, "{name}"),
+            Selector::Any => f.write_str("*"),
+            Selector::Tag(tag) => write!(f, "tag:{tag}"),
+            Selector::Member(name) => write!(f, "{name}"),
         }
     }
 }
 
-impl fmt::Display for What {
+impl fmt::Display for Service {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (protocol, ports) = match self {
-            What::Anything => return f.write_str("*"),
-            What::Icmp => return f.write_str("icmp"),
-            What::Tcp(ports) => ("tcp", ports),
-            What::Udp(ports) => ("udp", ports),
+            Service::Any => return f.write_str("*"),
+            Service::Icmp => return f.write_str("icmp"),
+            Service::Tcp(ports) => ("tcp", ports),
+            Service::Udp(ports) => ("udp", ports),
         };
         match (*ports.start(), *ports.end()) {
             (0, u16::MAX) => f.write_str(protocol),
@@ -539,8 +540,8 @@ impl fmt::Display for Traffic {
     }
 }
 
-impl From<Told> for Policy {
-    fn from(told: Told) -> Policy {
+impl From<Encoded> for Policy {
+    fn from(told: Encoded) -> Policy {
         let mut policy = Policy {
             // Left out, but there.
             untold: told
@@ -558,10 +559,10 @@ impl From<Told> for Policy {
     }
 }
 
-impl From<Policy> for Told {
-    fn from(policy: Policy) -> Told {
+impl From<Policy> for Encoded {
+    fn from(policy: Policy) -> Encoded {
         let rules = policy.rules.iter().map(ToString::to_string);
-        Told {
+        Encoded {
             rules: rules.chain(policy.unknown).collect(),
             untold: policy.untold,
         }
@@ -661,7 +662,7 @@ mod tests {
             Err(PolicyError::TooLong(MAX_POLICY + 1))
         );
         let rules = vec!["allow a -> b *".to_owned(); MAX_RULES + 1];
-        let told = Policy::from(Told { rules, untold: 0 });
+        let told = Policy::from(Encoded { rules, untold: 0 });
         assert_eq!((told.rules().len(), told.untold()), (MAX_RULES, 1));
     }
 
@@ -728,7 +729,7 @@ mod tests {
     fn from_the_first_rule_on_nothing_else_is_allowed() {
         // The rule names nobody of these; one of a later version, or one that is not told, counts as well.
         let unknown = |rule: &str| {
-            Policy::from(Told {
+            Policy::from(Encoded {
                 rules: vec![rule.to_owned()],
                 untold: 0,
             })

@@ -68,7 +68,7 @@ pub fn request_id(datagram: &[u8]) -> Option<TransactionId> {
 
 /// A member asks for the port that it shares with another, or binds itself to it.
 #[derive(Clone, Copy, Debug)]
-pub struct Ask<'a> {
+pub struct ClientRequest<'a> {
     /// What it shows.
     pub ticket: &'a Ticket,
     /// The other.
@@ -78,7 +78,7 @@ pub struct Ask<'a> {
     pub stamp: u64,
 }
 
-impl Ask<'_> {
+impl ClientRequest<'_> {
     /// The request, and its transaction: 96 random bits, so that nobody answers in the relay's place who does not see it.
     pub fn write(&self, rng: &mut dyn Rng) -> (TransactionId, Vec<u8>) {
         let mut id = [0; 12];
@@ -97,7 +97,7 @@ impl Ask<'_> {
 
 /// A request as a server sees it.
 #[derive(Debug)]
-pub enum Asked {
+pub enum ServerRequest {
     /// An ordinary one: it wants to know where it comes from.
     Address(TransactionId),
     /// A member wants a port. Nothing of it is true before [`PortRequest::verify`].
@@ -128,7 +128,7 @@ pub struct PortRequest {
 
 /// Why a datagram is no request that could be granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum AskedError {
+pub enum RequestError {
     /// Nothing to answer.
     #[error("not a binding request")]
     NotARequest,
@@ -137,19 +137,19 @@ pub enum AskedError {
     Refused(TransactionId, RelayRefusal),
 }
 
-impl Asked {
+impl ServerRequest {
     /// What a datagram asks for.
     ///
     /// # Errors
-    /// [`AskedError`].
-    pub fn parse(datagram: &[u8]) -> Result<Asked, AskedError> {
-        let id = request_id(datagram).ok_or(AskedError::NotARequest)?;
-        let message = whole(datagram).ok_or(AskedError::NotARequest)?;
+    /// [`RequestError`].
+    pub fn parse(datagram: &[u8]) -> Result<ServerRequest, RequestError> {
+        let id = request_id(datagram).ok_or(RequestError::NotARequest)?;
+        let message = whole(datagram).ok_or(RequestError::NotARequest)?;
         let Some(peer) = message.raw_attribute(PEER) else {
-            return Ok(Asked::Address(id));
+            return Ok(ServerRequest::Address(id));
         };
-        let unauthorized = AskedError::Refused(id, RelayRefusal::Unauthorized);
-        let malformed = AskedError::Refused(id, RelayRefusal::Malformed);
+        let unauthorized = RequestError::Refused(id, RelayRefusal::Unauthorized);
+        let malformed = RequestError::Refused(id, RelayRefusal::Malformed);
         let username = attribute::<Username>(&message).ok_or(unauthorized)?;
         let (expires, holder, member) = parse_username(username.username()).ok_or(unauthorized)?;
         let (signed, integrity) = signed(&message).ok_or(unauthorized)?;
@@ -160,7 +160,7 @@ impl Asked {
         if peer == member {
             return Err(malformed);
         }
-        Ok(Asked::Port(PortRequest {
+        Ok(ServerRequest::Port(PortRequest {
             id,
             username: username.username().to_owned(),
             expires,

@@ -8,8 +8,8 @@ use seikan_proto::capabilities::Cipher;
 use seikan_proto::filter::Destinations;
 use seikan_proto::indices::PeerId;
 use seikan_proto::keys::{PrivateKey, PublicKey};
-use seikan_proto::mesh::relay::{Answer, Ask};
-use seikan_proto::mesh::{Book, Change, Changes, Member as Row, Name, RelayKind, in_turn};
+use seikan_proto::mesh::relay::{Answer, ClientRequest};
+use seikan_proto::mesh::{Change, Changes, Member as Row, Membership, Name, RelayKind, in_turn};
 use seikan_proto::noise::Protocol;
 use seikan_proto::tunnel::{Reached, Tunnel, TunnelConfig};
 use std::collections::{BTreeMap, BTreeSet};
@@ -63,7 +63,7 @@ pub struct Member {
     pub place: Place,
     /// It runs.
     pub is_on: bool,
-    pub book: Book,
+    pub membership: Membership,
     /// When it is woken for its tunnel.
     pub wake: Option<u64>,
     /// It hears of changes soon.
@@ -215,7 +215,7 @@ impl World {
         let mut renewed = Vec::new();
         let mut moved = Vec::new();
         let mut access = false;
-        for change in member.book.take(changes) {
+        for change in member.membership.take(changes) {
             match change {
                 Change::Access(_) => access = true,
                 Change::Removed(key) => {
@@ -239,7 +239,7 @@ impl World {
             }
         }
         if access {
-            let rows: Vec<Row> = member.book.members().values().cloned().collect();
+            let rows: Vec<Row> = member.membership.members().values().cloned().collect();
             for row in rows {
                 member.filter(&row);
             }
@@ -290,7 +290,7 @@ impl Member {
         if let Some(id) = self.tunnel.peer_by_key(&row.public_key) {
             let to = Destinations::Only(vec![self.address.into()]);
             self.tunnel
-                .set_filter(id, self.book.access().filter(row), to);
+                .set_filter(id, self.membership.access().filter(row), to);
         }
     }
 
@@ -476,7 +476,7 @@ impl World {
         let id = id
             .iter()
             .fold(0u128, |id, byte| id << 8 | u128::from(*byte));
-        let relays = self.members[m].book.relays();
+        let relays = self.members[m].membership.relays();
         // Who is no member has no ticket: an ordinary answer needs none.
         let (What::Port(_, relay) | What::Seat(_, relay)) = asked.what else {
             let any = self.relays[0].secret.password("nobody's");
@@ -608,7 +608,7 @@ impl World {
             member.agent.pairs.remove(&key);
             return;
         }
-        let relays = member.book.relays();
+        let relays = member.membership.relays();
         let own = &member.key;
         let ours = in_turn(relays, [own, &key], |kind| kind == RelayKind::Seikan);
         let ours: Vec<usize> = ours
@@ -654,11 +654,11 @@ impl World {
         let wall = self.now().wall.as_nanos() as u64;
         let mut rng = Seeded::new(u64::from_le_bytes(self.random()));
         let member = &mut self.members[m];
-        let Some(relay) = member.book.relays().get(relay) else {
+        let Some(relay) = member.membership.relays().get(relay) else {
             return;
         };
         member.agent.stamp = wall.max(member.agent.stamp + 1);
-        let ask = Ask {
+        let ask = ClientRequest {
             ticket: &relay.ticket,
             peer: key,
             stamp: member.agent.stamp,

@@ -3,7 +3,9 @@
 use super::internet::AtRelay;
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::RelaySecret;
-use seikan_proto::mesh::relay::{Answer, Asked, AskedError, PortRequest, RelayRefusal, is_request};
+use seikan_proto::mesh::relay::{
+    Answer, PortRequest, RelayRefusal, RequestError, ServerRequest, is_request,
+};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
@@ -90,9 +92,11 @@ impl Relay {
         if !is_request(bytes) {
             return self.forward(now, port, from);
         }
-        match Asked::parse(bytes) {
-            Ok(Asked::Address(id)) => Outcome::Answer(Answer::address(seen).write(id, None)),
-            Ok(Asked::Port(asked)) => {
+        match ServerRequest::parse(bytes) {
+            Ok(ServerRequest::Address(id)) => {
+                Outcome::Answer(Answer::address(seen).write(id, None))
+            }
+            Ok(ServerRequest::Port(asked)) => {
                 let password = self.secret.password(&asked.username);
                 if !asked.verify(&password) || asked.expires <= unix {
                     return Outcome::Answer(RelayRefusal::Unauthorized.write(asked.id, None));
@@ -113,8 +117,8 @@ impl Relay {
                     Err(refusal) => refusal.write(asked.id, Some(&password)),
                 })
             }
-            Err(AskedError::Refused(id, refusal)) => Outcome::Answer(refusal.write(id, None)),
-            Err(AskedError::NotARequest) => Outcome::Dropped(AtRelay::Stranger),
+            Err(RequestError::Refused(id, refusal)) => Outcome::Answer(refusal.write(id, None)),
+            Err(RequestError::NotARequest) => Outcome::Dropped(AtRelay::Stranger),
         }
     }
 

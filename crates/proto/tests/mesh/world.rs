@@ -16,7 +16,7 @@ use seikan_proto::batch::PacketBatch;
 use seikan_proto::inbox::Inbox;
 use seikan_proto::keys::{PrivateKey, PublicKey};
 use seikan_proto::mesh::{
-    Book, Changes, Member as Row, Policy, Relay as Told, RelayKind, RelaySecret, Ticket,
+    Changes, Member as Row, Membership, Policy, Relay as Told, RelayKind, RelaySecret, Ticket,
 };
 use seikan_proto::outbox::Outbox;
 use seikan_proto::time::Instant;
@@ -420,7 +420,7 @@ impl World {
             tunnel: new_tunnel(private, seed),
             place,
             is_on: true,
-            book: Book::default(),
+            membership: Membership::default(),
             wake: None,
             news_due: true,
             agent: Agent::default(),
@@ -582,7 +582,7 @@ impl World {
         }
         member.news_due = false;
         let Coordinator { rows, log } = &self.coordinator;
-        let since = member.book.revision as usize;
+        let since = member.membership.revision as usize;
         let whole = since == 0;
         let mut set = BTreeSet::new();
         let mut removed = Vec::new();
@@ -622,7 +622,7 @@ impl World {
         let latest = self.coordinator.log.len() as u64;
         let all = self.members.iter().enumerate();
         all.filter(|(m, _)| self.is_member(*m))
-            .all(|(_, member)| member.book.revision == latest)
+            .all(|(_, member)| member.membership.revision == latest)
     }
 }
 

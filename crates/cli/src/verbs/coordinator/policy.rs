@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::{Args, Subcommand, ValueHint};
 use seikan_coordinator::{MemberInfo, Store, StoreError};
-use seikan_proto::mesh::policy::{Traffic, Who};
+use seikan_proto::mesh::policy::{Selector, Traffic};
 use seikan_proto::mesh::{Member, Name, Party, Policy};
 
 use super::{Folder, now, operator};
@@ -175,8 +175,8 @@ struct Pairs {
 }
 
 impl Pairs {
-    fn words(&self, what: &str) -> String {
-        let mut text = format!("{what}: {}\n", counted(self.count, "pair"));
+    fn words(&self, service: &str) -> String {
+        let mut text = format!("{service}: {}\n", counted(self.count, "pair"));
         for pair in &self.first {
             text += &format!("  {pair}\n");
         }
@@ -193,8 +193,8 @@ impl Changes {
         let rules = before.rules().iter().chain(after.rules());
         let named: BTreeSet<&Name> = rules
             .flat_map(|rule| [&rule.from, &rule.to])
-            .filter_map(|who| match who {
-                Who::Member(name) => Some(name),
+            .filter_map(|selector| match selector {
+                Selector::Member(name) => Some(name),
                 _ => None,
             })
             .collect();
@@ -261,7 +261,7 @@ impl Changes {
             (&self.changed, "changed"),
         ];
         let kinds = kinds.into_iter().filter(|(pairs, _)| pairs.count > 0);
-        let text: String = kinds.map(|(pairs, what)| pairs.words(what)).collect();
+        let text: String = kinds.map(|(pairs, service)| pairs.words(service)).collect();
         match text.is_empty() {
             true => "no pair of members may do anything else than before\n".to_owned(),
             false => text,
@@ -306,11 +306,11 @@ fn warnings(store: &Store, policy: &Policy) -> anyhow::Result<BTreeSet<String>> 
         .rules()
         .iter()
         .flat_map(|rule| [&rule.from, &rule.to]);
-    let unknown = ends.filter_map(|who| match who {
-        Who::Tag(tag) if !tags.contains(tag) => Some(format!(
+    let unknown = ends.filter_map(|selector| match selector {
+        Selector::Tag(tag) if !tags.contains(tag) => Some(format!(
             "no member has the tag {tag}, and no token gives it"
         )),
-        Who::Member(name) if !names.contains(name) => Some(format!(
+        Selector::Member(name) if !names.contains(name) => Some(format!(
             "no member is called {name}; for a tag, write tag:{name}"
         )),
         _ => None,

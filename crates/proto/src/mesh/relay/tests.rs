@@ -12,7 +12,7 @@ fn ticket(secret: &str) -> Ticket {
 }
 
 fn ask(ticket: &Ticket) -> (TransactionId, Vec<u8>) {
-    let ask = Ask {
+    let ask = ClientRequest {
         ticket,
         peer: key(2),
         stamp: 0x0102_0304_0506_0708,
@@ -39,7 +39,7 @@ fn flipped(bytes: &[u8], at: usize) -> Vec<u8> {
 fn what_a_member_asks_is_what_the_relay_reads() {
     let ticket = ticket("north");
     let (id, bytes) = ask(&ticket);
-    let Ok(Asked::Port(asked)) = Asked::parse(&bytes) else {
+    let Ok(ServerRequest::Port(asked)) = ServerRequest::parse(&bytes) else {
         panic!("a request for a port");
     };
     assert_eq!((asked.id, asked.member, asked.peer), (id, key(1), key(2)));
@@ -89,8 +89,8 @@ fn the_integrity_of_the_sample_of_rfc_8489_is_proven() {
 fn only_who_knows_the_password_is_believed_and_only_what_he_said() {
     let ticket = ticket("north");
     let (_, bytes) = ask(&ticket);
-    let verified = |bytes: &[u8], ticket: &Ticket| match Asked::parse(bytes) {
-        Ok(Asked::Port(asked)) => asked.verify(&ticket.password),
+    let verified = |bytes: &[u8], ticket: &Ticket| match ServerRequest::parse(bytes) {
+        Ok(ServerRequest::Port(asked)) => asked.verify(&ticket.password),
         _ => false,
     };
     assert!(verified(&bytes, &ticket));
@@ -105,8 +105,8 @@ fn who_shows_no_ticket_is_refused_and_who_asks_nonsense_too() {
     let (id, bytes) = ask(&ticket("north"));
     let refused = |attributes: &[RawAttribute<'_>], key: Option<&RelayPassword>| {
         let bytes = message(MessageClass::Request, id, attributes, key);
-        match Asked::parse(&bytes) {
-            Err(AskedError::Refused(of, refusal)) if of == id => refusal,
+        match ServerRequest::parse(&bytes) {
+            Err(RequestError::Refused(of, refusal)) if of == id => refusal,
             other => panic!("{other:?}"),
         }
     };
@@ -139,19 +139,25 @@ fn who_shows_no_ticket_is_refused_and_who_asks_nonsense_too() {
     }
     for end in 0..bytes.len() {
         assert!(
-            !matches!(Asked::parse(&bytes[..end]), Ok(Asked::Port(_))),
+            !matches!(
+                ServerRequest::parse(&bytes[..end]),
+                Ok(ServerRequest::Port(_))
+            ),
             "{end}"
         );
     }
     let longer = [&bytes[..], &[0; 4]].concat();
-    assert_eq!(Asked::parse(&longer).err(), Some(AskedError::NotARequest));
+    assert_eq!(
+        ServerRequest::parse(&longer).err(),
+        Some(RequestError::NotARequest)
+    );
 }
 
 #[test]
 fn an_ordinary_request_wants_to_know_where_it_comes_from() {
     // RFC 5769, section 2.2: the address of the sample response by its transaction.
     let question = hex("0001 0000 2112a442 b7e7a701bc34d686fa87dfae");
-    let Ok(Asked::Address(id)) = Asked::parse(&question) else {
+    let Ok(ServerRequest::Address(id)) = ServerRequest::parse(&question) else {
         panic!("an ordinary request");
     };
     let from = "[::ffff:192.0.2.1]:32853".parse().expect("an address");

@@ -14,7 +14,7 @@ pub const MAX_KNOWN: usize = 1 << 17;
 
 /// Everybody else, as last told. In JSON it is what a member keeps on disk, for times without a coordinator.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Book {
+pub struct Membership {
     /// Everything up to this revision is in it.
     pub revision: u64,
     #[serde(default)]
@@ -42,7 +42,7 @@ pub enum Change {
     Removed(PublicKey),
 }
 
-impl Book {
+impl Membership {
     /// Everybody, by their keys.
     pub fn members(&self) -> &BTreeMap<PublicKey, Member> {
         &self.members
@@ -141,7 +141,7 @@ impl Book {
 
     /// Forgets everybody, as who is no member any more; what is different by that.
     pub fn clear(&mut self) -> Vec<Change> {
-        let Book {
+        let Membership {
             members, access, ..
         } = std::mem::take(self);
         let access = (access != Access::default()).then(|| Change::Access(Access::default()));
@@ -189,22 +189,22 @@ mod tests {
 
     #[test]
     fn only_what_is_different_is_reported() {
-        let mut book = Book::default();
-        let first = book.take(whole(told(5, &[member(1, 1), member(2, 1)], &[])));
+        let mut membership = Membership::default();
+        let first = membership.take(whole(told(5, &[member(1, 1), member(2, 1)], &[])));
         assert_eq!(first.len(), 2);
-        let second = book.take(told(7, &[member(1, 1), member(2, 9)], &[3]));
+        let second = membership.take(told(7, &[member(1, 1), member(2, 9)], &[3]));
         assert_eq!(second, [Change::Set(member(2, 9))]);
-        assert_eq!(book.revision, 7);
-        let third = book.take(told(8, &[], &[1]));
+        assert_eq!(membership.revision, 7);
+        let third = membership.take(told(8, &[], &[1]));
         assert_eq!(third, [Change::Removed(key(1))]);
-        assert_eq!(book.members().len(), 1);
+        assert_eq!(membership.members().len(), 1);
     }
 
     #[test]
     fn an_answer_of_everybody_removes_whom_it_does_not_name_and_nobody_else() {
-        let mut book = Book::default();
-        book.take(told(5, &[member(1, 1), member(2, 1), member(3, 1)], &[]));
-        let changes = book.take(whole(told(9, &[member(1, 1), member(3, 2)], &[])));
+        let mut membership = Membership::default();
+        membership.take(told(5, &[member(1, 1), member(2, 1), member(3, 1)], &[]));
+        let changes = membership.take(whole(told(9, &[member(1, 1), member(3, 2)], &[])));
         assert_eq!(
             changes,
             [Change::Removed(key(2)), Change::Set(member(3, 2))]
@@ -213,28 +213,28 @@ mod tests {
 
     #[test]
     fn an_answer_in_parts_removes_nobody_before_its_end() {
-        let mut book = Book::default();
-        book.take(told(5, &[member(1, 1), member(2, 1)], &[]));
+        let mut membership = Membership::default();
+        membership.take(told(5, &[member(1, 1), member(2, 1)], &[]));
         let part = Changes {
             more: true,
             ..whole(told(3, &[member(3, 1)], &[]))
         };
-        assert_eq!(book.take(part), [Change::Set(member(3, 1))]);
-        let rest = book.take(told(9, &[member(2, 1)], &[]));
+        assert_eq!(membership.take(part), [Change::Set(member(3, 1))]);
+        let rest = membership.take(told(9, &[member(2, 1)], &[]));
         assert_eq!(rest, [Change::Removed(key(1))]);
     }
 
     #[test]
     fn who_left_and_came_again_in_one_answer_is_a_member() {
-        let mut book = Book::default();
-        book.take(told(1, &[member(1, 1)], &[]));
-        assert_eq!(book.take(told(3, &[member(1, 1)], &[1])), []);
-        assert_eq!(book.members().len(), 1);
+        let mut membership = Membership::default();
+        membership.take(told(1, &[member(1, 1)], &[]));
+        assert_eq!(membership.take(told(3, &[member(1, 1)], &[1])), []);
+        assert_eq!(membership.members().len(), 1);
     }
 
     #[test]
     fn a_member_beyond_its_bounds_is_none() {
-        let mut book = Book::default();
+        let mut membership = Membership::default();
         let good = member(1, 1);
         let endpoint = good.endpoints[0];
         let many = Member {
@@ -249,28 +249,28 @@ mod tests {
             addresses: Vec::new(),
             ..member(3, 1)
         };
-        let taken = book.take(told(1, &[good.clone(), many, relayed, nowhere], &[]));
+        let taken = membership.take(told(1, &[good.clone(), many, relayed, nowhere], &[]));
         assert_eq!(taken, [Change::Set(good)]);
     }
 
     #[test]
     fn who_has_another_key_and_is_otherwise_the_same_is_no_other_member() {
-        let mut book = Book::default();
+        let mut membership = Membership::default();
         let with_key = |n: u8, member: Member| Member {
             public_key: key(n),
             ..member
         };
-        book.take(told(1, &[member(1, 1), member(2, 1)], &[]));
+        membership.take(told(1, &[member(1, 1), member(2, 1)], &[]));
         let rotated = with_key(11, member(1, 5));
-        let changes = book.take(told(3, std::slice::from_ref(&rotated), &[1]));
+        let changes = membership.take(told(3, std::slice::from_ref(&rotated), &[1]));
         assert_eq!(changes, [Change::Rotated(key(1), rotated.clone())]);
         // By an answer that tells of everybody, too.
         let again = with_key(12, member(1, 5));
-        let changes = book.take(whole(told(5, &[again.clone(), member(2, 1)], &[])));
+        let changes = membership.take(whole(told(5, &[again.clone(), member(2, 1)], &[])));
         assert_eq!(changes, [Change::Rotated(key(11), again)]);
         // Of two that say so one is.
         let two = [21, 22].map(|n| with_key(n, member(2, 1)));
-        let mut twice = book.clone();
+        let mut twice = membership.clone();
         let changes = twice.take(told(7, &two, &[2]));
         let [first, second] = two;
         let expected = [Change::Rotated(key(2), first), Change::Set(second)];
@@ -280,9 +280,9 @@ mod tests {
             addresses: vec![[100, 80, 0, 9].into()],
             ..with_key(13, member(2, 1))
         };
-        let changes = book.take(told(7, std::slice::from_ref(&back), &[2]));
+        let changes = membership.take(told(7, std::slice::from_ref(&back), &[2]));
         assert_eq!(changes, [Change::Removed(key(2)), Change::Set(back)]);
-        assert_eq!(book.members().len(), 2);
+        assert_eq!(membership.members().len(), 2);
     }
 
     fn relay(expires: u64) -> Relay {
@@ -298,36 +298,36 @@ mod tests {
 
     #[test]
     fn relays_are_those_of_the_last_answer_and_no_more_than_a_mesh_has() {
-        let mut book = Book::default();
+        let mut membership = Membership::default();
         let with = |relays| Changes {
             relays,
             ..told(1, &[], &[])
         };
-        assert_eq!(book.take(with(vec![relay(1)])), []);
-        assert_eq!(book.relays(), [relay(1)]);
-        book.take(with(vec![relay(2); MAX_RELAYS + 1]));
-        assert_eq!(book.relays(), vec![relay(2); MAX_RELAYS]);
-        book.take(with(Vec::new()));
-        assert_eq!(book.relays(), []);
+        assert_eq!(membership.take(with(vec![relay(1)])), []);
+        assert_eq!(membership.relays(), [relay(1)]);
+        membership.take(with(vec![relay(2); MAX_RELAYS + 1]));
+        assert_eq!(membership.relays(), vec![relay(2); MAX_RELAYS]);
+        membership.take(with(Vec::new()));
+        assert_eq!(membership.relays(), []);
     }
 
     #[test]
     fn coordinators_are_as_last_told_and_no_more_than_there_may_be() {
-        let mut book = Book::default();
+        let mut membership = Membership::default();
         let at = |n: usize| -> RelayAddress { format!("c{n}:7443").parse().expect("an address") };
         let with = |coordinators: Vec<RelayAddress>| Changes {
             coordinators,
             ..told(1, &[], &[])
         };
-        book.take(with((0..=MAX_COORDINATORS).map(at).collect()));
+        membership.take(with((0..=MAX_COORDINATORS).map(at).collect()));
         let first: Vec<RelayAddress> = (0..MAX_COORDINATORS).map(at).collect();
-        assert_eq!(book.coordinators(), first);
-        let text = serde_json::to_string(&book).expect("text");
-        let kept: Book = serde_json::from_str(&text).expect("again");
+        assert_eq!(membership.coordinators(), first);
+        let text = serde_json::to_string(&membership).expect("text");
+        let kept: Membership = serde_json::from_str(&text).expect("again");
         assert_eq!(kept.coordinators(), first);
         // One that is alone tells of none.
-        book.take(with(Vec::new()));
-        assert!(book.coordinators().is_empty());
+        membership.take(with(Vec::new()));
+        assert!(membership.coordinators().is_empty());
     }
 
     #[test]
@@ -337,7 +337,7 @@ mod tests {
             tags: vec![tag.parse().expect("a tag")],
         };
         let policy = Policy::parse("allow tag:a -> tag:b tcp/443").expect("a policy");
-        let mut book = Book::default();
+        let mut membership = Membership::default();
         let first = Changes {
             policy: Some(policy.clone()),
             own: Some(party("b")),
@@ -348,38 +348,42 @@ mod tests {
             policy: policy.clone(),
         };
         assert_eq!(
-            book.take(first.clone()),
+            membership.take(first.clone()),
             [Change::Access(access("b")), Change::Set(member(1, 1))]
         );
         // The same again, and an answer that does not speak of it.
-        assert_eq!(book.take(first), []);
-        assert_eq!(book.take(whole(told(2, &[member(1, 1)], &[]))), []);
+        assert_eq!(membership.take(first), []);
+        assert_eq!(membership.take(whole(told(2, &[member(1, 1)], &[]))), []);
         let tagged = Changes {
             own: Some(party("c")),
             ..told(3, &[], &[])
         };
-        assert_eq!(book.take(tagged), [Change::Access(access("c"))]);
-        let text = serde_json::to_string(&book).expect("text");
-        let kept: Book = serde_json::from_str(&text).expect("again");
+        assert_eq!(membership.take(tagged), [Change::Access(access("c"))]);
+        let text = serde_json::to_string(&membership).expect("text");
+        let kept: Membership = serde_json::from_str(&text).expect("again");
         assert_eq!(kept.access(), &access("c"));
     }
 
     #[test]
-    fn a_book_of_before_there_was_a_policy_lets_everything_in() {
-        let book: Book = serde_json::from_str(r#"{"revision": 4, "members": {}}"#).expect("a book");
-        assert_eq!(book.access().filter(&member(1, 1)), Filter::All);
+    fn a_membership_from_before_policies_admits_everything() {
+        let membership: Membership =
+            serde_json::from_str(r#"{"revision": 4, "members": {}}"#).expect("a book");
+        assert_eq!(membership.access().filter(&member(1, 1)), Filter::All);
     }
 
     #[test]
     fn it_is_kept_as_json() {
-        let mut book = Book::default();
-        book.take(Changes {
+        let mut membership = Membership::default();
+        membership.take(Changes {
             relays: vec![relay(5)],
             ..told(4, &[member(1, 1)], &[])
         });
-        let text = serde_json::to_string(&book).expect("text");
-        assert_eq!(serde_json::from_str::<Book>(&text).expect("again"), book);
-        assert_eq!(book.clear(), [Change::Removed(key(1))]);
-        assert_eq!(book, Book::default());
+        let text = serde_json::to_string(&membership).expect("text");
+        assert_eq!(
+            serde_json::from_str::<Membership>(&text).expect("again"),
+            membership
+        );
+        assert_eq!(membership.clear(), [Change::Removed(key(1))]);
+        assert_eq!(membership, Membership::default());
     }
 }
