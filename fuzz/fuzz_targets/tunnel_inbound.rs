@@ -8,10 +8,10 @@ use std::time::Duration;
 
 /// One input.
 pub fn run(script: &[u8]) {
-    let Some((protocol, mut rest)) = script.split_first() else {
+    let Some((flags, mut rest)) = script.split_first() else {
         return;
     };
-    let protocol = if protocol & 1 == 0 {
+    let protocol = if flags & 1 == 0 {
         Protocol::Native
     } else {
         Protocol::WireGuard
@@ -19,7 +19,7 @@ pub fn run(script: &[u8]) {
     let mut peer = Peer::new(protocol);
     // A peer that may begin little: the headers of every packet are looked at.
     let id = peer.tunnel.peers().next().map(|peer| peer.id);
-    if let Some(id) = id.filter(|_| protocol & 2 != 0) {
+    if let Some(id) = id.filter(|_| flags & 2 != 0) {
         let open = Open {
             udp: std::iter::once(53..=53).collect(),
             ..Open::default()

@@ -405,7 +405,7 @@ impl Peer {
 
     fn flush(&mut self, arena: &[u8]) {
         for peer in self.tunnel.peers() {
-            if let Some(endpoint) = peer.path.endpoint.filter(|_| peer.path.is_proven()) {
+            if let Some(endpoint) = peer.path.endpoint.filter(|_| peer.path.is_validated()) {
                 self.addresses.entry(endpoint).or_default().proven = true;
             }
         }

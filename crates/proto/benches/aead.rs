@@ -52,10 +52,10 @@ fn out_of_place(key: &LessSafeKey, text: &[u8], out: &mut [u8], piece: usize) {
     }
 }
 
-type Way = fn(&LessSafeKey, &[u8], &mut [u8], usize);
+type Operation = fn(&LessSafeKey, &[u8], &mut [u8], usize);
 
 fn gigabytes_per_second(
-    way: Way,
+    operation: Operation,
     key: &LessSafeKey,
     text: &[u8],
     out: &mut [u8],
@@ -64,7 +64,7 @@ fn gigabytes_per_second(
     let start = Instant::now();
     let mut bytes = 0;
     while start.elapsed() < Duration::from_millis(20) {
-        way(key, black_box(text), out, piece);
+        operation(key, black_box(text), out, piece);
         black_box(&mut *out);
         bytes += text.len();
     }
@@ -80,7 +80,7 @@ fn main() {
         ("AES-256-GCM", key(&AES_256_GCM)),
         ("ChaCha20-Poly1305", key(&CHACHA20_POLY1305)),
     ];
-    let ways: [(&str, Way); 2] = [
+    let operations: [(&str, Operation); 2] = [
         ("copy, seal in place", copy_then_in_place),
         ("seal elsewhere", out_of_place),
     ];
@@ -92,24 +92,28 @@ fn main() {
     let mut cases = Vec::new();
     for cipher in &ciphers {
         for size in sizes {
-            cases.extend(ways.map(|way| (cipher, size, way)));
+            cases.extend(operations.map(|operation| (cipher, size, operation)));
         }
     }
     let mut figures = vec![Vec::new(); cases.len()];
     for _ in 0..ROUNDS {
-        for (figure, (cipher, size, way)) in figures.iter_mut().zip(&cases) {
+        for (figure, (cipher, size, operation)) in figures.iter_mut().zip(&cases) {
             figure.push(gigabytes_per_second(
-                way.1, &cipher.1, &text, &mut out, size.1,
+                operation.1,
+                &cipher.1,
+                &text,
+                &mut out,
+                size.1,
             ));
         }
     }
-    for (mut figure, (cipher, size, way)) in figures.into_iter().zip(cases) {
+    for (mut figure, (cipher, size, operation)) in figures.into_iter().zip(cases) {
         figure.sort_by(f64::total_cmp);
         println!(
             "{:18} {:22} {:20} {:6.2}",
             cipher.0,
             size.0,
-            way.0,
+            operation.0,
             figure[ROUNDS / 2]
         );
     }

@@ -10,7 +10,7 @@
 //! acknowledgement makes its place irrelevant.
 
 use crate::indices::PeerId;
-use crate::segment::{self, Place, Transport};
+use crate::segment::{self, SegmentPosition, Transport};
 use seikan_wire::ip::{self, IpPacket, PROTO_TCP, PROTO_UDP};
 use seikan_wire::{GsoType, VNET_HDR_LEN, VnetHdr, checksum, tcp, udp};
 use std::io::IoSlice;
@@ -462,7 +462,7 @@ impl Write {
             header,
             &flow.ip,
             kind,
-            Place {
+            SegmentPosition {
                 offset: 0,
                 index: 0,
                 length,
@@ -481,13 +481,13 @@ impl Write {
         let Some(flow) = self.flow else { return };
         self.bytes = (self.payload + self.packets as usize * self.header_len) as u64;
         let header = &mut self.head[VNET_HDR_LEN..VNET_HDR_LEN + self.header_len];
-        let place = Place {
+        let position = SegmentPosition {
             offset: self.offset,
             index: (self.offset / self.gso_size) as u16,
             length: self.header_len + self.payload,
             last: to_the_end,
         };
-        segment::rewrite_header(header, &flow.ip, Transport::Tcp, place);
+        segment::rewrite_header(header, &flow.ip, Transport::Tcp, position);
         self.set_gso_head(&flow.ip, Transport::Tcp);
     }
 

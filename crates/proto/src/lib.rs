@@ -14,6 +14,7 @@ compile_error!(
     "the null cipher encrypts nothing: it is for measuring, with `--profile lab`, and no release build may have it"
 );
 
+pub mod address_validation;
 pub mod allowed_ips;
 pub mod batch;
 pub mod birthday;
@@ -33,7 +34,6 @@ pub mod outbox;
 pub mod paths;
 pub mod peer;
 pub mod ping;
-pub mod proof;
 pub mod protocol;
 pub mod rate_limiter;
 pub mod replay;

@@ -136,7 +136,7 @@ impl Check {
         }
     }
 
-    /// One that little credit pays for ([`crate::proof`]).
+    /// One that little credit pays for ([`crate::address_validation`]).
     pub(crate) fn short(rng: &mut dyn Rng) -> Check {
         let Check { id, size } = Check::random(rng);
         Check {
@@ -178,7 +178,7 @@ pub struct Paths {
     /// When something last came by a relay.
     by_relay: Option<Instant>,
     /// When the peer last had this host called, because nothing from here reaches it.
-    called_at: Option<Instant>,
+    last_call: Option<Instant>,
     /// Acknowledgements of what was never sent, since checks were last forgotten for them.
     wrong: u8,
 }
@@ -200,13 +200,13 @@ pub enum Due {
 
 /// What follows from a check that was acknowledged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Taken {
+pub enum CheckOutcome {
     /// The way in use works.
     InUse,
     /// Another works, and is no better.
-    Stay,
+    Keep,
     /// Send there from now on.
-    Move(SocketAddr),
+    Switch(SocketAddr),
 }
 
 impl Candidate {
@@ -276,7 +276,7 @@ impl Paths {
     /// Whether the peer has had this host called since `established`, when the session in use began. Such a session proves nothing: who
     /// has sent nothing lately does not notice that its way has died. The handshake with which a call is answered makes one that does.
     pub fn call_received_since(&self, established: Instant) -> bool {
-        self.called_at.is_some_and(|at| at > established)
+        self.last_call.is_some_and(|at| at > established)
     }
 
     /// Whether the way in use counts as lost.
@@ -453,12 +453,12 @@ impl Paths {
         used: Option<SocketAddr>,
         began: bool,
         now: Instant,
-    ) -> Option<(Duration, Taken)> {
+    ) -> Option<(Duration, CheckOutcome)> {
         let fits = |sent: &Sent| sent.check == check && !sent.is_over(now);
         let (candidate, at) = self.candidates.iter_mut().find_map(|candidate| {
-            let place = candidate.checks.iter().position(fits)?;
+            let index = candidate.checks.iter().position(fits)?;
             // Those before are answered with it.
-            let at = candidate.checks.drain(..=place).next_back()?.at;
+            let at = candidate.checks.drain(..=index).next_back()?.at;
             Some((candidate, at))
         })?;
         let rtt = now.duration_since(at);
@@ -466,24 +466,24 @@ impl Paths {
         let (address, direct) = (candidate.address, candidate.is_direct());
         if used == Some(address) {
             self.answered();
-            return Some((rtt, Taken::InUse));
+            return Some((rtt, CheckOutcome::InUse));
         }
         let better = match used {
             None => direct,
             Some(used) if self.is_relay(used) => direct || self.ends == Some(used),
             // The peer follows: each on its own could be led back by the other.
-            Some(used) => began && self.prefers(address, used, rtt),
+            Some(used) => began && self.is_preferred_candidate(address, used, rtt),
         };
         if !better && !self.lost {
-            return Some((rtt, Taken::Stay));
+            return Some((rtt, CheckOutcome::Keep));
         }
         self.moved();
         self.settled_until = Some(now + SETTLE);
-        Some((rtt, Taken::Move(address)))
+        Some((rtt, CheckOutcome::Switch(address)))
     }
 
     /// Something was acknowledged that was never sent.
-    pub fn guessed(&mut self) {
+    pub fn on_unknown_ack(&mut self) {
         self.wrong += 1;
         if self.wrong >= MAX_WRONG {
             self.wrong = 0;
@@ -492,7 +492,7 @@ impl Paths {
     }
 
     /// Whether an address that answers after `rtt` is preferred to a direct way that is `used`, which was checked along with it.
-    fn prefers(&self, address: SocketAddr, used: SocketAddr, rtt: Duration) -> bool {
+    fn is_preferred_candidate(&self, address: SocketAddr, used: SocketAddr, rtt: Duration) -> bool {
         let mut candidates = self.candidates.iter();
         let candidate = candidates.find(|c| c.address == address);
         let used_takes = self
@@ -510,7 +510,7 @@ impl Paths {
 
     /// The peer does not reach this host, it had it told.
     pub fn on_call_me_maybe(&mut self, now: Instant) {
-        self.called_at = Some(now);
+        self.last_call = Some(now);
     }
 
     /// The kernel refused to send there.

@@ -1,5 +1,6 @@
 //! A peer: its keys, its sessions, the path to it and what was counted.
 
+use crate::address_validation::AddressValidation;
 use crate::birthday::Birthday;
 use crate::capabilities::Capabilities;
 use crate::cookie::CookieJar;
@@ -14,7 +15,6 @@ use crate::noise::{Initiator, Protocol};
 use crate::outbox::Destination;
 use crate::paths::Paths;
 use crate::ping::Pings;
-use crate::proof::Proof;
 use crate::session::Session;
 use crate::tai64n::Tai64n;
 use crate::time::Instant;
@@ -71,7 +71,7 @@ pub struct Peer {
 /// The peers by their numbers. A removed peer's number is the next one's.
 #[derive(Default)]
 pub(crate) struct PeerTable {
-    places: Vec<Option<Peer>>,
+    slots: Vec<Option<Peer>>,
     /// Places without a peer: searching for them would make loading many peers quadratic.
     vacant: BTreeSet<PeerId>,
 }
@@ -80,17 +80,17 @@ impl PeerTable {
     /// Enters the peer that `make` makes for its number; `None` when there are no more numbers.
     pub fn insert(&mut self, make: impl FnOnce(PeerId) -> Peer) -> Option<PeerId> {
         if let Some(id) = self.vacant.pop_first() {
-            self.places[id.0 as usize] = Some(make(id));
+            self.slots[id.0 as usize] = Some(make(id));
             return Some(id);
         }
-        let id = PeerId(u32::try_from(self.places.len()).ok()?);
-        self.places.push(Some(make(id)));
+        let id = PeerId(u32::try_from(self.slots.len()).ok()?);
+        self.slots.push(Some(make(id)));
         Some(id)
     }
 
     /// Takes a peer out.
     pub fn remove(&mut self, id: PeerId) -> Option<Peer> {
-        let peer = self.places.get_mut(id.0 as usize)?.take()?;
+        let peer = self.slots.get_mut(id.0 as usize)?.take()?;
         self.vacant.insert(id);
         Some(peer)
     }
@@ -100,13 +100,13 @@ impl Deref for PeerTable {
     type Target = [Option<Peer>];
 
     fn deref(&self) -> &Self::Target {
-        &self.places
+        &self.slots
     }
 }
 
 impl DerefMut for PeerTable {
     fn deref_mut(&mut self) -> &mut Self::Target {
-        &mut self.places
+        &mut self.slots
     }
 }
 
@@ -136,7 +136,7 @@ pub(crate) struct Pending {
 
 impl Handshake {
     /// There is a new way to the peer.
-    pub fn new_candidate(&mut self) {
+    pub fn mark_new_candidate(&mut self) {
         if let Some(pending) = &mut self.pending {
             pending.new_candidate = true;
         }
@@ -214,13 +214,13 @@ impl Path {
     }
 
     /// Whether the peer is known to receive at its endpoint.
-    pub fn is_proven(&self) -> bool {
-        self.outgoing.proof.is_given()
+    pub fn is_validated(&self) -> bool {
+        self.outgoing.validation.is_complete()
     }
 
     /// It is, now.
-    pub(crate) fn prove(&mut self) {
-        self.outgoing.proof = Proof::default();
+    pub(crate) fn validate(&mut self) {
+        self.outgoing.validation = AddressValidation::default();
         self.before = None;
     }
 
@@ -230,17 +230,17 @@ impl Path {
             self.source = source;
             return;
         }
-        let proven = self.endpoint.filter(|_| self.is_proven());
-        let before = proven.map(|endpoint| (endpoint, self.source));
+        let validated = self.endpoint.filter(|_| self.is_validated());
+        let before = validated.map(|endpoint| (endpoint, self.source));
         let before = before.or(self.before);
         self.move_to(endpoint, source);
-        self.outgoing.proof = Proof::wanted(now);
+        self.outgoing.validation = AddressValidation::required(now);
         self.before = before;
     }
 
     /// Goes back to where the peer was before, if this endpoint is not proven; false if that is not known.
     pub(crate) fn go_back(&mut self) -> bool {
-        let Some((endpoint, source)) = self.before.filter(|_| !self.is_proven()) else {
+        let Some((endpoint, source)) = self.before.filter(|_| !self.is_validated()) else {
             return false;
         };
         self.move_to(endpoint, source);

@@ -11,7 +11,7 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ping {
     /// There is no session to send it in yet.
-    Waits,
+    Queued,
     /// No answer has come yet.
     Sent {
         /// What was sent.
@@ -31,36 +31,36 @@ pub enum Ping {
 }
 
 /// Questions to one peer that are remembered, at most.
-const MAX_QUESTIONS: usize = 16;
+const MAX_PINGS: usize = 16;
 
 /// What was asked of one peer lately. Who asks knows a question by its number, and is not disturbed by others.
 #[derive(Debug, Default)]
 pub struct Pings {
-    questions: VecDeque<(u64, Ping)>,
+    pings: VecDeque<(u64, Ping)>,
 }
 
 impl Pings {
     /// Where a question stands; `None` if it was never asked of this peer, or many have been since.
     pub fn get(&self, number: u64) -> Option<Ping> {
-        let mut questions = self.questions.iter();
-        questions.find_map(|(of, ping)| (*of == number).then_some(*ping))
+        let mut pings = self.pings.iter();
+        pings.find_map(|(of, ping)| (*of == number).then_some(*ping))
     }
 
     /// Somebody asks, under a number that no other has.
-    pub(crate) fn ask(&mut self, number: u64) {
-        self.questions.truncate(MAX_QUESTIONS - 1);
-        self.questions.push_front((number, Ping::Waits));
+    pub(crate) fn queue(&mut self, number: u64) {
+        self.pings.truncate(MAX_PINGS - 1);
+        self.pings.push_front((number, Ping::Queued));
     }
 
     /// Whether there is one to be sent.
-    pub(crate) fn waits(&self) -> bool {
-        self.questions.iter().any(|(_, ping)| *ping == Ping::Waits)
+    pub(crate) fn is_queued(&self) -> bool {
+        self.pings.iter().any(|(_, ping)| *ping == Ping::Queued)
     }
 
     /// What was sent is the question of all that waited.
     pub(crate) fn sent(&mut self, check: Check, to: SocketAddr, at: Instant) {
-        for (_, ping) in &mut self.questions {
-            if *ping == Ping::Waits {
+        for (_, ping) in &mut self.pings {
+            if *ping == Ping::Queued {
                 *ping = Ping::Sent { check, at, to };
             }
         }
@@ -73,7 +73,7 @@ impl Pings {
         now: Instant,
     ) -> Option<(Duration, SocketAddr)> {
         let mut answer = None;
-        for (_, ping) in &mut self.questions {
+        for (_, ping) in &mut self.pings {
             if let Ping::Sent { check, at, to } = *ping
                 && check == answered
             {

@@ -125,7 +125,7 @@ pub struct ReplyLimiter {
 pub struct Reserved {
     shares: BTreeMap<SocketAddr, Share>,
     /// When it was last told of them.
-    told: Option<Instant>,
+    updated_at: Option<Instant>,
 }
 
 /// What one endpoint may still have.
@@ -137,15 +137,15 @@ struct Share {
 
 impl Reserved {
     /// Whether it is to be told of the endpoints there are now: once a second, as sessions come and go.
-    pub fn is_old(&self, now: Instant) -> bool {
-        self.told
-            .is_none_or(|told| told.has_expired(FORGET_AFTER, now))
+    pub fn is_stale(&self, now: Instant) -> bool {
+        self.updated_at
+            .is_none_or(|updated_at| updated_at.has_expired(FORGET_AFTER, now))
     }
 
     /// These are the endpoints of live sessions; those that stay keep what they have used.
     pub fn set(&mut self, endpoints: impl Iterator<Item = SocketAddr>, now: Instant) {
         let mut old = std::mem::take(&mut self.shares);
-        self.told = Some(now);
+        self.updated_at = Some(now);
         self.shares = endpoints
             .map(|endpoint| {
                 let endpoint = canonical(endpoint);
@@ -357,13 +357,13 @@ mod tests {
         for n in 0..60 * 100_000_u64 {
             let now = START + Duration::from_micros(n * 10);
             let prefix = (n % 65_536) as u16;
-            let stranger = Ipv6Addr::new(0x2001, 0xdb8, 0, prefix, 0, 0, 0, 1);
-            replies.allow(at(stranger.into()), &[1; 32], now);
+            let outside = Ipv6Addr::new(0x2001, 0xdb8, 0, prefix, 0, 0, 0, 1);
+            replies.allow(at(outside.into()), &[1; 32], now);
             // Each peer in its turn within the 5 s, a little later each time.
             let turn = (n + n / 500_000 * 487_655) % 500_000;
             if turn % 5000 == 0 {
                 let peer = (turn / 5000) as u16;
-                if reserved && shares.is_old(now) {
+                if reserved && shares.is_stale(now) {
                     shares.set((0..SESSIONS).map(endpoint), now);
                 }
                 let source = endpoint(peer);

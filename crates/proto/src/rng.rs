@@ -37,21 +37,21 @@ pub trait Rng {
 ///
 /// Fit for jitter, not for keys: it lies in memory before it is used and after.
 #[derive(Debug)]
-pub struct Ahead {
+pub struct BufferedRng {
     bytes: [u8; 256],
     used: usize,
 }
 
-impl Default for Ahead {
-    fn default() -> Ahead {
-        Ahead {
+impl Default for BufferedRng {
+    fn default() -> BufferedRng {
+        BufferedRng {
             bytes: [0; 256],
             used: 256,
         }
     }
 }
 
-impl Ahead {
+impl BufferedRng {
     /// What was drawn ahead, and again from `source` when it is used up.
     pub fn of<'a>(&'a mut self, source: &'a mut dyn Rng) -> impl Rng + 'a {
         Replenished {
@@ -62,13 +62,13 @@ impl Ahead {
 }
 
 struct Replenished<'a> {
-    ahead: &'a mut Ahead,
+    ahead: &'a mut BufferedRng,
     source: &'a mut dyn Rng,
 }
 
 impl Rng for Replenished<'_> {
     fn fill(&mut self, destination: &mut [u8]) {
-        let Ahead { bytes, used } = &mut *self.ahead;
+        let BufferedRng { bytes, used } = &mut *self.ahead;
         for part in destination.chunks_mut(bytes.len()) {
             if part.len() > bytes.len() - *used {
                 self.source.fill(bytes);
@@ -133,7 +133,7 @@ mod tests {
                 destination.fill(self.0);
             }
         }
-        let (mut ahead, mut source) = (Ahead::default(), Fills(0));
+        let (mut ahead, mut source) = (BufferedRng::default(), Fills(0));
         let drawn: Vec<u64> = (0..65).map(|_| ahead.of(&mut source).next_u64()).collect();
         assert_eq!(drawn[..32], [0x0101_0101_0101_0101; 32]);
         assert_eq!(drawn[32..64], [0x0202_0202_0202_0202; 32]);

@@ -158,7 +158,7 @@ impl<'a> SuperPacket<'a> {
             header,
             &self.ip,
             kind,
-            Place {
+            SegmentPosition {
                 offset: from,
                 index: i as u16,
                 length,
@@ -173,7 +173,7 @@ impl<'a> SuperPacket<'a> {
 
 /// Where a segment or a run of segments lies in its super-packet.
 #[derive(Clone, Copy, Debug)]
-pub struct Place {
+pub struct SegmentPosition {
     /// Payload bytes before it.
     pub offset: usize,
     /// Segments before it.
@@ -189,12 +189,17 @@ pub struct Place {
 ///
 /// FIN and PSH belong to the last segment, CWR to the first (RFC 3168 section 6.1.2). The IPv4
 /// identification counts on, as the kernel's segmentation does.
-pub fn rewrite_header(header: &mut [u8], packet: &IpPacket, kind: Transport, place: Place) {
-    let id = u16::from_be_bytes([header[4], header[5]]).wrapping_add(place.index);
+pub fn rewrite_header(
+    header: &mut [u8],
+    packet: &IpPacket,
+    kind: Transport,
+    position: SegmentPosition,
+) {
+    let id = u16::from_be_bytes([header[4], header[5]]).wrapping_add(position.index);
     ip::set_length(
         header,
         packet.header_len,
-        place.length,
+        position.length,
         Some(id).filter(|_| !packet.is_v6()),
     );
     let (_, transport) = header.split_at_mut(packet.header_len);
@@ -202,23 +207,23 @@ pub fn rewrite_header(header: &mut [u8], packet: &IpPacket, kind: Transport, pla
         Transport::Tcp => {
             tcp::set_seq(
                 transport,
-                tcp::seq(transport).wrapping_add(place.offset as u32),
+                tcp::seq(transport).wrapping_add(position.offset as u32),
             );
-            if place.offset != 0 {
+            if position.offset != 0 {
                 transport[13] &= !tcp::CWR;
             }
-            if !place.last {
+            if !position.last {
                 transport[13] &= !(tcp::FIN | tcp::PSH);
             }
             PROTO_TCP
         }
         Transport::Udp => {
-            let length = (place.length - packet.header_len) as u16;
+            let length = (position.length - packet.header_len) as u16;
             transport[4..6].copy_from_slice(&length.to_be_bytes());
             PROTO_UDP
         }
     };
-    let length = place.length - packet.header_len;
+    let length = position.length - packet.header_len;
     let pseudo = checksum::pseudo_header(packet.src, packet.dst, protocol, length);
     let at = kind.checksum_at();
     transport[at..at + 2].copy_from_slice(&checksum::add_carries(pseudo).to_be_bytes());

@@ -36,7 +36,7 @@ use crate::noise::Protocol;
 use crate::outbox::{Outbox, Run};
 use crate::peer::{Peer, PeerTable};
 use crate::rate_limiter::LoadMeter;
-use crate::rng::{Ahead, Rng};
+use crate::rng::{BufferedRng, Rng};
 use crate::tai64n::Tai64nClock;
 use crate::time::Instant;
 use ipnet::IpNet;
@@ -60,13 +60,13 @@ pub struct Now {
 
 /// How a peer is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reached {
+pub enum Reachability {
     /// There is no session that could be sent in, or nothing comes back.
-    Not,
+    Unreachable,
     /// In one direction at least by a relay.
-    ByRelay,
+    Relayed,
     /// Both ways, as far as is known here.
-    Directly,
+    Direct,
 }
 
 /// What a tunnel is made with.
@@ -92,7 +92,7 @@ pub struct TunnelConfig {
 pub struct Tunnel {
     protocol: Protocol,
     identity: Identity,
-    former: Option<Former>,
+    previous: Option<PreviousIdentity>,
     inner_mtu: u32,
     offload: bool,
     ciphers: Vec<Cipher>,
@@ -102,16 +102,16 @@ pub struct Tunnel {
     by_key: BTreeMap<PublicKey, PeerId>,
     allowed_ips: AllowedIps,
     indices: IndexTable<PeerId>,
-    defence: Defence,
+    flood_protection: FloodProtection,
     clock: Tai64nClock,
     rng: Box<dyn Rng + Send>,
     /// When to poll for which peer; one entry each at most ([`Peer::scheduled`]).
     wakeups: BTreeSet<(Instant, PeerId)>,
     scratch: Scratch,
     /// See [`Tunnel::take_sought`].
-    sought: Vec<PeerId>,
+    peers_to_call: Vec<PeerId>,
     /// Questions so far whether a peer answers: the number of the latest.
-    questions: u64,
+    pings_sent: u64,
     /// What is before this host.
     nat_mappings: NatMappings,
     /// See [`Tunnel::take_punches`]; one for each peer at most.
@@ -122,7 +122,7 @@ pub struct Tunnel {
 }
 
 /// Who this host was until lately, for peers that do not know its new key yet.
-struct Former {
+struct PreviousIdentity {
     identity: Identity,
     cookies: CookieChecker,
     /// Nobody is answered as it from then on.
@@ -130,7 +130,7 @@ struct Former {
 }
 
 /// Against floods of handshakes.
-struct Defence {
+struct FloodProtection {
     cookies: CookieChecker,
     load: LoadMeter,
     /// Handshake messages with a right mac1 within the second that began at the instant.
@@ -145,7 +145,7 @@ struct Scratch {
     source: LookupCache,
     destination: LookupCache,
     /// For the timers of data, which start anew with almost every answer.
-    jitter: Ahead,
+    jitter: BufferedRng,
 }
 
 impl Tunnel {
@@ -154,9 +154,9 @@ impl Tunnel {
         let identity = Identity::new(config.private_key);
         Tunnel {
             protocol: config.protocol,
-            defence: Defence::new(config.protocol, &identity),
+            flood_protection: FloodProtection::new(config.protocol, &identity),
             identity,
-            former: None,
+            previous: None,
             inner_mtu: config.inner_mtu,
             offload: config.offload,
             ciphers: config.ciphers,
@@ -169,8 +169,8 @@ impl Tunnel {
             rng: config.rng,
             wakeups: BTreeSet::new(),
             scratch: Scratch::default(),
-            sought: Vec::new(),
-            questions: 0,
+            peers_to_call: Vec::new(),
+            pings_sent: 0,
             nat_mappings: NatMappings::default(),
             punches: Vec::new(),
             searches: birthday::Searches::default(),
@@ -192,8 +192,8 @@ impl Tunnel {
     /// new key is removed, as nobody is their own peer.
     pub fn set_private_key(&mut self, private_key: PrivateKey) {
         self.identity = Identity::new(private_key);
-        self.defence = Defence::new(self.protocol, &self.identity);
-        self.former = None;
+        self.flood_protection = FloodProtection::new(self.protocol, &self.identity);
+        self.previous = None;
         if let Some(own) = self.peer_by_key(self.identity.public()) {
             self.remove_peer(own);
         }
@@ -211,9 +211,9 @@ impl Tunnel {
             self.remove_peer(own);
         }
         let cookies = CookieChecker::new(self.protocol, &identity);
-        self.former = Some(Former {
+        self.previous = Some(PreviousIdentity {
             identity: std::mem::replace(&mut self.identity, identity),
-            cookies: std::mem::replace(&mut self.defence.cookies, cookies),
+            cookies: std::mem::replace(&mut self.flood_protection.cookies, cookies),
             until: now + REJECT_AFTER_TIME,
         });
     }
@@ -228,14 +228,14 @@ impl Tunnel {
         let Some(peer) = self.peer_mut(id) else {
             return false;
         };
-        let former = std::mem::replace(&mut peer.public_key, key);
+        let previous = std::mem::replace(&mut peer.public_key, key);
         peer.handshake.cookie = CookieJar::new(protocol, &key);
         // Nothing that was said under the former key counts for this one: not how late it was, nor an initiation to it.
         peer.handshake.last_timestamp = None;
         if let Some(pending) = peer.handshake.pending.take() {
             self.indices.remove(pending.initiator.local_index());
         }
-        self.by_key.remove(&former);
+        self.by_key.remove(&previous);
         self.by_key.insert(key, id);
         true
     }
@@ -355,7 +355,7 @@ impl Tunnel {
             && peer.paths.set_signalled(candidates)
         {
             peer.birthday.on_nat_change(now);
-            peer.handshake.new_candidate();
+            peer.handshake.mark_new_candidate();
         }
         self.reschedule(id, now, now);
     }
@@ -365,15 +365,15 @@ impl Tunnel {
         if let Some(peer) = self.peer_mut(id)
             && peer.paths.set_relays(relays, peer.path.endpoint)
         {
-            peer.handshake.new_candidate();
+            peer.handshake.mark_new_candidate();
             self.reschedule(id, Instant::BOOT, Instant::BOOT);
         }
     }
 
     /// How the peer is reached at this time.
-    pub fn reached(&self, id: PeerId, now: Instant) -> Reached {
+    pub fn reached(&self, id: PeerId, now: Instant) -> Reachability {
         let Some(peer) = self.peer(id) else {
-            return Reached::Not;
+            return Reachability::Unreachable;
         };
         let session = peer.sessions.current.as_ref();
         let lives = session.is_some_and(|session| {
@@ -381,13 +381,13 @@ impl Tunnel {
         });
         let relay = |endpoint| peer.paths.is_relay(endpoint);
         if !lives || peer.paths.is_lost() {
-            Reached::Not
+            Reachability::Unreachable
         } else if peer.path.endpoint.is_some_and(relay)
             || peer.paths.received_by_relay_within(REKEY_AFTER_TIME, now)
         {
-            Reached::ByRelay
+            Reachability::Relayed
         } else {
-            Reached::Directly
+            Reachability::Direct
         }
     }
 
@@ -511,9 +511,9 @@ impl Tunnel {
     }
 }
 
-impl Defence {
-    fn new(protocol: Protocol, identity: &Identity) -> Defence {
-        Defence {
+impl FloodProtection {
+    fn new(protocol: Protocol, identity: &Identity) -> FloodProtection {
+        FloodProtection {
             cookies: CookieChecker::new(protocol, identity),
             load: LoadMeter::default(),
             recent: (Instant::BOOT, 0),

@@ -170,7 +170,7 @@ fn who_is_called_tries_once_and_no_more_than_twice_a_second() {
     // It has nothing to send itself: nothing is repeated, and nobody is called in turn.
     world.run(Duration::from_secs(60));
     assert_eq!(world.take_sent(1).len(), 0);
-    assert!(world.sides[1].tunnel.take_sought().is_empty());
+    assert!(world.sides[1].tunnel.take_peers_to_call().is_empty());
 }
 
 #[test]

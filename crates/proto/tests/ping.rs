@@ -52,7 +52,7 @@ fn the_answer_takes_a_round_trip_and_comes_from_where_the_peer_is() {
 fn without_a_session_it_begins_one_and_is_no_part_of_the_time() {
     let mut world = world();
     let question = ask(&mut world);
-    assert_eq!(answer(&world, question), Some(Ping::Waits));
+    assert_eq!(answer(&world, question), Some(Ping::Queued));
     // The handshake, and then the question.
     world.run(4 * ONE_WAY + ONE_WAY / 2);
     let rtt = 2 * ONE_WAY;

@@ -5,7 +5,7 @@ use crate::sim::packets::Flow;
 use crate::sim::{Setup, World, address};
 use seikan_observe::DropReason;
 use seikan_proto::noise::Protocol;
-use seikan_proto::tunnel::Reached;
+use seikan_proto::tunnel::Reachability;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -146,14 +146,14 @@ fn who_is_called_over_a_way_that_died_quietly_is_reached_by_a_new_handshake_alon
     // It has sent nothing that would be without an answer, and knows of nothing.
     world.direct_down = [true; 2];
     world.run(Duration::from_secs(4));
-    assert_eq!(reached(&world), Reached::Directly);
+    assert_eq!(reached(&world), Reachability::Direct);
     call(&mut world);
-    assert_eq!(reached(&world), Reached::Not);
+    assert_eq!(reached(&world), Reachability::Unreachable);
     world.direct_down = [false; 2];
     world.run(Duration::from_secs(1));
-    assert_eq!(reached(&world), Reached::Not);
+    assert_eq!(reached(&world), Reachability::Unreachable);
     call(&mut world);
-    assert_eq!(reached(&world), Reached::Directly);
+    assert_eq!(reached(&world), Reachability::Direct);
 }
 
 /// A datagram each way every 20 ms; the next number.

@@ -160,24 +160,24 @@ fn make(directory: &Path, path: &Path, whose: &str, names: &[String]) -> Result<
         .mode(0o700)
         .create(directory)
         .map_err(failed(directory))?;
-    let beside = directory.join(format!("{OWN}.{}", process::id()));
-    let placed = place(&beside, path, text.as_bytes());
+    let temporary = directory.join(format!("{OWN}.{}", process::id()));
+    let written = write_once(&temporary, path, text.as_bytes());
     // What failed before is more telling than that there is nothing to remove.
-    let _ = fs::remove_file(&beside);
-    placed.map_err(failed(path))
+    let _ = fs::remove_file(&temporary);
+    written.map_err(failed(path))
 }
 
 /// A file that is there is whole, and none is overwritten.
-fn place(beside: &Path, path: &Path, text: &[u8]) -> io::Result<()> {
+fn write_once(temporary: &Path, path: &Path, text: &[u8]) -> io::Result<()> {
     let mut file = OpenOptions::new()
         .write(true)
         .create(true)
         .truncate(true)
         .mode(0o600)
-        .open(beside)?;
+        .open(temporary)?;
     file.write_all(text)?;
     file.sync_all()?;
-    match fs::hard_link(beside, path) {
+    match fs::hard_link(temporary, path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         other => other,
     }

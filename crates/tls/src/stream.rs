@@ -65,8 +65,10 @@ impl Stream {
 
     fn append(&mut self, parts: &[&[u8]], most: usize) -> bool {
         let content = parts.iter().map(|part| part.len()).sum();
-        let room = most.checked_sub(self.framing.length(content));
-        let fits = |stream: &Stream| room.is_some_and(|room| stream.unsent.len() <= room);
+        let max_unsent = most.checked_sub(self.framing.length(content));
+        let fits = |stream: &Stream| {
+            max_unsent.is_some_and(|max_unsent| stream.unsent.len() <= max_unsent)
+        };
         // So much may come at once that it waits for nobody but us. An error is there the next time, too.
         if !fits(self) && !self.blocked {
             let _ = self.flush();
@@ -275,9 +277,9 @@ mod tests {
         let [ours, _theirs] = pair();
         let mut ours = Stream::new(ours, None, Framing::Turn).expect("a stream");
         while ours.push(&[&[0x40; 1024]]) {}
-        let room = MAX_UNSENT + RESERVE - ours.unsent.len();
+        let max_unsent = MAX_UNSENT + RESERVE - ours.unsent.len();
         let fit = (0..).take_while(|_| ours.push_request(&[&[0; 1024]]));
-        assert_eq!(fit.count(), room / 1024);
+        assert_eq!(fit.count(), max_unsent / 1024);
         assert!(!ours.push(&[&[0x40; 4]]));
     }
 

@@ -394,9 +394,9 @@ mod tests {
 
     #[test]
     fn an_answer_goes_to_who_asked() {
-        let asked = Solicitation::new(address("fe80::1"), MAC, address("fe80::2"));
+        let solicitation = Solicitation::new(address("fe80::1"), MAC, address("fe80::2"));
         let by = Mac([2, 0, 0x5e, 0x10, 0, 2]);
-        let packet = asked.answer(by).to_packet();
+        let packet = solicitation.answer(by).to_packet();
         assert_eq!(packet[8..24], address("fe80::2").octets());
         assert_eq!(packet[24..40], address("fe80::1").octets());
         // Solicited and override: 0x40 | 0x20.
@@ -406,7 +406,7 @@ mod tests {
         let Ok(Neighbour::Advertisement(read)) = Neighbour::parse(&packet) else {
             panic!("{:?}", Neighbour::parse(&packet));
         };
-        assert_eq!(read, asked.answer(by));
+        assert_eq!(read, solicitation.answer(by));
     }
 
     #[test]
@@ -426,11 +426,11 @@ mod tests {
 
     #[test]
     fn an_unsolicited_advertisement_tells_all_nodes() {
-        let told = Advertisement::unsolicited(address("2001:db8::7"), MAC);
-        assert_eq!(told.to_packet()[44], 0x20);
+        let advertisement = Advertisement::unsolicited(address("2001:db8::7"), MAC);
+        assert_eq!(advertisement.to_packet()[44], 0x20);
         assert_eq!(
-            Neighbour::parse(&told.to_packet()),
-            Ok(Neighbour::Advertisement(told))
+            Neighbour::parse(&advertisement.to_packet()),
+            Ok(Neighbour::Advertisement(advertisement))
         );
     }
 
@@ -501,9 +501,9 @@ mod tests {
 
     #[test]
     fn a_multicast_advertisement_answers_nobody() {
-        let mut told = Advertisement::unsolicited(address("2001:db8::7"), MAC);
-        told.solicited = true;
+        let mut advertisement = Advertisement::unsolicited(address("2001:db8::7"), MAC);
+        advertisement.solicited = true;
         let error = Err(NeighbourError::SolicitedMulticast);
-        assert_eq!(Neighbour::parse(&told.to_packet()), error);
+        assert_eq!(Neighbour::parse(&advertisement.to_packet()), error);
     }
 }

@@ -107,7 +107,7 @@ impl Pinging {
             Ping::Answered { to, rtt } => (Some(to), Some(rtt)),
             _ if now < self.until => return None,
             Ping::Sent { to, .. } => (Some(to), None),
-            Ping::Waits => (peer.path.endpoint, None),
+            Ping::Queued => (peer.path.endpoint, None),
         };
         let silence = match ping {
             _ if rtt.is_some() => None,

@@ -35,7 +35,7 @@ use mapping::Mapping;
 use members::{Rules, filter, remove, rotate, set};
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::{Access, Change, MAX_RELAYS, Member, Membership, Name};
-use seikan_proto::tunnel::Reached;
+use seikan_proto::tunnel::Reachability;
 use seikan_sys::poll::{Epoll, Interest};
 use serde::{Deserialize, Serialize};
 use std::cell::Cell;
@@ -125,7 +125,7 @@ pub(crate) enum Heard {
     /// A member does not answer yet, or not any more: the way to it is `lost`.
     Sought { key: PublicKey, lost: bool },
     /// How a member is reached, as was asked.
-    Reached(PublicKey, Reached),
+    Reached(PublicKey, Reachability),
 }
 
 /// How it stands with the coordinator.
@@ -483,10 +483,10 @@ impl MeshState {
 }
 
 /// How a member is reached.
-fn reached(node: &Node, key: &PublicKey) -> Reached {
+fn reached(node: &Node, key: &PublicKey) -> Reachability {
     match node.tunnel.peer_by_key(key) {
         Some(id) => node.tunnel.reached(id, now().mono),
-        None => Reached::Not,
+        None => Reachability::Unreachable,
     }
 }
 
@@ -500,7 +500,7 @@ fn take_relays(node: &mut Node, key: &PublicKey, addresses: &[SocketAddr], prese
         return;
     };
     node.tunnel.set_relays(id, addresses);
-    if present && node.tunnel.reached(id, now().mono) == Reached::Not {
+    if present && node.tunnel.reached(id, now().mono) == Reachability::Unreachable {
         approach(node, &[*key]);
     }
 }

@@ -718,11 +718,11 @@ fn who_is_behind_a_symmetric_nat_for_one_family_sprays_the_other() {
 
 #[test]
 fn what_the_peer_has_not_told_its_coordinator_is_not_sprayed_and_nothing_private() {
-    for requests in ["203.0.113.77", "10.0.0.5", "192.168.1.1", "2001:db8::1"] {
+    for requested in ["203.0.113.77", "10.0.0.5", "192.168.1.1", "2001:db8::1"] {
         let mut end = easy();
         end.due(0);
-        end.birthday.on_request(request(&[requests]));
-        assert_eq!(end.run(0, 1000), [], "{on_request}");
+        end.birthday.on_request(request(&[requested]));
+        assert_eq!(end.run(0, 1000), [], "{requested}");
     }
 }
 

@@ -39,19 +39,19 @@ pub(super) fn fragments(packet: &[u8], mtu: usize) -> Vec<Vec<u8>> {
         return Vec::new();
     };
     let payload = &packet[ip.header_len..ip.total_len];
-    let room = (mtu.saturating_sub(ip.header_len) & !7).max(8);
+    let max_payload = (mtu.saturating_sub(ip.header_len) & !7).max(8);
     let field = u16::from_be_bytes([packet[6], packet[7]]);
     let (flags, offset) = (field & 0xe000, usize::from(field & 0x1fff));
-    let parts = payload.chunks(room).enumerate();
-    let count = payload.len().div_ceil(room);
+    let parts = payload.chunks(max_payload).enumerate();
+    let count = payload.len().div_ceil(max_payload);
     parts
         .map(|(i, part)| {
             let last = i + 1 == count;
             let mut fragment = packet[..ip.header_len].to_vec();
             // More fragments follow, or it was one that had some behind it.
             let flags = if last { flags } else { flags | 0x2000 };
-            let place = flags | (offset + i * room / 8) as u16;
-            fragment[6..8].copy_from_slice(&place.to_be_bytes());
+            let flags_and_offset = flags | (offset + i * max_payload / 8) as u16;
+            fragment[6..8].copy_from_slice(&flags_and_offset.to_be_bytes());
             fragment.extend(part);
             let total = fragment.len();
             ip::set_length(&mut fragment, ip.header_len, total, None);

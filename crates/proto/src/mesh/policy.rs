@@ -541,15 +541,15 @@ impl fmt::Display for Traffic {
 }
 
 impl From<Encoded> for Policy {
-    fn from(told: Encoded) -> Policy {
+    fn from(encoded: Encoded) -> Policy {
         let mut policy = Policy {
             // Left out, but there.
-            untold: told
+            untold: encoded
                 .untold
-                .saturating_add(told.rules.len().saturating_sub(MAX_RULES)),
+                .saturating_add(encoded.rules.len().saturating_sub(MAX_RULES)),
             ..Policy::default()
         };
-        for text in told.rules.into_iter().take(MAX_RULES) {
+        for text in encoded.rules.into_iter().take(MAX_RULES) {
             match text.parse() {
                 Ok(rule) => policy.rules.push(rule),
                 Err(_) => policy.unknown.push(text),
@@ -662,8 +662,8 @@ mod tests {
             Err(PolicyError::TooLong(MAX_POLICY + 1))
         );
         let rules = vec!["allow a -> b *".to_owned(); MAX_RULES + 1];
-        let told = Policy::from(Encoded { rules, untold: 0 });
-        assert_eq!((told.rules().len(), told.untold()), (MAX_RULES, 1));
+        let policy = Policy::from(Encoded { rules, untold: 0 });
+        assert_eq!((policy.rules().len(), policy.untold()), (MAX_RULES, 1));
     }
 
     #[test]
@@ -774,17 +774,17 @@ mod tests {
     fn a_member_is_told_the_rules_that_apply_to_it_and_how_many_others_there_are() {
         let all =
             policy("allow tag:ops -> tag:web tcp/443\nallow laptop -> db *\nallow * -> dns udp/53");
-        let told = |words: &str| {
-            let told = all.concerning(&party(words));
-            let rules: Vec<String> = told.rules().iter().map(ToString::to_string).collect();
-            (rules, told.untold())
+        let known = |words: &str| {
+            let known = all.concerning(&party(words));
+            let rules: Vec<String> = known.rules().iter().map(ToString::to_string).collect();
+            (rules, known.untold())
         };
         let dns = "allow * -> dns udp/53".to_owned();
-        assert_eq!(told("x"), (vec![dns.clone()], 2));
+        assert_eq!(known("x"), (vec![dns.clone()], 2));
         let db = "allow laptop -> db *".to_owned();
-        assert_eq!(told("db"), (vec![db, dns.clone()], 1));
+        assert_eq!(known("db"), (vec![db, dns.clone()], 1));
         let web = "allow tag:ops -> tag:web tcp/443".to_owned();
-        assert_eq!(told("w web"), (vec![web, dns], 1));
+        assert_eq!(known("w web"), (vec![web, dns], 1));
         // What it may begin and let in is the same by both.
         for own in ["x", "db", "w web", "o ops", "laptop", "dns"].map(party) {
             let part = all.concerning(&own);

@@ -348,8 +348,8 @@ fn message(
     };
     let key = hmac::Key::new(hmac::HMAC_SHA256, password.reveal().as_bytes());
     // Computed here: the library has the key in a trace. The length in the header counts this attribute (section 14.6).
-    let room = RawAttribute::new(MessageIntegritySha256::TYPE, &[0; INTEGRITY]);
-    message.push_attribute_unchecked(&room);
+    let placeholder = RawAttribute::new(MessageIntegritySha256::TYPE, &[0; INTEGRITY]);
+    message.push_attribute_unchecked(&placeholder);
     let mut bytes = message.finish();
     if let Some((signed, tail)) = bytes.split_last_chunk_mut::<INTEGRITY_ATTRIBUTE>() {
         tail[4..].copy_from_slice(hmac::sign(&key, signed).as_ref());

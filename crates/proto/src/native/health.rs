@@ -443,17 +443,17 @@ mod tests {
             let mut r = Receiver::default();
             note(&mut r, &header(0), stamp(0, 0), at(0));
             let mut new = 1 + overtaken..;
-            let mut heard = |r: &mut Receiver, ms| {
+            let mut receive = |r: &mut Receiver, ms| {
                 let counter = header(new.next().expect("one"));
                 r.datagram(&counter, stamp(0, 0), (at(0), elsewhere), false, at(ms));
                 r.packets(at(ms));
             };
-            heard(&mut r, 900);
+            receive(&mut r, 900);
             for c in 1..=late {
                 note(&mut r, &header(c), stamp(0, 0), at(950));
             }
             let early = r.due(at(1000)).expect("a report");
-            heard(&mut r, 1001);
+            receive(&mut r, 1001);
             let report = r.due(at(2001)).expect("a report");
             let missing = (overtaken - late) as u32;
             assert_eq!((early.lost, report.lost), (0, missing), "{overtaken}");

@@ -383,8 +383,8 @@ mod tests {
         let after = |ms: u64| Instant::from_nanos(ms * 1_000_000);
         let mut path = PathMtu::new(false);
         let (id, size) = path.poll(after(100), SESSION).unwrap();
-        let told = path.acknowledged(id, size as u16, after(135));
-        assert_eq!(told, Some(Duration::from_millis(35)));
+        let rtt = path.acknowledged(id, size as u16, after(135));
+        assert_eq!(rtt, Some(Duration::from_millis(35)));
         let (id, size) = path.poll(after(200), SESSION).unwrap();
         assert_eq!(path.poll(after(1200), SESSION), Some((id, size)));
         assert_eq!(path.acknowledged(id, size as u16, after(1210)), None);

@@ -99,7 +99,7 @@ impl Open {
     }
 
     /// Keeps a chunk; false if it overlaps with another, or what is here would be in too many pieces.
-    fn place(&mut self, offset: usize, chunk: &[u8]) -> bool {
+    fn insert(&mut self, offset: usize, chunk: &[u8]) -> bool {
         let next = self.pieces.partition_point(|piece| piece.offset < offset);
         let is_free = |next: &Piece| offset + chunk.len() <= next.offset;
         if !self.pieces.get(next).is_none_or(is_free) {
@@ -186,7 +186,7 @@ impl Reassembly {
             }
         };
         let open = &mut self.open[at];
-        if open.partial != fragment.partial || !open.place(fragment.offset, chunk) {
+        if open.partial != fragment.partial || !open.insert(fragment.offset, chunk) {
             return Outcome::Contradiction;
         }
         open.ecn = frame::most_severe(open.ecn, record.ecn);

@@ -5,6 +5,7 @@
 //! packets are never held back for a fuller record. The tail of one super-packet and the head of
 //! the next share a record, which keeps all datagrams of a batch the same size.
 
+use crate::address_validation::AddressValidation;
 use crate::birthday::ProbeRequest;
 use crate::constants::NATIVE_DATA;
 use crate::inbox::MAX_HEADER;
@@ -15,7 +16,6 @@ use crate::native::frame::{
 };
 use crate::native::health::Report;
 use crate::outbox::{Destination, MAX_SEGMENTS, Outbox};
-use crate::proof::Proof;
 use crate::segment::{SuperPacket, Transport};
 use crate::session::Session;
 use seikan_observe::DropReason;
@@ -53,7 +53,7 @@ pub struct Outgoing {
     /// Identifies packets in slices and fragments.
     pub(crate) next_id: u16,
     /// Bounds what is sent there.
-    pub(crate) proof: Proof,
+    pub(crate) validation: AddressValidation,
 }
 
 impl Outgoing {
@@ -61,7 +61,7 @@ impl Outgoing {
     pub fn from_id(next_id: u16) -> Outgoing {
         Outgoing {
             next_id,
-            proof: Proof::default(),
+            validation: AddressValidation::default(),
         }
     }
 }
@@ -171,7 +171,7 @@ impl<'a> RecordWriter<'a> {
             self.close(true)?;
         }
         let used = self.used;
-        let out = &mut self.room()?[used..];
+        let out = &mut self.buffer()?[used..];
         frame::write_packet(out, length, partial);
         packet.segment(i, partial, &mut out[PACKET_OVERHEAD..]);
         self.used += PACKET_OVERHEAD + length;
@@ -207,7 +207,7 @@ impl<'a> RecordWriter<'a> {
             }
             let length = rest.min(self.left() - fixed);
             let used = self.used;
-            let out = &mut self.room()?[used..];
+            let out = &mut self.buffer()?[used..];
             let head = SliceHead {
                 id,
                 offset,
@@ -242,7 +242,7 @@ impl<'a> RecordWriter<'a> {
             }
             let chunk = rest.min(self.left() - FRAGMENT_OVERHEAD);
             let used = self.used;
-            let out = &mut self.room()?[used..];
+            let out = &mut self.buffer()?[used..];
             frame::write_fragment(out, id, offset, length, chunk, partial);
             out[FRAGMENT_OVERHEAD..FRAGMENT_OVERHEAD + chunk]
                 .copy_from_slice(&whole[offset..offset + chunk]);
@@ -260,7 +260,7 @@ impl<'a> RecordWriter<'a> {
             self.close(true)?;
         }
         let used = self.used;
-        self.used += frame::write_health(&mut self.room()?[used..], report);
+        self.used += frame::write_health(&mut self.buffer()?[used..], report);
         Ok(())
     }
 
@@ -270,7 +270,7 @@ impl<'a> RecordWriter<'a> {
             self.close(true)?;
         }
         let used = self.used;
-        self.used += frame::write_ports(&mut self.room()?[used..], request);
+        self.used += frame::write_ports(&mut self.buffer()?[used..], request);
         Ok(())
     }
 
@@ -280,7 +280,7 @@ impl<'a> RecordWriter<'a> {
             self.close(true)?;
         }
         let used = self.used;
-        frame::write_probe_ack(&mut self.room()?[used..], id, size);
+        frame::write_probe_ack(&mut self.buffer()?[used..], id, size);
         self.used += PROBE_ACK_LEN;
         Ok(())
     }
@@ -290,7 +290,7 @@ impl<'a> RecordWriter<'a> {
         self.close(false)?;
         self.envelope.size = size;
         let used = self.used;
-        frame::write_probe(&mut self.room()?[used..], id);
+        frame::write_probe(&mut self.buffer()?[used..], id);
         self.used += PROBE_LEN;
         self.pad_to(size)?;
         self.seal()
@@ -314,7 +314,7 @@ impl<'a> RecordWriter<'a> {
     }
 
     /// The reserved record; not committed before [`Self::seal`].
-    fn room(&mut self) -> Result<&mut [u8], DropReason> {
+    fn buffer(&mut self) -> Result<&mut [u8], DropReason> {
         let size = self.envelope.size;
         // The slot is given back at once: reserving again yields the same bytes until a commit.
         self.outbox.tail(size).ok_or(DropReason::OutboxFull)
@@ -343,7 +343,7 @@ impl<'a> RecordWriter<'a> {
 
     fn pad_to(&mut self, size: usize) -> Result<(), DropReason> {
         let used = self.used;
-        self.room()?[used..size - TAG_LEN].fill(0);
+        self.buffer()?[used..size - TAG_LEN].fill(0);
         self.used = size - TAG_LEN;
         Ok(())
     }
@@ -363,7 +363,7 @@ impl<'a> RecordWriter<'a> {
             0
         };
         let mut slot = self.outbox.reserve(length).ok_or(DropReason::OutboxFull)?;
-        if !self.outgoing.proof.take(length) {
+        if !self.outgoing.validation.take(length) {
             return Err(DropReason::NoEndpoint);
         }
         let record = slot.bytes();

@@ -105,10 +105,10 @@ fn ipv6_is_checked_beside_ipv4_for_a_few_rounds_alone() {
 #[test]
 fn ipv6_is_taken_by_who_began_if_it_is_no_slower() {
     for (ipv6, began, taken) in [
-        (30, true, Taken::Move(told6())),
-        (40, true, Taken::Move(told6())),
-        (41, true, Taken::Stay),
-        (30, false, Taken::Stay),
+        (30, true, CheckOutcome::Switch(told6())),
+        (40, true, CheckOutcome::Switch(told6())),
+        (41, true, CheckOutcome::Keep),
+        (30, false, CheckOutcome::Keep),
     ] {
         let mut paths = both_families();
         let round = checks(&mut paths, told(1), at(0));
@@ -118,7 +118,11 @@ fn ipv6_is_taken_by_who_began_if_it_is_no_slower() {
         };
         let used = answered(1, 30).expect("the one in use").1;
         let other = answered(0, ipv6).expect("the other").1;
-        assert_eq!((used, other), (Taken::InUse, taken), "{ipv6} ms, {began}");
+        assert_eq!(
+            (used, other),
+            (CheckOutcome::InUse, taken),
+            "{ipv6} ms, {began}"
+        );
     }
 }
 
@@ -156,11 +160,11 @@ fn the_first_direct_way_that_is_proven_is_taken() {
     let round = checks(&mut paths, relay(1), at(0));
     let taken = paths.acknowledged(round[1].0, Some(relay(1)), true, at(30));
     let rtt = Duration::from_millis(30);
-    assert_eq!(taken, Some((rtt, Taken::Move(told(2)))));
+    assert_eq!(taken, Some((rtt, CheckOutcome::Switch(told(2)))));
     assert_eq!(paths.candidates()[1].state, CheckState::Works { rtt });
     // The other comes too late.
     let late = paths.acknowledged(round[0].0, Some(told(2)), true, at(31));
-    assert_eq!(late.map(|(_, taken)| taken), Some(Taken::Stay));
+    assert_eq!(late.map(|(_, taken)| taken), Some(CheckOutcome::Keep));
     // And once is enough.
     assert_eq!(
         paths.acknowledged(round[0].0, Some(told(2)), true, at(32)),
@@ -191,7 +195,10 @@ fn a_loopback_address_is_a_relay_and_left_for_a_direct_way() {
     let direct = round.iter().find(|(_, address)| *address == told(1));
     let (check, _) = direct.expect("a check");
     let taken = paths.acknowledged(*check, Some(forwarder), true, at(1030));
-    assert_eq!(taken.map(|(_, taken)| taken), Some(Taken::Move(told(1))));
+    assert_eq!(
+        taken.map(|(_, taken)| taken),
+        Some(CheckOutcome::Switch(told(1)))
+    );
 }
 
 #[test]
@@ -240,7 +247,7 @@ fn a_way_is_taken_whose_round_trip_is_longer_than_the_time_between_two_checks() 
                 taken = taken.or(answered);
             }
         }
-        let expected = (Duration::from_millis(rtt), Taken::Move(told(1)));
+        let expected = (Duration::from_millis(rtt), CheckOutcome::Switch(told(1)));
         assert_eq!(taken, Some(expected), "{rtt} ms");
     }
 }
@@ -334,7 +341,10 @@ fn an_answer_by_whatever_way_ends_the_silence() {
     paths.on_datagram(relay(1), Some(told(1)), false, at(500));
     let asked = checks(&mut paths, told(1), at(1000));
     let taken = paths.acknowledged(asked[0].0, Some(told(1)), true, at(1040));
-    assert_eq!(taken, Some((Duration::from_millis(40), Taken::InUse)));
+    assert_eq!(
+        taken,
+        Some((Duration::from_millis(40), CheckOutcome::InUse))
+    );
     assert_eq!(due(&mut paths, told(1), at(9000)), []);
 }
 
@@ -413,7 +423,10 @@ fn a_relay_in_use_stays_one_when_there_is_none_any_more_until_a_direct_way_is_pr
     let round = checks(&mut paths, relay(1), at(0));
     assert_eq!(round.len(), 2, "direct ways are looked for as before");
     let taken = paths.acknowledged(round[0].0, Some(relay(1)), true, at(20));
-    assert_eq!(taken.map(|(_, taken)| taken), Some(Taken::Move(told(1))));
+    assert_eq!(
+        taken.map(|(_, taken)| taken),
+        Some(CheckOutcome::Switch(told(1)))
+    );
     paths.set_relays(&[], Some(told(1)));
     assert!(!paths.is_relay(relay(1)));
 }
@@ -496,7 +509,7 @@ fn a_relay_that_ends_is_left_for_the_next_that_is_proven() {
     let next = round.iter().find(|(_, address)| *address == relay(2));
     let (check, _) = next.expect("the next is checked");
     let taken = paths.acknowledged(*check, Some(relay(1)), true, at(30));
-    let expected = (Duration::from_millis(20), Taken::Move(relay(2)));
+    let expected = (Duration::from_millis(20), CheckOutcome::Switch(relay(2)));
     assert_eq!(taken, Some(expected));
     assert!(!paths.set_relays(&[relay(2)], Some(relay(2))));
     assert!(!paths.is_relay(relay(1)));
@@ -586,7 +599,7 @@ fn in_the_place_of_a_way_that_is_lost_any_that_answers_is_taken() {
     due(&mut paths, told(1), at(3000));
     // Who did not begin the session prefers nothing by itself.
     let taken = paths.acknowledged(*check, Some(told(1)), false, at(3100));
-    let expected = (Duration::from_millis(3100), Taken::Move(told6()));
+    let expected = (Duration::from_millis(3100), CheckOutcome::Switch(told6()));
     assert_eq!(taken, Some(expected));
 }
 
@@ -609,5 +622,8 @@ fn a_question_of_an_earlier_silence_is_not_repeated() {
     let second = checks(&mut paths, told(1), at(9000));
     assert_ne!(first, second);
     let taken = paths.acknowledged(second[0].0, Some(told(1)), true, at(9040));
-    assert_eq!(taken, Some((Duration::from_millis(40), Taken::InUse)));
+    assert_eq!(
+        taken,
+        Some((Duration::from_millis(40), CheckOutcome::InUse))
+    );
 }

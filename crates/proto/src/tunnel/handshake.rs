@@ -1,7 +1,7 @@
 //! Handshakes: ours to start, theirs to answer, cookies under load.
 
 use super::inbound::Datagram;
-use super::{Former, Now, Reached, Tunnel};
+use super::{Now, PreviousIdentity, Reachability, Tunnel};
 use crate::capabilities::{self, Capabilities, CapabilityError, Cipher};
 use crate::constants::*;
 use crate::cookie::{Admission, verify_mac1};
@@ -21,7 +21,7 @@ use std::time::Duration;
 /// nothing, or anybody could have cookies demanded of everybody.
 const LOAD_THRESHOLD: u32 = 100;
 /// Peers that are sought at once of which is told; the others are sought again.
-const MAX_SOUGHT: usize = 64;
+const MAX_PEERS_TO_CALL: usize = 64;
 /// Ways that one initiation is sent by, at most, however often they change.
 const MAX_COPIES: usize = MAX_CANDIDATES + MAX_RELAYS;
 /// DSCP of handshake messages: AF41, as the kernel's (`HANDSHAKE_DSCP` 0x88).
@@ -29,11 +29,11 @@ const HANDSHAKE_TRAFFIC_CLASS: u8 = 0x88;
 
 /// Whom a handshake message is for.
 #[derive(Clone, Copy)]
-enum Addressee {
+enum RecipientIdentity {
     /// Who we are.
-    Present,
+    Current,
     /// Who we were until lately.
-    Former,
+    Previous,
 }
 
 impl Tunnel {
@@ -55,8 +55,8 @@ impl Tunnel {
     }
 
     /// Peers with candidates that were sent initiations everywhere since this was last asked: it may help to tell them.
-    pub fn take_sought(&mut self) -> Vec<PeerId> {
-        std::mem::take(&mut self.sought)
+    pub fn take_peers_to_call(&mut self) -> Vec<PeerId> {
+        std::mem::take(&mut self.peers_to_call)
     }
 
     /// Sends an initiation, once the timers have said that it is time for one.
@@ -67,8 +67,8 @@ impl Tunnel {
         let current = peer.sessions.current.as_ref();
         let lives = current.is_some_and(|session| super::outbound::may_send(session, now.mono));
         let everywhere = !lives || peer.timers.is_retrying() || peer.paths.is_lost();
-        if everywhere && !peer.paths.is_empty() && self.sought.len() < MAX_SOUGHT {
-            self.sought.push(id);
+        if everywhere && !peer.paths.is_empty() && self.peers_to_call.len() < MAX_PEERS_TO_CALL {
+            self.peers_to_call.push(id);
         }
         let tried = self.initiate(now, id, everywhere, outbox);
         if let Some(peer) = self.peers[id.0 as usize].as_mut().filter(|_| tried) {
@@ -89,7 +89,7 @@ impl Tunnel {
             Protocol::Native => ours.encode(),
         };
         let length = INITIATION_LEN + payload.len();
-        if !peer.path.outgoing.proof.allows(length) {
+        if !peer.path.outgoing.validation.allows(length) {
             peer.path.go_back();
         }
         let destinations = initiation_destinations(peer, everywhere, length);
@@ -142,7 +142,7 @@ impl Tunnel {
                     .iter()
                     .any(|to| Some(to.address) == peer.path.endpoint)
                 {
-                    peer.path.outgoing.proof.take(length);
+                    peer.path.outgoing.validation.take(length);
                 }
                 for destination in &destinations {
                     post(outbox, destination, Some(id), &message[..length]);
@@ -168,7 +168,8 @@ impl Tunnel {
             return;
         };
         pending.new_candidate = false;
-        if reached != Reached::Not || pending.sent.has_expired(REKEY_TIMEOUT, now.mono) {
+        if reached != Reachability::Unreachable || pending.sent.has_expired(REKEY_TIMEOUT, now.mono)
+        {
             return;
         }
         for address in peer.paths.candidates().iter().map(|c| c.address) {
@@ -219,20 +220,21 @@ impl Tunnel {
         if kind != c.initiation_type() && kind != c.response_type() {
             return Err(DropReason::UnknownType);
         }
-        self.former.take_if(|former| former.until <= now.mono);
-        let for_former = |former: &&mut Former| verify_mac1(former.identity.mac1_key(c), message);
-        let former = self.former.as_mut().filter(for_former);
-        let to = match former {
-            Some(_) => Addressee::Former,
-            None => Addressee::Present,
+        self.previous.take_if(|previous| previous.until <= now.mono);
+        let for_previous =
+            |previous: &&mut PreviousIdentity| verify_mac1(previous.identity.mac1_key(c), message);
+        let previous = self.previous.as_mut().filter(for_previous);
+        let to = match previous {
+            Some(_) => RecipientIdentity::Previous,
+            None => RecipientIdentity::Current,
         };
-        let super::Defence {
+        let super::FloodProtection {
             cookies,
             load,
             recent,
-        } = &mut self.defence;
-        let cookies = former.map_or(cookies, |former| &mut former.cookies);
-        if load.is_on(now.mono) && cookies.reserved().is_old(now.mono) {
+        } = &mut self.flood_protection;
+        let cookies = previous.map_or(cookies, |previous| &mut previous.cookies);
+        if load.is_on(now.mono) && cookies.reserved().is_stale(now.mono) {
             let live = self
                 .peers
                 .iter()
@@ -288,12 +290,12 @@ impl Tunnel {
         &mut self,
         now: Now,
         message: &[u8],
-        to: Addressee,
+        to: RecipientIdentity,
         reply_to: &Destination,
         outbox: &mut Outbox,
     ) -> Result<PeerId, DropReason> {
-        let identity = match (to, &self.former) {
-            (Addressee::Former, Some(former)) => &former.identity,
+        let identity = match (to, &self.previous) {
+            (RecipientIdentity::Previous, Some(previous)) => &previous.identity,
             _ => &self.identity,
         };
         let received = noise::consume_initiation(self.protocol, identity, message)
@@ -370,10 +372,10 @@ impl Tunnel {
             _ => peer.path.move_to(to, source),
         }
         peer.path.responded = Some(to);
-        let proof = &mut peer.path.outgoing.proof;
-        proof.received(message.len(), now.mono);
+        let validation = &mut peer.path.outgoing.validation;
+        validation.received(message.len(), now.mono);
         // No longer than what it answers.
-        proof.take(length);
+        validation.take(length);
         peer.paths.moved();
         peer.timers.any_authenticated_packet_received(now.mono);
         peer.timers.session_derived(now.mono);
@@ -449,11 +451,11 @@ impl Tunnel {
         // Sent to that address alone, the initiation was received there; of several it may have been another.
         if alone || self.protocol == Protocol::WireGuard || peer.paths.is_relay(from.source) {
             peer.path.move_to(from.source, from.destination);
-            peer.path.prove();
+            peer.path.validate();
         } else {
             peer.path.follow(from.source, from.destination, now.mono);
-            let proof = &mut peer.path.outgoing.proof;
-            proof.received(message.len(), now.mono);
+            let validation = &mut peer.path.outgoing.validation;
+            validation.received(message.len(), now.mono);
         }
         peer.paths.moved();
         peer.path.active_until = now.mono + KEEPALIVE_TIMEOUT;
@@ -461,7 +463,7 @@ impl Tunnel {
         peer.timers.handshake_complete();
         peer.timers.session_derived(now.mono);
         // The responder may not send before it has received something (whitepaper 5.1).
-        if peer.staged.is_empty() || !peer.path.is_proven() {
+        if peer.staged.is_empty() || !peer.path.is_validated() {
             self.send_keepalive(now, id, outbox);
         }
         Ok(id)
@@ -483,7 +485,7 @@ fn initiation_destinations(peer: &Peer, everywhere: bool, length: usize) -> Vec<
     if let Some(known) = peer
         .path
         .destination(HANDSHAKE_TRAFFIC_CLASS)
-        .filter(|_| !left_out && peer.path.outgoing.proof.allows(length))
+        .filter(|_| !left_out && peer.path.outgoing.validation.allows(length))
     {
         all.insert(0, known);
     }

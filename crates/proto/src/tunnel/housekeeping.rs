@@ -28,7 +28,7 @@ pub enum WakeReason {
     /// A port of a symmetric NAT is searched for.
     PortSearch,
     /// The endpoint is to be proven, or left.
-    Proof,
+    AddressValidation,
     /// Somebody asks whether the peer answers.
     Ping,
     /// A health report is due.
@@ -55,7 +55,7 @@ impl Tunnel {
     /// Does what is due; true if there is more to do once the boxes are emptied.
     pub fn poll(&mut self, now: Now, outbox: &mut Outbox, inbox: &mut Inbox) -> bool {
         // Its key is erased.
-        self.former.take_if(|former| former.until <= now.mono);
+        self.previous.take_if(|previous| previous.until <= now.mono);
         while let Some((at, id)) = self.wakeups.first().copied() {
             if at > now.mono {
                 return false;
@@ -95,7 +95,7 @@ impl Tunnel {
             self.initiate_to_new_candidates(now, id, outbox);
         }
         if self.protocol == Protocol::Native {
-            self.prove_endpoint(now, id, outbox);
+            self.validate_endpoint(now, id, outbox);
         }
         self.send_staged(now, id, outbox, inbox);
         if self.protocol == Protocol::Native {
@@ -154,19 +154,19 @@ impl Tunnel {
     }
 
     /// Asks the peer to prove that it receives at its endpoint, or goes back to the one before.
-    fn prove_endpoint(&mut self, now: Now, id: PeerId, outbox: &mut Outbox) {
+    fn validate_endpoint(&mut self, now: Now, id: PeerId, outbox: &mut Outbox) {
         let sending = self.sending(now);
         let Some(peer) = self.peers.get_mut(id.0 as usize).and_then(Option::as_mut) else {
             return;
         };
-        if peer.path.outgoing.proof.is_given_up(now.mono) && peer.path.go_back() {
+        if peer.path.outgoing.validation.is_abandoned(now.mono) && peer.path.go_back() {
             return;
         }
         let may_send = |s: &mut Box<_>| super::outbound::may_send(s, now.mono);
         let Some(mut session) = peer.sessions.current.take_if(may_send) else {
             return;
         };
-        if let Some(check) = peer.path.outgoing.proof.ask(now.mono, &mut *self.rng)
+        if let Some(check) = peer.path.outgoing.validation.ask(now.mono, &mut *self.rng)
             && let Some(envelope) = super::outbound::envelope(peer, &sending, 0)
         {
             let mut writer =
@@ -185,7 +185,7 @@ impl Tunnel {
         let Some(peer) = self.peer_mut(id) else {
             return;
         };
-        if !peer.path.is_proven() {
+        if !peer.path.is_validated() {
             return;
         }
         let Some(envelope) = super::outbound::envelope(peer, &sending, 0) else {
@@ -266,9 +266,9 @@ impl Tunnel {
         let has_session = peer.has_session(now);
         let native = has_session && self.protocol == Protocol::Native;
         // Little is sent to an endpoint that is not proven: all else waits.
-        let proven = peer.path.is_proven();
-        let staged = has_session && proven && !peer.staged.is_empty();
-        let ping = native && proven && peer.pings.waits();
+        let validated = peer.path.is_validated();
+        let staged = has_session && validated && !peer.staged.is_empty();
+        let ping = native && validated && peer.pings.is_queued();
         let new_candidate = peer.handshake.has_new_candidate();
         let probe = peer.path.mtu.next_wakeup().unwrap_or(now);
         [
@@ -276,14 +276,14 @@ impl Tunnel {
                 .next()
                 .map(|(at, why)| (at, WakeReason::Timer(why))),
             // Without packets nothing is probed, whatever was begun.
-            (native && proven && probe.max(now) < peer.path.active_until)
+            (native && validated && probe.max(now) < peer.path.active_until)
                 .then_some((probe, WakeReason::PathProbe)),
             peer.path
                 .outgoing
-                .proof
+                .validation
                 .next_wakeup(now)
                 .filter(|_| native)
-                .map(|at| (at, WakeReason::Proof)),
+                .map(|at| (at, WakeReason::AddressValidation)),
             peer.paths
                 .next_wakeup(peer.path.endpoint)
                 .filter(|_| native)
@@ -295,7 +295,7 @@ impl Tunnel {
             peer.path
                 .health
                 .next_report()
-                .filter(|_| native && proven)
+                .filter(|_| native && validated)
                 .map(|at| (at, WakeReason::HealthReport)),
             peer.reassembly
                 .next_expiry()

@@ -13,7 +13,7 @@ use crate::native::reassembly::{Outcome, Reassembled, Record};
 use crate::native::record::RecordWriter;
 use crate::noise::Protocol;
 use crate::outbox::Outbox;
-use crate::paths::{Check, Taken};
+use crate::paths::{Check, CheckOutcome};
 use crate::peer::Peer;
 use crate::time::Instant;
 use seikan_observe::DropReason;
@@ -158,8 +158,11 @@ impl Tunnel {
                 _ => peer.path.move_to(from, to),
             }
         }
-        if !peer.path.is_proven() && peer.path.endpoint == Some(from) {
-            peer.path.outgoing.proof.received(bytes.len(), now.mono);
+        if !peer.path.is_validated() && peer.path.endpoint == Some(from) {
+            peer.path
+                .outgoing
+                .validation
+                .received(bytes.len(), now.mono);
         }
         peer.timers.any_authenticated_packet_received(now.mono);
         if unconfirmed {
@@ -203,7 +206,7 @@ impl Tunnel {
         };
         // Who confirms it has received the response.
         if peer.path.responded.take() == peer.path.endpoint {
-            peer.path.prove();
+            peer.path.validate();
         }
         let ended = peer.sessions.confirm_next();
         peer.timers.handshake_complete();
@@ -491,9 +494,9 @@ fn control_frame(
 
 /// A check arrived by its way, which may be a better one than the one in use; or it was a question of somebody's.
 fn check_answered(peer: &mut Peer, check: Check, now: Instant) {
-    if peer.path.outgoing.proof.acknowledged(check) {
+    if peer.path.outgoing.validation.acknowledged(check) {
         peer.path.mtu.check_answered();
-        peer.path.prove();
+        peer.path.validate();
         return;
     }
     if let Some((rtt, to)) = peer.pings.acknowledged(check, now) {
@@ -514,18 +517,18 @@ fn check_answered(peer: &mut Peer, check: Check, now: Instant) {
         .paths
         .acknowledged(check, peer.path.endpoint, began, now);
     let Some((rtt, better)) = answered else {
-        peer.path.outgoing.proof.guessed();
-        peer.paths.guessed();
+        peer.path.outgoing.validation.on_unknown_ack();
+        peer.paths.on_unknown_ack();
         return;
     };
     peer.path.mtu.check_answered();
     match better {
-        Taken::Stay => {}
-        Taken::InUse => {
+        CheckOutcome::Keep => {}
+        CheckOutcome::InUse => {
             peer.path.rtt = Some(rtt);
-            peer.path.prove();
+            peer.path.validate();
         }
-        Taken::Move(address) => {
+        CheckOutcome::Switch(address) => {
             peer.path.move_to(address, None);
             peer.path.rtt = Some(rtt);
         }

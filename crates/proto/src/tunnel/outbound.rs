@@ -125,7 +125,7 @@ impl Tunnel {
         let want_handshake = if !peer.is_reachable() {
             reads.for_each(|i| drop_read(peer, batch.packet(i), DropReason::NoEndpoint));
             false
-        } else if waiting || (usable && !peer.path.is_proven()) {
+        } else if waiting || (usable && !peer.path.is_validated()) {
             reads.for_each(|i| stage_read(peer, batch.packet(i)));
             if !waiting {
                 self.send_staged(now, id, outbox, inbox);
@@ -174,8 +174,8 @@ impl Tunnel {
             return false;
         }
         // An endpoint that is not proven is sent little: the rest waits.
-        let proven = peer.path.is_proven();
-        let mut credit = peer.path.outgoing.proof.for_packets();
+        let validated = peer.path.is_validated();
+        let mut credit = peer.path.outgoing.validation.for_packets();
         let mut batch = PacketBatch::new(2 * crate::batch::MAX_READ, 64);
         while !peer.staged.is_empty() {
             // Twice the arena covers headers, tags and padding of whatever it holds.
@@ -183,7 +183,7 @@ impl Tunnel {
                 return true;
             }
             batch.clear();
-            while (proven || peer.staged.next_cost() <= credit)
+            while (validated || peer.staged.next_cost() <= credit)
                 && let Some(space) = batch.space()
                 && let Some((read, packets)) = peer.staged.pop()
             {
@@ -213,12 +213,12 @@ impl Tunnel {
     /// Asks a peer whether it answers: [`Peer::pings`] says what becomes of the question with this number. Like a packet
     /// it begins a handshake where there is no session, and has the way to the peer looked after. Native only.
     pub fn ping(&mut self, now: Now, id: PeerId, outbox: &mut Outbox) -> u64 {
-        self.questions += 1;
-        let number = self.questions;
+        self.pings_sent += 1;
+        let number = self.pings_sent;
         let Some(peer) = self.peer_mut(id) else {
             return number;
         };
-        peer.pings.ask(number);
+        peer.pings.queue(number);
         if !peer.has_session(now.mono)
             && peer.is_reachable()
             && peer.timers.want_handshake(now.mono)
@@ -236,7 +236,7 @@ impl Tunnel {
         let Some(peer) = self.peers.get_mut(id.0 as usize).and_then(Option::as_mut) else {
             return;
         };
-        if !peer.pings.waits() || !peer.path.is_proven() {
+        if !peer.pings.is_queued() || !peer.path.is_validated() {
             return;
         }
         let Some(envelope) = envelope(peer, &sending, 0) else {

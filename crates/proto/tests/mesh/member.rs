@@ -11,7 +11,7 @@ use seikan_proto::keys::{PrivateKey, PublicKey};
 use seikan_proto::mesh::relay::{Answer, ClientRequest};
 use seikan_proto::mesh::{Change, Changes, Member as Row, Membership, Name, RelayKind, in_turn};
 use seikan_proto::noise::Protocol;
-use seikan_proto::tunnel::{Reached, Tunnel, TunnelConfig};
+use seikan_proto::tunnel::{Reachability, Tunnel, TunnelConfig};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -229,7 +229,7 @@ impl World {
                     if let Some(id) = peer
                         && member.tunnel.rotate_peer_key(id, row.public_key)
                     {
-                        if member.tunnel.reached(id, now.mono) == Reached::ByRelay {
+                        if member.tunnel.reached(id, now.mono) == Reachability::Relayed {
                             moved.push(row.public_key);
                         }
                         renewed.push(id);
@@ -566,7 +566,7 @@ impl World {
             Stage::Waiting | Stage::Resting => self.go_round(m, key, false),
             Stage::Seating => {}
             Stage::Meeting(times) => {
-                if self.reached(m, &key) != Reached::Not || times >= MEETINGS {
+                if self.reached(m, &key) != Reachability::Unreachable || times >= MEETINGS {
                     self.stage(m, key, Stage::Resting);
                     return self.pair_after(BIND_EVERY, m, key);
                 }
@@ -583,11 +583,11 @@ impl World {
         }
     }
 
-    fn reached(&self, m: usize, key: &PublicKey) -> Reached {
+    fn reached(&self, m: usize, key: &PublicKey) -> Reachability {
         let tunnel = &self.members[m].tunnel;
         match tunnel.peer_by_key(key) {
             Some(id) => tunnel.reached(id, self.now().mono),
-            None => Reached::Not,
+            None => Reachability::Unreachable,
         }
     }
 
@@ -600,9 +600,9 @@ impl World {
             return;
         };
         let needed = match reached {
-            Reached::Directly => false,
-            Reached::Not => time - pair.sought < SOUGHT_LATELY,
-            Reached::ByRelay => true,
+            Reachability::Direct => false,
+            Reachability::Unreachable => time - pair.sought < SOUGHT_LATELY,
+            Reachability::Relayed => true,
         };
         if !needed {
             member.agent.pairs.remove(&key);
@@ -723,7 +723,7 @@ impl World {
         };
         let seats: Vec<SocketAddr> = pair.seats.values().copied().collect();
         member.tunnel.set_relays(id, &seats);
-        if present && self.reached(m, &key) == Reached::Not {
+        if present && self.reached(m, &key) == Reachability::Unreachable {
             self.on_call_me_maybe(m, key);
         }
         self.flush(m, &[]);
@@ -733,7 +733,7 @@ impl World {
 /// After every turn of the tunnel: `tell_sought` and `tend_doors` of the worker.
 impl World {
     pub fn tend(&mut self, m: usize) {
-        for id in self.members[m].tunnel.take_sought() {
+        for id in self.members[m].tunnel.take_peers_to_call() {
             let Some(peer) = self.members[m].tunnel.peer(id) else {
                 continue;
             };

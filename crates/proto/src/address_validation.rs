@@ -26,7 +26,7 @@ const LARGEST_CHECK: usize = 52;
 
 /// What is known of one endpoint: it is proven unless there is something to prove.
 #[derive(Debug, Default)]
-pub struct Proof(Option<Claim>);
+pub struct AddressValidation(Option<Claim>);
 
 /// An endpoint that a datagram has named, and nothing else yet.
 #[derive(Debug)]
@@ -40,10 +40,10 @@ struct Claim {
     wrong: u8,
 }
 
-impl Proof {
+impl AddressValidation {
     /// Of an endpoint that a datagram just named.
-    pub fn wanted(now: Instant) -> Proof {
-        Proof(Some(Claim {
+    pub fn required(now: Instant) -> AddressValidation {
+        AddressValidation(Some(Claim {
             credit: 0,
             since: now,
             ask_at: now,
@@ -54,7 +54,7 @@ impl Proof {
 
     /// Whether as much may be sent as there is.
     #[inline]
-    pub fn is_given(&self) -> bool {
+    pub fn is_complete(&self) -> bool {
         self.0.is_none()
     }
 
@@ -63,7 +63,7 @@ impl Proof {
     pub fn received(&mut self, bytes: usize, now: Instant) {
         if let Some(claim) = &mut self.0 {
             claim.credit = claim.credit.saturating_add(FACTOR * bytes);
-            if claim.is_given_up(now) {
+            if claim.is_abandoned(now) {
                 claim.since = now;
                 claim.ask_at = now;
             }
@@ -100,7 +100,7 @@ impl Proof {
     /// The check to send now, if one is due. It is the same again while it may be answered.
     pub fn ask(&mut self, now: Instant, rng: &mut dyn Rng) -> Option<Check> {
         let claim = self.0.as_mut()?;
-        if now < claim.ask_at || claim.is_given_up(now) {
+        if now < claim.ask_at || claim.is_abandoned(now) {
             return None;
         }
         claim.ask_at = now + ASK_EVERY;
@@ -111,12 +111,12 @@ impl Proof {
     /// When there is something to do: to send a check, or to leave the endpoint.
     pub fn next_wakeup(&self, now: Instant) -> Option<Instant> {
         let claim = self.0.as_ref()?;
-        (!claim.is_given_up(now)).then(|| claim.ask_at.min(claim.since + GIVE_UP))
+        (!claim.is_abandoned(now)).then(|| claim.ask_at.min(claim.since + GIVE_UP))
     }
 
     /// Whether it was asked in vain for long enough.
-    pub fn is_given_up(&self, now: Instant) -> bool {
-        self.0.as_ref().is_some_and(|claim| claim.is_given_up(now))
+    pub fn is_abandoned(&self, now: Instant) -> bool {
+        self.0.as_ref().is_some_and(|claim| claim.is_abandoned(now))
     }
 
     /// A check was acknowledged; true if it was this one: then the endpoint is proven.
@@ -129,7 +129,7 @@ impl Proof {
     }
 
     /// Something was acknowledged that was never sent.
-    pub fn guessed(&mut self) {
+    pub fn on_unknown_ack(&mut self) {
         if let Some(claim) = &mut self.0 {
             claim.wrong += 1;
             if claim.wrong >= MAX_WRONG {
@@ -140,7 +140,7 @@ impl Proof {
 }
 
 impl Claim {
-    fn is_given_up(&self, now: Instant) -> bool {
+    fn is_abandoned(&self, now: Instant) -> bool {
         now.duration_since(self.since) >= GIVE_UP
     }
 }
@@ -166,50 +166,50 @@ mod tests {
 
     #[test]
     fn three_times_what_came_may_be_sent_until_the_check_is_answered() {
-        let mut proof = Proof::wanted(at(0));
-        assert!(!proof.take(1));
-        proof.received(100, at(0));
-        let check = proof.ask(at(0), &mut Counting(0)).expect("a check");
-        assert!(proof.take(check.size.into()));
-        assert!(!proof.take(301 - usize::from(check.size)));
-        assert!(proof.take(300 - usize::from(check.size)));
-        assert!(!proof.take(1));
-        assert!(proof.acknowledged(check));
-        assert!(proof.is_given() && proof.take(1 << 30));
+        let mut validation = AddressValidation::required(at(0));
+        assert!(!validation.take(1));
+        validation.received(100, at(0));
+        let check = validation.ask(at(0), &mut Counting(0)).expect("a check");
+        assert!(validation.take(check.size.into()));
+        assert!(!validation.take(301 - usize::from(check.size)));
+        assert!(validation.take(300 - usize::from(check.size)));
+        assert!(!validation.take(1));
+        assert!(validation.acknowledged(check));
+        assert!(validation.is_complete() && validation.take(1 << 30));
     }
 
     #[test]
     fn the_least_datagram_pays_for_two_checks() {
-        let mut proof = Proof::wanted(at(0));
-        proof.received(35, at(0));
+        let mut validation = AddressValidation::required(at(0));
+        validation.received(35, at(0));
         let mut rng = Counting(7);
-        let first = proof.ask(at(0), &mut rng).expect("a check");
-        assert!(proof.take(first.size.into()));
-        assert_eq!(proof.ask(at(499), &mut rng), None);
-        assert_eq!(proof.ask(at(500), &mut rng), Some(first));
-        assert!(proof.take(first.size.into()));
-        assert_eq!(proof.ask(at(1000), &mut rng), None, "nothing left");
+        let first = validation.ask(at(0), &mut rng).expect("a check");
+        assert!(validation.take(first.size.into()));
+        assert_eq!(validation.ask(at(499), &mut rng), None);
+        assert_eq!(validation.ask(at(500), &mut rng), Some(first));
+        assert!(validation.take(first.size.into()));
+        assert_eq!(validation.ask(at(1000), &mut rng), None, "nothing left");
     }
 
     #[test]
     fn who_guesses_has_another_check_to_guess() {
-        let mut proof = Proof::wanted(at(0));
-        proof.received(1000, at(0));
+        let mut validation = AddressValidation::required(at(0));
+        validation.received(1000, at(0));
         let mut rng = Counting(0);
-        let check = proof.ask(at(0), &mut rng).expect("a check");
-        (0..4).for_each(|_| proof.guessed());
-        assert!(!proof.acknowledged(check));
-        assert_ne!(proof.ask(at(500), &mut rng), Some(check));
+        let check = validation.ask(at(0), &mut rng).expect("a check");
+        (0..4).for_each(|_| validation.on_unknown_ack());
+        assert!(!validation.acknowledged(check));
+        assert_ne!(validation.ask(at(500), &mut rng), Some(check));
     }
 
     #[test]
     fn it_is_given_up_after_three_seconds_until_something_comes_again() {
-        let mut proof = Proof::wanted(at(0));
-        proof.received(100, at(0));
-        assert!(!proof.is_given_up(at(2999)));
-        assert!(proof.is_given_up(at(3000)));
-        assert_eq!(proof.next_wakeup(at(3000)), None);
-        proof.received(100, at(4000));
-        assert!(proof.ask(at(4000), &mut Counting(0)).is_some());
+        let mut validation = AddressValidation::required(at(0));
+        validation.received(100, at(0));
+        assert!(!validation.is_abandoned(at(2999)));
+        assert!(validation.is_abandoned(at(3000)));
+        assert_eq!(validation.next_wakeup(at(3000)), None);
+        validation.received(100, at(4000));
+        assert!(validation.ask(at(4000), &mut Counting(0)).is_some());
     }
 }
