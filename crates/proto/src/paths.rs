@@ -1,20 +1,25 @@
-//! The ways to a peer that may be in several places: which there are, what became of each, and when to look again.
+//! The candidate paths to a peer: their addresses, the state of their checks, and the next check.
 //!
-//! A way is *direct*, to an address of the peer's own, or goes by a *relay*, which sends on what comes to it; one is in use
-//! ([`Path::endpoint`](crate::peer::Path::endpoint)). A *check* is a PROBE below the size of those for the MTU: its acknowledgement, whichever way it
-//! comes back, proves the direction from here to there, which is the one that is chosen here. The other end chooses the other one
-//! likewise, and what both send opens the NATs between them.
+//! A candidate is *direct* (an address of the peer's own) or *relayed* (an address of a relay that
+//! forwards to the peer). One is in use ([`Path::endpoint`](crate::peer::Path::endpoint)). A
+//! *check* is a PROBE smaller than any probe for the MTU. Its acknowledgement may return over any
+//! path; it proves the direction from this host to the peer, and this host chooses only that
+//! direction. The other end chooses its own direction in the same way. The checks of both ends open
+//! the NATs between them.
 //!
-//! - While a relay is in use, direct ways are checked in rounds that become rarer; the first that is proven is taken. So are other
-//!   relays if the one in use is to be left.
-//! - A direct way in use is not left because something comes by a relay, nor a relay because something comes directly: both may be
-//!   half open. What comes directly from elsewhere is followed at once, as the peer has roamed.
-//! - While IPv4 is in use directly, IPv6 is checked beside it for a few rounds, and preferred if it is no slower: it has no NAT that could
-//!   forget the pair.
-//! - When something was sent and nothing comes back for [`PATIENCE`], the way in use is checked; at [`SILENCE`] it counts as lost,
-//!   and all others are tried.
+//! - While a relay is in use, direct candidates are checked in rounds at growing intervals, and the
+//!   first one that answers is taken. If the relay in use is to be left, other relays are checked
+//!   as well.
+//! - A direct path stays in use when something arrives over a relay, and a relay stays in use when
+//!   something arrives directly: either may work in one direction only. A datagram from another
+//!   direct address is followed at once, because the peer has roamed.
+//! - While IPv4 is in use directly, IPv6 is checked for a few rounds and preferred if it is no
+//!   slower: IPv6 has no NAT that could drop the mapping.
+//! - If nothing has returned [`PATIENCE`] after a packet was sent, the path in use is checked. At
+//!   [`SILENCE`] it counts as lost, and all others are tried.
 //!
-//! A pure state machine without anything of the network in it. Of a peer that has one address only, nothing is kept and nothing sent.
+//! This is a pure state machine without I/O. For a peer with a single address it keeps no state and
+//! sends nothing.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -26,23 +31,24 @@ use crate::native::record::RECORD_OVERHEAD;
 use crate::rng::Rng;
 use crate::time::Instant;
 
-/// Relays by which one peer is reached, at most.
+/// Maximum number of relays for one peer.
 pub const MAX_RELAYS: usize = 8;
-/// From what was sent until the way in use is asked whether it carries anything.
+/// Time from an unanswered packet to the first check of the path in use.
 pub const PATIENCE: Duration = Duration::from_secs(1);
-/// Between two such questions.
+/// Interval between two such checks.
 const ASK_EVERY: Duration = Duration::from_millis(500);
-/// From what was sent until the way in use counts as lost.
+/// Time from an unanswered packet until the path in use counts as lost.
 pub const SILENCE: Duration = Duration::from_secs(3);
-/// Checks of one way whose answers are waited for, at most.
+/// Maximum number of outstanding checks of one candidate.
 const MAX_CHECKS: usize = 16;
-/// An acknowledgement that takes longer proves nothing.
+/// Age at which an outstanding check expires.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
-/// Acknowledgements of what was never sent, from which on the checks that are waited for count no more: none can be guessed.
+/// Unknown acknowledgements after which all outstanding checks are forgotten, so that none can be
+/// guessed.
 const MAX_WRONG: u8 = 16;
-/// The least size of a check in UDP payload bytes; the largest is below that of any probe for the MTU.
+/// Minimum size of a check in UDP payload bytes. The maximum is below the size of any MTU probe.
 const LEAST_CHECK: u16 = (RECORD_OVERHEAD + PROBE_LEN) as u16;
-/// Time between two rounds of checks, the first few; the last counts for all that follow.
+/// Intervals between rounds of checks; the last one repeats.
 const ROUNDS: [Duration; 8] = [
     Duration::from_millis(200),
     Duration::from_millis(300),
@@ -53,62 +59,65 @@ const ROUNDS: [Duration; 8] = [
     Duration::from_secs(10),
     Duration::from_secs(30),
 ];
-/// Rounds in which IPv6 is checked while IPv4 is in use directly.
+/// Number of rounds in which IPv6 is checked while IPv4 is in use directly.
 const IPV6_ROUNDS: usize = 5;
-/// By how much a round trip may be longer by IPv6: the least head start that RFC 8305, section 8, gives it.
+/// Extra round-trip time that IPv6 may have and still be preferred: the minimum head start of RFC
+/// 8305, section 8.
 const IPV6_LAG: Duration = Duration::from_millis(10);
-/// After a way was taken by a check, or the peer was followed, the end that began the session does not follow it elsewhere for so
-/// long: the peer follows instead, or both would for ever.
+/// Time after a switch in which the initiator of the session does not follow the peer to another
+/// address. The peer follows instead; without this pause both ends could follow each other forever.
 const SETTLE: Duration = Duration::from_secs(1);
 
-/// What kind of a way it is.
+/// Type of a candidate (RFC 8445, section 5.1.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CandidateKind {
-    /// To an address that the peer told of.
+    /// An address that the peer signalled through the coordinator.
     Signalled,
-    /// To an address that something authentic came from.
+    /// The source address of an authenticated datagram.
     PeerReflexive,
-    /// To a relay, or to a loopback address: no other host has one, so it is where a client of a TURN server on this host forwards.
+    /// The address of a relay, or a loopback address. No other host has a loopback address, so a
+    /// TURN client on this host must be forwarding there.
     Relayed,
 }
 
-/// What is known of a way, in the direction from here to there.
+/// State of the checks of a candidate, in the direction from this host to the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CheckState {
-    /// It was not checked.
+    /// No check was sent.
     Unchecked,
-    /// A check may be on its way.
+    /// A check was sent, and its answer may still arrive.
     Checking,
     /// A check was answered.
     Works {
-        /// From the check to its acknowledgement, which may have come by another way.
+        /// Time from the check to its acknowledgement, which may have returned over another path.
         rtt: Duration,
     },
-    /// No check of the last round was answered, or nothing came back by it while it was in use.
+    /// No check of the last round was answered, or nothing returned while the candidate was in use.
     Silent,
-    /// This host refused to send there: it has no route, or no socket of that family.
+    /// The kernel refused to send there: no route, or no socket of that address family.
     NoRoute,
 }
 
-/// A way.
+/// An address by which the peer may be reached.
 #[derive(Clone, Debug)]
 pub struct Candidate {
-    /// Where to send.
+    /// The address to send to.
     pub address: SocketAddr,
-    /// What is there.
+    /// Its type.
     pub kind: CandidateKind,
-    /// What became of it.
+    /// The state of its checks.
     pub state: CheckState,
-    /// Checks that may still be answered, the latest last: a round trip may be longer than the time between two.
+    /// Outstanding checks, newest last. A round trip may take longer than the interval between
+    /// checks.
     checks: Vec<Sent>,
 }
 
-/// A check: a PROBE of this number and size. Both are random, so that who has not received it does not know them.
+/// A check: a PROBE with this number and size. Both are random, so that only a receiver knows them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Check {
-    /// Its number.
+    /// Probe number.
     pub id: u16,
-    /// Its size: UDP payload bytes.
+    /// Size in bytes of UDP payload.
     pub size: u16,
 }
 
@@ -136,7 +145,7 @@ impl Check {
         }
     }
 
-    /// One that little credit pays for ([`crate::address_validation`]).
+    /// A short check, for an address with little credit ([`crate::address_validation`]).
     pub(crate) fn short(rng: &mut dyn Rng) -> Check {
         let Check { id, size } = Check::random(rng);
         Check {
@@ -145,7 +154,7 @@ impl Check {
         }
     }
 
-    /// One that is as small as can be, since many are sent. Its acknowledgement proves nothing.
+    /// A check of minimum size, for use in large numbers. Its acknowledgement proves nothing.
     pub(crate) fn least(rng: &mut dyn Rng) -> Check {
         Check {
             size: LEAST_CHECK,
@@ -154,32 +163,34 @@ impl Check {
     }
 }
 
-/// Whether this host itself forwards what is sent there ([`CandidateKind::Relayed`]).
+/// Whether this host forwards datagrams to this address ([`CandidateKind::Relayed`]).
 fn is_forwarder(address: SocketAddr) -> bool {
     address.ip().to_canonical().is_loopback()
 }
 
-/// All ways to one peer, besides one that a configuration or the peer itself gave.
+/// All candidate paths to one peer, except an endpoint that was configured or learned from the
+/// peer.
 #[derive(Debug, Default)]
 pub struct Paths {
     candidates: Vec<Candidate>,
-    /// Rounds since there was a reason to look, and when the next one is due.
+    /// Rounds since the last restart, and the time of the next one.
     rounds: usize,
     next_round: Option<Instant>,
-    /// Since when something that was sent the way in use is without an answer, and when to ask next.
+    /// The oldest packet without an answer on the path in use.
     unanswered: Option<Unanswered>,
-    /// The way in use counts as lost; until something comes by it, or another is taken.
+    /// The path in use counts as lost, until something arrives over it or another one is taken.
     lost: bool,
     settled_until: Option<Instant>,
-    /// IPv6 was in use and carried nothing any more: it is not preferred until the peer is somewhere else.
+    /// IPv6 was in use and was lost. It is not preferred again until the peer signals a new
+    /// address.
     ipv6_lost: bool,
-    /// The peer is not reached by this relay much longer: it is left for another while it still carries something.
+    /// A relay that will stop serving this peer. It stays in use until another path is proven.
     ends: Option<SocketAddr>,
-    /// When something last came by a relay.
+    /// When something last arrived over a relay.
     by_relay: Option<Instant>,
-    /// When the peer last had this host called, because nothing from here reaches it.
+    /// When the last call-me-maybe from the peer arrived: nothing from this host reaches it.
     last_call: Option<Instant>,
-    /// Acknowledgements of what was never sent, since checks were last forgotten for them.
+    /// Unknown acknowledgements since the checks were last forgotten.
     wrong: u8,
 }
 
@@ -189,23 +200,23 @@ struct Unanswered {
     ask_at: Instant,
 }
 
-/// What is due.
+/// An action that is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Due {
-    /// Send this there.
+    /// Send this check to this address.
     Check(Check, SocketAddr),
-    /// The way in use carries nothing: begin a handshake by all others.
+    /// The path in use is lost: start a handshake over all other paths.
     Lost,
 }
 
-/// What follows from a check that was acknowledged.
+/// Result of an acknowledged check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CheckOutcome {
-    /// The way in use works.
+    /// The path in use works.
     InUse,
-    /// Another works, and is no better.
+    /// Another candidate works but is no better than the path in use.
     Keep,
-    /// Send there from now on.
+    /// Switch to this address.
     Switch(SocketAddr),
 }
 
@@ -214,12 +225,13 @@ impl Candidate {
         self.kind != CandidateKind::Relayed && !is_forwarder(self.address)
     }
 
-    /// Whether it is to be taken in the place of the relay that is `used`, if it works; `ends` is one that is to be left.
+    /// Whether this candidate replaces the relay `used` if it works. `ends` is a relay that is to
+    /// be left.
     fn is_better(&self, used: SocketAddr, ends: Option<SocketAddr>) -> bool {
         self.is_direct() || (ends == Some(used) && self.address != used)
     }
 
-    /// Whether it is to be preferred to a direct way that is `used`, if it works as well.
+    /// Whether this candidate is preferred over the direct path `used` if it works equally well.
     fn is_preferred(&self, used: SocketAddr) -> bool {
         self.is_direct()
             && self.address.is_ipv6()
@@ -247,19 +259,19 @@ impl Candidate {
     }
 }
 
-/// Which ways there are.
+/// Candidates.
 impl Paths {
-    /// All of them: what the peer told of first, in its order.
+    /// Returns all candidates. Signalled ones come first, in the peer's order.
     pub fn candidates(&self) -> &[Candidate] {
         &self.candidates
     }
 
-    /// Whether the peer has no other way than one.
+    /// Whether there are no candidates besides the endpoint.
     pub fn is_empty(&self) -> bool {
         self.candidates.is_empty()
     }
 
-    /// Whether an address is a relay's.
+    /// Whether `address` belongs to a relay.
     pub fn is_relay(&self, address: SocketAddr) -> bool {
         let relay = |candidate: &Candidate| {
             candidate.kind == CandidateKind::Relayed && candidate.address == address
@@ -267,24 +279,27 @@ impl Paths {
         is_forwarder(address) || self.candidates.iter().any(relay)
     }
 
-    /// Whether something came by a relay within `time`: the peer may have no other way to here.
+    /// Whether something arrived over a relay within `time`: the peer may have no other path to
+    /// this host.
     pub fn received_by_relay_within(&self, time: Duration, now: Instant) -> bool {
         self.by_relay
             .is_some_and(|at| now.duration_since(at) < time)
     }
 
-    /// Whether the peer has had this host called since `established`, when the session in use began. Such a session proves nothing: who
-    /// has sent nothing lately does not notice that its way has died. The handshake with which a call is answered makes one that does.
+    /// Whether a call-me-maybe arrived after `established`, the start of the session in use. If so,
+    /// the session proves nothing: a peer that has sent nothing lately does not notice a dead path.
+    /// The handshake that answers the call creates a session that does.
     pub fn call_received_since(&self, established: Instant) -> bool {
         self.last_call.is_some_and(|at| at > established)
     }
 
-    /// Whether the way in use counts as lost.
+    /// Whether the path in use counts as lost.
     pub fn is_lost(&self) -> bool {
         self.lost
     }
 
-    /// The peer tells where it may be, the best first: [`MAX_CANDIDATES`] at most, the others are passed over. True if one is new.
+    /// Sets the signalled candidates, best first. Those beyond [`MAX_CANDIDATES`] are ignored.
+    /// Returns true if one is new.
     pub fn set_signalled(&mut self, addresses: &[SocketAddr]) -> bool {
         let new = self.replace(CandidateKind::Signalled, addresses, MAX_CANDIDATES);
         if new {
@@ -294,8 +309,9 @@ impl Paths {
         new
     }
 
-    /// Relays by which the peer is reached now, while `used` is the way in use: [`MAX_RELAYS`] at most. True if one is new. If
-    /// that in use is none of them, and be there none, it stays until another way is proven: it may still carry something.
+    /// Sets the relays of this peer, at most [`MAX_RELAYS`], while `used` is the path in use.
+    /// Returns true if one is new. A relay in use that is not listed, even if the list is empty,
+    /// stays until another path is proven: it may still work.
     pub fn set_relays(&mut self, addresses: &[SocketAddr], used: Option<SocketAddr>) -> bool {
         let ends = |used: &SocketAddr| self.is_relay(*used) && !addresses.contains(used);
         self.ends = used.filter(ends);
@@ -309,7 +325,8 @@ impl Paths {
         new
     }
 
-    /// Puts `addresses` in the place of those of a kind; true if one is new. What is known of the others stays.
+    /// Replaces all candidates of one kind. Candidates that stay keep their state. Returns true if
+    /// one is new.
     fn replace(&mut self, kind: CandidateKind, addresses: &[SocketAddr], most: usize) -> bool {
         let old = std::mem::take(&mut self.candidates);
         let (mut same, mut others): (Vec<Candidate>, Vec<Candidate>) =
@@ -347,16 +364,16 @@ impl Paths {
         new
     }
 
-    /// There is a new reason to check direct ways: at once, and then ever less often.
+    /// Restarts the rounds of checks: the first is due at once, the next ones at growing intervals.
     pub fn restart_checks(&mut self) {
         self.rounds = 0;
         self.next_round = Some(Instant::BOOT);
     }
 }
 
-/// What happened.
+/// Events.
 impl Paths {
-    /// Packets were sent the way in use.
+    /// Packets were sent over the path in use.
     pub fn sent(&mut self, now: Instant) {
         if !self.candidates.is_empty() && self.unanswered.is_none() {
             self.unanswered = Some(Unanswered {
@@ -366,8 +383,9 @@ impl Paths {
         }
     }
 
-    /// The newest authentic datagram came from somewhere, while `used` is the way in use; `began` says whether this end began the
-    /// session. Whether to send there from now on.
+    /// Handles the source address of the newest authenticated datagram. `used` is the path in use;
+    /// `began` is true if this end initiated the session. Returns whether to send to `from` from
+    /// now on.
     pub fn on_datagram(
         &mut self,
         from: SocketAddr,
@@ -392,7 +410,8 @@ impl Paths {
                 self.on_peer_reflexive(from, now);
                 false
             }
-            // The peer checks IPv6 from both ends, which says nothing of the direction from here to there.
+            // The peer checks IPv6 from both ends, so a datagram over IPv6 does not prove the
+            // direction from this host to the peer.
             (false, false)
                 if began && used.is_ipv4() && from.is_ipv6() && !self.is_proven(from) =>
             {
@@ -419,15 +438,16 @@ impl Paths {
         !self.ipv6_lost && candidates.any(|c| c.address == address && works(c))
     }
 
-    /// An authentic datagram that is not the newest came from somewhere, while `used` is the way in use: it was overtaken, and does
-    /// not say where the peer is now. But if it came directly, and what overtook it by a relay, that way is looked at.
+    /// Handles the source address of an authenticated datagram that a newer one has overtaken. It
+    /// does not tell where the peer is now. But a direct path that a relay has overtaken is worth a
+    /// check.
     pub fn on_late_datagram(&mut self, from: SocketAddr, used: Option<SocketAddr>, now: Instant) {
         if used.is_some_and(|used| self.is_relay(used)) && !self.is_relay(from) {
             self.on_peer_reflexive(from, now);
         }
     }
 
-    /// The peer sends directly, from there: what is sent there may get through.
+    /// The peer sends from this address, so it may be reachable there.
     fn on_peer_reflexive(&mut self, from: SocketAddr, now: Instant) {
         match self.candidates.iter().find(|c| c.address == from) {
             None => {
@@ -435,7 +455,7 @@ impl Paths {
                 self.restart_checks();
             }
             Some(candidate) => {
-                // A check that was sent before may have been too early.
+                // An earlier check may have been sent before the peer opened its NAT.
                 let soon = candidate
                     .checks
                     .last()
@@ -445,8 +465,9 @@ impl Paths {
         }
     }
 
-    /// A check was acknowledged while `used` is the way in use: how long that took, and what follows; `began` says whether this end
-    /// began the session. `None` if it was none of the latest.
+    /// Handles the acknowledgement of a check. `used` is the path in use; `began` is true if this
+    /// end initiated the session. Returns the round-trip time and the result, or `None` if the
+    /// check is not outstanding.
     pub fn acknowledged(
         &mut self,
         check: Check,
@@ -457,7 +478,7 @@ impl Paths {
         let fits = |sent: &Sent| sent.check == check && !sent.is_over(now);
         let (candidate, at) = self.candidates.iter_mut().find_map(|candidate| {
             let index = candidate.checks.iter().position(fits)?;
-            // Those before are answered with it.
+            // Older checks of this candidate count as answered too.
             let at = candidate.checks.drain(..=index).next_back()?.at;
             Some((candidate, at))
         })?;
@@ -471,7 +492,8 @@ impl Paths {
         let better = match used {
             None => direct,
             Some(used) if self.is_relay(used) => direct || self.ends == Some(used),
-            // The peer follows: each on its own could be led back by the other.
+            // Only the initiator switches, and the peer follows. If both switched, each could
+            // follow the other back.
             Some(used) => began && self.is_preferred_candidate(address, used, rtt),
         };
         if !better && !self.lost {
@@ -482,7 +504,7 @@ impl Paths {
         Some((rtt, CheckOutcome::Switch(address)))
     }
 
-    /// Something was acknowledged that was never sent.
+    /// Handles an acknowledgement of a check that was never sent.
     pub fn on_unknown_ack(&mut self) {
         self.wrong += 1;
         if self.wrong >= MAX_WRONG {
@@ -491,7 +513,8 @@ impl Paths {
         }
     }
 
-    /// Whether an address that answers after `rtt` is preferred to a direct way that is `used`, which was checked along with it.
+    /// Whether `address`, which answers after `rtt`, is preferred over the direct path `used`. Both
+    /// were checked in the same round.
     fn is_preferred_candidate(&self, address: SocketAddr, used: SocketAddr, rtt: Duration) -> bool {
         let mut candidates = self.candidates.iter();
         let candidate = candidates.find(|c| c.address == address);
@@ -504,16 +527,16 @@ impl Paths {
             });
         !self.ipv6_lost
             && candidate.is_some_and(|c| c.is_preferred(used))
-            // Without an answer yet it takes longer.
+            // A path that has not answered yet is slower.
             && used_takes.is_none_or(|used| rtt <= used + IPV6_LAG)
     }
 
-    /// The peer does not reach this host, it had it told.
+    /// Handles a call-me-maybe: nothing from this host reaches the peer.
     pub fn on_call_me_maybe(&mut self, now: Instant) {
         self.last_call = Some(now);
     }
 
-    /// The kernel refused to send there.
+    /// The kernel refused to send to this address.
     pub fn refused(&mut self, address: SocketAddr) {
         if let Some(candidate) = self.candidates.iter_mut().find(|c| c.address == address) {
             candidate.state = CheckState::NoRoute;
@@ -521,7 +544,7 @@ impl Paths {
         }
     }
 
-    /// A handshake was completed by the way in use, or another was taken.
+    /// A handshake completed over the path in use, or another path was taken.
     pub fn moved(&mut self) {
         self.answered();
         self.restart_checks();
@@ -533,9 +556,9 @@ impl Paths {
     }
 }
 
-/// The passing of time.
+/// Timers.
 impl Paths {
-    /// When [`Self::due`] has something to say, while `used` is the way in use.
+    /// When [`Self::due`] has work to do. `used` is the path in use.
     pub fn next_wakeup(&self, used: Option<SocketAddr>) -> Option<Instant> {
         let used = used?;
         let round = self.next_round.filter(|_| self.is_checking(used));
@@ -543,7 +566,7 @@ impl Paths {
         round.into_iter().chain(ask).min()
     }
 
-    /// What is to be done now, while `used` is the way in use.
+    /// Returns the actions that are due. `used` is the path in use.
     pub fn due(&mut self, used: Option<SocketAddr>, now: Instant, rng: &mut dyn Rng) -> Vec<Due> {
         let mut due = Vec::new();
         let Some(used) = used else { return due };
@@ -572,7 +595,7 @@ impl Paths {
                     candidate.state = CheckState::Silent;
                 }
                 self.ipv6_lost |= used.is_ipv6();
-                // Once: what is begun then is repeated by its own timer.
+                // Only once: the handshake that follows is repeated by its own timer.
                 if !std::mem::replace(&mut self.lost, true) {
                     due.push(Due::Lost);
                 }
@@ -583,7 +606,7 @@ impl Paths {
                     self.replace(CandidateKind::PeerReflexive, &[used], 1);
                 }
                 if let Some(candidate) = self.candidates.iter_mut().find(|c| c.address == used) {
-                    // The same again: the answer to the first may still be on its way.
+                    // Repeat the same check: the answer to the first one may still arrive.
                     let sent = candidate.checks.last().filter(|sent| sent.at >= since);
                     let again = sent.map(|sent| Due::Check(sent.check, used));
                     due.push(again.unwrap_or_else(|| candidate.send(Check::random(rng), now)));
@@ -593,7 +616,8 @@ impl Paths {
         due
     }
 
-    /// Better ways are looked for while a relay is in use and there are any; preferred ones for a while.
+    /// Whether candidates are being checked: better ones while a relay is in use, preferred ones
+    /// for the first few rounds.
     fn is_checking(&self, used: SocketAddr) -> bool {
         let mut candidates = self.candidates.iter();
         match self.is_relay(used) {

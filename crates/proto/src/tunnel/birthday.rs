@@ -1,4 +1,4 @@
-//! The search for a port of a symmetric NAT: between a peer's part of it, the driver and the session.
+//! Port probing: the link between the state of a peer, the driver and the session.
 
 use super::{Now, Tunnel};
 use crate::birthday::{Birthday, Context, Due, NatMappings, ProbeRequest, Punch};
@@ -12,7 +12,8 @@ use crate::time::Instant;
 use crate::timers::SessionAge;
 use std::net::SocketAddr;
 
-/// The peers that ports are open for, and that are sprayed for: so few that each asking is looked at with all of them.
+/// The peers with open ports and the peers that are probed for. Both lists are short, so each
+/// request can be compared with all of them.
 #[derive(Debug, Default)]
 pub(super) struct Searches {
     opening: Vec<PeerId>,
@@ -20,7 +21,7 @@ pub(super) struct Searches {
 }
 
 impl Searches {
-    /// How many there are of each, without one.
+    /// Number of open and of probed peers other than `id`.
     fn others(&mut self, peers: &[Option<Peer>], id: PeerId, now: Instant) -> (usize, usize) {
         let busy = |id: PeerId, is: fn(&Birthday, Instant) -> bool| {
             let peer = peers.get(id.0 as usize).and_then(Option::as_ref);
@@ -32,7 +33,7 @@ impl Searches {
         (others(&self.opening), others(&self.probing))
     }
 
-    /// What one is at now.
+    /// Adds a peer to the lists that it belongs to now.
     fn enter(&mut self, id: PeerId, birthday: &Birthday, now: Instant) {
         if birthday.is_open(now) && !self.opening.contains(&id) {
             self.opening.push(id);
@@ -44,7 +45,8 @@ impl Searches {
 }
 
 impl Tunnel {
-    /// Tells what is before this host. What was in vain before may not be now.
+    /// Sets the mapping behaviour of this host's NATs. A change restarts the attempts that were
+    /// hopeless.
     pub fn set_nat_mappings(&mut self, nat_mappings: NatMappings, now: Instant) {
         if nat_mappings == self.nat_mappings {
             return;
@@ -58,17 +60,18 @@ impl Tunnel {
         }
     }
 
-    /// What is before this host.
+    /// The mapping behaviour of this host's NATs.
     pub fn nat_mappings(&self) -> &NatMappings {
         &self.nat_mappings
     }
 
-    /// Where ports are to be opened, or kept open, since this was last asked: the driver knocks, and reports by [`Tunnel::on_punched`].
+    /// Takes the punches that are due since the last call. The driver performs them and reports by
+    /// [`Tunnel::on_punched`].
     pub fn take_punches(&mut self) -> Vec<Punch> {
         std::mem::take(&mut self.punches)
     }
 
-    /// The driver has knocked from so many sockets; none: it could not.
+    /// The driver has punched from this many sockets. Zero: it could open none.
     pub fn on_punched(&mut self, id: PeerId, ports: u16, now: Instant) {
         if let Some(peer) = self.peer_mut(id) {
             peer.birthday.on_punched(ports, now);
@@ -76,17 +79,18 @@ impl Tunnel {
         self.reschedule(id, now, now);
     }
 
-    /// Something authentic came in by one of the sockets, which is kept; the others need not be.
+    /// An authenticated datagram arrived on one of the punch sockets. The driver keeps that socket
+    /// and closes the others.
     pub fn on_punch_succeeded(&mut self, id: PeerId, now: Instant) {
         if let Some(peer) = self.peer_mut(id) {
             peer.birthday.on_punch_succeeded(now);
-            // Checks that were sent before went by another socket.
+            // Earlier checks left from another socket.
             peer.paths.restart_checks();
         }
         self.reschedule(id, now, now);
     }
 
-    /// Whether sockets that were opened for a peer are still needed.
+    /// Whether the punch sockets of a peer are still needed.
     pub fn is_open(&self, id: PeerId, now: Instant) -> bool {
         self.peer(id).is_some_and(|peer| {
             let relay = |used| peer.paths.is_relay(used);
@@ -94,8 +98,9 @@ impl Tunnel {
         })
     }
 
-    /// Has a peer's way that is in use stay open in the NATs, if it is that address, for no longer than the session lasts: what came
-    /// near its end would have the peer renew it, and that for ever.
+    /// Sends a keepalive if `address` is the peer's path in use, so that the NATs keep its mapping.
+    /// It stops near the end of the session: a datagram then would have the peer renew the session,
+    /// and so on forever.
     pub fn keep_alive(&mut self, now: Now, id: PeerId, address: SocketAddr, outbox: &mut Outbox) {
         let kept = self.peer(id).is_some_and(|peer| {
             let session = peer.sessions.current.as_ref();
@@ -143,7 +148,7 @@ impl Tunnel {
         }
     }
 
-    /// By the way in use. What is lost is asked again with the next knock.
+    /// Sends a probe request over the path in use. A lost one is repeated with the next punch.
     fn send_probe_request(
         &mut self,
         now: Now,
@@ -169,8 +174,8 @@ impl Tunnel {
         peer.sessions.current = Some(session);
     }
 
-    /// One record goes to all: of those that arrive the first is the record, and the others are repeats of it, so that the far end
-    /// misses one at most.
+    /// Sends the same record to all `ports`. The first copy that arrives is taken, the others are
+    /// replays; the peer misses one record at most.
     fn probe_ports(
         &mut self,
         now: Now,
@@ -195,9 +200,9 @@ impl Tunnel {
         };
         envelope.destination.address = *first;
         envelope.destination.source = None;
-        // In a run of its own.
+        // In a GSO run of its own.
         envelope.gso = false;
-        // What is sprayed has a bound of its own.
+        // Probes have a limit of their own.
         let mut outgoing = Outgoing::default();
         let mut writer = RecordWriter::new(outbox, &mut session, &mut outgoing, envelope);
         if writer.probe(probe.id, probe.size.into()).is_ok() {
@@ -236,7 +241,8 @@ mod tests {
         }
     }
 
-    /// A tunnel behind this with ten thousand peers, all by a relay and seen as one address.
+    /// A tunnel behind this NAT with ten thousand peers, all relayed and with the same outer
+    /// address.
     fn tunnel(v4: Mapping) -> Tunnel {
         let mut tunnel = Tunnel::new(TunnelConfig {
             protocol: Protocol::Native,
@@ -263,7 +269,7 @@ mod tests {
         tunnel
     }
 
-    /// Has all of these looked at; which of all are busy then.
+    /// Polls these peers; returns all busy ones.
     fn look(
         tunnel: &mut Tunnel,
         ids: std::ops::Range<u32>,
@@ -295,7 +301,7 @@ mod tests {
             assert_eq!(tunnel.searches.probing.len(), MAX_PROBING);
         };
         look(0..5000, 0, [0, 1, 2, 3]);
-        // They have no sessions: two seconds later their sprays have come to a standstill, and do not go on beside others'.
+        // They have no sessions, so their runs stall within two seconds and make way for others.
         look(5000..10_000, 2000, [5000, 5001, 5002, 5003]);
         look(0..10_000, 2050, [5000, 5001, 5002, 5003]);
         let sent = tunnel.peers().map(|peer| peer.birthday.probes());
@@ -309,7 +315,7 @@ mod tests {
         look(&mut tunnel, 0..10_000, 0, Birthday::is_open);
         look(&mut tunnel, 0..10_000, 3000, Birthday::is_open);
         tunnel.remove_peer(PeerId(0));
-        // Who comes next is given its number.
+        // The next peer gets the number of the removed one.
         let punches = tunnel.take_punches();
         let punches: Vec<PeerId> = punches.iter().map(|punch| punch.peer).collect();
         assert_eq!(punches, [PeerId(1)]);
@@ -328,7 +334,7 @@ mod tests {
         };
         look(0, &[]);
         look(3000, &[0, 1]);
-        // 15 s later they are closed.
+        // Their ports close after 15 s.
         look(18_000, &[2, 3]);
     }
 }
