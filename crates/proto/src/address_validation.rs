@@ -1,39 +1,43 @@
-//! Whether a peer receives at its endpoint, and how much may be sent there until that is known (RFC 9000, sections 8 and 9.3).
+//! Address validation: how much may be sent to an endpoint until the peer is known to receive there
+//! (RFC 9000, sections 8 and 9.3).
 //!
-//! Where an authentic datagram came from is what its source field says, which a peer gone bad can forge, or who stands between can
-//! change: without a bound it would have us send to a stranger whatever we have for it. So an endpoint that only such a datagram names
-//! is sent [`FACTOR`] times the bytes that came from it, of whatever kind, and packets wait. A *check* is sent at once: a PROBE whose
-//! number and size are random. Its acknowledgement proves the endpoint, and so does the first record in a session whose response
-//! went there alone. An endpoint that nobody proves for [`GIVE_UP`] is left for the one before.
+//! The source address of an authenticated datagram can be forged by a malicious peer and changed by
+//! an attacker on the path. Without a limit, this host could be made to flood a third party.
+//! Therefore an endpoint that only such a datagram names is sent at most [`FACTOR`] times the bytes
+//! received from it, and packets wait. A *check*, a PROBE with a random number and size, is sent at
+//! once. Its acknowledgement validates the endpoint, and so does the first record of a session
+//! whose response was sent to that address only. If an endpoint is not validated within
+//! [`GIVE_UP`], the previous one is used again.
 //!
-//! Native only: WireGuard has no message that could prove an address before a session is renewed.
+//! Native protocol only: WireGuard has no message that could validate an address before a session
+//! is renewed.
 
 use crate::paths::Check;
 use crate::rng::Rng;
 use crate::time::Instant;
 use std::time::Duration;
 
-/// What may be sent for each byte received (RFC 9000, section 8.1).
+/// Bytes that may be sent for each byte received (RFC 9000, section 8.1).
 pub const FACTOR: usize = 3;
-/// Between two checks of the same endpoint.
+/// Interval between two checks of an endpoint.
 const ASK_EVERY: Duration = Duration::from_millis(500);
-/// From the first datagram until an endpoint that did not answer is left.
+/// Time from the first datagram until an unvalidated endpoint is abandoned.
 const GIVE_UP: Duration = Duration::from_secs(3);
-/// Acknowledgements of what was never sent, from which on a check is another: it cannot be guessed.
+/// Unknown acknowledgements after which the check is replaced, so that it cannot be guessed.
 const MAX_WRONG: u8 = 4;
-/// The largest check, in UDP payload bytes.
+/// Maximum size of a check in bytes of UDP payload.
 const LARGEST_CHECK: usize = 52;
 
-/// What is known of one endpoint: it is proven unless there is something to prove.
+/// Validation state of one endpoint. The default is a validated endpoint.
 #[derive(Debug, Default)]
 pub struct AddressValidation(Option<Claim>);
 
-/// An endpoint that a datagram has named, and nothing else yet.
+/// An endpoint that only a datagram has named.
 #[derive(Debug)]
 struct Claim {
-    /// Bytes that may be sent there.
+    /// Bytes that may still be sent there.
     credit: usize,
-    /// When a datagram last came from there after a pause.
+    /// When a datagram first arrived from there, or arrived again after a pause.
     since: Instant,
     ask_at: Instant,
     check: Option<Check>,
@@ -41,7 +45,7 @@ struct Claim {
 }
 
 impl AddressValidation {
-    /// Of an endpoint that a datagram just named.
+    /// State of an endpoint that a datagram has just named.
     pub fn required(now: Instant) -> AddressValidation {
         AddressValidation(Some(Claim {
             credit: 0,
@@ -52,13 +56,13 @@ impl AddressValidation {
         }))
     }
 
-    /// Whether as much may be sent as there is.
+    /// Whether the endpoint is validated, so that there is no limit.
     #[inline]
     pub fn is_complete(&self) -> bool {
         self.0.is_none()
     }
 
-    /// An authentic datagram of so many bytes came from there.
+    /// Adds credit for an authenticated datagram of this many bytes.
     #[inline]
     pub fn received(&mut self, bytes: usize, now: Instant) {
         if let Some(claim) = &mut self.0 {
@@ -70,19 +74,20 @@ impl AddressValidation {
         }
     }
 
-    /// Whether so many bytes may be sent.
+    /// Whether this many bytes may be sent.
     pub fn allows(&self, bytes: usize) -> bool {
         self.0.as_ref().is_none_or(|claim| bytes <= claim.credit)
     }
 
-    /// Bytes of packets that may be sent, with two checks left; none is held up once it is given.
+    /// Bytes of packets that may be sent, with credit for two checks held back. Unlimited once
+    /// validated.
     pub fn for_packets(&self) -> usize {
         self.0.as_ref().map_or(usize::MAX, |claim| {
             claim.credit.saturating_sub(2 * LARGEST_CHECK)
         })
     }
 
-    /// Takes so many bytes off what may be sent; false if there are not as many.
+    /// Takes this many bytes of credit. Returns false if there is less.
     #[inline]
     pub fn take(&mut self, bytes: usize) -> bool {
         match &mut self.0 {
@@ -97,7 +102,7 @@ impl AddressValidation {
         }
     }
 
-    /// The check to send now, if one is due. It is the same again while it may be answered.
+    /// Returns the check to send if one is due. The same check is repeated until it is answered.
     pub fn ask(&mut self, now: Instant, rng: &mut dyn Rng) -> Option<Check> {
         let claim = self.0.as_mut()?;
         if now < claim.ask_at || claim.is_abandoned(now) {
@@ -108,18 +113,18 @@ impl AddressValidation {
         (usize::from(check.size) <= claim.credit).then_some(check)
     }
 
-    /// When there is something to do: to send a check, or to leave the endpoint.
+    /// When to send the next check or to abandon the endpoint.
     pub fn next_wakeup(&self, now: Instant) -> Option<Instant> {
         let claim = self.0.as_ref()?;
         (!claim.is_abandoned(now)).then(|| claim.ask_at.min(claim.since + GIVE_UP))
     }
 
-    /// Whether it was asked in vain for long enough.
+    /// Whether validation has failed.
     pub fn is_abandoned(&self, now: Instant) -> bool {
         self.0.as_ref().is_some_and(|claim| claim.is_abandoned(now))
     }
 
-    /// A check was acknowledged; true if it was this one: then the endpoint is proven.
+    /// Handles an acknowledged check. Returns true if it was this endpoint's: it is then validated.
     pub fn acknowledged(&mut self, check: Check) -> bool {
         let fits = self.0.as_ref().is_some_and(|c| c.check == Some(check));
         if fits {
@@ -128,7 +133,7 @@ impl AddressValidation {
         fits
     }
 
-    /// Something was acknowledged that was never sent.
+    /// Handles an acknowledgement of a check that was never sent.
     pub fn on_unknown_ack(&mut self) {
         if let Some(claim) = &mut self.0 {
             claim.wrong += 1;

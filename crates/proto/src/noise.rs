@@ -38,7 +38,7 @@ mod resolver;
 /// The Noise protocol name, the paper's CONSTRUCTION.
 pub const PROTOCOL_NAME: &str = "Noise_IKpsk2_25519_ChaChaPoly_BLAKE2s";
 
-/// Why a handshake message was not made or not accepted.
+/// Why a handshake message was not created or not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HandshakeError {
     /// Not the expected message: another type, or reserved bytes that are not zero.
@@ -64,7 +64,8 @@ pub enum HandshakeError {
         /// The receiver index in the message.
         found: u32,
     },
-    /// The AEAD did not verify: altered, for another key, or with another preshared key.
+    /// The AEAD does not verify: the message was altered, is for another key, or uses another
+    /// preshared key.
     #[error(
         "handshake message does not authenticate: altered on the way, or the keys (preshared key \
          included) differ between the ends"
@@ -73,7 +74,7 @@ pub enum HandshakeError {
     /// A Diffie-Hellman result was zero.
     #[error("public key of low order: no secret can be agreed with it")]
     LowOrderPoint,
-    /// The payload exceeds what this protocol carries.
+    /// The payload exceeds the maximum of this protocol.
     #[error("handshake payload of {found} bytes, more than {maximum}")]
     PayloadTooLong {
         /// Size of the payload in bytes.
@@ -81,7 +82,7 @@ pub enum HandshakeError {
         /// Largest size allowed.
         maximum: usize,
     },
-    /// The buffer given for the message is too small.
+    /// The buffer for the message is too small.
     #[error("buffer of {found} bytes for a handshake message of {needed}")]
     BufferTooSmall {
         /// Size of the buffer in bytes.
@@ -107,17 +108,17 @@ impl From<snow::Error> for HandshakeError {
     }
 }
 
-/// What a finished handshake leaves to the session.
+/// The result of a handshake, for the session.
 pub struct Established {
-    /// Index the peer puts on what it sends here.
+    /// Index that the peer puts on datagrams to this host.
     pub local_index: u32,
-    /// Index to put on what is sent to the peer.
+    /// Index to put on datagrams to the peer.
     pub remote_index: u32,
-    /// Key of what is sent.
+    /// Key for sending.
     pub send: Zeroizing<[u8; KEY_LEN]>,
-    /// Key of what is received.
+    /// Key for receiving.
     pub receive: Zeroizing<[u8; KEY_LEN]>,
-    /// Noise handshake hash: the same at both ends, over all that was said; binds to the channel.
+    /// Noise handshake hash: the same at both ends, over the whole transcript; a channel binding.
     pub handshake_hash: [u8; 32],
     /// The peer's payload: its offer at the responder, its choice at the initiator.
     pub payload: Vec<u8>,
@@ -132,10 +133,11 @@ impl fmt::Debug for Established {
     }
 }
 
-/// Writes an initiation to `remote` into `out` and returns its size; mac2 is left zero for
+/// Writes an initiation to `remote` into `out` and returns its length. mac2 is left zero for
 /// [`cookie::CookieJar::stamp`] to fill in.
 ///
-/// `timestamp` must be greater than in any initiation before. `payload` must be empty for WireGuard.
+/// `timestamp` must be greater than in any earlier initiation. `payload` must be empty for
+/// WireGuard.
 #[allow(clippy::too_many_arguments)]
 pub fn create_initiation(
     protocol: Protocol,
@@ -185,13 +187,13 @@ pub struct Initiator {
 }
 
 impl Initiator {
-    /// The index the response must name as its receiver.
+    /// The receiver index that the response must have.
     pub const fn local_index(&self) -> u32 {
         self.local_index
     }
 
-    /// Completes the handshake with a response. A message that is refused changes nothing: the
-    /// true response may still come.
+    /// Completes the handshake with a response. A refused message changes nothing: the true
+    /// response may still arrive.
     pub fn consume_response(&mut self, message: &[u8]) -> Result<Established, HandshakeError> {
         let protocol = self.protocol;
         check_header(message, protocol.response_type(), &protocol.response_len())?;
@@ -225,9 +227,9 @@ impl fmt::Debug for Initiator {
     }
 }
 
-/// Reads an initiation. Success proves only that someone with the private key of
-/// [`remote`](ReceivedInitiation::remote) made it once for this host: the caller still has to know
-/// that key as a peer's and to find the stamp greater than that peer's last.
+/// Reads an initiation. Success proves only that a holder of the private key of
+/// [`remote`](ReceivedInitiation::remote) created it once for this host. The caller still has to
+/// check that the key is a peer's and that the timestamp is greater than that peer's last.
 pub fn consume_initiation(
     protocol: Protocol,
     identity: &Identity,
@@ -264,11 +266,11 @@ pub fn consume_initiation(
     })
 }
 
-/// An initiation that authenticates and waits for the caller's judgement.
+/// An authenticated initiation that the caller has not accepted yet.
 pub struct ReceivedInitiation {
-    /// Whom it is from.
+    /// The sender's static key.
     pub remote: PublicKey,
-    /// When it was made, by the sender's account.
+    /// When it was created, by the sender's clock.
     pub timestamp: Tai64n,
     /// The sender's capabilities; empty for WireGuard.
     pub payload: Vec<u8>,
@@ -280,11 +282,11 @@ pub struct ReceivedInitiation {
 }
 
 impl ReceivedInitiation {
-    /// Writes the response into `out` and returns the session with the response's size; mac2 is
+    /// Writes the response into `out` and returns the session with the response's length. mac2 is
     /// left zero for [`cookie::CookieJar::stamp`]. `payload` must be empty for WireGuard.
     ///
     /// The session must not send data before it has received some: the response may be lost, and
-    /// an initiation whose response is lost may be one replayed to us.
+    /// the initiation may be a replay.
     pub fn create_response(
         mut self,
         psk: &PresharedKey,
@@ -324,7 +326,7 @@ impl fmt::Debug for ReceivedInitiation {
     }
 }
 
-/// Takes the transport keys out of a finished handshake.
+/// Extracts the transport keys of a finished handshake.
 fn established(
     state: &mut HandshakeState,
     local_index: u32,
@@ -353,7 +355,7 @@ fn established(
     }
 }
 
-/// The first `len` bytes of `out`, zeroed, if payload and buffer are within bounds.
+/// Returns the first `len` bytes of `out`, zeroed, if payload and buffer are within bounds.
 fn message_buffer<'a>(
     protocol: Protocol,
     payload: &[u8],

@@ -1,15 +1,15 @@
-//! The two protocols side by side: all that tells a native handshake from a WireGuard one.
+//! Differences between the native and the WireGuard handshake.
 
 use std::ops::RangeInclusive;
 
 use crate::constants::*;
 
-/// Which of the two protocols a handshake belongs to.
+/// The protocol of a handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Protocol {
     /// WireGuard, bit for bit.
     WireGuard,
-    /// Seikan's own: the same handshake under another name, with a payload of capabilities.
+    /// Seikan's own: the same handshake with another prologue, and with a payload of capabilities.
     Native,
 }
 

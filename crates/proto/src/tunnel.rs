@@ -46,49 +46,49 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-/// Sessions and handshakes at a time; each peer needs at most four indices.
+/// Maximum number of sessions and pending handshakes. Each peer needs at most four indices.
 const MAX_INDICES: usize = 1 << 20;
 
-/// The time, as the driver read it.
+/// The time, as read by the driver.
 #[derive(Clone, Copy, Debug)]
 pub struct Now {
-    /// Since boot, suspended time included.
+    /// Time since boot, including suspended time.
     pub mono: Instant,
-    /// Since the Unix epoch, for handshake timestamps only.
+    /// Time since the Unix epoch; used only for handshake timestamps.
     pub wall: Duration,
 }
 
 /// How a peer is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reachability {
-    /// There is no session that could be sent in, or nothing comes back.
+    /// There is no session that may send, or nothing comes back.
     Unreachable,
-    /// In one direction at least by a relay.
+    /// Over a relay, in one direction at least.
     Relayed,
-    /// Both ways, as far as is known here.
+    /// Directly in both directions, as far as this end knows.
     Direct,
 }
 
-/// What a tunnel is made with.
+/// Parameters of a new tunnel.
 pub struct TunnelConfig {
     /// WireGuard or native.
     pub protocol: Protocol,
-    /// Our static key.
+    /// Static private key of this host.
     pub private_key: PrivateKey,
-    /// MTU of the TUN device.
+    /// MTU of the TUN device in bytes.
     pub inner_mtu: u32,
-    /// The TUN device takes super-packets and partial checksums.
+    /// Whether the TUN device takes super-packets and partial checksums.
     pub offload: bool,
     /// AEADs in order of preference (native).
     pub ciphers: Vec<Cipher>,
-    /// The outer header gets the DSCP of the inner packet (RFC 2983, uniform model), which shows the path what kind of
-    /// traffic it carries; otherwise data has DSCP 0 (pipe model).
+    /// Copy the DSCP of the inner packet to the outer header (RFC 2983, uniform model), which
+    /// reveals the kind of traffic to the path. Otherwise data has DSCP 0 (pipe model).
     pub copy_dscp: bool,
-    /// Where randomness comes from.
+    /// Random source.
     pub rng: Box<dyn Rng + Send>,
 }
 
-/// One tunnel.
+/// One tunnel: an identity and its peers.
 pub struct Tunnel {
     protocol: Protocol,
     identity: Identity,
@@ -96,7 +96,7 @@ pub struct Tunnel {
     inner_mtu: u32,
     offload: bool,
     ciphers: Vec<Cipher>,
-    /// What of the inner packet's traffic class goes into the outer header.
+    /// Bits of the inner packet's traffic class that are copied to the outer header.
     class_mask: u8,
     peers: PeerTable,
     by_key: BTreeMap<PublicKey, PeerId>,
@@ -105,51 +105,51 @@ pub struct Tunnel {
     flood_protection: FloodProtection,
     clock: Tai64nClock,
     rng: Box<dyn Rng + Send>,
-    /// When to poll for which peer; one entry each at most ([`Peer::scheduled`]).
+    /// Wake-up queue; at most one entry for each peer ([`Peer::scheduled`]).
     wakeups: BTreeSet<(Instant, PeerId)>,
     scratch: Scratch,
-    /// See [`Tunnel::take_sought`].
+    /// See [`Tunnel::take_peers_to_call`].
     peers_to_call: Vec<PeerId>,
-    /// Questions so far whether a peer answers: the number of the latest.
+    /// Number of pings so far, which is the number of the latest.
     pings_sent: u64,
-    /// What is before this host.
+    /// Mapping behaviour of this host's NATs.
     nat_mappings: NatMappings,
-    /// See [`Tunnel::take_punches`]; one for each peer at most.
+    /// See [`Tunnel::take_punches`]; at most one for each peer.
     punches: Vec<Punch>,
     searches: birthday::Searches,
-    /// What belongs to no peer, and what belonged to peers that were removed.
+    /// Counts without a peer, and counts of removed peers.
     unattributed: PeerCounters,
 }
 
-/// Who this host was until lately, for peers that do not know its new key yet.
+/// The identity before the last key rotation, for peers that do not know the new key yet.
 struct PreviousIdentity {
     identity: Identity,
     cookies: CookieChecker,
-    /// Nobody is answered as it from then on.
+    /// When it expires.
     until: Instant,
 }
 
-/// Against floods of handshakes.
+/// Protection against floods of handshakes.
 struct FloodProtection {
     cookies: CookieChecker,
     load: LoadMeter,
-    /// Handshake messages with a right mac1 within the second that began at the instant.
+    /// Start of the current second, and number of handshake messages with a valid mac1 in it.
     recent: (Instant, u32),
 }
 
-/// Memory that lives between batches, so that nothing is allocated for one.
+/// Buffers kept between batches, so that a batch allocates nothing.
 #[derive(Default)]
 struct Scratch {
     routed: Vec<(PeerId, u32)>,
     touched: Vec<PeerId>,
     source: LookupCache,
     destination: LookupCache,
-    /// For the timers of data, which start anew with almost every answer.
+    /// Random bytes for the data timers, which restart on almost every reply.
     jitter: BufferedRng,
 }
 
 impl Tunnel {
-    /// A tunnel without peers.
+    /// Creates a tunnel without peers.
     pub fn new(config: TunnelConfig) -> Tunnel {
         let identity = Identity::new(config.private_key);
         Tunnel {
@@ -178,18 +178,18 @@ impl Tunnel {
         }
     }
 
-    /// WireGuard or native.
+    /// The protocol of this tunnel.
     pub fn protocol(&self) -> Protocol {
         self.protocol
     }
 
-    /// Our key pair.
+    /// The key pair of this host.
     pub fn identity(&self) -> &Identity {
         &self.identity
     }
 
-    /// Takes on another identity: every session and pending handshake ends. A peer that has the
-    /// new key is removed, as nobody is their own peer.
+    /// Changes the identity and ends every session and pending handshake. A peer with the new key
+    /// is removed, because a host is not its own peer.
     pub fn set_private_key(&mut self, private_key: PrivateKey) {
         self.identity = Identity::new(private_key);
         self.flood_protection = FloodProtection::new(self.protocol, &self.identity);
@@ -200,8 +200,9 @@ impl Tunnel {
         self.end_sessions();
     }
 
-    /// Takes on another identity, and keeps every session: each ends when a handshake under the new key has replaced it, or when it
-    /// is too old. For so long ([`REJECT_AFTER_TIME`]) who does not know the new key is answered under the former one.
+    /// Changes the identity and keeps every session. A session ends when a handshake under the new
+    /// key replaces it, or when it expires. Peers that do not know the new key are answered under
+    /// the previous one for [`REJECT_AFTER_TIME`].
     pub fn rotate_private_key(&mut self, private_key: PrivateKey, now: Instant) {
         let identity = Identity::new(private_key);
         if identity.public() == self.identity.public() {
@@ -218,8 +219,9 @@ impl Tunnel {
         });
     }
 
-    /// A peer has another key from now on, and is otherwise who it was: its sessions stay until a handshake under the new key has
-    /// replaced them. False if there is no such peer, or the key is another's or our own.
+    /// Changes the key of a peer and keeps its sessions until a handshake under the new key
+    /// replaces them. Returns false if there is no such peer, or if the key belongs to another peer
+    /// or to this host.
     pub fn rotate_peer_key(&mut self, id: PeerId, key: PublicKey) -> bool {
         if key == *self.identity.public() || self.by_key.contains_key(&key) {
             return false;
@@ -230,7 +232,8 @@ impl Tunnel {
         };
         let previous = std::mem::replace(&mut peer.public_key, key);
         peer.handshake.cookie = CookieJar::new(protocol, &key);
-        // Nothing that was said under the former key counts for this one: not how late it was, nor an initiation to it.
+        // State that depends on the previous key is void: the last timestamp, and a pending
+        // initiation to it.
         peer.handshake.last_timestamp = None;
         if let Some(pending) = peer.handshake.pending.take() {
             self.indices.remove(pending.initiator.local_index());
@@ -240,7 +243,7 @@ impl Tunnel {
         true
     }
 
-    /// Begins a handshake with a peer if there is a session that it would replace.
+    /// Starts a handshake with a peer if there is a session to replace.
     pub fn renew(&mut self, now: Now, id: PeerId, outbox: &mut Outbox) {
         let wanted = self
             .peer_mut(id)
@@ -251,7 +254,7 @@ impl Tunnel {
         }
     }
 
-    /// Ends every session and pending handshake. The next initiation need not wait.
+    /// Ends every session and pending handshake. The next initiation is not delayed.
     pub fn end_sessions(&mut self) {
         for id in self.by_key.values().copied().collect::<Vec<_>>() {
             self.forget_sessions(id);
@@ -261,8 +264,8 @@ impl Tunnel {
         }
     }
 
-    /// Begins a handshake with every peer that has an endpoint: they are to know where this identity is
-    /// now.
+    /// Starts a handshake with every peer that has an endpoint, so that they learn this host's new
+    /// identity and address.
     pub fn greet(&mut self, now: Now, outbox: &mut Outbox) {
         for id in self.by_key.values().copied().collect::<Vec<_>>() {
             let wanted = self
@@ -275,32 +278,33 @@ impl Tunnel {
         }
     }
 
-    /// Tells the MTU of the TUN device after it changed.
+    /// Sets the MTU of the TUN device after a change.
     pub fn set_inner_mtu(&mut self, mtu: u32) {
         self.inner_mtu = mtu;
     }
 
-    /// All peers, ordered by key.
+    /// Returns all peers, ordered by key.
     pub fn peers(&self) -> impl Iterator<Item = &Peer> {
         self.by_key.values().filter_map(|id| self.peer(*id))
     }
 
-    /// The peer with this number.
+    /// Returns the peer with this number.
     pub fn peer(&self, id: PeerId) -> Option<&Peer> {
         self.peers.get(id.0 as usize)?.as_ref()
     }
 
-    /// The peer with this key.
+    /// Returns the number of the peer with this key.
     pub fn peer_by_key(&self, key: &PublicKey) -> Option<PeerId> {
         self.by_key.get(key).copied()
     }
 
-    /// The prefixes that belong to a peer.
+    /// Returns the prefixes of a peer.
     pub fn allowed_ips(&self, peer: PeerId) -> impl Iterator<Item = IpNet> {
         self.allowed_ips.iter_peer(peer)
     }
 
-    /// Adds a peer, or finds the one that has this key. `None` for our own key.
+    /// Adds a peer, or returns the existing one with this key. Returns `None` for this host's own
+    /// key.
     pub fn add_peer(&mut self, key: PublicKey) -> Option<PeerId> {
         if key == *self.identity.public() {
             return None;
@@ -314,7 +318,7 @@ impl Tunnel {
         Some(id)
     }
 
-    /// Removes a peer with all that belongs to it; its counts stay in the tunnel's sum.
+    /// Removes a peer and all its state. Its counts stay in the totals.
     pub fn remove_peer(&mut self, id: PeerId) {
         self.forget_sessions(id);
         let Some(mut peer) = self.peers.remove(id) else {
@@ -342,14 +346,15 @@ impl Tunnel {
         }
     }
 
-    /// Sets where the peer is.
+    /// Sets the endpoint of a peer.
     pub fn set_endpoint(&mut self, id: PeerId, endpoint: SocketAddr) {
         if let Some(peer) = self.peer_mut(id) {
             peer.path.move_to(endpoint, None);
         }
     }
 
-    /// Sets where else the peer may be, the best first ([`Paths::set_signalled`](crate::paths::Paths::set_signalled)).
+    /// Sets the signalled candidates of a peer, best first
+    /// ([`Paths::set_signalled`](crate::paths::Paths::set_signalled)).
     pub fn set_candidates(&mut self, id: PeerId, candidates: &[SocketAddr], now: Instant) {
         if let Some(peer) = self.peer_mut(id)
             && peer.paths.set_signalled(candidates)
@@ -360,7 +365,7 @@ impl Tunnel {
         self.reschedule(id, now, now);
     }
 
-    /// Sets by which relays the peer is reached ([`Paths::set_relays`](crate::paths::Paths::set_relays)).
+    /// Sets the relays of a peer ([`Paths::set_relays`](crate::paths::Paths::set_relays)).
     pub fn set_relays(&mut self, id: PeerId, relays: &[SocketAddr]) {
         if let Some(peer) = self.peer_mut(id)
             && peer.paths.set_relays(relays, peer.path.endpoint)
@@ -370,7 +375,7 @@ impl Tunnel {
         }
     }
 
-    /// How the peer is reached at this time.
+    /// Returns how the peer is reached at this time.
     pub fn reached(&self, id: PeerId, now: Instant) -> Reachability {
         let Some(peer) = self.peer(id) else {
             return Reachability::Unreachable;
@@ -391,13 +396,14 @@ impl Tunnel {
         }
     }
 
-    /// The peer to whom packets for an address go.
+    /// Returns the peer that packets to `address` are routed to.
     pub fn peer_at(&self, address: IpAddr) -> Option<PeerId> {
         self.allowed_ips.lookup(address)
     }
 
-    /// Sets what a peer may begin to send here, and where: whatever it likes, anywhere, until then. TCP connections to these addresses go
-    /// on; UDP that this host has begun is answered from when it next sends, if the peer could begin everything before.
+    /// Sets the services that a peer may use here, and at which addresses. Without a call it may
+    /// send anything to any address. TCP connections to these addresses continue. If the peer was
+    /// unrestricted before, UDP replies to this host pass once this host sends again.
     pub fn set_filter(&mut self, id: PeerId, filter: Filter, to: Destinations) {
         if let Some(peer) = self.peer_mut(id) {
             peer.filter = StatefulFilter::set(peer.filter.take(), filter, to);
@@ -412,22 +418,22 @@ impl Tunnel {
         self.reschedule(id, now, now);
     }
 
-    /// Gives a prefix to a peer, taking it from whoever had it.
+    /// Assigns a prefix to a peer. A previous owner loses it.
     pub fn add_allowed_ip(&mut self, id: PeerId, prefix: IpNet) {
         self.allowed_ips.insert(prefix, id);
     }
 
-    /// Takes a prefix from a peer, if it is the peer's.
+    /// Removes a prefix from a peer, if the peer owns it.
     pub fn remove_allowed_ip(&mut self, id: PeerId, prefix: IpNet) {
         self.allowed_ips.remove(prefix, id);
     }
 
-    /// Takes all prefixes from a peer.
+    /// Removes all prefixes of a peer.
     pub fn clear_allowed_ips(&mut self, id: PeerId) {
         self.allowed_ips.remove_peer(id);
     }
 
-    /// The sum over all peers, past ones included, and what belonged to none.
+    /// The sum over all peers, including removed ones, and of counts without a peer.
     pub fn totals(&self) -> PeerCounters {
         let mut sum = self.unattributed.clone();
         for peer in self.peers.iter().flatten() {
@@ -436,13 +442,13 @@ impl Tunnel {
         sum
     }
 
-    /// Receiver indices in use: one for each session and each initiation that waits for its
-    /// response, so at most four for each peer.
+    /// Number of receiver indices in use: one for each session and each pending initiation, so at
+    /// most four for each peer.
     pub fn indices_in_use(&self) -> usize {
         self.indices.len()
     }
 
-    /// Reports what became of a run: `Ok`, or why the kernel refused it.
+    /// Reports the result of sending a run: `Ok`, or why the kernel refused it.
     pub fn sent(&mut self, run: &Run, result: Result<(), DropReason>) {
         let peer = run
             .peer
@@ -471,12 +477,12 @@ impl Tunnel {
         if result == Err(DropReason::SendTooLarge)
             && let Some(id) = run.peer
         {
-            // The search for the size that fits goes on at once.
+            // The search for a smaller size continues at once.
             self.reschedule(id, Instant::BOOT, Instant::BOOT);
         }
     }
 
-    /// Reports what became of a write to the TUN device.
+    /// Reports the result of a write to the TUN device.
     pub fn delivered(&mut self, write: &Write, result: Result<(), DropReason>) {
         let counters = self.inbound_of(write.peer);
         match result {

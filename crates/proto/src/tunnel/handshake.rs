@@ -1,4 +1,4 @@
-//! Handshakes: ours to start, theirs to answer, cookies under load.
+//! Handshakes: starting them, answering them, and cookies under load.
 
 use super::inbound::Datagram;
 use super::{Now, PreviousIdentity, Reachability, Tunnel};
@@ -16,29 +16,31 @@ use seikan_observe::DropReason;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// Handshake messages with a right mac1 per second from which on cookies are demanded: each costs
-/// several Diffie-Hellman computations, some 200 microseconds. Others cost one hash and count for
-/// nothing, or anybody could have cookies demanded of everybody.
+/// Handshake messages with a valid mac1 per second above which cookies are demanded. Each costs
+/// several Diffie-Hellman computations, some 200 microseconds. Other messages cost one hash and do
+/// not count: otherwise anyone could have cookies demanded of everybody.
 const LOAD_THRESHOLD: u32 = 100;
-/// Peers that are sought at once of which is told; the others are sought again.
+/// Maximum number of peers in [`Tunnel::take_peers_to_call`]; the others follow with their next
+/// attempt.
 const MAX_PEERS_TO_CALL: usize = 64;
-/// Ways that one initiation is sent by, at most, however often they change.
+/// Maximum number of candidates that one initiation is sent to, however often they change.
 const MAX_COPIES: usize = MAX_CANDIDATES + MAX_RELAYS;
 /// DSCP of handshake messages: AF41, as the kernel's (`HANDSHAKE_DSCP` 0x88).
 const HANDSHAKE_TRAFFIC_CLASS: u8 = 0x88;
 
-/// Whom a handshake message is for.
+/// The identity that a handshake message is addressed to.
 #[derive(Clone, Copy)]
 enum RecipientIdentity {
-    /// Who we are.
+    /// The identity in use.
     Current,
-    /// Who we were until lately.
+    /// The identity before the last key rotation.
     Previous,
 }
 
 impl Tunnel {
-    /// The peer tries to reach us, we were told: initiates to wherever it may be, which opens the NATs before us to what it
-    /// sends. Twice a second at most.
+    /// Handles a call-me-maybe: the peer tries to reach this host. Sends an initiation to all
+    /// candidates of the peer, which opens this host's NATs for its packets. At most twice a
+    /// second.
     pub fn on_call_me_maybe(&mut self, now: Now, id: PeerId, outbox: &mut Outbox) {
         let Some(peer) = self.peer_mut(id) else {
             return;
@@ -54,12 +56,13 @@ impl Tunnel {
         }
     }
 
-    /// Peers with candidates that were sent initiations everywhere since this was last asked: it may help to tell them.
+    /// Takes the peers whose candidates were all sent an initiation since the last call. It may
+    /// help to signal a call-me-maybe to them.
     pub fn take_peers_to_call(&mut self) -> Vec<PeerId> {
         std::mem::take(&mut self.peers_to_call)
     }
 
-    /// Sends an initiation, once the timers have said that it is time for one.
+    /// Sends an initiation when the timers allow it.
     pub(super) fn initiate_handshake(&mut self, now: Now, id: PeerId, outbox: &mut Outbox) {
         let Some(peer) = self.peers[id.0 as usize].as_mut() else {
             return;
@@ -77,8 +80,8 @@ impl Tunnel {
         }
     }
 
-    /// Makes an initiation and sends it; false if there is nowhere to send it to, or no index for it: then none was tried, and
-    /// none is repeated.
+    /// Builds an initiation and sends it. Returns false if there is no address or no free index for
+    /// it; it is not repeated then.
     fn initiate(&mut self, now: Now, id: PeerId, everywhere: bool, outbox: &mut Outbox) -> bool {
         let ours = self.capabilities();
         let Some(peer) = self.peers[id.0 as usize].as_mut() else {
@@ -157,8 +160,9 @@ impl Tunnel {
         true
     }
 
-    /// Sends the initiation that waits for its response by the ways that have appeared meanwhile. It is the same one, so that whichever
-    /// copy comes first is answered: another would make the answer to this one void, which may be on its way.
+    /// Repeats the pending initiation to the candidates that were added since. It is the same
+    /// message, so either copy may be answered; a new one would void an answer that is already on
+    /// its way.
     pub(super) fn initiate_to_new_candidates(&mut self, now: Now, id: PeerId, outbox: &mut Outbox) {
         let reached = self.reached(id, now.mono);
         let Some(peer) = self.peer_mut(id) else {
@@ -181,7 +185,7 @@ impl Tunnel {
         }
     }
 
-    /// What we can do, for a native handshake.
+    /// Capabilities of this host, for a native handshake.
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             version: capabilities::VERSION,
@@ -199,7 +203,7 @@ impl Tunnel {
         }
     }
 
-    /// Any message that is not data.
+    /// Handles any message that is not data.
     pub(super) fn handshake_message(
         &mut self,
         now: Now,
@@ -285,7 +289,7 @@ impl Tunnel {
         Ok(id)
     }
 
-    /// We are the responder.
+    /// Handles an initiation, as the responder.
     fn initiation(
         &mut self,
         now: Now,
@@ -307,7 +311,7 @@ impl Tunnel {
         let Some(peer) = self.peers[id.0 as usize].as_mut() else {
             return Err(DropReason::UnknownPeer);
         };
-        // Replayed, or a flood by somebody who has the peer's key (kernel `noise.c`).
+        // A replay, or a flood by somebody with the peer's key (kernel `noise.c`).
         let replayed = peer
             .handshake
             .last_timestamp
@@ -374,7 +378,7 @@ impl Tunnel {
         peer.path.responded = Some(to);
         let validation = &mut peer.path.outgoing.validation;
         validation.received(message.len(), now.mono);
-        // No longer than what it answers.
+        // The response is no longer than the initiation that it answers.
         validation.take(length);
         peer.paths.moved();
         peer.timers.any_authenticated_packet_received(now.mono);
@@ -385,7 +389,7 @@ impl Tunnel {
         Ok(id)
     }
 
-    /// We are the initiator.
+    /// Handles a response, as the initiator.
     fn response(
         &mut self,
         now: Now,
@@ -448,7 +452,8 @@ impl Tunnel {
         peer.counters.inbound.consumed += 1;
         peer.counters.handshakes.completed += 1;
         peer.last_handshake = Some(now.wall);
-        // Sent to that address alone, the initiation was received there; of several it may have been another.
+        // If the initiation was sent to one address only, the response proves that the peer
+        // receives there. If it was sent to several, another one may have arrived.
         if alone || self.protocol == Protocol::WireGuard || peer.paths.is_relay(from.source) {
             peer.path.move_to(from.source, from.destination);
             peer.path.validate();
@@ -462,7 +467,7 @@ impl Tunnel {
         peer.timers.any_authenticated_packet_received(now.mono);
         peer.timers.handshake_complete();
         peer.timers.session_derived(now.mono);
-        // The responder may not send before it has received something (whitepaper 5.1).
+        // The responder may not send before it has received data (whitepaper 5.1).
         if peer.staged.is_empty() || !peer.path.is_validated() {
             self.send_keepalive(now, id, outbox);
         }
@@ -470,10 +475,12 @@ impl Tunnel {
     }
 }
 
-/// Where an initiation goes: to where the peer is, and if told so by all other ways to it. Of the copies the first that comes
-/// is answered, and by that way; the others are replays. Two peers that do so at once open the NATs between them. A way that was lost
-/// is left out at first: what gets through it may be answered by it, where nothing comes back.
-/// So is an endpoint that is not proven and to which so many bytes may not be sent.
+/// The addresses that an initiation is sent to: the endpoint and, if `everywhere`, all candidates.
+/// The peer answers the first copy that arrives, over the same path; the others are replays to it.
+/// If both peers do so at once, they open the NATs between them.
+///
+/// A lost endpoint is left out at first: the peer might answer the copy that arrives there, over a
+/// path on which nothing returns. So is an unvalidated endpoint without enough credit.
 fn initiation_destinations(peer: &Peer, everywhere: bool, length: usize) -> Vec<Destination> {
     let mut all: Vec<Destination> = Vec::new();
     if everywhere {
@@ -492,7 +499,7 @@ fn initiation_destinations(peer: &Peer, everywhere: bool, length: usize) -> Vec<
     all
 }
 
-/// An address from which nothing has come yet.
+/// The destination for an address without a known local address.
 fn towards(address: SocketAddr) -> Destination {
     Destination {
         address,
@@ -501,7 +508,7 @@ fn towards(address: SocketAddr) -> Destination {
     }
 }
 
-/// The responder's part of the negotiation.
+/// The responder's side of the negotiation.
 fn answer(
     ours: &Capabilities,
     offer: &[u8],
@@ -511,14 +518,14 @@ fn answer(
     Ok((theirs, choice, agreed.cipher))
 }
 
-/// The initiator's part.
+/// The initiator's side of the negotiation.
 fn accept(ours: &Capabilities, choice: &[u8]) -> Result<(Capabilities, Cipher), CapabilityError> {
     let theirs = Capabilities::parse(choice)?;
     let agreed = ours.accept(&theirs)?;
     Ok((theirs, agreed.cipher))
 }
 
-/// Counts a handshake message and says whether there are too many.
+/// Counts a handshake message. Returns whether there are too many in this second.
 fn busy((since, count): &mut (Instant, u32), now: Instant) -> bool {
     if now.duration_since(*since) >= Duration::from_secs(1) {
         (*since, *count) = (now, 0);
@@ -527,8 +534,8 @@ fn busy((since, count): &mut (Instant, u32), now: Instant) -> bool {
     *count > LOAD_THRESHOLD
 }
 
-/// Puts a message that is not data into the outbox. Without room it is lost, as on any network;
-/// the timers repeat it.
+/// Queues a message that is not data. If the outbox is full the message is lost, as on any network,
+/// and the timers repeat it.
 fn post(outbox: &mut Outbox, to: &Destination, peer: Option<PeerId>, message: &[u8]) {
     if let Some(mut slot) = outbox.reserve(message.len()) {
         slot.bytes().copy_from_slice(message);

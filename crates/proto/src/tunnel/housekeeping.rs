@@ -1,4 +1,4 @@
-//! What happens by the clock: timers, probes, reports, and what waited for a handshake.
+//! Timed work: timers, probes, reports and staged packets.
 
 use super::{Now, Tunnel};
 use crate::inbox::Inbox;
@@ -13,7 +13,7 @@ use crate::timers::{self, Action};
 use seikan_observe::DropReason;
 use std::time::Duration;
 
-/// Pause before something that was due but could not be done is tried again.
+/// Delay before work that was due but could not be done is retried.
 const RETRY: Duration = Duration::from_millis(1);
 
 /// Why the tunnel wants to be polled.
@@ -21,46 +21,47 @@ const RETRY: Duration = Duration::from_millis(1);
 pub enum WakeReason {
     /// A timer of the handshake protocol.
     Timer(timers::WakeReason),
-    /// The path's MTU is to be probed.
+    /// An MTU probe is due.
     PathProbe,
-    /// Ways to the peer are to be checked.
+    /// Candidates are to be checked.
     PathCheck,
-    /// A port of a symmetric NAT is searched for.
+    /// Port probing has work to do.
     PortSearch,
-    /// The endpoint is to be proven, or left.
+    /// The endpoint is to be validated or abandoned.
     AddressValidation,
-    /// Somebody asks whether the peer answers.
+    /// A ping waits to be sent.
     Ping,
     /// A health report is due.
     HealthReport,
-    /// Fragments have waited too long.
+    /// Fragments have expired.
     Reassembly,
-    /// Packets wait that may be sent now.
+    /// Staged packets may be sent.
     Staged,
-    /// An initiation waits for its response, and has not been sent by every way yet.
+    /// A pending initiation has not been sent to every candidate.
     NewCandidate,
 }
 
 impl Tunnel {
-    /// When to call [`Tunnel::poll`], and for which peer.
+    /// Returns when to call [`Tunnel::poll`], and for which peer.
     pub fn next_wakeup(&self) -> Option<(Instant, PeerId)> {
         self.wakeups.first().copied()
     }
 
-    /// Why the peer wants to be woken, and when.
+    /// Returns when and why the peer is to be polled.
     pub fn wake_reason(&self, id: PeerId) -> Option<(Instant, WakeReason)> {
         self.deadline(self.peer(id)?, Instant::BOOT)
     }
 
-    /// Does what is due; true if there is more to do once the boxes are emptied.
+    /// Does the work that is due. Returns true if there is more to do once the outbox and inbox are
+    /// emptied.
     pub fn poll(&mut self, now: Now, outbox: &mut Outbox, inbox: &mut Inbox) -> bool {
-        // Its key is erased.
+        // Dropping the identity erases its key.
         self.previous.take_if(|previous| previous.until <= now.mono);
         while let Some((at, id)) = self.wakeups.first().copied() {
             if at > now.mono {
                 return false;
             }
-            // One peer at a time, and only if what it may send is sure to fit.
+            // One peer at a time, and only if all that it may send is sure to fit.
             if outbox.remaining() < 4 * crate::batch::MAX_READ {
                 return true;
             }
@@ -68,7 +69,7 @@ impl Tunnel {
             if let Some(peer) = self.peer_mut(id) {
                 peer.scheduled = None;
                 self.due(now, id, outbox, inbox);
-                // What could not be done now is not tried again in the same instant.
+                // Work that could not be done is not retried in the same instant.
                 self.reschedule(id, now.mono, now.mono + RETRY);
             }
         }
@@ -128,8 +129,8 @@ impl Tunnel {
         }
     }
 
-    /// Erases what is old. After a long sleep the timer may find a handshake that was begun just now,
-    /// for the first packet after it: that one goes on.
+    /// Erases old keys. After a long sleep the timer may find a handshake that has just been
+    /// started for the first packet; that one continues.
     fn zero_keys(&mut self, id: PeerId) {
         let Some(peer) = self.peer_mut(id) else {
             return;
@@ -153,7 +154,7 @@ impl Tunnel {
         }
     }
 
-    /// Asks the peer to prove that it receives at its endpoint, or goes back to the one before.
+    /// Sends a check to an unvalidated endpoint, or returns to the previous endpoint.
     fn validate_endpoint(&mut self, now: Now, id: PeerId, outbox: &mut Outbox) {
         let sending = self.sending(now);
         let Some(peer) = self.peers.get_mut(id.0 as usize).and_then(Option::as_mut) else {
@@ -171,7 +172,7 @@ impl Tunnel {
         {
             let mut writer =
                 RecordWriter::new(outbox, &mut session, &mut peer.path.outgoing, envelope);
-            // Without room it is as good as lost, and another follows.
+            // If the outbox is full, the check counts as lost and another one follows.
             if writer.probe(check.id, check.size.into()).is_ok() {
                 peer.path.mtu.check_sent(session.local_index);
                 peer.timers.any_authenticated_packet_sent(now.mono);
@@ -205,7 +206,8 @@ impl Tunnel {
         if report.is_some() || probe.is_some() {
             let mut writer =
                 RecordWriter::new(outbox, &mut session, &mut peer.path.outgoing, envelope);
-            // There is room (see `poll`); were there none, the next interval brings another.
+            // There is space (see `poll`). If there were none, the next interval would send
+            // another.
             let reported = report.is_none_or(|r| writer.health(&r).is_ok());
             let probed = probe.is_none_or(|(id, size)| writer.probe(id, size).is_ok());
             if writer.finish().is_ok() && reported && probed {
@@ -215,7 +217,7 @@ impl Tunnel {
         peer.sessions.current = Some(session);
     }
 
-    /// Checks the ways to the peer that are to be checked, and begins a handshake where the one in use carries nothing any more.
+    /// Sends the checks that are due. Starts a handshake if the path in use is lost.
     fn check_paths(&mut self, now: Now, id: PeerId, outbox: &mut Outbox) {
         let sending = self.sending(now);
         let Some(peer) = self.peers.get_mut(id.0 as usize).and_then(Option::as_mut) else {
@@ -236,7 +238,7 @@ impl Tunnel {
             else {
                 continue;
             };
-            // Checks of other ways have bounds of their own (`Paths`).
+            // Checks of other candidates have limits of their own (`Paths`).
             let mut other = Outgoing::default();
             let mut outgoing = &mut peer.path.outgoing;
             if Some(address) != peer.path.endpoint {
@@ -245,7 +247,7 @@ impl Tunnel {
                 outgoing = &mut other;
             }
             let mut writer = RecordWriter::new(outbox, &mut session, outgoing, envelope);
-            // Without room it is as good as lost, and another follows.
+            // If the outbox is full, the check counts as lost and another one follows.
             if writer.probe(check.id, check.size.into()).is_ok() {
                 peer.path.mtu.check_sent(session.local_index);
                 peer.timers.any_authenticated_packet_sent(now.mono);
@@ -253,7 +255,7 @@ impl Tunnel {
         }
         peer.sessions.current = Some(session);
         if lost {
-            // The latest may be a moment ago: it went by the way that was lost.
+            // The latest initiation may be recent, but it went over the lost path.
             peer.timers.forget_initiation();
             if peer.timers.want_handshake(now.mono) {
                 self.initiate_handshake(now, id, outbox);
@@ -261,11 +263,11 @@ impl Tunnel {
         }
     }
 
-    /// The earliest thing this peer waits for.
+    /// The earliest deadline of this peer.
     fn deadline(&self, peer: &Peer, now: Instant) -> Option<(Instant, WakeReason)> {
         let has_session = peer.has_session(now);
         let native = has_session && self.protocol == Protocol::Native;
-        // Little is sent to an endpoint that is not proven: all else waits.
+        // Only little may be sent to an unvalidated endpoint; everything else waits.
         let validated = peer.path.is_validated();
         let staged = has_session && validated && !peer.staged.is_empty();
         let ping = native && validated && peer.pings.is_queued();
@@ -275,7 +277,7 @@ impl Tunnel {
             peer.timers
                 .next()
                 .map(|(at, why)| (at, WakeReason::Timer(why))),
-            // Without packets nothing is probed, whatever was begun.
+            // Without packets there is no probing, even if a search has been started.
             (native && validated && probe.max(now) < peer.path.active_until)
                 .then_some((probe, WakeReason::PathProbe)),
             peer.path
@@ -309,8 +311,8 @@ impl Tunnel {
         .min_by_key(|(at, _)| *at)
     }
 
-    /// Enters the peer's next deadline, if it is earlier than the one entered already; `earliest`
-    /// bounds it from below.
+    /// Schedules the peer's next deadline if it is earlier than the scheduled one. `earliest` is a
+    /// lower bound.
     pub(super) fn reschedule(&mut self, id: PeerId, now: Instant, earliest: Instant) {
         let Some(peer) = self.peer(id) else { return };
         let Some((at, _)) = self.deadline(peer, now) else {
@@ -319,7 +321,7 @@ impl Tunnel {
         let at = at.max(earliest);
         let scheduled = peer.scheduled;
         if scheduled.is_none_or(|scheduled| at < scheduled) {
-            // One entry for each peer: those that came too late would pile up.
+            // One entry for each peer, or outdated entries would pile up.
             if let Some(scheduled) = scheduled {
                 self.wakeups.remove(&(scheduled, id));
             }

@@ -1,4 +1,4 @@
-//! From the network to the TUN device: find the session, open in place, check, hand on.
+//! From the network to the TUN device: find the session, decrypt in place, check, deliver.
 
 use super::outbound::clamp_syn;
 use super::{Now, Tunnel};
@@ -22,39 +22,39 @@ use seikan_wire::message::{DATA_HEADER_LEN, DataHeader, TAG_LEN};
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 
-/// What one receive call returned: one datagram, or several of one size that GRO merged.
+/// The result of one receive call: one datagram, or several of the same size that GRO merged.
 #[derive(Clone, Debug)]
 pub struct Datagram {
-    /// Who sent it.
+    /// The sender's address.
     pub source: SocketAddr,
-    /// Which of our addresses it was sent to.
+    /// The local address that it was sent to.
     pub destination: Option<IpAddr>,
-    /// The outer header's DSCP and ECN byte.
+    /// DSCP and ECN byte of the outer header.
     pub traffic_class: u8,
-    /// Where it lies in the arena.
+    /// Position in the arena.
     pub range: Range<usize>,
-    /// Size of each datagram but the last.
+    /// Size of each datagram except the last one.
     pub segment_size: usize,
-    /// The receive buffer was too small: the end is missing.
+    /// The receive buffer was too small, so the end is missing.
     pub truncated: bool,
 }
 
-/// One datagram of a receive, on its way.
+/// One datagram of a receive call.
 struct Arrival<'a> {
     from: &'a Datagram,
     range: Range<usize>,
 }
 
 impl Arrival<'_> {
-    /// The outer header's ECN field.
+    /// The ECN field of the outer header.
     fn ecn(&self) -> u8 {
         self.from.traffic_class & 3
     }
 }
 
 impl Tunnel {
-    /// Takes in received datagrams, whose bytes lie in `arena`, where they are decrypted in place.
-    /// Packets go to `inbox`, answers to `outbox`.
+    /// Processes received datagrams. Their bytes lie in `arena`, where they are decrypted in place.
+    /// Packets are added to `inbox`, answers to `outbox`.
     pub fn inbound(
         &mut self,
         now: Now,
@@ -96,7 +96,7 @@ impl Tunnel {
         self.unattributed.inbound.drops.add(reason, 1);
     }
 
-    /// One datagram. An error is for those that no peer can be charged with.
+    /// Processes one datagram. Returns an error for datagrams that belong to no peer.
     fn datagram(
         &mut self,
         now: Now,
@@ -132,8 +132,9 @@ impl Tunnel {
         }
         let plaintext = session.open(&header, bytes)?;
         peer.counters.received_bytes += bytes.len() as u64;
-        // Stricter than the kernel, which lets any authentic datagram move the endpoint: one that
-        // was overtaken, or held back by somebody, says where the peer was and not where it is.
+        // Stricter than the kernel, which lets any authenticated datagram move the endpoint. A
+        // datagram that was overtaken, or delayed by an attacker, tells where the peer was and not
+        // where it is.
         let newest = session.is_newest(header.counter);
         let derived = session.created;
         let (from, began) = (arrival.from.source, session.initiator);
@@ -150,7 +151,8 @@ impl Tunnel {
             && (peer.path.endpoint != Some(from) || peer.path.source != arrival.from.destination)
         {
             let to = arrival.from.destination;
-            // A relay is not where the peer says that it is, but where we were told to reach it.
+            // The address of a relay was set by the driver, not claimed by the peer, and needs no
+            // validation.
             match self.protocol {
                 Protocol::Native if !peer.paths.is_relay(from) => {
                     peer.path.follow(from, to, now.mono)
@@ -177,7 +179,7 @@ impl Tunnel {
                 peer.counters.inbound.drops.add(DropReason::BadFrame, 1);
                 return Ok(id);
             };
-            // Keepalives too, or their counters would pass for lost.
+            // Keepalives count too, or their counters would be reported as lost.
             let health = &mut peer.path.health;
             let marked = arrival.ecn() == ip::ECN_CE;
             let origin = (derived, from);
@@ -199,12 +201,12 @@ impl Tunnel {
         Ok(id)
     }
 
-    /// The first datagram under a session that we derived as responder.
+    /// Handles the first datagram of a session derived as responder.
     fn confirm_session(&mut self, now: Now, id: PeerId) {
         let Some(peer) = self.peers[id.0 as usize].as_mut() else {
             return;
         };
-        // Who confirms it has received the response.
+        // A peer that confirms the session has received the response.
         if peer.path.responded.take() == peer.path.endpoint {
             peer.path.validate();
         }
@@ -218,7 +220,7 @@ impl Tunnel {
         }
     }
 
-    /// What an authentic, fresh datagram carries.
+    /// Handles the plaintext of an authenticated datagram that is no replay.
     #[expect(
         clippy::too_many_arguments,
         reason = "the batch's four parts, and one datagram"
@@ -282,7 +284,8 @@ impl Tunnel {
     }
 }
 
-/// Checks inner source addresses against the peer's allowed IPs, then the packet against its guard.
+/// Checks the inner source address against the peer's allowed IPs, then the packet against its
+/// filter.
 struct Sources<'a> {
     allowed_ips: &'a AllowedIps,
     cache: &'a mut LookupCache,
@@ -290,7 +293,7 @@ struct Sources<'a> {
 }
 
 impl Sources<'_> {
-    /// `packet` begins with the headers that `ip` was parsed from, down to the transport's.
+    /// `packet` begins with the headers that `ip` was parsed from, up to the transport header.
     fn check(
         &mut self,
         ip: &IpPacket,
@@ -413,8 +416,8 @@ fn native_frame(
     }
 }
 
-/// What needs a device with offload is refused without one: the peer was told (capabilities), and a
-/// checksum that nobody completes would go astray.
+/// Rejects frames that need a TUN device with offload if there is none. The peer knows from the
+/// capabilities, and nobody would complete the checksum.
 fn accept_offload(frame: Frame, offload: bool) -> Result<Frame, DropReason> {
     match frame {
         Frame::Packet { partial: true, .. } | Frame::Slice(_) if !offload => {
@@ -478,7 +481,7 @@ fn control_frame(
             };
             let mut writer =
                 RecordWriter::new(outbox, &mut session, &mut peer.path.outgoing, envelope);
-            // Without room the probe goes unanswered and is sent again.
+            // If the outbox is full, the probe is not acknowledged, and the peer repeats it.
             let answered =
                 writer.probe_ack(id, size.min(65_535) as u16).is_ok() && writer.finish().is_ok();
             peer.sessions.current = Some(session);
@@ -486,13 +489,14 @@ fn control_frame(
                 peer.timers.any_authenticated_packet_sent(sending.now.mono);
             }
         }
-        // Looked at with what the other peers are at (`Tunnel::search_ports`).
+        // Processed together with the state of the other peers (`Tunnel::search_ports`).
         Frame::Ports(request) => peer.birthday.on_request(request),
         Frame::Packet { .. } | Frame::Slice(_) | Frame::Fragment(_) => {}
     }
 }
 
-/// A check arrived by its way, which may be a better one than the one in use; or it was a question of somebody's.
+/// Handles the acknowledgement of a small probe: a check of an address or a candidate, a ping, or a
+/// port probe.
 fn check_answered(peer: &mut Peer, check: Check, now: Instant) {
     if peer.path.outgoing.validation.acknowledged(check) {
         peer.path.mtu.check_answered();
@@ -507,7 +511,7 @@ fn check_answered(peer: &mut Peer, check: Check, now: Instant) {
         return;
     }
     if peer.birthday.is_port_probe(check) {
-        // Its way is known once the peer has sent by it.
+        // The candidate appears once the peer sends from it.
         peer.path.mtu.check_answered();
         return;
     }
