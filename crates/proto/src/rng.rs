@@ -1,4 +1,4 @@
-//! Randomness as the protocol sees it: a source its caller hands in.
+//! Random sources, passed in by the caller.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use std::time::Duration;
 ///
 /// The daemon passes the system's, the simulation a seeded one; `proto` has none of its own.
 pub trait Rng {
-    /// Fills `destination` with random bytes. A source that cannot must not return.
+    /// Fills `destination` with random bytes. A source that cannot do so must not return.
     fn fill(&mut self, destination: &mut [u8]);
 
     /// A random 32-bit number.
@@ -25,7 +25,7 @@ pub trait Rng {
 
     /// A random duration in `[0, bound)`; zero if `bound` is zero.
     ///
-    /// Fit for jitter, not for keys: the multiplication is biased by at most `bound` / 2^64.
+    /// Suitable for jitter, not for keys: the multiplication is biased by at most `bound` / 2^64.
     fn duration_below(&mut self, bound: Duration) -> Duration {
         let bound = bound.as_nanos().min(u128::from(u64::MAX));
         // Lossless: (2^64 - 1) * bound / 2^64 < bound <= 2^64 - 1.
@@ -33,9 +33,9 @@ pub trait Rng {
     }
 }
 
-/// Randomness drawn ahead, so that what is drawn often does not cost a system call each time.
+/// Random bytes drawn in advance, so that frequent small draws do not cost a system call each.
 ///
-/// Fit for jitter, not for keys: it lies in memory before it is used and after.
+/// Suitable for jitter, not for keys: the bytes stay in memory before and after use.
 #[derive(Debug)]
 pub struct BufferedRng {
     bytes: [u8; 256],
@@ -52,7 +52,7 @@ impl Default for BufferedRng {
 }
 
 impl BufferedRng {
-    /// What was drawn ahead, and again from `source` when it is used up.
+    /// Returns a source that uses the buffer and refills it from `source`.
     pub fn of<'a>(&'a mut self, source: &'a mut dyn Rng) -> impl Rng + 'a {
         Replenished {
             ahead: self,
@@ -100,7 +100,7 @@ pub(crate) mod testing {
         }
     }
 
-    /// Hands out given bytes once, in order; for published vectors.
+    /// Returns the given bytes once, in order; for published test vectors.
     pub struct Scripted(pub Vec<u8>);
 
     impl Rng for Scripted {
