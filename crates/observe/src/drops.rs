@@ -1,10 +1,10 @@
-//! Every way in which a packet can end inside Seikan, by name.
+//! The reasons for which Seikan drops packets.
 
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
 macro_rules! drop_reasons {
     ($($(#[doc = $doc:literal])+ $variant:ident = $name:literal,)+) => {
-        /// Why a packet went no further. Closed: each value indexes [`DropCounts`].
+        /// Why a packet was dropped. Each value indexes [`DropCounts`].
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[repr(u8)]
         pub enum DropReason { $($(#[doc = $doc])+ $variant,)+ }
@@ -18,7 +18,7 @@ macro_rules! drop_reasons {
                 match self { $(DropReason::$variant => $name,)+ }
             }
 
-            /// One sentence for people.
+            /// A sentence for the user.
             pub fn describe(self) -> &'static str {
                 match self { $(DropReason::$variant => concat!($($doc,)+).trim_ascii(),)+ }
             }

@@ -1,7 +1,7 @@
-//! Where packets went: counters per direction, per peer and for the whole interface.
+//! Packet accounting: counters per direction, per peer and for the whole interface.
 //!
-//! Packets are inner IP packets: a super-packet counts as the segments it stands for, so that both
-//! ends count alike whatever offloads they use.
+//! Packets are inner IP packets. A super-packet counts as its number of segments, so both ends
+//! count the same whatever offloads they use.
 
 use crate::DropCounts;
 use serde::Serialize;
@@ -17,7 +17,7 @@ pub struct DirectionCounters {
     pub bytes_out: u64,
     /// Packets that ended here as intended (keepalives, probes, reports, handshakes).
     pub consumed: u64,
-    /// Packets that are held now (waiting for a handshake or for missing slices).
+    /// Packets that are pending (waiting for a handshake or for missing slices).
     pub pending: u64,
     /// Packets dropped, by reason.
     pub drops: DropCounts,
@@ -59,7 +59,7 @@ pub struct Handshakes {
     pub completed: u64,
 }
 
-/// What is counted for each peer.
+/// Counters of a peer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PeerCounters {
     /// From the TUN device to the peer.

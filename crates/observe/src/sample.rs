@@ -1,8 +1,9 @@
-//! What is measured, 10 times a second or so: values by subject and name.
+//! Samples of a host, taken about 10 times a second: values by subject and name.
 //!
-//! A [`Sample`] is one reading of everything; [`Series`] keeps readings as columns. Probes fill them, rules,
-//! reports and record files read them; live and recorded samples are the same. The names of values are those of the
-//! [`metric`] module, or, for the host's protocol counters, the kernel's own (`Udp.RcvbufErrors`).
+//! A [`Sample`] is one reading of everything; a [`Series`] keeps readings as columns. Probes write
+//! them; rules, reports and record files read them. Live and recorded samples have the same form.
+//! Values are named as in the [`metric`] module or, for the host's protocol counters, as in the
+//! kernel (`Udp.RcvbufErrors`).
 
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
@@ -11,7 +12,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// What a value belongs to.
+/// The owner of a value.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Subject {
@@ -39,11 +40,11 @@ pub enum Subject {
     Tcp(u64),
     /// A control group, by its path.
     Group(String),
-    /// What the diagnosis itself sends and measures.
+    /// Packets and measurements of the diagnosis itself.
     Probe,
 }
 
-/// As recordings have it: `host`, `cpu:1`, `link:tun0`, `thread:4711/4712`.
+/// As in recordings: `host`, `cpu:1`, `link:tun0`, `thread:4711/4712`.
 impl fmt::Display for Subject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -97,14 +98,14 @@ impl FromStr for Subject {
 /// The name of one series of values.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Key {
-    /// What the value belongs to.
+    /// The owner of the value.
     pub subject: Subject,
-    /// What it is: a name of [`metric`], or the kernel's `Protocol.Field`.
+    /// The name: one of [`metric`], or the kernel's `Protocol.Field`.
     pub name: Cow<'static, str>,
 }
 
 impl Key {
-    /// The name of a value of `subject`.
+    /// Creates the key of a value of `subject`.
     pub fn new(subject: Subject, name: impl Into<Cow<'static, str>>) -> Self {
         Key {
             subject,
@@ -113,36 +114,38 @@ impl Key {
     }
 }
 
-/// How a value moves.
+/// How a value changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
-    /// It only grows; what it grew by counts.
+    /// It only grows; the increase counts.
     Counter,
-    /// It is what it is now.
+    /// The current value counts.
     Gauge,
 }
 
 /// One reading.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sample {
-    /// Since the first one.
+    /// Time since the first reading.
     pub at: Duration,
-    /// Every value that could be read.
+    /// All values that could be read.
     pub values: Vec<(Key, Kind, u64)>,
 }
 
 /// The readings of one key.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Column {
-    /// How it moves.
+    /// How it changes.
     pub kind: Kind,
-    /// Which sample, and the value; ascending. A subject may appear late and vanish early.
+    /// Index of the sample, and the value; ascending. A subject may appear late and disappear
+    /// early.
     pub points: Vec<(u32, u64)>,
 }
 
 impl Column {
-    /// By how much a counter grew from its first to its last point; a counter that starts anew counts from there.
+    /// Increase of a counter from its first to its last point. A counter that restarts counts from
+    /// zero.
     pub fn growth(&self) -> u64 {
         let steps = self.points.windows(2);
         steps.map(|pair| pair[1].1.saturating_sub(pair[0].1)).sum()
@@ -160,7 +163,7 @@ impl Column {
         values.max().unwrap_or(0)
     }
 
-    /// The newest point.
+    /// The last point.
     pub fn last(&self) -> Option<u64> {
         self.points.last().map(|(_, value)| *value)
     }
@@ -169,14 +172,14 @@ impl Column {
 /// Readings over time, one column for each key.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Series {
-    /// When each sample was taken, since the first.
+    /// Time of each sample since the first.
     pub times: Vec<Duration>,
     /// The columns.
     pub columns: BTreeMap<Key, Column>,
 }
 
 impl Series {
-    /// Takes in the next reading.
+    /// Appends a reading.
     pub fn push(&mut self, sample: Sample) {
         let index = self.times.len() as u32;
         self.times.push(sample.at);
@@ -189,7 +192,7 @@ impl Series {
         }
     }
 
-    /// From the first sample to the last.
+    /// Time from the first sample to the last.
     pub fn length(&self) -> Duration {
         match (self.times.first(), self.times.last()) {
             (Some(first), Some(last)) => last.saturating_sub(*first),

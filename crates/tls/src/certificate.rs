@@ -1,8 +1,8 @@
-//! The certificate that hosts know a server of ours by.
+//! The certificate of a server.
 //!
-//! Either an authority has signed it and it comes from files ([`Certificate::load`]), or the
-//! server makes one itself and keeps it ([`Certificate::own`]). Hosts that are told its [`Pin`]
-//! beforehand need no authority.
+//! It is either signed by an authority and read from files ([`Certificate::load`]), or generated
+//! and stored by the server itself ([`Certificate::own`]). Hosts that get its [`Pin`] beforehand
+//! need no authority.
 
 use std::fmt;
 use std::fs::{self, OpenOptions};
@@ -21,51 +21,51 @@ use rustls::version::TLS13;
 use seikan_proto::mesh::Pin;
 use zeroize::Zeroizing;
 
-/// The file of a certificate that the server made itself, its key included.
+/// File name of a generated certificate, with its key.
 const OWN: &str = "tls.pem";
 
 /// Why there is no certificate.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// A file or folder cannot be read or made.
+    /// A file or directory cannot be read or created.
     #[error("cannot use {}: {source}", path.display())]
     Io {
-        /// Which.
+        /// Its path.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
-    /// There is no certificate in the file.
+    /// The file contains no certificate.
     #[error("{} has no certificate: it has to be PEM, the server's own certificate first", path.display())]
     NoCertificate {
-        /// Which file.
+        /// Its path.
         path: PathBuf,
     },
-    /// There is no private key in the file. What is in it is not told.
+    /// The file contains no private key. Its content is not reported.
     #[error("{} has no private key: it has to be PEM, not encrypted", path.display())]
     NoKey {
-        /// Which file.
+        /// Its path.
         path: PathBuf,
     },
-    /// Certificate and key cannot serve.
+    /// Certificate and key cannot be used.
     #[error("the certificate cannot be used: {0}")]
     Unusable(rustls::Error),
-    /// No certificate can be made, for instance for what is no host's name.
+    /// No certificate can be generated, for example because a name is not a host name.
     #[error(
         "cannot make a certificate: {0}; give names and addresses that hosts reach the server by"
     )]
     Make(rcgen::Error),
 }
 
-/// A certificate with those it is signed by, and its key.
+/// A certificate chain and its private key.
 pub struct Certificate {
-    /// The server's own first; never empty.
+    /// The server's own certificate first; never empty.
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
 }
 
 impl Certificate {
-    /// From PEM files; both may be the same.
+    /// Reads PEM files; both may be the same.
     ///
     /// # Errors
     /// [`TlsError::Io`], [`TlsError::NoCertificate`], [`TlsError::NoKey`].
@@ -84,9 +84,10 @@ impl Certificate {
         })
     }
 
-    /// The one that is kept in `directory`. If there is none it is made: for these names and addresses of what it is called (`whose`),
-    /// signed by itself, good until the year 4096, readable for its owner only (mode 0600). One that is
-    /// there stays as it is, whatever the names: hosts know it by its pin.
+    /// Reads the certificate stored in `directory`. If there is none, generates one for these names
+    /// and addresses, with `whose` as its common name: self-signed, valid until the year 4096,
+    /// readable by its owner only (mode 0600). An existing certificate stays unchanged whatever the
+    /// names, because hosts know it by its pin.
     ///
     /// # Errors
     /// As [`Certificate::load`]; [`TlsError::Make`].
@@ -98,20 +99,22 @@ impl Certificate {
         Certificate::load(&path, &path)
     }
 
-    /// Whether one that the server made itself is kept in `directory`.
+    /// Whether `directory` contains a generated certificate.
     pub fn is_own(directory: &Path) -> bool {
         directory.join(OWN).exists()
     }
 
-    /// What hosts know it by.
+    /// The pin of the certificate.
     pub fn pin(&self) -> Pin {
         Pin::of_certificate(self.chain.first().map_or(&[][..], |own| &own[..]))
     }
 
-    /// How a server speaks TLS with it: TLS 1.3 only, which every host of a mesh has.
+    /// The TLS configuration of a server with this certificate. TLS 1.3 only, which every host of a
+    /// mesh supports.
     ///
     /// # Errors
-    /// [`TlsError::Unusable`]: the key is not the certificate's, or of an unknown kind.
+    /// [`TlsError::Unusable`]: the key does not belong to the certificate, or is of an unknown
+    /// kind.
     pub fn server_config(&self) -> Result<ServerConfig, TlsError> {
         let provider = Arc::new(aws_lc_rs::default_provider());
         ServerConfig::builder_with_provider(provider)
@@ -142,7 +145,7 @@ fn read(path: &Path) -> Result<Zeroizing<Vec<u8>>, TlsError> {
     fs::read(path).map(Zeroizing::new).map_err(failed(path))
 }
 
-/// Makes a certificate and puts it where it is kept, unless another process was faster.
+/// Generates a certificate and stores it, unless another process was faster.
 fn make(directory: &Path, path: &Path, whose: &str, names: &[String]) -> Result<(), TlsError> {
     let key = KeyPair::generate().map_err(TlsError::Make)?;
     let mut parameters = CertificateParams::new(names).map_err(TlsError::Make)?;
@@ -162,12 +165,12 @@ fn make(directory: &Path, path: &Path, whose: &str, names: &[String]) -> Result<
         .map_err(failed(directory))?;
     let temporary = directory.join(format!("{OWN}.{}", process::id()));
     let written = write_once(&temporary, path, text.as_bytes());
-    // What failed before is more telling than that there is nothing to remove.
+    // The first error is more useful than that of the removal.
     let _ = fs::remove_file(&temporary);
     written.map_err(failed(path))
 }
 
-/// A file that is there is whole, and none is overwritten.
+/// Creates the file atomically. An existing file is complete and is not overwritten.
 fn write_once(temporary: &Path, path: &Path, text: &[u8]) -> io::Result<()> {
     let mut file = OpenOptions::new()
         .write(true)
@@ -253,7 +256,7 @@ mod tests {
         let mixed = Certificate::load(&a.join("tls.pem"), &b.join("tls.pem")).expect("loaded");
         let error = mixed.server_config().expect_err("they do not fit");
         assert!(matches!(error, TlsError::Unusable(_)), "{error}");
-        // Not even for debugging.
+        // Not even in debug output.
         assert!(!format!("{mixed:?}").contains("Private"), "{mixed:?}");
     }
 

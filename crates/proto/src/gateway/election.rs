@@ -1,14 +1,16 @@
-//! Which of two gateways on one local network is active. Without I/O.
+//! The election of the active gateway among two on one local network. Without I/O.
 //!
-//! Both have the same identity and configuration, so that whoever is active is the same to devices
-//! (one station address) and to remotes (one static key, which roams). Each sends an [`Advert`] four
-//! times a second. One that stands by becomes active when it has heard no active one for a second, or
-//! at once when that one leaves; an active one gives way only to an active one of higher rank, as
-//! after a local network that was in two parts, and when its own card has no carrier.
+//! Both have the same identity and configuration, so the active one looks the same to devices (one
+//! responder address) and to remotes (one static key, which roams). Each sends an [`Advert`] four
+//! times a second. A standby gateway becomes active when it has received nothing from an active one
+//! for a second, or at once when that one leaves. An active gateway yields only to an active one of
+//! higher rank, for example after a partition of the local network, and when its own interface has
+//! no carrier.
 //!
-//! Adverts are authenticated under a key that only the holders of the identity know. A replayed one is not
-//! believed either: each advert bears a fresh random number, and the number that was heard last from
-//! the other side; one that does not bear one of our last few is ignored. Clocks need not agree.
+//! Adverts are authenticated with a key that only holders of the identity know. Replays are
+//! rejected too: each advert carries a fresh random number and echoes the last number received from
+//! the other side. An advert that echoes none of the latest numbers is ignored. The clocks need not
+//! agree.
 
 use crate::keys::PrivateKey;
 use crate::rng::Rng;
@@ -23,22 +25,22 @@ use zeroize::Zeroizing;
 /// EtherType of adverts: "local experimental" (IEEE 802, 9.2.4).
 pub const ETHERTYPE_ADVERT: u16 = 0x88b5;
 
-/// Between two adverts.
+/// Interval between two adverts.
 const INTERVAL: Duration = Duration::from_millis(250);
-/// How long an active gateway may be silent.
+/// Silence after which an active gateway counts as dead.
 const DEAD: Duration = Duration::from_millis(1_000);
-/// How long a gateway listens before it may become active.
+/// Time that a gateway listens before it may become active.
 const LISTEN: Duration = Duration::from_millis(1_500);
-/// Numbers of our own that an advert may echo: as many as fit the time of a lost one or two.
+/// Number of own numbers that an advert may echo: enough for one or two lost ones.
 const RECENT: usize = 8;
 
-/// Format of the advert.
+/// Version of the format.
 const VERSION: u8 = 1;
 /// Version, role, priority, reserved, instance, number, echo, MAC.
 const ADVERT_LEN: usize = 4 + 3 * 8 + MAC_LEN;
 const MAC_LEN: usize = 16;
 
-/// What a gateway says of itself.
+/// The state of a gateway, as advertised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
     Standby = 0,
@@ -46,7 +48,7 @@ enum Role {
     Leaving = 2,
 }
 
-/// What one gateway tells the other.
+/// A message from one gateway to the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Advert {
     role: Role,
@@ -54,7 +56,7 @@ struct Advert {
     /// Chosen at random when the gateway starts.
     instance: u64,
     number: u64,
-    /// The number that was heard from the other one last.
+    /// The last number received from the other gateway.
     echo: u64,
 }
 
@@ -66,21 +68,21 @@ struct Other {
     last_received: Instant,
 }
 
-/// One gateway's part.
+/// State of the election at one gateway.
 pub struct Election {
     key: Zeroizing<[u8; 32]>,
     priority: u8,
     instance: u64,
     active: bool,
-    /// Not before this does it become active.
+    /// It does not become active before this time.
     listen_until: Instant,
     next_advert: Instant,
     recent: [u64; RECENT],
     sent: usize,
-    /// The last number heard, and from whom.
+    /// The last number received, and the other gateway.
     received_number: u64,
     other: Option<Other>,
-    /// The card has a carrier.
+    /// Whether the interface has a carrier.
     connected: bool,
 }
 
@@ -94,7 +96,7 @@ impl std::fmt::Debug for Election {
 }
 
 impl Election {
-    /// Begins to listen. `priority` is 1 to 254.
+    /// Starts to listen. `priority` is 1 to 254.
     pub fn new(identity: &PrivateKey, priority: u8, rng: &mut dyn Rng, now: Instant) -> Election {
         let mut hash = Blake2s256::new();
         Update::update(&mut hash, b"seikan gateway election");
@@ -121,7 +123,8 @@ impl Election {
         self.active
     }
 
-    /// Whether the other one was heard within the last second, and whether it is active.
+    /// Whether the other gateway is active; `None` if nothing was received from it within the last
+    /// second.
     pub fn other(&self, now: Instant) -> Option<bool> {
         let other = self
             .other
@@ -129,7 +132,7 @@ impl Election {
         Some(other.role == Role::Active)
     }
 
-    /// The card's carrier came or went.
+    /// The carrier of the interface has changed.
     pub fn set_connected(&mut self, connected: bool, now: Instant) {
         if connected && !self.connected {
             self.listen_until = now + LISTEN;
@@ -140,12 +143,12 @@ impl Election {
         }
     }
 
-    /// When [`Self::poll`] has something to do.
+    /// When [`Self::poll`] has work to do.
     pub fn next_wakeup(&self) -> Instant {
         self.next_advert
     }
 
-    /// Decides, and gives the advert that is due, a whole frame from `mac`.
+    /// Updates the state and returns the advert that is due: a whole frame from `mac`.
     pub fn poll(&mut self, now: Instant, mac: Mac, rng: &mut dyn Rng) -> Option<Vec<u8>> {
         if now < self.next_advert {
             return None;
@@ -159,13 +162,13 @@ impl Election {
         Some(self.advert(role, mac, rng))
     }
 
-    /// The last advert of one that ends in order.
+    /// The last advert of a gateway that shuts down.
     pub fn leave(&mut self, mac: Mac, rng: &mut dyn Rng) -> Vec<u8> {
         self.active = false;
         self.advert(Role::Leaving, mac, rng)
     }
 
-    /// Takes in the payload of a frame with [`ETHERTYPE_ADVERT`]; false if it is not believed.
+    /// Handles the payload of a frame with [`ETHERTYPE_ADVERT`]. Returns false if it is not valid.
     pub fn receive(&mut self, now: Instant, payload: &[u8]) -> bool {
         let Some(advert) = self.read(payload) else {
             return false;
@@ -174,8 +177,8 @@ impl Election {
             return false; // our own, reflected
         }
         let fresh = advert.echo != 0 && self.recent.contains(&advert.echo);
-        // Echoed in the next advert, so that the answer to that can be believed. Two that hear each
-        // other are not disturbed by what somebody repeats.
+        // Echoed in the next advert, so that the answer to that one is accepted. Two gateways in
+        // contact are not disturbed by replays.
         if fresh || self.other(now).is_none() {
             self.received_number = advert.number;
         }
@@ -211,7 +214,7 @@ impl Election {
     fn advert(&mut self, role: Role, mac: Mac, rng: &mut dyn Rng) -> Vec<u8> {
         let mut number = [0; 8];
         rng.fill(&mut number);
-        // Zero means that nothing was heard.
+        // Zero means that nothing was received.
         let number = u64::from_be_bytes(number).max(1);
         self.recent[self.sent % RECENT] = number;
         self.sent += 1;
@@ -248,7 +251,7 @@ impl Election {
     }
 
     fn mac(&self, body: &[u8]) -> Blake2sMac<U16> {
-        // A key of 32 bytes is one that BLAKE2s takes.
+        // BLAKE2s accepts a key of 32 bytes.
         let mut mac =
             <Blake2sMac<U16> as KeyInit>::new_from_slice(&self.key[..]).expect("32 bytes");
         Update::update(&mut mac, body);
@@ -256,7 +259,7 @@ impl Election {
     }
 }
 
-/// Where adverts go: a group that no bridge keeps to itself, locally administered.
+/// Destination of adverts: a locally administered group that bridges forward.
 pub const GROUP: Mac = Mac([0x03, 0x53, 0x65, 0x69, 0x6b, 0x61]);
 
 #[cfg(test)]
@@ -295,7 +298,7 @@ mod tests {
         ms: u64,
         /// How often two were active at once.
         both: u32,
-        /// Everything that was on the wire.
+        /// All frames sent.
         frames: Vec<Vec<u8>>,
     }
 
@@ -383,7 +386,7 @@ mod tests {
         lan.gateways[0] = None;
         lan.run(1_500);
         assert_eq!(lan.active(), [1]);
-        // A higher one that comes back does not disturb it.
+        // A gateway of higher rank that comes back does not disturb it.
         lan.join(200);
         lan.run(10_000);
         assert_eq!(lan.active(), [1]);
@@ -433,7 +436,7 @@ mod tests {
         let (election, _) = lan.gateways[0].as_mut().unwrap();
         assert!(!election.receive(at(1_000), &frame[14..]));
         assert!(!election.receive(at(1_000), &[]));
-        // What was heard before is not believed again.
+        // Old adverts are not accepted again.
         let mut lan = Lan::new(&[100, 50]);
         lan.run(5_000);
         let old = lan.frames.clone();

@@ -1,12 +1,12 @@
-//! Who is on a local network, by what it lets be heard: which card, in which VLAN, with which
-//! addresses.
+//! The neighbour table of a local network, from captured frames: MAC address, VLAN and addresses of
+//! each host.
 //!
-//! A frame tells its card for certain and an address only sometimes: behind a router's card is the
-//! whole world. An address is a card's if the card says so itself (ARP, RFC 826; neighbour
-//! discovery, RFC 4861), or if it is the source of a packet and belongs to this very network: it is
-//! in a prefix of our own interface, or link-local.
+//! A frame identifies its MAC address for certain, but an address only sometimes: behind a router's
+//! MAC address is the whole Internet. An address belongs to a MAC address if its owner says so
+//! (ARP, RFC 826; neighbour discovery, RFC 4861). It also does if it is the source of a packet and
+//! local: in a prefix of the interface, or link-local.
 //!
-//! Memory is bounded: what comes when the table is full is counted.
+//! Memory is bounded. Frames that do not fit the table are counted.
 
 use crate::time::Instant;
 use ipnet::IpNet;
@@ -18,49 +18,49 @@ use seikan_wire::{VnetHdr, tcp};
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-/// Cards that are told apart, at most.
+/// Maximum number of entries.
 pub const MAX_NEIGHBOURS: usize = 4096;
-/// Addresses of one card, at most: a host with IPv6 privacy addresses has some ten.
+/// Maximum number of addresses of an entry. A host with IPv6 privacy addresses has about ten.
 pub const MAX_ADDRESSES: usize = 16;
 
-/// A card that was heard.
+/// A host on the local network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NeighbourEntry {
-    /// Its address.
+    /// Its MAC address.
     pub mac: Mac,
-    /// The VLAN it was heard in; `None` is untagged.
+    /// Its VLAN; `None` is untagged.
     pub vlan: Option<u16>,
-    /// Its addresses, in the order in which they were heard.
+    /// Its addresses, in the order of discovery.
     pub addresses: Vec<IpAddr>,
-    /// It has more addresses than are kept: a router that answers for others, or somebody who lies.
+    /// It has more addresses than are kept: a router that answers for others, or an impostor.
     pub has_more: bool,
-    /// When it was heard first.
+    /// When its first frame arrived.
     pub first: Instant,
-    /// When it was heard last.
+    /// When its last frame arrived.
     pub last: Instant,
-    /// Frames it sent; what was joined counts as what it was.
+    /// Number of frames that it sent, before merging.
     pub frames: u64,
-    /// Bytes of these, Ethernet headers included.
+    /// Bytes of these frames, including Ethernet headers.
     pub bytes: u64,
 }
 
-/// One frame.
+/// A captured frame.
 #[derive(Clone, Copy, Debug)]
 pub struct CapturedFrame<'a> {
-    /// From the Ethernet header on; what follows the headers may be missing.
+    /// The frame from the Ethernet header on; it may be cut after the headers.
     pub frame: &'a [u8],
-    /// What the kernel says of it.
+    /// The kernel's description of it.
     pub vnet: VnetHdr,
-    /// The tag that the kernel took off (IEEE 802.1Q tag control information).
+    /// The tag that the kernel removed (IEEE 802.1Q tag control information).
     pub tci: Option<u16>,
-    /// Bytes of the whole frame.
+    /// Length of the whole frame in bytes.
     pub length: usize,
 }
 
-/// Everybody who was heard.
+/// The neighbour table.
 #[derive(Clone, Debug, Default)]
 pub struct NeighbourTable {
-    /// Prefixes of our own interface.
+    /// Prefixes of the interface.
     local: Vec<IpNet>,
     entries: HashMap<(Option<u16>, Mac), NeighbourEntry>,
     overflowed: u64,
@@ -68,7 +68,7 @@ pub struct NeighbourTable {
 }
 
 impl NeighbourTable {
-    /// Nobody yet. `local` are the prefixes of the interface that is listened on.
+    /// Creates an empty table. `local` are the prefixes of the interface.
     pub fn new(local: Vec<IpNet>) -> NeighbourTable {
         NeighbourTable {
             local,
@@ -76,7 +76,7 @@ impl NeighbourTable {
         }
     }
 
-    /// Takes in a frame.
+    /// Adds a frame.
     pub fn observe(&mut self, now: Instant, captured: &CapturedFrame<'_>) {
         let header = match Ethernet::parse(captured.frame) {
             Ok(header) if !header.src.is_multicast() && header.src != Mac::default() => header,
@@ -118,7 +118,7 @@ impl NeighbourTable {
         }
     }
 
-    /// Everybody, ordered by VLAN, then by address on the network, then by card.
+    /// All entries, ordered by VLAN, address and MAC address.
     pub fn entries(&self) -> Vec<&NeighbourEntry> {
         let mut entries: Vec<_> = self.entries.values().collect();
         entries.sort_by_key(|entry| {
@@ -128,27 +128,27 @@ impl NeighbourTable {
         entries
     }
 
-    /// How many were told apart.
+    /// Number of entries.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether nobody was heard.
+    /// Whether there are no entries.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Frames of cards for which there was no room.
+    /// Number of frames that did not fit the table.
     pub fn overflowed(&self) -> u64 {
         self.overflowed
     }
 
-    /// Frames from which no card could be told.
+    /// Number of frames without a valid sender.
     pub fn not_understood(&self) -> u64 {
         self.not_understood
     }
 
-    /// Who else was heard with this address in the same VLAN.
+    /// Another host in the same VLAN with this address.
     pub fn shares(&self, entry: &NeighbourEntry, address: IpAddr) -> Option<Mac> {
         let others = self.entries.values().filter(|other| {
             other.vlan == entry.vlan && other.mac != entry.mac && other.addresses.contains(&address)
@@ -156,7 +156,7 @@ impl NeighbourTable {
         others.map(|other| other.mac).min()
     }
 
-    /// The address of the sender that a frame tells.
+    /// The sender's address in a frame, if it has one.
     fn address(&self, header: &Ethernet, payload: &[u8]) -> Option<IpAddr> {
         let address = match header.ethertype {
             ETHERTYPE_ARP => {
@@ -189,7 +189,7 @@ impl NeighbourTable {
 }
 
 impl NeighbourEntry {
-    /// The address by which one would call it: IPv4 first, link-local ones last.
+    /// The usual address of the host: IPv4 first, link-local last.
     pub fn primary_address(&self) -> Option<IpAddr> {
         self.addresses.iter().copied().min_by_key(|address| {
             let link_local = match address {
@@ -200,7 +200,7 @@ impl NeighbourEntry {
         })
     }
 
-    /// The addresses that a configuration would name, at most one of each family, none link-local.
+    /// Addresses for a configuration: at most one of each family, none link-local.
     pub fn lan(&self) -> Vec<IpAddr> {
         let of = |v6: bool| {
             self.addresses
@@ -216,7 +216,7 @@ impl NeighbourEntry {
 }
 
 impl CapturedFrame<'_> {
-    /// Frames and bytes as they were on the wire, before GRO joined them.
+    /// Frames and bytes as they were on the wire, before GRO merged them.
     fn counts(&self, ethernet: &Ethernet) -> (u64, u64) {
         let size = usize::from(self.vnet.gso_size);
         match self.headers(ethernet) {
@@ -229,7 +229,7 @@ impl CapturedFrame<'_> {
         }
     }
 
-    /// Bytes of all headers. The virtio-net header's own length of them is a hint only.
+    /// Length of all headers in bytes. The header length in the virtio-net header is only a hint.
     fn headers(&self, ethernet: &Ethernet) -> Option<usize> {
         let packet = &self.frame[ethernet.header_len..];
         let ip = IpPacket::parse_headers(packet).ok()?;
@@ -242,7 +242,7 @@ impl CapturedFrame<'_> {
     }
 }
 
-/// Neither "nobody", nor a group, nor ourselves.
+/// Not unspecified, loopback, multicast or broadcast.
 fn is_unicast(address: IpAddr) -> bool {
     let broadcast = IpAddr::V4(std::net::Ipv4Addr::BROADCAST);
     !(address.is_unspecified()
@@ -372,7 +372,7 @@ mod tests {
         table.observe(at(0), &captured(&tagged));
         let plain = frame(A, None, ETHERTYPE_ARP, &arp);
         table.observe(at(0), &captured(&plain));
-        // The kernel took this one's tag off; a mere priority tag is none.
+        // The kernel has removed this tag; a priority tag is no VLAN.
         let taken = CapturedFrame {
             tci: Some(0xb02a),
             ..captured(&plain)

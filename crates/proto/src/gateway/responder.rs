@@ -1,10 +1,10 @@
-//! The gateway on the local network, in transparent mode: it answers for remotes, finds devices and
-//! watches for conflicts. Without I/O: frames in, frames out.
+//! The ARP and neighbour discovery responder of a transparent gateway: it answers for remotes,
+//! finds devices and detects address conflicts. Without I/O: frames in, frames out.
 //!
-//! A [`Responder`] has a MAC address of its own, derived from the gateway's identity, so that the host's
-//! network stack never takes part, and a gateway that takes over has the same one. What devices
-//! send to that address is for the tunnel ([`Frame::Packet`]); ARP (RFC 826, 5227) and neighbour
-//! discovery (RFC 4861) end here; everything else of the local network stays there, counted.
+//! A [`Responder`] has a MAC address of its own, derived from the gateway's identity, so that the
+//! host's network stack is not involved and a gateway that takes over has the same address. Packets
+//! to that address are for the tunnel ([`Frame::Packet`]). ARP (RFC 826, 5227) and neighbour
+//! discovery (RFC 4861) end here. All other frames stay on the local network and are counted.
 
 use super::{DeviceId, Gateway, election};
 use crate::keys::PublicKey;
@@ -23,77 +23,80 @@ use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
-/// How long an address is left to somebody who was heard to use it.
+/// How long an address is left to another host that used it.
 const CONFLICT_TTL: Duration = Duration::from_secs(60);
-/// Conflicts remembered; the oldest is replaced.
+/// Maximum number of conflicts; the oldest is replaced.
 const MAX_CONFLICTS: usize = 64;
-/// How long after a device was heard another card with its address is a duplicate and no replacement.
+/// Time since a device's last frame in which another MAC address with its address is a duplicate,
+/// not a replacement.
 const PRESENT_FOR: Duration = Duration::from_secs(10);
-/// How often a device that is not found is asked for: at first, and at most.
+/// Minimum and maximum interval between queries for a device.
 const FIRST_INTERVAL: Duration = Duration::from_secs(1);
 const MAX_INTERVAL: Duration = Duration::from_secs(30);
-/// How long a device may be silent before it is asked whether it is still there.
+/// Silence after which a device is queried.
 const SILENT_AFTER: Duration = Duration::from_secs(30);
-/// Questions at a time, and the time between: a thousand devices are no storm.
+/// Maximum number of queries at a time, and the interval between batches: a thousand devices do not
+/// cause a storm.
 const MAX_QUERIES: usize = 32;
 const BATCH_INTERVAL: Duration = Duration::from_millis(50);
 
-/// What a frame turned out to be.
+/// Result of processing a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Frame {
     /// A packet for the tunnel: `[virtio-net header][packet]` from `start` on in the read.
     Packet {
-        /// Where it begins now.
+        /// Its start in the read.
         start: usize,
-        /// Who sent the frame.
+        /// The sender of the frame.
         mac: Mac,
-        /// In which VLAN.
+        /// Its VLAN.
         vlan: Option<u16>,
     },
-    /// A gateway speaks to the other one ([`election`]): the payload from `start` on in the read.
+    /// An advert of the other gateway ([`election`]): the payload from `start` on in the read.
     Advert {
-        /// Where it begins.
+        /// Its start in the read.
         start: usize,
     },
-    /// It ended here, counted.
+    /// Nothing more to do; the frame was counted.
     Done,
 }
 
-/// An address that two claim.
+/// An address with two claimants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Conflict {
     /// The address on the local network.
     pub address: IpAddr,
-    /// The card that claims it and should not have it.
+    /// The MAC address that claims it wrongly.
     pub mac: Mac,
-    /// When that was heard last.
+    /// When it was last claimed.
     pub at: Instant,
 }
 
-/// The state of the gateway's own card.
+/// The responder of a gateway.
 #[derive(Debug)]
 pub struct Responder {
     mac: Mac,
     link_local: Ipv6Addr,
     answer_for: Vec<IpNet>,
-    /// It speaks for the remotes; one that stands by only listens.
+    /// Whether it answers for the remotes. A standby responder only listens.
     active: bool,
     conflicts: Vec<Conflict>,
     queries: HashMap<DeviceId, AddressQuery>,
-    /// When devices are looked through next.
+    /// When the devices are scanned next.
     due: Instant,
-    /// Devices before this one were looked through.
+    /// Position of the scan.
     cursor: u32,
     out: Vec<Vec<u8>>,
 }
 
-/// A device that is asked for.
+/// Queries for one device.
 #[derive(Clone, Copy, Debug)]
 struct AddressQuery {
     next: Instant,
     interval: Duration,
     unanswered: u32,
-    /// Since when another card has its address, while it is not known which of them is there.
+    /// Since when another MAC address has claimed the device's address, while the device has not
+    /// answered yet.
     contested_since: Option<Instant>,
 }
 
@@ -109,8 +112,8 @@ impl AddressQuery {
 }
 
 impl Responder {
-    /// A station with this address, which answers for the remotes that the gateway shows and for whole
-    /// prefixes.
+    /// Creates a responder with this MAC address. It answers for the remotes that the gateway
+    /// shows, and for whole prefixes.
     pub fn new(mac: Mac, answer_for: Vec<IpNet>) -> Responder {
         let [a, b, c, d, e, f] = mac.0;
         // RFC 4291 appendix A: EUI-64 from a MAC address, the universal/local bit turned round.
@@ -145,8 +148,8 @@ impl Responder {
         }
     }
 
-    /// The address of a gateway with this identity: locally administered, and the same for a second
-    /// gateway that stands by with the same identity.
+    /// The MAC address for a gateway with this identity: locally administered, and the same for a
+    /// standby gateway with the same identity.
     pub fn address_of(key: &PublicKey) -> Mac {
         let mut hash = Blake2s256::new();
         hash.update(b"seikan gateway station");
@@ -156,34 +159,35 @@ impl Responder {
         Mac([0x02, hash[0], hash[1], hash[2], hash[3], hash[4]])
     }
 
-    /// Its address.
+    /// Its MAC address.
     pub fn mac(&self) -> Mac {
         self.mac
     }
 
-    /// Begins or ceases to speak; see [`Self::announce`].
+    /// Makes it active or standby; see [`Self::announce`].
     pub fn set_active(&mut self, active: bool) {
         self.active = active;
     }
 
-    /// Whether it speaks.
+    /// Whether it is active.
     pub fn is_active(&self) -> bool {
         self.active
     }
 
-    /// Addresses that two claim, heard within the last minute.
+    /// Address conflicts of the last minute.
     pub fn conflicts(&self, now: Instant) -> impl Iterator<Item = &Conflict> {
         self.conflicts
             .iter()
             .filter(move |c| !c.at.has_expired(CONFLICT_TTL, now))
     }
 
-    /// Frames to be sent, each behind an empty virtio-net header.
+    /// Takes the frames to send, each after an empty virtio-net header.
     pub fn take_frames(&mut self) -> Vec<Vec<u8>> {
         std::mem::take(&mut self.out)
     }
 
-    /// Takes in `read`, `[virtio-net header][frame]`; `tci` is the tag that the kernel had taken off.
+    /// Processes `read`, `[virtio-net header][frame]`. `tci` is the tag that the kernel has
+    /// removed.
     pub fn frame(
         &mut self,
         now: Instant,
@@ -200,7 +204,8 @@ impl Responder {
         let start = header.header_len;
         let payload = &read[VNET_HDR_LEN + start..];
         if header.src.is_multicast() || header.src == self.mac {
-            // Nobody's card; or ours, by a second gateway that has taken over.
+            // An invalid source, or this responder's own address at a second gateway that has taken
+            // over.
             gateway.drop_unattributed(DropReason::BadFrameType, 1);
             return Frame::Done;
         }
@@ -252,7 +257,8 @@ impl Responder {
         let target = IpAddr::V4(arp.target);
         let solicitation = arp.operation == Operation::Request && !arp.is_announcement();
         if solicitation && self.answers(now, gateway, vlan, target) {
-            // Whoever is about to take one of our addresses is told, device or not (RFC 5227).
+            // Any host that probes for one of these addresses is answered, device or not (RFC
+            // 5227).
             let known = gateway.is_known(vlan, arp.sender_mac, arp.sender.into());
             if !known && !arp.is_probe() {
                 return gateway.drop_unattributed(DropReason::UnlistedDevice, 1);
@@ -292,7 +298,7 @@ impl Responder {
             Ok(Neighbour::Advertisement(advertisement)) => {
                 let mac = advertisement.link_layer.unwrap_or(header.src);
                 if mac != header.src {
-                    // Who speaks for another card could send a device's packets anywhere.
+                    // An advertisement for another MAC address could divert a device's packets.
                     return gateway.drop_unattributed(DropReason::BadFrameType, 1);
                 }
                 self.on_claim(now, gateway, vlan, mac, advertisement.target.into());
@@ -302,7 +308,7 @@ impl Responder {
         gateway.consume_unattributed();
     }
 
-    /// Somebody says that `address` is at `mac`.
+    /// Handles a claim that `address` is at `mac`.
     fn on_claim(
         &mut self,
         now: Instant,
@@ -331,7 +337,8 @@ impl Responder {
         }
     }
 
-    /// Another card has a device's address: a duplicate if the device is still there, else its new card.
+    /// Another MAC address claims a device's address: a duplicate if the device still answers,
+    /// otherwise its new MAC address.
     fn verify_owner(
         &mut self,
         now: Instant,
@@ -371,7 +378,7 @@ impl Responder {
         }
     }
 
-    /// Whether we answer for an address. Never for one that belongs to somebody here.
+    /// Whether to answer for an address. Never for one that belongs to a local host.
     fn answers(&self, now: Instant, gateway: &Gateway, vlan: Option<u16>, target: IpAddr) -> bool {
         let ours = target == IpAddr::V6(self.link_local)
             || gateway.is_shown(target)
@@ -383,7 +390,7 @@ impl Responder {
             && self.conflicts(now).all(|c| c.address != target)
     }
 
-    /// A packet waits for this device: ask where it is, if that was not just done.
+    /// Queries for a device that a packet waits for, unless it was just queried.
     pub fn resolve(&mut self, now: Instant, gateway: &Gateway, id: DeviceId) {
         let query = self.queries.get(&id);
         if query.is_none_or(|q| q.next <= now) {
@@ -391,12 +398,12 @@ impl Responder {
         }
     }
 
-    /// When [`Self::poll`] has something to do.
+    /// When [`Self::poll`] has work to do.
     pub fn next_wakeup(&self) -> Instant {
         self.due
     }
 
-    /// Asks for devices that were not found yet or have been silent.
+    /// Queries for devices that have not been found or are silent.
     pub fn poll(&mut self, now: Instant, gateway: &mut Gateway) {
         if now < self.due {
             return;
@@ -414,7 +421,7 @@ impl Responder {
             let mut query = self.queries.get(&id).copied();
             let contested_since = query.and_then(|q| q.contested_since);
             if contested_since.is_some_and(|since| device.last_seen > Some(since)) {
-                // It is there, whoever else is.
+                // The device answered, so the other claim is a duplicate.
                 self.queries.remove(&id);
                 query = None;
             }
@@ -424,7 +431,7 @@ impl Responder {
                     self.due = now + BATCH_INTERVAL;
                     return;
                 }
-                // A card that does not answer may have been replaced.
+                // A MAC address that does not answer may have been replaced.
                 if query.is_some_and(|q| q.unanswered >= 3) {
                     gateway.forget_mac(id);
                 }
@@ -441,8 +448,8 @@ impl Responder {
         self.due = now + FIRST_INTERVAL;
     }
 
-    /// Everything is to be found anew: the cable was out, or this gateway has just become active. The local
-    /// network is told where the remotes are.
+    /// Restarts the search for all devices after a link failure or when this gateway becomes
+    /// active. Announces the remotes on the local network.
     pub fn announce(&mut self, now: Instant, gateway: &Gateway) {
         self.queries.clear();
         (self.due, self.cursor) = (now, 0);
@@ -465,7 +472,7 @@ impl Responder {
                     }
                 }
             }
-            // Switches learn from any frame where our address is now.
+            // Switches learn this port from any frame.
             let advertisement = Advertisement::unsolicited(self.link_local, self.mac);
             let to = neighbour::multicast_mac(advertisement.destination);
             self.push(to, vlan, ETHERTYPE_IPV6, &advertisement.to_packet());
@@ -516,7 +523,7 @@ impl Responder {
         self.out.push(frame);
     }
 
-    /// The header of a frame to a device, with its length; `None` while its card is not known.
+    /// The header of a frame to a device, with its length; `None` while its MAC address is unknown.
     pub fn header_to(
         &self,
         gateway: &Gateway,
@@ -532,21 +539,21 @@ impl Responder {
     }
 }
 
-/// Moves the virtio-net header over the frame's, so that the packet follows it.
+/// Moves the virtio-net header over the Ethernet header, so that the packet follows it.
 fn shift(read: &mut [u8], start: usize) {
     let mut vnet = [0; VNET_HDR_LEN];
     vnet.copy_from_slice(&read[..VNET_HDR_LEN]);
     if let Ok(mut parsed) = VnetHdr::read(&vnet)
         && parsed.needs_csum
     {
-        // Counted from the first byte of the frame, and now of the packet.
+        // The offset was relative to the frame and is now relative to the packet.
         parsed.csum_start = parsed.csum_start.wrapping_sub(start as u16);
         vnet = parsed.to_bytes();
     }
     read[start..start + VNET_HDR_LEN].copy_from_slice(&vnet);
 }
 
-/// Whether an IPv6 packet is neighbour discovery; whether it is valid is another question.
+/// Whether an IPv6 packet is neighbour discovery, valid or not.
 fn is_neighbour(payload: &[u8]) -> bool {
     IpPacket::parse(payload).is_ok_and(|ip| {
         ip.protocol == PROTO_ICMPV6

@@ -1,4 +1,4 @@
-//! What a member remembers of the others.
+//! A member's view of the other members.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,13 +9,14 @@ use super::{
 };
 use crate::keys::PublicKey;
 
-/// Members that are remembered, at most: of a coordinator that tells of more, the others are passed over.
+/// Maximum number of members kept; others are ignored.
 pub const MAX_KNOWN: usize = 1 << 17;
 
-/// Everybody else, as last told. In JSON it is what a member keeps on disk, for times without a coordinator.
+/// The other members, as of the last answer. Its JSON is stored on disk, for times without a
+/// coordinator.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Membership {
-    /// Everything up to this revision is in it.
+    /// Everything up to this revision is included.
     pub revision: u64,
     #[serde(default)]
     access: Access,
@@ -24,51 +25,51 @@ pub struct Membership {
     relays: Vec<Relay>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     coordinators: Vec<RelayAddress>,
-    /// Known before an answer that tells of everybody, and not yet told of by it.
+    /// Members known before a whole answer that it has not confirmed yet.
     #[serde(skip)]
     unconfirmed: BTreeSet<PublicKey>,
 }
 
-/// What became different.
+/// A change of the membership.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// This host lets in something else.
+    /// The access rules of this host have changed.
     Access(Access),
-    /// A member is new, or is not as before.
+    /// A member is new or has changed.
     Set(Member),
-    /// A member has another key in the place of this one, and is otherwise who it was: the same name and addresses.
+    /// A member has replaced this key by another and kept its name and addresses.
     Rotated(PublicKey, Member),
-    /// Somebody is no member any more.
+    /// A member has left.
     Removed(PublicKey),
 }
 
 impl Membership {
-    /// Everybody, by their keys.
+    /// All other members by key.
     pub fn members(&self) -> &BTreeMap<PublicKey, Member> {
         &self.members
     }
 
-    /// The mesh's relays with this member's tickets, as last told. They are no [`Change`]: the answer that tells others
-    /// replaces them, and who asks sees it here.
+    /// The mesh's relays with this member's tickets, as of the last answer. They are no [`Change`]:
+    /// every answer replaces them.
     pub fn relays(&self) -> &[Relay] {
         &self.relays
     }
 
-    /// Where coordinators of the mesh are, as last told; none if there is but one.
+    /// Addresses of the mesh's coordinators, as of the last answer; empty if there is only one.
     pub fn coordinators(&self) -> &[RelayAddress] {
         &self.coordinators
     }
 
-    /// What this host lets in.
+    /// The access rules of this host.
     pub fn access(&self) -> &Access {
         &self.access
     }
 
-    /// Takes in an answer; what is different by it: first what is let in, so that nobody new meets what was let in before; then
-    /// removals, as an address may have gone from one to another. An answer that tells of everybody takes away only whom
-    /// neither it nor those that go on from it tell of.
+    /// Applies an answer and returns the changes. Access rules come first, so that no new member
+    /// meets the old ones. Removals come before new members, since an address may have moved. A
+    /// whole answer removes only members that neither it nor its continuations name.
     pub fn take(&mut self, mut changes: Changes) -> Vec<Change> {
-        // A coordinator's number allocates nothing here.
+        // A number from the coordinator allocates nothing here.
         changes.members.truncate(MAX_MEMBERS);
         changes.members.retain(Member::is_within_bounds);
         if changes.whole {
@@ -116,8 +117,8 @@ impl Membership {
         different
     }
 
-    /// Of the members that are new, those that somebody was who is gone: by their keys, the former one. A number is not soon
-    /// another's, so who has the name and the addresses is the same member.
+    /// New members that replace one that has left, with the old key by the new one. Numbers are not
+    /// reused soon, so the same name and addresses mean the same member.
     fn rotated(
         &self,
         gone: &BTreeSet<PublicKey>,
@@ -132,14 +133,14 @@ impl Membership {
         let rotated = new.filter_map(|member| {
             let former = gone.get(&member.name)?;
             let same = former.addresses == member.addresses;
-            // One follows it and no more, whatever is told.
+            // At most one new member replaces an old one.
             let former = same.then(|| gone.remove(&member.name)).flatten()?;
             Some((member.public_key, former.public_key))
         });
         rotated.collect()
     }
 
-    /// Forgets everybody, as who is no member any more; what is different by that.
+    /// Removes everybody, because this host is no longer a member. Returns the changes.
     pub fn clear(&mut self) -> Vec<Change> {
         let Membership {
             members, access, ..
@@ -264,18 +265,18 @@ mod tests {
         let rotated = with_key(11, member(1, 5));
         let changes = membership.take(told(3, std::slice::from_ref(&rotated), &[1]));
         assert_eq!(changes, [Change::Rotated(key(1), rotated.clone())]);
-        // By an answer that tells of everybody, too.
+        // The same by a whole answer.
         let again = with_key(12, member(1, 5));
         let changes = membership.take(whole(told(5, &[again.clone(), member(2, 1)], &[])));
         assert_eq!(changes, [Change::Rotated(key(11), again)]);
-        // Of two that say so one is.
+        // If two claim to replace a member, one does.
         let two = [21, 22].map(|n| with_key(n, member(2, 1)));
         let mut twice = membership.clone();
         let changes = twice.take(told(7, &two, &[2]));
         let [first, second] = two;
         let expected = [Change::Rotated(key(2), first), Change::Set(second)];
         assert_eq!(changes, expected);
-        // Who comes back after it was revoked has another address.
+        // A member that joins again after it was revoked has another address.
         let back = Member {
             addresses: vec![[100, 80, 0, 9].into()],
             ..with_key(13, member(2, 1))
@@ -325,7 +326,7 @@ mod tests {
         let text = serde_json::to_string(&membership).expect("text");
         let kept: Membership = serde_json::from_str(&text).expect("again");
         assert_eq!(kept.coordinators(), first);
-        // One that is alone tells of none.
+        // A single coordinator sends no list.
         membership.take(with(Vec::new()));
         assert!(membership.coordinators().is_empty());
     }
@@ -351,7 +352,7 @@ mod tests {
             membership.take(first.clone()),
             [Change::Access(access("b")), Change::Set(member(1, 1))]
         );
-        // The same again, and an answer that does not speak of it.
+        // The same answer again, and one without access rules.
         assert_eq!(membership.take(first), []);
         assert_eq!(membership.take(whole(told(2, &[member(1, 1)], &[]))), []);
         let tagged = Changes {

@@ -27,19 +27,20 @@ use serde::{Deserialize, Serialize};
 use super::{MAX_TAGS, Member, Name, NameError};
 use crate::filter::{Filter, Open};
 
-/// Rules of a policy, at most.
+/// Maximum number of rules of a policy.
 pub const MAX_RULES: usize = 1024;
-/// Bytes of the text of a policy, at most.
+/// Maximum size of the text of a policy in bytes.
 pub const MAX_POLICY: usize = 256 << 10;
-/// What an administrator allows. In messages it is a list of rules as text, and how many others there are. Of more than [`MAX_RULES`]
-/// the others are left out, and what is no rule here allows nothing: it may be one of a later version.
+/// The policy of a mesh. In messages it is a list of rules as text, and the number of rules that
+/// were withheld. Rules beyond [`MAX_RULES`] are ignored. Rules that cannot be parsed allow
+/// nothing; they may be from a later version.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "Encoded", into = "Encoded")]
 pub struct Policy {
     rules: Vec<Rule>,
-    /// As they came, so that who passes it on loses nothing.
+    /// Unknown rules as text, so that passing the policy on loses nothing.
     unknown: Vec<String>,
-    /// Rules between other members, which this one is not told.
+    /// Number of rules between other members, which this member was not sent.
     untold: usize,
 }
 
@@ -51,12 +52,13 @@ struct Encoded {
     untold: usize,
 }
 
-/// The members with which one may talk in either direction, as far as rules say: [`Policy::sight`].
+/// The members that one may talk to in either direction, as far as the rules say:
+/// [`Policy::sight`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Sight {
-    /// No rules: by tags alone.
+    /// There are no rules, so tags decide.
     ByTags(BTreeSet<Name>),
-    /// Everybody.
+    /// All members.
     Everybody,
     /// Members with one of these tags or names.
     Some {
@@ -68,7 +70,7 @@ pub enum Sight {
 }
 
 impl Sight {
-    /// Whether a member is among them.
+    /// Whether it includes this member.
     pub fn has(&self, name: &Name, tags: &[Name]) -> bool {
         match self {
             Sight::ByTags(own) if own.is_empty() => tags.is_empty(),
@@ -81,42 +83,42 @@ impl Sight {
     }
 }
 
-/// One thing that is allowed.
+/// A rule that allows something.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
-    /// Who may begin.
+    /// The initiating members.
     pub from: Selector,
-    /// With whom.
+    /// The members that they may talk to.
     pub to: Selector,
-    /// To do what.
+    /// The allowed service.
     pub service: Service,
 }
 
-/// One end of a rule.
+/// Selects members, at one end of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Selector {
     /// Every member.
     Any,
-    /// Who has this tag.
+    /// Members with this tag.
     Tag(Name),
-    /// The member of this name.
+    /// The member with this name.
     Member(Name),
 }
 
-/// The traffic of a rule.
+/// The service of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Service {
-    /// All of it, also what is neither TCP, UDP nor ICMP.
+    /// All traffic, including protocols other than TCP, UDP and ICMP.
     Any,
     /// ICMP and ICMPv6.
     Icmp,
-    /// To these TCP ports.
+    /// These TCP ports.
     Tcp(RangeInclusive<u16>),
-    /// To these UDP ports.
+    /// These UDP ports.
     Udp(RangeInclusive<u16>),
 }
 
-/// What a decision is about.
+/// The subject of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Traffic {
     /// A connection to this TCP port.
@@ -129,22 +131,22 @@ pub enum Traffic {
     Other,
 }
 
-/// A member as policy knows it.
+/// A member, as input to the policy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Party {
-    /// What it is called.
+    /// Its name.
     pub name: Name,
     /// At most [`MAX_TAGS`].
     #[serde(default)]
     pub tags: Vec<Name>,
 }
 
-/// Whether a member may begin to talk to another, and why.
+/// Whether a member may initiate traffic to another, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// Both have this tag.
+    /// Both have this tag, and there are no rules.
     CommonTag(Name),
-    /// Neither has any tag.
+    /// Neither has any tag, and there are no rules.
     NoTags,
     /// A rule allows it.
     Rule(Rule),
@@ -152,26 +154,26 @@ pub enum Decision {
     Denied,
 }
 
-/// What a host lets in of its mesh: what was said of itself, and the policy.
+/// The access rules of a host: its own name and tags, and the policy.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Access {
-    /// The host itself; not known from a coordinator that knows of no policy. Then everything is let in.
+    /// The host itself. Unknown if the coordinator knows no policy; everything is allowed then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub own: Option<Party>,
-    /// The rules; none until some are told.
+    /// The rules; none until the coordinator has sent some.
     #[serde(default)]
     pub policy: Policy,
 }
 
-/// What is wrong with a policy's text.
+/// Why the text of a policy is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PolicyError {
-    /// A line.
+    /// A line is invalid.
     #[error("line {line}: {error}")]
     Line {
-        /// Which, from 1.
+        /// Line number, from 1.
         line: usize,
-        /// What is wrong with it.
+        /// Why it is invalid.
         error: RuleError,
     },
     /// Too many rules.
@@ -184,33 +186,33 @@ pub enum PolicyError {
     TooLong(usize),
 }
 
-/// Why a text is no rule.
+/// Why a text is not a rule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RuleError {
-    /// Not the words of one.
+    /// Not in the form of a rule.
     #[error(
         "this is no rule; write `allow FROM -> TO PORTS`, as in `allow tag:ops -> tag:web tcp/443`"
     )]
     Words,
-    /// No end.
+    /// Not a selector.
     #[error("{text:?} is nobody: {error}; write `*`, a tag as in `tag:web`, or a member's name")]
     Selector {
-        /// What is there.
+        /// The text.
         text: String,
-        /// What is wrong with it.
+        /// Why it is not a name.
         error: NameError,
     },
-    /// No traffic.
+    /// Not a service.
     #[error(
         "{0:?} is no traffic; write `*`, `icmp`, `tcp`, `udp`, a port as in `tcp/443`, or a range as in `udp/8000-8999`"
     )]
     Service(String),
-    /// A range whose end is before its beginning.
+    /// A range that ends before it begins.
     #[error("{0:?} counts down; write the lower port first")]
     Backwards(String),
 }
 
-/// Why a text is no traffic.
+/// Why a text cannot be decided on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is nothing to ask about; write a port as in `tcp/443` or `udp/53`, `icmp`, or `*` for what is neither"
@@ -218,10 +220,10 @@ pub enum RuleError {
 pub struct TrafficError(String);
 
 impl Policy {
-    /// Reads what an administrator wrote.
+    /// Parses the text of an administrator.
     ///
     /// # Errors
-    /// [`PolicyError`]: the first line that is no rule, or more than there may be.
+    /// [`PolicyError`]: the first invalid line, or too many rules.
     pub fn parse(text: &str) -> Result<Policy, PolicyError> {
         if text.len() > MAX_POLICY {
             return Err(PolicyError::TooLong(text.len()));
@@ -246,27 +248,27 @@ impl Policy {
         Ok(policy)
     }
 
-    /// The rules, as they were written.
+    /// The rules, in the order in which they were written.
     pub fn rules(&self) -> &[Rule] {
         &self.rules
     }
 
-    /// How many rules there are that this version does not know.
+    /// Number of rules that this version does not know.
     pub fn unknown(&self) -> usize {
         self.unknown.len()
     }
 
-    /// How many rules there are that this member is not told, as they name neither it nor its tags.
+    /// Number of rules that were withheld because they name neither this member nor its tags.
     pub fn untold(&self) -> usize {
         self.untold
     }
 
-    /// Whether there is no rule, so that tags decide.
+    /// Whether there are no rules, so that tags decide.
     pub fn is_empty(&self) -> bool {
         self.rules.is_empty() && self.unknown.is_empty() && self.untold == 0
     }
 
-    /// What one member is told of it: the rules that apply to it, and how many others there are.
+    /// The part of the policy for one member: the rules that apply to it, and the number of others.
     pub fn concerning(&self, party: &Party) -> Policy {
         let concerns = |rule: &&Rule| rule.from.is(party) || rule.to.is(party);
         let rules: Vec<Rule> = self.rules.iter().filter(concerns).cloned().collect();
@@ -277,7 +279,7 @@ impl Policy {
         }
     }
 
-    /// With whom a member may talk, whichever of the two begins.
+    /// The members that a member may talk to, whichever end initiates.
     pub fn sight(&self, party: &Party) -> Sight {
         if self.is_empty() {
             return Sight::ByTags(party.tags.iter().cloned().collect());
@@ -298,7 +300,8 @@ impl Policy {
         Sight::Some { tags, names }
     }
 
-    /// Whether `from` may begin this with `to`, and why: of several rules, the first.
+    /// Decides whether `from` may initiate this traffic to `to`. If several rules allow it, returns
+    /// the first.
     pub fn decide(&self, from: &Party, to: &Party, traffic: Traffic) -> Decision {
         if self.is_empty() {
             return by_tags(from, to).unwrap_or(Decision::Denied);
@@ -309,7 +312,7 @@ impl Policy {
         rule.map_or(Decision::Denied, |rule| Decision::Rule(rule.clone()))
     }
 
-    /// Everything that `from` may begin with `to`.
+    /// The filter for traffic from `from` to `to`.
     pub fn filter(&self, from: &Party, to: &Party) -> Filter {
         if self.is_empty() && by_tags(from, to).is_some() {
             return Filter::All;
@@ -336,7 +339,7 @@ impl Policy {
     }
 }
 
-/// What holds without any rule.
+/// The decision without any rule.
 fn by_tags(from: &Party, to: &Party) -> Option<Decision> {
     if from.tags.is_empty() && to.tags.is_empty() {
         return Some(Decision::NoTags);
@@ -346,7 +349,7 @@ fn by_tags(from: &Party, to: &Party) -> Option<Decision> {
 }
 
 impl Access {
-    /// What another member may begin here, at this host's own addresses.
+    /// The filter for traffic from another member to this host's own addresses.
     pub fn filter(&self, from: &Member) -> Filter {
         match &self.own {
             Some(own) => self.policy.filter(&from.party(), own),
@@ -354,7 +357,7 @@ impl Access {
         }
     }
 
-    /// Takes in what a coordinator tells anew; whether anything is different by it.
+    /// Applies an update from a coordinator. Returns whether anything changed.
     pub(super) fn take(&mut self, own: Option<Party>, policy: Option<Policy>) -> bool {
         let mut different = false;
         if let Some(mut own) = own {
@@ -371,7 +374,7 @@ impl Access {
 }
 
 impl Member {
-    /// As policy knows it.
+    /// The member as input to the policy.
     pub fn party(&self) -> Party {
         Party {
             name: self.name.clone(),
@@ -381,7 +384,7 @@ impl Member {
 }
 
 impl Decision {
-    /// Whether it is allowed.
+    /// Whether the traffic is allowed.
     pub fn is_allowed(&self) -> bool {
         *self != Decision::Denied
     }
@@ -491,7 +494,7 @@ impl FromStr for Traffic {
     }
 }
 
-/// A port in digits alone: no sign.
+/// Parses a port of digits only, without a sign.
 fn port(text: &str) -> Option<u16> {
     let digits = text.bytes().all(|byte| byte.is_ascii_digit());
     digits.then(|| text.parse().ok())?
@@ -543,7 +546,7 @@ impl fmt::Display for Traffic {
 impl From<Encoded> for Policy {
     fn from(encoded: Encoded) -> Policy {
         let mut policy = Policy {
-            // Left out, but there.
+            // Ignored rules count as withheld.
             untold: encoded
                 .untold
                 .saturating_add(encoded.rules.len().saturating_sub(MAX_RULES)),
@@ -577,7 +580,7 @@ mod tests {
         text.parse().expect(text)
     }
 
-    /// A member called by the first word, with the others as tags.
+    /// A member with the first word as its name and the others as tags.
     fn party(words: &str) -> Party {
         let mut words = words.split_whitespace().map(name);
         Party {
@@ -727,7 +730,8 @@ mod tests {
 
     #[test]
     fn from_the_first_rule_on_nothing_else_is_allowed() {
-        // The rule names nobody of these; one of a later version, or one that is not told, counts as well.
+        // The rule names none of these; a rule of a later version, or a withheld one, counts as
+        // well.
         let unknown = |rule: &str| {
             Policy::from(Encoded {
                 rules: vec![rule.to_owned()],
@@ -747,7 +751,7 @@ mod tests {
                 assert!(!policy.sight(&party(from)).has(&to.name, &to.tags));
             }
         }
-        // Comments are no rules.
+        // Comments are not rules.
         assert!(policy("# nothing yet\n").is_empty());
     }
 
@@ -785,7 +789,7 @@ mod tests {
         assert_eq!(known("db"), (vec![db, dns.clone()], 1));
         let web = "allow tag:ops -> tag:web tcp/443".to_owned();
         assert_eq!(known("w web"), (vec![web, dns], 1));
-        // What it may begin and let in is the same by both.
+        // Both policies give the same filters.
         for own in ["x", "db", "w web", "o ops", "laptop", "dns"].map(party) {
             let part = all.concerning(&own);
             for other in ["x", "db", "w web", "o ops", "laptop", "dns"].map(party) {

@@ -41,45 +41,46 @@ const STAMP: AttributeType = AttributeType::new(0xc5e2);
 const PORT: AttributeType = AttributeType::new(0xc5e3);
 const PRESENT: AttributeType = AttributeType::new(0xc5e4);
 
-/// A binding request (RFC 8489, sections 5 and 18.2).
+/// Message type of a binding request (RFC 8489, sections 5 and 18.2).
 const REQUEST: [u8; 2] = [0x00, 0x01];
 /// The magic cookie (section 5).
 const COOKIE: [u8; 4] = [0x21, 0x12, 0xa4, 0x42];
-/// Bytes of a header.
+/// Length of a header in bytes.
 const HEADER: usize = 20;
-/// Longest message that is looked at, in bytes.
+/// Maximum length of a message in bytes.
 const MAX_MESSAGE: usize = 1500;
-/// Bytes of HMAC-SHA256, and of the attribute that it is in. We do not truncate it (section 14.6).
+/// Length of HMAC-SHA256, which is not truncated (section 14.6), in bytes.
 const INTEGRITY: usize = 32;
 const INTEGRITY_ATTRIBUTE: usize = 4 + INTEGRITY;
 
-/// Whether a datagram is a binding request, by its first bytes: messages of the tunnel never begin with 0.
+/// Whether a datagram is a binding request, by its first bytes. Tunnel messages never begin with 0.
 pub fn is_request(datagram: &[u8]) -> bool {
     (HEADER..=MAX_MESSAGE).contains(&datagram.len())
         && datagram.starts_with(&REQUEST)
         && datagram[4..8] == COOKIE
 }
 
-/// The transaction of a binding request, whatever attributes it has; `None` for anything else.
+/// The transaction of a binding request, whatever its attributes; `None` for any other datagram.
 pub fn request_id(datagram: &[u8]) -> Option<TransactionId> {
     let id = is_request(datagram).then(|| datagram.get(8..HEADER))??;
     Some(transaction(id))
 }
 
-/// A member asks for the port that it shares with another, or binds itself to it.
+/// A request of a member for the port that it shares with another, or to bind itself to that port.
 #[derive(Clone, Copy, Debug)]
 pub struct ClientRequest<'a> {
-    /// What it shows.
+    /// The ticket of the member.
     pub ticket: &'a Ticket,
-    /// The other.
+    /// The other member.
     pub peer: PublicKey,
-    /// Nanoseconds since 1970, or one more than the last if the clock has not gone on: a copy of a request, sent from
-    /// elsewhere, is older than what the relay has seen.
+    /// Nanoseconds since 1970, or one more than the last stamp if the clock has not advanced. A
+    /// copy of a request, sent from elsewhere, is then older than what the relay has seen.
     pub stamp: u64,
 }
 
 impl ClientRequest<'_> {
-    /// The request, and its transaction: 96 random bits, so that nobody answers in the relay's place who does not see it.
+    /// Encodes the request. Returns its transaction as well: 96 random bits, so that only somebody
+    /// who sees the request can answer it.
     pub fn write(&self, rng: &mut dyn Rng) -> (TransactionId, Vec<u8>) {
         let mut id = [0; 12];
         rng.fill(&mut id);
@@ -95,50 +96,50 @@ impl ClientRequest<'_> {
     }
 }
 
-/// A request as a server sees it.
+/// A request as received by a server.
 #[derive(Debug)]
 pub enum ServerRequest {
-    /// An ordinary one: it wants to know where it comes from.
+    /// An ordinary request for the sender's address.
     Address(TransactionId),
-    /// A member wants a port. Nothing of it is true before [`PortRequest::verify`].
+    /// A request for a port. It is not authenticated before [`PortRequest::verify`].
     Port(PortRequest),
 }
 
-/// What a member says that wants a port.
+/// A member's request for a port.
 #[derive(Debug)]
 pub struct PortRequest {
-    /// To be answered with.
+    /// The transaction to answer.
     pub id: TransactionId,
-    /// The name of the ticket that it shows, from which its password follows.
+    /// The username of its ticket, from which the password is derived.
     pub username: String,
-    /// Until when the ticket is good, in seconds since 1970.
+    /// When the ticket expires, in seconds since 1970.
     pub expires: u64,
-    /// Who asks, by the number that it keeps when its key is another one.
+    /// The number of the member, which stays the same when its key changes.
     pub holder: u64,
-    /// Its key.
+    /// The member's key.
     pub member: PublicKey,
-    /// With whom it wants to share the port: somebody else.
+    /// The key of the other member, never the same one.
     pub peer: PublicKey,
-    /// Larger than every one before.
+    /// Larger than every earlier stamp.
     pub stamp: u64,
-    /// The message, without MESSAGE-INTEGRITY-SHA256, and what that attribute says.
+    /// The message without MESSAGE-INTEGRITY-SHA256, and the value of that attribute.
     signed: Vec<u8>,
     integrity: [u8; INTEGRITY],
 }
 
-/// Why a datagram is no request that could be granted.
+/// Why a datagram is not a valid request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
-    /// Nothing to answer.
+    /// Not to be answered.
     #[error("not a binding request")]
     NotARequest,
-    /// A request for a port that says too little, or nonsense.
+    /// A request for a port with a missing or invalid attribute.
     #[error("a request that is refused: {1}")]
     Refused(TransactionId, RelayRefusal),
 }
 
 impl ServerRequest {
-    /// What a datagram asks for.
+    /// Parses a datagram.
     ///
     /// # Errors
     /// [`RequestError`].
@@ -175,39 +176,40 @@ impl ServerRequest {
 }
 
 impl PortRequest {
-    /// Whether who asks has the ticket's password.
+    /// Whether the sender knows the ticket's password.
     pub fn verify(&self, password: &RelayPassword) -> bool {
         verify(&self.signed, &self.integrity, password.reveal().as_bytes())
     }
 }
 
-/// What a relay answers, or any other STUN server.
+/// The answer of a relay, or of any other STUN server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// Where the request came from.
+    /// The source address of the request.
     pub mapped: SocketAddr,
-    /// The pair's port; `None`: this is no relay.
+    /// The pair's port; `None` if the server is not a relay.
     pub port: Option<u16>,
-    /// The other side is bound.
+    /// Whether the other side is bound.
     pub present: bool,
 }
 
 /// Why there is no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RelayError {
-    /// Not an answer to this request, or not by who knows the ticket's password.
+    /// Not an answer to this request, or not from a server that knows the ticket's password.
     #[error("not an answer to this request")]
     NotAnAnswer,
-    /// The relay says no.
+    /// The relay refuses the request.
     #[error("{0}")]
     Refused(RelayRefusal),
 }
 
 impl Answer {
-    /// The answer to a request; with a port only if it is by who knows the ticket's password.
+    /// Parses the answer to a request. It has a port only if the server knows the ticket's
+    /// password.
     ///
     /// # Errors
-    /// [`RelayError`]. What is refused before the ticket is believed comes without proof.
+    /// [`RelayError`]. Refusals before the ticket is verified are not authenticated.
     pub fn parse(
         bytes: &[u8],
         id: TransactionId,
@@ -247,7 +249,7 @@ impl Answer {
         }
     }
 
-    /// The answer to an ordinary request that came from there.
+    /// The answer to an ordinary request from this address.
     pub fn address(mapped: SocketAddr) -> Answer {
         Answer {
             mapped,
@@ -256,9 +258,9 @@ impl Answer {
         }
     }
 
-    /// As bytes; with proof for who showed a good ticket.
+    /// Encodes the answer; authenticated if the request had a valid ticket.
     pub fn write(&self, id: TransactionId, password: Option<&RelayPassword>) -> Vec<u8> {
-        // A socket for both versions shows IPv4 addresses as IPv6 ones.
+        // A dual-stack socket reports IPv4 addresses as IPv4-mapped ones.
         let mapped = SocketAddr::new(self.mapped.ip().to_canonical(), self.mapped.port());
         let mapped = XorMappedAddress::new(mapped, id);
         let mut attributes = vec![RawAttribute::from(&mapped).into_owned()];
@@ -271,7 +273,8 @@ impl Answer {
     }
 }
 
-/// Why a relay refuses, as STUN and TURN number it (RFC 8489, section 14.8; RFC 8656, section 19).
+/// Why a relay refuses a request, by the numbers of STUN and TURN (RFC 8489, section 14.8; RFC
+/// 8656, section 19).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RelayRefusal {
     /// 400.
@@ -318,7 +321,8 @@ impl RelayRefusal {
         }
     }
 
-    /// As bytes, without a phrase: 28 of them, and 36 more as proof for who showed a good ticket.
+    /// Encodes the refusal without a reason phrase: 28 bytes, and 36 more for authentication if the
+    /// request had a valid ticket.
     pub fn write(self, id: TransactionId, password: Option<&RelayPassword>) -> Vec<u8> {
         let code = self.code();
         let value = [0, 0, (code / 100) as u8, (code % 100) as u8];
@@ -347,7 +351,8 @@ fn message(
         return message.finish();
     };
     let key = hmac::Key::new(hmac::HMAC_SHA256, password.reveal().as_bytes());
-    // Computed here: the library has the key in a trace. The length in the header counts this attribute (section 14.6).
+    // Computed here because the library would log the key in a trace. The length in the header
+    // includes this attribute (section 14.6).
     let placeholder = RawAttribute::new(MessageIntegritySha256::TYPE, &[0; INTEGRITY]);
     message.push_attribute_unchecked(&placeholder);
     let mut bytes = message.finish();
@@ -357,7 +362,7 @@ fn message(
     bytes
 }
 
-/// A message that is all of the datagram.
+/// Parses a message that fills the whole datagram.
 fn whole(bytes: &[u8]) -> Option<Message<'_>> {
     let message = (bytes.len() <= MAX_MESSAGE).then(|| Message::from_bytes(bytes).ok())??;
     let length = bytes.get(2..4)?.try_into().map(u16::from_be_bytes).ok()?;
@@ -370,7 +375,8 @@ fn attribute<'a, A: AttributeFromRaw<'a> + AttributeStaticType>(
     A::from_raw_ref(&message.raw_attribute(A::TYPE)?).ok()
 }
 
-/// What MESSAGE-INTEGRITY-SHA256 speaks of, and what it says, if it is the last attribute.
+/// The part of the message that MESSAGE-INTEGRITY-SHA256 covers, and its value, if it is the last
+/// attribute.
 fn signed<'a>(message: &'a Message<'_>) -> Option<(&'a [u8], [u8; INTEGRITY])> {
     let (at, raw) = message.raw_attribute_and_offset(MessageIntegritySha256::TYPE)?;
     let integrity = raw.value.as_ref().try_into().ok()?;
