@@ -1,20 +1,20 @@
-//! What a native peer can do: the payload of its initiation (an offer) and response (a choice).
+//! Capabilities of a native peer: the payload of its initiation (an offer) and response (a choice).
 //!
 //! ```text
 //! payload = TLV*      TLV = type u16 | length u16 | value of `length` bytes   (all little-endian)
-//! type bit 15: mandatory. A receiver that does not know the type refuses the handshake, if the
-//! bit is set, or else ignores the TLV. The other 15 bits name the type and rise strictly.
+//! type bit 15: mandatory. A receiver that does not know the type refuses the handshake if the bit
+//! is set, and ignores the TLV otherwise. The other 15 bits are the type, in strictly rising order.
 //! ```
 //! | type | value |
 //! |---|---|
 //! | 0x8001 version | u8, from 1 |
-//! | 0x8002 ciphers | u8 each, best first: 1 AES-256-GCM, 2 ChaCha20-Poly1305; unknown ones skipped; a choice has one |
+//! | 0x8002 ciphers | u8 each, best first: 1 AES-256-GCM, 2 ChaCha20-Poly1305; unknown ones are skipped; a choice has one |
 //! | 0x0003 max lanes | u8, from 1; 1 if absent |
 //! | 0x0004 inner MTU | u16 bytes, from 576; 1420 if absent |
 //! | 0x0005 features | u64 of flag bits; 0 if absent |
 //!
-//! Payloads travel encrypted and enter the handshake hash, so neither offer nor choice can be
-//! altered on the way: there is no downgrade.
+//! Payloads are encrypted and part of the handshake hash, so neither offer nor choice can be
+//! altered in transit: a downgrade is impossible.
 
 use crate::constants::MAX_PAYLOAD_LEN;
 

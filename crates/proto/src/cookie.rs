@@ -1,8 +1,9 @@
-//! Denial-of-service defence of the handshake: mac1, mac2 and cookies (paper 5.3, 5.4.4, 5.4.7).
+//! Denial-of-service protection of the handshake: mac1, mac2 and cookies (paper 5.3, 5.4.4, 5.4.7).
 //!
-//! mac1 proves that the sender knows whom it talks to; without it nothing is answered. Under load
-//! a message also needs mac2, which proves that the sender receives at its claimed address: it is
-//! keyed with a cookie that only a [`CookieChecker::create_reply`] to that address carries.
+//! mac1 proves that the sender knows the receiver's public key; messages without it are not
+//! answered. Under load a message also needs mac2, which proves that the sender receives at its
+//! source address. mac2 is keyed with a cookie, which only a [`CookieChecker::create_reply`] to
+//! that address contains.
 //!
 //! ```text
 //! sender: create_*, CookieJar::stamp  --->  CookieChecker::admit, under load, no mac2: NeedsCookie

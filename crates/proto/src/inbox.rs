@@ -1,13 +1,14 @@
-//! Opened packets on their way to the TUN device, merged so that one write carries many.
+//! Decrypted packets for the TUN device, merged so that one write carries many.
 //!
-//! Packets stay where they were decrypted, in the receive arena; a [`Write`] is a virtio-net
-//! header, sometimes a rewritten packet header, and pieces of the arena. Three things are merged:
+//! Packets stay where they were decrypted, in the receive arena. A [`Write`] is a virtio-net
+//! header, sometimes a rewritten packet header, and pieces of the arena. Three kinds are merged:
 //! slices of one native super-packet ([`Inbox::slice`]), consecutive TCP segments of one flow, and
-//! equal-sized UDP datagrams of one flow ([`Inbox::packet`]); rules as in the kernel's
-//! `tcp_gro_receive` and `udp_gro_receive`. Order within a flow is never changed: a packet joins
-//! the newest write of its flow or opens a new one behind it. The one exception is a bare ACK,
-//! which does not close its flow's write: data that follows may pass it, as cumulative
-//! acknowledgement makes its place irrelevant.
+//! equal-sized UDP datagrams of one flow ([`Inbox::packet`]). The rules are those of the kernel's
+//! `tcp_gro_receive` and `udp_gro_receive`.
+//!
+//! Order within a flow never changes: a packet joins the newest write of its flow or starts a new
+//! one after it. The one exception is a bare ACK, which does not close its flow's write. Later data
+//! may overtake it, because acknowledgement is cumulative.
 
 use crate::indices::PeerId;
 use crate::segment::{self, SegmentPosition, Transport};

@@ -36,12 +36,13 @@ impl PublicKey {
 #[error("a public key is the base64 of {KEY_LEN} bytes, 44 characters")]
 pub struct NotAKey;
 
-/// What [`PublicKey`]'s `Display` writes.
+/// Parses the format of `Display`.
 impl FromStr for PublicKey {
     type Err = NotAKey;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        // `decode_slice` asks for room for what the length allows, padding included.
+        // `decode_slice` requires the capacity that the length of the text allows, including
+        // padding.
         let mut bytes = [0; KEY_LEN + 1];
         match STANDARD.decode_slice(text, &mut bytes) {
             Ok(KEY_LEN) => bytes.first_chunk().copied().map(PublicKey).ok_or(NotAKey),

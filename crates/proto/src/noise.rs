@@ -1,22 +1,22 @@
-//! The handshake: Noise_IKpsk2_25519_ChaChaPoly_BLAKE2s, in WireGuard's dress or in our own.
+//! The handshake: Noise_IKpsk2_25519_ChaChaPoly_BLAKE2s, in WireGuard's form or the native one.
 //!
 //! ```text
 //! initiator                                   responder
-//! create_initiation  --- initiation --->  consume_initiation   (who? which stamp? which offer?)
+//! create_initiation  --- initiation --->  consume_initiation   (key, timestamp, offer)
 //! Initiator                               ReceivedInitiation
 //! consume_response   <--- response ----   create_response      (psk, chosen capabilities)
 //! Established                             Established          (mirrored keys)
 //! ```
 //!
-//! Both [`Protocol`]s take one path; they differ in prologue, mac labels, message types, and in
+//! Both [`Protocol`]s use the same code. They differ in prologue, mac labels, message types, and in
 //! the payload, which WireGuard does not have. Initiation: `type, 0, 0, 0, sender index (LE),
 //! ephemeral, sealed static, sealed (TAI64N, payload), mac1, mac2`. Response: `type, 0, 0, 0,
 //! sender index, receiver index, ephemeral, sealed payload, mac1, mac2`.
 //!
-//! What is not here: whether the static key is a known peer's, whether the stamp is newer than the
-//! last one (the caller knows), cookies and load (`cookie`). The cryptography is `snow`'s; ours is
-//! the resolver that feeds it ephemeral keys from the caller's random source and an X25519 that
-//! refuses points of low order and erases its private keys.
+//! The caller has to check that the static key is a known peer's and that the timestamp is newer
+//! than the last one. Cookies and load are in `cookie`. The cryptography is `snow`'s, except for
+//! the resolver here: it takes ephemeral keys from the caller's random source, and its X25519
+//! refuses points of low order and erases private keys.
 
 use std::fmt;
 use std::ops::RangeInclusive;

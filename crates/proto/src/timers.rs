@@ -1,19 +1,19 @@
 //! The timers of one peer, after the kernel's `timers.c` and the paper's section 6.
 //!
 //! - **Retransmit handshake**: an initiation unanswered for `REKEY_TIMEOUT` plus up to a third of a
-//!   second is sent again, until `REKEY_ATTEMPT_TIME` has gone by; then the peer is given up and
-//!   what waits for it is dropped. New traffic starts over.
+//!   second is repeated, until `REKEY_ATTEMPT_TIME` has passed. Then the peer is given up and
+//!   staged packets are dropped. New traffic starts over.
 //! - **Send keepalive**: data was received and nothing authenticated was sent for
-//!   `KEEPALIVE_TIMEOUT`: an empty packet tells the peer that its data arrives.
-//! - **New handshake**: data was sent and nothing authenticated was received for
-//!   `KEEPALIVE_TIMEOUT + REKEY_TIMEOUT`: the session may be dead, so a new one is asked for.
-//! - **Zero keys**: no new session for three times `REJECT_AFTER_TIME`: every key is erased.
+//!   `KEEPALIVE_TIMEOUT`. An empty packet tells the peer that its data arrives.
+//! - **New handshake**: data was sent and nothing authenticated was received for `KEEPALIVE_TIMEOUT
+//!   + REKEY_TIMEOUT`. The session may be dead, so a new one is initiated.
+//! - **Zero keys**: no new session for three times `REJECT_AFTER_TIME`. Every key is erased.
 //! - **Persistent keepalive**: nothing authenticated in either direction for the configured
-//!   interval: an empty packet keeps the state of middle boxes alive.
+//!   interval. An empty packet keeps the state of middleboxes alive.
 //!
-//! A pure state machine: events in (each named as in the kernel), [`Timers::next`] for when to call
-//! again and why, [`Timers::expire`] for what to do then. A session's age is no timer: whoever uses
-//! one asks [`Timers::rekey_on_send`] and [`Timers::rekey_on_receive`].
+//! This is a pure state machine. Events are methods, named as in the kernel; [`Timers::next`]
+//! returns when to call again and why, and [`Timers::expire`] the actions to perform. A session's
+//! age is not a timer: [`Timers::rekey_on_send`] and [`Timers::rekey_on_receive`] check it on use.
 
 use std::time::Duration;
 

@@ -86,7 +86,7 @@ impl End {
         due
     }
 
-    /// What is due at its times until then, with when it was.
+    /// Polls from `from` to `until`. Returns all actions with their times.
     fn run(&mut self, from: u64, until: u64) -> Vec<(u64, Due)> {
         let mut all = Vec::new();
         for millis in (from..until).step_by(10) {

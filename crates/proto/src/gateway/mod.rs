@@ -1,16 +1,21 @@
-//! The gateway: devices on which nothing can be installed take part in the overlay.
+//! The gateway: it connects devices on which nothing can be installed to the overlay.
 //!
 //! A [`Gateway`] is a stage between the local network and the tunnel, without I/O:
 //!
-//! 1. its driver hands every packet of the local network to [`Gateway::outbound`] before
-//!    [`Tunnel::outbound`](crate::tunnel::Tunnel::outbound), and passes on what it lets through;
-//! 2. it hands every write that the tunnel left in its inbox to [`Gateway::inbound`], which says
-//!    whether it goes to the host, to a device, or nowhere.
+//! 1. Its driver passes every packet of the local network to [`Gateway::outbound`] before
+//!    [`Tunnel::outbound`](crate::tunnel::Tunnel::outbound), and forwards those that it admits.
+//! 2. Its driver passes every write that the tunnel left in its inbox to [`Gateway::inbound`],
+//!    which returns whether it goes to the host, to a device, or nowhere.
 //!
-//! Super-packets go through whole, either way: addresses are exchanged in their one header. In this
-//! order: whose packet is it (`devices`), is it allowed ([`rules`] on what `query` finds, and answers to what is
-//! allowed: [`flows`]), what does it tell of the two legs ([`flows`]), then [`translate`].
-//! In transparent mode [`responder`] speaks for the gateway on the local network.
+//! Super-packets pass as a whole in both directions: only their one header is translated. The steps
+//! are, in this order:
+//!
+//! 1. identify the device (`devices`);
+//! 2. apply [`rules`] to the packet's flow (`query`), and admit replies of known [`flows`];
+//! 3. update the TCP statistics of both sides ([`flows`]);
+//! 4. [`translate`] the addresses.
+//!
+//! In transparent mode [`responder`] answers for the gateway on the local network.
 
 mod admit;
 mod devices;

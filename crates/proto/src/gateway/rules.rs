@@ -1,4 +1,5 @@
-//! Who may reach a device, and whom it may reach: `WHO [WHAT]`, for instance `10.77.0.0/24 tcp/22,8000-8010`.
+//! Rules of a device for remotes and services: `WHO [WHAT]`, for instance `10.77.0.0/24
+//! tcp/22,8000-8010`.
 
 use ipnet::IpNet;
 use seikan_wire::ip::{PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP};
@@ -27,7 +28,7 @@ enum Service {
     Ports(u8, Vec<RangeInclusive<u16>>),
 }
 
-/// What a rule looks at.
+/// The input of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Subject {
     /// The overlay address at the other end from the device.

@@ -1,9 +1,11 @@
-//! A device that is known by its card takes another IPv6 address: has it moved, or does it use both?
+//! Detects whether a device that is known by its MAC address has moved to another IPv6 address or
+//! uses several.
 //!
-//! IPv6 hosts use several addresses at once, and one to one is the one that was first, as long as it is used.
-//! So a second one is only remembered ([`Device::contend`]). The station asks for the first
-//! ([`Gateway::poll_successor`]): if the device answers for it or uses it, nothing changes; if it is silent
-//! about it, it has moved. Only frames of the device's own card count in all this.
+//! IPv6 hosts use several addresses at once. The first one is translated one-to-one as long as it
+//! is used, so a second one is only remembered ([`Device::contend`]). The responder queries for the
+//! first one ([`Gateway::poll_successor`]). If the device answers for it or uses it, nothing
+//! changes. If the device is silent about it, the device has moved. Only frames from the device's
+//! own MAC address count.
 
 use super::devices::Device;
 use super::{DeviceId, Gateway};
@@ -60,8 +62,8 @@ impl Device {
 }
 
 impl Gateway {
-    /// What is to be done about a second address of a device: the first one if it is to be asked for now. Where
-    /// it was asked for in vain, the second is the device's from now on.
+    /// Returns the first address if it is to be queried now, because the device uses a second one.
+    /// If the queries were not answered, the second address replaces the first.
     pub(super) fn poll_successor(&mut self, id: DeviceId, now: Instant) -> Option<Ipv6Addr> {
         let device = self.devices.get_mut(id.0 as usize)?;
         let successor = device.successor.as_mut()?;

@@ -105,7 +105,7 @@ fn addresses(read: &[u8]) -> (IpAddr, IpAddr) {
     (parsed.src, parsed.dst)
 }
 
-/// What the remote sends to the device, as the tunnel would hand it on.
+/// A packet from the remote to the device, as delivered by the tunnel.
 fn inbound(gateway: &mut Gateway, ms: u64, transport: (u8, &[u8])) -> Result<Vec<u8>, DropReason> {
     let mut read = read(REMOTE, OVERLAY, transport.0, transport.1);
     let bytes = read.len() as u64;
@@ -176,7 +176,7 @@ fn the_host_itself_is_no_device() {
     assert_eq!(found, Ok(Inbound::Host));
 }
 
-/// What becomes of a packet from the tunnel between these addresses.
+/// The result for a packet from the tunnel between these addresses.
 fn receiver(gateway: &mut Gateway, src: &str, dst: &str) -> Result<Inbound, DropReason> {
     let mut packet = read(src, dst, UDP, &udp(53, 5000));
     let packet = &mut packet[VNET_HDR_LEN..];

@@ -1,12 +1,13 @@
-//! One-to-one address translation in place, with every checksum kept by increment (RFC 1624).
+//! One-to-one address translation in place, with incremental updates of every checksum (RFC 1624).
 //!
-//! [`translate`] finds what it needs first, and changes nothing if it refuses. Then it replaces the
-//! addresses; what they add to a sum ([`Change`]) goes to the IPv4 header's checksum and to the
-//! transport's, whose pseudo-header holds them too. An ICMP error quotes a packet of the flow that it
-//! is about, whose addresses are translated as well (RFC 5508 section 4.2): every word changed in
-//! the quote, checksums included, is a change under the ICMP checksum.
+//! [`translate`] checks everything first, and changes nothing if it returns an error. Then it
+//! replaces the addresses. The change of the sum ([`Change`]) is applied to the checksum of the
+//! IPv4 header and to that of the transport, whose pseudo-header contains the addresses. An ICMP
+//! error quotes a packet of the same flow, whose addresses are translated as well (RFC 5508 section
+//! 4.2). Every word changed in the quote, including its checksums, is a change under the ICMP
+//! checksum.
 //!
-//! A wrong checksum stays as wrong as it was: nothing damaged is made to look whole.
+//! A wrong checksum stays wrong by the same amount, so damage is never hidden.
 
 use seikan_observe::DropReason;
 use seikan_wire::ip::{IpPacket, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP};
@@ -83,7 +84,8 @@ pub fn translate(
     Ok(())
 }
 
-/// What replaced words add to the sum of all: their new values and the complements of their old ones.
+/// Change of a checksum's sum by replaced words: their new values and the complements of their old
+/// ones.
 #[derive(Clone, Copy, Default)]
 struct Change(u64);
 

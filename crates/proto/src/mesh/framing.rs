@@ -1,19 +1,19 @@
-//! How a stream is cut into what would be datagrams by UDP.
+//! Framing of datagrams in a stream.
 //!
-//! To and from a relay of ours a frame is 16 bits of length and as many bytes (RFC 4571), of which the first two are a port of the
-//! relay's, and the rest is a datagram to or from there:
+//! To and from a `seikan relay`, a frame is a 16-bit length and as many bytes (RFC 4571). The first
+//! two bytes are a port of the relay; the rest is a datagram to or from that port:
 //!
 //! ```text
 //!  0                   1                   2                   3
 //!  0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1
 //! +-------------------------------+-------------------------------+
-//! |    length (of what follows)   |      port (0: the main one)   |
+//! |   length (of the rest)        |   port (0: the main port)     |
 //! +-------------------------------+-------------------------------+
 //! |                          datagram ...                         |
 //! ```
 //!
-//! To and from a TURN server frames are STUN messages and those of channels (RFC 8656, sections 3.1 and 12.5), which say their
-//! lengths themselves, padded to four bytes.
+//! To and from a TURN server, frames are STUN messages and ChannelData messages (RFC 8656, sections
+//! 3.1 and 12.5). They contain their length and are padded to four bytes.
 
 use std::ops::Range;
 

@@ -1,20 +1,22 @@
-//! What members of a mesh and their coordinator tell each other: pure types, each with its bounds.
+//! Messages between the members of a mesh and their coordinator: plain types with their limits.
 //!
-//! A coordinator knows who belongs to a mesh; members ask it, and keep what they were told. It is
-//! spoken to in JSON over HTTPS, paths under [`BASE`]:
+//! A coordinator knows the members of a mesh. Members query it and keep its answers. The protocol
+//! is JSON over HTTPS, with paths below [`BASE`]:
 //!
-//! | | who | sends | gets |
+//! | request | sender | body | answer |
 //! |---|---|---|---|
 //! | `POST /v1/join` | a host with a [`Token`] | [`JoinRequest`] | [`Joined`] |
-//! | `GET /v1/changes?since=R&sight=R&epoch=E&wait=S` | a member | | [`Changes`] after its [`Cursor`], waited for S seconds at most |
-//! | `POST /v1/endpoints` | a member | [`Endpoints`] | nothing |
-//! | `POST /v1/call` | a member that wants to reach another | [`Call`] | nothing; the other hears of it in its next [`Changes`] |
-//! | `POST /v1/key` | a member that has another key | [`Rotation`] | nothing; the others hear of a member with the same name and addresses |
-//! | `POST /v1/leave` | a member | | nothing |
+//! | `GET /v1/changes?since=R&sight=R&epoch=E&wait=S` | a member | | [`Changes`] after its [`Cursor`]; waits up to S seconds |
+//! | `POST /v1/endpoints` | a member | [`Endpoints`] | none |
+//! | `POST /v1/call` | a member that wants to reach another | [`Call`] | none; the other finds it in its next [`Changes`] |
+//! | `POST /v1/key` | a member with a new key | [`Rotation`] | none; others find the member with its name and addresses |
+//! | `POST /v1/leave` | a member | | none |
 //!
-//! A member shows its [`Credential`] as a bearer token (RFC 6750). What is refused comes with a
-//! [`Refusal`]. At the same port of UDP a coordinator answers STUN binding requests (RFC 8489).
-//! What members say to a relay is in [`relay`], and by a stream in the frames of [`framing`]. Private keys are in none of these messages: they never leave their host.
+//! A member authenticates with its [`Credential`] as a bearer token (RFC 6750). Refused requests
+//! are answered with a [`Refusal`]. At the same port of UDP a coordinator answers STUN binding
+//! requests (RFC 8489). [`relay`] has the messages between members and relays, and [`framing`]
+//! their framing in streams. No message contains a private key; private keys never leave their
+//! host.
 
 mod address;
 pub mod framing;

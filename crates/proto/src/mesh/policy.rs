@@ -1,21 +1,24 @@
-//! Who may talk to whom in a mesh.
+//! The access policy of a mesh.
 //!
-//! An administrator writes one rule a line; `#` begins a comment:
+//! An administrator writes one rule per line; `#` begins a comment:
 //!
 //! ```text
-//! # who     -> whom       to what
+//! # from    -> to         service
 //! allow tag:ops -> *       *
 //! allow *       -> tag:web tcp/443
 //! allow laptop  -> tag:db  tcp/5432-5433
 //! ```
 //!
-//! Who and whom are `*`, a tag or a member's name; to what is `*`, `icmp`, `tcp`, `udp`, or a port or range of them. A line is a rule
-//! and nothing else, so it reads as it is said, an error has its line, and a decision names the rule as it was written.
+//! FROM and TO are `*`, a tag or a member's name. SERVICE is `*`, `icmp`, `tcp`, `udp`, or a port
+//! or range of TCP or UDP. Every line is one rule, so an error has its line, and a decision names
+//! the rule as written.
 //!
-//! Without any rule, members may talk that have a tag in common, and members that both have none. From the first rule on, nothing is
-//! allowed but by a rule, for members with and without tags alike. Rules only ever add, so their order means nothing, and who does not
-//! know one is stricter for it. The receiver decides, about what a member begins: [`crate::filter`] has what is an answer. A member is
-//! told of the rules that name it, and of how many others there are ([`Policy::concerning`]).
+//! Without any rule, two members may talk if they have a tag in common, or if neither has a tag.
+//! From the first rule on, only rules allow traffic, for members with and without tags. Rules only
+//! add, so their order does not matter, and a member that lacks a rule is stricter. The receiver
+//! enforces the policy on the traffic that a member initiates; [`crate::filter`] defines which
+//! packets are replies. A member is sent the rules that name it, and the number of others
+//! ([`Policy::concerning`]).
 
 use std::collections::BTreeSet;
 use std::fmt;

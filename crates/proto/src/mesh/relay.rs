@@ -1,23 +1,25 @@
-//! What members and a relay say to each other: STUN binding requests (RFC 8489) that bind two members to one port.
+//! Messages between members and a relay: STUN binding requests (RFC 8489) that bind two members to
+//! one port.
 //!
-//! A relay has one UDP port for each pair of members. What one member sends there goes on, from that port, to the address
-//! from which the other has bound itself to it: to the tunnel a relay is one more endpoint. A member sends the same
-//! request to two places: to the relay's main port, which makes the pair's, and then, again and again, to the pair's,
-//! which binds its side to the address that the request came from.
+//! A relay has one UDP port for each pair of members. It forwards datagrams that one member sends
+//! to that port, from the same port, to the address from which the other member has bound itself.
+//! To the tunnel, a relay is one more endpoint. A member sends the same request to two ports: once
+//! to the relay's main port, which opens the pair's port, and then repeatedly to the pair's port,
+//! which binds the member's side to the source address of the request.
 //!
 //! | attribute | type | in | value |
 //! |---|---|---|---|
-//! | USERNAME | 0x0006 | request | the [`Ticket`]'s |
-//! | SEIKAN-PEER | 0xC5E1 | request | the other member's public key, 32 bytes |
-//! | SEIKAN-STAMP | 0xC5E2 | request | a number of 64 bits: larger than in every request of this side before |
-//! | XOR-MAPPED-ADDRESS | 0x0020 | answer | where the request came from |
+//! | USERNAME | 0x0006 | request | that of the [`Ticket`] |
+//! | SEIKAN-PEER | 0xC5E1 | request | public key of the other member, 32 bytes |
+//! | SEIKAN-STAMP | 0xC5E2 | request | 64-bit number, larger than in every earlier request of this side |
+//! | XOR-MAPPED-ADDRESS | 0x0020 | answer | source address of the request |
 //! | SEIKAN-PORT | 0xC5E3 | answer | the pair's port, 16 bits |
-//! | SEIKAN-PRESENT | 0xC5E4 | answer | a byte: 1 if the other side is bound, else 0 |
+//! | SEIKAN-PRESENT | 0xC5E4 | answer | one byte: 1 if the other side is bound, otherwise 0 |
 //! | ERROR-CODE | 0x0009 | error | a [`RelayRefusal`] |
-//! | MESSAGE-INTEGRITY-SHA256 | 0x001C | the last of all, but in answers to who shows no ticket | with the short-term mechanism (section 9.1), key: the ticket's password |
+//! | MESSAGE-INTEGRITY-SHA256 | 0x001C | all, except answers to requests without a ticket; last | short-term mechanism (section 9.1), key: the ticket's password |
 //!
-//! Ours are optional to comprehend: a STUN server that is no relay answers as one, and tells no port. A request that has no
-//! SEIKAN-PEER is an ordinary one.
+//! The SEIKAN attributes are comprehension-optional: a STUN server that is not a relay gives an
+//! ordinary answer without a port. A request without SEIKAN-PEER is an ordinary one.
 
 use std::net::SocketAddr;
 

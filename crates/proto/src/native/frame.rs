@@ -1,10 +1,10 @@
-//! What the plaintext of a native record consists of: a stamp, then frames, one behind the other.
+//! The plaintext of a native record: a stamp, then frames.
 //!
-//! The stamp is the record's position in its GSO batch, `u8`, and the fraction of the second at which
-//! it was sealed, `u16` in 1/65536 s. A record without frames is a keepalive.
+//! The stamp is the record's position in its GSO batch (`u8`) and the fraction of the second at
+//! which it was sealed (`u16` in 1/65536 s). A record without frames is a keepalive.
 //!
-//! Every frame starts with a byte: kind in the low four bits, flags in the high four; then, but for
-//! padding, a `u16` length of what follows. Integers are little endian.
+//! Every frame starts with a byte: kind in the low four bits, flags in the high four. All kinds
+//! except padding continue with a `u16` length of the rest. Integers are little endian.
 //!
 //! ```text
 //! PADDING   0x00, to the end of the record
@@ -17,10 +17,12 @@
 //! PROBE_ACK kind 6 | length | id u16 | size u16
 //! PORTS     kind 7 | length | ports u16 | addresses of 16 bytes, IPv4 as IPv4-mapped
 //! ```
-//! A kind that is not known is skipped by its length, so that later ones need no new version.
 //!
-//! Work and what comes out are bounded by the bytes that came in: a chunk that is not the last of its packet, and a segment of a
-//! super-packet, has [`MIN_CHUNK`] bytes at least; of HEALTH, PROBE, PROBE_ACK and PORTS a record has one each.
+//! Unknown kinds are skipped by their length, so new kinds need no new version.
+//!
+//! Work and output are bounded by the bytes received. A chunk that is not the last of its packet,
+//! and a segment of a super-packet, has at least [`MIN_CHUNK`] bytes. A record has at most one each
+//! of HEALTH, PROBE, PROBE_ACK and PORTS.
 
 use crate::birthday::ProbeRequest;
 use crate::inbox::{MAX_HEADER, Slice};
