@@ -380,7 +380,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_counter_that_starts_anew_counts_from_there() {
+    fn a_restarted_counter_counts_from_zero() {
         let column = Column {
             kind: Kind::Counter,
             points: vec![(0, 10), (1, 15), (2, 3), (3, 5)],

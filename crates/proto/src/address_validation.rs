@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn three_times_what_came_may_be_sent_until_the_check_is_answered() {
+    fn three_times_the_received_bytes_may_be_sent_until_validation() {
         let mut validation = AddressValidation::required(at(0));
         assert!(!validation.take(1));
         validation.received(100, at(0));
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn who_guesses_has_another_check_to_guess() {
+    fn guessing_replaces_the_check() {
         let mut validation = AddressValidation::required(at(0));
         validation.received(1000, at(0));
         let mut rng = Counting(0);

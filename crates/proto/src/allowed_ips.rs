@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prefix_given_again_is_stolen() {
+    fn a_prefix_assigned_again_moves() {
         let mut ips = AllowedIps::default();
         assert_eq!(ips.insert(net("10.0.0.0/8"), A), None);
         assert_eq!(ips.insert(net("10.9.9.9/8"), B), Some(A));

@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_absent_has_its_default() {
+    fn absent_capabilities_have_defaults() {
         let parsed = Capabilities::parse(&MINIMAL).unwrap();
         assert_eq!(
             (parsed.max_lanes, parsed.inner_mtu, parsed.features),
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_mandatory_types_are_named() {
+    fn unknown_mandatory_types_are_reported() {
         let error = with(&[0x77, 0x81, 0, 0]).unwrap_err();
         assert_eq!(error, CapabilityError::UnknownMandatory(0x8177));
         assert!(error.to_string().contains("0x8177"), "{error}");
@@ -487,7 +487,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_said_is_understood(
+        fn capabilities_round_trip(
             version in 1u8..,
             order in 0usize..5,
             max_lanes in 1u8..,

@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_that_empties_or_is_short_gets_none() {
+    fn an_empty_or_short_queue_is_not_signalled() {
         let mut codel = Codel::default();
         for ms in 0..1000 {
             codel.emptied(at(f64::from(ms)));
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_that_soon_stands_again_gets_them_at_nearly_the_rate_found_before() {
+    fn a_queue_that_soon_fills_again_is_signalled_at_nearly_the_previous_rate() {
         let mut codel = Codel::default();
         codel.emptied(at(0.0));
         assert_eq!(signals(&mut codel, TARGET, 0, 400).len(), 5);
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_that_stands_again_much_later_starts_anew() {
+    fn a_queue_that_fills_again_much_later_starts_over() {
         let mut codel = Codel::default();
         codel.emptied(at(0.0));
         signals(&mut codel, TARGET, 0, 400);

@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_from_many_networks_keeps_no_live_session_from_renewal() {
+    fn a_flood_from_many_networks_does_not_prevent_the_renewal_of_sessions() {
         let without = without_renewal(false);
         println!("of 100 sessions not renewed: {without} without shares of their own");
         assert!(without > 20, "{without}: the flood is none");

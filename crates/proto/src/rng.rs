@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_drawn_ahead_is_drawn_seldom_and_handed_out_once() {
+    fn buffered_bytes_are_drawn_rarely_and_returned_once() {
         /// Every byte is the number of the fill.
         struct Fills(u8);
         impl Rng for Fills {

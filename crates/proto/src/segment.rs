@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn tcp_segments_are_what_the_kernel_would_send() {
+    fn tcp_segments_are_those_that_the_kernel_would_send() {
         let read = tso4(2500, 1000);
         let sp = SuperPacket::parse(&read).unwrap();
         assert_eq!(sp.segments(), 3);

@@ -60,7 +60,7 @@ fn met(world: &World) -> Option<[Option<SocketAddr>; 2]> {
 }
 
 #[test]
-fn they_leave_the_relay_for_a_port_that_was_met_and_nothing_is_lost_by_it() {
+fn both_ends_leave_the_relay_for_a_hit_port_without_loss() {
     let mut world = members(Mapping::EndpointIndependent, 1);
     let mut sent = 0;
     for second in 0..30 {
@@ -105,7 +105,7 @@ fn forty_of_forty_pairs_meet_in_the_first_attempt() {
 
 /// What was checked shortly before any port was met does not put that off.
 #[test]
-fn both_go_over_within_two_round_trips_of_the_first_probe_that_gets_through() {
+fn both_ends_switch_within_two_round_trips_of_the_first_hit() {
     for seed in 0..20 {
         let mut world = members(Mapping::EndpointIndependent, seed);
         let mut seq = 0;
@@ -118,7 +118,7 @@ fn both_go_over_within_two_round_trips_of_the_first_probe_that_gets_through() {
 }
 
 #[test]
-fn probes_that_are_overtaken_by_what_goes_by_the_relay_count_as_well() {
+fn probes_overtaken_by_relayed_packets_count_as_well() {
     let mut world = members(Mapping::EndpointIndependent, 3);
     world.nats.as_mut().expect("NATs").detour = 75 * MILLISECOND;
     let mut seq = 0;
@@ -131,7 +131,7 @@ fn probes_that_are_overtaken_by_what_goes_by_the_relay_count_as_well() {
 }
 
 #[test]
-fn while_nobody_sends_nothing_is_opened() {
+fn without_packets_no_ports_are_opened() {
     let mut world = members(Mapping::EndpointIndependent, 4);
     let outside = |first| NatMappings {
         v4: first,
@@ -155,7 +155,7 @@ fn while_nobody_sends_nothing_is_opened() {
 }
 
 #[test]
-fn two_symmetric_ends_stay_at_the_relay_and_spray_nothing() {
+fn two_symmetric_ends_stay_at_the_relay_and_do_not_probe() {
     let own = vec![address(1, false).ip()];
     let mut world = members(Mapping::AddressAndPortDependent(own), 5);
     talk(&mut world, 0, Duration::from_secs(120));
@@ -168,7 +168,7 @@ fn two_symmetric_ends_stay_at_the_relay_and_spray_nothing() {
 }
 
 #[test]
-fn who_meets_nobody_has_sent_no_more_than_there_may_be() {
+fn failed_probing_stays_within_its_limits() {
     let mut world = members(Mapping::EndpointIndependent, 6);
     // Nothing gets through directly; the asking is repeated every 5 s while ports are open.
     world.direct_down = [true; 2];
@@ -180,7 +180,7 @@ fn who_meets_nobody_has_sent_no_more_than_there_may_be() {
 }
 
 #[test]
-fn a_symmetric_nat_that_starts_anew_is_met_again_without_a_minute_at_the_relay() {
+fn a_restarted_symmetric_nat_is_traversed_again_without_a_minute_at_the_relay() {
     let mut world = members(Mapping::EndpointIndependent, 7);
     let seq = talk(&mut world, 0, Duration::from_secs(18));
     assert_eq!(Some(endpoints(&world)), met(&world));
@@ -208,7 +208,7 @@ fn idle(world: &mut World, time: Duration, every: Duration) {
 }
 
 #[test]
-fn a_port_that_was_met_is_kept_open_while_the_session_lasts_and_not_for_ever() {
+fn a_hit_port_is_kept_open_for_the_length_of_the_session() {
     // Also by a driver that is late, and whoever began the session.
     for (every, first) in [(20, 0), (20, 1), (23, 0), (23, 1)] {
         let every = Duration::from_secs(every);

@@ -50,7 +50,7 @@ fn the_first_packet_takes_two_round_trips_wherever_the_peer_is() {
 }
 
 #[test]
-fn a_place_that_is_named_twice_is_tried_once() {
+fn a_duplicate_candidate_is_tried_once() {
     let mut world = strangers(Protocol::Native);
     let there = address(1, false);
     set_candidates(&mut world, 0, &[there, there]);
@@ -63,7 +63,7 @@ fn a_place_that_is_named_twice_is_tried_once() {
 }
 
 #[test]
-fn who_answers_is_asked_nowhere_else() {
+fn an_answering_peer_is_not_sent_further_initiations() {
     let mut world = strangers(Protocol::Native);
     set_candidates(&mut world, 0, &[nowhere(1), address(1, false)]);
     world.send(0, &[Flow::udp(0).datagram(0, 100)]);
@@ -83,7 +83,7 @@ fn who_answers_is_asked_nowhere_else() {
 }
 
 #[test]
-fn a_peer_that_went_elsewhere_in_silence_is_found_among_its_candidates() {
+fn a_peer_that_moved_silently_is_found_among_its_candidates() {
     let mut world = strangers(Protocol::Native);
     set_candidates(&mut world, 0, &[address(1, false)]);
     world.send(0, &[Flow::udp(0).datagram(0, 100)]);
@@ -101,7 +101,7 @@ fn a_peer_that_went_elsewhere_in_silence_is_found_among_its_candidates() {
 }
 
 #[test]
-fn without_any_place_a_packet_is_dropped_with_its_reason() {
+fn without_candidates_a_packet_is_dropped_with_its_reason() {
     let mut world = strangers(Protocol::Native);
     world.send(0, &[Flow::udp(0).datagram(0, 100)]);
     let drops = world.totals(0).outbound.drops;
@@ -109,7 +109,7 @@ fn without_any_place_a_packet_is_dropped_with_its_reason() {
 }
 
 #[test]
-fn what_could_be_sent_nowhere_does_not_hold_up_what_can_be_sent() {
+fn undeliverable_packets_do_not_delay_others() {
     let mut world = strangers(Protocol::Native);
     let now = world.now(0).mono;
     let side = &mut world.sides[0];
@@ -126,7 +126,7 @@ fn what_could_be_sent_nowhere_does_not_hold_up_what_can_be_sent() {
 }
 
 #[test]
-fn no_more_places_are_tried_than_the_bound() {
+fn tried_candidates_are_bounded() {
     let mut world = strangers(Protocol::Native);
     let many: Vec<SocketAddr> = (0..100).map(nowhere).collect();
     set_candidates(&mut world, 0, &many);
@@ -135,7 +135,7 @@ fn no_more_places_are_tried_than_the_bound() {
 }
 
 #[test]
-fn who_announces_itself_from_elsewhere_is_answered_there_at_once() {
+fn a_peer_that_announces_a_new_address_is_answered_there_at_once() {
     let mut world = strangers(Protocol::Native);
     set_candidates(&mut world, 0, &[address(1, false)]);
     world.send(0, &[Flow::udp(0).datagram(0, 100)]);
@@ -151,7 +151,7 @@ fn who_announces_itself_from_elsewhere_is_answered_there_at_once() {
 }
 
 #[test]
-fn who_is_called_tries_once_and_no_more_than_twice_a_second() {
+fn a_call_is_answered_at_most_twice_a_second() {
     let mut world = strangers(Protocol::Native);
     set_candidates(&mut world, 1, &[nowhere(1), nowhere(2)]);
     let call = |world: &mut World| {
@@ -174,7 +174,7 @@ fn who_is_called_tries_once_and_no_more_than_twice_a_second() {
 }
 
 #[test]
-fn a_place_that_is_told_of_while_an_initiation_waits_is_sent_the_same_one_at_once() {
+fn a_candidate_added_during_a_handshake_is_sent_the_same_initiation_at_once() {
     for protocol in [Protocol::Native, Protocol::WireGuard] {
         let mut world = strangers(protocol);
         set_candidates(&mut world, 0, &[nowhere(1)]);
@@ -204,7 +204,7 @@ fn called(places: &[SocketAddr]) -> World {
 }
 
 #[test]
-fn an_initiation_goes_to_each_new_place_once_and_to_no_more_of_them_than_the_bound() {
+fn an_initiation_goes_to_each_new_candidate_once_up_to_the_maximum() {
     let mut world = called(&[nowhere(0)]);
     let mut tell = |places: std::ops::Range<u8>| {
         let places: Vec<SocketAddr> = places.map(nowhere).collect();
@@ -218,7 +218,7 @@ fn an_initiation_goes_to_each_new_place_once_and_to_no_more_of_them_than_the_bou
 }
 
 #[test]
-fn an_initiation_that_nobody_waits_for_any_more_goes_to_no_new_place() {
+fn an_expired_initiation_is_not_sent_to_new_candidates() {
     let mut late = called(&[nowhere(1)]);
     late.run(Duration::from_secs(5));
     // It answers the other side's, and its own still waits.
@@ -237,7 +237,7 @@ fn an_initiation_that_nobody_waits_for_any_more_goes_to_no_new_place() {
 }
 
 #[test]
-fn who_is_called_and_knows_no_place_yet_tries_as_soon_as_there_is_one() {
+fn a_call_without_candidates_is_answered_at_the_first_one() {
     let mut world = called(&[]);
     world.run(Duration::from_millis(10));
     set_candidates(&mut world, 1, &[address(0, false)]);

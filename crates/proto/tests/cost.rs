@@ -57,7 +57,7 @@ fn many_probes_in_a_record_have_one_answer() {
 
 /// What goes to an address that a datagram of the peer's names as its source, and that answers nothing.
 #[test]
-fn an_endpoint_that_does_not_answer_is_sent_three_times_what_came_from_it_at_most() {
+fn an_unvalidated_endpoint_is_sent_at_most_three_times_the_bytes_received() {
     let victim = SocketAddr::from(([203, 0, 113, 5], 9));
     for from_the_peer in [1, 3, 50] {
         let mut peer = Peer::new(Protocol::Native);
@@ -92,7 +92,7 @@ fn an_endpoint_that_does_not_answer_is_sent_three_times_what_came_from_it_at_mos
 }
 
 #[test]
-fn a_peer_that_answers_from_its_new_endpoint_is_sent_all_that_waited() {
+fn a_peer_that_answers_from_its_new_endpoint_is_sent_all_waiting_packets() {
     let new = SocketAddr::from(([203, 0, 113, 5], 9));
     let mut peer = Peer::new(Protocol::Native);
     peer.deliver_record(&[0; 3]);
@@ -111,7 +111,7 @@ fn a_peer_that_answers_from_its_new_endpoint_is_sent_all_that_waited() {
 }
 
 #[test]
-fn an_endpoint_that_does_not_answer_is_left_for_the_one_before() {
+fn an_unvalidated_endpoint_is_left_for_the_previous_one() {
     let nowhere = SocketAddr::from(([203, 0, 113, 5], 9));
     let mut peer = Peer::new(Protocol::Native);
     peer.deliver_record(&[0; 3]);

@@ -379,7 +379,7 @@ fn a_full_outbox_drops_with_a_count_and_nothing_twice() {
 }
 
 #[test]
-fn what_has_waited_for_too_long_is_marked_or_goes_first() {
+fn packets_that_waited_too_long_are_marked_or_dropped() {
     for protocol in BOTH {
         for v6 in FAMILIES {
             for (ecn, marked) in [
@@ -518,7 +518,7 @@ fn small_packets_share_records_and_records_share_runs() {
 }
 
 #[test]
-fn what_belongs_to_nobody_is_counted() {
+fn unattributed_packets_are_counted() {
     let mut world = World::new(NATIVE, 1);
     world.establish();
     let mut unrouted = Flow::udp(0).datagram(0, 100);
@@ -554,7 +554,7 @@ fn what_belongs_to_nobody_is_counted() {
 }
 
 #[test]
-fn a_peer_that_is_removed_while_packets_wait_leaves_a_closed_ledger() {
+fn removing_a_peer_with_waiting_packets_keeps_the_counters_balanced() {
     let mut world = World::new(NATIVE, 1);
     world.send(0, &[Flow::udp(0).datagram(0, 100)]);
     let side = &mut world.sides[0];

@@ -132,7 +132,7 @@ fn after_an_outage_the_path_is_as_wide_as_before() {
 }
 
 #[test]
-fn another_path_is_measured_anew() {
+fn a_new_path_is_measured_from_scratch() {
     let mut world = World::new(NATIVE, 1);
     load(
         &mut world,
@@ -150,7 +150,7 @@ fn another_path_is_measured_anew() {
 }
 
 #[test]
-fn a_packet_that_the_far_interface_does_not_take_is_answered_with_its_mtu() {
+fn a_packet_too_big_for_the_far_interface_is_answered_with_its_mtu() {
     let mut setups = [Setup::new(NATIVE), Setup::new(NATIVE)];
     setups[0].inner_mtu = 9000;
     setups[1].inner_mtu = 1300;
@@ -329,7 +329,7 @@ fn a_mark_on_one_slice_stays_with_its_bytes() {
 /// RFC 2983: by default the pipe model (section 3.1), the inner DSCP being nobody's business on the way; with
 /// `copy_dscp` the path sees it. What the path makes of the outer one changes nothing inside.
 #[test]
-fn the_dscp_goes_out_if_told_so_and_none_comes_in() {
+fn the_dscp_is_copied_outbound_if_configured_and_never_inbound() {
     /// Expedited forwarding (RFC 3246), CS1 (RFC 2474) and their traffic classes.
     const INNER: u8 = 46 << 2 | ECN_ECT0;
     const CHANGED: u8 = 8 << 2 | ECN_ECT0;
@@ -595,7 +595,7 @@ fn keepalives_probes_and_reports_do_not_pass_for_lost() {
 }
 
 #[test]
-fn reports_tell_of_reordering_and_queues() {
+fn reports_show_reordering_and_queues() {
     let mut world = World::new(NATIVE, 3);
     world.establish();
     world.checkers[1].in_order = false;
@@ -622,7 +622,7 @@ fn reports_tell_of_reordering_and_queues() {
 }
 
 #[test]
-fn a_path_that_mangles_gso_is_found_out_and_gets_single_datagrams() {
+fn a_path_that_breaks_gso_gets_single_datagrams() {
     let mut world = World::new(NATIVE, 1);
     world.links[0].path.mangles_gso = true;
     world.establish();
@@ -656,7 +656,7 @@ fn a_path_that_mangles_gso_is_found_out_and_gets_single_datagrams() {
 }
 
 #[test]
-fn loss_and_short_queues_are_not_taken_for_mangled_gso() {
+fn loss_and_short_queues_are_not_taken_for_broken_gso() {
     for path in [
         Path {
             loss: 0.3,

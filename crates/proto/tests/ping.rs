@@ -33,7 +33,7 @@ fn answer(world: &World, question: u64) -> Option<Ping> {
 }
 
 #[test]
-fn the_answer_takes_a_round_trip_and_comes_from_where_the_peer_is() {
+fn a_ping_takes_one_round_trip() {
     let mut world = world();
     world.establish();
     for _ in 0..3 {
@@ -49,7 +49,7 @@ fn the_answer_takes_a_round_trip_and_comes_from_where_the_peer_is() {
 }
 
 #[test]
-fn without_a_session_it_begins_one_and_is_no_part_of_the_time() {
+fn without_a_session_a_ping_starts_one_that_is_not_measured() {
     let mut world = world();
     let question = ask(&mut world);
     assert_eq!(answer(&world, question), Some(Ping::Queued));
@@ -64,7 +64,7 @@ fn without_a_session_it_begins_one_and_is_no_part_of_the_time() {
 }
 
 #[test]
-fn who_asks_meanwhile_disturbs_nobody_and_each_is_answered_in_its_time() {
+fn concurrent_pings_are_answered_independently() {
     let mut world = world();
     world.establish();
     let first = ask(&mut world);
@@ -82,7 +82,7 @@ fn who_asks_meanwhile_disturbs_nobody_and_each_is_answered_in_its_time() {
 }
 
 #[test]
-fn all_that_wait_for_a_session_are_asked_by_one_datagram() {
+fn one_datagram_serves_all_pings_that_wait_for_a_session() {
     let mut world = world();
     let questions = [0; 3].map(|_| ask(&mut world));
     world.run(4 * ONE_WAY + ONE_WAY / 2);
@@ -96,7 +96,7 @@ fn all_that_wait_for_a_session_are_asked_by_one_datagram() {
 }
 
 #[test]
-fn what_was_asked_of_a_peer_is_answered_when_its_key_has_become_another() {
+fn a_ping_is_answered_across_a_key_rotation() {
     let mut world = world();
     world.establish();
     let question = ask(&mut world);
@@ -113,7 +113,7 @@ fn what_was_asked_of_a_peer_is_answered_when_its_key_has_become_another() {
 }
 
 #[test]
-fn a_peer_that_has_forgotten_the_session_is_met_again() {
+fn a_peer_that_has_forgotten_the_session_answers_after_a_new_handshake() {
     let mut world = world();
     world.establish();
     world.restart(1);

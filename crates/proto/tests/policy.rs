@@ -68,7 +68,7 @@ fn datagram(from: usize, v6: bool, ports: [u16; 2]) -> Vec<u8> {
 }
 
 #[test]
-fn a_connection_is_begun_where_it_may_be_and_answered_everywhere() {
+fn connections_start_at_open_ports_and_replies_pass_everywhere() {
     for protocol in BOTH {
         for v6 in FAMILIES {
             let mut world = world(protocol, tcp_80());
@@ -103,7 +103,7 @@ fn datagrams_pass_once_they_are_answers() {
 }
 
 #[test]
-fn what_waited_for_a_session_is_answered_too() {
+fn replies_to_staged_packets_pass() {
     let mut world = World::new(NATIVE, 1);
     let side = &mut world.sides[1];
     side.tunnel
@@ -142,7 +142,7 @@ fn errors_pass_about_what_was_sent() {
 
 /// A super-packet of TCP goes in slices, each of which is judged by the header that it bears.
 #[test]
-fn super_packets_are_judged_and_counted_by_their_segments() {
+fn super_packets_are_filtered_and_counted_by_their_segments() {
     for protocol in BOTH {
         for v6 in FAMILIES {
             let flow = Flow { v6, ..Flow::tcp(0) };
@@ -158,7 +158,7 @@ fn super_packets_are_judged_and_counted_by_their_segments() {
 
 /// A packet that fits no record goes in pieces, and is judged when it is whole again.
 #[test]
-fn packets_in_pieces_are_judged_when_they_are_whole() {
+fn fragmented_packets_are_filtered_after_reassembly() {
     for (port, fate) in [(53, (1, 0)), (54, (0, 1))] {
         let narrow = Path {
             mtu: 1280,

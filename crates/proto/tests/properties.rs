@@ -388,14 +388,14 @@ fn number(variable: &str) -> Option<u64> {
 }
 
 #[test]
-fn every_life_keeps_the_promises() {
+fn every_run_keeps_the_invariants() {
     for_all_seeds(SEEDS, |seed| {
         live(seed);
     });
 }
 
 #[test]
-fn the_same_seed_lives_the_same_life() {
+fn the_same_seed_gives_the_same_run() {
     for seed in 0..20 {
         assert_eq!(live(seed), live(seed), "seed {seed}");
     }

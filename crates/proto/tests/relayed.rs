@@ -35,7 +35,7 @@ fn members(protocol: Protocol) -> World {
 }
 
 #[test]
-fn who_is_called_and_comes_to_a_relay_tries_there_at_once() {
+fn a_call_is_answered_over_a_new_relay_at_once() {
     let mut world = members(NATIVE);
     world.direct_down = [true; 2];
     let now = world.now(1);
@@ -56,7 +56,7 @@ fn who_is_called_and_comes_to_a_relay_tries_there_at_once() {
 }
 
 #[test]
-fn two_relays_at_once_do_not_spoil_the_meeting_at_the_first() {
+fn two_new_relays_at_once_do_not_delay_the_first() {
     let mut world = members(NATIVE);
     world.direct_down = [true; 2];
     let other: SocketAddr = "198.51.100.2:50000".parse().expect("an address");
@@ -74,7 +74,7 @@ fn two_relays_at_once_do_not_spoil_the_meeting_at_the_first() {
 }
 
 #[test]
-fn where_the_first_of_two_relays_carries_nothing_they_meet_at_the_other_in_a_round_trip() {
+fn a_dead_first_relay_is_replaced_by_the_second_in_a_round_trip() {
     let mut world = members(NATIVE);
     world.direct_down = [true; 2];
     let dead: SocketAddr = "198.51.100.2:50000".parse().expect("an address");
@@ -94,7 +94,7 @@ fn where_the_first_of_two_relays_carries_nothing_they_meet_at_the_other_in_a_rou
 }
 
 #[test]
-fn a_way_that_appears_does_not_void_the_answer_that_is_on_its_way_by_another() {
+fn a_new_candidate_does_not_void_an_answer_in_flight() {
     let mut world = members(NATIVE);
     for link in &mut world.links {
         link.path.latency = Duration::from_millis(50);
@@ -126,7 +126,7 @@ fn a_way_that_appears_does_not_void_the_answer_that_is_on_its_way_by_another() {
 }
 
 #[test]
-fn who_is_called_over_a_way_that_died_quietly_is_reached_by_a_new_handshake_alone() {
+fn a_call_over_a_dead_path_leads_to_a_new_handshake() {
     let mut world = members(NATIVE);
     world.sides[1].tunnel.set_relays(world.sides[1].peer, &[]);
     talk(&mut world, 0, Duration::from_secs(2));
@@ -182,7 +182,7 @@ fn arrived(world: &World) -> [usize; 2] {
 }
 
 #[test]
-fn what_no_direct_way_carries_goes_by_the_relay_from_the_first_packet_on() {
+fn without_a_direct_path_the_relay_carries_the_first_packet() {
     let mut world = members(NATIVE);
     world.direct_down = [true; 2];
     let sent = talk(&mut world, 0, Duration::from_secs(30));
@@ -192,7 +192,7 @@ fn what_no_direct_way_carries_goes_by_the_relay_from_the_first_packet_on() {
 }
 
 #[test]
-fn the_relay_is_left_when_direct_ways_open_and_nothing_is_lost_by_it() {
+fn the_relay_is_left_without_loss_when_direct_paths_open() {
     let mut world = members(NATIVE);
     world.direct_down = [true; 2];
     let seq = talk(&mut world, 0, Duration::from_secs(3));
@@ -212,7 +212,7 @@ fn the_relay_is_left_when_direct_ways_open_and_nothing_is_lost_by_it() {
 }
 
 #[test]
-fn what_a_faster_way_overtakes_beyond_the_horizon_of_reports_is_all_there_and_not_reported_lost() {
+fn datagrams_overtaken_by_a_faster_path_arrive_and_are_not_reported_lost() {
     let mut world = members(NATIVE);
     world.detour = Duration::from_millis(300);
     world.checkers[1].in_order = false;
@@ -245,7 +245,7 @@ fn what_a_faster_way_overtakes_beyond_the_horizon_of_reports_is_all_there_and_no
 }
 
 #[test]
-fn a_direct_way_that_dies_is_left_for_the_relay_within_five_seconds() {
+fn a_dead_direct_path_is_left_for_the_relay_within_five_seconds() {
     let mut world = members(NATIVE);
     let seq = talk(&mut world, 0, Duration::from_secs(2));
     assert_eq!(endpoints(&world), direct());
@@ -262,7 +262,7 @@ fn a_direct_way_that_dies_is_left_for_the_relay_within_five_seconds() {
 }
 
 #[test]
-fn a_way_that_dies_right_after_a_handshake_is_left_as_soon() {
+fn a_path_that_dies_right_after_a_handshake_is_left_as_soon() {
     let mut world = members(NATIVE);
     let seq = talk(&mut world, 0, Duration::from_millis(500));
     world.direct_down = [true; 2];
@@ -271,7 +271,7 @@ fn a_way_that_dies_right_after_a_handshake_is_left_as_soon() {
 }
 
 #[test]
-fn a_way_that_works_in_one_direction_only_is_used_in_that_direction_only() {
+fn a_one_way_path_is_used_in_its_direction_only() {
     for dead in 0..2 {
         let mut world = members(NATIVE);
         let seq = talk(&mut world, 0, Duration::from_secs(2));
@@ -291,7 +291,7 @@ fn a_way_that_works_in_one_direction_only_is_used_in_that_direction_only() {
 }
 
 #[test]
-fn who_only_listens_is_found_directly_too() {
+fn a_silent_receiver_is_reached_directly_too() {
     let mut world = members(NATIVE);
     world.direct_down = [true; 2];
     for seq in 0..100 {
@@ -307,7 +307,7 @@ fn who_only_listens_is_found_directly_too() {
 }
 
 #[test]
-fn who_only_listens_is_not_woken_in_vain_when_the_way_is_another() {
+fn a_silent_receiver_is_not_woken_needlessly_by_another_path() {
     let mut world = members(NATIVE);
     world.direct_down = [true; 2];
     let speak = |world: &mut World, from: u32, to: u32| {
@@ -328,7 +328,7 @@ fn who_only_listens_is_not_woken_in_vain_when_the_way_is_another() {
 }
 
 #[test]
-fn a_relay_that_dies_is_no_way_any_more_and_the_direct_one_is_found() {
+fn a_dead_relay_is_left_for_the_direct_path() {
     let mut world = members(NATIVE);
     world.direct_down = [true; 2];
     let seq = talk(&mut world, 0, Duration::from_secs(40));
@@ -340,7 +340,7 @@ fn a_relay_that_dies_is_no_way_any_more_and_the_direct_one_is_found() {
 }
 
 #[test]
-fn wireguard_follows_whatever_comes_and_checks_nothing() {
+fn wireguard_follows_every_datagram_and_checks_nothing() {
     let mut world = members(Protocol::WireGuard);
     world.direct_down = [true; 2];
     let sent = talk(&mut world, 0, Duration::from_secs(5));

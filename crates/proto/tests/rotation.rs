@@ -49,7 +49,7 @@ fn completed(peer: &Peer) -> u64 {
 }
 
 #[test]
-fn no_packet_is_lost_over_a_rotation_however_late_it_is_heard_of() {
+fn a_key_rotation_loses_no_packet_however_late_it_is_known() {
     for (protocol, lates) in [
         (Protocol::Native, &[0, 1, 150][..]),
         (Protocol::WireGuard, &[1]),
@@ -74,7 +74,7 @@ fn no_packet_is_lost_over_a_rotation_however_late_it_is_heard_of() {
 }
 
 #[test]
-fn who_has_not_heard_of_it_is_answered_for_three_minutes_and_then_not() {
+fn the_previous_key_is_answered_for_three_minutes() {
     for (after, answered) in [(170, true), (185, false)] {
         let mut world = World::new(Protocol::Native, 1);
         world.establish();
@@ -93,7 +93,7 @@ fn who_has_not_heard_of_it_is_answered_for_three_minutes_and_then_not() {
 }
 
 #[test]
-fn the_former_key_opens_nothing_where_the_new_one_is_known() {
+fn the_previous_key_is_refused_by_peers_with_the_new_one() {
     let mut world = World::new(Protocol::Native, 1);
     world.establish();
     hear(&mut world);
@@ -105,7 +105,7 @@ fn the_former_key_opens_nothing_where_the_new_one_is_known() {
 }
 
 #[test]
-fn a_key_of_somebody_else_is_not_taken() {
+fn a_key_of_another_peer_is_not_taken() {
     let mut world = World::new(Protocol::Native, 1);
     let own = *world.sides[1].tunnel.identity().public();
     let side = &mut world.sides[1];

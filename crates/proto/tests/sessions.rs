@@ -152,7 +152,7 @@ fn persistent_keepalives_come_at_their_interval_and_renew_the_session_in_time() 
 }
 
 #[test]
-fn both_may_begin_at_once() {
+fn both_ends_may_initiate_at_once() {
     for protocol in BOTH {
         let mut world = World::new(protocol, 1);
         let flows = [Flow::udp(0), Flow::udp(1)];
@@ -167,7 +167,7 @@ fn both_may_begin_at_once() {
 }
 
 #[test]
-fn what_waits_for_a_handshake_is_bounded_and_given_up() {
+fn staged_packets_are_bounded_and_expire() {
     for protocol in BOTH {
         let mut world = World::new(protocol, 1);
         world.links[1].path.down = true;
@@ -191,7 +191,7 @@ fn what_waits_for_a_handshake_is_bounded_and_given_up() {
 }
 
 #[test]
-fn what_waited_for_the_handshake_goes_before_what_came_later() {
+fn staged_packets_are_sent_before_later_ones() {
     for protocol in BOTH {
         let mut world = World::new(protocol, 1);
         let flow = Flow::udp(0);
@@ -345,7 +345,7 @@ fn no_common_cipher_is_refused_with_a_reason() {
 }
 
 #[test]
-fn the_cipher_is_what_both_like_best_else_chacha() {
+fn the_cipher_is_the_common_first_choice_else_chacha() {
     use Cipher::{Aes256Gcm as Aes, ChaCha20Poly1305 as ChaCha};
     let table: [(&[Cipher], &[Cipher], Cipher); 6] = [
         (&[Aes, ChaCha], &[Aes, ChaCha], Aes),
@@ -378,7 +378,7 @@ fn flood(world: &mut World, count: u32) {
 }
 
 #[test]
-fn strangers_without_a_valid_mac1_get_no_answer_and_do_not_disturb() {
+fn messages_without_a_valid_mac1_get_no_answer() {
     for protocol in BOTH {
         let mut world = World::new(protocol, 1);
         world.establish();
@@ -517,7 +517,7 @@ fn the_newest_datagram_moves_the_endpoint_and_an_older_one_does_not() {
 }
 
 #[test]
-fn a_restarted_side_is_heard_of_within_the_protocols_times() {
+fn a_restarted_side_is_noticed_within_the_protocols_times() {
     for protocol in BOTH {
         for restarted in [0, 1] {
             let mut world = World::new(protocol, 1);

@@ -82,7 +82,7 @@ fn stamps_are_tai64n() {
 }
 
 #[test]
-fn cookies_are_handed_out_and_used() {
+fn cookies_are_issued_and_used() {
     let responder = identity("responder");
     for v in list(&VECTORS["cookies"]) {
         let address: IpAddr = text(&v["address"]).parse().unwrap();

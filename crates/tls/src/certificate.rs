@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_that_was_made_is_kept_for_its_owner_only() {
+    fn a_generated_certificate_is_readable_by_its_owner_only() {
         let folder = tempfile::tempdir().expect("a folder");
         let state = folder.path().join("state");
         assert!(!Certificate::is_own(&state));
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_said_without_what_is_there() {
+    fn errors_name_the_missing_part_without_the_content() {
         let folder = tempfile::tempdir().expect("a folder");
         let own = folder.path().join("own");
         Certificate::own(&own, "a server", &names()).expect("made");
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_of_another_certificate_cannot_serve() {
+    fn a_key_of_another_certificate_is_unusable() {
         let folder = tempfile::tempdir().expect("a folder");
         let (a, b) = (folder.path().join("a"), folder.path().join("b"));
         for own in [&a, &b] {
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_name_is_refused() {
+    fn an_invalid_name_is_refused() {
         let folder = tempfile::tempdir().expect("a folder");
         let error =
             Certificate::own(folder.path(), "a server", &["名".to_owned()]).expect_err("no name");

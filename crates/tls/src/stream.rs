@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_at_once_is_handed_to_the_kernel_before_there_is_no_room_for_it() {
+    fn a_burst_is_flushed_before_it_is_refused() {
         let [ours, _theirs] = pair();
         let mut ours = Stream::new(ours, None, Framing::Turn).expect("a stream");
         assert!(fill(&mut ours) > MAX_UNSENT / 1000);
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_room_is_not_sent_in_part() {
+    fn a_frame_without_space_is_not_sent_in_part() {
         let [ours, mut theirs] = pair();
         let mut ours = Stream::new(ours, None, Framing::Turn).expect("a stream");
         let fit = fill(&mut ours);
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_has_room_behind_datagrams_and_not_without_end() {
+    fn requests_have_a_bounded_reserve_behind_datagrams() {
         let [ours, _theirs] = pair();
         let mut ours = Stream::new(ours, None, Framing::Turn).expect("a stream");
         while ours.push(&[&[0x40; 1024]]) {}
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_pushed_before_tls_has_shaken_hands_arrives_behind_it() {
+    fn frames_queued_before_the_handshake_arrive_after_it() {
         let folder = tempfile::tempdir().expect("a folder");
         let own = Certificate::own(folder.path(), "a server", &[]).expect("made");
         let config = crate::pinned(own.pin(), &[&TLS13]).expect("a configuration");

@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_written_as_by_hand() {
+    fn a_request_is_encoded_as_specified() {
         let request = Arp::request(MAC, [192, 0, 2, 1].into(), [192, 0, 2, 2].into());
         assert_eq!(request.to_bytes(), REQUEST);
     }
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn probes_and_announcements_are_told_apart() {
+    fn probes_and_announcements_are_distinguished() {
         let address = Ipv4Addr::new(192, 0, 2, 7);
         let probe = Arp::probe(MAC, address);
         assert!(probe.is_probe() && !probe.is_announcement());
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_has_a_name() {
+    fn every_parse_error_has_its_variant() {
         let with = |at: usize, value: u8| {
             let mut message = REQUEST;
             message[at] = value;

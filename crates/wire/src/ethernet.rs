@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_mac_is_quoted_in_the_error() {
+    fn an_invalid_mac_address_is_quoted_in_the_error() {
         for text in [
             "",
             "02:00:5e:10:00",
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn group_addresses_are_told_by_their_first_bit() {
+    fn group_addresses_have_their_first_bit_set() {
         assert!(DST.is_multicast() && !DST.is_broadcast());
         assert!(Mac::BROADCAST.is_multicast() && Mac::BROADCAST.is_broadcast());
         assert!(!SRC.is_multicast());
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_has_a_name() {
+    fn every_parse_error_has_its_variant() {
         use EthernetError::*;
         for (types, error) in [
             (&[][..], Truncated),

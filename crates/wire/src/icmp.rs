@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn no_error_about_an_error() {
+    fn an_error_is_not_answered_with_an_error() {
         for kind in [3, 4, 5, 11, 12, 1, 255] {
             assert_eq!(too_big(&ping(kind, [10, 0, 0, 1]), 90), None, "type {kind}");
         }
@@ -142,14 +142,14 @@ mod tests {
     }
 
     #[test]
-    fn no_error_to_nobody() {
+    fn a_packet_without_a_single_source_is_not_answered_with_an_error() {
         for src in [[0; 4], [255; 4], [224, 0, 0, 1]] {
             assert_eq!(too_big(&ping(8, src), 90), None, "{src:?}");
         }
     }
 
     #[test]
-    fn an_error_tells_where_its_quote_is() {
+    fn the_quote_of_an_error_is_located() {
         for (kind, at) in [(3, Some(28)), (11, Some(28)), (5, None), (8, None)] {
             let p = ping(kind, [10, 0, 0, 1]);
             let ip = IpPacket::parse(&p).unwrap();

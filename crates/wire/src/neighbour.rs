@@ -388,13 +388,13 @@ mod tests {
     }
 
     #[test]
-    fn a_solicitation_is_written_as_by_hand() {
+    fn a_solicitation_is_encoded_as_specified() {
         let built = Solicitation::new(address("fe80::1"), MAC, address("fe80::2"));
         assert_eq!(built.to_packet(), solicitation());
     }
 
     #[test]
-    fn an_answer_goes_to_who_asked() {
+    fn an_answer_goes_to_the_sender() {
         let solicitation = Solicitation::new(address("fe80::1"), MAC, address("fe80::2"));
         let by = Mac([2, 0, 0x5e, 0x10, 0, 2]);
         let packet = solicitation.answer(by).to_packet();
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unsolicited_advertisement_tells_all_nodes() {
+    fn an_unsolicited_advertisement_goes_to_all_nodes() {
         let advertisement = Advertisement::unsolicited(address("2001:db8::7"), MAC);
         assert_eq!(advertisement.to_packet()[44], 0x20);
         assert_eq!(
@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_not_be_has_a_name() {
+    fn every_invalid_message_has_its_error() {
         use NeighbourError::*;
         assert_eq!(changed(7, 64), Err(HopLimit(64)));
         assert_eq!(changed(6, 17), Err(NotNeighbour));

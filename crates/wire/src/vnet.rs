@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ecn_bit_beside_the_type_is_not_part_of_it() {
+    fn the_ecn_bit_is_not_part_of_the_type() {
         // gso_type 0x81: TCPv4 with the ECN bit, as the kernel writes it for a CWR super-packet.
         let h = VnetHdr::read(&[1, 0x81, 54, 0, 0xa8, 0x05, 20, 0, 16, 0]).unwrap();
         assert_eq!(h.gso_type, GsoType::Tcp4);

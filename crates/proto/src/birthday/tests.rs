@@ -148,7 +148,7 @@ fn every_port_comes_once() {
 }
 
 #[test]
-fn as_many_probes_meet_a_port_as_the_closed_form_says() {
+fn probes_hit_a_port_with_the_computed_probability() {
     // The bound of the documentation, from below.
     for (k, least) in [(1024, 0.9828), (2048, 0.9997)] {
         let bound = 1.0 - (1.0 - f64::from(PORTS) / f64::from(RANGE)).powf(f64::from(k));
@@ -187,7 +187,7 @@ fn as_many_probes_meet_a_port_as_the_closed_form_says() {
 }
 
 #[test]
-fn ports_are_opened_after_half_a_second_on_a_relay_and_the_peer_is_asked_then() {
+fn ports_are_opened_and_requested_after_half_a_second_on_a_relay() {
     let mut end = symmetric();
     let due = end.run(0, 3500);
     let destinations = vec![address("203.0.113.9:4000")];
@@ -198,7 +198,7 @@ fn ports_are_opened_after_half_a_second_on_a_relay_and_the_peer_is_asked_then() 
 }
 
 #[test]
-fn only_who_is_behind_a_symmetric_nat_opens_ports() {
+fn ports_are_opened_behind_a_symmetric_nat_only() {
     for nat_mappings in [Mapping::EndpointIndependent, Mapping::Unknown] {
         let mut end = symmetric();
         end.nat_mappings.v4 = nat_mappings;
@@ -209,7 +209,7 @@ fn only_who_is_behind_a_symmetric_nat_opens_ports() {
 }
 
 #[test]
-fn who_is_seen_at_no_public_address_or_at_our_own_is_not_knocked_at() {
+fn peers_without_another_public_address_are_not_punched_for() {
     for signalled in [
         &["192.168.1.10:4000", "100.64.0.3:4000", "10.1.1.1:1"][..],
         &["198.51.100.7:4000"],
@@ -222,7 +222,7 @@ fn who_is_seen_at_no_public_address_or_at_our_own_is_not_knocked_at() {
 }
 
 #[test]
-fn private_are_the_ranges_of_the_rfcs_and_no_more() {
+fn private_ranges_are_those_of_the_rfcs() {
     // RFC 1918, RFC 6598 (100.64.0.0/10), RFC 4193 (fc00::/7): first and last of each, and their neighbours.
     for private in [
         "10.0.0.0",
@@ -255,7 +255,7 @@ fn private_are_the_ranges_of_the_rfcs_and_no_more() {
 }
 
 #[test]
-fn two_addresses_of_a_peer_are_knocked_at_and_each_at_one_port() {
+fn two_addresses_of_a_peer_are_punched_towards_at_one_port_each() {
     let mut end = symmetric();
     let signalled = [
         "203.0.113.9:1",
@@ -269,7 +269,7 @@ fn two_addresses_of_a_peer_are_knocked_at_and_each_at_one_port() {
 }
 
 #[test]
-fn two_addresses_of_its_own_are_told_at_most() {
+fn two_own_addresses_are_requested_at_most() {
     let own = ["198.51.100.7", "198.51.100.8", "198.51.100.9"];
     let mut end = symmetric();
     end.nat_mappings.v4 = Mapping::AddressAndPortDependent(own.map(ip).to_vec());
@@ -279,7 +279,7 @@ fn two_addresses_of_its_own_are_told_at_most() {
 }
 
 #[test]
-fn while_nobody_sends_nothing_is_opened() {
+fn without_packets_no_ports_are_opened() {
     let mut end = symmetric();
     end.active = false;
     assert_eq!(end.run(0, 60_000), []);
@@ -288,7 +288,7 @@ fn while_nobody_sends_nothing_is_opened() {
 }
 
 #[test]
-fn where_the_peer_is_seen_nowhere_any_more_nothing_is_sent_again() {
+fn without_addresses_of_the_peer_punches_stop() {
     let mut end = symmetric();
     assert_eq!(punches(&end.run(0, 4000)), [AFTER_MILLIS]);
     end.paths.set_signalled(&[]);
@@ -296,7 +296,7 @@ fn where_the_peer_is_seen_nowhere_any_more_nothing_is_sent_again() {
 }
 
 #[test]
-fn an_attempt_at_an_address_that_is_no_more_begins_anew_at_the_other_with_the_knocks_it_has_left() {
+fn an_attempt_at_a_vanished_address_restarts_with_its_remaining_punches() {
     let signalled = |end: &mut End, signalled: &[&str], millis| {
         end.paths = End::new(Mapping::Unknown, signalled).paths;
         end.birthday.on_nat_change(at(millis));
@@ -326,7 +326,7 @@ fn an_attempt_at_an_address_that_is_no_more_begins_anew_at_the_other_with_the_kn
 }
 
 #[test]
-fn an_attempt_as_who_this_host_is_no_more_begins_anew_and_the_same_ends_in_another_order_do_not() {
+fn an_attempt_restarts_for_other_own_addresses_but_not_for_another_order() {
     let own = |all: [&str; 2]| Mapping::AddressAndPortDependent(all.map(ip).to_vec());
     let mut end = symmetric();
     end.nat_mappings.v4 = own(["198.51.100.7", "198.51.100.8"]);
@@ -350,7 +350,7 @@ fn an_attempt_as_who_this_host_is_no_more_begins_anew_and_the_same_ends_in_anoth
 }
 
 #[test]
-fn who_was_met_from_where_it_is_no_more_is_searched_for_anew_once_that_has_become_no_way() {
+fn a_success_from_a_vanished_address_restarts_the_search() {
     let mut end = symmetric();
     end.run(0, AFTER_MILLIS + 10);
     end.birthday.on_punch_succeeded(at(AFTER_MILLIS + 10));
@@ -361,7 +361,7 @@ fn who_was_met_from_where_it_is_no_more_is_searched_for_anew_once_that_has_becom
 }
 
 #[test]
-fn attempts_that_meet_nothing_become_rare() {
+fn failed_attempts_become_rare() {
     let mut end = symmetric();
     let due = end.run(0, 5_000_000);
     let first: Vec<u64> = punches(&due)
@@ -382,7 +382,7 @@ fn attempts_that_meet_nothing_become_rare() {
 }
 
 #[test]
-fn attempts_are_as_frequent_as_at_first_once_something_has_changed() {
+fn a_nat_change_resets_the_interval_of_attempts() {
     let mut end = symmetric();
     // The third begins 390 s after the first, and knocks for the last time 10 s later.
     end.run(0, 420_000);
@@ -397,7 +397,7 @@ fn attempts_are_as_frequent_as_at_first_once_something_has_changed() {
 }
 
 #[test]
-fn a_way_that_was_lost_again_is_searched_for_as_soon_as_at_first_but_not_within_a_minute() {
+fn a_path_lost_again_is_searched_at_once_but_not_within_a_minute() {
     let last_knock = AFTER_MILLIS + 10_000;
     for (lost, again) in [
         (43_000, last_knock + 60_000),
@@ -415,7 +415,7 @@ fn a_way_that_was_lost_again_is_searched_for_as_soon_as_at_first_but_not_within_
 }
 
 #[test]
-fn what_an_attempt_that_met_something_early_did_not_use_is_for_those_that_follow_at_once() {
+fn unused_punches_remain_for_attempts_that_follow_at_once() {
     let mut end = symmetric();
     let lost_again = |end: &mut End, millis| {
         end.birthday.on_punched(PORTS, at(millis));
@@ -433,7 +433,7 @@ fn what_an_attempt_that_met_something_early_did_not_use_is_for_those_that_follow
 }
 
 #[test]
-fn probes_that_a_spray_did_not_use_are_for_the_next_of_the_same_minute() {
+fn unused_probes_remain_for_the_next_run_of_the_same_minute() {
     let mut end = easy();
     end.due(0);
     let requests = |end: &mut End, from, until| {
@@ -451,7 +451,7 @@ fn probes_that_a_spray_did_not_use_are_for_the_next_of_the_same_minute() {
 }
 
 #[test]
-fn who_asks_as_soon_as_it_may_is_served_at_once() {
+fn a_request_at_the_earliest_time_is_served_at_once() {
     // Both count from what they did first in the former attempt; the asking takes longer there by 2 s than now.
     let (mut asks, mut serves) = (symmetric(), easy());
     let first = punches(&asks.run(0, 30_000))[0];
@@ -478,7 +478,7 @@ fn most_of(window: usize, counts: &[usize]) -> usize {
 }
 
 #[test]
-fn whatever_a_peer_tells_and_asks_no_more_is_sent_for_it_in_a_minute_than_may_be() {
+fn signals_and_requests_of_a_peer_never_exceed_the_limit_per_minute() {
     let unknown_sources = ["203.0.113.9:4000", "203.0.113.10:53", "[2001:db8::9]:1"];
     let requested = ["203.0.113.9", "203.0.113.10", "2001:db8::9", "2001:db8::a"];
     // Knocks and probes in a minute, and probes in a burst.
@@ -543,7 +543,7 @@ fn whatever_a_peer_tells_and_asks_no_more_is_sent_for_it_in_a_minute_than_may_be
 }
 
 #[test]
-fn no_more_than_two_peers_are_knocked_at_and_the_next_has_its_turn() {
+fn ports_are_open_for_two_peers_at_most_and_then_for_the_next() {
     let mut end = symmetric();
     end.opening_peers = MAX_OPENING;
     assert_eq!(end.run(0, 20_000), []);
@@ -552,7 +552,7 @@ fn no_more_than_two_peers_are_knocked_at_and_the_next_has_its_turn() {
 }
 
 #[test]
-fn once_something_came_in_nobody_is_asked_any_more() {
+fn no_request_is_sent_once_a_datagram_arrived() {
     let mut end = symmetric();
     end.run(0, 3500);
     end.birthday.on_punched(PORTS, at(3500));
@@ -563,7 +563,7 @@ fn once_something_came_in_nobody_is_asked_any_more() {
 }
 
 #[test]
-fn what_came_in_but_became_no_way_in_five_seconds_met_nothing() {
+fn a_datagram_that_leads_to_no_path_in_five_seconds_is_a_failure() {
     let mut end = symmetric();
     end.run(0, 4000);
     end.birthday.on_punch_succeeded(at(4000));
@@ -572,7 +572,7 @@ fn what_came_in_but_became_no_way_in_five_seconds_met_nothing() {
 }
 
 #[test]
-fn who_has_opened_nothing_is_met_by_nobody() {
+fn without_open_ports_a_punch_cannot_succeed() {
     let mut end = symmetric();
     end.due(0);
     end.birthday.on_punch_succeeded(at(100));
@@ -580,7 +580,7 @@ fn who_has_opened_nothing_is_met_by_nobody() {
 }
 
 #[test]
-fn where_no_socket_could_be_opened_nobody_is_asked() {
+fn without_open_sockets_no_request_is_sent() {
     let mut end = symmetric();
     end.run(0, 3500);
     end.birthday.on_punched(0, at(3500));
@@ -588,7 +588,7 @@ fn where_no_socket_could_be_opened_nobody_is_asked() {
 }
 
 #[test]
-fn a_spray_is_five_hundred_probes_a_second_to_ports_of_the_told_address_each_once() {
+fn probing_sends_five_hundred_probes_a_second_each_port_once() {
     let mut end = easy();
     end.due(0);
     end.birthday.on_request(request(&["198.51.100.7"]));
@@ -603,7 +603,7 @@ fn a_spray_is_five_hundred_probes_a_second_to_ports_of_the_told_address_each_onc
 }
 
 #[test]
-fn an_address_that_is_asked_for_twice_is_sprayed_once() {
+fn an_address_requested_twice_is_probed_once() {
     let mut end = easy();
     end.due(0);
     end.birthday.on_request(request(&["198.51.100.7"; 2]));
@@ -612,7 +612,7 @@ fn an_address_that_is_asked_for_twice_is_sprayed_once() {
 }
 
 #[test]
-fn who_asks_at_another_address_meanwhile_gets_there_what_is_left_and_no_more() {
+fn a_request_for_another_address_gets_the_remaining_probes() {
     let mut end = easy();
     end.paths = End::new(Mapping::Unknown, &["198.51.100.7:1", "198.51.100.8:1"]).paths;
     end.due(0);
@@ -630,7 +630,7 @@ fn who_asks_at_another_address_meanwhile_gets_there_what_is_left_and_no_more() {
 }
 
 #[test]
-fn what_was_asked_too_early_is_served_once_it_is_known_that_it_may_be_and_not_later_than_it_is_asked_again()
+fn an_early_request_is_served_once_allowed_until_it_is_repeated()
  {
     let know = |end: &mut End, millis| {
         let known = easy();
@@ -656,7 +656,7 @@ fn what_was_asked_too_early_is_served_once_it_is_known_that_it_may_be_and_not_la
 }
 
 #[test]
-fn what_a_spray_has_missed_is_not_made_up_for_and_after_a_second_it_is_over() {
+fn stalled_probing_skips_bursts_and_ends_after_a_second() {
     let mut end = easy();
     end.birthday.on_request(request(&["198.51.100.7"]));
     for (millis, probes) in [
@@ -678,7 +678,7 @@ fn what_a_spray_has_missed_is_not_made_up_for_and_after_a_second_it_is_over() {
 }
 
 #[test]
-fn a_spray_that_lags_is_over_when_it_would_have_been_so_that_no_minute_has_more_than_there_may_be()
+fn stalled_probing_ends_on_time_so_that_no_minute_exceeds_the_limit()
 {
     let mut end = easy();
     let mut sent = vec![0; 3000];
@@ -699,7 +699,7 @@ fn a_spray_that_lags_is_over_when_it_would_have_been_so_that_no_minute_has_more_
 }
 
 #[test]
-fn who_is_behind_a_symmetric_nat_for_one_family_sprays_the_other() {
+fn the_family_without_a_symmetric_nat_is_probed() {
     let mut end = easy();
     end.nat_mappings.v4 = Mapping::AddressAndPortDependent(vec![ip("203.0.113.9")]);
     end.nat_mappings.v6 = Mapping::EndpointIndependent;
@@ -717,7 +717,7 @@ fn who_is_behind_a_symmetric_nat_for_one_family_sprays_the_other() {
 }
 
 #[test]
-fn what_the_peer_has_not_told_its_coordinator_is_not_sprayed_and_nothing_private() {
+fn only_signalled_public_addresses_are_probed() {
     for requested in ["203.0.113.77", "10.0.0.5", "192.168.1.1", "2001:db8::1"] {
         let mut end = easy();
         end.due(0);
@@ -727,7 +727,7 @@ fn what_the_peer_has_not_told_its_coordinator_is_not_sprayed_and_nothing_private
 }
 
 #[test]
-fn who_does_not_know_its_own_nat_or_has_a_direct_way_sprays_nothing() {
+fn with_an_unknown_nat_or_a_direct_path_nothing_is_probed() {
     let mut unknown = easy();
     unknown.nat_mappings.v4 = Mapping::Unknown;
     let mut direct = easy();
@@ -740,7 +740,7 @@ fn who_does_not_know_its_own_nat_or_has_a_direct_way_sprays_nothing() {
 }
 
 #[test]
-fn a_spray_ends_when_the_way_is_direct() {
+fn probing_ends_when_the_path_is_direct() {
     let mut end = easy();
     end.due(0);
     end.birthday.on_request(request(&["198.51.100.7"]));
@@ -752,7 +752,7 @@ fn a_spray_ends_when_the_way_is_direct() {
 }
 
 #[test]
-fn one_asking_a_minute_is_served_and_four_peers_at_a_time() {
+fn one_request_a_minute_is_served_and_four_peers_at_a_time() {
     let mut end = easy();
     end.due(0);
     end.probing_peers = MAX_PROBING;
@@ -771,7 +771,7 @@ fn one_asking_a_minute_is_served_and_four_peers_at_a_time() {
 }
 
 #[test]
-fn two_symmetric_ends_tell_each_other_that_it_is_in_vain() {
+fn two_symmetric_ends_notice_each_other() {
     let mut ends = [symmetric(), symmetric()];
     ends[1].nat_mappings.v4 = Mapping::AddressAndPortDependent(vec![ip("203.0.113.9")]);
     ends[1].paths = End::new(Mapping::Unknown, &["198.51.100.7:6000"]).paths;
@@ -798,7 +798,7 @@ fn two_symmetric_ends_tell_each_other_that_it_is_in_vain() {
 }
 
 #[test]
-fn who_was_told_that_it_is_in_vain_tries_every_half_an_hour() {
+fn hopeless_attempts_are_repeated_every_half_an_hour() {
     let mut end = symmetric();
     end.run(0, 3500);
     end.birthday.on_request(ProbeRequest {
@@ -813,7 +813,7 @@ fn who_was_told_that_it_is_in_vain_tries_every_half_an_hour() {
 }
 
 #[test]
-fn what_is_asked_is_read_as_it_was_written_and_no_more_of_it_than_there_may_be() {
+fn requests_round_trip_up_to_the_maximum() {
     let all = ["198.51.100.7", "198.51.100.8", "2001:db8::1", "2001:db8::2"];
     let whole = request(&all);
     let bytes = whole.to_bytes();

@@ -205,7 +205,7 @@ fn a_filter_is_within_another_that_opens_as_much() {
 }
 
 #[test]
-fn a_connection_is_begun_at_open_ports_alone() {
+fn connections_start_at_open_ports_only() {
     for v6 in [false, true] {
         for (port, open) in [
             (443, true),
@@ -224,7 +224,7 @@ fn a_connection_is_begun_at_open_ports_alone() {
 }
 
 #[test]
-fn what_begins_no_connection_passes_at_every_port() {
+fn segments_that_start_no_connection_pass_at_every_port() {
     for (flags, passes) in [
         (ACK, true),
         (ACK | PSH, true),
@@ -263,7 +263,7 @@ fn datagrams_pass_to_open_ports_and_as_answers() {
 }
 
 #[test]
-fn an_answer_is_let_in_for_two_to_four_minutes_after_what_it_answers() {
+fn replies_pass_for_two_to_four_minutes() {
     for began in [0, 60, 119] {
         let mut filter = some();
         // The generations' own time begins here.
@@ -301,7 +301,7 @@ fn flows_are_bounded_and_the_newest_are_kept() {
 }
 
 #[test]
-fn an_echo_is_answered_and_none_is_begun() {
+fn echo_replies_pass_and_echo_requests_do_not() {
     for v6 in [false, true] {
         let mut filter = some();
         let request = echo(v6, [PEER, HERE], REQUEST, 7);
@@ -409,7 +409,7 @@ fn tcp_in_fragments_does_not_pass() {
 }
 
 #[test]
-fn what_has_no_whole_header_does_not_pass() {
+fn packets_with_incomplete_headers_do_not_pass() {
     for v6 in [false, true] {
         for (protocol, most) in [
             (PROTO_TCP, 13),
@@ -450,7 +450,7 @@ fn ports_are_found_behind_extension_headers() {
 }
 
 #[test]
-fn another_filter_keeps_what_was_begun() {
+fn a_new_filter_keeps_tracked_flows() {
     let mut filter = some();
     sends(&mut filter, &udp(false, [HERE, PEER], 5000, 123), at(0));
     let changed = StatefulFilter::set(
@@ -469,7 +469,7 @@ fn another_filter_keeps_what_was_begun() {
 }
 
 #[test]
-fn after_a_peer_could_begin_everything_only_what_is_sent_anew_is_answered() {
+fn after_lifting_all_limits_only_new_flows_are_answered() {
     let open = Open {
         tcp: std::iter::once(443..=443).collect(),
         ..Open::default()
@@ -485,7 +485,7 @@ fn after_a_peer_could_begin_everything_only_what_is_sent_anew_is_answered() {
 }
 
 #[test]
-fn ranges_of_ports_are_joined_where_they_meet() {
+fn adjacent_port_ranges_are_merged() {
     let ports = |ranges: &[(u16, u16)]| -> Ports {
         ranges.iter().map(|(first, last)| *first..=*last).collect()
     };

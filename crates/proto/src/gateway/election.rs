@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_that_start_together_the_higher_is_active() {
+    fn the_higher_of_two_starting_gateways_is_active() {
         for (priorities, winner) in [([100, 50], 0), ([50, 100], 1)] {
             let mut lan = Lan::new(&priorities);
             lan.run(10_000);
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_leaves_is_followed_at_once() {
+    fn a_leaving_gateway_is_replaced_at_once() {
         let mut lan = Lan::new(&[100, 50]);
         lan.run(5_000);
         let (mut leaving, mut rng) = lan.gateways[0].take().unwrap();
@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn one_without_a_carrier_gives_way() {
+    fn a_gateway_without_a_carrier_yields() {
         let mut lan = Lan::new(&[100]);
         lan.run(5_000);
         let now = at(lan.ms);
@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn two_active_ones_that_meet_become_one() {
+    fn two_active_gateways_in_contact_become_one() {
         let mut halves = [Lan::new(&[50]), Lan::new(&[100])];
         halves.iter_mut().for_each(|half| half.run(5_000));
         let [mut one, two] = halves;
@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_else_is_believed() {
+    fn adverts_of_others_are_ignored() {
         let mut lan = Lan::new(&[100]);
         let mut rng = Counting(99);
         let mut other_key = Election::new(&key(8), 254, &mut rng, at(0));

@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_again_was_lost_behind_the_gateway() {
+    fn a_repeated_segment_was_lost_after_the_gateway() {
         // The numbers wrap in the middle.
         let start = 5000u32.wrapping_neg();
         let mut flow = flow(start, 10);
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fills_a_gap_was_lost_before_it() {
+    fn a_segment_that_fills_a_gap_was_lost_before_the_gateway() {
         let mut flow = flow(0, 2);
         flow.observe(Direction::Out, &data(5000, 1), at(1));
         let seen = flow.observe(Direction::Out, &data(2000, 1), at(2));
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn losses_of_super_packets_are_told_apart() {
+    fn losses_in_super_packets_are_counted_separately() {
         let mut flow = flow(0, 1);
         flow.observe(Direction::Out, &data(1000, 1), at(1));
         let seen = flow.observe(Direction::Out, &data(1000, 1), at(2));
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn the_round_trip_is_that_of_the_leg_that_answers() {
+    fn the_round_trip_is_that_of_the_side_that_answers() {
         let mut flow = flow(0, 1);
         flow.observe(Direction::Out, &data(1000, 4), at(10));
         let seen = flow.observe(Direction::In, &ack(5000), at(17));
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_sent_twice_is_not_timed() {
+    fn retransmitted_data_is_not_timed() {
         let mut flow = flow(0, 1);
         flow.observe(Direction::Out, &data(1000, 1), at(10));
         flow.observe(Direction::Out, &data(1000, 1), at(20));
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn silent_flows_are_forgotten_and_used_ones_are_not() {
+    fn silent_flows_expire_and_used_ones_do_not() {
         let mut flows = Flows::default();
         flows.get_or_insert(&key(1), at(0));
         flows.get_or_insert(&key(2), at(0));
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_room_for_so_many_and_no_more() {
+    fn the_flow_table_is_bounded() {
         let mut flows = Flows::default();
         for device in 0..4u32 {
             for port in 0..GENERATION_FLOWS as u16 {

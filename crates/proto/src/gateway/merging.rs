@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_card_that_loses_super_packets_is_given_segments() {
+    fn an_interface_that_loses_super_packets_gets_segments() {
         let merging = after(30, 900, 5);
         assert!(merging.is_cut() && merging.is_broken());
     }

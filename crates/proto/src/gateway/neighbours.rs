@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_routers_card_is_not_where_the_world_is() {
+    fn remote_addresses_do_not_belong_to_the_routers_mac_address() {
         let mut table = local();
         for source in [[192, 168, 1, 10], [8, 8, 8, 8], [192, 168, 2, 10]] {
             let frame = frame(A, None, ETHERTYPE_IPV4, &packet(source));
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn without_an_address_of_our_own_only_arp_tells() {
+    fn without_an_own_address_only_arp_reveals_addresses() {
         let mut table = NeighbourTable::default();
         let advertisement = frame(A, None, ETHERTYPE_IPV4, &packet([192, 168, 1, 10]));
         table.observe(at(0), &captured(&advertisement));
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_whether_an_address_is_free_does_not_have_it() {
+    fn a_probe_does_not_claim_the_address() {
         let mut table = local();
         let arp = Arp::probe(A, [192, 168, 1, 10].into());
         let probe = frame(A, None, ETHERTYPE_ARP, &arp.to_bytes());
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn arp_for_another_card_tells_nothing() {
+    fn arp_for_another_mac_address_is_ignored() {
         let mut table = local();
         let arp = Arp::request(B, [192, 168, 1, 10].into(), [192, 168, 1, 1].into());
         let advertisement = frame(A, None, ETHERTYPE_ARP, &arp.to_bytes());
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbour_discovery_tells_addresses_of_ipv6() {
+    fn neighbour_discovery_reveals_ipv6_addresses() {
         let mut table = NeighbourTable::default();
         let advertisement = Advertisement::unsolicited("fd00:1::10".parse().unwrap(), A);
         let advertisement = frame(A, None, ETHERTYPE_IPV6, &advertisement.to_packet());
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn one_card_in_two_vlans_is_two() {
+    fn a_mac_address_in_two_vlans_is_two_neighbours() {
         let mut table = local();
         let arp = Arp::announcement(A, [192, 168, 1, 10].into()).to_bytes();
         let tagged = frame(A, Some(0xb02a), ETHERTYPE_ARP, &arp);
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_of_two_cards_is_seen() {
+    fn an_address_of_two_neighbours_is_reported() {
         let mut table = local();
         for mac in [A, B] {
             let arp = Arp::announcement(mac, [192, 168, 1, 10].into()).to_bytes();
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn joined_frames_count_as_they_were_on_the_wire() {
+    fn merged_frames_count_as_on_the_wire() {
         let mut table = local();
         // TCP: 20 bytes of header by its data offset, as much of it as is left in the packet.
         let mut advertisement = packet([192, 168, 1, 10]);
@@ -439,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn what_tells_no_card_is_counted() {
+    fn frames_without_a_valid_sender_are_counted() {
         let mut table = local();
         table.observe(at(0), &captured(&[0; 13]));
         table.observe(
@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_room_for_so_many_cards_and_addresses() {
+    fn neighbours_and_addresses_are_bounded() {
         let mut table = local();
         for n in 0..MAX_NEIGHBOURS as u32 + 10 {
             let [_, _, c, d] = n.to_be_bytes();

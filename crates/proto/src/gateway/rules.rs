@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn who_and_what_must_both_fit() {
+    fn address_and_service_must_both_match() {
         let rule: Rule = "10.77.0.0/24 tcp/22,8000-8010".parse().unwrap();
         assert!(rule.allows(&subject("10.77.0.9", PROTO_TCP, 22)));
         assert!(rule.allows(&subject("10.77.0.9", PROTO_TCP, 8010)));
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_for_ports_does_not_allow_what_shows_none() {
+    fn a_rule_for_ports_does_not_allow_packets_without_ports() {
         let rule: Rule = "any tcp/22".parse().unwrap();
         let fragment = Subject {
             port: None,
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn rules_round_trip() {
         for text in [
             "any",
             "10.77.0.0/24",

@@ -119,7 +119,7 @@ fn inbound(gateway: &mut Gateway, ms: u64, transport: (u8, &[u8])) -> Result<Vec
 }
 
 #[test]
-fn addresses_are_exchanged_both_ways() {
+fn addresses_are_translated_in_both_directions() {
     let mut gateway = gateway(|_| {});
     let mut out = read(LAN, SHOWN, UDP, &udp(5000, 53));
     gateway.outbound(at(0), &mut out, from_card(CARD)).unwrap();
@@ -150,7 +150,7 @@ fn a_remote_has_one_address_for_devices() {
 }
 
 #[test]
-fn who_is_not_listed_stays_out() {
+fn unlisted_devices_stay_out() {
     let mut gateway = gateway(|_| {});
     let mut out = read("192.168.1.11", SHOWN, UDP, &udp(5000, 53));
     let outcome = gateway.outbound(at(0), &mut out, from_card(OTHER));
@@ -184,7 +184,7 @@ fn receiver(gateway: &mut Gateway, src: &str, dst: &str) -> Result<Inbound, Drop
 }
 
 #[test]
-fn a_packet_for_neither_a_device_nor_the_host_goes_nowhere() {
+fn a_packet_for_neither_a_device_nor_the_host_is_dropped() {
     let mut gateway = gateway(|_| {});
     let mut n = 0;
     for (dst, reason) in [
@@ -235,7 +235,7 @@ fn a_remote_has_no_address_of_the_gateways_side() {
 }
 
 #[test]
-fn the_host_takes_no_packet_with_a_source_route() {
+fn the_host_accepts_no_packet_with_a_source_route() {
     let mut gateway = gateway(|_| {});
     let mut packet = read(REMOTE, "10.77.0.1", UDP, &udp(53, 5000));
     let option = [[131, 7, 4, 192], [168, 1, 20, 0]].concat();
@@ -248,7 +248,7 @@ fn the_host_takes_no_packet_with_a_source_route() {
 }
 
 #[test]
-fn who_goes_by_the_host_is_no_device_either() {
+fn packets_forwarded_by_the_host_are_from_no_device() {
     let mut gateway = gateway(|_| {});
     let forwarded = |from| read(from, REMOTE, UDP, &udp(5000, 53));
     assert_eq!(gateway.from_host(&forwarded("10.77.0.1")), Ok(()));
@@ -261,7 +261,7 @@ fn who_goes_by_the_host_is_no_device_either() {
 }
 
 #[test]
-fn a_devices_address_from_another_card_is_refused() {
+fn a_devices_address_from_another_mac_address_is_refused() {
     let mut gateway = gateway(|c| c.devices[0].mac = Some(CARD));
     let mut out = read(LAN, SHOWN, UDP, &udp(5000, 53));
     let outcome = gateway.outbound(at(0), &mut out, from_card(OTHER));
@@ -269,7 +269,7 @@ fn a_devices_address_from_another_card_is_refused() {
 }
 
 #[test]
-fn a_card_is_who_it_is_under_any_address() {
+fn a_mac_address_identifies_a_device_under_any_address() {
     let mut gateway = gateway(|c| {
         c.devices[0].mac = Some(CARD);
         c.devices[0].lan = Vec::new();
@@ -354,7 +354,7 @@ fn later_fragments_go_where_the_first_went() {
 }
 
 #[test]
-fn the_two_legs_are_told_apart() {
+fn the_two_sides_are_measured_separately() {
     let mut gateway = gateway(|_| {});
     let send = |gateway: &mut Gateway, ms, transport: Vec<u8>| {
         let mut out = read(LAN, SHOWN, TCP, &transport);
@@ -381,7 +381,7 @@ fn mtus(lan: u32, tunnel: u32) -> impl FnOnce(&mut GatewayConfig) {
 }
 
 #[test]
-fn what_may_not_be_cut_is_told_to_its_sender() {
+fn unfragmentable_packets_are_reported_to_their_sender() {
     let mut gateway = gateway(mtus(1500, 1420));
     let mut long = udp(5000, 53);
     long.resize(1473, 0);
@@ -411,7 +411,7 @@ fn what_may_not_be_cut_is_told_to_its_sender() {
 }
 
 #[test]
-fn what_may_be_cut_is_cut() {
+fn fragmentable_packets_are_fragmented() {
     let mut gateway = gateway(mtus(1500, 576));
     let mut long = udp(5000, 53);
     long.extend((0..1000u32).map(|i| i as u8));
@@ -502,7 +502,7 @@ fn answers(
 }
 
 #[test]
-fn a_device_that_asks_for_a_remote_is_answered() {
+fn an_arp_request_for_a_remote_is_answered() {
     let (mut responder, mut gateway) = (responder(), gateway(|_| {}));
     for target in [SHOWN, "10.77.0.9"] {
         let ask = Arp::request(CARD, v4(LAN), v4(target));
@@ -514,7 +514,7 @@ fn a_device_that_asks_for_a_remote_is_answered() {
 }
 
 #[test]
-fn nobody_is_answered_for_addresses_of_others() {
+fn other_addresses_are_not_answered_for() {
     let (mut responder, mut gateway) = (responder(), gateway(|_| {}));
     for target in ["192.168.1.1", LAN, "10.78.0.1", "10.77.0.1"] {
         let ask = Arp::request(CARD, v4(LAN), v4(target));
@@ -533,7 +533,7 @@ fn nobody_is_answered_for_addresses_of_others() {
 }
 
 #[test]
-fn an_address_that_somebody_has_is_left_to_them() {
+fn an_address_in_use_is_not_answered_for() {
     let (mut responder, mut gateway) = (responder(), gateway(|_| {}));
     let theirs = Arp::announcement(OTHER, v4(SHOWN));
     assert_eq!(answers(&mut responder, &mut gateway, 0, &theirs), []);
@@ -545,7 +545,7 @@ fn an_address_that_somebody_has_is_left_to_them() {
 }
 
 #[test]
-fn a_second_card_with_a_devices_address_is_a_duplicate_until_the_first_is_silent() {
+fn a_second_claimant_is_a_duplicate_until_the_device_is_silent() {
     let (mut responder, mut gateway) = (responder(), gateway(|_| {}));
     let first = Arp::announcement(CARD, v4(LAN));
     answers(&mut responder, &mut gateway, 0, &first);
@@ -560,7 +560,7 @@ fn a_second_card_with_a_devices_address_is_a_duplicate_until_the_first_is_silent
 }
 
 #[test]
-fn a_device_that_was_not_heard_is_asked_for() {
+fn a_device_without_a_mac_address_is_queried() {
     let (mut responder, mut gateway) = (responder(), gateway(|_| {}));
     responder.poll(at(0), &mut gateway);
     let frames = responder.take_frames();
@@ -581,7 +581,7 @@ fn a_device_that_was_not_heard_is_asked_for() {
 }
 
 #[test]
-fn a_thousand_devices_are_asked_for_little_by_little() {
+fn a_thousand_devices_are_queried_in_batches() {
     let mut gateway = gateway(|c| {
         for i in 0..1000u32 {
             c.devices.push(DeviceConfig {
@@ -598,7 +598,7 @@ fn a_thousand_devices_are_asked_for_little_by_little() {
 }
 
 #[test]
-fn answers_carry_the_tag_of_the_question() {
+fn replies_carry_the_vlan_tag_of_the_request() {
     let mut gateway = gateway(|c| c.devices[0].vlan = Some(7));
     let ask = Arp::request(CARD, v4(LAN), v4(SHOWN));
     // Taken off by the kernel, or still in the frame.
@@ -616,7 +616,7 @@ fn answers_carry_the_tag_of_the_question() {
 }
 
 #[test]
-fn a_packet_for_the_station_follows_its_virtio_header() {
+fn a_packet_for_the_responder_follows_its_virtio_header() {
     let mut gateway = gateway(|_| {});
     let packet = read(LAN, SHOWN, UDP, &udp(5000, 53));
     for tag in [None, Some(7)] {
@@ -647,7 +647,7 @@ fn a_packet_for_the_station_follows_its_virtio_header() {
 }
 
 #[test]
-fn what_is_for_everybody_stays_on_the_local_network() {
+fn broadcast_and_multicast_stay_on_the_local_network() {
     let (mut responder, mut gateway) = (responder(), gateway(|_| {}));
     let packet = read(LAN, "192.168.1.255", UDP, &udp(137, 137));
     for (source, address) in [(CARD, LAN), (OTHER, "192.168.1.11")] {
@@ -700,7 +700,7 @@ fn in_doubt(answering: bool) -> (Gateway, Vec<Mac>) {
 }
 
 #[test]
-fn a_card_that_does_not_answer_for_its_address_has_been_replaced() {
+fn a_silent_device_loses_its_address_to_the_other_claimant() {
     let (gateway, asked) = in_doubt(false);
     // Three times the old card, then everybody.
     assert_eq!(asked, [CARD, CARD, CARD, Mac::BROADCAST]);
@@ -708,7 +708,7 @@ fn a_card_that_does_not_answer_for_its_address_has_been_replaced() {
 }
 
 #[test]
-fn a_card_that_answers_for_its_address_keeps_it() {
+fn a_device_that_answers_for_its_address_keeps_it() {
     let (gateway, asked) = in_doubt(true);
     // The second claim, later, was not asked about yet.
     assert_eq!(asked, [CARD]);
@@ -716,7 +716,7 @@ fn a_card_that_answers_for_its_address_keeps_it() {
 }
 
 #[test]
-fn a_learned_ipv6_address_is_replaced_once_it_is_silent_whatever_else_is_used() {
+fn a_silent_learned_ipv6_address_is_replaced() {
     let mut gateway = gateway(|config| {
         config.devices[0].mac = Some(CARD);
         config.devices[0].lan.clear();
@@ -811,7 +811,7 @@ fn a_device_that_answers_for_its_ipv6_address_keeps_it() {
 }
 
 #[test]
-fn nobody_moves_a_device_by_speaking_for_its_card() {
+fn a_claim_for_another_mac_address_does_not_move_a_device() {
     let (mut responder, mut gateway) = (
         responder(),
         gateway(|config| {

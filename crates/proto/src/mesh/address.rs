@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_is_a_place_in_both_networks() {
+    fn a_number_selects_an_address_in_both_networks() {
         let networks = Networks::from_random([1, 2, 3, 4, 5]);
         assert_eq!(networks.v6.to_string(), "fd01:203:405::/64");
         let addresses = networks.addresses(258).expect("a member's");

@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_longer_than_its_length_could_say_is_not_put() {
+    fn content_beyond_the_maximum_length_is_refused() {
         let mut out = vec![1];
         assert!(!Framing::Relay.put(&[&[0; 2], &[0; 65_534]], &mut out));
         assert_eq!(out, [1]);
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_of_turn_are_told_apart_and_their_padding_is_no_part_of_them() {
+    fn turn_messages_are_split_and_their_padding_is_removed() {
         // RFC 8656, section 12.5: over TCP a ChannelData message is padded to a multiple of four bytes.
         let channel = [0x40, 0x00, 0, 5, 1, 2, 3, 4, 5, 0, 0, 0];
         assert_eq!(Framing::Turn.first(&channel), Ok(found(0..9, 12)));
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_turn_is_no_message() {
+    fn other_bytes_are_no_turn_message() {
         for bad in [
             &[0x80, 0, 0, 0][..],
             &[0xff, 0, 0, 0],
@@ -239,7 +239,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn whatever_comes_a_frame_lies_within_what_is_there(bytes in proptest::collection::vec(0u8.., 0..100)) {
+        fn a_frame_lies_within_any_input(bytes in proptest::collection::vec(0u8.., 0..100)) {
             for framing in [Framing::Relay, Framing::Turn] {
                 if let Ok(Some(Frame { content, length })) = framing.first(&bytes) {
                     assert!(content.end <= length && length <= bytes.len() && !content.is_empty());

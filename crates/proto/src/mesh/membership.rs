@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_different_is_reported() {
+    fn only_differences_are_reported() {
         let mut membership = Membership::default();
         let first = membership.take(whole(told(5, &[member(1, 1), member(2, 1)], &[])));
         assert_eq!(first.len(), 2);
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_of_everybody_removes_whom_it_does_not_name_and_nobody_else() {
+    fn a_whole_answer_removes_only_members_it_does_not_name() {
         let mut membership = Membership::default();
         membership.take(told(5, &[member(1, 1), member(2, 1), member(3, 1)], &[]));
         let changes = membership.take(whole(told(9, &[member(1, 1), member(3, 2)], &[])));
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_in_parts_removes_nobody_before_its_end() {
+    fn a_whole_answer_in_parts_removes_nobody_before_its_end() {
         let mut membership = Membership::default();
         membership.take(told(5, &[member(1, 1), member(2, 1)], &[]));
         let part = Changes {
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn who_left_and_came_again_in_one_answer_is_a_member() {
+    fn a_member_that_left_and_rejoined_in_one_answer_is_a_member() {
         let mut membership = Membership::default();
         membership.take(told(1, &[member(1, 1)], &[]));
         assert_eq!(membership.take(told(3, &[member(1, 1)], &[1])), []);
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_beyond_its_bounds_is_none() {
+    fn a_member_out_of_bounds_is_ignored() {
         let mut membership = Membership::default();
         let good = member(1, 1);
         let endpoint = good.endpoints[0];
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_another_key_and_is_otherwise_the_same_is_no_other_member() {
+    fn a_member_with_a_new_key_stays_the_same_member() {
         let mut membership = Membership::default();
         let with_key = |n: u8, member: Member| Member {
             public_key: key(n),
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn coordinators_are_as_last_told_and_no_more_than_there_may_be() {
+    fn coordinators_are_those_of_the_last_answer_up_to_the_maximum() {
         let mut membership = Membership::default();
         let at = |n: usize| -> RelayAddress { format!("c{n}:7443").parse().expect("an address") };
         let with = |coordinators: Vec<RelayAddress>| Changes {
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_let_in_is_told_before_members_and_stays_until_it_is_told_again() {
+    fn access_rules_come_before_members_and_stay_until_replaced() {
         let party = |tag: &str| Party {
             name: "me".parse().expect("a name"),
             tags: vec![tag.parse().expect("a tag")],

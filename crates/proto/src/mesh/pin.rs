@@ -81,7 +81,7 @@ mod tests {
     const ABC: &str = "sha256:ungWv48Bz-pBQUDeXa4iI7ADYaOWF3qctBD_YfIAFa0";
 
     #[test]
-    fn a_pin_is_the_digest_of_what_the_certificate_is_made_of() {
+    fn a_pin_is_the_digest_of_the_certificates_der() {
         let pin = Pin::of_certificate(b"abc");
         assert_eq!(pin.to_string(), ABC);
         assert_eq!(ABC.parse(), Ok(pin));

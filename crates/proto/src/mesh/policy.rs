@@ -627,7 +627,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_names_its_line_and_what_would_be_right() {
+    fn an_error_names_its_line_and_the_remedy() {
         for (line, named, right) in [
             ("permit a -> b *", "no rule", "allow FROM -> TO PORTS"),
             ("allow a b *", "no rule", "allow FROM -> TO PORTS"),
@@ -673,7 +673,7 @@ mod tests {
     }
 
     #[test]
-    fn without_rules_a_tag_in_common_or_none_at_all_decides() {
+    fn without_rules_tags_decide() {
         for (from, to, allowed) in [
             ("a", "b", true),
             ("a web", "b web", true),
@@ -691,7 +691,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_allows_whom_and_what_it_names_and_no_more() {
+    fn a_rule_allows_its_selectors_and_service_only() {
         let text = "allow tag:ops -> tag:web tcp/443\nallow laptop -> db udp/8000-8999\nallow * -> tag:web icmp\nallow tag:root -> * *";
         for (from, to, traffic, allowed) in [
             ("a ops", "b web", "tcp/443", true),
@@ -732,7 +732,7 @@ mod tests {
     }
 
     #[test]
-    fn from_the_first_rule_on_nothing_else_is_allowed() {
+    fn from_the_first_rule_on_only_rules_allow() {
         // The rule names none of these; a rule of a later version, or a withheld one, counts as
         // well.
         let unknown = |rule: &str| {
@@ -759,7 +759,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_sees_whom_it_may_talk_to_in_either_direction() {
+    fn a_member_sees_the_members_it_may_talk_to_in_either_direction() {
         let text = "allow tag:ops -> tag:web tcp/443\nallow laptop -> db udp/8000\nallow tag:root -> * icmp";
         let parties = [
             "a ops", "b web", "c web eu", "laptop", "db", "r root", "x", "y eu",
@@ -778,7 +778,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_is_told_the_rules_that_apply_to_it_and_how_many_others_there_are() {
+    fn a_member_gets_its_rules_and_the_number_of_others() {
         let all =
             policy("allow tag:ops -> tag:web tcp/443\nallow laptop -> db *\nallow * -> dns udp/53");
         let known = |words: &str| {
@@ -803,7 +803,7 @@ mod tests {
     }
 
     #[test]
-    fn the_filter_allows_what_the_policy_does() {
+    fn the_filter_agrees_with_the_policy() {
         let policy = policy(
             "allow a -> b tcp/10-20\nallow tag:t -> b tcp/15-30\nallow * -> b tcp/31\nallow a -> * udp/53\nallow c -> b icmp",
         );
@@ -835,7 +835,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_know_its_own_tags_lets_everything_in() {
+    fn a_host_without_its_own_tags_admits_everything() {
         let other = Member {
             name: name("a"),
             public_key: crate::keys::PublicKey::from_bytes([1; 32]),
@@ -851,7 +851,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_asked_about_is_one_port_or_protocol() {
+    fn a_decision_is_about_one_port_or_protocol() {
         for (text, traffic) in [
             ("tcp/443", Traffic::Tcp(443)),
             ("udp/53", Traffic::Udp(53)),

@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_is_its_text_and_shows_itself_nowhere_else() {
+    fn a_secret_is_shown_by_reveal_only() {
         let token = Token::generate(&mut Counting(0));
         let text = token.reveal();
         // Bytes 0 to 23 in base64url (RFC 4648, section 5).

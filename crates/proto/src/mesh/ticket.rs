@@ -374,7 +374,7 @@ mod tests {
     const KEY: &str = "hSDwCYkwp1R0i33ctD73Wg2/Og0mOBr066SpjqqbTmo=";
 
     #[test]
-    fn a_ticket_is_what_coturn_takes() {
+    fn a_ticket_has_the_form_of_coturn() {
         let secret = RelaySecret::parse("north", RelayKind::Turn).expect("a secret");
         let ticket = Ticket::new(&secret, 42, &KEY.parse().expect("a key"), 1_700_000_000);
         assert_eq!(ticket.username, format!("1700000000:42:{KEY}"));
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_is_its_text_and_shows_itself_nowhere_else() {
+    fn a_secret_is_shown_by_reveal_only() {
         let secret = RelaySecret::generate(&mut Scripted((0..24).collect()));
         // Bytes 0 to 23 in base64url (RFC 4648, section 5).
         assert_eq!(secret.reveal(), "skr_AAECAwQFBgcICQoLDA0ODxAREhMUFRYX");
@@ -469,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn where_a_relay_is_by_tls_is_as_documented() {
+    fn the_tls_access_of_a_relay_is_encoded_as_documented() {
         // FIPS 180-2, appendix B.1: the digest of "abc".
         let pin = "sha256:ungWv48Bz-pBQUDeXa4iI7ADYaOWF3qctBD_YfIAFa0";
         let text = |tls: &str| {

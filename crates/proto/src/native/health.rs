@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_passed_over_counter_is_lost_once_it_leaves_the_horizon() {
+    fn a_skipped_counter_is_lost_once_it_leaves_the_horizon() {
         let mut r = Receiver::default();
         for c in (0..3000).filter(|c| c % 100 != 50) {
             note(&mut r, &header(c), stamp(0, 0), at(0));
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn losing_all_but_the_first_of_each_batch_is_mangled_gso() {
+    fn losing_all_but_the_first_of_each_batch_is_broken_gso() {
         let mut r = Receiver::default();
         for batch in 0..200u64 {
             note(&mut r, &header(batch * 40), stamp(0, 0), at(0));
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn a_straggler_of_the_previous_session_is_no_loss_in_the_new_one() {
+    fn a_late_datagram_of_the_previous_session_is_no_loss_in_the_new_one() {
         let mut r = Receiver::default();
         let old = DataHeader {
             receiver: 9,
@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_faster_way_overtakes_is_late_and_not_lost() {
+    fn datagrams_overtaken_by_a_faster_path_are_late_and_not_lost() {
         let elsewhere = SocketAddr::new(HERE.ip(), 8);
         // In flight over the old path when the new one starts: within the horizon, and beyond it.
         for overtaken in [500, 5000] {
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_overtaken_and_never_comes_is_lost_a_second_later() {
+    fn overtaken_datagrams_that_never_arrive_are_lost_after_a_second() {
         let elsewhere = SocketAddr::new(HERE.ip(), 8);
         for (overtaken, late) in [(500, 100), (5000, 4000)] {
             let mut r = Receiver::default();
@@ -467,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn a_datagram_that_comes_from_beyond_the_horizon_is_lost_no_more() {
+    fn a_datagram_that_arrives_beyond_the_horizon_is_no_longer_lost() {
         let mut r = Receiver::default();
         for c in (0..3000).filter(|c| *c != 100).chain([100]) {
             note(&mut r, &header(c), stamp(0, 0), at(0));

@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn the_round_trip_is_told_unless_the_probe_was_repeated() {
+    fn the_round_trip_is_measured_unless_the_probe_was_repeated() {
         let after = |ms: u64| Instant::from_nanos(ms * 1_000_000);
         let mut path = PathMtu::new(false);
         let (id, size) = path.poll(after(100), SESSION).unwrap();
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn checks_of_other_ways_are_excused_until_they_are_answered() {
+    fn checks_of_other_candidates_are_excused_until_they_are_answered() {
         let mut path = PathMtu::new(false);
         path.check_sent(SESSION);
         path.check_sent(SESSION);
@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_search_lost_is_taken_off_the_reports_once() {
+    fn losses_of_the_search_are_subtracted_once() {
         let mut path = PathMtu::new(false);
         let sent = search(&mut path, 0, 5, 1232);
         assert_eq!(sent, 5, "too large each time");
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn a_probe_that_arrived_in_the_end_excuses_nothing() {
+    fn a_probe_that_arrived_after_all_excuses_nothing() {
         let mut path = PathMtu::new(false);
         let (id, _) = path.poll(at(0), SESSION).unwrap();
         assert_eq!(path.excuse(1, SESSION), 0, "it may be the probe");
@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_lost_in_a_session_that_has_been_replaced_excuses_nothing_later() {
+    fn losses_of_a_replaced_session_excuse_nothing_later() {
         let mut path = PathMtu::new(false);
         search(&mut path, 0, 5, 1232);
         assert_eq!(path.excuse(1, SESSION + 1), 0, "reported a moment late");

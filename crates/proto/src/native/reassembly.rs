@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn few_are_held_and_not_for_long() {
+    fn incomplete_packets_are_few_and_expire() {
         let mut r = Reassembly::default();
         let mut evicted_in_all = 0;
         for id in 0..20 {

@@ -264,7 +264,7 @@ fn both_ends_agree_on_mirrored_keys() {
 }
 
 #[test]
-fn the_responder_learns_who_and_when() {
+fn the_responder_learns_the_key_and_the_timestamp() {
     let (_, message) = initiation(Protocol::WireGuard, &[]);
     let received = consume_initiation(Protocol::WireGuard, &identity(2), &message).unwrap();
     assert_eq!(received.remote, *identity(1).public());
@@ -373,7 +373,7 @@ fn a_response_to_another_index_is_refused() {
 }
 
 #[test]
-fn a_native_message_is_foreign_to_wireguard_and_the_other_way_round() {
+fn native_and_wireguard_messages_are_refused_by_the_other_protocol() {
     for (sent, expected) in [(BOTH[0], BOTH[1]), (BOTH[1], BOTH[0])] {
         let (_, mut message) = initiation(sent, &[]);
         let error = consume_initiation(expected, &identity(2), &message).unwrap_err();

@@ -49,7 +49,7 @@ fn checks(paths: &mut Paths, used: SocketAddr, now: Instant) -> Vec<(Check, Sock
 }
 
 #[test]
-fn while_a_relay_is_in_use_direct_ways_are_checked_ever_less_often() {
+fn while_a_relay_is_in_use_direct_candidates_are_checked_at_growing_intervals() {
     let mut paths = paths();
     let mut rounds = Vec::new();
     for ms in (0..100_000).step_by(100) {
@@ -67,7 +67,7 @@ fn while_a_relay_is_in_use_direct_ways_are_checked_ever_less_often() {
 }
 
 #[test]
-fn a_direct_way_in_use_is_not_compared_with_others() {
+fn a_direct_path_in_use_is_not_compared_with_others() {
     let mut paths = paths();
     assert_eq!(paths.next_wakeup(Some(told(1))), None);
     assert_eq!(due(&mut paths, told(1), at(5000)), []);
@@ -85,7 +85,7 @@ fn both_families() -> Paths {
 }
 
 #[test]
-fn ipv6_is_checked_beside_ipv4_for_a_few_rounds_alone() {
+fn ipv6_is_checked_along_with_ipv4_for_a_few_rounds() {
     let mut paths = both_families();
     let mut rounds = Vec::new();
     for ms in (0..100_000).step_by(100) {
@@ -103,7 +103,7 @@ fn ipv6_is_checked_beside_ipv4_for_a_few_rounds_alone() {
 }
 
 #[test]
-fn ipv6_is_taken_by_who_began_if_it_is_no_slower() {
+fn the_initiator_switches_to_ipv6_if_it_is_no_slower() {
     for (ipv6, began, taken) in [
         (30, true, CheckOutcome::Switch(told6())),
         (40, true, CheckOutcome::Switch(told6())),
@@ -127,7 +127,7 @@ fn ipv6_is_taken_by_who_began_if_it_is_no_slower() {
 }
 
 #[test]
-fn ipv6_that_was_lost_is_not_preferred_again_before_the_peer_is_somewhere_else() {
+fn lost_ipv6_is_not_preferred_again_until_the_peer_moves() {
     let mut paths = both_families();
     paths.sent(at(0));
     let mut lost = false;
@@ -142,7 +142,7 @@ fn ipv6_that_was_lost_is_not_preferred_again_before_the_peer_is_somewhere_else()
 }
 
 #[test]
-fn who_began_follows_to_ipv6_only_what_it_has_proven() {
+fn the_initiator_follows_to_proven_ipv6_only() {
     let mut paths = both_families();
     let round = checks(&mut paths, told(1), at(0));
     assert!(!paths.on_datagram(told6(), Some(told(1)), true, at(20)));
@@ -155,7 +155,7 @@ fn who_began_follows_to_ipv6_only_what_it_has_proven() {
 }
 
 #[test]
-fn the_first_direct_way_that_is_proven_is_taken() {
+fn the_first_proven_direct_path_is_taken() {
     let mut paths = paths();
     let round = checks(&mut paths, relay(1), at(0));
     let taken = paths.acknowledged(round[1].0, Some(relay(1)), true, at(30));
@@ -173,7 +173,7 @@ fn the_first_direct_way_that_is_proven_is_taken() {
 }
 
 #[test]
-fn what_comes_by_a_relay_does_not_make_it_the_way_while_a_direct_one_is_in_use() {
+fn a_relayed_datagram_does_not_replace_a_direct_path() {
     let mut paths = paths();
     assert!(!paths.on_datagram(relay(1), Some(told(1)), false, at(0)));
     // Another relay, when one is in use, is followed.
@@ -182,7 +182,7 @@ fn what_comes_by_a_relay_does_not_make_it_the_way_while_a_direct_one_is_in_use()
 }
 
 #[test]
-fn a_loopback_address_is_a_relay_and_left_for_a_direct_way() {
+fn a_loopback_address_is_a_relay_and_left_for_a_direct_path() {
     let forwarder = SocketAddr::from(([127, 0, 0, 1], 40_000));
     let mut paths = paths();
     assert!(!paths.on_datagram(forwarder, Some(told(1)), false, at(0)));
@@ -202,7 +202,7 @@ fn a_loopback_address_is_a_relay_and_left_for_a_direct_way() {
 }
 
 #[test]
-fn what_comes_directly_is_checked_before_a_relay_is_left_for_it() {
+fn a_direct_source_is_checked_before_the_relay_is_left() {
     let mut paths = paths();
     checks(&mut paths, relay(1), at(0));
     assert!(!paths.on_datagram(told(9), Some(relay(1)), false, at(10)));
@@ -220,7 +220,7 @@ fn what_comes_directly_is_checked_before_a_relay_is_left_for_it() {
 }
 
 #[test]
-fn what_comes_directly_just_after_a_check_has_it_repeated_after_half_a_second() {
+fn a_direct_datagram_right_after_a_check_repeats_the_check() {
     let mut paths = paths();
     // The sixth round is at 4 s, the next at 9 s.
     for ms in [0, 200, 500, 1000, 2000, 4000] {
@@ -232,7 +232,7 @@ fn what_comes_directly_just_after_a_check_has_it_repeated_after_half_a_second() 
 }
 
 #[test]
-fn a_way_is_taken_whose_round_trip_is_longer_than_the_time_between_two_checks() {
+fn a_path_slower_than_the_check_interval_is_taken() {
     for rtt in [700, 1_300, 4_900] {
         let mut paths = paths();
         let (mut under_way, mut taken) = (Vec::new(), None);
@@ -253,7 +253,7 @@ fn a_way_is_taken_whose_round_trip_is_longer_than_the_time_between_two_checks() 
 }
 
 #[test]
-fn a_peer_that_roams_is_followed_unless_this_end_has_just_chosen() {
+fn a_roaming_peer_is_followed_unless_this_end_has_just_switched() {
     let mut paths = paths();
     assert!(paths.on_datagram(told(9), Some(told(1)), true, at(0)));
     let round = checks(&mut paths, relay(1), at(0));
@@ -297,7 +297,7 @@ fn chase(candidates: [SocketAddr; 2]) -> [(usize, SocketAddr); 2] {
 }
 
 #[test]
-fn ends_that_use_different_ways_come_to_use_one_and_do_not_change_for_ever() {
+fn ends_on_different_paths_converge_and_stop_switching() {
     for candidates in [[told(1), told(2)], [relay(1), relay(2)]] {
         let [first, second] = chase(candidates);
         assert_eq!(first.1, second.1, "{candidates:?}");
@@ -306,7 +306,7 @@ fn ends_that_use_different_ways_come_to_use_one_and_do_not_change_for_ever() {
 }
 
 #[test]
-fn silence_is_asked_about_and_then_taken_for_a_loss() {
+fn silence_is_checked_and_then_counts_as_a_loss() {
     let mut paths = paths();
     paths.sent(at(0));
     paths.sent(at(900));
@@ -334,7 +334,7 @@ fn silence_is_asked_about_and_then_taken_for_a_loss() {
 }
 
 #[test]
-fn an_answer_by_whatever_way_ends_the_silence() {
+fn an_answer_over_any_path_ends_the_silence() {
     let mut paths = paths();
     paths.sent(at(0));
     // By a relay: it does not say that the direct way works.
@@ -349,7 +349,7 @@ fn an_answer_by_whatever_way_ends_the_silence() {
 }
 
 #[test]
-fn only_who_received_a_check_can_acknowledge_it_and_not_for_long() {
+fn a_check_cannot_be_acknowledged_unseen_or_late() {
     let mut paths = paths();
     let round = checks(&mut paths, relay(1), at(0));
     let (check, _) = round[0];
@@ -381,7 +381,7 @@ fn only_who_received_a_check_can_acknowledge_it_and_not_for_long() {
 }
 
 #[test]
-fn a_question_that_is_repeated_is_answered_however_late() {
+fn a_repeated_check_is_answered_however_late() {
     let mut paths = paths();
     paths.sent(at(0));
     let first = checks(&mut paths, told(1), at(1000));
@@ -396,7 +396,7 @@ fn a_question_that_is_repeated_is_answered_however_late() {
 }
 
 #[test]
-fn a_loss_is_told_once() {
+fn a_lost_path_is_reported_once() {
     let mut paths = paths();
     let mut lost = 0;
     for ms in (0..30_000).step_by(100) {
@@ -408,7 +408,7 @@ fn a_loss_is_told_once() {
 }
 
 #[test]
-fn a_peer_with_one_way_is_never_asked() {
+fn a_peer_with_a_single_path_is_never_checked() {
     let mut paths = Paths::default();
     paths.sent(at(0));
     assert_eq!(paths.next_wakeup(Some(told(1))), None);
@@ -416,7 +416,7 @@ fn a_peer_with_one_way_is_never_asked() {
 }
 
 #[test]
-fn a_relay_in_use_stays_one_when_there_is_none_any_more_until_a_direct_way_is_proven() {
+fn a_removed_relay_in_use_stays_until_a_direct_path_is_proven() {
     let mut paths = paths();
     assert!(!paths.set_relays(&[], Some(relay(1))));
     assert!(paths.is_relay(relay(1)));
@@ -432,7 +432,7 @@ fn a_relay_in_use_stays_one_when_there_is_none_any_more_until_a_direct_way_is_pr
 }
 
 #[test]
-fn what_is_known_of_a_way_stays_when_it_is_told_again() {
+fn a_candidate_signalled_again_keeps_its_state() {
     let mut paths = paths();
     let round = checks(&mut paths, relay(1), at(0));
     paths.acknowledged(round[0].0, Some(relay(1)), true, at(10));
@@ -457,7 +457,7 @@ fn what_is_known_of_a_way_stays_when_it_is_told_again() {
 }
 
 #[test]
-fn a_way_that_does_not_answer_is_shown_so() {
+fn a_candidate_that_does_not_answer_is_silent() {
     let mut paths = paths();
     for ms in [0, 200, 500, 1000, 2000] {
         checks(&mut paths, relay(1), at(ms));
@@ -471,7 +471,7 @@ fn a_way_that_does_not_answer_is_shown_so() {
 }
 
 #[test]
-fn a_way_without_a_route_is_shown_so_and_tried_again() {
+fn a_candidate_without_a_route_is_tried_again() {
     let mut paths = paths();
     checks(&mut paths, relay(1), at(0));
     paths.refused(told(1));
@@ -481,7 +481,7 @@ fn a_way_without_a_route_is_shown_so_and_tried_again() {
 }
 
 #[test]
-fn there_are_no_more_ways_than_the_bounds() {
+fn candidates_are_bounded() {
     let mut paths = Paths::default();
     let many: Vec<_> = (0..100).map(told).collect();
     paths.set_signalled(&many);
@@ -516,7 +516,7 @@ fn a_relay_that_ends_is_left_for_the_next_that_is_proven() {
 }
 
 #[test]
-fn no_more_checks_of_a_way_are_remembered_than_the_bound() {
+fn outstanding_checks_of_a_candidate_are_bounded() {
     let mut paths = paths();
     for ms in (0..4000).step_by(10) {
         paths.restart_checks();
@@ -526,7 +526,7 @@ fn no_more_checks_of_a_way_are_remembered_than_the_bound() {
 }
 
 #[test]
-fn who_began_follows_the_peer_again_a_second_after_it_did() {
+fn the_initiator_follows_the_peer_again_after_a_second() {
     let mut paths = paths();
     assert!(paths.on_datagram(told(2), Some(told(1)), true, at(0)));
     assert!(!paths.on_datagram(told(1), Some(told(2)), true, at(999)));
@@ -542,7 +542,7 @@ fn ipv6_without_a_route_is_not_preferred() {
 }
 
 #[test]
-fn a_relay_that_ends_stays_one_beside_as_many_as_there_may_be() {
+fn a_removed_relay_in_use_counts_towards_the_maximum() {
     let mut paths = paths();
     let others: Vec<_> = (10..10 + MAX_RELAYS as u8).map(relay).collect();
     paths.set_relays(&others, Some(relay(1)));
@@ -550,7 +550,7 @@ fn a_relay_that_ends_stays_one_beside_as_many_as_there_may_be() {
 }
 
 #[test]
-fn another_relay_is_no_reason_to_check_direct_ways_anew() {
+fn another_relay_does_not_restart_checks_of_direct_candidates() {
     let mut paths = paths();
     checks(&mut paths, relay(1), at(0));
     assert!(paths.set_relays(&[relay(1), relay(2)], Some(relay(1))));
@@ -576,7 +576,7 @@ fn ipv6_that_was_lost_is_not_followed_though_it_answers_again() {
 }
 
 #[test]
-fn what_was_overtaken_by_a_relay_is_looked_at_if_it_came_directly() {
+fn a_late_direct_datagram_triggers_a_check() {
     for (from, again) in [(relay(2), false), (told(1), true)] {
         let mut paths = paths();
         paths.set_relays(&[relay(1), relay(2)], Some(relay(1)));
@@ -591,7 +591,7 @@ fn what_was_overtaken_by_a_relay_is_looked_at_if_it_came_directly() {
 }
 
 #[test]
-fn in_the_place_of_a_way_that_is_lost_any_that_answers_is_taken() {
+fn any_candidate_that_answers_replaces_a_lost_path() {
     let mut paths = both_families();
     let round = checks(&mut paths, told(1), at(0));
     let (check, _) = round.iter().find(|(_, to)| *to == told6()).expect("one");
@@ -604,7 +604,7 @@ fn in_the_place_of_a_way_that_is_lost_any_that_answers_is_taken() {
 }
 
 #[test]
-fn a_check_that_the_kernel_refused_is_not_waited_for() {
+fn a_check_refused_by_the_kernel_is_not_outstanding() {
     let mut paths = paths();
     let round = checks(&mut paths, relay(1), at(0));
     paths.refused(told(1));
@@ -613,7 +613,7 @@ fn a_check_that_the_kernel_refused_is_not_waited_for() {
 }
 
 #[test]
-fn a_question_of_an_earlier_silence_is_not_repeated() {
+fn a_check_of_an_earlier_silence_is_not_repeated() {
     let mut paths = paths();
     paths.sent(at(0));
     let first = checks(&mut paths, told(1), at(1000));

@@ -138,7 +138,7 @@ fn a_receiver_that_talks_sends_no_keepalive() {
 }
 
 #[test]
-fn a_sender_without_an_answer_asks_for_a_session_after_fifteen_seconds() {
+fn a_sender_without_an_answer_starts_a_handshake_after_fifteen_seconds() {
     let mut timers = established();
     timers.data_sent(at(20), &mut NoJitter);
     timers.data_sent(at(30), &mut NoJitter);
@@ -226,7 +226,7 @@ fn start_and_stop_keep_the_configuration() {
 }
 
 #[test]
-fn waking_from_an_hour_of_sleep_asks_for_each_thing_once() {
+fn after_an_hour_of_sleep_each_action_is_due_once() {
     let mut timers = established();
     timers.set_persistent_keepalive(Some(Duration::from_secs(25)), at(0));
     timers.data_sent(at(1), &mut NoJitter);

@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn of_ten_thousand_that_ask_four_are_sprayed_for_and_no_more_are_remembered_than_those() {
+    fn four_of_ten_thousand_requesting_peers_are_probed_for() {
         let mut tunnel = tunnel(Mapping::EndpointIndependent);
         for peer in tunnel.peers.iter_mut().flatten() {
             peer.birthday.on_request(ProbeRequest {
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_removed_makes_room_for_another_and_is_not_knocked_at() {
+    fn a_removed_peer_frees_its_slot_and_is_not_punched_for() {
         let own = vec!["198.51.100.7".parse().expect("an address")];
         let mut tunnel = tunnel(Mapping::AddressAndPortDependent(own));
         look(&mut tunnel, 0..10_000, 0, Birthday::is_open);
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn of_ten_thousand_that_are_out_of_reach_ports_are_open_for_two() {
+    fn ports_are_open_for_two_of_ten_thousand_unreachable_peers() {
         let own = vec!["198.51.100.7".parse().expect("an address")];
         let mut tunnel = tunnel(Mapping::AddressAndPortDependent(own));
         let mut look = |millis, expected: &[u32]| {

@@ -49,7 +49,7 @@ fn life(seed: u64, members: usize, minutes: u64) -> u64 {
 }
 
 #[test]
-fn members_live_as_theory_says_whatever_the_seed() {
+fn members_reach_the_expected_paths_for_any_seed() {
     for seed in 1..3 {
         life(seed, 100, 3);
     }
@@ -63,14 +63,14 @@ fn the_same_seed_gives_the_same_trace() {
 }
 
 #[test]
-fn a_thousand_members_live_as_theory_says() {
+fn a_thousand_members_reach_the_expected_paths() {
     life(1, 1000, 1);
 }
 
 /// A member keeps a thousand others in a few megabytes: each in one place of a table that doubles as it grows, with its addresses, and in its
 /// book.
 #[test]
-fn who_is_known_takes_little_memory() {
+fn known_peers_take_little_memory() {
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let members = 200;
     let before = resident();

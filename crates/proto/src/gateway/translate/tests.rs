@@ -386,7 +386,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(3000))]
 
     #[test]
-    fn translation_is_what_would_have_been_built((packet, before, after) in case()) {
+    fn translation_equals_a_packet_built_with_the_new_addresses((packet, before, after) in case()) {
         let from = packet.build(&before);
         let to = packet.build(&after);
         let ip = IpPacket::parse(&from).unwrap();

@@ -36,7 +36,7 @@ fn flipped(bytes: &[u8], at: usize) -> Vec<u8> {
 }
 
 #[test]
-fn what_a_member_asks_is_what_the_relay_reads() {
+fn a_members_request_is_parsed_by_the_relay() {
     let ticket = ticket("north");
     let (id, bytes) = ask(&ticket);
     let Ok(ServerRequest::Port(asked)) = ServerRequest::parse(&bytes) else {
@@ -86,7 +86,7 @@ fn the_integrity_of_the_sample_of_rfc_8489_is_proven() {
 }
 
 #[test]
-fn only_who_knows_the_password_is_believed_and_only_what_he_said() {
+fn requests_are_authenticated_by_the_password() {
     let ticket = ticket("north");
     let (_, bytes) = ask(&ticket);
     let verified = |bytes: &[u8], ticket: &Ticket| match ServerRequest::parse(bytes) {
@@ -101,7 +101,7 @@ fn only_who_knows_the_password_is_believed_and_only_what_he_said() {
 }
 
 #[test]
-fn who_shows_no_ticket_is_refused_and_who_asks_nonsense_too() {
+fn requests_without_a_ticket_or_with_nonsense_are_refused() {
     let (id, bytes) = ask(&ticket("north"));
     let refused = |attributes: &[RawAttribute<'_>], key: Option<&RelayPassword>| {
         let bytes = message(MessageClass::Request, id, attributes, key);
@@ -154,7 +154,7 @@ fn who_shows_no_ticket_is_refused_and_who_asks_nonsense_too() {
 }
 
 #[test]
-fn an_ordinary_request_wants_to_know_where_it_comes_from() {
+fn an_ordinary_request_is_answered_with_its_address() {
     // RFC 5769, section 2.2: the address of the sample response by its transaction.
     let question = hex("0001 0000 2112a442 b7e7a701bc34d686fa87dfae");
     let Ok(ServerRequest::Address(id)) = ServerRequest::parse(&question) else {
@@ -170,7 +170,7 @@ fn an_ordinary_request_wants_to_know_where_it_comes_from() {
 }
 
 #[test]
-fn a_port_is_believed_of_who_knows_the_password_alone() {
+fn a_port_needs_an_authenticated_answer() {
     let (ticket, mapped) = (ticket("north"), SocketAddr::from(([192, 0, 2, 1], 7)));
     let (id, question) = ask(&ticket);
     let answer = Answer {
@@ -203,7 +203,7 @@ fn a_port_is_believed_of_who_knows_the_password_alone() {
 }
 
 #[test]
-fn refusals_keep_their_number_and_are_shorter_than_what_is_refused() {
+fn refusals_keep_their_code_and_are_shorter_than_the_request() {
     let ticket = ticket("north");
     let (id, question) = ask(&ticket);
     for code in [400, 401, 438, 486, 508, 500] {
