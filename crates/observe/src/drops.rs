@@ -37,7 +37,8 @@ drop_reasons! {
     NoEndpoint = "no_endpoint",
     /// The queue of packets waiting for a handshake was full; the oldest went.
     HandshakeQueueFull = "handshake_queue_full",
-    /// The TUN device's queue has stood for too long and the packet does not take part in ECN (RFC 8289).
+    /// The TUN device's queue has stood for too long and the packet does not take part in ECN (RFC
+    /// 8289).
     QueueDelay = "queue_delay",
     /// No handshake succeeded within REKEY_ATTEMPT_TIME; waiting packets were given up.
     HandshakeTimeout = "handshake_timeout",
@@ -79,7 +80,8 @@ drop_reasons! {
     Replayed = "replayed",
     /// The inner source address is not among the peer's allowed IPs.
     SourceNotAllowed = "source_not_allowed",
-    /// The mesh's policy does not let the member begin this here, and it answers nothing that this host began.
+    /// The mesh's policy does not let the member begin this here, and it answers nothing that this
+    /// host began.
     PolicyDenied = "policy_denied",
     /// An authenticated record holds something that is no frame.
     BadFrame = "bad_frame",
@@ -89,15 +91,18 @@ drop_reasons! {
     EcnNotCapable = "ecn_not_capable",
     /// The TUN device refused the packet.
     TunWriteRefused = "tun_write_refused",
-    /// The transport header is cut short or not to be found, so that its checksum cannot follow a translated address.
+    /// The transport header is cut short or not to be found, so that its checksum cannot follow a
+    /// translated address.
     TransportTruncated = "transport_truncated",
-    /// An IPv4 source route or IPv6 routing header leads to another address than the translated destination.
+    /// An IPv4 source route or IPv6 routing header leads to another address than the translated
+    /// destination.
     SourceRouted = "source_routed",
     /// An ICMP redirect, which names routers that mean nothing behind translated addresses.
     IcmpRedirect = "icmp_redirect",
     /// Not from or for a device of the gateway.
     UnlistedDevice = "unlisted_device",
-    /// A device's address from another card than its own, another address from its card, or an address of the gateway's side from the tunnel.
+    /// A device's address from another card than its own, another address from its card, or an
+    /// address of the gateway's side from the tunnel.
     DeviceMismatch = "device_mismatch",
     /// No card or no address on the local network is known for the device.
     DeviceUnresolved = "device_unresolved",
@@ -105,7 +110,8 @@ drop_reasons! {
     DeniedTo = "denied_to",
     /// None of the device's `allow-from` rules lets this reach it.
     DeniedFrom = "denied_from",
-    /// A device calls a remote by its overlay address, although it is shown to devices under another.
+    /// A device calls a remote by its overlay address, although it is shown to devices under
+    /// another.
     ShownOtherwise = "shown_otherwise",
     /// A broadcast or multicast packet: a gateway passes none.
     NotUnicast = "not_unicast",
@@ -125,7 +131,8 @@ drop_reasons! {
     OverRate = "over_rate",
     /// By a TURN server: there is no permission for the other end yet, or no leg left for it.
     NoChannel = "no_channel",
-    /// The kernel's receive buffer was full where this host forwards to a relay or from it; what was joined counts once.
+    /// The kernel's receive buffer was full where this host forwards to or from a relay; merged
+    /// datagrams count once.
     ReceiveQueueFull = "receive_queue_full",
     /// Shutting down or the peer was removed while the packet was held.
     PeerRemoved = "peer_removed",

@@ -16,8 +16,8 @@ use std::time::Duration;
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Subject {
-    /// The network namespace: protocol counters of `/proc/net/{snmp,snmp6,netstat}` as `Protocol.Field`, and
-    /// pressure, connection tracking, counts of drops by reason and of calls.
+    /// The network namespace: protocol counters of `/proc/net/{snmp,snmp6,netstat}` as
+    /// `Protocol.Field`, and pressure, connection tracking, counts of drops by reason and of calls.
     Host,
     /// A processor, by its number.
     Cpu(u32),
@@ -207,10 +207,11 @@ impl Series {
     }
 }
 
-/// Names of values, by subject. Times are in the unit of the name's end, sizes in bytes, counts in packets as the
-/// kernel counts them (a merged packet is one) unless said.
+/// Names of values, by subject. Times are in the unit of the name's end, sizes in bytes, counts in
+/// packets as the kernel counts them (a merged packet is one) unless said.
 pub mod metric {
-    /// Cpu, counters: nanoseconds (of ticks) in user mode, system mode, idle, handling softirqs, stolen by the hypervisor.
+    /// Cpu, counters: nanoseconds (of ticks) in user mode, system mode, idle, handling softirqs,
+    /// stolen by the hypervisor.
     pub const USER_NS: &str = "user_ns";
     /// See [`USER_NS`].
     pub const SYSTEM_NS: &str = "system_ns";
@@ -220,7 +221,8 @@ pub mod metric {
     pub const SOFTIRQ_NS: &str = "softirq_ns";
     /// See [`USER_NS`].
     pub const STEAL_NS: &str = "steal_ns";
-    /// Cpu, counter: packets handled by the backlog and NAPI polls (`/proc/net/softnet_stat`, machine-wide).
+    /// Cpu, counter: packets handled by the backlog and NAPI polls (`/proc/net/softnet_stat`,
+    /// machine-wide).
     pub const SOFTNET_PROCESSED: &str = "softnet.processed";
     /// Cpu, counter: packets dropped because the backlog was full.
     pub const SOFTNET_DROPPED: &str = "softnet.dropped";
@@ -231,7 +233,8 @@ pub mod metric {
     /// Cpu, counter: runs of the receive softirq.
     pub const NET_RX: &str = "net_rx";
 
-    /// Host, counter: microseconds in which some task waited for a processor (`/proc/pressure/cpu`).
+    /// Host, counter: microseconds in which some task waited for a processor
+    /// (`/proc/pressure/cpu`).
     pub const PRESSURE_CPU_US: &str = "pressure.cpu_some_us";
     /// Host, gauges: tracked connections of this namespace, and how many the machine allows.
     pub const CONNTRACK_COUNT: &str = "conntrack.count";
@@ -241,15 +244,16 @@ pub mod metric {
     pub const CONNTRACK_INSERT_FAILED: &str = "conntrack.insert_failed";
     /// See [`CONNTRACK_INSERT_FAILED`].
     pub const CONNTRACK_DROP: &str = "conntrack.drop";
-    /// Host, counters: packets for which a virtual switch's datapath knew a flow, for which it did not, and for which none
-    /// could be made (a full table, a slow path too busy). Its user-space datapath does not count the third among the
-    /// second, the kernel's does.
+    /// Host, counters: packets for which a virtual switch's datapath knew a flow, for which it did
+    /// not, and for which none could be made (a full table, a slow path too busy). Its user-space
+    /// datapath does not count the third among the second, the kernel's does.
     pub const SWITCH_HITS: &str = "ovs.hits";
     /// See [`SWITCH_HITS`].
     pub const SWITCH_MISSES: &str = "ovs.misses";
     /// See [`SWITCH_HITS`].
     pub const SWITCH_LOST: &str = "ovs.lost";
-    /// Host, counters: packets the kernel dropped, by its reason: this and `FULL_RING`, say (`skb:kfree_skb`).
+    /// Host, counters: packets the kernel dropped, by its reason: this and `FULL_RING`, say
+    /// (`skb:kfree_skb`).
     pub const DROP_PREFIX: &str = "drop.";
     /// Host, counters: calls of functions of the kernel, machine-wide: this and `udp_sendmsg`, say.
     pub const CALL_PREFIX: &str = "call.";
@@ -275,7 +279,8 @@ pub mod metric {
     /// See [`RX_PACKETS`].
     pub const RX_FRAME_ERRORS: &str = "rx_frame_errors";
 
-    /// Qdisc, counters: packets and bytes let through, dropped, delayed for their rate, sent again to the device.
+    /// Qdisc, counters: packets and bytes let through, dropped, delayed for their rate, sent again
+    /// to the device.
     pub const QDISC_PACKETS: &str = "packets";
     /// See [`QDISC_PACKETS`].
     pub const QDISC_BYTES: &str = "bytes";
@@ -285,12 +290,13 @@ pub mod metric {
     pub const QDISC_OVERLIMITS: &str = "overlimits";
     /// See [`QDISC_PACKETS`].
     pub const QDISC_REQUEUES: &str = "requeues";
-    /// Qdisc, gauges: what stands in it.
+    /// Qdisc, gauges: bytes and packets queued.
     pub const QDISC_BACKLOG_BYTES: &str = "backlog_bytes";
     /// See [`QDISC_BACKLOG_BYTES`].
     pub const QDISC_LENGTH: &str = "qlen";
 
-    /// Process, counters (`/proc/PID/io`): calls of read and write kinds (not of `recv` and `send` kinds), their bytes.
+    /// Process, counters (`/proc/PID/io`): calls of read and write kinds (not of `recv` and `send`
+    /// kinds), their bytes.
     pub const IO_READS: &str = "io.syscr";
     /// See [`IO_READS`].
     pub const IO_WRITES: &str = "io.syscw";
@@ -299,11 +305,13 @@ pub mod metric {
     /// See [`IO_READS`].
     pub const IO_WRITTEN_BYTES: &str = "io.wchar";
 
-    /// Thread, counters (`schedstat`): nanoseconds on a processor, and runnable but waiting for one.
+    /// Thread, counters (`schedstat`): nanoseconds on a processor, and runnable but waiting for
+    /// one.
     pub const RUN_NS: &str = "run_ns";
     /// See [`RUN_NS`].
     pub const RUN_DELAY_NS: &str = "run_delay_ns";
-    /// Thread, counters (`status`): switches because it waited for something, and because it was made to.
+    /// Thread, counters (`status`): switches because it waited for something, and because it was
+    /// made to.
     pub const VOLUNTARY_SWITCHES: &str = "voluntary_switches";
     /// See [`VOLUNTARY_SWITCHES`].
     pub const INVOLUNTARY_SWITCHES: &str = "involuntary_switches";
@@ -325,7 +333,8 @@ pub mod metric {
     pub const TCP_RTT_US: &str = "rtt_us";
     /// See [`TCP_RTT_US`].
     pub const TCP_MIN_RTT_US: &str = "min_rtt_us";
-    /// Tcp, gauges: congestion window and segments in flight, in segments; segment size, send window, unsent bytes.
+    /// Tcp, gauges: congestion window and segments in flight, in segments; segment size, send
+    /// window, unsent bytes.
     pub const TCP_CWND: &str = "cwnd";
     /// See [`TCP_CWND`].
     pub const TCP_UNACKED: &str = "unacked";
@@ -335,11 +344,13 @@ pub mod metric {
     pub const TCP_SND_WND: &str = "snd_wnd";
     /// See [`TCP_CWND`].
     pub const TCP_NOTSENT_BYTES: &str = "notsent_bytes";
-    /// Tcp, gauge: bytes per second that the kernel measured lately, and whether the application limited it (0, 1).
+    /// Tcp, gauge: bytes per second that the kernel measured lately, and whether the application
+    /// limited it (0, 1).
     pub const TCP_DELIVERY_RATE: &str = "delivery_rate";
     /// See [`TCP_DELIVERY_RATE`].
     pub const TCP_APP_LIMITED: &str = "app_limited";
-    /// Tcp, counters: segments sent again and sent at all, bytes sent (again too), acknowledged and received.
+    /// Tcp, counters: segments sent again and sent at all, bytes sent (again too), acknowledged and
+    /// received.
     pub const TCP_RETRANS: &str = "retrans";
     /// See [`TCP_RETRANS`].
     pub const TCP_SEGS_OUT: &str = "segs_out";
@@ -349,27 +360,31 @@ pub mod metric {
     pub const TCP_BYTES_ACKED: &str = "bytes_acked";
     /// See [`TCP_RETRANS`].
     pub const TCP_BYTES_RECEIVED: &str = "bytes_received";
-    /// Tcp, counters: microseconds with data to send, and of these held up by the receiver's window, and by the send buffer.
+    /// Tcp, counters: microseconds with data to send, and of these held up by the receiver's
+    /// window, and by the send buffer.
     pub const TCP_BUSY_US: &str = "busy_us";
     /// See [`TCP_BUSY_US`].
     pub const TCP_RWND_LIMITED_US: &str = "rwnd_limited_us";
     /// See [`TCP_BUSY_US`].
     pub const TCP_SNDBUF_LIMITED_US: &str = "sndbuf_limited_us";
-    /// Tcp, counters: times that reordering was seen, duplicates that the receiver reported, timeouts.
+    /// Tcp, counters: times that reordering was seen, duplicates that the receiver reported,
+    /// timeouts.
     pub const TCP_REORD_SEEN: &str = "reord_seen";
     /// See [`TCP_REORD_SEEN`].
     pub const TCP_DSACK_DUPS: &str = "dsack_dups";
     /// See [`TCP_REORD_SEEN`].
     pub const TCP_TIMEOUTS: &str = "timeouts";
 
-    /// Group, counters (`cpu.stat`): periods, periods in which it was stopped, microseconds for which it was.
+    /// Group, counters (`cpu.stat`): periods, periods in which it was stopped, microseconds for
+    /// which it was.
     pub const GROUP_PERIODS: &str = "nr_periods";
     /// See [`GROUP_PERIODS`].
     pub const GROUP_THROTTLED: &str = "nr_throttled";
     /// See [`GROUP_PERIODS`].
     pub const GROUP_THROTTLED_US: &str = "throttled_us";
 
-    /// Probe, gauges: round-trip time of a small packet through the tunnel and over the outer path, microseconds.
+    /// Probe, gauges: round-trip time of a small packet through the tunnel and over the outer path,
+    /// microseconds.
     pub const PROBE_INNER_RTT_US: &str = "inner_rtt_us";
     /// See [`PROBE_INNER_RTT_US`].
     pub const PROBE_OUTER_RTT_US: &str = "outer_rtt_us";

@@ -1,7 +1,8 @@
-//! What a record costs: by size, by cipher, and whether sealing in place beats sealing elsewhere.
+//! The cost of a record, by size and cipher, and whether sealing in place is faster than sealing to
+//! another buffer.
 //!
-//! `cargo bench -p seikan-proto --bench aead`. Prints GB/s, the median of several runs; the ways are
-//! interleaved so that a drift of the machine's speed touches all of them.
+//! `cargo bench -p seikan-proto --bench aead`. Prints GB/s, the median of several runs. The
+//! variants are interleaved, so that a drift of the machine's speed affects all of them.
 
 #![expect(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
 
@@ -24,8 +25,8 @@ fn nonce(counter: u64) -> Nonce {
     Nonce::assume_unique_for_key(bytes)
 }
 
-/// Copies each piece behind its header, then seals it there: what the tunnel does.
-fn copy_then_in_place(key: &LessSafeKey, text: &[u8], out: &mut [u8], piece: usize) {
+/// Copies each piece after its header and seals it there, as the tunnel does.
+fn copy_and_seal(key: &LessSafeKey, text: &[u8], out: &mut [u8], piece: usize) {
     for (i, (chunk, room)) in text
         .chunks(piece)
         .zip(out.chunks_mut(piece + TAG))
@@ -38,8 +39,8 @@ fn copy_then_in_place(key: &LessSafeKey, text: &[u8], out: &mut [u8], piece: usi
     }
 }
 
-/// Seals from where the text lies to where it goes.
-fn out_of_place(key: &LessSafeKey, text: &[u8], out: &mut [u8], piece: usize) {
+/// Seals from the source buffer to the destination buffer.
+fn seal_to_output(key: &LessSafeKey, text: &[u8], out: &mut [u8], piece: usize) {
     for (i, (chunk, room)) in text
         .chunks(piece)
         .zip(out.chunks_mut(piece + TAG))
@@ -81,8 +82,8 @@ fn main() {
         ("ChaCha20-Poly1305", key(&CHACHA20_POLY1305)),
     ];
     let operations: [(&str, Operation); 2] = [
-        ("copy, seal in place", copy_then_in_place),
-        ("seal elsewhere", out_of_place),
+        ("copy, seal in place", copy_and_seal),
+        ("seal elsewhere", seal_to_output),
     ];
     let sizes = [
         ("record a datagram", RECORD),

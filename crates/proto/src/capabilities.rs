@@ -119,7 +119,7 @@ pub enum CapabilityError {
     )]
     UnknownMandatory(u16),
     /// A known type with an invalid value.
-    #[error("capability {0:#06x} has an impossible value")]
+    #[error("capability {0:#06x} has an invalid value")]
     Malformed(u16),
     /// A required type is missing.
     #[error("capability {0:#06x} is missing")]

@@ -241,7 +241,7 @@ pub enum CookieError {
     #[error("not a cookie reply: wrong size or message type")]
     NotACookieReply,
     /// No sent message waits for a cookie.
-    #[error("cookie reply without a handshake message that it could answer")]
+    #[error("cookie reply without a pending handshake message")]
     Unsolicited,
     /// It does not authenticate against the last mac1 sent.
     #[error("cookie reply does not answer the last handshake message sent")]

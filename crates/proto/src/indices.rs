@@ -17,7 +17,7 @@ const INITIAL_SLOTS: usize = 16;
 
 /// The table is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no receiver index left: {capacity} sessions and handshakes are pending at once")]
+#[error("no free receiver index: {capacity} sessions and handshakes are in use")]
 pub struct TableFull {
     /// Maximum number of entries.
     pub capacity: usize,
@@ -139,7 +139,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     #[test]
-    fn an_index_whose_slot_is_taken_is_drawn_again() {
+    fn an_index_with_a_taken_slot_is_drawn_again() {
         let mut rng = Scripted(
             [5u32, 5, 21, 6]
                 .iter()

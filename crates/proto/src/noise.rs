@@ -56,10 +56,10 @@ pub enum HandshakeError {
         found: usize,
     },
     /// mac1 is not the one for this host's public key.
-    #[error("mac1 does not match: the sender expects another public key here")]
+    #[error("mac1 does not match: the sender uses another public key for this host")]
     Mac1,
     /// A response to an initiation that is not this one.
-    #[error("response to index {found:#010x}, which is not this handshake's")]
+    #[error("response to index {found:#010x} of another handshake")]
     ReceiverIndex {
         /// The receiver index in the message.
         found: u32,
@@ -72,7 +72,7 @@ pub enum HandshakeError {
     )]
     Authentication,
     /// A Diffie-Hellman result was zero.
-    #[error("public key of low order: no secret can be agreed with it")]
+    #[error("public key of low order: no shared secret can be derived from it")]
     LowOrderPoint,
     /// The payload exceeds the maximum of this protocol.
     #[error("handshake payload of {found} bytes, more than {maximum}")]
@@ -94,7 +94,7 @@ pub enum HandshakeError {
     #[error("a response to this initiation was accepted before")]
     AlreadyComplete,
     /// The Noise library refused for a reason that no message can cause.
-    #[error("the Noise library refused: a defect of this program, please report it")]
+    #[error("the Noise library failed: a defect of this program; please report it")]
     Library,
 }
 

@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_stays_within_what_one_gso_call_carries() {
+    fn a_run_stays_within_the_limits_of_a_gso_call() {
         let mut o = Outbox::new(400_000);
         (0..130).for_each(|_| put(&mut o, &to(1, 0), 100));
         (0..130).for_each(|_| put(&mut o, &to(2, 0), 1472));

@@ -28,10 +28,10 @@ pub enum Rejected {
     #[error("counter seen before: a replayed or duplicated datagram")]
     Duplicate,
     /// The counter is below the window.
-    #[error("counter too far behind the newest one to know whether it was seen")]
+    #[error("counter too old: behind the replay window")]
     TooOld,
     /// The counter has reached [`REJECT_AFTER_MESSAGES`].
-    #[error("counter beyond the last one a session may use: the sender failed to rekey")]
+    #[error("counter beyond the maximum of a session: the sender failed to rekey")]
     Exhausted,
 }
 

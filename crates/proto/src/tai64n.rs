@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn timestamps_rise_when_the_clock_stands_or_goes_back() {
+    fn timestamps_rise_when_the_clock_stops_or_goes_back() {
         let mut clock = Tai64nClock::default();
         let mut last = clock.stamp(Duration::new(1000, 999_999_999));
         for second in [1000, 1000, 999, 0, 1000, 1001] {

@@ -9,7 +9,8 @@
 //! 2. [`Tunnel::inbound`] with a batch of received datagrams and the arena they lie in;
 //! 3. [`Tunnel::poll`] when [`Tunnel::next_wakeup`] has come, again while it says there is more;
 //! 4. after each of these: sends the [`Outbox`]'s runs and reports each by [`Tunnel::sent`], writes
-//!    the [`Inbox`](crate::inbox::Inbox)'s writes and reports each by [`Tunnel::delivered`], clears both.
+//!    the [`Inbox`](crate::inbox::Inbox)'s writes and reports each by [`Tunnel::delivered`], clears
+//!    both.
 //!
 //! The same calls with the same arguments and the same random source give the same bytes.
 

@@ -1,4 +1,4 @@
-//! Two members of which one is behind a symmetric NAT and the other behind one that filters: they meet at a port of it.
+//! Port probing between two members: one behind a symmetric NAT, the other behind a filtering one.
 
 use crate::sim::network::Path;
 use crate::sim::packets::Flow;
@@ -12,7 +12,8 @@ fn relay() -> SocketAddr {
     "198.51.100.1:50000".parse().expect("an address")
 }
 
-/// Two members that have a relay; the first is behind a symmetric NAT, and what is before the second is this.
+/// Two members with a relay. The first is behind a symmetric NAT; `second` is the mapping of the
+/// second.
 fn members(second: Mapping, seed: u64) -> World {
     let setup = Setup {
         knows_endpoint: false,
@@ -35,7 +36,7 @@ fn members(second: Mapping, seed: u64) -> World {
     world
 }
 
-/// A datagram each way every 50 ms; the next number.
+/// A datagram in each direction every 50 ms. Returns the next number.
 fn talk(world: &mut World, mut seq: u32, time: Duration) -> u32 {
     let end = world.time + time.as_nanos() as u64;
     while world.time < end {
@@ -52,9 +53,9 @@ fn endpoints(world: &World) -> [Option<SocketAddr>; 2] {
     [0, 1].map(|i| world.peer(i).path.endpoint)
 }
 
-/// Where each sends once they have met.
-fn met(world: &World) -> Option<[Option<SocketAddr>; 2]> {
-    let port = world.nats.as_ref().expect("NATs").door?;
+/// Endpoints of both ends after a hit.
+fn hit(world: &World) -> Option<[Option<SocketAddr>; 2]> {
+    let port = world.nats.as_ref().expect("NATs").kept_port?;
     let outer = SocketAddr::new(address(0, false).ip(), port);
     Some([Some(address(1, false)), Some(outer)])
 }
@@ -71,29 +72,30 @@ fn both_ends_leave_the_relay_for_a_hit_port_without_loss() {
         }
     }
     world.run(Duration::from_secs(1));
-    assert_eq!(Some(endpoints(&world)), met(&world));
+    assert_eq!(Some(endpoints(&world)), hit(&world));
     for i in 0..2 {
         let arrived = world.checkers[1 - i].datagrams(Flow::udp(i));
         assert_eq!(arrived, sent as usize, "side {i}");
     }
-    // Nothing goes on once they have.
+    // Nothing goes on after a hit.
     assert_eq!(world.peer(0).birthday.punch_state(), PunchState::Idle(None));
     assert!(!world.peer(1).birthday.is_probing(world.now(1).mono));
 }
 
 #[test]
-fn forty_of_forty_pairs_meet_in_the_first_attempt() {
-    // By the closed form each fails with 1 of 3,400.
+fn forty_of_forty_pairs_succeed_in_the_first_attempt() {
+    // By the closed form each attempt fails with a probability of 1 in 3,400.
     let mut probes = Vec::new();
     for seed in 0..40 {
         let mut world = members(Mapping::EndpointIndependent, seed);
         talk(&mut world, 0, Duration::from_secs(18));
-        assert_eq!(Some(endpoints(&world)), met(&world), "seed {seed}");
+        assert_eq!(Some(endpoints(&world)), hit(&world), "seed {seed}");
         probes.push(world.peer(1).birthday.probes());
     }
     probes.sort_unstable();
-    // The median of a geometric distribution: ln 2 / (256 / 64512) = 175 probes, and what is sent in two round trips. Of 40, 20
-    // are below the median, give or take four standard deviations (13): between the quantiles 0.18 and 0.82.
+    // The median of a geometric distribution: ln 2 / (256 / 64512) = 175 probes, and what is sent
+    // in two round trips. Of 40, 20 are below the median, give or take four standard deviations
+    // (13): between the quantiles 0.18 and 0.82.
     let two_round_trips = 25;
     let quantile = |p: f64| (-(1.0 - p).ln() * 64_512.0 / 256.0) as u64;
     let median = probes[20];
@@ -103,17 +105,17 @@ fn forty_of_forty_pairs_meet_in_the_first_attempt() {
     );
 }
 
-/// What was checked shortly before any port was met does not put that off.
+/// Checks shortly before a hit do not delay it.
 #[test]
 fn both_ends_switch_within_two_round_trips_of_the_first_hit() {
     for seed in 0..20 {
         let mut world = members(Mapping::EndpointIndependent, seed);
         let mut seq = 0;
-        while met(&world).is_none() && seq < 400 {
+        while hit(&world).is_none() && seq < 400 {
             seq = talk(&mut world, seq, Duration::from_millis(50));
         }
         talk(&mut world, seq, Duration::from_millis(50));
-        assert_eq!(Some(endpoints(&world)), met(&world), "seed {seed}");
+        assert_eq!(Some(endpoints(&world)), hit(&world), "seed {seed}");
     }
 }
 
@@ -122,12 +124,13 @@ fn probes_overtaken_by_relayed_packets_count_as_well() {
     let mut world = members(Mapping::EndpointIndependent, 3);
     world.nats.as_mut().expect("NATs").detour = 75 * MILLISECOND;
     let mut seq = 0;
-    while met(&world).is_none() && seq < 400 {
+    while hit(&world).is_none() && seq < 400 {
         seq = talk(&mut world, seq, Duration::from_millis(50));
     }
-    // The probe, and a check with its acknowledgement from each end: checks by the clock are further apart.
+    // The probe, and a check with its acknowledgement from each end: checks by the clock are
+    // further apart.
     talk(&mut world, seq, Duration::from_secs(1));
-    assert_eq!(Some(endpoints(&world)), met(&world));
+    assert_eq!(Some(endpoints(&world)), hit(&world));
 }
 
 #[test]
@@ -151,7 +154,7 @@ fn without_packets_no_ports_are_opened() {
     world.run(Duration::from_secs(60));
     assert_eq!(world.nats.as_ref().expect("NATs").punches, 0);
     talk(&mut world, seq, Duration::from_secs(18));
-    assert_eq!(Some(endpoints(&world)), met(&world));
+    assert_eq!(Some(endpoints(&world)), hit(&world));
 }
 
 #[test]
@@ -170,7 +173,7 @@ fn two_symmetric_ends_stay_at_the_relay_and_do_not_probe() {
 #[test]
 fn failed_probing_stays_within_its_limits() {
     let mut world = members(Mapping::EndpointIndependent, 6);
-    // Nothing gets through directly; the asking is repeated every 5 s while ports are open.
+    // No probe gets through directly; the request is repeated every 5 s while ports are open.
     world.direct_down = [true; 2];
     talk(&mut world, 0, Duration::from_secs(60));
     assert_eq!(endpoints(&world), [Some(relay()); 2]);
@@ -183,17 +186,18 @@ fn failed_probing_stays_within_its_limits() {
 fn a_restarted_symmetric_nat_is_traversed_again_without_a_minute_at_the_relay() {
     let mut world = members(Mapping::EndpointIndependent, 7);
     let seq = talk(&mut world, 0, Duration::from_secs(18));
-    assert_eq!(Some(endpoints(&world)), met(&world));
-    // It has forgotten all ports, and so has the other.
+    assert_eq!(Some(endpoints(&world)), hit(&world));
+    // The NATs have forgotten all ports.
     world.nats = Some(Nats::default());
-    // 3 s of silence, half a second at the relay, and a spray of what the first has left: 4 s at most.
+    // 3 s of silence, half a second at the relay, and the rest of the probes: at most 4 s.
     talk(&mut world, seq, Duration::from_secs(18));
-    assert_eq!(Some(endpoints(&world)), met(&world));
+    assert_eq!(Some(endpoints(&world)), hit(&world));
     let all = [0, 1].map(|i| world.peer(i).birthday.probes());
     assert!(all[0] == 0 && all[1] <= u64::from(PROBES), "{all:?}");
 }
 
-/// Nobody sends for so long; the driver of side 0 keeps its port open meanwhile, once in so many seconds.
+/// Neither end sends for `time`. The driver of side 0 keeps its port open, once per `every`
+/// seconds.
 fn idle(world: &mut World, time: Duration, every: Duration) {
     let end = world.time + time.as_nanos() as u64;
     while world.time < end {
@@ -209,14 +213,14 @@ fn idle(world: &mut World, time: Duration, every: Duration) {
 
 #[test]
 fn a_hit_port_is_kept_open_for_the_length_of_the_session() {
-    // Also by a driver that is late, and whoever began the session.
+    // Also with a late driver, and whichever end initiated the session.
     for (every, first) in [(20, 0), (20, 1), (23, 0), (23, 1)] {
         let every = Duration::from_secs(every);
         let mut world = members(Mapping::EndpointIndependent, 8);
         world.send(first, &[Flow::udp(first).datagram(0, 100)]);
         world.run(Duration::from_millis(50));
         let seq = talk(&mut world, 1, Duration::from_secs(18));
-        assert_eq!(Some(endpoints(&world)), met(&world));
+        assert_eq!(Some(endpoints(&world)), hit(&world));
         // Paths are probed and reported on for some seconds more.
         idle(&mut world, Duration::from_secs(20), every);
         world.take_sent(0);
@@ -231,7 +235,8 @@ fn a_hit_port_is_kept_open_for_the_length_of_the_session() {
             assert_eq!(handshakes(&world, i), completed, "side {i}, {every:?}");
             assert_eq!(world.take_sent(i).len(), 0, "side {i}, {every:?}");
         }
-        // The NATs have forgotten it by then. The relay carries what comes next, and they meet again.
+        // The NATs have forgotten it by then. The relay carries the next packets, and the search
+        // succeeds again.
         world.nats = Some(Nats::default());
         let flow = Flow::udp(first);
         let arrived = world.checkers[1 - first].datagrams(flow);
@@ -239,6 +244,6 @@ fn a_hit_port_is_kept_open_for_the_length_of_the_session() {
         world.run(Duration::from_millis(500));
         assert_eq!(world.checkers[1 - first].datagrams(flow), arrived + 1);
         talk(&mut world, seq + 1, Duration::from_secs(18));
-        assert_eq!(Some(endpoints(&world)), met(&world));
+        assert_eq!(Some(endpoints(&world)), hit(&world));
     }
 }

@@ -1,4 +1,4 @@
-//! A peer that may be in several places: initiations go to all of them until one answers.
+//! A peer with several candidates: initiations go to all of them until one answers.
 
 use crate::sim::network::Path;
 use crate::sim::packets::Flow;
@@ -9,8 +9,8 @@ use seikan_proto::noise::Protocol;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// Two sides that know nothing of where the other is.
-fn strangers(protocol: Protocol) -> World {
+/// Two sides that do not know each other's address.
+fn unknown_sources(protocol: Protocol) -> World {
     let setup = Setup {
         knows_endpoint: false,
         ..Setup::new(protocol)
@@ -28,7 +28,7 @@ fn set_candidates(world: &mut World, side: usize, candidates: &[SocketAddr]) {
     side.tunnel.set_candidates(side.peer, candidates, now);
 }
 
-/// Nobody is there.
+/// An address without a host.
 fn nowhere(n: u8) -> SocketAddr {
     SocketAddr::from(([198, 51, 100, n], 7))
 }
@@ -36,7 +36,7 @@ fn nowhere(n: u8) -> SocketAddr {
 #[test]
 fn the_first_packet_takes_two_round_trips_wherever_the_peer_is() {
     for protocol in [Protocol::Native, Protocol::WireGuard] {
-        let mut world = strangers(protocol);
+        let mut world = unknown_sources(protocol);
         set_candidates(&mut world, 0, &[nowhere(1), nowhere(2), address(1, false)]);
         world.send(0, &[Flow::udp(0).datagram(0, 100)]);
         // 10 ms each way: initiation, response, packet.
@@ -51,7 +51,7 @@ fn the_first_packet_takes_two_round_trips_wherever_the_peer_is() {
 
 #[test]
 fn a_duplicate_candidate_is_tried_once() {
-    let mut world = strangers(Protocol::Native);
+    let mut world = unknown_sources(Protocol::Native);
     let there = address(1, false);
     set_candidates(&mut world, 0, &[there, there]);
     world.send(0, &[Flow::udp(0).datagram(0, 100)]);
@@ -64,7 +64,7 @@ fn a_duplicate_candidate_is_tried_once() {
 
 #[test]
 fn an_answering_peer_is_not_sent_further_initiations() {
-    let mut world = strangers(Protocol::Native);
+    let mut world = unknown_sources(Protocol::Native);
     set_candidates(&mut world, 0, &[nowhere(1), address(1, false)]);
     world.send(0, &[Flow::udp(0).datagram(0, 100)]);
     world.run(Duration::from_secs(1));
@@ -84,15 +84,15 @@ fn an_answering_peer_is_not_sent_further_initiations() {
 
 #[test]
 fn a_peer_that_moved_silently_is_found_among_its_candidates() {
-    let mut world = strangers(Protocol::Native);
+    let mut world = unknown_sources(Protocol::Native);
     set_candidates(&mut world, 0, &[address(1, false)]);
     world.send(0, &[Flow::udp(0).datagram(0, 100)]);
     world.run(Duration::from_secs(1));
     let new: SocketAddr = "203.0.113.9:99".parse().expect("an address");
     world.sides[1].address = new;
     set_candidates(&mut world, 0, &[address(1, false), new]);
-    // Data without an answer for 15 s asks for a new session; its first initiation goes where the peer was, the
-    // second, 5 s later, everywhere.
+    // Data without an answer for 15 s leads to a new handshake. Its first initiation goes to the
+    // endpoint, the second, 5 s later, to all candidates.
     for seq in 1..22 {
         world.send(0, &[Flow::udp(0).datagram(seq, 100)]);
         world.run(Duration::from_secs(1));
@@ -102,7 +102,7 @@ fn a_peer_that_moved_silently_is_found_among_its_candidates() {
 
 #[test]
 fn without_candidates_a_packet_is_dropped_with_its_reason() {
-    let mut world = strangers(Protocol::Native);
+    let mut world = unknown_sources(Protocol::Native);
     world.send(0, &[Flow::udp(0).datagram(0, 100)]);
     let drops = world.totals(0).outbound.drops;
     assert_eq!(drops.get(DropReason::NoEndpoint), 1);
@@ -110,10 +110,10 @@ fn without_candidates_a_packet_is_dropped_with_its_reason() {
 
 #[test]
 fn undeliverable_packets_do_not_delay_others() {
-    let mut world = strangers(Protocol::Native);
+    let mut world = unknown_sources(Protocol::Native);
     let now = world.now(0).mono;
     let side = &mut world.sides[0];
-    // A keepalive is due at once, and there is nowhere to begin a handshake.
+    // A keepalive is due at once, and there is no address for a handshake.
     let interval = Duration::from_secs(25);
     side.tunnel
         .set_persistent_keepalive(side.peer, interval, now);
@@ -127,7 +127,7 @@ fn undeliverable_packets_do_not_delay_others() {
 
 #[test]
 fn tried_candidates_are_bounded() {
-    let mut world = strangers(Protocol::Native);
+    let mut world = unknown_sources(Protocol::Native);
     let many: Vec<SocketAddr> = (0..100).map(nowhere).collect();
     set_candidates(&mut world, 0, &many);
     world.send(0, &[Flow::udp(0).datagram(0, 100)]);
@@ -136,7 +136,7 @@ fn tried_candidates_are_bounded() {
 
 #[test]
 fn a_peer_that_announces_a_new_address_is_answered_there_at_once() {
-    let mut world = strangers(Protocol::Native);
+    let mut world = unknown_sources(Protocol::Native);
     set_candidates(&mut world, 0, &[address(1, false)]);
     world.send(0, &[Flow::udp(0).datagram(0, 100)]);
     world.run(Duration::from_secs(1));
@@ -152,7 +152,7 @@ fn a_peer_that_announces_a_new_address_is_answered_there_at_once() {
 
 #[test]
 fn a_call_is_answered_at_most_twice_a_second() {
-    let mut world = strangers(Protocol::Native);
+    let mut world = unknown_sources(Protocol::Native);
     set_candidates(&mut world, 1, &[nowhere(1), nowhere(2)]);
     let call = |world: &mut World| {
         let now = world.now(1);
@@ -167,7 +167,7 @@ fn a_call_is_answered_at_most_twice_a_second() {
     assert_eq!(call(&mut world), 0);
     world.run(Duration::from_millis(200));
     assert_eq!(call(&mut world), 2);
-    // It has nothing to send itself: nothing is repeated, and nobody is called in turn.
+    // It has nothing to send, so nothing is repeated and the other side is not called.
     world.run(Duration::from_secs(60));
     assert_eq!(world.take_sent(1).len(), 0);
     assert!(world.sides[1].tunnel.take_peers_to_call().is_empty());
@@ -176,7 +176,7 @@ fn a_call_is_answered_at_most_twice_a_second() {
 #[test]
 fn a_candidate_added_during_a_handshake_is_sent_the_same_initiation_at_once() {
     for protocol in [Protocol::Native, Protocol::WireGuard] {
-        let mut world = strangers(protocol);
+        let mut world = unknown_sources(protocol);
         set_candidates(&mut world, 0, &[nowhere(1)]);
         world.send(0, &[Flow::udp(0).datagram(0, 100)]);
         world.run(Duration::from_millis(100));
@@ -190,44 +190,45 @@ fn a_candidate_added_during_a_handshake_is_sent_the_same_initiation_at_once() {
     }
 }
 
-/// Side 1 is called, and has sent an initiation to places at which nobody is; the other side is not told of it.
-fn called(places: &[SocketAddr]) -> World {
-    let mut world = strangers(Protocol::Native);
-    set_candidates(&mut world, 1, places);
+/// Side 1 has answered a call with an initiation to addresses without a host; the other side does
+/// not know it.
+fn after_call(candidates: &[SocketAddr]) -> World {
+    let mut world = unknown_sources(Protocol::Native);
+    set_candidates(&mut world, 1, candidates);
     let now = world.now(1);
     let side = &mut world.sides[1];
     side.tunnel
         .on_call_me_maybe(now, side.peer, &mut side.outbox);
     world.flush(1, &[]);
-    assert_eq!(world.take_sent(1).len(), places.len());
+    assert_eq!(world.take_sent(1).len(), candidates.len());
     world
 }
 
 #[test]
 fn an_initiation_goes_to_each_new_candidate_once_up_to_the_maximum() {
-    let mut world = called(&[nowhere(0)]);
-    let mut tell = |places: std::ops::Range<u8>| {
-        let places: Vec<SocketAddr> = places.map(nowhere).collect();
-        set_candidates(&mut world, 1, &places);
+    let mut world = after_call(&[nowhere(0)]);
+    let mut signal = |candidates: std::ops::Range<u8>| {
+        let candidates: Vec<SocketAddr> = candidates.map(nowhere).collect();
+        set_candidates(&mut world, 1, &candidates);
         world.run(Duration::from_millis(1));
         world.take_sent(1).len()
     };
-    assert_eq!(tell(1..11), 10);
-    assert_eq!([tell(0..1), tell(1..11)], [0, 0], "once");
-    assert_eq!([tell(11..21), tell(21..31), tell(31..41)], [10, 3, 0]);
+    assert_eq!(signal(1..11), 10);
+    assert_eq!([signal(0..1), signal(1..11)], [0, 0], "once");
+    assert_eq!([signal(11..21), signal(21..31), signal(31..41)], [10, 3, 0]);
 }
 
 #[test]
 fn an_expired_initiation_is_not_sent_to_new_candidates() {
-    let mut late = called(&[nowhere(1)]);
+    let mut late = after_call(&[nowhere(1)]);
     late.run(Duration::from_secs(5));
-    // It answers the other side's, and its own still waits.
-    let mut met = called(&[nowhere(1)]);
-    set_candidates(&mut met, 0, &[address(1, false)]);
-    met.send(0, &[Flow::udp(0).datagram(0, 100)]);
-    met.run(Duration::from_secs(1));
-    assert_eq!(met.sides[1].delivered.len(), 1);
-    for mut world in [late, met] {
+    // It answers the other side's initiation while its own still waits.
+    let mut hit = after_call(&[nowhere(1)]);
+    set_candidates(&mut hit, 0, &[address(1, false)]);
+    hit.send(0, &[Flow::udp(0).datagram(0, 100)]);
+    hit.run(Duration::from_secs(1));
+    assert_eq!(hit.sides[1].delivered.len(), 1);
+    for mut world in [late, hit] {
         world.take_sent(1);
         set_candidates(&mut world, 1, &[nowhere(2)]);
         world.run(Duration::from_millis(100));
@@ -238,7 +239,7 @@ fn an_expired_initiation_is_not_sent_to_new_candidates() {
 
 #[test]
 fn a_call_without_candidates_is_answered_at_the_first_one() {
-    let mut world = called(&[]);
+    let mut world = after_call(&[]);
     world.run(Duration::from_millis(10));
     set_candidates(&mut world, 1, &[address(0, false)]);
     let now = world.now(1);

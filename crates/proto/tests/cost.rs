@@ -1,6 +1,8 @@
-//! What an authenticated peer that keeps no rule can make a tunnel do for each byte that it sends: never more than a small constant.
+//! The work that a malicious authenticated peer can cause for each byte that it sends: never more
+//! than a small constant.
 //!
-//! The peer is that of the fuzz targets. Nothing here measures time: records, packets and bytes are counted.
+//! The peer is that of the fuzz targets. Nothing here measures time: records, packets and bytes are
+//! counted.
 
 #[path = "../../../fuzz/src/lib.rs"]
 #[allow(dead_code, reason = "the fuzz targets use all of it")]
@@ -16,7 +18,7 @@ use std::time::Duration;
 /// Plaintext of a record of 1,400 bytes of UDP payload.
 const PLAINTEXT: usize = 1400 - crate::shapes::OVERHEAD;
 
-/// The work that so many records of one shape make, in all.
+/// The total work for `records` records of one shape.
 fn work(records: usize, mut plaintext: impl FnMut(usize) -> Vec<u8>) -> Work {
     let mut peer = Peer::new(Protocol::Native);
     peer.wait(Duration::from_millis(1));
@@ -55,13 +57,13 @@ fn many_probes_in_a_record_have_one_answer() {
     assert_eq!(totals.drops.get(DropReason::BadFrame), 1);
 }
 
-/// What goes to an address that a datagram of the peer's names as its source, and that answers nothing.
+/// Traffic to an address that only a datagram's source field names, and that does not answer.
 #[test]
 fn an_unvalidated_endpoint_is_sent_at_most_three_times_the_bytes_received() {
     let victim = SocketAddr::from(([203, 0, 113, 5], 9));
     for from_the_peer in [1, 3, 50] {
         let mut peer = Peer::new(Protocol::Native);
-        // Confirms the session from where the peer is.
+        // Confirms the session from the peer's own address.
         peer.deliver_record(&[0; 3]);
         peer.wait(Duration::from_secs(1));
         peer.take_work();
@@ -74,7 +76,7 @@ fn an_unvalidated_endpoint_is_sent_at_most_three_times_the_bytes_received() {
         let mut bytes_in = 0;
         for n in 0..from_the_peer {
             bytes_in += received(&mut peer);
-            // There is always more to send, also a ping and a keepalive.
+            // There is always more to send, including a ping and a keepalive.
             for _ in 0..20 {
                 peer.read_from_device(1000);
             }

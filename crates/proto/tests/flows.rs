@@ -1,4 +1,4 @@
-//! Packets of all kinds, with and without offload at either end, whole and in pieces.
+//! Packets of all kinds, with and without offload at either end, whole and fragmented.
 
 use crate::sim::network::{Parcel, Path};
 use crate::sim::packets::{Flow, packets_of};
@@ -26,7 +26,7 @@ fn flow(v6: bool, tcp: bool) -> Flow {
     }
 }
 
-/// What side 0 sends for `reads` when the network does not deliver it.
+/// The datagrams of side 0 for `reads`, undelivered.
 fn datagrams_for(world: &mut World, reads: &[Vec<u8>]) -> Vec<Parcel> {
     world.take_sent(0);
     world.links[0].path.down = true;
@@ -73,13 +73,13 @@ fn every_kind_of_read_arrives_whatever_the_ends_can_do() {
                 assert_eq!(world.checkers[1].bytes(t), bytes, "{protocol:?}");
                 assert_eq!(world.checkers[1].datagrams(u), datagrams, "{protocol:?}");
             }
-            // Both ends count alike.
+            // Both ends have the same counts.
             let (out, inn) = (world.totals(0).outbound, world.totals(1).inbound);
             assert_eq!(
                 out.packets_out, inn.packets_out,
                 "{protocol:?} {sender} {receiver}"
             );
-            world.check_nothing_held();
+            world.check_nothing_pending();
         }
     }
 }
@@ -210,7 +210,7 @@ fn the_runs_around_a_lost_slice_arrive() {
             assert_eq!(fin.iter().filter(|f| **f).count(), ends);
             assert_eq!(fin.last(), Some(&(ends == 1)), "FIN is the last segment's");
             assert_eq!(psh, fin);
-            world.check_nothing_held();
+            world.check_nothing_pending();
         }
     }
 }
@@ -280,7 +280,7 @@ fn large_packets_cross_a_narrow_path_in_fragments() {
             world.checkers[1].bytes(t),
             sizes.iter().sum::<usize>() as u64
         );
-        world.check_nothing_held();
+        world.check_nothing_pending();
     }
 }
 
@@ -372,7 +372,7 @@ fn a_full_outbox_drops_with_a_count_and_nothing_twice() {
                 assert!(full > 0);
                 world.sides[0].outbox = Outbox::new(4 << 20);
                 world.run(seconds(1));
-                world.check_nothing_held();
+                world.check_nothing_pending();
             }
         }
     }
@@ -449,7 +449,7 @@ fn a_source_that_is_not_the_peers_is_dropped() {
                 .drops
                 .get(DropReason::SourceNotAllowed);
             assert!(after > before, "{protocol:?}");
-            world.check_nothing_held();
+            world.check_nothing_pending();
         }
     }
 }
@@ -464,7 +464,7 @@ fn udp_without_a_checksum_stays_without_one() {
             read[VNET_HDR_LEN + 26..VNET_HDR_LEN + 28].fill(0);
         }
         let sent = datagrams_for(&mut world, &reads);
-        // The checker would refuse the missing checksum, so it is looked at here.
+        // The checker would reject the missing checksum, so it is checked here.
         let inbound = world.totals(1).inbound.packets_in;
         let refuse = world.sides[1].refuse_every;
         world.sides[1].refuse_every = 1;

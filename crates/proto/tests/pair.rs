@@ -1,4 +1,4 @@
-//! Two tunnels on a good path: the first packets of a life.
+//! Two tunnels on a good path: their first packets.
 
 use crate::sim::World;
 use crate::sim::packets::Flow;
@@ -17,7 +17,7 @@ fn packets_cross_in_both_protocols_and_both_directions() {
                 world.run(Duration::from_secs(1));
                 assert_eq!(world.take_delivered(1 - from), [flow.datagram(1, 100)]);
             }
-            world.check_nothing_held();
+            world.check_nothing_pending();
         }
     }
 }
@@ -32,7 +32,7 @@ fn a_tcp_super_packet_arrives_as_one_write_with_the_same_payload() {
             world.send(0, std::slice::from_ref(&read));
             world.run(Duration::from_secs(1));
             assert_eq!(world.take_delivered(1), [read], "{protocol:?} {flow:?}");
-            world.check_nothing_held();
+            world.check_nothing_pending();
         }
     }
 }

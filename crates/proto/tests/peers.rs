@@ -66,8 +66,8 @@ fn ten_thousand_idle_peers_come_and_go() {
     assert_eq!(tunnel.add_peer(keys[5]), Some(ids[0]));
 }
 
-/// 256 MiB for 10,000 idle peers are 26 KiB each; one that has just shaken hands holds three
-/// sessions at most.
+/// 256 MiB for 10,000 idle peers are 26 KiB each. A peer right after a handshake has at most three
+/// sessions.
 #[test]
 fn a_peer_takes_little_memory() {
     let idle = size_of::<Peer>();

@@ -1,4 +1,4 @@
-//! What a peer may begin, between two tunnels: packets whole, merged, in slices and in pieces.
+//! The packet filter between two tunnels: packets whole, merged, in slices and in fragments.
 
 use crate::sim::network::Path;
 use crate::sim::packets::{Flow, raw};
@@ -15,7 +15,7 @@ const NATIVE: Protocol = Protocol::Native;
 const BOTH: [Protocol; 2] = [Protocol::WireGuard, NATIVE];
 const FAMILIES: [bool; 2] = [false, true];
 
-/// Two sides with a session, of which side 1 has this open to side 0.
+/// Two sides with a session. Side 1 has `open` services for side 0.
 fn world(protocol: Protocol, open: Open) -> World {
     let mut world = World::new(protocol, 1);
     world.establish();
@@ -32,7 +32,8 @@ fn tcp_80() -> Open {
     }
 }
 
-/// Sends reads; how many packets were delivered at the other side, and how many policy denied there.
+/// Sends reads. Returns the numbers of packets delivered at the other side and denied by policy
+/// there.
 fn sent(world: &mut World, from: usize, reads: &[Vec<u8>]) -> (u64, u64) {
     let to = 1 - from;
     let count = |world: &World| {
@@ -82,7 +83,7 @@ fn connections_start_at_open_ports_and_replies_pass_everywhere() {
                 let read = segment(0, v6, ports, flags);
                 assert_eq!(sent(&mut world, 0, &[read]), fate, "{ports:?} {flags:#x}");
             }
-            // The other side is under no policy.
+            // The other side has no policy.
             let read = segment(1, v6, [1000, 81], tcp::SYN);
             assert_eq!(sent(&mut world, 1, &[read]), (1, 0));
         }
@@ -119,7 +120,7 @@ fn replies_to_staged_packets_pass() {
 }
 
 #[test]
-fn errors_pass_about_what_was_sent() {
+fn errors_that_quote_sent_packets_pass() {
     for protocol in BOTH {
         for v6 in FAMILIES {
             let mut world = world(protocol, Open::default());
@@ -140,7 +141,7 @@ fn errors_pass_about_what_was_sent() {
     }
 }
 
-/// A super-packet of TCP goes in slices, each of which is judged by the header that it bears.
+/// A TCP super-packet is sent in slices, and each is filtered by its own header.
 #[test]
 fn super_packets_are_filtered_and_counted_by_their_segments() {
     for protocol in BOTH {
@@ -156,7 +157,7 @@ fn super_packets_are_filtered_and_counted_by_their_segments() {
     }
 }
 
-/// A packet that fits no record goes in pieces, and is judged when it is whole again.
+/// A packet that fits no record is sent in fragments and filtered after reassembly.
 #[test]
 fn fragmented_packets_are_filtered_after_reassembly() {
     for (port, fate) in [(53, (1, 0)), (54, (0, 1))] {
@@ -174,7 +175,7 @@ fn fragmented_packets_are_filtered_after_reassembly() {
         };
         side.tunnel
             .set_filter(side.peer, Filter::Only(open), Destinations::Any);
-        // Nothing as long as this gets through in one piece.
+        // A packet of this length does not get through unfragmented.
         let read = Flow::udp(0).datagram(1, 1380);
         assert_eq!(sent(&mut world, 0, &[read]), fate);
     }

@@ -1,4 +1,4 @@
-//! A peer that is reached by a relay, directly, or by turns.
+//! A peer that is reached over a relay, directly, or alternately.
 
 use crate::sim::network::Path;
 use crate::sim::packets::Flow;
@@ -15,7 +15,7 @@ fn relay() -> SocketAddr {
     "198.51.100.1:50000".parse().expect("an address")
 }
 
-/// Two members that know each other's addresses, and have a relay.
+/// Two members that know each other's addresses and have a relay.
 fn members(protocol: Protocol) -> World {
     let setup = Setup {
         knows_endpoint: false,
@@ -62,7 +62,7 @@ fn two_new_relays_at_once_do_not_delay_the_first() {
     let other: SocketAddr = "198.51.100.2:50000".parse().expect("an address");
     let now = world.now(1);
     let side = &mut world.sides[1];
-    // What is sent to the second arrives nowhere.
+    // Packets to the second relay are lost.
     for relays in [vec![relay()], vec![relay(), other]] {
         side.tunnel.set_relays(side.peer, &relays);
         side.tunnel
@@ -115,7 +115,7 @@ fn a_new_candidate_does_not_void_an_answer_in_flight() {
     world.flush(1, &[]);
     world.run(Duration::from_millis(40));
     assert_eq!(world.totals(1).handshakes.completed, 1);
-    // The copy by the relay comes later.
+    // The copy over the relay arrives later.
     world.run(Duration::from_millis(100));
     let [answered, began] = [0, 1].map(|i| world.totals(i));
     assert_eq!(answered.handshakes.initiations_received, 1);
@@ -143,7 +143,7 @@ fn a_call_over_a_dead_path_leads_to_a_new_handshake() {
         world.flush(1, &[]);
         world.run(Duration::from_millis(100));
     };
-    // It has sent nothing that would be without an answer, and knows of nothing.
+    // It has sent nothing since, so it has not noticed.
     world.direct_down = [true; 2];
     world.run(Duration::from_secs(4));
     assert_eq!(reached(&world), Reachability::Direct);
@@ -156,7 +156,7 @@ fn a_call_over_a_dead_path_leads_to_a_new_handshake() {
     assert_eq!(reached(&world), Reachability::Direct);
 }
 
-/// A datagram each way every 20 ms; the next number.
+/// A datagram in each direction every 20 ms. Returns the next number.
 fn talk(world: &mut World, mut seq: u32, time: Duration) -> u32 {
     let end = world.time + time.as_nanos() as u64;
     while world.time < end {
@@ -235,7 +235,8 @@ fn datagrams_overtaken_by_a_faster_path_arrive_and_are_not_reported_lost() {
     while world.peer(0).path.endpoint == Some(relay()) {
         load(&mut world, 10);
     }
-    // The first that comes directly overtakes more than the reports' horizon of 1,024: 300 ms at 5,000 a second.
+    // The first direct datagram overtakes more than the reports' horizon of 1,024: 300 ms at 5,000
+    // a second.
     load(&mut world, 2100);
     world.run(Duration::from_secs(1));
     assert_eq!(world.checkers[1].datagrams(flow), sent as usize);
@@ -316,7 +317,7 @@ fn a_silent_receiver_is_not_woken_needlessly_by_another_path() {
             world.run(Duration::from_millis(100));
         }
     };
-    // Who does not send probes nothing any more by now.
+    // A silent end no longer probes by now.
     speak(&mut world, 0, 200);
     world.direct_down = [false; 2];
     speak(&mut world, 200, 600);
@@ -334,7 +335,7 @@ fn a_dead_relay_is_left_for_the_direct_path() {
     let seq = talk(&mut world, 0, Duration::from_secs(40));
     world.relay = None;
     world.direct_down = [false; 2];
-    // Checks are rare by now: it is the silence that is noticed.
+    // Checks are rare by now, so the silence is noticed.
     talk(&mut world, seq, Duration::from_millis(4500));
     assert_eq!(endpoints(&world), direct());
 }

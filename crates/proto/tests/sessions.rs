@@ -1,4 +1,4 @@
-//! Sessions over their life: established, renewed, confirmed, refused, moved, given up.
+//! Sessions: established, renewed, confirmed, refused, moved, given up.
 
 use crate::sim::network::{Parcel, Path};
 use crate::sim::packets::Flow;
@@ -18,7 +18,7 @@ fn seconds(n: u64) -> Duration {
     Duration::from_secs(n)
 }
 
-/// Sends one datagram of every flow each `every`, for `time`; returns how many of each.
+/// Sends one datagram of every flow each `every`, for `time`. Returns the number for each flow.
 fn load(world: &mut World, flows: &[Flow], time: Duration, every: Duration) -> u32 {
     let end = world.time + time.as_nanos() as u64;
     let mut seq = 0;
@@ -49,10 +49,10 @@ fn the_initiator_renews_the_session_under_load_without_losing_a_packet() {
             let arrived = world.checkers[1 - flow.from].datagrams(flow);
             assert_eq!(arrived, sent as usize, "{protocol:?} {flow:?}");
         }
-        // At 120, 240, 360 and 480 seconds, by the side that began.
+        // At 120, 240, 360 and 480 seconds, by the initiator.
         assert_eq!(handshakes(&world, 0), (5, 5), "{protocol:?}");
         assert_eq!(handshakes(&world, 1), (0, 5), "{protocol:?}");
-        world.check_nothing_held();
+        world.check_nothing_pending();
     }
 }
 
@@ -75,7 +75,7 @@ fn a_session_is_not_used_after_reject_after_time() {
             !kinds.contains(&protocol.data_type()),
             "{protocol:?}: {kinds:?}"
         );
-        // The other end refuses as well: what was held back on the way comes too late.
+        // The other end refuses as well: a delayed datagram arrives too late.
         world.receive(1, &kept);
         let after = world.totals(1).inbound;
         let expired = |c: &seikan_observe::DirectionCounters| c.drops.get(DropReason::KeyExpired);
@@ -99,8 +99,8 @@ fn a_silent_receiver_answers_with_one_keepalive_after_keepalive_timeout() {
         let late = world.take_sent(1).len();
         match protocol {
             Protocol::WireGuard => assert_eq!((early, late), (0, 1)),
-            // The native protocol answers by a report after a second, and by acknowledging the
-            // probes that go on for 15 s behind the last packet: at 10 s and at 15 s.
+            // The native protocol answers with a report after a second, and by acknowledging the
+            // probes that go on for 15 s after the last packet: at 10 s and at 15 s.
             Protocol::Native => assert!(early > 0 && late <= 2, "{early} {late}"),
         }
         world.run(seconds(20));
@@ -162,7 +162,7 @@ fn both_ends_may_initiate_at_once() {
             let arrived = world.checkers[1 - flow.from].datagrams(flow);
             assert_eq!(arrived, sent as usize, "{protocol:?} {flow:?}");
         }
-        world.check_nothing_held();
+        world.check_nothing_pending();
     }
 }
 
@@ -196,16 +196,16 @@ fn staged_packets_are_sent_before_later_ones() {
         let mut world = World::new(protocol, 1);
         let flow = Flow::udp(0);
         world.send(0, &[flow.datagram(0, 100), flow.datagram(1, 100)]);
-        // The response has come, but nothing was polled yet when the next packets are read.
+        // The response has arrived, but nothing was polled when the next packets are read.
         let initiation = world.take_sent(0);
         world.receive(1, &initiation);
         let response = world.take_sent(1);
         world.receive(0, &response);
         world.send(0, &[flow.datagram(2, 100)]);
         world.run(seconds(1));
-        // The checker has seen that they came in order.
+        // The checker has verified their order.
         assert_eq!(world.checkers[1].datagrams(flow), 3, "{protocol:?}");
-        world.check_nothing_held();
+        world.check_nothing_pending();
     }
 }
 
@@ -260,8 +260,8 @@ fn with_another_preshared_key_no_session_comes_about() {
         load(&mut world, &flows, seconds(60), seconds(1));
         assert_eq!((handshakes(&world, 0).1, handshakes(&world, 1).1), (0, 0));
         assert!(world.take_delivered(1).is_empty());
-        // The preshared key enters with the response: the responder has to give one to each
-        // initiation, and says nothing else.
+        // The preshared key enters with the response, so the responder answers each initiation and
+        // nothing else.
         let kinds: Vec<u8> = world.take_sent(1).iter().map(|p| p.bytes[0]).collect();
         assert!(
             kinds.iter().all(|k| *k == protocol.response_type()),
@@ -269,11 +269,11 @@ fn with_another_preshared_key_no_session_comes_about() {
         );
         assert_eq!(kinds.len() as u64, handshakes(&world, 0).0);
         assert!(world.totals(0).inbound.drops.get(DropReason::BadHandshake) > 0);
-        world.check_nothing_held();
+        world.check_nothing_pending();
     }
 }
 
-/// An initiation by side 0 to side 1 with a payload of our choice.
+/// An initiation from side 0 to side 1 with this payload.
 fn initiation(world: &World, payload: &[u8], rng: u64) -> Parcel {
     let protocol = world.sides[0].setup.protocol;
     let mut message = [0; MAX_HANDSHAKE_LEN];
@@ -326,7 +326,7 @@ fn an_unknown_mandatory_capability_is_refused_with_a_reason() {
     );
     assert!(world.take_sent(1).is_empty());
     assert_eq!(world.sides[1].tunnel.indices_in_use(), 0);
-    // One that is understood clears it.
+    // An acceptable one clears it.
     world.run(seconds(1));
     world.establish();
     assert_eq!(world.peer(1).refusal, None);
@@ -366,7 +366,7 @@ fn the_cipher_is_the_common_first_choice_else_chacha() {
     }
 }
 
-/// Handshake messages from many addresses by somebody who does not know the public key.
+/// Handshake messages from many addresses of a sender that does not know the public key.
 fn flood(world: &mut World, count: u32) {
     let template = initiation(world, &[], 9);
     for n in 0..count {
@@ -389,19 +389,19 @@ fn messages_without_a_valid_mac1_get_no_answer() {
             world.send(0, &[flow.datagram(seq, 100)]);
             world.run(Duration::from_millis(20));
         }
-        let to_strangers = world
+        let to_unknown_sources = world
             .take_sent(1)
             .iter()
             .filter(|p| p.to != address(0, false))
             .count();
-        assert_eq!(to_strangers, 0, "{protocol:?}");
+        assert_eq!(to_unknown_sources, 0, "{protocol:?}");
         assert_eq!(world.totals(1).inbound.drops.get(DropReason::BadMac1), 2000);
         assert_eq!(world.checkers[1].datagrams(flow), 20);
         world.check();
     }
 }
 
-/// Who does not know the public key cannot bring it about that others need a cookie.
+/// A sender that does not know the public key cannot cause cookies to be demanded from others.
 #[test]
 fn a_flood_without_a_valid_mac1_is_no_load() {
     for protocol in BOTH {
@@ -414,7 +414,7 @@ fn a_flood_without_a_valid_mac1_is_no_load() {
     }
 }
 
-/// Initiations of a true peer from many addresses, each with a mac1 that is right.
+/// Initiations of a legitimate peer from many addresses, each with a valid mac1.
 #[test]
 fn under_a_flood_cookies_are_demanded_and_established_flows_go_on() {
     for protocol in BOTH {
@@ -446,7 +446,7 @@ fn under_a_flood_cookies_are_demanded_and_established_flows_go_on() {
     }
 }
 
-/// A peer that has to begin anew while its responder is under load gets through with a cookie.
+/// A peer that restarts while its responder is under load gets through with a cookie.
 #[test]
 fn a_true_peer_gets_through_a_flood_by_its_cookie() {
     for protocol in BOTH {
@@ -456,7 +456,7 @@ fn a_true_peer_gets_through_a_flood_by_its_cookie() {
         for step in 0..80u32 {
             for n in 0..30u32 {
                 let mut parcel = initiation(&world, &[], u64::from(step * 1000 + n));
-                // Another identity, or each would be a handshake of this very peer.
+                // Another identity, or each would be a handshake of the same peer.
                 parcel.bytes[40] ^= 1;
                 let key = world.private_key(1).public();
                 remac(protocol, &key, &mut parcel.bytes);
@@ -474,7 +474,7 @@ fn a_true_peer_gets_through_a_flood_by_its_cookie() {
     }
 }
 
-/// Writes the mac1 that anybody who knows the receiver's key can make (paper 5.4.4).
+/// Writes a mac1, which anyone who knows the receiver's key can compute (paper 5.4.4).
 fn remac(protocol: Protocol, receiver: &seikan_proto::keys::PublicKey, message: &mut [u8]) {
     use blake2::digest::consts::U16;
     use blake2::digest::{Digest, FixedOutput, Mac, Update};
@@ -497,7 +497,7 @@ fn the_newest_datagram_moves_the_endpoint_and_an_older_one_does_not() {
         let flow = Flow::udp(0);
         world.links[0].path.down = true;
         world.send(0, &[flow.datagram(1, 100)]);
-        let held_back = world.take_sent(0);
+        let delayed = world.take_sent(0);
         world.links[0].path.down = false;
         let moved = SocketAddr::from(([203, 0, 113, 5], 4000));
         world.rebind(moved);
@@ -505,11 +505,11 @@ fn the_newest_datagram_moves_the_endpoint_and_an_older_one_does_not() {
         world.run(seconds(1));
         assert_eq!(world.peer(1).path.endpoint, Some(moved), "{protocol:?}");
         world.checkers[1].in_order = false;
-        world.receive(1, &held_back);
+        world.receive(1, &delayed);
         assert_eq!(world.checkers[1].datagrams(flow), 2);
         assert_eq!(world.peer(1).path.endpoint, Some(moved), "{protocol:?}");
-        // A stranger's copy of what was seen moves nothing either.
-        let mut copy = held_back[0].clone();
+        // A replay by an attacker does not move the endpoint either.
+        let mut copy = delayed[0].clone();
         copy.from = SocketAddr::from(([198, 18, 0, 1], 1));
         world.receive(1, &[copy]);
         assert_eq!(world.peer(1).path.endpoint, Some(moved), "{protocol:?}");
@@ -523,7 +523,7 @@ fn a_restarted_side_is_noticed_within_the_protocols_times() {
             let mut world = World::new(protocol, 1);
             world.establish();
             world.restart(restarted);
-            // Only the side that knows nothing of it sends.
+            // Only the side that does not know it sends.
             let flow = Flow::udp(1 - restarted);
             let bound = KEEPALIVE_TIMEOUT + REKEY_TIMEOUT + seconds(1);
             let sent = load(&mut world, &[flow], bound, Duration::from_millis(200));
@@ -545,7 +545,7 @@ fn a_side_that_slept_goes_on_at_once() {
             world.run_until(world.time + 200 * MILLISECOND);
             let arrived = world.checkers[1 - asleep].datagrams(flow);
             assert_eq!(arrived, 1, "{protocol:?} {asleep}");
-            world.check_nothing_held();
+            world.check_nothing_pending();
         }
     }
 }
@@ -568,6 +568,6 @@ fn another_private_key_ends_the_sessions_and_leaks_no_index() {
             world.totals(1).inbound.drops.get(DropReason::UnknownPeer),
             1
         );
-        world.check_nothing_held();
+        world.check_nothing_pending();
     }
 }

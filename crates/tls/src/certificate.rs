@@ -36,24 +36,22 @@ pub enum TlsError {
         source: io::Error,
     },
     /// The file contains no certificate.
-    #[error("{} has no certificate: it has to be PEM, the server's own certificate first", path.display())]
+    #[error("{} contains no certificate; it must be PEM, the server's own certificate first", path.display())]
     NoCertificate {
         /// Its path.
         path: PathBuf,
     },
     /// The file contains no private key. Its content is not reported.
-    #[error("{} has no private key: it has to be PEM, not encrypted", path.display())]
+    #[error("{} contains no private key; it must be PEM, not encrypted", path.display())]
     NoKey {
         /// Its path.
         path: PathBuf,
     },
     /// Certificate and key cannot be used.
-    #[error("the certificate cannot be used: {0}")]
+    #[error("cannot use the certificate: {0}")]
     Unusable(rustls::Error),
     /// No certificate can be generated, for example because a name is not a host name.
-    #[error(
-        "cannot make a certificate: {0}; give names and addresses that hosts reach the server by"
-    )]
+    #[error("cannot generate a certificate: {0}; give the names and addresses of the server")]
     Make(rcgen::Error),
 }
 

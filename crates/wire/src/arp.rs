@@ -37,7 +37,7 @@ pub struct Arp {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ArpError {
     /// Fewer than [`ARP_LEN`] bytes.
-    #[error("ARP message cut short")]
+    #[error("ARP message truncated")]
     Truncated,
     /// Not Ethernet (1).
     #[error("ARP for hardware type {0}")]

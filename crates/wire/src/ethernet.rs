@@ -126,7 +126,7 @@ pub struct Ethernet {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EthernetError {
     /// Too short for its header.
-    #[error("Ethernet frame cut short")]
+    #[error("Ethernet frame truncated")]
     Truncated,
     /// A tag after a tag.
     #[error("Ethernet frame with two VLAN tags")]

@@ -29,7 +29,7 @@ const MAX_EXTENSION_BYTES: usize = 256;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParseError {
     /// Too short for the header it claims.
-    #[error("packet cut short")]
+    #[error("packet truncated")]
     Truncated,
     /// Neither version 4 nor 6.
     #[error("IP version {0}")]

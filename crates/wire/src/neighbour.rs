@@ -78,7 +78,7 @@ pub struct Advertisement {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NeighbourError {
     /// Another packet: not IPv6, not ICMPv6, or another ICMPv6 type.
-    #[error("no neighbour solicitation or advertisement")]
+    #[error("not a neighbour solicitation or advertisement")]
     NotNeighbour,
     /// A fragment (RFC 6980 forbids them).
     #[error("neighbour discovery in a fragment")]
@@ -90,7 +90,7 @@ pub enum NeighbourError {
     #[error("neighbour discovery with ICMPv6 code {0}")]
     Code(u8),
     /// Shorter than its fixed part.
-    #[error("neighbour discovery cut short")]
+    #[error("neighbour discovery message truncated")]
     Truncated,
     /// The checksum is wrong.
     #[error("neighbour discovery with a wrong checksum")]
@@ -109,7 +109,7 @@ pub enum NeighbourError {
     },
     /// A solicitation from `::` with a link-layer address, or to another destination than the
     /// target's solicited-node address.
-    #[error("solicitation from :: that is no duplicate address detection")]
+    #[error("solicitation from :: that is not duplicate address detection")]
     Unspecified,
     /// An advertisement to a multicast address that claims to be solicited.
     #[error("solicited advertisement to a multicast address")]

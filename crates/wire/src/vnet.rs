@@ -48,7 +48,7 @@ pub struct VnetHdr {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum VnetError {
     /// Fewer than ten bytes.
-    #[error("virtio-net header cut short")]
+    #[error("virtio-net header truncated")]
     Truncated,
     /// A `gso_type` that this program did not enable.
     #[error("unknown gso_type {0:#x}")]

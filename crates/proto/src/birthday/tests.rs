@@ -130,8 +130,8 @@ fn punches(due: &[(u64, Due)]) -> Vec<u64> {
     punches.map(|(at, _)| *at).collect()
 }
 
-/// Two probes of which one meets a port, if 256 of 64,512 are open and `k` are tried: none of them is met with probability
-/// (64512 - 256 - i) / (64512 - i) at the i-th (hypergeometric).
+/// Two probes of which one meets a port, if 256 of 64,512 are open and `k` are tried: none of them
+/// is met with probability (64512 - 256 - i) / (64512 - i) at the i-th (hypergeometric).
 fn hit_probability(k: u32) -> f64 {
     let miss = |i: u32| f64::from(RANGE - u32::from(PORTS) - i) / f64::from(RANGE - i);
     1.0 - (0..k).map(miss).product::<f64>()
@@ -223,7 +223,8 @@ fn peers_without_another_public_address_are_not_punched_for() {
 
 #[test]
 fn private_ranges_are_those_of_the_rfcs() {
-    // RFC 1918, RFC 6598 (100.64.0.0/10), RFC 4193 (fc00::/7): first and last of each, and their neighbours.
+    // RFC 1918, RFC 6598 (100.64.0.0/10), RFC 4193 (fc00::/7): first and last of each, and their
+    // neighbours.
     for private in [
         "10.0.0.0",
         "10.255.255.255",
@@ -398,9 +399,9 @@ fn a_nat_change_resets_the_interval_of_attempts() {
 
 #[test]
 fn a_path_lost_again_is_searched_at_once_but_not_within_a_minute() {
-    let last_knock = AFTER_MILLIS + 10_000;
+    let last_punch = AFTER_MILLIS + 10_000;
     for (lost, again) in [
-        (43_000, last_knock + 60_000),
+        (43_000, last_punch + 60_000),
         (72_000, 72_000 + AFTER_MILLIS),
         (103_000, 103_000 + AFTER_MILLIS),
     ] {
@@ -426,7 +427,8 @@ fn unused_punches_remain_for_attempts_that_follow_at_once() {
     };
     assert_eq!(punches(&end.run(0, 4000)), [AFTER_MILLIS]);
     lost_again(&mut end, 4000);
-    // This one meets nothing, and has two knocks of three. The next of this minute is none; the next after it has all.
+    // This one meets nothing, and has two knocks of three. The next of this minute is none; the
+    // next after it has all.
     let next = punches(&end.run(10_000, 100_000));
     let expected = [0, 5000, 70_000, 75_000, 80_000].map(|millis| 10_000 + AFTER_MILLIS + millis);
     assert_eq!(next, expected);
@@ -452,7 +454,8 @@ fn unused_probes_remain_for_the_next_run_of_the_same_minute() {
 
 #[test]
 fn a_request_at_the_earliest_time_is_served_at_once() {
-    // Both count from what they did first in the former attempt; the asking takes longer there by 2 s than now.
+    // Both count from what they did first in the former attempt; the asking takes longer there by 2
+    // s than now.
     let (mut asks, mut serves) = (symmetric(), easy());
     let first = punches(&asks.run(0, 30_000))[0];
     serves.due(0);
@@ -630,8 +633,7 @@ fn a_request_for_another_address_gets_the_remaining_probes() {
 }
 
 #[test]
-fn an_early_request_is_served_once_allowed_until_it_is_repeated()
- {
+fn an_early_request_is_served_once_allowed_until_it_is_repeated() {
     let know = |end: &mut End, millis| {
         let known = easy();
         (end.nat_mappings, end.paths) = (known.nat_mappings, known.paths);
@@ -678,8 +680,7 @@ fn stalled_probing_skips_bursts_and_ends_after_a_second() {
 }
 
 #[test]
-fn stalled_probing_ends_on_time_so_that_no_minute_exceeds_the_limit()
-{
+fn stalled_probing_ends_on_time_so_that_no_minute_exceeds_the_limit() {
     let mut end = easy();
     let mut sent = vec![0; 3000];
     for (tick, sent) in sent.iter_mut().enumerate() {

@@ -61,26 +61,26 @@ fn tcp_to(v6: bool, port: u16, flags: u8) -> Vec<u8> {
     packet(v6, [PEER, HERE], PROTO_TCP, &segment)
 }
 
-fn udp(v6: bool, way: [u8; 2], from: u16, to: u16) -> Vec<u8> {
+fn udp(v6: bool, pair: [u8; 2], from: u16, to: u16) -> Vec<u8> {
     let datagram = [ports(from, to), vec![0, 12, 0, 0, 1, 2, 3, 4]].concat();
-    packet(v6, way, PROTO_UDP, &datagram)
+    packet(v6, pair, PROTO_UDP, &datagram)
 }
 
-fn echo(v6: bool, way: [u8; 2], kind: [u8; 2], id: u8) -> Vec<u8> {
+fn echo(v6: bool, pair: [u8; 2], kind: [u8; 2], id: u8) -> Vec<u8> {
     let protocol = if v6 { PROTO_ICMPV6 } else { PROTO_ICMP };
     let kind = kind[usize::from(v6)];
-    packet(v6, way, protocol, &[kind, 0, 0, 0, 0, id, 0, 1])
+    packet(v6, pair, protocol, &[kind, 0, 0, 0, 0, id, 0, 1])
 }
 const REQUEST: [u8; 2] = [8, 128];
 const REPLY: [u8; 2] = [0, 129];
 const UNREACHABLE: [u8; 2] = [3, 1];
 
 /// An error about a packet.
-fn error(v6: bool, way: [u8; 2], about: &[u8]) -> Vec<u8> {
+fn error(v6: bool, pair: [u8; 2], about: &[u8]) -> Vec<u8> {
     let protocol = if v6 { PROTO_ICMPV6 } else { PROTO_ICMP };
     let mut message = vec![UNREACHABLE[usize::from(v6)], 0, 0, 0, 0, 0, 0, 0];
     message.extend(about);
-    packet(v6, way, protocol, &message)
+    packet(v6, pair, protocol, &message)
 }
 
 /// The address of this host in these packets.
@@ -270,7 +270,7 @@ fn replies_pass_for_two_to_four_minutes() {
         sends(&mut filter, &udp(false, [HERE, PEER], 1, 1), at(0));
         sends(&mut filter, &udp(false, [HERE, PEER], 5000, 123), at(began));
         let answer = udp(false, [PEER, HERE], 123, 5000);
-        // What comes in prolongs nothing.
+        // Packets from the peer do not extend the flow.
         for second in (began..began + 120).step_by(10) {
             assert!(admits(&mut filter, &answer, at(second)), "{began} {second}");
         }
@@ -325,7 +325,7 @@ fn echo_replies_pass_and_echo_requests_do_not() {
 }
 
 #[test]
-fn errors_pass_about_what_was_sent_to_the_peer() {
+fn errors_that_quote_packets_to_the_peer_pass() {
     for v6 in [false, true] {
         let mut filter = some();
         let outgoing = udp(v6, [HERE, PEER], 5000, 123);
@@ -515,8 +515,8 @@ fn adjacent_port_ranges_are_merged() {
     assert!(!Ports::default().contains(0));
 }
 
-/// Prints what judging a packet costs: `CARGO_PROFILE_DEV_OPT_LEVEL=3 cargo test -p seikan-proto --lib filter_cost -- --ignored
-/// --nocapture`.
+/// Prints what judging a packet costs: `CARGO_PROFILE_DEV_OPT_LEVEL=3 cargo test -p seikan-proto
+/// --lib filter_cost -- --ignored --nocapture`.
 #[test]
 #[ignore = "a measurement"]
 #[expect(clippy::disallowed_methods, reason = "a measurement reads the clock")]
@@ -549,7 +549,7 @@ fn filter_cost_with_64_rules() {
     for v6 in [false, true] {
         let (data, syn) = (tcp_to(v6, 15_150, ACK), tcp_to(v6, 15_150, SYN));
         let own = Destinations::Only(vec![here(false), here(true)]);
-        let asked = udp(v6, [PEER, HERE], 999, 15_150);
+        let probe = udp(v6, [PEER, HERE], 999, 15_150);
         let answer = udp(v6, [PEER, HERE], 53, 5000);
         let outgoing = udp(v6, [HERE, PEER], 5000, 53);
         let mut filter = StatefulFilter::set(None, Filter::Only(open.clone()), own.clone());
@@ -571,7 +571,7 @@ fn filter_cost_with_64_rules() {
         );
         time(
             &format!("{family}, UDP to an open port"),
-            &asked,
+            &probe,
             &mut filter,
         );
         let name = format!("{family}, UDP, an answer");

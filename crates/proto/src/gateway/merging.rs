@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_network_that_loses_everything_alike_keeps_super_packets() {
+    fn a_network_that_loses_all_packets_equally_keeps_super_packets() {
         let merging = after(30, 300, 300);
         assert!(!merging.is_cut() && !merging.is_broken());
     }

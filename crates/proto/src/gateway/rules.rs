@@ -64,11 +64,11 @@ pub enum RuleError {
     #[error("has {0} words; write WHO, or WHO and WHAT, as in `10.77.0.0/24 tcp/22`")]
     Words(usize),
     /// The first word.
-    #[error("`{0}` is nobody's address; write `any`, an address, or a prefix such as 10.77.0.0/24")]
+    #[error("`{0}` is not an address; write `any`, an address, or a prefix such as 10.77.0.0/24")]
     Address(String),
     /// The second word.
     #[error(
-        "`{0}` is no traffic; write `any`, `icmp`, `tcp`, `udp`, or ports as in `tcp/22,8000-8010`"
+        "`{0}` is not a service; write `any`, `icmp`, `tcp`, `udp`, or ports as in `tcp/22,8000-8010`"
     )]
     Service(String),
     /// Too much for one rule.

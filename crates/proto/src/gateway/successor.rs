@@ -15,8 +15,8 @@ use std::time::Duration;
 
 /// Place of IPv6 in a pair of addresses.
 const V6: usize = 1;
-/// Questions for the first address, and the time between (RFC 4861 section 10: `MAX_MULTICAST_SOLICIT`
-/// and `RETRANS_TIMER`).
+/// Questions for the first address, and the time between (RFC 4861 section 10:
+/// `MAX_MULTICAST_SOLICIT` and `RETRANS_TIMER`).
 const MAX_QUERIES: u8 = 3;
 const INTERVAL: Duration = Duration::from_secs(1);
 /// How long the outcome holds.

@@ -10,7 +10,7 @@ use seikan_wire::{VNET_HDR_LEN, VnetHdr, checksum};
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
-const CARD: Mac = Mac([2, 0, 0, 0, 0, 0x10]);
+const DEVICE_MAC: Mac = Mac([2, 0, 0, 0, 0, 0x10]);
 const OTHER: Mac = Mac([2, 0, 0, 0, 0, 0x99]);
 const RESPONDER: Mac = Mac([2, 0, 0x5e, 1, 2, 3]);
 const LAN: &str = "192.168.1.10";
@@ -94,7 +94,7 @@ fn tcp(source: u16, destination: u16, seq: u32, ack: u32, payload: usize) -> Vec
 const UDP: u8 = 17;
 const TCP: u8 = 6;
 
-fn from_card(mac: Mac) -> Origin {
+fn from_lan(mac: Mac) -> Origin {
     Origin::Lan { mac, vlan: None }
 }
 
@@ -122,7 +122,9 @@ fn inbound(gateway: &mut Gateway, ms: u64, transport: (u8, &[u8])) -> Result<Vec
 fn addresses_are_translated_in_both_directions() {
     let mut gateway = gateway(|_| {});
     let mut out = read(LAN, SHOWN, UDP, &udp(5000, 53));
-    gateway.outbound(at(0), &mut out, from_card(CARD)).unwrap();
+    gateway
+        .outbound(at(0), &mut out, from_lan(DEVICE_MAC))
+        .unwrap();
     assert_eq!(addresses(&out), (ip(OVERLAY), ip(REMOTE)));
     let back = inbound(&mut gateway, 1, (UDP, &udp(53, 5000))).unwrap();
     assert_eq!(addresses(&back), (ip(SHOWN), ip(LAN)));
@@ -141,7 +143,7 @@ fn a_remote_has_one_address_for_devices() {
     let mut send = |to| {
         let mut out = read(LAN, to, UDP, &udp(5000, 53));
         gateway
-            .outbound(at(0), &mut out, from_card(CARD))
+            .outbound(at(0), &mut out, from_lan(DEVICE_MAC))
             .map(|_| addresses(&out).1)
     };
     assert_eq!(send(REMOTE), Err(DropReason::ShownOtherwise));
@@ -153,7 +155,7 @@ fn a_remote_has_one_address_for_devices() {
 fn unlisted_devices_stay_out() {
     let mut gateway = gateway(|_| {});
     let mut out = read("192.168.1.11", SHOWN, UDP, &udp(5000, 53));
-    let outcome = gateway.outbound(at(0), &mut out, from_card(OTHER));
+    let outcome = gateway.outbound(at(0), &mut out, from_lan(OTHER));
     assert_eq!(outcome, Err(DropReason::UnlistedDevice));
     assert_eq!(
         gateway.unattributed().drops.get(DropReason::UnlistedDevice),
@@ -262,28 +264,30 @@ fn packets_forwarded_by_the_host_are_from_no_device() {
 
 #[test]
 fn a_devices_address_from_another_mac_address_is_refused() {
-    let mut gateway = gateway(|c| c.devices[0].mac = Some(CARD));
+    let mut gateway = gateway(|c| c.devices[0].mac = Some(DEVICE_MAC));
     let mut out = read(LAN, SHOWN, UDP, &udp(5000, 53));
-    let outcome = gateway.outbound(at(0), &mut out, from_card(OTHER));
+    let outcome = gateway.outbound(at(0), &mut out, from_lan(OTHER));
     assert_eq!(outcome, Err(DropReason::DeviceMismatch));
 }
 
 #[test]
 fn a_mac_address_identifies_a_device_under_any_address() {
     let mut gateway = gateway(|c| {
-        c.devices[0].mac = Some(CARD);
+        c.devices[0].mac = Some(DEVICE_MAC);
         c.devices[0].lan = Vec::new();
     });
     for address in [LAN, "192.168.1.77"] {
         let mut out = read(address, SHOWN, UDP, &udp(5000, 53));
-        gateway.outbound(at(0), &mut out, from_card(CARD)).unwrap();
+        gateway
+            .outbound(at(0), &mut out, from_lan(DEVICE_MAC))
+            .unwrap();
         assert_eq!(addresses(&out), (ip(OVERLAY), ip(REMOTE)));
         let back = inbound(&mut gateway, 1, (UDP, &udp(53, 5000))).unwrap();
         assert_eq!(addresses(&back).1, ip(address));
     }
     // The address it left is nobody's.
     let mut out = read(LAN, SHOWN, UDP, &udp(5000, 53));
-    let outcome = gateway.outbound(at(0), &mut out, from_card(OTHER));
+    let outcome = gateway.outbound(at(0), &mut out, from_lan(OTHER));
     assert_eq!(outcome, Err(DropReason::UnlistedDevice));
 }
 
@@ -299,7 +303,7 @@ fn rules_hold_and_answers_pass() {
     let mut send = |source, destination| {
         let mut out = read(LAN, SHOWN, UDP, &udp(source, destination));
         gateway
-            .outbound(at(1), &mut out, from_card(CARD))
+            .outbound(at(1), &mut out, from_lan(DEVICE_MAC))
             .map(|_| ())
     };
     assert_eq!(send(502, 9), Ok(())); // the answer
@@ -319,7 +323,9 @@ fn an_icmp_error_passes_if_its_flow_does() {
         c.devices[0].allow_to = rules(&["any udp/53"]);
     });
     let mut out = read(LAN, SHOWN, UDP, &udp(7000, 53));
-    gateway.outbound(at(0), &mut out, from_card(CARD)).unwrap();
+    gateway
+        .outbound(at(0), &mut out, from_lan(DEVICE_MAC))
+        .unwrap();
     // Port unreachable, quoting what went out, and something that never did.
     let error = |quoted: &[u8]| [&[3, 3, 0, 0, 0, 0, 0, 0], quoted].concat();
     let good = error(&out[VNET_HDR_LEN..]);
@@ -358,7 +364,9 @@ fn the_two_sides_are_measured_separately() {
     let mut gateway = gateway(|_| {});
     let send = |gateway: &mut Gateway, ms, transport: Vec<u8>| {
         let mut out = read(LAN, SHOWN, TCP, &transport);
-        gateway.outbound(at(ms), &mut out, from_card(CARD)).unwrap();
+        gateway
+            .outbound(at(ms), &mut out, from_lan(DEVICE_MAC))
+            .unwrap();
     };
     // The device's data takes 20 ms to be answered by the remote, the remote's 3 ms by the device.
     send(&mut gateway, 0, tcp(7000, 80, 1, 1, 100));
@@ -387,7 +395,7 @@ fn unfragmentable_packets_are_reported_to_their_sender() {
     long.resize(1473, 0);
     long[4..6].copy_from_slice(&1473u16.to_be_bytes());
     let mut out = read(LAN, SHOWN, UDP, &long);
-    let outcome = gateway.outbound(at(0), &mut out, from_card(CARD));
+    let outcome = gateway.outbound(at(0), &mut out, from_lan(DEVICE_MAC));
     assert_eq!(outcome, Err(DropReason::TooBig));
     let made = gateway.take_made();
     let [Made::ToDevice(_, answer)] = &made[..] else {
@@ -424,10 +432,10 @@ fn fragmentable_packets_are_fragmented() {
     sum.copy_from_slice(&[0, 0]);
     let sum = checksum::fold(checksum::sum(&out[VNET_HDR_LEN..][..20]));
     out[VNET_HDR_LEN + 10..][..2].copy_from_slice(&sum.to_be_bytes());
-    let outcome = gateway.outbound(at(0), &mut out, from_card(CARD));
+    let outcome = gateway.outbound(at(0), &mut out, from_lan(DEVICE_MAC));
     assert_eq!(outcome, Ok(Outbound::Cut));
     let mut whole = vec![0; long.len()];
-    let mut places = Vec::new();
+    let mut offsets = Vec::new();
     for made in gateway.take_made() {
         let Made::ToTunnel(fragment) = made else {
             panic!("{made:?}");
@@ -438,11 +446,11 @@ fn fragmentable_packets_are_fragmented() {
         assert!(fragment.len() <= 576);
         let offset = parsed.fragment_offset(&fragment);
         let more = fragment[6] & 0x20 != 0;
-        places.push((offset, more));
+        offsets.push((offset, more));
         whole[offset..offset + fragment.len() - 20].copy_from_slice(&fragment[20..]);
     }
     // 552 bytes fit behind the header in units of eight.
-    assert_eq!(places, [(0, true), (552, false)]);
+    assert_eq!(offsets, [(0, true), (552, false)]);
     assert_eq!(whole, long);
 }
 
@@ -453,7 +461,9 @@ fn the_segments_of_a_connection_fit_both_sides() {
     (syn[12], syn[13]) = (0x60, 2);
     syn[20..24].copy_from_slice(&[2, 4, 0x05, 0xb4]); // MSS 1460
     let mut out = read(LAN, SHOWN, TCP, &syn);
-    gateway.outbound(at(0), &mut out, from_card(CARD)).unwrap();
+    gateway
+        .outbound(at(0), &mut out, from_lan(DEVICE_MAC))
+        .unwrap();
     assert_eq!(out[out.len() - 2..], 1380u16.to_be_bytes());
     let back = inbound(&mut gateway, 1, (TCP, &syn)).unwrap();
     assert_eq!(back[back.len() - 2..], 1260u16.to_be_bytes());
@@ -505,23 +515,23 @@ fn answers(
 fn an_arp_request_for_a_remote_is_answered() {
     let (mut responder, mut gateway) = (responder(), gateway(|_| {}));
     for target in [SHOWN, "10.77.0.9"] {
-        let ask = Arp::request(CARD, v4(LAN), v4(target));
+        let ask = Arp::request(DEVICE_MAC, v4(LAN), v4(target));
         let got = answers(&mut responder, &mut gateway, 0, &ask);
-        assert_eq!(got, [(CARD, ask.reply(RESPONDER))]);
+        assert_eq!(got, [(DEVICE_MAC, ask.reply(RESPONDER))]);
     }
     let (_, device) = gateway.devices().next().unwrap();
-    assert_eq!(device.mac, Some(CARD));
+    assert_eq!(device.mac, Some(DEVICE_MAC));
 }
 
 #[test]
 fn other_addresses_are_not_answered_for() {
     let (mut responder, mut gateway) = (responder(), gateway(|_| {}));
     for target in ["192.168.1.1", LAN, "10.78.0.1", "10.77.0.1"] {
-        let ask = Arp::request(CARD, v4(LAN), v4(target));
+        let ask = Arp::request(DEVICE_MAC, v4(LAN), v4(target));
         assert_eq!(answers(&mut responder, &mut gateway, 0, &ask), []);
     }
-    let stranger = Arp::request(OTHER, v4("192.168.1.11"), v4(SHOWN));
-    assert_eq!(answers(&mut responder, &mut gateway, 0, &stranger), []);
+    let unlisted = Arp::request(OTHER, v4("192.168.1.11"), v4(SHOWN));
+    assert_eq!(answers(&mut responder, &mut gateway, 0, &unlisted), []);
     assert_eq!(
         gateway.unattributed().drops.get(DropReason::UnlistedDevice),
         1
@@ -537,7 +547,7 @@ fn an_address_in_use_is_not_answered_for() {
     let (mut responder, mut gateway) = (responder(), gateway(|_| {}));
     let theirs = Arp::announcement(OTHER, v4(SHOWN));
     assert_eq!(answers(&mut responder, &mut gateway, 0, &theirs), []);
-    let ask = Arp::request(CARD, v4(LAN), v4(SHOWN));
+    let ask = Arp::request(DEVICE_MAC, v4(LAN), v4(SHOWN));
     assert_eq!(answers(&mut responder, &mut gateway, 1, &ask), []);
     assert_eq!(responder.conflicts(at(1)).next().unwrap().mac, OTHER);
     // A minute after it was last heard of, it is ours again.
@@ -547,16 +557,16 @@ fn an_address_in_use_is_not_answered_for() {
 #[test]
 fn a_second_claimant_is_a_duplicate_until_the_device_is_silent() {
     let (mut responder, mut gateway) = (responder(), gateway(|_| {}));
-    let first = Arp::announcement(CARD, v4(LAN));
+    let first = Arp::announcement(DEVICE_MAC, v4(LAN));
     answers(&mut responder, &mut gateway, 0, &first);
     let second = Arp::announcement(OTHER, v4(LAN));
     answers(&mut responder, &mut gateway, 5_000, &second);
-    let card = |gateway: &Gateway| gateway.devices().next().unwrap().1.mac;
-    assert_eq!(card(&gateway), Some(CARD));
+    let mac = |gateway: &Gateway| gateway.devices().next().unwrap().1.mac;
+    assert_eq!(mac(&gateway), Some(DEVICE_MAC));
     let conflict = responder.conflicts(at(5_000)).next().unwrap();
     assert_eq!((conflict.address, conflict.mac), (ip(LAN), OTHER));
     answers(&mut responder, &mut gateway, 20_000, &second);
-    assert_eq!(card(&gateway), Some(OTHER));
+    assert_eq!(mac(&gateway), Some(OTHER));
 }
 
 #[test]
@@ -565,16 +575,16 @@ fn a_device_without_a_mac_address_is_queried() {
     responder.poll(at(0), &mut gateway);
     let frames = responder.take_frames();
     let header = Ethernet::parse(&frames[0][VNET_HDR_LEN..]).unwrap();
-    let asked = Arp::parse(&frames[0][VNET_HDR_LEN + 14..]).unwrap();
+    let query = Arp::parse(&frames[0][VNET_HDR_LEN + 14..]).unwrap();
     assert_eq!((frames.len(), header.dst), (1, Mac::BROADCAST));
-    assert_eq!((asked.sender, asked.target), (v4(SHOWN), v4(LAN)));
-    let reply = asked.reply(CARD);
+    assert_eq!((query.sender, query.target), (v4(SHOWN), v4(LAN)));
+    let reply = query.reply(DEVICE_MAC);
     answers(&mut responder, &mut gateway, 1, &reply);
     let (id, device) = gateway.devices().next().unwrap();
-    assert_eq!(device.mac, Some(CARD));
+    assert_eq!(device.mac, Some(DEVICE_MAC));
     let (header, length) = responder.header_to(&gateway, id, false).unwrap();
     let header = Ethernet::parse(&header[..length]).unwrap();
-    assert_eq!((header.dst, header.src), (CARD, RESPONDER));
+    assert_eq!((header.dst, header.src), (DEVICE_MAC, RESPONDER));
     // Heard a moment ago, it is left in peace.
     responder.poll(at(5_000), &mut gateway);
     assert!(responder.take_frames().is_empty());
@@ -600,7 +610,7 @@ fn a_thousand_devices_are_queried_in_batches() {
 #[test]
 fn replies_carry_the_vlan_tag_of_the_request() {
     let mut gateway = gateway(|c| c.devices[0].vlan = Some(7));
-    let ask = Arp::request(CARD, v4(LAN), v4(SHOWN));
+    let ask = Arp::request(DEVICE_MAC, v4(LAN), v4(SHOWN));
     // Taken off by the kernel, or still in the frame.
     for (tag, tci) in [(None, Some(0x6007)), (Some(7), None)] {
         let mut responder = responder();
@@ -621,7 +631,7 @@ fn a_packet_for_the_responder_follows_its_virtio_header() {
     let packet = read(LAN, SHOWN, UDP, &udp(5000, 53));
     for tag in [None, Some(7)] {
         let vlan = tag.map(|tci| seikan_wire::ethernet::Vlan { tci });
-        let header = Ethernet::new(RESPONDER, CARD, vlan, ETHERTYPE_IPV4);
+        let header = Ethernet::new(RESPONDER, DEVICE_MAC, vlan, ETHERTYPE_IPV4);
         let mut head = [0; 18];
         let length = header.write(&mut head);
         let vnet = VnetHdr {
@@ -636,7 +646,7 @@ fn a_packet_for_the_responder_follows_its_virtio_header() {
         let found = responder().frame(at(0), &mut gateway, &mut read, None);
         let expected = Frame::Packet {
             start: length,
-            mac: CARD,
+            mac: DEVICE_MAC,
             vlan: tag,
         };
         assert_eq!(found, expected);
@@ -650,7 +660,7 @@ fn a_packet_for_the_responder_follows_its_virtio_header() {
 fn broadcast_and_multicast_stay_on_the_local_network() {
     let (mut responder, mut gateway) = (responder(), gateway(|_| {}));
     let packet = read(LAN, "192.168.1.255", UDP, &udp(137, 137));
-    for (source, address) in [(CARD, LAN), (OTHER, "192.168.1.11")] {
+    for (source, address) in [(DEVICE_MAC, LAN), (OTHER, "192.168.1.11")] {
         let header = Ethernet::new(Mac::BROADCAST, source, None, ETHERTYPE_IPV4);
         let mut read = vec![0; VNET_HDR_LEN + 14];
         header.write(&mut read[VNET_HDR_LEN..]);
@@ -668,64 +678,67 @@ fn broadcast_and_multicast_stay_on_the_local_network() {
 }
 
 /// A device that another card's claim has called in doubt, at 1 s, and what is asked until 3.5 s.
-fn in_doubt(answering: bool) -> (Gateway, Vec<Mac>) {
+fn contested(answering: bool) -> (Gateway, Vec<Mac>) {
     let (mut responder, mut gateway) = (responder(), gateway(|_| {}));
     answers(
         &mut responder,
         &mut gateway,
         0,
-        &Arp::announcement(CARD, v4(LAN)),
+        &Arp::announcement(DEVICE_MAC, v4(LAN)),
     );
     let claim = Arp::announcement(OTHER, v4(LAN));
     answers(&mut responder, &mut gateway, 1_000, &claim);
-    let mut asked = Vec::new();
+    let mut queries = Vec::new();
     for ms in (1_000..=4_500).step_by(500) {
         responder.poll(at(ms), &mut gateway);
         for frame in responder.take_frames() {
             let to = Ethernet::parse(&frame[VNET_HDR_LEN..]).unwrap().dst;
-            let question = Arp::parse(&frame[VNET_HDR_LEN + 14..]).unwrap();
-            if answering && to == CARD {
+            let query = Arp::parse(&frame[VNET_HDR_LEN + 14..]).unwrap();
+            if answering && to == DEVICE_MAC {
                 let _ = responder.frame(
                     at(ms),
                     &mut gateway,
-                    &mut arp(&question.reply(CARD), None),
+                    &mut arp(&query.reply(DEVICE_MAC), None),
                     None,
                 );
             }
-            asked.push(to);
+            queries.push(to);
         }
     }
     answers(&mut responder, &mut gateway, 4_600, &claim);
-    (gateway, asked)
+    (gateway, queries)
 }
 
 #[test]
 fn a_silent_device_loses_its_address_to_the_other_claimant() {
-    let (gateway, asked) = in_doubt(false);
+    let (gateway, queries) = contested(false);
     // Three times the old card, then everybody.
-    assert_eq!(asked, [CARD, CARD, CARD, Mac::BROADCAST]);
+    assert_eq!(
+        queries,
+        [DEVICE_MAC, DEVICE_MAC, DEVICE_MAC, Mac::BROADCAST]
+    );
     assert_eq!(gateway.devices().next().unwrap().1.mac, Some(OTHER));
 }
 
 #[test]
 fn a_device_that_answers_for_its_address_keeps_it() {
-    let (gateway, asked) = in_doubt(true);
+    let (gateway, queries) = contested(true);
     // The second claim, later, was not asked about yet.
-    assert_eq!(asked, [CARD]);
-    assert_eq!(gateway.devices().next().unwrap().1.mac, Some(CARD));
+    assert_eq!(queries, [DEVICE_MAC]);
+    assert_eq!(gateway.devices().next().unwrap().1.mac, Some(DEVICE_MAC));
 }
 
 #[test]
 fn a_silent_learned_ipv6_address_is_replaced() {
     let mut gateway = gateway(|config| {
-        config.devices[0].mac = Some(CARD);
+        config.devices[0].mac = Some(DEVICE_MAC);
         config.devices[0].lan.clear();
     });
-    let id = gateway.device_by_mac(None, CARD).unwrap();
+    let id = gateway.device_by_mac(None, DEVICE_MAC).unwrap();
     let (old, new) = (ip("fd00:1::10"), ip("fd00:2::10"));
     gateway.learn(id, old, at(0)).unwrap();
     let origin = Origin::Lan {
-        mac: CARD,
+        mac: DEVICE_MAC,
         vlan: None,
     };
     for ms in (0..=60_000).step_by(10_000) {
@@ -748,62 +761,68 @@ fn with_a_second_address(answers: bool) -> (Gateway, Vec<(u64, Ipv6Addr)>) {
     let (old, new) = ("fd00:1::10".parse().unwrap(), ip("fd00:1::77"));
     let mut responder = responder();
     let mut gateway = gateway(|config| {
-        config.devices[0].mac = Some(CARD);
+        config.devices[0].mac = Some(DEVICE_MAC);
         config.devices[0].lan.clear();
     });
-    let id = gateway.device_by_mac(None, CARD).unwrap();
+    let id = gateway.device_by_mac(None, DEVICE_MAC).unwrap();
     gateway.learn(id, IpAddr::V6(old), at(0)).unwrap();
     let refused = gateway.learn(id, new, at(1_000));
     assert_eq!(refused, Err(DropReason::DeviceMismatch));
-    let mut asked = Vec::new();
+    let mut queries = Vec::new();
     for ms in (1_000..=6_000).step_by(100) {
         // It was heard just now, and is not asked for anything else.
         gateway.devices[0].last_seen = Some(at(ms));
         responder.poll(at(ms), &mut gateway);
         for frame in responder.take_frames() {
             let payload = &frame[VNET_HDR_LEN + 14..];
-            let Ok(Neighbour::Solicitation(question)) = Neighbour::parse(payload) else {
+            let Ok(Neighbour::Solicitation(query)) = Neighbour::parse(payload) else {
                 panic!("no solicitation");
             };
-            asked.push((ms, question.target));
+            queries.push((ms, query.target));
             if answers {
-                tell(
+                send_advertisement(
                     &mut responder,
                     &mut gateway,
                     ms,
-                    CARD,
-                    &question.answer(CARD),
+                    DEVICE_MAC,
+                    &query.answer(DEVICE_MAC),
                 );
             }
         }
     }
-    (gateway, asked)
+    (gateway, queries)
 }
 
 /// An advertisement in a frame of this card.
-fn tell(responder: &mut Responder, gateway: &mut Gateway, ms: u64, src: Mac, told: &Advertisement) {
+fn send_advertisement(
+    responder: &mut Responder,
+    gateway: &mut Gateway,
+    ms: u64,
+    src: Mac,
+    advertisement: &Advertisement,
+) {
     let header = Ethernet::new(RESPONDER, src, None, ETHERTYPE_IPV6);
     let mut read = vec![0; VNET_HDR_LEN + 14];
     header.write(&mut read[VNET_HDR_LEN..]);
-    read.extend(told.to_packet());
+    read.extend(advertisement.to_packet());
     let frame = responder.frame(at(ms), gateway, &mut read, None);
     assert_eq!(frame, Frame::Done);
 }
 
 #[test]
 fn a_device_that_does_not_answer_for_its_ipv6_address_has_another() {
-    let (gateway, asked) = with_a_second_address(false);
+    let (gateway, queries) = with_a_second_address(false);
     let old = "fd00:1::10".parse().unwrap();
-    assert_eq!(asked, [(1_000, old), (2_000, old), (3_000, old)]);
+    assert_eq!(queries, [(1_000, old), (2_000, old), (3_000, old)]);
     let id = gateway.device_by_lan(None, ip("fd00:1::77"));
-    assert_eq!(id, gateway.device_by_mac(None, CARD));
+    assert_eq!(id, gateway.device_by_mac(None, DEVICE_MAC));
     assert_eq!(gateway.device_by_lan(None, ip("fd00:1::10")), None);
 }
 
 #[test]
 fn a_device_that_answers_for_its_ipv6_address_keeps_it() {
-    let (mut gateway, asked) = with_a_second_address(true);
-    assert_eq!(asked.len(), 1);
+    let (mut gateway, queries) = with_a_second_address(true);
+    assert_eq!(queries.len(), 1);
     let id = gateway.device_by_lan(None, ip("fd00:1::10")).unwrap();
     assert_eq!(gateway.device_by_lan(None, ip("fd00:1::77")), None);
     // An answer is no use: a minute after the last use the other one is taken all the same.
@@ -815,12 +834,12 @@ fn a_claim_for_another_mac_address_does_not_move_a_device() {
     let (mut responder, mut gateway) = (
         responder(),
         gateway(|config| {
-            config.devices[0].mac = Some(CARD);
+            config.devices[0].mac = Some(DEVICE_MAC);
             config.devices[0].lan.clear();
         }),
     );
-    let told = Advertisement::unsolicited("fd00:1::66".parse().unwrap(), CARD);
-    tell(&mut responder, &mut gateway, 0, OTHER, &told);
+    let advertisement = Advertisement::unsolicited("fd00:1::66".parse().unwrap(), DEVICE_MAC);
+    send_advertisement(&mut responder, &mut gateway, 0, OTHER, &advertisement);
     assert_eq!(gateway.device_by_lan(None, ip("fd00:1::66")), None);
     assert_eq!(
         gateway.unattributed().drops.get(DropReason::BadFrameType),

@@ -32,14 +32,14 @@ const REDIRECT_V6: u8 = 137;
 /// becomes the second, which is of the same family, else the pair is ignored.
 ///
 /// `packet` begins with all headers, of which `ip` was parsed; the payload of a super-packet may be
-/// elsewhere, that of ICMP is here. `partial` says that the transport's checksum field holds only the
-/// pseudo-header's sum, not complemented (virtio-net's NEEDS_CSUM).
+/// elsewhere, that of ICMP is here. `partial` says that the transport's checksum field holds only
+/// the pseudo-header's sum, not complemented (virtio-net's NEEDS_CSUM).
 ///
 /// Translating the result by the pairs turned round restores the packet.
 ///
 /// # Errors
-/// The packet is as it was, and to be dropped: [`DropReason::NotIp`] if `ip` does not belong to it, or,
-/// where an address would have to change, [`DropReason::TransportTruncated`],
+/// The packet is as it was, and to be dropped: [`DropReason::NotIp`] if `ip` does not belong to it,
+/// or, where an address would have to change, [`DropReason::TransportTruncated`],
 /// [`DropReason::SourceRouted`] or [`DropReason::IcmpRedirect`].
 pub fn translate(
     packet: &mut [u8],

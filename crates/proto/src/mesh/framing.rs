@@ -43,10 +43,10 @@ pub enum Framing {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FramingError {
     /// The frame is shorter than a port.
-    #[error("what comes is not what a relay and its members say")]
+    #[error("invalid frame: shorter than a port number")]
     NoPort,
     /// Neither a STUN message nor a ChannelData message.
-    #[error("what it sends is not TURN")]
+    #[error("invalid data: neither STUN nor ChannelData")]
     NotTurn,
 }
 
@@ -183,7 +183,8 @@ mod tests {
 
     #[test]
     fn turn_messages_are_split_and_their_padding_is_removed() {
-        // RFC 8656, section 12.5: over TCP a ChannelData message is padded to a multiple of four bytes.
+        // RFC 8656, section 12.5: over TCP a ChannelData message is padded to a multiple of four
+        // bytes.
         let channel = [0x40, 0x00, 0, 5, 1, 2, 3, 4, 5, 0, 0, 0];
         assert_eq!(Framing::Turn.first(&channel), Ok(found(0..9, 12)));
         let mut out = vec![];

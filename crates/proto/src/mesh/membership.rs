@@ -102,9 +102,9 @@ impl Membership {
         }
         for member in changes.members {
             let known = self.members.get(&member.public_key);
-            let room = known.is_some() || self.members.len() < MAX_KNOWN;
+            let has_space = known.is_some() || self.members.len() < MAX_KNOWN;
             let former = rotated.remove(&member.public_key);
-            if room && known != Some(&member) {
+            if has_space && known != Some(&member) {
                 self.members.insert(member.public_key, member.clone());
                 different.push(match former {
                     Some(former) => Change::Rotated(former, member),
@@ -172,7 +172,7 @@ mod tests {
         }
     }
 
-    fn told(revision: u64, members: &[Member], removed: &[u8]) -> Changes {
+    fn answer(revision: u64, members: &[Member], removed: &[u8]) -> Changes {
         Changes {
             revision,
             members: members.to_vec(),
@@ -191,12 +191,12 @@ mod tests {
     #[test]
     fn only_differences_are_reported() {
         let mut membership = Membership::default();
-        let first = membership.take(whole(told(5, &[member(1, 1), member(2, 1)], &[])));
+        let first = membership.take(whole(answer(5, &[member(1, 1), member(2, 1)], &[])));
         assert_eq!(first.len(), 2);
-        let second = membership.take(told(7, &[member(1, 1), member(2, 9)], &[3]));
+        let second = membership.take(answer(7, &[member(1, 1), member(2, 9)], &[3]));
         assert_eq!(second, [Change::Set(member(2, 9))]);
         assert_eq!(membership.revision, 7);
-        let third = membership.take(told(8, &[], &[1]));
+        let third = membership.take(answer(8, &[], &[1]));
         assert_eq!(third, [Change::Removed(key(1))]);
         assert_eq!(membership.members().len(), 1);
     }
@@ -204,8 +204,8 @@ mod tests {
     #[test]
     fn a_whole_answer_removes_only_members_it_does_not_name() {
         let mut membership = Membership::default();
-        membership.take(told(5, &[member(1, 1), member(2, 1), member(3, 1)], &[]));
-        let changes = membership.take(whole(told(9, &[member(1, 1), member(3, 2)], &[])));
+        membership.take(answer(5, &[member(1, 1), member(2, 1), member(3, 1)], &[]));
+        let changes = membership.take(whole(answer(9, &[member(1, 1), member(3, 2)], &[])));
         assert_eq!(
             changes,
             [Change::Removed(key(2)), Change::Set(member(3, 2))]
@@ -215,21 +215,21 @@ mod tests {
     #[test]
     fn a_whole_answer_in_parts_removes_nobody_before_its_end() {
         let mut membership = Membership::default();
-        membership.take(told(5, &[member(1, 1), member(2, 1)], &[]));
+        membership.take(answer(5, &[member(1, 1), member(2, 1)], &[]));
         let part = Changes {
             more: true,
-            ..whole(told(3, &[member(3, 1)], &[]))
+            ..whole(answer(3, &[member(3, 1)], &[]))
         };
         assert_eq!(membership.take(part), [Change::Set(member(3, 1))]);
-        let rest = membership.take(told(9, &[member(2, 1)], &[]));
+        let rest = membership.take(answer(9, &[member(2, 1)], &[]));
         assert_eq!(rest, [Change::Removed(key(1))]);
     }
 
     #[test]
     fn a_member_that_left_and_rejoined_in_one_answer_is_a_member() {
         let mut membership = Membership::default();
-        membership.take(told(1, &[member(1, 1)], &[]));
-        assert_eq!(membership.take(told(3, &[member(1, 1)], &[1])), []);
+        membership.take(answer(1, &[member(1, 1)], &[]));
+        assert_eq!(membership.take(answer(3, &[member(1, 1)], &[1])), []);
         assert_eq!(membership.members().len(), 1);
     }
 
@@ -250,7 +250,7 @@ mod tests {
             addresses: Vec::new(),
             ..member(3, 1)
         };
-        let taken = membership.take(told(1, &[good.clone(), many, relayed, nowhere], &[]));
+        let taken = membership.take(answer(1, &[good.clone(), many, relayed, nowhere], &[]));
         assert_eq!(taken, [Change::Set(good)]);
     }
 
@@ -261,18 +261,18 @@ mod tests {
             public_key: key(n),
             ..member
         };
-        membership.take(told(1, &[member(1, 1), member(2, 1)], &[]));
+        membership.take(answer(1, &[member(1, 1), member(2, 1)], &[]));
         let rotated = with_key(11, member(1, 5));
-        let changes = membership.take(told(3, std::slice::from_ref(&rotated), &[1]));
+        let changes = membership.take(answer(3, std::slice::from_ref(&rotated), &[1]));
         assert_eq!(changes, [Change::Rotated(key(1), rotated.clone())]);
         // The same by a whole answer.
         let again = with_key(12, member(1, 5));
-        let changes = membership.take(whole(told(5, &[again.clone(), member(2, 1)], &[])));
+        let changes = membership.take(whole(answer(5, &[again.clone(), member(2, 1)], &[])));
         assert_eq!(changes, [Change::Rotated(key(11), again)]);
         // If two claim to replace a member, one does.
         let two = [21, 22].map(|n| with_key(n, member(2, 1)));
         let mut twice = membership.clone();
-        let changes = twice.take(told(7, &two, &[2]));
+        let changes = twice.take(answer(7, &two, &[2]));
         let [first, second] = two;
         let expected = [Change::Rotated(key(2), first), Change::Set(second)];
         assert_eq!(changes, expected);
@@ -281,7 +281,7 @@ mod tests {
             addresses: vec![[100, 80, 0, 9].into()],
             ..with_key(13, member(2, 1))
         };
-        let changes = membership.take(told(7, std::slice::from_ref(&back), &[2]));
+        let changes = membership.take(answer(7, std::slice::from_ref(&back), &[2]));
         assert_eq!(changes, [Change::Removed(key(2)), Change::Set(back)]);
         assert_eq!(membership.members().len(), 2);
     }
@@ -302,7 +302,7 @@ mod tests {
         let mut membership = Membership::default();
         let with = |relays| Changes {
             relays,
-            ..told(1, &[], &[])
+            ..answer(1, &[], &[])
         };
         assert_eq!(membership.take(with(vec![relay(1)])), []);
         assert_eq!(membership.relays(), [relay(1)]);
@@ -318,7 +318,7 @@ mod tests {
         let at = |n: usize| -> RelayAddress { format!("c{n}:7443").parse().expect("an address") };
         let with = |coordinators: Vec<RelayAddress>| Changes {
             coordinators,
-            ..told(1, &[], &[])
+            ..answer(1, &[], &[])
         };
         membership.take(with((0..=MAX_COORDINATORS).map(at).collect()));
         let first: Vec<RelayAddress> = (0..MAX_COORDINATORS).map(at).collect();
@@ -342,7 +342,7 @@ mod tests {
         let first = Changes {
             policy: Some(policy.clone()),
             own: Some(party("b")),
-            ..told(1, &[member(1, 1)], &[])
+            ..answer(1, &[member(1, 1)], &[])
         };
         let access = |tag: &str| Access {
             own: Some(party(tag)),
@@ -354,10 +354,10 @@ mod tests {
         );
         // The same answer again, and one without access rules.
         assert_eq!(membership.take(first), []);
-        assert_eq!(membership.take(whole(told(2, &[member(1, 1)], &[]))), []);
+        assert_eq!(membership.take(whole(answer(2, &[member(1, 1)], &[]))), []);
         let tagged = Changes {
             own: Some(party("c")),
-            ..told(3, &[], &[])
+            ..answer(3, &[], &[])
         };
         assert_eq!(membership.take(tagged), [Change::Access(access("c"))]);
         let text = serde_json::to_string(&membership).expect("text");
@@ -377,7 +377,7 @@ mod tests {
         let mut membership = Membership::default();
         membership.take(Changes {
             relays: vec![relay(5)],
-            ..told(4, &[member(1, 1)], &[])
+            ..answer(4, &[member(1, 1)], &[])
         });
         let text = serde_json::to_string(&membership).expect("text");
         assert_eq!(

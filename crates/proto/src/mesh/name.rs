@@ -15,10 +15,10 @@ pub struct Name(String);
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
     /// Empty or too long.
-    #[error("a name has 1 to {max} characters, this has {0}", max = Name::MAX_LEN)]
+    #[error("a name has 1 to {max} characters, not {0}", max = Name::MAX_LEN)]
     Length(usize),
     /// A character that is not allowed in a label, or not at this position.
-    #[error("a name is made of a-z, 0-9 and, between them, `-`; this has {0:?} in place {1}")]
+    #[error("a name is made of a-z, 0-9 and, between them, `-`; not {0:?} at position {1}")]
     Character(char, usize),
 }
 

@@ -20,7 +20,7 @@ pub struct Pin([u8; DIGEST_LEN]);
 
 /// Why a text is not a pin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a certificate's pin is `{PREFIX}`, and 43 of A-Z a-z 0-9 - _ follow")]
+#[error("a certificate pin is `{PREFIX}` followed by 43 of A-Z a-z 0-9 - _")]
 pub struct PinError;
 
 impl Pin {

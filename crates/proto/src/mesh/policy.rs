@@ -181,11 +181,11 @@ pub enum PolicyError {
     },
     /// Too many rules.
     #[error(
-        "line {0}: this is one rule too many: a policy has {MAX_RULES} at most; name tags instead of members"
+        "line {0}: too many rules; a policy has at most {MAX_RULES}: name tags instead of members"
     )]
     TooMany(usize),
     /// Too long.
-    #[error("a policy has {MAX_POLICY} bytes at most, this has {0}")]
+    #[error("policy of {0} bytes, more than {MAX_POLICY}")]
     TooLong(usize),
 }
 
@@ -193,12 +193,12 @@ pub enum PolicyError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RuleError {
     /// Not in the form of a rule.
-    #[error(
-        "this is no rule; write `allow FROM -> TO PORTS`, as in `allow tag:ops -> tag:web tcp/443`"
-    )]
+    #[error("not a rule; write `allow FROM -> TO PORTS`, as in `allow tag:ops -> tag:web tcp/443`")]
     Words,
     /// Not a selector.
-    #[error("{text:?} is nobody: {error}; write `*`, a tag as in `tag:web`, or a member's name")]
+    #[error(
+        "{text:?} is neither a tag nor a member: {error}; write `*`, a tag as in `tag:web`, or a member's name"
+    )]
     Selector {
         /// The text.
         text: String,
@@ -207,18 +207,18 @@ pub enum RuleError {
     },
     /// Not a service.
     #[error(
-        "{0:?} is no traffic; write `*`, `icmp`, `tcp`, `udp`, a port as in `tcp/443`, or a range as in `udp/8000-8999`"
+        "{0:?} is not a service; write `*`, `icmp`, `tcp`, `udp`, a port as in `tcp/443`, or a range as in `udp/8000-8999`"
     )]
     Service(String),
     /// A range that ends before it begins.
-    #[error("{0:?} counts down; write the lower port first")]
+    #[error("port range {0:?} is reversed; write the lower port first")]
     Backwards(String),
 }
 
 /// Why a text cannot be decided on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{0:?} is nothing to ask about; write a port as in `tcp/443` or `udp/53`, `icmp`, or `*` for what is neither"
+    "{0:?} is not a service; write a port as in `tcp/443` or `udp/53`, `icmp`, or `*` for other protocols"
 )]
 pub struct TrafficError(String);
 
@@ -629,12 +629,12 @@ mod tests {
     #[test]
     fn an_error_names_its_line_and_the_remedy() {
         for (line, named, right) in [
-            ("permit a -> b *", "no rule", "allow FROM -> TO PORTS"),
-            ("allow a b *", "no rule", "allow FROM -> TO PORTS"),
-            ("allow a -> b", "no rule", "allow FROM -> TO PORTS"),
+            ("permit a -> b *", "not a rule", "allow FROM -> TO PORTS"),
+            ("allow a b *", "not a rule", "allow FROM -> TO PORTS"),
+            ("allow a -> b", "not a rule", "allow FROM -> TO PORTS"),
             (
                 "allow a -> b tcp/1 tcp/2",
-                "no rule",
+                "not a rule",
                 "allow FROM -> TO PORTS",
             ),
             ("allow a_b -> b *", "a_b", "tag:web"),
@@ -646,7 +646,7 @@ mod tests {
             ("allow a -> b icmp/8", "icmp/8", "icmp"),
             ("allow a -> b */80", "*/80", "tcp/443"),
             ("allow a -> b sctp/80", "sctp/80", "tcp/443"),
-            ("allow a -> b udp/9-8", "counts down", "lower port first"),
+            ("allow a -> b udp/9-8", "is reversed", "lower port first"),
         ] {
             let error = Policy::parse(&format!("# a policy\n\n{line}\nallow a -> b *"));
             let error = error.expect_err(line).to_string();

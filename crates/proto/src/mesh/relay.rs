@@ -136,7 +136,7 @@ pub enum RequestError {
     #[error("not a binding request")]
     NotARequest,
     /// A request for a port with a missing or invalid attribute.
-    #[error("a request that is refused: {1}")]
+    #[error("invalid request: {1}")]
     Refused(TransactionId, RelayRefusal),
 }
 
@@ -283,16 +283,16 @@ pub enum RelayRefusal {
     #[error("the relay does not understand the request")]
     Malformed,
     /// 401.
-    #[error("the relay does not take the ticket: it has expired, or the relay has another secret")]
+    #[error("the relay rejects the ticket: it has expired, or the relay has another secret")]
     Unauthorized,
     /// 438.
-    #[error("the relay has seen a request with a larger stamp: does another host have this key?")]
+    #[error("the relay has seen a newer request; does another host use this key?")]
     Stale,
     /// 486.
-    #[error("this member has its share of the relay's ports")]
+    #[error("this member has used its share of the relay's ports")]
     Quota,
     /// 508.
-    #[error("the relay has no port left")]
+    #[error("the relay has no free port")]
     Full,
     /// Any other.
     #[error("the relay refuses with error {0}")]

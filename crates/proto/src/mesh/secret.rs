@@ -17,7 +17,7 @@ pub(super) const SECRET_LEN: usize = 24;
 
 /// Why a text is not a token or credential. The error never contains the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("it begins with `{prefix}`, and 32 of A-Z a-z 0-9 - _ follow")]
+#[error("it is `{prefix}` followed by 32 of A-Z a-z 0-9 - _")]
 pub struct SecretError {
     prefix: &'static str,
 }

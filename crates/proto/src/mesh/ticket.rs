@@ -289,7 +289,7 @@ pub struct RelayAddress {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RelayAddressError {
     /// The port is missing or invalid.
-    #[error("a relay's address is HOST:PORT, with a port of 1 to 65535; this has none")]
+    #[error("a relay's address is HOST:PORT, with a port of 1 to 65535; none was given")]
     Port,
     /// The host is invalid.
     #[error(
@@ -378,7 +378,8 @@ mod tests {
         let secret = RelaySecret::parse("north", RelayKind::Turn).expect("a secret");
         let ticket = Ticket::new(&secret, 42, &KEY.parse().expect("a key"), 1_700_000_000);
         assert_eq!(ticket.username, format!("1700000000:42:{KEY}"));
-        // printf %s 1700000000:42:hSDwCYkwp1R0i33ctD73Wg2/Og0mOBr066SpjqqbTmo= | openssl dgst -sha1 -hmac north -binary | base64
+        // printf %s 1700000000:42:hSDwCYkwp1R0i33ctD73Wg2/Og0mOBr066SpjqqbTmo= | openssl dgst -sha1
+        // -hmac north -binary | base64
         assert_eq!(ticket.password.reveal(), "yYh0ezuY1DYnPMJmLQf7ZaZHDsM=");
         assert_eq!(ticket.expires(), Some(1_700_000_000));
     }

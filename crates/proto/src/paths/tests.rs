@@ -4,7 +4,7 @@ fn at(ms: u64) -> Instant {
     Instant::from_nanos(ms * 1_000_000)
 }
 
-fn told(n: u8) -> SocketAddr {
+fn direct(n: u8) -> SocketAddr {
     SocketAddr::from(([192, 0, 2, n], 7))
 }
 
@@ -15,7 +15,7 @@ fn relay(n: u8) -> SocketAddr {
 /// A peer with two addresses of its own, and a relay.
 fn paths() -> Paths {
     let mut paths = Paths::default();
-    paths.set_signalled(&[told(1), told(2)]);
+    paths.set_signalled(&[direct(1), direct(2)]);
     paths.set_relays(&[relay(1)], None);
     paths
 }
@@ -56,7 +56,7 @@ fn while_a_relay_is_in_use_direct_candidates_are_checked_at_growing_intervals() 
         let round = checks(&mut paths, relay(1), at(ms));
         if !round.is_empty() {
             let addresses: Vec<_> = round.iter().map(|(_, address)| *address).collect();
-            assert_eq!(addresses, [told(1), told(2)]);
+            assert_eq!(addresses, [direct(1), direct(2)]);
             rounds.push(ms);
         }
     }
@@ -69,18 +69,18 @@ fn while_a_relay_is_in_use_direct_candidates_are_checked_at_growing_intervals() 
 #[test]
 fn a_direct_path_in_use_is_not_compared_with_others() {
     let mut paths = paths();
-    assert_eq!(paths.next_wakeup(Some(told(1))), None);
-    assert_eq!(due(&mut paths, told(1), at(5000)), []);
+    assert_eq!(paths.next_wakeup(Some(direct(1))), None);
+    assert_eq!(due(&mut paths, direct(1), at(5000)), []);
 }
 
-fn told6() -> SocketAddr {
+fn direct6() -> SocketAddr {
     SocketAddr::from(([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1], 7))
 }
 
 /// A peer with an address of each family.
 fn both_families() -> Paths {
     let mut paths = Paths::default();
-    paths.set_signalled(&[told6(), told(1)]);
+    paths.set_signalled(&[direct6(), direct(1)]);
     paths
 }
 
@@ -89,32 +89,32 @@ fn ipv6_is_checked_along_with_ipv4_for_a_few_rounds() {
     let mut paths = both_families();
     let mut rounds = Vec::new();
     for ms in (0..100_000).step_by(100) {
-        let round = checks(&mut paths, told(1), at(ms));
+        let round = checks(&mut paths, direct(1), at(ms));
         if !round.is_empty() {
             let addresses: Vec<_> = round.iter().map(|(_, address)| *address).collect();
-            assert_eq!(addresses, [told6(), told(1)]);
+            assert_eq!(addresses, [direct6(), direct(1)]);
             rounds.push(ms);
         }
     }
     assert_eq!(rounds, [0, 200, 500, 1000, 2000]);
-    assert_eq!(paths.next_wakeup(Some(told(1))), None);
+    assert_eq!(paths.next_wakeup(Some(direct(1))), None);
     // Nor the other way round.
-    assert_eq!(due(&mut both_families(), told6(), at(0)), []);
+    assert_eq!(due(&mut both_families(), direct6(), at(0)), []);
 }
 
 #[test]
 fn the_initiator_switches_to_ipv6_if_it_is_no_slower() {
     for (ipv6, began, taken) in [
-        (30, true, CheckOutcome::Switch(told6())),
-        (40, true, CheckOutcome::Switch(told6())),
+        (30, true, CheckOutcome::Switch(direct6())),
+        (40, true, CheckOutcome::Switch(direct6())),
         (41, true, CheckOutcome::Keep),
         (30, false, CheckOutcome::Keep),
     ] {
         let mut paths = both_families();
-        let round = checks(&mut paths, told(1), at(0));
+        let round = checks(&mut paths, direct(1), at(0));
         let mut answered = |of: usize, ms| {
             let check = round[of].0;
-            paths.acknowledged(check, Some(told(1)), began, at(ms))
+            paths.acknowledged(check, Some(direct(1)), began, at(ms))
         };
         let used = answered(1, 30).expect("the one in use").1;
         let other = answered(0, ipv6).expect("the other").1;
@@ -132,26 +132,26 @@ fn lost_ipv6_is_not_preferred_again_until_the_peer_moves() {
     paths.sent(at(0));
     let mut lost = false;
     for ms in (0..=3000).step_by(500) {
-        lost |= due(&mut paths, told6(), at(ms)).contains(&Due::Lost);
+        lost |= due(&mut paths, direct6(), at(ms)).contains(&Due::Lost);
     }
     assert!(lost);
     paths.moved();
-    assert_eq!(checks(&mut paths, told(1), at(4000)), []);
-    paths.set_signalled(&[told6(), told(1), told(2)]);
-    assert_eq!(checks(&mut paths, told(1), at(4000)).len(), 2);
+    assert_eq!(checks(&mut paths, direct(1), at(4000)), []);
+    paths.set_signalled(&[direct6(), direct(1), direct(2)]);
+    assert_eq!(checks(&mut paths, direct(1), at(4000)).len(), 2);
 }
 
 #[test]
 fn the_initiator_follows_to_proven_ipv6_only() {
     let mut paths = both_families();
-    let round = checks(&mut paths, told(1), at(0));
-    assert!(!paths.on_datagram(told6(), Some(told(1)), true, at(20)));
+    let round = checks(&mut paths, direct(1), at(0));
+    assert!(!paths.on_datagram(direct6(), Some(direct(1)), true, at(20)));
     // It is slower, so nothing is moved by itself.
-    paths.acknowledged(round[1].0, Some(told(1)), true, at(30));
-    paths.acknowledged(round[0].0, Some(told(1)), true, at(60));
-    assert!(paths.on_datagram(told6(), Some(told(1)), true, at(70)));
+    paths.acknowledged(round[1].0, Some(direct(1)), true, at(30));
+    paths.acknowledged(round[0].0, Some(direct(1)), true, at(60));
+    assert!(paths.on_datagram(direct6(), Some(direct(1)), true, at(70)));
     // The other end, which does not choose, follows at once.
-    assert!(both_families().on_datagram(told6(), Some(told(1)), false, at(20)));
+    assert!(both_families().on_datagram(direct6(), Some(direct(1)), false, at(20)));
 }
 
 #[test]
@@ -160,14 +160,14 @@ fn the_first_proven_direct_path_is_taken() {
     let round = checks(&mut paths, relay(1), at(0));
     let taken = paths.acknowledged(round[1].0, Some(relay(1)), true, at(30));
     let rtt = Duration::from_millis(30);
-    assert_eq!(taken, Some((rtt, CheckOutcome::Switch(told(2)))));
+    assert_eq!(taken, Some((rtt, CheckOutcome::Switch(direct(2)))));
     assert_eq!(paths.candidates()[1].state, CheckState::Works { rtt });
     // The other comes too late.
-    let late = paths.acknowledged(round[0].0, Some(told(2)), true, at(31));
+    let late = paths.acknowledged(round[0].0, Some(direct(2)), true, at(31));
     assert_eq!(late.map(|(_, taken)| taken), Some(CheckOutcome::Keep));
     // And once is enough.
     assert_eq!(
-        paths.acknowledged(round[0].0, Some(told(2)), true, at(32)),
+        paths.acknowledged(round[0].0, Some(direct(2)), true, at(32)),
         None
     );
 }
@@ -175,7 +175,7 @@ fn the_first_proven_direct_path_is_taken() {
 #[test]
 fn a_relayed_datagram_does_not_replace_a_direct_path() {
     let mut paths = paths();
-    assert!(!paths.on_datagram(relay(1), Some(told(1)), false, at(0)));
+    assert!(!paths.on_datagram(relay(1), Some(direct(1)), false, at(0)));
     // Another relay, when one is in use, is followed.
     paths.set_relays(&[relay(1), relay(2)], Some(relay(1)));
     assert!(paths.on_datagram(relay(2), Some(relay(1)), false, at(0)));
@@ -185,19 +185,19 @@ fn a_relayed_datagram_does_not_replace_a_direct_path() {
 fn a_loopback_address_is_a_relay_and_left_for_a_direct_path() {
     let forwarder = SocketAddr::from(([127, 0, 0, 1], 40_000));
     let mut paths = paths();
-    assert!(!paths.on_datagram(forwarder, Some(told(1)), false, at(0)));
+    assert!(!paths.on_datagram(forwarder, Some(direct(1)), false, at(0)));
     assert!(paths.received_by_relay_within(PATIENCE, at(0)));
     // Also when it is asked about as the way in use.
     paths.restart_checks();
     paths.sent(at(0));
     let round = checks(&mut paths, forwarder, at(1000));
     assert_eq!(round.len(), 3);
-    let direct = round.iter().find(|(_, address)| *address == told(1));
-    let (check, _) = direct.expect("a check");
+    let direct_check = round.iter().find(|(_, address)| *address == direct(1));
+    let (check, _) = direct_check.expect("a check");
     let taken = paths.acknowledged(*check, Some(forwarder), true, at(1030));
     assert_eq!(
         taken.map(|(_, taken)| taken),
-        Some(CheckOutcome::Switch(told(1)))
+        Some(CheckOutcome::Switch(direct(1)))
     );
 }
 
@@ -205,17 +205,17 @@ fn a_loopback_address_is_a_relay_and_left_for_a_direct_path() {
 fn a_direct_source_is_checked_before_the_relay_is_left() {
     let mut paths = paths();
     checks(&mut paths, relay(1), at(0));
-    assert!(!paths.on_datagram(told(9), Some(relay(1)), false, at(10)));
+    assert!(!paths.on_datagram(direct(9), Some(relay(1)), false, at(10)));
     let round = checks(&mut paths, relay(1), at(10));
-    assert!(round.iter().any(|(_, address)| *address == told(9)));
+    assert!(round.iter().any(|(_, address)| *address == direct(9)));
     assert_eq!(
         paths.candidates().last().map(|c| c.kind),
         Some(CandidateKind::PeerReflexive)
     );
     // From an address that is known: not more often than twice a second.
-    assert!(!paths.on_datagram(told(1), Some(relay(1)), false, at(100)));
+    assert!(!paths.on_datagram(direct(1), Some(relay(1)), false, at(100)));
     assert_eq!(checks(&mut paths, relay(1), at(100)), []);
-    assert!(!paths.on_datagram(told(1), Some(relay(1)), false, at(5_000)));
+    assert!(!paths.on_datagram(direct(1), Some(relay(1)), false, at(5_000)));
     assert_eq!(checks(&mut paths, relay(1), at(5_000)).len(), 3);
 }
 
@@ -226,7 +226,7 @@ fn a_direct_datagram_right_after_a_check_repeats_the_check() {
     for ms in [0, 200, 500, 1000, 2000, 4000] {
         assert!(!checks(&mut paths, relay(1), at(ms)).is_empty());
     }
-    paths.on_datagram(told(1), Some(relay(1)), false, at(4_010));
+    paths.on_datagram(direct(1), Some(relay(1)), false, at(4_010));
     assert_eq!(checks(&mut paths, relay(1), at(4_490)), []);
     assert!(!checks(&mut paths, relay(1), at(4_500)).is_empty());
 }
@@ -235,19 +235,19 @@ fn a_direct_datagram_right_after_a_check_repeats_the_check() {
 fn a_path_slower_than_the_check_interval_is_taken() {
     for rtt in [700, 1_300, 4_900] {
         let mut paths = paths();
-        let (mut under_way, mut taken) = (Vec::new(), None);
+        let (mut in_flight, mut taken) = (Vec::new(), None);
         for ms in (0..10_000).step_by(100) {
-            // What comes from there all the time has it checked every half a second.
-            paths.on_datagram(told(1), Some(relay(1)), false, at(ms));
+            // A continuous source is checked every half a second.
+            paths.on_datagram(direct(1), Some(relay(1)), false, at(ms));
             let sent = checks(&mut paths, relay(1), at(ms));
-            let there = sent.into_iter().filter(|(_, to)| *to == told(1));
-            under_way.extend(there.map(|(check, _)| (ms + rtt, check)));
-            for (_, check) in under_way.extract_if(.., |(due, _)| *due <= ms) {
+            let there = sent.into_iter().filter(|(_, to)| *to == direct(1));
+            in_flight.extend(there.map(|(check, _)| (ms + rtt, check)));
+            for (_, check) in in_flight.extract_if(.., |(due, _)| *due <= ms) {
                 let answered = paths.acknowledged(check, Some(relay(1)), true, at(ms));
                 taken = taken.or(answered);
             }
         }
-        let expected = (Duration::from_millis(rtt), CheckOutcome::Switch(told(1)));
+        let expected = (Duration::from_millis(rtt), CheckOutcome::Switch(direct(1)));
         assert_eq!(taken, Some(expected), "{rtt} ms");
     }
 }
@@ -255,35 +255,35 @@ fn a_path_slower_than_the_check_interval_is_taken() {
 #[test]
 fn a_roaming_peer_is_followed_unless_this_end_has_just_switched() {
     let mut paths = paths();
-    assert!(paths.on_datagram(told(9), Some(told(1)), true, at(0)));
+    assert!(paths.on_datagram(direct(9), Some(direct(1)), true, at(0)));
     let round = checks(&mut paths, relay(1), at(0));
     paths.acknowledged(round[0].0, Some(relay(1)), true, at(10));
-    assert!(!paths.on_datagram(told(2), Some(told(1)), true, at(900)));
+    assert!(!paths.on_datagram(direct(2), Some(direct(1)), true, at(900)));
     assert!(
-        paths.on_datagram(told(2), Some(told(1)), false, at(900)),
-        "who did not begin the session follows"
+        paths.on_datagram(direct(2), Some(direct(1)), false, at(900)),
+        "the responder follows"
     );
-    assert!(paths.on_datagram(told(2), Some(told(1)), true, at(1100)));
+    assert!(paths.on_datagram(direct(2), Some(direct(1)), true, at(1100)));
 }
 
-/// Two ends that send to each other all the time, each by another way at first and 10 ms away: how often each moved, and what it
-/// uses at the end.
+/// Two ends that send to each other all the time, each by another way at first and 10 ms away: how
+/// often each moved, and what it uses at the end.
 fn chase(candidates: [SocketAddr; 2]) -> [(usize, SocketAddr); 2] {
     let mut ends = [0, 1].map(|_| {
         let mut paths = Paths::default();
-        paths.set_signalled(&[told(1), told(2)]);
+        paths.set_signalled(&[direct(1), direct(2)]);
         paths.set_relays(&[relay(1), relay(2)], None);
         paths
     });
     let mut used = candidates;
     let mut moves = [0, 0];
-    let mut under_way = std::collections::VecDeque::new();
+    let mut in_flight = std::collections::VecDeque::new();
     for ms in 0..900 {
-        under_way.push_back(used);
+        in_flight.push_back(used);
         if ms < 10 {
             continue;
         }
-        let arrived = under_way.pop_front().unwrap();
+        let arrived = in_flight.pop_front().unwrap();
         for end in [0, 1] {
             let from = arrived[1 - end];
             let follows = ends[end].on_datagram(from, Some(used[end]), end == 0, at(ms));
@@ -298,7 +298,7 @@ fn chase(candidates: [SocketAddr; 2]) -> [(usize, SocketAddr); 2] {
 
 #[test]
 fn ends_on_different_paths_converge_and_stop_switching() {
-    for candidates in [[told(1), told(2)], [relay(1), relay(2)]] {
+    for candidates in [[direct(1), direct(2)], [relay(1), relay(2)]] {
         let [first, second] = chase(candidates);
         assert_eq!(first.1, second.1, "{candidates:?}");
         assert!(first.0 + second.0 <= 3, "{first:?}, {second:?}");
@@ -312,7 +312,7 @@ fn silence_is_checked_and_then_counts_as_a_loss() {
     paths.sent(at(900));
     let mut events = Vec::new();
     for ms in (0..6000).step_by(100) {
-        for due in due(&mut paths, told(1), at(ms)) {
+        for due in due(&mut paths, direct(1), at(ms)) {
             events.push((ms, matches!(due, Due::Lost)));
         }
     }
@@ -329,7 +329,7 @@ fn silence_is_checked_and_then_counts_as_a_loss() {
     assert!(paths.is_lost());
     assert_eq!(paths.candidates()[0].state, CheckState::Silent);
     // Something comes after all.
-    assert!(paths.on_datagram(told(1), Some(told(1)), false, at(6000)));
+    assert!(paths.on_datagram(direct(1), Some(direct(1)), false, at(6000)));
     assert!(!paths.is_lost());
 }
 
@@ -338,14 +338,14 @@ fn an_answer_over_any_path_ends_the_silence() {
     let mut paths = paths();
     paths.sent(at(0));
     // By a relay: it does not say that the direct way works.
-    paths.on_datagram(relay(1), Some(told(1)), false, at(500));
-    let asked = checks(&mut paths, told(1), at(1000));
-    let taken = paths.acknowledged(asked[0].0, Some(told(1)), true, at(1040));
+    paths.on_datagram(relay(1), Some(direct(1)), false, at(500));
+    let sent = checks(&mut paths, direct(1), at(1000));
+    let taken = paths.acknowledged(sent[0].0, Some(direct(1)), true, at(1040));
     assert_eq!(
         taken,
         Some((Duration::from_millis(40), CheckOutcome::InUse))
     );
-    assert_eq!(due(&mut paths, told(1), at(9000)), []);
+    assert_eq!(due(&mut paths, direct(1), at(9000)), []);
 }
 
 #[test]
@@ -384,15 +384,15 @@ fn a_check_cannot_be_acknowledged_unseen_or_late() {
 fn a_repeated_check_is_answered_however_late() {
     let mut paths = paths();
     paths.sent(at(0));
-    let first = checks(&mut paths, told(1), at(1000));
-    assert_eq!(checks(&mut paths, told(1), at(1500)), first);
+    let first = checks(&mut paths, direct(1), at(1000));
+    assert_eq!(checks(&mut paths, direct(1), at(1500)), first);
     // A round trip of 0.9 s.
     assert!(
         paths
-            .acknowledged(first[0].0, Some(told(1)), true, at(1900))
+            .acknowledged(first[0].0, Some(direct(1)), true, at(1900))
             .is_some()
     );
-    assert_eq!(due(&mut paths, told(1), at(9000)), []);
+    assert_eq!(due(&mut paths, direct(1), at(9000)), []);
 }
 
 #[test]
@@ -401,7 +401,7 @@ fn a_lost_path_is_reported_once() {
     let mut lost = 0;
     for ms in (0..30_000).step_by(100) {
         paths.sent(at(ms));
-        let due = due(&mut paths, told(1), at(ms));
+        let due = due(&mut paths, direct(1), at(ms));
         lost += due.iter().filter(|due| **due == Due::Lost).count();
     }
     assert_eq!(lost, 1);
@@ -411,8 +411,8 @@ fn a_lost_path_is_reported_once() {
 fn a_peer_with_a_single_path_is_never_checked() {
     let mut paths = Paths::default();
     paths.sent(at(0));
-    assert_eq!(paths.next_wakeup(Some(told(1))), None);
-    assert!(paths.on_datagram(told(2), Some(told(1)), true, at(0)));
+    assert_eq!(paths.next_wakeup(Some(direct(1))), None);
+    assert!(paths.on_datagram(direct(2), Some(direct(1)), true, at(0)));
 }
 
 #[test]
@@ -425,9 +425,9 @@ fn a_removed_relay_in_use_stays_until_a_direct_path_is_proven() {
     let taken = paths.acknowledged(round[0].0, Some(relay(1)), true, at(20));
     assert_eq!(
         taken.map(|(_, taken)| taken),
-        Some(CheckOutcome::Switch(told(1)))
+        Some(CheckOutcome::Switch(direct(1)))
     );
-    paths.set_relays(&[], Some(told(1)));
+    paths.set_relays(&[], Some(direct(1)));
     assert!(!paths.is_relay(relay(1)));
 }
 
@@ -436,7 +436,7 @@ fn a_candidate_signalled_again_keeps_its_state() {
     let mut paths = paths();
     let round = checks(&mut paths, relay(1), at(0));
     paths.acknowledged(round[0].0, Some(relay(1)), true, at(10));
-    paths.set_signalled(&[told(3), told(1)]);
+    paths.set_signalled(&[direct(3), direct(1)]);
     let candidates: Vec<_> = paths
         .candidates()
         .iter()
@@ -445,8 +445,8 @@ fn a_candidate_signalled_again_keeps_its_state() {
     assert_eq!(
         candidates,
         [
-            (told(3), CandidateKind::Signalled),
-            (told(1), CandidateKind::Signalled),
+            (direct(3), CandidateKind::Signalled),
+            (direct(1), CandidateKind::Signalled),
             (relay(1), CandidateKind::Relayed)
         ]
     );
@@ -474,7 +474,7 @@ fn a_candidate_that_does_not_answer_is_silent() {
 fn a_candidate_without_a_route_is_tried_again() {
     let mut paths = paths();
     checks(&mut paths, relay(1), at(0));
-    paths.refused(told(1));
+    paths.refused(direct(1));
     assert_eq!(paths.candidates()[0].state, CheckState::NoRoute);
     checks(&mut paths, relay(1), at(200));
     assert_eq!(paths.candidates()[0].state, CheckState::Checking);
@@ -483,7 +483,7 @@ fn a_candidate_without_a_route_is_tried_again() {
 #[test]
 fn candidates_are_bounded() {
     let mut paths = Paths::default();
-    let many: Vec<_> = (0..100).map(told).collect();
+    let many: Vec<_> = (0..100).map(direct).collect();
     paths.set_signalled(&many);
     let relays: Vec<_> = (0..100).map(relay).collect();
     paths.set_relays(&relays, None);
@@ -528,17 +528,17 @@ fn outstanding_checks_of_a_candidate_are_bounded() {
 #[test]
 fn the_initiator_follows_the_peer_again_after_a_second() {
     let mut paths = paths();
-    assert!(paths.on_datagram(told(2), Some(told(1)), true, at(0)));
-    assert!(!paths.on_datagram(told(1), Some(told(2)), true, at(999)));
-    assert!(paths.on_datagram(told(1), Some(told(2)), true, at(1000)));
+    assert!(paths.on_datagram(direct(2), Some(direct(1)), true, at(0)));
+    assert!(!paths.on_datagram(direct(1), Some(direct(2)), true, at(999)));
+    assert!(paths.on_datagram(direct(1), Some(direct(2)), true, at(1000)));
 }
 
 #[test]
 fn ipv6_without_a_route_is_not_preferred() {
     let mut paths = both_families();
-    assert_eq!(checks(&mut paths, told(1), at(0)).len(), 2);
-    paths.refused(told6());
-    assert_eq!(checks(&mut paths, told(1), at(200)), []);
+    assert_eq!(checks(&mut paths, direct(1), at(0)).len(), 2);
+    paths.refused(direct6());
+    assert_eq!(checks(&mut paths, direct(1), at(200)), []);
 }
 
 #[test]
@@ -562,22 +562,22 @@ fn ipv6_that_was_lost_is_not_followed_though_it_answers_again() {
     let mut paths = both_families();
     paths.set_relays(&[relay(1)], None);
     paths.sent(at(0));
-    due(&mut paths, told6(), at(3000));
+    due(&mut paths, direct6(), at(3000));
     assert!(paths.is_lost());
     // A relay is in use, and both answer: IPv4 first.
     paths.moved();
     let round = checks(&mut paths, relay(1), at(3000));
     let check_of = |to| round.iter().find(|(_, address)| *address == to);
-    for (to, used) in [(told(1), relay(1)), (told6(), told(1))] {
+    for (to, used) in [(direct(1), relay(1)), (direct6(), direct(1))] {
         let (check, _) = check_of(to).expect("a check");
         paths.acknowledged(*check, Some(used), true, at(3010));
     }
-    assert!(!paths.on_datagram(told6(), Some(told(1)), true, at(9000)));
+    assert!(!paths.on_datagram(direct6(), Some(direct(1)), true, at(9000)));
 }
 
 #[test]
 fn a_late_direct_datagram_triggers_a_check() {
-    for (from, again) in [(relay(2), false), (told(1), true)] {
+    for (from, again) in [(relay(2), false), (direct(1), true)] {
         let mut paths = paths();
         paths.set_relays(&[relay(1), relay(2)], Some(relay(1)));
         for ms in [0, 200, 500, 1000, 2000, 4000] {
@@ -593,13 +593,13 @@ fn a_late_direct_datagram_triggers_a_check() {
 #[test]
 fn any_candidate_that_answers_replaces_a_lost_path() {
     let mut paths = both_families();
-    let round = checks(&mut paths, told(1), at(0));
-    let (check, _) = round.iter().find(|(_, to)| *to == told6()).expect("one");
+    let round = checks(&mut paths, direct(1), at(0));
+    let (check, _) = round.iter().find(|(_, to)| *to == direct6()).expect("one");
     paths.sent(at(0));
-    due(&mut paths, told(1), at(3000));
-    // Who did not begin the session prefers nothing by itself.
-    let taken = paths.acknowledged(*check, Some(told(1)), false, at(3100));
-    let expected = (Duration::from_millis(3100), CheckOutcome::Switch(told6()));
+    due(&mut paths, direct(1), at(3000));
+    // The responder of the session prefers nothing by itself.
+    let taken = paths.acknowledged(*check, Some(direct(1)), false, at(3100));
+    let expected = (Duration::from_millis(3100), CheckOutcome::Switch(direct6()));
     assert_eq!(taken, Some(expected));
 }
 
@@ -607,7 +607,7 @@ fn any_candidate_that_answers_replaces_a_lost_path() {
 fn a_check_refused_by_the_kernel_is_not_outstanding() {
     let mut paths = paths();
     let round = checks(&mut paths, relay(1), at(0));
-    paths.refused(told(1));
+    paths.refused(direct(1));
     let taken = paths.acknowledged(round[0].0, Some(relay(1)), true, at(10));
     assert_eq!(taken, None);
 }
@@ -616,12 +616,12 @@ fn a_check_refused_by_the_kernel_is_not_outstanding() {
 fn a_check_of_an_earlier_silence_is_not_repeated() {
     let mut paths = paths();
     paths.sent(at(0));
-    let first = checks(&mut paths, told(1), at(1000));
-    paths.on_datagram(told(1), Some(told(1)), false, at(1100));
+    let first = checks(&mut paths, direct(1), at(1000));
+    paths.on_datagram(direct(1), Some(direct(1)), false, at(1100));
     paths.sent(at(8000));
-    let second = checks(&mut paths, told(1), at(9000));
+    let second = checks(&mut paths, direct(1), at(9000));
     assert_ne!(first, second);
-    let taken = paths.acknowledged(second[0].0, Some(told(1)), true, at(9040));
+    let taken = paths.acknowledged(second[0].0, Some(direct(1)), true, at(9040));
     assert_eq!(
         taken,
         Some((Duration::from_millis(40), CheckOutcome::InUse))

@@ -255,7 +255,7 @@ fn jitter_is_below_a_third_of_a_second() {
 }
 
 proptest! {
-    /// Whatever happens, a wake-up honoured is a wake-up done with: no busy loop, and none late.
+    /// Every wake-up that is processed is done: no busy loop, and none is late.
     #[test]
     fn expiry_leaves_nothing_due(events in prop::collection::vec((0..9u8, 0..100u64), 1..100)) {
         let mut rng = Seeded::new(1);

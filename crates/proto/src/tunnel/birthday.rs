@@ -256,14 +256,14 @@ mod tests {
         let v6 = Mapping::Unknown;
         tunnel.set_nat_mappings(NatMappings { v4, v6 }, at(0).mono);
         let relay: SocketAddr = "192.0.2.1:50000".parse().expect("an address");
-        let told: SocketAddr = "203.0.113.9:4000".parse().expect("an address");
+        let address: SocketAddr = "203.0.113.9:4000".parse().expect("an address");
         for n in 0..10_000_u32 {
             let mut key = [7; 32];
             key[..4].copy_from_slice(&n.to_le_bytes());
             let id = tunnel.add_peer(PublicKey::from_bytes(key)).expect("a peer");
             tunnel.set_endpoint(id, relay);
             tunnel.set_relays(id, &[relay]);
-            tunnel.set_candidates(id, &[told], at(0).mono);
+            tunnel.set_candidates(id, &[address], at(0).mono);
             tunnel.peer_mut(id).expect("a peer").path.active_until = at(1_000_000).mono;
         }
         tunnel

@@ -26,7 +26,7 @@ fn bytes_of(address: IpAddr) -> Vec<u8> {
     }
 }
 
-/// Who takes part.
+/// The hosts.
 #[derive(Clone, Copy, Debug)]
 struct People {
     host: IpAddr,
@@ -56,11 +56,11 @@ enum Body {
     Error {
         kind: u8,
         by_router: bool,
-        /// What the peer is told about, as sent by the host.
+        /// The host's packet that the error quotes.
         about: Box<Packet>,
         /// Bytes of it that are quoted beyond its IP headers.
         quoted: usize,
-        /// What follows a whole quote (RFC 4884).
+        /// Extensions after a whole quote (RFC 4884).
         behind: Vec<u8>,
     },
 }

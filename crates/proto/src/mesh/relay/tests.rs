@@ -66,7 +66,8 @@ fn a_request_is_laid_out_as_documented() {
     assert_eq!(bytes.len(), 20 + 0x94);
 }
 
-/// RFC 8489, appendix B.1, with erratum 6268. Its key is a long-term one: SHA-256 of user, realm and password.
+/// RFC 8489, appendix B.1, with erratum 6268. Its key is a long-term one: SHA-256 of user, realm
+/// and password.
 #[test]
 fn the_integrity_of_the_sample_of_rfc_8489_is_proven() {
     let sample = hex(
@@ -156,14 +157,14 @@ fn requests_without_a_ticket_or_with_nonsense_are_refused() {
 #[test]
 fn an_ordinary_request_is_answered_with_its_address() {
     // RFC 5769, section 2.2: the address of the sample response by its transaction.
-    let question = hex("0001 0000 2112a442 b7e7a701bc34d686fa87dfae");
-    let Ok(ServerRequest::Address(id)) = ServerRequest::parse(&question) else {
+    let request = hex("0001 0000 2112a442 b7e7a701bc34d686fa87dfae");
+    let Ok(ServerRequest::Address(id)) = ServerRequest::parse(&request) else {
         panic!("an ordinary request");
     };
     let from = "[::ffff:192.0.2.1]:32853".parse().expect("an address");
     let answer = Answer::address(from).write(id, None);
-    let told = hex("0101 000c 2112a442 b7e7a701bc34d686fa87dfae 0020 0008 0001 a147 e112a643");
-    assert_eq!(answer, told);
+    let expected = hex("0101 000c 2112a442 b7e7a701bc34d686fa87dfae 0020 0008 0001 a147 e112a643");
+    assert_eq!(answer, expected);
     let parsed = Answer::parse(&answer, id, &ticket("north").password).expect("an answer");
     let mapped: SocketAddr = "192.0.2.1:32853".parse().expect("an address");
     assert_eq!(parsed, Answer::address(mapped));
@@ -172,14 +173,14 @@ fn an_ordinary_request_is_answered_with_its_address() {
 #[test]
 fn a_port_needs_an_authenticated_answer() {
     let (ticket, mapped) = (ticket("north"), SocketAddr::from(([192, 0, 2, 1], 7)));
-    let (id, question) = ask(&ticket);
+    let (id, request) = ask(&ticket);
     let answer = Answer {
         mapped,
         port: Some(50_000),
         present: true,
     };
     let bytes = answer.write(id, Some(&ticket.password));
-    assert!(bytes.len() < question.len());
+    assert!(bytes.len() < request.len());
     assert_eq!(Answer::parse(&bytes, id, &ticket.password), Ok(answer));
     let unproven = answer.write(id, None);
     let address = Ok(Answer::address(mapped));
@@ -205,12 +206,12 @@ fn a_port_needs_an_authenticated_answer() {
 #[test]
 fn refusals_keep_their_code_and_are_shorter_than_the_request() {
     let ticket = ticket("north");
-    let (id, question) = ask(&ticket);
+    let (id, request) = ask(&ticket);
     for code in [400, 401, 438, 486, 508, 500] {
         let refusal = RelayRefusal::of(code);
         for password in [None, Some(&ticket.password)] {
             let bytes = refusal.write(id, password);
-            assert!(bytes.len() < question.len());
+            assert!(bytes.len() < request.len());
             // RFC 8489, section 14.8: the hundreds, then the rest.
             assert_eq!(
                 bytes[20..28],
