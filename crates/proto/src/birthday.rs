@@ -404,9 +404,10 @@ impl Allowance {
     }
 
     fn left(&self, now: Instant) -> u32 {
-        match now < self.renews_at {
-            true => self.left,
-            false => self.whole,
+        if now < self.renews_at {
+            self.left
+        } else {
+            self.whole
         }
     }
 
@@ -581,9 +582,10 @@ impl Birthday {
 
     fn fail(&mut self, now: Instant) {
         self.stage = Stage::Idle;
-        let pause = match self.both_symmetric {
-            true => PAUSES.len() - 1,
-            false => self.failed_attempts.min(PAUSES.len() - 1),
+        let pause = if self.both_symmetric {
+            PAUSES.len() - 1
+        } else {
+            self.failed_attempts.min(PAUSES.len() - 1)
         };
         self.failed_attempts += 1;
         self.next = Some(now + PAUSES[pause]);

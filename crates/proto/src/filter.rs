@@ -177,9 +177,10 @@ impl StatefulFilter {
                 Filter::All => true,
                 Filter::Only(open) => open.passes(&mut self.conntrack, ip, packet, now),
             };
-        match passes {
-            true => Ok(()),
-            false => Err(DropReason::PolicyDenied),
+        if passes {
+            Ok(())
+        } else {
+            Err(DropReason::PolicyDenied)
         }
     }
 

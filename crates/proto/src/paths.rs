@@ -578,9 +578,12 @@ impl Paths {
             if !relayed && !self.candidates.iter().any(|c| c.address == used) {
                 self.replace(CandidateKind::PeerReflexive, &[used], 1);
             }
-            let wanted = |candidate: &&mut Candidate| match relayed {
-                true => candidate.is_better(used, ends),
-                false => candidate.is_preferred(used) || candidate.address == used,
+            let wanted = |candidate: &&mut Candidate| {
+                if relayed {
+                    candidate.is_better(used, ends)
+                } else {
+                    candidate.is_preferred(used) || candidate.address == used
+                }
             };
             for candidate in self.candidates.iter_mut().filter(wanted) {
                 due.push(candidate.begin(Check::random(rng), now));
@@ -620,12 +623,11 @@ impl Paths {
     /// for the first few rounds.
     fn is_checking(&self, used: SocketAddr) -> bool {
         let mut candidates = self.candidates.iter();
-        match self.is_relay(used) {
-            true => candidates.any(|c| c.is_better(used, self.ends)),
-            false => {
-                let tries = self.rounds < IPV6_ROUNDS && !self.ipv6_lost;
-                tries && candidates.any(|c| c.is_preferred(used))
-            }
+        if self.is_relay(used) {
+            candidates.any(|c| c.is_better(used, self.ends))
+        } else {
+            let tries = self.rounds < IPV6_ROUNDS && !self.ipv6_lost;
+            tries && candidates.any(|c| c.is_preferred(used))
         }
     }
 }

@@ -124,17 +124,17 @@ fn errors_that_quote_sent_packets_pass() {
     for protocol in BOTH {
         for v6 in FAMILIES {
             let mut world = world(protocol, Open::default());
-            let [begun, other] = [1999, 1998].map(|port| datagram(1, v6, [port, 53]));
-            assert_eq!(sent(&mut world, 1, slice::from_ref(&begun)), (1, 0));
-            for (about, fate) in [(begun, (1, 0)), (other, (0, 1))] {
-                let (protocol, kind) = if v6 {
+            let [sent_before, other] = [1999, 1998].map(|port| datagram(1, v6, [port, 53]));
+            assert_eq!(sent(&mut world, 1, slice::from_ref(&sent_before)), (1, 0));
+            for (about, fate) in [(sent_before, (1, 0)), (other, (0, 1))] {
+                let (number, kind) = if v6 {
                     (PROTO_ICMPV6, 1)
                 } else {
                     (PROTO_ICMP, 3)
                 };
                 let packet = &about[seikan_wire::VNET_HDR_LEN..];
                 let message = [&[kind, 0, 0, 0, 0, 0, 0, 0], packet].concat();
-                let error = raw(0, v6, protocol, message);
+                let error = raw(0, v6, number, message);
                 assert_eq!(sent(&mut world, 0, &[error]), fate, "{protocol:?} {v6}");
             }
         }

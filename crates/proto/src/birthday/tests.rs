@@ -487,9 +487,10 @@ fn signals_and_requests_of_a_peer_never_exceed_the_limit_per_minute() {
     // Knocks and probes in a minute, and probes in a burst.
     let mut most = [0; 3];
     for (seed, symmetric) in (0..40).map(|seed| (seed, seed % 2 == 0)) {
-        let mapping = match symmetric {
-            true => Mapping::AddressAndPortDependent(vec![ip("198.51.100.7")]),
-            false => Mapping::EndpointIndependent,
+        let mapping = if symmetric {
+            Mapping::AddressAndPortDependent(vec![ip("198.51.100.7")])
+        } else {
+            Mapping::EndpointIndependent
         };
         let mut end = End::new(mapping.clone(), &unknown_sources);
         end.nat_mappings.v6 = mapping;

@@ -201,21 +201,24 @@ impl Gateway {
             let shown = self.shown_as.get(&ip.src).unwrap_or(&ip.src);
             let vlan = self.devices[id.0 as usize].config.vlan;
             let pretends = self.by_lan.contains_key(&(vlan, *shown)) || self.is_shown(ip.src);
-            return match pretends {
-                true => Err(DropReason::DeviceMismatch),
-                false => Ok(Inbound::Device(id)),
+            return if pretends {
+                Err(DropReason::DeviceMismatch)
+            } else {
+                Ok(Inbound::Device(id))
             };
         }
         if self.own.contains(&ip.dst) {
             // The next hop of a source route has not been checked.
-            return match ip.source_routed(header) {
-                true => Err(DropReason::SourceRouted),
-                false => Ok(Inbound::Host),
+            return if ip.source_routed(header) {
+                Err(DropReason::SourceRouted)
+            } else {
+                Ok(Inbound::Host)
             };
         }
-        match is_group(ip.dst) {
-            true => Err(DropReason::NotUnicast),
-            false => Err(DropReason::UnlistedDevice),
+        if is_group(ip.dst) {
+            Err(DropReason::NotUnicast)
+        } else {
+            Err(DropReason::UnlistedDevice)
         }
     }
 

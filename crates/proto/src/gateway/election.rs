@@ -155,9 +155,10 @@ impl Election {
         }
         self.next_advert = now + INTERVAL;
         self.decide(now);
-        let role = match self.active {
-            true => Role::Active,
-            false => Role::Standby,
+        let role = if self.active {
+            Role::Active
+        } else {
+            Role::Standby
         };
         Some(self.advert(role, mac, rng))
     }

@@ -111,9 +111,10 @@ impl NeighbourTable {
         if let Some(address) = address
             && !entry.addresses.contains(&address)
         {
-            match entry.addresses.len() < MAX_ADDRESSES {
-                true => entry.addresses.push(address),
-                false => entry.has_more = true,
+            if entry.addresses.len() < MAX_ADDRESSES {
+                entry.addresses.push(address)
+            } else {
+                entry.has_more = true
             }
         }
     }

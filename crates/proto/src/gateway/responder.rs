@@ -288,9 +288,10 @@ impl Responder {
                         return gateway.drop_unattributed(DropReason::UnlistedDevice, 1);
                     }
                     let answer = solicitation.answer(self.mac);
-                    let to = match answer.destination.is_multicast() {
-                        true => neighbour::multicast_mac(answer.destination),
-                        false => header.src,
+                    let to = if answer.destination.is_multicast() {
+                        neighbour::multicast_mac(answer.destination)
+                    } else {
+                        header.src
                     };
                     self.push(to, vlan, ETHERTYPE_IPV6, &answer.to_packet());
                 }

@@ -211,9 +211,10 @@ fn translate_quote(quote: &mut [u8], v6: bool, mapping: &[(IpAddr, IpAddr)]) -> 
         return Change::default();
     }
     let end = ip.total_len.min(quote.len());
-    let field = match ip.source_routed(quote) {
-        false => Field::find(&ip, &quote[..end]).ok().flatten(),
-        true => None,
+    let field = if ip.source_routed(quote) {
+        None
+    } else {
+        Field::find(&ip, &quote[..end]).ok().flatten()
     };
     let covered = field.map_or(ip.header_len, |field| field.at + 2);
     let before = checksum::sum(&quote[..covered]);

@@ -370,9 +370,10 @@ impl World {
             v6: Mapping::Unknown,
         };
         member.tunnel.set_nat_mappings(outside, now.mono);
-        let next = match member.agent.lost {
-            true => member.agent.started_at + REFLECT_LEAST,
-            false => self.time + REFLECT_EVERY,
+        let next = if member.agent.lost {
+            member.agent.started_at + REFLECT_LEAST
+        } else {
+            self.time + REFLECT_EVERY
         };
         let round = member.agent.round;
         self.at(next, Event::Reflect(m, round));
@@ -512,9 +513,10 @@ impl World {
                 }),
             ) => {
                 let by_tls = relay_of_proxy(request.to).is_some();
-                let binding = match by_tls {
-                    true => proxy_address(relay, port),
-                    false => at(self.relays[relay].address.ip(), port),
+                let binding = if by_tls {
+                    proxy_address(relay, port)
+                } else {
+                    at(self.relays[relay].address.ip(), port)
                 };
                 self.request_relay(m, key, relay, binding, RequestKind::Binding(key, relay));
             }
@@ -732,9 +734,10 @@ impl World {
         if pair.stage != Stage::Binding || !pair.open.is_empty() {
             return;
         }
-        let (stage, pause) = match pair.bindings.is_empty() {
-            true => (Stage::Resting, BIND_EVERY),
-            false => (Stage::Calling(0), CALL_INTERVAL),
+        let (stage, pause) = if pair.bindings.is_empty() {
+            (Stage::Resting, BIND_EVERY)
+        } else {
+            (Stage::Calling(0), CALL_INTERVAL)
         };
         self.stage(m, key, stage);
         self.pair_after(pause, m, key);

@@ -151,9 +151,10 @@ impl Nat {
         let mapping = self.mappings.get(&port).filter(|m| m.until > now);
         let mapping = mapping.ok_or(Refused::NoMapping)?;
         let lets_in = mapping.lets_in.get(&self.behaviour.filtering.of(from));
-        match lets_in.is_some_and(|until| *until > now) {
-            true => Ok(mapping.inner),
-            false => Err(Refused::Filtered),
+        if lets_in.is_some_and(|until| *until > now) {
+            Ok(mapping.inner)
+        } else {
+            Err(Refused::Filtered)
         }
     }
 

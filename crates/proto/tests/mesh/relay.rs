@@ -101,9 +101,10 @@ impl Relay {
                 if !request.verify(&password) || request.expires <= unix {
                     return Outcome::Answer(RelayRefusal::Unauthorized.write(request.id, None));
                 }
-                let granted = match port == self.address.port() {
-                    true => Ok(self.port_for(&request)),
-                    false => self.bind(now, port, from, &request),
+                let granted = if port == self.address.port() {
+                    Ok(self.port_for(&request))
+                } else {
+                    self.bind(now, port, from, &request)
                 };
                 Outcome::Answer(match granted {
                     Ok((port, present)) => {

@@ -141,9 +141,10 @@ impl Mesh {
     fn path_in_use(&self, talk: usize) -> Option<PathKind> {
         let [a, b] = self.world.talks[talk].ends;
         let (there, back) = (self.endpoint(a, b)?, self.endpoint(b, a)?);
-        Some(match there.1 || back.1 {
-            true => PathKind::Relay,
-            false => PathKind::Direct,
+        Some(if there.1 || back.1 {
+            PathKind::Relay
+        } else {
+            PathKind::Direct
         })
     }
 

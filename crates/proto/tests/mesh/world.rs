@@ -690,12 +690,11 @@ impl World {
         if let Some(relay) = relay_of_proxy(to) {
             // A TLS frame in flight arrives.
             let is_there = self.relays[relay].is_on && !self.apart.contains(&m);
-            return match is_there {
-                true => {
-                    let event = Event::ToRelay(relay, to.port(), m, bytes, load);
-                    self.after(20 * MILLISECOND, event);
-                }
-                false => self.lost(Lost::AtRelay(AtRelay::Off), load),
+            return if is_there {
+                let event = Event::ToRelay(relay, to.port(), m, bytes, load);
+                self.after(20 * MILLISECOND, event);
+            } else {
+                self.lost(Lost::AtRelay(AtRelay::Off), load)
             };
         }
         let Location { realm, ip, .. } = self.members[m].location;
@@ -799,12 +798,11 @@ impl World {
             relay::Location::Udp(to) => self.send_from_server(number + 1, port, to, bytes, load),
             relay::Location::Stream(m) => {
                 self.ledger.datagrams += 1;
-                match self.apart.contains(&m) {
-                    true => self.lost(Lost::Apart, load),
-                    false => {
-                        let from = proxy_address(number, port);
-                        self.after(20 * MILLISECOND, Event::FromRelay(m, from, bytes, load));
-                    }
+                if self.apart.contains(&m) {
+                    self.lost(Lost::Apart, load)
+                } else {
+                    let from = proxy_address(number, port);
+                    self.after(20 * MILLISECOND, Event::FromRelay(m, from, bytes, load));
                 }
             }
         }

@@ -208,9 +208,10 @@ impl Packet {
             if protocol == PROTO_ICMP {
                 pseudo.clear();
             }
-            let mut check = match self.partial {
-                true => ones_complement_sum(&[&pseudo]),
-                false => !ones_complement_sum(&[&pseudo, &bytes]),
+            let mut check = if self.partial {
+                ones_complement_sum(&[&pseudo])
+            } else {
+                !ones_complement_sum(&[&pseudo, &bytes])
             };
             if check == 0 && matches!(protocol, PROTO_UDP | PROTO_UDP_LITE) {
                 check = 0xffff;
@@ -322,9 +323,12 @@ fn any_packet() -> impl Strategy<Value = Packet> {
 }
 
 fn address(v6: bool) -> impl Strategy<Value = IpAddr> {
-    any::<(u32, u128)>().prop_map(move |(four, six)| match v6 {
-        false => IpAddr::V4(four.into()),
-        true => IpAddr::V6(six.into()),
+    any::<(u32, u128)>().prop_map(move |(four, six)| {
+        if v6 {
+            IpAddr::V6(six.into())
+        } else {
+            IpAddr::V4(four.into())
+        }
     })
 }
 
