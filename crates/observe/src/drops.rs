@@ -60,7 +60,7 @@ drop_reasons! {
     UnknownType = "unknown_type",
     /// No session has this receiver index.
     UnknownIndex = "unknown_index",
-    /// A handshake message whose first MAC is not by somebody who knows our public key.
+    /// A handshake message whose sender does not know this host's public key (wrong mac1).
     BadMac1 = "bad_mac1",
     /// Under load: a handshake message without a valid cookie; a cookie reply was sent.
     CookieRequired = "cookie_required",
@@ -101,10 +101,10 @@ drop_reasons! {
     IcmpRedirect = "icmp_redirect",
     /// Not from or for a device of the gateway.
     UnlistedDevice = "unlisted_device",
-    /// A device's address from another card than its own, another address from its card, or an
+    /// A device's address from another MAC address, another address from its MAC address, or an
     /// address of the gateway's side from the tunnel.
     DeviceMismatch = "device_mismatch",
-    /// No card or no address on the local network is known for the device.
+    /// The device's MAC address or its address on the local network is unknown.
     DeviceUnresolved = "device_unresolved",
     /// None of the device's `allow-to` rules lets it reach this.
     DeniedTo = "denied_to",
@@ -119,17 +119,17 @@ drop_reasons! {
     BadFrameType = "bad_frame_type",
     /// The hop limit is used up.
     HopLimit = "hop_limit",
-    /// The local network's card refused the frame, or is down.
+    /// The interface on the local network refused the frame, or is down.
     LanWriteRefused = "lan_write_refused",
     /// Another gateway of this local network is active.
     Standby = "standby",
-    /// At a relay's port for two: from neither of them.
+    /// At a relay's port of a pair: from neither of its members.
     UnknownSource = "unknown_source",
-    /// At a relay's port for two: the other is not bound to it.
+    /// At a relay's port of a pair: the other member is not bound.
     NotBound = "not_bound",
     /// A member sends more through a relay than it may.
     OverRate = "over_rate",
-    /// By a TURN server: there is no permission for the other end yet, or no leg left for it.
+    /// At a TURN server: there is no permission for the other end yet, or no free channel for it.
     NoChannel = "no_channel",
     /// The kernel's receive buffer was full where this host forwards to or from a relay; merged
     /// datagrams count once.

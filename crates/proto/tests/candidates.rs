@@ -39,7 +39,7 @@ fn the_first_packet_takes_two_round_trips_wherever_the_peer_is() {
         let mut world = unknown_sources(protocol);
         set_candidates(&mut world, 0, &[nowhere(1), nowhere(2), address(1, false)]);
         world.send(0, &[Flow::udp(0).datagram(0, 100)]);
-        // 10 ms each way: initiation, response, packet.
+        // 10 ms in each direction: initiation, response, packet.
         world.run(Duration::from_millis(29));
         assert_eq!(world.sides[1].delivered.len(), 0);
         world.run(Duration::from_millis(2));
@@ -181,7 +181,7 @@ fn a_candidate_added_during_a_handshake_is_sent_the_same_initiation_at_once() {
         world.send(0, &[Flow::udp(0).datagram(0, 100)]);
         world.run(Duration::from_millis(100));
         set_candidates(&mut world, 0, &[nowhere(1), address(1, false)]);
-        // 10 ms each way: initiation, response, packet.
+        // 10 ms in each direction: initiation, response, packet.
         world.run(Duration::from_millis(31));
         assert_eq!(world.sides[1].delivered.len(), 1, "{protocol:?}");
         let sent = world.take_sent(0);

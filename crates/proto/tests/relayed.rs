@@ -87,7 +87,7 @@ fn a_dead_first_relay_is_replaced_by_the_second_in_a_round_trip() {
     world.run(Duration::from_millis(20));
     let side = &mut world.sides[1];
     side.tunnel.set_relays(side.peer, &[dead, relay()]);
-    // 10 ms each way.
+    // 10 ms in each direction.
     world.run(Duration::from_millis(20));
     assert_eq!(world.totals(1).handshakes.completed, 1);
     assert_eq!(world.totals(1).handshakes.initiations_sent, 1);

@@ -17,7 +17,7 @@ fn seeded(seed: u64) -> Seeded {
 }
 
 const AFTER_MILLIS: u64 = AFTER.as_millis() as u64;
-/// Probes of a second.
+/// Probes per second.
 const RATE: usize = 500;
 
 fn at(millis: u64) -> Instant {
@@ -32,7 +32,7 @@ fn ip(text: &str) -> IpAddr {
     text.parse().expect(text)
 }
 
-/// An end, and what it knows.
+/// One end with its input.
 struct End {
     birthday: Birthday,
     paths: Paths,
@@ -96,7 +96,7 @@ impl End {
     }
 }
 
-/// Behind a symmetric NAT at 198.51.100.7, with a peer that is seen as 203.0.113.9 port 4000.
+/// An end behind a symmetric NAT at 198.51.100.7. Its peer is seen as 203.0.113.9 port 4000.
 fn symmetric() -> End {
     let own = Mapping::AddressAndPortDependent(vec![ip("198.51.100.7")]);
     End::new(own, &["203.0.113.9:4000", "192.168.1.10:4000"])
@@ -130,8 +130,8 @@ fn punches(due: &[(u64, Due)]) -> Vec<u64> {
     punches.map(|(at, _)| *at).collect()
 }
 
-/// Two probes of which one meets a port, if 256 of 64,512 are open and `k` are tried: none of them
-/// is met with probability (64512 - 256 - i) / (64512 - i) at the i-th (hypergeometric).
+/// Probability that `k` probes hit one of 256 open ports of 64,512. The i-th one misses with
+/// probability (64512 - 256 - i) / (64512 - i) (hypergeometric).
 fn hit_probability(k: u32) -> f64 {
     let miss = |i: u32| f64::from(RANGE - u32::from(PORTS) - i) / f64::from(RANGE - i);
     1.0 - (0..k).map(miss).product::<f64>()
@@ -203,7 +203,7 @@ fn ports_are_opened_behind_a_symmetric_nat_only() {
         let mut end = symmetric();
         end.nat_mappings.v4 = nat_mappings;
         assert_eq!(end.run(0, 10_000), []);
-        // Nor has it anything to wait for.
+        // Nor does it schedule anything.
         assert_eq!(end.birthday.next_wakeup(false, at(20_000)), None);
     }
 }
@@ -307,7 +307,7 @@ fn an_attempt_at_a_vanished_address_restarts_with_its_remaining_punches() {
     let others = ["203.0.113.77:4000", "203.0.113.9:4000"];
     let mut end = symmetric();
     assert_eq!(punches(&end.run(0, AFTER_MILLIS + 100)), [AFTER_MILLIS]);
-    // Of no use to this NAT: the attempt goes on.
+    // Irrelevant to this NAT: the attempt continues.
     signalled(
         &mut end,
         &["203.0.113.9:4000", "192.168.7.7:1"],
@@ -377,7 +377,7 @@ fn failed_attempts_become_rare() {
     let [a, b, c] = [15 + 60, 15 + 300, 15 + 1800];
     let begin = [0, a, a + b, a + b + c, a + b + 2 * c];
     assert_eq!(first, begin.map(|seconds| AFTER_MILLIS + seconds * 1000));
-    // Kept open meanwhile.
+    // The ports are kept open meanwhile.
     let open = [0, 5000, 10_000].map(|millis| AFTER_MILLIS + millis);
     assert_eq!(punches(&due)[..3], open);
 }
@@ -385,12 +385,12 @@ fn failed_attempts_become_rare() {
 #[test]
 fn a_nat_change_resets_the_interval_of_attempts() {
     let mut end = symmetric();
-    // The third begins 390 s after the first, and knocks for the last time 10 s later.
+    // The third begins 390 s after the first, and punches for the last time 10 s later.
     end.run(0, 420_000);
     assert_eq!(end.birthday.failed_attempts(), 3);
     end.birthday.on_nat_change(at(420_000));
     assert_eq!(end.birthday.failed_attempts(), 0);
-    // A minute after the last knock, and a minute after the end of that attempt.
+    // A minute after the last punch, and a minute after the end of that attempt.
     let begin = punches(&end.run(420_000, 540_000));
     let first = AFTER_MILLIS + 390_000 + 10_000 + 60_000;
     let expected = [0, 5000, 10_000, 75_000].map(|millis| first + millis);
@@ -427,8 +427,8 @@ fn unused_punches_remain_for_attempts_that_follow_at_once() {
     };
     assert_eq!(punches(&end.run(0, 4000)), [AFTER_MILLIS]);
     lost_again(&mut end, 4000);
-    // This one meets nothing, and has two knocks of three. The next of this minute is none; the
-    // next after it has all.
+    // This attempt fails and has two punches of three. The next one in this minute has none; the
+    // one after it has all.
     let next = punches(&end.run(10_000, 100_000));
     let expected = [0, 5000, 70_000, 75_000, 80_000].map(|millis| 10_000 + AFTER_MILLIS + millis);
     assert_eq!(next, expected);
@@ -448,14 +448,14 @@ fn unused_probes_remain_for_the_next_run_of_the_same_minute() {
     end.relayed = true;
     assert_eq!(requests(&mut end, 10_000, 30_000), PROBES as usize - RATE);
     assert_eq!(requests(&mut end, 69_000, 69_900), 0);
-    // A minute after that one began.
+    // A minute after the start of that run.
     assert_eq!(requests(&mut end, 70_000, 90_000), PROBES as usize);
 }
 
 #[test]
 fn a_request_at_the_earliest_time_is_served_at_once() {
-    // Both count from what they did first in the former attempt; the asking takes longer there by 2
-    // s than now.
+    // Both windows start with the first action of the previous attempt; the request takes 2 s
+    // longer there than now.
     let (mut asks, mut serves) = (symmetric(), easy());
     let first = punches(&asks.run(0, 30_000))[0];
     serves.due(0);
@@ -469,7 +469,7 @@ fn a_request_at_the_earliest_time_is_served_at_once() {
     assert_eq!(probed(&serves.run(again, again + 100)).len(), RATE / 10);
 }
 
-/// The most of these that are in so many places in a row.
+/// The maximum sum over `window` consecutive counts.
 fn most_of(window: usize, counts: &[usize]) -> usize {
     let before = |at: usize| counts[..at].iter().sum::<usize>();
     let mut sum = before(window);
@@ -484,7 +484,7 @@ fn most_of(window: usize, counts: &[usize]) -> usize {
 fn signals_and_requests_of_a_peer_never_exceed_the_limit_per_minute() {
     let unknown_sources = ["203.0.113.9:4000", "203.0.113.10:53", "[2001:db8::9]:1"];
     let requested = ["203.0.113.9", "203.0.113.10", "2001:db8::9", "2001:db8::a"];
-    // Knocks and probes in a minute, and probes in a burst.
+    // Punches and probes in a minute, and probes in a burst.
     let mut most = [0; 3];
     for (seed, symmetric) in (0..40).map(|seed| (seed, seed % 2 == 0)) {
         let mapping = if symmetric {
@@ -499,11 +499,11 @@ fn signals_and_requests_of_a_peer_never_exceed_the_limit_per_minute() {
         let (mut punches, mut probes) = ([0; 6000], [0; 6000]);
         for tick in 0..6000 {
             let millis = tick as u64 * 50;
-            // Some lag, by less than what ends a spray, and by turns.
+            // Some runs lag now and then, by less than what ends them.
             if seed % 4 == 3 && tick / 300 % 2 == 0 && tick % 19 > 0 {
                 continue;
             }
-            // Something happens every second or two.
+            // An event every second or two.
             match rng.next_u32() % 200 {
                 0 => end.relayed = false,
                 1..5 => end.relayed = true,
@@ -626,7 +626,7 @@ fn a_request_for_another_address_gets_the_remaining_probes() {
     let second = probed(&end.run(1000, 2000));
     assert_eq!(second.len(), RATE);
     assert!(second.iter().all(|to| to.ip() == ip("198.51.100.8")));
-    // The same once more changes nothing: no port twice.
+    // The same request again changes nothing: no port twice.
     end.birthday.on_request(request(&["198.51.100.8"]));
     let all = [second, probed(&end.run(2000, 60_000))].concat();
     assert_eq!(all.len(), PROBES as usize - RATE);
@@ -685,7 +685,7 @@ fn stalled_probing_ends_on_time_so_that_no_minute_exceeds_the_limit() {
     let mut end = easy();
     let mut sent = vec![0; 3000];
     for (tick, sent) in sent.iter_mut().enumerate() {
-        // As late as may be, and from the 50th second on in time.
+        // As late as allowed, and on time from the 50th second on.
         if tick < 1000 && tick % 20 > 0 {
             continue;
         }
@@ -695,7 +695,7 @@ fn stalled_probing_ends_on_time_so_that_no_minute_exceeds_the_limit() {
         }
         *sent = probed(&end.run(millis, millis + 10)).len();
     }
-    // 2,048 at 500 a second take 4.1 s, which is five bursts a second apart.
+    // 2,048 at 500 a second take 4.1 s, which is five bursts at one burst a second.
     assert_eq!(sent[..1000].iter().sum::<usize>(), 125);
     assert_eq!(most_of(60 * 20, &sent), PROBES as usize);
 }
@@ -789,11 +789,11 @@ fn two_symmetric_ends_notice_each_other() {
     assert_eq!(ends[1].due(3500), [Due::Request(none.clone())]);
     ends[0].birthday.on_request(none);
     for end in &mut ends {
-        // No more of it for half an hour, and no answer to an answer.
+        // Nothing more for half an hour, and no answer to an answer.
         assert_eq!(end.run(3500, 1_800_000), []);
         assert!(end.birthday.is_both_symmetric());
     }
-    // With another NAT it may not be.
+    // Another NAT may be different.
     ends[0].birthday.on_nat_change(at(1_800_000));
     assert!(!ends[0].birthday.is_both_symmetric());
     assert_eq!(punches(&ends[0].run(1_800_000, 1_804_000)).len(), 1);
@@ -808,7 +808,7 @@ fn hopeless_attempts_are_repeated_every_half_an_hour() {
         addresses: Vec::new(),
     });
     let begin = punches(&end.run(3500, 4_000_000));
-    // And nobody says anything any more.
+    // And nothing more is sent.
     let first = 3500 + 1_800_000;
     assert_eq!(begin[..3], [first, first + 5000, first + 10_000]);
     assert_eq!(begin[3], first + 15_000 + 1_800_000);

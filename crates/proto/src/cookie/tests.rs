@@ -1,4 +1,4 @@
-//! The exchange with ourselves, with boringtun at either end, and with liars.
+//! Cookies between two ends, with boringtun at either end, and with forged messages.
 
 use std::time::Duration;
 
@@ -41,7 +41,7 @@ fn initiation(protocol: Protocol, seed: u64) -> Vec<u8> {
     out[..len].to_vec()
 }
 
-/// A loaded receiver, and a sender to it that has got its cookie.
+/// A receiver under load, and a sender with its cookie.
 struct Pair {
     checker: CookieChecker,
     jar: CookieJar,
@@ -273,7 +273,7 @@ proptest! {
         let message = pair.send(START);
         let mut reply = pair.reply(&message, SOURCE, START);
         reply[byte] ^= 1u8 << bit;
-        // The receiver index only tells the caller which peer's jar to ask.
+        // The receiver index only selects the peer's jar.
         let expected = (4..8).contains(&byte);
         prop_assert_eq!(pair.jar.consume_reply(&reply, START).is_ok(), expected);
     }

@@ -24,7 +24,7 @@ fn some() -> StatefulFilter {
     })
 }
 
-/// A packet from host to host, whose addresses end in these numbers.
+/// A packet between hosts whose addresses end in these numbers.
 fn packet(v6: bool, [from, to]: [u8; 2], protocol: u8, transport: &[u8]) -> Vec<u8> {
     let mut p = vec![0; if v6 { 40 } else { 20 }];
     if v6 {
@@ -75,7 +75,7 @@ const REQUEST: [u8; 2] = [8, 128];
 const REPLY: [u8; 2] = [0, 129];
 const UNREACHABLE: [u8; 2] = [3, 1];
 
-/// An error about a packet.
+/// An error that quotes a packet.
 fn error(v6: bool, pair: [u8; 2], about: &[u8]) -> Vec<u8> {
     let protocol = if v6 { PROTO_ICMPV6 } else { PROTO_ICMP };
     let mut message = vec![UNREACHABLE[usize::from(v6)], 0, 0, 0, 0, 0, 0, 0];
@@ -89,7 +89,7 @@ fn here(v6: bool) -> IpAddr {
     ip.dst
 }
 
-/// The same packet to another destination; checksums are not looked at here.
+/// The same packet to another destination; checksums are not checked here.
 fn readdressed(mut packet: Vec<u8>, to: IpAddr) -> Vec<u8> {
     match to {
         IpAddr::V4(to) => packet[16..20].copy_from_slice(&to.octets()),
@@ -98,7 +98,8 @@ fn readdressed(mut packet: Vec<u8>, to: IpAddr) -> Vec<u8> {
     packet
 }
 
-/// Of networks behind this host, groups, broadcasts, and addresses that hosts take for their own.
+/// Networks behind this host, groups, broadcast addresses, and addresses that hosts treat as their
+/// own.
 const ELSEWHERE: [(bool, &str); 12] = [
     (false, "192.168.1.7"),
     (false, "10.0.0.3"),
@@ -142,7 +143,7 @@ fn packets_to_other_destinations_are_denied_whatever_is_open() {
     }
 }
 
-/// Such a packet would go on from here to the address that is behind its pointer.
+/// Such a packet would be forwarded to the address at its pointer.
 #[test]
 fn a_source_route_does_not_pass_for_this_hosts_address() {
     let own = Destinations::Only(vec![here(false)]);
@@ -235,7 +236,7 @@ fn segments_that_start_no_connection_pass_at_every_port() {
         (SYN, false),
         (SYN | FIN, false),
         (SYN | RST, false),
-        // Nobody sends these but who looks for open ports.
+        // Only port scanners send these.
         (0, false),
         (FIN, false),
         (FIN | PSH | tcp::URG, false),
@@ -254,7 +255,7 @@ fn datagrams_pass_to_open_ports_and_as_answers() {
         assert!(!admits(&mut filter, &answer, at(0)));
         sends(&mut filter, &udp(v6, [HERE, PEER], 5000, 123), at(0));
         assert!(admits(&mut filter, &answer, at(1)));
-        // From another port, and to another.
+        // From another port, and to another port.
         for (from, to) in [(124, 5000), (123, 5001), (5000, 123)] {
             let other = udp(v6, [PEER, HERE], from, to);
             assert!(!admits(&mut filter, &other, at(1)), "{from} {to}");
@@ -266,7 +267,7 @@ fn datagrams_pass_to_open_ports_and_as_answers() {
 fn replies_pass_for_two_to_four_minutes() {
     for began in [0, 60, 119] {
         let mut filter = some();
-        // The generations' own time begins here.
+        // Starts the first generation.
         sends(&mut filter, &udp(false, [HERE, PEER], 1, 1), at(0));
         sends(&mut filter, &udp(false, [HERE, PEER], 5000, 123), at(began));
         let answer = udp(false, [PEER, HERE], 123, 5000);
@@ -341,9 +342,9 @@ fn errors_that_quote_packets_to_the_peer_pass() {
             (&outgoing, true),
             (&echo(v6, [HERE, PEER], REQUEST, 7), true),
             (&segment, true),
-            // An answer from an open port.
+            // A reply from an open port.
             (&udp(v6, [HERE, PEER], 53, 999), true),
-            // Nothing that was sent, sent to somebody else, not sent by this host, not whole.
+            // Not sent, sent to another host, not sent by this host, incomplete.
             (&udp(v6, [HERE, PEER], 5001, 123), false),
             (&echo(v6, [HERE, PEER], REQUEST, 8), false),
             (&udp(v6, [HERE, 3], 5000, 123), false),
@@ -365,7 +366,7 @@ fn errors_that_quote_packets_to_the_peer_pass() {
     }
 }
 
-/// A fragment: of `offset` bytes, with more behind it or not.
+/// A fragment at `offset` bytes; `more` fragments follow or not.
 fn fragment(v6: bool, protocol: u8, offset: u16, more: bool, id: u8, payload: &[u8]) -> Vec<u8> {
     if v6 {
         let [high, low] = (offset | u16::from(more)).to_be_bytes();
@@ -418,7 +419,7 @@ fn packets_with_incomplete_headers_do_not_pass() {
             (PROTO_ICMPV6, 5),
         ] {
             for length in 0..=most {
-                // Ports that are open, and padding behind the packet that would make it whole.
+                // Open ports, and padding after the packet that would complete the header.
                 let transport = &[0, 53, 0, 53, 0, 7, 0, 0, 0, 0, 0, 0, 0x50, ACK][..length];
                 let mut packet = packet(v6, [PEER, HERE], protocol, transport);
                 packet.extend([0xff; 32]);
@@ -478,7 +479,7 @@ fn after_lifting_all_limits_only_new_flows_are_answered() {
         StatefulFilter::set(None, Filter::Only(open), Destinations::Any).expect("a filter");
     let answer = udp(false, [PEER, HERE], 123, 5000);
     assert!(!admits(&mut filter, &answer, at(0)));
-    // A connection goes on, whoever began it.
+    // A connection continues, whichever end started it.
     assert!(admits(&mut filter, &tcp_to(false, 22, tcp::ACK), at(0)));
     sends(&mut filter, &udp(false, [HERE, PEER], 5000, 123), at(1));
     assert!(admits(&mut filter, &answer, at(1)));
@@ -515,7 +516,7 @@ fn adjacent_port_ranges_are_merged() {
     assert!(!Ports::default().contains(0));
 }
 
-/// Prints what judging a packet costs: `CARGO_PROFILE_DEV_OPT_LEVEL=3 cargo test -p seikan-proto
+/// Prints the cost of filtering a packet: `CARGO_PROFILE_DEV_OPT_LEVEL=3 cargo test -p seikan-proto
 /// --lib filter_cost -- --ignored --nocapture`.
 #[test]
 #[ignore = "a measurement"]
@@ -523,7 +524,7 @@ fn adjacent_port_ranges_are_merged() {
 fn filter_cost_with_64_rules() {
     use std::hint::black_box;
     const ROUNDS: u32 = 10_000_000;
-    // 32 ranges of TCP and 32 of UDP, none of which touches another.
+    // 32 TCP and 32 UDP ranges, none adjacent to another.
     let ranges = || (0..32u16).map(|n| 1000 * n + 100..=1000 * n + 200);
     let open = Open {
         icmp: false,
@@ -553,7 +554,7 @@ fn filter_cost_with_64_rules() {
         let answer = udp(v6, [PEER, HERE], 53, 5000);
         let outgoing = udp(v6, [HERE, PEER], 5000, 53);
         let mut filter = StatefulFilter::set(None, Filter::Only(open.clone()), own.clone());
-        // As many flows as there may be.
+        // The maximum number of flows.
         for port in 0..2 * GENERATION_FLOWS as u16 {
             let filter = filter.as_mut().expect("a filter");
             sends(filter, &udp(v6, [HERE, PEER], 5000 + port, 53), at(0));

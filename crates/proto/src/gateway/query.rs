@@ -125,8 +125,8 @@ fn quoted_flow(
         }
         _ => (0, 0),
     };
-    // An error from the overlay may come from a router on the way: the quote names the remote,
-    // and in its own addresses of the overlay.
+    // A router of the overlay may have sent the error. The quote names the remote, by its overlay
+    // addresses.
     let (remote, device_port, remote_port) = match direction {
         Direction::In => (ip.dst, source, destination),
         Direction::Out => (remote, destination, source),

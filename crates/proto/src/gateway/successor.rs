@@ -15,27 +15,27 @@ use std::time::Duration;
 
 /// Place of IPv6 in a pair of addresses.
 const V6: usize = 1;
-/// Questions for the first address, and the time between (RFC 4861 section 10:
-/// `MAX_MULTICAST_SOLICIT` and `RETRANS_TIMER`).
+/// Maximum number of queries for the first address, and the interval between them (RFC 4861 section
+/// 10: `MAX_MULTICAST_SOLICIT` and `RETRANS_TIMER`).
 const MAX_QUERIES: u8 = 3;
 const INTERVAL: Duration = Duration::from_secs(1);
-/// How long the outcome holds.
+/// How long the result holds.
 const SETTLED_FOR: Duration = Duration::from_secs(10);
 
-/// An address that the device uses beside the one that is known.
+/// A second address that the device uses.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Successor {
     address: IpAddr,
     since: Instant,
-    /// Questions asked for the first one.
+    /// Number of queries sent for the first address.
     queries_sent: u8,
     next: Instant,
-    /// The first one is there.
+    /// The device still has the first address.
     refuted: bool,
 }
 
 impl Device {
-    /// Another address was heard of the device's card.
+    /// Handles another address of the device.
     pub(super) fn contend(&mut self, address: IpAddr, now: Instant) {
         let settled = |s: Successor| now.duration_since(s.since) >= SETTLED_FOR;
         if self.successor.is_none_or(settled) {
@@ -49,7 +49,8 @@ impl Device {
         }
     }
 
-    /// The known address was heard: in an answer to us perhaps, which is no use of it.
+    /// Handles a claim of the first address. Returns true if it may be an answer to a query, which
+    /// is no use of the address.
     pub(super) fn refute(&mut self, address: IpAddr) -> bool {
         match &mut self.successor {
             Some(successor) if self.lan[V6] == Some(address) => {

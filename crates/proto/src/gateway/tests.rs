@@ -54,7 +54,7 @@ fn rules(texts: &[&str]) -> Vec<Rule> {
     texts.iter().map(|t| t.parse().unwrap()).collect()
 }
 
-/// A read: an IPv4 packet with this transport header, its checksums right.
+/// A read: an IPv4 packet with this transport header and correct checksums.
 fn read(src: &str, dst: &str, protocol: u8, transport: &[u8]) -> Vec<u8> {
     let (IpAddr::V4(src), IpAddr::V4(dst)) = (ip(src), ip(dst)) else {
         panic!("IPv4 only");
@@ -128,7 +128,7 @@ fn addresses_are_translated_in_both_directions() {
     assert_eq!(addresses(&out), (ip(OVERLAY), ip(REMOTE)));
     let back = inbound(&mut gateway, 1, (UDP, &udp(53, 5000))).unwrap();
     assert_eq!(addresses(&back), (ip(SHOWN), ip(LAN)));
-    // One hop each (RFC 791).
+    // One hop in each direction (RFC 791).
     assert_eq!((out[VNET_HDR_LEN + 8], back[VNET_HDR_LEN + 8]), (63, 63));
     let (_, device) = gateway.devices().next().unwrap();
     assert_eq!(device.outbound.packets_out, 1);
@@ -147,7 +147,7 @@ fn a_remote_has_one_address_for_devices() {
             .map(|_| addresses(&out).1)
     };
     assert_eq!(send(REMOTE), Err(DropReason::ShownOtherwise));
-    // Those that have no other are called by their own.
+    // Remotes without another address keep their own.
     assert_eq!(send("10.77.0.3"), Ok(ip("10.77.0.3")));
 }
 
@@ -285,7 +285,7 @@ fn a_mac_address_identifies_a_device_under_any_address() {
         let back = inbound(&mut gateway, 1, (UDP, &udp(53, 5000))).unwrap();
         assert_eq!(addresses(&back).1, ip(address));
     }
-    // The address it left is nobody's.
+    // The previous address is free.
     let mut out = read(LAN, SHOWN, UDP, &udp(5000, 53));
     let outcome = gateway.outbound(at(0), &mut out, from_lan(OTHER));
     assert_eq!(outcome, Err(DropReason::UnlistedDevice));
@@ -326,7 +326,7 @@ fn an_icmp_error_passes_if_its_flow_does() {
     gateway
         .outbound(at(0), &mut out, from_lan(DEVICE_MAC))
         .unwrap();
-    // Port unreachable, quoting what went out, and something that never did.
+    // Port unreachable, quoting a packet that was sent, and one that was not.
     let error = |quoted: &[u8]| [&[3, 3, 0, 0, 0, 0, 0, 0], quoted].concat();
     let good = error(&out[VNET_HDR_LEN..]);
     inbound(&mut gateway, 1, (1, &good)).unwrap();
@@ -368,13 +368,13 @@ fn the_two_sides_are_measured_separately() {
             .outbound(at(ms), &mut out, from_lan(DEVICE_MAC))
             .unwrap();
     };
-    // The device's data takes 20 ms to be answered by the remote, the remote's 3 ms by the device.
+    // The remote takes 20 ms to answer the device's data, the device 3 ms to answer the remote's.
     send(&mut gateway, 0, tcp(7000, 80, 1, 1, 100));
     send(&mut gateway, 1, tcp(7000, 80, 101, 1, 100));
     inbound(&mut gateway, 20, (TCP, &tcp(80, 7000, 1, 201, 100))).unwrap();
     inbound(&mut gateway, 21, (TCP, &tcp(80, 7000, 101, 201, 100))).unwrap();
     send(&mut gateway, 24, tcp(7000, 80, 201, 201, 0));
-    // And again: lost between gateway and device.
+    // Repeated: lost between gateway and device.
     inbound(&mut gateway, 30, (TCP, &tcp(80, 7000, 101, 201, 100))).unwrap();
     let (_, device) = gateway.devices().next().unwrap();
     let ms = Duration::from_millis;
@@ -383,7 +383,7 @@ fn the_two_sides_are_measured_separately() {
     assert_eq!((device.lan_side.lost, device.tunnel_side.lost), (1, 0));
 }
 
-/// Sets what the two interfaces carry.
+/// Sets the MTUs of the two interfaces.
 fn mtus(lan: u32, tunnel: u32) -> impl FnOnce(&mut GatewayConfig) {
     move |c| c.mtu = Mtus { lan, tunnel }
 }
@@ -406,7 +406,7 @@ fn unfragmentable_packets_are_reported_to_their_sender() {
     // Fragmentation needed, next-hop MTU (RFC 1191 section 4).
     assert_eq!(answer[20..22], [3, 4]);
     assert_eq!(answer[26..28], 1420u16.to_be_bytes());
-    // And what is too long for the local network is told to the remote.
+    // Packets too long for the local network are reported to the remote.
     let mut gateway = self::gateway(mtus(576, 1500));
     let denied = inbound(&mut gateway, 0, (UDP, &long));
     assert_eq!(denied.unwrap_err(), DropReason::TooBig);
@@ -449,7 +449,7 @@ fn fragmentable_packets_are_fragmented() {
         offsets.push((offset, more));
         whole[offset..offset + fragment.len() - 20].copy_from_slice(&fragment[20..]);
     }
-    // 552 bytes fit behind the header in units of eight.
+    // 552 bytes fit after the header, in units of eight.
     assert_eq!(offsets, [(0, true), (552, false)]);
     assert_eq!(whole, long);
 }
@@ -469,13 +469,13 @@ fn the_segments_of_a_connection_fit_both_sides() {
     assert_eq!(back[back.len() - 2..], 1260u16.to_be_bytes());
 }
 
-// The station.
+// The responder.
 
 fn responder() -> Responder {
     Responder::new(RESPONDER, vec!["10.77.0.0/24".parse().unwrap()])
 }
 
-/// A read of an ARP message as the kernel hands it up.
+/// A read of an ARP message as the kernel delivers it.
 fn arp(arp: &Arp, tag: Option<u16>) -> Vec<u8> {
     let vlan = tag.map(|tci| seikan_wire::ethernet::Vlan { tci });
     let header = Ethernet::new(Mac::BROADCAST, arp.sender_mac, vlan, ETHERTYPE_ARP);
@@ -490,7 +490,7 @@ fn v4(text: &str) -> Ipv4Addr {
     text.parse().unwrap()
 }
 
-/// The replies to an ARP message: to whom, and what.
+/// The replies to an ARP message, with their destinations.
 fn answers(
     responder: &mut Responder,
     gateway: &mut Gateway,
@@ -536,7 +536,7 @@ fn other_addresses_are_not_answered_for() {
         gateway.unattributed().drops.get(DropReason::UnlistedDevice),
         1
     );
-    // But whoever wants to take our address is told that it is in use.
+    // A probe for the responder's address is answered.
     let probe = Arp::probe(OTHER, v4(SHOWN));
     assert_eq!(answers(&mut responder, &mut gateway, 0, &probe).len(), 1);
     assert_eq!(gateway.unattributed().unaccounted(), 0);
@@ -550,7 +550,7 @@ fn an_address_in_use_is_not_answered_for() {
     let ask = Arp::request(DEVICE_MAC, v4(LAN), v4(SHOWN));
     assert_eq!(answers(&mut responder, &mut gateway, 1, &ask), []);
     assert_eq!(responder.conflicts(at(1)).next().unwrap().mac, OTHER);
-    // A minute after it was last heard of, it is ours again.
+    // A minute after its last use by another host, the address is answered for again.
     assert_eq!(answers(&mut responder, &mut gateway, 60_001, &ask).len(), 1);
 }
 
@@ -585,7 +585,7 @@ fn a_device_without_a_mac_address_is_queried() {
     let (header, length) = responder.header_to(&gateway, id, false).unwrap();
     let header = Ethernet::parse(&header[..length]).unwrap();
     assert_eq!((header.dst, header.src), (DEVICE_MAC, RESPONDER));
-    // Heard a moment ago, it is left in peace.
+    // Present a moment ago, so it is not queried.
     responder.poll(at(5_000), &mut gateway);
     assert!(responder.take_frames().is_empty());
 }
@@ -611,7 +611,7 @@ fn a_thousand_devices_are_queried_in_batches() {
 fn replies_carry_the_vlan_tag_of_the_request() {
     let mut gateway = gateway(|c| c.devices[0].vlan = Some(7));
     let ask = Arp::request(DEVICE_MAC, v4(LAN), v4(SHOWN));
-    // Taken off by the kernel, or still in the frame.
+    // Removed by the kernel, or still in the frame.
     for (tag, tci) in [(None, Some(0x6007)), (Some(7), None)] {
         let mut responder = responder();
         responder.frame(at(0), &mut gateway, &mut arp(&ask, tag), tci);
@@ -677,7 +677,8 @@ fn broadcast_and_multicast_stay_on_the_local_network() {
     assert_eq!(gateway.unattributed().drops.get(DropReason::NotUnicast), 1);
 }
 
-/// A device that another card's claim has called in doubt, at 1 s, and what is asked until 3.5 s.
+/// A device whose address another MAC address claims at 1 s. Returns the queried MAC addresses
+/// until 3.5 s.
 fn contested(answering: bool) -> (Gateway, Vec<Mac>) {
     let (mut responder, mut gateway) = (responder(), gateway(|_| {}));
     answers(
@@ -712,7 +713,7 @@ fn contested(answering: bool) -> (Gateway, Vec<Mac>) {
 #[test]
 fn a_silent_device_loses_its_address_to_the_other_claimant() {
     let (gateway, queries) = contested(false);
-    // Three times the old card, then everybody.
+    // Three queries to the old MAC address, then broadcasts.
     assert_eq!(
         queries,
         [DEVICE_MAC, DEVICE_MAC, DEVICE_MAC, Mac::BROADCAST]
@@ -723,7 +724,7 @@ fn a_silent_device_loses_its_address_to_the_other_claimant() {
 #[test]
 fn a_device_that_answers_for_its_address_keeps_it() {
     let (gateway, queries) = contested(true);
-    // The second claim, later, was not asked about yet.
+    // The second claim, later, has not caused a query yet.
     assert_eq!(queries, [DEVICE_MAC]);
     assert_eq!(gateway.devices().next().unwrap().1.mac, Some(DEVICE_MAC));
 }
@@ -742,7 +743,7 @@ fn a_silent_learned_ipv6_address_is_replaced() {
         vlan: None,
     };
     for ms in (0..=60_000).step_by(10_000) {
-        // The other family is busy all the time.
+        // The other family is in use all the time.
         let mut packet = read(LAN, SHOWN, 17, &[0, 9, 0, 9, 0, 8, 0, 0]);
         gateway.outbound(at(ms), &mut packet, origin).unwrap();
         if ms < 60_000 {
@@ -755,8 +756,8 @@ fn a_silent_learned_ipv6_address_is_replaced() {
     assert_eq!(gateway.device_by_lan(None, old), None);
 }
 
-/// A device known by its card has an IPv6 address, uses another at 1 s and is asked until 6 s; it
-/// answers if told so. The address it has then, and for what it was asked and when.
+/// A device with a configured MAC address has an IPv6 address, uses another one at 1 s and is
+/// queried until 6 s; it answers if `answers`. Returns the queries with their times.
 fn with_a_second_address(answers: bool) -> (Gateway, Vec<(u64, Ipv6Addr)>) {
     let (old, new) = ("fd00:1::10".parse().unwrap(), ip("fd00:1::77"));
     let mut responder = responder();
@@ -770,7 +771,7 @@ fn with_a_second_address(answers: bool) -> (Gateway, Vec<(u64, Ipv6Addr)>) {
     assert_eq!(refused, Err(DropReason::DeviceMismatch));
     let mut queries = Vec::new();
     for ms in (1_000..=6_000).step_by(100) {
-        // It was heard just now, and is not asked for anything else.
+        // It is present, and not queried for anything else.
         gateway.devices[0].last_seen = Some(at(ms));
         responder.poll(at(ms), &mut gateway);
         for frame in responder.take_frames() {
@@ -793,7 +794,7 @@ fn with_a_second_address(answers: bool) -> (Gateway, Vec<(u64, Ipv6Addr)>) {
     (gateway, queries)
 }
 
-/// An advertisement in a frame of this card.
+/// An advertisement in a frame from this MAC address.
 fn send_advertisement(
     responder: &mut Responder,
     gateway: &mut Gateway,
@@ -825,7 +826,7 @@ fn a_device_that_answers_for_its_ipv6_address_keeps_it() {
     assert_eq!(queries.len(), 1);
     let id = gateway.device_by_lan(None, ip("fd00:1::10")).unwrap();
     assert_eq!(gateway.device_by_lan(None, ip("fd00:1::77")), None);
-    // An answer is no use: a minute after the last use the other one is taken all the same.
+    // An answer is no use of the address: a minute after the last use the other one is taken.
     gateway.learn(id, ip("fd00:1::77"), at(60_000)).unwrap();
 }
 

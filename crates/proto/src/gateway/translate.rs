@@ -29,18 +29,18 @@ const REDIRECT: u8 = 5;
 const REDIRECT_V6: u8 = 137;
 
 /// Replaces source and destination of `packet`: an address that is the first of a pair in `mapping`
-/// becomes the second, which is of the same family, else the pair is ignored.
+/// becomes the second. Pairs of different families are ignored.
 ///
-/// `packet` begins with all headers, of which `ip` was parsed; the payload of a super-packet may be
-/// elsewhere, that of ICMP is here. `partial` says that the transport's checksum field holds only
-/// the pseudo-header's sum, not complemented (virtio-net's NEEDS_CSUM).
+/// `packet` begins with all headers, from which `ip` was parsed. The payload of a super-packet may
+/// be elsewhere; that of ICMP must be present. `partial`: the transport's checksum field covers
+/// only the pseudo-header, not complemented (virtio-net's NEEDS_CSUM).
 ///
-/// Translating the result by the pairs turned round restores the packet.
+/// Translating the result with reversed pairs restores the packet.
 ///
 /// # Errors
-/// The packet is as it was, and to be dropped: [`DropReason::NotIp`] if `ip` does not belong to it,
-/// or, where an address would have to change, [`DropReason::TransportTruncated`],
-/// [`DropReason::SourceRouted`] or [`DropReason::IcmpRedirect`].
+/// The packet is unchanged and has to be dropped: [`DropReason::NotIp`] if `ip` does not belong to
+/// it; [`DropReason::TransportTruncated`], [`DropReason::SourceRouted`] or
+/// [`DropReason::IcmpRedirect`] if an address would have to change.
 pub fn translate(
     packet: &mut [u8],
     ip: &IpPacket,
@@ -71,7 +71,7 @@ pub fn translate(
     }
     if let Some(start) = quote.filter(|start| *start < end) {
         let change = translate_quote(&mut packet[start..end], ip.is_v6(), mapping);
-        // A checksum still to be computed will cover the quote as it is then.
+        // A checksum that is computed later will cover the changed quote.
         if !partial {
             let at = start - icmp::HEADER_LEN + ICMP_CHECKSUM_AT;
             Field {
@@ -90,7 +90,7 @@ pub fn translate(
 struct Change(u64);
 
 impl Change {
-    /// Puts `new`, of an even length, to the offset `at`, which is even, too.
+    /// Writes `new`, which has an even length, at the even offset `at`.
     fn write(&mut self, packet: &mut [u8], at: usize, new: &[u8]) {
         let old = &mut packet[at..at + new.len()];
         let all_ones = (new.len() as u64 / 2) * 0xffff;
@@ -100,7 +100,7 @@ impl Change {
     }
 }
 
-/// The new source and destination of a packet; `None` for one that stays.
+/// The new source and destination of a packet; `None` for an unchanged one.
 struct Addresses {
     src: Option<IpAddr>,
     dst: Option<IpAddr>,
@@ -123,8 +123,8 @@ impl Addresses {
         self.src.is_some() || self.dst.is_some()
     }
 
-    /// Puts them into the IP header at the start of `packet` and mends the header's own checksum;
-    /// gives what they change in a pseudo-header.
+    /// Writes the addresses to the IP header at the start of `packet` and updates the header's
+    /// checksum. Returns the change of a pseudo-header's sum.
     fn write(&self, packet: &mut [u8], v6: bool) -> Change {
         let mut change = Change::default();
         for (address, at) in [(self.src, (12, 8)), (self.dst, (16, 24))] {
@@ -145,18 +145,18 @@ impl Addresses {
     }
 }
 
-/// A checksum field that covers what changes.
+/// A checksum field that covers the changes.
 #[derive(Clone, Copy)]
 struct Field {
     /// Offset in the packet.
     at: usize,
-    /// Zero stands for "no checksum" (UDP), and a computed zero is written as 0xffff.
+    /// Zero means "no checksum" (UDP), and a computed zero is written as 0xffff.
     zero_is_none: bool,
 }
 
 impl Field {
-    /// The transport checksum that covers the addresses; `None` where there is none, or it is in
-    /// another fragment. `packet` ends where its length field says, or before.
+    /// The transport checksum that covers the addresses; `None` if there is none, or if it is in
+    /// another fragment. `packet` ends at its length field or before.
     fn find(ip: &IpPacket, packet: &[u8]) -> Result<Option<Field>, DropReason> {
         let transport = ip.transport(packet);
         let Some((protocol, start)) = transport.map_err(|_| DropReason::TransportTruncated)? else {
@@ -199,8 +199,8 @@ impl Field {
     }
 }
 
-/// Translates the packet quoted in an ICMP error of the same family, as far as it is there; gives
-/// what all its changed words change in the sum of the error.
+/// Translates the packet quoted in an ICMP error of the same family, as far as it is present.
+/// Returns the change of the error's sum by all changed words.
 fn translate_quote(quote: &mut [u8], v6: bool, mapping: &[(IpAddr, IpAddr)]) -> Change {
     let ip = match IpPacket::parse_headers(quote) {
         Ok(ip) if ip.is_v6() == v6 => ip,
@@ -225,7 +225,7 @@ fn translate_quote(quote: &mut [u8], v6: bool, mapping: &[(IpAddr, IpAddr)]) -> 
     Change(0xffff - before + checksum::sum(&quote[..covered]))
 }
 
-/// A redirect; `packet` ends where its length field says, or before.
+/// Whether this is a redirect. `packet` ends at its length field or before.
 fn is_redirect(ip: &IpPacket, packet: &[u8]) -> bool {
     let Ok(Some((protocol, at))) = ip.transport(packet) else {
         return false;

@@ -1,4 +1,4 @@
-//! Published vectors, another implementation at the other end, and what hostile messages meet.
+//! Published vectors, another implementation at the other end, and hostile messages.
 
 use boringtun::noise::{Tunn, TunnResult};
 use proptest::prelude::*;
@@ -75,7 +75,7 @@ mod vectors {
             .collect()
     }
 
-    /// The published handshake, byte by byte, through our resolver.
+    /// The published handshake, byte by byte, through the resolver.
     #[test]
     fn resolver_reproduces_the_cacophony_vector() {
         let vector = load();
@@ -156,7 +156,7 @@ fn seal(session: &Established, plaintext: &[u8]) -> Vec<u8> {
 mod interop {
     use super::*;
 
-    /// An IPv4 packet of 28 bytes, which is what boringtun insists on carrying.
+    /// An IPv4 packet of 28 bytes, the minimum that boringtun carries.
     const PACKET: [u8; 28] = [
         0x45, 0, 0, 28, 0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2, 0, 9, 0, 9, 0, 8, 0, 0,
     ];
@@ -342,7 +342,7 @@ fn an_invalid_response_does_not_spoil_the_handshake() {
     for byte in (0..4).chain(8..answer.len() - MACS_LEN) {
         let mut altered = answer.clone();
         altered[byte] ^= 1;
-        // With mac1 made right again, so that the alteration reaches the Noise message.
+        // With a valid mac1, so that the alteration reaches the Noise message.
         cookie::write_mac1(identity(1).mac1_key(Protocol::Native), &mut altered);
         assert!(initiator.consume_response(&altered).is_err(), "byte {byte}");
     }
@@ -381,7 +381,7 @@ fn native_and_wireguard_messages_are_refused_by_the_other_protocol() {
             matches!(error, HandshakeError::UnexpectedType { .. }),
             "{error}"
         );
-        // Even relabelled and with mac1 recomputed, the prologue tells them apart.
+        // Even with another type and a new mac1, the prologue differs.
         message[0] = expected.initiation_type();
         cookie::write_mac1(identity(2).mac1_key(expected), &mut message);
         let error = consume_initiation(expected, &identity(2), &message).unwrap_err();
@@ -456,7 +456,7 @@ proptest! {
         let protocol = BOTH[native as usize];
         let (mut initiator, _) = initiation(protocol, &[]);
         if plausible && message.len() >= RESPONSE_LEN {
-            // Through the header and mac1, to the cryptography.
+            // Passes the header and mac1 checks, up to the cryptography.
             put_u32(&mut message, 0, protocol.response_type().into());
             put_u32(&mut message, RESPONSE_RECEIVER_OFFSET, 7);
             cookie::write_mac1(identity(1).mac1_key(protocol), &mut message);

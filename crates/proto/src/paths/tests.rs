@@ -12,7 +12,7 @@ fn relay(n: u8) -> SocketAddr {
     SocketAddr::from(([198, 51, 100, n], 50_000))
 }
 
-/// A peer with two addresses of its own, and a relay.
+/// A peer with two addresses and a relay.
 fn paths() -> Paths {
     let mut paths = Paths::default();
     paths.set_signalled(&[direct(1), direct(2)]);
@@ -98,7 +98,7 @@ fn ipv6_is_checked_along_with_ipv4_for_a_few_rounds() {
     }
     assert_eq!(rounds, [0, 200, 500, 1000, 2000]);
     assert_eq!(paths.next_wakeup(Some(direct(1))), None);
-    // Nor the other way round.
+    // And not in the other direction.
     assert_eq!(due(&mut both_families(), direct6(), at(0)), []);
 }
 
@@ -146,11 +146,11 @@ fn the_initiator_follows_to_proven_ipv6_only() {
     let mut paths = both_families();
     let round = checks(&mut paths, direct(1), at(0));
     assert!(!paths.on_datagram(direct6(), Some(direct(1)), true, at(20)));
-    // It is slower, so nothing is moved by itself.
+    // It is slower, so this end does not switch.
     paths.acknowledged(round[1].0, Some(direct(1)), true, at(30));
     paths.acknowledged(round[0].0, Some(direct(1)), true, at(60));
     assert!(paths.on_datagram(direct6(), Some(direct(1)), true, at(70)));
-    // The other end, which does not choose, follows at once.
+    // The responder follows at once.
     assert!(both_families().on_datagram(direct6(), Some(direct(1)), false, at(20)));
 }
 
@@ -162,10 +162,10 @@ fn the_first_proven_direct_path_is_taken() {
     let rtt = Duration::from_millis(30);
     assert_eq!(taken, Some((rtt, CheckOutcome::Switch(direct(2)))));
     assert_eq!(paths.candidates()[1].state, CheckState::Works { rtt });
-    // The other comes too late.
+    // The second answer is too late.
     let late = paths.acknowledged(round[0].0, Some(direct(2)), true, at(31));
     assert_eq!(late.map(|(_, taken)| taken), Some(CheckOutcome::Keep));
-    // And once is enough.
+    // Only once.
     assert_eq!(
         paths.acknowledged(round[0].0, Some(direct(2)), true, at(32)),
         None
@@ -176,7 +176,7 @@ fn the_first_proven_direct_path_is_taken() {
 fn a_relayed_datagram_does_not_replace_a_direct_path() {
     let mut paths = paths();
     assert!(!paths.on_datagram(relay(1), Some(direct(1)), false, at(0)));
-    // Another relay, when one is in use, is followed.
+    // A datagram over another relay is followed while a relay is in use.
     paths.set_relays(&[relay(1), relay(2)], Some(relay(1)));
     assert!(paths.on_datagram(relay(2), Some(relay(1)), false, at(0)));
 }
@@ -187,7 +187,7 @@ fn a_loopback_address_is_a_relay_and_left_for_a_direct_path() {
     let mut paths = paths();
     assert!(!paths.on_datagram(forwarder, Some(direct(1)), false, at(0)));
     assert!(paths.received_by_relay_within(PATIENCE, at(0)));
-    // Also when it is asked about as the way in use.
+    // Also while it is checked as the path in use.
     paths.restart_checks();
     paths.sent(at(0));
     let round = checks(&mut paths, forwarder, at(1000));
@@ -212,7 +212,7 @@ fn a_direct_source_is_checked_before_the_relay_is_left() {
         paths.candidates().last().map(|c| c.kind),
         Some(CandidateKind::PeerReflexive)
     );
-    // From an address that is known: not more often than twice a second.
+    // From a known address: at most twice a second.
     assert!(!paths.on_datagram(direct(1), Some(relay(1)), false, at(100)));
     assert_eq!(checks(&mut paths, relay(1), at(100)), []);
     assert!(!paths.on_datagram(direct(1), Some(relay(1)), false, at(5_000)));
@@ -266,8 +266,8 @@ fn a_roaming_peer_is_followed_unless_this_end_has_just_switched() {
     assert!(paths.on_datagram(direct(2), Some(direct(1)), true, at(1100)));
 }
 
-/// Two ends that send to each other all the time, each by another way at first and 10 ms away: how
-/// often each moved, and what it uses at the end.
+/// Two ends that send continuously, 10 ms apart, and start on different paths. Returns the number
+/// of switches and the final path of each.
 fn chase(candidates: [SocketAddr; 2]) -> [(usize, SocketAddr); 2] {
     let mut ends = [0, 1].map(|_| {
         let mut paths = Paths::default();
@@ -328,7 +328,7 @@ fn silence_is_checked_and_then_counts_as_a_loss() {
     );
     assert!(paths.is_lost());
     assert_eq!(paths.candidates()[0].state, CheckState::Silent);
-    // Something comes after all.
+    // A datagram arrives after all.
     assert!(paths.on_datagram(direct(1), Some(direct(1)), false, at(6000)));
     assert!(!paths.is_lost());
 }
@@ -337,7 +337,7 @@ fn silence_is_checked_and_then_counts_as_a_loss() {
 fn an_answer_over_any_path_ends_the_silence() {
     let mut paths = paths();
     paths.sent(at(0));
-    // By a relay: it does not say that the direct way works.
+    // Over a relay: this does not prove the direct path.
     paths.on_datagram(relay(1), Some(direct(1)), false, at(500));
     let sent = checks(&mut paths, direct(1), at(1000));
     let taken = paths.acknowledged(sent[0].0, Some(direct(1)), true, at(1040));
@@ -463,7 +463,7 @@ fn a_candidate_that_does_not_answer_is_silent() {
         checks(&mut paths, relay(1), at(ms));
     }
     assert_eq!(paths.candidates()[0].state, CheckState::Silent);
-    // It may still be on its way.
+    // Its check may still be answered.
     assert_eq!(
         super::tests::paths().candidates()[0].state,
         CheckState::Unchecked
@@ -564,7 +564,7 @@ fn ipv6_that_was_lost_is_not_followed_though_it_answers_again() {
     paths.sent(at(0));
     due(&mut paths, direct6(), at(3000));
     assert!(paths.is_lost());
-    // A relay is in use, and both answer: IPv4 first.
+    // A relay is in use, and both candidates answer: IPv4 first.
     paths.moved();
     let round = checks(&mut paths, relay(1), at(3000));
     let check_of = |to| round.iter().find(|(_, address)| *address == to);

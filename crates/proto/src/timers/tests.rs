@@ -1,4 +1,4 @@
-//! Each rule of the paper's section 6 as a story with the paper's own seconds.
+//! The rules of the paper's section 6, with the paper's times.
 
 use proptest::prelude::*;
 
@@ -79,7 +79,7 @@ fn a_peer_is_given_up_after_ninety_seconds() {
         }
     }
     assert_eq!((sent, now), (18, at(90)));
-    // The keepalive would be for nobody; residues are erased after 540 s.
+    // A keepalive would have no receiver; residues are erased after 540 s.
     assert_eq!(timers.next(), Some((at(90 + 540), ZeroKeys)));
 }
 
@@ -200,7 +200,7 @@ fn a_persistent_keepalive_follows_silence_in_both_directions() {
     timers.any_authenticated_packet_received(at(20));
     assert_eq!(timers.next(), Some((at(45), PersistentKeepalive)));
     assert_eq!(expire(&mut timers, at(45)), [Action::SendKeepalive]);
-    // Though it could not be sent, the next one comes.
+    // The next one is due although it could not be sent.
     assert_eq!(timers.next(), Some((at(70), PersistentKeepalive)));
 }
 

@@ -5,7 +5,7 @@
 /// Bytes of a record besides its plaintext: header and tag.
 pub const OVERHEAD: usize = 32;
 
-/// A way to fill records.
+/// A shape of records.
 pub struct Shape {
     pub name: &'static str,
     /// Packets for the host in each record, if the record causes nothing else; each costs a write.

@@ -1,13 +1,14 @@
-//! A packet is described, not written: built with one set of addresses and translated, it must be,
-//! byte for byte, what is built with the other set. The builder computes each checksum from all it
-//! covers, by the RFCs' definition, a byte at a time.
+//! Packets are built from descriptions: a packet built with one set of addresses and then
+//! translated must equal, byte for byte, the packet built with the other set. The builder computes
+//! each checksum over everything it covers, by the RFCs' definition, a byte at a time.
 
 use super::*;
 use proptest::prelude::*;
 
 const PROTO_SCTP: u8 = 132;
 
-/// The end-around carry sum of RFC 1071, section 1, of all pieces; each but the last is even.
+/// The end-around carry sum of RFC 1071, section 1, of all pieces; each except the last has an even
+/// length.
 fn ones_complement_sum(pieces: &[&[u8]]) -> u16 {
     let mut sum = 0u32;
     for (i, byte) in pieces.concat().into_iter().enumerate() {
@@ -37,7 +38,7 @@ struct People {
 #[derive(Clone, Debug)]
 enum Fragment {
     Whole,
-    /// So many units of eight bytes of the datagram's payload.
+    /// Payload of the datagram in units of eight bytes.
     First(usize),
     Later,
 }
@@ -58,7 +59,7 @@ enum Body {
         by_router: bool,
         /// The host's packet that the error quotes.
         about: Box<Packet>,
-        /// Bytes of it that are quoted beyond its IP headers.
+        /// Quoted bytes beyond its IP headers.
         quoted: usize,
         /// Extensions after a whole quote (RFC 4884).
         behind: Vec<u8>,
@@ -72,9 +73,9 @@ struct Packet {
     options: usize,
     fragment: Fragment,
     body: Body,
-    /// From the host to the peer, else from the peer to the host.
+    /// From the host to the peer; otherwise from the peer to the host.
     outward: bool,
-    /// Only the pseudo-header's sum is in the transport checksum.
+    /// The transport checksum covers only the pseudo-header.
     partial: bool,
 }
 
@@ -150,7 +151,7 @@ impl Packet {
         packet
     }
 
-    /// Protocol, and the whole datagram's transport header and payload.
+    /// Protocol, and the transport header and payload of the whole datagram.
     fn transport(&self, src: IpAddr, dst: IpAddr, people: &People) -> (u8, Vec<u8>) {
         let icmp = if self.v6 { PROTO_ICMPV6 } else { PROTO_ICMP };
         let header = [0xc0, 0x01, 0x00, 0x35];
@@ -245,7 +246,7 @@ fn plain_body(least: usize) -> impl Strategy<Value = Body> {
     })
 }
 
-/// A packet that is no error; a first fragment has at least so many units of eight bytes.
+/// A packet that is no error. A first fragment has at least `units` units of eight bytes.
 fn plain_packet(v6: bool, units: usize) -> impl Strategy<Value = Packet> {
     let fragment = prop_oneof![
         3 => Just(Fragment::Whole),
@@ -332,7 +333,7 @@ fn address(v6: bool) -> impl Strategy<Value = IpAddr> {
     })
 }
 
-/// A packet, who it is between, and who they become: each of host and peer, or not.
+/// A packet, its addresses, and the translated addresses; each of host and peer may stay.
 fn case() -> impl Strategy<Value = (Packet, People, People)> {
     any_packet().prop_flat_map(|packet| {
         let v6 = packet.v6;
@@ -422,7 +423,7 @@ proptest! {
         kind in 0u8..6,
         partial: bool,
     ) {
-        // Steered to where the code is: a plausible first byte, length, protocol and ICMP type.
+        // Biased towards valid input: a plausible first byte, length, protocol and ICMP type.
         let length = bytes.len() as u16;
         for (at, value) in [(0, version << 4 | 5), (6, protocol), (9, protocol), (20, kind), (40, kind)] {
             if let Some(byte) = bytes.get_mut(at) {
@@ -458,7 +459,7 @@ fn a_computed_udp_checksum_of_zero_is_sent_as_all_ones() {
         ..Packet::tcp(false)
     };
     let field = |bytes: &[u8]| u16::from_be_bytes([bytes[26], bytes[27]]);
-    // A payload of what is the checksum without it makes it zero.
+    // With its own checksum as payload, the checksum becomes zero.
     let payload = field(&packet(0).build(&AFTER));
     let to = packet(payload).build(&AFTER);
     assert_eq!(field(&to), 0xffff);

@@ -28,7 +28,7 @@ fn hex(text: &str) -> Vec<u8> {
         .collect()
 }
 
-/// With another byte.
+/// One byte changed.
 fn flipped(bytes: &[u8], at: usize) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     bytes[at] ^= 1;
@@ -51,7 +51,7 @@ fn a_members_request_is_parsed_by_the_relay() {
     );
 }
 
-/// Written down by hand after RFC 8489, sections 5 and 14: types, lengths, padding.
+/// Encoded by hand after RFC 8489, sections 5 and 14: types, lengths, padding.
 #[test]
 fn a_request_is_laid_out_as_documented() {
     let (id, bytes) = ask(&ticket("north"));
@@ -191,7 +191,7 @@ fn a_port_needs_an_authenticated_answer() {
     assert_eq!(Answer::parse(&bytes, 7.into(), &ticket.password), not);
     for at in 0..bytes.len() {
         let parsed = Answer::parse(&flipped(&bytes, at), id, &ticket.password);
-        // A type that is no more that of the integrity leaves an answer without one.
+        // Without the type of the integrity attribute, the answer is not authenticated.
         assert!(parsed == not || parsed == address, "byte {at}");
     }
     for end in 0..bytes.len() {
