@@ -59,7 +59,7 @@ pub fn run(input: &[u8]) {
                     &arena[fragment.chunk.clone()],
                     Instant::BOOT,
                 );
-                let (bytes, pieces) = reassembly.held_bytes();
+                let (bytes, pieces) = reassembly.pending_bytes();
                 assert!(bytes <= plaintext.len() && pieces <= 8 * 64);
             }
             Ok(

@@ -4,7 +4,7 @@ use seikan_fuzz::Counter;
 use seikan_proto::constants::MAX_HANDSHAKE_LEN;
 use seikan_proto::cookie::{CookieChecker, CookieJar};
 use seikan_proto::keys::{Identity, PresharedKey, PrivateKey};
-use seikan_proto::noise::{Construction, Initiator, consume_initiation, create_initiation};
+use seikan_proto::noise::{Initiator, Protocol, consume_initiation, create_initiation};
 use seikan_proto::tai64n::Tai64n;
 use seikan_proto::time::Instant;
 use std::net::SocketAddr;
@@ -14,16 +14,16 @@ pub fn run(input: &[u8]) {
     let Some((&[mode, at], bytes)) = input.split_first_chunk() else {
         return;
     };
-    let construction = if mode & 1 == 0 {
-        Construction::Native
+    let protocol = if mode & 1 == 0 {
+        Protocol::Native
     } else {
-        Construction::WireGuard
+        Protocol::WireGuard
     };
     let [ours, theirs] = [[1; 32], [2; 32]].map(|key| Identity::new(PrivateKey::from_bytes(key)));
     let mut rng = Counter::new(1);
     let mut message = [0; MAX_HANDSHAKE_LEN];
     let (mut initiator, length) = create_initiation(
-        construction,
+        protocol,
         &ours,
         theirs.public(),
         &PresharedKey::default(),
@@ -34,15 +34,15 @@ pub fn run(input: &[u8]) {
         &mut message,
     )
     .expect("room for an initiation");
-    let mut jar = CookieJar::new(construction, theirs.public());
+    let mut jar = CookieJar::new(protocol, theirs.public());
     jar.stamp(&mut message[..length], Instant::BOOT);
     let genuine = message[..length].to_vec();
     let spoilt = spoil(&genuine, bytes, at);
     let source = SocketAddr::from(([192, 0, 2, 1], 1));
-    let mut checker = CookieChecker::new(construction, &theirs);
+    let mut checker = CookieChecker::new(protocol, &theirs);
     match mode >> 1 & 3 {
         0 => {
-            let taken = consume_initiation(construction, &theirs, &spoilt).is_ok();
+            let taken = consume_initiation(protocol, &theirs, &spoilt).is_ok();
             // mac2 is not looked at without load.
             let covered = genuine.len() - 16;
             let same = spoilt.len() == genuine.len() && spoilt[..covered] == genuine[..covered];
@@ -54,7 +54,7 @@ pub fn run(input: &[u8]) {
             checker.admit(bytes, source, || true, Instant::BOOT, &mut rng);
             checker.create_reply(bytes, source, Instant::BOOT, &mut rng);
             response(
-                construction,
+                protocol,
                 &theirs,
                 &genuine,
                 bytes,
@@ -68,7 +68,7 @@ pub fn run(input: &[u8]) {
 
 /// A true response with a part replaced.
 fn response(
-    construction: Construction,
+    protocol: Protocol,
     responder: &Identity,
     initiation: &[u8],
     bytes: &[u8],
@@ -77,7 +77,7 @@ fn response(
     rng: &mut Counter,
 ) {
     let mut reply = [0; MAX_HANDSHAKE_LEN];
-    let (_, length) = consume_initiation(construction, responder, initiation)
+    let (_, length) = consume_initiation(protocol, responder, initiation)
         .expect("a true initiation")
         .create_response(&PresharedKey::default(), 9, &[], rng, &mut reply)
         .expect("room for a response");

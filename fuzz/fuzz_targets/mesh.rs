@@ -1,6 +1,6 @@
 //! Any bytes as what coordinators and members say to each other: what is taken survives being written and read again, and
 //! what a member remembers stays in order whatever it is told, in whatever order.
-use seikan_proto::mesh::{Book, Change, Changes, Endpoints, JoinRequest, Joined, Refusal};
+use seikan_proto::mesh::{Change, Changes, Endpoints, JoinRequest, Joined, Membership, Refusal};
 
 /// One input.
 pub fn run(bytes: &[u8]) {
@@ -19,9 +19,9 @@ pub fn run(bytes: &[u8]) {
     let _ = serde_json::from_slice::<Endpoints>(bytes);
     let _ = serde_json::from_slice::<Joined>(bytes);
     let _ = serde_json::from_slice::<Refusal>(bytes);
-    let _ = serde_json::from_slice::<Book>(bytes);
+    let _ = serde_json::from_slice::<Membership>(bytes);
     // One answer a line.
-    let mut book = Book::default();
+    let mut membership = Membership::default();
     let mut known = std::collections::BTreeSet::new();
     for line in bytes.split(|b| *b == b'\n').take(64) {
         let Ok(changes) = serde_json::from_slice::<Changes>(line) else {
@@ -32,10 +32,10 @@ pub fn run(bytes: &[u8]) {
             serde_json::from_slice::<Changes>(&text).expect("its own text"),
             changes
         );
-        let different = book.take(changes);
+        let different = membership.take(changes);
         for change in different {
             match change {
-                Change::Access(access) => assert_eq!(&access, book.access()),
+                Change::Access(access) => assert_eq!(&access, membership.access()),
                 Change::Set(member) => drop(known.insert(member.public_key)),
                 Change::Rotated(former, member) => {
                     assert!(known.remove(&former), "who was unknown is another now");
@@ -44,10 +44,10 @@ pub fn run(bytes: &[u8]) {
                 Change::Removed(key) => assert!(known.remove(&key), "who was unknown is removed"),
             }
         }
-        assert!(book.members().keys().eq(known.iter()));
-        let text = serde_json::to_vec(&book).expect("JSON");
-        let kept: Book = serde_json::from_slice(&text).expect("its own text");
-        assert_eq!(kept.members(), book.members());
-        assert_eq!(kept.access(), book.access());
+        assert!(membership.members().keys().eq(known.iter()));
+        let text = serde_json::to_vec(&membership).expect("JSON");
+        let kept: Membership = serde_json::from_slice(&text).expect("its own text");
+        assert_eq!(kept.members(), membership.members());
+        assert_eq!(kept.access(), membership.access());
     }
 }

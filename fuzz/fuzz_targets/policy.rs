@@ -1,7 +1,7 @@
 //! Any text as the policy of a mesh: what is taken survives being written and read again, here and as members are told it, and what a
 //! receiver applies is what is decided.
 use seikan_proto::filter::Filter;
-use seikan_proto::mesh::policy::{Traffic, Who};
+use seikan_proto::mesh::policy::{Selector, Traffic};
 use seikan_proto::mesh::{Party, Policy};
 
 /// One input.
@@ -28,10 +28,10 @@ pub fn run(bytes: &[u8]) {
     let nobody = || "nobody".parse().expect("a name");
     let parties: Vec<Party> = ends
         .take(6)
-        .map(|who| match who {
-            Who::Anybody => (nobody(), Vec::new()),
-            Who::Tag(tag) => (nobody(), vec![tag.clone()]),
-            Who::Member(name) => (name.clone(), vec![name.clone()]),
+        .map(|selector| match selector {
+            Selector::Any => (nobody(), Vec::new()),
+            Selector::Tag(tag) => (nobody(), vec![tag.clone()]),
+            Selector::Member(name) => (name.clone(), vec![name.clone()]),
         })
         .map(|(name, tags)| Party { name, tags })
         .collect();

@@ -1,19 +1,23 @@
 //! Any bytes as what members and a relay say to each other: nothing is believed without the password, and what is
 //! understood is no more than was said.
-use seikan_proto::mesh::relay::{Answer, Asked, AskedError, RelayError, TransactionId, is_request};
+use seikan_proto::mesh::relay::{
+    Answer, RelayError, RequestError, ServerRequest, TransactionId, is_request,
+};
 use seikan_proto::mesh::{Relay, RelayAddress, RelayKind, RelaySecret};
 
 /// One input.
 pub fn run(bytes: &[u8]) {
     let secret = RelaySecret::parse("north", RelayKind::Turn).expect("a secret");
-    match Asked::parse(bytes) {
-        Ok(Asked::Port(asked)) => {
+    match ServerRequest::parse(bytes) {
+        Ok(ServerRequest::Port(asked)) => {
             assert!(is_request(bytes) && asked.member != asked.peer);
             // An input that guesses an HMAC is not found by chance.
             assert!(!asked.verify(&secret.password(&asked.username)));
         }
-        Ok(Asked::Address(_)) | Err(AskedError::Refused(..)) => assert!(is_request(bytes)),
-        Err(AskedError::NotARequest) => {}
+        Ok(ServerRequest::Address(_)) | Err(RequestError::Refused(..)) => {
+            assert!(is_request(bytes))
+        }
+        Err(RequestError::NotARequest) => {}
     }
     // The transaction is the input's own, so that all behind it is reached.
     let id = bytes.iter().skip(8).take(12);

@@ -2,24 +2,24 @@
 //!
 //! The input is a script: an operation, two bytes for it, a length of two bytes, and as many bytes.
 use seikan_fuzz::{Peer, SOURCE};
-use seikan_proto::construction::Construction;
 use seikan_proto::filter::{Destinations, Filter, Open};
+use seikan_proto::protocol::Protocol;
 use std::time::Duration;
 
 /// One input.
 pub fn run(script: &[u8]) {
-    let Some((protocol, mut rest)) = script.split_first() else {
+    let Some((flags, mut rest)) = script.split_first() else {
         return;
     };
-    let construction = if protocol & 1 == 0 {
-        Construction::Native
+    let protocol = if flags & 1 == 0 {
+        Protocol::Native
     } else {
-        Construction::WireGuard
+        Protocol::WireGuard
     };
-    let mut peer = Peer::new(construction);
+    let mut peer = Peer::new(protocol);
     // A peer that may begin little: the headers of every packet are looked at.
     let id = peer.tunnel.peers().next().map(|peer| peer.id);
-    if let Some(id) = id.filter(|_| protocol & 2 != 0) {
+    if let Some(id) = id.filter(|_| flags & 2 != 0) {
         let open = Open {
             udp: std::iter::once(53..=53).collect(),
             ..Open::default()

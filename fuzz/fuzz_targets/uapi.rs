@@ -4,8 +4,8 @@ use seikan_fuzz::Counter;
 use seikan_node::control::client::Phase;
 use seikan_node::control::output::Output;
 use seikan_node::uapi::{Device, Dialogue, Refusal};
-use seikan_proto::construction::Construction;
 use seikan_proto::keys::PrivateKey;
+use seikan_proto::protocol::Protocol;
 use seikan_proto::time::Instant;
 use seikan_proto::tunnel::{Now, Tunnel, TunnelConfig};
 use std::time::Duration;
@@ -21,7 +21,7 @@ struct Paper {
 impl Paper {
     fn new() -> Paper {
         let tunnel = Tunnel::new(TunnelConfig {
-            construction: Construction::WireGuard,
+            protocol: Protocol::WireGuard,
             private_key: PrivateKey::from_bytes([7; 32]),
             inner_mtu: 1420,
             offload: false,

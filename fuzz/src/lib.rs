@@ -10,7 +10,7 @@ use seikan_proto::constants::MAX_HANDSHAKE_LEN;
 use seikan_proto::cookie::CookieJar;
 use seikan_proto::inbox::{Inbox, MAX_PIECES};
 use seikan_proto::keys::{Identity, PresharedKey, PrivateKey};
-use seikan_proto::noise::{Construction, Initiator, create_initiation};
+use seikan_proto::noise::{Initiator, Protocol, create_initiation};
 use seikan_proto::outbox::Outbox;
 use seikan_proto::rng::Rng;
 use seikan_proto::session::Session;
@@ -49,7 +49,7 @@ pub struct Peer {
     /// Under test.
     pub tunnel: Tunnel,
     /// Which protocol.
-    pub construction: Construction,
+    pub protocol: Protocol,
     /// The time.
     pub now: Now,
     session: Session,
@@ -132,13 +132,13 @@ const ALLOWED: [IpAddr; 2] = [
 
 impl Peer {
     /// A tunnel that has completed a handshake with its peer.
-    pub fn new(construction: Construction) -> Peer {
+    pub fn new(protocol: Protocol) -> Peer {
         let mut rng = Counter(1);
         let [theirs, ours] = [(); 2].map(|()| PrivateKey::generate(&mut rng));
         let identity = Identity::new(ours);
-        let jar = CookieJar::new(construction, &theirs.public());
+        let jar = CookieJar::new(protocol, &theirs.public());
         let mut tunnel = Tunnel::new(TunnelConfig {
-            construction,
+            protocol,
             private_key: theirs,
             inner_mtu: 1420,
             offload: true,
@@ -163,14 +163,14 @@ impl Peer {
             inner_mtu: 1420,
             features: 1,
         };
-        let (payload, cipher) = match construction {
-            Construction::WireGuard => (vec![], Cipher::ChaCha20Poly1305),
-            Construction::Native => (capabilities.encode(), Cipher::Aes256Gcm),
+        let (payload, cipher) = match protocol {
+            Protocol::WireGuard => (vec![], Cipher::ChaCha20Poly1305),
+            Protocol::Native => (capabilities.encode(), Cipher::Aes256Gcm),
         };
         let mut clock = Tai64nClock::default();
         let mut message = vec![0; 2048];
         let (mut initiator, length) = initiation(
-            construction,
+            protocol,
             &identity,
             &tunnel,
             &mut clock,
@@ -200,7 +200,7 @@ impl Peer {
         let session = Session::new(&keys, cipher, true, now.mono);
         Peer {
             tunnel,
-            construction,
+            protocol,
             now,
             session,
             identity,
@@ -311,17 +311,16 @@ impl Peer {
     pub fn seal(&mut self, plaintext: &[u8]) -> Vec<u8> {
         let mut message = vec![0; DATA_HEADER_LEN + plaintext.len() + TAG_LEN];
         message[DATA_HEADER_LEN..][..plaintext.len()].copy_from_slice(plaintext);
-        self.session
-            .seal(self.construction.data_type(), &mut message);
+        self.session.seal(self.protocol.data_type(), &mut message);
         message
     }
 
-    /// An initiation with any payload that the construction has room for.
+    /// An initiation with any payload that the protocol allows.
     pub fn initiate(&mut self, payload: &[u8]) -> Vec<u8> {
-        let payload = &payload[..payload.len().min(self.construction.max_payload())];
+        let payload = &payload[..payload.len().min(self.protocol.max_payload())];
         let mut message = vec![0; 2048];
         let (_, length) = initiation(
-            self.construction,
+            self.protocol,
             &self.identity,
             &self.tunnel,
             &mut self.clock,
@@ -406,7 +405,7 @@ impl Peer {
 
     fn flush(&mut self, arena: &[u8]) {
         for peer in self.tunnel.peers() {
-            if let Some(endpoint) = peer.path.endpoint.filter(|_| peer.path.is_proven()) {
+            if let Some(endpoint) = peer.path.endpoint.filter(|_| peer.path.is_validated()) {
                 self.addresses.entry(endpoint).or_default().proven = true;
             }
         }
@@ -459,7 +458,7 @@ fn check_write(bytes: &[u8]) {
 
 #[allow(clippy::too_many_arguments, reason = "what an initiation is made of")]
 fn initiation(
-    construction: Construction,
+    protocol: Protocol,
     identity: &Identity,
     tunnel: &Tunnel,
     clock: &mut Tai64nClock,
@@ -471,7 +470,7 @@ fn initiation(
     let remote = tunnel.identity().public();
     let none = PresharedKey::default();
     create_initiation(
-        construction,
+        protocol,
         identity,
         remote,
         &none,

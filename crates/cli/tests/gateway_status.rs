@@ -171,7 +171,7 @@ fn the_status_shows_the_devices_bytes_and_both_legs() {
         assert_eq!(gateway["mode"], "transparent");
         assert_eq!(gateway["interface"], "lan0");
         assert_eq!(gateway["up"], true);
-        assert_eq!(gateway["station"]["active"], true);
+        assert_eq!(gateway["responder"]["active"], true);
         assert_eq!(gateway["devices"][1]["name"], "camera");
         assert_eq!(gateway["devices"][1]["last_seen_s"], Value::Null);
         let plc = &gateway["devices"][0];
@@ -183,10 +183,10 @@ fn the_status_shows_the_devices_bytes_and_both_legs() {
         assert_eq!(plc["outbound"]["unaccounted"], 0);
         assert_eq!(plc["inbound"]["unaccounted"], 0);
         assert!(plc["last_seen_s"].as_f64().expect("seen") < 10.0);
-        for leg in ["lan_leg", "tunnel_leg"] {
+        for side in ["lan_side", "tunnel_side"] {
             // 1 MB is some 700 segments of 1,400 bytes.
-            assert!(plc[leg]["segments"].as_u64() >= Some(700), "{plc}");
-            assert!(plc[leg]["rtt_us"].as_u64().is_some(), "{plc}");
+            assert!(plc[side]["segments"].as_u64() >= Some(700), "{plc}");
+            assert!(plc[side]["rtt_us"].as_u64().is_some(), "{plc}");
         }
     });
 }
@@ -232,7 +232,7 @@ fn who_is_no_device_and_who_takes_an_address_is_told() {
         );
         device.tell(STRANGER, &asks);
         eventually("no stranger", || {
-            gateway(world)["stray"]["drops"]["unlisted_device"].as_u64() >= Some(1)
+            gateway(world)["unattributed"]["drops"]["unlisted_device"].as_u64() >= Some(1)
         });
         let takes = Arp::announcement(THIEF, [192, 168, 1, 202].into());
         device.tell(THIEF, &takes);
@@ -349,10 +349,12 @@ fn who_is_on_the_network_is_discovered() {
         let found: Value = serde_json::from_slice(&json.stdout).expect("JSON");
         check_shape("gateway discover", &found);
         let card = |mac: Mac| {
-            let cards = found["cards"].as_array().expect("a list");
-            let found = cards.iter().find(|card| card["mac"] == mac.to_string());
+            let neighbours = found["neighbours"].as_array().expect("a list");
+            let found = neighbours
+                .iter()
+                .find(|card| card["mac"] == mac.to_string());
             found
-                .unwrap_or_else(|| panic!("{mac} in {cards:?}"))
+                .unwrap_or_else(|| panic!("{mac} in {neighbours:?}"))
                 .clone()
         };
         let known = card(device.mac);

@@ -22,7 +22,7 @@ use base64::engine::general_purpose::STANDARD;
 use seikan_lab::hostile::{Capture, Flood, Target, shoot};
 use seikan_lab::load::Pattern;
 use seikan_proto::keys::{Identity, PrivateKey, PublicKey};
-use seikan_proto::noise::{self, Construction};
+use seikan_proto::noise::{self, Protocol};
 use seikan_proto::rng::Rng;
 use seikan_proto::tai64n::Tai64nClock;
 use seikan_sys::netns::NetNs;
@@ -151,10 +151,10 @@ fn by_a_stranger(target: &Target) -> Vec<Vec<u8>> {
             Pattern::new(self.0).fill(0, destination);
         }
     }
-    let construction = if target.native {
-        Construction::Native
+    let protocol = if target.native {
+        Protocol::Native
     } else {
-        Construction::WireGuard
+        Protocol::WireGuard
     };
     let stranger = Identity::new(PrivateKey::from_bytes([0x42; 32]));
     let receiver = PublicKey::from_bytes(target.public_key);
@@ -163,7 +163,7 @@ fn by_a_stranger(target: &Target) -> Vec<Vec<u8>> {
             let stamp = Tai64nClock::default().stamp(Duration::from_secs(1_900_000_000 + n));
             let mut message = [0; 512];
             let (_, length) = noise::create_initiation(
-                construction,
+                protocol,
                 &stranger,
                 &receiver,
                 &Default::default(),

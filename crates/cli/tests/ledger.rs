@@ -79,7 +79,7 @@ fn balanced(world: &World) {
                     .values()
                     .map(|n| n.as_u64().expect("a number"))
                     .sum();
-                let fates = of("packets_out") + of("consumed") + of("held") + dropped;
+                let fates = of("packets_out") + of("consumed") + of("pending") + dropped;
                 assert_eq!(of("packets_in"), fates, "{direction}: {traffic:#}");
                 assert!(of("packets_in") > 0, "{direction}: {traffic:#}");
             }

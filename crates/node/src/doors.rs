@@ -7,7 +7,7 @@
 
 use crate::mesh::stun;
 use crate::node::{Node, SocketCounts, Sockets, now};
-use seikan_proto::birthday::{Knock, PORTS};
+use seikan_proto::birthday::{PORTS, Punch};
 use seikan_proto::indices::PeerId;
 use seikan_proto::time::Instant;
 use seikan_proto::tunnel::Now;
@@ -39,7 +39,7 @@ pub struct Doors {
     waiting: Vec<Opened>,
     doors: BTreeMap<SocketAddr, Door>,
     /// To be done; the first may be half done.
-    knocks: VecDeque<Knock>,
+    punches: VecDeque<Punch>,
     /// Tokens given out.
     tokens: u64,
     look_at: Option<Instant>,
@@ -120,11 +120,11 @@ impl Doors {
 
     /// Takes in what is to be done. What a later knock at the same peer replaces is not done any more, nor what the tunnel has
     /// given up meanwhile.
-    fn take_in(&mut self, knocks: Vec<Knock>, is_open: impl Fn(PeerId) -> bool) {
-        let replaced = |old: &Knock| knocks.iter().any(|new| new.peer == old.peer);
-        self.knocks.retain(|old| !replaced(old));
-        self.knocks.extend(knocks);
-        self.knocks.retain(|knock| is_open(knock.peer));
+    fn take_in(&mut self, punches: Vec<Punch>, is_open: impl Fn(PeerId) -> bool) {
+        let replaced = |old: &Punch| punches.iter().any(|new| new.peer == old.peer);
+        self.punches.retain(|old| !replaced(old));
+        self.punches.extend(punches);
+        self.punches.retain(|punch| is_open(punch.peer));
     }
 
     /// Goes on with what is to be done first; for whom it is done, and from how many sockets something was sent.
@@ -134,24 +134,24 @@ impl Doors {
         epoll: &Epoll,
         now: Instant,
     ) -> Option<(PeerId, u16)> {
-        let knock = self.knocks.pop_front()?;
-        let peer = knock.peer;
+        let punch = self.punches.pop_front()?;
+        let peer = punch.peer;
         self.look_at.get_or_insert(now + LOOK_EVERY);
-        if let Err(why) = self.open(&knock, options, epoll) {
+        if let Err(why) = self.open(&punch, options, epoll) {
             self.close_waiting(peer);
             self.trouble = Some((peer, why));
             return Some((peer, 0));
         }
         let waiting = self.waiting.iter().filter(|one| one.peer == peer);
         if waiting.clone().count() < PORTS.into() {
-            self.knocks.push_front(knock);
+            self.punches.push_front(punch);
             return None;
         }
         let opener = stun::indication();
         let sent = waiting.filter(|one| one.send(&opener)).count();
         self.openers += sent as u64;
         if sent == 0 {
-            let why = format!("nothing can be sent to {}", knock.towards[0]);
+            let why = format!("nothing can be sent to {}", punch.destinations[0]);
             self.close_waiting(peer);
             self.trouble = Some((peer, why));
         }
@@ -160,18 +160,18 @@ impl Doors {
 
     /// Opens some of the sockets that are missing. Those for where the peer is no more, and those that are more than an address's
     /// share, make room for them.
-    fn open(&mut self, knock: &Knock, options: &UdpOptions, epoll: &Epoll) -> Result<(), String> {
-        if !self.waiting.iter().any(|one| one.peer == knock.peer) {
+    fn open(&mut self, punch: &Punch, options: &UdpOptions, epoll: &Epoll) -> Result<(), String> {
+        if !self.waiting.iter().any(|one| one.peer == punch.peer) {
             self.trouble = None;
             has_room_for(PORTS)?;
         }
-        let share = usize::from(PORTS).div_ceil(knock.towards.len().max(1));
+        let share = usize::from(PORTS).div_ceil(punch.destinations.len().max(1));
         let mut missing: Vec<(SocketAddr, usize)> =
-            knock.towards.iter().map(|to| (*to, share)).collect();
+            punch.destinations.iter().map(|to| (*to, share)).collect();
         self.close(|one| {
             let of_use =
                 |(to, missing): &&mut (SocketAddr, usize)| *to == one.towards && *missing > 0;
-            let ours = one.peer == knock.peer;
+            let ours = one.peer == punch.peer;
             ours && missing
                 .iter_mut()
                 .find(of_use)
@@ -194,7 +194,7 @@ impl Doors {
             self.waiting.push(Opened {
                 socket,
                 token,
-                peer: knock.peer,
+                peer: punch.peer,
                 towards,
             });
         }
@@ -235,7 +235,7 @@ impl Doors {
 
     /// Closes all, and forgets what was to be done; the tunnel asks again for what it needs.
     pub(crate) fn close_all(&mut self) {
-        self.knocks.clear();
+        self.punches.clear();
         let doors = std::mem::take(&mut self.doors).into_values();
         let waiting = std::mem::take(&mut self.waiting);
         for closed in doors.map(|door| door.opened).chain(waiting) {
@@ -314,7 +314,7 @@ impl Node {
         }
         let now = now().mono;
         if let Some(peer) = self.sockets.doors.heard(caller.token, now) {
-            self.tunnel.met(peer, now);
+            self.tunnel.on_punch_succeeded(peer, now);
         }
     }
 
@@ -326,19 +326,19 @@ impl Node {
     /// When doors are to be looked after.
     pub(crate) fn door_wakeup(&self) -> Option<Instant> {
         let doors = &self.sockets.doors;
-        let at_once = (!doors.knocks.is_empty()).then_some(Instant::BOOT);
+        let at_once = (!doors.punches.is_empty()).then_some(Instant::BOOT);
         at_once.or(doors.look_at)
     }
 
     /// Opens sockets, and closes those that are of no more use.
     pub(crate) fn tend_doors(&mut self, epoll: &Epoll) {
-        let knocks = self.tunnel.take_knocks();
-        if !knocks.is_empty() || !self.sockets.doors.knocks.is_empty() {
+        let punches = self.tunnel.take_punches();
+        if !punches.is_empty() || !self.sockets.doors.punches.is_empty() {
             let now = now().mono;
             let is_open = |peer| self.tunnel.is_open(peer, now);
-            self.sockets.doors.take_in(knocks, is_open);
+            self.sockets.doors.take_in(punches, is_open);
             if let Some((peer, ports)) = self.sockets.go_on(epoll, now) {
-                self.tunnel.knocked(peer, ports, now);
+                self.tunnel.on_punched(peer, ports, now);
             }
         }
         if let Some(at) = self.sockets.doors.look_at {
@@ -399,8 +399,11 @@ mod tests {
     }
 
     /// Knocks, in as many turns as that takes; from how many sockets.
-    fn knock(doors: &mut Doors, epoll: &Epoll, peer: PeerId, towards: Vec<SocketAddr>) -> u16 {
-        doors.knocks.push_back(Knock { peer, towards });
+    fn punch(doors: &mut Doors, epoll: &Epoll, peer: PeerId, towards: Vec<SocketAddr>) -> u16 {
+        doors.punches.push_back(Punch {
+            peer,
+            destinations: towards,
+        });
         let turns = usize::from(PORTS) / PER_TURN;
         let options = UdpOptions::default();
         let mut done = (0..turns).filter_map(|_| doors.go_on(&options, epoll, at(0)));
@@ -417,7 +420,7 @@ mod tests {
         far.set_read_timeout(patience).expect("a timeout");
         let address = far.local_addr().expect("an address");
         let (mut doors, epoll) = (Doors::default(), Epoll::new(4).expect("epoll"));
-        let ports = knock(&mut doors, &epoll, peer, vec![address]);
+        let ports = punch(&mut doors, &epoll, peer, vec![address]);
         assert_eq!(ports, PORTS, "{:?}", doors.trouble(peer));
         (far, address, doors, epoll)
     }
@@ -439,7 +442,7 @@ mod tests {
     fn every_port_sends_something_and_again_from_the_same_ports() {
         let (far, address, mut doors, epoll) = knocked(PeerId(3));
         let mut first = senders(&far, PORTS.into());
-        knock(&mut doors, &epoll, PeerId(3), vec![address]);
+        punch(&mut doors, &epoll, PeerId(3), vec![address]);
         let mut again = senders(&far, PORTS.into());
         first.sort_unstable();
         again.sort_unstable();
@@ -457,7 +460,7 @@ mod tests {
         let others = [0; 2].map(|_| std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket"));
         let [kept, new] = others.map(|far| far.local_addr().expect("an address"));
         for towards in [vec![address, kept], vec![kept, new]] {
-            assert_eq!(knock(&mut doors, &epoll, PeerId(3), towards.clone()), PORTS);
+            assert_eq!(punch(&mut doors, &epoll, PeerId(3), towards.clone()), PORTS);
             assert_eq!(doors.waiting.len(), usize::from(PORTS));
             for to in towards {
                 let there = doors.waiting.iter().filter(|one| one.towards == to);
@@ -468,17 +471,17 @@ mod tests {
 
     #[test]
     fn what_the_tunnel_has_given_up_or_asked_anew_is_not_done_any_more() {
-        let knock = |peer, to: &str| Knock {
+        let punch = |peer, to: &str| Punch {
             peer: PeerId(peer),
-            towards: vec![to.parse().expect("an address")],
+            destinations: vec![to.parse().expect("an address")],
         };
         let mut doors = Doors::default();
         let [first, second, third] =
-            [(1, "[::1]:1"), (2, "[::1]:2"), (3, "[::1]:3")].map(|(peer, to)| knock(peer, to));
+            [(1, "[::1]:1"), (2, "[::1]:2"), (3, "[::1]:3")].map(|(peer, to)| punch(peer, to));
         doors.take_in(vec![first, second, third.clone()], |_| true);
-        let anew = knock(1, "[::1]:4");
+        let anew = punch(1, "[::1]:4");
         doors.take_in(vec![anew.clone()], |peer| peer != PeerId(2));
-        assert_eq!(doors.knocks, [third, anew]);
+        assert_eq!(doors.punches, [third, anew]);
     }
 
     #[test]
@@ -506,9 +509,9 @@ mod tests {
         };
         let mut sockets = Sockets::bind(0, options).expect("sockets");
         let epoll = Epoll::new(4).expect("epoll");
-        sockets.doors.knocks.push_back(Knock {
+        sockets.doors.punches.push_back(Punch {
             peer: PeerId(3),
-            towards: vec![address],
+            destinations: vec![address],
         });
         for _ in 0..usize::from(PORTS) / PER_TURN {
             sockets.go_on(&epoll, at(0));
@@ -541,7 +544,7 @@ mod tests {
         let (_far, _, mut doors, epoll) = knocked(PeerId(3));
         let far = std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket");
         let towards = vec![far.local_addr().expect("an address")];
-        knock(&mut doors, &epoll, PeerId(4), towards);
+        punch(&mut doors, &epoll, PeerId(4), towards);
         let token = doors.waiting[0].token;
         assert_eq!(doors.heard(token, at(1)), Some(PeerId(3)));
         assert_eq!(doors.iter().count(), usize::from(PORTS) + 1);
@@ -553,7 +556,7 @@ mod tests {
         let address = |far: &std::net::UdpSocket| far.local_addr().expect("an address");
         let (mut doors, epoll) = (Doors::default(), Epoll::new(4).expect("epoll"));
         let towards = all.iter().map(address).collect();
-        knock(&mut doors, &epoll, PeerId(1), towards);
+        punch(&mut doors, &epoll, PeerId(1), towards);
         for far in &all {
             let patience = Some(Duration::from_secs(1));
             far.set_read_timeout(patience).expect("a timeout");
@@ -567,7 +570,7 @@ mod tests {
         // Not a broadcast socket (socket(7), SO_BROADCAST): refused at once.
         let towards = vec!["255.255.255.255:7".parse().expect("an address")];
         let peer = PeerId(1);
-        assert_eq!(knock(&mut doors, &epoll, peer, towards), 0);
+        assert_eq!(punch(&mut doors, &epoll, peer, towards), 0);
         assert_eq!(doors.iter().count(), 0);
         let why = doors.trouble(peer).expect("why");
         assert!(why.contains("255.255.255.255:7"), "{why}");

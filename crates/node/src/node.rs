@@ -1,6 +1,6 @@
 //! A running tunnel: the protocol, the TUN device, the sockets, and what is counted around them.
 
-use crate::config::{CipherPreference, Config, Host, Protocol};
+use crate::config::{self, CipherPreference, Config, Host};
 use crate::doors::Doors;
 use crate::gateway::GatewayNode;
 use crate::mesh::MeshState;
@@ -8,7 +8,7 @@ use seikan_observe::Histogram;
 use seikan_proto::capabilities::Cipher;
 use seikan_proto::inbox::Inbox;
 use seikan_proto::indices::PeerId;
-use seikan_proto::noise::Construction;
+use seikan_proto::noise::Protocol;
 use seikan_proto::outbox::Outbox;
 use seikan_proto::rng::Rng;
 use seikan_proto::time::Instant;
@@ -277,9 +277,9 @@ impl Node {
         let tcp_gso = config.offload && able.vnet_header.is_present();
         let udp_gso = tcp_gso && able.uso4.is_present() && able.uso6.is_present();
         let mut tunnel = Tunnel::new(TunnelConfig {
-            construction: match config.protocol {
-                Protocol::Wireguard => Construction::WireGuard,
-                Protocol::Native => Construction::Native,
+            protocol: match config.protocol {
+                config::Protocol::Wireguard => Protocol::WireGuard,
+                config::Protocol::Native => Protocol::Native,
             },
             private_key: config.private_key.clone(),
             inner_mtu: mtu,
@@ -333,9 +333,9 @@ impl Node {
                     false if link.hardware_type == LOOPBACK => 0,
                     false => link.mtu,
                 });
-            let always = match self.tunnel.construction() {
-                Construction::Native => SMALL_DATAGRAM,
-                Construction::WireGuard => JUMBO_DATAGRAM,
+            let always = match self.tunnel.protocol() {
+                Protocol::Native => SMALL_DATAGRAM,
+                Protocol::WireGuard => JUMBO_DATAGRAM,
             };
             mtus.max().unwrap_or(0).max(always)
         });

@@ -284,7 +284,7 @@ impl Node {
     /// Tells the mesh of members that do not answer.
     fn tell_sought(&mut self) {
         let Some(mesh) = &self.mesh else { return };
-        for id in self.tunnel.take_sought() {
+        for id in self.tunnel.take_peers_to_call() {
             if let Some(peer) = self.tunnel.peer(id) {
                 // The next initiation comes here again.
                 let _ = mesh.to_agent.try_send(Heard::Sought {

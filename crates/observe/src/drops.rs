@@ -1,10 +1,10 @@
-//! Every way in which a packet can end inside Seikan, by name.
+//! The reasons for which Seikan drops packets.
 
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
 macro_rules! drop_reasons {
     ($($(#[doc = $doc:literal])+ $variant:ident = $name:literal,)+) => {
-        /// Why a packet went no further. Closed: each value indexes [`DropCounts`].
+        /// Why a packet was dropped. Each value indexes [`DropCounts`].
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[repr(u8)]
         pub enum DropReason { $($(#[doc = $doc])+ $variant,)+ }
@@ -18,7 +18,7 @@ macro_rules! drop_reasons {
                 match self { $(DropReason::$variant => $name,)+ }
             }
 
-            /// One sentence for people.
+            /// A sentence for the user.
             pub fn describe(self) -> &'static str {
                 match self { $(DropReason::$variant => concat!($($doc,)+).trim_ascii(),)+ }
             }
@@ -37,7 +37,8 @@ drop_reasons! {
     NoEndpoint = "no_endpoint",
     /// The queue of packets waiting for a handshake was full; the oldest went.
     HandshakeQueueFull = "handshake_queue_full",
-    /// The TUN device's queue has stood for too long and the packet does not take part in ECN (RFC 8289).
+    /// The TUN device's queue has stood for too long and the packet does not take part in ECN (RFC
+    /// 8289).
     QueueDelay = "queue_delay",
     /// No handshake succeeded within REKEY_ATTEMPT_TIME; waiting packets were given up.
     HandshakeTimeout = "handshake_timeout",
@@ -59,7 +60,7 @@ drop_reasons! {
     UnknownType = "unknown_type",
     /// No session has this receiver index.
     UnknownIndex = "unknown_index",
-    /// A handshake message whose first MAC is not by somebody who knows our public key.
+    /// A handshake message whose sender does not know this host's public key (wrong mac1).
     BadMac1 = "bad_mac1",
     /// Under load: a handshake message without a valid cookie; a cookie reply was sent.
     CookieRequired = "cookie_required",
@@ -79,7 +80,8 @@ drop_reasons! {
     Replayed = "replayed",
     /// The inner source address is not among the peer's allowed IPs.
     SourceNotAllowed = "source_not_allowed",
-    /// The mesh's policy does not let the member begin this here, and it answers nothing that this host began.
+    /// The mesh's policy does not let the member begin this here, and it answers nothing that this
+    /// host began.
     PolicyDenied = "policy_denied",
     /// An authenticated record holds something that is no frame.
     BadFrame = "bad_frame",
@@ -89,23 +91,27 @@ drop_reasons! {
     EcnNotCapable = "ecn_not_capable",
     /// The TUN device refused the packet.
     TunWriteRefused = "tun_write_refused",
-    /// The transport header is cut short or not to be found, so that its checksum cannot follow a translated address.
+    /// The transport header is cut short or not to be found, so that its checksum cannot follow a
+    /// translated address.
     TransportTruncated = "transport_truncated",
-    /// An IPv4 source route or IPv6 routing header leads to another address than the translated destination.
+    /// An IPv4 source route or IPv6 routing header leads to another address than the translated
+    /// destination.
     SourceRouted = "source_routed",
     /// An ICMP redirect, which names routers that mean nothing behind translated addresses.
     IcmpRedirect = "icmp_redirect",
     /// Not from or for a device of the gateway.
     UnlistedDevice = "unlisted_device",
-    /// A device's address from another card than its own, another address from its card, or an address of the gateway's side from the tunnel.
+    /// A device's address from another MAC address, another address from its MAC address, or an
+    /// address of the gateway's side from the tunnel.
     DeviceMismatch = "device_mismatch",
-    /// No card or no address on the local network is known for the device.
+    /// The device's MAC address or its address on the local network is unknown.
     DeviceUnresolved = "device_unresolved",
     /// None of the device's `allow-to` rules lets it reach this.
     DeniedTo = "denied_to",
     /// None of the device's `allow-from` rules lets this reach it.
     DeniedFrom = "denied_from",
-    /// A device calls a remote by its overlay address, although it is shown to devices under another.
+    /// A device calls a remote by its overlay address, although it is shown to devices under
+    /// another.
     ShownOtherwise = "shown_otherwise",
     /// A broadcast or multicast packet: a gateway passes none.
     NotUnicast = "not_unicast",
@@ -113,19 +119,20 @@ drop_reasons! {
     BadFrameType = "bad_frame_type",
     /// The hop limit is used up.
     HopLimit = "hop_limit",
-    /// The local network's card refused the frame, or is down.
+    /// The interface on the local network refused the frame, or is down.
     LanWriteRefused = "lan_write_refused",
     /// Another gateway of this local network is active.
     Standby = "standby",
-    /// At a relay's port for two: from neither of them.
-    Stranger = "stranger",
-    /// At a relay's port for two: the other is not bound to it.
+    /// At a relay's port of a pair: from neither of its members.
+    UnknownSource = "unknown_source",
+    /// At a relay's port of a pair: the other member is not bound.
     NotBound = "not_bound",
     /// A member sends more through a relay than it may.
     OverRate = "over_rate",
-    /// By a TURN server: there is no permission for the other end yet, or no leg left for it.
+    /// At a TURN server: there is no permission for the other end yet, or no free channel for it.
     NoChannel = "no_channel",
-    /// The kernel's receive buffer was full where this host forwards to a relay or from it; what was joined counts once.
+    /// The kernel's receive buffer was full where this host forwards to or from a relay; merged
+    /// datagrams count once.
     ReceiveQueueFull = "receive_queue_full",
     /// Shutting down or the peer was removed while the packet was held.
     PeerRemoved = "peer_removed",

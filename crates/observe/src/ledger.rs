@@ -1,7 +1,7 @@
-//! Where packets went: counters per direction, per peer and for the whole interface.
+//! Packet accounting: counters per direction, per peer and for the whole interface.
 //!
-//! Packets are inner IP packets: a super-packet counts as the segments it stands for, so that both
-//! ends count alike whatever offloads they use.
+//! Packets are inner IP packets. A super-packet counts as its number of segments, so both ends
+//! count the same whatever offloads they use.
 
 use crate::DropCounts;
 use serde::Serialize;
@@ -17,19 +17,19 @@ pub struct DirectionCounters {
     pub bytes_out: u64,
     /// Packets that ended here as intended (keepalives, probes, reports, handshakes).
     pub consumed: u64,
-    /// Packets that are held now (waiting for a handshake or for missing slices).
-    pub held: u64,
+    /// Packets that are pending (waiting for a handshake or for missing slices).
+    pub pending: u64,
     /// Packets dropped, by reason.
     pub drops: DropCounts,
 }
 
 impl DirectionCounters {
-    /// `in - out - consumed - held - drops`: zero when every packet is accounted for.
+    /// `in - out - consumed - pending - drops`: zero when every packet is accounted for.
     pub fn unaccounted(&self) -> i128 {
         i128::from(self.packets_in)
             - i128::from(self.packets_out)
             - i128::from(self.consumed)
-            - i128::from(self.held)
+            - i128::from(self.pending)
             - i128::from(self.drops.total())
     }
 }
@@ -41,7 +41,7 @@ impl DirectionCounters {
         self.packets_out += other.packets_out;
         self.bytes_out += other.bytes_out;
         self.consumed += other.consumed;
-        self.held += other.held;
+        self.pending += other.pending;
         for (reason, packets) in other.drops.nonzero() {
             self.drops.add(reason, packets);
         }
@@ -59,7 +59,7 @@ pub struct Handshakes {
     pub completed: u64,
 }
 
-/// What is counted for each peer.
+/// Counters of a peer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PeerCounters {
     /// From the TUN device to the peer.
@@ -98,7 +98,7 @@ mod tests {
             packets_in: 10,
             packets_out: 6,
             consumed: 1,
-            held: 1,
+            pending: 1,
             ..Default::default()
         };
         c.drops.add(DropReason::BadTag, 1);

@@ -1,8 +1,7 @@
-//! The vocabulary shared by the data path and the diagnosis: why packets are dropped, what is
-//! counted, how distributions are kept, what samples of a host are, what a path over it is, and
-//! where its processors' time went.
+//! Types shared by the data path and the diagnosis: drop reasons, counters, histograms, samples of
+//! a host, the path that packets take on it, and profiles of its processors.
 //!
-//! The invariant of the ledger, per direction: `in = out + consumed + sum of drops`.
+//! Invariant of the counters, per direction: `in = out + consumed + pending + sum of drops`.
 #![forbid(unsafe_code)]
 
 mod drops;

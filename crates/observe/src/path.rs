@@ -1,13 +1,14 @@
-//! The path that packets take on this host, as facts: what does not change ten times a second.
+//! The path of packets on this host: facts that rarely change.
 //!
-//! From the inner interface (the tunnel's, or a bridge's port) to the program behind it, its sockets, and the
-//! interface through which they leave. What could not be seen is listed, with the reason.
+//! It goes from the inner interface (the tunnel's, or a port of a bridge) to the program that
+//! serves it, the program's sockets, and the interface through which they send. Facts that could
+//! not be read are listed with the reason.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-/// The path, on this host.
+/// The path on this host.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PathMap {
     /// The interface that the diagnosis is about: packets go in and out unencrypted.
@@ -16,15 +17,15 @@ pub struct PathMap {
     pub egress: Option<String>,
     /// Every interface on the path, these two among them, inner ones first.
     pub links: Vec<LinkFacts>,
-    /// The program behind the inner interface; none for what the kernel does itself.
+    /// The program that serves the inner interface; `None` if the kernel does.
     pub program: Option<ProgramFacts>,
-    /// The program's sockets to the outside.
+    /// The program's outer sockets.
     pub sockets: Vec<SocketFacts>,
     /// TCP connections of this host through the inner interface.
     pub flows: Vec<SocketFacts>,
     /// The host.
     pub host: HostFacts,
-    /// What could not be seen.
+    /// Facts that could not be read.
     pub unseen: Vec<Unseen>,
 }
 
@@ -50,19 +51,20 @@ impl PathMap {
 pub struct LinkFacts {
     /// Its name.
     pub name: String,
-    /// What the kernel calls its kind: `tun`, `veth`, `bridge`, `vxlan`, `wireguard`; empty for hardware and loopback.
+    /// Its kind, as named by the kernel: `tun`, `veth`, `bridge`, `vxlan`, `wireguard`; empty for
+    /// hardware and loopback.
     pub kind: String,
     /// Bytes.
     pub mtu: u32,
-    /// Packets that may queue at it (`txqueuelen`).
+    /// Maximum number of queued packets (`txqueuelen`).
     pub queue_length: u32,
     /// The root queueing discipline, such as `noqueue`, `tbf`; empty if unknown.
     pub qdisc: String,
-    /// Its rate in bits per second, where it has one.
+    /// Its rate in bits per second, if it has one.
     pub qdisc_rate: Option<u64>,
-    /// Features by the kernel's name (`rx-gro`, `tx-tcp-segmentation`): whether they are on.
+    /// Features by the kernel's name (`rx-gro`, `tx-tcp-segmentation`), and whether they are on.
     pub features: BTreeMap<String, bool>,
-    /// Of these, the ones that can be changed.
+    /// Features that can be changed.
     pub changeable: Vec<String>,
     /// Processors to which each receive queue is spread (RPS), queue by queue; empty: not spread.
     pub rps: Vec<Vec<u32>>,
@@ -70,7 +72,7 @@ pub struct LinkFacts {
     pub rx_queues: u32,
     /// The bridge or bond it belongs to.
     pub master: Option<String>,
-    /// A tun device that carries super-packets (`IFF_VNET_HDR`), where known.
+    /// Whether a tun device carries super-packets (`IFF_VNET_HDR`), if known.
     pub vnet_hdr: Option<bool>,
 }
 
@@ -85,15 +87,15 @@ pub struct ProgramFacts {
     pub threads: Vec<(u32, String)>,
     /// Processors it may run on.
     pub cpus: Vec<u32>,
-    /// Its control group's path in the hierarchy that limits processors, where there is one with a limit.
+    /// Path of its control group in the hierarchy that limits processors, if there is a limit.
     pub group: Option<String>,
-    /// Processors' worth of time that the control group may use, such as 0.5.
+    /// Number of processors that the control group may use, such as 0.5.
     pub cpu_limit: Option<f64>,
     /// Its nice value.
     pub nice: i32,
 }
 
-/// Which transport.
+/// The transport of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Transport {
@@ -110,20 +112,20 @@ pub enum Transport {
 pub struct SocketFacts {
     /// Its inode, which names its values.
     pub inode: u64,
-    /// Which transport.
+    /// Its transport.
     pub transport: Transport,
-    /// Its own address.
+    /// Its local address.
     pub local: SocketAddr,
-    /// The other end; of a UDP socket that is not connected, none.
+    /// Its remote address; `None` for an unconnected UDP socket.
     pub remote: Option<SocketAddr>,
-    /// Bytes that its receive buffer holds (with the kernel's overhead; `SO_RCVBUF` as read back).
+    /// Size of its receive buffer in bytes (with the kernel's overhead; `SO_RCVBUF` as read back).
     pub receive_buffer: u32,
-    /// Bytes that its send buffer holds.
+    /// Size of its send buffer in bytes.
     pub send_buffer: u32,
     /// The congestion control of a TCP socket.
     pub congestion: Option<String>,
-    /// Whether a packet socket takes super-packets, with a header that says so (`PACKET_VNET_HDR`, packet(7)); `None` for
-    /// other sockets, and where the kernel does not tell.
+    /// Whether a packet socket accepts super-packets, with a header for them (`PACKET_VNET_HDR`,
+    /// packet(7)). `None` for other sockets, or if the kernel does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vnet_hdr: Option<bool>,
 }
@@ -139,15 +141,15 @@ pub struct HostFacts {
     pub cpu_features: Vec<String>,
     /// Settings by their path below `/proc/sys`, with dots: `net.core.netdev_max_backlog`.
     pub sysctls: BTreeMap<String, String>,
-    /// Whether connections are tracked in this namespace.
+    /// Whether this namespace has connection tracking.
     pub conntrack: bool,
 }
 
-/// Something that would have been looked at.
+/// A fact that could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unseen {
-    /// What.
+    /// The fact.
     pub what: String,
-    /// Why it could not be seen, and what would help.
+    /// Why it could not be read, and the remedy.
     pub why: String,
 }

@@ -1,35 +1,37 @@
-//! Where processor time went, by function: what a clock that looks at every processor some hundred times a second saw.
+//! Processor time by function, from a sampling profiler that interrupts every processor some
+//! hundred times a second.
 //!
-//! [`Functions`] are the counts, with the functions' names; [`Profile`] is what a diagnosis reads: shares, each with
-//! its [`Stage`].
+//! [`Functions`] holds the counts by function name. [`Profile`] is the input to a diagnosis:
+//! shares, each with its [`Stage`].
 
 use serde::{Deserialize, Serialize};
 
 use crate::path::Unseen;
 
-/// Where processor time went (sampled by a clock).
+/// Processor time by function, sampled.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Profile {
-    /// Samples taken.
+    /// Number of samples.
     pub samples: u64,
-    /// Functions of the tunnel's program, and of the kernel on its behalf, with their share of its time; largest first.
+    /// Functions of the tunnel's program, and of the kernel on its behalf, with their share of the
+    /// program's time; largest first.
     pub program: Vec<Share>,
-    /// The same of the whole machine, of the time it was not idle.
+    /// Functions of the whole machine, with their share of its busy time.
     pub machine: Vec<Share>,
 }
 
 /// The share of a function.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Share {
-    /// The function's symbol, or `[module]` where it has none.
+    /// Its symbol, or `[module]` if it has none.
     pub symbol: String,
-    /// What it is for.
+    /// Its purpose.
     pub stage: Stage,
-    /// 0 to 1.
+    /// From 0 to 1.
     pub share: f64,
 }
 
-/// What a function is for.
+/// The purpose of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Stage {
@@ -51,37 +53,38 @@ pub enum Stage {
     Other,
 }
 
-/// What was sampled, by function.
+/// Samples by function.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Functions {
-    /// Samples in which a processor was busy.
+    /// Samples of busy processors.
     pub samples: u64,
-    /// Of these, the ones of the program: its own code, and the kernel's while the program was running.
+    /// Samples of the program: its own code, and kernel code on its behalf.
     pub program: u64,
-    /// Samples in which a processor was idle.
+    /// Samples of idle processors.
     pub idle: u64,
-    /// Samples that found no room and are not in any of the counts.
+    /// Samples that did not fit and are in none of the counts.
     pub lost: u64,
-    /// Whether all of the machine was sampled, or the program alone.
+    /// Whether the whole machine was sampled, or only the program.
     pub machine: bool,
-    /// The functions; the ones with most samples first.
+    /// The functions, those with most samples first.
     pub functions: Vec<Function>,
-    /// Call stacks, outermost function first, with their samples, for flame graphs; empty unless asked for.
+    /// Call stacks, outermost function first, with their sample counts, for flame graphs. Empty
+    /// unless requested.
     pub stacks: Vec<(Vec<String>, u64)>,
-    /// What could not be seen.
+    /// Facts that could not be read.
     pub unseen: Vec<Unseen>,
 }
 
 /// The samples of a function.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Function {
-    /// Its symbol, demangled; `[module]` where it has none.
+    /// Its symbol, demangled; `[module]` if it has none.
     pub symbol: String,
-    /// What it is part of: `kernel` or the name of the kernel's module, otherwise the name of the program's or
-    /// library's file.
+    /// Its origin: `kernel`, the name of a kernel module, or the file name of the program or
+    /// library.
     pub module: String,
     /// Samples of the program.
     pub program: u64,
-    /// Samples of the machine, the program's among them.
+    /// Samples of the machine, including those of the program.
     pub machine: u64,
 }

@@ -1,8 +1,9 @@
-//! What is measured, 10 times a second or so: values by subject and name.
+//! Samples of a host, taken about 10 times a second: values by subject and name.
 //!
-//! A [`Sample`] is one reading of everything; [`Series`] keeps readings as columns. Probes fill them, rules,
-//! reports and record files read them; live and recorded samples are the same. The names of values are those of the
-//! [`metric`] module, or, for the host's protocol counters, the kernel's own (`Udp.RcvbufErrors`).
+//! A [`Sample`] is one reading of everything; a [`Series`] keeps readings as columns. Probes write
+//! them; rules, reports and record files read them. Live and recorded samples have the same form.
+//! Values are named as in the [`metric`] module or, for the host's protocol counters, as in the
+//! kernel (`Udp.RcvbufErrors`).
 
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
@@ -11,12 +12,12 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// What a value belongs to.
+/// The owner of a value.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Subject {
-    /// The network namespace: protocol counters of `/proc/net/{snmp,snmp6,netstat}` as `Protocol.Field`, and
-    /// pressure, connection tracking, counts of drops by reason and of calls.
+    /// The network namespace: protocol counters of `/proc/net/{snmp,snmp6,netstat}` as
+    /// `Protocol.Field`, and pressure, connection tracking, counts of drops by reason and of calls.
     Host,
     /// A processor, by its number.
     Cpu(u32),
@@ -39,11 +40,11 @@ pub enum Subject {
     Tcp(u64),
     /// A control group, by its path.
     Group(String),
-    /// What the diagnosis itself sends and measures.
+    /// Packets and measurements of the diagnosis itself.
     Probe,
 }
 
-/// As recordings have it: `host`, `cpu:1`, `link:tun0`, `thread:4711/4712`.
+/// As in recordings: `host`, `cpu:1`, `link:tun0`, `thread:4711/4712`.
 impl fmt::Display for Subject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -97,14 +98,14 @@ impl FromStr for Subject {
 /// The name of one series of values.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Key {
-    /// What the value belongs to.
+    /// The owner of the value.
     pub subject: Subject,
-    /// What it is: a name of [`metric`], or the kernel's `Protocol.Field`.
+    /// The name: one of [`metric`], or the kernel's `Protocol.Field`.
     pub name: Cow<'static, str>,
 }
 
 impl Key {
-    /// The name of a value of `subject`.
+    /// Creates the key of a value of `subject`.
     pub fn new(subject: Subject, name: impl Into<Cow<'static, str>>) -> Self {
         Key {
             subject,
@@ -113,36 +114,38 @@ impl Key {
     }
 }
 
-/// How a value moves.
+/// How a value changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
-    /// It only grows; what it grew by counts.
+    /// It only grows; the increase counts.
     Counter,
-    /// It is what it is now.
+    /// The current value counts.
     Gauge,
 }
 
 /// One reading.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sample {
-    /// Since the first one.
+    /// Time since the first reading.
     pub at: Duration,
-    /// Every value that could be read.
+    /// All values that could be read.
     pub values: Vec<(Key, Kind, u64)>,
 }
 
 /// The readings of one key.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Column {
-    /// How it moves.
+    /// How it changes.
     pub kind: Kind,
-    /// Which sample, and the value; ascending. A subject may appear late and vanish early.
+    /// Index of the sample, and the value; ascending. A subject may appear late and disappear
+    /// early.
     pub points: Vec<(u32, u64)>,
 }
 
 impl Column {
-    /// By how much a counter grew from its first to its last point; a counter that starts anew counts from there.
+    /// Increase of a counter from its first to its last point. A counter that restarts counts from
+    /// zero.
     pub fn growth(&self) -> u64 {
         let steps = self.points.windows(2);
         steps.map(|pair| pair[1].1.saturating_sub(pair[0].1)).sum()
@@ -160,7 +163,7 @@ impl Column {
         values.max().unwrap_or(0)
     }
 
-    /// The newest point.
+    /// The last point.
     pub fn last(&self) -> Option<u64> {
         self.points.last().map(|(_, value)| *value)
     }
@@ -169,14 +172,14 @@ impl Column {
 /// Readings over time, one column for each key.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Series {
-    /// When each sample was taken, since the first.
+    /// Time of each sample since the first.
     pub times: Vec<Duration>,
     /// The columns.
     pub columns: BTreeMap<Key, Column>,
 }
 
 impl Series {
-    /// Takes in the next reading.
+    /// Appends a reading.
     pub fn push(&mut self, sample: Sample) {
         let index = self.times.len() as u32;
         self.times.push(sample.at);
@@ -189,7 +192,7 @@ impl Series {
         }
     }
 
-    /// From the first sample to the last.
+    /// Time from the first sample to the last.
     pub fn length(&self) -> Duration {
         match (self.times.first(), self.times.last()) {
             (Some(first), Some(last)) => last.saturating_sub(*first),
@@ -204,10 +207,11 @@ impl Series {
     }
 }
 
-/// Names of values, by subject. Times are in the unit of the name's end, sizes in bytes, counts in packets as the
-/// kernel counts them (a merged packet is one) unless said.
+/// Names of values, by subject. Times are in the unit of the name's end, sizes in bytes, counts in
+/// packets as the kernel counts them (a merged packet is one) unless said.
 pub mod metric {
-    /// Cpu, counters: nanoseconds (of ticks) in user mode, system mode, idle, handling softirqs, stolen by the hypervisor.
+    /// Cpu, counters: nanoseconds (of ticks) in user mode, system mode, idle, handling softirqs,
+    /// stolen by the hypervisor.
     pub const USER_NS: &str = "user_ns";
     /// See [`USER_NS`].
     pub const SYSTEM_NS: &str = "system_ns";
@@ -217,7 +221,8 @@ pub mod metric {
     pub const SOFTIRQ_NS: &str = "softirq_ns";
     /// See [`USER_NS`].
     pub const STEAL_NS: &str = "steal_ns";
-    /// Cpu, counter: packets handled by the backlog and NAPI polls (`/proc/net/softnet_stat`, machine-wide).
+    /// Cpu, counter: packets handled by the backlog and NAPI polls (`/proc/net/softnet_stat`,
+    /// machine-wide).
     pub const SOFTNET_PROCESSED: &str = "softnet.processed";
     /// Cpu, counter: packets dropped because the backlog was full.
     pub const SOFTNET_DROPPED: &str = "softnet.dropped";
@@ -228,7 +233,8 @@ pub mod metric {
     /// Cpu, counter: runs of the receive softirq.
     pub const NET_RX: &str = "net_rx";
 
-    /// Host, counter: microseconds in which some task waited for a processor (`/proc/pressure/cpu`).
+    /// Host, counter: microseconds in which some task waited for a processor
+    /// (`/proc/pressure/cpu`).
     pub const PRESSURE_CPU_US: &str = "pressure.cpu_some_us";
     /// Host, gauges: tracked connections of this namespace, and how many the machine allows.
     pub const CONNTRACK_COUNT: &str = "conntrack.count";
@@ -238,15 +244,16 @@ pub mod metric {
     pub const CONNTRACK_INSERT_FAILED: &str = "conntrack.insert_failed";
     /// See [`CONNTRACK_INSERT_FAILED`].
     pub const CONNTRACK_DROP: &str = "conntrack.drop";
-    /// Host, counters: packets for which a virtual switch's datapath knew a flow, for which it did not, and for which none
-    /// could be made (a full table, a slow path too busy). Its user-space datapath does not count the third among the
-    /// second, the kernel's does.
+    /// Host, counters: packets for which a virtual switch's datapath knew a flow, for which it did
+    /// not, and for which none could be made (a full table, a slow path too busy). Its user-space
+    /// datapath does not count the third among the second, the kernel's does.
     pub const SWITCH_HITS: &str = "ovs.hits";
     /// See [`SWITCH_HITS`].
     pub const SWITCH_MISSES: &str = "ovs.misses";
     /// See [`SWITCH_HITS`].
     pub const SWITCH_LOST: &str = "ovs.lost";
-    /// Host, counters: packets the kernel dropped, by its reason: this and `FULL_RING`, say (`skb:kfree_skb`).
+    /// Host, counters: packets the kernel dropped, by its reason: this and `FULL_RING`, say
+    /// (`skb:kfree_skb`).
     pub const DROP_PREFIX: &str = "drop.";
     /// Host, counters: calls of functions of the kernel, machine-wide: this and `udp_sendmsg`, say.
     pub const CALL_PREFIX: &str = "call.";
@@ -272,7 +279,8 @@ pub mod metric {
     /// See [`RX_PACKETS`].
     pub const RX_FRAME_ERRORS: &str = "rx_frame_errors";
 
-    /// Qdisc, counters: packets and bytes let through, dropped, delayed for their rate, sent again to the device.
+    /// Qdisc, counters: packets and bytes let through, dropped, delayed for their rate, sent again
+    /// to the device.
     pub const QDISC_PACKETS: &str = "packets";
     /// See [`QDISC_PACKETS`].
     pub const QDISC_BYTES: &str = "bytes";
@@ -282,12 +290,13 @@ pub mod metric {
     pub const QDISC_OVERLIMITS: &str = "overlimits";
     /// See [`QDISC_PACKETS`].
     pub const QDISC_REQUEUES: &str = "requeues";
-    /// Qdisc, gauges: what stands in it.
+    /// Qdisc, gauges: bytes and packets queued.
     pub const QDISC_BACKLOG_BYTES: &str = "backlog_bytes";
     /// See [`QDISC_BACKLOG_BYTES`].
     pub const QDISC_LENGTH: &str = "qlen";
 
-    /// Process, counters (`/proc/PID/io`): calls of read and write kinds (not of `recv` and `send` kinds), their bytes.
+    /// Process, counters (`/proc/PID/io`): calls of read and write kinds (not of `recv` and `send`
+    /// kinds), their bytes.
     pub const IO_READS: &str = "io.syscr";
     /// See [`IO_READS`].
     pub const IO_WRITES: &str = "io.syscw";
@@ -296,11 +305,13 @@ pub mod metric {
     /// See [`IO_READS`].
     pub const IO_WRITTEN_BYTES: &str = "io.wchar";
 
-    /// Thread, counters (`schedstat`): nanoseconds on a processor, and runnable but waiting for one.
+    /// Thread, counters (`schedstat`): nanoseconds on a processor, and runnable but waiting for
+    /// one.
     pub const RUN_NS: &str = "run_ns";
     /// See [`RUN_NS`].
     pub const RUN_DELAY_NS: &str = "run_delay_ns";
-    /// Thread, counters (`status`): switches because it waited for something, and because it was made to.
+    /// Thread, counters (`status`): switches because it waited for something, and because it was
+    /// made to.
     pub const VOLUNTARY_SWITCHES: &str = "voluntary_switches";
     /// See [`VOLUNTARY_SWITCHES`].
     pub const INVOLUNTARY_SWITCHES: &str = "involuntary_switches";
@@ -322,7 +333,8 @@ pub mod metric {
     pub const TCP_RTT_US: &str = "rtt_us";
     /// See [`TCP_RTT_US`].
     pub const TCP_MIN_RTT_US: &str = "min_rtt_us";
-    /// Tcp, gauges: congestion window and segments in flight, in segments; segment size, send window, unsent bytes.
+    /// Tcp, gauges: congestion window and segments in flight, in segments; segment size, send
+    /// window, unsent bytes.
     pub const TCP_CWND: &str = "cwnd";
     /// See [`TCP_CWND`].
     pub const TCP_UNACKED: &str = "unacked";
@@ -332,11 +344,13 @@ pub mod metric {
     pub const TCP_SND_WND: &str = "snd_wnd";
     /// See [`TCP_CWND`].
     pub const TCP_NOTSENT_BYTES: &str = "notsent_bytes";
-    /// Tcp, gauge: bytes per second that the kernel measured lately, and whether the application limited it (0, 1).
+    /// Tcp, gauge: bytes per second that the kernel measured lately, and whether the application
+    /// limited it (0, 1).
     pub const TCP_DELIVERY_RATE: &str = "delivery_rate";
     /// See [`TCP_DELIVERY_RATE`].
     pub const TCP_APP_LIMITED: &str = "app_limited";
-    /// Tcp, counters: segments sent again and sent at all, bytes sent (again too), acknowledged and received.
+    /// Tcp, counters: segments sent again and sent at all, bytes sent (again too), acknowledged and
+    /// received.
     pub const TCP_RETRANS: &str = "retrans";
     /// See [`TCP_RETRANS`].
     pub const TCP_SEGS_OUT: &str = "segs_out";
@@ -346,27 +360,31 @@ pub mod metric {
     pub const TCP_BYTES_ACKED: &str = "bytes_acked";
     /// See [`TCP_RETRANS`].
     pub const TCP_BYTES_RECEIVED: &str = "bytes_received";
-    /// Tcp, counters: microseconds with data to send, and of these held up by the receiver's window, and by the send buffer.
+    /// Tcp, counters: microseconds with data to send, and of these held up by the receiver's
+    /// window, and by the send buffer.
     pub const TCP_BUSY_US: &str = "busy_us";
     /// See [`TCP_BUSY_US`].
     pub const TCP_RWND_LIMITED_US: &str = "rwnd_limited_us";
     /// See [`TCP_BUSY_US`].
     pub const TCP_SNDBUF_LIMITED_US: &str = "sndbuf_limited_us";
-    /// Tcp, counters: times that reordering was seen, duplicates that the receiver reported, timeouts.
+    /// Tcp, counters: times that reordering was seen, duplicates that the receiver reported,
+    /// timeouts.
     pub const TCP_REORD_SEEN: &str = "reord_seen";
     /// See [`TCP_REORD_SEEN`].
     pub const TCP_DSACK_DUPS: &str = "dsack_dups";
     /// See [`TCP_REORD_SEEN`].
     pub const TCP_TIMEOUTS: &str = "timeouts";
 
-    /// Group, counters (`cpu.stat`): periods, periods in which it was stopped, microseconds for which it was.
+    /// Group, counters (`cpu.stat`): periods, periods in which it was stopped, microseconds for
+    /// which it was.
     pub const GROUP_PERIODS: &str = "nr_periods";
     /// See [`GROUP_PERIODS`].
     pub const GROUP_THROTTLED: &str = "nr_throttled";
     /// See [`GROUP_PERIODS`].
     pub const GROUP_THROTTLED_US: &str = "throttled_us";
 
-    /// Probe, gauges: round-trip time of a small packet through the tunnel and over the outer path, microseconds.
+    /// Probe, gauges: round-trip time of a small packet through the tunnel and over the outer path,
+    /// microseconds.
     pub const PROBE_INNER_RTT_US: &str = "inner_rtt_us";
     /// See [`PROBE_INNER_RTT_US`].
     pub const PROBE_OUTER_RTT_US: &str = "outer_rtt_us";
@@ -377,7 +395,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_counter_that_starts_anew_counts_from_there() {
+    fn a_restarted_counter_counts_from_zero() {
         let column = Column {
             kind: Kind::Counter,
             points: vec![(0, 10), (1, 15), (2, 3), (3, 5)],

@@ -1,7 +1,8 @@
-//! What a record costs: by size, by cipher, and whether sealing in place beats sealing elsewhere.
+//! The cost of a record, by size and cipher, and whether sealing in place is faster than sealing to
+//! another buffer.
 //!
-//! `cargo bench -p seikan-proto --bench aead`. Prints GB/s, the median of several runs; the ways are
-//! interleaved so that a drift of the machine's speed touches all of them.
+//! `cargo bench -p seikan-proto --bench aead`. Prints GB/s, the median of several runs. The
+//! variants are interleaved, so that a drift of the machine's speed affects all of them.
 
 #![expect(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
 
@@ -24,8 +25,8 @@ fn nonce(counter: u64) -> Nonce {
     Nonce::assume_unique_for_key(bytes)
 }
 
-/// Copies each piece behind its header, then seals it there: what the tunnel does.
-fn copy_then_in_place(key: &LessSafeKey, text: &[u8], out: &mut [u8], piece: usize) {
+/// Copies each piece after its header and seals it there, as the tunnel does.
+fn copy_and_seal(key: &LessSafeKey, text: &[u8], out: &mut [u8], piece: usize) {
     for (i, (chunk, room)) in text
         .chunks(piece)
         .zip(out.chunks_mut(piece + TAG))
@@ -38,8 +39,8 @@ fn copy_then_in_place(key: &LessSafeKey, text: &[u8], out: &mut [u8], piece: usi
     }
 }
 
-/// Seals from where the text lies to where it goes.
-fn out_of_place(key: &LessSafeKey, text: &[u8], out: &mut [u8], piece: usize) {
+/// Seals from the source buffer to the destination buffer.
+fn seal_to_output(key: &LessSafeKey, text: &[u8], out: &mut [u8], piece: usize) {
     for (i, (chunk, room)) in text
         .chunks(piece)
         .zip(out.chunks_mut(piece + TAG))
@@ -52,10 +53,10 @@ fn out_of_place(key: &LessSafeKey, text: &[u8], out: &mut [u8], piece: usize) {
     }
 }
 
-type Way = fn(&LessSafeKey, &[u8], &mut [u8], usize);
+type Operation = fn(&LessSafeKey, &[u8], &mut [u8], usize);
 
 fn gigabytes_per_second(
-    way: Way,
+    operation: Operation,
     key: &LessSafeKey,
     text: &[u8],
     out: &mut [u8],
@@ -64,7 +65,7 @@ fn gigabytes_per_second(
     let start = Instant::now();
     let mut bytes = 0;
     while start.elapsed() < Duration::from_millis(20) {
-        way(key, black_box(text), out, piece);
+        operation(key, black_box(text), out, piece);
         black_box(&mut *out);
         bytes += text.len();
     }
@@ -80,9 +81,9 @@ fn main() {
         ("AES-256-GCM", key(&AES_256_GCM)),
         ("ChaCha20-Poly1305", key(&CHACHA20_POLY1305)),
     ];
-    let ways: [(&str, Way); 2] = [
-        ("copy, seal in place", copy_then_in_place),
-        ("seal elsewhere", out_of_place),
+    let operations: [(&str, Operation); 2] = [
+        ("copy, seal in place", copy_and_seal),
+        ("seal elsewhere", seal_to_output),
     ];
     let sizes = [
         ("record a datagram", RECORD),
@@ -92,24 +93,28 @@ fn main() {
     let mut cases = Vec::new();
     for cipher in &ciphers {
         for size in sizes {
-            cases.extend(ways.map(|way| (cipher, size, way)));
+            cases.extend(operations.map(|operation| (cipher, size, operation)));
         }
     }
     let mut figures = vec![Vec::new(); cases.len()];
     for _ in 0..ROUNDS {
-        for (figure, (cipher, size, way)) in figures.iter_mut().zip(&cases) {
+        for (figure, (cipher, size, operation)) in figures.iter_mut().zip(&cases) {
             figure.push(gigabytes_per_second(
-                way.1, &cipher.1, &text, &mut out, size.1,
+                operation.1,
+                &cipher.1,
+                &text,
+                &mut out,
+                size.1,
             ));
         }
     }
-    for (mut figure, (cipher, size, way)) in figures.into_iter().zip(cases) {
+    for (mut figure, (cipher, size, operation)) in figures.into_iter().zip(cases) {
         figure.sort_by(f64::total_cmp);
         println!(
             "{:18} {:22} {:20} {:6.2}",
             cipher.0,
             size.0,
-            way.0,
+            operation.0,
             figure[ROUNDS / 2]
         );
     }

@@ -4,7 +4,8 @@ use seikan_wire::VNET_HDR_LEN;
 use seikan_wire::ethernet::TAGGED_HEADER_LEN;
 use std::ops::Range;
 
-/// The longest read: a virtio-net header and a packet of 64 KiB, behind an Ethernet header perhaps.
+/// Maximum length of a read: a virtio-net header and a packet of 64 KiB, possibly behind an
+/// Ethernet header.
 pub const MAX_READ: usize = VNET_HDR_LEN + TAGGED_HEADER_LEN + 65_536;
 
 /// A batch of reads. Each holds a virtio-net header and an IP packet.
@@ -18,7 +19,7 @@ pub struct PacketBatch {
 }
 
 impl PacketBatch {
-    /// A batch that takes reads until `max_packets` are there or fewer than [`MAX_READ`] of
+    /// Creates a batch that is full at `max_packets` reads, or when fewer than [`MAX_READ`] of its
     /// `bytes` are left.
     pub fn new(bytes: usize, max_packets: usize) -> PacketBatch {
         PacketBatch {
@@ -30,7 +31,7 @@ impl PacketBatch {
         }
     }
 
-    /// Where the next read goes; `None` when the batch is full.
+    /// Returns the space for the next read, or `None` when the batch is full.
     pub fn space(&mut self) -> Option<&mut [u8]> {
         if self.packets.len() == self.max_packets || self.arena.len() - self.used < MAX_READ {
             return None;
@@ -43,16 +44,16 @@ impl PacketBatch {
         self.commit_from(0, length);
     }
 
-    /// Keeps `length` bytes that were written to [`Self::space`], but the first `start` of them.
+    /// Keeps `length` bytes that were written to [`Self::space`], except the first `start` of them.
     pub fn commit_from(&mut self, start: usize, length: usize) {
         self.packets.push(self.used + start..self.used + length);
-        // The next read starts on a cache line: copies to aligned places are cheaper.
+        // The next read starts on a cache line, which makes copies cheaper.
         self.used = (self.used + length)
             .next_multiple_of(64)
             .min(self.arena.len());
     }
 
-    /// Adds a copy of a packet without offloads; false if there is no room.
+    /// Adds a copy of a packet without offloads. Returns false if there is no space.
     pub fn push(&mut self, packet: &[u8]) -> bool {
         let length = VNET_HDR_LEN + packet.len();
         let Some(space) = self.space().filter(|space| length <= space.len()) else {
@@ -74,7 +75,8 @@ impl PacketBatch {
         self.packets.is_empty()
     }
 
-    /// The first packet has waited for too long: it is to be marked or dropped, see [`crate::codel`].
+    /// Marks the first packet as having waited too long; it is to be marked or dropped, see
+    /// [`crate::codel`].
     pub fn set_congested(&mut self) {
         self.congested = true;
     }
@@ -84,7 +86,7 @@ impl PacketBatch {
         self.congested
     }
 
-    /// What [`Self::set_congested`] said, once.
+    /// Returns and clears the mark of [`Self::set_congested`].
     pub(crate) fn take_congested(&mut self) -> bool {
         std::mem::take(&mut self.congested)
     }

@@ -1,86 +1,96 @@
-//! A direct way between two ends of which one is behind a NAT that maps anew for each destination: symmetric.
+//! NAT traversal by port probing: a direct path between two ends of which one is behind a symmetric
+//! NAT, a NAT that maps anew for each destination.
 //!
-//! Nobody knows by which port such an end comes, and the NAT before the other lets in only whom something was sent to. So the
-//! symmetric end *opens* ports: it sends from [`PORTS`] sockets to the address as which the other is seen, and its NAT maps each to an outer
-//! port that lets that address in. By the relay it *asks* the other to *spray*: to send a PROBE to one port after the other, in an
-//! order drawn for it, of the addresses as which the first is seen. What gets through is an authentic datagram from a direct address,
-//! which [`Paths`](crate::paths::Paths) has checked, and takes, as any other.
+//! The outer port of such an end is unknown, and the NAT of the other end admits only addresses to
+//! which something was sent. The symmetric end therefore *punches*: it sends from [`PORTS`] sockets
+//! to the outer address of the other end. Its NAT maps each socket to an outer port that admits
+//! replies from that address. It then sends a *probe request* over the relay. The other end
+//! *probes*: it sends a PROBE to one port after another of the requested addresses, in a random
+//! order. A probe that gets through is an authenticated datagram from a direct address, which
+//! [`Paths`](crate::paths::Paths) checks and takes like any other.
 //!
-//! Of [`RANGE`] ports [`PORTS`] are open. As no port is tried twice, `k` probes meet one with a probability of at least
-//! `1 - (1 - PORTS / RANGE)^k` (the birthday problem with two kinds of people): 98.3 % of 1,024, 99.97 % of 2,048.
+//! [`PORTS`] of [`RANGE`] ports are open. No port is probed twice, so `k` probes hit an open port
+//! with a probability of at least `1 - (1 - PORTS / RANGE)^k` (the birthday problem for two
+//! groups): 98.3 % for 1,024 probes, 99.97 % for 2,048.
 //!
-//! A pure state machine for each peer, without sockets: its driver opens them when it is told to [`Knock`].
+//! This is a pure state machine for each peer, without sockets. The driver opens them when told to
+//! [`Punch`].
 
-use crate::paths::{Check, Kind, Way};
+use crate::paths::{Candidate, CandidateKind, Check};
 use crate::rng::Rng;
 use crate::time::Instant;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
-/// Ports that are opened for one peer.
+/// Number of ports opened for one peer.
 pub const PORTS: u16 = 256;
-/// The least port that is tried: NATs map what is sent from ports above 1023 to such ones (RFC 4787, section 4.2.2).
+/// Lowest port that is probed. NATs map source ports above 1023 to outer ports above 1023 (RFC
+/// 4787, section 4.2.2).
 const FIRST_PORT: u16 = 1024;
-/// Ports that there are to try.
+/// Number of ports that can be probed.
 pub const RANGE: u32 = 65_536 - FIRST_PORT as u32;
-/// Addresses of one family in one asking, at most.
+/// Maximum number of addresses of each family in one probe request.
 pub const MAX_ADDRESSES: usize = 2;
-/// Addresses that ports are opened towards for one peer, at most.
-const MAX_TOWARDS: usize = 2;
-/// How long a relay was in use, and nothing direct was proven, before ports are opened.
+/// Maximum number of addresses that ports are opened towards, for one peer.
+const MAX_DESTINATIONS: usize = 2;
+/// Time with a relay in use and no direct path before ports are opened.
 pub const AFTER: Duration = Duration::from_millis(500);
-/// When it is time, but there is nowhere to open ports towards, or others' are open: how long until that is looked at again.
+/// Retry interval when there is no address to punch towards, or other peers' ports are open.
 const RETRY: Duration = Duration::from_secs(3);
-/// From the end of an attempt that met nothing to the next; the last counts for all that follow.
+/// Pauses after failed attempts; the last one repeats.
 const PAUSES: [Duration; 3] = [
     Duration::from_secs(60),
     Duration::from_secs(5 * 60),
     Duration::from_secs(30 * 60),
 ];
-/// How often is sent from open ports, and asked again: NATs forget what was not answered after 30 s (Linux,
-/// `nf_conntrack_udp_timeout`), and something may be lost.
+/// Interval between two punches, and between two probe requests. NATs drop unanswered mappings
+/// after 30 s (Linux, `nf_conntrack_udp_timeout`), and packets may be lost.
 const REPEAT: Duration = Duration::from_secs(5);
-/// Knocks at one peer within [`ANEW`]. Ports are open until the last was repeated: what a spray takes, and some time for the asking.
-const KNOCKS: u32 = 3;
-/// How long a way is waited for once something came in by a port.
-const MET_FOR: Duration = Duration::from_secs(5);
-/// Peers that ports are open for at a time, at most.
+/// Maximum number of punches for one peer within [`WINDOW`]. Ports stay open until the last one has
+/// been repeated: enough time for all probes and for the request.
+const PUNCHES: u32 = 3;
+/// Time to wait for a proven path once something has arrived on an open port.
+const SUCCESS_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum number of peers with open ports at the same time.
 pub(crate) const MAX_OPENING: usize = 2;
-/// Probes for one peer within [`ANEW`], in one spray unless that met a port before.
+/// Maximum number of probes for one peer within [`WINDOW`].
 pub const PROBES: u32 = 2048;
-/// Between two bursts of a spray, and the probes of each: 500 a second.
+/// Interval between two bursts of probes, and probes per burst: 500 per second.
 const TICK: Duration = Duration::from_millis(50);
 const PER_TICK: u32 = 25;
-/// A spray that is so late does not go on.
+/// Delay after which a stalled run of probes is abandoned.
 const STALLED: Duration = Duration::from_secs(1);
-/// From the latest knock, and from the beginning of the latest spray, until all that is allowed for the peer is so anew. The end that
-/// asks waits longer by that than the one that is asked.
-const ANEW: Duration = Duration::from_secs(60);
-/// Peers that are sprayed for at a time, at most.
-pub(crate) const MAX_SPRAYING: usize = 4;
+/// Length of the window for [`PUNCHES`] and [`PROBES`]. For punches it starts at the last punch,
+/// for probes at the start of the last run. Hence the requesting end always waits longer than the
+/// probing end.
+const WINDOW: Duration = Duration::from_secs(60);
+/// Maximum number of peers that are probed for at the same time.
+pub(crate) const MAX_PROBING: usize = 4;
 
-/// How the NAT before this host maps, for one family of addresses (RFC 4787, section 4.1).
+/// Mapping behaviour of the NAT in front of this host, for one address family (RFC 4787, section
+/// 4.1).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Mapping {
-    /// Nobody has told.
+    /// Not known yet.
     #[default]
     Unknown,
-    /// Alike for all destinations, as far as is known; or there is no NAT.
-    Alike,
-    /// Anew for each destination, to ports of these addresses: [`MAX_ADDRESSES`] at most are used.
-    PerDestination(Vec<IpAddr>),
+    /// The same for all destinations as far as is known, or no NAT.
+    EndpointIndependent,
+    /// A new mapping for each destination, at these outer addresses. At most [`MAX_ADDRESSES`] are
+    /// used.
+    AddressAndPortDependent(Vec<IpAddr>),
 }
 
-/// What is before this host.
+/// Mapping behaviour of the NATs in front of this host, by address family.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Outside {
-    /// For IPv4.
+pub struct NatMappings {
+    /// IPv4.
     pub v4: Mapping,
-    /// For IPv6.
+    /// IPv6.
     pub v6: Mapping,
 }
 
-impl Outside {
+impl NatMappings {
     fn of(&self, ip: IpAddr) -> &Mapping {
         match ip {
             IpAddr::V4(_) => &self.v4,
@@ -88,35 +98,37 @@ impl Outside {
         }
     }
 
-    /// Whether it maps anew for each destination in any family.
+    /// Whether the NAT of either family is symmetric.
     pub fn is_symmetric(&self) -> bool {
-        let symmetric = |mapping| matches!(mapping, &Mapping::PerDestination(_));
+        let symmetric = |mapping| matches!(mapping, &Mapping::AddressAndPortDependent(_));
         symmetric(&self.v4) || symmetric(&self.v6)
     }
 }
 
-/// What a symmetric end asks of the other: the PORTS frame.
+/// The request of the symmetric end to the other end: the PORTS frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ask {
-    /// How many ports are open; 0 says that the one that was asked is behind a symmetric NAT itself, and sends nothing.
+pub struct ProbeRequest {
+    /// Number of open ports. Zero tells the requesting end that the other one is behind a symmetric
+    /// NAT too and will not probe.
     pub ports: u16,
-    /// At which addresses: [`MAX_ADDRESSES`] of each family at most.
+    /// Outer addresses of the open ports; at most [`MAX_ADDRESSES`] of each family.
     pub addresses: Vec<IpAddr>,
 }
 
-impl Ask {
-    /// Bytes of the number of ports, and of each address.
+impl ProbeRequest {
+    /// Length of the port count in bytes.
     pub const PORTS_LEN: usize = 2;
-    /// IPv4 as an IPv4-mapped address (RFC 4291, section 2.5.5.2).
+    /// Length of an address in bytes. IPv4 is sent as an IPv4-mapped address (RFC 4291, section
+    /// 2.5.5.2).
     pub const ADDRESS_LEN: usize = 16;
 
-    /// Reads a frame's body; bytes behind the last whole address, and addresses beyond the bound, are passed over. `None` if it is too
-    /// short.
-    pub fn read(body: &[u8]) -> Option<Ask> {
+    /// Parses the body of a PORTS frame. Trailing bytes and addresses beyond the maximum are
+    /// ignored. Returns `None` if the body is too short.
+    pub fn read(body: &[u8]) -> Option<ProbeRequest> {
         let (ports, addresses) = body.split_first_chunk()?;
-        let (addresses, _) = addresses.as_chunks::<{ Ask::ADDRESS_LEN }>();
+        let (addresses, _) = addresses.as_chunks::<{ ProbeRequest::ADDRESS_LEN }>();
         let addresses = addresses.iter().take(2 * MAX_ADDRESSES);
-        Some(Ask {
+        Some(ProbeRequest {
             ports: u16::from_le_bytes(*ports),
             addresses: addresses
                 .map(|bytes| Ipv6Addr::from(*bytes).to_canonical())
@@ -124,13 +136,13 @@ impl Ask {
         })
     }
 
-    /// Bytes of a frame's body.
+    /// Length of the frame body in bytes.
     #[expect(clippy::len_without_is_empty, reason = "none is empty")]
     pub fn len(&self) -> usize {
-        Ask::PORTS_LEN + self.addresses.len() * Ask::ADDRESS_LEN
+        ProbeRequest::PORTS_LEN + self.addresses.len() * ProbeRequest::ADDRESS_LEN
     }
 
-    /// A frame's body.
+    /// Returns the frame body.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mapped = |ip: &IpAddr| match ip {
             IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
@@ -145,7 +157,8 @@ impl Ask {
     }
 }
 
-/// Addresses that mean something on some networks only (RFC 1918, RFC 6598, RFC 4193): nobody is seen as one of them from everywhere.
+/// Whether an address is local to some network (RFC 1918, RFC 6598, RFC 4193), so that no host has
+/// it as its public address.
 pub fn is_private(ip: IpAddr) -> bool {
     match ip {
         IpAddr::V4(ip) => ip.is_private() || (ip.octets()[0] == 100 && ip.octets()[1] & 0xc0 == 64),
@@ -153,129 +166,141 @@ pub fn is_private(ip: IpAddr) -> bool {
     }
 }
 
-/// What the driver is to do: send something from [`PORTS`] sockets to these, and open them before if they are not.
+/// An instruction to the driver: send one datagram from each of [`PORTS`] sockets, and open them
+/// first if they are not open.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Knock {
-    /// For whom.
+pub struct Punch {
+    /// The peer to punch for.
     pub peer: crate::indices::PeerId,
-    /// The sockets are shared out among these; one or two.
-    pub towards: Vec<SocketAddr>,
+    /// One or two addresses; the sockets are divided between them.
+    pub destinations: Vec<SocketAddr>,
 }
 
-/// Where the symmetric end stands.
+/// Stage of the attempt at the symmetric end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// Nothing is open.
+    /// No ports are open.
     Idle,
-    /// So many ports are, or none yet.
+    /// This many ports are open. Zero until the driver has reported.
     Open {
         ports: u16,
         until: Instant,
         again: Instant,
     },
-    /// Something came in by one of them.
-    Met { until: Instant },
+    /// A datagram arrived on an open port.
+    Succeeded { until: Instant },
 }
 
-/// Between which addresses a port is searched for, in their order.
+/// The addresses between which a port is searched, sorted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Ends {
-    /// Where ports are opened towards.
-    towards: Vec<SocketAddr>,
-    /// As what this host is seen there.
-    seen_as: Vec<IpAddr>,
+struct SearchAddresses {
+    /// Addresses that ports are opened towards.
+    destinations: Vec<SocketAddr>,
+    /// Outer addresses of this host.
+    own_addresses: Vec<IpAddr>,
 }
 
-/// Where it stands, for others to see.
+/// Stage of the attempt, for status reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
-    /// Nothing is open; when it will be if nothing changes and something is sent.
+pub enum PunchState {
+    /// No ports are open. Holds the time of the next attempt, provided that nothing changes and
+    /// packets are sent.
     Idle(Option<Instant>),
-    /// So many ports are.
+    /// This many ports are open.
     Open(u16),
-    /// Something came in by one of them.
-    Met,
+    /// A datagram arrived on an open port.
+    Succeeded,
 }
 
-/// What is due.
+/// An action that is due.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Due {
-    /// Have the driver knock.
-    Knock(Vec<SocketAddr>),
-    /// Send this, by the way in use.
-    Ask(Ask),
-    /// Send this probe to each of these.
-    Spray(Check, Vec<SocketAddr>),
+    /// Have the driver punch towards these addresses.
+    Punch(Vec<SocketAddr>),
+    /// Send this request over the path in use.
+    Request(ProbeRequest),
+    /// Send this probe to each of these addresses.
+    Probe(Check, Vec<SocketAddr>),
 }
 
-/// What is known when it is asked what is due.
-pub(crate) struct Scene<'a> {
-    /// A relay is in use.
+/// Input of [`Birthday::due`].
+pub(crate) struct Context<'a> {
+    /// Whether a relay is in use.
     pub relayed: bool,
-    /// Packets were sent lately.
+    /// Whether packets were sent lately.
     pub active: bool,
-    /// All ways to the peer.
-    pub ways: &'a [Way],
-    /// What is before this host.
-    pub outside: &'a Outside,
-    /// Other peers that ports are open for, and that are sprayed for.
-    pub opening: usize,
-    /// Likewise.
-    pub spraying: usize,
+    /// All candidates of the peer.
+    pub candidates: &'a [Candidate],
+    /// Mapping behaviour of this host's NATs.
+    pub nat_mappings: &'a NatMappings,
+    /// Number of other peers with open ports.
+    pub opening_peers: usize,
+    /// Number of other peers that are probed for.
+    pub probing_peers: usize,
 }
 
-impl Scene<'_> {
-    /// Addresses as which the peer may be seen from everywhere, as it told its coordinator: what it was seen as comes first.
-    fn told(&self) -> impl Iterator<Item = SocketAddr> {
-        let told = self.ways.iter().filter(|way| way.kind == Kind::Told);
-        told.map(|way| way.address)
+impl Context<'_> {
+    /// Public addresses that the peer signalled; server-reflexive ones come first.
+    fn signalled(&self) -> impl Iterator<Item = SocketAddr> {
+        let signalled = self
+            .candidates
+            .iter()
+            .filter(|c| c.kind == CandidateKind::Signalled);
+        signalled
+            .map(|c| c.address)
             .filter(|address| !is_private(address.ip()))
     }
 
-    /// Where to open ports towards: one for each address of the peer, in families that need it. Who is seen as the same address as
-    /// this host is behind the same NAT.
-    fn towards(&self) -> Vec<SocketAddr> {
-        let mut towards: Vec<SocketAddr> = Vec::new();
-        for address in self.told() {
+    /// Addresses to punch towards: one for each address of the peer, in the families with a
+    /// symmetric NAT. A peer with the same outer address as this host is behind the same NAT and is
+    /// left out.
+    fn destinations(&self) -> Vec<SocketAddr> {
+        let mut destinations: Vec<SocketAddr> = Vec::new();
+        for address in self.signalled() {
             let ip = address.ip();
             let same = |known: &SocketAddr| known.ip() == ip;
-            let of_use =
-                matches!(self.outside.of(ip), Mapping::PerDestination(own) if !own.contains(&ip));
-            if of_use && towards.len() < MAX_TOWARDS && !towards.iter().any(same) {
-                towards.push(address);
+            let of_use = matches!(self.nat_mappings.of(ip), Mapping::AddressAndPortDependent(own) if !own.contains(&ip));
+            if of_use && destinations.len() < MAX_DESTINATIONS && !destinations.iter().any(same) {
+                destinations.push(address);
             }
         }
-        towards
+        destinations
     }
 
-    fn ends(&self) -> Ends {
-        let mut towards = self.towards();
-        let mut seen_as = self.seen_as(&towards);
-        towards.sort_unstable();
-        seen_as.sort_unstable();
-        Ends { towards, seen_as }
+    fn search_addresses(&self) -> SearchAddresses {
+        let mut destinations = self.destinations();
+        let mut own_addresses = self.own_addresses(&destinations);
+        destinations.sort_unstable();
+        own_addresses.sort_unstable();
+        SearchAddresses {
+            destinations,
+            own_addresses,
+        }
     }
 
-    /// As what this host is seen there.
-    fn seen_as(&self, towards: &[SocketAddr]) -> Vec<IpAddr> {
+    /// Outer addresses of this host, in the families of `destinations`.
+    fn own_addresses(&self, destinations: &[SocketAddr]) -> Vec<IpAddr> {
         let mut seen = Vec::new();
         for v6 in [false, true] {
-            let first = towards.iter().find(|to| to.is_ipv6() == v6);
-            if let Some(Mapping::PerDestination(own)) = first.map(|to| self.outside.of(to.ip())) {
+            let first = destinations.iter().find(|to| to.is_ipv6() == v6);
+            if let Some(Mapping::AddressAndPortDependent(own)) =
+                first.map(|to| self.nat_mappings.of(to.ip()))
+            {
                 seen.extend(own.iter().take(MAX_ADDRESSES));
             }
         }
         seen
     }
 
-    /// What of these addresses may be sprayed: what the peer has told its coordinator, where this end's NAT has the port that the peer
-    /// has opened its own towards.
-    fn sprayable(&self, addresses: &[IpAddr]) -> Vec<IpAddr> {
-        let told = |ip: &IpAddr| self.told().any(|told| told.ip() == *ip);
-        let alike = |ip: &IpAddr| *self.outside.of(*ip) == Mapping::Alike;
+    /// The subset of `addresses` that may be probed: those that the peer signalled, in families
+    /// where this host's NAT keeps the outer port that the peer has opened its ports towards.
+    fn probe_targets(&self, addresses: &[IpAddr]) -> Vec<IpAddr> {
+        let signalled = |ip: &IpAddr| self.signalled().any(|signalled| signalled.ip() == *ip);
+        let endpoint_independent =
+            |ip: &IpAddr| *self.nat_mappings.of(*ip) == Mapping::EndpointIndependent;
         let mut all: Vec<IpAddr> = Vec::new();
         for ip in addresses {
-            if told(ip) && alike(ip) && !all.contains(ip) {
+            if signalled(ip) && endpoint_independent(ip) && !all.contains(ip) {
                 all.push(*ip);
             }
         }
@@ -283,7 +308,8 @@ impl Scene<'_> {
     }
 }
 
-/// Ports in an order drawn by a linear congruential generator with the period 2^16 (Hull and Dobell, 1962): each comes once.
+/// Ports in pseudo-random order, by a linear congruential generator of period 2^16 (Hull and
+/// Dobell, 1962). Each port comes once.
 #[derive(Clone, Debug)]
 struct Ports {
     state: u16,
@@ -298,7 +324,7 @@ impl Ports {
         let [a, b, c, d, e, f] = bytes;
         Ports {
             state: u16::from_le_bytes([a, b]),
-            // One more than a multiple of four, and an odd one.
+            // The factor is one more than a multiple of four, the step is odd.
             factor: u16::from_le_bytes([c, d]) & !3 | 1,
             step: u16::from_le_bytes([e, f]) | 1,
         }
@@ -315,23 +341,23 @@ impl Ports {
     }
 }
 
-/// Probes that are being sent.
+/// A run of probes.
 #[derive(Clone, Debug)]
-struct Spray {
+struct PortProbing {
     targets: Vec<IpAddr>,
     ports: Ports,
-    /// To be tried before the next port is drawn.
+    /// Addresses still to probe at the current port.
     rest: Vec<SocketAddr>,
     next: Instant,
-    /// When it would be over, had it never been late.
+    /// End of the run if it never stalls.
     until: Instant,
 }
 
-impl Spray {
-    /// Of so many probes. One that lags ends without some of them: made up for late, they would be sent in the same minute as
-    /// those that are allowed anew.
-    fn new(targets: Vec<IpAddr>, probes: u32, now: Instant, rng: &mut dyn Rng) -> Spray {
-        Spray {
+impl PortProbing {
+    /// A run of `probes` probes. A run that stalls ends early: probes sent later would fall into
+    /// the next window and exceed its limit.
+    fn new(targets: Vec<IpAddr>, probes: u32, now: Instant, rng: &mut dyn Rng) -> PortProbing {
+        PortProbing {
             targets,
             ports: Ports::random(rng),
             rest: Vec::new(),
@@ -359,13 +385,13 @@ impl Spray {
     }
 }
 
-/// What may be sent for one peer, whatever it tells or asks, within [`ANEW`].
+/// Maximum use of a resource for one peer within [`WINDOW`], whatever the peer signals or requests.
 #[derive(Clone, Copy, Debug)]
 struct Allowance {
     whole: u32,
     left: u32,
-    /// When it is whole again.
-    anew: Instant,
+    /// When the full amount is available again.
+    renews_at: Instant,
 }
 
 impl Allowance {
@@ -373,24 +399,25 @@ impl Allowance {
         Allowance {
             whole,
             left: whole,
-            anew: Instant::BOOT,
+            renews_at: Instant::BOOT,
         }
     }
 
     fn left(&self, now: Instant) -> u32 {
-        match now < self.anew {
-            true => self.left,
-            false => self.whole,
+        if now < self.renews_at {
+            self.left
+        } else {
+            self.whole
         }
     }
 
-    /// Something of it is used from now on.
+    /// Opens a new window.
     fn begin(&mut self, now: Instant) {
         self.left = self.left(now);
-        self.anew = now + ANEW;
+        self.renews_at = now + WINDOW;
     }
 
-    /// So much of `wanted` as is left.
+    /// Takes up to `wanted` of the remaining amount, and returns the amount taken.
     fn take(&mut self, wanted: u32) -> u32 {
         let taken = wanted.min(self.left);
         self.left -= taken;
@@ -398,34 +425,35 @@ impl Allowance {
     }
 }
 
-/// What there is with one peer, at either end.
+/// The state of port probing with one peer, at either end.
 #[derive(Clone, Debug)]
 pub struct Birthday {
-    /// A relay is in use since.
-    since: Option<Instant>,
+    /// Since when a relay is in use.
+    relayed_since: Option<Instant>,
     stage: Stage,
-    /// Of the latest attempt.
-    ends: Ends,
-    /// What is before either end is different, which is to be looked at.
-    look: bool,
-    /// When to open next.
+    /// Addresses of the latest attempt.
+    search_addresses: SearchAddresses,
+    /// The NAT of either end has changed since the last call of [`Self::due`].
+    nat_changed: bool,
+    /// Time of the next attempt.
     next: Option<Instant>,
-    /// Attempts that met nothing since something did.
-    fruitless: usize,
-    /// Of [`KNOCKS`].
-    knocks: Allowance,
-    /// Ports were opened: the peer is to be asked.
-    ask: bool,
-    /// The peer is behind a symmetric NAT, too.
-    hopeless: bool,
-    /// What the peer asked, until it is looked at.
-    asked: Option<Ask>,
-    /// What the peer asked last, and when, if it was not known that all of it may be sprayed: that may be known soon.
-    unserved: Option<(Ask, Instant)>,
-    spray: Option<Spray>,
-    /// Of [`PROBES`].
+    /// Failed attempts since the last success.
+    failed_attempts: usize,
+    /// Remaining [`PUNCHES`].
+    punches: Allowance,
+    /// Ports were opened, and the probe request has not been sent yet.
+    request_due: bool,
+    /// Both ends are behind symmetric NATs.
+    both_symmetric: bool,
+    /// The last request from the peer, until it is processed.
+    received_request: Option<ProbeRequest>,
+    /// The last request and its time, if some of its addresses may not be probed yet. That may
+    /// change soon.
+    unserved: Option<(ProbeRequest, Instant)>,
+    probing: Option<PortProbing>,
+    /// Remaining [`PROBES`].
     allowed: Allowance,
-    /// What is sprayed, or was.
+    /// The probe of the latest run.
     probe: Option<Check>,
     probes: u64,
 }
@@ -433,18 +461,18 @@ pub struct Birthday {
 impl Default for Birthday {
     fn default() -> Birthday {
         Birthday {
-            since: None,
+            relayed_since: None,
             stage: Stage::Idle,
-            ends: Ends::default(),
-            look: false,
+            search_addresses: SearchAddresses::default(),
+            nat_changed: false,
             next: None,
-            fruitless: 0,
-            knocks: Allowance::new(KNOCKS),
-            ask: false,
-            hopeless: false,
-            asked: None,
+            failed_attempts: 0,
+            punches: Allowance::new(PUNCHES),
+            request_due: false,
+            both_symmetric: false,
+            received_request: None,
             unserved: None,
-            spray: None,
+            probing: None,
             allowed: Allowance::new(PROBES),
             probe: None,
             probes: 0,
@@ -452,138 +480,145 @@ impl Default for Birthday {
     }
 }
 
-/// How it stands.
+/// Status.
 impl Birthday {
-    /// With this end's ports.
-    pub fn standing(&self) -> Standing {
+    /// The stage of this end's attempt.
+    pub fn punch_state(&self) -> PunchState {
         match self.stage {
-            Stage::Idle => Standing::Idle(self.next),
-            Stage::Open { ports, .. } => Standing::Open(ports),
-            Stage::Met { .. } => Standing::Met,
+            Stage::Idle => PunchState::Idle(self.next),
+            Stage::Open { ports, .. } => PunchState::Open(ports),
+            Stage::Succeeded { .. } => PunchState::Succeeded,
         }
     }
 
-    /// Attempts that met nothing since something did, or since what is before this host changed.
-    pub fn fruitless(&self) -> usize {
-        self.fruitless
+    /// Failed attempts since the last success, or since this host's NAT changed.
+    pub fn failed_attempts(&self) -> usize {
+        self.failed_attempts
     }
 
-    /// Whether both ends are behind symmetric NATs: neither can spray.
-    pub fn is_hopeless(&self) -> bool {
-        self.hopeless
+    /// Whether both ends are behind symmetric NATs, so that neither can probe.
+    pub fn is_both_symmetric(&self) -> bool {
+        self.both_symmetric
     }
 
-    /// Probes that were sprayed for the peer.
+    /// Number of probes sent for this peer.
     pub fn probes(&self) -> u64 {
         self.probes
     }
 
-    /// Whether they are being sprayed.
-    pub fn is_spraying(&self, now: Instant) -> bool {
-        let goes_on = |spray: &Spray| !spray.is_over(now);
-        self.spray.as_ref().is_some_and(goes_on)
+    /// Whether probes are being sent for this peer.
+    pub fn is_probing(&self, now: Instant) -> bool {
+        let goes_on = |probing: &PortProbing| !probing.is_over(now);
+        self.probing.as_ref().is_some_and(goes_on)
     }
 
-    /// Whether that is a probe of the latest spray.
-    pub(crate) fn is_spray(&self, check: Check) -> bool {
+    /// Whether `check` is a probe of the latest run.
+    pub(crate) fn is_port_probe(&self, check: Check) -> bool {
         self.probe == Some(check)
     }
 
-    /// Whether ports are to be open now.
+    /// Whether this peer's ports are to be open.
     pub(crate) fn is_open(&self, now: Instant) -> bool {
         matches!(self.stage, Stage::Open { until, .. } if now < until)
     }
 }
 
-/// What happened.
+/// Events.
 impl Birthday {
-    /// The peer asks.
-    pub(crate) fn asked(&mut self, ask: Ask) {
-        self.asked = Some(ask);
+    /// Handles a probe request from the peer.
+    pub(crate) fn on_request(&mut self, request: ProbeRequest) {
+        self.received_request = Some(request);
     }
 
-    /// The driver has knocked from so many sockets; none: it could not.
-    pub(crate) fn knocked(&mut self, opened: u16, now: Instant) {
+    /// The driver has punched from this many sockets. Zero: it could open none.
+    pub(crate) fn on_punched(&mut self, opened: u16, now: Instant) {
         let Stage::Open { ports, .. } = &mut self.stage else {
             return;
         };
         *ports = opened;
         match opened {
             0 => self.fail(now),
-            _ => self.ask = true,
+            _ => self.request_due = true,
         }
     }
 
-    /// So many probes were sent: none, where there is no session.
-    pub(crate) fn sprayed(&mut self, probes: usize) {
+    /// This many probes were sent. None are sent without a session.
+    pub(crate) fn on_probed(&mut self, probes: usize) {
         self.probes += probes as u64;
     }
 
-    /// Something authentic came in by one of the ports.
-    pub(crate) fn met(&mut self, now: Instant) {
+    /// An authenticated datagram arrived on an open port.
+    pub(crate) fn on_punch_succeeded(&mut self, now: Instant) {
         if matches!(self.stage, Stage::Open { .. }) {
-            let until = now + MET_FOR;
-            self.stage = Stage::Met { until };
+            let until = now + SUCCESS_TIMEOUT;
+            self.stage = Stage::Succeeded { until };
         }
     }
 
-    /// What is before either end is different: what was in vain need not be now.
-    pub(crate) fn look_again(&mut self, now: Instant) {
-        self.hopeless = false;
-        self.fruitless = 0;
-        self.look = true;
-        // An attempt that goes on between the same ends tells when the next one is.
-        self.next = self.since.map(|_| self.soon(now));
+    /// The NAT of either end has changed, so an attempt that was hopeless may succeed now.
+    pub(crate) fn on_nat_change(&mut self, now: Instant) {
+        self.both_symmetric = false;
+        self.failed_attempts = 0;
+        self.nat_changed = true;
+        // If an attempt between the same addresses is running, its end sets the next time.
+        self.next = self.relayed_since.map(|_| self.soon(now));
     }
 
-    /// The next attempt where there is a new reason for one. One that met something early has left some knocks for it, and probes at
-    /// the other end.
+    /// Time of the next attempt after a change. A short earlier attempt leaves punches for it, and
+    /// probes at the other end.
     fn soon(&self, now: Instant) -> Instant {
         let soon = now + AFTER;
-        match self.knocks.left(now) {
-            0 => soon.max(self.knocks.anew),
+        match self.punches.left(now) {
+            0 => soon.max(self.punches.renews_at),
             _ => soon,
         }
     }
 
-    /// The attempt was between other ends: it is none in vain.
-    fn begin_anew(&mut self, now: Instant) {
+    /// Restarts an attempt that ran between other addresses. It does not count as failed.
+    fn restart(&mut self, now: Instant) {
         self.stage = Stage::Idle;
         self.next = Some(self.soon(now));
     }
 
     fn fail(&mut self, now: Instant) {
         self.stage = Stage::Idle;
-        let pause = match self.hopeless {
-            true => PAUSES.len() - 1,
-            false => self.fruitless.min(PAUSES.len() - 1),
+        let pause = if self.both_symmetric {
+            PAUSES.len() - 1
+        } else {
+            self.failed_attempts.min(PAUSES.len() - 1)
         };
-        self.fruitless += 1;
+        self.failed_attempts += 1;
         self.next = Some(now + PAUSES[pause]);
     }
 }
 
-/// The passing of time.
+/// Timers.
 impl Birthday {
-    /// When [`Self::due`] has something to say. Ports are opened before a symmetric NAT alone, and while packets are sent: until
-    /// `active_until`.
+    /// When [`Self::due`] has work to do. Ports are opened only behind a symmetric NAT, and only
+    /// until `active_until`, while packets are sent.
     pub(crate) fn next_wakeup(&self, symmetric: bool, active_until: Instant) -> Option<Instant> {
-        let at_once = (self.ask || self.asked.is_some() || self.look).then_some(Instant::BOOT);
+        let at_once = (self.request_due || self.received_request.is_some() || self.nat_changed)
+            .then_some(Instant::BOOT);
         let stage = match self.stage {
             Stage::Idle => self.next.filter(|next| symmetric && *next < active_until),
             Stage::Open { until, again, .. } => Some(until.min(again)),
-            Stage::Met { until } => Some(until),
+            Stage::Succeeded { until } => Some(until),
         };
-        let spray = self.spray.as_ref().map(|spray| spray.next);
-        at_once.into_iter().chain(stage).chain(spray).min()
+        let probing = self.probing.as_ref().map(|probing| probing.next);
+        at_once.into_iter().chain(stage).chain(probing).min()
     }
 
-    /// What is to be done now.
-    pub(crate) fn due(&mut self, scene: &Scene<'_>, now: Instant, rng: &mut dyn Rng) -> Vec<Due> {
+    /// Returns the actions that are due.
+    pub(crate) fn due(
+        &mut self,
+        context: &Context<'_>,
+        now: Instant,
+        rng: &mut dyn Rng,
+    ) -> Vec<Due> {
         let mut due = Vec::new();
-        if !scene.relayed {
+        if !context.relayed {
             *self = Birthday {
-                knocks: self.knocks,
+                punches: self.punches,
                 allowed: self.allowed,
                 probe: self.probe,
                 probes: self.probes,
@@ -591,124 +626,135 @@ impl Birthday {
             };
             return due;
         }
-        if self.since.is_none() {
-            self.since = Some(now);
+        if self.relayed_since.is_none() {
+            self.relayed_since = Some(now);
             self.next = Some(self.soon(now));
         }
-        let look = std::mem::take(&mut self.look);
-        // Others may have begun since.
-        self.spray.take_if(|spray| spray.is_over(now));
-        let asked = self.asked.take().map(|ask| (ask, now));
-        let earlier = self.unserved.take_if(|_| look || asked.is_some());
-        // Later than that it is asked again.
+        let nat_changed = std::mem::take(&mut self.nat_changed);
+        // A run that is over must not keep another peer's from starting.
+        self.probing.take_if(|probing| probing.is_over(now));
+        let received = self.received_request.take().map(|request| (request, now));
+        let earlier = self.unserved.take_if(|_| nat_changed || received.is_some());
+        // An older request will be repeated by the peer.
         let earlier = earlier.filter(|(_, at)| now < *at + REPEAT);
-        if let Some((ask, at)) = asked.or(earlier) {
-            due.extend(self.answer(ask, at, scene, now, rng));
+        if let Some((request, at)) = received.or(earlier) {
+            due.extend(self.answer(request, at, context, now, rng));
         }
-        let towards = self.open(scene, now);
-        if std::mem::take(&mut self.ask)
+        let destinations = self.open(context, now);
+        if std::mem::take(&mut self.request_due)
             && let Stage::Open { ports, .. } = self.stage
         {
-            let addresses = self.ends.seen_as.clone();
-            due.push(Due::Ask(Ask { ports, addresses }));
+            let addresses = self.search_addresses.own_addresses.clone();
+            due.push(Due::Request(ProbeRequest { ports, addresses }));
         }
-        due.extend(towards.map(Due::Knock));
-        if let Some(spray) = self.spray.as_mut().filter(|spray| spray.next <= now)
+        due.extend(destinations.map(Due::Punch));
+        if let Some(probing) = self.probing.as_mut().filter(|probing| probing.next <= now)
             && let Some(probe) = self.probe
         {
-            let burst = spray.burst(self.allowed.take(PER_TICK));
-            // After a sleep nothing is made up for.
-            spray.next = now + TICK;
-            self.spray.take_if(|_| self.allowed.left == 0);
-            due.push(Due::Spray(probe, burst));
+            let burst = probing.burst(self.allowed.take(PER_TICK));
+            // Probes missed during a sleep are not sent later.
+            probing.next = now + TICK;
+            self.probing.take_if(|_| self.allowed.left == 0);
+            due.push(Due::Probe(probe, burst));
         }
         due
     }
 
-    /// Moves from stage to stage; where to knock, if it is time.
-    fn open(&mut self, scene: &Scene<'_>, now: Instant) -> Option<Vec<SocketAddr>> {
+    /// Advances the stage. Returns the addresses to punch towards, if a punch is due.
+    fn open(&mut self, context: &Context<'_>, now: Instant) -> Option<Vec<SocketAddr>> {
         match &mut self.stage {
-            // What is open is of no more use, however much time it has left. What came in may still be.
-            Stage::Open { .. } if self.ends != scene.ends() => {
-                self.begin_anew(now);
+            // Ports opened for other addresses are of no use, however long they would stay open. A
+            // datagram that arrived may still lead to a path.
+            Stage::Open { .. } if self.search_addresses != context.search_addresses() => {
+                self.restart(now);
                 None
             }
-            Stage::Met { until } if *until <= now && self.ends != scene.ends() => {
-                self.begin_anew(now);
+            Stage::Succeeded { until }
+                if *until <= now && self.search_addresses != context.search_addresses() =>
+            {
+                self.restart(now);
                 None
             }
-            Stage::Open { until, .. } | Stage::Met { until } if *until <= now => {
+            Stage::Open { until, .. } | Stage::Succeeded { until } if *until <= now => {
                 self.fail(now);
                 None
             }
             Stage::Open { again, .. } if *again <= now => {
                 *again = now + REPEAT;
-                self.knocks.begin(now);
-                self.knocks.take(1);
-                Some(self.ends.towards.clone())
+                self.punches.begin(now);
+                self.punches.take(1);
+                Some(self.search_addresses.destinations.clone())
             }
             Stage::Idle if self.next.is_some_and(|next| next <= now) => {
-                self.ends = scene.ends();
-                if self.ends.towards.is_empty() || !scene.active || scene.opening >= MAX_OPENING {
+                self.search_addresses = context.search_addresses();
+                if self.search_addresses.destinations.is_empty()
+                    || !context.active
+                    || context.opening_peers >= MAX_OPENING
+                {
                     self.next = Some(now + RETRY);
                     return None;
                 }
                 self.stage = Stage::Open {
                     ports: 0,
-                    until: now + REPEAT * self.knocks.left(now),
+                    until: now + REPEAT * self.punches.left(now),
                     again: now + REPEAT,
                 };
-                self.knocks.begin(now);
-                self.knocks.take(1);
-                Some(self.ends.towards.clone())
+                self.punches.begin(now);
+                self.punches.take(1);
+                Some(self.search_addresses.destinations.clone())
             }
             _ => None,
         }
     }
 
-    /// What follows from what the peer has asked `at` some time: an answer, if it asks in vain for good.
+    /// Handles a request that arrived at `at`. Returns the answer if probing is hopeless.
     fn answer(
         &mut self,
-        ask: Ask,
+        request: ProbeRequest,
         at: Instant,
-        scene: &Scene<'_>,
+        context: &Context<'_>,
         now: Instant,
         rng: &mut dyn Rng,
     ) -> Option<Due> {
-        let symmetric = |ip: &IpAddr| matches!(scene.outside.of(*ip), Mapping::PerDestination(_));
-        let targets = scene.sprayable(&ask.addresses);
-        let both = targets.is_empty() && ask.addresses.iter().any(symmetric);
-        if ask.ports == 0 || both {
-            self.hopeless = true;
+        let symmetric = |ip: &IpAddr| {
+            matches!(
+                context.nat_mappings.of(*ip),
+                Mapping::AddressAndPortDependent(_)
+            )
+        };
+        let targets = context.probe_targets(&request.addresses);
+        let both = targets.is_empty() && request.addresses.iter().any(symmetric);
+        if request.ports == 0 || both {
+            self.both_symmetric = true;
             if matches!(self.stage, Stage::Open { .. }) {
                 self.fail(now);
             }
             self.next = self
                 .next
                 .map(|next| next.max(now + PAUSES[PAUSES.len() - 1]));
-            let none = Ask {
+            let none = ProbeRequest {
                 ports: 0,
                 addresses: Vec::new(),
             };
-            return both.then_some(Due::Ask(none));
+            return both.then_some(Due::Request(none));
         }
-        if ask.addresses.iter().any(|ip| !targets.contains(ip)) {
-            self.unserved = Some((ask, at));
+        if request.addresses.iter().any(|ip| !targets.contains(ip)) {
+            self.unserved = Some((request, at));
         }
-        if let Some(spray) = &mut self.spray {
-            // What is left goes to where the peer is now.
-            if !targets.is_empty() && spray.targets != targets {
-                spray.targets = targets;
-                spray.ports = Ports::random(rng);
-                spray.rest.clear();
+        if let Some(probing) = &mut self.probing {
+            // The rest of the run goes to the addresses that the peer has now.
+            if !targets.is_empty() && probing.targets != targets {
+                probing.targets = targets;
+                probing.ports = Ports::random(rng);
+                probing.rest.clear();
             }
             return None;
         }
-        let busy = scene.spraying >= MAX_SPRAYING;
+        let busy = context.probing_peers >= MAX_PROBING;
         if !targets.is_empty() && !busy && self.allowed.left(now) > 0 {
             self.allowed.begin(now);
             self.probe = Some(Check::least(rng));
-            self.spray = Some(Spray::new(targets, self.allowed.left, now, rng));
+            self.probing = Some(PortProbing::new(targets, self.allowed.left, now, rng));
         }
         None
     }

@@ -1,30 +1,30 @@
-//! What a native peer can do: the payload of its initiation (an offer) and response (a choice).
+//! Capabilities of a native peer: the payload of its initiation (an offer) and response (a choice).
 //!
 //! ```text
 //! payload = TLV*      TLV = type u16 | length u16 | value of `length` bytes   (all little-endian)
-//! type bit 15: mandatory. A receiver that does not know the type refuses the handshake, if the
-//! bit is set, or else ignores the TLV. The other 15 bits name the type and rise strictly.
+//! type bit 15: mandatory. A receiver that does not know the type refuses the handshake if the bit
+//! is set, and ignores the TLV otherwise. The other 15 bits are the type, in strictly rising order.
 //! ```
 //! | type | value |
 //! |---|---|
 //! | 0x8001 version | u8, from 1 |
-//! | 0x8002 ciphers | u8 each, best first: 1 AES-256-GCM, 2 ChaCha20-Poly1305; unknown ones skipped; a choice has one |
+//! | 0x8002 ciphers | u8 each, best first: 1 AES-256-GCM, 2 ChaCha20-Poly1305; unknown ones are skipped; a choice has one |
 //! | 0x0003 max lanes | u8, from 1; 1 if absent |
 //! | 0x0004 inner MTU | u16 bytes, from 576; 1420 if absent |
 //! | 0x0005 features | u64 of flag bits; 0 if absent |
 //!
-//! Payloads travel encrypted and enter the handshake hash, so neither offer nor choice can be
-//! altered on the way: there is no downgrade.
+//! Payloads are encrypted and part of the handshake hash, so neither offer nor choice can be
+//! altered in transit: a downgrade is impossible.
 
 use crate::constants::MAX_PAYLOAD_LEN;
 
 /// Version of the native protocol that this implementation speaks.
 pub const VERSION: u8 = 1;
-/// Inner MTU of a peer that does not say, in bytes: WireGuard's customary one.
+/// Inner MTU of a peer that does not state one, in bytes: the customary one of WireGuard.
 pub const DEFAULT_INNER_MTU: u16 = 1420;
-/// Least inner MTU, in bytes: what every IPv4 host takes (RFC 1122, section 3.3.2).
+/// Minimum inner MTU in bytes: every IPv4 host accepts it (RFC 1122, section 3.3.2).
 pub const MIN_INNER_MTU: u16 = 576;
-/// Feature: takes TCP slices, and packets whose transport checksum is left to the receiver.
+/// Feature: accepts TCP slices, and packets whose transport checksum the receiver has to complete.
 pub const FEATURE_OFFLOAD: u64 = 1;
 
 const MANDATORY: u16 = 0x8000;
@@ -42,13 +42,13 @@ pub enum Cipher {
     Aes256Gcm = 1,
     /// ChaCha20-Poly1305 (RFC 8439); WireGuard's, fast everywhere.
     ChaCha20Poly1305 = 2,
-    /// None at all: to measure what is left without one. No release build has it.
+    /// No encryption, to measure the cost of everything else. No release build has it.
     #[cfg(feature = "null-cipher")]
     Null = 255,
 }
 
 impl Cipher {
-    /// The usual name.
+    /// The usual name of the AEAD.
     pub fn name(self) -> &'static str {
         match self {
             Cipher::Aes256Gcm => "AES-256-GCM",
@@ -69,22 +69,23 @@ impl Cipher {
     }
 }
 
-/// What one end offers, or chose from an offer.
+/// The offer of one end, or its choice from an offer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capabilities {
     /// Version of the native protocol, from 1.
     pub version: u8,
-    /// Ciphers, best first. Who has no AES instructions puts AES-256-GCM last or leaves it out.
+    /// Ciphers, best first. A host without AES instructions lists AES-256-GCM last or leaves it
+    /// out.
     pub ciphers: Vec<Cipher>,
-    /// Most lanes (UDP 4-tuples) at once, from 1.
+    /// Maximum number of lanes (UDP 4-tuples), from 1.
     pub max_lanes: u8,
-    /// Largest inner packet this end takes, in bytes.
+    /// Largest inner packet that this end accepts, in bytes.
     pub inner_mtu: u16,
-    /// Flags of further abilities.
+    /// Feature flags.
     pub features: u64,
 }
 
-/// What both ends will do.
+/// The agreed parameters of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Agreed {
     /// The lower version.
@@ -93,13 +94,13 @@ pub struct Agreed {
     pub cipher: Cipher,
     /// The lower number of lanes.
     pub max_lanes: u8,
-    /// Largest inner packet the peer takes, in bytes.
+    /// Largest inner packet that the peer accepts, in bytes.
     pub remote_inner_mtu: u16,
     /// The flags that both ends have set.
     pub features: u64,
 }
 
-/// Why capabilities were not understood or not agreed on.
+/// Why capabilities could not be parsed or agreed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CapabilityError {
     /// The payload ends within a TLV.
@@ -111,33 +112,33 @@ pub enum CapabilityError {
     /// A type repeats or is out of order.
     #[error("capability {0:#06x} is repeated or out of order")]
     Order(u16),
-    /// The peer insists on something unknown here.
+    /// The peer requires a capability that is unknown here.
     #[error(
         "the peer requires capability {0:#06x}, which this version does not know: upgrade this \
          end or turn the feature off at the peer"
     )]
     UnknownMandatory(u16),
-    /// A known type with a value it cannot have.
-    #[error("capability {0:#06x} has an impossible value")]
+    /// A known type with an invalid value.
+    #[error("capability {0:#06x} has an invalid value")]
     Malformed(u16),
-    /// A type that must be there is not.
+    /// A required type is missing.
     #[error("capability {0:#06x} is missing")]
     Missing(u16),
-    /// Nothing that both ends can encrypt with.
+    /// The two ends have no cipher in common.
     #[error("no cipher in common: allow another cipher at one of the ends")]
     NoCommonCipher,
-    /// The responder chose what was not offered, or not exactly one cipher.
+    /// The responder chose a cipher that was not offered, or not exactly one.
     #[error("the peer's choice of cipher is not one of those offered to it")]
     NotOffered,
 }
 
 impl Capabilities {
-    /// Takes slices and partial checksums.
+    /// Whether slices and partial checksums are accepted.
     pub fn offload(&self) -> bool {
         self.features & FEATURE_OFFLOAD != 0
     }
 
-    /// The payload that says this.
+    /// Encodes the capabilities as a payload.
     pub fn encode(&self) -> Vec<u8> {
         let mut payload = Vec::with_capacity(64);
         let mut put = |kind: u16, value: &[u8]| {
@@ -154,7 +155,7 @@ impl Capabilities {
         payload
     }
 
-    /// What a payload says.
+    /// Parses a payload.
     pub fn parse(payload: &[u8]) -> Result<Self, CapabilityError> {
         if payload.len() > MAX_PAYLOAD_LEN {
             return Err(CapabilityError::TooLong(payload.len()));
@@ -215,10 +216,11 @@ impl Capabilities {
         })
     }
 
-    /// The responder's part: what to answer to `offer`, and what is thereby agreed.
+    /// The responder's side: returns the answer to `offer` and the agreed parameters.
     ///
-    /// The cipher is the one both ends like best; where they differ, ChaCha20-Poly1305, since then
-    /// one end has no AES instructions; else any that both have.
+    /// The cipher is the first choice of both ends if they agree. Otherwise it is
+    /// ChaCha20-Poly1305, because one end has no AES instructions; failing that, any cipher that
+    /// both have.
     pub fn choose(&self, offer: &Capabilities) -> Result<(Capabilities, Agreed), CapabilityError> {
         let common = || {
             offer
@@ -243,7 +245,7 @@ impl Capabilities {
         Ok((answer, agreed))
     }
 
-    /// The initiator's part: what is agreed when this offer met the peer's `choice`.
+    /// The initiator's side: returns the parameters agreed by this offer and the peer's `choice`.
     pub fn accept(&self, choice: &Capabilities) -> Result<Agreed, CapabilityError> {
         match choice.ciphers[..] {
             [cipher] if self.ciphers.contains(&cipher) && choice.version <= self.version => {
@@ -264,13 +266,13 @@ impl Capabilities {
     }
 }
 
-// The mandatory bit belongs to the sender's intent, not to the type: known types are recognised
-// with or without it.
+// The mandatory bit states the sender's intent and is not part of the type: known types are
+// recognised with or without it.
 const LANES: u16 = TYPE_MAX_LANES | MANDATORY;
 const MTU: u16 = TYPE_INNER_MTU | MANDATORY;
 const FEATURES: u16 = TYPE_FEATURES | MANDATORY;
 
-/// The first TLV and what follows it.
+/// Splits off the first TLV.
 fn split_tlv(bytes: &[u8]) -> Result<(u16, &[u8], &[u8]), CapabilityError> {
     let (&[a, b, c, d], rest) = bytes
         .split_first_chunk()
@@ -327,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_absent_has_its_default() {
+    fn absent_capabilities_have_defaults() {
         let parsed = Capabilities::parse(&MINIMAL).unwrap();
         assert_eq!(
             (parsed.max_lanes, parsed.inner_mtu, parsed.features),
@@ -344,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_mandatory_types_are_named() {
+    fn unknown_mandatory_types_are_reported() {
         let error = with(&[0x77, 0x81, 0, 0]).unwrap_err();
         assert_eq!(error, CapabilityError::UnknownMandatory(0x8177));
         assert!(error.to_string().contains("0x8177"), "{error}");
@@ -485,7 +487,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_said_is_understood(
+        fn capabilities_round_trip(
             version in 1u8..,
             order in 0usize..5,
             max_lanes in 1u8..,

@@ -1,28 +1,30 @@
-//! When to relieve a standing queue: the control law of CoDel (RFC 8289) over sampled delays.
+//! Active queue management for the TUN device's queue: the control law of CoDel (RFC 8289) over
+//! sampled delays.
 //!
-//! The queue watched is the TUN device's. It tells nobody how long a packet has been in it, but a
-//! reader that finds it empty knows that none has. So the delay is measured only where it could
-//! matter: once the queue has not been empty for [`INTERVAL`], the reader takes out all it holds
-//! and sees how long that lasts. The law then is the RFC's: one packet goes, or is marked, as long
-//! as the delay is [`TARGET`] or more, at intervals that shrink with the square root of their
-//! number, until the queue empties or is short.
+//! The kernel does not report how long a packet has been in that queue, but a reader that finds the
+//! queue empty knows that the delay is zero. So the delay is measured only where it can matter.
+//! Once the queue has not been empty for [`INTERVAL`], the reader drains it and measures how long
+//! that takes. From there the law is the RFC's: while the delay is [`TARGET`] or more, one packet
+//! is dropped or marked at intervals that shrink with the square root of their number, until the
+//! queue is empty or short.
 
 use crate::time::Instant;
 use std::time::Duration;
 
-/// Delay that a queue may keep up (RFC 8289 section 4.2).
+/// Acceptable standing delay (RFC 8289 section 4.2).
 pub const TARGET: Duration = Duration::from_millis(5);
-/// How long it must be kept up before it counts as standing (RFC 8289 section 4.3).
+/// How long the delay must exceed the target before the queue counts as standing (RFC 8289 section
+/// 4.3).
 pub const INTERVAL: Duration = Duration::from_millis(100);
 
 /// The state of one queue.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Codel {
-    /// When the queue was last seen empty or short.
+    /// When the queue was last empty or short.
     good: Instant,
-    /// Signals given since the delay has been too long; 0 while it is not.
+    /// Number of signals since the delay became too long; 0 while it is not.
     count: u32,
-    /// When the last signal was given, and the count it made.
+    /// Time of the last signal, and the count that it made.
     last: Option<(Instant, u32)>,
 }
 
@@ -33,8 +35,8 @@ impl Codel {
         self.count = 0;
     }
 
-    /// Whether the delay is to be measured: the queue has stood for an interval, or the time since
-    /// the last signal is over.
+    /// Whether the delay is to be measured: the queue has stood for an interval, or the next signal
+    /// is due.
     pub fn is_due(&self, now: Instant) -> bool {
         match self.last {
             Some((at, count)) if self.count > 0 => at.has_expired(spacing(count), now),
@@ -42,14 +44,14 @@ impl Codel {
         }
     }
 
-    /// A packet has waited for `delay`, or longer. True: it is to be marked or dropped.
+    /// Handles a measured `delay`. Returns true if a packet is to be marked or dropped.
     pub fn measured(&mut self, delay: Duration, now: Instant) -> bool {
         if delay < TARGET {
             self.emptied(now);
             return false;
         }
         self.count = match self.last {
-            // Soon after the last time the rate found then is nearly right (RFC 8289 section 5.4).
+            // Shortly after the last episode, its rate is nearly right (RFC 8289 section 5.4).
             Some((at, count)) if self.count == 0 && !at.has_expired(16 * INTERVAL, now) => {
                 count.saturating_sub(2).max(1)
             }
@@ -60,7 +62,7 @@ impl Codel {
     }
 }
 
-/// From one signal to the next.
+/// Interval from one signal to the next.
 fn spacing(count: u32) -> Duration {
     INTERVAL.div_f64(f64::from(count).sqrt())
 }
@@ -73,7 +75,7 @@ mod tests {
         Instant::BOOT + Duration::from_secs_f64(ms / 1000.0)
     }
 
-    /// When, in ms, a queue of constant `delay` that is asked every 0.1 ms between two times gets a signal.
+    /// Times in ms at which a queue of constant `delay`, polled every 0.1 ms, is signalled.
     fn signals(codel: &mut Codel, delay: Duration, from: u32, to: u32) -> Vec<f64> {
         (from * 10..to * 10)
             .map(|t| f64::from(t) / 10.0)
@@ -95,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_that_empties_or_is_short_gets_none() {
+    fn an_empty_or_short_queue_is_not_signalled() {
         let mut codel = Codel::default();
         for ms in 0..1000 {
             codel.emptied(at(f64::from(ms)));
@@ -106,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_that_soon_stands_again_gets_them_at_nearly_the_rate_found_before() {
+    fn a_queue_that_soon_fills_again_is_signalled_at_nearly_the_previous_rate() {
         let mut codel = Codel::default();
         codel.emptied(at(0.0));
         assert_eq!(signals(&mut codel, TARGET, 0, 400).len(), 5);
@@ -118,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_that_stands_again_much_later_starts_anew() {
+    fn a_queue_that_fills_again_much_later_starts_over() {
         let mut codel = Codel::default();
         codel.emptied(at(0.0));
         signals(&mut codel, TARGET, 0, 400);

@@ -21,16 +21,16 @@ pub const REKEY_ATTEMPT_TIME: Duration = Duration::from_secs(90);
 pub const REKEY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Upper bound (exclusive) of the random addition to the handshake timers (kernel `messages.h`).
 pub const REKEY_TIMEOUT_JITTER_MAX: Duration = Duration::from_millis(333);
-/// A peer that received something and had nothing to say answers with an empty packet after this.
+/// Silence after which a peer that received data and sent none answers with an empty packet.
 pub const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Initiations sent before giving up: one at the start and one per [`REKEY_TIMEOUT`] that passes
 /// within [`REKEY_ATTEMPT_TIME`].
 pub const MAX_HANDSHAKE_ATTEMPTS: u32 =
     (REKEY_ATTEMPT_TIME.as_secs() / REKEY_TIMEOUT.as_secs()) as u32;
-/// Addresses besides a peer's endpoint that an initiation is sent to, at most.
+/// Maximum number of addresses, besides the endpoint, that an initiation is sent to.
 pub const MAX_CANDIDATES: usize = 16;
-/// Least time between two initiations to a peer that tries to reach us.
-pub const APPROACH_INTERVAL: Duration = Duration::from_millis(500);
+/// Minimum interval between two initiations in answer to call-me-maybes of the same peer.
+pub const CALL_INTERVAL: Duration = Duration::from_millis(500);
 /// Age of the youngest session at which all key material of a peer is erased (paper 6.3).
 pub const ZERO_KEYS_AFTER: Duration = Duration::from_secs(3 * REJECT_AFTER_TIME.as_secs());
 /// Age at which the initiator, on receipt of data, asks for the next session before this one dies.
@@ -50,7 +50,7 @@ pub const RATE_LIMIT_PACKETS_PER_SECOND: u32 = 20;
 pub const RATE_LIMIT_BURST: u32 = 5;
 /// Sources remembered by the rate limiter (kernel: eight per hash bucket of 1024).
 pub const RATE_LIMIT_SOURCES: usize = 8192;
-/// How long the receiver stays in the state "under load" after the last sign of it.
+/// How long the receiver stays under load after the last sign of load.
 pub const UNDER_LOAD_HOLD: Duration = Duration::from_secs(1);
 /// Initiations per second that a peer is expected to send at most; also the grain of the TAI64N
 /// stamps, which are rounded down so that they do not leak the clock's fine phase.
@@ -108,7 +108,7 @@ pub const RESPONSE_LEN: usize = RESPONSE_NOISE_OFFSET + KEY_LEN + TAG_LEN + MACS
 pub const COOKIE_NONCE_LEN: usize = 24;
 /// Bytes of a cookie reply.
 pub const COOKIE_REPLY_LEN: usize = 8 + COOKIE_NONCE_LEN + MAC_LEN + TAG_LEN;
-/// A buffer of this size holds any handshake message of either construction.
+/// A buffer of this size holds any handshake message of either protocol.
 pub const MAX_HANDSHAKE_LEN: usize = INITIATION_LEN + MAX_PAYLOAD_LEN;
 
 #[cfg(test)]

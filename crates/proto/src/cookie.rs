@@ -1,8 +1,9 @@
-//! Denial-of-service defence of the handshake: mac1, mac2 and cookies (paper 5.3, 5.4.4, 5.4.7).
+//! Denial-of-service protection of the handshake: mac1, mac2 and cookies (paper 5.3, 5.4.4, 5.4.7).
 //!
-//! mac1 proves that the sender knows whom it talks to; without it nothing is answered. Under load
-//! a message also needs mac2, which proves that the sender receives at its claimed address: it is
-//! keyed with a cookie that only a [`CookieChecker::create_reply`] to that address carries.
+//! mac1 proves that the sender knows the receiver's public key; messages without it are not
+//! answered. Under load a message also needs mac2, which proves that the sender receives at its
+//! source address. mac2 is keyed with a cookie, which only a [`CookieChecker::create_reply`] to
+//! that address contains.
 //!
 //! ```text
 //! sender: create_*, CookieJar::stamp  --->  CookieChecker::admit, under load, no mac2: NeedsCookie
@@ -20,23 +21,23 @@ use chacha20poly1305::{AeadInPlace, KeyInit, XChaCha20Poly1305, XNonce};
 use zeroize::Zeroizing;
 
 use crate::constants::*;
-use crate::construction::Construction;
 use crate::keys::{Identity, PublicKey};
 use crate::noise::{get_u32, put_u32};
+use crate::protocol::Protocol;
 use crate::rate_limiter::{RateLimiter, ReplyLimiter, Reserved};
 use crate::rng::Rng;
 use crate::time::Instant;
 
-/// Key of the mac1 in messages to one host; known to all who know its public key.
+/// Key of the mac1 in messages to one host; known to everybody who knows its public key.
 #[derive(Clone, Copy, Debug)]
 pub struct MacKey([u8; 32]);
 
 /// The key of mac1 in messages to the holder of `receiver`: HASH(LABEL_MAC1 || public key).
-pub fn mac1_key(construction: Construction, receiver: &PublicKey) -> MacKey {
-    MacKey(hash(construction.mac1_label(), receiver))
+pub fn mac1_key(protocol: Protocol, receiver: &PublicKey) -> MacKey {
+    MacKey(hash(protocol.mac1_label(), receiver))
 }
 
-/// Fills in mac1 of a handshake message whose other fields are complete. The message has at least
+/// Writes mac1 of a handshake message whose other fields are complete. The message has at least
 /// [`MACS_LEN`] bytes.
 pub(crate) fn write_mac1(key: &MacKey, message: &mut [u8]) {
     let mac1_at = message.len() - MACS_LEN;
@@ -44,8 +45,8 @@ pub(crate) fn write_mac1(key: &MacKey, message: &mut [u8]) {
     message[mac1_at..mac1_at + MAC_LEN].copy_from_slice(&mac);
 }
 
-/// Whether mac1 of a handshake message is right, in constant time; false for one that is too short
-/// to have it.
+/// Whether mac1 of a handshake message is valid, in constant time. False if the message is too
+/// short.
 pub fn verify_mac1(key: &MacKey, message: &[u8]) -> bool {
     let Some(mac1_at) = message.len().checked_sub(MACS_LEN) else {
         return false;
@@ -70,26 +71,26 @@ fn keyed(key: &[u8], parts: &[&[u8]]) -> Blake2sMac<U16> {
     mac
 }
 
-/// What is to be done with a received handshake message before any Diffie-Hellman.
+/// Decision about a received handshake message, before any Diffie-Hellman.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
     /// Process it.
     Process,
-    /// Answer with a cookie reply, then drop it: under load, and its mac2 is missing or stale.
+    /// Under load, and mac2 is missing or stale: answer with a cookie reply and drop the message.
     NeedsCookie,
-    /// Drop it unanswered: mac1 is wrong, or it is no handshake message.
+    /// mac1 is wrong, or this is no handshake message: drop it unanswered.
     InvalidMac1,
-    /// Drop it unanswered: under load, and its source has used up its share of handshakes or,
-    /// without a valid mac2, of cookie replies.
+    /// Under load, and the source has used up its share of handshakes or, without a valid mac2, of
+    /// cookie replies: drop the message unanswered.
     RateLimited,
 }
 
-/// The receiver's side: judges incoming handshake messages and hands out cookies.
+/// The receiver's side: checks incoming handshake messages and issues cookies.
 pub struct CookieChecker {
-    construction: Construction,
+    protocol: Protocol,
     mac1_key: MacKey,
     cookie_key: Zeroizing<[u8; 32]>,
-    /// The paper's R_m, replaced when older than [`COOKIE_REFRESH_TIME`].
+    /// The paper's R_m, replaced once it is older than [`COOKIE_REFRESH_TIME`].
     secret: Option<(Zeroizing<[u8; 32]>, Instant)>,
     limiter: RateLimiter,
     replies: ReplyLimiter,
@@ -97,12 +98,12 @@ pub struct CookieChecker {
 }
 
 impl CookieChecker {
-    /// The checker for messages to `identity`.
-    pub fn new(construction: Construction, identity: &Identity) -> Self {
+    /// Creates the checker for messages to `identity`.
+    pub fn new(protocol: Protocol, identity: &Identity) -> Self {
         CookieChecker {
-            construction,
-            mac1_key: *identity.mac1_key(construction),
-            cookie_key: Zeroizing::new(hash(construction.cookie_label(), identity.public())),
+            protocol,
+            mac1_key: *identity.mac1_key(protocol),
+            cookie_key: Zeroizing::new(hash(protocol.cookie_label(), identity.public())),
             secret: None,
             limiter: RateLimiter::default(),
             replies: ReplyLimiter::default(),
@@ -110,14 +111,15 @@ impl CookieChecker {
         }
     }
 
-    /// What is set aside for the endpoints of live sessions, whose handshakes strangers are not to hold up.
+    /// Shares reserved for the endpoints of live sessions, so that a flood from other sources does
+    /// not delay their handshakes.
     pub fn reserved(&mut self) -> &mut Reserved {
         &mut self.reserved
     }
 
-    /// Judges an initiation or a response that came from `source`. The caller says whether it is
-    /// under load (see [`crate::rate_limiter::LoadMeter`]), and is asked for messages with a right
-    /// mac1 only: what it counts as load cannot come from those who do not know our public key.
+    /// Checks an initiation or a response from `source`. `under_load` is called only for messages
+    /// with a valid mac1 (see [`crate::rate_limiter::LoadMeter`]), so senders that do not know this
+    /// host's public key cannot add to the load.
     pub fn admit(
         &mut self,
         message: &[u8],
@@ -133,7 +135,7 @@ impl CookieChecker {
             return Admission::Process;
         }
         let (covered, mac2) = message.split_at(message.len() - MAC_LEN);
-        // Who has no cookie sends zeros (whitepaper 5.4.4), which need no looking into in a flood.
+        // A sender without a cookie sends zeros (whitepaper 5.4.4), which need no check in a flood.
         let has_cookie = mac2 != [0; MAC_LEN] && {
             let cookie = self.cookie(source, now, rng);
             keyed(&*cookie, &[covered]).verify_slice(mac2).is_ok()
@@ -158,7 +160,8 @@ impl CookieChecker {
         }
     }
 
-    /// The cookie reply to a message that [`admit`](Self::admit) said needs one.
+    /// Creates the cookie reply to a message for which [`admit`](Self::admit) returned
+    /// `NeedsCookie`.
     pub fn create_reply(
         &mut self,
         message: &[u8],
@@ -171,11 +174,7 @@ impl CookieChecker {
         let cookie = self.cookie(source, now, rng);
 
         let mut reply = [0; COOKIE_REPLY_LEN];
-        put_u32(
-            &mut reply,
-            0,
-            u32::from(self.construction.cookie_reply_type()),
-        );
+        put_u32(&mut reply, 0, u32::from(self.protocol.cookie_reply_type()));
         put_u32(
             &mut reply,
             RECEIVER_INDEX_OFFSET,
@@ -192,7 +191,7 @@ impl CookieChecker {
         Some(reply)
     }
 
-    /// The cookie of `source`: MAC(secret, address || port). A v4-mapped address is the v4 one.
+    /// The cookie of `source`: MAC(secret, address || port). A v4-mapped address counts as IPv4.
     fn cookie(
         &mut self,
         source: SocketAddr,
@@ -209,7 +208,7 @@ impl CookieChecker {
     }
 }
 
-/// The secret of the present, drawn anew when it is too old.
+/// Returns the current secret, replaced if it is too old.
 fn fresh<'a>(
     secret: &'a mut Option<(Zeroizing<[u8; 32]>, Instant)>,
     now: Instant,
@@ -230,7 +229,7 @@ fn fresh<'a>(
 impl fmt::Debug for CookieChecker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CookieChecker")
-            .field("construction", &self.construction)
+            .field("protocol", &self.protocol)
             .finish_non_exhaustive()
     }
 }
@@ -238,39 +237,39 @@ impl fmt::Debug for CookieChecker {
 /// Why a cookie reply was not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CookieError {
-    /// Not a cookie reply of this construction.
+    /// Not a cookie reply of this protocol.
     #[error("not a cookie reply: wrong size or message type")]
     NotACookieReply,
-    /// No message of ours waits for one.
-    #[error("cookie reply without a handshake message that it could answer")]
+    /// No sent message waits for a cookie.
+    #[error("cookie reply without a pending handshake message")]
     Unsolicited,
     /// It does not authenticate against the last mac1 sent.
     #[error("cookie reply does not answer the last handshake message sent")]
     Authentication,
 }
 
-/// The sender's side, one per peer: keeps the cookie that the peer gave us.
+/// The sender's side, one per peer: stores the cookie that the peer issued.
 pub struct CookieJar {
-    construction: Construction,
+    protocol: Protocol,
     cookie_key: Zeroizing<[u8; 32]>,
-    /// mac1 of the last message sent, which a cookie reply must answer; taken by the first reply.
+    /// mac1 of the last message sent, which a cookie reply must answer. The first reply takes it.
     last_mac1: Option<[u8; MAC_LEN]>,
     cookie: Option<(Zeroizing<[u8; MAC_LEN]>, Instant)>,
 }
 
 impl CookieJar {
-    /// The jar for messages to `remote`.
-    pub fn new(construction: Construction, remote: &PublicKey) -> Self {
+    /// Creates the jar for messages to `remote`.
+    pub fn new(protocol: Protocol, remote: &PublicKey) -> Self {
         CookieJar {
-            construction,
-            cookie_key: Zeroizing::new(hash(construction.cookie_label(), remote)),
+            protocol,
+            cookie_key: Zeroizing::new(hash(protocol.cookie_label(), remote)),
             last_mac1: None,
             cookie: None,
         }
     }
 
-    /// Completes an initiation or a response that is about to be sent: fills in mac2 if there is a
-    /// fresh cookie, and remembers mac1. To be called once per message, after `create_*`.
+    /// Completes an initiation or a response before sending: writes mac2 if there is a fresh
+    /// cookie, and remembers mac1. Call once per message, after `create_*`.
     pub fn stamp(&mut self, message: &mut [u8], now: Instant) {
         let Some(mac1_at) = message.len().checked_sub(MACS_LEN) else {
             return;
@@ -290,10 +289,10 @@ impl CookieJar {
         }
     }
 
-    /// Takes the cookie out of a reply. The next message to the peer will carry mac2; there is no
-    /// retransmission before its time because of a cookie (paper 6.6).
+    /// Stores the cookie of a reply. The next message to the peer carries mac2; a cookie triggers
+    /// no early retransmission (paper 6.6).
     pub fn consume_reply(&mut self, message: &[u8], now: Instant) -> Result<(), CookieError> {
-        let expected = u32::from(self.construction.cookie_reply_type());
+        let expected = u32::from(self.protocol.cookie_reply_type());
         if message.len() != COOKIE_REPLY_LEN || get_u32(message, 0) != expected {
             return Err(CookieError::NotACookieReply);
         }
@@ -314,7 +313,7 @@ impl CookieJar {
 impl fmt::Debug for CookieJar {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CookieJar")
-            .field("construction", &self.construction)
+            .field("protocol", &self.protocol)
             .field("has_cookie", &self.cookie.is_some())
             .finish_non_exhaustive()
     }

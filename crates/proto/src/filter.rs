@@ -1,44 +1,51 @@
-//! What a peer may begin here, applied to every packet that it sends.
+//! The packet filter of a peer: the services of this host that the peer may use, applied to every
+//! packet from it.
 //!
-//! A [`Filter`] lists the services of this host that are open to the peer, and [`Destinations`] the addresses at which they are. The
-//! guard of the peer checks each packet against its own headers and against what this host has sent to the peer:
+//! A [`Filter`] lists the services that are open to the peer, and [`Destinations`] the addresses at
+//! which they are open. The filter checks each packet by its own headers and by the flows that this
+//! host has with the peer:
 //!
-//! - **The destination** is one of the addresses, for answers too. Networks behind this host, multicast groups and broadcast addresses
-//!   are none of them.
-//! - **TCP** that begins nothing passes whatever its port: a segment with ACK, or with RST and without SYN. A connection begins with
-//!   a SYN without ACK (RFC 9293, section 3.5), and of all others every segment but a reset has ACK (section 3.1).
-//! - **UDP** passes to an open port, or from where this host has sent to, between the same ports.
-//! - **ICMP and ICMPv6** pass if they are open. Otherwise two kinds do: an echo reply to an echo that this host has sent, and an
-//!   error that quotes what this host sent to the peer: TCP, UDP that may be answered, or such an echo.
-//! - **Fragments** are judged by the first one, and the others pass if it did: one that overtakes it is dropped. TCP in fragments is
-//!   dropped, as a later one may overwrite the flags in the first (RFC 3128); hosts avoid it by path MTU discovery.
-//! - **Everything else** passes only where everything does.
+//! - **The destination** must be one of the addresses, for replies too. Networks behind this host,
+//!   multicast groups and broadcast addresses are never among them.
+//! - **TCP** segments that start no connection pass at every port: those with ACK, and those with
+//!   RST and without SYN. A connection starts with a SYN without ACK (RFC 9293, section 3.5), and
+//!   every other segment except a reset has ACK (section 3.1).
+//! - **UDP** passes to an open port, or as a reply to a datagram from this host, between the same
+//!   ports.
+//! - **ICMP and ICMPv6** pass if they are open. Otherwise two kinds pass: an echo reply to an echo
+//!   request of this host, and an error that quotes a packet from this host to the peer (TCP, UDP
+//!   that may be answered, or such an echo).
+//! - **Fragments** pass if the first fragment did; a fragment that overtakes the first one is
+//!   dropped. TCP in fragments is dropped, because a later fragment may overwrite the flags in the
+//!   first (RFC 3128). Hosts avoid such fragments by path MTU discovery.
+//! - **Everything else** passes only if the filter allows everything.
 //!
-//! What this host has begun is kept for each peer in bounded memory, and forgotten two to four minutes after it last sent something
-//! (RFC 4787, section 4.3, asks for two at least); what the peer sends prolongs nothing.
+//! The flows of this host are kept for each peer in bounded memory, and expire two to four minutes
+//! after this host last sent in them (RFC 4787, section 4.3, requires at least two). Packets from
+//! the peer do not extend them.
 
-mod begun;
+mod conntrack;
 
 use crate::time::Instant;
-use begun::{Begun, Key, Kind, identification};
+use conntrack::{Conntrack, Key, Kind, identification};
 use seikan_observe::DropReason;
 use seikan_wire::ip::{IpPacket, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP};
 use seikan_wire::{icmp, tcp};
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
-/// What a peer may begin here.
+/// Services that a peer may use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Filter {
-    /// Everything: only the destination counts.
+    /// All of them; only the destination is checked.
     #[default]
     All,
-    /// What is open to it.
+    /// These services.
     Only(Open),
 }
 
 impl Filter {
-    /// Whether nothing is open.
+    /// Whether no service is open.
     pub fn is_closed(&self) -> bool {
         match self {
             Filter::All => false,
@@ -46,7 +53,7 @@ impl Filter {
         }
     }
 
-    /// Whether a peer may begin everything under `other` that it may begin under this.
+    /// Whether `other` allows everything that this filter allows.
     pub fn is_within(&self, other: &Filter) -> bool {
         match (self, other) {
             (_, Filter::All) => true,
@@ -56,13 +63,13 @@ impl Filter {
     }
 }
 
-/// Where a peer may send packets.
+/// Addresses that a peer may send packets to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Destinations {
-    /// Anywhere, as far as the host forwards: a peer under no policy.
+    /// Any address that the host forwards to: a peer without a policy.
     #[default]
     Any,
-    /// To these addresses alone; a few, as each packet is compared with all of them.
+    /// These addresses only. They should be few, since each packet is compared with all of them.
     Only(Vec<IpAddr>),
 }
 
@@ -70,7 +77,7 @@ impl Destinations {
     fn has(&self, ip: &IpPacket, packet: &[u8]) -> bool {
         match self {
             Destinations::Any => true,
-            // With a source route it would go on from there.
+            // A source route would lead on to another address.
             Destinations::Only(addresses) => {
                 addresses.contains(&ip.dst) && !ip.source_routed(packet)
             }
@@ -78,7 +85,7 @@ impl Destinations {
     }
 }
 
-/// What is open to a peer. The default is nothing.
+/// Services that are open to a peer. The default is none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Open {
     /// ICMP and ICMPv6.
@@ -89,24 +96,24 @@ pub struct Open {
     pub udp: Ports,
 }
 
-/// A set of ports: ranges in order, none of which touches another.
+/// A set of ports: ranges in ascending order that neither overlap nor touch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ports(Vec<(u16, u16)>);
 
 impl Ports {
-    /// Whether the port is one of them.
+    /// Whether the set contains `port`.
     pub fn contains(&self, port: u16) -> bool {
         let before = self.0.partition_point(|(first, _)| *first <= port);
         let nearest = before.checked_sub(1).and_then(|at| self.0.get(at));
         nearest.is_some_and(|(_, last)| port <= *last)
     }
 
-    /// Whether there is none.
+    /// Whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether all of them are among others.
+    /// Whether `others` contains all of these ports.
     fn is_within(&self, others: &Ports) -> bool {
         let mut all = self.0.iter();
         all.all(|(first, last)| {
@@ -134,43 +141,51 @@ impl FromIterator<RangeInclusive<u16>> for Ports {
     }
 }
 
-/// Applies the filter of a peer that may not send everything.
+/// The filter of a restricted peer, with its connection tracking.
 #[derive(Debug, Default)]
-pub(crate) struct Guard {
+pub(crate) struct StatefulFilter {
     to: Destinations,
     filter: Filter,
-    begun: Begun,
+    conntrack: Conntrack,
 }
 
-impl Guard {
-    /// The guard of a peer that had `before`, under another filter. Who could begin everything had none, and what was sent to it was
-    /// not noted: its answers by UDP and to echoes pass again from when this host next sends.
-    pub fn set(before: Option<Box<Guard>>, filter: Filter, to: Destinations) -> Option<Box<Guard>> {
+impl StatefulFilter {
+    /// Creates the filter of a peer that had `before`. An unrestricted peer had none, so the flows
+    /// of this host were not tracked: its replies by UDP and to echoes pass once this host sends
+    /// again.
+    pub fn set(
+        before: Option<Box<StatefulFilter>>,
+        filter: Filter,
+        to: Destinations,
+    ) -> Option<Box<StatefulFilter>> {
         if (&filter, &to) == (&Filter::All, &Destinations::Any) {
             return None;
         }
-        let mut guard = before.unwrap_or_default();
+        let mut state = before.unwrap_or_default();
         if filter == Filter::All {
-            guard.begun = Begun::default();
+            state.conntrack = Conntrack::default();
         }
-        (guard.filter, guard.to) = (filter, to);
-        Some(guard)
+        (state.filter, state.to) = (filter, to);
+        Some(state)
     }
 
-    /// Judges a packet from the peer. `packet` is what `ip` was parsed from, of which the headers need to be there.
+    /// Checks a packet from the peer. `packet` is the packet that `ip` was parsed from; its headers
+    /// must be complete.
     pub fn check(&mut self, ip: &IpPacket, packet: &[u8], now: Instant) -> Result<(), DropReason> {
         let passes = self.to.has(ip, packet)
             && match &self.filter {
                 Filter::All => true,
-                Filter::Only(open) => open.passes(&mut self.begun, ip, packet, now),
+                Filter::Only(open) => open.passes(&mut self.conntrack, ip, packet, now),
             };
-        match passes {
-            true => Ok(()),
-            false => Err(DropReason::PolicyDenied),
+        if passes {
+            Ok(())
+        } else {
+            Err(DropReason::PolicyDenied)
         }
     }
 
-    /// Takes note of a packet to the peer, so that it may be answered. Later fragments have no ports: their first one had them.
+    /// Tracks a packet to the peer, so that replies pass. Later fragments have no ports; the first
+    /// fragment was tracked.
     pub fn note(&mut self, ip: &IpPacket, packet: &[u8], now: Instant) {
         let Filter::Only(open) = &self.filter else {
             return;
@@ -179,9 +194,9 @@ impl Guard {
             return;
         };
         let transport = packet.get(at..).unwrap_or_default();
-        // What is open needs no note.
+        // Replies from an open service pass without an entry.
         if let Some(key) = Key::of_sent(ip, protocol, transport).filter(|key| !open.has(key)) {
-            self.begun.note(key, now);
+            self.conntrack.note(key, now);
         }
     }
 }
@@ -193,7 +208,7 @@ impl Open {
             && self.udp.is_within(&other.udp)
     }
 
-    /// Whether the peer needs nothing of ours to send what has this key.
+    /// Whether packets with this key pass without connection tracking.
     fn has(&self, key: &Key) -> bool {
         let [high, low, ..] = key.id;
         match key.kind {
@@ -203,8 +218,14 @@ impl Open {
         }
     }
 
-    fn passes(&self, begun: &mut Begun, ip: &IpPacket, packet: &[u8], now: Instant) -> bool {
-        // Behind the packet there may be padding, which has no ports.
+    fn passes(
+        &self,
+        conntrack: &mut Conntrack,
+        ip: &IpPacket,
+        packet: &[u8],
+        now: Instant,
+    ) -> bool {
+        // Padding may follow the packet, and it has no ports.
         let packet = packet.get(..ip.total_len).unwrap_or(packet);
         let Ok(transport) = ip.transport(packet) else {
             return false;
@@ -216,17 +237,19 @@ impl Open {
             id: identification(ip, packet),
         });
         let Some((protocol, at)) = transport else {
-            return fragments.is_some_and(|key| begun.has(&key, now));
+            return fragments.is_some_and(|key| conntrack.has(&key, now));
         };
         let transport = packet.get(at..).unwrap_or_default();
         let passes = match protocol {
             PROTO_TCP => !ip.fragment && self.tcp_passes(transport),
-            PROTO_UDP => self.udp_passes(begun, ip, transport, now),
-            PROTO_ICMP | PROTO_ICMPV6 => self.icmp || self.icmp_passes(begun, ip, packet, at, now),
+            PROTO_UDP => self.udp_passes(conntrack, ip, transport, now),
+            PROTO_ICMP | PROTO_ICMPV6 => {
+                self.icmp || self.icmp_passes(conntrack, ip, packet, at, now)
+            }
             _ => false,
         };
         if let Some(key) = fragments.filter(|_| passes) {
-            begun.note(key, now);
+            conntrack.note(key, now);
         }
         passes
     }
@@ -243,7 +266,13 @@ impl Open {
                 .contains(u16::from_be_bytes([header[2], header[3]]))
     }
 
-    fn udp_passes(&self, begun: &mut Begun, ip: &IpPacket, datagram: &[u8], now: Instant) -> bool {
+    fn udp_passes(
+        &self,
+        conntrack: &mut Conntrack,
+        ip: &IpPacket,
+        datagram: &[u8],
+        now: Instant,
+    ) -> bool {
         let Some(&[r0, r1, l0, l1]) = datagram.first_chunk() else {
             return false;
         };
@@ -253,20 +282,20 @@ impl Open {
             remote: ip.src,
             id: [l0, l1, r0, r1],
         };
-        self.has(&key) || begun.has(&key, now)
+        self.has(&key) || conntrack.has(&key, now)
     }
 
-    /// `at` is where the ICMP message begins.
+    /// Whether an ICMP message passes; it begins at `at`.
     fn icmp_passes(
         &self,
-        begun: &mut Begun,
+        conntrack: &mut Conntrack,
         ip: &IpPacket,
         packet: &[u8],
         at: usize,
         now: Instant,
     ) -> bool {
         if let Some(quote) = icmp::quote(ip, packet) {
-            return self.quote_passes(begun, ip, packet.get(quote..).unwrap_or_default(), now);
+            return self.quote_passes(conntrack, ip, packet.get(quote..).unwrap_or_default(), now);
         }
         let Some(&[kind, _, _, _, i0, i1]) = packet.get(at..).and_then(<[u8]>::first_chunk) else {
             return false;
@@ -277,13 +306,13 @@ impl Open {
             remote: ip.src,
             id: [i0, i1, 0, 0],
         };
-        kind == if ip.is_v6() { 129 } else { 0 } && begun.has(&key, now)
+        kind == if ip.is_v6() { 129 } else { 0 } && conntrack.has(&key, now)
     }
 
-    /// An error that quotes a packet.
+    /// Whether an error with this quoted packet passes.
     fn quote_passes(
         &self,
-        begun: &mut Begun,
+        conntrack: &mut Conntrack,
         error: &IpPacket,
         quote: &[u8],
         now: Instant,
@@ -291,7 +320,7 @@ impl Open {
         let Ok(ip) = IpPacket::parse_headers(quote) else {
             return false;
         };
-        // It was ours, and went to who complains.
+        // The quoted packet must be from this host to the sender of the error.
         if (ip.src, ip.dst) != (error.dst, error.src) {
             return false;
         }
@@ -300,8 +329,8 @@ impl Open {
         };
         let transport = quote.get(at..).unwrap_or_default();
         match Key::of_sent(&ip, protocol, transport) {
-            Some(key) => self.has(&key) || begun.has(&key, now),
-            // Which connections there are the kernel knows.
+            Some(key) => self.has(&key) || conntrack.has(&key, now),
+            // The kernel knows which TCP connections exist.
             None => protocol == PROTO_TCP,
         }
     }

@@ -1,33 +1,35 @@
-//! Opened packets on their way to the TUN device, merged so that one write carries many.
+//! Decrypted packets for the TUN device, merged so that one write carries many.
 //!
-//! Packets stay where they were decrypted, in the receive arena; a [`Write`] is a virtio-net
-//! header, sometimes a rewritten packet header, and pieces of the arena. Three things are merged:
+//! Packets stay where they were decrypted, in the receive arena. A [`Write`] is a virtio-net
+//! header, sometimes a rewritten packet header, and pieces of the arena. Three kinds are merged:
 //! slices of one native super-packet ([`Inbox::slice`]), consecutive TCP segments of one flow, and
-//! equal-sized UDP datagrams of one flow ([`Inbox::packet`]); rules as in the kernel's
-//! `tcp_gro_receive` and `udp_gro_receive`. Order within a flow is never changed: a packet joins
-//! the newest write of its flow or opens a new one behind it. The one exception is a bare ACK,
-//! which does not close its flow's write: data that follows may pass it, as cumulative
-//! acknowledgement makes its place irrelevant.
+//! equal-sized UDP datagrams of one flow ([`Inbox::packet`]). The rules are those of the kernel's
+//! `tcp_gro_receive` and `udp_gro_receive`.
+//!
+//! Order within a flow never changes: a packet joins the newest write of its flow or starts a new
+//! one after it. The one exception is a bare ACK, which does not close its flow's write. Later data
+//! may overtake it, because acknowledgement is cumulative.
 
 use crate::indices::PeerId;
-use crate::segment::{self, Place, Transport};
+use crate::segment::{self, SegmentPosition, Transport};
 use seikan_wire::ip::{self, IpPacket, PROTO_TCP, PROTO_UDP};
 use seikan_wire::{GsoType, VNET_HDR_LEN, VnetHdr, checksum, tcp, udp};
 use std::io::IoSlice;
 use std::ops::Range;
 
-/// Pieces in one write at most: what `UDP_MAX_SEGMENTS` allows, and enough slices for 64 KiB.
+/// Maximum number of pieces in one write: the limit of `UDP_MAX_SEGMENTS`, and enough slices for 64
+/// KiB.
 pub const MAX_PIECES: usize = 64;
-/// The longest headers of a merged packet: IPv6 or IPv4 with options, TCP with options.
+/// Maximum length of the headers of a merged packet: IPv6 or IPv4 with options, TCP with options.
 pub const MAX_HEADER: usize = 128;
-/// How many of the newest writes are searched for a packet's flow.
+/// Number of newest writes that are searched for a packet's flow.
 const SEARCH: usize = 16;
-/// Writes whose memory is kept between batches.
+/// Number of writes whose memory is kept between batches.
 const KEPT: usize = 1024;
-/// The largest IP packet.
+/// Maximum length of an IP packet.
 const MAX_PACKET: usize = 65_535;
 
-/// What identifies a flow, beyond what merging compares.
+/// The identity of a flow; merging compares the other fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Flow {
     ip: IpPacket,
@@ -48,7 +50,7 @@ impl Flow {
 /// How a write may grow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Growth {
-    /// Not at all, but its flow is known.
+    /// By nothing; only its flow is known.
     Closed,
     /// By segments or datagrams of `flow`.
     Segments(Transport),
@@ -59,18 +61,18 @@ enum Growth {
 /// One packet or super-packet for the TUN device.
 #[derive(Debug)]
 pub struct Write {
-    /// The peer that it came from.
+    /// The sending peer.
     pub peer: PeerId,
-    /// Packets it stands for.
+    /// Number of packets that it stands for.
     pub packets: u64,
-    /// Their bytes.
+    /// Bytes of these packets.
     pub bytes: u64,
     flow: Option<Flow>,
     growth: Growth,
     partial: bool,
     header_len: usize,
     gso_size: usize,
-    /// Payload offset in the super-packet that the first byte has (slices).
+    /// Offset of the first byte in the payload of the super-packet (slices).
     offset: usize,
     ecn: bool,
     payload: usize,
@@ -103,8 +105,8 @@ impl Write {
         }
     }
 
-    /// The virtio-net header, and the packet from its first byte on: all headers of a merged one, the
-    /// whole of another. `arena` is that of the call that made the write.
+    /// The virtio-net header, and the packet from its first byte on: all headers of a merged
+    /// packet, or the whole of any other. `arena` must be that of the call that created the write.
     pub fn headers_mut<'a>(&'a mut self, arena: &'a mut [u8]) -> (VnetHdr, &'a mut [u8]) {
         let vnet = VnetHdr::read(&self.head).unwrap_or_default();
         let packet = if self.head_len > VNET_HDR_LEN {
@@ -140,11 +142,11 @@ impl Write {
 /// A slice of a native TCP super-packet, parsed and checked.
 #[derive(Clone, Debug)]
 pub struct Slice {
-    /// Which super-packet of the peer.
+    /// Number of the super-packet, chosen by the peer.
     pub id: u16,
     /// Payload bytes before this slice.
     pub offset: usize,
-    /// Payload bytes in all.
+    /// Total payload bytes.
     pub total: usize,
     /// Payload bytes per segment.
     pub gso_size: usize,
@@ -159,7 +161,7 @@ pub struct Slice {
 }
 
 impl Slice {
-    /// Segments of the super-packet whose last byte is in this slice: over all slices they add up
+    /// Segments of the super-packet whose last byte is in this slice. Over all slices they add up
     /// to the segments of the whole.
     pub fn segments(&self) -> u64 {
         let end = self.offset + self.chunk.len();
@@ -171,17 +173,17 @@ impl Slice {
 /// The batch of writes.
 #[derive(Debug, Default)]
 pub struct Inbox {
-    /// Kept between batches so that nothing is allocated; the first `live` are in use.
+    /// Kept between batches to avoid allocations; the first `live` are in use.
     writes: Vec<Write>,
     live: usize,
-    /// Writes before this one have their headers and grow no more.
+    /// Writes before this one have their headers and are complete.
     finished: usize,
     udp_gso: bool,
     tcp_gso: bool,
 }
 
 impl Inbox {
-    /// An empty batch; TCP and UDP super-packets are built only if the device takes them.
+    /// Creates an empty batch. TCP and UDP super-packets are built only if the device accepts them.
     pub fn new(tcp_gso: bool, udp_gso: bool) -> Inbox {
         Inbox {
             writes: Vec::new(),
@@ -194,7 +196,7 @@ impl Inbox {
 
     /// Adds the packet at `range` of the arena; `ip` is its parsed header.
     ///
-    /// `partial` says that its transport checksum holds the pseudo-header's sum only.
+    /// `partial`: the transport checksum covers the pseudo-header only.
     pub fn packet(
         &mut self,
         arena: &[u8],
@@ -220,7 +222,7 @@ impl Inbox {
             }
             && (partial || checksum_ok(bytes, ip, kind));
         if !mergeable {
-            // A bare ACK leaves its flow's write open: see the module's header.
+            // A bare ACK leaves its flow's write open, see the module documentation.
             let bare_ack = kind == Transport::Tcp
                 && payload == 0
                 && tcp::flags(&bytes[ip.header_len..]) == tcp::ACK;
@@ -259,7 +261,7 @@ impl Inbox {
         write.pieces.push(range);
     }
 
-    /// Adds a slice, to the newest write if it continues there.
+    /// Adds a slice, merging it into the newest write if it continues there.
     pub fn slice(&mut self, arena: &[u8], slice: &Slice, peer: PeerId) {
         let length = slice.chunk.len();
         if let Some(write) = self.writes[self.finished..self.live].last_mut()
@@ -267,7 +269,7 @@ impl Inbox {
             && write.peer == peer
             && write.pieces.len() < MAX_PIECES
             && write.header_len == slice.header.len()
-            // The marking may change from slice to slice: congestion on the way (RFC 6040).
+            // ECN marks may differ between slices: congestion on the path (RFC 6040).
             && ip::traffic_class(&write.head[VNET_HDR_LEN..]) == ip::traffic_class(&arena[slice.header.clone()])
         {
             write.growth = Growth::Slices {
@@ -303,11 +305,11 @@ impl Inbox {
         write.pieces.push(slice.chunk.clone());
     }
 
-    /// Adds a packet that lies in no arena: an ICMP error, a reassembled packet.
+    /// Adds a packet outside the arena: an ICMP error or a reassembled packet.
     pub fn owned(&mut self, packet: Vec<u8>, ip: &IpPacket, peer: PeerId, partial: bool) {
         let flow = flow_of(&packet, ip, peer).map(|(flow, _, _)| flow);
         let write = self.open(peer, 1, packet.len() as u64);
-        // What follows in its flow must not join a write before it.
+        // Later packets of its flow must not join an earlier write.
         write.flow = flow;
         write.owned = packet;
         write.partial = partial;
@@ -326,17 +328,17 @@ impl Inbox {
         self.finished = self.live;
     }
 
-    /// The writes, in the order in which they go to the device.
+    /// The writes, in the order of delivery.
     pub fn writes(&self) -> &[Write] {
         &self.writes[..self.live]
     }
 
-    /// One of the writes, to change addresses in its headers.
+    /// Returns one write, for changing addresses in its headers.
     pub fn write_mut(&mut self, i: usize) -> Option<&mut Write> {
         self.writes[..self.live].get_mut(i)
     }
 
-    /// Forgets all writes; their memory stays for the next batch, but not that of a flood of tiny
+    /// Removes all writes. Their memory is kept for the next batch, except after a flood of tiny
     /// packets.
     pub fn clear(&mut self) {
         self.writes.truncate(KEPT);
@@ -407,7 +409,8 @@ impl Write {
         }
     }
 
-    /// Whether `bytes` continues this write: everything but what must differ is compared.
+    /// Whether `bytes` continues this write. All header fields are compared except those that must
+    /// differ.
     fn accepts(&self, arena: &[u8], bytes: &[u8], kind: Transport, header_len: usize) -> bool {
         let Some(flow) = self.flow else { return false };
         let payload = bytes.len() - header_len;
@@ -441,7 +444,7 @@ impl Write {
             }
     }
 
-    /// IPv4 identification: counts on, or means nothing because DF is set (RFC 6864).
+    /// The IPv4 identification is consecutive, or is meaningless because DF is set (RFC 6864).
     fn next_id(&self, ours: &[u8], theirs: &[u8]) -> bool {
         let id = |h: &[u8]| u16::from_be_bytes([h[4], h[5]]);
         ours[6] & 0x40 != 0 || id(theirs) == id(ours).wrapping_add(self.packets as u16)
@@ -462,7 +465,7 @@ impl Write {
             header,
             &flow.ip,
             kind,
-            Place {
+            SegmentPosition {
                 offset: 0,
                 index: 0,
                 length,
@@ -476,18 +479,18 @@ impl Write {
         self.set_gso_head(&flow.ip, kind);
     }
 
-    /// Headers for the contiguous slices held: the whole super-packet, or a run of it.
+    /// Builds the headers for the contiguous slices: the whole super-packet, or a run of it.
     fn finish_slices(&mut self, to_the_end: bool) {
         let Some(flow) = self.flow else { return };
         self.bytes = (self.payload + self.packets as usize * self.header_len) as u64;
         let header = &mut self.head[VNET_HDR_LEN..VNET_HDR_LEN + self.header_len];
-        let place = Place {
+        let position = SegmentPosition {
             offset: self.offset,
             index: (self.offset / self.gso_size) as u16,
             length: self.header_len + self.payload,
             last: to_the_end,
         };
-        segment::rewrite_header(header, &flow.ip, Transport::Tcp, place);
+        segment::rewrite_header(header, &flow.ip, Transport::Tcp, position);
         self.set_gso_head(&flow.ip, Transport::Tcp);
     }
 
@@ -502,7 +505,7 @@ impl Write {
                 Transport::Tcp => GsoType::Tcp4,
             },
             gso_ecn: gso && self.ecn && self.offset == 0,
-            // Filled truly: the kernel sizes the linear part of its buffer by it.
+            // Must be correct: the kernel sizes the linear part of its buffer by it.
             hdr_len: self.header_len as u16,
             gso_size: if gso { self.gso_size as u16 } else { 0 },
             csum_start: ip.header_len as u16,
@@ -513,7 +516,8 @@ impl Write {
     }
 }
 
-/// The flow of a TCP or UDP packet and the length of its headers; `None` for everything else.
+/// Returns the flow of a TCP or UDP packet, the transport, and the length of its headers; `None`
+/// for everything else.
 fn flow_of(bytes: &[u8], ip: &IpPacket, peer: PeerId) -> Option<(Flow, Transport, usize)> {
     if ip.fragment {
         return None;
@@ -544,8 +548,8 @@ fn flow_of(bytes: &[u8], ip: &IpPacket, peer: PeerId) -> Option<(Flow, Transport
     ))
 }
 
-/// A complete checksum is verified before merging hides it behind a new one. An absent one (UDP
-/// over IPv4, zero) cannot be, and must stay absent.
+/// A complete checksum is verified before merging replaces it. An absent one (UDP over IPv4, zero)
+/// cannot be verified and must stay absent.
 fn checksum_ok(bytes: &[u8], ip: &IpPacket, kind: Transport) -> bool {
     let transport = &bytes[ip.header_len..];
     if kind == Transport::Udp && udp::checksum(transport) == 0 {

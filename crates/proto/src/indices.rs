@@ -1,28 +1,29 @@
-//! Receiver indexes: which session a datagram belongs to, looked up for every datagram.
+//! Receiver indices: the table from the index in a datagram to its session, looked up for every
+//! datagram.
 //!
-//! A table of a power of two of slots, where an entry lives in the slot that the low bits of its
-//! index name. Indexes are ours to choose, so a random one whose slot is taken is drawn again:
-//! a lookup is one array access and one comparison, without hashing, probing or collisions, and
-//! nobody else can steer entries into one place. The order of iteration is that of the slots.
+//! The table has a power of two of slots, and an entry lives in the slot named by the low bits of
+//! its index. This host chooses the indices, so a random index whose slot is taken is drawn again.
+//! A lookup is one array access and one comparison, without hashing, probing or collisions, and
+//! nobody else can steer entries into one slot. Iteration is in the order of the slots.
 
 use crate::rng::Rng;
 
-/// A peer by its place in the tunnel's table of peers.
+/// A peer, by its position in the tunnel's table of peers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PeerId(pub u32);
 
 /// Slots of a new table.
 const INITIAL_SLOTS: usize = 16;
 
-/// The table is at its bound.
+/// The table is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no receiver index left: {capacity} sessions and handshakes are pending at once")]
+#[error("no free receiver index: {capacity} sessions and handshakes are in use")]
 pub struct TableFull {
-    /// Entries the table may hold.
+    /// Maximum number of entries.
     pub capacity: usize,
 }
 
-/// Random 32-bit indexes and what each stands for, such as a peer and one of its session slots.
+/// Random 32-bit indices and their values, such as a peer and one of its sessions.
 #[derive(Clone, Debug)]
 pub struct IndexTable<T> {
     slots: Vec<Option<(u32, T)>>,
@@ -31,7 +32,7 @@ pub struct IndexTable<T> {
 }
 
 impl<T> IndexTable<T> {
-    /// A table for at most `capacity` entries, of at most 2^30. It grows as it fills.
+    /// Creates a table for at most `capacity` entries, up to 2^30. It grows as it fills.
     pub fn with_capacity(capacity: usize) -> Self {
         let slots = std::iter::repeat_with(|| None)
             .take(INITIAL_SLOTS)
@@ -43,7 +44,7 @@ impl<T> IndexTable<T> {
         }
     }
 
-    /// Enters `value` under a new random index.
+    /// Inserts `value` under a new random index.
     pub fn insert(&mut self, value: T, rng: &mut dyn Rng) -> Result<u32, TableFull> {
         if self.len >= self.capacity {
             return Err(TableFull {
@@ -65,7 +66,7 @@ impl<T> IndexTable<T> {
         }
     }
 
-    /// What `index` stands for.
+    /// Returns the value of `index`.
     #[inline]
     pub fn get(&self, index: u32) -> Option<&T> {
         match &self.slots[self.slot(index)] {
@@ -74,7 +75,7 @@ impl<T> IndexTable<T> {
         }
     }
 
-    /// What `index` stands for, to be changed: a handshake's index becomes its session's.
+    /// Returns the value of `index` for modification: a handshake's index becomes its session's.
     #[inline]
     pub fn get_mut(&mut self, index: u32) -> Option<&mut T> {
         let slot = self.slot(index);
@@ -84,7 +85,7 @@ impl<T> IndexTable<T> {
         }
     }
 
-    /// Removes `index` and returns what it stood for.
+    /// Removes `index` and returns its value.
     pub fn remove(&mut self, index: u32) -> Option<T> {
         let slot = self.slot(index);
         let (_, value) = self.slots[slot].take_if(|(found, _)| *found == index)?;
@@ -92,7 +93,7 @@ impl<T> IndexTable<T> {
         Some(value)
     }
 
-    /// All entries, in an order that depends on their indexes alone.
+    /// All entries, in an order that depends only on their indices.
     pub fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         self.slots
             .iter()
@@ -100,7 +101,7 @@ impl<T> IndexTable<T> {
             .map(|(index, value)| (*index, value))
     }
 
-    /// Entries in the table.
+    /// Number of entries.
     pub const fn len(&self) -> usize {
         self.len
     }
@@ -138,7 +139,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     #[test]
-    fn an_index_whose_slot_is_taken_is_drawn_again() {
+    fn an_index_with_a_taken_slot_is_drawn_again() {
         let mut rng = Scripted(
             [5u32, 5, 21, 6]
                 .iter()

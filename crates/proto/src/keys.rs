@@ -11,8 +11,8 @@ use x25519_dalek::StaticSecret;
 use zeroize::{Zeroize, ZeroizeOnDrop};
 
 use crate::constants::KEY_LEN;
-use crate::construction::Construction;
 use crate::cookie::{self, MacKey};
+use crate::protocol::Protocol;
 use crate::rng::Rng;
 
 /// A peer's static X25519 public key; its identity.
@@ -36,12 +36,13 @@ impl PublicKey {
 #[error("a public key is the base64 of {KEY_LEN} bytes, 44 characters")]
 pub struct NotAKey;
 
-/// What [`PublicKey`]'s `Display` writes.
+/// Parses the format of `Display`.
 impl FromStr for PublicKey {
     type Err = NotAKey;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        // `decode_slice` asks for room for what the length allows, padding included.
+        // `decode_slice` requires the capacity that the length of the text allows, including
+        // padding.
         let mut bytes = [0; KEY_LEN + 1];
         match STANDARD.decode_slice(text, &mut bytes) {
             Ok(KEY_LEN) => bytes.first_chunk().copied().map(PublicKey).ok_or(NotAKey),
@@ -151,8 +152,8 @@ impl Identity {
     /// The identity of `private`.
     pub fn new(private: PrivateKey) -> Self {
         let public = private.public();
-        let mac1_keys = [Construction::WireGuard, Construction::Native]
-            .map(|construction| cookie::mac1_key(construction, &public));
+        let mac1_keys = [Protocol::WireGuard, Protocol::Native]
+            .map(|protocol| cookie::mac1_key(protocol, &public));
         Identity {
             private,
             public,
@@ -171,8 +172,8 @@ impl Identity {
     }
 
     /// The key of mac1 in messages sent to this host.
-    pub const fn mac1_key(&self, construction: Construction) -> &MacKey {
-        &self.mac1_keys[construction as usize]
+    pub const fn mac1_key(&self, protocol: Protocol) -> &MacKey {
+        &self.mac1_keys[protocol as usize]
     }
 }
 

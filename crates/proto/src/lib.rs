@@ -1,26 +1,29 @@
 //! The protocol without I/O: handshake, sessions, batches, paths.
 //!
-//! Nothing here reads a clock, a socket or a random source that it was not given. [`tunnel::Tunnel`]
-//! ties it together; its module states the drive contract. Files by their place in a packet's way:
-//! [`batch`] and [`segment`] (what the TUN device hands up), [`tunnel`] (whose it is), [`session`]
-//! (keys), [`native`] (frames in records), [`outbox`] (datagrams for the socket); back in:
-//! [`filter`] (what a peer may begin), [`inbox`] (packets for the TUN device). Handshakes: [`noise`], [`cookie`], [`timers`].
-//! [`mesh`] is what hosts and their coordinator tell each other.
+//! Nothing here reads a clock, a socket or a random source that was not passed in.
+//! [`tunnel::Tunnel`] ties the modules together; its module documents the drive contract.
+//!
+//! - Outbound, in the order that a packet passes them: [`batch`] and [`segment`] (reads of the TUN
+//!   device), [`tunnel`] (routing), [`session`] (keys), [`native`] (frames in records), [`outbox`]
+//!   (datagrams for the socket).
+//! - Inbound: [`filter`] (services that a peer may use), [`inbox`] (packets for the TUN device).
+//! - Handshakes: [`noise`], [`cookie`], [`timers`].
+//! - Messages between hosts and their coordinator: [`mesh`].
 #![forbid(unsafe_code)]
 
-// What is measured with it must never be run by mistake.
+// Unencrypted traffic is for measurements only and must never run by mistake.
 #[cfg(all(feature = "null-cipher", not(debug_assertions)))]
 compile_error!(
     "the null cipher encrypts nothing: it is for measuring, with `--profile lab`, and no release build may have it"
 );
 
+pub mod address_validation;
 pub mod allowed_ips;
 pub mod batch;
 pub mod birthday;
 pub mod capabilities;
 pub mod codel;
 pub mod constants;
-pub mod construction;
 pub mod cookie;
 pub mod filter;
 pub mod gateway;
@@ -34,7 +37,7 @@ pub mod outbox;
 pub mod paths;
 pub mod peer;
 pub mod ping;
-pub mod proof;
+pub mod protocol;
 pub mod rate_limiter;
 pub mod replay;
 pub mod rng;

@@ -1,22 +1,22 @@
-//! The handshake: Noise_IKpsk2_25519_ChaChaPoly_BLAKE2s, in WireGuard's dress or in our own.
+//! The handshake: Noise_IKpsk2_25519_ChaChaPoly_BLAKE2s, in WireGuard's form or the native one.
 //!
 //! ```text
 //! initiator                                   responder
-//! create_initiation  --- initiation --->  consume_initiation   (who? which stamp? which offer?)
+//! create_initiation  --- initiation --->  consume_initiation   (key, timestamp, offer)
 //! Initiator                               ReceivedInitiation
 //! consume_response   <--- response ----   create_response      (psk, chosen capabilities)
 //! Established                             Established          (mirrored keys)
 //! ```
 //!
-//! Both [`Construction`]s take one path; they differ in prologue, mac labels, message types, and in
+//! Both [`Protocol`]s use the same code. They differ in prologue, mac labels, message types, and in
 //! the payload, which WireGuard does not have. Initiation: `type, 0, 0, 0, sender index (LE),
 //! ephemeral, sealed static, sealed (TAI64N, payload), mac1, mac2`. Response: `type, 0, 0, 0,
 //! sender index, receiver index, ephemeral, sealed payload, mac1, mac2`.
 //!
-//! What is not here: whether the static key is a known peer's, whether the stamp is newer than the
-//! last one (the caller knows), cookies and load (`cookie`). The cryptography is `snow`'s; ours is
-//! the resolver that feeds it ephemeral keys from the caller's random source and an X25519 that
-//! refuses points of low order and erases its private keys.
+//! The caller has to check that the static key is a known peer's and that the timestamp is newer
+//! than the last one. Cookies and load are in `cookie`. The cryptography is `snow`'s, except for
+//! the resolver here: it takes ephemeral keys from the caller's random source, and its X25519
+//! refuses points of low order and erases private keys.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -25,9 +25,9 @@ use snow::HandshakeState;
 use zeroize::Zeroizing;
 
 use crate::constants::*;
-pub use crate::construction::Construction;
 use crate::cookie;
 pub use crate::keys::{Identity, PresharedKey, PrivateKey, PublicKey};
+pub use crate::protocol::Protocol;
 use crate::rng::Rng;
 use crate::tai64n::Tai64n;
 
@@ -38,7 +38,7 @@ mod resolver;
 /// The Noise protocol name, the paper's CONSTRUCTION.
 pub const PROTOCOL_NAME: &str = "Noise_IKpsk2_25519_ChaChaPoly_BLAKE2s";
 
-/// Why a handshake message was not made or not accepted.
+/// Why a handshake message was not created or not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HandshakeError {
     /// Not the expected message: another type, or reserved bytes that are not zero.
@@ -56,24 +56,25 @@ pub enum HandshakeError {
         found: usize,
     },
     /// mac1 is not the one for this host's public key.
-    #[error("mac1 does not match: the sender expects another public key here")]
+    #[error("mac1 does not match: the sender uses another public key for this host")]
     Mac1,
     /// A response to an initiation that is not this one.
-    #[error("response to index {found:#010x}, which is not this handshake's")]
+    #[error("response to index {found:#010x} of another handshake")]
     ReceiverIndex {
         /// The receiver index in the message.
         found: u32,
     },
-    /// The AEAD did not verify: altered, for another key, or with another preshared key.
+    /// The AEAD does not verify: the message was altered, is for another key, or uses another
+    /// preshared key.
     #[error(
         "handshake message does not authenticate: altered on the way, or the keys (preshared key \
          included) differ between the ends"
     )]
     Authentication,
     /// A Diffie-Hellman result was zero.
-    #[error("public key of low order: no secret can be agreed with it")]
+    #[error("public key of low order: no shared secret can be derived from it")]
     LowOrderPoint,
-    /// The payload exceeds what this construction carries.
+    /// The payload exceeds the maximum of this protocol.
     #[error("handshake payload of {found} bytes, more than {maximum}")]
     PayloadTooLong {
         /// Size of the payload in bytes.
@@ -81,7 +82,7 @@ pub enum HandshakeError {
         /// Largest size allowed.
         maximum: usize,
     },
-    /// The buffer given for the message is too small.
+    /// The buffer for the message is too small.
     #[error("buffer of {found} bytes for a handshake message of {needed}")]
     BufferTooSmall {
         /// Size of the buffer in bytes.
@@ -93,7 +94,7 @@ pub enum HandshakeError {
     #[error("a response to this initiation was accepted before")]
     AlreadyComplete,
     /// The Noise library refused for a reason that no message can cause.
-    #[error("the Noise library refused: a defect of this program, please report it")]
+    #[error("the Noise library failed: a defect of this program; please report it")]
     Library,
 }
 
@@ -107,17 +108,17 @@ impl From<snow::Error> for HandshakeError {
     }
 }
 
-/// What a finished handshake leaves to the session.
+/// The result of a handshake, for the session.
 pub struct Established {
-    /// Index the peer puts on what it sends here.
+    /// Index that the peer puts on datagrams to this host.
     pub local_index: u32,
-    /// Index to put on what is sent to the peer.
+    /// Index to put on datagrams to the peer.
     pub remote_index: u32,
-    /// Key of what is sent.
+    /// Key for sending.
     pub send: Zeroizing<[u8; KEY_LEN]>,
-    /// Key of what is received.
+    /// Key for receiving.
     pub receive: Zeroizing<[u8; KEY_LEN]>,
-    /// Noise handshake hash: the same at both ends, over all that was said; binds to the channel.
+    /// Noise handshake hash: the same at both ends, over the whole transcript; a channel binding.
     pub handshake_hash: [u8; 32],
     /// The peer's payload: its offer at the responder, its choice at the initiator.
     pub payload: Vec<u8>,
@@ -132,13 +133,14 @@ impl fmt::Debug for Established {
     }
 }
 
-/// Writes an initiation to `remote` into `out` and returns its size; mac2 is left zero for
+/// Writes an initiation to `remote` into `out` and returns its length. mac2 is left zero for
 /// [`cookie::CookieJar::stamp`] to fill in.
 ///
-/// `timestamp` must be greater than in any initiation before. `payload` must be empty for WireGuard.
+/// `timestamp` must be greater than in any earlier initiation. `payload` must be empty for
+/// WireGuard.
 #[allow(clippy::too_many_arguments)]
 pub fn create_initiation(
-    construction: Construction,
+    protocol: Protocol,
     identity: &Identity,
     remote: &PublicKey,
     psk: &PresharedKey,
@@ -149,13 +151,13 @@ pub fn create_initiation(
     out: &mut [u8],
 ) -> Result<(Initiator, usize), HandshakeError> {
     let len = INITIATION_LEN + payload.len();
-    let out = message_buffer(construction, payload, len, out)?;
-    out[..4].copy_from_slice(&u32::from(construction.initiation_type()).to_le_bytes());
+    let out = message_buffer(protocol, payload, len, out)?;
+    out[..4].copy_from_slice(&u32::from(protocol.initiation_type()).to_le_bytes());
     put_u32(out, SENDER_INDEX_OFFSET, sender_index);
 
     let ephemeral = EphemeralSeed::default();
     let mut state = ephemeral
-        .builder(construction, identity)?
+        .builder(protocol, identity)?
         .remote_public_key(remote.as_bytes())?
         .psk(2, psk.as_bytes())?
         .build_initiator()?;
@@ -165,12 +167,12 @@ pub fn create_initiation(
     plaintext[TAI64N_LEN..][..payload.len()].copy_from_slice(payload);
     let noise = &mut out[INITIATION_NOISE_OFFSET..len - MACS_LEN];
     state.write_message(&plaintext[..TAI64N_LEN + payload.len()], noise)?;
-    cookie::write_mac1(&cookie::mac1_key(construction, remote), out);
+    cookie::write_mac1(&cookie::mac1_key(protocol, remote), out);
 
     let initiator = Initiator {
-        construction,
+        protocol,
         local_index: sender_index,
-        mac1_key: *identity.mac1_key(construction),
+        mac1_key: *identity.mac1_key(protocol),
         state: Box::new(state),
     };
     Ok((initiator, len))
@@ -178,27 +180,23 @@ pub fn create_initiation(
 
 /// An initiation that was sent and waits for its response.
 pub struct Initiator {
-    construction: Construction,
+    protocol: Protocol,
     local_index: u32,
     mac1_key: cookie::MacKey,
     state: Box<HandshakeState>,
 }
 
 impl Initiator {
-    /// The index the response must name as its receiver.
+    /// The receiver index that the response must have.
     pub const fn local_index(&self) -> u32 {
         self.local_index
     }
 
-    /// Completes the handshake with a response. A message that is refused changes nothing: the
-    /// true response may still come.
+    /// Completes the handshake with a response. A refused message changes nothing: the true
+    /// response may still arrive.
     pub fn consume_response(&mut self, message: &[u8]) -> Result<Established, HandshakeError> {
-        let construction = self.construction;
-        check_header(
-            message,
-            construction.response_type(),
-            &construction.response_len(),
-        )?;
+        let protocol = self.protocol;
+        check_header(message, protocol.response_type(), &protocol.response_len())?;
         let receiver = get_u32(message, RESPONSE_RECEIVER_OFFSET);
         if receiver != self.local_index {
             return Err(HandshakeError::ReceiverIndex { found: receiver });
@@ -229,26 +227,24 @@ impl fmt::Debug for Initiator {
     }
 }
 
-/// Reads an initiation. Success proves only that someone with the private key of
-/// [`remote`](ReceivedInitiation::remote) made it once for this host: the caller still has to know
-/// that key as a peer's and to find the stamp greater than that peer's last.
+/// Reads an initiation. Success proves only that a holder of the private key of
+/// [`remote`](ReceivedInitiation::remote) created it once for this host. The caller still has to
+/// check that the key is a peer's and that the timestamp is greater than that peer's last.
 pub fn consume_initiation(
-    construction: Construction,
+    protocol: Protocol,
     identity: &Identity,
     message: &[u8],
 ) -> Result<ReceivedInitiation, HandshakeError> {
     check_header(
         message,
-        construction.initiation_type(),
-        &construction.initiation_len(),
+        protocol.initiation_type(),
+        &protocol.initiation_len(),
     )?;
-    if !cookie::verify_mac1(identity.mac1_key(construction), message) {
+    if !cookie::verify_mac1(identity.mac1_key(protocol), message) {
         return Err(HandshakeError::Mac1);
     }
     let ephemeral = EphemeralSeed::default();
-    let mut state = ephemeral
-        .builder(construction, identity)?
-        .build_responder()?;
+    let mut state = ephemeral.builder(protocol, identity)?.build_responder()?;
     let mut plaintext = [0; TAI64N_LEN + MAX_PAYLOAD_LEN];
     let noise = &message[INITIATION_NOISE_OFFSET..message.len() - MACS_LEN];
     let len = state.read_message(noise, &mut plaintext)?;
@@ -260,7 +256,7 @@ pub fn consume_initiation(
         .split_first_chunk()
         .ok_or(HandshakeError::Library)?;
     Ok(ReceivedInitiation {
-        construction,
+        protocol,
         remote: PublicKey::from_bytes(remote.ok_or(HandshakeError::Library)?),
         timestamp: Tai64n::from_bytes(*timestamp),
         payload: payload.to_vec(),
@@ -270,27 +266,27 @@ pub fn consume_initiation(
     })
 }
 
-/// An initiation that authenticates and waits for the caller's judgement.
+/// An authenticated initiation that the caller has not accepted yet.
 pub struct ReceivedInitiation {
-    /// Whom it is from.
+    /// The sender's static key.
     pub remote: PublicKey,
-    /// When it was made, by the sender's account.
+    /// When it was created, by the sender's clock.
     pub timestamp: Tai64n,
     /// The sender's capabilities; empty for WireGuard.
     pub payload: Vec<u8>,
     /// The sender's index.
     pub sender_index: u32,
-    construction: Construction,
+    protocol: Protocol,
     ephemeral: EphemeralSeed,
     state: Box<HandshakeState>,
 }
 
 impl ReceivedInitiation {
-    /// Writes the response into `out` and returns the session with the response's size; mac2 is
+    /// Writes the response into `out` and returns the session with the response's length. mac2 is
     /// left zero for [`cookie::CookieJar::stamp`]. `payload` must be empty for WireGuard.
     ///
     /// The session must not send data before it has received some: the response may be lost, and
-    /// an initiation whose response is lost may be one replayed to us.
+    /// the initiation may be a replay.
     pub fn create_response(
         mut self,
         psk: &PresharedKey,
@@ -300,8 +296,8 @@ impl ReceivedInitiation {
         out: &mut [u8],
     ) -> Result<(Established, usize), HandshakeError> {
         let len = RESPONSE_LEN + payload.len();
-        let out = message_buffer(self.construction, payload, len, out)?;
-        out[..4].copy_from_slice(&u32::from(self.construction.response_type()).to_le_bytes());
+        let out = message_buffer(self.protocol, payload, len, out)?;
+        out[..4].copy_from_slice(&u32::from(self.protocol.response_type()).to_le_bytes());
         put_u32(out, SENDER_INDEX_OFFSET, local_index);
         put_u32(out, RESPONSE_RECEIVER_OFFSET, self.sender_index);
 
@@ -309,7 +305,7 @@ impl ReceivedInitiation {
         self.ephemeral.refill(rng);
         let noise = &mut out[RESPONSE_NOISE_OFFSET..len - MACS_LEN];
         self.state.write_message(payload, noise)?;
-        cookie::write_mac1(&cookie::mac1_key(self.construction, &self.remote), out);
+        cookie::write_mac1(&cookie::mac1_key(self.protocol, &self.remote), out);
         let session = established(
             &mut self.state,
             local_index,
@@ -330,7 +326,7 @@ impl fmt::Debug for ReceivedInitiation {
     }
 }
 
-/// Takes the transport keys out of a finished handshake.
+/// Extracts the transport keys of a finished handshake.
 fn established(
     state: &mut HandshakeState,
     local_index: u32,
@@ -359,14 +355,14 @@ fn established(
     }
 }
 
-/// The first `len` bytes of `out`, zeroed, if payload and buffer are within bounds.
+/// Returns the first `len` bytes of `out`, zeroed, if payload and buffer are within bounds.
 fn message_buffer<'a>(
-    construction: Construction,
+    protocol: Protocol,
     payload: &[u8],
     len: usize,
     out: &'a mut [u8],
 ) -> Result<&'a mut [u8], HandshakeError> {
-    let maximum = construction.max_payload();
+    let maximum = protocol.max_payload();
     if payload.len() > maximum {
         return Err(HandshakeError::PayloadTooLong {
             found: payload.len(),

@@ -1,9 +1,9 @@
-//! Sealed datagrams on their way to the socket, grouped so that one GSO call sends many.
+//! Sealed datagrams for the socket, grouped so that one GSO call sends many.
 //!
-//! A sender asks for a [`Slot`], writes and seals in it, and commits its length; a slot that is
-//! dropped instead rolls back and leaves no trace. Committed datagrams to the same place with the
-//! same traffic class form a [`Run`] as long as `UDP_SEGMENT` can carry them: all of one size, only
-//! the last one shorter.
+//! A sender reserves a [`Slot`], writes and seals in it, and commits its length. A slot that is
+//! dropped instead leaves no trace. Committed datagrams with the same destination and traffic class
+//! form a [`Run`] as long as `UDP_SEGMENT` can carry them: all of one size, only the last one
+//! shorter.
 
 use crate::indices::PeerId;
 use std::net::{IpAddr, SocketAddr};
@@ -11,36 +11,36 @@ use std::ops::Range;
 
 /// `UDP_MAX_SEGMENTS` of kernels before 6.9; later ones allow 128.
 pub const MAX_SEGMENTS: usize = 64;
-/// The most bytes one GSO send may carry: an IP packet less the larger headers.
+/// Maximum bytes of one GSO send: an IP packet less the largest headers.
 pub const MAX_RUN_BYTES: usize = 65_535 - 8 - 40;
 
-/// Where datagrams go and how they are marked.
+/// Destination of a datagram, and its marking.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Destination {
-    /// The peer's endpoint.
+    /// The address to send to.
     pub address: SocketAddr,
     /// The local address to send from, once a datagram from the peer has arrived there.
     pub source: Option<IpAddr>,
-    /// The outer IP header's DSCP and ECN byte.
+    /// DSCP and ECN byte of the outer IP header.
     pub traffic_class: u8,
 }
 
 /// Datagrams that one send call carries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// Where to, and how marked.
+    /// Destination and marking.
     pub destination: Destination,
-    /// The peer to blame when the kernel refuses the run.
+    /// The peer whose counters record a refused run.
     pub peer: Option<PeerId>,
-    /// Size in bytes of every datagram but the last, which may be shorter.
+    /// Size in bytes of every datagram except the last, which may be shorter.
     pub segment_size: usize,
     /// Number of datagrams.
     pub segments: usize,
-    /// Inner packets carried, for the ledger when the run is refused.
+    /// Number of inner packets.
     pub packets: u64,
-    /// Inner bytes carried, likewise.
+    /// Bytes of the inner packets.
     pub bytes: u64,
-    /// Where the datagrams lie in [`Outbox::bytes`].
+    /// Position in [`Outbox::bytes`].
     pub range: Range<usize>,
 }
 
@@ -65,7 +65,7 @@ pub struct Outbox {
 }
 
 impl Outbox {
-    /// An empty batch with room for `capacity` bytes of datagrams.
+    /// Creates an empty batch with a capacity of `capacity` bytes.
     pub fn new(capacity: usize) -> Outbox {
         Outbox {
             buffer: vec![0; capacity].into(),
@@ -80,14 +80,14 @@ impl Outbox {
         self.gso = gso;
     }
 
-    /// Bytes that still fit.
-    pub fn room(&self) -> usize {
+    /// Free capacity in bytes.
+    pub fn remaining(&self) -> usize {
         self.buffer.len() - self.used
     }
 
-    /// Reserves `length` bytes; `None` when they do not fit.
+    /// Reserves `length` bytes. Returns `None` if they do not fit.
     pub fn reserve(&mut self, length: usize) -> Option<Slot<'_>> {
-        if self.room() < length {
+        if self.remaining() < length {
             return None;
         }
         Some(Slot {
@@ -97,19 +97,19 @@ impl Outbox {
         })
     }
 
-    /// The free bytes at the end, `length` of them, to be written before they are reserved.
+    /// Returns `length` free bytes at the end, to be written before they are reserved.
     pub fn tail(&mut self, length: usize) -> Option<&mut [u8]> {
         self.buffer.get_mut(self.used..self.used + length)
     }
 
-    /// The datagram size with which the newest run goes on, if it goes on at all.
+    /// The datagram size of the newest run, if the run can be extended.
     pub fn run_size(&self, to: &Destination, peer: Option<PeerId>) -> Option<usize> {
         let run = self.runs.last()?;
         (self.gso && run.accepts(to, peer, run.segment_size)).then_some(run.segment_size)
     }
 
-    /// Whether the newest run to this destination takes `datagrams` more of its size; true as well
-    /// when there is none to go on with, since a new one takes them.
+    /// Whether the newest run to this destination has space for `datagrams` more of its size. True
+    /// if there is no run to extend, since a new one has space.
     pub fn run_takes(&self, to: &Destination, peer: Option<PeerId>, datagrams: usize) -> bool {
         match self.runs.last() {
             Some(run) if self.gso && run.accepts(to, peer, run.segment_size) => {
@@ -120,7 +120,7 @@ impl Outbox {
         }
     }
 
-    /// Position, in its GSO batch, of the next datagram of `length` bytes to this destination.
+    /// Position in its GSO batch of the next datagram of `length` bytes to this destination.
     pub fn next_position(&self, to: &Destination, peer: Option<PeerId>, length: usize) -> u8 {
         match self.runs.last() {
             Some(run) if self.gso && run.accepts(to, peer, length) => run.segments as u8,
@@ -128,7 +128,7 @@ impl Outbox {
         }
     }
 
-    /// Sends the newest run, which is one datagram, to another address as well: the same bytes.
+    /// Sends the newest run, which must be a single datagram, to another address as well.
     pub fn repeat(&mut self, to: SocketAddr) {
         let Some(run) = self.runs.last() else { return };
         let mut run = run.clone();
@@ -147,19 +147,19 @@ impl Outbox {
         &self.buffer[run.range.clone()]
     }
 
-    /// True when nothing waits to be sent.
+    /// Whether there is nothing to send.
     pub fn is_empty(&self) -> bool {
         self.runs.is_empty()
     }
 
-    /// Forgets everything, once sent or given up.
+    /// Removes all runs.
     pub fn clear(&mut self) {
         self.runs.clear();
         self.used = 0;
     }
 }
 
-/// A reserved piece of an [`Outbox`], given back unless committed.
+/// A reserved part of an [`Outbox`]; released unless committed.
 #[derive(Debug)]
 pub struct Slot<'a> {
     outbox: &'a mut Outbox,
@@ -168,7 +168,7 @@ pub struct Slot<'a> {
 }
 
 impl Slot<'_> {
-    /// The reserved bytes; they hold whatever an earlier batch left.
+    /// The reserved bytes, with leftovers of an earlier batch.
     pub fn bytes(&mut self) -> &mut [u8] {
         &mut self.outbox.buffer[self.start..self.start + self.length]
     }
@@ -187,7 +187,7 @@ impl Slot<'_> {
         self.commit_to_run(length, to, peer, packets, bytes, gso);
     }
 
-    /// As [`Self::commit`], in a run of its own unless `gso`.
+    /// Like [`Self::commit`]; starts a new run unless `gso`.
     pub fn commit_to_run(
         self,
         length: usize,
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_stays_within_what_one_gso_call_carries() {
+    fn a_run_stays_within_the_limits_of_a_gso_call() {
         let mut o = Outbox::new(400_000);
         (0..130).for_each(|_| put(&mut o, &to(1, 0), 100));
         (0..130).for_each(|_| put(&mut o, &to(2, 0), 1472));
@@ -283,7 +283,7 @@ mod tests {
     fn a_dropped_slot_leaves_no_trace() {
         let mut o = Outbox::new(3000);
         o.reserve(2000).unwrap().bytes().fill(7);
-        assert!(o.is_empty() && o.room() == 3000);
+        assert!(o.is_empty() && o.remaining() == 3000);
         assert!(o.reserve(3001).is_none());
     }
 

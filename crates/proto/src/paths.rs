@@ -1,20 +1,25 @@
-//! The ways to a peer that may be in several places: which there are, what became of each, and when to look again.
+//! The candidate paths to a peer: their addresses, the state of their checks, and the next check.
 //!
-//! A way is *direct*, to an address of the peer's own, or goes by a *relay*, which sends on what comes to it; one is in use
-//! ([`Path::endpoint`](crate::peer::Path::endpoint)). A *check* is a PROBE below the size of those for the MTU: its acknowledgement, whichever way it
-//! comes back, proves the direction from here to there, which is the one that is chosen here. The other end chooses the other one
-//! likewise, and what both send opens the NATs between them.
+//! A candidate is *direct* (an address of the peer's own) or *relayed* (an address of a relay that
+//! forwards to the peer). One is in use ([`Path::endpoint`](crate::peer::Path::endpoint)). A
+//! *check* is a PROBE smaller than any probe for the MTU. Its acknowledgement may return over any
+//! path; it proves the direction from this host to the peer, and this host chooses only that
+//! direction. The other end chooses its own direction in the same way. The checks of both ends open
+//! the NATs between them.
 //!
-//! - While a relay is in use, direct ways are checked in rounds that become rarer; the first that is proven is taken. So are other
-//!   relays if the one in use is to be left.
-//! - A direct way in use is not left because something comes by a relay, nor a relay because something comes directly: both may be
-//!   half open. What comes directly from elsewhere is followed at once, as the peer has roamed.
-//! - While IPv4 is in use directly, IPv6 is checked beside it for a few rounds, and preferred if it is no slower: it has no NAT that could
-//!   forget the pair.
-//! - When something was sent and nothing comes back for [`PATIENCE`], the way in use is checked; at [`SILENCE`] it counts as lost,
-//!   and all others are tried.
+//! - While a relay is in use, direct candidates are checked in rounds at growing intervals, and the
+//!   first one that answers is taken. If the relay in use is to be left, other relays are checked
+//!   as well.
+//! - A direct path stays in use when something arrives over a relay, and a relay stays in use when
+//!   something arrives directly: either may work in one direction only. A datagram from another
+//!   direct address is followed at once, because the peer has roamed.
+//! - While IPv4 is in use directly, IPv6 is checked for a few rounds and preferred if it is no
+//!   slower: IPv6 has no NAT that could drop the mapping.
+//! - If nothing has returned [`PATIENCE`] after a packet was sent, the path in use is checked. At
+//!   [`SILENCE`] it counts as lost, and all others are tried.
 //!
-//! A pure state machine without anything of the network in it. Of a peer that has one address only, nothing is kept and nothing sent.
+//! This is a pure state machine without I/O. For a peer with a single address it keeps no state and
+//! sends nothing.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -26,23 +31,24 @@ use crate::native::record::RECORD_OVERHEAD;
 use crate::rng::Rng;
 use crate::time::Instant;
 
-/// Relays by which one peer is reached, at most.
+/// Maximum number of relays for one peer.
 pub const MAX_RELAYS: usize = 8;
-/// From what was sent until the way in use is asked whether it carries anything.
+/// Time from an unanswered packet to the first check of the path in use.
 pub const PATIENCE: Duration = Duration::from_secs(1);
-/// Between two such questions.
+/// Interval between two such checks.
 const ASK_EVERY: Duration = Duration::from_millis(500);
-/// From what was sent until the way in use counts as lost.
+/// Time from an unanswered packet until the path in use counts as lost.
 pub const SILENCE: Duration = Duration::from_secs(3);
-/// Checks of one way whose answers are waited for, at most.
+/// Maximum number of outstanding checks of one candidate.
 const MAX_CHECKS: usize = 16;
-/// An acknowledgement that takes longer proves nothing.
+/// Age at which an outstanding check expires.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
-/// Acknowledgements of what was never sent, from which on the checks that are waited for count no more: none can be guessed.
+/// Unknown acknowledgements after which all outstanding checks are forgotten, so that none can be
+/// guessed.
 const MAX_WRONG: u8 = 16;
-/// The least size of a check in UDP payload bytes; the largest is below that of any probe for the MTU.
+/// Minimum size of a check in UDP payload bytes. The maximum is below the size of any MTU probe.
 const LEAST_CHECK: u16 = (RECORD_OVERHEAD + PROBE_LEN) as u16;
-/// Time between two rounds of checks, the first few; the last counts for all that follow.
+/// Intervals between rounds of checks; the last one repeats.
 const ROUNDS: [Duration; 8] = [
     Duration::from_millis(200),
     Duration::from_millis(300),
@@ -53,62 +59,65 @@ const ROUNDS: [Duration; 8] = [
     Duration::from_secs(10),
     Duration::from_secs(30),
 ];
-/// Rounds in which IPv6 is checked while IPv4 is in use directly.
+/// Number of rounds in which IPv6 is checked while IPv4 is in use directly.
 const IPV6_ROUNDS: usize = 5;
-/// By how much a round trip may be longer by IPv6: the least head start that RFC 8305, section 8, gives it.
+/// Extra round-trip time that IPv6 may have and still be preferred: the minimum head start of RFC
+/// 8305, section 8.
 const IPV6_LAG: Duration = Duration::from_millis(10);
-/// After a way was taken by a check, or the peer was followed, the end that began the session does not follow it elsewhere for so
-/// long: the peer follows instead, or both would for ever.
+/// Time after a switch in which the initiator of the session does not follow the peer to another
+/// address. The peer follows instead; without this pause both ends could follow each other forever.
 const SETTLE: Duration = Duration::from_secs(1);
 
-/// What kind of a way it is.
+/// Type of a candidate (RFC 8445, section 5.1.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// To an address that the peer told of.
-    Told,
-    /// To an address that something authentic came from.
-    Seen,
-    /// To a relay, or to a loopback address: no other host has one, so it is where a client of a TURN server on this host forwards.
-    Relay,
+pub enum CandidateKind {
+    /// An address that the peer signalled through the coordinator.
+    Signalled,
+    /// The source address of an authenticated datagram.
+    PeerReflexive,
+    /// The address of a relay, or a loopback address. No other host has a loopback address, so a
+    /// TURN client on this host must be forwarding there.
+    Relayed,
 }
 
-/// What is known of a way, in the direction from here to there.
+/// State of the checks of a candidate, in the direction from this host to the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
-    /// It was not checked.
+pub enum CheckState {
+    /// No check was sent.
     Unchecked,
-    /// A check may be on its way.
+    /// A check was sent, and its answer may still arrive.
     Checking,
     /// A check was answered.
     Works {
-        /// From the check to its acknowledgement, which may have come by another way.
+        /// Time from the check to its acknowledgement, which may have returned over another path.
         rtt: Duration,
     },
-    /// No check of the last round was answered, or nothing came back by it while it was in use.
+    /// No check of the last round was answered, or nothing returned while the candidate was in use.
     Silent,
-    /// This host refused to send there: it has no route, or no socket of that family.
+    /// The kernel refused to send there: no route, or no socket of that address family.
     NoRoute,
 }
 
-/// A way.
+/// An address by which the peer may be reached.
 #[derive(Clone, Debug)]
-pub struct Way {
-    /// Where to send.
+pub struct Candidate {
+    /// The address to send to.
     pub address: SocketAddr,
-    /// What is there.
-    pub kind: Kind,
-    /// What became of it.
-    pub standing: Standing,
-    /// Checks that may still be answered, the latest last: a round trip may be longer than the time between two.
+    /// Its type.
+    pub kind: CandidateKind,
+    /// The state of its checks.
+    pub state: CheckState,
+    /// Outstanding checks, newest last. A round trip may take longer than the interval between
+    /// checks.
     checks: Vec<Sent>,
 }
 
-/// A check: a PROBE of this number and size. Both are random, so that who has not received it does not know them.
+/// A check: a PROBE with this number and size. Both are random, so that only a receiver knows them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Check {
-    /// Its number.
+    /// Probe number.
     pub id: u16,
-    /// Its size: UDP payload bytes.
+    /// Size in bytes of UDP payload.
     pub size: u16,
 }
 
@@ -136,7 +145,7 @@ impl Check {
         }
     }
 
-    /// One that little credit pays for ([`crate::proof`]).
+    /// A short check, for an address with little credit ([`crate::address_validation`]).
     pub(crate) fn short(rng: &mut dyn Rng) -> Check {
         let Check { id, size } = Check::random(rng);
         Check {
@@ -145,7 +154,7 @@ impl Check {
         }
     }
 
-    /// One that is as small as can be, since many are sent. Its acknowledgement proves nothing.
+    /// A check of minimum size, for use in large numbers. Its acknowledgement proves nothing.
     pub(crate) fn least(rng: &mut dyn Rng) -> Check {
         Check {
             size: LEAST_CHECK,
@@ -154,32 +163,34 @@ impl Check {
     }
 }
 
-/// Whether this host itself forwards what is sent there ([`Kind::Relay`]).
+/// Whether this host forwards datagrams to this address ([`CandidateKind::Relayed`]).
 fn is_forwarder(address: SocketAddr) -> bool {
     address.ip().to_canonical().is_loopback()
 }
 
-/// All ways to one peer, besides one that a configuration or the peer itself gave.
+/// All candidate paths to one peer, except an endpoint that was configured or learned from the
+/// peer.
 #[derive(Debug, Default)]
 pub struct Paths {
-    ways: Vec<Way>,
-    /// Rounds since there was a reason to look, and when the next one is due.
+    candidates: Vec<Candidate>,
+    /// Rounds since the last restart, and the time of the next one.
     rounds: usize,
     next_round: Option<Instant>,
-    /// Since when something that was sent the way in use is without an answer, and when to ask next.
+    /// The oldest packet without an answer on the path in use.
     unanswered: Option<Unanswered>,
-    /// The way in use counts as lost; until something comes by it, or another is taken.
+    /// The path in use counts as lost, until something arrives over it or another one is taken.
     lost: bool,
     settled_until: Option<Instant>,
-    /// IPv6 was in use and carried nothing any more: it is not preferred until the peer is somewhere else.
+    /// IPv6 was in use and was lost. It is not preferred again until the peer signals a new
+    /// address.
     ipv6_lost: bool,
-    /// The peer is not reached by this relay much longer: it is left for another while it still carries something.
+    /// A relay that will stop serving this peer. It stays in use until another path is proven.
     ends: Option<SocketAddr>,
-    /// When something last came by a relay.
+    /// When something last arrived over a relay.
     by_relay: Option<Instant>,
-    /// When the peer last had this host called, because nothing from here reaches it.
-    called: Option<Instant>,
-    /// Acknowledgements of what was never sent, since checks were last forgotten for them.
+    /// When the last call-me-maybe from the peer arrived: nothing from this host reaches it.
+    last_call: Option<Instant>,
+    /// Unknown acknowledgements since the checks were last forgotten.
     wrong: u8,
 }
 
@@ -189,51 +200,52 @@ struct Unanswered {
     ask_at: Instant,
 }
 
-/// What is due.
+/// An action that is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Due {
-    /// Send this there.
+    /// Send this check to this address.
     Check(Check, SocketAddr),
-    /// The way in use carries nothing: begin a handshake by all others.
+    /// The path in use is lost: start a handshake over all other paths.
     Lost,
 }
 
-/// What follows from a check that was acknowledged.
+/// Result of an acknowledged check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Taken {
-    /// The way in use works.
+pub enum CheckOutcome {
+    /// The path in use works.
     InUse,
-    /// Another works, and is no better.
-    Stay,
-    /// Send there from now on.
-    Move(SocketAddr),
+    /// Another candidate works but is no better than the path in use.
+    Keep,
+    /// Switch to this address.
+    Switch(SocketAddr),
 }
 
-impl Way {
+impl Candidate {
     fn is_direct(&self) -> bool {
-        self.kind != Kind::Relay && !is_forwarder(self.address)
+        self.kind != CandidateKind::Relayed && !is_forwarder(self.address)
     }
 
-    /// Whether it is to be taken in the place of the relay that is `used`, if it works; `ends` is one that is to be left.
+    /// Whether this candidate replaces the relay `used` if it works. `ends` is a relay that is to
+    /// be left.
     fn is_better(&self, used: SocketAddr, ends: Option<SocketAddr>) -> bool {
         self.is_direct() || (ends == Some(used) && self.address != used)
     }
 
-    /// Whether it is to be preferred to a direct way that is `used`, if it works as well.
+    /// Whether this candidate is preferred over the direct path `used` if it works equally well.
     fn is_preferred(&self, used: SocketAddr) -> bool {
         self.is_direct()
             && self.address.is_ipv6()
             && used.is_ipv4()
-            && self.standing != Standing::NoRoute
+            && self.state != CheckState::NoRoute
     }
 
     fn begin(&mut self, check: Check, now: Instant) -> Due {
         self.checks.retain(|sent| !sent.is_over(now));
         let late = |sent: &Sent| now.duration_since(sent.at) >= PATIENCE;
         if self.checks.iter().any(late) {
-            self.standing = Standing::Silent;
-        } else if matches!(self.standing, Standing::Unchecked | Standing::NoRoute) {
-            self.standing = Standing::Checking;
+            self.state = CheckState::Silent;
+        } else if matches!(self.state, CheckState::Unchecked | CheckState::NoRoute) {
+            self.state = CheckState::Checking;
         }
         self.send(check, now)
     }
@@ -247,116 +259,123 @@ impl Way {
     }
 }
 
-/// Which ways there are.
+/// Candidates.
 impl Paths {
-    /// All of them: what the peer told of first, in its order.
-    pub fn ways(&self) -> &[Way] {
-        &self.ways
+    /// Returns all candidates. Signalled ones come first, in the peer's order.
+    pub fn candidates(&self) -> &[Candidate] {
+        &self.candidates
     }
 
-    /// Whether the peer has no other way than one.
+    /// Whether there are no candidates besides the endpoint.
     pub fn is_empty(&self) -> bool {
-        self.ways.is_empty()
+        self.candidates.is_empty()
     }
 
-    /// Whether an address is a relay's.
+    /// Whether `address` belongs to a relay.
     pub fn is_relay(&self, address: SocketAddr) -> bool {
-        let relay = |way: &Way| way.kind == Kind::Relay && way.address == address;
-        is_forwarder(address) || self.ways.iter().any(relay)
+        let relay = |candidate: &Candidate| {
+            candidate.kind == CandidateKind::Relayed && candidate.address == address
+        };
+        is_forwarder(address) || self.candidates.iter().any(relay)
     }
 
-    /// Whether something came by a relay within `time`: the peer may have no other way to here.
-    pub fn hears_by_relay(&self, time: Duration, now: Instant) -> bool {
+    /// Whether something arrived over a relay within `time`: the peer may have no other path to
+    /// this host.
+    pub fn received_by_relay_within(&self, time: Duration, now: Instant) -> bool {
         self.by_relay
             .is_some_and(|at| now.duration_since(at) < time)
     }
 
-    /// Whether the peer has had this host called since `established`, when the session in use began. Such a session proves nothing: who
-    /// has sent nothing lately does not notice that its way has died. The handshake with which a call is answered makes one that does.
-    pub fn is_called_since(&self, established: Instant) -> bool {
-        self.called.is_some_and(|at| at > established)
+    /// Whether a call-me-maybe arrived after `established`, the start of the session in use. If so,
+    /// the session proves nothing: a peer that has sent nothing lately does not notice a dead path.
+    /// The handshake that answers the call creates a session that does.
+    pub fn call_received_since(&self, established: Instant) -> bool {
+        self.last_call.is_some_and(|at| at > established)
     }
 
-    /// Whether the way in use counts as lost.
+    /// Whether the path in use counts as lost.
     pub fn is_lost(&self) -> bool {
         self.lost
     }
 
-    /// The peer tells where it may be, the best first: [`MAX_CANDIDATES`] at most, the others are passed over. True if one is new.
-    pub fn set_told(&mut self, addresses: &[SocketAddr]) -> bool {
-        let new = self.replace(Kind::Told, addresses, MAX_CANDIDATES);
+    /// Sets the signalled candidates, best first. Those beyond [`MAX_CANDIDATES`] are ignored.
+    /// Returns true if one is new.
+    pub fn set_signalled(&mut self, addresses: &[SocketAddr]) -> bool {
+        let new = self.replace(CandidateKind::Signalled, addresses, MAX_CANDIDATES);
         if new {
             self.ipv6_lost = false;
-            self.look_again();
+            self.restart_checks();
         }
         new
     }
 
-    /// Relays by which the peer is reached now, while `used` is the way in use: [`MAX_RELAYS`] at most. True if one is new. If
-    /// that in use is none of them, and be there none, it stays until another way is proven: it may still carry something.
+    /// Sets the relays of this peer, at most [`MAX_RELAYS`], while `used` is the path in use.
+    /// Returns true if one is new. A relay in use that is not listed, even if the list is empty,
+    /// stays until another path is proven: it may still work.
     pub fn set_relays(&mut self, addresses: &[SocketAddr], used: Option<SocketAddr>) -> bool {
         let ends = |used: &SocketAddr| self.is_relay(*used) && !addresses.contains(used);
         self.ends = used.filter(ends);
         let others = addresses.iter().copied();
         let others = others.take(MAX_RELAYS - usize::from(self.ends.is_some()));
         let all: Vec<SocketAddr> = others.chain(self.ends).collect();
-        let new = self.replace(Kind::Relay, &all, MAX_RELAYS);
+        let new = self.replace(CandidateKind::Relayed, &all, MAX_RELAYS);
         if new && self.ends.is_some() {
-            self.look_again();
+            self.restart_checks();
         }
         new
     }
 
-    /// Puts `addresses` in the place of those of a kind; true if one is new. What is known of the others stays.
-    fn replace(&mut self, kind: Kind, addresses: &[SocketAddr], most: usize) -> bool {
-        let old = std::mem::take(&mut self.ways);
-        let (mut same, mut others): (Vec<Way>, Vec<Way>) =
-            old.into_iter().partition(|way| way.kind == kind);
+    /// Replaces all candidates of one kind. Candidates that stay keep their state. Returns true if
+    /// one is new.
+    fn replace(&mut self, kind: CandidateKind, addresses: &[SocketAddr], most: usize) -> bool {
+        let old = std::mem::take(&mut self.candidates);
+        let (mut same, mut others): (Vec<Candidate>, Vec<Candidate>) =
+            old.into_iter().partition(|c| c.kind == kind);
         let mut new = false;
-        let mut ways: Vec<Way> = Vec::new();
+        let mut candidates: Vec<Candidate> = Vec::new();
         for address in addresses {
-            if ways.len() >= most || ways.iter().any(|way| way.address == *address) {
+            if candidates.len() >= most || candidates.iter().any(|c| c.address == *address) {
                 continue;
             }
-            let known = same.iter().position(|way| way.address == *address);
+            let known = same.iter().position(|c| c.address == *address);
             let known = known.map(|at| same.swap_remove(at)).or_else(|| {
-                let at = others.iter().position(|way| way.address == *address)?;
+                let at = others.iter().position(|c| c.address == *address)?;
                 Some(others.remove(at))
             });
             new |= known.is_none();
-            ways.push(match known {
-                Some(known) => Way { kind, ..known },
-                None => Way {
+            candidates.push(match known {
+                Some(known) => Candidate { kind, ..known },
+                None => Candidate {
                     address: *address,
                     kind,
-                    standing: Standing::Unchecked,
+                    state: CheckState::Unchecked,
                     checks: Vec::new(),
                 },
             });
         }
         match kind {
-            Kind::Told => ways.append(&mut others),
-            Kind::Seen | Kind::Relay => {
-                others.append(&mut ways);
-                ways = others;
+            CandidateKind::Signalled => candidates.append(&mut others),
+            CandidateKind::PeerReflexive | CandidateKind::Relayed => {
+                others.append(&mut candidates);
+                candidates = others;
             }
         }
-        self.ways = ways;
+        self.candidates = candidates;
         new
     }
 
-    /// There is a new reason to check direct ways: at once, and then ever less often.
-    pub fn look_again(&mut self) {
+    /// Restarts the rounds of checks: the first is due at once, the next ones at growing intervals.
+    pub fn restart_checks(&mut self) {
         self.rounds = 0;
         self.next_round = Some(Instant::BOOT);
     }
 }
 
-/// What happened.
+/// Events.
 impl Paths {
-    /// Packets were sent the way in use.
+    /// Packets were sent over the path in use.
     pub fn sent(&mut self, now: Instant) {
-        if !self.ways.is_empty() && self.unanswered.is_none() {
+        if !self.candidates.is_empty() && self.unanswered.is_none() {
             self.unanswered = Some(Unanswered {
                 since: now,
                 ask_at: now + PATIENCE,
@@ -364,16 +383,17 @@ impl Paths {
         }
     }
 
-    /// The newest authentic datagram came from somewhere, while `used` is the way in use; `began` says whether this end began the
-    /// session. Whether to send there from now on.
-    pub fn heard(
+    /// Handles the source address of the newest authenticated datagram. `used` is the path in use;
+    /// `began` is true if this end initiated the session. Returns whether to send to `from` from
+    /// now on.
+    pub fn on_datagram(
         &mut self,
         from: SocketAddr,
         used: Option<SocketAddr>,
         began: bool,
         now: Instant,
     ) -> bool {
-        if self.ways.is_empty() {
+        if self.candidates.is_empty() {
             return true;
         }
         let relayed = self.is_relay(from);
@@ -387,14 +407,15 @@ impl Paths {
         match (self.is_relay(used), relayed) {
             (false, true) => false,
             (true, false) => {
-                self.seen(from, now);
+                self.on_peer_reflexive(from, now);
                 false
             }
-            // The peer checks IPv6 from both ends, which says nothing of the direction from here to there.
+            // The peer checks IPv6 from both ends, so a datagram over IPv6 does not prove the
+            // direction from this host to the peer.
             (false, false)
                 if began && used.is_ipv4() && from.is_ipv6() && !self.is_proven(from) =>
             {
-                self.seen(from, now);
+                self.on_peer_reflexive(from, now);
                 false
             }
             (true, true) | (false, false) => {
@@ -412,111 +433,121 @@ impl Paths {
     }
 
     fn is_proven(&self, address: SocketAddr) -> bool {
-        let works = |way: &Way| matches!(way.standing, Standing::Works { .. });
-        let mut ways = self.ways.iter();
-        !self.ipv6_lost && ways.any(|way| way.address == address && works(way))
+        let works = |candidate: &Candidate| matches!(candidate.state, CheckState::Works { .. });
+        let mut candidates = self.candidates.iter();
+        !self.ipv6_lost && candidates.any(|c| c.address == address && works(c))
     }
 
-    /// An authentic datagram that is not the newest came from somewhere, while `used` is the way in use: it was overtaken, and does
-    /// not say where the peer is now. But if it came directly, and what overtook it by a relay, that way is looked at.
-    pub fn heard_late(&mut self, from: SocketAddr, used: Option<SocketAddr>, now: Instant) {
+    /// Handles the source address of an authenticated datagram that a newer one has overtaken. It
+    /// does not tell where the peer is now. But a direct path that a relay has overtaken is worth a
+    /// check.
+    pub fn on_late_datagram(&mut self, from: SocketAddr, used: Option<SocketAddr>, now: Instant) {
         if used.is_some_and(|used| self.is_relay(used)) && !self.is_relay(from) {
-            self.seen(from, now);
+            self.on_peer_reflexive(from, now);
         }
     }
 
-    /// The peer sends directly, from there: what is sent there may get through.
-    fn seen(&mut self, from: SocketAddr, now: Instant) {
-        match self.ways.iter().find(|way| way.address == from) {
+    /// The peer sends from this address, so it may be reachable there.
+    fn on_peer_reflexive(&mut self, from: SocketAddr, now: Instant) {
+        match self.candidates.iter().find(|c| c.address == from) {
             None => {
-                self.replace(Kind::Seen, &[from], 1);
-                self.look_again();
+                self.replace(CandidateKind::PeerReflexive, &[from], 1);
+                self.restart_checks();
             }
-            Some(way) => {
-                // A check that was sent before may have been too early.
-                let soon = way.checks.last().map_or(now, |sent| sent.at + ASK_EVERY);
+            Some(candidate) => {
+                // An earlier check may have been sent before the peer opened its NAT.
+                let soon = candidate
+                    .checks
+                    .last()
+                    .map_or(now, |sent| sent.at + ASK_EVERY);
                 self.next_round = Some(self.next_round.map_or(soon, |at| at.min(soon)));
             }
         }
     }
 
-    /// A check was acknowledged while `used` is the way in use: how long that took, and what follows; `began` says whether this end
-    /// began the session. `None` if it was none of the latest.
+    /// Handles the acknowledgement of a check. `used` is the path in use; `began` is true if this
+    /// end initiated the session. Returns the round-trip time and the result, or `None` if the
+    /// check is not outstanding.
     pub fn acknowledged(
         &mut self,
         check: Check,
         used: Option<SocketAddr>,
         began: bool,
         now: Instant,
-    ) -> Option<(Duration, Taken)> {
+    ) -> Option<(Duration, CheckOutcome)> {
         let fits = |sent: &Sent| sent.check == check && !sent.is_over(now);
-        let (way, at) = self.ways.iter_mut().find_map(|way| {
-            let place = way.checks.iter().position(fits)?;
-            // Those before are answered with it.
-            let at = way.checks.drain(..=place).next_back()?.at;
-            Some((way, at))
+        let (candidate, at) = self.candidates.iter_mut().find_map(|candidate| {
+            let index = candidate.checks.iter().position(fits)?;
+            // Older checks of this candidate count as answered too.
+            let at = candidate.checks.drain(..=index).next_back()?.at;
+            Some((candidate, at))
         })?;
         let rtt = now.duration_since(at);
-        way.standing = Standing::Works { rtt };
-        let (address, direct) = (way.address, way.is_direct());
+        candidate.state = CheckState::Works { rtt };
+        let (address, direct) = (candidate.address, candidate.is_direct());
         if used == Some(address) {
             self.answered();
-            return Some((rtt, Taken::InUse));
+            return Some((rtt, CheckOutcome::InUse));
         }
         let better = match used {
             None => direct,
             Some(used) if self.is_relay(used) => direct || self.ends == Some(used),
-            // The peer follows: each on its own could be led back by the other.
-            Some(used) => began && self.prefers(address, used, rtt),
+            // Only the initiator switches, and the peer follows. If both switched, each could
+            // follow the other back.
+            Some(used) => began && self.is_preferred_candidate(address, used, rtt),
         };
         if !better && !self.lost {
-            return Some((rtt, Taken::Stay));
+            return Some((rtt, CheckOutcome::Keep));
         }
         self.moved();
         self.settled_until = Some(now + SETTLE);
-        Some((rtt, Taken::Move(address)))
+        Some((rtt, CheckOutcome::Switch(address)))
     }
 
-    /// Something was acknowledged that was never sent.
-    pub fn guessed(&mut self) {
+    /// Handles an acknowledgement of a check that was never sent.
+    pub fn on_unknown_ack(&mut self) {
         self.wrong += 1;
         if self.wrong >= MAX_WRONG {
             self.wrong = 0;
-            self.ways.iter_mut().for_each(|way| way.checks.clear());
+            self.candidates.iter_mut().for_each(|c| c.checks.clear());
         }
     }
 
-    /// Whether an address that answers after `rtt` is preferred to a direct way that is `used`, which was checked along with it.
-    fn prefers(&self, address: SocketAddr, used: SocketAddr, rtt: Duration) -> bool {
-        let mut ways = self.ways.iter();
-        let candidate = ways.find(|way| way.address == address);
-        let used_takes = self.ways.iter().find_map(|way| match way.standing {
-            Standing::Works { rtt } if way.address == used => Some(rtt),
-            _ => None,
-        });
+    /// Whether `address`, which answers after `rtt`, is preferred over the direct path `used`. Both
+    /// were checked in the same round.
+    fn is_preferred_candidate(&self, address: SocketAddr, used: SocketAddr, rtt: Duration) -> bool {
+        let mut candidates = self.candidates.iter();
+        let candidate = candidates.find(|c| c.address == address);
+        let used_takes = self
+            .candidates
+            .iter()
+            .find_map(|candidate| match candidate.state {
+                CheckState::Works { rtt } if candidate.address == used => Some(rtt),
+                _ => None,
+            });
         !self.ipv6_lost
-            && candidate.is_some_and(|way| way.is_preferred(used))
-            // Without an answer yet it takes longer.
+            && candidate.is_some_and(|c| c.is_preferred(used))
+            // A path that has not answered yet is slower.
             && used_takes.is_none_or(|used| rtt <= used + IPV6_LAG)
     }
 
-    /// The peer does not reach this host, it had it told.
-    pub fn called(&mut self, now: Instant) {
-        self.called = Some(now);
+    /// Handles a call-me-maybe: nothing from this host reaches the peer.
+    pub fn on_call_me_maybe(&mut self, now: Instant) {
+        self.last_call = Some(now);
     }
 
-    /// The kernel refused to send there.
+    /// The kernel refused to send to this address.
     pub fn refused(&mut self, address: SocketAddr) {
-        if let Some(way) = self.ways.iter_mut().find(|way| way.address == address) {
-            way.standing = Standing::NoRoute;
-            way.checks.clear();
+        if let Some(candidate) = self.candidates.iter_mut().find(|c| c.address == address) {
+            candidate.state = CheckState::NoRoute;
+            candidate.checks.clear();
         }
     }
 
-    /// A handshake was completed by the way in use, or another was taken.
+    /// A handshake completed over the path in use, or another path was taken.
     pub fn moved(&mut self) {
         self.answered();
-        self.look_again();
+        self.restart_checks();
     }
 
     fn answered(&mut self) {
@@ -525,34 +556,37 @@ impl Paths {
     }
 }
 
-/// The passing of time.
+/// Timers.
 impl Paths {
-    /// When [`Self::due`] has something to say, while `used` is the way in use.
+    /// When [`Self::due`] has work to do. `used` is the path in use.
     pub fn next_wakeup(&self, used: Option<SocketAddr>) -> Option<Instant> {
         let used = used?;
-        let round = self.next_round.filter(|_| self.looks_for_better(used));
+        let round = self.next_round.filter(|_| self.is_checking(used));
         let ask = self.unanswered.map(|unanswered| unanswered.ask_at);
         round.into_iter().chain(ask).min()
     }
 
-    /// What is to be done now, while `used` is the way in use.
+    /// Returns the actions that are due. `used` is the path in use.
     pub fn due(&mut self, used: Option<SocketAddr>, now: Instant, rng: &mut dyn Rng) -> Vec<Due> {
         let mut due = Vec::new();
         let Some(used) = used else { return due };
-        if self.looks_for_better(used) && self.next_round.is_some_and(|at| at <= now) {
+        if self.is_checking(used) && self.next_round.is_some_and(|at| at <= now) {
             let pause = ROUNDS[self.rounds.min(ROUNDS.len() - 1)];
             self.rounds += 1;
             self.next_round = Some(now + pause);
             let (ends, relayed) = (self.ends, self.is_relay(used));
-            if !relayed && !self.ways.iter().any(|way| way.address == used) {
-                self.replace(Kind::Seen, &[used], 1);
+            if !relayed && !self.candidates.iter().any(|c| c.address == used) {
+                self.replace(CandidateKind::PeerReflexive, &[used], 1);
             }
-            let wanted = |way: &&mut Way| match relayed {
-                true => way.is_better(used, ends),
-                false => way.is_preferred(used) || way.address == used,
+            let wanted = |candidate: &&mut Candidate| {
+                if relayed {
+                    candidate.is_better(used, ends)
+                } else {
+                    candidate.is_preferred(used) || candidate.address == used
+                }
             };
-            for way in self.ways.iter_mut().filter(wanted) {
-                due.push(way.begin(Check::random(rng), now));
+            for candidate in self.candidates.iter_mut().filter(wanted) {
+                due.push(candidate.begin(Check::random(rng), now));
             }
         }
         if let Some(unanswered) = &mut self.unanswered
@@ -560,40 +594,40 @@ impl Paths {
         {
             if now.duration_since(unanswered.since) >= SILENCE {
                 self.unanswered = None;
-                if let Some(way) = self.ways.iter_mut().find(|way| way.address == used) {
-                    way.standing = Standing::Silent;
+                if let Some(candidate) = self.candidates.iter_mut().find(|c| c.address == used) {
+                    candidate.state = CheckState::Silent;
                 }
                 self.ipv6_lost |= used.is_ipv6();
-                // Once: what is begun then is repeated by its own timer.
+                // Only once: the handshake that follows is repeated by its own timer.
                 if !std::mem::replace(&mut self.lost, true) {
                     due.push(Due::Lost);
                 }
             } else {
                 unanswered.ask_at = now + ASK_EVERY;
                 let since = unanswered.since;
-                if !self.ways.iter().any(|way| way.address == used) {
-                    self.replace(Kind::Seen, &[used], 1);
+                if !self.candidates.iter().any(|c| c.address == used) {
+                    self.replace(CandidateKind::PeerReflexive, &[used], 1);
                 }
-                if let Some(way) = self.ways.iter_mut().find(|way| way.address == used) {
-                    // The same again: the answer to the first may still be on its way.
-                    let sent = way.checks.last().filter(|sent| sent.at >= since);
+                if let Some(candidate) = self.candidates.iter_mut().find(|c| c.address == used) {
+                    // Repeat the same check: the answer to the first one may still arrive.
+                    let sent = candidate.checks.last().filter(|sent| sent.at >= since);
                     let again = sent.map(|sent| Due::Check(sent.check, used));
-                    due.push(again.unwrap_or_else(|| way.send(Check::random(rng), now)));
+                    due.push(again.unwrap_or_else(|| candidate.send(Check::random(rng), now)));
                 }
             }
         }
         due
     }
 
-    /// Better ways are looked for while a relay is in use and there are any; preferred ones for a while.
-    fn looks_for_better(&self, used: SocketAddr) -> bool {
-        let mut ways = self.ways.iter();
-        match self.is_relay(used) {
-            true => ways.any(|way| way.is_better(used, self.ends)),
-            false => {
-                let tries = self.rounds < IPV6_ROUNDS && !self.ipv6_lost;
-                tries && ways.any(|way| way.is_preferred(used))
-            }
+    /// Whether candidates are being checked: better ones while a relay is in use, preferred ones
+    /// for the first few rounds.
+    fn is_checking(&self, used: SocketAddr) -> bool {
+        let mut candidates = self.candidates.iter();
+        if self.is_relay(used) {
+            candidates.any(|c| c.is_better(used, self.ends))
+        } else {
+            let tries = self.rounds < IPV6_ROUNDS && !self.ipv6_lost;
+            tries && candidates.any(|c| c.is_preferred(used))
         }
     }
 }

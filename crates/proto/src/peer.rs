@@ -1,20 +1,20 @@
-//! A peer: its keys, its sessions, the path to it and what was counted.
+//! A peer: its keys, sessions, path and counters.
 
+use crate::address_validation::AddressValidation;
 use crate::birthday::Birthday;
 use crate::capabilities::Capabilities;
 use crate::cookie::CookieJar;
-use crate::filter::Guard;
+use crate::filter::StatefulFilter;
 use crate::indices::PeerId;
 use crate::keys::{PresharedKey, PublicKey};
 use crate::native::health::{Receiver, Report};
 use crate::native::path_mtu::PathMtu;
 use crate::native::reassembly::Reassembly;
 use crate::native::record::{Outgoing, RECORD_OVERHEAD};
-use crate::noise::{Construction, Initiator};
+use crate::noise::{Initiator, Protocol};
 use crate::outbox::Destination;
 use crate::paths::Paths;
 use crate::ping::Pings;
-use crate::proof::Proof;
 use crate::session::Session;
 use crate::tai64n::Tai64n;
 use crate::time::Instant;
@@ -26,71 +26,73 @@ use std::net::{IpAddr, SocketAddr};
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
-/// Reports in a row without what followed the first of a batch, from which GSO counts as mangled.
+/// Consecutive reports without any datagram after the first of a GSO batch, after which GSO counts
+/// as broken on this path.
 const MANGLED_REPORTS: u8 = 2;
-/// Packets that wait for a handshake, at most (kernel: `MAX_STAGED_PACKETS` is 128).
-const STASH_PACKETS: usize = 128;
-/// Bytes that wait for a handshake, at most.
-pub(crate) const STASH_BYTES: usize = 256 * 1024;
+/// Maximum number of packets staged for a handshake (kernel: `MAX_STAGED_PACKETS`, 128).
+const STAGED_PACKETS: usize = 128;
+/// Maximum number of bytes staged for a handshake.
+pub(crate) const STAGED_BYTES: usize = 256 * 1024;
 
-/// Everything about one peer.
+/// All state of one peer.
 pub struct Peer {
     /// Its number in this tunnel.
     pub id: PeerId,
-    /// Its identity.
+    /// Its static public key.
     pub public_key: PublicKey,
-    /// Mixed into the handshake; all zero when none is set.
+    /// Mixed into the handshake; all zero if none is set.
     pub preshared_key: PresharedKey,
-    /// Where it is.
+    /// The path in use.
     pub path: Path,
-    /// How else it may be reached: an initiation goes there as well while nothing is heard from it.
+    /// Candidate paths. While the peer does not answer, initiations are sent to all of them.
     pub paths: Paths,
-    /// Of the search for a port of a symmetric NAT, at either end.
+    /// Port probing through a symmetric NAT, at either end.
     pub birthday: Birthday,
-    /// What became of the questions whether it answers.
+    /// Pings and their answers.
     pub pings: Pings,
-    /// What was counted.
+    /// Packet, byte and handshake counters.
     pub counters: PeerCounters,
     /// When the newest session was established, since the Unix epoch.
     pub last_handshake: Option<Duration>,
-    /// What the far end said it can do (native).
+    /// Capabilities of the peer (native).
     pub capabilities: Option<Capabilities>,
-    /// Why the far end's last handshake was refused, for the operator.
+    /// Why the peer's last handshake was refused, for the operator.
     pub refusal: Option<String>,
     pub(crate) sessions: Sessions,
     pub(crate) handshake: Handshake,
     pub(crate) timers: Timers,
-    pub(crate) stash: Stash,
+    pub(crate) staged: StagedPackets,
     pub(crate) reassembly: Reassembly,
-    /// Judges what it sends; absent if it may send whatever it likes.
-    pub(crate) guard: Option<Box<Guard>>,
+    /// Filters packets from the peer; `None` if the peer may send anything.
+    pub(crate) filter: Option<Box<StatefulFilter>>,
     /// This peer's entry in the tunnel's wake-up queue.
     pub(crate) scheduled: Option<Instant>,
 }
 
-/// The peers by their numbers. A removed peer's number is the next one's.
+/// The peers by number. A new peer takes the lowest free number.
 #[derive(Default)]
 pub(crate) struct PeerTable {
-    places: Vec<Option<Peer>>,
-    /// Places without a peer: searching for them would make loading many peers quadratic.
+    slots: Vec<Option<Peer>>,
+    /// Free slots. A linear search for them would make loading many peers quadratic.
     vacant: BTreeSet<PeerId>,
 }
 
 impl PeerTable {
-    /// Enters the peer that `make` makes for its number; `None` when there are no more numbers.
+    /// Inserts the peer that `make` returns for its number. Returns `None` if there are no free
+    /// numbers.
     pub fn insert(&mut self, make: impl FnOnce(PeerId) -> Peer) -> Option<PeerId> {
         if let Some(id) = self.vacant.pop_first() {
-            self.places[id.0 as usize] = Some(make(id));
+            self.slots[id.0 as usize] = Some(make(id));
             return Some(id);
         }
-        let id = PeerId(u32::try_from(self.places.len()).ok()?);
-        self.places.push(Some(make(id)));
+        let id = PeerId(u32::try_from(self.slots.len()).ok()?);
+        self.slots.push(Some(make(id)));
         Some(id)
     }
 
-    /// Takes a peer out.
+    /// Removes a peer.
     pub fn remove(&mut self, id: PeerId) -> Option<Peer> {
-        let peer = self.places.get_mut(id.0 as usize)?.take()?;
+        let peer = self.slots.get_mut(id.0 as usize)?.take()?;
         self.vacant.insert(id);
         Some(peer)
     }
@@ -100,13 +102,13 @@ impl Deref for PeerTable {
     type Target = [Option<Peer>];
 
     fn deref(&self) -> &Self::Target {
-        &self.places
+        &self.slots
     }
 }
 
 impl DerefMut for PeerTable {
     fn deref_mut(&mut self) -> &mut Self::Target {
-        &mut self.places
+        &mut self.slots
     }
 }
 
@@ -123,60 +125,61 @@ pub(crate) struct Handshake {
 /// An initiation that waits for its response.
 pub(crate) struct Pending {
     pub initiator: Initiator,
-    /// As it was sent.
+    /// The message as it was sent.
     pub message: Box<[u8]>,
     pub sent: Instant,
-    /// The one address that it was sent to, if it is one.
+    /// The address that it was sent to, if there was only one.
     pub alone: Option<SocketAddr>,
-    /// The ways that there were when it was sent, and those that it was sent to since.
+    /// Candidates at the time of sending, and those that it was sent to since.
     pub known: Vec<SocketAddr>,
-    /// There may be another one.
-    pub new_way: bool,
+    /// There may be a candidate that is not in `known`.
+    pub new_candidate: bool,
 }
 
 impl Handshake {
-    /// There is a new way to the peer.
-    pub fn new_way(&mut self) {
+    /// A candidate was added.
+    pub fn mark_new_candidate(&mut self) {
         if let Some(pending) = &mut self.pending {
-            pending.new_way = true;
+            pending.new_candidate = true;
         }
     }
 
-    /// Whether an initiation waits for its response that may not have been sent by every way.
-    pub fn has_new_way(&self) -> bool {
+    /// Whether an initiation waits for its response and may not have been sent to every candidate.
+    pub fn has_new_candidate(&self) -> bool {
         let pending = self.pending.as_ref();
-        pending.is_some_and(|pending| pending.new_way)
+        pending.is_some_and(|pending| pending.new_candidate)
     }
 }
 
-/// The way to a peer.
+/// The path in use.
 #[derive(Debug)]
 pub struct Path {
-    /// Where to send.
+    /// The address to send to.
     pub endpoint: Option<SocketAddr>,
-    /// Our address that the peer last sent to.
+    /// The local address that the peer last sent to.
     pub source: Option<IpAddr>,
-    /// What the path carries (native).
+    /// The MTU of the path (native).
     pub mtu: PathMtu,
-    /// From a probe or a check to its acknowledgement, the latest (native).
+    /// The latest round-trip time of a probe or check (native).
     pub rtt: Option<Duration>,
-    /// The peer's latest report about what we send (native), without the probes that were lost for being too large.
+    /// The peer's latest report on received datagrams (native), without probes that were lost for
+    /// their size.
     pub report: Option<Report>,
-    /// Cleared when the path turned out to mangle GSO batches.
+    /// Whether to use GSO. Cleared when the path breaks GSO batches.
     pub gso: bool,
-    /// What we see of what the peer sends (native).
+    /// Statistics of received datagrams (native).
     pub(crate) health: Receiver,
-    /// What is sent there, and how much may be.
+    /// Amount sent, and amount that may be sent.
     pub(crate) outgoing: Outgoing,
-    /// The endpoint before this one, if it was proven and this one is not yet.
+    /// The previous endpoint, if it was validated and this one is not yet.
     before: Option<(SocketAddr, Option<IpAddr>)>,
-    /// Where the response that waits to be confirmed went.
+    /// The address that the unconfirmed response was sent to.
     pub(crate) responded: Option<SocketAddr>,
-    /// Probing goes on until then; moved by sending data.
+    /// The path is probed until then. Extended by sending data.
     pub(crate) active_until: Instant,
-    /// Datagrams sent behind the first of their GSO batch since the latest report.
+    /// Datagrams sent after the first of their GSO batch, since the latest report.
     pub(crate) sent_later: u32,
-    /// Reports in a row that missed them.
+    /// Consecutive reports without any of these.
     missed: u8,
 }
 
@@ -199,7 +202,7 @@ impl Path {
         }
     }
 
-    /// Takes in what the peer saw of our datagrams while `session` was our index of the current session.
+    /// Processes a report of the peer. `session` is the local index of the current session.
     pub(crate) fn reported(&mut self, report: Report, session: u32) {
         if report.misses_batches(std::mem::take(&mut self.sent_later)) {
             self.missed += 1;
@@ -214,40 +217,42 @@ impl Path {
     }
 
     /// Whether the peer is known to receive at its endpoint.
-    pub fn is_proven(&self) -> bool {
-        self.outgoing.proof.is_given()
+    pub fn is_validated(&self) -> bool {
+        self.outgoing.validation.is_complete()
     }
 
-    /// It is, now.
-    pub(crate) fn prove(&mut self) {
-        self.outgoing.proof = Proof::default();
+    /// Marks the endpoint as validated.
+    pub(crate) fn validate(&mut self) {
+        self.outgoing.validation = AddressValidation::default();
         self.before = None;
     }
 
-    /// Sends to `endpoint` from now on, which is where a datagram came from: little until it is proven.
+    /// Follows the peer to the source address of a datagram. Only little is sent there until the
+    /// address is validated.
     pub(crate) fn follow(&mut self, endpoint: SocketAddr, source: Option<IpAddr>, now: Instant) {
         if self.endpoint == Some(endpoint) {
             self.source = source;
             return;
         }
-        let proven = self.endpoint.filter(|_| self.is_proven());
-        let before = proven.map(|endpoint| (endpoint, self.source));
+        let validated = self.endpoint.filter(|_| self.is_validated());
+        let before = validated.map(|endpoint| (endpoint, self.source));
         let before = before.or(self.before);
         self.move_to(endpoint, source);
-        self.outgoing.proof = Proof::wanted(now);
+        self.outgoing.validation = AddressValidation::required(now);
         self.before = before;
     }
 
-    /// Goes back to where the peer was before, if this endpoint is not proven; false if that is not known.
+    /// Returns to the previous endpoint if this one is not validated. Returns false if there is
+    /// none.
     pub(crate) fn go_back(&mut self) -> bool {
-        let Some((endpoint, source)) = self.before.filter(|_| !self.is_proven()) else {
+        let Some((endpoint, source)) = self.before.filter(|_| !self.is_validated()) else {
             return false;
         };
         self.move_to(endpoint, source);
         true
     }
 
-    /// Sends to `endpoint` from now on, where the peer is known to be; a path that is another one is measured anew.
+    /// Moves to `endpoint`, where the peer is known to be. A new path is measured from scratch.
     pub(crate) fn move_to(&mut self, endpoint: SocketAddr, source: Option<IpAddr>) {
         if self.endpoint != Some(endpoint) {
             let next_id = self.outgoing.next_id;
@@ -264,7 +269,7 @@ impl Path {
         self.source = source;
     }
 
-    /// The address to send to, with the given marking.
+    /// The destination for datagrams with this traffic class.
     pub(crate) fn destination(&self, traffic_class: u8) -> Option<Destination> {
         Some(Destination {
             address: self.endpoint?,
@@ -284,8 +289,8 @@ pub(crate) struct Sessions {
 }
 
 impl Sessions {
-    /// Takes in a session derived as initiator, which may be used at once. Returns the local
-    /// indices of sessions that end by it.
+    /// Adds a session derived as initiator, which may be used at once. Returns the local indices of
+    /// the sessions that it ends.
     pub fn establish_initiated(&mut self, session: Session) -> [Option<u32>; 2] {
         let next = self.next.take();
         let ended = [
@@ -301,7 +306,8 @@ impl Sessions {
         ended
     }
 
-    /// Takes in a session derived as responder, which waits for its first datagram.
+    /// Adds a session derived as responder, which waits for its first datagram. Returns the local
+    /// indices of the sessions that it ends.
     pub fn establish_responded(&mut self, session: Session) -> [Option<u32>; 2] {
         let ended = [index(&self.next), index(&self.previous)];
         self.previous = None;
@@ -309,8 +315,8 @@ impl Sessions {
         ended
     }
 
-    /// The first datagram under `next` has come: it becomes current. Returns the local index of
-    /// the session that ends by it.
+    /// Makes `next` the current session, because its first datagram has arrived. Returns the local
+    /// index of the session that ends.
     pub fn confirm_next(&mut self) -> Option<u32> {
         let ended = index(&self.previous);
         self.previous = self.current.take();
@@ -318,7 +324,7 @@ impl Sessions {
         ended
     }
 
-    /// The session that receives under `local_index`, and whether it is the unconfirmed one.
+    /// Returns the session with this local index, and whether it is the unconfirmed one.
     pub fn by_index(&mut self, local_index: u32) -> Option<(&mut Session, bool)> {
         let is =
             |s: &Option<Box<Session>>| s.as_ref().is_some_and(|s| s.local_index == local_index);
@@ -333,7 +339,7 @@ impl Sessions {
         }
     }
 
-    /// Forgets all keys; returns the local indices that become free.
+    /// Erases all keys. Returns the local indices that become free.
     pub fn clear(&mut self) -> [Option<u32>; 3] {
         let Sessions {
             current,
@@ -348,18 +354,18 @@ fn index(session: &Option<Box<Session>>) -> Option<u32> {
     session.as_ref().map(|s| s.local_index)
 }
 
-/// Reads of the TUN device that wait for a session; bounded, dropped at the head.
+/// Reads of the TUN device that wait for a session. Bounded; the oldest are dropped first.
 #[derive(Debug, Default)]
-pub(crate) struct Stash {
+pub(crate) struct StagedPackets {
     reads: VecDeque<(Box<[u8]>, u64)>,
     bytes: usize,
 }
 
-impl Stash {
-    /// Keeps a read that stands for `packets`; returns how many packets had to go for it.
+impl StagedPackets {
+    /// Adds a read of `packets` packets. Returns the number of packets dropped to make space.
     pub fn push(&mut self, read: &[u8], packets: u64) -> u64 {
         let mut dropped = 0;
-        while self.reads.len() >= STASH_PACKETS || self.bytes + read.len() > STASH_BYTES {
+        while self.reads.len() >= STAGED_PACKETS || self.bytes + read.len() > STAGED_BYTES {
             match self.reads.pop_front() {
                 Some((old, packets)) => {
                     self.bytes -= old.len();
@@ -373,14 +379,15 @@ impl Stash {
         dropped
     }
 
-    /// The oldest read.
+    /// Removes the oldest read.
     pub fn pop(&mut self) -> Option<(Box<[u8]>, u64)> {
         let (read, packets) = self.reads.pop_front()?;
         self.bytes -= read.len();
         Some((read, packets))
     }
 
-    /// Bytes of UDP payload that the oldest read takes at most, in a record of its own; of a super-packet it is not known.
+    /// Maximum size of the oldest read in bytes of UDP payload, in a record of its own.
+    /// `usize::MAX` for a super-packet.
     pub fn next_cost(&self) -> usize {
         match self.reads.front() {
             Some((read, 1)) => read.len() + RECORD_OVERHEAD,
@@ -394,7 +401,7 @@ impl Stash {
 }
 
 impl Peer {
-    pub(crate) fn new(id: PeerId, construction: Construction, public_key: PublicKey) -> Peer {
+    pub(crate) fn new(id: PeerId, protocol: Protocol, public_key: PublicKey) -> Peer {
         Peer {
             id,
             public_key,
@@ -410,31 +417,30 @@ impl Peer {
             sessions: Sessions::default(),
             handshake: Handshake {
                 pending: None,
-                cookie: CookieJar::new(construction, &public_key),
+                cookie: CookieJar::new(protocol, &public_key),
                 last_timestamp: None,
                 last_received: None,
             },
             timers: Timers::default(),
-            stash: Stash::default(),
+            staged: StagedPackets::default(),
             reassembly: Reassembly::default(),
-            guard: None,
+            filter: None,
             scheduled: None,
         }
     }
 
-    /// Whether there is a session to send in at this time.
+    /// Whether there is a session that may send at this time.
     pub fn has_session(&self, now: Instant) -> bool {
         let session = self.sessions.current.as_ref();
         session.is_some_and(|session| may_send(session, now))
     }
 
-    /// Whether there is anywhere to send an initiation to.
+    /// Whether there is any address to send an initiation to.
     pub fn is_reachable(&self) -> bool {
         self.path.endpoint.is_some() || !self.paths.is_empty()
     }
 
-    /// Sessions, confirmed or not, and initiations that wait for a response: what each has a
-    /// receiver index for.
+    /// Number of receiver indices in use: one for each session and for a pending initiation.
     pub fn indices(&self) -> usize {
         let sessions = &self.sessions;
         [&sessions.current, &sessions.previous, &sessions.next]
@@ -449,15 +455,15 @@ impl Peer {
         self.sessions.current.as_ref().map(|s| s.cipher)
     }
 
-    /// The persistent keepalive interval, if there is one.
+    /// The persistent keepalive interval, if set.
     pub fn persistent_keepalive(&self) -> Option<Duration> {
         self.timers.persistent_keepalive()
     }
 
-    /// Gives up everything that waits for a handshake.
-    pub(crate) fn drop_stash(&mut self, reason: DropReason) {
-        while let Some((_, packets)) = self.stash.pop() {
-            self.counters.outbound.held -= packets;
+    /// Drops all staged packets.
+    pub(crate) fn drop_staged(&mut self, reason: DropReason) {
+        while let Some((_, packets)) = self.staged.pop() {
+            self.counters.outbound.pending -= packets;
             self.counters.outbound.drops.add(reason, packets);
         }
     }

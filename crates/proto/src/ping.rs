@@ -1,5 +1,6 @@
-//! Whether a peer answers, for somebody who asks: a PROBE of the size of a [`Check`] by the way in use, and the time to its
-//! acknowledgement, whichever way that comes. Without a session it waits for one, as a packet would.
+//! Pings to a peer: a PROBE of the size of a [`Check`] is sent over the path in use, and the time
+//! to its acknowledgement is measured. The acknowledgement may return over any path. Without a
+//! session the ping waits for one, like a packet.
 
 use crate::paths::Check;
 use crate::time::Instant;
@@ -7,73 +8,74 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// Where a question stands.
+/// State of a ping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ping {
-    /// There is no session to send it in yet.
-    Waits,
-    /// No answer has come yet.
+    /// Waits for a session.
+    Queued,
+    /// Sent, and not answered yet.
     Sent {
-        /// What was sent.
+        /// The probe that was sent.
         check: Check,
-        /// When.
+        /// When it was sent.
         at: Instant,
-        /// Where to.
+        /// The address that it was sent to.
         to: SocketAddr,
     },
-    /// The peer has answered.
+    /// Answered by the peer.
     Answered {
-        /// Where it was sent.
+        /// The address that it was sent to.
         to: SocketAddr,
-        /// How long that took.
+        /// The round-trip time.
         rtt: Duration,
     },
 }
 
-/// Questions to one peer that are remembered, at most.
-const MAX_QUESTIONS: usize = 16;
+/// Maximum number of pings remembered for each peer.
+const MAX_PINGS: usize = 16;
 
-/// What was asked of one peer lately. Who asks knows a question by its number, and is not disturbed by others.
+/// The latest pings to one peer, by number.
 #[derive(Debug, Default)]
 pub struct Pings {
-    questions: VecDeque<(u64, Ping)>,
+    pings: VecDeque<(u64, Ping)>,
 }
 
 impl Pings {
-    /// Where a question stands; `None` if it was never asked of this peer, or many have been since.
+    /// Returns the state of a ping, or `None` if it is unknown or too old.
     pub fn get(&self, number: u64) -> Option<Ping> {
-        let mut questions = self.questions.iter();
-        questions.find_map(|(of, ping)| (*of == number).then_some(*ping))
+        let mut pings = self.pings.iter();
+        pings.find_map(|(of, ping)| (*of == number).then_some(*ping))
     }
 
-    /// Somebody asks, under a number that no other has.
-    pub(crate) fn ask(&mut self, number: u64) {
-        self.questions.truncate(MAX_QUESTIONS - 1);
-        self.questions.push_front((number, Ping::Waits));
+    /// Adds a ping. `number` must be unique.
+    pub(crate) fn queue(&mut self, number: u64) {
+        self.pings.truncate(MAX_PINGS - 1);
+        self.pings.push_front((number, Ping::Queued));
     }
 
-    /// Whether there is one to be sent.
-    pub(crate) fn waits(&self) -> bool {
-        self.questions.iter().any(|(_, ping)| *ping == Ping::Waits)
+    /// Whether a ping waits to be sent.
+    pub(crate) fn is_queued(&self) -> bool {
+        self.pings.iter().any(|(_, ping)| *ping == Ping::Queued)
     }
 
-    /// What was sent is the question of all that waited.
+    /// All waiting pings were sent as this probe.
     pub(crate) fn sent(&mut self, check: Check, to: SocketAddr, at: Instant) {
-        for (_, ping) in &mut self.questions {
-            if *ping == Ping::Waits {
+        for (_, ping) in &mut self.pings {
+            if *ping == Ping::Queued {
                 *ping = Ping::Sent { check, at, to };
             }
         }
     }
 
-    /// Something was acknowledged; how long that took and where it had been sent, if it was one of these questions.
+    /// Handles an acknowledgement. Returns the round-trip time and the address if it answers a
+    /// ping.
     pub(crate) fn acknowledged(
         &mut self,
         answered: Check,
         now: Instant,
     ) -> Option<(Duration, SocketAddr)> {
         let mut answer = None;
-        for (_, ping) in &mut self.questions {
+        for (_, ping) in &mut self.pings {
             if let Ping::Sent { check, at, to } = *ping
                 && check == answered
             {

@@ -1,10 +1,11 @@
-//! How much handshake a source may have while we are under load: a token bucket per IPv4 address
-//! or IPv6 /64, with the constants of the kernel's `ratelimiter.c`; of this host itself per port, since each of those at which a client
-//! of a TURN server forwards is somebody else's address.
+//! Rate limits for handshakes under load: a token bucket per IPv4 address or IPv6 /64, with the
+//! constants of the kernel's `ratelimiter.c`. Addresses of this host have a bucket per port, since
+//! a TURN client on this host may forward for a different peer at each port.
 //!
-//! Only sources that proved their address with mac2 get a bucket of a [`RateLimiter`], so the table
-//! cannot be filled with forged ones; it is bounded all the same, and who finds it full is refused.
-//! Whom we send a cookie has proved nothing yet: a [`ReplyLimiter`] has no table to fill.
+//! Only sources that proved their address with mac2 get a bucket of a [`RateLimiter`], so forged
+//! addresses cannot fill the table. It is bounded as well, and new sources are refused when it is
+//! full. A source that is sent a cookie has proved nothing yet, so [`ReplyLimiter`] has no table to
+//! fill.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -14,14 +15,14 @@ use std::time::Duration;
 use crate::constants::*;
 use crate::time::Instant;
 
-/// What one message costs: the time in which a bucket gains it.
+/// Cost of one message: the time in which a bucket gains it.
 const COST: Duration = Duration::from_nanos(1_000_000_000 / RATE_LIMIT_PACKETS_PER_SECOND as u64);
-/// What a full bucket holds.
+/// Content of a full bucket.
 const FULL: Duration = Duration::from_nanos(COST.as_nanos() as u64 * RATE_LIMIT_BURST as u64);
-/// Buckets untouched for this long, and therefore long full, are forgotten.
+/// Idle time after which a bucket, which is full by then, is dropped.
 const FORGET_AFTER: Duration = Duration::from_secs(1);
 
-/// Unit of accounting; a tree, not a hash table, because sources are chosen by strangers.
+/// Key of a bucket. The map is a tree and not a hash table because attackers choose the sources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Source {
     V4(u32),
@@ -53,7 +54,7 @@ impl Bucket {
         }
     }
 
-    /// Takes what one message costs, if it is there.
+    /// Takes the cost of one message if the bucket has it.
     fn take(&mut self, now: Instant) -> bool {
         self.tokens = FULL.min(self.tokens + now.duration_since(self.last));
         self.last = now;
@@ -75,7 +76,7 @@ pub struct RateLimiter {
 }
 
 impl RateLimiter {
-    /// Whether `source` may have one more message processed at `now`.
+    /// Whether one more message from `source` may be processed at `now`.
     pub fn allow(&mut self, source: SocketAddr, now: Instant) -> bool {
         self.sweep(now);
         let source = Source::from(source);
@@ -88,12 +89,12 @@ impl RateLimiter {
             .take(now)
     }
 
-    /// Sources remembered at present; at most [`RATE_LIMIT_SOURCES`].
+    /// Number of sources in the table; at most [`RATE_LIMIT_SOURCES`].
     pub fn len(&self) -> usize {
         self.buckets.len()
     }
 
-    /// Whether no source is remembered.
+    /// Whether the table is empty.
     pub fn is_empty(&self) -> bool {
         self.buckets.is_empty()
     }
@@ -107,28 +108,28 @@ impl RateLimiter {
     }
 }
 
-/// How many cookie replies go out. A reply costs more than all that comes before it, and whoever
-/// knows our public key can ask for it from any address.
+/// Limits cookie replies. A reply costs more than the checks before it, and anyone who knows this
+/// host's public key can request one from any address.
 ///
-/// Sources share [`REPLY_BUCKETS`] token buckets, by a hash with our cookie secret. One that
-/// floods from its own address uses up its own bucket and disturbs hardly anybody; a flood from
-/// forged addresses uses up all of them, which bounds what it costs us, and a true peer's retries
-/// then meet a token now and again.
+/// Sources share [`REPLY_BUCKETS`] token buckets, by a hash keyed with the cookie secret. A source
+/// that floods from its own address uses up its own bucket and affects hardly anyone else. A flood
+/// from forged addresses uses up all of them, which bounds its cost; the retries of a legitimate
+/// peer still find a token now and then.
 #[derive(Clone, Debug)]
 pub struct ReplyLimiter {
     buckets: Box<[Bucket]>,
 }
 
-/// What is set aside for the endpoints of live sessions: each has its own share of cookie replies and of handshakes, which nobody
-/// uses up who does not send from that very address and port.
+/// Shares reserved for the endpoints of live sessions. Each has its own allowance of cookie replies
+/// and handshakes, which only datagrams from that address and port can use.
 #[derive(Clone, Debug, Default)]
 pub struct Reserved {
     shares: BTreeMap<SocketAddr, Share>,
-    /// When it was last told of them.
-    told: Option<Instant>,
+    /// When the endpoints were last updated.
+    updated_at: Option<Instant>,
 }
 
-/// What one endpoint may still have.
+/// The remaining share of one endpoint.
 #[derive(Clone, Copy, Debug)]
 struct Share {
     replies: Bucket,
@@ -136,16 +137,16 @@ struct Share {
 }
 
 impl Reserved {
-    /// Whether it is to be told of the endpoints there are now: once a second, as sessions come and go.
-    pub fn is_old(&self, now: Instant) -> bool {
-        self.told
-            .is_none_or(|told| told.has_expired(FORGET_AFTER, now))
+    /// Whether the endpoints need an update: once a second, as sessions come and go.
+    pub fn is_stale(&self, now: Instant) -> bool {
+        self.updated_at
+            .is_none_or(|updated_at| updated_at.has_expired(FORGET_AFTER, now))
     }
 
-    /// These are the endpoints of live sessions; those that stay keep what they have used.
+    /// Sets the endpoints of live sessions. Those that stay keep their remaining share.
     pub fn set(&mut self, endpoints: impl Iterator<Item = SocketAddr>, now: Instant) {
         let mut old = std::mem::take(&mut self.shares);
-        self.told = Some(now);
+        self.updated_at = Some(now);
         self.shares = endpoints
             .map(|endpoint| {
                 let endpoint = canonical(endpoint);
@@ -159,12 +160,12 @@ impl Reserved {
             .collect();
     }
 
-    /// Whether `source` may have a cookie reply; `None` if nothing is set aside for it.
+    /// Whether `source` may have a cookie reply; `None` if it has no share.
     pub fn allow_reply(&mut self, source: SocketAddr, now: Instant) -> Option<bool> {
         Some(self.of(source)?.replies.take(now))
     }
 
-    /// Whether `source` may have a message processed; `None` if nothing is set aside for it.
+    /// Whether a message from `source` may be processed; `None` if it has no share.
     pub fn allow_handshake(&mut self, source: SocketAddr, now: Instant) -> Option<bool> {
         Some(self.of(source)?.handshakes.take(now))
     }
@@ -174,12 +175,12 @@ impl Reserved {
     }
 }
 
-/// An IPv4-mapped address as the IPv4 one that it is.
+/// Converts an IPv4-mapped address to IPv4.
 fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
-/// Buckets of a [`ReplyLimiter`]: at the rate of each, some 5,000 replies a second at most.
+/// Buckets of a [`ReplyLimiter`]; together they allow some 5,000 replies a second.
 const REPLY_BUCKETS: usize = 256;
 
 impl Default for ReplyLimiter {
@@ -191,8 +192,8 @@ impl Default for ReplyLimiter {
 }
 
 impl ReplyLimiter {
-    /// Whether `source` may have a cookie reply at `now`. With another `secret` the sources are
-    /// shared out anew.
+    /// Whether `source` may have a cookie reply at `now`. With another `secret`, sources are
+    /// assigned to other buckets.
     pub fn allow(&mut self, source: SocketAddr, secret: &[u8; 32], now: Instant) -> bool {
         let mut hasher = DefaultHasher::new();
         (secret, Source::from(source)).hash(&mut hasher);
@@ -200,7 +201,7 @@ impl ReplyLimiter {
     }
 }
 
-/// Remembers for [`UNDER_LOAD_HOLD`] that there was load, so that the defence does not flap between
+/// Keeps the state "under load" for [`UNDER_LOAD_HOLD`], so that the defence does not flap between
 /// two messages of one flood (kernel `receive.c`).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LoadMeter {
@@ -208,13 +209,13 @@ pub struct LoadMeter {
 }
 
 impl LoadMeter {
-    /// Whether there was load of late.
+    /// Whether there was load lately.
     pub fn is_on(&self, now: Instant) -> bool {
         self.last
             .is_some_and(|last| !last.has_expired(UNDER_LOAD_HOLD, now))
     }
 
-    /// Whether to act as under load, given whether the caller is busy at `now`.
+    /// Whether to act as under load. `busy` says whether the caller is busy at `now`.
     pub fn observe(&mut self, busy: bool, now: Instant) -> bool {
         if busy {
             self.last = Some(now);
@@ -293,7 +294,7 @@ mod tests {
             let first = (0..20).filter(|_| allow(40_001)).count();
             assert_eq!((first, allow(40_002)), (5, true), "{loopback}");
         }
-        // Of another host all ports are one source.
+        // All ports of another host are one source.
         let mut limiter = RateLimiter::default();
         assert_eq!(allowed(&mut limiter, HOST, START, 20), 5);
     }
@@ -347,8 +348,9 @@ mod tests {
         assert!(!meter.observe(false, START + Duration::from_millis(1000)));
     }
 
-    /// A hundred thousand messages a second, each from a /64 of its own within one /48; every live session asks for a cookie each
-    /// 5 s, from its rekeying at 120 s to its end at 180 s. How many get none in all that time.
+    /// A flood of a hundred thousand messages a second, each from a different /64 of the same /48.
+    /// Every live session requests a cookie every 5 s, from its rekeying at 120 s to its end at 180
+    /// s. Returns the number of sessions that get none in that time.
     fn without_renewal(reserved: bool) -> usize {
         const SESSIONS: u16 = 100;
         let endpoint = |n: u16| SocketAddr::from(([198, 51, (n >> 8) as u8, n as u8], 51820));
@@ -357,13 +359,13 @@ mod tests {
         for n in 0..60 * 100_000_u64 {
             let now = START + Duration::from_micros(n * 10);
             let prefix = (n % 65_536) as u16;
-            let stranger = Ipv6Addr::new(0x2001, 0xdb8, 0, prefix, 0, 0, 0, 1);
-            replies.allow(at(stranger.into()), &[1; 32], now);
-            // Each peer in its turn within the 5 s, a little later each time.
+            let outside = Ipv6Addr::new(0x2001, 0xdb8, 0, prefix, 0, 0, 0, 1);
+            replies.allow(at(outside.into()), &[1; 32], now);
+            // The peers are spread over the 5 s, a little later each time.
             let turn = (n + n / 500_000 * 487_655) % 500_000;
             if turn % 5000 == 0 {
                 let peer = (turn / 5000) as u16;
-                if reserved && shares.is_old(now) {
+                if reserved && shares.is_stale(now) {
                     shares.set((0..SESSIONS).map(endpoint), now);
                 }
                 let source = endpoint(peer);
@@ -376,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_from_many_networks_keeps_no_live_session_from_renewal() {
+    fn a_flood_from_many_networks_does_not_prevent_the_renewal_of_sessions() {
         let without = without_renewal(false);
         println!("of 100 sessions not renewed: {without} without shares of their own");
         assert!(without > 20, "{without}: the flood is none");
@@ -392,7 +394,7 @@ mod tests {
         assert_eq!(shares.allow_reply(other_port, START), None);
         let allowed = (0..20).filter(|_| shares.allow_reply(own, START) == Some(true));
         assert_eq!(allowed.count(), 5);
-        // Told again, it keeps what it has used.
+        // An update keeps the used share.
         shares.set([own].into_iter(), START);
         assert_eq!(shares.allow_reply(own, START), Some(false));
         assert_eq!(shares.allow_handshake(own, START), Some(true));

@@ -1,8 +1,8 @@
-//! The replay window (RFC 6479): which counters of a session were seen.
+//! The replay window (RFC 6479): the counters received in a session.
 //!
-//! A datagram is first opened, then checked and entered here; [`ReplayWindow::would_accept`] alone
-//! may be asked before opening, to spare the AEAD of an obvious repeat. Only an authenticated
-//! counter may be given to [`ReplayWindow::update`], for it moves the window.
+//! A datagram is opened first and then entered here. Only [`ReplayWindow::would_accept`] may be
+//! called before opening, to save the AEAD of an obvious replay. [`ReplayWindow::update`] moves the
+//! window, so it must be called with authenticated counters only.
 
 use std::fmt;
 
@@ -11,13 +11,14 @@ use crate::constants::REJECT_AFTER_MESSAGES;
 const WORD_BITS: u64 = u64::BITS as u64;
 const WORDS: usize = 256;
 
-/// Counters below the greatest one seen that can still be told apart: 16,320.
+/// Number of counters below the highest received one that can still be checked: 16,320.
 ///
 /// The kernel's window is 8,128. Lanes and receive batches put more in flight: at 10 Gbit/s in
-/// datagrams of 1,400 bytes this covers 18 ms of reordering, the kernel's size 9 ms, and the cost
-/// is 2 KiB per session. A direct path that opens overtakes what is on its way by a relay, at most the rate times what the relay's
-/// way is longer by: at 1 Gbit/s, a relay's limit for a member, 183 ms more are covered; beyond that it is dropped, and counted, as
-/// replayed. One word of the 16,384 bits is being reused at any time (RFC 6479, 2.1).
+/// datagrams of 1,400 bytes this window covers 18 ms of reordering (the kernel's: 9 ms), at 2 KiB
+/// per session. When a direct path opens, it overtakes datagrams in flight over a relay, at most
+/// the rate times the difference in delay. At 1 Gbit/s, a relay's limit for a member, the window
+/// covers 183 ms more. Datagrams beyond that are dropped and counted as replayed. One word of the
+/// 16,384 bits is always being reused (RFC 6479, 2.1).
 pub const WINDOW: u64 = (WORDS as u64 - 1) * WORD_BITS;
 
 /// Why a counter is refused.
@@ -27,19 +28,19 @@ pub enum Rejected {
     #[error("counter seen before: a replayed or duplicated datagram")]
     Duplicate,
     /// The counter is below the window.
-    #[error("counter too far behind the newest one to know whether it was seen")]
+    #[error("counter too old: behind the replay window")]
     TooOld,
     /// The counter has reached [`REJECT_AFTER_MESSAGES`].
-    #[error("counter beyond the last one a session may use: the sender failed to rekey")]
+    #[error("counter beyond the maximum of a session: the sender failed to rekey")]
     Exhausted,
 }
 
 /// The counters received in one session.
 #[derive(Clone)]
 pub struct ReplayWindow {
-    /// The least counter greater than all accepted ones.
+    /// The lowest counter greater than all accepted ones.
     next: u64,
-    /// Bit `c % 16384` tells whether counter `c` was accepted, for the counters in the window.
+    /// Bit `c % 16384` is set if counter `c` was accepted, for the counters in the window.
     seen: [u64; WORDS],
 }
 
@@ -73,7 +74,8 @@ impl ReplayWindow {
         }
     }
 
-    /// Enters the counter of an authenticated datagram, or says why it must be dropped.
+    /// Records the counter of an authenticated datagram, or returns why the datagram must be
+    /// dropped.
     #[inline]
     pub fn update(&mut self, counter: u64) -> Result<(), Rejected> {
         self.would_accept(counter)?;
@@ -85,12 +87,12 @@ impl ReplayWindow {
         Ok(())
     }
 
-    /// The least counter greater than all accepted ones; zero before the first.
+    /// The lowest counter greater than all accepted ones; zero before the first.
     pub const fn next_counter(&self) -> u64 {
         self.next
     }
 
-    /// Moves the window so that `counter` is its newest, clearing the words it enters.
+    /// Moves the window so that `counter` is the newest, and clears the words that it enters.
     fn advance(&mut self, counter: u64) {
         let target = counter / WORD_BITS;
         // Before the first counter, the word of counter 0 is already clear.
@@ -167,7 +169,7 @@ mod tests {
         assert_eq!(window.would_accept(0), Ok(()));
     }
 
-    /// The definition: everything accepted, and the greatest of it.
+    /// The reference: the set of accepted counters and the highest of them.
     #[derive(Default)]
     struct Model {
         seen: HashSet<u64>,

@@ -1,4 +1,4 @@
-//! Randomness as the protocol sees it: a source its caller hands in.
+//! Random sources, passed in by the caller.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use std::time::Duration;
 ///
 /// The daemon passes the system's, the simulation a seeded one; `proto` has none of its own.
 pub trait Rng {
-    /// Fills `destination` with random bytes. A source that cannot must not return.
+    /// Fills `destination` with random bytes. A source that cannot do so must not return.
     fn fill(&mut self, destination: &mut [u8]);
 
     /// A random 32-bit number.
@@ -25,7 +25,7 @@ pub trait Rng {
 
     /// A random duration in `[0, bound)`; zero if `bound` is zero.
     ///
-    /// Fit for jitter, not for keys: the multiplication is biased by at most `bound` / 2^64.
+    /// Suitable for jitter, not for keys: the multiplication is biased by at most `bound` / 2^64.
     fn duration_below(&mut self, bound: Duration) -> Duration {
         let bound = bound.as_nanos().min(u128::from(u64::MAX));
         // Lossless: (2^64 - 1) * bound / 2^64 < bound <= 2^64 - 1.
@@ -33,26 +33,26 @@ pub trait Rng {
     }
 }
 
-/// Randomness drawn ahead, so that what is drawn often does not cost a system call each time.
+/// Random bytes drawn in advance, so that frequent small draws do not cost a system call each.
 ///
-/// Fit for jitter, not for keys: it lies in memory before it is used and after.
+/// Suitable for jitter, not for keys: the bytes stay in memory before and after use.
 #[derive(Debug)]
-pub struct Ahead {
+pub struct BufferedRng {
     bytes: [u8; 256],
     used: usize,
 }
 
-impl Default for Ahead {
-    fn default() -> Ahead {
-        Ahead {
+impl Default for BufferedRng {
+    fn default() -> BufferedRng {
+        BufferedRng {
             bytes: [0; 256],
             used: 256,
         }
     }
 }
 
-impl Ahead {
-    /// What was drawn ahead, and again from `source` when it is used up.
+impl BufferedRng {
+    /// Returns a source that uses the buffer and refills it from `source`.
     pub fn of<'a>(&'a mut self, source: &'a mut dyn Rng) -> impl Rng + 'a {
         Replenished {
             ahead: self,
@@ -62,13 +62,13 @@ impl Ahead {
 }
 
 struct Replenished<'a> {
-    ahead: &'a mut Ahead,
+    ahead: &'a mut BufferedRng,
     source: &'a mut dyn Rng,
 }
 
 impl Rng for Replenished<'_> {
     fn fill(&mut self, destination: &mut [u8]) {
-        let Ahead { bytes, used } = &mut *self.ahead;
+        let BufferedRng { bytes, used } = &mut *self.ahead;
         for part in destination.chunks_mut(bytes.len()) {
             if part.len() > bytes.len() - *used {
                 self.source.fill(bytes);
@@ -100,7 +100,7 @@ pub(crate) mod testing {
         }
     }
 
-    /// Hands out given bytes once, in order; for published vectors.
+    /// Returns the given bytes once, in order; for published test vectors.
     pub struct Scripted(pub Vec<u8>);
 
     impl Rng for Scripted {
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_drawn_ahead_is_drawn_seldom_and_handed_out_once() {
+    fn buffered_bytes_are_drawn_rarely_and_returned_once() {
         /// Every byte is the number of the fill.
         struct Fills(u8);
         impl Rng for Fills {
@@ -133,7 +133,7 @@ mod tests {
                 destination.fill(self.0);
             }
         }
-        let (mut ahead, mut source) = (Ahead::default(), Fills(0));
+        let (mut ahead, mut source) = (BufferedRng::default(), Fills(0));
         let drawn: Vec<u64> = (0..65).map(|_| ahead.of(&mut source).next_u64()).collect();
         assert_eq!(drawn[..32], [0x0101_0101_0101_0101; 32]);
         assert_eq!(drawn[32..64], [0x0202_0202_0202_0202; 32]);

@@ -1,22 +1,23 @@
-//! Super-packets apart: what the kernel's own segmentation would have put on the wire.
+//! Segmentation of super-packets: the packets that the kernel's own segmentation would have put on
+//! the wire.
 //!
-//! The TUN device hands up TCP and UDP super-packets with a virtio-net header (TSO, USO). A
-//! [`SuperPacket`] is such a read, checked; [`SuperPacket::segment`] writes any one of the packets
-//! it stands for. Rules: Linux `net/ipv4/tcp_offload.c` (`tcp_gso_segment`) and
-//! `net/ipv4/udp_offload.c` (`__udp_gso_segment`).
+//! The TUN device delivers TCP and UDP super-packets with a virtio-net header (TSO, USO). A
+//! [`SuperPacket`] is such a read after validation. [`SuperPacket::segment`] writes any one of its
+//! packets. Rules: Linux `net/ipv4/tcp_offload.c` (`tcp_gso_segment`) and `net/ipv4/udp_offload.c`
+//! (`__udp_gso_segment`).
 
 use seikan_observe::DropReason;
 use seikan_wire::ip::{self, IpPacket, PROTO_TCP, PROTO_UDP};
 use seikan_wire::{GsoType, VNET_HDR_LEN, VnetHdr, checksum, tcp, udp};
 
-/// A checked read from the TUN device: one packet, or the segments of a super-packet.
+/// A validated read from the TUN device: one packet, or the segments of a super-packet.
 #[derive(Clone, Copy, Debug)]
 pub struct SuperPacket<'a> {
     /// The IP packet, trimmed to its length field.
     pub bytes: &'a [u8],
     /// Its parsed header.
     pub ip: IpPacket,
-    /// The transport checksum holds only the pseudo-header's sum.
+    /// The transport checksum covers only the pseudo-header.
     pub partial: bool,
     /// TCP or UDP super-packet, or `None` for an ordinary packet.
     pub kind: Option<Transport>,
@@ -24,7 +25,7 @@ pub struct SuperPacket<'a> {
     pub ecn: bool,
     /// Bytes of IP and transport headers.
     pub header_len: usize,
-    /// Payload bytes per segment; for an ordinary packet all of them.
+    /// Payload bytes per segment; for an ordinary packet, all payload bytes.
     pub gso_size: usize,
 }
 
@@ -48,10 +49,10 @@ impl Transport {
 }
 
 impl<'a> SuperPacket<'a> {
-    /// Checks a read of the TUN device: virtio-net header, then packet.
+    /// Validates a read of the TUN device: virtio-net header, then packet.
     ///
-    /// The kernel is trusted to mean well but its header fields are not believed: `hdr_len` is not
-    /// always filled, so the headers themselves are parsed.
+    /// The kernel's header fields are not relied on: `hdr_len` is not always filled in, so the
+    /// headers themselves are parsed.
     pub fn parse(read: &'a [u8]) -> Result<SuperPacket<'a>, DropReason> {
         let vnet = VnetHdr::read(read).map_err(|_| DropReason::BadOffload)?;
         let bytes = &read[VNET_HDR_LEN..];
@@ -74,8 +75,8 @@ impl<'a> SuperPacket<'a> {
             gso_size: bytes.len() - ip.header_len,
         };
         if vnet.needs_csum {
-            // A checksum to complete must be where the transport keeps it, or segments and slices
-            // could not derive its place from the headers.
+            // A partial checksum must be at the transport's own offset, because segments and slices
+            // derive the offset from the headers.
             let at = match ip.protocol {
                 PROTO_TCP => tcp::CHECKSUM_AT,
                 PROTO_UDP => udp::CHECKSUM_AT,
@@ -113,12 +114,12 @@ impl<'a> SuperPacket<'a> {
         Ok(packet)
     }
 
-    /// The payload behind the headers.
+    /// The payload after the headers.
     pub fn payload(&self) -> &'a [u8] {
         &self.bytes[self.header_len..]
     }
 
-    /// How many packets this stands for.
+    /// Number of packets that this read stands for.
     pub fn segments(&self) -> usize {
         match self.kind {
             None => 1,
@@ -136,8 +137,8 @@ impl<'a> SuperPacket<'a> {
         }
     }
 
-    /// Writes segment `i` to `out[..segment_len(i)]`; its transport checksum is complete, or, with
-    /// `partial`, holds the pseudo-header's sum only.
+    /// Writes segment `i` to `out[..segment_len(i)]`. Its transport checksum is complete or, with
+    /// `partial`, covers the pseudo-header only.
     pub fn segment(&self, i: usize, partial: bool, out: &mut [u8]) {
         let length = self.segment_len(i);
         let out = &mut out[..length];
@@ -158,7 +159,7 @@ impl<'a> SuperPacket<'a> {
             header,
             &self.ip,
             kind,
-            Place {
+            SegmentPosition {
                 offset: from,
                 index: i as u16,
                 length,
@@ -171,30 +172,35 @@ impl<'a> SuperPacket<'a> {
     }
 }
 
-/// Where a segment or a run of segments lies in its super-packet.
+/// Position of a segment, or of a run of segments, in its super-packet.
 #[derive(Clone, Copy, Debug)]
-pub struct Place {
+pub struct SegmentPosition {
     /// Payload bytes before it.
     pub offset: usize,
-    /// Segments before it.
+    /// Number of segments before it.
     pub index: u16,
-    /// Its own length, headers included.
+    /// Its own length, including headers.
     pub length: usize,
-    /// The super-packet's last byte is in it.
+    /// Whether it contains the last byte of the super-packet.
     pub last: bool,
 }
 
-/// Turns the headers of a super-packet into those of one part of it, with the pseudo-header's sum
-/// in the checksum field.
+/// Turns the headers of a super-packet into those of one part of it. The checksum field covers the
+/// pseudo-header only.
 ///
 /// FIN and PSH belong to the last segment, CWR to the first (RFC 3168 section 6.1.2). The IPv4
-/// identification counts on, as the kernel's segmentation does.
-pub fn rewrite_header(header: &mut [u8], packet: &IpPacket, kind: Transport, place: Place) {
-    let id = u16::from_be_bytes([header[4], header[5]]).wrapping_add(place.index);
+/// identification is consecutive, as in the kernel's segmentation.
+pub fn rewrite_header(
+    header: &mut [u8],
+    packet: &IpPacket,
+    kind: Transport,
+    position: SegmentPosition,
+) {
+    let id = u16::from_be_bytes([header[4], header[5]]).wrapping_add(position.index);
     ip::set_length(
         header,
         packet.header_len,
-        place.length,
+        position.length,
         Some(id).filter(|_| !packet.is_v6()),
     );
     let (_, transport) = header.split_at_mut(packet.header_len);
@@ -202,31 +208,31 @@ pub fn rewrite_header(header: &mut [u8], packet: &IpPacket, kind: Transport, pla
         Transport::Tcp => {
             tcp::set_seq(
                 transport,
-                tcp::seq(transport).wrapping_add(place.offset as u32),
+                tcp::seq(transport).wrapping_add(position.offset as u32),
             );
-            if place.offset != 0 {
+            if position.offset != 0 {
                 transport[13] &= !tcp::CWR;
             }
-            if !place.last {
+            if !position.last {
                 transport[13] &= !(tcp::FIN | tcp::PSH);
             }
             PROTO_TCP
         }
         Transport::Udp => {
-            let length = (place.length - packet.header_len) as u16;
+            let length = (position.length - packet.header_len) as u16;
             transport[4..6].copy_from_slice(&length.to_be_bytes());
             PROTO_UDP
         }
     };
-    let length = place.length - packet.header_len;
+    let length = position.length - packet.header_len;
     let pseudo = checksum::pseudo_header(packet.src, packet.dst, protocol, length);
     let at = kind.checksum_at();
     transport[at..at + 2].copy_from_slice(&checksum::add_carries(pseudo).to_be_bytes());
 }
 
-/// Completes the transport checksum of a packet whose field holds the pseudo-header's sum.
+/// Completes a transport checksum that covers the pseudo-header only.
 ///
-/// The packet ends where `packet` ends. Packets of other protocols than TCP and UDP have none to complete and stay as they are.
+/// The packet ends where `packet` ends. Packets of other protocols than TCP and UDP stay unchanged.
 pub fn complete_checksum(packet: &mut [u8], ip: &IpPacket) {
     let at = match ip.protocol {
         PROTO_TCP => tcp::CHECKSUM_AT,
@@ -250,7 +256,8 @@ pub fn complete_checksum(packet: &mut [u8], ip: &IpPacket) {
 mod tests {
     use super::*;
 
-    /// A TCP/IPv4 super-packet as the kernel hands it up: FIN|PSH|ACK|CWR, pseudo-header sum only.
+    /// A TCP/IPv4 super-packet as the kernel delivers it: FIN|PSH|ACK|CWR, checksum of the
+    /// pseudo-header only.
     pub(crate) fn tso4(payload: usize, gso_size: u16) -> Vec<u8> {
         let mut p = vec![0; 40 + payload];
         p[0] = 0x45;
@@ -287,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn tcp_segments_are_what_the_kernel_would_send() {
+    fn tcp_segments_are_those_that_the_kernel_would_send() {
         let read = tso4(2500, 1000);
         let sp = SuperPacket::parse(&read).unwrap();
         assert_eq!(sp.segments(), 3);

@@ -1,4 +1,4 @@
-//! One pair of keys: sealing with a counter, opening with a replay window.
+//! A session: a pair of keys, sealing with a counter, and opening with a replay window.
 
 use crate::capabilities::Cipher;
 use crate::noise::Established;
@@ -12,13 +12,13 @@ use std::ops::Range;
 
 /// A transport session (WireGuard whitepaper, 5.4.5 and 5.4.6).
 pub struct Session {
-    /// Our index: the receiver field of datagrams to us.
+    /// Local index: the receiver field of datagrams to this host.
     pub local_index: u32,
-    /// Their index: the receiver field of datagrams to them.
+    /// Remote index: the receiver field of datagrams to the peer.
     pub remote_index: u32,
     /// When the handshake completed.
     pub created: Instant,
-    /// We sent the initiation.
+    /// This host sent the initiation.
     pub initiator: bool,
     /// The AEAD in use.
     pub cipher: Cipher,
@@ -29,7 +29,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// A session over freshly derived keys.
+    /// Creates a session with freshly derived keys.
     pub fn new(keys: &Established, cipher: Cipher, initiator: bool, now: Instant) -> Session {
         let algorithm = match cipher {
             Cipher::Aes256Gcm => &AES_256_GCM,
@@ -56,7 +56,7 @@ impl Session {
         }
     }
 
-    /// What the timers judge it by.
+    /// Age and use of the session, for the timers.
     pub fn age(&self) -> SessionAge {
         SessionAge {
             derived: self.created,
@@ -65,13 +65,13 @@ impl Session {
         }
     }
 
-    /// The counter that the next sealed datagram gets: also how many were sealed.
+    /// The counter of the next sealed datagram, which is the number of datagrams sealed so far.
     pub fn counter(&self) -> u64 {
         self.next_counter
     }
 
-    /// Seals a data message in place: `datagram` is room for the header, the plaintext from byte 16
-    /// on, and room for the tag.
+    /// Seals a data message in place. `datagram` has space for the header, the plaintext from byte
+    /// 16 on, and space for the tag.
     pub fn seal(&mut self, kind: u8, datagram: &mut [u8]) {
         let counter = self.next_counter;
         self.next_counter += 1;
@@ -95,15 +95,15 @@ impl Session {
         tag_room.copy_from_slice(tag.as_ref());
     }
 
-    /// No datagram with a higher counter has been accepted.
+    /// Whether no datagram with a higher counter has been accepted.
     pub fn is_newest(&self, counter: u64) -> bool {
         self.replay.next_counter() == counter + 1
     }
 
-    /// Opens a received datagram in place and says where its plaintext lies.
+    /// Opens a received datagram in place and returns the range of its plaintext.
     ///
-    /// A counter that was seen is refused at once: to open it again would be wasted. The window moves
-    /// behind authentication only (RFC 6479), so that a forged counter moves none.
+    /// A replayed counter is refused before decryption. The window moves only after authentication
+    /// (RFC 6479), so a forged counter does not move it.
     pub fn open(
         &mut self,
         header: &DataHeader,

@@ -1,27 +1,27 @@
-//! TAI64N: the stamp in an initiation that keeps a recorded one from being played again.
+//! TAI64N: the timestamp in an initiation that prevents replays.
 //!
-//! A peer accepts an initiation only if its stamp is greater than every one before, so stamps need
-//! an order and a strictly rising source; whether they tell the time matters to nobody.
-//! Format: <https://cr.yp.to/libtai/tai64.html>, big-endian, hence ordered as bytes are.
+//! A peer accepts an initiation only if its timestamp is greater than every earlier one. Timestamps
+//! must be ordered and strictly increasing; they need not be accurate. Format:
+//! <https://cr.yp.to/libtai/tai64.html>, big-endian, so their bytes have the same order.
 
 use std::fmt;
 use std::time::Duration;
 
 use crate::constants::{INITIATIONS_PER_SECOND, TAI64N_LEN};
 
-/// TAI64 label of 1970-01-01 00:00:00 UTC: 2^62, and the 10 s by which TAI led UTC then.
+/// TAI64 label of 1970-01-01 00:00:00 UTC: 2^62 plus the 10 s by which TAI was ahead of UTC.
 const UNIX_EPOCH: u64 = (1 << 62) + 10;
-/// Stamps are multiples of this many nanoseconds: the greatest power of two below the pause
+/// Timestamps are multiples of this many nanoseconds: the largest power of two below the interval
 /// between two initiations at [`INITIATIONS_PER_SECOND`] (kernel `noise.c`, `tai64n_now`).
 const GRAIN: u32 = 1 << (1_000_000_000 / INITIATIONS_PER_SECOND).ilog2();
 
-/// A TAI64N stamp: seconds and nanoseconds, as on the wire.
+/// A TAI64N timestamp: seconds and nanoseconds, as on the wire.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Tai64n([u8; TAI64N_LEN]);
 
 impl Tai64n {
-    /// The stamp of the wall-clock time `since_epoch` (UTC, Unix epoch), rounded down to the grain
-    /// of about 17 ms that hides the clock's fine phase.
+    /// The timestamp of the wall-clock time `since_epoch` (UTC, Unix epoch), rounded down to a
+    /// multiple of about 17 ms, which hides the fine phase of the clock.
     pub fn from_unix(since_epoch: Duration) -> Self {
         let nanos = since_epoch.subsec_nanos();
         Self::new(
@@ -55,7 +55,7 @@ impl Tai64n {
         )
     }
 
-    /// The next greater stamp of the grain.
+    /// The next greater timestamp.
     fn next(self) -> Self {
         let (seconds, nanos) = self.parts();
         match nanos - nanos % GRAIN + GRAIN {
@@ -72,17 +72,17 @@ impl fmt::Debug for Tai64n {
     }
 }
 
-/// Source of strictly rising stamps.
+/// Source of strictly increasing timestamps.
 ///
-/// A clock set back, or two initiations within a grain, would otherwise yield a stamp that the
-/// peer refuses; this takes the successor of the last stamp instead.
+/// A clock set back, or two initiations within one grain, would otherwise yield a timestamp that
+/// the peer refuses. In that case the successor of the last timestamp is used.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tai64nClock {
     last: Option<Tai64n>,
 }
 
 impl Tai64nClock {
-    /// A stamp for the wall-clock time `since_epoch`, greater than every stamp before.
+    /// Returns a timestamp for the wall-clock time `since_epoch`, greater than every earlier one.
     pub fn stamp(&mut self, since_epoch: Duration) -> Tai64n {
         let mut stamp = Tai64n::from_unix(since_epoch);
         if let Some(last) = self.last
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn stamps_rise_when_the_clock_stands_or_falls() {
+    fn timestamps_rise_when_the_clock_stops_or_goes_back() {
         let mut clock = Tai64nClock::default();
         let mut last = clock.stamp(Duration::new(1000, 999_999_999));
         for second in [1000, 1000, 999, 0, 1000, 1001] {

@@ -1,13 +1,13 @@
-//! Time as the protocol sees it: what its caller read from a clock, never a clock of its own.
+//! Time: values that the caller read from a clock. This crate reads no clock.
 
 use std::fmt;
 use std::ops::{Add, AddAssign, Sub};
 use std::time::Duration;
 
-/// A point in time: nanoseconds since boot, suspended time included (`CLOCK_BOOTTIME`).
+/// A point in time: nanoseconds since boot, including suspended time (`CLOCK_BOOTTIME`).
 ///
-/// It must include suspension: keys have to age while a laptop sleeps.
-/// Arithmetic saturates; 2^64 ns are 584 years.
+/// Suspended time must count, because keys have to age while a laptop sleeps. Arithmetic saturates;
+/// 2^64 ns are 584 years.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Instant(u64);
 
@@ -25,7 +25,7 @@ impl Instant {
         self.0
     }
 
-    /// Time from `earlier` to `self`; zero if `earlier` is the later one.
+    /// Time from `earlier` to `self`; zero if `earlier` is later.
     pub const fn duration_since(self, earlier: Instant) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }

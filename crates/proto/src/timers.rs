@@ -1,19 +1,19 @@
 //! The timers of one peer, after the kernel's `timers.c` and the paper's section 6.
 //!
 //! - **Retransmit handshake**: an initiation unanswered for `REKEY_TIMEOUT` plus up to a third of a
-//!   second is sent again, until `REKEY_ATTEMPT_TIME` has gone by; then the peer is given up and
-//!   what waits for it is dropped. New traffic starts over.
+//!   second is repeated, until `REKEY_ATTEMPT_TIME` has passed. Then the peer is given up and
+//!   staged packets are dropped. New traffic starts over.
 //! - **Send keepalive**: data was received and nothing authenticated was sent for
-//!   `KEEPALIVE_TIMEOUT`: an empty packet tells the peer that its data arrives.
-//! - **New handshake**: data was sent and nothing authenticated was received for
-//!   `KEEPALIVE_TIMEOUT + REKEY_TIMEOUT`: the session may be dead, so a new one is asked for.
-//! - **Zero keys**: no new session for three times `REJECT_AFTER_TIME`: every key is erased.
+//!   `KEEPALIVE_TIMEOUT`. An empty packet tells the peer that its data arrives.
+//! - **New handshake**: data was sent and nothing authenticated was received for `KEEPALIVE_TIMEOUT
+//!   + REKEY_TIMEOUT`. The session may be dead, so a new one is initiated.
+//! - **Zero keys**: no new session for three times `REJECT_AFTER_TIME`. Every key is erased.
 //! - **Persistent keepalive**: nothing authenticated in either direction for the configured
-//!   interval: an empty packet keeps the state of middle boxes alive.
+//!   interval. An empty packet keeps the state of middleboxes alive.
 //!
-//! A pure state machine: events in (each named as in the kernel), [`Timers::next`] for when to call
-//! again and why, [`Timers::expire`] for what to do then. A session's age is no timer: whoever uses
-//! one asks [`Timers::rekey_on_send`] and [`Timers::rekey_on_receive`].
+//! This is a pure state machine. Events are methods, named as in the kernel; [`Timers::next`]
+//! returns when to call again and why, and [`Timers::expire`] the actions to perform. A session's
+//! age is not a timer: [`Timers::rekey_on_send`] and [`Timers::rekey_on_receive`] check it on use.
 
 use std::time::Duration;
 
@@ -21,12 +21,12 @@ use crate::constants::*;
 use crate::rng::Rng;
 use crate::time::Instant;
 
-/// Why a peer wants to be woken.
+/// Why a peer is to be woken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum WakeReason {
     /// An initiation may be unanswered.
     RetransmitHandshake,
-    /// An empty packet may be due to a peer that sends.
+    /// An empty packet may be due to a peer that sends data.
     SendKeepalive,
     /// A peer may have stopped answering.
     NewHandshake,
@@ -46,29 +46,29 @@ const ALL: [WakeReason; 5] = [
     PersistentKeepalive,
 ];
 
-/// What an expired timer asks for.
+/// An action of an expired timer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Erase the keys of all sessions and of a pending handshake.
     ZeroKeys,
-    /// Drop what is queued for the peer: it does not answer.
+    /// Drop the staged packets: the peer does not answer.
     GiveUp,
-    /// Send an initiation, from whatever source address the route has now, and report it by
-    /// [`Timers::handshake_initiated`] even if the socket refused it, or there will be no retry.
+    /// Send an initiation from the current source address, and report it by
+    /// [`Timers::handshake_initiated`] even if the socket refused it; otherwise it is not repeated.
     SendInitiation {
-        /// Whether it repeats one that was not answered.
+        /// Whether it repeats an unanswered one.
         retry: bool,
     },
-    /// Send an empty packet; without a session, ask [`Timers::want_handshake`] instead.
+    /// Send an empty packet. Without a session, call [`Timers::want_handshake`] instead.
     SendKeepalive,
 }
 
-/// What [`Timers`] has to know of a session to judge its age.
+/// Age and use of a session, as input to [`Timers`].
 #[derive(Clone, Copy, Debug)]
 pub struct SessionAge {
     /// When its keys were derived.
     pub derived: Instant,
-    /// Whether this end initiated the handshake: only the initiator renews a session by its age.
+    /// Whether this end initiated the handshake. Only the initiator renews a session for its age.
     pub is_initiator: bool,
     /// Messages sent in it.
     pub sent: u64,
@@ -81,17 +81,18 @@ pub struct Timers {
     due: [Option<Instant>; ALL.len()],
     persistent_interval: Option<Duration>,
     last_initiation: Option<Instant>,
-    /// When an initiation was last sent because the peer tries to reach us: it is not repeated, nor does it hold up others.
-    last_approach: Option<Instant>,
+    /// When an initiation was last sent in answer to a call-me-maybe. It is neither repeated nor
+    /// does it delay others.
+    last_call: Option<Instant>,
     /// Initiations repeated since the last reason to send one.
     retries: u32,
-    /// A session is being renewed because data came near its end; once per session suffices.
+    /// A session is being renewed because data arrived near its end. Once per session is enough.
     sent_lastminute_handshake: bool,
 }
 
 /// Events.
 impl Timers {
-    /// Data, not only a keepalive, was sent.
+    /// Data, not just a keepalive, was sent.
     pub fn data_sent(&mut self, now: Instant, rng: &mut dyn Rng) {
         if self.due[NewHandshake as usize].is_none() {
             self.arm(
@@ -101,36 +102,36 @@ impl Timers {
         }
     }
 
-    /// Data, not only a keepalive, was received and authenticated.
+    /// Data, not just a keepalive, was received and authenticated.
     ///
-    /// The kernel also notes that data came while the timer ran, against a race of its receive and
-    /// timer contexts. Here both are one: the keepalive answers all that came before it.
+    /// The kernel also records that data arrived while the timer ran, because its receive and timer
+    /// contexts race. Here they are one, and the keepalive answers everything before it.
     pub fn data_received(&mut self, now: Instant) {
         if self.due[SendKeepalive as usize].is_none() {
             self.arm(SendKeepalive, now + KEEPALIVE_TIMEOUT);
         }
     }
 
-    /// Anything was sent that the peer can authenticate: data, a keepalive or a handshake message.
+    /// A packet that the peer can authenticate was sent: data, a keepalive or a handshake message.
     pub fn any_authenticated_packet_sent(&mut self, now: Instant) {
         self.disarm(SendKeepalive);
         self.traversal(now);
     }
 
-    /// Anything was received and authenticated: data, a keepalive or a handshake message.
+    /// An authenticated packet was received: data, a keepalive or a handshake message.
     pub fn any_authenticated_packet_received(&mut self, now: Instant) {
         self.disarm(NewHandshake);
         self.traversal(now);
     }
 
-    /// An initiation was sent, or at least tried.
+    /// An initiation was sent, or sending was at least attempted.
     pub fn handshake_initiated(&mut self, now: Instant, rng: &mut dyn Rng) {
         self.last_initiation = Some(now);
         self.arm(RetransmitHandshake, now + REKEY_TIMEOUT + jitter(rng));
     }
 
-    /// The handshake is confirmed: a response was accepted, or the first data came in the session
-    /// that a response of ours made.
+    /// The handshake is confirmed: a response was accepted, or the first data arrived in a session
+    /// derived as responder.
     pub fn handshake_complete(&mut self) {
         self.disarm(RetransmitHandshake);
         self.retries = 0;
@@ -142,39 +143,39 @@ impl Timers {
         self.arm(ZeroKeys, now + ZERO_KEYS_AFTER);
     }
 
-    /// An initiation was sent a moment ago and waits for its response.
+    /// Whether a recent initiation waits for its response.
     pub fn handshake_pending(&self) -> bool {
         self.due[RetransmitHandshake as usize].is_some()
     }
 
-    /// Whether an initiation would help somebody who is trying to reach us: not if one was sent for that less than
-    /// [`APPROACH_INTERVAL`] ago.
-    pub fn may_approach(&self, now: Instant) -> bool {
-        self.last_approach
-            .is_none_or(|last| last.has_expired(APPROACH_INTERVAL, now))
+    /// Whether a call-me-maybe may be answered by an initiation: not if one was answered less than
+    /// [`CALL_INTERVAL`] ago.
+    pub fn may_answer_call(&self, now: Instant) -> bool {
+        self.last_call
+            .is_none_or(|last| last.has_expired(CALL_INTERVAL, now))
     }
 
-    /// One was sent for that.
-    pub fn approached(&mut self, now: Instant) {
-        self.last_approach = Some(now);
+    /// A call-me-maybe was answered by an initiation.
+    pub fn call_answered(&mut self, now: Instant) {
+        self.last_call = Some(now);
         // A partial handshake may leave key material behind.
         if self.due[ZeroKeys as usize].is_none() {
             self.arm(ZeroKeys, now + ZERO_KEYS_AFTER);
         }
     }
 
-    /// The latest initiation repeats one that was not answered.
+    /// Whether the latest initiation repeats an unanswered one.
     pub fn is_retrying(&self) -> bool {
         self.retries > 0
     }
 
-    /// Sets or clears the persistent keepalive; a new one is due at once (as when `wg` sets it).
+    /// Sets or clears the persistent keepalive. A new one is due at once (as when `wg` sets it).
     pub fn set_persistent_keepalive(&mut self, interval: Option<Duration>, now: Instant) {
         let interval = interval.filter(|interval| !interval.is_zero());
         match (interval, self.persistent_interval) {
             (None, _) => self.disarm(PersistentKeepalive),
             (Some(_), None) => self.arm(PersistentKeepalive, now),
-            // Kept until the next packet starts the new interval.
+            // The next packet starts the new interval.
             (Some(_), Some(_)) => {}
         }
         self.persistent_interval = interval;
@@ -185,14 +186,14 @@ impl Timers {
         self.persistent_interval
     }
 
-    /// The interface comes up: a persistent keepalive is due at once.
+    /// The interface comes up, so a persistent keepalive is due at once.
     pub fn start(&mut self, now: Instant) {
         if self.persistent_interval.is_some() {
             self.arm(PersistentKeepalive, now);
         }
     }
 
-    /// The initiations sent are void: the next reason for one need not wait for their pause.
+    /// Voids the initiations sent so far: the next one need not wait.
     pub fn forget_initiation(&mut self) {
         self.last_initiation = None;
     }
@@ -207,27 +208,27 @@ impl Timers {
     }
 }
 
-/// Questions about handshakes.
+/// Handshake decisions.
 impl Timers {
-    /// There is a fresh reason for a handshake, such as data without a session. Whether to send
-    /// the initiation now: not if one was sent less than `REKEY_TIMEOUT` ago, which the retransmit
-    /// timer will repeat if need be.
+    /// Whether to send an initiation now, for a new reason such as data without a session. Not if
+    /// one was sent less than `REKEY_TIMEOUT` ago; the retransmit timer repeats that one if
+    /// necessary.
     pub fn want_handshake(&mut self, now: Instant) -> bool {
         self.retries = 0;
         self.last_initiation
             .is_none_or(|last| last.has_expired(REKEY_TIMEOUT, now))
     }
 
-    /// Whether to send an initiation because `session`, in which something was just sent, is
-    /// getting old or is nearly used up.
+    /// Whether to send an initiation because `session`, in which something was just sent, is old or
+    /// nearly used up.
     pub fn rekey_on_send(&mut self, session: &SessionAge, now: Instant) -> bool {
         let used_up = session.sent > REKEY_AFTER_MESSAGES;
         let old = session.is_initiator && session.derived.has_expired(REKEY_AFTER_TIME, now);
         (used_up || old) && self.want_handshake(now)
     }
 
-    /// Whether to send an initiation because `session`, in which something was just received, will
-    /// soon die and this end may have nothing to send that would renew it.
+    /// Whether to send an initiation because `session`, in which something was just received,
+    /// expires soon and this end may have nothing to send that would renew it.
     pub fn rekey_on_receive(&mut self, session: &SessionAge, now: Instant) -> bool {
         let old = session.is_initiator && session.derived.has_expired(REKEY_ON_RECEIVE_AFTER, now);
         if self.sent_lastminute_handshake || !old {
@@ -238,7 +239,7 @@ impl Timers {
     }
 }
 
-/// The passing of time.
+/// Timers.
 impl Timers {
     /// When to call [`expire`](Self::expire), and why; `None` while nothing is pending.
     pub fn next(&self) -> Option<(Instant, WakeReason)> {
@@ -247,7 +248,7 @@ impl Timers {
             .min()
     }
 
-    /// What the timers due at `now` ask for, in the order in which to do it; each at most once.
+    /// Returns the actions that are due at `now`, in the order to perform them; each at most once.
     pub fn expire(&mut self, now: Instant) -> impl Iterator<Item = Action> + use<> {
         let zero_keys = self.take_due(ZeroKeys, now).then_some(Action::ZeroKeys);
         let (give_up, initiation) = self.expire_handshake(now);
@@ -281,7 +282,7 @@ impl Timers {
         let passive = self.take_due(SendKeepalive, now);
         let persistent = self.take_due(PersistentKeepalive, now);
         if persistent {
-            // Also without a session to send it in, so that a lost peer is tried again for ever.
+            // Also without a session, so that a lost peer is retried forever.
             self.traversal(now);
         }
         passive || persistent

@@ -9,7 +9,8 @@
 //! 2. [`Tunnel::inbound`] with a batch of received datagrams and the arena they lie in;
 //! 3. [`Tunnel::poll`] when [`Tunnel::next_wakeup`] has come, again while it says there is more;
 //! 4. after each of these: sends the [`Outbox`]'s runs and reports each by [`Tunnel::sent`], writes
-//!    the [`Inbox`](crate::inbox::Inbox)'s writes and reports each by [`Tunnel::delivered`], clears both.
+//!    the [`Inbox`](crate::inbox::Inbox)'s writes and reports each by [`Tunnel::delivered`], clears
+//!    both.
 //!
 //! The same calls with the same arguments and the same random source give the same bytes.
 
@@ -24,19 +25,19 @@ pub use inbound::Datagram;
 pub(crate) use outbound::{clamp_syn, may_send};
 
 use crate::allowed_ips::{AllowedIps, LookupCache};
-use crate::birthday::{Knock, Outside};
+use crate::birthday::{NatMappings, Punch};
 use crate::capabilities::Cipher;
 use crate::constants::{REJECT_AFTER_TIME, REKEY_AFTER_TIME};
 use crate::cookie::{CookieChecker, CookieJar};
-use crate::filter::{Destinations, Filter, Guard};
+use crate::filter::{Destinations, Filter, StatefulFilter};
 use crate::inbox::Write;
 use crate::indices::{IndexTable, PeerId};
 use crate::keys::{Identity, PresharedKey, PrivateKey, PublicKey};
-use crate::noise::Construction;
+use crate::noise::Protocol;
 use crate::outbox::{Outbox, Run};
 use crate::peer::{Peer, PeerTable};
 use crate::rate_limiter::LoadMeter;
-use crate::rng::{Ahead, Rng};
+use crate::rng::{BufferedRng, Rng};
 use crate::tai64n::Tai64nClock;
 use crate::time::Instant;
 use ipnet::IpNet;
@@ -46,117 +47,117 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-/// Sessions and handshakes at a time; each peer needs at most four indices.
+/// Maximum number of sessions and pending handshakes. Each peer needs at most four indices.
 const MAX_INDICES: usize = 1 << 20;
 
-/// The time, as the driver read it.
+/// The time, as read by the driver.
 #[derive(Clone, Copy, Debug)]
 pub struct Now {
-    /// Since boot, suspended time included.
+    /// Time since boot, including suspended time.
     pub mono: Instant,
-    /// Since the Unix epoch, for handshake timestamps only.
+    /// Time since the Unix epoch; used only for handshake timestamps.
     pub wall: Duration,
 }
 
 /// How a peer is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reached {
-    /// There is no session that could be sent in, or nothing comes back.
-    Not,
-    /// In one direction at least by a relay.
-    ByRelay,
-    /// Both ways, as far as is known here.
-    Directly,
+pub enum Reachability {
+    /// There is no session that may send, or nothing comes back.
+    Unreachable,
+    /// Over a relay, in one direction at least.
+    Relayed,
+    /// Directly in both directions, as far as this end knows.
+    Direct,
 }
 
-/// What a tunnel is made with.
+/// Parameters of a new tunnel.
 pub struct TunnelConfig {
     /// WireGuard or native.
-    pub construction: Construction,
-    /// Our static key.
+    pub protocol: Protocol,
+    /// Static private key of this host.
     pub private_key: PrivateKey,
-    /// MTU of the TUN device.
+    /// MTU of the TUN device in bytes.
     pub inner_mtu: u32,
-    /// The TUN device takes super-packets and partial checksums.
+    /// Whether the TUN device takes super-packets and partial checksums.
     pub offload: bool,
     /// AEADs in order of preference (native).
     pub ciphers: Vec<Cipher>,
-    /// The outer header gets the DSCP of the inner packet (RFC 2983, uniform model), which shows the path what kind of
-    /// traffic it carries; otherwise data has DSCP 0 (pipe model).
+    /// Copy the DSCP of the inner packet to the outer header (RFC 2983, uniform model), which
+    /// reveals the kind of traffic to the path. Otherwise data has DSCP 0 (pipe model).
     pub copy_dscp: bool,
-    /// Where randomness comes from.
+    /// Random source.
     pub rng: Box<dyn Rng + Send>,
 }
 
-/// One tunnel.
+/// One tunnel: an identity and its peers.
 pub struct Tunnel {
-    construction: Construction,
+    protocol: Protocol,
     identity: Identity,
-    former: Option<Former>,
+    previous: Option<PreviousIdentity>,
     inner_mtu: u32,
     offload: bool,
     ciphers: Vec<Cipher>,
-    /// What of the inner packet's traffic class goes into the outer header.
+    /// Bits of the inner packet's traffic class that are copied to the outer header.
     class_mask: u8,
     peers: PeerTable,
     by_key: BTreeMap<PublicKey, PeerId>,
     allowed_ips: AllowedIps,
     indices: IndexTable<PeerId>,
-    defence: Defence,
+    flood_protection: FloodProtection,
     clock: Tai64nClock,
     rng: Box<dyn Rng + Send>,
-    /// When to poll for which peer; one entry each at most ([`Peer::scheduled`]).
+    /// Wake-up queue; at most one entry for each peer ([`Peer::scheduled`]).
     wakeups: BTreeSet<(Instant, PeerId)>,
     scratch: Scratch,
-    /// See [`Tunnel::take_sought`].
-    sought: Vec<PeerId>,
-    /// Questions so far whether a peer answers: the number of the latest.
-    questions: u64,
-    /// What is before this host.
-    outside: Outside,
-    /// See [`Tunnel::take_knocks`]; one for each peer at most.
-    knocks: Vec<Knock>,
+    /// See [`Tunnel::take_peers_to_call`].
+    peers_to_call: Vec<PeerId>,
+    /// Number of pings so far, which is the number of the latest.
+    pings_sent: u64,
+    /// Mapping behaviour of this host's NATs.
+    nat_mappings: NatMappings,
+    /// See [`Tunnel::take_punches`]; at most one for each peer.
+    punches: Vec<Punch>,
     searches: birthday::Searches,
-    /// What belongs to no peer, and what belonged to peers that were removed.
-    stray: PeerCounters,
+    /// Counts without a peer, and counts of removed peers.
+    unattributed: PeerCounters,
 }
 
-/// Who this host was until lately, for peers that do not know its new key yet.
-struct Former {
+/// The identity before the last key rotation, for peers that do not know the new key yet.
+struct PreviousIdentity {
     identity: Identity,
     cookies: CookieChecker,
-    /// Nobody is answered as it from then on.
+    /// When it expires.
     until: Instant,
 }
 
-/// Against floods of handshakes.
-struct Defence {
+/// Protection against floods of handshakes.
+struct FloodProtection {
     cookies: CookieChecker,
     load: LoadMeter,
-    /// Handshake messages with a right mac1 within the second that began at the instant.
+    /// Start of the current second, and number of handshake messages with a valid mac1 in it.
     recent: (Instant, u32),
 }
 
-/// Memory that lives between batches, so that nothing is allocated for one.
+/// Buffers kept between batches, so that a batch allocates nothing.
 #[derive(Default)]
 struct Scratch {
     routed: Vec<(PeerId, u32)>,
     touched: Vec<PeerId>,
     source: LookupCache,
     destination: LookupCache,
-    /// For the timers of data, which start anew with almost every answer.
-    jitter: Ahead,
+    /// Random bytes for the data timers, which restart on almost every reply.
+    jitter: BufferedRng,
 }
 
 impl Tunnel {
-    /// A tunnel without peers.
+    /// Creates a tunnel without peers.
     pub fn new(config: TunnelConfig) -> Tunnel {
         let identity = Identity::new(config.private_key);
         Tunnel {
-            construction: config.construction,
-            defence: Defence::new(config.construction, &identity),
+            protocol: config.protocol,
+            flood_protection: FloodProtection::new(config.protocol, &identity),
             identity,
-            former: None,
+            previous: None,
             inner_mtu: config.inner_mtu,
             offload: config.offload,
             ciphers: config.ciphers,
@@ -169,39 +170,40 @@ impl Tunnel {
             rng: config.rng,
             wakeups: BTreeSet::new(),
             scratch: Scratch::default(),
-            sought: Vec::new(),
-            questions: 0,
-            outside: Outside::default(),
-            knocks: Vec::new(),
+            peers_to_call: Vec::new(),
+            pings_sent: 0,
+            nat_mappings: NatMappings::default(),
+            punches: Vec::new(),
             searches: birthday::Searches::default(),
-            stray: PeerCounters::default(),
+            unattributed: PeerCounters::default(),
         }
     }
 
-    /// WireGuard or native.
-    pub fn construction(&self) -> Construction {
-        self.construction
+    /// The protocol of this tunnel.
+    pub fn protocol(&self) -> Protocol {
+        self.protocol
     }
 
-    /// Our key pair.
+    /// The key pair of this host.
     pub fn identity(&self) -> &Identity {
         &self.identity
     }
 
-    /// Takes on another identity: every session and pending handshake ends. A peer that has the
-    /// new key is removed, as nobody is their own peer.
+    /// Changes the identity and ends every session and pending handshake. A peer with the new key
+    /// is removed, because a host is not its own peer.
     pub fn set_private_key(&mut self, private_key: PrivateKey) {
         self.identity = Identity::new(private_key);
-        self.defence = Defence::new(self.construction, &self.identity);
-        self.former = None;
+        self.flood_protection = FloodProtection::new(self.protocol, &self.identity);
+        self.previous = None;
         if let Some(own) = self.peer_by_key(self.identity.public()) {
             self.remove_peer(own);
         }
         self.end_sessions();
     }
 
-    /// Takes on another identity, and keeps every session: each ends when a handshake under the new key has replaced it, or when it
-    /// is too old. For so long ([`REJECT_AFTER_TIME`]) who does not know the new key is answered under the former one.
+    /// Changes the identity and keeps every session. A session ends when a handshake under the new
+    /// key replaces it, or when it expires. Peers that do not know the new key are answered under
+    /// the previous one for [`REJECT_AFTER_TIME`].
     pub fn rotate_private_key(&mut self, private_key: PrivateKey, now: Instant) {
         let identity = Identity::new(private_key);
         if identity.public() == self.identity.public() {
@@ -210,37 +212,39 @@ impl Tunnel {
         if let Some(own) = self.peer_by_key(identity.public()) {
             self.remove_peer(own);
         }
-        let cookies = CookieChecker::new(self.construction, &identity);
-        self.former = Some(Former {
+        let cookies = CookieChecker::new(self.protocol, &identity);
+        self.previous = Some(PreviousIdentity {
             identity: std::mem::replace(&mut self.identity, identity),
-            cookies: std::mem::replace(&mut self.defence.cookies, cookies),
+            cookies: std::mem::replace(&mut self.flood_protection.cookies, cookies),
             until: now + REJECT_AFTER_TIME,
         });
     }
 
-    /// A peer has another key from now on, and is otherwise who it was: its sessions stay until a handshake under the new key has
-    /// replaced them. False if there is no such peer, or the key is another's or our own.
+    /// Changes the key of a peer and keeps its sessions until a handshake under the new key
+    /// replaces them. Returns false if there is no such peer, or if the key belongs to another peer
+    /// or to this host.
     pub fn rotate_peer_key(&mut self, id: PeerId, key: PublicKey) -> bool {
         if key == *self.identity.public() || self.by_key.contains_key(&key) {
             return false;
         }
-        let construction = self.construction;
+        let protocol = self.protocol;
         let Some(peer) = self.peer_mut(id) else {
             return false;
         };
-        let former = std::mem::replace(&mut peer.public_key, key);
-        peer.handshake.cookie = CookieJar::new(construction, &key);
-        // Nothing that was said under the former key counts for this one: not how late it was, nor an initiation to it.
+        let previous = std::mem::replace(&mut peer.public_key, key);
+        peer.handshake.cookie = CookieJar::new(protocol, &key);
+        // State that depends on the previous key is void: the last timestamp, and a pending
+        // initiation to it.
         peer.handshake.last_timestamp = None;
-        if let Some(begun) = peer.handshake.pending.take() {
-            self.indices.remove(begun.initiator.local_index());
+        if let Some(pending) = peer.handshake.pending.take() {
+            self.indices.remove(pending.initiator.local_index());
         }
-        self.by_key.remove(&former);
+        self.by_key.remove(&previous);
         self.by_key.insert(key, id);
         true
     }
 
-    /// Begins a handshake with a peer if there is a session that it would replace.
+    /// Starts a handshake with a peer if there is a session to replace.
     pub fn renew(&mut self, now: Now, id: PeerId, outbox: &mut Outbox) {
         let wanted = self
             .peer_mut(id)
@@ -251,7 +255,7 @@ impl Tunnel {
         }
     }
 
-    /// Ends every session and pending handshake. The next initiation need not wait.
+    /// Ends every session and pending handshake. The next initiation is not delayed.
     pub fn end_sessions(&mut self) {
         for id in self.by_key.values().copied().collect::<Vec<_>>() {
             self.forget_sessions(id);
@@ -261,46 +265,47 @@ impl Tunnel {
         }
     }
 
-    /// Begins a handshake with every peer that has an endpoint: they are to know where this identity is
-    /// now.
+    /// Starts a handshake with every peer that has an endpoint, so that they learn this host's new
+    /// identity and address.
     pub fn greet(&mut self, now: Now, outbox: &mut Outbox) {
         for id in self.by_key.values().copied().collect::<Vec<_>>() {
             let wanted = self
                 .peer_mut(id)
                 .is_some_and(|p| p.is_reachable() && p.timers.want_handshake(now.mono));
-            if wanted && outbox.room() > crate::batch::MAX_READ {
+            if wanted && outbox.remaining() > crate::batch::MAX_READ {
                 self.initiate_handshake(now, id, outbox);
                 self.reschedule(id, now.mono, now.mono);
             }
         }
     }
 
-    /// Tells the MTU of the TUN device after it changed.
+    /// Sets the MTU of the TUN device after a change.
     pub fn set_inner_mtu(&mut self, mtu: u32) {
         self.inner_mtu = mtu;
     }
 
-    /// All peers, ordered by key.
+    /// Returns all peers, ordered by key.
     pub fn peers(&self) -> impl Iterator<Item = &Peer> {
         self.by_key.values().filter_map(|id| self.peer(*id))
     }
 
-    /// The peer with this number.
+    /// Returns the peer with this number.
     pub fn peer(&self, id: PeerId) -> Option<&Peer> {
         self.peers.get(id.0 as usize)?.as_ref()
     }
 
-    /// The peer with this key.
+    /// Returns the number of the peer with this key.
     pub fn peer_by_key(&self, key: &PublicKey) -> Option<PeerId> {
         self.by_key.get(key).copied()
     }
 
-    /// The prefixes that belong to a peer.
+    /// Returns the prefixes of a peer.
     pub fn allowed_ips(&self, peer: PeerId) -> impl Iterator<Item = IpNet> {
         self.allowed_ips.iter_peer(peer)
     }
 
-    /// Adds a peer, or finds the one that has this key. `None` for our own key.
+    /// Adds a peer, or returns the existing one with this key. Returns `None` for this host's own
+    /// key.
     pub fn add_peer(&mut self, key: PublicKey) -> Option<PeerId> {
         if key == *self.identity.public() {
             return None;
@@ -308,13 +313,13 @@ impl Tunnel {
         if let Some(id) = self.peer_by_key(&key) {
             return Some(id);
         }
-        let construction = self.construction;
-        let id = self.peers.insert(|id| Peer::new(id, construction, key))?;
+        let protocol = self.protocol;
+        let id = self.peers.insert(|id| Peer::new(id, protocol, key))?;
         self.by_key.insert(key, id);
         Some(id)
     }
 
-    /// Removes a peer with all that belongs to it; its counts stay in the tunnel's sum.
+    /// Removes a peer and all its state. Its counts stay in the totals.
     pub fn remove_peer(&mut self, id: PeerId) {
         self.forget_sessions(id);
         let Some(mut peer) = self.peers.remove(id) else {
@@ -323,16 +328,16 @@ impl Tunnel {
         if let Some(at) = peer.scheduled {
             self.wakeups.remove(&(at, id));
         }
-        peer.drop_stash(DropReason::PeerRemoved);
-        let held = std::mem::take(&mut peer.counters.inbound.held);
+        peer.drop_staged(DropReason::PeerRemoved);
+        let pending = std::mem::take(&mut peer.counters.inbound.pending);
         peer.counters
             .inbound
             .drops
-            .add(DropReason::PeerRemoved, held);
-        self.stray.add(&peer.counters);
+            .add(DropReason::PeerRemoved, pending);
+        self.unattributed.add(&peer.counters);
         self.by_key.remove(&peer.public_key);
         self.allowed_ips.remove_peer(id);
-        self.knocks.retain(|knock| knock.peer != id);
+        self.punches.retain(|punch| punch.peer != id);
     }
 
     /// Sets the preshared key; all zero means none. It takes effect with the next handshake.
@@ -342,65 +347,67 @@ impl Tunnel {
         }
     }
 
-    /// Sets where the peer is.
+    /// Sets the endpoint of a peer.
     pub fn set_endpoint(&mut self, id: PeerId, endpoint: SocketAddr) {
         if let Some(peer) = self.peer_mut(id) {
             peer.path.move_to(endpoint, None);
         }
     }
 
-    /// Sets where else the peer may be, the best first ([`Paths::set_told`](crate::paths::Paths::set_told)).
+    /// Sets the signalled candidates of a peer, best first
+    /// ([`Paths::set_signalled`](crate::paths::Paths::set_signalled)).
     pub fn set_candidates(&mut self, id: PeerId, candidates: &[SocketAddr], now: Instant) {
         if let Some(peer) = self.peer_mut(id)
-            && peer.paths.set_told(candidates)
+            && peer.paths.set_signalled(candidates)
         {
-            peer.birthday.look_again(now);
-            peer.handshake.new_way();
+            peer.birthday.on_nat_change(now);
+            peer.handshake.mark_new_candidate();
         }
         self.reschedule(id, now, now);
     }
 
-    /// Sets by which relays the peer is reached ([`Paths::set_relays`](crate::paths::Paths::set_relays)).
+    /// Sets the relays of a peer ([`Paths::set_relays`](crate::paths::Paths::set_relays)).
     pub fn set_relays(&mut self, id: PeerId, relays: &[SocketAddr]) {
         if let Some(peer) = self.peer_mut(id)
             && peer.paths.set_relays(relays, peer.path.endpoint)
         {
-            peer.handshake.new_way();
+            peer.handshake.mark_new_candidate();
             self.reschedule(id, Instant::BOOT, Instant::BOOT);
         }
     }
 
-    /// How the peer is reached at this time.
-    pub fn reached(&self, id: PeerId, now: Instant) -> Reached {
+    /// Returns how the peer is reached at this time.
+    pub fn reached(&self, id: PeerId, now: Instant) -> Reachability {
         let Some(peer) = self.peer(id) else {
-            return Reached::Not;
+            return Reachability::Unreachable;
         };
         let session = peer.sessions.current.as_ref();
         let lives = session.is_some_and(|session| {
-            outbound::may_send(session, now) && !peer.paths.is_called_since(session.created)
+            outbound::may_send(session, now) && !peer.paths.call_received_since(session.created)
         });
         let relay = |endpoint| peer.paths.is_relay(endpoint);
         if !lives || peer.paths.is_lost() {
-            Reached::Not
+            Reachability::Unreachable
         } else if peer.path.endpoint.is_some_and(relay)
-            || peer.paths.hears_by_relay(REKEY_AFTER_TIME, now)
+            || peer.paths.received_by_relay_within(REKEY_AFTER_TIME, now)
         {
-            Reached::ByRelay
+            Reachability::Relayed
         } else {
-            Reached::Directly
+            Reachability::Direct
         }
     }
 
-    /// The peer to whom packets for an address go.
+    /// Returns the peer that packets to `address` are routed to.
     pub fn peer_at(&self, address: IpAddr) -> Option<PeerId> {
         self.allowed_ips.lookup(address)
     }
 
-    /// Sets what a peer may begin to send here, and where: whatever it likes, anywhere, until then. TCP connections to these addresses go
-    /// on; UDP that this host has begun is answered from when it next sends, if the peer could begin everything before.
+    /// Sets the services that a peer may use here, and at which addresses. Without a call it may
+    /// send anything to any address. TCP connections to these addresses continue. If the peer was
+    /// unrestricted before, UDP replies to this host pass once this host sends again.
     pub fn set_filter(&mut self, id: PeerId, filter: Filter, to: Destinations) {
         if let Some(peer) = self.peer_mut(id) {
-            peer.guard = Guard::set(peer.guard.take(), filter, to);
+            peer.filter = StatefulFilter::set(peer.filter.take(), filter, to);
         }
     }
 
@@ -412,37 +419,37 @@ impl Tunnel {
         self.reschedule(id, now, now);
     }
 
-    /// Gives a prefix to a peer, taking it from whoever had it.
+    /// Assigns a prefix to a peer. A previous owner loses it.
     pub fn add_allowed_ip(&mut self, id: PeerId, prefix: IpNet) {
         self.allowed_ips.insert(prefix, id);
     }
 
-    /// Takes a prefix from a peer, if it is the peer's.
+    /// Removes a prefix from a peer, if the peer owns it.
     pub fn remove_allowed_ip(&mut self, id: PeerId, prefix: IpNet) {
         self.allowed_ips.remove(prefix, id);
     }
 
-    /// Takes all prefixes from a peer.
+    /// Removes all prefixes of a peer.
     pub fn clear_allowed_ips(&mut self, id: PeerId) {
         self.allowed_ips.remove_peer(id);
     }
 
-    /// The sum over all peers, past ones included, and what belonged to none.
+    /// The sum over all peers, including removed ones, and of counts without a peer.
     pub fn totals(&self) -> PeerCounters {
-        let mut sum = self.stray.clone();
+        let mut sum = self.unattributed.clone();
         for peer in self.peers.iter().flatten() {
             sum.add(&peer.counters);
         }
         sum
     }
 
-    /// Receiver indices in use: one for each session and each initiation that waits for its
-    /// response, so at most four for each peer.
+    /// Number of receiver indices in use: one for each session and each pending initiation, so at
+    /// most four for each peer.
     pub fn indices_in_use(&self) -> usize {
         self.indices.len()
     }
 
-    /// Reports what became of a run: `Ok`, or why the kernel refused it.
+    /// Reports the result of sending a run: `Ok`, or why the kernel refused it.
     pub fn sent(&mut self, run: &Run, result: Result<(), DropReason>) {
         let peer = run
             .peer
@@ -457,7 +464,7 @@ impl Tunnel {
                 }
                 (&mut peer.counters, &mut peer.path.sent_later)
             }
-            None => (&mut self.stray, &mut nobody),
+            None => (&mut self.unattributed, &mut nobody),
         };
         match result {
             Ok(()) => {
@@ -471,12 +478,12 @@ impl Tunnel {
         if result == Err(DropReason::SendTooLarge)
             && let Some(id) = run.peer
         {
-            // The search for the size that fits goes on at once.
+            // The search for a smaller size continues at once.
             self.reschedule(id, Instant::BOOT, Instant::BOOT);
         }
     }
 
-    /// Reports what became of a write to the TUN device.
+    /// Reports the result of a write to the TUN device.
     pub fn delivered(&mut self, write: &Write, result: Result<(), DropReason>) {
         let counters = self.inbound_of(write.peer);
         match result {
@@ -491,7 +498,7 @@ impl Tunnel {
     fn inbound_of(&mut self, id: PeerId) -> &mut DirectionCounters {
         match self.peers.get_mut(id.0 as usize).and_then(Option::as_mut) {
             Some(peer) => &mut peer.counters.inbound,
-            None => &mut self.stray.inbound,
+            None => &mut self.unattributed.inbound,
         }
     }
 
@@ -511,10 +518,10 @@ impl Tunnel {
     }
 }
 
-impl Defence {
-    fn new(construction: Construction, identity: &Identity) -> Defence {
-        Defence {
-            cookies: CookieChecker::new(construction, identity),
+impl FloodProtection {
+    fn new(protocol: Protocol, identity: &Identity) -> FloodProtection {
+        FloodProtection {
+            cookies: CookieChecker::new(protocol, identity),
             load: LoadMeter::default(),
             recent: (Instant::BOOT, 0),
         }

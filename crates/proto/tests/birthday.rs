@@ -1,10 +1,10 @@
-//! Two members of which one is behind a symmetric NAT and the other behind one that filters: they meet at a port of it.
+//! Port probing between two members: one behind a symmetric NAT, the other behind a filtering one.
 
 use crate::sim::network::Path;
 use crate::sim::packets::Flow;
 use crate::sim::{MILLISECOND, Nats, Setup, World, address};
-use seikan_proto::birthday::{Mapping, Outside, PROBES, Standing};
-use seikan_proto::noise::Construction;
+use seikan_proto::birthday::{Mapping, NatMappings, PROBES, PunchState};
+use seikan_proto::noise::Protocol;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -12,17 +12,18 @@ fn relay() -> SocketAddr {
     "198.51.100.1:50000".parse().expect("an address")
 }
 
-/// Two members that have a relay; the first is behind a symmetric NAT, and what is before the second is this.
+/// Two members with a relay. The first is behind a symmetric NAT; `second` is the mapping of the
+/// second.
 fn members(second: Mapping, seed: u64) -> World {
     let setup = Setup {
         knows_endpoint: false,
-        ..Setup::new(Construction::Native)
+        ..Setup::new(Protocol::Native)
     };
     let path = Path::default;
     let mut world = World::with([setup.clone(), setup], [path(), path()], seed);
     world.relay = Some(relay());
     world.nats = Some(Nats::default());
-    let first = Mapping::PerDestination(vec![address(0, false).ip()]);
+    let first = Mapping::AddressAndPortDependent(vec![address(0, false).ip()]);
     for (i, v4) in [(0, first), (1, second)] {
         let now = world.now(i).mono;
         let side = &mut world.sides[i];
@@ -30,12 +31,12 @@ fn members(second: Mapping, seed: u64) -> World {
         side.tunnel.set_candidates(side.peer, &other, now);
         side.tunnel.set_relays(side.peer, &[relay()]);
         let v6 = Mapping::Unknown;
-        side.tunnel.set_outside(Outside { v4, v6 }, now);
+        side.tunnel.set_nat_mappings(NatMappings { v4, v6 }, now);
     }
     world
 }
 
-/// A datagram each way every 50 ms; the next number.
+/// A datagram in each direction every 50 ms. Returns the next number.
 fn talk(world: &mut World, mut seq: u32, time: Duration) -> u32 {
     let end = world.time + time.as_nanos() as u64;
     while world.time < end {
@@ -52,16 +53,16 @@ fn endpoints(world: &World) -> [Option<SocketAddr>; 2] {
     [0, 1].map(|i| world.peer(i).path.endpoint)
 }
 
-/// Where each sends once they have met.
-fn met(world: &World) -> Option<[Option<SocketAddr>; 2]> {
-    let port = world.nats.as_ref().expect("NATs").door?;
+/// Endpoints of both ends after a hit.
+fn hit(world: &World) -> Option<[Option<SocketAddr>; 2]> {
+    let port = world.nats.as_ref().expect("NATs").kept_port?;
     let outer = SocketAddr::new(address(0, false).ip(), port);
     Some([Some(address(1, false)), Some(outer)])
 }
 
 #[test]
-fn they_leave_the_relay_for_a_port_that_was_met_and_nothing_is_lost_by_it() {
-    let mut world = members(Mapping::Alike, 1);
+fn both_ends_leave_the_relay_for_a_hit_port_without_loss() {
+    let mut world = members(Mapping::EndpointIndependent, 1);
     let mut sent = 0;
     for second in 0..30 {
         sent = talk(&mut world, sent, Duration::from_secs(1));
@@ -71,29 +72,30 @@ fn they_leave_the_relay_for_a_port_that_was_met_and_nothing_is_lost_by_it() {
         }
     }
     world.run(Duration::from_secs(1));
-    assert_eq!(Some(endpoints(&world)), met(&world));
+    assert_eq!(Some(endpoints(&world)), hit(&world));
     for i in 0..2 {
         let arrived = world.checkers[1 - i].datagrams(Flow::udp(i));
         assert_eq!(arrived, sent as usize, "side {i}");
     }
-    // Nothing goes on once they have.
-    assert_eq!(world.peer(0).birthday.standing(), Standing::Idle(None));
-    assert!(!world.peer(1).birthday.is_spraying(world.now(1).mono));
+    // Nothing goes on after a hit.
+    assert_eq!(world.peer(0).birthday.punch_state(), PunchState::Idle(None));
+    assert!(!world.peer(1).birthday.is_probing(world.now(1).mono));
 }
 
 #[test]
-fn forty_of_forty_pairs_meet_in_the_first_attempt() {
-    // By the closed form each fails with 1 of 3,400.
+fn forty_of_forty_pairs_succeed_in_the_first_attempt() {
+    // By the closed form each attempt fails with a probability of 1 in 3,400.
     let mut probes = Vec::new();
     for seed in 0..40 {
-        let mut world = members(Mapping::Alike, seed);
+        let mut world = members(Mapping::EndpointIndependent, seed);
         talk(&mut world, 0, Duration::from_secs(18));
-        assert_eq!(Some(endpoints(&world)), met(&world), "seed {seed}");
+        assert_eq!(Some(endpoints(&world)), hit(&world), "seed {seed}");
         probes.push(world.peer(1).birthday.probes());
     }
     probes.sort_unstable();
-    // The median of a geometric distribution: ln 2 / (256 / 64512) = 175 probes, and what is sent in two round trips. Of 40, 20
-    // are below the median, give or take four standard deviations (13): between the quantiles 0.18 and 0.82.
+    // The median of a geometric distribution: ln 2 / (256 / 64512) = 175 probes, and what is sent
+    // in two round trips. Of 40, 20 are below the median, give or take four standard deviations
+    // (13): between the quantiles 0.18 and 0.82.
     let two_round_trips = 25;
     let quantile = |p: f64| (-(1.0 - p).ln() * 64_512.0 / 256.0) as u64;
     let median = probes[20];
@@ -103,74 +105,75 @@ fn forty_of_forty_pairs_meet_in_the_first_attempt() {
     );
 }
 
-/// What was checked shortly before any port was met does not put that off.
+/// Checks shortly before a hit do not delay it.
 #[test]
-fn both_go_over_within_two_round_trips_of_the_first_probe_that_gets_through() {
+fn both_ends_switch_within_two_round_trips_of_the_first_hit() {
     for seed in 0..20 {
-        let mut world = members(Mapping::Alike, seed);
+        let mut world = members(Mapping::EndpointIndependent, seed);
         let mut seq = 0;
-        while met(&world).is_none() && seq < 400 {
+        while hit(&world).is_none() && seq < 400 {
             seq = talk(&mut world, seq, Duration::from_millis(50));
         }
         talk(&mut world, seq, Duration::from_millis(50));
-        assert_eq!(Some(endpoints(&world)), met(&world), "seed {seed}");
+        assert_eq!(Some(endpoints(&world)), hit(&world), "seed {seed}");
     }
 }
 
 #[test]
-fn probes_that_are_overtaken_by_what_goes_by_the_relay_count_as_well() {
-    let mut world = members(Mapping::Alike, 3);
+fn probes_overtaken_by_relayed_packets_count_as_well() {
+    let mut world = members(Mapping::EndpointIndependent, 3);
     world.nats.as_mut().expect("NATs").detour = 75 * MILLISECOND;
     let mut seq = 0;
-    while met(&world).is_none() && seq < 400 {
+    while hit(&world).is_none() && seq < 400 {
         seq = talk(&mut world, seq, Duration::from_millis(50));
     }
-    // The probe, and a check with its acknowledgement from each end: checks by the clock are further apart.
+    // The probe, and a check with its acknowledgement from each end: checks by the clock are
+    // further apart.
     talk(&mut world, seq, Duration::from_secs(1));
-    assert_eq!(Some(endpoints(&world)), met(&world));
+    assert_eq!(Some(endpoints(&world)), hit(&world));
 }
 
 #[test]
-fn while_nobody_sends_nothing_is_opened() {
-    let mut world = members(Mapping::Alike, 4);
-    let outside = |first| Outside {
+fn without_packets_no_ports_are_opened() {
+    let mut world = members(Mapping::EndpointIndependent, 4);
+    let outside = |first| NatMappings {
         v4: first,
         v6: Mapping::Unknown,
     };
     let set = |world: &mut World, first| {
         let now = world.now(0).mono;
-        world.sides[0].tunnel.set_outside(outside(first), now);
+        world.sides[0].tunnel.set_nat_mappings(outside(first), now);
     };
     set(&mut world, Mapping::Unknown);
     let seq = talk(&mut world, 0, Duration::from_secs(5));
     world.run(Duration::from_secs(60));
     set(
         &mut world,
-        Mapping::PerDestination(vec![address(0, false).ip()]),
+        Mapping::AddressAndPortDependent(vec![address(0, false).ip()]),
     );
     world.run(Duration::from_secs(60));
-    assert_eq!(world.nats.as_ref().expect("NATs").knocks, 0);
+    assert_eq!(world.nats.as_ref().expect("NATs").punches, 0);
     talk(&mut world, seq, Duration::from_secs(18));
-    assert_eq!(Some(endpoints(&world)), met(&world));
+    assert_eq!(Some(endpoints(&world)), hit(&world));
 }
 
 #[test]
-fn two_symmetric_ends_stay_at_the_relay_and_spray_nothing() {
+fn two_symmetric_ends_stay_at_the_relay_and_do_not_probe() {
     let own = vec![address(1, false).ip()];
-    let mut world = members(Mapping::PerDestination(own), 5);
+    let mut world = members(Mapping::AddressAndPortDependent(own), 5);
     talk(&mut world, 0, Duration::from_secs(120));
     assert_eq!(endpoints(&world), [Some(relay()); 2]);
     for i in 0..2 {
         assert_eq!(world.peer(i).birthday.probes(), 0);
-        assert!(world.peer(i).birthday.is_hopeless(), "side {i}");
+        assert!(world.peer(i).birthday.is_both_symmetric(), "side {i}");
     }
-    assert_eq!(world.nats.as_ref().expect("NATs").knocks, 1);
+    assert_eq!(world.nats.as_ref().expect("NATs").punches, 1);
 }
 
 #[test]
-fn who_meets_nobody_has_sent_no_more_than_there_may_be() {
-    let mut world = members(Mapping::Alike, 6);
-    // Nothing gets through directly; the asking is repeated every 5 s while ports are open.
+fn failed_probing_stays_within_its_limits() {
+    let mut world = members(Mapping::EndpointIndependent, 6);
+    // No probe gets through directly; the request is repeated every 5 s while ports are open.
     world.direct_down = [true; 2];
     talk(&mut world, 0, Duration::from_secs(60));
     assert_eq!(endpoints(&world), [Some(relay()); 2]);
@@ -180,20 +183,21 @@ fn who_meets_nobody_has_sent_no_more_than_there_may_be() {
 }
 
 #[test]
-fn a_symmetric_nat_that_starts_anew_is_met_again_without_a_minute_at_the_relay() {
-    let mut world = members(Mapping::Alike, 7);
+fn a_restarted_symmetric_nat_is_traversed_again_without_a_minute_at_the_relay() {
+    let mut world = members(Mapping::EndpointIndependent, 7);
     let seq = talk(&mut world, 0, Duration::from_secs(18));
-    assert_eq!(Some(endpoints(&world)), met(&world));
-    // It has forgotten all ports, and so has the other.
+    assert_eq!(Some(endpoints(&world)), hit(&world));
+    // The NATs have forgotten all ports.
     world.nats = Some(Nats::default());
-    // 3 s of silence, half a second at the relay, and a spray of what the first has left: 4 s at most.
+    // 3 s of silence, half a second at the relay, and the rest of the probes: at most 4 s.
     talk(&mut world, seq, Duration::from_secs(18));
-    assert_eq!(Some(endpoints(&world)), met(&world));
+    assert_eq!(Some(endpoints(&world)), hit(&world));
     let all = [0, 1].map(|i| world.peer(i).birthday.probes());
     assert!(all[0] == 0 && all[1] <= u64::from(PROBES), "{all:?}");
 }
 
-/// Nobody sends for so long; the driver of side 0 keeps its port open meanwhile, once in so many seconds.
+/// Neither end sends for `time`. The driver of side 0 keeps its port open, once per `every`
+/// seconds.
 fn idle(world: &mut World, time: Duration, every: Duration) {
     let end = world.time + time.as_nanos() as u64;
     while world.time < end {
@@ -208,15 +212,15 @@ fn idle(world: &mut World, time: Duration, every: Duration) {
 }
 
 #[test]
-fn a_port_that_was_met_is_kept_open_while_the_session_lasts_and_not_for_ever() {
-    // Also by a driver that is late, and whoever began the session.
+fn a_hit_port_is_kept_open_for_the_length_of_the_session() {
+    // Also with a late driver, and whichever end initiated the session.
     for (every, first) in [(20, 0), (20, 1), (23, 0), (23, 1)] {
         let every = Duration::from_secs(every);
-        let mut world = members(Mapping::Alike, 8);
+        let mut world = members(Mapping::EndpointIndependent, 8);
         world.send(first, &[Flow::udp(first).datagram(0, 100)]);
         world.run(Duration::from_millis(50));
         let seq = talk(&mut world, 1, Duration::from_secs(18));
-        assert_eq!(Some(endpoints(&world)), met(&world));
+        assert_eq!(Some(endpoints(&world)), hit(&world));
         // Paths are probed and reported on for some seconds more.
         idle(&mut world, Duration::from_secs(20), every);
         world.take_sent(0);
@@ -231,7 +235,8 @@ fn a_port_that_was_met_is_kept_open_while_the_session_lasts_and_not_for_ever() {
             assert_eq!(handshakes(&world, i), completed, "side {i}, {every:?}");
             assert_eq!(world.take_sent(i).len(), 0, "side {i}, {every:?}");
         }
-        // The NATs have forgotten it by then. The relay carries what comes next, and they meet again.
+        // The NATs have forgotten it by then. The relay carries the next packets, and the search
+        // succeeds again.
         world.nats = Some(Nats::default());
         let flow = Flow::udp(first);
         let arrived = world.checkers[1 - first].datagrams(flow);
@@ -239,6 +244,6 @@ fn a_port_that_was_met_is_kept_open_while_the_session_lasts_and_not_for_ever() {
         world.run(Duration::from_millis(500));
         assert_eq!(world.checkers[1 - first].datagrams(flow), arrived + 1);
         talk(&mut world, seq + 1, Duration::from_secs(18));
-        assert_eq!(Some(endpoints(&world)), met(&world));
+        assert_eq!(Some(endpoints(&world)), hit(&world));
     }
 }

@@ -1,19 +1,19 @@
-//! A peer that may be in several places: initiations go to all of them until one answers.
+//! A peer with several candidates: initiations go to all of them until one answers.
 
 use crate::sim::network::Path;
 use crate::sim::packets::Flow;
 use crate::sim::{Setup, World, address};
 use seikan_observe::DropReason;
 use seikan_proto::constants::MAX_CANDIDATES;
-use seikan_proto::noise::Construction;
+use seikan_proto::noise::Protocol;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// Two sides that know nothing of where the other is.
-fn strangers(construction: Construction) -> World {
+/// Two sides that do not know each other's address.
+fn unknown_sources(protocol: Protocol) -> World {
     let setup = Setup {
         knows_endpoint: false,
-        ..Setup::new(construction)
+        ..Setup::new(protocol)
     };
     World::with(
         [setup.clone(), setup],
@@ -28,30 +28,30 @@ fn set_candidates(world: &mut World, side: usize, candidates: &[SocketAddr]) {
     side.tunnel.set_candidates(side.peer, candidates, now);
 }
 
-/// Nobody is there.
+/// An address without a host.
 fn nowhere(n: u8) -> SocketAddr {
     SocketAddr::from(([198, 51, 100, n], 7))
 }
 
 #[test]
 fn the_first_packet_takes_two_round_trips_wherever_the_peer_is() {
-    for construction in [Construction::Native, Construction::WireGuard] {
-        let mut world = strangers(construction);
+    for protocol in [Protocol::Native, Protocol::WireGuard] {
+        let mut world = unknown_sources(protocol);
         set_candidates(&mut world, 0, &[nowhere(1), nowhere(2), address(1, false)]);
         world.send(0, &[Flow::udp(0).datagram(0, 100)]);
-        // 10 ms each way: initiation, response, packet.
+        // 10 ms in each direction: initiation, response, packet.
         world.run(Duration::from_millis(29));
         assert_eq!(world.sides[1].delivered.len(), 0);
         world.run(Duration::from_millis(2));
-        assert_eq!(world.sides[1].delivered.len(), 1, "{construction:?}");
+        assert_eq!(world.sides[1].delivered.len(), 1, "{protocol:?}");
         assert_eq!(world.peer(0).path.endpoint, Some(address(1, false)));
         assert_eq!(world.peer(1).path.endpoint, Some(address(0, false)));
     }
 }
 
 #[test]
-fn a_place_that_is_named_twice_is_tried_once() {
-    let mut world = strangers(Construction::Native);
+fn a_duplicate_candidate_is_tried_once() {
+    let mut world = unknown_sources(Protocol::Native);
     let there = address(1, false);
     set_candidates(&mut world, 0, &[there, there]);
     world.send(0, &[Flow::udp(0).datagram(0, 100)]);
@@ -63,8 +63,8 @@ fn a_place_that_is_named_twice_is_tried_once() {
 }
 
 #[test]
-fn who_answers_is_asked_nowhere_else() {
-    let mut world = strangers(Construction::Native);
+fn an_answering_peer_is_not_sent_further_initiations() {
+    let mut world = unknown_sources(Protocol::Native);
     set_candidates(&mut world, 0, &[nowhere(1), address(1, false)]);
     world.send(0, &[Flow::udp(0).datagram(0, 100)]);
     world.run(Duration::from_secs(1));
@@ -83,16 +83,16 @@ fn who_answers_is_asked_nowhere_else() {
 }
 
 #[test]
-fn a_peer_that_went_elsewhere_in_silence_is_found_among_its_candidates() {
-    let mut world = strangers(Construction::Native);
+fn a_peer_that_moved_silently_is_found_among_its_candidates() {
+    let mut world = unknown_sources(Protocol::Native);
     set_candidates(&mut world, 0, &[address(1, false)]);
     world.send(0, &[Flow::udp(0).datagram(0, 100)]);
     world.run(Duration::from_secs(1));
     let new: SocketAddr = "203.0.113.9:99".parse().expect("an address");
     world.sides[1].address = new;
     set_candidates(&mut world, 0, &[address(1, false), new]);
-    // Data without an answer for 15 s asks for a new session; its first initiation goes where the peer was, the
-    // second, 5 s later, everywhere.
+    // Data without an answer for 15 s leads to a new handshake. Its first initiation goes to the
+    // endpoint, the second, 5 s later, to all candidates.
     for seq in 1..22 {
         world.send(0, &[Flow::udp(0).datagram(seq, 100)]);
         world.run(Duration::from_secs(1));
@@ -101,19 +101,19 @@ fn a_peer_that_went_elsewhere_in_silence_is_found_among_its_candidates() {
 }
 
 #[test]
-fn without_any_place_a_packet_is_dropped_with_its_reason() {
-    let mut world = strangers(Construction::Native);
+fn without_candidates_a_packet_is_dropped_with_its_reason() {
+    let mut world = unknown_sources(Protocol::Native);
     world.send(0, &[Flow::udp(0).datagram(0, 100)]);
     let drops = world.totals(0).outbound.drops;
     assert_eq!(drops.get(DropReason::NoEndpoint), 1);
 }
 
 #[test]
-fn what_could_be_sent_nowhere_does_not_hold_up_what_can_be_sent() {
-    let mut world = strangers(Construction::Native);
+fn undeliverable_packets_do_not_delay_others() {
+    let mut world = unknown_sources(Protocol::Native);
     let now = world.now(0).mono;
     let side = &mut world.sides[0];
-    // A keepalive is due at once, and there is nowhere to begin a handshake.
+    // A keepalive is due at once, and there is no address for a handshake.
     let interval = Duration::from_secs(25);
     side.tunnel
         .set_persistent_keepalive(side.peer, interval, now);
@@ -126,8 +126,8 @@ fn what_could_be_sent_nowhere_does_not_hold_up_what_can_be_sent() {
 }
 
 #[test]
-fn no_more_places_are_tried_than_the_bound() {
-    let mut world = strangers(Construction::Native);
+fn tried_candidates_are_bounded() {
+    let mut world = unknown_sources(Protocol::Native);
     let many: Vec<SocketAddr> = (0..100).map(nowhere).collect();
     set_candidates(&mut world, 0, &many);
     world.send(0, &[Flow::udp(0).datagram(0, 100)]);
@@ -135,8 +135,8 @@ fn no_more_places_are_tried_than_the_bound() {
 }
 
 #[test]
-fn who_announces_itself_from_elsewhere_is_answered_there_at_once() {
-    let mut world = strangers(Construction::Native);
+fn a_peer_that_announces_a_new_address_is_answered_there_at_once() {
+    let mut world = unknown_sources(Protocol::Native);
     set_candidates(&mut world, 0, &[address(1, false)]);
     world.send(0, &[Flow::udp(0).datagram(0, 100)]);
     world.run(Duration::from_secs(1));
@@ -151,81 +151,84 @@ fn who_announces_itself_from_elsewhere_is_answered_there_at_once() {
 }
 
 #[test]
-fn who_is_called_tries_once_and_no_more_than_twice_a_second() {
-    let mut world = strangers(Construction::Native);
+fn a_call_is_answered_at_most_twice_a_second() {
+    let mut world = unknown_sources(Protocol::Native);
     set_candidates(&mut world, 1, &[nowhere(1), nowhere(2)]);
-    let approach = |world: &mut World| {
+    let call = |world: &mut World| {
         let now = world.now(1);
         let side = &mut world.sides[1];
-        side.tunnel.approach(now, side.peer, &mut side.outbox);
+        side.tunnel
+            .on_call_me_maybe(now, side.peer, &mut side.outbox);
         world.flush(1, &[]);
         world.take_sent(1).len()
     };
-    assert_eq!(approach(&mut world), 2);
+    assert_eq!(call(&mut world), 2);
     world.run(Duration::from_millis(400));
-    assert_eq!(approach(&mut world), 0);
+    assert_eq!(call(&mut world), 0);
     world.run(Duration::from_millis(200));
-    assert_eq!(approach(&mut world), 2);
-    // It has nothing to send itself: nothing is repeated, and nobody is called in turn.
+    assert_eq!(call(&mut world), 2);
+    // It has nothing to send, so nothing is repeated and the other side is not called.
     world.run(Duration::from_secs(60));
     assert_eq!(world.take_sent(1).len(), 0);
-    assert!(world.sides[1].tunnel.take_sought().is_empty());
+    assert!(world.sides[1].tunnel.take_peers_to_call().is_empty());
 }
 
 #[test]
-fn a_place_that_is_told_of_while_an_initiation_waits_is_sent_the_same_one_at_once() {
-    for construction in [Construction::Native, Construction::WireGuard] {
-        let mut world = strangers(construction);
+fn a_candidate_added_during_a_handshake_is_sent_the_same_initiation_at_once() {
+    for protocol in [Protocol::Native, Protocol::WireGuard] {
+        let mut world = unknown_sources(protocol);
         set_candidates(&mut world, 0, &[nowhere(1)]);
         world.send(0, &[Flow::udp(0).datagram(0, 100)]);
         world.run(Duration::from_millis(100));
         set_candidates(&mut world, 0, &[nowhere(1), address(1, false)]);
-        // 10 ms each way: initiation, response, packet.
+        // 10 ms in each direction: initiation, response, packet.
         world.run(Duration::from_millis(31));
-        assert_eq!(world.sides[1].delivered.len(), 1, "{construction:?}");
+        assert_eq!(world.sides[1].delivered.len(), 1, "{protocol:?}");
         let sent = world.take_sent(0);
         assert_eq!(sent[0].bytes, sent[1].bytes);
         assert_eq!([sent[0].to, sent[1].to], [nowhere(1), address(1, false)]);
     }
 }
 
-/// Side 1 is called, and has sent an initiation to places at which nobody is; the other side is not told of it.
-fn called(places: &[SocketAddr]) -> World {
-    let mut world = strangers(Construction::Native);
-    set_candidates(&mut world, 1, places);
+/// Side 1 has answered a call with an initiation to addresses without a host; the other side does
+/// not know it.
+fn after_call(candidates: &[SocketAddr]) -> World {
+    let mut world = unknown_sources(Protocol::Native);
+    set_candidates(&mut world, 1, candidates);
     let now = world.now(1);
     let side = &mut world.sides[1];
-    side.tunnel.approach(now, side.peer, &mut side.outbox);
+    side.tunnel
+        .on_call_me_maybe(now, side.peer, &mut side.outbox);
     world.flush(1, &[]);
-    assert_eq!(world.take_sent(1).len(), places.len());
+    assert_eq!(world.take_sent(1).len(), candidates.len());
     world
 }
 
 #[test]
-fn an_initiation_goes_to_each_new_place_once_and_to_no_more_of_them_than_the_bound() {
-    let mut world = called(&[nowhere(0)]);
-    let mut tell = |places: std::ops::Range<u8>| {
-        let places: Vec<SocketAddr> = places.map(nowhere).collect();
-        set_candidates(&mut world, 1, &places);
+fn an_initiation_goes_to_each_new_candidate_once_up_to_the_maximum() {
+    let mut world = after_call(&[nowhere(0)]);
+    let mut signal = |candidates: std::ops::Range<u8>| {
+        let candidates: Vec<SocketAddr> = candidates.map(nowhere).collect();
+        set_candidates(&mut world, 1, &candidates);
         world.run(Duration::from_millis(1));
         world.take_sent(1).len()
     };
-    assert_eq!(tell(1..11), 10);
-    assert_eq!([tell(0..1), tell(1..11)], [0, 0], "once");
-    assert_eq!([tell(11..21), tell(21..31), tell(31..41)], [10, 3, 0]);
+    assert_eq!(signal(1..11), 10);
+    assert_eq!([signal(0..1), signal(1..11)], [0, 0], "once");
+    assert_eq!([signal(11..21), signal(21..31), signal(31..41)], [10, 3, 0]);
 }
 
 #[test]
-fn an_initiation_that_nobody_waits_for_any_more_goes_to_no_new_place() {
-    let mut late = called(&[nowhere(1)]);
+fn an_expired_initiation_is_not_sent_to_new_candidates() {
+    let mut late = after_call(&[nowhere(1)]);
     late.run(Duration::from_secs(5));
-    // It answers the other side's, and its own still waits.
-    let mut met = called(&[nowhere(1)]);
-    set_candidates(&mut met, 0, &[address(1, false)]);
-    met.send(0, &[Flow::udp(0).datagram(0, 100)]);
-    met.run(Duration::from_secs(1));
-    assert_eq!(met.sides[1].delivered.len(), 1);
-    for mut world in [late, met] {
+    // It answers the other side's initiation while its own still waits.
+    let mut hit = after_call(&[nowhere(1)]);
+    set_candidates(&mut hit, 0, &[address(1, false)]);
+    hit.send(0, &[Flow::udp(0).datagram(0, 100)]);
+    hit.run(Duration::from_secs(1));
+    assert_eq!(hit.sides[1].delivered.len(), 1);
+    for mut world in [late, hit] {
         world.take_sent(1);
         set_candidates(&mut world, 1, &[nowhere(2)]);
         world.run(Duration::from_millis(100));
@@ -235,13 +238,14 @@ fn an_initiation_that_nobody_waits_for_any_more_goes_to_no_new_place() {
 }
 
 #[test]
-fn who_is_called_and_knows_no_place_yet_tries_as_soon_as_there_is_one() {
-    let mut world = called(&[]);
+fn a_call_without_candidates_is_answered_at_the_first_one() {
+    let mut world = after_call(&[]);
     world.run(Duration::from_millis(10));
     set_candidates(&mut world, 1, &[address(0, false)]);
     let now = world.now(1);
     let side = &mut world.sides[1];
-    side.tunnel.approach(now, side.peer, &mut side.outbox);
+    side.tunnel
+        .on_call_me_maybe(now, side.peer, &mut side.outbox);
     world.flush(1, &[]);
     world.run(Duration::from_millis(20));
     assert_eq!(world.totals(1).handshakes.completed, 1);

@@ -1,6 +1,8 @@
-//! What an authenticated peer that keeps no rule can make a tunnel do for each byte that it sends: never more than a small constant.
+//! The work that a malicious authenticated peer can cause for each byte that it sends: never more
+//! than a small constant.
 //!
-//! The peer is that of the fuzz targets. Nothing here measures time: records, packets and bytes are counted.
+//! The peer is that of the fuzz targets. Nothing here measures time: records, packets and bytes are
+//! counted.
 
 #[path = "../../../fuzz/src/lib.rs"]
 #[allow(dead_code, reason = "the fuzz targets use all of it")]
@@ -9,16 +11,16 @@ mod fuzz;
 use crate::shapes::{Shape, fields, frame, full};
 use fuzz::{Peer, Work};
 use seikan_observe::DropReason;
-use seikan_proto::noise::Construction;
+use seikan_proto::noise::Protocol;
 use std::net::SocketAddr;
 use std::time::Duration;
 
 /// Plaintext of a record of 1,400 bytes of UDP payload.
 const PLAINTEXT: usize = 1400 - crate::shapes::OVERHEAD;
 
-/// The work that so many records of one shape make, in all.
+/// The total work for `records` records of one shape.
 fn work(records: usize, mut plaintext: impl FnMut(usize) -> Vec<u8>) -> Work {
-    let mut peer = Peer::new(Construction::Native);
+    let mut peer = Peer::new(Protocol::Native);
     peer.wait(Duration::from_millis(1));
     peer.take_work();
     for n in 0..records {
@@ -44,7 +46,7 @@ fn no_shape_of_a_record_makes_more_than_its_bytes_pay_for() {
 
 #[test]
 fn many_probes_in_a_record_have_one_answer() {
-    let mut peer = Peer::new(Construction::Native);
+    let mut peer = Peer::new(Protocol::Native);
     peer.wait(Duration::from_secs(1));
     peer.take_work();
     peer.deliver_record(&full(PLAINTEXT, |i| frame(5, &fields(&[i as u16]))));
@@ -55,13 +57,13 @@ fn many_probes_in_a_record_have_one_answer() {
     assert_eq!(totals.drops.get(DropReason::BadFrame), 1);
 }
 
-/// What goes to an address that a datagram of the peer's names as its source, and that answers nothing.
+/// Traffic to an address that only a datagram's source field names, and that does not answer.
 #[test]
-fn an_endpoint_that_does_not_answer_is_sent_three_times_what_came_from_it_at_most() {
+fn an_unvalidated_endpoint_is_sent_at_most_three_times_the_bytes_received() {
     let victim = SocketAddr::from(([203, 0, 113, 5], 9));
     for from_the_peer in [1, 3, 50] {
-        let mut peer = Peer::new(Construction::Native);
-        // Confirms the session from where the peer is.
+        let mut peer = Peer::new(Protocol::Native);
+        // Confirms the session from the peer's own address.
         peer.deliver_record(&[0; 3]);
         peer.wait(Duration::from_secs(1));
         peer.take_work();
@@ -74,7 +76,7 @@ fn an_endpoint_that_does_not_answer_is_sent_three_times_what_came_from_it_at_mos
         let mut bytes_in = 0;
         for n in 0..from_the_peer {
             bytes_in += received(&mut peer);
-            // There is always more to send, also a ping and a keepalive.
+            // There is always more to send, including a ping and a keepalive.
             for _ in 0..20 {
                 peer.read_from_device(1000);
             }
@@ -92,9 +94,9 @@ fn an_endpoint_that_does_not_answer_is_sent_three_times_what_came_from_it_at_mos
 }
 
 #[test]
-fn a_peer_that_answers_from_its_new_endpoint_is_sent_all_that_waited() {
+fn a_peer_that_answers_from_its_new_endpoint_is_sent_all_waiting_packets() {
     let new = SocketAddr::from(([203, 0, 113, 5], 9));
-    let mut peer = Peer::new(Construction::Native);
+    let mut peer = Peer::new(Protocol::Native);
     peer.deliver_record(&[0; 3]);
     peer.wait(Duration::from_secs(1));
     let keepalive = peer.seal(&[0; 3]);
@@ -111,9 +113,9 @@ fn a_peer_that_answers_from_its_new_endpoint_is_sent_all_that_waited() {
 }
 
 #[test]
-fn an_endpoint_that_does_not_answer_is_left_for_the_one_before() {
+fn an_unvalidated_endpoint_is_left_for_the_previous_one() {
     let nowhere = SocketAddr::from(([203, 0, 113, 5], 9));
-    let mut peer = Peer::new(Construction::Native);
+    let mut peer = Peer::new(Protocol::Native);
     peer.deliver_record(&[0; 3]);
     peer.wait(Duration::from_secs(1));
     let keepalive = peer.seal(&[0; 3]);

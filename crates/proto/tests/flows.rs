@@ -1,17 +1,17 @@
-//! Packets of all kinds, with and without offload at either end, whole and in pieces.
+//! Packets of all kinds, with and without offload at either end, whole and fragmented.
 
 use crate::sim::network::{Parcel, Path};
 use crate::sim::packets::{Flow, packets_of};
 use crate::sim::{Setup, World};
 use seikan_observe::DropReason;
-use seikan_proto::noise::Construction;
+use seikan_proto::noise::Protocol;
 use seikan_proto::outbox::Outbox;
 use seikan_wire::ip::{self, ECN_CE, ECN_ECT0, ECN_NOT_ECT};
 use seikan_wire::{GsoType, IpPacket, VNET_HDR_LEN, VnetHdr, tcp};
 use std::time::Duration;
 
-const NATIVE: Construction = Construction::Native;
-const BOTH: [Construction; 2] = [Construction::WireGuard, NATIVE];
+const NATIVE: Protocol = Protocol::Native;
+const BOTH: [Protocol; 2] = [Protocol::WireGuard, NATIVE];
 const FAMILIES: [bool; 2] = [false, true];
 
 fn seconds(n: u64) -> Duration {
@@ -26,7 +26,7 @@ fn flow(v6: bool, tcp: bool) -> Flow {
     }
 }
 
-/// What side 0 sends for `reads` when the network does not deliver it.
+/// The datagrams of side 0 for `reads`, undelivered.
 fn datagrams_for(world: &mut World, reads: &[Vec<u8>]) -> Vec<Parcel> {
     world.take_sent(0);
     world.links[0].path.down = true;
@@ -41,9 +41,9 @@ fn vnet(write: &[u8]) -> VnetHdr {
 
 #[test]
 fn every_kind_of_read_arrives_whatever_the_ends_can_do() {
-    for construction in BOTH {
+    for protocol in BOTH {
         for (sender, receiver) in [(true, true), (true, false), (false, true), (false, false)] {
-            let mut setups = [Setup::new(construction), Setup::new(construction)];
+            let mut setups = [Setup::new(protocol), Setup::new(protocol)];
             setups[0].offload = sender;
             setups[1].offload = receiver;
             let mut world = World::with(setups, [Path::default(), Path::default()], 1);
@@ -70,29 +70,25 @@ fn every_kind_of_read_arrives_whatever_the_ends_can_do() {
                 world.run(seconds(1));
                 let bytes = if sender { 51_500 } else { 1500 };
                 let datagrams = if sender { 25 } else { 1 };
-                assert_eq!(world.checkers[1].bytes(t), bytes, "{construction:?}");
-                assert_eq!(
-                    world.checkers[1].datagrams(u),
-                    datagrams,
-                    "{construction:?}"
-                );
+                assert_eq!(world.checkers[1].bytes(t), bytes, "{protocol:?}");
+                assert_eq!(world.checkers[1].datagrams(u), datagrams, "{protocol:?}");
             }
-            // Both ends count alike.
+            // Both ends have the same counts.
             let (out, inn) = (world.totals(0).outbound, world.totals(1).inbound);
             assert_eq!(
                 out.packets_out, inn.packets_out,
-                "{construction:?} {sender} {receiver}"
+                "{protocol:?} {sender} {receiver}"
             );
-            world.check_nothing_held();
+            world.check_nothing_pending();
         }
     }
 }
 
 #[test]
 fn segments_of_a_flow_leave_as_one_super_packet() {
-    for construction in BOTH {
+    for protocol in BOTH {
         for v6 in FAMILIES {
-            let mut setups = [Setup::new(construction), Setup::new(construction)];
+            let mut setups = [Setup::new(protocol), Setup::new(protocol)];
             setups[0].offload = false;
             let mut world = World::with(setups, [Path::default(), Path::default()], 1);
             world.establish();
@@ -112,7 +108,7 @@ fn segments_of_a_flow_leave_as_one_super_packet() {
             assert_eq!(
                 kinds,
                 [(of_tcp, 1000), (GsoType::UdpL4, 1000)],
-                "{construction:?}"
+                "{protocol:?}"
             );
         }
     }
@@ -120,8 +116,8 @@ fn segments_of_a_flow_leave_as_one_super_packet() {
 
 #[test]
 fn flows_that_alternate_are_merged_each_and_keep_their_order() {
-    for construction in BOTH {
-        let mut setups = [Setup::new(construction), Setup::new(construction)];
+    for protocol in BOTH {
+        let mut setups = [Setup::new(protocol), Setup::new(protocol)];
         setups[0].offload = false;
         let mut world = World::with(setups, [Path::default(), Path::default()], 1);
         world.establish();
@@ -137,7 +133,7 @@ fn flows_that_alternate_are_merged_each_and_keep_their_order() {
             .collect();
         world.send(0, &reads);
         world.run(seconds(1));
-        assert_eq!(world.take_delivered(1).len(), 3, "{construction:?}");
+        assert_eq!(world.take_delivered(1).len(), 3, "{protocol:?}");
         assert!(flows.iter().all(|f| world.checkers[1].bytes(*f) == 5000));
     }
 }
@@ -214,7 +210,7 @@ fn the_runs_around_a_lost_slice_arrive() {
             assert_eq!(fin.iter().filter(|f| **f).count(), ends);
             assert_eq!(fin.last(), Some(&(ends == 1)), "FIN is the last segment's");
             assert_eq!(psh, fin);
-            world.check_nothing_held();
+            world.check_nothing_pending();
         }
     }
 }
@@ -284,7 +280,7 @@ fn large_packets_cross_a_narrow_path_in_fragments() {
             world.checkers[1].bytes(t),
             sizes.iter().sum::<usize>() as u64
         );
-        world.check_nothing_held();
+        world.check_nothing_pending();
     }
 }
 
@@ -304,12 +300,12 @@ fn a_lost_fragment_costs_its_packet_after_a_while() {
     sent.remove(1);
     world.receive(1, &sent);
     let inbound = world.totals(1).inbound;
-    assert_eq!(inbound.held, 1);
+    assert_eq!(inbound.pending, 1);
     world.run(seconds(2));
     let inbound = world.totals(1).inbound;
     assert_eq!(
         (
-            inbound.held,
+            inbound.pending,
             inbound.drops.get(DropReason::ReassemblyTimeout)
         ),
         (0, 1)
@@ -347,10 +343,10 @@ fn a_flow_of_mixed_sizes_keeps_its_order() {
 
 #[test]
 fn a_full_outbox_drops_with_a_count_and_nothing_twice() {
-    for construction in BOTH {
+    for protocol in BOTH {
         for offload in [true, false] {
             for room in [0, 100, 1500, 5000, 20_000, 70_000] {
-                let mut setups = [Setup::new(construction), Setup::new(construction)];
+                let mut setups = [Setup::new(protocol), Setup::new(protocol)];
                 setups[1].offload = offload;
                 let mut world = World::with(setups, [Path::default(), Path::default()], 1);
                 world.establish();
@@ -371,27 +367,27 @@ fn a_full_outbox_drops_with_a_count_and_nothing_twice() {
                 assert_eq!(
                     out.packets_out + full,
                     1 + 6 * (16 + 15),
-                    "{construction:?} {room}"
+                    "{protocol:?} {room}"
                 );
                 assert!(full > 0);
                 world.sides[0].outbox = Outbox::new(4 << 20);
                 world.run(seconds(1));
-                world.check_nothing_held();
+                world.check_nothing_pending();
             }
         }
     }
 }
 
 #[test]
-fn what_has_waited_for_too_long_is_marked_or_goes_first() {
-    for construction in BOTH {
+fn packets_that_waited_too_long_are_marked_or_dropped() {
+    for protocol in BOTH {
         for v6 in FAMILIES {
             for (ecn, marked) in [
                 (ECN_NOT_ECT, None),
                 (ECN_ECT0, Some(ECN_CE)),
                 (ECN_CE, Some(ECN_CE)),
             ] {
-                let mut world = World::new(construction, 1);
+                let mut world = World::new(protocol, 1);
                 world.establish();
                 world.take_delivered(1);
                 let t = flow(v6, true);
@@ -408,7 +404,7 @@ fn what_has_waited_for_too_long_is_marked_or_goes_first() {
                 let expected = [marked; 3].into_iter().flatten().chain([ecn; 3]);
                 assert!(
                     marks.iter().copied().eq(expected),
-                    "{construction:?} {ecn}: {marks:?}"
+                    "{protocol:?} {ecn}: {marks:?}"
                 );
                 let dropped = world.totals(0).outbound.drops.get(DropReason::QueueDelay);
                 assert_eq!(dropped, if marked.is_none() { 3 } else { 0 });
@@ -420,9 +416,9 @@ fn what_has_waited_for_too_long_is_marked_or_goes_first() {
 
 #[test]
 fn a_source_that_is_not_the_peers_is_dropped() {
-    for construction in BOTH {
+    for protocol in BOTH {
         // Native packets that are too large for the path come in fragments.
-        let large = if construction == NATIVE { 8000 } else { 1300 };
+        let large = if protocol == NATIVE { 8000 } else { 1300 };
         for read in [
             Flow::udp(0).datagrams(0, &[large], true, ECN_NOT_ECT),
             Flow::udp(0).datagram(1, 100),
@@ -432,7 +428,7 @@ fn a_source_that_is_not_the_peers_is_dropped() {
         ] {
             let setup = Setup {
                 inner_mtu: 9000,
-                ..Setup::new(construction)
+                ..Setup::new(protocol)
             };
             let paths = [Path::default(), Path::default()];
             let mut world = World::with([setup.clone(), setup], paths, 1);
@@ -446,29 +442,29 @@ fn a_source_that_is_not_the_peers_is_dropped() {
                 .get(DropReason::SourceNotAllowed);
             world.send(0, &[read]);
             world.run(seconds(1));
-            assert!(world.take_delivered(1).is_empty(), "{construction:?}");
+            assert!(world.take_delivered(1).is_empty(), "{protocol:?}");
             let after = world
                 .totals(1)
                 .inbound
                 .drops
                 .get(DropReason::SourceNotAllowed);
-            assert!(after > before, "{construction:?}");
-            world.check_nothing_held();
+            assert!(after > before, "{protocol:?}");
+            world.check_nothing_pending();
         }
     }
 }
 
 #[test]
 fn udp_without_a_checksum_stays_without_one() {
-    for construction in BOTH {
-        let mut world = World::new(construction, 1);
+    for protocol in BOTH {
+        let mut world = World::new(protocol, 1);
         world.establish();
         let mut reads: Vec<_> = (0..3).map(|n| Flow::udp(0).datagram(n, 100)).collect();
         for read in &mut reads {
             read[VNET_HDR_LEN + 26..VNET_HDR_LEN + 28].fill(0);
         }
         let sent = datagrams_for(&mut world, &reads);
-        // The checker would refuse the missing checksum, so it is looked at here.
+        // The checker would reject the missing checksum, so it is checked here.
         let inbound = world.totals(1).inbound.packets_in;
         let refuse = world.sides[1].refuse_every;
         world.sides[1].refuse_every = 1;
@@ -488,7 +484,7 @@ fn udp_without_a_checksum_stays_without_one() {
 
 #[test]
 fn wireguard_packets_are_padded_to_sixteen_but_not_beyond_the_mtu() {
-    let mut world = World::new(Construction::WireGuard, 1);
+    let mut world = World::new(Protocol::WireGuard, 1);
     world.establish();
     world.checkers[1].in_order = false;
     for (payload, sealed) in [(10, 48), (20, 48), (21, 64), (1392, 1420), (1380, 1408)] {
@@ -522,7 +518,7 @@ fn small_packets_share_records_and_records_share_runs() {
 }
 
 #[test]
-fn what_belongs_to_nobody_is_counted() {
+fn unattributed_packets_are_counted() {
     let mut world = World::new(NATIVE, 1);
     world.establish();
     let mut unrouted = Flow::udp(0).datagram(0, 100);
@@ -558,7 +554,7 @@ fn what_belongs_to_nobody_is_counted() {
 }
 
 #[test]
-fn a_peer_that_is_removed_while_packets_wait_leaves_a_closed_ledger() {
+fn removing_a_peer_with_waiting_packets_keeps_the_counters_balanced() {
     let mut world = World::new(NATIVE, 1);
     world.send(0, &[Flow::udp(0).datagram(0, 100)]);
     let side = &mut world.sides[0];

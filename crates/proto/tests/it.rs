@@ -1,4 +1,4 @@
-//! Tunnels without clocks and sockets, and what others have published.
+//! Tests of tunnels without clocks and sockets, and of published test vectors.
 #![forbid(unsafe_code)]
 
 mod birthday;

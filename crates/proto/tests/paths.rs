@@ -1,17 +1,18 @@
-//! What lies between the two sides: its MTU, its marks, its losses, and what is told about them.
+//! Properties of the path between the two sides: MTU, ECN marks, losses, and the reports about
+//! them.
 
 use crate::sim::network::{Parcel, Path};
 use crate::sim::packets::{Flow, packets_of};
 use crate::sim::{Setup, World};
 use seikan_observe::DropReason;
 use seikan_proto::native::health::Report;
-use seikan_proto::noise::Construction;
+use seikan_proto::noise::Protocol;
 use seikan_wire::ip::{ECN_CE, ECN_ECT0, ECN_ECT1, ECN_NOT_ECT, traffic_class};
 use seikan_wire::{IpPacket, VNET_HDR_LEN, VnetHdr, checksum, tcp};
 use std::ops::Range;
 use std::time::Duration;
 
-const NATIVE: Construction = Construction::Native;
+const NATIVE: Protocol = Protocol::Native;
 
 fn seconds(n: u64) -> Duration {
     Duration::from_secs(n)
@@ -25,7 +26,7 @@ fn with_path(path: Path) -> World {
     )
 }
 
-/// Sends one full-sized datagram of a flow each `every`, from `seq` on; returns the next number.
+/// Sends one full-sized datagram of a flow each `every`, from `seq` on. Returns the next number.
 fn load(world: &mut World, flow: Flow, mut seq: u32, time: Duration, every: Duration) -> u32 {
     let end = world.time + time.as_nanos() as u64;
     while world.time < end {
@@ -87,7 +88,7 @@ fn a_link_that_refuses_large_datagrams_is_learnt_at_once() {
 fn a_black_hole_is_left_within_ten_seconds_in_either_direction() {
     for shrunk in [0, 1] {
         let mut world = World::new(NATIVE, 1);
-        // Only side 0 sends; what comes back are reports and acknowledgements.
+        // Only side 0 sends; side 1 returns reports and acknowledgements.
         let flow = Flow::udp(0);
         let seq = load(&mut world, flow, 0, seconds(20), Duration::from_millis(20));
         assert_eq!(world.peer(0).path.mtu.mtu(), 1500);
@@ -132,7 +133,7 @@ fn after_an_outage_the_path_is_as_wide_as_before() {
 }
 
 #[test]
-fn another_path_is_measured_anew() {
+fn a_new_path_is_measured_from_scratch() {
     let mut world = World::new(NATIVE, 1);
     load(
         &mut world,
@@ -150,7 +151,7 @@ fn another_path_is_measured_anew() {
 }
 
 #[test]
-fn a_packet_that_the_far_interface_does_not_take_is_answered_with_its_mtu() {
+fn a_packet_too_big_for_the_far_interface_is_answered_with_its_mtu() {
     let mut setups = [Setup::new(NATIVE), Setup::new(NATIVE)];
     setups[0].inner_mtu = 9000;
     setups[1].inner_mtu = 1300;
@@ -183,7 +184,7 @@ fn a_packet_that_the_far_interface_does_not_take_is_answered_with_its_mtu() {
         1,
         "1300 bytes fit"
     );
-    world.check_nothing_held();
+    world.check_nothing_pending();
 }
 
 /// A SYN with an MSS option, with a complete checksum or a partial one.
@@ -218,7 +219,7 @@ fn the_mss_of_a_syn_fits_the_smaller_inner_mtu() {
                     delivered_mss(&mut world, v6),
                     wanted - if v6 { 60 } else { 40 }
                 );
-                // What comes in is clamped as well, whatever the far end believes.
+                // Inbound SYNs are clamped as well, whatever the far end believes.
                 world.sides[1].tunnel.set_inner_mtu(1000);
                 world.checkers[1].in_order = false;
                 world.send(0, &[syn(v6, 9000, partial)]);
@@ -237,8 +238,8 @@ fn delivered_mss(world: &mut World, v6: bool) -> u16 {
     u16::from_be_bytes([packet[at + 22], packet[at + 23]])
 }
 
-/// RFC 6040, figure 4: the inner field, and for each outer one (Not-ECT, ECT(0), ECT(1), CE) the field that the
-/// packet goes on with, if it does.
+/// RFC 6040, figure 4: the inner field, and for each outer field (Not-ECT, ECT(0), ECT(1), CE) the
+/// resulting field, if the packet is forwarded.
 const DECAPSULATION: [(u8, [Option<u8>; 4]); 4] = [
     (
         ECN_NOT_ECT,
@@ -273,10 +274,10 @@ fn decapsulations() -> impl Iterator<Item = (u8, u8, Option<u8>)> {
 
 #[test]
 fn the_marking_of_the_inner_packet_goes_out_and_that_of_the_path_comes_in() {
-    for construction in [Construction::WireGuard, NATIVE] {
+    for protocol in [Protocol::WireGuard, NATIVE] {
         for (inner, on_the_way, expected) in decapsulations() {
             for v6 in [false, true] {
-                let mut world = World::new(construction, 1);
+                let mut world = World::new(protocol, 1);
                 world.establish();
                 world.take_sent(0);
                 let flow = Flow { v6, ..Flow::udp(0) };
@@ -294,7 +295,7 @@ fn the_marking_of_the_inner_packet_goes_out_and_that_of_the_path_comes_in() {
                 assert_eq!(
                     marks.first().copied(),
                     expected,
-                    "{construction:?} {inner} {on_the_way}"
+                    "{protocol:?} {inner} {on_the_way}"
                 );
                 world.check();
             }
@@ -326,19 +327,19 @@ fn a_mark_on_one_slice_stays_with_its_bytes() {
     world.check();
 }
 
-/// RFC 2983: by default the pipe model (section 3.1), the inner DSCP being nobody's business on the way; with
-/// `copy_dscp` the path sees it. What the path makes of the outer one changes nothing inside.
+/// RFC 2983: by default the pipe model (section 3.1), which hides the inner DSCP from the path;
+/// `copy_dscp` reveals it. Changes of the outer DSCP on the path have no effect inside.
 #[test]
-fn the_dscp_goes_out_if_told_so_and_none_comes_in() {
+fn the_dscp_is_copied_outbound_if_configured_and_never_inbound() {
     /// Expedited forwarding (RFC 3246), CS1 (RFC 2474) and their traffic classes.
     const INNER: u8 = 46 << 2 | ECN_ECT0;
     const CHANGED: u8 = 8 << 2 | ECN_ECT0;
-    for construction in [Construction::WireGuard, NATIVE] {
+    for protocol in [Protocol::WireGuard, NATIVE] {
         for (copy_dscp, outer) in [(false, ECN_ECT0), (true, INNER)] {
             for v6 in [false, true] {
                 let setup = Setup {
                     copy_dscp,
-                    ..Setup::new(construction)
+                    ..Setup::new(protocol)
                 };
                 let mut world = World::with(
                     [setup.clone(), setup],
@@ -356,7 +357,7 @@ fn the_dscp_goes_out_if_told_so_and_none_comes_in() {
                 world.send(0, &reads);
                 let mut sent = world.take_sent(0);
                 let classes: Vec<u8> = sent.iter().map(|p| p.traffic_class).collect();
-                assert_eq!(classes, [outer, outer, ECN_ECT0], "{construction:?}");
+                assert_eq!(classes, [outer, outer, ECN_ECT0], "{protocol:?}");
                 sent[0].traffic_class = CHANGED;
                 world.receive(1, &sent);
                 let inner: Vec<u8> = packets_of_all(&world.take_delivered(1))
@@ -394,7 +395,7 @@ fn slices_take_the_marking_of_the_path() {
     }
 }
 
-/// A packet that crosses in fragments, and the datagrams that carry it, none of which has arrived.
+/// A packet that crosses in fragments, and its datagrams, none of which has arrived.
 fn fragments(ecn: u8) -> (World, Vec<Parcel>) {
     let setup = Setup {
         inner_mtu: 9000,
@@ -421,11 +422,12 @@ fn a_mark_on_one_fragment_marks_the_packet() {
             .first()
             .map(|w| traffic_class(&w[VNET_HDR_LEN..]) & 3);
         assert_eq!(mark, expected, "{inner} {on_the_way}");
-        world.check_nothing_held();
+        world.check_nothing_pending();
     }
 }
 
-/// RFC 3168 section 5.3: reassembly loses no mark; RFC 6040 section 4.2 has ECT(1) between ECT(0) and CE.
+/// RFC 3168 section 5.3: reassembly loses no mark; RFC 6040 section 4.2 has ECT(1) between ECT(0)
+/// and CE.
 #[test]
 fn of_different_marks_on_fragments_the_most_severe_counts() {
     for (marks, expected) in [
@@ -465,13 +467,13 @@ fn only_ce_is_reported_as_congestion() {
     assert_eq!(report.congestion_marks, 1);
 }
 
-/// All reports that side 0 gets while it sends `count` datagrams, one each millisecond, of which the
-/// network does what `spoil` says to its path.
+/// All reports that side 0 receives while it sends `count` datagrams, one each millisecond, over a
+/// path changed by `spoil`.
 fn reports(world: &mut World, count: u32) -> Vec<Report> {
     reports_of(world, 0..count, Duration::from_millis(1))
 }
 
-/// The same with these datagrams and a pause behind each.
+/// The same for these datagrams, with a pause after each.
 fn reports_of(world: &mut World, seqs: Range<u32>, pause: Duration) -> Vec<Report> {
     let mut reports = Vec::new();
     let mut latest = world.peer(0).path.report;
@@ -488,14 +490,14 @@ fn reports_of(world: &mut World, seqs: Range<u32>, pause: Duration) -> Vec<Repor
 }
 
 #[test]
-fn the_health_reports_count_what_the_network_really_did() {
+fn the_health_reports_agree_with_the_network() {
     let mut world = World::new(NATIVE, 3);
-    // First the search for the MTU, whose probes of what is too large are lost as well.
+    // The search for the MTU comes first; its probes that are too large are lost as well.
     for seq in 0..600 {
         world.send(0, &[Flow::udp(0).v6().datagram(seq, 100)]);
         world.run(Duration::from_millis(100));
     }
-    // They leave the horizon behind so many datagrams, and are reported.
+    // They leave the horizon after this many datagrams and are reported.
     for seq in 600..1800 {
         world.send(0, &[Flow::udp(0).v6().datagram(seq, 100)]);
         world.run(Duration::from_millis(1));
@@ -507,7 +509,7 @@ fn the_health_reports_count_what_the_network_really_did() {
     world.links[0].path.marking = 0.05;
     let mut all = reports(&mut world, 6000);
     let lost = world.links[0].counts.lost;
-    // Nothing is lost any more: all that was lost leaves the receiver's horizon.
+    // No further losses: all lost datagrams leave the receiver's horizon.
     world.links[0].path.loss = 0.0;
     world.links[0].path.marking = 0.0;
     let marked = world.links[0].counts.marked;
@@ -537,10 +539,11 @@ fn the_health_reports_count_what_the_network_really_did() {
     );
 }
 
-/// All reports of the search for the MTU and after it, until what was lost in it has left the receiver's horizon.
+/// All reports of the search for the MTU and after it, until its losses have left the receiver's
+/// horizon.
 fn losses_during_the_search(world: &mut World, count: u32) -> u64 {
     world.checkers[1].in_order = false;
-    // No two reports tell of the same delay, or the second would be overlooked.
+    // No two reports have the same delay, or the second would be overlooked.
     world.links[0].path.jitter = Duration::from_micros(500);
     let mut all = reports_of(world, 0..count, Duration::from_millis(5));
     let loss = std::mem::take(&mut world.links[0].path.loss);
@@ -595,7 +598,7 @@ fn keepalives_probes_and_reports_do_not_pass_for_lost() {
 }
 
 #[test]
-fn reports_tell_of_reordering_and_queues() {
+fn reports_show_reordering_and_queues() {
     let mut world = World::new(NATIVE, 3);
     world.establish();
     world.checkers[1].in_order = false;
@@ -622,7 +625,7 @@ fn reports_tell_of_reordering_and_queues() {
 }
 
 #[test]
-fn a_path_that_mangles_gso_is_found_out_and_gets_single_datagrams() {
+fn a_path_that_breaks_gso_gets_single_datagrams() {
     let mut world = World::new(NATIVE, 1);
     world.links[0].path.mangles_gso = true;
     world.establish();
@@ -646,7 +649,7 @@ fn a_path_that_mangles_gso_is_found_out_and_gets_single_datagrams() {
     let counts = world.links[0].counts;
     assert_eq!((counts.later, counts.lost), (0, 0));
     assert_eq!(world.checkers[1].bytes(flow) - before, 50 * 13_480);
-    // Another path may be better.
+    // Another path may work.
     world.links[0].path.mangles_gso = false;
     world.links[0].counts = Default::default();
     let elsewhere = std::net::SocketAddr::from(([203, 0, 113, 5], 4000));
@@ -656,13 +659,13 @@ fn a_path_that_mangles_gso_is_found_out_and_gets_single_datagrams() {
 }
 
 #[test]
-fn loss_and_short_queues_are_not_taken_for_mangled_gso() {
+fn loss_and_short_queues_are_not_taken_for_broken_gso() {
     for path in [
         Path {
             loss: 0.3,
             ..Path::default()
         },
-        // Room for some six datagrams of a batch of ten.
+        // Space for about six datagrams of a batch of ten.
         Path {
             rate: Some(1_000_000),
             queue: 9_000,
@@ -689,7 +692,8 @@ fn loss_and_short_queues_are_not_taken_for_mangled_gso() {
     }
 }
 
-/// The vnet header says what the packet is: see `packets_of`; here only that a write is there.
+/// The virtio-net header describes the packet, see `packets_of`; here only the presence of a write
+/// is checked.
 #[test]
 fn marked_and_unmarked_packets_of_one_batch_do_not_share_a_datagram() {
     let mut world = World::new(NATIVE, 1);

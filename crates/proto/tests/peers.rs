@@ -4,7 +4,7 @@ use crate::sim::Seeded;
 use crate::sim::packets::Flow;
 use seikan_proto::capabilities::Cipher;
 use seikan_proto::keys::{PrivateKey, PublicKey};
-use seikan_proto::noise::Construction;
+use seikan_proto::noise::Protocol;
 use seikan_proto::peer::Peer;
 use seikan_proto::session::Session;
 use seikan_proto::time::Instant;
@@ -16,7 +16,7 @@ const PEERS: u32 = 10_000;
 
 fn tunnel() -> Tunnel {
     Tunnel::new(TunnelConfig {
-        construction: Construction::Native,
+        protocol: Protocol::Native,
         private_key: PrivateKey::from_bytes([1; 32]),
         inner_mtu: 1420,
         offload: true,
@@ -66,8 +66,8 @@ fn ten_thousand_idle_peers_come_and_go() {
     assert_eq!(tunnel.add_peer(keys[5]), Some(ids[0]));
 }
 
-/// 256 MiB for 10,000 idle peers are 26 KiB each; one that has just shaken hands holds three
-/// sessions at most.
+/// 256 MiB for 10,000 idle peers are 26 KiB each. A peer right after a handshake has at most three
+/// sessions.
 #[test]
 fn a_peer_takes_little_memory() {
     let idle = size_of::<Peer>();

@@ -1,25 +1,25 @@
-//! Asking a peer whether it answers.
+//! Pings to a peer.
 
 use crate::sim::network::Path;
 use crate::sim::{Setup, World, address};
 use seikan_proto::keys::PrivateKey;
-use seikan_proto::noise::Construction;
+use seikan_proto::noise::Protocol;
 use seikan_proto::ping::Ping;
 use std::time::Duration;
 
-const ONE_WAY: Duration = Duration::from_millis(30);
+const DELAY: Duration = Duration::from_millis(30);
 
-/// Two peers of a configuration, 30 ms apart.
+/// Two configured peers, 30 ms apart.
 fn world() -> World {
     let path = Path {
-        latency: ONE_WAY,
+        latency: DELAY,
         ..Path::default()
     };
-    let setups = [0, 1].map(|_| Setup::new(Construction::Native));
+    let setups = [0, 1].map(|_| Setup::new(Protocol::Native));
     World::with(setups, [path.clone(), path], 1)
 }
 
-/// Asks; the question's number.
+/// Sends a ping. Returns its number.
 fn ask(world: &mut World) -> u64 {
     let now = world.now(0);
     let side = &mut world.sides[0];
@@ -28,66 +28,66 @@ fn ask(world: &mut World) -> u64 {
     number
 }
 
-fn answer(world: &World, question: u64) -> Option<Ping> {
-    world.peer(0).pings.get(question)
+fn answer(world: &World, ping: u64) -> Option<Ping> {
+    world.peer(0).pings.get(ping)
 }
 
 #[test]
-fn the_answer_takes_a_round_trip_and_comes_from_where_the_peer_is() {
+fn a_ping_takes_one_round_trip() {
     let mut world = world();
     world.establish();
     for _ in 0..3 {
-        let question = ask(&mut world);
-        world.run(3 * ONE_WAY);
+        let ping = ask(&mut world);
+        world.run(3 * DELAY);
         let answered = Ping::Answered {
             to: address(1, false),
-            rtt: 2 * ONE_WAY,
+            rtt: 2 * DELAY,
         };
-        assert_eq!(answer(&world, question), Some(answered));
+        assert_eq!(answer(&world, ping), Some(answered));
     }
     world.check();
 }
 
 #[test]
-fn without_a_session_it_begins_one_and_is_no_part_of_the_time() {
+fn without_a_session_a_ping_starts_one_that_is_not_measured() {
     let mut world = world();
-    let question = ask(&mut world);
-    assert_eq!(answer(&world, question), Some(Ping::Waits));
-    // The handshake, and then the question.
-    world.run(4 * ONE_WAY + ONE_WAY / 2);
-    let rtt = 2 * ONE_WAY;
+    let ping = ask(&mut world);
+    assert_eq!(answer(&world, ping), Some(Ping::Queued));
+    // The handshake, and then the ping.
+    world.run(4 * DELAY + DELAY / 2);
+    let rtt = 2 * DELAY;
     assert!(
-        matches!(answer(&world, question), Some(Ping::Answered { rtt: r, .. }) if r == rtt),
+        matches!(answer(&world, ping), Some(Ping::Answered { rtt: r, .. }) if r == rtt),
         "{:?}",
-        answer(&world, question)
+        answer(&world, ping)
     );
 }
 
 #[test]
-fn who_asks_meanwhile_disturbs_nobody_and_each_is_answered_in_its_time() {
+fn concurrent_pings_are_answered_independently() {
     let mut world = world();
     world.establish();
     let first = ask(&mut world);
-    world.run(ONE_WAY);
+    world.run(DELAY);
     let second = ask(&mut world);
-    world.run(ONE_WAY);
+    world.run(DELAY);
     let answered = Some(Ping::Answered {
         to: address(1, false),
-        rtt: 2 * ONE_WAY,
+        rtt: 2 * DELAY,
     });
     assert_eq!(answer(&world, first), answered);
     assert!(matches!(answer(&world, second), Some(Ping::Sent { .. })));
-    world.run(ONE_WAY);
+    world.run(DELAY);
     assert_eq!(answer(&world, second), answered);
 }
 
 #[test]
-fn all_that_wait_for_a_session_are_asked_by_one_datagram() {
+fn one_datagram_serves_all_pings_that_wait_for_a_session() {
     let mut world = world();
     let questions = [0; 3].map(|_| ask(&mut world));
-    world.run(4 * ONE_WAY + ONE_WAY / 2);
-    for question in questions {
-        let answered = answer(&world, question);
+    world.run(4 * DELAY + DELAY / 2);
+    for ping in questions {
+        let answered = answer(&world, ping);
         assert!(
             matches!(answered, Some(Ping::Answered { .. })),
             "{answered:?}"
@@ -96,16 +96,16 @@ fn all_that_wait_for_a_session_are_asked_by_one_datagram() {
 }
 
 #[test]
-fn what_was_asked_of_a_peer_is_answered_when_its_key_has_become_another() {
+fn a_ping_is_answered_across_a_key_rotation() {
     let mut world = world();
     world.establish();
-    let question = ask(&mut world);
-    world.run(ONE_WAY / 2);
+    let ping = ask(&mut world);
+    world.run(DELAY / 2);
     let side = &mut world.sides[0];
     let key = PrivateKey::from_bytes([7; 32]).public();
     assert!(side.tunnel.rotate_peer_key(side.peer, key));
-    world.run(2 * ONE_WAY);
-    let answered = answer(&world, question);
+    world.run(2 * DELAY);
+    let answered = answer(&world, ping);
     assert!(
         matches!(answered, Some(Ping::Answered { .. })),
         "{answered:?}"
@@ -113,17 +113,17 @@ fn what_was_asked_of_a_peer_is_answered_when_its_key_has_become_another() {
 }
 
 #[test]
-fn a_peer_that_has_forgotten_the_session_is_met_again() {
+fn a_peer_that_has_forgotten_the_session_answers_after_a_new_handshake() {
     let mut world = world();
     world.establish();
     world.restart(1);
     for second in 0.. {
-        let question = ask(&mut world);
+        let ping = ask(&mut world);
         world.run(Duration::from_secs(1));
-        if matches!(answer(&world, question), Some(Ping::Answered { .. })) {
+        if matches!(answer(&world, ping), Some(Ping::Answered { .. })) {
             break;
         }
-        // KEEPALIVE_TIMEOUT and REKEY_TIMEOUT, 15 s, after the first that was lost.
+        // KEEPALIVE_TIMEOUT and REKEY_TIMEOUT, 15 s, after the first lost one.
         assert!(second < 16);
     }
 }

@@ -1,23 +1,23 @@
-//! What a peer may begin, between two tunnels: packets whole, merged, in slices and in pieces.
+//! The packet filter between two tunnels: packets whole, merged, in slices and in fragments.
 
 use crate::sim::network::Path;
 use crate::sim::packets::{Flow, raw};
 use crate::sim::{Setup, World};
 use seikan_observe::DropReason;
 use seikan_proto::filter::{Destinations, Filter, Open};
-use seikan_proto::noise::Construction;
+use seikan_proto::noise::Protocol;
 use seikan_wire::ip::{ECN_NOT_ECT, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP};
 use seikan_wire::tcp;
 use std::slice;
 use std::time::Duration;
 
-const NATIVE: Construction = Construction::Native;
-const BOTH: [Construction; 2] = [Construction::WireGuard, NATIVE];
+const NATIVE: Protocol = Protocol::Native;
+const BOTH: [Protocol; 2] = [Protocol::WireGuard, NATIVE];
 const FAMILIES: [bool; 2] = [false, true];
 
-/// Two sides with a session, of which side 1 has this open to side 0.
-fn world(construction: Construction, open: Open) -> World {
-    let mut world = World::new(construction, 1);
+/// Two sides with a session. Side 1 has `open` services for side 0.
+fn world(protocol: Protocol, open: Open) -> World {
+    let mut world = World::new(protocol, 1);
     world.establish();
     let side = &mut world.sides[1];
     side.tunnel
@@ -32,7 +32,8 @@ fn tcp_80() -> Open {
     }
 }
 
-/// Sends reads; how many packets were delivered at the other side, and how many policy denied there.
+/// Sends reads. Returns the numbers of packets delivered at the other side and denied by policy
+/// there.
 fn sent(world: &mut World, from: usize, reads: &[Vec<u8>]) -> (u64, u64) {
     let to = 1 - from;
     let count = |world: &World| {
@@ -68,10 +69,10 @@ fn datagram(from: usize, v6: bool, ports: [u16; 2]) -> Vec<u8> {
 }
 
 #[test]
-fn a_connection_is_begun_where_it_may_be_and_answered_everywhere() {
-    for construction in BOTH {
+fn connections_start_at_open_ports_and_replies_pass_everywhere() {
+    for protocol in BOTH {
         for v6 in FAMILIES {
-            let mut world = world(construction, tcp_80());
+            let mut world = world(protocol, tcp_80());
             for (ports, flags, fate) in [
                 ([1000, 80], tcp::SYN, (1, 0)),
                 ([1000, 81], tcp::SYN, (0, 1)),
@@ -82,7 +83,7 @@ fn a_connection_is_begun_where_it_may_be_and_answered_everywhere() {
                 let read = segment(0, v6, ports, flags);
                 assert_eq!(sent(&mut world, 0, &[read]), fate, "{ports:?} {flags:#x}");
             }
-            // The other side is under no policy.
+            // The other side has no policy.
             let read = segment(1, v6, [1000, 81], tcp::SYN);
             assert_eq!(sent(&mut world, 1, &[read]), (1, 0));
         }
@@ -91,9 +92,9 @@ fn a_connection_is_begun_where_it_may_be_and_answered_everywhere() {
 
 #[test]
 fn datagrams_pass_once_they_are_answers() {
-    for construction in BOTH {
+    for protocol in BOTH {
         for v6 in FAMILIES {
-            let mut world = world(construction, tcp_80());
+            let mut world = world(protocol, tcp_80());
             let answer = datagram(0, v6, [53, 1999]);
             assert_eq!(sent(&mut world, 0, slice::from_ref(&answer)), (0, 1));
             assert_eq!(sent(&mut world, 1, &[datagram(1, v6, [1999, 53])]), (1, 0));
@@ -103,7 +104,7 @@ fn datagrams_pass_once_they_are_answers() {
 }
 
 #[test]
-fn what_waited_for_a_session_is_answered_too() {
+fn replies_to_staged_packets_pass() {
     let mut world = World::new(NATIVE, 1);
     let side = &mut world.sides[1];
     side.tunnel
@@ -119,46 +120,46 @@ fn what_waited_for_a_session_is_answered_too() {
 }
 
 #[test]
-fn errors_pass_about_what_was_sent() {
-    for construction in BOTH {
+fn errors_that_quote_sent_packets_pass() {
+    for protocol in BOTH {
         for v6 in FAMILIES {
-            let mut world = world(construction, Open::default());
-            let [begun, other] = [1999, 1998].map(|port| datagram(1, v6, [port, 53]));
-            assert_eq!(sent(&mut world, 1, slice::from_ref(&begun)), (1, 0));
-            for (about, fate) in [(begun, (1, 0)), (other, (0, 1))] {
-                let (protocol, kind) = if v6 {
+            let mut world = world(protocol, Open::default());
+            let [sent_before, other] = [1999, 1998].map(|port| datagram(1, v6, [port, 53]));
+            assert_eq!(sent(&mut world, 1, slice::from_ref(&sent_before)), (1, 0));
+            for (about, fate) in [(sent_before, (1, 0)), (other, (0, 1))] {
+                let (number, kind) = if v6 {
                     (PROTO_ICMPV6, 1)
                 } else {
                     (PROTO_ICMP, 3)
                 };
                 let packet = &about[seikan_wire::VNET_HDR_LEN..];
                 let message = [&[kind, 0, 0, 0, 0, 0, 0, 0], packet].concat();
-                let error = raw(0, v6, protocol, message);
-                assert_eq!(sent(&mut world, 0, &[error]), fate, "{construction:?} {v6}");
+                let error = raw(0, v6, number, message);
+                assert_eq!(sent(&mut world, 0, &[error]), fate, "{protocol:?} {v6}");
             }
         }
     }
 }
 
-/// A super-packet of TCP goes in slices, each of which is judged by the header that it bears.
+/// A TCP super-packet is sent in slices, and each is filtered by its own header.
 #[test]
-fn super_packets_are_judged_and_counted_by_their_segments() {
-    for construction in BOTH {
+fn super_packets_are_filtered_and_counted_by_their_segments() {
+    for protocol in BOTH {
         for v6 in FAMILIES {
             let flow = Flow { v6, ..Flow::tcp(0) };
             let read = |flags| flow.segments_with(0, 13_000, 1300, flags, ECN_NOT_ECT, true);
-            let mut open = world(construction, tcp_80());
+            let mut open = world(protocol, tcp_80());
             assert_eq!(sent(&mut open, 0, &[read(tcp::SYN)]), (10, 0));
-            let mut closed = world(construction, Open::default());
+            let mut closed = world(protocol, Open::default());
             assert_eq!(sent(&mut closed, 0, &[read(tcp::SYN)]), (0, 10));
             assert_eq!(sent(&mut closed, 0, &[read(tcp::ACK)]), (10, 0));
         }
     }
 }
 
-/// A packet that fits no record goes in pieces, and is judged when it is whole again.
+/// A packet that fits no record is sent in fragments and filtered after reassembly.
 #[test]
-fn packets_in_pieces_are_judged_when_they_are_whole() {
+fn fragmented_packets_are_filtered_after_reassembly() {
     for (port, fate) in [(53, (1, 0)), (54, (0, 1))] {
         let narrow = Path {
             mtu: 1280,
@@ -174,7 +175,7 @@ fn packets_in_pieces_are_judged_when_they_are_whole() {
         };
         side.tunnel
             .set_filter(side.peer, Filter::Only(open), Destinations::Any);
-        // Nothing as long as this gets through in one piece.
+        // A packet of this length does not get through unfragmented.
         let read = Flow::udp(0).datagram(1, 1380);
         assert_eq!(sent(&mut world, 0, &[read]), fate);
     }

@@ -1,11 +1,12 @@
-//! Thousands of seeded lives of two tunnels on bad paths: what must hold in every one of them.
+//! Thousands of seeded runs of two tunnels on bad paths, each of which must keep the invariants.
 //!
-//! Each seed makes a scenario: protocol, offloads, addresses, faults, and disturbances at random
-//! times (clocks that jump, addresses that change, outages, restarts in the middle of anything),
-//! while packets of several flows go both ways. [`crate::sim::World`] and [`crate::sim::packets::Checker`] assert
-//! all along that what is delivered is genuine, comes once and in order, that the ledgers close, no
-//! index leaks, and time moves on. Afterwards the path is good again, and both directions must work
-//! again within the protocol's times.
+//! Each seed determines a scenario: protocol, offloads, addresses, faults, and disturbances at
+//! random times (clocks that jump, addresses that change, outages, restarts at any moment), while
+//! packets of several flows go in both directions. [`crate::sim::World`] and
+//! [`crate::sim::packets::Checker`] assert all along that delivered packets are genuine, arrive
+//! once and in order, that the counters balance, that no index leaks, and that time advances.
+//! Afterwards the path is good again, and both directions must work again within the protocol's
+//! times.
 //!
 //! `SEIKAN_SEEDS=100000` runs more of them, `SEIKAN_SEED=17` only that one.
 
@@ -17,40 +18,40 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use seikan_proto::capabilities::Cipher;
 use seikan_proto::constants::{KEEPALIVE_TIMEOUT, REKEY_TIMEOUT};
-use seikan_proto::noise::Construction;
+use seikan_proto::noise::Protocol;
 use std::hash::Hasher;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Seeds of a run that is not told otherwise; each takes some 30 ms of one core.
+/// Default number of seeds; each takes some 30 ms of one core.
 const SEEDS: u64 = 2000;
 
-/// What happens to the two sides from outside.
+/// An external disturbance.
 #[derive(Clone, Copy, Debug)]
 enum Disturbance {
     Restart(usize),
-    /// Monotonic and wall clock of one side jump ahead by so many seconds: it slept.
+    /// The monotonic and the wall clock of one side jump ahead by this many seconds: it slept.
     Sleep(usize, u64),
     /// The wall clock of one side is set.
     WallClock(usize, i64),
     /// The path changes its MTU.
     Mtu(usize),
-    /// Nothing passes for so many milliseconds.
+    /// The path loses everything for this many milliseconds.
     Outage(u64),
-    /// The NAT before side 0 gives it another address.
+    /// The NAT of side 0 changes its address.
     Rebinding(u16),
-    /// GSO batches are mangled from now on, or no longer.
+    /// GSO batches are lost except their first datagram, from now on or no longer.
     Mangling(bool),
     Loss(f64),
 }
 
-/// Everything that a seed stands for.
+/// The scenario of a seed.
 #[derive(Debug)]
 struct Scenario {
     setups: [Setup; 2],
     path: Path,
-    /// When, in nanoseconds.
+    /// Times in nanoseconds.
     disturbances: Vec<(u64, Disturbance)>,
     duration: u64,
     /// Mean pause between two batches of reads of one side.
@@ -60,10 +61,10 @@ struct Scenario {
 }
 
 fn scenario(rng: &mut ChaCha8Rng) -> Scenario {
-    let construction = if rng.random_bool(0.6) {
-        Construction::Native
+    let protocol = if rng.random_bool(0.6) {
+        Protocol::Native
     } else {
-        Construction::WireGuard
+        Protocol::WireGuard
     };
     let v6 = rng.random_bool(0.3);
     let psk = if rng.random_bool(0.3) {
@@ -77,7 +78,7 @@ fn scenario(rng: &mut ChaCha8Rng) -> Scenario {
         vec![Cipher::ChaCha20Poly1305],
     ];
     let mut setup = || Setup {
-        construction,
+        protocol,
         offload: rng.random_bool(0.6),
         inner_mtu: *[1280, 1420, 9000, 65_535].choose(rng).expect("some"),
         ciphers: ciphers.choose(rng).expect("some").clone(),
@@ -130,7 +131,7 @@ fn scenario(rng: &mut ChaCha8Rng) -> Scenario {
         mangles_gso: rng.random_bool(0.1),
         down: false,
     };
-    // Half the lives are long enough to rekey by time.
+    // Half the runs are long enough for a rekey by time.
     let duration = if rng.random_bool(0.5) {
         20 * SECOND
     } else {
@@ -184,7 +185,7 @@ struct Traffic {
 }
 
 impl Traffic {
-    /// One read of the TUN device of side `from`, as its kernel would make it.
+    /// One read of the TUN device of side `from`, as its kernel would create it.
     fn read(&mut self, from: usize, setup: &Setup, rng: &mut ChaCha8Rng) -> Vec<u8> {
         let number = rng.random_range(0..4usize);
         let flow = Flow {
@@ -226,7 +227,7 @@ impl Traffic {
     }
 }
 
-/// Lives through the scenario of `seed` and returns a hash of all that was sent and delivered.
+/// Runs the scenario of `seed`. Returns a hash of everything sent and delivered.
 fn live(seed: u64) -> u64 {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let s = scenario(&mut rng);
@@ -265,7 +266,7 @@ fn live(seed: u64) -> u64 {
         world.check();
     }
     recover(&mut world);
-    world.check_nothing_held();
+    world.check_nothing_pending();
     world.trace.finish()
 }
 
@@ -293,9 +294,9 @@ fn disturb(world: &mut World, what: Disturbance, outage_ends: &mut Option<u64>) 
     }
 }
 
-/// On a good path both directions work again: at the latest when the side that hears nothing has
-/// noticed (`KEEPALIVE_TIMEOUT + REKEY_TIMEOUT`), an initiation under way has been repeated, and
-/// one more has crossed.
+/// On a good path both directions work again, at the latest after three steps. A side without
+/// answers notices (`KEEPALIVE_TIMEOUT + REKEY_TIMEOUT`), an initiation in flight is repeated, and
+/// one more has crossed it.
 fn recover(world: &mut World) {
     for link in &mut world.links {
         link.path = Path {
@@ -306,8 +307,8 @@ fn recover(world: &mut World) {
     }
     for side in &mut world.sides {
         side.refuse_every = 0;
-        // A side that restarted with its clock set back is refused as a replay until the clock is
-        // where it was; so it is with every WireGuard.
+        // A side that restarted with its clock set back is refused as a replay until the clock
+        // catches up, as with every WireGuard.
         side.wall_skew = 100_000;
     }
     let bound = KEEPALIVE_TIMEOUT + 4 * REKEY_TIMEOUT;
@@ -333,13 +334,13 @@ fn recover(world: &mut World) {
             "{flow:?} does not work again after {bound:?}"
         );
     }
-    if world.sides[0].setup.construction == Construction::Native {
+    if world.sides[0].setup.protocol == Protocol::Native {
         large_packets_pass(world);
     }
 }
 
-/// A path that shrank is known by now: packets larger than it pass, in pieces. Not always the first:
-/// a side that has slept takes the session for dead before the other does.
+/// The size of a shrunk path is known by now, so larger packets pass in fragments. Not always the
+/// first: a side that has slept considers the session dead before the other does.
 fn large_packets_pass(world: &mut World) {
     let mtu = world.sides.iter().map(|s| s.setup.inner_mtu).min();
     let size = mtu.unwrap_or(0) as usize - 28;
@@ -357,7 +358,7 @@ fn large_packets_pass(world: &mut World) {
     }
 }
 
-/// Runs `life` for every seed on all cores; names the seeds that fail.
+/// Calls `life` for every seed on all cores. Reports the seeds that fail.
 fn for_all_seeds(seeds: u64, life: impl Fn(u64) + Sync) {
     let only: Option<u64> = number("SEIKAN_SEED");
     let seeds = number("SEIKAN_SEEDS").unwrap_or(seeds);
@@ -388,14 +389,14 @@ fn number(variable: &str) -> Option<u64> {
 }
 
 #[test]
-fn every_life_keeps_the_promises() {
+fn every_run_keeps_the_invariants() {
     for_all_seeds(SEEDS, |seed| {
         live(seed);
     });
 }
 
 #[test]
-fn the_same_seed_lives_the_same_life() {
+fn the_same_seed_gives_the_same_run() {
     for seed in 0..20 {
         assert_eq!(live(seed), live(seed), "seed {seed}");
     }

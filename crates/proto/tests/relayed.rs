@@ -1,25 +1,25 @@
-//! A peer that is reached by a relay, directly, or by turns.
+//! A peer that is reached over a relay, directly, or alternately.
 
 use crate::sim::network::Path;
 use crate::sim::packets::Flow;
 use crate::sim::{Setup, World, address};
 use seikan_observe::DropReason;
-use seikan_proto::noise::Construction;
-use seikan_proto::tunnel::Reached;
+use seikan_proto::noise::Protocol;
+use seikan_proto::tunnel::Reachability;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-const NATIVE: Construction = Construction::Native;
+const NATIVE: Protocol = Protocol::Native;
 
 fn relay() -> SocketAddr {
     "198.51.100.1:50000".parse().expect("an address")
 }
 
-/// Two members that know each other's addresses, and have a relay.
-fn members(construction: Construction) -> World {
+/// Two members that know each other's addresses and have a relay.
+fn members(protocol: Protocol) -> World {
     let setup = Setup {
         knows_endpoint: false,
-        ..Setup::new(construction)
+        ..Setup::new(protocol)
     };
     let path = Path::default;
     let mut world = World::with([setup.clone(), setup], [path(), path()], 1);
@@ -35,35 +35,38 @@ fn members(construction: Construction) -> World {
 }
 
 #[test]
-fn who_is_called_and_comes_to_a_relay_tries_there_at_once() {
+fn a_call_is_answered_over_a_new_relay_at_once() {
     let mut world = members(NATIVE);
     world.direct_down = [true; 2];
     let now = world.now(1);
     let side = &mut world.sides[1];
     side.tunnel.set_relays(side.peer, &[]);
-    side.tunnel.approach(now, side.peer, &mut side.outbox);
+    side.tunnel
+        .on_call_me_maybe(now, side.peer, &mut side.outbox);
     world.flush(1, &[]);
     world.run(Duration::from_millis(100));
     let now = world.now(1);
     let side = &mut world.sides[1];
     side.tunnel.set_relays(side.peer, &[relay()]);
-    side.tunnel.approach(now, side.peer, &mut side.outbox);
+    side.tunnel
+        .on_call_me_maybe(now, side.peer, &mut side.outbox);
     world.flush(1, &[]);
     world.run(Duration::from_millis(100));
     assert_eq!(world.totals(1).handshakes.completed, 1);
 }
 
 #[test]
-fn two_relays_at_once_do_not_spoil_the_meeting_at_the_first() {
+fn two_new_relays_at_once_do_not_delay_the_first() {
     let mut world = members(NATIVE);
     world.direct_down = [true; 2];
     let other: SocketAddr = "198.51.100.2:50000".parse().expect("an address");
     let now = world.now(1);
     let side = &mut world.sides[1];
-    // What is sent to the second arrives nowhere.
+    // Packets to the second relay are lost.
     for relays in [vec![relay()], vec![relay(), other]] {
         side.tunnel.set_relays(side.peer, &relays);
-        side.tunnel.approach(now, side.peer, &mut side.outbox);
+        side.tunnel
+            .on_call_me_maybe(now, side.peer, &mut side.outbox);
     }
     world.flush(1, &[]);
     world.run(Duration::from_millis(100));
@@ -71,26 +74,27 @@ fn two_relays_at_once_do_not_spoil_the_meeting_at_the_first() {
 }
 
 #[test]
-fn where_the_first_of_two_relays_carries_nothing_they_meet_at_the_other_in_a_round_trip() {
+fn a_dead_first_relay_is_replaced_by_the_second_in_a_round_trip() {
     let mut world = members(NATIVE);
     world.direct_down = [true; 2];
     let dead: SocketAddr = "198.51.100.2:50000".parse().expect("an address");
     let now = world.now(1);
     let side = &mut world.sides[1];
     side.tunnel.set_relays(side.peer, &[dead]);
-    side.tunnel.approach(now, side.peer, &mut side.outbox);
+    side.tunnel
+        .on_call_me_maybe(now, side.peer, &mut side.outbox);
     world.flush(1, &[]);
     world.run(Duration::from_millis(20));
     let side = &mut world.sides[1];
     side.tunnel.set_relays(side.peer, &[dead, relay()]);
-    // 10 ms each way.
+    // 10 ms in each direction.
     world.run(Duration::from_millis(20));
     assert_eq!(world.totals(1).handshakes.completed, 1);
     assert_eq!(world.totals(1).handshakes.initiations_sent, 1);
 }
 
 #[test]
-fn a_way_that_appears_does_not_void_the_answer_that_is_on_its_way_by_another() {
+fn a_new_candidate_does_not_void_an_answer_in_flight() {
     let mut world = members(NATIVE);
     for link in &mut world.links {
         link.path.latency = Duration::from_millis(50);
@@ -99,17 +103,19 @@ fn a_way_that_appears_does_not_void_the_answer_that_is_on_its_way_by_another() {
     let now = world.now(1);
     let side = &mut world.sides[1];
     side.tunnel.set_relays(side.peer, &[]);
-    side.tunnel.approach(now, side.peer, &mut side.outbox);
+    side.tunnel
+        .on_call_me_maybe(now, side.peer, &mut side.outbox);
     world.flush(1, &[]);
     world.run(Duration::from_millis(60));
     let now = world.now(1);
     let side = &mut world.sides[1];
     side.tunnel.set_relays(side.peer, &[relay()]);
-    side.tunnel.approach(now, side.peer, &mut side.outbox);
+    side.tunnel
+        .on_call_me_maybe(now, side.peer, &mut side.outbox);
     world.flush(1, &[]);
     world.run(Duration::from_millis(40));
     assert_eq!(world.totals(1).handshakes.completed, 1);
-    // The copy by the relay comes later.
+    // The copy over the relay arrives later.
     world.run(Duration::from_millis(100));
     let [answered, began] = [0, 1].map(|i| world.totals(i));
     assert_eq!(answered.handshakes.initiations_received, 1);
@@ -120,7 +126,7 @@ fn a_way_that_appears_does_not_void_the_answer_that_is_on_its_way_by_another() {
 }
 
 #[test]
-fn who_is_called_over_a_way_that_died_quietly_is_reached_by_a_new_handshake_alone() {
+fn a_call_over_a_dead_path_leads_to_a_new_handshake() {
     let mut world = members(NATIVE);
     world.sides[1].tunnel.set_relays(world.sides[1].peer, &[]);
     talk(&mut world, 0, Duration::from_secs(2));
@@ -132,24 +138,25 @@ fn who_is_called_over_a_way_that_died_quietly_is_reached_by_a_new_handshake_alon
     let call = |world: &mut World| {
         let now = world.now(1);
         let side = &mut world.sides[1];
-        side.tunnel.approach(now, side.peer, &mut side.outbox);
+        side.tunnel
+            .on_call_me_maybe(now, side.peer, &mut side.outbox);
         world.flush(1, &[]);
         world.run(Duration::from_millis(100));
     };
-    // It has sent nothing that would be without an answer, and knows of nothing.
+    // It has sent nothing since, so it has not noticed.
     world.direct_down = [true; 2];
     world.run(Duration::from_secs(4));
-    assert_eq!(reached(&world), Reached::Directly);
+    assert_eq!(reached(&world), Reachability::Direct);
     call(&mut world);
-    assert_eq!(reached(&world), Reached::Not);
+    assert_eq!(reached(&world), Reachability::Unreachable);
     world.direct_down = [false; 2];
     world.run(Duration::from_secs(1));
-    assert_eq!(reached(&world), Reached::Not);
+    assert_eq!(reached(&world), Reachability::Unreachable);
     call(&mut world);
-    assert_eq!(reached(&world), Reached::Directly);
+    assert_eq!(reached(&world), Reachability::Direct);
 }
 
-/// A datagram each way every 20 ms; the next number.
+/// A datagram in each direction every 20 ms. Returns the next number.
 fn talk(world: &mut World, mut seq: u32, time: Duration) -> u32 {
     let end = world.time + time.as_nanos() as u64;
     while world.time < end {
@@ -175,7 +182,7 @@ fn arrived(world: &World) -> [usize; 2] {
 }
 
 #[test]
-fn what_no_direct_way_carries_goes_by_the_relay_from_the_first_packet_on() {
+fn without_a_direct_path_the_relay_carries_the_first_packet() {
     let mut world = members(NATIVE);
     world.direct_down = [true; 2];
     let sent = talk(&mut world, 0, Duration::from_secs(30));
@@ -185,7 +192,7 @@ fn what_no_direct_way_carries_goes_by_the_relay_from_the_first_packet_on() {
 }
 
 #[test]
-fn the_relay_is_left_when_direct_ways_open_and_nothing_is_lost_by_it() {
+fn the_relay_is_left_without_loss_when_direct_paths_open() {
     let mut world = members(NATIVE);
     world.direct_down = [true; 2];
     let seq = talk(&mut world, 0, Duration::from_secs(3));
@@ -205,7 +212,7 @@ fn the_relay_is_left_when_direct_ways_open_and_nothing_is_lost_by_it() {
 }
 
 #[test]
-fn what_a_faster_way_overtakes_beyond_the_horizon_of_reports_is_all_there_and_not_reported_lost() {
+fn datagrams_overtaken_by_a_faster_path_arrive_and_are_not_reported_lost() {
     let mut world = members(NATIVE);
     world.detour = Duration::from_millis(300);
     world.checkers[1].in_order = false;
@@ -228,7 +235,8 @@ fn what_a_faster_way_overtakes_beyond_the_horizon_of_reports_is_all_there_and_no
     while world.peer(0).path.endpoint == Some(relay()) {
         load(&mut world, 10);
     }
-    // The first that comes directly overtakes more than the reports' horizon of 1,024: 300 ms at 5,000 a second.
+    // The first direct datagram overtakes more than the reports' horizon of 1,024: 300 ms at 5,000
+    // a second.
     load(&mut world, 2100);
     world.run(Duration::from_secs(1));
     assert_eq!(world.checkers[1].datagrams(flow), sent as usize);
@@ -238,7 +246,7 @@ fn what_a_faster_way_overtakes_beyond_the_horizon_of_reports_is_all_there_and_no
 }
 
 #[test]
-fn a_direct_way_that_dies_is_left_for_the_relay_within_five_seconds() {
+fn a_dead_direct_path_is_left_for_the_relay_within_five_seconds() {
     let mut world = members(NATIVE);
     let seq = talk(&mut world, 0, Duration::from_secs(2));
     assert_eq!(endpoints(&world), direct());
@@ -255,7 +263,7 @@ fn a_direct_way_that_dies_is_left_for_the_relay_within_five_seconds() {
 }
 
 #[test]
-fn a_way_that_dies_right_after_a_handshake_is_left_as_soon() {
+fn a_path_that_dies_right_after_a_handshake_is_left_as_soon() {
     let mut world = members(NATIVE);
     let seq = talk(&mut world, 0, Duration::from_millis(500));
     world.direct_down = [true; 2];
@@ -264,7 +272,7 @@ fn a_way_that_dies_right_after_a_handshake_is_left_as_soon() {
 }
 
 #[test]
-fn a_way_that_works_in_one_direction_only_is_used_in_that_direction_only() {
+fn a_one_way_path_is_used_in_its_direction_only() {
     for dead in 0..2 {
         let mut world = members(NATIVE);
         let seq = talk(&mut world, 0, Duration::from_secs(2));
@@ -284,7 +292,7 @@ fn a_way_that_works_in_one_direction_only_is_used_in_that_direction_only() {
 }
 
 #[test]
-fn who_only_listens_is_found_directly_too() {
+fn a_silent_receiver_is_reached_directly_too() {
     let mut world = members(NATIVE);
     world.direct_down = [true; 2];
     for seq in 0..100 {
@@ -300,7 +308,7 @@ fn who_only_listens_is_found_directly_too() {
 }
 
 #[test]
-fn who_only_listens_is_not_woken_in_vain_when_the_way_is_another() {
+fn a_silent_receiver_is_not_woken_needlessly_by_another_path() {
     let mut world = members(NATIVE);
     world.direct_down = [true; 2];
     let speak = |world: &mut World, from: u32, to: u32| {
@@ -309,7 +317,7 @@ fn who_only_listens_is_not_woken_in_vain_when_the_way_is_another() {
             world.run(Duration::from_millis(100));
         }
     };
-    // Who does not send probes nothing any more by now.
+    // A silent end no longer probes by now.
     speak(&mut world, 0, 200);
     world.direct_down = [false; 2];
     speak(&mut world, 200, 600);
@@ -321,20 +329,20 @@ fn who_only_listens_is_not_woken_in_vain_when_the_way_is_another() {
 }
 
 #[test]
-fn a_relay_that_dies_is_no_way_any_more_and_the_direct_one_is_found() {
+fn a_dead_relay_is_left_for_the_direct_path() {
     let mut world = members(NATIVE);
     world.direct_down = [true; 2];
     let seq = talk(&mut world, 0, Duration::from_secs(40));
     world.relay = None;
     world.direct_down = [false; 2];
-    // Checks are rare by now: it is the silence that is noticed.
+    // Checks are rare by now, so the silence is noticed.
     talk(&mut world, seq, Duration::from_millis(4500));
     assert_eq!(endpoints(&world), direct());
 }
 
 #[test]
-fn wireguard_follows_whatever_comes_and_checks_nothing() {
-    let mut world = members(Construction::WireGuard);
+fn wireguard_follows_every_datagram_and_checks_nothing() {
+    let mut world = members(Protocol::WireGuard);
     world.direct_down = [true; 2];
     let sent = talk(&mut world, 0, Duration::from_secs(5));
     world.run(Duration::from_secs(1));

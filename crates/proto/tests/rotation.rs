@@ -1,9 +1,9 @@
-//! A key is replaced by another while packets go both ways.
+//! Key rotation while packets go in both directions.
 
 use crate::sim::World;
 use crate::sim::packets::Flow;
 use seikan_proto::keys::{PrivateKey, PublicKey};
-use seikan_proto::noise::Construction;
+use seikan_proto::noise::Protocol;
 use seikan_proto::peer::Peer;
 use std::time::Duration;
 
@@ -13,8 +13,8 @@ fn new_key() -> PrivateKey {
     PrivateKey::from_bytes([0x48; 32])
 }
 
-/// A packet each way every 10 ms, from number `first` on; returns the next number.
-fn both_ways(world: &mut World, first: u32, time: Duration) -> u32 {
+/// A packet in each direction every 10 ms, from number `first` on. Returns the next number.
+fn in_both_directions(world: &mut World, first: u32, time: Duration) -> u32 {
     let count = (time.as_millis() / EVERY.as_millis()) as u32;
     for seq in first..first + count {
         for i in [0, 1] {
@@ -29,14 +29,14 @@ fn arrived(world: &World) -> [u64; 2] {
     [1, 0].map(|i| world.checkers[i].datagrams(Flow::udp(1 - i)) as u64)
 }
 
-/// The first side has another key.
+/// The first side changes its key.
 fn rotate(world: &mut World) {
     let now = world.now(0).mono;
     world.sides[0].tunnel.rotate_private_key(new_key(), now);
 }
 
-/// The second side hears of it.
-fn hear(world: &mut World) {
+/// The second side learns the new key.
+fn receive(world: &mut World) {
     let now = world.now(1);
     let side = &mut world.sides[1];
     assert!(side.tunnel.rotate_peer_key(side.peer, new_key().public()));
@@ -49,38 +49,38 @@ fn completed(peer: &Peer) -> u64 {
 }
 
 #[test]
-fn no_packet_is_lost_over_a_rotation_however_late_it_is_heard_of() {
-    for (construction, lates) in [
-        (Construction::Native, &[0, 1, 150][..]),
-        (Construction::WireGuard, &[1]),
+fn a_key_rotation_loses_no_packet_however_late_it_is_known() {
+    for (protocol, lates) in [
+        (Protocol::Native, &[0, 1, 150][..]),
+        (Protocol::WireGuard, &[1]),
     ] {
         for late in lates.iter().copied() {
-            let mut world = World::new(construction, 1);
+            let mut world = World::new(protocol, 1);
             world.establish();
-            let seq = both_ways(&mut world, 0, Duration::from_secs(2));
+            let seq = in_both_directions(&mut world, 0, Duration::from_secs(2));
             rotate(&mut world);
-            let seq = both_ways(&mut world, seq, Duration::from_secs(late));
+            let seq = in_both_directions(&mut world, seq, Duration::from_secs(late));
             let before = completed(world.peer(0));
-            hear(&mut world);
-            let seq = both_ways(&mut world, seq, Duration::from_secs(10));
+            receive(&mut world);
+            let seq = in_both_directions(&mut world, seq, Duration::from_secs(10));
             world.run(Duration::from_secs(1));
             assert_eq!(arrived(&world), [u64::from(seq); 2], "{late} s");
             // And the sessions are those of the new key.
             assert!(completed(world.peer(0)) > before, "{late} s");
             assert_eq!(world.peer(1).public_key, new_key().public());
-            world.check_nothing_held();
+            world.check_nothing_pending();
         }
     }
 }
 
 #[test]
-fn who_has_not_heard_of_it_is_answered_for_three_minutes_and_then_not() {
+fn the_previous_key_is_answered_for_three_minutes() {
     for (after, answered) in [(170, true), (185, false)] {
-        let mut world = World::new(Construction::Native, 1);
+        let mut world = World::new(Protocol::Native, 1);
         world.establish();
         rotate(&mut world);
         world.run(Duration::from_secs(after));
-        // It has no session any more, and knows the former key alone.
+        // It has no session any more, and knows only the previous key.
         world.restart(1);
         world.send(1, &[Flow::udp(1).datagram(0, 100)]);
         world.run(Duration::from_secs(2));
@@ -93,11 +93,11 @@ fn who_has_not_heard_of_it_is_answered_for_three_minutes_and_then_not() {
 }
 
 #[test]
-fn the_former_key_opens_nothing_where_the_new_one_is_known() {
-    let mut world = World::new(Construction::Native, 1);
+fn the_previous_key_is_refused_by_peers_with_the_new_one() {
+    let mut world = World::new(Protocol::Native, 1);
     world.establish();
-    hear(&mut world);
-    // The first side knows nothing of it, and begins anew under the key that it had.
+    receive(&mut world);
+    // The first side does not know it, and starts again with its previous key.
     world.restart(0);
     world.send(0, &[Flow::udp(0).datagram(0, 100)]);
     world.run(Duration::from_secs(20));
@@ -105,8 +105,8 @@ fn the_former_key_opens_nothing_where_the_new_one_is_known() {
 }
 
 #[test]
-fn a_key_of_somebody_else_is_not_taken() {
-    let mut world = World::new(Construction::Native, 1);
+fn a_key_of_another_peer_is_not_taken() {
+    let mut world = World::new(Protocol::Native, 1);
     let own = *world.sides[1].tunnel.identity().public();
     let side = &mut world.sides[1];
     let taken: PublicKey = PrivateKey::from_bytes([0x50; 32]).public();

@@ -1,12 +1,12 @@
-//! The vectors of docs/PROTOCOL.md, made by another implementation (`scripts/protocol_vectors.py`),
-//! against ours in both roles.
+//! The test vectors of docs/PROTOCOL.md, created by another implementation
+//! (`scripts/protocol_vectors.py`), against this one in both roles.
 //!
-//! Order: what a handshake consists of, handshakes, records and batches received, records sent,
-//! paths and health; then the two ends that the tests set up.
+//! Order: parts of a handshake, handshakes, records and batches received, records sent, paths and
+//! health; then the setup of both ends.
 
 use seikan_observe::DropReason;
 use seikan_proto::batch::PacketBatch;
-use seikan_proto::birthday::Ask;
+use seikan_proto::birthday::ProbeRequest;
 use seikan_proto::capabilities::{Capabilities, Cipher};
 use seikan_proto::constants::MAX_HANDSHAKE_LEN;
 use seikan_proto::cookie::{Admission, CookieChecker, CookieJar};
@@ -18,7 +18,7 @@ use seikan_proto::native::health::{Receiver, Report};
 use seikan_proto::native::path_mtu::PathMtu;
 use seikan_proto::native::record::{Envelope, Outgoing, RecordWriter};
 use seikan_proto::noise::{
-    Construction, Established, Initiator, consume_initiation, create_initiation,
+    Established, Initiator, Protocol, consume_initiation, create_initiation,
 };
 use seikan_proto::outbox::{Destination, Outbox};
 use seikan_proto::rng::Rng;
@@ -82,14 +82,14 @@ fn stamps_are_tai64n() {
 }
 
 #[test]
-fn cookies_are_handed_out_and_used() {
+fn cookies_are_issued_and_used() {
     let responder = identity("responder");
     for v in list(&VECTORS["cookies"]) {
         let address: IpAddr = text(&v["address"]).parse().unwrap();
         let source = SocketAddr::new(address, number(&v["port"]) as u16);
         let now = Instant::from_nanos(1 << 40);
         let mut rng = Scripted([bytes(&v["secret"]), bytes(&v["nonce"])].concat());
-        let mut checker = CookieChecker::new(Construction::Native, &responder);
+        let mut checker = CookieChecker::new(Protocol::Native, &responder);
         let first = bytes(&v["initiation"]);
         let admission = checker.admit(&first, source, || true, now, &mut rng);
         assert_eq!(admission, Admission::NeedsCookie);
@@ -98,12 +98,12 @@ fn cookies_are_handed_out_and_used() {
             .expect("long enough");
         assert_eq!(hex(&reply), text(&v["reply"]));
 
-        let mut jar = CookieJar::new(Construction::Native, responder.public());
+        let mut jar = CookieJar::new(Protocol::Native, responder.public());
         jar.stamp(&mut first.clone(), now);
         jar.consume_reply(&reply, now).expect("a good reply");
         let mut second = [0; MAX_HANDSHAKE_LEN];
         let (_, length) = create_initiation(
-            Construction::Native,
+            Protocol::Native,
             &identity("initiator"),
             responder.public(),
             &PresharedKey::default(),
@@ -219,7 +219,7 @@ fn records_are_received() {
                     "{name}"
                 );
             }
-            // Of what the far end sends back only the answer to a probe is of interest.
+            // Of the far end's datagrams only the answer to a probe matters.
             let expected: Vec<&str> = record["answer"].as_str().into_iter().collect();
             let frames: Vec<String> = answers
                 .iter()
@@ -271,9 +271,9 @@ fn records_are_sealed() {
         let datagrams = list(&v["record_datagrams"]);
         for (record, datagram) in list(&VECTORS["records"]).iter().zip(datagrams) {
             let plaintext = bytes(&record["plaintext"]);
-            let mut room = [&[0; 16][..], &plaintext, &[0; 16]].concat();
-            session.seal(0x14, &mut room);
-            assert_eq!(hex(&room), text(datagram), "{}", record["name"]);
+            let mut buffer = [&[0; 16][..], &plaintext, &[0; 16]].concat();
+            session.seal(0x14, &mut buffer);
+            assert_eq!(hex(&buffer), text(datagram), "{}", record["name"]);
         }
     }
 }
@@ -317,11 +317,11 @@ fn control_frames_are_written() {
             }
             "ports of a symmetric NAT" => Box::new(|w| {
                 let addresses = ["198.51.100.7", "2001:db8::7"];
-                let ask = Ask {
+                let request = ProbeRequest {
                     ports: 256,
                     addresses: addresses.map(|a| a.parse().unwrap()).to_vec(),
                 };
-                w.ports(&ask).unwrap();
+                w.ports(&request).unwrap();
             }),
             _ => continue,
         };
@@ -406,7 +406,7 @@ fn health_is_reported() {
     );
 }
 
-/// One end as a whole tunnel, with the other end as its one peer.
+/// One end as a whole tunnel, with the other end as its only peer.
 struct End {
     tunnel: Tunnel,
     peer: PeerId,
@@ -417,7 +417,7 @@ struct End {
 }
 
 impl End {
-    /// The end `role` of the handshake `v`, which draws that handshake's index and ephemeral key.
+    /// The end `role` of the handshake `v`, with the index and ephemeral key of that handshake.
     fn new(role: &str, v: &Value) -> End {
         let other = if role == "initiator" {
             "responder"
@@ -429,7 +429,7 @@ impl End {
             &bytes(&VECTORS[role]["ephemeral"]),
         ];
         let mut tunnel = Tunnel::new(TunnelConfig {
-            construction: Construction::Native,
+            protocol: Protocol::Native,
             private_key: PrivateKey::from_bytes(key(&VECTORS[role]["private"])),
             inner_mtu: 1420,
             offload: true,
@@ -459,7 +459,7 @@ impl End {
         }
     }
 
-    /// The responder, which has answered the initiation of `v`.
+    /// The responder, after answering the initiation of `v`.
     fn established(v: &Value) -> End {
         let mut end = End::new("responder", v);
         end.receive(&[&bytes(&v["initiation"])], 0);
@@ -475,7 +475,7 @@ impl End {
         self.now.wall += time;
     }
 
-    /// Hands it a read of the TUN device; what it sends.
+    /// Processes a read of the TUN device. Returns the datagrams sent.
     fn send(&mut self, read: &[u8]) -> Vec<Vec<u8>> {
         let mut batch = PacketBatch::new(1 << 20, 16);
         batch.space().unwrap()[..read.len()].copy_from_slice(read);
@@ -491,7 +491,8 @@ impl End {
         self.sent()
     }
 
-    /// Hands it datagrams that arrived in one batch; its writes in hexadecimal, and what it sends.
+    /// Processes datagrams that arrived in one batch. Returns its writes in hexadecimal, and the
+    /// datagrams sent.
     fn receive(&mut self, datagrams: &[&[u8]], outer: u8) -> (Vec<String>, Vec<Vec<u8>>) {
         let mut arena = datagrams.concat();
         let mut at = 0;
@@ -544,7 +545,7 @@ impl End {
     }
 }
 
-/// What has been counted since `before`.
+/// Changes of the counters since `before`.
 fn new_drops(
     before: &BTreeMap<String, u64>,
     after: &BTreeMap<String, u64>,
@@ -555,7 +556,7 @@ fn new_drops(
     new.filter(|(_, n)| *n > 0).collect()
 }
 
-/// One drop for the reason of the vector, which must be one that there is.
+/// One drop for the reason of the vector, which must exist.
 fn reason(v: &Value) -> BTreeMap<String, u64> {
     let name = text(&v["reason"]);
     assert!(DropReason::ALL.iter().any(|reason| reason.name() == name));
@@ -565,7 +566,7 @@ fn reason(v: &Value) -> BTreeMap<String, u64> {
 fn initiation(v: &Value) -> (Initiator, Vec<u8>) {
     let mut out = [0; MAX_HANDSHAKE_LEN];
     let (initiator, length) = create_initiation(
-        Construction::Native,
+        Protocol::Native,
         &identity("initiator"),
         identity("responder").public(),
         &PresharedKey::from_bytes(key(&v["psk"])),
@@ -581,7 +582,7 @@ fn initiation(v: &Value) -> (Initiator, Vec<u8>) {
 
 fn response(v: &Value) -> (Established, Vec<u8>) {
     let message = bytes(&v["initiation"]);
-    let received = consume_initiation(Construction::Native, &identity("responder"), &message)
+    let received = consume_initiation(Protocol::Native, &identity("responder"), &message)
         .expect("the initiation is good");
     assert_eq!(
         received.remote.as_bytes()[..],
@@ -601,14 +602,14 @@ fn response(v: &Value) -> (Established, Vec<u8>) {
     (keys, out[..length].to_vec())
 }
 
-/// The initiator's session, as new.
+/// The initiator's new session.
 fn sending_session(v: &Value) -> Session {
     let (mut initiator, _) = initiation(v);
     let keys = initiator.consume_response(&bytes(&v["response"])).unwrap();
     Session::new(&keys, cipher(v), true, Instant::BOOT)
 }
 
-/// What the initiator sends, with its outer traffic class, when `write` fills its records.
+/// Datagrams of the initiator, with their outer traffic class, if `write` fills its records.
 fn with_writer(
     v: &Value,
     size: u64,
@@ -647,11 +648,13 @@ fn datagrams(outbox: &Outbox) -> Vec<(u8, Vec<u8>)> {
 }
 
 fn open(session: &mut Session, datagram: &[u8]) -> Vec<u8> {
-    let mut room = datagram.to_vec();
-    let header = DataHeader::read(&room).expect("a data header");
-    let plaintext = session.open(&header, &mut room).expect("it authenticates");
+    let mut buffer = datagram.to_vec();
+    let header = DataHeader::read(&buffer).expect("a data header");
+    let plaintext = session
+        .open(&header, &mut buffer)
+        .expect("it authenticates");
     assert_eq!(plaintext.start, DATA_HEADER_LEN);
-    room[plaintext].to_vec()
+    buffer[plaintext].to_vec()
 }
 
 fn report(v: &Value) -> Report {
@@ -726,7 +729,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Hands out given bytes, in order, then zeros (for jitter).
+/// Returns given bytes, in order, then zeros (for jitter).
 struct Scripted(Vec<u8>);
 
 impl Rng for Scripted {

@@ -169,7 +169,7 @@ mod tests {
         let mut counters = Counters::default();
         (counters.pairs, counters.bytes) = (3, 70_000);
         (counters.streams, counters.turned_away) = (2, 9);
-        counters.drops.add(DropReason::Stranger, 5);
+        counters.drops.add(DropReason::UnknownSource, 5);
         counters.refuse(RelayRefusal::Unauthorized);
         counters.refuse(RelayRefusal::Unauthorized);
         serve(listener, Arc::new(Mutex::new(counters))).expect("served");
@@ -180,7 +180,7 @@ mod tests {
             "seikan_relay_bytes_total 70000",
             "seikan_relay_streams 2",
             "seikan_relay_turned_away_total 9",
-            "seikan_relay_drops_total{reason=\"stranger\"} 5",
+            "seikan_relay_drops_total{reason=\"unknown_source\"} 5",
             "seikan_relay_refused_total{error=\"401\"} 2",
             "# EOF",
         ] {

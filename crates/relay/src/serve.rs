@@ -10,7 +10,7 @@ use seikan_observe::DropReason;
 use seikan_proto::mesh::RelayPassword;
 use seikan_proto::mesh::framing::MAIN_PORT;
 use seikan_proto::mesh::relay::{
-    Answer, Asked, AskedError, PortRequest, RelayRefusal, TransactionId, is_request,
+    Answer, PortRequest, RelayRefusal, RequestError, ServerRequest, TransactionId, is_request,
 };
 use seikan_sys::poll::Epoll;
 use seikan_sys::udp::{ReceiveBatch, ReceiveMeta, Transmit, UdpSocket};
@@ -190,7 +190,7 @@ impl Table {
             _ => {
                 let reason = match run.size < SHORTEST {
                     true => DropReason::Truncated,
-                    false => DropReason::Stranger,
+                    false => DropReason::UnknownSource,
                 };
                 let count = datagrams(run.bytes.len(), run.size).max(1);
                 self.counters.drops.add(reason, count);
@@ -225,7 +225,7 @@ impl Table {
             return;
         };
         let Some(side) = pair.side_at(origin.bound.place) else {
-            return drop(DropReason::Stranger, bytes.len());
+            return drop(DropReason::UnknownSource, bytes.len());
         };
         let Some(to) = pair.sides[1 - side].bound else {
             return drop(DropReason::NotBound, bytes.len());
@@ -339,17 +339,17 @@ impl Table {
 
     /// Who asks, if he has a good ticket.
     fn hear(&self, bytes: &[u8], now: Now) -> Heard {
-        match Asked::parse(bytes) {
-            Ok(Asked::Address(id)) => Heard::Address(id),
-            Ok(Asked::Port(asked)) => {
+        match ServerRequest::parse(bytes) {
+            Ok(ServerRequest::Address(id)) => Heard::Address(id),
+            Ok(ServerRequest::Port(asked)) => {
                 let password = self.secret.password(&asked.username);
                 match now.unix < asked.expires && asked.verify(&password) {
                     true => Heard::Member(asked, password),
                     false => Heard::Refused(asked.id, RelayRefusal::Unauthorized),
                 }
             }
-            Err(AskedError::Refused(id, refusal)) => Heard::Refused(id, refusal),
-            Err(AskedError::NotARequest) => Heard::Nothing,
+            Err(RequestError::Refused(id, refusal)) => Heard::Refused(id, refusal),
+            Err(RequestError::NotARequest) => Heard::Nothing,
         }
     }
 }

@@ -344,7 +344,7 @@ mod tests {
     use std::time::Duration;
 
     use seikan_proto::keys::PublicKey;
-    use seikan_proto::mesh::relay::{Ask, Asked};
+    use seikan_proto::mesh::relay::{ClientRequest, ServerRequest};
     use seikan_proto::mesh::{RelayKind, Ticket};
     use seikan_proto::rng::Rng;
 
@@ -361,13 +361,13 @@ mod tests {
     fn request(member: u8, peer: u8) -> PortRequest {
         let secret = RelaySecret::generate(&mut Same(7));
         let key = |n| PublicKey::from_bytes([n; 32]);
-        let ask = Ask {
+        let ask = ClientRequest {
             ticket: &Ticket::new(&secret, member.into(), &key(member), u64::MAX),
             peer: key(peer),
             stamp: 1,
         };
-        match Asked::parse(&ask.write(&mut Same(1)).1) {
-            Ok(Asked::Port(asked)) => asked,
+        match ServerRequest::parse(&ask.write(&mut Same(1)).1) {
+            Ok(ServerRequest::Port(asked)) => asked,
             other => panic!("{other:?}"),
         }
     }

@@ -1,8 +1,8 @@
-//! The certificate that hosts know a server of ours by.
+//! The certificate of a server.
 //!
-//! Either an authority has signed it and it comes from files ([`Certificate::load`]), or the
-//! server makes one itself and keeps it ([`Certificate::own`]). Hosts that are told its [`Pin`]
-//! beforehand need no authority.
+//! It is either signed by an authority and read from files ([`Certificate::load`]), or generated
+//! and stored by the server itself ([`Certificate::own`]). Hosts that get its [`Pin`] beforehand
+//! need no authority.
 
 use std::fmt;
 use std::fs::{self, OpenOptions};
@@ -21,51 +21,49 @@ use rustls::version::TLS13;
 use seikan_proto::mesh::Pin;
 use zeroize::Zeroizing;
 
-/// The file of a certificate that the server made itself, its key included.
+/// File name of a generated certificate, with its key.
 const OWN: &str = "tls.pem";
 
 /// Why there is no certificate.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// A file or folder cannot be read or made.
+    /// A file or directory cannot be read or created.
     #[error("cannot use {}: {source}", path.display())]
     Io {
-        /// Which.
+        /// Its path.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
-    /// There is no certificate in the file.
-    #[error("{} has no certificate: it has to be PEM, the server's own certificate first", path.display())]
+    /// The file contains no certificate.
+    #[error("{} contains no certificate; it must be PEM, the server's own certificate first", path.display())]
     NoCertificate {
-        /// Which file.
+        /// Its path.
         path: PathBuf,
     },
-    /// There is no private key in the file. What is in it is not told.
-    #[error("{} has no private key: it has to be PEM, not encrypted", path.display())]
+    /// The file contains no private key. Its content is not reported.
+    #[error("{} contains no private key; it must be PEM, not encrypted", path.display())]
     NoKey {
-        /// Which file.
+        /// Its path.
         path: PathBuf,
     },
-    /// Certificate and key cannot serve.
-    #[error("the certificate cannot be used: {0}")]
+    /// Certificate and key cannot be used.
+    #[error("cannot use the certificate: {0}")]
     Unusable(rustls::Error),
-    /// No certificate can be made, for instance for what is no host's name.
-    #[error(
-        "cannot make a certificate: {0}; give names and addresses that hosts reach the server by"
-    )]
+    /// No certificate can be generated, for example because a name is not a host name.
+    #[error("cannot generate a certificate: {0}; give the names and addresses of the server")]
     Make(rcgen::Error),
 }
 
-/// A certificate with those it is signed by, and its key.
+/// A certificate chain and its private key.
 pub struct Certificate {
-    /// The server's own first; never empty.
+    /// The server's own certificate first; never empty.
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
 }
 
 impl Certificate {
-    /// From PEM files; both may be the same.
+    /// Reads PEM files; both may be the same.
     ///
     /// # Errors
     /// [`TlsError::Io`], [`TlsError::NoCertificate`], [`TlsError::NoKey`].
@@ -84,9 +82,10 @@ impl Certificate {
         })
     }
 
-    /// The one that is kept in `directory`. If there is none it is made: for these names and addresses of what it is called (`whose`),
-    /// signed by itself, good until the year 4096, readable for its owner only (mode 0600). One that is
-    /// there stays as it is, whatever the names: hosts know it by its pin.
+    /// Reads the certificate stored in `directory`. If there is none, generates one for these names
+    /// and addresses, with `whose` as its common name: self-signed, valid until the year 4096,
+    /// readable by its owner only (mode 0600). An existing certificate stays unchanged whatever the
+    /// names, because hosts know it by its pin.
     ///
     /// # Errors
     /// As [`Certificate::load`]; [`TlsError::Make`].
@@ -98,20 +97,22 @@ impl Certificate {
         Certificate::load(&path, &path)
     }
 
-    /// Whether one that the server made itself is kept in `directory`.
+    /// Whether `directory` contains a generated certificate.
     pub fn is_own(directory: &Path) -> bool {
         directory.join(OWN).exists()
     }
 
-    /// What hosts know it by.
+    /// The pin of the certificate.
     pub fn pin(&self) -> Pin {
         Pin::of_certificate(self.chain.first().map_or(&[][..], |own| &own[..]))
     }
 
-    /// How a server speaks TLS with it: TLS 1.3 only, which every host of a mesh has.
+    /// The TLS configuration of a server with this certificate. TLS 1.3 only, which every host of a
+    /// mesh supports.
     ///
     /// # Errors
-    /// [`TlsError::Unusable`]: the key is not the certificate's, or of an unknown kind.
+    /// [`TlsError::Unusable`]: the key does not belong to the certificate, or is of an unknown
+    /// kind.
     pub fn server_config(&self) -> Result<ServerConfig, TlsError> {
         let provider = Arc::new(aws_lc_rs::default_provider());
         ServerConfig::builder_with_provider(provider)
@@ -142,7 +143,7 @@ fn read(path: &Path) -> Result<Zeroizing<Vec<u8>>, TlsError> {
     fs::read(path).map(Zeroizing::new).map_err(failed(path))
 }
 
-/// Makes a certificate and puts it where it is kept, unless another process was faster.
+/// Generates a certificate and stores it, unless another process was faster.
 fn make(directory: &Path, path: &Path, whose: &str, names: &[String]) -> Result<(), TlsError> {
     let key = KeyPair::generate().map_err(TlsError::Make)?;
     let mut parameters = CertificateParams::new(names).map_err(TlsError::Make)?;
@@ -160,24 +161,24 @@ fn make(directory: &Path, path: &Path, whose: &str, names: &[String]) -> Result<
         .mode(0o700)
         .create(directory)
         .map_err(failed(directory))?;
-    let beside = directory.join(format!("{OWN}.{}", process::id()));
-    let placed = place(&beside, path, text.as_bytes());
-    // What failed before is more telling than that there is nothing to remove.
-    let _ = fs::remove_file(&beside);
-    placed.map_err(failed(path))
+    let temporary = directory.join(format!("{OWN}.{}", process::id()));
+    let written = write_once(&temporary, path, text.as_bytes());
+    // The first error is more useful than that of the removal.
+    let _ = fs::remove_file(&temporary);
+    written.map_err(failed(path))
 }
 
-/// A file that is there is whole, and none is overwritten.
-fn place(beside: &Path, path: &Path, text: &[u8]) -> io::Result<()> {
+/// Creates the file atomically. An existing file is complete and is not overwritten.
+fn write_once(temporary: &Path, path: &Path, text: &[u8]) -> io::Result<()> {
     let mut file = OpenOptions::new()
         .write(true)
         .create(true)
         .truncate(true)
         .mode(0o600)
-        .open(beside)?;
+        .open(temporary)?;
     file.write_all(text)?;
     file.sync_all()?;
-    match fs::hard_link(beside, path) {
+    match fs::hard_link(temporary, path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         other => other,
     }
@@ -193,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_that_was_made_is_kept_for_its_owner_only() {
+    fn a_generated_certificate_is_readable_by_its_owner_only() {
         let folder = tempfile::tempdir().expect("a folder");
         let state = folder.path().join("state");
         assert!(!Certificate::is_own(&state));
@@ -227,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_said_without_what_is_there() {
+    fn errors_name_the_missing_part_without_the_content() {
         let folder = tempfile::tempdir().expect("a folder");
         let own = folder.path().join("own");
         Certificate::own(&own, "a server", &names()).expect("made");
@@ -244,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_of_another_certificate_cannot_serve() {
+    fn a_key_of_another_certificate_is_unusable() {
         let folder = tempfile::tempdir().expect("a folder");
         let (a, b) = (folder.path().join("a"), folder.path().join("b"));
         for own in [&a, &b] {
@@ -253,12 +254,12 @@ mod tests {
         let mixed = Certificate::load(&a.join("tls.pem"), &b.join("tls.pem")).expect("loaded");
         let error = mixed.server_config().expect_err("they do not fit");
         assert!(matches!(error, TlsError::Unusable(_)), "{error}");
-        // Not even for debugging.
+        // Not even in debug output.
         assert!(!format!("{mixed:?}").contains("Private"), "{mixed:?}");
     }
 
     #[test]
-    fn what_is_no_name_is_refused() {
+    fn an_invalid_name_is_refused() {
         let folder = tempfile::tempdir().expect("a folder");
         let error =
             Certificate::own(folder.path(), "a server", &["名".to_owned()]).expect_err("no name");

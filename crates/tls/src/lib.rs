@@ -1,5 +1,5 @@
-//! What both ends of a TLS connection of ours need: the certificate that a server is known by ([`certificate`]), trust in it ([`pinned()`]),
-//! and a stream of frames that never waits ([`stream`]).
+//! TLS for servers and clients: the certificate of a server ([`certificate`]), a verifier that
+//! trusts a pinned certificate ([`pinned()`]), and a non-blocking stream of frames ([`stream`]).
 #![forbid(unsafe_code)]
 
 pub mod certificate;

@@ -1,4 +1,4 @@
-//! Trust in one certificate.
+//! A certificate verifier that trusts one certificate by its digest.
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, aws_lc_rs, verify_tls12_signature, verify_tls13_signature};
@@ -7,10 +7,10 @@ use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme, SupportedProt
 use seikan_proto::mesh::Pin;
 use std::sync::Arc;
 
-/// Trusts the one certificate that it is told, whatever that says of itself: names, dates and issuer are not looked at.
+/// Trusts the pinned certificate, whatever its names, dates and issuer.
 ///
 /// # Errors
-/// There is no such version.
+/// The crypto provider does not support TLS 1.3.
 pub fn pinned(
     pin: Pin,
     versions: &[&'static SupportedProtocolVersion],

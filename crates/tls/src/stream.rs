@@ -1,7 +1,8 @@
-//! Frames in and out of a TCP connection, by TLS or without it: a relay of ours and its members, a member and its TURN servers.
+//! A stream of frames over TCP, with or without TLS: between a relay and its members, and between a
+//! member and its TURN servers.
 //!
-//! Nothing here waits. What the kernel does not take stays here, so much and no more; TLS shakes hands by the way, while what is to be
-//! sent then waits likewise.
+//! No call blocks. Bytes that the kernel does not accept are buffered up to a limit. The TLS
+//! handshake runs in the background, and frames to be sent wait for it.
 
 use rustls::Connection;
 use seikan_proto::mesh::framing::{Frame, Framing};
@@ -9,11 +10,11 @@ use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
 
-/// Bytes that wait for the kernel to take them, at most: more would only stand in a queue.
+/// Maximum number of buffered bytes. More would only add delay.
 pub const MAX_UNSENT: usize = 256 << 10;
-/// As many more may be requests: without them nothing goes on while datagrams stand before them.
+/// Additional buffer for requests, which must get through even if datagrams are waiting.
 pub const RESERVE: usize = 16 << 10;
-/// Bytes of those that TLS may have taken, at most.
+/// Maximum number of buffered bytes that TLS may have encrypted.
 const MAX_SEALED: usize = 64 << 10;
 
 /// A connection.
@@ -23,18 +24,18 @@ pub struct Stream {
     tls: Option<Box<Connection>>,
     framing: Framing,
     unsent: Vec<u8>,
-    /// The kernel did not take all of that the last time.
+    /// The kernel did not accept everything the last time.
     blocked: bool,
     received: Vec<u8>,
-    /// Where what is not taken yet begins.
+    /// Start of the frames that have not been taken.
     taken: usize,
 }
 
 impl Stream {
-    /// Over a connection that stands, to be cut like this.
+    /// Wraps an established connection.
     ///
     /// # Errors
-    /// What the kernel says of it.
+    /// The kernel's.
     pub fn new(socket: TcpStream, tls: Option<Connection>, framing: Framing) -> io::Result<Stream> {
         socket.set_nodelay(true)?;
         socket.set_nonblocking(true)?;
@@ -53,31 +54,35 @@ impl Stream {
         })
     }
 
-    /// Takes a frame with a datagram to be sent, in parts; `false`: there is no room for it, nothing of it is sent.
+    /// Queues a frame with a datagram, given in parts. Returns false and sends nothing if there is
+    /// no space.
     pub fn push(&mut self, parts: &[&[u8]]) -> bool {
         self.append(parts, MAX_UNSENT)
     }
 
-    /// Takes a request, for which there is room where there is none for a datagram.
+    /// Queues a request. It may use space that is not available to datagrams.
     pub fn push_request(&mut self, parts: &[&[u8]]) -> bool {
         self.append(parts, MAX_UNSENT + RESERVE)
     }
 
     fn append(&mut self, parts: &[&[u8]], most: usize) -> bool {
         let content = parts.iter().map(|part| part.len()).sum();
-        let room = most.checked_sub(self.framing.length(content));
-        let fits = |stream: &Stream| room.is_some_and(|room| stream.unsent.len() <= room);
-        // So much may come at once that it waits for nobody but us. An error is there the next time, too.
+        let max_unsent = most.checked_sub(self.framing.length(content));
+        let fits = |stream: &Stream| {
+            max_unsent.is_some_and(|max_unsent| stream.unsent.len() <= max_unsent)
+        };
+        // Many frames may be queued at once; flush before refusing one. The next call reports an
+        // error again.
         if !fits(self) && !self.blocked {
             let _ = self.flush();
         }
         fits(self) && self.framing.put(parts, &mut self.unsent)
     }
 
-    /// Hands over what the kernel takes; whether something is left.
+    /// Sends as much as the kernel accepts. Returns whether anything is left.
     ///
     /// # Errors
-    /// What the kernel says, but that it takes no more now.
+    /// The kernel's, except that it accepts no more now.
     pub fn flush(&mut self) -> io::Result<bool> {
         let mut sent = 0;
         self.blocked = false;
@@ -108,16 +113,18 @@ impl Stream {
         outcome?;
         Ok(match &self.tls {
             None => !self.unsent.is_empty(),
-            // What waits for the handshake waits for the other end.
+            // Data that waits for the handshake waits for the other end.
             Some(tls) => tls.wants_write() || (!tls.is_handshaking() && !self.unsent.is_empty()),
         })
     }
 
-    /// Reads what is there, once, and all that comes of it: epoll knows nothing of what TLS would keep. Whether there was anything. To be
-    /// flushed behind it, as TLS may have something to say.
+    /// Reads the available data once and processes all of it, since epoll does not report data
+    /// buffered by TLS. Returns whether there was any. Call [`Self::flush`] afterwards, because TLS
+    /// may have to answer.
     ///
     /// # Errors
-    /// `UnexpectedEof`: the other end has closed it; `InvalidData`: TLS does not take it, or the certificate; or what the kernel says.
+    /// `UnexpectedEof`: the other end has closed the connection. `InvalidData`: TLS rejects the
+    /// data or the certificate. Otherwise the kernel's.
     pub fn receive(&mut self) -> io::Result<bool> {
         self.received.drain(..std::mem::take(&mut self.taken));
         match self.read() {
@@ -141,7 +148,7 @@ impl Stream {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         if let Err(error) = tls.process_new_packets() {
-            // What is wrong, if the other end still hears it.
+            // Sends the alert, if the other end still receives.
             let _ = tls.write_tls(&mut self.socket);
             return Err(io::Error::new(io::ErrorKind::InvalidData, error));
         }
@@ -152,7 +159,7 @@ impl Stream {
                 Ok(0) if self.received.len() == before => {
                     return Err(io::ErrorKind::UnexpectedEof.into());
                 }
-                // What came before the end is taken first.
+                // Data before the end is processed first.
                 Ok(0) => return Ok(()),
                 Ok(n) => self.received.extend_from_slice(&buffer[..n]),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
@@ -161,10 +168,10 @@ impl Stream {
         }
     }
 
-    /// What is in the next frame that is there as a whole, to be taken by [`Self::take`].
+    /// The content of the next complete frame, to be removed by [`Self::take`].
     ///
     /// # Errors
-    /// `InvalidData`: it is no frame, and this its end.
+    /// `InvalidData`: it is not a frame, and the stream is unusable.
     pub fn peek(&self) -> io::Result<Option<&[u8]>> {
         let rest = self.received.get(self.taken..).unwrap_or_default();
         let frame = self.framing.first(rest);
@@ -172,7 +179,7 @@ impl Stream {
         Ok(frame.and_then(|frame| rest.get(frame.content)))
     }
 
-    /// Takes the next frame that is there as a whole.
+    /// Removes the next complete frame.
     pub fn take(&mut self) {
         let rest = self.received.get(self.taken..).unwrap_or_default();
         if let Ok(Some(Frame { length, .. })) = self.framing.first(rest) {
@@ -180,7 +187,7 @@ impl Stream {
         }
     }
 
-    /// Bytes that have come and are not taken.
+    /// Number of received bytes that have not been taken.
     pub fn waiting(&self) -> usize {
         self.received.len().saturating_sub(self.taken)
     }
@@ -210,7 +217,7 @@ mod tests {
         [ours, listener.accept().expect("accepted").0]
     }
 
-    /// Reads until there are so many frames.
+    /// Reads until there are this many frames.
     fn frames(stream: &mut Stream, count: usize) -> Vec<Vec<u8>> {
         let mut frames = Vec::new();
         let until = Instant::now() + Duration::from_secs(10);
@@ -242,13 +249,14 @@ mod tests {
         assert_eq!(ours.waiting(), 0);
     }
 
-    /// Pushes for as long as there is room; how many messages of 1,000 bytes that were, padding none.
+    /// Queues frames while there is space. Returns the number of messages of 1,000 bytes, which
+    /// need no padding.
     fn fill(stream: &mut Stream) -> usize {
         (0..).take_while(|_| stream.push(&[&[0x40; 1000]])).count()
     }
 
     #[test]
-    fn what_comes_at_once_is_handed_to_the_kernel_before_there_is_no_room_for_it() {
+    fn a_burst_is_flushed_before_it_is_refused() {
         let [ours, _theirs] = pair();
         let mut ours = Stream::new(ours, None, Framing::Turn).expect("a stream");
         assert!(fill(&mut ours) > MAX_UNSENT / 1000);
@@ -256,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_room_is_not_sent_in_part() {
+    fn a_frame_without_space_is_not_sent_in_part() {
         let [ours, mut theirs] = pair();
         let mut ours = Stream::new(ours, None, Framing::Turn).expect("a stream");
         let fit = fill(&mut ours);
@@ -271,18 +279,18 @@ mod tests {
     }
 
     #[test]
-    fn a_request_has_room_behind_datagrams_and_not_without_end() {
+    fn requests_have_a_bounded_reserve_behind_datagrams() {
         let [ours, _theirs] = pair();
         let mut ours = Stream::new(ours, None, Framing::Turn).expect("a stream");
         while ours.push(&[&[0x40; 1024]]) {}
-        let room = MAX_UNSENT + RESERVE - ours.unsent.len();
+        let max_unsent = MAX_UNSENT + RESERVE - ours.unsent.len();
         let fit = (0..).take_while(|_| ours.push_request(&[&[0; 1024]]));
-        assert_eq!(fit.count(), room / 1024);
+        assert_eq!(fit.count(), max_unsent / 1024);
         assert!(!ours.push(&[&[0x40; 4]]));
     }
 
     #[test]
-    fn what_is_pushed_before_tls_has_shaken_hands_arrives_behind_it() {
+    fn frames_queued_before_the_handshake_arrive_after_it() {
         let folder = tempfile::tempdir().expect("a folder");
         let own = Certificate::own(folder.path(), "a server", &[]).expect("made");
         let config = crate::pinned(own.pin(), &[&TLS13]).expect("a configuration");

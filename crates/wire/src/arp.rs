@@ -9,7 +9,7 @@ pub const ARP_LEN: usize = 28;
 /// The first six bytes: hardware type Ethernet, protocol IPv4, and the lengths of their addresses.
 const ETHERNET_IPV4: [u8; 6] = [0, 1, 8, 0, 6, 4];
 
-/// What a message wants.
+/// The operation of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     /// Who has the target address?
@@ -37,7 +37,7 @@ pub struct Arp {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ArpError {
     /// Fewer than [`ARP_LEN`] bytes.
-    #[error("ARP message cut short")]
+    #[error("ARP message truncated")]
     Truncated,
     /// Not Ethernet (1).
     #[error("ARP for hardware type {0}")]
@@ -59,7 +59,7 @@ pub enum ArpError {
 }
 
 impl Arp {
-    /// Parses the payload of a frame; the padding behind the message is ignored.
+    /// Parses the payload of a frame. Padding after the message is ignored.
     pub fn parse(payload: &[u8]) -> Result<Arp, ArpError> {
         let message: &[u8; ARP_LEN] = payload.first_chunk().ok_or(ArpError::Truncated)?;
         let word = |at: usize| u16::from_be_bytes([message[at], message[at + 1]]);
@@ -106,7 +106,7 @@ impl Arp {
         message
     }
 
-    /// "Who has `target`? Tell `sender` at `mac`." To be sent to [`Mac::BROADCAST`].
+    /// "Who has `target`? Tell `sender` at `mac`." For [`Mac::BROADCAST`].
     pub fn request(mac: Mac, sender: Ipv4Addr, target: Ipv4Addr) -> Arp {
         Arp {
             operation: Operation::Request,
@@ -117,17 +117,17 @@ impl Arp {
         }
     }
 
-    /// "Does anybody use `target`?", without a claim to it (RFC 5227 section 2.1.1). Broadcast.
+    /// "Does anybody use `target`?", without claiming it (RFC 5227 section 2.1.1). For broadcast.
     pub fn probe(mac: Mac, target: Ipv4Addr) -> Arp {
         Arp::request(mac, Ipv4Addr::UNSPECIFIED, target)
     }
 
-    /// "`address` is at `mac`", for all caches (RFC 5227 section 2.3). Broadcast.
+    /// "`address` is at `mac`", for all caches (RFC 5227 section 2.3). For broadcast.
     pub fn announcement(mac: Mac, address: Ipv4Addr) -> Arp {
         Arp::request(mac, address, address)
     }
 
-    /// The answer to this request: its target is at `by`. To be sent to its `sender_mac`.
+    /// The answer to this request: its target is at `by`. For its `sender_mac`.
     pub fn reply(&self, by: Mac) -> Arp {
         Arp {
             operation: Operation::Reply,
@@ -138,12 +138,13 @@ impl Arp {
         }
     }
 
-    /// A request by somebody who has no address yet, and considers the target (RFC 5227).
+    /// Whether this is a probe, a request of a host that has no address yet and considers the
+    /// target (RFC 5227).
     pub fn is_probe(&self) -> bool {
         self.operation == Operation::Request && self.sender.is_unspecified()
     }
 
-    /// The sender tells everybody its own address, by request or by reply ("gratuitous").
+    /// Whether the sender announces its own address, by request or by reply ("gratuitous").
     pub fn is_announcement(&self) -> bool {
         self.sender == self.target && !self.sender.is_unspecified()
     }
@@ -173,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_written_as_by_hand() {
+    fn a_request_is_encoded_as_specified() {
         let request = Arp::request(MAC, [192, 0, 2, 1].into(), [192, 0, 2, 2].into());
         assert_eq!(request.to_bytes(), REQUEST);
     }
@@ -187,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn probes_and_announcements_are_told_apart() {
+    fn probes_and_announcements_are_distinguished() {
         let address = Ipv4Addr::new(192, 0, 2, 7);
         let probe = Arp::probe(MAC, address);
         assert!(probe.is_probe() && !probe.is_announcement());
@@ -198,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_has_a_name() {
+    fn every_parse_error_has_its_variant() {
         let with = |at: usize, value: u8| {
             let mut message = REQUEST;
             message[at] = value;

@@ -1,6 +1,6 @@
 //! The Internet checksum (RFC 1071), its pseudo-headers and its incremental update (RFC 1624).
 //!
-//! Sums are kept as `u64` of big-endian 16-bit words, not yet folded; [`fold`] ends them.
+//! Sums are unfolded `u64` sums of big-endian 16-bit words; [`fold`] completes them.
 
 use std::net::IpAddr;
 

@@ -17,7 +17,7 @@ pub const HEADER_LEN: usize = 14;
 /// Length in bytes of a header with one tag.
 pub const TAGGED_HEADER_LEN: usize = 18;
 
-/// Provider tags, which hold another tag: IEEE 802.1ad, and its vendors' forerunner.
+/// Provider tags, which contain another tag: IEEE 802.1ad, and its vendor-specific predecessor.
 const PROVIDER_TAGS: [u16; 2] = [0x88a8, 0x9100];
 /// Values below are lengths (IEEE 802.3), not types.
 const FIRST_TYPE: u16 = 0x0600;
@@ -48,7 +48,7 @@ impl fmt::Display for Mac {
     }
 }
 
-/// Text that is no MAC address.
+/// A text that is not a MAC address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{0}` is no MAC address: write six pairs of hexadecimal digits with `:` or `-` between them, \
@@ -116,19 +116,19 @@ pub struct Ethernet {
     pub src: Mac,
     /// The tag, if there is one; see [`Ethernet::vlan_id`].
     pub vlan: Option<Vlan>,
-    /// What the payload is, at least 0x0600.
+    /// Type of the payload, at least 0x0600.
     pub ethertype: u16,
     /// Bytes before the payload: 14, or 18 with a tag.
     pub header_len: usize,
 }
 
-/// A frame that is not understood.
+/// Why a frame cannot be parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EthernetError {
     /// Too short for its header.
-    #[error("Ethernet frame cut short")]
+    #[error("Ethernet frame truncated")]
     Truncated,
-    /// A tag behind a tag.
+    /// A tag after a tag.
     #[error("Ethernet frame with two VLAN tags")]
     SecondTag,
     /// A provider tag (IEEE 802.1ad and its forerunner 0x9100).
@@ -140,7 +140,7 @@ pub enum EthernetError {
 }
 
 impl Ethernet {
-    /// A header to be written.
+    /// Creates a header.
     pub fn new(dst: Mac, src: Mac, vlan: Option<Vlan>, ethertype: u16) -> Ethernet {
         let header_len = match vlan {
             None => HEADER_LEN,
@@ -184,13 +184,13 @@ impl Ethernet {
         }
     }
 
-    /// The VLAN that the frame belongs to, 1 to 4095; `None` without a tag or with a mere priority tag.
+    /// The VLAN of the frame, 1 to 4095. `None` without a tag or with a priority tag.
     pub fn vlan_id(&self) -> Option<u16> {
         self.vlan.map(Vlan::id).filter(|id| *id != 0)
     }
 
-    /// Writes the header to the start of `out`, which has room for [`TAGGED_HEADER_LEN`] bytes or,
-    /// without a tag, [`HEADER_LEN`]; gives the bytes written.
+    /// Writes the header to the start of `out`, which must have [`TAGGED_HEADER_LEN`] bytes or,
+    /// without a tag, [`HEADER_LEN`]. Returns the number of bytes written.
     pub fn write(&self, out: &mut [u8]) -> usize {
         out[..6].copy_from_slice(&self.dst.0);
         out[6..12].copy_from_slice(&self.src.0);
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_mac_is_quoted_in_the_error() {
+    fn an_invalid_mac_address_is_quoted_in_the_error() {
         for text in [
             "",
             "02:00:5e:10:00",
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn group_addresses_are_told_by_their_first_bit() {
+    fn group_addresses_have_their_first_bit_set() {
         assert!(DST.is_multicast() && !DST.is_broadcast());
         assert!(Mac::BROADCAST.is_multicast() && Mac::BROADCAST.is_broadcast());
         assert!(!SRC.is_multicast());
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_has_a_name() {
+    fn every_parse_error_has_its_variant() {
         use EthernetError::*;
         for (types, error) in [
             (&[][..], Truncated),

@@ -1,5 +1,5 @@
-//! ICMP errors: the one that a tunnel originates, "packet too big" (RFC 1191, RFC 8201), and what
-//! packet others are about.
+//! ICMP errors: creating "packet too big" (RFC 1191, RFC 8201), and finding the packet that an
+//! error quotes.
 
 use crate::checksum;
 use crate::ip::{IpPacket, PROTO_ICMP, PROTO_ICMPV6};
@@ -13,11 +13,10 @@ const QUOTE_V4: usize = 576 - 28;
 /// Bytes of the offending packet quoted in an ICMPv6 error (RFC 4443 section 3.2: up to 1280).
 const QUOTE_V6: usize = 1280 - 48;
 
-/// Builds the answer "this packet exceeds `mtu`" to `packet`, from its destination to its source.
+/// Builds the error "this packet exceeds `mtu`" for `packet`, from its destination to its source.
 ///
-/// `None` when no error may be sent: `packet` is itself an ICMP error, a fragment that is not the
-/// first, from an address that is no single host's, or it is not IP (RFC 1122 section 3.2.2, RFC
-/// 4443 section 2.4).
+/// `None` if no error may be sent: `packet` is an ICMP error, a fragment that is not the first, not
+/// from a single host's address, or not IP (RFC 1122 section 3.2.2, RFC 4443 section 2.4).
 pub fn too_big(packet: &[u8], mtu: u32) -> Option<Vec<u8>> {
     let parsed = IpPacket::parse(packet).ok()?;
     let packet = &packet[..parsed.total_len];
@@ -69,10 +68,10 @@ pub fn too_big(packet: &[u8], mtu: u32) -> Option<Vec<u8>> {
     }
 }
 
-/// Where in `packet` an ICMP error quotes the packet that it is about; `None` if it is no error.
+/// Offset of the quoted packet in an ICMP error; `None` if `packet` is no error.
 ///
-/// The errors are those of RFC 792 but redirects, and of RFC 4443. What lies behind the quote (RFC
-/// 4884) is not told apart from it.
+/// The errors are those of RFC 792 except redirects, and of RFC 4443. Extensions after the quote
+/// (RFC 4884) are part of the rest.
 pub fn quote(ip: &IpPacket, packet: &[u8]) -> Option<usize> {
     let (protocol, at) = ip.transport(packet).ok()??;
     let kind = *packet.get(at)?;
@@ -84,7 +83,7 @@ pub fn quote(ip: &IpPacket, packet: &[u8]) -> Option<usize> {
     error.then_some(at + HEADER_LEN)
 }
 
-/// An ICMP error, or a message that might be one.
+/// Whether this is an ICMP error, or may be one.
 fn is_error(ip: &IpPacket, packet: &[u8]) -> bool {
     let Ok(Some((protocol, at))) = ip.transport(packet) else {
         return true;
@@ -129,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn no_error_about_an_error() {
+    fn an_error_is_not_answered_with_an_error() {
         for kind in [3, 4, 5, 11, 12, 1, 255] {
             assert_eq!(too_big(&ping(kind, [10, 0, 0, 1]), 90), None, "type {kind}");
         }
@@ -143,14 +142,14 @@ mod tests {
     }
 
     #[test]
-    fn no_error_to_nobody() {
+    fn a_packet_without_a_single_source_is_not_answered_with_an_error() {
         for src in [[0; 4], [255; 4], [224, 0, 0, 1]] {
             assert_eq!(too_big(&ping(8, src), 90), None, "{src:?}");
         }
     }
 
     #[test]
-    fn an_error_tells_where_its_quote_is() {
+    fn the_quote_of_an_error_is_located() {
         for (kind, at) in [(3, Some(28)), (11, Some(28)), (5, None), (8, None)] {
             let p = ping(kind, [10, 0, 0, 1]);
             let ip = IpPacket::parse(&p).unwrap();

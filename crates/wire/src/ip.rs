@@ -1,4 +1,4 @@
-//! IPv4 (RFC 791) and IPv6 (RFC 8200) headers: where everything is, and in-place changes.
+//! IPv4 (RFC 791) and IPv6 (RFC 8200) headers: parsing and in-place changes.
 
 use crate::checksum;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -21,15 +21,15 @@ pub const ECN_ECT0: u8 = 2;
 /// Congestion experienced.
 pub const ECN_CE: u8 = 3;
 
-/// At most this many bytes of IPv6 extension headers are walked; a longer chain is treated as
-/// having no transport header that we understand. It bounds the work a stranger can ask for.
+/// Maximum bytes of IPv6 extension headers that are parsed; a longer chain is treated as having an
+/// unknown transport. It bounds the work that a sender can cause.
 const MAX_EXTENSION_BYTES: usize = 256;
 
 /// Why bytes are not an IP packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParseError {
     /// Too short for the header it claims.
-    #[error("packet cut short")]
+    #[error("packet truncated")]
     Truncated,
     /// Neither version 4 nor 6.
     #[error("IP version {0}")]
@@ -48,18 +48,20 @@ pub struct IpPacket {
     pub dst: IpAddr,
     /// Transport protocol, after IPv6 extension headers.
     pub protocol: u8,
-    /// Bytes before the transport header (IPv4 options and IPv6 extension headers included).
+    /// Length of everything before the transport header, including IPv4 options and IPv6 extension
+    /// headers.
     pub header_len: usize,
-    /// Total length of the packet according to its header, at most the buffer's.
+    /// Total length of the packet by its header, at most the buffer's.
     pub total_len: usize,
-    /// A fragment: its transport header may be missing and its length is not the datagram's.
+    /// Whether it is a fragment: its transport header may be missing, and its length is not that of
+    /// the datagram.
     pub fragment: bool,
-    /// IPv4 options or IPv6 extension headers are there.
+    /// Whether it has IPv4 options or IPv6 extension headers.
     pub extended: bool,
 }
 
 impl IpPacket {
-    /// Parses the packet at the start of `bytes`; bytes behind its total length are ignored
+    /// Parses the packet at the start of `bytes`. Bytes after its total length are ignored
     /// (WireGuard pads packets).
     pub fn parse(bytes: &[u8]) -> Result<IpPacket, ParseError> {
         let packet = IpPacket::parse_headers(bytes)?;
@@ -69,8 +71,8 @@ impl IpPacket {
         Ok(packet)
     }
 
-    /// Parses a packet of which `bytes` need to hold its headers only, as ICMP errors quote it:
-    /// [`IpPacket::total_len`] may be greater than their length.
+    /// Parses a packet of which only the headers need to be present, as ICMP errors quote it:
+    /// [`IpPacket::total_len`] may exceed the length of `bytes`.
     pub fn parse_headers(bytes: &[u8]) -> Result<IpPacket, ParseError> {
         match bytes.first().map(|b| b >> 4) {
             Some(4) => parse4(bytes),
@@ -80,15 +82,15 @@ impl IpPacket {
         }
     }
 
-    /// Where in its datagram this fragment's payload belongs, in bytes; 0 if it is no fragment.
+    /// Offset in bytes of this fragment in its datagram; 0 if it is no fragment.
     ///
-    /// `packet` is what `self` was parsed from, for this and the functions below; it need hold the
-    /// headers only.
+    /// `packet` is the packet that `self` was parsed from, here and in the functions below; only
+    /// its headers need to be present.
     pub fn fragment_offset(&self, packet: &[u8]) -> usize {
         if !self.fragment {
             return 0;
         }
-        // The walk over IPv6 extension headers ends behind the fragment header.
+        // Parsing of IPv6 extension headers ends after the fragment header.
         let (at, mask, unit) = match self.src {
             IpAddr::V4(_) => (6, 0x1fff, 8),
             IpAddr::V6(_) => (self.header_len - 6, 0xfff8, 1),
@@ -101,12 +103,12 @@ impl IpPacket {
 
     /// Protocol and offset of the transport header; `None` in a fragment that is not the first.
     ///
-    /// Other than `protocol` and `header_len`, these are right for a first IPv6 fragment with
-    /// extension headers behind its fragment header too.
+    /// Unlike `protocol` and `header_len`, these are also correct for a first IPv6 fragment with
+    /// extension headers after its fragment header.
     ///
     /// # Errors
-    /// [`ParseError::Truncated`] when the extension headers do not end within the packet, nor within
-    /// the bytes that this program walks.
+    /// [`ParseError::Truncated`] if the extension headers do not end within the packet or within
+    /// the maximum that is parsed.
     pub fn transport(&self, packet: &[u8]) -> Result<Option<(u8, usize)>, ParseError> {
         if self.fragment_offset(packet) != 0 {
             return Ok(None);
@@ -119,7 +121,7 @@ impl IpPacket {
                 let &[next, length, ..] = header else {
                     return Err(ParseError::Truncated);
                 };
-                // Two fragment headers are nobody's.
+                // No sender uses two fragment headers.
                 if protocol == 44 || at > 40 + MAX_EXTENSION_BYTES {
                     return Err(ParseError::Truncated);
                 }
@@ -133,9 +135,9 @@ impl IpPacket {
         Ok(Some((protocol, at)))
     }
 
-    /// The packet is on its way to another address than its destination field says: an IPv4 source
-    /// route that is not exhausted (RFC 791), or an IPv6 routing header with segments left (RFC 8200
-    /// section 4.4). Its transport checksum covers the last address of the route.
+    /// Whether the packet is routed to another address than its destination field: an IPv4 source
+    /// route that is not exhausted (RFC 791), or an IPv6 routing header with segments left (RFC
+    /// 8200 section 4.4). Its transport checksum covers the last address of the route.
     pub fn source_routed(&self, packet: &[u8]) -> bool {
         if !self.extended {
             return false;
@@ -149,7 +151,7 @@ impl IpPacket {
         }
     }
 
-    /// True for IPv6.
+    /// Whether this is IPv6.
     pub fn is_v6(&self) -> bool {
         self.src.is_ipv6()
     }
@@ -248,7 +250,7 @@ fn source_routed6(packet: &[u8]) -> bool {
         };
         at += match protocol {
             43 if fourth > 0 => return true,
-            // Behind the header of a later fragment there is payload.
+            // A later fragment has payload after its header.
             44 if u16::from_be_bytes([third, fourth]) & 0xfff8 != 0 => return false,
             44 => 8,
             _ => (usize::from(length) + 1) * 8,
@@ -263,7 +265,7 @@ pub fn ecn(packet: &[u8]) -> u8 {
     traffic_class(packet) & 3
 }
 
-/// The DSCP and ECN byte (IPv4 TOS, IPv6 traffic class); 0 for bytes that are no IP packet.
+/// The DSCP and ECN byte (IPv4 TOS, IPv6 traffic class); 0 for bytes that are not an IP packet.
 pub fn traffic_class(packet: &[u8]) -> u8 {
     match packet {
         [first, second, ..] if first >> 4 == 4 => *second,
@@ -272,7 +274,7 @@ pub fn traffic_class(packet: &[u8]) -> u8 {
     }
 }
 
-/// Sets the two ECN bits, keeping an IPv4 header checksum right (RFC 1624).
+/// Sets the two ECN bits, and updates an IPv4 header checksum (RFC 1624).
 pub fn set_ecn(packet: &mut [u8], ecn: u8) {
     let ecn = ecn & 3;
     match packet.first().map(|b| b >> 4) {

@@ -1,7 +1,7 @@
-//! Packets and messages as types, over bytes that somebody else owns.
+//! Packet formats as types, over borrowed bytes.
 //!
-//! Nothing here performs I/O or allocates by a number read from the network. Each file holds one
-//! format: parse first ([`IpPacket::parse`], [`VnetHdr::read`]), then the pieces that change a
+//! Nothing here performs I/O, or allocates by a number read from the network. Each file holds one
+//! format: the parser first ([`IpPacket::parse`], [`VnetHdr::read`]), then functions that change a
 //! packet in place ([`ip::set_ecn`], [`tcp::clamp_mss`]).
 #![forbid(unsafe_code)]
 

@@ -27,7 +27,8 @@ pub struct DataHeader {
 }
 
 impl DataHeader {
-    /// Reads the header; `None` when there is no room for it and a tag, or a reserved byte is set.
+    /// Reads the header. `None` if there is no space for it and a tag, or if a reserved byte is
+    /// set.
     pub fn read(datagram: &[u8]) -> Option<DataHeader> {
         if datagram.len() < DATA_HEADER_LEN + TAG_LEN {
             return None;

@@ -1,8 +1,8 @@
-//! Neighbour solicitations and advertisements (RFC 4861), which are IPv6's ARP.
+//! Neighbour solicitations and advertisements (RFC 4861), the ARP of IPv6.
 //!
-//! [`Neighbour::parse`] takes a whole IPv6 packet and checks all that section 7.1 asks for, so that
-//! what it returns was sent on this link. [`Solicitation::to_packet`] and
-//! [`Advertisement::to_packet`] build whole packets; their frames go to [`multicast_mac`] of the
+//! [`Neighbour::parse`] takes a whole IPv6 packet and performs all checks of section 7.1, so a
+//! parsed message was sent on this link. [`Solicitation::to_packet`] and
+//! [`Advertisement::to_packet`] build whole packets. Their frames go to [`multicast_mac`] of the
 //! destination, or to the neighbour.
 
 use crate::checksum;
@@ -28,7 +28,7 @@ const SOURCE_LINK_LAYER: u8 = 1;
 /// Option: link-layer address of the target.
 const TARGET_LINK_LAYER: u8 = 2;
 
-/// Flags of an advertisement, in the byte behind the checksum.
+/// Flags of an advertisement, in the byte after the checksum.
 const ROUTER: u8 = 0x80;
 const SOLICITED: u8 = 0x40;
 const OVERRIDE: u8 = 0x20;
@@ -36,20 +36,20 @@ const OVERRIDE: u8 = 0x20;
 /// Either message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Neighbour {
-    /// Who has the target?
+    /// "Who has the target?"
     Solicitation(Solicitation),
-    /// The target is here.
+    /// "The target is here."
     Advertisement(Advertisement),
 }
 
 /// A neighbour solicitation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Solicitation {
-    /// IP source; `::` while the sender makes sure that nobody else has the target.
+    /// IP source; `::` while the sender checks that nobody else has the target.
     pub source: Ipv6Addr,
     /// IP destination: the target, or its solicited-node address.
     pub destination: Ipv6Addr,
-    /// The address that is asked for.
+    /// The address to resolve.
     pub target: Ipv6Addr,
     /// Link-layer address of the sender.
     pub link_layer: Option<Mac>,
@@ -60,65 +60,65 @@ pub struct Solicitation {
 pub struct Advertisement {
     /// IP source.
     pub source: Ipv6Addr,
-    /// IP destination: who asked, or all nodes.
+    /// IP destination: the sender of the solicitation, or all nodes.
     pub destination: Ipv6Addr,
-    /// The address that is told about.
+    /// The resolved address.
     pub target: Ipv6Addr,
     /// Link-layer address of the target.
     pub link_layer: Option<Mac>,
     /// The sender is a router.
     pub router: bool,
-    /// The answer to a solicitation.
+    /// Whether it answers a solicitation.
     pub solicited: bool,
-    /// Caches shall forget another link-layer address for this one.
+    /// Whether caches should replace another link-layer address of this target.
     pub overriding: bool,
 }
 
-/// A packet that is no valid solicitation or advertisement.
+/// Why a packet is not a valid solicitation or advertisement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NeighbourError {
     /// Another packet: not IPv6, not ICMPv6, or another ICMPv6 type.
-    #[error("no neighbour solicitation or advertisement")]
+    #[error("not a neighbour solicitation or advertisement")]
     NotNeighbour,
     /// A fragment (RFC 6980 forbids them).
     #[error("neighbour discovery in a fragment")]
     Fragment,
-    /// A router has forwarded it, or it was sent from elsewhere.
+    /// It was forwarded by a router, so it is not from this link.
     #[error("neighbour discovery with hop limit {0}, not 255")]
     HopLimit(u8),
-    /// Not zero.
+    /// The ICMPv6 code is not zero.
     #[error("neighbour discovery with ICMPv6 code {0}")]
     Code(u8),
     /// Shorter than its fixed part.
-    #[error("neighbour discovery cut short")]
+    #[error("neighbour discovery message truncated")]
     Truncated,
     /// The checksum is wrong.
     #[error("neighbour discovery with a wrong checksum")]
     Checksum,
-    /// From a multicast address, which is nobody's own (RFC 4291 section 2.7).
+    /// From a multicast address (RFC 4291 section 2.7).
     #[error("neighbour discovery from the multicast address {0}")]
     MulticastSource(Ipv6Addr),
     /// The target is a multicast address.
     #[error("neighbour discovery for the multicast address {0}")]
     MulticastTarget(Ipv6Addr),
-    /// An option of length zero, or one that reaches behind the packet.
+    /// An option of length zero, or one that exceeds the packet.
     #[error("neighbour discovery option {kind} with a wrong length")]
     OptionLength {
         /// Type of the option.
         kind: u8,
     },
-    /// A solicitation from `::` that gives a link-layer address, or goes elsewhere than to the
+    /// A solicitation from `::` with a link-layer address, or to another destination than the
     /// target's solicited-node address.
-    #[error("solicitation from :: that is no duplicate address detection")]
+    #[error("solicitation from :: that is not duplicate address detection")]
     Unspecified,
-    /// An advertisement to a multicast address that claims to answer a solicitation.
+    /// An advertisement to a multicast address that claims to be solicited.
     #[error("solicited advertisement to a multicast address")]
     SolicitedMulticast,
 }
 
 impl Neighbour {
-    /// Parses a whole IPv6 packet (RFC 4861 sections 7.1.1 and 7.1.2); bytes behind its length,
-    /// such as a frame's padding, are ignored.
+    /// Parses a whole IPv6 packet (RFC 4861 sections 7.1.1 and 7.1.2). Bytes after its length, such
+    /// as the padding of a frame, are ignored.
     pub fn parse(packet: &[u8]) -> Result<Neighbour, NeighbourError> {
         use NeighbourError as Error;
         let ip = IpPacket::parse(packet).map_err(|_| Error::NotNeighbour)?;
@@ -176,7 +176,7 @@ impl Neighbour {
 }
 
 impl Solicitation {
-    /// "Who has `target`? Tell `source` at `mac`.", to all who might have it.
+    /// "Who has `target`? Tell `source` at `mac`.", to the target's solicited-node address.
     pub fn new(source: Ipv6Addr, mac: Mac, target: Ipv6Addr) -> Solicitation {
         Solicitation {
             source,
@@ -196,16 +196,16 @@ impl Solicitation {
         }
     }
 
-    /// The sender has no address yet, and considers the target.
+    /// Whether the sender has no address yet and checks that the target is free.
     pub fn is_duplicate_address_detection(&self) -> bool {
         self.source.is_unspecified()
     }
 
-    /// The answer: the target is at `by` (RFC 4861 section 7.2.4). Without anybody to answer to,
-    /// as in duplicate address detection, all nodes are told.
+    /// The answer: the target is at `by` (RFC 4861 section 7.2.4). In duplicate address detection
+    /// there is no sender to answer, and the answer goes to all nodes.
     ///
-    /// It overrides other entries, as an owner's answer does; who answers for another (section
-    /// 7.2.8) clears [`Advertisement::overriding`].
+    /// It overrides other entries, as the owner's answer does. Clear [`Advertisement::overriding`]
+    /// to answer for another host (section 7.2.8).
     pub fn answer(&self, by: Mac) -> Advertisement {
         let solicited = !self.is_duplicate_address_detection();
         Advertisement {
@@ -219,7 +219,7 @@ impl Solicitation {
         }
     }
 
-    /// The whole IPv6 packet.
+    /// Builds the whole IPv6 packet.
     pub fn to_packet(&self) -> Vec<u8> {
         let option = self.link_layer.map(|mac| (SOURCE_LINK_LAYER, mac));
         let addresses = (self.source, self.destination);
@@ -249,7 +249,7 @@ impl Advertisement {
         }
     }
 
-    /// The whole IPv6 packet.
+    /// Builds the whole IPv6 packet.
     pub fn to_packet(&self) -> Vec<u8> {
         let flag = |set: bool, flag: u8| if set { flag } else { 0 };
         let flags = flag(self.router, ROUTER)
@@ -268,7 +268,7 @@ impl Advertisement {
     }
 }
 
-/// The multicast address that whoever has `address` listens to (RFC 4291 section 2.7.1).
+/// The solicited-node multicast address of `address` (RFC 4291 section 2.7.1).
 pub fn solicited_node(address: Ipv6Addr) -> Ipv6Addr {
     let [.., a, b, c] = address.octets();
     let high = u16::from_be_bytes([0xff, a]);
@@ -281,7 +281,7 @@ pub fn multicast_mac(address: Ipv6Addr) -> Mac {
     Mac([0x33, 0x33, a, b, c, d])
 }
 
-/// The Ethernet address in the first option of type `wanted`; all options are checked.
+/// The Ethernet address in the first option of type `wanted`. All options are checked.
 fn link_layer(mut options: &[u8], wanted: u8) -> Result<Option<Mac>, NeighbourError> {
     let mut found = None;
     while let [kind, rest @ ..] = options {
@@ -292,7 +292,7 @@ fn link_layer(mut options: &[u8], wanted: u8) -> Result<Option<Mac>, NeighbourEr
         }
         let (option, behind) = options.split_at(length);
         if kind == wanted {
-            // Ethernet's addresses fill one unit of eight bytes (RFC 2464 section 6).
+            // An Ethernet address fills one unit of eight bytes (RFC 2464 section 6).
             let &[_, _, a, b, c, d, e, f] = option else {
                 return Err(NeighbourError::OptionLength { kind });
             };
@@ -354,7 +354,8 @@ mod tests {
         packet
     }
 
-    /// The solicitation with one byte changed and, unless that was part of it, the checksum mended.
+    /// The solicitation with one byte changed, and a correct checksum unless that byte was part of
+    /// it.
     fn changed(at: usize, value: u8) -> Result<Neighbour, NeighbourError> {
         let mut packet = solicitation();
         let word = at & !1;
@@ -387,16 +388,16 @@ mod tests {
     }
 
     #[test]
-    fn a_solicitation_is_written_as_by_hand() {
+    fn a_solicitation_is_encoded_as_specified() {
         let built = Solicitation::new(address("fe80::1"), MAC, address("fe80::2"));
         assert_eq!(built.to_packet(), solicitation());
     }
 
     #[test]
-    fn an_answer_goes_to_who_asked() {
-        let asked = Solicitation::new(address("fe80::1"), MAC, address("fe80::2"));
+    fn an_answer_goes_to_the_sender() {
+        let solicitation = Solicitation::new(address("fe80::1"), MAC, address("fe80::2"));
         let by = Mac([2, 0, 0x5e, 0x10, 0, 2]);
-        let packet = asked.answer(by).to_packet();
+        let packet = solicitation.answer(by).to_packet();
         assert_eq!(packet[8..24], address("fe80::2").octets());
         assert_eq!(packet[24..40], address("fe80::1").octets());
         // Solicited and override: 0x40 | 0x20.
@@ -406,7 +407,7 @@ mod tests {
         let Ok(Neighbour::Advertisement(read)) = Neighbour::parse(&packet) else {
             panic!("{:?}", Neighbour::parse(&packet));
         };
-        assert_eq!(read, asked.answer(by));
+        assert_eq!(read, solicitation.answer(by));
     }
 
     #[test]
@@ -425,12 +426,12 @@ mod tests {
     }
 
     #[test]
-    fn an_unsolicited_advertisement_tells_all_nodes() {
-        let told = Advertisement::unsolicited(address("2001:db8::7"), MAC);
-        assert_eq!(told.to_packet()[44], 0x20);
+    fn an_unsolicited_advertisement_goes_to_all_nodes() {
+        let advertisement = Advertisement::unsolicited(address("2001:db8::7"), MAC);
+        assert_eq!(advertisement.to_packet()[44], 0x20);
         assert_eq!(
-            Neighbour::parse(&told.to_packet()),
-            Ok(Neighbour::Advertisement(told))
+            Neighbour::parse(&advertisement.to_packet()),
+            Ok(Neighbour::Advertisement(advertisement))
         );
     }
 
@@ -444,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_not_be_has_a_name() {
+    fn every_invalid_message_has_its_error() {
         use NeighbourError::*;
         assert_eq!(changed(7, 64), Err(HopLimit(64)));
         assert_eq!(changed(6, 17), Err(NotNeighbour));
@@ -501,9 +502,9 @@ mod tests {
 
     #[test]
     fn a_multicast_advertisement_answers_nobody() {
-        let mut told = Advertisement::unsolicited(address("2001:db8::7"), MAC);
-        told.solicited = true;
+        let mut advertisement = Advertisement::unsolicited(address("2001:db8::7"), MAC);
+        advertisement.solicited = true;
         let error = Err(NeighbourError::SolicitedMulticast);
-        assert_eq!(Neighbour::parse(&told.to_packet()), error);
+        assert_eq!(Neighbour::parse(&advertisement.to_packet()), error);
     }
 }

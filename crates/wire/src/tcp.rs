@@ -20,7 +20,7 @@ pub const CWR: u8 = 0x80;
 /// Offset of the checksum in the header.
 pub const CHECKSUM_AT: usize = 16;
 
-/// Length of the TCP header at the start of `segment`, options included, if it is all there.
+/// Length of the TCP header at the start of `segment`, including options, if it is complete.
 pub fn header_len(segment: &[u8]) -> Option<usize> {
     let length = usize::from(segment.get(12)? >> 4) * 4;
     (length >= 20 && length <= segment.len()).then_some(length)
@@ -41,10 +41,10 @@ pub fn flags(header: &[u8]) -> u8 {
     header[13]
 }
 
-/// Lowers the MSS option of a SYN to `limit` (RFC 9293 section 3.7.1); true if it changed.
+/// Lowers the MSS option of a SYN to `limit` (RFC 9293 section 3.7.1). Returns true if it changed.
 ///
-/// `segment` is the whole TCP segment. `partial` says that its checksum field holds only the
-/// pseudo-header's sum, which does not cover the option.
+/// `segment` is the whole TCP segment. `partial`: its checksum field covers only the pseudo-header,
+/// not the option.
 pub fn clamp_mss(segment: &mut [u8], limit: u16, partial: bool) -> bool {
     let Some(length) = header_len(segment) else {
         return false;

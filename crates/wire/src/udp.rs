@@ -10,12 +10,12 @@ pub fn length(header: &[u8]) -> usize {
     usize::from(u16::from_be_bytes([header[4], header[5]]))
 }
 
-/// The checksum field as it is; zero means "none" over IPv4.
+/// The checksum field; zero means "none" over IPv4.
 pub fn checksum(header: &[u8]) -> u16 {
     u16::from_be_bytes([header[6], header[7]])
 }
 
-/// A computed checksum as it goes on the wire: zero is sent as 0xFFFF (RFC 768).
+/// The wire form of a computed checksum: zero is sent as 0xFFFF (RFC 768).
 pub fn on_wire(checksum: u16) -> u16 {
     if checksum == 0 { 0xffff } else { checksum }
 }

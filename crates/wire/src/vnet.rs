@@ -6,12 +6,12 @@
 /// Length of the header in bytes (`TUNSETVNETHDRSZ` is set to this).
 pub const VNET_HDR_LEN: usize = 10;
 
-/// `VIRTIO_NET_HDR_F_NEEDS_CSUM`: the checksum field holds only the pseudo-header's sum.
+/// `VIRTIO_NET_HDR_F_NEEDS_CSUM`: the checksum field covers only the pseudo-header.
 const F_NEEDS_CSUM: u8 = 1;
-/// `VIRTIO_NET_HDR_GSO_ECN`: the TCP super-packet has CWR set; a bit beside the type.
+/// `VIRTIO_NET_HDR_GSO_ECN`: the TCP super-packet has CWR set; a bit next to the type.
 const GSO_ECN: u8 = 0x80;
 
-/// What kind of super-packet follows.
+/// The kind of super-packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GsoType {
     /// An ordinary packet.
@@ -30,27 +30,27 @@ pub enum GsoType {
 pub struct VnetHdr {
     /// The transport checksum has to be completed from `csum_start` on.
     pub needs_csum: bool,
-    /// Kind of super-packet.
+    /// The kind of super-packet.
     pub gso_type: GsoType,
-    /// The super-packet carries CWR, for its first segment only.
+    /// Whether the super-packet has CWR set, for its first segment only.
     pub gso_ecn: bool,
-    /// Bytes of all headers (a hint: the kernel does not always fill it).
+    /// Length of all headers in bytes (a hint: the kernel does not always fill it in).
     pub hdr_len: u16,
-    /// Payload bytes of each segment but the last.
+    /// Payload bytes of each segment except the last.
     pub gso_size: u16,
-    /// Where the checksummed part starts, from the first byte of the packet.
+    /// Start of the checksummed part, from the first byte of the packet.
     pub csum_start: u16,
-    /// Where the checksum field is, from `csum_start`.
+    /// Offset of the checksum field from `csum_start`.
     pub csum_offset: u16,
 }
 
-/// A header that no kernel writes.
+/// Why a header is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum VnetError {
     /// Fewer than ten bytes.
-    #[error("virtio-net header cut short")]
+    #[error("virtio-net header truncated")]
     Truncated,
-    /// A `gso_type` that this program did not ask for.
+    /// A `gso_type` that this program did not enable.
     #[error("unknown gso_type {0:#x}")]
     UnknownGso(u8),
 }
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ecn_bit_beside_the_type_is_not_part_of_it() {
+    fn the_ecn_bit_is_not_part_of_the_type() {
         // gso_type 0x81: TCPv4 with the ECN bit, as the kernel writes it for a CWR super-packet.
         let h = VnetHdr::read(&[1, 0x81, 54, 0, 0xa8, 0x05, 20, 0, 16, 0]).unwrap();
         assert_eq!(h.gso_type, GsoType::Tcp4);

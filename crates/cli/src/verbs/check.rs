@@ -69,13 +69,13 @@ fn explain(words: &[String], interface: &str, as_json: bool) -> anyhow::Result<E
     let [from, to, traffic] = words else {
         bail!("--explain takes FROM, TO and PORT");
     };
-    let book = mesh::kept(&Places::default().state, interface).with_context(|| {
+    let membership = mesh::kept(&Places::default().state, interface).with_context(|| {
         format!("nothing is known here of a mesh of {interface}: say --iface, and have it up once")
     })?;
     let Access {
         own: Some(own),
         policy,
-    } = book.access()
+    } = membership.access()
     else {
         bail!(
             "the coordinator of {interface} tells of no policy, being of an earlier version: everything is let in"
@@ -86,7 +86,10 @@ fn explain(words: &[String], interface: &str, as_json: bool) -> anyhow::Result<E
         if name == own.name {
             return Ok(own.clone());
         }
-        let member = book.members().values().find(|member| member.name == name);
+        let member = membership
+            .members()
+            .values()
+            .find(|member| member.name == name);
         let member = member.with_context(|| {
             format!("no member that this host may talk to is called {name}; ask where the coordinator is: seikan coordinator policy explain")
         })?;

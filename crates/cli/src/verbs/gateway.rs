@@ -12,7 +12,7 @@ use clap::{Args, Subcommand};
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     sudo seikan gateway discover eth1   who is on the local network?\n  \
-    sudo seikan gateway status          how are the devices, and which leg is slow?")]
+    sudo seikan gateway status          how are the devices, and which side is slow?")]
 pub struct Arguments {
     #[command(subcommand)]
     verb: GatewayVerb,
@@ -21,7 +21,7 @@ pub struct Arguments {
 /// What is asked of a gateway.
 #[derive(Debug, Subcommand)]
 enum GatewayVerb {
-    /// Show the devices of running gateways: rates, both legs, drops, what is set wrong
+    /// Show the devices of running gateways: rates, both sides, drops, what is set wrong
     Status(status::Arguments),
     /// Listen on an interface and list who is there
     Discover(discover::Arguments),

@@ -10,7 +10,7 @@ use clap::Args;
 use seikan_node::config::InterfaceName;
 use seikan_node::control::Places;
 use seikan_node::control::ask::{self, AskError};
-use seikan_node::control::ping::{PATIENCE, Pong, Silence, Way};
+use seikan_node::control::ping::{PATIENCE, Path, Pong, Silence};
 use seikan_sys::poll::{Epoll, Interest};
 use seikan_sys::signal::Signals;
 use serde::Serialize;
@@ -175,7 +175,7 @@ enum Line<'a> {
         pong: &'a Pong,
     },
     /// From here on questions go by another way.
-    Moved { to: Way, from: Way },
+    Moved { to: Path, from: Path },
     /// The end.
     Sum(&'a Tally),
 }
@@ -188,8 +188,8 @@ struct Tally {
     /// Microseconds of each answer.
     rtts: Vec<u64>,
     /// The latest way, and how many answers came by each.
-    way: Option<Way>,
-    ways: Vec<(Way, u64)>,
+    path: Option<Path>,
+    paths: Vec<(Path, u64)>,
 }
 
 impl Tally {
@@ -198,8 +198,8 @@ impl Tally {
         let mut lines = Vec::new();
         self.sent += 1;
         self.name = pong.name.clone().unwrap_or_else(|| pong.public_key.clone());
-        if let Some(to) = &pong.way {
-            if let Some(from) = self.way.replace(to.clone()).filter(|from| from != to) {
+        if let Some(to) = &pong.path {
+            if let Some(from) = self.path.replace(to.clone()).filter(|from| from != to) {
                 lines.push(Line::Moved {
                     to: to.clone(),
                     from,
@@ -207,9 +207,9 @@ impl Tally {
             }
             if let Some(us) = pong.rtt_us {
                 self.rtts.push(us);
-                match self.ways.iter_mut().find(|(way, _)| way == to) {
+                match self.paths.iter_mut().find(|(path, _)| path == to) {
                     Some((_, count)) => *count += 1,
-                    None => self.ways.push((to.clone(), 1)),
+                    None => self.paths.push((to.clone(), 1)),
                 }
             }
         }
@@ -246,16 +246,16 @@ impl Serialize for Tally {
             min_us: Option<u64>,
             median_us: Option<u64>,
             max_us: Option<u64>,
-            ways: Vec<Used<'a>>,
+            paths: Vec<Used<'a>>,
         }
         #[derive(Serialize)]
         struct Used<'a> {
             #[serde(flatten)]
-            way: &'a Way,
+            path: &'a Path,
             answered: u64,
         }
         let spread = self.spread();
-        let ways = self.ways.iter();
+        let paths = self.paths.iter();
         Sum {
             name: &self.name,
             sent: self.sent,
@@ -263,9 +263,9 @@ impl Serialize for Tally {
             min_us: spread.map(|[min, _, _]| min),
             median_us: spread.map(|[_, median, _]| median),
             max_us: spread.map(|[_, _, max]| max),
-            ways: ways
-                .map(|(way, answered)| Used {
-                    way,
+            paths: paths
+                .map(|(path, answered)| Used {
+                    path,
                     answered: *answered,
                 })
                 .collect(),
@@ -295,8 +295,8 @@ impl fmt::Display for Line<'_> {
                         write!(f, "{RED}no answer{RESET} within {seconds} s")?;
                     }
                 }
-                if let Some(way) = &pong.way {
-                    write!(f, ", {}", Shown(way))?;
+                if let Some(path) = &pong.path {
+                    write!(f, ", {}", Shown(path))?;
                 }
                 match pong.silence {
                     Some(silence) => write!(f, " {DIM}({}){RESET}", explained(silence)),
@@ -322,19 +322,19 @@ impl fmt::Display for Tally {
                 "; round trip {min}/{median}/{max} {CYAN}ms{RESET} {DIM}(least, median, largest){RESET}"
             )?;
         }
-        for (way, count) in &self.ways {
-            write!(f, "\n  {count} {}", Shown(way))?;
+        for (path, count) in &self.paths {
+            write!(f, "\n  {count} {}", Shown(path))?;
         }
         Ok(())
     }
 }
 
 /// A way, for people.
-struct Shown<'a>(&'a Way);
+struct Shown<'a>(&'a Path);
 
 impl fmt::Display for Shown<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Way {
+        let Path {
             address,
             relayed,
             relay,
@@ -379,28 +379,28 @@ mod tests {
     use super::*;
     use crate::screen::plain;
 
-    fn way(address: &str, relay: Option<&str>) -> Way {
-        Way {
+    fn path(address: &str, relay: Option<&str>) -> Path {
+        Path {
             address: address.parse().expect(address),
             relayed: relay.is_some(),
             relay: relay.map(str::to_owned),
         }
     }
 
-    fn pong(rtt_us: Option<u64>, way: Option<Way>, silence: Option<Silence>) -> Pong {
+    fn pong(rtt_us: Option<u64>, path: Option<Path>, silence: Option<Silence>) -> Pong {
         Pong {
             name: Some("db-1".to_owned()),
             public_key: "hSDwCYkwp1R0i33ctD73Wg2/Og0mOBr066SpjqqbTmo=".to_owned(),
             rtt_us,
-            way,
+            path,
             silence,
         }
     }
 
     /// By a relay, lost, and then twice directly.
     fn four() -> [Pong; 4] {
-        let relay = way("192.0.2.77:51002", Some("relay-a.example.org:3478"));
-        let direct = way("198.51.100.9:51820", None);
+        let relay = path("192.0.2.77:51002", Some("relay-a.example.org:3478"));
+        let direct = path("198.51.100.9:51820", None);
         [
             pong(Some(17_104), Some(relay.clone()), None),
             pong(None, Some(relay), Some(Silence::NoAnswer)),
@@ -433,11 +433,11 @@ mod tests {
         let ping = json(&lines[1]);
         assert_eq!(ping["ping"]["number"], 2);
         assert_eq!(ping["ping"]["rtt_us"], 8_400);
-        assert_eq!(ping["ping"]["way"]["relayed"], false);
+        assert_eq!(ping["ping"]["path"]["relayed"], false);
         let sum = json(&Line::Sum(&tally));
         assert_eq!(sum["sum"]["answered"], 2);
         assert_eq!(sum["sum"]["max_us"], 17_104);
-        assert_eq!(sum["sum"]["ways"][1]["answered"], 1);
+        assert_eq!(sum["sum"]["paths"][1]["answered"], 1);
     }
 
     #[test]

@@ -86,17 +86,17 @@ fn who_is_not_listed_stays_out_and_is_counted() {
     at_running_site(&Plan::default(), |site, _tunnels| {
         let stranger = stranger(site, "192.168.1.66/24");
         assert!(!answers(&stranger, SHOWN[0], Duration::from_millis(500)));
-        let station = site.gateway_status()["station"]["mac"].clone();
+        let responder = site.gateway_status()["responder"]["mac"].clone();
         // Even one who knows where to send.
-        let station = station.as_str().expect("MAC");
+        let responder = responder.as_str().expect("MAC");
         let known = [
-            "ip", "neigh", "replace", SHOWN[0], "lladdr", station, "dev", CARD,
+            "ip", "neigh", "replace", SHOWN[0], "lladdr", responder, "dev", CARD,
         ];
         run(&stranger, &known);
-        let before = dropped(&site.gateway_status()["stray"], "unlisted_device");
+        let before = dropped(&site.gateway_status()["unattributed"], "unlisted_device");
         send(&stranger, &format!("{}:9", SHOWN[0]), 5, 5);
         eventually("not counted", || {
-            dropped(&site.gateway_status()["stray"], "unlisted_device") == before + 5
+            dropped(&site.gateway_status()["unattributed"], "unlisted_device") == before + 5
         });
     });
 }
@@ -279,7 +279,7 @@ fn every_packet_is_accounted_for() {
         let stranger = stranger(site, "192.168.1.66/24");
         eventually("the stranger is not heard", || {
             assert!(!answers(&stranger, SHOWN[0], Duration::from_millis(300)));
-            dropped(&site.gateway_status()["stray"], "unlisted_device") > 0
+            dropped(&site.gateway_status()["unattributed"], "unlisted_device") > 0
         });
         send(&site.device, "192.168.1.255:9", 5, 5);
         // Too long, to a shown remote by its own address, to nobody.
@@ -295,8 +295,8 @@ fn every_packet_is_accounted_for() {
         let gateway = &status["gateway"];
         let device = &gateway["devices"][0];
         for counts in [
-            &gateway["stray"],
-            &gateway["station"]["own"],
+            &gateway["unattributed"],
+            &gateway["responder"]["own"],
             &device["outbound"],
             &device["inbound"],
         ] {
@@ -318,7 +318,7 @@ fn what_the_gateway_cannot_say_is_counted() {
         let card = index(&site.gateway, LAN);
         netlink.set_down(card).expect("down");
         let _gateway = site.start(&site.gateway, &site.gateway_config);
-        let own = || site.gateway_status()["station"]["own"].clone();
+        let own = || site.gateway_status()["responder"]["own"].clone();
         // It asks for the device, which it has not found yet.
         eventually("not counted", || dropped(&own(), "lan_write_refused") > 0);
         balanced(&own());
@@ -334,7 +334,7 @@ fn balanced(counts: &Value) {
     let of = |name: &str| counts[name].as_u64().expect("a number");
     let drops = counts["drops"].as_object().expect("drops");
     let dropped: u64 = drops.values().map(|n| n.as_u64().expect("a number")).sum();
-    let fates = of("packets_out") + of("consumed") + of("held") + dropped;
+    let fates = of("packets_out") + of("consumed") + of("pending") + dropped;
     assert_eq!(of("packets_in"), fates, "{counts:#}");
     assert!(of("packets_in") > 0, "{counts:#}");
 }

@@ -54,7 +54,7 @@ fn active(site: &Site, second: &Second) -> [bool; 2] {
         (&site.gateway, &site.gateway_config),
         (&second.host, &second.config),
     ];
-    hosts.map(|(host, config)| site.status(host, config)["gateway"]["station"]["active"] == true)
+    hosts.map(|(host, config)| site.status(host, config)["gateway"]["responder"]["active"] == true)
 }
 
 /// How many answers the device gets that asks for the remote.

@@ -16,7 +16,7 @@ use seikan_lab::hostile::{Flood, Target};
 use seikan_lab::load::Pattern;
 use seikan_proto::capabilities::{Capabilities, Cipher};
 use seikan_proto::keys::{Identity, PresharedKey, PrivateKey, PublicKey};
-use seikan_proto::noise::{Construction, create_initiation};
+use seikan_proto::noise::{Protocol, create_initiation};
 use seikan_proto::rng::Rng;
 use seikan_proto::session::Session;
 use seikan_proto::tai64n::Tai64nClock;
@@ -81,7 +81,7 @@ impl Hostile {
         let now = std::time::SystemTime::now();
         let since = now.duration_since(std::time::UNIX_EPOCH).expect("time");
         let (mut initiator, length) = create_initiation(
-            Construction::Native,
+            Protocol::Native,
             &Identity::new(private),
             &PublicKey::from_bytes(key(theirs)),
             &PresharedKey::default(),

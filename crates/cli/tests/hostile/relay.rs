@@ -12,7 +12,7 @@ use seikan_node::mesh::client::wait_for;
 use seikan_node::node::SystemRandom;
 use seikan_proto::keys::{PrivateKey, PublicKey};
 use seikan_proto::mesh::framing::{Framing, MAIN_PORT, split_port};
-use seikan_proto::mesh::relay::{Answer, Ask, RelayError, RelayRefusal};
+use seikan_proto::mesh::relay::{Answer, ClientRequest, RelayError, RelayRefusal};
 use seikan_proto::mesh::{Cursor, RelayKind, RelaySecret, Ticket};
 use seikan_proto::rng::Rng;
 use std::fs;
@@ -99,7 +99,7 @@ impl Asker {
             .duration_since(UNIX_EPOCH)
             .expect("a clock");
         let stamp = stamp.as_nanos() as u64;
-        let ask = Ask {
+        let ask = ClientRequest {
             ticket,
             peer,
             stamp,
@@ -179,7 +179,7 @@ fn no_datagram_costs_a_relay_more_than_its_bytes_are_worth() {
         one.ask(relay.main, &a, key(peer)).expect("a port");
     }
     let mut ask = |ticket: &Ticket, peer: u64| {
-        let ask = Ask {
+        let ask = ClientRequest {
             ticket,
             peer: key(peer),
             stamp: 1,
@@ -283,7 +283,7 @@ impl ByTls {
         let stamp = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .expect("a clock");
-        let ask = Ask {
+        let ask = ClientRequest {
             ticket,
             peer,
             stamp: stamp.as_nanos() as u64,
@@ -350,7 +350,7 @@ fn no_frame_costs_a_relay_more_than_its_bytes_are_worth() {
     let pair = SocketAddr::new(relay.main.ip(), port);
     other.ask(relay.main, &b, key(1)).expect("a port");
     other.ask(pair, &b, key(1)).expect("bound");
-    let ask = Ask {
+    let ask = ClientRequest {
         ticket: &a,
         peer: key(2),
         stamp: 1,

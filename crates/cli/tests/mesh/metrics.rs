@@ -104,7 +104,7 @@ fn tell_what_is_forwarded(site: &Site, nats: &[Nat; 2], part: &str, (by, server)
         let status = || host.status()["mesh"][part][server].clone();
         eventually("it is counted", || {
             let status = status();
-            status["drops"]["stranger"] == 1 && status["received"].as_u64() > Some(0)
+            status["drops"]["unknown_source"] == 1 && status["received"].as_u64() > Some(0)
         });
         let told = |name: &str, label: (&str, &str)| {
             let (key, value) = label;
@@ -121,7 +121,7 @@ fn tell_what_is_forwarded(site: &Site, nats: &[Nat; 2], part: &str, (by, server)
             );
         }
         let dropped = "seikan_forwarded_dropped_datagrams_total";
-        assert_eq!(told(dropped, ("reason", "stranger")), 1.0);
+        assert_eq!(told(dropped, ("reason", "unknown_source")), 1.0);
     });
 }
 

@@ -67,14 +67,14 @@ fn a_change_of_the_way_is_told_when_it_happens() {
                 break line;
             }
         };
-        assert_eq!(first["way"]["relayed"], true, "{first}");
-        assert_eq!(first["way"]["relay"], "192.0.2.1:3478", "{first}");
+        assert_eq!(first["path"]["relayed"], true, "{first}");
+        assert_eq!(first["path"]["relay"], "192.0.2.1:3478", "{first}");
         assert_eq!(first["name"], "b");
         two.nats[0].run_nft("flush chain inet filter through");
         two.nats[0].run_nft("add rule inet filter through accept");
         let direct = pings.moved();
         assert_eq!(direct["to"]["relayed"], false, "{direct}");
-        assert_eq!(direct["from"], first["way"]);
+        assert_eq!(direct["from"], first["path"]);
         for rule in ["daddr", "saddr"] {
             let rule = format!("insert rule inet filter through ip {rule} {between} drop");
             two.nats[0].run_nft(&rule);
@@ -93,7 +93,7 @@ fn a_change_of_the_way_is_told_when_it_happens() {
         };
         assert!(pings.0.wait().expect("an end").success());
         assert!(sum["answered"].as_u64() > Some(1), "{sum}");
-        assert_eq!(sum["ways"].as_array().map(Vec::len), Some(2), "{sum}");
+        assert_eq!(sum["paths"].as_array().map(Vec::len), Some(2), "{sum}");
     });
 }
 

@@ -188,7 +188,7 @@ fn what_other_programs_of_the_host_send_to_a_leg_is_dropped_and_counted() {
             sent.expect("namespace");
             eventually("it is counted", || {
                 let status = two.hosts[0].status();
-                status["mesh"]["turn"]["192.0.2.1:5478"]["drops"]["stranger"] == 1
+                status["mesh"]["turn"]["192.0.2.1:5478"]["drops"]["unknown_source"] == 1
             });
         });
     });

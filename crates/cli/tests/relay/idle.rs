@@ -7,7 +7,7 @@ use rustls::version::TLS13;
 use rustls::{ClientConfig, ClientConnection};
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::framing::{Framing, MAIN_PORT, split_port};
-use seikan_proto::mesh::relay::{Answer, Ask};
+use seikan_proto::mesh::relay::{Answer, ClientRequest};
 use seikan_proto::mesh::{Pin, RelayKind, RelaySecret, Ticket};
 use seikan_proto::rng::Rng;
 use seikan_tls::Stream;
@@ -74,7 +74,7 @@ impl Member {
     fn ask(&mut self) -> u16 {
         let stamp = SystemTime::now().duration_since(UNIX_EPOCH);
         let stamp = stamp.expect("a clock").as_nanos() as u64;
-        let ask = Ask {
+        let ask = ClientRequest {
             ticket: &self.ticket,
             peer: self.peer,
             stamp,

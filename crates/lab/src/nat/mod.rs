@@ -185,7 +185,7 @@ pub fn first_packets(delays: &[Duration], interrupt: &Interrupt) -> Result<Vec<f
             let known = |end: usize| {
                 // Not up yet.
                 let status = stage.status(end).unwrap_or_default();
-                !status["peers"][0]["path"]["ways"].is_null()
+                !status["peers"][0]["path"]["candidates"].is_null()
             };
             Ok((known(0) && known(1)).then_some(()))
         })?;

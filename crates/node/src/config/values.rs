@@ -396,7 +396,7 @@ pub(super) fn rule(text: &str) -> Result<Rule, Problem> {
     Rule::from_str(text).map_err(|error| {
         let subject = match error {
             RuleError::Words(_) | RuleError::Ranges => "it ",
-            RuleError::Who(_) | RuleError::What(_) => "",
+            RuleError::Address(_) | RuleError::Service(_) => "",
         };
         let error = error.to_string();
         let (what, right) = error.split_once("; ").unwrap_or((&error, "write WHO WHAT"));

@@ -7,7 +7,7 @@ use crate::node::{Node, now};
 use seikan_proto::indices::PeerId;
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::Name;
-use seikan_proto::noise::Construction;
+use seikan_proto::noise::Protocol;
 use seikan_proto::ping::Ping;
 use seikan_proto::time::Instant;
 use serde::{Deserialize, Serialize};
@@ -27,7 +27,7 @@ pub struct Pong {
     /// Microseconds from the question to the answer; absent if none came within [`PATIENCE`].
     pub rtt_us: Option<u64>,
     /// By which way the question went, or would have gone; absent if none is known.
-    pub way: Option<Way>,
+    pub path: Option<Path>,
     /// Why there is no answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub silence: Option<Silence>,
@@ -35,7 +35,7 @@ pub struct Pong {
 
 /// The way to a peer.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Way {
+pub struct Path {
     /// Where to send.
     pub address: SocketAddr,
     /// Whether that is a relay.
@@ -73,7 +73,7 @@ impl Pinging {
     /// # Errors
     /// For people: nobody is called so, or cannot be asked.
     pub fn begin(subject: &mut Subject<'_>, whom: &str) -> Result<Pinging, String> {
-        if subject.node.tunnel.construction() == Construction::WireGuard {
+        if subject.node.tunnel.protocol() == Protocol::WireGuard {
             return Err(
                 "it speaks the WireGuard protocol, which has no such question; ping(8) asks the \
                  host behind an address"
@@ -107,7 +107,7 @@ impl Pinging {
             Ping::Answered { to, rtt } => (Some(to), Some(rtt)),
             _ if now < self.until => return None,
             Ping::Sent { to, .. } => (Some(to), None),
-            Ping::Waits => (peer.path.endpoint, None),
+            Ping::Queued => (peer.path.endpoint, None),
         };
         let silence = match ping {
             _ if rtt.is_some() => None,
@@ -119,10 +119,10 @@ impl Pinging {
             name: subject.record.name_of(node, &peer.public_key),
             public_key: peer.public_key.to_string(),
             rtt_us: rtt.map(|rtt| rtt.as_micros().try_into().unwrap_or(u64::MAX)),
-            way: to.map(|address| {
+            path: to.map(|address| {
                 let relayed = peer.paths.is_relay(address);
                 let mesh = node.mesh.as_ref().filter(|_| relayed);
-                Way {
+                Path {
                     address,
                     relayed,
                     relay: mesh.and_then(|mesh| relay_at(mesh, address)),

@@ -5,7 +5,7 @@ use crate::intake::Intake;
 use crate::node::{SystemRandom, now};
 use seikan_observe::{DirectionCounters, DropReason, Histogram};
 use seikan_proto::gateway::election::Election;
-use seikan_proto::gateway::station::Station;
+use seikan_proto::gateway::responder::Responder;
 use seikan_proto::inbox::{MAX_PIECES, Write};
 use seikan_proto::keys::Identity;
 use seikan_proto::segment::SuperPacket;
@@ -38,7 +38,7 @@ pub enum LanError {
     Netlink(#[from] NetlinkError),
     /// The card does not take the station's address.
     #[error("cannot receive for the gateway's address on {interface}: {error}")]
-    Station {
+    Responder {
         /// Which interface.
         interface: String,
         /// Why.
@@ -94,7 +94,7 @@ pub struct Lan {
     pub(super) socket: Option<PacketSocket>,
     pub(super) link: Link,
     /// Who speaks on it.
-    pub station: Station,
+    pub responder: Responder,
     /// With a second gateway beside this one.
     pub election: Option<Election>,
     pub(super) intake: Intake,
@@ -111,17 +111,17 @@ impl Lan {
         link: Link,
         offload: bool,
     ) -> Result<Lan, LanError> {
-        let address = Station::address_of(identity.public());
-        let mut station = Station::new(address, settings.answer_for.clone());
+        let address = Responder::address_of(identity.public());
+        let mut responder = Responder::new(address, settings.answer_for.clone());
         let now = now().mono;
         let private = identity.private();
         let stand = |priority| Election::new(private, priority, &mut SystemRandom, now);
         let election = settings.priority.map(stand);
-        station.set_active(election.is_none());
+        responder.set_active(election.is_none());
         let mut lan = Lan {
             socket: None,
             link,
-            station,
+            responder,
             election,
             intake: Intake::default(),
             counters: LanCounters::default(),
@@ -133,7 +133,7 @@ impl Lan {
 
     /// Opens the socket on the interface as it is now.
     pub(super) fn connect(&mut self, link: Link, interface: &str) -> Result<(), LanError> {
-        let address = self.station.mac().0;
+        let address = self.responder.mac().0;
         let opened = PacketSocket::open(link.index, &PacketOptions::new(Accept::Station(address)));
         let socket = match opened {
             Err(PacketError::NotEthernet { .. }) => {
@@ -148,7 +148,7 @@ impl Lan {
             // Neighbour discovery asks the groups of addresses of which there may be many.
             socket.join_all_multicast()
         };
-        listens().map_err(|error| LanError::Station {
+        listens().map_err(|error| LanError::Responder {
             interface: interface.to_owned(),
             error,
         })?;

@@ -14,20 +14,20 @@ impl GatewayNode {
     pub fn stands_by(&self) -> bool {
         self.lan
             .as_ref()
-            .is_some_and(|lan| !lan.station.is_active())
+            .is_some_and(|lan| !lan.responder.is_active())
     }
 
     /// Passes over what the TUN device or a socket has, `packets` of it.
     pub(crate) fn drop_standing_by(&mut self, packets: u64) {
-        self.gateway.drop_stray(DropReason::Standby, packets);
+        self.gateway.drop_unattributed(DropReason::Standby, packets);
     }
 
     /// An advert of the other gateway.
-    pub(super) fn hear(&mut self, payload: &[u8]) {
+    pub(super) fn receive(&mut self, payload: &[u8]) {
         let election = self.lan.as_mut().and_then(|lan| lan.election.as_mut());
         if let Some(election) = election {
             // One that is not believed says nothing; it was counted as consumed all the same.
-            election.hear(now().mono, payload);
+            election.receive(now().mono, payload);
         }
     }
 
@@ -58,12 +58,12 @@ impl Node {
         if let Some(frame) = frame {
             lan.send_own(&[&[0; VNET_HDR_LEN][..], &frame].concat());
         }
-        if active == lan.station.is_active() {
+        if active == lan.responder.is_active() {
             return;
         }
-        lan.station.set_active(active);
+        lan.responder.set_active(active);
         if active {
-            lan.station.announce(now.mono, gateway);
+            lan.responder.announce(now.mono, gateway);
             self.tunnel.greet(now, &mut self.outbox);
             self.transmit();
             self.send_made();

@@ -40,11 +40,11 @@ pub struct GatewayStatus {
     /// The interface is there, up and has a carrier.
     pub up: bool,
     /// The gateway's own station; only in transparent mode.
-    pub station: Option<Station>,
+    pub responder: Option<Responder>,
     /// Flows that are known.
     pub flows: FlowTable,
     /// What came from the local network and is of no device; without bytes.
-    pub stray: Direction,
+    pub unattributed: Direction,
     /// What came from the tunnel, neither for a device nor for the host; without bytes.
     pub refused: Direction,
     /// Addresses that two claim, heard within the last minute.
@@ -63,7 +63,7 @@ pub struct GatewayStatus {
 
 /// The gateway on the local network, in transparent mode.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Station {
+pub struct Responder {
     /// Its address.
     pub mac: String,
     /// It speaks; one that stands by only listens.
@@ -88,7 +88,7 @@ pub struct Station {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Second {
     /// It was heard within the last second.
-    pub heard: bool,
+    pub present: bool,
     /// It was, and said that it speaks.
     pub active: bool,
 }
@@ -146,11 +146,11 @@ pub struct DeviceStatus {
     /// Packets joined in what was read of it, on average.
     pub gro_factor: Option<f64>,
     /// Between device and gateway.
-    pub lan_leg: LegStatus,
+    pub lan_side: SideStatus,
     /// Between gateway and remotes.
-    pub tunnel_leg: LegStatus,
+    pub tunnel_side: SideStatus,
     /// Which of the two is slow.
-    pub slow_leg: SlowLeg,
+    pub slow_side: SlowSide,
     /// Its rules.
     pub rules: Vec<RuleStatus>,
     /// Packets that no rule allows.
@@ -165,7 +165,7 @@ pub struct DeviceStatus {
 
 /// What TCP told of a leg.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct LegStatus {
+pub struct SideStatus {
     /// Segments that were sent into the leg, or found missing out of it.
     pub segments: u64,
     /// Of these, lost.
@@ -181,7 +181,7 @@ pub struct LegStatus {
 /// Which leg is slow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum SlowLeg {
+pub enum SlowSide {
     /// TCP has not told enough.
     #[default]
     Unknown,
@@ -249,29 +249,32 @@ impl GatewayStatus {
 
 /// Which leg is slow: the one that loses, and twice as much as the other; else the one whose round
 /// trips are twice as long as the other's, and worth a word.
-pub fn slow_leg(lan: &LegStatus, tunnel: &LegStatus) -> SlowLeg {
-    let loss = |leg: &LegStatus| (leg.segments >= LOSS_SEGMENTS).then_some(leg.loss);
-    let pairs = [(lan, tunnel, SlowLeg::Lan), (tunnel, lan, SlowLeg::Tunnel)];
-    for (leg, other, name) in pairs {
-        if let (Some(loss), Some(others)) = (loss(leg), loss(other))
+pub fn slow_side(lan: &SideStatus, tunnel: &SideStatus) -> SlowSide {
+    let loss = |side: &SideStatus| (side.segments >= LOSS_SEGMENTS).then_some(side.loss);
+    let pairs = [
+        (lan, tunnel, SlowSide::Lan),
+        (tunnel, lan, SlowSide::Tunnel),
+    ];
+    for (side, other, name) in pairs {
+        if let (Some(loss), Some(others)) = (loss(side), loss(other))
             && loss >= LOSS
             && loss >= 2.0 * others
         {
             return name;
         }
     }
-    for (leg, other, name) in pairs {
-        if let (Some(rtt), Some(others)) = (leg.rtt_us, other.rtt_us)
+    for (side, other, name) in pairs {
+        if let (Some(rtt), Some(others)) = (side.rtt_us, other.rtt_us)
             && rtt > RTT_US
             && rtt >= 2 * others
         {
             return name;
         }
     }
-    let told = |leg: &LegStatus| leg.rtt_us.is_some() || leg.segments >= LOSS_SEGMENTS;
+    let told = |side: &SideStatus| side.rtt_us.is_some() || side.segments >= LOSS_SEGMENTS;
     match told(lan) && told(tunnel) {
-        true => SlowLeg::Neither,
-        false => SlowLeg::Unknown,
+        true => SlowSide::Neither,
+        false => SlowSide::Unknown,
     }
 }
 
@@ -296,12 +299,12 @@ pub fn without_devices(node: &Node, record: &Record) -> Option<GatewayStatus> {
             Some(lan) => lan.is_up(),
             None => lan_link.is_some_and(|(_, link)| link.up && link.carrier),
         },
-        station: lan.map(|lan| station(lan, gateway.gateway.merging(), now)),
+        responder: lan.map(|lan| responder(lan, gateway.gateway.merging(), now)),
         flows: FlowTable {
             known: flows.len() as u64,
             evicted: flows.evicted(),
         },
-        stray: direction(gateway.gateway.stray()),
+        unattributed: direction(gateway.gateway.unattributed()),
         refused: direction(gateway.gateway.refused()),
         conflicts: lan.map_or_else(Vec::new, |lan| conflicts(lan, now)),
         offloads: offloads(gateway, &links),
@@ -315,7 +318,7 @@ pub fn without_devices(node: &Node, record: &Record) -> Option<GatewayStatus> {
 /// One device.
 pub fn device(gateway: &GatewayNode, id: DeviceId, now: Instant) -> Option<DeviceStatus> {
     let device = gateway.gateway.device(id)?;
-    let (lan_leg, tunnel_leg) = (leg(&device.lan_leg), leg(&device.tunnel_leg));
+    let (lan_side, tunnel_side) = (side(&device.lan_side), side(&device.tunnel_side));
     let from = device.config.allow_from.iter().map(|rule| ("from", rule));
     let to = device.config.allow_to.iter().map(|rule| ("to", rule));
     let rules = from.chain(to).zip(&device.rule_hits);
@@ -327,9 +330,9 @@ pub fn device(gateway: &GatewayNode, id: DeviceId, now: Instant) -> Option<Devic
         overlay: device.overlay.into_iter().flatten().collect(),
         last_seen_s: device.last_seen.map(|at| seconds(at, now)),
         gro_factor: device.gro_factor(),
-        slow_leg: slow_leg(&lan_leg, &tunnel_leg),
-        lan_leg,
-        tunnel_leg,
+        slow_side: slow_side(&lan_side, &tunnel_side),
+        lan_side,
+        tunnel_side,
         rules: rules
             .map(|((direction, rule), flows)| RuleStatus {
                 rule: rule.to_string(),
@@ -347,17 +350,17 @@ pub fn device(gateway: &GatewayNode, id: DeviceId, now: Instant) -> Option<Devic
     })
 }
 
-fn leg(leg: &gateway::Leg) -> LegStatus {
-    LegStatus {
-        segments: leg.segments,
-        lost: leg.lost,
-        loss: leg.loss(),
-        rtt_us: leg.rtt.map(|rtt| rtt.as_micros() as u64),
-        rtt_min_us: leg.rtt_min.map(|rtt| rtt.as_micros() as u64),
+fn side(side: &gateway::SideStats) -> SideStatus {
+    SideStatus {
+        segments: side.segments,
+        lost: side.lost,
+        loss: side.loss(),
+        rtt_us: side.rtt.map(|rtt| rtt.as_micros() as u64),
+        rtt_min_us: side.rtt_min.map(|rtt| rtt.as_micros() as u64),
     }
 }
 
-fn station(lan: &Lan, merging: &Merging, now: Instant) -> Station {
+fn responder(lan: &Lan, merging: &Merging, now: Instant) -> Responder {
     let without_gso = if !lan.gso() {
         Some("`offload = false` in the configuration")
     } else if merging.is_broken() {
@@ -367,13 +370,13 @@ fn station(lan: &Lan, merging: &Merging, now: Instant) -> Station {
     } else {
         None
     };
-    Station {
-        mac: lan.station.mac().to_string(),
-        active: lan.station.is_active(),
+    Responder {
+        mac: lan.responder.mac().to_string(),
+        active: lan.responder.is_active(),
         second: lan.election.as_ref().map(|election| {
             let other = election.other(now);
             Second {
-                heard: other.is_some(),
+                present: other.is_some(),
                 active: other.unwrap_or(false),
             }
         }),
@@ -387,7 +390,7 @@ fn station(lan: &Lan, merging: &Merging, now: Instant) -> Station {
 }
 
 fn conflicts(lan: &Lan, now: Instant) -> Vec<Conflict> {
-    let told = lan.station.conflicts(now).map(|conflict| Conflict {
+    let told = lan.responder.conflicts(now).map(|conflict| Conflict {
         address: conflict.address,
         mac: conflict.mac.to_string(),
         age_s: seconds(conflict.at, now),
@@ -495,8 +498,8 @@ fn seconds(at: Instant, now: Instant) -> f64 {
 mod tests {
     use super::*;
 
-    fn leg(lost: u64, rtt_us: u64) -> LegStatus {
-        LegStatus {
+    fn side(lost: u64, rtt_us: u64) -> SideStatus {
+        SideStatus {
             segments: 1000,
             lost,
             loss: lost as f64 / 1000.0,
@@ -507,43 +510,43 @@ mod tests {
 
     #[test]
     fn the_leg_that_loses_is_slow() {
-        assert_eq!(slow_leg(&leg(5, 300), &leg(2, 40_000)), SlowLeg::Lan);
-        assert_eq!(slow_leg(&leg(0, 40_000), &leg(5, 300)), SlowLeg::Tunnel);
+        assert_eq!(slow_side(&side(5, 300), &side(2, 40_000)), SlowSide::Lan);
+        assert_eq!(slow_side(&side(0, 40_000), &side(5, 300)), SlowSide::Tunnel);
     }
 
     #[test]
     fn loss_alike_on_both_is_no_verdict_but_time_may_be() {
-        assert_eq!(slow_leg(&leg(8, 300), &leg(10, 400)), SlowLeg::Neither);
-        assert_eq!(slow_leg(&leg(8, 300), &leg(10, 4000)), SlowLeg::Tunnel);
+        assert_eq!(slow_side(&side(8, 300), &side(10, 400)), SlowSide::Neither);
+        assert_eq!(slow_side(&side(8, 300), &side(10, 4000)), SlowSide::Tunnel);
     }
 
     #[test]
     fn loss_below_half_a_percent_is_no_verdict() {
-        assert_eq!(slow_leg(&leg(4, 300), &leg(0, 300)), SlowLeg::Neither);
+        assert_eq!(slow_side(&side(4, 300), &side(0, 300)), SlowSide::Neither);
     }
 
     #[test]
     fn a_single_loss_of_few_segments_says_nothing() {
-        let few = LegStatus {
+        let few = SideStatus {
             segments: 100,
-            ..leg(10, 300)
+            ..side(10, 300)
         };
-        assert_eq!(slow_leg(&few, &leg(0, 300)), SlowLeg::Neither);
+        assert_eq!(slow_side(&few, &side(0, 300)), SlowSide::Neither);
     }
 
     #[test]
     fn round_trips_count_when_they_are_long_and_twice_as_long() {
-        assert_eq!(slow_leg(&leg(0, 300), &leg(0, 900)), SlowLeg::Neither);
-        assert_eq!(slow_leg(&leg(0, 300), &leg(0, 1001)), SlowLeg::Tunnel);
-        assert_eq!(slow_leg(&leg(0, 1900), &leg(0, 1001)), SlowLeg::Neither);
-        assert_eq!(slow_leg(&leg(0, 2002), &leg(0, 1001)), SlowLeg::Lan);
+        assert_eq!(slow_side(&side(0, 300), &side(0, 900)), SlowSide::Neither);
+        assert_eq!(slow_side(&side(0, 300), &side(0, 1001)), SlowSide::Tunnel);
+        assert_eq!(slow_side(&side(0, 1900), &side(0, 1001)), SlowSide::Neither);
+        assert_eq!(slow_side(&side(0, 2002), &side(0, 1001)), SlowSide::Lan);
     }
 
     #[test]
     fn without_samples_nobody_knows() {
-        let none = LegStatus::default();
-        assert_eq!(slow_leg(&none, &none), SlowLeg::Unknown);
-        assert_eq!(slow_leg(&leg(0, 9000), &none), SlowLeg::Unknown);
+        let none = SideStatus::default();
+        assert_eq!(slow_side(&none, &none), SlowSide::Unknown);
+        assert_eq!(slow_side(&side(0, 9000), &none), SlowSide::Unknown);
     }
 
     fn golden() -> GatewayStatus {

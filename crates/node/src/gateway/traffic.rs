@@ -4,7 +4,7 @@ use super::GatewayNode;
 use crate::node::{Node, now};
 use seikan_observe::DropReason;
 use seikan_proto::batch::PacketBatch;
-use seikan_proto::gateway::station::Frame;
+use seikan_proto::gateway::responder::Frame;
 use seikan_proto::gateway::{DeviceId, Inbound, Made, Origin, Outbound};
 use seikan_proto::inbox::{Inbox, MAX_PIECES};
 use seikan_proto::time::Instant;
@@ -45,7 +45,7 @@ impl Node {
         };
         let now = now();
         let (mut frames, mut adverts) = (0, Vec::new());
-        let (socket, station) = (&lan.socket, &mut lan.station);
+        let (socket, responder) = (&lan.socket, &mut lan.responder);
         let read = |space: &mut [u8]| {
             let socket = socket.as_ref().ok_or(io::ErrorKind::NetworkDown)?;
             for _ in 0..FRAMES_PER_TURN {
@@ -53,7 +53,7 @@ impl Node {
                     Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
                         // Merged in a way that cannot be told (SCTP, tunnels): it is lost.
                         frames += 1;
-                        gateway.drop_stray(DropReason::BadOffload, 1);
+                        gateway.drop_unattributed(DropReason::BadOffload, 1);
                         continue;
                     }
                     // An empty queue, or a card that is down: its link's event says more.
@@ -61,11 +61,11 @@ impl Node {
                 };
                 frames += 1;
                 if received.truncated || received.vlan_protocol == PROVIDER_TAG {
-                    gateway.drop_stray(DropReason::BadFrameType, 1);
+                    gateway.drop_unattributed(DropReason::BadFrameType, 1);
                     continue;
                 }
                 let frame = &mut space[..received.length];
-                match station.frame(now.mono, gateway, frame, received.vlan) {
+                match responder.frame(now.mono, gateway, frame, received.vlan) {
                     Frame::Packet { start, mac, vlan } => {
                         let origin = Origin::Lan { mac, vlan };
                         let outcome = gateway.outbound(now.mono, &mut frame[start..], origin);
@@ -92,7 +92,7 @@ impl Node {
             self.deliver(&mut []);
         }
         if let Some(gateway) = &mut self.gateway {
-            adverts.iter().for_each(|advert| gateway.hear(advert));
+            adverts.iter().for_each(|advert| gateway.receive(advert));
         }
         self.send_made();
     }
@@ -105,8 +105,8 @@ impl Node {
         };
         let Some(lan) = lan else { return };
         let now = now().mono;
-        if lan.station.next_wakeup() <= now {
-            lan.station.poll(now, gateway);
+        if lan.responder.next_wakeup() <= now {
+            lan.responder.poll(now, gateway);
             self.send_made();
         }
     }
@@ -114,11 +114,11 @@ impl Node {
     /// When [`Self::poll_gateway`] has something to do.
     pub(crate) fn gateway_wakeup(&self) -> Option<Instant> {
         let gateway = self.gateway.as_ref()?;
-        let station = gateway.lan.as_ref()?.station.next_wakeup();
+        let responder = gateway.lan.as_ref()?.responder.next_wakeup();
         Some(
             gateway
                 .election_wakeup()
-                .map_or(station, |at| at.min(station)),
+                .map_or(responder, |at| at.min(responder)),
         )
     }
 
@@ -134,7 +134,7 @@ impl Node {
                 (Made::ToTunnel(packet), _) => to_tunnel.push(packet),
                 (Made::ToDevice(id, packet), Some(lan)) => {
                     let v6 = packet.first().is_some_and(|b| b >> 4 == 6);
-                    match lan.station.header_to(gateway, id, v6) {
+                    match lan.responder.header_to(gateway, id, v6) {
                         Some((header, length)) => lan.send_own(
                             &[&[0; VNET_HDR_LEN][..], &header[..length], &packet].concat(),
                         ),
@@ -146,7 +146,7 @@ impl Node {
             }
         }
         if let Some(lan) = lan {
-            for frame in lan.station.take_frames() {
+            for frame in lan.responder.take_frames() {
                 lan.send_own(&frame);
             }
         }
@@ -243,8 +243,8 @@ impl GatewayNode {
             parts[1..n].first().and_then(|part| part.first())
         };
         let v6 = first.is_some_and(|byte| byte >> 4 == 6);
-        let Some((header, length)) = lan.station.header_to(&self.gateway, id, v6) else {
-            lan.station.want(now, &self.gateway, id);
+        let Some((header, length)) = lan.responder.header_to(&self.gateway, id, v6) else {
+            lan.responder.resolve(now, &self.gateway, id);
             return Err(DropReason::DeviceUnresolved);
         };
         let header = &header[..length];

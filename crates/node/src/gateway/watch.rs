@@ -122,8 +122,8 @@ impl Node {
         if let Some(election) = &mut lan.election {
             election.set_connected(is_up, now().mono);
         }
-        if is_up && !was_up && lan.station.is_active() {
-            lan.station.announce(now().mono, &node.gateway);
+        if is_up && !was_up && lan.responder.is_active() {
+            lan.responder.announce(now().mono, &node.gateway);
             self.send_made();
         }
         self.poll_election();

@@ -23,7 +23,7 @@ use super::{Contact, Heard, OwnKey, names};
 use crate::config::MeshSettings;
 use ipnet::IpNet;
 use seikan_proto::keys::PublicKey;
-use seikan_proto::mesh::{Book, Change};
+use seikan_proto::mesh::{Change, Membership};
 use std::cell::{Cell, RefCell};
 use std::io::{self, Write};
 use std::net::SocketAddr;
@@ -352,7 +352,7 @@ pub(super) struct Shared {
     /// What waits for an answer.
     pub questions: Questions,
     /// The others, and the mesh's relays with this host's tickets.
-    pub book: RefCell<Book>,
+    pub membership: RefCell<Membership>,
     wishes: mpsc::Sender<Wish>,
 }
 
@@ -370,7 +370,7 @@ impl Shared {
             lost: Notify::new(),
             retell: Cell::new(false),
             questions: Questions::default(),
-            book: RefCell::default(),
+            membership: RefCell::default(),
             wishes,
         }
     }

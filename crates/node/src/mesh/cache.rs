@@ -103,25 +103,25 @@ pub(super) fn forget(file: &Path) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use seikan_proto::mesh::{Book, Changes};
+    use seikan_proto::mesh::{Changes, Membership};
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn what_was_kept_is_there_again_and_for_nobody_else() {
         let folder = tempfile::tempdir().expect("a folder");
         let file = file(&folder.path().join("state"));
-        assert_eq!(load::<Book>(&file), Book::default());
-        let mut book = Book::default();
-        book.take(Changes {
+        assert_eq!(load::<Membership>(&file), Membership::default());
+        let mut membership = Membership::default();
+        membership.take(Changes {
             revision: 7,
             ..Changes::default()
         });
-        store(&file, &book).expect("stored");
-        assert_eq!(load::<Book>(&file), book);
+        store(&file, &membership).expect("stored");
+        assert_eq!(load::<Membership>(&file), membership);
         let mode = fs::metadata(&file).expect("a file").permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         forget(&file);
-        assert_eq!(load::<Book>(&file), Book::default());
+        assert_eq!(load::<Membership>(&file), Membership::default());
     }
 
     #[test]
@@ -130,10 +130,10 @@ mod tests {
         let file = file(folder.path());
         for text in ["", "{", "[]", r#"{"revision": "x"}"#] {
             fs::write(&file, text).expect("written");
-            assert_eq!(load::<Book>(&file), Book::default());
-            assert!(load_known::<Book>(&file).is_err());
+            assert_eq!(load::<Membership>(&file), Membership::default());
+            assert!(load_known::<Membership>(&file).is_err());
         }
         fs::remove_file(&file).expect("removed");
-        assert!(load_known::<Book>(&file).is_ok());
+        assert!(load_known::<Membership>(&file).is_ok());
     }
 }

@@ -175,7 +175,7 @@ impl Legs {
     /// Whether that was sent by the tunnel, and is all there; counts what was not.
     pub(super) fn is_whole(&mut self, meta: &ReceiveMeta) -> bool {
         let reason = match meta.truncated || meta.length == 0 {
-            _ if meta.source != self.tunnel() => DropReason::Stranger,
+            _ if meta.source != self.tunnel() => DropReason::UnknownSource,
             true => DropReason::Truncated,
             false => return true,
         };

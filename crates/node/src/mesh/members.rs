@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use seikan_proto::filter::Destinations;
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::Member;
-use seikan_proto::tunnel::Reached;
+use seikan_proto::tunnel::Reachability;
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
@@ -71,7 +71,7 @@ pub(super) fn rotate(node: &mut Node, former: &PublicKey, member: Member, rules:
     match (peer, mesh.members.remove(former)) {
         (Some(id), Some(before)) if node.tunnel.rotate_peer_key(id, key) => {
             mesh.members.insert(key, before);
-            if node.tunnel.reached(id, now.mono) == Reached::ByRelay {
+            if node.tunnel.reached(id, now.mono) == Reachability::Relayed {
                 // Pairs at relays are made of keys.
                 let _ = mesh.to_agent.try_send(Heard::Sought { key, lost: false });
             }

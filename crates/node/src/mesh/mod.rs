@@ -34,8 +34,8 @@ pub use legs::Counters as LegCounters;
 use mapping::Mapping;
 use members::{Rules, filter, remove, rotate, set};
 use seikan_proto::keys::PublicKey;
-use seikan_proto::mesh::{Access, Book, Change, MAX_RELAYS, Member, Name};
-use seikan_proto::tunnel::Reached;
+use seikan_proto::mesh::{Access, Change, MAX_RELAYS, Member, Membership, Name};
+use seikan_proto::tunnel::Reachability;
 use seikan_sys::poll::{Epoll, Interest};
 use serde::{Deserialize, Serialize};
 use std::cell::Cell;
@@ -125,7 +125,7 @@ pub(crate) enum Heard {
     /// A member does not answer yet, or not any more: the way to it is `lost`.
     Sought { key: PublicKey, lost: bool },
     /// How a member is reached, as was asked.
-    Reached(PublicKey, Reached),
+    Reached(PublicKey, Reachability),
 }
 
 /// How it stands with the coordinator.
@@ -234,7 +234,7 @@ pub fn forget(state: &Path, interface: &str) {
 ///
 /// # Errors
 /// Nothing is kept, or it cannot be read.
-pub fn kept(state: &Path, interface: &str) -> io::Result<Book> {
+pub fn kept(state: &Path, interface: &str) -> io::Result<Membership> {
     cache::read(&cache::file(&state.join(interface)))
 }
 
@@ -373,7 +373,8 @@ impl<'a> Mesh<'a> {
                     mesh.doubts = doubts;
                 }
                 News::Reflexive { addresses, views } => {
-                    node.tunnel.set_outside(nat::outside(&views), now().mono);
+                    node.tunnel
+                        .set_nat_mappings(nat::outside(&views), now().mono);
                     mesh.reflexive = addresses;
                     mesh.views = views;
                 }
@@ -482,10 +483,10 @@ impl MeshState {
 }
 
 /// How a member is reached.
-fn reached(node: &Node, key: &PublicKey) -> Reached {
+fn reached(node: &Node, key: &PublicKey) -> Reachability {
     match node.tunnel.peer_by_key(key) {
         Some(id) => node.tunnel.reached(id, now().mono),
-        None => Reached::Not,
+        None => Reachability::Unreachable,
     }
 }
 
@@ -499,7 +500,7 @@ fn take_relays(node: &mut Node, key: &PublicKey, addresses: &[SocketAddr], prese
         return;
     };
     node.tunnel.set_relays(id, addresses);
-    if present && node.tunnel.reached(id, now().mono) == Reached::Not {
+    if present && node.tunnel.reached(id, now().mono) == Reachability::Unreachable {
         approach(node, &[*key]);
     }
 }
@@ -512,7 +513,7 @@ fn approach(node: &mut Node, keys: &[PublicKey]) {
             .as_ref()
             .is_some_and(|mesh| mesh.members.contains_key(key));
         if let Some(id) = node.tunnel.peer_by_key(key).filter(|_| known) {
-            node.tunnel.approach(now(), id, &mut node.outbox);
+            node.tunnel.on_call_me_maybe(now(), id, &mut node.outbox);
             node.transmit();
         }
     }

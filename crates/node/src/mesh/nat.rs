@@ -6,7 +6,7 @@
 
 use super::agent::View;
 use super::is_routable;
-use seikan_proto::birthday::{self, Mapping, Outside};
+use seikan_proto::birthday::{self, Mapping, NatMappings};
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, SocketAddr};
 
@@ -66,7 +66,7 @@ pub(super) fn is_outside(seen: &SocketAddr) -> bool {
 }
 
 /// What servers saw, in the tunnel's words.
-pub(super) fn outside(views: &[View]) -> Outside {
+pub(super) fn outside(views: &[View]) -> NatMappings {
     let family = |v6: bool| {
         let of_family = views.iter().filter(|view| view.server.is_ipv6() == v6);
         let sights = of_family.map(|view| Sight {
@@ -86,13 +86,13 @@ pub(super) fn outside(views: &[View]) -> Outside {
                         all.push(seen.ip());
                     }
                 }
-                Mapping::PerDestination(all)
+                Mapping::AddressAndPortDependent(all)
             }
-            Nat::Open | Nat::Unknown | Nat::EndpointIndependent => Mapping::Alike,
+            Nat::Open | Nat::Unknown | Nat::EndpointIndependent => Mapping::EndpointIndependent,
             Nat::NotAsked | Nat::Silent => Mapping::Unknown,
         }
     };
-    Outside {
+    NatMappings {
         v4: family(false),
         v6: family(true),
     }
@@ -155,12 +155,12 @@ mod tests {
             Some("203.0.113.9:3"),
             None,
         ];
-        assert_eq!(mapping(&seen), Mapping::PerDestination(vec![a, b]));
-        assert_eq!(mapping(&seen[..1]), Mapping::Alike);
+        assert_eq!(mapping(&seen), Mapping::AddressAndPortDependent(vec![a, b]));
+        assert_eq!(mapping(&seen[..1]), Mapping::EndpointIndependent);
         assert_eq!(mapping(&seen[3..]), Mapping::Unknown);
         assert_eq!(mapping(&[]), Mapping::Unknown);
         // A server on this side of the NAT, and one on this host.
         let seen = ["192.168.1.5:1", "127.0.0.1:1", "203.0.113.9:3"].map(Some);
-        assert_eq!(mapping(&seen), Mapping::Alike);
+        assert_eq!(mapping(&seen), Mapping::EndpointIndependent);
     }
 }

@@ -17,9 +17,9 @@ use futures_util::future::{Either, join_all, select, select_all};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::framing::MAIN_PORT;
-use seikan_proto::mesh::relay::{Answer, Ask, RelayError};
+use seikan_proto::mesh::relay::{Answer, ClientRequest, RelayError};
 use seikan_proto::mesh::{MAX_RELAYS, Relay, RelayKind, RelayTls, in_turn};
-use seikan_proto::tunnel::Reached;
+use seikan_proto::tunnel::Reachability;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -58,7 +58,7 @@ pub(super) enum Wish {
     /// Where a member is reached by relays may be different.
     Moved(PublicKey),
     /// How one is reached, as was asked.
-    Reached(PublicKey, Reached),
+    Reached(PublicKey, Reachability),
 }
 
 /// All pairs.
@@ -82,7 +82,7 @@ struct Pair {
     again: Notify,
     /// It may be reached elsewhere.
     moved: Notify,
-    reached: Cell<Option<Reached>>,
+    reached: Cell<Option<Reachability>>,
     answered: Notify,
     /// Where it is bound, by relay.
     seats: RefCell<BTreeMap<String, Seat>>,
@@ -139,7 +139,7 @@ impl<'a> Relays<'a> {
                 }
                 (Wish::Sought(_), None) => {
                     let room = self.pairs.borrow().len() < MAX_PAIRS;
-                    if room && !self.shared.book.borrow().relays().is_empty() {
+                    if room && !self.shared.membership.borrow().relays().is_empty() {
                         let pair = Rc::new(Pair::new());
                         self.pairs.borrow_mut().insert(key, Rc::clone(&pair));
                         tasks.push(self.pair(key, pair));
@@ -160,7 +160,7 @@ impl<'a> Relays<'a> {
         tokio::time::sleep(HEAD_START).await;
         let mut anew = false;
         while self.is_needed(key, &pair).await? {
-            let relays = self.shared.book.borrow().relays().to_vec();
+            let relays = self.shared.membership.borrow().relays().to_vec();
             let own = self.own.get();
             let mut ours = in_turn(&relays, [&own, &key], |kind| kind == RelayKind::Seikan);
             ours.truncate(RELAYS_OF_A_PAIR);
@@ -194,7 +194,7 @@ impl<'a> Relays<'a> {
         for _ in 0..MEETINGS {
             tokio::time::sleep(MEET_EVERY).await;
             self.is_needed(key, pair).await?;
-            if pair.reached.get() != Some(Reached::Not) {
+            if pair.reached.get() != Some(Reachability::Unreachable) {
                 return Ok(true);
             }
             self.tell(key, pair, true)?;
@@ -223,9 +223,9 @@ impl<'a> Relays<'a> {
         // Without an answer the loop is busy, and everything stays as it is.
         let _ = tokio::time::timeout(WORKER_PATIENCE, pair.answered.notified()).await;
         Ok(match pair.reached.get() {
-            Some(Reached::Directly) => false,
-            Some(Reached::Not) => pair.sought.get().elapsed() < SOUGHT_LATELY,
-            Some(Reached::ByRelay) | None => true,
+            Some(Reachability::Direct) => false,
+            Some(Reachability::Unreachable) => pair.sought.get().elapsed() < SOUGHT_LATELY,
+            Some(Reachability::Relayed) | None => true,
         })
     }
 
@@ -449,7 +449,7 @@ impl<'a> Relays<'a> {
         key: PublicKey,
         to: SocketAddr,
     ) -> Result<Option<Result<Answer, RelayError>>, Gone> {
-        let ask = Ask {
+        let ask = ClientRequest {
             ticket: &relay.ticket,
             peer: key,
             stamp: self.stamp(),

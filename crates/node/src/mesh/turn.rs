@@ -121,8 +121,8 @@ impl<'a> Turns<'a> {
     }
 
     fn relayed_of(&self, key: &PublicKey) -> Vec<SocketAddr> {
-        let book = self.shared.book.borrow();
-        let relayed = book.members().get(key).map(|member| &member.relayed);
+        let membership = self.shared.membership.borrow();
+        let relayed = membership.members().get(key).map(|member| &member.relayed);
         let usable = |at: &&SocketAddr| is_routable(at.ip().to_canonical()) && at.port() != 0;
         let usable = relayed.into_iter().flatten().filter(usable);
         usable.copied().collect()
@@ -157,9 +157,9 @@ impl<'a> Turns<'a> {
         if idle || self.unneeded.get().is_some_and(over) {
             return Vec::new();
         }
-        let book = self.shared.book.borrow();
+        let membership = self.shared.membership.borrow();
         // Any two: the other end learns which.
-        let all = in_turn(book.relays(), [&self.own; 2], RelayKind::is_turn);
+        let all = in_turn(membership.relays(), [&self.own; 2], RelayKind::is_turn);
         all.into_iter().take(SERVERS).cloned().collect()
     }
 
@@ -343,8 +343,11 @@ impl<'a> Turns<'a> {
         let mut wanted = Wanted::default();
         for key in self.needed.borrow().iter() {
             let relayed = self.relayed_of(key);
-            let book = self.shared.book.borrow();
-            let endpoints = book.members().get(key).map(|member| &member.endpoints);
+            let membership = self.shared.membership.borrow();
+            let endpoints = membership
+                .members()
+                .get(key)
+                .map(|member| &member.endpoints);
             let all = endpoints.into_iter().flatten().chain(&relayed);
             let all = all.map(|at| at.ip().to_canonical());
             wanted.permitted.extend(all.filter(|ip| is_routable(*ip)));

@@ -7,7 +7,7 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use seikan_observe::{DirectionCounters, Histogram, PeerCounters};
-use seikan_proto::noise::Construction;
+use seikan_proto::noise::Protocol;
 use seikan_proto::peer::Peer;
 use std::fmt;
 
@@ -113,9 +113,9 @@ macro_rules! family {
 /// The families of every tunnel, in the order of the reply.
 pub const FAMILIES: &[Family] = &[
     family!(Info, "interface", "What the interface is.", |s, out| {
-        let protocol = match s.tunnel().construction() {
-            Construction::WireGuard => "wireguard",
-            Construction::Native => "native",
+        let protocol = match s.tunnel().protocol() {
+            Protocol::WireGuard => "wireguard",
+            Protocol::Native => "native",
         };
         let mut labels = vec![
             ("protocol", protocol.to_owned()),
@@ -178,13 +178,13 @@ pub const FAMILIES: &[Family] = &[
     ),
     family!(
         Gauge,
-        "held_packets",
+        "pending_packets",
         "Packets that wait for a handshake or for missing parts.",
         |s, out| {
             let sum = s.tunnel().totals();
             for (name, direction) in directions(&sum) {
                 let labels = vec![("direction", name.into())];
-                push(out, labels, Value::Gauge(direction.held as f64));
+                push(out, labels, Value::Gauge(direction.pending as f64));
             }
         }
     ),
@@ -352,14 +352,14 @@ pub const FAMILIES: &[Family] = &[
         Gauge,
         "peer_port_search_failures",
         "Attempts to meet the peer at a port of the symmetric NAT before this host that met nothing, since one did.",
-        |s, out| gauge(s, out, |p| Some(p.birthday.fruitless() as f64))
+        |s, out| gauge(s, out, |p| Some(p.birthday.failed_attempts() as f64))
     ),
     family!(
         Gauge,
         "peer_path_mtu_bytes",
         "Largest outer packet known to reach the peer.",
         |s, out| {
-            if s.tunnel().construction() == Construction::Native {
+            if s.tunnel().protocol() == Protocol::Native {
                 gauge(s, out, |p| Some(p.path.mtu.mtu() as f64));
             }
         }

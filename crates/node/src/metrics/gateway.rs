@@ -7,7 +7,7 @@ use crate::gateway::GatewayNode;
 use crate::node::now;
 use prometheus_client::metrics::MetricType;
 use seikan_observe::DirectionCounters;
-use seikan_proto::gateway::{Device, Leg};
+use seikan_proto::gateway::{Device, SideStats};
 
 /// All families of a gateway, in the order of the reply.
 pub const FAMILIES: &[Family] = &[
@@ -24,7 +24,7 @@ pub const FAMILIES: &[Family] = &[
         "gateway_active",
         "Whether this gateway speaks; one that stands by only listens.",
         |s, out| lan(s, |lan| {
-            let active = lan.station.is_active();
+            let active = lan.responder.is_active();
             push(out, vec![], Value::Gauge(f64::from(u8::from(active))));
         })
     ),
@@ -33,7 +33,7 @@ pub const FAMILIES: &[Family] = &[
         "gateway_conflicts",
         "Addresses that two claim, heard within the last minute.",
         |s, out| lan(s, |lan| {
-            let conflicts = lan.station.conflicts(now().mono).count();
+            let conflicts = lan.responder.conflicts(now().mono).count();
             push(out, vec![], Value::Gauge(conflicts as f64));
         })
     ),
@@ -73,7 +73,7 @@ pub const FAMILIES: &[Family] = &[
             push(
                 out,
                 vec![],
-                Value::Count(gateway.gateway.stray().packets_in),
+                Value::Count(gateway.gateway.unattributed().packets_in),
             );
         })
     ),
@@ -82,7 +82,7 @@ pub const FAMILIES: &[Family] = &[
         "gateway_stray_dropped_packets",
         "What of it was dropped, by reason.",
         |s, out| gateway(s, |gateway| {
-            for (reason, count) in gateway.gateway.stray().drops.nonzero() {
+            for (reason, count) in gateway.gateway.unattributed().drops.nonzero() {
                 push(
                     out,
                     vec![("reason", reason.name().into())],
@@ -148,20 +148,20 @@ pub const FAMILIES: &[Family] = &[
     family!(
         Counter,
         "gateway_device_segments",
-        "TCP segments of the device seen on a leg.",
-        |s, out| legs(s, out, |leg| Some(Value::Count(leg.segments)))
+        "TCP segments of the device seen on a side.",
+        |s, out| sides(s, out, |side| Some(Value::Count(side.segments)))
     ),
     family!(
         Counter,
         "gateway_device_lost_segments",
-        "Of these, lost on that leg.",
-        |s, out| legs(s, out, |leg| Some(Value::Count(leg.lost)))
+        "Of these, lost on that side.",
+        |s, out| sides(s, out, |side| Some(Value::Count(side.lost)))
     ),
     family!(
         Gauge,
         "gateway_device_round_trip_seconds",
-        "Smoothed round-trip time of a leg, by TCP of the device.",
-        |s, out| legs(s, out, |leg| Some(Value::Gauge(leg.rtt?.as_secs_f64())))
+        "Smoothed round-trip time of a side, by TCP of the device.",
+        |s, out| sides(s, out, |side| Some(Value::Gauge(side.rtt?.as_secs_f64())))
     ),
 ];
 
@@ -202,12 +202,12 @@ fn counters(s: &Subject<'_>, out: &mut Vec<Sample>, of: fn(&DirectionCounters) -
     });
 }
 
-fn legs(s: &Subject<'_>, out: &mut Vec<Sample>, of: fn(&Leg) -> Option<Value>) {
+fn sides(s: &Subject<'_>, out: &mut Vec<Sample>, of: fn(&SideStats) -> Option<Value>) {
     devices(s, |labels, device| {
-        for (name, leg) in [("lan", &device.lan_leg), ("tunnel", &device.tunnel_leg)] {
-            if let Some(value) = of(leg) {
+        for (name, side) in [("lan", &device.lan_side), ("tunnel", &device.tunnel_side)] {
+            if let Some(value) = of(side) {
                 let mut labels = labels.clone();
-                labels.push(("leg", name.into()));
+                labels.push(("side", name.into()));
                 push(out, labels, value);
             }
         }

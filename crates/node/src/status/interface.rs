@@ -2,7 +2,7 @@
 
 use crate::control::subject::Record;
 use crate::node::{Node, now};
-use seikan_proto::noise::Construction;
+use seikan_proto::noise::Protocol;
 use seikan_sys::ability::Ability;
 use seikan_sys::udp::UdpSocket;
 use serde::{Deserialize, Serialize};
@@ -89,9 +89,9 @@ pub(super) fn interface(node: &Node, record: &Record) -> Interface {
     let uptime = now().mono.duration_since(node.started);
     Interface {
         name: record.name.clone(),
-        protocol: match node.tunnel.construction() {
-            Construction::WireGuard => "wireguard".into(),
-            Construction::Native => "native".into(),
+        protocol: match node.tunnel.protocol() {
+            Protocol::WireGuard => "wireguard".into(),
+            Protocol::Native => "native".into(),
         },
         public_key: (!record.keyless).then(|| key.to_string()),
         listen_port: node.sockets.port(),

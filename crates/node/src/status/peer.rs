@@ -5,8 +5,8 @@ use super::traffic::{Traffic, traffic};
 use crate::control::subject::Record;
 use crate::mesh::LegTo;
 use crate::node::Node;
-use seikan_proto::birthday::Standing;
-use seikan_proto::noise::Construction;
+use seikan_proto::birthday::PunchState;
+use seikan_proto::noise::Protocol;
 use seikan_proto::paths;
 use seikan_proto::peer::Peer;
 use seikan_proto::tunnel::Now;
@@ -66,13 +66,13 @@ pub struct Path {
     pub relayed: Option<bool>,
     /// By which TURN server, if it is one's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub turn: Option<TurnWay>,
+    pub turn: Option<TurnPath>,
     /// By which relay of ours, if it is one's and this host reaches it by TLS.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tls: Option<TlsWay>,
+    pub tls: Option<TlsPath>,
     /// All ways to a member of a mesh, what it told of first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub ways: Vec<Way>,
+    pub candidates: Vec<Candidate>,
     /// The search for a port of a symmetric NAT, once there was a reason for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub port_search: Option<PortSearch>,
@@ -108,19 +108,19 @@ pub struct PortSearch {
 
 /// One of the ways to a peer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Way {
+pub struct Candidate {
     /// Where to send.
     pub address: SocketAddr,
     /// What is there.
-    pub kind: WayKind,
+    pub kind: CandidateKind,
     /// By which TURN server, if it is one's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub turn: Option<TurnWay>,
+    pub turn: Option<TurnPath>,
     /// By which relay of ours, if it is one's and this host reaches it by TLS.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tls: Option<TlsWay>,
+    pub tls: Option<TlsPath>,
     /// What became of it.
-    pub standing: WayStanding,
+    pub state: CandidateState,
     /// From a check to its acknowledgement in microseconds, if it works.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rtt_us: Option<u64>,
@@ -128,7 +128,7 @@ pub struct Way {
 
 /// A way by a TURN server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TurnWay {
+pub struct TurnPath {
     /// Where it is sent to in the end, if this host's own server sends it there.
     pub to: SocketAddr,
     /// That server; absent if it is one of the other end's.
@@ -138,7 +138,7 @@ pub struct TurnWay {
 
 /// A way by a relay of ours, to which this host sends by TLS.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TlsWay {
+pub struct TlsPath {
     /// Its address, and the port of it that this host shares with the peer.
     pub to: SocketAddr,
     /// As the coordinator calls it.
@@ -148,11 +148,11 @@ pub struct TlsWay {
 /// What is at the end of a way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum WayKind {
+pub enum CandidateKind {
     /// An address that the peer told of.
-    Told,
+    Signalled,
     /// An address that something authentic came from.
-    Seen,
+    PeerReflexive,
     /// A relay.
     Relay,
 }
@@ -160,7 +160,7 @@ pub enum WayKind {
 /// What became of a way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum WayStanding {
+pub enum CandidateState {
     /// Packets go there.
     InUse,
     /// Not checked: the one in use is direct, or nothing was sent yet.
@@ -194,7 +194,7 @@ pub struct Report {
 
 /// One peer.
 pub fn peer(node: &Node, record: &Record, peer: &Peer, now: Now) -> PeerStatus {
-    let native = node.tunnel.construction() == Construction::Native;
+    let native = node.tunnel.protocol() == Protocol::Native;
     let turn = |address: SocketAddr| turn(node, peer, address);
     PeerStatus {
         name: record.name_of(node, &peer.public_key),
@@ -232,14 +232,19 @@ pub fn peer(node: &Node, record: &Record, peer: &Peer, now: Now) -> PeerStatus {
                 .map(|endpoint| peer.paths.is_relay(endpoint)),
             turn: peer.path.endpoint.and_then(turn),
             tls: peer.path.endpoint.and_then(|at| tls(node, at)),
-            ways: peer
+            candidates: peer
                 .paths
-                .ways()
+                .candidates()
                 .iter()
-                .map(|way| {
-                    let used = peer.path.endpoint == Some(way.address);
+                .map(|candidate| {
+                    let used = peer.path.endpoint == Some(candidate.address);
                     let in_use = used && !peer.paths.is_lost();
-                    self::way(way, in_use, turn(way.address), tls(node, way.address))
+                    self::candidate(
+                        candidate,
+                        in_use,
+                        turn(candidate.address),
+                        tls(node, candidate.address),
+                    )
                 })
                 .collect(),
             port_search: port_search(node, peer, now),
@@ -251,41 +256,41 @@ pub fn peer(node: &Node, record: &Record, peer: &Peer, now: Now) -> PeerStatus {
 fn port_search(node: &Node, peer: &Peer, now: Now) -> Option<PortSearch> {
     let (birthday, doors) = (&peer.birthday, &node.sockets.doors);
     let met = peer.path.endpoint.and_then(|to| doors.port_to(to, peer.id));
-    let symmetric = node.tunnel.outside().is_symmetric();
-    let standing = birthday.standing();
-    let idle = standing == Standing::Idle(None);
-    let nothing = met.is_none() && birthday.probes() == 0 && !birthday.is_hopeless();
+    let symmetric = node.tunnel.nat_mappings().is_symmetric();
+    let punch = birthday.punch_state();
+    let idle = punch == PunchState::Idle(None);
+    let nothing = met.is_none() && birthday.probes() == 0 && !birthday.is_both_symmetric();
     if nothing && (idle || !symmetric) {
         return None;
     }
     Some(PortSearch {
         symmetric,
-        open: match standing {
-            Standing::Open(ports) => ports,
-            Standing::Idle(_) | Standing::Met => 0,
+        open: match punch {
+            PunchState::Open(ports) => ports,
+            PunchState::Idle(_) | PunchState::Succeeded => 0,
         },
         openers: doors.openers(),
         met,
-        fruitless: birthday.fruitless(),
-        next_s: match standing {
-            Standing::Idle(next) => next.filter(|_| symmetric),
-            Standing::Open(_) | Standing::Met => None,
+        fruitless: birthday.failed_attempts(),
+        next_s: match punch {
+            PunchState::Idle(next) => next.filter(|_| symmetric),
+            PunchState::Open(_) | PunchState::Succeeded => None,
         }
         .map(|next| next.duration_since(now.mono).as_secs()),
         trouble: doors.trouble(peer.id).map(str::to_owned),
-        both_symmetric: birthday.is_hopeless(),
+        both_symmetric: birthday.is_both_symmetric(),
         probes: birthday.probes(),
-        probing: birthday.is_spraying(now.mono),
+        probing: birthday.is_probing(now.mono),
     })
 }
 
 /// By which TURN server something is sent there, if it is.
-fn turn(node: &Node, peer: &Peer, address: SocketAddr) -> Option<TurnWay> {
+fn turn(node: &Node, peer: &Peer, address: SocketAddr) -> Option<TurnPath> {
     let mesh = node.mesh.as_ref()?;
     match mesh.legs.get(&address) {
         Some(LegTo::Turn { server, to }) => {
             let (to, server) = (*to, Some(server.clone()));
-            return Some(TurnWay { to, server });
+            return Some(TurnPath { to, server });
         }
         Some(LegTo::Relay { .. }) => return None,
         None => {}
@@ -295,13 +300,13 @@ fn turn(node: &Node, peer: &Peer, address: SocketAddr) -> Option<TurnWay> {
     member
         .relayed
         .contains(&address)
-        .then_some(TurnWay { to, server })
+        .then_some(TurnPath { to, server })
 }
 
 /// By which relay of ours something is sent there by TLS, if it is.
-fn tls(node: &Node, address: SocketAddr) -> Option<TlsWay> {
+fn tls(node: &Node, address: SocketAddr) -> Option<TlsPath> {
     match node.mesh.as_ref()?.legs.get(&address)? {
-        LegTo::Relay { relay, to } => Some(TlsWay {
+        LegTo::Relay { relay, to } => Some(TlsPath {
             to: *to,
             relay: relay.clone(),
         }),
@@ -309,27 +314,32 @@ fn tls(node: &Node, address: SocketAddr) -> Option<TlsWay> {
     }
 }
 
-fn way(way: &paths::Way, in_use: bool, turn: Option<TurnWay>, tls: Option<TlsWay>) -> Way {
-    Way {
-        address: way.address,
-        kind: match way.kind {
-            _ if turn.is_some() || tls.is_some() => WayKind::Relay,
-            paths::Kind::Told => WayKind::Told,
-            paths::Kind::Seen => WayKind::Seen,
-            paths::Kind::Relay => WayKind::Relay,
+fn candidate(
+    candidate: &paths::Candidate,
+    in_use: bool,
+    turn: Option<TurnPath>,
+    tls: Option<TlsPath>,
+) -> Candidate {
+    Candidate {
+        address: candidate.address,
+        kind: match candidate.kind {
+            _ if turn.is_some() || tls.is_some() => CandidateKind::Relay,
+            paths::CandidateKind::Signalled => CandidateKind::Signalled,
+            paths::CandidateKind::PeerReflexive => CandidateKind::PeerReflexive,
+            paths::CandidateKind::Relayed => CandidateKind::Relay,
         },
         turn,
         tls,
-        standing: match way.standing {
-            _ if in_use => WayStanding::InUse,
-            paths::Standing::Silent => WayStanding::Silent,
-            paths::Standing::Unchecked => WayStanding::Unchecked,
-            paths::Standing::Checking => WayStanding::Checking,
-            paths::Standing::Works { .. } => WayStanding::Works,
-            paths::Standing::NoRoute => WayStanding::NoRoute,
+        state: match candidate.state {
+            _ if in_use => CandidateState::InUse,
+            paths::CheckState::Silent => CandidateState::Silent,
+            paths::CheckState::Unchecked => CandidateState::Unchecked,
+            paths::CheckState::Checking => CandidateState::Checking,
+            paths::CheckState::Works { .. } => CandidateState::Works,
+            paths::CheckState::NoRoute => CandidateState::NoRoute,
         },
-        rtt_us: match way.standing {
-            paths::Standing::Works { rtt } => Some(micros(rtt)),
+        rtt_us: match candidate.state {
+            paths::CheckState::Works { rtt } => Some(micros(rtt)),
             _ => None,
         },
     }
@@ -344,12 +354,12 @@ mod tests {
     fn a_way_that_was_silent_once_is_shown_as_in_use_when_it_is() {
         let address: SocketAddr = "192.0.2.1:7".parse().unwrap();
         let mut paths = paths::Paths::default();
-        paths.set_told(&[address]);
+        paths.set_signalled(&[address]);
         paths.sent(Instant::BOOT);
         let late = Instant::BOOT + paths::SILENCE;
         paths.due(Some(address), late, &mut crate::node::SystemRandom);
-        let shown = |in_use| way(&paths.ways()[0], in_use, None, None).standing;
-        assert_eq!(shown(false), WayStanding::Silent);
-        assert_eq!(shown(true), WayStanding::InUse);
+        let shown = |in_use| candidate(&paths.candidates()[0], in_use, None, None).state;
+        assert_eq!(shown(false), CandidateState::Silent);
+        assert_eq!(shown(true), CandidateState::InUse);
     }
 }

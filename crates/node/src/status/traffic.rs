@@ -19,7 +19,7 @@ pub struct Traffic {
     pub handshakes: Handshakes,
 }
 
-/// One direction. `packets_in = packets_out + consumed + held + drops + unaccounted`.
+/// One direction. `packets_in = packets_out + consumed + pending + drops + unaccounted`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Direction {
     /// Inner packets that entered; a super-packet counts as those it stands for.
@@ -31,7 +31,7 @@ pub struct Direction {
     /// Packets that ended here as intended: keepalives, probes, reports, handshakes.
     pub consumed: u64,
     /// Packets that wait for a handshake or for missing parts.
-    pub held: u64,
+    pub pending: u64,
     /// Packets whose fate is unknown. Anything but 0 is a fault of Seikan.
     pub unaccounted: i64,
     /// Packets dropped, by the reason's name; reasons that never occurred are left out.
@@ -102,7 +102,7 @@ pub(crate) fn direction(counters: &DirectionCounters) -> Direction {
         packets_out: counters.packets_out,
         bytes_out: counters.bytes_out,
         consumed: counters.consumed,
-        held: counters.held,
+        pending: counters.pending,
         unaccounted: i64::try_from(counters.unaccounted()).unwrap_or(i64::MAX),
         drops: drops(&counters.drops),
     }

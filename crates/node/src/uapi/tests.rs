@@ -1,7 +1,7 @@
 use super::*;
 use proptest::prelude::*;
 use seikan_proto::capabilities::Cipher;
-use seikan_proto::noise::Construction;
+use seikan_proto::noise::Protocol;
 use seikan_proto::rng::Rng;
 use seikan_proto::time::Instant;
 use seikan_proto::tunnel::TunnelConfig;
@@ -27,7 +27,7 @@ impl Fake {
     fn new() -> Fake {
         Fake {
             tunnel: Tunnel::new(TunnelConfig {
-                construction: Construction::WireGuard,
+                protocol: Protocol::WireGuard,
                 private_key: PrivateKey::from_bytes([0x48; 32]),
                 inner_mtu: 1420,
                 offload: false,

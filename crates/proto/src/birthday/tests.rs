@@ -17,7 +17,7 @@ fn seeded(seed: u64) -> Seeded {
 }
 
 const AFTER_MILLIS: u64 = AFTER.as_millis() as u64;
-/// Probes of a second.
+/// Probes per second.
 const RATE: usize = 500;
 
 fn at(millis: u64) -> Instant {
@@ -32,56 +32,61 @@ fn ip(text: &str) -> IpAddr {
     text.parse().expect(text)
 }
 
-/// An end, and what it knows.
+/// One end with its input.
 struct End {
     birthday: Birthday,
     paths: Paths,
-    outside: Outside,
+    nat_mappings: NatMappings,
     relayed: bool,
     active: bool,
-    opening: usize,
-    spraying: usize,
+    opening_peers: usize,
+    probing_peers: usize,
     rng: Seeded,
 }
 
 impl End {
-    fn new(v4: Mapping, told: &[&str]) -> End {
+    fn new(v4: Mapping, signalled: &[&str]) -> End {
         let mut paths = Paths::default();
-        paths.set_told(&told.iter().map(|text| address(text)).collect::<Vec<_>>());
+        paths.set_signalled(
+            &signalled
+                .iter()
+                .map(|text| address(text))
+                .collect::<Vec<_>>(),
+        );
         End {
             birthday: Birthday::default(),
             paths,
-            outside: Outside {
+            nat_mappings: NatMappings {
                 v4,
                 v6: Mapping::Unknown,
             },
             relayed: true,
             active: true,
-            opening: 0,
-            spraying: 0,
+            opening_peers: 0,
+            probing_peers: 0,
             rng: seeded(1),
         }
     }
 
     fn due(&mut self, millis: u64) -> Vec<Due> {
-        let scene = Scene {
+        let context = Context {
             relayed: self.relayed,
             active: self.active,
-            ways: self.paths.ways(),
-            outside: &self.outside,
-            opening: self.opening,
-            spraying: self.spraying,
+            candidates: self.paths.candidates(),
+            nat_mappings: &self.nat_mappings,
+            opening_peers: self.opening_peers,
+            probing_peers: self.probing_peers,
         };
-        let due = self.birthday.due(&scene, at(millis), &mut self.rng);
+        let due = self.birthday.due(&context, at(millis), &mut self.rng);
         for due in &due {
-            if let Due::Spray(_, ports) = due {
-                self.birthday.sprayed(ports.len());
+            if let Due::Probe(_, ports) = due {
+                self.birthday.on_probed(ports.len());
             }
         }
         due
     }
 
-    /// What is due at its times until then, with when it was.
+    /// Polls from `from` to `until`. Returns all actions with their times.
     fn run(&mut self, from: u64, until: u64) -> Vec<(u64, Due)> {
         let mut all = Vec::new();
         for millis in (from..until).step_by(10) {
@@ -91,40 +96,43 @@ impl End {
     }
 }
 
-/// Behind a symmetric NAT at 198.51.100.7, with a peer that is seen as 203.0.113.9 port 4000.
+/// An end behind a symmetric NAT at 198.51.100.7. Its peer is seen as 203.0.113.9 port 4000.
 fn symmetric() -> End {
-    let own = Mapping::PerDestination(vec![ip("198.51.100.7")]);
+    let own = Mapping::AddressAndPortDependent(vec![ip("198.51.100.7")]);
     End::new(own, &["203.0.113.9:4000", "192.168.1.10:4000"])
 }
 
 /// The other end.
 fn easy() -> End {
-    End::new(Mapping::Alike, &["198.51.100.7:6000", "10.0.0.5:6000"])
+    End::new(
+        Mapping::EndpointIndependent,
+        &["198.51.100.7:6000", "10.0.0.5:6000"],
+    )
 }
 
-fn ask(addresses: &[&str]) -> Ask {
-    Ask {
+fn request(addresses: &[&str]) -> ProbeRequest {
+    ProbeRequest {
         ports: PORTS,
         addresses: addresses.iter().map(|text| ip(text)).collect(),
     }
 }
 
-fn sprayed(due: &[(u64, Due)]) -> Vec<SocketAddr> {
+fn probed(due: &[(u64, Due)]) -> Vec<SocketAddr> {
     let ports = due.iter().filter_map(|(_, due)| match due {
-        Due::Spray(_, ports) => Some(ports.clone()),
+        Due::Probe(_, ports) => Some(ports.clone()),
         _ => None,
     });
     ports.flatten().collect()
 }
 
-fn knocks(due: &[(u64, Due)]) -> Vec<u64> {
-    let knocks = due.iter().filter(|(_, due)| matches!(due, Due::Knock(_)));
-    knocks.map(|(at, _)| *at).collect()
+fn punches(due: &[(u64, Due)]) -> Vec<u64> {
+    let punches = due.iter().filter(|(_, due)| matches!(due, Due::Punch(_)));
+    punches.map(|(at, _)| *at).collect()
 }
 
-/// Two probes of which one meets a port, if 256 of 64,512 are open and `k` are tried: none of them is met with probability
-/// (64512 - 256 - i) / (64512 - i) at the i-th (hypergeometric).
-fn met_by(k: u32) -> f64 {
+/// Probability that `k` probes hit one of 256 open ports of 64,512. The i-th one misses with
+/// probability (64512 - 256 - i) / (64512 - i) (hypergeometric).
+fn hit_probability(k: u32) -> f64 {
     let miss = |i: u32| f64::from(RANGE - u32::from(PORTS) - i) / f64::from(RANGE - i);
     1.0 - (0..k).map(miss).product::<f64>()
 }
@@ -140,15 +148,18 @@ fn every_port_comes_once() {
 }
 
 #[test]
-fn as_many_probes_meet_a_port_as_the_closed_form_says() {
+fn probes_hit_a_port_with_the_computed_probability() {
     // The bound of the documentation, from below.
     for (k, least) in [(1024, 0.9828), (2048, 0.9997)] {
         let bound = 1.0 - (1.0 - f64::from(PORTS) / f64::from(RANGE)).powf(f64::from(k));
-        assert!(bound >= least && met_by(k) >= bound, "{k}: {bound}");
+        assert!(
+            bound >= least && hit_probability(k) >= bound,
+            "{k}: {bound}"
+        );
     }
     const TRIALS: u32 = 2000;
     let mut rng = seeded(7);
-    let mut met = [0; 3];
+    let mut hits = [0; 3];
     let tries = [128, 512, 1024];
     for _ in 0..TRIALS {
         let mut open = BTreeSet::new();
@@ -160,12 +171,12 @@ fn as_many_probes_meet_a_port_as_the_closed_form_says() {
         }
         let mut ports = Ports::random(&mut rng);
         let first = (1..=2048).find(|_| open.contains(&ports.next()));
-        for (count, k) in met.iter_mut().zip(tries) {
+        for (count, k) in hits.iter_mut().zip(tries) {
             *count += u32::from(first.is_some_and(|first| first <= k));
         }
     }
-    for (count, k) in met.into_iter().zip(tries) {
-        let (share, expected) = (f64::from(count) / f64::from(TRIALS), met_by(k));
+    for (count, k) in hits.into_iter().zip(tries) {
+        let (share, expected) = (f64::from(count) / f64::from(TRIALS), hit_probability(k));
         // Four standard deviations of a binomial share.
         let spread = 4.0 * (expected * (1.0 - expected) / f64::from(TRIALS)).sqrt();
         assert!(
@@ -176,43 +187,44 @@ fn as_many_probes_meet_a_port_as_the_closed_form_says() {
 }
 
 #[test]
-fn ports_are_opened_after_half_a_second_on_a_relay_and_the_peer_is_asked_then() {
+fn ports_are_opened_and_requested_after_half_a_second_on_a_relay() {
     let mut end = symmetric();
     let due = end.run(0, 3500);
-    let towards = vec![address("203.0.113.9:4000")];
-    assert_eq!(due, [(500, Due::Knock(towards))]);
-    end.birthday.knocked(PORTS, at(3500));
-    assert_eq!(end.due(3500), [Due::Ask(ask(&["198.51.100.7"]))]);
-    assert_eq!(end.birthday.standing(), Standing::Open(PORTS));
+    let destinations = vec![address("203.0.113.9:4000")];
+    assert_eq!(due, [(500, Due::Punch(destinations))]);
+    end.birthday.on_punched(PORTS, at(3500));
+    assert_eq!(end.due(3500), [Due::Request(request(&["198.51.100.7"]))]);
+    assert_eq!(end.birthday.punch_state(), PunchState::Open(PORTS));
 }
 
 #[test]
-fn only_who_is_behind_a_symmetric_nat_opens_ports() {
-    for outside in [Mapping::Alike, Mapping::Unknown] {
+fn ports_are_opened_behind_a_symmetric_nat_only() {
+    for nat_mappings in [Mapping::EndpointIndependent, Mapping::Unknown] {
         let mut end = symmetric();
-        end.outside.v4 = outside;
+        end.nat_mappings.v4 = nat_mappings;
         assert_eq!(end.run(0, 10_000), []);
-        // Nor has it anything to wait for.
+        // Nor does it schedule anything.
         assert_eq!(end.birthday.next_wakeup(false, at(20_000)), None);
     }
 }
 
 #[test]
-fn who_is_seen_at_no_public_address_or_at_our_own_is_not_knocked_at() {
-    for told in [
+fn peers_without_another_public_address_are_not_punched_for() {
+    for signalled in [
         &["192.168.1.10:4000", "100.64.0.3:4000", "10.1.1.1:1"][..],
         &["198.51.100.7:4000"],
         &["[2001:db8::7]:4000"],
     ] {
         let mut end = symmetric();
-        end.paths = End::new(Mapping::Unknown, told).paths;
-        assert_eq!(end.run(0, 10_000), [], "{told:?}");
+        end.paths = End::new(Mapping::Unknown, signalled).paths;
+        assert_eq!(end.run(0, 10_000), [], "{signalled:?}");
     }
 }
 
 #[test]
-fn private_are_the_ranges_of_the_rfcs_and_no_more() {
-    // RFC 1918, RFC 6598 (100.64.0.0/10), RFC 4193 (fc00::/7): first and last of each, and their neighbours.
+fn private_ranges_are_those_of_the_rfcs() {
+    // RFC 1918, RFC 6598 (100.64.0.0/10), RFC 4193 (fc00::/7): first and last of each, and their
+    // neighbours.
     for private in [
         "10.0.0.0",
         "10.255.255.255",
@@ -244,113 +256,116 @@ fn private_are_the_ranges_of_the_rfcs_and_no_more() {
 }
 
 #[test]
-fn two_addresses_of_a_peer_are_knocked_at_and_each_at_one_port() {
+fn two_addresses_of_a_peer_are_punched_towards_at_one_port_each() {
     let mut end = symmetric();
-    let told = [
+    let signalled = [
         "203.0.113.9:1",
         "203.0.113.9:2",
         "203.0.113.10:3",
         "203.0.113.11:4",
     ];
-    end.paths = End::new(Mapping::Unknown, &told).paths;
-    let towards = [told[0], told[2]].map(address).to_vec();
-    assert_eq!(end.run(0, 3500), [(AFTER_MILLIS, Due::Knock(towards))]);
+    end.paths = End::new(Mapping::Unknown, &signalled).paths;
+    let destinations = [signalled[0], signalled[2]].map(address).to_vec();
+    assert_eq!(end.run(0, 3500), [(AFTER_MILLIS, Due::Punch(destinations))]);
 }
 
 #[test]
-fn two_addresses_of_its_own_are_told_at_most() {
+fn two_own_addresses_are_requested_at_most() {
     let own = ["198.51.100.7", "198.51.100.8", "198.51.100.9"];
     let mut end = symmetric();
-    end.outside.v4 = Mapping::PerDestination(own.map(ip).to_vec());
+    end.nat_mappings.v4 = Mapping::AddressAndPortDependent(own.map(ip).to_vec());
     end.run(0, 3500);
-    end.birthday.knocked(PORTS, at(3500));
-    assert_eq!(end.due(3500), [Due::Ask(ask(&own[..2]))]);
+    end.birthday.on_punched(PORTS, at(3500));
+    assert_eq!(end.due(3500), [Due::Request(request(&own[..2]))]);
 }
 
 #[test]
-fn while_nobody_sends_nothing_is_opened() {
+fn without_packets_no_ports_are_opened() {
     let mut end = symmetric();
     end.active = false;
     assert_eq!(end.run(0, 60_000), []);
     end.active = true;
-    assert_eq!(knocks(&end.run(60_000, 64_000)).len(), 1);
+    assert_eq!(punches(&end.run(60_000, 64_000)).len(), 1);
 }
 
 #[test]
-fn where_the_peer_is_seen_nowhere_any_more_nothing_is_sent_again() {
+fn without_addresses_of_the_peer_punches_stop() {
     let mut end = symmetric();
-    assert_eq!(knocks(&end.run(0, 4000)), [AFTER_MILLIS]);
-    end.paths.set_told(&[]);
+    assert_eq!(punches(&end.run(0, 4000)), [AFTER_MILLIS]);
+    end.paths.set_signalled(&[]);
     assert_eq!(end.run(4000, 60_000), []);
 }
 
 #[test]
-fn an_attempt_at_an_address_that_is_no_more_begins_anew_at_the_other_with_the_knocks_it_has_left() {
-    let told = |end: &mut End, told: &[&str], millis| {
-        end.paths = End::new(Mapping::Unknown, told).paths;
-        end.birthday.look_again(at(millis));
+fn an_attempt_at_a_vanished_address_restarts_with_its_remaining_punches() {
+    let signalled = |end: &mut End, signalled: &[&str], millis| {
+        end.paths = End::new(Mapping::Unknown, signalled).paths;
+        end.birthday.on_nat_change(at(millis));
         let wakeup = end.birthday.next_wakeup(true, at(1_000_000));
         assert_eq!(wakeup, Some(Instant::BOOT), "at once");
     };
     let others = ["203.0.113.77:4000", "203.0.113.9:4000"];
     let mut end = symmetric();
-    assert_eq!(knocks(&end.run(0, AFTER_MILLIS + 100)), [AFTER_MILLIS]);
-    // Of no use to this NAT: the attempt goes on.
-    told(
+    assert_eq!(punches(&end.run(0, AFTER_MILLIS + 100)), [AFTER_MILLIS]);
+    // Irrelevant to this NAT: the attempt continues.
+    signalled(
         &mut end,
         &["203.0.113.9:4000", "192.168.7.7:1"],
         AFTER_MILLIS + 100,
     );
     end.due(AFTER_MILLIS + 100);
     assert!(end.birthday.is_open(at(AFTER_MILLIS + 100)));
-    told(&mut end, &others[..1], AFTER_MILLIS + 200);
+    signalled(&mut end, &others[..1], AFTER_MILLIS + 200);
     assert_eq!(end.due(AFTER_MILLIS + 200), []);
     assert!(!end.birthday.is_open(at(AFTER_MILLIS + 200)));
     let again = 2 * AFTER_MILLIS + 200;
     let due = end.run(AFTER_MILLIS + 210, again + 60_000);
-    let towards = others[..1].iter().map(|to| address(to)).collect();
-    assert_eq!(due[0], (again, Due::Knock(towards)));
-    assert_eq!(knocks(&due), [again, again + 5000]);
-    assert_eq!(end.birthday.fruitless(), 1, "the second alone");
+    let destinations = others[..1].iter().map(|to| address(to)).collect();
+    assert_eq!(due[0], (again, Due::Punch(destinations)));
+    assert_eq!(punches(&due), [again, again + 5000]);
+    assert_eq!(end.birthday.failed_attempts(), 1, "the second alone");
 }
 
 #[test]
-fn an_attempt_as_who_this_host_is_no_more_begins_anew_and_the_same_ends_in_another_order_do_not() {
-    let own = |all: [&str; 2]| Mapping::PerDestination(all.map(ip).to_vec());
+fn an_attempt_restarts_for_other_own_addresses_but_not_for_another_order() {
+    let own = |all: [&str; 2]| Mapping::AddressAndPortDependent(all.map(ip).to_vec());
     let mut end = symmetric();
-    end.outside.v4 = own(["198.51.100.7", "198.51.100.8"]);
+    end.nat_mappings.v4 = own(["198.51.100.7", "198.51.100.8"]);
     end.run(0, AFTER_MILLIS + 10);
     for (seen, open) in [
         (["198.51.100.8", "198.51.100.7"], true),
         (["198.51.100.8", "198.51.100.9"], false),
     ] {
-        end.outside.v4 = own(seen);
-        end.birthday.look_again(at(AFTER_MILLIS + 10));
+        end.nat_mappings.v4 = own(seen);
+        end.birthday.on_nat_change(at(AFTER_MILLIS + 10));
         end.due(AFTER_MILLIS + 10);
         assert_eq!(end.birthday.is_open(at(AFTER_MILLIS + 10)), open);
     }
     end.run(AFTER_MILLIS + 20, 2 * AFTER_MILLIS + 20);
-    end.birthday.knocked(PORTS, at(2 * AFTER_MILLIS + 20));
+    end.birthday.on_punched(PORTS, at(2 * AFTER_MILLIS + 20));
     let addresses = ["198.51.100.8", "198.51.100.9"];
-    assert_eq!(end.due(2 * AFTER_MILLIS + 20), [Due::Ask(ask(&addresses))]);
+    assert_eq!(
+        end.due(2 * AFTER_MILLIS + 20),
+        [Due::Request(request(&addresses))]
+    );
 }
 
 #[test]
-fn who_was_met_from_where_it_is_no_more_is_searched_for_anew_once_that_has_become_no_way() {
+fn a_success_from_a_vanished_address_restarts_the_search() {
     let mut end = symmetric();
     end.run(0, AFTER_MILLIS + 10);
-    end.birthday.met(at(AFTER_MILLIS + 10));
+    end.birthday.on_punch_succeeded(at(AFTER_MILLIS + 10));
     end.paths = End::new(Mapping::Unknown, &["203.0.113.77:4000"]).paths;
-    end.birthday.look_again(at(AFTER_MILLIS + 20));
+    end.birthday.on_nat_change(at(AFTER_MILLIS + 20));
     let again = AFTER_MILLIS + 10 + 5000 + AFTER_MILLIS;
-    assert_eq!(knocks(&end.run(AFTER_MILLIS + 20, again + 1000)), [again]);
+    assert_eq!(punches(&end.run(AFTER_MILLIS + 20, again + 1000)), [again]);
 }
 
 #[test]
-fn attempts_that_meet_nothing_become_rare() {
+fn failed_attempts_become_rare() {
     let mut end = symmetric();
     let due = end.run(0, 5_000_000);
-    let first: Vec<u64> = knocks(&due)
+    let first: Vec<u64> = punches(&due)
         .into_iter()
         .scan(0, |last, at| {
             let begins = at - std::mem::replace(last, at) > 10_000 || at == AFTER_MILLIS;
@@ -362,97 +377,99 @@ fn attempts_that_meet_nothing_become_rare() {
     let [a, b, c] = [15 + 60, 15 + 300, 15 + 1800];
     let begin = [0, a, a + b, a + b + c, a + b + 2 * c];
     assert_eq!(first, begin.map(|seconds| AFTER_MILLIS + seconds * 1000));
-    // Kept open meanwhile.
+    // The ports are kept open meanwhile.
     let open = [0, 5000, 10_000].map(|millis| AFTER_MILLIS + millis);
-    assert_eq!(knocks(&due)[..3], open);
+    assert_eq!(punches(&due)[..3], open);
 }
 
 #[test]
-fn attempts_are_as_frequent_as_at_first_once_something_has_changed() {
+fn a_nat_change_resets_the_interval_of_attempts() {
     let mut end = symmetric();
-    // The third begins 390 s after the first, and knocks for the last time 10 s later.
+    // The third begins 390 s after the first, and punches for the last time 10 s later.
     end.run(0, 420_000);
-    assert_eq!(end.birthday.fruitless(), 3);
-    end.birthday.look_again(at(420_000));
-    assert_eq!(end.birthday.fruitless(), 0);
-    // A minute after the last knock, and a minute after the end of that attempt.
-    let begin = knocks(&end.run(420_000, 540_000));
+    assert_eq!(end.birthday.failed_attempts(), 3);
+    end.birthday.on_nat_change(at(420_000));
+    assert_eq!(end.birthday.failed_attempts(), 0);
+    // A minute after the last punch, and a minute after the end of that attempt.
+    let begin = punches(&end.run(420_000, 540_000));
     let first = AFTER_MILLIS + 390_000 + 10_000 + 60_000;
     let expected = [0, 5000, 10_000, 75_000].map(|millis| first + millis);
     assert_eq!(begin, expected);
 }
 
 #[test]
-fn a_way_that_was_lost_again_is_searched_for_as_soon_as_at_first_but_not_within_a_minute() {
-    let last_knock = AFTER_MILLIS + 10_000;
+fn a_path_lost_again_is_searched_at_once_but_not_within_a_minute() {
+    let last_punch = AFTER_MILLIS + 10_000;
     for (lost, again) in [
-        (43_000, last_knock + 60_000),
+        (43_000, last_punch + 60_000),
         (72_000, 72_000 + AFTER_MILLIS),
         (103_000, 103_000 + AFTER_MILLIS),
     ] {
         let mut end = symmetric();
         end.run(0, 30_000);
-        assert_eq!(end.birthday.fruitless(), 1);
+        assert_eq!(end.birthday.failed_attempts(), 1);
         end.relayed = false;
         end.due(30_000);
         end.relayed = true;
-        assert_eq!(knocks(&end.run(lost, again + 1000)), [again]);
+        assert_eq!(punches(&end.run(lost, again + 1000)), [again]);
     }
 }
 
 #[test]
-fn what_an_attempt_that_met_something_early_did_not_use_is_for_those_that_follow_at_once() {
+fn unused_punches_remain_for_attempts_that_follow_at_once() {
     let mut end = symmetric();
     let lost_again = |end: &mut End, millis| {
-        end.birthday.knocked(PORTS, at(millis));
-        end.birthday.met(at(millis));
+        end.birthday.on_punched(PORTS, at(millis));
+        end.birthday.on_punch_succeeded(at(millis));
         end.relayed = false;
         end.due(millis);
         end.relayed = true;
     };
-    assert_eq!(knocks(&end.run(0, 4000)), [AFTER_MILLIS]);
+    assert_eq!(punches(&end.run(0, 4000)), [AFTER_MILLIS]);
     lost_again(&mut end, 4000);
-    // This one meets nothing, and has two knocks of three. The next of this minute is none; the next after it has all.
-    let next = knocks(&end.run(10_000, 100_000));
+    // This attempt fails and has two punches of three. The next one in this minute has none; the
+    // one after it has all.
+    let next = punches(&end.run(10_000, 100_000));
     let expected = [0, 5000, 70_000, 75_000, 80_000].map(|millis| 10_000 + AFTER_MILLIS + millis);
     assert_eq!(next, expected);
 }
 
 #[test]
-fn probes_that_a_spray_did_not_use_are_for_the_next_of_the_same_minute() {
+fn unused_probes_remain_for_the_next_run_of_the_same_minute() {
     let mut end = easy();
     end.due(0);
-    let asked = |end: &mut End, from, until| {
-        end.birthday.asked(ask(&["198.51.100.7"]));
-        sprayed(&end.run(from, until)).len()
+    let requests = |end: &mut End, from, until| {
+        end.birthday.on_request(request(&["198.51.100.7"]));
+        probed(&end.run(from, until)).len()
     };
-    assert_eq!(asked(&mut end, 0, 1000), RATE);
+    assert_eq!(requests(&mut end, 0, 1000), RATE);
     end.relayed = false;
     end.due(1000);
     end.relayed = true;
-    assert_eq!(asked(&mut end, 10_000, 30_000), PROBES as usize - RATE);
-    assert_eq!(asked(&mut end, 69_000, 69_900), 0);
-    // A minute after that one began.
-    assert_eq!(asked(&mut end, 70_000, 90_000), PROBES as usize);
+    assert_eq!(requests(&mut end, 10_000, 30_000), PROBES as usize - RATE);
+    assert_eq!(requests(&mut end, 69_000, 69_900), 0);
+    // A minute after the start of that run.
+    assert_eq!(requests(&mut end, 70_000, 90_000), PROBES as usize);
 }
 
 #[test]
-fn who_asks_as_soon_as_it_may_is_served_at_once() {
-    // Both count from what they did first in the former attempt; the asking takes longer there by 2 s than now.
+fn a_request_at_the_earliest_time_is_served_at_once() {
+    // Both windows start with the first action of the previous attempt; the request takes 2 s
+    // longer there than now.
     let (mut asks, mut serves) = (symmetric(), easy());
-    let first = knocks(&asks.run(0, 30_000))[0];
+    let first = punches(&asks.run(0, 30_000))[0];
     serves.due(0);
-    serves.birthday.asked(ask(&["198.51.100.7"]));
+    serves.birthday.on_request(request(&["198.51.100.7"]));
     serves.run(first + 2000, 30_000);
     asks.relayed = false;
     asks.due(30_000);
     asks.relayed = true;
-    let again = knocks(&asks.run(30_000, 200_000))[0];
-    serves.birthday.asked(ask(&["198.51.100.7"]));
-    assert_eq!(sprayed(&serves.run(again, again + 100)).len(), RATE / 10);
+    let again = punches(&asks.run(30_000, 200_000))[0];
+    serves.birthday.on_request(request(&["198.51.100.7"]));
+    assert_eq!(probed(&serves.run(again, again + 100)).len(), RATE / 10);
 }
 
-/// The most of these that are in so many places in a row.
+/// The maximum sum over `window` consecutive counts.
 fn most_of(window: usize, counts: &[usize]) -> usize {
     let before = |at: usize| counts[..at].iter().sum::<usize>();
     let mut sum = before(window);
@@ -464,120 +481,125 @@ fn most_of(window: usize, counts: &[usize]) -> usize {
 }
 
 #[test]
-fn whatever_a_peer_tells_and_asks_no_more_is_sent_for_it_in_a_minute_than_may_be() {
-    let strangers = ["203.0.113.9:4000", "203.0.113.10:53", "[2001:db8::9]:1"];
-    let asked = ["203.0.113.9", "203.0.113.10", "2001:db8::9", "2001:db8::a"];
-    // Knocks and probes in a minute, and probes in a burst.
+fn signals_and_requests_of_a_peer_never_exceed_the_limit_per_minute() {
+    let unknown_sources = ["203.0.113.9:4000", "203.0.113.10:53", "[2001:db8::9]:1"];
+    let requested = ["203.0.113.9", "203.0.113.10", "2001:db8::9", "2001:db8::a"];
+    // Punches and probes in a minute, and probes in a burst.
     let mut most = [0; 3];
     for (seed, symmetric) in (0..40).map(|seed| (seed, seed % 2 == 0)) {
-        let mapping = match symmetric {
-            true => Mapping::PerDestination(vec![ip("198.51.100.7")]),
-            false => Mapping::Alike,
+        let mapping = if symmetric {
+            Mapping::AddressAndPortDependent(vec![ip("198.51.100.7")])
+        } else {
+            Mapping::EndpointIndependent
         };
-        let mut end = End::new(mapping.clone(), &strangers);
-        end.outside.v6 = mapping;
+        let mut end = End::new(mapping.clone(), &unknown_sources);
+        end.nat_mappings.v6 = mapping;
         let mut rng = seeded(seed);
         // In each 50 ms of five minutes.
-        let (mut knocks, mut probes) = ([0; 6000], [0; 6000]);
+        let (mut punches, mut probes) = ([0; 6000], [0; 6000]);
         for tick in 0..6000 {
             let millis = tick as u64 * 50;
-            // Some lag, by less than what ends a spray, and by turns.
+            // Some runs lag now and then, by less than what ends them.
             if seed % 4 == 3 && tick / 300 % 2 == 0 && tick % 19 > 0 {
                 continue;
             }
-            // Something happens every second or two.
+            // An event every second or two.
             match rng.next_u32() % 200 {
                 0 => end.relayed = false,
                 1..5 => end.relayed = true,
-                5 => end.birthday.look_again(at(millis)),
-                6 => end.birthday.met(at(millis)),
-                7 => end.birthday.knocked(0, at(millis)),
+                5 => end.birthday.on_nat_change(at(millis)),
+                6 => end.birthday.on_punch_succeeded(at(millis)),
+                7 => end.birthday.on_punched(0, at(millis)),
                 8 => {
                     let ports = 0;
                     let addresses = Vec::new();
-                    end.birthday.asked(Ask { ports, addresses });
+                    end.birthday.on_request(ProbeRequest { ports, addresses });
                 }
-                9..12 => end.birthday.asked(ask(&asked[..1 + millis as usize % 4])),
+                9..12 => end
+                    .birthday
+                    .on_request(request(&requested[..1 + millis as usize % 4])),
                 12..15 => {
-                    let told: Vec<_> = strangers.iter().map(|text| address(text)).collect();
-                    end.paths.set_told(&told[..1 + millis as usize % 3]);
-                    end.birthday.look_again(at(millis));
+                    let signalled: Vec<_> =
+                        unknown_sources.iter().map(|text| address(text)).collect();
+                    end.paths
+                        .set_signalled(&signalled[..1 + millis as usize % 3]);
+                    end.birthday.on_nat_change(at(millis));
                 }
-                _ => end.birthday.knocked(PORTS, at(millis)),
+                _ => end.birthday.on_punched(PORTS, at(millis)),
             }
             for due in end.due(millis) {
                 match due {
-                    Due::Knock(towards) => {
-                        assert!(towards.len() <= MAX_TOWARDS);
-                        knocks[tick] += 1;
+                    Due::Punch(destinations) => {
+                        assert!(destinations.len() <= MAX_DESTINATIONS);
+                        punches[tick] += 1;
                     }
-                    Due::Spray(_, ports) => probes[tick] += ports.len(),
-                    Due::Ask(_) => {}
+                    Due::Probe(_, ports) => probes[tick] += ports.len(),
+                    Due::Request(_) => {}
                 }
             }
         }
         let minute = 60 * 20;
-        most[0] = most[0].max(most_of(minute, &knocks));
+        most[0] = most[0].max(most_of(minute, &punches));
         most[1] = most[1].max(most_of(minute, &probes));
         most[2] = most[2].max(most_of(1, &probes));
     }
-    assert_eq!(most, [KNOCKS, PROBES, PER_TICK].map(|most| most as usize));
+    assert_eq!(most, [PUNCHES, PROBES, PER_TICK].map(|most| most as usize));
 }
 
 #[test]
-fn no_more_than_two_peers_are_knocked_at_and_the_next_has_its_turn() {
+fn ports_are_open_for_two_peers_at_most_and_then_for_the_next() {
     let mut end = symmetric();
-    end.opening = MAX_OPENING;
+    end.opening_peers = MAX_OPENING;
     assert_eq!(end.run(0, 20_000), []);
-    end.opening = MAX_OPENING - 1;
-    assert_eq!(knocks(&end.run(20_000, 24_000)).len(), 1);
+    end.opening_peers = MAX_OPENING - 1;
+    assert_eq!(punches(&end.run(20_000, 24_000)).len(), 1);
 }
 
 #[test]
-fn once_something_came_in_nobody_is_asked_any_more() {
+fn no_request_is_sent_once_a_datagram_arrived() {
     let mut end = symmetric();
     end.run(0, 3500);
-    end.birthday.knocked(PORTS, at(3500));
+    end.birthday.on_punched(PORTS, at(3500));
     end.due(3500);
-    end.birthday.met(at(4000));
+    end.birthday.on_punch_succeeded(at(4000));
     assert!(!end.birthday.is_open(at(4000)));
     assert_eq!(end.run(4000, 60_000), []);
 }
 
 #[test]
-fn what_came_in_but_became_no_way_in_five_seconds_met_nothing() {
+fn a_datagram_that_leads_to_no_path_in_five_seconds_is_a_failure() {
     let mut end = symmetric();
     end.run(0, 4000);
-    end.birthday.met(at(4000));
-    assert_eq!(knocks(&end.run(4000, 70_000)), [69_000]);
-    assert_eq!(end.birthday.fruitless(), 1);
+    end.birthday.on_punch_succeeded(at(4000));
+    assert_eq!(punches(&end.run(4000, 70_000)), [69_000]);
+    assert_eq!(end.birthday.failed_attempts(), 1);
 }
 
 #[test]
-fn who_has_opened_nothing_is_met_by_nobody() {
+fn without_open_ports_a_punch_cannot_succeed() {
     let mut end = symmetric();
     end.due(0);
-    end.birthday.met(at(100));
-    assert!(matches!(end.birthday.standing(), Standing::Idle(_)));
+    end.birthday.on_punch_succeeded(at(100));
+    assert!(matches!(end.birthday.punch_state(), PunchState::Idle(_)));
 }
 
 #[test]
-fn where_no_socket_could_be_opened_nobody_is_asked() {
+fn without_open_sockets_no_request_is_sent() {
     let mut end = symmetric();
     end.run(0, 3500);
-    end.birthday.knocked(0, at(3500));
+    end.birthday.on_punched(0, at(3500));
     assert_eq!(end.run(3500, 60_000), []);
 }
 
 #[test]
-fn a_spray_is_five_hundred_probes_a_second_to_ports_of_the_told_address_each_once() {
+fn probing_sends_five_hundred_probes_a_second_each_port_once() {
     let mut end = easy();
     end.due(0);
-    end.birthday.asked(ask(&["198.51.100.7"]));
-    let second = sprayed(&end.run(0, 1000));
+    end.birthday.on_request(request(&["198.51.100.7"]));
+    let second = probed(&end.run(0, 1000));
     assert_eq!(second.len(), RATE);
     let mut all = second;
-    all.extend(sprayed(&end.run(1000, 30_000)));
+    all.extend(probed(&end.run(1000, 30_000)));
     assert_eq!(all.len(), PROBES as usize);
     assert_eq!(end.birthday.probes(), u64::from(PROBES));
     assert!(all.iter().all(|to| to.ip() == ip("198.51.100.7")));
@@ -585,62 +607,61 @@ fn a_spray_is_five_hundred_probes_a_second_to_ports_of_the_told_address_each_onc
 }
 
 #[test]
-fn an_address_that_is_asked_for_twice_is_sprayed_once() {
+fn an_address_requested_twice_is_probed_once() {
     let mut end = easy();
     end.due(0);
-    end.birthday.asked(ask(&["198.51.100.7"; 2]));
-    let all = sprayed(&end.run(0, 1000));
+    end.birthday.on_request(request(&["198.51.100.7"; 2]));
+    let all = probed(&end.run(0, 1000));
     assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), all.len());
 }
 
 #[test]
-fn who_asks_at_another_address_meanwhile_gets_there_what_is_left_and_no_more() {
+fn a_request_for_another_address_gets_the_remaining_probes() {
     let mut end = easy();
     end.paths = End::new(Mapping::Unknown, &["198.51.100.7:1", "198.51.100.8:1"]).paths;
     end.due(0);
-    end.birthday.asked(ask(&["198.51.100.7"]));
-    assert_eq!(sprayed(&end.run(0, 1000)).len(), RATE);
-    end.birthday.asked(ask(&["198.51.100.8"]));
-    let second = sprayed(&end.run(1000, 2000));
+    end.birthday.on_request(request(&["198.51.100.7"]));
+    assert_eq!(probed(&end.run(0, 1000)).len(), RATE);
+    end.birthday.on_request(request(&["198.51.100.8"]));
+    let second = probed(&end.run(1000, 2000));
     assert_eq!(second.len(), RATE);
     assert!(second.iter().all(|to| to.ip() == ip("198.51.100.8")));
-    // The same once more changes nothing: no port twice.
-    end.birthday.asked(ask(&["198.51.100.8"]));
-    let all = [second, sprayed(&end.run(2000, 60_000))].concat();
+    // The same request again changes nothing: no port twice.
+    end.birthday.on_request(request(&["198.51.100.8"]));
+    let all = [second, probed(&end.run(2000, 60_000))].concat();
     assert_eq!(all.len(), PROBES as usize - RATE);
     assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), all.len());
 }
 
 #[test]
-fn what_was_asked_too_early_is_served_once_it_is_known_that_it_may_be_and_not_later_than_it_is_asked_again()
- {
+fn an_early_request_is_served_once_allowed_until_it_is_repeated() {
     let know = |end: &mut End, millis| {
         let known = easy();
-        (end.outside, end.paths) = (known.outside, known.paths);
-        end.birthday.look_again(at(millis));
+        (end.nat_mappings, end.paths) = (known.nat_mappings, known.paths);
+        end.birthday.on_nat_change(at(millis));
         let wakeup = end.birthday.next_wakeup(false, at(1_000_000));
         assert_eq!(wakeup, Some(Instant::BOOT), "at once");
     };
     let early: [fn(&mut End); 2] = [
-        |end| end.outside.v4 = Mapping::Unknown,
+        |end| end.nat_mappings.v4 = Mapping::Unknown,
         |end| end.paths = Paths::default(),
     ];
     for early in early {
         for (known, probes) in [(4990, RATE), (5000, 0)] {
             let mut end = easy();
             early(&mut end);
-            end.birthday.asked(ask(&["198.51.100.7"]));
+            end.birthday.on_request(request(&["198.51.100.7"]));
             assert_eq!(end.run(0, known), []);
             know(&mut end, known);
-            assert_eq!(sprayed(&end.run(known, known + 1000)).len(), probes);
+            assert_eq!(probed(&end.run(known, known + 1000)).len(), probes);
         }
     }
 }
 
 #[test]
-fn what_a_spray_has_missed_is_not_made_up_for_and_after_a_second_it_is_over() {
+fn stalled_probing_skips_bursts_and_ends_after_a_second() {
     let mut end = easy();
-    end.birthday.asked(ask(&["198.51.100.7"]));
+    end.birthday.on_request(request(&["198.51.100.7"]));
     for (millis, probes) in [
         (0, 25),
         (990, 25),
@@ -651,81 +672,81 @@ fn what_a_spray_has_missed_is_not_made_up_for_and_after_a_second_it_is_over() {
     ] {
         let due = end.due(millis).into_iter().map(|due| (millis, due));
         assert_eq!(
-            sprayed(&due.collect::<Vec<_>>()).len(),
+            probed(&due.collect::<Vec<_>>()).len(),
             probes,
             "{millis} ms"
         );
     }
-    assert!(!end.birthday.is_spraying(at(2200)));
+    assert!(!end.birthday.is_probing(at(2200)));
 }
 
 #[test]
-fn a_spray_that_lags_is_over_when_it_would_have_been_so_that_no_minute_has_more_than_there_may_be()
-{
+fn stalled_probing_ends_on_time_so_that_no_minute_exceeds_the_limit() {
     let mut end = easy();
     let mut sent = vec![0; 3000];
     for (tick, sent) in sent.iter_mut().enumerate() {
-        // As late as may be, and from the 50th second on in time.
+        // As late as allowed, and on time from the 50th second on.
         if tick < 1000 && tick % 20 > 0 {
             continue;
         }
         let millis = tick as u64 * 50;
         if tick == 0 || tick >= 1000 {
-            end.birthday.asked(ask(&["198.51.100.7"]));
+            end.birthday.on_request(request(&["198.51.100.7"]));
         }
-        *sent = sprayed(&end.run(millis, millis + 10)).len();
+        *sent = probed(&end.run(millis, millis + 10)).len();
     }
-    // 2,048 at 500 a second take 4.1 s, which is five bursts a second apart.
+    // 2,048 at 500 a second take 4.1 s, which is five bursts at one burst a second.
     assert_eq!(sent[..1000].iter().sum::<usize>(), 125);
     assert_eq!(most_of(60 * 20, &sent), PROBES as usize);
 }
 
 #[test]
-fn who_is_behind_a_symmetric_nat_for_one_family_sprays_the_other() {
+fn the_family_without_a_symmetric_nat_is_probed() {
     let mut end = easy();
-    end.outside.v4 = Mapping::PerDestination(vec![ip("203.0.113.9")]);
-    end.outside.v6 = Mapping::Alike;
+    end.nat_mappings.v4 = Mapping::AddressAndPortDependent(vec![ip("203.0.113.9")]);
+    end.nat_mappings.v6 = Mapping::EndpointIndependent;
     end.paths = End::new(
         Mapping::Unknown,
         &["198.51.100.7:6000", "[2001:db8::7]:6000"],
     )
     .paths;
     end.due(0);
-    end.birthday.asked(ask(&["198.51.100.7", "2001:db8::7"]));
-    let all = sprayed(&end.run(0, 100));
+    end.birthday
+        .on_request(request(&["198.51.100.7", "2001:db8::7"]));
+    let all = probed(&end.run(0, 100));
     assert!(!all.is_empty() && all.iter().all(SocketAddr::is_ipv6));
-    assert!(!end.birthday.is_hopeless());
+    assert!(!end.birthday.is_both_symmetric());
 }
 
 #[test]
-fn what_the_peer_has_not_told_its_coordinator_is_not_sprayed_and_nothing_private() {
-    for asked in ["203.0.113.77", "10.0.0.5", "192.168.1.1", "2001:db8::1"] {
+fn only_signalled_public_addresses_are_probed() {
+    for requested in ["203.0.113.77", "10.0.0.5", "192.168.1.1", "2001:db8::1"] {
         let mut end = easy();
         end.due(0);
-        end.birthday.asked(ask(&[asked]));
-        assert_eq!(end.run(0, 1000), [], "{asked}");
+        end.birthday.on_request(request(&[requested]));
+        assert_eq!(end.run(0, 1000), [], "{requested}");
     }
 }
 
 #[test]
-fn who_does_not_know_its_own_nat_or_has_a_direct_way_sprays_nothing() {
+fn with_an_unknown_nat_or_a_direct_path_nothing_is_probed() {
     let mut unknown = easy();
-    unknown.outside.v4 = Mapping::Unknown;
+    unknown.nat_mappings.v4 = Mapping::Unknown;
     let mut direct = easy();
     direct.relayed = false;
     for mut end in [unknown, direct] {
         end.due(0);
-        end.birthday.asked(ask(&["198.51.100.7"]));
+        end.birthday.on_request(request(&["198.51.100.7"]));
         assert_eq!(end.run(0, 1000), []);
     }
 }
 
 #[test]
-fn a_spray_ends_when_the_way_is_direct() {
+fn probing_ends_when_the_path_is_direct() {
     let mut end = easy();
     end.due(0);
-    end.birthday.asked(ask(&["198.51.100.7"]));
-    assert_eq!(sprayed(&end.run(0, 500)).len(), RATE / 2);
+    end.birthday.on_request(request(&["198.51.100.7"]));
+    assert_eq!(probed(&end.run(0, 500)).len(), RATE / 2);
     end.relayed = false;
     assert_eq!(end.run(500, 1000), []);
     end.relayed = true;
@@ -733,15 +754,15 @@ fn a_spray_ends_when_the_way_is_direct() {
 }
 
 #[test]
-fn one_asking_a_minute_is_served_and_four_peers_at_a_time() {
+fn one_request_a_minute_is_served_and_four_peers_at_a_time() {
     let mut end = easy();
     end.due(0);
-    end.spraying = MAX_SPRAYING;
-    end.birthday.asked(ask(&["198.51.100.7"]));
+    end.probing_peers = MAX_PROBING;
+    end.birthday.on_request(request(&["198.51.100.7"]));
     assert_eq!(end.run(0, 1000), []);
-    end.spraying = MAX_SPRAYING - 1;
+    end.probing_peers = MAX_PROBING - 1;
     for second in 0..122 {
-        end.birthday.asked(ask(&["198.51.100.7"]));
+        end.birthday.on_request(request(&["198.51.100.7"]));
         end.run(second * 1000, second * 1000 + 1000);
     }
     // At 0, 60 and 120 s, of which two belong to the last.
@@ -752,57 +773,63 @@ fn one_asking_a_minute_is_served_and_four_peers_at_a_time() {
 }
 
 #[test]
-fn two_symmetric_ends_tell_each_other_that_it_is_in_vain() {
+fn two_symmetric_ends_notice_each_other() {
     let mut ends = [symmetric(), symmetric()];
-    ends[1].outside.v4 = Mapping::PerDestination(vec![ip("203.0.113.9")]);
+    ends[1].nat_mappings.v4 = Mapping::AddressAndPortDependent(vec![ip("203.0.113.9")]);
     ends[1].paths = End::new(Mapping::Unknown, &["198.51.100.7:6000"]).paths;
     ends[1].due(0);
     ends[0].run(0, 3500);
-    ends[0].birthday.knocked(PORTS, at(3500));
+    ends[0].birthday.on_punched(PORTS, at(3500));
     ends[0].due(3500);
-    ends[1].birthday.asked(ask(&["198.51.100.7"]));
-    let none = Ask {
+    ends[1].birthday.on_request(request(&["198.51.100.7"]));
+    let none = ProbeRequest {
         ports: 0,
         addresses: Vec::new(),
     };
-    assert_eq!(ends[1].due(3500), [Due::Ask(none.clone())]);
-    ends[0].birthday.asked(none);
+    assert_eq!(ends[1].due(3500), [Due::Request(none.clone())]);
+    ends[0].birthday.on_request(none);
     for end in &mut ends {
-        // No more of it for half an hour, and no answer to an answer.
+        // Nothing more for half an hour, and no answer to an answer.
         assert_eq!(end.run(3500, 1_800_000), []);
-        assert!(end.birthday.is_hopeless());
+        assert!(end.birthday.is_both_symmetric());
     }
-    // With another NAT it may not be.
-    ends[0].birthday.look_again(at(1_800_000));
-    assert!(!ends[0].birthday.is_hopeless());
-    assert_eq!(knocks(&ends[0].run(1_800_000, 1_804_000)).len(), 1);
+    // Another NAT may be different.
+    ends[0].birthday.on_nat_change(at(1_800_000));
+    assert!(!ends[0].birthday.is_both_symmetric());
+    assert_eq!(punches(&ends[0].run(1_800_000, 1_804_000)).len(), 1);
 }
 
 #[test]
-fn who_was_told_that_it_is_in_vain_tries_every_half_an_hour() {
+fn hopeless_attempts_are_repeated_every_half_an_hour() {
     let mut end = symmetric();
     end.run(0, 3500);
-    end.birthday.asked(Ask {
+    end.birthday.on_request(ProbeRequest {
         ports: 0,
         addresses: Vec::new(),
     });
-    let begin = knocks(&end.run(3500, 4_000_000));
-    // And nobody says anything any more.
+    let begin = punches(&end.run(3500, 4_000_000));
+    // And nothing more is sent.
     let first = 3500 + 1_800_000;
     assert_eq!(begin[..3], [first, first + 5000, first + 10_000]);
     assert_eq!(begin[3], first + 15_000 + 1_800_000);
 }
 
 #[test]
-fn what_is_asked_is_read_as_it_was_written_and_no_more_of_it_than_there_may_be() {
+fn requests_round_trip_up_to_the_maximum() {
     let all = ["198.51.100.7", "198.51.100.8", "2001:db8::1", "2001:db8::2"];
-    let whole = ask(&all);
+    let whole = request(&all);
     let bytes = whole.to_bytes();
     assert_eq!((bytes.len(), whole.len()), (2 + 4 * 16, 2 + 4 * 16));
     // RFC 4291, section 2.5.5.2.
     assert_eq!(bytes[2..14], [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff]);
-    assert_eq!(Ask::read(&bytes), Some(whole.clone()));
-    assert_eq!(Ask::read(&[&bytes[..], &[7; 500]].concat()), Some(whole));
-    assert_eq!(Ask::read(&bytes[..2 + 16 + 15]), Some(ask(&all[..1])));
-    assert_eq!(Ask::read(&bytes[..1]), None);
+    assert_eq!(ProbeRequest::read(&bytes), Some(whole.clone()));
+    assert_eq!(
+        ProbeRequest::read(&[&bytes[..], &[7; 500]].concat()),
+        Some(whole)
+    );
+    assert_eq!(
+        ProbeRequest::read(&bytes[..2 + 16 + 15]),
+        Some(request(&all[..1]))
+    );
+    assert_eq!(ProbeRequest::read(&bytes[..1]), None);
 }

@@ -1,4 +1,4 @@
-//! The exchange with ourselves, with boringtun at either end, and with liars.
+//! Cookies between two ends, with boringtun at either end, and with forged messages.
 
 use std::time::Duration;
 
@@ -24,10 +24,10 @@ fn source(text: &str) -> SocketAddr {
 }
 
 /// An initiation of `identity(1)` to `identity(2)`, index 7.
-fn initiation(construction: Construction, seed: u64) -> Vec<u8> {
+fn initiation(protocol: Protocol, seed: u64) -> Vec<u8> {
     let mut out = [0; MAX_HANDSHAKE_LEN];
     let (_, len) = create_initiation(
-        construction,
+        protocol,
         &identity(1),
         identity(2).public(),
         &PresharedKey::default(),
@@ -41,7 +41,7 @@ fn initiation(construction: Construction, seed: u64) -> Vec<u8> {
     out[..len].to_vec()
 }
 
-/// A loaded receiver, and a sender to it that has got its cookie.
+/// A receiver under load, and a sender with its cookie.
 struct Pair {
     checker: CookieChecker,
     jar: CookieJar,
@@ -50,17 +50,17 @@ struct Pair {
 }
 
 impl Pair {
-    fn new(construction: Construction) -> Self {
+    fn new(protocol: Protocol) -> Self {
         Pair {
-            checker: CookieChecker::new(construction, &identity(2)),
-            jar: CookieJar::new(construction, identity(2).public()),
+            checker: CookieChecker::new(protocol, &identity(2)),
+            jar: CookieJar::new(protocol, identity(2).public()),
             rng: Seeded::new(99),
             sent: 0,
         }
     }
 
-    fn with_cookie(construction: Construction) -> Self {
-        let mut pair = Pair::new(construction);
+    fn with_cookie(protocol: Protocol) -> Self {
+        let mut pair = Pair::new(protocol);
         let message = pair.send(START);
         let reply = pair.reply(&message, SOURCE, START);
         pair.jar.consume_reply(&reply, START).unwrap();
@@ -69,7 +69,7 @@ impl Pair {
 
     fn send(&mut self, now: Instant) -> Vec<u8> {
         self.sent += 1;
-        let mut message = initiation(self.jar.construction, self.sent);
+        let mut message = initiation(self.jar.protocol, self.sent);
         self.jar.stamp(&mut message, now);
         message
     }
@@ -88,7 +88,7 @@ impl Pair {
 
 #[test]
 fn without_load_mac1_suffices() {
-    let mut pair = Pair::new(Construction::WireGuard);
+    let mut pair = Pair::new(Protocol::WireGuard);
     let mut message = pair.send(START);
     let mut admit = |message: &[u8]| {
         pair.checker
@@ -102,8 +102,8 @@ fn without_load_mac1_suffices() {
 
 #[test]
 fn under_load_a_cookie_is_needed_and_suffices() {
-    for construction in [Construction::WireGuard, Construction::Native] {
-        let mut pair = Pair::new(construction);
+    for protocol in [Protocol::WireGuard, Protocol::Native] {
+        let mut pair = Pair::new(protocol);
         let message = pair.send(START);
         assert_eq!(pair.admit(&message, SOURCE, START), Admission::NeedsCookie);
         let reply = pair.reply(&message, SOURCE, START);
@@ -115,7 +115,7 @@ fn under_load_a_cookie_is_needed_and_suffices() {
 
 #[test]
 fn a_cookie_is_bound_to_address_and_port() {
-    let mut pair = Pair::with_cookie(Construction::WireGuard);
+    let mut pair = Pair::with_cookie(Protocol::WireGuard);
     let message = pair.send(START);
     for from in ["192.0.2.2:51820", "192.0.2.1:51821", "[2001:db8::1]:51820"] {
         assert_eq!(
@@ -132,7 +132,7 @@ fn a_cookie_is_bound_to_address_and_port() {
 
 #[test]
 fn a_cookie_dies_with_the_receivers_secret() {
-    let mut pair = Pair::with_cookie(Construction::WireGuard);
+    let mut pair = Pair::with_cookie(Protocol::WireGuard);
     let message = pair.send(START);
     let end = START + Duration::from_secs(120);
     assert_eq!(
@@ -144,7 +144,7 @@ fn a_cookie_dies_with_the_receivers_secret() {
 
 #[test]
 fn the_sender_uses_a_cookie_for_115_seconds() {
-    let mut pair = Pair::with_cookie(Construction::WireGuard);
+    let mut pair = Pair::with_cookie(Protocol::WireGuard);
     let end = START + Duration::from_secs(115);
     assert_ne!(pair.send(end - Duration::from_nanos(1))[132..], [0; 16]);
     assert_eq!(pair.send(end)[132..], [0; 16]);
@@ -152,7 +152,7 @@ fn the_sender_uses_a_cookie_for_115_seconds() {
 
 #[test]
 fn a_source_with_a_cookie_is_rate_limited() {
-    let mut pair = Pair::with_cookie(Construction::WireGuard);
+    let mut pair = Pair::with_cookie(Protocol::WireGuard);
     let message = pair.send(START);
     let admitted: Vec<_> = (0..6)
         .map(|_| pair.admit(&message, SOURCE, START))
@@ -163,7 +163,7 @@ fn a_source_with_a_cookie_is_rate_limited() {
 
 #[test]
 fn a_reply_counts_once_and_only_for_the_last_message() {
-    let mut pair = Pair::new(Construction::WireGuard);
+    let mut pair = Pair::new(Protocol::WireGuard);
     let first = pair.send(START);
     let to_first = pair.reply(&first, SOURCE, START);
     let second = pair.send(START);
@@ -181,7 +181,7 @@ fn a_reply_counts_once_and_only_for_the_last_message() {
 
 #[test]
 fn a_reply_names_the_senders_index() {
-    let mut pair = Pair::new(Construction::Native);
+    let mut pair = Pair::new(Protocol::Native);
     let message = pair.send(START);
     assert_eq!(
         pair.reply(&message, SOURCE, START)[..8],
@@ -190,10 +190,10 @@ fn a_reply_names_the_senders_index() {
 }
 
 #[test]
-fn a_reply_of_the_other_construction_is_none() {
-    let mut pair = Pair::new(Construction::Native);
+fn a_cookie_reply_of_the_other_protocol_is_refused() {
+    let mut pair = Pair::new(Protocol::Native);
     pair.send(START);
-    let mut wireguard = Pair::new(Construction::WireGuard);
+    let mut wireguard = Pair::new(Protocol::WireGuard);
     let message = wireguard.send(START);
     let reply = wireguard.reply(&message, SOURCE, START);
     assert_eq!(
@@ -206,7 +206,7 @@ fn a_reply_of_the_other_construction_is_none() {
 fn boringtuns_cookie_reply_is_understood_and_our_mac2_satisfies_it() {
     // Limit 0: always under load.
     let theirs = TheirLimiter::new(&(*identity(2).public().as_bytes()).into(), 0);
-    let mut pair = Pair::new(Construction::WireGuard);
+    let mut pair = Pair::new(Protocol::WireGuard);
     let from = Some(source(SOURCE).ip());
     let message = pair.send(START);
     let mut buffer = [0; 256];
@@ -223,7 +223,7 @@ fn boringtuns_cookie_reply_is_understood_and_our_mac2_satisfies_it() {
 fn boringtun_understands_our_cookie_reply_and_sends_mac2() {
     let remote = (*identity(2).public().as_bytes()).into();
     let mut theirs = Tunn::new([1; 32].into(), remote, None, None, 5, None);
-    let mut pair = Pair::new(Construction::WireGuard);
+    let mut pair = Pair::new(Protocol::WireGuard);
     let initiate = |theirs: &mut Tunn| {
         let mut buffer = [0; 256];
         match theirs.format_handshake_initiation(&mut buffer, true) {
@@ -244,22 +244,19 @@ fn boringtun_understands_our_cookie_reply_and_sends_mac2() {
 
 #[test]
 fn debug_output_has_no_cookie() {
-    let pair = Pair::with_cookie(Construction::Native);
+    let pair = Pair::with_cookie(Protocol::Native);
     let jar = format!("{:?}", pair.jar);
-    assert_eq!(
-        jar,
-        "CookieJar { construction: Native, has_cookie: true, .. }"
-    );
+    assert_eq!(jar, "CookieJar { protocol: Native, has_cookie: true, .. }");
     assert_eq!(
         format!("{:?}", pair.checker),
-        "CookieChecker { construction: Native, .. }"
+        "CookieChecker { protocol: Native, .. }"
     );
 }
 
 proptest! {
     #[test]
     fn garbage_never_panics(message in prop::collection::vec(any::<u8>(), 0..450), load: bool) {
-        let mut pair = Pair::with_cookie(Construction::WireGuard);
+        let mut pair = Pair::with_cookie(Protocol::WireGuard);
         let admission =
             pair.checker.admit(&message, source(SOURCE), || load, START, &mut pair.rng);
         prop_assert_eq!(admission, Admission::InvalidMac1);
@@ -272,11 +269,11 @@ proptest! {
 
     #[test]
     fn an_altered_reply_is_refused(byte in 0..COOKIE_REPLY_LEN, bit in 0..8) {
-        let mut pair = Pair::new(Construction::WireGuard);
+        let mut pair = Pair::new(Protocol::WireGuard);
         let message = pair.send(START);
         let mut reply = pair.reply(&message, SOURCE, START);
         reply[byte] ^= 1u8 << bit;
-        // The receiver index only tells the caller which peer's jar to ask.
+        // The receiver index only selects the peer's jar.
         let expected = (4..8).contains(&byte);
         prop_assert_eq!(pair.jar.consume_reply(&reply, START).is_ok(), expected);
     }

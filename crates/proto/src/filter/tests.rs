@@ -1,4 +1,4 @@
-use super::begun::GENERATION_FLOWS;
+use super::conntrack::GENERATION_FLOWS;
 use super::*;
 use std::time::Duration;
 use tcp::{ACK, FIN, PSH, RST, SYN};
@@ -10,20 +10,21 @@ fn at(seconds: u64) -> Instant {
     Instant::from_nanos(1 << 40) + Duration::from_secs(seconds)
 }
 
-fn guard(open: Open) -> Guard {
-    *Guard::set(None, Filter::Only(open), Destinations::Any).expect("not everything is open")
+fn filter(open: Open) -> StatefulFilter {
+    *StatefulFilter::set(None, Filter::Only(open), Destinations::Any)
+        .expect("not everything is open")
 }
 
 /// TCP 443 and 8000 to 8010, UDP 53, and no ICMP.
-fn some() -> Guard {
-    guard(Open {
+fn some() -> StatefulFilter {
+    filter(Open {
         icmp: false,
         tcp: [443..=443, 8000..=8010].into_iter().collect(),
         udp: std::iter::once(53..=53).collect(),
     })
 }
 
-/// A packet from host to host, whose addresses end in these numbers.
+/// A packet between hosts whose addresses end in these numbers.
 fn packet(v6: bool, [from, to]: [u8; 2], protocol: u8, transport: &[u8]) -> Vec<u8> {
     let mut p = vec![0; if v6 { 40 } else { 20 }];
     if v6 {
@@ -37,16 +38,16 @@ fn packet(v6: bool, [from, to]: [u8; 2], protocol: u8, transport: &[u8]) -> Vec<
     p
 }
 
-fn judged(guard: &mut Guard, packet: &[u8], now: Instant) -> bool {
+fn admits(filter: &mut StatefulFilter, packet: &[u8], now: Instant) -> bool {
     let ip = IpPacket::parse(packet).expect("a packet");
-    let judged = guard.check(&ip, packet, now);
-    assert!(matches!(judged, Ok(()) | Err(DropReason::PolicyDenied)));
-    judged.is_ok()
+    let passes = filter.check(&ip, packet, now);
+    assert!(matches!(passes, Ok(()) | Err(DropReason::PolicyDenied)));
+    passes.is_ok()
 }
 
-fn sends(guard: &mut Guard, packet: &[u8], now: Instant) {
+fn sends(filter: &mut StatefulFilter, packet: &[u8], now: Instant) {
     let ip = IpPacket::parse(packet).expect("a packet");
-    guard.note(&ip, packet, now);
+    filter.note(&ip, packet, now);
 }
 
 fn ports(from: u16, to: u16) -> Vec<u8> {
@@ -60,26 +61,26 @@ fn tcp_to(v6: bool, port: u16, flags: u8) -> Vec<u8> {
     packet(v6, [PEER, HERE], PROTO_TCP, &segment)
 }
 
-fn udp(v6: bool, way: [u8; 2], from: u16, to: u16) -> Vec<u8> {
+fn udp(v6: bool, pair: [u8; 2], from: u16, to: u16) -> Vec<u8> {
     let datagram = [ports(from, to), vec![0, 12, 0, 0, 1, 2, 3, 4]].concat();
-    packet(v6, way, PROTO_UDP, &datagram)
+    packet(v6, pair, PROTO_UDP, &datagram)
 }
 
-fn echo(v6: bool, way: [u8; 2], kind: [u8; 2], id: u8) -> Vec<u8> {
+fn echo(v6: bool, pair: [u8; 2], kind: [u8; 2], id: u8) -> Vec<u8> {
     let protocol = if v6 { PROTO_ICMPV6 } else { PROTO_ICMP };
     let kind = kind[usize::from(v6)];
-    packet(v6, way, protocol, &[kind, 0, 0, 0, 0, id, 0, 1])
+    packet(v6, pair, protocol, &[kind, 0, 0, 0, 0, id, 0, 1])
 }
 const REQUEST: [u8; 2] = [8, 128];
 const REPLY: [u8; 2] = [0, 129];
 const UNREACHABLE: [u8; 2] = [3, 1];
 
-/// An error about a packet.
-fn error(v6: bool, way: [u8; 2], about: &[u8]) -> Vec<u8> {
+/// An error that quotes a packet.
+fn error(v6: bool, pair: [u8; 2], about: &[u8]) -> Vec<u8> {
     let protocol = if v6 { PROTO_ICMPV6 } else { PROTO_ICMP };
     let mut message = vec![UNREACHABLE[usize::from(v6)], 0, 0, 0, 0, 0, 0, 0];
     message.extend(about);
-    packet(v6, way, protocol, &message)
+    packet(v6, pair, protocol, &message)
 }
 
 /// The address of this host in these packets.
@@ -88,7 +89,7 @@ fn here(v6: bool) -> IpAddr {
     ip.dst
 }
 
-/// The same packet to another destination; checksums are not looked at here.
+/// The same packet to another destination; checksums are not checked here.
 fn readdressed(mut packet: Vec<u8>, to: IpAddr) -> Vec<u8> {
     match to {
         IpAddr::V4(to) => packet[16..20].copy_from_slice(&to.octets()),
@@ -97,7 +98,8 @@ fn readdressed(mut packet: Vec<u8>, to: IpAddr) -> Vec<u8> {
     packet
 }
 
-/// Of networks behind this host, groups, broadcasts, and addresses that hosts take for their own.
+/// Networks behind this host, groups, broadcast addresses, and addresses that hosts treat as their
+/// own.
 const ELSEWHERE: [(bool, &str); 12] = [
     (false, "192.168.1.7"),
     (false, "10.0.0.3"),
@@ -122,7 +124,7 @@ fn packets_to_other_destinations_are_denied_whatever_is_open() {
         udp: std::iter::once(0..=65_535).collect(),
     };
     for filter in [Filter::All, Filter::Only(open)] {
-        let mut guard = *Guard::set(None, filter, own.clone()).expect("a guard");
+        let mut filter = *StatefulFilter::set(None, filter, own.clone()).expect("a filter");
         for v6 in [false, true] {
             let packets = [
                 tcp_to(v6, 443, SYN),
@@ -131,21 +133,21 @@ fn packets_to_other_destinations_are_denied_whatever_is_open() {
                 echo(v6, [PEER, HERE], REQUEST, 1),
             ];
             for packet in packets {
-                assert!(judged(&mut guard, &packet, at(0)));
+                assert!(admits(&mut filter, &packet, at(0)));
                 for (_, to) in ELSEWHERE.iter().filter(|(family, _)| *family == v6) {
                     let packet = readdressed(packet.clone(), to.parse().expect(to));
-                    assert!(!judged(&mut guard, &packet, at(0)), "{to}");
+                    assert!(!admits(&mut filter, &packet, at(0)), "{to}");
                 }
             }
         }
     }
 }
 
-/// Such a packet would go on from here to the address that is behind its pointer.
+/// Such a packet would be forwarded to the address at its pointer.
 #[test]
 fn a_source_route_does_not_pass_for_this_hosts_address() {
     let own = Destinations::Only(vec![here(false)]);
-    let mut guard = *Guard::set(None, Filter::All, own).expect("a guard");
+    let mut filter = *StatefulFilter::set(None, Filter::All, own).expect("a filter");
     for (pointer, passes) in [(4, false), (8, true)] {
         let datagram = udp(false, [PEER, HERE], 40_000, 53);
         let mut packet = datagram[..20].to_vec();
@@ -155,14 +157,15 @@ fn a_source_route_does_not_pass_for_this_hosts_address() {
         packet[0] = 0x47;
         let length = packet.len();
         seikan_wire::ip::set_length(&mut packet, 28, length, None);
-        assert_eq!(judged(&mut guard, &packet, at(0)), passes, "{pointer}");
+        assert_eq!(admits(&mut filter, &packet, at(0)), passes, "{pointer}");
     }
 }
 
 #[test]
 fn answers_are_denied_too_where_they_do_not_go_to_this_host() {
     let own = Destinations::Only(vec![here(false)]);
-    let mut guard = *Guard::set(None, Filter::Only(Open::default()), own).expect("a guard");
+    let mut filter =
+        *StatefulFilter::set(None, Filter::Only(Open::default()), own).expect("a filter");
     // The host has forwarded a datagram of a network behind it.
     let behind: IpAddr = [192, 168, 1, 7].into();
     let IpAddr::V4(source) = behind else {
@@ -170,9 +173,9 @@ fn answers_are_denied_too_where_they_do_not_go_to_this_host() {
     };
     let mut sent = udp(false, [HERE, PEER], 5000, 53);
     sent[12..16].copy_from_slice(&source.octets());
-    sends(&mut guard, &sent, at(0));
+    sends(&mut filter, &sent, at(0));
     let answer = readdressed(udp(false, [PEER, HERE], 53, 5000), behind);
-    assert!(!judged(&mut guard, &answer, at(0)));
+    assert!(!admits(&mut filter, &answer, at(0)));
 }
 
 #[test]
@@ -203,7 +206,7 @@ fn a_filter_is_within_another_that_opens_as_much() {
 }
 
 #[test]
-fn a_connection_is_begun_at_open_ports_alone() {
+fn connections_start_at_open_ports_only() {
     for v6 in [false, true] {
         for (port, open) in [
             (443, true),
@@ -216,13 +219,13 @@ fn a_connection_is_begun_at_open_ports_alone() {
             (53, false),
         ] {
             let syn = tcp_to(v6, port, SYN);
-            assert_eq!(judged(&mut some(), &syn, at(0)), open, "{port}");
+            assert_eq!(admits(&mut some(), &syn, at(0)), open, "{port}");
         }
     }
 }
 
 #[test]
-fn what_begins_no_connection_passes_at_every_port() {
+fn segments_that_start_no_connection_pass_at_every_port() {
     for (flags, passes) in [
         (ACK, true),
         (ACK | PSH, true),
@@ -233,99 +236,102 @@ fn what_begins_no_connection_passes_at_every_port() {
         (SYN, false),
         (SYN | FIN, false),
         (SYN | RST, false),
-        // Nobody sends these but who looks for open ports.
+        // Only port scanners send these.
         (0, false),
         (FIN, false),
         (FIN | PSH | tcp::URG, false),
     ] {
         let segment = tcp_to(false, 22, flags);
-        assert_eq!(judged(&mut some(), &segment, at(0)), passes, "{flags:#x}");
+        assert_eq!(admits(&mut some(), &segment, at(0)), passes, "{flags:#x}");
     }
 }
 
 #[test]
 fn datagrams_pass_to_open_ports_and_as_answers() {
     for v6 in [false, true] {
-        let mut guard = some();
-        assert!(judged(&mut guard, &udp(v6, [PEER, HERE], 999, 53), at(0)));
+        let mut filter = some();
+        assert!(admits(&mut filter, &udp(v6, [PEER, HERE], 999, 53), at(0)));
         let answer = udp(v6, [PEER, HERE], 123, 5000);
-        assert!(!judged(&mut guard, &answer, at(0)));
-        sends(&mut guard, &udp(v6, [HERE, PEER], 5000, 123), at(0));
-        assert!(judged(&mut guard, &answer, at(1)));
-        // From another port, and to another.
+        assert!(!admits(&mut filter, &answer, at(0)));
+        sends(&mut filter, &udp(v6, [HERE, PEER], 5000, 123), at(0));
+        assert!(admits(&mut filter, &answer, at(1)));
+        // From another port, and to another port.
         for (from, to) in [(124, 5000), (123, 5001), (5000, 123)] {
             let other = udp(v6, [PEER, HERE], from, to);
-            assert!(!judged(&mut guard, &other, at(1)), "{from} {to}");
+            assert!(!admits(&mut filter, &other, at(1)), "{from} {to}");
         }
     }
 }
 
 #[test]
-fn an_answer_is_let_in_for_two_to_four_minutes_after_what_it_answers() {
+fn replies_pass_for_two_to_four_minutes() {
     for began in [0, 60, 119] {
-        let mut guard = some();
-        // The generations' own time begins here.
-        sends(&mut guard, &udp(false, [HERE, PEER], 1, 1), at(0));
-        sends(&mut guard, &udp(false, [HERE, PEER], 5000, 123), at(began));
+        let mut filter = some();
+        // Starts the first generation.
+        sends(&mut filter, &udp(false, [HERE, PEER], 1, 1), at(0));
+        sends(&mut filter, &udp(false, [HERE, PEER], 5000, 123), at(began));
         let answer = udp(false, [PEER, HERE], 123, 5000);
-        // What comes in prolongs nothing.
+        // Packets from the peer do not extend the flow.
         for second in (began..began + 120).step_by(10) {
-            assert!(judged(&mut guard, &answer, at(second)), "{began} {second}");
+            assert!(admits(&mut filter, &answer, at(second)), "{began} {second}");
         }
-        assert!(!judged(&mut guard, &answer, at(began + 240)));
+        assert!(!admits(&mut filter, &answer, at(began + 240)));
     }
-    let mut guard = some();
-    sends(&mut guard, &udp(false, [HERE, PEER], 5000, 123), at(0));
+    let mut filter = some();
+    sends(&mut filter, &udp(false, [HERE, PEER], 5000, 123), at(0));
     let answer = udp(false, [PEER, HERE], 123, 5000);
-    assert!(!judged(&mut guard, &answer, at(3600)), "silent for an hour");
+    assert!(
+        !admits(&mut filter, &answer, at(3600)),
+        "silent for an hour"
+    );
 }
 
 #[test]
 fn flows_are_bounded_and_the_newest_are_kept() {
-    let mut guard = some();
+    let mut filter = some();
     for port in 1000..1000 + 10 * GENERATION_FLOWS as u16 {
-        sends(&mut guard, &udp(false, [HERE, PEER], port, 123), at(0));
+        sends(&mut filter, &udp(false, [HERE, PEER], port, 123), at(0));
     }
-    let kept = guard.begun.young.len() + guard.begun.old.len();
+    let kept = filter.conntrack.young.len() + filter.conntrack.old.len();
     assert!(kept <= 2 * GENERATION_FLOWS, "{kept}");
     let newest = 1000 + 10 * GENERATION_FLOWS as u16 - 1;
     for (port, known) in [(newest, true), (1000, false)] {
         let answer = udp(false, [PEER, HERE], 123, port);
-        assert_eq!(judged(&mut guard, &answer, at(0)), known, "{port}");
+        assert_eq!(admits(&mut filter, &answer, at(0)), known, "{port}");
     }
 }
 
 #[test]
-fn an_echo_is_answered_and_none_is_begun() {
+fn echo_replies_pass_and_echo_requests_do_not() {
     for v6 in [false, true] {
-        let mut guard = some();
+        let mut filter = some();
         let request = echo(v6, [PEER, HERE], REQUEST, 7);
         let reply = echo(v6, [PEER, HERE], REPLY, 7);
-        assert!(!judged(&mut guard, &request, at(0)));
-        assert!(!judged(&mut guard, &reply, at(0)));
-        sends(&mut guard, &echo(v6, [HERE, PEER], REQUEST, 7), at(0));
-        assert!(judged(&mut guard, &reply, at(0)));
-        assert!(!judged(&mut guard, &request, at(0)));
-        assert!(!judged(
-            &mut guard,
+        assert!(!admits(&mut filter, &request, at(0)));
+        assert!(!admits(&mut filter, &reply, at(0)));
+        sends(&mut filter, &echo(v6, [HERE, PEER], REQUEST, 7), at(0));
+        assert!(admits(&mut filter, &reply, at(0)));
+        assert!(!admits(&mut filter, &request, at(0)));
+        assert!(!admits(
+            &mut filter,
             &echo(v6, [PEER, HERE], REPLY, 8),
             at(0)
         ));
-        let mut open = self::guard(Open {
+        let mut open = self::filter(Open {
             icmp: true,
             ..Open::default()
         });
-        assert!(judged(&mut open, &request, at(0)));
+        assert!(admits(&mut open, &request, at(0)));
     }
 }
 
 #[test]
-fn errors_pass_about_what_was_sent_to_the_peer() {
+fn errors_that_quote_packets_to_the_peer_pass() {
     for v6 in [false, true] {
-        let mut guard = some();
-        let begun = udp(v6, [HERE, PEER], 5000, 123);
-        sends(&mut guard, &begun, at(0));
-        sends(&mut guard, &echo(v6, [HERE, PEER], REQUEST, 7), at(0));
+        let mut filter = some();
+        let outgoing = udp(v6, [HERE, PEER], 5000, 123);
+        sends(&mut filter, &outgoing, at(0));
+        sends(&mut filter, &echo(v6, [HERE, PEER], REQUEST, 7), at(0));
         let segment = packet(
             v6,
             [HERE, PEER],
@@ -333,12 +339,12 @@ fn errors_pass_about_what_was_sent_to_the_peer() {
             &[ports(443, 40_000), vec![0; 16]].concat(),
         );
         for (about, passes) in [
-            (&begun, true),
+            (&outgoing, true),
             (&echo(v6, [HERE, PEER], REQUEST, 7), true),
             (&segment, true),
-            // An answer from an open port.
+            // A reply from an open port.
             (&udp(v6, [HERE, PEER], 53, 999), true),
-            // Nothing that was sent, sent to somebody else, not sent by this host, not whole.
+            // Not sent, sent to another host, not sent by this host, incomplete.
             (&udp(v6, [HERE, PEER], 5001, 123), false),
             (&echo(v6, [HERE, PEER], REQUEST, 8), false),
             (&udp(v6, [HERE, 3], 5000, 123), false),
@@ -352,15 +358,15 @@ fn errors_pass_about_what_was_sent_to_the_peer() {
                 false,
             ),
             (&udp(v6, [PEER, HERE], 5000, 123), false),
-            (&begun[..10].to_vec(), false),
+            (&outgoing[..10].to_vec(), false),
         ] {
             let error = error(v6, [PEER, HERE], about);
-            assert_eq!(judged(&mut guard, &error, at(0)), passes, "{about:?}");
+            assert_eq!(admits(&mut filter, &error, at(0)), passes, "{about:?}");
         }
     }
 }
 
-/// A fragment: of `offset` bytes, with more behind it or not.
+/// A fragment at `offset` bytes; `more` fragments follow or not.
 fn fragment(v6: bool, protocol: u8, offset: u16, more: bool, id: u8, payload: &[u8]) -> Vec<u8> {
     if v6 {
         let [high, low] = (offset | u16::from(more)).to_be_bytes();
@@ -378,33 +384,33 @@ fn fragment(v6: bool, protocol: u8, offset: u16, more: bool, id: u8, payload: &[
 fn later_fragments_pass_if_the_first_did() {
     let datagram = |port| [ports(999, port), vec![0; 12]].concat();
     for v6 in [false, true] {
-        let mut guard = some();
+        let mut filter = some();
         let later = |id| fragment(v6, PROTO_UDP, 16, false, id, &[0; 8]);
-        assert!(!judged(&mut guard, &later(1), at(0)), "before the first");
+        assert!(!admits(&mut filter, &later(1), at(0)), "before the first");
         let first = fragment(v6, PROTO_UDP, 0, true, 1, &datagram(53));
-        assert!(judged(&mut guard, &first, at(0)));
-        assert!(judged(&mut guard, &later(1), at(0)));
-        assert!(!judged(&mut guard, &later(2), at(0)), "of another packet");
+        assert!(admits(&mut filter, &first, at(0)));
+        assert!(admits(&mut filter, &later(1), at(0)));
+        assert!(!admits(&mut filter, &later(2), at(0)), "of another packet");
         let closed = fragment(v6, PROTO_UDP, 0, true, 3, &datagram(54));
-        assert!(!judged(&mut guard, &closed, at(0)));
-        assert!(!judged(&mut guard, &later(3), at(0)));
+        assert!(!admits(&mut filter, &closed, at(0)));
+        assert!(!admits(&mut filter, &later(3), at(0)));
     }
 }
 
 #[test]
 fn tcp_in_fragments_does_not_pass() {
     for v6 in [false, true] {
-        let mut guard = some();
+        let mut filter = some();
         let segment = &tcp_to(false, 443, ACK)[20..];
         let first = fragment(v6, PROTO_TCP, 0, true, 1, segment);
-        assert!(!judged(&mut guard, &first, at(0)));
+        assert!(!admits(&mut filter, &first, at(0)));
         let flags = fragment(v6, PROTO_TCP, 8, false, 1, &segment[8..]);
-        assert!(!judged(&mut guard, &flags, at(0)));
+        assert!(!admits(&mut filter, &flags, at(0)));
     }
 }
 
 #[test]
-fn what_has_no_whole_header_does_not_pass() {
+fn packets_with_incomplete_headers_do_not_pass() {
     for v6 in [false, true] {
         for (protocol, most) in [
             (PROTO_TCP, 13),
@@ -413,11 +419,11 @@ fn what_has_no_whole_header_does_not_pass() {
             (PROTO_ICMPV6, 5),
         ] {
             for length in 0..=most {
-                // Ports that are open, and padding behind the packet that would make it whole.
+                // Open ports, and padding after the packet that would complete the header.
                 let transport = &[0, 53, 0, 53, 0, 7, 0, 0, 0, 0, 0, 0, 0x50, ACK][..length];
                 let mut packet = packet(v6, [PEER, HERE], protocol, transport);
                 packet.extend([0xff; 32]);
-                assert!(!judged(&mut some(), &packet, at(0)), "{protocol} {length}");
+                assert!(!admits(&mut some(), &packet, at(0)), "{protocol} {length}");
             }
         }
     }
@@ -428,7 +434,7 @@ fn other_protocols_do_not_pass() {
     for protocol in [2, 4, 41, 47, 50, 51, 132, 255] {
         for v6 in [false, true] {
             let packet = packet(v6, [PEER, HERE], protocol, &[0; 40]);
-            assert!(!judged(&mut some(), &packet, at(0)), "{protocol}");
+            assert!(!admits(&mut some(), &packet, at(0)), "{protocol}");
         }
     }
 }
@@ -438,48 +444,49 @@ fn ports_are_found_behind_extension_headers() {
     let mut rest = vec![PROTO_TCP, 0, 1, 4, 0, 0, 0, 0];
     rest.extend(&tcp_to(true, 22, SYN)[40..]);
     let closed = packet(true, [PEER, HERE], 60, &rest);
-    assert!(!judged(&mut some(), &closed, at(0)));
+    assert!(!admits(&mut some(), &closed, at(0)));
     rest[10..12].copy_from_slice(&443u16.to_be_bytes());
     let open = packet(true, [PEER, HERE], 60, &rest);
-    assert!(judged(&mut some(), &open, at(0)));
+    assert!(admits(&mut some(), &open, at(0)));
 }
 
 #[test]
-fn another_filter_keeps_what_was_begun() {
-    let mut guard = some();
-    sends(&mut guard, &udp(false, [HERE, PEER], 5000, 123), at(0));
-    let changed = Guard::set(
-        Some(Box::new(guard)),
+fn a_new_filter_keeps_tracked_flows() {
+    let mut filter = some();
+    sends(&mut filter, &udp(false, [HERE, PEER], 5000, 123), at(0));
+    let changed = StatefulFilter::set(
+        Some(Box::new(filter)),
         Filter::Only(Open::default()),
         Destinations::Any,
     );
-    let mut guard = changed.expect("a guard");
-    assert!(judged(
-        &mut guard,
+    let mut filter = changed.expect("a filter");
+    assert!(admits(
+        &mut filter,
         &udp(false, [PEER, HERE], 123, 5000),
         at(1)
     ));
-    assert!(!judged(&mut guard, &tcp_to(false, 443, SYN), at(1)));
-    assert!(Guard::set(Some(guard), Filter::All, Destinations::Any).is_none());
+    assert!(!admits(&mut filter, &tcp_to(false, 443, SYN), at(1)));
+    assert!(StatefulFilter::set(Some(filter), Filter::All, Destinations::Any).is_none());
 }
 
 #[test]
-fn after_a_peer_could_begin_everything_only_what_is_sent_anew_is_answered() {
+fn after_lifting_all_limits_only_new_flows_are_answered() {
     let open = Open {
         tcp: std::iter::once(443..=443).collect(),
         ..Open::default()
     };
-    let mut guard = Guard::set(None, Filter::Only(open), Destinations::Any).expect("a guard");
+    let mut filter =
+        StatefulFilter::set(None, Filter::Only(open), Destinations::Any).expect("a filter");
     let answer = udp(false, [PEER, HERE], 123, 5000);
-    assert!(!judged(&mut guard, &answer, at(0)));
-    // A connection goes on, whoever began it.
-    assert!(judged(&mut guard, &tcp_to(false, 22, tcp::ACK), at(0)));
-    sends(&mut guard, &udp(false, [HERE, PEER], 5000, 123), at(1));
-    assert!(judged(&mut guard, &answer, at(1)));
+    assert!(!admits(&mut filter, &answer, at(0)));
+    // A connection continues, whichever end started it.
+    assert!(admits(&mut filter, &tcp_to(false, 22, tcp::ACK), at(0)));
+    sends(&mut filter, &udp(false, [HERE, PEER], 5000, 123), at(1));
+    assert!(admits(&mut filter, &answer, at(1)));
 }
 
 #[test]
-fn ranges_of_ports_are_joined_where_they_meet() {
+fn adjacent_port_ranges_are_merged() {
     let ports = |ranges: &[(u16, u16)]| -> Ports {
         ranges.iter().map(|(first, last)| *first..=*last).collect()
     };
@@ -509,32 +516,32 @@ fn ranges_of_ports_are_joined_where_they_meet() {
     assert!(!Ports::default().contains(0));
 }
 
-/// Prints what judging a packet costs: `CARGO_PROFILE_DEV_OPT_LEVEL=3 cargo test -p seikan-proto --lib filter_cost -- --ignored
-/// --nocapture`.
+/// Prints the cost of filtering a packet: `CARGO_PROFILE_DEV_OPT_LEVEL=3 cargo test -p seikan-proto
+/// --lib filter_cost -- --ignored --nocapture`.
 #[test]
 #[ignore = "a measurement"]
 #[expect(clippy::disallowed_methods, reason = "a measurement reads the clock")]
 fn filter_cost_with_64_rules() {
     use std::hint::black_box;
     const ROUNDS: u32 = 10_000_000;
-    // 32 ranges of TCP and 32 of UDP, none of which touches another.
+    // 32 TCP and 32 UDP ranges, none adjacent to another.
     let ranges = || (0..32u16).map(|n| 1000 * n + 100..=1000 * n + 200);
     let open = Open {
         icmp: false,
         tcp: ranges().collect(),
         udp: ranges().collect(),
     };
-    let time = |name: &str, bytes: &[u8], guard: &mut Option<Box<Guard>>| {
+    let time = |name: &str, bytes: &[u8], filter: &mut Option<Box<StatefulFilter>>| {
         let ip = IpPacket::parse(bytes).expect("a packet");
         let best = (0..5).map(|_| {
             let start = std::time::Instant::now();
             for _ in 0..ROUNDS {
                 let (ip, bytes) = (black_box(&ip), black_box(bytes));
-                let judged = match black_box(&mut *guard) {
+                let passes = match black_box(&mut *filter) {
                     None => Ok(()),
-                    Some(guard) => guard.check(ip, bytes, at(1)),
+                    Some(filter) => filter.check(ip, bytes, at(1)),
                 };
-                black_box(judged.is_ok());
+                black_box(passes.is_ok());
             }
             start.elapsed().as_nanos() as f64 / f64::from(ROUNDS)
         });
@@ -543,44 +550,49 @@ fn filter_cost_with_64_rules() {
     for v6 in [false, true] {
         let (data, syn) = (tcp_to(v6, 15_150, ACK), tcp_to(v6, 15_150, SYN));
         let own = Destinations::Only(vec![here(false), here(true)]);
-        let asked = udp(v6, [PEER, HERE], 999, 15_150);
+        let probe = udp(v6, [PEER, HERE], 999, 15_150);
         let answer = udp(v6, [PEER, HERE], 53, 5000);
-        let begun = udp(v6, [HERE, PEER], 5000, 53);
-        let mut guard = Guard::set(None, Filter::Only(open.clone()), own.clone());
-        // As many flows as there may be.
+        let outgoing = udp(v6, [HERE, PEER], 5000, 53);
+        let mut filter = StatefulFilter::set(None, Filter::Only(open.clone()), own.clone());
+        // The maximum number of flows.
         for port in 0..2 * GENERATION_FLOWS as u16 {
-            let guard = guard.as_mut().expect("a guard");
-            sends(guard, &udp(v6, [HERE, PEER], 5000 + port, 53), at(0));
+            let filter = filter.as_mut().expect("a filter");
+            sends(filter, &udp(v6, [HERE, PEER], 5000 + port, 53), at(0));
         }
-        sends(guard.as_mut().expect("a guard"), &begun, at(0));
+        sends(filter.as_mut().expect("a filter"), &outgoing, at(0));
         let family = if v6 { "IPv6" } else { "IPv4" };
         time(&format!("{family}, no filter"), &data, &mut None);
-        let mut all = Guard::set(None, Filter::All, own.clone());
+        let mut all = StatefulFilter::set(None, Filter::All, own.clone());
         time(&format!("{family}, everything open"), &data, &mut all);
-        time(&format!("{family}, TCP data"), &data, &mut guard);
+        time(&format!("{family}, TCP data"), &data, &mut filter);
         time(
             &format!("{family}, TCP SYN to an open port"),
             &syn,
-            &mut guard,
+            &mut filter,
         );
         time(
             &format!("{family}, UDP to an open port"),
-            &asked,
-            &mut guard,
+            &probe,
+            &mut filter,
         );
         let name = format!("{family}, UDP, an answer");
-        time(&format!("{name}, same flow as before"), &answer, &mut guard);
+        time(
+            &format!("{name}, same flow as before"),
+            &answer,
+            &mut filter,
+        );
         let other = udp(v6, [HERE, PEER], 5001, 53);
-        sends(guard.as_mut().expect("a guard"), &other, at(1));
-        time(&format!("{name}, another flow"), &answer, &mut guard);
-        let guard = guard.as_mut().expect("a guard");
-        let both = [&begun, &other].map(|bytes| (IpPacket::parse(bytes).expect("a packet"), bytes));
+        sends(filter.as_mut().expect("a filter"), &other, at(1));
+        time(&format!("{name}, another flow"), &answer, &mut filter);
+        let filter = filter.as_mut().expect("a filter");
+        let both =
+            [&outgoing, &other].map(|bytes| (IpPacket::parse(bytes).expect("a packet"), bytes));
         for (name, step) in [("the same flow", 0), ("two flows in turns", 1)] {
             let best = (0..5).map(|_| {
                 let start = std::time::Instant::now();
                 for round in 0..ROUNDS as usize {
                     let (ip, bytes) = black_box(&both[(round & 1) * step]);
-                    guard.note(ip, bytes, at(1));
+                    filter.note(ip, bytes, at(1));
                 }
                 start.elapsed().as_nanos() as f64 / f64::from(ROUNDS)
             });

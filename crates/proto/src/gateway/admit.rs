@@ -1,4 +1,4 @@
-//! The way of a packet through the gateway, in both directions.
+//! Packet processing of the gateway, in both directions.
 
 use super::devices::family;
 use super::flows::{Direction, Flow, Seen, Segment};
@@ -20,49 +20,49 @@ use std::net::IpAddr;
 pub enum Origin {
     /// From the TUN device: forwarded by the kernel, or sent by the host itself.
     Tun,
-    /// From the local network's card.
+    /// From the interface on the local network.
     Lan {
-        /// Who sent the frame.
+        /// The sender of the frame.
         mac: Mac,
-        /// In which VLAN.
+        /// Its VLAN.
         vlan: Option<u16>,
     },
 }
 
-/// How an outbound packet goes on.
+/// Result for an outbound packet that may pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outbound {
-    /// As it is in the read now.
+    /// The packet in the read passes, with translated addresses.
     Whole,
-    /// In fragments, which are among what [`Gateway::take_made`] gives; the read is done with.
+    /// The packet was fragmented; the fragments are in [`Gateway::take_made`].
     Cut,
 }
 
-/// Where an inbound packet goes.
+/// Destination of an inbound packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Inbound {
-    /// To the host itself, unchanged.
+    /// The host itself; the packet is unchanged.
     Host,
-    /// To this device; addresses are those of the local network now.
+    /// This device; the packet has addresses of the local network now.
     Device(DeviceId),
 }
 
-/// One packet or super-packet as it passes.
+/// A packet or super-packet in transit.
 struct Passing {
     ip: IpPacket,
     partial: bool,
-    /// Segments it stands for.
+    /// Number of segments.
     packets: u64,
-    /// Bytes of these.
+    /// Their bytes.
     bytes: u64,
-    /// Payload bytes of each segment, 0 if it is an ordinary packet.
+    /// Payload bytes of each segment; 0 for an ordinary packet.
     gso_size: usize,
-    /// Bytes of IP and transport header of a super-packet.
+    /// Length of the IP and transport headers of a super-packet.
     header_len: usize,
 }
 
 impl Passing {
-    /// Bytes of the longest packet that it stands for.
+    /// Length of its longest segment.
     fn longest(&self) -> usize {
         match self.gso_size {
             0 => self.ip.total_len,
@@ -72,8 +72,8 @@ impl Passing {
 }
 
 impl Gateway {
-    /// Takes in a read, `[virtio-net header][packet]`, that came from the local network. `Ok` if it is
-    /// to go on into the tunnel, with the addresses of the overlay now. Otherwise it was counted.
+    /// Processes a read, `[virtio-net header][packet]`, from the local network. Returns `Ok` if it
+    /// may enter the tunnel; it has overlay addresses then. Otherwise it was counted.
     pub fn outbound(
         &mut self,
         now: Instant,
@@ -90,7 +90,7 @@ impl Gateway {
                 header_len: packet.header_len,
             },
             Err(reason) => {
-                self.drop_stray(reason, 1);
+                self.drop_unattributed(reason, 1);
                 return Err(reason);
             }
         };
@@ -98,7 +98,7 @@ impl Gateway {
             Ok(Some(id)) => id,
             Ok(None) => return Ok(Outbound::Whole),
             Err(reason) => {
-                self.drop_stray(reason, passing.packets);
+                self.drop_unattributed(reason, passing.packets);
                 return Err(reason);
             }
         };
@@ -129,8 +129,9 @@ impl Gateway {
         outcome.map(|()| Outbound::Whole)
     }
 
-    /// Looks at a read of the TUN device in transparent mode. The host's own packets pass. Packets that it
-    /// forwards do not: the tunnel is for devices, and those come in by the card.
+    /// Checks a read of the TUN device in transparent mode. The host's own packets pass. Forwarded
+    /// packets do not: the tunnel is for devices, and their packets arrive at the interface on the
+    /// local network.
     pub fn from_host(&mut self, read: &[u8]) -> Result<(), DropReason> {
         let packet = read.get(VNET_HDR_LEN..).unwrap_or_default();
         let reason = match IpPacket::parse_headers(packet).map(|ip| ip.src) {
@@ -140,13 +141,14 @@ impl Gateway {
             // The tunnel drops it.
             Err(_) => return Ok(()),
         };
-        self.drop_stray(reason, 1);
+        self.drop_unattributed(reason, 1);
         Err(reason)
     }
 
-    /// Takes in a packet from the tunnel. `header` begins with the IP header and holds all headers
-    /// of a super-packet, or the whole of an ordinary packet; it stands for `packets` of `bytes`
-    /// altogether. After `Ok` for a device its fate is told by [`Self::delivered`]; after `Err` it was counted.
+    /// Processes a packet from the tunnel. `header` begins with the IP header and holds all headers
+    /// of a super-packet, or the whole of an ordinary packet; it stands for `packets` packets of
+    /// `bytes` in total. After `Ok` for a device, [`Self::delivered`] reports the result. After
+    /// `Err` the packet was counted.
     pub fn inbound(
         &mut self,
         now: Instant,
@@ -172,7 +174,7 @@ impl Gateway {
             packets,
             bytes,
             gso_size: usize::from(vnet.gso_size),
-            // Super-packets of the tunnel come with their headers alone, but for one piece.
+            // Super-packets of the tunnel come with their headers only.
             header_len: usize::from(vnet.hdr_len),
         };
         let outcome = self.let_in(now, id, header, &passing);
@@ -182,11 +184,12 @@ impl Gateway {
         outcome.map(|()| Inbound::Device(id))
     }
 
-    /// Whom a packet from the tunnel is for: a device, or the host by an address of the tunnel's interface.
-    /// Nothing else may reach the host, which could forward it or take it in for another network.
+    /// Finds the receiver of a packet from the tunnel: a device, or the host at an address of the
+    /// tunnel's interface. Nothing else may reach the host, which might forward it or accept it for
+    /// another network.
     fn receiver(&self, ip: &IpPacket, header: &[u8]) -> Result<Inbound, DropReason> {
         let is_own = |address| self.own.contains(address) || self.by_overlay.contains_key(address);
-        // Allowed IPs may be wide, and rules look at the source.
+        // Allowed IPs may be wide, and rules depend on the source.
         if is_own(&ip.src) {
             return Err(DropReason::DeviceMismatch);
         }
@@ -194,29 +197,32 @@ impl Gateway {
             return Err(DropReason::NotUnicast);
         }
         if let Some(&id) = self.by_overlay.get(&ip.dst) {
-            // The device would take it for a neighbour of its own.
+            // The device would take the source for a host of its own network.
             let shown = self.shown_as.get(&ip.src).unwrap_or(&ip.src);
             let vlan = self.devices[id.0 as usize].config.vlan;
             let pretends = self.by_lan.contains_key(&(vlan, *shown)) || self.is_shown(ip.src);
-            return match pretends {
-                true => Err(DropReason::DeviceMismatch),
-                false => Ok(Inbound::Device(id)),
+            return if pretends {
+                Err(DropReason::DeviceMismatch)
+            } else {
+                Ok(Inbound::Device(id))
             };
         }
         if self.own.contains(&ip.dst) {
-            // The next hop of a source route is an address that nobody has looked at.
-            return match ip.source_routed(header) {
-                true => Err(DropReason::SourceRouted),
-                false => Ok(Inbound::Host),
+            // The next hop of a source route has not been checked.
+            return if ip.source_routed(header) {
+                Err(DropReason::SourceRouted)
+            } else {
+                Ok(Inbound::Host)
             };
         }
-        match is_group(ip.dst) {
-            true => Err(DropReason::NotUnicast),
-            false => Err(DropReason::UnlistedDevice),
+        if is_group(ip.dst) {
+            Err(DropReason::NotUnicast)
+        } else {
+            Err(DropReason::UnlistedDevice)
         }
     }
 
-    /// Tells what became of a packet that [`Self::inbound`] let through to a device.
+    /// Reports the result of a packet that [`Self::inbound`] passed for a device.
     pub fn delivered(
         &mut self,
         id: DeviceId,
@@ -235,7 +241,7 @@ impl Gateway {
         }
     }
 
-    /// From the device: is it allowed, and what of the remote's address is true.
+    /// A packet from a device: applies the rules and translates the remote's address.
     fn send_on(
         &mut self,
         now: Instant,
@@ -248,7 +254,7 @@ impl Gateway {
             return Err(DropReason::NotUnicast);
         }
         if self.shown_as.contains_key(&ip.dst) {
-            // Its answers would come from the other address.
+            // Replies would come from the other address.
             return Err(DropReason::ShownOtherwise);
         }
         let remote = self.shown.get(&ip.dst).copied().unwrap_or(ip.dst);
@@ -268,7 +274,7 @@ impl Gateway {
         translate(packet, ip, &mapping, passing.partial)
     }
 
-    /// To the device: is it allowed, and what is the remote called there.
+    /// A packet to a device: applies the rules and translates the remote's address.
     fn let_in(
         &mut self,
         now: Instant,
@@ -294,7 +300,7 @@ impl Gateway {
         translate(packet, ip, &mapping, passing.partial)
     }
 
-    /// Applies the rules and looks at TCP.
+    /// Applies the rules and evaluates TCP headers.
     fn admit(
         &mut self,
         now: Instant,
@@ -342,7 +348,8 @@ impl Gateway {
     }
 }
 
-/// The rule that lets a new flow pass, `Some(None)` where there are no rules for its direction.
+/// Returns the rule that admits a new flow, or `Some(None)` if there are no rules for its
+/// direction.
 fn open(device: &Device, query: &Query, direction: Direction) -> Option<Option<usize>> {
     let config = &device.config;
     let (rules, port, first) = match direction {
@@ -365,7 +372,7 @@ fn open(device: &Device, query: &Query, direction: Direction) -> Option<Option<u
     Some(Some(first + rule))
 }
 
-/// What a TCP segment tells of the legs.
+/// Updates the statistics of both sides from a TCP segment.
 fn observe(
     device: &mut Device,
     flow: &mut Flow,
@@ -392,8 +399,8 @@ fn observe(
     let segment = Segment::read(header, payload, size);
     let seen = flow.observe(direction, &segment, now);
     let (before, behind) = match direction {
-        Direction::Out => (&mut device.lan_leg, &mut device.tunnel_leg),
-        Direction::In => (&mut device.tunnel_leg, &mut device.lan_leg),
+        Direction::Out => (&mut device.lan_side, &mut device.tunnel_side),
+        Direction::In => (&mut device.tunnel_side, &mut device.lan_side),
     };
     if payload > 0 {
         before.segments += passing.packets;
@@ -407,7 +414,7 @@ fn observe(
     seen
 }
 
-/// One hop less (RFC 791, RFC 8200); the last one ends here.
+/// Lowers the hop limit (RFC 791, RFC 8200). Returns an error if it is used up.
 fn lower_hop_limit(packet: &mut [u8]) -> Result<(), DropReason> {
     let at = if packet[0] >> 4 == 4 { 8 } else { 7 };
     if packet[at] <= 1 {
@@ -423,7 +430,7 @@ fn lower_hop_limit(packet: &mut [u8]) -> Result<(), DropReason> {
     Ok(())
 }
 
-/// Multicast, or an IPv4 broadcast that shows itself as one.
+/// Multicast, or a recognisable IPv4 broadcast.
 fn is_group(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(a) => a.is_multicast() || a.is_broadcast(),

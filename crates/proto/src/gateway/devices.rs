@@ -1,4 +1,4 @@
-//! A device: where it is, what went through for it, how its two legs are, and how it is told from others.
+//! Devices: identification, addresses, counters, and statistics of the local and the tunnel side.
 
 use super::successor::Successor;
 use super::{DeviceConfig, Gateway, Origin};
@@ -9,50 +9,50 @@ use seikan_wire::ip::IpPacket;
 use std::net::IpAddr;
 use std::time::Duration;
 
-/// An address that was learned is kept at least so long when another is used beside it.
+/// Minimum time that a learned address is kept while another one is used as well.
 const LEARNED_FOR: Duration = Duration::from_secs(60);
 
-/// A device's place in the table.
+/// A device, by its position in the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceId(pub u32);
 
-/// What is known of one device.
+/// State of a device.
 #[derive(Clone, Debug)]
 pub struct Device {
-    /// What was configured.
+    /// Its configuration.
     pub config: DeviceConfig,
     /// Addresses on the local network, IPv4 and IPv6, configured or learned.
     pub lan: [Option<IpAddr>; 2],
     /// Addresses in the overlay, IPv4 and IPv6.
     pub overlay: [Option<IpAddr>; 2],
-    /// The card it was heard from last, in transparent mode.
+    /// The MAC address of its last frame, in transparent mode.
     pub mac: Option<Mac>,
-    /// When something of it was heard last.
+    /// When its last frame or packet arrived.
     pub last_seen: Option<Instant>,
-    /// When each of `lan` was heard last.
+    /// When each address of `lan` was last used.
     pub(super) used: [Option<Instant>; 2],
-    /// An IPv6 address that may take the place of the one in `lan`.
+    /// An IPv6 address that may replace the one in `lan`.
     pub(super) successor: Option<Successor>,
     /// From the device into the tunnel.
     pub outbound: DirectionCounters,
     /// From the tunnel to the device.
     pub inbound: DirectionCounters,
-    /// Reads that brought the packets of `outbound`: fewer where GRO or TSO joined them.
+    /// Number of reads for the packets of `outbound`; smaller where GRO or TSO merged them.
     pub reads: u64,
-    /// New flows by the rule that let them pass: those of `allow_from`, then those of `allow_to`.
+    /// New flows by the rule that admitted them: those of `allow_from`, then those of `allow_to`.
     pub rule_hits: Vec<u64>,
-    /// Between device and gateway.
-    pub lan_leg: Leg,
-    /// Between gateway and remote.
-    pub tunnel_leg: Leg,
+    /// Statistics between device and gateway.
+    pub lan_side: SideStats,
+    /// Statistics between gateway and remote.
+    pub tunnel_side: SideStats,
 }
 
-/// What TCP told of one leg.
+/// Statistics of one side of the gateway, from TCP.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Leg {
-    /// Segments that were sent into the leg, or found missing out of it.
+pub struct SideStats {
+    /// Segments sent into this side, or found missing from it.
     pub segments: u64,
-    /// Of these, lost: they had to be sent again.
+    /// Lost segments: they had to be retransmitted.
     pub lost: u64,
     /// Smoothed round-trip time (RFC 6298, an eighth of each sample).
     pub rtt: Option<Duration>,
@@ -60,8 +60,8 @@ pub struct Leg {
     pub rtt_min: Option<Duration>,
 }
 
-impl Leg {
-    /// Takes in a round trip.
+impl SideStats {
+    /// Adds a round-trip time.
     pub fn measured(&mut self, sample: Duration) {
         self.rtt = Some(match self.rtt {
             Some(rtt) => (rtt * 7 + sample) / 8,
@@ -70,7 +70,7 @@ impl Leg {
         self.rtt_min = Some(self.rtt_min.map_or(sample, |min| min.min(sample)));
     }
 
-    /// Lost segments as a share of all, 0 to 1.
+    /// Lost segments as a share of all, from 0 to 1.
     pub fn loss(&self) -> f64 {
         match self.segments {
             0 => 0.0,
@@ -79,7 +79,7 @@ impl Leg {
     }
 }
 
-/// Place of an address's family in a pair.
+/// Index of an address's family in a pair.
 pub(super) fn family(address: IpAddr) -> usize {
     usize::from(address.is_ipv6())
 }
@@ -102,25 +102,25 @@ impl Device {
             inbound: DirectionCounters::default(),
             reads: 0,
             rule_hits: vec![0; config.allow_from.len() + config.allow_to.len()],
-            lan_leg: Leg::default(),
-            tunnel_leg: Leg::default(),
+            lan_side: SideStats::default(),
+            tunnel_side: SideStats::default(),
             config,
         }
     }
 
-    /// Whether the address on the local network is given, not learned.
+    /// Whether the address on the local network is configured, not learned.
     pub fn has_fixed_lan(&self, v6: bool) -> bool {
         self.config.lan.iter().any(|a| a.is_ipv6() == v6)
     }
 
-    /// Packets that each read brought: how much GRO or TSO joined.
+    /// Packets per read: how much GRO or TSO merged.
     pub fn gro_factor(&self) -> Option<f64> {
         (self.reads > 0).then(|| self.outbound.packets_in as f64 / self.reads as f64)
     }
 }
 
 impl Gateway {
-    /// Whose packet it is; `None` is the host's own.
+    /// Identifies the sender of a packet; `None` is the host itself.
     pub(super) fn sender(
         &mut self,
         ip: &IpPacket,
@@ -129,7 +129,7 @@ impl Gateway {
     ) -> Result<Option<DeviceId>, DropReason> {
         let (mac, vlan) = match origin {
             Origin::Tun if self.own.contains(&ip.src) => return Ok(None),
-            // What the kernel forwards shows neither card nor VLAN.
+            // Packets forwarded by the kernel have neither MAC address nor VLAN.
             Origin::Tun => {
                 let found = self.by_lan.get(&(None, ip.src)).copied();
                 return found.map(Some).ok_or(DropReason::UnlistedDevice);
@@ -142,7 +142,7 @@ impl Gateway {
             return self.learn(id, ip.src, now).map(|()| Some(id));
         };
         let device = &self.devices[id.0 as usize];
-        // Another card with a device's address: a duplicate, or somebody who pretends.
+        // Another MAC address with a device's address: a duplicate, or an impostor.
         match device.config.mac.or(device.mac) {
             Some(known) if known != mac => Err(DropReason::DeviceMismatch),
             Some(_) => Ok(Some(id)),
@@ -153,7 +153,7 @@ impl Gateway {
         }
     }
 
-    /// A device's card uses an address that was not given: it is the device's, if none is fixed.
+    /// Learns an address from a device's packet, unless the device has a fixed one.
     pub(super) fn learn(
         &mut self,
         id: DeviceId,
@@ -177,7 +177,7 @@ impl Gateway {
         }
         let family = family(address);
         let old = device.lan[family];
-        // IPv6 hosts use several at once: one-to-one is the one that was first.
+        // IPv6 hosts use several addresses at once; the first one is translated one-to-one.
         if address.is_ipv6()
             && old.is_some()
             && device.used[family].is_some_and(|used| now.duration_since(used) < LEARNED_FOR)
@@ -189,7 +189,7 @@ impl Gateway {
         Ok(())
     }
 
-    /// The address is the device's from now on, instead of the one that was.
+    /// Replaces the address of a device.
     pub(super) fn readdress(&mut self, id: DeviceId, address: IpAddr, now: Instant) {
         let device = &mut self.devices[id.0 as usize];
         let (family, vlan) = (family(address), device.config.vlan);
@@ -203,8 +203,8 @@ impl Gateway {
         self.by_lan.insert((vlan, address), id);
     }
 
-    /// Whether the card or the address is a device's.
-    pub(super) fn knows(&self, vlan: Option<u16>, mac: Mac, address: IpAddr) -> bool {
+    /// Whether the MAC address or the address belongs to a device.
+    pub(super) fn is_known(&self, vlan: Option<u16>, mac: Mac, address: IpAddr) -> bool {
         if self.by_mac.contains_key(&(vlan, mac)) {
             return true;
         }
@@ -212,13 +212,13 @@ impl Gateway {
         id.is_some_and(|id| self.devices[id.0 as usize].config.mac.is_none())
     }
 
-    /// An ARP or neighbour message of the local network ended here as intended.
-    pub(super) fn consume_stray(&mut self) {
-        self.stray.packets_in += 1;
-        self.stray.consumed += 1;
+    /// Counts an ARP or neighbour message that ended here as intended.
+    pub(super) fn consume_unattributed(&mut self) {
+        self.unattributed.packets_in += 1;
+        self.unattributed.consumed += 1;
     }
 
-    /// A broadcast or multicast packet: of a device or of somebody else, it stays.
+    /// Drops a broadcast or multicast packet, of a device or any other host.
     pub(super) fn drop_group(&mut self, vlan: Option<u16>, mac: Mac, packet: &[u8]) {
         let by_address = || {
             let ip = IpPacket::parse_headers(packet).ok()?;
@@ -230,27 +230,27 @@ impl Gateway {
                 device.reads += 1;
                 &mut device.outbound
             }
-            None => &mut self.stray,
+            None => &mut self.unattributed,
         };
         counters.packets_in += 1;
         counters.drops.add(DropReason::NotUnicast, 1);
     }
 
-    /// Hears that `address` is at `mac`: which device that is, or an error if it contradicts what is
-    /// known of the device.
-    pub(super) fn heard(
+    /// Handles a claim that `address` is at `mac`. Returns the device, or an error if the claim
+    /// contradicts the device's state.
+    pub(super) fn on_address_claim(
         &mut self,
         now: Instant,
         vlan: Option<u16>,
         mac: Mac,
         address: IpAddr,
-        still_there: Duration,
+        present_for: Duration,
     ) -> Result<Option<DeviceId>, ()> {
         let Some(id) = self.device_by_lan(vlan, address) else {
             let Some(id) = self.device_by_mac(vlan, mac) else {
                 return Ok(None);
             };
-            // Link-local and fixed addresses are not learned; the card was heard all the same.
+            // Link-local and fixed addresses are not learned, but the device is present.
             let _ = self.learn(id, address, now);
             self.devices[id.0 as usize].last_seen = Some(now);
             return Ok(Some(id));
@@ -258,7 +258,7 @@ impl Gateway {
         let device = &mut self.devices[id.0 as usize];
         let is_there = device
             .last_seen
-            .is_some_and(|seen| !seen.has_expired(still_there, now));
+            .is_some_and(|seen| !seen.has_expired(present_for, now));
         match (device.config.mac, device.mac) {
             (Some(own), _) if own != mac => return Err(()),
             (None, Some(known)) if known != mac && is_there => return Err(()),
@@ -272,7 +272,7 @@ impl Gateway {
         Ok(Some(id))
     }
 
-    /// The device's card.
+    /// Sets the MAC address of a device.
     pub(super) fn note_mac(&mut self, id: DeviceId, mac: Mac) {
         let device = &mut self.devices[id.0 as usize];
         let vlan = device.config.vlan;
@@ -287,7 +287,7 @@ impl Gateway {
         self.by_mac.entry((vlan, mac)).or_insert(id);
     }
 
-    /// The device's card is not known any more, unless it is given.
+    /// Forgets the MAC address of a device, unless it is configured.
     pub(super) fn forget_mac(&mut self, id: DeviceId) {
         let device = &mut self.devices[id.0 as usize];
         if device.config.mac.is_none()

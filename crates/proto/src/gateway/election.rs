@@ -1,14 +1,16 @@
-//! Which of two gateways on one local network is active. Without I/O.
+//! The election of the active gateway among two on one local network. Without I/O.
 //!
-//! Both have the same identity and configuration, so that whoever is active is the same to devices
-//! (one station address) and to remotes (one static key, which roams). Each sends an [`Advert`] four
-//! times a second. One that stands by becomes active when it has heard no active one for a second, or
-//! at once when that one leaves; an active one gives way only to an active one of higher rank, as
-//! after a local network that was in two parts, and when its own card has no carrier.
+//! Both have the same identity and configuration, so the active one looks the same to devices (one
+//! responder address) and to remotes (one static key, which roams). Each sends an [`Advert`] four
+//! times a second. A standby gateway becomes active when it has received nothing from an active one
+//! for a second, or at once when that one leaves. An active gateway yields only to an active one of
+//! higher rank, for example after a partition of the local network, and when its own interface has
+//! no carrier.
 //!
-//! Adverts are authenticated under a key that only the holders of the identity know. A replayed one is not
-//! believed either: each advert bears a fresh random number, and the number that was heard last from
-//! the other side; one that does not bear one of our last few is ignored. Clocks need not agree.
+//! Adverts are authenticated with a key that only holders of the identity know. Replays are
+//! rejected too: each advert carries a fresh random number and echoes the last number received from
+//! the other side. An advert that echoes none of the latest numbers is ignored. The clocks need not
+//! agree.
 
 use crate::keys::PrivateKey;
 use crate::rng::Rng;
@@ -23,30 +25,30 @@ use zeroize::Zeroizing;
 /// EtherType of adverts: "local experimental" (IEEE 802, 9.2.4).
 pub const ETHERTYPE_ADVERT: u16 = 0x88b5;
 
-/// Between two adverts.
+/// Interval between two adverts.
 const INTERVAL: Duration = Duration::from_millis(250);
-/// How long an active gateway may be silent.
+/// Silence after which an active gateway counts as dead.
 const DEAD: Duration = Duration::from_millis(1_000);
-/// How long a gateway listens before it may become active.
+/// Time that a gateway listens before it may become active.
 const LISTEN: Duration = Duration::from_millis(1_500);
-/// Numbers of our own that an advert may echo: as many as fit the time of a lost one or two.
+/// Number of own numbers that an advert may echo: enough for one or two lost ones.
 const RECENT: usize = 8;
 
-/// Format of the advert.
+/// Version of the format.
 const VERSION: u8 = 1;
 /// Version, role, priority, reserved, instance, number, echo, MAC.
 const ADVERT_LEN: usize = 4 + 3 * 8 + MAC_LEN;
 const MAC_LEN: usize = 16;
 
-/// What a gateway says of itself.
+/// The state of a gateway, as advertised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
-    StandingBy = 0,
+    Standby = 0,
     Active = 1,
     Leaving = 2,
 }
 
-/// What one gateway tells the other.
+/// A message from one gateway to the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Advert {
     role: Role,
@@ -54,7 +56,7 @@ struct Advert {
     /// Chosen at random when the gateway starts.
     instance: u64,
     number: u64,
-    /// The number that was heard from the other one last.
+    /// The last number received from the other gateway.
     echo: u64,
 }
 
@@ -63,24 +65,24 @@ struct Advert {
 struct Other {
     rank: (u8, u64),
     role: Role,
-    heard: Instant,
+    last_received: Instant,
 }
 
-/// One gateway's part.
+/// State of the election at one gateway.
 pub struct Election {
     key: Zeroizing<[u8; 32]>,
     priority: u8,
     instance: u64,
     active: bool,
-    /// Not before this does it become active.
+    /// It does not become active before this time.
     listen_until: Instant,
     next_advert: Instant,
     recent: [u64; RECENT],
     sent: usize,
-    /// The last number heard, and from whom.
-    heard: u64,
+    /// The last number received, and the other gateway.
+    received_number: u64,
     other: Option<Other>,
-    /// The card has a carrier.
+    /// Whether the interface has a carrier.
     connected: bool,
 }
 
@@ -94,7 +96,7 @@ impl std::fmt::Debug for Election {
 }
 
 impl Election {
-    /// Begins to listen. `priority` is 1 to 254.
+    /// Starts to listen. `priority` is 1 to 254.
     pub fn new(identity: &PrivateKey, priority: u8, rng: &mut dyn Rng, now: Instant) -> Election {
         let mut hash = Blake2s256::new();
         Update::update(&mut hash, b"seikan gateway election");
@@ -110,7 +112,7 @@ impl Election {
             next_advert: now,
             recent: [0; RECENT],
             sent: 0,
-            heard: 0,
+            received_number: 0,
             other: None,
             connected: true,
         }
@@ -121,13 +123,16 @@ impl Election {
         self.active
     }
 
-    /// Whether the other one was heard within the last second, and whether it is active.
+    /// Whether the other gateway is active; `None` if nothing was received from it within the last
+    /// second.
     pub fn other(&self, now: Instant) -> Option<bool> {
-        let other = self.other.filter(|o| !o.heard.has_expired(DEAD, now))?;
+        let other = self
+            .other
+            .filter(|o| !o.last_received.has_expired(DEAD, now))?;
         Some(other.role == Role::Active)
     }
 
-    /// The card's carrier came or went.
+    /// The carrier of the interface has changed.
     pub fn set_connected(&mut self, connected: bool, now: Instant) {
         if connected && !self.connected {
             self.listen_until = now + LISTEN;
@@ -138,33 +143,34 @@ impl Election {
         }
     }
 
-    /// When [`Self::poll`] has something to do.
+    /// When [`Self::poll`] has work to do.
     pub fn next_wakeup(&self) -> Instant {
         self.next_advert
     }
 
-    /// Decides, and gives the advert that is due, a whole frame from `card`.
-    pub fn poll(&mut self, now: Instant, card: Mac, rng: &mut dyn Rng) -> Option<Vec<u8>> {
+    /// Updates the state and returns the advert that is due: a whole frame from `mac`.
+    pub fn poll(&mut self, now: Instant, mac: Mac, rng: &mut dyn Rng) -> Option<Vec<u8>> {
         if now < self.next_advert {
             return None;
         }
         self.next_advert = now + INTERVAL;
         self.decide(now);
-        let role = match self.active {
-            true => Role::Active,
-            false => Role::StandingBy,
+        let role = if self.active {
+            Role::Active
+        } else {
+            Role::Standby
         };
-        Some(self.advert(role, card, rng))
+        Some(self.advert(role, mac, rng))
     }
 
-    /// The last advert of one that ends in order.
-    pub fn leave(&mut self, card: Mac, rng: &mut dyn Rng) -> Vec<u8> {
+    /// The last advert of a gateway that shuts down.
+    pub fn leave(&mut self, mac: Mac, rng: &mut dyn Rng) -> Vec<u8> {
         self.active = false;
-        self.advert(Role::Leaving, card, rng)
+        self.advert(Role::Leaving, mac, rng)
     }
 
-    /// Takes in the payload of a frame with [`ETHERTYPE_ADVERT`]; false if it is not believed.
-    pub fn hear(&mut self, now: Instant, payload: &[u8]) -> bool {
+    /// Handles the payload of a frame with [`ETHERTYPE_ADVERT`]. Returns false if it is not valid.
+    pub fn receive(&mut self, now: Instant, payload: &[u8]) -> bool {
         let Some(advert) = self.read(payload) else {
             return false;
         };
@@ -172,10 +178,10 @@ impl Election {
             return false; // our own, reflected
         }
         let fresh = advert.echo != 0 && self.recent.contains(&advert.echo);
-        // Echoed in the next advert, so that the answer to that can be believed. Two that hear each
-        // other are not disturbed by what somebody repeats.
+        // Echoed in the next advert, so that the answer to that one is accepted. Two gateways in
+        // contact are not disturbed by replays.
         if fresh || self.other(now).is_none() {
-            self.heard = advert.number;
+            self.received_number = advert.number;
         }
         if !fresh {
             return false;
@@ -183,7 +189,7 @@ impl Election {
         self.other = Some(Other {
             rank: (advert.priority, advert.instance),
             role: advert.role,
-            heard: now,
+            last_received: now,
         });
         self.decide(now);
         true
@@ -194,28 +200,30 @@ impl Election {
             self.active = false;
             return;
         }
-        let other = self.other.filter(|o| !o.heard.has_expired(DEAD, now));
+        let other = self
+            .other
+            .filter(|o| !o.last_received.has_expired(DEAD, now));
         let outranked = other.is_some_and(|o| o.rank > (self.priority, self.instance));
         self.active = match other.map(|o| o.role) {
             Some(Role::Active) => self.active && !outranked,
             Some(Role::Leaving) => true,
-            Some(Role::StandingBy) => self.active || (now >= self.listen_until && !outranked),
+            Some(Role::Standby) => self.active || (now >= self.listen_until && !outranked),
             None => self.active || now >= self.listen_until,
         };
     }
 
-    fn advert(&mut self, role: Role, card: Mac, rng: &mut dyn Rng) -> Vec<u8> {
+    fn advert(&mut self, role: Role, mac: Mac, rng: &mut dyn Rng) -> Vec<u8> {
         let mut number = [0; 8];
         rng.fill(&mut number);
-        // Zero means that nothing was heard.
+        // Zero means that nothing was received.
         let number = u64::from_be_bytes(number).max(1);
         self.recent[self.sent % RECENT] = number;
         self.sent += 1;
         let mut frame = vec![0; seikan_wire::ethernet::HEADER_LEN];
-        Ethernet::new(GROUP, card, None, ETHERTYPE_ADVERT).write(&mut frame);
+        Ethernet::new(GROUP, mac, None, ETHERTYPE_ADVERT).write(&mut frame);
         let start = frame.len();
         frame.extend([VERSION, role as u8, self.priority, 0]);
-        for value in [self.instance, number, self.heard] {
+        for value in [self.instance, number, self.received_number] {
             frame.extend(value.to_be_bytes());
         }
         let mac = self.mac(&frame[start..]);
@@ -229,7 +237,7 @@ impl Election {
         self.mac(body).verify_slice(mac).ok()?;
         let number = |at: usize| Some(u64::from_be_bytes(*body.get(at..)?.first_chunk()?));
         let role = match body[1] {
-            0 => Role::StandingBy,
+            0 => Role::Standby,
             1 => Role::Active,
             2 => Role::Leaving,
             _ => return None,
@@ -244,7 +252,7 @@ impl Election {
     }
 
     fn mac(&self, body: &[u8]) -> Blake2sMac<U16> {
-        // A key of 32 bytes is one that BLAKE2s takes.
+        // BLAKE2s accepts a key of 32 bytes.
         let mut mac =
             <Blake2sMac<U16> as KeyInit>::new_from_slice(&self.key[..]).expect("32 bytes");
         Update::update(&mut mac, body);
@@ -252,7 +260,7 @@ impl Election {
     }
 }
 
-/// Where adverts go: a group that no bridge keeps to itself, locally administered.
+/// Destination of adverts: a locally administered group that bridges forward.
 pub const GROUP: Mac = Mac([0x03, 0x53, 0x65, 0x69, 0x6b, 0x61]);
 
 #[cfg(test)]
@@ -275,7 +283,7 @@ mod tests {
         }
     }
 
-    const CARD: Mac = Mac([2, 0, 0, 0, 0, 1]);
+    const MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
 
     fn at(ms: u64) -> Instant {
         Instant::from_nanos(1 << 40) + Duration::from_millis(ms)
@@ -291,8 +299,8 @@ mod tests {
         ms: u64,
         /// How often two were active at once.
         both: u32,
-        /// Everything that was on the wire.
-        heard: Vec<Vec<u8>>,
+        /// All frames sent.
+        frames: Vec<Vec<u8>>,
     }
 
     impl Lan {
@@ -301,7 +309,7 @@ mod tests {
                 gateways: Vec::new(),
                 ms: 0,
                 both: 0,
-                heard: Vec::new(),
+                frames: Vec::new(),
             };
             for priority in priorities {
                 lan.join(*priority);
@@ -316,12 +324,12 @@ mod tests {
         }
 
         fn spread(&mut self, from: usize, frame: &[u8]) {
-            self.heard.push(frame.to_vec());
+            self.frames.push(frame.to_vec());
             for (i, gateway) in self.gateways.iter_mut().enumerate() {
                 if let Some((election, _)) = gateway
                     && i != from
                 {
-                    election.hear(at(self.ms), &frame[14..]);
+                    election.receive(at(self.ms), &frame[14..]);
                 }
             }
         }
@@ -334,7 +342,7 @@ mod tests {
                     let now = at(self.ms);
                     let frame = self.gateways[i]
                         .as_mut()
-                        .and_then(|(election, rng)| election.poll(now, CARD, rng));
+                        .and_then(|(election, rng)| election.poll(now, MAC, rng));
                     if let Some(frame) = frame {
                         self.spread(i, &frame);
                     }
@@ -363,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_that_start_together_the_higher_is_active() {
+    fn the_higher_of_two_starting_gateways_is_active() {
         for (priorities, winner) in [([100, 50], 0), ([50, 100], 1)] {
             let mut lan = Lan::new(&priorities);
             lan.run(10_000);
@@ -379,7 +387,7 @@ mod tests {
         lan.gateways[0] = None;
         lan.run(1_500);
         assert_eq!(lan.active(), [1]);
-        // A higher one that comes back does not disturb it.
+        // A gateway of higher rank that comes back does not disturb it.
         lan.join(200);
         lan.run(10_000);
         assert_eq!(lan.active(), [1]);
@@ -387,17 +395,17 @@ mod tests {
     }
 
     #[test]
-    fn one_that_leaves_is_followed_at_once() {
+    fn a_leaving_gateway_is_replaced_at_once() {
         let mut lan = Lan::new(&[100, 50]);
         lan.run(5_000);
         let (mut leaving, mut rng) = lan.gateways[0].take().unwrap();
-        let frame = leaving.leave(CARD, &mut rng);
+        let frame = leaving.leave(MAC, &mut rng);
         lan.spread(0, &frame);
         assert_eq!(lan.active(), [1]);
     }
 
     #[test]
-    fn one_without_a_carrier_gives_way() {
+    fn a_gateway_without_a_carrier_yields() {
         let mut lan = Lan::new(&[100]);
         lan.run(5_000);
         let now = at(lan.ms);
@@ -409,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn two_active_ones_that_meet_become_one() {
+    fn two_active_gateways_in_contact_become_one() {
         let mut halves = [Lan::new(&[50]), Lan::new(&[100])];
         halves.iter_mut().for_each(|half| half.run(5_000));
         let [mut one, two] = halves;
@@ -420,22 +428,22 @@ mod tests {
     }
 
     #[test]
-    fn nobody_else_is_believed() {
+    fn adverts_of_others_are_ignored() {
         let mut lan = Lan::new(&[100]);
         let mut rng = Counting(99);
-        let mut stranger = Election::new(&key(8), 254, &mut rng, at(0));
+        let mut other_key = Election::new(&key(8), 254, &mut rng, at(0));
         lan.run(1_000);
-        let frame = stranger.leave(CARD, &mut rng);
+        let frame = other_key.leave(MAC, &mut rng);
         let (election, _) = lan.gateways[0].as_mut().unwrap();
-        assert!(!election.hear(at(1_000), &frame[14..]));
-        assert!(!election.hear(at(1_000), &[]));
-        // What was heard before is not believed again.
+        assert!(!election.receive(at(1_000), &frame[14..]));
+        assert!(!election.receive(at(1_000), &[]));
+        // Old adverts are not accepted again.
         let mut lan = Lan::new(&[100, 50]);
         lan.run(5_000);
-        let old = lan.heard.clone();
+        let old = lan.frames.clone();
         lan.run(5_000);
         let now = at(lan.ms);
         let (standby, _) = lan.gateways[1].as_mut().unwrap();
-        assert!(old.iter().all(|frame| !standby.hear(now, &frame[14..])));
+        assert!(old.iter().all(|frame| !standby.receive(now, &frame[14..])));
     }
 }

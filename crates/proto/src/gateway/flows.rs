@@ -1,12 +1,12 @@
-//! The flows of devices: whose answers are let through, and what TCP tells of the two legs.
+//! The flows of devices: connection tracking for replies, and TCP statistics of both sides.
 //!
-//! The gateway stands in the middle of each connection, which shows on which side something happens
-//! (the method of a passive midpoint, RFC 7799): a segment that it sees twice was lost behind it, one
-//! that it finds missing before it, and the time until data is acknowledged is the round trip of
-//! the leg in which the receiver is.
+//! The gateway is in the middle of each connection and can tell on which side an event happens (the
+//! passive midpoint of RFC 7799). A segment that it sees twice was lost after it, and one that it
+//! finds missing was lost before it. The time until data is acknowledged is the round-trip time of
+//! the receiver's side.
 //!
-//! Memory is bounded: flows live in two generations. When the younger is full or old enough, it
-//! becomes the older and the older is forgotten, but for the flows that were used since.
+//! Memory is bounded: flows live in two generations. When the younger one is full or old enough, it
+//! becomes the older one, and the older one is dropped, except for flows used since.
 
 use crate::time::Instant;
 use seikan_wire::tcp;
@@ -16,13 +16,13 @@ use std::time::Duration;
 
 /// Flows in one generation.
 const GENERATION_FLOWS: usize = 16_384;
-/// How long a generation lasts: a flow that is silent for between one and two of these is forgotten.
+/// Length of a generation. A flow that is silent for one to two generations is dropped.
 const GENERATION: Duration = Duration::from_secs(300);
 
 /// One flow of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FlowKey {
-    /// The device, by its place in the table.
+    /// The device, by its position in the table.
     pub device: u32,
     /// The overlay address at the other end.
     pub remote: IpAddr,
@@ -34,7 +34,7 @@ pub struct FlowKey {
     pub remote_port: u16,
 }
 
-/// Which way a packet goes.
+/// Direction of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// From the device into the overlay.
@@ -43,7 +43,7 @@ pub enum Direction {
     In,
 }
 
-/// What is known of a flow.
+/// State of a flow.
 #[derive(Clone, Debug, Default)]
 pub struct Flow {
     out: Half,
@@ -53,34 +53,34 @@ pub struct Flow {
 /// One direction of a TCP connection: sequence numbers as seen at the gateway.
 #[derive(Clone, Copy, Debug, Default)]
 struct Half {
-    /// Behind the highest byte seen.
+    /// The number after the highest byte seen.
     next: Option<u32>,
-    /// The newest range that was missing when what follows it came.
+    /// The newest range that was missing when later data arrived.
     hole: Option<(u32, u32)>,
-    /// When the bytes before this number passed, if they did once only (Karn's algorithm).
+    /// When the bytes before this number passed, if they passed only once (Karn's algorithm).
     timed: Option<(u32, Instant)>,
-    /// What went on in the newest super-packets, one behind the other, and did not come again.
+    /// The contiguous range of the newest super-packets that was not retransmitted.
     merged: (u32, u32),
 }
 
-/// A TCP segment or super-packet as it passes.
+/// A TCP segment or super-packet in transit.
 #[derive(Clone, Copy, Debug)]
 pub struct Segment {
     /// Sequence number of its first byte.
     pub seq: u32,
-    /// The acknowledgement, if it has one.
+    /// The acknowledgement number, if it has one.
     pub ack: Option<u32>,
     /// Payload bytes.
     pub payload: u32,
-    /// SYN is set.
+    /// Whether SYN is set.
     pub syn: bool,
     /// Payload bytes of each segment, at least 1.
     pub size: u32,
 }
 
 impl Segment {
-    /// Reads a TCP header, of which 20 bytes at least must be there, before `payload` bytes of which each
-    /// segment has `size`.
+    /// Reads a TCP header of at least 20 bytes. `payload` bytes follow, in segments of `size`
+    /// bytes.
     pub fn read(header: &[u8], payload: usize, size: usize) -> Segment {
         let flags = tcp::flags(header);
         Segment {
@@ -94,21 +94,21 @@ impl Segment {
     }
 }
 
-/// What a segment told.
+/// Result of observing a segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// Segments that were lost before they came here, and come now.
+    /// Segments that were lost before the gateway and arrive now.
     pub lost_before: u64,
-    /// Segments that went on from here and come again.
+    /// Segments that were lost after the gateway and arrive again.
     pub lost_behind: u64,
-    /// Of these, the ones that went on in a super-packet.
+    /// Those of `lost_behind` that were sent on in a super-packet.
     pub lost_merged: u64,
-    /// Round-trip time of the leg where this segment comes from.
+    /// Round-trip time of the side that this segment comes from.
     pub rtt: Option<Duration>,
 }
 
 impl Flow {
-    /// Looks at a segment that goes in `direction`.
+    /// Observes a segment in `direction`.
     pub fn observe(&mut self, direction: Direction, segment: &Segment, now: Instant) -> Seen {
         let (own, other) = match direction {
             Direction::Out => (&mut self.out, &mut self.inward),
@@ -126,7 +126,7 @@ impl Half {
         let start = segment.seq;
         let end = start.wrapping_add(segment.payload + u32::from(segment.syn));
         if segment.syn {
-            // A SYN that comes again is timed anew: nothing tells which one is answered.
+            // A repeated SYN restarts the measurement, because it is unknown which one is answered.
             *self = Half {
                 next: Some(end),
                 timed: Some((end, now)),
@@ -142,7 +142,7 @@ impl Half {
             return seen;
         };
         let segments = |bytes: u32| u64::from(bytes.div_ceil(segment.size));
-        if is_before(start, next) {
+        if seq_before(start, next) {
             // A keepalive probe repeats one byte (RFC 9293 section 3.8.4).
             let again = next.wrapping_sub(start).min(segment.payload);
             if again > 1 {
@@ -150,15 +150,16 @@ impl Half {
                 let rest = again - filled.min(again);
                 seen.lost_before = segments(filled);
                 seen.lost_behind = segments(rest);
-                if rest > 0 && is_before(start, self.merged.1) && !is_before(start, self.merged.0) {
+                if rest > 0 && seq_before(start, self.merged.1) && !seq_before(start, self.merged.0)
+                {
                     seen.lost_merged = seen.lost_behind;
                 }
-                // What goes on now, whole or not, is what may be lost next.
+                // The range that is sent on now is the one that may be lost next.
                 if segment.payload > segment.size {
-                    if is_before(start, self.merged.0) {
+                    if seq_before(start, self.merged.0) {
                         self.merged.0 = start;
                     }
-                } else if !is_before(start, self.merged.0) {
+                } else if !seq_before(start, self.merged.0) {
                     self.merged.0 = start.wrapping_add(again);
                 }
                 self.timed = None;
@@ -168,7 +169,7 @@ impl Half {
         } else if self.timed.is_none() {
             self.timed = Some((end, now));
         }
-        if is_before(next, end) {
+        if seq_before(next, end) {
             self.next = Some(end);
             if segment.payload > segment.size {
                 let (first, last) = self.merged;
@@ -178,23 +179,24 @@ impl Half {
         seen
     }
 
-    /// Takes `start..end` out of the hole from its beginning; how many bytes of it were missing.
+    /// Removes `start..end` from the missing range, from its beginning. Returns the number of
+    /// missing bytes in it.
     fn fill(&mut self, start: u32, end: u32) -> u32 {
         let Some((from, to)) = self.hole else {
             return 0;
         };
-        let from_max = if is_before(from, start) { start } else { from };
-        let to_min = if is_before(end, to) { end } else { to };
-        if !is_before(from_max, to_min) {
+        let from_max = if seq_before(from, start) { start } else { from };
+        let to_min = if seq_before(end, to) { end } else { to };
+        if !seq_before(from_max, to_min) {
             return 0;
         }
-        self.hole = is_before(to_min, to).then_some((to_min, to));
+        self.hole = seq_before(to_min, to).then_some((to_min, to));
         to_min.wrapping_sub(from_max)
     }
 
     fn acknowledged(&mut self, ack: u32, now: Instant) -> Option<Duration> {
         let (end, at) = self.timed?;
-        if is_before(ack, end) {
+        if seq_before(ack, end) {
             return None;
         }
         self.timed = None;
@@ -203,7 +205,7 @@ impl Half {
 }
 
 /// Sequence numbers compare modulo 2^32 (RFC 9293 section 3.4).
-fn is_before(a: u32, b: u32) -> bool {
+fn seq_before(a: u32, b: u32) -> bool {
     (a.wrapping_sub(b) as i32) < 0
 }
 
@@ -213,34 +215,34 @@ pub struct Flows {
     young: HashMap<FlowKey, Flow>,
     old: HashMap<FlowKey, Flow>,
     since: Instant,
-    /// Flows forgotten because there were too many, not because they were silent.
+    /// Flows dropped because there were too many, not because they were silent.
     evicted: u64,
 }
 
 impl Flows {
-    /// The flow, if it is known.
+    /// Returns a known flow.
     pub fn get(&mut self, key: &FlowKey, now: Instant) -> Option<&mut Flow> {
         self.age(now);
         if !self.young.contains_key(key) {
             let flow = self.old.remove(key)?;
-            self.make_room(now);
+            self.evict(now);
             self.young.insert(*key, flow);
         }
         self.young.get_mut(key)
     }
 
-    /// The flow, made if need be.
+    /// Returns the flow, creating it if necessary.
     pub fn get_or_insert(&mut self, key: &FlowKey, now: Instant) -> &mut Flow {
         self.age(now);
         if !self.young.contains_key(key) {
             let flow = self.old.remove(key).unwrap_or_default();
-            self.make_room(now);
+            self.evict(now);
             self.young.insert(*key, flow);
         }
         self.young.entry(*key).or_default()
     }
 
-    /// Flows known now.
+    /// Number of flows.
     pub fn len(&self) -> usize {
         self.young.len() + self.old.len()
     }
@@ -250,25 +252,25 @@ impl Flows {
         self.len() == 0
     }
 
-    /// Flows that were forgotten for want of room.
+    /// Number of flows dropped because the table was full.
     pub fn evicted(&self) -> u64 {
         self.evicted
     }
 
     fn age(&mut self, now: Instant) {
         if now.duration_since(self.since) > GENERATION {
-            self.turn(now);
+            self.rotate(now);
         }
     }
 
-    fn make_room(&mut self, now: Instant) {
+    fn evict(&mut self, now: Instant) {
         if self.young.len() >= GENERATION_FLOWS {
             self.evicted += self.old.len() as u64;
-            self.turn(now);
+            self.rotate(now);
         }
     }
 
-    fn turn(&mut self, now: Instant) {
+    fn rotate(&mut self, now: Instant) {
         self.old = std::mem::take(&mut self.young);
         self.since = now;
     }
@@ -310,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_again_was_lost_behind_the_gateway() {
+    fn a_repeated_segment_was_lost_after_the_gateway() {
         // The numbers wrap in the middle.
         let start = 5000u32.wrapping_neg();
         let mut flow = flow(start, 10);
@@ -320,26 +322,26 @@ mod tests {
     }
 
     #[test]
-    fn what_fills_a_gap_was_lost_before_it() {
+    fn a_segment_that_fills_a_gap_was_lost_before_the_gateway() {
         let mut flow = flow(0, 2);
         flow.observe(Direction::Out, &data(5000, 1), at(1));
         let seen = flow.observe(Direction::Out, &data(2000, 1), at(2));
         assert_eq!((seen.lost_before, seen.lost_behind), (1, 0));
         let seen = flow.observe(Direction::Out, &data(3000, 2), at(3));
         assert_eq!((seen.lost_before, seen.lost_behind), (2, 0));
-        // And once more: this time it had been here.
+        // And once more: this time it had passed the gateway before.
         let seen = flow.observe(Direction::Out, &data(3000, 2), at(4));
         assert_eq!((seen.lost_before, seen.lost_behind), (0, 2));
     }
 
     #[test]
-    fn losses_of_super_packets_are_told_apart() {
+    fn losses_in_super_packets_are_counted_separately() {
         let mut flow = flow(0, 1);
         flow.observe(Direction::Out, &data(1000, 1), at(1));
         let seen = flow.observe(Direction::Out, &data(1000, 1), at(2));
         assert_eq!((seen.lost_behind, seen.lost_merged), (1, 0));
         flow.observe(Direction::Out, &data(2000, 8), at(3));
-        // It comes again in a smaller one, which is lost as well, then one by one.
+        // It is repeated in a smaller super-packet, which is lost as well, then in single segments.
         let seen = flow.observe(Direction::Out, &data(2000, 2), at(4));
         assert_eq!((seen.lost_behind, seen.lost_merged), (2, 2));
         for seq in [2000, 3000] {
@@ -351,18 +353,18 @@ mod tests {
     }
 
     #[test]
-    fn the_round_trip_is_that_of_the_leg_that_answers() {
+    fn the_round_trip_is_that_of_the_side_that_answers() {
         let mut flow = flow(0, 1);
         flow.observe(Direction::Out, &data(1000, 4), at(10));
         let seen = flow.observe(Direction::In, &ack(5000), at(17));
         assert_eq!(seen.rtt, Some(Duration::from_millis(7)));
-        // Answered once, it is not timed again.
+        // It is timed only once.
         let seen = flow.observe(Direction::In, &ack(5000), at(18));
         assert_eq!(seen.rtt, None);
     }
 
     #[test]
-    fn what_was_sent_twice_is_not_timed() {
+    fn retransmitted_data_is_not_timed() {
         let mut flow = flow(0, 1);
         flow.observe(Direction::Out, &data(1000, 1), at(10));
         flow.observe(Direction::Out, &data(1000, 1), at(20));
@@ -403,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn silent_flows_are_forgotten_and_used_ones_are_not() {
+    fn silent_flows_expire_and_used_ones_do_not() {
         let mut flows = Flows::default();
         flows.get_or_insert(&key(1), at(0));
         flows.get_or_insert(&key(2), at(0));
@@ -415,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_room_for_so_many_and_no_more() {
+    fn the_flow_table_is_bounded() {
         let mut flows = Flows::default();
         for device in 0..4u32 {
             for port in 0..GENERATION_FLOWS as u16 {

@@ -1,20 +1,20 @@
-//! Packets that are longer than the next interface carries: cut where IPv4 allows it, else their
-//! sender is told (RFC 791, RFC 1191, RFC 8201).
+//! Packets that exceed the MTU of the next interface: fragmented where IPv4 allows it, otherwise
+//! reported to their sender (RFC 791, RFC 1191, RFC 8201).
 
 use super::{Gateway, Made};
 use seikan_wire::ip::{self, IpPacket, PROTO_TCP, PROTO_UDP};
 use seikan_wire::{checksum, icmp, tcp, udp};
 
-/// Answers that wait at most: as a router, rather silent than an amplifier.
+/// Maximum number of waiting replies, so that the gateway is no amplifier.
 const MAX_MADE: usize = 64;
 
-/// Whether a router may cut the packet: IPv4 without DF, and not a super-packet, whose segments
-/// somebody has sized with care.
+/// Whether a router may fragment the packet: IPv4 without DF, and not a super-packet, whose
+/// segments were sized by their sender.
 pub(super) fn may_be_cut(packet: &[u8], ip: &IpPacket, gso_size: usize) -> bool {
     !ip.is_v6() && gso_size == 0 && packet[6] & 0x40 == 0 && ip.total_len <= packet.len()
 }
 
-/// The packet with its transport checksum whole.
+/// Returns the packet with a complete transport checksum.
 pub(super) fn complete(packet: &[u8], ip: &IpPacket, partial: bool) -> Vec<u8> {
     let mut whole = packet[..ip.total_len].to_vec();
     let at = match ip.protocol {
@@ -24,34 +24,34 @@ pub(super) fn complete(packet: &[u8], ip: &IpPacket, partial: bool) -> Vec<u8> {
     };
     let transport = &mut whole[ip.header_len..];
     if partial && transport.len() >= at + 2 {
-        // The field holds the pseudo-header's sum.
+        // The field covers the pseudo-header only.
         let sum = udp::on_wire(checksum::fold(checksum::sum(transport)));
         transport[at..at + 2].copy_from_slice(&sum.to_be_bytes());
     }
     whole
 }
 
-/// Cuts an IPv4 packet, itself a fragment perhaps, into such of at most `mtu` bytes (RFC 791
-/// section 3.2). Each bears the whole header: options that only the first needs do no harm in the
+/// Fragments an IPv4 packet, which may be a fragment itself, to at most `mtu` bytes (RFC 791
+/// section 3.2). Each fragment has the whole header: options for the first one do no harm in the
 /// others.
 pub(super) fn fragments(packet: &[u8], mtu: usize) -> Vec<Vec<u8>> {
     let Ok(ip) = IpPacket::parse(packet) else {
         return Vec::new();
     };
     let payload = &packet[ip.header_len..ip.total_len];
-    let room = (mtu.saturating_sub(ip.header_len) & !7).max(8);
+    let max_payload = (mtu.saturating_sub(ip.header_len) & !7).max(8);
     let field = u16::from_be_bytes([packet[6], packet[7]]);
     let (flags, offset) = (field & 0xe000, usize::from(field & 0x1fff));
-    let parts = payload.chunks(room).enumerate();
-    let count = payload.len().div_ceil(room);
+    let parts = payload.chunks(max_payload).enumerate();
+    let count = payload.len().div_ceil(max_payload);
     parts
         .map(|(i, part)| {
             let last = i + 1 == count;
             let mut fragment = packet[..ip.header_len].to_vec();
-            // More fragments follow, or it was one that had some behind it.
+            // More fragments follow, here or in the original.
             let flags = if last { flags } else { flags | 0x2000 };
-            let place = flags | (offset + i * room / 8) as u16;
-            fragment[6..8].copy_from_slice(&place.to_be_bytes());
+            let flags_and_offset = flags | (offset + i * max_payload / 8) as u16;
+            fragment[6..8].copy_from_slice(&flags_and_offset.to_be_bytes());
             fragment.extend(part);
             let total = fragment.len();
             ip::set_length(&mut fragment, ip.header_len, total, None);
@@ -61,7 +61,7 @@ pub(super) fn fragments(packet: &[u8], mtu: usize) -> Vec<Vec<u8>> {
 }
 
 impl Gateway {
-    /// Tells the sender of a packet what the next interface carries.
+    /// Reports the MTU of the next interface to the sender of a packet.
     pub(super) fn too_big(
         &mut self,
         packet: &[u8],
@@ -75,8 +75,8 @@ impl Gateway {
         }
     }
 
-    /// Cuts a packet that [`Gateway::inbound`] has let through to what the local network carries; empty
-    /// if it fits. `packet` is the whole of it.
+    /// Fragments a packet that [`Gateway::inbound`] has passed to the MTU of the local network.
+    /// Returns nothing if it fits. `packet` is the whole packet.
     pub fn fragments_for_lan(&self, packet: &[u8], partial: bool) -> Vec<Vec<u8>> {
         let limit = self.mtu.lan as usize;
         match IpPacket::parse(packet) {

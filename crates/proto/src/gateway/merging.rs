@@ -1,25 +1,27 @@
-//! Whether the local network's card takes super-packets, judged by what becomes of them.
+//! Detects whether the local network's interface loses super-packets.
 //!
-//! Some cards and drivers damage or lose what they have to cut up themselves, which no call reports:
-//! only TCP tells, by sending it all again. When much of what went out in super-packets is lost, they are
-//! cut up here for a while; if less is lost then, that stays so, and is tried again later. If it makes no
-//! difference, the network is to blame and super-packets are back.
+//! Some network cards and drivers damage or lose super-packets that they have to segment, and no
+//! call reports it. Only TCP shows it, by retransmitting everything. If many segments sent in
+//! super-packets are lost, super-packets are segmented here for a while. If fewer are lost then,
+//! that stays so and is tested again later. If it makes no difference, the network is the cause,
+//! and super-packets are used again.
 
 use crate::time::Instant;
 use std::time::Duration;
 
-/// How long losses are counted before they are judged.
+/// How long losses are counted before an evaluation.
 const WINDOW: Duration = Duration::from_secs(5);
-/// Fewer segments than these, lost or sent, say nothing. A connection whose every super-packet is lost has few.
+/// Minimum number of segments, lost or sent, for an evaluation. A connection that loses every
+/// super-packet sends few.
 const ENOUGH: u64 = 8;
-/// How long segments of our own are tried.
+/// How long segmentation is tested.
 const TRIAL: Duration = Duration::from_secs(5);
-/// How long a card that was found out is spared.
-const SPARED: Duration = Duration::from_secs(600);
-/// How long one that was not to blame is not suspected again.
-const TRUSTED: Duration = Duration::from_secs(60);
+/// How long a broken interface gets no super-packets.
+const BROKEN_FOR: Duration = Duration::from_secs(600);
+/// How long an interface that is not the cause is not tested again.
+const TRUSTED_FOR: Duration = Duration::from_secs(60);
 
-/// Segments sent to the local network since the last judgement, and of these lost.
+/// Segments sent to the local network since the last evaluation, and lost ones among them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Sent {
     segments: u64,
@@ -33,30 +35,31 @@ impl Sent {
     }
 }
 
-/// What is thought of the card.
+/// The verdict on the interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Opinion {
-    /// It is given super-packets; not suspected before the instant.
+enum Verdict {
+    /// It gets super-packets, and is not tested before this time.
     Trusted(Instant),
-    /// They are cut up until the instant, to see whether that helps; losses per thousand before.
-    OnTrial(Instant, u64),
-    /// It helped: they are cut up until the instant.
+    /// Super-packets are segmented until this time, as a test. Holds the losses per thousand
+    /// before.
+    Testing(Instant, u64),
+    /// The test helped: super-packets are segmented until this time.
     Broken(Instant),
 }
 
-/// The judge.
+/// Detects lost super-packets.
 #[derive(Clone, Debug)]
 pub struct Merging {
-    opinion: Opinion,
+    verdict: Verdict,
     since: Instant,
-    /// In super-packets, or, while they are cut up, in all.
+    /// Segments in super-packets or, while they are segmented, all segments.
     sent: Sent,
 }
 
 impl Default for Merging {
     fn default() -> Self {
         Merging {
-            opinion: Opinion::Trusted(Instant::BOOT),
+            verdict: Verdict::Trusted(Instant::BOOT),
             since: Instant::BOOT,
             sent: Sent::default(),
         }
@@ -64,18 +67,18 @@ impl Default for Merging {
 }
 
 impl Merging {
-    /// Whether super-packets are to be cut up before they go to the card.
+    /// Whether super-packets are to be segmented here.
     pub fn is_cut(&self) -> bool {
-        !matches!(self.opinion, Opinion::Trusted(_))
+        !matches!(self.verdict, Verdict::Trusted(_))
     }
 
-    /// Whether the card was found to lose super-packets.
+    /// Whether the interface was found to lose super-packets.
     pub fn is_broken(&self) -> bool {
-        matches!(self.opinion, Opinion::Broken(_))
+        matches!(self.verdict, Verdict::Broken(_))
     }
 
-    /// Takes in `segments` that go to the local network, as a super-packet or not, and of what went
-    /// before and was lost: `lost` in all, and of these `lost_merged` in super-packets.
+    /// Counts `segments` sent to the local network, merged in a super-packet or not, and `lost`
+    /// earlier segments, of which `lost_merged` were in super-packets.
     pub(super) fn sent(
         &mut self,
         now: Instant,
@@ -85,41 +88,41 @@ impl Merging {
         lost_merged: u64,
     ) {
         if self.is_cut() {
-            // Super-packets that are cut up here are singles for the card.
+            // Super-packets that are segmented here are single packets for the interface.
             self.sent.segments += segments;
             self.sent.lost += lost;
         } else {
             self.sent.segments += if merged { segments } else { 0 };
             self.sent.lost += lost_merged;
         }
-        self.judge(now);
+        self.update(now);
     }
 
-    fn judge(&mut self, now: Instant) {
-        let next = match self.opinion {
-            Opinion::Trusted(from) => {
-                // A quarter lost is more than any network does that TCP can live with.
+    fn update(&mut self, now: Instant) {
+        let next = match self.verdict {
+            Verdict::Trusted(from) => {
+                // TCP does not survive a network that loses a quarter.
                 let bad = self.sent.lost >= ENOUGH && self.sent.loss() >= 250;
                 if bad && now >= from {
-                    Some(Opinion::OnTrial(now + TRIAL, self.sent.loss()))
+                    Some(Verdict::Testing(now + TRIAL, self.sent.loss()))
                 } else {
                     self.since
                         .has_expired(WINDOW, now)
-                        .then_some(Opinion::Trusted(from))
+                        .then_some(Verdict::Trusted(from))
                 }
             }
-            Opinion::OnTrial(until, before) if now >= until => {
+            Verdict::Testing(until, before) if now >= until => {
                 Some(match self.sent.loss() * 2 < before {
-                    _ if self.sent.segments < ENOUGH => Opinion::Trusted(now),
-                    true => Opinion::Broken(now + SPARED),
-                    false => Opinion::Trusted(now + TRUSTED),
+                    _ if self.sent.segments < ENOUGH => Verdict::Trusted(now),
+                    true => Verdict::Broken(now + BROKEN_FOR),
+                    false => Verdict::Trusted(now + TRUSTED_FOR),
                 })
             }
-            Opinion::Broken(until) if now >= until => Some(Opinion::Trusted(now)),
+            Verdict::Broken(until) if now >= until => Some(Verdict::Trusted(now)),
             _ => None,
         };
-        if let Some(opinion) = next {
-            (self.opinion, self.since) = (opinion, now);
+        if let Some(verdict) = next {
+            (self.verdict, self.since) = (verdict, now);
             self.sent = Sent::default();
         }
     }
@@ -133,8 +136,8 @@ mod tests {
         Instant::from_nanos(1 << 40) + Duration::from_millis(ms)
     }
 
-    /// Ten super-packets of ten segments a second over a card that loses so many per thousand of what is
-    /// whole, and of what is cut; what is thought of it at the end.
+    /// Ten super-packets of ten segments a second over an interface that loses `whole` per thousand
+    /// segments in super-packets and `cut` per thousand of others; the state at the end.
     fn after(seconds: u64, whole: u64, cut: u64) -> Merging {
         let mut merging = Merging::default();
         let mut owed = 0;
@@ -150,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_card_that_loses_super_packets_is_given_segments() {
+    fn an_interface_that_loses_super_packets_gets_segments() {
         let merging = after(30, 900, 5);
         assert!(merging.is_cut() && merging.is_broken());
     }
@@ -162,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_network_that_loses_everything_alike_keeps_super_packets() {
+    fn a_network_that_loses_all_packets_equally_keeps_super_packets() {
         let merging = after(30, 300, 300);
         assert!(!merging.is_cut() && !merging.is_broken());
     }
@@ -179,7 +182,7 @@ mod tests {
         assert!(merging.is_cut());
         merging.sent(at(6000), 1, false, 0, 0);
         assert!(!merging.is_cut() && !merging.is_broken());
-        // And it is suspected anew.
+        // It is suspected again.
         merging.sent(at(6100), 20, true, 20, 20);
         assert!(merging.is_cut());
     }

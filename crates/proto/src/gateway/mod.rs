@@ -1,32 +1,37 @@
-//! The gateway: devices on which nothing can be installed take part in the overlay.
+//! The gateway: it connects devices on which nothing can be installed to the overlay.
 //!
 //! A [`Gateway`] is a stage between the local network and the tunnel, without I/O:
 //!
-//! 1. its driver hands every packet of the local network to [`Gateway::outbound`] before
-//!    [`Tunnel::outbound`](crate::tunnel::Tunnel::outbound), and passes on what it lets through;
-//! 2. it hands every write that the tunnel left in its inbox to [`Gateway::inbound`], which says
-//!    whether it goes to the host, to a device, or nowhere.
+//! 1. Its driver passes every packet of the local network to [`Gateway::outbound`] before
+//!    [`Tunnel::outbound`](crate::tunnel::Tunnel::outbound), and forwards those that it admits.
+//! 2. Its driver passes every write that the tunnel left in its inbox to [`Gateway::inbound`],
+//!    which returns whether it goes to the host, to a device, or nowhere.
 //!
-//! Super-packets go through whole, either way: addresses are exchanged in their one header. In this
-//! order: whose packet is it (`devices`), is it allowed ([`rules`] on what `query` finds, and answers to what is
-//! allowed: [`flows`]), what does it tell of the two legs ([`flows`]), then [`translate`].
-//! In transparent mode [`station`] speaks for the gateway on the local network.
+//! Super-packets pass as a whole in both directions: only their one header is translated. The steps
+//! are, in this order:
+//!
+//! 1. identify the device (`devices`);
+//! 2. apply [`rules`] to the packet's flow (`query`), and admit replies of known [`flows`];
+//! 3. update the TCP statistics of both sides ([`flows`]);
+//! 4. [`translate`] the addresses.
+//!
+//! In transparent mode [`responder`] answers for the gateway on the local network.
 
 mod admit;
 mod devices;
 pub mod election;
 pub mod flows;
-pub mod heard;
 mod length;
 pub mod merging;
+pub mod neighbours;
 mod query;
+pub mod responder;
 pub mod rules;
-pub mod station;
 mod successor;
 pub mod translate;
 
 pub use admit::{Inbound, Origin, Outbound};
-pub use devices::{Device, DeviceId, Leg};
+pub use devices::{Device, DeviceId, SideStats};
 
 use flows::Flows;
 use merging::Merging;
@@ -36,64 +41,65 @@ use seikan_wire::ethernet::Mac;
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-/// What the gateway is told of one device.
+/// Configuration of a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceConfig {
-    /// A name for people.
+    /// Display name.
     pub name: String,
-    /// Its card. With it the device is who it is wherever its address moves; without it, who has the
-    /// address.
+    /// Its MAC address. With it, the device keeps its identity when its address changes. Without
+    /// it, the device is whoever has the address.
     pub mac: Option<Mac>,
     /// The VLAN it is in; `None` is untagged.
     pub vlan: Option<u16>,
-    /// Its addresses on the local network, at most one of each family. A family that is not given
-    /// is learned from what the card sends.
+    /// Its addresses on the local network, at most one of each family. A missing family is learned
+    /// from the device's packets.
     pub lan: Vec<IpAddr>,
-    /// Its addresses in the overlay, at most one of each family; in a family that is not given it
-    /// has the same as on the local network.
+    /// Its addresses in the overlay, at most one of each family. In a missing family it has the
+    /// same address as on the local network.
     pub overlay: Vec<IpAddr>,
-    /// Who may reach it; empty: anybody.
+    /// Rules for remotes that may reach it; everybody if empty.
     pub allow_from: Vec<Rule>,
-    /// Whom it may reach; empty: anybody.
+    /// Rules for remotes that it may reach; everybody if empty.
     pub allow_to: Vec<Rule>,
 }
 
-/// An address of the overlay that devices know by an address of their own network.
+/// A remote that devices reach by an address of their own network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Remote {
-    /// In the overlay.
+    /// Its address in the overlay.
     pub overlay: IpAddr,
-    /// On the local network.
+    /// Its address on the local network.
     pub lan: IpAddr,
 }
 
-/// What a gateway is told.
+/// Configuration of a gateway.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GatewayConfig {
     /// The devices.
     pub devices: Vec<DeviceConfig>,
-    /// Remote addresses that are shown on the local network under others.
+    /// Remotes that appear on the local network under another address.
     pub remotes: Vec<Remote>,
-    /// The overlay addresses of the gateway's own host: its packets pass, and by these alone a remote reaches it.
+    /// Overlay addresses of the gateway's own host. Its packets pass, and remotes reach it only at
+    /// these addresses.
     pub own: Vec<IpAddr>,
-    /// The gateway is a hop by itself, which lowers hop limits, cuts what is too long or says so to
-    /// its sender. Where the kernel forwards, it does all that.
+    /// Whether the gateway acts as a hop: it lowers hop limits, and fragments packets that are too
+    /// long or returns an error. If the kernel forwards, the kernel does all that.
     pub is_hop: bool,
-    /// What the interfaces carry.
+    /// MTUs of the interfaces.
     pub mtu: Mtus,
 }
 
-/// The longest packets in bytes.
+/// MTUs in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mtus {
-    /// On the local network.
+    /// Of the local network.
     pub lan: u32,
-    /// In the tunnel.
+    /// Of the tunnel.
     pub tunnel: u32,
 }
 
 impl Default for Mtus {
-    /// No limit but that of IP.
+    /// No limit except that of IP.
     fn default() -> Self {
         Mtus {
             lan: 65_535,
@@ -102,16 +108,16 @@ impl Default for Mtus {
     }
 }
 
-/// A packet that the gateway made: an ICMP error, or a fragment.
+/// A packet created by the gateway: an ICMP error or a fragment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Made {
-    /// For the device, with addresses of the local network.
+    /// For a device, with addresses of the local network.
     ToDevice(DeviceId, Vec<u8>),
     /// For the tunnel, with addresses of the overlay.
     ToTunnel(Vec<u8>),
 }
 
-/// The devices, their rights and what is known of them.
+/// The devices, their rules and their state.
 #[derive(Debug)]
 pub struct Gateway {
     devices: Vec<Device>,
@@ -119,9 +125,9 @@ pub struct Gateway {
     by_lan: HashMap<(Option<u16>, IpAddr), DeviceId>,
     by_overlay: HashMap<IpAddr, DeviceId>,
     by_mac: HashMap<(Option<u16>, Mac), DeviceId>,
-    /// Remote addresses: as shown on the local network, and as they are.
+    /// Overlay addresses of remotes, by the address on the local network.
     shown: HashMap<IpAddr, IpAddr>,
-    /// The other way round.
+    /// The inverse of `shown`.
     shown_as: HashMap<IpAddr, IpAddr>,
     own: Vec<IpAddr>,
     is_hop: bool,
@@ -129,17 +135,17 @@ pub struct Gateway {
     made: Vec<Made>,
     flows: Flows,
     fragments: query::Fragments,
-    /// What becomes of super-packets on the local network.
+    /// Detects whether the local network loses super-packets.
     merging: Merging,
-    /// From the local network, of no device.
-    stray: DirectionCounters,
-    /// From the tunnel, neither for a device nor for the host.
+    /// Packets from the local network that belong to no device.
+    unattributed: DirectionCounters,
+    /// Packets from the tunnel for neither a device nor the host.
     refused: DirectionCounters,
 }
 
 impl Gateway {
-    /// A gateway for these devices. Of two devices that claim one address the first has it: that
-    /// is an error of the configuration, found there.
+    /// Creates a gateway. If two devices claim the same address, the first has it; the
+    /// configuration check reports this.
     pub fn new(config: GatewayConfig) -> Gateway {
         let mut gateway = Gateway {
             devices: Vec::new(),
@@ -155,7 +161,7 @@ impl Gateway {
             flows: Flows::default(),
             fragments: query::Fragments::default(),
             merging: Merging::default(),
-            stray: DirectionCounters::default(),
+            unattributed: DirectionCounters::default(),
             refused: DirectionCounters::default(),
         };
         for device in config.devices {
@@ -176,22 +182,22 @@ impl Gateway {
         gateway
     }
 
-    /// Tells what the interfaces carry after it changed.
+    /// Sets the MTUs after a change.
     pub fn set_mtu(&mut self, mtu: Mtus) {
         self.mtu = mtu;
     }
 
-    /// Tells which addresses the tunnel's interface has after that changed.
+    /// Sets the addresses of the tunnel's interface after a change.
     pub fn set_own(&mut self, own: Vec<IpAddr>) {
         self.own = own;
     }
 
-    /// What the interfaces carry.
+    /// MTUs of the interfaces.
     pub fn mtu(&self) -> Mtus {
         self.mtu
     }
 
-    /// What the gateway has to say or cut since this was asked last.
+    /// Takes the packets that the gateway has created.
     pub fn take_made(&mut self) -> Vec<Made> {
         std::mem::take(&mut self.made)
     }
@@ -206,48 +212,48 @@ impl Gateway {
         self.devices.get(id.0 as usize)
     }
 
-    /// The device that has this card.
+    /// The device with this MAC address.
     pub fn device_by_mac(&self, vlan: Option<u16>, mac: Mac) -> Option<DeviceId> {
         self.by_mac.get(&(vlan, mac)).copied()
     }
 
-    /// The device that has this address on the local network.
+    /// The device with this address on the local network.
     pub fn device_by_lan(&self, vlan: Option<u16>, address: IpAddr) -> Option<DeviceId> {
         self.by_lan.get(&(vlan, address)).copied()
     }
 
-    /// Remote addresses as the local network sees them.
+    /// Addresses of remotes on the local network.
     pub fn shown(&self) -> impl Iterator<Item = IpAddr> + '_ {
         self.shown.keys().copied()
     }
 
-    /// Whether the local network sees a remote under this address.
+    /// Whether a remote has this address on the local network.
     pub fn is_shown(&self, address: IpAddr) -> bool {
         self.shown.contains_key(&address)
     }
 
-    /// What came from the local network and is of no device: in, and dropped.
-    pub fn stray(&self) -> &DirectionCounters {
-        &self.stray
+    /// Counts of packets from the local network that belong to no device.
+    pub fn unattributed(&self) -> &DirectionCounters {
+        &self.unattributed
     }
 
-    /// Counts something of the local network that is of no device.
-    pub fn drop_stray(&mut self, reason: seikan_observe::DropReason, packets: u64) {
-        self.stray.packets_in += packets;
-        self.stray.drops.add(reason, packets);
+    /// Counts dropped packets of the local network that belong to no device.
+    pub fn drop_unattributed(&mut self, reason: seikan_observe::DropReason, packets: u64) {
+        self.unattributed.packets_in += packets;
+        self.unattributed.drops.add(reason, packets);
     }
 
-    /// Packets from the tunnel that were neither for a device nor for the host: in, and dropped.
+    /// Counts of packets from the tunnel for neither a device nor the host.
     pub fn refused(&self) -> &DirectionCounters {
         &self.refused
     }
 
-    /// What becomes of super-packets on the local network.
+    /// Detects whether the local network loses super-packets.
     pub fn merging(&self) -> &Merging {
         &self.merging
     }
 
-    /// Flows that are known.
+    /// The flows of the devices.
     pub fn flows(&self) -> &Flows {
         &self.flows
     }

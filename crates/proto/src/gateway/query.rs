@@ -1,4 +1,4 @@
-//! Which flow a packet belongs to, as far as its headers tell.
+//! The flow of a packet, from its headers.
 
 use super::DeviceId;
 use super::flows::{Direction, FlowKey};
@@ -7,22 +7,23 @@ use seikan_wire::ip::{IpPacket, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP};
 use std::net::IpAddr;
 use std::time::Duration;
 
-/// Fragmented packets whose ports are remembered.
+/// Maximum number of fragmented packets whose ports are remembered.
 const FRAGMENTED: usize = 64;
-/// How long (RFC 1122 section 3.3.2 allows a receiver 60 s; fragments follow each other closely).
+/// How long they are remembered (RFC 1122 section 3.3.2 allows a receiver 60 s; fragments follow
+/// each other closely).
 const FRAGMENTED_FOR: Duration = Duration::from_secs(10);
 
-/// What decides on a packet: its flow, and the service's port.
+/// Input to the rules: the flow of a packet, and the port of the service.
 pub(super) struct Query {
     /// The flow.
     pub key: FlowKey,
-    /// It may open the flow: not an ICMP error.
+    /// Whether it may open the flow: not an ICMP error.
     pub opens: bool,
-    /// Its key has ports.
+    /// Whether the key has ports.
     pub has_ports: bool,
 }
 
-/// Which flow a packet belongs to.
+/// Returns the flow of a packet.
 pub(super) fn query(
     fragments: &mut Fragments,
     now: Instant,
@@ -80,8 +81,8 @@ pub(super) fn query(
     }
 }
 
-/// The identifier of an ICMP query, which both ways have in common, or what an error quotes
-/// (RFC 792, RFC 4443).
+/// Returns the identifier of an ICMP query, which is the same in both directions, or the packet
+/// that an error quotes (RFC 792, RFC 4443).
 fn icmp_of(protocol: u8, message: &[u8]) -> (u16, Option<&[u8]>) {
     let Some(&kind) = message.first() else {
         return (0, None);
@@ -124,8 +125,8 @@ fn quoted_flow(
         }
         _ => (0, 0),
     };
-    // An error from the overlay may come from a router on the way: the quote names the remote,
-    // and in its own addresses of the overlay.
+    // A router of the overlay may have sent the error. The quote names the remote, by its overlay
+    // addresses.
     let (remote, device_port, remote_port) = match direction {
         Direction::In => (ip.dst, source, destination),
         Direction::Out => (remote, destination, source),

@@ -1,4 +1,5 @@
-//! Who may reach a device, and whom it may reach: `WHO [WHAT]`, for instance `10.77.0.0/24 tcp/22,8000-8010`.
+//! Rules of a device for remotes and services: `WHO [WHAT]`, for instance `10.77.0.0/24
+//! tcp/22,8000-8010`.
 
 use ipnet::IpNet;
 use seikan_wire::ip::{PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP};
@@ -13,13 +14,13 @@ const MAX_RANGES: usize = 16;
 /// One thing that is allowed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
-    who: Option<IpNet>,
-    what: What,
+    remote: Option<IpNet>,
+    service: Service,
 }
 
 /// Which traffic a rule is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum What {
+enum Service {
     Any,
     /// ICMP, ICMPv6.
     Icmp,
@@ -27,7 +28,7 @@ enum What {
     Ports(u8, Vec<RangeInclusive<u16>>),
 }
 
-/// What a rule looks at.
+/// The input of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Subject {
     /// The overlay address at the other end from the device.
@@ -41,11 +42,11 @@ pub struct Subject {
 impl Rule {
     /// Whether the rule allows it.
     pub fn allows(&self, subject: &Subject) -> bool {
-        self.who.is_none_or(|net| net.contains(&subject.remote))
-            && match &self.what {
-                What::Any => true,
-                What::Icmp => matches!(subject.protocol, PROTO_ICMP | PROTO_ICMPV6),
-                What::Ports(protocol, ranges) => {
+        self.remote.is_none_or(|net| net.contains(&subject.remote))
+            && match &self.service {
+                Service::Any => true,
+                Service::Icmp => matches!(subject.protocol, PROTO_ICMP | PROTO_ICMPV6),
+                Service::Ports(protocol, ranges) => {
                     *protocol == subject.protocol
                         && (ranges.is_empty()
                             || subject
@@ -63,13 +64,13 @@ pub enum RuleError {
     #[error("has {0} words; write WHO, or WHO and WHAT, as in `10.77.0.0/24 tcp/22`")]
     Words(usize),
     /// The first word.
-    #[error("`{0}` is nobody's address; write `any`, an address, or a prefix such as 10.77.0.0/24")]
-    Who(String),
+    #[error("`{0}` is not an address; write `any`, an address, or a prefix such as 10.77.0.0/24")]
+    Address(String),
     /// The second word.
     #[error(
-        "`{0}` is no traffic; write `any`, `icmp`, `tcp`, `udp`, or ports as in `tcp/22,8000-8010`"
+        "`{0}` is not a service; write `any`, `icmp`, `tcp`, `udp`, or ports as in `tcp/22,8000-8010`"
     )]
-    What(String),
+    Service(String),
     /// Too much for one rule.
     #[error("has more than {MAX_RANGES} port ranges; write two rules")]
     Ranges,
@@ -80,36 +81,37 @@ impl FromStr for Rule {
 
     fn from_str(text: &str) -> Result<Rule, RuleError> {
         let words: Vec<&str> = text.split_whitespace().collect();
-        let (who, what) = match words[..] {
-            [who] => (who, "any"),
-            [who, what] => (who, what),
+        let (remote, service) = match words[..] {
+            [remote] => (remote, "any"),
+            [remote, service] => (remote, service),
             _ => return Err(RuleError::Words(words.len())),
         };
-        let who = match who {
+        let remote = match remote {
             "any" => None,
-            who => Some(
-                who.parse::<IpNet>()
-                    .or_else(|_| who.parse::<IpAddr>().map(IpNet::from))
-                    .map_err(|_| RuleError::Who(who.to_owned()))?
+            remote => Some(
+                remote
+                    .parse::<IpNet>()
+                    .or_else(|_| remote.parse::<IpAddr>().map(IpNet::from))
+                    .map_err(|_| RuleError::Address(remote.to_owned()))?
                     .trunc(),
             ),
         };
         Ok(Rule {
-            who,
-            what: what_of(what)?,
+            remote,
+            service: parse_service(service)?,
         })
     }
 }
 
-fn what_of(text: &str) -> Result<What, RuleError> {
-    let wrong = || RuleError::What(text.to_owned());
+fn parse_service(text: &str) -> Result<Service, RuleError> {
+    let wrong = || RuleError::Service(text.to_owned());
     let (name, ports) = match text.split_once('/') {
         Some((name, ports)) => (name, Some(ports)),
         None => (text, None),
     };
     let protocol = match (name, ports) {
-        ("any", None) => return Ok(What::Any),
-        ("icmp", None) => return Ok(What::Icmp),
+        ("any", None) => return Ok(Service::Any),
+        ("icmp", None) => return Ok(Service::Icmp),
         ("tcp", _) => PROTO_TCP,
         ("udp", _) => PROTO_UDP,
         _ => return Err(wrong()),
@@ -127,20 +129,20 @@ fn what_of(text: &str) -> Result<What, RuleError> {
         }
         ranges.push(range);
     }
-    Ok(What::Ports(protocol, ranges))
+    Ok(Service::Ports(protocol, ranges))
 }
 
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.who {
+        match self.remote {
             Some(net) if net.prefix_len() == net.max_prefix_len() => write!(f, "{}", net.addr())?,
             Some(net) => write!(f, "{net}")?,
             None => f.write_str("any")?,
         }
-        let (protocol, ranges) = match &self.what {
-            What::Any => return Ok(()),
-            What::Icmp => return f.write_str(" icmp"),
-            What::Ports(protocol, ranges) => (*protocol, ranges),
+        let (protocol, ranges) = match &self.service {
+            Service::Any => return Ok(()),
+            Service::Icmp => return f.write_str(" icmp"),
+            Service::Ports(protocol, ranges) => (*protocol, ranges),
         };
         f.write_str(if protocol == PROTO_TCP {
             " tcp"
@@ -171,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn who_and_what_must_both_fit() {
+    fn address_and_service_must_both_match() {
         let rule: Rule = "10.77.0.0/24 tcp/22,8000-8010".parse().unwrap();
         assert!(rule.allows(&subject("10.77.0.9", PROTO_TCP, 22)));
         assert!(rule.allows(&subject("10.77.0.9", PROTO_TCP, 8010)));
@@ -182,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_for_ports_does_not_allow_what_shows_none() {
+    fn a_rule_for_ports_does_not_allow_packets_without_ports() {
         let rule: Rule = "any tcp/22".parse().unwrap();
         let fragment = Subject {
             port: None,
@@ -201,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn rules_round_trip() {
         for text in [
             "any",
             "10.77.0.0/24",
@@ -218,9 +220,12 @@ mod tests {
         let error = |text: &str| text.parse::<Rule>().unwrap_err();
         assert_eq!(error(""), RuleError::Words(0));
         assert_eq!(error("10.0.0.1 tcp 22"), RuleError::Words(3));
-        assert_eq!(error("10.0.0"), RuleError::Who("10.0.0".into()));
-        for what in ["tcp/", "tcp/70000", "tcp/9-8", "sctp", "icmp/8"] {
-            assert_eq!(error(&format!("any {what}")), RuleError::What(what.into()));
+        assert_eq!(error("10.0.0"), RuleError::Address("10.0.0".into()));
+        for service in ["tcp/", "tcp/70000", "tcp/9-8", "sctp", "icmp/8"] {
+            assert_eq!(
+                error(&format!("any {service}")),
+                RuleError::Service(service.into())
+            );
         }
         let many = (1..=17)
             .map(|p| p.to_string())

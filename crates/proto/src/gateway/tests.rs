@@ -1,4 +1,4 @@
-use super::station::{Frame, Station};
+use super::responder::{Frame, Responder};
 use super::*;
 use crate::time::Instant;
 use seikan_observe::DropReason;
@@ -10,9 +10,9 @@ use seikan_wire::{VNET_HDR_LEN, VnetHdr, checksum};
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
-const CARD: Mac = Mac([2, 0, 0, 0, 0, 0x10]);
+const DEVICE_MAC: Mac = Mac([2, 0, 0, 0, 0, 0x10]);
 const OTHER: Mac = Mac([2, 0, 0, 0, 0, 0x99]);
-const STATION: Mac = Mac([2, 0, 0x5e, 1, 2, 3]);
+const RESPONDER: Mac = Mac([2, 0, 0x5e, 1, 2, 3]);
 const LAN: &str = "192.168.1.10";
 const SHOWN: &str = "192.168.1.202";
 const OVERLAY: &str = "10.77.0.10";
@@ -54,7 +54,7 @@ fn rules(texts: &[&str]) -> Vec<Rule> {
     texts.iter().map(|t| t.parse().unwrap()).collect()
 }
 
-/// A read: an IPv4 packet with this transport header, its checksums right.
+/// A read: an IPv4 packet with this transport header and correct checksums.
 fn read(src: &str, dst: &str, protocol: u8, transport: &[u8]) -> Vec<u8> {
     let (IpAddr::V4(src), IpAddr::V4(dst)) = (ip(src), ip(dst)) else {
         panic!("IPv4 only");
@@ -94,7 +94,7 @@ fn tcp(source: u16, destination: u16, seq: u32, ack: u32, payload: usize) -> Vec
 const UDP: u8 = 17;
 const TCP: u8 = 6;
 
-fn from_card(mac: Mac) -> Origin {
+fn from_lan(mac: Mac) -> Origin {
     Origin::Lan { mac, vlan: None }
 }
 
@@ -105,7 +105,7 @@ fn addresses(read: &[u8]) -> (IpAddr, IpAddr) {
     (parsed.src, parsed.dst)
 }
 
-/// What the remote sends to the device, as the tunnel would hand it on.
+/// A packet from the remote to the device, as delivered by the tunnel.
 fn inbound(gateway: &mut Gateway, ms: u64, transport: (u8, &[u8])) -> Result<Vec<u8>, DropReason> {
     let mut read = read(REMOTE, OVERLAY, transport.0, transport.1);
     let bytes = read.len() as u64;
@@ -119,14 +119,16 @@ fn inbound(gateway: &mut Gateway, ms: u64, transport: (u8, &[u8])) -> Result<Vec
 }
 
 #[test]
-fn addresses_are_exchanged_both_ways() {
+fn addresses_are_translated_in_both_directions() {
     let mut gateway = gateway(|_| {});
     let mut out = read(LAN, SHOWN, UDP, &udp(5000, 53));
-    gateway.outbound(at(0), &mut out, from_card(CARD)).unwrap();
+    gateway
+        .outbound(at(0), &mut out, from_lan(DEVICE_MAC))
+        .unwrap();
     assert_eq!(addresses(&out), (ip(OVERLAY), ip(REMOTE)));
     let back = inbound(&mut gateway, 1, (UDP, &udp(53, 5000))).unwrap();
     assert_eq!(addresses(&back), (ip(SHOWN), ip(LAN)));
-    // One hop each (RFC 791).
+    // One hop in each direction (RFC 791).
     assert_eq!((out[VNET_HDR_LEN + 8], back[VNET_HDR_LEN + 8]), (63, 63));
     let (_, device) = gateway.devices().next().unwrap();
     assert_eq!(device.outbound.packets_out, 1);
@@ -141,22 +143,25 @@ fn a_remote_has_one_address_for_devices() {
     let mut send = |to| {
         let mut out = read(LAN, to, UDP, &udp(5000, 53));
         gateway
-            .outbound(at(0), &mut out, from_card(CARD))
+            .outbound(at(0), &mut out, from_lan(DEVICE_MAC))
             .map(|_| addresses(&out).1)
     };
     assert_eq!(send(REMOTE), Err(DropReason::ShownOtherwise));
-    // Those that have no other are called by their own.
+    // Remotes without another address keep their own.
     assert_eq!(send("10.77.0.3"), Ok(ip("10.77.0.3")));
 }
 
 #[test]
-fn who_is_not_listed_stays_out() {
+fn unlisted_devices_stay_out() {
     let mut gateway = gateway(|_| {});
     let mut out = read("192.168.1.11", SHOWN, UDP, &udp(5000, 53));
-    let outcome = gateway.outbound(at(0), &mut out, from_card(OTHER));
+    let outcome = gateway.outbound(at(0), &mut out, from_lan(OTHER));
     assert_eq!(outcome, Err(DropReason::UnlistedDevice));
-    assert_eq!(gateway.stray().drops.get(DropReason::UnlistedDevice), 1);
-    assert_eq!(gateway.stray().unaccounted(), 0);
+    assert_eq!(
+        gateway.unattributed().drops.get(DropReason::UnlistedDevice),
+        1
+    );
+    assert_eq!(gateway.unattributed().unaccounted(), 0);
 }
 
 #[test]
@@ -173,7 +178,7 @@ fn the_host_itself_is_no_device() {
     assert_eq!(found, Ok(Inbound::Host));
 }
 
-/// What becomes of a packet from the tunnel between these addresses.
+/// The result for a packet from the tunnel between these addresses.
 fn receiver(gateway: &mut Gateway, src: &str, dst: &str) -> Result<Inbound, DropReason> {
     let mut packet = read(src, dst, UDP, &udp(53, 5000));
     let packet = &mut packet[VNET_HDR_LEN..];
@@ -181,7 +186,7 @@ fn receiver(gateway: &mut Gateway, src: &str, dst: &str) -> Result<Inbound, Drop
 }
 
 #[test]
-fn a_packet_for_neither_a_device_nor_the_host_goes_nowhere() {
+fn a_packet_for_neither_a_device_nor_the_host_is_dropped() {
     let mut gateway = gateway(|_| {});
     let mut n = 0;
     for (dst, reason) in [
@@ -232,7 +237,7 @@ fn a_remote_has_no_address_of_the_gateways_side() {
 }
 
 #[test]
-fn the_host_takes_no_packet_with_a_source_route() {
+fn the_host_accepts_no_packet_with_a_source_route() {
     let mut gateway = gateway(|_| {});
     let mut packet = read(REMOTE, "10.77.0.1", UDP, &udp(53, 5000));
     let option = [[131, 7, 4, 192], [168, 1, 20, 0]].concat();
@@ -245,7 +250,7 @@ fn the_host_takes_no_packet_with_a_source_route() {
 }
 
 #[test]
-fn who_goes_by_the_host_is_no_device_either() {
+fn packets_forwarded_by_the_host_are_from_no_device() {
     let mut gateway = gateway(|_| {});
     let forwarded = |from| read(from, REMOTE, UDP, &udp(5000, 53));
     assert_eq!(gateway.from_host(&forwarded("10.77.0.1")), Ok(()));
@@ -258,29 +263,31 @@ fn who_goes_by_the_host_is_no_device_either() {
 }
 
 #[test]
-fn a_devices_address_from_another_card_is_refused() {
-    let mut gateway = gateway(|c| c.devices[0].mac = Some(CARD));
+fn a_devices_address_from_another_mac_address_is_refused() {
+    let mut gateway = gateway(|c| c.devices[0].mac = Some(DEVICE_MAC));
     let mut out = read(LAN, SHOWN, UDP, &udp(5000, 53));
-    let outcome = gateway.outbound(at(0), &mut out, from_card(OTHER));
+    let outcome = gateway.outbound(at(0), &mut out, from_lan(OTHER));
     assert_eq!(outcome, Err(DropReason::DeviceMismatch));
 }
 
 #[test]
-fn a_card_is_who_it_is_under_any_address() {
+fn a_mac_address_identifies_a_device_under_any_address() {
     let mut gateway = gateway(|c| {
-        c.devices[0].mac = Some(CARD);
+        c.devices[0].mac = Some(DEVICE_MAC);
         c.devices[0].lan = Vec::new();
     });
     for address in [LAN, "192.168.1.77"] {
         let mut out = read(address, SHOWN, UDP, &udp(5000, 53));
-        gateway.outbound(at(0), &mut out, from_card(CARD)).unwrap();
+        gateway
+            .outbound(at(0), &mut out, from_lan(DEVICE_MAC))
+            .unwrap();
         assert_eq!(addresses(&out), (ip(OVERLAY), ip(REMOTE)));
         let back = inbound(&mut gateway, 1, (UDP, &udp(53, 5000))).unwrap();
         assert_eq!(addresses(&back).1, ip(address));
     }
-    // The address it left is nobody's.
+    // The previous address is free.
     let mut out = read(LAN, SHOWN, UDP, &udp(5000, 53));
-    let outcome = gateway.outbound(at(0), &mut out, from_card(OTHER));
+    let outcome = gateway.outbound(at(0), &mut out, from_lan(OTHER));
     assert_eq!(outcome, Err(DropReason::UnlistedDevice));
 }
 
@@ -296,7 +303,7 @@ fn rules_hold_and_answers_pass() {
     let mut send = |source, destination| {
         let mut out = read(LAN, SHOWN, UDP, &udp(source, destination));
         gateway
-            .outbound(at(1), &mut out, from_card(CARD))
+            .outbound(at(1), &mut out, from_lan(DEVICE_MAC))
             .map(|_| ())
     };
     assert_eq!(send(502, 9), Ok(())); // the answer
@@ -316,8 +323,10 @@ fn an_icmp_error_passes_if_its_flow_does() {
         c.devices[0].allow_to = rules(&["any udp/53"]);
     });
     let mut out = read(LAN, SHOWN, UDP, &udp(7000, 53));
-    gateway.outbound(at(0), &mut out, from_card(CARD)).unwrap();
-    // Port unreachable, quoting what went out, and something that never did.
+    gateway
+        .outbound(at(0), &mut out, from_lan(DEVICE_MAC))
+        .unwrap();
+    // Port unreachable, quoting a packet that was sent, and one that was not.
     let error = |quoted: &[u8]| [&[3, 3, 0, 0, 0, 0, 0, 0], quoted].concat();
     let good = error(&out[VNET_HDR_LEN..]);
     inbound(&mut gateway, 1, (1, &good)).unwrap();
@@ -351,40 +360,42 @@ fn later_fragments_go_where_the_first_went() {
 }
 
 #[test]
-fn the_two_legs_are_told_apart() {
+fn the_two_sides_are_measured_separately() {
     let mut gateway = gateway(|_| {});
     let send = |gateway: &mut Gateway, ms, transport: Vec<u8>| {
         let mut out = read(LAN, SHOWN, TCP, &transport);
-        gateway.outbound(at(ms), &mut out, from_card(CARD)).unwrap();
+        gateway
+            .outbound(at(ms), &mut out, from_lan(DEVICE_MAC))
+            .unwrap();
     };
-    // The device's data takes 20 ms to be answered by the remote, the remote's 3 ms by the device.
+    // The remote takes 20 ms to answer the device's data, the device 3 ms to answer the remote's.
     send(&mut gateway, 0, tcp(7000, 80, 1, 1, 100));
     send(&mut gateway, 1, tcp(7000, 80, 101, 1, 100));
     inbound(&mut gateway, 20, (TCP, &tcp(80, 7000, 1, 201, 100))).unwrap();
     inbound(&mut gateway, 21, (TCP, &tcp(80, 7000, 101, 201, 100))).unwrap();
     send(&mut gateway, 24, tcp(7000, 80, 201, 201, 0));
-    // And again: lost between gateway and device.
+    // Repeated: lost between gateway and device.
     inbound(&mut gateway, 30, (TCP, &tcp(80, 7000, 101, 201, 100))).unwrap();
     let (_, device) = gateway.devices().next().unwrap();
     let ms = Duration::from_millis;
-    assert_eq!(device.tunnel_leg.rtt_min, Some(ms(19)));
-    assert_eq!(device.lan_leg.rtt_min, Some(ms(3)));
-    assert_eq!((device.lan_leg.lost, device.tunnel_leg.lost), (1, 0));
+    assert_eq!(device.tunnel_side.rtt_min, Some(ms(19)));
+    assert_eq!(device.lan_side.rtt_min, Some(ms(3)));
+    assert_eq!((device.lan_side.lost, device.tunnel_side.lost), (1, 0));
 }
 
-/// Sets what the two interfaces carry.
+/// Sets the MTUs of the two interfaces.
 fn mtus(lan: u32, tunnel: u32) -> impl FnOnce(&mut GatewayConfig) {
     move |c| c.mtu = Mtus { lan, tunnel }
 }
 
 #[test]
-fn what_may_not_be_cut_is_told_to_its_sender() {
+fn unfragmentable_packets_are_reported_to_their_sender() {
     let mut gateway = gateway(mtus(1500, 1420));
     let mut long = udp(5000, 53);
     long.resize(1473, 0);
     long[4..6].copy_from_slice(&1473u16.to_be_bytes());
     let mut out = read(LAN, SHOWN, UDP, &long);
-    let outcome = gateway.outbound(at(0), &mut out, from_card(CARD));
+    let outcome = gateway.outbound(at(0), &mut out, from_lan(DEVICE_MAC));
     assert_eq!(outcome, Err(DropReason::TooBig));
     let made = gateway.take_made();
     let [Made::ToDevice(_, answer)] = &made[..] else {
@@ -395,7 +406,7 @@ fn what_may_not_be_cut_is_told_to_its_sender() {
     // Fragmentation needed, next-hop MTU (RFC 1191 section 4).
     assert_eq!(answer[20..22], [3, 4]);
     assert_eq!(answer[26..28], 1420u16.to_be_bytes());
-    // And what is too long for the local network is told to the remote.
+    // Packets too long for the local network are reported to the remote.
     let mut gateway = self::gateway(mtus(576, 1500));
     let denied = inbound(&mut gateway, 0, (UDP, &long));
     assert_eq!(denied.unwrap_err(), DropReason::TooBig);
@@ -408,7 +419,7 @@ fn what_may_not_be_cut_is_told_to_its_sender() {
 }
 
 #[test]
-fn what_may_be_cut_is_cut() {
+fn fragmentable_packets_are_fragmented() {
     let mut gateway = gateway(mtus(1500, 576));
     let mut long = udp(5000, 53);
     long.extend((0..1000u32).map(|i| i as u8));
@@ -421,10 +432,10 @@ fn what_may_be_cut_is_cut() {
     sum.copy_from_slice(&[0, 0]);
     let sum = checksum::fold(checksum::sum(&out[VNET_HDR_LEN..][..20]));
     out[VNET_HDR_LEN + 10..][..2].copy_from_slice(&sum.to_be_bytes());
-    let outcome = gateway.outbound(at(0), &mut out, from_card(CARD));
+    let outcome = gateway.outbound(at(0), &mut out, from_lan(DEVICE_MAC));
     assert_eq!(outcome, Ok(Outbound::Cut));
     let mut whole = vec![0; long.len()];
-    let mut places = Vec::new();
+    let mut offsets = Vec::new();
     for made in gateway.take_made() {
         let Made::ToTunnel(fragment) = made else {
             panic!("{made:?}");
@@ -435,11 +446,11 @@ fn what_may_be_cut_is_cut() {
         assert!(fragment.len() <= 576);
         let offset = parsed.fragment_offset(&fragment);
         let more = fragment[6] & 0x20 != 0;
-        places.push((offset, more));
+        offsets.push((offset, more));
         whole[offset..offset + fragment.len() - 20].copy_from_slice(&fragment[20..]);
     }
-    // 552 bytes fit behind the header in units of eight.
-    assert_eq!(places, [(0, true), (552, false)]);
+    // 552 bytes fit after the header, in units of eight.
+    assert_eq!(offsets, [(0, true), (552, false)]);
     assert_eq!(whole, long);
 }
 
@@ -450,19 +461,21 @@ fn the_segments_of_a_connection_fit_both_sides() {
     (syn[12], syn[13]) = (0x60, 2);
     syn[20..24].copy_from_slice(&[2, 4, 0x05, 0xb4]); // MSS 1460
     let mut out = read(LAN, SHOWN, TCP, &syn);
-    gateway.outbound(at(0), &mut out, from_card(CARD)).unwrap();
+    gateway
+        .outbound(at(0), &mut out, from_lan(DEVICE_MAC))
+        .unwrap();
     assert_eq!(out[out.len() - 2..], 1380u16.to_be_bytes());
     let back = inbound(&mut gateway, 1, (TCP, &syn)).unwrap();
     assert_eq!(back[back.len() - 2..], 1260u16.to_be_bytes());
 }
 
-// The station.
+// The responder.
 
-fn station() -> Station {
-    Station::new(STATION, vec!["10.77.0.0/24".parse().unwrap()])
+fn responder() -> Responder {
+    Responder::new(RESPONDER, vec!["10.77.0.0/24".parse().unwrap()])
 }
 
-/// A read of an ARP message as the kernel hands it up.
+/// A read of an ARP message as the kernel delivers it.
 fn arp(arp: &Arp, tag: Option<u16>) -> Vec<u8> {
     let vlan = tag.map(|tci| seikan_wire::ethernet::Vlan { tci });
     let header = Ethernet::new(Mac::BROADCAST, arp.sender_mac, vlan, ETHERTYPE_ARP);
@@ -477,21 +490,21 @@ fn v4(text: &str) -> Ipv4Addr {
     text.parse().unwrap()
 }
 
-/// The replies to an ARP message: to whom, and what.
+/// The replies to an ARP message, with their destinations.
 fn answers(
-    station: &mut Station,
+    responder: &mut Responder,
     gateway: &mut Gateway,
     ms: u64,
     message: &Arp,
 ) -> Vec<(Mac, Arp)> {
-    let frame = station.frame(at(ms), gateway, &mut arp(message, None), None);
+    let frame = responder.frame(at(ms), gateway, &mut arp(message, None), None);
     assert_eq!(frame, Frame::Done);
-    let frames = station.take_frames();
+    let frames = responder.take_frames();
     frames
         .iter()
         .map(|frame| {
             let header = Ethernet::parse(&frame[VNET_HDR_LEN..]).unwrap();
-            assert_eq!(header.src, STATION);
+            assert_eq!(header.src, RESPONDER);
             let payload = &frame[VNET_HDR_LEN + header.header_len..];
             (header.dst, Arp::parse(payload).unwrap())
         })
@@ -499,83 +512,86 @@ fn answers(
 }
 
 #[test]
-fn a_device_that_asks_for_a_remote_is_answered() {
-    let (mut station, mut gateway) = (station(), gateway(|_| {}));
+fn an_arp_request_for_a_remote_is_answered() {
+    let (mut responder, mut gateway) = (responder(), gateway(|_| {}));
     for target in [SHOWN, "10.77.0.9"] {
-        let ask = Arp::request(CARD, v4(LAN), v4(target));
-        let got = answers(&mut station, &mut gateway, 0, &ask);
-        assert_eq!(got, [(CARD, ask.reply(STATION))]);
+        let ask = Arp::request(DEVICE_MAC, v4(LAN), v4(target));
+        let got = answers(&mut responder, &mut gateway, 0, &ask);
+        assert_eq!(got, [(DEVICE_MAC, ask.reply(RESPONDER))]);
     }
     let (_, device) = gateway.devices().next().unwrap();
-    assert_eq!(device.mac, Some(CARD));
+    assert_eq!(device.mac, Some(DEVICE_MAC));
 }
 
 #[test]
-fn nobody_is_answered_for_addresses_of_others() {
-    let (mut station, mut gateway) = (station(), gateway(|_| {}));
+fn other_addresses_are_not_answered_for() {
+    let (mut responder, mut gateway) = (responder(), gateway(|_| {}));
     for target in ["192.168.1.1", LAN, "10.78.0.1", "10.77.0.1"] {
-        let ask = Arp::request(CARD, v4(LAN), v4(target));
-        assert_eq!(answers(&mut station, &mut gateway, 0, &ask), []);
+        let ask = Arp::request(DEVICE_MAC, v4(LAN), v4(target));
+        assert_eq!(answers(&mut responder, &mut gateway, 0, &ask), []);
     }
-    let stranger = Arp::request(OTHER, v4("192.168.1.11"), v4(SHOWN));
-    assert_eq!(answers(&mut station, &mut gateway, 0, &stranger), []);
-    assert_eq!(gateway.stray().drops.get(DropReason::UnlistedDevice), 1);
-    // But whoever wants to take our address is told that it is in use.
+    let unlisted = Arp::request(OTHER, v4("192.168.1.11"), v4(SHOWN));
+    assert_eq!(answers(&mut responder, &mut gateway, 0, &unlisted), []);
+    assert_eq!(
+        gateway.unattributed().drops.get(DropReason::UnlistedDevice),
+        1
+    );
+    // A probe for the responder's address is answered.
     let probe = Arp::probe(OTHER, v4(SHOWN));
-    assert_eq!(answers(&mut station, &mut gateway, 0, &probe).len(), 1);
-    assert_eq!(gateway.stray().unaccounted(), 0);
+    assert_eq!(answers(&mut responder, &mut gateway, 0, &probe).len(), 1);
+    assert_eq!(gateway.unattributed().unaccounted(), 0);
 }
 
 #[test]
-fn an_address_that_somebody_has_is_left_to_them() {
-    let (mut station, mut gateway) = (station(), gateway(|_| {}));
+fn an_address_in_use_is_not_answered_for() {
+    let (mut responder, mut gateway) = (responder(), gateway(|_| {}));
     let theirs = Arp::announcement(OTHER, v4(SHOWN));
-    assert_eq!(answers(&mut station, &mut gateway, 0, &theirs), []);
-    let ask = Arp::request(CARD, v4(LAN), v4(SHOWN));
-    assert_eq!(answers(&mut station, &mut gateway, 1, &ask), []);
-    assert_eq!(station.conflicts(at(1)).next().unwrap().mac, OTHER);
-    // A minute after it was last heard of, it is ours again.
-    assert_eq!(answers(&mut station, &mut gateway, 60_001, &ask).len(), 1);
+    assert_eq!(answers(&mut responder, &mut gateway, 0, &theirs), []);
+    let ask = Arp::request(DEVICE_MAC, v4(LAN), v4(SHOWN));
+    assert_eq!(answers(&mut responder, &mut gateway, 1, &ask), []);
+    assert_eq!(responder.conflicts(at(1)).next().unwrap().mac, OTHER);
+    // A minute after its last use by another host, the address is answered for again.
+    assert_eq!(answers(&mut responder, &mut gateway, 60_001, &ask).len(), 1);
 }
 
 #[test]
-fn a_second_card_with_a_devices_address_is_a_duplicate_until_the_first_is_silent() {
-    let (mut station, mut gateway) = (station(), gateway(|_| {}));
-    let first = Arp::announcement(CARD, v4(LAN));
-    answers(&mut station, &mut gateway, 0, &first);
+fn a_second_claimant_is_a_duplicate_until_the_device_is_silent() {
+    let (mut responder, mut gateway) = (responder(), gateway(|_| {}));
+    let first = Arp::announcement(DEVICE_MAC, v4(LAN));
+    answers(&mut responder, &mut gateway, 0, &first);
     let second = Arp::announcement(OTHER, v4(LAN));
-    answers(&mut station, &mut gateway, 5_000, &second);
-    let card = |gateway: &Gateway| gateway.devices().next().unwrap().1.mac;
-    assert_eq!(card(&gateway), Some(CARD));
-    let conflict = station.conflicts(at(5_000)).next().unwrap();
+    answers(&mut responder, &mut gateway, 5_000, &second);
+    let mac = |gateway: &Gateway| gateway.devices().next().unwrap().1.mac;
+    assert_eq!(mac(&gateway), Some(DEVICE_MAC));
+    let conflict = responder.conflicts(at(5_000)).next().unwrap();
     assert_eq!((conflict.address, conflict.mac), (ip(LAN), OTHER));
-    answers(&mut station, &mut gateway, 20_000, &second);
-    assert_eq!(card(&gateway), Some(OTHER));
+    answers(&mut responder, &mut gateway, 20_000, &second);
+    assert_eq!(mac(&gateway), Some(OTHER));
 }
 
 #[test]
-fn a_device_that_was_not_heard_is_asked_for() {
-    let (mut station, mut gateway) = (station(), gateway(|_| {}));
-    station.poll(at(0), &mut gateway);
-    let frames = station.take_frames();
+fn a_device_without_a_mac_address_is_queried() {
+    let (mut responder, mut gateway) = (responder(), gateway(|_| {}));
+    responder.poll(at(0), &mut gateway);
+    let frames = responder.take_frames();
     let header = Ethernet::parse(&frames[0][VNET_HDR_LEN..]).unwrap();
-    let asked = Arp::parse(&frames[0][VNET_HDR_LEN + 14..]).unwrap();
+    let query = Arp::parse(&frames[0][VNET_HDR_LEN + 14..]).unwrap();
     assert_eq!((frames.len(), header.dst), (1, Mac::BROADCAST));
-    assert_eq!((asked.sender, asked.target), (v4(SHOWN), v4(LAN)));
-    let reply = asked.reply(CARD);
-    answers(&mut station, &mut gateway, 1, &reply);
+    assert_eq!((query.sender, query.target), (v4(SHOWN), v4(LAN)));
+    let reply = query.reply(DEVICE_MAC);
+    answers(&mut responder, &mut gateway, 1, &reply);
     let (id, device) = gateway.devices().next().unwrap();
-    assert_eq!(device.mac, Some(CARD));
-    let (header, length) = station.header_to(&gateway, id, false).unwrap();
+    assert_eq!(device.mac, Some(DEVICE_MAC));
+    let (header, length) = responder.header_to(&gateway, id, false).unwrap();
     let header = Ethernet::parse(&header[..length]).unwrap();
-    assert_eq!((header.dst, header.src), (CARD, STATION));
-    // Heard a moment ago, it is left in peace.
-    station.poll(at(5_000), &mut gateway);
-    assert!(station.take_frames().is_empty());
+    assert_eq!((header.dst, header.src), (DEVICE_MAC, RESPONDER));
+    // Present a moment ago, so it is not queried.
+    responder.poll(at(5_000), &mut gateway);
+    assert!(responder.take_frames().is_empty());
 }
 
 #[test]
-fn a_thousand_devices_are_asked_for_little_by_little() {
+fn a_thousand_devices_are_queried_in_batches() {
     let mut gateway = gateway(|c| {
         for i in 0..1000u32 {
             c.devices.push(DeviceConfig {
@@ -585,37 +601,37 @@ fn a_thousand_devices_are_asked_for_little_by_little() {
             });
         }
     });
-    let mut station = station();
-    station.poll(at(0), &mut gateway);
-    assert_eq!(station.take_frames().len(), 32);
-    assert_eq!(station.next_wakeup(), at(50));
+    let mut responder = responder();
+    responder.poll(at(0), &mut gateway);
+    assert_eq!(responder.take_frames().len(), 32);
+    assert_eq!(responder.next_wakeup(), at(50));
 }
 
 #[test]
-fn answers_carry_the_tag_of_the_question() {
+fn replies_carry_the_vlan_tag_of_the_request() {
     let mut gateway = gateway(|c| c.devices[0].vlan = Some(7));
-    let ask = Arp::request(CARD, v4(LAN), v4(SHOWN));
-    // Taken off by the kernel, or still in the frame.
+    let ask = Arp::request(DEVICE_MAC, v4(LAN), v4(SHOWN));
+    // Removed by the kernel, or still in the frame.
     for (tag, tci) in [(None, Some(0x6007)), (Some(7), None)] {
-        let mut station = station();
-        station.frame(at(0), &mut gateway, &mut arp(&ask, tag), tci);
-        let frames = station.take_frames();
+        let mut responder = responder();
+        responder.frame(at(0), &mut gateway, &mut arp(&ask, tag), tci);
+        let frames = responder.take_frames();
         let header = Ethernet::parse(&frames[0][VNET_HDR_LEN..]).unwrap();
         assert_eq!(header.vlan_id(), Some(7));
     }
     // The same address in another VLAN is another device.
-    let mut station = station();
-    station.frame(at(0), &mut gateway, &mut arp(&ask, None), None);
-    assert!(station.take_frames().is_empty());
+    let mut responder = responder();
+    responder.frame(at(0), &mut gateway, &mut arp(&ask, None), None);
+    assert!(responder.take_frames().is_empty());
 }
 
 #[test]
-fn a_packet_for_the_station_follows_its_virtio_header() {
+fn a_packet_for_the_responder_follows_its_virtio_header() {
     let mut gateway = gateway(|_| {});
     let packet = read(LAN, SHOWN, UDP, &udp(5000, 53));
     for tag in [None, Some(7)] {
         let vlan = tag.map(|tci| seikan_wire::ethernet::Vlan { tci });
-        let header = Ethernet::new(STATION, CARD, vlan, ETHERTYPE_IPV4);
+        let header = Ethernet::new(RESPONDER, DEVICE_MAC, vlan, ETHERTYPE_IPV4);
         let mut head = [0; 18];
         let length = header.write(&mut head);
         let vnet = VnetHdr {
@@ -627,10 +643,10 @@ fn a_packet_for_the_station_follows_its_virtio_header() {
         let mut read = vnet.to_bytes().to_vec();
         read.extend(&head[..length]);
         read.extend(&packet[VNET_HDR_LEN..]);
-        let found = station().frame(at(0), &mut gateway, &mut read, None);
+        let found = responder().frame(at(0), &mut gateway, &mut read, None);
         let expected = Frame::Packet {
             start: length,
-            mac: CARD,
+            mac: DEVICE_MAC,
             vlan: tag,
         };
         assert_eq!(found, expected);
@@ -641,10 +657,10 @@ fn a_packet_for_the_station_follows_its_virtio_header() {
 }
 
 #[test]
-fn what_is_for_everybody_stays_on_the_local_network() {
-    let (mut station, mut gateway) = (station(), gateway(|_| {}));
+fn broadcast_and_multicast_stay_on_the_local_network() {
+    let (mut responder, mut gateway) = (responder(), gateway(|_| {}));
     let packet = read(LAN, "192.168.1.255", UDP, &udp(137, 137));
-    for (source, address) in [(CARD, LAN), (OTHER, "192.168.1.11")] {
+    for (source, address) in [(DEVICE_MAC, LAN), (OTHER, "192.168.1.11")] {
         let header = Ethernet::new(Mac::BROADCAST, source, None, ETHERTYPE_IPV4);
         let mut read = vec![0; VNET_HDR_LEN + 14];
         header.write(&mut read[VNET_HDR_LEN..]);
@@ -653,77 +669,81 @@ fn what_is_for_everybody_stays_on_the_local_network() {
             panic!()
         };
         read[VNET_HDR_LEN + 14 + 12..][..4].copy_from_slice(&source.octets());
-        let found = station.frame(at(0), &mut gateway, &mut read, None);
+        let found = responder.frame(at(0), &mut gateway, &mut read, None);
         assert_eq!(found, Frame::Done);
     }
     let (_, device) = gateway.devices().next().unwrap();
     assert_eq!(device.outbound.drops.get(DropReason::NotUnicast), 1);
-    assert_eq!(gateway.stray().drops.get(DropReason::NotUnicast), 1);
+    assert_eq!(gateway.unattributed().drops.get(DropReason::NotUnicast), 1);
 }
 
-/// A device that another card's claim has called in doubt, at 1 s, and what is asked until 3.5 s.
-fn in_doubt(answering: bool) -> (Gateway, Vec<Mac>) {
-    let (mut station, mut gateway) = (station(), gateway(|_| {}));
+/// A device whose address another MAC address claims at 1 s. Returns the queried MAC addresses
+/// until 3.5 s.
+fn contested(answering: bool) -> (Gateway, Vec<Mac>) {
+    let (mut responder, mut gateway) = (responder(), gateway(|_| {}));
     answers(
-        &mut station,
+        &mut responder,
         &mut gateway,
         0,
-        &Arp::announcement(CARD, v4(LAN)),
+        &Arp::announcement(DEVICE_MAC, v4(LAN)),
     );
     let claim = Arp::announcement(OTHER, v4(LAN));
-    answers(&mut station, &mut gateway, 1_000, &claim);
-    let mut asked = Vec::new();
+    answers(&mut responder, &mut gateway, 1_000, &claim);
+    let mut queries = Vec::new();
     for ms in (1_000..=4_500).step_by(500) {
-        station.poll(at(ms), &mut gateway);
-        for frame in station.take_frames() {
+        responder.poll(at(ms), &mut gateway);
+        for frame in responder.take_frames() {
             let to = Ethernet::parse(&frame[VNET_HDR_LEN..]).unwrap().dst;
-            let question = Arp::parse(&frame[VNET_HDR_LEN + 14..]).unwrap();
-            if answering && to == CARD {
-                let _ = station.frame(
+            let query = Arp::parse(&frame[VNET_HDR_LEN + 14..]).unwrap();
+            if answering && to == DEVICE_MAC {
+                let _ = responder.frame(
                     at(ms),
                     &mut gateway,
-                    &mut arp(&question.reply(CARD), None),
+                    &mut arp(&query.reply(DEVICE_MAC), None),
                     None,
                 );
             }
-            asked.push(to);
+            queries.push(to);
         }
     }
-    answers(&mut station, &mut gateway, 4_600, &claim);
-    (gateway, asked)
+    answers(&mut responder, &mut gateway, 4_600, &claim);
+    (gateway, queries)
 }
 
 #[test]
-fn a_card_that_does_not_answer_for_its_address_has_been_replaced() {
-    let (gateway, asked) = in_doubt(false);
-    // Three times the old card, then everybody.
-    assert_eq!(asked, [CARD, CARD, CARD, Mac::BROADCAST]);
+fn a_silent_device_loses_its_address_to_the_other_claimant() {
+    let (gateway, queries) = contested(false);
+    // Three queries to the old MAC address, then broadcasts.
+    assert_eq!(
+        queries,
+        [DEVICE_MAC, DEVICE_MAC, DEVICE_MAC, Mac::BROADCAST]
+    );
     assert_eq!(gateway.devices().next().unwrap().1.mac, Some(OTHER));
 }
 
 #[test]
-fn a_card_that_answers_for_its_address_keeps_it() {
-    let (gateway, asked) = in_doubt(true);
-    // The second claim, later, was not asked about yet.
-    assert_eq!(asked, [CARD]);
-    assert_eq!(gateway.devices().next().unwrap().1.mac, Some(CARD));
+fn a_device_that_answers_for_its_address_keeps_it() {
+    let (gateway, queries) = contested(true);
+    // The second claim, later, has not caused a query yet.
+    assert_eq!(queries, [DEVICE_MAC]);
+    assert_eq!(gateway.devices().next().unwrap().1.mac, Some(DEVICE_MAC));
 }
 
 #[test]
-fn a_learned_ipv6_address_is_replaced_once_it_is_silent_whatever_else_is_used() {
+fn a_silent_learned_ipv6_address_is_replaced() {
     let mut gateway = gateway(|config| {
-        config.devices[0].mac = Some(CARD);
+        config.devices[0].mac = Some(DEVICE_MAC);
         config.devices[0].lan.clear();
     });
-    let id = gateway.device_by_mac(None, CARD).unwrap();
+    let id = gateway.device_by_mac(None, DEVICE_MAC).unwrap();
     let (old, new) = (ip("fd00:1::10"), ip("fd00:2::10"));
     gateway.learn(id, old, at(0)).unwrap();
     let origin = Origin::Lan {
-        mac: CARD,
+        mac: DEVICE_MAC,
         vlan: None,
     };
     for ms in (0..=60_000).step_by(10_000) {
-        // The other family is busy all the time.
+        // The other family is in use all the time.
         let mut packet = read(LAN, SHOWN, 17, &[0, 9, 0, 9, 0, 8, 0, 0]);
         gateway.outbound(at(ms), &mut packet, origin).unwrap();
         if ms < 60_000 {
@@ -736,79 +756,94 @@ fn a_learned_ipv6_address_is_replaced_once_it_is_silent_whatever_else_is_used() 
     assert_eq!(gateway.device_by_lan(None, old), None);
 }
 
-/// A device known by its card has an IPv6 address, uses another at 1 s and is asked until 6 s; it
-/// answers if told so. The address it has then, and for what it was asked and when.
+/// A device with a configured MAC address has an IPv6 address, uses another one at 1 s and is
+/// queried until 6 s; it answers if `answers`. Returns the queries with their times.
 fn with_a_second_address(answers: bool) -> (Gateway, Vec<(u64, Ipv6Addr)>) {
     let (old, new) = ("fd00:1::10".parse().unwrap(), ip("fd00:1::77"));
-    let mut station = station();
+    let mut responder = responder();
     let mut gateway = gateway(|config| {
-        config.devices[0].mac = Some(CARD);
+        config.devices[0].mac = Some(DEVICE_MAC);
         config.devices[0].lan.clear();
     });
-    let id = gateway.device_by_mac(None, CARD).unwrap();
+    let id = gateway.device_by_mac(None, DEVICE_MAC).unwrap();
     gateway.learn(id, IpAddr::V6(old), at(0)).unwrap();
     let refused = gateway.learn(id, new, at(1_000));
     assert_eq!(refused, Err(DropReason::DeviceMismatch));
-    let mut asked = Vec::new();
+    let mut queries = Vec::new();
     for ms in (1_000..=6_000).step_by(100) {
-        // It was heard just now, and is not asked for anything else.
+        // It is present, and not queried for anything else.
         gateway.devices[0].last_seen = Some(at(ms));
-        station.poll(at(ms), &mut gateway);
-        for frame in station.take_frames() {
+        responder.poll(at(ms), &mut gateway);
+        for frame in responder.take_frames() {
             let payload = &frame[VNET_HDR_LEN + 14..];
-            let Ok(Neighbour::Solicitation(question)) = Neighbour::parse(payload) else {
+            let Ok(Neighbour::Solicitation(query)) = Neighbour::parse(payload) else {
                 panic!("no solicitation");
             };
-            asked.push((ms, question.target));
+            queries.push((ms, query.target));
             if answers {
-                tell(&mut station, &mut gateway, ms, CARD, &question.answer(CARD));
+                send_advertisement(
+                    &mut responder,
+                    &mut gateway,
+                    ms,
+                    DEVICE_MAC,
+                    &query.answer(DEVICE_MAC),
+                );
             }
         }
     }
-    (gateway, asked)
+    (gateway, queries)
 }
 
-/// An advertisement in a frame of this card.
-fn tell(station: &mut Station, gateway: &mut Gateway, ms: u64, src: Mac, told: &Advertisement) {
-    let header = Ethernet::new(STATION, src, None, ETHERTYPE_IPV6);
+/// An advertisement in a frame from this MAC address.
+fn send_advertisement(
+    responder: &mut Responder,
+    gateway: &mut Gateway,
+    ms: u64,
+    src: Mac,
+    advertisement: &Advertisement,
+) {
+    let header = Ethernet::new(RESPONDER, src, None, ETHERTYPE_IPV6);
     let mut read = vec![0; VNET_HDR_LEN + 14];
     header.write(&mut read[VNET_HDR_LEN..]);
-    read.extend(told.to_packet());
-    let frame = station.frame(at(ms), gateway, &mut read, None);
+    read.extend(advertisement.to_packet());
+    let frame = responder.frame(at(ms), gateway, &mut read, None);
     assert_eq!(frame, Frame::Done);
 }
 
 #[test]
 fn a_device_that_does_not_answer_for_its_ipv6_address_has_another() {
-    let (gateway, asked) = with_a_second_address(false);
+    let (gateway, queries) = with_a_second_address(false);
     let old = "fd00:1::10".parse().unwrap();
-    assert_eq!(asked, [(1_000, old), (2_000, old), (3_000, old)]);
+    assert_eq!(queries, [(1_000, old), (2_000, old), (3_000, old)]);
     let id = gateway.device_by_lan(None, ip("fd00:1::77"));
-    assert_eq!(id, gateway.device_by_mac(None, CARD));
+    assert_eq!(id, gateway.device_by_mac(None, DEVICE_MAC));
     assert_eq!(gateway.device_by_lan(None, ip("fd00:1::10")), None);
 }
 
 #[test]
 fn a_device_that_answers_for_its_ipv6_address_keeps_it() {
-    let (mut gateway, asked) = with_a_second_address(true);
-    assert_eq!(asked.len(), 1);
+    let (mut gateway, queries) = with_a_second_address(true);
+    assert_eq!(queries.len(), 1);
     let id = gateway.device_by_lan(None, ip("fd00:1::10")).unwrap();
     assert_eq!(gateway.device_by_lan(None, ip("fd00:1::77")), None);
-    // An answer is no use: a minute after the last use the other one is taken all the same.
+    // An answer is no use of the address: a minute after the last use the other one is taken.
     gateway.learn(id, ip("fd00:1::77"), at(60_000)).unwrap();
 }
 
 #[test]
-fn nobody_moves_a_device_by_speaking_for_its_card() {
-    let (mut station, mut gateway) = (
-        station(),
+fn a_claim_for_another_mac_address_does_not_move_a_device() {
+    let (mut responder, mut gateway) = (
+        responder(),
         gateway(|config| {
-            config.devices[0].mac = Some(CARD);
+            config.devices[0].mac = Some(DEVICE_MAC);
             config.devices[0].lan.clear();
         }),
     );
-    let told = Advertisement::unsolicited("fd00:1::66".parse().unwrap(), CARD);
-    tell(&mut station, &mut gateway, 0, OTHER, &told);
+    let advertisement = Advertisement::unsolicited("fd00:1::66".parse().unwrap(), DEVICE_MAC);
+    send_advertisement(&mut responder, &mut gateway, 0, OTHER, &advertisement);
     assert_eq!(gateway.device_by_lan(None, ip("fd00:1::66")), None);
-    assert_eq!(gateway.stray().drops.get(DropReason::BadFrameType), 1);
+    assert_eq!(
+        gateway.unattributed().drops.get(DropReason::BadFrameType),
+        1
+    );
 }

@@ -1,12 +1,13 @@
-//! One-to-one address translation in place, with every checksum kept by increment (RFC 1624).
+//! One-to-one address translation in place, with incremental updates of every checksum (RFC 1624).
 //!
-//! [`translate`] finds what it needs first, and changes nothing if it refuses. Then it replaces the
-//! addresses; what they add to a sum ([`Change`]) goes to the IPv4 header's checksum and to the
-//! transport's, whose pseudo-header holds them too. An ICMP error quotes a packet of the flow that it
-//! is about, whose addresses are translated as well (RFC 5508 section 4.2): every word changed in
-//! the quote, checksums included, is a change under the ICMP checksum.
+//! [`translate`] checks everything first, and changes nothing if it returns an error. Then it
+//! replaces the addresses. The change of the sum ([`Change`]) is applied to the checksum of the
+//! IPv4 header and to that of the transport, whose pseudo-header contains the addresses. An ICMP
+//! error quotes a packet of the same flow, whose addresses are translated as well (RFC 5508 section
+//! 4.2). Every word changed in the quote, including its checksums, is a change under the ICMP
+//! checksum.
 //!
-//! A wrong checksum stays as wrong as it was: nothing damaged is made to look whole.
+//! A wrong checksum stays wrong by the same amount, so damage is never hidden.
 
 use seikan_observe::DropReason;
 use seikan_wire::ip::{IpPacket, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP};
@@ -28,18 +29,18 @@ const REDIRECT: u8 = 5;
 const REDIRECT_V6: u8 = 137;
 
 /// Replaces source and destination of `packet`: an address that is the first of a pair in `mapping`
-/// becomes the second, which is of the same family, else the pair is ignored.
+/// becomes the second. Pairs of different families are ignored.
 ///
-/// `packet` begins with all headers, of which `ip` was parsed; the payload of a super-packet may be
-/// elsewhere, that of ICMP is here. `partial` says that the transport's checksum field holds only the
-/// pseudo-header's sum, not complemented (virtio-net's NEEDS_CSUM).
+/// `packet` begins with all headers, from which `ip` was parsed. The payload of a super-packet may
+/// be elsewhere; that of ICMP must be present. `partial`: the transport's checksum field covers
+/// only the pseudo-header, not complemented (virtio-net's NEEDS_CSUM).
 ///
-/// Translating the result by the pairs turned round restores the packet.
+/// Translating the result with reversed pairs restores the packet.
 ///
 /// # Errors
-/// The packet is as it was, and to be dropped: [`DropReason::NotIp`] if `ip` does not belong to it, or,
-/// where an address would have to change, [`DropReason::TransportTruncated`],
-/// [`DropReason::SourceRouted`] or [`DropReason::IcmpRedirect`].
+/// The packet is unchanged and has to be dropped: [`DropReason::NotIp`] if `ip` does not belong to
+/// it; [`DropReason::TransportTruncated`], [`DropReason::SourceRouted`] or
+/// [`DropReason::IcmpRedirect`] if an address would have to change.
 pub fn translate(
     packet: &mut [u8],
     ip: &IpPacket,
@@ -70,7 +71,7 @@ pub fn translate(
     }
     if let Some(start) = quote.filter(|start| *start < end) {
         let change = translate_quote(&mut packet[start..end], ip.is_v6(), mapping);
-        // A checksum still to be computed will cover the quote as it is then.
+        // A checksum that is computed later will cover the changed quote.
         if !partial {
             let at = start - icmp::HEADER_LEN + ICMP_CHECKSUM_AT;
             Field {
@@ -83,12 +84,13 @@ pub fn translate(
     Ok(())
 }
 
-/// What replaced words add to the sum of all: their new values and the complements of their old ones.
+/// Change of a checksum's sum by replaced words: their new values and the complements of their old
+/// ones.
 #[derive(Clone, Copy, Default)]
 struct Change(u64);
 
 impl Change {
-    /// Puts `new`, of an even length, to the offset `at`, which is even, too.
+    /// Writes `new`, which has an even length, at the even offset `at`.
     fn write(&mut self, packet: &mut [u8], at: usize, new: &[u8]) {
         let old = &mut packet[at..at + new.len()];
         let all_ones = (new.len() as u64 / 2) * 0xffff;
@@ -98,7 +100,7 @@ impl Change {
     }
 }
 
-/// The new source and destination of a packet; `None` for one that stays.
+/// The new source and destination of a packet; `None` for an unchanged one.
 struct Addresses {
     src: Option<IpAddr>,
     dst: Option<IpAddr>,
@@ -121,8 +123,8 @@ impl Addresses {
         self.src.is_some() || self.dst.is_some()
     }
 
-    /// Puts them into the IP header at the start of `packet` and mends the header's own checksum;
-    /// gives what they change in a pseudo-header.
+    /// Writes the addresses to the IP header at the start of `packet` and updates the header's
+    /// checksum. Returns the change of a pseudo-header's sum.
     fn write(&self, packet: &mut [u8], v6: bool) -> Change {
         let mut change = Change::default();
         for (address, at) in [(self.src, (12, 8)), (self.dst, (16, 24))] {
@@ -143,18 +145,18 @@ impl Addresses {
     }
 }
 
-/// A checksum field that covers what changes.
+/// A checksum field that covers the changes.
 #[derive(Clone, Copy)]
 struct Field {
     /// Offset in the packet.
     at: usize,
-    /// Zero stands for "no checksum" (UDP), and a computed zero is written as 0xffff.
+    /// Zero means "no checksum" (UDP), and a computed zero is written as 0xffff.
     zero_is_none: bool,
 }
 
 impl Field {
-    /// The transport checksum that covers the addresses; `None` where there is none, or it is in
-    /// another fragment. `packet` ends where its length field says, or before.
+    /// The transport checksum that covers the addresses; `None` if there is none, or if it is in
+    /// another fragment. `packet` ends at its length field or before.
     fn find(ip: &IpPacket, packet: &[u8]) -> Result<Option<Field>, DropReason> {
         let transport = ip.transport(packet);
         let Some((protocol, start)) = transport.map_err(|_| DropReason::TransportTruncated)? else {
@@ -197,8 +199,8 @@ impl Field {
     }
 }
 
-/// Translates the packet quoted in an ICMP error of the same family, as far as it is there; gives
-/// what all its changed words change in the sum of the error.
+/// Translates the packet quoted in an ICMP error of the same family, as far as it is present.
+/// Returns the change of the error's sum by all changed words.
 fn translate_quote(quote: &mut [u8], v6: bool, mapping: &[(IpAddr, IpAddr)]) -> Change {
     let ip = match IpPacket::parse_headers(quote) {
         Ok(ip) if ip.is_v6() == v6 => ip,
@@ -209,9 +211,10 @@ fn translate_quote(quote: &mut [u8], v6: bool, mapping: &[(IpAddr, IpAddr)]) -> 
         return Change::default();
     }
     let end = ip.total_len.min(quote.len());
-    let field = match ip.source_routed(quote) {
-        false => Field::find(&ip, &quote[..end]).ok().flatten(),
-        true => None,
+    let field = if ip.source_routed(quote) {
+        None
+    } else {
+        Field::find(&ip, &quote[..end]).ok().flatten()
     };
     let covered = field.map_or(ip.header_len, |field| field.at + 2);
     let before = checksum::sum(&quote[..covered]);
@@ -222,7 +225,7 @@ fn translate_quote(quote: &mut [u8], v6: bool, mapping: &[(IpAddr, IpAddr)]) -> 
     Change(0xffff - before + checksum::sum(&quote[..covered]))
 }
 
-/// A redirect; `packet` ends where its length field says, or before.
+/// Whether this is a redirect. `packet` ends at its length field or before.
 fn is_redirect(ip: &IpPacket, packet: &[u8]) -> bool {
     let Ok(Some((protocol, at))) = ip.transport(packet) else {
         return false;

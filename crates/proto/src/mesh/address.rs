@@ -1,13 +1,13 @@
-//! Who has which virtual address: a member's number is its place in every network of the mesh.
+//! Virtual addresses: a member's number selects its address in every network of the mesh.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde::{Deserialize, Serialize};
 
-/// Members that a mesh can have, by its IPv6 network: numbers go from 1 to this.
+/// Maximum number of members, by the mesh's IPv6 network: numbers go from 1 to this.
 pub const HOSTS: u32 = (1 << 24) - 2;
-/// A part of the shared address space (RFC 6598), which a mesh takes unless told otherwise.
+/// A part of the shared address space (RFC 6598), the default of a mesh.
 const DEFAULT_V4: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(100, 80, 0, 0), 12);
 
 /// The networks of a mesh.
@@ -19,7 +19,7 @@ pub struct Networks {
     pub v6: Ipv6Net,
 }
 
-/// Why networks cannot be a mesh's.
+/// Why networks cannot be used for a mesh.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NetworkError {
     /// Too small or too large.
@@ -31,10 +31,10 @@ pub enum NetworkError {
 }
 
 impl Networks {
-    /// These networks, without their host bits.
+    /// Creates the networks, with their host bits cleared.
     ///
     /// # Errors
-    /// IPv4 that is not /8 to /30; IPv6 that is not a /64.
+    /// An IPv4 prefix that is not /8 to /30; an IPv6 prefix that is not a /64.
     pub fn new(v4: Ipv4Net, v6: Ipv6Net) -> Result<Self, NetworkError> {
         if !(8..=30).contains(&v4.prefix_len()) {
             return Err(NetworkError::V4(v4));
@@ -48,8 +48,8 @@ impl Networks {
         })
     }
 
-    /// A part of the shared address space, 100.80.0.0/12, and a unique local network (RFC 4193, section 3.2) from
-    /// these five random bytes and subnet 0.
+    /// 100.80.0.0/12 of the shared address space, and a unique local network (RFC 4193, section
+    /// 3.2) with these five random bytes as global ID and subnet 0.
     pub fn from_random(random: [u8; 5]) -> Self {
         let [a, b, c, d, e] = random;
         let segments = [
@@ -64,14 +64,14 @@ impl Networks {
         }
     }
 
-    /// The greatest number that a member can have.
+    /// The highest number that a member can have.
     pub fn capacity(&self) -> u32 {
-        // Without the network's own address and the broadcast address.
+        // Less the network's own address and the broadcast address.
         let bits = 32 - u32::from(self.v4.prefix_len());
         ((1 << bits) - 2).min(HOSTS)
     }
 
-    /// The addresses of member `number`, 1 to [`Self::capacity`]; `None` for any other.
+    /// The addresses of member `number`, from 1 to [`Self::capacity`]; `None` for any other.
     pub fn addresses(&self, number: u32) -> Option<[IpAddr; 2]> {
         if number == 0 || number > self.capacity() {
             return None;
@@ -81,7 +81,7 @@ impl Networks {
         Some([v4.into(), v6.into()])
     }
 
-    /// The same as a host configures them: with the network's prefix.
+    /// The same as interface addresses, with the prefix length of the network.
     pub fn interface_addresses(&self, number: u32) -> Option<[IpNet; 2]> {
         let [v4, v6] = self.addresses(number)?;
         let with = |address, length| IpNet::new_assert(address, length);
@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_is_a_place_in_both_networks() {
+    fn a_number_selects_an_address_in_both_networks() {
         let networks = Networks::from_random([1, 2, 3, 4, 5]);
         assert_eq!(networks.v6.to_string(), "fd01:203:405::/64");
         let addresses = networks.addresses(258).expect("a member's");

@@ -1,67 +1,68 @@
-//! How a stream is cut into what would be datagrams by UDP.
+//! Framing of datagrams in a stream.
 //!
-//! To and from a relay of ours a frame is 16 bits of length and as many bytes (RFC 4571), of which the first two are a port of the
-//! relay's, and the rest is a datagram to or from there:
+//! To and from a `seikan relay`, a frame is a 16-bit length and as many bytes (RFC 4571). The first
+//! two bytes are a port of the relay; the rest is a datagram to or from that port:
 //!
 //! ```text
 //!  0                   1                   2                   3
 //!  0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1
 //! +-------------------------------+-------------------------------+
-//! |    length (of what follows)   |      port (0: the main one)   |
+//! |   length (of the rest)        |   port (0: the main port)     |
 //! +-------------------------------+-------------------------------+
 //! |                          datagram ...                         |
 //! ```
 //!
-//! To and from a TURN server frames are STUN messages and those of channels (RFC 8656, sections 3.1 and 12.5), which say their
-//! lengths themselves, padded to four bytes.
+//! To and from a TURN server, frames are STUN messages and ChannelData messages (RFC 8656, sections
+//! 3.1 and 12.5). They contain their length and are padded to four bytes.
 
 use std::ops::Range;
 
-/// Bytes of a port, at the beginning of what is in a frame of a relay's.
+/// Length in bytes of the port at the start of a relay's frame.
 pub const PORT: usize = 2;
-/// The port in a frame that stands for a relay's main one, whatever its number.
+/// The port that stands for a relay's main port, whatever its number.
 pub const MAIN_PORT: u16 = 0;
-/// Bytes of the length before a frame (RFC 4571, section 2).
+/// Length in bytes of the length field of a frame (RFC 4571, section 2).
 const LENGTH: usize = 2;
-/// Bytes of a STUN message's header (RFC 8489, section 5).
+/// Length in bytes of a STUN message header (RFC 8489, section 5).
 const STUN_HEADER: usize = 20;
-/// What is in it after its type and length.
+/// The magic cookie, after type and length.
 const COOKIE: [u8; 4] = [0x21, 0x12, 0xa4, 0x42];
-/// Bytes of a ChannelData message's header (RFC 8656, section 12.4).
+/// Length in bytes of a ChannelData header (RFC 8656, section 12.4).
 const CHANNEL_HEADER: usize = 4;
 
-/// Who is spoken to by a stream.
+/// The framing of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Framing {
-    /// A relay of ours.
+    /// A stream to or from a `seikan relay`.
     Relay,
-    /// A TURN server.
+    /// A stream to or from a TURN server.
     Turn,
 }
 
-/// What is in a stream cannot be cut: it is at its end.
+/// The stream has no valid frame at its start and must be closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FramingError {
-    /// It is shorter than a port.
-    #[error("what comes is not what a relay and its members say")]
+    /// The frame is shorter than a port.
+    #[error("invalid frame: shorter than a port number")]
     NoPort,
-    /// It is neither a STUN message nor one of a channel.
-    #[error("what it sends is not TURN")]
+    /// Neither a STUN message nor a ChannelData message.
+    #[error("invalid data: neither STUN nor ChannelData")]
     NotTurn,
 }
 
-/// Where a frame lies.
+/// A frame at the start of a buffer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
-    /// What is in it: of a relay's a port and a datagram, of a TURN server's the message.
+    /// Position of its content: a port and a datagram from a relay, or the message of a TURN
+    /// server.
     pub content: Range<usize>,
-    /// Its bytes, with what is around that.
+    /// Length of the frame in bytes, including framing.
     pub length: usize,
 }
 
 impl Framing {
-    /// The frame that `bytes` begin with; `None`: not all of it is there. Its content is within `bytes`, 65,555 bytes long at most, and
-    /// never empty.
+    /// Finds the frame at the start of `bytes`; `None` if it is incomplete. Its content lies within
+    /// `bytes`, is at most 65,555 bytes long, and is never empty.
     ///
     /// # Errors
     /// [`FramingError`].
@@ -73,8 +74,8 @@ impl Framing {
         Ok(frame.filter(|frame| frame.length <= bytes.len()))
     }
 
-    /// Puts what is in `parts`, one behind the other, as a frame behind what is in `out`. `false`: it is too long for one, and nothing
-    /// was put there.
+    /// Appends a frame with the concatenated `parts` to `out`. Returns false and appends nothing if
+    /// they are too long.
     pub fn put(self, parts: &[&[u8]], out: &mut Vec<u8>) -> bool {
         let content: usize = parts.iter().map(|part| part.len()).sum();
         match (self, u16::try_from(content)) {
@@ -89,7 +90,7 @@ impl Framing {
         true
     }
 
-    /// Bytes of a frame with so much in it.
+    /// Length in bytes of a frame with this many bytes of content.
     pub fn length(self, content: usize) -> usize {
         match self {
             Framing::Relay => LENGTH + content,
@@ -98,7 +99,7 @@ impl Framing {
     }
 }
 
-/// The port and the datagram of a frame of a relay's.
+/// Splits the content of a relay's frame into port and datagram.
 pub fn split_port(content: &[u8]) -> Option<(u16, &[u8])> {
     let (port, datagram) = content.split_first_chunk()?;
     Some((u16::from_be_bytes(*port), datagram))
@@ -121,10 +122,10 @@ fn turn_frame(bytes: &[u8]) -> Result<Option<Frame>, FramingError> {
         return Ok(None);
     };
     let said = usize::from(u16::from_be_bytes([*high, *low]));
-    // The two uppermost bits (RFC 8656, section 12): 00 of a STUN message, 01 of a channel's.
+    // The two highest bits (RFC 8656, section 12): 00 for STUN messages, 01 for channels.
     let content = match kind >> 6 {
         0 if !said.is_multiple_of(4) => return Err(FramingError::NotTurn),
-        // The library would wait for more of what it does not know.
+        // The library would wait for the rest of an unknown message.
         0 if bytes.get(4..8).is_some_and(|at| *at != COOKIE) => return Err(FramingError::NotTurn),
         0 => STUN_HEADER + said,
         1 => CHANNEL_HEADER + said,
@@ -172,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_longer_than_its_length_could_say_is_not_put() {
+    fn content_beyond_the_maximum_length_is_refused() {
         let mut out = vec![1];
         assert!(!Framing::Relay.put(&[&[0; 2], &[0; 65_534]], &mut out));
         assert_eq!(out, [1]);
@@ -181,8 +182,9 @@ mod tests {
     }
 
     #[test]
-    fn messages_of_turn_are_told_apart_and_their_padding_is_no_part_of_them() {
-        // RFC 8656, section 12.5: over TCP a ChannelData message is padded to a multiple of four bytes.
+    fn turn_messages_are_split_and_their_padding_is_removed() {
+        // RFC 8656, section 12.5: over TCP a ChannelData message is padded to a multiple of four
+        // bytes.
         let channel = [0x40, 0x00, 0, 5, 1, 2, 3, 4, 5, 0, 0, 0];
         assert_eq!(Framing::Turn.first(&channel), Ok(found(0..9, 12)));
         let mut out = vec![];
@@ -218,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_turn_is_no_message() {
+    fn other_bytes_are_no_turn_message() {
         for bad in [
             &[0x80, 0, 0, 0][..],
             &[0xff, 0, 0, 0],
@@ -229,7 +231,8 @@ mod tests {
             b"\r\n\r\n\r\n\r\n",
             b"HTTP",
         ] {
-            // "H" begins as a channel does; no channel has that number, which is the library's to say.
+            // "H" has the bits of a channel, but no channel has that number; the library rejects
+            // it.
             let expected = bad == b"HTTP";
             assert_eq!(Framing::Turn.first(bad).is_ok(), expected, "{bad:?}");
         }
@@ -237,7 +240,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn whatever_comes_a_frame_lies_within_what_is_there(bytes in proptest::collection::vec(0u8.., 0..100)) {
+        fn a_frame_lies_within_any_input(bytes in proptest::collection::vec(0u8.., 0..100)) {
             for framing in [Framing::Relay, Framing::Turn] {
                 if let Ok(Some(Frame { content, length })) = framing.first(&bytes) {
                     assert!(content.end <= length && length <= bytes.len() && !content.is_empty());

@@ -1,24 +1,26 @@
-//! What members of a mesh and their coordinator tell each other: pure types, each with its bounds.
+//! Messages between the members of a mesh and their coordinator: plain types with their limits.
 //!
-//! A coordinator knows who belongs to a mesh; members ask it, and keep what they were told. It is
-//! spoken to in JSON over HTTPS, paths under [`BASE`]:
+//! A coordinator knows the members of a mesh. Members query it and keep its answers. The protocol
+//! is JSON over HTTPS, with paths below [`BASE`]:
 //!
-//! | | who | sends | gets |
+//! | request | sender | body | answer |
 //! |---|---|---|---|
 //! | `POST /v1/join` | a host with a [`Token`] | [`JoinRequest`] | [`Joined`] |
-//! | `GET /v1/changes?since=R&sight=R&epoch=E&wait=S` | a member | | [`Changes`] after its [`Cursor`], waited for S seconds at most |
-//! | `POST /v1/endpoints` | a member | [`Endpoints`] | nothing |
-//! | `POST /v1/call` | a member that wants to reach another | [`Call`] | nothing; the other hears of it in its next [`Changes`] |
-//! | `POST /v1/key` | a member that has another key | [`Rotation`] | nothing; the others hear of a member with the same name and addresses |
-//! | `POST /v1/leave` | a member | | nothing |
+//! | `GET /v1/changes?since=R&sight=R&epoch=E&wait=S` | a member | | [`Changes`] after its [`Cursor`]; waits up to S seconds |
+//! | `POST /v1/endpoints` | a member | [`Endpoints`] | none |
+//! | `POST /v1/call` | a member that wants to reach another | [`Call`] | none; the other finds it in its next [`Changes`] |
+//! | `POST /v1/key` | a member with a new key | [`Rotation`] | none; others find the member with its name and addresses |
+//! | `POST /v1/leave` | a member | | none |
 //!
-//! A member shows its [`Credential`] as a bearer token (RFC 6750). What is refused comes with a
-//! [`Refusal`]. At the same port of UDP a coordinator answers STUN binding requests (RFC 8489).
-//! What members say to a relay is in [`relay`], and by a stream in the frames of [`framing`]. Private keys are in none of these messages: they never leave their host.
+//! A member authenticates with its [`Credential`] as a bearer token (RFC 6750). Refused requests
+//! are answered with a [`Refusal`]. At the same port of UDP a coordinator answers STUN binding
+//! requests (RFC 8489). [`relay`] has the messages between members and relays, and [`framing`]
+//! their framing in streams. No message contains a private key; private keys never leave their
+//! host.
 
 mod address;
-mod book;
 pub mod framing;
+mod membership;
 mod name;
 mod pin;
 pub mod policy;
@@ -27,7 +29,7 @@ mod secret;
 mod ticket;
 
 pub use address::{HOSTS, NetworkError, Networks};
-pub use book::{Book, Change, MAX_KNOWN};
+pub use membership::{Change, MAX_KNOWN, Membership};
 pub use name::{Name, NameError};
 pub use pin::{Pin, PinError};
 pub use policy::{Access, Party, Policy};
@@ -43,51 +45,51 @@ use serde::{Deserialize, Serialize};
 
 use crate::keys::PublicKey;
 
-/// What every path starts with: the version of these messages.
+/// Prefix of every path: the version of these messages.
 pub const BASE: &str = "/v1";
-/// Endpoints of one member, at most.
+/// Maximum number of endpoints of a member.
 pub const MAX_ENDPOINTS: usize = 16;
-/// Relayed addresses of one member, at most.
+/// Maximum number of relayed addresses of a member.
 pub const MAX_RELAYED: usize = 4;
-/// Virtual addresses of one member, at most.
+/// Maximum number of virtual addresses of a member.
 pub const MAX_ADDRESSES: usize = 4;
-/// Callers that one answer tells of, at most.
+/// Maximum number of callers in one answer.
 pub const MAX_CALLS: usize = 64;
-/// Coordinators that members are told of, at most.
+/// Maximum number of coordinators in an answer.
 pub const MAX_COORDINATORS: usize = 8;
-/// Tags of one member, at most.
+/// Maximum number of tags of a member.
 pub const MAX_TAGS: usize = 16;
-/// Bytes of a request's body, at most.
+/// Maximum size of a request body in bytes.
 pub const MAX_REQUEST: usize = 16 << 10;
-/// Bytes of an answer's body, at most: [`HOSTS`] members are told in parts.
+/// Maximum size of an answer body in bytes. [`HOSTS`] members take several answers.
 pub const MAX_ANSWER: usize = 8 << 20;
-/// Members in one answer, at most; more are told in the next.
+/// Maximum number of members in one answer; the others follow in the next ones.
 pub const MAX_MEMBERS: usize = 4096;
-/// Longest time that a question for changes waits, in seconds.
+/// Maximum time that a request for changes waits, in seconds.
 pub const MAX_WAIT: u64 = 55;
 
-/// A host asks to become a member.
+/// A host's request to become a member.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct JoinRequest {
-    /// What admits it.
+    /// The token that admits it.
     pub token: Token,
-    /// What it wants to be called.
+    /// The name that it requests.
     pub name: Name,
-    /// Its identity in tunnels.
+    /// Its static key in tunnels.
     pub public_key: PublicKey,
-    /// What it will show from then on, which it made itself: so that it can ask again when an answer got lost, and nobody else
-    /// can in its place.
+    /// The credential that it will use from then on, generated by the host itself. It can repeat
+    /// the request when an answer was lost, and nobody else can take its place.
     pub credential: Credential,
 }
 
-/// It has become one.
+/// The answer to a [`JoinRequest`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Joined {
-    /// Its own addresses, each with the network of the whole mesh.
+    /// The member's own addresses, each with the prefix length of the mesh's network.
     pub addresses: Vec<ipnet::IpNet>,
 }
 
-/// Where a member may be reached, the best first.
+/// Addresses at which a member may be reached, best first.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Endpoints {
     /// At most [`MAX_ENDPOINTS`].
@@ -97,28 +99,28 @@ pub struct Endpoints {
     pub relayed: Vec<SocketAddr>,
 }
 
-/// A member as others know it.
+/// A member, as sent to other members.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
     /// Unique in the mesh.
     pub name: Name,
-    /// Its identity in tunnels; unique in the mesh.
+    /// Its static key in tunnels; unique in the mesh.
     pub public_key: PublicKey,
-    /// Its virtual addresses; nobody else has them.
+    /// Its virtual addresses; unique in the mesh.
     pub addresses: Vec<IpAddr>,
-    /// Where it may be reached, the best first.
+    /// Addresses at which it may be reached, best first.
     #[serde(default)]
     pub endpoints: Vec<SocketAddr>,
-    /// Where it may be reached by TURN servers of its own (RFC 8656): relays, whoever sends there.
+    /// Its relayed addresses at TURN servers of its own (RFC 8656); anyone may send there.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub relayed: Vec<SocketAddr>,
-    /// What policy knows it by.
+    /// Its tags, for the policy.
     #[serde(default)]
     pub tags: Vec<Name>,
 }
 
 impl Member {
-    /// Whether it has no more of anything than a member can have.
+    /// Whether all lists are within their maximum.
     pub fn is_within_bounds(&self) -> bool {
         (1..=MAX_ADDRESSES).contains(&self.addresses.len())
             && self.endpoints.len() <= MAX_ENDPOINTS
@@ -127,49 +129,53 @@ impl Member {
     }
 }
 
-/// What changed among the others that policy lets a member talk to, in either direction.
+/// Changes among the members that policy lets a member talk to, in either direction.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Changes {
-    /// Everything up to this revision is told by this answer and those before it.
+    /// This answer and those before it cover everything up to this revision.
     pub revision: u64,
-    /// Which coordinator counts so: sent back with the next question, so that one that counts otherwise, as after a restore
-    /// from a backup, tells of everybody.
+    /// Identifies the sequence of revisions. It is sent back with the next request. A coordinator
+    /// with another sequence, for example after a restore from a backup, then sends all members.
     #[serde(default)]
     pub epoch: u64,
-    /// Whom the asker may know, which is by the policy and its own tags, is told as of this revision: sent back with the next question.
+    /// The revision of the set of members that the requester may see, by the policy and its own
+    /// tags. It is sent back with the next request.
     #[serde(default)]
     pub sight: u64,
-    /// The answer tells of every member, if need be together with those that go on from it: who is in none of them is none.
+    /// The answer covers every member, together with the answers that continue it. Members in none
+    /// of them have left.
     #[serde(default)]
     pub whole: bool,
-    /// There is more at once: ask again.
+    /// There is more; request it at once.
     #[serde(default)]
     pub more: bool,
-    /// New members, and those of which something is different.
+    /// New and changed members.
     #[serde(default)]
     pub members: Vec<Member>,
-    /// Who is no member any more, or none any more that the one that asks may talk to.
+    /// Members that have left, or that the requester may no longer talk to.
     #[serde(default)]
     pub removed: Vec<PublicKey>,
-    /// Who may talk to whom, as far as it concerns the one that asks, if the answer is whole or this is news.
+    /// The rules that concern the requester, if the answer is whole or the rules have changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<Policy>,
-    /// What the one that asks is known by, if the answer is whole.
+    /// The requester's own name and tags, in a whole answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub own: Option<Party>,
-    /// Members that try to reach the one that asks, now: it is to send to them, which opens the NATs before it.
+    /// Members that are trying to reach the requester. It should send to them, which opens its
+    /// NATs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub calls: Vec<PublicKey>,
-    /// The mesh's relays, all of them in every answer, with what the one that asks shows there: at most [`MAX_RELAYS`].
+    /// All relays of the mesh, in every answer, with the requester's tickets; at most
+    /// [`MAX_RELAYS`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub relays: Vec<Relay>,
-    /// Where coordinators of the mesh are, all of them in every answer, if there are several: each tells the same. At most
-    /// [`MAX_COORDINATORS`].
+    /// Addresses of all coordinators of the mesh, in every answer, if there are several. They are
+    /// equivalent. At most [`MAX_COORDINATORS`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub coordinators: Vec<RelayAddress>,
 }
 
-/// What a member knows, as it was told: with it, it asks for what is new. The default is nothing.
+/// The state of a member, sent with a request for changes. The default is no state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cursor {
     /// [`Changes::revision`].
@@ -192,7 +198,7 @@ impl From<u64> for Cursor {
 }
 
 impl Changes {
-    /// What is known to who takes this answer.
+    /// The cursor after this answer.
     pub fn cursor(&self) -> Cursor {
         Cursor {
             revision: self.revision,
@@ -202,37 +208,37 @@ impl Changes {
     }
 }
 
-/// A member wants to reach another.
+/// A call-me-maybe: a member wants to reach another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Call {
-    /// Whom.
+    /// The key of the other member.
     pub public_key: PublicKey,
 }
 
-/// A member has another key from now on. The same again is no change.
+/// A member's new key. Sending the same key again changes nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rotation {
-    /// Its identity in tunnels.
+    /// Its static key in tunnels.
     pub public_key: PublicKey,
 }
 
-/// Why a coordinator does not do what it was asked for.
+/// Why a coordinator refuses a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{message}")]
 pub struct Refusal {
     /// For programs.
     pub reason: Reason,
-    /// For people: what is wrong and what would be right.
+    /// For people: the problem and the remedy.
     pub message: String,
 }
 
-/// The kinds of refusals.
+/// Kinds of refusals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reason {
-    /// Not a request of this protocol, or out of its bounds.
+    /// Not a request of this protocol, or out of bounds.
     Malformed,
-    /// The token is unknown, used up, expired or withdrawn: which, strangers are not told.
+    /// The token is unknown, used up, expired or withdrawn. The answer does not say which.
     BadToken,
     /// The name belongs to another member.
     NameTaken,
@@ -240,11 +246,11 @@ pub enum Reason {
     KeyTaken,
     /// Every address is taken.
     Full,
-    /// Not a member's credential: never was, has left, or was revoked.
+    /// Not a credential of a member: unknown, left, or revoked.
     NotAMember,
-    /// Too many attempts from this address, or too many new keys.
+    /// Too many attempts from this address, or too many key changes.
     TooMany,
-    /// The coordinator cannot reach what it knows.
+    /// The coordinator's database is unavailable.
     Unavailable,
     /// A reason that this version does not know.
     #[serde(other)]

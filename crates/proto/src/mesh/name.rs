@@ -5,28 +5,28 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// A DNS label (RFC 1123, section 2.1): 1 to 63 of `a-z 0-9 -`, no `-` at either end. Capital letters
-/// are taken and made small.
+/// A DNS label (RFC 1123, section 2.1): 1 to 63 of `a-z 0-9 -`, no `-` at either end. Capital
+/// letters are accepted and converted.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Name(String);
 
-/// Why a text is no name.
+/// Why a text is not a name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
-    /// No character, or too many.
-    #[error("a name has 1 to {max} characters, this has {0}", max = Name::MAX_LEN)]
+    /// Empty or too long.
+    #[error("a name has 1 to {max} characters, not {0}", max = Name::MAX_LEN)]
     Length(usize),
-    /// A character that a label cannot have, or not there.
-    #[error("a name is made of a-z, 0-9 and, between them, `-`; this has {0:?} in place {1}")]
+    /// A character that is not allowed in a label, or not at this position.
+    #[error("a name is made of a-z, 0-9 and, between them, `-`; not {0:?} at position {1}")]
     Character(char, usize),
 }
 
 impl Name {
-    /// Longest name in characters.
+    /// Maximum length of a name in characters.
     pub const MAX_LEN: usize = 63;
 
-    /// The name.
+    /// The name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }

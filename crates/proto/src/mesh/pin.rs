@@ -1,4 +1,5 @@
-//! How a member knows its coordinator's certificate without an authority: by a digest it was told beforehand.
+//! Certificate pins: how a member trusts its coordinator without a certificate authority, by a
+//! digest that it got beforehand.
 
 use std::fmt;
 use std::str::FromStr;
@@ -17,9 +18,9 @@ const DIGEST_LEN: usize = 32;
 #[serde(try_from = "String", into = "String")]
 pub struct Pin([u8; DIGEST_LEN]);
 
-/// Why a text is no pin.
+/// Why a text is not a pin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a certificate's pin is `{PREFIX}`, and 43 of A-Z a-z 0-9 - _ follow")]
+#[error("a certificate pin is `{PREFIX}` followed by 43 of A-Z a-z 0-9 - _")]
 pub struct PinError;
 
 impl Pin {
@@ -36,7 +37,7 @@ impl FromStr for Pin {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let text = text.strip_prefix(PREFIX).ok_or(PinError)?;
-        // `decode_slice` asks for room for what the length allows.
+        // `decode_slice` requires the capacity that the length of the text allows.
         let mut bytes = [0; DIGEST_LEN + 1];
         match URL_SAFE_NO_PAD.decode_slice(text, &mut bytes) {
             Ok(DIGEST_LEN) => bytes.first_chunk().copied().map(Self).ok_or(PinError),
@@ -65,7 +66,7 @@ impl fmt::Display for Pin {
     }
 }
 
-/// The same as shown.
+/// The same as `Display`.
 impl fmt::Debug for Pin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -80,7 +81,7 @@ mod tests {
     const ABC: &str = "sha256:ungWv48Bz-pBQUDeXa4iI7ADYaOWF3qctBD_YfIAFa0";
 
     #[test]
-    fn a_pin_is_the_digest_of_what_the_certificate_is_made_of() {
+    fn a_pin_is_the_digest_of_the_certificates_der() {
         let pin = Pin::of_certificate(b"abc");
         assert_eq!(pin.to_string(), ABC);
         assert_eq!(ABC.parse(), Ok(pin));

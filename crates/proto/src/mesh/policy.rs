@@ -1,21 +1,24 @@
-//! Who may talk to whom in a mesh.
+//! The access policy of a mesh.
 //!
-//! An administrator writes one rule a line; `#` begins a comment:
+//! An administrator writes one rule per line; `#` begins a comment:
 //!
 //! ```text
-//! # who     -> whom       to what
+//! # from    -> to         service
 //! allow tag:ops -> *       *
 //! allow *       -> tag:web tcp/443
 //! allow laptop  -> tag:db  tcp/5432-5433
 //! ```
 //!
-//! Who and whom are `*`, a tag or a member's name; to what is `*`, `icmp`, `tcp`, `udp`, or a port or range of them. A line is a rule
-//! and nothing else, so it reads as it is said, an error has its line, and a decision names the rule as it was written.
+//! FROM and TO are `*`, a tag or a member's name. SERVICE is `*`, `icmp`, `tcp`, `udp`, or a port
+//! or range of TCP or UDP. Every line is one rule, so an error has its line, and a decision names
+//! the rule as written.
 //!
-//! Without any rule, members may talk that have a tag in common, and members that both have none. From the first rule on, nothing is
-//! allowed but by a rule, for members with and without tags alike. Rules only ever add, so their order means nothing, and who does not
-//! know one is stricter for it. The receiver decides, about what a member begins: [`crate::filter`] has what is an answer. A member is
-//! told of the rules that name it, and of how many others there are ([`Policy::concerning`]).
+//! Without any rule, two members may talk if they have a tag in common, or if neither has a tag.
+//! From the first rule on, only rules allow traffic, for members with and without tags. Rules only
+//! add, so their order does not matter, and a member that lacks a rule is stricter. The receiver
+//! enforces the policy on the traffic that a member initiates; [`crate::filter`] defines which
+//! packets are replies. A member is sent the rules that name it, and the number of others
+//! ([`Policy::concerning`]).
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -27,36 +30,38 @@ use serde::{Deserialize, Serialize};
 use super::{MAX_TAGS, Member, Name, NameError};
 use crate::filter::{Filter, Open};
 
-/// Rules of a policy, at most.
+/// Maximum number of rules of a policy.
 pub const MAX_RULES: usize = 1024;
-/// Bytes of the text of a policy, at most.
+/// Maximum size of the text of a policy in bytes.
 pub const MAX_POLICY: usize = 256 << 10;
-/// What an administrator allows. In messages it is a list of rules as text, and how many others there are. Of more than [`MAX_RULES`]
-/// the others are left out, and what is no rule here allows nothing: it may be one of a later version.
+/// The policy of a mesh. In messages it is a list of rules as text, and the number of rules that
+/// were withheld. Rules beyond [`MAX_RULES`] are ignored. Rules that cannot be parsed allow
+/// nothing; they may be from a later version.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "Told", into = "Told")]
+#[serde(from = "Encoded", into = "Encoded")]
 pub struct Policy {
     rules: Vec<Rule>,
-    /// As they came, so that who passes it on loses nothing.
+    /// Unknown rules as text, so that passing the policy on loses nothing.
     unknown: Vec<String>,
-    /// Rules between other members, which this one is not told.
+    /// Number of rules between other members, which this member was not sent.
     untold: usize,
 }
 
 /// A policy in messages.
 #[derive(Serialize, Deserialize)]
-struct Told {
+struct Encoded {
     rules: Vec<String>,
     #[serde(default)]
     untold: usize,
 }
 
-/// The members with which one may talk in either direction, as far as rules say: [`Policy::sight`].
+/// The members that one may talk to in either direction, as far as the rules say:
+/// [`Policy::sight`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Sight {
-    /// No rules: by tags alone.
+    /// There are no rules, so tags decide.
     ByTags(BTreeSet<Name>),
-    /// Everybody.
+    /// All members.
     Everybody,
     /// Members with one of these tags or names.
     Some {
@@ -68,7 +73,7 @@ pub enum Sight {
 }
 
 impl Sight {
-    /// Whether a member is among them.
+    /// Whether it includes this member.
     pub fn has(&self, name: &Name, tags: &[Name]) -> bool {
         match self {
             Sight::ByTags(own) if own.is_empty() => tags.is_empty(),
@@ -81,42 +86,42 @@ impl Sight {
     }
 }
 
-/// One thing that is allowed.
+/// A rule that allows something.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
-    /// Who may begin.
-    pub from: Who,
-    /// With whom.
-    pub to: Who,
-    /// To do what.
-    pub what: What,
+    /// The initiating members.
+    pub from: Selector,
+    /// The members that they may talk to.
+    pub to: Selector,
+    /// The allowed service.
+    pub service: Service,
 }
 
-/// One end of a rule.
+/// Selects members, at one end of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Who {
+pub enum Selector {
     /// Every member.
-    Anybody,
-    /// Who has this tag.
+    Any,
+    /// Members with this tag.
     Tag(Name),
-    /// The member of this name.
+    /// The member with this name.
     Member(Name),
 }
 
-/// The traffic of a rule.
+/// The service of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum What {
-    /// All of it, also what is neither TCP, UDP nor ICMP.
-    Anything,
+pub enum Service {
+    /// All traffic, including protocols other than TCP, UDP and ICMP.
+    Any,
     /// ICMP and ICMPv6.
     Icmp,
-    /// To these TCP ports.
+    /// These TCP ports.
     Tcp(RangeInclusive<u16>),
-    /// To these UDP ports.
+    /// These UDP ports.
     Udp(RangeInclusive<u16>),
 }
 
-/// What a decision is about.
+/// The subject of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Traffic {
     /// A connection to this TCP port.
@@ -129,22 +134,22 @@ pub enum Traffic {
     Other,
 }
 
-/// A member as policy knows it.
+/// A member, as input to the policy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Party {
-    /// What it is called.
+    /// Its name.
     pub name: Name,
     /// At most [`MAX_TAGS`].
     #[serde(default)]
     pub tags: Vec<Name>,
 }
 
-/// Whether a member may begin to talk to another, and why.
+/// Whether a member may initiate traffic to another, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// Both have this tag.
+    /// Both have this tag, and there are no rules.
     CommonTag(Name),
-    /// Neither has any tag.
+    /// Neither has any tag, and there are no rules.
     NoTags,
     /// A rule allows it.
     Rule(Rule),
@@ -152,76 +157,76 @@ pub enum Decision {
     Denied,
 }
 
-/// What a host lets in of its mesh: what was said of itself, and the policy.
+/// The access rules of a host: its own name and tags, and the policy.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Access {
-    /// The host itself; not known from a coordinator that knows of no policy. Then everything is let in.
+    /// The host itself. Unknown if the coordinator knows no policy; everything is allowed then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub own: Option<Party>,
-    /// The rules; none until some are told.
+    /// The rules; none until the coordinator has sent some.
     #[serde(default)]
     pub policy: Policy,
 }
 
-/// What is wrong with a policy's text.
+/// Why the text of a policy is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PolicyError {
-    /// A line.
+    /// A line is invalid.
     #[error("line {line}: {error}")]
     Line {
-        /// Which, from 1.
+        /// Line number, from 1.
         line: usize,
-        /// What is wrong with it.
+        /// Why it is invalid.
         error: RuleError,
     },
     /// Too many rules.
     #[error(
-        "line {0}: this is one rule too many: a policy has {MAX_RULES} at most; name tags instead of members"
+        "line {0}: too many rules; a policy has at most {MAX_RULES}: name tags instead of members"
     )]
     TooMany(usize),
     /// Too long.
-    #[error("a policy has {MAX_POLICY} bytes at most, this has {0}")]
+    #[error("policy of {0} bytes, more than {MAX_POLICY}")]
     TooLong(usize),
 }
 
-/// Why a text is no rule.
+/// Why a text is not a rule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RuleError {
-    /// Not the words of one.
-    #[error(
-        "this is no rule; write `allow FROM -> TO PORTS`, as in `allow tag:ops -> tag:web tcp/443`"
-    )]
+    /// Not in the form of a rule.
+    #[error("not a rule; write `allow FROM -> TO PORTS`, as in `allow tag:ops -> tag:web tcp/443`")]
     Words,
-    /// No end.
-    #[error("{who:?} is nobody: {error}; write `*`, a tag as in `tag:web`, or a member's name")]
-    Who {
-        /// What is there.
-        who: String,
-        /// What is wrong with it.
+    /// Not a selector.
+    #[error(
+        "{text:?} is neither a tag nor a member: {error}; write `*`, a tag as in `tag:web`, or a member's name"
+    )]
+    Selector {
+        /// The text.
+        text: String,
+        /// Why it is not a name.
         error: NameError,
     },
-    /// No traffic.
+    /// Not a service.
     #[error(
-        "{0:?} is no traffic; write `*`, `icmp`, `tcp`, `udp`, a port as in `tcp/443`, or a range as in `udp/8000-8999`"
+        "{0:?} is not a service; write `*`, `icmp`, `tcp`, `udp`, a port as in `tcp/443`, or a range as in `udp/8000-8999`"
     )]
-    What(String),
-    /// A range whose end is before its beginning.
-    #[error("{0:?} counts down; write the lower port first")]
+    Service(String),
+    /// A range that ends before it begins.
+    #[error("port range {0:?} is reversed; write the lower port first")]
     Backwards(String),
 }
 
-/// Why a text is no traffic.
+/// Why a text cannot be decided on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{0:?} is nothing to ask about; write a port as in `tcp/443` or `udp/53`, `icmp`, or `*` for what is neither"
+    "{0:?} is not a service; write a port as in `tcp/443` or `udp/53`, `icmp`, or `*` for other protocols"
 )]
 pub struct TrafficError(String);
 
 impl Policy {
-    /// Reads what an administrator wrote.
+    /// Parses the text of an administrator.
     ///
     /// # Errors
-    /// [`PolicyError`]: the first line that is no rule, or more than there may be.
+    /// [`PolicyError`]: the first invalid line, or too many rules.
     pub fn parse(text: &str) -> Result<Policy, PolicyError> {
         if text.len() > MAX_POLICY {
             return Err(PolicyError::TooLong(text.len()));
@@ -246,27 +251,27 @@ impl Policy {
         Ok(policy)
     }
 
-    /// The rules, as they were written.
+    /// The rules, in the order in which they were written.
     pub fn rules(&self) -> &[Rule] {
         &self.rules
     }
 
-    /// How many rules there are that this version does not know.
+    /// Number of rules that this version does not know.
     pub fn unknown(&self) -> usize {
         self.unknown.len()
     }
 
-    /// How many rules there are that this member is not told, as they name neither it nor its tags.
+    /// Number of rules that were withheld because they name neither this member nor its tags.
     pub fn untold(&self) -> usize {
         self.untold
     }
 
-    /// Whether there is no rule, so that tags decide.
+    /// Whether there are no rules, so that tags decide.
     pub fn is_empty(&self) -> bool {
         self.rules.is_empty() && self.unknown.is_empty() && self.untold == 0
     }
 
-    /// What one member is told of it: the rules that apply to it, and how many others there are.
+    /// The part of the policy for one member: the rules that apply to it, and the number of others.
     pub fn concerning(&self, party: &Party) -> Policy {
         let concerns = |rule: &&Rule| rule.from.is(party) || rule.to.is(party);
         let rules: Vec<Rule> = self.rules.iter().filter(concerns).cloned().collect();
@@ -277,7 +282,7 @@ impl Policy {
         }
     }
 
-    /// With whom a member may talk, whichever of the two begins.
+    /// The members that a member may talk to, whichever end initiates.
     pub fn sight(&self, party: &Party) -> Sight {
         if self.is_empty() {
             return Sight::ByTags(party.tags.iter().cloned().collect());
@@ -289,27 +294,28 @@ impl Policy {
                     continue;
                 }
                 match other {
-                    Who::Anybody => return Sight::Everybody,
-                    Who::Tag(tag) => tags.insert(tag.clone()),
-                    Who::Member(name) => names.insert(name.clone()),
+                    Selector::Any => return Sight::Everybody,
+                    Selector::Tag(tag) => tags.insert(tag.clone()),
+                    Selector::Member(name) => names.insert(name.clone()),
                 };
             }
         }
         Sight::Some { tags, names }
     }
 
-    /// Whether `from` may begin this with `to`, and why: of several rules, the first.
+    /// Decides whether `from` may initiate this traffic to `to`. If several rules allow it, returns
+    /// the first.
     pub fn decide(&self, from: &Party, to: &Party, traffic: Traffic) -> Decision {
         if self.is_empty() {
             return by_tags(from, to).unwrap_or(Decision::Denied);
         }
         let rule = self
             .between(from, to)
-            .find(|rule| rule.what.covers(traffic));
+            .find(|rule| rule.service.covers(traffic));
         rule.map_or(Decision::Denied, |rule| Decision::Rule(rule.clone()))
     }
 
-    /// Everything that `from` may begin with `to`.
+    /// The filter for traffic from `from` to `to`.
     pub fn filter(&self, from: &Party, to: &Party) -> Filter {
         if self.is_empty() && by_tags(from, to).is_some() {
             return Filter::All;
@@ -321,11 +327,11 @@ impl Policy {
     pub fn filter_of<'a>(rules: impl IntoIterator<Item = &'a Rule>) -> Filter {
         let (mut icmp, mut tcp, mut udp) = (false, Vec::new(), Vec::new());
         for rule in rules {
-            match &rule.what {
-                What::Anything => return Filter::All,
-                What::Icmp => icmp = true,
-                What::Tcp(ports) => tcp.push(ports.clone()),
-                What::Udp(ports) => udp.push(ports.clone()),
+            match &rule.service {
+                Service::Any => return Filter::All,
+                Service::Icmp => icmp = true,
+                Service::Tcp(ports) => tcp.push(ports.clone()),
+                Service::Udp(ports) => udp.push(ports.clone()),
             }
         }
         Filter::Only(Open {
@@ -341,7 +347,7 @@ impl Policy {
     }
 }
 
-/// What holds without any rule.
+/// The decision without any rule.
 fn by_tags(from: &Party, to: &Party) -> Option<Decision> {
     if from.tags.is_empty() && to.tags.is_empty() {
         return Some(Decision::NoTags);
@@ -351,7 +357,7 @@ fn by_tags(from: &Party, to: &Party) -> Option<Decision> {
 }
 
 impl Access {
-    /// What another member may begin here, at this host's own addresses.
+    /// The filter for traffic from another member to this host's own addresses.
     pub fn filter(&self, from: &Member) -> Filter {
         match &self.own {
             Some(own) => self.policy.filter(&from.party(), own),
@@ -359,7 +365,7 @@ impl Access {
         }
     }
 
-    /// Takes in what a coordinator tells anew; whether anything is different by it.
+    /// Applies an update from a coordinator. Returns whether anything changed.
     pub(super) fn take(&mut self, own: Option<Party>, policy: Option<Policy>) -> bool {
         let mut different = false;
         if let Some(mut own) = own {
@@ -376,7 +382,7 @@ impl Access {
 }
 
 impl Member {
-    /// As policy knows it.
+    /// The member as input to the policy.
     pub fn party(&self) -> Party {
         Party {
             name: self.name.clone(),
@@ -386,29 +392,29 @@ impl Member {
 }
 
 impl Decision {
-    /// Whether it is allowed.
+    /// Whether the traffic is allowed.
     pub fn is_allowed(&self) -> bool {
         *self != Decision::Denied
     }
 }
 
-impl Who {
-    /// Whether a member is meant.
+impl Selector {
+    /// Whether it selects a member.
     pub fn is(&self, party: &Party) -> bool {
         match self {
-            Who::Anybody => true,
-            Who::Tag(tag) => party.tags.contains(tag),
-            Who::Member(name) => party.name == *name,
+            Selector::Any => true,
+            Selector::Tag(tag) => party.tags.contains(tag),
+            Selector::Member(name) => party.name == *name,
         }
     }
 }
 
-impl What {
+impl Service {
     fn covers(&self, traffic: Traffic) -> bool {
         match (self, traffic) {
-            (What::Anything, _) | (What::Icmp, Traffic::Icmp) => true,
-            (What::Tcp(ports), Traffic::Tcp(port)) => ports.contains(&port),
-            (What::Udp(ports), Traffic::Udp(port)) => ports.contains(&port),
+            (Service::Any, _) | (Service::Icmp, Traffic::Icmp) => true,
+            (Service::Tcp(ports), Traffic::Tcp(port)) => ports.contains(&port),
+            (Service::Udp(ports), Traffic::Udp(port)) => ports.contains(&port),
             _ => false,
         }
     }
@@ -420,7 +426,8 @@ impl FromStr for Rule {
     fn from_str(text: &str) -> Result<Rule, RuleError> {
         let mut words = text.split_whitespace();
         let mut word = || words.next().ok_or(RuleError::Words);
-        let ("allow", from, "->", to, what) = (word()?, word()?, word()?, word()?, word()?) else {
+        let ("allow", from, "->", to, service) = (word()?, word()?, word()?, word()?, word()?)
+        else {
             return Err(RuleError::Words);
         };
         if words.next().is_some() {
@@ -429,34 +436,34 @@ impl FromStr for Rule {
         Ok(Rule {
             from: from.parse()?,
             to: to.parse()?,
-            what: what.parse()?,
+            service: service.parse()?,
         })
     }
 }
 
-impl FromStr for Who {
+impl FromStr for Selector {
     type Err = RuleError;
 
-    fn from_str(text: &str) -> Result<Who, RuleError> {
+    fn from_str(text: &str) -> Result<Selector, RuleError> {
         if text == "*" {
-            return Ok(Who::Anybody);
+            return Ok(Selector::Any);
         }
-        let who = match text.strip_prefix("tag:") {
-            Some(tag) => tag.parse().map(Who::Tag),
-            None => text.parse().map(Who::Member),
+        let selector = match text.strip_prefix("tag:") {
+            Some(tag) => tag.parse().map(Selector::Tag),
+            None => text.parse().map(Selector::Member),
         };
-        who.map_err(|error| RuleError::Who {
-            who: text.to_owned(),
+        selector.map_err(|error| RuleError::Selector {
+            text: text.to_owned(),
             error,
         })
     }
 }
 
-impl FromStr for What {
+impl FromStr for Service {
     type Err = RuleError;
 
-    fn from_str(text: &str) -> Result<What, RuleError> {
-        let wrong = || RuleError::What(text.to_owned());
+    fn from_str(text: &str) -> Result<Service, RuleError> {
+        let wrong = || RuleError::Service(text.to_owned());
         let (protocol, ports) = match text.split_once('/') {
             Some((protocol, ports)) => (protocol, Some(ports)),
             None => (text, None),
@@ -472,10 +479,10 @@ impl FromStr for What {
             return Err(RuleError::Backwards(text.to_owned()));
         }
         match (protocol, ports) {
-            ("*", None) => Ok(What::Anything),
-            ("icmp", None) => Ok(What::Icmp),
-            ("tcp", _) => Ok(What::Tcp(range)),
-            ("udp", _) => Ok(What::Udp(range)),
+            ("*", None) => Ok(Service::Any),
+            ("icmp", None) => Ok(Service::Icmp),
+            ("tcp", _) => Ok(Service::Tcp(range)),
+            ("udp", _) => Ok(Service::Udp(range)),
             _ => Err(wrong()),
         }
     }
@@ -496,7 +503,7 @@ impl FromStr for Traffic {
     }
 }
 
-/// A port in digits alone: no sign.
+/// Parses a port of digits only, without a sign.
 fn port(text: &str) -> Option<u16> {
     let digits = text.bytes().all(|byte| byte.is_ascii_digit());
     digits.then(|| text.parse().ok())?
@@ -504,27 +511,27 @@ fn port(text: &str) -> Option<u16> {
 
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "allow {} -> {} {}", self.from, self.to, self.what)
+        write!(f, "allow {} -> {} {}", self.from, self.to, self.service)
     }
 }
 
-impl fmt::Display for Who {
+impl fmt::Display for Selector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Who::Anybody => f.write_str("*"),
-            Who::Tag(tag) => write!(f, "tag:{tag}"),
-            Who::Member(name) => write!(f, "{name}"),
+            Selector::Any => f.write_str("*"),
+            Selector::Tag(tag) => write!(f, "tag:{tag}"),
+            Selector::Member(name) => write!(f, "{name}"),
         }
     }
 }
 
-impl fmt::Display for What {
+impl fmt::Display for Service {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (protocol, ports) = match self {
-            What::Anything => return f.write_str("*"),
-            What::Icmp => return f.write_str("icmp"),
-            What::Tcp(ports) => ("tcp", ports),
-            What::Udp(ports) => ("udp", ports),
+            Service::Any => return f.write_str("*"),
+            Service::Icmp => return f.write_str("icmp"),
+            Service::Tcp(ports) => ("tcp", ports),
+            Service::Udp(ports) => ("udp", ports),
         };
         match (*ports.start(), *ports.end()) {
             (0, u16::MAX) => f.write_str(protocol),
@@ -545,16 +552,16 @@ impl fmt::Display for Traffic {
     }
 }
 
-impl From<Told> for Policy {
-    fn from(told: Told) -> Policy {
+impl From<Encoded> for Policy {
+    fn from(encoded: Encoded) -> Policy {
         let mut policy = Policy {
-            // Left out, but there.
-            untold: told
+            // Ignored rules count as withheld.
+            untold: encoded
                 .untold
-                .saturating_add(told.rules.len().saturating_sub(MAX_RULES)),
+                .saturating_add(encoded.rules.len().saturating_sub(MAX_RULES)),
             ..Policy::default()
         };
-        for text in told.rules.into_iter().take(MAX_RULES) {
+        for text in encoded.rules.into_iter().take(MAX_RULES) {
             match text.parse() {
                 Ok(rule) => policy.rules.push(rule),
                 Err(_) => policy.unknown.push(text),
@@ -564,10 +571,10 @@ impl From<Told> for Policy {
     }
 }
 
-impl From<Policy> for Told {
-    fn from(policy: Policy) -> Told {
+impl From<Policy> for Encoded {
+    fn from(policy: Policy) -> Encoded {
         let rules = policy.rules.iter().map(ToString::to_string);
-        Told {
+        Encoded {
             rules: rules.chain(policy.unknown).collect(),
             untold: policy.untold,
         }
@@ -582,7 +589,7 @@ mod tests {
         text.parse().expect(text)
     }
 
-    /// A member called by the first word, with the others as tags.
+    /// A member with the first word as its name and the others as tags.
     fn party(words: &str) -> Party {
         let mut words = words.split_whitespace().map(name);
         Party {
@@ -626,14 +633,14 @@ mod tests {
     }
 
     #[test]
-    fn an_error_names_its_line_and_what_would_be_right() {
+    fn an_error_names_its_line_and_the_remedy() {
         for (line, named, right) in [
-            ("permit a -> b *", "no rule", "allow FROM -> TO PORTS"),
-            ("allow a b *", "no rule", "allow FROM -> TO PORTS"),
-            ("allow a -> b", "no rule", "allow FROM -> TO PORTS"),
+            ("permit a -> b *", "not a rule", "allow FROM -> TO PORTS"),
+            ("allow a b *", "not a rule", "allow FROM -> TO PORTS"),
+            ("allow a -> b", "not a rule", "allow FROM -> TO PORTS"),
             (
                 "allow a -> b tcp/1 tcp/2",
-                "no rule",
+                "not a rule",
                 "allow FROM -> TO PORTS",
             ),
             ("allow a_b -> b *", "a_b", "tag:web"),
@@ -645,7 +652,7 @@ mod tests {
             ("allow a -> b icmp/8", "icmp/8", "icmp"),
             ("allow a -> b */80", "*/80", "tcp/443"),
             ("allow a -> b sctp/80", "sctp/80", "tcp/443"),
-            ("allow a -> b udp/9-8", "counts down", "lower port first"),
+            ("allow a -> b udp/9-8", "is reversed", "lower port first"),
         ] {
             let error = Policy::parse(&format!("# a policy\n\n{line}\nallow a -> b *"));
             let error = error.expect_err(line).to_string();
@@ -667,12 +674,12 @@ mod tests {
             Err(PolicyError::TooLong(MAX_POLICY + 1))
         );
         let rules = vec!["allow a -> b *".to_owned(); MAX_RULES + 1];
-        let told = Policy::from(Told { rules, untold: 0 });
-        assert_eq!((told.rules().len(), told.untold()), (MAX_RULES, 1));
+        let policy = Policy::from(Encoded { rules, untold: 0 });
+        assert_eq!((policy.rules().len(), policy.untold()), (MAX_RULES, 1));
     }
 
     #[test]
-    fn without_rules_a_tag_in_common_or_none_at_all_decides() {
+    fn without_rules_tags_decide() {
         for (from, to, allowed) in [
             ("a", "b", true),
             ("a web", "b web", true),
@@ -690,7 +697,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_allows_whom_and_what_it_names_and_no_more() {
+    fn a_rule_allows_its_selectors_and_service_only() {
         let text = "allow tag:ops -> tag:web tcp/443\nallow laptop -> db udp/8000-8999\nallow * -> tag:web icmp\nallow tag:root -> * *";
         for (from, to, traffic, allowed) in [
             ("a ops", "b web", "tcp/443", true),
@@ -731,10 +738,11 @@ mod tests {
     }
 
     #[test]
-    fn from_the_first_rule_on_nothing_else_is_allowed() {
-        // The rule names nobody of these; one of a later version, or one that is not told, counts as well.
+    fn from_the_first_rule_on_only_rules_allow() {
+        // The rule names none of these; a rule of a later version, or a withheld one, counts as
+        // well.
         let unknown = |rule: &str| {
-            Policy::from(Told {
+            Policy::from(Encoded {
                 rules: vec![rule.to_owned()],
                 untold: 0,
             })
@@ -752,12 +760,12 @@ mod tests {
                 assert!(!policy.sight(&party(from)).has(&to.name, &to.tags));
             }
         }
-        // Comments are no rules.
+        // Comments are not rules.
         assert!(policy("# nothing yet\n").is_empty());
     }
 
     #[test]
-    fn a_member_sees_whom_it_may_talk_to_in_either_direction() {
+    fn a_member_sees_the_members_it_may_talk_to_in_either_direction() {
         let text = "allow tag:ops -> tag:web tcp/443\nallow laptop -> db udp/8000\nallow tag:root -> * icmp";
         let parties = [
             "a ops", "b web", "c web eu", "laptop", "db", "r root", "x", "y eu",
@@ -776,21 +784,21 @@ mod tests {
     }
 
     #[test]
-    fn a_member_is_told_the_rules_that_apply_to_it_and_how_many_others_there_are() {
+    fn a_member_gets_its_rules_and_the_number_of_others() {
         let all =
             policy("allow tag:ops -> tag:web tcp/443\nallow laptop -> db *\nallow * -> dns udp/53");
-        let told = |words: &str| {
-            let told = all.concerning(&party(words));
-            let rules: Vec<String> = told.rules().iter().map(ToString::to_string).collect();
-            (rules, told.untold())
+        let known = |words: &str| {
+            let known = all.concerning(&party(words));
+            let rules: Vec<String> = known.rules().iter().map(ToString::to_string).collect();
+            (rules, known.untold())
         };
         let dns = "allow * -> dns udp/53".to_owned();
-        assert_eq!(told("x"), (vec![dns.clone()], 2));
+        assert_eq!(known("x"), (vec![dns.clone()], 2));
         let db = "allow laptop -> db *".to_owned();
-        assert_eq!(told("db"), (vec![db, dns.clone()], 1));
+        assert_eq!(known("db"), (vec![db, dns.clone()], 1));
         let web = "allow tag:ops -> tag:web tcp/443".to_owned();
-        assert_eq!(told("w web"), (vec![web, dns], 1));
-        // What it may begin and let in is the same by both.
+        assert_eq!(known("w web"), (vec![web, dns], 1));
+        // Both policies give the same filters.
         for own in ["x", "db", "w web", "o ops", "laptop", "dns"].map(party) {
             let part = all.concerning(&own);
             for other in ["x", "db", "w web", "o ops", "laptop", "dns"].map(party) {
@@ -801,7 +809,7 @@ mod tests {
     }
 
     #[test]
-    fn the_filter_allows_what_the_policy_does() {
+    fn the_filter_agrees_with_the_policy() {
         let policy = policy(
             "allow a -> b tcp/10-20\nallow tag:t -> b tcp/15-30\nallow * -> b tcp/31\nallow a -> * udp/53\nallow c -> b icmp",
         );
@@ -833,7 +841,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_know_its_own_tags_lets_everything_in() {
+    fn a_host_without_its_own_tags_admits_everything() {
         let other = Member {
             name: name("a"),
             public_key: crate::keys::PublicKey::from_bytes([1; 32]),
@@ -849,7 +857,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_asked_about_is_one_port_or_protocol() {
+    fn a_decision_is_about_one_port_or_protocol() {
         for (text, traffic) in [
             ("tcp/443", Traffic::Tcp(443)),
             ("udp/53", Traffic::Udp(53)),

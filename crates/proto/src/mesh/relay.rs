@@ -1,23 +1,25 @@
-//! What members and a relay say to each other: STUN binding requests (RFC 8489) that bind two members to one port.
+//! Messages between members and a relay: STUN binding requests (RFC 8489) that bind two members to
+//! one port.
 //!
-//! A relay has one UDP port for each pair of members. What one member sends there goes on, from that port, to the address
-//! from which the other has bound itself to it: to the tunnel a relay is one more endpoint. A member sends the same
-//! request to two places: to the relay's main port, which makes the pair's, and then, again and again, to the pair's,
-//! which binds its side to the address that the request came from.
+//! A relay has one UDP port for each pair of members. It forwards datagrams that one member sends
+//! to that port, from the same port, to the address from which the other member has bound itself.
+//! To the tunnel, a relay is one more endpoint. A member sends the same request to two ports: once
+//! to the relay's main port, which opens the pair's port, and then repeatedly to the pair's port,
+//! which binds the member's side to the source address of the request.
 //!
 //! | attribute | type | in | value |
 //! |---|---|---|---|
-//! | USERNAME | 0x0006 | request | the [`Ticket`]'s |
-//! | SEIKAN-PEER | 0xC5E1 | request | the other member's public key, 32 bytes |
-//! | SEIKAN-STAMP | 0xC5E2 | request | a number of 64 bits: larger than in every request of this side before |
-//! | XOR-MAPPED-ADDRESS | 0x0020 | answer | where the request came from |
+//! | USERNAME | 0x0006 | request | that of the [`Ticket`] |
+//! | SEIKAN-PEER | 0xC5E1 | request | public key of the other member, 32 bytes |
+//! | SEIKAN-STAMP | 0xC5E2 | request | 64-bit number, larger than in every earlier request of this side |
+//! | XOR-MAPPED-ADDRESS | 0x0020 | answer | source address of the request |
 //! | SEIKAN-PORT | 0xC5E3 | answer | the pair's port, 16 bits |
-//! | SEIKAN-PRESENT | 0xC5E4 | answer | a byte: 1 if the other side is bound, else 0 |
+//! | SEIKAN-PRESENT | 0xC5E4 | answer | one byte: 1 if the other side is bound, otherwise 0 |
 //! | ERROR-CODE | 0x0009 | error | a [`RelayRefusal`] |
-//! | MESSAGE-INTEGRITY-SHA256 | 0x001C | the last of all, but in answers to who shows no ticket | with the short-term mechanism (section 9.1), key: the ticket's password |
+//! | MESSAGE-INTEGRITY-SHA256 | 0x001C | all, except answers to requests without a ticket; last | short-term mechanism (section 9.1), key: the ticket's password |
 //!
-//! Ours are optional to comprehend: a STUN server that is no relay answers as one, and tells no port. A request that has no
-//! SEIKAN-PEER is an ordinary one.
+//! The SEIKAN attributes are comprehension-optional: a STUN server that is not a relay gives an
+//! ordinary answer without a port. A request without SEIKAN-PEER is an ordinary one.
 
 use std::net::SocketAddr;
 
@@ -41,45 +43,46 @@ const STAMP: AttributeType = AttributeType::new(0xc5e2);
 const PORT: AttributeType = AttributeType::new(0xc5e3);
 const PRESENT: AttributeType = AttributeType::new(0xc5e4);
 
-/// A binding request (RFC 8489, sections 5 and 18.2).
+/// Message type of a binding request (RFC 8489, sections 5 and 18.2).
 const REQUEST: [u8; 2] = [0x00, 0x01];
 /// The magic cookie (section 5).
 const COOKIE: [u8; 4] = [0x21, 0x12, 0xa4, 0x42];
-/// Bytes of a header.
+/// Length of a header in bytes.
 const HEADER: usize = 20;
-/// Longest message that is looked at, in bytes.
+/// Maximum length of a message in bytes.
 const MAX_MESSAGE: usize = 1500;
-/// Bytes of HMAC-SHA256, and of the attribute that it is in. We do not truncate it (section 14.6).
+/// Length of HMAC-SHA256, which is not truncated (section 14.6), in bytes.
 const INTEGRITY: usize = 32;
 const INTEGRITY_ATTRIBUTE: usize = 4 + INTEGRITY;
 
-/// Whether a datagram is a binding request, by its first bytes: messages of the tunnel never begin with 0.
+/// Whether a datagram is a binding request, by its first bytes. Tunnel messages never begin with 0.
 pub fn is_request(datagram: &[u8]) -> bool {
     (HEADER..=MAX_MESSAGE).contains(&datagram.len())
         && datagram.starts_with(&REQUEST)
         && datagram[4..8] == COOKIE
 }
 
-/// The transaction of a binding request, whatever attributes it has; `None` for anything else.
+/// The transaction of a binding request, whatever its attributes; `None` for any other datagram.
 pub fn request_id(datagram: &[u8]) -> Option<TransactionId> {
     let id = is_request(datagram).then(|| datagram.get(8..HEADER))??;
     Some(transaction(id))
 }
 
-/// A member asks for the port that it shares with another, or binds itself to it.
+/// A request of a member for the port that it shares with another, or to bind itself to that port.
 #[derive(Clone, Copy, Debug)]
-pub struct Ask<'a> {
-    /// What it shows.
+pub struct ClientRequest<'a> {
+    /// The ticket of the member.
     pub ticket: &'a Ticket,
-    /// The other.
+    /// The other member.
     pub peer: PublicKey,
-    /// Nanoseconds since 1970, or one more than the last if the clock has not gone on: a copy of a request, sent from
-    /// elsewhere, is older than what the relay has seen.
+    /// Nanoseconds since 1970, or one more than the last stamp if the clock has not advanced. A
+    /// copy of a request, sent from elsewhere, is then older than what the relay has seen.
     pub stamp: u64,
 }
 
-impl Ask<'_> {
-    /// The request, and its transaction: 96 random bits, so that nobody answers in the relay's place who does not see it.
+impl ClientRequest<'_> {
+    /// Encodes the request. Returns its transaction as well: 96 random bits, so that only somebody
+    /// who sees the request can answer it.
     pub fn write(&self, rng: &mut dyn Rng) -> (TransactionId, Vec<u8>) {
         let mut id = [0; 12];
         rng.fill(&mut id);
@@ -95,61 +98,61 @@ impl Ask<'_> {
     }
 }
 
-/// A request as a server sees it.
+/// A request as received by a server.
 #[derive(Debug)]
-pub enum Asked {
-    /// An ordinary one: it wants to know where it comes from.
+pub enum ServerRequest {
+    /// An ordinary request for the sender's address.
     Address(TransactionId),
-    /// A member wants a port. Nothing of it is true before [`PortRequest::verify`].
+    /// A request for a port. It is not authenticated before [`PortRequest::verify`].
     Port(PortRequest),
 }
 
-/// What a member says that wants a port.
+/// A member's request for a port.
 #[derive(Debug)]
 pub struct PortRequest {
-    /// To be answered with.
+    /// The transaction to answer.
     pub id: TransactionId,
-    /// The name of the ticket that it shows, from which its password follows.
+    /// The username of its ticket, from which the password is derived.
     pub username: String,
-    /// Until when the ticket is good, in seconds since 1970.
+    /// When the ticket expires, in seconds since 1970.
     pub expires: u64,
-    /// Who asks, by the number that it keeps when its key is another one.
+    /// The number of the member, which stays the same when its key changes.
     pub holder: u64,
-    /// Its key.
+    /// The member's key.
     pub member: PublicKey,
-    /// With whom it wants to share the port: somebody else.
+    /// The key of the other member, never the same one.
     pub peer: PublicKey,
-    /// Larger than every one before.
+    /// Larger than every earlier stamp.
     pub stamp: u64,
-    /// The message, without MESSAGE-INTEGRITY-SHA256, and what that attribute says.
+    /// The message without MESSAGE-INTEGRITY-SHA256, and the value of that attribute.
     signed: Vec<u8>,
     integrity: [u8; INTEGRITY],
 }
 
-/// Why a datagram is no request that could be granted.
+/// Why a datagram is not a valid request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum AskedError {
-    /// Nothing to answer.
+pub enum RequestError {
+    /// Not to be answered.
     #[error("not a binding request")]
     NotARequest,
-    /// A request for a port that says too little, or nonsense.
-    #[error("a request that is refused: {1}")]
+    /// A request for a port with a missing or invalid attribute.
+    #[error("invalid request: {1}")]
     Refused(TransactionId, RelayRefusal),
 }
 
-impl Asked {
-    /// What a datagram asks for.
+impl ServerRequest {
+    /// Parses a datagram.
     ///
     /// # Errors
-    /// [`AskedError`].
-    pub fn parse(datagram: &[u8]) -> Result<Asked, AskedError> {
-        let id = request_id(datagram).ok_or(AskedError::NotARequest)?;
-        let message = whole(datagram).ok_or(AskedError::NotARequest)?;
+    /// [`RequestError`].
+    pub fn parse(datagram: &[u8]) -> Result<ServerRequest, RequestError> {
+        let id = request_id(datagram).ok_or(RequestError::NotARequest)?;
+        let message = whole(datagram).ok_or(RequestError::NotARequest)?;
         let Some(peer) = message.raw_attribute(PEER) else {
-            return Ok(Asked::Address(id));
+            return Ok(ServerRequest::Address(id));
         };
-        let unauthorized = AskedError::Refused(id, RelayRefusal::Unauthorized);
-        let malformed = AskedError::Refused(id, RelayRefusal::Malformed);
+        let unauthorized = RequestError::Refused(id, RelayRefusal::Unauthorized);
+        let malformed = RequestError::Refused(id, RelayRefusal::Malformed);
         let username = attribute::<Username>(&message).ok_or(unauthorized)?;
         let (expires, holder, member) = parse_username(username.username()).ok_or(unauthorized)?;
         let (signed, integrity) = signed(&message).ok_or(unauthorized)?;
@@ -160,7 +163,7 @@ impl Asked {
         if peer == member {
             return Err(malformed);
         }
-        Ok(Asked::Port(PortRequest {
+        Ok(ServerRequest::Port(PortRequest {
             id,
             username: username.username().to_owned(),
             expires,
@@ -175,39 +178,40 @@ impl Asked {
 }
 
 impl PortRequest {
-    /// Whether who asks has the ticket's password.
+    /// Whether the sender knows the ticket's password.
     pub fn verify(&self, password: &RelayPassword) -> bool {
         verify(&self.signed, &self.integrity, password.reveal().as_bytes())
     }
 }
 
-/// What a relay answers, or any other STUN server.
+/// The answer of a relay, or of any other STUN server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// Where the request came from.
+    /// The source address of the request.
     pub mapped: SocketAddr,
-    /// The pair's port; `None`: this is no relay.
+    /// The pair's port; `None` if the server is not a relay.
     pub port: Option<u16>,
-    /// The other side is bound.
+    /// Whether the other side is bound.
     pub present: bool,
 }
 
 /// Why there is no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RelayError {
-    /// Not an answer to this request, or not by who knows the ticket's password.
+    /// Not an answer to this request, or not from a server that knows the ticket's password.
     #[error("not an answer to this request")]
     NotAnAnswer,
-    /// The relay says no.
+    /// The relay refuses the request.
     #[error("{0}")]
     Refused(RelayRefusal),
 }
 
 impl Answer {
-    /// The answer to a request; with a port only if it is by who knows the ticket's password.
+    /// Parses the answer to a request. It has a port only if the server knows the ticket's
+    /// password.
     ///
     /// # Errors
-    /// [`RelayError`]. What is refused before the ticket is believed comes without proof.
+    /// [`RelayError`]. Refusals before the ticket is verified are not authenticated.
     pub fn parse(
         bytes: &[u8],
         id: TransactionId,
@@ -247,7 +251,7 @@ impl Answer {
         }
     }
 
-    /// The answer to an ordinary request that came from there.
+    /// The answer to an ordinary request from this address.
     pub fn address(mapped: SocketAddr) -> Answer {
         Answer {
             mapped,
@@ -256,9 +260,9 @@ impl Answer {
         }
     }
 
-    /// As bytes; with proof for who showed a good ticket.
+    /// Encodes the answer; authenticated if the request had a valid ticket.
     pub fn write(&self, id: TransactionId, password: Option<&RelayPassword>) -> Vec<u8> {
-        // A socket for both versions shows IPv4 addresses as IPv6 ones.
+        // A dual-stack socket reports IPv4 addresses as IPv4-mapped ones.
         let mapped = SocketAddr::new(self.mapped.ip().to_canonical(), self.mapped.port());
         let mapped = XorMappedAddress::new(mapped, id);
         let mut attributes = vec![RawAttribute::from(&mapped).into_owned()];
@@ -271,23 +275,24 @@ impl Answer {
     }
 }
 
-/// Why a relay refuses, as STUN and TURN number it (RFC 8489, section 14.8; RFC 8656, section 19).
+/// Why a relay refuses a request, by the numbers of STUN and TURN (RFC 8489, section 14.8; RFC
+/// 8656, section 19).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RelayRefusal {
     /// 400.
     #[error("the relay does not understand the request")]
     Malformed,
     /// 401.
-    #[error("the relay does not take the ticket: it has expired, or the relay has another secret")]
+    #[error("the relay rejects the ticket: it has expired, or the relay has another secret")]
     Unauthorized,
     /// 438.
-    #[error("the relay has seen a request with a larger stamp: does another host have this key?")]
+    #[error("the relay has seen a newer request; does another host use this key?")]
     Stale,
     /// 486.
-    #[error("this member has its share of the relay's ports")]
+    #[error("this member has used its share of the relay's ports")]
     Quota,
     /// 508.
-    #[error("the relay has no port left")]
+    #[error("the relay has no free port")]
     Full,
     /// Any other.
     #[error("the relay refuses with error {0}")]
@@ -318,7 +323,8 @@ impl RelayRefusal {
         }
     }
 
-    /// As bytes, without a phrase: 28 of them, and 36 more as proof for who showed a good ticket.
+    /// Encodes the refusal without a reason phrase: 28 bytes, and 36 more for authentication if the
+    /// request had a valid ticket.
     pub fn write(self, id: TransactionId, password: Option<&RelayPassword>) -> Vec<u8> {
         let code = self.code();
         let value = [0, 0, (code / 100) as u8, (code % 100) as u8];
@@ -347,9 +353,10 @@ fn message(
         return message.finish();
     };
     let key = hmac::Key::new(hmac::HMAC_SHA256, password.reveal().as_bytes());
-    // Computed here: the library has the key in a trace. The length in the header counts this attribute (section 14.6).
-    let room = RawAttribute::new(MessageIntegritySha256::TYPE, &[0; INTEGRITY]);
-    message.push_attribute_unchecked(&room);
+    // Computed here because the library would log the key in a trace. The length in the header
+    // includes this attribute (section 14.6).
+    let placeholder = RawAttribute::new(MessageIntegritySha256::TYPE, &[0; INTEGRITY]);
+    message.push_attribute_unchecked(&placeholder);
     let mut bytes = message.finish();
     if let Some((signed, tail)) = bytes.split_last_chunk_mut::<INTEGRITY_ATTRIBUTE>() {
         tail[4..].copy_from_slice(hmac::sign(&key, signed).as_ref());
@@ -357,7 +364,7 @@ fn message(
     bytes
 }
 
-/// A message that is all of the datagram.
+/// Parses a message that fills the whole datagram.
 fn whole(bytes: &[u8]) -> Option<Message<'_>> {
     let message = (bytes.len() <= MAX_MESSAGE).then(|| Message::from_bytes(bytes).ok())??;
     let length = bytes.get(2..4)?.try_into().map(u16::from_be_bytes).ok()?;
@@ -370,7 +377,8 @@ fn attribute<'a, A: AttributeFromRaw<'a> + AttributeStaticType>(
     A::from_raw_ref(&message.raw_attribute(A::TYPE)?).ok()
 }
 
-/// What MESSAGE-INTEGRITY-SHA256 speaks of, and what it says, if it is the last attribute.
+/// The part of the message that MESSAGE-INTEGRITY-SHA256 covers, and its value, if it is the last
+/// attribute.
 fn signed<'a>(message: &'a Message<'_>) -> Option<(&'a [u8], [u8; INTEGRITY])> {
     let (at, raw) = message.raw_attribute_and_offset(MessageIntegritySha256::TYPE)?;
     let integrity = raw.value.as_ref().try_into().ok()?;

@@ -1,4 +1,4 @@
-//! What admits a host, and what a member shows: random texts, of which a coordinator keeps digests.
+//! Tokens and credentials: random secrets, of which a coordinator stores only digests.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,17 +12,17 @@ use zeroize::Zeroizing;
 
 use crate::rng::Rng;
 
-/// Bytes of chance in each.
+/// Random bytes in each.
 pub(super) const SECRET_LEN: usize = 24;
 
-/// Why a text is no token or credential. It never carries the text.
+/// Why a text is not a token or credential. The error never contains the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("it begins with `{prefix}`, and 32 of A-Z a-z 0-9 - _ follow")]
+#[error("it is `{prefix}` followed by 32 of A-Z a-z 0-9 - _")]
 pub struct SecretError {
     prefix: &'static str,
 }
 
-/// SHA-256 of a secret: who reads a coordinator's database learns no secret from it.
+/// SHA-256 of a secret. A reader of a coordinator's database learns no secret from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Digest(pub [u8; 32]);
 
@@ -37,27 +37,27 @@ impl Digest {
 macro_rules! secret {
     ($(#[$doc:meta])* $name:ident, $prefix:literal) => {
         $(#[$doc])*
-        /// Erased when dropped, shown by nothing but [`Self::reveal`].
+        /// Erased when dropped; [`Self::reveal`] is the only way to see it.
         #[derive(Clone)]
         pub struct $name(Zeroizing<[u8; SECRET_LEN]>);
 
         impl $name {
             const PREFIX: &'static str = $prefix;
 
-            /// A new one.
+            /// Generates a new one.
             pub fn generate(rng: &mut dyn Rng) -> Self {
                 let mut bytes = Zeroizing::new([0; SECRET_LEN]);
                 rng.fill(&mut *bytes);
                 Self(bytes)
             }
 
-            /// As text, to be handed over.
+            /// The secret as text, to be handed over.
             pub fn reveal(&self) -> Zeroizing<String> {
                 let text = Zeroizing::new(URL_SAFE_NO_PAD.encode(&*self.0));
                 Zeroizing::new(format!("{}{}", Self::PREFIX, *text))
             }
 
-            /// What is kept of it.
+            /// The digest to store.
             pub fn digest(&self) -> Digest {
                 Digest::of(&*self.0)
             }
@@ -105,11 +105,11 @@ macro_rules! secret {
 }
 
 secret! {
-    /// What admits a host to a mesh, once or often, as it was made.
+    /// A token that admits a host to a mesh, once or several times, as it was created.
     Token, "skt_"
 }
 secret! {
-    /// What a member shows to its coordinator.
+    /// The credential of a member for its coordinator.
     Credential, "skc_"
 }
 
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_is_its_text_and_shows_itself_nowhere_else() {
+    fn a_secret_is_shown_by_reveal_only() {
         let token = Token::generate(&mut Counting(0));
         let text = token.reveal();
         // Bytes 0 to 23 in base64url (RFC 4648, section 5).

@@ -1,4 +1,5 @@
-//! What members show to relays: names with an expiry and passwords that follow from them, as coturn's REST API has it.
+//! Tickets for relays: usernames with an expiry, and passwords derived from them, as in coturn's
+//! REST API.
 
 use std::fmt;
 use std::net::Ipv6Addr;
@@ -17,42 +18,43 @@ use super::secret::SECRET_LEN;
 use crate::keys::PublicKey;
 use crate::rng::Rng;
 
-/// Relays of a mesh, at most.
+/// Maximum number of relays of a mesh.
 pub const MAX_RELAYS: usize = 8;
-/// Longest secret, name and password of a ticket in characters.
+/// Maximum length of secrets, usernames and passwords in characters.
 const MAX_TEXT: usize = 256;
-/// Longest DNS name (RFC 1035, section 2.3.4, as text).
+/// Maximum length of a DNS name (RFC 1035, section 2.3.4, as text).
 const MAX_HOST: usize = 253;
-/// What our own secrets begin with.
+/// Prefix of the secrets of `seikan relay`.
 const PREFIX: &str = "skr_";
 
-/// A relay, and what one member shows to it.
+/// A relay, with the ticket of one member.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Relay {
-    /// Where it is.
+    /// Its address.
     pub address: RelayAddress,
-    /// How it is spoken to.
+    /// The protocol that it speaks.
     pub kind: RelayKind,
-    /// Where one of ours is by TLS as well.
+    /// The TLS port of a `seikan relay`, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tls: Option<RelayTls>,
-    /// What this member shows.
+    /// The member's ticket.
     #[serde(flatten)]
     pub ticket: Ticket,
 }
 
-/// Where a relay of ours is by TLS over TCP, for members that have no answer by UDP.
+/// TLS access to a `seikan relay`, for members whose UDP is blocked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RelayTls {
-    /// Its port of TCP.
+    /// The TCP port.
     pub port: NonZeroU16,
-    /// What its certificate is known by; `None`: systems trust it, for the host of the relay's address.
+    /// The pin of its certificate. `None`: the certificate is trusted by the system, for the host
+    /// of the relay's address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pin: Option<Pin>,
 }
 
-/// The relays of some kinds as two members take them for each other: either end has the same order, and pairs spread over all of them
-/// (rendezvous hashing).
+/// The relays of the given kinds in the order in which two members try them. Both ends get the same
+/// order, and pairs spread over all relays (rendezvous hashing).
 pub fn in_turn<'a>(
     relays: &'a [Relay],
     pair: [&PublicKey; 2],
@@ -74,15 +76,16 @@ pub fn in_turn<'a>(
     all
 }
 
-/// How a relay is spoken to.
+/// The protocol of a relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RelayKind {
-    /// `seikan relay`, as [`super::relay`] has it.
+    /// `seikan relay`, see [`super::relay`].
     Seikan,
-    /// A TURN server (RFC 8656), by UDP and TCP at the same port, that knows a secret for its REST API, as coturn with `use-auth-secret`.
+    /// A TURN server (RFC 8656) over UDP and TCP at the same port, with a shared secret for its
+    /// REST API, as coturn with `use-auth-secret`.
     Turn,
-    /// The same by TLS over TCP (`turns` of RFC 7065).
+    /// A TURN server over TLS (`turns` of RFC 7065).
     Turns,
     /// A kind that this version does not know.
     #[serde(other)]
@@ -95,7 +98,7 @@ impl RelayKind {
         matches!(self, RelayKind::Turn | RelayKind::Turns)
     }
 
-    /// As JSON has it.
+    /// The name in JSON.
     pub fn as_str(self) -> &'static str {
         match self {
             RelayKind::Seikan => "seikan",
@@ -106,32 +109,34 @@ impl RelayKind {
     }
 }
 
-/// What a member shows to a relay until it expires (draft-uberti-behave-turn-rest-00, section 2.2).
+/// Credentials of a member for a relay, valid until they expire (draft-uberti-behave-turn-rest-00,
+/// section 2.2).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ticket {
-    /// `EXPIRY:HOLDER:PUBLICKEY`: the second since 1970 from which on it is good no more, the number of the member, which stays the same
-    /// whatever key it has, and its key in base64.
+    /// `EXPIRY:HOLDER:PUBLICKEY`: the expiry in seconds since 1970, the number of the member, which
+    /// stays the same when its key changes, and its key in base64.
     #[serde(deserialize_with = "username")]
     pub username: String,
-    /// The base64 of HMAC-SHA1 of that, by the relay's secret.
+    /// HMAC-SHA1 of the username, keyed with the relay's secret, in base64.
     pub password: RelayPassword,
 }
 
 impl Ticket {
-    /// One that is good until that second since 1970. A relay counts what a member has by `holder`.
+    /// Creates a ticket that is valid until `expires`, in seconds since 1970. A relay accounts for
+    /// its use by `holder`.
     pub fn new(secret: &RelaySecret, holder: u64, member: &PublicKey, expires: u64) -> Ticket {
         let username = format!("{expires}:{holder}:{member}");
         let password = secret.password(&username);
         Ticket { username, password }
     }
 
-    /// From when on it is good no more, in seconds since 1970; `None` if it does not say.
+    /// When the ticket expires, in seconds since 1970; `None` if the username has no expiry.
     pub fn expires(&self) -> Option<u64> {
         self.username.split(':').next()?.parse().ok()
     }
 }
 
-/// What a ticket's name says: until when it is good, whose it is, and for which key.
+/// Parses the username of a ticket: expiry, holder and key.
 pub(super) fn parse_username(text: &str) -> Option<(u64, u64, PublicKey)> {
     let (expires, rest) = text.split_once(':')?;
     let (holder, member) = rest.split_once(':')?;
@@ -150,7 +155,7 @@ fn username<'de, D: serde::Deserializer<'de>>(from: D) -> Result<String, D::Erro
     Ok(text)
 }
 
-/// Neither empty, nor long, nor with anything but visible ASCII.
+/// Empty, too long, or with characters other than visible ASCII.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("1 to {MAX_TEXT} visible ASCII characters are expected")]
 struct NotVisible;
@@ -159,13 +164,13 @@ fn is_visible(text: &str) -> bool {
     (1..=MAX_TEXT).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_graphic())
 }
 
-/// The password of a ticket. Erased when dropped, shown by nothing but [`Self::reveal`].
+/// The password of a ticket. Erased when dropped; [`Self::reveal`] is the only way to see it.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct RelayPassword(Zeroizing<String>);
 
 impl RelayPassword {
-    /// As text, to be shown to the relay.
+    /// The password as text, for the relay.
     pub fn reveal(&self) -> &str {
         &self.0
     }
@@ -203,27 +208,27 @@ impl From<RelayPassword> for String {
     }
 }
 
-/// What a relay and the coordinators share that send members to it. Erased when dropped, shown by nothing but
-/// [`Self::reveal`].
+/// The secret that a relay shares with the coordinators. Erased when dropped; [`Self::reveal`] is
+/// the only way to see it.
 #[derive(Clone)]
 pub struct RelaySecret(Zeroizing<String>);
 
-/// Why a text is no secret of a relay. It never carries the text.
+/// Why a text is not a relay secret. The error never contains the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RelaySecretError {
-    /// Not one of our own.
+    /// Not a secret of `seikan relay`.
     #[error(
         "the secret of a relay begins with `{PREFIX}`, and 32 of A-Z a-z 0-9 - _ follow, as `seikan relay secret` \
          prints it; that of a TURN server may be another, with --turn or --turns"
     )]
     NotOurs,
-    /// No TURN server's either.
+    /// Not a secret of a TURN server.
     #[error("the secret of a TURN server has 1 to {MAX_TEXT} visible ASCII characters")]
     NotVisible,
 }
 
 impl RelaySecret {
-    /// A new one for `seikan relay`.
+    /// Generates a new secret for `seikan relay`.
     pub fn generate(rng: &mut dyn Rng) -> Self {
         let mut bytes = Zeroizing::new([0; SECRET_LEN]);
         rng.fill(&mut *bytes);
@@ -231,7 +236,8 @@ impl RelaySecret {
         Self(Zeroizing::new(format!("{PREFIX}{}", *text)))
     }
 
-    /// That of a relay of this kind: of our own begins with `skr_`, that of a TURN server is any visible ASCII.
+    /// Parses the secret of a relay of this kind. Secrets of `seikan relay` begin with `skr_`;
+    /// those of TURN servers are any visible ASCII.
     ///
     /// # Errors
     /// [`RelaySecretError`].
@@ -251,12 +257,12 @@ impl RelaySecret {
         Ok(Self(Zeroizing::new(text.to_owned())))
     }
 
-    /// As text, to be handed over.
+    /// The secret as text, to be handed over.
     pub fn reveal(&self) -> &str {
         &self.0
     }
 
-    /// The password that belongs to a ticket's name.
+    /// The password for a ticket's username.
     pub fn password(&self, username: &str) -> RelayPassword {
         let key = hmac::Key::new(hmac::HMAC_SHA1_FOR_LEGACY_USE_ONLY, self.0.as_bytes());
         let tag = hmac::sign(&key, username.as_bytes());
@@ -270,7 +276,8 @@ impl fmt::Debug for RelaySecret {
     }
 }
 
-/// `HOST:PORT`: a DNS name, an IPv4 address or an IPv6 address in brackets, and a port of UDP that is not 0.
+/// `HOST:PORT`: a DNS name, an IPv4 address or an IPv6 address in brackets, and a UDP port other
+/// than 0.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct RelayAddress {
@@ -278,13 +285,13 @@ pub struct RelayAddress {
     port: u16,
 }
 
-/// Why a text is no address of a relay.
+/// Why a text is not the address of a relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RelayAddressError {
-    /// No port, or one that is none.
-    #[error("a relay's address is HOST:PORT, with a port of 1 to 65535; this has none")]
+    /// The port is missing or invalid.
+    #[error("a relay's address is HOST:PORT, with a port of 1 to 65535; none was given")]
     Port,
-    /// A host that is none.
+    /// The host is invalid.
     #[error(
         "the host of a relay's address is a DNS name, an IPv4 address, or an IPv6 address in brackets"
     )]
@@ -292,12 +299,12 @@ pub enum RelayAddressError {
 }
 
 impl RelayAddress {
-    /// What is to be looked up: a name or an address, without brackets.
+    /// The host to resolve: a name or an address, without brackets.
     pub fn host(&self) -> &str {
         &self.host
     }
 
-    /// Its port of UDP.
+    /// The UDP port.
     pub fn port(&self) -> u16 {
         self.port
     }
@@ -308,7 +315,7 @@ impl FromStr for RelayAddress {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let (host, port) = text.rsplit_once(':').ok_or(RelayAddressError::Port)?;
-        // `parse` takes a sign.
+        // `parse` would accept a sign.
         let digits = port.bytes().all(|b| b.is_ascii_digit());
         let port = port.parse().ok().filter(|port| *port != 0 && digits);
         let host = match host.strip_prefix('[').and_then(|h| h.strip_suffix(']')) {
@@ -322,7 +329,8 @@ impl FromStr for RelayAddress {
     }
 }
 
-/// A DNS name (RFC 1123, section 2.1) or an IPv4 address, which looks like one.
+/// Whether a text is a DNS name (RFC 1123, section 2.1) or an IPv4 address, which has the same
+/// form.
 fn is_name(text: &str) -> bool {
     let label = |label: &str| {
         (1..=63).contains(&label.len())
@@ -337,9 +345,10 @@ fn is_name(text: &str) -> bool {
 
 impl fmt::Display for RelayAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.host.contains(':') {
-            true => write!(f, "[{}]:{}", self.host, self.port),
-            false => write!(f, "{}:{}", self.host, self.port),
+        if self.host.contains(':') {
+            write!(f, "[{}]:{}", self.host, self.port)
+        } else {
+            write!(f, "{}:{}", self.host, self.port)
         }
     }
 }
@@ -366,17 +375,18 @@ mod tests {
     const KEY: &str = "hSDwCYkwp1R0i33ctD73Wg2/Og0mOBr066SpjqqbTmo=";
 
     #[test]
-    fn a_ticket_is_what_coturn_takes() {
+    fn a_ticket_has_the_form_of_coturn() {
         let secret = RelaySecret::parse("north", RelayKind::Turn).expect("a secret");
         let ticket = Ticket::new(&secret, 42, &KEY.parse().expect("a key"), 1_700_000_000);
         assert_eq!(ticket.username, format!("1700000000:42:{KEY}"));
-        // printf %s 1700000000:42:hSDwCYkwp1R0i33ctD73Wg2/Og0mOBr066SpjqqbTmo= | openssl dgst -sha1 -hmac north -binary | base64
+        // printf %s 1700000000:42:hSDwCYkwp1R0i33ctD73Wg2/Og0mOBr066SpjqqbTmo= | openssl dgst -sha1
+        // -hmac north -binary | base64
         assert_eq!(ticket.password.reveal(), "yYh0ezuY1DYnPMJmLQf7ZaZHDsM=");
         assert_eq!(ticket.expires(), Some(1_700_000_000));
     }
 
     #[test]
-    fn a_secret_is_its_text_and_shows_itself_nowhere_else() {
+    fn a_secret_is_shown_by_reveal_only() {
         let secret = RelaySecret::generate(&mut Scripted((0..24).collect()));
         // Bytes 0 to 23 in base64url (RFC 4648, section 5).
         assert_eq!(secret.reveal(), "skr_AAECAwQFBgcICQoLDA0ODxAREhMUFRYX");
@@ -461,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn where_a_relay_is_by_tls_is_as_documented() {
+    fn the_tls_access_of_a_relay_is_encoded_as_documented() {
         // FIPS 180-2, appendix B.1: the digest of "abc".
         let pin = "sha256:ungWv48Bz-pBQUDeXa4iI7ADYaOWF3qctBD_YfIAFa0";
         let text = |tls: &str| {

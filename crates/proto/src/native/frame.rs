@@ -1,10 +1,10 @@
-//! What the plaintext of a native record consists of: a stamp, then frames, one behind the other.
+//! The plaintext of a native record: a stamp, then frames.
 //!
-//! The stamp is the record's position in its GSO batch, `u8`, and the fraction of the second at which
-//! it was sealed, `u16` in 1/65536 s. A record without frames is a keepalive.
+//! The stamp is the record's position in its GSO batch (`u8`) and the fraction of the second at
+//! which it was sealed (`u16` in 1/65536 s). A record without frames is a keepalive.
 //!
-//! Every frame starts with a byte: kind in the low four bits, flags in the high four; then, but for
-//! padding, a `u16` length of what follows. Integers are little endian.
+//! Every frame starts with a byte: kind in the low four bits, flags in the high four. All kinds
+//! except padding continue with a `u16` length of the rest. Integers are little endian.
 //!
 //! ```text
 //! PADDING   0x00, to the end of the record
@@ -17,12 +17,14 @@
 //! PROBE_ACK kind 6 | length | id u16 | size u16
 //! PORTS     kind 7 | length | ports u16 | addresses of 16 bytes, IPv4 as IPv4-mapped
 //! ```
-//! A kind that is not known is skipped by its length, so that later ones need no new version.
 //!
-//! Work and what comes out are bounded by the bytes that came in: a chunk that is not the last of its packet, and a segment of a
-//! super-packet, has [`MIN_CHUNK`] bytes at least; of HEALTH, PROBE, PROBE_ACK and PORTS a record has one each.
+//! Unknown kinds are skipped by their length, so new kinds need no new version.
+//!
+//! Work and output are bounded by the bytes received. A chunk that is not the last of its packet,
+//! and a segment of a super-packet, has at least [`MIN_CHUNK`] bytes. A record has at most one each
+//! of HEALTH, PROBE, PROBE_ACK and PORTS.
 
-use crate::birthday::Ask;
+use crate::birthday::ProbeRequest;
 use crate::inbox::{MAX_HEADER, Slice};
 use crate::native::health::Report;
 use seikan_observe::DropReason;
@@ -30,20 +32,21 @@ use seikan_wire::ip::{self, IpPacket, PROTO_TCP, PROTO_UDP};
 use seikan_wire::{tcp, udp};
 use std::ops::Range;
 
-/// Bytes before a PACKET's packet.
+/// Bytes before the packet in a PACKET.
 pub const PACKET_OVERHEAD: usize = 3;
-/// Bytes before a SLICE's headers.
+/// Bytes before the headers in a SLICE.
 pub const SLICE_OVERHEAD: usize = 3 + 8;
-/// Bytes before a FRAGMENT's chunk.
+/// Bytes before the chunk in a FRAGMENT.
 pub const FRAGMENT_OVERHEAD: usize = 3 + 6;
 /// Bytes of a PROBE before its padding.
 pub const PROBE_LEN: usize = 3 + 2;
 /// Bytes of a PROBE_ACK.
 pub const PROBE_ACK_LEN: usize = 3 + 4;
 
-/// The least payload of a fragment or slice that is not the last of its packet, and the least segment size of a super-packet:
-/// smaller ones would make one datagram hundreds of pieces to put together, or of packets on the next link. Even a path of 576
-/// bytes has room for such a chunk; super-packets of smaller segments go as one PACKET for each.
+/// Minimum payload of a fragment or slice that is not the last of its packet, and minimum segment
+/// size of a super-packet. Smaller ones would turn one datagram into hundreds of pieces to
+/// reassemble, or of packets on the next link. Even a path of 576 bytes can carry such a chunk.
+/// Super-packets of smaller segments are sent as one PACKET each.
 pub const MIN_CHUNK: usize = 256;
 
 const PADDING: u8 = 0;
@@ -54,15 +57,15 @@ const HEALTH: u8 = 4;
 const PROBE: u8 = 5;
 const PROBE_ACK: u8 = 6;
 const PORTS: u8 = 7;
-/// The transport checksum holds the pseudo-header's sum only (PACKET, FRAGMENT).
+/// The transport checksum covers the pseudo-header only (PACKET, FRAGMENT).
 const FLAG_PARTIAL: u8 = 0x10;
 /// The super-packet has CWR set (SLICE).
 const FLAG_ECN: u8 = 0x20;
 
-/// Length of the stamp at the start of every record.
+/// Length in bytes of the stamp at the start of every record.
 pub const STAMP_LEN: usize = 3;
 
-/// When and where in its batch a record was sealed.
+/// When a record was sealed, and its position in its batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
     /// Position in the sender's GSO batch, from 0.
@@ -72,7 +75,7 @@ pub struct Stamp {
 }
 
 impl Stamp {
-    /// Reads the start of a record's plaintext.
+    /// Reads the stamp at the start of a record's plaintext.
     pub fn read(plaintext: &[u8]) -> Option<Stamp> {
         let &[position, t0, t1] = plaintext.first_chunk()?;
         Some(Stamp {
@@ -81,75 +84,75 @@ impl Stamp {
         })
     }
 
-    /// The stamp as bytes.
+    /// Encodes the stamp.
     pub fn to_bytes(self) -> [u8; STAMP_LEN] {
         let [t0, t1] = self.time.to_le_bytes();
         [self.position, t0, t1]
     }
 }
 
-/// A parsed frame; ranges are places in the arena.
+/// A parsed frame. Ranges are positions in the arena.
 #[derive(Clone, Debug)]
 pub enum Frame {
     /// A whole IP packet.
     Packet {
-        /// Its place.
+        /// Its position.
         range: Range<usize>,
         /// Its header.
         ip: IpPacket,
-        /// Its transport checksum holds the pseudo-header's sum only.
+        /// Its transport checksum covers the pseudo-header only.
         partial: bool,
     },
     /// A slice of a TCP super-packet.
     Slice(Slice),
-    /// A part of a packet that does not fit a record.
+    /// A part of a packet that is too large for a record.
     Fragment(Fragment),
-    /// What the far end saw of our datagrams.
+    /// The peer's statistics of datagrams from this host.
     Health(Report),
-    /// Answer with a [`Frame::ProbeAck`].
+    /// A probe, to be answered with a [`Frame::ProbeAck`].
     Probe {
-        /// Which probe.
+        /// Probe number.
         id: u16,
     },
     /// A probe arrived.
     ProbeAck {
-        /// Which probe.
+        /// Probe number.
         id: u16,
         /// UDP payload bytes of the probe.
         size: u16,
     },
-    /// Ports of the far end are open: probe them.
-    Ports(Ask),
+    /// A request to probe open ports of the peer.
+    Ports(ProbeRequest),
 }
 
-/// A part of a packet that does not fit a record.
+/// A part of a packet that is too large for a record.
 #[derive(Clone, Debug)]
 pub struct Fragment {
-    /// Which packet of the peer.
+    /// Number of the packet, chosen by the peer.
     pub id: u16,
-    /// Where the chunk belongs.
+    /// Offset of the chunk in the packet.
     pub offset: usize,
-    /// The packet's length.
+    /// Length of the packet.
     pub total: usize,
-    /// The packet's transport checksum holds the pseudo-header's sum only.
+    /// The packet's transport checksum covers the pseudo-header only.
     pub partial: bool,
-    /// The chunk's place in the arena.
+    /// Position of the chunk in the arena.
     pub chunk: Range<usize>,
 }
 
-/// Walks the frames of a plaintext that lies at a range of the arena.
+/// Iterates over the frames of a plaintext in the arena.
 #[derive(Debug)]
 pub struct Frames {
     rest: Range<usize>,
     ecn: u8,
-    /// The kinds of which the record has had all that it may have: bit `kind`. [`SLICE`] stands for a chunk, of a slice or a
-    /// fragment, that continues a packet of an earlier record.
+    /// Kinds that may not occur again in this record: bit `kind`. [`SLICE`] stands for a chunk, of
+    /// a slice or a fragment, that continues a packet of an earlier record.
     seen: u8,
 }
 
 impl Frames {
-    /// The frames at `plaintext`, behind the stamp; `ecn` is the ECN field that the datagram arrived with, which
-    /// passes to each inner packet before it is parsed ([`decapsulate_ecn`]).
+    /// The frames at `plaintext`, after the stamp. `ecn` is the ECN field of the datagram; it is
+    /// applied to each inner packet before the packet is parsed ([`decapsulate_ecn`]).
     pub fn new(plaintext: Range<usize>, ecn: u8) -> Frames {
         Frames {
             rest: plaintext,
@@ -158,8 +161,8 @@ impl Frames {
         }
     }
 
-    /// The next frame; `None` at the end. A malformed frame costs the rest of the record: nobody sends one by mistake, and
-    /// hundreds in a record would each cost a little.
+    /// Returns the next frame, or `None` at the end. A malformed frame ends the record: no correct
+    /// sender produces one, and hundreds in a record would each cost some work.
     pub fn next(&mut self, arena: &mut [u8]) -> Option<Result<Frame, DropReason>> {
         loop {
             if self.rest.is_empty() || arena[self.rest.start] & 0x0f == PADDING {
@@ -169,7 +172,7 @@ impl Frames {
             match frame {
                 Ok(None) => {}
                 Ok(Some(frame)) => return Some(Ok(frame)),
-                // The network marked the datagram: the packets behind this one may be capable.
+                // The network marked the datagram; the following packets may be ECN-capable.
                 Err(DropReason::EcnNotCapable) => return Some(Err(DropReason::EcnNotCapable)),
                 Err(reason) => {
                     self.rest.start = self.rest.end;
@@ -179,7 +182,7 @@ impl Frames {
         }
     }
 
-    /// One frame off the front; `Ok(None)` for a kind that is not known.
+    /// Takes one frame off the front. Returns `Ok(None)` for an unknown kind.
     fn take(&mut self, arena: &mut [u8]) -> Result<Option<Frame>, DropReason> {
         let start = self.rest.start;
         let Some(&[first, l0, l1]) = arena[self.rest.clone()].first_chunk() else {
@@ -208,7 +211,7 @@ impl Frames {
         }
     }
 
-    /// An error from the second call for a kind on.
+    /// Returns an error from the second call for a kind on.
     fn once(&mut self, kind: u8) -> Result<(), DropReason> {
         let bit = 1 << kind;
         if self.seen & bit != 0 {
@@ -218,8 +221,8 @@ impl Frames {
         Ok(())
     }
 
-    /// A sender fills a record before it goes on with a packet in the next: so a record continues one packet at most.
-    /// Each more would be a packet to put together for a few bytes.
+    /// A sender fills a record before it continues a packet in the next one, so a record continues
+    /// one packet at most. More would make the receiver reassemble a packet for a few bytes each.
     fn continues(&mut self, offset: usize) -> Result<(), DropReason> {
         if offset == 0 {
             Ok(())
@@ -228,7 +231,7 @@ impl Frames {
         }
     }
 
-    /// Each makes work, and a PROBE an answer: one of a kind is enough for a record.
+    /// Each costs work, and a PROBE an answer, so a record may have one of each kind.
     fn control(&mut self, kind: u8, body: &[u8]) -> Result<Frame, DropReason> {
         self.once(kind)?;
         match (kind, body) {
@@ -240,7 +243,7 @@ impl Frames {
                 id: u16::from_le_bytes([a, b]),
                 size: u16::from_le_bytes([c, d]),
             }),
-            (PORTS, body) => Ask::read(body).map(Frame::Ports),
+            (PORTS, body) => ProbeRequest::read(body).map(Frame::Ports),
             _ => None,
         }
         .ok_or(DropReason::BadFrame)
@@ -298,7 +301,7 @@ impl Frames {
     }
 }
 
-/// Whether the packet has a transport checksum that could be partial.
+/// Whether the packet has a transport checksum that may be partial.
 pub fn has_checksum(ip: &IpPacket) -> bool {
     let at = match ip.protocol {
         PROTO_TCP => tcp::CHECKSUM_AT,
@@ -308,7 +311,7 @@ pub fn has_checksum(ip: &IpPacket) -> bool {
     !ip.fragment && ip.total_len >= ip.header_len + at + 2
 }
 
-/// Parses the IP header of a slice, whose length field speaks of the whole super-packet.
+/// Parses the IP header of a slice, whose length field is that of the whole super-packet.
 fn slice_ip(bytes: &[u8]) -> Result<IpPacket, DropReason> {
     let mut head = [0u8; MAX_HEADER];
     let n = bytes.len().min(MAX_HEADER);
@@ -339,14 +342,14 @@ fn fragment(arena: &[u8], body: Range<usize>, partial: bool) -> Result<Fragment,
     Ok(fragment)
 }
 
-/// Whether a chunk may be at this place of so many bytes.
+/// Whether a chunk may be at this offset of a packet of `total` bytes.
 fn fits(offset: usize, length: usize, total: usize) -> bool {
     let end = offset + length;
     end == total && length > 0 || end < total && length >= MIN_CHUNK
 }
 
-/// Gives the packet the ECN field that it leaves the tunnel with when its datagram arrived with `outer`: the more
-/// severe of the two, or the packet has to go (RFC 6040 section 4.2, figure 4).
+/// Applies the outer ECN field to an inner packet on decapsulation: the more severe of the two, or
+/// an error if the packet has to be dropped (RFC 6040 section 4.2, figure 4).
 #[inline]
 pub fn decapsulate_ecn(packet: &mut [u8], outer: u8) -> Result<(), DropReason> {
     if !changes_inner(outer) {
@@ -361,9 +364,9 @@ pub fn decapsulate_ecn(packet: &mut [u8], outer: u8) -> Result<(), DropReason> {
     Ok(())
 }
 
-/// The outer ECN field that stands for two fragments of one packet. RFC 3168 section 5.3: no mark is lost; RFC 6040
-/// section 4.2: ECT(1) is more severe than ECT(0) and less than CE. Not-ECT and ECT(0) change nothing inside, so
-/// either stands for both.
+/// The outer ECN field that represents two fragments of one packet. RFC 3168 section 5.3: no mark
+/// is lost; RFC 6040 section 4.2: ECT(1) is more severe than ECT(0) and less than CE. Not-ECT and
+/// ECT(0) change nothing inside, so either represents both.
 pub fn most_severe(a: u8, b: u8) -> u8 {
     let severity = |outer| if changes_inner(outer) { outer } else { 0 };
     severity(a).max(severity(b))
@@ -374,19 +377,19 @@ fn changes_inner(outer: u8) -> bool {
     outer & ip::ECN_ECT1 != 0
 }
 
-/// Writes a PACKET's head.
+/// Writes the head of a PACKET.
 pub fn write_packet(out: &mut [u8], length: usize, partial: bool) {
     head(out, PACKET | if partial { FLAG_PARTIAL } else { 0 }, length);
 }
 
-/// What a SLICE says about itself before its headers and chunk.
+/// The fields of a SLICE before its headers and chunk.
 #[derive(Clone, Copy, Debug)]
 pub struct SliceHead {
-    /// Which super-packet.
+    /// Number of the super-packet.
     pub id: u16,
     /// Payload bytes before the slice.
     pub offset: usize,
-    /// Payload bytes in all.
+    /// Total payload bytes.
     pub total: usize,
     /// Payload bytes per segment.
     pub gso_size: usize,
@@ -394,7 +397,7 @@ pub struct SliceHead {
     pub ecn: bool,
 }
 
-/// Writes a SLICE's head; `length` is that of headers and chunk.
+/// Writes the head of a SLICE; `length` is that of headers and chunk.
 pub fn write_slice(out: &mut [u8], slice: &SliceHead, length: usize) {
     head(
         out,
@@ -407,7 +410,7 @@ pub fn write_slice(out: &mut [u8], slice: &SliceHead, length: usize) {
     out[9..11].copy_from_slice(&(slice.gso_size as u16).to_le_bytes());
 }
 
-/// Writes a FRAGMENT's head.
+/// Writes the head of a FRAGMENT.
 pub fn write_fragment(
     out: &mut [u8],
     id: u16,
@@ -447,9 +450,9 @@ pub fn write_probe_ack(out: &mut [u8], id: u16, size: u16) {
     out[5..7].copy_from_slice(&size.to_le_bytes());
 }
 
-/// Writes a PORTS and returns its length.
-pub fn write_ports(out: &mut [u8], ask: &Ask) -> usize {
-    let body = ask.to_bytes();
+/// Writes a PORTS frame and returns its length.
+pub fn write_ports(out: &mut [u8], request: &ProbeRequest) -> usize {
+    let body = request.to_bytes();
     head(out, PORTS, body.len());
     out[3..3 + body.len()].copy_from_slice(&body);
     3 + body.len()

@@ -1,10 +1,10 @@
-//! Health of a direction, measured by its receiver and reported to its sender.
+//! Health of one direction of a path, measured by its receiver and reported to its sender.
 //!
-//! Counter, batch position and send stamp of every authenticated datagram are enough to tell: how
-//! many were lost and where in their GSO batch, how far they were reordered, and whether the
-//! one-way delay grows. [`Receiver`] watches; a [`Report`] goes back in a HEALTH frame once a
-//! second while packets arrive (not while only reports do, or two idle peers would never stop
-//! reporting on each other's reports); the sender keeps the latest.
+//! The counter, batch position and send timestamp of every authenticated datagram show how many
+//! were lost and where in their GSO batch, how far they were reordered, and whether the one-way
+//! delay grows. The [`Receiver`] measures; a [`Report`] is sent back in a HEALTH frame once a
+//! second while packets arrive. Reports alone trigger no report, or two idle peers would report on
+//! each other's reports forever. The sender keeps the latest report.
 
 use crate::native::frame::Stamp;
 use crate::time::Instant;
@@ -12,29 +12,32 @@ use seikan_wire::message::DataHeader;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// How often a report is sent while data arrives.
+/// Interval between reports while data arrives.
 pub const REPORT_INTERVAL: Duration = Duration::from_secs(1);
-/// Reordering further than this is counted as loss, until what was missing comes before the report.
+/// A datagram that is later than this many counters counts as lost, unless it arrives before the
+/// report.
 const HORIZON: u64 = 1024;
-/// Datagrams sent behind the first of their batch, from which on their absence means something.
+/// Minimum number of datagrams sent after the first of their batch for their absence to be
+/// significant.
 const MANGLED_SAMPLE: u32 = 32;
 
-/// What the far end saw since its previous report.
+/// Statistics of received datagrams since the previous report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// Datagrams received.
     pub received: u32,
-    /// Datagrams whose counter was passed over and that did not come: within the horizon, or, overtaken by a faster way, within a second.
+    /// Datagrams that were skipped and did not arrive: within the horizon or, if a faster path
+    /// overtook them, within a second.
     pub lost: u32,
-    /// Of those lost, how many were the first of their GSO batch.
+    /// Lost datagrams that were the first of their GSO batch.
     pub lost_first: u32,
-    /// The largest distance, in counters, by which a datagram came late.
+    /// Largest distance, in counters, of a late datagram.
     pub reordering: u16,
     /// Datagrams that arrived marked CE.
     pub congestion_marks: u32,
-    /// One-way delay above the lowest seen in this session, in microseconds: the mean.
+    /// Mean one-way delay above the minimum of this session, in microseconds.
     pub queueing_delay: u32,
-    /// Of those received, how many were not the first of their GSO batch.
+    /// Received datagrams that were not the first of their GSO batch.
     pub received_later: u32,
 }
 
@@ -42,8 +45,8 @@ impl Report {
     /// Length of the encoded report.
     pub const LEN: usize = 26;
 
-    /// Parses a HEALTH frame's body; longer ones are from later versions and are read as far as
-    /// known.
+    /// Parses the body of a HEALTH frame. Longer ones are from later versions; the unknown part is
+    /// ignored.
     pub fn read(body: &[u8]) -> Option<Report> {
         let b: &[u8; Report::LEN] = body.first_chunk()?;
         let u32_at = |i: usize| u32::from_le_bytes([b[i], b[i + 1], b[i + 2], b[i + 3]]);
@@ -58,7 +61,7 @@ impl Report {
         })
     }
 
-    /// The report as bytes.
+    /// Encodes the report.
     pub fn to_bytes(&self) -> [u8; Report::LEN] {
         let mut b = [0; Report::LEN];
         b[0..4].copy_from_slice(&self.received.to_le_bytes());
@@ -71,34 +74,35 @@ impl Report {
         b
     }
 
-    /// Batches arrive with their first datagram only, of the `sent_later` datagrams that were sent
-    /// behind one since the previous report hardly any.
+    /// Whether batches arrive with their first datagram only: of the `sent_later` datagrams sent
+    /// after the first of their batch since the previous report, hardly any arrived.
     ///
-    /// A path that loses at random, or drops the tails of bursts, lets more of them through. What
-    /// was still on its way when the report was made was sent but not received: only the same
-    /// answer twice in a row proves that the path mangles GSO.
+    /// A path with random loss, or one that drops the tails of bursts, lets more of them through.
+    /// Datagrams in flight at the time of the report were sent but not received, so only two such
+    /// reports in a row show that the path breaks GSO.
     pub fn misses_batches(&self, sent_later: u32) -> bool {
         sent_later >= MANGLED_SAMPLE && u64::from(self.received_later) * 50 < u64::from(sent_later)
     }
 }
 
-/// Watches the datagrams of the newest session.
+/// Measures the datagrams of the newest session.
 #[derive(Debug)]
 pub struct Receiver {
     report: Report,
-    /// When the first packet came that no report has told of.
+    /// When the first packet arrived that no report covers.
     since: Option<Instant>,
-    /// The session whose counters are followed: our index, and when its keys were derived.
+    /// The session whose counters are tracked: local index, and when its keys were derived.
     session: Option<(u32, Instant)>,
-    /// Next counter expected: one above the highest seen.
+    /// Next counter expected: one above the highest received.
     next: u64,
-    /// Bit `i` is counter `next - 1 - i`: seen. Those that leave the window unseen are lost.
+    /// Bit `i` is set if counter `next - 1 - i` was received. Counters that leave the window unset
+    /// are lost.
     window: [u64; (HORIZON / 64) as usize],
-    /// Where the newest datagram came from.
+    /// Source address of the newest datagram.
     from: Option<SocketAddr>,
-    /// Datagrams that a faster way has overtaken and that are not here yet.
+    /// Datagrams that a faster path has overtaken and that have not arrived yet.
     overtaken: u64,
-    /// When one did so last.
+    /// When datagrams were last overtaken.
     overtook: Instant,
     delay_base: Option<i64>,
     delay_sum: u64,
@@ -127,9 +131,10 @@ impl Default for Receiver {
 }
 
 impl Receiver {
-    /// Notes an authenticated, fresh datagram of the session whose keys were `derived` then, which came from there. When that is
-    /// elsewhere than before, what was on its way by the slower way is passed over: it is late, and lost only if it does not come
-    /// within [`REPORT_INTERVAL`].
+    /// Records an authenticated datagram from `from` that is no replay. `derived` is when the keys
+    /// of its session were derived. A new source address means that a faster path has overtaken
+    /// datagrams in flight: they are late, and count as lost only if they do not arrive within
+    /// [`REPORT_INTERVAL`].
     pub fn datagram(
         &mut self,
         header: &DataHeader,
@@ -145,7 +150,7 @@ impl Receiver {
         report.received_later = report.received_later.saturating_add(later);
         match self.session {
             Some((index, _)) if index == header.receiver => {}
-            // A straggler of a session that has been replaced: its counters mean nothing here.
+            // A late datagram of a session that has been replaced; its counters are unrelated.
             Some((_, newest)) if derived <= newest => return,
             _ => {
                 *self = Receiver {
@@ -169,12 +174,12 @@ impl Receiver {
         self.delay(stamp.time, now);
     }
 
-    /// Packets came, which are worth a report.
+    /// Packets arrived, so a report is useful.
     pub fn packets(&mut self, now: Instant) {
         self.since.get_or_insert(now);
     }
 
-    /// The report that is due, if one is.
+    /// Returns the report if one is due.
     pub fn due(&mut self, now: Instant) -> Option<Report> {
         let since = self.since?;
         if now.duration_since(since) < REPORT_INTERVAL {
@@ -191,19 +196,20 @@ impl Receiver {
         Some(report)
     }
 
-    /// When [`Self::due`] will have a report.
+    /// Returns when [`Self::due`] will have a report.
     pub fn next_report(&self) -> Option<Instant> {
         Some(self.since? + REPORT_INTERVAL)
     }
 
-    /// Takes what lies between the highest counter and this one for seen, until it is known better.
+    /// Treats the counters between the highest one and `counter` as received for now, because a
+    /// faster path has overtaken them.
     fn pass_over(&mut self, counter: u64, now: Instant) {
         let overtaken = counter - self.next;
         if overtaken > 0 {
             self.overtaken = self.overtaken.saturating_add(overtaken);
             self.overtook = now;
         }
-        // Of more than the window holds, only what stays in it.
+        // If there are more than fit the window, only the newest of them.
         if overtaken >= HORIZON {
             self.next = counter;
             self.window = [u64::MAX; (HORIZON / 64) as usize];
@@ -212,15 +218,15 @@ impl Receiver {
         self.next = counter;
     }
 
-    /// Moves counters up to `end`, not included, into the window, of which it holds as many at most; what leaves it unseen was lost. By
-    /// words, since who chooses the counters chooses how far it moves.
+    /// Moves the counters up to `end` (exclusive) into the window. Counters that leave it unset are
+    /// lost. Works by words, because the sender of the counters chooses the distance.
     fn enter(&mut self, end: u64, seen: bool) {
         let mut at = self.next;
         while at < end {
             let (word, from) = ((at % HORIZON / 64) as usize, at % 64);
             let count = (64 - from).min(end - at);
             let mask = (u64::MAX >> (64 - count)) << from;
-            // The counters HORIZON before them.
+            // The counters that leave the window.
             let unseen = (mask & !self.window[word]).count_ones();
             self.report.lost = self.report.lost.saturating_add(unseen);
             if seen {
@@ -232,7 +238,7 @@ impl Receiver {
         }
     }
 
-    /// A datagram came after one of a higher counter.
+    /// Handles a datagram with a lower counter than the highest one.
     fn late(&mut self, counter: u64) {
         let late = self.next - 1 - counter;
         self.report.reordering = self.report.reordering.max(late.min(65_535) as u16);
@@ -240,18 +246,18 @@ impl Receiver {
         if late < HORIZON && self.window[word] & bit == 0 {
             self.window[word] |= bit;
         } else if self.overtaken > 0 {
-            // None comes twice: what is taken for seen was passed over.
+            // A counter does not arrive twice, so a set bit means that it was skipped as overtaken.
             self.overtaken -= 1;
         } else {
             self.report.lost = self.report.lost.saturating_sub(1);
         }
     }
 
-    /// Moves the window's upper end to `counter`; what leaves it unseen was lost.
+    /// Moves the upper end of the window to `counter`. Counters that leave it unset are lost.
     fn advance(&mut self, counter: u64, position: u8) {
         let steps = counter + 1 - self.next;
         if steps > HORIZON {
-            // The whole window leaves, and what lies between never entered it.
+            // The whole window leaves, and the counters in between never entered it.
             let unseen: u32 = self.window.iter().map(|w| w.count_zeros()).sum();
             let skipped = (steps - HORIZON).min(u64::from(u32::MAX)) as u32;
             self.report.lost = self
@@ -263,7 +269,7 @@ impl Receiver {
         } else {
             self.enter(counter + 1, false);
         }
-        // The first of this datagram's batch was passed over for good once later ones are here;
+        // The first datagram of a batch is lost for good once later ones of it are here. It is
         // counted when the batch is first seen.
         let first = counter - u64::from(position).min(counter);
         if position > 0 && first >= self.next {
@@ -273,8 +279,8 @@ impl Receiver {
         self.next = counter + 1;
     }
 
-    /// One-way delay by unwrapped 16-bit stamps: only its change means anything, since the two
-    /// clocks share no epoch.
+    /// One-way delay by unwrapped 16-bit timestamps. Only its change is meaningful, since the
+    /// clocks have no common epoch.
     fn delay(&mut self, stamp: u16, now: Instant) {
         let arrival = stamp_of(now);
         let transit = arrival.wrapping_sub(stamp);
@@ -329,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_passed_over_counter_is_lost_once_it_leaves_the_horizon() {
+    fn a_skipped_counter_is_lost_once_it_leaves_the_horizon() {
         let mut r = Receiver::default();
         for c in (0..3000).filter(|c| c % 100 != 50) {
             note(&mut r, &header(c), stamp(0, 0), at(0));
@@ -365,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn losing_all_but_the_first_of_each_batch_is_mangled_gso() {
+    fn losing_all_but_the_first_of_each_batch_is_broken_gso() {
         let mut r = Receiver::default();
         for batch in 0..200u64 {
             note(&mut r, &header(batch * 40), stamp(0, 0), at(0));
@@ -386,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn a_straggler_of_the_previous_session_is_no_loss_in_the_new_one() {
+    fn a_late_datagram_of_the_previous_session_is_no_loss_in_the_new_one() {
         let mut r = Receiver::default();
         let old = DataHeader {
             receiver: 9,
@@ -413,9 +419,9 @@ mod tests {
     }
 
     #[test]
-    fn what_a_faster_way_overtakes_is_late_and_not_lost() {
+    fn datagrams_overtaken_by_a_faster_path_are_late_and_not_lost() {
         let elsewhere = SocketAddr::new(HERE.ip(), 8);
-        // In flight by the old way when the new one begins: within the horizon, and beyond it.
+        // In flight over the old path when the new one starts: within the horizon, and beyond it.
         for overtaken in [500, 5000] {
             let mut r = Receiver::default();
             for c in 0..2000 {
@@ -423,7 +429,7 @@ mod tests {
             }
             let old = 2000..2000 + overtaken;
             let new = old.end..old.end + 8000;
-            // By turns; the new way loses one of its own.
+            // Alternating; the new path loses one datagram of its own.
             let mut old = old.into_iter();
             for c in new.filter(|c| c % 8000 != 7999) {
                 r.datagram(&header(c), stamp(0, 0), (at(0), elsewhere), false, at(1));
@@ -437,23 +443,23 @@ mod tests {
     }
 
     #[test]
-    fn what_is_overtaken_and_never_comes_is_lost_a_second_later() {
+    fn overtaken_datagrams_that_never_arrive_are_lost_after_a_second() {
         let elsewhere = SocketAddr::new(HERE.ip(), 8);
         for (overtaken, late) in [(500, 100), (5000, 4000)] {
             let mut r = Receiver::default();
             note(&mut r, &header(0), stamp(0, 0), at(0));
             let mut new = 1 + overtaken..;
-            let mut heard = |r: &mut Receiver, ms| {
+            let mut receive = |r: &mut Receiver, ms| {
                 let counter = header(new.next().expect("one"));
                 r.datagram(&counter, stamp(0, 0), (at(0), elsewhere), false, at(ms));
                 r.packets(at(ms));
             };
-            heard(&mut r, 900);
+            receive(&mut r, 900);
             for c in 1..=late {
                 note(&mut r, &header(c), stamp(0, 0), at(950));
             }
             let early = r.due(at(1000)).expect("a report");
-            heard(&mut r, 1001);
+            receive(&mut r, 1001);
             let report = r.due(at(2001)).expect("a report");
             let missing = (overtaken - late) as u32;
             assert_eq!((early.lost, report.lost), (0, missing), "{overtaken}");
@@ -461,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn a_datagram_that_comes_from_beyond_the_horizon_is_lost_no_more() {
+    fn a_datagram_that_arrives_beyond_the_horizon_is_no_longer_lost() {
         let mut r = Receiver::default();
         for c in (0..3000).filter(|c| *c != 100).chain([100]) {
             note(&mut r, &header(c), stamp(0, 0), at(0));

@@ -1,38 +1,40 @@
-//! Path MTU by probing: datagram packetization layer path MTU discovery (RFC 8899).
+//! Path MTU discovery by probing: datagram packetization layer path MTU discovery (RFC 8899).
 //!
-//! A probe is a padded record of a candidate size; its acknowledgement proves that the size passes
-//! in this direction. ICMP is not believed. Search: the sizes that networks really have, largest
-//! first that was not refused, then bisection to within [`GRANULARITY`]. The confirmed size is
-//! confirmed anew after every size that was refused, and when the search is over
-//! every [`CONFIRM_INTERVAL`] while data flows; when [`MAX_PROBES`] confirmations in
-//! a row fail, the path has become a black hole for it, or is down. Then the base is used, and
-//! probed until it passes: an outage must not make every size look refused. After that the search
-//! starts over.
+//! A probe is a padded record of a candidate size. Its acknowledgement proves that the size passes
+//! in this direction; ICMP is not trusted. The search tries common sizes, largest first, that were
+//! not refused, then bisects to within [`GRANULARITY`].
 //!
-//! A probe that was too large leaves a gap in the counters, which the far end reports as a loss. It is none: what the
-//! search lost by itself is taken off the report ([`PathMtu::excuse`]).
+//! The confirmed size is probed again after every refused size, and every [`CONFIRM_INTERVAL`]
+//! while data flows once the search is over. After [`MAX_PROBES`] failed confirmations in a row,
+//! the path has become a black hole for that size, or is down. Then the base size is used and
+//! probed until it passes, so that an outage does not make every size look refused. After that the
+//! search starts again.
+//!
+//! A probe that was too large leaves a gap in the counters, which the peer reports as a loss.
+//! [`PathMtu::excuse`] subtracts these losses from the report.
 
 use crate::time::Instant;
 use std::time::Duration;
 
-/// UDP payload that every path carries: IPv6's minimum MTU less IPv6 and UDP headers (BASE_PLPMTU).
+/// UDP payload that every path carries: the minimum MTU of IPv6 less IPv6 and UDP headers
+/// (BASE_PLPMTU).
 pub const BASE: u16 = 1280 - 48;
-/// The largest UDP payload.
+/// Maximum UDP payload.
 pub const MAX: u16 = 65_507;
 /// Probes of one size before it counts as refused (MAX_PROBES of RFC 8899).
 const MAX_PROBES: u8 = 3;
-/// Time for an acknowledgement (PROBE_TIMER; RFC 8899 asks for at least one RTT, here generous).
+/// Time to wait for an acknowledgement (PROBE_TIMER; RFC 8899 requires at least one RTT).
 const PROBE_TIMER: Duration = Duration::from_secs(1);
-/// How often the confirmed size is confirmed anew.
+/// Interval between confirmations of the confirmed size.
 const CONFIRM_INTERVAL: Duration = Duration::from_secs(5);
-/// How often larger sizes are tried again (PMTU_RAISE_TIMER is 600 s).
+/// Interval after which larger sizes are tried again (PMTU_RAISE_TIMER is 600 s).
 const RAISE_INTERVAL: Duration = Duration::from_secs(600);
 /// Bisection ends when the bounds are this close.
 const GRANULARITY: u16 = 8;
-/// MTUs met in practice, as IP packet sizes: minimum IPv6, tunnels, PPPoE, Ethernet, clouds, jumbo.
+/// Common MTUs, as IP packet sizes: minimum IPv6, tunnels, PPPoE, Ethernet, clouds, jumbo.
 const COMMON: [u16; 9] = [1280, 1360, 1420, 1460, 1492, 1500, 4096, 9001, 65_535];
 
-/// The state of one direction of one path.
+/// Path MTU discovery for one direction of one path.
 #[derive(Clone, Debug)]
 pub struct PathMtu {
     /// IP and UDP header bytes.
@@ -41,9 +43,9 @@ pub struct PathMtu {
     confirmed: u16,
     /// Smallest size believed not to pass.
     refused: u16,
-    /// The path may be down: nothing is known until the base passes.
+    /// The path may be down: no size is known until the base passes.
     base_unsure: bool,
-    /// A larger size failed: see whether the confirmed one still passes before the next is tried.
+    /// A larger size failed: the confirmed size is probed again before the next candidate.
     doubtful: bool,
     probe: Option<Probe>,
     next_id: u16,
@@ -53,12 +55,13 @@ pub struct PathMtu {
     unanswered: Unanswered,
 }
 
-/// Transmissions of probes beyond the confirmed size, in one session, that may be reported as lost.
+/// Probes beyond the confirmed size, in one session, that may be reported as lost.
 #[derive(Clone, Copy, Debug, Default)]
 struct Unanswered {
-    /// Our index of the session that they were sent in.
+    /// Local index of the session that they were sent in.
     session: u32,
-    /// Those that no acknowledgement answered, less those excused; below zero when what was excused arrived.
+    /// Number of unacknowledged probes less those excused. Negative if an excused probe arrived
+    /// after all.
     balance: i32,
 }
 
@@ -72,7 +75,7 @@ struct Probe {
 }
 
 impl PathMtu {
-    /// A path of which nothing is known; `v6` says how large its headers are.
+    /// Creates the state of an unknown path. `v6` determines the size of its headers.
     pub fn new(v6: bool) -> PathMtu {
         PathMtu {
             overhead: if v6 { 48 } else { 28 },
@@ -88,8 +91,8 @@ impl PathMtu {
         }
     }
 
-    /// Another path to the same peer, of which nothing is known either. Acknowledgements of probes
-    /// on this one do not fit its probes; what it lost of them may still be reported.
+    /// Creates the state of another path to the same peer. Acknowledgements of probes on this path
+    /// do not match its probes, but losses on this path may still be reported.
     pub fn moved(&self, v6: bool) -> PathMtu {
         PathMtu {
             next_id: self.next_id,
@@ -103,12 +106,13 @@ impl PathMtu {
         usize::from(self.confirmed)
     }
 
-    /// The same as an IP packet's size: what people call the path MTU.
+    /// The same as the size of an IP packet: the path MTU in the usual sense.
     pub fn mtu(&self) -> usize {
         self.size() + usize::from(self.overhead)
     }
 
-    /// The probe to send now, in the session of this local index, if one is due: its id and its UDP payload size.
+    /// Returns the id and UDP payload size of the probe to send now, if one is due. `session` is
+    /// the local index of the session.
     pub fn poll(&mut self, now: Instant, session: u32) -> Option<(u16, usize)> {
         let (id, size) = self.due(now)?;
         if size > self.confirmed {
@@ -148,29 +152,30 @@ impl PathMtu {
         Some((self.next_id, size))
     }
 
-    /// When [`Self::poll`] will want to act.
+    /// When [`Self::poll`] has work to do.
     pub fn next_wakeup(&self) -> Option<Instant> {
         self.probe.map(|p| p.deadline).or(self.idle_until)
     }
 
-    /// A check of another way to the peer was sent in the session of this local index. It is small, but may be lost all the same.
+    /// A check of another candidate was sent in this session. It is small but may be lost as well.
     pub fn check_sent(&mut self, session: u32) {
         self.unanswered.follow(session);
         self.unanswered.balance += 1;
     }
 
-    /// It was acknowledged.
+    /// A check was acknowledged.
     pub fn check_answered(&mut self) {
         self.unanswered.balance -= 1;
     }
 
-    /// A probe was acknowledged; how long that took, unless it was one that had been repeated (Karn's algorithm).
+    /// Handles an acknowledged probe. Returns the round-trip time, unless the probe had been
+    /// repeated (Karn's algorithm).
     pub fn acknowledged(&mut self, id: u16, size: u16, now: Instant) -> Option<Duration> {
         let probe = self.probe.filter(|p| p.id == id && p.size == size)?;
         self.probe = None;
         self.base_unsure = false;
         if probe.size > self.confirmed {
-            // The size passes: one that did not arrive was lost as anything else is.
+            // The size passes, so an unacknowledged probe was lost for another reason.
             self.unanswered.balance -= i32::from(probe.sent);
         }
         self.confirmed = self.confirmed.max(probe.size);
@@ -179,15 +184,16 @@ impl PathMtu {
         (probe.sent == 1).then(|| now.duration_since(sent))
     }
 
-    /// What of `lost` datagrams, as the far end reports while `session` is the current one, was not lost by the search.
+    /// Returns the part of `lost`, the losses reported while `session` is the current one, that was
+    /// not caused by the search.
     ///
-    /// A probe may be reported before it is given up. It is excused until its acknowledgement comes; then the next
-    /// report has one more.
+    /// A probe may be reported before it counts as failed. It is excused until its acknowledgement
+    /// arrives; then the next report counts one more.
     pub fn excuse(&mut self, lost: u32, session: u32) -> u32 {
         let excused = i64::from(lost).min(self.unanswered.balance.into());
-        // Within the range of the balance and no further from zero: fits.
+        // Within the range of the balance and no further from zero, so it fits.
         self.unanswered.balance -= excused as i32;
-        // What is missing when a session is replaced is not reported any more.
+        // Losses at the end of a session are not reported in the next one.
         self.unanswered.follow(session);
         (i64::from(lost) - excused).min(u32::MAX.into()) as u32
     }
@@ -195,7 +201,7 @@ impl PathMtu {
     /// The kernel refused a datagram of `size` bytes (EMSGSIZE): the first link is smaller.
     pub fn too_large(&mut self, size: usize) {
         let size = size.min(usize::from(MAX)) as u16;
-        // The base is probed at its own pace: there is nothing smaller to try.
+        // The base is probed at its own pace, since there is nothing smaller to try.
         if self.probe.is_some_and(|p| p.size >= size && p.size > BASE) {
             self.probe = None;
         }
@@ -210,7 +216,7 @@ impl PathMtu {
     fn failed(&mut self, size: u16) {
         self.probe = None;
         if size <= self.confirmed {
-            // A black hole: what passed does not pass any more.
+            // A black hole: the confirmed size does not pass any more.
             *self = PathMtu {
                 base_unsure: true,
                 ..self.moved(self.overhead == 48)
@@ -221,14 +227,15 @@ impl PathMtu {
         }
     }
 
-    /// The next size of the search, or `None` when it is over.
+    /// Returns the next size of the search, or `None` when it is over.
     fn candidate(&self) -> Option<u16> {
         if self.base_unsure {
             return Some(BASE);
         }
         let open = |size: &u16| *size > self.confirmed && *size < self.refused;
         let common = COMMON.iter().map(|mtu| (mtu - self.overhead).min(MAX - 1));
-        // Upwards: Ethernet's size first, since most paths have it; then on from what is confirmed.
+        // Upwards: Ethernet's size first, since most paths have it, then from the confirmed size
+        // on.
         let ethernet = 1500 - self.overhead;
         let next = if open(&ethernet) && self.confirmed == BASE {
             Some(ethernet)
@@ -244,7 +251,7 @@ impl PathMtu {
         })
     }
 
-    /// The search is over: confirm from time to time, and rarely look for more.
+    /// The search is over: confirm regularly, and rarely try larger sizes.
     fn rest(&mut self, now: Instant) -> Option<u16> {
         let raise_at = *self.raise_at.get_or_insert(now + RAISE_INTERVAL);
         if now >= raise_at {
@@ -268,7 +275,7 @@ impl PathMtu {
 }
 
 impl Unanswered {
-    /// Starts over when the session is another.
+    /// Starts over in another session.
     fn follow(&mut self, session: u32) {
         if self.session != session {
             *self = Unanswered {
@@ -283,10 +290,10 @@ impl Unanswered {
 mod tests {
     use super::*;
 
-    /// The session that the tests probe in.
+    /// The session of the probes in these tests.
     const SESSION: u32 = 7;
 
-    /// Runs the search over a path that carries `limit` bytes of UDP payload until `end` seconds.
+    /// Runs the search until `end` seconds over a path that carries `limit` bytes of UDP payload.
     fn search(path: &mut PathMtu, from: u64, end: u64, limit: usize) -> usize {
         let mut probes = 0;
         for ms in from * 1000..end * 1000 {
@@ -379,19 +386,19 @@ mod tests {
     }
 
     #[test]
-    fn the_round_trip_is_told_unless_the_probe_was_repeated() {
+    fn the_round_trip_is_measured_unless_the_probe_was_repeated() {
         let after = |ms: u64| Instant::from_nanos(ms * 1_000_000);
         let mut path = PathMtu::new(false);
         let (id, size) = path.poll(after(100), SESSION).unwrap();
-        let told = path.acknowledged(id, size as u16, after(135));
-        assert_eq!(told, Some(Duration::from_millis(35)));
+        let rtt = path.acknowledged(id, size as u16, after(135));
+        assert_eq!(rtt, Some(Duration::from_millis(35)));
         let (id, size) = path.poll(after(200), SESSION).unwrap();
         assert_eq!(path.poll(after(1200), SESSION), Some((id, size)));
         assert_eq!(path.acknowledged(id, size as u16, after(1210)), None);
     }
 
     #[test]
-    fn checks_of_other_ways_are_excused_until_they_are_answered() {
+    fn checks_of_other_candidates_are_excused_until_they_are_answered() {
         let mut path = PathMtu::new(false);
         path.check_sent(SESSION);
         path.check_sent(SESSION);
@@ -401,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_search_lost_is_taken_off_the_reports_once() {
+    fn losses_of_the_search_are_subtracted_once() {
         let mut path = PathMtu::new(false);
         let sent = search(&mut path, 0, 5, 1232);
         assert_eq!(sent, 5, "too large each time");
@@ -411,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn a_probe_that_arrived_in_the_end_excuses_nothing() {
+    fn a_probe_that_arrived_after_all_excuses_nothing() {
         let mut path = PathMtu::new(false);
         let (id, _) = path.poll(at(0), SESSION).unwrap();
         assert_eq!(path.excuse(1, SESSION), 0, "it may be the probe");
@@ -431,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_lost_in_a_session_that_has_been_replaced_excuses_nothing_later() {
+    fn losses_of_a_replaced_session_excuse_nothing_later() {
         let mut path = PathMtu::new(false);
         search(&mut path, 0, 5, 1232);
         assert_eq!(path.excuse(1, SESSION + 1), 0, "reported a moment late");

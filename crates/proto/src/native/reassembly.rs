@@ -1,55 +1,58 @@
-//! Packets too large for one record, put together from their fragments.
+//! Reassembly of packets that are too large for one record.
 //!
-//! Only a few can be open for each peer; the oldest gives way, with its fragments counted. Every
-//! fragment is placed once: the replay window has already refused repeated records. Identifiers
-//! wrap within a second at high rates and start over with the peer, so fragments must also come in
-//! records of one session and close to each other (RFC 4963 tells what happens otherwise).
+//! Only a few packets can be incomplete for each peer; the oldest is dropped for a new one, and
+//! counted. Every fragment is inserted once, because the replay window has already refused replayed
+//! records. Identifiers wrap within a second at high rates and restart with the peer, so the
+//! fragments of a packet must also arrive in records of one session and close to each other (RFC
+//! 4963 describes the alternative).
 //!
-//! Memory and work are bounded by the bytes received, whatever a peer claims: chunks are kept as they arrive, one behind the
-//! other, in pieces of which there are few, and are put in order once, when the packet is whole.
+//! Memory and work are bounded by the bytes received, whatever a peer claims. Chunks are stored in
+//! the order of arrival, in a limited number of pieces, and are sorted once, when the packet is
+//! complete.
 
 use crate::native::frame::{self, Fragment};
 use crate::time::Instant;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Packets open at a time for each peer.
+/// Maximum number of incomplete packets for each peer.
 const MAX_OPEN: usize = 8;
-/// How long a packet may wait for its missing fragments.
+/// How long a packet waits for its missing fragments.
 pub const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The open packets of one peer.
+/// The incomplete packets of one peer.
 #[derive(Debug, Default)]
 pub struct Reassembly {
     open: VecDeque<Open>,
 }
 
-/// Pieces of one packet, at most. One is a run of chunks that arrived in order. 64 KiB in records of the least size of a path
-/// ([`BASE`](crate::native::path_mtu::BASE)) are 57 fragments, which may arrive in any order.
+/// Maximum number of pieces of one packet. A piece is a run of chunks that arrived in order. 64 KiB
+/// in records of the minimum size of a path ([`BASE`](crate::native::path_mtu::BASE)) are 57
+/// fragments, which may arrive in any order.
 const MAX_PIECES: usize = 64;
 
-/// Records between the fragments of one packet, at most: 64 KiB take 60 of the smallest.
+/// Maximum distance in records between the fragments of one packet: 64 KiB take 60 of the smallest.
 const MAX_DISTANCE: u64 = 256;
 
-/// The record that a fragment came in.
+/// The record that contained a fragment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// Our index of its session.
+    /// Local index of its session.
     pub session: u32,
     /// Its counter.
     pub counter: u64,
-    /// The ECN field that its datagram arrived with.
+    /// The ECN field of its datagram.
     pub ecn: u8,
 }
 
-/// A packet put together.
+/// A reassembled packet.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Reassembled {
     /// Its bytes.
     pub packet: Vec<u8>,
     /// The flag [`Fragment::partial`].
     pub partial: bool,
-    /// The most severe ECN field that a fragment's datagram arrived with ([`frame::most_severe`]).
+    /// The most severe ECN field of its datagrams ([`frame::most_severe`]).
     pub ecn: u8,
 }
 
@@ -61,18 +64,18 @@ struct Open {
     since: Instant,
     partial: bool,
     ecn: u8,
-    /// All chunks, in the order of their arrival.
+    /// All chunks, in the order of arrival.
     bytes: Vec<u8>,
-    /// Where they belong: by offset, without overlaps, [`MAX_PIECES`] at most.
+    /// The chunks by offset, without overlaps; at most [`MAX_PIECES`].
     pieces: Vec<Piece>,
 }
 
-/// Bytes that belong together and arrived so.
+/// Contiguous bytes that arrived in order.
 #[derive(Clone, Copy, Debug)]
 struct Piece {
-    /// Their place in the packet.
+    /// Offset in the packet.
     offset: usize,
-    /// Their place in [`Open::bytes`].
+    /// Offset in [`Open::bytes`].
     at: usize,
     length: usize,
 }
@@ -92,14 +95,14 @@ impl Open {
             since: now,
             partial: fragment.partial,
             ecn: 0,
-            // Not `total`, which is only claimed.
+            // Not `total`, which is only a claim of the peer.
             bytes: Vec::with_capacity(fragment.total.min(4 * fragment.chunk.len())),
             pieces: Vec::new(),
         }
     }
 
-    /// Keeps a chunk; false if it overlaps with another, or what is here would be in too many pieces.
-    fn place(&mut self, offset: usize, chunk: &[u8]) -> bool {
+    /// Inserts a chunk. Returns false if it overlaps another or would need too many pieces.
+    fn insert(&mut self, offset: usize, chunk: &[u8]) -> bool {
         let next = self.pieces.partition_point(|piece| piece.offset < offset);
         let is_free = |next: &Piece| offset + chunk.len() <= next.offset;
         if !self.pieces.get(next).is_none_or(is_free) {
@@ -126,7 +129,7 @@ impl Open {
         true
     }
 
-    /// The packet, all of whose bytes are here.
+    /// Returns the packet. All its bytes must be present.
     fn whole(self) -> Reassembled {
         let packet = match self.pieces[..] {
             [_] => self.bytes,
@@ -145,24 +148,24 @@ impl Open {
     }
 }
 
-/// What became of a fragment.
+/// Result of inserting a fragment.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It is the first of a packet, which is held now; so many older packets were given up.
+    /// It is the first of a packet, which is incomplete now.
     Opened {
-        /// Packets given up to make room.
+        /// Incomplete packets that were dropped for it.
         evicted: u64,
     },
-    /// It joined a packet that is held.
+    /// It belongs to an incomplete packet.
     Joined,
     /// It completed the packet.
     Complete(Reassembled),
-    /// It contradicts the packet's other fragments, or lies too far from them all.
+    /// It contradicts the other fragments of its packet, or is too far from them.
     Contradiction,
 }
 
 impl Reassembly {
-    /// Places the fragment, which came in `record` and whose bytes are `chunk`.
+    /// Inserts a fragment that arrived in `record`; its bytes are `chunk`.
     pub fn fragment(
         &mut self,
         fragment: &Fragment,
@@ -186,7 +189,7 @@ impl Reassembly {
             }
         };
         let open = &mut self.open[at];
-        if open.partial != fragment.partial || !open.place(fragment.offset, chunk) {
+        if open.partial != fragment.partial || !open.insert(fragment.offset, chunk) {
             return Outcome::Contradiction;
         }
         open.ecn = frame::most_severe(open.ecn, record.ecn);
@@ -201,25 +204,25 @@ impl Reassembly {
         }
     }
 
-    /// Gives up packets that have waited too long; returns how many.
+    /// Drops packets that have waited too long. Returns their number.
     pub fn expire(&mut self, now: Instant) -> u64 {
         let before = self.open.len();
         self.open.retain(|o| now.duration_since(o.since) < TIMEOUT);
         (before - self.open.len()) as u64
     }
 
-    /// When [`Self::expire`] will have something to do.
+    /// When [`Self::expire`] has work to do.
     pub fn next_expiry(&self) -> Option<Instant> {
         self.open.iter().map(|o| o.since + TIMEOUT).min()
     }
 
-    /// Packets held.
-    pub fn held(&self) -> usize {
+    /// Number of incomplete packets.
+    pub fn pending(&self) -> usize {
         self.open.len()
     }
 
-    /// Bytes held, and the pieces that they are in.
-    pub fn held_bytes(&self) -> (usize, usize) {
+    /// Bytes of incomplete packets, and number of pieces.
+    pub fn pending_bytes(&self) -> (usize, usize) {
         let each = self.open.iter().map(|o| (o.bytes.len(), o.pieces.len()));
         each.fold((0, 0), |sum, of| (sum.0 + of.0, sum.1 + of.1))
     }
@@ -277,7 +280,7 @@ mod tests {
                 ecn: 3
             })
         );
-        assert_eq!(r.held(), 0);
+        assert_eq!(r.pending(), 0);
     }
 
     fn record(counter: u64) -> Record {
@@ -288,7 +291,7 @@ mod tests {
         }
     }
 
-    /// The identifier has come round, or the peer has restarted: other packets.
+    /// The identifier has wrapped, or the peer has restarted: these are different packets.
     #[test]
     fn fragments_from_far_apart_or_another_session_do_not_mix() {
         for other in [
@@ -328,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn few_are_held_and_not_for_long() {
+    fn incomplete_packets_are_few_and_expire() {
         let mut r = Reassembly::default();
         let mut evicted_in_all = 0;
         for id in 0..20 {
@@ -341,7 +344,7 @@ mod tests {
                 evicted_in_all += evicted;
             }
         }
-        assert_eq!((r.held(), evicted_in_all), (8, 12));
+        assert_eq!((r.pending(), evicted_in_all), (8, 12));
         assert_eq!(r.expire(Instant::BOOT + TIMEOUT), 8);
     }
 
@@ -352,7 +355,7 @@ mod tests {
             let last = fragment(id, 65_534, 65_535, 1);
             r.fragment(&last, record(u64::from(id)), &[0; 1], Instant::BOOT);
         }
-        assert_eq!(r.held_bytes(), (8, 8));
+        assert_eq!(r.pending_bytes(), (8, 8));
         assert!(r.open.iter().all(|open| open.bytes.capacity() < 64));
     }
 
@@ -361,7 +364,7 @@ mod tests {
         let whole: Vec<u8> = (0..65_535u32).map(|i| (i * 7) as u8).collect();
         let mut r = Reassembly::default();
         let mut got = None;
-        // What is left of a record of BASE bytes behind its overhead and the frame's.
+        // The rest of a record of BASE bytes after its overhead and the frame's.
         for (n, chunk) in whole.chunks(1188).enumerate().rev() {
             let part = fragment(1, n * 1188, whole.len(), chunk.len());
             got = Some(r.fragment(&part, record(100 - n as u64), chunk, Instant::BOOT));
@@ -381,14 +384,14 @@ mod tests {
             let outcome = r.fragment(&part, record(n as u64), &[0; 256], Instant::BOOT);
             refused += u64::from(outcome == Outcome::Contradiction);
         }
-        assert_eq!((r.held_bytes(), refused), ((64 * 256, 64), 63));
-        // What goes on where the last one ended is no further piece.
+        assert_eq!((r.pending_bytes(), refused), ((64 * 256, 64), 63));
+        // A chunk that continues the last one is no further piece.
         let on = fragment(1, 63 * 512 + 256, 65_535, 256);
         let outcome = r.fragment(&on, record(200), &[0; 256], Instant::BOOT);
-        assert_eq!((outcome, r.held_bytes().1), (Outcome::Joined, 64));
+        assert_eq!((outcome, r.pending_bytes().1), (Outcome::Joined, 64));
     }
 
-    /// Packets by the bytes that are known of each: what reassembly is meant to be.
+    /// The reference: for each packet, the map of its known bytes.
     #[derive(Default)]
     struct Naive(Vec<(u16, usize, std::collections::BTreeMap<usize, u8>)>);
 
@@ -421,7 +424,8 @@ mod tests {
         }
     }
 
-    /// The chunks of a packet of `total` bytes, cut there: those that are not the last have 256 bytes at least.
+    /// The chunks of a packet of `total` bytes, cut at these offsets. All except the last have at
+    /// least 256 bytes.
     fn cut(id: u16, total: usize, cuts: &[usize]) -> Vec<Fragment> {
         let mut parts = Vec::new();
         let mut offset = 0;
@@ -440,7 +444,7 @@ mod tests {
         fn any_fragments_in_any_order_are_put_together_as_a_byte_map_does(
             packets in proptest::collection::vec(
                 (257_usize..16_000, proptest::collection::vec(256_usize..3000, 1..60)), 1..5),
-            // Cut elsewhere, so that they overlap with the true ones.
+            // Cut elsewhere, so that they overlap with the correct ones.
             strays in proptest::collection::vec((0_u16..5, 0_usize..15_000, 256_usize..900), 0..4),
             order in proptest::collection::vec(proptest::num::u32::ANY, 300),
         ) {
@@ -465,7 +469,7 @@ mod tests {
                 received += chunk.len();
                 let outcome = r.fragment(part, record(n as u64 % 200), &chunk, Instant::BOOT);
                 proptest::prop_assert_eq!(outcome, naive.fragment(part, &chunk));
-                let (bytes, pieces) = r.held_bytes();
+                let (bytes, pieces) = r.pending_bytes();
                 proptest::prop_assert!(bytes <= received && pieces <= 8 * MAX_PIECES);
             }
         }

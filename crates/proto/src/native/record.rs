@@ -1,11 +1,13 @@
-//! Packs frames into records: full ones while there is more, so that one GSO call sends them all.
+//! Packs frames into records: full records while there is more to send, so that one GSO call sends
+//! them all.
 //!
 //! A [`RecordWriter`] lives for one batch to one peer. It fills the reserved tail of the
-//! [`Outbox`], seals a record when it is full, and the last one in [`RecordWriter::finish`]: small
-//! packets are never held back for a fuller record. The tail of one super-packet and the head of
-//! the next share a record, which keeps all datagrams of a batch the same size.
+//! [`Outbox`], seals a record when it is full, and seals the last one in [`RecordWriter::finish`]:
+//! small packets are never delayed for a fuller record. The end of one super-packet and the start
+//! of the next share a record, which keeps all datagrams of a batch the same size.
 
-use crate::birthday::Ask;
+use crate::address_validation::AddressValidation;
+use crate::birthday::ProbeRequest;
 use crate::constants::NATIVE_DATA;
 use crate::inbox::MAX_HEADER;
 use crate::indices::PeerId;
@@ -15,7 +17,6 @@ use crate::native::frame::{
 };
 use crate::native::health::Report;
 use crate::outbox::{Destination, MAX_SEGMENTS, Outbox};
-use crate::proof::Proof;
 use crate::segment::{SuperPacket, Transport};
 use crate::session::Session;
 use seikan_observe::DropReason;
@@ -23,45 +24,47 @@ use seikan_wire::ip::PROTO_TCP;
 use seikan_wire::message::{DATA_HEADER_LEN, TAG_LEN};
 use seikan_wire::tcp;
 
-/// Header, stamp and tag of a record.
+/// Bytes of a record's header, stamp and tag.
 pub const RECORD_OVERHEAD: usize = FRAMES_AT + TAG_LEN;
-/// Where the frames of a record start.
+/// Offset of the first frame in a record.
 const FRAMES_AT: usize = DATA_HEADER_LEN + STAMP_LEN;
-/// A record at most this much shorter than its run's datagrams is padded to keep the run going.
+/// A record that is at most this much shorter than the datagrams of its run is padded, so that the
+/// run continues.
 const MAX_PADDING: usize = 400;
 
-/// What the records of one batch have in common.
+/// Common parameters of the records of one batch.
 #[derive(Clone, Copy, Debug)]
 pub struct Envelope {
-    /// Where to, and how marked.
+    /// Destination and marking.
     pub destination: Destination,
     /// The peer.
     pub peer: PeerId,
     /// UDP payload bytes that the path carries.
     pub size: usize,
-    /// Send stamp: fraction of a second in 1/65536.
+    /// Send timestamp: fraction of a second in 1/65536.
     pub stamp: u16,
-    /// The peer takes slices and partial checksums.
+    /// Whether the peer accepts slices and partial checksums.
     pub offload: bool,
-    /// The path carries GSO batches.
+    /// Whether the path carries GSO batches.
     pub gso: bool,
 }
 
-/// What the records to one address have in common over all batches.
+/// Sending state of one address, over all batches.
 #[derive(Debug, Default)]
 pub struct Outgoing {
-    /// Identifies packets in slices and fragments.
+    /// Identifier of the next packet in slices or fragments.
     pub(crate) next_id: u16,
-    /// Bounds what is sent there.
-    pub(crate) proof: Proof,
+    /// Limits the bytes sent to an unvalidated address.
+    pub(crate) validation: AddressValidation,
 }
 
 impl Outgoing {
-    /// To an address that is proven; the next packet in slices or fragments is this one.
+    /// State of a validated address; `next_id` is the identifier of the next packet in slices or
+    /// fragments.
     pub fn from_id(next_id: u16) -> Outgoing {
         Outgoing {
             next_id,
-            proof: Proof::default(),
+            validation: AddressValidation::default(),
         }
     }
 }
@@ -73,14 +76,14 @@ pub struct RecordWriter<'a> {
     session: &'a mut Session,
     envelope: Envelope,
     outgoing: &'a mut Outgoing,
-    /// Bytes of the open record written, header included.
+    /// Bytes of the open record so far, including the header.
     used: usize,
     packets: u64,
     bytes: u64,
 }
 
 impl<'a> RecordWriter<'a> {
-    /// A writer without an open record.
+    /// Creates a writer without an open record.
     pub fn new(
         outbox: &'a mut Outbox,
         session: &'a mut Session,
@@ -98,7 +101,7 @@ impl<'a> RecordWriter<'a> {
         }
     }
 
-    /// Changes the marking of what follows; what is open is sealed first.
+    /// Changes the marking of the following records. The open record is sealed first.
     pub fn set_traffic_class(&mut self, traffic_class: u8) -> Result<(), DropReason> {
         if self.envelope.destination.traffic_class != traffic_class {
             self.close(false)?;
@@ -107,12 +110,12 @@ impl<'a> RecordWriter<'a> {
         Ok(())
     }
 
-    /// Adds one read of the TUN device: whole, in slices or in fragments. An error says how many of
-    /// its packets are lost; the others were taken.
+    /// Adds one read of the TUN device: whole, in slices or in fragments. An error holds the number
+    /// of its packets that are lost; the others were added.
     pub fn super_packet(&mut self, packet: &SuperPacket<'_>) -> Result<(), (DropReason, u64)> {
         let segments = packet.segments();
         if let Some((header_len, gso_size)) = self.sliceable(packet) {
-            // Counted with the last slice: the receiver may use any part, but all were one read.
+            // Counted with the last slice. The receiver may use any part, but all were one read.
             self.slices(packet, header_len, gso_size, packet.ecn)
                 .map_err(|reason| (reason, segments as u64))?;
             self.packets += segments as u64;
@@ -128,8 +131,9 @@ impl<'a> RecordWriter<'a> {
         Ok(())
     }
 
-    /// The length of the headers and the segment size, if the packet is to go in slices: a TCP
-    /// super-packet, or one large TCP segment, any part of which is of use to the receiver too.
+    /// Returns the length of the headers and the segment size if the packet can go in slices. That
+    /// is a TCP super-packet, or one large TCP segment, since the receiver can use any part of
+    /// either.
     fn sliceable(&self, packet: &SuperPacket<'_>) -> Option<(usize, usize)> {
         if !self.envelope.offload || !packet.partial || packet.ip.protocol != PROTO_TCP {
             return None;
@@ -143,7 +147,7 @@ impl<'a> RecordWriter<'a> {
             {
                 let transport = &packet.bytes[packet.ip.header_len..];
                 let length = packet.ip.header_len + tcp::header_len(transport)?;
-                // What SYN, RST and URG say is not said of any part.
+                // SYN, RST and URG apply to the whole packet and not to a part.
                 let whole = tcp::flags(transport) & (tcp::SYN | tcp::RST | tcp::URG) != 0;
                 let payload = packet.bytes.len() - length;
                 (payload > 0 && !whole).then_some((length, payload))?
@@ -171,7 +175,7 @@ impl<'a> RecordWriter<'a> {
             self.close(true)?;
         }
         let used = self.used;
-        let out = &mut self.room()?[used..];
+        let out = &mut self.buffer()?[used..];
         frame::write_packet(out, length, partial);
         packet.segment(i, partial, &mut out[PACKET_OVERHEAD..]);
         self.used += PACKET_OVERHEAD + length;
@@ -190,8 +194,8 @@ impl<'a> RecordWriter<'a> {
         let (header, payload) = packet.bytes.split_at(header_len);
         let id = self.take_id();
         let fixed = SLICE_OVERHEAD + header_len;
-        // A super-packet that starts where the run has no room for all of it would arrive in two
-        // receives and cost two writes to the far device: it starts a run of its own instead.
+        // A super-packet that does not fit the rest of the run would arrive in two receives and
+        // cost the far device two writes. It starts a new run instead.
         let Envelope {
             destination, peer, ..
         } = self.envelope;
@@ -207,7 +211,7 @@ impl<'a> RecordWriter<'a> {
             }
             let length = rest.min(self.left() - fixed);
             let used = self.used;
-            let out = &mut self.room()?[used..];
+            let out = &mut self.buffer()?[used..];
             let head = SliceHead {
                 id,
                 offset,
@@ -242,7 +246,7 @@ impl<'a> RecordWriter<'a> {
             }
             let chunk = rest.min(self.left() - FRAGMENT_OVERHEAD);
             let used = self.used;
-            let out = &mut self.room()?[used..];
+            let out = &mut self.buffer()?[used..];
             frame::write_fragment(out, id, offset, length, chunk, partial);
             out[FRAGMENT_OVERHEAD..FRAGMENT_OVERHEAD + chunk]
                 .copy_from_slice(&whole[offset..offset + chunk]);
@@ -260,37 +264,37 @@ impl<'a> RecordWriter<'a> {
             self.close(true)?;
         }
         let used = self.used;
-        self.used += frame::write_health(&mut self.room()?[used..], report);
+        self.used += frame::write_health(&mut self.buffer()?[used..], report);
         Ok(())
     }
 
-    /// Adds what a symmetric end asks of the other.
-    pub fn ports(&mut self, ask: &Ask) -> Result<(), DropReason> {
-        if self.left() < 3 + ask.len() {
+    /// Adds the probe request of a symmetric end.
+    pub fn ports(&mut self, request: &ProbeRequest) -> Result<(), DropReason> {
+        if self.left() < 3 + request.len() {
             self.close(true)?;
         }
         let used = self.used;
-        self.used += frame::write_ports(&mut self.room()?[used..], ask);
+        self.used += frame::write_ports(&mut self.buffer()?[used..], request);
         Ok(())
     }
 
-    /// Adds the answer to a probe of `size` bytes.
+    /// Adds the acknowledgement of a probe of `size` bytes.
     pub fn probe_ack(&mut self, id: u16, size: u16) -> Result<(), DropReason> {
         if self.left() < PROBE_ACK_LEN {
             self.close(true)?;
         }
         let used = self.used;
-        frame::write_probe_ack(&mut self.room()?[used..], id, size);
+        frame::write_probe_ack(&mut self.buffer()?[used..], id, size);
         self.used += PROBE_ACK_LEN;
         Ok(())
     }
 
-    /// Seals a record of exactly `size` bytes that asks whether it arrives.
+    /// Seals a record of exactly `size` bytes with a probe.
     pub fn probe(&mut self, id: u16, size: usize) -> Result<(), DropReason> {
         self.close(false)?;
         self.envelope.size = size;
         let used = self.used;
-        frame::write_probe(&mut self.room()?[used..], id);
+        frame::write_probe(&mut self.buffer()?[used..], id);
         self.used += PROBE_LEN;
         self.pad_to(size)?;
         self.seal()
@@ -302,7 +306,7 @@ impl<'a> RecordWriter<'a> {
         self.seal()
     }
 
-    /// Seals what is open. When there is no room for it, says how many packets are lost with it.
+    /// Seals the open record. If there is no space, returns the number of packets lost with it.
     pub fn finish(mut self) -> Result<(), u64> {
         self.close(false).map_err(|_| self.packets)
     }
@@ -313,10 +317,11 @@ impl<'a> RecordWriter<'a> {
         id
     }
 
-    /// The reserved record; not committed before [`Self::seal`].
-    fn room(&mut self) -> Result<&mut [u8], DropReason> {
+    /// Returns the reserved record, which is not committed before [`Self::seal`].
+    fn buffer(&mut self) -> Result<&mut [u8], DropReason> {
         let size = self.envelope.size;
-        // The slot is given back at once: reserving again yields the same bytes until a commit.
+        // The reservation is released at once: reserving again yields the same bytes until a
+        // commit.
         self.outbox.tail(size).ok_or(DropReason::OutboxFull)
     }
 
@@ -343,7 +348,7 @@ impl<'a> RecordWriter<'a> {
 
     fn pad_to(&mut self, size: usize) -> Result<(), DropReason> {
         let used = self.used;
-        self.room()?[used..size - TAG_LEN].fill(0);
+        self.buffer()?[used..size - TAG_LEN].fill(0);
         self.used = size - TAG_LEN;
         Ok(())
     }
@@ -363,7 +368,7 @@ impl<'a> RecordWriter<'a> {
             0
         };
         let mut slot = self.outbox.reserve(length).ok_or(DropReason::OutboxFull)?;
-        if !self.outgoing.proof.take(length) {
+        if !self.outgoing.validation.take(length) {
             return Err(DropReason::NoEndpoint);
         }
         let record = slot.bytes();

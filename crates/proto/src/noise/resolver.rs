@@ -1,4 +1,4 @@
-//! What `snow` gets from us: ephemeral keys from the caller's random source, and X25519.
+//! Primitives for `snow`: ephemeral keys from the caller's random source, and X25519.
 
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
@@ -9,26 +9,27 @@ use snow::types::{Cipher, Dh, Hash, Random};
 use x25519_dalek::StaticSecret;
 use zeroize::Zeroizing;
 
-use super::{Construction, Identity, PROTOCOL_NAME};
+use super::{Identity, PROTOCOL_NAME, Protocol};
 use crate::constants::KEY_LEN;
 use crate::rng::Rng;
 
-/// The ephemeral private key to come, shared with the random source inside `snow`, which is built
-/// before the caller's source is at hand. Taken once: a second draw fails rather than repeats.
+/// The next ephemeral private key, shared with the random source inside `snow`, which is built
+/// before the caller's source is available. It is taken once; a second draw fails instead of
+/// repeating it.
 #[derive(Clone, Default)]
 pub(super) struct EphemeralSeed(Arc<Mutex<Option<Zeroizing<[u8; KEY_LEN]>>>>);
 
 impl EphemeralSeed {
-    /// A builder of handshakes of `identity` that draw their ephemeral key from this seed.
+    /// Creates a handshake builder for `identity` that takes its ephemeral key from this seed.
     pub(super) fn builder<'a>(
         &self,
-        construction: Construction,
+        protocol: Protocol,
         identity: &'a Identity,
     ) -> Result<Builder<'a>, snow::Error> {
         static PARAMS: LazyLock<NoiseParams> =
             LazyLock::new(|| PROTOCOL_NAME.parse().expect("a pattern that snow knows"));
         Builder::with_resolver(PARAMS.clone(), Box::new(Resolver(self.clone())))
-            .prologue(construction.identifier())?
+            .prologue(protocol.identifier())?
             .local_private_key(identity.private().as_bytes())
     }
 
@@ -53,7 +54,8 @@ impl Random for EphemeralSeed {
     }
 }
 
-/// Gives `snow` our ephemeral keys and Diffie-Hellman, and its own hash and cipher.
+/// Provides `snow` with these ephemeral keys and Diffie-Hellman, and with `snow`'s own hash and
+/// cipher.
 pub(super) struct Resolver(pub(super) EphemeralSeed);
 
 impl CryptoResolver for Resolver {
@@ -77,8 +79,8 @@ impl CryptoResolver for Resolver {
     }
 }
 
-/// X25519 for `snow`. Its own keeps private keys in memory after use and lets a public key of low
-/// order through; the kernel's WireGuard refuses such keys, and so does this.
+/// X25519 for `snow`. The library's own version keeps private keys in memory after use and accepts
+/// public keys of low order. The kernel's WireGuard refuses such keys, and so does this one.
 #[derive(Default)]
 struct X25519 {
     private: Zeroizing<[u8; KEY_LEN]>,

@@ -1,4 +1,4 @@
-//! Published vectors, another implementation at the other end, and what hostile messages meet.
+//! Published vectors, another implementation at the other end, and hostile messages.
 
 use boringtun::noise::{Tunn, TunnResult};
 use proptest::prelude::*;
@@ -22,10 +22,10 @@ fn psk() -> PresharedKey {
 }
 
 /// A sent initiation of `identity(1)` to `identity(2)`, index 7.
-fn initiation(construction: Construction, payload: &[u8]) -> (Initiator, Vec<u8>) {
+fn initiation(protocol: Protocol, payload: &[u8]) -> (Initiator, Vec<u8>) {
     let mut out = [0xaa; MAX_HANDSHAKE_LEN];
     let (initiator, len) = create_initiation(
-        construction,
+        protocol,
         &identity(1),
         identity(2).public(),
         &psk(),
@@ -41,13 +41,13 @@ fn initiation(construction: Construction, payload: &[u8]) -> (Initiator, Vec<u8>
 
 /// The response of `identity(2)`, index 8.
 fn response(
-    construction: Construction,
+    protocol: Protocol,
     message: &[u8],
     psk: &PresharedKey,
     payload: &[u8],
 ) -> (Established, Vec<u8>) {
     let mut out = [0xaa; MAX_HANDSHAKE_LEN];
-    let (session, len) = consume_initiation(construction, &identity(2), message)
+    let (session, len) = consume_initiation(protocol, &identity(2), message)
         .unwrap()
         .create_response(psk, 8, payload, &mut Seeded::new(2), &mut out)
         .unwrap();
@@ -75,7 +75,7 @@ mod vectors {
             .collect()
     }
 
-    /// The published handshake, byte by byte, through our resolver.
+    /// The published handshake, byte by byte, through the resolver.
     #[test]
     fn resolver_reproduces_the_cacophony_vector() {
         let vector = load();
@@ -156,7 +156,7 @@ fn seal(session: &Established, plaintext: &[u8]) -> Vec<u8> {
 mod interop {
     use super::*;
 
-    /// An IPv4 packet of 28 bytes, which is what boringtun insists on carrying.
+    /// An IPv4 packet of 28 bytes, the minimum that boringtun carries.
     const PACKET: [u8; 28] = [
         0x45, 0, 0, 28, 0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2, 0, 9, 0, 9, 0, 8, 0, 0,
     ];
@@ -175,7 +175,7 @@ mod interop {
     #[test]
     fn boringtun_answers_our_initiation() {
         let mut theirs = boringtun();
-        let (mut ours, message) = initiation(Construction::WireGuard, &[]);
+        let (mut ours, message) = initiation(Protocol::WireGuard, &[]);
         let mut buffer = [0; 2048];
         let TunnResult::WriteToNetwork(answer) = theirs.decapsulate(None, &message, &mut buffer)
         else {
@@ -211,9 +211,9 @@ mod interop {
         else {
             panic!("no initiation")
         };
-        let received = consume_initiation(Construction::WireGuard, &identity(2), message).unwrap();
+        let received = consume_initiation(Protocol::WireGuard, &identity(2), message).unwrap();
         assert_eq!(received.remote, *identity(1).public());
-        let (session, answer) = response(Construction::WireGuard, message, &psk(), &[]);
+        let (session, answer) = response(Protocol::WireGuard, message, &psk(), &[]);
 
         // boringtun confirms the session with an empty packet, as the initiator has to.
         let TunnResult::WriteToNetwork(keepalive) = theirs.decapsulate(None, &answer, &mut buffer)
@@ -239,7 +239,7 @@ mod interop {
         else {
             panic!("no initiation")
         };
-        let (_, answer) = response(Construction::WireGuard, message, &psk(), &[]);
+        let (_, answer) = response(Protocol::WireGuard, message, &psk(), &[]);
         assert!(matches!(
             theirs.decapsulate(None, &answer, &mut buffer),
             TunnResult::Err(_)
@@ -247,13 +247,13 @@ mod interop {
     }
 }
 
-const BOTH: [Construction; 2] = [Construction::WireGuard, Construction::Native];
+const BOTH: [Protocol; 2] = [Protocol::WireGuard, Protocol::Native];
 
 #[test]
 fn both_ends_agree_on_mirrored_keys() {
-    for construction in BOTH {
-        let (mut initiator, message) = initiation(construction, &[]);
-        let (theirs, answer) = response(construction, &message, &psk(), &[]);
+    for protocol in BOTH {
+        let (mut initiator, message) = initiation(protocol, &[]);
+        let (theirs, answer) = response(protocol, &message, &psk(), &[]);
         let ours = initiator.consume_response(&answer).unwrap();
         assert_eq!((&ours.send, &ours.receive), (&theirs.receive, &theirs.send));
         assert_ne!(ours.send, ours.receive);
@@ -264,9 +264,9 @@ fn both_ends_agree_on_mirrored_keys() {
 }
 
 #[test]
-fn the_responder_learns_who_and_when() {
-    let (_, message) = initiation(Construction::WireGuard, &[]);
-    let received = consume_initiation(Construction::WireGuard, &identity(2), &message).unwrap();
+fn the_responder_learns_the_key_and_the_timestamp() {
+    let (_, message) = initiation(Protocol::WireGuard, &[]);
+    let received = consume_initiation(Protocol::WireGuard, &identity(2), &message).unwrap();
     assert_eq!(received.remote, *identity(1).public());
     assert_eq!(received.timestamp, stamp());
     assert_eq!(received.sender_index, 7);
@@ -276,8 +276,8 @@ fn the_responder_learns_who_and_when() {
 fn native_payloads_arrive_up_to_their_limit() {
     for len in [0, 1, MAX_PAYLOAD_LEN] {
         let (offer, choice) = (vec![1; len], vec![2; len]);
-        let (mut initiator, message) = initiation(Construction::Native, &offer);
-        let (theirs, answer) = response(Construction::Native, &message, &psk(), &choice);
+        let (mut initiator, message) = initiation(Protocol::Native, &offer);
+        let (theirs, answer) = response(Protocol::Native, &message, &psk(), &choice);
         assert_eq!(theirs.payload, offer);
         assert_eq!(initiator.consume_response(&answer).unwrap().payload, choice);
     }
@@ -286,10 +286,10 @@ fn native_payloads_arrive_up_to_their_limit() {
 #[test]
 fn a_payload_beyond_the_limit_is_refused() {
     let mut out = [0; 1024];
-    for (construction, maximum) in [(Construction::WireGuard, 0), (Construction::Native, 256)] {
+    for (protocol, maximum) in [(Protocol::WireGuard, 0), (Protocol::Native, 256)] {
         let payload = vec![0; maximum + 1];
         let refused = create_initiation(
-            construction,
+            protocol,
             &identity(1),
             identity(2).public(),
             &psk(),
@@ -310,7 +310,7 @@ fn a_payload_beyond_the_limit_is_refused() {
 #[test]
 fn a_small_buffer_is_refused() {
     let refused = create_initiation(
-        Construction::WireGuard,
+        Protocol::WireGuard,
         &identity(1),
         identity(2).public(),
         &psk(),
@@ -331,14 +331,9 @@ fn a_small_buffer_is_refused() {
 
 #[test]
 fn an_invalid_response_does_not_spoil_the_handshake() {
-    let (mut initiator, message) = initiation(Construction::Native, &[]);
-    let (_, answer) = response(Construction::Native, &message, &psk(), &[5; 20]);
-    let (_, other_psk) = response(
-        Construction::Native,
-        &message,
-        &PresharedKey::default(),
-        &[],
-    );
+    let (mut initiator, message) = initiation(Protocol::Native, &[]);
+    let (_, answer) = response(Protocol::Native, &message, &psk(), &[5; 20]);
+    let (_, other_psk) = response(Protocol::Native, &message, &PresharedKey::default(), &[]);
     assert_eq!(
         initiator.consume_response(&other_psk).unwrap_err(),
         HandshakeError::Authentication
@@ -347,8 +342,8 @@ fn an_invalid_response_does_not_spoil_the_handshake() {
     for byte in (0..4).chain(8..answer.len() - MACS_LEN) {
         let mut altered = answer.clone();
         altered[byte] ^= 1;
-        // With mac1 made right again, so that the alteration reaches the Noise message.
-        cookie::write_mac1(identity(1).mac1_key(Construction::Native), &mut altered);
+        // With a valid mac1, so that the alteration reaches the Noise message.
+        cookie::write_mac1(identity(1).mac1_key(Protocol::Native), &mut altered);
         assert!(initiator.consume_response(&altered).is_err(), "byte {byte}");
     }
     assert_eq!(
@@ -359,8 +354,8 @@ fn an_invalid_response_does_not_spoil_the_handshake() {
 
 #[test]
 fn a_response_is_accepted_once() {
-    let (mut initiator, message) = initiation(Construction::WireGuard, &[]);
-    let (_, answer) = response(Construction::WireGuard, &message, &psk(), &[]);
+    let (mut initiator, message) = initiation(Protocol::WireGuard, &[]);
+    let (_, answer) = response(Protocol::WireGuard, &message, &psk(), &[]);
     initiator.consume_response(&answer).unwrap();
     assert_eq!(
         initiator.consume_response(&answer).unwrap_err(),
@@ -370,15 +365,15 @@ fn a_response_is_accepted_once() {
 
 #[test]
 fn a_response_to_another_index_is_refused() {
-    let (mut initiator, message) = initiation(Construction::WireGuard, &[]);
-    let (_, mut answer) = response(Construction::WireGuard, &message, &psk(), &[]);
+    let (mut initiator, message) = initiation(Protocol::WireGuard, &[]);
+    let (_, mut answer) = response(Protocol::WireGuard, &message, &psk(), &[]);
     put_u32(&mut answer, RESPONSE_RECEIVER_OFFSET, 99);
     let error = HandshakeError::ReceiverIndex { found: 99 };
     assert_eq!(initiator.consume_response(&answer).unwrap_err(), error);
 }
 
 #[test]
-fn a_native_message_is_foreign_to_wireguard_and_the_other_way_round() {
+fn native_and_wireguard_messages_are_refused_by_the_other_protocol() {
     for (sent, expected) in [(BOTH[0], BOTH[1]), (BOTH[1], BOTH[0])] {
         let (_, mut message) = initiation(sent, &[]);
         let error = consume_initiation(expected, &identity(2), &message).unwrap_err();
@@ -386,7 +381,7 @@ fn a_native_message_is_foreign_to_wireguard_and_the_other_way_round() {
             matches!(error, HandshakeError::UnexpectedType { .. }),
             "{error}"
         );
-        // Even relabelled and with mac1 recomputed, the prologue tells them apart.
+        // Even with another type and a new mac1, the prologue differs.
         message[0] = expected.initiation_type();
         cookie::write_mac1(identity(2).mac1_key(expected), &mut message);
         let error = consume_initiation(expected, &identity(2), &message).unwrap_err();
@@ -396,16 +391,16 @@ fn a_native_message_is_foreign_to_wireguard_and_the_other_way_round() {
 
 #[test]
 fn an_initiation_for_another_host_fails_at_mac1() {
-    let (_, message) = initiation(Construction::WireGuard, &[]);
-    let error = consume_initiation(Construction::WireGuard, &identity(3), &message).unwrap_err();
+    let (_, message) = initiation(Protocol::WireGuard, &[]);
+    let error = consume_initiation(Protocol::WireGuard, &identity(3), &message).unwrap_err();
     assert_eq!(error, HandshakeError::Mac1);
 }
 
 #[test]
 fn reserved_bytes_must_be_zero() {
-    let (_, mut message) = initiation(Construction::WireGuard, &[]);
+    let (_, mut message) = initiation(Protocol::WireGuard, &[]);
     message[2] = 1;
-    let error = consume_initiation(Construction::WireGuard, &identity(2), &message).unwrap_err();
+    let error = consume_initiation(Protocol::WireGuard, &identity(2), &message).unwrap_err();
     assert_eq!(
         error,
         HandshakeError::UnexpectedType {
@@ -418,7 +413,7 @@ fn reserved_bytes_must_be_zero() {
 #[test]
 fn a_key_of_low_order_is_refused_at_both_ends() {
     let to_zero = create_initiation(
-        Construction::WireGuard,
+        Protocol::WireGuard,
         &identity(1),
         &PublicKey::from_bytes([0; 32]),
         &psk(),
@@ -430,20 +425,20 @@ fn a_key_of_low_order_is_refused_at_both_ends() {
     );
     assert_eq!(to_zero.unwrap_err(), HandshakeError::LowOrderPoint);
 
-    let (_, mut message) = initiation(Construction::WireGuard, &[]);
+    let (_, mut message) = initiation(Protocol::WireGuard, &[]);
     message[INITIATION_NOISE_OFFSET..][..KEY_LEN].fill(0);
-    cookie::write_mac1(identity(2).mac1_key(Construction::WireGuard), &mut message);
-    let error = consume_initiation(Construction::WireGuard, &identity(2), &message).unwrap_err();
+    cookie::write_mac1(identity(2).mac1_key(Protocol::WireGuard), &mut message);
+    let error = consume_initiation(Protocol::WireGuard, &identity(2), &message).unwrap_err();
     assert_eq!(error, HandshakeError::LowOrderPoint);
 }
 
 #[test]
 fn debug_output_has_no_key() {
-    let (mut initiator, message) = initiation(Construction::Native, &[]);
-    let received = consume_initiation(Construction::Native, &identity(2), &message).unwrap();
+    let (mut initiator, message) = initiation(Protocol::Native, &[]);
+    let received = consume_initiation(Protocol::Native, &identity(2), &message).unwrap();
     assert_eq!(format!("{initiator:?}"), "Initiator { local_index: 7, .. }");
     assert!(format!("{received:?}").starts_with("ReceivedInitiation { remote: "));
-    let (theirs, answer) = response(Construction::Native, &message, &psk(), &[]);
+    let (theirs, answer) = response(Protocol::Native, &message, &psk(), &[]);
     let expected = "Established { local_index: 8, remote_index: 7, .. }";
     assert_eq!(format!("{theirs:?}"), expected);
     initiator.consume_response(&answer).unwrap();
@@ -458,20 +453,20 @@ proptest! {
         native: bool,
         plausible: bool,
     ) {
-        let construction = BOTH[native as usize];
-        let (mut initiator, _) = initiation(construction, &[]);
+        let protocol = BOTH[native as usize];
+        let (mut initiator, _) = initiation(protocol, &[]);
         if plausible && message.len() >= RESPONSE_LEN {
-            // Through the header and mac1, to the cryptography.
-            put_u32(&mut message, 0, construction.response_type().into());
+            // Passes the header and mac1 checks, up to the cryptography.
+            put_u32(&mut message, 0, protocol.response_type().into());
             put_u32(&mut message, RESPONSE_RECEIVER_OFFSET, 7);
-            cookie::write_mac1(identity(1).mac1_key(construction), &mut message);
+            cookie::write_mac1(identity(1).mac1_key(protocol), &mut message);
         }
         prop_assert!(initiator.consume_response(&message).is_err());
         if plausible && message.len() >= INITIATION_LEN {
-            put_u32(&mut message, 0, construction.initiation_type().into());
-            cookie::write_mac1(identity(2).mac1_key(construction), &mut message);
+            put_u32(&mut message, 0, protocol.initiation_type().into());
+            cookie::write_mac1(identity(2).mac1_key(protocol), &mut message);
         }
-        prop_assert!(consume_initiation(construction, &identity(2), &message).is_err());
+        prop_assert!(consume_initiation(protocol, &identity(2), &message).is_err());
     }
 
     #[test]
@@ -479,19 +474,19 @@ proptest! {
         len in 0usize..600,
         payload in prop::collection::vec(any::<u8>(), 0..=256),
     ) {
-        let (mut initiator, message) = initiation(Construction::Native, &payload);
-        let (_, answer) = response(Construction::Native, &message, &psk(), &payload);
+        let (mut initiator, message) = initiation(Protocol::Native, &payload);
+        let (_, answer) = response(Protocol::Native, &message, &psk(), &payload);
         let resized = |message: &[u8], identity: &Identity| {
             let mut resized = message.to_vec();
             resized.resize(len, 0);
             if len >= MACS_LEN {
-                cookie::write_mac1(identity.mac1_key(Construction::Native), &mut resized);
+                cookie::write_mac1(identity.mac1_key(Protocol::Native), &mut resized);
             }
             resized
         };
         if len != message.len() {
             let message = resized(&message, &identity(2));
-            prop_assert!(consume_initiation(Construction::Native, &identity(2), &message).is_err());
+            prop_assert!(consume_initiation(Protocol::Native, &identity(2), &message).is_err());
         }
         if len != answer.len() {
             prop_assert!(initiator.consume_response(&resized(&answer, &identity(1))).is_err());

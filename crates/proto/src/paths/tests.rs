@@ -4,7 +4,7 @@ fn at(ms: u64) -> Instant {
     Instant::from_nanos(ms * 1_000_000)
 }
 
-fn told(n: u8) -> SocketAddr {
+fn direct(n: u8) -> SocketAddr {
     SocketAddr::from(([192, 0, 2, n], 7))
 }
 
@@ -12,10 +12,10 @@ fn relay(n: u8) -> SocketAddr {
     SocketAddr::from(([198, 51, 100, n], 50_000))
 }
 
-/// A peer with two addresses of its own, and a relay.
+/// A peer with two addresses and a relay.
 fn paths() -> Paths {
     let mut paths = Paths::default();
-    paths.set_told(&[told(1), told(2)]);
+    paths.set_signalled(&[direct(1), direct(2)]);
     paths.set_relays(&[relay(1)], None);
     paths
 }
@@ -49,14 +49,14 @@ fn checks(paths: &mut Paths, used: SocketAddr, now: Instant) -> Vec<(Check, Sock
 }
 
 #[test]
-fn while_a_relay_is_in_use_direct_ways_are_checked_ever_less_often() {
+fn while_a_relay_is_in_use_direct_candidates_are_checked_at_growing_intervals() {
     let mut paths = paths();
     let mut rounds = Vec::new();
     for ms in (0..100_000).step_by(100) {
         let round = checks(&mut paths, relay(1), at(ms));
         if !round.is_empty() {
             let addresses: Vec<_> = round.iter().map(|(_, address)| *address).collect();
-            assert_eq!(addresses, [told(1), told(2)]);
+            assert_eq!(addresses, [direct(1), direct(2)]);
             rounds.push(ms);
         }
     }
@@ -67,216 +67,226 @@ fn while_a_relay_is_in_use_direct_ways_are_checked_ever_less_often() {
 }
 
 #[test]
-fn a_direct_way_in_use_is_not_compared_with_others() {
+fn a_direct_path_in_use_is_not_compared_with_others() {
     let mut paths = paths();
-    assert_eq!(paths.next_wakeup(Some(told(1))), None);
-    assert_eq!(due(&mut paths, told(1), at(5000)), []);
+    assert_eq!(paths.next_wakeup(Some(direct(1))), None);
+    assert_eq!(due(&mut paths, direct(1), at(5000)), []);
 }
 
-fn told6() -> SocketAddr {
+fn direct6() -> SocketAddr {
     SocketAddr::from(([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1], 7))
 }
 
 /// A peer with an address of each family.
 fn both_families() -> Paths {
     let mut paths = Paths::default();
-    paths.set_told(&[told6(), told(1)]);
+    paths.set_signalled(&[direct6(), direct(1)]);
     paths
 }
 
 #[test]
-fn ipv6_is_checked_beside_ipv4_for_a_few_rounds_alone() {
+fn ipv6_is_checked_along_with_ipv4_for_a_few_rounds() {
     let mut paths = both_families();
     let mut rounds = Vec::new();
     for ms in (0..100_000).step_by(100) {
-        let round = checks(&mut paths, told(1), at(ms));
+        let round = checks(&mut paths, direct(1), at(ms));
         if !round.is_empty() {
             let addresses: Vec<_> = round.iter().map(|(_, address)| *address).collect();
-            assert_eq!(addresses, [told6(), told(1)]);
+            assert_eq!(addresses, [direct6(), direct(1)]);
             rounds.push(ms);
         }
     }
     assert_eq!(rounds, [0, 200, 500, 1000, 2000]);
-    assert_eq!(paths.next_wakeup(Some(told(1))), None);
-    // Nor the other way round.
-    assert_eq!(due(&mut both_families(), told6(), at(0)), []);
+    assert_eq!(paths.next_wakeup(Some(direct(1))), None);
+    // And not in the other direction.
+    assert_eq!(due(&mut both_families(), direct6(), at(0)), []);
 }
 
 #[test]
-fn ipv6_is_taken_by_who_began_if_it_is_no_slower() {
+fn the_initiator_switches_to_ipv6_if_it_is_no_slower() {
     for (ipv6, began, taken) in [
-        (30, true, Taken::Move(told6())),
-        (40, true, Taken::Move(told6())),
-        (41, true, Taken::Stay),
-        (30, false, Taken::Stay),
+        (30, true, CheckOutcome::Switch(direct6())),
+        (40, true, CheckOutcome::Switch(direct6())),
+        (41, true, CheckOutcome::Keep),
+        (30, false, CheckOutcome::Keep),
     ] {
         let mut paths = both_families();
-        let round = checks(&mut paths, told(1), at(0));
+        let round = checks(&mut paths, direct(1), at(0));
         let mut answered = |of: usize, ms| {
             let check = round[of].0;
-            paths.acknowledged(check, Some(told(1)), began, at(ms))
+            paths.acknowledged(check, Some(direct(1)), began, at(ms))
         };
         let used = answered(1, 30).expect("the one in use").1;
         let other = answered(0, ipv6).expect("the other").1;
-        assert_eq!((used, other), (Taken::InUse, taken), "{ipv6} ms, {began}");
+        assert_eq!(
+            (used, other),
+            (CheckOutcome::InUse, taken),
+            "{ipv6} ms, {began}"
+        );
     }
 }
 
 #[test]
-fn ipv6_that_was_lost_is_not_preferred_again_before_the_peer_is_somewhere_else() {
+fn lost_ipv6_is_not_preferred_again_until_the_peer_moves() {
     let mut paths = both_families();
     paths.sent(at(0));
     let mut lost = false;
     for ms in (0..=3000).step_by(500) {
-        lost |= due(&mut paths, told6(), at(ms)).contains(&Due::Lost);
+        lost |= due(&mut paths, direct6(), at(ms)).contains(&Due::Lost);
     }
     assert!(lost);
     paths.moved();
-    assert_eq!(checks(&mut paths, told(1), at(4000)), []);
-    paths.set_told(&[told6(), told(1), told(2)]);
-    assert_eq!(checks(&mut paths, told(1), at(4000)).len(), 2);
+    assert_eq!(checks(&mut paths, direct(1), at(4000)), []);
+    paths.set_signalled(&[direct6(), direct(1), direct(2)]);
+    assert_eq!(checks(&mut paths, direct(1), at(4000)).len(), 2);
 }
 
 #[test]
-fn who_began_follows_to_ipv6_only_what_it_has_proven() {
+fn the_initiator_follows_to_proven_ipv6_only() {
     let mut paths = both_families();
-    let round = checks(&mut paths, told(1), at(0));
-    assert!(!paths.heard(told6(), Some(told(1)), true, at(20)));
-    // It is slower, so nothing is moved by itself.
-    paths.acknowledged(round[1].0, Some(told(1)), true, at(30));
-    paths.acknowledged(round[0].0, Some(told(1)), true, at(60));
-    assert!(paths.heard(told6(), Some(told(1)), true, at(70)));
-    // The other end, which does not choose, follows at once.
-    assert!(both_families().heard(told6(), Some(told(1)), false, at(20)));
+    let round = checks(&mut paths, direct(1), at(0));
+    assert!(!paths.on_datagram(direct6(), Some(direct(1)), true, at(20)));
+    // It is slower, so this end does not switch.
+    paths.acknowledged(round[1].0, Some(direct(1)), true, at(30));
+    paths.acknowledged(round[0].0, Some(direct(1)), true, at(60));
+    assert!(paths.on_datagram(direct6(), Some(direct(1)), true, at(70)));
+    // The responder follows at once.
+    assert!(both_families().on_datagram(direct6(), Some(direct(1)), false, at(20)));
 }
 
 #[test]
-fn the_first_direct_way_that_is_proven_is_taken() {
+fn the_first_proven_direct_path_is_taken() {
     let mut paths = paths();
     let round = checks(&mut paths, relay(1), at(0));
     let taken = paths.acknowledged(round[1].0, Some(relay(1)), true, at(30));
     let rtt = Duration::from_millis(30);
-    assert_eq!(taken, Some((rtt, Taken::Move(told(2)))));
-    assert_eq!(paths.ways()[1].standing, Standing::Works { rtt });
-    // The other comes too late.
-    let late = paths.acknowledged(round[0].0, Some(told(2)), true, at(31));
-    assert_eq!(late.map(|(_, taken)| taken), Some(Taken::Stay));
-    // And once is enough.
+    assert_eq!(taken, Some((rtt, CheckOutcome::Switch(direct(2)))));
+    assert_eq!(paths.candidates()[1].state, CheckState::Works { rtt });
+    // The second answer is too late.
+    let late = paths.acknowledged(round[0].0, Some(direct(2)), true, at(31));
+    assert_eq!(late.map(|(_, taken)| taken), Some(CheckOutcome::Keep));
+    // Only once.
     assert_eq!(
-        paths.acknowledged(round[0].0, Some(told(2)), true, at(32)),
+        paths.acknowledged(round[0].0, Some(direct(2)), true, at(32)),
         None
     );
 }
 
 #[test]
-fn what_comes_by_a_relay_does_not_make_it_the_way_while_a_direct_one_is_in_use() {
+fn a_relayed_datagram_does_not_replace_a_direct_path() {
     let mut paths = paths();
-    assert!(!paths.heard(relay(1), Some(told(1)), false, at(0)));
-    // Another relay, when one is in use, is followed.
+    assert!(!paths.on_datagram(relay(1), Some(direct(1)), false, at(0)));
+    // A datagram over another relay is followed while a relay is in use.
     paths.set_relays(&[relay(1), relay(2)], Some(relay(1)));
-    assert!(paths.heard(relay(2), Some(relay(1)), false, at(0)));
+    assert!(paths.on_datagram(relay(2), Some(relay(1)), false, at(0)));
 }
 
 #[test]
-fn a_loopback_address_is_a_relay_and_left_for_a_direct_way() {
+fn a_loopback_address_is_a_relay_and_left_for_a_direct_path() {
     let forwarder = SocketAddr::from(([127, 0, 0, 1], 40_000));
     let mut paths = paths();
-    assert!(!paths.heard(forwarder, Some(told(1)), false, at(0)));
-    assert!(paths.hears_by_relay(PATIENCE, at(0)));
-    // Also when it is asked about as the way in use.
-    paths.look_again();
+    assert!(!paths.on_datagram(forwarder, Some(direct(1)), false, at(0)));
+    assert!(paths.received_by_relay_within(PATIENCE, at(0)));
+    // Also while it is checked as the path in use.
+    paths.restart_checks();
     paths.sent(at(0));
     let round = checks(&mut paths, forwarder, at(1000));
     assert_eq!(round.len(), 3);
-    let direct = round.iter().find(|(_, address)| *address == told(1));
-    let (check, _) = direct.expect("a check");
+    let direct_check = round.iter().find(|(_, address)| *address == direct(1));
+    let (check, _) = direct_check.expect("a check");
     let taken = paths.acknowledged(*check, Some(forwarder), true, at(1030));
-    assert_eq!(taken.map(|(_, taken)| taken), Some(Taken::Move(told(1))));
+    assert_eq!(
+        taken.map(|(_, taken)| taken),
+        Some(CheckOutcome::Switch(direct(1)))
+    );
 }
 
 #[test]
-fn what_comes_directly_is_checked_before_a_relay_is_left_for_it() {
+fn a_direct_source_is_checked_before_the_relay_is_left() {
     let mut paths = paths();
     checks(&mut paths, relay(1), at(0));
-    assert!(!paths.heard(told(9), Some(relay(1)), false, at(10)));
+    assert!(!paths.on_datagram(direct(9), Some(relay(1)), false, at(10)));
     let round = checks(&mut paths, relay(1), at(10));
-    assert!(round.iter().any(|(_, address)| *address == told(9)));
-    assert_eq!(paths.ways().last().map(|way| way.kind), Some(Kind::Seen));
-    // From an address that is known: not more often than twice a second.
-    assert!(!paths.heard(told(1), Some(relay(1)), false, at(100)));
+    assert!(round.iter().any(|(_, address)| *address == direct(9)));
+    assert_eq!(
+        paths.candidates().last().map(|c| c.kind),
+        Some(CandidateKind::PeerReflexive)
+    );
+    // From a known address: at most twice a second.
+    assert!(!paths.on_datagram(direct(1), Some(relay(1)), false, at(100)));
     assert_eq!(checks(&mut paths, relay(1), at(100)), []);
-    assert!(!paths.heard(told(1), Some(relay(1)), false, at(5_000)));
+    assert!(!paths.on_datagram(direct(1), Some(relay(1)), false, at(5_000)));
     assert_eq!(checks(&mut paths, relay(1), at(5_000)).len(), 3);
 }
 
 #[test]
-fn what_comes_directly_just_after_a_check_has_it_repeated_after_half_a_second() {
+fn a_direct_datagram_right_after_a_check_repeats_the_check() {
     let mut paths = paths();
     // The sixth round is at 4 s, the next at 9 s.
     for ms in [0, 200, 500, 1000, 2000, 4000] {
         assert!(!checks(&mut paths, relay(1), at(ms)).is_empty());
     }
-    paths.heard(told(1), Some(relay(1)), false, at(4_010));
+    paths.on_datagram(direct(1), Some(relay(1)), false, at(4_010));
     assert_eq!(checks(&mut paths, relay(1), at(4_490)), []);
     assert!(!checks(&mut paths, relay(1), at(4_500)).is_empty());
 }
 
 #[test]
-fn a_way_is_taken_whose_round_trip_is_longer_than_the_time_between_two_checks() {
+fn a_path_slower_than_the_check_interval_is_taken() {
     for rtt in [700, 1_300, 4_900] {
         let mut paths = paths();
-        let (mut under_way, mut taken) = (Vec::new(), None);
+        let (mut in_flight, mut taken) = (Vec::new(), None);
         for ms in (0..10_000).step_by(100) {
-            // What comes from there all the time has it checked every half a second.
-            paths.heard(told(1), Some(relay(1)), false, at(ms));
+            // A continuous source is checked every half a second.
+            paths.on_datagram(direct(1), Some(relay(1)), false, at(ms));
             let sent = checks(&mut paths, relay(1), at(ms));
-            let there = sent.into_iter().filter(|(_, to)| *to == told(1));
-            under_way.extend(there.map(|(check, _)| (ms + rtt, check)));
-            for (_, check) in under_way.extract_if(.., |(due, _)| *due <= ms) {
+            let there = sent.into_iter().filter(|(_, to)| *to == direct(1));
+            in_flight.extend(there.map(|(check, _)| (ms + rtt, check)));
+            for (_, check) in in_flight.extract_if(.., |(due, _)| *due <= ms) {
                 let answered = paths.acknowledged(check, Some(relay(1)), true, at(ms));
                 taken = taken.or(answered);
             }
         }
-        let expected = (Duration::from_millis(rtt), Taken::Move(told(1)));
+        let expected = (Duration::from_millis(rtt), CheckOutcome::Switch(direct(1)));
         assert_eq!(taken, Some(expected), "{rtt} ms");
     }
 }
 
 #[test]
-fn a_peer_that_roams_is_followed_unless_this_end_has_just_chosen() {
+fn a_roaming_peer_is_followed_unless_this_end_has_just_switched() {
     let mut paths = paths();
-    assert!(paths.heard(told(9), Some(told(1)), true, at(0)));
+    assert!(paths.on_datagram(direct(9), Some(direct(1)), true, at(0)));
     let round = checks(&mut paths, relay(1), at(0));
     paths.acknowledged(round[0].0, Some(relay(1)), true, at(10));
-    assert!(!paths.heard(told(2), Some(told(1)), true, at(900)));
+    assert!(!paths.on_datagram(direct(2), Some(direct(1)), true, at(900)));
     assert!(
-        paths.heard(told(2), Some(told(1)), false, at(900)),
-        "who did not begin the session follows"
+        paths.on_datagram(direct(2), Some(direct(1)), false, at(900)),
+        "the responder follows"
     );
-    assert!(paths.heard(told(2), Some(told(1)), true, at(1100)));
+    assert!(paths.on_datagram(direct(2), Some(direct(1)), true, at(1100)));
 }
 
-/// Two ends that send to each other all the time, each by another way at first and 10 ms away: how often each moved, and what it
-/// uses at the end.
-fn chase(ways: [SocketAddr; 2]) -> [(usize, SocketAddr); 2] {
+/// Two ends that send continuously, 10 ms apart, and start on different paths. Returns the number
+/// of switches and the final path of each.
+fn chase(candidates: [SocketAddr; 2]) -> [(usize, SocketAddr); 2] {
     let mut ends = [0, 1].map(|_| {
         let mut paths = Paths::default();
-        paths.set_told(&[told(1), told(2)]);
+        paths.set_signalled(&[direct(1), direct(2)]);
         paths.set_relays(&[relay(1), relay(2)], None);
         paths
     });
-    let mut used = ways;
+    let mut used = candidates;
     let mut moves = [0, 0];
-    let mut under_way = std::collections::VecDeque::new();
+    let mut in_flight = std::collections::VecDeque::new();
     for ms in 0..900 {
-        under_way.push_back(used);
+        in_flight.push_back(used);
         if ms < 10 {
             continue;
         }
-        let arrived = under_way.pop_front().unwrap();
+        let arrived = in_flight.pop_front().unwrap();
         for end in [0, 1] {
             let from = arrived[1 - end];
-            let follows = ends[end].heard(from, Some(used[end]), end == 0, at(ms));
+            let follows = ends[end].on_datagram(from, Some(used[end]), end == 0, at(ms));
             if follows && used[end] != from {
                 used[end] = from;
                 moves[end] += 1;
@@ -287,22 +297,22 @@ fn chase(ways: [SocketAddr; 2]) -> [(usize, SocketAddr); 2] {
 }
 
 #[test]
-fn ends_that_use_different_ways_come_to_use_one_and_do_not_change_for_ever() {
-    for ways in [[told(1), told(2)], [relay(1), relay(2)]] {
-        let [first, second] = chase(ways);
-        assert_eq!(first.1, second.1, "{ways:?}");
+fn ends_on_different_paths_converge_and_stop_switching() {
+    for candidates in [[direct(1), direct(2)], [relay(1), relay(2)]] {
+        let [first, second] = chase(candidates);
+        assert_eq!(first.1, second.1, "{candidates:?}");
         assert!(first.0 + second.0 <= 3, "{first:?}, {second:?}");
     }
 }
 
 #[test]
-fn silence_is_asked_about_and_then_taken_for_a_loss() {
+fn silence_is_checked_and_then_counts_as_a_loss() {
     let mut paths = paths();
     paths.sent(at(0));
     paths.sent(at(900));
     let mut events = Vec::new();
     for ms in (0..6000).step_by(100) {
-        for due in due(&mut paths, told(1), at(ms)) {
+        for due in due(&mut paths, direct(1), at(ms)) {
             events.push((ms, matches!(due, Due::Lost)));
         }
     }
@@ -317,26 +327,29 @@ fn silence_is_asked_about_and_then_taken_for_a_loss() {
         ]
     );
     assert!(paths.is_lost());
-    assert_eq!(paths.ways()[0].standing, Standing::Silent);
-    // Something comes after all.
-    assert!(paths.heard(told(1), Some(told(1)), false, at(6000)));
+    assert_eq!(paths.candidates()[0].state, CheckState::Silent);
+    // A datagram arrives after all.
+    assert!(paths.on_datagram(direct(1), Some(direct(1)), false, at(6000)));
     assert!(!paths.is_lost());
 }
 
 #[test]
-fn an_answer_by_whatever_way_ends_the_silence() {
+fn an_answer_over_any_path_ends_the_silence() {
     let mut paths = paths();
     paths.sent(at(0));
-    // By a relay: it does not say that the direct way works.
-    paths.heard(relay(1), Some(told(1)), false, at(500));
-    let asked = checks(&mut paths, told(1), at(1000));
-    let taken = paths.acknowledged(asked[0].0, Some(told(1)), true, at(1040));
-    assert_eq!(taken, Some((Duration::from_millis(40), Taken::InUse)));
-    assert_eq!(due(&mut paths, told(1), at(9000)), []);
+    // Over a relay: this does not prove the direct path.
+    paths.on_datagram(relay(1), Some(direct(1)), false, at(500));
+    let sent = checks(&mut paths, direct(1), at(1000));
+    let taken = paths.acknowledged(sent[0].0, Some(direct(1)), true, at(1040));
+    assert_eq!(
+        taken,
+        Some((Duration::from_millis(40), CheckOutcome::InUse))
+    );
+    assert_eq!(due(&mut paths, direct(1), at(9000)), []);
 }
 
 #[test]
-fn only_who_received_a_check_can_acknowledge_it_and_not_for_long() {
+fn a_check_cannot_be_acknowledged_unseen_or_late() {
     let mut paths = paths();
     let round = checks(&mut paths, relay(1), at(0));
     let (check, _) = round[0];
@@ -368,115 +381,121 @@ fn only_who_received_a_check_can_acknowledge_it_and_not_for_long() {
 }
 
 #[test]
-fn a_question_that_is_repeated_is_answered_however_late() {
+fn a_repeated_check_is_answered_however_late() {
     let mut paths = paths();
     paths.sent(at(0));
-    let first = checks(&mut paths, told(1), at(1000));
-    assert_eq!(checks(&mut paths, told(1), at(1500)), first);
+    let first = checks(&mut paths, direct(1), at(1000));
+    assert_eq!(checks(&mut paths, direct(1), at(1500)), first);
     // A round trip of 0.9 s.
     assert!(
         paths
-            .acknowledged(first[0].0, Some(told(1)), true, at(1900))
+            .acknowledged(first[0].0, Some(direct(1)), true, at(1900))
             .is_some()
     );
-    assert_eq!(due(&mut paths, told(1), at(9000)), []);
+    assert_eq!(due(&mut paths, direct(1), at(9000)), []);
 }
 
 #[test]
-fn a_loss_is_told_once() {
+fn a_lost_path_is_reported_once() {
     let mut paths = paths();
     let mut lost = 0;
     for ms in (0..30_000).step_by(100) {
         paths.sent(at(ms));
-        let due = due(&mut paths, told(1), at(ms));
+        let due = due(&mut paths, direct(1), at(ms));
         lost += due.iter().filter(|due| **due == Due::Lost).count();
     }
     assert_eq!(lost, 1);
 }
 
 #[test]
-fn a_peer_with_one_way_is_never_asked() {
+fn a_peer_with_a_single_path_is_never_checked() {
     let mut paths = Paths::default();
     paths.sent(at(0));
-    assert_eq!(paths.next_wakeup(Some(told(1))), None);
-    assert!(paths.heard(told(2), Some(told(1)), true, at(0)));
+    assert_eq!(paths.next_wakeup(Some(direct(1))), None);
+    assert!(paths.on_datagram(direct(2), Some(direct(1)), true, at(0)));
 }
 
 #[test]
-fn a_relay_in_use_stays_one_when_there_is_none_any_more_until_a_direct_way_is_proven() {
+fn a_removed_relay_in_use_stays_until_a_direct_path_is_proven() {
     let mut paths = paths();
     assert!(!paths.set_relays(&[], Some(relay(1))));
     assert!(paths.is_relay(relay(1)));
     let round = checks(&mut paths, relay(1), at(0));
     assert_eq!(round.len(), 2, "direct ways are looked for as before");
     let taken = paths.acknowledged(round[0].0, Some(relay(1)), true, at(20));
-    assert_eq!(taken.map(|(_, taken)| taken), Some(Taken::Move(told(1))));
-    paths.set_relays(&[], Some(told(1)));
+    assert_eq!(
+        taken.map(|(_, taken)| taken),
+        Some(CheckOutcome::Switch(direct(1)))
+    );
+    paths.set_relays(&[], Some(direct(1)));
     assert!(!paths.is_relay(relay(1)));
 }
 
 #[test]
-fn what_is_known_of_a_way_stays_when_it_is_told_again() {
+fn a_candidate_signalled_again_keeps_its_state() {
     let mut paths = paths();
     let round = checks(&mut paths, relay(1), at(0));
     paths.acknowledged(round[0].0, Some(relay(1)), true, at(10));
-    paths.set_told(&[told(3), told(1)]);
-    let ways: Vec<_> = paths
-        .ways()
+    paths.set_signalled(&[direct(3), direct(1)]);
+    let candidates: Vec<_> = paths
+        .candidates()
         .iter()
-        .map(|way| (way.address, way.kind))
+        .map(|candidate| (candidate.address, candidate.kind))
         .collect();
     assert_eq!(
-        ways,
+        candidates,
         [
-            (told(3), Kind::Told),
-            (told(1), Kind::Told),
-            (relay(1), Kind::Relay)
+            (direct(3), CandidateKind::Signalled),
+            (direct(1), CandidateKind::Signalled),
+            (relay(1), CandidateKind::Relayed)
         ]
     );
-    assert!(matches!(paths.ways()[1].standing, Standing::Works { .. }));
+    assert!(matches!(
+        paths.candidates()[1].state,
+        CheckState::Works { .. }
+    ));
 }
 
 #[test]
-fn a_way_that_does_not_answer_is_shown_so() {
+fn a_candidate_that_does_not_answer_is_silent() {
     let mut paths = paths();
     for ms in [0, 200, 500, 1000, 2000] {
         checks(&mut paths, relay(1), at(ms));
     }
-    assert_eq!(paths.ways()[0].standing, Standing::Silent);
-    // It may still be on its way.
+    assert_eq!(paths.candidates()[0].state, CheckState::Silent);
+    // Its check may still be answered.
     assert_eq!(
-        super::tests::paths().ways()[0].standing,
-        Standing::Unchecked
+        super::tests::paths().candidates()[0].state,
+        CheckState::Unchecked
     );
 }
 
 #[test]
-fn a_way_without_a_route_is_shown_so_and_tried_again() {
+fn a_candidate_without_a_route_is_tried_again() {
     let mut paths = paths();
     checks(&mut paths, relay(1), at(0));
-    paths.refused(told(1));
-    assert_eq!(paths.ways()[0].standing, Standing::NoRoute);
+    paths.refused(direct(1));
+    assert_eq!(paths.candidates()[0].state, CheckState::NoRoute);
     checks(&mut paths, relay(1), at(200));
-    assert_eq!(paths.ways()[0].standing, Standing::Checking);
+    assert_eq!(paths.candidates()[0].state, CheckState::Checking);
 }
 
 #[test]
-fn there_are_no_more_ways_than_the_bounds() {
+fn candidates_are_bounded() {
     let mut paths = Paths::default();
-    let many: Vec<_> = (0..100).map(told).collect();
-    paths.set_told(&many);
+    let many: Vec<_> = (0..100).map(direct).collect();
+    paths.set_signalled(&many);
     let relays: Vec<_> = (0..100).map(relay).collect();
     paths.set_relays(&relays, None);
     for n in 0..100 {
-        paths.heard(
+        paths.on_datagram(
             SocketAddr::from(([203, 0, 113, n], 9)),
             Some(relay(1)),
             false,
             at(0),
         );
     }
-    assert_eq!(paths.ways().len(), MAX_CANDIDATES + MAX_RELAYS + 1);
+    assert_eq!(paths.candidates().len(), MAX_CANDIDATES + MAX_RELAYS + 1);
 }
 
 #[test]
@@ -490,40 +509,40 @@ fn a_relay_that_ends_is_left_for_the_next_that_is_proven() {
     let next = round.iter().find(|(_, address)| *address == relay(2));
     let (check, _) = next.expect("the next is checked");
     let taken = paths.acknowledged(*check, Some(relay(1)), true, at(30));
-    let expected = (Duration::from_millis(20), Taken::Move(relay(2)));
+    let expected = (Duration::from_millis(20), CheckOutcome::Switch(relay(2)));
     assert_eq!(taken, Some(expected));
     assert!(!paths.set_relays(&[relay(2)], Some(relay(2))));
     assert!(!paths.is_relay(relay(1)));
 }
 
 #[test]
-fn no_more_checks_of_a_way_are_remembered_than_the_bound() {
+fn outstanding_checks_of_a_candidate_are_bounded() {
     let mut paths = paths();
     for ms in (0..4000).step_by(10) {
-        paths.look_again();
+        paths.restart_checks();
         assert_eq!(checks(&mut paths, relay(1), at(ms)).len(), 2);
-        assert!(paths.ways()[0].checks.len() <= MAX_CHECKS);
+        assert!(paths.candidates()[0].checks.len() <= MAX_CHECKS);
     }
 }
 
 #[test]
-fn who_began_follows_the_peer_again_a_second_after_it_did() {
+fn the_initiator_follows_the_peer_again_after_a_second() {
     let mut paths = paths();
-    assert!(paths.heard(told(2), Some(told(1)), true, at(0)));
-    assert!(!paths.heard(told(1), Some(told(2)), true, at(999)));
-    assert!(paths.heard(told(1), Some(told(2)), true, at(1000)));
+    assert!(paths.on_datagram(direct(2), Some(direct(1)), true, at(0)));
+    assert!(!paths.on_datagram(direct(1), Some(direct(2)), true, at(999)));
+    assert!(paths.on_datagram(direct(1), Some(direct(2)), true, at(1000)));
 }
 
 #[test]
 fn ipv6_without_a_route_is_not_preferred() {
     let mut paths = both_families();
-    assert_eq!(checks(&mut paths, told(1), at(0)).len(), 2);
-    paths.refused(told6());
-    assert_eq!(checks(&mut paths, told(1), at(200)), []);
+    assert_eq!(checks(&mut paths, direct(1), at(0)).len(), 2);
+    paths.refused(direct6());
+    assert_eq!(checks(&mut paths, direct(1), at(200)), []);
 }
 
 #[test]
-fn a_relay_that_ends_stays_one_beside_as_many_as_there_may_be() {
+fn a_removed_relay_in_use_counts_towards_the_maximum() {
     let mut paths = paths();
     let others: Vec<_> = (10..10 + MAX_RELAYS as u8).map(relay).collect();
     paths.set_relays(&others, Some(relay(1)));
@@ -531,7 +550,7 @@ fn a_relay_that_ends_stays_one_beside_as_many_as_there_may_be() {
 }
 
 #[test]
-fn another_relay_is_no_reason_to_check_direct_ways_anew() {
+fn another_relay_does_not_restart_checks_of_direct_candidates() {
     let mut paths = paths();
     checks(&mut paths, relay(1), at(0));
     assert!(paths.set_relays(&[relay(1), relay(2)], Some(relay(1))));
@@ -543,65 +562,68 @@ fn ipv6_that_was_lost_is_not_followed_though_it_answers_again() {
     let mut paths = both_families();
     paths.set_relays(&[relay(1)], None);
     paths.sent(at(0));
-    due(&mut paths, told6(), at(3000));
+    due(&mut paths, direct6(), at(3000));
     assert!(paths.is_lost());
-    // A relay is in use, and both answer: IPv4 first.
+    // A relay is in use, and both candidates answer: IPv4 first.
     paths.moved();
     let round = checks(&mut paths, relay(1), at(3000));
     let check_of = |to| round.iter().find(|(_, address)| *address == to);
-    for (to, used) in [(told(1), relay(1)), (told6(), told(1))] {
+    for (to, used) in [(direct(1), relay(1)), (direct6(), direct(1))] {
         let (check, _) = check_of(to).expect("a check");
         paths.acknowledged(*check, Some(used), true, at(3010));
     }
-    assert!(!paths.heard(told6(), Some(told(1)), true, at(9000)));
+    assert!(!paths.on_datagram(direct6(), Some(direct(1)), true, at(9000)));
 }
 
 #[test]
-fn what_was_overtaken_by_a_relay_is_looked_at_if_it_came_directly() {
-    for (from, again) in [(relay(2), false), (told(1), true)] {
+fn a_late_direct_datagram_triggers_a_check() {
+    for (from, again) in [(relay(2), false), (direct(1), true)] {
         let mut paths = paths();
         paths.set_relays(&[relay(1), relay(2)], Some(relay(1)));
         for ms in [0, 200, 500, 1000, 2000, 4000] {
             checks(&mut paths, relay(1), at(ms));
         }
         // The next round is at 9 s.
-        paths.heard_late(from, Some(relay(1)), at(5000));
+        paths.on_late_datagram(from, Some(relay(1)), at(5000));
         let checked = !checks(&mut paths, relay(1), at(5000)).is_empty();
         assert_eq!(checked, again, "{from}");
     }
 }
 
 #[test]
-fn in_the_place_of_a_way_that_is_lost_any_that_answers_is_taken() {
+fn any_candidate_that_answers_replaces_a_lost_path() {
     let mut paths = both_families();
-    let round = checks(&mut paths, told(1), at(0));
-    let (check, _) = round.iter().find(|(_, to)| *to == told6()).expect("one");
+    let round = checks(&mut paths, direct(1), at(0));
+    let (check, _) = round.iter().find(|(_, to)| *to == direct6()).expect("one");
     paths.sent(at(0));
-    due(&mut paths, told(1), at(3000));
-    // Who did not begin the session prefers nothing by itself.
-    let taken = paths.acknowledged(*check, Some(told(1)), false, at(3100));
-    let expected = (Duration::from_millis(3100), Taken::Move(told6()));
+    due(&mut paths, direct(1), at(3000));
+    // The responder of the session prefers nothing by itself.
+    let taken = paths.acknowledged(*check, Some(direct(1)), false, at(3100));
+    let expected = (Duration::from_millis(3100), CheckOutcome::Switch(direct6()));
     assert_eq!(taken, Some(expected));
 }
 
 #[test]
-fn a_check_that_the_kernel_refused_is_not_waited_for() {
+fn a_check_refused_by_the_kernel_is_not_outstanding() {
     let mut paths = paths();
     let round = checks(&mut paths, relay(1), at(0));
-    paths.refused(told(1));
+    paths.refused(direct(1));
     let taken = paths.acknowledged(round[0].0, Some(relay(1)), true, at(10));
     assert_eq!(taken, None);
 }
 
 #[test]
-fn a_question_of_an_earlier_silence_is_not_repeated() {
+fn a_check_of_an_earlier_silence_is_not_repeated() {
     let mut paths = paths();
     paths.sent(at(0));
-    let first = checks(&mut paths, told(1), at(1000));
-    paths.heard(told(1), Some(told(1)), false, at(1100));
+    let first = checks(&mut paths, direct(1), at(1000));
+    paths.on_datagram(direct(1), Some(direct(1)), false, at(1100));
     paths.sent(at(8000));
-    let second = checks(&mut paths, told(1), at(9000));
+    let second = checks(&mut paths, direct(1), at(9000));
     assert_ne!(first, second);
-    let taken = paths.acknowledged(second[0].0, Some(told(1)), true, at(9040));
-    assert_eq!(taken, Some((Duration::from_millis(40), Taken::InUse)));
+    let taken = paths.acknowledged(second[0].0, Some(direct(1)), true, at(9040));
+    assert_eq!(
+        taken,
+        Some((Duration::from_millis(40), CheckOutcome::InUse))
+    );
 }

@@ -1,4 +1,4 @@
-//! Each rule of the paper's section 6 as a story with the paper's own seconds.
+//! The rules of the paper's section 6, with the paper's times.
 
 use proptest::prelude::*;
 
@@ -79,7 +79,7 @@ fn a_peer_is_given_up_after_ninety_seconds() {
         }
     }
     assert_eq!((sent, now), (18, at(90)));
-    // The keepalive would be for nobody; residues are erased after 540 s.
+    // A keepalive would have no receiver; residues are erased after 540 s.
     assert_eq!(timers.next(), Some((at(90 + 540), ZeroKeys)));
 }
 
@@ -138,7 +138,7 @@ fn a_receiver_that_talks_sends_no_keepalive() {
 }
 
 #[test]
-fn a_sender_without_an_answer_asks_for_a_session_after_fifteen_seconds() {
+fn a_sender_without_an_answer_starts_a_handshake_after_fifteen_seconds() {
     let mut timers = established();
     timers.data_sent(at(20), &mut NoJitter);
     timers.data_sent(at(30), &mut NoJitter);
@@ -200,7 +200,7 @@ fn a_persistent_keepalive_follows_silence_in_both_directions() {
     timers.any_authenticated_packet_received(at(20));
     assert_eq!(timers.next(), Some((at(45), PersistentKeepalive)));
     assert_eq!(expire(&mut timers, at(45)), [Action::SendKeepalive]);
-    // Though it could not be sent, the next one comes.
+    // The next one is due although it could not be sent.
     assert_eq!(timers.next(), Some((at(70), PersistentKeepalive)));
 }
 
@@ -226,7 +226,7 @@ fn start_and_stop_keep_the_configuration() {
 }
 
 #[test]
-fn waking_from_an_hour_of_sleep_asks_for_each_thing_once() {
+fn after_an_hour_of_sleep_each_action_is_due_once() {
     let mut timers = established();
     timers.set_persistent_keepalive(Some(Duration::from_secs(25)), at(0));
     timers.data_sent(at(1), &mut NoJitter);
@@ -255,7 +255,7 @@ fn jitter_is_below_a_third_of_a_second() {
 }
 
 proptest! {
-    /// Whatever happens, a wake-up honoured is a wake-up done with: no busy loop, and none late.
+    /// Every wake-up that is processed is done: no busy loop, and none is late.
     #[test]
     fn expiry_leaves_nothing_due(events in prop::collection::vec((0..9u8, 0..100u64), 1..100)) {
         let mut rng = Seeded::new(1);

@@ -1,7 +1,7 @@
-//! The search for a port of a symmetric NAT: between a peer's part of it, the driver and the session.
+//! Port probing: the link between the state of a peer, the driver and the session.
 
 use super::{Now, Tunnel};
-use crate::birthday::{Ask, Birthday, Due, Knock, Outside, Scene};
+use crate::birthday::{Birthday, Context, Due, NatMappings, ProbeRequest, Punch};
 use crate::constants::{REKEY_ON_RECEIVE_AFTER, REKEY_TIMEOUT};
 use crate::indices::PeerId;
 use crate::native::record::{Outgoing, RecordWriter};
@@ -12,81 +12,85 @@ use crate::time::Instant;
 use crate::timers::SessionAge;
 use std::net::SocketAddr;
 
-/// The peers that ports are open for, and that are sprayed for: so few that each asking is looked at with all of them.
+/// The peers with open ports and the peers that are probed for. Both lists are short, so each
+/// request can be compared with all of them.
 #[derive(Debug, Default)]
 pub(super) struct Searches {
     opening: Vec<PeerId>,
-    spraying: Vec<PeerId>,
+    probing: Vec<PeerId>,
 }
 
 impl Searches {
-    /// How many there are of each, without one.
+    /// Number of open and of probed peers other than `id`.
     fn others(&mut self, peers: &[Option<Peer>], id: PeerId, now: Instant) -> (usize, usize) {
         let busy = |id: PeerId, is: fn(&Birthday, Instant) -> bool| {
             let peer = peers.get(id.0 as usize).and_then(Option::as_ref);
             peer.is_some_and(|peer| is(&peer.birthday, now))
         };
         self.opening.retain(|id| busy(*id, Birthday::is_open));
-        self.spraying.retain(|id| busy(*id, Birthday::is_spraying));
+        self.probing.retain(|id| busy(*id, Birthday::is_probing));
         let others = |all: &[PeerId]| all.iter().filter(|other| **other != id).count();
-        (others(&self.opening), others(&self.spraying))
+        (others(&self.opening), others(&self.probing))
     }
 
-    /// What one is at now.
+    /// Adds a peer to the lists that it belongs to now.
     fn enter(&mut self, id: PeerId, birthday: &Birthday, now: Instant) {
         if birthday.is_open(now) && !self.opening.contains(&id) {
             self.opening.push(id);
         }
-        if birthday.is_spraying(now) && !self.spraying.contains(&id) {
-            self.spraying.push(id);
+        if birthday.is_probing(now) && !self.probing.contains(&id) {
+            self.probing.push(id);
         }
     }
 }
 
 impl Tunnel {
-    /// Tells what is before this host. What was in vain before may not be now.
-    pub fn set_outside(&mut self, outside: Outside, now: Instant) {
-        if outside == self.outside {
+    /// Sets the mapping behaviour of this host's NATs. A change restarts the attempts that were
+    /// hopeless.
+    pub fn set_nat_mappings(&mut self, nat_mappings: NatMappings, now: Instant) {
+        if nat_mappings == self.nat_mappings {
             return;
         }
-        self.outside = outside;
+        self.nat_mappings = nat_mappings;
         for id in self.by_key.values().copied().collect::<Vec<_>>() {
             if let Some(peer) = self.peer_mut(id) {
-                peer.birthday.look_again(now);
+                peer.birthday.on_nat_change(now);
             }
             self.reschedule(id, now, now);
         }
     }
 
-    /// What is before this host.
-    pub fn outside(&self) -> &Outside {
-        &self.outside
+    /// The mapping behaviour of this host's NATs.
+    pub fn nat_mappings(&self) -> &NatMappings {
+        &self.nat_mappings
     }
 
-    /// Where ports are to be opened, or kept open, since this was last asked: the driver knocks, and reports by [`Tunnel::knocked`].
-    pub fn take_knocks(&mut self) -> Vec<Knock> {
-        std::mem::take(&mut self.knocks)
+    /// Takes the punches that are due since the last call. The driver performs them and reports by
+    /// [`Tunnel::on_punched`].
+    pub fn take_punches(&mut self) -> Vec<Punch> {
+        std::mem::take(&mut self.punches)
     }
 
-    /// The driver has knocked from so many sockets; none: it could not.
-    pub fn knocked(&mut self, id: PeerId, ports: u16, now: Instant) {
+    /// The driver has punched from this many sockets. Zero: it could open none.
+    pub fn on_punched(&mut self, id: PeerId, ports: u16, now: Instant) {
         if let Some(peer) = self.peer_mut(id) {
-            peer.birthday.knocked(ports, now);
+            peer.birthday.on_punched(ports, now);
         }
         self.reschedule(id, now, now);
     }
 
-    /// Something authentic came in by one of the sockets, which is kept; the others need not be.
-    pub fn met(&mut self, id: PeerId, now: Instant) {
+    /// An authenticated datagram arrived on one of the punch sockets. The driver keeps that socket
+    /// and closes the others.
+    pub fn on_punch_succeeded(&mut self, id: PeerId, now: Instant) {
         if let Some(peer) = self.peer_mut(id) {
-            peer.birthday.met(now);
-            // Checks that were sent before went by another socket.
-            peer.paths.look_again();
+            peer.birthday.on_punch_succeeded(now);
+            // Earlier checks left from another socket.
+            peer.paths.restart_checks();
         }
         self.reschedule(id, now, now);
     }
 
-    /// Whether sockets that were opened for a peer are still needed.
+    /// Whether the punch sockets of a peer are still needed.
     pub fn is_open(&self, id: PeerId, now: Instant) -> bool {
         self.peer(id).is_some_and(|peer| {
             let relay = |used| peer.paths.is_relay(used);
@@ -94,8 +98,9 @@ impl Tunnel {
         })
     }
 
-    /// Has a peer's way that is in use stay open in the NATs, if it is that address, for no longer than the session lasts: what came
-    /// near its end would have the peer renew it, and that for ever.
+    /// Sends a keepalive if `address` is the peer's path in use, so that the NATs keep its mapping.
+    /// It stops near the end of the session: a datagram then would have the peer renew the session,
+    /// and so on forever.
     pub fn keep_alive(&mut self, now: Now, id: PeerId, address: SocketAddr, outbox: &mut Outbox) {
         let kept = self.peer(id).is_some_and(|peer| {
             let session = peer.sessions.current.as_ref();
@@ -111,37 +116,46 @@ impl Tunnel {
     }
 
     pub(super) fn search_ports(&mut self, now: Now, id: PeerId, outbox: &mut Outbox) {
-        let (opening, spraying) = self.searches.others(&self.peers, id, now.mono);
+        let (opening, probing) = self.searches.others(&self.peers, id, now.mono);
         let Some(peer) = self.peers.get_mut(id.0 as usize).and_then(Option::as_mut) else {
             return;
         };
-        let scene = Scene {
+        let context = Context {
             relayed: peer
                 .path
                 .endpoint
                 .is_some_and(|used| peer.paths.is_relay(used)),
             active: now.mono < peer.path.active_until,
-            ways: peer.paths.ways(),
-            outside: &self.outside,
-            opening,
-            spraying,
+            candidates: peer.paths.candidates(),
+            nat_mappings: &self.nat_mappings,
+            opening_peers: opening,
+            probing_peers: probing,
         };
-        let due = peer.birthday.due(&scene, now.mono, &mut *self.rng);
+        let due = peer.birthday.due(&context, now.mono, &mut *self.rng);
         self.searches.enter(id, &peer.birthday, now.mono);
         for due in due {
             match due {
-                Due::Knock(towards) => {
-                    self.knocks.retain(|knock| knock.peer != id);
-                    self.knocks.push(Knock { peer: id, towards });
+                Due::Punch(destinations) => {
+                    self.punches.retain(|punch| punch.peer != id);
+                    self.punches.push(Punch {
+                        peer: id,
+                        destinations,
+                    });
                 }
-                Due::Ask(ask) => self.send_ask(now, id, &ask, outbox),
-                Due::Spray(probe, ports) => self.spray(now, id, probe, &ports, outbox),
+                Due::Request(request) => self.send_probe_request(now, id, &request, outbox),
+                Due::Probe(probe, ports) => self.probe_ports(now, id, probe, &ports, outbox),
             }
         }
     }
 
-    /// By the way in use. What is lost is asked again with the next knock.
-    fn send_ask(&mut self, now: Now, id: PeerId, ask: &Ask, outbox: &mut Outbox) {
+    /// Sends a probe request over the path in use. A lost one is repeated with the next punch.
+    fn send_probe_request(
+        &mut self,
+        now: Now,
+        id: PeerId,
+        request: &ProbeRequest,
+        outbox: &mut Outbox,
+    ) {
         let sending = self.sending(now);
         let Some(peer) = self.peer_mut(id) else {
             return;
@@ -154,15 +168,15 @@ impl Tunnel {
             return;
         };
         let mut writer = RecordWriter::new(outbox, &mut session, &mut peer.path.outgoing, envelope);
-        if writer.ports(ask).is_ok() && writer.finish().is_ok() {
+        if writer.ports(request).is_ok() && writer.finish().is_ok() {
             peer.timers.any_authenticated_packet_sent(now.mono);
         }
         peer.sessions.current = Some(session);
     }
 
-    /// One record goes to all: of those that arrive the first is the record, and the others are repeats of it, so that the far end
-    /// misses one at most.
-    fn spray(
+    /// Sends the same record to all `ports`. The first copy that arrives is taken, the others are
+    /// replays; the peer misses one record at most.
+    fn probe_ports(
         &mut self,
         now: Now,
         id: PeerId,
@@ -186,9 +200,9 @@ impl Tunnel {
         };
         envelope.destination.address = *first;
         envelope.destination.source = None;
-        // In a run of its own.
+        // In a GSO run of its own.
         envelope.gso = false;
-        // What is sprayed has a bound of its own.
+        // Probes have a limit of their own.
         let mut outgoing = Outgoing::default();
         let mut writer = RecordWriter::new(outbox, &mut session, &mut outgoing, envelope);
         if writer.probe(probe.id, probe.size.into()).is_ok() {
@@ -196,7 +210,7 @@ impl Tunnel {
             for port in others {
                 outbox.repeat(*port);
             }
-            peer.birthday.sprayed(ports.len());
+            peer.birthday.on_probed(ports.len());
         }
         peer.sessions.current = Some(session);
     }
@@ -205,9 +219,9 @@ impl Tunnel {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::birthday::{MAX_SPRAYING, Mapping, PORTS};
+    use crate::birthday::{MAX_PROBING, Mapping, PORTS};
     use crate::keys::{PrivateKey, PublicKey};
-    use crate::noise::Construction;
+    use crate::noise::Protocol;
     use crate::rng::Rng;
     use crate::tunnel::TunnelConfig;
     use std::time::Duration;
@@ -227,10 +241,11 @@ mod tests {
         }
     }
 
-    /// A tunnel behind this with ten thousand peers, all by a relay and seen as one address.
+    /// A tunnel behind this NAT with ten thousand peers, all relayed and with the same outer
+    /// address.
     fn tunnel(v4: Mapping) -> Tunnel {
         let mut tunnel = Tunnel::new(TunnelConfig {
-            construction: Construction::Native,
+            protocol: Protocol::Native,
             private_key: PrivateKey::from_bytes([1; 32]),
             inner_mtu: 1420,
             offload: false,
@@ -239,22 +254,22 @@ mod tests {
             rng: Box::new(Zeros),
         });
         let v6 = Mapping::Unknown;
-        tunnel.set_outside(Outside { v4, v6 }, at(0).mono);
+        tunnel.set_nat_mappings(NatMappings { v4, v6 }, at(0).mono);
         let relay: SocketAddr = "192.0.2.1:50000".parse().expect("an address");
-        let told: SocketAddr = "203.0.113.9:4000".parse().expect("an address");
+        let address: SocketAddr = "203.0.113.9:4000".parse().expect("an address");
         for n in 0..10_000_u32 {
             let mut key = [7; 32];
             key[..4].copy_from_slice(&n.to_le_bytes());
             let id = tunnel.add_peer(PublicKey::from_bytes(key)).expect("a peer");
             tunnel.set_endpoint(id, relay);
             tunnel.set_relays(id, &[relay]);
-            tunnel.set_candidates(id, &[told], at(0).mono);
+            tunnel.set_candidates(id, &[address], at(0).mono);
             tunnel.peer_mut(id).expect("a peer").path.active_until = at(1_000_000).mono;
         }
         tunnel
     }
 
-    /// Has all of these looked at; which of all are busy then.
+    /// Polls these peers; returns all busy ones.
     fn look(
         tunnel: &mut Tunnel,
         ids: std::ops::Range<u32>,
@@ -272,21 +287,21 @@ mod tests {
     }
 
     #[test]
-    fn of_ten_thousand_that_ask_four_are_sprayed_for_and_no_more_are_remembered_than_those() {
-        let mut tunnel = tunnel(Mapping::Alike);
+    fn four_of_ten_thousand_requesting_peers_are_probed_for() {
+        let mut tunnel = tunnel(Mapping::EndpointIndependent);
         for peer in tunnel.peers.iter_mut().flatten() {
-            peer.birthday.asked(Ask {
+            peer.birthday.on_request(ProbeRequest {
                 ports: PORTS,
                 addresses: vec!["203.0.113.9".parse().expect("an address")],
             });
         }
-        let mut look = |ids, millis, expected: [u32; MAX_SPRAYING]| {
-            let busy = look(&mut tunnel, ids, millis, Birthday::is_spraying);
+        let mut look = |ids, millis, expected: [u32; MAX_PROBING]| {
+            let busy = look(&mut tunnel, ids, millis, Birthday::is_probing);
             assert_eq!(busy, expected);
-            assert_eq!(tunnel.searches.spraying.len(), MAX_SPRAYING);
+            assert_eq!(tunnel.searches.probing.len(), MAX_PROBING);
         };
         look(0..5000, 0, [0, 1, 2, 3]);
-        // They have no sessions: two seconds later their sprays have come to a standstill, and do not go on beside others'.
+        // They have no sessions, so their runs stall within two seconds and make way for others.
         look(5000..10_000, 2000, [5000, 5001, 5002, 5003]);
         look(0..10_000, 2050, [5000, 5001, 5002, 5003]);
         let sent = tunnel.peers().map(|peer| peer.birthday.probes());
@@ -294,24 +309,24 @@ mod tests {
     }
 
     #[test]
-    fn who_is_removed_makes_room_for_another_and_is_not_knocked_at() {
+    fn a_removed_peer_frees_its_slot_and_is_not_punched_for() {
         let own = vec!["198.51.100.7".parse().expect("an address")];
-        let mut tunnel = tunnel(Mapping::PerDestination(own));
+        let mut tunnel = tunnel(Mapping::AddressAndPortDependent(own));
         look(&mut tunnel, 0..10_000, 0, Birthday::is_open);
         look(&mut tunnel, 0..10_000, 3000, Birthday::is_open);
         tunnel.remove_peer(PeerId(0));
-        // Who comes next is given its number.
-        let knocks = tunnel.take_knocks();
-        let knocks: Vec<PeerId> = knocks.iter().map(|knock| knock.peer).collect();
-        assert_eq!(knocks, [PeerId(1)]);
+        // The next peer gets the number of the removed one.
+        let punches = tunnel.take_punches();
+        let punches: Vec<PeerId> = punches.iter().map(|punch| punch.peer).collect();
+        assert_eq!(punches, [PeerId(1)]);
         let next = look(&mut tunnel, 0..10_000, 6000, Birthday::is_open);
         assert_eq!(next, [1, 2]);
     }
 
     #[test]
-    fn of_ten_thousand_that_are_out_of_reach_ports_are_open_for_two() {
+    fn ports_are_open_for_two_of_ten_thousand_unreachable_peers() {
         let own = vec!["198.51.100.7".parse().expect("an address")];
-        let mut tunnel = tunnel(Mapping::PerDestination(own));
+        let mut tunnel = tunnel(Mapping::AddressAndPortDependent(own));
         let mut look = |millis, expected: &[u32]| {
             let busy = look(&mut tunnel, 0..10_000, millis, Birthday::is_open);
             assert_eq!(busy, expected);
@@ -319,7 +334,7 @@ mod tests {
         };
         look(0, &[]);
         look(3000, &[0, 1]);
-        // 15 s later they are closed.
+        // Their ports close after 15 s.
         look(18_000, &[2, 3]);
     }
 }

@@ -1,12 +1,12 @@
-//! Handshakes: ours to start, theirs to answer, cookies under load.
+//! Handshakes: starting them, answering them, and cookies under load.
 
 use super::inbound::Datagram;
-use super::{Former, Now, Reached, Tunnel};
+use super::{Now, PreviousIdentity, Reachability, Tunnel};
 use crate::capabilities::{self, Capabilities, CapabilityError, Cipher};
 use crate::constants::*;
 use crate::cookie::{Admission, verify_mac1};
 use crate::indices::PeerId;
-use crate::noise::{self, Construction, HandshakeError};
+use crate::noise::{self, HandshakeError, Protocol};
 use crate::outbox::{Destination, Outbox};
 use crate::paths::MAX_RELAYS;
 use crate::peer::{Peer, Pending};
@@ -16,50 +16,53 @@ use seikan_observe::DropReason;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// Handshake messages with a right mac1 per second from which on cookies are demanded: each costs
-/// several Diffie-Hellman computations, some 200 microseconds. Others cost one hash and count for
-/// nothing, or anybody could have cookies demanded of everybody.
+/// Handshake messages with a valid mac1 per second above which cookies are demanded. Each costs
+/// several Diffie-Hellman computations, some 200 microseconds. Other messages cost one hash and do
+/// not count: otherwise anyone could have cookies demanded of everybody.
 const LOAD_THRESHOLD: u32 = 100;
-/// Peers that are sought at once of which is told; the others are sought again.
-const MAX_SOUGHT: usize = 64;
-/// Ways that one initiation is sent by, at most, however often they change.
+/// Maximum number of peers in [`Tunnel::take_peers_to_call`]; the others follow with their next
+/// attempt.
+const MAX_PEERS_TO_CALL: usize = 64;
+/// Maximum number of candidates that one initiation is sent to, however often they change.
 const MAX_COPIES: usize = MAX_CANDIDATES + MAX_RELAYS;
 /// DSCP of handshake messages: AF41, as the kernel's (`HANDSHAKE_DSCP` 0x88).
 const HANDSHAKE_TRAFFIC_CLASS: u8 = 0x88;
 
-/// Whom a handshake message is for.
+/// The identity that a handshake message is addressed to.
 #[derive(Clone, Copy)]
-enum Addressee {
-    /// Who we are.
-    Present,
-    /// Who we were until lately.
-    Former,
+enum RecipientIdentity {
+    /// The identity in use.
+    Current,
+    /// The identity before the last key rotation.
+    Previous,
 }
 
 impl Tunnel {
-    /// The peer tries to reach us, we were told: initiates to wherever it may be, which opens the NATs before us to what it
-    /// sends. Twice a second at most.
-    pub fn approach(&mut self, now: Now, id: PeerId, outbox: &mut Outbox) {
+    /// Handles a call-me-maybe: the peer tries to reach this host. Sends an initiation to all
+    /// candidates of the peer, which opens this host's NATs for its packets. At most twice a
+    /// second.
+    pub fn on_call_me_maybe(&mut self, now: Now, id: PeerId, outbox: &mut Outbox) {
         let Some(peer) = self.peer_mut(id) else {
             return;
         };
-        if !peer.timers.may_approach(now.mono) {
+        if !peer.timers.may_answer_call(now.mono) {
             return;
         }
-        peer.paths.called(now.mono);
+        peer.paths.on_call_me_maybe(now.mono);
         let tried = self.initiate(now, id, true, outbox);
         if let Some(peer) = self.peer_mut(id).filter(|_| tried) {
-            peer.timers.approached(now.mono);
+            peer.timers.call_answered(now.mono);
             self.reschedule(id, now.mono, now.mono);
         }
     }
 
-    /// Peers with candidates that were sent initiations everywhere since this was last asked: it may help to tell them.
-    pub fn take_sought(&mut self) -> Vec<PeerId> {
-        std::mem::take(&mut self.sought)
+    /// Takes the peers whose candidates were all sent an initiation since the last call. It may
+    /// help to signal a call-me-maybe to them.
+    pub fn take_peers_to_call(&mut self) -> Vec<PeerId> {
+        std::mem::take(&mut self.peers_to_call)
     }
 
-    /// Sends an initiation, once the timers have said that it is time for one.
+    /// Sends an initiation when the timers allow it.
     pub(super) fn initiate_handshake(&mut self, now: Now, id: PeerId, outbox: &mut Outbox) {
         let Some(peer) = self.peers[id.0 as usize].as_mut() else {
             return;
@@ -67,8 +70,8 @@ impl Tunnel {
         let current = peer.sessions.current.as_ref();
         let lives = current.is_some_and(|session| super::outbound::may_send(session, now.mono));
         let everywhere = !lives || peer.timers.is_retrying() || peer.paths.is_lost();
-        if everywhere && !peer.paths.is_empty() && self.sought.len() < MAX_SOUGHT {
-            self.sought.push(id);
+        if everywhere && !peer.paths.is_empty() && self.peers_to_call.len() < MAX_PEERS_TO_CALL {
+            self.peers_to_call.push(id);
         }
         let tried = self.initiate(now, id, everywhere, outbox);
         if let Some(peer) = self.peers[id.0 as usize].as_mut().filter(|_| tried) {
@@ -77,24 +80,24 @@ impl Tunnel {
         }
     }
 
-    /// Makes an initiation and sends it; false if there is nowhere to send it to, or no index for it: then none was tried, and
-    /// none is repeated.
+    /// Builds an initiation and sends it. Returns false if there is no address or no free index for
+    /// it; it is not repeated then.
     fn initiate(&mut self, now: Now, id: PeerId, everywhere: bool, outbox: &mut Outbox) -> bool {
         let ours = self.capabilities();
         let Some(peer) = self.peers[id.0 as usize].as_mut() else {
             return false;
         };
-        let payload = match self.construction {
-            Construction::WireGuard => Vec::new(),
-            Construction::Native => ours.encode(),
+        let payload = match self.protocol {
+            Protocol::WireGuard => Vec::new(),
+            Protocol::Native => ours.encode(),
         };
         let length = INITIATION_LEN + payload.len();
-        if !peer.path.outgoing.proof.allows(length) {
+        if !peer.path.outgoing.validation.allows(length) {
             peer.path.go_back();
         }
         let destinations = initiation_destinations(peer, everywhere, length);
         if destinations.is_empty() {
-            peer.drop_stash(DropReason::NoEndpoint);
+            peer.drop_staged(DropReason::NoEndpoint);
             return false;
         }
         if let Some(old) = peer.handshake.pending.take() {
@@ -109,7 +112,7 @@ impl Tunnel {
         let stamp = self.clock.stamp(now.wall);
         let mut message = [0; MAX_HANDSHAKE_LEN];
         let made = noise::create_initiation(
-            self.construction,
+            self.protocol,
             &self.identity,
             &peer.public_key,
             &peer.preshared_key,
@@ -124,7 +127,7 @@ impl Tunnel {
                 peer.handshake
                     .cookie
                     .stamp(&mut message[..length], now.mono);
-                let ways = peer.paths.ways().iter().map(|way| way.address);
+                let candidates = peer.paths.candidates().iter().map(|c| c.address);
                 peer.handshake.pending = Some(Box::new(Pending {
                     initiator,
                     message: message[..length].into(),
@@ -133,8 +136,8 @@ impl Tunnel {
                         [alone] => Some(alone.address),
                         _ => None,
                     },
-                    known: ways.chain(peer.path.endpoint).collect(),
-                    new_way: false,
+                    known: candidates.chain(peer.path.endpoint).collect(),
+                    new_candidate: false,
                 }));
                 peer.counters.handshakes.initiations_sent += 1;
                 peer.timers.any_authenticated_packet_sent(now.mono);
@@ -142,7 +145,7 @@ impl Tunnel {
                     .iter()
                     .any(|to| Some(to.address) == peer.path.endpoint)
                 {
-                    peer.path.outgoing.proof.take(length);
+                    peer.path.outgoing.validation.take(length);
                 }
                 for destination in &destinations {
                     post(outbox, destination, Some(id), &message[..length]);
@@ -157,9 +160,10 @@ impl Tunnel {
         true
     }
 
-    /// Sends the initiation that waits for its response by the ways that have appeared meanwhile. It is the same one, so that whichever
-    /// copy comes first is answered: another would make the answer to this one void, which may be on its way.
-    pub(super) fn initiate_at_new_ways(&mut self, now: Now, id: PeerId, outbox: &mut Outbox) {
+    /// Repeats the pending initiation to the candidates that were added since. It is the same
+    /// message, so either copy may be answered; a new one would void an answer that is already on
+    /// its way.
+    pub(super) fn initiate_to_new_candidates(&mut self, now: Now, id: PeerId, outbox: &mut Outbox) {
         let reached = self.reached(id, now.mono);
         let Some(peer) = self.peer_mut(id) else {
             return;
@@ -167,11 +171,12 @@ impl Tunnel {
         let Some(pending) = peer.handshake.pending.as_mut() else {
             return;
         };
-        pending.new_way = false;
-        if reached != Reached::Not || pending.sent.has_expired(REKEY_TIMEOUT, now.mono) {
+        pending.new_candidate = false;
+        if reached != Reachability::Unreachable || pending.sent.has_expired(REKEY_TIMEOUT, now.mono)
+        {
             return;
         }
-        for address in peer.paths.ways().iter().map(|way| way.address) {
+        for address in peer.paths.candidates().iter().map(|c| c.address) {
             if !pending.known.contains(&address) && pending.known.len() < MAX_COPIES {
                 pending.known.push(address);
                 pending.alone = None;
@@ -180,7 +185,7 @@ impl Tunnel {
         }
     }
 
-    /// What we can do, for a native handshake.
+    /// Capabilities of this host, for a native handshake.
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             version: capabilities::VERSION,
@@ -198,7 +203,7 @@ impl Tunnel {
         }
     }
 
-    /// Any message that is not data.
+    /// Handles any message that is not data.
     pub(super) fn handshake_message(
         &mut self,
         now: Now,
@@ -207,7 +212,7 @@ impl Tunnel {
         outbox: &mut Outbox,
     ) -> Result<PeerId, DropReason> {
         let kind = message[0];
-        let c = self.construction;
+        let c = self.protocol;
         let reply_to = Destination {
             address: from.source,
             source: from.destination,
@@ -219,20 +224,21 @@ impl Tunnel {
         if kind != c.initiation_type() && kind != c.response_type() {
             return Err(DropReason::UnknownType);
         }
-        self.former.take_if(|former| former.until <= now.mono);
-        let for_former = |former: &&mut Former| verify_mac1(former.identity.mac1_key(c), message);
-        let former = self.former.as_mut().filter(for_former);
-        let to = match former {
-            Some(_) => Addressee::Former,
-            None => Addressee::Present,
+        self.previous.take_if(|previous| previous.until <= now.mono);
+        let for_previous =
+            |previous: &&mut PreviousIdentity| verify_mac1(previous.identity.mac1_key(c), message);
+        let previous = self.previous.as_mut().filter(for_previous);
+        let to = match previous {
+            Some(_) => RecipientIdentity::Previous,
+            None => RecipientIdentity::Current,
         };
-        let super::Defence {
+        let super::FloodProtection {
             cookies,
             load,
             recent,
-        } = &mut self.defence;
-        let cookies = former.map_or(cookies, |former| &mut former.cookies);
-        if load.is_on(now.mono) && cookies.reserved().is_old(now.mono) {
+        } = &mut self.flood_protection;
+        let cookies = previous.map_or(cookies, |previous| &mut previous.cookies);
+        if load.is_on(now.mono) && cookies.reserved().is_stale(now.mono) {
             let live = self
                 .peers
                 .iter()
@@ -283,20 +289,20 @@ impl Tunnel {
         Ok(id)
     }
 
-    /// We are the responder.
+    /// Handles an initiation, as the responder.
     fn initiation(
         &mut self,
         now: Now,
         message: &[u8],
-        to: Addressee,
+        to: RecipientIdentity,
         reply_to: &Destination,
         outbox: &mut Outbox,
     ) -> Result<PeerId, DropReason> {
-        let identity = match (to, &self.former) {
-            (Addressee::Former, Some(former)) => &former.identity,
+        let identity = match (to, &self.previous) {
+            (RecipientIdentity::Previous, Some(previous)) => &previous.identity,
             _ => &self.identity,
         };
-        let received = noise::consume_initiation(self.construction, identity, message)
+        let received = noise::consume_initiation(self.protocol, identity, message)
             .map_err(|e| drop_reason(&e))?;
         let id = self
             .peer_by_key(&received.remote)
@@ -305,7 +311,7 @@ impl Tunnel {
         let Some(peer) = self.peers[id.0 as usize].as_mut() else {
             return Err(DropReason::UnknownPeer);
         };
-        // Replayed, or a flood by somebody who has the peer's key (kernel `noise.c`).
+        // A replay, or a flood by somebody with the peer's key (kernel `noise.c`).
         let replayed = peer
             .handshake
             .last_timestamp
@@ -319,9 +325,9 @@ impl Tunnel {
         if flood {
             return Err(DropReason::RateLimited);
         }
-        let (cipher, payload) = match self.construction {
-            Construction::WireGuard => (Cipher::ChaCha20Poly1305, Vec::new()),
-            Construction::Native => match answer(&ours, &received.payload) {
+        let (cipher, payload) = match self.protocol {
+            Protocol::WireGuard => (Cipher::ChaCha20Poly1305, Vec::new()),
+            Protocol::Native => match answer(&ours, &received.payload) {
                 Ok((theirs, choice, cipher)) => {
                     peer.capabilities = Some(theirs);
                     peer.refusal = None;
@@ -365,17 +371,15 @@ impl Tunnel {
             self.indices.remove(ended);
         }
         let (to, source) = (reply_to.address, reply_to.source);
-        match self.construction {
-            Construction::Native if !peer.paths.is_relay(to) => {
-                peer.path.follow(to, source, now.mono)
-            }
+        match self.protocol {
+            Protocol::Native if !peer.paths.is_relay(to) => peer.path.follow(to, source, now.mono),
             _ => peer.path.move_to(to, source),
         }
         peer.path.responded = Some(to);
-        let proof = &mut peer.path.outgoing.proof;
-        proof.received(message.len(), now.mono);
-        // No longer than what it answers.
-        proof.take(length);
+        let validation = &mut peer.path.outgoing.validation;
+        validation.received(message.len(), now.mono);
+        // The response is no longer than the initiation that it answers.
+        validation.take(length);
         peer.paths.moved();
         peer.timers.any_authenticated_packet_received(now.mono);
         peer.timers.session_derived(now.mono);
@@ -385,7 +389,7 @@ impl Tunnel {
         Ok(id)
     }
 
-    /// We are the initiator.
+    /// Handles a response, as the initiator.
     fn response(
         &mut self,
         now: Now,
@@ -416,9 +420,9 @@ impl Tunnel {
             .map_err(|e| drop_reason(&e))?;
         let alone = pending.alone == Some(from.source);
         peer.handshake.pending = None;
-        let cipher = match self.construction {
-            Construction::WireGuard => Some(Cipher::ChaCha20Poly1305),
-            Construction::Native => match accept(&ours, &established.payload) {
+        let cipher = match self.protocol {
+            Protocol::WireGuard => Some(Cipher::ChaCha20Poly1305),
+            Protocol::Native => match accept(&ours, &established.payload) {
                 Ok((theirs, cipher)) => {
                     peer.capabilities = Some(theirs);
                     peer.refusal = None;
@@ -448,52 +452,54 @@ impl Tunnel {
         peer.counters.inbound.consumed += 1;
         peer.counters.handshakes.completed += 1;
         peer.last_handshake = Some(now.wall);
-        // Sent to that address alone, the initiation was received there; of several it may have been another.
-        if alone || self.construction == Construction::WireGuard || peer.paths.is_relay(from.source)
-        {
+        // If the initiation was sent to one address only, the response proves that the peer
+        // receives there. If it was sent to several, another one may have arrived.
+        if alone || self.protocol == Protocol::WireGuard || peer.paths.is_relay(from.source) {
             peer.path.move_to(from.source, from.destination);
-            peer.path.prove();
+            peer.path.validate();
         } else {
             peer.path.follow(from.source, from.destination, now.mono);
-            let proof = &mut peer.path.outgoing.proof;
-            proof.received(message.len(), now.mono);
+            let validation = &mut peer.path.outgoing.validation;
+            validation.received(message.len(), now.mono);
         }
         peer.paths.moved();
         peer.path.active_until = now.mono + KEEPALIVE_TIMEOUT;
         peer.timers.any_authenticated_packet_received(now.mono);
         peer.timers.handshake_complete();
         peer.timers.session_derived(now.mono);
-        // The responder may not send before it has received something (whitepaper 5.1).
-        if peer.stash.is_empty() || !peer.path.is_proven() {
+        // The responder may not send before it has received data (whitepaper 5.1).
+        if peer.staged.is_empty() || !peer.path.is_validated() {
             self.send_keepalive(now, id, outbox);
         }
         Ok(id)
     }
 }
 
-/// Where an initiation goes: to where the peer is, and if told so by all other ways to it. Of the copies the first that comes
-/// is answered, and by that way; the others are replays. Two peers that do so at once open the NATs between them. A way that was lost
-/// is left out at first: what gets through it may be answered by it, where nothing comes back.
-/// So is an endpoint that is not proven and to which so many bytes may not be sent.
+/// The addresses that an initiation is sent to: the endpoint and, if `everywhere`, all candidates.
+/// The peer answers the first copy that arrives, over the same path; the others are replays to it.
+/// If both peers do so at once, they open the NATs between them.
+///
+/// A lost endpoint is left out at first: the peer might answer the copy that arrives there, over a
+/// path on which nothing returns. So is an unvalidated endpoint without enough credit.
 fn initiation_destinations(peer: &Peer, everywhere: bool, length: usize) -> Vec<Destination> {
     let mut all: Vec<Destination> = Vec::new();
     if everywhere {
-        let ways = peer.paths.ways().iter().map(|way| way.address);
-        let others = ways.filter(|address| Some(*address) != peer.path.endpoint);
+        let candidates = peer.paths.candidates().iter().map(|c| c.address);
+        let others = candidates.filter(|address| Some(*address) != peer.path.endpoint);
         all.extend(others.map(towards));
     }
     let left_out = peer.paths.is_lost() && !peer.timers.is_retrying() && !all.is_empty();
     if let Some(known) = peer
         .path
         .destination(HANDSHAKE_TRAFFIC_CLASS)
-        .filter(|_| !left_out && peer.path.outgoing.proof.allows(length))
+        .filter(|_| !left_out && peer.path.outgoing.validation.allows(length))
     {
         all.insert(0, known);
     }
     all
 }
 
-/// An address from which nothing has come yet.
+/// The destination for an address without a known local address.
 fn towards(address: SocketAddr) -> Destination {
     Destination {
         address,
@@ -502,7 +508,7 @@ fn towards(address: SocketAddr) -> Destination {
     }
 }
 
-/// The responder's part of the negotiation.
+/// The responder's side of the negotiation.
 fn answer(
     ours: &Capabilities,
     offer: &[u8],
@@ -512,14 +518,14 @@ fn answer(
     Ok((theirs, choice, agreed.cipher))
 }
 
-/// The initiator's part.
+/// The initiator's side of the negotiation.
 fn accept(ours: &Capabilities, choice: &[u8]) -> Result<(Capabilities, Cipher), CapabilityError> {
     let theirs = Capabilities::parse(choice)?;
     let agreed = ours.accept(&theirs)?;
     Ok((theirs, agreed.cipher))
 }
 
-/// Counts a handshake message and says whether there are too many.
+/// Counts a handshake message. Returns whether there are too many in this second.
 fn busy((since, count): &mut (Instant, u32), now: Instant) -> bool {
     if now.duration_since(*since) >= Duration::from_secs(1) {
         (*since, *count) = (now, 0);
@@ -528,8 +534,8 @@ fn busy((since, count): &mut (Instant, u32), now: Instant) -> bool {
     *count > LOAD_THRESHOLD
 }
 
-/// Puts a message that is not data into the outbox. Without room it is lost, as on any network;
-/// the timers repeat it.
+/// Queues a message that is not data. If the outbox is full the message is lost, as on any network,
+/// and the timers repeat it.
 fn post(outbox: &mut Outbox, to: &Destination, peer: Option<PeerId>, message: &[u8]) {
     if let Some(mut slot) = outbox.reserve(message.len()) {
         slot.bytes().copy_from_slice(message);

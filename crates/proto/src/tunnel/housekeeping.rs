@@ -1,10 +1,10 @@
-//! What happens by the clock: timers, probes, reports, and what waited for a handshake.
+//! Timed work: timers, probes, reports and staged packets.
 
 use super::{Now, Tunnel};
 use crate::inbox::Inbox;
 use crate::indices::PeerId;
 use crate::native::record::{Outgoing, RecordWriter};
-use crate::noise::Construction;
+use crate::noise::Protocol;
 use crate::outbox::Outbox;
 use crate::paths::Due;
 use crate::peer::Peer;
@@ -13,7 +13,7 @@ use crate::timers::{self, Action};
 use seikan_observe::DropReason;
 use std::time::Duration;
 
-/// Pause before something that was due but could not be done is tried again.
+/// Delay before work that was due but could not be done is retried.
 const RETRY: Duration = Duration::from_millis(1);
 
 /// Why the tunnel wants to be polled.
@@ -21,54 +21,55 @@ const RETRY: Duration = Duration::from_millis(1);
 pub enum WakeReason {
     /// A timer of the handshake protocol.
     Timer(timers::WakeReason),
-    /// The path's MTU is to be probed.
+    /// An MTU probe is due.
     PathProbe,
-    /// Ways to the peer are to be checked.
+    /// Candidates are to be checked.
     PathCheck,
-    /// A port of a symmetric NAT is searched for.
+    /// Port probing has work to do.
     PortSearch,
-    /// The endpoint is to be proven, or left.
-    Proof,
-    /// Somebody asks whether the peer answers.
+    /// The endpoint is to be validated or abandoned.
+    AddressValidation,
+    /// A ping waits to be sent.
     Ping,
     /// A health report is due.
     HealthReport,
-    /// Fragments have waited too long.
+    /// Fragments have expired.
     Reassembly,
-    /// Packets wait that may be sent now.
-    Stash,
-    /// An initiation waits for its response, and has not been sent by every way yet.
-    NewWay,
+    /// Staged packets may be sent.
+    Staged,
+    /// A pending initiation has not been sent to every candidate.
+    NewCandidate,
 }
 
 impl Tunnel {
-    /// When to call [`Tunnel::poll`], and for which peer.
+    /// Returns when to call [`Tunnel::poll`], and for which peer.
     pub fn next_wakeup(&self) -> Option<(Instant, PeerId)> {
         self.wakeups.first().copied()
     }
 
-    /// Why the peer wants to be woken, and when.
+    /// Returns when and why the peer is to be polled.
     pub fn wake_reason(&self, id: PeerId) -> Option<(Instant, WakeReason)> {
         self.deadline(self.peer(id)?, Instant::BOOT)
     }
 
-    /// Does what is due; true if there is more to do once the boxes are emptied.
+    /// Does the work that is due. Returns true if there is more to do once the outbox and inbox are
+    /// emptied.
     pub fn poll(&mut self, now: Now, outbox: &mut Outbox, inbox: &mut Inbox) -> bool {
-        // Its key is erased.
-        self.former.take_if(|former| former.until <= now.mono);
+        // Dropping the identity erases its key.
+        self.previous.take_if(|previous| previous.until <= now.mono);
         while let Some((at, id)) = self.wakeups.first().copied() {
             if at > now.mono {
                 return false;
             }
-            // One peer at a time, and only if what it may send is sure to fit.
-            if outbox.room() < 4 * crate::batch::MAX_READ {
+            // One peer at a time, and only if all that it may send is sure to fit.
+            if outbox.remaining() < 4 * crate::batch::MAX_READ {
                 return true;
             }
             self.wakeups.pop_first();
             if let Some(peer) = self.peer_mut(id) {
                 peer.scheduled = None;
                 self.due(now, id, outbox, inbox);
-                // What could not be done now is not tried again in the same instant.
+                // Work that could not be done is not retried in the same instant.
                 self.reschedule(id, now.mono, now.mono + RETRY);
             }
         }
@@ -80,7 +81,7 @@ impl Tunnel {
             return;
         };
         let given_up = peer.reassembly.expire(now.mono);
-        peer.counters.inbound.held -= given_up;
+        peer.counters.inbound.pending -= given_up;
         peer.counters
             .inbound
             .drops
@@ -88,14 +89,17 @@ impl Tunnel {
         for action in peer.timers.expire(now.mono) {
             self.act(now, id, action, outbox);
         }
-        if self.peer_mut(id).is_some_and(|p| p.handshake.has_new_way()) {
-            self.initiate_at_new_ways(now, id, outbox);
+        if self
+            .peer_mut(id)
+            .is_some_and(|p| p.handshake.has_new_candidate())
+        {
+            self.initiate_to_new_candidates(now, id, outbox);
         }
-        if self.construction == Construction::Native {
-            self.prove_endpoint(now, id, outbox);
+        if self.protocol == Protocol::Native {
+            self.validate_endpoint(now, id, outbox);
         }
-        self.send_stash(now, id, outbox, inbox);
-        if self.construction == Construction::Native {
+        self.send_staged(now, id, outbox, inbox);
+        if self.protocol == Protocol::Native {
             self.probe_and_report(now, id, outbox);
             self.check_paths(now, id, outbox);
             self.search_ports(now, id, outbox);
@@ -119,23 +123,23 @@ impl Tunnel {
             Action::ZeroKeys => self.zero_keys(id),
             Action::GiveUp => {
                 if let Some(peer) = self.peer_mut(id) {
-                    peer.drop_stash(DropReason::HandshakeTimeout);
+                    peer.drop_staged(DropReason::HandshakeTimeout);
                 }
             }
         }
     }
 
-    /// Erases what is old. After a long sleep the timer may find a handshake that was begun just now,
-    /// for the first packet after it: that one goes on.
+    /// Erases old keys. After a long sleep the timer may find a handshake that has just been
+    /// started for the first packet; that one continues.
     fn zero_keys(&mut self, id: PeerId) {
         let Some(peer) = self.peer_mut(id) else {
             return;
         };
         let pending = peer.timers.handshake_pending();
-        let begun = pending.then(|| peer.handshake.pending.take()).flatten();
+        let pending = pending.then(|| peer.handshake.pending.take()).flatten();
         self.forget_sessions(id);
         if let Some(peer) = self.peer_mut(id) {
-            peer.handshake.pending = begun;
+            peer.handshake.pending = pending;
         }
     }
 
@@ -150,25 +154,25 @@ impl Tunnel {
         }
     }
 
-    /// Asks the peer to prove that it receives at its endpoint, or goes back to the one before.
-    fn prove_endpoint(&mut self, now: Now, id: PeerId, outbox: &mut Outbox) {
+    /// Sends a check to an unvalidated endpoint, or returns to the previous endpoint.
+    fn validate_endpoint(&mut self, now: Now, id: PeerId, outbox: &mut Outbox) {
         let sending = self.sending(now);
         let Some(peer) = self.peers.get_mut(id.0 as usize).and_then(Option::as_mut) else {
             return;
         };
-        if peer.path.outgoing.proof.is_given_up(now.mono) && peer.path.go_back() {
+        if peer.path.outgoing.validation.is_abandoned(now.mono) && peer.path.go_back() {
             return;
         }
         let may_send = |s: &mut Box<_>| super::outbound::may_send(s, now.mono);
         let Some(mut session) = peer.sessions.current.take_if(may_send) else {
             return;
         };
-        if let Some(check) = peer.path.outgoing.proof.ask(now.mono, &mut *self.rng)
+        if let Some(check) = peer.path.outgoing.validation.ask(now.mono, &mut *self.rng)
             && let Some(envelope) = super::outbound::envelope(peer, &sending, 0)
         {
             let mut writer =
                 RecordWriter::new(outbox, &mut session, &mut peer.path.outgoing, envelope);
-            // Without room it is as good as lost, and another follows.
+            // If the outbox is full, the check counts as lost and another one follows.
             if writer.probe(check.id, check.size.into()).is_ok() {
                 peer.path.mtu.check_sent(session.local_index);
                 peer.timers.any_authenticated_packet_sent(now.mono);
@@ -182,7 +186,7 @@ impl Tunnel {
         let Some(peer) = self.peer_mut(id) else {
             return;
         };
-        if !peer.path.is_proven() {
+        if !peer.path.is_validated() {
             return;
         }
         let Some(envelope) = super::outbound::envelope(peer, &sending, 0) else {
@@ -202,7 +206,8 @@ impl Tunnel {
         if report.is_some() || probe.is_some() {
             let mut writer =
                 RecordWriter::new(outbox, &mut session, &mut peer.path.outgoing, envelope);
-            // There is room (see `poll`); were there none, the next interval brings another.
+            // There is space (see `poll`). If there were none, the next interval would send
+            // another.
             let reported = report.is_none_or(|r| writer.health(&r).is_ok());
             let probed = probe.is_none_or(|(id, size)| writer.probe(id, size).is_ok());
             if writer.finish().is_ok() && reported && probed {
@@ -212,7 +217,7 @@ impl Tunnel {
         peer.sessions.current = Some(session);
     }
 
-    /// Checks the ways to the peer that are to be checked, and begins a handshake where the one in use carries nothing any more.
+    /// Sends the checks that are due. Starts a handshake if the path in use is lost.
     fn check_paths(&mut self, now: Now, id: PeerId, outbox: &mut Outbox) {
         let sending = self.sending(now);
         let Some(peer) = self.peers.get_mut(id.0 as usize).and_then(Option::as_mut) else {
@@ -233,7 +238,7 @@ impl Tunnel {
             else {
                 continue;
             };
-            // Checks of other ways have bounds of their own (`Paths`).
+            // Checks of other candidates have limits of their own (`Paths`).
             let mut other = Outgoing::default();
             let mut outgoing = &mut peer.path.outgoing;
             if Some(address) != peer.path.endpoint {
@@ -242,7 +247,7 @@ impl Tunnel {
                 outgoing = &mut other;
             }
             let mut writer = RecordWriter::new(outbox, &mut session, outgoing, envelope);
-            // Without room it is as good as lost, and another follows.
+            // If the outbox is full, the check counts as lost and another one follows.
             if writer.probe(check.id, check.size.into()).is_ok() {
                 peer.path.mtu.check_sent(session.local_index);
                 peer.timers.any_authenticated_packet_sent(now.mono);
@@ -250,7 +255,7 @@ impl Tunnel {
         }
         peer.sessions.current = Some(session);
         if lost {
-            // The latest may be a moment ago: it went by the way that was lost.
+            // The latest initiation may be recent, but it went over the lost path.
             peer.timers.forget_initiation();
             if peer.timers.want_handshake(now.mono) {
                 self.initiate_handshake(now, id, outbox);
@@ -258,56 +263,56 @@ impl Tunnel {
         }
     }
 
-    /// The earliest thing this peer waits for.
+    /// The earliest deadline of this peer.
     fn deadline(&self, peer: &Peer, now: Instant) -> Option<(Instant, WakeReason)> {
         let has_session = peer.has_session(now);
-        let native = has_session && self.construction == Construction::Native;
-        // Little is sent to an endpoint that is not proven: all else waits.
-        let proven = peer.path.is_proven();
-        let stash = has_session && proven && !peer.stash.is_empty();
-        let ping = native && proven && peer.pings.waits();
-        let new_way = peer.handshake.has_new_way();
+        let native = has_session && self.protocol == Protocol::Native;
+        // Only little may be sent to an unvalidated endpoint; everything else waits.
+        let validated = peer.path.is_validated();
+        let staged = has_session && validated && !peer.staged.is_empty();
+        let ping = native && validated && peer.pings.is_queued();
+        let new_candidate = peer.handshake.has_new_candidate();
         let probe = peer.path.mtu.next_wakeup().unwrap_or(now);
         [
             peer.timers
                 .next()
                 .map(|(at, why)| (at, WakeReason::Timer(why))),
-            // Without packets nothing is probed, whatever was begun.
-            (native && proven && probe.max(now) < peer.path.active_until)
+            // Without packets there is no probing, even if a search has been started.
+            (native && validated && probe.max(now) < peer.path.active_until)
                 .then_some((probe, WakeReason::PathProbe)),
             peer.path
                 .outgoing
-                .proof
+                .validation
                 .next_wakeup(now)
                 .filter(|_| native)
-                .map(|at| (at, WakeReason::Proof)),
+                .map(|at| (at, WakeReason::AddressValidation)),
             peer.paths
                 .next_wakeup(peer.path.endpoint)
                 .filter(|_| native)
                 .map(|at| (at, WakeReason::PathCheck)),
             peer.birthday
-                .next_wakeup(self.outside.is_symmetric(), peer.path.active_until)
+                .next_wakeup(self.nat_mappings.is_symmetric(), peer.path.active_until)
                 .filter(|_| native)
                 .map(|at| (at, WakeReason::PortSearch)),
             peer.path
                 .health
                 .next_report()
-                .filter(|_| native && proven)
+                .filter(|_| native && validated)
                 .map(|at| (at, WakeReason::HealthReport)),
             peer.reassembly
                 .next_expiry()
                 .map(|at| (at, WakeReason::Reassembly)),
-            stash.then_some((Instant::BOOT, WakeReason::Stash)),
+            staged.then_some((Instant::BOOT, WakeReason::Staged)),
             ping.then_some((Instant::BOOT, WakeReason::Ping)),
-            new_way.then_some((Instant::BOOT, WakeReason::NewWay)),
+            new_candidate.then_some((Instant::BOOT, WakeReason::NewCandidate)),
         ]
         .into_iter()
         .flatten()
         .min_by_key(|(at, _)| *at)
     }
 
-    /// Enters the peer's next deadline, if it is earlier than the one entered already; `earliest`
-    /// bounds it from below.
+    /// Schedules the peer's next deadline if it is earlier than the scheduled one. `earliest` is a
+    /// lower bound.
     pub(super) fn reschedule(&mut self, id: PeerId, now: Instant, earliest: Instant) {
         let Some(peer) = self.peer(id) else { return };
         let Some((at, _)) = self.deadline(peer, now) else {
@@ -316,7 +321,7 @@ impl Tunnel {
         let at = at.max(earliest);
         let scheduled = peer.scheduled;
         if scheduled.is_none_or(|scheduled| at < scheduled) {
-            // One entry for each peer: those that came too late would pile up.
+            // One entry for each peer, or outdated entries would pile up.
             if let Some(scheduled) = scheduled {
                 self.wakeups.remove(&(scheduled, id));
             }

@@ -1,19 +1,19 @@
-//! From the network to the TUN device: find the session, open in place, check, hand on.
+//! From the network to the TUN device: find the session, decrypt in place, check, deliver.
 
 use super::outbound::clamp_syn;
 use super::{Now, Tunnel};
 use crate::allowed_ips::{AllowedIps, LookupCache};
 use crate::constants::*;
-use crate::filter::Guard;
+use crate::filter::StatefulFilter;
 use crate::inbox::Inbox;
 use crate::indices::PeerId;
 use crate::native::frame::{self, Frame, Frames, STAMP_LEN, Stamp};
 use crate::native::path_mtu;
 use crate::native::reassembly::{Outcome, Reassembled, Record};
 use crate::native::record::RecordWriter;
-use crate::noise::Construction;
+use crate::noise::Protocol;
 use crate::outbox::Outbox;
-use crate::paths::{Check, Taken};
+use crate::paths::{Check, CheckOutcome};
 use crate::peer::Peer;
 use crate::time::Instant;
 use seikan_observe::DropReason;
@@ -22,39 +22,39 @@ use seikan_wire::message::{DATA_HEADER_LEN, DataHeader, TAG_LEN};
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 
-/// What one receive call returned: one datagram, or several of one size that GRO merged.
+/// The result of one receive call: one datagram, or several of the same size that GRO merged.
 #[derive(Clone, Debug)]
 pub struct Datagram {
-    /// Who sent it.
+    /// The sender's address.
     pub source: SocketAddr,
-    /// Which of our addresses it was sent to.
+    /// The local address that it was sent to.
     pub destination: Option<IpAddr>,
-    /// The outer header's DSCP and ECN byte.
+    /// DSCP and ECN byte of the outer header.
     pub traffic_class: u8,
-    /// Where it lies in the arena.
+    /// Position in the arena.
     pub range: Range<usize>,
-    /// Size of each datagram but the last.
+    /// Size of each datagram except the last one.
     pub segment_size: usize,
-    /// The receive buffer was too small: the end is missing.
+    /// The receive buffer was too small, so the end is missing.
     pub truncated: bool,
 }
 
-/// One datagram of a receive, on its way.
+/// One datagram of a receive call.
 struct Arrival<'a> {
     from: &'a Datagram,
     range: Range<usize>,
 }
 
 impl Arrival<'_> {
-    /// The outer header's ECN field.
+    /// The ECN field of the outer header.
     fn ecn(&self) -> u8 {
         self.from.traffic_class & 3
     }
 }
 
 impl Tunnel {
-    /// Takes in received datagrams, whose bytes lie in `arena`, where they are decrypted in place.
-    /// Packets go to `inbox`, answers to `outbox`.
+    /// Processes received datagrams. Their bytes lie in `arena`, where they are decrypted in place.
+    /// Packets are added to `inbox`, answers to `outbox`.
     pub fn inbound(
         &mut self,
         now: Now,
@@ -92,11 +92,11 @@ impl Tunnel {
     }
 
     fn drop_datagram(&mut self, reason: DropReason) {
-        self.stray.inbound.packets_in += 1;
-        self.stray.inbound.drops.add(reason, 1);
+        self.unattributed.inbound.packets_in += 1;
+        self.unattributed.inbound.drops.add(reason, 1);
     }
 
-    /// One datagram. An error is for those that no peer can be charged with.
+    /// Processes one datagram. Returns an error for datagrams that belong to no peer.
     fn datagram(
         &mut self,
         now: Now,
@@ -110,7 +110,7 @@ impl Tunnel {
         }
         let bytes = &mut arena[arrival.range.clone()];
         let kind = *bytes.first().ok_or(DropReason::Truncated)?;
-        if kind != self.construction.data_type() {
+        if kind != self.protocol.data_type() {
             return self.handshake_message(now, bytes, arrival.from, outbox);
         }
         let header = DataHeader::read(bytes).ok_or(DropReason::Truncated)?;
@@ -132,38 +132,46 @@ impl Tunnel {
         }
         let plaintext = session.open(&header, bytes)?;
         peer.counters.received_bytes += bytes.len() as u64;
-        // Stricter than the kernel, which lets any authentic datagram move the endpoint: one that
-        // was overtaken, or held back by somebody, says where the peer was and not where it is.
+        // Stricter than the kernel, which lets any authenticated datagram move the endpoint. A
+        // datagram that was overtaken, or delayed by an attacker, tells where the peer was and not
+        // where it is.
         let newest = session.is_newest(header.counter);
         let derived = session.created;
         let (from, began) = (arrival.from.source, session.initiator);
         let follows = newest
-            && (self.construction == Construction::WireGuard
-                || peer.paths.heard(from, peer.path.endpoint, began, now.mono));
-        if !newest && self.construction == Construction::Native {
-            peer.paths.heard_late(from, peer.path.endpoint, now.mono);
+            && (self.protocol == Protocol::WireGuard
+                || peer
+                    .paths
+                    .on_datagram(from, peer.path.endpoint, began, now.mono));
+        if !newest && self.protocol == Protocol::Native {
+            peer.paths
+                .on_late_datagram(from, peer.path.endpoint, now.mono);
         }
         if follows
             && (peer.path.endpoint != Some(from) || peer.path.source != arrival.from.destination)
         {
             let to = arrival.from.destination;
-            // A relay is not where the peer says that it is, but where we were told to reach it.
-            match self.construction {
-                Construction::Native if !peer.paths.is_relay(from) => {
+            // The address of a relay was set by the driver, not claimed by the peer, and needs no
+            // validation.
+            match self.protocol {
+                Protocol::Native if !peer.paths.is_relay(from) => {
                     peer.path.follow(from, to, now.mono)
                 }
                 _ => peer.path.move_to(from, to),
             }
         }
-        if !peer.path.is_proven() && peer.path.endpoint == Some(from) {
-            peer.path.outgoing.proof.received(bytes.len(), now.mono);
+        if !peer.path.is_validated() && peer.path.endpoint == Some(from) {
+            peer.path
+                .outgoing
+                .validation
+                .received(bytes.len(), now.mono);
         }
         peer.timers.any_authenticated_packet_received(now.mono);
         if unconfirmed {
             self.confirm_session(now, id);
         }
         let plaintext = arrival.range.start + plaintext.start..arrival.range.start + plaintext.end;
-        if self.construction == Construction::Native
+        if self.protocol == Protocol::Native
             && let Some(peer) = self.peer_mut(id)
         {
             let Some(stamp) = Stamp::read(&arena[plaintext.clone()]) else {
@@ -171,7 +179,7 @@ impl Tunnel {
                 peer.counters.inbound.drops.add(DropReason::BadFrame, 1);
                 return Ok(id);
             };
-            // Keepalives too, or their counters would pass for lost.
+            // Keepalives count too, or their counters would be reported as lost.
             let health = &mut peer.path.health;
             let marked = arrival.ecn() == ip::ECN_CE;
             let origin = (derived, from);
@@ -193,14 +201,14 @@ impl Tunnel {
         Ok(id)
     }
 
-    /// The first datagram under a session that we derived as responder.
+    /// Handles the first datagram of a session derived as responder.
     fn confirm_session(&mut self, now: Now, id: PeerId) {
         let Some(peer) = self.peers[id.0 as usize].as_mut() else {
             return;
         };
-        // Who confirms it has received the response.
+        // A peer that confirms the session has received the response.
         if peer.path.responded.take() == peer.path.endpoint {
-            peer.path.prove();
+            peer.path.validate();
         }
         let ended = peer.sessions.confirm_next();
         peer.timers.handshake_complete();
@@ -212,7 +220,7 @@ impl Tunnel {
         }
     }
 
-    /// What an authentic, fresh datagram carries.
+    /// Handles the plaintext of an authenticated datagram that is no replay.
     #[expect(
         clippy::too_many_arguments,
         reason = "the batch's four parts, and one datagram"
@@ -236,17 +244,17 @@ impl Tunnel {
             cache: &mut self.scratch.source,
             now: now.mono,
         };
-        let keepalive = match sending.construction {
-            Construction::WireGuard => 0,
-            Construction::Native => STAMP_LEN,
+        let keepalive = match sending.protocol {
+            Protocol::WireGuard => 0,
+            Protocol::Native => STAMP_LEN,
         };
         if plaintext.len() == keepalive {
             peer.counters.inbound.packets_in += 1;
             peer.counters.inbound.consumed += 1;
             return;
         }
-        match sending.construction {
-            Construction::WireGuard => {
+        match sending.protocol {
+            Protocol::WireGuard => {
                 peer.timers.data_received(now.mono);
                 peer.counters.inbound.packets_in += 1;
                 if let Err(reason) =
@@ -255,7 +263,7 @@ impl Tunnel {
                     peer.counters.inbound.drops.add(reason, 1);
                 }
             }
-            Construction::Native => {
+            Protocol::Native => {
                 let mut frames =
                     Frames::new(plaintext.start + STAMP_LEN..plaintext.end, record.ecn);
                 while let Some(frame) = frames.next(arena) {
@@ -276,7 +284,8 @@ impl Tunnel {
     }
 }
 
-/// Checks inner source addresses against the peer's allowed IPs, then the packet against its guard.
+/// Checks the inner source address against the peer's allowed IPs, then the packet against its
+/// filter.
 struct Sources<'a> {
     allowed_ips: &'a AllowedIps,
     cache: &'a mut LookupCache,
@@ -284,21 +293,21 @@ struct Sources<'a> {
 }
 
 impl Sources<'_> {
-    /// `packet` begins with the headers that `ip` was parsed from, down to the transport's.
+    /// `packet` begins with the headers that `ip` was parsed from, up to the transport header.
     fn check(
         &mut self,
         ip: &IpPacket,
         packet: &[u8],
         peer: PeerId,
-        guard: &mut Option<Box<Guard>>,
+        filter: &mut Option<Box<StatefulFilter>>,
     ) -> Result<(), DropReason> {
         match self.allowed_ips.lookup_cached(ip.src, self.cache) {
             Some(owner) if owner == peer => {}
             _ => return Err(DropReason::SourceNotAllowed),
         }
-        match guard {
+        match filter {
             None => Ok(()),
-            Some(guard) => guard.check(ip, packet, self.now),
+            Some(filter) => filter.check(ip, packet, self.now),
         }
     }
 }
@@ -312,7 +321,7 @@ fn wireguard_packet(
     inbox: &mut Inbox,
 ) -> Result<(), DropReason> {
     let ip = IpPacket::parse(&arena[range.clone()]).map_err(|_| DropReason::NotIp)?;
-    sources.check(&ip, &arena[range.clone()], peer.id, &mut peer.guard)?;
+    sources.check(&ip, &arena[range.clone()], peer.id, &mut peer.filter)?;
     frame::decapsulate_ecn(&mut arena[range.clone()], ecn)?;
     inbox.packet(arena, range, &ip, peer.id, false);
     Ok(())
@@ -350,7 +359,7 @@ fn native_frame(
         Ok(Frame::Packet { range, ip, partial }) => {
             counters.packets_in += 1;
             sources
-                .check(&ip, &arena[range.clone()], peer.id, &mut peer.guard)
+                .check(&ip, &arena[range.clone()], peer.id, &mut peer.filter)
                 .map_err(|reason| (reason, 1))
                 .map(|()| {
                     clamp_syn(
@@ -369,7 +378,7 @@ fn native_frame(
                     &slice.ip,
                     &arena[slice.header.clone()],
                     peer.id,
-                    &mut peer.guard,
+                    &mut peer.filter,
                 )
                 .map_err(|reason| (reason, packets))
                 .map(|()| inbox.slice(arena, &slice, peer.id))
@@ -379,14 +388,14 @@ fn native_frame(
             match peer.reassembly.fragment(&fragment, record, chunk, now) {
                 Outcome::Opened { evicted } => {
                     counters.packets_in += 1;
-                    counters.held += 1;
-                    counters.held -= evicted;
+                    counters.pending += 1;
+                    counters.pending -= evicted;
                     counters.drops.add(DropReason::ReassemblyTimeout, evicted);
                     Ok(())
                 }
                 Outcome::Joined => Ok(()),
                 Outcome::Complete(whole) => {
-                    counters.held -= 1;
+                    counters.pending -= 1;
                     reassembled(peer, sources, whole, inbox).map_err(|reason| (reason, 1))
                 }
                 Outcome::Contradiction => {
@@ -407,8 +416,8 @@ fn native_frame(
     }
 }
 
-/// What needs a device with offload is refused without one: the peer was told (capabilities), and a
-/// checksum that nobody completes would go astray.
+/// Rejects frames that need a TUN device with offload if there is none. The peer knows from the
+/// capabilities, and nobody would complete the checksum.
 fn accept_offload(frame: Frame, offload: bool) -> Result<Frame, DropReason> {
     match frame {
         Frame::Packet { partial: true, .. } | Frame::Slice(_) if !offload => {
@@ -435,7 +444,7 @@ fn reassembled(
     if partial && !frame::has_checksum(&ip) {
         return Err(DropReason::BadFrame);
     }
-    sources.check(&ip, &packet, peer.id, &mut peer.guard)?;
+    sources.check(&ip, &packet, peer.id, &mut peer.filter)?;
     packet.truncate(ip.total_len);
     inbox.owned(packet, &ip, peer.id, partial);
     Ok(())
@@ -472,7 +481,7 @@ fn control_frame(
             };
             let mut writer =
                 RecordWriter::new(outbox, &mut session, &mut peer.path.outgoing, envelope);
-            // Without room the probe goes unanswered and is sent again.
+            // If the outbox is full, the probe is not acknowledged, and the peer repeats it.
             let answered =
                 writer.probe_ack(id, size.min(65_535) as u16).is_ok() && writer.finish().is_ok();
             peer.sessions.current = Some(session);
@@ -480,17 +489,18 @@ fn control_frame(
                 peer.timers.any_authenticated_packet_sent(sending.now.mono);
             }
         }
-        // Looked at with what the other peers are at (`Tunnel::search_ports`).
-        Frame::Ports(ask) => peer.birthday.asked(ask),
+        // Processed together with the state of the other peers (`Tunnel::search_ports`).
+        Frame::Ports(request) => peer.birthday.on_request(request),
         Frame::Packet { .. } | Frame::Slice(_) | Frame::Fragment(_) => {}
     }
 }
 
-/// A check arrived by its way, which may be a better one than the one in use; or it was a question of somebody's.
+/// Handles the acknowledgement of a small probe: a check of an address or a candidate, a ping, or a
+/// port probe.
 fn check_answered(peer: &mut Peer, check: Check, now: Instant) {
-    if peer.path.outgoing.proof.acknowledged(check) {
+    if peer.path.outgoing.validation.acknowledged(check) {
         peer.path.mtu.check_answered();
-        peer.path.prove();
+        peer.path.validate();
         return;
     }
     if let Some((rtt, to)) = peer.pings.acknowledged(check, now) {
@@ -500,8 +510,8 @@ fn check_answered(peer: &mut Peer, check: Check, now: Instant) {
         }
         return;
     }
-    if peer.birthday.is_spray(check) {
-        // Its way is known once the peer has sent by it.
+    if peer.birthday.is_port_probe(check) {
+        // The candidate appears once the peer sends from it.
         peer.path.mtu.check_answered();
         return;
     }
@@ -511,18 +521,18 @@ fn check_answered(peer: &mut Peer, check: Check, now: Instant) {
         .paths
         .acknowledged(check, peer.path.endpoint, began, now);
     let Some((rtt, better)) = answered else {
-        peer.path.outgoing.proof.guessed();
-        peer.paths.guessed();
+        peer.path.outgoing.validation.on_unknown_ack();
+        peer.paths.on_unknown_ack();
         return;
     };
     peer.path.mtu.check_answered();
     match better {
-        Taken::Stay => {}
-        Taken::InUse => {
+        CheckOutcome::Keep => {}
+        CheckOutcome::InUse => {
             peer.path.rtt = Some(rtt);
-            peer.path.prove();
+            peer.path.validate();
         }
-        Taken::Move(address) => {
+        CheckOutcome::Switch(address) => {
             peer.path.move_to(address, None);
             peer.path.rtt = Some(rtt);
         }

@@ -1,4 +1,4 @@
-//! From the TUN device to the network: route, pick the session, seal into the outbox.
+//! From the TUN device to the network: route, select the session, seal into the outbox.
 
 use super::{Now, Tunnel};
 use crate::batch::PacketBatch;
@@ -7,7 +7,7 @@ use crate::inbox::Inbox;
 use crate::indices::PeerId;
 use crate::native::health::stamp_of;
 use crate::native::record::{Envelope, RECORD_OVERHEAD, RecordWriter};
-use crate::noise::Construction;
+use crate::noise::Protocol;
 use crate::outbox::Outbox;
 use crate::paths::Check;
 use crate::peer::Peer;
@@ -21,23 +21,23 @@ use seikan_wire::{VNET_HDR_LEN, VnetHdr, icmp, tcp};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
-/// How long after the last packet sent the path is still probed.
+/// How long the path is probed after the last packet.
 const PROBE_WHILE_ACTIVE: Duration = Duration::from_secs(15);
 
-/// What sending to one peer needs to know of the tunnel.
+/// Parameters of the tunnel that sending to a peer needs.
 #[derive(Clone, Copy)]
 pub(super) struct Sending {
     pub now: Now,
-    pub construction: Construction,
+    pub protocol: Protocol,
     pub inner_mtu: u32,
     pub offload: bool,
-    /// What of the inner packet's traffic class goes into the outer header.
+    /// Bits of the inner packet's traffic class that are copied to the outer header.
     pub class_mask: u8,
 }
 
 impl Tunnel {
-    /// Seals a batch of reads into `outbox`, grouped by peer. Answers to packets that are too big
-    /// go to `inbox`.
+    /// Seals a batch of reads into `outbox`, grouped by peer. Replies to packets that are too big
+    /// are added to `inbox`.
     pub fn outbound(
         &mut self,
         now: Now,
@@ -62,7 +62,7 @@ impl Tunnel {
         self.scratch.routed = routed;
     }
 
-    /// Finds the peer of every read and sorts by it, keeping the order within each.
+    /// Finds the peer of every read and sorts by peer, keeping the order within each.
     fn route(&mut self, batch: &mut PacketBatch) {
         let mut routed = std::mem::take(&mut self.scratch.routed);
         routed.clear();
@@ -83,8 +83,8 @@ impl Tunnel {
                 }
                 Err(reason) => {
                     let packets = SuperPacket::parse(read).map_or(1, |p| p.segments() as u64);
-                    self.stray.outbound.packets_in += packets;
-                    self.stray.outbound.drops.add(reason, packets);
+                    self.unattributed.outbound.packets_in += packets;
+                    self.unattributed.outbound.drops.add(reason, packets);
                 }
             }
         }
@@ -112,8 +112,8 @@ impl Tunnel {
         inbox: &mut Inbox,
     ) {
         let sending = self.sending(now);
-        // What waited longer goes first, or a flow would be reordered.
-        let waiting = self.send_stash(now, id, outbox, inbox);
+        // Staged packets go first, or flows would be reordered.
+        let waiting = self.send_staged(now, id, outbox, inbox);
         let Some(peer) = self.peers[id.0 as usize].as_mut() else {
             return;
         };
@@ -125,10 +125,10 @@ impl Tunnel {
         let want_handshake = if !peer.is_reachable() {
             reads.for_each(|i| drop_read(peer, batch.packet(i), DropReason::NoEndpoint));
             false
-        } else if waiting || (usable && !peer.path.is_proven()) {
-            reads.for_each(|i| stash_read(peer, batch.packet(i)));
+        } else if waiting || (usable && !peer.path.is_validated()) {
+            reads.for_each(|i| stage_read(peer, batch.packet(i)));
             if !waiting {
-                self.send_stash(now, id, outbox, inbox);
+                self.send_staged(now, id, outbox, inbox);
             }
             false
         } else if usable {
@@ -139,7 +139,7 @@ impl Tunnel {
             let age = peer.sessions.current.as_ref().map(|s| s.age());
             age.is_some_and(|age| peer.timers.rekey_on_send(&age, now.mono))
         } else {
-            reads.for_each(|i| stash_read(peer, batch.packet(i)));
+            reads.for_each(|i| stage_read(peer, batch.packet(i)));
             peer.timers.want_handshake(now.mono)
         };
         if want_handshake {
@@ -150,15 +150,15 @@ impl Tunnel {
     pub(super) fn sending(&self, now: Now) -> Sending {
         Sending {
             now,
-            construction: self.construction,
+            protocol: self.protocol,
             inner_mtu: self.inner_mtu,
             offload: self.offload,
             class_mask: self.class_mask,
         }
     }
 
-    /// Sends what waited for a session, as far as there is room; true if more waits.
-    pub(super) fn send_stash(
+    /// Sends staged packets as far as there is space. Returns true if some are left.
+    pub(super) fn send_staged(
         &mut self,
         now: Now,
         id: PeerId,
@@ -170,24 +170,24 @@ impl Tunnel {
             return false;
         };
         let session = peer.sessions.current.as_ref();
-        if peer.stash.is_empty() || !session.is_some_and(|s| may_send(s, now.mono)) {
+        if peer.staged.is_empty() || !session.is_some_and(|s| may_send(s, now.mono)) {
             return false;
         }
-        // An endpoint that is not proven is sent little: the rest waits.
-        let proven = peer.path.is_proven();
-        let mut credit = peer.path.outgoing.proof.for_packets();
+        // Only little may be sent to an unvalidated endpoint; the rest waits.
+        let validated = peer.path.is_validated();
+        let mut credit = peer.path.outgoing.validation.for_packets();
         let mut batch = PacketBatch::new(2 * crate::batch::MAX_READ, 64);
-        while !peer.stash.is_empty() {
-            // Twice the arena covers headers, tags and padding of whatever it holds.
-            if outbox.room() < 4 * crate::batch::MAX_READ {
+        while !peer.staged.is_empty() {
+            // Twice the size of the arena is enough for all headers, tags and padding.
+            if outbox.remaining() < 4 * crate::batch::MAX_READ {
                 return true;
             }
             batch.clear();
-            while (proven || peer.stash.next_cost() <= credit)
+            while (validated || peer.staged.next_cost() <= credit)
                 && let Some(space) = batch.space()
-                && let Some((read, packets)) = peer.stash.pop()
+                && let Some((read, packets)) = peer.staged.pop()
             {
-                peer.counters.outbound.held -= packets;
+                peer.counters.outbound.pending -= packets;
                 peer.counters.outbound.packets_in -= packets;
                 space[..read.len()].copy_from_slice(&read);
                 batch.commit(read.len());
@@ -204,21 +204,23 @@ impl Tunnel {
         false
     }
 
-    /// Tells a peer at once where we are now, if there is a session: by a keepalive, which moves its endpoint of us.
+    /// Tells a peer this host's current address by a keepalive, if there is a session. The peer
+    /// then updates its endpoint.
     pub fn announce(&mut self, now: Now, id: PeerId, outbox: &mut Outbox) {
         self.send_keepalive(now, id, outbox);
         self.reschedule(id, now.mono, now.mono);
     }
 
-    /// Asks a peer whether it answers: [`Peer::pings`] says what becomes of the question with this number. Like a packet
-    /// it begins a handshake where there is no session, and has the way to the peer looked after. Native only.
+    /// Sends a ping to a peer and returns its number; [`Peer::pings`] has the result. Like a
+    /// packet, it starts a handshake if there is no session, and restarts the checks of the path.
+    /// Native only.
     pub fn ping(&mut self, now: Now, id: PeerId, outbox: &mut Outbox) -> u64 {
-        self.questions += 1;
-        let number = self.questions;
+        self.pings_sent += 1;
+        let number = self.pings_sent;
         let Some(peer) = self.peer_mut(id) else {
             return number;
         };
-        peer.pings.ask(number);
+        peer.pings.queue(number);
         if !peer.has_session(now.mono)
             && peer.is_reachable()
             && peer.timers.want_handshake(now.mono)
@@ -230,13 +232,13 @@ impl Tunnel {
         number
     }
 
-    /// Sends the question that waits, if there is a session now.
+    /// Sends the waiting ping if there is a session.
     pub(super) fn send_ping(&mut self, now: Now, id: PeerId, outbox: &mut Outbox) {
         let sending = self.sending(now);
         let Some(peer) = self.peers.get_mut(id.0 as usize).and_then(Option::as_mut) else {
             return;
         };
-        if !peer.pings.waits() || !peer.path.is_proven() {
+        if !peer.pings.is_queued() || !peer.path.is_validated() {
             return;
         }
         let Some(envelope) = envelope(peer, &sending, 0) else {
@@ -266,7 +268,7 @@ impl Tunnel {
         }
     }
 
-    /// Seals an empty datagram: a keepalive. False without a session to send it in.
+    /// Seals an empty datagram, a keepalive. Returns false without a session.
     pub(super) fn send_keepalive(&mut self, now: Now, id: PeerId, outbox: &mut Outbox) -> bool {
         let sending = self.sending(now);
         let Some(peer) = self.peer_mut(id) else {
@@ -275,11 +277,9 @@ impl Tunnel {
         let Some(mut session) = peer.sessions.current.take_if(|s| may_send(s, now.mono)) else {
             return false;
         };
-        let sent = match sending.construction {
-            Construction::WireGuard => {
-                wireguard_record(peer, &mut session, outbox, 0, 0, |_| {}, 0, 0)
-            }
-            Construction::Native => match envelope(peer, &sending, 0) {
+        let sent = match sending.protocol {
+            Protocol::WireGuard => wireguard_record(peer, &mut session, outbox, 0, 0, |_| {}, 0, 0),
+            Protocol::Native => match envelope(peer, &sending, 0) {
                 Some(envelope) => {
                     RecordWriter::new(outbox, &mut session, &mut peer.path.outgoing, envelope)
                         .keepalive()
@@ -295,7 +295,7 @@ impl Tunnel {
     }
 }
 
-/// Sends through the peer's current session, which there must be.
+/// Sends through the peer's current session, which must exist.
 pub(super) fn send_reads(
     peer: &mut Peer,
     sending: &Sending,
@@ -308,8 +308,8 @@ pub(super) fn send_reads(
         return;
     };
     let now = sending.now.mono;
-    match sending.construction {
-        Construction::WireGuard => {
+    match sending.protocol {
+        Protocol::WireGuard => {
             for i in reads {
                 let read = batch.packet(i);
                 let packets = segments(read);
@@ -321,7 +321,7 @@ pub(super) fn send_reads(
                 }
             }
         }
-        Construction::Native => {
+        Protocol::Native => {
             native_reads(peer, &mut session, sending, reads, batch, outbox, inbox);
             peer.paths.sent(now);
         }
@@ -364,21 +364,23 @@ fn native_reads(
         };
         let packets = packet.segments() as u64;
         counters.packets_in += packets;
-        if let Some(guard) = &mut peer.guard {
-            guard.note(&packet.ip, packet.bytes, sending.now.mono);
+        if let Some(filter) = &mut peer.filter {
+            filter.note(&packet.ip, packet.bytes, sending.now.mono);
         }
         if packet.segment_len(0) > mtu {
             counters.drops.add(DropReason::TooBig, packets);
             if let Some(answer) = icmp::too_big(packet.bytes, mtu as u32)
                 && let Ok(ip) = IpPacket::parse(&answer)
             {
-                // It originates here: it enters the inbound direction and leaves it by the TUN.
+                // The reply originates here: it enters the inbound direction and leaves to the TUN
+                // device.
                 peer.counters.inbound.packets_in += 1;
                 inbox.owned(answer, &ip, peer.id, false);
             }
             continue;
         }
-        // The outer header gets the inner ECN field (RFC 6040, normal mode), and the DSCP if told so.
+        // The outer header gets the inner ECN field (RFC 6040, normal mode), and the DSCP if
+        // configured.
         let sealed = writer
             .set_traffic_class(ip::traffic_class(packet.bytes) & sending.class_mask)
             .map_err(|reason| (reason, packets))
@@ -392,7 +394,7 @@ fn native_reads(
     }
 }
 
-/// What the records to `peer` have in common; `None` without an endpoint.
+/// Common parameters of the records to `peer`; `None` without an endpoint.
 pub(super) fn envelope(peer: &Peer, sending: &Sending, traffic_class: u8) -> Option<Envelope> {
     Some(Envelope {
         destination: peer.path.destination(traffic_class)?,
@@ -404,8 +406,8 @@ pub(super) fn envelope(peer: &Peer, sending: &Sending, traffic_class: u8) -> Opt
     })
 }
 
-/// Seals every packet of a read in a datagram of its own. An error says how many packets of the
-/// read it cost.
+/// Seals every packet of a read in a datagram of its own. An error holds the number of packets
+/// lost.
 fn wireguard_read(
     peer: &mut Peer,
     session: &mut Session,
@@ -414,8 +416,8 @@ fn wireguard_read(
     outbox: &mut Outbox,
 ) -> Result<(), (DropReason, u64)> {
     let packet = SuperPacket::parse(read).map_err(|reason| (reason, 1))?;
-    if let Some(guard) = &mut peer.guard {
-        guard.note(&packet.ip, packet.bytes, sending.now.mono);
+    if let Some(filter) = &mut peer.filter {
+        filter.note(&packet.ip, packet.bytes, sending.now.mono);
     }
     let count = packet.segments();
     let class = ip::traffic_class(packet.bytes) & sending.class_mask;
@@ -435,7 +437,7 @@ fn wireguard_read(
     Ok(())
 }
 
-/// Seals one datagram whose plaintext of `length` bytes `fill` writes.
+/// Seals one datagram. `fill` writes its plaintext of `length` bytes.
 #[expect(
     clippy::too_many_arguments,
     reason = "all of it describes one datagram"
@@ -463,13 +465,13 @@ fn wireguard_record(
     Ok(())
 }
 
-/// The session is young enough and has counters left to send in.
+/// Whether the session is young enough to send and has counters left.
 pub(crate) fn may_send(session: &Session, now: Instant) -> bool {
     !session.created.has_expired(REJECT_AFTER_TIME, now)
         && session.counter() < REJECT_AFTER_MESSAGES
 }
 
-/// Marks a packet CE if it takes part in ECN (RFC 3168); false if it does not.
+/// Marks a packet CE if it is ECN-capable (RFC 3168). Returns false if it is not.
 fn mark_congestion(read: &mut [u8]) -> bool {
     let Some(packet) = read.get_mut(VNET_HDR_LEN..) else {
         return false;
@@ -483,12 +485,12 @@ fn mark_congestion(read: &mut [u8]) -> bool {
     }
 }
 
-fn stash_read(peer: &mut Peer, read: &[u8]) {
+fn stage_read(peer: &mut Peer, read: &[u8]) {
     let packets = segments(read);
     peer.counters.outbound.packets_in += packets;
-    peer.counters.outbound.held += packets;
-    let dropped = peer.stash.push(read, packets);
-    peer.counters.outbound.held -= dropped;
+    peer.counters.outbound.pending += packets;
+    let dropped = peer.staged.push(read, packets);
+    peer.counters.outbound.pending -= dropped;
     peer.counters
         .outbound
         .drops
@@ -501,7 +503,7 @@ fn drop_read(peer: &mut Peer, read: &[u8], reason: DropReason) {
     peer.counters.outbound.drops.add(reason, packets);
 }
 
-/// Packets that a read stands for; one if it is not to be understood.
+/// Number of packets that a read stands for; one if it cannot be parsed.
 fn segments(read: &[u8]) -> u64 {
     match VnetHdr::read(read) {
         Ok(vnet) if vnet.gso_type == seikan_wire::GsoType::None => 1,
@@ -509,7 +511,7 @@ fn segments(read: &[u8]) -> u64 {
     }
 }
 
-/// The inner destination address, read without looking at anything else.
+/// The inner destination address, read without further checks.
 fn destination(read: &[u8]) -> Option<IpAddr> {
     let packet = read.get(VNET_HDR_LEN..)?;
     match packet.first()? >> 4 {

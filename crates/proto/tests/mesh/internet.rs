@@ -1,7 +1,8 @@
-//! Networks and the NATs between them: who is where, and by which addresses a datagram passes.
+//! Networks and the NATs between them: hosts, addresses, and the path of a datagram.
 //!
-//! A *realm* is a network in which addresses mean something: the world, what is behind a carrier's NAT, a home. Each but the world has a
-//! NAT as its way out. Homes have the same private addresses, so what is sent to one of them may come to somebody else.
+//! A *realm* is a network with its own addresses: the Internet, a carrier's network, a home. Each
+//! except the Internet has a NAT to an outer realm. Homes use the same private addresses, so a
+//! datagram to one of them may reach another host.
 
 use super::nat::{Behaviour, Nat, Refused};
 use crate::sim::network::Parcel;
@@ -9,10 +10,10 @@ use rand_chacha::ChaCha8Rng;
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-/// The realm in which everybody's outer addresses are.
+/// The realm of the outer addresses.
 pub const WORLD: usize = 0;
 
-/// Who has an address.
+/// The owner of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum At {
     Host(usize),
@@ -24,12 +25,12 @@ pub enum At {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Lost {
     /// The network lost it.
-    OnTheWay,
-    /// A NAT did not let it through.
+    InTransit,
+    /// A NAT dropped it.
     AtNat(Refused),
-    /// Nobody has the address: private ones mean nothing in the world.
+    /// Nobody has the address; private addresses are not routed.
     Nobody,
-    /// The two are in parts of the network that do not reach each other.
+    /// The two are in separate parts of the network.
     Apart,
     /// No socket has the port.
     NoSocket,
@@ -43,15 +44,15 @@ pub enum Lost {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum AtRelay {
     Off,
-    /// It is from neither of the two, or no pair has the port.
-    Stranger,
-    /// The other of the two is not there.
+    /// It is from neither side, or no pair has the port.
+    UnknownSource,
+    /// The other side is not bound.
     NotBound,
 }
 
 #[derive(Debug, Default)]
 struct Realm {
-    way_out: Option<usize>,
+    nat: Option<usize>,
     at: HashMap<IpAddr, At>,
     hosts: u32,
 }
@@ -63,13 +64,13 @@ struct Border {
     outside: usize,
 }
 
-/// All of it.
+/// All networks.
 #[derive(Debug)]
 pub struct Internet {
     realms: Vec<Realm>,
     borders: Vec<Border>,
     carriers: HashMap<usize, usize>,
-    /// Outer addresses given out.
+    /// Number of outer addresses assigned.
     given: u32,
 }
 
@@ -83,7 +84,7 @@ impl Internet {
         }
     }
 
-    /// A NAT with what is inside of it, in another realm; the one inside, and the NAT.
+    /// Adds a NAT and the realm inside it. Returns the inner realm and the NAT.
     pub fn add_nat(&mut self, outside: usize, behaviour: Behaviour) -> (usize, usize) {
         let (border, inside) = (self.borders.len(), self.realms.len());
         let outer = self.add(outside, At::Nat(border));
@@ -94,13 +95,13 @@ impl Internet {
             outside,
         });
         self.realms.push(Realm {
-            way_out: Some(border),
+            nat: Some(border),
             ..Realm::default()
         });
         (inside, border)
     }
 
-    /// The realm behind the carrier's NAT of this number, which is made if there is none.
+    /// The realm behind the carrier's NAT of this number; created if necessary.
     pub fn carrier(&mut self, number: usize, behaviour: Behaviour) -> usize {
         if let Some(realm) = self.carriers.get(&number) {
             return *realm;
@@ -110,15 +111,15 @@ impl Internet {
         realm
     }
 
-    /// Whether somebody has that address in a realm.
+    /// Whether an address is in use in a realm.
     pub fn is_in(&self, realm: usize, ip: IpAddr) -> bool {
         self.realms[realm].at.contains_key(&ip)
     }
 
-    /// Gives somebody a new address in a realm.
+    /// Assigns a new address in a realm.
     pub fn add(&mut self, realm: usize, who: At) -> IpAddr {
         let address = match realm {
-            // RFC 2544's, which nothing takes for private.
+            // RFC 2544's range, which is not treated as private.
             WORLD => {
                 self.given += 1;
                 Ipv4Addr::from_bits(Ipv4Addr::new(198, 18, 0, 0).to_bits() + self.given)
@@ -137,18 +138,19 @@ impl Internet {
         address.into()
     }
 
-    /// Gives somebody this address.
+    /// Assigns this address.
     pub fn add_at(&mut self, realm: usize, address: IpAddr, who: At) {
         let before = self.realms[realm].at.insert(address, who);
         assert_eq!(before, None, "{address} is somebody's");
     }
 
-    /// Nobody has the address any more.
+    /// Releases the address.
     pub fn remove(&mut self, realm: usize, address: IpAddr) {
         self.realms[realm].at.remove(&address);
     }
 
-    /// A datagram leaves a realm outwards: where it comes in, and as what. It stays in a realm in which its address is somebody's.
+    /// A datagram leaves a realm outwards. Returns where it enters, and its source address. It
+    /// stays in a realm that contains its destination.
     pub fn leave(
         &mut self,
         now: u64,
@@ -166,19 +168,19 @@ impl Internet {
                     _ => Ok(*at),
                 };
             }
-            let way_out = here.way_out.ok_or(Lost::Nobody)?;
-            let border = &mut self.borders[way_out];
+            let nat = here.nat.ok_or(Lost::Nobody)?;
+            let border = &mut self.borders[nat];
             let outer = border.nat.out(now, parcel.from, parcel.to, rng);
             parcel.from = outer.map_err(Lost::AtNat)?;
-            (realm, last) = (border.outside, Some(way_out));
+            (realm, last) = (border.outside, Some(nat));
         }
     }
 
-    /// It comes in, and goes inwards to a host or a server.
+    /// A datagram enters and is delivered to a host or a server.
     pub fn enter(&mut self, now: u64, mut at: At, parcel: &mut Parcel) -> Result<At, Lost> {
         while let At::Nat(border) = at {
             let Border { nat, inside, .. } = &mut self.borders[border];
-            // Its address may be another one by now.
+            // The address may have changed by now.
             if nat.outer != parcel.to.ip() {
                 return Err(Lost::Nobody);
             }
@@ -190,7 +192,7 @@ impl Internet {
         Ok(at)
     }
 
-    /// A NAT forgets everything, and has another address.
+    /// A NAT loses its state and changes its address.
     pub fn restart_nat(&mut self, border: usize) {
         let outside = self.borders[border].outside;
         let former = self.borders[border].nat.outer;
@@ -199,7 +201,7 @@ impl Internet {
         self.borders[border].nat.restart(outer);
     }
 
-    /// Forgets what NATs have forgotten: memory only.
+    /// Drops expired mappings, to save memory.
     pub fn sweep(&mut self, now: u64) {
         for border in &mut self.borders {
             border.nat.sweep(now);
@@ -207,7 +209,7 @@ impl Internet {
     }
 }
 
-/// A member's own port.
+/// The tunnel's port of a member.
 pub fn at(ip: IpAddr, port: u16) -> SocketAddr {
     SocketAddr::new(ip, port)
 }

@@ -1,15 +1,15 @@
-//! A NAT as a pure state machine, after RFC 4787: how it maps (section 4.1), whom it lets in (section 5), whether it turns packets around
-//! (section 6), and when it forgets (section 4.3).
+//! A NAT as a pure state machine, after RFC 4787: mapping (section 4.1), filtering (section 5),
+//! hairpinning (section 6), and expiry (section 4.3).
 
 use rand::Rng as _;
 use rand_chacha::ChaCha8Rng;
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-/// Ports to which what comes from ports above 1023 is mapped (section 4.2.2).
+/// Outer ports for inner ports above 1023 (section 4.2.2).
 const PORTS: std::ops::RangeInclusive<u16> = 1024..=u16::MAX;
 
-/// What of the other end counts.
+/// The part of the remote endpoint that matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum By {
     /// Nothing: endpoint-independent.
@@ -21,7 +21,7 @@ pub enum By {
 }
 
 impl By {
-    /// The same for all others between which it makes no difference.
+    /// The same value for all remote endpoints that it does not distinguish.
     fn of(self, remote: SocketAddr) -> SocketAddr {
         match self {
             By::Nothing => SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
@@ -31,29 +31,30 @@ impl By {
     }
 }
 
-/// What a NAT does.
+/// Behaviour of a NAT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Behaviour {
     pub mapping: By,
     pub filtering: By,
     /// Hosts inside reach each other by their outer addresses.
     pub hairpin: bool,
-    /// UDP passes at all.
+    /// Whether UDP passes at all.
     pub udp: bool,
-    /// Nanoseconds from what was last sent out by a mapping until it is forgotten; what comes in does not keep it (section 4.3).
+    /// Lifetime of a mapping in nanoseconds after its last outbound packet. Inbound packets do not
+    /// extend it (section 4.3).
     pub forgets: u64,
 }
 
-/// Why a packet ends here.
+/// Why a packet is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Refused {
     /// No UDP passes.
     NoUdp,
-    /// Nobody inside has that outer port.
+    /// No mapping has this outer port.
     NoMapping,
-    /// Somebody has, and has sent nothing to where this comes from.
+    /// The mapping has not sent to this source.
     Filtered,
-    /// It would go back inside.
+    /// The packet would go back inside.
     NoHairpin,
 }
 
@@ -63,7 +64,7 @@ pub struct Nat {
     pub behaviour: Behaviour,
     /// Its outer address.
     pub outer: IpAddr,
-    /// Outer ports by inner endpoint and what counts of the other.
+    /// Outer ports by inner endpoint and the relevant part of the remote endpoint.
     ports: HashMap<(SocketAddr, SocketAddr), u16>,
     mappings: HashMap<u16, Mapping>,
 }
@@ -71,10 +72,10 @@ pub struct Nat {
 #[derive(Debug)]
 struct Mapping {
     inner: SocketAddr,
-    /// What counts of the other end.
+    /// The relevant part of the remote endpoint.
     of: SocketAddr,
     until: u64,
-    /// Who is let in, and until when.
+    /// Admitted sources, and until when.
     lets_in: HashMap<SocketAddr, u64>,
 }
 
@@ -88,7 +89,7 @@ impl Nat {
         }
     }
 
-    /// Something goes out from an inner endpoint: where it comes from outside.
+    /// A packet leaves from an inner endpoint. Returns its outer source.
     pub fn out(
         &mut self,
         now: u64,
@@ -115,7 +116,7 @@ impl Nat {
                 until,
                 lets_in: HashMap::new(),
             };
-            // It was forgotten, and its port is another's from now on.
+            // The mapping had expired, and its port is reused.
             if let Some(old) = self.mappings.insert(port, new) {
                 let key = (old.inner, old.of);
                 if key != (from, of) && self.ports.get(&key) == Some(&port) {
@@ -129,7 +130,8 @@ impl Nat {
         Ok(SocketAddr::new(self.outer, port))
     }
 
-    /// One that maps alike for everybody keeps the port if nobody has it (section 4.2.1); any other draws one.
+    /// A NAT with endpoint-independent mapping keeps the port if it is free (section 4.2.1); any
+    /// other draws one.
     fn free_port(&self, now: u64, inner: u16, rng: &mut ChaCha8Rng) -> u16 {
         let free = |port: &u16| self.mappings.get(port).is_none_or(|m| m.until <= now);
         let keeps = self.behaviour.mapping == By::Nothing && free(&inner);
@@ -144,18 +146,19 @@ impl Nat {
         }
     }
 
-    /// Something comes to an outer port: for whom inside.
+    /// A packet arrives at an outer port. Returns its inner endpoint.
     pub fn enter(&mut self, now: u64, from: SocketAddr, port: u16) -> Result<SocketAddr, Refused> {
         let mapping = self.mappings.get(&port).filter(|m| m.until > now);
         let mapping = mapping.ok_or(Refused::NoMapping)?;
         let lets_in = mapping.lets_in.get(&self.behaviour.filtering.of(from));
-        match lets_in.is_some_and(|until| *until > now) {
-            true => Ok(mapping.inner),
-            false => Err(Refused::Filtered),
+        if lets_in.is_some_and(|until| *until > now) {
+            Ok(mapping.inner)
+        } else {
+            Err(Refused::Filtered)
         }
     }
 
-    /// Drops what is forgotten: memory only.
+    /// Drops expired mappings, to save memory.
     pub fn sweep(&mut self, now: u64) {
         self.mappings.retain(|_, mapping| {
             mapping.lets_in.retain(|_, until| *until > now);
@@ -165,7 +168,7 @@ impl Nat {
         self.ports.retain(|_, port| mappings.contains_key(port));
     }
 
-    /// It starts anew, with another outer address.
+    /// Restarts with another outer address.
     pub fn restart(&mut self, outer: IpAddr) {
         *self = Nat::new(self.behaviour, outer);
     }

@@ -3,36 +3,38 @@
 use super::internet::AtRelay;
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::RelaySecret;
-use seikan_proto::mesh::relay::{Answer, Asked, AskedError, PortRequest, RelayRefusal, is_request};
+use seikan_proto::mesh::relay::{
+    Answer, PortRequest, RelayRefusal, RequestError, ServerRequest, is_request,
+};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-/// Nanoseconds after which a side that has not bound itself anew is gone (60 s).
-const LIFE: u64 = 60_000_000_000;
+/// Nanoseconds after which a binding that was not renewed expires (60 s).
+const BINDING_LIFETIME: u64 = 60_000_000_000;
 /// The first port of pairs.
 const FIRST: u16 = 49_152;
 
-/// Where a side is.
+/// The location of a side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum Location {
     Udp(SocketAddr),
-    /// A member that comes by TLS.
+    /// A member connected by TLS.
     Stream(usize),
 }
 
-/// What becomes of a datagram.
+/// Result for a datagram.
 #[derive(Debug)]
 pub enum Outcome {
-    /// This goes back to where it came from.
+    /// Send this back to the source.
     Answer(Vec<u8>),
-    /// It goes on to there, from the port at which it came.
-    Forward(Place),
+    /// Forward it to this location, from the port at which it arrived.
+    Forward(Location),
     Dropped(AtRelay),
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Side {
-    place: Place,
+    location: Location,
     stamp: u64,
     until: u64,
 }
@@ -64,7 +66,7 @@ impl Relay {
         }
     }
 
-    /// It is gone, with all that it knew.
+    /// Stops the relay and drops its state.
     pub fn stop(&mut self) {
         self.is_on = false;
         self.ports.clear();
@@ -75,13 +77,13 @@ impl Relay {
         self.pairs.len()
     }
 
-    /// A datagram comes to a port, `seen` as that; `unix` is in seconds since 1970.
+    /// A datagram arrives at a port. `seen` is its source; `unix` is in seconds since 1970.
     pub fn receive(
         &mut self,
         now: u64,
         unix: u64,
         port: u16,
-        (from, seen): (Place, SocketAddr),
+        (from, seen): (Location, SocketAddr),
         bytes: &[u8],
     ) -> Outcome {
         if !self.is_on {
@@ -90,16 +92,19 @@ impl Relay {
         if !is_request(bytes) {
             return self.forward(now, port, from);
         }
-        match Asked::parse(bytes) {
-            Ok(Asked::Address(id)) => Outcome::Answer(Answer::address(seen).write(id, None)),
-            Ok(Asked::Port(asked)) => {
-                let password = self.secret.password(&asked.username);
-                if !asked.verify(&password) || asked.expires <= unix {
-                    return Outcome::Answer(RelayRefusal::Unauthorized.write(asked.id, None));
+        match ServerRequest::parse(bytes) {
+            Ok(ServerRequest::Address(id)) => {
+                Outcome::Answer(Answer::address(seen).write(id, None))
+            }
+            Ok(ServerRequest::Port(request)) => {
+                let password = self.secret.password(&request.username);
+                if !request.verify(&password) || request.expires <= unix {
+                    return Outcome::Answer(RelayRefusal::Unauthorized.write(request.id, None));
                 }
-                let granted = match port == self.address.port() {
-                    true => Ok(self.port_for(&asked)),
-                    false => self.bind(now, port, from, &asked),
+                let granted = if port == self.address.port() {
+                    Ok(self.port_for(&request))
+                } else {
+                    self.bind(now, port, from, &request)
                 };
                 Outcome::Answer(match granted {
                     Ok((port, present)) => {
@@ -108,32 +113,32 @@ impl Relay {
                             present,
                             ..Answer::address(seen)
                         };
-                        answer.write(asked.id, Some(&password))
+                        answer.write(request.id, Some(&password))
                     }
-                    Err(refusal) => refusal.write(asked.id, Some(&password)),
+                    Err(refusal) => refusal.write(request.id, Some(&password)),
                 })
             }
-            Err(AskedError::Refused(id, refusal)) => Outcome::Answer(refusal.write(id, None)),
-            Err(AskedError::NotARequest) => Outcome::Dropped(AtRelay::Stranger),
+            Err(RequestError::Refused(id, refusal)) => Outcome::Answer(refusal.write(id, None)),
+            Err(RequestError::NotARequest) => Outcome::Dropped(AtRelay::UnknownSource),
         }
     }
 
-    fn forward(&mut self, now: u64, port: u16, from: Place) -> Outcome {
+    fn forward(&mut self, now: u64, port: u16, from: Location) -> Outcome {
         let Some(pair) = self.pairs.get(&port) else {
-            return Outcome::Dropped(AtRelay::Stranger);
+            return Outcome::Dropped(AtRelay::UnknownSource);
         };
         let there = |side: &Option<Side>| side.filter(|side| side.until > now);
         let sides = [0, 1].map(|i| there(&pair.sides[i]));
-        let is_from = |side: &Option<Side>| side.is_some_and(|side| side.place == from);
+        let is_from = |side: &Option<Side>| side.is_some_and(|side| side.location == from);
         match sides.iter().position(is_from).map(|i| sides[1 - i]) {
-            None => Outcome::Dropped(AtRelay::Stranger),
+            None => Outcome::Dropped(AtRelay::UnknownSource),
             Some(None) => Outcome::Dropped(AtRelay::NotBound),
-            Some(Some(other)) => Outcome::Forward(other.place),
+            Some(Some(other)) => Outcome::Forward(other.location),
         }
     }
 
-    fn port_for(&mut self, asked: &PortRequest) -> (u16, bool) {
-        let (keys, side) = keys_of(asked);
+    fn port_for(&mut self, request: &PortRequest) -> (u16, bool) {
+        let (keys, side) = keys_of(request);
         let (ports, pairs) = (&mut self.ports, &mut self.pairs);
         let port = *ports.entry(keys).or_insert_with(|| {
             let port = pairs.last_key_value().map_or(FIRST, |(port, _)| port + 1);
@@ -148,29 +153,32 @@ impl Relay {
         &mut self,
         now: u64,
         port: u16,
-        place: Place,
-        asked: &PortRequest,
+        location: Location,
+        request: &PortRequest,
     ) -> Result<(u16, bool), RelayRefusal> {
-        let (keys, side) = keys_of(asked);
+        let (keys, side) = keys_of(request);
         let pair = self.pairs.get_mut(&port).filter(|pair| pair.keys == keys);
         let pair = pair.ok_or(RelayRefusal::Malformed)?;
         let before = pair.sides[side];
-        let again = |side: Side| side.stamp == asked.stamp && side.place == place;
-        if before.is_some_and(|before| asked.stamp <= before.stamp && !again(before)) {
+        let again = |side: Side| side.stamp == request.stamp && side.location == location;
+        if before.is_some_and(|before| request.stamp <= before.stamp && !again(before)) {
             return Err(RelayRefusal::Stale);
         }
         pair.sides[side] = Some(Side {
-            place,
-            stamp: asked.stamp,
-            until: now + LIFE,
+            location,
+            stamp: request.stamp,
+            until: now + BINDING_LIFETIME,
         });
         let other = pair.sides[1 - side];
         Ok((port, other.is_some_and(|other| other.until > now)))
     }
 }
 
-/// The two, the lesser first, and which of them asks.
-fn keys_of(asked: &PortRequest) -> ([PublicKey; 2], usize) {
-    let keys = [asked.member.min(asked.peer), asked.member.max(asked.peer)];
-    (keys, usize::from(asked.member != keys[0]))
+/// The two keys, the lesser first, and the index of the requester.
+fn keys_of(request: &PortRequest) -> ([PublicKey; 2], usize) {
+    let keys = [
+        request.member.min(request.peer),
+        request.member.max(request.peer),
+    ];
+    (keys, usize::from(request.member != keys[0]))
 }

@@ -1,7 +1,7 @@
-//! A mesh that meets, changes, and falls silent, and what has to be true of it each time.
+//! Scenarios of a mesh: connecting, changes, silence; with the expected state after each.
 
 use super::nat::By;
-use super::theory::{Way, failures, way};
+use super::theory::{PathKind, expected_path, failures};
 use super::world::{Before, CLOSED_PORT, OPEN_PORT, World};
 use crate::sim::{MILLISECOND, SECOND};
 use rand::Rng as _;
@@ -10,30 +10,31 @@ use std::net::SocketAddr;
 
 /// The network loses one datagram of a thousand.
 const LOSS: f64 = 0.001;
-/// When the first talk begins, and how long after it the last: everybody knows everybody by then.
+/// When the first talk begins, and how long after it the last one. All members know each other by
+/// then.
 const BEGINS: u64 = 5 * SECOND;
 const WITHIN: u64 = 10 * SECOND;
-/// Between two packets of most talks, and of those that are looked at closely.
+/// Interval between packets of most talks, and of watched talks.
 const SELDOM: u64 = 10 * SECOND;
 const OFTEN: u64 = SECOND;
-/// Between two of most talks, once all have met.
+/// Interval of most talks after connecting.
 const RARELY: u64 = 30 * SECOND;
-/// Talks that each member begins with others, about.
+/// Approximate number of talks that each member begins.
 const TALKS: usize = 5;
-/// Members that talk to nobody.
+/// Number of members without talks.
 const SILENT: usize = 10;
-/// Peers that ports are open for at a time (`birthday`).
+/// Number of peers with open ports at a time (`birthday`).
 const OPEN_AT_A_TIME: usize = 2;
 
 pub struct Mesh {
     pub world: World,
-    /// Members that do not talk.
+    /// Members without talks.
     silent: BTreeSet<usize>,
     /// When each talk was first direct in both directions.
     direct: Vec<Option<u64>>,
 }
 
-/// About what lies before hosts: homes most of all.
+/// Distribution of NATs: mostly homes.
 fn before(world: &mut World) -> Before {
     match world.rng.random_range(0..100) {
         0..8 => Before::Open,
@@ -48,7 +49,7 @@ fn before(world: &mut World) -> Before {
     }
 }
 
-/// How the mesh comes to be.
+/// Construction of the mesh.
 impl Mesh {
     /// All join at once, and know each other before the first talk begins.
     pub fn new(seed: u64, members: usize) -> Mesh {
@@ -82,7 +83,7 @@ impl Mesh {
         mesh
     }
 
-    /// A member begins to talk with one that lets it, or at a closed port with one that does not.
+    /// A member begins a talk with one that admits it, or at a closed port of one that does not.
     fn talk_with_any(&mut self, m: usize, port: u16, every: u64) {
         for _ in 0..100_000 {
             let other = self.world.rng.random_range(0..self.world.members.len());
@@ -103,7 +104,7 @@ impl Mesh {
         }
     }
 
-    /// Moves time on, and looks ten times a second who is reached directly.
+    /// Advances time, and records ten times a second which talks are direct.
     fn run(&mut self, by: u64) {
         let end = self.world.time + by;
         while self.world.time < end {
@@ -112,7 +113,7 @@ impl Mesh {
                 let began = self.world.talks[talk].began;
                 if self.direct[talk].is_none()
                     && began <= self.world.time
-                    && self.stands(talk) == Some(Way::Direct)
+                    && self.path_in_use(talk) == Some(PathKind::Direct)
                 {
                     self.direct[talk] = Some(self.world.time - began);
                 }
@@ -120,13 +121,13 @@ impl Mesh {
         }
     }
 
-    /// Where both ends of a talk send.
+    /// The endpoints in use at both ends of a talk.
     fn endpoints(&self, talk: usize) -> Option<[SocketAddr; 2]> {
         let [a, b] = self.world.talks[talk].ends;
         Some([self.endpoint(a, b)?.0, self.endpoint(b, a)?.0])
     }
 
-    /// Where a member sends to another, and whether that is a relay.
+    /// The endpoint in use at a member for another, and whether it is a relay.
     fn endpoint(&self, m: usize, other: usize) -> Option<(SocketAddr, bool)> {
         let tunnel = &self.world.members[m].tunnel;
         let id = tunnel.peer_by_key(&self.world.members[other].key)?;
@@ -136,71 +137,72 @@ impl Mesh {
             .then_some((at, peer.paths.is_relay(at)))
     }
 
-    /// How the ends of a talk reach each other now; directly only if both do.
-    fn stands(&self, talk: usize) -> Option<Way> {
+    /// The path of a talk; direct only if both ends use a direct one.
+    fn path_in_use(&self, talk: usize) -> Option<PathKind> {
         let [a, b] = self.world.talks[talk].ends;
         let (there, back) = (self.endpoint(a, b)?, self.endpoint(b, a)?);
-        Some(match there.1 || back.1 {
-            true => Way::Relay,
-            false => Way::Direct,
+        Some(if there.1 || back.1 {
+            PathKind::Relay
+        } else {
+            PathKind::Direct
         })
     }
 
-    /// How they are to.
-    fn expected(&self, talk: usize) -> Way {
+    /// The expected path of a talk.
+    fn expected(&self, talk: usize) -> PathKind {
         let [a, b] = self.world.talks[talk].ends;
         let world = &self.world;
-        let realm = |m: usize| world.members[m].place.realm;
+        let realm = |m: usize| world.members[m].location.realm;
         let same_home = realm(a) == realm(b) && world.before(a) != Before::Open;
-        way(world.before(a), world.before(b), same_home)
+        expected_path(world.before(a), world.before(b), same_home)
     }
 }
 
-/// Everybody who talks meets.
+/// Connecting.
 impl Mesh {
-    /// Until everybody has heard of everybody.
+    /// Runs until all members know each other.
     pub fn know_each_other(&mut self) {
         self.run(BEGINS - 1);
         assert!(self.world.is_known());
     }
 
-    /// Each pair is reached as theory says, and in time.
-    pub fn meets(&mut self) {
+    /// Each pair is reached over the expected path, in time.
+    pub fn check_connectivity(&mut self) {
         self.run(BEGINS + WITHIN + 25 * SECOND - self.world.time);
-        let mut shares: BTreeMap<Way, usize> = BTreeMap::new();
+        let mut shares: BTreeMap<PathKind, usize> = BTreeMap::new();
         let (mut ports, mut soon, mut late, mut unmet) = (0, 0, 0, 0);
         for number in 0..self.world.talks.len() {
             let expected = self.expected(number);
             *shares.entry(expected).or_default() += 1;
-            let what = self.what(number);
+            let kind = self.kind(number);
             let (direct, talk) = (self.direct[number], &self.world.talks[number]);
-            // What the network itself lost comes with the next packet.
+            // A packet lost by the network is followed by the next one.
             if talk.is_allowed && talk.lost[0] == 0 {
-                let first = talk.first[0].unwrap_or_else(|| panic!("{what}: nothing arrives"));
+                let first = talk.first[0].unwrap_or_else(|| panic!("{kind}: nothing arrives"));
                 assert!(
                     first - talk.began <= SECOND,
-                    "{what}: {}",
+                    "{kind}: {}",
                     first - talk.began
                 );
             }
-            if let Some(stands) = self.stands(number)
+            if let Some(path_in_use) = self.path_in_use(number)
                 && direct.is_some()
             {
-                assert_eq!(stands, Way::Direct, "{what}: not any more");
+                assert_eq!(path_in_use, PathKind::Direct, "{kind}: not any more");
             }
             match expected {
-                Way::Direct => {
-                    let direct = direct.unwrap_or_else(|| panic!("{what}: not direct"));
-                    assert!(direct <= 3 * SECOND, "{what}: after {direct}");
+                PathKind::Direct => {
+                    let direct = direct.unwrap_or_else(|| panic!("{kind}: not direct"));
+                    assert!(direct <= 3 * SECOND, "{kind}: after {direct}");
                 }
-                Way::Relay => assert_eq!(direct, None, "{what}: direct"),
-                Way::Port => {
+                PathKind::Relay => assert_eq!(direct, None, "{kind}: direct"),
+                PathKind::Port => {
                     ports += 1;
                     unmet += usize::from(direct.is_none());
-                    // Others wait until they are done.
+                    // Other searches wait for these.
                     if self.searches(talk.ends) <= OPEN_AT_A_TIME {
                         soon += 1;
-                        // An asking that the network lost is repeated after 5 s.
+                        // A request lost by the network is repeated after 5 s.
                         late += usize::from(direct.is_none_or(|direct| direct > 11 * SECOND));
                     }
                 }
@@ -216,31 +218,31 @@ impl Mesh {
         println!("ways: {shares:?}; {unmet} of {ports} ports not met");
     }
 
-    /// The first packet of a talk arrives within a second, whatever it goes by.
+    /// The first packet of a talk arrives within a second, over any path.
     fn arrives_in_time(&self, number: usize) {
-        let (talk, what) = (&self.world.talks[number], self.what(number));
-        // What the network itself lost comes with the next packet.
+        let (talk, kind) = (&self.world.talks[number], self.kind(number));
+        // A packet lost by the network is followed by the next one.
         if talk.is_allowed && talk.lost[0] == 0 {
-            let first = talk.first[0].unwrap_or_else(|| panic!("{what}: nothing arrives"));
+            let first = talk.first[0].unwrap_or_else(|| panic!("{kind}: nothing arrives"));
             assert!(
                 first - talk.began <= SECOND,
-                "{what}: after {}",
+                "{kind}: after {}",
                 first - talk.began
             );
         }
     }
 
-    /// Talks of the end behind the symmetric NAT for which a port is searched.
+    /// Number of talks of the end behind the symmetric NAT that need a port search.
     fn searches(&self, ends: [usize; 2]) -> usize {
         let symmetric = |m: &usize| self.world.before(*m).behaviour().mapping != By::Nothing;
         let m = ends.into_iter().find(symmetric).expect("one is");
         let of_it = |talk: &usize| {
-            self.world.talks[*talk].ends.contains(&m) && self.expected(*talk) == Way::Port
+            self.world.talks[*talk].ends.contains(&m) && self.expected(*talk) == PathKind::Port
         };
         (0..self.world.talks.len()).filter(of_it).count()
     }
 
-    fn what(&self, talk: usize) -> String {
+    fn kind(&self, talk: usize) -> String {
         let [a, b] = self.world.talks[talk].ends;
         let before = |m: usize| self.world.before(m);
         let seed = self.world.seed;
@@ -258,7 +260,7 @@ impl Mesh {
         assert_eq!(closed.map(|talk| talk.got[0]).max(), Some(0));
     }
 
-    /// Every datagram and every packet: sent, and where it is or what became of it.
+    /// Accounts for every datagram and packet.
     pub fn everything_is_accounted_for(&self) {
         let (ledger, (datagrams, packets)) = (&self.world.ledger, self.world.flying());
         let lost: u64 = ledger.lost.values().map(|(datagrams, _)| datagrams).sum();
@@ -270,14 +272,14 @@ impl Mesh {
             for direction in [&totals.outbound, &totals.inbound] {
                 assert_eq!(direction.unaccounted(), 0, "{direction:?}");
             }
-            out += totals.outbound.held + totals.outbound.drops.total();
+            out += totals.outbound.pending + totals.outbound.drops.total();
             dropped += totals.inbound.drops.total();
         }
         let known = ledger.delivered + ledger.refused + lost + out + packets;
         assert_eq!(ledger.packets, known, "{:?}", ledger.lost);
-        // The tunnels have counted what they refused, with whatever else they did.
+        // Among other drops, the tunnels have counted those that they refused.
         assert!(ledger.refused <= dropped);
-        // Who is woken has something to send, nearly always.
+        // A polled tunnel nearly always has something to send.
         let sent: u64 = self
             .world
             .sent
@@ -288,21 +290,21 @@ impl Mesh {
     }
 }
 
-/// What changes, and whom.
+/// A change of a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Change {
-    /// A host gets another address, behind another NAT of the same kind.
+    /// The host moves behind another NAT of the same kind, with another address.
     Moves,
     LosesItsNat,
     RotatesKey,
-    /// It says so, and is off.
+    /// The member leaves, and is off.
     Leaves,
-    /// It does not hear of it, and goes on.
+    /// The member is removed without its knowledge, and continues.
     Revoked,
     Joins,
 }
 
-/// A tenth of all change each minute, in this order.
+/// A tenth of all members change each minute, in this order.
 const CHANGES: [Change; 8] = [
     Change::Moves,
     Change::RotatesKey,
@@ -313,24 +315,27 @@ const CHANGES: [Change; 8] = [
     Change::Revoked,
     Change::Joins,
 ];
-/// From a change until everybody has heard of it: what hosts take to notice, one STUN server that does not answer, and the way to the
-/// coordinator and from it.
-const HEARD: u64 = 8 * SECOND;
-/// The longest silence where a way dies: 3 s until it counts as lost, a handshake by all others, and the time between two packets.
+/// Maximum time until everybody knows of a change: detection by the host, a STUN server without an
+/// answer, and the delays to and from the coordinator.
+const NOTICE: u64 = 8 * SECOND;
+/// Maximum silence when a path dies: 3 s until it counts as lost, a handshake over all others, and
+/// the interval between two packets.
 const DEAD: u64 = 5 * SECOND + OFTEN;
 
-/// When a network heals: an initiation, then as when members meet; and the time between two packets.
+/// Maximum silence when a network heals: an initiation, then the time for connecting, and the
+/// interval between two packets.
 const HEALS: u64 = AGAIN + SECOND + OFTEN;
-/// When an initiation is repeated at the latest: `REKEY_TIMEOUT` and its jitter.
+/// Maximum delay of a repeated initiation: `REKEY_TIMEOUT` and its jitter.
 const AGAIN: u64 = 5334 * MILLISECOND;
-/// Datagrams without each of which another way is not found at once: a question to a relay and its answer, twice, at either end, both by the
-/// network; a handshake and the packet, by a relay.
+/// Number of datagrams whose loss delays another path. Requests to a relay and their answers,
+/// twice, at either end, both over the network; a handshake and the packet, over a relay.
 const NEEDED: f64 = 14.0;
-/// Talks that are looked at closely at a time, at most.
+/// Maximum number of watched talks at a time.
 const WATCHED: usize = 60;
 
 impl Mesh {
-    /// A tenth of the members change each minute. Pairs that do not are as before, those that do are reached again.
+    /// A tenth of the members change each minute. Pairs without a change stay as before; the others
+    /// are reached again.
     pub fn changes(&mut self, minutes: u64) {
         self.calms_down(SELDOM);
         let members = self.world.members.len() as u64;
@@ -338,32 +343,32 @@ impl Mesh {
             let talk = &mesh.world.talks[talk];
             talk.is_allowed && talk.every == OFTEN
         });
-        // Half of those that are looked at closely stay what they are.
+        // Half of the watched talks stay unchanged.
         let (steady, others) = closely.split_at(closely.len() / 2);
         let steady: Vec<usize> = steady.to_vec();
         let mut stay = self.silent.clone();
         for talk in &steady {
             stay.extend(self.world.talks[*talk].ends);
         }
-        let mut candidates: Vec<usize> = Vec::new();
+        let mut to_change: Vec<usize> = Vec::new();
         for talk in others {
-            candidates.extend(self.world.talks[*talk].ends);
+            to_change.extend(self.world.talks[*talk].ends);
         }
-        candidates.extend(0..members as usize);
+        to_change.extend(0..members as usize);
         let mut seen = stay.clone();
-        candidates.retain(|m| seen.insert(*m));
-        let before: Vec<_> = steady.iter().map(|talk| self.standing(*talk)).collect();
+        to_change.retain(|m| seen.insert(*m));
+        let before: Vec<_> = steady.iter().map(|talk| self.path_state(*talk)).collect();
         let pause = 60 * SECOND * 10 / members;
         let mut revoked: Vec<(usize, u64)> = Vec::new();
         let mut over: Vec<(u64, Change, usize, Vec<usize>)> = Vec::new();
-        let mut candidates = candidates.into_iter();
+        let mut to_change = to_change.into_iter();
         for n in 0..minutes * members / 10 {
             let change = CHANGES[n as usize % CHANGES.len()];
-            let who = match change {
+            let member = match change {
                 Change::Joins => Some(self.joins(n)),
-                _ => candidates.next(),
+                _ => to_change.next(),
             };
-            if let Some(m) = who {
+            if let Some(m) = member {
                 let watched = self.change(m, change);
                 if change == Change::Revoked {
                     revoked.push((m, self.world.time));
@@ -375,7 +380,7 @@ impl Mesh {
                 && *time + WITHIN + 10 * SECOND <= self.world.time
             {
                 let (_, change, m, watched) = over.remove(0);
-                self.judge(change, m, &watched);
+                self.check_effect(change, m, &watched);
                 match change {
                     Change::Revoked => self.gives_up(m),
                     Change::Joins => watched
@@ -387,14 +392,14 @@ impl Mesh {
         }
         self.run(WITHIN + 12 * SECOND);
         for (_, change, m, watched) in over {
-            self.judge(change, m, &watched);
+            self.check_effect(change, m, &watched);
         }
         assert!(self.world.is_known(), "everybody has heard of everything");
         for (talk, before) in steady.iter().zip(before) {
             self.is_as_before(*talk, before);
         }
         for (m, at) in revoked {
-            let late = |talk: &&usize| self.world.last_from(m, **talk) > Some(at + HEARD);
+            let late = |talk: &&usize| self.world.last_from(m, **talk) > Some(at + NOTICE);
             let of_it = self.talks(|mesh, talk| mesh.world.talks[talk].ends.contains(&m));
             let late = of_it.iter().find(late);
             assert_eq!(late, None, "{m} was revoked at {at}");
@@ -408,27 +413,28 @@ impl Mesh {
         all.filter(|talk| wanted(self, *talk)).collect()
     }
 
-    /// What must not be different while nothing changes.
-    fn standing(&self, talk: usize) -> Standing {
+    /// State of a talk that stays the same without changes.
+    fn path_state(&self, talk: usize) -> PathState {
         let at = self.endpoints(talk);
         let talk = &self.world.talks[talk];
-        Standing {
+        PathState {
             at,
             missing: [0, 1].map(|i| u64::from(talk.sent[i] - talk.got[i]) - talk.lost[i]),
         }
     }
 
-    /// Nothing is missing but what the network lost, or has under way; and it goes by the same way.
-    fn is_as_before(&self, talk: usize, before: Standing) {
-        let now = self.standing(talk);
-        let what = self.what(talk);
-        assert_eq!(now.at, before.at, "{what}: the way is another");
+    /// No packets are missing except those lost by the network or in flight, and the path is the
+    /// same.
+    fn is_as_before(&self, talk: usize, before: PathState) {
+        let now = self.path_state(talk);
+        let kind = self.kind(talk);
+        assert_eq!(now.at, before.at, "{kind}: the way is another");
         for i in 0..2 {
-            assert!(now.missing[i] <= before.missing[i] + 1, "{what}: {now:?}");
+            assert!(now.missing[i] <= before.missing[i] + 1, "{kind}: {now:?}");
         }
     }
 
-    /// Nobody talks with a member any more, nor it with anybody.
+    /// All talks of a member end.
     fn gives_up(&mut self, m: usize) {
         for talk in &mut self.world.talks {
             if talk.ends.contains(&m) {
@@ -437,7 +443,7 @@ impl Mesh {
         }
     }
 
-    /// Talks that are as frequent as this become rare.
+    /// Talks of this interval become rare.
     fn calms_down(&mut self, every: u64) {
         let talks = self.world.talks.iter_mut();
         for talk in talks.filter(|talk| talk.every == every) {
@@ -445,13 +451,13 @@ impl Mesh {
         }
     }
 
-    /// A new member, which talks with some.
+    /// A new member joins and begins some talks.
     fn joins(&mut self, n: u64) -> usize {
         let before = before(&mut self.world);
         self.world.join(before, None, &format!("t{}", n % 4))
     }
 
-    /// What is to be looked at.
+    /// Performs a change. Returns the talks to watch.
     fn change(&mut self, m: usize, change: Change) -> Vec<usize> {
         match change {
             Change::Moves => self.world.moves(m),
@@ -479,16 +485,16 @@ impl Mesh {
         watched
     }
 
-    /// What came of it.
-    fn judge(&self, change: Change, m: usize, watched: &[usize]) {
+    /// Checks the effect of a change.
+    fn check_effect(&self, change: Change, m: usize, watched: &[usize]) {
         for number in watched {
             let talk = &self.world.talks[*number];
-            let what = format!("{m} {change:?}: {}", self.what(*number));
-            // Somebody else has gone meanwhile.
+            let kind = format!("{m} {change:?}: {}", self.kind(*number));
+            // The other end has left meanwhile.
             if !talk.ends.into_iter().all(|m| self.world.is_member(m)) {
                 continue;
             }
-            let standing = self.standing(*number);
+            let path_state = self.path_state(*number);
             match change {
                 Change::Joins => self.arrives_in_time(*number),
                 Change::Moves | Change::LosesItsNat => {
@@ -496,8 +502,8 @@ impl Mesh {
                 }
                 Change::RotatesKey => {
                     assert!(
-                        standing.missing.iter().all(|n| *n <= 1),
-                        "{what}: {standing:?}"
+                        path_state.missing.iter().all(|n| *n <= 1),
+                        "{kind}: {path_state:?}"
                     );
                 }
                 Change::Leaves | Change::Revoked => {}
@@ -506,12 +512,12 @@ impl Mesh {
     }
 }
 
-/// What becomes of those that stay.
+/// Outages and silence.
 impl Mesh {
-    /// A relay dies, and comes back: pairs that it carried go by their other one.
+    /// A relay stops and starts again: its pairs use their other relay.
     pub fn a_relay_dies(&mut self) {
         let relayed =
-            self.talks(|mesh, talk| mesh.lives(talk) && mesh.expected(talk) == Way::Relay);
+            self.talks(|mesh, talk| mesh.lives(talk) && mesh.expected(talk) == PathKind::Relay);
         let watched: Vec<_> = relayed.into_iter().take(WATCHED).collect();
         self.watch(watched.clone());
         let before = self.world.relays[0].pairs();
@@ -520,23 +526,23 @@ impl Mesh {
         self.run(30 * SECOND);
         for talk in &watched {
             let silence = self.world.talks[*talk].silence;
-            let what = self.what(*talk);
+            let kind = self.kind(*talk);
             assert!(
                 silence[0].max(silence[1]) <= DEAD,
-                "{what}: silent for {silence:?}"
+                "{kind}: silent for {silence:?}"
             );
         }
-        let standing: Vec<_> = watched.iter().map(|talk| self.standing(*talk)).collect();
+        let path_state: Vec<_> = watched.iter().map(|talk| self.path_state(*talk)).collect();
         self.world.relays[0].is_on = true;
         self.run(40 * SECOND);
-        for (talk, before) in watched.iter().zip(standing) {
-            let now = self.standing(*talk);
+        for (talk, before) in watched.iter().zip(path_state) {
+            let now = self.path_state(*talk);
             let lost = [0, 1].map(|i| now.missing[i].saturating_sub(before.missing[i]));
-            assert!(lost[0].max(lost[1]) <= 1, "{}: {lost:?}", self.what(*talk));
+            assert!(lost[0].max(lost[1]) <= 1, "{}: {lost:?}", self.kind(*talk));
         }
     }
 
-    /// A tenth of the hosts reach each other, and nobody else, for a while.
+    /// The network splits: a tenth of the hosts reach only each other for a while.
     pub fn falls_apart(&mut self) {
         let apart: BTreeSet<usize> = (0..self.world.members.len()).step_by(10).collect();
         let ends = |mesh: &Mesh, talk: usize| {
@@ -549,14 +555,14 @@ impl Mesh {
         });
         let inside = self.talks(|mesh, talk| {
             let [a, b] = ends(mesh, talk);
-            let direct = mesh.stands(talk) == Some(Way::Direct);
+            let direct = mesh.path_in_use(talk) == Some(PathKind::Direct);
             mesh.lives(talk) && a && b && direct
         });
         let across = across.into_iter().take(WATCHED);
         let inside = inside.into_iter().take(WATCHED);
         let (across, inside): (Vec<_>, Vec<_>) = (across.collect(), inside.collect());
         self.watch([across.clone(), inside.clone()].concat());
-        let before: Vec<_> = inside.iter().map(|talk| self.standing(*talk)).collect();
+        let before: Vec<_> = inside.iter().map(|talk| self.path_state(*talk)).collect();
         self.world.apart = apart;
         self.run(20 * SECOND);
         for (talk, before) in inside.iter().zip(before) {
@@ -568,12 +574,13 @@ impl Mesh {
         self.silent_no_longer_than(HEALS, &across);
     }
 
-    /// Nobody talks: members ask what they look like from outside, and send nothing else.
+    /// All talks end: members send STUN requests and nothing else.
     pub fn falls_silent(&mut self) {
         for talk in &mut self.world.talks {
             talk.every = 0;
         }
-        // Who does not answer is given up after 90 s, a session is over after 180, and one that is renewed meanwhile after as long again.
+        // Silent peers are given up after 90 s. A session expires after 180 s, and one that is
+        // renewed meanwhile after as long again.
         self.world.run(420 * SECOND);
         let (before, wakes) = (self.world.sent.clone(), self.world.wakes);
         self.world.run(100 * SECOND);
@@ -581,16 +588,17 @@ impl Mesh {
         for (m, before) in before.iter().enumerate() {
             let now = &self.world.sent[m];
             assert_eq!(now.to, before.to, "{m} has nothing to say to anybody");
-            let asked = now.beside - before.beside;
-            // Each question is sent three times where no UDP passes. Four rounds begin in 100 s, or one more; what was lost is sent again.
+            let request = now.outside_tunnel - before.outside_tunnel;
+            // Each request is sent three times where no UDP passes. Four rounds begin in 100 s, or
+            // one more; lost requests are repeated.
             let (least, most) = match (self.world.members[m].is_on, self.world.before(m)) {
                 (false, _) => (0, 0),
                 (true, Before::NoUdp) => (3 * 3 * servers, 3 * 5 * servers),
                 (true, _) => (3 * servers, 5 * servers + 2),
             };
             assert!(
-                (least..=most).contains(&asked),
-                "{m} has asked {asked} times"
+                (least..=most).contains(&request),
+                "{m} has asked {request} times"
             );
         }
         // Keys are erased, once for each session.
@@ -601,12 +609,12 @@ impl Mesh {
         self.everything_is_accounted_for();
     }
 
-    /// Of all that a member knows, it sends to those that it talks with.
+    /// A member sends only to the members that it talks with.
     fn nobody_else_is_sent_to(&self) {
         for (m, sent) in self.world.sent.iter().enumerate() {
-            let stranger = |other: &&usize| self.world.talk_between(m, **other).is_none();
+            let unrelated = |other: &&usize| self.world.talk_between(m, **other).is_none();
             assert_eq!(
-                sent.to.keys().find(stranger),
+                sent.to.keys().find(unrelated),
                 None,
                 "{m} does not talk with it"
             );
@@ -614,13 +622,14 @@ impl Mesh {
         }
     }
 
-    /// Talks pause for no longer, but where the network has lost a datagram of those by which another way is found.
+    /// The silence of talks is bounded, except when the network has lost a datagram needed to find
+    /// another path.
     fn silent_no_longer_than(&self, most: u64, talks: &[usize]) {
         let mut late = 0;
         for talk in talks {
-            let (silence, what) = (self.world.talks[*talk].silence, self.what(*talk));
+            let (silence, kind) = (self.world.talks[*talk].silence, self.kind(*talk));
             let silence = silence[0].max(silence[1]);
-            assert!(silence <= most + AGAIN, "{what}: silent for {silence}");
+            assert!(silence <= most + AGAIN, "{kind}: silent for {silence}");
             late += usize::from(silence > most);
         }
         let lost = talks.len() as f64 * NEEDED * LOSS;
@@ -628,13 +637,13 @@ impl Mesh {
         assert!(late <= at_most, "{late} of {} are late", talks.len());
     }
 
-    /// Both ends are members, and one may begin.
+    /// Whether both ends are members and one may initiate.
     fn lives(&self, talk: usize) -> bool {
         let talk = &self.world.talks[talk];
         talk.is_allowed && talk.ends.into_iter().all(|m| self.world.is_member(m))
     }
 
-    /// These talks send often from now on, and no others.
+    /// Makes these talks frequent, and no others.
     fn watch(&mut self, talks: Vec<usize>) {
         self.calms_down(OFTEN);
         for talk in &talks {
@@ -653,9 +662,9 @@ impl Mesh {
     }
 }
 
-/// Where both ends of a talk send, and what of it has not arrived although the network has not lost it.
+/// Endpoints of both ends of a talk, and packets missing without a loss of the network.
 #[derive(Clone, Debug)]
-struct Standing {
+struct PathState {
     at: Option<[SocketAddr; 2]>,
     missing: [u64; 2],
 }

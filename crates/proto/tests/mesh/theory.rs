@@ -1,46 +1,49 @@
-//! What may come of a pair of hosts, by what lies before them: from RFC 4787 and RFC 5128, not from what was seen.
+//! The expected path between two hosts, by their NATs: from RFC 4787 and RFC 5128, not from
+//! observation.
 
 use super::nat::By;
 use super::world::Before;
 use seikan_proto::birthday::{PORTS, PROBES, RANGE};
 
-/// By which way the two reach each other for good.
+/// The path by which two hosts finally reach each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Way {
+pub enum PathKind {
     Direct,
-    /// Directly when one of many ports of a symmetric NAT is met, and by a relay until then.
+    /// Directly once a port of the symmetric NAT is hit, and over a relay until then.
     Port,
     Relay,
 }
 
-/// RFC 5128, section 3.3: who has one outer port for everybody can be told of, and is reached there by whom it has sent to. What counts is
-/// then whether the packets of each get through the filter before the other:
+/// RFC 5128, section 3.3: a host with one outer port for all destinations can publish it, and hosts
+/// that it has sent to reach it there. The result depends on whether the packets of each pass the
+/// other's filter:
 ///
-/// | | one port, lets in everybody or an address | one port, lets in an address and port | a port for each destination |
+/// | | one port, admits everybody or an address | one port, admits an address and port | a port for each destination |
 /// |---|---|---|---|
-/// | one port, lets in everybody or an address | direct | direct | direct: the answer goes to where it was seen to come from |
-/// | one port, lets in an address and port | direct | direct: both send | only when the port is guessed |
-/// | a port for each destination | direct | only when the port is guessed | relay: nobody knows where to send |
-pub fn way(a: Before, b: Before, same_home: bool) -> Way {
+/// | one port, admits everybody or an address | direct | direct | direct: the reply goes to the source address |
+/// | one port, admits an address and port | direct | direct: both send | only when the port is guessed |
+/// | a port for each destination | direct | only when the port is guessed | relay: no known address |
+pub fn expected_path(a: Before, b: Before, same_home: bool) -> PathKind {
     match (a, b) {
-        // They meet inside, by their own addresses.
-        _ if same_home => return Way::Direct,
-        (Before::NoUdp, _) | (_, Before::NoUdp) => return Way::Relay,
-        // Each knows the other by an outer address of the carrier's NAT, which lets nothing back in from inside.
-        (Before::Carrier(a), Before::Carrier(b)) if a == b => return Way::Relay,
+        // They connect inside, by their own addresses.
+        _ if same_home => return PathKind::Direct,
+        (Before::NoUdp, _) | (_, Before::NoUdp) => return PathKind::Relay,
+        // Each knows an outer address of the carrier's NAT, which does not hairpin.
+        (Before::Carrier(a), Before::Carrier(b)) if a == b => return PathKind::Relay,
         _ => {}
     }
     let [a, b] = [a, b].map(Before::behaviour);
     match (a.mapping, b.mapping) {
-        (By::Nothing, By::Nothing) => Way::Direct,
-        (By::Nothing, _) if a.filtering != By::AddressAndPort => Way::Direct,
-        (_, By::Nothing) if b.filtering != By::AddressAndPort => Way::Direct,
-        (By::Nothing, _) | (_, By::Nothing) => Way::Port,
-        _ => Way::Relay,
+        (By::Nothing, By::Nothing) => PathKind::Direct,
+        (By::Nothing, _) if a.filtering != By::AddressAndPort => PathKind::Direct,
+        (_, By::Nothing) if b.filtering != By::AddressAndPort => PathKind::Direct,
+        (By::Nothing, _) | (_, By::Nothing) => PathKind::Port,
+        _ => PathKind::Relay,
     }
 }
 
-/// Of so many attempts to meet a port, how many fail at most: each with (1 - PORTS / RANGE)^PROBES, and four standard deviations.
+/// The maximum number of failures in `attempts` attempts to hit a port: each fails with (1 - PORTS
+/// / RANGE)^PROBES; plus four standard deviations.
 pub fn failures(attempts: usize) -> usize {
     let one = (1.0 - f64::from(PORTS) / f64::from(RANGE)).powi(PROBES as i32);
     let mean = attempts as f64 * one;

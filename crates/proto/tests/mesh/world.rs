@@ -1,10 +1,13 @@
-//! Members of one mesh, the internet between them, its relays, STUN servers and coordinator: all of it seeded, no clock, no socket.
+//! The members of a mesh, the internet between them, its relays, STUN servers and coordinator:
+//! seeded, without clocks and sockets.
 //!
-//! Events are taken in the order of their times. What a host sends passes the NATs on its way out at once, crosses the network, and passes those
-//! on its way in when it comes there.
+//! Events are processed in the order of their times. A datagram passes its outbound NATs at once,
+//! crosses the network, and passes the inbound NATs when it arrives.
 
 use super::internet::{At, AtRelay, Internet, Lost, WORLD, at};
-use super::member::{Agent, Doors, Member, PORT, Place, leg, new_tunnel, relay_of};
+use super::member::{
+    Agent, Location, Member, PORT, PunchSockets, new_tunnel, proxy_address, relay_of_proxy,
+};
 use super::nat::{Behaviour, By};
 use super::relay::{self, Outcome, Relay};
 use crate::sim::network::{Link, Parcel, Path};
@@ -16,7 +19,7 @@ use seikan_proto::batch::PacketBatch;
 use seikan_proto::inbox::Inbox;
 use seikan_proto::keys::{PrivateKey, PublicKey};
 use seikan_proto::mesh::{
-    Book, Changes, Member as Row, Policy, Relay as Told, RelayKind, RelaySecret, Ticket,
+    Changes, Member as Row, Membership, Policy, Relay as RelayRow, RelayKind, RelaySecret, Ticket,
 };
 use seikan_proto::outbox::Outbox;
 use seikan_proto::time::Instant;
@@ -31,13 +34,13 @@ use std::time::Duration;
 
 /// The wall clock at the beginning, in seconds since 1970.
 const WALL: u64 = 1_800_000_000;
-/// How long a change waits at the coordinator for others, at most.
+/// Maximum delay of a change at the coordinator, to collect others.
 const GATHERS: u64 = 500 * MILLISECOND;
-/// When members first ask the coordinator for the others.
+/// When members first query the coordinator.
 const OPENS: u64 = 3 * SECOND;
-/// How long a datagram takes on one network, and a NAT is inside of none.
+/// Delay of a local network; NATs add none.
 const LOCAL: u64 = 500_000;
-/// Members with the same tag may do anything, and one thing more.
+/// Members with the same tag may use all services, and there is one more rule.
 pub const POLICY: &str = "allow tag:t0 -> tag:t0 *
     allow tag:t1 -> tag:t1 *
     allow tag:t2 -> tag:t2 *
@@ -47,7 +50,7 @@ pub const POLICY: &str = "allow tag:t0 -> tag:t0 *
 pub const OPEN_PORT: u16 = 7000;
 pub const CLOSED_PORT: u16 = 7001;
 
-/// What lies before a host.
+/// The NATs in front of a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Before {
     Open,
@@ -57,9 +60,9 @@ pub enum Before {
     AddressDependent,
     Symmetric,
     NoUdp,
-    /// A home's NAT behind a carrier's, of this number, which turns nothing around.
+    /// A home's NAT behind a carrier's NAT of this number, which does not hairpin.
     Carrier(usize),
-    /// The same, and it does.
+    /// The same, with hairpinning.
     Hairpin(usize),
 }
 
@@ -77,13 +80,13 @@ impl Before {
             filtering,
             hairpin: matches!(self, Before::Hairpin(_)),
             udp: self != Before::NoUdp,
-            // RFC 4787, REQ-5: two minutes at least.
+            // RFC 4787, REQ-5: at least two minutes.
             forgets: 120 * SECOND,
         }
     }
 }
 
-/// For the ledger: whose datagram it is, of which talk in which direction, and how many packets are in it.
+/// Accounting of a datagram: its sender, its talk and direction, and its number of packets.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
     pub member: usize,
@@ -92,7 +95,7 @@ pub struct Load {
 }
 
 impl Load {
-    pub fn beside(member: usize) -> Load {
+    pub fn outside_tunnel(member: usize) -> Load {
         Load {
             member,
             talk: None,
@@ -101,21 +104,21 @@ impl Load {
     }
 }
 
-/// Two members that send each other packets: the first begins, the other answers.
+/// Two members that exchange packets. The first initiates, the other answers.
 pub struct Talk {
     pub ends: [usize; 2],
     pub port: u16,
-    /// Policy lets the first begin it.
+    /// Whether policy lets the first initiate it.
     pub is_allowed: bool,
-    /// Nanoseconds between two packets; 0: it is over.
+    /// Nanoseconds between two packets; 0 if it is over.
     pub every: u64,
     pub began: u64,
     pub sent: [u32; 2],
     pub got: [u32; 2],
     pub seen: [Vec<bool>; 2],
-    /// When something first arrived.
+    /// When the first packet arrived.
     pub first: [Option<u64>; 2],
-    /// When something last arrived.
+    /// When the last packet arrived.
     pub last: [u64; 2],
     /// The longest time between two arrivals.
     pub silence: [u64; 2],
@@ -127,22 +130,22 @@ pub struct Talk {
 
 pub enum Event {
     Arrives(At, Parcel, Load),
-    /// By TLS, to a relay's port or from it.
+    /// A frame to or from a relay's port over TLS.
     ToRelay(usize, u16, usize, Vec<u8>, Load),
     FromRelay(usize, SocketAddr, Vec<u8>, Load),
     Wake(usize),
-    AskAgain(usize, [u8; 12]),
+    RetryRequest(usize, [u8; 12]),
     Reflect(usize, u64),
     Pair(usize, PublicKey, u64),
     Tls(usize, PublicKey, usize),
-    Doors(usize),
-    News(usize),
-    /// The coordinator hears where a member may be reached, that its key is another one, that it seeks somebody.
+    PunchSockets(usize),
+    Poll(usize),
+    /// The coordinator receives a member's addresses, new key, or call.
     Row(usize),
     Key(usize, PublicKey),
     Call(usize, PublicKey),
-    Called(usize, PublicKey),
-    /// A host with other addresses says so to whom it has sessions with, and notices.
+    CallReceived(usize, PublicKey),
+    /// A host with new addresses notices, and announces itself to its sessions.
     Announce(usize),
     LookAround(usize),
     Talk(usize),
@@ -175,34 +178,34 @@ impl Ord for Entry {
     }
 }
 
-/// What was sent and what became of it.
+/// Counts of datagrams by result.
 #[derive(Default)]
 pub struct Ledger {
     pub datagrams: u64,
     pub arrived: u64,
     /// Datagrams and the packets in them.
     pub lost: BTreeMap<Lost, (u64, u64)>,
-    /// Those that relays sent on: each is one more.
+    /// Datagrams forwarded by relays, each counted once more.
     pub forwarded: u64,
-    /// Packets handed to tunnels, delivered, and dropped by the far tunnel.
+    /// Packets passed to tunnels, delivered, and dropped by the far tunnel.
     pub packets: u64,
     pub delivered: u64,
     pub refused: u64,
 }
 
-/// What a member has sent.
+/// Datagrams sent by a member.
 #[derive(Clone, Debug, Default)]
 pub struct Sent {
     /// To STUN servers and relays.
-    pub beside: u64,
-    /// Of the tunnel, by the number of the peer.
+    pub outside_tunnel: u64,
+    /// Tunnel datagrams, by the number of the peer.
     pub to: BTreeMap<usize, u64>,
 }
 
 #[derive(Default)]
 struct Coordinator {
     rows: BTreeMap<usize, Row>,
-    /// What changed: a revision each.
+    /// Changes, one revision each.
     log: Vec<Changed>,
 }
 
@@ -219,15 +222,15 @@ pub struct World {
     pub members: Vec<Member>,
     pub talks: Vec<Talk>,
     pub relays: Vec<Relay>,
-    /// Where STUN is answered: the coordinator, then the relays.
+    /// Addresses of STUN servers: the coordinator, then the relays.
     pub stun: Vec<SocketAddr>,
     pub ledger: Ledger,
     pub sent: Vec<Sent>,
-    /// Wake-ups of tunnels.
+    /// Number of polls of tunnels.
     pub wakes: u64,
-    /// Those who reach each other, and nobody else.
+    /// Members of a separated part of the network.
     pub apart: BTreeSet<usize>,
-    /// How long a question takes to the coordinator.
+    /// Delay to the coordinator.
     pub to_coordinator: u64,
     pub outbox: Outbox,
     pub inbox: Inbox,
@@ -322,7 +325,7 @@ impl World {
         bytes
     }
 
-    /// Moves time on by `by`, doing all that falls due.
+    /// Advances time by `by` and processes everything due.
     pub fn run(&mut self, by: u64) {
         let end = self.time + by;
         while let Some(Reverse(first)) = self.queue.peek()
@@ -343,11 +346,11 @@ impl World {
         match event {
             Event::Arrives(at, parcel, load) => self.arrives(at, parcel, load),
             Event::ToRelay(relay, port, m, bytes, load) => {
-                let from = (relay::Place::Stream(m), at([127, 0, 0, 1].into(), PORT));
+                let from = (relay::Location::Stream(m), at([127, 0, 0, 1].into(), PORT));
                 self.at_relay(relay, port, from, bytes, load);
             }
             Event::FromRelay(m, from, bytes, load) => {
-                let ip = self.members[m].place.ip;
+                let ip = self.members[m].location.ip;
                 let parcel = Parcel {
                     from,
                     to: at(ip, PORT),
@@ -357,15 +360,15 @@ impl World {
                 self.receive(m, parcel, load);
             }
             Event::Wake(m) => self.wake(m),
-            Event::AskAgain(m, id) => self.ask_again(m, id),
+            Event::RetryRequest(m, id) => self.retry_request(m, id),
             Event::Reflect(m, round) if self.members[m].is_on => self.reflect(m, round),
             Event::Reflect(..) => {}
             Event::Pair(m, key, step) => self.pair(m, key, step),
-            Event::Tls(m, key, relay) => self.sit_by_tls(m, key, relay),
-            Event::Doors(m) => self.look_after_doors(m),
-            Event::News(m) => self.news(m),
+            Event::Tls(m, key, relay) => self.bind_by_tls(m, key, relay),
+            Event::PunchSockets(m) => self.tend_punch_sockets(m),
+            Event::Poll(m) => self.poll_changes(m),
             Event::Row(m) | Event::Key(m, _) | Event::Call(m, _) if self.apart.contains(&m) => {
-                // It tries again until it gets through.
+                // Retried until it gets through.
                 self.after(2 * SECOND, event);
             }
             Event::Row(m) => self.row(m),
@@ -376,13 +379,13 @@ impl World {
             Event::Call(m, key) => {
                 if let Some(to) = self.member_of(&key) {
                     let key = self.members[m].key;
-                    self.after(self.to_coordinator, Event::Called(to, key));
+                    self.after(self.to_coordinator, Event::CallReceived(to, key));
                 }
             }
-            Event::Called(m, _) if !self.members[m].is_on || self.apart.contains(&m) => {}
-            Event::Called(m, key) => self.called(m, key),
+            Event::CallReceived(m, _) if !self.members[m].is_on || self.apart.contains(&m) => {}
+            Event::CallReceived(m, key) => self.on_call(m, key),
             Event::Announce(m) => self.announce(m),
-            Event::LookAround(m) => self.look_around(m),
+            Event::LookAround(m) => self.on_network_change(m),
             Event::Talk(talk) => {
                 let Talk { every, .. } = self.talks[talk];
                 if every > 0 {
@@ -399,13 +402,13 @@ impl World {
     }
 }
 
-/// Who there is.
+/// Membership.
 impl World {
     /// A host joins the mesh.
     pub fn join(&mut self, before: Before, home: Option<usize>, tag: &str) -> usize {
         let number = self.members.len();
-        let place = match home {
-            Some(mate) => self.beside(number, mate),
+        let location = match home {
+            Some(mate) => self.same_network_as(number, mate),
             None => self.settle(number, before),
         };
         let private = self.random();
@@ -418,13 +421,13 @@ impl World {
             address: Ipv4Addr::from_bits(mesh + 2 + number as u32),
             key,
             tunnel: new_tunnel(private, seed),
-            place,
+            location,
             is_on: true,
-            book: Book::default(),
+            membership: Membership::default(),
             wake: None,
-            news_due: true,
+            changes_due: true,
             agent: Agent::default(),
-            doors: Doors::default(),
+            punch_sockets: PunchSockets::default(),
         };
         self.members.push(member);
         self.sent.push(Sent::default());
@@ -432,8 +435,8 @@ impl World {
         self.by_key.insert(key, number);
         let reflects = self.rng.random_range(0..SECOND);
         self.after(reflects, Event::Reflect(number, 0));
-        let asks = OPENS.max(self.time) + self.rng.random_range(0..SECOND);
-        self.at(asks, Event::News(number));
+        let first_request = OPENS.max(self.time) + self.rng.random_range(0..SECOND);
+        self.at(first_request, Event::Poll(number));
         number
     }
 
@@ -441,22 +444,22 @@ impl World {
         self.homes[&m]
     }
 
-    /// Whether a member may begin this with another: [`POLICY`] in other words.
+    /// Whether a member may initiate this to another: [`POLICY`] restated.
     pub fn may_begin(&self, from: usize, to: usize, port: u16) -> bool {
         let [from, to] = [from, to].map(|m| self.members[m].tags[0].as_str());
         from == to || (from == "t0" && to == "t1" && port == OPEN_PORT)
     }
 
-    /// The member that has this key, or had it.
+    /// The member that has or had this key.
     pub fn member_of(&self, key: &PublicKey) -> Option<usize> {
         self.by_key.get(key).copied()
     }
 
-    fn settle(&mut self, number: usize, before: Before) -> Place {
+    fn settle(&mut self, number: usize, before: Before) -> Location {
         let outside = match before {
             Before::Open => {
                 let ip = self.internet.add(WORLD, At::Host(number));
-                return Place {
+                return Location {
                     realm: WORLD,
                     ip,
                     nat: None,
@@ -471,45 +474,45 @@ impl World {
         };
         let (realm, nat) = self.internet.add_nat(outside, home);
         let ip = self.internet.add(realm, At::Host(number));
-        Place {
+        Location {
             realm,
             ip,
             nat: Some(nat),
         }
     }
 
-    /// In the same home.
-    fn beside(&mut self, number: usize, mate: usize) -> Place {
-        let Place { realm, nat, .. } = self.members[mate].place;
+    /// A location in the same home.
+    fn same_network_as(&mut self, number: usize, mate: usize) -> Location {
+        let Location { realm, nat, .. } = self.members[mate].location;
         let ip = self.internet.add(realm, At::Host(number));
-        Place { realm, ip, nat }
+        Location { realm, ip, nat }
     }
 
-    /// A host is somewhere else from now on, behind the like.
+    /// A host moves to another location of the same kind.
     pub fn moves(&mut self, m: usize) {
-        let Place { realm, ip, .. } = self.members[m].place;
+        let Location { realm, ip, .. } = self.members[m].location;
         self.internet.remove(realm, ip);
-        self.members[m].place = self.settle(m, self.homes[&m]);
+        self.members[m].location = self.settle(m, self.homes[&m]);
         self.after(200 * MILLISECOND, Event::Announce(m));
         let notices = self.rng.random_range(0..2 * SECOND);
         self.after(notices, Event::LookAround(m));
     }
 
-    /// The NAT before a host forgets everything and has another outer address, which the host does not notice. A host that has none of its
-    /// own moves.
+    /// The NAT of a host restarts with another outer address, which the host does not notice. A
+    /// host without its own NAT moves.
     pub fn loses_its_nat(&mut self, m: usize) {
-        let Place { realm, nat, .. } = self.members[m].place;
+        let Location { realm, nat, .. } = self.members[m].location;
         let here = self
             .members
             .iter()
-            .filter(|other| other.place.realm == realm);
+            .filter(|other| other.location.realm == realm);
         match nat.filter(|_| here.count() == 1) {
             Some(nat) => self.internet.restart_nat(nat),
             None => self.moves(m),
         }
     }
 
-    /// As `announce_to_members` of `node::life`.
+    /// As the daemon's announcement to members.
     fn announce(&mut self, m: usize) {
         let now = self.now();
         let member = &mut self.members[m];
@@ -520,7 +523,7 @@ impl World {
         self.flush(m, &[]);
     }
 
-    /// A member has another key.
+    /// A member changes its key.
     pub fn rotates(&mut self, m: usize) {
         let private = self.random();
         let now = self.now().mono;
@@ -533,16 +536,16 @@ impl World {
         self.after(self.to_coordinator, Event::Key(m, former));
     }
 
-    /// The coordinator takes a member out; it does not hear of it.
+    /// The coordinator removes a member without its knowledge.
     pub fn revoked(&mut self, m: usize) {
         self.coordinator.rows.remove(&m);
         let key = self.members[m].key;
         self.coordinator.log.push(Changed::Removed(key));
-        self.members[m].news_due = true;
+        self.members[m].changes_due = true;
         self.spread();
     }
 
-    /// A member goes, and says so.
+    /// A member leaves and says so.
     pub fn leaves(&mut self, m: usize) {
         self.revoked(m);
         self.members[m].is_on = false;
@@ -560,29 +563,29 @@ impl World {
         }
     }
 
-    /// Everybody hears of a change, if they do not soon anyway.
+    /// Everybody polls for a change, if they do not soon anyway.
     fn spread(&mut self) {
         for m in 0..self.members.len() {
-            if !self.members[m].news_due {
-                self.members[m].news_due = true;
+            if !self.members[m].changes_due {
+                self.members[m].changes_due = true;
                 let waits = self.rng.random_range(0..GATHERS);
-                self.after(waits + self.to_coordinator, Event::News(m));
+                self.after(waits + self.to_coordinator, Event::Poll(m));
             }
         }
     }
 
-    /// A member hears what changed.
-    fn news(&mut self, m: usize) {
+    /// A member polls for changes.
+    fn poll_changes(&mut self, m: usize) {
         if self.apart.contains(&m) {
-            return self.after(2 * SECOND, Event::News(m));
+            return self.after(2 * SECOND, Event::Poll(m));
         }
         let member = &mut self.members[m];
         if !member.is_on {
             return;
         }
-        member.news_due = false;
+        member.changes_due = false;
         let Coordinator { rows, log } = &self.coordinator;
-        let since = member.book.revision as usize;
+        let since = member.membership.revision as usize;
         let whole = since == 0;
         let mut set = BTreeSet::new();
         let mut removed = Vec::new();
@@ -598,7 +601,7 @@ impl World {
             .cloned()
             .collect();
         let own = member.row().party();
-        let tickets = self.relays.iter().map(|relay| Told {
+        let tickets = self.relays.iter().map(|relay| RelayRow {
             address: relay.address.to_string().parse().expect("an address"),
             kind: RelayKind::Seikan,
             tls: None,
@@ -614,38 +617,38 @@ impl World {
             relays: tickets.collect(),
             ..Changes::default()
         };
-        self.take_news(m, changes);
+        self.apply_changes(m, changes);
     }
 
-    /// Whether everybody has heard of everything.
+    /// Whether all members know all changes.
     pub fn is_known(&self) -> bool {
         let latest = self.coordinator.log.len() as u64;
         let all = self.members.iter().enumerate();
         all.filter(|(m, _)| self.is_member(*m))
-            .all(|(_, member)| member.book.revision == latest)
+            .all(|(_, member)| member.membership.revision == latest)
     }
 }
 
-/// What there is to see.
+/// Status.
 impl World {
     /// Whether a host is on, and the coordinator knows it.
     pub fn is_member(&self, m: usize) -> bool {
         self.members[m].is_on && self.coordinator.rows.contains_key(&m)
     }
 
-    /// When something last arrived from a member, of a talk that it has.
+    /// When something last arrived from a member in this talk.
     pub fn last_from(&self, m: usize, talk: usize) -> Option<u64> {
         let talk = &self.talks[talk];
         let direction = usize::from(talk.ends[0] != m);
         talk.first[direction].map(|_| talk.last[direction])
     }
 
-    /// All that happened so far.
+    /// A hash of all events so far.
     pub fn hash(&self) -> u64 {
         self.trace.finish()
     }
 
-    /// Datagrams that are under way, and packets in them.
+    /// Datagrams in flight, and packets in them.
     pub fn flying(&self) -> (u64, u64) {
         let flying = self
             .queue
@@ -664,7 +667,7 @@ impl World {
 
 /// The network.
 impl World {
-    /// How long it takes to get to somebody, and from there.
+    /// Delay to and from a host or server.
     fn access(at: At) -> u64 {
         match at {
             At::Server(_) => 2 * MILLISECOND,
@@ -684,18 +687,17 @@ impl World {
     ) {
         self.ledger.datagrams += 1;
         self.trace.write(&bytes);
-        if let Some(relay) = relay_of(to) {
-            // What is under way by TLS arrives.
+        if let Some(relay) = relay_of_proxy(to) {
+            // A TLS frame in flight arrives.
             let is_there = self.relays[relay].is_on && !self.apart.contains(&m);
-            return match is_there {
-                true => {
-                    let event = Event::ToRelay(relay, to.port(), m, bytes, load);
-                    self.after(20 * MILLISECOND, event);
-                }
-                false => self.lost(Lost::AtRelay(AtRelay::Off), load),
+            return if is_there {
+                let event = Event::ToRelay(relay, to.port(), m, bytes, load);
+                self.after(20 * MILLISECOND, event);
+            } else {
+                self.lost(Lost::AtRelay(AtRelay::Off), load)
             };
         }
-        let Place { realm, ip, .. } = self.members[m].place;
+        let Location { realm, ip, .. } = self.members[m].location;
         let mut parcel = Parcel {
             from: at(ip, port),
             to,
@@ -719,7 +721,7 @@ impl World {
         let takes = access + Self::access(to);
         let crossed = self.core.send(self.time, 0, parcel, &mut self.rng);
         if crossed.is_empty() {
-            self.lost(Lost::OnTheWay, load);
+            self.lost(Lost::InTransit, load);
         }
         for (time, parcel) in crossed {
             self.at(time + takes, Event::Arrives(to, parcel, load));
@@ -740,11 +742,11 @@ impl World {
                     parcel.to.port(),
                     parcel.from,
                     answer,
-                    Load::beside(load.member),
+                    Load::outside_tunnel(load.member),
                 );
             }
             Ok(At::Server(number)) => {
-                let from = (relay::Place::Udp(parcel.from), parcel.from);
+                let from = (relay::Location::Udp(parcel.from), parcel.from);
                 self.at_relay(number - 1, parcel.to.port(), from, parcel.bytes, load);
             }
             Ok(At::Nat(_)) => unreachable!("it goes on inside"),
@@ -752,7 +754,7 @@ impl World {
         }
     }
 
-    /// What the coordinator answers by UDP.
+    /// The coordinator's answer over UDP.
     fn answer(&self, parcel: &Parcel) -> Vec<u8> {
         use seikan_proto::mesh::relay::{Answer, request_id};
         let id = request_id(&parcel.bytes).expect("members ask nothing else");
@@ -763,7 +765,7 @@ impl World {
         &mut self,
         number: usize,
         port: u16,
-        from: (relay::Place, SocketAddr),
+        from: (relay::Location, SocketAddr),
         bytes: Vec<u8>,
         load: Load,
     ) {
@@ -772,7 +774,7 @@ impl World {
         match relay.receive(self.time, unix, port, from, &bytes) {
             Outcome::Answer(answer) => {
                 self.ledger.arrived += 1;
-                let load = Load::beside(load.member);
+                let load = Load::outside_tunnel(load.member);
                 self.send_from_relay(number, port, from.0, answer, load);
             }
             Outcome::Forward(to) => {
@@ -788,20 +790,19 @@ impl World {
         &mut self,
         number: usize,
         port: u16,
-        to: relay::Place,
+        to: relay::Location,
         bytes: Vec<u8>,
         load: Load,
     ) {
         match to {
-            relay::Place::Udp(to) => self.send_from_server(number + 1, port, to, bytes, load),
-            relay::Place::Stream(m) => {
+            relay::Location::Udp(to) => self.send_from_server(number + 1, port, to, bytes, load),
+            relay::Location::Stream(m) => {
                 self.ledger.datagrams += 1;
-                match self.apart.contains(&m) {
-                    true => self.lost(Lost::Apart, load),
-                    false => {
-                        let from = leg(number, port);
-                        self.after(20 * MILLISECOND, Event::FromRelay(m, from, bytes, load));
-                    }
+                if self.apart.contains(&m) {
+                    self.lost(Lost::Apart, load)
+                } else {
+                    let from = proxy_address(number, port);
+                    self.after(20 * MILLISECOND, Event::FromRelay(m, from, bytes, load));
                 }
             }
         }
@@ -841,7 +842,7 @@ impl World {
         }
     }
 
-    /// A datagram was opened, and so many packets came of it.
+    /// A datagram was opened, and yielded `delivered` packets.
     pub fn opened(&mut self, _: usize, load: Load, delivered: u64) {
         let refused = load.packets.saturating_sub(delivered);
         self.ledger.refused += refused;
@@ -876,7 +877,8 @@ impl World {
         panic!("seed {}: poll has no end", self.seed);
     }
 
-    /// Sends what a member's tunnel has to send, takes what it has written, and does what it asks for; packets that were written.
+    /// Sends a tunnel's datagrams, takes its writes, and performs its requests. Returns the number
+    /// of packets written.
     pub fn flush(&mut self, m: usize, arena: &[u8]) -> u64 {
         let mut outbox = std::mem::replace(&mut self.outbox, Outbox::new(0));
         for run in outbox.runs() {
@@ -893,7 +895,7 @@ impl World {
             assert!(run.segments == 1 || run.packets == 0, "packets are small");
             let talk = other.and_then(|other| self.talk_between(m, other));
             let port = self.members[m]
-                .doors
+                .punch_sockets
                 .port_to(run.destination.address, run.peer);
             for datagram in outbox.bytes(run).chunks(run.segment_size) {
                 let load = Load {
@@ -931,7 +933,7 @@ impl World {
         packets
     }
 
-    /// Has a member woken when its tunnel wants that.
+    /// Schedules the next poll of a member's tunnel.
     fn sleep(&mut self, m: usize) {
         let member = &mut self.members[m];
         let Some((at, _)) = member.tunnel.next_wakeup() else {
@@ -947,7 +949,7 @@ impl World {
 
 /// Packets.
 impl World {
-    /// Two members begin to talk, the first to this port of the second.
+    /// Two members start to talk, the first to this port of the second.
     pub fn add_talk(&mut self, ends: [usize; 2], port: u16, every: u64, begins: u64) -> usize {
         let number = self.talks.len();
         let [a, b] = ends;
@@ -972,7 +974,7 @@ impl World {
         number
     }
 
-    /// The talk of two members, and in which direction what the first sends goes.
+    /// The talk of two members, and the direction of the first one's packets.
     pub fn talk_between(&self, from: usize, to: usize) -> Option<(usize, usize)> {
         let talk = *self.talk_of.get(&(from.min(to), from.max(to)))?;
         let direction = usize::from(self.talks[talk].ends[0] != from);
@@ -1005,7 +1007,7 @@ impl World {
         self.flush(from, &[]);
     }
 
-    /// A packet comes out of a member's tunnel.
+    /// A tunnel delivers a packet.
     fn delivered(&mut self, m: usize, write: &[u8]) {
         self.trace.write(write);
         self.ledger.delivered += 1;
@@ -1016,7 +1018,7 @@ impl World {
         let talk = &mut self.talks[number];
         let direction = usize::from(talk.ends[1] != m);
         let address = |m: usize| IpAddr::from(self.members[m].address);
-        assert_eq!(talk.ends[1 - direction], m, "delivered to whom it is for");
+        assert_eq!(talk.ends[1 - direction], m, "delivered to the wrong member");
         assert_eq!(packet.dst, address(m));
         assert_eq!(packet.src, address(talk.ends[direction]));
         assert!(talk.is_allowed, "policy lets nothing else in");
@@ -1033,7 +1035,7 @@ impl World {
     }
 }
 
-/// A read of the TUN device: a UDP packet over IPv4, without a checksum, as it may be (RFC 768).
+/// A read of the TUN device: a UDP packet over IPv4 without a checksum (optional by RFC 768).
 fn packet(addresses: [Ipv4Addr; 2], ports: [u16; 2], talk: u32, seq: u32) -> Vec<u8> {
     let payload = [talk.to_be_bytes(), seq.to_be_bytes()].concat();
     let mut bytes = vec![0; VNET_HDR_LEN + 20];

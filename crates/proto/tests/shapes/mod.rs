@@ -1,14 +1,14 @@
-//! Records of an authenticated peer that keeps no rule, laid out by hand from docs/PROTOCOL.md: for each kind of frame the shape that
-//! makes most work of its bytes.
+//! Records of a malicious authenticated peer, laid out from docs/PROTOCOL.md: for each kind of
+//! frame, the shape that causes the most work for its bytes.
 #![allow(dead_code, reason = "every test uses its part")]
 
 /// Bytes of a record besides its plaintext: header and tag.
 pub const OVERHEAD: usize = 32;
 
-/// A way to fill records.
+/// A shape of records.
 pub struct Shape {
     pub name: &'static str,
-    /// Packets for the host in each record, if those are all that it makes: they cost a write each.
+    /// Packets for the host in each record, if the record causes nothing else; each costs a write.
     pub packets: Option<usize>,
     /// The plaintext of the `n`th record.
     pub plaintext: Box<dyn FnMut(usize) -> Vec<u8>>,
@@ -21,7 +21,7 @@ pub fn frame(kind: u8, body: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// An IPv4 packet of the peer's, of protocol 59 (nothing follows), with so many bytes.
+/// An IPv4 packet of the peer with protocol 59 (no next header), of this length.
 pub fn packet(length: usize) -> Vec<u8> {
     let mut packet = vec![0; length.max(20)];
     packet[0] = 0x45;
@@ -55,7 +55,7 @@ pub fn fragment(id: u16, offset: u16, total: u16, chunk: usize) -> Vec<u8> {
     frame(3, &body)
 }
 
-/// The plaintext of so many bytes, full of frames, the `n`th of which `make` makes.
+/// A plaintext of `size` bytes, full of frames; `make` creates the `n`th.
 pub fn full(size: usize, mut make: impl FnMut(usize) -> Vec<u8>) -> Vec<u8> {
     let mut plaintext = vec![0; 3];
     for n in 0.. {
@@ -65,13 +65,14 @@ pub fn full(size: usize, mut make: impl FnMut(usize) -> Vec<u8>) -> Vec<u8> {
         }
         plaintext.extend(frame);
     }
-    // The rest is padding, as all shapes are to be of one size.
+    // Padded, so that all shapes have the same size.
     plaintext.resize(size, 0);
     plaintext
 }
 
 impl Shape {
-    /// All of them, each with plaintexts of `size` bytes. Padding, which makes the least work, is the first.
+    /// All shapes, each with plaintexts of `size` bytes. Padding, which causes the least work, is
+    /// the first.
     pub fn all(size: usize) -> Vec<Shape> {
         let shape = |name, plaintext| Shape {
             name,
@@ -79,7 +80,7 @@ impl Shape {
             plaintext,
         };
         let number = |n: usize, i: usize| (n * 300 + i) as u16;
-        // What is left for a chunk behind the headers of a slice.
+        // The rest for a chunk after the headers of a slice.
         let chunk = size - 3 - 51;
         vec![
             shape("padding", Box::new(move |_| vec![0; size])),

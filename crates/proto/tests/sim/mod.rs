@@ -1,7 +1,7 @@
-//! Two tunnels and the network between them, all of it seeded: no clock, no socket.
+//! A seeded simulation of two tunnels and the network between them, without clocks and sockets.
 //!
-//! [`World`] moves time from event to event: a datagram arrives, a tunnel wants to be polled. After
-//! every step it checks what must hold at all times; [`Checker`] checks what is delivered.
+//! [`World`] moves time from event to event: a datagram arrives, or a tunnel is to be polled. After
+//! every step it checks the invariants; [`Checker`] checks the delivered packets.
 
 pub mod network;
 pub mod packets;
@@ -17,7 +17,7 @@ use seikan_proto::capabilities::Cipher;
 use seikan_proto::inbox::{Inbox, MAX_PIECES, Write};
 use seikan_proto::indices::PeerId;
 use seikan_proto::keys::{PresharedKey, PrivateKey};
-use seikan_proto::noise::Construction;
+use seikan_proto::noise::Protocol;
 use seikan_proto::outbox::Outbox;
 use seikan_proto::peer::Peer;
 use seikan_proto::rng::Rng;
@@ -49,25 +49,25 @@ impl Rng for Seeded {
     }
 }
 
-/// How a side is set up; kept over restarts.
+/// The configuration of a side; kept over restarts.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    pub construction: Construction,
+    pub protocol: Protocol,
     pub offload: bool,
     pub inner_mtu: u32,
     pub ciphers: Vec<Cipher>,
     pub psk: [u8; 32],
     pub keepalive: Option<Duration>,
-    /// Whether it knows where the other side is.
+    /// Whether it knows the other side's address.
     pub knows_endpoint: bool,
     pub v6: bool,
     pub copy_dscp: bool,
 }
 
 impl Setup {
-    pub fn new(construction: Construction) -> Setup {
+    pub fn new(protocol: Protocol) -> Setup {
         Setup {
-            construction,
+            protocol,
             offload: true,
             inner_mtu: 1420,
             ciphers: vec![Cipher::Aes256Gcm, Cipher::ChaCha20Poly1305],
@@ -92,7 +92,7 @@ pub struct Side {
     pub wall_skew: i64,
     /// Writes to the TUN device, virtio-net header first.
     pub delivered: Vec<Vec<u8>>,
-    /// Every so many writes the device refuses one; 0 for never.
+    /// The device refuses one in this many writes; 0 for none.
     pub refuse_every: u64,
     writes: u64,
     restarts: u64,
@@ -100,25 +100,26 @@ pub struct Side {
     inbox: Inbox,
 }
 
-/// Two sides and the paths from each to the other.
+/// Two sides and the paths between them.
 pub struct World {
     pub sides: [Side; 2],
-    /// `links[i]` carries what side `i` sends.
+    /// `links[i]` carries the datagrams of side `i`.
     pub links: [Link; 2],
     pub checkers: [Checker; 2],
     /// World time in nanoseconds.
     pub time: u64,
-    /// Every datagram sent, when kept.
+    /// Every datagram sent, if recorded.
     pub sent: Option<Vec<(usize, Parcel)>>,
-    /// What comes here goes on to the other side, from here.
+    /// Datagrams to this address are forwarded to the other side, from this address.
     pub relay: Option<SocketAddr>,
-    /// How much longer that takes than directly.
+    /// Additional delay of the relay.
     pub detour: Duration,
-    /// `direct_down[i]`: what side `i` sends arrives by the relay only.
+    /// `direct_down[i]`: datagrams of side `i` arrive over the relay only.
     pub direct_down: [bool; 2],
-    /// Side 0 is behind a symmetric NAT, side 1 behind one that lets in only whom it has sent to.
+    /// Side 0 is behind a symmetric NAT, side 1 behind one that admits only addresses it has sent
+    /// to.
     pub nats: Option<Nats>,
-    /// Receives are merged as UDP_GRO does.
+    /// Received datagrams are merged as by UDP_GRO.
     pub gro: bool,
     pub trace: DefaultHasher,
     keys: [[u8; 32]; 2],
@@ -128,28 +129,28 @@ pub struct World {
     order: u64,
 }
 
-/// What is before the sides, if it is NATs.
+/// The NATs of both sides.
 #[derive(Default)]
 pub struct Nats {
     /// Ports that side 0 has opened towards side 1, and the one that it keeps.
     pub open: BTreeSet<u16>,
-    pub door: Option<u16>,
-    /// Where side 1 has sent.
+    pub kept_port: Option<u16>,
+    /// Destinations of side 1.
     sent: BTreeSet<SocketAddr>,
-    /// How much longer than by the relay a datagram takes, in nanoseconds.
+    /// Additional delay of the direct path, in nanoseconds.
     pub detour: u64,
-    pub knocks: u32,
+    pub punches: u32,
 }
 
 impl Nats {
-    /// The port to which the tunnel's own socket is mapped for side 1.
+    /// The outer port of the tunnel's own socket towards side 1.
     const MAIN: u16 = 999;
 
-    /// Whether a datagram of side `i` passes, with the address that it has then.
+    /// Whether a datagram of side `i` passes. Translates its address.
     fn pass(&mut self, i: usize, parcel: &mut Parcel) -> bool {
         match i {
             0 => {
-                let port = self.door.unwrap_or(Nats::MAIN);
+                let port = self.kept_port.unwrap_or(Nats::MAIN);
                 parcel.from.set_port(port);
                 self.sent.contains(&parcel.from)
             }
@@ -157,10 +158,10 @@ impl Nats {
                 self.sent.insert(parcel.to);
                 let port = parcel.to.port();
                 if self.open.contains(&port) {
-                    self.door = Some(port);
+                    self.kept_port = Some(port);
                 }
                 parcel.to = address(0, parcel.to.is_ipv6());
-                self.door == Some(port)
+                self.kept_port == Some(port)
             }
         }
     }
@@ -175,10 +176,10 @@ pub fn address(side: usize, v6: bool) -> SocketAddr {
 }
 
 impl World {
-    /// Two sides alike and good paths.
-    pub fn new(construction: Construction, seed: u64) -> World {
+    /// Two equal sides and good paths.
+    pub fn new(protocol: Protocol, seed: u64) -> World {
         World::with(
-            [Setup::new(construction), Setup::new(construction)],
+            [Setup::new(protocol), Setup::new(protocol)],
             [Path::default(), Path::default()],
             seed,
         )
@@ -211,7 +212,7 @@ impl World {
         }
     }
 
-    /// What side `i` reads from its clocks.
+    /// The clocks of side `i`.
     pub fn now(&self, i: usize) -> Now {
         let side = &self.sides[i];
         let wall = 1_800_000_000 + side.wall_skew;
@@ -231,7 +232,7 @@ impl World {
         self.sides[i].tunnel.totals()
     }
 
-    /// Side `i` dies with all it knew, and comes back.
+    /// Restarts side `i` without its state.
     pub fn restart(&mut self, i: usize) {
         let old = &self.sides[i];
         let mut fresh = Side::new(i, old.setup.clone(), self.keys, self.seed, old.restarts + 1);
@@ -248,12 +249,12 @@ impl World {
         }
     }
 
-    /// The private key of side `i`, for messages that it would not send.
+    /// The private key of side `i`, for forged messages.
     pub fn private_key(&self, i: usize) -> PrivateKey {
         PrivateKey::from_bytes(self.keys[i])
     }
 
-    /// The datagrams that side `i` has sent since this was last asked.
+    /// Takes the datagrams that side `i` has sent since the last call.
     pub fn take_sent(&mut self, i: usize) -> Vec<Parcel> {
         let sent = self.sent.get_or_insert_default();
         let (mine, others) = std::mem::take(sent).into_iter().partition(|s| s.0 == i);
@@ -261,17 +262,17 @@ impl World {
         mine.into_iter().map(|(_, parcel)| parcel).collect()
     }
 
-    /// The NAT before side 0 gives it another address; the old one is nobody's.
+    /// The NAT of side 0 changes its address; the old address is unused.
     pub fn rebind(&mut self, address: SocketAddr) {
         self.sides[0].address = address;
     }
 
-    /// Hands reads of the TUN device to side `i`, in one batch.
+    /// Passes reads of the TUN device to side `i`, in one batch.
     pub fn send(&mut self, i: usize, reads: &[Vec<u8>]) {
         self.send_batch(i, reads, false);
     }
 
-    /// As [`Self::send`]; `congested` says that the first one has waited for too long.
+    /// As [`Self::send`]; `congested` marks the first read as having waited too long.
     pub fn send_batch(&mut self, i: usize, reads: &[Vec<u8>], congested: bool) {
         let mut batch = PacketBatch::new(4 << 20, 512);
         for read in reads {
@@ -289,7 +290,7 @@ impl World {
         self.flush(i, &[]);
     }
 
-    /// Moves time on by `by`, doing all that falls due.
+    /// Advances time by `by` and processes everything due.
     pub fn run(&mut self, by: Duration) {
         self.run_until(self.time + by.as_nanos() as u64);
     }
@@ -316,35 +317,35 @@ impl World {
                 }
             }
             self.arrivals();
-            self.knock();
+            self.punch();
             self.check();
         }
         self.time = self.time.max(end);
     }
 
-    /// Opens ports before side 0, as its driver does.
-    fn knock(&mut self) {
+    /// Opens ports for side 0, as its driver does.
+    fn punch(&mut self) {
         let now = self.now(0).mono;
         let side = &mut self.sides[0];
         let Some(nats) = &mut self.nats else { return };
-        for knock in side.tunnel.take_knocks() {
-            nats.knocks += 1;
+        for punch in side.tunnel.take_punches() {
+            nats.punches += 1;
             while nats.open.len() < usize::from(PORTS) {
                 let port: u16 = self.rng.random_range(1024..=u16::MAX);
                 nats.open.insert(port);
             }
-            side.tunnel.knocked(knock.peer, PORTS, now);
+            side.tunnel.on_punched(punch.peer, PORTS, now);
         }
-        if nats.door.is_some() && !nats.open.is_empty() {
+        if nats.kept_port.is_some() && !nats.open.is_empty() {
             nats.open.clear();
-            side.tunnel.met(side.peer, now);
+            side.tunnel.on_punch_succeeded(side.peer, now);
         }
         if !side.tunnel.is_open(side.peer, now) {
             nats.open.clear();
         }
     }
 
-    /// When side `i` wants to be polled, in world time.
+    /// When side `i` is to be polled, in world time.
     fn wakeup(&self, i: usize) -> Option<u64> {
         let side = &self.sides[i];
         let (at, id) = side.tunnel.next_wakeup()?;
@@ -381,7 +382,7 @@ impl World {
         }
     }
 
-    /// Hands datagrams to side `i` as one batch of receives.
+    /// Passes datagrams to side `i` as one batch of receives.
     pub fn receive(&mut self, i: usize, parcels: &[Parcel]) {
         if parcels.is_empty() {
             return;
@@ -483,7 +484,7 @@ impl World {
         side.inbox.clear();
     }
 
-    /// What must hold at all times.
+    /// Checks the invariants.
     pub fn check(&self) {
         for side in &self.sides {
             let totals = side.tunnel.totals();
@@ -503,18 +504,18 @@ impl World {
                 self.seed
             );
             // 128 reads of 64 segments each, and eight packets in fragments.
-            assert!(totals.outbound.held <= 128 * 64 && totals.inbound.held <= 8);
+            assert!(totals.outbound.pending <= 128 * 64 && totals.inbound.pending <= 8);
         }
     }
 
-    /// After all timeouts nothing may be held any more.
-    pub fn check_nothing_held(&mut self) {
+    /// After all timeouts nothing may be pending.
+    pub fn check_nothing_pending(&mut self) {
         self.run(Duration::from_secs(120));
         self.check();
         for i in 0..2 {
             let totals = self.totals(i);
             assert_eq!(
-                (totals.outbound.held, totals.inbound.held),
+                (totals.outbound.pending, totals.inbound.pending),
                 (0, 0),
                 "seed {}",
                 self.seed
@@ -526,7 +527,7 @@ impl World {
         std::mem::take(&mut self.sides[i].delivered)
     }
 
-    /// A session in both directions, and nothing under way.
+    /// Establishes a session in both directions, with nothing in flight.
     pub fn establish(&mut self) {
         let hello = packets::Flow {
             number: 250,
@@ -538,7 +539,7 @@ impl World {
     }
 }
 
-/// Parcels to one host as its socket hands them over, and the arena in which they lie; with `gro` merged as UDP_GRO does.
+/// Datagrams to one host in the form of its socket, and their arena; merged as by UDP_GRO if `gro`.
 pub fn gather(parcels: &[Parcel], gro: bool) -> (Vec<u8>, Vec<Datagram>) {
     let mut arena = Vec::new();
     let mut datagrams: Vec<Datagram> = Vec::new();
@@ -585,7 +586,7 @@ pub fn written(write: &Write, arena: &[u8]) -> Vec<u8> {
 impl Side {
     fn new(i: usize, setup: Setup, keys: [[u8; 32]; 2], seed: u64, restarts: u64) -> Side {
         let mut tunnel = Tunnel::new(TunnelConfig {
-            construction: setup.construction,
+            protocol: setup.protocol,
             private_key: PrivateKey::from_bytes(keys[i]),
             inner_mtu: setup.inner_mtu,
             offload: setup.offload,

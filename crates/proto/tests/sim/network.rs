@@ -1,11 +1,11 @@
-//! One direction of a network path, seeded: what it does to datagrams.
+//! One direction of a seeded network path, with its faults.
 
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// A datagram on its way.
+/// A datagram in flight.
 #[derive(Clone, Debug)]
 pub struct Parcel {
     pub from: SocketAddr,
@@ -14,30 +14,30 @@ pub struct Parcel {
     pub bytes: Vec<u8>,
 }
 
-/// What a path does.
+/// Properties of a path.
 #[derive(Clone, Debug)]
 pub struct Path {
     pub latency: Duration,
     pub jitter: Duration,
     pub loss: f64,
-    /// Share of datagrams that take up to ten times the latency more.
+    /// Share of datagrams that are delayed by up to ten times the latency.
     pub reordering: f64,
     pub duplication: f64,
-    /// Share of datagrams of which a bit is turned.
+    /// Share of datagrams with a flipped bit.
     pub corruption: f64,
     /// Share of ECN-capable datagrams that are marked CE.
     pub marking: f64,
     /// Largest IP packet.
     pub mtu: usize,
-    /// The kernel knows `mtu`, and refuses what is larger (EMSGSIZE).
+    /// The kernel knows `mtu` and refuses larger packets (EMSGSIZE).
     pub local: bool,
     /// Bytes per second.
     pub rate: Option<u64>,
-    /// Bytes that wait for the rate, at most.
+    /// Maximum number of bytes queued for the rate.
     pub queue: u64,
     /// Only the first datagram of a batch survives.
     pub mangles_gso: bool,
-    /// Nothing passes.
+    /// All datagrams are lost.
     pub down: bool,
 }
 
@@ -71,12 +71,12 @@ impl Path {
     }
 }
 
-/// What became of datagrams.
+/// Counts of datagrams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     pub sent: u64,
     pub batches: u64,
-    /// Sent behind the first of their batch.
+    /// Sent after the first of their batch.
     pub later: u64,
     pub lost: u64,
     pub too_big: u64,
@@ -89,7 +89,7 @@ pub struct Counts {
 pub struct Link {
     pub path: Path,
     pub counts: Counts,
-    /// Until when what waits for the rate keeps the link busy, in nanoseconds.
+    /// Until when the queue keeps the link busy, in nanoseconds.
     busy_until: u64,
 }
 
@@ -102,7 +102,7 @@ impl Link {
         }
     }
 
-    /// Sends datagram `position` of a batch at `now`; returns when which bytes arrive.
+    /// Sends datagram `position` of a batch at `now`. Returns the times and bytes of arrival.
     pub fn send(
         &mut self,
         now: u64,

@@ -1,14 +1,14 @@
-//! Packets that can be checked at the far end, however they were cut, merged or rewritten.
+//! Packets that can be verified at the far end, however they were segmented, merged or rewritten.
 //!
-//! A UDP payload is `seq u32 | length u16 | pattern`; a TCP stream's byte at position `p` is a
-//! function of flow and `p`. A flow is known by its source port.
+//! A UDP payload is `seq u32 | length u16 | pattern`. The byte of a TCP stream at position `p` is a
+//! function of flow and `p`. A flow is identified by its source port.
 
 use seikan_proto::segment::SuperPacket;
 use seikan_wire::ip::{self, PROTO_TCP, PROTO_UDP};
 use seikan_wire::{GsoType, IpPacket, VNET_HDR_LEN, VnetHdr, checksum, tcp, udp};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Sequence number of a stream's first byte: soon wraps.
+/// Sequence number of a stream's first byte; it wraps soon.
 pub const ISN: u32 = 0xffff_f000;
 
 /// One flow, from side to side.
@@ -96,8 +96,9 @@ impl Flow {
         self.datagrams(seq, &[length], false, ip::ECN_NOT_ECT)
     }
 
-    /// A read: datagrams of which all but the last have the same length, as a super-packet if there
-    /// are several; `partial` leaves the checksum to be completed. `class` is the DSCP and ECN byte.
+    /// A read: datagrams of which all except the last have the same length, as a super-packet if
+    /// there are several. `partial` leaves the checksum incomplete. `class` is the DSCP and ECN
+    /// byte.
     pub fn datagrams(self, seq: u32, lengths: &[usize], partial: bool, class: u8) -> Vec<u8> {
         let payload: Vec<u8> = (seq..)
             .zip(lengths)
@@ -118,7 +119,7 @@ impl Flow {
     }
 
     /// The same with flags and marking. Without `partial` the checksum is complete, and `gso_size`
-    /// must hold all.
+    /// must cover everything.
     pub fn segments_with(
         self,
         position: u64,
@@ -184,8 +185,8 @@ impl Flow {
     }
 }
 
-/// A read: a packet from side to side that is of no flow. `transport` begins with its header, whose checksum, if it is TCP or
-/// UDP, is completed.
+/// A read: a packet that belongs to no flow. `transport` begins with its header; the checksum of
+/// TCP or UDP is completed.
 pub fn raw(from: usize, v6: bool, protocol: u8, mut transport: Vec<u8>) -> Vec<u8> {
     let flow = Flow {
         v6,
@@ -210,7 +211,7 @@ pub fn raw(from: usize, v6: bool, protocol: u8, mut transport: Vec<u8>) -> Vec<u
     [VnetHdr::default().to_bytes().to_vec(), p].concat()
 }
 
-/// Parses a header whose payload is not there yet.
+/// Parses a header without its payload.
 fn header_of(header: &[u8]) -> IpPacket {
     let mut whole = header.to_vec();
     let n = whole.len();
@@ -218,8 +219,8 @@ fn header_of(header: &[u8]) -> IpPacket {
     IpPacket::parse(&whole).expect("a header made here")
 }
 
-/// The packets that a write to the TUN device stands for, each with complete checksums; asserts
-/// that the write is one the kernel takes.
+/// The packets that a write to the TUN device stands for, each with a complete checksum. Asserts
+/// that the kernel would accept the write.
 pub fn packets_of(write: &[u8]) -> Vec<Vec<u8>> {
     let vnet = VnetHdr::read(write).expect("a virtio-net header");
     let packet = SuperPacket::parse(write).unwrap_or_else(|e| panic!("{e:?} in {vnet:?}"));
@@ -252,13 +253,13 @@ pub fn packets_of(write: &[u8]) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// What a side has received, checked as it comes.
+/// Packets received by a side, verified on arrival.
 #[derive(Clone, Debug, Default)]
 pub struct Checker {
     /// Whether the network keeps the order of datagrams.
     pub in_order: bool,
     datagrams: BTreeMap<Flow, BTreeSet<u32>>,
-    /// Start to end of what came of each stream.
+    /// Start and end of the received parts of each stream.
     streams: BTreeMap<Flow, BTreeMap<u64, u64>>,
     last_start: BTreeMap<Flow, u64>,
 }
@@ -271,7 +272,7 @@ impl Checker {
         }
     }
 
-    /// Takes in a write to the TUN device of side `to`: genuine, not seen before, in order.
+    /// Verifies a write to the TUN device of side `to`: genuine, new, in order.
     pub fn write(&mut self, to: usize, write: &[u8]) {
         for packet in packets_of(write) {
             self.packet(to, &packet);
@@ -285,7 +286,7 @@ impl Checker {
             return;
         }
         let port = u16::from_be_bytes([transport[0], transport[1]]);
-        // Of no flow: for the test to look at.
+        // Belongs to no flow; the test checks it.
         let Some(number) = port.checked_sub(2000) else {
             return;
         };
@@ -297,16 +298,16 @@ impl Checker {
         };
         let expected = header_of(&flow.ip_header(0, 0));
         assert_eq!((parsed.src, parsed.dst), (expected.src, expected.dst));
-        let place = if flow.tcp {
+        let position = if flow.tcp {
             self.stream(flow, transport)
         } else {
             self.datagram(flow, &transport[8..])
         };
-        let last = self.last_start.insert(flow, place);
+        let last = self.last_start.insert(flow, position);
         if self.in_order {
             assert!(
-                last.is_none_or(|l| l < place),
-                "{flow:?}: {place} after {last:?}"
+                last.is_none_or(|l| l < position),
+                "{flow:?}: {position} after {last:?}"
             );
         }
     }
@@ -338,17 +339,17 @@ impl Checker {
         start
     }
 
-    /// Datagrams of a flow that came.
+    /// Number of received datagrams of a flow.
     pub fn datagrams(&self, flow: Flow) -> usize {
         self.datagrams.get(&flow).map_or(0, BTreeSet::len)
     }
 
-    /// The highest datagram number of a flow that came.
+    /// The highest received datagram number of a flow.
     pub fn newest(&self, flow: Flow) -> Option<u32> {
         self.datagrams.get(&flow)?.last().copied()
     }
 
-    /// Bytes of a stream that came.
+    /// Received bytes of a stream.
     pub fn bytes(&self, flow: Flow) -> u64 {
         let spans = self.streams.get(&flow);
         spans.map_or(0, |s| s.iter().map(|(from, to)| to - from).sum())

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant as Wall};
 
 use seikan_observe::DropReason;
 use seikan_proto::keys::PublicKey;
-use seikan_proto::mesh::relay::{Answer, Ask, RelayError as Refused, RelayRefusal};
+use seikan_proto::mesh::relay::{Answer, ClientRequest, RelayError as Refused, RelayRefusal};
 use seikan_proto::mesh::{RelayKind, RelaySecret, Ticket};
 use seikan_proto::rng::Rng;
 use seikan_proto::time::Instant;
@@ -190,7 +190,7 @@ impl Host {
     /// Asks for a port with another, or binds to it.
     fn ask(&mut self, site: &mut Site, peer: u8, to: SocketAddr) -> Result<Answer, Refused> {
         self.stamp += 1;
-        let ask = Ask {
+        let ask = ClientRequest {
             ticket: &self.ticket,
             peer: key(peer),
             stamp: self.stamp,
@@ -285,7 +285,7 @@ fn what_strangers_send_goes_nowhere_and_is_counted() {
     stranger.send(port, &datagrams(5, 100, 100).concat(), Some(100));
     a.hears_nothing(&mut site);
     b.hears_nothing(&mut site);
-    assert_eq!(site.dropped(DropReason::Stranger), 5);
+    assert_eq!(site.dropped(DropReason::UnknownSource), 5);
     // At the main port there are no datagrams of tunnels at all.
     a.send(site.main, &[4; 100], None);
     assert_eq!(site.dropped(DropReason::UnknownType), 1);
@@ -311,7 +311,7 @@ fn who_binds_anew_from_elsewhere_is_there_from_then_on() {
     b.send(port, &[4; 100], None);
     assert_eq!(moved.next(&mut site), [4; 100]);
     a.send(port, &[4; 100], None);
-    assert_eq!(site.dropped(DropReason::Stranger), 1);
+    assert_eq!(site.dropped(DropReason::UnknownSource), 1);
     moved.send(port, &[4; 60], None);
     assert_eq!(b.next(&mut site), [4; 60]);
 }
@@ -320,7 +320,7 @@ fn who_binds_anew_from_elsewhere_is_there_from_then_on() {
 fn a_copy_of_a_request_moves_nobody() {
     let mut site = Site::new(Limits::default());
     let (mut a, b, port) = two(&mut site);
-    let ask = Ask {
+    let ask = ClientRequest {
         ticket: &a.ticket,
         peer: key(2),
         stamp: a.stamp + 1,
@@ -344,7 +344,7 @@ fn a_copy_of_a_request_moves_nobody() {
 fn a_request_between_datagrams_is_answered_and_they_go_on() {
     let mut site = Site::new(Limits::default());
     let (mut a, mut b, port) = two(&mut site);
-    let ask = Ask {
+    let ask = ClientRequest {
         ticket: &a.ticket,
         peer: key(2),
         stamp: a.stamp + 1,

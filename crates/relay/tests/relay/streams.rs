@@ -119,7 +119,7 @@ impl Caller {
 
     fn ask(&mut self, site: &mut Site, peer: u8, port: u16) -> Result<Answer, Refused> {
         self.stamp += 1;
-        let ask = Ask {
+        let ask = ClientRequest {
             ticket: &self.ticket,
             peer: key(peer),
             stamp: self.stamp,
@@ -207,7 +207,7 @@ fn two_by_tls_meet_and_each_has_pairs_with_others_by_the_same_connection() {
     // A port that is none of its own, and one that is nobody's.
     b.send(ac, &[4; 60]);
     b.send(7, &[4; 60]);
-    assert_eq!(site.dropped(DropReason::Stranger), 2);
+    assert_eq!(site.dropped(DropReason::UnknownSource), 2);
 }
 
 #[test]
@@ -358,7 +358,7 @@ fn who_does_not_read_loses_what_has_no_room_and_holds_up_nobody() {
     // It is still there: a request has its answer behind all that.
     let port = deaf.port();
     a.stamp += 1;
-    let ask = Ask {
+    let ask = ClientRequest {
         ticket: &a.ticket,
         peer: key(2),
         stamp: a.stamp,

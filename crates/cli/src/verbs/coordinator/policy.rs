@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::{Args, Subcommand, ValueHint};
 use seikan_coordinator::{Store, StoreError};
-use seikan_proto::mesh::policy::{Traffic, Who};
+use seikan_proto::mesh::policy::{Selector, Traffic};
 use seikan_proto::mesh::{Name, Party, Policy};
 
 use super::{Folder, now, operator};
@@ -184,11 +184,11 @@ fn warnings(store: &Store, policy: &Policy) -> anyhow::Result<BTreeSet<String>> 
         .rules()
         .iter()
         .flat_map(|rule| [&rule.from, &rule.to]);
-    let unknown = ends.filter_map(|who| match who {
-        Who::Tag(tag) if !tags.contains(tag) => Some(format!(
+    let unknown = ends.filter_map(|selector| match selector {
+        Selector::Tag(tag) if !tags.contains(tag) => Some(format!(
             "no member has the tag {tag}, and no token gives it"
         )),
-        Who::Member(name) if !names.contains(name) => Some(format!(
+        Selector::Member(name) if !names.contains(name) => Some(format!(
             "no member is called {name}; for a tag, write tag:{name}"
         )),
         _ => None,

@@ -14,7 +14,7 @@ use seikan_lab::{Interrupt, Progress};
 use seikan_node::control::{Places, ask};
 use seikan_node::gateway::status::GatewayStatus;
 use seikan_node::node::now;
-use seikan_proto::gateway::heard::{Card, Heard, Sighting};
+use seikan_proto::gateway::neighbours::{CapturedFrame, NeighbourEntry, NeighbourTable};
 use seikan_sys::netlink::{LinkInfo, Netlink};
 use seikan_sys::packet::{Accept, PacketOptions, PacketSocket, VNET_HEADER_LEN};
 use seikan_sys::poll::{Epoll, Interest};
@@ -73,9 +73,9 @@ struct Found {
     /// How long it was listened, in seconds.
     listened_s: f64,
     /// Who was heard.
-    cards: Vec<FoundCard>,
+    neighbours: Vec<FoundNeighbour>,
     /// Frames of cards for which there was no room.
-    overlooked_frames: u64,
+    overflowed_frames: u64,
     /// Frames from which no card could be told.
     not_understood_frames: u64,
     /// Frames that the kernel could not queue for us.
@@ -84,7 +84,7 @@ struct Found {
 
 /// A card.
 #[derive(Debug, Serialize)]
-struct FoundCard {
+struct FoundNeighbour {
     mac: String,
     vlan: Option<u16>,
     addresses: Vec<IpAddr>,
@@ -110,7 +110,7 @@ enum Known {
     /// The interface itself.
     Own,
     /// A gateway's station.
-    Station,
+    Responder,
     /// A configured device.
     Device(String),
 }
@@ -130,22 +130,22 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     let interrupt = Interrupt::new();
     let _signals = interrupt.catch_signals()?;
-    let mut heard = Heard::new(prefixes.clone());
+    let mut table = NeighbourTable::new(prefixes.clone());
     let begun = Instant::now();
-    let lost = listen(arguments, &link, &interrupt, &mut heard).with_context(failed)?;
+    let lost = listen(arguments, &link, &interrupt, &mut table).with_context(failed)?;
     let gateways = gateways(&link);
-    let cards = heard.cards();
+    let neighbours = table.entries();
     let found = Found {
         interface: link.name.clone(),
         mac: own(&link).map(|mac| mac.to_string()),
         prefixes: prefixes.iter().map(ToString::to_string).collect(),
         listened_s: begun.elapsed().as_millis() as f64 / 1000.0,
-        cards: cards
+        neighbours: neighbours
             .iter()
-            .map(|card| describe(card, &heard, &link, &gateways))
+            .map(|card| describe(card, &table, &link, &gateways))
             .collect(),
-        overlooked_frames: heard.overlooked(),
-        not_understood_frames: heard.not_understood(),
+        overflowed_frames: table.overflowed(),
+        not_understood_frames: table.not_understood(),
         lost_frames: lost,
     };
     let mut stdout = anstream::AutoStream::auto(io::stdout()).lock();
@@ -165,7 +165,7 @@ fn listen(
     arguments: &Arguments,
     link: &LinkInfo,
     interrupt: &Interrupt,
-    heard: &mut Heard,
+    table: &mut NeighbourTable,
 ) -> anyhow::Result<u64> {
     let accept = Accept::Everything { snap_length: SNAP };
     let socket = PacketSocket::open(link.index, &PacketOptions::new(accept))?;
@@ -190,7 +190,7 @@ fn listen(
             what: format!(
                 "listening on {}, {} heard (Ctrl-C to end)",
                 link.name,
-                counted(heard.len(), "card")
+                counted(table.len(), "card")
             ),
         });
         if let Err(error) = epoll.wait(Some(TICK.min(length - elapsed)))
@@ -209,13 +209,13 @@ fn listen(
             let (Ok(vnet), Some(frame)) = (VnetHdr::read(read), read.get(VNET_HEADER_LEN..)) else {
                 continue;
             };
-            let sighting = Sighting {
+            let captured = CapturedFrame {
                 frame,
                 vnet,
                 tci: received.vlan,
                 length: received.frame_length,
             };
-            heard.hear(now().mono, &sighting);
+            table.observe(now().mono, &captured);
         }
     }
 }
@@ -230,10 +230,15 @@ fn gateways(link: &LinkInfo) -> Vec<GatewayStatus> {
         .collect()
 }
 
-fn describe(card: &Card, heard: &Heard, link: &LinkInfo, gateways: &[GatewayStatus]) -> FoundCard {
+fn describe(
+    card: &NeighbourEntry,
+    table: &NeighbourTable,
+    link: &LinkInfo,
+    gateways: &[GatewayStatus],
+) -> FoundNeighbour {
     let now = now().mono;
-    let shared = card.addresses.iter().find_map(|a| heard.shares(card, *a));
-    FoundCard {
+    let shared = card.addresses.iter().find_map(|a| table.shares(card, *a));
+    FoundNeighbour {
         mac: card.mac.to_string(),
         vlan: card.vlan,
         addresses: card.addresses.clone(),
@@ -248,16 +253,16 @@ fn describe(card: &Card, heard: &Heard, link: &LinkInfo, gateways: &[GatewayStat
     }
 }
 
-fn known(card: &Card, link: &LinkInfo, gateways: &[GatewayStatus]) -> Option<Known> {
+fn known(card: &NeighbourEntry, link: &LinkInfo, gateways: &[GatewayStatus]) -> Option<Known> {
     let mac = card.mac.to_string();
     if own(link) == Some(card.mac) {
         return Some(Known::Own);
     }
-    let stations = gateways
+    let responders = gateways
         .iter()
-        .filter_map(|gateway| gateway.station.as_ref());
-    if stations.into_iter().any(|station| station.mac == mac) {
-        return Some(Known::Station);
+        .filter_map(|gateway| gateway.responder.as_ref());
+    if responders.into_iter().any(|responder| responder.mac == mac) {
+        return Some(Known::Responder);
     }
     let devices = gateways.iter().flat_map(|gateway| &gateway.devices);
     let device = devices.into_iter().find(|device| match &device.mac {
@@ -282,9 +287,10 @@ fn render(found: &Found) -> String {
         (Some(mac), true) => format!("{} ({mac}, without an address)", found.interface),
         (None, _) => found.interface.clone(),
     };
-    let cards = counted(found.cards.len(), "card");
+    let neighbours = counted(found.neighbours.len(), "card");
     let seconds = found.listened_s;
-    out.0 += &format!("{BOLD}{cards}{RESET} heard in {seconds:.1} {CYAN}s{RESET} on {interface}\n");
+    out.0 +=
+        &format!("{BOLD}{neighbours}{RESET} heard in {seconds:.1} {CYAN}s{RESET} on {interface}\n");
     let mut table = Table::new(&[
         ("card", Left),
         ("VLAN", Right),
@@ -295,7 +301,7 @@ fn render(found: &Found) -> String {
         ("bytes", Right),
         ("", Left),
     ]);
-    for card in &found.cards {
+    for card in &found.neighbours {
         let mut addresses: Vec<_> = card.addresses.iter().map(ToString::to_string).collect();
         if card.has_more_addresses {
             addresses.push("…".into());
@@ -314,7 +320,7 @@ fn render(found: &Found) -> String {
             remark(card),
         ]);
     }
-    if !found.cards.is_empty() {
+    if !found.neighbours.is_empty() {
         table.write(&mut out);
     }
     for (count, text) in [
@@ -323,7 +329,7 @@ fn render(found: &Found) -> String {
             "frames were lost: more came than could be looked at",
         ),
         (
-            found.overlooked_frames,
+            found.overflowed_frames,
             "frames of further cards: the table is full",
         ),
     ] {
@@ -331,9 +337,9 @@ fn render(found: &Found) -> String {
             out.0 += &format!("{RED}{}{RESET} {text}\n", number(count));
         }
     }
-    out.0 += &match found.cards.iter().any(|card| card.known.is_none()) {
+    out.0 += &match found.neighbours.iter().any(|card| card.known.is_none()) {
         true => format!("{DIM}`--toml` prints them as devices for a configuration.{RESET}\n"),
-        false if found.cards.is_empty() => format!(
+        false if found.neighbours.is_empty() => format!(
             "{DIM}Who is silent is not found: let devices do something, or listen longer \
              (`--seconds 60`).{RESET}\n"
         ),
@@ -342,14 +348,14 @@ fn render(found: &Found) -> String {
     out.0
 }
 
-fn remark(card: &FoundCard) -> String {
+fn remark(card: &FoundNeighbour) -> String {
     if let Some(other) = &card.shares_address_with {
         return format!("{RED}duplicate address: {other} has it, too{RESET}");
     }
     match &card.known {
         None => String::new(),
         Some(Known::Own) => format!("{DIM}this host{RESET}"),
-        Some(Known::Station) => format!("{DIM}the gateway's station{RESET}"),
+        Some(Known::Responder) => format!("{DIM}the gateway's responder{RESET}"),
         Some(Known::Device(name)) => {
             format!("device {YELLOW}{}{RESET}", crate::screen::printable(name))
         }
@@ -360,7 +366,7 @@ fn remark(card: &FoundCard) -> String {
 fn sections(found: &Found) -> String {
     let mut text = format!("# Heard on {}.\n", found.interface);
     let mut names: Vec<String> = Vec::new();
-    for card in found.cards.iter().filter(|card| card.known.is_none()) {
+    for card in found.neighbours.iter().filter(|card| card.known.is_none()) {
         let mut name = name(card);
         if names.contains(&name) {
             name = format!("{name}-{}", names.len() + 1);
@@ -394,7 +400,7 @@ fn sections(found: &Found) -> String {
 }
 
 /// After its address, else after its card.
-fn name(card: &FoundCard) -> String {
+fn name(card: &FoundNeighbour) -> String {
     let v4 = card.lan.iter().find(|address| address.is_ipv4());
     match v4 {
         Some(address) => format!("device-{}", address.to_string().replace('.', "-")),
@@ -411,9 +417,9 @@ mod tests {
     use crate::screen::plain;
     use seikan_node::config;
 
-    fn card(mac: &str, lan: &[&str]) -> FoundCard {
+    fn card(mac: &str, lan: &[&str]) -> FoundNeighbour {
         let lan: Vec<IpAddr> = lan.iter().map(|text| text.parse().unwrap()).collect();
-        FoundCard {
+        FoundNeighbour {
             mac: mac.into(),
             vlan: None,
             addresses: lan.clone(),
@@ -428,14 +434,14 @@ mod tests {
         }
     }
 
-    fn found(cards: Vec<FoundCard>) -> Found {
+    fn found(neighbours: Vec<FoundNeighbour>) -> Found {
         Found {
             interface: "eth1".into(),
             mac: Some("02:00:00:00:00:01".into()),
             prefixes: vec!["192.168.1.1/24".into()],
             listened_s: 10.0,
-            cards,
-            overlooked_frames: 0,
+            neighbours,
+            overflowed_frames: 0,
             not_understood_frames: 0,
             lost_frames: 0,
         }
@@ -443,7 +449,7 @@ mod tests {
 
     #[test]
     fn a_table_for_people() {
-        let device = FoundCard {
+        let device = FoundNeighbour {
             known: Some(Known::Device("camera".into())),
             ..card("02:00:00:00:00:11", &["192.168.1.11"])
         };
@@ -461,15 +467,15 @@ mod tests {
 
     #[test]
     fn what_is_printed_can_be_pasted() {
-        let own = FoundCard {
+        let own = FoundNeighbour {
             known: Some(Known::Own),
             ..card("02:00:00:00:00:01", &["192.168.1.1"])
         };
-        let tagged = FoundCard {
+        let tagged = FoundNeighbour {
             vlan: Some(7),
             ..card("02:00:00:00:00:12", &["192.168.7.10"])
         };
-        let cards = vec![
+        let neighbours = vec![
             card("02:00:00:00:00:10", &["192.168.1.10", "fd00:1::10"]),
             own,
             tagged,
@@ -478,7 +484,7 @@ mod tests {
         let text = format!(
             "private-key = \"{}\"\naddress = \"10.77.0.1/24\"\n[gateway]\ninterface = \"eth1\"\n{}",
             "yAnz5TF+lXXJte14tji3zlMNq+hd2rYUIgJBgB3fBmk=",
-            sections(&found(cards))
+            sections(&found(neighbours))
         );
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("gateway.toml");

@@ -26,7 +26,7 @@ const INTERVAL: Duration = Duration::from_secs(1);
     sudo seikan gateway status office --json   one, for a program\n\n\
     Takes a second, in which rates are measured. With --json: an object for IFACE, an array without; in \
     it, `gateway` is the section of `seikan status --json`, with rates.\n\
-    Loss and round trips are told by TCP of the device since the start. A leg is slow if it loses 0.5 % \
+    Loss and round trips are told by TCP of the device since the start. A side is slow if it loses 0.5 % \
     or more and twice as much as the other, else if its round trips last twice the other's and more than 1 ms.\n\
     Exit status: 0 if all was shown (also if there is no gateway), 1 if IFACE is not running, is no \
     gateway or does not answer.")]

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use seikan_node::gateway::status::{DeviceStatus, GatewayStatus, LegStatus, SlowLeg, Station};
+use seikan_node::gateway::status::{DeviceStatus, GatewayStatus, Responder, SideStatus, SlowSide};
 use seikan_node::status::Direction;
 use seikan_observe::DropReason;
 
@@ -53,14 +53,14 @@ pub fn whole(tunnel: &str, gateway: &GatewayStatus, out: &mut Screen) {
     }
     for device in detailed {
         out.0.push('\n');
-        self::device(device, gateway.station.is_some(), out);
+        self::device(device, gateway.responder.is_some(), out);
     }
 }
 
 fn head(gateway: &GatewayStatus, out: &mut Screen) {
     let mut mode = vec![gateway.mode.clone()];
-    if let Some(station) = &gateway.station {
-        mode.push(match station.active {
+    if let Some(responder) = &gateway.responder {
+        mode.push(match responder.active {
             true => format!("{GREEN}active{RESET}"),
             false => format!("{YELLOW}standing by{RESET}"),
         });
@@ -70,8 +70,8 @@ fn head(gateway: &GatewayStatus, out: &mut Screen) {
         false => format!("{RED}down, or without a carrier{RESET}"),
     });
     out.line("mode", mode.join(", "));
-    if let Some(station) = &gateway.station {
-        self::station(station, out);
+    if let Some(responder) = &gateway.responder {
+        self::responder(responder, out);
     }
     let mut flows = format!("{} known", number(gateway.flows.known));
     if gateway.flows.evicted > 0 {
@@ -90,44 +90,44 @@ fn head(gateway: &GatewayStatus, out: &mut Screen) {
         );
         out.line("duplicate address", text);
     }
-    stray(&gateway.stray, out);
+    unattributed(&gateway.unattributed, out);
     refused(&gateway.refused, out);
     advice(gateway, out);
 }
 
-fn station(station: &Station, out: &mut Screen) {
-    let per_read = &station.frames_per_read;
-    let mut text = printable(&station.mac);
+fn responder(responder: &Responder, out: &mut Screen) {
+    let per_read = &responder.frames_per_read;
+    let mut text = printable(&responder.mac);
     if per_read.count > 0 {
         let _ = write!(text, ", {:.1} frames per read", per_read.mean);
     }
-    out.line("station", text);
-    if let Some(second) = &station.second {
-        let text = match (second.heard, second.active) {
+    out.line("responder", text);
+    if let Some(second) = &responder.second {
+        let text = match (second.present, second.active) {
             (true, true) => format!("{GREEN}active{RESET}"),
             (true, false) => "stands by".into(),
             (false, _) => format!("{YELLOW}is not heard{RESET}: nobody takes over"),
         };
         out.line("second gateway", text);
     }
-    if let Some(reason) = &station.without_gso {
+    if let Some(reason) = &responder.without_gso {
         let reason = printable(reason);
         let text = format!("{YELLOW}super-packets are cut up here{RESET}: {reason}");
         out.line("segmentation offload", text);
     }
-    if station.gso_refused > 0 {
-        let refused = number(station.gso_refused);
+    if responder.gso_refused > 0 {
+        let refused = number(responder.gso_refused);
         let text = format!(
             "{YELLOW}the card refused {refused} super-packets{RESET}, which were cut up here"
         );
         out.line("segmentation offload", text);
     }
-    if station.lost > 0 {
-        let lost = number(station.lost);
+    if responder.lost > 0 {
+        let lost = number(responder.lost);
         let text = format!("{RED}{lost}{RESET} frames: the kernel could not queue them for us");
         out.line("lost", text);
     }
-    for (name, count) in &station.own.drops {
+    for (name, count) in &responder.own.drops {
         let (unsent, reason) = (number(*count), sentence(name));
         let text = format!("{RED}{unsent}{RESET} of its own frames: {reason}");
         out.line("not sent", text);
@@ -135,20 +135,20 @@ fn station(station: &Station, out: &mut Screen) {
 }
 
 /// What is of no device.
-fn stray(stray: &Direction, out: &mut Screen) {
-    if stray.packets_in == 0 {
+fn unattributed(unattributed: &Direction, out: &mut Screen) {
+    if unattributed.packets_in == 0 {
         return;
     }
-    let mut text = format!("{} packets", number(stray.packets_in));
-    if stray.consumed > 0 {
-        let consumed = number(stray.consumed);
+    let mut text = format!("{} packets", number(unattributed.packets_in));
+    if unattributed.consumed > 0 {
+        let consumed = number(unattributed.consumed);
         let _ = write!(
             text,
             ", of which {consumed} ARP, neighbour discovery and the like"
         );
     }
     out.line("of no device", text);
-    for (name, count) in &stray.drops {
+    for (name, count) in &unattributed.drops {
         out.drop(*count, "out", &sentence(name));
     }
 }
@@ -222,7 +222,7 @@ fn table(gateway: &GatewayStatus, devices: &[&DeviceStatus], out: &mut Screen) {
         ("in", Right),
         ("LAN: loss, RTT", Right),
         ("tunnel: loss, RTT", Right),
-        ("slow leg", Left),
+        ("slow side", Left),
         ("drops", Right),
     ]);
     for device in devices {
@@ -239,9 +239,9 @@ fn table(gateway: &GatewayStatus, devices: &[&DeviceStatus], out: &mut Screen) {
             ago(device.last_seen_s),
             outbound,
             inbound,
-            loss_and_rtt(&device.lan_leg),
-            loss_and_rtt(&device.tunnel_leg),
-            slow(device.slow_leg).into(),
+            loss_and_rtt(&device.lan_side),
+            loss_and_rtt(&device.tunnel_side),
+            slow(device.slow_side).into(),
             match drops {
                 _ if expected_only(device) => number(drops),
                 _ => format!("{RED}{}{RESET}", number(drops)),
@@ -283,11 +283,11 @@ fn device(device: &DeviceStatus, has_frames: bool, out: &mut Screen) {
         }
         out.line(label, text);
     }
-    for (name, leg) in [
-        ("LAN leg", &device.lan_leg),
-        ("tunnel leg", &device.tunnel_leg),
+    for (name, side) in [
+        ("LAN side", &device.lan_side),
+        ("tunnel side", &device.tunnel_side),
     ] {
-        if let Some(text) = self::leg(leg) {
+        if let Some(text) = self::side(side) {
             out.line(name, text);
         }
     }
@@ -341,17 +341,17 @@ fn rules(device: &DeviceStatus, out: &mut Screen) {
     }
 }
 
-fn leg(leg: &LegStatus) -> Option<String> {
+fn side(side: &SideStatus) -> Option<String> {
     let mut parts = Vec::new();
-    if let Some(rtt) = leg.rtt_us {
-        let least = leg.rtt_min_us.map(milliseconds).unwrap_or_default();
+    if let Some(rtt) = side.rtt_us {
+        let least = side.rtt_min_us.map(milliseconds).unwrap_or_default();
         parts.push(format!(
             "RTT {} {DIM}(least{RESET} {least}{DIM}){RESET}",
             milliseconds(rtt)
         ));
     }
-    if leg.segments > 0 {
-        let (lost, all) = (number(leg.lost), number(leg.segments));
+    if side.segments > 0 {
+        let (lost, all) = (number(side.lost), number(side.segments));
         parts.push(format!("{lost} of {all} TCP segments lost"));
     }
     (!parts.is_empty()).then(|| parts.join(", "))
@@ -359,7 +359,7 @@ fn leg(leg: &LegStatus) -> Option<String> {
 
 /// Worth the reader's time among many.
 fn needs_attention(device: &DeviceStatus) -> bool {
-    !expected_only(device) || matches!(device.slow_leg, SlowLeg::Lan | SlowLeg::Tunnel)
+    !expected_only(device) || matches!(device.slow_side, SlowSide::Lan | SlowSide::Tunnel)
 }
 
 /// Nothing was dropped but what belongs to the local network.
@@ -377,13 +377,13 @@ fn drops(device: &DeviceStatus) -> u64 {
     all.flat_map(|direction| direction.drops.values()).sum()
 }
 
-fn loss_and_rtt(leg: &LegStatus) -> String {
-    let loss = (leg.segments > 0).then(|| match leg.loss >= LOSS {
-        true => format!("{RED}{:.2} %{RESET}", 100.0 * leg.loss),
-        false => format!("{:.2} %", 100.0 * leg.loss),
+fn loss_and_rtt(side: &SideStatus) -> String {
+    let loss = (side.segments > 0).then(|| match side.loss >= LOSS {
+        true => format!("{RED}{:.2} %{RESET}", 100.0 * side.loss),
+        false => format!("{:.2} %", 100.0 * side.loss),
     });
     // Of the width that most have, so that losses stand below each other.
-    let rtt = leg.rtt_us.map(milliseconds);
+    let rtt = side.rtt_us.map(milliseconds);
     let rtt = rtt.map(|text| format!("{}{text}", " ".repeat(7usize.saturating_sub(width(&text)))));
     match (loss, rtt) {
         (None, None) => format!("{DIM}-{RESET}"),
@@ -395,15 +395,15 @@ fn loss_and_rtt(leg: &LegStatus) -> String {
     }
 }
 
-fn slow(leg: SlowLeg) -> &'static str {
+fn slow(side: SlowSide) -> &'static str {
     const LAN: &str = "\x1b[1;33mLAN\x1b[0m";
     const TUNNEL: &str = "\x1b[1;33mtunnel\x1b[0m";
     const UNKNOWN: &str = "\x1b[2m-\x1b[0m";
-    match leg {
-        SlowLeg::Lan => LAN,
-        SlowLeg::Tunnel => TUNNEL,
-        SlowLeg::Neither => "neither",
-        SlowLeg::Unknown => UNKNOWN,
+    match side {
+        SlowSide::Lan => LAN,
+        SlowSide::Tunnel => TUNNEL,
+        SlowSide::Neither => "neither",
+        SlowSide::Unknown => UNKNOWN,
     }
 }
 

@@ -22,7 +22,9 @@ use seikan_node::config::CoordinatorUrl;
 use seikan_node::mesh::client::Client;
 use seikan_node::node::SystemRandom;
 use seikan_proto::keys::PrivateKey;
-use seikan_proto::mesh::{Book, Credential, Cursor, Endpoints, JoinRequest, Joined, Pin, Token};
+use seikan_proto::mesh::{
+    Credential, Cursor, Endpoints, JoinRequest, Joined, Membership, Pin, Token,
+};
 use seikan_sys::process;
 use serde::Serialize;
 use tokio::sync::mpsc;
@@ -234,7 +236,7 @@ async fn follow(
     know: mpsc::UnboundedSender<()>,
     said: mpsc::UnboundedSender<Heard>,
 ) {
-    let mut book = Book::default();
+    let mut membership = Membership::default();
     let mut known = Cursor::default();
     let mut knows = false;
     loop {
@@ -256,8 +258,8 @@ async fn follow(
             }
         }
         known = changes.cursor();
-        book.take(changes);
-        let members = book.members();
+        membership.take(changes);
+        let members = membership.members();
         if !knows && members.len() == others && members.values().all(|m| !m.endpoints.is_empty()) {
             knows = true;
             let _ = know.send(());

@@ -6,8 +6,8 @@ use seikan_node::mesh::names::DOMAIN;
 use seikan_node::mesh::{Changed, Contact};
 use seikan_node::setup::names::Found;
 use seikan_node::status::{
-    Capability, Device, Direction, MeshStatus, Path, PeerStatus, PortSearch, RelayStatus, Report,
-    Socket, Status, TlsWay, Traffic, TurnWay, Way, WayKind, WayStanding,
+    Candidate, CandidateKind, CandidateState, Capability, Device, Direction, MeshStatus, Path,
+    PeerStatus, PortSearch, RelayStatus, Report, Socket, Status, TlsPath, Traffic, TurnPath,
 };
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -252,9 +252,13 @@ fn peer(peer: &PeerStatus, out: &mut Screen) {
     }
     // Why there is nothing better; while a direct way is in use, nobody asks.
     if peer.path.relayed != Some(false) {
-        for way in &peer.path.ways {
-            let at = place(way.address, way.turn.as_ref(), way.tls.as_ref());
-            out.line(&format!("  {at}"), self::way(way));
+        for candidate in &peer.path.candidates {
+            let at = place(
+                candidate.address,
+                candidate.turn.as_ref(),
+                candidate.tls.as_ref(),
+            );
+            out.line(&format!("  {at}"), self::candidate(candidate));
         }
     }
     if let Some(search) = &peer.path.port_search {
@@ -331,14 +335,14 @@ fn traffic(traffic: &Traffic, out: &mut Screen) {
     let (received, sent) = (bytes(traffic.received_bytes), bytes(traffic.sent_bytes));
     out.line("transfer", format!("{received} received, {sent} sent"));
     let (inbound, outbound) = (&traffic.inbound, &traffic.outbound);
-    let held = inbound.held + outbound.held;
+    let pending = inbound.pending + outbound.pending;
     let mut packets = format!(
         "{} received, {} sent",
         number(inbound.packets_out),
         number(outbound.packets_out)
     );
-    if held > 0 {
-        let _ = write!(packets, ", {} waiting", number(held));
+    if pending > 0 {
+        let _ = write!(packets, ", {} waiting", number(pending));
     }
     out.line("packets", packets);
 }
@@ -422,13 +426,13 @@ fn abilities(capabilities: &BTreeMap<String, Capability>) -> String {
 }
 
 /// Where something is sent, and by which TURN server, or by which relay over TLS.
-fn place(address: SocketAddr, turn: Option<&TurnWay>, tls: Option<&TlsWay>) -> String {
-    if let Some(TlsWay { to, relay }) = tls {
+fn place(address: SocketAddr, turn: Option<&TurnPath>, tls: Option<&TlsPath>) -> String {
+    if let Some(TlsPath { to, relay }) = tls {
         return format!("{to} of {} (TLS)", printable(relay));
     }
     match turn {
         None => address.to_string(),
-        Some(TurnWay { to, server }) => match server {
+        Some(TurnPath { to, server }) => match server {
             Some(server) => format!("{to} from {} (TURN)", printable(server)),
             None => format!("{to} (TURN)"),
         },
@@ -436,31 +440,28 @@ fn place(address: SocketAddr, turn: Option<&TurnWay>, tls: Option<&TlsWay>) -> S
 }
 
 /// A way and what became of it.
-fn way(way: &Way) -> String {
-    let kind = match way.kind {
-        WayKind::Told => "direct",
-        WayKind::Seen => "direct, as seen from here",
-        WayKind::Relay => "relay",
+fn candidate(candidate: &Candidate) -> String {
+    let kind = match candidate.kind {
+        CandidateKind::Signalled => "direct",
+        CandidateKind::PeerReflexive => "direct, as seen from here",
+        CandidateKind::Relay => "relay",
     };
-    let standing = match way.standing {
-        WayStanding::InUse => format!("{GREEN}in use{RESET}"),
-        WayStanding::Unchecked => format!("{DIM}not tried yet{RESET}"),
-        WayStanding::Checking => format!("{DIM}asked{RESET}"),
-        WayStanding::Works => format!("{GREEN}works{RESET}"),
-        WayStanding::Silent if is_private(way.address) => {
+    let state = match candidate.state {
+        CandidateState::InUse => format!("{GREEN}in use{RESET}"),
+        CandidateState::Unchecked => format!("{DIM}not tried yet{RESET}"),
+        CandidateState::Checking => format!("{DIM}asked{RESET}"),
+        CandidateState::Works => format!("{GREEN}works{RESET}"),
+        CandidateState::Silent if is_private(candidate.address) => {
             format!("{YELLOW}no answer{RESET}: a private address, of another network maybe")
         }
-        WayStanding::Silent => {
+        CandidateState::Silent => {
             format!("{YELLOW}no answer{RESET}: a NAT or a firewall at either end lets nothing in")
         }
-        WayStanding::NoRoute => format!("{YELLOW}this host has no route there{RESET}"),
+        CandidateState::NoRoute => format!("{YELLOW}this host has no route there{RESET}"),
     };
-    match way.rtt_us {
-        Some(us) => format!(
-            "{kind}, {standing}, {:.1} {CYAN}ms{RESET}",
-            us as f64 / 1000.0
-        ),
-        None => format!("{kind}, {standing}"),
+    match candidate.rtt_us {
+        Some(us) => format!("{kind}, {state}, {:.1} {CYAN}ms{RESET}", us as f64 / 1000.0),
+        None => format!("{kind}, {state}"),
     }
 }
 

@@ -5,7 +5,7 @@ use crate::mesh::client::{Client, ClientError};
 use crate::mesh::known::Judge;
 use crate::mesh::relay::Wish;
 use crate::mesh::{Contact, cache};
-use seikan_proto::mesh::{Book, Change, Cursor, MAX_CALLS, Reason, Relay};
+use seikan_proto::mesh::{Change, Cursor, MAX_CALLS, Membership, Reason, Relay};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// How long a question for changes waits at the coordinator.
@@ -27,17 +27,17 @@ impl Agent {
         worker: &Worker,
         shared: &Shared,
     ) -> Result<(), Gone> {
-        shared.book.replace(cache::load(&self.cache));
-        client.know(shared.book.borrow().coordinators());
+        shared.membership.replace(cache::load(&self.cache));
+        client.know(shared.membership.borrow().coordinators());
         // Coordinators in a row that did not answer.
         let mut silent = 0;
         let mut judge = Judge::new(self.settings.trust.clone(), self.remembered.take());
         let (revision, changes) = {
-            let book = shared.book.borrow();
-            let access = Change::Access(book.access().clone());
-            let members = book.members().values().cloned().map(Change::Set);
+            let membership = shared.membership.borrow();
+            let access = Change::Access(membership.access().clone());
+            let members = membership.members().values().cloned().map(Change::Set);
             (
-                book.revision,
+                membership.revision,
                 std::iter::once(access).chain(members).collect(),
             )
         };
@@ -68,7 +68,7 @@ impl Agent {
                     Ok(answer) => answer,
                     Err(_) => {
                         (stored, dirty) = (tokio::time::Instant::now(), false);
-                        self.keep(&shared.book.borrow());
+                        self.keep(&shared.membership.borrow());
                         judge.keep(&self.known);
                         continue;
                     }
@@ -88,15 +88,20 @@ impl Agent {
                         shared.different.notify_one();
                     }
                     let (before, changes, after, revision) = {
-                        let mut book = shared.book.borrow_mut();
-                        let before = book.relays().to_vec();
-                        let coordinators = book.coordinators().to_vec();
-                        let changes = book.take(changes);
-                        if coordinators != book.coordinators() {
-                            client.know(book.coordinators());
+                        let mut membership = shared.membership.borrow_mut();
+                        let before = membership.relays().to_vec();
+                        let coordinators = membership.coordinators().to_vec();
+                        let changes = membership.take(changes);
+                        if coordinators != membership.coordinators() {
+                            client.know(membership.coordinators());
                             dirty = true;
                         }
-                        (before, changes, book.relays().to_vec(), book.revision)
+                        (
+                            before,
+                            changes,
+                            membership.relays().to_vec(),
+                            membership.revision,
+                        )
                     };
                     dirty |= !changes.is_empty() || before != after;
                     let addresses = |relays: &[Relay]| -> Vec<_> {
@@ -135,7 +140,7 @@ impl Agent {
                     // Who was who is remembered: it may be made a member of this mesh again.
                     judge.keep(&self.known);
                     dirty = false;
-                    let changes = shared.book.borrow_mut().clear();
+                    let changes = shared.membership.borrow_mut().clear();
                     cursor = Cursor::default();
                     worker.tell(News::Contact(Contact::Revoked))?;
                     self.believe(&mut judge, changes, 0, worker)?;
@@ -172,8 +177,8 @@ impl Agent {
         worker.tell(News::Changes { revision, changes })
     }
 
-    fn keep(&self, book: &Book) {
+    fn keep(&self, membership: &Membership) {
         // Without it, a host that starts without a coordinator has no peers: worth a try, not an end.
-        let _ = cache::store(&self.cache, book);
+        let _ = cache::store(&self.cache, membership);
     }
 }

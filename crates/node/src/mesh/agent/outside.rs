@@ -116,7 +116,7 @@ impl Agent {
         }
         // Behind TLS nobody answers by UDP.
         let by_udp = |relay: &&Relay| relay.kind != RelayKind::Turns;
-        for relay in shared.book.borrow().relays().iter().filter(by_udp) {
+        for relay in shared.membership.borrow().relays().iter().filter(by_udp) {
             let (host, port) = (relay.address.host().to_owned(), relay.address.port());
             named.push((relay.address.to_string(), host, port));
         }

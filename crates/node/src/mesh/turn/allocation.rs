@@ -421,7 +421,7 @@ mod tests {
         let mut counts = [0; 2];
         while counts[1] == 0 && Instant::now() < until {
             allocation.read_server(&mut batch).expect("it goes on");
-            counts = [DropReason::Stranger, DropReason::ReceiveQueueFull]
+            counts = [DropReason::UnknownSource, DropReason::ReceiveQueueFull]
                 .map(|reason| allocation.hub.legs.counters.drops.get(reason));
         }
         let [came, dropped] = counts;

@@ -1,13 +1,14 @@
-//! A packet is described, not written: built with one set of addresses and translated, it must be,
-//! byte for byte, what is built with the other set. The builder computes each checksum from all it
-//! covers, by the RFCs' definition, a byte at a time.
+//! Packets are built from descriptions: a packet built with one set of addresses and then
+//! translated must equal, byte for byte, the packet built with the other set. The builder computes
+//! each checksum over everything it covers, by the RFCs' definition, a byte at a time.
 
 use super::*;
 use proptest::prelude::*;
 
 const PROTO_SCTP: u8 = 132;
 
-/// The end-around carry sum of RFC 1071, section 1, of all pieces; each but the last is even.
+/// The end-around carry sum of RFC 1071, section 1, of all pieces; each except the last has an even
+/// length.
 fn ones_complement_sum(pieces: &[&[u8]]) -> u16 {
     let mut sum = 0u32;
     for (i, byte) in pieces.concat().into_iter().enumerate() {
@@ -26,7 +27,7 @@ fn bytes_of(address: IpAddr) -> Vec<u8> {
     }
 }
 
-/// Who takes part.
+/// The hosts.
 #[derive(Clone, Copy, Debug)]
 struct People {
     host: IpAddr,
@@ -37,7 +38,7 @@ struct People {
 #[derive(Clone, Debug)]
 enum Fragment {
     Whole,
-    /// So many units of eight bytes of the datagram's payload.
+    /// Payload of the datagram in units of eight bytes.
     First(usize),
     Later,
 }
@@ -56,11 +57,11 @@ enum Body {
     Error {
         kind: u8,
         by_router: bool,
-        /// What the peer is told about, as sent by the host.
+        /// The host's packet that the error quotes.
         about: Box<Packet>,
-        /// Bytes of it that are quoted beyond its IP headers.
+        /// Quoted bytes beyond its IP headers.
         quoted: usize,
-        /// What follows a whole quote (RFC 4884).
+        /// Extensions after a whole quote (RFC 4884).
         behind: Vec<u8>,
     },
 }
@@ -72,9 +73,9 @@ struct Packet {
     options: usize,
     fragment: Fragment,
     body: Body,
-    /// From the host to the peer, else from the peer to the host.
+    /// From the host to the peer; otherwise from the peer to the host.
     outward: bool,
-    /// Only the pseudo-header's sum is in the transport checksum.
+    /// The transport checksum covers only the pseudo-header.
     partial: bool,
 }
 
@@ -150,7 +151,7 @@ impl Packet {
         packet
     }
 
-    /// Protocol, and the whole datagram's transport header and payload.
+    /// Protocol, and the transport header and payload of the whole datagram.
     fn transport(&self, src: IpAddr, dst: IpAddr, people: &People) -> (u8, Vec<u8>) {
         let icmp = if self.v6 { PROTO_ICMPV6 } else { PROTO_ICMP };
         let header = [0xc0, 0x01, 0x00, 0x35];
@@ -208,9 +209,10 @@ impl Packet {
             if protocol == PROTO_ICMP {
                 pseudo.clear();
             }
-            let mut check = match self.partial {
-                true => ones_complement_sum(&[&pseudo]),
-                false => !ones_complement_sum(&[&pseudo, &bytes]),
+            let mut check = if self.partial {
+                ones_complement_sum(&[&pseudo])
+            } else {
+                !ones_complement_sum(&[&pseudo, &bytes])
             };
             if check == 0 && matches!(protocol, PROTO_UDP | PROTO_UDP_LITE) {
                 check = 0xffff;
@@ -244,7 +246,7 @@ fn plain_body(least: usize) -> impl Strategy<Value = Body> {
     })
 }
 
-/// A packet that is no error; a first fragment has at least so many units of eight bytes.
+/// A packet that is no error. A first fragment has at least `units` units of eight bytes.
 fn plain_packet(v6: bool, units: usize) -> impl Strategy<Value = Packet> {
     let fragment = prop_oneof![
         3 => Just(Fragment::Whole),
@@ -322,13 +324,16 @@ fn any_packet() -> impl Strategy<Value = Packet> {
 }
 
 fn address(v6: bool) -> impl Strategy<Value = IpAddr> {
-    any::<(u32, u128)>().prop_map(move |(four, six)| match v6 {
-        false => IpAddr::V4(four.into()),
-        true => IpAddr::V6(six.into()),
+    any::<(u32, u128)>().prop_map(move |(four, six)| {
+        if v6 {
+            IpAddr::V6(six.into())
+        } else {
+            IpAddr::V4(four.into())
+        }
     })
 }
 
-/// A packet, who it is between, and who they become: each of host and peer, or not.
+/// A packet, its addresses, and the translated addresses; each of host and peer may stay.
 fn case() -> impl Strategy<Value = (Packet, People, People)> {
     any_packet().prop_flat_map(|packet| {
         let v6 = packet.v6;
@@ -386,7 +391,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(3000))]
 
     #[test]
-    fn translation_is_what_would_have_been_built((packet, before, after) in case()) {
+    fn translation_equals_a_packet_built_with_the_new_addresses((packet, before, after) in case()) {
         let from = packet.build(&before);
         let to = packet.build(&after);
         let ip = IpPacket::parse(&from).unwrap();
@@ -418,7 +423,7 @@ proptest! {
         kind in 0u8..6,
         partial: bool,
     ) {
-        // Steered to where the code is: a plausible first byte, length, protocol and ICMP type.
+        // Biased towards valid input: a plausible first byte, length, protocol and ICMP type.
         let length = bytes.len() as u16;
         for (at, value) in [(0, version << 4 | 5), (6, protocol), (9, protocol), (20, kind), (40, kind)] {
             if let Some(byte) = bytes.get_mut(at) {
@@ -454,7 +459,7 @@ fn a_computed_udp_checksum_of_zero_is_sent_as_all_ones() {
         ..Packet::tcp(false)
     };
     let field = |bytes: &[u8]| u16::from_be_bytes([bytes[26], bytes[27]]);
-    // A payload of what is the checksum without it makes it zero.
+    // With its own checksum as payload, the checksum becomes zero.
     let payload = field(&packet(0).build(&AFTER));
     let to = packet(payload).build(&AFTER);
     assert_eq!(field(&to), 0xffff);

@@ -12,7 +12,7 @@ fn ticket(secret: &str) -> Ticket {
 }
 
 fn ask(ticket: &Ticket) -> (TransactionId, Vec<u8>) {
-    let ask = Ask {
+    let ask = ClientRequest {
         ticket,
         peer: key(2),
         stamp: 0x0102_0304_0506_0708,
@@ -28,7 +28,7 @@ fn hex(text: &str) -> Vec<u8> {
         .collect()
 }
 
-/// With another byte.
+/// One byte changed.
 fn flipped(bytes: &[u8], at: usize) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     bytes[at] ^= 1;
@@ -36,10 +36,10 @@ fn flipped(bytes: &[u8], at: usize) -> Vec<u8> {
 }
 
 #[test]
-fn what_a_member_asks_is_what_the_relay_reads() {
+fn a_members_request_is_parsed_by_the_relay() {
     let ticket = ticket("north");
     let (id, bytes) = ask(&ticket);
-    let Ok(Asked::Port(asked)) = Asked::parse(&bytes) else {
+    let Ok(ServerRequest::Port(asked)) = ServerRequest::parse(&bytes) else {
         panic!("a request for a port");
     };
     assert_eq!((asked.id, asked.member, asked.peer), (id, key(1), key(2)));
@@ -51,7 +51,7 @@ fn what_a_member_asks_is_what_the_relay_reads() {
     );
 }
 
-/// Written down by hand after RFC 8489, sections 5 and 14: types, lengths, padding.
+/// Encoded by hand after RFC 8489, sections 5 and 14: types, lengths, padding.
 #[test]
 fn a_request_is_laid_out_as_documented() {
     let (id, bytes) = ask(&ticket("north"));
@@ -66,7 +66,8 @@ fn a_request_is_laid_out_as_documented() {
     assert_eq!(bytes.len(), 20 + 0x94);
 }
 
-/// RFC 8489, appendix B.1, with erratum 6268. Its key is a long-term one: SHA-256 of user, realm and password.
+/// RFC 8489, appendix B.1, with erratum 6268. Its key is a long-term one: SHA-256 of user, realm
+/// and password.
 #[test]
 fn the_integrity_of_the_sample_of_rfc_8489_is_proven() {
     let sample = hex(
@@ -86,11 +87,11 @@ fn the_integrity_of_the_sample_of_rfc_8489_is_proven() {
 }
 
 #[test]
-fn only_who_knows_the_password_is_believed_and_only_what_he_said() {
+fn requests_are_authenticated_by_the_password() {
     let ticket = ticket("north");
     let (_, bytes) = ask(&ticket);
-    let verified = |bytes: &[u8], ticket: &Ticket| match Asked::parse(bytes) {
-        Ok(Asked::Port(asked)) => asked.verify(&ticket.password),
+    let verified = |bytes: &[u8], ticket: &Ticket| match ServerRequest::parse(bytes) {
+        Ok(ServerRequest::Port(asked)) => asked.verify(&ticket.password),
         _ => false,
     };
     assert!(verified(&bytes, &ticket));
@@ -101,12 +102,12 @@ fn only_who_knows_the_password_is_believed_and_only_what_he_said() {
 }
 
 #[test]
-fn who_shows_no_ticket_is_refused_and_who_asks_nonsense_too() {
+fn requests_without_a_ticket_or_with_nonsense_are_refused() {
     let (id, bytes) = ask(&ticket("north"));
     let refused = |attributes: &[RawAttribute<'_>], key: Option<&RelayPassword>| {
         let bytes = message(MessageClass::Request, id, attributes, key);
-        match Asked::parse(&bytes) {
-            Err(AskedError::Refused(of, refusal)) if of == id => refusal,
+        match ServerRequest::parse(&bytes) {
+            Err(RequestError::Refused(of, refusal)) if of == id => refusal,
             other => panic!("{other:?}"),
         }
     };
@@ -139,41 +140,47 @@ fn who_shows_no_ticket_is_refused_and_who_asks_nonsense_too() {
     }
     for end in 0..bytes.len() {
         assert!(
-            !matches!(Asked::parse(&bytes[..end]), Ok(Asked::Port(_))),
+            !matches!(
+                ServerRequest::parse(&bytes[..end]),
+                Ok(ServerRequest::Port(_))
+            ),
             "{end}"
         );
     }
     let longer = [&bytes[..], &[0; 4]].concat();
-    assert_eq!(Asked::parse(&longer).err(), Some(AskedError::NotARequest));
+    assert_eq!(
+        ServerRequest::parse(&longer).err(),
+        Some(RequestError::NotARequest)
+    );
 }
 
 #[test]
-fn an_ordinary_request_wants_to_know_where_it_comes_from() {
+fn an_ordinary_request_is_answered_with_its_address() {
     // RFC 5769, section 2.2: the address of the sample response by its transaction.
-    let question = hex("0001 0000 2112a442 b7e7a701bc34d686fa87dfae");
-    let Ok(Asked::Address(id)) = Asked::parse(&question) else {
+    let request = hex("0001 0000 2112a442 b7e7a701bc34d686fa87dfae");
+    let Ok(ServerRequest::Address(id)) = ServerRequest::parse(&request) else {
         panic!("an ordinary request");
     };
     let from = "[::ffff:192.0.2.1]:32853".parse().expect("an address");
     let answer = Answer::address(from).write(id, None);
-    let told = hex("0101 000c 2112a442 b7e7a701bc34d686fa87dfae 0020 0008 0001 a147 e112a643");
-    assert_eq!(answer, told);
+    let expected = hex("0101 000c 2112a442 b7e7a701bc34d686fa87dfae 0020 0008 0001 a147 e112a643");
+    assert_eq!(answer, expected);
     let parsed = Answer::parse(&answer, id, &ticket("north").password).expect("an answer");
     let mapped: SocketAddr = "192.0.2.1:32853".parse().expect("an address");
     assert_eq!(parsed, Answer::address(mapped));
 }
 
 #[test]
-fn a_port_is_believed_of_who_knows_the_password_alone() {
+fn a_port_needs_an_authenticated_answer() {
     let (ticket, mapped) = (ticket("north"), SocketAddr::from(([192, 0, 2, 1], 7)));
-    let (id, question) = ask(&ticket);
+    let (id, request) = ask(&ticket);
     let answer = Answer {
         mapped,
         port: Some(50_000),
         present: true,
     };
     let bytes = answer.write(id, Some(&ticket.password));
-    assert!(bytes.len() < question.len());
+    assert!(bytes.len() < request.len());
     assert_eq!(Answer::parse(&bytes, id, &ticket.password), Ok(answer));
     let unproven = answer.write(id, None);
     let address = Ok(Answer::address(mapped));
@@ -184,7 +191,7 @@ fn a_port_is_believed_of_who_knows_the_password_alone() {
     assert_eq!(Answer::parse(&bytes, 7.into(), &ticket.password), not);
     for at in 0..bytes.len() {
         let parsed = Answer::parse(&flipped(&bytes, at), id, &ticket.password);
-        // A type that is no more that of the integrity leaves an answer without one.
+        // Without the type of the integrity attribute, the answer is not authenticated.
         assert!(parsed == not || parsed == address, "byte {at}");
     }
     for end in 0..bytes.len() {
@@ -197,14 +204,14 @@ fn a_port_is_believed_of_who_knows_the_password_alone() {
 }
 
 #[test]
-fn refusals_keep_their_number_and_are_shorter_than_what_is_refused() {
+fn refusals_keep_their_code_and_are_shorter_than_the_request() {
     let ticket = ticket("north");
-    let (id, question) = ask(&ticket);
+    let (id, request) = ask(&ticket);
     for code in [400, 401, 438, 486, 508, 500] {
         let refusal = RelayRefusal::of(code);
         for password in [None, Some(&ticket.password)] {
             let bytes = refusal.write(id, password);
-            assert!(bytes.len() < question.len());
+            assert!(bytes.len() < request.len());
             // RFC 8489, section 14.8: the hundreds, then the rest.
             assert_eq!(
                 bytes[20..28],

@@ -47,7 +47,7 @@ impl Allocation {
                     .legs
                     .counters
                     .drops
-                    .add(DropReason::Stranger, count);
+                    .add(DropReason::UnknownSource, count);
             } else if meta.truncated {
                 self.hub
                     .legs

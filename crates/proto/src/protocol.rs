@@ -1,80 +1,80 @@
-//! The two protocols side by side: all that tells a native handshake from a WireGuard one.
+//! Differences between the native and the WireGuard handshake.
 
 use std::ops::RangeInclusive;
 
 use crate::constants::*;
 
-/// Which of the two protocols a handshake belongs to.
+/// The protocol of a handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Construction {
+pub enum Protocol {
     /// WireGuard, bit for bit.
     WireGuard,
-    /// Seikan's own: the same handshake under another name, with a payload of capabilities.
+    /// Seikan's own: the same handshake with another prologue, and with a payload of capabilities.
     Native,
 }
 
-impl Construction {
+impl Protocol {
     /// The Noise prologue, the paper's IDENTIFIER.
     pub const fn identifier(self) -> &'static [u8] {
         match self {
-            Construction::WireGuard => b"WireGuard v1 zx2c4 Jason@zx2c4.com",
-            Construction::Native => b"Seikan v1 native tunnel handshake",
+            Protocol::WireGuard => b"WireGuard v1 zx2c4 Jason@zx2c4.com",
+            Protocol::Native => b"Seikan v1 native tunnel handshake",
         }
     }
 
     /// The label of the mac1 key, the paper's LABEL_MAC1.
     pub const fn mac1_label(self) -> &'static [u8; 8] {
         match self {
-            Construction::WireGuard => b"mac1----",
-            Construction::Native => b"skn-mac1",
+            Protocol::WireGuard => b"mac1----",
+            Protocol::Native => b"skn-mac1",
         }
     }
 
     /// The label of the cookie encryption key, the paper's LABEL_COOKIE.
     pub const fn cookie_label(self) -> &'static [u8; 8] {
         match self {
-            Construction::WireGuard => b"cookie--",
-            Construction::Native => b"skn-cook",
+            Protocol::WireGuard => b"cookie--",
+            Protocol::Native => b"skn-cook",
         }
     }
 
     /// Message type of an initiation.
     pub const fn initiation_type(self) -> u8 {
         match self {
-            Construction::WireGuard => WIREGUARD_INITIATION,
-            Construction::Native => NATIVE_INITIATION,
+            Protocol::WireGuard => WIREGUARD_INITIATION,
+            Protocol::Native => NATIVE_INITIATION,
         }
     }
 
     /// Message type of a response.
     pub const fn response_type(self) -> u8 {
         match self {
-            Construction::WireGuard => WIREGUARD_RESPONSE,
-            Construction::Native => NATIVE_RESPONSE,
+            Protocol::WireGuard => WIREGUARD_RESPONSE,
+            Protocol::Native => NATIVE_RESPONSE,
         }
     }
 
     /// Message type of a cookie reply.
     pub const fn cookie_reply_type(self) -> u8 {
         match self {
-            Construction::WireGuard => WIREGUARD_COOKIE_REPLY,
-            Construction::Native => NATIVE_COOKIE_REPLY,
+            Protocol::WireGuard => WIREGUARD_COOKIE_REPLY,
+            Protocol::Native => NATIVE_COOKIE_REPLY,
         }
     }
 
     /// Message type of transport data.
     pub const fn data_type(self) -> u8 {
         match self {
-            Construction::WireGuard => WIREGUARD_DATA,
-            Construction::Native => NATIVE_DATA,
+            Protocol::WireGuard => WIREGUARD_DATA,
+            Protocol::Native => NATIVE_DATA,
         }
     }
 
     /// Largest payload of capabilities, in bytes: WireGuard has none.
     pub const fn max_payload(self) -> usize {
         match self {
-            Construction::WireGuard => 0,
-            Construction::Native => MAX_PAYLOAD_LEN,
+            Protocol::WireGuard => 0,
+            Protocol::Native => MAX_PAYLOAD_LEN,
         }
     }
 

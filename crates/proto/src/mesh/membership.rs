@@ -1,4 +1,4 @@
-//! What a member remembers of the others.
+//! A member's view of the other members.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,13 +9,14 @@ use super::{
 };
 use crate::keys::PublicKey;
 
-/// Members that are remembered, at most: of a coordinator that tells of more, the others are passed over.
+/// Maximum number of members kept; others are ignored.
 pub const MAX_KNOWN: usize = 1 << 17;
 
-/// Everybody else, as last told. In JSON it is what a member keeps on disk, for times without a coordinator.
+/// The other members, as of the last answer. Its JSON is stored on disk, for times without a
+/// coordinator.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Book {
-    /// Everything up to this revision is in it.
+pub struct Membership {
+    /// Everything up to this revision is included.
     pub revision: u64,
     #[serde(default)]
     access: Access,
@@ -24,51 +25,51 @@ pub struct Book {
     relays: Vec<Relay>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     coordinators: Vec<RelayAddress>,
-    /// Known before an answer that tells of everybody, and not yet told of by it.
+    /// Members known before a whole answer that it has not confirmed yet.
     #[serde(skip)]
     unconfirmed: BTreeSet<PublicKey>,
 }
 
-/// What became different.
+/// A change of the membership.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// This host lets in something else.
+    /// The access rules of this host have changed.
     Access(Access),
-    /// A member is new, or is not as before.
+    /// A member is new or has changed.
     Set(Member),
-    /// A member has another key in the place of this one, and is otherwise who it was: the same name and addresses.
+    /// A member has replaced this key by another and kept its name and addresses.
     Rotated(PublicKey, Member),
-    /// Somebody is no member any more.
+    /// A member has left.
     Removed(PublicKey),
 }
 
-impl Book {
-    /// Everybody, by their keys.
+impl Membership {
+    /// All other members by key.
     pub fn members(&self) -> &BTreeMap<PublicKey, Member> {
         &self.members
     }
 
-    /// The mesh's relays with this member's tickets, as last told. They are no [`Change`]: the answer that tells others
-    /// replaces them, and who asks sees it here.
+    /// The mesh's relays with this member's tickets, as of the last answer. They are no [`Change`]:
+    /// every answer replaces them.
     pub fn relays(&self) -> &[Relay] {
         &self.relays
     }
 
-    /// Where coordinators of the mesh are, as last told; none if there is but one.
+    /// Addresses of the mesh's coordinators, as of the last answer; empty if there is only one.
     pub fn coordinators(&self) -> &[RelayAddress] {
         &self.coordinators
     }
 
-    /// What this host lets in.
+    /// The access rules of this host.
     pub fn access(&self) -> &Access {
         &self.access
     }
 
-    /// Takes in an answer; what is different by it: first what is let in, so that nobody new meets what was let in before; then
-    /// removals, as an address may have gone from one to another. An answer that tells of everybody takes away only whom
-    /// neither it nor those that go on from it tell of.
+    /// Applies an answer and returns the changes. Access rules come first, so that no new member
+    /// meets the old ones. Removals come before new members, since an address may have moved. A
+    /// whole answer removes only members that neither it nor its continuations name.
     pub fn take(&mut self, mut changes: Changes) -> Vec<Change> {
-        // A coordinator's number allocates nothing here.
+        // A number from the coordinator allocates nothing here.
         changes.members.truncate(MAX_MEMBERS);
         changes.members.retain(Member::is_within_bounds);
         if changes.whole {
@@ -101,9 +102,9 @@ impl Book {
         }
         for member in changes.members {
             let known = self.members.get(&member.public_key);
-            let room = known.is_some() || self.members.len() < MAX_KNOWN;
+            let has_space = known.is_some() || self.members.len() < MAX_KNOWN;
             let former = rotated.remove(&member.public_key);
-            if room && known != Some(&member) {
+            if has_space && known != Some(&member) {
                 self.members.insert(member.public_key, member.clone());
                 different.push(match former {
                     Some(former) => Change::Rotated(former, member),
@@ -116,8 +117,8 @@ impl Book {
         different
     }
 
-    /// Of the members that are new, those that somebody was who is gone: by their keys, the former one. A number is not soon
-    /// another's, so who has the name and the addresses is the same member.
+    /// New members that replace one that has left, with the old key by the new one. Numbers are not
+    /// reused soon, so the same name and addresses mean the same member.
     fn rotated(
         &self,
         gone: &BTreeSet<PublicKey>,
@@ -132,16 +133,16 @@ impl Book {
         let rotated = new.filter_map(|member| {
             let former = gone.get(&member.name)?;
             let same = former.addresses == member.addresses;
-            // One follows it and no more, whatever is told.
+            // At most one new member replaces an old one.
             let former = same.then(|| gone.remove(&member.name)).flatten()?;
             Some((member.public_key, former.public_key))
         });
         rotated.collect()
     }
 
-    /// Forgets everybody, as who is no member any more; what is different by that.
+    /// Removes everybody, because this host is no longer a member. Returns the changes.
     pub fn clear(&mut self) -> Vec<Change> {
-        let Book {
+        let Membership {
             members, access, ..
         } = std::mem::take(self);
         let access = (access != Access::default()).then(|| Change::Access(Access::default()));
@@ -171,7 +172,7 @@ mod tests {
         }
     }
 
-    fn told(revision: u64, members: &[Member], removed: &[u8]) -> Changes {
+    fn answer(revision: u64, members: &[Member], removed: &[u8]) -> Changes {
         Changes {
             revision,
             members: members.to_vec(),
@@ -188,23 +189,23 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_different_is_reported() {
-        let mut book = Book::default();
-        let first = book.take(whole(told(5, &[member(1, 1), member(2, 1)], &[])));
+    fn only_differences_are_reported() {
+        let mut membership = Membership::default();
+        let first = membership.take(whole(answer(5, &[member(1, 1), member(2, 1)], &[])));
         assert_eq!(first.len(), 2);
-        let second = book.take(told(7, &[member(1, 1), member(2, 9)], &[3]));
+        let second = membership.take(answer(7, &[member(1, 1), member(2, 9)], &[3]));
         assert_eq!(second, [Change::Set(member(2, 9))]);
-        assert_eq!(book.revision, 7);
-        let third = book.take(told(8, &[], &[1]));
+        assert_eq!(membership.revision, 7);
+        let third = membership.take(answer(8, &[], &[1]));
         assert_eq!(third, [Change::Removed(key(1))]);
-        assert_eq!(book.members().len(), 1);
+        assert_eq!(membership.members().len(), 1);
     }
 
     #[test]
-    fn an_answer_of_everybody_removes_whom_it_does_not_name_and_nobody_else() {
-        let mut book = Book::default();
-        book.take(told(5, &[member(1, 1), member(2, 1), member(3, 1)], &[]));
-        let changes = book.take(whole(told(9, &[member(1, 1), member(3, 2)], &[])));
+    fn a_whole_answer_removes_only_members_it_does_not_name() {
+        let mut membership = Membership::default();
+        membership.take(answer(5, &[member(1, 1), member(2, 1), member(3, 1)], &[]));
+        let changes = membership.take(whole(answer(9, &[member(1, 1), member(3, 2)], &[])));
         assert_eq!(
             changes,
             [Change::Removed(key(2)), Change::Set(member(3, 2))]
@@ -212,29 +213,29 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_in_parts_removes_nobody_before_its_end() {
-        let mut book = Book::default();
-        book.take(told(5, &[member(1, 1), member(2, 1)], &[]));
+    fn a_whole_answer_in_parts_removes_nobody_before_its_end() {
+        let mut membership = Membership::default();
+        membership.take(answer(5, &[member(1, 1), member(2, 1)], &[]));
         let part = Changes {
             more: true,
-            ..whole(told(3, &[member(3, 1)], &[]))
+            ..whole(answer(3, &[member(3, 1)], &[]))
         };
-        assert_eq!(book.take(part), [Change::Set(member(3, 1))]);
-        let rest = book.take(told(9, &[member(2, 1)], &[]));
+        assert_eq!(membership.take(part), [Change::Set(member(3, 1))]);
+        let rest = membership.take(answer(9, &[member(2, 1)], &[]));
         assert_eq!(rest, [Change::Removed(key(1))]);
     }
 
     #[test]
-    fn who_left_and_came_again_in_one_answer_is_a_member() {
-        let mut book = Book::default();
-        book.take(told(1, &[member(1, 1)], &[]));
-        assert_eq!(book.take(told(3, &[member(1, 1)], &[1])), []);
-        assert_eq!(book.members().len(), 1);
+    fn a_member_that_left_and_rejoined_in_one_answer_is_a_member() {
+        let mut membership = Membership::default();
+        membership.take(answer(1, &[member(1, 1)], &[]));
+        assert_eq!(membership.take(answer(3, &[member(1, 1)], &[1])), []);
+        assert_eq!(membership.members().len(), 1);
     }
 
     #[test]
-    fn a_member_beyond_its_bounds_is_none() {
-        let mut book = Book::default();
+    fn a_member_out_of_bounds_is_ignored() {
+        let mut membership = Membership::default();
         let good = member(1, 1);
         let endpoint = good.endpoints[0];
         let many = Member {
@@ -249,40 +250,40 @@ mod tests {
             addresses: Vec::new(),
             ..member(3, 1)
         };
-        let taken = book.take(told(1, &[good.clone(), many, relayed, nowhere], &[]));
+        let taken = membership.take(answer(1, &[good.clone(), many, relayed, nowhere], &[]));
         assert_eq!(taken, [Change::Set(good)]);
     }
 
     #[test]
-    fn who_has_another_key_and_is_otherwise_the_same_is_no_other_member() {
-        let mut book = Book::default();
+    fn a_member_with_a_new_key_stays_the_same_member() {
+        let mut membership = Membership::default();
         let with_key = |n: u8, member: Member| Member {
             public_key: key(n),
             ..member
         };
-        book.take(told(1, &[member(1, 1), member(2, 1)], &[]));
+        membership.take(answer(1, &[member(1, 1), member(2, 1)], &[]));
         let rotated = with_key(11, member(1, 5));
-        let changes = book.take(told(3, std::slice::from_ref(&rotated), &[1]));
+        let changes = membership.take(answer(3, std::slice::from_ref(&rotated), &[1]));
         assert_eq!(changes, [Change::Rotated(key(1), rotated.clone())]);
-        // By an answer that tells of everybody, too.
+        // The same by a whole answer.
         let again = with_key(12, member(1, 5));
-        let changes = book.take(whole(told(5, &[again.clone(), member(2, 1)], &[])));
+        let changes = membership.take(whole(answer(5, &[again.clone(), member(2, 1)], &[])));
         assert_eq!(changes, [Change::Rotated(key(11), again)]);
-        // Of two that say so one is.
+        // If two claim to replace a member, one does.
         let two = [21, 22].map(|n| with_key(n, member(2, 1)));
-        let mut twice = book.clone();
-        let changes = twice.take(told(7, &two, &[2]));
+        let mut twice = membership.clone();
+        let changes = twice.take(answer(7, &two, &[2]));
         let [first, second] = two;
         let expected = [Change::Rotated(key(2), first), Change::Set(second)];
         assert_eq!(changes, expected);
-        // Who comes back after it was revoked has another address.
+        // A member that joins again after it was revoked has another address.
         let back = Member {
             addresses: vec![[100, 80, 0, 9].into()],
             ..with_key(13, member(2, 1))
         };
-        let changes = book.take(told(7, std::slice::from_ref(&back), &[2]));
+        let changes = membership.take(answer(7, std::slice::from_ref(&back), &[2]));
         assert_eq!(changes, [Change::Removed(key(2)), Change::Set(back)]);
-        assert_eq!(book.members().len(), 2);
+        assert_eq!(membership.members().len(), 2);
     }
 
     fn relay(expires: u64) -> Relay {
@@ -298,88 +299,92 @@ mod tests {
 
     #[test]
     fn relays_are_those_of_the_last_answer_and_no_more_than_a_mesh_has() {
-        let mut book = Book::default();
+        let mut membership = Membership::default();
         let with = |relays| Changes {
             relays,
-            ..told(1, &[], &[])
+            ..answer(1, &[], &[])
         };
-        assert_eq!(book.take(with(vec![relay(1)])), []);
-        assert_eq!(book.relays(), [relay(1)]);
-        book.take(with(vec![relay(2); MAX_RELAYS + 1]));
-        assert_eq!(book.relays(), vec![relay(2); MAX_RELAYS]);
-        book.take(with(Vec::new()));
-        assert_eq!(book.relays(), []);
+        assert_eq!(membership.take(with(vec![relay(1)])), []);
+        assert_eq!(membership.relays(), [relay(1)]);
+        membership.take(with(vec![relay(2); MAX_RELAYS + 1]));
+        assert_eq!(membership.relays(), vec![relay(2); MAX_RELAYS]);
+        membership.take(with(Vec::new()));
+        assert_eq!(membership.relays(), []);
     }
 
     #[test]
-    fn coordinators_are_as_last_told_and_no_more_than_there_may_be() {
-        let mut book = Book::default();
+    fn coordinators_are_those_of_the_last_answer_up_to_the_maximum() {
+        let mut membership = Membership::default();
         let at = |n: usize| -> RelayAddress { format!("c{n}:7443").parse().expect("an address") };
         let with = |coordinators: Vec<RelayAddress>| Changes {
             coordinators,
-            ..told(1, &[], &[])
+            ..answer(1, &[], &[])
         };
-        book.take(with((0..=MAX_COORDINATORS).map(at).collect()));
+        membership.take(with((0..=MAX_COORDINATORS).map(at).collect()));
         let first: Vec<RelayAddress> = (0..MAX_COORDINATORS).map(at).collect();
-        assert_eq!(book.coordinators(), first);
-        let text = serde_json::to_string(&book).expect("text");
-        let kept: Book = serde_json::from_str(&text).expect("again");
+        assert_eq!(membership.coordinators(), first);
+        let text = serde_json::to_string(&membership).expect("text");
+        let kept: Membership = serde_json::from_str(&text).expect("again");
         assert_eq!(kept.coordinators(), first);
-        // One that is alone tells of none.
-        book.take(with(Vec::new()));
-        assert!(book.coordinators().is_empty());
+        // A single coordinator sends no list.
+        membership.take(with(Vec::new()));
+        assert!(membership.coordinators().is_empty());
     }
 
     #[test]
-    fn what_is_let_in_is_told_before_members_and_stays_until_it_is_told_again() {
+    fn access_rules_come_before_members_and_stay_until_replaced() {
         let party = |tag: &str| Party {
             name: "me".parse().expect("a name"),
             tags: vec![tag.parse().expect("a tag")],
         };
         let policy = Policy::parse("allow tag:a -> tag:b tcp/443").expect("a policy");
-        let mut book = Book::default();
+        let mut membership = Membership::default();
         let first = Changes {
             policy: Some(policy.clone()),
             own: Some(party("b")),
-            ..told(1, &[member(1, 1)], &[])
+            ..answer(1, &[member(1, 1)], &[])
         };
         let access = |tag: &str| Access {
             own: Some(party(tag)),
             policy: policy.clone(),
         };
         assert_eq!(
-            book.take(first.clone()),
+            membership.take(first.clone()),
             [Change::Access(access("b")), Change::Set(member(1, 1))]
         );
-        // The same again, and an answer that does not speak of it.
-        assert_eq!(book.take(first), []);
-        assert_eq!(book.take(whole(told(2, &[member(1, 1)], &[]))), []);
+        // The same answer again, and one without access rules.
+        assert_eq!(membership.take(first), []);
+        assert_eq!(membership.take(whole(answer(2, &[member(1, 1)], &[]))), []);
         let tagged = Changes {
             own: Some(party("c")),
-            ..told(3, &[], &[])
+            ..answer(3, &[], &[])
         };
-        assert_eq!(book.take(tagged), [Change::Access(access("c"))]);
-        let text = serde_json::to_string(&book).expect("text");
-        let kept: Book = serde_json::from_str(&text).expect("again");
+        assert_eq!(membership.take(tagged), [Change::Access(access("c"))]);
+        let text = serde_json::to_string(&membership).expect("text");
+        let kept: Membership = serde_json::from_str(&text).expect("again");
         assert_eq!(kept.access(), &access("c"));
     }
 
     #[test]
-    fn a_book_of_before_there_was_a_policy_lets_everything_in() {
-        let book: Book = serde_json::from_str(r#"{"revision": 4, "members": {}}"#).expect("a book");
-        assert_eq!(book.access().filter(&member(1, 1)), Filter::All);
+    fn a_membership_from_before_policies_admits_everything() {
+        let membership: Membership =
+            serde_json::from_str(r#"{"revision": 4, "members": {}}"#).expect("a book");
+        assert_eq!(membership.access().filter(&member(1, 1)), Filter::All);
     }
 
     #[test]
     fn it_is_kept_as_json() {
-        let mut book = Book::default();
-        book.take(Changes {
+        let mut membership = Membership::default();
+        membership.take(Changes {
             relays: vec![relay(5)],
-            ..told(4, &[member(1, 1)], &[])
+            ..answer(4, &[member(1, 1)], &[])
         });
-        let text = serde_json::to_string(&book).expect("text");
-        assert_eq!(serde_json::from_str::<Book>(&text).expect("again"), book);
-        assert_eq!(book.clear(), [Change::Removed(key(1))]);
-        assert_eq!(book, Book::default());
+        let text = serde_json::to_string(&membership).expect("text");
+        assert_eq!(
+            serde_json::from_str::<Membership>(&text).expect("again"),
+            membership
+        );
+        assert_eq!(membership.clear(), [Change::Removed(key(1))]);
+        assert_eq!(membership, Membership::default());
     }
 }

@@ -1,10 +1,10 @@
-//! The gateway on the local network, in transparent mode: it answers for remotes, finds devices and
-//! watches for conflicts. Without I/O: frames in, frames out.
+//! The ARP and neighbour discovery responder of a transparent gateway: it answers for remotes,
+//! finds devices and detects address conflicts. Without I/O: frames in, frames out.
 //!
-//! A [`Station`] has a MAC address of its own, derived from the gateway's identity, so that the host's
-//! network stack never takes part, and a gateway that takes over has the same one. What devices
-//! send to that address is for the tunnel ([`Frame::Packet`]); ARP (RFC 826, 5227) and neighbour
-//! discovery (RFC 4861) end here; everything else of the local network stays there, counted.
+//! A [`Responder`] has a MAC address of its own, derived from the gateway's identity, so that the
+//! host's network stack is not involved and a gateway that takes over has the same address. Packets
+//! to that address are for the tunnel ([`Frame::Packet`]). ARP (RFC 826, 5227) and neighbour
+//! discovery (RFC 4861) end here. All other frames stay on the local network and are counted.
 
 use super::{DeviceId, Gateway, election};
 use crate::keys::PublicKey;
@@ -23,95 +23,98 @@ use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
-/// How long an address is left to somebody who was heard to use it.
-const CONFLICT: Duration = Duration::from_secs(60);
-/// Conflicts remembered; the oldest is replaced.
+/// How long an address is left to another host that used it.
+const CONFLICT_TTL: Duration = Duration::from_secs(60);
+/// Maximum number of conflicts; the oldest is replaced.
 const MAX_CONFLICTS: usize = 64;
-/// How long after a device was heard another card with its address is a duplicate and no replacement.
-const STILL_THERE: Duration = Duration::from_secs(10);
-/// How often a device that is not found is asked for: at first, and at most.
-const ASK_FIRST: Duration = Duration::from_secs(1);
-const ASK_RARELY: Duration = Duration::from_secs(30);
-/// How long a device may be silent before it is asked whether it is still there.
-const SILENT: Duration = Duration::from_secs(30);
-/// Questions at a time, and the time between: a thousand devices are no storm.
-const QUESTIONS: usize = 32;
-const PACE: Duration = Duration::from_millis(50);
+/// Time since a device's last frame in which another MAC address with its address is a duplicate,
+/// not a replacement.
+const PRESENT_FOR: Duration = Duration::from_secs(10);
+/// Minimum and maximum interval between queries for a device.
+const FIRST_INTERVAL: Duration = Duration::from_secs(1);
+const MAX_INTERVAL: Duration = Duration::from_secs(30);
+/// Silence after which a device is queried.
+const SILENT_AFTER: Duration = Duration::from_secs(30);
+/// Maximum number of queries at a time, and the interval between batches: a thousand devices do not
+/// cause a storm.
+const MAX_QUERIES: usize = 32;
+const BATCH_INTERVAL: Duration = Duration::from_millis(50);
 
-/// What a frame turned out to be.
+/// Result of processing a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Frame {
     /// A packet for the tunnel: `[virtio-net header][packet]` from `start` on in the read.
     Packet {
-        /// Where it begins now.
+        /// Its start in the read.
         start: usize,
-        /// Who sent the frame.
+        /// The sender of the frame.
         mac: Mac,
-        /// In which VLAN.
+        /// Its VLAN.
         vlan: Option<u16>,
     },
-    /// A gateway speaks to the other one ([`election`]): the payload from `start` on in the read.
+    /// An advert of the other gateway ([`election`]): the payload from `start` on in the read.
     Advert {
-        /// Where it begins.
+        /// Its start in the read.
         start: usize,
     },
-    /// It ended here, counted.
+    /// Nothing more to do; the frame was counted.
     Done,
 }
 
-/// An address that two claim.
+/// An address with two claimants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Conflict {
     /// The address on the local network.
     pub address: IpAddr,
-    /// The card that claims it and should not have it.
+    /// The MAC address that claims it wrongly.
     pub mac: Mac,
-    /// When that was heard last.
+    /// When it was last claimed.
     pub at: Instant,
 }
 
-/// The state of the gateway's own card.
+/// The responder of a gateway.
 #[derive(Debug)]
-pub struct Station {
+pub struct Responder {
     mac: Mac,
     link_local: Ipv6Addr,
     answer_for: Vec<IpNet>,
-    /// It speaks for the remotes; one that stands by only listens.
+    /// Whether it answers for the remotes. A standby responder only listens.
     active: bool,
     conflicts: Vec<Conflict>,
-    questions: HashMap<DeviceId, Question>,
-    /// When devices are looked through next.
+    queries: HashMap<DeviceId, AddressQuery>,
+    /// When the devices are scanned next.
     due: Instant,
-    /// Devices before this one were looked through.
+    /// Position of the scan.
     cursor: u32,
     out: Vec<Vec<u8>>,
 }
 
-/// A device that is asked for.
+/// Queries for one device.
 #[derive(Clone, Copy, Debug)]
-struct Question {
+struct AddressQuery {
     next: Instant,
     interval: Duration,
     unanswered: u32,
-    /// Since when another card has its address, while it is not known which of them is there.
-    doubted: Option<Instant>,
+    /// Since when another MAC address has claimed the device's address, while the device has not
+    /// answered yet.
+    contested_since: Option<Instant>,
 }
 
-impl Question {
-    fn new(now: Instant) -> Question {
-        Question {
+impl AddressQuery {
+    fn new(now: Instant) -> AddressQuery {
+        AddressQuery {
             next: now,
-            interval: ASK_FIRST,
+            interval: FIRST_INTERVAL,
             unanswered: 0,
-            doubted: None,
+            contested_since: None,
         }
     }
 }
 
-impl Station {
-    /// A station with this address, which answers for the remotes that the gateway shows and for whole
-    /// prefixes.
-    pub fn new(mac: Mac, answer_for: Vec<IpNet>) -> Station {
+impl Responder {
+    /// Creates a responder with this MAC address. It answers for the remotes that the gateway
+    /// shows, and for whole prefixes.
+    pub fn new(mac: Mac, answer_for: Vec<IpNet>) -> Responder {
         let [a, b, c, d, e, f] = mac.0;
         // RFC 4291 appendix A: EUI-64 from a MAC address, the universal/local bit turned round.
         let link_local = Ipv6Addr::from([
@@ -132,21 +135,21 @@ impl Station {
             e,
             f,
         ]);
-        Station {
+        Responder {
             mac,
             link_local,
             answer_for,
             active: true,
             conflicts: Vec::new(),
-            questions: HashMap::new(),
+            queries: HashMap::new(),
             due: Instant::BOOT,
             cursor: 0,
             out: Vec::new(),
         }
     }
 
-    /// The address of a gateway with this identity: locally administered, and the same for a second
-    /// gateway that stands by with the same identity.
+    /// The MAC address for a gateway with this identity: locally administered, and the same for a
+    /// standby gateway with the same identity.
     pub fn address_of(key: &PublicKey) -> Mac {
         let mut hash = Blake2s256::new();
         hash.update(b"seikan gateway station");
@@ -156,34 +159,35 @@ impl Station {
         Mac([0x02, hash[0], hash[1], hash[2], hash[3], hash[4]])
     }
 
-    /// Its address.
+    /// Its MAC address.
     pub fn mac(&self) -> Mac {
         self.mac
     }
 
-    /// Begins or ceases to speak; see [`Self::announce`].
+    /// Makes it active or standby; see [`Self::announce`].
     pub fn set_active(&mut self, active: bool) {
         self.active = active;
     }
 
-    /// Whether it speaks.
+    /// Whether it is active.
     pub fn is_active(&self) -> bool {
         self.active
     }
 
-    /// Addresses that two claim, heard within the last minute.
+    /// Address conflicts of the last minute.
     pub fn conflicts(&self, now: Instant) -> impl Iterator<Item = &Conflict> {
         self.conflicts
             .iter()
-            .filter(move |c| !c.at.has_expired(CONFLICT, now))
+            .filter(move |c| !c.at.has_expired(CONFLICT_TTL, now))
     }
 
-    /// Frames to be sent, each behind an empty virtio-net header.
+    /// Takes the frames to send, each after an empty virtio-net header.
     pub fn take_frames(&mut self) -> Vec<Vec<u8>> {
         std::mem::take(&mut self.out)
     }
 
-    /// Takes in `read`, `[virtio-net header][frame]`; `tci` is the tag that the kernel had taken off.
+    /// Processes `read`, `[virtio-net header][frame]`. `tci` is the tag that the kernel has
+    /// removed.
     pub fn frame(
         &mut self,
         now: Instant,
@@ -192,7 +196,7 @@ impl Station {
         tci: Option<u16>,
     ) -> Frame {
         let Some(Ok(header)) = read.get(VNET_HDR_LEN..).map(Ethernet::parse) else {
-            gateway.drop_stray(DropReason::BadFrameType, 1);
+            gateway.drop_unattributed(DropReason::BadFrameType, 1);
             return Frame::Done;
         };
         let tag = tci.filter(|tci| tci & 0x0fff != 0).map(|tci| tci & 0x0fff);
@@ -200,13 +204,14 @@ impl Station {
         let start = header.header_len;
         let payload = &read[VNET_HDR_LEN + start..];
         if header.src.is_multicast() || header.src == self.mac {
-            // Nobody's card; or ours, by a second gateway that has taken over.
-            gateway.drop_stray(DropReason::BadFrameType, 1);
+            // An invalid source, or this responder's own address at a second gateway that has taken
+            // over.
+            gateway.drop_unattributed(DropReason::BadFrameType, 1);
             return Frame::Done;
         }
         match header.ethertype {
             election::ETHERTYPE_ADVERT if header.dst == election::GROUP => {
-                gateway.consume_stray();
+                gateway.consume_unattributed();
                 return Frame::Advert {
                     start: VNET_HDR_LEN + start,
                 };
@@ -216,7 +221,7 @@ impl Station {
                 self.neighbour(now, gateway, &header, vlan, payload)
             }
             ETHERTYPE_IPV4 | ETHERTYPE_IPV6 if header.dst == self.mac && !self.active => {
-                gateway.drop_stray(DropReason::Standby, 1)
+                gateway.drop_unattributed(DropReason::Standby, 1)
             }
             ETHERTYPE_IPV4 | ETHERTYPE_IPV6 if header.dst == self.mac => {
                 shift(read, start);
@@ -229,7 +234,7 @@ impl Station {
             ETHERTYPE_IPV4 | ETHERTYPE_IPV6 if header.dst.is_multicast() => {
                 gateway.drop_group(vlan, header.src, payload)
             }
-            _ => gateway.drop_stray(DropReason::BadFrameType, 1),
+            _ => gateway.drop_unattributed(DropReason::BadFrameType, 1),
         }
         Frame::Done
     }
@@ -244,23 +249,24 @@ impl Station {
     ) {
         let arp = match Arp::parse(payload) {
             Ok(arp) if arp.sender_mac == header.src => arp,
-            _ => return gateway.drop_stray(DropReason::BadFrameType, 1),
+            _ => return gateway.drop_unattributed(DropReason::BadFrameType, 1),
         };
         if !arp.is_probe() {
-            self.claimed(now, gateway, vlan, arp.sender_mac, arp.sender.into());
+            self.on_claim(now, gateway, vlan, arp.sender_mac, arp.sender.into());
         }
         let target = IpAddr::V4(arp.target);
-        let asked = arp.operation == Operation::Request && !arp.is_announcement();
-        if asked && self.answers(now, gateway, vlan, target) {
-            // Whoever is about to take one of our addresses is told, device or not (RFC 5227).
-            let known = gateway.knows(vlan, arp.sender_mac, arp.sender.into());
+        let solicitation = arp.operation == Operation::Request && !arp.is_announcement();
+        if solicitation && self.answers(now, gateway, vlan, target) {
+            // Any host that probes for one of these addresses is answered, device or not (RFC
+            // 5227).
+            let known = gateway.is_known(vlan, arp.sender_mac, arp.sender.into());
             if !known && !arp.is_probe() {
-                return gateway.drop_stray(DropReason::UnlistedDevice, 1);
+                return gateway.drop_unattributed(DropReason::UnlistedDevice, 1);
             }
             let reply = arp.reply(self.mac).to_bytes();
             self.push(arp.sender_mac, vlan, ETHERTYPE_ARP, &reply);
         }
-        gateway.consume_stray();
+        gateway.consume_unattributed();
     }
 
     fn neighbour(
@@ -272,38 +278,39 @@ impl Station {
         payload: &[u8],
     ) {
         match Neighbour::parse(payload) {
-            Ok(Neighbour::Solicitation(asked)) => {
-                if !asked.is_duplicate_address_detection() {
-                    self.claimed(now, gateway, vlan, header.src, asked.source.into());
+            Ok(Neighbour::Solicitation(solicitation)) => {
+                if !solicitation.is_duplicate_address_detection() {
+                    self.on_claim(now, gateway, vlan, header.src, solicitation.source.into());
                 }
-                if self.answers(now, gateway, vlan, asked.target.into()) {
-                    let known = gateway.knows(vlan, header.src, asked.source.into());
-                    if !known && !asked.is_duplicate_address_detection() {
-                        return gateway.drop_stray(DropReason::UnlistedDevice, 1);
+                if self.answers(now, gateway, vlan, solicitation.target.into()) {
+                    let known = gateway.is_known(vlan, header.src, solicitation.source.into());
+                    if !known && !solicitation.is_duplicate_address_detection() {
+                        return gateway.drop_unattributed(DropReason::UnlistedDevice, 1);
                     }
-                    let answer = asked.answer(self.mac);
-                    let to = match answer.destination.is_multicast() {
-                        true => neighbour::multicast_mac(answer.destination),
-                        false => header.src,
+                    let answer = solicitation.answer(self.mac);
+                    let to = if answer.destination.is_multicast() {
+                        neighbour::multicast_mac(answer.destination)
+                    } else {
+                        header.src
                     };
                     self.push(to, vlan, ETHERTYPE_IPV6, &answer.to_packet());
                 }
             }
-            Ok(Neighbour::Advertisement(told)) => {
-                let mac = told.link_layer.unwrap_or(header.src);
+            Ok(Neighbour::Advertisement(advertisement)) => {
+                let mac = advertisement.link_layer.unwrap_or(header.src);
                 if mac != header.src {
-                    // Who speaks for another card could send a device's packets anywhere.
-                    return gateway.drop_stray(DropReason::BadFrameType, 1);
+                    // An advertisement for another MAC address could divert a device's packets.
+                    return gateway.drop_unattributed(DropReason::BadFrameType, 1);
                 }
-                self.claimed(now, gateway, vlan, mac, told.target.into());
+                self.on_claim(now, gateway, vlan, mac, advertisement.target.into());
             }
-            Err(_) => return gateway.drop_stray(DropReason::BadFrameType, 1),
+            Err(_) => return gateway.drop_unattributed(DropReason::BadFrameType, 1),
         }
-        gateway.consume_stray();
+        gateway.consume_unattributed();
     }
 
-    /// Somebody says that `address` is at `mac`.
-    fn claimed(
+    /// Handles a claim that `address` is at `mac`.
+    fn on_claim(
         &mut self,
         now: Instant,
         gateway: &mut Gateway,
@@ -315,57 +322,64 @@ impl Station {
             return;
         }
         if gateway.is_shown(address) {
-            return self.conflict(now, address, mac);
+            return self.record_conflict(now, address, mac);
         }
-        match gateway.heard(now, vlan, mac, address, STILL_THERE) {
+        match gateway.on_address_claim(now, vlan, mac, address, PRESENT_FOR) {
             Ok(Some(id)) => {
-                self.questions.remove(&id);
+                self.queries.remove(&id);
                 self.conflicts
                     .retain(|c| (c.address, c.mac) != (address, mac));
             }
             Ok(None) => {}
             Err(()) => {
-                self.doubt(now, gateway, vlan, address);
-                self.conflict(now, address, mac);
+                self.verify_owner(now, gateway, vlan, address);
+                self.record_conflict(now, address, mac);
             }
         }
     }
 
-    /// Another card has a device's address: a duplicate if the device is still there, else its new card.
-    fn doubt(&mut self, now: Instant, gateway: &Gateway, vlan: Option<u16>, address: IpAddr) {
+    /// Another MAC address claims a device's address: a duplicate if the device still answers,
+    /// otherwise its new MAC address.
+    fn verify_owner(
+        &mut self,
+        now: Instant,
+        gateway: &Gateway,
+        vlan: Option<u16>,
+        address: IpAddr,
+    ) {
         let Some(id) = gateway.device_by_lan(vlan, address) else {
             return;
         };
         if gateway.device(id).is_none_or(|d| d.config.mac.is_some()) {
             return;
         }
-        let question = self.questions.entry(id).or_insert(Question::new(now));
-        if question.doubted.is_none() {
-            *question = Question {
-                doubted: Some(now),
-                ..Question::new(now)
+        let query = self.queries.entry(id).or_insert(AddressQuery::new(now));
+        if query.contested_since.is_none() {
+            *query = AddressQuery {
+                contested_since: Some(now),
+                ..AddressQuery::new(now)
             };
             (self.due, self.cursor) = (now, 0);
         }
     }
 
-    fn conflict(&mut self, now: Instant, address: IpAddr, mac: Mac) {
-        let conflict = Conflict {
+    fn record_conflict(&mut self, now: Instant, address: IpAddr, mac: Mac) {
+        let record_conflict = Conflict {
             address,
             mac,
             at: now,
         };
         let known = self.conflicts.iter_mut().find(|c| c.address == address);
         if let Some(known) = known {
-            *known = conflict;
+            *known = record_conflict;
         } else if self.conflicts.len() < MAX_CONFLICTS {
-            self.conflicts.push(conflict);
+            self.conflicts.push(record_conflict);
         } else if let Some(oldest) = self.conflicts.iter_mut().min_by_key(|c| c.at) {
-            *oldest = conflict;
+            *oldest = record_conflict;
         }
     }
 
-    /// Whether we answer for an address. Never for one that belongs to somebody here.
+    /// Whether to answer for an address. Never for one that belongs to a local host.
     fn answers(&self, now: Instant, gateway: &Gateway, vlan: Option<u16>, target: IpAddr) -> bool {
         let ours = target == IpAddr::V6(self.link_local)
             || gateway.is_shown(target)
@@ -377,68 +391,68 @@ impl Station {
             && self.conflicts(now).all(|c| c.address != target)
     }
 
-    /// A packet waits for this device: ask where it is, if that was not just done.
-    pub fn want(&mut self, now: Instant, gateway: &Gateway, id: DeviceId) {
-        let question = self.questions.get(&id);
-        if question.is_none_or(|q| q.next <= now) {
-            self.ask(now, gateway, id);
+    /// Queries for a device that a packet waits for, unless it was just queried.
+    pub fn resolve(&mut self, now: Instant, gateway: &Gateway, id: DeviceId) {
+        let query = self.queries.get(&id);
+        if query.is_none_or(|q| q.next <= now) {
+            self.send_query(now, gateway, id);
         }
     }
 
-    /// When [`Self::poll`] has something to do.
+    /// When [`Self::poll`] has work to do.
     pub fn next_wakeup(&self) -> Instant {
         self.due
     }
 
-    /// Asks for devices that were not found yet or have been silent.
+    /// Queries for devices that have not been found or are silent.
     pub fn poll(&mut self, now: Instant, gateway: &mut Gateway) {
         if now < self.due {
             return;
         }
         if !self.active {
-            self.due = now + ASK_FIRST;
+            self.due = now + FIRST_INTERVAL;
             return;
         }
-        let mut asked = 0;
+        let mut solicitation = 0;
         while let Some(device) = gateway.device(DeviceId(self.cursor)) {
             let (id, vlan) = (DeviceId(self.cursor), device.config.vlan);
             let silent = device
                 .last_seen
-                .is_none_or(|seen| seen.has_expired(SILENT, now));
-            let mut question = self.questions.get(&id).copied();
-            let doubted = question.and_then(|q| q.doubted);
-            if doubted.is_some_and(|since| device.last_seen > Some(since)) {
-                // It is there, whoever else is.
-                self.questions.remove(&id);
-                question = None;
+                .is_none_or(|seen| seen.has_expired(SILENT_AFTER, now));
+            let mut query = self.queries.get(&id).copied();
+            let contested_since = query.and_then(|q| q.contested_since);
+            if contested_since.is_some_and(|since| device.last_seen > Some(since)) {
+                // The device answered, so the other claim is a duplicate.
+                self.queries.remove(&id);
+                query = None;
             }
-            let in_doubt = question.is_some_and(|q| q.doubted.is_some());
-            if (silent || in_doubt) && question.is_none_or(|q| q.next <= now) {
-                if asked >= QUESTIONS {
-                    self.due = now + PACE;
+            let contested = query.is_some_and(|q| q.contested_since.is_some());
+            if (silent || contested) && query.is_none_or(|q| q.next <= now) {
+                if solicitation >= MAX_QUERIES {
+                    self.due = now + BATCH_INTERVAL;
                     return;
                 }
-                // A card that does not answer may have been replaced.
-                if question.is_some_and(|q| q.unanswered >= 3) {
+                // A MAC address that does not answer may have been replaced.
+                if query.is_some_and(|q| q.unanswered >= 3) {
                     gateway.forget_mac(id);
                 }
-                self.ask(now, gateway, id);
-                asked += 1;
+                self.send_query(now, gateway, id);
+                solicitation += 1;
             }
-            if let Some(address) = gateway.look_at_successor(id, now) {
+            if let Some(address) = gateway.poll_successor(id, now) {
                 self.solicit(address, vlan);
-                asked += 1;
+                solicitation += 1;
             }
             self.cursor += 1;
         }
         self.cursor = 0;
-        self.due = now + ASK_FIRST;
+        self.due = now + FIRST_INTERVAL;
     }
 
-    /// Everything is to be found anew: the cable was out, or this gateway has just become active. The local
-    /// network is told where the remotes are.
+    /// Restarts the search for all devices after a link failure or when this gateway becomes
+    /// active. Announces the remotes on the local network.
     pub fn announce(&mut self, now: Instant, gateway: &Gateway) {
-        self.questions.clear();
+        self.queries.clear();
         (self.due, self.cursor) = (now, 0);
         let mut vlans: Vec<Option<u16>> = gateway.devices().map(|(_, d)| d.config.vlan).collect();
         vlans.sort_unstable();
@@ -449,24 +463,24 @@ impl Station {
             for address in &shown {
                 match address {
                     IpAddr::V4(address) => {
-                        let told = Arp::announcement(self.mac, *address).to_bytes();
-                        self.push(Mac::BROADCAST, vlan, ETHERTYPE_ARP, &told);
+                        let advertisement = Arp::announcement(self.mac, *address).to_bytes();
+                        self.push(Mac::BROADCAST, vlan, ETHERTYPE_ARP, &advertisement);
                     }
                     IpAddr::V6(address) => {
-                        let told = Advertisement::unsolicited(*address, self.mac);
-                        let to = neighbour::multicast_mac(told.destination);
-                        self.push(to, vlan, ETHERTYPE_IPV6, &told.to_packet());
+                        let advertisement = Advertisement::unsolicited(*address, self.mac);
+                        let to = neighbour::multicast_mac(advertisement.destination);
+                        self.push(to, vlan, ETHERTYPE_IPV6, &advertisement.to_packet());
                     }
                 }
             }
-            // Switches learn from any frame where our address is now.
-            let told = Advertisement::unsolicited(self.link_local, self.mac);
-            let to = neighbour::multicast_mac(told.destination);
-            self.push(to, vlan, ETHERTYPE_IPV6, &told.to_packet());
+            // Switches learn this port from any frame.
+            let advertisement = Advertisement::unsolicited(self.link_local, self.mac);
+            let to = neighbour::multicast_mac(advertisement.destination);
+            self.push(to, vlan, ETHERTYPE_IPV6, &advertisement.to_packet());
         }
     }
 
-    fn ask(&mut self, now: Instant, gateway: &Gateway, id: DeviceId) {
+    fn send_query(&mut self, now: Instant, gateway: &Gateway, id: DeviceId) {
         let Some(device) = gateway.device(id) else {
             return;
         };
@@ -486,18 +500,18 @@ impl Station {
                 IpAddr::V6(address) => self.solicit(address, vlan),
             }
         }
-        let question = self.questions.entry(id).or_insert(Question::new(now));
-        question.next = now + question.interval;
-        question.unanswered += 1;
-        if question.doubted.is_none() {
-            question.interval = (question.interval * 2).min(ASK_RARELY);
+        let query = self.queries.entry(id).or_insert(AddressQuery::new(now));
+        query.next = now + query.interval;
+        query.unanswered += 1;
+        if query.contested_since.is_none() {
+            query.interval = (query.interval * 2).min(MAX_INTERVAL);
         }
     }
 
     fn solicit(&mut self, address: Ipv6Addr, vlan: Option<u16>) {
-        let asked = Solicitation::new(self.link_local, self.mac, address);
-        let to = neighbour::multicast_mac(asked.destination);
-        self.push(to, vlan, ETHERTYPE_IPV6, &asked.to_packet());
+        let solicitation = Solicitation::new(self.link_local, self.mac, address);
+        let to = neighbour::multicast_mac(solicitation.destination);
+        self.push(to, vlan, ETHERTYPE_IPV6, &solicitation.to_packet());
     }
 
     fn push(&mut self, to: Mac, vlan: Option<u16>, ethertype: u16, payload: &[u8]) {
@@ -510,7 +524,7 @@ impl Station {
         self.out.push(frame);
     }
 
-    /// The header of a frame to a device, with its length; `None` while its card is not known.
+    /// The header of a frame to a device, with its length; `None` while its MAC address is unknown.
     pub fn header_to(
         &self,
         gateway: &Gateway,
@@ -526,21 +540,21 @@ impl Station {
     }
 }
 
-/// Moves the virtio-net header over the frame's, so that the packet follows it.
+/// Moves the virtio-net header over the Ethernet header, so that the packet follows it.
 fn shift(read: &mut [u8], start: usize) {
     let mut vnet = [0; VNET_HDR_LEN];
     vnet.copy_from_slice(&read[..VNET_HDR_LEN]);
     if let Ok(mut parsed) = VnetHdr::read(&vnet)
         && parsed.needs_csum
     {
-        // Counted from the first byte of the frame, and now of the packet.
+        // The offset was relative to the frame and is now relative to the packet.
         parsed.csum_start = parsed.csum_start.wrapping_sub(start as u16);
         vnet = parsed.to_bytes();
     }
     read[start..start + VNET_HDR_LEN].copy_from_slice(&vnet);
 }
 
-/// Whether an IPv6 packet is neighbour discovery; whether it is valid is another question.
+/// Whether an IPv6 packet is neighbour discovery, valid or not.
 fn is_neighbour(payload: &[u8]) -> bool {
     IpPacket::parse(payload).is_ok_and(|ip| {
         ip.protocol == PROTO_ICMPV6

@@ -1,4 +1,5 @@
-//! What this host has begun with a peer: what its answers are known by, in bounded memory.
+//! Connection tracking: the flows of this host with a peer that the peer may reply to, in bounded
+//! memory.
 
 use crate::time::Instant;
 use seikan_wire::ip::{IpPacket, PROTO_ICMP, PROTO_ICMPV6, PROTO_UDP};
@@ -7,12 +8,13 @@ use std::hash::{Hash, Hasher};
 use std::net::IpAddr;
 use std::time::Duration;
 
-/// Flows of one generation, of which there are two for each peer.
+/// Flows of one generation; there are two generations for each peer.
 pub(super) const GENERATION_FLOWS: usize = 1024;
-/// How long a generation lasts.
+/// Length of a generation.
 const GENERATION: Duration = Duration::from_secs(120);
 
-/// The identification of a fragment: that of IPv4, or that of the fragment header, at whose end the walk over IPv6 headers ends.
+/// The identification of a fragment: of the IPv4 header, or of the IPv6 fragment header, which is
+/// the last one that header parsing reaches.
 pub(super) fn identification(ip: &IpPacket, packet: &[u8]) -> [u8; 4] {
     match ip.src {
         IpAddr::V4(_) => match packet.get(4..6) {
@@ -29,7 +31,7 @@ pub(super) fn identification(ip: &IpPacket, packet: &[u8]) -> [u8; 4] {
     }
 }
 
-/// What an answer is known by.
+/// The key of a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Key {
     pub kind: Kind,
@@ -43,12 +45,12 @@ pub(super) struct Key {
 pub(super) enum Kind {
     Udp,
     Echo,
-    /// Of this protocol, of which the first one passed.
+    /// Later fragments of a datagram of this protocol whose first fragment passed.
     Fragment(u8),
 }
 
-/// Most of what looking for a key costs. The peer has few addresses and there are few kinds, so they are left out; what it can choose
-/// is not.
+/// Hashing is most of the cost of a lookup. The remote address and the kind are left out, since a
+/// peer has few addresses and there are few kinds. Everything that the peer can choose is hashed.
 impl Hash for Key {
     fn hash<H: Hasher>(&self, state: &mut H) {
         match self.local {
@@ -60,7 +62,8 @@ impl Hash for Key {
 }
 
 impl Key {
-    /// What the answers to a packet of this host are known by; `None` for what has none, or needs no note for it.
+    /// The key of replies to a packet of this host. `None` if there are no replies, or if replies
+    /// pass without an entry.
     pub fn of_sent(ip: &IpPacket, protocol: u8, transport: &[u8]) -> Option<Key> {
         let (kind, id) = match protocol {
             PROTO_UDP => (Kind::Udp, *transport.first_chunk()?),
@@ -82,25 +85,26 @@ impl Key {
     }
 }
 
-/// What may be answered, in two generations: when the younger is full or old enough it becomes the older, and the older is forgotten
-/// but for what was noted again since. Their memory is used again.
+/// Flows that the peer may reply to, in two generations. When the younger one is full or old
+/// enough, it becomes the older one, and the older one is cleared, except for flows that were used
+/// since. Their memory is reused.
 #[derive(Debug, Default)]
-pub(super) struct Begun {
+pub(super) struct Conntrack {
     pub young: HashSet<Key>,
     pub old: HashSet<Key>,
-    /// Among the young: a flow is mostly many packets in a row.
+    /// The newest flow, which is among the young: many packets in a row belong to the same flow.
     newest: Option<Key>,
     since: Instant,
 }
 
-impl Begun {
+impl Conntrack {
     pub fn note(&mut self, key: Key, now: Instant) {
         self.age(now);
         if self.newest == Some(key) {
             return;
         }
         if self.young.len() >= GENERATION_FLOWS && !self.young.contains(&key) {
-            self.turn(now);
+            self.rotate(now);
         }
         self.young.insert(key);
         self.newest = Some(key);
@@ -113,14 +117,14 @@ impl Begun {
 
     fn age(&mut self, now: Instant) {
         if self.since.has_expired(2 * GENERATION, now) {
-            self.turn(now);
+            self.rotate(now);
             self.old.clear();
         } else if self.since.has_expired(GENERATION, now) {
-            self.turn(self.since + GENERATION);
+            self.rotate(self.since + GENERATION);
         }
     }
 
-    fn turn(&mut self, since: Instant) {
+    fn rotate(&mut self, since: Instant) {
         std::mem::swap(&mut self.young, &mut self.old);
         self.young.clear();
         self.newest = None;
