@@ -1,4 +1,4 @@
-//! The vectors of docs/PROTOCOL.md, made by another implementation (`scripts/protocol_vectors.py`),
+//! The vectors of docs/internals/protocol.md, made by another implementation (`scripts/protocol_vectors.py`),
 //! against ours in both roles.
 //!
 //! Order: what a handshake consists of, handshakes, records and batches received, records sent,
@@ -37,7 +37,7 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 static VECTORS: LazyLock<Value> = LazyLock::new(|| {
-    serde_json::from_str(include_str!("../../../docs/protocol/vectors.json")).expect("JSON")
+    serde_json::from_str(include_str!("../../../docs/internals/protocol-vectors.json")).expect("JSON")
 });
 
 #[test]

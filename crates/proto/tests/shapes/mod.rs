@@ -1,5 +1,5 @@
-//! Records of an authenticated peer that keeps no rule, laid out by hand from docs/PROTOCOL.md: for each kind of frame the shape that
-//! makes most work of its bytes.
+//! Records of an authenticated peer that breaks the rules, laid out by hand from docs/internals/protocol-data.md:
+//! for each kind of frame the shape that causes most work per byte.
 #![allow(dead_code, reason = "every test uses its part")]
 
 /// Bytes of a record besides its plaintext: header and tag.
