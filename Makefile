@@ -40,9 +40,11 @@ peers: deps-build ## install the other WireGuard implementations the interop tes
 fmt-check: ## formatting
 	@cargo fmt --all --check
 
-house: ## the rules of the house: arrows between crates, where unsafe code may live
+house: ## rules that no compiler checks: dependencies between crates, unsafe code, code that the docs name
 	@scripts/check_house.py --self-test
 	@scripts/check_house.py
+	@scripts/check_docs.py --self-test
+	@scripts/check_docs.py
 
 deny: ## licences, bans and sources of dependencies; advisories where their database can be reached
 	@cargo deny --all-features check --hide-inclusion-graph licenses bans sources
