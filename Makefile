@@ -16,7 +16,7 @@ TARGET ?=
 # For `make reproduce`: queue, offload, batch, profile, mtu-cipher or all, and options of `seikan lab reproduce`.
 SOURCE ?= all
 
-.PHONY: help test deps deps-build bare-root peers fmt-check house deny clippy doc tests unit interop golden demo-recording recordings fuzz-ci fuzz fuzz-asan \
+.PHONY: help test deps deps-build bare-root peers fmt-check house hooks deny clippy doc tests unit interop golden demo-recording recordings fuzz-ci fuzz fuzz-asan \
 	build release demo bench gateway reproduce reproduce-kernel hostile soak soak-mesh interop-kernel doctor-kernel clean
 
 help: ## this list
@@ -45,6 +45,10 @@ house: ## rules that no compiler checks: dependencies between crates, unsafe cod
 	@scripts/check_house.py
 	@scripts/check_docs.py --self-test
 	@scripts/check_docs.py
+	@scripts/commit_msg.py --self-test
+
+hooks: ## install the hook that checks commit messages in this clone
+	@scripts/commit_msg.py --install
 
 deny: ## licences, bans and sources of dependencies; advisories where their database can be reached
 	@cargo deny --all-features check --hide-inclusion-graph licenses bans sources
