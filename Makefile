@@ -43,8 +43,8 @@ fmt-check: ## formatting
 house: ## rules that no compiler checks: dependencies between crates, unsafe code, code that the docs name
 	@scripts/check_house.py --self-test
 	@scripts/check_house.py
-	@scripts/check_docs.py --self-test
-	@scripts/check_docs.py
+	@scripts/check_named_code.py --self-test
+	@scripts/check_named_code.py
 	@scripts/commit_msg.py --self-test
 
 hooks: ## install the hook that checks commit messages in this clone

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Checks that the documentation names code that exists.
 
-    scripts/check_docs.py               checks docs/ and the pages in the root; exit 1 and one line per fault
-    scripts/check_docs.py --self-test   checks the rules themselves on invented pages
+    scripts/check_named_code.py               checks docs/ and the pages in the root; exit 1 and one line per fault
+    scripts/check_named_code.py --self-test   checks the rules themselves on invented pages
 
 1. A link into crates/, fuzz/, scripts/ or packaging/ leads to a file or folder that exists.
 2. If the text of such a link is a single code span, as in [`Tunnel::outbound`](../crates/.../outbound.rs), the file
@@ -96,7 +96,7 @@ def self_test():
     failed = [title for title, expected, got in cases if len(got) != expected]
     for title in failed:
         print(f"self-test: {title}", file=sys.stderr)
-    print(f"check_docs: self-test: {len(cases) - len(failed)} passed, {len(failed)} failed")
+    print(f"check_named_code: self-test: {len(cases) - len(failed)} passed, {len(failed)} failed")
     return len(failed)
 
 
@@ -118,7 +118,7 @@ def main():
         faults += link_faults(page, text, read) + test_faults(page, text, functions)
     for fault in faults:
         print(fault, file=sys.stderr)
-    print(f"check_docs: {len(pages)} pages, {len(faults)} faults")
+    print(f"check_named_code: {len(pages)} pages, {len(faults)} faults")
     sys.exit(1 if faults else 0)
 
 
