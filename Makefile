@@ -16,7 +16,7 @@ TARGET ?=
 # For `make reproduce`: queue, offload, batch, profile, mtu-cipher or all, and options of `seikan lab reproduce`.
 SOURCE ?= all
 
-.PHONY: help test deps deps-build bare-root peers fmt-check house deny clippy doc tests unit interop golden demo-recording recordings fuzz-ci fuzz fuzz-asan \
+.PHONY: help test deps deps-build bare-root peers fmt-check house hooks diagram deny clippy doc tests unit interop golden demo-recording recordings fuzz-ci fuzz fuzz-asan \
 	build release demo bench gateway reproduce reproduce-kernel hostile soak soak-mesh interop-kernel doctor-kernel clean
 
 help: ## this list
@@ -40,9 +40,18 @@ peers: deps-build ## install the other WireGuard implementations the interop tes
 fmt-check: ## formatting
 	@cargo fmt --all --check
 
-house: ## the rules of the house: arrows between crates, where unsafe code may live
+house: ## rules that no compiler checks: dependencies between crates, unsafe code, code that the docs name
 	@scripts/check_house.py --self-test
 	@scripts/check_house.py
+	@scripts/check_named_code.py --self-test
+	@scripts/check_named_code.py
+	@scripts/commit_msg.py --self-test
+
+diagram: ## docs/pictures/crates.svg: the dependencies between the crates
+	@scripts/crate_diagram.py docs/pictures/crates.svg
+
+hooks: ## install the hook that checks commit messages in this clone
+	@scripts/commit_msg.py --install
 
 deny: ## licences, bans and sources of dependencies; advisories where their database can be reached
 	@cargo deny --all-features check --hide-inclusion-graph licenses bans sources
