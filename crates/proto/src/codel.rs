@@ -25,7 +25,13 @@ pub struct Codel {
     /// Number of signals since the delay became too long; 0 while it is not.
     count: u32,
     /// Time of the last signal, and the count that it made.
-    last: Option<(Instant, u32)>,
+    last: Option<Signal>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Signal {
+    at: Instant,
+    count: u32,
 }
 
 impl Codel {
@@ -39,7 +45,7 @@ impl Codel {
     /// is due.
     pub fn is_due(&self, now: Instant) -> bool {
         match self.last {
-            Some((at, count)) if self.count > 0 => at.has_expired(spacing(count), now),
+            Some(last) if self.count > 0 => last.at.has_expired(spacing(last.count), now),
             _ => self.good.has_expired(INTERVAL, now),
         }
     }
@@ -52,12 +58,15 @@ impl Codel {
         }
         self.count = match self.last {
             // Shortly after the last episode, its rate is nearly right (RFC 8289 section 5.4).
-            Some((at, count)) if self.count == 0 && !at.has_expired(16 * INTERVAL, now) => {
-                count.saturating_sub(2).max(1)
+            Some(last) if self.count == 0 && !last.at.has_expired(16 * INTERVAL, now) => {
+                last.count.saturating_sub(2).max(1)
             }
             _ => self.count.saturating_add(1),
         };
-        self.last = Some((now, self.count));
+        self.last = Some(Signal {
+            at: now,
+            count: self.count,
+        });
         true
     }
 }

@@ -172,7 +172,7 @@ pub struct Path {
     /// Amount sent, and amount that may be sent.
     pub(crate) outgoing: Outgoing,
     /// The previous endpoint, if it was validated and this one is not yet.
-    before: Option<(SocketAddr, Option<IpAddr>)>,
+    previous: Option<PreviousEndpoint>,
     /// The address that the unconfirmed response was sent to.
     pub(crate) responded: Option<SocketAddr>,
     /// The path is probed until then. Extended by sending data.
@@ -181,6 +181,14 @@ pub struct Path {
     pub(crate) sent_later: u32,
     /// Consecutive reports without any of these.
     missed: u8,
+}
+
+/// A validated endpoint that the peer has left.
+#[derive(Clone, Copy, Debug)]
+struct PreviousEndpoint {
+    address: SocketAddr,
+    /// The local address that the peer sent to.
+    source: Option<IpAddr>,
 }
 
 impl Path {
@@ -194,7 +202,7 @@ impl Path {
             gso: true,
             health: Receiver::default(),
             outgoing: Outgoing::default(),
-            before: None,
+            previous: None,
             responded: None,
             active_until: Instant::BOOT,
             sent_later: 0,
@@ -224,7 +232,7 @@ impl Path {
     /// Marks the endpoint as validated.
     pub(crate) fn validate(&mut self) {
         self.outgoing.validation = AddressValidation::default();
-        self.before = None;
+        self.previous = None;
     }
 
     /// Follows the peer to the source address of a datagram. Only little is sent there until the
@@ -235,20 +243,23 @@ impl Path {
             return;
         }
         let validated = self.endpoint.filter(|_| self.is_validated());
-        let before = validated.map(|endpoint| (endpoint, self.source));
-        let before = before.or(self.before);
+        let previous = validated.map(|address| PreviousEndpoint {
+            address,
+            source: self.source,
+        });
+        let previous = previous.or(self.previous);
         self.move_to(endpoint, source);
         self.outgoing.validation = AddressValidation::required(now);
-        self.before = before;
+        self.previous = previous;
     }
 
     /// Returns to the previous endpoint if this one is not validated. Returns false if there is
     /// none.
     pub(crate) fn go_back(&mut self) -> bool {
-        let Some((endpoint, source)) = self.before.filter(|_| !self.is_validated()) else {
+        let Some(previous) = self.previous.filter(|_| !self.is_validated()) else {
             return false;
         };
-        self.move_to(endpoint, source);
+        self.move_to(previous.address, previous.source);
         true
     }
 
@@ -354,10 +365,18 @@ fn index(session: &Option<Box<Session>>) -> Option<u32> {
     session.as_ref().map(|s| s.local_index)
 }
 
+/// A read of the TUN device that waits for a session.
+#[derive(Debug)]
+pub(crate) struct StagedRead {
+    pub bytes: Box<[u8]>,
+    /// Number of packets that it stands for.
+    pub packets: u64,
+}
+
 /// Reads of the TUN device that wait for a session. Bounded; the oldest are dropped first.
 #[derive(Debug, Default)]
 pub(crate) struct StagedPackets {
-    reads: VecDeque<(Box<[u8]>, u64)>,
+    reads: VecDeque<StagedRead>,
     bytes: usize,
 }
 
@@ -367,30 +386,33 @@ impl StagedPackets {
         let mut dropped = 0;
         while self.reads.len() >= STAGED_PACKETS || self.bytes + read.len() > STAGED_BYTES {
             match self.reads.pop_front() {
-                Some((old, packets)) => {
-                    self.bytes -= old.len();
-                    dropped += packets;
+                Some(old) => {
+                    self.bytes -= old.bytes.len();
+                    dropped += old.packets;
                 }
                 None => break,
             }
         }
         self.bytes += read.len();
-        self.reads.push_back((read.into(), packets));
+        self.reads.push_back(StagedRead {
+            bytes: read.into(),
+            packets,
+        });
         dropped
     }
 
     /// Removes the oldest read.
-    pub fn pop(&mut self) -> Option<(Box<[u8]>, u64)> {
-        let (read, packets) = self.reads.pop_front()?;
-        self.bytes -= read.len();
-        Some((read, packets))
+    pub fn pop(&mut self) -> Option<StagedRead> {
+        let read = self.reads.pop_front()?;
+        self.bytes -= read.bytes.len();
+        Some(read)
     }
 
     /// Maximum size of the oldest read in bytes of UDP payload, in a record of its own.
     /// `usize::MAX` for a super-packet.
     pub fn next_cost(&self) -> usize {
         match self.reads.front() {
-            Some((read, 1)) => read.len() + RECORD_OVERHEAD,
+            Some(read) if read.packets == 1 => read.bytes.len() + RECORD_OVERHEAD,
             _ => usize::MAX,
         }
     }
@@ -462,9 +484,9 @@ impl Peer {
 
     /// Drops all staged packets.
     pub(crate) fn drop_staged(&mut self, reason: DropReason) {
-        while let Some((_, packets)) = self.staged.pop() {
-            self.counters.outbound.pending -= packets;
-            self.counters.outbound.drops.add(reason, packets);
+        while let Some(read) = self.staged.pop() {
+            self.counters.outbound.pending -= read.packets;
+            self.counters.outbound.drops.add(reason, read.packets);
         }
     }
 }

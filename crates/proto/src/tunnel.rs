@@ -134,8 +134,14 @@ struct PreviousIdentity {
 struct FloodProtection {
     cookies: CookieChecker,
     load: LoadMeter,
-    /// Start of the current second, and number of handshake messages with a valid mac1 in it.
-    recent: (Instant, u32),
+    recent: RecentHandshakes,
+}
+
+/// Handshake messages with a valid mac1 in the current second.
+struct RecentHandshakes {
+    /// Start of the second.
+    since: Instant,
+    count: u32,
 }
 
 /// Buffers kept between batches, so that a batch allocates nothing.
@@ -523,7 +529,10 @@ impl FloodProtection {
         FloodProtection {
             cookies: CookieChecker::new(protocol, identity),
             load: LoadMeter::default(),
-            recent: (Instant::BOOT, 0),
+            recent: RecentHandshakes {
+                since: Instant::BOOT,
+                count: 0,
+            },
         }
     }
 }

@@ -67,7 +67,7 @@ pub const FAMILIES: &[Family] = &[
     ),
     family!(
         Counter,
-        "gateway_stray_packets",
+        "gateway_unattributed_packets",
         "What came from the local network and is of no device.",
         |s, out| gateway(s, |gateway| {
             push(
@@ -79,7 +79,7 @@ pub const FAMILIES: &[Family] = &[
     ),
     family!(
         Counter,
-        "gateway_stray_dropped_packets",
+        "gateway_unattributed_dropped_packets",
         "What of it was dropped, by reason.",
         |s, out| gateway(s, |gateway| {
             for (reason, count) in gateway.gateway.unattributed().drops.nonzero() {

@@ -56,11 +56,24 @@ struct Half {
     /// The number after the highest byte seen.
     next: Option<u32>,
     /// The newest range that was missing when later data arrived.
-    hole: Option<(u32, u32)>,
+    hole: Option<SeqRange>,
     /// When the bytes before this number passed, if they passed only once (Karn's algorithm).
     timed: Option<(u32, Instant)>,
     /// The contiguous range of the newest super-packets that was not retransmitted.
-    merged: (u32, u32),
+    merged: SeqRange,
+}
+
+/// A range of sequence numbers, without its end.
+#[derive(Clone, Copy, Debug, Default)]
+struct SeqRange {
+    start: u32,
+    end: u32,
+}
+
+impl SeqRange {
+    fn contains(self, seq: u32) -> bool {
+        seq_before(seq, self.end) && !seq_before(seq, self.start)
+    }
 }
 
 /// A TCP segment or super-packet in transit.
@@ -150,30 +163,34 @@ impl Half {
                 let rest = again - filled.min(again);
                 seen.lost_before = segments(filled);
                 seen.lost_behind = segments(rest);
-                if rest > 0 && seq_before(start, self.merged.1) && !seq_before(start, self.merged.0)
-                {
+                if rest > 0 && self.merged.contains(start) {
                     seen.lost_merged = seen.lost_behind;
                 }
                 // The range that is sent on now is the one that may be lost next.
                 if segment.payload > segment.size {
-                    if seq_before(start, self.merged.0) {
-                        self.merged.0 = start;
+                    if seq_before(start, self.merged.start) {
+                        self.merged.start = start;
                     }
-                } else if !seq_before(start, self.merged.0) {
-                    self.merged.0 = start.wrapping_add(again);
+                } else if !seq_before(start, self.merged.start) {
+                    self.merged.start = start.wrapping_add(again);
                 }
                 self.timed = None;
             }
         } else if start != next {
-            self.hole = Some((next, start));
+            self.hole = Some(SeqRange {
+                start: next,
+                end: start,
+            });
         } else if self.timed.is_none() {
             self.timed = Some((end, now));
         }
         if seq_before(next, end) {
             self.next = Some(end);
             if segment.payload > segment.size {
-                let (first, last) = self.merged;
-                self.merged = (if last == start { first } else { start }, end);
+                if self.merged.end != start {
+                    self.merged.start = start;
+                }
+                self.merged.end = end;
             }
         }
         seen
@@ -182,16 +199,27 @@ impl Half {
     /// Removes `start..end` from the missing range, from its beginning. Returns the number of
     /// missing bytes in it.
     fn fill(&mut self, start: u32, end: u32) -> u32 {
-        let Some((from, to)) = self.hole else {
+        let Some(hole) = self.hole else {
             return 0;
         };
-        let from_max = if seq_before(from, start) { start } else { from };
-        let to_min = if seq_before(end, to) { end } else { to };
-        if !seq_before(from_max, to_min) {
+        let first = if seq_before(hole.start, start) {
+            start
+        } else {
+            hole.start
+        };
+        let last = if seq_before(end, hole.end) {
+            end
+        } else {
+            hole.end
+        };
+        if !seq_before(first, last) {
             return 0;
         }
-        self.hole = seq_before(to_min, to).then_some((to_min, to));
-        to_min.wrapping_sub(from_max)
+        self.hole = seq_before(last, hole.end).then_some(SeqRange {
+            start: last,
+            end: hole.end,
+        });
+        last.wrapping_sub(first)
     }
 
     fn acknowledged(&mut self, ack: u32, now: Instant) -> Option<Duration> {

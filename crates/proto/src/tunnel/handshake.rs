@@ -1,7 +1,7 @@
 //! Handshakes: starting them, answering them, and cookies under load.
 
 use super::inbound::Datagram;
-use super::{Now, PreviousIdentity, Reachability, Tunnel};
+use super::{Now, PreviousIdentity, Reachability, RecentHandshakes, Tunnel};
 use crate::capabilities::{self, Capabilities, CapabilityError, Cipher};
 use crate::constants::*;
 use crate::cookie::{Admission, verify_mac1};
@@ -526,12 +526,15 @@ fn accept(ours: &Capabilities, choice: &[u8]) -> Result<(Capabilities, Cipher), 
 }
 
 /// Counts a handshake message. Returns whether there are too many in this second.
-fn busy((since, count): &mut (Instant, u32), now: Instant) -> bool {
-    if now.duration_since(*since) >= Duration::from_secs(1) {
-        (*since, *count) = (now, 0);
+fn busy(recent: &mut RecentHandshakes, now: Instant) -> bool {
+    if now.duration_since(recent.since) >= Duration::from_secs(1) {
+        *recent = RecentHandshakes {
+            since: now,
+            count: 0,
+        };
     }
-    *count = count.saturating_add(1);
-    *count > LOAD_THRESHOLD
+    recent.count = recent.count.saturating_add(1);
+    recent.count > LOAD_THRESHOLD
 }
 
 /// Queues a message that is not data. If the outbox is full the message is lost, as on any network,

@@ -185,13 +185,14 @@ impl Tunnel {
             batch.clear();
             while (validated || peer.staged.next_cost() <= credit)
                 && let Some(space) = batch.space()
-                && let Some((read, packets)) = peer.staged.pop()
+                && let Some(read) = peer.staged.pop()
             {
-                peer.counters.outbound.pending -= packets;
-                peer.counters.outbound.packets_in -= packets;
-                space[..read.len()].copy_from_slice(&read);
-                batch.commit(read.len());
-                credit = credit.saturating_sub(read.len() + RECORD_OVERHEAD);
+                peer.counters.outbound.pending -= read.packets;
+                peer.counters.outbound.packets_in -= read.packets;
+                let length = read.bytes.len();
+                space[..length].copy_from_slice(&read.bytes);
+                batch.commit(length);
+                credit = credit.saturating_sub(length + RECORD_OVERHEAD);
             }
             if batch.is_empty() {
                 return true;
