@@ -296,7 +296,7 @@ fn the_longest_policy_leaves_an_answer_in_its_bounds() {
     assert!(others.expect("JSON").len() <= room);
 }
 
-/// `cargo test -p seikan-coordinator --lib telling_cost -- --ignored --nocapture`: what docs/MESH.md has of telling all members of a change.
+/// `cargo test -p seikan-coordinator --lib telling_cost -- --ignored --nocapture`: what docs/internals/mesh-figures.md has of telling all members of a change.
 #[test]
 #[ignore = "figures, of some seconds"]
 fn telling_cost() {
